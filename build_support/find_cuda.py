@@ -1,0 +1,60 @@
+"""Prints where the CUDA toolkit is, one KEY=VALUE per line; nothing if there is none.
+
+Order: CUDA_HOME, /usr/local/cuda, nvcc on PATH. Run by third_party/bazel/cuda_configure.bzl and by
+setup.py.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+
+
+def _home_of(nvcc: str) -> str:
+    """The toolkit an nvcc belongs to. Asked, not derived: nvcc on PATH may be a wrapper script."""
+    dry_run = subprocess.run(
+        [nvcc, "--dryrun", "-x", "cu", "-c", os.devnull, "-o", os.devnull],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    for line in dry_run.stdout.splitlines():
+        if line.startswith("#$ TOP="):
+            return os.path.realpath(line[len("#$ TOP=") :].strip())
+    return os.path.dirname(os.path.dirname(os.path.realpath(nvcc)))
+
+
+def _first_with(home: str, folders: tuple[str, ...], file: str) -> str | None:
+    for folder in folders:
+        if os.path.exists(os.path.join(home, folder, file)):
+            return os.path.join(home, folder)
+    return None
+
+
+def _toolkit(home: str, nvcc: str) -> dict[str, str] | None:
+    include = _first_with(home, ("include", "targets/x86_64-linux/include"), "cuda_runtime.h")
+    library = _first_with(
+        home, ("lib64", "lib", "targets/x86_64-linux/lib"), "libcudart_static.a"
+    )
+    if not os.path.exists(nvcc) or include is None or library is None:
+        return None
+    return {"home": home, "nvcc": nvcc, "include_dir": include, "lib_dir": library}
+
+
+def find_cuda() -> dict[str, str]:
+    wanted = os.environ.get("CUDA_HOME")
+    if wanted:  # what the user names is used or reported as missing, never passed over
+        return _toolkit(wanted, os.path.join(wanted, "bin", "nvcc")) or {}
+    found = _toolkit("/usr/local/cuda", "/usr/local/cuda/bin/nvcc")
+    nvcc = shutil.which("nvcc")
+    if found is None and nvcc is not None:
+        found = _toolkit(_home_of(nvcc), nvcc)
+    return found or {}
+
+
+if __name__ == "__main__":
+    for key, value in sorted(find_cuda().items()):
+        sys.stdout.write(f"{key}={value}\n")

@@ -1,0 +1,172 @@
+"""Compiles and links the op library for setup.py: in parallel, and only what has changed."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+CC_OPS = os.path.join(ROOT, "cc_ops")
+
+
+class BuildError(Exception):
+    """The build cannot go on; the message says what to do."""
+
+
+def read_sources() -> dict:
+    """The lists of cc_ops/sources.bzl, the file that Bazel loads as well."""
+    lists: dict = {}
+    with open(os.path.join(CC_OPS, "sources.bzl"), encoding="utf-8") as file:
+        exec(file.read(), lists)
+    return lists
+
+
+def _ask(python: str, script: str, env: dict[str, str]) -> dict[str, str]:
+    answer = subprocess.run(
+        [python, os.path.join(ROOT, "build_support", script)],
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    if answer.returncode:
+        raise BuildError(answer.stderr[-2000:])
+    return dict(line.split("=", 1) for line in answer.stdout.splitlines() if "=" in line)
+
+
+def find_tensorflow() -> dict[str, str]:
+    """TensorFlow of the environment that pip installs into.
+
+    pip runs the build with that environment's interpreter but hides its packages by means of
+    PYTHONPATH; a child process without that variable sees them.
+    """
+    hiding = ("PYTHONPATH", "PYTHONNOUSERSITE", "PYTHONHOME")
+    env = {key: value for key, value in os.environ.items() if key not in hiding}
+    python = os.environ.get("PYTHON_BIN_PATH", sys.executable)
+    try:
+        return _ask(python, "find_tf.py", env)
+    except BuildError as error:
+        raise BuildError(
+            f"slipstream_tf: no usable TensorFlow in {python}. Install it there first: "
+            "pip install 'tensorflow-cpu>=2.16,<2.22'. If your build front end makes an "
+            "environment of its own (uv, python -m build), turn build isolation off or set "
+            f"PYTHON_BIN_PATH.\n{error}"
+        ) from None
+
+
+def find_cuda() -> dict[str, str]:
+    cuda = _ask(sys.executable, "find_cuda.py", dict(os.environ))
+    if not cuda:
+        named = os.environ.get("CUDA_HOME")
+        raise BuildError(
+            "slipstream_tf: SLIPSTREAM_WITH_CUDA=1, but no CUDA toolkit (nvcc, cuda_runtime.h, "
+            f"libcudart_static.a) was found in {named or '/usr/local/cuda or by nvcc on PATH'}. "
+            "Set CUDA_HOME."
+        )
+    return cuda
+
+
+class NativeBuild:
+    """One build of the library into `folder`, which keeps objects and stamps between runs."""
+
+    def __init__(self, folder: str, jobs: int | None = None):
+        self._folder = folder
+        self._jobs = jobs or len(os.sched_getaffinity(0))
+        self._cxx = os.environ.get("CXX", "g++")
+        if shutil.which(self._cxx) is None:
+            raise BuildError(f"slipstream_tf: no C++ compiler {self._cxx!r} on PATH. Install g++.")
+        self._lists = read_sources()
+        self._tf = find_tensorflow()
+        self._cuda = find_cuda() if os.environ.get("SLIPSTREAM_WITH_CUDA", "0") == "1" else None
+
+    def run(self) -> str:
+        """Builds what is out of date; returns the library's path."""
+        os.makedirs(self._folder, exist_ok=True)
+        with ThreadPoolExecutor(self._jobs) as pool:
+            objects = list(pool.map(lambda unit: self._compile(*unit), self._units()))
+        return self._link(objects)
+
+    def _units(self) -> list[tuple[str, list[str]]]:
+        lists, tf = self._lists, self._tf
+        own = [self._cxx, "-c", "-fPIC", "-I", ROOT, *lists["COPTS"]]
+        with_tf = [*own, *tf["copts"].split(), "-isystem", tf["include_dir"]]
+        units = [(s, [*own, *lists["CORE_COPTS"]]) for s in lists["CORE_SRCS"]]
+        units += [(s, with_tf) for s in lists["TF_SRCS"]]
+        if self._cuda:
+            nvcc = [self._cuda["nvcc"], "-c", "-x", "cu", "-I", ROOT, *lists["NVCC_COPTS"]]
+            on_gpu = ["-D" + lists["GPU_DEFINE"], "-isystem", self._cuda["include_dir"]]
+            units = [(s, [*command, *on_gpu]) if command is with_tf else (s, command)
+                     for s, command in units]
+            units += [(s, [*with_tf, *on_gpu]) for s in lists["TF_GPU_SRCS"]]
+            units += [(s, nvcc) for s in lists["GPU_SRCS"]]
+        # Units with TensorFlow's headers take longest: start them first.
+        return sorted(units, key=lambda unit: not unit[0].startswith("tf/"))
+
+    def _compile(self, source: str, command: list[str]) -> str:
+        stem = os.path.join(self._folder, source.replace("/", "_"))
+        target, dependencies = stem + ".o", stem + ".d"
+        command = [*command, "-MMD", "-MF", dependencies, os.path.join(CC_OPS, source), "-o", target]
+
+        def inputs() -> list[str]:
+            return _own_files_in(dependencies)
+
+        self._make(target, command, inputs)
+        return target
+
+    def _link(self, objects: list[str]) -> str:
+        target = os.path.join(self._folder, "_slipstream_ops.so")
+        command = [self._cxx, "-shared", "-o", target, *objects]
+        command += ["-L" + self._tf["lib_dir"], "-l:" + self._tf["lib_name"]]
+        command += self._lists["LINKOPTS"]
+        if self._cuda:
+            cudart = os.path.join(self._cuda["lib_dir"], "libcudart_static.a")
+            command += [cudart, "-ldl", "-lrt"]
+        self._make(target, command, lambda: objects)
+        return target
+
+    def _make(self, target: str, command: list[str], inputs) -> None:
+        """Runs `command` unless `target` was made by the same command from the same inputs."""
+        stamp = target + ".stamp"
+        text = "\0".join([self._tf["version"], *command])
+        if os.path.exists(target) and _read(stamp) == _digest(text, inputs()):
+            return
+        print(" ".join(command), flush=True)
+        if os.path.exists(stamp):
+            os.remove(stamp)
+        if subprocess.run(command, check=False).returncode:
+            raise BuildError(f"slipstream_tf: could not make {os.path.basename(target)}; see above.")
+        with open(stamp, "w", encoding="utf-8") as file:
+            file.write(_digest(text, inputs()))
+
+
+def _own_files_in(dependencies: str) -> list[str]:
+    """Files of this repository that a compiler's dependency file names; the source is one."""
+    text = _read(dependencies).replace("\\\n", " ").replace("\\ ", "\0")
+    names = [name.replace("\0", " ") for name in text.partition(": ")[2].split()]
+    paths = {os.path.normpath(os.path.join(ROOT, name)) for name in names}
+    return sorted(path for path in paths if path.startswith(CC_OPS + os.sep))
+
+
+def _read(path: str) -> str:
+    if not os.path.exists(path):
+        return ""
+    with open(path, encoding="utf-8") as file:
+        return file.read()
+
+
+def _digest(text: str, paths: list[str]) -> str:
+    """Of contents, not times: a checkout or an unpacked archive may carry any times."""
+    digest = hashlib.sha256(text.encode())
+    for path in paths:
+        digest.update(b"\0" + path.encode() + b"\0")
+        if os.path.exists(path):
+            with open(path, "rb") as file:
+                digest.update(file.read())
+        else:
+            digest.update(b"missing")
+    return digest.hexdigest()

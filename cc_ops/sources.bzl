@@ -1,0 +1,81 @@
+"""File lists and flags of the native library, for both builds.
+
+Bazel loads this file and setup.py executes it, so it holds plain literals only.
+One entry per line, sorted; paths are relative to cc_ops/.
+"""
+
+# Framework-free C++ (no TensorFlow, no absl), usable and tested on its own.
+CORE_HDRS = [
+    "core/drift.h",
+]
+CORE_SRCS = [
+    "core/drift.cc",
+]
+
+# One GoogleTest program each, without a main function.
+CORE_TESTS = [
+    "core/drift_test.cc",
+]
+
+# CUDA launchers, compiled by nvcc: raw pointers and a stream, nothing else.
+GPU_HDRS = [
+    "core/drift.cu.h",
+]
+GPU_SRCS = [
+    "core/drift.cu.cc",
+]
+
+# Built without CUDA too, where they report themselves as skipped.
+GPU_TESTS = [
+    "core/drift_gpu_test.cc",
+]
+
+# The TensorFlow layer: op registrations and kernels.
+TF_HDRS = [
+    "tf/drift_kernels.h",
+]
+TF_SRCS = [
+    "tf/build_info.cc",
+    "tf/drift_kernels.cc",
+    "tf/drift_ops.cc",
+]
+
+# Kernels for DEVICE_GPU. They call the launchers above and contain no device code, so the host
+# compiler builds them: nvcc cannot be relied on to parse TensorFlow's headers.
+TF_GPU_SRCS = [
+    "tf/drift_kernels.cu.cc",
+]
+
+# Contracted multiply-adds would make results depend on the compiler's choices.
+COPTS = [
+    "-O3",
+    "-DNDEBUG",
+    "-Wall",
+    "-Wextra",
+    "-ffp-contract=off",
+    "-fno-math-errno",
+    "-fvisibility=hidden",
+]
+
+# Only for code without TensorFlow; TensorFlow's own compile flags name the standard for the rest.
+CORE_COPTS = [
+    "-std=c++17",
+]
+
+# Ampere and Hopper, and PTX that later GPUs compile at load time.
+NVCC_COPTS = [
+    "-std=c++17",
+    "-O3",
+    "-gencode=arch=compute_80,code=sm_80",
+    "-gencode=arch=compute_90,code=sm_90",
+    "-gencode=arch=compute_90,code=compute_90",
+    "-Xcompiler=-fPIC,-fvisibility=hidden",
+]
+
+LINKOPTS = [
+    "-Wl,-z,defs",
+    "-Wl,--exclude-libs,ALL",
+    "-lpthread",
+]
+
+GPU_DEFINE = "SLIPSTREAM_WITH_CUDA"

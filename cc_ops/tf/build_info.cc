@@ -1,0 +1,18 @@
+// The build stamp. slipstream_tf/ops/_loader.py finds this text in the file before it loads the
+// library: one built for another TensorFlow may load without an error and then misbehave.
+#define SLIPSTREAM_TEXT_OF(x) #x
+#define SLIPSTREAM_TEXT(x) SLIPSTREAM_TEXT_OF(x)
+
+#ifdef SLIPSTREAM_WITH_CUDA
+#define SLIPSTREAM_CUDA_FLAG "1"
+#else
+#define SLIPSTREAM_CUDA_FLAG "0"
+#endif
+
+// clang-format off
+extern "C" __attribute__((used, visibility("default"))) const char slipstream_build_info[] =
+    "slipstream-build:tf=" SLIPSTREAM_TEXT(SLIPSTREAM_TF_MAJOR)
+    "." SLIPSTREAM_TEXT(SLIPSTREAM_TF_MINOR)
+    "." SLIPSTREAM_TEXT(SLIPSTREAM_TF_PATCH)
+    ";cuda=" SLIPSTREAM_CUDA_FLAG ";";
+// clang-format on

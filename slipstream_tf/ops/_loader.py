@@ -1,0 +1,127 @@
+"""Loads the op library on first use, after checking that it was built for this TensorFlow.
+
+A library built for another minor release of TensorFlow may load without an error and then
+misbehave, so the check reads the build stamp (cc_ops/tf/build_info.cc) from the file beforehand.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import re
+import threading
+from dataclasses import dataclass
+from types import ModuleType
+
+OVERRIDE = "SLIPSTREAM_OPS_LIBRARY"
+REBUILD = "pip install --force-reinstall --no-deps ."
+
+_INSTALLED = os.path.join(
+    os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "_slipstream_ops.so"
+)
+_STAMP = re.compile(rb"slipstream-build:tf=(\d+\.\d+\.\d+);cuda=([01]);")
+
+_lock = threading.Lock()
+_library: ModuleType | None = None
+
+
+@dataclass(frozen=True)
+class BuildInfo:
+    """What an op library was built for.
+
+    Attributes:
+      path: of the library's file.
+      tensorflow: version, e.g. "2.21.0".
+      cuda: whether it holds the GPU kernels.
+    """
+
+    path: str
+    tensorflow: str
+    cuda: bool
+
+
+def library_path() -> str:
+    """Path of the library to load: $SLIPSTREAM_OPS_LIBRARY, else the installed one."""
+    return os.environ.get(OVERRIDE) or _INSTALLED
+
+
+def build_info(path: str | None = None) -> BuildInfo:
+    """Reads the build stamp from the library's file, without loading it.
+
+    Args:
+      path: of the library; default: the one that `library()` loads.
+
+    Returns:
+      The stamp's content.
+
+    Raises:
+      ImportError: there is no such file, or it has no stamp; the message says how to build it.
+    """
+    path = path or library_path()
+    try:
+        with open(path, "rb") as file:
+            # An empty file cannot be mapped.
+            content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if _size(path) else b""
+            stamp = _STAMP.search(content)
+            found = stamp and (stamp.group(1).decode(), stamp.group(2) == b"1")
+    except OSError as error:
+        hint = (
+            f"{OVERRIDE} names it: correct or unset that variable."
+            if os.environ.get(OVERRIDE) == path
+            else "Build it: run 'pip install .' in the folder of slipstream_tf's sources (and leave "
+            "that folder before importing: Python prefers the unbuilt package in the current one), "
+            "or 'pip install -e .' to work on them in place."
+        )
+        raise ImportError(
+            f"slipstream_tf's op library cannot be read: {path} ({error.strerror}). {hint}"
+        ) from error
+    if not found:
+        raise ImportError(
+            f"{path} is not an op library of slipstream_tf: it has no build stamp. Rebuild it with "
+            f"'{REBUILD}' in the folder of slipstream_tf's sources."
+        )
+    return BuildInfo(path, *found)
+
+
+def library() -> ModuleType:
+    """The module of the library's ops; loaded by the first call, in any thread.
+
+    Returns:
+      The module, with one function per op, e.g. `slipstream_row_drift`.
+
+    Raises:
+      ImportError: the library is missing, was built for another minor release of TensorFlow, or
+        cannot be loaded; the message names the versions and the command that mends it.
+    """
+    global _library
+    with _lock:
+        if _library is None:
+            _library = _load(library_path())
+        return _library
+
+
+def _size(path: str) -> int:
+    return os.stat(path).st_size
+
+
+def _minor(version: str) -> tuple[str, ...]:
+    return tuple(version.split(".")[:2])
+
+
+def _load(path: str) -> ModuleType:
+    import tensorflow as tf
+
+    built = build_info(path)
+    if _minor(built.tensorflow) != _minor(tf.__version__):
+        raise ImportError(
+            f"slipstream_tf's op library was built for TensorFlow {built.tensorflow}, but "
+            f"TensorFlow {tf.__version__} is installed ({path}). Rebuild it with '{REBUILD}' in "
+            "the folder of slipstream_tf's sources."
+        )
+    try:
+        return tf.load_op_library(path)
+    except tf.errors.OpError as error:
+        raise ImportError(
+            f"slipstream_tf's op library does not load with TensorFlow {tf.__version__} ({path}): "
+            f"{error.message}. Rebuild it with '{REBUILD}' in the folder of slipstream_tf's sources."
+        ) from error

@@ -1,0 +1,125 @@
+"""slipstream_tf.ops._loader: the build stamp and the errors that say what to do."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import threading
+
+import pytest
+import tensorflow as tf
+
+from slipstream_tf.ops import _loader
+
+
+@pytest.fixture
+def copied_library(tmp_path):
+    """Copies the library with another text in place of a part of its stamp (same length)."""
+
+    def copy(old: bytes = b"", new: bytes = b"") -> str:
+        path = tmp_path / "_slipstream_ops.so"
+        shutil.copyfile(_loader.library_path(), path)
+        if old:
+            content = path.read_bytes()
+            assert len(old) == len(new) and content.count(old) == 1
+            path.write_bytes(content.replace(old, new))
+        return str(path)
+
+    return copy
+
+
+def stamp_with(version: str) -> bytes:
+    return b"slipstream-build:tf=" + version.encode() + b";"
+
+
+def test_stamp_is_that_of_the_installed_tensorflow():
+    info = _loader.build_info()
+    assert info.path == _loader.library_path()
+    assert re.match(r"\d+\.\d+\.\d+", tf.__version__).group() == info.tensorflow
+    assert isinstance(info.cuda, bool)
+
+
+def test_library_is_loaded_once():
+    results = []
+    threads = [
+        threading.Thread(target=lambda: results.append(_loader.library())) for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(results) == 4
+    assert all(result is results[0] for result in results)
+    assert callable(results[0].slipstream_row_drift)
+
+
+def test_another_minor_release_is_an_import_error(copied_library):
+    built = _loader.build_info().tensorflow
+    major, minor, patch = built.split(".")
+    other = f"{major}.{int(minor) - 1:0{len(minor)}}.{patch}"
+    path = copied_library(stamp_with(built), stamp_with(other))
+    assert _loader.build_info(path).tensorflow == other
+    with pytest.raises(ImportError) as caught:
+        _loader._load(path)
+    message = str(caught.value)
+    assert f"built for TensorFlow {other}" in message
+    assert f"TensorFlow {tf.__version__} is installed" in message
+    assert "pip install --force-reinstall --no-deps ." in message
+
+
+def test_another_patch_release_is_accepted(copied_library):
+    """Checked in a child: a process cannot hold two libraries with the same ops."""
+    built = _loader.build_info().tensorflow
+    major, minor, patch = built.split(".")
+    other = f"{major}.{minor}.{(int(patch[-1]) + 1) % 10}"
+    path = copied_library(stamp_with(built), stamp_with(other))
+    program = "from slipstream_tf.ops import _loader; _loader.library().slipstream_row_drift"
+    environment = {**os.environ, _loader.OVERRIDE: path, "TF_CPP_MIN_LOG_LEVEL": "3"}
+    folder = os.path.dirname(os.path.dirname(os.path.dirname(_loader.__file__)))
+    subprocess.run([sys.executable, "-c", program], env=environment, cwd=folder, check=True)
+
+
+def test_missing_library(monkeypatch, tmp_path):
+    monkeypatch.delenv(_loader.OVERRIDE, raising=False)
+    monkeypatch.setattr(_loader, "_INSTALLED", str(tmp_path / "_slipstream_ops.so"))
+    with pytest.raises(ImportError, match=r"No such file.*'pip install \.'"):
+        _loader.build_info()
+    with pytest.raises(ImportError, match=r"No such file.*'pip install \.'"):
+        _loader._load(_loader.library_path())
+
+
+def test_override(monkeypatch, tmp_path, copied_library):
+    path = copied_library()
+    monkeypatch.setenv(_loader.OVERRIDE, path)
+    assert _loader.build_info().path == path
+    monkeypatch.setenv(_loader.OVERRIDE, str(tmp_path / "nowhere.so"))
+    with pytest.raises(ImportError, match=r"nowhere\.so .*SLIPSTREAM_OPS_LIBRARY names it"):
+        _loader.build_info()
+
+
+@pytest.mark.parametrize("content", [b"", b"\x7fELF no stamp in here"])
+def test_a_file_without_a_stamp(tmp_path, content):
+    path = tmp_path / "other.so"
+    path.write_bytes(content)
+    with pytest.raises(ImportError, match=r"no build stamp.*--force-reinstall"):
+        _loader.build_info(str(path))
+
+
+def test_a_damaged_library(tmp_path):
+    path = tmp_path / "damaged.so"
+    path.write_bytes(b"\x7fELF " + stamp_with(_loader.build_info().tensorflow) + b"cuda=0;")
+    with pytest.raises(ImportError, match=r"does not load with TensorFlow"):
+        _loader._load(str(path))
+
+
+def test_nothing_is_loaded_before_the_first_op():
+    program = (
+        "from slipstream_tf.ops import _loader, drift\n"
+        "assert _loader._library is None\n"
+    )
+    folder = os.path.dirname(os.path.dirname(os.path.dirname(_loader.__file__)))
+    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
+    subprocess.run([sys.executable, "-c", program], env=environment, cwd=folder, check=True)
