@@ -36,9 +36,7 @@ def _first_with(home: str, folders: tuple[str, ...], file: str) -> str | None:
 
 def _toolkit(home: str, nvcc: str) -> dict[str, str] | None:
     include = _first_with(home, ("include", "targets/x86_64-linux/include"), "cuda_runtime.h")
-    library = _first_with(
-        home, ("lib64", "lib", "targets/x86_64-linux/lib"), "libcudart_static.a"
-    )
+    library = _first_with(home, ("lib64", "lib", "targets/x86_64-linux/lib"), "libcudart_static.a")
     if not os.path.exists(nvcc) or include is None or library is None:
         return None
     return {"home": home, "nvcc": nvcc, "include_dir": include, "lib_dir": library}

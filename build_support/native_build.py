@@ -29,8 +29,7 @@ def _ask(python: str, script: str, env: dict[str, str]) -> dict[str, str]:
     answer = subprocess.run(
         [python, os.path.join(ROOT, "build_support", script)],
         env=env,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        capture_output=True,
         text=True,
         check=False,
     )
@@ -100,8 +99,10 @@ class NativeBuild:
         if self._cuda:
             nvcc = [self._cuda["nvcc"], "-c", "-x", "cu", "-I", ROOT, *lists["NVCC_COPTS"]]
             on_gpu = ["-D" + lists["GPU_DEFINE"], "-isystem", self._cuda["include_dir"]]
-            units = [(s, [*command, *on_gpu]) if command is with_tf else (s, command)
-                     for s, command in units]
+            units = [
+                (s, [*command, *on_gpu]) if command is with_tf else (s, command)
+                for s, command in units
+            ]
             units += [(s, [*with_tf, *on_gpu]) for s in lists["TF_GPU_SRCS"]]
             units += [(s, nvcc) for s in lists["GPU_SRCS"]]
         # Units with TensorFlow's headers take longest: start them first.
@@ -110,7 +111,15 @@ class NativeBuild:
     def _compile(self, source: str, command: list[str]) -> str:
         stem = os.path.join(self._folder, source.replace("/", "_"))
         target, dependencies = stem + ".o", stem + ".d"
-        command = [*command, "-MMD", "-MF", dependencies, os.path.join(CC_OPS, source), "-o", target]
+        command = [
+            *command,
+            "-MMD",
+            "-MF",
+            dependencies,
+            os.path.join(CC_OPS, source),
+            "-o",
+            target,
+        ]
 
         def inputs() -> list[str]:
             return _own_files_in(dependencies)
@@ -139,7 +148,9 @@ class NativeBuild:
         if os.path.exists(stamp):
             os.remove(stamp)
         if subprocess.run(command, check=False).returncode:
-            raise BuildError(f"slipstream_tf: could not make {os.path.basename(target)}; see above.")
+            raise BuildError(
+                f"slipstream_tf: could not make {os.path.basename(target)}; see above."
+            )
         with open(stamp, "w", encoding="utf-8") as file:
             file.write(_digest(text, inputs()))
 

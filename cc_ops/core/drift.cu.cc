@@ -69,6 +69,7 @@ cudaError_t LaunchRowDrift(cudaStream_t stream, const float* current, const floa
   constexpr int64_t kRowsPerBlock = kThreadsPerBlock / kWarpSize;
   const auto blocks = static_cast<unsigned>(
       std::min(rows / kRowsPerBlock + (rows % kRowsPerBlock != 0), kMaxBlocks));
+  // clang-format off
   switch (metric) {
     case DriftMetric::kLinf:
       RowDriftKernel<DriftMetric::kLinf><<<blocks, kThreadsPerBlock, 0, stream>>>(
@@ -83,6 +84,7 @@ cudaError_t LaunchRowDrift(cudaStream_t stream, const float* current, const floa
           current, snapshot, rows, dim, epsilon, drift);
       break;
   }
+  // clang-format on
   return cudaGetLastError();
 }
 

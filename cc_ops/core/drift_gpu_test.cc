@@ -53,9 +53,8 @@ std::vector<float> DriftOnGpu(const std::vector<float>& current, const std::vect
   DeviceFloats a(current), b(snapshot), drift(std::vector<float>(rows, -1.0f));
   cudaStream_t stream;
   EXPECT_EQ(cudaStreamCreate(&stream), cudaSuccess);
-  EXPECT_EQ(
-      LaunchRowDrift(stream, a.data(), b.data(), rows, dim, metric, kEpsilon, drift.data()),
-      cudaSuccess);
+  EXPECT_EQ(LaunchRowDrift(stream, a.data(), b.data(), rows, dim, metric, kEpsilon, drift.data()),
+            cudaSuccess);
   EXPECT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
   EXPECT_EQ(cudaStreamDestroy(stream), cudaSuccess);
   return drift.ToHost();
@@ -96,9 +95,9 @@ TEST_P(LaunchRowDriftTest, EqualsTheCpu) {
 
 TEST_P(LaunchRowDriftTest, WhatIsNotFiniteIsKept) {
   constexpr int64_t kDim = 40;
-  for (float bad : {std::numeric_limits<float>::quiet_NaN(),
-                    -std::numeric_limits<float>::quiet_NaN(),
-                    std::numeric_limits<float>::infinity()}) {
+  for (float bad :
+       {std::numeric_limits<float>::quiet_NaN(), -std::numeric_limits<float>::quiet_NaN(),
+        std::numeric_limits<float>::infinity()}) {
     for (int64_t column : {0, 31, 32, 39}) {
       std::vector<float> current(3 * kDim, 2.0f), snapshot(3 * kDim, 1.0f);
       current[kDim + column] = bad;

@@ -44,9 +44,7 @@ def test_stamp_is_that_of_the_installed_tensorflow():
 
 def test_library_is_loaded_once():
     results = []
-    threads = [
-        threading.Thread(target=lambda: results.append(_loader.library())) for _ in range(4)
-    ]
+    threads = [threading.Thread(target=lambda: results.append(_loader.library())) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -116,10 +114,7 @@ def test_a_damaged_library(tmp_path):
 
 
 def test_nothing_is_loaded_before_the_first_op():
-    program = (
-        "from slipstream_tf.ops import _loader, drift\n"
-        "assert _loader._library is None\n"
-    )
+    program = "from slipstream_tf.ops import _loader, drift\nassert _loader._library is None\n"
     folder = os.path.dirname(os.path.dirname(os.path.dirname(_loader.__file__)))
     environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
     subprocess.run([sys.executable, "-c", program], env=environment, cwd=folder, check=True)

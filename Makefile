@@ -1,0 +1,111 @@
+# `make demo` and `make test` do all of their own set-up; `make help` lists the rest.
+#
+# Variables: PYTHON (to make the environment with), VENV (the environment), TENSORFLOW (what pip
+# installs), DATA and DEMO_FLAGS (for demo), PYTEST_FLAGS and BAZEL_FLAGS (for test).
+
+PYTHON ?= python3
+VENV ?= .venv
+TENSORFLOW ?= tensorflow-cpu==2.21.*
+BAZEL ?= bazel
+DATA ?=
+DEMO_FLAGS ?=
+PYTEST_FLAGS ?=
+BAZEL_FLAGS ?= --color=no --noshow_progress
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+
+BIN := $(abspath $(VENV))/bin
+PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
+STAMPS := $(VENV)/.slipstream
+# Debian packages the venv module separately for each Python, e.g. python3.12-venv.
+VENV_PACKAGE := $(or $(filter python3%,$(notdir $(PYTHON))),python3)-venv
+TEST_TOOLS := hypothesis pytest
+LINT_TOOLS := clang-format mypy ruff
+
+# Everything that goes into the package: a change to any of it installs it anew.
+SOURCES := setup.py pyproject.toml MANIFEST.in \
+	$(shell find cc_ops build_support slipstream_tf -type f \
+		\( -name '*.py' -o -name '*.h' -o -name '*.cc' -o -name '*.bzl' -o -name 'py.typed' \))
+# Its text changes when a source appears or goes.
+SOURCE_LIST := $(STAMPS)/sources.txt
+
+.PHONY: help demo test build venv lint format cuda clean bazel-test FORCE
+
+help:  ## This list
+	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 24
+
+demo: $(STAMPS)/installed  ## Train on click data with and without skipping (DATA=path, DEMO_FLAGS=...)
+	@$(BIN)/slipstream-demo $(if $(DATA),--data=$(DATA)) $(DEMO_FLAGS)
+
+# The installed program `pytest`, not `python -m pytest`, which would put this folder on sys.path and
+# test the sources instead of what pip installed.
+test: bazel-test $(STAMPS)/installed $(STAMPS)/test-tools  ## All tests: C++ by Bazel, Python by pytest
+	@$(BIN)/pytest $(PYTEST_FLAGS) tests
+
+bazel-test: $(STAMPS)/tensorflow
+	@build_support/system_packages.sh bazel:bazel-bootstrap /usr/src/googletest:googletest
+	@PYTHON_BIN_PATH=$(BIN)/python $(BAZEL) test $(BAZEL_FLAGS) //...
+
+build: $(STAMPS)/installed  ## Install the package, with its op library, into the environment
+
+venv: $(STAMPS)/tensorflow  ## Make the environment and install TensorFlow
+
+lint: $(STAMPS)/lint-tools $(STAMPS)/installed  ## ruff, mypy and clang-format, without changing a file
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy slipstream_tf
+	@find cc_ops \( -name '*.h' -o -name '*.cc' \) -print0 | xargs -0 $(BIN)/clang-format --dry-run -Werror
+
+format: $(STAMPS)/lint-tools  ## Rewrite the sources in the house's form
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+	@find cc_ops \( -name '*.h' -o -name '*.cc' \) -print0 | xargs -0 $(BIN)/clang-format -i
+
+cuda: $(STAMPS)/tensorflow  ## Install with the CUDA kernels (needs nvcc 12 or 13)
+	@SLIPSTREAM_WITH_CUDA=1 $(PIP) install .
+	@touch $(STAMPS)/installed
+
+clean:  ## Remove the environment and all that was built
+	@if [ -x "$$(command -v $(BAZEL))" ]; then $(BAZEL) clean --expunge; fi
+	@rm -rf .venv build dist *.egg-info slipstream_tf/_slipstream_ops.so
+
+$(BIN)/python:
+	@build_support/system_packages.sh g++:g++ $(PYTHON):python3 module=$(PYTHON)=ensurepip:$(VENV_PACKAGE)
+	@echo "Making the environment $(VENV)"
+	@$(PYTHON) -m venv $(VENV)
+
+# TENSORFLOW is part of the stamp's content: another choice installs it anew.
+$(STAMPS)/tensorflow: $(STAMPS)/tensorflow.txt | $(BIN)/python
+	@echo "Installing $(TENSORFLOW)"
+	@$(PIP) install '$(TENSORFLOW)'
+	@touch $@
+
+$(STAMPS)/installed: $(STAMPS)/tensorflow $(SOURCE_LIST) $(SOURCES)
+	@echo "Building and installing slipstream_tf"
+	@$(PIP) install .
+	@touch $@
+
+$(STAMPS)/test-tools: $(STAMPS)/tensorflow Makefile
+	@$(PIP) install $(TEST_TOOLS)
+	@touch $@
+
+$(STAMPS)/lint-tools: $(STAMPS)/tensorflow Makefile
+	@$(PIP) install $(LINT_TOOLS)
+	@touch $@
+
+# Rewritten only when the content differs, so that what depends on it is remade only then.
+define keep_text
+@mkdir -p $(STAMPS)
+@echo '$(2)' | cmp -s - $(1) || echo '$(2)' > $(1)
+endef
+
+$(STAMPS)/tensorflow.txt: FORCE | $(BIN)/python
+	$(call keep_text,$@,$(TENSORFLOW))
+
+$(SOURCE_LIST): FORCE | $(BIN)/python
+	$(call keep_text,$@,$(sort $(SOURCES)))
+
+FORCE:

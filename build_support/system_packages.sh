@@ -1,0 +1,32 @@
+#!/bin/sh
+# Installs the Debian/Ubuntu packages that are missing, or names them in one line.
+#
+# Arguments, each WHAT:PACKAGE, where WHAT is a command, the path of a file or folder, or
+# module=PYTHON=NAME for a Python module.
+set -eu
+
+present() {
+  case "$1" in
+    module=*)
+      rest=${1#module=}
+      "${rest%%=*}" -c "import ${rest#*=}" 2>/dev/null ;;
+    /*) [ -e "$1" ] ;;
+    *) command -v "$1" >/dev/null ;;
+  esac
+}
+
+missing=""
+for argument in "$@"; do
+  present "${argument%:*}" || missing="$missing ${argument##*:}"
+done
+[ -n "$missing" ] || exit 0
+
+if [ "$(id -u)" -ne 0 ] || ! command -v apt-get >/dev/null; then
+  echo "Missing system packages. Install them and run make again: sudo apt-get install$missing" >&2
+  exit 1
+fi
+echo "Installing system packages:$missing"
+export DEBIAN_FRONTEND=noninteractive
+apt-get update -qq
+# shellcheck disable=SC2086  # one word per package
+apt-get install -qq -y --no-install-recommends $missing >/dev/null
