@@ -21,10 +21,9 @@ class RowDriftCpuOp : public RowDriftOpBase {
     const double epsilon = epsilon_;
     const auto* workers = context->device()->tensorflow_cpu_worker_threads();
     const int64_t cycles_per_row = 2 * dim + 4;
-    tensorflow::Shard(workers->num_threads, workers->workers, current.dim_size(0), cycles_per_row,
-                      [=](int64_t begin, int64_t end) {
-                        RowDrift(a, b, begin, end, dim, metric, epsilon, out);
-                      });
+    tensorflow::Shard(
+        workers->num_threads, workers->workers, current.dim_size(0), cycles_per_row,
+        [=](int64_t begin, int64_t end) { RowDrift(a, b, begin, end, dim, metric, epsilon, out); });
     return absl::OkStatus();
   }
 };

@@ -1,7 +1,8 @@
 // GPU kernel of SlipstreamRowDrift: launches on the op's own stream, no device code here.
 #define EIGEN_USE_GPU
-#include "cc_ops/core/drift.cu.h"
 #include "cc_ops/tf/drift_kernels.h"
+
+#include "cc_ops/core/drift.cu.h"
 
 namespace slipstream {
 namespace {

@@ -16,14 +16,13 @@ namespace slipstream {
 
 class RowDriftOpBase : public tensorflow::OpKernel {
  public:
-  explicit RowDriftOpBase(tensorflow::OpKernelConstruction* construction)
-      : OpKernel(construction) {
+  explicit RowDriftOpBase(tensorflow::OpKernelConstruction* construction) : OpKernel(construction) {
     std::string metric;
     OP_REQUIRES_OK(construction, construction->GetAttr("metric", &metric));
     OP_REQUIRES_OK(construction, construction->GetAttr("epsilon", &epsilon_));
     OP_REQUIRES(construction, std::isfinite(epsilon_) && epsilon_ > 0,
-                absl::InvalidArgumentError(absl::StrCat(
-                    "Invalid `epsilon`: ", epsilon_, ". Use a positive finite number.")));
+                absl::InvalidArgumentError(absl::StrCat("Invalid `epsilon`: ", epsilon_,
+                                                        ". Use a positive finite number.")));
     // The registration allows no other value.
     metric_ = metric == "linf" ? DriftMetric::kLinf
               : metric == "l2" ? DriftMetric::kL2
@@ -33,15 +32,15 @@ class RowDriftOpBase : public tensorflow::OpKernel {
   void Compute(tensorflow::OpKernelContext* context) override {
     const tensorflow::Tensor& current = context->input(0);
     const tensorflow::Tensor& snapshot = context->input(1);
-    OP_REQUIRES(context, current.dims() == 2,
-                absl::InvalidArgumentError(
-                    absl::StrCat("`current` must have the shape [rows, dim], got ",
-                                 current.shape().DebugString(), ".")));
-    OP_REQUIRES(context, snapshot.shape() == current.shape(),
-                absl::InvalidArgumentError(absl::StrCat(
-                    "`snapshot` has the shape ", snapshot.shape().DebugString(),
-                    " but `current` has ", current.shape().DebugString(),
-                    ". Both must be the same [rows, dim].")));
+    OP_REQUIRES(
+        context, current.dims() == 2,
+        absl::InvalidArgumentError(absl::StrCat("`current` must have the shape [rows, dim], got ",
+                                                current.shape().DebugString(), ".")));
+    OP_REQUIRES(
+        context, snapshot.shape() == current.shape(),
+        absl::InvalidArgumentError(absl::StrCat(
+            "`snapshot` has the shape ", snapshot.shape().DebugString(), " but `current` has ",
+            current.shape().DebugString(), ". Both must be the same [rows, dim].")));
     tensorflow::Tensor* drift = nullptr;
     OP_REQUIRES_OK(context, context->allocate_output(
                                 0, tensorflow::TensorShape({current.dim_size(0)}), &drift));
