@@ -68,9 +68,9 @@ def build_info(path: str | None = None) -> BuildInfo:
         hint = (
             f"{OVERRIDE} names it: correct or unset that variable."
             if os.environ.get(OVERRIDE) == path
-            else "Build it: run 'pip install .' in the folder of slipstream_tf's sources, and leave "
-            "that folder before importing (Python prefers the unbuilt package in the current one); "
-            "or 'pip install -e .' to work on them in place."
+            else "Build it: run 'pip install .' in the folder of slipstream_tf's sources, and "
+            "leave that folder before importing (Python prefers the unbuilt package in the "
+            "current one); or 'pip install -e .' to work on them in place."
         )
         raise ImportError(
             f"slipstream_tf's op library cannot be read: {path} ({error.strerror}). {hint}"
