@@ -6,10 +6,32 @@ One entry per line, sorted; paths are relative to cc_ops/.
 
 # Framework-free C++ (no TensorFlow, no absl), usable and tested on its own.
 CORE_HDRS = [
+    "core/batch_lookup.h",
     "core/drift.h",
+    "core/embedding_table.h",
+    "core/feature_view.h",
+    "core/gradient_update.h",
+    "core/hash.h",
+    "core/hash_index.h",
+    "core/key_sort.h",
+    "core/lookup_plan.h",
+    "core/parallel.h",
+    "core/pooling.h",
+    "core/row_arena.h",
+    "core/row_initializer.h",
+    "core/status.h",
+    "core/table_locks.h",
+    "core/update_rule.h",
 ]
 CORE_SRCS = [
+    "core/batch_lookup.cc",
     "core/drift.cc",
+    "core/embedding_table.cc",
+    "core/gradient_update.cc",
+    "core/hash_index.cc",
+    "core/key_sort.cc",
+    "core/row_initializer.cc",
+    "core/update_rule.cc",
 ]
 
 # One GoogleTest program each, without a main function.
@@ -33,11 +55,17 @@ GPU_TESTS = [
 # The TensorFlow layer: op registrations and kernels.
 TF_HDRS = [
     "tf/drift_kernels.h",
+    "tf/feature_inputs.h",
+    "tf/table_resource.h",
 ]
 TF_SRCS = [
     "tf/build_info.cc",
     "tf/drift_kernels.cc",
     "tf/drift_ops.cc",
+    "tf/feature_inputs.cc",
+    "tf/lookup_kernels.cc",
+    "tf/table_kernels.cc",
+    "tf/table_ops.cc",
 ]
 
 # Kernels for DEVICE_GPU. They call the launchers above and contain no device code, so the host

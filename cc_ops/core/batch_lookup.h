@@ -1,0 +1,46 @@
+// Lookups of several features in several tables over one batch.
+//
+// The forward pass sorts the batch's keys by (table, shard) and gives each thread
+// its own shards, so rows are found and made without locks or atomics, and the
+// same way whatever the number of threads. What it learns (rows, duplicates) is
+// kept in a plan for gradient_update.h, so that nothing is hashed twice.
+#ifndef SLIPSTREAM_CC_OPS_CORE_BATCH_LOOKUP_H_
+#define SLIPSTREAM_CC_OPS_CORE_BATCH_LOOKUP_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "cc_ops/core/embedding_table.h"
+#include "cc_ops/core/feature_view.h"
+#include "cc_ops/core/lookup_plan.h"
+#include "cc_ops/core/parallel.h"
+#include "cc_ops/core/pooling.h"
+#include "cc_ops/core/status.h"
+
+namespace slipstream {
+
+// Where a feature's pooled vectors lie: example i's begins at data + i * stride and
+// has the dim of the feature's table.
+struct PooledOutput {
+  float* data = nullptr;
+  int64_t stride = 0;
+};
+
+// Pools the rows of every feature and example into `outputs` (one per feature).
+// Missing keys are made, accesses counted. Takes the tables' mutexes. On an error
+// no key is made, unless memory ran out (the tables stay intact then too).
+Status LookupForTraining(const std::vector<EmbeddingTable*>& tables,
+                         const std::vector<FeatureView>& features,
+                         const std::vector<Combiner>& combiners,
+                         const std::vector<PooledOutput>& outputs, const Parallel& parallel,
+                         LookupPlan* plan);
+
+// The same without making keys or counting; absent keys give their initial rows.
+Status LookupForEvaluation(const std::vector<EmbeddingTable*>& tables,
+                           const std::vector<FeatureView>& features,
+                           const std::vector<Combiner>& combiners,
+                           const std::vector<PooledOutput>& outputs, const Parallel& parallel);
+
+}  // namespace slipstream
+
+#endif  // SLIPSTREAM_CC_OPS_CORE_BATCH_LOOKUP_H_

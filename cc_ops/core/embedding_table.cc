@@ -1,0 +1,272 @@
+#include "cc_ops/core/embedding_table.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <string>
+#include <tuple>
+
+namespace slipstream {
+namespace {
+
+std::string Place(const TableOptions& options) { return " of table '" + options.name + "'"; }
+
+// Floats from one row to the next: 16-byte steps, so that whole rows share
+// cache lines where their size allows it.
+int64_t Stride(const TableOptions& options) {
+  const int64_t floats = options.dim + options.rule.SlotsPerRow(options.dim);
+  return (floats + 3) / 4 * 4;
+}
+
+}  // namespace
+
+Status ValidateTableOptions(const TableOptions& options) {
+  if (options.name.empty()) return InvalidArgument("a table's name is empty; give it one");
+  if (options.dim < 1 || options.dim > 65536) {
+    return InvalidArgument("dim" + Place(options) + " is " + std::to_string(options.dim) +
+                           "; allowed: 1 to 65536");
+  }
+  if (options.capacity < 0) {
+    return InvalidArgument("capacity" + Place(options) + " is " + std::to_string(options.capacity) +
+                           "; allowed: 1 or more, or 0 for no bound");
+  }
+  const float values[] = {options.initializer.a, options.initializer.b, options.rule.a,
+                          options.rule.b, options.rule.c};
+  for (float value : values) {
+    if (!std::isfinite(value)) {
+      return InvalidArgument("a parameter of the initializer or the update rule" + Place(options) +
+                             " is " + std::to_string(value) + "; allowed: finite numbers");
+    }
+  }
+  return OkStatus();
+}
+
+EmbeddingTable::EmbeddingTable(const TableOptions& options)
+    : options_(options), slots_(options.rule.SlotsPerRow(options.dim)) {
+  shards_.reserve(kNumShards);
+  for (int s = 0; s < kNumShards; ++s) shards_.emplace_back(Stride(options));
+}
+
+int64_t EmbeddingTable::size() const {
+  int64_t size = 0;
+  for (const TableShard& shard : shards_) size += shard.index.size();
+  return size;
+}
+
+int64_t EmbeddingTable::bytes() const {
+  int64_t bytes = 0;
+  for (const TableShard& shard : shards_) {
+    bytes += shard.index.bytes() + shard.arena.bytes() +
+             static_cast<int64_t>(shard.last_used.capacity() * sizeof(int64_t));
+  }
+  return bytes;
+}
+
+float* EmbeddingTable::InsertRow(TableShard* shard, int64_t key, uint64_t hash, float count,
+                                 uint32_t* slot) {
+  *slot = shard->arena.Allocate();
+  HashIndex::Entry* entry = nullptr;
+  try {
+    if (tracks_use() && shard->last_used.size() <= *slot) shard->last_used.resize(*slot + 1);
+    entry = shard->index.Insert(key, hash, *slot);
+  } catch (...) {
+    shard->arena.Release(*slot);
+    throw;
+  }
+  entry->count = count;
+  return shard->arena.Row(*slot);
+}
+
+float* EmbeddingTable::FindOrInsert(int64_t key, uint64_t hash, uint32_t* slot) {
+  TableShard& shard = shards_[ShardOf(hash)];
+  float* row = nullptr;
+  HashIndex::Entry* entry = shard.index.Find(key, hash);
+  if (entry != nullptr) {
+    entry->count += 1.f;
+    *slot = entry->slot;
+    row = shard.arena.Row(*slot);
+  } else {
+    row = InsertRow(&shard, key, hash, 1.f, slot);
+    options_.initializer.Fill(key, options_.dim, row);
+    options_.rule.InitSlots(options_.dim, row + options_.dim);
+  }
+  if (tracks_use()) shard.last_used[*slot] = lookup_step_;
+  return row;
+}
+
+void EmbeddingTable::MakeRoom(int64_t incoming, const std::vector<int64_t>& pinned) {
+  const int64_t needed = size() + incoming - options_.capacity;
+  if (options_.capacity == 0 || needed <= 0) return;
+  // Value first, then the hash of the key: ties fall the same way everywhere.
+  struct Candidate {
+    double value;
+    float count;
+    uint64_t hash;
+    int64_t key;
+    bool operator<(const Candidate& other) const {
+      return std::tie(value, count, hash) < std::tie(other.value, other.count, other.hash);
+    }
+  };
+  std::vector<Candidate> candidates;
+  for (const TableShard& shard : shards_) {
+    for (const HashIndex::Entry& entry : shard.index.entries()) {
+      if (entry.slot == HashIndex::kEmpty ||
+          std::binary_search(pinned.begin(), pinned.end(), entry.key)) {
+        continue;
+      }
+      const double value =
+          tracks_use() ? static_cast<double>(shard.last_used[entry.slot]) : entry.count;
+      candidates.push_back({value, entry.count, HashKey(entry.key), entry.key});
+    }
+  }
+  const int64_t leaving = std::min<int64_t>(std::max(needed, options_.capacity / 64),
+                                            static_cast<int64_t>(candidates.size()));
+  if (leaving == 0) return;
+  std::nth_element(candidates.begin(), candidates.begin() + (leaving - 1), candidates.end());
+  for (int64_t i = 0; i < leaving; ++i) {
+    TableShard& shard = shards_[ShardOf(candidates[i].hash)];
+    const HashIndex::Entry* entry = shard.index.Find(candidates[i].key, candidates[i].hash);
+    shard.arena.Release(entry->slot);
+    shard.index.Erase(candidates[i].key, candidates[i].hash);
+  }
+  num_evicted_ += leaving;
+  ++generation_;
+}
+
+void EmbeddingTable::Gather(const int64_t* keys, int64_t n, float* rows, bool* found) const {
+  for (int64_t i = 0; i < n; ++i) {
+    const float* row = Find(keys[i], HashKey(keys[i]));
+    found[i] = row != nullptr;
+    if (row != nullptr) {
+      std::copy(row, row + options_.dim, rows + i * options_.dim);
+    } else {
+      options_.initializer.Fill(keys[i], options_.dim, rows + i * options_.dim);
+    }
+  }
+}
+
+void EmbeddingTable::HotKeys(int64_t k, std::vector<int64_t>* keys,
+                             std::vector<float>* counts) const {
+  struct Hot {
+    float count;
+    int64_t key;
+    bool operator<(const Hot& other) const {
+      return count != other.count ? count > other.count : key < other.key;
+    }
+  };
+  std::vector<Hot> hot;
+  k = std::min(k, size());
+  // Keeps at most 2k candidates: when full, only the best k stay.
+  const size_t limit = static_cast<size_t>(std::max<int64_t>(2 * k, 1024));
+  const auto prune = [&] {
+    if (hot.size() <= static_cast<size_t>(k)) return;
+    std::nth_element(hot.begin(), hot.begin() + k, hot.end());
+    hot.resize(static_cast<size_t>(k));
+  };
+  if (k > 0) {
+    for (const TableShard& shard : shards_) {
+      for (const HashIndex::Entry& entry : shard.index.entries()) {
+        if (entry.slot == HashIndex::kEmpty || !(entry.count > 0.f)) continue;
+        hot.push_back({entry.count, entry.key});
+        if (hot.size() >= limit) prune();
+      }
+    }
+  }
+  prune();
+  std::sort(hot.begin(), hot.end());
+  keys->clear();
+  counts->clear();
+  for (const Hot& h : hot) {
+    keys->push_back(h.key);
+    counts->push_back(h.count);
+  }
+}
+
+void EmbeddingTable::DecayCounts(float factor) {
+  for (TableShard& shard : shards_) {
+    for (HashIndex::Entry& entry : shard.index.entries()) entry.count *= factor;
+  }
+}
+
+TableContents EmbeddingTable::Export() const {
+  struct Place {
+    int64_t key;
+    int shard;
+    HashIndex::Entry entry;
+    bool operator<(const Place& other) const { return key < other.key; }
+  };
+  std::vector<Place> places;
+  places.reserve(static_cast<size_t>(size()));
+  for (int s = 0; s < kNumShards; ++s) {
+    for (const HashIndex::Entry& entry : shards_[s].index.entries()) {
+      if (entry.slot != HashIndex::kEmpty) places.push_back({entry.key, s, entry});
+    }
+  }
+  std::sort(places.begin(), places.end());
+  TableContents contents;
+  contents.update_step = update_step_;
+  contents.lookup_step = lookup_step_;
+  const size_t n = places.size();
+  contents.keys.reserve(n);
+  contents.counts.reserve(n);
+  contents.rows.reserve(n * static_cast<size_t>(options_.dim));
+  contents.slots.reserve(n * static_cast<size_t>(slots_));
+  for (const Place& place : places) {
+    const TableShard& shard = shards_[place.shard];
+    const float* row = shard.arena.Row(place.entry.slot);
+    contents.keys.push_back(place.key);
+    contents.counts.push_back(place.entry.count);
+    contents.rows.insert(contents.rows.end(), row, row + options_.dim);
+    contents.slots.insert(contents.slots.end(), row + options_.dim, row + options_.dim + slots_);
+    if (tracks_use()) {
+      contents.last_used.push_back(shard.last_used[place.entry.slot]);
+    }
+  }
+  return contents;
+}
+
+Status EmbeddingTable::Import(const TableContents& contents) {
+  const size_t n = contents.keys.size();
+  if (options_.capacity > 0 && n > static_cast<size_t>(options_.capacity)) {
+    return InvalidArgument(std::to_string(n) + " keys to import exceed the capacity" +
+                           Place(options_) + ", " + std::to_string(options_.capacity));
+  }
+  if (contents.rows.size() != n * options_.dim || contents.slots.size() != n * slots_ ||
+      contents.counts.size() != n ||
+      (!contents.last_used.empty() && contents.last_used.size() != n)) {
+    return InvalidArgument("arrays to import for " + std::to_string(n) + " keys" + Place(options_) +
+                           " have " + std::to_string(contents.rows.size()) + " row values, " +
+                           std::to_string(contents.slots.size()) + " slot values and " +
+                           std::to_string(contents.counts.size()) + " counts; each key has " +
+                           std::to_string(options_.dim) + ", " + std::to_string(slots_) + " and 1");
+  }
+  std::vector<int64_t> sorted = contents.keys;
+  std::sort(sorted.begin(), sorted.end());
+  const auto twice = std::adjacent_find(sorted.begin(), sorted.end());
+  if (twice != sorted.end()) {
+    return InvalidArgument("key " + std::to_string(*twice) + " to import" + Place(options_) +
+                           " comes twice; each key may come once");
+  }
+  std::vector<TableShard> shards;
+  shards.reserve(kNumShards);
+  for (int s = 0; s < kNumShards; ++s) shards.emplace_back(Stride(options_));
+  for (size_t i = 0; i < n; ++i) {
+    const int64_t key = contents.keys[i];
+    const uint64_t hash = HashKey(key);
+    TableShard& shard = shards[ShardOf(hash)];
+    uint32_t slot = 0;
+    float* row = InsertRow(&shard, key, hash, contents.counts[i], &slot);
+    std::copy_n(contents.rows.data() + i * options_.dim, options_.dim, row);
+    std::copy_n(contents.slots.data() + i * slots_, slots_, row + options_.dim);
+    if (tracks_use()) {
+      shard.last_used[slot] = contents.last_used.empty() ? 0 : contents.last_used[i];
+    }
+  }
+  shards_.swap(shards);
+  update_step_ = contents.update_step;
+  lookup_step_ = contents.lookup_step;
+  ++generation_;
+  return OkStatus();
+}
+
+}  // namespace slipstream

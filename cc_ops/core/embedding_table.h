@@ -1,0 +1,127 @@
+// One embedding table of the native store: int64 keys -> rows with optimizer
+// slots and decayed access counts, in 64 shards by hash.
+#ifndef SLIPSTREAM_CC_OPS_CORE_EMBEDDING_TABLE_H_
+#define SLIPSTREAM_CC_OPS_CORE_EMBEDDING_TABLE_H_
+
+#include <cstdint>
+#include <shared_mutex>
+#include <string>
+#include <vector>
+
+#include "cc_ops/core/hash.h"
+#include "cc_ops/core/hash_index.h"
+#include "cc_ops/core/row_arena.h"
+#include "cc_ops/core/row_initializer.h"
+#include "cc_ops/core/status.h"
+#include "cc_ops/core/update_rule.h"
+
+namespace slipstream {
+
+struct TableOptions {
+  enum class Eviction { kLfu, kLru };
+  std::string name;
+  int64_t dim = 0;
+  int64_t capacity = 0;  // most rows; 0: no bound
+  Eviction eviction = Eviction::kLfu;
+  RowInitializer initializer;
+  UpdateRule rule;
+};
+
+// InvalidArgument naming the option, its value and what is allowed.
+Status ValidateTableOptions(const TableOptions& options);
+
+// All rows of a table, sorted by key.
+struct TableContents {
+  std::vector<int64_t> keys;       // [n]
+  std::vector<float> rows;         // [n, dim]
+  std::vector<float> slots;        // [n, slots per row]
+  std::vector<float> counts;       // [n]
+  std::vector<int64_t> last_used;  // [n]: lookup number of the last access; LRU tables only
+  int64_t update_step = 0;
+  int64_t lookup_step = 0;
+};
+
+// A part of the keys with its own index and rows; touched by one thread at a time.
+struct TableShard {
+  explicit TableShard(int64_t stride) : arena(stride) {}
+  HashIndex index;
+  RowArena arena;
+  std::vector<int64_t> last_used;  // by slot; LRU tables only
+};
+
+// Callers hold `mutex()`: shared for const members, exclusive for the others.
+class EmbeddingTable {
+ public:
+  // `options` must be valid.
+  explicit EmbeddingTable(const TableOptions& options);
+
+  const TableOptions& options() const { return options_; }
+  int64_t dim() const { return options_.dim; }
+  int64_t slots_per_row() const { return slots_; }
+  std::shared_mutex& mutex() const { return mutex_; }
+  int64_t size() const;
+  int64_t bytes() const;
+  // Changes when a row leaves or all are replaced: row pointers from before may
+  // then belong to other keys.
+  int64_t generation() const { return generation_; }
+  int64_t num_evicted() const { return num_evicted_; }
+  int64_t num_dropped_updates() const { return num_dropped_updates_; }
+  void CountDroppedUpdates(int64_t n) { num_dropped_updates_ += n; }
+  int64_t NextUpdateStep() { return ++update_step_; }
+  int64_t NextLookupStep() { return ++lookup_step_; }
+
+  // The row of a key, or nullptr if it is not there.
+  float* Find(int64_t key, uint64_t hash) const {
+    const TableShard& shard = shards_[ShardOf(hash)];
+    const HashIndex::Entry* entry = shard.index.Find(key, hash);
+    return entry == nullptr ? nullptr : shard.arena.Row(entry->slot);
+  }
+  void Prefetch(uint64_t hash) const { shards_[ShardOf(hash)].index.Prefetch(hash); }
+
+  // The row of a key, made if need be, and one more access counted. Calls for
+  // different shards may run at the same time. `slot` identifies the row within
+  // its shard. Throws std::bad_alloc, leaving the table intact.
+  float* FindOrInsert(int64_t key, uint64_t hash, uint32_t* slot);
+
+  // Makes room for `incoming` new keys by removing the least valuable rows,
+  // never one of `pinned` (sorted). At least 1/64 of the capacity leaves at once
+  // where that many may, so that a full table doesn't search at every step.
+  // Pinned and incoming keys together must fit in the capacity.
+  void MakeRoom(int64_t incoming, const std::vector<int64_t>& pinned);
+
+  // keys: [n]. rows: [n, dim], found: [n]; the row of an absent key is what its
+  // initializer would give.
+  void Gather(const int64_t* keys, int64_t n, float* rows, bool* found) const;
+
+  // The at most k keys with the highest access counts above 0, by count
+  // descending, then key ascending.
+  void HotKeys(int64_t k, std::vector<int64_t>* keys, std::vector<float>* counts) const;
+
+  void DecayCounts(float factor);
+
+  TableContents Export() const;
+  // Replaces everything. InvalidArgument on a key that comes twice, on more keys
+  // than the capacity or on arrays of the wrong length; nothing is changed then.
+  Status Import(const TableContents& contents);
+
+ private:
+  // Only a bounded table needs to know when its rows were last used.
+  bool tracks_use() const {
+    return options_.capacity > 0 && options_.eviction == TableOptions::Eviction::kLru;
+  }
+  float* InsertRow(TableShard* shard, int64_t key, uint64_t hash, float count, uint32_t* slot);
+
+  const TableOptions options_;
+  const int64_t slots_;
+  std::vector<TableShard> shards_;
+  int64_t generation_ = 0;
+  int64_t num_evicted_ = 0;
+  int64_t num_dropped_updates_ = 0;
+  int64_t update_step_ = 0;
+  int64_t lookup_step_ = 0;
+  mutable std::shared_mutex mutex_;
+};
+
+}  // namespace slipstream
+
+#endif  // SLIPSTREAM_CC_OPS_CORE_EMBEDDING_TABLE_H_

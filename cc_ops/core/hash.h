@@ -1,0 +1,27 @@
+// The one hash of keys: spreads any int64 over 64 bits; its top bits choose the
+// shard, the next ones the place in the shard's index.
+#ifndef SLIPSTREAM_CC_OPS_CORE_HASH_H_
+#define SLIPSTREAM_CC_OPS_CORE_HASH_H_
+
+#include <cstdint>
+
+namespace slipstream {
+
+// A bijection on 64 bits (the finaliser of SplitMix64).
+inline uint64_t Mix64(uint64_t x) {
+  x += 0x9e3779b97f4a7c15ULL;
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ULL;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111ebULL;
+  return x ^ (x >> 31);
+}
+
+inline uint64_t HashKey(int64_t key) { return Mix64(static_cast<uint64_t>(key)); }
+
+constexpr int kShardBits = 6;
+constexpr int kNumShards = 1 << kShardBits;
+
+inline int ShardOf(uint64_t hash) { return static_cast<int>(hash >> (64 - kShardBits)); }
+
+}  // namespace slipstream
+
+#endif  // SLIPSTREAM_CC_OPS_CORE_HASH_H_

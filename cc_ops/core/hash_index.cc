@@ -1,0 +1,76 @@
+#include "cc_ops/core/hash_index.h"
+
+#include "cc_ops/core/hash.h"
+
+namespace slipstream {
+namespace {
+
+// Above this many entries the index grows by a quarter instead of doubling:
+// memory beyond the rows stays near 16 / 0.72 bytes a row.
+constexpr uint64_t kDoublingLimit = 1 << 12;
+// Grows when more than 4/5 of the entries are used.
+constexpr uint64_t kLoadNumerator = 4, kLoadDenominator = 5;
+
+uint64_t HomeIn(uint64_t hash, uint64_t capacity) {
+  return static_cast<uint64_t>((static_cast<unsigned __int128>(hash << kShardBits) * capacity) >>
+                               64);
+}
+
+}  // namespace
+
+uint64_t HashIndex::Home(uint64_t hash) const { return HomeIn(hash, entries_.size()); }
+
+HashIndex::Entry* HashIndex::Place(std::vector<Entry>* entries, const Entry& entry,
+                                   uint64_t hash) const {
+  uint64_t i = HomeIn(hash, entries->size());
+  while ((*entries)[i].slot != kEmpty) i = i + 1 == entries->size() ? 0 : i + 1;
+  (*entries)[i] = entry;
+  return &(*entries)[i];
+}
+
+void HashIndex::Grow() {
+  const uint64_t capacity = entries_.size();
+  const uint64_t larger = capacity == 0               ? 8
+                          : capacity < kDoublingLimit ? capacity * 2
+                                                      : capacity + capacity / 4;
+  std::vector<Entry> entries(larger);
+  for (const Entry& entry : entries_) {
+    if (entry.slot != kEmpty) Place(&entries, entry, HashKey(entry.key));
+  }
+  entries_.swap(entries);
+}
+
+HashIndex::Entry* HashIndex::Insert(int64_t key, uint64_t hash, uint32_t slot) {
+  if (static_cast<uint64_t>(size_ + 1) * kLoadDenominator > entries_.size() * kLoadNumerator) {
+    Grow();
+  }
+  Entry entry;
+  entry.key = key;
+  entry.slot = slot;
+  ++size_;
+  return Place(&entries_, entry, hash);
+}
+
+bool HashIndex::Erase(int64_t key, uint64_t hash) {
+  Entry* found = Find(key, hash);
+  if (found == nullptr) return false;
+  uint64_t hole = static_cast<uint64_t>(found - entries_.data());
+  for (uint64_t i = Next(hole); entries_[i].slot != kEmpty; i = Next(i)) {
+    // An entry may fill the hole unless its home lies cyclically in (hole, i].
+    const uint64_t home = Home(HashKey(entries_[i].key));
+    const bool stays = hole < i ? (home > hole && home <= i) : (home > hole || home <= i);
+    if (stays) continue;
+    entries_[hole] = entries_[i];
+    hole = i;
+  }
+  entries_[hole] = Entry();
+  --size_;
+  return true;
+}
+
+void HashIndex::Clear() {
+  std::vector<Entry>().swap(entries_);
+  size_ = 0;
+}
+
+}  // namespace slipstream

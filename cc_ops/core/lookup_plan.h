@@ -1,0 +1,40 @@
+// What a lookup of a batch finds out and the update after it needs.
+#ifndef SLIPSTREAM_CC_OPS_CORE_LOOKUP_PLAN_H_
+#define SLIPSTREAM_CC_OPS_CORE_LOOKUP_PLAN_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "cc_ops/core/embedding_table.h"
+
+namespace slipstream {
+
+// A use of a key: whose pooled vector its row went into.
+struct Occurrence {
+  int64_t position;  // numbers the batch's key positions over all features
+  int32_t feature;
+  int32_t example;
+};
+
+// What the forward pass found out for the backward pass.
+struct LookupPlan {
+  std::vector<EmbeddingTable*> tables;
+  std::vector<int64_t> generations;  // of the tables at the lookup
+  std::vector<int> feature_table;    // [features]
+  int64_t batch = 0;
+  // Bucket b = table * kNumShards + shard holds the distinct keys
+  // unique_begin[b] .. unique_begin[b] + unique_count[b].
+  std::vector<int64_t> unique_begin;  // [buckets + 1]; room for every use
+  std::vector<int64_t> unique_count;  // [buckets]
+  std::vector<int64_t> unique_key;
+  std::vector<float*> unique_row;
+  std::vector<int64_t> uses_end;  // end of the key's uses; they begin where the
+                                  // previous key of the bucket ends
+  std::vector<Occurrence> uses;   // by bucket, then key, then batch order
+  // Per position: weight over the combiner's divisor. Empty: all are 1.
+  std::vector<float> scale;
+};
+
+}  // namespace slipstream
+
+#endif  // SLIPSTREAM_CC_OPS_CORE_LOOKUP_PLAN_H_

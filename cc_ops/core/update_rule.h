@@ -1,0 +1,32 @@
+// Sparse optimizers: one call updates one row from the summed gradient of its key.
+#ifndef SLIPSTREAM_CC_OPS_CORE_UPDATE_RULE_H_
+#define SLIPSTREAM_CC_OPS_CORE_UPDATE_RULE_H_
+
+#include <cstdint>
+
+namespace slipstream {
+
+struct UpdateRule {
+  enum class Kind { kSgd, kAdagrad, kRowWiseAdagrad, kAdam };
+  Kind kind = Kind::kSgd;
+  // Adagrad, row-wise Adagrad: initial accumulator, epsilon. Adam: beta 1,
+  // beta 2, epsilon.
+  float a = 0.f, b = 0.f, c = 0.f;
+
+  // Floats kept beside a row of `dim` values.
+  int64_t SlotsPerRow(int64_t dim) const;
+
+  void InitSlots(int64_t dim, float* slots) const;
+
+  // The factor on the gradient in update number `step` (1, 2, ...) of the table:
+  // the learning rate, bias-corrected for Adam.
+  float EffectiveRate(float learning_rate, int64_t step) const;
+
+  // row: `dim` values followed by their slots. gradient: `dim` values; must not
+  // overlap the row. rate: from EffectiveRate.
+  void Apply(float rate, int64_t dim, const float* gradient, float* row) const;
+};
+
+}  // namespace slipstream
+
+#endif  // SLIPSTREAM_CC_OPS_CORE_UPDATE_RULE_H_

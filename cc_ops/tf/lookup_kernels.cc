@@ -1,0 +1,221 @@
+// Kernels that run in every step: lookups and the update after them.
+#include <algorithm>
+#include <cmath>
+#include <memory>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "cc_ops/core/batch_lookup.h"
+#include "cc_ops/core/gradient_update.h"
+#include "cc_ops/tf/feature_inputs.h"
+#include "cc_ops/tf/table_resource.h"
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/variant.h"
+#include "tensorflow/core/framework/variant_tensor_data.h"
+#include "tensorflow/core/lib/core/threadpool.h"
+#include "tensorflow/core/util/work_sharder.h"
+
+namespace slipstream {
+namespace tf = tensorflow;
+
+Parallel ParallelOf(tf::OpKernelContext* context) {
+  const tf::DeviceBase::CpuWorkerThreads* workers =
+      context->device()->tensorflow_cpu_worker_threads();
+  Parallel parallel;
+  parallel.threads = std::max(1, workers->num_threads);
+  tf::thread::ThreadPool* pool = workers->workers;
+  if (parallel.threads == 1 || pool == nullptr) return parallel;
+  parallel.run = [pool](int tasks, const std::function<void(int)>& fn) {
+    // A high cost per task makes each its own block.
+    tf::Shard(tasks, pool, tasks, 1 << 24, [&fn](int64_t begin, int64_t end) {
+      for (int64_t t = begin; t < end; ++t) fn(static_cast<int>(t));
+    });
+  };
+  return parallel;
+}
+
+namespace {
+
+// A lookup's plan as a tensor: it keeps its tables alive.
+struct PlanVariant {
+  std::shared_ptr<LookupPlan> plan;
+  std::shared_ptr<std::vector<tf::core::RefCountPtr<TableResource>>> resources;
+
+  // What tf::Variant asks of its values. A plan holds pointers: it cannot leave
+  // the process.
+  static std::string TypeName() { return "slipstream::LookupPlan"; }
+  std::string DebugString() const { return TypeName(); }
+  void Encode(tf::VariantTensorData* data) const { data->set_type_name(TypeName()); }
+  bool Decode(const tf::VariantTensorData&) { return false; }
+};
+
+class LookupOpBase : public tf::OpKernel {
+ public:
+  explicit LookupOpBase(tf::OpKernelConstruction* c) : OpKernel(c) {
+    int num_tables = 0;
+    OP_REQUIRES_OK(c, c->GetAttr("num_tables", &num_tables));
+    OP_REQUIRES_OK(c, inputs_.Init(c, num_tables));
+    OP_REQUIRES_OK(c, c->GetAttr("is_stacked", &is_stacked_));
+    OP_REQUIRES_OK(c, c->GetAttr("table_dims", &dims_));
+    std::vector<std::string> combiners;
+    OP_REQUIRES_OK(c, c->GetAttr("combiners", &combiners));
+    OP_REQUIRES(c, static_cast<int>(combiners.size()) == inputs_.num_features(),
+                absl::InvalidArgumentError(absl::StrCat("combiners has ", combiners.size(),
+                                                        " entries; there are ",
+                                                        inputs_.num_features(), " features")));
+    for (const std::string& name : combiners) {
+      combiners_.push_back(name == "sum"    ? Combiner::kSum
+                           : name == "mean" ? Combiner::kMean
+                                            : Combiner::kSqrtn);
+    }
+  }
+
+ protected:
+  using Resources = std::vector<tf::core::RefCountPtr<TableResource>>;
+
+  absl::Status Prepare(tf::OpKernelContext* c, Resources* resources,
+                       std::vector<EmbeddingTable*>* tables, std::vector<FeatureView>* features,
+                       std::vector<PooledOutput>* outputs) const {
+    tf::OpInputList handles;
+    TF_RETURN_IF_ERROR(c->input_list("handles", &handles));
+    std::set<EmbeddingTable*> distinct;
+    for (int t = 0; t < handles.size(); ++t) {
+      tf::core::RefCountPtr<TableResource> resource;
+      TF_RETURN_IF_ERROR(
+          tf::LookupResource(c, handles[t].flat<tf::ResourceHandle>()(0), &resource));
+      EmbeddingTable* table = resource->table();
+      if (!distinct.insert(table).second) {
+        return absl::InvalidArgumentError(absl::StrCat("table '", table->options().name,
+                                                       "' comes twice among the handles; "
+                                                       "allowed: distinct tables"));
+      }
+      if (table->dim() != dims_[t]) {
+        return absl::InvalidArgumentError(absl::StrCat("table_dims[", t, "] is ", dims_[t],
+                                                       "; table '", table->options().name,
+                                                       "' has dim ", table->dim()));
+      }
+      tables->push_back(table);
+      resources->push_back(std::move(resource));
+    }
+    int64_t batch = 0;
+    TF_RETURN_IF_ERROR(inputs_.Read(c, features, &batch));
+    tf::OpOutputList pooled;
+    TF_RETURN_IF_ERROR(c->output_list("pooled", &pooled));
+    const int num_features = inputs_.num_features();
+    if (is_stacked_) {
+      const int64_t dim = dims_[inputs_.feature_table()[0]];
+      tf::Tensor* out = nullptr;
+      TF_RETURN_IF_ERROR(
+          pooled.allocate(0, tf::TensorShape({batch, int64_t{num_features}, dim}), &out));
+      for (int f = 0; f < num_features; ++f) {
+        outputs->push_back({out->flat<float>().data() + f * dim, num_features * dim});
+      }
+    } else {
+      for (int f = 0; f < num_features; ++f) {
+        const int64_t dim = dims_[inputs_.feature_table()[f]];
+        tf::Tensor* out = nullptr;
+        TF_RETURN_IF_ERROR(pooled.allocate(f, tf::TensorShape({batch, dim}), &out));
+        outputs->push_back({out->flat<float>().data(), dim});
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  const std::vector<Combiner>& combiners() const { return combiners_; }
+
+ private:
+  FeatureInputs inputs_;
+  bool is_stacked_ = false;
+  std::vector<int> dims_;
+  std::vector<Combiner> combiners_;
+};
+
+class LookupOp : public LookupOpBase {
+ public:
+  using LookupOpBase::LookupOpBase;
+  void Compute(tf::OpKernelContext* c) override {
+    auto resources = std::make_shared<Resources>();
+    std::vector<EmbeddingTable*> tables;
+    std::vector<FeatureView> features;
+    std::vector<PooledOutput> outputs;
+    OP_REQUIRES_OK(c, Prepare(c, resources.get(), &tables, &features, &outputs));
+    PlanVariant plan;
+    plan.plan = std::make_shared<LookupPlan>();
+    plan.resources = std::move(resources);
+    OP_REQUIRES_OK(c, ToAbsl(LookupForTraining(tables, features, combiners(), outputs,
+                                               ParallelOf(c), plan.plan.get())));
+    tf::Tensor* out = nullptr;
+    tf::AllocatorAttributes on_host;
+    on_host.set_on_host(true);
+    OP_REQUIRES_OK(c, c->allocate_output(c->num_outputs() - 1, tf::TensorShape({}), &out, on_host));
+    out->scalar<tf::Variant>()() = std::move(plan);
+  }
+};
+REGISTER_KERNEL_BUILDER(Name("SlipstreamLookup").Device(tf::DEVICE_CPU), LookupOp);
+
+class EvaluationLookupOp : public LookupOpBase {
+ public:
+  using LookupOpBase::LookupOpBase;
+  void Compute(tf::OpKernelContext* c) override {
+    Resources resources;
+    std::vector<EmbeddingTable*> tables;
+    std::vector<FeatureView> features;
+    std::vector<PooledOutput> outputs;
+    OP_REQUIRES_OK(c, Prepare(c, &resources, &tables, &features, &outputs));
+    OP_REQUIRES_OK(
+        c, ToAbsl(LookupForEvaluation(tables, features, combiners(), outputs, ParallelOf(c))));
+  }
+};
+REGISTER_KERNEL_BUILDER(Name("SlipstreamEvaluationLookup").Device(tf::DEVICE_CPU),
+                        EvaluationLookupOp);
+
+class ApplyGradientsOp : public tf::OpKernel {
+ public:
+  using OpKernel::OpKernel;
+  void Compute(tf::OpKernelContext* c) override {
+    const tf::Tensor& plan_tensor = c->input(0);
+    OP_REQUIRES(c, plan_tensor.dims() == 0,
+                absl::InvalidArgumentError("plan must be a scalar from SlipstreamLookup"));
+    const PlanVariant* variant = plan_tensor.scalar<tf::Variant>()().get<PlanVariant>();
+    OP_REQUIRES(c, variant != nullptr && variant->plan != nullptr,
+                absl::InvalidArgumentError("plan is not one that SlipstreamLookup gave"));
+    const LookupPlan& plan = *variant->plan;
+    tf::OpInputList gradients;
+    OP_REQUIRES_OK(c, c->input_list("gradients", &gradients));
+    const int num_features = static_cast<int>(plan.feature_table.size());
+    const auto dim_of = [&](int f) { return plan.tables[plan.feature_table[f]]->dim(); };
+    std::vector<PooledGradient> views;
+    const bool is_stacked = gradients.size() == 1 && gradients[0].dims() == 3;
+    OP_REQUIRES(
+        c, is_stacked || gradients.size() == num_features,
+        absl::InvalidArgumentError(absl::StrCat(
+            gradients.size(), " gradients given; the lookup had ", num_features, " features")));
+    for (int f = 0; f < num_features; ++f) {
+      const tf::Tensor& g = gradients[is_stacked ? 0 : f];
+      const tf::TensorShape expected =
+          is_stacked ? tf::TensorShape({plan.batch, int64_t{num_features}, dim_of(f)})
+                     : tf::TensorShape({plan.batch, dim_of(f)});
+      OP_REQUIRES(c, g.shape() == expected,
+                  absl::InvalidArgumentError(absl::StrCat(
+                      "gradient of feature ", f, " has shape ", g.shape().DebugString(),
+                      "; allowed: that of its pooled output, ", expected.DebugString())));
+      const float* data = g.flat<float>().data();
+      if (is_stacked) {
+        views.push_back({data + f * dim_of(f), num_features * dim_of(f)});
+      } else {
+        views.push_back({data, dim_of(f)});
+      }
+    }
+    const tf::Tensor& rate = c->input(c->num_inputs() - 1);
+    OP_REQUIRES(c, rate.dims() == 0, absl::InvalidArgumentError("learning_rate must be a scalar"));
+    OP_REQUIRES_OK(c, ToAbsl(ApplyGradients(plan, views, rate.scalar<float>()(), ParallelOf(c))));
+  }
+};
+REGISTER_KERNEL_BUILDER(Name("SlipstreamApplyGradients").Device(tf::DEVICE_CPU), ApplyGradientsOp);
+
+}  // namespace
+}  // namespace slipstream

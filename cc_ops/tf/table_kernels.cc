@@ -1,0 +1,267 @@
+// Kernels that make a table and read or replace what it holds.
+#include <algorithm>
+#include <mutex>
+#include <new>
+#include <shared_mutex>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "cc_ops/tf/feature_inputs.h"
+#include "cc_ops/tf/table_resource.h"
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/resource_handle.h"
+
+namespace slipstream {
+namespace {
+
+namespace tf = tensorflow;
+using SharedLock = std::shared_lock<std::shared_mutex>;
+using ExclusiveLock = std::unique_lock<std::shared_mutex>;
+
+absl::Status OutOfMemory(const EmbeddingTable& table, const char* doing) {
+  return absl::ResourceExhaustedError(absl::StrCat("out of memory while ", doing, " table '",
+                                                   table.options().name, "'; it is intact"));
+}
+
+class TableOp : public tf::OpKernel {
+ public:
+  explicit TableOp(tf::OpKernelConstruction* c) : OpKernel(c) {
+    std::string eviction, initializer, rule;
+    int64_t seed = 0;
+    OP_REQUIRES_OK(c, c->GetAttr("table_name", &options_.name));
+    OP_REQUIRES_OK(c, c->GetAttr("dim", &options_.dim));
+    OP_REQUIRES_OK(c, c->GetAttr("capacity", &options_.capacity));
+    OP_REQUIRES_OK(c, c->GetAttr("eviction", &eviction));
+    OP_REQUIRES_OK(c, c->GetAttr("initializer", &initializer));
+    OP_REQUIRES_OK(c, c->GetAttr("initializer_a", &options_.initializer.a));
+    OP_REQUIRES_OK(c, c->GetAttr("initializer_b", &options_.initializer.b));
+    OP_REQUIRES_OK(c, c->GetAttr("seed", &seed));
+    OP_REQUIRES_OK(c, c->GetAttr("rule", &rule));
+    OP_REQUIRES_OK(c, c->GetAttr("rule_a", &options_.rule.a));
+    OP_REQUIRES_OK(c, c->GetAttr("rule_b", &options_.rule.b));
+    OP_REQUIRES_OK(c, c->GetAttr("rule_c", &options_.rule.c));
+    options_.initializer.seed = static_cast<uint64_t>(seed);
+    options_.eviction =
+        eviction == "lru" ? TableOptions::Eviction::kLru : TableOptions::Eviction::kLfu;
+    using Init = RowInitializer::Kind;
+    options_.initializer.kind = initializer == "zeros"      ? Init::kZeros
+                                : initializer == "constant" ? Init::kConstant
+                                : initializer == "uniform"  ? Init::kUniform
+                                                            : Init::kNormal;
+    using Rule = UpdateRule::Kind;
+    options_.rule.kind = rule == "sgd"               ? Rule::kSgd
+                         : rule == "adagrad"         ? Rule::kAdagrad
+                         : rule == "rowwise_adagrad" ? Rule::kRowWiseAdagrad
+                                                     : Rule::kAdam;
+    OP_REQUIRES_OK(c, ToAbsl(ValidateTableOptions(options_)));
+  }
+
+  void Compute(tf::OpKernelContext* c) override {
+    tf::Tensor* out = nullptr;
+    tf::AllocatorAttributes on_host;
+    on_host.set_on_host(true);
+    OP_REQUIRES_OK(c, c->allocate_output(0, tf::TensorShape({}), &out, on_host));
+    out->scalar<tf::ResourceHandle>()() =
+        tf::ResourceHandle::MakeRefCountingHandle(new TableResource(options_), c->device()->name());
+  }
+
+ private:
+  TableOptions options_;
+};
+REGISTER_KERNEL_BUILDER(Name("SlipstreamTable").Device(tf::DEVICE_CPU), TableOp);
+
+// A kernel on one table, the op's first input.
+class OneTableOp : public tf::OpKernel {
+ public:
+  using OpKernel::OpKernel;
+  void Compute(tf::OpKernelContext* c) override {
+    tf::core::RefCountPtr<TableResource> resource;
+    OP_REQUIRES_OK(c, tf::LookupResource(c, tf::HandleFromInput(c, 0), &resource));
+    EmbeddingTable* table = resource->table();
+    try {
+      OP_REQUIRES_OK(c, Run(c, table));
+    } catch (const std::bad_alloc&) {
+      OP_REQUIRES_OK(c, OutOfMemory(*table, "reading or replacing"));
+    }
+  }
+
+ protected:
+  virtual absl::Status Run(tf::OpKernelContext* c, EmbeddingTable* table) = 0;
+
+  static absl::Status RequireRank(const tf::OpKernelContext* c, int input, const char* name,
+                                  int rank) {
+    const tf::TensorShape& shape = const_cast<tf::OpKernelContext*>(c)->input(input).shape();
+    if (shape.dims() == rank) return absl::OkStatus();
+    return absl::InvalidArgumentError(
+        absl::StrCat(name, " has shape ", shape.DebugString(), "; allowed: rank ", rank));
+  }
+};
+
+class GatherOp : public OneTableOp {
+ public:
+  explicit GatherOp(tf::OpKernelConstruction* c) : OneTableOp(c) {
+    OP_REQUIRES_OK(c, c->GetAttr("dim", &dim_));
+  }
+
+ protected:
+  absl::Status Run(tf::OpKernelContext* c, EmbeddingTable* table) override {
+    TF_RETURN_IF_ERROR(RequireRank(c, 1, "keys", 1));
+    if (dim_ != table->dim()) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "dim is ", dim_, "; table '", table->options().name, "' has dim ", table->dim()));
+    }
+    const tf::Tensor& keys = c->input(1);
+    const int64_t n = keys.NumElements();
+    tf::Tensor *rows = nullptr, *found = nullptr;
+    TF_RETURN_IF_ERROR(c->allocate_output(0, tf::TensorShape({n, dim_}), &rows));
+    TF_RETURN_IF_ERROR(c->allocate_output(1, tf::TensorShape({n}), &found));
+    const SharedLock lock(table->mutex());
+    table->Gather(keys.flat<int64_t>().data(), n, rows->flat<float>().data(),
+                  found->flat<bool>().data());
+    return absl::OkStatus();
+  }
+
+ private:
+  int64_t dim_ = 0;
+};
+REGISTER_KERNEL_BUILDER(Name("SlipstreamTableGather").Device(tf::DEVICE_CPU), GatherOp);
+
+// Copies a vector of the core to output `index`.
+template <class T>
+absl::Status Output(tf::OpKernelContext* c, int index, const tf::TensorShape& shape,
+                    const std::vector<T>& values) {
+  tf::Tensor* out = nullptr;
+  TF_RETURN_IF_ERROR(c->allocate_output(index, shape, &out));
+  std::copy(values.begin(), values.end(), out->flat<T>().data());
+  return absl::OkStatus();
+}
+
+class HotKeysOp : public OneTableOp {
+ public:
+  using OneTableOp::OneTableOp;
+
+ protected:
+  absl::Status Run(tf::OpKernelContext* c, EmbeddingTable* table) override {
+    TF_RETURN_IF_ERROR(RequireRank(c, 1, "k", 0));
+    const int64_t k = c->input(1).scalar<int64_t>()();
+    if (k < 0) return absl::InvalidArgumentError(absl::StrCat("k is ", k, "; allowed: 0 or more"));
+    std::vector<int64_t> keys;
+    std::vector<float> counts;
+    {
+      const SharedLock lock(table->mutex());
+      table->HotKeys(k, &keys, &counts);
+    }
+    const tf::TensorShape shape({static_cast<int64_t>(keys.size())});
+    TF_RETURN_IF_ERROR(Output(c, 0, shape, keys));
+    return Output(c, 1, shape, counts);
+  }
+};
+REGISTER_KERNEL_BUILDER(Name("SlipstreamTableHotKeys").Device(tf::DEVICE_CPU), HotKeysOp);
+
+class DecayCountsOp : public OneTableOp {
+ public:
+  using OneTableOp::OneTableOp;
+
+ protected:
+  absl::Status Run(tf::OpKernelContext* c, EmbeddingTable* table) override {
+    TF_RETURN_IF_ERROR(RequireRank(c, 1, "factor", 0));
+    const float factor = c->input(1).scalar<float>()();
+    if (!(factor >= 0.f && factor <= 1.f)) {
+      return absl::InvalidArgumentError(absl::StrCat("factor is ", factor, "; allowed: 0 to 1"));
+    }
+    const ExclusiveLock lock(table->mutex());
+    table->DecayCounts(factor);
+    return absl::OkStatus();
+  }
+};
+REGISTER_KERNEL_BUILDER(Name("SlipstreamTableDecayCounts").Device(tf::DEVICE_CPU), DecayCountsOp);
+
+class StatisticsOp : public OneTableOp {
+ public:
+  using OneTableOp::OneTableOp;
+
+ protected:
+  absl::Status Run(tf::OpKernelContext* c, EmbeddingTable* table) override {
+    std::vector<int64_t> values;
+    {
+      const SharedLock lock(table->mutex());
+      values = {table->size(), table->bytes(), table->num_evicted(), table->num_dropped_updates()};
+    }
+    return Output(c, 0, tf::TensorShape({4}), values);
+  }
+};
+REGISTER_KERNEL_BUILDER(Name("SlipstreamTableStatistics").Device(tf::DEVICE_CPU), StatisticsOp);
+
+class ExportOp : public OneTableOp {
+ public:
+  using OneTableOp::OneTableOp;
+
+ protected:
+  absl::Status Run(tf::OpKernelContext* c, EmbeddingTable* table) override {
+    TableContents contents;
+    {
+      const SharedLock lock(table->mutex());
+      contents = table->Export();
+    }
+    const int64_t n = static_cast<int64_t>(contents.keys.size());
+    TF_RETURN_IF_ERROR(Output(c, 0, tf::TensorShape({n}), contents.keys));
+    TF_RETURN_IF_ERROR(Output(c, 1, tf::TensorShape({n, table->dim()}), contents.rows));
+    TF_RETURN_IF_ERROR(Output(c, 2, tf::TensorShape({n, table->slots_per_row()}), contents.slots));
+    TF_RETURN_IF_ERROR(Output(c, 3, tf::TensorShape({n}), contents.counts));
+    TF_RETURN_IF_ERROR(Output(c, 4,
+                              tf::TensorShape({static_cast<int64_t>(contents.last_used.size())}),
+                              contents.last_used));
+    const std::vector<int64_t> steps = {contents.update_step, contents.lookup_step};
+    return Output(c, 5, tf::TensorShape({2}), steps);
+  }
+};
+REGISTER_KERNEL_BUILDER(Name("SlipstreamTableExport").Device(tf::DEVICE_CPU), ExportOp);
+
+class ImportOp : public OneTableOp {
+ public:
+  using OneTableOp::OneTableOp;
+
+ protected:
+  absl::Status Run(tf::OpKernelContext* c, EmbeddingTable* table) override {
+    const char* names[] = {"handle", "keys", "rows", "slots", "counts", "last_used", "steps"};
+    const int ranks[] = {0, 1, 2, 2, 1, 1, 1};
+    for (int i = 1; i < 7; ++i) TF_RETURN_IF_ERROR(RequireRank(c, i, names[i], ranks[i]));
+    const int64_t n = c->input(1).dim_size(0);
+    const int64_t widths[] = {table->dim(), table->slots_per_row()};
+    for (int i = 2; i < 4; ++i) {
+      const tf::TensorShape expected({n, widths[i - 2]});
+      if (c->input(i).shape() != expected) {
+        return absl::InvalidArgumentError(
+            absl::StrCat(names[i], " of table '", table->options().name, "' have shape ",
+                         c->input(i).shape().DebugString(), "; allowed: ", expected.DebugString()));
+      }
+    }
+    if (c->input(6).dim_size(0) != 2) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("steps has ", c->input(6).dim_size(0), " values; allowed: 2"));
+    }
+    TableContents contents;
+    Copy(c->input(1), &contents.keys);
+    Copy(c->input(2), &contents.rows);
+    Copy(c->input(3), &contents.slots);
+    Copy(c->input(4), &contents.counts);
+    Copy(c->input(5), &contents.last_used);
+    contents.update_step = c->input(6).flat<int64_t>()(0);
+    contents.lookup_step = c->input(6).flat<int64_t>()(1);
+    const ExclusiveLock lock(table->mutex());
+    return ToAbsl(table->Import(contents));
+  }
+
+ private:
+  template <class T>
+  static void Copy(const tf::Tensor& tensor, std::vector<T>* out) {
+    const T* data = tensor.flat<T>().data();
+    out->assign(data, data + tensor.NumElements());
+  }
+};
+REGISTER_KERNEL_BUILDER(Name("SlipstreamTableImport").Device(tf::DEVICE_CPU), ImportOp);
+
+}  // namespace
+}  // namespace slipstream

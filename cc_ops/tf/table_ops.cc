@@ -1,0 +1,306 @@
+// Registrations of the native store's ops.
+#include "cc_ops/tf/feature_inputs.h"
+#include "tensorflow/core/framework/common_shape_fns.h"
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/shape_inference.h"
+
+namespace slipstream {
+namespace {
+
+namespace tf = tensorflow;
+using tf::shape_inference::InferenceContext;
+using tf::shape_inference::ShapeHandle;
+
+// The handles input of a list of tables comes first: scalars.
+absl::Status CheckScalars(InferenceContext* c, int begin, int end) {
+  ShapeHandle unused;
+  for (int i = begin; i < end; ++i) TF_RETURN_IF_ERROR(c->WithRank(c->input(i), 0, &unused));
+  return absl::OkStatus();
+}
+
+absl::Status LookupShape(InferenceContext* c) {
+  int num_tables = 0, num_keys = 0, num_splits = 0;
+  bool is_stacked = false;
+  std::vector<int> feature_keys, feature_splits, feature_table, dims;
+  TF_RETURN_IF_ERROR(c->GetAttr("num_tables", &num_tables));
+  TF_RETURN_IF_ERROR(c->GetAttr("num_keys", &num_keys));
+  TF_RETURN_IF_ERROR(c->GetAttr("num_splits", &num_splits));
+  TF_RETURN_IF_ERROR(c->GetAttr("is_stacked", &is_stacked));
+  TF_RETURN_IF_ERROR(c->GetAttr("feature_keys", &feature_keys));
+  TF_RETURN_IF_ERROR(c->GetAttr("feature_splits", &feature_splits));
+  TF_RETURN_IF_ERROR(c->GetAttr("feature_table", &feature_table));
+  TF_RETURN_IF_ERROR(c->GetAttr("table_dims", &dims));
+  TF_RETURN_IF_ERROR(CheckScalars(c, 0, num_tables));
+  const size_t num_features = feature_keys.size();
+  if (feature_splits.size() != num_features || feature_table.size() != num_features ||
+      dims.size() != static_cast<size_t>(num_tables)) {
+    return absl::InvalidArgumentError(
+        "feature_* lists, or table_dims and handles, differ in length");
+  }
+  tf::shape_inference::DimensionHandle batch = c->UnknownDim();
+  for (size_t f = 0; f < num_features; ++f) {
+    if (feature_keys[f] < 0 || feature_keys[f] >= num_keys || feature_splits[f] >= num_splits ||
+        feature_table[f] < 0 || feature_table[f] >= num_tables) {
+      return absl::InvalidArgumentError("a feature_* list has an index beyond the op's inputs");
+    }
+    ShapeHandle shape;
+    if (feature_splits[f] >= 0) {
+      TF_RETURN_IF_ERROR(
+          c->WithRank(c->input(num_tables + num_keys + feature_splits[f]), 1, &shape));
+      tf::shape_inference::DimensionHandle examples;
+      TF_RETURN_IF_ERROR(c->Subtract(c->Dim(shape, 0), 1, &examples));
+      TF_RETURN_IF_ERROR(c->Merge(batch, examples, &batch));
+    } else {
+      TF_RETURN_IF_ERROR(c->WithRankAtLeast(c->input(num_tables + feature_keys[f]), 1, &shape));
+      TF_RETURN_IF_ERROR(c->WithRankAtMost(shape, 2, &shape));
+      if (c->RankKnown(shape)) TF_RETURN_IF_ERROR(c->Merge(batch, c->Dim(shape, 0), &batch));
+    }
+  }
+  int num_outputs = 0;
+  TF_RETURN_IF_ERROR(c->GetAttr("num_outputs", &num_outputs));
+  if (is_stacked) {
+    if (num_outputs != 1) return absl::InvalidArgumentError("is_stacked needs num_outputs = 1");
+    for (int table : feature_table) {
+      if (dims[table] != dims[feature_table[0]]) {
+        return absl::InvalidArgumentError("is_stacked needs tables of equal dim");
+      }
+    }
+    c->set_output(0, c->MakeShape({batch, c->MakeDim(static_cast<int64_t>(num_features)),
+                                   c->MakeDim(dims[feature_table[0]])}));
+  } else {
+    if (num_outputs != static_cast<int>(num_features)) {
+      return absl::InvalidArgumentError("num_outputs must be the number of features");
+    }
+    for (size_t f = 0; f < num_features; ++f) {
+      c->set_output(static_cast<int>(f), c->Matrix(batch, c->MakeDim(dims[feature_table[f]])));
+    }
+  }
+  if (c->num_outputs() > num_outputs) c->set_output(num_outputs, c->Scalar());  // the plan
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+#define SLIPSTREAM_LOOKUP_ATTRS                               \
+  .Attr("num_tables: int >= 1")                               \
+      .Attr("table_dims: list(int) >= 1")                     \
+      .Attr("combiners: list({'sum', 'mean', 'sqrtn'}) >= 1") \
+      .Attr("is_stacked: bool")                               \
+      .Attr("num_outputs: int >= 1")
+
+#define SLIPSTREAM_LOOKUP_DOC                                                                 \
+  "table_dims: the dim of each table.\n"                                                      \
+  "combiners: per feature, how the rows of a bag become one vector.\n"                        \
+  "is_stacked: one output float32 [batch, features, dim] instead of one [batch, dim] each.\n" \
+  "handles: scalars, one per table; no table may come twice.\n"                               \
+  "pooled: float32 [batch, dim] per feature, or [batch, features, dim].\n" SLIPSTREAM_FEATURE_DOC
+
+REGISTER_OP("SlipstreamTable")
+    .Output("handle: resource")
+    .Attr("table_name: string")
+    .Attr("dim: int")
+    .Attr("capacity: int = 0")
+    .Attr("eviction: {'lfu', 'lru'} = 'lfu'")
+    .Attr("initializer: {'zeros', 'constant', 'uniform', 'normal'} = 'zeros'")
+    .Attr("initializer_a: float = 0")
+    .Attr("initializer_b: float = 0")
+    .Attr("seed: int = 0")
+    .Attr("rule: {'sgd', 'adagrad', 'rowwise_adagrad', 'adam'} = 'sgd'")
+    .Attr("rule_a: float = 0")
+    .Attr("rule_b: float = 0")
+    .Attr("rule_c: float = 0")
+    .SetIsStateful()
+    .SetShapeFn(tf::shape_inference::ScalarShape)
+    .Doc(R"doc(
+Makes an embedding table, which lives as long as its last handle.
+
+table_name: for messages.
+dim: values per row.
+capacity: most rows; 0 grows without bound.
+eviction: which rows leave a full table: lowest access count or longest unused.
+initializer: how a new key's row starts, a function of (seed, key).
+initializer_a: constant: value; uniform: low; normal: mean.
+initializer_b: uniform: high; normal: standard deviation.
+seed: of the initializer.
+rule: the sparse optimizer.
+rule_a: Adagrad: initial accumulator; Adam: beta 1.
+rule_b: Adagrad: epsilon; Adam: beta 2.
+rule_c: Adam: epsilon.
+handle: scalar.
+)doc");
+
+REGISTER_OP("SlipstreamLookup")
+    .Input("handles: num_tables * resource") SLIPSTREAM_FEATURE_INPUTS SLIPSTREAM_LOOKUP_ATTRS
+    .Output("pooled: num_outputs * float")
+    .Output("plan: variant")
+    .SetIsStateful()
+    .SetShapeFn(LookupShape)
+    .Doc(
+        "Looks up the keys of a training batch: makes missing keys and counts accesses.\n\n"
+        "plan: scalar, for SlipstreamApplyGradients.\n" SLIPSTREAM_LOOKUP_DOC);
+
+REGISTER_OP("SlipstreamEvaluationLookup")
+    .Input("handles: num_tables * resource") SLIPSTREAM_FEATURE_INPUTS SLIPSTREAM_LOOKUP_ATTRS
+    .Output("pooled: num_outputs * float")
+    .SetIsStateful()
+    .SetShapeFn(LookupShape)
+    .Doc(
+        "Looks up keys without making or counting any; absent keys give their initial "
+        "rows.\n\n" SLIPSTREAM_LOOKUP_DOC);
+
+REGISTER_OP("SlipstreamApplyGradients")
+    .Input("plan: variant")
+    .Input("gradients: num_gradients * float")
+    .Input("learning_rate: float")
+    .Attr("num_gradients: int >= 1")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) -> absl::Status {
+      TF_RETURN_IF_ERROR(CheckScalars(c, 0, 1));
+      return CheckScalars(c, c->num_inputs() - 1, c->num_inputs());
+    })
+    .Doc(R"doc(
+Sums the gradients of each key in batch order and applies its table's rule once.
+
+plan: scalar, from SlipstreamLookup.
+gradients: of its pooled outputs, in their shapes; all must be finite.
+learning_rate: scalar.
+)doc");
+
+REGISTER_OP("SlipstreamTableGather")
+    .Input("handle: resource")
+    .Input("keys: int64")
+    .Attr("dim: int >= 1")
+    .Output("rows: float")
+    .Output("found: bool")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) -> absl::Status {
+      ShapeHandle keys;
+      int dim = 0;
+      TF_RETURN_IF_ERROR(CheckScalars(c, 0, 1));
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(1), 1, &keys));
+      TF_RETURN_IF_ERROR(c->GetAttr("dim", &dim));
+      c->set_output(0, c->Matrix(c->Dim(keys, 0), dim));
+      c->set_output(1, keys);
+      return absl::OkStatus();
+    })
+    .Doc(R"doc(
+Reads rows by key, without making or counting any.
+
+handle: scalar.
+keys: [n].
+dim: that of the table.
+rows: [n, dim]; an absent key gives its initial row.
+found: [n], whether the key is there.
+)doc");
+
+REGISTER_OP("SlipstreamTableHotKeys")
+    .Input("handle: resource")
+    .Input("k: int64")
+    .Output("keys: int64")
+    .Output("counts: float")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) -> absl::Status {
+      TF_RETURN_IF_ERROR(CheckScalars(c, 0, 2));
+      const ShapeHandle out = c->Vector(c->UnknownDim());
+      c->set_output(0, out);
+      c->set_output(1, out);
+      return absl::OkStatus();
+    })
+    .Doc(R"doc(
+The keys with the highest decayed access counts above 0.
+
+handle: scalar.
+k: scalar, at most so many.
+keys: [m <= k], by count descending, then key ascending.
+counts: [m].
+)doc");
+
+REGISTER_OP("SlipstreamTableDecayCounts")
+    .Input("handle: resource")
+    .Input("factor: float")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) -> absl::Status { return CheckScalars(c, 0, 2); })
+    .Doc(R"doc(
+Multiplies all access counts of a table.
+
+handle: scalar.
+factor: scalar, 0 to 1.
+)doc");
+
+REGISTER_OP("SlipstreamTableStatistics")
+    .Input("handle: resource")
+    .Output("statistics: int64")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) -> absl::Status {
+      TF_RETURN_IF_ERROR(CheckScalars(c, 0, 1));
+      c->set_output(0, c->Vector(4));
+      return absl::OkStatus();
+    })
+    .Doc(R"doc(
+Size of a table.
+
+handle: scalar.
+statistics: [4]: rows; bytes allocated; rows evicted so far; updates dropped because
+  their key was evicted between lookup and update.
+)doc");
+
+REGISTER_OP("SlipstreamTableExport")
+    .Input("handle: resource")
+    .Output("keys: int64")
+    .Output("rows: float")
+    .Output("slots: float")
+    .Output("counts: float")
+    .Output("last_used: int64")
+    .Output("steps: int64")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) -> absl::Status {
+      TF_RETURN_IF_ERROR(CheckScalars(c, 0, 1));
+      const tf::shape_inference::DimensionHandle n = c->UnknownDim();
+      c->set_output(0, c->Vector(n));
+      c->set_output(1, c->Matrix(n, c->UnknownDim()));
+      c->set_output(2, c->Matrix(n, c->UnknownDim()));
+      c->set_output(3, c->Vector(n));
+      c->set_output(4, c->Vector(c->UnknownDim()));
+      c->set_output(5, c->Vector(2));
+      return absl::OkStatus();
+    })
+    .Doc(R"doc(
+All of a table, sorted by key.
+
+handle: scalar.
+keys: [n].
+rows: [n, dim].
+slots: [n, slots per row], the optimizer's.
+counts: [n], decayed access counts.
+last_used: [n], number of the last lookup, for tables bounded by LRU; else [0].
+steps: [2]: updates, lookups so far.
+)doc");
+
+REGISTER_OP("SlipstreamTableImport")
+    .Input("handle: resource")
+    .Input("keys: int64")
+    .Input("rows: float")
+    .Input("slots: float")
+    .Input("counts: float")
+    .Input("last_used: int64")
+    .Input("steps: int64")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) -> absl::Status {
+      const int ranks[] = {0, 1, 2, 2, 1, 1, 1};
+      ShapeHandle unused;
+      for (int i = 0; i < 7; ++i) TF_RETURN_IF_ERROR(c->WithRank(c->input(i), ranks[i], &unused));
+      return absl::OkStatus();
+    })
+    .Doc(R"doc(
+Replaces all of a table by what SlipstreamTableExport gave; all or nothing.
+
+handle: scalar.
+keys: [n], each once.
+rows: [n, dim].
+slots: [n, slots per row].
+counts: [n].
+last_used: [n] or [0].
+steps: [2].
+)doc");
+
+}  // namespace slipstream

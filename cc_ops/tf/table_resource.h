@@ -1,0 +1,34 @@
+// The embedding table as a TensorFlow resource.
+#ifndef SLIPSTREAM_CC_OPS_TF_TABLE_RESOURCE_H_
+#define SLIPSTREAM_CC_OPS_TF_TABLE_RESOURCE_H_
+
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "cc_ops/core/embedding_table.h"
+#include "cc_ops/core/parallel.h"
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/resource_mgr.h"
+
+namespace slipstream {
+
+class TableResource : public tensorflow::ResourceBase {
+ public:
+  explicit TableResource(const TableOptions& options) : table_(options) {}
+
+  EmbeddingTable* table() { return &table_; }
+
+  std::string DebugString() const override {
+    return absl::StrCat("EmbeddingTable '", table_.options().name, "', dim ", table_.dim());
+  }
+
+ private:
+  EmbeddingTable table_;
+};
+
+// The framework's threads of this device, for the core.
+Parallel ParallelOf(tensorflow::OpKernelContext* context);
+
+}  // namespace slipstream
+
+#endif  // SLIPSTREAM_CC_OPS_TF_TABLE_RESOURCE_H_

@@ -1,0 +1,44 @@
+"""slipstream_tf: saturation-aware embedding training for TensorFlow.
+
+Public names only; each is loaded on first use, so that importing the package costs nothing and
+parts that need no compiled library work without one.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from slipstream_tf._version import __version__
+
+_EXPORTS = {
+    "SaturationConfig": "slipstream_tf.config",
+    "TableConfig": "slipstream_tf.config",
+    "FeatureSpec": "slipstream_tf.ops.features",
+    "Slipstream": "slipstream_tf.keras",
+}
+_MODULES = (
+    "initializers",
+    "inputs",
+    "keras",
+    "models",
+    "ops",
+    "optimizers",
+    "saturation",
+    "stores",
+    "telemetry",
+)
+
+__all__ = ["__version__", *_EXPORTS, *_MODULES]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _EXPORTS:
+        return getattr(importlib.import_module(_EXPORTS[name]), name)
+    if name in _MODULES:
+        return importlib.import_module(f"slipstream_tf.{name}")
+    raise AttributeError(f"module 'slipstream_tf' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

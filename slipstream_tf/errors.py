@@ -1,0 +1,61 @@
+"""How invalid arguments are reported: the value, the place and what is allowed, in one sentence each."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+
+def invalid(argument: str, value: Any, place: str, allowed: str) -> ValueError:
+    """Builds the error for an argument out of its range.
+
+    Args:
+        argument: name of the argument as the user wrote it.
+        value: what was given.
+        place: where, e.g. "table 'user'"; may be empty.
+        allowed: what is allowed, e.g. "an integer >= 1".
+
+    Returns:
+        A ValueError to raise.
+    """
+    where = f" for {place}" if place else ""
+    return ValueError(f"Invalid `{argument}`: {value!r}{where}. Allowed: {allowed}.")
+
+
+def require_choice(argument: str, value: Any, choices: Sequence[str], place: str = "") -> None:
+    """Raises ValueError unless `value` is one of `choices`."""
+    if value not in choices:
+        raise invalid(argument, value, place, "one of " + ", ".join(repr(c) for c in choices))
+
+
+def require_integer(
+    argument: str, value: Any, minimum: int, maximum: int | None = None, place: str = ""
+) -> None:
+    """Raises ValueError unless `value` is an integer in [minimum, maximum]."""
+    is_integer = isinstance(value, int) and not isinstance(value, bool)
+    if not is_integer or value < minimum or (maximum is not None and value > maximum):
+        bound = f"an integer >= {minimum}"
+        if maximum is not None:
+            bound += f" and <= {maximum}"
+        raise invalid(argument, value, place, bound)
+
+
+def require_number(
+    argument: str,
+    value: Any,
+    minimum: float = -math.inf,
+    maximum: float = math.inf,
+    place: str = "",
+    open_minimum: bool = False,
+) -> None:
+    """Raises ValueError unless `value` is a finite number in the range (minimum excluded if open)."""
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    low_is_met = is_number and (value > minimum if open_minimum else value >= minimum)
+    if not is_number or not math.isfinite(value) or not low_is_met or value > maximum:
+        parts = ["a finite number"]
+        if minimum != -math.inf:
+            parts.append(f"{'>' if open_minimum else '>='} {minimum:g}")
+        if maximum != math.inf:
+            parts.append(f"<= {maximum:g}")
+        raise invalid(argument, value, place, " ".join(parts))

@@ -1,0 +1,93 @@
+"""Row initializers: how a key's row starts.
+
+A row is drawn from a counter-based generator keyed by (table seed, key), so it does not depend on
+when the key arrives, on what else is in the batch or on the number of threads.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from slipstream_tf.errors import invalid, require_number
+
+
+@dataclasses.dataclass(frozen=True)
+class RandomUniform:
+    """Uniform on [minval, maxval), as `keras.initializers.RandomUniform`."""
+
+    minval: float = -0.05
+    maxval: float = 0.05
+
+    def __post_init__(self) -> None:
+        require_number("minval", self.minval)
+        require_number("maxval", self.maxval, minimum=self.minval)
+
+
+@dataclasses.dataclass(frozen=True)
+class RandomNormal:
+    """Normal with the given mean and standard deviation, as `keras.initializers.RandomNormal`."""
+
+    mean: float = 0.0
+    stddev: float = 0.05
+
+    def __post_init__(self) -> None:
+        require_number("mean", self.mean)
+        require_number("stddev", self.stddev, minimum=0.0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Zeros:
+    """All zeros."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Constant:
+    """Every element is `value`."""
+
+    value: float = 0.0
+
+    def __post_init__(self) -> None:
+        require_number("value", self.value)
+
+
+Initializer = RandomUniform | RandomNormal | Zeros | Constant
+
+_BY_NAME = {cls.__name__: cls for cls in (RandomUniform, RandomNormal, Zeros, Constant)}
+
+
+def op_attributes(initializer: Initializer) -> tuple[str, float, float]:
+    """Returns (kind, first parameter, second parameter) as the table op takes them."""
+    if isinstance(initializer, RandomUniform):
+        return "uniform", initializer.minval, initializer.maxval
+    if isinstance(initializer, RandomNormal):
+        return "normal", initializer.mean, initializer.stddev
+    if isinstance(initializer, Constant):
+        return "constant", initializer.value, 0.0
+    return "zeros", 0.0, 0.0
+
+
+def serialize(initializer: Initializer) -> dict[str, Any]:
+    """Returns {"class_name", "config"} of an initializer."""
+    return {
+        "class_name": type(initializer).__name__,
+        "config": dataclasses.asdict(initializer),
+    }
+
+
+def get(identifier: Any) -> Initializer:
+    """Returns an initializer from an instance or the dictionary that `serialize` made.
+
+    Raises:
+        ValueError: the name is unknown or the value is of another type.
+    """
+    if isinstance(identifier, tuple(_BY_NAME.values())):
+        return identifier
+    if isinstance(identifier, dict) and identifier.get("class_name") in _BY_NAME:
+        return _BY_NAME[identifier["class_name"]](**identifier.get("config", {}))
+    raise invalid(
+        "initializer",
+        identifier,
+        "",
+        "slipstream_tf.initializers." + ", ".join(f"{name}(...)" for name in _BY_NAME),
+    )

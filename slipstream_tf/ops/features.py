@@ -1,0 +1,159 @@
+"""The one input format of lookups and classification: keys of several features over one batch.
+
+In: what a user feeds (a matrix with a column per feature, or a dictionary of dense, padded or
+ragged keys). Out: `PackedFeatures`, the tensors and attributes that the ops take.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from slipstream_tf.errors import invalid
+
+PADDING_KEY = -1
+
+
+@dataclasses.dataclass(frozen=True)
+class FeatureSpec:
+    """A feature: named keys of an input that are looked up in a table.
+
+    Attributes:
+        name: name in the input dictionary.
+        table: name of its table; several features may share one.
+        combiner: "sum", "mean" or "sqrtn" for bags.
+    """
+
+    name: str
+    table: str
+    combiner: str = "sum"
+
+
+@dataclasses.dataclass(frozen=True)
+class PackedFeatures:
+    """Tensors and attributes of the ops' common inputs.
+
+    Attributes:
+        keys: int64 tensors: [batch] or [batch, width], or flat [total] with row splits.
+        row_splits: int64 tensors [batch + 1].
+        weights: float32 tensors, each of the shape of the keys it belongs to.
+        attrs: feature_keys, feature_column, feature_splits, feature_weights (lists of int, one
+            entry per feature; -1: none).
+    """
+
+    keys: list[tf.Tensor]
+    row_splits: list[tf.Tensor]
+    weights: list[tf.Tensor]
+    attrs: dict[str, list[int]]
+
+
+def _keys_tensor(value: Any, place: str) -> tf.Tensor:
+    tensor = tf.convert_to_tensor(value)
+    if tensor.dtype == tf.int32:
+        tensor = tf.cast(tensor, tf.int64)
+    if tensor.dtype != tf.int64:
+        raise invalid("keys", tensor.dtype.name, place, "an int64 (or int32) tensor")
+    return tensor
+
+
+def _pack_matrix(inputs: Any, specs: Sequence[FeatureSpec]) -> PackedFeatures:
+    keys = _keys_tensor(inputs, "the key matrix")
+    count = len(specs)
+    if keys.shape.rank != 2 or keys.shape[1] not in (None, count):
+        raise invalid(
+            "keys",
+            keys.shape,
+            "the key matrix",
+            f"shape [batch, {count}], a column per feature: " + ", ".join(s.name for s in specs),
+        )
+    return PackedFeatures(
+        [keys],
+        [],
+        [],
+        {
+            "feature_keys": [0] * count,
+            "feature_column": list(range(count)),
+            "feature_splits": [-1] * count,
+            "feature_weights": [-1] * count,
+        },
+    )
+
+
+def _flat_weights(value: Any, keys_value: Any, place: str) -> tf.Tensor:
+    if isinstance(keys_value, tf.RaggedTensor):
+        if isinstance(value, tf.RaggedTensor):
+            return tf.cast(value.flat_values, tf.float32)
+        raise invalid("weights", type(value).__name__, place, "a RaggedTensor, as the keys are")
+    if isinstance(value, tf.RaggedTensor):
+        raise invalid("weights", "RaggedTensor", place, "a dense tensor, as the keys are")
+    return tf.cast(tf.convert_to_tensor(value), tf.float32)
+
+
+def pack(
+    inputs: Any, specs: Sequence[FeatureSpec], weights: Mapping[str, Any] | None = None
+) -> PackedFeatures:
+    """Packs the keys of a batch for the ops.
+
+    Args:
+        inputs: a matrix int64 [batch, features] with a column per feature, in order; or a
+            dictionary from feature name to int64 [batch], int64 [batch, width] padded with -1,
+            or a RaggedTensor int64 [batch, None]. int32 keys are widened.
+        specs: the features, in order.
+        weights: per-key weights by feature name, float32 of the keys' shape (dictionary input
+            only). Weights are constants: no gradient flows to them.
+
+    Returns:
+        The packed tensors.
+
+    Raises:
+        ValueError: a feature is missing or unknown, keys are of another dtype or rank, or weights
+            are not laid out like the keys.
+    """
+    weights = dict(weights or {})
+    if not isinstance(inputs, Mapping):
+        if weights:
+            raise invalid("weights", sorted(weights), "a key matrix", "weights with dictionary input")
+        return _pack_matrix(inputs, specs)
+    names = [spec.name for spec in specs]
+    for given, what in ((inputs, "inputs"), (weights, "weights")):
+        unknown = sorted(set(given) - set(names))
+        if unknown:
+            raise invalid(what, unknown, "the features of a batch", "features " + ", ".join(names))
+    missing = [name for name in names if name not in inputs]
+    if missing:
+        raise invalid("inputs", sorted(inputs), "a batch", "all features; missing: " + ", ".join(missing))
+
+    packed = PackedFeatures(
+        [],
+        [],
+        [],
+        {"feature_keys": [], "feature_column": [], "feature_splits": [], "feature_weights": []},
+    )
+    for spec in specs:
+        value = inputs[spec.name]
+        place = f"feature {spec.name!r}"
+        if isinstance(value, tf.RaggedTensor):
+            if value.ragged_rank != 1 or value.flat_values.shape.rank != 1:
+                raise invalid("keys", value.shape, place, "one ragged dimension: [batch, None]")
+            packed.attrs["feature_splits"].append(len(packed.row_splits))
+            packed.row_splits.append(tf.cast(value.row_splits, tf.int64))
+            keys = _keys_tensor(value.flat_values, place)
+        else:
+            keys = _keys_tensor(value, place)
+            if keys.shape.rank not in (1, 2):
+                raise invalid(
+                    "keys", keys.shape, place, "[batch], [batch, width] or a RaggedTensor [batch, None]"
+                )
+            packed.attrs["feature_splits"].append(-1)
+        packed.attrs["feature_keys"].append(len(packed.keys))
+        packed.attrs["feature_column"].append(-1)
+        packed.keys.append(keys)
+        if weights.get(spec.name) is not None:
+            packed.attrs["feature_weights"].append(len(packed.weights))
+            packed.weights.append(_flat_weights(weights[spec.name], value, place))
+        else:
+            packed.attrs["feature_weights"].append(-1)
+    return packed

@@ -1,0 +1,223 @@
+"""Typed wrappers of the native store's ops: one embedding table behind a resource handle."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from slipstream_tf import initializers
+from slipstream_tf.config import TableConfig
+from slipstream_tf.ops import _loader
+from slipstream_tf.ops.features import PADDING_KEY, PackedFeatures
+from slipstream_tf.optimizers import SparseOptimizer
+
+
+def create(config: TableConfig, optimizer: SparseOptimizer) -> tf.Tensor:
+    """Makes a table that lives as long as its last handle.
+
+    Args:
+        config: the table.
+        optimizer: the rule of its rows.
+
+    Returns:
+        A scalar resource handle.
+
+    Raises:
+        tf.errors.InvalidArgumentError: an option is out of its range.
+    """
+    kind, first, second = initializers.op_attributes(config.initializer)
+    rule_a, rule_b, rule_c = optimizer.op_parameters()
+    return _loader.library().slipstream_table(
+        table_name=config.name,
+        dim=config.dim,
+        capacity=config.capacity or 0,
+        eviction=config.eviction,
+        initializer=kind,
+        initializer_a=first,
+        initializer_b=second,
+        seed=config.seed,
+        rule=optimizer.rule,
+        rule_a=rule_a,
+        rule_b=rule_b,
+        rule_c=rule_c,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class LookupLayout:
+    """What of a lookup stays the same from batch to batch.
+
+    Attributes:
+        feature_table: per feature, the index of its table among the handles.
+        combiners: per feature, "sum", "mean" or "sqrtn".
+        table_dims: the dim of each table.
+        is_stacked: one output [batch, features, dim] instead of one [batch, dim] per feature.
+    """
+
+    feature_table: tuple[int, ...]
+    combiners: tuple[str, ...]
+    table_dims: tuple[int, ...]
+    is_stacked: bool
+
+    def attrs(self, packed: PackedFeatures) -> dict[str, Any]:
+        """Returns the attributes of a lookup of `packed`."""
+        return {
+            **packed.attrs,
+            "feature_table": list(self.feature_table),
+            "combiners": list(self.combiners),
+            "table_dims": list(self.table_dims),
+            "is_stacked": self.is_stacked,
+            "num_outputs": 1 if self.is_stacked else len(self.feature_table),
+            "padding_key": PADDING_KEY,
+        }
+
+
+def lookup(
+    handles: Sequence[tf.Tensor], packed: PackedFeatures, layout: LookupLayout
+) -> tuple[list[tf.Tensor], tf.Tensor]:
+    """Looks up a training batch: missing keys get rows, accesses are counted.
+
+    Args:
+        handles: the tables, each once.
+        packed: the batch's keys.
+        layout: of this lookup.
+
+    Returns:
+        (pooled, plan): float32 [batch, dim] per feature, or one [batch, features, dim]; and the
+        plan for `apply_gradients`, a scalar variant.
+
+    Raises:
+        tf.errors.InvalidArgumentError: row splits decrease, weights are of another length, ...
+        tf.errors.ResourceExhaustedError: a bounded table cannot hold the batch's keys.
+    """
+    result = _loader.library().slipstream_lookup(
+        handles=list(handles),
+        keys=packed.keys,
+        row_splits=packed.row_splits,
+        weights=packed.weights,
+        **layout.attrs(packed),
+    )
+    return list(result.pooled), result.plan
+
+
+def evaluation_lookup(
+    handles: Sequence[tf.Tensor], packed: PackedFeatures, layout: LookupLayout
+) -> list[tf.Tensor]:
+    """Looks up keys without making or counting any; see `lookup`.
+
+    Returns:
+        The pooled vectors; an absent key counts with the row its initializer would give.
+    """
+    return list(
+        _loader.library().slipstream_evaluation_lookup(
+            handles=list(handles),
+            keys=packed.keys,
+            row_splits=packed.row_splits,
+            weights=packed.weights,
+            **layout.attrs(packed),
+        )
+    )
+
+
+def apply_gradients(
+    plan: tf.Tensor, gradients: Sequence[tf.Tensor], learning_rate: Any
+) -> tf.Operation | None:
+    """Sums the gradients of each key in batch order and applies its table's rule once.
+
+    Args:
+        plan: from `lookup`.
+        gradients: of its pooled vectors, float32 in their shapes.
+        learning_rate: scalar float32.
+
+    Returns:
+        The operation in a graph, None in eager mode.
+
+    Raises:
+        tf.errors.InvalidArgumentError: a gradient is not finite (no row is changed then).
+    """
+    return _loader.library().slipstream_apply_gradients(
+        plan=plan, gradients=list(gradients), learning_rate=learning_rate
+    )
+
+
+def gather(handle: tf.Tensor, keys: Any, dim: int) -> tuple[tf.Tensor, tf.Tensor]:
+    """Reads rows by key: (rows float32 [n, dim], found bool [n]); absent keys: initial rows."""
+    return _loader.library().slipstream_table_gather(handle=handle, keys=keys, dim=dim)
+
+
+def hot_keys(handle: tf.Tensor, k: int) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns the at most k most accessed keys, int64 [m], and their counts, float32 [m].
+
+    Sorted by count descending, then key ascending; keys with a count of 0 are left out.
+    """
+    return _loader.library().slipstream_table_hot_keys(handle=handle, k=tf.constant(k, tf.int64))
+
+
+def decay_counts(handle: tf.Tensor, factor: float) -> None:
+    """Multiplies all access counts of a table by `factor`, 0 to 1."""
+    _loader.library().slipstream_table_decay_counts(handle=handle, factor=factor)
+
+
+@dataclasses.dataclass(frozen=True)
+class TableStatistics:
+    """Size of a table.
+
+    Attributes:
+        rows: keys it holds.
+        allocated_bytes: memory asked for (pages never touched cost nothing).
+        evicted_rows: rows that left so far.
+        dropped_updates: updates whose key was evicted between lookup and update.
+    """
+
+    rows: int
+    allocated_bytes: int
+    evicted_rows: int
+    dropped_updates: int
+
+
+def statistics(handle: tf.Tensor) -> TableStatistics:
+    """Returns the statistics of a table (eager only)."""
+    values = _loader.library().slipstream_table_statistics(handle=handle).numpy()
+    return TableStatistics(*(int(v) for v in values))
+
+
+EXPORTED = {
+    "keys": np.int64,
+    "rows": np.float32,
+    "slots": np.float32,
+    "counts": np.float32,
+    "last_used": np.int64,
+    "steps": np.int64,
+}
+
+
+def export_table(handle: tf.Tensor) -> dict[str, np.ndarray]:
+    """Returns all of a table, sorted by key (eager only).
+
+    Returns:
+        keys int64 [n]; rows float32 [n, dim]; slots float32 [n, slots per row]; counts float32
+        [n]; last_used int64 [n] (tables bounded by LRU, else [0]); steps int64 [2] (updates and
+        lookups so far).
+    """
+    result = _loader.library().slipstream_table_export(handle=handle)
+    return {name: getattr(result, name).numpy() for name in EXPORTED}
+
+
+def import_table(handle: tf.Tensor, contents: Mapping[str, Any]) -> None:
+    """Replaces all of a table by what `export_table` gave; all or nothing.
+
+    Raises:
+        ValueError: an array is missing or unknown.
+        tf.errors.InvalidArgumentError: shapes do not fit the table or a key comes twice.
+    """
+    if set(contents) != set(EXPORTED):
+        raise ValueError(
+            f"Invalid table contents: arrays {sorted(contents)}. Allowed: exactly "
+            f"{sorted(EXPORTED)}."
+        )
+    arrays = {name: tf.constant(np.asarray(contents[name], t)) for name, t in EXPORTED.items()}
+    _loader.library().slipstream_table_import(handle=handle, **arrays)

@@ -1,0 +1,97 @@
+"""The contract of an embedding store, which the saturation engine and the layers rely on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import tensorflow as tf
+
+from slipstream_tf.config import TableConfig
+from slipstream_tf.ops.features import FeatureSpec, PackedFeatures
+from slipstream_tf.optimizers import SparseOptimizer
+
+
+class EmbeddingStore(Protocol):
+    """Owns the rows, optimizer slots and access counts of one or more tables.
+
+    Attributes:
+        tables: the tables, in the order that table indices refer to.
+        optimizer: the sparse optimizer of all tables.
+        learning_rate: float32 scalar variable, read in every update.
+    """
+
+    tables: tuple[TableConfig, ...]
+    optimizer: SparseOptimizer
+    learning_rate: tf.Variable
+
+    def lookup(
+        self,
+        packed: PackedFeatures,
+        specs: Sequence[FeatureSpec],
+        training: bool,
+        stacked: bool = False,
+    ) -> tuple[list[tf.Tensor], tf.Tensor | None]:
+        """Pools the rows of a batch.
+
+        Args:
+            packed: the keys, from `features.pack` with the same specs.
+            specs: the features, in order.
+            training: make missing keys and count accesses; else neither.
+            stacked: one tensor [batch, features, dim] (tables of equal dim) instead of one
+                [batch, dim] per feature.
+
+        Returns:
+            (pooled, plan): float32 tensors; the plan for `apply_gradients`, None unless training.
+        """
+        ...
+
+    def apply_gradients(
+        self, plan: tf.Tensor, gradients: Sequence[tf.Tensor]
+    ) -> tf.Operation | None:
+        """Sums the gradients of each key of a lookup and applies the optimizer's rule once.
+
+        Args:
+            plan: from `lookup`.
+            gradients: float32, of its pooled outputs. Used as given: those of a loss that is a
+                mean over the batch stay so.
+        """
+        ...
+
+    def size(self, table: str) -> int:
+        """Returns the number of keys in a table."""
+        ...
+
+    def gather(self, table: str, keys: Any) -> tuple[tf.Tensor, tf.Tensor]:
+        """Reads rows without making or counting keys.
+
+        Args:
+            table: name of the table.
+            keys: int64 [n].
+
+        Returns:
+            rows float32 [n, dim] and found bool [n]; an absent key gives its initial row.
+        """
+        ...
+
+    def hot_keys(self, table: str, k: int) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the at most k most accessed keys.
+
+        Returns:
+            keys int64 [m] and decayed counts float32 [m], by count descending, then key
+            ascending; keys with a count of 0 are left out.
+        """
+        ...
+
+    def decay_counts(self, factor: float) -> None:
+        """Multiplies the access counts of all tables by `factor`, 0 to 1."""
+        ...
+
+    def export_table(self, table: str) -> dict[str, np.ndarray]:
+        """Returns all of a table as arrays, sorted by key."""
+        ...
+
+    def import_table(self, table: str, contents: Mapping[str, Any]) -> None:
+        """Replaces all of a table by what `export_table` gave; all or nothing."""
+        ...

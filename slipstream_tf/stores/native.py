@@ -1,0 +1,112 @@
+"""The native store: C++ hash tables on the CPU, one lookup and one update call for all tables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from slipstream_tf.config import TableConfig
+from slipstream_tf.errors import invalid
+from slipstream_tf.ops import table as table_ops
+from slipstream_tf.ops.features import FeatureSpec, PackedFeatures
+from slipstream_tf.optimizers import SparseOptimizer
+from slipstream_tf.optimizers import get as get_optimizer
+
+
+class NativeStore:
+    """Embedding tables in C++ hash tables that grow as keys arrive or stay within a capacity.
+
+    Access counts are kept in float32: exact up to 16,777,216 lookups of a key (after decay).
+    """
+
+    def __init__(self, tables: Sequence[TableConfig], optimizer: SparseOptimizer):
+        """Makes empty tables.
+
+        Args:
+            tables: at least one, of distinct names.
+            optimizer: the rule of all tables.
+
+        Raises:
+            ValueError: no table, a name twice, or something that is no sparse optimizer.
+        """
+        self.tables = tuple(tables)
+        self.optimizer = get_optimizer(optimizer)
+        names = [config.name for config in self.tables]
+        if not names or len(set(names)) != len(names):
+            raise invalid("tables", names, "a store", "one table or more, of distinct names")
+        self.learning_rate = tf.Variable(
+            self.optimizer.learning_rate, trainable=False, dtype=tf.float32, name="learning_rate"
+        )
+        self._index = {name: i for i, name in enumerate(names)}
+        with tf.init_scope():
+            self._handles = [table_ops.create(config, self.optimizer) for config in self.tables]
+
+    def _index_of(self, table: str) -> int:
+        if table not in self._index:
+            raise invalid("table", table, "a store", "one of " + ", ".join(map(repr, self._index)))
+        return self._index[table]
+
+    def _layout(self, specs: Sequence[FeatureSpec], stacked: bool) -> table_ops.LookupLayout:
+        feature_table = tuple(self._index_of(spec.table) for spec in specs)
+        dims = {self.tables[t].dim for t in feature_table}
+        if stacked and len(dims) > 1:
+            raise invalid("stacked", True, f"tables of dims {sorted(dims)}", "tables of equal dim")
+        return table_ops.LookupLayout(
+            feature_table=feature_table,
+            combiners=tuple(spec.combiner for spec in specs),
+            table_dims=tuple(config.dim for config in self.tables),
+            is_stacked=stacked,
+        )
+
+    def lookup(
+        self,
+        packed: PackedFeatures,
+        specs: Sequence[FeatureSpec],
+        training: bool,
+        stacked: bool = False,
+    ) -> tuple[list[tf.Tensor], tf.Tensor | None]:
+        """See `EmbeddingStore.lookup`."""
+        layout = self._layout(specs, stacked)
+        if training:
+            return table_ops.lookup(self._handles, packed, layout)
+        return table_ops.evaluation_lookup(self._handles, packed, layout), None
+
+    def apply_gradients(
+        self, plan: tf.Tensor, gradients: Sequence[tf.Tensor]
+    ) -> tf.Operation | None:
+        """See `EmbeddingStore.apply_gradients`."""
+        return table_ops.apply_gradients(plan, gradients, self.learning_rate)
+
+    def size(self, table: str) -> int:
+        """See `EmbeddingStore.size`."""
+        return self.statistics(table).rows
+
+    def statistics(self, table: str) -> table_ops.TableStatistics:
+        """Returns rows, bytes, evictions and dropped updates of a table."""
+        return table_ops.statistics(self._handles[self._index_of(table)])
+
+    def gather(self, table: str, keys: Any) -> tuple[tf.Tensor, tf.Tensor]:
+        """See `EmbeddingStore.gather`."""
+        index = self._index_of(table)
+        return table_ops.gather(self._handles[index], keys, self.tables[index].dim)
+
+    def hot_keys(self, table: str, k: int) -> tuple[np.ndarray, np.ndarray]:
+        """See `EmbeddingStore.hot_keys`."""
+        keys, counts = table_ops.hot_keys(self._handles[self._index_of(table)], k)
+        return keys.numpy(), counts.numpy()
+
+    def decay_counts(self, factor: float) -> None:
+        """See `EmbeddingStore.decay_counts`."""
+        for handle in self._handles:
+            table_ops.decay_counts(handle, factor)
+
+    def export_table(self, table: str) -> dict[str, np.ndarray]:
+        """See `EmbeddingStore.export_table`; the arrays are those of `ops.table.export_table`."""
+        return table_ops.export_table(self._handles[self._index_of(table)])
+
+    def import_table(self, table: str, contents: Mapping[str, Any]) -> None:
+        """See `EmbeddingStore.import_table`."""
+        table_ops.import_table(self._handles[self._index_of(table)], contents)
