@@ -8,17 +8,21 @@ One entry per line, sorted; paths are relative to cc_ops/.
 CORE_HDRS = [
     "core/batch_lookup.h",
     "core/drift.h",
+    "core/drift_index.h",
     "core/embedding_table.h",
     "core/feature_view.h",
     "core/gradient_update.h",
     "core/hash.h",
     "core/hash_index.h",
+    "core/input_classifier.h",
+    "core/input_reservoir.h",
     "core/key_sort.h",
     "core/lookup_plan.h",
     "core/parallel.h",
     "core/pooling.h",
     "core/row_arena.h",
     "core/row_initializer.h",
+    "core/skip_score.h",
     "core/status.h",
     "core/table_locks.h",
     "core/update_rule.h",
@@ -26,17 +30,24 @@ CORE_HDRS = [
 CORE_SRCS = [
     "core/batch_lookup.cc",
     "core/drift.cc",
+    "core/drift_index.cc",
     "core/embedding_table.cc",
     "core/gradient_update.cc",
     "core/hash_index.cc",
+    "core/input_classifier.cc",
     "core/key_sort.cc",
     "core/row_initializer.cc",
+    "core/skip_score.cc",
     "core/update_rule.cc",
 ]
 
 # One GoogleTest program each, without a main function.
 CORE_TESTS = [
+    "core/drift_index_test.cc",
     "core/drift_test.cc",
+    "core/input_classifier_test.cc",
+    "core/input_reservoir_test.cc",
+    "core/skip_score_test.cc",
 ]
 
 # CUDA launchers, compiled by nvcc: raw pointers and a stream, nothing else.
@@ -60,6 +71,8 @@ TF_HDRS = [
 ]
 TF_SRCS = [
     "tf/build_info.cc",
+    "tf/classifier_kernels.cc",
+    "tf/classifier_ops.cc",
     "tf/drift_kernels.cc",
     "tf/drift_ops.cc",
     "tf/feature_inputs.cc",

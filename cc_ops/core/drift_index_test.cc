@@ -1,0 +1,84 @@
+#include "cc_ops/core/drift_index.h"
+
+#include <cstdint>
+#include <limits>
+#include <random>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "gtest/gtest.h"
+
+namespace slipstream {
+namespace {
+
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+constexpr float kInf = std::numeric_limits<float>::infinity();
+
+Status Build(DriftIndex* index, const std::vector<int32_t>& tables,
+             const std::vector<int64_t>& keys, const std::vector<float>& drifts) {
+  return index->Build(3, tables.data(), keys.data(), drifts.data(),
+                      static_cast<int64_t>(keys.size()));
+}
+
+TEST(DriftIndex, EmptyIndexTracksNothing) {
+  DriftIndex index;
+  EXPECT_EQ(index.Find({7, 0}), kInf);
+  EXPECT_TRUE(Build(&index, {}, {}, {}).ok());
+  EXPECT_EQ(index.size(), 0);
+  EXPECT_EQ(index.Find({7, 0}), kInf);
+  index.Prefetch({7, 0});
+}
+
+TEST(DriftIndex, SameKeyOfTwoTablesIsTwoKeys) {
+  DriftIndex index;
+  ASSERT_TRUE(Build(&index, {0, 2}, {-1, -1}, {0.5f, 1.5f}).ok());
+  EXPECT_EQ(index.Find({-1, 0}), 0.5f);
+  EXPECT_EQ(index.Find({-1, 2}), 1.5f);
+  EXPECT_EQ(index.Find({-1, 1}), kInf);
+}
+
+TEST(DriftIndex, AgreesWithAMap) {
+  std::mt19937_64 random(1);
+  std::unordered_map<int64_t, float> expected;
+  std::vector<int32_t> tables;
+  std::vector<int64_t> keys;
+  std::vector<float> drifts;
+  for (int i = 0; i < 20000; ++i) {
+    // Few and many distinct bits: dense ids and hashes.
+    const int64_t key = i % 2 == 0 ? i : static_cast<int64_t>(random());
+    if (!expected.emplace(key, static_cast<float>(i)).second) continue;
+    tables.push_back(1);
+    keys.push_back(key);
+    drifts.push_back(static_cast<float>(i));
+  }
+  DriftIndex index;
+  ASSERT_TRUE(Build(&index, tables, keys, drifts).ok());
+  EXPECT_EQ(index.size(), static_cast<int64_t>(expected.size()));
+  for (const auto& [key, drift] : expected) EXPECT_EQ(index.Find({key, 1}), drift);
+  for (int64_t key = 1; key < 20000; key += 2) EXPECT_EQ(index.Find({key, 1}), kInf);
+}
+
+TEST(DriftIndex, NonFiniteDriftIsUntracked) {
+  DriftIndex index;
+  ASSERT_TRUE(Build(&index, {0, 0, 0, 0}, {1, 2, 3, 4}, {kNan, kInf, -kInf, 0.0f}).ok());
+  EXPECT_EQ(index.size(), 1);
+  for (int64_t key = 1; key <= 3; ++key) EXPECT_EQ(index.Find({key, 0}), kInf);
+  EXPECT_EQ(index.Find({4, 0}), 0.0f);
+}
+
+TEST(DriftIndex, BadInputIsAnErrorThatNamesItAndChangesNothing) {
+  DriftIndex index;
+  ASSERT_TRUE(Build(&index, {0}, {9}, {0.25f}).ok());
+  for (const int32_t table : {-1, 3}) {
+    const Status status = Build(&index, {0, table}, {1, 2}, {0.0f, 0.0f});
+    EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
+    EXPECT_NE(status.message().find("position 1"), std::string::npos);
+  }
+  EXPECT_NE(Build(&index, {0, 0}, {1, 1}, {0.0f, kNan}).message().find("twice"), std::string::npos);
+  EXPECT_NE(Build(&index, {0}, {1}, {-0.5f}).message().find("drift"), std::string::npos);
+  EXPECT_EQ(index.Find({9, 0}), 0.25f);
+}
+
+}  // namespace
+}  // namespace slipstream

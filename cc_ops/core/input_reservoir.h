@@ -1,0 +1,58 @@
+// A uniform sample of a window's inputs: the keys each of them looks up.
+#ifndef SLIPSTREAM_CC_OPS_CORE_INPUT_RESERVOIR_H_
+#define SLIPSTREAM_CC_OPS_CORE_INPUT_RESERVOIR_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "cc_ops/core/drift_index.h"
+#include "cc_ops/core/hash.h"
+
+namespace slipstream {
+
+// Random number `counter` of the stream `seed`: needs no state, so that results depend on
+// neither threads nor call sizes.
+inline uint64_t CounterRandom(uint64_t seed, uint64_t counter) {
+  return Mix64(Mix64(seed) ^ Mix64(counter + 0x632be59bd9b4e019ULL));
+}
+
+// Algorithm R (Vitter, 1985) with counter-based random numbers: the same seed and inputs give
+// the same sample. Not thread-safe.
+class InputReservoir {
+ public:
+  // capacity: most inputs kept, at least 1.
+  InputReservoir(int64_t capacity, uint64_t seed) : capacity_(capacity), seed_(seed) {}
+
+  // Offers the next input: lookups [m], copied if the input is chosen.
+  void Offer(const Lookup* lookups, int64_t m) {
+    const uint64_t number = offered_total_++;
+    const int64_t position = offered_in_window_++;
+    if (position < capacity_) {
+      if (position >= static_cast<int64_t>(inputs_.size())) inputs_.emplace_back();
+      inputs_[position].assign(lookups, lookups + m);
+      return;
+    }
+    const unsigned __int128 product =
+        static_cast<unsigned __int128>(CounterRandom(seed_, number)) * (position + 1);
+    const int64_t chosen = static_cast<int64_t>(product >> 64);  // uniform in [0, position]
+    if (chosen < capacity_) inputs_[chosen].assign(lookups, lookups + m);
+  }
+
+  // Number of inputs kept now.
+  int64_t size() const { return offered_in_window_ < capacity_ ? offered_in_window_ : capacity_; }
+  const std::vector<Lookup>& input(int64_t i) const { return inputs_[i]; }
+
+  // Starts the next window's sample. Random numbers go on and never repeat.
+  void Clear() { offered_in_window_ = 0; }
+
+ private:
+  int64_t capacity_;
+  uint64_t seed_;
+  uint64_t offered_total_ = 0;
+  int64_t offered_in_window_ = 0;
+  std::vector<std::vector<Lookup>> inputs_;  // keep their memory from window to window
+};
+
+}  // namespace slipstream
+
+#endif  // SLIPSTREAM_CC_OPS_CORE_INPUT_RESERVOIR_H_

@@ -1,0 +1,25 @@
+// The number that decides whether an input can be skipped (Slipstream, arXiv 2404.04270,
+// input classifier block).
+#ifndef SLIPSTREAM_CC_OPS_CORE_SKIP_SCORE_H_
+#define SLIPSTREAM_CC_OPS_CORE_SKIP_SCORE_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "cc_ops/core/drift_index.h"
+
+namespace slipstream {
+
+// ceil(alpha * m), at least 1: how many of m >= 1 lookups must be saturated. A product
+// within rounding error of an integer is that integer (0.55 * 100 is 55, not 56).
+int64_t RequiredLookups(double alpha, int64_t m);
+
+// The skip score of one input: the RequiredLookups(alpha, m)-th smallest drift among its m
+// lookups, where untracked keys count as +inf; +inf for an input without lookups.
+//   alpha: in (0, 1].   scratch: reused between calls to spare allocations.
+float SkipScore(const DriftIndex& index, double alpha, const Lookup* lookups, int64_t m,
+                std::vector<float>* scratch);
+
+}  // namespace slipstream
+
+#endif  // SLIPSTREAM_CC_OPS_CORE_SKIP_SCORE_H_
