@@ -22,6 +22,7 @@ PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 STAMPS := $(VENV)/.slipstream
 # Debian packages the venv module separately for each Python, e.g. python3.12-venv.
 VENV_PACKAGE := $(or $(filter python3%,$(notdir $(PYTHON))),python3)-venv
+BASE_PACKAGES := $(or $(CXX),g++):g++ $(PYTHON):python3 module=$(PYTHON)=ensurepip:$(VENV_PACKAGE)
 TEST_TOOLS := hypothesis pytest
 LINT_TOOLS := clang-format mypy ruff
 
@@ -32,7 +33,7 @@ SOURCES := setup.py pyproject.toml MANIFEST.in \
 # Its text changes when a source appears or goes.
 SOURCE_LIST := $(STAMPS)/sources.txt
 
-.PHONY: help demo test build venv lint format cuda clean bazel-test FORCE
+.PHONY: help demo test build venv lint format cuda clean test-packages bazel-test FORCE
 
 help:  ## This list
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 24
@@ -45,8 +46,12 @@ demo: $(STAMPS)/installed  ## Train on click data with and without skipping (DAT
 test: bazel-test $(STAMPS)/installed $(STAMPS)/test-tools  ## All tests: C++ by Bazel, Python by pytest
 	@$(BIN)/pytest $(PYTEST_FLAGS) tests
 
-bazel-test: $(STAMPS)/tensorflow
-	@build_support/system_packages.sh bazel:bazel-bootstrap /usr/src/googletest:googletest
+# Asked for first, so that who cannot install them learns it at once.
+test-packages:
+	@build_support/system_packages.sh $(BASE_PACKAGES) $(BAZEL):bazel-bootstrap \
+		$(or $(GTEST_ROOT),/usr/src/googletest)/googletest/src/gtest-all.cc:googletest
+
+bazel-test: test-packages $(STAMPS)/tensorflow
 	@PYTHON_BIN_PATH=$(BIN)/python $(BAZEL) test $(BAZEL_FLAGS) //...
 
 build: $(STAMPS)/installed  ## Install the package, with its op library, into the environment
@@ -73,7 +78,7 @@ clean:  ## Remove the environment and all that was built
 	@rm -rf .venv build dist *.egg-info slipstream_tf/_slipstream_ops.so
 
 $(BIN)/python:
-	@build_support/system_packages.sh g++:g++ $(PYTHON):python3 module=$(PYTHON)=ensurepip:$(VENV_PACKAGE)
+	@build_support/system_packages.sh $(BASE_PACKAGES)
 	@echo "Making the environment $(VENV)"
 	@$(PYTHON) -m venv $(VENV)
 

@@ -27,6 +27,8 @@ if [ "$(id -u)" -ne 0 ] || ! command -v apt-get >/dev/null; then
 fi
 echo "Installing system packages:$missing"
 export DEBIAN_FRONTEND=noninteractive
-apt-get update -qq
 # shellcheck disable=SC2086  # one word per package
-apt-get install -qq -y --no-install-recommends $missing >/dev/null
+if ! { apt-get update -qq && apt-get install -qq -y --no-install-recommends $missing >/dev/null; }; then
+  echo "These system packages could not be installed; see above:$missing" >&2
+  exit 1
+fi
