@@ -1,0 +1,40 @@
+"""Every branch on the version of TensorFlow, Keras or Horovod lives here and nowhere else."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+MINIMUM_KERAS = (3, 0)
+
+
+def version_numbers(version: str) -> tuple[int, int]:
+    """Returns (major, minor) of a version string such as "3.15.1" or "2.21.0-rc1"."""
+    major, minor = version.split(".")[:2]
+    return int(major), int(minor)
+
+
+def require_keras() -> Any:
+    """Imports Keras 3 on its TensorFlow backend.
+
+    TensorFlow 2.16 and later bring Keras 3 as the package `keras`; `TF_USE_LEGACY_KERAS` changes
+    `tf.keras` only, so the layers here are always built on `keras` itself.
+
+    Returns:
+        The module `keras`.
+
+    Raises:
+        ImportError: `keras` is older than 3, or runs on another backend.
+    """
+    keras = importlib.import_module("keras")
+    if version_numbers(keras.__version__) < MINIMUM_KERAS:
+        raise ImportError(
+            f"slipstream_tf.keras needs Keras 3, found keras {keras.__version__}. "
+            "Run: pip install --upgrade 'keras>=3' (with TensorFlow 2.16 or later)."
+        )
+    if keras.backend.backend() != "tensorflow":
+        raise ImportError(
+            "slipstream_tf.keras needs Keras's TensorFlow backend, found "
+            f"{keras.backend.backend()!r}. Set KERAS_BACKEND=tensorflow before importing keras."
+        )
+    return keras

@@ -1,0 +1,270 @@
+"""The Keras layer over an embedding store. In: keys of a batch. Out: their combined rows.
+
+The rows are no Keras weights. The table's own sparse optimizer updates them inside the backward
+pass (as fused optimizers do elsewhere): Keras 3 densifies sparse gradients, this layer never does.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from slipstream_tf import _compat, optimizers
+from slipstream_tf.config import TableConfig
+from slipstream_tf.errors import invalid, require_choice
+from slipstream_tf.keras.feature_specs import resolve_features, resolve_tables
+from slipstream_tf.keras.store_state import StoreState, export_state, restore_state
+from slipstream_tf.ops.features import FeatureSpec, pack
+
+keras = _compat.require_keras()
+
+STORES = ("native",)
+
+
+@keras.saving.register_keras_serializable(package="slipstream_tf")
+class EmbeddingCollection(keras.layers.Layer):
+    """Embedding tables with their own sparse optimizer, for any number of features.
+
+    What goes in decides what comes out: a dictionary gives a dictionary {feature: [batch, dim]}, a
+    key matrix gives one tensor [batch, features, dim]. With `stacked=True` it is always the tensor.
+    Tensors need tables of one dimension; dictionaries do not.
+
+    Training. With `training=True` keys that are new get a row, every access is counted, and the
+    backward pass of the `tf.GradientTape` around the call updates the rows: once per call of
+    `tape.gradient`, however often a key occurs (its gradients are summed first). The gradients are
+    those of the loss as given: Keras's losses are means over the batch, so a row's gradient carries
+    the factor 1/batch. Without a tape rows are added and counted, not updated. With
+    `training=False` (evaluate, predict) nothing changes: a key without a row gets the values its
+    row would start with. A layer with `trainable=False` behaves like that in training, too.
+
+    The update anchor. TensorFlow runs the backward pass of a layer only if something trainable lies
+    behind it, so the layer has one weight of shape (), `update_anchor`. It is 0, its gradient (its
+    own value) is 0, and it stays 0 under weight decay, clipping and every Keras optimizer. Its gradient must be
+    asked for, as `tape.gradient(loss, model.trainable_variables)` does, or rows are not updated.
+
+    Precision. Rows, gradients and slots are float32; the output has the policy's compute dtype
+    (bfloat16 with "mixed_bfloat16"). Policies with loss scaling ("mixed_float16") and a
+    `LossScaleOptimizer` would scale the rows' gradients, too: the policy is refused here, the
+    optimizer must not be used. A Keras optimizer's gradient accumulation does not hold back rows.
+
+    XLA. The table ops run outside XLA. `compile(jit_compile=True)` falls back to a plain
+    `tf.function` with a warning of Keras; a `tf.function(jit_compile=True)` must not contain it.
+
+    Args:
+        tables: `TableConfig`s with different names.
+        optimizer: a rule of `slipstream_tf.optimizers`, used for all tables.
+        features: None for a feature per table, named like it; or a dictionary from feature name to
+            table name; or a sequence of `FeatureSpec`, each with its own combiner. Features may
+            share a table.
+        store: "native", or an object with the interface of a store (not serialisable then).
+        stacked: whether a dictionary gives one tensor [batch, features, dim], too.
+        **kwargs: of `keras.layers.Layer`: name, dtype, trainable.
+
+    Raises:
+        ValueError: a table, feature, optimizer, store or dtype policy that cannot work.
+    """
+
+    def __init__(
+        self,
+        tables: Sequence[TableConfig],
+        optimizer: optimizers.SparseOptimizer,
+        features: Mapping[str, str] | Sequence[FeatureSpec] | None = None,
+        store: Any = "native",
+        stacked: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        # No autocast: keys must reach the store as they are, and the anchor stays float32.
+        super().__init__(autocast=False, **kwargs)
+        _refuse_loss_scaling(self.dtype_policy, self.name)
+        _refuse_replicas(self.name)
+        self.supports_jit = False  # Keras then compiles without XLA.
+        self.tables = resolve_tables(tables)
+        self.specs = resolve_features(features, self.tables)
+        self.stacked = bool(stacked)
+        self._dims = {table.name: table.dim for table in self.tables}
+        if self.stacked:
+            self._require_one_dim("stacked=True")
+        self._store_name = store if isinstance(store, str) else None
+        self.store = _open_store(store, self.tables, optimizers.get(optimizer))
+        self.update_anchor = self.add_weight(
+            name="update_anchor", shape=(), initializer="zeros", dtype="float32", trainable=True
+        )
+        self._store_state = StoreState(self.store, f"layer {self.name!r}")
+        self.built = True
+
+    @property
+    def learning_rate(self) -> Any:
+        """The tables' learning rate, a float32 tf.Variable of shape (); assign to change it."""
+        return self.store.learning_rate
+
+    @learning_rate.setter
+    def learning_rate(self, value: float) -> None:
+        self.store.learning_rate.assign(value)
+
+    def call(self, inputs: Any, weights: Any = None, training: bool | None = None) -> Any:
+        """Looks up the rows of a batch and combines those of a bag.
+
+        Args:
+            inputs: a dictionary from feature name to keys, int64 [batch], int64 [batch, width]
+                padded with -1, or a RaggedTensor int64 [batch, None]; or one matrix int64
+                [batch, features] with a column per feature, in order.
+            weights: a dictionary from feature name to a float32 weight per key, laid out like the
+                keys; features without one are unweighted. Constants: no gradient flows to them.
+            training: whether to add missing keys, count accesses and update rows.
+
+        Returns:
+            A dictionary {feature: [batch, dim]} or a tensor [batch, features, dim], see above.
+
+        Raises:
+            ValueError: a feature is missing or unknown, keys are no integers or of another rank.
+        """
+        packed = pack(inputs, self.specs, weights)
+        stacked = self._gives_tensor(inputs)
+        if training and self.trainable:
+            rows = self._trained_lookup(packed, stacked)
+        else:
+            rows, _ = self.store.lookup(packed, self.specs, training=False, stacked=stacked)
+        outputs = [tf.cast(tensor, self.compute_dtype) for tensor in rows]
+        if stacked:
+            return outputs[0]
+        return {spec.name: tensor for spec, tensor in zip(self.specs, outputs, strict=True)}
+
+    def _trained_lookup(self, packed: Any, stacked: bool) -> tuple[tf.Tensor, ...]:
+        @tf.custom_gradient
+        def lookup(anchor: tf.Tensor) -> Any:
+            rows, plan = self.store.lookup(packed, self.specs, training=True, stacked=stacked)
+
+            def backward(*upstream: Any) -> tf.Tensor:
+                gradients = [tf.cast(tf.convert_to_tensor(g), tf.float32) for g in upstream]
+                update = self.store.apply_gradients(plan, gradients)
+                # The anchor's gradient must depend on the update: where the backward pass is a
+                # graph of its own, TensorFlow prunes what its outputs do not need. The gradient,
+                # 0, is the anchor's own value: a constant 0 is folded away together with the
+                # update (by Grappler, in `fit` with Adam, whose moments multiply it).
+                with tf.control_dependencies([] if update is None else [update]):
+                    return tf.identity(anchor)
+
+            return tuple(rows), backward
+
+        return lookup(tf.convert_to_tensor(self.update_anchor.value))
+
+    def _gives_tensor(self, inputs: Any) -> bool:
+        if isinstance(inputs, Mapping):
+            return self.stacked
+        self._require_one_dim("a key matrix")
+        return True
+
+    def _require_one_dim(self, cause: str) -> None:
+        dims = {spec.name: self._dims[spec.table] for spec in self.specs}
+        if len(set(dims.values())) > 1:
+            raise invalid(
+                "dim",
+                dims,
+                f"{cause} of layer {self.name!r}",
+                "one dimension for all features (one tensor [batch, features, dim] comes out); "
+                "with several, feed a dictionary and leave stacked=False",
+            )
+
+    def compute_output_shape(self, input_shape: Any, weights_shape: Any = None) -> Any:
+        """Returns the output's shape, or a dictionary of shapes, for the inputs' shape(s)."""
+        del weights_shape
+        if isinstance(input_shape, Mapping):
+            batch = next(iter(input_shape.values()))[0]
+        else:
+            batch = input_shape[0]
+        if self.stacked or not isinstance(input_shape, Mapping):
+            return (batch, len(self.specs), self._dims[self.specs[0].table])
+        return {spec.name: (batch, self._dims[spec.table]) for spec in self.specs}
+
+    def compute_output_spec(
+        self, inputs: Any, weights: Any = None, training: bool | None = None
+    ) -> Any:
+        """Returns the output as `keras.KerasTensor`s, without a lookup."""
+        del weights, training
+        given = inputs if isinstance(inputs, Mapping) else {"the key matrix": inputs}
+        for name, tensor in given.items():
+            allowed = ("int32", "int64")
+            require_choice("dtype", keras.backend.standardize_dtype(tensor.dtype), allowed, name)
+        self._gives_tensor(inputs)
+        shapes = {name: tuple(tensor.shape) for name, tensor in given.items()}
+        shape = self.compute_output_shape(
+            shapes if isinstance(inputs, Mapping) else shapes["the key matrix"]
+        )
+        if isinstance(shape, Mapping):
+            return {n: keras.KerasTensor(s, dtype=self.compute_dtype) for n, s in shape.items()}
+        return keras.KerasTensor(shape, dtype=self.compute_dtype)
+
+    def save_own_variables(self, store: Any) -> None:
+        """Writes rows, slots, counts and step of all tables (`save_weights`, `model.save`)."""
+        for name, value in export_state(self.store).items():
+            store[name] = value
+
+    def load_own_variables(self, store: Any) -> None:
+        """Replaces the state of all tables by the saved one; refuses other tables or rules."""
+        restore_state(self.store, {n: store[n] for n in store.keys()}, f"layer {self.name!r}")  # noqa: SIM118
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns a JSON-serialisable dictionary for `from_config`; no rows in it."""
+        if self._store_name is None:
+            raise invalid(
+                "store", self.store, f"get_config of layer {self.name!r}", f"one of {STORES} by name"
+            )
+        return {
+            **super().get_config(),
+            "tables": [table.get_config() for table in self.tables],
+            "optimizer": optimizers.serialize(self.store.optimizer),
+            "features": [dataclasses.asdict(spec) for spec in self.specs],
+            "store": self._store_name,
+            "stacked": self.stacked,
+        }
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> EmbeddingCollection:
+        """Builds the layer, with empty tables, that `get_config` described."""
+        config = dict(config)
+        config["tables"] = [TableConfig.from_config(table) for table in config["tables"]]
+        config["optimizer"] = optimizers.get(config["optimizer"])
+        config["features"] = [FeatureSpec(**spec) for spec in config["features"]]
+        return super().from_config(config)
+
+
+def _open_store(store: Any, tables: Sequence[TableConfig], optimizer: Any) -> Any:
+    if not isinstance(store, str):
+        if tuple(store.tables) != tuple(tables):
+            names = [table.name for table in store.tables]
+            raise invalid("store", names, "EmbeddingCollection", "a store of the given tables")
+        return store
+    require_choice("store", store, STORES, "EmbeddingCollection")
+    # Imported here, so that the layer's module loads where the op library is not built.
+    from slipstream_tf.stores.native import NativeStore
+
+    return NativeStore(tables, optimizer)
+
+
+def _refuse_loss_scaling(policy: Any, layer: str) -> None:
+    for name, dtype in (
+        (policy.name, policy.compute_dtype),
+        (keras.config.dtype_policy().name, keras.config.dtype_policy().compute_dtype),
+    ):
+        if dtype == "float16":
+            raise invalid(
+                "dtype policy",
+                name,
+                f"layer {layer!r}",
+                "'float32' or 'mixed_bfloat16' (float16 needs loss scaling, and the tables would "
+                "be updated with scaled gradients)",
+            )
+
+
+def _refuse_replicas(layer: str) -> None:
+    replicas = tf.distribute.get_strategy().num_replicas_in_sync
+    if replicas > 1:
+        raise invalid(
+            "strategy",
+            type(tf.distribute.get_strategy()).__name__,
+            f"layer {layer!r} with {replicas} replicas",
+            "one replica per process; use Horovod for more than one",
+        )

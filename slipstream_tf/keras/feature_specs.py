@@ -1,0 +1,85 @@
+"""From what a user says about features to `FeatureSpec`s. In: the `features` argument and tables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from slipstream_tf.config import COMBINERS, TableConfig
+from slipstream_tf.errors import invalid, require_choice
+from slipstream_tf.ops.features import FeatureSpec
+
+
+def resolve_tables(tables: Sequence[TableConfig]) -> tuple[TableConfig, ...]:
+    """Checks the tables of one layer.
+
+    Args:
+        tables: one table or more, with different names.
+
+    Returns:
+        The tables as a tuple.
+
+    Raises:
+        ValueError: there is none, one is no TableConfig, or a name comes twice.
+    """
+    given = (tables,) if isinstance(tables, TableConfig) else tuple(tables)
+    wrong = [table for table in given if not isinstance(table, TableConfig)]
+    if wrong or not given:
+        raise invalid(
+            "tables", wrong or tables, "EmbeddingCollection", "one slipstream_tf.TableConfig or more"
+        )
+    names = [table.name for table in given]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise invalid("tables", twice, "EmbeddingCollection", "tables with different names")
+    return given
+
+
+def resolve_features(features: Any, tables: Sequence[TableConfig]) -> tuple[FeatureSpec, ...]:
+    """Turns the `features` argument of `EmbeddingCollection` into specs.
+
+    Args:
+        features: None (a feature per table, of its name and combiner), a dictionary from feature
+            name to table name (the table's combiner), or a sequence of FeatureSpec (its own
+            combiner).
+        tables: the tables that features may name.
+
+    Returns:
+        One spec per feature, in order.
+
+    Raises:
+        ValueError: a table is unknown, a feature comes twice, or the argument is something else.
+    """
+    by_name = {table.name: table for table in tables}
+    if features is None:
+        features = {name: name for name in by_name}
+    if isinstance(features, Mapping):
+        specs = []
+        for name, table in features.items():
+            _require_table(name, table, by_name)
+            specs.append(FeatureSpec(name, table, by_name[table].combiner))
+    else:
+        specs = list(features) if isinstance(features, Sequence) else [features]
+    wrong = [spec for spec in specs if not isinstance(spec, FeatureSpec)]
+    if wrong or not specs:
+        raise invalid(
+            "features",
+            wrong or features,
+            "EmbeddingCollection",
+            "None, a dictionary from feature name to table name, or a sequence of FeatureSpec",
+        )
+    names = [spec.name for spec in specs]
+    for spec in specs:
+        if not isinstance(spec.name, str) or not spec.name:
+            raise invalid("features", spec.name, "EmbeddingCollection", "non-empty names")
+        if names.count(spec.name) > 1:
+            raise invalid("features", spec.name, "EmbeddingCollection", "each feature once")
+        _require_table(spec.name, spec.table, by_name)
+        require_choice("combiner", spec.combiner, COMBINERS, f"feature {spec.name!r}")
+    return tuple(specs)
+
+
+def _require_table(feature: str, table: Any, by_name: Mapping[str, TableConfig]) -> None:
+    if table not in by_name:
+        allowed = "one of the tables " + ", ".join(repr(name) for name in by_name)
+        raise invalid("table", table, f"feature {feature!r}", allowed)

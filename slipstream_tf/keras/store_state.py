@@ -1,0 +1,133 @@
+"""A store's state as named NumPy arrays, and back. Used by Keras's weight files and checkpoints.
+
+The arrays carry a manifest (tables, dimensions, update rule), so that state of other tables is
+refused before anything is overwritten.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import zipfile
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from slipstream_tf import optimizers
+
+FORMAT = 1
+_MANIFEST = "manifest"
+_LEARNING_RATE = "learning_rate"
+
+
+def export_state(store: Any) -> dict[str, np.ndarray]:
+    """Copies everything a store holds.
+
+    Args:
+        store: an embedding store.
+
+    Returns:
+        Arrays by name: "manifest" (JSON as uint8), "learning_rate" and, for table i,
+        "table_<i>_keys", "table_<i>_rows", "table_<i>_slots", "table_<i>_counts" and so on, as
+        `store.export_table` names them.
+    """
+    manifest = {
+        "format": FORMAT,
+        "optimizer": optimizers.serialize(store.optimizer),
+        "tables": [{"name": table.name, "dim": table.dim} for table in store.tables],
+    }
+    arrays = {
+        _MANIFEST: np.frombuffer(json.dumps(manifest).encode(), np.uint8),
+        _LEARNING_RATE: np.asarray(store.learning_rate.numpy(), np.float32),
+    }
+    for index, table in enumerate(store.tables):
+        for part, value in store.export_table(table.name).items():
+            arrays[f"table_{index}_{part}"] = np.asarray(value)
+    return arrays
+
+
+def restore_state(store: Any, arrays: Mapping[str, Any], place: str) -> None:
+    """Replaces everything a store holds by what `export_state` copied.
+
+    Args:
+        store: an embedding store with the same tables and update rule. Values of the rule other
+            than the learning rate (epsilon, betas) stay as the store has them.
+        arrays: as `export_state` returned them.
+        place: what is being loaded, for errors.
+
+    Raises:
+        ValueError: the tables, a dimension or the update rule differ; the error names both. The
+            store is unchanged then.
+    """
+    if _MANIFEST not in arrays:
+        raise ValueError(
+            f"{place}: the saved state has no embedding tables (found {sorted(arrays)}). It was "
+            "saved by another kind of layer or the file is damaged."
+        )
+    manifest = json.loads(np.asarray(arrays[_MANIFEST]).astype(np.uint8).tobytes().decode())
+    _check_manifest(store, manifest, place)
+    exported: dict[str, dict[str, np.ndarray]] = {}
+    for index, table in enumerate(manifest["tables"]):
+        prefix = f"table_{index}_"
+        names = [name for name in arrays if name.startswith(prefix)]
+        exported[table["name"]] = {n[len(prefix) :]: np.asarray(arrays[n]) for n in names}
+    for table in store.tables:
+        store.import_table(table.name, exported[table.name])
+    store.learning_rate.assign(np.asarray(arrays[_LEARNING_RATE], np.float32))
+
+
+def _check_manifest(store: Any, manifest: Mapping[str, Any], place: str) -> None:
+    if manifest.get("format") != FORMAT:
+        raise ValueError(
+            f"{place}: saved in format {manifest.get('format')!r}, this version reads {FORMAT}."
+        )
+    saved = {table["name"]: table["dim"] for table in manifest["tables"]}
+    here = {table.name: table.dim for table in store.tables}
+    if set(saved) != set(here):
+        raise ValueError(
+            f"{place}: saved with tables {sorted(saved)}, but this layer has tables "
+            f"{sorted(here)}. Load into a layer with the same tables."
+        )
+    for name, dim in here.items():
+        if saved[name] != dim:
+            raise ValueError(
+                f"{place}: table {name!r} was saved with dim={saved[name]}, but this layer has "
+                f"dim={dim}. Load into a layer with the same dimensions."
+            )
+    saved_rule, rule = manifest["optimizer"]["class_name"], type(store.optimizer).__name__
+    if saved_rule != rule:
+        raise ValueError(
+            f"{place}: saved with the update rule {saved_rule}, but this layer uses {rule}. Their "
+            "slots mean different things; load into a layer with the same rule."
+        )
+
+
+class StoreState(tf.train.experimental.PythonState):
+    """Lets `tf.train.Checkpoint` save and restore a store.
+
+    Args:
+        store: an embedding store.
+        place: what it belongs to, for errors.
+    """
+
+    def __init__(self, store: Any, place: str) -> None:
+        super().__init__()
+        self._store = store
+        self._place = place
+
+    def serialize(self) -> bytes:
+        """Returns the store's state as the bytes of an .npz file."""
+        buffer = io.BytesIO()
+        np.savez(buffer, **export_state(self._store))
+        return buffer.getvalue()
+
+    def deserialize(self, string_value: bytes) -> None:
+        """Replaces the store's state by what `serialize` returned."""
+        try:
+            with np.load(io.BytesIO(string_value), allow_pickle=False) as arrays:
+                state = dict(arrays)
+        except (zipfile.BadZipFile, OSError) as error:
+            raise ValueError(f"{self._place}: the checkpoint is damaged ({error}).") from error
+        restore_state(self._store, state, self._place)

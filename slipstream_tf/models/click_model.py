@@ -1,0 +1,129 @@
+"""What the click models share: inputs, embeddings and output. A model adds `logits`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from slipstream_tf import _compat
+from slipstream_tf.errors import invalid, require_integer
+from slipstream_tf.keras.embedding_collection import EmbeddingCollection
+
+keras = _compat.require_keras()
+
+
+class ClickModel(keras.Model):
+    """Base of models that predict the probability of a click.
+
+    Args:
+        embeddings: the layer that turns keys into vectors.
+        dense_features: numeric features per input, 0 or more.
+        returns_logits: whether the output is a logit instead of a probability.
+        **kwargs: of `keras.Model`: name, dtype, trainable.
+
+    Raises:
+        ValueError: an argument is of the wrong type or range, or the dtype policy needs loss
+            scaling.
+    """
+
+    def __init__(
+        self,
+        embeddings: EmbeddingCollection,
+        dense_features: int,
+        returns_logits: bool,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        place = type(self).__name__
+        if not isinstance(embeddings, EmbeddingCollection):
+            allowed = "a slipstream_tf.keras.EmbeddingCollection"
+            raise invalid("embeddings", embeddings, place, allowed)
+        require_integer("dense_features", dense_features, 0, None, place)
+        if self.compute_dtype == "float16":
+            allowed = "'float32' or 'mixed_bfloat16' (float16 needs loss scaling)"
+            raise invalid("dtype policy", self.dtype_policy.name, place, allowed)
+        self.embeddings = embeddings
+        self.dense_features = dense_features
+        self.returns_logits = bool(returns_logits)
+
+    def logits(self, dense: Any, vectors: list[Any] | Any, training: bool | None) -> Any:
+        """Computes the logits; a model implements it.
+
+        Args:
+            dense: [batch, dense_features] or None where there are none.
+            vectors: [batch, features, dim], or a list of [batch, dim_f] for dictionary keys.
+            training: whether dropout is on.
+
+        Returns:
+            [batch, 1].
+        """
+        raise NotImplementedError
+
+    def call(self, inputs: Mapping[str, Any], training: bool | None = None) -> tf.Tensor:
+        """Predicts clicks.
+
+        Args:
+            inputs: {"dense": float [batch, dense_features], "keys": as `EmbeddingCollection` takes
+                them}; no "dense" where `dense_features` is 0.
+            training: whether to train the embeddings and to drop units.
+
+        Returns:
+            Probabilities (or logits), float32 [batch, 1] whatever the dtype policy.
+
+        Raises:
+            ValueError: an input is missing, unknown or of another width.
+        """
+        dense, keys = self._split(inputs)
+        vectors = self.embeddings(keys, training=training)
+        if isinstance(vectors, Mapping):
+            vectors = [tf.cast(vector, self.compute_dtype) for vector in vectors.values()]
+        else:
+            vectors = tf.cast(vectors, self.compute_dtype)
+        logits = tf.cast(self.logits(dense, vectors, training), tf.float32)
+        return logits if self.returns_logits else tf.sigmoid(logits)
+
+    def _split(self, inputs: Any) -> tuple[Any, Any]:
+        expected = ["dense", "keys"] if self.dense_features else ["keys"]
+        if not isinstance(inputs, Mapping) or sorted(inputs) != expected:
+            given = sorted(inputs) if isinstance(inputs, Mapping) else type(inputs).__name__
+            allowed = f"a dictionary with {expected} (dense_features={self.dense_features})"
+            raise invalid("inputs", given, f"model {self.name!r}", allowed)
+        if not self.dense_features:
+            return None, inputs["keys"]
+        dense = inputs["dense"]
+        if len(dense.shape) != 2 or dense.shape[1] not in (None, self.dense_features):
+            allowed = f"[batch, {self.dense_features}], as dense_features={self.dense_features} says"
+            raise invalid("dense", tuple(dense.shape), f"model {self.name!r}", allowed)
+        return dense, inputs["keys"]
+
+    def build(self, input_shape: Any = None) -> None:
+        """Does nothing: all weights are created with the model, whose sizes are known then."""
+        del input_shape
+        self.built = True
+
+    def compute_output_shape(self, input_shape: Any) -> tuple[Any, int]:
+        """Returns (batch, 1) for the shapes of the inputs."""
+        keys = input_shape["keys"]
+        while isinstance(keys, Mapping):
+            keys = next(iter(keys.values()))
+        return (keys[0], 1)
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns a JSON-serialisable dictionary for `from_config`; no weights or rows in it."""
+        return {
+            **keras.layers.Layer.get_config(self),
+            "embeddings": keras.saving.serialize_keras_object(self.embeddings),
+            "dense_features": self.dense_features,
+            "returns_logits": self.returns_logits,
+        }
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> ClickModel:
+        """Builds the model, with fresh weights and empty tables, that `get_config` described."""
+        config = dict(config)
+        config["embeddings"] = keras.saving.deserialize_keras_object(
+            config["embeddings"], custom_objects=custom_objects
+        )
+        return cls(**config)

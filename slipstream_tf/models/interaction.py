@@ -1,0 +1,105 @@
+"""How click models combine features: DLRM's pairwise dots and DCN-v2's cross layers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from slipstream_tf import _compat
+from slipstream_tf.errors import invalid, require_integer
+
+keras = _compat.require_keras()
+
+
+def pairwise_dots(vectors: tf.Tensor) -> tf.Tensor:
+    """Dot products of all pairs of different vectors, each pair once.
+
+    The strictly lower triangle of the [n, n] matrix of dots is folded into a rectangle: row i of
+    the triangle has i entries and row n-i has n-i, so row i fills up with row n-i, reversed. Two
+    products of half the rows, a select by a constant mask, a reshape and a slice do it; a gather
+    over [batch, n * n] and its scatter in the backward pass are far slower.
+
+    Args:
+        vectors: [batch, n, dim], n >= 2 known statically.
+
+    Returns:
+        [batch, n * (n - 1) / 2]: dots (1,0), then for row i from 1 on its columns 0..i-1 followed
+        by those of row n-i, columns n-i-1..0; see `pair_order`.
+    """
+    count = vectors.shape[1]
+    half = count // 2
+    backward = tf.reverse(vectors, axis=[1])
+    top = tf.matmul(vectors[:, 1 : half + 1], vectors, transpose_b=True)
+    bottom = tf.matmul(backward[:, :half], backward, transpose_b=True)
+    mask = np.tril(np.ones((half, count), bool))
+    folded = tf.where(tf.constant(mask), top, bottom)
+    return tf.reshape(folded, [-1, half * count])[:, : count * (count - 1) // 2]
+
+
+def pair_order(count: int) -> list[tuple[int, int]]:
+    """Returns the pairs (i, j), i > j, in the order in which `pairwise_dots` gives them."""
+    pairs = []
+    for row in range(1, count // 2 + 1):
+        pairs += [(row, column) for column in range(row)]
+        pairs += [(count - row, count - 1 - column) for column in range(row, count)]
+    return pairs[: count * (count - 1) // 2]
+
+
+@keras.saving.register_keras_serializable(package="slipstream_tf")
+class Cross(keras.layers.Layer):
+    """Cross layers of DCN-v2: x_{l+1} = x_0 * (W_l x_l + b_l) + x_l (arXiv:2008.13535, eq. 1).
+
+    Args:
+        depth: how many cross layers, 1 or more.
+        rank: of W_l = U_l V_l (eq. 2), at least 1; None for a full matrix.
+        **kwargs: of `keras.layers.Layer`.
+
+    Raises:
+        ValueError: `depth` or `rank` is out of range.
+    """
+
+    def __init__(self, depth: int, rank: int | None = None, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        require_integer("depth", depth, 1, None, "Cross")
+        if rank is not None:
+            require_integer("rank", rank, 1, None, "Cross")
+        self.depth = depth
+        self.rank = rank
+        self._down: list[Any] = []
+        self._up: list[Any] = []
+
+    def build(self, input_shape: Any) -> None:
+        """Creates the weights for inputs [batch, n]."""
+        width = input_shape[-1]
+        if self.rank is not None and self.rank >= width:
+            allowed = f"an integer below the input's width {width}, or None for a full matrix"
+            raise invalid("rank", self.rank, f"layer {self.name!r}", allowed)
+        for _ in range(self.depth):
+            inner = width
+            if self.rank is not None:
+                inner = self.rank
+                down = keras.layers.Dense(inner, use_bias=False, dtype=self.dtype_policy)
+                down.build((None, width))
+                self._down.append(down)
+            up = keras.layers.Dense(width, dtype=self.dtype_policy)
+            up.build((None, inner))
+            self._up.append(up)
+        self.built = True
+
+    def call(self, inputs: Any) -> Any:
+        """Returns [batch, n] for [batch, n]."""
+        outputs = inputs
+        for index, up in enumerate(self._up):
+            projected = self._down[index](outputs) if self._down else outputs
+            outputs = inputs * up(projected) + outputs
+        return outputs
+
+    def compute_output_shape(self, input_shape: Any) -> tuple[Any, ...]:
+        """Returns the input's shape."""
+        return tuple(input_shape)
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns a JSON-serialisable dictionary for `from_config`."""
+        return {**super().get_config(), "depth": self.depth, "rank": self.rank}
