@@ -43,11 +43,15 @@ CORE_SRCS = [
 
 # One GoogleTest program each, without a main function.
 CORE_TESTS = [
+    "core/batch_lookup_test.cc",
     "core/drift_index_test.cc",
     "core/drift_test.cc",
+    "core/embedding_table_test.cc",
+    "core/hash_index_test.cc",
     "core/input_classifier_test.cc",
     "core/input_reservoir_test.cc",
     "core/skip_score_test.cc",
+    "core/update_rule_test.cc",
 ]
 
 # CUDA launchers, compiled by nvcc: raw pointers and a stream, nothing else.

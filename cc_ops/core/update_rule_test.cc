@@ -1,0 +1,67 @@
+#include "cc_ops/core/update_rule.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <vector>
+
+namespace slipstream {
+namespace {
+
+// One step from a known state, against the formulas worked out by hand.
+TEST(UpdateRule, Sgd) {
+  UpdateRule rule;
+  std::vector<float> row = {1.f, 2.f};
+  const float gradient[] = {10.f, -10.f};
+  rule.Apply(rule.EffectiveRate(0.1f, 1), 2, gradient, row.data());
+  EXPECT_FLOAT_EQ(row[0], 0.f);
+  EXPECT_FLOAT_EQ(row[1], 3.f);
+  EXPECT_EQ(rule.SlotsPerRow(2), 0);
+}
+
+TEST(UpdateRule, Adagrad) {
+  UpdateRule rule;
+  rule.kind = UpdateRule::Kind::kAdagrad;
+  rule.a = 7.f;
+  rule.b = 2.f;
+  std::vector<float> row(4);
+  rule.InitSlots(2, row.data() + 2);
+  EXPECT_EQ(row[2], 7.f);
+  const float gradient[] = {4.f, 0.f};
+  rule.Apply(rule.EffectiveRate(1.f, 1), 2, gradient, row.data());
+  EXPECT_FLOAT_EQ(row[0], -4.f / 5.f);  // sqrt(7 + 16 + 2) = 5
+  EXPECT_FLOAT_EQ(row[1], 0.f);
+  EXPECT_FLOAT_EQ(row[2], 23.f);
+  EXPECT_FLOAT_EQ(row[3], 7.f);
+}
+
+TEST(UpdateRule, RowWiseAdagradSharesOneAccumulator) {
+  UpdateRule rule;
+  rule.kind = UpdateRule::Kind::kRowWiseAdagrad;
+  rule.b = 3.5f;
+  std::vector<float> row(3);
+  rule.InitSlots(2, row.data() + 2);
+  const float gradient[] = {3.f, 4.f};
+  rule.Apply(rule.EffectiveRate(1.f, 1), 2, gradient, row.data());
+  EXPECT_FLOAT_EQ(row[2], 12.5f);  // mean of 9 and 16
+  EXPECT_FLOAT_EQ(row[0], -3.f / 4.f);
+  EXPECT_FLOAT_EQ(row[1], -4.f / 4.f);
+}
+
+TEST(UpdateRule, FirstAdamStepMovesByTheLearningRate) {
+  UpdateRule rule;
+  rule.kind = UpdateRule::Kind::kAdam;
+  rule.a = 0.9f;
+  rule.b = 0.999f;
+  rule.c = 1e-9f;
+  std::vector<float> row(3);
+  rule.InitSlots(1, row.data() + 1);
+  const float gradient[] = {0.5f};
+  rule.Apply(rule.EffectiveRate(0.01f, 1), 1, gradient, row.data());
+  EXPECT_NEAR(row[0], -0.01f, 1e-6);
+  EXPECT_NEAR(row[1], 0.05f, 1e-7);
+  EXPECT_NEAR(row[2], 0.00025f, 1e-8);
+}
+
+}  // namespace
+}  // namespace slipstream
