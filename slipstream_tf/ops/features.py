@@ -115,7 +115,9 @@ def pack(
     weights = dict(weights or {})
     if not isinstance(inputs, Mapping):
         if weights:
-            raise invalid("weights", sorted(weights), "a key matrix", "weights with dictionary input")
+            raise invalid(
+                "weights", sorted(weights), "a key matrix", "weights with dictionary input"
+            )
         return _pack_matrix(inputs, specs)
     names = [spec.name for spec in specs]
     for given, what in ((inputs, "inputs"), (weights, "weights")):
@@ -124,7 +126,9 @@ def pack(
             raise invalid(what, unknown, "the features of a batch", "features " + ", ".join(names))
     missing = [name for name in names if name not in inputs]
     if missing:
-        raise invalid("inputs", sorted(inputs), "a batch", "all features; missing: " + ", ".join(missing))
+        raise invalid(
+            "inputs", sorted(inputs), "a batch", "all features; missing: " + ", ".join(missing)
+        )
 
     packed = PackedFeatures(
         [],
@@ -145,7 +149,10 @@ def pack(
             keys = _keys_tensor(value, place)
             if keys.shape.rank not in (1, 2):
                 raise invalid(
-                    "keys", keys.shape, place, "[batch], [batch, width] or a RaggedTensor [batch, None]"
+                    "keys",
+                    keys.shape,
+                    place,
+                    "[batch], [batch, width] or a RaggedTensor [batch, None]",
                 )
             packed.attrs["feature_splits"].append(-1)
         packed.attrs["feature_keys"].append(len(packed.keys))

@@ -1,0 +1,343 @@
+"""The native store's ops against a NumPy reference: lookups, combiners, rules, counts, errors."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from slipstream_tf import initializers, optimizers
+from slipstream_tf.config import TableConfig
+from slipstream_tf.ops import features
+from slipstream_tf.ops.features import FeatureSpec
+from slipstream_tf.stores import NativeStore
+
+NORMAL = initializers.RandomNormal(0.0, 1.0)
+
+
+def make_store(dims=(4,), optimizer=None, **table):
+    tables = [
+        TableConfig(f"t{i}", dim, initializer=NORMAL, seed=i, **table) for i, dim in enumerate(dims)
+    ]
+    return NativeStore(tables, optimizer or optimizers.SGD(0.1))
+
+
+def one_table(combiner="sum"):
+    return [FeatureSpec("f", "t0", combiner)]
+
+
+def lookup(store, inputs, specs, training=True, stacked=False, weights=None):
+    packed = features.pack(inputs, specs, weights)
+    return store.lookup(packed, specs, training, stacked)
+
+
+def row_of(store, table, key):
+    return store.gather(table, [key])[0].numpy()[0]
+
+
+def reference_pool(store, table, bags, weights, combiner, dim):
+    """Pools bags (lists of keys) in float64."""
+    pooled = np.zeros((len(bags), dim))
+    for i, (keys, factors) in enumerate(zip(bags, weights, strict=True)):
+        factors = np.asarray(factors, np.float64)
+        total = sum((w * row_of(store, table, k) for k, w in zip(keys, factors, strict=True)), 0.0)
+        divisor = {"sum": 1.0, "mean": factors.sum(), "sqrtn": np.sqrt((factors**2).sum())}
+        pooled[i] = total / divisor[combiner] if keys and divisor[combiner] else 0.0
+    return pooled
+
+
+bags_strategy = st.lists(
+    st.lists(st.tuples(st.integers(0, 9), st.floats(0.25, 4.0, width=32)), min_size=0, max_size=5),
+    min_size=0,
+    max_size=8,
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    bags=bags_strategy, combiner=st.sampled_from(["sum", "mean", "sqrtn"]), weighted=st.booleans()
+)
+def test_ragged_and_padded_bags_pool_as_numpy_does(bags, combiner, weighted):
+    store = make_store()
+    keys = [[k for k, _ in bag] for bag in bags]
+    weights = [[w if weighted else 1.0 for _, w in bag] for bag in bags]
+    specs = one_table(combiner)
+    ragged = tf.ragged.constant(keys, dtype=tf.int64, ragged_rank=1)
+    ragged_weights = tf.ragged.constant(weights, dtype=tf.float32, ragged_rank=1)
+    given_weights = {"f": ragged_weights} if weighted else None
+    (pooled,), _ = lookup(store, {"f": ragged}, specs, weights=given_weights)
+    expected = reference_pool(store, "t0", keys, weights, combiner, 4)
+    np.testing.assert_allclose(pooled.numpy(), expected, rtol=2e-5, atol=2e-5)
+
+    padded_weights = {"f": ragged_weights.to_tensor(0.0)} if weighted else None
+    padded = ragged.to_tensor(features.PADDING_KEY)
+    for training in (False, True):
+        (again,), _ = lookup(store, {"f": padded}, specs, training, weights=padded_weights)
+        np.testing.assert_allclose(again.numpy(), expected, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("stacked", [False, True])
+def test_matrix_of_keys_reads_a_column_per_feature(stacked):
+    store = make_store(dims=(3, 3))
+    specs = [FeatureSpec("a", "t0"), FeatureSpec("b", "t1"), FeatureSpec("c", "t0")]
+    keys = np.array([[1, 2, 3], [4, 2, 1]])
+    pooled, _ = lookup(store, keys, specs, stacked=stacked)
+    columns = [pooled[0][:, f] for f in range(3)] if stacked else pooled
+    for column, spec, values in zip(columns, specs, keys.T, strict=True):
+        for vector, key in zip(column.numpy(), values, strict=True):
+            np.testing.assert_array_equal(vector, row_of(store, spec.table, int(key)))
+    assert store.size("t0") == 3
+    assert store.export_table("t0")["counts"].tolist() == [2.0, 1.0, 1.0]
+
+
+def reference_update(optimizer, row, slots, gradient, step):
+    """One update of a row in float64; returns the new row and slots."""
+    lr = optimizer.learning_rate
+    if isinstance(optimizer, optimizers.RowWiseAdagrad):
+        slots = slots + np.mean(gradient**2)
+        return row - lr * gradient / np.sqrt(slots + optimizer.epsilon), slots
+    if isinstance(optimizer, optimizers.Adagrad):
+        slots = slots + gradient**2
+        return row - lr * gradient / np.sqrt(slots + optimizer.epsilon), slots
+    if isinstance(optimizer, optimizers.Adam):
+        m, v = np.split(slots, 2)
+        m = optimizer.beta_1 * m + (1 - optimizer.beta_1) * gradient
+        v = optimizer.beta_2 * v + (1 - optimizer.beta_2) * gradient**2
+        rate = lr * np.sqrt(1 - optimizer.beta_2**step) / (1 - optimizer.beta_1**step)
+        return row - rate * m / (np.sqrt(v) + optimizer.epsilon), np.concatenate([m, v])
+    return row - lr * gradient, slots
+
+
+ALL_RULES = [
+    optimizers.SGD(0.1),
+    optimizers.Adagrad(0.1),
+    optimizers.Adagrad(0.1, initial_accumulator_value=0.0, epsilon=1e-10),
+    optimizers.RowWiseAdagrad(0.1),
+    optimizers.Adam(0.1),
+]
+
+
+@pytest.mark.parametrize("optimizer", ALL_RULES, ids=lambda o: type(o).__name__)
+def test_rules_sum_duplicates_then_update_once(optimizer):
+    dim, batch = 5, 64
+    store = make_store((dim,), optimizer)
+    specs = one_table()
+    rng = np.random.default_rng(0)
+    initial = getattr(optimizer, "initial_accumulator_value", 0.0)
+    rows = {k: row_of(store, "t0", k).astype(np.float64) for k in range(20)}
+    slots = {k: np.full(optimizer.slots_per_row(dim), initial) for k in range(20)}
+    for step in range(1, 6):
+        keys = rng.integers(0, 20, batch)
+        gradient = rng.normal(size=(batch, dim)).astype(np.float32)
+        _, plan = lookup(store, {"f": keys}, specs)
+        store.apply_gradients(plan, [tf.constant(gradient)])
+        for k in np.unique(keys):
+            total = gradient[keys == k].astype(np.float64).sum(axis=0)
+            rows[k], slots[k] = reference_update(optimizer, rows[k], slots[k], total, step)
+    exported = store.export_table("t0")
+    np.testing.assert_allclose(
+        exported["rows"], [rows[k] for k in exported["keys"]], rtol=2e-4, atol=2e-5
+    )
+    np.testing.assert_allclose(
+        exported["slots"], [slots[k] for k in exported["keys"]], rtol=2e-4, atol=2e-5
+    )
+    assert exported["steps"].tolist() == [5, 5]
+
+
+def test_gradients_of_bags_carry_weight_and_combiner():
+    store = make_store((2,))
+    specs = one_table("mean")
+    before = {k: row_of(store, "t0", k) for k in (1, 2)}
+    bags = tf.ragged.constant([[1, 2, 1], [], [2]], dtype=tf.int64)
+    weights = tf.ragged.constant([[1.0, 2.0, 1.0], [], [3.0]], dtype=tf.float32)
+    _, plan = lookup(store, {"f": bags}, specs, weights={"f": weights})
+    gradient = np.array([[1.0, -1.0], [100.0, 100.0], [10.0, 0.0]], np.float32)
+    store.apply_gradients(plan, [tf.constant(gradient)])
+    expected_1 = before[1] - 0.1 * (2 / 4) * gradient[0]
+    expected_2 = before[2] - 0.1 * ((2 / 4) * gradient[0] + gradient[2])
+    np.testing.assert_allclose(row_of(store, "t0", 1), expected_1, rtol=1e-6)
+    np.testing.assert_allclose(row_of(store, "t0", 2), expected_2, rtol=1e-6)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    batches=st.lists(st.lists(st.integers(-50, 50), max_size=30), min_size=1, max_size=6),
+    factor=st.sampled_from([0.0, 0.5, 1.0]),
+)
+def test_access_counts_are_exact_and_decay(batches, factor):
+    store = make_store()
+    counts: dict[int, float] = {}
+    for keys in batches:
+        lookup(store, {"f": np.array(keys, np.int64)}, one_table())
+        lookup(store, {"f": np.array(keys, np.int64)}, one_table(), training=False)
+        for key in keys:
+            counts[key] = counts.get(key, 0.0) + 1.0
+        store.decay_counts(factor)
+        counts = {key: count * factor for key, count in counts.items()}
+    keys, values = store.hot_keys("t0", 1000)
+    expected = sorted((-c, k) for k, c in counts.items() if c > 0)
+    assert list(zip((-values).tolist(), keys.tolist(), strict=True)) == expected
+
+
+@pytest.mark.parametrize("eviction", ["lfu", "lru"])
+def test_bounded_table_stays_within_its_capacity(eviction):
+    store = make_store(capacity=50, eviction=eviction)
+    rng = np.random.default_rng(1)
+    for _ in range(40):
+        keys = rng.integers(0, 500, 30)
+        (pooled,), plan = lookup(store, {"f": keys}, one_table())
+        present, found = store.gather("t0", keys)
+        assert found.numpy().all(), "a key of the batch was evicted"
+        np.testing.assert_array_equal(pooled.numpy(), present.numpy())
+        store.apply_gradients(plan, [tf.ones([30, 4])])
+        assert store.size("t0") <= 50
+    assert store.statistics("t0").evicted_rows > 0
+    with pytest.raises(tf.errors.ResourceExhaustedError, match="'t0'.*capacity is 50"):
+        lookup(store, {"f": np.arange(51)}, one_table())
+
+
+def test_export_and_import_give_back_everything():
+    rule = optimizers.Adam(0.05)
+    first, second = make_store(optimizer=rule), make_store(optimizer=rule)
+    for step in range(3):
+        keys = np.arange(step, step + 10)
+        for store in (first, second) if step == 2 else (first,):
+            if step == 2 and store is second:
+                store.import_table("t0", saved)
+            _, plan = lookup(store, {"f": keys}, one_table())
+            store.apply_gradients(plan, [tf.ones([10, 4])])
+        if step == 1:
+            saved = first.export_table("t0")
+    a, b = first.export_table("t0"), second.export_table("t0")
+    assert all(np.array_equal(a[name], b[name]) for name in a)
+    broken = {**saved, "rows": saved["rows"][:, :3]}
+    with pytest.raises(tf.errors.InvalidArgumentError, match="'t0' have shape"):
+        second.import_table("t0", broken)
+    with pytest.raises(ValueError, match="slots"):
+        second.import_table("t0", {k: v for k, v in saved.items() if k != "slots"})
+
+
+def test_runs_inside_a_function_of_any_batch_size_without_retracing():
+    store = make_store()
+    specs = one_table()
+    traces = []
+
+    @tf.function(input_signature=[tf.TensorSpec([None], tf.int64)])
+    def step(keys):
+        traces.append(1)
+        (pooled,), plan = lookup(store, {"f": keys}, specs)
+        store.apply_gradients(plan, [pooled])
+        return pooled
+
+    for n in (3, 0, 7):
+        assert step(tf.range(n, dtype=tf.int64)).shape == (n, 4)
+    assert len(traces) == 1
+    assert store.size("t0") == 7
+
+
+def bad_inputs():
+    ragged = tf.RaggedTensor.from_row_splits(
+        tf.constant([1, 2, 3], tf.int64), tf.constant([0, 2, 1, 3], tf.int64), validate=False
+    )
+    negative = tf.RaggedTensor.from_row_splits(
+        tf.constant([1, 2], tf.int64), tf.constant([-1, 2], tf.int64), validate=False
+    )
+    beyond = tf.RaggedTensor.from_row_splits(
+        tf.constant([1, 2], tf.int64), tf.constant([0, 5], tf.int64), validate=False
+    )
+    op_error = tf.errors.InvalidArgumentError
+    return [
+        ("decreasing splits", {"f": ragged}, None, op_error, "decrease from 2 to 1 at position 2"),
+        ("negative splits", {"f": negative}, None, op_error, "start at -1"),
+        ("splits beyond", {"f": beyond}, None, op_error, "end at 5"),
+        ("float keys", {"f": np.array([1.0])}, None, ValueError, "float64.*'f'.*int64"),
+        ("rank 3", {"f": np.zeros((1, 1, 1), np.int64)}, None, ValueError, "'f'"),
+        (
+            "short weights",
+            {"f": np.array([[1, 2]])},
+            {"f": np.array([[1.0]])},
+            op_error,
+            r"\[1,1\].*\[1,2\]",
+        ),
+        ("unknown feature", {"g": np.array([1])}, None, ValueError, "'g'"),
+        ("missing feature", {}, None, ValueError, "missing: f"),
+    ]
+
+
+@pytest.mark.parametrize("case", bad_inputs(), ids=lambda case: case[0])
+@pytest.mark.parametrize("training", [True, False])
+def test_bad_input_is_a_clear_error(case, training):
+    _, inputs, weights, error, message = case
+    store = make_store()
+    with pytest.raises(error, match=message):
+        lookup(store, inputs, one_table(), training, weights=weights)
+    assert store.size("t0") == 0
+
+
+def test_features_of_different_batch_sizes_are_refused():
+    store = make_store()
+    specs = [FeatureSpec("f", "t0"), FeatureSpec("g", "t0")]
+    inputs = {"f": np.arange(3), "g": np.arange(4)}
+    with pytest.raises(tf.errors.InvalidArgumentError, match="feature 1 has 4 examples"):
+        lookup(store, inputs, specs)
+
+
+def test_nan_gradient_names_its_place_and_changes_nothing():
+    store = make_store()
+    _, plan = lookup(store, {"f": np.array([5, 6])}, one_table())
+    before = store.export_table("t0")["rows"]
+    gradient = np.ones((2, 4), np.float32)
+    gradient[1, 2] = np.nan
+    with pytest.raises(
+        tf.errors.InvalidArgumentError, match=r"table 't0'\), example 1, element 2 is nan"
+    ):
+        store.apply_gradients(plan, [tf.constant(gradient)])
+    np.testing.assert_array_equal(store.export_table("t0")["rows"], before)
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"shape \[2,3\]"):
+        store.apply_gradients(plan, [tf.ones([2, 3])])
+
+
+def test_unknown_tables_are_named():
+    store = make_store()
+    with pytest.raises(ValueError, match="'x'.*'t0'"):
+        lookup(store, {"f": np.array([1])}, [FeatureSpec("f", "x")])
+    with pytest.raises(ValueError, match="'x'"):
+        store.size("x")
+    with pytest.raises(ValueError, match="distinct"):
+        NativeStore([TableConfig("a", 2), TableConfig("a", 2)], optimizers.SGD())
+    with pytest.raises(ValueError, match="slipstream_tf.optimizers"):
+        NativeStore([TableConfig("a", 2)], "adam")
+
+
+def test_rows_and_updates_do_not_depend_on_threads(tmp_path):
+    """Trains in child processes, since a process's thread pool is made once."""
+    import subprocess
+    import sys
+
+    program = tmp_path / "train.py"
+    program.write_text(
+        "import sys\n"
+        "import numpy as np, tensorflow as tf\n"
+        "tf.config.threading.set_intra_op_parallelism_threads(int(sys.argv[1]))\n"
+        "from slipstream_tf import optimizers\n"
+        "from slipstream_tf.config import TableConfig\n"
+        "from slipstream_tf.ops import features\n"
+        "from slipstream_tf.stores import NativeStore\n"
+        "specs = [features.FeatureSpec(n, n) for n in 'ab']\n"
+        "store = NativeStore([TableConfig(n, 7) for n in 'ab'], optimizers.Adagrad(0.1))\n"
+        "rng = np.random.default_rng(0)\n"
+        "for _ in range(4):\n"
+        "    packed = features.pack(rng.integers(0, 99, (301, 2)), specs)\n"
+        "    rows, plan = store.lookup(packed, specs, True, True)\n"
+        "    store.apply_gradients(plan, [rows[0] * rows[0] + 1.0])\n"
+        "np.savez(sys.argv[2], **{n: store.export_table(n)['rows'] for n in 'ab'})\n"
+    )
+    results = []
+    for threads in (1, 2):
+        out = tmp_path / f"{threads}.npz"
+        subprocess.run([sys.executable, str(program), str(threads), str(out)], check=True)
+        with np.load(out) as arrays:
+            results.append({name: arrays[name].tobytes() for name in arrays})
+    assert results[0] == results[1]
