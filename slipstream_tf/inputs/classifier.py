@@ -1,0 +1,125 @@
+"""Skipping as a `tf.data` transformation: skippable inputs leave, batches are refilled.
+
+In: a dataset of batches and an input classifier. Out: a dataset of full batches of the inputs that
+are worth training on, in their order. Slipstream, arXiv 2404.04270, input classifier block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from slipstream_tf.errors import invalid, require_integer
+from slipstream_tf.ops.classifier import InputClassifier
+from slipstream_tf.ops.features import FeatureSpec
+
+
+def skip_inputs(
+    dataset: tf.data.Dataset,
+    classifier: InputClassifier,
+    specs: Sequence[FeatureSpec],
+    batch_size: int | None = None,
+    get_keys: Callable[..., Any] | None = None,
+    drop_remainder: bool = False,
+) -> tf.data.Dataset:
+    """Leaves out skippable inputs and refills the batches; no kept input is lost, doubled or moved.
+
+    A batch is classified when the training loop pulls it, so the threshold of the present window
+    applies at once and the same seed gives the same run. Anything upstream may be prefetched. A
+    `.prefetch(n)` after this transformation makes every new threshold take effect n batches late,
+    and inputs of those batches count for the window in which they were classified.
+
+    Args:
+        dataset: its elements are batches: nested structures of dense tensors and RaggedTensors,
+            all with the same first dimension, e.g. `(features, label)` or `(features, label,
+            sample_weight)`.
+        classifier: decides; it observes every input once per pass over the dataset.
+        specs: the features that the keys belong to.
+        batch_size: inputs of an output batch; default: that of `dataset`, if its element_spec
+            tells it (`.batch(n, drop_remainder=True)`).
+        get_keys: called like a function for `dataset.map`; returns the keys in any format of
+            `ops.features.pack`. Default: `features["keys"]` if the features (the first component
+            of a tuple, else the whole element) are a mapping with "keys", else the features.
+        drop_remainder: whether a last batch that is not full is left out.
+
+    Returns:
+        The dataset; its batch dimension is known if `drop_remainder` is true.
+
+    Raises:
+        ValueError: the batch size is neither given nor known, or a component of the dataset has no
+            batch dimension or is neither dense nor ragged.
+        tf.errors.InvalidArgumentError: while iterating: components differ in their batch size.
+    """
+    known_size = _batch_size(dataset.element_spec)
+    if batch_size is None:
+        batch_size = known_size
+    if batch_size is None:
+        raise invalid(
+            "batch_size",
+            None,
+            "skip_inputs",
+            "an integer >= 1; None only for a dataset made by .batch(n, drop_remainder=True)",
+        )
+    require_integer("batch_size", batch_size, 1, None, "skip_inputs")
+    keys_of = get_keys or _default_keys
+
+    is_tuple = isinstance(dataset.element_spec, tuple)
+
+    def compact(*components: Any) -> Any:
+        # `map` unpacks tuples and nothing else.
+        element = components if is_tuple else components[0]
+        skippable, _ = classifier.classify(keys_of(*components), specs)
+        with tf.control_dependencies([_assert_same_batch(element, skippable)]):
+            return tf.cond(
+                tf.reduce_any(skippable), lambda: _keep(element, ~skippable), lambda: element
+            )
+
+    # The map is stateful and sequential: tf.data neither parallelises it nor runs it ahead.
+    kept = dataset.map(compact).rebatch(batch_size, drop_remainder=drop_remainder)
+    options = tf.data.Options()
+    options.deterministic = True
+    options.experimental_optimization.inject_prefetch = False
+    return kept.with_options(options)
+
+
+def _default_keys(*element: Any) -> Any:
+    features = element[0]
+    if isinstance(features, Mapping) and "keys" in features:
+        return features["keys"]
+    return features
+
+
+def _batch_size(element_spec: Any) -> int | None:
+    """The static batch size, if a component has one; checks that every component can be batched."""
+    size = None
+    for component in tf.nest.flatten(element_spec):
+        if not isinstance(component, (tf.TensorSpec, tf.RaggedTensorSpec)):
+            kind = type(component).__name__
+            raise invalid("dataset", kind, "a component", "dense tensors and RaggedTensors")
+        if component.shape.rank == 0:
+            raise invalid("dataset", component, "a component", "batches: a first dimension")
+        if component.shape.rank is not None and component.shape[0] is not None:
+            size = int(component.shape[0])
+    return size
+
+
+def _rows(component: Any) -> tf.Tensor:
+    if isinstance(component, tf.RaggedTensor):
+        return component.nrows(out_type=tf.int64)
+    return tf.shape(component, out_type=tf.int64)[0]
+
+
+def _assert_same_batch(element: Any, skippable: tf.Tensor) -> tf.Operation:
+    rows = tf.stack([_rows(component) for component in tf.nest.flatten(element)])
+    return tf.debugging.assert_equal(
+        rows,
+        tf.size(skippable, out_type=tf.int64),
+        "The components of a batch must have as many rows as its keys have inputs.",
+    )
+
+
+def _keep(element: Any, is_kept: tf.Tensor) -> Any:
+    rows = tf.where(is_kept)[:, 0]
+    return tf.nest.map_structure(lambda component: tf.gather(component, rows), element)

@@ -1,0 +1,94 @@
+"""Choice of the hot set: the most accessed keys whose snapshots fit a byte budget. Pure NumPy."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from slipstream_tf.errors import invalid, require_integer
+
+_BYTES_PER_VALUE = 4  # float32
+
+
+@dataclasses.dataclass(frozen=True)
+class Candidates:
+    """Keys of one table that may become hot.
+
+    Attributes:
+        keys: int64 [n], each once.
+        counts: float32 [n], decayed access counts; keys without any access are never hot.
+        dim: values per row of the table.
+    """
+
+    keys: np.ndarray
+    counts: np.ndarray
+    dim: int
+
+
+def snapshot_bytes(dim: int) -> int:
+    """Bytes that the snapshot of one row of `dim` float32 values takes."""
+    return dim * _BYTES_PER_VALUE
+
+
+def most_candidates(dim: int, budget_bytes: int) -> int:
+    """How many keys of a table could fit the budget if no other table had hot keys."""
+    return budget_bytes // snapshot_bytes(dim)
+
+
+def choose_hot_keys(tables: Sequence[Candidates], budget_bytes: int) -> list[np.ndarray]:
+    """Chooses the hot set over all tables (Slipstream, arXiv 2404.04270, snapshot block).
+
+    Keys are taken in the order of their counts, highest first (ties: earlier table first, then
+    smaller key), each if its snapshot still fits the budget.
+
+    Args:
+        tables: the candidates of every table.
+        budget_bytes: bytes of all snapshots together.
+
+    Returns:
+        int64 [hot keys] per table, ascending.
+
+    Raises:
+        ValueError: keys and counts differ in length, or the budget is not positive.
+    """
+    require_integer("budget_bytes", budget_bytes, 1, None, "choose_hot_keys")
+    for index, table in enumerate(tables):
+        if np.shape(table.keys) != np.shape(table.counts) or np.ndim(table.keys) != 1:
+            raise invalid(
+                "counts",
+                np.shape(table.counts),
+                f"candidates {index}",
+                f"the shape of its keys, {np.shape(table.keys)}",
+            )
+        require_integer("dim", table.dim, 1, None, f"candidates {index}")
+    if not tables:
+        return []
+    lengths = [len(table.keys) for table in tables]
+    keys = np.concatenate([np.asarray(table.keys, np.int64) for table in tables])
+    counts = np.concatenate([np.asarray(table.counts, np.float32) for table in tables])
+    owner = np.repeat(np.arange(len(tables)), lengths)
+    row_bytes = np.repeat([snapshot_bytes(table.dim) for table in tables], lengths)
+
+    order = np.lexsort((keys, owner, -counts))
+    order = order[counts[order] > 0.0]
+    chosen = order[_take_greedily(row_bytes[order], budget_bytes)]
+    return [np.sort(keys[chosen[owner[chosen] == index]]) for index in range(len(tables))]
+
+
+def _take_greedily(row_bytes: np.ndarray, budget_bytes: int) -> np.ndarray:
+    """Positions of the items that a pass in order takes, each one if it still fits."""
+    taken = []
+    positions = np.arange(row_bytes.size)
+    left = budget_bytes
+    # Each round ends at an item too large for what is left, which no later item of that size
+    # fits either: there are at most as many rounds as different sizes.
+    while positions.size:
+        total = np.cumsum(row_bytes[positions], dtype=np.int64)
+        fitting = int(np.searchsorted(total, left, side="right"))
+        taken.append(positions[:fitting])
+        left -= int(total[fitting - 1]) if fitting else 0
+        positions = positions[fitting:]
+        positions = positions[row_bytes[positions] <= left]
+    return np.concatenate(taken) if taken else positions
