@@ -1,4 +1,4 @@
-"""How invalid arguments are reported: the value, the place and what is allowed, in one sentence each."""
+"""How invalid arguments are reported: the value, the place and what is allowed."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def require_number(
     place: str = "",
     open_minimum: bool = False,
 ) -> None:
-    """Raises ValueError unless `value` is a finite number in the range (minimum excluded if open)."""
+    """Raises ValueError unless `value` is a finite number in range (open: minimum excluded)."""
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     low_is_met = is_number and (value > minimum if open_minimum else value >= minimum)
     if not is_number or not math.isfinite(value) or not low_is_met or value > maximum:

@@ -53,7 +53,9 @@ class Constant:
 
 Initializer = RandomUniform | RandomNormal | Zeros | Constant
 
-_BY_NAME = {cls.__name__: cls for cls in (RandomUniform, RandomNormal, Zeros, Constant)}
+_BY_NAME: dict[str, Any] = {
+    cls.__name__: cls for cls in (RandomUniform, RandomNormal, Zeros, Constant)
+}
 
 
 def op_attributes(initializer: Initializer) -> tuple[str, float, float]:
@@ -81,7 +83,7 @@ def get(identifier: Any) -> Initializer:
     Raises:
         ValueError: the name is unknown or the value is of another type.
     """
-    if isinstance(identifier, tuple(_BY_NAME.values())):
+    if isinstance(identifier, Initializer):
         return identifier
     if isinstance(identifier, dict) and identifier.get("class_name") in _BY_NAME:
         return _BY_NAME[identifier["class_name"]](**identifier.get("config", {}))

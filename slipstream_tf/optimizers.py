@@ -109,7 +109,9 @@ class Adam(SparseOptimizer):
         return 2 * dim
 
 
-_BY_NAME = {cls.__name__: cls for cls in (SGD, Adagrad, RowWiseAdagrad, Adam)}
+_BY_NAME: dict[str, type[SparseOptimizer]] = {
+    cls.__name__: cls for cls in (SGD, Adagrad, RowWiseAdagrad, Adam)
+}
 
 
 def serialize(optimizer: SparseOptimizer) -> dict[str, Any]:
@@ -123,7 +125,7 @@ def get(identifier: Any) -> SparseOptimizer:
     Raises:
         ValueError: anything else, a Keras optimizer included (Keras densifies sparse gradients).
     """
-    if isinstance(identifier, tuple(_BY_NAME.values())):
+    if isinstance(identifier, SparseOptimizer) and type(identifier) is not SparseOptimizer:
         return identifier
     if isinstance(identifier, dict) and identifier.get("class_name") in _BY_NAME:
         return _BY_NAME[identifier["class_name"]](**identifier.get("config", {}))

@@ -194,28 +194,30 @@ def test_bounded_table_stays_within_its_capacity(eviction):
         store.apply_gradients(plan, [tf.ones([30, 4])])
         assert store.size("t0") <= 50
     assert store.statistics("t0").evicted_rows > 0
-    with pytest.raises(tf.errors.ResourceExhaustedError, match="'t0'.*capacity is 50"):
+    with pytest.raises(tf.errors.ResourceExhaustedError, match=r"'t0'.*capacity is 50"):
         lookup(store, {"f": np.arange(51)}, one_table())
 
 
 def test_export_and_import_give_back_everything():
     rule = optimizers.Adam(0.05)
     first, second = make_store(optimizer=rule), make_store(optimizer=rule)
-    for step in range(3):
-        keys = np.arange(step, step + 10)
-        for store in (first, second) if step == 2 else (first,):
-            if step == 2 and store is second:
-                store.import_table("t0", saved)
-            _, plan = lookup(store, {"f": keys}, one_table())
-            store.apply_gradients(plan, [tf.ones([10, 4])])
-        if step == 1:
-            saved = first.export_table("t0")
+
+    def train(store, step):
+        _, plan = lookup(store, {"f": np.arange(step, step + 10)}, one_table())
+        store.apply_gradients(plan, [tf.ones([10, 4])])
+
+    train(first, 0)
+    train(first, 1)
+    saved = first.export_table("t0")
+    second.import_table("t0", saved)
+    for store in (first, second):
+        train(store, 2)
     a, b = first.export_table("t0"), second.export_table("t0")
     assert all(np.array_equal(a[name], b[name]) for name in a)
     broken = {**saved, "rows": saved["rows"][:, :3]}
-    with pytest.raises(tf.errors.InvalidArgumentError, match="'t0' have shape"):
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"'t0' have shape"):
         second.import_table("t0", broken)
-    with pytest.raises(ValueError, match="slots"):
+    with pytest.raises(ValueError, match=r"slots"):
         second.import_table("t0", {k: v for k, v in saved.items() if k != "slots"})
 
 
@@ -280,7 +282,7 @@ def test_features_of_different_batch_sizes_are_refused():
     store = make_store()
     specs = [FeatureSpec("f", "t0"), FeatureSpec("g", "t0")]
     inputs = {"f": np.arange(3), "g": np.arange(4)}
-    with pytest.raises(tf.errors.InvalidArgumentError, match="feature 1 has 4 examples"):
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"feature 1 has 4 examples"):
         lookup(store, inputs, specs)
 
 
@@ -301,13 +303,13 @@ def test_nan_gradient_names_its_place_and_changes_nothing():
 
 def test_unknown_tables_are_named():
     store = make_store()
-    with pytest.raises(ValueError, match="'x'.*'t0'"):
+    with pytest.raises(ValueError, match=r"'x'.*'t0'"):
         lookup(store, {"f": np.array([1])}, [FeatureSpec("f", "x")])
-    with pytest.raises(ValueError, match="'x'"):
+    with pytest.raises(ValueError, match=r"'x'"):
         store.size("x")
-    with pytest.raises(ValueError, match="distinct"):
+    with pytest.raises(ValueError, match=r"distinct"):
         NativeStore([TableConfig("a", 2), TableConfig("a", 2)], optimizers.SGD())
-    with pytest.raises(ValueError, match="slipstream_tf.optimizers"):
+    with pytest.raises(ValueError, match=r"slipstream_tf.optimizers"):
         NativeStore([TableConfig("a", 2)], "adam")
 
 
