@@ -4,8 +4,6 @@ The Python is PYTHON_BIN_PATH, else python3 on PATH.
 """
 
 _BUILD = """\
-load("@bazel_tools//tools/python:toolchain.bzl", "py_runtime_pair")
-
 package(default_visibility = ["//visibility:public"])
 
 cc_library(
@@ -21,24 +19,6 @@ cc_library(
 cc_import(
     name = "framework",
     shared_library = "lib/{lib}",
-)
-
-# Python tests run with the interpreter whose TensorFlow the library is built for.
-py_runtime(
-    name = "python_runtime",
-    interpreter_path = "{python}",
-    python_version = "PY3",
-)
-
-py_runtime_pair(
-    name = "python_runtime_pair",
-    py3_runtime = ":python_runtime",
-)
-
-toolchain(
-    name = "python_toolchain",
-    toolchain = ":python_runtime_pair",
-    toolchain_type = "@bazel_tools//tools/python:toolchain_type",
 )
 """
 
@@ -67,8 +47,12 @@ def _tf_configure_impl(ctx):
     ctx.symlink(tf["include_dir"], "include")
     ctx.symlink(tf["lib_dir"] + "/" + tf["lib_name"], "lib/" + tf["lib_name"])
     ctx.file("WORKSPACE", "workspace(name = \"%s\")\n" % ctx.name)
-    ctx.file("defs.bzl", "TF_VERSION = %r\nTF_COPTS = %r\n" % (tf["version"], tf["copts"].split(" ")))
-    ctx.file("BUILD", _BUILD.format(lib = tf["lib_name"], python = find_python(ctx)))
+    ctx.file("defs.bzl", "TF_VERSION = %r\nTF_COPTS = %r\nPYTHON = %r\n" % (
+        tf["version"],
+        tf["copts"].split(" "),
+        find_python(ctx),
+    ))
+    ctx.file("BUILD", _BUILD.format(lib = tf["lib_name"]))
 
 tf_configure = repository_rule(
     implementation = _tf_configure_impl,
