@@ -40,7 +40,9 @@ class TableConfig:
     combiner: str = "sum"
     capacity: int | None = None
     eviction: str = "lfu"
-    initializer: initializers.Initializer = initializers.RandomUniform()
+    initializer: initializers.Initializer = dataclasses.field(
+        default_factory=initializers.RandomUniform
+    )
     seed: int = 0
 
     def __post_init__(self) -> None:
