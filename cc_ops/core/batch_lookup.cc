@@ -199,7 +199,8 @@ Status LookupForTraining(const std::vector<EmbeddingTable*>& tables,
                          const std::vector<FeatureView>& features,
                          const std::vector<Combiner>& combiners,
                          const std::vector<PooledOutput>& outputs, const Parallel& parallel,
-                         LookupPlan* plan) {
+                         LookupWorkspace* workspace) {
+  LookupPlan* plan = &workspace->plan;
   const int64_t batch = features.empty() ? 0 : features[0].batch;
   plan->tables = tables;
   plan->batch = batch;
@@ -209,7 +210,8 @@ Status LookupForTraining(const std::vector<EmbeddingTable*>& tables,
   try {
     const Positions positions(features);
     const int num_tables = static_cast<int>(tables.size());
-    SortedKeys sorted = SortByBucket(features, batch, num_tables, positions, parallel);
+    SortedKeys& sorted = workspace->sorted;
+    SortByBucket(features, batch, num_tables, positions, parallel, &sorted);
     const Status room = MakeRoomForBatch(tables, sorted);
     if (!room.ok()) return room;
     plan->generations.clear();
@@ -224,7 +226,9 @@ Status LookupForTraining(const std::vector<EmbeddingTable*>& tables,
     plan->unique_row.resize(n);
     plan->uses_end.resize(n);
     plan->uses.resize(n);
-    std::vector<float*> row_of_position(static_cast<size_t>(positions.total), nullptr);
+    // Places of padding keys stay as they are: nothing reads them.
+    std::vector<float*>& row_of_position = workspace->row_of_position;
+    row_of_position.resize(static_cast<size_t>(positions.total));
     const std::vector<int64_t> bounds = BalancedBuckets(sorted.begin, parallel.threads);
     std::atomic<bool> is_out_of_memory{false};
     parallel.run(parallel.threads, [&](int task) {

@@ -27,13 +27,15 @@ struct PooledOutput {
 };
 
 // Pools the rows of every feature and example into `outputs` (one per feature).
-// Missing keys are made, accesses counted. Takes the tables' mutexes. On an error
-// no key is made, unless memory ran out (the tables stay intact then too).
+// The plan for the update is left in
+// `workspace`, which may come from an earlier lookup. Missing keys are made, accesses counted.
+// Takes the tables' mutexes. On an error no key is made, unless memory ran out (the tables stay
+// intact then too).
 Status LookupForTraining(const std::vector<EmbeddingTable*>& tables,
                          const std::vector<FeatureView>& features,
                          const std::vector<Combiner>& combiners,
                          const std::vector<PooledOutput>& outputs, const Parallel& parallel,
-                         LookupPlan* plan);
+                         LookupWorkspace* workspace);
 
 // The same without making keys or counting; absent keys give their initial rows.
 Status LookupForEvaluation(const std::vector<EmbeddingTable*>& tables,

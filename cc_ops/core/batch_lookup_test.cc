@@ -73,12 +73,14 @@ std::vector<float> Train(int threads) {
     f1.row_splits = splits.data();
     f1.weights = weights.data();
     std::vector<float> out0(batch * 5), out1(batch * 16);
-    LookupPlan plan;
+    LookupWorkspace workspace;
     EXPECT_TRUE(LookupForTraining(tables, {f0, f1}, combiners,
-                                  {{out0.data(), 5}, {out1.data(), 16}}, Threads(threads), &plan)
+                                  {{out0.data(), 5}, {out1.data(), 16}}, Threads(threads),
+                                  &workspace)
                     .ok());
     // The outputs serve as gradients: they depend on every earlier update.
-    EXPECT_TRUE(ApplyGradients(plan, {{out0.data(), 5}, {out1.data(), 16}}, 0.1f, Threads(threads))
+    EXPECT_TRUE(ApplyGradients(workspace.plan, {{out0.data(), 5}, {out1.data(), 16}}, 0.1f,
+                               Threads(threads))
                     .ok());
   }
   std::vector<float> all;
@@ -106,9 +108,9 @@ TEST(BatchLookup, EvaluationNeitherMakesNorCounts) {
                                   {{evaluated.data(), 4}}, Threads(2))
                   .ok());
   EXPECT_EQ(table->size(), 0);
-  LookupPlan plan;
+  LookupWorkspace workspace;
   ASSERT_TRUE(LookupForTraining({table.get()}, {OneKeyEach(0, keys)}, {Combiner::kSum},
-                                {{trained.data(), 4}}, Threads(2), &plan)
+                                {{trained.data(), 4}}, Threads(2), &workspace)
                   .ok());
   EXPECT_EQ(evaluated, trained);
   EXPECT_EQ(table->size(), 2);
@@ -118,11 +120,11 @@ TEST(BatchLookup, EvaluationNeitherMakesNorCounts) {
 TEST(BatchLookup, EmptyBatch) {
   auto table = MakeTable(4);
   const std::vector<int64_t> keys;
-  LookupPlan plan;
+  LookupWorkspace workspace;
   ASSERT_TRUE(LookupForTraining({table.get()}, {OneKeyEach(0, keys)}, {Combiner::kMean},
-                                {{nullptr, 4}}, Threads(2), &plan)
+                                {{nullptr, 4}}, Threads(2), &workspace)
                   .ok());
-  EXPECT_TRUE(ApplyGradients(plan, {{nullptr, 4}}, 0.1f, Threads(2)).ok());
+  EXPECT_TRUE(ApplyGradients(workspace.plan, {{nullptr, 4}}, 0.1f, Threads(2)).ok());
   EXPECT_EQ(table->size(), 0);
 }
 
@@ -130,15 +132,15 @@ TEST(BatchLookup, NonFiniteGradientChangesNothing) {
   auto table = MakeTable(2);
   const std::vector<int64_t> keys = {1, 2};
   std::vector<float> out(4);
-  LookupPlan plan;
+  LookupWorkspace workspace;
   ASSERT_TRUE(LookupForTraining({table.get()}, {OneKeyEach(0, keys)}, {Combiner::kSum},
-                                {{out.data(), 2}}, Threads(1), &plan)
+                                {{out.data(), 2}}, Threads(1), &workspace)
                   .ok());
   const TableContents before = table->Export();
-  for (float bad : {std::numeric_limits<float>::quiet_NaN(),
-                    -std::numeric_limits<float>::infinity()}) {
+  for (float bad :
+       {std::numeric_limits<float>::quiet_NaN(), -std::numeric_limits<float>::infinity()}) {
     const std::vector<float> gradient = {1.f, 1.f, 1.f, bad};
-    const Status status = ApplyGradients(plan, {{gradient.data(), 2}}, 0.1f, Threads(2));
+    const Status status = ApplyGradients(workspace.plan, {{gradient.data(), 2}}, 0.1f, Threads(2));
     EXPECT_NE(status.message().find("example 1, element 1"), std::string::npos);
     EXPECT_EQ(table->Export().rows, before.rows);
   }
@@ -148,11 +150,11 @@ TEST(BatchLookup, FullTableRefusesABatchThatCannotFit) {
   auto table = MakeTable(2, 3);
   const std::vector<int64_t> fits = {1, 2, 3}, too_many = {4, 5, 6, 7};
   std::vector<float> out(8);
-  LookupPlan plan;
+  LookupWorkspace workspace;
   ASSERT_TRUE(LookupForTraining({table.get()}, {OneKeyEach(0, fits)}, {Combiner::kSum},
-                                {{out.data(), 2}}, Threads(2), &plan)
+                                {{out.data(), 2}}, Threads(2), &workspace)
                   .ok());
-  LookupPlan refused;
+  LookupWorkspace refused;
   const Status status =
       LookupForTraining({table.get()}, {OneKeyEach(0, too_many)}, {Combiner::kSum},
                         {{out.data(), 2}}, Threads(2), &refused);
@@ -164,16 +166,16 @@ TEST(BatchLookup, UpdateOfAnEvictedKeyIsDroppedAndCounted) {
   auto table = MakeTable(2, 2);
   const std::vector<int64_t> first = {1, 2}, second = {3, 2};
   std::vector<float> out(4);
-  LookupPlan plan, later;
+  LookupWorkspace workspace, later;
   ASSERT_TRUE(LookupForTraining({table.get()}, {OneKeyEach(0, first)}, {Combiner::kSum},
-                                {{out.data(), 2}}, Threads(1), &plan)
+                                {{out.data(), 2}}, Threads(1), &workspace)
                   .ok());
   ASSERT_TRUE(LookupForTraining({table.get()}, {OneKeyEach(0, second)}, {Combiner::kSum},
                                 {{out.data(), 2}}, Threads(1), &later)
                   .ok());
   const TableContents before = table->Export();
   const std::vector<float> gradient = {1.f, 1.f, 1.f, 1.f};
-  ASSERT_TRUE(ApplyGradients(plan, {{gradient.data(), 2}}, 0.1f, Threads(1)).ok());
+  ASSERT_TRUE(ApplyGradients(workspace.plan, {{gradient.data(), 2}}, 0.1f, Threads(1)).ok());
   EXPECT_EQ(table->num_dropped_updates(), 1);
   const TableContents after = table->Export();
   EXPECT_NE(after.rows[0], before.rows[0]);  // key 2 was updated,

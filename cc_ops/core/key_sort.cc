@@ -26,8 +26,8 @@ void ForEachKey(const std::vector<FeatureView>& features, int64_t batch, CellRan
 
 }  // namespace
 
-SortedKeys SortByBucket(const std::vector<FeatureView>& features, int64_t batch, int num_tables,
-                        const Positions& positions, const Parallel& parallel) {
+void SortByBucket(const std::vector<FeatureView>& features, int64_t batch, int num_tables,
+                  const Positions& positions, const Parallel& parallel, SortedKeys* sorted) {
   const int tasks = parallel.threads;
   const int64_t buckets = static_cast<int64_t>(num_tables) * kNumShards;
   const int64_t cells = static_cast<int64_t>(features.size()) * batch;
@@ -41,30 +41,28 @@ SortedKeys SortByBucket(const std::vector<FeatureView>& features, int64_t batch,
     ForEachKey(features, batch, CellsOf(task, tasks, cells),
                [&](int f, int64_t, int64_t p) { ++counts[bucket_of(f, features[f].keys[p])]; });
   });
-  SortedKeys sorted;
-  sorted.begin.resize(static_cast<size_t>(buckets) + 1);
+  sorted->begin.resize(static_cast<size_t>(buckets) + 1);
   int64_t total = 0;
   for (int64_t b = 0; b < buckets; ++b) {
-    sorted.begin[b] = total;
+    sorted->begin[b] = total;
     for (int task = 0; task < tasks; ++task) {
       const int64_t count = place[task][b];
       place[task][b] = total;
       total += count;
     }
   }
-  sorted.begin[buckets] = total;
-  sorted.key.resize(static_cast<size_t>(total));
-  sorted.use.resize(static_cast<size_t>(total));
+  sorted->begin[buckets] = total;
+  sorted->key.resize(static_cast<size_t>(total));
+  sorted->use.resize(static_cast<size_t>(total));
   parallel.run(tasks, [&](int task) {
     std::vector<int64_t>& next = place[task];
     ForEachKey(features, batch, CellsOf(task, tasks, cells), [&](int f, int64_t i, int64_t p) {
       const int64_t key = features[f].keys[p];
       const int64_t at = next[bucket_of(f, key)]++;
-      sorted.key[at] = key;
-      sorted.use[at] = {positions.of(f, i, p), f, static_cast<int32_t>(i)};
+      sorted->key[at] = key;
+      sorted->use[at] = {positions.of(f, i, p), f, static_cast<int32_t>(i)};
     });
   });
-  return sorted;
 }
 
 std::vector<int64_t> BalancedBuckets(const std::vector<int64_t>& begin, int tasks) {

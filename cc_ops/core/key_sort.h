@@ -39,16 +39,9 @@ struct Positions {
   int64_t total = 0;
 };
 
-// The batch's keys sorted by bucket, and in batch order within one.
-struct SortedKeys {
-  std::vector<int64_t> begin;  // [buckets + 1]
-  std::vector<int64_t> key;
-  std::vector<Occurrence> use;
-};
-
 // A counting sort; the result does not depend on the number of tasks.
-SortedKeys SortByBucket(const std::vector<FeatureView>& features, int64_t batch, int num_tables,
-                        const Positions& positions, const Parallel& parallel);
+void SortByBucket(const std::vector<FeatureView>& features, int64_t batch, int num_tables,
+                  const Positions& positions, const Parallel& parallel, SortedKeys* sorted);
 
 // Task boundaries [tasks + 1] over buckets so that each task gets about as many keys.
 std::vector<int64_t> BalancedBuckets(const std::vector<int64_t>& begin, int tasks);

@@ -35,6 +35,20 @@ struct LookupPlan {
   std::vector<float> scale;
 };
 
+// The batch's keys sorted by bucket, and in batch order within one.
+struct SortedKeys {
+  std::vector<int64_t> begin;  // [buckets + 1]
+  std::vector<int64_t> key;
+  std::vector<Occurrence> use;
+};
+
+// The memory of a lookup. Reused from step to step it costs no allocation.
+struct LookupWorkspace {
+  LookupPlan plan;
+  SortedKeys sorted;
+  std::vector<float*> row_of_position;
+};
+
 }  // namespace slipstream
 
 #endif  // SLIPSTREAM_CC_OPS_CORE_LOOKUP_PLAN_H_

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 #include <memory>
+#include <mutex>
 #include <set>
 #include <string>
 #include <utility>
@@ -40,10 +41,43 @@ Parallel ParallelOf(tf::OpKernelContext* context) {
 
 namespace {
 
+// Keeps the memory of finished lookups for the next ones.
+class WorkspacePool : public std::enable_shared_from_this<WorkspacePool> {
+ public:
+  // A workspace that comes back to this pool when its last owner lets go.
+  std::shared_ptr<LookupWorkspace> Take() {
+    std::unique_ptr<LookupWorkspace> workspace;
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      if (!free_.empty()) {
+        workspace = std::move(free_.back());
+        free_.pop_back();
+      }
+    }
+    if (workspace == nullptr) workspace = std::make_unique<LookupWorkspace>();
+    return std::shared_ptr<LookupWorkspace>(
+        workspace.release(), [pool = shared_from_this()](LookupWorkspace* w) { pool->Put(w); });
+  }
+
+ private:
+  static constexpr size_t kMostKept = 4;
+
+  void Put(LookupWorkspace* workspace) {
+    std::unique_ptr<LookupWorkspace> owned(workspace);
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (free_.size() < kMostKept) free_.push_back(std::move(owned));
+  }
+
+  std::mutex mutex_;
+  std::vector<std::unique_ptr<LookupWorkspace>> free_;
+};
+
+using Resources = std::vector<tf::core::RefCountPtr<TableResource>>;
+
 // A lookup's plan as a tensor: it keeps its tables alive.
 struct PlanVariant {
-  std::shared_ptr<LookupPlan> plan;
-  std::shared_ptr<std::vector<tf::core::RefCountPtr<TableResource>>> resources;
+  std::shared_ptr<Resources> resources;
+  std::shared_ptr<LookupWorkspace> workspace;
 
   // What tf::Variant asks of its values. A plan holds pointers: it cannot leave
   // the process.
@@ -75,8 +109,6 @@ class LookupOpBase : public tf::OpKernel {
   }
 
  protected:
-  using Resources = std::vector<tf::core::RefCountPtr<TableResource>>;
-
   absl::Status Prepare(tf::OpKernelContext* c, Resources* resources,
                        std::vector<EmbeddingTable*>* tables, std::vector<FeatureView>* features,
                        std::vector<PooledOutput>* outputs) const {
@@ -144,16 +176,19 @@ class LookupOp : public LookupOpBase {
     std::vector<PooledOutput> outputs;
     OP_REQUIRES_OK(c, Prepare(c, resources.get(), &tables, &features, &outputs));
     PlanVariant plan;
-    plan.plan = std::make_shared<LookupPlan>();
+    plan.workspace = pool_->Take();
     plan.resources = std::move(resources);
     OP_REQUIRES_OK(c, ToAbsl(LookupForTraining(tables, features, combiners(), outputs,
-                                               ParallelOf(c), plan.plan.get())));
+                                               ParallelOf(c), plan.workspace.get())));
     tf::Tensor* out = nullptr;
     tf::AllocatorAttributes on_host;
     on_host.set_on_host(true);
     OP_REQUIRES_OK(c, c->allocate_output(c->num_outputs() - 1, tf::TensorShape({}), &out, on_host));
     out->scalar<tf::Variant>()() = std::move(plan);
   }
+
+ private:
+  const std::shared_ptr<WorkspacePool> pool_ = std::make_shared<WorkspacePool>();
 };
 REGISTER_KERNEL_BUILDER(Name("SlipstreamLookup").Device(tf::DEVICE_CPU), LookupOp);
 
@@ -181,9 +216,9 @@ class ApplyGradientsOp : public tf::OpKernel {
     OP_REQUIRES(c, plan_tensor.dims() == 0,
                 absl::InvalidArgumentError("plan must be a scalar from SlipstreamLookup"));
     const PlanVariant* variant = plan_tensor.scalar<tf::Variant>()().get<PlanVariant>();
-    OP_REQUIRES(c, variant != nullptr && variant->plan != nullptr,
+    OP_REQUIRES(c, variant != nullptr && variant->workspace != nullptr,
                 absl::InvalidArgumentError("plan is not one that SlipstreamLookup gave"));
-    const LookupPlan& plan = *variant->plan;
+    const LookupPlan& plan = variant->workspace->plan;
     tf::OpInputList gradients;
     OP_REQUIRES_OK(c, c->input_list("gradients", &gradients));
     const int num_features = static_cast<int>(plan.feature_table.size());
