@@ -17,7 +17,7 @@ inline uint64_t CounterRandom(uint64_t seed, uint64_t counter) {
 }
 
 // Algorithm R (Vitter, 1985) with counter-based random numbers: the same seed and inputs give
-// the same sample. Not thread-safe.
+// the same sample. Memory: 16 bytes for each lookup of each kept input. Not thread-safe.
 class InputReservoir {
  public:
   // capacity: most inputs kept, at least 1.

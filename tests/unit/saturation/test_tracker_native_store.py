@@ -1,0 +1,77 @@
+"""The whole loop over the native store: dataset, classifier, training step, window ends."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from slipstream_tf import optimizers
+from slipstream_tf.config import SaturationConfig, TableConfig
+from slipstream_tf.inputs.classifier import skip_inputs
+from slipstream_tf.ops import features
+from slipstream_tf.saturation.report import random_shares
+from slipstream_tf.saturation.tracker import SaturationTracker
+from slipstream_tf.stores.native import NativeStore
+
+SPECS = [features.FeatureSpec("user", "user"), features.FeatureSpec("item", "item")]
+INPUTS, BATCH, DIM = 40_000, 200, 4
+
+
+def train(**settings):
+    """Fits a product of two embeddings to random labels; popular keys first and most."""
+    store = NativeStore(
+        [TableConfig("user", DIM), TableConfig("item", DIM)], optimizers.Adagrad(0.05)
+    )
+    config = SaturationConfig(
+        snapshot_interval=20, hot_budget_bytes=60 * DIM * 4, reservoir_size=1000, **settings
+    )
+    tracker = SaturationTracker(store, config, SPECS)
+    rng = np.random.default_rng(0)
+    keys = np.minimum(rng.zipf(1.3, (INPUTS, 2)), 10_000).astype(np.int64)
+    labels = rng.random(INPUTS).astype(np.float32)
+    batches = tf.data.Dataset.from_tensor_slices(({"keys": keys}, labels)).batch(
+        BATCH, drop_remainder=True
+    )
+
+    @tf.function
+    def step(keys, labels):
+        pooled, plan = store.lookup(features.pack(keys, SPECS), SPECS, training=True)
+        error = tf.reduce_sum(pooled[0] * pooled[1], axis=1) - labels
+        gradient = (2.0 * error / tf.cast(tf.size(labels), tf.float32))[:, None]
+        store.apply_gradients(plan, [gradient * pooled[1], gradient * pooled[0]])
+
+    trained = 0
+    for batch, batch_labels in skip_inputs(batches.prefetch(2), tracker.classifier, SPECS):
+        step(batch["keys"], batch_labels)
+        trained += int(tf.size(batch_labels))
+        tracker.step()
+    tracker.end_window()
+    return store, tracker, trained
+
+
+def test_skips_after_the_warmup_counts_every_input_and_repeats_bitwise():
+    runs = [train(target_skip=0.3, warmup_steps=60) for _ in range(2)]
+    (store, tracker, trained), (other_store, other_tracker, _) = runs
+    reports = tracker.reports
+    assert sum(r.inputs_seen for r in reports) == INPUTS
+    assert sum(r.inputs_skipped for r in reports) == INPUTS - trained > 0
+    for report in reports:
+        assert report.hot_keys <= 60
+        assert report.is_warming_up == (report.step <= 60)
+        if report.is_warming_up:
+            assert report.inputs_skipped == 0
+    assert [r.threshold for r in reports] == [r.threshold for r in other_tracker.reports]
+    for name in ("user", "item"):
+        mine, other = store.export_table(name), other_store.export_table(name)
+        for part in mine:
+            np.testing.assert_array_equal(mine[part], other[part])
+
+
+def test_random_control_skips_the_same_share():
+    _, tracker, trained = train(target_skip=0.5, warmup_steps=40)
+    _, _, control = train(
+        skip="random", random_shares=random_shares(tracker.reports), warmup_steps=40
+    )
+    assert control == pytest.approx(trained, rel=0.02)
+    assert trained < 0.95 * INPUTS
