@@ -185,6 +185,7 @@ class EmbeddingCollection(keras.layers.Layer):
         """Returns the output as `keras.KerasTensor`s, without a lookup."""
         del weights, training
         given = inputs if isinstance(inputs, Mapping) else {"the key matrix": inputs}
+        self._require_layout(inputs)
         for name, tensor in given.items():
             allowed = ("int32", "int64")
             require_choice("dtype", keras.backend.standardize_dtype(tensor.dtype), allowed, name)
@@ -196,6 +197,15 @@ class EmbeddingCollection(keras.layers.Layer):
         if isinstance(shape, Mapping):
             return {n: keras.KerasTensor(s, dtype=self.compute_dtype) for n, s in shape.items()}
         return keras.KerasTensor(shape, dtype=self.compute_dtype)
+
+    def _require_layout(self, inputs: Any) -> None:
+        names = [spec.name for spec in self.specs]
+        if isinstance(inputs, Mapping):
+            if sorted(inputs) != sorted(names):
+                raise invalid("inputs", sorted(inputs), f"layer {self.name!r}", f"features {names}")
+        elif len(inputs.shape) != 2 or inputs.shape[1] not in (None, len(names)):
+            allowed = f"[batch, {len(names)}], a column per feature: {names}"
+            raise invalid("keys", tuple(inputs.shape), f"layer {self.name!r}", allowed)
 
     def save_own_variables(self, store: Any) -> None:
         """Writes rows, slots, counts and step of all tables (`save_weights`, `model.save`)."""

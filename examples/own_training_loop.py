@@ -1,0 +1,75 @@
+"""A training loop of one's own: `tf.function` step, skipping by hand, a checkpoint at the end.
+
+Run: python examples/own_training_loop.py
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import slipstream_tf as slip
+
+BATCH_SIZE = 128
+
+
+def generate_bags(count: int, seed: int) -> tuple[dict[str, tf.Tensor | tf.RaggedTensor], tf.Tensor]:
+    """Returns keys, one per user and a bag of articles read before, and clicks."""
+    generator = np.random.default_rng(seed)
+    users = generator.zipf(1.4, count) % 3_000
+    lengths = generator.integers(0, 6, count)
+    articles = generator.zipf(1.4, int(lengths.sum())) % 1_000
+    history = tf.RaggedTensor.from_row_lengths(articles.astype(np.int64), lengths)
+    taste = tf.reduce_sum(tf.sin(tf.cast(history, tf.float32)), axis=1).numpy()
+    label = (np.sin(users) + taste > 0).astype(np.float32)
+    return {"user": tf.constant(users, tf.int64), "history": history}, tf.constant(label)
+
+
+def main() -> None:
+    """Trains an own Keras model and saves it."""
+    keras.utils.set_random_seed(0)
+    train = tf.data.Dataset.from_tensor_slices(generate_bags(60_000, seed=1)).batch(BATCH_SIZE)
+    embeddings = slip.keras.EmbeddingCollection(
+        [slip.TableConfig("user", dim=8), slip.TableConfig("article", dim=16, combiner="mean")],
+        optimizer=slip.optimizers.Adam(0.01),
+        features={"user": "user", "history": "article"},
+    )
+    tower = keras.Sequential([keras.layers.Dense(32, "relu"), keras.layers.Dense(1)])
+    slipstream = slip.Slipstream(embeddings, slip.SaturationConfig(snapshot_interval=50))
+    optimizer = keras.optimizers.Adam(1e-3)
+    loss_of = keras.losses.BinaryCrossentropy(from_logits=True)
+
+    @tf.function(reduce_retracing=True)
+    def train_step(keys: dict[str, tf.Tensor], label: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            vectors = embeddings(keys, training=True)
+            logits = tower(tf.concat([vectors["user"], vectors["history"]], axis=1))
+            loss = loss_of(label, logits[:, 0])
+        # The layer's one variable, the update anchor, must be among them: asking for its gradient
+        # is what updates the rows.
+        variables = embeddings.trainable_variables + tower.trainable_variables
+        optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+        return loss
+
+    for keys, label in slipstream.apply(train, batch_size=BATCH_SIZE):
+        loss = train_step(keys, label)
+        report = slipstream.step()
+        if report is not None:
+            print(
+                f"step {report.step}: loss {float(loss):.4f}, T {report.threshold:.3g}, "
+                f"{report.skipped_share:.0%} of the inputs skipped"
+            )
+    print(slipstream.ledger)
+    with tempfile.TemporaryDirectory() as folder:
+        checkpoint = tf.train.Checkpoint(embeddings=embeddings, tower=tower)
+        path = checkpoint.save(os.path.join(folder, "model"))
+        checkpoint.restore(path).assert_consumed()
+        print(f"saved and restored {embeddings.store.size('article')} articles")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,265 @@
+"""`EmbeddingCollection`: outputs, errors, shapes, precision and configuration."""
+
+from __future__ import annotations
+
+import json
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from slipstream_tf import TableConfig, initializers, optimizers
+from slipstream_tf.keras import EmbeddingCollection, FeatureSpec
+
+COMBINERS = ("sum", "mean", "sqrtn")
+
+
+def make_layer(dims=(4, 4), features=None, learning_rate=0.5, **kwargs):
+    tables = [TableConfig(name, dim, seed=3) for name, dim in zip("ab", dims, strict=False)]
+    return EmbeddingCollection(tables, optimizers.SGD(learning_rate), features, **kwargs)
+
+
+def rows_of(layer, table, keys):
+    return np.asarray(layer.store.gather(table, tf.constant(keys, tf.int64))[0])
+
+
+def pooled(rows, weights, combiner):
+    """NumPy reference of one bag: rows [n, dim], weights [n]."""
+    total = (rows * weights[:, None]).sum(axis=0)
+    if not len(rows) or combiner == "sum":
+        return total
+    norm = weights.sum() if combiner == "mean" else np.sqrt((weights**2).sum())
+    return total / norm
+
+
+def test_a_dictionary_gives_a_dictionary():
+    layer = make_layer(dims=(4, 2))
+    outputs = layer({"a": np.array([5, 6, 5]), "b": np.array([1, 2, 3])})
+    assert list(outputs) == ["a", "b"]
+    np.testing.assert_array_equal(outputs["a"], rows_of(layer, "a", [5, 6, 5]))
+    np.testing.assert_array_equal(outputs["b"], rows_of(layer, "b", [1, 2, 3]))
+
+
+def test_a_matrix_gives_a_tensor():
+    layer = make_layer()
+    outputs = layer(np.array([[5, 1], [6, 2]]))
+    assert outputs.shape == (2, 2, 4)
+    np.testing.assert_array_equal(outputs[:, 0], rows_of(layer, "a", [5, 6]))
+    np.testing.assert_array_equal(outputs[:, 1], rows_of(layer, "b", [1, 2]))
+
+
+def test_stacked_makes_a_tensor_of_a_dictionary():
+    keys = np.array([[5, 1], [6, 2]])
+    outputs = make_layer(stacked=True)({"b": keys[:, 1], "a": keys[:, 0]})
+    np.testing.assert_array_equal(outputs, make_layer()(keys))
+
+
+def test_int32_keys_and_large_int64_keys_stay_exact():
+    layer = make_layer()
+    big = (1 << 53) + np.array([0, 1], np.int64)  # the same number in float64
+    layer({"a": big, "b": np.array([1, 2], np.int32)}, training=True)
+    assert sorted(layer.store.export_table("a")["keys"]) == sorted(big)
+    assert sorted(layer.store.export_table("b")["keys"]) == [1, 2]
+
+
+@pytest.mark.parametrize("combiner", COMBINERS)
+@pytest.mark.parametrize("is_weighted", [False, True])
+@pytest.mark.parametrize("layout", ["ragged", "padded"])
+def test_bags_against_numpy(combiner, is_weighted, layout):
+    layer = make_layer(features=[FeatureSpec("bag", "a", combiner)])
+    bags = [[3, 4, 3], [], [7]]
+    weights = [[0.5, 2.0, 1.5], [], [3.0]]
+    if layout == "ragged":
+        keys = tf.ragged.constant(bags, dtype=tf.int64, ragged_rank=1)
+        given = tf.ragged.constant(weights, dtype=tf.float32, ragged_rank=1)
+    else:
+        keys = tf.ragged.constant(bags, dtype=tf.int64, ragged_rank=1).to_tensor(-1)
+        given = tf.ragged.constant(weights, dtype=tf.float32, ragged_rank=1).to_tensor(9.0)
+    outputs = layer({"bag": keys}, weights={"bag": given} if is_weighted else None)["bag"]
+    expected = [
+        pooled(
+            rows_of(layer, "a", bag).reshape(-1, 4),
+            np.array(weight if is_weighted else [1.0] * len(bag), np.float32),
+            combiner,
+        )
+        for bag, weight in zip(bags, weights, strict=True)
+    ]
+    np.testing.assert_allclose(outputs, expected, rtol=1e-6, atol=1e-7)
+
+
+def test_two_features_share_a_table():
+    layer = make_layer(features={"seen": "a", "bought": "a"})
+    before = rows_of(layer, "a", [1, 2])
+    with tf.GradientTape() as tape:
+        outputs = layer({"seen": np.array([1]), "bought": np.array([1])}, training=True)
+        loss = tf.reduce_sum(outputs["seen"]) + 2 * tf.reduce_sum(outputs["bought"])
+    tape.gradient(loss, layer.trainable_variables)
+    assert layer.store.size("a") == 1
+    assert layer.store.size("b") == 0
+    np.testing.assert_allclose(rows_of(layer, "a", [1, 2]), before - [[1.5], [0]], rtol=1e-6)
+
+
+@pytest.mark.parametrize("is_training", [False, True])
+def test_a_batch_of_none(is_training):
+    layer = make_layer()
+    with tf.GradientTape() as tape:
+        outputs = layer(np.zeros((0, 2), np.int64), training=is_training)
+        loss = tf.reduce_sum(outputs)
+    assert outputs.shape == (0, 2, 4)
+    tape.gradient(loss, layer.trainable_variables)
+    assert layer.store.size("a") == 0
+
+
+def test_a_nan_gradient_is_an_error_and_updates_nothing():
+    layer = make_layer()
+    before = rows_of(layer, "a", [1, 2])
+    factors = tf.constant([1.0, np.nan])[:, None]
+    with tf.GradientTape() as tape:
+        outputs = layer({"a": np.array([1, 2]), "b": np.array([1, 2])}, training=True)
+        loss = tf.reduce_sum(outputs["a"] * factors)
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"feature 0 \(table 'a'\).* nan"):
+        tape.gradient(loss, layer.trainable_variables)
+    np.testing.assert_array_equal(rows_of(layer, "a", [1, 2]), before)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        ({"a": np.array([1])}, "missing: b"),
+        ({"a": np.array([1]), "b": np.array([1]), "c": np.array([1])}, r"\['c'\]"),
+        ({"a": np.array([1.0]), "b": np.array([1])}, "'float64' for feature 'a'"),
+        (np.zeros((2, 2), np.float32), "Invalid `keys`: 'float32'"),
+        (np.zeros((2, 3), np.int64), r"\[batch, 2\]"),
+        ({"a": np.zeros((1, 2, 3), np.int64), "b": np.array([1])}, "for feature 'a'"),
+    ],
+)
+def test_bad_inputs(inputs, message):
+    with pytest.raises(ValueError, match=message):
+        make_layer()(inputs)
+
+
+def test_features_of_different_batch_sizes():
+    with pytest.raises(tf.errors.InvalidArgumentError, match="feature 1 has 1 examples"):
+        make_layer()({"a": np.array([1, 2]), "b": np.array([1])})
+
+
+@pytest.mark.parametrize("cause", ["stacked", "matrix"])
+def test_one_tensor_needs_one_dim(cause):
+    with pytest.raises(ValueError, match=r"Invalid `dim`: \{'a': 4, 'b': 8\}.*feed a dictionary"):
+        make_layer(dims=(4, 8), stacked=cause == "stacked")(np.zeros((1, 2), np.int64))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"optimizer": keras.optimizers.SGD()}, "Invalid `optimizer`"),
+        ({"store": "cloud"}, "Invalid `store`: 'cloud'"),
+        ({"dtype": "mixed_float16"}, "Invalid `dtype policy`: 'mixed_float16'.*mixed_bfloat16"),
+        ({"size": 3}, "size"),
+    ],
+)
+def test_bad_arguments(arguments, message):
+    arguments = {"optimizer": optimizers.SGD(), **arguments}
+    with pytest.raises((ValueError, TypeError), match=message):
+        EmbeddingCollection([TableConfig("a", 4)], **arguments)
+
+
+def test_a_global_float16_policy_is_refused():
+    keras.config.set_dtype_policy("mixed_float16")
+    try:
+        with pytest.raises(ValueError, match="loss scaling"):
+            make_layer(dtype="float32")
+    finally:
+        keras.config.set_dtype_policy("float32")
+
+
+def test_bfloat16_output_and_float32_rows():
+    layer = make_layer(dtype="mixed_bfloat16")
+    before = rows_of(layer, "a", [1])
+    with tf.GradientTape() as tape:
+        outputs = layer({"a": np.array([1, 1]), "b": np.array([1, 1])}, training=True)
+        loss = tf.reduce_sum(tf.cast(outputs["a"], tf.float32))
+    assert outputs["a"].dtype == tf.bfloat16
+    gradients = tape.gradient(loss, layer.trainable_variables)
+    assert [gradient.dtype for gradient in gradients] == [tf.float32]
+    np.testing.assert_allclose(rows_of(layer, "a", [1]), before - 1.0, rtol=1e-6)
+
+
+def test_symbolic_shapes_and_dtype():
+    matrix = make_layer(dtype="mixed_bfloat16")(keras.Input((2,), dtype="int64"))
+    assert matrix.shape == (None, 2, 4)
+    assert matrix.dtype == "bfloat16"
+    inputs = {
+        "a": keras.Input((), dtype="int64"),
+        "b": keras.Input((5,), dtype="int32"),
+    }
+    outputs = make_layer(dims=(4, 8))(inputs)
+    assert {name: output.shape for name, output in outputs.items()} == {"a": (None, 4), "b": (None, 8)}
+    assert make_layer().compute_output_shape((7, 2)) == (7, 2, 4)
+    assert make_layer().compute_output_shape({"a": (7,), "b": (7,)}) == {"a": (7, 4), "b": (7, 4)}
+
+
+@pytest.mark.parametrize(
+    ("make_inputs", "message"),
+    [
+        (lambda: keras.Input((2,)), "Invalid `dtype`: 'float32'"),
+        (lambda: keras.Input((3,), dtype="int64"), r"\[batch, 2\]"),
+        (lambda: {"a": keras.Input((), dtype="int64")}, r"features \['a', 'b'\]"),
+    ],
+)
+def test_bad_symbolic_inputs(make_inputs, message):
+    with pytest.raises(ValueError, match=message):
+        make_layer()(make_inputs())
+
+
+def test_config_round_trip():
+    layer = EmbeddingCollection(
+        [
+            TableConfig("a", 4, "mean", 64, "lru", initializers.Constant(0.5), 9),
+            TableConfig("b", 8),
+        ],
+        optimizers.Adam(0.1, beta_1=0.5),
+        features=[FeatureSpec("x", "a", "sqrtn"), FeatureSpec("y", "b")],
+        name="tables",
+        dtype="mixed_bfloat16",
+    )
+    config = json.loads(json.dumps(layer.get_config()))
+    copy = EmbeddingCollection.from_config(config)
+    assert copy.get_config() == layer.get_config()
+    assert copy.tables == layer.tables
+    assert copy.specs == layer.specs
+    assert copy.store.optimizer == layer.store.optimizer
+    assert copy.compute_dtype == "bfloat16"
+    revived = keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(layer))
+    assert revived.get_config() == layer.get_config()
+
+
+def test_a_store_of_ones_own():
+    layer = make_layer()
+    twin = EmbeddingCollection(layer.tables, optimizers.SGD(0.5), store=layer.store)
+    twin(np.array([[1, 2]]), training=True)
+    assert layer.store.size("a") == 1
+    with pytest.raises(ValueError, match="get_config"):
+        twin.get_config()
+    with pytest.raises(ValueError, match="a store of the given tables"):
+        EmbeddingCollection([TableConfig("c", 4)], optimizers.SGD(0.5), store=layer.store)
+
+
+def test_the_learning_rate_is_read_in_every_update():
+    layer = make_layer(learning_rate=0.5)
+    layer.learning_rate = 0.25
+    before = rows_of(layer, "a", [1])
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(layer(np.array([[1, 1]]), training=True))
+    tape.gradient(loss, layer.trainable_variables)
+    assert float(layer.learning_rate) == 0.25
+    np.testing.assert_allclose(rows_of(layer, "a", [1]), before - 0.25, rtol=1e-6)
+
+
+def test_the_one_weight_is_the_anchor():
+    layer = make_layer()
+    assert [weight.path.split("/")[-1] for weight in layer.trainable_weights] == ["update_anchor"]
+    assert layer.count_params() == 1
+    layer.trainable = False
+    assert layer.trainable_weights == []
