@@ -17,7 +17,9 @@ import slipstream_tf as slip
 BATCH_SIZE = 128
 
 
-def generate_bags(count: int, seed: int) -> tuple[dict[str, tf.Tensor | tf.RaggedTensor], tf.Tensor]:
+def generate_bags(
+    count: int, seed: int
+) -> tuple[dict[str, tf.Tensor | tf.RaggedTensor], tf.Tensor]:
     """Returns keys, one per user and a bag of articles read before, and clicks."""
     generator = np.random.default_rng(seed)
     users = generator.zipf(1.4, count) % 3_000

@@ -34,9 +34,7 @@ def main() -> None:
 
     embeddings = slip.keras.EmbeddingCollection(
         [slip.TableConfig("user", dim=16), slip.TableConfig("item", dim=16)],
-        optimizer=slip.optimizers.Adagrad(
-            0.05, initial_accumulator_value=0.0, epsilon=1e-8
-        ),
+        optimizer=slip.optimizers.Adagrad(0.05, initial_accumulator_value=0.0, epsilon=1e-8),
     )
     model = slip.models.DLRM(embeddings, NUM_DENSE, bottom=[64, 16], top=[64, 32, 1])
     slipstream = slip.Slipstream(
@@ -48,7 +46,7 @@ def main() -> None:
     model.compile(optimizer="adam", loss="binary_crossentropy", metrics=["AUC"])
     model.fit(
         slipstream.apply(train, batch_size=BATCH_SIZE),
-        epochs=1,
+        shuffle=False,
         callbacks=[slipstream.callback()],
         validation_data=test,
         verbose=2,

@@ -39,11 +39,14 @@ class EmbeddingCollection(keras.layers.Layer):
     the factor 1/batch. Without a tape rows are added and counted, not updated. With
     `training=False` (evaluate, predict) nothing changes: a key without a row gets the values its
     row would start with. A layer with `trainable=False` behaves like that in training, too.
+    Keras's `fit` says `training=True` only to a model whose `call` has the argument `training`: an
+    own `keras.Model` without it trains no row (Keras then warns of missing gradients).
 
     The update anchor. TensorFlow runs the backward pass of a layer only if something trainable lies
     behind it, so the layer has one weight of shape (), `update_anchor`. It is 0, its gradient (its
-    own value) is 0, and it stays 0 under weight decay, clipping and every Keras optimizer. Its gradient must be
-    asked for, as `tape.gradient(loss, model.trainable_variables)` does, or rows are not updated.
+    own value) is 0, and it stays 0 under weight decay, clipping and every Keras optimizer. Its
+    gradient must be asked for, as `tape.gradient(loss, model.trainable_variables)` does, or rows
+    are not updated.
 
     Precision. Rows, gradients and slots are float32; the output has the policy's compute dtype
     (bfloat16 with "mixed_bfloat16"). Policies with loss scaling ("mixed_float16") and a
@@ -220,7 +223,10 @@ class EmbeddingCollection(keras.layers.Layer):
         """Returns a JSON-serialisable dictionary for `from_config`; no rows in it."""
         if self._store_name is None:
             raise invalid(
-                "store", self.store, f"get_config of layer {self.name!r}", f"one of {STORES} by name"
+                "store",
+                self.store,
+                f"get_config of layer {self.name!r}",
+                f"one of {STORES} by name",
             )
         return {
             **super().get_config(),

@@ -1,4 +1,4 @@
-"""From what a user says about features to `FeatureSpec`s. In: the `features` argument and tables."""
+"""From what a user says about features to `FeatureSpec`s. In: `features` and tables."""
 
 from __future__ import annotations
 
@@ -26,7 +26,10 @@ def resolve_tables(tables: Sequence[TableConfig]) -> tuple[TableConfig, ...]:
     wrong = [table for table in given if not isinstance(table, TableConfig)]
     if wrong or not given:
         raise invalid(
-            "tables", wrong or tables, "EmbeddingCollection", "one slipstream_tf.TableConfig or more"
+            "tables",
+            wrong or tables,
+            "EmbeddingCollection",
+            "one slipstream_tf.TableConfig or more",
         )
     names = [table.name for table in given]
     twice = sorted({name for name in names if names.count(name) > 1})

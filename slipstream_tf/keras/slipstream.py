@@ -75,6 +75,11 @@ class Slipstream:
         Put it last: a `.prefetch(n)` after it makes every new threshold n batches late. Evaluate on
         data that did not go through it.
 
+        An epoch ends earlier than the data's number of batches says. Keras warns then that "your
+        input ran out of data"; nothing is lost. Where that number is unknown, Keras holds later
+        epochs to the length of the first one: with several epochs, tell it
+        (`tf.data.experimental.assert_cardinality` before `apply`).
+
         Args:
             dataset: elements are batches, e.g. `(features, label)`.
             batch_size: inputs of an output batch; default: that of `dataset`, if it is known.
@@ -96,7 +101,7 @@ class Slipstream:
         return self._warn_without_steps(kept)
 
     def callback(self) -> SaturationCallback:
-        """Returns a Keras callback that counts the steps of `fit`; use it in one `fit` at a time."""
+        """Returns a Keras callback that counts the steps of `fit`; one `fit` at a time."""
         return SaturationCallback(self)
 
     def step(self, steps: int = 1) -> WindowReport | None:
@@ -140,6 +145,4 @@ class Slipstream:
             )
             return element
 
-        # The filter hides the number of batches, which skipping makes smaller: Keras would warn
-        # that the data ran out.
-        return dataset.enumerate().map(at_limit).filter(lambda *_: True)
+        return dataset.enumerate().map(at_limit)

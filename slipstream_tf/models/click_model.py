@@ -94,7 +94,9 @@ class ClickModel(keras.Model):
             return None, inputs["keys"]
         dense = inputs["dense"]
         if len(dense.shape) != 2 or dense.shape[1] not in (None, self.dense_features):
-            allowed = f"[batch, {self.dense_features}], as dense_features={self.dense_features} says"
+            allowed = (
+                f"[batch, {self.dense_features}], as dense_features={self.dense_features} says"
+            )
             raise invalid("dense", tuple(dense.shape), f"model {self.name!r}", allowed)
         return dense, inputs["keys"]
 

@@ -195,7 +195,10 @@ def test_symbolic_shapes_and_dtype():
         "b": keras.Input((5,), dtype="int32"),
     }
     outputs = make_layer(dims=(4, 8))(inputs)
-    assert {name: output.shape for name, output in outputs.items()} == {"a": (None, 4), "b": (None, 8)}
+    assert {name: output.shape for name, output in outputs.items()} == {
+        "a": (None, 4),
+        "b": (None, 8),
+    }
     assert make_layer().compute_output_shape((7, 2)) == (7, 2, 4)
     assert make_layer().compute_output_shape({"a": (7,), "b": (7,)}) == {"a": (7, 4), "b": (7, 4)}
 

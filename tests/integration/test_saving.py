@@ -1,0 +1,174 @@
+"""Saving and loading: `.weights.h5`, `.keras`, `tf.train.Checkpoint`."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from slipstream_tf import TableConfig, optimizers
+from slipstream_tf.keras import EmbeddingCollection
+
+FORMATS = ("weights", "model", "checkpoint")
+
+
+def make_model(tables=None, optimizer=None, seed=0):
+    layer = EmbeddingCollection(
+        tables
+        or [TableConfig("a/b", 4, seed=seed), TableConfig("b", 4, capacity=16, eviction="lru")],
+        optimizer or optimizers.Adam(0.1),
+        features=None if tables is None else {f"f{i}": t.name for i, t in enumerate(tables)},
+        name="tables",
+    )
+    inputs = keras.Input((2,), dtype="int64")
+    outputs = keras.layers.Dense(1, name="head")(keras.layers.Flatten()(layer(inputs)))
+    model = keras.Model(inputs, outputs)
+    model.compile(optimizer="sgd", loss="mse")
+    return model
+
+
+def train(model, seed=0):
+    generator = np.random.default_rng(seed)
+    keys = generator.integers(0, 30, (64, 2)) + (1 << 60)
+    model.fit(keys, np.ones((64, 1)), batch_size=16, verbose=0, shuffle=False)
+
+
+def state(model):
+    layer = model.get_layer("tables")
+    return {t.name: layer.store.export_table(t.name) for t in layer.tables}
+
+
+def assert_same_state(first, second):
+    for table, contents in first.items():
+        for name, value in contents.items():
+            np.testing.assert_array_equal(value, second[table][name], err_msg=f"{table} {name}")
+            assert value.dtype == second[table][name].dtype
+
+
+def save(model, form, folder):
+    if form == "weights":
+        model.save_weights(folder / "x.weights.h5")
+        return str(folder / "x.weights.h5")
+    if form == "model":
+        model.save(folder / "x.keras")
+        return str(folder / "x.keras")
+    return tf.train.Checkpoint(model=model).save(str(folder / "x"))
+
+
+def load(form, path, model=None):
+    model = model or make_model(seed=5)
+    if form == "model":
+        return keras.models.load_model(path)
+    if form == "weights":
+        model.load_weights(path)
+    else:
+        tf.train.Checkpoint(model=model).restore(path).expect_partial()
+    return model
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_everything_comes_back(form, tmp_path):
+    model = make_model()
+    train(model)
+    model.get_layer("tables").learning_rate = 0.025
+    before = state(model)
+    assert len(before["b"]["keys"]) == 16
+    path = save(model, form, tmp_path)
+    loaded = load(form, path)
+    assert_same_state(before, state(loaded))
+    assert float(loaded.get_layer("tables").learning_rate) == pytest.approx(0.025)
+    keys = np.arange(60).reshape(30, 2) + (1 << 60)
+    loaded_keys = loaded.predict(keys, verbose=0)
+    if form == "model":  # the table's seed is part of the configuration
+        np.testing.assert_array_equal(loaded_keys, model.predict(keys, verbose=0))
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_training_goes_on_as_if_never_stopped(form, tmp_path):
+    keras.utils.set_random_seed(0)
+    model = make_model()
+    train(model)
+    path = save(model, form, tmp_path)
+    train(model, seed=1)
+    continued = load(form, path, make_model())
+    train(continued, seed=1)
+    assert_same_state(state(model), state(continued))
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_empty_tables(form, tmp_path):
+    model = make_model()
+    loaded = load(form, save(model, form, tmp_path))
+    assert loaded.get_layer("tables").store.size("b") == 0
+
+
+def test_loading_replaces_what_was_there(tmp_path):
+    model = make_model()
+    train(model)
+    path = save(model, "checkpoint", tmp_path)
+    before = state(model)
+    train(model, seed=7)
+    tf.train.Checkpoint(model=model).restore(path).expect_partial()
+    assert_same_state(before, state(model))
+
+
+@pytest.mark.parametrize("form", ["weights", "checkpoint"])
+@pytest.mark.parametrize(
+    ("tables", "optimizer", "message"),
+    [
+        (
+            [TableConfig("a/b", 4), TableConfig("c", 4)],
+            None,
+            r"saved with tables \['a/b', 'b'\].* has tables \['a/b', 'c'\]",
+        ),
+        (
+            [TableConfig("a/b", 8), TableConfig("b", 8)],
+            None,
+            "table 'a/b' was saved with dim=4, but this layer has dim=8",
+        ),
+        (
+            [TableConfig("a/b", 4), TableConfig("b", 4)],
+            optimizers.Adagrad(0.1),
+            "saved with the update rule Adam, but this layer uses Adagrad",
+        ),
+    ],
+    ids=["names", "dim", "rule"],
+)
+def test_another_layer_is_refused_and_left_alone(form, tables, optimizer, message, tmp_path):
+    model = make_model()
+    train(model)
+    path = save(model, form, tmp_path)
+    other = make_model(tables, optimizer)
+    train(other, seed=3)
+    before = state(other)
+    with pytest.raises(ValueError, match=message):
+        load(form, path, other)
+    assert_same_state(before, state(other))
+
+
+def test_weights_of_another_kind_of_layer_are_refused(tmp_path):
+    inputs = keras.Input((2,), dtype="int64")
+    embedded = keras.layers.Embedding(10, 4, name="tables")(inputs)
+    model = keras.Model(
+        inputs, keras.layers.Dense(1, name="head")(keras.layers.Flatten()(embedded))
+    )
+    model.save_weights(tmp_path / "x.weights.h5")
+    with pytest.raises(ValueError, match="no embedding tables"):
+        make_model().load_weights(tmp_path / "x.weights.h5")
+
+
+def test_a_damaged_checkpoint_is_an_error():
+    layer = EmbeddingCollection([TableConfig("a", 2)], optimizers.SGD(), name="tables")
+    with pytest.raises(ValueError, match="layer 'tables': the checkpoint is damaged"):
+        layer._store_state.deserialize(layer._store_state.serialize()[:-40])
+
+
+def test_a_layer_alone_in_a_checkpoint(tmp_path):
+    layer = EmbeddingCollection([TableConfig("a", 2)], optimizers.SGD(0.5))
+    layer(np.array([[1], [2]]), training=True)
+    path = tf.train.Checkpoint(layer=layer).save(str(tmp_path / "x"))
+    other = EmbeddingCollection([TableConfig("a", 2)], optimizers.SGD(0.1))
+    tf.train.Checkpoint(layer=other).restore(path).assert_consumed()
+    assert other.store.size("a") == 2
+    assert float(other.learning_rate) == 0.5

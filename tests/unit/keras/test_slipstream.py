@@ -1,0 +1,194 @@
+"""`Slipstream`: applied to data, stepped by `fit` and by hand; the ledger; the forgotten step."""
+
+from __future__ import annotations
+
+import json
+import warnings
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import slipstream_tf as slip
+from slipstream_tf import SaturationConfig, TableConfig, optimizers
+from slipstream_tf.keras import EmbeddingCollection, Ledger, SaturationCallback, Slipstream
+from slipstream_tf.saturation.report import WindowReport
+
+BATCH_SIZE = 8
+
+
+def make_embeddings():
+    return EmbeddingCollection(
+        [TableConfig("a", 4), TableConfig("b", 4)], optimizers.SGD(0.01), name="tables"
+    )
+
+
+def make_model(embeddings):
+    inputs = keras.Input((2,), dtype="int64")
+    outputs = keras.layers.Dense(1)(keras.layers.Flatten()(embeddings(inputs)))
+    model = keras.Model(inputs, outputs)
+    model.compile(optimizer="sgd", loss="mse")
+    return model
+
+
+def make_data(batches, form="matrix"):
+    generator = np.random.default_rng(0)
+    keys = np.minimum(generator.zipf(1.5, (batches * BATCH_SIZE, 2)), 50)
+    labels = np.ones((len(keys), 1), np.float32)
+    features = {"matrix": keys, "keys": {"keys": keys}}[form]
+    return tf.data.Dataset.from_tensor_slices((features, labels)).batch(BATCH_SIZE)
+
+
+def config(**kwargs):
+    return SaturationConfig(**{"snapshot_interval": 5, "target_skip": 0.5, **kwargs})
+
+
+@pytest.mark.parametrize("epochs", [1, 3])
+def test_fit_skips_and_counts_every_trained_step(epochs):
+    embeddings = make_embeddings()
+    slipstream = Slipstream(embeddings, config())
+    data = make_data(40)
+    make_model(embeddings).fit(
+        slipstream.apply(data, batch_size=BATCH_SIZE),
+        callbacks=[slipstream.callback()],
+        validation_data=make_data(3),
+        epochs=epochs,
+        verbose=0,
+    )
+    report = slipstream.end_window()
+    trained = int(embeddings.store.export_table("a")["steps"][0])
+    assert report.step == trained
+    ledger = slipstream.ledger
+    assert ledger.inputs_seen == epochs * 40 * BATCH_SIZE
+    assert 0 < ledger.inputs_skipped < ledger.inputs_seen
+    kept = ledger.inputs_seen - ledger.inputs_skipped
+    assert (trained - epochs) * BATCH_SIZE < kept <= trained * BATCH_SIZE
+
+
+@pytest.mark.parametrize("steps_per_execution", [1, 3])
+def test_the_callback_counts_whatever_the_steps_per_execution(steps_per_execution):
+    embeddings = make_embeddings()
+    model = make_model(embeddings)
+    model.compile(optimizer="sgd", loss="mse", steps_per_execution=steps_per_execution)
+    slipstream = Slipstream(embeddings, config(skip="none"))
+    callback = slipstream.callback()
+    for epochs in (2, 1):  # the second `fit` goes on with the optimizer's iterations
+        model.fit(make_data(7), callbacks=[callback], epochs=epochs, verbose=0)
+    assert slipstream.end_window().step == 3 * 7
+
+
+def test_evaluate_and_predict_are_not_counted():
+    embeddings = make_embeddings()
+    model = make_model(embeddings)
+    slipstream = Slipstream(embeddings, config())
+    model.evaluate(make_data(7), callbacks=[slipstream.callback()], verbose=0)
+    model.predict(make_data(7), callbacks=[slipstream.callback()], verbose=0)
+    assert slipstream.end_window().step == 0
+
+
+def test_steps_by_hand():
+    slipstream = Slipstream(make_embeddings(), config())
+    reports = [slipstream.step() for _ in range(10)]
+    assert [i for i, report in enumerate(reports) if report is not None] == [4, 9]
+    assert slipstream.step(steps=5).step == 15
+    assert slipstream.end_window().window == 3
+    assert len(slipstream.ledger.reports) == 4
+
+
+@pytest.mark.parametrize("form", ["matrix", "keys"])
+def test_keys_are_found_in_the_usual_places(form):
+    slipstream = Slipstream(make_embeddings(), config())
+    list(slipstream.apply(make_data(2, form), batch_size=BATCH_SIZE))
+    assert slipstream.end_window().inputs_seen == 2 * BATCH_SIZE
+
+
+def test_get_keys_finds_them_elsewhere():
+    slipstream = Slipstream(make_embeddings(), config())
+    data = make_data(2).map(lambda keys, label: {"k": keys, "y": label})
+    list(slipstream.apply(data, BATCH_SIZE, get_keys=lambda element: element["k"]))
+    assert slipstream.end_window().inputs_seen == 2 * BATCH_SIZE
+
+
+def test_a_forgotten_callback_is_warned_of_once():
+    slipstream = Slipstream(make_embeddings(), config())
+    with pytest.warns(RuntimeWarning, match=r"10 batches .*`slipstream\.callback\(\)`") as caught:
+        list(slipstream.apply(make_data(30), batch_size=BATCH_SIZE))
+    assert len(caught) == 1
+
+
+def test_no_warning_where_steps_are_counted():
+    slipstream = Slipstream(make_embeddings(), config())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        for _ in slipstream.apply(make_data(30), batch_size=BATCH_SIZE):
+            slipstream.step()
+
+
+def test_a_loss_scale_optimizer_is_refused():
+    embeddings = make_embeddings()
+    model = make_model(embeddings)
+    model.compile(optimizer=keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD()), loss="mse")
+    slipstream = Slipstream(embeddings, config())
+    with pytest.raises(ValueError, match="Invalid `optimizer`: LossScaleOptimizer"):
+        model.fit(make_data(2), callbacks=[slipstream.callback()], verbose=0)
+
+
+@pytest.mark.parametrize(
+    ("embeddings", "settings", "message"),
+    [
+        (keras.layers.Embedding(3, 4), None, "Invalid `embeddings`"),
+        (None, 0.3, "Invalid `config`: 0.3"),
+    ],
+)
+def test_wrong_arguments(embeddings, settings, message):
+    with pytest.raises(ValueError, match=message):
+        Slipstream(embeddings or make_embeddings(), settings)
+
+
+def test_public_names():
+    assert slip.Slipstream is Slipstream
+    assert slip.keras.EmbeddingCollection is EmbeddingCollection
+    assert isinstance(Slipstream(make_embeddings()).callback(), SaturationCallback)
+    assert Slipstream(make_embeddings()).config == SaturationConfig()
+
+
+def report(window, seen, skipped):
+    return WindowReport(
+        window=window,
+        step=10 * (window + 1),
+        is_warming_up=False,
+        hot_keys=20,
+        snapshot_bytes=320,
+        evicted=0,
+        anomalies=0,
+        drift_quantiles={},
+        threshold=0.25,
+        is_threshold_capped=window == 1,
+        is_skipping=True,
+        saturated_keys=5,
+        inputs_seen=seen,
+        inputs_skipped=skipped,
+        hot_inputs=seen,
+        next_hot_keys=20,
+        hot_set_overlap=1.0,
+        seconds=0.5,
+    )
+
+
+def test_the_ledger_adds_up_and_prints():
+    ledger = Ledger([report(0, 3000, 0), report(1, 1000, 400)])
+    assert ledger.skipped_share == 0.1
+    values = json.loads(json.dumps(ledger.to_dict()))
+    assert values["inputs_skipped"] == 400
+    assert [window["skipped_share"] for window in values["windows"]] == [0.0, 0.4]
+    lines = str(ledger).splitlines()
+    assert len(lines) == 4
+    assert "40.0%" in lines[2]
+    assert "0.25 (cap)" in lines[2]
+    assert lines[-1].startswith("400 of 4,000 inputs skipped (10.0%) in 2 windows")
+
+
+def test_an_empty_ledger():
+    assert Ledger([]).to_dict()["skipped_share"] == 0.0
+    assert "0 of 0 inputs skipped" in str(Ledger([]))

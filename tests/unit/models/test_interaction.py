@@ -1,0 +1,65 @@
+"""Pairwise dots and cross layers against NumPy."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from slipstream_tf.models.interaction import Cross, pair_order, pairwise_dots
+
+
+@pytest.mark.parametrize("count", range(2, 12))
+def test_each_pair_once(count):
+    pairs = [(i, j) for i in range(count) for j in range(i)]
+    assert sorted(pair_order(count)) == pairs
+    vectors = np.random.default_rng(count).normal(size=(3, count, 5)).astype(np.float32)
+    dots = np.einsum("bid,bjd->bij", vectors, vectors)
+    expected = np.stack([dots[:, i, j] for i, j in pair_order(count)], axis=1)
+    np.testing.assert_allclose(pairwise_dots(tf.constant(vectors)), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("count", [2, 3, 4, 7])
+def test_gradient_of_the_dots(count):
+    generator = np.random.default_rng(count)
+    vectors = tf.constant(generator.normal(size=(2, count, 3)))
+    pairs = pair_order(count)
+    upstream = generator.normal(size=(2, len(pairs)))
+    with tf.GradientTape() as tape:
+        tape.watch(vectors)
+        loss = tf.reduce_sum(pairwise_dots(vectors) * upstream)
+    expected = np.zeros(vectors.shape)
+    for index, (i, j) in enumerate(pairs):
+        expected[:, i] += upstream[:, index, None] * vectors.numpy()[:, j]
+        expected[:, j] += upstream[:, index, None] * vectors.numpy()[:, i]
+    np.testing.assert_allclose(tape.gradient(loss, vectors), expected, rtol=1e-10)
+
+
+def test_a_batch_of_none():
+    assert pairwise_dots(tf.zeros((0, 4, 3))).shape == (0, 6)
+
+
+def test_unknown_batch_keeps_the_static_width():
+    function = tf.function(pairwise_dots, input_signature=[tf.TensorSpec((None, 5, 3))])
+    assert function.get_concrete_function().structured_outputs.shape.as_list() == [None, 10]
+
+
+@pytest.mark.parametrize("rank", [None, 2])
+def test_cross_against_numpy(rank):
+    layer = Cross(2, rank)
+    start = np.random.default_rng(0).normal(size=(3, 5)).astype(np.float32)
+    outputs = layer(start)
+    expected = start
+    for index in range(2):
+        kernel, bias = layer._up[index].get_weights()
+        if rank is not None:
+            kernel = layer._down[index].get_weights()[0] @ kernel
+        expected = start * (expected @ kernel + bias) + expected
+    np.testing.assert_allclose(outputs, expected, rtol=1e-5, atol=1e-6)
+    assert Cross.from_config(layer.get_config()).get_config() == layer.get_config()
+
+
+@pytest.mark.parametrize(("depth", "rank"), [(0, None), (2, 0), (2, 5), (1.5, None)])
+def test_cross_refuses(depth, rank):
+    with pytest.raises(ValueError, match=r"Invalid `(depth|rank)`"):
+        Cross(depth, rank)(np.zeros((1, 5), np.float32))

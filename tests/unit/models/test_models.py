@@ -1,0 +1,226 @@
+"""DLRM and DCN-v2: values, inputs, errors, precision, saving, training."""
+
+from __future__ import annotations
+
+import json
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from slipstream_tf import TableConfig, optimizers
+from slipstream_tf.keras import EmbeddingCollection
+from slipstream_tf.models import DLRM, MLP, DCNv2
+from slipstream_tf.models.interaction import pair_order
+
+FIELDS = 3
+DIM = 4
+DENSE = 2
+
+
+def make_embeddings(dims=(DIM,) * FIELDS, learning_rate=0.5, **kwargs):
+    tables = [TableConfig(f"t{i}", dim, seed=i) for i, dim in enumerate(dims)]
+    rule = optimizers.Adagrad(learning_rate, initial_accumulator_value=0.0, epsilon=1e-8)
+    return EmbeddingCollection(tables, rule, **kwargs)
+
+
+def make_dlrm(dense=DENSE, embeddings=None, **kwargs):
+    embeddings = embeddings or make_embeddings()
+    return DLRM(embeddings, dense, **{"bottom": [8, DIM], "top": [8, 1], **kwargs})
+
+
+def make_dcn(dense=DENSE, embeddings=None, **kwargs):
+    return DCNv2(embeddings or make_embeddings(), dense, **{"deep": [8, 4], **kwargs})
+
+
+MODELS = {"dlrm": make_dlrm, "dcn": make_dcn}
+
+
+def make_data(count=64, dense=DENSE):
+    generator = np.random.default_rng(0)
+    keys = generator.integers(0, 9, (count, FIELDS))
+    inputs = {"keys": keys}
+    if dense:
+        inputs["dense"] = generator.normal(size=(count, dense)).astype(np.float32)
+    return inputs, (keys.sum(axis=1) % 2).astype(np.float32)
+
+
+def relu(values):
+    return np.maximum(values, 0)
+
+
+def test_dlrm_against_numpy():
+    model = make_dlrm(returns_logits=True)
+    inputs, _ = make_data()
+    weights = [w.numpy() for w in [*model.bottom.weights, *model.top.weights]]
+    bottom = relu(relu(inputs["dense"] @ weights[0] + weights[1]) @ weights[2] + weights[3])
+    vectors = np.concatenate([bottom[:, None], model.embeddings(inputs["keys"]).numpy()], axis=1)
+    dots = np.einsum("bid,bjd->bij", vectors, vectors)
+    pairs = np.stack([dots[:, i, j] for i, j in pair_order(FIELDS + 1)], axis=1)
+    hidden = relu(np.concatenate([bottom, pairs], axis=1) @ weights[4] + weights[5])
+    expected = hidden @ weights[6] + weights[7]
+    np.testing.assert_allclose(model(inputs), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_dcn_against_numpy():
+    model = make_dcn(cross_layers=1, deep=[], returns_logits=True)
+    inputs, _ = make_data()
+    vectors = model.embeddings(inputs["keys"]).numpy().reshape(-1, FIELDS * DIM)
+    start = np.concatenate([inputs["dense"], vectors], axis=1)
+    kernel, bias = (w.numpy() for w in model.cross.weights)
+    head, head_bias = (w.numpy() for w in model.head.weights)
+    expected = (start * (start @ kernel + bias) + start) @ head + head_bias
+    np.testing.assert_allclose(model(inputs), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("dense", [0, DENSE])
+def test_training_lowers_the_loss(name, dense):
+    keras.utils.set_random_seed(0)
+    model = MODELS[name](dense)
+    inputs, labels = make_data(dense=dense)
+    model.compile(optimizer="adam", loss="binary_crossentropy", metrics=["AUC"])
+    history = model.fit(inputs, labels, batch_size=16, epochs=15, verbose=0).history
+    assert history["loss"][-1] < 0.8 * history["loss"][0]
+    outputs = model.predict(inputs, verbose=0)
+    assert outputs.shape == (64, 1)
+    assert outputs.dtype == np.float32
+    assert ((outputs >= 0) & (outputs <= 1)).all()
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_keys_as_a_dictionary_are_the_same(name):
+    model = MODELS[name]()
+    inputs, _ = make_data()
+    keys = {f"t{i}": inputs["keys"][:, i] for i in range(FIELDS)}
+    np.testing.assert_allclose(
+        model(inputs), model({"dense": inputs["dense"], "keys": keys}), rtol=1e-6
+    )
+
+
+def test_dcn_takes_tables_of_several_dimensions():
+    model = make_dcn(embeddings=make_embeddings((2, 4, 8)), rank=3)
+    inputs, _ = make_data()
+    keys = {f"t{i}": inputs["keys"][:, i] for i in range(FIELDS)}
+    assert model({"dense": inputs["dense"], "keys": keys}).shape == (64, 1)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_logits_and_probabilities(name):
+    keras.utils.set_random_seed(0)
+    logits = MODELS[name](returns_logits=True)
+    probabilities = MODELS[name]()
+    probabilities.set_weights(logits.get_weights())
+    inputs, _ = make_data()
+    np.testing.assert_allclose(tf.sigmoid(logits(inputs)), probabilities(inputs), rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_same_seed_same_model(name):
+    results = []
+    inputs, labels = make_data()
+    for _ in range(2):
+        keras.utils.set_random_seed(3)
+        model = MODELS[name](dropout=0.3)
+        model.compile(optimizer="adam", loss="binary_crossentropy")
+        model.fit(inputs, labels, batch_size=16, verbose=0)
+        results.append(model.predict(inputs, verbose=0))
+    np.testing.assert_array_equal(*results)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_bfloat16(name):
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    try:
+        model = MODELS[name]()
+    finally:
+        keras.config.set_dtype_policy("float32")
+    inputs, labels = make_data()
+    model.compile(optimizer="adam", loss="binary_crossentropy")
+    model.fit(inputs, labels, batch_size=16, verbose=0)
+    outputs = model.predict(inputs, verbose=0)
+    assert outputs.dtype == np.float32
+    assert len(np.unique(outputs)) > 32  # logits in float32 don't tie
+    assert {weight.dtype for weight in model.weights} == {"float32"}
+    assert model.embeddings(inputs["keys"]).dtype == tf.bfloat16
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_save_and_load(name, tmp_path):
+    model = MODELS[name](dropout=0.2)
+    inputs, labels = make_data()
+    model.compile(optimizer="adam", loss="binary_crossentropy")
+    model.fit(inputs, labels, batch_size=16, verbose=0)
+    model.save(tmp_path / "x.keras")
+    loaded = keras.models.load_model(tmp_path / "x.keras")
+    assert type(loaded) is type(model)
+    expected = model.predict(inputs, verbose=0)
+    np.testing.assert_array_equal(loaded.predict(inputs, verbose=0), expected)
+    model.save_weights(tmp_path / "x.weights.h5")
+    fresh = MODELS[name](dropout=0.2)
+    fresh.load_weights(tmp_path / "x.weights.h5")
+    np.testing.assert_array_equal(fresh.predict(inputs, verbose=0), expected)
+    json.dumps(model.get_config())
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_dropout_acts_in_training_only(name):
+    model = MODELS[name](dropout=0.5)
+    inputs, _ = make_data()
+    np.testing.assert_array_equal(model(inputs), model(inputs))
+    assert np.abs(model(inputs, training=True) - model(inputs, training=True)).max() > 0
+
+
+def test_symbolic_use():
+    model = make_dlrm()
+    inputs = {
+        "dense": keras.Input((DENSE,)),
+        "keys": keras.Input((FIELDS,), dtype="int64"),
+    }
+    assert keras.Model(inputs, model(inputs)).output_shape == (None, 1)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: make_dlrm(bottom=[8, 5]), "ends with 5. Allowed: a list that ends with 4"),
+        (lambda: make_dlrm(bottom=[]), "Invalid `bottom`: \\[\\]"),
+        (lambda: make_dlrm(bottom=16), "Invalid `bottom`: 16"),
+        (lambda: make_dlrm(top=[8, 2]), "Invalid `top`: \\[8, 2\\]"),
+        (lambda: make_dlrm(top=[0, 1]), "Invalid `top`: 0"),
+        (lambda: make_dlrm(dropout=1.0), "Invalid `dropout`: 1.0"),
+        (lambda: make_dlrm(dense=-1), "Invalid `dense_features`: -1"),
+        (lambda: make_dlrm(embeddings=make_embeddings((4, 4, 8))), "Invalid `dim`: "),
+        (lambda: make_dlrm(dense=0, embeddings=make_embeddings((4,))), "there is no pair"),
+        (lambda: make_dlrm(dtype="mixed_float16"), "loss scaling"),
+        (lambda: DLRM(keras.layers.Embedding(3, 4), 2), "Invalid `embeddings`"),
+        (lambda: make_dcn(cross_layers=0), "Invalid `depth`: 0"),
+        (lambda: make_dcn(rank=14), "Invalid `rank`: 14 .*below the input's width 14"),
+        (lambda: make_dcn(deep=[-3]), "Invalid `deep`: -3"),
+        (lambda: MLP([]), "Invalid `widths`"),
+    ],
+)
+def test_arguments_that_cannot_be(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        ({"keys": np.zeros((2, FIELDS), np.int64)}, r"\['keys'\].*\['dense', 'keys'\]"),
+        (np.zeros((2, FIELDS), np.int64), "a dictionary with"),
+        (
+            {"keys": np.zeros((2, FIELDS), np.int64), "dense": np.zeros((2, 3), np.float32)},
+            r"Invalid `dense`: \(2, 3\).*\[batch, 2\]",
+        ),
+        (
+            {"keys": np.zeros((2, 5), np.int64), "dense": np.zeros((2, 2), np.float32)},
+            "a column per feature",
+        ),
+    ],
+)
+def test_inputs_that_cannot_be(inputs, message):
+    with pytest.raises(ValueError, match=message):
+        make_dlrm()(inputs)
