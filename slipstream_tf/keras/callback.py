@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from slipstream_tf import _compat
+import keras
 
 if TYPE_CHECKING:
     from slipstream_tf.keras.slipstream import Slipstream
-
-keras = _compat.require_keras()
 
 
 class SaturationCallback(keras.callbacks.Callback):

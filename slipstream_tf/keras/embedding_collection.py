@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from slipstream_tf import _compat, optimizers
@@ -19,7 +20,7 @@ from slipstream_tf.keras.feature_specs import resolve_features, resolve_tables
 from slipstream_tf.keras.store_state import StoreState, export_state, restore_state
 from slipstream_tf.ops.features import FeatureSpec, pack
 
-keras = _compat.require_keras()
+_compat.require_keras()
 
 STORES = ("native",)
 

@@ -38,7 +38,7 @@ def export_state(store: Any) -> dict[str, np.ndarray]:
         "optimizer": optimizers.serialize(store.optimizer),
         "tables": [{"name": table.name, "dim": table.dim} for table in store.tables],
     }
-    arrays = {
+    arrays: dict[str, np.ndarray] = {
         _MANIFEST: np.frombuffer(json.dumps(manifest).encode(), np.uint8),
         _LEARNING_RATE: np.asarray(store.learning_rate.numpy(), np.float32),
     }
@@ -120,7 +120,8 @@ class StoreState(tf.train.experimental.PythonState):
     def serialize(self) -> bytes:
         """Returns the store's state as the bytes of an .npz file."""
         buffer = io.BytesIO()
-        np.savez(buffer, **export_state(self._store))
+        arrays: dict[str, Any] = export_state(self._store)
+        np.savez(buffer, **arrays)
         return buffer.getvalue()
 
     def deserialize(self, string_value: bytes) -> None:

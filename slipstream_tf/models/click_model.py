@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import keras
 import tensorflow as tf
 
-from slipstream_tf import _compat
 from slipstream_tf.errors import invalid, require_integer
 from slipstream_tf.keras.embedding_collection import EmbeddingCollection
-
-keras = _compat.require_keras()
 
 
 class ClickModel(keras.Model):

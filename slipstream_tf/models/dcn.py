@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import keras
 import tensorflow as tf
 
-from slipstream_tf import _compat
 from slipstream_tf.keras.embedding_collection import EmbeddingCollection
 from slipstream_tf.models.click_model import ClickModel
 from slipstream_tf.models.interaction import Cross
 from slipstream_tf.models.mlp import MLP, require_dropout, require_widths
-
-keras = _compat.require_keras()
 
 
 @keras.saving.register_keras_serializable(package="slipstream_tf")

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 
 from slipstream_tf import _compat
 from slipstream_tf.errors import invalid, require_integer
 
-keras = _compat.require_keras()
+_compat.require_keras()
 
 
 def pairwise_dots(vectors: tf.Tensor) -> tf.Tensor:

@@ -248,3 +248,19 @@ def test_same_seed_same_rows():
         train_with_fit(net, "adam", keys, labels)
         states.append(state(net.embedding))
     assert_same_state(*states)
+
+
+@pytest.mark.xfail(
+    raises=tf.errors.InternalError, reason="the op library has no zeros_like of a lookup's plan"
+)
+def test_a_forward_pass_that_is_a_function_of_its_own():
+    """The update must survive where forward and backward pass are separate graphs."""
+    layer = collection()
+    before = rows_of(layer, "a", [1])
+    forward = tf.function(lambda keys: layer(keys, training=True))
+    for step in (1, 2):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(forward(tf.constant([[1, 2]], tf.int64)))
+        tape.gradient(loss, layer.trainable_variables)
+        assert updates(layer) == step
+    np.testing.assert_allclose(rows_of(layer, "a", [1]), before - 2 * LEARNING_RATE, rtol=1e-5)

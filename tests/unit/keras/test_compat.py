@@ -27,5 +27,5 @@ def test_keras_2_is_refused(monkeypatch):
 
 def test_another_backend_is_refused(monkeypatch):
     monkeypatch.setattr(keras.backend, "backend", lambda: "jax")
-    with pytest.raises(ImportError, match=r"found 'jax'\\. Set KERAS_BACKEND=tensorflow"):
+    with pytest.raises(ImportError, match=r"found 'jax'\. Set KERAS_BACKEND=tensorflow"):
         _compat.require_keras()
