@@ -1,0 +1,80 @@
+"""The bar that a training run shows: loss, AUC, inputs/s, share skipped, time left."""
+
+from __future__ import annotations
+
+import sys
+from types import TracebackType
+from typing import TextIO
+
+import tqdm
+
+_SECONDS_BETWEEN_LINES = 10.0  # Where the output is no terminal, e.g. a log file.
+_SECONDS_BETWEEN_DRAWS = 0.2
+
+
+class TrainingBar:
+    """A progress bar over the inputs that a run sees, trained and skipped alike.
+
+    Counting skipped inputs keeps the time left right: they are part of the work that is planned.
+
+    Args:
+        planned_inputs: inputs that the run will see, or None if that is not known.
+        title: short text in front of the bar.
+        is_shown: whether anything is written.
+        stream: where to; default: standard error.
+    """
+
+    def __init__(
+        self,
+        planned_inputs: int | None,
+        title: str = "training",
+        is_shown: bool = True,
+        stream: TextIO | None = None,
+    ) -> None:
+        stream = sys.stderr if stream is None else stream
+        is_terminal = stream.isatty()
+        self._bar = tqdm.tqdm(
+            total=planned_inputs,
+            desc=title,
+            unit=" inputs",
+            unit_scale=True,
+            file=stream,
+            disable=not is_shown,
+            dynamic_ncols=is_terminal,
+            mininterval=_SECONDS_BETWEEN_DRAWS if is_terminal else _SECONDS_BETWEEN_LINES,
+        )
+
+    def update(
+        self, inputs_seen: int, inputs_trained: int, loss: float | None, auc: float | None
+    ) -> None:
+        """Shows the state after a step.
+
+        Args:
+            inputs_seen: since the start: trained and skipped.
+            inputs_trained: since the start.
+            loss: mean training loss so far.
+            auc: of the inputs trained so far.
+        """
+        skipped = 1.0 - inputs_trained / inputs_seen if inputs_seen else 0.0
+        parts = [f"skipped {skipped:.1%}"]
+        if auc is not None:
+            parts.insert(0, f"AUC {auc:.4f}")
+        if loss is not None:
+            parts.insert(0, f"loss {loss:.4f}")
+        self._bar.set_postfix_str(", ".join(parts), refresh=False)
+        self._bar.update(inputs_seen - self._bar.n)
+
+    def close(self) -> None:
+        """Draws the last state and ends the line."""
+        self._bar.close()
+
+    def __enter__(self) -> TrainingBar:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()

@@ -1,0 +1,135 @@
+"""The record of a run, `metrics.json`: what ran, on what, how good it was and what it cost.
+
+In: plain values. Out: one JSON file, whole or not there at all.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import math
+import os
+import platform
+import tempfile
+import time
+from collections.abc import Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from slipstream_tf._version import __version__
+
+SCHEMA = 1
+PHASES = ("reading", "training", "window_ends", "evaluation")
+_PACKAGES = ("tensorflow", "tensorflow-cpu", "keras", "numpy", "pyarrow")
+
+
+class PhaseClock:
+    """Adds up the seconds of a run by phase.
+
+    reading: opening the data, up to the first batch. training: the steps; reading goes on beside
+    them and is in here. window_ends: drift, threshold, hot set. evaluation: the test part, reading
+    included. Phases do not overlap: time spent in an inner phase is not counted for the outer one.
+    """
+
+    def __init__(self) -> None:
+        self.seconds = dict.fromkeys(PHASES, 0.0)
+
+    @contextmanager
+    def phase(self, name: str) -> Any:
+        """Adds the time of the `with` block to a phase."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[name] += time.perf_counter() - start
+
+    def move(self, seconds: float, source: str, target: str) -> None:
+        """Counts time measured within the phase `source` for `target` instead."""
+        self.seconds[source] -= seconds
+        self.seconds[target] += seconds
+
+
+def versions() -> dict[str, str]:
+    """Versions of this package, Python and the libraries that decide a run's numbers."""
+    found = {"slipstream_tf": __version__, "python": platform.python_version()}
+    for name in _PACKAGES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def machine() -> dict[str, Any]:
+    """The machine in general words: no name, no path, no address."""
+    try:
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    except (ValueError, OSError):
+        memory = None
+    try:
+        cores = len(os.sched_getaffinity(0))
+    except AttributeError:  # Not on every system.
+        cores = os.cpu_count() or 1
+    return {
+        "system": platform.system(),
+        "architecture": platform.machine(),
+        "processor": _processor(),
+        "cores": cores,
+        "memory_gib": None if memory is None else round(memory, 1),
+    }
+
+
+def _processor() -> str:
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            for line in file:
+                if line.startswith("model name"):
+                    return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or "unknown"
+
+
+def write_json(path: str, record: Mapping[str, Any]) -> None:
+    """Writes a JSON file that is whole or not there: written aside, synced, then renamed.
+
+    Args:
+        path: of the file; its folder is made if need be.
+        record: JSON-serialisable; a float that is not finite becomes null.
+
+    Raises:
+        OSError: the folder cannot be made or written.
+    """
+    folder = os.path.dirname(os.path.abspath(path))
+    os.makedirs(folder, exist_ok=True)
+    text = json.dumps(_jsonable(record), indent=2, allow_nan=False) + "\n"
+    handle, temporary = tempfile.mkstemp(dir=folder, prefix=os.path.basename(path) + ".")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        # mkstemp makes files that only their owner reads; a result is for others, too.
+        os.chmod(temporary, 0o666 & ~_umask())
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def _jsonable(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(k): _jsonable(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_jsonable(v) for v in value]
+    if hasattr(value, "item") and getattr(value, "ndim", None) == 0:
+        value = value.item()
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
