@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Mapping
 from typing import Any
+
+import numpy as np
 
 MINIMUM_KERAS = (3, 0)
 
@@ -38,3 +41,16 @@ def require_keras() -> Any:
             f"{keras.backend.backend()!r}. Set KERAS_BACKEND=tensorflow before importing keras."
         )
     return keras
+
+
+def arrays_to_tensors(value: Any) -> Any:
+    """Makes tensors of the NumPy arrays in an input, which may be a nested dictionary.
+
+    Early releases of Keras 3 (3.3, with TensorFlow 2.16) turn arrays of any dtype into float32 when
+    they call a layer, in which keys above 2**24 are no longer told apart. Tensors stay as they are.
+    """
+    import tensorflow as tf
+
+    if isinstance(value, Mapping):
+        return {name: arrays_to_tensors(part) for name, part in value.items()}
+    return tf.convert_to_tensor(value) if isinstance(value, np.ndarray) else value

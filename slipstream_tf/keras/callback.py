@@ -39,9 +39,17 @@ class SaturationCallback(keras.callbacks.Callback):
         del batch, logs
         if self.model.steps_per_execution == 1:
             self._slipstream.step()
-            return
-        # What `batch` means with several steps per execution changed between versions of Keras,
-        # and the last execution of an epoch may be shorter.
+        else:
+            self._count_iterations()
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Counts the steps of a last, shorter execution, whose end Keras may not tell."""
+        del epoch, logs
+        if self.model.steps_per_execution > 1:
+            self._count_iterations()
+
+    def _count_iterations(self) -> None:
+        # What `batch` means with several steps per execution changed between versions of Keras.
         iterations = int(self.model.optimizer.iterations.numpy())
         self._slipstream.step(iterations - self._iterations)
         self._iterations = iterations

@@ -108,6 +108,10 @@ class EmbeddingCollection(keras.layers.Layer):
     def learning_rate(self, value: float) -> None:
         self.store.learning_rate.assign(value)
 
+    def __call__(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        """Calls the layer; see `call`."""
+        return super().__call__(_compat.arrays_to_tensors(inputs), *args, **kwargs)
+
     def call(self, inputs: Any, weights: Any = None, training: bool | None = None) -> Any:
         """Looks up the rows of a batch and combines those of a bag.
 

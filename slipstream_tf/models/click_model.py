@@ -8,6 +8,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from slipstream_tf import _compat
 from slipstream_tf.errors import invalid, require_integer
 from slipstream_tf.keras.embedding_collection import EmbeddingCollection
 
@@ -58,6 +59,10 @@ class ClickModel(keras.Model):
             [batch, 1].
         """
         raise NotImplementedError
+
+    def __call__(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        """Calls the model; see `call`."""
+        return super().__call__(_compat.arrays_to_tensors(inputs), *args, **kwargs)
 
     def call(self, inputs: Mapping[str, Any], training: bool | None = None) -> tf.Tensor:
         """Predicts clicks.

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import keras
+import numpy as np
 import pytest
+import tensorflow as tf
 
 from slipstream_tf import _compat
 
@@ -29,3 +31,12 @@ def test_another_backend_is_refused(monkeypatch):
     monkeypatch.setattr(keras.backend, "backend", lambda: "jax")
     with pytest.raises(ImportError, match=r"found 'jax'\. Set KERAS_BACKEND=tensorflow"):
         _compat.require_keras()
+
+
+def test_arrays_become_tensors_of_their_own_dtype():
+    inputs = {"keys": {"a": np.array([1 << 60])}, "dense": tf.zeros((1, 2))}
+    outputs = _compat.arrays_to_tensors(inputs)
+    assert outputs["keys"]["a"].dtype == tf.int64
+    assert int(outputs["keys"]["a"][0]) == 1 << 60
+    assert outputs["dense"] is inputs["dense"]
+    assert _compat.arrays_to_tensors(np.ones(2, np.float32)).dtype == tf.float32

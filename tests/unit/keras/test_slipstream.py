@@ -75,7 +75,8 @@ def test_the_callback_counts_whatever_the_steps_per_execution(steps_per_executio
     callback = slipstream.callback()
     for epochs in (2, 1):  # the second `fit` goes on with the optimizer's iterations
         model.fit(make_data(7), callbacks=[callback], epochs=epochs, verbose=0)
-    assert slipstream.end_window().step == 3 * 7
+    # Not 3 * 7: Keras 3.3 runs into the end of the data with several steps per execution.
+    assert slipstream.end_window().step == int(model.optimizer.iterations.numpy()) >= 3 * 7
 
 
 def test_evaluate_and_predict_are_not_counted():
