@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from slipstream_tf.saturation.report import WindowReport
+from slipstream_tf.telemetry.table import format_table
 
 _COLUMNS = (
     "window",
@@ -52,18 +53,13 @@ class Ledger:
         }
 
     def __str__(self) -> str:
-        rows = [_COLUMNS, *(_cells(report) for report in self.reports)]
-        widths = [max(len(row[i]) for row in rows) for i in range(len(_COLUMNS))]
-        lines = [
-            "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
-            for row in rows
-        ]
-        lines.append(
+        table = format_table(_COLUMNS, [_cells(report) for report in self.reports], left_columns=0)
+        total = (
             f"{self.inputs_skipped:,} of {self.inputs_seen:,} inputs skipped "
             f"({self.skipped_share:.1%}) in {len(self.reports)} windows; "
             f"window ends took {self.seconds:.2f} s"
         )
-        return "\n".join(lines)
+        return f"{table}\n{total}"
 
 
 def _cells(report: WindowReport) -> tuple[str, ...]:

@@ -184,9 +184,9 @@ def test_the_ledger_adds_up_and_prints():
     assert values["inputs_skipped"] == 400
     assert [window["skipped_share"] for window in values["windows"]] == [0.0, 0.4]
     lines = str(ledger).splitlines()
-    assert len(lines) == 4
-    assert "40.0%" in lines[2]
-    assert "0.25 (cap)" in lines[2]
+    assert len(lines) == 5
+    assert "40.0%" in lines[3]
+    assert "0.25 (cap)" in lines[3]
     assert lines[-1].startswith("400 of 4,000 inputs skipped (10.0%) in 2 windows")
 
 
