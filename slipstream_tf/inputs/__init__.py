@@ -1,0 +1,8 @@
+"""Inputs: readers of click data, and the transformation that leaves skippable inputs out."""
+
+from __future__ import annotations
+
+from slipstream_tf.inputs.bad_lines import BadLineError, BadLines
+from slipstream_tf.inputs.spec import MISSING_KEY, DataSpec, Reader
+
+__all__ = ["MISSING_KEY", "BadLineError", "BadLines", "DataSpec", "Reader"]

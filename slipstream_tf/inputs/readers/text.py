@@ -1,0 +1,325 @@
+"""Streaming text files line by line into batches; shared by the Criteo and Avazu readers.
+
+A format says how one line is parsed, exactly, and how a block of lines is parsed fast. Lines that
+the fast way is not sure about go through the exact one, which alone decides what is malformed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gzip
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv as pa_csv
+import tensorflow as tf
+
+from slipstream_tf.errors import require_choice, require_integer
+from slipstream_tf.inputs.bad_lines import BadLines
+from slipstream_tf.inputs.spec import PARTS, DataSpec
+
+BLOCK_BYTES = 4 << 20
+# Of ten consecutive runs of this many data lines, nine are for training and one is for testing.
+PART_RUN = 100
+PART_PERIOD = 10
+
+
+@dataclasses.dataclass
+class Rows:
+    """Parsed lines: label float32 [n], dense float32 [n, num_dense], keys int64 [n, fields]."""
+
+    label: np.ndarray
+    dense: np.ndarray
+    keys: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.label)
+
+    def take(self, index: Any) -> Rows:
+        """Returns the rows at `index` (a slice, a mask or positions)."""
+        return Rows(self.label[index], self.dense[index], self.keys[index])
+
+
+def concatenate(parts: Sequence[Rows]) -> Rows:
+    """Joins rows in order."""
+    return Rows(
+        np.concatenate([p.label for p in parts]),
+        np.concatenate([p.dense for p in parts]),
+        np.concatenate([p.keys for p in parts]),
+    )
+
+
+class LineFormat(Protocol):
+    """How the lines of a data set are read."""
+
+    name: str
+    fields: tuple[str, ...]
+    num_dense: int
+    num_columns: int
+    delimiter: str
+    header: bytes | None  # first line of every file, or None
+
+    def parse_line(self, columns: Sequence[bytes]) -> tuple[float, list[float], list[int]]:
+        """Parses one line exactly: (label, dense values, keys).
+
+        Raises:
+            ValueError: a value is malformed; the message names its column, itself and what is
+                allowed.
+        """
+        ...
+
+    def parse_columns(self, columns: Sequence[pa.Array]) -> tuple[Rows, np.ndarray]:
+        """Parses many lines fast.
+
+        Args:
+            columns: `num_columns` binary arrays [n].
+
+        Returns:
+            (rows, is_sure bool [n]); rows that are not sure are parsed again by `parse_line`.
+        """
+        ...
+
+
+def _open(path: str) -> Any:
+    return gzip.open(path, "rb") if path.endswith(".gz") else open(path, "rb")
+
+
+def _blocks(path: str) -> Iterator[list[bytes]]:
+    """Lines of a file, without their ends, some megabytes at a time."""
+    rest = b""
+    lines = 0
+    with _open(path) as file:
+        while True:
+            try:
+                data = file.read(BLOCK_BYTES)
+            except (EOFError, gzip.BadGzipFile) as error:
+                raise ValueError(f"{path}: damaged after line {lines}: {error}") from error
+            if not data:
+                break
+            block = (rest + data).split(b"\n")
+            rest = block.pop()
+            lines += len(block)
+            if block:
+                yield block
+    if rest:
+        yield [rest]
+
+
+class TextReader:
+    """Reads delimited text files in batches, whatever their size.
+
+    The part of a line depends on its place alone: of each ten consecutive runs of 100 data lines
+    of a file, the last run is the test part, the others are the train part.
+    """
+
+    def __init__(
+        self,
+        line_format: LineFormat,
+        paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+        batch_size: int,
+        part: str | None = None,
+        strict: bool = False,
+        drop_remainder: bool = False,
+        max_inputs: int | None = None,
+    ):
+        """Opens nothing yet.
+
+        Args:
+            line_format: of the files.
+            paths: one file or several, read in order; ".gz" files are decompressed.
+            batch_size: inputs of a batch.
+            part: "train", "test" or None for all lines.
+            strict: make the first malformed line an error instead of leaving it out.
+            drop_remainder: leave out a last batch that is not full.
+            max_inputs: stop after so many inputs, or None.
+
+        Raises:
+            FileNotFoundError: a path is no file.
+            ValueError: another argument is out of its range.
+        """
+        several = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
+        self._paths = [os.fspath(path) for path in several]
+        for path in self._paths:
+            if not os.path.isfile(path):
+                raise FileNotFoundError(f"No data file {path!r}.")
+        require_integer("batch_size", batch_size, 1)
+        if max_inputs is not None:
+            require_integer("max_inputs", max_inputs, 1)
+        if part is not None:
+            require_choice("part", part, PARTS)
+        self._format = line_format
+        self._batch_size = batch_size
+        self._part = part
+        self._drop_remainder = drop_remainder
+        self._max_inputs = max_inputs
+        self.bad_lines = BadLines(strict)
+
+    @property
+    def spec(self) -> DataSpec:
+        """What the batches hold; the number of inputs is not known without reading."""
+        return DataSpec(self._format.name, self._format.fields, self._format.num_dense)
+
+    def rows(self) -> Iterator[Rows]:
+        """Yields parsed rows of the part, in file order, some thousands at a time.
+
+        Raises:
+            BadLineError: a malformed line in a strict reader.
+            ValueError: a compressed file is damaged, or a file's header is another.
+        """
+        self.bad_lines.reset()
+        left = self._max_inputs
+        for path in self._paths:
+            for rows in self._file_rows(path):
+                if left is not None:
+                    rows = rows.take(slice(left))
+                    left -= len(rows)
+                if len(rows):
+                    yield rows
+                if left == 0:
+                    self.bad_lines.report()
+                    return
+        self.bad_lines.report()
+
+    def _file_rows(self, path: str) -> Iterator[Rows]:
+        header = self._format.header
+        first_line = 1
+        index = 0  # of the next data line
+        for block in _blocks(path):
+            lines = block
+            if header is not None and first_line == 1:
+                if lines[0].rstrip(b"\r") != header:
+                    given = lines[0][:80].decode(errors="replace")
+                    raise ValueError(
+                        f"{path}:1: header {given!r}... is not that of {self._format.name}: "
+                        f"{header[:80].decode()!r}..."
+                    )
+                lines = lines[1:]
+                first_line = 2
+            numbers = np.arange(first_line, first_line + len(lines))
+            if self._part is not None:
+                run = (np.arange(index, index + len(lines)) // PART_RUN) % PART_PERIOD
+                wanted = (run == PART_PERIOD - 1) == (self._part == "test")
+                chosen = np.flatnonzero(wanted)
+                numbers = numbers[chosen]
+                wanted_lines = [lines[i] for i in chosen]
+            else:
+                wanted_lines = lines
+            index += len(lines)
+            first_line += len(lines)
+            if wanted_lines:
+                yield self._parse(path, numbers, [line.rstrip(b"\r") for line in wanted_lines])
+
+    def _parse(self, path: str, numbers: np.ndarray, lines: list[bytes]) -> Rows:
+        separators = self._format.num_columns - 1
+        delimiter = self._format.delimiter.encode()
+        # A carriage return inside a line would be a line end to the fast parser.
+        is_regular = np.array(
+            [line.count(delimiter) == separators and b"\r" not in line for line in lines], bool
+        )
+        regular = np.flatnonzero(is_regular)
+        rows, is_sure = self._parse_fast([lines[i] for i in regular])
+        fixed: dict[int, tuple[float, list[float], list[int]]] = {}
+        is_good = np.ones(len(lines), bool)
+        unsure = np.union1d(np.flatnonzero(~is_regular), regular[~is_sure])
+        for i in unsure:
+            try:
+                fixed[int(i)] = self._parse_exactly(lines[i])
+            except ValueError as error:
+                is_good[i] = False
+                self.bad_lines.add(path, int(numbers[i]), str(error))
+        if is_good.all() and not fixed:
+            return rows
+        result = Rows(
+            np.zeros(len(lines), np.float32),
+            np.zeros((len(lines), self._format.num_dense), np.float32),
+            np.zeros((len(lines), len(self._format.fields)), np.int64),
+        )
+        result.label[regular], result.dense[regular] = rows.label, rows.dense
+        result.keys[regular] = rows.keys
+        for i, (label, dense, keys) in fixed.items():
+            result.label[i], result.dense[i], result.keys[i] = label, dense, keys
+        return result.take(is_good)
+
+    def _parse_exactly(self, line: bytes) -> tuple[float, list[float], list[int]]:
+        columns = line.split(self._format.delimiter.encode())
+        if len(columns) != self._format.num_columns:
+            raise ValueError(
+                f"{len(columns)} columns; allowed: {self._format.num_columns}, separated by "
+                f"{self._format.delimiter!r}"
+            )
+        return self._format.parse_line(columns)
+
+    def _parse_fast(self, lines: list[bytes]) -> tuple[Rows, np.ndarray]:
+        empty = Rows(
+            np.zeros(len(lines), np.float32),
+            np.zeros((len(lines), self._format.num_dense), np.float32),
+            np.zeros((len(lines), len(self._format.fields)), np.int64),
+        )
+        if not lines:
+            return empty, np.zeros(0, bool)
+        names = [str(i) for i in range(self._format.num_columns)]
+        try:
+            table = pa_csv.read_csv(
+                pa.BufferReader(b"\n".join(lines) + b"\n"),
+                read_options=pa_csv.ReadOptions(
+                    column_names=names, use_threads=False, block_size=4 * BLOCK_BYTES
+                ),
+                parse_options=pa_csv.ParseOptions(
+                    delimiter=self._format.delimiter,
+                    quote_char=False,
+                    double_quote=False,
+                    escape_char=False,
+                    ignore_empty_lines=False,
+                ),
+                convert_options=pa_csv.ConvertOptions(
+                    column_types=dict.fromkeys(names, pa.binary()), check_utf8=False
+                ),
+            )
+        except pa.ArrowInvalid:
+            return empty, np.zeros(len(lines), bool)
+        if table.num_rows != len(lines):
+            return empty, np.zeros(len(lines), bool)
+        columns = [_one_chunk(column) for column in table.columns]
+        return self._format.parse_columns(columns)
+
+    def dataset(self) -> tf.data.Dataset:
+        """Returns the batches; each iteration reads the files anew."""
+        fields, dense = len(self._format.fields), self._format.num_dense
+        batch = self._batch_size if self._drop_remainder else None
+        features = {"keys": tf.TensorSpec([batch, fields], tf.int64)}
+        if dense:
+            features["dense"] = tf.TensorSpec([batch, dense], tf.float32)
+        return tf.data.Dataset.from_generator(
+            self._batches, output_signature=(features, tf.TensorSpec([batch], tf.float32))
+        )
+
+    def _batches(self) -> Iterator[Any]:
+        waiting: list[Rows] = []
+        count = 0
+        for rows in self.rows():
+            waiting.append(rows)
+            count += len(rows)
+            if count < self._batch_size:
+                continue
+            joined = concatenate(waiting)
+            full = count // self._batch_size * self._batch_size
+            for begin in range(0, full, self._batch_size):
+                yield self._element(joined.take(slice(begin, begin + self._batch_size)))
+            waiting = [joined.take(slice(full, None))]
+            count -= full
+        if count and not self._drop_remainder:
+            yield self._element(concatenate(waiting))
+
+    def _element(self, rows: Rows) -> Any:
+        features = {"keys": rows.keys}
+        if self._format.num_dense:
+            features["dense"] = rows.dense
+        return features, rows.label
+
+
+def _one_chunk(column: pa.ChunkedArray) -> pa.Array:
+    combined = column.combine_chunks()
+    return combined.chunk(0) if isinstance(combined, pa.ChunkedArray) else combined

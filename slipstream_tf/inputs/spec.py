@@ -1,0 +1,56 @@
+"""What a reader's batches hold, and the contract of readers.
+
+A reader gives a `tf.data.Dataset` of `(features, label)`: features["keys"] is int64
+[batch, fields] (or a dictionary with RaggedTensors, where a field is a list), features["dense"]
+float32 [batch, num_dense] if there are dense columns, label float32 [batch].
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Protocol
+
+import tensorflow as tf
+
+from slipstream_tf.inputs.bad_lines import BadLines
+
+MISSING_KEY = -2
+"""The key of a missing categorical value; -1 is the padding of bags, and other keys are values."""
+
+PARTS = ("train", "test")
+
+
+@dataclasses.dataclass(frozen=True)
+class DataSpec:
+    """Shape of a data set.
+
+    Attributes:
+        name: of the data set.
+        fields: names of the categorical fields, in the order of the key columns.
+        num_dense: dense columns.
+        num_inputs: inputs of the part that is read, or None if only reading it would tell.
+    """
+
+    name: str
+    fields: tuple[str, ...]
+    num_dense: int = 0
+    num_inputs: int | None = None
+
+
+class Reader(Protocol):
+    """Reads one part of a data set in batches.
+
+    Attributes:
+        spec: what the batches hold.
+        bad_lines: lines left out in the last iteration.
+    """
+
+    @property
+    def spec(self) -> DataSpec: ...
+
+    @property
+    def bad_lines(self) -> BadLines: ...
+
+    def dataset(self) -> tf.data.Dataset:
+        """Returns a finite dataset of batches; each iteration over it starts anew."""
+        ...
