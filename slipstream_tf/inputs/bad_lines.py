@@ -11,7 +11,7 @@ from absl import logging
 
 
 class BadLineError(ValueError):
-    """A malformed line in a strict reader; the message names file, line, value and what is allowed."""
+    """A malformed line in a strict reader; the message names file, line and value."""
 
 
 @dataclasses.dataclass

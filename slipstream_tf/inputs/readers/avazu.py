@@ -49,7 +49,7 @@ class AvazuFormat:
     num_dense = 0
     num_columns = len(COLUMNS)
     delimiter = ","
-    header = HEADER
+    header: bytes | None = HEADER
 
     def parse_line(self, columns: Sequence[bytes]) -> tuple[float, list[float], list[int]]:
         """See `LineFormat.parse_line`."""

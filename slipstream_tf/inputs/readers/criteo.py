@@ -40,7 +40,7 @@ class CriteoFormat:
     num_dense = NUM_DENSE
     num_columns = 1 + NUM_DENSE + NUM_FIELDS
     delimiter = "\t"
-    header = None
+    header: bytes | None = None
 
     def parse_line(self, columns: Sequence[bytes]) -> tuple[float, list[float], list[int]]:
         """See `LineFormat.parse_line`."""
