@@ -16,6 +16,7 @@
 #include "cc_ops/tf/table_resource.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/variant.h"
+#include "tensorflow/core/framework/variant_op_registry.h"
 #include "tensorflow/core/framework/variant_tensor_data.h"
 #include "tensorflow/core/lib/core/threadpool.h"
 #include "tensorflow/core/util/work_sharder.h"
@@ -86,6 +87,16 @@ struct PlanVariant {
   void Encode(tf::VariantTensorData* data) const { data->set_type_name(TypeName()); }
   bool Decode(const tf::VariantTensorData&) { return false; }
 };
+
+// Where a lookup and its backward pass are functions of their own, TensorFlow passes the plan from
+// one to the other as an output and makes a zero gradient for it, which nobody reads.
+absl::Status ZerosLikePlan(tf::OpKernelContext*, const PlanVariant&, PlanVariant* zeros) {
+  *zeros = PlanVariant();
+  return absl::OkStatus();
+}
+using tf::TypeIndex;  // The macro names it unqualified.
+REGISTER_UNARY_VARIANT_UNARY_OP_FUNCTION(tf::ZEROS_LIKE_VARIANT_UNARY_OP, tf::DEVICE_CPU,
+                                         PlanVariant, ZerosLikePlan);
 
 class LookupOpBase : public tf::OpKernel {
  public:

@@ -250,9 +250,6 @@ def test_same_seed_same_rows():
     assert_same_state(*states)
 
 
-@pytest.mark.xfail(
-    raises=tf.errors.InternalError, reason="the op library has no zeros_like of a lookup's plan"
-)
 def test_a_forward_pass_that_is_a_function_of_its_own():
     """The update must survive where forward and backward pass are separate graphs."""
     layer = collection()
