@@ -1,0 +1,113 @@
+"""Builds what a run trains: embedding tables, the model and its optimizers, from settings."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from slipstream_tf import _compat, initializers, optimizers
+from slipstream_tf.cli.counting import InputCount
+from slipstream_tf.cli.settings import Settings
+from slipstream_tf.config import SaturationConfig, TableConfig
+from slipstream_tf.keras import EmbeddingCollection
+from slipstream_tf.models import DLRM, DCNv2
+
+keras = _compat.require_keras()
+
+# A mean loss makes small gradients: beside Keras's initial accumulator of 0.1 rows hardly move.
+_ACCUMULATOR, _EPSILON = 0.0, 1e-10
+
+
+def build_embeddings(settings: Settings, fields: tuple[str, ...]) -> EmbeddingCollection:
+    """Makes a table per field.
+
+    Args:
+        settings: of the run.
+        fields: names of the categorical fields, in the order of the key columns.
+
+    Returns:
+        The layer.
+    """
+    half_width = settings.rows_init
+    tables = [
+        TableConfig(
+            field,
+            dim=settings.dim,
+            initializer=initializers.RandomUniform(-half_width, half_width),
+            # Of their own: equal ids of two fields must not start as equal rows.
+            seed=settings.seed * len(fields) + index,
+        )
+        for index, field in enumerate(fields)
+    ]
+    return EmbeddingCollection(
+        tables, _rows_optimizer(settings), store=settings.store, dtype=settings.precision
+    )
+
+
+def _rows_optimizer(settings: Settings) -> optimizers.SparseOptimizer:
+    rate = settings.rows_learning_rate
+    if settings.rows_optimizer == "sgd":
+        return optimizers.SGD(rate)
+    if settings.rows_optimizer == "adam":
+        return optimizers.Adam(rate)
+    rules = {"adagrad": optimizers.Adagrad, "rowwise_adagrad": optimizers.RowWiseAdagrad}
+    return rules[settings.rows_optimizer](rate, _ACCUMULATOR, _EPSILON)
+
+
+def build_model(settings: Settings, embeddings: EmbeddingCollection, num_dense: int) -> Any:
+    """Makes and compiles the model; its output is a logit.
+
+    Args:
+        settings: of the run.
+        embeddings: the tables.
+        num_dense: numeric features per input.
+
+    Returns:
+        A compiled `keras.Model` with the metrics loss, auc and trained (inputs).
+    """
+    common: dict[str, Any] = {
+        "dropout": settings.dropout,
+        "returns_logits": True,
+        "dtype": settings.precision,
+    }
+    model: Any
+    if settings.model == "dlrm":
+        bottom = [*settings.bottom, settings.dim]
+        model = DLRM(embeddings, num_dense, bottom, [*settings.mlp, 1], **common)
+    else:
+        model = DCNv2(
+            embeddings, num_dense, settings.cross_layers, deep=list(settings.mlp), **common
+        )
+    model.compile(
+        optimizer=keras.optimizers.Adam(settings.learning_rate),
+        loss=keras.losses.BinaryCrossentropy(from_logits=True),
+        metrics=[keras.metrics.AUC(from_logits=True, name="auc"), InputCount(name="trained")],
+    )
+    return model
+
+
+def saturation_config(settings: Settings, planned_steps: int | None) -> SaturationConfig:
+    """Makes the engine's settings.
+
+    Args:
+        settings: of the run.
+        planned_steps: steps if nothing were skipped, or None if that is not known; only used for
+            the warm-up as a share.
+
+    Returns:
+        The configuration.
+    """
+    warmup = settings.warmup_steps
+    if warmup is None:
+        warmup = round(settings.warmup * (planned_steps or 0))
+    return SaturationConfig(
+        skip="random" if settings.control == "random" else settings.skip,
+        metric=settings.metric,
+        target_skip=settings.target_skip,
+        alpha=settings.alpha,
+        snapshot_interval=settings.snapshot_interval,
+        hot_budget_bytes=max(1, round(settings.hot_budget_mb * 2**20)),
+        warmup_steps=warmup,
+        max_threshold=settings.max_threshold,
+        random_shares=settings.random_shares,
+        seed=settings.seed,
+    )

@@ -1,0 +1,98 @@
+"""Counts inputs where they come in and where they are trained, and limits how many come in.
+
+The two counts are taken apart, so that an input lost between them would show.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from slipstream_tf import _compat
+from slipstream_tf.telemetry.progress import TrainingBar
+
+keras = _compat.require_keras()
+
+_SECONDS_BETWEEN_UPDATES = 0.2
+
+
+def first_inputs(dataset: tf.data.Dataset, count: int) -> tf.data.Dataset:
+    """Ends a dataset of batches after `count` inputs; the last batch may become smaller."""
+
+    def cut(seen: tf.Tensor, batch: Any) -> Any:
+        size = _size(batch)
+        kept = tf.minimum(size, count - seen)
+        return seen + kept, tf.nest.map_structure(lambda part: part[:kept], batch)
+
+    limited = dataset.scan(tf.constant(0, tf.int64), cut)
+    return limited.take_while(lambda *batch: _size(batch) > 0)
+
+
+def counted(dataset: tf.data.Dataset, counter: tf.Variable) -> tf.data.Dataset:
+    """Adds the size of every batch that passes to `counter`, an int64 variable on the CPU."""
+
+    def count(*batch: Any) -> Any:
+        with tf.control_dependencies([counter.assign_add(_size(batch))]):
+            return tf.nest.map_structure(tf.identity, batch)
+
+    return dataset.map(count)
+
+
+def _size(batch: Any) -> tf.Tensor:
+    return tf.shape(tf.nest.flatten(batch)[0], out_type=tf.int64)[0]
+
+
+class InputCount(keras.metrics.Metric):
+    """A metric that counts the inputs of the training steps."""
+
+    def __init__(self, name: str = "trained", **kwargs: Any) -> None:
+        super().__init__(name=name, **kwargs)
+        # float32 cannot count beyond 16,777,216.
+        self._count = self.add_variable(
+            shape=(), initializer="zeros", dtype="int64", name="count", aggregation="sum"
+        )
+
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        """Adds the number of labels."""
+        del y_pred, sample_weight
+        self._count.assign_add(tf.shape(y_true, out_type=tf.int64)[0])
+
+    def result(self) -> Any:
+        """Returns the count, int64."""
+        return tf.identity(self._count.value)
+
+
+class BarCallback(keras.callbacks.Callback):
+    """Feeds the progress bar while `model.fit` runs.
+
+    Args:
+        bar: to update.
+        inputs_seen: called for the number of inputs that came in so far; None where all of them are
+            trained.
+    """
+
+    def __init__(self, bar: TrainingBar, inputs_seen: Callable[[], int] | None = None) -> None:
+        super().__init__()
+        self._bar, self._inputs_seen = bar, inputs_seen
+        self._last = time.perf_counter()
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        """Updates the bar a few times a second; a value of `logs` costs time when it is read."""
+        del batch
+        now = time.perf_counter()
+        if now - self._last >= _SECONDS_BETWEEN_UPDATES:
+            self._last = now
+            self._update(logs or {})
+
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+        """Shows the final state."""
+        self._update(logs or {})
+
+    def _update(self, logs: dict[str, Any]) -> None:
+        loss, auc = (float(logs[n]) if n in logs else None for n in ("loss", "auc"))
+        trained = int(logs["trained"]) if "trained" in logs else 0
+        seen = self._inputs_seen() if self._inputs_seen else trained
+        self._bar.update(seen, trained, loss, auc)

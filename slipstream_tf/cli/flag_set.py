@@ -1,0 +1,269 @@
+"""Command line flags in groups, with a readable `--help` and one-line errors. Over absl's flags.
+
+A program has a `FlagSet` of its own instead of absl's global one: its help lists its flags however
+it was started, and it can run several times in one process.
+"""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from absl import flags, logging
+
+USAGE_ERROR = 2  # Exit code: something that the user gave is wrong.
+RUN_ERROR = 1  # Exit code: the run itself went wrong.
+
+_HELP_WIDTH = 96
+_HELP_INDENT = 24
+
+
+class UsageError(Exception):
+    """What the user gave is wrong; the message names the value, the flag and what is allowed."""
+
+
+class RunError(Exception):
+    """The run went wrong in a way that is understood; the message says how."""
+
+
+class _Parser(flags.ArgumentParser):
+    """Base of the parsers: `allowed` says in words what they take."""
+
+    allowed = ""
+
+    def parse(self, argument: Any) -> Any:
+        """Returns the value; a ValueError says what is allowed (absl adds flag and value)."""
+        try:
+            return self.convert(argument)
+        except (ValueError, TypeError, OverflowError):
+            raise ValueError(f"Allowed: {self.allowed}.") from None
+
+    def convert(self, argument: Any) -> Any:
+        """Returns the value or raises."""
+        raise NotImplementedError
+
+    def flag_type(self) -> str:
+        return self.allowed
+
+
+class Integer(_Parser):
+    """An integer in [minimum, maximum]."""
+
+    def __init__(self, minimum: int, maximum: int | None = None) -> None:
+        self._minimum, self._maximum = minimum, maximum
+        self.allowed = f"an integer >= {minimum}"
+        if maximum is not None:
+            self.allowed += f" and <= {maximum}"
+
+    def convert(self, argument: Any) -> int:
+        value = int(str(argument).replace("_", ""))
+        if value < self._minimum or (self._maximum is not None and value > self._maximum):
+            raise ValueError
+        return value
+
+
+class Number(_Parser):
+    """A number in [minimum, maximum]; an open end is excluded."""
+
+    def __init__(
+        self,
+        minimum: float,
+        maximum: float = float("inf"),
+        open_minimum: bool = False,
+        open_maximum: bool = False,
+    ) -> None:
+        self._minimum, self._maximum = minimum, maximum
+        self._open = (open_minimum, open_maximum)
+        self.allowed = f"a number {'>' if open_minimum else '>='} {minimum:g}"
+        if maximum != float("inf"):
+            self.allowed += f" and {'<' if open_maximum else '<='} {maximum:g}"
+
+    def convert(self, argument: Any) -> float:
+        value = float(argument)
+        above = value > self._minimum if self._open[0] else value >= self._minimum
+        below = value < self._maximum if self._open[1] else value <= self._maximum
+        # Not a number compares false; infinity is no setting either.
+        if not (above and below) or value == float("inf"):
+            raise ValueError
+        return value
+
+
+class Choice(_Parser):
+    """One of some words."""
+
+    def __init__(self, choices: Sequence[str]) -> None:
+        self.choices = tuple(choices)
+        self.allowed = "one of " + ", ".join(self.choices)
+
+    def convert(self, argument: Any) -> str:
+        if argument not in self.choices:
+            raise ValueError
+        return argument
+
+
+class Widths(_Parser):
+    """Layer widths joined by commas or dashes, e.g. 256-128; empty if that is allowed."""
+
+    def __init__(self, may_be_empty: bool) -> None:
+        self._may_be_empty = may_be_empty
+        self.allowed = "integers >= 1 joined by '-', e.g. 256-128"
+        if may_be_empty:
+            self.allowed += ", or empty for no layer"
+
+    def convert(self, argument: Any) -> tuple[int, ...]:
+        if isinstance(argument, (tuple, list)):
+            parts = [str(part) for part in argument]
+        else:
+            parts = argument.replace(",", "-").split("-") if argument else []
+        widths = tuple(int(part) for part in parts)
+        if (not widths and not self._may_be_empty) or any(width < 1 for width in widths):
+            raise ValueError
+        return widths
+
+
+class Text(_Parser):
+    """Any text but the empty one."""
+
+    allowed = "a text that is not empty"
+
+    def convert(self, argument: Any) -> str:
+        if not argument:
+            raise ValueError
+        return str(argument)
+
+
+class FlagSet:
+    """The flags of one program.
+
+    Args:
+        program: its name.
+        purpose: what it does, in a few lines, for `--help`.
+        examples: command lines for `--help`.
+    """
+
+    def __init__(self, program: str, purpose: str, examples: Sequence[str]) -> None:
+        self.program = program
+        self._purpose, self._examples = purpose, tuple(examples)
+        self._values = flags.FlagValues()
+        self._groups: dict[str, list[str]] = {}
+        self._notes: dict[str, str] = {}
+        self._group = ""
+
+    def group(self, title: str) -> None:
+        """Starts a group: flags defined from here on are listed under `title`."""
+        self._group = title
+        self._groups[title] = []
+
+    def add(
+        self, name: str, parser: _Parser, default: Any, text: str, default_text: str = ""
+    ) -> None:
+        """Defines a flag.
+
+        Args:
+            name: without dashes.
+            parser: of its value.
+            default: if it is not given.
+            text: what it does.
+            default_text: how `--help` tells the default; default: the value itself.
+        """
+        flags.DEFINE(parser, name, default, text, flag_values=self._values)
+        allowed = "" if isinstance(parser, Text) else parser.allowed
+        self._listed(name, default if default_text == "" else default_text, allowed)
+
+    def add_switch(self, name: str, text: str) -> None:
+        """Defines a flag that is off unless `--name` is given."""
+        flags.DEFINE_boolean(name, False, text, flag_values=self._values)
+        self._listed(name, None, "")
+
+    def _listed(self, name: str, default: Any, allowed: str) -> None:
+        self._groups[self._group].append(name)
+        notes = [allowed] if allowed else []
+        if default is not None:
+            notes.append(f"default: {default}")
+        self._notes[name] = "; ".join(notes)
+
+    def help_text(self) -> str:
+        """Returns what `--help` prints."""
+        lines = [*textwrap.wrap(self._purpose, _HELP_WIDTH), "", "Usage:"]
+        lines += [f"  {example}" for example in self._examples]
+        for title, names in self._groups.items():
+            lines += ["", f"{title}:"]
+            for name in names:
+                text = self._values[name].help
+                if self._notes[name]:
+                    text += f" ({self._notes[name]})"
+                body = textwrap.wrap(text, _HELP_WIDTH - _HELP_INDENT)
+                head = f"  --{name}".ljust(_HELP_INDENT)
+                if not head.endswith(" "):
+                    lines.append(head)
+                    head = " " * _HELP_INDENT
+                lines.append(head + body[0])
+                lines += [" " * _HELP_INDENT + line for line in body[1:]]
+        return "\n".join(lines)
+
+    def parse(self, arguments: Sequence[str]) -> tuple[dict[str, Any], frozenset[str]]:
+        """Parses the command line.
+
+        Args:
+            arguments: without the program's name.
+
+        Returns:
+            (values by flag, names of the flags that were given).
+
+        Raises:
+            UsageError: an unknown flag, a bad value, or an argument that is no flag.
+        """
+        self._values.unparse_flags()
+        for name in self._values:
+            self._values[name].unparse()
+        try:
+            rest = self._values([self.program, *arguments])[1:]
+        except flags.IllegalFlagValueError as error:
+            message = str(error)
+            if "Non-boolean" in message:
+                message = f"{message.split(':')[0]}: Allowed: true, false, or the flag alone."
+            raise UsageError(f"Invalid {message}") from None
+        except flags.Error as error:
+            message = str(error).replace(" ?", "?").rstrip(".")
+            raise UsageError(f"{message} (see {self.program} --help)") from None
+        if rest:
+            raise UsageError(
+                f"Unexpected argument {rest[0]!r}. Settings are given as --flag=value; see "
+                f"{self.program} --help."
+            )
+        given = frozenset(name for name in self._values if self._values[name].present)
+        return {name: self._values[name].value for name in self._values}, given
+
+
+def run_program(
+    flag_set: FlagSet, main: Callable[[dict[str, Any], frozenset[str]], None], arguments: Any = None
+) -> int:
+    """Runs a program: parses its flags, prints help or one line for what went wrong.
+
+    Args:
+        flag_set: its flags.
+        main: takes what `FlagSet.parse` returns.
+        arguments: of the command line; default: those of this process.
+
+    Returns:
+        The exit code: 0, `USAGE_ERROR` or `RUN_ERROR`.
+    """
+    arguments = sys.argv[1:] if arguments is None else list(arguments)
+    if any(argument in ("--help", "-h", "-help", "--helpfull") for argument in arguments):
+        print(flag_set.help_text())
+        return 0
+    logging.set_verbosity(logging.WARNING)
+    try:
+        main(*flag_set.parse(arguments))
+    except UsageError as error:
+        print(f"{flag_set.program}: {error}", file=sys.stderr)
+        return USAGE_ERROR
+    except RunError as error:
+        print(f"{flag_set.program}: {error}", file=sys.stderr)
+        return RUN_ERROR
+    except KeyboardInterrupt:
+        print(f"{flag_set.program}: interrupted", file=sys.stderr)
+        return 130
+    return 0

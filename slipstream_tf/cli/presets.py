@@ -1,0 +1,93 @@
+"""Settings that work for each data set; every one of them can be overridden by its flag.
+
+globo: a small prototype's settings (rows by Adagrad 0.05, dense layers by Adam 0.001), which the
+numbers in the README were measured with. frappe: found by hand on its validation part. The other
+sets have no published small-model reference here; theirs are ordinary values for their size.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from types import MappingProxyType
+
+
+@dataclasses.dataclass(frozen=True)
+class Preset:
+    """Defaults of one data set.
+
+    Attributes:
+        model: "dlrm" or "dcn".
+        dim: values per embedding row.
+        bottom: hidden widths of DLRM's bottom MLP, in front of its last layer of `dim` units.
+        mlp: hidden widths of DLRM's top MLP or DCN-v2's deep MLP.
+        dropout: share of hidden units dropped in training.
+        cross_layers: of DCN-v2.
+        batch_size: inputs per step.
+        epochs: passes over the training part.
+        rows_optimizer: rule of the embedding rows.
+        rows_learning_rate: of that rule.
+        rows_init: rows start uniform between -rows_init and rows_init.
+        learning_rate: of Adam on the dense layers.
+        snapshot_interval: steps per window.
+        target_skip: share of the hot inputs to skip.
+        alpha: share of an input's lookups that must be saturated.
+        hot_budget_mb: MiB of snapshots.
+    """
+
+    model: str = "dlrm"
+    dim: int = 16
+    bottom: tuple[int, ...] = (64,)
+    mlp: tuple[int, ...] = (64,)
+    dropout: float = 0.0
+    cross_layers: int = 3
+    batch_size: int = 1024
+    epochs: int = 1
+    rows_optimizer: str = "adagrad"
+    rows_learning_rate: float = 0.05
+    rows_init: float = 0.05
+    learning_rate: float = 1e-3
+    snapshot_interval: int = 100
+    target_skip: float = 0.3
+    alpha: float = 1.0
+    hot_budget_mb: float = 256.0
+
+
+PRESETS: Mapping[str, Preset] = MappingProxyType(
+    {
+        "globo": Preset(),
+        "frappe": Preset(
+            dim=10,
+            mlp=(256, 128),
+            dropout=0.3,
+            batch_size=512,
+            epochs=12,
+            snapshot_interval=200,
+        ),
+        "criteo": Preset(bottom=(256, 64), mlp=(256, 128), snapshot_interval=1000),
+        "avazu": Preset(mlp=(256, 128), snapshot_interval=1000),
+        "movielens": Preset(epochs=1, batch_size=512),
+        "generated": Preset(batch_size=512, snapshot_interval=20, alpha=0.8),
+    }
+)
+OTHER = Preset(snapshot_interval=1000)
+
+
+def preset(name: str) -> Preset:
+    """Returns the defaults for a data set by name; ordinary ones for an unknown name."""
+    return PRESETS.get(name, OTHER)
+
+
+def describe(field: str) -> str:
+    """Returns how a default differs by data set, for `--help`, e.g. "16; frappe 10"."""
+
+    def text(value: object) -> str:
+        return "-".join(map(str, value)) if isinstance(value, tuple) else f"{value}"
+
+    common = text(getattr(OTHER, field))
+    other = [
+        f"{name} {text(getattr(p, field))}"
+        for name, p in PRESETS.items()
+        if text(getattr(p, field)) != common
+    ]
+    return "; ".join([common, *other])

@@ -1,0 +1,229 @@
+"""The settings of one training run, resolved from flags, presets and the run to be matched."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from slipstream_tf.cli.flag_set import UsageError
+from slipstream_tf.cli.presets import preset
+
+# A control repeats a run; with other values of these, its numbers would compare different things.
+_MUST_MATCH = (
+    "data", "split", "max_inputs", "batch_size", "model", "dim", "bottom", "mlp",
+    "cross_layers", "epochs", "store", "snapshot_interval", "warmup_steps",
+)  # fmt: skip
+_LAYERS = ("bottom", "mlp")
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """Everything that decides a run; the fields are the flags of `slipstream-train`.
+
+    Attributes:
+        data: path of the data, or the name of a generated set.
+        split: which split of the globo task: "random" or "time"; None for other data.
+        store: which embedding store.
+        skip: "none" or "inputs".
+        control: "none", "random" or "stop".
+        track: whether windows are followed though nothing is skipped.
+        warmup: share of the planned steps before anything is skipped, 0 to 1.
+        warmup_steps: the same in steps; None: by `warmup`.
+        max_inputs: most inputs of the training part that the run sees, over all epochs; or None.
+        random_shares: of the matched run, per window after its warm-up (control "random").
+        stop_after: inputs that the matched run trained (control "stop").
+        The rest: see `presets.Preset`, `config.SaturationConfig` and `slipstream-train --help`.
+    """
+
+    data: str
+    split: str | None
+    strict: bool
+    model: str
+    dim: int
+    bottom: tuple[int, ...]
+    mlp: tuple[int, ...]
+    dropout: float
+    cross_layers: int
+    store: str
+    batch_size: int
+    epochs: int
+    max_inputs: int | None
+    rows_optimizer: str
+    rows_learning_rate: float
+    rows_init: float
+    learning_rate: float
+    skip: str
+    control: str
+    track: bool
+    target_skip: float
+    alpha: float
+    metric: str
+    snapshot_interval: int
+    hot_budget_mb: float
+    warmup: float
+    warmup_steps: int | None
+    max_threshold: float | None
+    seed: int
+    precision: str
+    threads: int | None
+    random_shares: tuple[float, ...] = ()
+    stop_after: int | None = None
+
+    @property
+    def uses_engine(self) -> bool:
+        """Whether the saturation engine runs at all."""
+        return self.skip != "none" or self.control == "random" or self.track
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns all fields as JSON-serialisable values."""
+        values = dataclasses.asdict(self)
+        return {k: list(v) if isinstance(v, tuple) else v for k, v in values.items()}
+
+
+def resolve(
+    values: Mapping[str, Any], given: frozenset[str], name_of: Callable[[str], str]
+) -> Settings:
+    """Fills in what was not given: from the matched run, else from the data set's preset.
+
+    Args:
+        values: by flag, as parsed.
+        given: flags that stand on the command line.
+        name_of: tells the name of a data set, e.g. "globo", from the value of --data.
+
+    Returns:
+        The settings.
+
+    Raises:
+        UsageError: flags that contradict each other or the matched run, or a record that cannot be
+            read.
+    """
+    chosen = {name: values[name] for name in given}
+    matched = _matched_record(values)
+    if matched is not None:
+        chosen = {**_repeated(matched, chosen), **chosen}
+    if chosen.get("data") is None:
+        raise UsageError("Missing flag --data. Allowed: a path of a data set; see --help.")
+    data_name = name_of(chosen["data"])
+    defaults = {**values, **dataclasses.asdict(preset(data_name))}
+    fields = [f.name for f in dataclasses.fields(Settings)]
+    merged = {name: chosen.get(name, defaults.get(name)) for name in fields}
+    merged["random_shares"], merged["stop_after"] = (), None
+    if matched is not None:
+        merged.update(_controlled(values["control"], matched))
+    merged["split"] = _split(merged["split"], "split" in given, data_name)
+    for name in _LAYERS:
+        merged[name] = tuple(merged[name])
+    settings = Settings(**merged)
+    _refuse_idle_flags(settings, given)
+    return settings
+
+
+def read_record(path: str, flag: str) -> dict[str, Any]:
+    """Reads a run's metrics.json.
+
+    Raises:
+        UsageError: it cannot be read, or is no such record.
+    """
+    try:
+        with open(path, encoding="utf-8") as file:
+            record = json.load(file)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or "not JSON"
+        raise UsageError(
+            f"Invalid flag --{flag}={path}: {reason}. Allowed: the metrics.json of a run of "
+            "slipstream-train."
+        ) from None
+    parts = ("settings", "inputs", "windows")
+    if not isinstance(record, dict) or any(part not in record for part in parts):
+        raise UsageError(
+            f"Invalid flag --{flag}={path}: it has no {', '.join(parts)}. Allowed: the "
+            "metrics.json of a run of slipstream-train."
+        )
+    return record
+
+
+def _matched_record(values: Mapping[str, Any]) -> dict[str, Any] | None:
+    control, path = values["control"], values["match"]
+    if control == "none":
+        if path is not None:
+            raise UsageError(
+                f"Invalid flag --match={path} with --control=none. Allowed: with "
+                "--control=random or --control=stop, which repeat that run."
+            )
+        return None
+    if path is None:
+        raise UsageError(
+            f"Missing flag --match with --control={control}. Allowed: the metrics.json of the run "
+            "that the control repeats."
+        )
+    if values["skip"] == "inputs":
+        raise UsageError(
+            f"Invalid flag --skip=inputs with --control={control}. Allowed: --skip=none; a control "
+            "does not look at keys."
+        )
+    return read_record(path, "match")
+
+
+def _repeated(matched: Mapping[str, Any], chosen: Mapping[str, Any]) -> dict[str, Any]:
+    """The matched run's settings; refuses given flags that would make another experiment."""
+    settings = dict(matched["settings"])
+    for name in _MUST_MATCH:
+        if name in chosen and name in settings:
+            before = settings[name]
+            before = tuple(before) if isinstance(before, list) else before
+            if chosen[name] != before:
+                raise UsageError(
+                    f"Invalid flag --{name}={chosen[name]} with --match: the matched run has "
+                    f"{before}. Allowed: that value, or no --{name}."
+                )
+    for name in ("skip", "control", "track", "random_shares", "stop_after"):
+        settings.pop(name, None)
+    return settings
+
+
+def _controlled(control: str, matched: Mapping[str, Any]) -> dict[str, Any]:
+    if control == "stop":
+        return {"stop_after": int(matched["inputs"]["trained"])}
+    shares = [w["skipped_share"] for w in matched["windows"] if not w["is_warming_up"]]
+    # As long as the windows themselves: both start to skip at the same step.
+    return {
+        "random_shares": tuple(shares) or (0.0,),
+        "warmup_steps": matched["engine"]["warmup_steps"] if matched.get("engine") else None,
+    }
+
+
+def _split(split: str | None, is_given: bool, data_name: str) -> str | None:
+    if data_name == "globo":
+        return split or "random"
+    if is_given:
+        raise UsageError(
+            f"Invalid flag --split={split} for {data_name} data. Allowed: with globo data only."
+        )
+    return None
+
+
+def _refuse_idle_flags(settings: Settings, given: frozenset[str]) -> None:
+    """A flag that would do nothing is an error, not a surprise."""
+    idle: dict[str, str] = {}
+    if settings.model == "dcn":
+        idle["bottom"] = "--model=dlrm"
+    else:
+        idle["cross_layers"] = "--model=dcn"
+    if settings.skip == "none":
+        is_random = settings.control == "random"
+        needs = "--skip=inputs or --track"
+        for name in ("target_skip", "alpha", "metric", "max_threshold", "hot_budget_mb"):
+            if not settings.track:
+                idle[name] = needs
+        for name in ("warmup", "warmup_steps", "snapshot_interval"):
+            if not settings.track and not is_random:
+                idle[name] = needs
+    if settings.skip == "inputs" or settings.control == "random":
+        idle["track"] = "--skip=none without --control=random"
+    for name, needs in idle.items():
+        if name in given:
+            raise UsageError(f"Flag --{name} does nothing here. Allowed: with {needs}.")
+    if "warmup" in given and "warmup_steps" in given:
+        raise UsageError("Flags --warmup and --warmup_steps exclude each other. Give one of them.")

@@ -1,0 +1,201 @@
+"""`slipstream-train`: one training run, with saturated inputs skipped or as a control.
+
+In: flags. Out: a progress bar, metrics.json in the output folder, a short table.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from slipstream_tf.cli import data, presets
+from slipstream_tf.cli.flag_set import (
+    Choice,
+    FlagSet,
+    Integer,
+    Number,
+    Text,
+    UsageError,
+    Widths,
+    run_program,
+)
+from slipstream_tf.cli.quiet import import_tensorflow
+from slipstream_tf.cli.settings import Settings, resolve
+from slipstream_tf.config import DRIFT_METRICS
+from slipstream_tf.telemetry.run_record import write_json
+from slipstream_tf.telemetry.table import format_table, number, seconds
+
+RECORD = "metrics.json"
+_PRESET = {
+    "model": (Choice(("dlrm", "dcn")), "the model: DLRM or DCN-v2"),
+    "dim": (Integer(1, 65536), "values per embedding row"),
+    "bottom": (Widths(True), "hidden layers of DLRM's bottom MLP (data with numbers only)"),
+    "mlp": (Widths(True), "hidden layers of DLRM's top MLP, or DCN-v2's deep MLP"),
+    "cross_layers": (Integer(1), "cross layers of DCN-v2"),
+    "dropout": (Number(0, 1, open_maximum=True), "share of hidden units dropped in training"),
+    "batch_size": (Integer(1, 1 << 24), "inputs per step"),
+    "epochs": (Integer(1), "passes over the training part"),
+    "rows_optimizer": (
+        Choice(("sgd", "adagrad", "rowwise_adagrad", "adam")),
+        "update rule of the embedding rows; Adagrad's sums of squares start at 0",
+    ),
+    "rows_learning_rate": (Number(0), "learning rate of the rows"),
+    "rows_init": (Number(0), "rows start uniform between minus this and this"),
+    "learning_rate": (Number(0), "learning rate of Adam on the dense layers"),
+    "snapshot_interval": (Integer(1), "window length in steps"),
+    "target_skip": (Number(0, 1), "share of the hot inputs to skip"),
+    "alpha": (Number(0, 1, True), "share of an input's lookups that must be saturated"),
+    "hot_budget_mb": (Number(0, open_minimum=True), "MiB of snapshots; bounds the hot set"),
+}
+
+
+def make_flags() -> FlagSet:
+    """Returns the program's flags."""
+    flags = FlagSet(
+        "slipstream-train",
+        "Trains a click model on embedding tables and leaves out inputs made of saturated keys "
+        "(--skip=inputs), trains plainly (--skip=none), or repeats a skipping run's cost as a "
+        "control (--control). Shows progress, writes metrics.json, ends with a table.",
+        (
+            "slipstream-train --data=globo_clicks.npz --output=runs/plain",
+            "slipstream-train --data=globo_clicks.npz --skip=inputs --output=runs/paper",
+            "slipstream-train --control=random --match=runs/paper/metrics.json --output=runs/random",
+        ),
+    )
+
+    def add_presets(*names: str) -> None:
+        for name in names:
+            parser, text = _PRESET[name]
+            flags.add(name, parser, None, text, presets.describe(name))
+
+    flags.group("Data and output")
+    flags.add("data", Text(), None, data.DATA_HELP)
+    flags.add("split", Choice(("random", "time")), None, "split of the globo task", "random")
+    flags.add("max_inputs", Integer(1), None, "stop after this many inputs, over all epochs")
+    flags.add_switch("strict", "a line that cannot be read ends the run, instead of being counted")
+    flags.add("output", Text(), None, "folder for metrics.json; without it nothing is written")
+    flags.group("Model")
+    add_presets("model", "dim", "bottom", "mlp", "cross_layers", "dropout")
+    flags.add("store", Choice(("native",)), "native", "what holds the embedding rows")
+    flags.group("Training")
+    add_presets("batch_size", "epochs", "rows_optimizer", "rows_learning_rate", "rows_init")
+    add_presets("learning_rate")
+    flags.add("seed", Integer(0, (1 << 31) - 1), 0, "of rows, layers, data order and sampling")
+    precisions = Choice(("float32", "mixed_bfloat16"))
+    flags.add("precision", precisions, "float32", "of the dense layers; rows are float32")
+    flags.add("threads", Integer(1, 1024), None, "threads of TensorFlow and the data", "all cores")
+    flags.group("Skipping")
+    modes = Choice(("none", "inputs"))
+    flags.add("skip", modes, "none", "inputs: leave out inputs whose keys are all saturated")
+    add_presets("target_skip", "alpha")
+    flags.add("metric", Choice(DRIFT_METRICS), "linf", "drift of a row from its snapshot")
+    flags.add("max_threshold", Number(0), None, "upper bound of the threshold T")
+    add_presets("snapshot_interval", "hot_budget_mb")
+    flags.add("warmup", Number(0, 1), 0.25, "share of the planned steps before any skipping")
+    flags.add("warmup_steps", Integer(0), None, "the same in steps, instead of --warmup")
+    flags.add_switch("track", "with --skip=none: find T and saturated keys all the same")
+    flags.group("Controls")
+    kinds = Choice(("none", "random", "stop"))
+    flags.add(
+        "control",
+        kinds,
+        "none",
+        "random: leave out the matched run's share of inputs, window by window, whatever their "
+        "keys; stop: train plainly until as many inputs are trained",
+    )
+    flags.add(
+        "match",
+        Text(),
+        None,
+        "metrics.json of the run that the control repeats; settings that are not given come from it",
+    )
+    return flags
+
+
+def main(values: dict[str, Any], given: frozenset[str]) -> None:
+    """Resolves the settings, runs, writes the record and prints the table."""
+    start = time.perf_counter()
+    settings = resolve(values, given, data.name_of)
+    output = values["output"]
+    if output is not None:
+        _make_folder(output)
+    # It takes seconds: not for --help or a misspelt flag.
+    import_tensorflow()
+    from slipstream_tf.cli import session
+
+    _set_threads(settings.threads)
+    parts = data.open_parts(settings)
+    if "bottom" in given and not parts.train.spec.num_dense:
+        raise UsageError(
+            f"Flag --bottom does nothing here: {parts.train.spec.name} data has no numbers. "
+            "Allowed: with data that has dense columns."
+        )
+    record = session.run(settings, parts)
+    record["flags"] = {name: values[name] for name in sorted(given)}
+    record["wall_seconds"] = time.perf_counter() - start
+    if output is not None:
+        write_json(os.path.join(output, RECORD), record)
+    print(summary(record, settings))
+
+
+def summary(record: dict[str, Any], settings: Settings) -> str:
+    """Returns the table that ends a run."""
+    inputs, phases = record["inputs"], record["seconds"]
+    windows = [w for w in record["windows"] if w["hot_keys"]]
+    test = record["test"]
+    rows = [
+        ("test AUC", number(test["auc"], 4)),
+        ("test log loss", number(test["log_loss"], 4)),
+        ("calibration", number(test["calibration"], 3)),
+        ("inputs seen", f"{inputs['seen']:,}"),
+        ("inputs trained", f"{inputs['trained']:,} ({_share(inputs['trained'], inputs['seen'])})"),
+        ("inputs skipped", f"{inputs['skipped']:,} ({_share(inputs['skipped'], inputs['seen'])})"),
+        ("lines left out", f"{inputs['bad_lines'] + record['test_bad_lines']:,}"),
+    ]
+    if windows and settings.control != "random":
+        last = windows[-1]
+        rows.append(("last threshold T", f"{last['threshold']:.3g}"))
+        rows.append(("last saturated share", f"{last['saturated_share']:.1%} of the hot keys"))
+    rows += [(f"seconds, {name.replace('_', ' ')}", seconds(s)) for name, s in phases.items()]
+    return format_table((f"{record['data']}, {settings.model}", "value"), rows)
+
+
+def _make_folder(path: str) -> None:
+    """Makes the output folder before the run, not after hours of training."""
+    allowed = "Allowed: a folder that can be made and written."
+    try:
+        os.makedirs(path, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"Invalid flag --output={path}: {error.strerror}. {allowed}") from None
+    if not os.access(path, os.W_OK):
+        raise UsageError(f"Invalid flag --output={path}: it cannot be written. {allowed}")
+
+
+def _share(part: int, whole: int) -> str:
+    return f"{part / whole:.1%}" if whole else "n/a"
+
+
+def _set_threads(threads: int | None) -> None:
+    if threads is None:
+        return
+    import tensorflow as tf
+
+    config = tf.config.threading
+    for get, put in (
+        (config.get_intra_op_parallelism_threads, config.set_intra_op_parallelism_threads),
+        (config.get_inter_op_parallelism_threads, config.set_inter_op_parallelism_threads),
+    ):
+        if get() != threads:
+            put(threads)
+
+
+def entry_point(arguments: Sequence[str] | None = None) -> None:
+    """Runs the program and ends the process with its exit code."""
+    sys.exit(run_program(make_flags(), main, arguments))
+
+
+if __name__ == "__main__":
+    entry_point()

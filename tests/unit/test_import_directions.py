@@ -1,0 +1,169 @@
+"""Imports point down only: cli > keras, models > inputs, ... > saturation > stores > ops.
+
+The checker reads the sources of the installed package by ast and knows, besides the rooms' order,
+which outside packages may be imported where. It is itself tested on made-up trees.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import slipstream_tf
+
+PACKAGE = "slipstream_tf"
+LEVELS = (
+    {"ops"},
+    {"stores"},
+    {"saturation"},
+    {"inputs", "distributed", "checkpoint", "export", "telemetry"},
+    {"keras", "models"},
+    {"cli"},
+)
+LEVEL = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}
+LEAVES = {"_compat", "_version", "config", "errors", "initializers", "optimizers"}
+# Beside each other, but one is built on the other.
+SAME_LEVEL = {("models", "keras")}
+# Outside package -> where it may be imported: a room, or a module.
+RESTRICTED = {
+    "keras": {"keras", "models", "cli", "_compat"},
+    "tf_keras": set(),
+    "horovod": {"distributed.comm"},
+    "sparse_operation_kit": {"stores.sok"},
+}
+
+
+def modules_of(root: Path) -> Iterator[tuple[str, Path]]:
+    """Yields (dotted name below the package, file); "" is the package itself."""
+    for path in sorted(root.rglob("*.py")):
+        parts = path.relative_to(root).with_suffix("").parts
+        if parts[-1] == "__init__":
+            parts = parts[:-1]
+        yield ".".join(parts), path
+
+
+def imported_names(path: Path, module: str) -> Iterator[tuple[int, str]]:
+    """Yields (line, dotted name) of all that a file imports, `import_module("x")` included."""
+    package = [PACKAGE, *module.split(".")] if module else [PACKAGE]
+    if path.name != "__init__.py":
+        package = package[:-1]
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield node.lineno, alias.name
+        elif isinstance(node, ast.ImportFrom):
+            above = package[: len(package) - node.level + 1] if node.level else []
+            base = ".".join([*above, *([node.module] if node.module else [])])
+            for alias in node.names:
+                yield node.lineno, f"{base}.{alias.name}"
+        elif isinstance(node, ast.Call) and node.args:
+            name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+            argument = node.args[0]
+            if name in ("import_module", "__import__") and isinstance(argument, ast.Constant):
+                yield node.lineno, str(argument.value)
+        elif isinstance(node, ast.Attribute) and node.attr == "keras":
+            # tf.keras is Keras, too.
+            if isinstance(node.value, ast.Name) and node.value.id in ("tf", "tensorflow"):
+                yield node.lineno, "keras"
+
+
+def violations(root: Path) -> list[str]:
+    """Returns a line per forbidden import of the package whose sources lie in `root`."""
+    found = []
+    for module, path in modules_of(root):
+        room = module.split(".")[0]
+        if not room:
+            continue  # The package itself has public names of all rooms, and loads them lazily.
+        for line, name in imported_names(path, module):
+            problem = _problem(module, room, name)
+            if problem:
+                found.append(f"{path.relative_to(root)}:{line}: {problem}")
+    return found
+
+
+def _problem(module: str, room: str, name: str) -> str | None:
+    if room not in LEVEL and room not in LEAVES:
+        return f"the room {room!r} has no place in the order of rooms"
+    parts = name.split(".")
+    if parts[:2] == ["tensorflow", "keras"]:
+        parts = parts[1:]
+    if parts[0] != PACKAGE:
+        places = RESTRICTED.get(parts[0])
+        if places is None or {room, module} & places:
+            return None
+        return f"{parts[0]} may be imported in {sorted(places)} only"
+    target = parts[1] if len(parts) > 1 else ""
+    if target in LEAVES or target == room or target == "__version__":
+        return None
+    if room in LEAVES:
+        return f"the leaf {room} imports {name}"
+    if target not in LEVEL:
+        return f"imports {name}, which is no room and no leaf"
+    if LEVEL[target] < LEVEL[room] or (room, target) in SAME_LEVEL:
+        return None
+    return f"{room} imports {name}, which is not below it"
+
+
+def test_installed_package_points_down() -> None:
+    root = Path(slipstream_tf.__file__).parent
+    names = [name for name, _ in modules_of(root)]
+    assert {"ops.table", "stores.native", "saturation.tracker", "keras", "cli.train"} <= set(names)
+    assert violations(root) == []
+
+
+def _tree(root: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+        if not (path.parent / "__init__.py").exists():
+            (path.parent / "__init__.py").write_text("", encoding="utf-8")
+    return root
+
+
+ALLOWED = {
+    "ops/table.py": "import tensorflow as tf\nfrom slipstream_tf.config import TableConfig",
+    "stores/native.py": "from slipstream_tf.ops import table\nfrom .base import Store",
+    "stores/sok.py": "import sparse_operation_kit as sok",
+    "saturation/tracker.py": "from ..stores import native\nfrom slipstream_tf import errors",
+    "distributed/comm.py": "import horovod.tensorflow as hvd",
+    "models/dlrm.py": "import keras\nfrom slipstream_tf.keras.layer import Layer",
+    "cli/train.py": "from slipstream_tf import __version__, keras, models\nimport tensorflow.keras",
+}
+
+
+def test_checker_accepts_downward_imports(tmp_path: Path) -> None:
+    assert violations(_tree(tmp_path, ALLOWED)) == []
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "named"),
+    [
+        ("ops/table.py", "from slipstream_tf.stores import native", "slipstream_tf.stores"),
+        ("ops/table.py", "from ..saturation import tracker", "slipstream_tf.saturation"),
+        ("ops/table.py", "from .. import stores", "slipstream_tf.stores"),
+        ("ops/__init__.py", "from ..stores import native", "slipstream_tf.stores"),
+        ("stores/native.py", "import slipstream_tf.inputs.readers", "slipstream_tf.inputs"),
+        ("saturation/x.py", "import keras", "keras may be imported"),
+        ("saturation/x.py", "from tensorflow import keras", "keras may be imported"),
+        ("saturation/x.py", "import tensorflow as tf\nx = tf.keras.Model", "keras may be"),
+        ("saturation/x.py", "def f():\n    import slipstream_tf.keras", "slipstream_tf.keras"),
+        ("telemetry/x.py", "import slipstream_tf.inputs.readers", "slipstream_tf.inputs"),
+        ("keras/x.py", "from slipstream_tf.models import DLRM", "slipstream_tf.models"),
+        ("models/x.py", "from slipstream_tf.cli import train", "slipstream_tf.cli"),
+        ("distributed/ends.py", "from horovod import tensorflow", "horovod may be imported"),
+        ("cli/x.py", "import sparse_operation_kit", "sparse_operation_kit may be"),
+        ("stores/x.py", "import importlib\nimportlib.import_module('keras')", "keras may be"),
+        ("config.py", "from slipstream_tf.ops import table", "leaf config"),
+        ("attic/x.py", "import os", "'attic' has no place"),
+        ("ops/x.py", "from slipstream_tf import attic", "no room and no leaf"),
+    ],
+)
+def test_checker_finds_a_forbidden_import(
+    tmp_path: Path, file: str, text: str, named: str
+) -> None:
+    found = violations(_tree(tmp_path, {**ALLOWED, file: text}))
+    assert len(found) == 1, found
+    assert found[0].startswith(f"{file}:") and named in found[0]
