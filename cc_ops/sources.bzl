@@ -22,7 +22,9 @@ CORE_HDRS = [
     "core/pooling.h",
     "core/row_arena.h",
     "core/row_initializer.h",
+    "core/simd_clones.h",
     "core/skip_score.h",
+    "core/slab_allocator.h",
     "core/status.h",
     "core/table_locks.h",
     "core/update_rule.h",
@@ -37,6 +39,7 @@ CORE_SRCS = [
     "core/input_classifier.cc",
     "core/key_sort.cc",
     "core/row_initializer.cc",
+    "core/slab_allocator.cc",
     "core/skip_score.cc",
     "core/update_rule.cc",
 ]

@@ -93,11 +93,13 @@ void ResolveBucket(EmbeddingTable* table, const SortedKeys& sorted, int64_t buck
                    std::vector<float*>* row_of_position) {
   const int64_t begin = sorted.begin[bucket], end = sorted.begin[bucket + 1];
   if (begin == end) return;
+  const int64_t total = sorted.begin.back();
   numbers->Reset(end - begin);
   number_of->resize(static_cast<size_t>(end - begin));
   int64_t distinct = 0;
   for (int64_t i = begin; i < end; ++i) {
-    if (i + kPrefetchDistance < end) {
+    // Beyond the bucket's end too: the next bucket is nearly always this table's.
+    if (i + kPrefetchDistance < total) {
       table->Prefetch(HashKey(sorted.key[i + kPrefetchDistance]));
     }
     uint32_t slot = 0;

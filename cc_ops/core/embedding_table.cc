@@ -2,7 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numeric>
+#include <memory>
 #include <string>
 #include <tuple>
 
@@ -16,6 +16,13 @@ std::string Place(const TableOptions& options) { return " of table '" + options.
 int64_t Stride(const TableOptions& options) {
   const int64_t floats = options.dim + options.rule.SlotsPerRow(options.dim);
   return (floats + 3) / 4 * 4;
+}
+
+std::vector<TableShard> EmptyShards(const TableOptions& options, SlabAllocator* memory) {
+  std::vector<TableShard> shards;
+  shards.reserve(kNumShards);
+  for (int s = 0; s < kNumShards; ++s) shards.emplace_back(Stride(options), memory);
+  return shards;
 }
 
 }  // namespace
@@ -42,10 +49,10 @@ Status ValidateTableOptions(const TableOptions& options) {
 }
 
 EmbeddingTable::EmbeddingTable(const TableOptions& options)
-    : options_(options), slots_(options.rule.SlotsPerRow(options.dim)) {
-  shards_.reserve(kNumShards);
-  for (int s = 0; s < kNumShards; ++s) shards_.emplace_back(Stride(options));
-}
+    : options_(options),
+      slots_(options.rule.SlotsPerRow(options.dim)),
+      memory_(std::make_unique<SlabAllocator>()),
+      shards_(EmptyShards(options, memory_.get())) {}
 
 int64_t EmbeddingTable::size() const {
   int64_t size = 0;
@@ -54,10 +61,10 @@ int64_t EmbeddingTable::size() const {
 }
 
 int64_t EmbeddingTable::bytes() const {
-  int64_t bytes = 0;
+  int64_t bytes = memory_->bytes();
   for (const TableShard& shard : shards_) {
-    bytes += shard.index.bytes() + shard.arena.bytes() +
-             static_cast<int64_t>(shard.last_used.capacity() * sizeof(int64_t));
+    bytes +=
+        shard.index.bytes() + static_cast<int64_t>(shard.last_used.capacity() * sizeof(int64_t));
   }
   return bytes;
 }
@@ -247,9 +254,8 @@ Status EmbeddingTable::Import(const TableContents& contents) {
     return InvalidArgument("key " + std::to_string(*twice) + " to import" + Place(options_) +
                            " comes twice; each key may come once");
   }
-  std::vector<TableShard> shards;
-  shards.reserve(kNumShards);
-  for (int s = 0; s < kNumShards; ++s) shards.emplace_back(Stride(options_));
+  auto memory = std::make_unique<SlabAllocator>();
+  std::vector<TableShard> shards = EmptyShards(options_, memory.get());
   for (size_t i = 0; i < n; ++i) {
     const int64_t key = contents.keys[i];
     const uint64_t hash = HashKey(key);
@@ -263,6 +269,7 @@ Status EmbeddingTable::Import(const TableContents& contents) {
     }
   }
   shards_.swap(shards);
+  memory_.swap(memory);
   update_step_ = contents.update_step;
   lookup_step_ = contents.lookup_step;
   ++generation_;

@@ -4,6 +4,7 @@
 #define SLIPSTREAM_CC_OPS_CORE_EMBEDDING_TABLE_H_
 
 #include <cstdint>
+#include <memory>
 #include <shared_mutex>
 #include <string>
 #include <vector>
@@ -12,6 +13,7 @@
 #include "cc_ops/core/hash_index.h"
 #include "cc_ops/core/row_arena.h"
 #include "cc_ops/core/row_initializer.h"
+#include "cc_ops/core/slab_allocator.h"
 #include "cc_ops/core/status.h"
 #include "cc_ops/core/update_rule.h"
 
@@ -43,7 +45,7 @@ struct TableContents {
 
 // A part of the keys with its own index and rows; touched by one thread at a time.
 struct TableShard {
-  explicit TableShard(int64_t stride) : arena(stride) {}
+  TableShard(int64_t stride, SlabAllocator* memory) : arena(stride, memory) {}
   HashIndex index;
   RowArena arena;
   std::vector<int64_t> last_used;  // by slot; LRU tables only
@@ -113,6 +115,7 @@ class EmbeddingTable {
 
   const TableOptions options_;
   const int64_t slots_;
+  std::unique_ptr<SlabAllocator> memory_;
   std::vector<TableShard> shards_;
   int64_t generation_ = 0;
   int64_t num_evicted_ = 0;

@@ -2,15 +2,22 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstring>
 #include <string>
 
 #include "cc_ops/core/key_sort.h"
+#include "cc_ops/core/simd_clones.h"
 #include "cc_ops/core/table_locks.h"
 
 namespace slipstream {
 namespace {
 
 constexpr int64_t kPrefetchDistance = 8;
+
+void PrefetchRow(const float* row, int64_t floats) {
+  constexpr int64_t kCacheLine = 16;
+  for (int64_t j = 0; j < floats; j += kCacheLine) __builtin_prefetch(row + j, 1);
+}
 
 // Names the first gradient that is not finite.
 Status DescribeNonFinite(const LookupPlan& plan, const std::vector<PooledGradient>& gradients) {
@@ -31,20 +38,31 @@ Status DescribeNonFinite(const LookupPlan& plan, const std::vector<PooledGradien
   return OkStatus();
 }
 
+// On the bits, which compilers vectorise: a sum of floats has an order to keep.
+SLIPSTREAM_SIMD_CLONES bool RowIsFinite(const float* row, int64_t dim) {
+  constexpr uint32_t kExponent = 0x7f800000u;
+  uint32_t is_bad = 0;
+  for (int64_t j = 0; j < dim; ++j) {
+    uint32_t bits;
+    std::memcpy(&bits, row + j, sizeof(bits));
+    is_bad |= (bits & kExponent) == kExponent;
+  }
+  return is_bad == 0;
+}
+
 bool AllFinite(const LookupPlan& plan, const std::vector<PooledGradient>& gradients,
                const Parallel& parallel) {
   std::atomic<bool> all_finite{true};
   parallel.run(parallel.threads, [&](int task) {
     const CellRange range = CellsOf(task, parallel.threads, plan.batch);
-    float sum = 0.f;  // x * 0 is 0 for finite x and NaN otherwise
+    bool is_finite = true;
     for (size_t f = 0; f < gradients.size(); ++f) {
       const int64_t dim = plan.tables[plan.feature_table[f]]->dim();
       for (int64_t i = range.begin; i < range.end; ++i) {
-        const float* g = gradients[f].data + i * gradients[f].stride;
-        for (int64_t j = 0; j < dim; ++j) sum += g[j] * 0.f;
+        is_finite &= RowIsFinite(gradients[f].data + i * gradients[f].stride, dim);
       }
     }
-    if (sum != 0.f) all_finite = false;
+    if (!is_finite) all_finite = false;
   });
   return all_finite;
 }
@@ -74,6 +92,7 @@ Status ApplyGradients(const LookupPlan& plan, const std::vector<PooledGradient>&
   for (auto& count : dropped) count = 0;
   int64_t widest = 0;
   for (const EmbeddingTable* table : plan.tables) widest = std::max(widest, table->dim());
+  const int64_t num_places = static_cast<int64_t>(plan.uses.size());
   const std::vector<float> scratch_model(static_cast<size_t>(widest));
   parallel.run(parallel.threads, [&](int task) {
     std::vector<float> summed = scratch_model;
@@ -82,15 +101,21 @@ Status ApplyGradients(const LookupPlan& plan, const std::vector<PooledGradient>&
       const EmbeddingTable& table = *plan.tables[t];
       const UpdateRule rule = table.options().rule;
       const int64_t dim = table.dim();
+      const int64_t row_floats = dim + table.slots_per_row();
       const int64_t begin = plan.unique_begin[b], end = begin + plan.unique_count[b];
       int64_t use = begin;
       for (int64_t u = begin; u < end; ++u) {
-        if (u + kPrefetchDistance < end) {
-          __builtin_prefetch(plan.unique_row[u + kPrefetchDistance], 1);
-        }
+        // Places between buckets hold stale or no rows: prefetching those is harmless.
+        const int64_t ahead = u + kPrefetchDistance;
+        if (ahead < num_places) PrefetchRow(plan.unique_row[ahead], row_floats);
         const int64_t uses_end = plan.uses_end[u];
         std::fill_n(summed.data(), dim, 0.f);
         for (; use < uses_end; ++use) {
+          if (use + kPrefetchDistance < num_places) {
+            const Occurrence& next = plan.uses[use + kPrefetchDistance];
+            PrefetchRow(
+                gradients[next.feature].data + next.example * gradients[next.feature].stride, dim);
+          }
           const Occurrence& o = plan.uses[use];
           const float* __restrict__ g =
               gradients[o.feature].data + o.example * gradients[o.feature].stride;

@@ -3,23 +3,24 @@
 #define SLIPSTREAM_CC_OPS_CORE_ROW_ARENA_H_
 
 #include <cstdint>
-#include <cstdlib>
-#include <memory>
 #include <new>
 #include <vector>
+
+#include "cc_ops/core/slab_allocator.h"
 
 namespace slipstream {
 
 // Rows are numbered by slot and never move: chunk c holds kFirstChunk << c rows,
-// so growing allocates one chunk and copies nothing. Chunks are 64-byte aligned.
+// so growing allocates one chunk and copies nothing.
 class RowArena {
  public:
-  // stride: floats from one row to the next, at least 1.
-  explicit RowArena(int64_t stride) : stride_(stride) {}
+  // stride: floats from one row to the next, at least 1. `memory` owns the rows
+  // and must outlive the arena.
+  RowArena(int64_t stride, SlabAllocator* memory) : stride_(stride), memory_(memory) {}
 
   float* Row(uint32_t slot) const {
     const int chunk = ChunkOf(slot);
-    return chunks_[chunk].get() + (slot - FirstSlot(chunk)) * stride_;
+    return chunks_[chunk] + (slot - FirstSlot(chunk)) * stride_;
   }
 
   // A slot for a new row, its memory uninitialised. Throws std::bad_alloc.
@@ -32,40 +33,23 @@ class RowArena {
     if (next_ == 0xfffffff0u) throw std::bad_alloc();
     const size_t chunk = static_cast<size_t>(ChunkOf(next_));
     if (chunk == chunks_.size()) {
+      chunks_.reserve(chunk + 1);
       const size_t bytes = (kFirstChunk << chunk) * static_cast<size_t>(stride_) * sizeof(float);
-      const size_t rounded = (bytes + 63) / 64 * 64;
-      std::unique_ptr<float[], Free> memory(static_cast<float*>(std::aligned_alloc(64, rounded)));
-      if (memory == nullptr) throw std::bad_alloc();
-      chunks_.push_back(std::move(memory));
+      chunks_.push_back(static_cast<float*>(memory_->Allocate(bytes)));
     }
     return next_++;
   }
 
   void Release(uint32_t slot) { free_.push_back(slot); }
 
-  void Clear() {
-    chunks_.clear();
-    free_.clear();
-    next_ = 0;
-  }
-
-  // Slots handed out so far, released ones included.
-  uint32_t num_slots() const { return next_; }
-  int64_t bytes() const {
-    return static_cast<int64_t>((kFirstChunk << chunks_.size()) - kFirstChunk) * stride_ *
-           static_cast<int64_t>(sizeof(float));
-  }
-
  private:
   static constexpr uint64_t kFirstChunk = 16;
-  struct Free {
-    void operator()(float* p) const { std::free(p); }
-  };
   static int ChunkOf(uint32_t slot) { return 63 - __builtin_clzll(slot / kFirstChunk + 1); }
   static uint64_t FirstSlot(int chunk) { return (kFirstChunk << chunk) - kFirstChunk; }
 
   int64_t stride_;
-  std::vector<std::unique_ptr<float[], Free>> chunks_;
+  SlabAllocator* memory_;
+  std::vector<float*> chunks_;
   std::vector<uint32_t> free_;
   uint32_t next_ = 0;
 };

@@ -3,23 +3,28 @@
 #include <algorithm>
 #include <cmath>
 
+#include "cc_ops/core/simd_clones.h"
+
 namespace slipstream {
 namespace {
 
-void ApplySgd(float rate, int64_t dim, const float* __restrict__ g, float* __restrict__ row) {
+SLIPSTREAM_SIMD_CLONES void ApplySgd(float rate, int64_t dim, const float* __restrict__ g,
+                                     float* __restrict__ row) {
   for (int64_t j = 0; j < dim; ++j) row[j] -= rate * g[j];
 }
 
-void ApplyAdagrad(float rate, float epsilon, int64_t dim, const float* __restrict__ g,
-                  float* __restrict__ row, float* __restrict__ sum) {
+SLIPSTREAM_SIMD_CLONES void ApplyAdagrad(float rate, float epsilon, int64_t dim,
+                                         const float* __restrict__ g, float* __restrict__ row,
+                                         float* __restrict__ sum) {
   for (int64_t j = 0; j < dim; ++j) {
     sum[j] += g[j] * g[j];
     row[j] -= rate * g[j] / std::sqrt(sum[j] + epsilon);
   }
 }
 
-void ApplyRowWiseAdagrad(float rate, float epsilon, int64_t dim, const float* __restrict__ g,
-                         float* __restrict__ row, float* __restrict__ sum) {
+SLIPSTREAM_SIMD_CLONES void ApplyRowWiseAdagrad(float rate, float epsilon, int64_t dim,
+                                                const float* __restrict__ g,
+                                                float* __restrict__ row, float* __restrict__ sum) {
   float squares = 0.f;
   for (int64_t j = 0; j < dim; ++j) squares += g[j] * g[j];
   *sum += squares / static_cast<float>(dim);
@@ -27,8 +32,9 @@ void ApplyRowWiseAdagrad(float rate, float epsilon, int64_t dim, const float* __
   for (int64_t j = 0; j < dim; ++j) row[j] -= factor * g[j];
 }
 
-void ApplyAdam(float rate, const UpdateRule& rule, int64_t dim, const float* __restrict__ g,
-               float* __restrict__ row, float* __restrict__ m, float* __restrict__ v) {
+SLIPSTREAM_SIMD_CLONES void ApplyAdam(float rate, const UpdateRule& rule, int64_t dim,
+                                      const float* __restrict__ g, float* __restrict__ row,
+                                      float* __restrict__ m, float* __restrict__ v) {
   const float beta_1 = rule.a, beta_2 = rule.b, epsilon = rule.c;
   for (int64_t j = 0; j < dim; ++j) {
     m[j] += (1.f - beta_1) * (g[j] - m[j]);
