@@ -87,19 +87,18 @@ class SlotNumbers {
   int32_t count_ = 0;
 };
 
-// Finds or makes the rows of one bucket and groups its uses by key.
+// Finds or makes the rows of one bucket and groups its uses by key. Keys before
+// `prefetch_end` are the table's and in shards of this thread.
 void ResolveBucket(EmbeddingTable* table, const SortedKeys& sorted, int64_t bucket,
-                   SlotNumbers* numbers, std::vector<int32_t>* number_of, LookupPlan* plan,
-                   std::vector<float*>* row_of_position) {
+                   int64_t prefetch_end, SlotNumbers* numbers, std::vector<int32_t>* number_of,
+                   LookupPlan* plan, std::vector<float*>* row_of_position) {
   const int64_t begin = sorted.begin[bucket], end = sorted.begin[bucket + 1];
   if (begin == end) return;
-  const int64_t total = sorted.begin.back();
   numbers->Reset(end - begin);
   number_of->resize(static_cast<size_t>(end - begin));
   int64_t distinct = 0;
   for (int64_t i = begin; i < end; ++i) {
-    // Beyond the bucket's end too: the next bucket is nearly always this table's.
-    if (i + kPrefetchDistance < total) {
+    if (i + kPrefetchDistance < prefetch_end) {
       table->Prefetch(HashKey(sorted.key[i + kPrefetchDistance]));
     }
     uint32_t slot = 0;
@@ -238,7 +237,9 @@ Status LookupForTraining(const std::vector<EmbeddingTable*>& tables,
         SlotNumbers numbers;
         std::vector<int32_t> number_of;
         for (int64_t b = bounds[task]; b < bounds[task + 1]; ++b) {
-          ResolveBucket(tables[b / kNumShards], sorted, b, &numbers, &number_of, plan,
+          const int64_t table = b / kNumShards;
+          const int64_t last = std::min(bounds[task + 1], (table + 1) * kNumShards);
+          ResolveBucket(tables[table], sorted, b, sorted.begin[last], &numbers, &number_of, plan,
                         &row_of_position);
         }
       } catch (const std::bad_alloc&) {

@@ -1,0 +1,90 @@
+"""Finds the reader for a data set by its path and opens one part of it."""
+
+from __future__ import annotations
+
+import os
+import zipfile
+from typing import Any
+
+import numpy as np
+
+from slipstream_tf.inputs.spec import Reader
+
+DESCRIPTION = (
+    "Criteo TSV (.tsv, .txt, also .gz), Avazu CSV (.csv, also .gz), globo or Frappe .npz, or "
+    "'generated:COUNT'"
+)
+
+
+def open_data(
+    data: str | os.PathLike[str],
+    part: str,
+    batch_size: int,
+    *,
+    split: str = "random",
+    strict: bool = False,
+    seed: int = 0,
+) -> Reader:
+    """Opens a part of a data set, recognised by its name and content.
+
+    Parquet files need column names: use `readers.parquet.ParquetReader`.
+
+    Args:
+        data: path of a file, or "generated:COUNT" for inputs drawn from a fixed law.
+        part: "train" or "test". Text files have no test part of their own: one in ten runs of
+            lines is (see `readers.text.TextReader`).
+        batch_size: inputs of a batch.
+        split: "random" or "time", of the globo task; of no effect elsewhere.
+        strict: make the first malformed line of a text file an error.
+        seed: of the order of Frappe's training part, and of generated inputs.
+
+    Returns:
+        The reader.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: it is none of the known data sets.
+    """
+    name = os.fspath(data)
+    if name == "generated" or name.startswith("generated:"):
+        return _open_generated(name, part, batch_size, seed)
+    if not os.path.exists(name):
+        raise FileNotFoundError(f"No data file {name!r}. Known data: {DESCRIPTION}.")
+    stem = name.removesuffix(".gz")
+    if stem.endswith((".tsv", ".txt")):
+        from slipstream_tf.inputs.readers.criteo import CriteoReader
+
+        return CriteoReader(name, batch_size, part=part, strict=strict)
+    if stem.endswith(".csv"):
+        from slipstream_tf.inputs.readers.avazu import AvazuReader
+
+        return AvazuReader(name, batch_size, part=part, strict=strict)
+    if name.endswith(".npz"):
+        return _open_arrays(name, part, batch_size, split, seed)
+    raise ValueError(f"No reader for {name!r}. Known data: {DESCRIPTION}.")
+
+
+def _open_generated(name: str, part: str, batch_size: int, seed: int) -> Reader:
+    from slipstream_tf.inputs.readers.generator import GeneratedReader
+
+    count = name.partition(":")[2] or "400000"
+    if not count.isdecimal() or int(count) < 1:
+        raise ValueError(f"Invalid data {name!r}. Allowed: 'generated:COUNT', COUNT >= 1.")
+    return GeneratedReader(int(count), part, batch_size, seed=seed)
+
+
+def _open_arrays(name: str, part: str, batch_size: int, split: str, seed: int) -> Reader:
+    try:
+        with np.load(name, allow_pickle=False) as arrays:
+            names = set(arrays.files)
+    except (ValueError, OSError, zipfile.BadZipFile) as error:
+        raise ValueError(f"{name!r} is no .npz file of arrays: {error}") from error
+    options: dict[str, Any] = {"batch_size": batch_size, "part": part}
+    if "click_ts" in names:
+        from slipstream_tf.inputs.readers.globo import GloboReader
+
+        return GloboReader(name, split=split, **options)
+    from slipstream_tf.inputs.readers.frappe import FrappeReader
+
+    shuffle_seed = seed if part == "train" else None
+    return FrappeReader(name, shuffle_seed=shuffle_seed, **options)
