@@ -1,0 +1,98 @@
+"""Batches of inputs that are in memory as NumPy arrays; shared by the .npz readers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from slipstream_tf.errors import require_integer
+from slipstream_tf.inputs.bad_lines import BadLines
+from slipstream_tf.inputs.spec import DataSpec
+
+# Rows widened to int64 at a time: large enough to cost nothing per batch.
+_BATCHES_AT_ONCE = 64
+
+
+class ArrayReader:
+    """Batches of arrays, in their order or shuffled anew in every pass.
+
+    The arrays may be of any integer type; batches are int64.
+    """
+
+    def __init__(
+        self,
+        spec: DataSpec,
+        keys: np.ndarray,
+        label: np.ndarray,
+        batch_size: int,
+        dense: np.ndarray | None = None,
+        shuffle_seed: int | None = None,
+        drop_remainder: bool = False,
+    ):
+        """Keeps references to the arrays.
+
+        Args:
+            spec: what the batches hold.
+            keys: [n, fields].
+            label: [n].
+            batch_size: inputs of a batch.
+            dense: [n, num_dense], or None.
+            shuffle_seed: None keeps the order; with a seed, pass e (counted over the passes of
+                this reader) has the order that (seed, e) gives.
+            drop_remainder: leave out a last batch that is not full.
+
+        Raises:
+            ValueError: the arrays do not fit together or the batch size is below 1.
+        """
+        require_integer("batch_size", batch_size, 1)
+        if keys.shape != (len(label), len(spec.fields)) or (
+            (dense.shape if dense is not None else (len(label), 0)) != (len(label), spec.num_dense)
+        ):
+            raise ValueError(
+                f"Arrays of {spec.name!r} do not fit: keys {keys.shape}, label {label.shape}, dense "
+                f"{None if dense is None else dense.shape}; allowed: [n, {len(spec.fields)}], [n], "
+                f"[n, {spec.num_dense}]."
+            )
+        self.spec = spec
+        self.bad_lines = BadLines()
+        self._keys, self._label, self._dense = keys, label, dense
+        self._batch_size = batch_size
+        self._shuffle_seed = shuffle_seed
+        self._drop_remainder = drop_remainder
+        self._passes = 0
+
+    def dataset(self) -> tf.data.Dataset:
+        """Returns the batches; each iteration is a pass of its own."""
+        batch = self._batch_size if self._drop_remainder else None
+        features = {"keys": tf.TensorSpec([batch, len(self.spec.fields)], tf.int64)}
+        if self._dense is not None:
+            features["dense"] = tf.TensorSpec([batch, self.spec.num_dense], tf.float32)
+        return tf.data.Dataset.from_generator(
+            self._batches, output_signature=(features, tf.TensorSpec([batch], tf.float32))
+        )
+
+    def _batches(self) -> Iterator[Any]:
+        count, size = len(self._label), self._batch_size
+        if self._drop_remainder:
+            count = count // size * size
+        order = None
+        if self._shuffle_seed is not None:
+            order = np.random.default_rng([self._shuffle_seed, self._passes]).permutation(
+                len(self._label)
+            )
+        self._passes += 1
+        for begin in range(0, count, size * _BATCHES_AT_ONCE):
+            rows: Any = slice(begin, min(begin + size * _BATCHES_AT_ONCE, count))
+            if order is not None:
+                rows = order[rows]
+            keys = self._keys[rows].astype(np.int64)
+            label = self._label[rows].astype(np.float32)
+            dense = None if self._dense is None else self._dense[rows].astype(np.float32)
+            for i in range(0, len(label), size):
+                features = {"keys": keys[i : i + size]}
+                if dense is not None:
+                    features["dense"] = dense[i : i + size]
+                yield features, label[i : i + size]

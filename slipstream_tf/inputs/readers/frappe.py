@@ -1,0 +1,51 @@
+"""Frappe_x1 of the BARS benchmark (app usage in contexts) from an .npz file: 10 fields, 3 parts."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+
+from slipstream_tf.errors import require_choice
+from slipstream_tf.inputs.readers.arrays import ArrayReader
+from slipstream_tf.inputs.spec import DataSpec
+
+FIELDS = (
+    *("user", "item", "daytime", "weekday", "isweekend"),
+    *("homework", "cost", "weather", "country", "city"),
+)
+FRAPPE_PARTS = ("train", "valid", "test")
+
+
+class FrappeReader(ArrayReader):
+    """Reads one part of Frappe_x1. Keys are the file's ids, which differ between fields."""
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        batch_size: int,
+        part: str = "train",
+        shuffle_seed: int | None = None,
+        **options: Any,
+    ):
+        """Loads the part.
+
+        Args:
+            path: an .npz file with arrays {train,valid,test}_{x,y}.
+            batch_size: inputs of a batch.
+            part: "train", "valid" or "test".
+            shuffle_seed: see `ArrayReader`; the file's order is by label, so shuffle for training.
+            **options: of `ArrayReader`.
+
+        Raises:
+            ValueError: the part is unknown or the file has not its arrays.
+        """
+        require_choice("part", part, FRAPPE_PARTS, "Frappe")
+        with np.load(path, allow_pickle=False) as arrays:
+            missing = [name for name in (f"{part}_x", f"{part}_y") if name not in arrays.files]
+            if missing:
+                raise ValueError(f"{os.fspath(path)}: no array {missing}; found {arrays.files}.")
+            keys, label = arrays[f"{part}_x"], arrays[f"{part}_y"]
+        spec = DataSpec("frappe", FIELDS, num_inputs=len(label))
+        super().__init__(spec, keys, label, batch_size, shuffle_seed=shuffle_seed, **options)
