@@ -36,7 +36,8 @@ def open_data(
         batch_size: inputs of a batch.
         split: "random" or "time", of the globo task; of no effect elsewhere.
         strict: make the first malformed line of a text file an error.
-        seed: of the order of Frappe's training part, and of generated inputs.
+        seed: of the order of the training part of Frappe and of globo's random split, and of
+            generated inputs.
 
     Returns:
         The reader.
@@ -83,7 +84,12 @@ def _open_arrays(name: str, part: str, batch_size: int, split: str, seed: int) -
     if "click_ts" in names:
         from slipstream_tf.inputs.readers.globo import GloboReader
 
-        return GloboReader(name, split=split, **options)
+        # On the time split the order of time is the point; on the random one it would make the
+        # last weeks' articles weigh most.
+        is_shuffled = part == "train" and split == "random"
+        return GloboReader(
+            name, split=split, shuffle_seed=seed if is_shuffled else None, **options
+        )
     from slipstream_tf.inputs.readers.frappe import FrappeReader
 
     shuffle_seed = seed if part == "train" else None
