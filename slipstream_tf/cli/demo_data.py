@@ -98,12 +98,11 @@ def cache_folder() -> Path:
     return (Path(base) if base else Path.home() / ".cache") / "slipstream_tf"
 
 
-def download_movielens(folder: Path, url: str = MOVIELENS_URL) -> Path:
+def download_movielens(folder: Path) -> Path:
     """Fetches MovieLens 1M once, and checks that it is what it should be.
 
     Args:
         folder: where it is kept.
-        url: of the archive.
 
     Returns:
         Path of the archive.
@@ -112,7 +111,7 @@ def download_movielens(folder: Path, url: str = MOVIELENS_URL) -> Path:
         OSError: it cannot be fetched or written.
         ValueError: the archive is another one.
     """
-    path = folder / "ml-1m.zip"
+    url, path = MOVIELENS_URL, folder / "ml-1m.zip"
     if path.is_file() and _sha256(path) == MOVIELENS_SHA256:
         return path
     folder.mkdir(parents=True, exist_ok=True)

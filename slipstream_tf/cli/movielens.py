@@ -11,7 +11,7 @@ import zlib
 
 import numpy as np
 
-from slipstream_tf.cli.array_reader import ArrayReader
+from slipstream_tf.inputs.readers.arrays import ArrayReader
 from slipstream_tf.inputs.spec import DataSpec
 
 FIELDS = ("user", "movie", "gender", "age", "occupation", "region", "hour")
@@ -81,4 +81,4 @@ def open_movielens(path: str, part: str, batch_size: int, seed: int) -> ArrayRea
     rows = order[:border] if part == "train" else order[border:]
     spec = DataSpec("movielens", FIELDS, 0, len(rows))
     shuffle_seed = seed if part == "train" else None
-    return ArrayReader(spec, keys[rows], None, labels[rows], batch_size, shuffle_seed)
+    return ArrayReader(spec, keys[rows], labels[rows], batch_size, shuffle_seed=shuffle_seed)

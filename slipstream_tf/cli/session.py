@@ -168,7 +168,8 @@ def _training_data(
 
     One data set over all epochs keeps batches full across their ends, and lets a limit fall in any.
     """
-    dataset = dataset.repeat(settings.epochs)
+    if settings.epochs > 1:
+        dataset = dataset.repeat(settings.epochs).rebatch(settings.batch_size)
     for limit in (settings.max_inputs, settings.stop_after):
         if limit is not None:
             dataset = first_inputs(dataset, limit)

@@ -189,7 +189,13 @@ def _set_threads(threads: int | None) -> None:
         (config.get_inter_op_parallelism_threads, config.set_inter_op_parallelism_threads),
     ):
         if get() != threads:
-            put(threads)
+            try:
+                put(threads)
+            except RuntimeError:
+                raise UsageError(
+                    f"Invalid flag --threads={threads}: TensorFlow runs in this process already. "
+                    "Allowed: in a process of its own."
+                ) from None
 
 
 def entry_point(arguments: Sequence[str] | None = None) -> None:

@@ -1,0 +1,326 @@
+"""The programs from flags to metrics.json, on generated inputs and on the data samples."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from slipstream_tf.cli import demo, demo_data, train
+from slipstream_tf.cli.flag_set import run_program
+from slipstream_tf.cli.verdict import verdict
+
+SMALL = ("--data=generated:20000", "--batch_size=256", "--dim=4", "--mlp=8", "--bottom=8")
+SKIPPING = ("--skip=inputs", "--alpha=0.6", "--target_skip=0.6", "--snapshot_interval=6")
+Train = Callable[..., dict[str, Any]]
+
+
+def data_folder() -> Path:
+    """Where the data samples lie: $SLIPSTREAM_DATA, else ../shared/data beside the repository."""
+    root = Path(__file__).resolve().parents[2]
+    return Path(os.environ.get("SLIPSTREAM_DATA") or root.parent / "shared" / "data")
+
+
+def sample(name: str) -> Path:
+    path = data_folder() / name
+    if not path.is_file():
+        pytest.skip(f"no {name} in $SLIPSTREAM_DATA or ../shared/data")
+    return path
+
+
+@pytest.fixture(name="run_train")
+def fixture_run_train(tmp_path: Path) -> Train:
+    """Runs slipstream-train in this process; returns its record."""
+
+    def run(*flags: str, name: str = "run") -> dict[str, Any]:
+        output = tmp_path / name
+        code = run_program(train.make_flags(), train.main, [*flags, f"--output={output}"])
+        assert code == 0
+        assert os.listdir(output) == ["metrics.json"]
+        return json.loads((output / "metrics.json").read_text())
+
+    return run
+
+
+def refused(capsys: pytest.CaptureFixture[str], *flags: str, code: int = 2) -> str:
+    """Runs slipstream-train with flags that it must refuse; returns its one line."""
+    assert run_program(train.make_flags(), train.main, flags) == code
+    captured = capsys.readouterr()
+    lines = [line for line in captured.err.splitlines() if line.startswith("slipstream-train:")]
+    assert len(lines) == 1 and "Traceback" not in captured.err
+    return lines[0]
+
+
+def test_plain_run_writes_a_complete_record(
+    run_train: Train, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record = run_train(*SMALL)
+    assert {"schema", "data", "test", "training", "inputs", "test_bad_lines", "row_lookups"} | {
+        "rows", "seconds", "windows", "engine", "settings", "flags", "versions", "machine",
+    } <= set(record)  # fmt: skip
+    assert record["inputs"] == {
+        "seen": 18_000, "trained": 18_000, "skipped": 0, "bad_lines": 0, "planned": 18_000,
+    }  # fmt: skip
+    assert record["row_lookups"] == 18_000 * 26
+    assert record["test"]["inputs"] == 2_000
+    assert 0.5 < record["test"]["auc"] < 1.0
+    assert set(record["seconds"]) == {
+        "reading", "training", "window_ends", "evaluation", "total",
+    }  # fmt: skip
+    assert record["settings"]["seed"] == 0 and record["flags"]["dim"] == 4
+    assert record["windows"] == [] and record["engine"] is None
+    captured = capsys.readouterr()
+    for text in ("test AUC", "calibration", "inputs trained", "18,000 (100.0%)"):
+        assert text in captured.out
+    for text in ("loss", "AUC", "skipped", "inputs/s"):
+        assert text in captured.err
+
+
+def test_same_seed_gives_the_same_model_and_another_does_not(run_train: Train) -> None:
+    first, second = (run_train(*SMALL, name=name) for name in ("a", "b"))
+    assert first["test"] == second["test"] and first["training"] == second["training"]
+    assert run_train(*SMALL, "--seed=1", name="c")["test"] != first["test"]
+
+
+def test_skipping_run_and_its_controls_account_for_every_input(run_train: Train) -> None:
+    paper = run_train(*SMALL, *SKIPPING, name="paper")
+    inputs = paper["inputs"]
+    assert inputs["seen"] == 18_000 and inputs["skipped"] > 1_000
+    assert inputs["trained"] + inputs["skipped"] == inputs["seen"]
+    windows = paper["windows"]
+    assert sum(w["inputs_seen"] for w in windows) == inputs["seen"]
+    assert any(w["threshold"] > 0 and w["saturated_share"] > 0 for w in windows)
+    # A quarter of the steps: 18,000 inputs / 256 per step / 4.
+    assert paper["engine"]["warmup_steps"] == 18
+    assert all(not w["inputs_skipped"] for w in windows if w["is_warming_up"])
+
+    match = f"--match={Path(paper['flags']['output']) / 'metrics.json'}"
+    random = run_train("--control=random", match, name="random")
+    assert random["settings"]["alpha"] == 0.6 and random["settings"]["dim"] == 4
+    assert random["inputs"]["seen"] == 18_000
+    assert random["inputs"]["trained"] == pytest.approx(inputs["trained"], rel=0.05)
+    assert random["engine"]["skip"] == "random" and random["engine"]["warmup_steps"] == 18
+
+    stop = run_train("--control=stop", match, name="stop")
+    assert stop["inputs"]["trained"] == stop["inputs"]["seen"] == inputs["trained"]
+
+
+def test_epochs_limits_tracking_and_a_step_warmup(run_train: Train) -> None:
+    record = run_train(
+        "--data=generated:2000", "--model=dcn", "--cross_layers=1", "--mlp=", "--dim=2",
+        "--epochs=3", "--max_inputs=5001", "--batch_size=500", "--track", "--warmup_steps=3",
+        "--snapshot_interval=2", "--precision=mixed_bfloat16", "--rows_optimizer=rowwise_adagrad",
+    )  # fmt: skip
+    assert record["inputs"]["seen"] == record["inputs"]["trained"] == 5_001
+    assert record["engine"]["skip"] == "none" and record["engine"]["warmup_steps"] == 3
+    # The eleventh step has one input, which came in together with those of the tenth.
+    assert [w["step"] for w in record["windows"]][:5] == [2, 4, 6, 8, 10]
+    assert any(w["threshold"] > 0 for w in record["windows"])
+
+
+@pytest.mark.parametrize(
+    ("flags", "parts"),
+    [
+        ((), ("--data",)),
+        (("--data=nowhere.npz",), ("--data=nowhere.npz", "no such file", "Allowed")),
+        (("--data=generated:7",), ("generated:7", ">= 100")),
+        (("--data=generated", "--dim=0"), ("--dim=0", "an integer >= 1")),
+        (("--data=generated", "--alpha=0"), ("--alpha=0", "> 0 and <= 1")),
+        (("--data=generated", "--alpha=2"), ("--alpha=2", "> 0 and <= 1")),
+        (("--data=generated", "--target_skip=1.5"), ("--target_skip=1.5", ">= 0 and <= 1")),
+        (("--data=generated", "--epochs=many"), ("--epochs=many", "an integer >= 1")),
+        (("--data=generated", "--model=mlp"), ("--model=mlp", "dlrm, dcn")),
+        (("--data=generated", "--dropout=1"), ("--dropout=1", "< 1")),
+        (("--data=generated", "--mlp=64-x"), ("--mlp=64-x", "256-128")),
+        (("--data=generated", "--warmup=nan"), ("--warmup=nan", "<= 1")),
+        (("--data=generated", "--strict=perhaps"), ("--strict=perhaps", "true, false")),
+        (("--data=generated", "--epoch=1"), ("epoch", "epochs")),
+        (("--data=generated", "extra"), ("'extra'", "--flag=value")),
+        (("--data=generated", "--split=time"), ("--split=time", "globo")),
+        (("--data=generated", "--skip=inputs", "--warmup=0.1", "--warmup_steps=1"), ("exclude",)),
+        (("--data=generated", "--target_skip=0.4"), ("--target_skip", "--skip=inputs")),
+        (("--data=generated", "--model=dcn", "--bottom=4"), ("--bottom", "--model=dlrm")),
+        (("--data=generated", "--cross_layers=4"), ("--cross_layers", "--model=dcn")),
+        (("--data=generated", "--skip=inputs", "--track"), ("--track", "--skip=none")),
+        (("--data=generated", "--match=x"), ("--match=x", "--control=random")),
+        (("--control=random",), ("--match", "metrics.json")),
+        (("--control=stop", "--match=nowhere"), ("--match=nowhere", "No such file")),
+        (("--control=stop", "--match=x", "--skip=inputs"), ("--skip=inputs", "--skip=none")),
+    ],
+)
+def test_a_bad_flag_gets_one_line_with_value_and_what_is_allowed(
+    flags: tuple[str, ...], parts: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = refused(capsys, *flags)
+    for part in parts:
+        assert part in line
+
+
+def test_a_control_of_another_experiment_is_refused(
+    run_train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_train("--data=generated:1000", "--batch_size=500", "--dim=2", name="base")
+    match = f"--match={tmp_path / 'base' / 'metrics.json'}"
+    line = refused(capsys, "--control=stop", match, "--batch_size=7")
+    assert "--batch_size=7" in line and "500" in line
+    other = tmp_path / "other.json"
+    other.write_text("{}")
+    line = refused(capsys, "--control=stop", f"--match={other}")
+    assert "has no settings" in line
+
+
+def test_an_output_that_cannot_be_made_is_refused_before_the_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    line = refused(capsys, *SMALL, f"--output={tmp_path / 'file'}")
+    assert "--output" in line and "Allowed: a folder" in line
+
+
+def test_a_run_that_diverges_tells_the_cause_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ("--data=generated:2000", "--rows_learning_rate=1e30", f"--output={tmp_path}")
+    line = refused(capsys, *flags, code=1)
+    assert "gradient" in line and "table 'c1'" in line and "finite" in line
+    assert not (tmp_path / "metrics.json").exists()
+
+
+def test_help_lists_every_flag_in_groups(capsys: pytest.CaptureFixture[str]) -> None:
+    flag_set = train.make_flags()
+    assert run_program(flag_set, train.main, ["--help"]) == 0
+    text = capsys.readouterr().out
+    values, _ = flag_set.parse([])
+    for name in values:
+        assert f"  --{name}" in text
+    for group in ("Data and output:", "Model:", "Training:", "Skipping:", "Controls:"):
+        assert group in text
+    assert max(map(len, text.splitlines())) <= 100
+
+
+@pytest.mark.parametrize(
+    ("name", "lines", "dim"), [("criteo_first10k.tsv", 10_000, 4), ("avazu_first9k.csv", 9_000, 4)]
+)
+def test_samples_go_through_training_without_a_line_lost(
+    name: str, lines: int, dim: int, run_train: Train
+) -> None:
+    path = sample(name)
+    record = run_train(f"--data={path}", "--strict", f"--dim={dim}", "--mlp=8", "--batch_size=256")
+    inputs = record["inputs"]
+    assert inputs["trained"] == inputs["seen"] == inputs["trained"] + inputs["skipped"]
+    assert inputs["bad_lines"] == record["test_bad_lines"] == 0
+    assert inputs["seen"] + record["test"]["inputs"] == lines
+
+
+def test_a_bad_line_is_counted_or_with_strict_ends_the_run(
+    run_train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "lines.tsv"
+    good = "\t".join(["1", *(str(i) for i in range(13)), *(f"{i:08x}" for i in range(26))])
+    lines = [good.replace("1", "0", 1) if i % 3 else good for i in range(2_000)]
+    lines[4] = "1\t2\t3"
+    path.write_text("\n".join(lines) + "\n")
+    flags = (f"--data={path}", "--dim=2", "--mlp=4", "--batch_size=256")
+    record = run_train(*flags)
+    assert record["inputs"]["bad_lines"] == 1
+    assert record["inputs"]["seen"] + record["test"]["inputs"] == 1_999
+    line = refused(capsys, *flags, "--strict", code=1)
+    assert f"{path}:5" in line and "3 columns" in line
+
+
+@pytest.fixture(scope="module", name="demo_output")
+def fixture_demo_output(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, Any]]:
+    """What a quick demo prints, and its demo.json."""
+    folder = tmp_path_factory.mktemp("demo")
+    code = (
+        f"import sys; sys.path[:] = {sys.path!r}; "
+        "from slipstream_tf.cli.demo import entry_point; entry_point()"
+    )
+    flags = ["--quick", f"--output={folder}", "--alpha=0.6", "--target_skip=0.6"]
+    result = subprocess.run(
+        [sys.executable, "-c", code, *flags], capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 0, result.stderr
+    return result.stdout, json.loads((folder / "demo.json").read_text())
+
+
+def test_demo_prints_four_rows_and_a_sentence(demo_output: tuple[str, dict[str, Any]]) -> None:
+    text, record = demo_output
+    rows = {line.split()[0]: line.split() for line in text.splitlines() if line.strip()}
+    for name in ("plain", "paper", "random", "stop"):
+        assert rows[name][1] == f"{record['runs'][name]['test']['auc']:.4f}"
+    assert "generated" in text.splitlines()[0]
+    assert record["verdict"] in text
+
+
+def test_demo_runs_are_the_same_experiment(demo_output: tuple[str, dict[str, Any]]) -> None:
+    runs = demo_output[1]["runs"]
+    trained = {name: run["inputs"]["trained"] for name, run in runs.items()}
+    assert trained["stop"] == trained["paper"] < trained["plain"]
+    assert trained["random"] == pytest.approx(trained["paper"], rel=0.02)
+    for name in ("seed", "data", "batch_size", "model", "dim", "max_inputs"):
+        assert len({str(run["settings"][name]) for run in runs.values()}) == 1
+
+
+def test_demo_passes_on_why_a_run_was_refused(tmp_path: Path) -> None:
+    flags = [f"--data={tmp_path / 'nowhere.npz'}", f"--output={tmp_path}"]
+    assert run_program(demo.make_flags(), demo.main, flags) == 2
+
+
+def _records(plain: float, paper: float, random: float, stop: float) -> dict[str, Any]:
+    aucs = {"plain": plain, "paper": paper, "random": random, "stop": stop}
+    inputs = {"seen": 1000, "trained": 800, "skipped": 200}
+    return {name: {"test": {"auc": auc}, "inputs": inputs} for name, auc in aucs.items()}
+
+
+def test_verdict_follows_from_the_numbers() -> None:
+    worse = verdict(_records(0.72, 0.715, 0.7149, 0.718))
+    assert "20.0%" in worse and "lost 0.0050 AUC" in worse
+    assert "level with random" in worse and "worse than plain training stopped" in worse
+    assert "nothing shows" in worse
+    better = verdict(_records(0.72, 0.7202, 0.71, 0.715))
+    assert "better than random" in better and "paid off" in better
+    nothing = _records(0.72, 0.72, 0.72, 0.72)
+    nothing["paper"]["inputs"] = {"seen": 1000, "trained": 1000, "skipped": 0}
+    assert "skipped nothing" in verdict(nothing)
+
+
+def test_demo_data_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv("SLIPSTREAM_DATA", raising=False)
+    checkout = tmp_path / "checkout"
+    (checkout / "cc_ops").mkdir(parents=True)
+    monkeypatch.chdir(checkout)
+    monkeypatch.setattr(demo_data, "__file__", str(tmp_path / "a" / "b" / "c" / "demo_data.py"))
+    # A folder where a server would be: nothing is reached over the network in this test.
+    monkeypatch.setattr(demo_data, "MOVIELENS_URL", (tmp_path / "ml-1m.zip").as_uri())
+
+    choice = demo_data.choose(None)
+    assert choice.data == "generated" and "could not be downloaded" in choice.reason
+    assert "no download wanted" in demo_data.choose(None, downloads=False).reason
+
+    (tmp_path / "ml-1m.zip").write_bytes(b"another file")
+    assert "SHA-256" in demo_data.choose(None).reason
+    assert os.listdir(tmp_path / "cache" / "slipstream_tf") == []
+
+    digest = demo_data._sha256(tmp_path / "ml-1m.zip")
+    monkeypatch.setattr(demo_data, "MOVIELENS_SHA256", digest)
+    choice = demo_data.choose(None)
+    assert choice.data.endswith("ml-1m.zip") and "GroupLens" in choice.reason
+
+    shared = tmp_path / "shared" / "data"
+    shared.mkdir(parents=True)
+    (shared / "globo_clicks.npz").write_bytes(b"")
+    assert demo_data.choose(None).data == str(shared / "globo_clicks.npz")
+
+    monkeypatch.setenv("SLIPSTREAM_DATA", str(tmp_path))
+    with pytest.raises(Exception, match=r"Invalid SLIPSTREAM_DATA=.*globo_clicks\.npz"):
+        demo_data.choose(None)
+    (tmp_path / "globo_clicks.npz").write_bytes(b"")
+    assert demo_data.choose(None).data == str(tmp_path / "globo_clicks.npz")
+    assert demo_data.choose("mine.tsv").data == "mine.tsv"
