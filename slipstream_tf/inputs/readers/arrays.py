@@ -52,9 +52,9 @@ class ArrayReader:
             (dense.shape if dense is not None else (len(label), 0)) != (len(label), spec.num_dense)
         ):
             raise ValueError(
-                f"Arrays of {spec.name!r} do not fit: keys {keys.shape}, label {label.shape}, dense "
-                f"{None if dense is None else dense.shape}; allowed: [n, {len(spec.fields)}], [n], "
-                f"[n, {spec.num_dense}]."
+                f"Arrays of {spec.name!r} do not fit: keys {keys.shape}, label {label.shape}, "
+                f"dense {None if dense is None else dense.shape}; allowed: "
+                f"[n, {len(spec.fields)}], [n], [n, {spec.num_dense}]."
             )
         self.spec = spec
         self.bad_lines = BadLines()
@@ -88,11 +88,16 @@ class ArrayReader:
             rows: Any = slice(begin, min(begin + size * _BATCHES_AT_ONCE, count))
             if order is not None:
                 rows = order[rows]
-            keys = self._keys[rows].astype(np.int64)
-            label = self._label[rows].astype(np.float32)
-            dense = None if self._dense is None else self._dense[rows].astype(np.float32)
+            keys = _take(self._keys, rows).astype(np.int64)
+            label = _take(self._label, rows).astype(np.float32)
+            dense = None if self._dense is None else _take(self._dense, rows).astype(np.float32)
             for i in range(0, len(label), size):
                 features = {"keys": keys[i : i + size]}
                 if dense is not None:
                     features["dense"] = dense[i : i + size]
                 yield features, label[i : i + size]
+
+
+def _take(array: np.ndarray, rows: Any) -> np.ndarray:
+    # For rows of a few values, `take` is several times as fast as indexing with positions.
+    return array[rows] if isinstance(rows, slice) else array.take(rows, axis=0)

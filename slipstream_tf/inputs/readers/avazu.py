@@ -16,7 +16,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from slipstream_tf.inputs.readers.hashing import hash_string, hash_strings
-from slipstream_tf.inputs.readers.text import Rows, TextReader
+from slipstream_tf.inputs.readers.rows import Rows
+from slipstream_tf.inputs.readers.text import TextReader
 from slipstream_tf.inputs.spec import MISSING_KEY
 
 COLUMNS = (

@@ -16,12 +16,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from slipstream_tf.inputs.readers.hashing import parse_hex
-from slipstream_tf.inputs.readers.text import Rows, TextReader
-from slipstream_tf.inputs.spec import MISSING_KEY
+from slipstream_tf.inputs.readers.rows import Rows
+from slipstream_tf.inputs.readers.text import TextReader
+from slipstream_tf.inputs.spec import MISSING_DENSE, MISSING_KEY
 
 NUM_DENSE = 13
 NUM_FIELDS = 26
-MISSING_DENSE = -2.0
 
 _INTEGER = re.compile(rb"-?[0-9]{1,18}")
 _HEX = re.compile(rb"[0-9a-fA-F]{1,15}")
@@ -84,19 +84,28 @@ class CriteoFormat:
 
 
 def _integers(column: pa.Array) -> tuple[np.ndarray, np.ndarray]:
-    """Transformed counts and which of them are certain; one doubtful value makes all doubtful."""
+    """Transformed counts and which of them are certain: blanks and plain integers."""
     length = _numpy(pc.binary_length(column))
-    blank = length == 0
+    is_sure = length <= 18
     try:
-        text = pc.if_else(pa.array(blank), pa.scalar(None, pa.string()), column.cast(pa.string()))
-        # Arrow would also read hexadecimal (0x...) integers, and longer ones than the exact way.
-        if _numpy(pc.fill_null(pc.match_substring_regex(text, "[xX+ ]"), False)).any():
-            return np.zeros(len(column), np.float32), np.zeros(len(column), bool)
-        values = pc.fill_null(text.cast(pa.int64()), 0).to_numpy(zero_copy_only=False)
+        values = _cast(column, length == 0)
     except pa.ArrowInvalid:
-        return np.zeros(len(column), np.float32), np.zeros(len(column), bool)
+        # At least one value is malformed: the others still go the fast way.
+        is_integer = _numpy(pc.match_substring_regex(column, "^-?[0-9]{1,17}$"))
+        is_sure = is_integer | (length == 0)
+        values = _cast(column, ~is_integer)
     transformed = transform_count(values.astype(np.float64))
-    return np.where(blank, np.float32(MISSING_DENSE), transformed), length <= 18
+    return np.where(length == 0, np.float32(MISSING_DENSE), transformed), is_sure
+
+
+def _cast(column: pa.Array, is_left_out: np.ndarray) -> np.ndarray:
+    """Integers of a column, 0 where left out; raises ArrowInvalid if one is malformed."""
+    wanted = pc.if_else(pa.array(is_left_out), pa.scalar(None, pa.binary()), column)
+    text = wanted.cast(pa.string())
+    # Arrow would also read hexadecimal integers (0x...).
+    if pc.any(pc.match_substring_regex(text, "[xX+ ]")).as_py():
+        raise pa.ArrowInvalid("not a plain integer")
+    return pc.fill_null(text.cast(pa.int64()), 0).to_numpy(zero_copy_only=False)
 
 
 def _numpy(array: pa.Array) -> np.ndarray:

@@ -87,9 +87,7 @@ def _open_arrays(name: str, part: str, batch_size: int, split: str, seed: int) -
         # On the time split the order of time is the point; on the random one it would make the
         # last weeks' articles weigh most.
         is_shuffled = part == "train" and split == "random"
-        return GloboReader(
-            name, split=split, shuffle_seed=seed if is_shuffled else None, **options
-        )
+        return GloboReader(name, split=split, shuffle_seed=seed if is_shuffled else None, **options)
     from slipstream_tf.inputs.readers.frappe import FrappeReader
 
     shuffle_seed = seed if part == "train" else None

@@ -6,9 +6,9 @@ the fast way is not sure about go through the exact one, which alone decides wha
 
 from __future__ import annotations
 
-import dataclasses
 import gzip
 import os
+import zlib
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
@@ -19,37 +19,12 @@ import tensorflow as tf
 
 from slipstream_tf.errors import require_choice, require_integer
 from slipstream_tf.inputs.bad_lines import BadLines
+from slipstream_tf.inputs.readers.rows import Rows, first_inputs, in_batches, is_in_part
 from slipstream_tf.inputs.spec import PARTS, DataSpec
 
 BLOCK_BYTES = 4 << 20
-# Of ten consecutive runs of this many data lines, nine are for training and one is for testing.
-PART_RUN = 100
-PART_PERIOD = 10
-
-
-@dataclasses.dataclass
-class Rows:
-    """Parsed lines: label float32 [n], dense float32 [n, num_dense], keys int64 [n, fields]."""
-
-    label: np.ndarray
-    dense: np.ndarray
-    keys: np.ndarray
-
-    def __len__(self) -> int:
-        return len(self.label)
-
-    def take(self, index: Any) -> Rows:
-        """Returns the rows at `index` (a slice, a mask or positions)."""
-        return Rows(self.label[index], self.dense[index], self.keys[index])
-
-
-def concatenate(parts: Sequence[Rows]) -> Rows:
-    """Joins rows in order."""
-    return Rows(
-        np.concatenate([p.label for p in parts]),
-        np.concatenate([p.dense for p in parts]),
-        np.concatenate([p.keys for p in parts]),
-    )
+# A longer line is malformed, and is not kept: a file without line ends must not fill the memory.
+MAX_LINE_BYTES = 1 << 20
 
 
 class LineFormat(Protocol):
@@ -95,12 +70,12 @@ def _blocks(path: str) -> Iterator[list[bytes]]:
         while True:
             try:
                 data = file.read(BLOCK_BYTES)
-            except (EOFError, gzip.BadGzipFile) as error:
+            except (EOFError, gzip.BadGzipFile, zlib.error) as error:
                 raise ValueError(f"{path}: damaged after line {lines}: {error}") from error
             if not data:
                 break
             block = (rest + data).split(b"\n")
-            rest = block.pop()
+            rest = block.pop()[: MAX_LINE_BYTES + 1]
             lines += len(block)
             if block:
                 yield block
@@ -170,18 +145,12 @@ class TextReader:
             ValueError: a compressed file is damaged, or a file's header is another.
         """
         self.bad_lines.reset()
-        left = self._max_inputs
-        for path in self._paths:
-            for rows in self._file_rows(path):
-                if left is not None:
-                    rows = rows.take(slice(left))
-                    left -= len(rows)
-                if len(rows):
-                    yield rows
-                if left == 0:
-                    self.bad_lines.report()
-                    return
-        self.bad_lines.report()
+        every = (rows for path in self._paths for rows in self._file_rows(path))
+        try:
+            yield from first_inputs(every, self._max_inputs)
+        finally:
+            # Also where the reading stops early, by choice or at damaged data.
+            self.bad_lines.report()
 
     def _file_rows(self, path: str) -> Iterator[Rows]:
         header = self._format.header
@@ -200,9 +169,7 @@ class TextReader:
                 first_line = 2
             numbers = np.arange(first_line, first_line + len(lines))
             if self._part is not None:
-                run = (np.arange(index, index + len(lines)) // PART_RUN) % PART_PERIOD
-                wanted = (run == PART_PERIOD - 1) == (self._part == "test")
-                chosen = np.flatnonzero(wanted)
+                chosen = np.flatnonzero(is_in_part(index, len(lines), self._part))
                 numbers = numbers[chosen]
                 wanted_lines = [lines[i] for i in chosen]
             else:
@@ -217,7 +184,13 @@ class TextReader:
         delimiter = self._format.delimiter.encode()
         # A carriage return inside a line would be a line end to the fast parser.
         is_regular = np.array(
-            [line.count(delimiter) == separators and b"\r" not in line for line in lines], bool
+            [
+                line.count(delimiter) == separators
+                and b"\r" not in line
+                and len(line) <= MAX_LINE_BYTES
+                for line in lines
+            ],
+            bool,
         )
         regular = np.flatnonzero(is_regular)
         rows, is_sure = self._parse_fast([lines[i] for i in regular])
@@ -244,6 +217,8 @@ class TextReader:
         return result.take(is_good)
 
     def _parse_exactly(self, line: bytes) -> tuple[float, list[float], list[int]]:
+        if len(line) > MAX_LINE_BYTES:
+            raise ValueError(f"more than {MAX_LINE_BYTES} bytes; allowed: so many at most")
         columns = line.split(self._format.delimiter.encode())
         if len(columns) != self._format.num_columns:
             raise ValueError(
@@ -297,27 +272,8 @@ class TextReader:
         )
 
     def _batches(self) -> Iterator[Any]:
-        waiting: list[Rows] = []
-        count = 0
-        for rows in self.rows():
-            waiting.append(rows)
-            count += len(rows)
-            if count < self._batch_size:
-                continue
-            joined = concatenate(waiting)
-            full = count // self._batch_size * self._batch_size
-            for begin in range(0, full, self._batch_size):
-                yield self._element(joined.take(slice(begin, begin + self._batch_size)))
-            waiting = [joined.take(slice(full, None))]
-            count -= full
-        if count and not self._drop_remainder:
-            yield self._element(concatenate(waiting))
-
-    def _element(self, rows: Rows) -> Any:
-        features = {"keys": rows.keys}
-        if self._format.num_dense:
-            features["dense"] = rows.dense
-        return features, rows.label
+        for rows in in_batches(self.rows(), self._batch_size, self._drop_remainder):
+            yield rows.element()
 
 
 def _one_chunk(column: pa.ChunkedArray) -> pa.Array:
