@@ -18,10 +18,11 @@ import pyarrow.compute as pc
 from slipstream_tf.inputs.readers.hashing import parse_hex
 from slipstream_tf.inputs.readers.rows import Rows
 from slipstream_tf.inputs.readers.text import TextReader
-from slipstream_tf.inputs.spec import MISSING_DENSE, MISSING_KEY
+from slipstream_tf.inputs.spec import MISSING_KEY
 
 NUM_DENSE = 13
 NUM_FIELDS = 26
+MISSING_DENSE = -2.0
 
 _INTEGER = re.compile(rb"-?[0-9]{1,18}")
 _HEX = re.compile(rb"[0-9a-fA-F]{1,15}")
