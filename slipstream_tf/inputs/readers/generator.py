@@ -1,0 +1,238 @@
+"""Inputs drawn from a made-up law, shaped like Criteo's: skewed numbers, Zipf keys, clicks.
+
+Nothing is stored: block b of a part is drawn from the seed (seed, part, b), so a stream of any
+length takes no memory, is the same in every run and does not depend on the batch size. The parts
+are different streams of one law. AUC on these inputs says nothing about real clicks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from slipstream_tf.errors import invalid, require_choice, require_integer, require_number
+from slipstream_tf.inputs.bad_lines import BadLines
+from slipstream_tf.inputs.readers.rows import Rows, in_batches
+from slipstream_tf.inputs.spec import PARTS, DataSpec
+
+CLICK_RATE = 0.25
+SMALLEST_CARDINALITY, LARGEST_CARDINALITY = 10, 100_000
+BLOCK_INPUTS = 8192
+# Standard deviation of the logit: with 2.0 the hidden law itself has an AUC of about 0.84.
+_SIGNAL = 2.0
+# How much pairs of fields and the numbers matter, beside the keys by themselves.
+_PAIR_WEIGHT, _DENSE_WEIGHT = 1.0, 0.25
+# Streams of random numbers beside those of the parts, which are 0 and 1.
+_LAW_STREAM, _CALIBRATION_STREAM = 2, 3
+_LATENT_BITS = 21
+_LARGEST_KEY = 1 << 62
+
+
+def default_cardinalities(fields: int) -> tuple[int, ...]:
+    """Returns `fields` cardinalities from 10 to 100,000, small and large ones in turn."""
+    sizes = np.geomspace(SMALLEST_CARDINALITY, LARGEST_CARDINALITY, fields).astype(int).tolist()
+    return tuple(sizes[i // 2 if i % 2 == 0 else -1 - i // 2] for i in range(fields))
+
+
+def zipf_ranks(uniform: np.ndarray, cardinalities: np.ndarray, exponent: float) -> np.ndarray:
+    """Maps uniform numbers to ranks of a discretised Zipf law by its inverse distribution.
+
+    Args:
+        uniform: float64 [n, fields] in [0, 1).
+        cardinalities: float64 [fields].
+        exponent: s > 0; rank r (from 0) has the mass of x**-s between r + 1 and r + 2.
+
+    Returns:
+        int64 [n, fields], each in [0, its field's cardinality).
+    """
+    last = cardinalities + 1.0
+    power = 1.0 - exponent
+    if abs(power) < 1e-6:
+        place = np.exp(uniform * np.log(last))
+    else:
+        place = (1.0 + uniform * (last**power - 1.0)) ** (1.0 / power)
+    return np.clip(place, 1.0, cardinalities).astype(np.int64) - 1
+
+
+def _mix(values: np.ndarray) -> np.ndarray:
+    """Scrambles uint64 values: the finaliser of SplitMix64."""
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return values ^ (values >> np.uint64(31))
+
+
+class _Law:
+    """How inputs and their clicks are drawn: keys, numbers, and the hidden model of the label."""
+
+    def __init__(
+        self, cardinalities: Sequence[int], num_dense: int, zipf: float, drift: float, seed: int
+    ):
+        self._cardinalities = np.array(cardinalities, np.int64)
+        self._zipf, self._drift = zipf, drift
+        law = np.random.default_rng([seed, _LAW_STREAM])
+        self._salts = law.integers(0, 1 << 63, len(cardinalities), dtype=np.uint64)
+        self._dense_center = law.uniform(-1.0, 3.0, num_dense)
+        self._dense_weights = law.choice([-1.0, 1.0], num_dense) * _DENSE_WEIGHT
+        # The logit is scaled and shifted so that every seed gives the same difficulty.
+        self._mean, self._scale, self._intercept = 0.0, 1.0, 0.0
+        sample = self.draw(np.random.default_rng([seed, _CALIBRATION_STREAM]), 2 * BLOCK_INPUTS)
+        raw = self.logits(sample[0], sample[1])
+        self._mean, self._scale = float(raw.mean()), _SIGNAL / max(float(raw.std()), 1e-9)
+        self._intercept = _find_intercept((raw - self._mean) * self._scale)
+
+    def draw(
+        self, generator: np.random.Generator, count: int, progress: Any = 0.0
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Draws keys int64 [count, fields] and dense float32 [count, num_dense].
+
+        Args:
+            generator: of random numbers.
+            count: inputs.
+            progress: how far the popularity has drifted, 0 to 1: a number or [count, 1].
+        """
+        uniform = generator.random((count, len(self._cardinalities)))
+        keys = zipf_ranks(uniform, self._cardinalities.astype(float), self._zipf)
+        if self._drift:
+            moved = (self._drift * progress * self._cardinalities).astype(np.int64)
+            keys = (keys + moved) % self._cardinalities
+        normal = generator.standard_normal((count, len(self._dense_center)), np.float32)
+        dense = np.log1p(np.exp(normal + self._dense_center.astype(np.float32)))
+        return keys, dense
+
+    def logits(self, keys: np.ndarray, dense: np.ndarray) -> np.ndarray:
+        """Returns the log odds of a click, float64 [n].
+
+        A key has a weight and a point in the plane, all of them from its hash; the points of
+        neighbouring fields are multiplied, so that pairs of fields matter.
+        """
+        hashed = _mix(keys.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) + self._salts)
+        weight, x, y = (_latent(hashed, place) for place in range(3))
+        raw = weight.sum(axis=1, dtype=np.float64)
+        pairs = x[:, :-1] * x[:, 1:] + y[:, :-1] * y[:, 1:]
+        raw += _PAIR_WEIGHT * pairs.sum(axis=1, dtype=np.float64)
+        raw += dense @ self._dense_weights
+        return (raw - self._mean) * self._scale + self._intercept
+
+
+def _latent(hashed: np.ndarray, place: int) -> np.ndarray:
+    """Bits of a hash as float32 in [-1, 1)."""
+    bits = (hashed >> np.uint64(place * _LATENT_BITS)) & np.uint64((1 << _LATENT_BITS) - 1)
+    return bits.astype(np.float32) * np.float32(2.0 / (1 << _LATENT_BITS)) - np.float32(1.0)
+
+
+def _find_intercept(logits: np.ndarray) -> float:
+    """Bisects for the shift that makes the mean click probability `CLICK_RATE`."""
+    low, high = -30.0, 30.0
+    for _ in range(40):
+        middle = (low + high) / 2
+        if (1.0 / (1.0 + np.exp(-(logits + middle)))).mean() < CLICK_RATE:
+            low = middle
+        else:
+            high = middle
+    return (low + high) / 2
+
+
+class GeneratedReader:
+    """Draws one part of a generated data set, in batches.
+
+    The keys of a field are 0 .. cardinality - 1, the most popular first. About a quarter of the
+    labels is 1.
+    """
+
+    def __init__(
+        self,
+        num_inputs: int,
+        part: str,
+        batch_size: int,
+        *,
+        seed: int = 0,
+        fields: int = 26,
+        dense: int = 13,
+        cardinalities: Sequence[int] | None = None,
+        zipf: float = 1.05,
+        drift: float = 0.0,
+        drop_remainder: bool = False,
+    ):
+        """Draws the law, not the inputs.
+
+        Args:
+            num_inputs: inputs of this part.
+            part: "train" or "test".
+            batch_size: inputs of a batch.
+            seed: of the law and of the inputs.
+            fields: categorical fields, at least 1.
+            dense: numbers per input; each is log1p of a log-normal one, so above 0.
+            cardinalities: keys per field, [fields]; None: 10 to 100,000.
+            zipf: exponent of the keys' popularity; larger is more skewed.
+            drift: share of its field's keys by which the ranking of popularity moves on from the
+                first to the last training input; the test part has the ranking of the end. With a
+                drift, training inputs depend on `num_inputs`.
+            drop_remainder: leave out a last batch that is not full.
+
+        Raises:
+            ValueError: an argument is out of its range.
+        """
+        place = "GeneratedReader"
+        require_integer("num_inputs", num_inputs, 1, None, place)
+        require_choice("part", part, PARTS, place)
+        require_integer("batch_size", batch_size, 1, None, place)
+        require_integer("seed", seed, 0, None, place)
+        require_integer("fields", fields, 1, None, place)
+        require_integer("dense", dense, 0, None, place)
+        require_number("zipf", zipf, 0.0, 10.0, place, open_minimum=True)
+        require_number("drift", drift, 0.0, 1.0, place)
+        sizes = default_cardinalities(fields) if cardinalities is None else tuple(cardinalities)
+        if len(sizes) != fields:
+            raise invalid("cardinalities", sizes, place, f"one integer for each of {fields} fields")
+        for size in sizes:
+            require_integer("cardinalities", size, 1, _LARGEST_KEY // fields, place)
+        names = tuple(f"c{i}" for i in range(1, fields + 1))
+        by_name = dict(zip(names, sizes, strict=True))
+        self.spec = DataSpec("generated", names, dense, num_inputs, by_name)
+        self.bad_lines = BadLines()
+        self._law = _Law(sizes, dense, zipf, drift, seed)
+        self._num_inputs, self._part, self._seed = num_inputs, part, seed
+        self._batch_size, self._drop_remainder = batch_size, drop_remainder
+
+    def dataset(self) -> tf.data.Dataset:
+        """Returns the batches; each iteration draws the same ones."""
+        batch = self._batch_size if self._drop_remainder else None
+        features = {"keys": tf.TensorSpec([batch, len(self.spec.fields)], tf.int64)}
+        if self.spec.num_dense:
+            features["dense"] = tf.TensorSpec([batch, self.spec.num_dense], tf.float32)
+        return tf.data.Dataset.from_generator(
+            self._batches, output_signature=(features, tf.TensorSpec([batch], tf.float32))
+        )
+
+    def click_logits(self, keys: np.ndarray, dense: np.ndarray) -> np.ndarray:
+        """Returns the hidden law's log odds of a click: the best that a model can do.
+
+        Args:
+            keys: int64 [n, fields] of this reader.
+            dense: float32 [n, num_dense] of this reader.
+
+        Returns:
+            float64 [n].
+        """
+        return self._law.logits(keys, dense)
+
+    def _block(self, index: int) -> Rows:
+        begin = index * BLOCK_INPUTS
+        generator = np.random.default_rng([self._seed, PARTS.index(self._part), index])
+        progress: Any = 1.0
+        if self._part == "train":
+            places = np.arange(begin, begin + BLOCK_INPUTS) / self._num_inputs
+            progress = np.minimum(places, 1.0)[:, None]
+        keys, dense = self._law.draw(generator, BLOCK_INPUTS, progress)
+        chance = 1.0 / (1.0 + np.exp(-self._law.logits(keys, dense)))
+        label = (generator.random(BLOCK_INPUTS) < chance).astype(np.float32)
+        end = min(BLOCK_INPUTS, self._num_inputs - begin)
+        return Rows(label[:end], dense[:end], keys[:end])
+
+    def _batches(self) -> Iterator[Any]:
+        blocks = (self._block(i) for i in range(-(-self._num_inputs // BLOCK_INPUTS)))
+        for batch in in_batches(blocks, self._batch_size, self._drop_remainder):
+            yield batch.element()

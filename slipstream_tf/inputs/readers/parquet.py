@@ -1,0 +1,296 @@
+"""Parquet files or folders of them, streamed: named columns of label, numbers and keys.
+
+Key columns hold integers or text; text is hashed (`hashing.hash_strings`). A column of lists makes
+the keys a dictionary by field, with a RaggedTensor for each such column.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as pa_dataset
+import tensorflow as tf
+
+from slipstream_tf.errors import invalid, require_choice, require_integer, require_number
+from slipstream_tf.inputs.bad_lines import BadLines
+from slipstream_tf.inputs.readers.hashing import hash_strings
+from slipstream_tf.inputs.spec import MISSING_KEY, PARTS, DataSpec
+
+# Of ten consecutive runs of this many rows, nine are for training and one is for testing.
+PART_RUN = 1000
+PART_PERIOD = 10
+ROWS_AT_ONCE = 32_768
+
+
+class ParquetReader:
+    """Reads Parquet files in batches, whatever their size.
+
+    The files of a folder, at any depth, are read in the order of their paths. Rows are counted
+    over all of them: row i (from 0) is of the test part if i // 1000 % 10 == 9, else of the train
+    part. Rows that cannot be used are left out and counted in `bad_lines`, with the number of the
+    row in its file, from 1, as the line: a label that is missing or not within 0 to 1, or a number
+    that is infinite.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        batch_size: int,
+        *,
+        label: str,
+        keys: Sequence[str],
+        dense: Sequence[str] = (),
+        part: str | None = None,
+        missing_dense: float = -1.0,
+        strict: bool = False,
+        drop_remainder: bool = False,
+        max_inputs: int | None = None,
+    ):
+        """Reads the names and types of the columns.
+
+        Args:
+            path: a file, or a folder of files with the same columns.
+            batch_size: inputs of a batch.
+            label: column of the label, a number from 0 to 1 or a boolean.
+            keys: columns of the categorical fields: integers, booleans, text or lists of them.
+                A missing value, also one in a list, becomes MISSING_KEY; a missing list becomes a
+                list of one MISSING_KEY, which an empty list is not. Integers -1 and -2 mean
+                padding and missing.
+            dense: columns of numbers, used as they are.
+            part: "train", "test" or None for all rows.
+            missing_dense: what a missing number (null or NaN) becomes.
+            strict: make the first row that cannot be used an error instead of leaving it out.
+            drop_remainder: leave out a last batch that is not full.
+            max_inputs: stop after so many inputs, or None.
+
+        Raises:
+            FileNotFoundError: there is no such file, or the folder has none.
+            ValueError: it is no Parquet file, a column is missing or of a type that is not read,
+                or another argument is out of its range.
+        """
+        place = "ParquetReader"
+        require_integer("batch_size", batch_size, 1, None, place)
+        if part is not None:
+            require_choice("part", part, PARTS, place)
+        require_number("missing_dense", missing_dense, place=place)
+        if max_inputs is not None:
+            require_integer("max_inputs", max_inputs, 1, None, place)
+        for argument, names in (("keys", keys), ("dense", dense)):
+            if isinstance(names, str):
+                raise invalid(argument, names, place, "a sequence of column names")
+        if not keys:
+            raise invalid("keys", keys, place, "one column name or more")
+        self._label, self._keys, self._dense = label, tuple(keys), tuple(dense)
+        self._columns = (label, *self._dense, *self._keys)
+        for name in self._columns:
+            if self._columns.count(name) > 1:
+                raise invalid("keys", name, place, "each column once, as label, dense or key")
+        self._path = os.fspath(path)
+        if not os.path.exists(self._path):
+            raise FileNotFoundError(f"No data file or folder {self._path!r}.")
+        self._data = pa_dataset.dataset(self._path, format="parquet")
+        if not self._data.files:
+            raise FileNotFoundError(f"No Parquet files in {self._path!r}.")
+        self._require_columns(self._path, self._data.schema)
+        self._check_types()
+        self._lists = {name for name in self._keys if _is_list(self._type(name))}
+        self._batch_size = batch_size
+        self._part = part
+        self._missing_dense = np.float32(missing_dense)
+        self._drop_remainder = drop_remainder
+        self._max_inputs = max_inputs
+        self.bad_lines = BadLines(strict)
+
+    @property
+    def spec(self) -> DataSpec:
+        """What the batches hold; the number of inputs is not known without reading."""
+        return DataSpec("parquet", self._keys, len(self._dense))
+
+    def dataset(self) -> tf.data.Dataset:
+        """Returns the batches; each iteration reads the files anew."""
+        batch = self._batch_size if self._drop_remainder else None
+        splits = None if batch is None else batch + 1
+        keys: Any = tf.TensorSpec([batch, len(self._keys)], tf.int64)
+        if self._lists:
+            keys = {name: tf.TensorSpec([batch], tf.int64) for name in self._keys}
+            for name in self._lists:
+                keys[name] = (tf.TensorSpec([None], tf.int64), tf.TensorSpec([splits], tf.int64))
+        features = {"keys": keys}
+        if self._dense:
+            features["dense"] = tf.TensorSpec([batch, len(self._dense)], tf.float32)
+        batches = tf.data.Dataset.from_generator(
+            self._batches, output_signature=(features, tf.TensorSpec([batch], tf.float32))
+        )
+        # A RaggedTensor made here, in the graph, is many times cheaper than one made in Python.
+        return batches.map(self._with_ragged) if self._lists else batches
+
+    def _with_ragged(self, features: Any, label: tf.Tensor) -> Any:
+        keys = dict(features["keys"])
+        for name in self._lists:
+            keys[name] = tf.RaggedTensor.from_row_splits(*keys[name], validate=False)
+        return {**features, "keys": keys}, label
+
+    def _type(self, name: str) -> pa.DataType:
+        return self._data.schema.field(name).type
+
+    def _require_columns(self, path: str, schema: pa.Schema) -> None:
+        for name in self._columns:
+            if schema.names.count(name) != 1:
+                number = schema.names.count(name) or "no"
+                raise ValueError(
+                    f"{path}: {number} column {name!r}. It has the columns {schema.names}."
+                )
+
+    def _check_types(self) -> None:
+        for name in (self._label, *self._dense):
+            if not _is_number(self._type(name)):
+                raise ValueError(
+                    f"{self._path}: column {name!r} is of type {self._type(name)}. Allowed for "
+                    "labels and dense columns: integers, floating-point numbers, booleans."
+                )
+        for name in self._keys:
+            kind = self._type(name)
+            if not _is_key(kind.value_type if _is_list(kind) else kind):
+                raise ValueError(
+                    f"{self._path}: column {name!r} is of type {kind}. Allowed for keys: integers, "
+                    "booleans, text, bytes, or lists of them."
+                )
+
+    def _rows(self) -> Iterator[pa.Table]:
+        """Yields the usable rows of the part in order, some thousands at a time."""
+        self.bad_lines.reset()
+        first, left = 0, self._max_inputs
+        for fragment in sorted(self._data.get_fragments(), key=lambda fragment: fragment.path):
+            self._require_columns(fragment.path, fragment.physical_schema)
+            begin = first
+            for batch in fragment.to_batches(
+                schema=self._data.schema,
+                columns=list(self._columns),
+                batch_size=ROWS_AT_ONCE,
+                batch_readahead=2,
+                fragment_readahead=1,
+            ):
+                table = pa.Table.from_batches([batch])
+                table = self._usable(table, np.arange(first, first + len(table)), fragment, begin)
+                first += len(batch)
+                table = table.slice(0, left)
+                left = None if left is None else left - len(table)
+                if len(table):
+                    yield table
+                if left == 0:
+                    self.bad_lines.report()
+                    return
+        self.bad_lines.report()
+
+    def _usable(self, table: pa.Table, rows: np.ndarray, fragment: Any, begin: int) -> pa.Table:
+        if self._part is not None:
+            is_test = rows // PART_RUN % PART_PERIOD == PART_PERIOD - 1
+            is_wanted = is_test == (self._part == "test")
+            table, rows = table.filter(pa.array(is_wanted)), rows[is_wanted]
+        label = _numbers(table[self._label], np.nan)
+        is_good = (label >= 0) & (label <= 1)
+        reasons = [(self._label, label, ~is_good, "allowed: a number from 0 to 1")]
+        for name in self._dense:
+            value = _numbers(table[name], 0.0)
+            reasons.append((name, value, np.isinf(value), "allowed: a finite number or none"))
+            is_good &= np.isfinite(value) | np.isnan(value)
+        for i in np.flatnonzero(~is_good):
+            name, value, _, allowed = next(reason for reason in reasons if reason[2][i])
+            text = f"{name} {table[name][int(i)].as_py()}; {allowed}"
+            self.bad_lines.add(fragment.path, int(rows[i]) - begin + 1, text)
+        return table if is_good.all() else table.filter(pa.array(is_good))
+
+    def _batches(self) -> Iterator[Any]:
+        size = self._batch_size
+        waiting: pa.Table | None = None
+        for table in self._rows():
+            waiting = table if waiting is None else pa.concat_tables([waiting, table])
+            full = len(waiting) // size * size
+            if full:
+                yield from self._elements(waiting.slice(0, full))
+                waiting = waiting.slice(full)
+        if waiting is not None and len(waiting) and not self._drop_remainder:
+            yield from self._elements(waiting)
+
+    def _elements(self, table: pa.Table) -> Iterator[Any]:
+        label = _numbers(table[self._label], np.nan)
+        dense = np.empty((len(table), len(self._dense)), np.float32)
+        for place, name in enumerate(self._dense):
+            values = _numbers(table[name], np.nan)
+            dense[:, place] = np.where(np.isnan(values), self._missing_dense, values)
+        columns = {name: _keys(table[name]) for name in self._keys if name not in self._lists}
+        lists = {name: _list_keys(table[name]) for name in self._lists}
+        matrix = None if lists else np.stack([columns[name] for name in self._keys], axis=1)
+        for begin in range(0, len(table), self._batch_size):
+            rows = slice(begin, begin + self._batch_size)
+            keys: Any
+            if matrix is not None:
+                keys = matrix[rows]
+            else:
+                keys = {name: values[rows] for name, values in columns.items()}
+                for name, (values, splits) in lists.items():
+                    part = splits[begin : begin + self._batch_size + 1]
+                    keys[name] = (values[part[0] : part[-1]], part - part[0])
+            features = {"keys": keys}
+            if self._dense:
+                features["dense"] = dense[rows]
+            yield features, label[rows]
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    types = pa.types
+    return types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    return pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    types = pa.types
+    is_string = types.is_string(kind) or types.is_large_string(kind)
+    return is_string or types.is_binary(kind) or types.is_large_binary(kind)
+
+
+def _is_key(kind: pa.DataType) -> bool:
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    return pa.types.is_integer(kind) or pa.types.is_boolean(kind) or _is_text(kind)
+
+
+def _numbers(column: pa.ChunkedArray, null: float) -> np.ndarray:
+    """A column of numbers as float32 [n], nulls replaced; too large ones become infinite."""
+    values = column.cast(pa.float64(), safe=False)
+    filled = pc.fill_null(values, pa.scalar(null, pa.float64())).to_numpy()
+    with np.errstate(over="ignore"):
+        return filled.astype(np.float32)
+
+
+def _keys(column: Any) -> np.ndarray:
+    """Integers or text as keys int64 [n]."""
+    if pa.types.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
+    if _is_text(column.type):
+        return hash_strings(column)
+    # Unsigned integers above 2**63 wrap around: they stay distinct.
+    values = pc.fill_null(column.cast(pa.int64(), safe=False), MISSING_KEY)
+    if isinstance(values, pa.ChunkedArray):
+        return values.to_numpy()
+    return values.to_numpy(zero_copy_only=False)
+
+
+def _list_keys(column: pa.ChunkedArray) -> tuple[np.ndarray, np.ndarray]:
+    """Lists as (keys int64 [total], row_splits int64 [n + 1])."""
+    lengths = pc.list_value_length(column).cast(pa.int64())
+    is_missing = np.asarray(pc.is_null(column).to_numpy(), bool)
+    counts = pc.fill_null(lengths, 0).to_numpy()
+    values = _keys(pc.list_flatten(column))
+    places = (np.cumsum(counts) - counts)[is_missing]
+    values = np.insert(values, places, MISSING_KEY)
+    splits = np.concatenate([[0], np.cumsum(np.where(is_missing, 1, counts))]).astype(np.int64)
+    return values, splits
