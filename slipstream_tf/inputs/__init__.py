@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from slipstream_tf.inputs.bad_lines import BadLineError, BadLines
-from slipstream_tf.inputs.spec import MISSING_DENSE, MISSING_KEY, DataSpec, Reader
+from slipstream_tf.inputs.spec import MISSING_KEY, DataSpec, Reader
 
-__all__ = ["MISSING_DENSE", "MISSING_KEY", "BadLineError", "BadLines", "DataSpec", "Reader"]
+__all__ = ["MISSING_KEY", "BadLineError", "BadLines", "DataSpec", "Reader"]

@@ -8,7 +8,6 @@ float32 [batch, num_dense] if there are dense columns, label float32 [batch].
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from typing import Protocol
 
 import tensorflow as tf
@@ -17,9 +16,6 @@ from slipstream_tf.inputs.bad_lines import BadLines
 
 MISSING_KEY = -2
 """The key of a missing categorical value; -1 is the padding of bags, and other keys are values."""
-
-MISSING_DENSE = -2.0
-"""Value of a missing dense number: Criteo's transformed counts never have it, 0 least of all."""
 
 PARTS = ("train", "test")
 
@@ -33,14 +29,12 @@ class DataSpec:
         fields: names of the categorical fields, in the order of the key columns.
         num_dense: dense columns.
         num_inputs: inputs of the part that is read, or None if only reading it would tell.
-        cardinalities: keys by field, where known: they are 0 .. cardinality - 1.
     """
 
     name: str
     fields: tuple[str, ...]
     num_dense: int = 0
     num_inputs: int | None = None
-    cardinalities: Mapping[str, int] | None = None
 
 
 class Reader(Protocol):
