@@ -92,7 +92,7 @@ class ArrayReader:
             label = _take(self._label, rows).astype(np.float32)
             dense = None if self._dense is None else _take(self._dense, rows).astype(np.float32)
             for i in range(0, len(label), size):
-                features = {"keys": keys[i : i + size]}
+                features: dict[str, Any] = {"keys": keys[i : i + size]}
                 if dense is not None:
                     features["dense"] = dense[i : i + size]
                 yield features, label[i : i + size]
