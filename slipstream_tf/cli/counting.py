@@ -42,7 +42,8 @@ def counted(dataset: tf.data.Dataset, counter: tf.Variable) -> tf.data.Dataset:
 
 
 def _size(batch: Any) -> tf.Tensor:
-    return tf.shape(tf.nest.flatten(batch)[0], out_type=tf.int64)[0]
+    _, label = batch
+    return tf.shape(label, out_type=tf.int64)[0]
 
 
 class InputCount(keras.metrics.Metric):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import os
 import time
@@ -9,20 +10,38 @@ from typing import TYPE_CHECKING, Any
 
 from slipstream_tf.cli.flag_set import UsageError
 from slipstream_tf.cli.quiet import import_tensorflow
-from slipstream_tf.cli.settings import Settings
 
 if TYPE_CHECKING:
-    from slipstream_tf.cli.session import Parts
+    from slipstream_tf.cli.settings import Settings
+    from slipstream_tf.inputs.spec import Reader
 
-GENERATED = "generated"
-_MOVIELENS_FILE = "ml-1m.zip"
+GENERATED, MOVIELENS, PARQUET = "generated", "movielens", "parquet"
 _DEFAULT_GENERATED, _LEAST_GENERATED = 400_000, 100
+# Text and Parquet readers take one in ten runs of lines for the test part; so do generated inputs.
+_TEST_SHARE = 0.1
 _SAMPLE_BYTES = 1 << 20
 DATA_HELP = (
-    "a file or folder: Criteo TSV (.tsv, .txt, .gz), Avazu CSV (.csv), globo or Frappe .npz, "
-    f"Parquet, MovieLens {_MOVIELENS_FILE}; or 'generated' or 'generated:COUNT', inputs drawn from "
-    "a fixed seed"
+    "Criteo TSV (.tsv, .txt, also .gz), Avazu CSV (.csv, also .gz), globo or Frappe .npz, Parquet "
+    "(.parquet or a folder; name its columns), MovieLens ml-1m.zip; or 'generated' or "
+    "'generated:COUNT', inputs drawn from a fixed law"
 )
+
+
+@dataclasses.dataclass(frozen=True)
+class Parts:
+    """The readers of a data set: see `slipstream_tf.inputs.spec.Reader`.
+
+    Attributes:
+        train: of the training part.
+        test: of the test part.
+        num_inputs: inputs of the training part, possibly an estimate; None if nothing is known.
+        seconds: time that opening them took.
+    """
+
+    train: Reader
+    test: Reader
+    num_inputs: int | None
+    seconds: float
 
 
 def name_of(data: str) -> str:
@@ -40,12 +59,15 @@ def name_of(data: str) -> str:
         raise UsageError(
             f"Invalid flag --data={data}: no such file or folder. Allowed: {DATA_HELP}."
         )
-    if os.path.basename(data) == _MOVIELENS_FILE:
-        return "movielens"
+    if os.path.basename(data) == "ml-1m.zip":
+        return MOVIELENS
+    if os.path.isdir(data) or data.endswith(".parquet"):
+        return PARQUET
     import_tensorflow()
     from slipstream_tf.inputs.readers import registry
 
     try:
+        # Readers of large files open nothing yet; those of small ones keep what they read.
         return registry.open_data(data, part="train", batch_size=1).spec.name
     except (ValueError, OSError) as error:
         raise UsageError(f"Invalid flag --data={data}: {error}") from None
@@ -63,45 +85,65 @@ def open_parts(settings: Settings) -> Parts:
     Raises:
         UsageError: the data cannot be opened.
     """
-    from slipstream_tf.cli.session import Parts
-
+    import_tensorflow()
     start = time.perf_counter()
     try:
         train, test = (_open(settings, part) for part in ("train", "test"))
+        num_inputs = train.spec.num_inputs
+        if num_inputs is None:
+            num_inputs = _estimated_inputs(settings.data)
     except (ValueError, OSError) as error:
         raise UsageError(f"Invalid flag --data={settings.data}: {error}") from None
-    num_inputs = train.spec.num_inputs
-    if num_inputs is None:
-        num_inputs = _estimated_inputs(settings.data)
     return Parts(train, test, num_inputs, time.perf_counter() - start)
 
 
-def _open(settings: Settings, part: str) -> Any:
+def _open(settings: Settings, part: str) -> Reader:
     data, batch_size = settings.data, settings.batch_size
-    count = _generated_count(data)
-    if count is not None:
-        from slipstream_tf.cli.generated import open_generated
+    name = name_of(data)
+    if name == GENERATED:
+        from slipstream_tf.inputs.readers.generator import GeneratedReader
 
-        return open_generated(count, part, batch_size, settings.seed)
-    if os.path.basename(data) == _MOVIELENS_FILE:
+        count = _generated_count(data) or _DEFAULT_GENERATED
+        # The inputs are always the same: a run's seed is that of its model.
+        return GeneratedReader(
+            count if part == "train" else math.ceil(count * _TEST_SHARE), part, batch_size
+        )
+    if name == MOVIELENS:
         from slipstream_tf.cli.movielens import open_movielens
 
         return open_movielens(data, part, batch_size, settings.seed)
+    if name == PARQUET:
+        from slipstream_tf.inputs.readers.parquet import ParquetReader
+
+        if settings.label_column is None or not settings.key_columns:
+            raise UsageError(
+                "Missing flags --label_column and --key_columns: Parquet data needs the names of "
+                "its columns."
+            )
+        return ParquetReader(
+            data,
+            batch_size,
+            label=settings.label_column,
+            keys=settings.key_columns,
+            dense=settings.dense_columns,
+            part=part,
+            strict=settings.strict,
+        )
     from slipstream_tf.inputs.readers import registry
 
-    options = {} if settings.split is None else {"split": settings.split}
+    options: dict[str, Any] = {} if settings.split is None else {"split": settings.split}
     return registry.open_data(
-        data, part=part, batch_size=batch_size, strict=settings.strict, **options
+        data, part=part, batch_size=batch_size, strict=settings.strict, seed=settings.seed, **options
     )
 
 
 def _generated_count(data: str) -> int | None:
-    """Inputs of "generated" or "generated:COUNT"; None for other data."""
-    if data != GENERATED and not data.startswith(GENERATED + ":"):
-        return None
-    text = data[len(GENERATED) + 1 :]
+    """Training inputs of "generated" or "generated:COUNT"; None for other data."""
     if data == GENERATED:
         return _DEFAULT_GENERATED
+    if not data.startswith(GENERATED + ":"):
+        return None
+    text = data[len(GENERATED) + 1 :]
     if not text.isdecimal() or int(text) < _LEAST_GENERATED:
         raise UsageError(
             f"Invalid flag --data={data}. Allowed: {GENERATED}:COUNT with an integer COUNT >= "
@@ -111,16 +153,21 @@ def _generated_count(data: str) -> int | None:
 
 
 def _estimated_inputs(path: str) -> int | None:
-    """Inputs of the training part of a text file, from its size and its first lines.
+    """Inputs of the training part, from the size and the first lines of a text file.
 
     An estimate is enough: it places the warm-up and the progress bar's end. None where the file is
-    compressed or more than one.
+    compressed.
     """
-    if not os.path.isfile(path) or path.endswith(".gz"):
+    if name_of(path) == PARQUET:
+        import pyarrow.dataset
+
+        rows = pyarrow.dataset.dataset(path, format="parquet").count_rows()
+        return math.ceil(rows * (1 - _TEST_SHARE))
+    if path.endswith(".gz"):
         return None
     with open(path, "rb") as file:
         sample = file.read(_SAMPLE_BYTES)
     lines = sample.count(b"\n")
     if not lines:
         return None
-    return math.ceil(os.path.getsize(path) * lines / len(sample) * 0.9)
+    return math.ceil(os.path.getsize(path) * lines / len(sample) * (1 - _TEST_SHARE))

@@ -31,7 +31,7 @@ from slipstream_tf.telemetry.run_record import write_json
 from slipstream_tf.telemetry.table import format_table, number, seconds
 
 RUNS = ("plain", "paper", "random", "stop")
-_QUICK_INPUTS = 60_000
+_QUICK_INPUTS = 30_000
 _HEADER = ("run", "test AUC", "log loss", "calibration", "inputs trained", "share", "seconds")
 
 
@@ -124,7 +124,7 @@ def comparison(records: Mapping[str, Mapping[str, Any]]) -> str:
 
 def _choose_data(values: Mapping[str, Any]) -> demo_data.Choice:
     if values["quick"] and values["data"] is None:
-        return demo_data.Choice("generated", "--quick: generated from a fixed seed")
+        return demo_data.Choice(f"generated:{_QUICK_INPUTS}", "--quick: generated from a fixed seed")
     return demo_data.choose(values["data"], downloads=not values["no_download"])
 
 

@@ -123,6 +123,18 @@ class Widths(_Parser):
         return widths
 
 
+class Names(_Parser):
+    """Names joined by commas."""
+
+    allowed = "names joined by ','"
+
+    def convert(self, argument: Any) -> tuple[str, ...]:
+        names = tuple(argument.split(",")) if isinstance(argument, str) else tuple(argument)
+        if not all(names):
+            raise ValueError
+        return names
+
+
 class Text(_Parser):
     """Any text but the empty one."""
 

@@ -55,11 +55,13 @@ class Preset:
 
 PRESETS: Mapping[str, Preset] = MappingProxyType(
     {
-        "globo": Preset(),
+        "globo": Preset(rows_init=0.01),
         "frappe": Preset(
-            dim=10,
-            mlp=(256, 128),
-            dropout=0.3,
+            model="dcn",
+            dim=20,
+            mlp=(400, 400),
+            dropout=0.5,
+            rows_init=0.01,
             batch_size=512,
             epochs=12,
             snapshot_interval=200,

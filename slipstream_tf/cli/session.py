@@ -5,7 +5,6 @@ In: `Settings` and the readers of both parts. Out: the content of metrics.json.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import re
 import warnings
@@ -17,6 +16,7 @@ import tensorflow as tf
 from slipstream_tf import _compat
 from slipstream_tf.cli.build import build_embeddings, build_model, saturation_config
 from slipstream_tf.cli.counting import BarCallback, counted, first_inputs
+from slipstream_tf.cli.data import Parts
 from slipstream_tf.cli.flag_set import RunError, UsageError
 from slipstream_tf.cli.settings import Settings
 from slipstream_tf.keras import Slipstream
@@ -25,23 +25,6 @@ from slipstream_tf.telemetry.progress import TrainingBar
 from slipstream_tf.telemetry.run_record import SCHEMA, PhaseClock, machine, versions
 
 keras = _compat.require_keras()
-
-
-@dataclasses.dataclass(frozen=True)
-class Parts:
-    """The readers of a data set: see `slipstream_tf.inputs.readers`.
-
-    Attributes:
-        train: of the training part.
-        test: of the test part.
-        num_inputs: inputs of the training part, possibly an estimate; None if nothing is known.
-        seconds: time that opening them took.
-    """
-
-    train: Any
-    test: Any
-    num_inputs: int | None
-    seconds: float
 
 
 def run(settings: Settings, parts: Parts, is_bar_shown: bool = True) -> dict[str, Any]:
@@ -99,7 +82,7 @@ def run(settings: Settings, parts: Parts, is_bar_shown: bool = True) -> dict[str
         "training": losses,
         "inputs": {**inputs, "bad_lines": parts.train.bad_lines.count, "planned": planned},
         "test_bad_lines": parts.test.bad_lines.count,
-        "row_lookups": inputs["trained"] * len(spec.fields),
+        "row_lookups": _row_lookups(parts.train, inputs["trained"]),
         "rows": {table.name: embeddings.store.size(table.name) for table in embeddings.tables},
         "seconds": {**clock.seconds, "total": sum(clock.seconds.values())},
         "windows": windows,
@@ -219,6 +202,14 @@ def _check_account(inputs: dict[str, int]) -> None:
             f"Inputs got lost: {inputs['seen']:,} came in, but {inputs['trained']:,} were trained "
             f"and {inputs['skipped']:,} skipped. No record is written. Please report this."
         )
+
+
+def _row_lookups(reader: Any, trained: int) -> int | None:
+    """Rows looked up in training; None where an input has bags of its own lengths."""
+    features, _ = reader.dataset().element_spec
+    if not isinstance(features["keys"], tf.TensorSpec):
+        return None
+    return trained * len(reader.spec.fields)
 
 
 def _title(settings: Settings) -> str:

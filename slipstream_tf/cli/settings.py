@@ -10,12 +10,13 @@ from typing import Any
 from slipstream_tf.cli.flag_set import UsageError
 from slipstream_tf.cli.presets import preset
 
+_COLUMNS = ("label_column", "key_columns", "dense_columns")
 # A control repeats a run; with other values of these, its numbers would compare different things.
 _MUST_MATCH = (
-    "data", "split", "max_inputs", "batch_size", "model", "dim", "bottom", "mlp",
+    "data", "split", *_COLUMNS, "max_inputs", "batch_size", "model", "dim", "bottom", "mlp",
     "cross_layers", "epochs", "store", "snapshot_interval", "warmup_steps",
 )  # fmt: skip
-_LAYERS = ("bottom", "mlp")
+_LISTS = ("bottom", "mlp", "key_columns", "dense_columns")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,6 +26,7 @@ class Settings:
     Attributes:
         data: path of the data, or the name of a generated set.
         split: which split of the globo task: "random" or "time"; None for other data.
+        label_column, key_columns, dense_columns: names of the columns of Parquet data.
         store: which embedding store.
         skip: "none" or "inputs".
         control: "none", "random" or "stop".
@@ -39,6 +41,9 @@ class Settings:
 
     data: str
     split: str | None
+    label_column: str | None
+    key_columns: tuple[str, ...]
+    dense_columns: tuple[str, ...]
     strict: bool
     model: str
     dim: int
@@ -113,10 +118,10 @@ def resolve(
     if matched is not None:
         merged.update(_controlled(values["control"], matched))
     merged["split"] = _split(merged["split"], "split" in given, data_name)
-    for name in _LAYERS:
-        merged[name] = tuple(merged[name])
+    for name in _LISTS:
+        merged[name] = tuple(merged[name] or ())
     settings = Settings(**merged)
-    _refuse_idle_flags(settings, given)
+    _refuse_idle_flags(settings, given, data_name)
     return settings
 
 
@@ -204,9 +209,11 @@ def _split(split: str | None, is_given: bool, data_name: str) -> str | None:
     return None
 
 
-def _refuse_idle_flags(settings: Settings, given: frozenset[str]) -> None:
+def _refuse_idle_flags(settings: Settings, given: frozenset[str], data_name: str) -> None:
     """A flag that would do nothing is an error, not a surprise."""
     idle: dict[str, str] = {}
+    if data_name != "parquet":
+        idle.update(dict.fromkeys(_COLUMNS, "Parquet data"))
     if settings.model == "dcn":
         idle["bottom"] = "--model=dlrm"
     else:

@@ -16,6 +16,7 @@ from slipstream_tf.cli.flag_set import (
     Choice,
     FlagSet,
     Integer,
+    Names,
     Number,
     Text,
     UsageError,
@@ -74,6 +75,9 @@ def make_flags() -> FlagSet:
     flags.group("Data and output")
     flags.add("data", Text(), None, data.DATA_HELP)
     flags.add("split", Choice(("random", "time")), None, "split of the globo task", "random")
+    flags.add("label_column", Text(), None, "column of the label, of Parquet data")
+    flags.add("key_columns", Names(), None, "columns of the keys, of Parquet data")
+    flags.add("dense_columns", Names(), None, "columns of numbers, of Parquet data")
     flags.add("max_inputs", Integer(1), None, "stop after this many inputs, over all epochs")
     flags.add_switch("strict", "a line that cannot be read ends the run, instead of being counted")
     flags.add("output", Text(), None, "folder for metrics.json; without it nothing is written")

@@ -10,12 +10,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow
+import pyarrow.parquet
 import pytest
 from slipstream_tf.cli import demo, demo_data, train
 from slipstream_tf.cli.flag_set import run_program
 from slipstream_tf.cli.verdict import verdict
 
-SMALL = ("--data=generated:20000", "--batch_size=256", "--dim=4", "--mlp=8", "--bottom=8")
+SMALL = ("--data=generated:18000", "--batch_size=256", "--dim=4", "--mlp=8", "--bottom=8")
 SKIPPING = ("--skip=inputs", "--alpha=0.6", "--target_skip=0.6", "--snapshot_interval=6")
 Train = Callable[..., dict[str, Any]]
 
@@ -67,7 +69,7 @@ def test_plain_run_writes_a_complete_record(
         "seen": 18_000, "trained": 18_000, "skipped": 0, "bad_lines": 0, "planned": 18_000,
     }  # fmt: skip
     assert record["row_lookups"] == 18_000 * 26
-    assert record["test"]["inputs"] == 2_000
+    assert record["test"]["inputs"] == 1_800
     assert 0.5 < record["test"]["auc"] < 1.0
     assert set(record["seconds"]) == {
         "reading", "training", "window_ends", "evaluation", "total",
@@ -112,7 +114,7 @@ def test_skipping_run_and_its_controls_account_for_every_input(run_train: Train)
 
 def test_epochs_limits_tracking_and_a_step_warmup(run_train: Train) -> None:
     record = run_train(
-        "--data=generated:2000", "--model=dcn", "--cross_layers=1", "--mlp=", "--dim=2",
+        "--data=generated:1800", "--model=dcn", "--cross_layers=1", "--mlp=", "--dim=2",
         "--epochs=3", "--max_inputs=5001", "--batch_size=500", "--track", "--warmup_steps=3",
         "--snapshot_interval=2", "--precision=mixed_bfloat16", "--rows_optimizer=rowwise_adagrad",
     )  # fmt: skip
@@ -147,6 +149,7 @@ def test_epochs_limits_tracking_and_a_step_warmup(run_train: Train) -> None:
         (("--data=generated", "--model=dcn", "--bottom=4"), ("--bottom", "--model=dlrm")),
         (("--data=generated", "--cross_layers=4"), ("--cross_layers", "--model=dcn")),
         (("--data=generated", "--skip=inputs", "--track"), ("--track", "--skip=none")),
+        (("--data=generated", "--key_columns=a"), ("--key_columns", "Parquet")),
         (("--data=generated", "--match=x"), ("--match=x", "--control=random")),
         (("--control=random",), ("--match", "metrics.json")),
         (("--control=stop", "--match=nowhere"), ("--match=nowhere", "No such file")),
@@ -204,17 +207,38 @@ def test_help_lists_every_flag_in_groups(capsys: pytest.CaptureFixture[str]) -> 
 
 
 @pytest.mark.parametrize(
-    ("name", "lines", "dim"), [("criteo_first10k.tsv", 10_000, 4), ("avazu_first9k.csv", 9_000, 4)]
+    ("name", "header_lines"), [("criteo_first10k.tsv", 0), ("avazu_first9k.csv", 1)]
 )
 def test_samples_go_through_training_without_a_line_lost(
-    name: str, lines: int, dim: int, run_train: Train
+    name: str, header_lines: int, run_train: Train
 ) -> None:
     path = sample(name)
-    record = run_train(f"--data={path}", "--strict", f"--dim={dim}", "--mlp=8", "--batch_size=256")
+    lines = len(path.read_bytes().splitlines()) - header_lines
+    assert lines > 8_000
+    record = run_train(f"--data={path}", "--strict", "--dim=4", "--mlp=8", "--batch_size=256")
     inputs = record["inputs"]
     assert inputs["trained"] == inputs["seen"] == inputs["trained"] + inputs["skipped"]
     assert inputs["bad_lines"] == record["test_bad_lines"] == 0
     assert inputs["seen"] + record["test"]["inputs"] == lines
+
+
+def test_parquet_columns_with_a_list(run_train: Train, tmp_path: Path) -> None:
+    rows = 10_000
+    table = {
+        "clicked": [i % 3 == 0 for i in range(rows)],
+        "user": [i % 50 for i in range(rows)],
+        "read": [[i % 7, i % 11][: i % 3] for i in range(rows)],
+        "age": [float(i % 80) for i in range(rows)],
+    }
+    pyarrow.parquet.write_table(pyarrow.table(table), tmp_path / "clicks.parquet")
+    record = run_train(
+        f"--data={tmp_path / 'clicks.parquet'}", "--label_column=clicked", "--dim=4", "--mlp=4",
+        "--key_columns=user,read", "--dense_columns=age", "--skip=inputs", "--batch_size=128",
+        "--max_inputs=3999", "--epochs=2", "--snapshot_interval=4",
+    )  # fmt: skip
+    assert record["inputs"]["seen"] == 3_999
+    assert record["rows"] == {"user": 50, "read": 11}
+    assert record["row_lookups"] is None
 
 
 def test_a_bad_line_is_counted_or_with_strict_ends_the_run(
