@@ -190,8 +190,8 @@ class GeneratedReader:
         for size in sizes:
             require_integer("cardinalities", size, 1, _LARGEST_KEY // fields, place)
         names = tuple(f"c{i}" for i in range(1, fields + 1))
-        by_name = dict(zip(names, sizes, strict=True))
-        self.spec = DataSpec("generated", names, dense, num_inputs, by_name)
+        self.spec = DataSpec("generated", names, dense, num_inputs)
+        self.cardinalities = sizes
         self.bad_lines = BadLines()
         self._law = _Law(sizes, dense, zipf, drift, seed)
         self._num_inputs, self._part, self._seed = num_inputs, part, seed
