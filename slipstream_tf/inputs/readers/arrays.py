@@ -45,17 +45,23 @@ class ArrayReader:
             drop_remainder: leave out a last batch that is not full.
 
         Raises:
-            ValueError: the arrays do not fit together or the batch size is below 1.
+            ValueError: the arrays do not fit together, keys are no integers, a label or
+                a dense number is not finite, or the batch size is below 1.
         """
         require_integer("batch_size", batch_size, 1)
-        if keys.shape != (len(label), len(spec.fields)) or (
-            (dense.shape if dense is not None else (len(label), 0)) != (len(label), spec.num_dense)
-        ):
+        count = label.shape[0] if label.ndim == 1 else -1
+        dense_shape = (count, 0) if dense is None else dense.shape
+        if keys.shape != (count, len(spec.fields)) or dense_shape != (count, spec.num_dense):
             raise ValueError(
                 f"Arrays of {spec.name!r} do not fit: keys {keys.shape}, label {label.shape}, "
                 f"dense {None if dense is None else dense.shape}; allowed: "
                 f"[n, {len(spec.fields)}], [n], [n, {spec.num_dense}]."
             )
+        if keys.dtype.kind not in "iu":
+            raise ValueError(f"Keys of {spec.name!r} are of type {keys.dtype}; allowed: integers.")
+        require_all(f"Label of {spec.name!r}", label, np.isfinite(label), "finite numbers")
+        if dense is not None:
+            require_all(f"Dense of {spec.name!r}", dense, np.isfinite(dense), "finite numbers")
         self.spec = spec
         self.bad_lines = BadLines()
         self._keys, self._label, self._dense = keys, label, dense
@@ -101,3 +107,10 @@ class ArrayReader:
 def _take(array: np.ndarray, rows: Any) -> np.ndarray:
     # For rows of a few values, `take` is several times as fast as indexing with positions.
     return array[rows] if isinstance(rows, slice) else array.take(rows, axis=0)
+
+
+def require_all(what: str, values: np.ndarray, is_good: np.ndarray, allowed: str) -> None:
+    """Raises ValueError with the first value of [n, ...] where `is_good` is not set, if any."""
+    if not is_good.all():
+        place = tuple(int(i) for i in np.argwhere(~is_good)[0])
+        raise ValueError(f"{what} has {values[place]} at {place}; allowed: {allowed}.")

@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 from typing import Any
 
-import numpy as np
-
 from slipstream_tf.errors import require_choice
-from slipstream_tf.inputs.readers.arrays import ArrayReader
+from slipstream_tf.inputs.readers.arrays import ArrayReader, require_all
+from slipstream_tf.inputs.readers.npz import read_arrays, require_integers
 from slipstream_tf.inputs.spec import DataSpec
 
 FIELDS = (
@@ -39,13 +38,14 @@ class FrappeReader(ArrayReader):
             **options: of `ArrayReader`.
 
         Raises:
-            ValueError: the part is unknown or the file has not its arrays.
+            ValueError: the part is unknown, or the file is damaged or has not its arrays.
         """
         require_choice("part", part, FRAPPE_PARTS, "Frappe")
-        with np.load(path, allow_pickle=False) as arrays:
-            missing = [name for name in (f"{part}_x", f"{part}_y") if name not in arrays.files]
-            if missing:
-                raise ValueError(f"{os.fspath(path)}: no array {missing}; found {arrays.files}.")
-            keys, label = arrays[f"{part}_x"], arrays[f"{part}_y"]
+        names = (f"{part}_x", f"{part}_y")
+        keys, label = read_arrays(os.fspath(path), names).values()
+        require_integers(os.fspath(path), {names[0]: keys}, 64)
+        require_all(
+            f"{os.fspath(path)}: {names[1]!r}", label, (label == 0) | (label == 1), "0 or 1"
+        )
         spec = DataSpec("frappe", FIELDS, num_inputs=len(label))
         super().__init__(spec, keys, label, batch_size, shuffle_seed=shuffle_seed, **options)

@@ -19,6 +19,7 @@ import numpy as np
 
 from slipstream_tf.errors import require_choice, require_integer
 from slipstream_tf.inputs.readers.arrays import ArrayReader
+from slipstream_tf.inputs.readers.npz import read_arrays, require_integers
 from slipstream_tf.inputs.spec import PARTS, DataSpec
 
 FIELDS = (
@@ -65,12 +66,11 @@ def build_rows(columns: dict[str, np.ndarray], seed: int) -> tuple[np.ndarray, n
 def _task(path: str, modified: int, split: str, seed: int) -> dict[str, tuple[Any, Any]]:
     """Both parts; kept, since a training run opens one after the other."""
     del modified  # part of the cache's key
-    with np.load(path, allow_pickle=False) as arrays:
-        missing = [name for name in _COLUMNS if name not in arrays.files]
-        if missing:
-            raise ValueError(f"{path}: no columns {missing}; found {arrays.files}.")
-        limit = RANDOM_SPLIT_CLICKS if split == "random" else None
-        columns = {name: arrays[name][:limit] for name in _COLUMNS}
+    columns = read_arrays(path, _COLUMNS, RANDOM_SPLIT_CLICKS if split == "random" else None)
+    require_integers(path, columns, 32)
+    if len({values.shape for values in columns.values()}) > 1 or columns["user"].ndim != 1:
+        shapes = {name: values.shape for name, values in columns.items()}
+        raise ValueError(f"{path}: columns of shapes {shapes}; allowed: all of one [clicks].")
     keys, label = build_rows(columns, seed)
     if split == "time":
         first = 2 * int(len(label) // 2 * TRAIN_SHARE)
@@ -111,7 +111,8 @@ class GloboReader(ArrayReader):
             **options: of `ArrayReader`.
 
         Raises:
-            ValueError: an argument is unknown or the file has not the columns of clicks.
+            ValueError: an argument is unknown, or the file is damaged or has not the columns of
+                clicks.
         """
         require_choice("part", part, PARTS, "globo")
         require_choice("split", split, SPLITS, "globo")

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import os
-import zipfile
 from typing import Any
 
-import numpy as np
-
+from slipstream_tf.inputs.readers.npz import array_names
 from slipstream_tf.inputs.spec import Reader
 
 DESCRIPTION = (
@@ -75,11 +73,7 @@ def _open_generated(name: str, part: str, batch_size: int, seed: int) -> Reader:
 
 
 def _open_arrays(name: str, part: str, batch_size: int, split: str, seed: int) -> Reader:
-    try:
-        with np.load(name, allow_pickle=False) as arrays:
-            names = set(arrays.files)
-    except (ValueError, OSError, zipfile.BadZipFile) as error:
-        raise ValueError(f"{name!r} is no .npz file of arrays: {error}") from error
+    names = array_names(name)
     options: dict[str, Any] = {"batch_size": batch_size, "part": part}
     if "click_ts" in names:
         from slipstream_tf.inputs.readers.globo import GloboReader
@@ -88,6 +82,11 @@ def _open_arrays(name: str, part: str, batch_size: int, split: str, seed: int) -
         # last weeks' articles weigh most.
         is_shuffled = part == "train" and split == "random"
         return GloboReader(name, split=split, shuffle_seed=seed if is_shuffled else None, **options)
+    if not any(array.endswith("_x") for array in names):
+        raise ValueError(
+            f"{name!r} has no array of globo ('click_ts', ...) or Frappe ('train_x', ...); found "
+            f"{list(names)}. Known data: {DESCRIPTION}."
+        )
     from slipstream_tf.inputs.readers.frappe import FrappeReader
 
     shuffle_seed = seed if part == "train" else None
