@@ -19,11 +19,9 @@ import tensorflow as tf
 from slipstream_tf.errors import invalid, require_choice, require_integer, require_number
 from slipstream_tf.inputs.bad_lines import BadLines
 from slipstream_tf.inputs.readers.hashing import hash_strings
+from slipstream_tf.inputs.readers.rows import is_in_part
 from slipstream_tf.inputs.spec import MISSING_KEY, PARTS, DataSpec
 
-# Of ten consecutive runs of this many rows, nine are for training and one is for testing.
-PART_RUN = 1000
-PART_PERIOD = 10
 ROWS_AT_ONCE = 32_768
 
 
@@ -31,7 +29,7 @@ class ParquetReader:
     """Reads Parquet files in batches, whatever their size.
 
     The files of a folder, at any depth, are read in the order of their paths. Rows are counted
-    over all of them: row i (from 0) is of the test part if i // 1000 % 10 == 9, else of the train
+    over all of them: row i (from 0) is of the test part if i // 100 % 10 == 9, else of the train
     part. Rows that cannot be used are left out and counted in `bad_lines`, with the number of the
     row in its file, from 1, as the line: a label that is missing or not within 0 to 1, or a number
     that is infinite.
@@ -166,15 +164,8 @@ class ParquetReader:
         self.bad_lines.reset()
         first, left = 0, self._max_inputs
         for fragment in sorted(self._data.get_fragments(), key=lambda fragment: fragment.path):
-            self._require_columns(fragment.path, fragment.physical_schema)
             begin = first
-            for batch in fragment.to_batches(
-                schema=self._data.schema,
-                columns=list(self._columns),
-                batch_size=ROWS_AT_ONCE,
-                batch_readahead=2,
-                fragment_readahead=1,
-            ):
+            for batch in self._record_batches(fragment):
                 table = pa.Table.from_batches([batch])
                 table = self._usable(table, np.arange(first, first + len(table)), fragment, begin)
                 first += len(batch)
@@ -187,10 +178,25 @@ class ParquetReader:
                     return
         self.bad_lines.report()
 
+    def _record_batches(self, fragment: Any) -> Iterator[pa.RecordBatch]:
+        try:
+            self._require_columns(fragment.path, fragment.physical_schema)
+            yield from fragment.to_batches(
+                schema=self._data.schema,
+                columns=list(self._columns),
+                batch_size=ROWS_AT_ONCE,
+                batch_readahead=2,
+                fragment_readahead=1,
+            )
+        except (pa.ArrowException, OSError) as error:
+            raise ValueError(
+                f"{fragment.path}: damaged, or its columns are not of the types that the first "
+                f"file has: {error}"
+            ) from error
+
     def _usable(self, table: pa.Table, rows: np.ndarray, fragment: Any, begin: int) -> pa.Table:
         if self._part is not None:
-            is_test = rows // PART_RUN % PART_PERIOD == PART_PERIOD - 1
-            is_wanted = is_test == (self._part == "test")
+            is_wanted = is_in_part(int(rows[0]) if len(rows) else 0, len(rows), self._part)
             table, rows = table.filter(pa.array(is_wanted)), rows[is_wanted]
         label = _numbers(table[self._label], np.nan)
         is_good = (label >= 0) & (label <= 1)

@@ -74,7 +74,7 @@ def test_parts_are_disjoint_whole_and_count_over_files(tmp_path, batch_size):
         for part in ("train", "test", None)
     }
     rows = np.arange(12_000)
-    is_test = rows // 1000 % 10 == 9
+    is_test = rows // 100 % 10 == 9
     expected = {"train": rows[~is_test], "test": rows[is_test], None: rows}
     for part, want in expected.items():
         keys, label = joined(reader[part])
