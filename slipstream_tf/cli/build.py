@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import keras
+
 from slipstream_tf import _compat, initializers, optimizers
 from slipstream_tf.cli.counting import InputCount
 from slipstream_tf.cli.settings import Settings
@@ -11,7 +13,7 @@ from slipstream_tf.config import SaturationConfig, TableConfig
 from slipstream_tf.keras import EmbeddingCollection
 from slipstream_tf.models import DLRM, DCNv2
 
-keras = _compat.require_keras()
+_compat.require_keras()
 
 # A mean loss makes small gradients: beside Keras's initial accumulator of 0.1 rows hardly move.
 _ACCUMULATOR, _EPSILON = 0.0, 1e-10

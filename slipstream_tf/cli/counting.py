@@ -9,12 +9,13 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from slipstream_tf import _compat
 from slipstream_tf.telemetry.progress import TrainingBar
 
-keras = _compat.require_keras()
+_compat.require_keras()
 
 _SECONDS_BETWEEN_UPDATES = 0.2
 

@@ -133,7 +133,12 @@ def _open(settings: Settings, part: str) -> Reader:
 
     options: dict[str, Any] = {} if settings.split is None else {"split": settings.split}
     return registry.open_data(
-        data, part=part, batch_size=batch_size, strict=settings.strict, seed=settings.seed, **options
+        data,
+        part=part,
+        batch_size=batch_size,
+        strict=settings.strict,
+        seed=settings.seed,
+        **options,
     )
 
 

@@ -58,7 +58,9 @@ def make_flags() -> FlagSet:
     flags.add_switch("quick", f"{_QUICK_INPUTS:,} inputs, generated if no --data is given")
     flags.group("Runs")
     flags.add("target_skip", Number(0, 1), None, "share of the hot inputs to skip", "the data's")
-    flags.add("alpha", Number(0, 1, True), None, "share of lookups that must be saturated", "the data's")
+    flags.add(
+        "alpha", Number(0, 1, True), None, "share of lookups that must be saturated", "the data's"
+    )
     flags.add("seed", Integer(0, (1 << 31) - 1), 0, "of all four runs")
     flags.add("threads", Integer(1, 1024), None, "threads of TensorFlow and the data", "all cores")
     return flags
@@ -124,7 +126,9 @@ def comparison(records: Mapping[str, Mapping[str, Any]]) -> str:
 
 def _choose_data(values: Mapping[str, Any]) -> demo_data.Choice:
     if values["quick"] and values["data"] is None:
-        return demo_data.Choice(f"generated:{_QUICK_INPUTS}", "--quick: generated from a fixed seed")
+        return demo_data.Choice(
+            f"generated:{_QUICK_INPUTS}", "--quick: generated from a fixed seed"
+        )
     return demo_data.choose(values["data"], downloads=not values["no_download"])
 
 

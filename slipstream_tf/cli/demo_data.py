@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import http.client
 import os
+import sys
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -62,9 +64,10 @@ def choose(given: str | None, downloads: bool = True) -> Choice:
         return Choice(str(path), f"found {GLOBO_FILE} on this machine")
     reasons = [f"no {GLOBO_FILE} in ${ENVIRONMENT} or ../shared/data"]
     if downloads:
+        print(f"No {GLOBO_FILE} here; trying {MOVIELENS_URL} (6 MB) ...", file=sys.stderr)
         try:
             path = download_movielens(cache_folder())
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, http.client.HTTPException) as error:
             reasons.append(f"MovieLens could not be downloaded ({error})")
         else:
             return Choice(str(path), f"{reasons[0]}; {MOVIELENS_TERMS}")

@@ -10,6 +10,7 @@ import re
 import warnings
 from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 
@@ -24,7 +25,7 @@ from slipstream_tf.telemetry.metrics import ClickMetrics, click_metrics
 from slipstream_tf.telemetry.progress import TrainingBar
 from slipstream_tf.telemetry.run_record import SCHEMA, PhaseClock, machine, versions
 
-keras = _compat.require_keras()
+_compat.require_keras()
 
 
 def run(settings: Settings, parts: Parts, is_bar_shown: bool = True) -> dict[str, Any]:

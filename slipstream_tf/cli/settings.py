@@ -113,7 +113,7 @@ def resolve(
     data_name = name_of(chosen["data"])
     defaults = {**values, **dataclasses.asdict(preset(data_name))}
     fields = [f.name for f in dataclasses.fields(Settings)]
-    merged = {name: chosen.get(name, defaults.get(name)) for name in fields}
+    merged: dict[str, Any] = {name: chosen.get(name, defaults.get(name)) for name in fields}
     merged["random_shares"], merged["stop_after"] = (), None
     if matched is not None:
         merged.update(_controlled(values["control"], matched))

@@ -63,7 +63,7 @@ def make_flags() -> FlagSet:
         (
             "slipstream-train --data=globo_clicks.npz --output=runs/plain",
             "slipstream-train --data=globo_clicks.npz --skip=inputs --output=runs/paper",
-            "slipstream-train --control=random --match=runs/paper/metrics.json --output=runs/random",
+            "slipstream-train --control=random --match=runs/paper/metrics.json --output=runs/rnd",
         ),
     )
 
@@ -114,7 +114,7 @@ def make_flags() -> FlagSet:
         "match",
         Text(),
         None,
-        "metrics.json of the run that the control repeats; settings that are not given come from it",
+        "metrics.json of the run that the control repeats; settings not given come from it",
     )
     return flags
 

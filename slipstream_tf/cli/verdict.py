@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 # AUCs closer than this count as equal: other seeds move them by more.
-EQUAL_AUC = 0.0005
+EQUAL_AUC = 0.001
 
 
 def verdict(records: Mapping[str, Mapping[str, Any]]) -> str:
@@ -42,11 +42,12 @@ def verdict(records: Mapping[str, Mapping[str, Any]]) -> str:
     second = f"It is {' and '.join(words)}."
     beaten = all(gain > EQUAL_AUC for gain in gains.values())
     third = (
-        "So in this run the choice of inputs by drift paid off."
+        "So in this run choosing inputs by drift was worth more than simply training on fewer"
         if beaten
         else "So in this run nothing shows that choosing inputs by drift is worth more than "
-        "simply training on fewer."
+        "simply training on fewer"
     )
+    third += ", and training on all of them was better still." if loss > EQUAL_AUC else "."
     return f"{first} {second} {third} One seed is a hint, not a result."
 
 

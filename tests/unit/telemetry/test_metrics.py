@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from slipstream_tf.telemetry.metrics import click_metrics, exact_auc
 
 # Few different scores, so that ties are the rule.

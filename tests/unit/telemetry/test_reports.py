@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from slipstream_tf.telemetry import run_record, table
 from slipstream_tf.telemetry.progress import TrainingBar
 
@@ -64,7 +65,7 @@ def test_table_aligns_text_left_and_numbers_right() -> None:
 
 
 def test_table_names_a_row_of_another_length() -> None:
-    with pytest.raises(ValueError, match="row 0.*2 cells"):
+    with pytest.raises(ValueError, match=r"row 0.*2 cells"):
         table.format_table(("run", "AUC"), [("plain",)])
 
 
