@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import os
-import time
 from typing import TYPE_CHECKING, Any
 
 from slipstream_tf.cli.flag_set import UsageError
@@ -14,6 +14,7 @@ from slipstream_tf.cli.quiet import import_tensorflow
 if TYPE_CHECKING:
     from slipstream_tf.cli.settings import Settings
     from slipstream_tf.inputs.spec import Reader
+    from slipstream_tf.telemetry.run_record import PhaseClock
 
 GENERATED, MOVIELENS, PARQUET = "generated", "movielens", "parquet"
 _DEFAULT_GENERATED, _LEAST_GENERATED = 400_000, 100
@@ -35,20 +36,19 @@ class Parts:
         train: of the training part.
         test: of the test part.
         num_inputs: inputs of the training part, possibly an estimate; None if nothing is known.
-        seconds: time that opening them took.
     """
 
     train: Reader
     test: Reader
     num_inputs: int | None
-    seconds: float
 
 
-def name_of(data: str) -> str:
+def name_of(data: str, clock: PhaseClock | None = None) -> str:
     """Returns the name of a data set, e.g. "globo", which its preset goes by.
 
     Args:
         data: value of --data.
+        clock: counts the time that readers take to open it, if given.
 
     Raises:
         UsageError: there is no such file, or no reader for it.
@@ -68,7 +68,8 @@ def name_of(data: str) -> str:
 
     try:
         # Readers of large files open nothing yet; those of small ones keep what they read.
-        return registry.open_data(data, part="train", batch_size=1).spec.name
+        with clock.phase("reading") if clock else contextlib.nullcontext():
+            return registry.open_data(data, part="train", batch_size=1).spec.name
     except (ValueError, OSError) as error:
         raise UsageError(f"Invalid flag --data={data}: {error}") from None
 
@@ -86,7 +87,6 @@ def open_parts(settings: Settings) -> Parts:
         UsageError: the data cannot be opened.
     """
     import_tensorflow()
-    start = time.perf_counter()
     try:
         train, test = (_open(settings, part) for part in ("train", "test"))
         num_inputs = train.spec.num_inputs
@@ -94,7 +94,7 @@ def open_parts(settings: Settings) -> Parts:
             num_inputs = _estimated_inputs(settings.data)
     except (ValueError, OSError) as error:
         raise UsageError(f"Invalid flag --data={settings.data}: {error}") from None
-    return Parts(train, test, num_inputs, time.perf_counter() - start)
+    return Parts(train, test, num_inputs)
 
 
 def _open(settings: Settings, part: str) -> Reader:

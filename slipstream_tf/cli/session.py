@@ -28,12 +28,15 @@ from slipstream_tf.telemetry.run_record import SCHEMA, PhaseClock, machine, vers
 _compat.require_keras()
 
 
-def run(settings: Settings, parts: Parts, is_bar_shown: bool = True) -> dict[str, Any]:
+def run(
+    settings: Settings, parts: Parts, clock: PhaseClock, is_bar_shown: bool = True
+) -> dict[str, Any]:
     """Trains and evaluates.
 
     Args:
         settings: of the run.
         parts: the data.
+        clock: has the time that opening the data took; the other phases are added.
         is_bar_shown: whether progress is shown.
 
     Returns:
@@ -43,8 +46,6 @@ def run(settings: Settings, parts: Parts, is_bar_shown: bool = True) -> dict[str
         UsageError: the model cannot be built from these settings and this data.
         RunError: training broke off, or inputs got lost.
     """
-    clock = PhaseClock()
-    clock.seconds["reading"] = parts.seconds
     spec = parts.train.spec
     keras.utils.set_random_seed(settings.seed)
     planned = _planned_inputs(settings, parts.num_inputs)

@@ -26,7 +26,7 @@ from slipstream_tf.cli.flag_set import (
 from slipstream_tf.cli.quiet import import_tensorflow
 from slipstream_tf.cli.settings import Settings, resolve
 from slipstream_tf.config import DRIFT_METRICS
-from slipstream_tf.telemetry.run_record import write_json
+from slipstream_tf.telemetry.run_record import PhaseClock, write_json
 from slipstream_tf.telemetry.table import format_table, number, seconds
 
 RECORD = "metrics.json"
@@ -122,7 +122,8 @@ def make_flags() -> FlagSet:
 def main(values: dict[str, Any], given: frozenset[str]) -> None:
     """Resolves the settings, runs, writes the record and prints the table."""
     start = time.perf_counter()
-    settings = resolve(values, given, data.name_of)
+    clock = PhaseClock()
+    settings = resolve(values, given, lambda path: data.name_of(path, clock))
     output = values["output"]
     if output is not None:
         _make_folder(output)
@@ -131,13 +132,14 @@ def main(values: dict[str, Any], given: frozenset[str]) -> None:
     from slipstream_tf.cli import session
 
     _set_threads(settings.threads)
-    parts = data.open_parts(settings)
+    with clock.phase("reading"):
+        parts = data.open_parts(settings)
     if "bottom" in given and not parts.train.spec.num_dense:
         raise UsageError(
             f"Flag --bottom does nothing here: {parts.train.spec.name} data has no numbers. "
             "Allowed: with data that has dense columns."
         )
-    record = session.run(settings, parts)
+    record = session.run(settings, parts, clock)
     record["flags"] = {name: values[name] for name in sorted(given)}
     record["wall_seconds"] = time.perf_counter() - start
     if output is not None:
