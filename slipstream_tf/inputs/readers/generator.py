@@ -21,7 +21,7 @@ from slipstream_tf.inputs.spec import PARTS, DataSpec
 CLICK_RATE = 0.25
 SMALLEST_CARDINALITY, LARGEST_CARDINALITY = 10, 100_000
 BLOCK_INPUTS = 8192
-# Standard deviation of the logit: with 2.0 the hidden law itself has an AUC of about 0.84.
+# Standard deviation of the logit: with 2.0 the hidden law itself has an AUC of 0.87 (seed 0).
 _SIGNAL = 2.0
 # How much pairs of fields and the numbers matter, beside the keys by themselves.
 _PAIR_WEIGHT, _DENSE_WEIGHT = 1.0, 0.25
