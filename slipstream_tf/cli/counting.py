@@ -53,9 +53,7 @@ class InputCount(keras.metrics.Metric):
     def __init__(self, name: str = "trained", **kwargs: Any) -> None:
         super().__init__(name=name, **kwargs)
         # float32 cannot count beyond 16,777,216.
-        self._count = self.add_variable(
-            shape=(), initializer="zeros", dtype="int64", name="count", aggregation="sum"
-        )
+        self._count = self.add_variable(shape=(), initializer="zeros", dtype="int64", name="count")
 
     def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
         """Adds the number of labels."""
