@@ -32,7 +32,7 @@ def verdict(records: Mapping[str, Mapping[str, Any]]) -> str:
     loss = auc["plain"] - auc["paper"]
     first = (
         f"Skipping inputs of saturated keys left out {share:.1%} of the inputs and "
-        f"{_change(-loss)} AUC against plain training."
+        f"{_change(-loss)}."
     )
     gains = {
         "random skipping at the same rate": auc["paper"] - auc["random"],
@@ -53,8 +53,8 @@ def verdict(records: Mapping[str, Mapping[str, Any]]) -> str:
 
 def _change(difference: float) -> str:
     if abs(difference) <= EQUAL_AUC:
-        return f"changed ({difference:+.4f}) no more than a seed would the"
-    return f"{'gained' if difference > 0 else 'lost'} {abs(difference):.4f}"
+        return f"moved the AUC by {difference:+.4f} from plain, no more than another seed would"
+    return f"{'gained' if difference > 0 else 'lost'} {abs(difference):.4f} AUC against plain"
 
 
 def _relation(gain: float) -> str:
