@@ -6,6 +6,7 @@ it was started, and it can run several times in one process.
 
 from __future__ import annotations
 
+import os
 import sys
 import textwrap
 from collections.abc import Callable, Sequence
@@ -264,7 +265,11 @@ def run_program(
     """
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     if any(argument in ("--help", "-h", "-help", "--helpfull") for argument in arguments):
-        print(flag_set.help_text())
+        try:
+            print(flag_set.help_text(), flush=True)
+        except BrokenPipeError:
+            # The reader (`head`) has seen enough; the interpreter flushes once more at its end.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     logging.set_verbosity(logging.WARNING)
     try:
