@@ -76,7 +76,9 @@ setup(
     python_requires=">=3.10",
     # TensorFlow is left to the user: which of its packages (tensorflow, tensorflow-cpu, a
     # vendor's build) and which version is theirs to choose, and the library is built for it.
-    install_requires=["absl-py", "numpy", "pyarrow", "tqdm"],
+    # TensorFlow 2.16 and 2.17 need NumPy 1, which later versions of pyarrow refuse when imported
+    # without saying so to pip.
+    install_requires=["absl-py", "numpy", "pyarrow>=16.1,<22", "tqdm"],
     extras_require={
         "cpu": ["tensorflow-cpu>=2.16,<2.22"],
         "cuda": ["tensorflow[and-cuda]>=2.16,<2.22"],
