@@ -68,9 +68,4 @@ bool HashIndex::Erase(int64_t key, uint64_t hash) {
   return true;
 }
 
-void HashIndex::Clear() {
-  std::vector<Entry>().swap(entries_);
-  size_ = 0;
-}
-
 }  // namespace slipstream

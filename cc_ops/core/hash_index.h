@@ -48,8 +48,6 @@ class HashIndex {
   // Removes a key; false if it was not there.
   bool Erase(int64_t key, uint64_t hash);
 
-  void Clear();
-
  private:
   // Uses the bits below those that chose the shard.
   uint64_t Home(uint64_t hash) const;

@@ -7,7 +7,7 @@
 
 namespace slipstream {
 
-enum class StatusCode { kOk, kInvalidArgument, kNotFound, kResourceExhausted, kFailedPrecondition };
+enum class StatusCode { kOk, kInvalidArgument, kResourceExhausted };
 
 // Result of a call that can fail on user data. The message names the value, the
 // place and what is allowed.
@@ -29,14 +29,8 @@ inline Status OkStatus() { return Status(); }
 inline Status InvalidArgument(std::string message) {
   return Status(StatusCode::kInvalidArgument, std::move(message));
 }
-inline Status NotFound(std::string message) {
-  return Status(StatusCode::kNotFound, std::move(message));
-}
 inline Status ResourceExhausted(std::string message) {
   return Status(StatusCode::kResourceExhausted, std::move(message));
-}
-inline Status FailedPrecondition(std::string message) {
-  return Status(StatusCode::kFailedPrecondition, std::move(message));
 }
 
 }  // namespace slipstream

@@ -11,12 +11,8 @@ absl::Status ToAbsl(const Status& status) {
   switch (status.code()) {
     case StatusCode::kOk:
       return absl::OkStatus();
-    case StatusCode::kNotFound:
-      return absl::NotFoundError(status.message());
     case StatusCode::kResourceExhausted:
       return absl::ResourceExhaustedError(status.message());
-    case StatusCode::kFailedPrecondition:
-      return absl::FailedPreconditionError(status.message());
     case StatusCode::kInvalidArgument:
       break;
   }
