@@ -41,7 +41,9 @@ def main() -> None:
         features={"user": "user", "history": "article"},
     )
     tower = keras.Sequential([keras.layers.Dense(32, "relu"), keras.layers.Dense(1)])
-    slipstream = slip.Slipstream(embeddings, slip.SaturationConfig(snapshot_interval=50))
+    slipstream = slip.Slipstream(
+        embeddings, slip.SaturationConfig(snapshot_interval=50, warmup_steps=100)
+    )
     optimizer = keras.optimizers.Adam(1e-3)
     loss_of = keras.losses.BinaryCrossentropy(from_logits=True)
 

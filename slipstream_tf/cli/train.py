@@ -25,7 +25,7 @@ from slipstream_tf.cli.flag_set import (
 )
 from slipstream_tf.cli.quiet import import_tensorflow
 from slipstream_tf.cli.settings import Settings, resolve
-from slipstream_tf.config import DRIFT_METRICS
+from slipstream_tf.saturation_config import DRIFT_METRICS
 from slipstream_tf.telemetry.run_record import PhaseClock, write_json
 from slipstream_tf.telemetry.table import format_table, number, seconds
 

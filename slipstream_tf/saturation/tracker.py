@@ -90,8 +90,9 @@ class SaturationTracker:
 
     @property
     def is_warming_up(self) -> bool:
-        """Whether fewer than `config.warmup_steps` steps were trained."""
-        return self._step < self._config.warmup_steps
+        """Whether the warm-up goes on; as long as its length is not known, it does."""
+        warmup = self._config.resolve_warmup(None)
+        return warmup is None or self._step < warmup
 
     def step(self, steps: int = 1) -> WindowReport | None:
         """Counts trained steps, and ends the window if it is full.

@@ -24,7 +24,15 @@ LEVELS = (
     {"cli"},
 )
 LEVEL = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}
-LEAVES = {"_compat", "_version", "config", "errors", "initializers", "optimizers"}
+LEAVES = {
+    "_compat",
+    "_version",
+    "config",
+    "errors",
+    "initializers",
+    "optimizers",
+    "saturation_config",
+}
 # Beside each other, but one is built on the other.
 SAME_LEVEL = {("models", "keras")}
 TF_KERAS = ("tf.keras", "tensorflow.keras")

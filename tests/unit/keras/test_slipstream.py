@@ -41,7 +41,7 @@ def make_data(batches, form="matrix"):
 
 
 def config(**kwargs):
-    return SaturationConfig(**{"snapshot_interval": 5, "target_skip": 0.5, **kwargs})
+    return SaturationConfig(**{"snapshot_interval": 5, "target_skip": 0.5, "warmup": 0.0, **kwargs})
 
 
 @pytest.mark.parametrize("epochs", [1, 3])

@@ -55,7 +55,7 @@ class SmallStore:
 
 def make(store=None, **settings):
     store = store or SmallStore("user", "item")
-    defaults = {"target_skip": 0.5, "snapshot_interval": 10, "reservoir_size": 64}
+    defaults = {"target_skip": 0.5, "snapshot_interval": 10, "reservoir_size": 64, "warmup": 0.0}
     return store, SaturationTracker(store, SaturationConfig(**{**defaults, **settings}), SPECS)
 
 

@@ -23,9 +23,8 @@ def train(**settings):
     store = NativeStore(
         [TableConfig("user", DIM), TableConfig("item", DIM)], optimizers.Adagrad(0.05)
     )
-    config = SaturationConfig(
-        snapshot_interval=20, hot_budget_bytes=60 * DIM * 4, reservoir_size=1000, **settings
-    )
+    settings = {"warmup": 0.0, "reservoir_size": 1000, **settings}
+    config = SaturationConfig(snapshot_interval=20, hot_budget_bytes=60 * DIM * 4, **settings)
     tracker = SaturationTracker(store, config, SPECS)
     rng = np.random.default_rng(0)
     keys = np.minimum(rng.zipf(1.3, (INPUTS, 2)), 10_000).astype(np.int64)

@@ -1,0 +1,219 @@
+"""The settings of the saturation engine: one frozen, validated, serialisable dataclass."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from slipstream_tf.errors import (
+    invalid,
+    require_choice,
+    require_integer,
+    require_number,
+)
+
+SKIP_MODES = ("none", "inputs", "gradients", "defer", "both", "inputs+gradients", "random")
+SCORES = ("drift", "remembered_loss")
+DRIFT_METRICS = ("linf", "l2", "relative", "signal")
+DEFER_TRIGGERS = ("movement", "interval")
+
+
+@dataclasses.dataclass(frozen=True)
+class SaturationConfig:
+    """Settings of the saturation engine (method: Slipstream, arXiv 2404.04270, and this project's).
+
+    Attributes:
+        skip: what is saved. "none" tracks only. "inputs" leaves skippable inputs out of training
+            (the paper's input classifier block). "gradients" masks: gradients of saturated keys
+            are thrown away. "defer" holds gradients back, summed per row, and applies them later.
+            "both" is inputs and defer, "inputs+gradients" inputs and mask. "random" is a control:
+            it leaves out the shares given in `random_shares`, whatever the keys.
+        score: what makes an input skippable: "drift" (paper) or "remembered_loss".
+        metric: drift of a row from its snapshot: "linf" (paper), "l2", "relative", or "signal": net
+            squared drift over the sum of squared update lengths (1: moves like noise).
+        target_skip: share of the hot inputs (those with a finite score) to skip, 0 to 1.
+        threshold: T itself, in the metric's unit, instead of a share; or None.
+        max_threshold: upper bound of a T found by share, or None.
+        max_auc_loss: most AUC that skipping may cost by the guard's estimate; the share then only
+            bounds from above. None: no such bound.
+        max_log_loss_increase: the same in log loss.
+        alpha: share of an input's lookups that must be saturated, above 0, at most 1 (paper: 1).
+        snapshot_interval: window length in steps.
+        hot_budget_bytes: bytes of snapshots of all tables; bounds the hot set.
+        warmup: share of the planned steps before which nothing is skipped, 0 to 1 (paper: 0.25).
+        warmup_steps: the same in steps; None: by `warmup`, which needs the planned steps.
+        planned_steps: steps that training would take without skipping; None: the Keras callback
+            finds out where the data's length is known.
+        release: a saturated key stays so until its drift exceeds release * T, at least 1.
+        revisit_every: a saturated key is probed (trained as if it varied) one window in so many,
+            at different windows for different keys; 0: never.
+        protect_windows: full windows that a key is watched in the hot set before it can be
+            saturated, at least 1.
+        keep_rate: share of the skippable inputs that is trained all the same, with weight
+            1 / keep_rate; 0 to below 1 (paper: 0).
+        guard_tolerance: how much the kept skippable inputs' mean loss may exceed (relative) what
+            it was when skipping began before T is halved and keys are released; None: no guard.
+            Needs a keep_rate above 0.
+        shadow: do everything but the skipping, and report what it would have saved.
+        decay_skipped: whether moments of rows with a masked gradient decay (Adam).
+        defer_trigger: "movement": any row's sum is held until applying it would move a value of
+            the row by `defer_movement`, at most `defer_max_age` steps. "interval": saturated
+            rows' sums, for `defer_steps` steps.
+        defer_movement: in the unit of the rows.
+        defer_max_age: in steps.
+        defer_steps: in steps.
+        defer_budget_bytes: bytes of all sums held; gradients of further rows are applied at once.
+        loss_memory_bytes: bytes of remembered losses (16 an input).
+        exempt_tables: names of tables that are neither tracked nor skipped.
+        table_hot_budget_bytes: table name -> bytes of its snapshots at most.
+        reservoir_size: inputs whose key lists are kept, uniform over the window, to find T.
+        count_decay: factor on the access counts at each window's end, 0 to 1.
+        random_shares: for skip="random": share to skip in window 0, 1, ...; the last one repeats.
+        simulated_ranks: measures in one process what so many ranks would send: each batch is
+            split evenly among them, and each has its own deferred sums.
+        seed: seeds the reservoir, thinning and random skipping.
+    """
+
+    skip: str = "inputs"
+    score: str = "drift"
+    metric: str = "linf"
+    target_skip: float = 0.3
+    threshold: float | None = None
+    max_threshold: float | None = None
+    max_auc_loss: float | None = None
+    max_log_loss_increase: float | None = None
+    alpha: float = 1.0
+    snapshot_interval: int = 1000
+    hot_budget_bytes: int = 256 << 20
+    warmup: float = 0.25
+    warmup_steps: int | None = None
+    planned_steps: int | None = None
+    release: float = 1.5
+    revisit_every: int = 10
+    protect_windows: int = 1
+    keep_rate: float = 0.0
+    guard_tolerance: float | None = None
+    shadow: bool = False
+    decay_skipped: bool = False
+    defer_trigger: str = "movement"
+    defer_movement: float = 0.005
+    defer_max_age: int = 200
+    defer_steps: int = 20
+    defer_budget_bytes: int = 64 << 20
+    loss_memory_bytes: int = 64 << 20
+    exempt_tables: tuple[str, ...] = ()
+    table_hot_budget_bytes: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    reservoir_size: int = 8192
+    count_decay: float = 0.5
+    random_shares: tuple[float, ...] = ()
+    simulated_ranks: int = 1
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        place = "SaturationConfig"
+        require_choice("skip", self.skip, SKIP_MODES, place)
+        require_choice("score", self.score, SCORES, place)
+        require_choice("metric", self.metric, DRIFT_METRICS, place)
+        require_choice("defer_trigger", self.defer_trigger, DEFER_TRIGGERS, place)
+        self._check_numbers(place)
+        self._check_integers(place)
+        for name in ("shadow", "decay_skipped"):
+            if not isinstance(getattr(self, name), bool):
+                raise invalid(name, getattr(self, name), place, "True or False")
+        object.__setattr__(self, "random_shares", tuple(self.random_shares))
+        object.__setattr__(self, "exempt_tables", tuple(self.exempt_tables))
+        object.__setattr__(self, "table_hot_budget_bytes", dict(self.table_hot_budget_bytes))
+        for share in self.random_shares:
+            require_number("random_shares", share, 0.0, 1.0, place)
+        for table, budget in self.table_hot_budget_bytes.items():
+            require_integer(f"table_hot_budget_bytes[{table!r}]", budget, 0, None, place)
+        self._check_combinations(place)
+
+    def _check_numbers(self, place: str) -> None:
+        for name in ("target_skip", "warmup", "keep_rate", "count_decay"):
+            require_number(name, getattr(self, name), 0.0, 1.0, place)
+        require_number("alpha", self.alpha, 0.0, 1.0, place, open_minimum=True)
+        require_number("release", self.release, 1.0, place=place)
+        require_number("defer_movement", self.defer_movement, 0.0, place=place, open_minimum=True)
+        for name in ("threshold", "max_threshold", "guard_tolerance"):
+            if getattr(self, name) is not None:
+                require_number(name, getattr(self, name), 0.0, place=place)
+        for name in ("max_auc_loss", "max_log_loss_increase"):
+            if getattr(self, name) is not None:
+                require_number(name, getattr(self, name), 0.0, place=place, open_minimum=True)
+
+    def _check_integers(self, place: str) -> None:
+        for name in ("snapshot_interval", "hot_budget_bytes", "protect_windows", "defer_max_age"):
+            require_integer(name, getattr(self, name), 1, None, place)
+        for name in ("defer_steps", "defer_budget_bytes", "loss_memory_bytes"):
+            require_integer(name, getattr(self, name), 1, None, place)
+        for name in ("warmup_steps", "planned_steps"):
+            if getattr(self, name) is not None:
+                require_integer(name, getattr(self, name), 0, None, place)
+        require_integer("revisit_every", self.revisit_every, 0, None, place)
+        require_integer("reservoir_size", self.reservoir_size, 1, 1 << 24, place)
+        require_integer("simulated_ranks", self.simulated_ranks, 1, 64, place)
+        require_integer("seed", self.seed, 0, (1 << 63) - 1, place)
+
+    def _check_combinations(self, place: str) -> None:
+        if (self.skip == "random") != bool(self.random_shares):
+            raise invalid(
+                "random_shares",
+                self.random_shares,
+                f"{place} with skip={self.skip!r}",
+                "one share or more with skip='random', none otherwise",
+            )
+        if self.keep_rate == 1.0:
+            raise invalid("keep_rate", 1.0, place, "below 1 (shadow=True keeps every input)")
+        if self.guard_tolerance is not None and self.keep_rate == 0.0:
+            allowed = "None, or a keep_rate above 0: the guard watches the kept inputs"
+            where = f"{place} with keep_rate=0"
+            raise invalid("guard_tolerance", self.guard_tolerance, where, allowed)
+        if self.threshold is not None and self.max_threshold is not None:
+            allowed = "None: it bounds a T that is found by share"
+            where = f"{place} with a threshold"
+            raise invalid("max_threshold", self.max_threshold, where, allowed)
+
+    @property
+    def skips_inputs(self) -> bool:
+        """Whether inputs are left out by their keys (not at random)."""
+        return self.skip in ("inputs", "both", "inputs+gradients")
+
+    @property
+    def masks_gradients(self) -> bool:
+        """Whether gradients of saturated keys are thrown away."""
+        return self.skip in ("gradients", "inputs+gradients")
+
+    @property
+    def defers_gradients(self) -> bool:
+        """Whether gradients are held back."""
+        return self.skip in ("defer", "both")
+
+    def resolve_warmup(self, planned_steps: int | None) -> int | None:
+        """Returns the warm-up in steps.
+
+        Args:
+            planned_steps: what is known from outside; `self.planned_steps` goes first.
+
+        Returns:
+            Steps before which nothing is skipped, or None if that cannot be told.
+        """
+        if self.warmup_steps is not None:
+            return self.warmup_steps
+        if self.warmup == 0.0:
+            return 0
+        planned = self.planned_steps if self.planned_steps is not None else planned_steps
+        return None if planned is None else round(self.warmup * planned)
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns a JSON-serialisable dictionary for `from_config`."""
+        config = dataclasses.asdict(self)
+        for name in ("random_shares", "exempt_tables"):
+            config[name] = list(config[name])
+        return config
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> SaturationConfig:
+        """Builds the object that `get_config` described."""
+        return cls(**config)
