@@ -7,6 +7,7 @@ One entry per line, sorted; paths are relative to cc_ops/.
 # Framework-free C++ (no TensorFlow, no absl), usable and tested on its own.
 CORE_HDRS = [
     "core/batch_lookup.h",
+    "core/deferred_sums.h",
     "core/drift.h",
     "core/drift_index.h",
     "core/embedding_table.h",
@@ -19,6 +20,7 @@ CORE_HDRS = [
     "core/key_sort.h",
     "core/lookup_plan.h",
     "core/parallel.h",
+    "core/policy_update.h",
     "core/pooling.h",
     "core/row_arena.h",
     "core/row_initializer.h",
@@ -27,10 +29,13 @@ CORE_HDRS = [
     "core/slab_allocator.h",
     "core/status.h",
     "core/table_locks.h",
+    "core/update_policy.h",
     "core/update_rule.h",
+    "core/use_sums.h",
 ]
 CORE_SRCS = [
     "core/batch_lookup.cc",
+    "core/deferred_sums.cc",
     "core/drift.cc",
     "core/drift_index.cc",
     "core/embedding_table.cc",
@@ -38,21 +43,25 @@ CORE_SRCS = [
     "core/hash_index.cc",
     "core/input_classifier.cc",
     "core/key_sort.cc",
+    "core/policy_update.cc",
     "core/row_initializer.cc",
     "core/slab_allocator.cc",
     "core/skip_score.cc",
+    "core/update_policy.cc",
     "core/update_rule.cc",
 ]
 
 # One GoogleTest program each, without a main function.
 CORE_TESTS = [
     "core/batch_lookup_test.cc",
+    "core/deferred_sums_test.cc",
     "core/drift_index_test.cc",
     "core/drift_test.cc",
     "core/embedding_table_test.cc",
     "core/hash_index_test.cc",
     "core/input_classifier_test.cc",
     "core/input_reservoir_test.cc",
+    "core/policy_update_test.cc",
     "core/skip_score_test.cc",
     "core/update_rule_test.cc",
 ]
@@ -74,6 +83,7 @@ GPU_TESTS = [
 TF_HDRS = [
     "tf/drift_kernels.h",
     "tf/feature_inputs.h",
+    "tf/one_table_op.h",
     "tf/table_resource.h",
 ]
 TF_SRCS = [
@@ -84,6 +94,8 @@ TF_SRCS = [
     "tf/drift_ops.cc",
     "tf/feature_inputs.cc",
     "tf/lookup_kernels.cc",
+    "tf/policy_kernels.cc",
+    "tf/policy_ops.cc",
     "tf/table_kernels.cc",
     "tf/table_ops.cc",
 ]

@@ -8,6 +8,7 @@
 
 #include "cc_ops/core/hash.h"
 #include "cc_ops/core/key_sort.h"
+#include "cc_ops/core/policy_update.h"
 #include "cc_ops/core/table_locks.h"
 
 namespace slipstream {
@@ -111,6 +112,7 @@ void ResolveBucket(EmbeddingTable* table, const SortedKeys& sorted, int64_t buck
     if (is_new) {
       plan->unique_key[begin + number] = sorted.key[i];
       plan->unique_row[begin + number] = row;
+      plan->unique_slot[begin + number] = slot;
       plan->uses_end[begin + number] = 0;
       ++distinct;
     }
@@ -194,6 +196,18 @@ Status OutOfMemory(const std::string& doing) {
                            "; the tables are intact: free memory, or bound the tables by capacity");
 }
 
+// An evaluation sees every gradient.
+void FlushAll(const std::vector<EmbeddingTable*>& tables, const Parallel& parallel) {
+  for (EmbeddingTable* table : tables) {
+    {
+      const std::shared_lock<std::shared_mutex> lock(table->mutex());
+      if (table->num_deferred() == 0) continue;
+    }
+    const std::unique_lock<std::shared_mutex> lock(table->mutex());
+    FlushDeferred(table, parallel);
+  }
+}
+
 }  // namespace
 
 Status LookupForTraining(const std::vector<EmbeddingTable*>& tables,
@@ -225,6 +239,7 @@ Status LookupForTraining(const std::vector<EmbeddingTable*>& tables,
     plan->unique_count.assign(sorted.begin.size() - 1, 0);
     plan->unique_key.resize(n);
     plan->unique_row.resize(n);
+    plan->unique_slot.resize(n);
     plan->uses_end.resize(n);
     plan->uses.resize(n);
     // Places of padding keys stay as they are: nothing reads them.
@@ -261,6 +276,7 @@ Status LookupForEvaluation(const std::vector<EmbeddingTable*>& tables,
                            const std::vector<PooledOutput>& outputs, const Parallel& parallel) {
   const int64_t batch = features.empty() ? 0 : features[0].batch;
   const int64_t cells = static_cast<int64_t>(features.size()) * batch;
+  FlushAll(tables, parallel);
   const SharedTableLocks locks(tables);
   std::atomic<bool> is_out_of_memory{false};
   parallel.run(parallel.threads, [&](int task) {

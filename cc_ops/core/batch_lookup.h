@@ -38,6 +38,7 @@ Status LookupForTraining(const std::vector<EmbeddingTable*>& tables,
                          LookupWorkspace* workspace);
 
 // The same without making keys or counting; absent keys give their initial rows.
+// Gradients that are held back are applied first.
 Status LookupForEvaluation(const std::vector<EmbeddingTable*>& tables,
                            const std::vector<FeatureView>& features,
                            const std::vector<Combiner>& combiners,

@@ -64,9 +64,11 @@ int64_t EmbeddingTable::bytes() const {
   int64_t bytes = memory_->bytes();
   for (const TableShard& shard : shards_) {
     bytes +=
-        shard.index.bytes() + static_cast<int64_t>(shard.last_used.capacity() * sizeof(int64_t));
+        shard.index.bytes() +
+        static_cast<int64_t>(shard.last_used.capacity() * sizeof(int64_t) + shard.marks.capacity() +
+                             shard.travelled.capacity() * sizeof(float));
   }
-  return bytes;
+  return bytes + deferred_bytes();
 }
 
 float* EmbeddingTable::InsertRow(TableShard* shard, int64_t key, uint64_t hash, float count,
@@ -101,6 +103,19 @@ float* EmbeddingTable::FindOrInsert(int64_t key, uint64_t hash, uint32_t* slot) 
   return row;
 }
 
+void EmbeddingTable::ForgetRow(TableShard* shard, int64_t key, uint64_t hash) {
+  const uint32_t slot = shard->index.Find(key, hash)->slot;
+  if (slot < shard->marks.size()) shard->marks[slot] = 0;
+  for (DeferredSums& sums : shard->deferred) {
+    const uint32_t place = sums.Find(key, hash);
+    if (place == DeferredSums::kNone) continue;
+    sums.Remove(place);
+    ++shard->counts.evicted;
+  }
+  shard->arena.Release(slot);
+  shard->index.Erase(key, hash);
+}
+
 void EmbeddingTable::MakeRoom(int64_t incoming, const std::vector<int64_t>& pinned) {
   const int64_t needed = size() + incoming - options_.capacity;
   if (options_.capacity == 0 || needed <= 0) return;
@@ -131,10 +146,7 @@ void EmbeddingTable::MakeRoom(int64_t incoming, const std::vector<int64_t>& pinn
   if (leaving == 0) return;
   std::nth_element(candidates.begin(), candidates.begin() + (leaving - 1), candidates.end());
   for (int64_t i = 0; i < leaving; ++i) {
-    TableShard& shard = shards_[ShardOf(candidates[i].hash)];
-    const HashIndex::Entry* entry = shard.index.Find(candidates[i].key, candidates[i].hash);
-    shard.arena.Release(entry->slot);
-    shard.index.Erase(candidates[i].key, candidates[i].hash);
+    ForgetRow(&shards_[ShardOf(candidates[i].hash)], candidates[i].key, candidates[i].hash);
   }
   num_evicted_ += leaving;
   ++generation_;
@@ -268,12 +280,85 @@ Status EmbeddingTable::Import(const TableContents& contents) {
       shard.last_used[slot] = contents.last_used.empty() ? 0 : contents.last_used[i];
     }
   }
+  for (int s = 0; s < kNumShards; ++s) {
+    shards[s].counts = shards_[s].counts;
+    for (size_t r = 0; r < shards_[s].deferred.size(); ++r) shards[s].deferred.emplace_back(dim());
+  }
   shards_.swap(shards);
   memory_.swap(memory);
+  is_watching_ = false;
   update_step_ = contents.update_step;
   lookup_step_ = contents.lookup_step;
   ++generation_;
   return OkStatus();
+}
+
+void EmbeddingTable::SetPolicy(const UpdatePolicy& policy) {
+  const bool holds = policy.mode == UpdatePolicy::Mode::kDefer;
+  const size_t ranks = holds ? static_cast<size_t>(policy.ranks) : 0;
+  earlier_counts_ = update_counts();
+  for (TableShard& shard : shards_) {
+    shard.counts = UpdateCounts();
+    if (shard.deferred.size() != ranks) {
+      shard.deferred.assign(ranks, DeferredSums(dim()));
+    }
+  }
+  policy_ = policy;
+}
+
+void EmbeddingTable::MarkRows(const int64_t* keys, const uint8_t* marks, int64_t n) {
+  for (TableShard& shard : shards_) {
+    std::fill(shard.marks.begin(), shard.marks.end(), uint8_t{0});
+    std::fill(shard.travelled.begin(), shard.travelled.end(), 0.f);
+  }
+  is_watching_ = false;
+  for (int64_t i = 0; i < n; ++i) {
+    const uint64_t hash = HashKey(keys[i]);
+    uint32_t slot = 0;
+    if (marks[i] == 0 || Find(keys[i], hash, &slot) == nullptr) continue;
+    TableShard& shard = shards_[ShardOf(hash)];
+    if (slot >= shard.marks.size()) {
+      const size_t wanted = std::max<size_t>(slot + 1, static_cast<size_t>(shard.index.size()));
+      shard.travelled.resize(wanted);
+      shard.marks.resize(wanted);
+    }
+    shard.marks[slot] = marks[i];
+    is_watching_ = is_watching_ || (marks[i] & kWatched) != 0;
+  }
+}
+
+void EmbeddingTable::Travelled(const int64_t* keys, int64_t n, float* travelled) const {
+  for (int64_t i = 0; i < n; ++i) {
+    const uint64_t hash = HashKey(keys[i]);
+    const TableShard& shard = shards_[ShardOf(hash)];
+    uint32_t slot = 0;
+    const bool is_watched =
+        Find(keys[i], hash, &slot) != nullptr && (shard.MarkOf(slot) & kWatched) != 0;
+    travelled[i] = is_watched ? shard.travelled[slot] : 0.f;
+  }
+}
+
+UpdateCounts EmbeddingTable::update_counts() const {
+  UpdateCounts sum = earlier_counts_;
+  const int step = policy_.is_shadow ? UpdatePolicy::kShadowSampling : 1;
+  for (int s = 0; s < kNumShards; s += step) sum.Add(shards_[s].counts, step);
+  return sum;
+}
+
+int64_t EmbeddingTable::num_deferred() const {
+  int64_t n = 0;
+  for (const TableShard& shard : shards_) {
+    for (const DeferredSums& sums : shard.deferred) n += sums.size();
+  }
+  return n;
+}
+
+int64_t EmbeddingTable::deferred_bytes() const {
+  int64_t bytes = 0;
+  for (const TableShard& shard : shards_) {
+    for (const DeferredSums& sums : shard.deferred) bytes += sums.bytes();
+  }
+  return bytes;
 }
 
 }  // namespace slipstream

@@ -9,12 +9,14 @@
 #include <string>
 #include <vector>
 
+#include "cc_ops/core/deferred_sums.h"
 #include "cc_ops/core/hash.h"
 #include "cc_ops/core/hash_index.h"
 #include "cc_ops/core/row_arena.h"
 #include "cc_ops/core/row_initializer.h"
 #include "cc_ops/core/slab_allocator.h"
 #include "cc_ops/core/status.h"
+#include "cc_ops/core/update_policy.h"
 #include "cc_ops/core/update_rule.h"
 
 namespace slipstream {
@@ -49,6 +51,13 @@ struct TableShard {
   HashIndex index;
   RowArena arena;
   std::vector<int64_t> last_used;  // by slot; LRU tables only
+  // By slot, RowMark bits; slots beyond its end have none.
+  std::vector<uint8_t> marks;
+  std::vector<float> travelled;        // by slot, of watched rows; as long as `marks`
+  std::vector<DeferredSums> deferred;  // by simulated rank; empty unless gradients are held
+  UpdateCounts counts;
+
+  uint8_t MarkOf(uint32_t slot) const { return slot < marks.size() ? marks[slot] : 0; }
 };
 
 // Callers hold `mutex()`: shared for const members, exclusive for the others.
@@ -78,6 +87,14 @@ class EmbeddingTable {
     const HashIndex::Entry* entry = shard.index.Find(key, hash);
     return entry == nullptr ? nullptr : shard.arena.Row(entry->slot);
   }
+  // The same; `slot` identifies the row within its shard.
+  float* Find(int64_t key, uint64_t hash, uint32_t* slot) const {
+    const TableShard& shard = shards_[ShardOf(hash)];
+    const HashIndex::Entry* entry = shard.index.Find(key, hash);
+    if (entry == nullptr) return nullptr;
+    *slot = entry->slot;
+    return shard.arena.Row(entry->slot);
+  }
   void Prefetch(uint64_t hash) const { shards_[ShardOf(hash)].index.Prefetch(hash); }
 
   // The row of a key, made if need be, and one more access counted. Calls for
@@ -101,6 +118,30 @@ class EmbeddingTable {
 
   void DecayCounts(float factor);
 
+  const UpdatePolicy& policy() const { return policy_; }
+  // Whether updates of a shard's rows need more than gradients and rows.
+  bool UpdatesByPolicy(int64_t shard) const {
+    return is_watching_ || (policy_.IsActive() && policy_.Samples(shard));
+  }
+  // `policy` must be valid. Sums that are held must have been flushed, unless only
+  // numbers of the policy change.
+  void SetPolicy(const UpdatePolicy& policy);
+  // keys, marks (RowMark bits): [n]. Replaces all marks and starts the sums of
+  // squared update lengths anew; keys without a row are passed over.
+  void MarkRows(const int64_t* keys, const uint8_t* marks, int64_t n);
+  // travelled: [n], the sum of squared update lengths since MarkRows; 0 for a row
+  // that is not watched.
+  void Travelled(const int64_t* keys, int64_t n, float* travelled) const;
+
+  UpdateCounts update_counts() const;
+  int64_t num_deferred() const;
+  int64_t deferred_bytes() const;
+  TableShard* shard(int64_t s) { return &shards_[s]; }
+  // That of the last update, and of a flush after it.
+  float last_learning_rate() const { return last_learning_rate_; }
+  void set_last_learning_rate(float rate) { last_learning_rate_ = rate; }
+  int64_t update_step() const { return update_step_; }
+
   TableContents Export() const;
   // Replaces everything. InvalidArgument on a key that comes twice, on more keys
   // than the capacity or on arrays of the wrong length; nothing is changed then.
@@ -111,12 +152,17 @@ class EmbeddingTable {
   bool tracks_use() const {
     return options_.capacity > 0 && options_.eviction == TableOptions::Eviction::kLru;
   }
+  void ForgetRow(TableShard* shard, int64_t key, uint64_t hash);
   float* InsertRow(TableShard* shard, int64_t key, uint64_t hash, float count, uint32_t* slot);
 
   const TableOptions options_;
   const int64_t slots_;
   std::unique_ptr<SlabAllocator> memory_;
   std::vector<TableShard> shards_;
+  UpdatePolicy policy_;
+  UpdateCounts earlier_counts_;  // under former policies
+  bool is_watching_ = false;
+  float last_learning_rate_ = 0.f;
   int64_t generation_ = 0;
   int64_t num_evicted_ = 0;
   int64_t num_dropped_updates_ = 0;

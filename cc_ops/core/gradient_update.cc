@@ -6,18 +6,13 @@
 #include <string>
 
 #include "cc_ops/core/key_sort.h"
+#include "cc_ops/core/policy_update.h"
 #include "cc_ops/core/simd_clones.h"
 #include "cc_ops/core/table_locks.h"
+#include "cc_ops/core/use_sums.h"
 
 namespace slipstream {
 namespace {
-
-constexpr int64_t kPrefetchDistance = 8;
-
-void PrefetchRow(const float* row, int64_t floats) {
-  constexpr int64_t kCacheLine = 16;
-  for (int64_t j = 0; j < floats; j += kCacheLine) __builtin_prefetch(row + j, 1);
-}
 
 // Names the first gradient that is not finite.
 Status DescribeNonFinite(const LookupPlan& plan, const std::vector<PooledGradient>& gradients) {
@@ -67,6 +62,38 @@ bool AllFinite(const LookupPlan& plan, const std::vector<PooledGradient>& gradie
   return all_finite;
 }
 
+// Applies the rule to every row of the bucket.
+void UpdateBucket(const BucketUpdate& update, float* summed) {
+  const LookupPlan& plan = *update.plan;
+  EmbeddingTable* table = update.table;
+  const UpdateRule rule = table->options().rule;
+  const int64_t dim = table->dim();
+  const int64_t row_floats = dim + table->slots_per_row();
+  const int64_t begin = plan.unique_begin[update.bucket];
+  const int64_t end = begin + plan.unique_count[update.bucket];
+  const int64_t num_places = static_cast<int64_t>(plan.uses.size());
+  TableShard* shard = table->shard(update.bucket % kNumShards);
+  shard->counts.offered += end - begin;
+  shard->counts.sent += end - begin;
+  int64_t use = begin;
+  for (int64_t u = begin; u < end; ++u) {
+    // Places between buckets hold stale or no rows: prefetching those is harmless.
+    const int64_t ahead = u + kUpdatePrefetch;
+    if (ahead < num_places) PrefetchRow(plan.unique_row[ahead], row_floats);
+    SumUses(plan, *update.gradients, use, plan.uses_end[u], dim, summed);
+    use = plan.uses_end[u];
+    float* row = plan.unique_row[u];
+    if (update.is_stale) {
+      row = table->Find(plan.unique_key[u], HashKey(plan.unique_key[u]));
+      if (row == nullptr) {
+        ++*update.dropped;
+        continue;
+      }
+    }
+    rule.Apply(update.rate, dim, summed, row);
+  }
+}
+
 }  // namespace
 
 Status ApplyGradients(const LookupPlan& plan, const std::vector<PooledGradient>& gradients,
@@ -80,63 +107,33 @@ Status ApplyGradients(const LookupPlan& plan, const std::vector<PooledGradient>&
     if (!status.ok()) return status;
   }
   const ExclusiveTableLocks locks(plan.tables);
+  int64_t widest = 0;
+  for (const EmbeddingTable* table : plan.tables) widest = std::max(widest, table->dim());
+  std::vector<PolicyScratch> scratches(parallel.threads, PolicyScratch(widest));
   std::vector<float> rates;
   std::vector<bool> is_stale;
   for (size_t t = 0; t < plan.tables.size(); ++t) {
     EmbeddingTable* table = plan.tables[t];
     rates.push_back(table->options().rule.EffectiveRate(learning_rate, table->NextUpdateStep()));
+    table->set_last_learning_rate(learning_rate);
     is_stale.push_back(table->generation() != plan.generations[t]);
   }
   const std::vector<int64_t> bounds = BalancedBuckets(plan.unique_begin, parallel.threads);
   std::vector<std::atomic<int64_t>> dropped(plan.tables.size());
   for (auto& count : dropped) count = 0;
-  int64_t widest = 0;
-  for (const EmbeddingTable* table : plan.tables) widest = std::max(widest, table->dim());
-  const int64_t num_places = static_cast<int64_t>(plan.uses.size());
-  const std::vector<float> scratch_model(static_cast<size_t>(widest));
   parallel.run(parallel.threads, [&](int task) {
-    std::vector<float> summed = scratch_model;
+    PolicyScratch& scratch = scratches[task];
     for (int64_t b = bounds[task]; b < bounds[task + 1]; ++b) {
       const size_t t = static_cast<size_t>(b / kNumShards);
-      const EmbeddingTable& table = *plan.tables[t];
-      const UpdateRule rule = table.options().rule;
-      const int64_t dim = table.dim();
-      const int64_t row_floats = dim + table.slots_per_row();
-      const int64_t begin = plan.unique_begin[b], end = begin + plan.unique_count[b];
-      int64_t use = begin;
-      for (int64_t u = begin; u < end; ++u) {
-        // Places between buckets hold stale or no rows: prefetching those is harmless.
-        const int64_t ahead = u + kPrefetchDistance;
-        if (ahead < num_places) PrefetchRow(plan.unique_row[ahead], row_floats);
-        const int64_t uses_end = plan.uses_end[u];
-        std::fill_n(summed.data(), dim, 0.f);
-        for (; use < uses_end; ++use) {
-          if (use + kPrefetchDistance < num_places) {
-            const Occurrence& next = plan.uses[use + kPrefetchDistance];
-            PrefetchRow(
-                gradients[next.feature].data + next.example * gradients[next.feature].stride, dim);
-          }
-          const Occurrence& o = plan.uses[use];
-          const float* __restrict__ g =
-              gradients[o.feature].data + o.example * gradients[o.feature].stride;
-          float* __restrict__ sum = summed.data();
-          if (plan.scale.empty()) {
-            for (int64_t j = 0; j < dim; ++j) sum[j] += g[j];
-          } else {
-            const float scale = plan.scale[o.position];
-            for (int64_t j = 0; j < dim; ++j) sum[j] += scale * g[j];
-          }
-        }
-        float* row = plan.unique_row[u];
-        if (is_stale[t]) {
-          row = table.Find(plan.unique_key[u], HashKey(plan.unique_key[u]));
-          if (row == nullptr) {
-            ++dropped[t];
-            continue;
-          }
-        }
-        rule.Apply(rates[t], dim, summed.data(), row);
+      int64_t dropped_here = 0;
+      const BucketUpdate update = {&plan,    &gradients,  plan.tables[t], b,
+                                   rates[t], is_stale[t], &dropped_here};
+      if (plan.tables[t]->UpdatesByPolicy(b % kNumShards)) {
+        UpdateBucketByPolicy(update, &scratch);
+      } else {
+        UpdateBucket(update, scratch.sum.data());
       }
+      if (dropped_here > 0) dropped[t] += dropped_here;
     }
   });
   for (size_t t = 0; t < plan.tables.size(); ++t) {

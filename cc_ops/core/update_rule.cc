@@ -43,6 +43,43 @@ SLIPSTREAM_SIMD_CLONES void ApplyAdam(float rate, const UpdateRule& rule, int64_
   }
 }
 
+// The largest of |g| / sqrt(denominator) is found on squares: one root in the end.
+// Written so that a NaN gives NaN: no comparison is to hide a damaged row.
+float Larger(float a, float b) { return a > b || a != a ? a : b; }
+
+float SgdMovement(int64_t dim, const float* g) {
+  float most = 0.f;
+  for (int64_t j = 0; j < dim; ++j) most = Larger(g[j] * g[j], most);
+  return std::sqrt(most);
+}
+
+float AdagradMovement(float epsilon, int64_t dim, const float* g, const float* sum) {
+  float most = 0.f;
+  for (int64_t j = 0; j < dim; ++j) {
+    const float square = g[j] * g[j];
+    most = Larger(square / (sum[j] + square + epsilon), most);
+  }
+  return std::sqrt(most);
+}
+
+float RowWiseAdagradMovement(float epsilon, int64_t dim, const float* g, float sum) {
+  float squares = 0.f, most = 0.f;
+  for (int64_t j = 0; j < dim; ++j) {
+    squares += g[j] * g[j];
+    most = Larger(g[j] * g[j], most);
+  }
+  return std::sqrt(most / (sum + squares / static_cast<float>(dim) + epsilon));
+}
+
+float AdamMovement(const UpdateRule& rule, int64_t dim, const float* g, const float* v) {
+  float most = 0.f;
+  for (int64_t j = 0; j < dim; ++j) {
+    const float second = v[j] + (1.f - rule.b) * (g[j] * g[j] - v[j]);
+    most = Larger(std::fabs(g[j]) / (std::sqrt(second) + rule.c), most);
+  }
+  return most;
+}
+
 }  // namespace
 
 int64_t UpdateRule::SlotsPerRow(int64_t dim) const {
@@ -82,6 +119,28 @@ void UpdateRule::Apply(float rate, int64_t dim, const float* gradient, float* ro
       return ApplyRowWiseAdagrad(rate, b, dim, gradient, row, row + dim);
     case Kind::kAdam:
       return ApplyAdam(rate, *this, dim, gradient, row, row + dim, row + 2 * dim);
+  }
+}
+
+float UpdateRule::Movement(float rate, int64_t dim, const float* gradient, const float* row) const {
+  switch (kind) {
+    case Kind::kSgd:
+      return rate * SgdMovement(dim, gradient);
+    case Kind::kAdagrad:
+      return rate * AdagradMovement(b, dim, gradient, row + dim);
+    case Kind::kRowWiseAdagrad:
+      return rate * RowWiseAdagradMovement(b, dim, gradient, row[dim]);
+    case Kind::kAdam:
+      return rate * AdamMovement(*this, dim, gradient, row + 2 * dim);
+  }
+  return 0.f;
+}
+
+void UpdateRule::DecaySlots(int64_t dim, float* row) const {
+  if (kind != Kind::kAdam) return;
+  for (int64_t j = 0; j < dim; ++j) {
+    row[dim + j] *= a;
+    row[2 * dim + j] *= b;
   }
 }
 

@@ -25,6 +25,16 @@ struct UpdateRule {
   // row: `dim` values followed by their slots. gradient: `dim` values; must not
   // overlap the row. rate: from EffectiveRate.
   void Apply(float rate, int64_t dim, const float* gradient, float* row) const;
+
+  // How far applying `gradient` would move the value of the row that moves most.
+  // Exact but for rounding; for Adam without its momentum: rate * |gradient| over
+  // the root of the second moment as it would become, so that a sum of n like
+  // gradients counts as n steps.
+  float Movement(float rate, int64_t dim, const float* gradient, const float* row) const;
+
+  // What a step with a gradient of 0 does to the slots, without moving the row:
+  // Adam's moments shrink, the other rules' slots stay.
+  void DecaySlots(int64_t dim, float* row) const;
 };
 
 }  // namespace slipstream

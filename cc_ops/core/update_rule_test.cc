@@ -2,7 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
+#include <limits>
 #include <vector>
 
 namespace slipstream {
@@ -61,6 +63,52 @@ TEST(UpdateRule, FirstAdamStepMovesByTheLearningRate) {
   EXPECT_NEAR(row[0], -0.01f, 1e-6);
   EXPECT_NEAR(row[1], 0.05f, 1e-7);
   EXPECT_NEAR(row[2], 0.00025f, 1e-8);
+}
+
+TEST(UpdateRule, MovementIsHowFarTheRowWouldMove) {
+  const float gradient[] = {0.5f, -2.f, 1.f};
+  for (const auto kind :
+       {UpdateRule::Kind::kSgd, UpdateRule::Kind::kAdagrad, UpdateRule::Kind::kRowWiseAdagrad}) {
+    UpdateRule rule;
+    rule.kind = kind;
+    rule.a = 0.3f;
+    rule.b = 1e-6f;
+    std::vector<float> row(9, 0.f);
+    rule.InitSlots(3, row.data() + 3);
+    for (int step = 0; step < 3; ++step) {
+      const float predicted = rule.Movement(0.1f, 3, gradient, row.data());
+      const std::vector<float> before = row;
+      rule.Apply(0.1f, 3, gradient, row.data());
+      float moved = 0.f;
+      for (int j = 0; j < 3; ++j) moved = std::max(moved, std::fabs(row[j] - before[j]));
+      EXPECT_NEAR(predicted, moved, 1e-6);
+    }
+  }
+}
+
+TEST(UpdateRule, AdamsMovementGrowsWithTheSum) {
+  UpdateRule rule;
+  rule.kind = UpdateRule::Kind::kAdam;
+  rule.a = 0.9f;
+  rule.b = 0.999f;
+  rule.c = 1e-9f;
+  // A second moment of 1: a gradient of 1 counts as one learning rate.
+  const std::vector<float> row = {0.f, 0.f, 1.f};
+  const float one[] = {1.f}, ten[] = {10.f};
+  EXPECT_NEAR(rule.Movement(0.01f, 1, one, row.data()), 0.01f, 1e-6);
+  EXPECT_NEAR(rule.Movement(0.01f, 1, ten, row.data()), 0.1f / std::sqrt(1.099f), 1e-6);
+}
+
+TEST(UpdateRule, MovementOfANotANumberIsNone) {
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  for (const auto kind : {UpdateRule::Kind::kSgd, UpdateRule::Kind::kAdagrad,
+                          UpdateRule::Kind::kRowWiseAdagrad, UpdateRule::Kind::kAdam}) {
+    UpdateRule rule;
+    rule.kind = kind;
+    const float gradient[] = {nan, 1.f};
+    const std::vector<float> row(6, 1.f);
+    EXPECT_TRUE(std::isnan(rule.Movement(0.1f, 2, gradient, row.data())));
+  }
 }
 
 }  // namespace

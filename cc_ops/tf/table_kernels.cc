@@ -8,7 +8,9 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "cc_ops/core/policy_update.h"
 #include "cc_ops/tf/feature_inputs.h"
+#include "cc_ops/tf/one_table_op.h"
 #include "cc_ops/tf/table_resource.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/resource_handle.h"
@@ -17,14 +19,6 @@ namespace slipstream {
 namespace {
 
 namespace tf = tensorflow;
-using SharedLock = std::shared_lock<std::shared_mutex>;
-using ExclusiveLock = std::unique_lock<std::shared_mutex>;
-
-absl::Status OutOfMemory(const EmbeddingTable& table, const char* doing) {
-  return absl::ResourceExhaustedError(absl::StrCat("out of memory while ", doing, " table '",
-                                                   table.options().name, "'; it is intact"));
-}
-
 class TableOp : public tf::OpKernel {
  public:
   explicit TableOp(tf::OpKernelConstruction* c) : OpKernel(c) {
@@ -72,33 +66,6 @@ class TableOp : public tf::OpKernel {
 };
 REGISTER_KERNEL_BUILDER(Name("SlipstreamTable").Device(tf::DEVICE_CPU), TableOp);
 
-// A kernel on one table, the op's first input.
-class OneTableOp : public tf::OpKernel {
- public:
-  using OpKernel::OpKernel;
-  void Compute(tf::OpKernelContext* c) override {
-    tf::core::RefCountPtr<TableResource> resource;
-    OP_REQUIRES_OK(c, tf::LookupResource(c, tf::HandleFromInput(c, 0), &resource));
-    EmbeddingTable* table = resource->table();
-    try {
-      OP_REQUIRES_OK(c, Run(c, table));
-    } catch (const std::bad_alloc&) {
-      OP_REQUIRES_OK(c, OutOfMemory(*table, "reading or replacing"));
-    }
-  }
-
- protected:
-  virtual absl::Status Run(tf::OpKernelContext* c, EmbeddingTable* table) = 0;
-
-  static absl::Status RequireRank(const tf::OpKernelContext* c, int input, const char* name,
-                                  int rank) {
-    const tf::TensorShape& shape = const_cast<tf::OpKernelContext*>(c)->input(input).shape();
-    if (shape.dims() == rank) return absl::OkStatus();
-    return absl::InvalidArgumentError(
-        absl::StrCat(name, " has shape ", shape.DebugString(), "; allowed: rank ", rank));
-  }
-};
-
 class GatherOp : public OneTableOp {
  public:
   explicit GatherOp(tf::OpKernelConstruction* c) : OneTableOp(c) {
@@ -127,16 +94,6 @@ class GatherOp : public OneTableOp {
   int64_t dim_ = 0;
 };
 REGISTER_KERNEL_BUILDER(Name("SlipstreamTableGather").Device(tf::DEVICE_CPU), GatherOp);
-
-// Copies a vector of the core to output `index`.
-template <class T>
-absl::Status Output(tf::OpKernelContext* c, int index, const tf::TensorShape& shape,
-                    const std::vector<T>& values) {
-  tf::Tensor* out = nullptr;
-  TF_RETURN_IF_ERROR(c->allocate_output(index, shape, &out));
-  std::copy(values.begin(), values.end(), out->flat<T>().data());
-  return absl::OkStatus();
-}
 
 class HotKeysOp : public OneTableOp {
  public:
@@ -202,7 +159,8 @@ class ExportOp : public OneTableOp {
   absl::Status Run(tf::OpKernelContext* c, EmbeddingTable* table) override {
     TableContents contents;
     {
-      const SharedLock lock(table->mutex());
+      const ExclusiveLock lock(table->mutex());
+      FlushDeferred(table, ParallelOf(c));
       contents = table->Export();
     }
     const int64_t n = static_cast<int64_t>(contents.keys.size());

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from slipstream_tf.config import TableConfig
 from slipstream_tf.ops.features import FeatureSpec, PackedFeatures
+from slipstream_tf.ops.update_policy import UpdateCounts, UpdatePolicy
 from slipstream_tf.optimizers import SparseOptimizer
 
 
@@ -88,8 +89,35 @@ class EmbeddingStore(Protocol):
         """Multiplies the access counts of all tables by `factor`, 0 to 1."""
         ...
 
+    def set_update_policy(self, table: str, policy: UpdatePolicy) -> None:
+        """Says what becomes of a table's gradients from the next update on."""
+        ...
+
+    def mark_rows(self, table: str, keys: Any, marks: Any) -> None:
+        """Replaces the marks of a table's rows.
+
+        Args:
+            table: name of the table.
+            keys: int64 [n]; keys without a row are passed over, rows not named lose their marks.
+            marks: uint8 [n], of `ops.update_policy.SATURATED` (masked, or deferred by interval)
+                and WATCHED (the squared lengths of its updates are summed, from 0).
+        """
+        ...
+
+    def travelled(self, table: str, keys: Any) -> np.ndarray:
+        """Returns float32 [n]: the watched rows' summed squared update lengths; 0 for others."""
+        ...
+
+    def update_counts(self, table: str) -> UpdateCounts:
+        """Returns what became of a table's gradient rows since the store was made."""
+        ...
+
+    def flush(self) -> None:
+        """Applies all deferred gradients; evaluation lookups and exports do so by themselves."""
+        ...
+
     def export_table(self, table: str) -> dict[str, np.ndarray]:
-        """Returns all of a table as arrays, sorted by key."""
+        """Returns all of a table as arrays, sorted by key; deferred gradients are in."""
         ...
 
     def import_table(self, table: str, contents: Mapping[str, Any]) -> None:

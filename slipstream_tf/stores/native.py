@@ -11,6 +11,7 @@ import tensorflow as tf
 from slipstream_tf.config import TableConfig
 from slipstream_tf.errors import invalid
 from slipstream_tf.ops import table as table_ops
+from slipstream_tf.ops import update_policy
 from slipstream_tf.ops.features import FeatureSpec, PackedFeatures
 from slipstream_tf.optimizers import SparseOptimizer
 from slipstream_tf.optimizers import get as get_optimizer
@@ -102,6 +103,27 @@ class NativeStore:
         """See `EmbeddingStore.decay_counts`."""
         for handle in self._handles:
             table_ops.decay_counts(handle, factor)
+
+    def set_update_policy(self, table: str, policy: update_policy.UpdatePolicy) -> None:
+        """See `EmbeddingStore.set_update_policy`."""
+        update_policy.set_policy(self._handles[self._index_of(table)], policy)
+
+    def mark_rows(self, table: str, keys: Any, marks: Any) -> None:
+        """See `EmbeddingStore.mark_rows`."""
+        update_policy.mark_rows(self._handles[self._index_of(table)], keys, marks)
+
+    def travelled(self, table: str, keys: Any) -> np.ndarray:
+        """See `EmbeddingStore.travelled`."""
+        return update_policy.travelled(self._handles[self._index_of(table)], keys).numpy()
+
+    def update_counts(self, table: str) -> update_policy.UpdateCounts:
+        """See `EmbeddingStore.update_counts`."""
+        return update_policy.update_counts(self._handles[self._index_of(table)])
+
+    def flush(self) -> None:
+        """See `EmbeddingStore.flush`."""
+        for handle in self._handles:
+            update_policy.flush(handle)
 
     def export_table(self, table: str) -> dict[str, np.ndarray]:
         """See `EmbeddingStore.export_table`; the arrays are those of `ops.table.export_table`."""

@@ -1,0 +1,45 @@
+// Updates under a policy that masks, holds back or watches gradients.
+#ifndef SLIPSTREAM_CC_OPS_CORE_POLICY_UPDATE_H_
+#define SLIPSTREAM_CC_OPS_CORE_POLICY_UPDATE_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "cc_ops/core/gradient_update.h"
+#include "cc_ops/core/lookup_plan.h"
+#include "cc_ops/core/parallel.h"
+
+namespace slipstream {
+
+// One table's keys of one shard in a batch, and what their update needs.
+struct BucketUpdate {
+  const LookupPlan* plan;
+  const std::vector<PooledGradient>* gradients;
+  EmbeddingTable* table;
+  int64_t bucket;    // in the plan
+  float rate;        // UpdateRule::EffectiveRate
+  bool is_stale;     // whether rows may have left the table since the lookup
+  int64_t* dropped;  // counts updates whose key was evicted since the lookup
+};
+
+// Memory of a thread that updates rows of at most `dim` values.
+struct PolicyScratch {
+  explicit PolicyScratch(int64_t dim) : sum(dim), due(dim), before(dim) {}
+  std::vector<float> sum;     // of one rank's gradients of a key
+  std::vector<float> due;     // of all ranks' sums that are applied
+  std::vector<float> before;  // a watched row as it was
+};
+
+// Updates the bucket's rows as the table's policy says. A key's sums that are due on
+// several simulated ranks are added and applied as one gradient. Touches nothing but
+// the bucket's shard.
+void UpdateBucketByPolicy(const BucketUpdate& update, PolicyScratch* scratch);
+
+// Applies every sum that is held, each as one gradient; in shadow mode, where the
+// gradients were applied when they came, forgets them. The caller holds the table's
+// mutex exclusively.
+void FlushDeferred(EmbeddingTable* table, const Parallel& parallel);
+
+}  // namespace slipstream
+
+#endif  // SLIPSTREAM_CC_OPS_CORE_POLICY_UPDATE_H_

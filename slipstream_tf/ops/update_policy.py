@@ -1,0 +1,154 @@
+"""Typed wrappers of the ops that mask, hold back or watch a table's gradients.
+
+A policy says what becomes of the gradient rows (one per key, update and simulated rank) of a
+native table; the marks say which rows are saturated or watched; the counts tell what happened.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from slipstream_tf.errors import require_choice, require_integer, require_number
+from slipstream_tf.ops import _loader
+
+SATURATED = np.uint8(1)
+WATCHED = np.uint8(2)
+MODES = ("apply", "mask", "defer")
+TRIGGERS = ("movement", "interval")
+# Beside the values of a held sum: its key, age and place, and the index at its emptiest.
+_BOOKKEEPING_BYTES = 64
+
+
+@dataclasses.dataclass(frozen=True)
+class UpdatePolicy:
+    """What becomes of gradients before a table's update rule sees them.
+
+    A sum of gradients that were held back is applied as one gradient. Under SGD that gives the row
+    that the single gradients would have given. Adagrad adds the square of the sum, not the sum of
+    the squares, to its accumulator: more where the gradients agree, less where they cancel. Adam
+    takes one step of its moments for the sum where it would have taken one per gradient.
+
+    Attributes:
+        mode: "apply", "mask" (gradients of saturated rows are thrown away; their slots stay) or
+            "defer" (gradients are summed per row and applied later).
+        trigger: "movement": any row's sum is held until applying it would move one of the row's
+            values by `movement`; "interval": only saturated rows' sums are held. Both: never
+            longer than `max_age`.
+        movement: in the unit of the rows. For Adam the moments' damping is left out: it is
+            learning rate * |sum| / root of the second moment.
+        max_age: in updates of the table.
+        max_rows: sums held at most; gradients of further rows are applied at once.
+        decay_skipped: whether masking a row's gradient decays its moments (Adam).
+        ranks: simulated ranks: each has an even part of every batch and sums of its own.
+        is_shadow: apply everything, and count for one key in 16 what would have been done.
+    """
+
+    mode: str = "apply"
+    trigger: str = "movement"
+    movement: float = 0.0
+    max_age: int = 1
+    max_rows: int = 0
+    decay_skipped: bool = False
+    ranks: int = 1
+    is_shadow: bool = False
+
+    def __post_init__(self) -> None:
+        place = "UpdatePolicy"
+        require_choice("mode", self.mode, MODES, place)
+        require_choice("trigger", self.trigger, TRIGGERS, place)
+        require_number("movement", self.movement, 0.0, place=place)
+        require_integer("max_age", self.max_age, 1, None, place)
+        require_integer("max_rows", self.max_rows, 0, None, place)
+        require_integer("ranks", self.ranks, 1, 64, place)
+
+
+@dataclasses.dataclass(frozen=True)
+class UpdateCounts:
+    """Gradient rows of a table so far; a row is one key's gradient in one update on one rank.
+
+    In shadow mode: what would have been, extrapolated from one key in 16.
+
+    Attributes:
+        offered: came in.
+        sent: were applied (ranks: exchanged), held sums included.
+        masked: were thrown away.
+        held: were added to a sum that stayed.
+        due_by_movement, due_by_age, flushed, refused: of those sent, the ones whose sum would have
+            moved the row far enough, came of age, was asked for by an evaluation or export, or
+            found no room.
+        evicted: sums that left with their row.
+        pending: sums held now.
+        pending_bytes: bytes of the buffers that hold them.
+    """
+
+    offered: int = 0
+    sent: int = 0
+    masked: int = 0
+    held: int = 0
+    due_by_movement: int = 0
+    due_by_age: int = 0
+    flushed: int = 0
+    refused: int = 0
+    evicted: int = 0
+    pending: int = 0
+    pending_bytes: int = 0
+
+
+def held_row_bytes(dim: int) -> int:
+    """Bytes that a held sum of `dim` values takes, bookkeeping included."""
+    return 4 * dim + _BOOKKEEPING_BYTES
+
+
+def set_policy(handle: tf.Tensor, policy: UpdatePolicy) -> None:
+    """Sets a table's policy; sums held under one of another kind are applied first."""
+    _loader.library().slipstream_table_set_policy(
+        handle=handle,
+        movement=tf.constant(policy.movement, tf.float32),
+        max_age=tf.constant(policy.max_age, tf.int64),
+        max_rows=tf.constant(policy.max_rows, tf.int64),
+        mode=policy.mode,
+        trigger=policy.trigger,
+        decay_skipped=policy.decay_skipped,
+        ranks=policy.ranks,
+        is_shadow=policy.is_shadow,
+    )
+
+
+def mark_rows(handle: tf.Tensor, keys: Any, marks: Any) -> None:
+    """Replaces the marks of all rows of a table and starts their travelled lengths anew.
+
+    Args:
+        handle: the table.
+        keys: int64 [n]; keys without a row are passed over.
+        marks: uint8 [n], of SATURATED | WATCHED.
+
+    Raises:
+        tf.errors.InvalidArgumentError: the lengths differ.
+    """
+    _loader.library().slipstream_table_mark_rows(
+        handle=handle,
+        keys=tf.convert_to_tensor(keys, tf.int64),
+        marks=tf.convert_to_tensor(marks, tf.uint8),
+    )
+
+
+def travelled(handle: tf.Tensor, keys: Any) -> tf.Tensor:
+    """Returns float32 [n], the sum of squared update lengths of watched rows since `mark_rows`."""
+    return _loader.library().slipstream_table_travelled(
+        handle=handle, keys=tf.convert_to_tensor(keys, tf.int64)
+    )
+
+
+def update_counts(handle: tf.Tensor) -> UpdateCounts:
+    """Returns the counts of a table since it was made (eager only)."""
+    values = _loader.library().slipstream_table_update_counts(handle=handle).numpy()
+    return UpdateCounts(*(int(v) for v in values))
+
+
+def flush(handle: tf.Tensor) -> tf.Operation | None:
+    """Applies every held sum of a table, each as one gradient."""
+    return _loader.library().slipstream_table_flush(handle=handle)

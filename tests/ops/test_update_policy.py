@@ -1,0 +1,186 @@
+"""Masking, deferring and watching gradients in the native store, against plain training."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from slipstream_tf import optimizers
+from slipstream_tf.config import TableConfig
+from slipstream_tf.ops import features
+from slipstream_tf.ops.features import FeatureSpec
+from slipstream_tf.ops.update_policy import SATURATED, WATCHED, UpdatePolicy, held_row_bytes
+from slipstream_tf.stores import NativeStore
+
+DIM, RATE = 3, 0.1
+SPECS = [FeatureSpec("f", "t")]
+
+
+def make_store(optimizer=None):
+    return NativeStore([TableConfig("t", DIM)], optimizer or optimizers.SGD(RATE))
+
+
+def train(store, keys, gradients):
+    """One step: keys int64 [batch], gradients float32 [batch, DIM]."""
+    packed = features.pack({"f": np.asarray(keys, np.int64)}, SPECS, None)
+    _, plan = store.lookup(packed, SPECS, True)
+    store.apply_gradients(plan, [tf.constant(gradients, tf.float32)])
+
+
+def rows_of(store, keys):
+    return store.gather("t", np.asarray(keys, np.int64))[0].numpy()
+
+
+def state_of(store):
+    exported = store.export_table("t")
+    return np.concatenate([exported["rows"], exported["slots"]], axis=1)
+
+
+steps_strategy = st.lists(
+    st.lists(st.tuples(st.integers(0, 5), st.integers(-100, 100)), min_size=1, max_size=6),
+    min_size=1,
+    max_size=25,
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    steps=steps_strategy,
+    movement=st.floats(0.001, 1.0),
+    max_age=st.integers(1, 8),
+    max_rows=st.sampled_from([0, 64, 1000]),
+    ranks=st.sampled_from([1, 3]),
+    trigger=st.sampled_from(["movement", "interval"]),
+)
+def test_no_gradient_is_lost(steps, movement, max_age, max_rows, ranks, trigger):
+    store = make_store()
+    initial = rows_of(store, range(6))
+    policy = UpdatePolicy(
+        "defer", trigger, movement, max_age=max_age, max_rows=max_rows, ranks=ranks
+    )
+    total = np.zeros((6, DIM))
+    train(store, range(6), np.zeros((6, DIM)))
+    store.set_update_policy("t", policy)
+    store.mark_rows("t", [0, 2, 4], np.full(3, SATURATED))
+    for step in steps:
+        keys = np.array([key for key, _ in step])
+        gradients = np.outer([g / 50 for _, g in step], [1.0, -0.5, 2.0])
+        np.add.at(total, keys, gradients)
+        train(store, keys, gradients)
+    store.flush()
+    np.testing.assert_allclose(rows_of(store, range(6)), initial - RATE * total, atol=2e-5)
+    counts = store.update_counts("t")
+    assert counts.pending == 0
+    assert counts.held + counts.sent >= counts.offered
+
+
+def test_an_export_and_an_evaluation_see_every_gradient():
+    store = make_store()
+    store.set_update_policy("t", UpdatePolicy("defer", movement=1e9, max_age=100, max_rows=10))
+    before = rows_of(store, [7])
+    train(store, [7], np.ones((1, DIM)))
+    assert store.update_counts("t").pending == 1
+    np.testing.assert_array_equal(rows_of(store, [7]), before)  # gather reads rows as they are
+    packed = features.pack({"f": np.array([7])}, SPECS, None)
+    pooled, _ = store.lookup(packed, SPECS, False)
+    np.testing.assert_allclose(pooled[0], before - RATE, rtol=1e-6)
+    train(store, [7], np.ones((1, DIM)))
+    exported = store.export_table("t")
+    np.testing.assert_allclose(exported["rows"], before - 2 * RATE, rtol=1e-6)
+    assert store.update_counts("t").flushed == 2
+
+
+def test_an_import_forgets_the_sums_of_the_rows_it_replaces():
+    store = make_store()
+    train(store, [7], np.ones((1, DIM)))
+    saved = store.export_table("t")
+    store.set_update_policy("t", UpdatePolicy("defer", movement=1e9, max_age=100, max_rows=10))
+    train(store, [7], np.ones((1, DIM)))
+    store.import_table("t", saved)
+    assert store.update_counts("t").pending == 0
+    np.testing.assert_array_equal(store.export_table("t")["rows"], saved["rows"])
+
+
+@pytest.mark.parametrize(
+    "rule", [optimizers.SGD(), optimizers.Adagrad(), optimizers.RowWiseAdagrad(), optimizers.Adam()]
+)
+def test_masked_rows_and_their_slots_stay(rule):
+    store = make_store(rule)
+    train(store, [1, 2], np.ones((2, DIM)))
+    store.set_update_policy("t", UpdatePolicy("mask"))
+    store.mark_rows("t", [1, 99], np.full(2, SATURATED))
+    before = state_of(store)
+    train(store, [1, 2, 1], np.ones((3, DIM)))
+    after = state_of(store)
+    np.testing.assert_array_equal(after[0], before[0])
+    assert (after[1, :DIM] != before[1, :DIM]).all()
+    counts = store.update_counts("t")
+    assert (counts.offered, counts.sent, counts.masked) == (4, 3, 1)
+
+
+def test_a_change_of_mode_applies_what_was_held():
+    store = make_store()
+    before = rows_of(store, [1])
+    store.set_update_policy("t", UpdatePolicy("defer", movement=1e9, max_age=100, max_rows=10))
+    train(store, [1], np.ones((1, DIM)))
+    store.set_update_policy("t", UpdatePolicy())
+    np.testing.assert_allclose(rows_of(store, [1]), before - RATE, rtol=1e-6)
+
+
+def test_a_change_of_numbers_goes_on_holding():
+    store = make_store()
+    store.set_update_policy("t", UpdatePolicy("defer", movement=1e9, max_age=100, max_rows=10))
+    train(store, [1], np.ones((1, DIM)))
+    store.set_update_policy("t", UpdatePolicy("defer", movement=1e8, max_age=50, max_rows=10))
+    assert store.update_counts("t").pending == 1
+
+
+def test_watched_rows_sum_their_squared_update_lengths():
+    store = make_store()
+    train(store, [1, 2], np.zeros((2, DIM)))
+    store.mark_rows("t", [1], np.full(1, WATCHED))
+    for sign in (1.0, -1.0):
+        train(store, [1, 2], np.full((2, DIM), sign))
+    np.testing.assert_allclose(
+        store.travelled("t", [1, 2, 3]), [2 * DIM * RATE**2, 0, 0], rtol=1e-4
+    )
+
+
+def test_empty_marks_and_keys():
+    store = make_store()
+    store.mark_rows("t", np.empty(0, np.int64), np.empty(0, np.uint8))
+    assert store.travelled("t", np.empty(0, np.int64)).shape == (0,)
+
+
+def test_bytes_of_held_sums_stay_within_what_is_said():
+    store = make_store()
+    store.set_update_policy("t", UpdatePolicy("defer", movement=1e9, max_age=100, max_rows=10**6))
+    train(store, np.arange(5000), np.ones((5000, DIM)))
+    counts = store.update_counts("t")
+    assert counts.pending == 5000
+    assert counts.pending_bytes <= 5000 * held_row_bytes(DIM) * 1.5
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"mode": "hide"}, "`mode`: 'hide'"),
+        ({"mode": "defer", "trigger": "never"}, "`trigger`: 'never'"),
+        ({"mode": "defer", "movement": -1.0}, "`movement`: -1.0"),
+        ({"mode": "defer", "movement": float("nan")}, "`movement`: nan"),
+        ({"mode": "defer", "max_age": 0}, "`max_age`: 0"),
+        ({"mode": "defer", "max_rows": -1}, "`max_rows`: -1"),
+        ({"ranks": 65}, "`ranks`: 65"),
+    ],
+)
+def test_bad_policies_are_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        UpdatePolicy(**arguments)
+
+
+def test_marks_of_another_length_are_refused():
+    with pytest.raises(tf.errors.InvalidArgumentError, match="marks have shape"):
+        make_store().mark_rows("t", [1, 2], np.full(1, SATURATED))
