@@ -22,8 +22,8 @@ MIN_INPUTS = 200  # kept inputs below which nothing is judged: losses are skewed
 WORSENED_DEVIATIONS = 3.0
 FINE_DEVIATIONS = 1.64
 SMALLEST_SCALE = 1 / 64  # halved once more, it is 0
-RECOVER_AFTER = 10  # windows found fine before T is doubled again
-LONGEST_PATIENCE = 160  # windows; the bound of RECOVER_AFTER doubled per halving of T
+FIRST_PATIENCE = 10  # windows; doubled whenever T is halved, the first time included
+LONGEST_PATIENCE = 160  # windows
 # Of the other inputs' loss; an excess over a baseline smaller than that is relative to that.
 _SMALLEST_REFERENCE = 0.05
 _ASSUMED_DEVIATION = 2.0  # of the mean loss; of one input's loss, where it was not measured
@@ -108,7 +108,7 @@ class GuardState:
     evidence: Losses = Losses()
     windows: int = 0
     quiet_windows: int = 0
-    patience: int = RECOVER_AFTER
+    patience: int = FIRST_PATIENCE
 
 
 @dataclasses.dataclass(frozen=True)
@@ -182,8 +182,8 @@ def judge(
     deviation is taken to be twice the kept inputs' mean loss. A window with a loss that is not
     finite is left out.
 
-    Once worsened, T is halved; it is doubled again after `RECOVER_AFTER` windows found fine, and
-    each halving doubles that number, so that a T that does harm comes back ever more rarely. Below
+    Once worsened, T is halved. It is doubled again after `patience` windows found fine; each
+    halving doubles the patience, so that a T that does harm comes back ever more rarely. Below
     `SMALLEST_SCALE` nothing is skipped, so nothing can be observed either: after as many windows
     skipping starts again, at the smallest scale.
 
