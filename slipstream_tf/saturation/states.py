@@ -1,0 +1,312 @@
+"""States of keys (cold, warming, varying, saturated, probing) and their transitions. Pure NumPy.
+
+In: the states of the window that ends, its drifts, T and the next hot set. Out: the next states.
+
+    cold -> warming -> varying <-> saturated <-> probing, and probing -> varying; any -> cold.
+
+A key whose updates are withheld cannot drift, so its drift alone would never release it: probing
+lets it move for one window in `revisit_every`, and judges it by what it then did.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+
+import numpy as np
+
+from slipstream_tf.errors import invalid, require_integer, require_number
+
+NEVER = int(np.iinfo(np.int32).max)  # `since` of a key that is not saturated
+
+
+class KeyState(enum.IntEnum):
+    """State of a key during a window; fits uint8.
+
+    COLD: not in the hot set. Such keys are not listed in `KeyStates`.
+    WARMING: in the hot set, watched for less than `protect_windows` full windows; not yet judged.
+    VARYING: moves; trained like any key.
+    SATURATED: hardly moves; what can be saved on it is saved.
+    PROBING: found saturated, but trained like a varying key for one window, to be judged again.
+    """
+
+    COLD = 0
+    WARMING = 1
+    VARYING = 2
+    SATURATED = 3
+    PROBING = 4
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class KeyStates:
+    """States of one table's hot keys during one window. Keys that are not listed are cold.
+
+    Attributes:
+        keys: int64 [n], ascending, each once.
+        states: uint8 [n], values of `KeyState`.
+        windows_watched: int32 [n], full windows that the key has been in the hot set.
+        since: int32 [n], first window of the present unbroken run of windows that the key was
+            saturated or probing in; `NEVER` if it is neither. The drift that the run began with
+            was measured in the window before. It bounds the movement in each window, not the sum.
+        drift: float32 [n], last drift measured while the key was free to move; NaN before there
+            was one. Not finite: an anomaly (a NaN or infinite row).
+    """
+
+    keys: np.ndarray
+    states: np.ndarray
+    windows_watched: np.ndarray
+    since: np.ndarray
+    drift: np.ndarray
+
+    def __post_init__(self) -> None:
+        _require_ascending("keys", self.keys, "KeyStates")
+        for name, dtype in (
+            ("states", np.uint8),
+            ("windows_watched", np.int32),
+            ("since", np.int32),
+            ("drift", np.float32),
+        ):
+            values = getattr(self, name)
+            if values.shape != self.keys.shape or values.dtype != dtype:
+                allowed = f"{np.dtype(dtype).name} of the shape of the keys, {self.keys.shape}"
+                raise invalid(name, f"{values.dtype} {values.shape}", "KeyStates", allowed)
+
+    @classmethod
+    def empty(cls) -> KeyStates:
+        """Returns the states before the first hot set was chosen: every key is cold."""
+        return cls(
+            keys=np.empty(0, np.int64),
+            states=np.empty(0, np.uint8),
+            windows_watched=np.empty(0, np.int32),
+            since=np.empty(0, np.int32),
+            drift=np.empty(0, np.float32),
+        )
+
+    def keys_in(self, state: KeyState) -> np.ndarray:
+        """Returns the keys in a state, other than COLD: int64, ascending."""
+        return self.keys[self.states == state]
+
+    def counts(self) -> dict[str, int]:
+        """Returns the number of keys per state, for the ledger: lower-case name -> keys."""
+        per_state = np.bincount(self.states, minlength=len(KeyState))
+        hot = [state for state in KeyState if state is not KeyState.COLD]
+        return {state.name.lower(): int(per_state[state]) for state in hot}
+
+
+def next_states(
+    previous: KeyStates,
+    hot_keys: np.ndarray,
+    drifted_keys: np.ndarray,
+    drift: np.ndarray,
+    threshold: float,
+    window: int,
+    *,
+    release: float,
+    revisit_every: int,
+    protect_windows: int,
+    are_masked: bool,
+) -> KeyStates:
+    """Finds the states of the window after the one that ends.
+
+    Call it at the end of full windows only: a short one shows little drift of any key.
+
+    - A key that enters the hot set is warming. It is not judged before `protect_windows` full
+      windows; then it is saturated if its drift is below T, else varying.
+    - A saturated key stays so until its drift exceeds release * T, so that noise around T does not
+      make it come and go.
+    - Each `revisit_every` windows, at windows that differ by the key's hash, a saturated key is
+      probing for one window. At its end it is judged by drift < T, without hysteresis: the probe
+      is the one honest look at a key whose updates may be withheld. Kept wrongly, it misses
+      `revisit_every` windows of updates; released wrongly, it trains for a window until it is
+      judged again.
+    - A probing window does not break `since` if the key is saturated again after it: it then moved
+      by less than T, which is less than hysteresis allows in each of the other windows.
+    - A drift that is not finite makes a key varying, whatever its state. With T = 0 no key is
+      saturated.
+    - With `are_masked`, a saturated key's drift is judged as in `judged_drifts`: what it was when
+      the key could move. It stays saturated until its next probe, or until T falls so far that
+      release * T is below that drift.
+    - A key that leaves the hot set, or was evicted, is forgotten; should it come back, it warms.
+
+    An input with m lookups, all of them saturated or probing, has none that is probing with
+    probability (1 - 1/revisit_every)**m only: 0.9**26 is 6%. Where inputs are skipped,
+    `revisit_every` should be well above the lookups of an input.
+
+    Args:
+        previous: states during the window that ends.
+        hot_keys: int64 [m], ascending: the next window's hot set.
+        drifted_keys: int64 [k], keys of `previous` that still have a row, in any order; the
+            others were evicted.
+        drift: float32 [k], their drifts over the window that ends.
+        threshold: T, at least 0; compared as float32, as the classifier does.
+        window: number of the window that ends, from 0.
+        release: factor on T above which a saturated key is released, at least 1.
+        revisit_every: windows from probe to probe; 0: no probes.
+        protect_windows: full windows before a key is judged, at least 1.
+        are_masked: whether updates of saturated keys were withheld in the window that ends.
+
+    Returns:
+        The states of the hot keys during window + 1.
+
+    Raises:
+        ValueError: an argument is out of its range, keys are not ascending or occur twice,
+            lengths differ, or a drifted key is not one of the previous keys.
+    """
+    place = "next_states"
+    _require_ascending("hot_keys", hot_keys, place)
+    require_integer("window", window, 0, NEVER - 2, place)
+    require_number("release", release, 1.0, place=place)
+    require_integer("revisit_every", revisit_every, 0, NEVER, place)
+    require_integer("protect_windows", protect_windows, 1, None, place)
+    limit = _threshold_as_float32(threshold, place)
+    release_limit = _as_float32(release * float(limit))
+
+    positions = _positions(previous, drifted_keys, drift)
+    survives = np.zeros(previous.keys.size, bool)
+    survives[positions] = True
+    last_drift = previous.drift.copy()
+    last_drift[positions] = judged_drifts(previous, drifted_keys, drift, are_masked=are_masked)
+
+    # Everything below is aligned with hot_keys; `source` is the key's position in `previous`.
+    source, is_known = _find(previous.keys, hot_keys)
+    is_known &= _take(survives, source, is_known, False)
+    state_before = _take(previous.states, source, is_known, KeyState.COLD)
+    watched = _take(previous.windows_watched, source, is_known, -1) + np.int32(1)
+    drift_now = _take(last_drift, source, is_known, np.nan)
+
+    was_saturated = state_before == KeyState.SATURATED
+    has_run = was_saturated | (state_before == KeyState.PROBING)
+    # Comparisons with NaN are false. An infinite drift is not below an infinite T either.
+    is_low = (drift_now < limit) | (was_saturated & (drift_now <= release_limit))
+    is_low &= np.isfinite(drift_now) & (limit > 0.0)
+    is_judged = watched >= min(protect_windows, NEVER)
+    is_saturated = is_judged & is_low
+
+    states = np.full(hot_keys.size, KeyState.WARMING, np.uint8)
+    states[is_judged] = KeyState.VARYING
+    states[is_saturated] = KeyState.SATURATED
+    if revisit_every:
+        saturated = np.flatnonzero(is_saturated)
+        turn = _mix(hot_keys[saturated]) % np.uint64(revisit_every)
+        is_turn = turn == np.uint64((window + 1) % revisit_every)
+        states[saturated[is_turn]] = KeyState.PROBING
+    since = np.full(hot_keys.size, NEVER, np.int32)
+    since[is_saturated] = window + 1
+    goes_on = is_saturated & has_run
+    since[goes_on] = previous.since[source[goes_on]]
+    return KeyStates(hot_keys, states, watched, since, drift_now)
+
+
+def judged_drifts(
+    previous: KeyStates, drifted_keys: np.ndarray, drift: np.ndarray, *, are_masked: bool
+) -> np.ndarray:
+    """The drifts that a window's end judges keys by, and that T is to be found from.
+
+    That is the measured drift, except for keys that were saturated while updates were withheld:
+    their drift of about 0 says nothing, so it is the last one measured while they could move.
+    A measured drift that is not finite stands in any case: it tells of a broken row.
+
+    Args:
+        previous: states during the window that ends.
+        drifted_keys: int64 [k], some of their keys, in any order.
+        drift: float32 [k], the measured drifts.
+        are_masked: whether updates of saturated keys were withheld.
+
+    Returns:
+        float32 [k].
+
+    Raises:
+        ValueError: lengths differ, or a key occurs twice or is not one of the previous keys.
+    """
+    positions = _positions(previous, drifted_keys, drift)
+    judged = np.array(drift, np.float32)
+    if are_masked:
+        could_not_move = previous.states[positions] == KeyState.SATURATED
+        could_not_move &= np.isfinite(judged)
+        judged[could_not_move] = previous.drift[positions[could_not_move]]
+    return judged
+
+
+def effective_drifts(states: KeyStates, threshold: float) -> np.ndarray:
+    """The drifts to publish to the input classifier, whose rule is: skip score < T.
+
+    They make "drift below T" mean "saturated" exactly: saturated keys get at most the float32
+    before T (hysteresis lets them drift more), all other keys at least T (a probing or a protected
+    key may drift less). Varying keys keep their own drift and do not become +inf: any value from T
+    on decides alike, but a finite score is what counts an input as hot, of which the target is a
+    share, so hot inputs must not shrink to the skippable ones.
+
+    Args:
+        states: states during the window that begins.
+        threshold: T, the one that they were found with.
+
+    Returns:
+        float32 [n], along `states.keys`; +inf where there was no finite drift yet.
+    """
+    limit = _threshold_as_float32(threshold, "effective_drifts")
+    highest_below = np.nextafter(limit, np.float32(0.0))
+    known = np.where(np.isfinite(states.drift), states.drift, np.float32(np.inf))
+    is_saturated = (states.states == KeyState.SATURATED) & (limit > 0.0)
+    return np.where(is_saturated, np.minimum(known, highest_below), np.maximum(known, limit))
+
+
+def _positions(states: KeyStates, keys: np.ndarray, drift: np.ndarray) -> np.ndarray:
+    """Positions of the drifted keys, int64 [k], each in the states and given once."""
+    if np.ndim(keys) != 1 or np.shape(keys) != np.shape(drift):
+        allowed = f"the shape of its keys, [k]; they have {np.shape(keys)}"
+        raise invalid("drift", np.shape(drift), "drifted_keys", allowed)
+    positions, is_found = _find(states.keys, keys)
+    if not is_found.all():
+        unknown = int(np.asarray(keys)[~is_found][0])
+        allowed = "keys of the hot set of the window that ends"
+        raise invalid("drifted_keys", unknown, "next_states", allowed)
+    times = np.bincount(positions, minlength=states.keys.size)
+    if times.size and times.max() > 1:
+        raise invalid("drifted_keys", int(states.keys[times.argmax()]), "next_states", "each once")
+    return positions
+
+
+def _find(keys: np.ndarray, wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Positions in `keys` (ascending) of the wanted keys, and whether they are there."""
+    positions = np.searchsorted(keys, wanted)
+    if not keys.size:
+        return positions, np.zeros(positions.shape, bool)
+    positions = np.minimum(positions, keys.size - 1)
+    return positions, keys[positions] == wanted
+
+
+def _take(values: np.ndarray, source: np.ndarray, is_known: np.ndarray, other: float) -> np.ndarray:
+    """values[source] where known, `other` elsewhere; of the values' type."""
+    taken = np.full(source.shape, other, values.dtype)
+    taken[is_known] = values[source[is_known]]
+    return taken
+
+
+def _mix(keys: np.ndarray) -> np.ndarray:
+    """Scrambles keys, so that neighbours probe at different windows: uint64 [n] (SplitMix64)."""
+    x = keys.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+def _threshold_as_float32(threshold: float, place: str) -> np.float32:
+    """T as the classifier sees it."""
+    require_number("threshold", threshold, 0.0, place=place)
+    return _as_float32(threshold)
+
+
+def _as_float32(value: float) -> np.float32:
+    """The nearest float32; +inf beyond the largest."""
+    with np.errstate(over="ignore"):
+        return np.float32(value)
+
+
+def _require_ascending(name: str, keys: np.ndarray, place: str) -> None:
+    if np.ndim(keys) != 1 or keys.dtype != np.int64:
+        raise invalid(name, f"{keys.dtype} {np.shape(keys)}", place, "int64 [n]")
+    is_wrong = keys[1:] <= keys[:-1]
+    if is_wrong.any():
+        first = int(is_wrong.argmax())
+        pair = (int(keys[first]), int(keys[first + 1]))
+        raise invalid(name, pair, place, "ascending keys, each once")

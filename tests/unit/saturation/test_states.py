@@ -1,0 +1,344 @@
+"""saturation.states: the transitions as a table, and what holds for any history."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slipstream_tf.saturation.states import (
+    NEVER,
+    KeyState,
+    KeyStates,
+    effective_drifts,
+    judged_drifts,
+    next_states,
+)
+
+COLD, WARMING, VARYING, SATURATED, PROBING = KeyState
+NAN, INF = float("nan"), float("inf")
+NO_PROBES = {"release": 1.5, "revisit_every": 0, "protect_windows": 1, "are_masked": False}
+
+
+def one_key(state: KeyState, drift: float, watched: int = 5, since: int = NEVER) -> KeyStates:
+    return KeyStates(
+        np.array([7], np.int64),
+        np.array([state], np.uint8),
+        np.array([watched], np.int32),
+        np.array([since], np.int32),
+        np.array([drift], np.float32),
+    )
+
+
+def advance(states, hot, drifts, threshold, window, **settings):
+    return next_states(
+        states,
+        np.array(sorted(hot), np.int64),
+        np.array(list(drifts), np.int64),
+        np.array(list(drifts.values()), np.float32),
+        threshold,
+        window,
+        **{**NO_PROBES, **settings},
+    )
+
+
+def as_rows(states: KeyStates) -> list[tuple]:
+    columns = (getattr(states, field.name).tolist() for field in dataclasses.fields(states))
+    return [tuple(map(repr, row)) for row in zip(*columns, strict=True)]  # NaN equals NaN
+
+
+# T = 2, release = 1.5 (so 3), one window of protection; key 7, found saturated in window 4; window
+# 9 ends. "evicted": no drift; "leaves": not in the next hot set.
+# before, last free drift, are_masked, measured drift -> after, last free drift, since
+TRANSITIONS = [
+    (WARMING, NAN, False, 1.9, SATURATED, 1.9, 10),
+    (WARMING, NAN, False, 2.0, VARYING, 2.0, NEVER),
+    (WARMING, NAN, False, NAN, VARYING, NAN, NEVER),
+    (WARMING, NAN, True, 1.0, SATURATED, 1.0, 10),
+    (VARYING, 5.0, False, 1.9, SATURATED, 1.9, 10),
+    (VARYING, 1.0, False, 2.5, VARYING, 2.5, NEVER),
+    (VARYING, 5.0, True, 0.0, SATURATED, 0.0, 10),
+    (VARYING, 5.0, False, INF, VARYING, INF, NEVER),
+    (SATURATED, 1.0, False, 1.5, SATURATED, 1.5, 4),
+    (SATURATED, 1.0, False, 2.5, SATURATED, 2.5, 4),  # hysteresis
+    (SATURATED, 1.0, False, 3.0, SATURATED, 3.0, 4),
+    (SATURATED, 1.0, False, 3.1, VARYING, 3.1, NEVER),
+    (SATURATED, 1.0, False, NAN, VARYING, NAN, NEVER),
+    (SATURATED, 1.0, True, 0.0, SATURATED, 1.0, 4),  # 0 says nothing
+    (SATURATED, 1.0, True, 9.0, SATURATED, 1.0, 4),
+    (SATURATED, 3.0, True, 0.0, SATURATED, 3.0, 4),
+    (SATURATED, 3.1, True, 0.0, VARYING, 3.1, NEVER),  # T fell
+    (SATURATED, 1.0, True, INF, VARYING, INF, NEVER),
+    (PROBING, 1.0, False, 1.9, SATURATED, 1.9, 4),
+    (PROBING, 1.0, True, 1.9, SATURATED, 1.9, 4),
+    (PROBING, 1.0, True, 2.5, VARYING, 2.5, NEVER),  # no hysteresis
+    (PROBING, 1.0, False, NAN, VARYING, NAN, NEVER),
+]
+
+
+@pytest.mark.parametrize(
+    ("before", "last", "are_masked", "measured", "after", "drift", "since"), TRANSITIONS
+)
+def test_transition(before, last, are_masked, measured, after, drift, since):
+    started = 4 if before in (SATURATED, PROBING) else NEVER
+    watched = 0 if before == WARMING else 5
+    result = advance(
+        one_key(before, last, watched, started), [7], {7: measured}, 2.0, 9, are_masked=are_masked
+    )
+    expected = one_key(after, drift, watched + 1, since)
+    assert as_rows(result) == as_rows(expected)
+
+
+@pytest.mark.parametrize("before", [WARMING, VARYING, SATURATED, PROBING])
+def test_who_leaves_or_is_evicted_is_forgotten(before):
+    states = one_key(before, 1.0, 5, 4 if before in (SATURATED, PROBING) else NEVER)
+    assert advance(states, [8], {7: 1.0}, 2.0, 9).keys.tolist() == [8]
+    entered = one_key(WARMING, NAN, 0)
+    assert as_rows(advance(states, [7], {}, 2.0, 9)) == as_rows(entered)
+    assert as_rows(advance(KeyStates.empty(), [7], {}, 2.0, 9)) == as_rows(entered)
+
+
+@pytest.mark.parametrize("before", [WARMING, VARYING, SATURATED, PROBING])
+@pytest.mark.parametrize("threshold", [0.0, 1e-60])  # the second is 0 as float32
+def test_without_a_threshold_nothing_is_saturated(before, threshold):
+    result = advance(one_key(before, 0.0, 5, 4), [7], {7: 0.0}, threshold, 9)
+    assert result.states.tolist() == [VARYING]
+    assert effective_drifts(result, threshold).tolist() == [0.0]
+
+
+def test_threshold_beyond_float32():
+    result = advance(one_key(VARYING, 0.0), [7], {7: 3e38}, 1e300, 9)
+    assert result.states.tolist() == [SATURATED]
+    assert advance(result, [7], {7: 3e38}, 3.1e38, 10).states.tolist() == [SATURATED]
+    assert advance(result, [7], {7: INF}, 1e300, 10).states.tolist() == [VARYING]
+
+
+def test_a_key_is_judged_after_its_protected_windows():
+    states, seen = KeyStates.empty(), []
+    for window in range(5):
+        states = advance(
+            states, [7], dict.fromkeys(states.keys, 0.1), 1.0, window, protect_windows=3
+        )
+        seen.append((states.states[0], states.windows_watched[0], states.since[0]))
+    assert seen == [
+        (WARMING, 0, NEVER),
+        (WARMING, 1, NEVER),
+        (WARMING, 2, NEVER),
+        (SATURATED, 3, 4),
+        (SATURATED, 4, 4),
+    ]
+
+
+def test_without_probes_a_masked_key_stays():
+    states = one_key(SATURATED, 1.0, 5, 4)
+    for window in range(9, 200):
+        states = advance(states, [7], {7: 0.0}, 2.0, window, are_masked=True)
+        assert (states.states[0], states.since[0], states.drift[0]) == (SATURATED, 4, 1.0)
+
+
+def test_probes_of_many_keys_are_spread_evenly():
+    keys = range(100_000)  # consecutive: what the hash is for
+    states = advance(KeyStates.empty(), keys, {}, 1.0, 0)
+    for window in range(1, 13):
+        states = advance(states, keys, dict.fromkeys(keys, 0.5), 1.0, window, revisit_every=10)
+        assert 9_500 < states.counts()["probing"] < 10_500
+        assert sum(states.counts().values()) == len(keys)
+
+
+histories = st.lists(
+    st.tuples(
+        st.sets(st.integers(-8, 8), max_size=12),  # the next hot set
+        st.sets(st.integers(-8, 8), max_size=3),  # evicted
+        st.lists(
+            st.sampled_from([0.0, 0.5, 1.0, 1.4, 1.6, 9.0, NAN, INF]), min_size=17, max_size=17
+        ),
+        st.sampled_from([0.0, 0.5, 1.0, 1.25]),  # T
+    ),
+    min_size=1,
+    max_size=12,
+)
+settings = st.fixed_dictionaries(
+    {
+        "release": st.sampled_from([1.0, 1.5]),
+        "revisit_every": st.sampled_from([0, 1, 2, 3]),
+        "protect_windows": st.integers(1, 3),
+        "are_masked": st.booleans(),
+    }
+)
+
+
+def run(history, settings):
+    """States after each window, with what they were found from."""
+    states, steps = KeyStates.empty(), []
+    for window, (hot, evicted, values, threshold) in enumerate(history):
+        drifts = {int(key): values[key + 8] for key in states.keys if int(key) not in evicted}
+        before, states = states, advance(states, hot, drifts, threshold, window, **settings)
+        steps.append((window, before, drifts, threshold, states))
+    return steps
+
+
+def reference(before, hot, drifts, threshold, window, settings, probes):
+    """The rules once more, key by key."""
+    rows = {
+        row[0]: row[1:] for row in zip(*(a.tolist() for a in vars(before).values()), strict=True)
+    }
+    result = []
+    for key in sorted(hot):
+        if key not in rows or key not in drifts:
+            result.append((key, WARMING, 0, NEVER, NAN))
+            continue
+        state, watched, since, last = rows[key]
+        drift = drifts[key]
+        if settings["are_masked"] and state == SATURATED and np.isfinite(drift):
+            drift = last
+        bound = settings["release"] * threshold if state == SATURATED else threshold
+        low = drift < threshold or (state == SATURATED and drift <= bound)
+        low = low and threshold > 0 and np.isfinite(drift)
+        if watched + 1 < settings["protect_windows"]:
+            result.append((key, WARMING, watched + 1, NEVER, drift))
+        elif not low:
+            result.append((key, VARYING, watched + 1, NEVER, drift))
+        else:
+            began = since if state in (SATURATED, PROBING) else window + 1
+            after = PROBING if key in probes else SATURATED
+            result.append((key, after, watched + 1, began, drift))
+    return result
+
+
+@given(history=histories, settings=settings)
+def test_equals_the_rules_key_by_key(history, settings):
+    for window, before, drifts, threshold, after in run(history, settings):
+        probes = set(after.keys_in(PROBING).tolist())
+        hot = after.keys.tolist()
+        expected = reference(before, hot, drifts, threshold, window, settings, probes)
+        rows = [(k, int(s), w, n, repr(np.float32(d))) for k, s, w, n, d in expected]
+        columns = (getattr(after, field.name).tolist() for field in dataclasses.fields(after))
+        assert [(*row[:4], repr(np.float32(row[4]))) for row in zip(*columns, strict=True)] == rows
+
+
+@given(history=histories, settings=settings)
+def test_what_always_holds(history, settings):
+    for window, _, _, threshold, states in run(history, settings):
+        held = np.isin(states.states, [SATURATED, PROBING])
+        assert (states.windows_watched[held] >= settings["protect_windows"]).all()
+        assert (
+            states.windows_watched[states.states == WARMING] < settings["protect_windows"]
+        ).all()
+        assert np.isfinite(states.drift[held]).all()
+        assert (states.since[held] <= window + 1).all() and (states.since[~held] == NEVER).all()
+        published = effective_drifts(states, threshold)
+        assert published.dtype == np.float32 and (published >= 0).all()
+        assert ((published < np.float32(threshold)) == (states.states == SATURATED)).all()
+
+
+@given(history=histories, settings=settings, seed=st.integers(0, 99))
+def test_is_pure_and_does_not_depend_on_the_order_of_drifted_keys(history, settings, seed):
+    for window, before, drifts, threshold, after in run(history, settings):
+        kept = as_rows(before)
+        order = np.random.default_rng(seed).permutation(len(drifts))
+        items = list(drifts.items())
+        shuffled = dict(items[i] for i in order)
+        hot = after.keys.tolist()
+        for given_drifts in (drifts, shuffled):
+            again = advance(before, hot, given_drifts, threshold, window, **settings)
+            assert as_rows(again) == as_rows(after)
+        assert as_rows(before) == kept
+
+
+@given(
+    keys=st.sets(st.integers(-(2**63), 2**63 - 1), min_size=1, max_size=20),
+    revisit_every=st.integers(1, 12),
+    are_masked=st.booleans(),
+    first=st.integers(0, 1000),
+)
+def test_a_saturated_key_probes_once_in_any_revisit_every_windows(
+    keys, revisit_every, are_masked, first
+):
+    states, probing = advance(KeyStates.empty(), keys, {}, 1.0, first), []
+    for window in range(first + 1, first + 1 + 3 * revisit_every):
+        drifts = dict.fromkeys(states.keys, 0.5)
+        states = advance(
+            states, keys, drifts, 1.0, window, revisit_every=revisit_every, are_masked=are_masked
+        )
+        probing.append(states.states == PROBING)
+        assert np.isin(states.states, [SATURATED, PROBING]).all()
+        assert (states.since == first + 2).all()  # no probe breaks the run
+    for start in range(2 * revisit_every + 1):
+        assert (np.sum(probing[start : start + revisit_every], axis=0) == 1).all()
+
+
+def test_judged_drifts_are_the_last_free_ones():
+    states = KeyStates(
+        np.array([1, 2, 3, 4, 5], np.int64),
+        np.array([WARMING, VARYING, SATURATED, PROBING, SATURATED], np.uint8),
+        np.full(5, 3, np.int32),
+        np.array([NEVER, NEVER, 1, 1, 1], np.int32),
+        np.array([NAN, 9.0, 0.5, 0.6, 0.7], np.float32),
+    )
+    keys, drift = np.array([5, 4, 3, 2, 1]), np.array([NAN, 0.1, 0.2, 0.3, 0.4], np.float32)
+    judged = judged_drifts(states, keys, drift, are_masked=True)
+    np.testing.assert_array_equal(judged, np.array([NAN, 0.1, 0.5, 0.3, 0.4], np.float32))
+    np.testing.assert_array_equal(judged_drifts(states, keys, drift, are_masked=False), drift)
+    assert judged.dtype == np.float32
+
+
+def test_published_drifts_keep_hot_inputs_hot():
+    states = KeyStates(
+        np.arange(6),
+        np.array([WARMING, WARMING, VARYING, SATURATED, SATURATED, PROBING], np.uint8),
+        np.full(6, 3, np.int32),
+        np.array([NEVER, NEVER, NEVER, 1, 1, 1], np.int32),
+        np.array([NAN, 0.5, 3.0, 0.5, 2.5, 0.5], np.float32),
+    )
+    before_t = float(np.nextafter(np.float32(2.0), np.float32(0.0)))
+    assert effective_drifts(states, 2.0).tolist() == [INF, 2.0, 3.0, 0.5, before_t, 2.0]
+
+
+def test_counts_and_keys_per_state():
+    states = advance(KeyStates.empty(), [3, 1], {}, 1.0, 0)
+    states = advance(states, [1, 2, 3], {1: 0.5, 3: 2.0}, 1.0, 1)
+    assert states.counts() == {"warming": 1, "varying": 1, "saturated": 1, "probing": 0}
+    assert [states.keys_in(s).tolist() for s in (WARMING, VARYING, SATURATED)] == [[2], [3], [1]]
+    assert sum(KeyStates.empty().counts().values()) == 0
+    assert advance(KeyStates.empty(), [], {}, 1.0, 0).keys.size == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"hot_keys": np.array([2, 1])}, r"Invalid `hot_keys`: \(2, 1\)"),
+        ({"hot_keys": np.array([1, 1])}, r"Invalid `hot_keys`: \(1, 1\)"),
+        ({"hot_keys": np.array([1.0])}, "Invalid `hot_keys`: 'float64"),
+        ({"drifted_keys": np.array([8])}, "Invalid `drifted_keys`: 8"),
+        ({"drifted_keys": np.array([7, 7]), "drift": np.ones(2)}, "Invalid `drifted_keys`: 7"),
+        ({"drift": np.ones(2)}, "Invalid `drift`"),
+        ({"threshold": -1.0}, "Invalid `threshold`: -1.0"),
+        ({"threshold": NAN}, "Invalid `threshold`: nan"),
+        ({"window": -1}, "Invalid `window`: -1"),
+        ({"release": 0.9}, "Invalid `release`: 0.9"),
+        ({"revisit_every": -1}, "Invalid `revisit_every`: -1"),
+        ({"protect_windows": 0}, "Invalid `protect_windows`: 0"),
+    ],
+)
+def test_bad_arguments(changes, message):
+    arguments = {
+        "previous": one_key(VARYING, 1.0),
+        "hot_keys": np.array([7]),
+        "drifted_keys": np.array([7]),
+        "drift": np.ones(1, np.float32),
+        "threshold": 1.0,
+        "window": 3,
+        **NO_PROBES,
+    }
+    with pytest.raises(ValueError, match=message):
+        next_states(**{**arguments, **changes})
+
+
+def test_states_must_match_their_keys():
+    with pytest.raises(ValueError, match="Invalid `since`"):
+        dataclasses.replace(one_key(VARYING, 1.0), since=np.zeros(2, np.int32))
+    with pytest.raises(ValueError, match="Invalid `drift`"):
+        dataclasses.replace(one_key(VARYING, 1.0), drift=np.zeros(1))
