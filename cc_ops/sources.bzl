@@ -14,13 +14,16 @@ CORE_HDRS = [
     "core/gradient_update.h",
     "core/hash.h",
     "core/hash_index.h",
+    "core/host_device.h",
     "core/input_classifier.h",
     "core/input_reservoir.h",
+    "core/key_set.h",
     "core/key_sort.h",
     "core/lookup_plan.h",
     "core/parallel.h",
     "core/pooling.h",
     "core/row_arena.h",
+    "core/row_compaction.h",
     "core/row_initializer.h",
     "core/simd_clones.h",
     "core/skip_score.h",
@@ -37,10 +40,12 @@ CORE_SRCS = [
     "core/gradient_update.cc",
     "core/hash_index.cc",
     "core/input_classifier.cc",
+    "core/key_set.cc",
     "core/key_sort.cc",
+    "core/row_compaction.cc",
     "core/row_initializer.cc",
-    "core/slab_allocator.cc",
     "core/skip_score.cc",
+    "core/slab_allocator.cc",
     "core/update_rule.cc",
 ]
 
@@ -53,6 +58,7 @@ CORE_TESTS = [
     "core/hash_index_test.cc",
     "core/input_classifier_test.cc",
     "core/input_reservoir_test.cc",
+    "core/key_set_test.cc",
     "core/skip_score_test.cc",
     "core/update_rule_test.cc",
 ]
@@ -60,14 +66,17 @@ CORE_TESTS = [
 # CUDA launchers, compiled by nvcc: raw pointers and a stream, nothing else.
 GPU_HDRS = [
     "core/drift.cu.h",
+    "core/row_compaction.cu.h",
 ]
 GPU_SRCS = [
     "core/drift.cu.cc",
+    "core/row_compaction.cu.cc",
 ]
 
 # Built without CUDA too, where they report themselves as skipped.
 GPU_TESTS = [
     "core/drift_gpu_test.cc",
+    "core/row_compaction_gpu_test.cc",
 ]
 
 # The TensorFlow layer: op registrations and kernels.
