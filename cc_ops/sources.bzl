@@ -83,6 +83,7 @@ GPU_TESTS = [
 TF_HDRS = [
     "tf/drift_kernels.h",
     "tf/feature_inputs.h",
+    "tf/mask_kernels.h",
     "tf/table_resource.h",
 ]
 TF_SRCS = [
@@ -93,6 +94,8 @@ TF_SRCS = [
     "tf/drift_ops.cc",
     "tf/feature_inputs.cc",
     "tf/lookup_kernels.cc",
+    "tf/mask_kernels.cc",
+    "tf/mask_ops.cc",
     "tf/table_kernels.cc",
     "tf/table_ops.cc",
 ]
@@ -101,6 +104,7 @@ TF_SRCS = [
 # compiler builds them: nvcc cannot be relied on to parse TensorFlow's headers.
 TF_GPU_SRCS = [
     "tf/drift_kernels.cu.cc",
+    "tf/mask_kernels.cu.cc",
 ]
 
 # Contracted multiply-adds would make results depend on the compiler's choices.
