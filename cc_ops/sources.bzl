@@ -15,14 +15,17 @@ CORE_HDRS = [
     "core/gradient_update.h",
     "core/hash.h",
     "core/hash_index.h",
+    "core/host_device.h",
     "core/input_classifier.h",
     "core/input_reservoir.h",
+    "core/key_set.h",
     "core/key_sort.h",
     "core/lookup_plan.h",
     "core/parallel.h",
     "core/policy_update.h",
     "core/pooling.h",
     "core/row_arena.h",
+    "core/row_compaction.h",
     "core/row_initializer.h",
     "core/simd_clones.h",
     "core/skip_score.h",
@@ -42,11 +45,13 @@ CORE_SRCS = [
     "core/gradient_update.cc",
     "core/hash_index.cc",
     "core/input_classifier.cc",
+    "core/key_set.cc",
     "core/key_sort.cc",
     "core/policy_update.cc",
+    "core/row_compaction.cc",
     "core/row_initializer.cc",
-    "core/slab_allocator.cc",
     "core/skip_score.cc",
+    "core/slab_allocator.cc",
     "core/update_policy.cc",
     "core/update_rule.cc",
 ]
@@ -61,6 +66,7 @@ CORE_TESTS = [
     "core/hash_index_test.cc",
     "core/input_classifier_test.cc",
     "core/input_reservoir_test.cc",
+    "core/key_set_test.cc",
     "core/policy_update_test.cc",
     "core/skip_score_test.cc",
     "core/update_rule_test.cc",
@@ -69,20 +75,24 @@ CORE_TESTS = [
 # CUDA launchers, compiled by nvcc: raw pointers and a stream, nothing else.
 GPU_HDRS = [
     "core/drift.cu.h",
+    "core/row_compaction.cu.h",
 ]
 GPU_SRCS = [
     "core/drift.cu.cc",
+    "core/row_compaction.cu.cc",
 ]
 
 # Built without CUDA too, where they report themselves as skipped.
 GPU_TESTS = [
     "core/drift_gpu_test.cc",
+    "core/row_compaction_gpu_test.cc",
 ]
 
 # The TensorFlow layer: op registrations and kernels.
 TF_HDRS = [
     "tf/drift_kernels.h",
     "tf/feature_inputs.h",
+    "tf/mask_kernels.h",
     "tf/one_table_op.h",
     "tf/table_resource.h",
 ]
@@ -94,6 +104,8 @@ TF_SRCS = [
     "tf/drift_ops.cc",
     "tf/feature_inputs.cc",
     "tf/lookup_kernels.cc",
+    "tf/mask_kernels.cc",
+    "tf/mask_ops.cc",
     "tf/policy_kernels.cc",
     "tf/policy_ops.cc",
     "tf/table_kernels.cc",
@@ -104,6 +116,7 @@ TF_SRCS = [
 # compiler builds them: nvcc cannot be relied on to parse TensorFlow's headers.
 TF_GPU_SRCS = [
     "tf/drift_kernels.cu.cc",
+    "tf/mask_kernels.cu.cc",
 ]
 
 # Contracted multiply-adds would make results depend on the compiler's choices.

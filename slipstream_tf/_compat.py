@@ -54,3 +54,17 @@ def arrays_to_tensors(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {name: arrays_to_tensors(part) for name, part in value.items()}
     return tf.convert_to_tensor(value) if isinstance(value, np.ndarray) else value
+
+
+def tensorflow_variable(value: Any) -> Any:
+    """Returns the tf.Variable of a Keras 3 variable, a tf.Variable itself, or None.
+
+    Keras 3 wraps a tf.Variable in a class of its own, whose `value` is a property; that of a
+    tf.Variable is a method. Keras need not be imported to tell them apart.
+    """
+    import tensorflow as tf
+
+    if isinstance(value, tf.Variable):
+        return value
+    wrapped = getattr(value, "value", None)
+    return wrapped if isinstance(wrapped, tf.Variable) else None

@@ -5,17 +5,21 @@
 
 #include <cstdint>
 
+#include "cc_ops/core/host_device.h"
+
 namespace slipstream {
 
 // A bijection on 64 bits (the finaliser of SplitMix64).
-inline uint64_t Mix64(uint64_t x) {
+SLIPSTREAM_HOST_DEVICE inline uint64_t Mix64(uint64_t x) {
   x += 0x9e3779b97f4a7c15ULL;
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ULL;
   x = (x ^ (x >> 27)) * 0x94d049bb133111ebULL;
   return x ^ (x >> 31);
 }
 
-inline uint64_t HashKey(int64_t key) { return Mix64(static_cast<uint64_t>(key)); }
+SLIPSTREAM_HOST_DEVICE inline uint64_t HashKey(int64_t key) {
+  return Mix64(static_cast<uint64_t>(key));
+}
 
 constexpr int kShardBits = 6;
 constexpr int kNumShards = 1 << kShardBits;

@@ -1,8 +1,12 @@
-"""Stores: what owns the rows of embedding tables. `native` is the C++ hash table on the CPU."""
+"""Stores: what holds the rows of embedding tables, or watches them.
+
+`native` is the C++ hash table on the CPU, `variable` watches dense variables.
+"""
 
 from __future__ import annotations
 
 from slipstream_tf.stores.base import EmbeddingStore
 from slipstream_tf.stores.native import NativeStore
+from slipstream_tf.stores.variable import VariableStore
 
-__all__ = ["EmbeddingStore", "NativeStore"]
+__all__ = ["EmbeddingStore", "NativeStore", "VariableStore"]

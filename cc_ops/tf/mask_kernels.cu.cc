@@ -1,0 +1,186 @@
+// GPU kernels of key sets and gradient masking: launches on the op's own stream, no device code
+// here.
+#define EIGEN_USE_GPU
+#include "cc_ops/tf/mask_kernels.h"
+
+#include "cc_ops/core/row_compaction.cu.h"
+#include "tensorflow/core/lib/core/threadpool.h"
+
+namespace slipstream {
+namespace {
+
+using tensorflow::AsyncOpKernel;
+using tensorflow::OpKernelConstruction;
+using tensorflow::OpKernelContext;
+using tensorflow::Tensor;
+using tensorflow::TensorShape;
+
+absl::Status Checked(cudaError_t error, const char* what) {
+  if (error == cudaSuccess) return absl::OkStatus();
+  return absl::InternalError(absl::StrCat(what, ": ", cudaGetErrorString(error)));
+}
+
+cudaStream_t StreamOf(OpKernelContext* context) {
+  return context->eigen_device<Eigen::GpuDevice>().stream();
+}
+
+class AssignKeySetGpuKernel : public AssignKeySetKernel {
+ public:
+  using AssignKeySetKernel::AssignKeySetKernel;
+
+ private:
+  absl::Status CopyToDevice(OpKernelContext* context, KeySetContent* content) override {
+    const KeySetView view = content->keys.view();
+    TF_RETURN_IF_ERROR(context->allocate_temp(tensorflow::DT_INT64, TensorShape({view.num_slots}),
+                                              &content->on_device));
+    if (view.num_slots == 0) return absl::OkStatus();
+    // Pageable memory: returns when the slots have been read. Once a window.
+    return Checked(cudaMemcpyAsync(content->on_device.flat<int64_t>().data(), view.slots,
+                                   view.num_slots * sizeof(int64_t), cudaMemcpyHostToDevice,
+                                   StreamOf(context)),
+                   "SlipstreamKeySetAssign could not copy the set to the GPU");
+  }
+};
+
+// What must live until the stream has passed.
+struct Launch {
+  OpKernelContext* context = nullptr;
+  AsyncOpKernel::DoneCallback done;
+  cudaError_t error = cudaSuccess;
+  std::shared_ptr<const KeySetContent> masked;
+  Tensor workspace, kept_keys, kept_gradients, counts, counts_on_host;
+};
+
+// The number of rows that stay is known to the GPU first. The kernel does not block a thread to
+// wait for it: everything is enqueued, the counts are copied to pinned memory, and a callback of
+// the stream lets another thread cut the outputs to size, without a further launch.
+template <class Key>
+class MaskGradientsGpuKernel : public AsyncOpKernel {
+ public:
+  explicit MaskGradientsGpuKernel(OpKernelConstruction* context) : AsyncOpKernel(context) {
+    OP_REQUIRES_OK(context, context->GetAttr("deduplicate", &deduplicate_));
+  }
+
+  void ComputeAsync(OpKernelContext* context, DoneCallback done) override {
+    auto launch = std::make_unique<Launch>();
+    const absl::Status status = Enqueue(context, launch.get());
+    if (!status.ok()) {
+      context->SetStatus(status);
+      done();
+      return;
+    }
+    launch->context = context;
+    launch->done = std::move(done);
+    Launch* const pending = launch.release();
+    // Unlike cudaLaunchHostFunc's, this callback also runs after an error of the device: the step
+    // fails then instead of waiting for ever.
+    const cudaError_t error = cudaStreamAddCallback(StreamOf(context), OnStreamReached, pending, 0);
+    if (error != cudaSuccess) {
+      pending->error = error;
+      Finish(pending);
+    }
+  }
+
+ private:
+  absl::Status Enqueue(OpKernelContext* context, Launch* launch) const {
+    tensorflow::core::RefCountPtr<KeySetResource> resource;
+    TF_RETURN_IF_ERROR(FindKeySet(context, &resource));
+    const Tensor &keys = context->input(1), &gradients = context->input(2);
+    TF_RETURN_IF_ERROR(CheckGradients(keys, gradients));
+    const int64_t n = keys.NumElements();
+    if (n > kMaxCompactedRows) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("gradients have ", n, " rows; allowed: up to ", kMaxCompactedRows));
+    }
+    launch->masked = resource->content();
+    KeySetView view = launch->masked->keys.view();
+    if (view.num_slots > 0) view.slots = launch->masked->on_device.flat<int64_t>().data();
+    size_t workspace_bytes = 0;
+    TF_RETURN_IF_ERROR(Checked(CompactRowsWorkspaceBytes<Key>(n, deduplicate_, &workspace_bytes),
+                               "SlipstreamMaskGradients could not ask for its workspace"));
+    constexpr int64_t kCounts = sizeof(CompactionCounts) / sizeof(int64_t);
+    tensorflow::AllocatorAttributes pinned;
+    pinned.set_on_host(true);
+    pinned.set_gpu_compatible(true);
+    TF_RETURN_IF_ERROR(context->allocate_temp(tensorflow::DT_UINT8,
+                                              TensorShape({static_cast<int64_t>(workspace_bytes)}),
+                                              &launch->workspace));
+    TF_RETURN_IF_ERROR(context->allocate_temp(keys.dtype(), keys.shape(), &launch->kept_keys));
+    TF_RETURN_IF_ERROR(
+        context->allocate_temp(tensorflow::DT_FLOAT, gradients.shape(), &launch->kept_gradients));
+    TF_RETURN_IF_ERROR(
+        context->allocate_temp(tensorflow::DT_INT64, TensorShape({kCounts}), &launch->counts));
+    TF_RETURN_IF_ERROR(context->allocate_temp(tensorflow::DT_INT64, TensorShape({kCounts}),
+                                              &launch->counts_on_host, pinned));
+    auto* counts = reinterpret_cast<CompactionCounts*>(launch->counts.flat<int64_t>().data());
+    const cudaStream_t stream = StreamOf(context);
+    TF_RETURN_IF_ERROR(
+        Checked(LaunchCompactRows(stream, keys.flat<Key>().data(), gradients.flat<float>().data(),
+                                  n, RowSize(gradients), view, deduplicate_,
+                                  launch->workspace.flat<uint8_t>().data(), workspace_bytes,
+                                  launch->kept_keys.flat<Key>().data(),
+                                  launch->kept_gradients.flat<float>().data(), counts),
+                "SlipstreamMaskGradients could not be launched"));
+    return Checked(cudaMemcpyAsync(launch->counts_on_host.flat<int64_t>().data(), counts,
+                                   sizeof(CompactionCounts), cudaMemcpyDeviceToHost, stream),
+                   "SlipstreamMaskGradients could not copy its counts");
+  }
+
+  // In a thread of the driver, where neither CUDA calls nor long work are allowed.
+  static void CUDART_CB OnStreamReached(cudaStream_t /*stream*/, cudaError_t error, void* data) {
+    auto* launch = static_cast<Launch*>(data);
+    launch->error = error;
+    launch->context->device()->tensorflow_cpu_worker_threads()->workers->Schedule(
+        [launch] { Finish(launch); });
+  }
+
+  static void Finish(Launch* pending) {
+    std::unique_ptr<Launch> launch(pending);
+    OpKernelContext* context = launch->context;
+    const DoneCallback done = std::move(launch->done);
+    absl::Status status = Checked(launch->error, "SlipstreamMaskGradients failed on the GPU");
+    if (status.ok()) status = SetOutputs(context, *launch);
+    if (!status.ok()) context->SetStatus(status);
+    launch.reset();  // `done` may end the step, and the context with it
+    done();
+  }
+
+  static absl::Status SetOutputs(OpKernelContext* context, const Launch& launch) {
+    const auto counts = launch.counts_on_host.flat<int64_t>();
+    const int64_t kept = counts(0), offered = counts(1);
+    Tensor *left_out = nullptr, *before = nullptr;
+    TF_RETURN_IF_ERROR(context->allocate_output(2, TensorShape({}), &left_out));
+    TF_RETURN_IF_ERROR(context->allocate_output(3, TensorShape({}), &before));
+    left_out->scalar<int64_t>()() = offered - kept;
+    before->scalar<int64_t>()() = offered;
+    // The first rows of the full-size buffers, which are freed with these outputs.
+    context->set_output(0, launch.kept_keys.Slice(0, kept));
+    context->set_output(1, launch.kept_gradients.Slice(0, kept));
+    return absl::OkStatus();
+  }
+
+  bool deduplicate_ = true;
+};
+
+REGISTER_KERNEL_BUILDER(
+    Name("SlipstreamKeySet").Device(tensorflow::DEVICE_GPU).HostMemory("handle"),
+    CreateKeySetKernel);
+REGISTER_KERNEL_BUILDER(Name("SlipstreamKeySetAssign")
+                            .Device(tensorflow::DEVICE_GPU)
+                            .HostMemory("handle")
+                            .HostMemory("keys"),
+                        AssignKeySetGpuKernel);
+#define REGISTER_GPU(Key)                                     \
+  REGISTER_KERNEL_BUILDER(Name("SlipstreamMaskGradients")     \
+                              .Device(tensorflow::DEVICE_GPU) \
+                              .HostMemory("handle")           \
+                              .HostMemory("masked")           \
+                              .HostMemory("offered")          \
+                              .TypeConstraint<Key>("Tkeys"),  \
+                          MaskGradientsGpuKernel<Key>)
+REGISTER_GPU(int32_t);
+REGISTER_GPU(int64_t);
+#undef REGISTER_GPU
+
+}  // namespace
+}  // namespace slipstream

@@ -1,0 +1,124 @@
+// What the CPU and the GPU kernels of key sets and gradient masking share: resource and checks.
+#ifndef SLIPSTREAM_CC_OPS_TF_MASK_KERNELS_H_
+#define SLIPSTREAM_CC_OPS_TF_MASK_KERNELS_H_
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "cc_ops/core/key_set.h"
+#include "cc_ops/tf/feature_inputs.h"
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/resource_handle.h"
+#include "tensorflow/core/framework/resource_mgr.h"
+#include "tensorflow/core/framework/tensor.h"
+#include "tensorflow/core/framework/tensor_shape.h"
+#include "tensorflow/core/platform/refcount.h"
+
+namespace slipstream {
+
+// One content of a set: never changed, only replaced.
+struct KeySetContent {
+  KeySet keys;
+  tensorflow::Tensor on_device;  // int64 [slots], a copy in GPU memory; unused on the CPU
+};
+
+class KeySetResource : public tensorflow::ResourceBase {
+ public:
+  std::string DebugString() const override {
+    return absl::StrCat("SlipstreamKeySet of ", content()->keys.size(), " keys");
+  }
+  std::shared_ptr<const KeySetContent> content() const {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return content_;
+  }
+  void Replace(std::shared_ptr<const KeySetContent> content) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    content_ = std::move(content);
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  std::shared_ptr<const KeySetContent> content_ = std::make_shared<KeySetContent>();
+};
+
+// The set of input 0; the kernel's own reference to it.
+inline absl::Status FindKeySet(tensorflow::OpKernelContext* context,
+                               tensorflow::core::RefCountPtr<KeySetResource>* resource) {
+  if (context->input(0).dims() != 0) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "handle has shape ", context->input(0).shape().DebugString(), "; allowed: a scalar"));
+  }
+  return tensorflow::LookupResource(context, tensorflow::HandleFromInput(context, 0), resource);
+}
+
+// The same on both devices: only the memory type of the handle differs.
+class CreateKeySetKernel : public tensorflow::OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(tensorflow::OpKernelContext* context) override {
+    tensorflow::Tensor* handle = nullptr;
+    tensorflow::AllocatorAttributes on_host;
+    on_host.set_on_host(true);
+    OP_REQUIRES_OK(context,
+                   context->allocate_output(0, tensorflow::TensorShape({}), &handle, on_host));
+    // The handle takes over the reference of `new`.
+    handle->scalar<tensorflow::ResourceHandle>()() =
+        tensorflow::ResourceHandle::MakeRefCountingHandle(new KeySetResource,
+                                                          context->device()->name());
+  }
+};
+
+// Builds the content from input 1, which is in host memory.
+class AssignKeySetKernel : public tensorflow::OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(tensorflow::OpKernelContext* context) final {
+    tensorflow::core::RefCountPtr<KeySetResource> resource;
+    OP_REQUIRES_OK(context, FindKeySet(context, &resource));
+    const tensorflow::Tensor& keys = context->input(1);
+    OP_REQUIRES(context, keys.dims() == 1,
+                absl::InvalidArgumentError(absl::StrCat(
+                    "keys have shape ", keys.shape().DebugString(), "; allowed: a vector")));
+    auto content = std::make_shared<KeySetContent>();
+    OP_REQUIRES_OK(context,
+                   ToAbsl(content->keys.Build(keys.flat<int64_t>().data(), keys.NumElements())));
+    OP_REQUIRES_OK(context, CopyToDevice(context, content.get()));
+    resource->Replace(std::move(content));
+  }
+
+ private:
+  // Fills content->on_device where a kernel needs it.
+  virtual absl::Status CopyToDevice(tensorflow::OpKernelContext* /*context*/,
+                                    KeySetContent* /*content*/) {
+    return absl::OkStatus();
+  }
+};
+
+// Shapes of SlipstreamMaskGradients' inputs 1 and 2.
+inline absl::Status CheckGradients(const tensorflow::Tensor& keys,
+                                   const tensorflow::Tensor& gradients) {
+  if (keys.dims() != 1 || gradients.dims() < 1 || gradients.dim_size(0) != keys.dim_size(0)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("keys and gradients have shapes ", keys.shape().DebugString(), " and ",
+                     gradients.shape().DebugString(), "; allowed: [n] and [n, ...]"));
+  }
+  return absl::OkStatus();
+}
+
+// Values per row; 1 for gradients of rank 1.
+inline int64_t RowSize(const tensorflow::Tensor& gradients) {
+  int64_t size = 1;
+  for (int d = 1; d < gradients.dims(); ++d) size *= gradients.dim_size(d);
+  return size;
+}
+
+}  // namespace slipstream
+
+#endif  // SLIPSTREAM_CC_OPS_TF_MASK_KERNELS_H_

@@ -1,0 +1,198 @@
+"""The variable store: dense `tf.Variable`s, and weights of Keras embedding layers, as tables.
+
+A row's index is its key. The model looks rows up by itself and an optimizer of the user's choice
+updates them; the store counts accesses from the gradients and masks those of saturated keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from slipstream_tf._compat import tensorflow_variable
+from slipstream_tf.config import TableConfig
+from slipstream_tf.errors import invalid, require_integer, require_number
+from slipstream_tf.ops.mask import KeySet, mask_gradients
+
+
+class VariableStore:
+    """Watches variables of shape [rows, dim] for saturation; it owns no rows and looks none up.
+
+    It has what the saturation engine reads of an `EmbeddingStore` (tables, size, gather, hot keys,
+    decay), but neither `lookup` nor `apply_gradients`: the model gathers rows itself, and
+    `distributed.DistributedGradientTape` hands the gradients to `mask_gradients` below.
+
+    Access counts are kept in float32: exact up to 16,777,216 lookups of a key (after decay).
+
+    Attributes:
+        tables: one per variable, in the order given.
+        offered_rows: table -> int64 scalar variable: gradient rows, one per key and step, before
+            masking.
+        masked_rows: table -> int64 scalar variable: those of them that were left out.
+    """
+
+    tables: tuple[TableConfig, ...]
+    offered_rows: Mapping[str, tf.Variable]
+    masked_rows: Mapping[str, tf.Variable]
+
+    def __init__(self, variables: Mapping[str, Any]):
+        """Starts with counts of zero and no saturated key.
+
+        Args:
+            variables: table name -> tf.Variable, or Keras variable such as `layer.embeddings` of a
+                `keras.layers.Embedding` that has been built; float32 [rows, dim], at least one row.
+
+        Raises:
+            ValueError: no variable, one given twice, or one of another kind, dtype or shape.
+        """
+        if not variables:
+            raise invalid("variables", variables, "VariableStore", "one variable or more")
+        self._variables = {name: _checked(name, value) for name, value in variables.items()}
+        self._table_of: dict[Any, str] = {}
+        for name, variable in self._variables.items():
+            other = self._table_of.setdefault(variable.ref(), name)
+            if other != name:
+                allowed = f"a variable once; it is table {other!r} already"
+                raise invalid("variables", variable.name, f"table {name!r}", allowed)
+        self.tables = tuple(
+            TableConfig(name, dim=variable.shape[1]) for name, variable in self._variables.items()
+        )
+        self._counts, self._saturated = {}, {}
+        for name, variable in self._variables.items():
+            with tf.device(variable.device):
+                self._counts[name] = tf.Variable(
+                    tf.zeros([variable.shape[0]]), trainable=False, name=f"{name}_access_counts"
+                )
+            self._saturated[name] = KeySet(variable.device)
+        with tf.device("CPU:0"):
+            self.offered_rows = {name: _row_count(name, "offered") for name in self._variables}
+            self.masked_rows = {name: _row_count(name, "masked") for name in self._variables}
+
+    def table_of(self, variable: Any) -> str | None:
+        """Returns the name of a variable's table, or None if the store does not watch it.
+
+        Args:
+            variable: tf.Variable or Keras variable; anything else is not watched.
+        """
+        inner = tensorflow_variable(variable)
+        return None if inner is None else self._table_of.get(inner.ref())
+
+    def mask_gradients(self, table: str, gradients: tf.IndexedSlices) -> tf.IndexedSlices:
+        """Counts accesses, sums the rows of each key, and leaves those of saturated keys out.
+
+        Every index counts as an access, duplicates each time, saturated or not.
+
+        Args:
+            table: name of the table.
+            gradients: of the table's variable, values float32 [n, dim]; sums and means over the
+                batch stay what they are.
+
+        Returns:
+            Slices with ascending indices, each once, and the same `dense_shape`.
+
+        Raises:
+            ValueError: there is no such table.
+            TypeError: these are no sparse gradients.
+            tf.errors.InvalidArgumentError: an index is out of range (on a CPU).
+        """
+        self._require(table)
+        result = mask_gradients(gradients, self._saturated[table])
+        ones = tf.ones_like(gradients.indices, tf.float32)
+        self._counts[table].scatter_add(tf.IndexedSlices(ones, gradients.indices))
+        with tf.device("CPU:0"):
+            self.offered_rows[table].assign_add(result.offered)
+            self.masked_rows[table].assign_add(result.masked)
+        return result.slices
+
+    def reset_row_counts(self) -> None:
+        """Sets `offered_rows` and `masked_rows` of all tables to zero, e.g. at a window's end."""
+        for count in (*self.offered_rows.values(), *self.masked_rows.values()):
+            count.assign(0)
+
+    def set_saturated(self, table: str, keys: Any) -> None:
+        """Replaces the saturated keys of a table; steps see them from the next one on.
+
+        Args:
+            table: name of the table.
+            keys: int64 [n], each from 0 to the number of rows - 1.
+
+        Raises:
+            ValueError: there is no such table, or a key is out of range.
+        """
+        self._require(table)
+        rows = self.size(table)
+        keys = np.asarray(keys)
+        if keys.size == 0:
+            keys = keys.astype(np.int64)
+        if keys.ndim != 1 or keys.dtype.kind not in "iu":
+            described = f"{keys.dtype} {list(keys.shape)}"
+            raise invalid("keys", described, f"table {table!r}", "integers [n]")
+        outside = keys[(keys < 0) | (keys >= rows)]
+        if outside.size:
+            raise invalid("keys", int(outside[0]), f"table {table!r}", f"0 to {rows - 1}")
+        self._saturated[table].assign(keys.astype(np.int64))
+
+    def size(self, table: str) -> int:
+        """Returns the number of rows of a table, all of which are keys."""
+        self._require(table)
+        return int(self._variables[table].shape[0])
+
+    def gather(self, table: str, keys: Any) -> tuple[tf.Tensor, tf.Tensor]:
+        """Reads rows without counting them.
+
+        Args:
+            table: name of the table.
+            keys: int64 [n].
+
+        Returns:
+            rows float32 [n, dim] and found bool [n]; a key out of range gives a row of zeros.
+        """
+        self._require(table)
+        keys = tf.convert_to_tensor(keys, tf.int64)
+        found = (keys >= 0) & (keys < self.size(table))
+        rows = tf.gather(self._variables[table], tf.where(found, keys, 0))
+        return tf.where(found[:, None], rows, 0.0), found
+
+    def hot_keys(self, table: str, k: int) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the at most k most accessed keys.
+
+        Returns:
+            keys int64 [m] and decayed counts float32 [m], by count descending, then key
+            ascending; keys with a count of 0 are left out.
+        """
+        require_integer("k", k, 0, None, f"table {table!r}")
+        # Of equal counts, top_k takes the lower index first.
+        top = tf.math.top_k(self._counts[self._require(table)], min(k, self.size(table)))
+        counts = top.values.numpy()
+        is_accessed = counts > 0.0
+        return top.indices.numpy()[is_accessed].astype(np.int64), counts[is_accessed]
+
+    def decay_counts(self, factor: float) -> None:
+        """Multiplies the access counts of all tables by `factor`, 0 to 1."""
+        require_number("factor", factor, 0.0, 1.0, "VariableStore.decay_counts")
+        for counts in self._counts.values():
+            counts.assign(counts * factor)
+
+    def _require(self, table: str) -> str:
+        if table not in self._variables:
+            names = ", ".join(map(repr, self._variables))
+            raise invalid("table", table, "a store", f"one of {names}")
+        return table
+
+
+def _checked(name: str, value: Any) -> tf.Variable:
+    variable = tensorflow_variable(value)
+    if variable is None:
+        allowed = "a tf.Variable, or a Keras variable such as `layer.embeddings`"
+        raise invalid("variables", type(value).__name__, f"table {name!r}", allowed)
+    if variable.dtype != tf.float32 or variable.shape.rank != 2 or not variable.shape[0]:
+        described = f"{variable.dtype.name} {variable.shape}"
+        raise invalid("variables", described, f"table {name!r}", "float32 [rows >= 1, dim >= 1]")
+    return variable
+
+
+def _row_count(table: str, kind: str) -> tf.Variable:
+    return tf.Variable(0, trainable=False, dtype=tf.int64, name=f"{table}_{kind}_rows")
