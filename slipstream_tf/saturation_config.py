@@ -47,7 +47,12 @@ class SaturationConfig:
             finds out where the data's length is known.
         release: a saturated key stays so until its drift exceeds release * T, at least 1.
         revisit_every: a saturated key is probed (trained as if it varied) one window in so many,
-            at different windows for different keys; 0: never.
+            at different windows for different keys; 0: never. None: 10 where gradients are masked;
+            100 where inputs are skipped, since a probing key holds all its inputs back.
+        saturated_share: with score="remembered_loss": share of the hot inputs whose keys count as
+            saturated, 0 to 1; `target_skip` is then the share of lowest remembered losses.
+        max_skips: with score="remembered_loss": an input is trained on again after so many
+            skips, 0: no limit, at most 255.
         protect_windows: full windows that a key is watched in the hot set before it can be
             saturated, at least 1.
         keep_rate: share of the skippable inputs that is trained all the same, with weight
@@ -90,7 +95,9 @@ class SaturationConfig:
     warmup_steps: int | None = None
     planned_steps: int | None = None
     release: float = 1.5
-    revisit_every: int = 10
+    revisit_every: int | None = None
+    saturated_share: float = 0.8
+    max_skips: int = 2
     protect_windows: int = 1
     keep_rate: float = 0.0
     guard_tolerance: float | None = None
@@ -131,7 +138,7 @@ class SaturationConfig:
         self._check_combinations(place)
 
     def _check_numbers(self, place: str) -> None:
-        for name in ("target_skip", "warmup", "keep_rate", "count_decay"):
+        for name in ("target_skip", "saturated_share", "warmup", "keep_rate", "count_decay"):
             require_number(name, getattr(self, name), 0.0, 1.0, place)
         require_number("alpha", self.alpha, 0.0, 1.0, place, open_minimum=True)
         require_number("release", self.release, 1.0, place=place)
@@ -151,7 +158,9 @@ class SaturationConfig:
         for name in ("warmup_steps", "planned_steps"):
             if getattr(self, name) is not None:
                 require_integer(name, getattr(self, name), 0, None, place)
-        require_integer("revisit_every", self.revisit_every, 0, None, place)
+        if self.revisit_every is not None:
+            require_integer("revisit_every", self.revisit_every, 0, 1 << 30, place)
+        require_integer("max_skips", self.max_skips, 0, 255, place)
         require_integer("reservoir_size", self.reservoir_size, 1, 1 << 24, place)
         require_integer("simulated_ranks", self.simulated_ranks, 1, 64, place)
         require_integer("seed", self.seed, 0, (1 << 63) - 1, place)
@@ -189,6 +198,19 @@ class SaturationConfig:
     def defers_gradients(self) -> bool:
         """Whether gradients are held back."""
         return self.skip in ("defer", "both")
+
+    @property
+    def withholds_saturated(self) -> bool:
+        """Whether gradients of saturated keys do not reach their rows at once."""
+        by_interval = self.defers_gradients and self.defer_trigger == "interval"
+        return self.masks_gradients or by_interval
+
+    @property
+    def probing_interval(self) -> int:
+        """Windows from probe to probe of a saturated key; 0: no probes."""
+        if self.revisit_every is not None:
+            return self.revisit_every
+        return 10 if self.withholds_saturated else 100
 
     def resolve_warmup(self, planned_steps: int | None) -> int | None:
         """Returns the warm-up in steps.

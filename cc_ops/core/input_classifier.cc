@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <limits>
 #include <string>
 #include <utility>
 
@@ -13,6 +14,7 @@ namespace {
 
 // Apart from the reservoir's stream, so that skipping at random does not bias the sample.
 constexpr uint64_t kRandomSkipStream = 0x5851f42d4c957f2dULL;
+constexpr uint64_t kThinningStream = 0x14057b7ef767814fULL;
 // Lookups ahead of the one being read; hides the latency of an index beyond the caches.
 constexpr size_t kPrefetchDistance = 16;
 
@@ -20,12 +22,13 @@ constexpr size_t kPrefetchDistance = 16;
 double UnitInterval(uint64_t random) { return static_cast<double>(random >> 11) * 0x1.0p-53; }
 
 // Lists the lookups input by input; input i's end at (*ends)[i].
-void ListLookups(const std::vector<FeatureView>& features, int64_t batch,
+void ListLookups(const std::vector<FeatureView>& features, int64_t batch, int num_tables,
                  std::vector<Lookup>* lookups, std::vector<int64_t>* ends) {
   lookups->clear();
   ends->resize(batch);
   for (int64_t i = 0; i < batch; ++i) {
     for (const FeatureView& feature : features) {
+      if (feature.table == num_tables) continue;
       const int64_t end = feature.end(i);
       for (int64_t position = feature.begin(i); position < end; ++position) {
         if (feature.is_key(position)) lookups->push_back({feature.keys[position], feature.table});
@@ -50,63 +53,115 @@ Status InputClassifier::Validate(const ClassifierOptions& options) {
     return InvalidArgument("reservoir_size is " + std::to_string(options.reservoir_size) +
                            "; allowed: at least 1 input");
   }
-  return OkStatus();
+  if (options.max_skips < 0 || options.max_skips > static_cast<int>(LossMemory::kLargestSkips)) {
+    return InvalidArgument("max_skips is " + std::to_string(options.max_skips) +
+                           "; allowed: 0 to " + std::to_string(LossMemory::kLargestSkips));
+  }
+  if (options.loss_memory_bytes == 0) return OkStatus();
+  return LossMemory::ValidateBudget(options.loss_memory_bytes);
 }
 
 InputClassifier::InputClassifier(const ClassifierOptions& options)
-    : options_(options), reservoir_(options.reservoir_size, options.seed) {}
+    : options_(options),
+      memory_(options.loss_memory_bytes),
+      reservoir_(options.reservoir_size, options.seed) {}
 
 Status InputClassifier::Classify(const std::vector<FeatureView>& features, int64_t batch,
-                                 bool observe, bool* skippable, float* score) {
+                                 const int64_t* ids, bool observe, const Classified& result) {
   for (size_t f = 0; f < features.size(); ++f) {
-    if (features[f].table < 0 || features[f].table >= options_.num_tables) {
+    if (features[f].table < 0 || features[f].table > options_.num_tables) {
       return InvalidArgument("table of feature " + std::to_string(f) + " is " +
                              std::to_string(features[f].table) + "; allowed: 0 to " +
-                             std::to_string(options_.num_tables - 1));
+                             std::to_string(options_.num_tables - 1) + ", or " +
+                             std::to_string(options_.num_tables) + " to pass the feature over");
     }
   }
   const std::lock_guard<std::mutex> lock(mutex_);
+  const bool by_loss = settings_.mode == SkipMode::kRememberedLoss;
+  if (by_loss && ids == nullptr) {
+    return InvalidArgument("there are no ids; skipping by remembered loss needs one per input");
+  }
   const bool has_drifts = index_.size() > 0;
-  if (has_drifts || observe) ListLookups(features, batch, &lookups_, &ends_);
-  const uint64_t random_seed = options_.seed ^ kRandomSkipStream;
+  const bool needs_lookups = has_drifts || observe || by_loss;
+  if (needs_lookups) ListLookups(features, batch, options_.num_tables, &lookups_, &ends_);
   ClassifierCounts counts;
   counts.inputs_seen = batch;
   size_t prefetched = 0;
   for (int64_t i = 0, begin = 0; i < batch; ++i) {
-    score[i] = DriftIndex::kUntracked;
-    if (has_drifts || observe) {
+    float score = DriftIndex::kUntracked;
+    LossMemory::Entry* entry = ids == nullptr ? nullptr : memory_.Find(ids[i]);
+    if (needs_lookups) {
       const int64_t end = ends_[i];
-      if (has_drifts) {
+      const Lookup* lookups = lookups_.data() + begin;
+      if (by_loss) {
+        score = RememberedScore(entry, lookups, end - begin);
+      } else if (has_drifts) {
         const size_t ahead = std::min(lookups_.size(), end + kPrefetchDistance);
         for (; prefetched < ahead; ++prefetched) index_.Prefetch(lookups_[prefetched]);
-        score[i] =
-            SkipScore(index_, options_.alpha, lookups_.data() + begin, end - begin, &scratch_);
+        score = SkipScore(index_, options_.alpha, lookups, end - begin, &scratch_);
       }
-      if (observe) reservoir_.Offer(lookups_.data() + begin, end - begin);
+      if (observe) {
+        const float nothing = std::numeric_limits<float>::quiet_NaN();
+        reservoir_.Offer(lookups, end - begin, entry == nullptr ? nothing : entry->loss);
+      }
       begin = end;
     }
-    switch (mode_) {
-      case SkipMode::kNone:
-        skippable[i] = false;
-        break;
-      case SkipMode::kDrift:
-        skippable[i] = score[i] < threshold_;
-        break;
-      case SkipMode::kRandom:
-        skippable[i] =
-            UnitInterval(CounterRandom(random_seed, inputs_observed_ + i)) < random_share_;
-        break;
+    const uint64_t number = inputs_observed_ + static_cast<uint64_t>(i);
+    const bool is_skippable = IsSkippable(score, number);
+    const float weight = WeightOf(is_skippable, number);
+    if (observe && weight == 0.0f && entry != nullptr && entry->skips < LossMemory::kLargestSkips) {
+      ++entry->skips;
     }
-    counts.inputs_skipped += skippable[i] ? 1 : 0;
-    counts.hot_inputs += std::isfinite(score[i]) ? 1 : 0;
+    result.skippable[i] = is_skippable;
+    result.score[i] = score;
+    result.weight[i] = weight;
+    counts.inputs_skippable += is_skippable;
+    counts.inputs_skipped += weight == 0.0f;
+    counts.inputs_kept += weight > 1.0f;
+    counts.hot_inputs += std::isfinite(score);
   }
   if (observe) {
-    inputs_observed_ += batch;
+    inputs_observed_ += static_cast<uint64_t>(batch);
     counts_.inputs_seen += counts.inputs_seen;
     counts_.inputs_skipped += counts.inputs_skipped;
     counts_.hot_inputs += counts.hot_inputs;
+    counts_.inputs_skippable += counts.inputs_skippable;
+    counts_.inputs_kept += counts.inputs_kept;
   }
   return OkStatus();
+}
+
+float InputClassifier::RememberedScore(const LossMemory::Entry* entry, const Lookup* lookups,
+                                       int64_t m) {
+  if (entry == nullptr) return DriftIndex::kUntracked;
+  if (options_.max_skips > 0 && entry->skips >= static_cast<uint32_t>(options_.max_skips)) {
+    return DriftIndex::kUntracked;
+  }
+  // Of the lookups that must be saturated, the one that became so last.
+  const float since = SkipScore(since_, options_.alpha, lookups, m, &scratch_);
+  return since <= static_cast<float>(entry->window) ? entry->loss : DriftIndex::kUntracked;
+}
+
+bool InputClassifier::IsSkippable(float score, uint64_t number) const {
+  switch (settings_.mode) {
+    case SkipMode::kNone:
+      return false;
+    case SkipMode::kDrift:
+    case SkipMode::kRememberedLoss:
+      return score < settings_.threshold;
+    case SkipMode::kRandom:
+      return UnitInterval(CounterRandom(options_.seed ^ kRandomSkipStream, number)) <
+             settings_.random_share;
+  }
+  return false;
+}
+
+float InputClassifier::WeightOf(bool is_skippable, uint64_t number) const {
+  if (!is_skippable || settings_.is_shadow) return 1.0f;
+  // Random skipping is the control of skipping without a rest.
+  if (settings_.mode == SkipMode::kRandom || settings_.keep_rate == 0.0) return 0.0f;
+  const double draw = UnitInterval(CounterRandom(options_.seed ^ kThinningStream, number));
+  return draw < settings_.keep_rate ? static_cast<float>(1.0 / settings_.keep_rate) : 0.0f;
 }
 
 Status InputClassifier::SetDrift(const int32_t* tables, const int64_t* keys, const float* drifts,
@@ -119,17 +174,34 @@ Status InputClassifier::SetDrift(const int32_t* tables, const int64_t* keys, con
   return OkStatus();
 }
 
-Status InputClassifier::Configure(SkipMode mode, float threshold, double random_share) {
-  if (!(threshold >= 0.0f)) {
-    return InvalidArgument("threshold is " + std::to_string(threshold) + "; allowed: at least 0");
+Status InputClassifier::SetSaturated(const int32_t* tables, const int64_t* keys, const float* since,
+                                     int64_t n) {
+  DriftIndex index;
+  Status status = index.Build(options_.num_tables, tables, keys, since, n);
+  if (!status.ok()) return status;
+  const std::lock_guard<std::mutex> lock(mutex_);
+  std::swap(since_, index);
+  return OkStatus();
+}
+
+Status InputClassifier::Configure(const ClassifierSettings& settings) {
+  if (!(settings.threshold >= 0.0f)) {
+    return InvalidArgument("threshold is " + std::to_string(settings.threshold) +
+                           "; allowed: at least 0");
   }
-  if (!(random_share >= 0.0 && random_share <= 1.0)) {
-    return InvalidArgument("random_share is " + std::to_string(random_share) + "; allowed: 0 to 1");
+  if (!(settings.random_share >= 0.0 && settings.random_share <= 1.0)) {
+    return InvalidArgument("random_share is " + std::to_string(settings.random_share) +
+                           "; allowed: 0 to 1");
+  }
+  if (!(settings.keep_rate >= 0.0 && settings.keep_rate < 1.0)) {
+    return InvalidArgument("keep_rate is " + std::to_string(settings.keep_rate) +
+                           "; allowed: 0 to below 1");
+  }
+  if (settings.window < 0) {
+    return InvalidArgument("window is " + std::to_string(settings.window) + "; allowed: 0 or more");
   }
   const std::lock_guard<std::mutex> lock(mutex_);
-  mode_ = mode;
-  threshold_ = threshold;
-  random_share_ = random_share;
+  settings_ = settings;
   return OkStatus();
 }
 
@@ -143,6 +215,52 @@ std::vector<float> InputClassifier::ReservoirScores() const {
                           static_cast<int64_t>(lookups.size()), &scratch);
   }
   return scores;
+}
+
+std::vector<float> InputClassifier::ReservoirLosses() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  std::vector<float> losses;
+  for (int64_t i = 0; i < reservoir_.size(); ++i) {
+    if (!std::isnan(reservoir_.loss(i))) losses.push_back(reservoir_.loss(i));
+  }
+  return losses;
+}
+
+void InputClassifier::RecordLosses(const int64_t* ids, const float* losses, const float* labels,
+                                   const bool* skippable, int64_t n) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const double kept_weight =
+      settings_.keep_rate > 0.0 && !settings_.is_shadow ? 1.0 / settings_.keep_rate : 1.0;
+  for (int64_t i = 0; i < n; ++i) {
+    const bool is_finite = std::isfinite(losses[i]);
+    if (ids != nullptr) {
+      const LossMemory::Entry* entry = memory_.Find(ids[i]);
+      if (entry != nullptr && skippable[i] && is_finite) {
+        statistics_.paired.Add(static_cast<double>(losses[i]) - entry->loss);
+      }
+      memory_.Record(ids[i], losses[i], settings_.window);
+    }
+    if (is_finite) {
+      statistics_.Add(losses[i], labels[i] >= 0.5f, skippable[i], skippable[i] ? kept_weight : 1.0);
+    } else {
+      ++statistics_.not_finite;
+    }
+  }
+}
+
+LossStatistics InputClassifier::TakeLossStatistics() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return std::exchange(statistics_, LossStatistics());
+}
+
+std::vector<LossMemory::Entry> InputClassifier::ExportMemory() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return memory_.Export();
+}
+
+void InputClassifier::ImportMemory(const std::vector<LossMemory::Entry>& entries) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  memory_.Import(entries);
 }
 
 ClassifierCounts InputClassifier::EndWindow() {

@@ -10,27 +10,52 @@
 #include "cc_ops/core/drift_index.h"
 #include "cc_ops/core/feature_view.h"
 #include "cc_ops/core/input_reservoir.h"
+#include "cc_ops/core/loss_memory.h"
+#include "cc_ops/core/loss_statistics.h"
 #include "cc_ops/core/status.h"
 
 namespace slipstream {
 
 enum class SkipMode {
-  kNone,    // no input is skippable
-  kDrift,   // an input whose skip score is below the threshold
-  kRandom,  // the control: each input with the same probability, whatever its keys
+  kNone,            // no input is skippable
+  kDrift,           // an input whose skip score is below the threshold
+  kRememberedLoss,  // the same; the score is the input's loss at its last visit
+  kRandom,          // the control: each input with the same probability, whatever its keys
 };
 
 struct ClassifierOptions {
+  // Features of table `num_tables` are passed over, as if an input did not have them.
   int num_tables = 1;
   double alpha = 1.0;             // in (0, 1]
   int64_t reservoir_size = 8192;  // inputs, at least 1
-  uint64_t seed = 0;              // of the reservoir and of kRandom
+  uint64_t seed = 0;              // of the reservoir, of thinning and of kRandom
+  int64_t loss_memory_bytes = 0;  // 0: no losses are remembered
+  int max_skips = 0;              // kRememberedLoss: skips between two visits; 0: no limit
+};
+
+// What a window skips.
+struct ClassifierSettings {
+  SkipMode mode = SkipMode::kNone;
+  float threshold = 0.0f;     // not NaN, at least 0; read by kDrift and kRememberedLoss
+  double random_share = 0.0;  // 0 to 1; read by kRandom
+  double keep_rate = 0.0;     // share of the skippable inputs that is kept, 0 to below 1
+  bool is_shadow = false;     // inputs are found skippable, and all are kept
+  int64_t window = 0;         // number of the window, noted with the losses of its visits
+};
+
+// Of each input of a batch; [batch].
+struct Classified {
+  bool* skippable;
+  float* score;
+  float* weight;  // 0: left out; else the inputs that it stands for, 1 or 1 / keep_rate
 };
 
 struct ClassifierCounts {
   int64_t inputs_seen = 0;
-  int64_t inputs_skipped = 0;  // skippable ones
-  int64_t hot_inputs = 0;      // with a finite skip score
+  int64_t inputs_skipped = 0;    // left out
+  int64_t hot_inputs = 0;        // with a finite skip score
+  int64_t inputs_skippable = 0;  // left out or kept all the same
+  int64_t inputs_kept = 0;       // skippable ones that thinning kept
 };
 
 // Thread-safe. Deterministic as long as Classify is called in the same order.
@@ -44,21 +69,38 @@ class InputClassifier {
 
   // Classifies a batch.
   //   features: keys of every feature, all of `batch` inputs; not kept.
+  //   ids: [batch], or nullptr where the score needs none.
   //   observe: adds the inputs to the window's sample and counts.
-  //   skippable, score: [batch], written.
-  // InvalidArgument for a feature of a table that the classifier does not have.
-  Status Classify(const std::vector<FeatureView>& features, int64_t batch, bool observe,
-                  bool* skippable, float* score);
+  // InvalidArgument for a feature of a table that the classifier does not have, or missing ids.
+  Status Classify(const std::vector<FeatureView>& features, int64_t batch, const int64_t* ids,
+                  bool observe, const Classified& result);
 
   // Replaces all drifts; see DriftIndex::Build.
   Status SetDrift(const int32_t* tables, const int64_t* keys, const float* drifts, int64_t n);
 
-  // From the next batch on. threshold: not NaN, at least 0 (read by kDrift).
-  // random_share: 0 to 1 (read by kRandom).
-  Status Configure(SkipMode mode, float threshold, double random_share);
+  // tables, keys: [n], the saturated keys; since: [n], the first window of each key's present
+  // run of windows in which it was saturated. Replaces them all; errors as SetDrift.
+  Status SetSaturated(const int32_t* tables, const int64_t* keys, const float* since, int64_t n);
 
-  // Skip scores of the sampled inputs under the current drifts.
+  // From the next batch on. InvalidArgument for a setting out of its range.
+  Status Configure(const ClassifierSettings& settings);
+
+  // Skip scores by drift of the sampled inputs under the current drifts.
   std::vector<float> ReservoirScores() const;
+  // Remembered losses that the sampled inputs had when they came, of those that had one.
+  std::vector<float> ReservoirLosses() const;
+
+  // Takes in the losses of trained inputs.
+  //   ids: [n], or nullptr: nothing is remembered. losses, labels, skippable: [n]; a label
+  //   of 0.5 or more is positive.
+  void RecordLosses(const int64_t* ids, const float* losses, const float* labels,
+                    const bool* skippable, int64_t n);
+
+  // Returns the statistics of the losses since the last call.
+  LossStatistics TakeLossStatistics();
+
+  std::vector<LossMemory::Entry> ExportMemory() const;
+  void ImportMemory(const std::vector<LossMemory::Entry>& entries);
 
   // Returns the window's counts and starts the next window with an empty sample.
   ClassifierCounts EndWindow();
@@ -66,13 +108,18 @@ class InputClassifier {
   const ClassifierOptions& options() const { return options_; }
 
  private:
+  float RememberedScore(const LossMemory::Entry* entry, const Lookup* lookups, int64_t m);
+  bool IsSkippable(float score, uint64_t number) const;
+  float WeightOf(bool is_skippable, uint64_t number) const;
+
   const ClassifierOptions options_;
   mutable std::mutex mutex_;  // guards all below
   DriftIndex index_;
-  SkipMode mode_ = SkipMode::kNone;
-  float threshold_ = 0.0f;
-  double random_share_ = 0.0;
-  uint64_t inputs_observed_ = 0;  // since the start; numbers the inputs for kRandom
+  DriftIndex since_;  // of saturated keys: the window since which they are
+  ClassifierSettings settings_;
+  LossMemory memory_;
+  LossStatistics statistics_;
+  uint64_t inputs_observed_ = 0;  // since the start; numbers the inputs for random choices
   ClassifierCounts counts_;
   InputReservoir reservoir_;
   // Reused from batch to batch.

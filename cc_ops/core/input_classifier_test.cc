@@ -18,15 +18,26 @@ constexpr float kInf = std::numeric_limits<float>::infinity();
 struct Result {
   std::vector<uint8_t> skippable;
   std::vector<float> score;
+  std::vector<float> weight;
 };
 
+ClassifierSettings Settings(SkipMode mode, float threshold, double random_share) {
+  ClassifierSettings settings;
+  settings.mode = mode;
+  settings.threshold = threshold;
+  settings.random_share = random_share;
+  return settings;
+}
+
 Result Classify(InputClassifier* classifier, const std::vector<FeatureView>& features,
-                int64_t batch, bool observe = true) {
-  Result result = {std::vector<uint8_t>(batch), std::vector<float>(batch)};
-  EXPECT_TRUE(classifier
-                  ->Classify(features, batch, observe,
-                             reinterpret_cast<bool*>(result.skippable.data()), result.score.data())
-                  .ok());
+                int64_t batch, bool observe = true, const std::vector<int64_t>* ids = nullptr) {
+  Result result = {std::vector<uint8_t>(batch), std::vector<float>(batch),
+                   std::vector<float>(batch)};
+  const Classified out = {reinterpret_cast<bool*>(result.skippable.data()), result.score.data(),
+                          result.weight.data()};
+  EXPECT_TRUE(
+      classifier->Classify(features, batch, ids == nullptr ? nullptr : ids->data(), observe, out)
+          .ok());
   return result;
 }
 
@@ -55,7 +66,7 @@ void SetDrift(InputClassifier* classifier) {
 TEST(InputClassifier, ReadsEveryLayout) {
   InputClassifier classifier(TwoTables());
   SetDrift(&classifier);
-  ASSERT_TRUE(classifier.Configure(SkipMode::kDrift, 0.25f, 0.0).ok());
+  ASSERT_TRUE(classifier.Configure(Settings(SkipMode::kDrift, 0.25f, 0.0)).ok());
   const std::vector<int64_t> column = {1, 1, 2, 9};
   const std::vector<int64_t> padded = {-1, -1, 1, -1, 1, 2, 1, 1};
   const std::vector<int64_t> ragged = {1, 2, 1};
@@ -80,16 +91,16 @@ TEST(InputClassifier, NothingIsSkippableAtFirstAndAtThresholdZero) {
   EXPECT_EQ(Classify(&classifier, {Column(keys)}, 2).skippable, (std::vector<uint8_t>{0, 0}));
   SetDrift(&classifier);
   EXPECT_EQ(Classify(&classifier, {Column(keys)}, 2).skippable, (std::vector<uint8_t>{0, 0}));
-  ASSERT_TRUE(classifier.Configure(SkipMode::kDrift, 0.0f, 0.0).ok());
+  ASSERT_TRUE(classifier.Configure(Settings(SkipMode::kDrift, 0.0f, 0.0)).ok());
   EXPECT_EQ(Classify(&classifier, {Column(keys)}, 2).skippable, (std::vector<uint8_t>{0, 0}));
-  ASSERT_TRUE(classifier.Configure(SkipMode::kDrift, 0.2f, 0.0).ok());
+  ASSERT_TRUE(classifier.Configure(Settings(SkipMode::kDrift, 0.2f, 0.0)).ok());
   EXPECT_EQ(Classify(&classifier, {Column(keys)}, 2).skippable, (std::vector<uint8_t>{1, 0}));
 }
 
 TEST(InputClassifier, CountsObservedInputsOfTheWindow) {
   InputClassifier classifier(TwoTables());
   SetDrift(&classifier);
-  ASSERT_TRUE(classifier.Configure(SkipMode::kDrift, 0.15f, 0.0).ok());
+  ASSERT_TRUE(classifier.Configure(Settings(SkipMode::kDrift, 0.15f, 0.0)).ok());
   const std::vector<int64_t> keys = {1, 2, 3};
   Classify(&classifier, {Column(keys)}, 3);
   Classify(&classifier, {Column(keys)}, 3, /*observe=*/false);
@@ -106,8 +117,8 @@ TEST(InputClassifier, RandomSkippingHitsItsShareWhateverTheBatches) {
   constexpr int64_t kInputs = 20000;
   const std::vector<int64_t> keys(kInputs, 1);
   InputClassifier whole(TwoTables()), parts(TwoTables());
-  ASSERT_TRUE(whole.Configure(SkipMode::kRandom, 0.0f, 0.3).ok());
-  ASSERT_TRUE(parts.Configure(SkipMode::kRandom, 0.0f, 0.3).ok());
+  ASSERT_TRUE(whole.Configure(Settings(SkipMode::kRandom, 0.0f, 0.3)).ok());
+  ASSERT_TRUE(parts.Configure(Settings(SkipMode::kRandom, 0.0f, 0.3)).ok());
   const std::vector<uint8_t> expected = Classify(&whole, {Column(keys)}, kInputs).skippable;
   std::vector<uint8_t> got;
   const std::vector<int64_t> part(1000, 1);
@@ -118,7 +129,7 @@ TEST(InputClassifier, RandomSkippingHitsItsShareWhateverTheBatches) {
   EXPECT_EQ(got, expected);
   const auto skipped = std::count(expected.begin(), expected.end(), 1);
   EXPECT_NEAR(static_cast<double>(skipped) / kInputs, 0.3, 0.02);
-  ASSERT_TRUE(parts.Configure(SkipMode::kRandom, 0.0f, 1.0).ok());
+  ASSERT_TRUE(parts.Configure(Settings(SkipMode::kRandom, 0.0f, 1.0)).ok());
   EXPECT_EQ(Classify(&parts, {Column(part)}, 1000).skippable, std::vector<uint8_t>(1000, 1));
 }
 
@@ -135,15 +146,152 @@ TEST(InputClassifier, BadInputIsAnError) {
     EXPECT_EQ(InputClassifier::Validate(options).code(), StatusCode::kInvalidArgument);
   }
   InputClassifier classifier(TwoTables());
-  EXPECT_FALSE(classifier.Configure(SkipMode::kDrift, -1.0f, 0.0).ok());
-  EXPECT_FALSE(classifier.Configure(SkipMode::kDrift, std::nanf(""), 0.0).ok());
-  EXPECT_FALSE(classifier.Configure(SkipMode::kRandom, 0.0f, 1.5).ok());
+  EXPECT_FALSE(classifier.Configure(Settings(SkipMode::kDrift, -1.0f, 0.0)).ok());
+  EXPECT_FALSE(classifier.Configure(Settings(SkipMode::kDrift, std::nanf(""), 0.0)).ok());
+  EXPECT_FALSE(classifier.Configure(Settings(SkipMode::kRandom, 0.0f, 1.5)).ok());
+  ClassifierSettings settings;
+  settings.keep_rate = 1.0;
+  EXPECT_NE(classifier.Configure(settings).message().find("keep_rate is 1"), std::string::npos);
   const std::vector<int64_t> keys = {1};
   bool skippable;
-  float score;
-  const Status status = classifier.Classify({Column(keys, 2)}, 1, true, &skippable, &score);
-  EXPECT_NE(status.message().find("table of feature 0 is 2"), std::string::npos);
+  float score, weight;
+  const Classified out = {&skippable, &score, &weight};
+  Status status = classifier.Classify({Column(keys, 3)}, 1, nullptr, true, out);
+  EXPECT_NE(status.message().find("table of feature 0 is 3"), std::string::npos);
+  ASSERT_TRUE(classifier.Configure(Settings(SkipMode::kRememberedLoss, 1.0f, 0.0)).ok());
+  status = classifier.Classify({Column(keys)}, 1, nullptr, true, out);
+  EXPECT_NE(status.message().find("there are no ids"), std::string::npos);
   EXPECT_EQ(classifier.EndWindow().inputs_seen, 0);
+}
+
+TEST(InputClassifier, PassesOverFeaturesOfNoTable) {
+  InputClassifier classifier(TwoTables());
+  SetDrift(&classifier);
+  ASSERT_TRUE(classifier.Configure(Settings(SkipMode::kDrift, 0.15f, 0.0)).ok());
+  const std::vector<int64_t> keys = {1, 2}, other = {99, 99};
+  const Result result = Classify(&classifier, {Column(keys), Column(other, 2)}, 2);
+  EXPECT_EQ(result.skippable, (std::vector<uint8_t>{1, 0}));
+}
+
+ClassifierOptions WithMemory(int max_skips) {
+  ClassifierOptions options = TwoTables();
+  options.loss_memory_bytes = 1 << 16;
+  options.max_skips = max_skips;
+  return options;
+}
+
+// Inputs 10, 11, ... with one key each; losses by id.
+void Visit(InputClassifier* classifier, const std::vector<int64_t>& ids,
+           const std::vector<float>& losses, int64_t window) {
+  ClassifierSettings settings;
+  settings.window = window;
+  ASSERT_TRUE(classifier->Configure(settings).ok());
+  const std::vector<float> labels(ids.size(), 1.f);
+  const std::vector<uint8_t> skippable(ids.size(), 0);
+  classifier->RecordLosses(ids.data(), losses.data(), labels.data(),
+                           reinterpret_cast<const bool*>(skippable.data()),
+                           static_cast<int64_t>(ids.size()));
+}
+
+TEST(RememberedLoss, HoldsWhileTheKeysHaveBeenSaturatedSinceTheVisit) {
+  InputClassifier classifier(WithMemory(0));
+  Visit(&classifier, {10, 11, 12, 13}, {0.1f, 0.1f, 0.9f, 0.1f}, 4);
+  const std::vector<int32_t> tables = {0, 0, 0};
+  const std::vector<int64_t> saturated = {1, 2, 3};
+  const std::vector<float> since = {3.f, 5.f, 4.f};
+  ASSERT_TRUE(classifier.SetSaturated(tables.data(), saturated.data(), since.data(), 3).ok());
+  ASSERT_TRUE(classifier.Configure(Settings(SkipMode::kRememberedLoss, 0.5f, 0.0)).ok());
+  // Saturated in time; too late; in time with a high loss; never; a stranger.
+  const std::vector<int64_t> keys = {1, 2, 3, 9, 1}, ids = {10, 11, 12, 13, 14};
+  const Result result = Classify(&classifier, {Column(keys)}, 5, true, &ids);
+  EXPECT_EQ(result.skippable, (std::vector<uint8_t>{1, 0, 0, 0, 0}));
+  EXPECT_EQ(result.score[0], 0.1f);
+  EXPECT_EQ(result.score[2], 0.9f);
+  EXPECT_TRUE(std::isinf(result.score[1]) && std::isinf(result.score[3]));
+  std::vector<float> losses = classifier.ReservoirLosses();
+  std::sort(losses.begin(), losses.end());
+  EXPECT_EQ(losses, (std::vector<float>{0.1f, 0.1f, 0.1f, 0.9f}));
+}
+
+TEST(RememberedLoss, ComesBackAfterSoManySkips) {
+  InputClassifier classifier(WithMemory(2));
+  Visit(&classifier, {10}, {0.1f}, 1);
+  const int32_t table = 0;
+  const int64_t key = 1;
+  const float since = 0.f;
+  ASSERT_TRUE(classifier.SetSaturated(&table, &key, &since, 1).ok());
+  ASSERT_TRUE(classifier.Configure(Settings(SkipMode::kRememberedLoss, 0.5f, 0.0)).ok());
+  const std::vector<int64_t> keys = {1}, ids = {10};
+  std::vector<uint8_t> skipped;
+  for (int pass = 0; pass < 4; ++pass) {
+    skipped.push_back(Classify(&classifier, {Column(keys)}, 1, true, &ids).skippable[0]);
+  }
+  EXPECT_EQ(skipped, (std::vector<uint8_t>{1, 1, 0, 0}));
+}
+
+TEST(Thinning, KeepsAShareThatStandsForAll) {
+  InputClassifier classifier(TwoTables());
+  SetDrift(&classifier);
+  ClassifierSettings settings = Settings(SkipMode::kDrift, 0.15f, 0.0);
+  settings.keep_rate = 0.125;
+  ASSERT_TRUE(classifier.Configure(settings).ok());
+  std::vector<int64_t> keys(20000);
+  for (size_t i = 0; i < keys.size(); ++i) keys[i] = 1 + static_cast<int64_t>(i % 2);
+  const Result result = Classify(&classifier, {Column(keys)}, 20000);
+  double total = 0.0;
+  for (size_t i = 0; i < keys.size(); ++i) {
+    if (keys[i] == 2) {
+      ASSERT_EQ(result.weight[i], 1.f);
+    } else {
+      ASSERT_TRUE(result.weight[i] == 0.f || result.weight[i] == 8.f);
+      total += result.weight[i];
+    }
+  }
+  EXPECT_NEAR(total / 10000, 1.0, 0.08);  // three standard errors
+  const ClassifierCounts counts = classifier.EndWindow();
+  EXPECT_EQ(counts.inputs_skippable, 10000);
+  EXPECT_EQ(counts.inputs_skipped + counts.inputs_kept, 10000);
+  EXPECT_EQ(counts.inputs_kept, static_cast<int64_t>(total / 8));
+}
+
+TEST(Shadow, FindsSkippableInputsAndKeepsThem) {
+  InputClassifier classifier(TwoTables());
+  SetDrift(&classifier);
+  ClassifierSettings settings = Settings(SkipMode::kDrift, 0.15f, 0.0);
+  settings.is_shadow = true;
+  ASSERT_TRUE(classifier.Configure(settings).ok());
+  const std::vector<int64_t> keys = {1, 2};
+  const Result result = Classify(&classifier, {Column(keys)}, 2);
+  EXPECT_EQ(result.skippable, (std::vector<uint8_t>{1, 0}));
+  EXPECT_EQ(result.weight, (std::vector<float>{1.f, 1.f}));
+  const ClassifierCounts counts = classifier.EndWindow();
+  EXPECT_EQ(counts.inputs_skippable, 1);
+  EXPECT_EQ(counts.inputs_skipped, 0);
+}
+
+TEST(LossStatistics, AreKeptApartAndTaken) {
+  InputClassifier classifier(WithMemory(0));
+  ClassifierSettings settings;
+  settings.keep_rate = 0.5;
+  ASSERT_TRUE(classifier.Configure(settings).ok());
+  const std::vector<int64_t> ids = {1, 2, 3};
+  const std::vector<float> first = {0.5f, 1.f, std::nanf("")}, labels = {1.f, 0.f, 1.f};
+  const bool skippable[] = {true, false, false};
+  classifier.RecordLosses(ids.data(), first.data(), labels.data(), skippable, 3);
+  const std::vector<float> second = {0.75f, 2.f, 3.f};
+  classifier.RecordLosses(ids.data(), second.data(), labels.data(), skippable, 3);
+  const LossStatistics statistics = classifier.TakeLossStatistics();
+  EXPECT_EQ(statistics.skippable.count, 2);
+  EXPECT_NEAR(statistics.skippable.sum, 1.25, 1e-6);
+  EXPECT_EQ(statistics.others.count, 3);
+  EXPECT_NEAR(statistics.others.sum, 6.0, 1e-6);
+  EXPECT_EQ(statistics.paired.count, 1);
+  EXPECT_NEAR(statistics.paired.sum, 0.25, 1e-6);
+  EXPECT_EQ(statistics.not_finite, 1);
+  double positives = 0.0;
+  for (double n : statistics.histogram[1]) positives += n;
+  EXPECT_EQ(positives, 5.0);  // two skippable inputs of weight 2, one other
+  EXPECT_EQ(classifier.TakeLossStatistics().others.count, 0);
 }
 
 TEST(InputClassifier, ThreadsMayShareIt) {

@@ -23,34 +23,45 @@ class InputReservoir {
   // capacity: most inputs kept, at least 1.
   InputReservoir(int64_t capacity, uint64_t seed) : capacity_(capacity), seed_(seed) {}
 
-  // Offers the next input: lookups [m], copied if the input is chosen.
-  void Offer(const Lookup* lookups, int64_t m) {
+  // Offers the next input: lookups [m], copied if the input is chosen, and its remembered
+  // loss (NaN: none).
+  void Offer(const Lookup* lookups, int64_t m, float loss) {
     const uint64_t number = offered_total_++;
     const int64_t position = offered_in_window_++;
     if (position < capacity_) {
-      if (position >= static_cast<int64_t>(inputs_.size())) inputs_.emplace_back();
-      inputs_[position].assign(lookups, lookups + m);
+      if (position >= static_cast<int64_t>(inputs_.size())) {
+        inputs_.emplace_back();
+        losses_.emplace_back();
+      }
+      Keep(position, lookups, m, loss);
       return;
     }
     const unsigned __int128 product =
         static_cast<unsigned __int128>(CounterRandom(seed_, number)) * (position + 1);
     const int64_t chosen = static_cast<int64_t>(product >> 64);  // uniform in [0, position]
-    if (chosen < capacity_) inputs_[chosen].assign(lookups, lookups + m);
+    if (chosen < capacity_) Keep(chosen, lookups, m, loss);
   }
 
   // Number of inputs kept now.
   int64_t size() const { return offered_in_window_ < capacity_ ? offered_in_window_ : capacity_; }
   const std::vector<Lookup>& input(int64_t i) const { return inputs_[i]; }
+  float loss(int64_t i) const { return losses_[i]; }
 
   // Starts the next window's sample. Random numbers go on and never repeat.
   void Clear() { offered_in_window_ = 0; }
 
  private:
+  void Keep(int64_t place, const Lookup* lookups, int64_t m, float loss) {
+    inputs_[place].assign(lookups, lookups + m);
+    losses_[place] = loss;
+  }
+
   int64_t capacity_;
   uint64_t seed_;
   uint64_t offered_total_ = 0;
   int64_t offered_in_window_ = 0;
   std::vector<std::vector<Lookup>> inputs_;  // keep their memory from window to window
+  std::vector<float> losses_;
 };
 
 }  // namespace slipstream

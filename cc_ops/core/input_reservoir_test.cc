@@ -11,16 +11,16 @@ namespace {
 void OfferNumbers(InputReservoir* reservoir, int64_t count) {
   for (int64_t i = 0; i < count; ++i) {
     const Lookup lookup = {i, 0};
-    reservoir->Offer(&lookup, 1);
+    reservoir->Offer(&lookup, 1, 0.5f);
   }
 }
 
 TEST(InputReservoir, KeepsAllInputsUntilItIsFull) {
   InputReservoir reservoir(4, 0);
   EXPECT_EQ(reservoir.size(), 0);
-  reservoir.Offer(nullptr, 0);  // an input without lookups is an input
+  reservoir.Offer(nullptr, 0, 0.5f);  // an input without lookups is an input
   const std::vector<Lookup> lookups = {{5, 1}, {6, 0}};
-  reservoir.Offer(lookups.data(), 2);
+  reservoir.Offer(lookups.data(), 2, 0.25f);
   ASSERT_EQ(reservoir.size(), 2);
   EXPECT_TRUE(reservoir.input(0).empty());
   EXPECT_EQ(reservoir.input(1)[0].key, 5);

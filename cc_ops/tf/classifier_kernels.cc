@@ -39,6 +39,19 @@ absl::Status RequireScalar(const Tensor& tensor, const char* name) {
       absl::StrCat(name, " has shape ", tensor.shape().DebugString(), "; allowed: a scalar"));
 }
 
+// An empty vector stands for no ids.
+absl::Status RequireIds(const Tensor& ids, int64_t batch) {
+  if (ids.dims() == 1 && (ids.NumElements() == 0 || ids.NumElements() == batch)) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(absl::StrCat("ids have shape ", ids.shape().DebugString(),
+                                                 "; allowed: [", batch, "] or [0]"));
+}
+
+const int64_t* IdsOrNull(const Tensor& ids, int64_t batch) {
+  return ids.NumElements() == 0 && batch > 0 ? nullptr : ids.flat<int64_t>().data();
+}
+
 class CreateKernel : public OpKernel {
  public:
   explicit CreateKernel(OpKernelConstruction* context) : OpKernel(context) {
@@ -47,6 +60,8 @@ class CreateKernel : public OpKernel {
     int64_t seed = 0;
     OP_REQUIRES_OK(context, context->GetAttr("seed", &seed));
     options_.seed = static_cast<uint64_t>(seed);
+    OP_REQUIRES_OK(context, context->GetAttr("loss_memory_bytes", &options_.loss_memory_bytes));
+    OP_REQUIRES_OK(context, context->GetAttr("max_skips", &options_.max_skips));
   }
 
   void Compute(OpKernelContext* context) override {
@@ -98,32 +113,39 @@ class ClassifyKernel : public ClassifierKernel {
     std::vector<FeatureView> features;
     int64_t batch = 0;
     TF_RETURN_IF_ERROR(inputs_.Read(context, &features, &batch));
-    Tensor *skippable = nullptr, *score = nullptr;
+    const Tensor& ids = context->input(context->num_inputs() - 1);
+    TF_RETURN_IF_ERROR(RequireIds(ids, batch));
+    Tensor *skippable = nullptr, *score = nullptr, *weight = nullptr;
     TF_RETURN_IF_ERROR(context->allocate_output(0, TensorShape({batch}), &skippable));
     TF_RETURN_IF_ERROR(context->allocate_output(1, TensorShape({batch}), &score));
-    return ToAbsl(classifier->Classify(features, batch, observe_, skippable->flat<bool>().data(),
-                                       score->flat<float>().data()));
+    TF_RETURN_IF_ERROR(context->allocate_output(2, TensorShape({batch}), &weight));
+    return ToAbsl(classifier->Classify(features, batch, IdsOrNull(ids, batch), observe_,
+                                       {skippable->flat<bool>().data(), score->flat<float>().data(),
+                                        weight->flat<float>().data()}));
   }
 
   FeatureInputs inputs_;
   bool observe_ = true;
 };
 
-class SetDriftKernel : public ClassifierKernel {
+// Passes tables, keys and a number per key on to one of the classifier's setters.
+template <Status (InputClassifier::*kSet)(const int32_t*, const int64_t*, const float*, int64_t)>
+class SetKeysKernel : public ClassifierKernel {
  public:
   using ClassifierKernel::ClassifierKernel;
 
  private:
   absl::Status Run(OpKernelContext* context, InputClassifier* classifier) override {
-    const Tensor &tables = context->input(1), &keys = context->input(2), &drift = context->input(3);
-    if (tables.dims() != 1 || keys.shape() != tables.shape() || drift.shape() != tables.shape()) {
+    const Tensor &tables = context->input(1), &keys = context->input(2);
+    const Tensor& values = context->input(3);
+    if (tables.dims() != 1 || keys.shape() != tables.shape() || values.shape() != tables.shape()) {
       return absl::InvalidArgumentError(
-          absl::StrCat("tables, keys and drift have shapes ", tables.shape().DebugString(), ", ",
-                       keys.shape().DebugString(), " and ", drift.shape().DebugString(),
+          absl::StrCat("tables, keys and their values have shapes ", tables.shape().DebugString(),
+                       ", ", keys.shape().DebugString(), " and ", values.shape().DebugString(),
                        "; allowed: three vectors of one length"));
     }
-    return ToAbsl(classifier->SetDrift(tables.flat<int32_t>().data(), keys.flat<int64_t>().data(),
-                                       drift.flat<float>().data(), tables.NumElements()));
+    return ToAbsl((classifier->*kSet)(tables.flat<int32_t>().data(), keys.flat<int64_t>().data(),
+                                      values.flat<float>().data(), tables.NumElements()));
   }
 };
 
@@ -132,32 +154,146 @@ class ConfigureKernel : public ClassifierKernel {
   explicit ConfigureKernel(OpKernelConstruction* context) : ClassifierKernel(context) {
     std::string mode;
     OP_REQUIRES_OK(context, context->GetAttr("mode", &mode));
-    if (mode == "drift") mode_ = SkipMode::kDrift;
-    if (mode == "random") mode_ = SkipMode::kRandom;
+    OP_REQUIRES_OK(context, context->GetAttr("is_shadow", &settings_.is_shadow));
+    if (mode == "drift") settings_.mode = SkipMode::kDrift;
+    if (mode == "remembered_loss") settings_.mode = SkipMode::kRememberedLoss;
+    if (mode == "random") settings_.mode = SkipMode::kRandom;
   }
 
  private:
   absl::Status Run(OpKernelContext* context, InputClassifier* classifier) override {
-    TF_RETURN_IF_ERROR(RequireScalar(context->input(1), "threshold"));
-    TF_RETURN_IF_ERROR(RequireScalar(context->input(2), "random_share"));
-    return ToAbsl(classifier->Configure(mode_, context->input(1).scalar<float>()(),
-                                        context->input(2).scalar<double>()()));
+    const char* names[] = {"handle", "threshold", "random_share", "keep_rate", "window"};
+    for (int i = 1; i < 5; ++i) TF_RETURN_IF_ERROR(RequireScalar(context->input(i), names[i]));
+    ClassifierSettings settings = settings_;
+    settings.threshold = context->input(1).scalar<float>()();
+    settings.random_share = context->input(2).scalar<double>()();
+    settings.keep_rate = context->input(3).scalar<double>()();
+    settings.window = context->input(4).scalar<int64_t>()();
+    return ToAbsl(classifier->Configure(settings));
   }
 
-  SkipMode mode_ = SkipMode::kNone;
+  ClassifierSettings settings_;
 };
 
-class ReservoirScoresKernel : public ClassifierKernel {
+class RecordLossesKernel : public ClassifierKernel {
  public:
   using ClassifierKernel::ClassifierKernel;
 
  private:
   absl::Status Run(OpKernelContext* context, InputClassifier* classifier) override {
-    const std::vector<float> scores = classifier->ReservoirScores();
+    const Tensor &ids = context->input(1), &losses = context->input(2);
+    const Tensor &labels = context->input(3), &skippable = context->input(4);
+    if (losses.dims() != 1 || labels.shape() != losses.shape() ||
+        skippable.shape() != losses.shape()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("losses, labels and skippable have shapes ", losses.shape().DebugString(),
+                       ", ", labels.shape().DebugString(), " and ", skippable.shape().DebugString(),
+                       "; allowed: three vectors of one length"));
+    }
+    const int64_t batch = losses.NumElements();
+    TF_RETURN_IF_ERROR(RequireIds(ids, batch));
+    classifier->RecordLosses(IdsOrNull(ids, batch), losses.flat<float>().data(),
+                             labels.flat<float>().data(), skippable.flat<bool>().data(), batch);
+    return absl::OkStatus();
+  }
+};
+
+class TakeLossStatisticsKernel : public ClassifierKernel {
+ public:
+  using ClassifierKernel::ClassifierKernel;
+
+ private:
+  absl::Status Run(OpKernelContext* context, InputClassifier* classifier) override {
+    Tensor *sums = nullptr, *histogram = nullptr;
+    TF_RETURN_IF_ERROR(context->allocate_output(0, TensorShape({13}), &sums));
+    TF_RETURN_IF_ERROR(
+        context->allocate_output(1, TensorShape({2, LossStatistics::kBins}), &histogram));
+    const LossStatistics statistics = classifier->TakeLossStatistics();
+    double* out = sums->flat<double>().data();
+    for (const LossMoments* moments :
+         {&statistics.skippable, &statistics.others, &statistics.paired}) {
+      *out++ = static_cast<double>(moments->count);
+      *out++ = moments->sum;
+      *out++ = moments->squares;
+      *out++ = moments->squared_residuals;
+    }
+    *out = static_cast<double>(statistics.not_finite);
+    double* bins = histogram->flat<double>().data();
+    for (const auto& label : statistics.histogram)
+      bins = std::copy(label.begin(), label.end(), bins);
+    return absl::OkStatus();
+  }
+};
+
+// Returns a vector that the classifier gives.
+template <std::vector<float> (InputClassifier::*kGet)() const>
+class VectorKernel : public ClassifierKernel {
+ public:
+  using ClassifierKernel::ClassifierKernel;
+
+ private:
+  absl::Status Run(OpKernelContext* context, InputClassifier* classifier) override {
+    const std::vector<float> values = (classifier->*kGet)();
     Tensor* output = nullptr;
     TF_RETURN_IF_ERROR(
-        context->allocate_output(0, TensorShape({static_cast<int64_t>(scores.size())}), &output));
-    std::copy(scores.begin(), scores.end(), output->flat<float>().data());
+        context->allocate_output(0, TensorShape({static_cast<int64_t>(values.size())}), &output));
+    std::copy(values.begin(), values.end(), output->flat<float>().data());
+    return absl::OkStatus();
+  }
+};
+
+class ExportMemoryKernel : public ClassifierKernel {
+ public:
+  using ClassifierKernel::ClassifierKernel;
+
+ private:
+  absl::Status Run(OpKernelContext* context, InputClassifier* classifier) override {
+    const std::vector<LossMemory::Entry> entries = classifier->ExportMemory();
+    const int64_t n = static_cast<int64_t>(entries.size());
+    Tensor *ids = nullptr, *losses = nullptr, *visits = nullptr;
+    TF_RETURN_IF_ERROR(context->allocate_output(0, TensorShape({n}), &ids));
+    TF_RETURN_IF_ERROR(context->allocate_output(1, TensorShape({n}), &losses));
+    TF_RETURN_IF_ERROR(context->allocate_output(2, TensorShape({n, 2}), &visits));
+    for (int64_t i = 0; i < n; ++i) {
+      ids->vec<int64_t>()(i) = entries[i].id;
+      losses->vec<float>()(i) = entries[i].loss;
+      visits->matrix<int32_t>()(i, 0) = static_cast<int32_t>(entries[i].window);
+      visits->matrix<int32_t>()(i, 1) = static_cast<int32_t>(entries[i].skips);
+    }
+    return absl::OkStatus();
+  }
+};
+
+class ImportMemoryKernel : public ClassifierKernel {
+ public:
+  using ClassifierKernel::ClassifierKernel;
+
+ private:
+  absl::Status Run(OpKernelContext* context, InputClassifier* classifier) override {
+    const Tensor &ids = context->input(1), &losses = context->input(2);
+    const Tensor& visits = context->input(3);
+    const int64_t n = ids.NumElements();
+    if (ids.dims() != 1 || losses.shape() != ids.shape() || visits.shape() != TensorShape({n, 2})) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("ids, losses and visits have shapes ", ids.shape().DebugString(), ", ",
+                       losses.shape().DebugString(), " and ", visits.shape().DebugString(),
+                       "; allowed: [n], [n] and [n, 2]"));
+    }
+    std::vector<LossMemory::Entry> entries(n);
+    for (int64_t i = 0; i < n; ++i) {
+      const int32_t window = visits.matrix<int32_t>()(i, 0), skips = visits.matrix<int32_t>()(i, 1);
+      if (window < 0 || window > static_cast<int32_t>(LossMemory::kLargestWindow) || skips < 0 ||
+          skips > static_cast<int32_t>(LossMemory::kLargestSkips)) {
+        return absl::InvalidArgumentError(absl::StrCat(
+            "visits[", i, "] is (", window, ", ", skips, "); allowed: a window of 0 to ",
+            LossMemory::kLargestWindow, " and 0 to ", LossMemory::kLargestSkips, " skips"));
+      }
+      entries[i].id = ids.vec<int64_t>()(i);
+      entries[i].loss = losses.vec<float>()(i);
+      entries[i].window = static_cast<uint32_t>(window);
+      entries[i].skips = static_cast<uint32_t>(skips);
+    }
+    classifier->ImportMemory(entries);
     return absl::OkStatus();
   }
 };
@@ -169,12 +305,14 @@ class EndWindowKernel : public ClassifierKernel {
  private:
   absl::Status Run(OpKernelContext* context, InputClassifier* classifier) override {
     Tensor* output = nullptr;
-    TF_RETURN_IF_ERROR(context->allocate_output(0, TensorShape({3}), &output));
+    TF_RETURN_IF_ERROR(context->allocate_output(0, TensorShape({5}), &output));
     const ClassifierCounts counts = classifier->EndWindow();
     auto values = output->flat<int64_t>();
     values(0) = counts.inputs_seen;
     values(1) = counts.inputs_skipped;
     values(2) = counts.hot_inputs;
+    values(3) = counts.inputs_skippable;
+    values(4) = counts.inputs_kept;
     return absl::OkStatus();
   }
 };
@@ -183,9 +321,17 @@ class EndWindowKernel : public ClassifierKernel {
   REGISTER_KERNEL_BUILDER(Name(name).Device(tensorflow::DEVICE_CPU), kernel)
 REGISTER_CPU("SlipstreamClassifier", CreateKernel);
 REGISTER_CPU("SlipstreamClassifyInputs", ClassifyKernel);
-REGISTER_CPU("SlipstreamClassifierSetDrift", SetDriftKernel);
+REGISTER_CPU("SlipstreamClassifierSetDrift", SetKeysKernel<&InputClassifier::SetDrift>);
+REGISTER_CPU("SlipstreamClassifierSetSaturated", SetKeysKernel<&InputClassifier::SetSaturated>);
 REGISTER_CPU("SlipstreamClassifierConfigure", ConfigureKernel);
-REGISTER_CPU("SlipstreamClassifierReservoirScores", ReservoirScoresKernel);
+REGISTER_CPU("SlipstreamClassifierReservoirScores",
+             VectorKernel<&InputClassifier::ReservoirScores>);
+REGISTER_CPU("SlipstreamClassifierReservoirLosses",
+             VectorKernel<&InputClassifier::ReservoirLosses>);
+REGISTER_CPU("SlipstreamRecordLosses", RecordLossesKernel);
+REGISTER_CPU("SlipstreamClassifierTakeLossStatistics", TakeLossStatisticsKernel);
+REGISTER_CPU("SlipstreamClassifierExportMemory", ExportMemoryKernel);
+REGISTER_CPU("SlipstreamClassifierImportMemory", ImportMemoryKernel);
 REGISTER_CPU("SlipstreamClassifierEndWindow", EndWindowKernel);
 #undef REGISTER_CPU
 

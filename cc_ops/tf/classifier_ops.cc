@@ -1,6 +1,7 @@
 // Registration of the input classifier's ops (Slipstream, arXiv 2404.04270, input classifier
 // block).
 #include "absl/status/status.h"
+#include "cc_ops/core/loss_statistics.h"
 #include "cc_ops/tf/feature_inputs.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/shape_inference.h"
@@ -45,6 +46,7 @@ absl::Status ClassifyShape(InferenceContext* c) {
   }
   c->set_output(0, c->Vector(batch));
   c->set_output(1, c->Vector(batch));
+  c->set_output(2, c->Vector(batch));
   return absl::OkStatus();
 }
 
@@ -72,6 +74,8 @@ REGISTER_OP("SlipstreamClassifier")
     .Attr("num_tables: int >= 1")
     .Attr("reservoir_size: int >= 1 = 8192")
     .Attr("seed: int = 0")
+    .Attr("loss_memory_bytes: int >= 0 = 0")
+    .Attr("max_skips: int >= 0 = 0")
     .SetIsStateful()
     .SetShapeFn(ScalarOutput)
     .Doc(R"doc(
@@ -85,13 +89,17 @@ alpha: Share of an input's lookups that must be saturated: above 0, at most 1. A
 handle: The new classifier.
 num_tables: Number of tables; keys of different tables are different keys.
 reservoir_size: Most inputs in the sample.
-seed: Seeds the sample and random skipping.
+seed: Seeds the sample, thinning and random skipping.
+loss_memory_bytes: For remembered losses, 16 bytes an input; 0: none are remembered.
+max_skips: By remembered loss: an input is not skippable after so many skips; 0: no limit.
 )doc");
 
 REGISTER_OP("SlipstreamClassifyInputs")
     .Input("handle: resource")  //
-    SLIPSTREAM_FEATURE_INPUTS.Output("skippable: bool")
+    SLIPSTREAM_FEATURE_INPUTS.Input("ids: int64")
+    .Output("skippable: bool")
     .Output("score: float")
+    .Output("weight: float")
     .Attr("observe: bool = true")
     .SetIsStateful()
     .SetShapeFn(ClassifyShape)
@@ -101,9 +109,15 @@ REGISTER_OP("SlipstreamClassifyInputs")
         "untracked keys counting as +inf; +inf for an input without lookups.\n\n"
         "handle: Of the classifier.\n"  //
         SLIPSTREAM_FEATURE_DOC
-        "skippable: [batch]. By drift: whether the score is below the threshold. At random: "
+        "  A feature of table num_tables is passed over.\n"
+        "ids: [batch], or [0]: none; what remembered losses belong to.\n"
+        "skippable: [batch]. By drift or loss: whether the score is below the threshold. At "
+        "random: "
         "true with the share's probability, determined by the seed and the input's number.\n"
-        "score: [batch]. Skip scores, in the drift's unit.\n"
+        "score: [batch]. Skip scores, in the drift's unit. By remembered loss: that loss, or +inf "
+        "if there is none or the input's keys have not been saturated since.\n"
+        "weight: [batch]. 0: the input is left out. Else the inputs that it stands for: 1, or 1 / "
+        "keep_rate for a skippable one that is kept.\n"
         "observe: Whether the inputs enter the window's sample and counts.\n");
 
 REGISTER_OP("SlipstreamClassifierSetDrift")
@@ -122,20 +136,151 @@ keys: [n]. No key of a table may occur twice.
 drift: [n]. At least 0. A key whose drift is not finite is not tracked: it is below no threshold.
 )doc");
 
+REGISTER_OP("SlipstreamClassifierSetSaturated")
+    .Input("handle: resource")
+    .Input("tables: int32")
+    .Input("keys: int64")
+    .Input("since: float")
+    .SetIsStateful()
+    .SetShapeFn(SetDriftShape)
+    .Doc(R"doc(
+Replaces the saturated keys, which remembered losses hold for.
+
+handle: Of the classifier.
+tables: [n]. Index of each key's table.
+keys: [n]. No key of a table may occur twice.
+since: [n]. First window of the key's present run of windows in which it was saturated.
+)doc");
+
 REGISTER_OP("SlipstreamClassifierConfigure")
     .Input("handle: resource")
     .Input("threshold: float")
     .Input("random_share: double")
-    .Attr("mode: {'none', 'drift', 'random'}")
+    .Input("keep_rate: double")
+    .Input("window: int64")
+    .Attr("mode: {'none', 'drift', 'remembered_loss', 'random'}")
+    .Attr("is_shadow: bool = false")
     .SetIsStateful()
     .SetShapeFn(AllScalarInputs)
     .Doc(R"doc(
 Sets what is skippable from the next batch on.
 
 handle: Of the classifier.
-threshold: At least 0. Read by `drift`: inputs with a lower skip score are skippable.
+threshold: At least 0. Read by `drift` and `remembered_loss`: inputs with a lower skip score are
+  skippable.
 random_share: 0 to 1. Read by `random`: the probability of an input to be skippable.
+keep_rate: 0 to below 1. Share of the skippable inputs that is kept, with a weight; not `random`.
+window: Number of the window, noted with remembered losses.
 mode: `none`: nothing is skippable.
+is_shadow: All inputs are kept, with weight 1.
+)doc");
+
+REGISTER_OP("SlipstreamRecordLosses")
+    .Input("handle: resource")
+    .Input("ids: int64")
+    .Input("losses: float")
+    .Input("labels: float")
+    .Input("skippable: bool")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) -> absl::Status {
+      ShapeHandle unused, batch;
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 0, &unused));
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(1), 1, &unused));
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(2), 1, &batch));
+      TF_RETURN_IF_ERROR(c->Merge(batch, c->input(3), &batch));
+      return c->Merge(batch, c->input(4), &batch);
+    })
+    .Doc(R"doc(
+Takes in the losses of a batch's inputs: remembers them and adds to the window's statistics.
+
+handle: Of the classifier.
+ids: [batch], or [0]: nothing is remembered.
+losses: [batch]. Binary cross-entropy of each input before it is trained on. One that is not
+  finite is counted, and its input forgotten.
+labels: [batch]. 0.5 or more is positive.
+skippable: [batch]. Whether the input could have been skipped.
+)doc");
+
+REGISTER_OP("SlipstreamClassifierTakeLossStatistics")
+    .Input("handle: resource")
+    .Output("sums: double")
+    .Output("histogram: double")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) -> absl::Status {
+      TF_RETURN_IF_ERROR(AllScalarInputs(c));
+      c->set_output(0, c->Vector(13));
+      c->set_output(1, c->Matrix(2, LossStatistics::kBins));
+      return absl::OkStatus();
+    })
+    .Doc(R"doc(
+Returns the statistics of the losses recorded since the last call.
+
+handle: Of the classifier.
+sums: [13]. Count, sum, sum of squares and sum of squared residuals (1 - exp(-loss))^2 of the
+  losses of skippable inputs; the same of other inputs; the same of loss less remembered loss, of
+  skippable inputs that had one; losses that were not finite.
+histogram: [2, bins]. Inputs by label and predicted probability; a skippable one weighs 1 /
+  keep_rate.
+)doc");
+
+REGISTER_OP("SlipstreamClassifierReservoirLosses")
+    .Input("handle: resource")
+    .Output("losses: float")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) -> absl::Status {
+      TF_RETURN_IF_ERROR(AllScalarInputs(c));
+      c->set_output(0, c->Vector(InferenceContext::kUnknownDim));
+      return absl::OkStatus();
+    })
+    .Doc(R"doc(
+Remembered losses that the sampled inputs of this window had when they came.
+
+handle: Of the classifier.
+losses: [sampled inputs with one].
+)doc");
+
+REGISTER_OP("SlipstreamClassifierExportMemory")
+    .Input("handle: resource")
+    .Output("ids: int64")
+    .Output("losses: float")
+    .Output("visits: int32")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) -> absl::Status {
+      TF_RETURN_IF_ERROR(AllScalarInputs(c));
+      const DimensionHandle n = c->UnknownDim();
+      c->set_output(0, c->Vector(n));
+      c->set_output(1, c->Vector(n));
+      c->set_output(2, c->Matrix(n, 2));
+      return absl::OkStatus();
+    })
+    .Doc(R"doc(
+All remembered losses, by id.
+
+handle: Of the classifier.
+ids: [n].
+losses: [n].
+visits: [n, 2]. Window of the visit; skips since.
+)doc");
+
+REGISTER_OP("SlipstreamClassifierImportMemory")
+    .Input("handle: resource")
+    .Input("ids: int64")
+    .Input("losses: float")
+    .Input("visits: int32")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) -> absl::Status {
+      ShapeHandle unused;
+      const int ranks[] = {0, 1, 1, 2};
+      for (int i = 0; i < 4; ++i) TF_RETURN_IF_ERROR(c->WithRank(c->input(i), ranks[i], &unused));
+      return absl::OkStatus();
+    })
+    .Doc(R"doc(
+Replaces all remembered losses by exported ones; those beyond the budget are left out.
+
+handle: Of the classifier.
+ids: [n].
+losses: [n].
+visits: [n, 2].
 )doc");
 
 REGISTER_OP("SlipstreamClassifierReservoirScores")
@@ -160,14 +305,15 @@ REGISTER_OP("SlipstreamClassifierEndWindow")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) -> absl::Status {
       TF_RETURN_IF_ERROR(AllScalarInputs(c));
-      c->set_output(0, c->Vector(3));
+      c->set_output(0, c->Vector(5));
       return absl::OkStatus();
     })
     .Doc(R"doc(
 Returns the window's counts and starts the next window with an empty sample.
 
 handle: Of the classifier.
-counts: [3]. Inputs seen, inputs skippable, hot inputs (those with a finite skip score).
+counts: [5]. Inputs seen; left out; hot (with a finite skip score); skippable; kept though
+  skippable, by thinning.
 )doc");
 
 }  // namespace slipstream

@@ -70,7 +70,7 @@ def skip_inputs(
     def compact(*components: Any) -> Any:
         # `map` unpacks tuples and nothing else.
         element = components if is_tuple else components[0]
-        skippable, _ = classifier.classify(keys_of(*components), specs)
+        skippable = classifier.classify(keys_of(*components), specs).skippable
         with tf.control_dependencies([_assert_same_batch(element, skippable)]):
             return tf.cond(
                 tf.reduce_any(skippable), lambda: _keep(element, ~skippable), lambda: element

@@ -1,23 +1,26 @@
 """The input classifier: a C++ resource that tells which inputs of a batch can be skipped.
 
-In: drifts of the tracked keys and a threshold, once a window; keys of a batch, every step.
-Out: a bool and a skip score per input; at a window's end the scores of a uniform sample.
+In: drifts of the tracked keys and a threshold, once a window; keys of a batch, and the losses of
+the inputs that were trained, every step. Out: a bool, a skip score and a weight per input; at a
+window's end the scores of a uniform sample and statistics of the losses.
 Method: Slipstream, arXiv 2404.04270, sampling and input classifier blocks.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
 from slipstream_tf.errors import invalid, require_choice, require_integer, require_number
 from slipstream_tf.ops import _loader, features
+from slipstream_tf.ops.loss_statistics import LossStatistics, Moments
 
-MODES = ("none", "drift", "random")
+MODES = ("none", "drift", "remembered_loss", "random")
+_MOMENTS = 4  # values of the op's sums per `Moments`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,21 +29,43 @@ class ClassifierCounts:
 
     Attributes:
         inputs_seen: inputs classified.
-        inputs_skipped: inputs found skippable.
+        inputs_skipped: inputs left out.
         hot_inputs: inputs with a finite skip score.
+        inputs_skippable: inputs that could be left out.
+        inputs_kept: skippable inputs that thinning kept.
     """
 
     inputs_seen: int
     inputs_skipped: int
     hot_inputs: int
+    inputs_skippable: int = 0
+    inputs_kept: int = 0
+
+
+class Classified(NamedTuple):
+    """What is to become of the inputs of a batch.
+
+    Attributes:
+        skippable: bool [batch].
+        score: float32 [batch], skip scores.
+        weight: float32 [batch]: 0 leaves an input out; else the inputs that it stands for, 1 or,
+            for a skippable one that thinning keeps, 1 / keep_rate.
+    """
+
+    skippable: tf.Tensor
+    score: tf.Tensor
+    weight: tf.Tensor
 
 
 class InputClassifier:
     """Holds the drifts of the tracked keys, a threshold, and a sample of the window's inputs.
 
     The skip score of an input with m lookups is its ceil(alpha * m)-th smallest drift, where
-    untracked keys count as +inf; it is +inf for an input without lookups. Thread-safe. The C++
-    resource lives as long as this object or a `tf.function` or dataset that uses it.
+    untracked keys count as +inf; it is +inf for an input without lookups. By remembered loss it is
+    the input's loss at its last visit, or +inf if there is none, if it was skipped `max_skips`
+    times since, or if one of those ceil(alpha * m) keys has not been saturated since that visit.
+    Thread-safe. The C++ resource lives as long as this object or a `tf.function` or dataset that
+    uses it.
     """
 
     def __init__(
@@ -49,6 +74,9 @@ class InputClassifier:
         alpha: float = 1.0,
         reservoir_size: int = 8192,
         seed: int = 0,
+        loss_memory_bytes: int = 0,
+        max_skips: int = 0,
+        ignored_tables: Sequence[str] = (),
     ):
         """Creates a classifier that tracks no key and skips nothing.
 
@@ -56,7 +84,10 @@ class InputClassifier:
             tables: names of the tables, in the order of the indices that `set_drift` takes.
             alpha: share of an input's lookups that must be saturated: above 0, at most 1.
             reservoir_size: most inputs in the window's sample.
-            seed: seeds the sample and random skipping.
+            seed: seeds the sample, thinning and random skipping.
+            loss_memory_bytes: bytes of remembered losses, 16 an input; 0: none are remembered.
+            max_skips: skips of an input between two visits, by remembered loss; 0: no limit.
+            ignored_tables: names of tables whose features are passed over.
 
         Raises:
             ValueError: an argument is out of its range.
@@ -67,13 +98,19 @@ class InputClassifier:
         require_number("alpha", alpha, 0.0, 1.0, "InputClassifier", open_minimum=True)
         require_integer("reservoir_size", reservoir_size, 1, 1 << 24, "InputClassifier")
         require_integer("seed", seed, 0, (1 << 63) - 1, "InputClassifier")
+        require_integer("loss_memory_bytes", loss_memory_bytes, 0, None, "InputClassifier")
+        require_integer("max_skips", max_skips, 0, 255, "InputClassifier")
         self._tables = tables
+        self._ignored_tables = frozenset(ignored_tables)
+        self._keep_rate = 0.0
         with tf.init_scope(), tf.device("CPU:0"):
             self._handle = _loader.library().slipstream_classifier(
                 alpha=tf.constant(alpha, tf.float64),
                 num_tables=len(tables),
                 reservoir_size=reservoir_size,
                 seed=seed,
+                loss_memory_bytes=loss_memory_bytes,
+                max_skips=max_skips,
             )
 
     @property
@@ -82,21 +119,27 @@ class InputClassifier:
         return self._tables
 
     def classify(
-        self, inputs: Any, specs: Sequence[features.FeatureSpec], observe: bool = True
-    ) -> tuple[tf.Tensor, tf.Tensor]:
+        self,
+        inputs: Any,
+        specs: Sequence[features.FeatureSpec],
+        ids: Any = None,
+        observe: bool = True,
+    ) -> Classified:
         """Tells which inputs of a batch can be skipped.
 
         Args:
             inputs: keys of the batch in any format that `features.pack` takes.
             specs: the features, in order.
+            ids: int64 [batch], what remembered losses belong to; None where none are used.
             observe: whether the inputs enter the window's sample and counts.
 
         Returns:
-            skippable: bool [batch], and score: float32 [batch], in the drift's unit.
+            (skippable, score, weight), each [batch].
 
         Raises:
             ValueError: a feature is missing, or is of a table that the classifier does not have.
-            tf.errors.InvalidArgumentError: row splits decrease, features differ in batch size, ...
+            tf.errors.InvalidArgumentError: row splits decrease, features differ in batch size, ids
+                are missing where losses are remembered, ...
         """
         packed = features.pack(inputs, specs)
         with tf.device("CPU:0"):
@@ -105,12 +148,13 @@ class InputClassifier:
                 keys=packed.keys,
                 row_splits=packed.row_splits,
                 weights=packed.weights,
+                ids=_ids(ids),
                 feature_table=self._table_indices(specs),
                 padding_key=features.PADDING_KEY,
                 observe=observe,
                 **packed.attrs,
             )
-        return result.skippable, result.score
+        return Classified(result.skippable, result.score, result.weight)
 
     def set_drift(self, tables: Any, keys: Any, drift: Any) -> None:
         """Replaces the drifts of all tracked keys.
@@ -131,27 +175,129 @@ class InputClassifier:
             drift=tf.convert_to_tensor(drift, tf.float32),
         )
 
-    def configure(self, mode: str, threshold: float = 0.0, random_share: float = 0.0) -> None:
+    def set_saturated(self, tables: Any, keys: Any, since: Any) -> None:
+        """Replaces the saturated keys, which remembered losses hold for.
+
+        Args:
+            tables: int32 [n], the index of each key's table.
+            keys: int64 [n]; no key of a table may occur twice.
+            since: [n], first window of the key's present run of windows in which it was saturated.
+
+        Raises:
+            tf.errors.InvalidArgumentError: as `set_drift`.
+        """
+        _loader.library().slipstream_classifier_set_saturated(
+            handle=self._handle,
+            tables=tf.convert_to_tensor(tables, tf.int32),
+            keys=tf.convert_to_tensor(keys, tf.int64),
+            since=tf.cast(since, tf.float32),
+        )
+
+    def configure(
+        self,
+        mode: str,
+        threshold: float = 0.0,
+        random_share: float = 0.0,
+        keep_rate: float = 0.0,
+        shadow: bool = False,
+        window: int = 0,
+    ) -> None:
         """Sets what is skippable from the next batch on.
 
         Args:
-            mode: "none"; "drift": inputs whose score is below the threshold; "random": each input
-                with probability `random_share`, determined by the seed and the input's number.
+            mode: "none"; "drift" or "remembered_loss": inputs whose score is below the threshold;
+                "random": each input with probability `random_share`, determined by the seed and
+                the input's number.
             threshold: at least 0; may be infinite.
             random_share: 0 to 1.
+            keep_rate: share of the skippable inputs that is kept with a weight of 1 / keep_rate, 0
+                to below 1; not with "random".
+            shadow: keep every input, with a weight of 1.
+            window: number of the window, noted with the losses that are recorded in it.
 
         Raises:
             ValueError: an argument is out of its range.
         """
-        require_choice("mode", mode, MODES, "InputClassifier.configure")
+        place = "InputClassifier.configure"
+        require_choice("mode", mode, MODES, place)
         if not threshold >= 0.0:
-            raise invalid("threshold", threshold, "InputClassifier.configure", "a number >= 0")
-        require_number("random_share", random_share, 0.0, 1.0, "InputClassifier.configure")
+            raise invalid("threshold", threshold, place, "a number >= 0")
+        require_number("random_share", random_share, 0.0, 1.0, place)
+        require_number("keep_rate", keep_rate, 0.0, 1.0, place)
+        if keep_rate == 1.0:
+            raise invalid("keep_rate", keep_rate, place, "a number below 1")
+        require_integer("window", window, 0, None, place)
         _loader.library().slipstream_classifier_configure(
             handle=self._handle,
             threshold=tf.constant(threshold, tf.float32),
             random_share=tf.constant(random_share, tf.float64),
+            keep_rate=tf.constant(keep_rate, tf.float64),
+            window=tf.constant(window, tf.int64),
             mode=mode,
+            is_shadow=shadow,
+        )
+        self._keep_rate = 0.0 if shadow or mode == "random" else keep_rate
+
+    def record_losses(self, ids: Any, losses: Any, labels: Any, skippable: Any) -> Any:
+        """Takes in the losses of a batch that is trained: remembers them and adds to statistics.
+
+        Args:
+            ids: int64 [batch], or None: nothing is remembered.
+            losses: float32 [batch], binary cross-entropy of each input before the update.
+            labels: float32 [batch]; 0.5 or more is positive.
+            skippable: bool [batch], or None: no input was.
+
+        Returns:
+            The operation in a graph, None in eager mode.
+
+        Raises:
+            tf.errors.InvalidArgumentError: the lengths differ.
+        """
+        losses = tf.convert_to_tensor(losses, tf.float32)
+        if skippable is None:
+            skippable = tf.zeros_like(losses, tf.bool)
+        with tf.device("CPU:0"):
+            return _loader.library().slipstream_record_losses(
+                handle=self._handle,
+                ids=_ids(ids),
+                losses=losses,
+                labels=tf.cast(labels, tf.float32),
+                skippable=skippable,
+            )
+
+    def take_loss_statistics(self) -> LossStatistics:
+        """Returns the statistics of the losses recorded since the last call."""
+        result = _loader.library().slipstream_classifier_take_loss_statistics(handle=self._handle)
+        sums = result.sums.numpy()
+        skippable, others, paired = (
+            Moments(int(part[0]), *map(float, part[1:]))
+            for part in sums[: 3 * _MOMENTS].reshape(3, _MOMENTS)
+        )
+        weight = 1.0 / self._keep_rate if self._keep_rate else 1.0
+        return LossStatistics(
+            skippable, others, paired, int(sums[-1]), result.histogram.numpy(), weight
+        )
+
+    def reservoir_losses(self) -> np.ndarray:
+        """Remembered losses of the window's sampled inputs when they came: float32 [with one]."""
+        return _loader.library().slipstream_classifier_reservoir_losses(handle=self._handle).numpy()
+
+    def export_memory(self) -> dict[str, np.ndarray]:
+        """Returns all remembered losses: ids int64 [n], losses float32 [n], visits int32 [n, 2]."""
+        result = _loader.library().slipstream_classifier_export_memory(handle=self._handle)
+        return {name: getattr(result, name).numpy() for name in ("ids", "losses", "visits")}
+
+    def import_memory(self, contents: Mapping[str, Any]) -> None:
+        """Replaces all remembered losses by what `export_memory` gave; what does not fit is left.
+
+        Raises:
+            tf.errors.InvalidArgumentError: the shapes do not fit, or a visit is out of range.
+        """
+        _loader.library().slipstream_classifier_import_memory(
+            handle=self._handle,
+            ids=tf.convert_to_tensor(contents["ids"], tf.int64),
+            losses=tf.convert_to_tensor(contents["losses"], tf.float32),
+            visits=tf.convert_to_tensor(contents["visits"], tf.int32),
         )
 
     def reservoir_scores(self) -> np.ndarray:
@@ -165,12 +311,17 @@ class InputClassifier:
         return ClassifierCounts(*(int(count) for count in counts.numpy()))
 
     def _table_indices(self, specs: Sequence[features.FeatureSpec]) -> list[int]:
+        indices = []
         for spec in specs:
-            if spec.table not in self._tables:
-                raise invalid(
-                    "table",
-                    spec.table,
-                    f"feature {spec.name!r}",
-                    "a table of the classifier: " + ", ".join(self._tables),
-                )
-        return [self._tables.index(spec.table) for spec in specs]
+            if spec.table in self._ignored_tables:
+                indices.append(len(self._tables))
+            elif spec.table in self._tables:
+                indices.append(self._tables.index(spec.table))
+            else:
+                allowed = "a table of the classifier: " + ", ".join(self._tables)
+                raise invalid("table", spec.table, f"feature {spec.name!r}", allowed)
+        return indices
+
+
+def _ids(ids: Any) -> tf.Tensor:
+    return tf.zeros([0], tf.int64) if ids is None else tf.cast(ids, tf.int64)

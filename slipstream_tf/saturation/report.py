@@ -9,7 +9,47 @@ from typing import Any
 
 import numpy as np
 
+from slipstream_tf.ops.update_policy import UpdateCounts
+
+_KEY_BYTES, _VALUE_BYTES = 8, 4
 DRIFT_QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
+
+
+@dataclasses.dataclass(frozen=True)
+class TableWindow:
+    """One table in one window.
+
+    Attributes:
+        table: its name.
+        dim: values per row.
+        hot_keys: keys of its hot set in this window.
+        states: state name -> hot keys in it in the next window.
+        rows: what became of its gradient rows (one per key, step and rank) in this window;
+            `pending` and `pending_bytes` are as of the window's end.
+    """
+
+    table: str
+    dim: int
+    hot_keys: int
+    states: Mapping[str, int]
+    rows: UpdateCounts
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one gradient row on a wire: an int64 key and float32 values."""
+        return _KEY_BYTES + _VALUE_BYTES * self.dim
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns all fields, and the bytes, as JSON-serialisable values."""
+        return {
+            "table": self.table,
+            "dim": self.dim,
+            "hot_keys": self.hot_keys,
+            "states": dict(self.states),
+            "rows": dataclasses.asdict(self.rows),
+            "bytes_offered": self.rows.offered * self.row_bytes,
+            "bytes_sent": self.rows.sent * self.row_bytes,
+        }
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,17 +65,28 @@ class WindowReport:
         evicted: hot keys that the store no longer holds; they have no drift.
         anomalies: hot keys whose drift is not finite (a NaN or infinite row); never saturated.
         drift_quantiles: quantile (0 to 1) -> drift, of the finite drifts; empty without any.
-        threshold: T as found at this window's end; 0 if no input was hot.
+        threshold: T for the next window; 0 if no input was hot.
         is_threshold_capped: whether `max_threshold` lowered T.
         is_skipping: whether inputs may be skipped in the next window (not while warming up, nor
             with skip="none", when T is what it would have been).
-        saturated_keys: hot keys with a drift below T.
+        saturated_keys: hot keys that are saturated in the next window, probing ones included.
         inputs_seen: inputs classified in this window.
         inputs_skipped: inputs left out in this window.
+        inputs_skippable: inputs that could be skipped; with a keep rate or in shadow mode not all
+            of them were.
+        inputs_kept: skippable inputs that thinning kept.
         hot_inputs: inputs with a finite skip score under the drifts of the window before.
         next_hot_keys: keys of the next window's hot set.
         hot_set_overlap: share of the next hot set that was in this window's, 0 to 1.
         seconds: time that the window's end took.
+        loss_threshold: bound of the remembered loss in the next window; None with another score.
+        target_share: share that T was found for, after the bounds of guard and budget.
+        log_loss: mean loss of the window's trained inputs before they were trained on; None if no
+            losses were recorded. Likewise `auc`.
+        guard: what the guard found, in words; empty without one.
+        budget: what the quality budget allows, in words; empty without one.
+        predicted_cost: quality that skipping will have cost at the end by the budget's estimate.
+        tables: the tracked tables, in order.
     """
 
     window: int
@@ -56,11 +107,31 @@ class WindowReport:
     next_hot_keys: int
     hot_set_overlap: float
     seconds: float
+    inputs_skippable: int = 0
+    inputs_kept: int = 0
+    loss_threshold: float | None = None
+    target_share: float = 0.0
+    log_loss: float | None = None
+    auc: float | None = None
+    guard: str = ""
+    budget: str = ""
+    predicted_cost: float | None = None
+    tables: tuple[TableWindow, ...] = ()
 
     @property
     def saturated_share(self) -> float:
         """Saturated keys as a share of the hot keys, 0 to 1."""
         return _share(self.saturated_keys, self.hot_keys)
+
+    @property
+    def rows_offered(self) -> int:
+        """Gradient rows of all tables that came in."""
+        return sum(table.rows.offered for table in self.tables)
+
+    @property
+    def rows_sent(self) -> int:
+        """Gradient rows of all tables that were applied (ranks: exchanged)."""
+        return sum(table.rows.sent for table in self.tables)
 
     @property
     def skipped_share(self) -> float:
@@ -75,6 +146,7 @@ class WindowReport:
     def to_dict(self) -> dict[str, Any]:
         """Returns all fields and shares as JSON-serialisable values."""
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        values["tables"] = [table.to_dict() for table in self.tables]
         values["drift_quantiles"] = {f"{q:g}": v for q, v in self.drift_quantiles.items()}
         for share in ("saturated_share", "skipped_share", "hot_input_share"):
             values[share] = getattr(self, share)

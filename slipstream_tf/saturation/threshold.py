@@ -36,6 +36,30 @@ class ThresholdResult:
     num_below: int
     is_capped: bool
 
+    def scaled(self, factor: float) -> ThresholdResult:
+        """Returns T times `factor`, 0 to 1; `num_below` stays that of the unscaled T."""
+        return dataclasses.replace(self, threshold=float(np.float32(self.threshold * factor)))
+
+
+def fixed_threshold(scores: Any, threshold: float) -> ThresholdResult:
+    """Returns a T that was set, with what it means for the sample.
+
+    Args:
+        scores: float32 [n], skip scores of sampled inputs; one that is not finite is not hot.
+        threshold: at least 0; lowered to a float32.
+    """
+    require_number("threshold", threshold, 0.0, place="fixed_threshold")
+    scores = np.asarray(scores, np.float32).ravel()
+    hot = scores[np.isfinite(scores)]
+    limit = _float32_at_most(threshold)
+    return ThresholdResult(
+        threshold=float(limit),
+        num_inputs=int(scores.size),
+        num_hot=int(hot.size),
+        num_below=int((hot < limit).sum()),
+        is_capped=False,
+    )
+
 
 def find_threshold(
     scores: Any, target_skip: float, max_threshold: float | None = None

@@ -1,7 +1,9 @@
-"""The window loop: hot set, snapshot, drift, threshold. Publishes to the input classifier.
+"""The window loop: hot set, snapshot, drift, threshold, states. Publishes to classifier and store.
 
-In: a store's access counts and rows. Out: the classifier's drifts and mode, and a `WindowReport`
-per window. Method: Slipstream, arXiv 2404.04270, snapshot and sampling blocks.
+In: a store's access counts and rows, and the losses of trained inputs. Out: what the classifier
+skips, what the store masks or holds back, and a `WindowReport` per window.
+Method: Slipstream, arXiv 2404.04270, snapshot and sampling blocks; states, guard, budget and
+deferring are this project's.
 """
 
 from __future__ import annotations
@@ -11,37 +13,41 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
-import tensorflow as tf
 from absl import logging
 
 from slipstream_tf.config import SaturationConfig
 from slipstream_tf.errors import invalid, require_integer
 from slipstream_tf.ops.classifier import InputClassifier
-from slipstream_tf.ops.drift import row_drift
 from slipstream_tf.ops.features import FeatureSpec
 from slipstream_tf.saturation import hot_set
-from slipstream_tf.saturation.report import WindowReport, drift_quantiles
-from slipstream_tf.saturation.threshold import find_threshold
+from slipstream_tf.saturation.policies import UpdatePolicies
+from slipstream_tf.saturation.report import TableWindow, WindowReport, drift_quantiles
+from slipstream_tf.saturation.states import KeyStates, next_states
+from slipstream_tf.saturation.steering import Steerer, Steering, WindowWork
+from slipstream_tf.saturation.threshold import ThresholdResult, find_threshold, fixed_threshold
+from slipstream_tf.saturation.tracked_table import Measured, TrackedTable
 
 if TYPE_CHECKING:
-    from slipstream_tf.stores.base import EmbeddingStore
+    from slipstream_tf.stores.base import TrackedStore
 
 
 class SaturationTracker:
-    """Finds saturated keys window by window and tells the classifier what to skip.
+    """Finds saturated keys window by window, and says what is skipped, masked or held back.
 
     A window is `config.snapshot_interval` trained steps. All state changes at window ends, so that
     classification between them is constant. The first window has no snapshot: nothing is skipped
-    before the end of the second (except with skip="random").
+    before the end of the second (except with skip="random", and what deferring by movement holds).
+
+    Nothing is skipped, masked or deferred before the end of the warm-up. As long as its length is
+    not known (`config.warmup` is a share, and neither `config.planned_steps` nor `plan` says of
+    how many steps), it goes on.
 
     With skip="random", the i-th window that begins at or after the end of the warm-up (i from 0)
     skips the share `config.random_shares[i]`, whatever the keys; the last share repeats. Without a
     warm-up that starts with the first step. `report.random_shares` gives the shares of a run.
     """
 
-    def __init__(
-        self, store: EmbeddingStore, config: SaturationConfig, specs: Sequence[FeatureSpec]
-    ):
+    def __init__(self, store: TrackedStore, config: SaturationConfig, specs: Sequence[FeatureSpec]):
         """Starts the first window.
 
         Args:
@@ -50,7 +56,8 @@ class SaturationTracker:
             specs: features of an input; the tables they use are tracked, other tables are not.
 
         Raises:
-            ValueError: there is no feature, or a feature's table is not in the store.
+            ValueError: there is no feature, a feature's table is not in the store, a setting names
+                a table that no feature uses, or a budget is too small for one row.
         """
         if not specs:
             raise invalid("specs", specs, "SaturationTracker", "one feature or more")
@@ -60,23 +67,41 @@ class SaturationTracker:
                 allowed = "a table of the store: " + ", ".join(known)
                 raise invalid("table", spec.table, f"feature {spec.name!r}", allowed)
         used = {spec.table for spec in specs}
+        for setting in ("exempt_tables", "table_hot_budget_bytes"):
+            for name in getattr(config, setting):
+                if name not in used:
+                    allowed = "tables that a feature uses: " + ", ".join(sorted(used))
+                    raise invalid(setting, name, "SaturationConfig", allowed)
         self._store = store
         self._config = config
-        tracked = [table for table in store.tables if table.name in used]
-        self._tables = tuple(table.name for table in tracked)
-        self._dims = [table.dim for table in tracked]
+        tracked = [t for t in store.tables if t.name in used and t.name not in config.exempt_tables]
+        if not tracked:
+            allowed = "fewer than all tables: one must be left to track"
+            raise invalid("exempt_tables", config.exempt_tables, "SaturationConfig", allowed)
+        self._tables = [TrackedTable(store, table, config.metric) for table in tracked]
+        self._policies = UpdatePolicies(config, tracked)
         self._classifier = InputClassifier(
-            self._tables, config.alpha, config.reservoir_size, config.seed
+            [table.name for table in self._tables],
+            config.alpha,
+            config.reservoir_size,
+            config.seed,
+            loss_memory_bytes=config.loss_memory_bytes if self._remembers_losses else 0,
+            max_skips=config.max_skips,
+            ignored_tables=config.exempt_tables,
         )
+        self._steerer = Steerer(config)
+        self._planned_steps: int | None = None
         self._step = 0
         self._steps_in_window = 0
+        self._inputs_seen = 0
         self._windows_after_warmup = 0
-        self._window_is_warming_up = False
+        self._window_is_warming_up = True
         self._reports: list[WindowReport] = []
-        # Per table: the hot keys, ascending, and their rows at the window's start.
-        self._hot_keys = [np.empty(0, np.int64) for _ in self._tables]
-        self._snapshots = [np.empty((0, dim), np.float32) for dim in self._dims]
-        self._begin_window(threshold=0.0)
+        self._begin_window(0.0, None)
+
+    @property
+    def _remembers_losses(self) -> bool:
+        return self._config.score == "remembered_loss"
 
     @property
     def classifier(self) -> InputClassifier:
@@ -89,10 +114,29 @@ class SaturationTracker:
         return tuple(self._reports)
 
     @property
+    def warmup_steps(self) -> int | None:
+        """Steps before which nothing is skipped; None as long as that is not known."""
+        return self._config.resolve_warmup(self._planned_steps)
+
+    @property
     def is_warming_up(self) -> bool:
         """Whether the warm-up goes on; as long as its length is not known, it does."""
-        warmup = self._config.resolve_warmup(None)
+        warmup = self.warmup_steps
         return warmup is None or self._step < warmup
+
+    @property
+    def states(self) -> dict[str, KeyStates]:
+        """States of the hot keys in the present window, by table."""
+        return {table.name: table.states for table in self._tables}
+
+    def plan(self, steps: int) -> None:
+        """Says how many steps training would take without skipping; takes effect at a window's end.
+
+        Args:
+            steps: in all, from the start; `config.planned_steps` goes first.
+        """
+        require_integer("steps", steps, 0, None, "SaturationTracker.plan")
+        self._planned_steps = steps
 
     def step(self, steps: int = 1) -> WindowReport | None:
         """Counts trained steps, and ends the window if it is full.
@@ -117,112 +161,204 @@ class SaturationTracker:
             The report, which is also the last of `reports`.
         """
         start = time.perf_counter()
-        tracked = sum(keys.size for keys in self._hot_keys)
-        snapshot_bytes = sum(snapshot.nbytes for snapshot in self._snapshots)
-        tables, keys, drift = self._measure_drift()
-        is_anomaly = ~np.isfinite(drift)
-        if is_anomaly.any():
-            self._log_anomalies(tables[is_anomaly], keys[is_anomaly])
-        self._classifier.set_drift(tables, keys, drift)
-        found = find_threshold(
-            self._classifier.reservoir_scores(),
-            self._config.target_skip,
-            self._config.max_threshold,
-        )
+        hot_keys = [table.states.keys.size for table in self._tables]
+        snapshot_bytes = sum(table.snapshot_bytes for table in self._tables)
+        measured = [table.measure(self._is_withholding) for table in self._tables]
+        self._log_anomalies(measured)
+        self._publish([m.keys for m in measured], [m.judged for m in measured])
+        scores = self._classifier.reservoir_scores()
+        losses = self._classifier.take_loss_statistics()
+        remembered = self._classifier.reservoir_losses() if self._remembers_losses else None
         counts = self._classifier.end_window()
-        overlap = self._renew_hot_set()
-        window_was_warming_up = self._window_is_warming_up
-        is_skipping = self._begin_window(found.threshold)
-        report = WindowReport(
-            window=len(self._reports),
-            step=self._step,
-            is_warming_up=window_was_warming_up,
-            hot_keys=tracked,
-            snapshot_bytes=snapshot_bytes,
-            evicted=tracked - keys.size,
-            anomalies=int(is_anomaly.sum()),
-            drift_quantiles=drift_quantiles(drift),
-            threshold=found.threshold,
-            is_threshold_capped=found.is_capped,
-            is_skipping=is_skipping,
-            # A comparison with NaN is false.
-            saturated_keys=int((drift < np.float32(found.threshold)).sum()),
-            inputs_seen=counts.inputs_seen,
-            inputs_skipped=counts.inputs_skipped,
-            hot_inputs=counts.hot_inputs,
-            next_hot_keys=sum(keys.size for keys in self._hot_keys),
-            hot_set_overlap=overlap,
-            seconds=time.perf_counter() - start,
-        )
-        self._reports.append(report)
-        return report
+        rows = [table.take_counts() for table in self._tables]
+        self._inputs_seen += counts.inputs_seen
 
-    def _begin_window(self, threshold: float) -> bool:
-        """Publishes the mode of the window that begins; returns whether it may skip inputs."""
+        steering = self._steerer.next(
+            WindowWork(
+                inputs_seen=counts.inputs_seen,
+                inputs_skipped=counts.inputs_skipped,
+                hot_inputs=counts.hot_inputs,
+                rows_offered=sum(r.offered for r in rows),
+                rows_masked=sum(r.masked for r in rows),
+                losses=losses,
+            ),
+            self._planned_inputs(),
+        )
+        found = self._find_threshold(scores, steering)
+        loss_threshold = None
+        if remembered is not None:
+            loss_threshold = find_threshold(remembered, steering.share).threshold
+        overlap = self._renew_hot_set(measured, found.threshold)
+        is_warming_up = self._window_is_warming_up
+        is_skipping = self._begin_window(found.threshold, loss_threshold)
+
+        drift = np.concatenate([m.drift for m in measured])
+        state_counts = [table.states.counts() for table in self._tables]
+        self._reports.append(
+            WindowReport(
+                window=len(self._reports),
+                step=self._step,
+                is_warming_up=is_warming_up,
+                hot_keys=sum(hot_keys),
+                snapshot_bytes=snapshot_bytes,
+                evicted=sum(m.evicted for m in measured),
+                anomalies=int((~np.isfinite(drift)).sum()),
+                drift_quantiles=drift_quantiles(drift),
+                threshold=found.threshold,
+                is_threshold_capped=found.is_capped,
+                is_skipping=is_skipping,
+                saturated_keys=sum(c["saturated"] + c["probing"] for c in state_counts),
+                inputs_seen=counts.inputs_seen,
+                inputs_skipped=counts.inputs_skipped,
+                inputs_skippable=counts.inputs_skippable,
+                inputs_kept=counts.inputs_kept,
+                hot_inputs=counts.hot_inputs,
+                next_hot_keys=sum(table.states.keys.size for table in self._tables),
+                hot_set_overlap=overlap,
+                loss_threshold=loss_threshold,
+                target_share=steering.share,
+                log_loss=losses.mean_loss,
+                auc=losses.auc,
+                guard=steering.guard,
+                budget=steering.budget,
+                predicted_cost=steering.predicted_cost,
+                tables=tuple(
+                    TableWindow(table.name, table.dim, *parts)
+                    for table, *parts in zip(
+                        self._tables, hot_keys, state_counts, rows, strict=True
+                    )
+                ),
+                seconds=time.perf_counter() - start,
+            )
+        )
+        return self._reports[-1]
+
+    def _begin_window(self, threshold: float, loss_threshold: float | None) -> bool:
+        """Publishes what holds in the window that begins; returns whether it may skip inputs."""
         self._steps_in_window = 0
         self._window_is_warming_up = self.is_warming_up
-        if self.is_warming_up or self._config.skip == "none":
-            self._classifier.configure("none")
+        is_active = not self._window_is_warming_up
+        sizes = {table.name: self._store.size(table.name) for table in self._tables}
+        for table in self._tables:
+            table.mark(self._config.withholds_saturated and is_active)
+            policy = self._policies.of(table.name, sizes, is_active)
+            self._store.set_update_policy(table.name, policy)
+        self._publish(
+            [table.states.keys for table in self._tables],
+            [table.published_drift(threshold) for table in self._tables],
+        )
+        if self._remembers_losses:
+            saturated = [table.saturated_since() for table in self._tables]
+            self._classifier.set_saturated(
+                _table_indices([keys for keys, _ in saturated]),
+                np.concatenate([keys for keys, _ in saturated]),
+                np.concatenate([since for _, since in saturated]),
+            )
+        return self._configure_classifier(threshold, loss_threshold)
+
+    def _configure_classifier(self, threshold: float, loss_threshold: float | None) -> bool:
+        config, window = self._config, len(self._reports) + 1
+        if self._window_is_warming_up or config.skip in ("none", "defer"):
+            # Losses are remembered all the same, as from this window.
+            self._classifier.configure("none", window=window)
             return False
-        if self._config.skip == "random":
-            shares = self._config.random_shares
+        if config.skip == "random":
+            shares = config.random_shares
             share = shares[min(self._windows_after_warmup, len(shares) - 1)]
             self._windows_after_warmup += 1
-            self._classifier.configure("random", random_share=share)
-            return share > 0.0
-        self._classifier.configure("drift", threshold=threshold)
-        return threshold > 0.0
+            self._classifier.configure(
+                "random", random_share=share, shadow=config.shadow, window=window
+            )
+            return share > 0.0 and not config.shadow
+        mode = "drift"
+        if loss_threshold is not None:
+            mode, threshold = "remembered_loss", loss_threshold
+        # A mask leaves inputs alone; those that it could skip are marked for the guard.
+        shadow = config.shadow or not config.skips_inputs
+        self._classifier.configure(
+            mode, threshold=threshold, keep_rate=config.keep_rate, shadow=shadow, window=window
+        )
+        return threshold > 0.0 and not shadow
 
-    def _measure_drift(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Drift of the hot keys that the store still holds: table indices, keys, drift, all [n]."""
-        tables, keys, drifts = [], [], []
-        for index, name in enumerate(self._tables):
-            rows, found = _gather(self._store, name, self._hot_keys[index])
-            with tf.device("CPU:0"):
-                drift = row_drift(
-                    tf.constant(rows[found], tf.float32),
-                    tf.constant(self._snapshots[index][found], tf.float32),
-                    self._config.metric,
-                ).numpy()
-            tables.append(np.full(drift.size, index, np.int32))
-            keys.append(self._hot_keys[index][found])
-            drifts.append(drift)
-        return np.concatenate(tables), np.concatenate(keys), np.concatenate(drifts)
+    @property
+    def _is_withholding(self) -> bool:
+        """Whether gradients of saturated keys did not reach their rows in this window."""
+        withholds = self._config.withholds_saturated and not self._config.shadow
+        return withholds and not self._window_is_warming_up
 
-    def _renew_hot_set(self) -> float:
-        """Chooses the next hot set and copies its rows; returns its overlap with the old one."""
+    def _planned_inputs(self) -> int | None:
+        """Inputs that training is offered in all, by the inputs that the steps so far took."""
+        steps = self._config.planned_steps
+        steps = self._planned_steps if steps is None else steps
+        if steps is None or not self._step:
+            return None
+        skipped = sum(report.inputs_skipped for report in self._reports)
+        return round(steps * (self._inputs_seen - skipped) / self._step)
+
+    def _find_threshold(self, scores: np.ndarray, steering: Steering) -> ThresholdResult:
+        """T of the keys, by share or as set, times what the guard leaves of it."""
+        config = self._config
+        if config.threshold is not None:
+            found = fixed_threshold(scores, config.threshold)
+        else:
+            share = config.saturated_share if self._remembers_losses else steering.share
+            found = find_threshold(scores, share, config.max_threshold)
+        return found if steering.scale == 1.0 else found.scaled(steering.scale)
+
+    def _publish(self, keys: list[np.ndarray], drifts: list[np.ndarray]) -> None:
+        """Gives the classifier the drifts of all tables."""
+        self._classifier.set_drift(
+            _table_indices(keys), np.concatenate(keys), np.concatenate(drifts)
+        )
+
+    def _renew_hot_set(self, measured: list[Measured], threshold: float) -> float:
+        """Chooses the next hot set and its states; returns its overlap with the old one."""
         budget = self._config.hot_budget_bytes
         candidates = []
-        for name, dim in zip(self._tables, self._dims, strict=True):
-            most = min(self._store.size(name), hot_set.most_candidates(dim, budget))
-            keys, counts = self._store.hot_keys(name, most)
-            candidates.append(hot_set.Candidates(np.asarray(keys), np.asarray(counts), dim))
+        for table in self._tables:
+            own = min(budget, self._config.table_hot_budget_bytes.get(table.name, budget))
+            most = min(self._store.size(table.name), hot_set.most_candidates(table.dim, own))
+            keys, counts = self._store.hot_keys(table.name, most)
+            candidates.append(hot_set.Candidates(np.asarray(keys), np.asarray(counts), table.dim))
         chosen = hot_set.choose_hot_keys(candidates, budget)
         # After the choice: a factor of 0 would leave nothing to choose by.
         self._store.decay_counts(self._config.count_decay)
 
-        previous, self._hot_keys, self._snapshots = self._hot_keys, [], []
-        common = 0
-        for name, keys, before in zip(self._tables, chosen, previous, strict=True):
-            rows, found = _gather(self._store, name, keys)
-            self._hot_keys.append(keys[found])
-            self._snapshots.append(rows[found])  # a copy, whatever the store returned
-            common += np.intersect1d(keys[found], before, assume_unique=True).size
-        total = sum(keys.size for keys in self._hot_keys)
+        common = total = 0
+        for table, keys, found in zip(self._tables, chosen, measured, strict=True):
+            before = table.states.keys
+            states = next_states(
+                table.states,
+                keys,
+                found.keys,
+                found.drift,
+                threshold,
+                len(self._reports),
+                release=self._config.release,
+                revisit_every=self._config.probing_interval,
+                protect_windows=self._config.protect_windows,
+                are_masked=self._is_withholding,
+            )
+            table.renew(states)
+            common += np.intersect1d(table.states.keys, before, assume_unique=True).size
+            total += table.states.keys.size
         return common / total if total else 0.0
 
-    def _log_anomalies(self, tables: np.ndarray, keys: np.ndarray) -> None:
-        logging.warning(
-            "Window %d, step %d: %d hot keys have a drift that is not finite and count as varying. "
-            "First: key %d of table %r.",
-            len(self._reports),
-            self._step,
-            keys.size,
-            keys[0],
-            self._tables[tables[0]],
-        )
+    def _log_anomalies(self, measured: list[Measured]) -> None:
+        for table, found in zip(self._tables, measured, strict=True):
+            is_anomaly = ~np.isfinite(found.drift)
+            if is_anomaly.any():
+                logging.warning(
+                    "Window %d, step %d: %d hot keys of table %r have a drift that is not finite "
+                    "and count as varying. First: key %d.",
+                    len(self._reports),
+                    self._step,
+                    int(is_anomaly.sum()),
+                    table.name,
+                    int(found.keys[is_anomaly][0]),
+                )
 
 
-def _gather(store: EmbeddingStore, name: str, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    rows, found = store.gather(name, keys)
-    return np.asarray(rows, np.float32), np.asarray(found, bool)
+def _table_indices(keys: list[np.ndarray]) -> np.ndarray:
+    """The index of each key's table, int32, for keys listed table by table."""
+    return np.repeat(np.arange(len(keys), dtype=np.int32), [k.size for k in keys])

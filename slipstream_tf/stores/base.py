@@ -14,51 +14,14 @@ from slipstream_tf.ops.update_policy import UpdateCounts, UpdatePolicy
 from slipstream_tf.optimizers import SparseOptimizer
 
 
-class EmbeddingStore(Protocol):
-    """Owns the rows, optimizer slots and access counts of one or more tables.
+class TrackedStore(Protocol):
+    """What the saturation engine asks of a store.
 
     Attributes:
         tables: the tables, in the order that table indices refer to.
-        optimizer: the sparse optimizer of all tables.
-        learning_rate: float32 scalar variable, read in every update.
     """
 
     tables: tuple[TableConfig, ...]
-    optimizer: SparseOptimizer
-    learning_rate: tf.Variable
-
-    def lookup(
-        self,
-        packed: PackedFeatures,
-        specs: Sequence[FeatureSpec],
-        training: bool,
-        stacked: bool = False,
-    ) -> tuple[list[tf.Tensor], tf.Tensor | None]:
-        """Pools the rows of a batch.
-
-        Args:
-            packed: the keys, from `features.pack` with the same specs.
-            specs: the features, in order.
-            training: make missing keys and count accesses; else neither.
-            stacked: one tensor [batch, features, dim] (tables of equal dim) instead of one
-                [batch, dim] per feature.
-
-        Returns:
-            (pooled, plan): float32 tensors; the plan for `apply_gradients`, None unless training.
-        """
-        ...
-
-    def apply_gradients(
-        self, plan: tf.Tensor, gradients: Sequence[tf.Tensor]
-    ) -> tf.Operation | None:
-        """Sums the gradients of each key of a lookup and applies the optimizer's rule once.
-
-        Args:
-            plan: from `lookup`.
-            gradients: float32, of its pooled outputs. Used as given: those of a loss that is a
-                mean over the batch stay so.
-        """
-        ...
 
     def size(self, table: str) -> int:
         """Returns the number of keys in a table."""
@@ -110,6 +73,51 @@ class EmbeddingStore(Protocol):
 
     def update_counts(self, table: str) -> UpdateCounts:
         """Returns what became of a table's gradient rows since the store was made."""
+        ...
+
+
+class EmbeddingStore(TrackedStore, Protocol):
+    """Owns the rows, optimizer slots and access counts of one or more tables.
+
+    Attributes:
+        optimizer: the sparse optimizer of all tables.
+        learning_rate: float32 scalar variable, read in every update.
+    """
+
+    optimizer: SparseOptimizer
+    learning_rate: tf.Variable
+
+    def lookup(
+        self,
+        packed: PackedFeatures,
+        specs: Sequence[FeatureSpec],
+        training: bool,
+        stacked: bool = False,
+    ) -> tuple[list[tf.Tensor], tf.Tensor | None]:
+        """Pools the rows of a batch.
+
+        Args:
+            packed: the keys, from `features.pack` with the same specs.
+            specs: the features, in order.
+            training: make missing keys and count accesses; else neither.
+            stacked: one tensor [batch, features, dim] (tables of equal dim) instead of one
+                [batch, dim] per feature.
+
+        Returns:
+            (pooled, plan): float32 tensors; the plan for `apply_gradients`, None unless training.
+        """
+        ...
+
+    def apply_gradients(
+        self, plan: tf.Tensor, gradients: Sequence[tf.Tensor]
+    ) -> tf.Operation | None:
+        """Sums the gradients of each key of a lookup and applies the optimizer's rule once.
+
+        Args:
+            plan: from `lookup`.
+            gradients: float32, of its pooled outputs. Used as given: those of a loss that is a
+                mean over the batch stay so.
+        """
         ...
 
     def flush(self) -> None:

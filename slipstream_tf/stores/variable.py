@@ -16,6 +16,7 @@ from slipstream_tf._compat import tensorflow_variable
 from slipstream_tf.config import TableConfig
 from slipstream_tf.errors import invalid, require_integer, require_number
 from slipstream_tf.ops.mask import KeySet, mask_gradients
+from slipstream_tf.ops.update_policy import SATURATED, WATCHED, UpdateCounts, UpdatePolicy
 
 
 class VariableStore:
@@ -61,12 +62,19 @@ class VariableStore:
             TableConfig(name, dim=variable.shape[1]) for name, variable in self._variables.items()
         )
         self._counts, self._saturated = {}, {}
+        self._nothing: dict[str, KeySet] = {}
+        self._is_shadow: dict[str, tf.Variable] = {}
+        self._policies = dict.fromkeys(self._variables, UpdatePolicy("mask"))
+        self._marked = dict.fromkeys(self._variables, np.empty(0, np.int64))
         for name, variable in self._variables.items():
             with tf.device(variable.device):
                 self._counts[name] = tf.Variable(
                     tf.zeros([variable.shape[0]]), trainable=False, name=f"{name}_access_counts"
                 )
             self._saturated[name] = KeySet(variable.device)
+            self._nothing[name] = KeySet(variable.device)
+            with tf.device("CPU:0"):
+                self._is_shadow[name] = tf.Variable(False, trainable=False)
         with tf.device("CPU:0"):
             self.offered_rows = {name: _row_count(name, "offered") for name in self._variables}
             self.masked_rows = {name: _row_count(name, "masked") for name in self._variables}
@@ -100,17 +108,70 @@ class VariableStore:
         """
         self._require(table)
         result = mask_gradients(gradients, self._saturated[table])
+        # A tensor's condition: the policy may change without retracing.
+        kept = tf.cond(
+            self._is_shadow[table],
+            lambda: mask_gradients(gradients, self._nothing[table]).slices,
+            lambda: result.slices,
+        )
         ones = tf.ones_like(gradients.indices, tf.float32)
         self._counts[table].scatter_add(tf.IndexedSlices(ones, gradients.indices))
         with tf.device("CPU:0"):
             self.offered_rows[table].assign_add(result.offered)
             self.masked_rows[table].assign_add(result.masked)
-        return result.slices
+        return kept
 
-    def reset_row_counts(self) -> None:
-        """Sets `offered_rows` and `masked_rows` of all tables to zero, e.g. at a window's end."""
-        for count in (*self.offered_rows.values(), *self.masked_rows.values()):
-            count.assign(0)
+    def mark_rows(self, table: str, keys: Any, marks: Any) -> None:
+        """Replaces the saturated keys of a table by those marked so; see `TrackedStore.mark_rows`.
+
+        Raises:
+            ValueError: a mark is WATCHED: the store does not see updates, so that the drift metric
+                "signal" needs another store.
+        """
+        marks = np.asarray(marks, np.uint8)
+        if (marks & WATCHED).any():
+            allowed = "another drift metric than 'signal', which needs the native store"
+            raise invalid("marks", "WATCHED", f"table {table!r} of a VariableStore", allowed)
+        self._marked[table] = np.asarray(keys, np.int64)[(marks & SATURATED) > 0]
+        self._apply_policy(table)
+
+    def set_update_policy(self, table: str, policy: UpdatePolicy) -> None:
+        """Says whether saturated keys are masked, from the next step on.
+
+        Args:
+            table: name of the table.
+            policy: mode "apply" or "mask" (shadow or not).
+
+        Raises:
+            ValueError: gradients are to be deferred, moments to decay, or ranks to be simulated:
+                the optimizer is not the store's.
+        """
+        place = f"table {self._require(table)!r} of a VariableStore"
+        if policy.mode == "defer":
+            raise invalid("skip", "defer", place, "'gradients' (deferring needs the native store)")
+        if policy.decay_skipped:
+            raise invalid("decay_skipped", True, place, "False: the optimizer is not the store's")
+        if policy.ranks > 1:
+            raise invalid("simulated_ranks", policy.ranks, place, "1")
+        self._policies[table] = policy
+        self._apply_policy(table)
+
+    def _apply_policy(self, table: str) -> None:
+        policy = self._policies[table]
+        self._is_shadow[table].assign(policy.is_shadow)
+        masks = policy.mode == "mask"
+        self.set_saturated(table, self._marked[table] if masks else np.empty(0, np.int64))
+
+    def travelled(self, table: str, keys: Any) -> np.ndarray:
+        """Returns zeros, float32 [n]: the store does not see updates."""
+        self._require(table)
+        return np.zeros(np.shape(keys), np.float32)
+
+    def update_counts(self, table: str) -> UpdateCounts:
+        """Returns what became, or in shadow mode would have become, of a table's gradient rows."""
+        offered = int(self.offered_rows[self._require(table)])
+        masked = int(self.masked_rows[table])
+        return UpdateCounts(offered=offered, sent=offered - masked, masked=masked)
 
     def set_saturated(self, table: str, keys: Any) -> None:
         """Replaces the saturated keys of a table; steps see them from the next one on.

@@ -64,7 +64,7 @@ def test_scores_equal_the_reference(batch, drifts, percent, threshold, is_padded
     items = tf.ragged.constant([item for _, item in batch], tf.int64, ragged_rank=1)
     if is_padded:
         items = items.to_tensor(-1)
-    skippable, score = classifier.classify({"user": users, "item": items}, TWO_TABLES)
+    skippable, score, _ = classifier.classify({"user": users, "item": items}, TWO_TABLES)
     expected = [
         reference_score(f"{percent}/100", drifts, [(0, k) for k in user] + [(1, k) for k in item])
         for user, item in batch
@@ -81,15 +81,15 @@ def test_scores_equal_the_reference(batch, drifts, percent, threshold, is_padded
 def test_products_that_float32_or_float64_would_round_up(alpha, m, rank):
     specs = [FeatureSpec("keys", "user")]
     classifier = make(alpha, {(0, key): float(key) for key in range(m)})
-    _, score = classifier.classify({"keys": np.arange(m)[None]}, specs)
+    _, score, _ = classifier.classify({"keys": np.arange(m)[None]}, specs)
     assert score.numpy() == [rank - 1]
 
 
 def test_matrix_vector_and_int32_keys():
     classifier = make(drifts={(0, 1): 0.25, (1, 1): 0.5})
     matrix = np.array([[1, 1], [1, 2]])
-    _, from_matrix = classifier.classify(matrix, TWO_TABLES)
-    _, from_columns = classifier.classify(
+    _, from_matrix, _ = classifier.classify(matrix, TWO_TABLES)
+    _, from_columns, _ = classifier.classify(
         {"user": matrix[:, 0].astype(np.int32), "item": matrix[:, 1]}, TWO_TABLES
     )
     np.testing.assert_array_equal(from_matrix, [0.5, INF])
@@ -103,10 +103,10 @@ def test_empty_batches_and_inputs_without_lookups():
         np.empty((0, 2), np.int64),
         {"user": np.empty(0, np.int64), "item": tf.ragged.constant([], tf.int64, ragged_rank=1)},
     ):
-        skippable, score = classifier.classify(inputs, TWO_TABLES)
+        skippable, score, _ = classifier.classify(inputs, TWO_TABLES)
         assert skippable.shape == score.shape == (0,)
     nothing = {"user": np.full((2, 3), -1), "item": np.empty((2, 0), np.int64)}
-    skippable, score = classifier.classify(nothing, TWO_TABLES)
+    skippable, score, _ = classifier.classify(nothing, TWO_TABLES)
     assert not skippable.numpy().any()
     np.testing.assert_array_equal(score, [INF, INF])
     assert classifier.end_window() == ClassifierCounts(2, 0, 0)
@@ -118,14 +118,14 @@ def test_drift_that_is_not_finite_is_never_below_the_threshold():
     classifier = make(drifts={(0, 1): np.nan, (0, 2): np.inf, (0, 3): -np.inf, (0, 4): 3e38})
     classifier.configure("drift", np.inf)
     keys = {"user": np.array([1, 2, 3, 4])}
-    skippable, _ = classifier.classify(keys, TWO_TABLES[:1])
+    skippable = classifier.classify(keys, TWO_TABLES[:1]).skippable
     np.testing.assert_array_equal(skippable, [False, False, False, True])
 
 
 def test_set_drift_replaces_everything():
     classifier = make(drifts={(0, 1): 1.0})
     set_drifts(classifier, {(0, 2): 2.0})
-    _, score = classifier.classify({"user": np.array([1, 2])}, TWO_TABLES[:1])
+    _, score, _ = classifier.classify({"user": np.array([1, 2])}, TWO_TABLES[:1])
     np.testing.assert_array_equal(score, [INF, 2.0])
 
 
@@ -172,7 +172,7 @@ def test_same_seed_same_sample_and_same_random_skips():
 def test_random_share(share):
     classifier = make()
     classifier.configure("random", random_share=share)
-    skippable, _ = classifier.classify({"user": np.arange(20000)}, TWO_TABLES[:1])
+    skippable = classifier.classify({"user": np.arange(20000)}, TWO_TABLES[:1]).skippable
     # Five standard deviations; none at the ends.
     assert abs(skippable.numpy().mean() - share) <= 5 * math.sqrt(share * (1 - share) / 20000)
 
@@ -182,7 +182,7 @@ def test_graph_mode_and_shapes():
 
     @tf.function(input_signature=[tf.RaggedTensorSpec([4, None], tf.int64)])
     def classify(keys):
-        skippable, score = classifier.classify({"user": keys}, TWO_TABLES[:1])
+        skippable, score, _ = classifier.classify({"user": keys}, TWO_TABLES[:1])
         assert skippable.shape == score.shape == (4,)
         return score
 
@@ -251,7 +251,7 @@ def test_bad_drift(tables, keys, drift, message):
     classifier = make(drifts={(0, 7): 1.0})
     with pytest.raises((tf.errors.InvalidArgumentError, ValueError), match=message):
         classifier.set_drift(tables, keys, drift)
-    _, score = classifier.classify({"user": np.array([7])}, TWO_TABLES[:1])
+    _, score, _ = classifier.classify({"user": np.array([7])}, TWO_TABLES[:1])
     assert score.numpy() == [1.0], "a rejected call changes nothing"
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from slipstream_tf.config import SaturationConfig, TableConfig
 from slipstream_tf.ops.features import FeatureSpec
+from slipstream_tf.ops.update_policy import UpdateCounts
 from slipstream_tf.saturation.report import random_shares
 from slipstream_tf.saturation.tracker import SaturationTracker
 
@@ -26,6 +27,9 @@ class SmallStore:
         self.rows = {name: {} for name in names}
         self.counts = {name: collections.Counter() for name in names}
         self.most_asked = 0
+        self.policies = {}
+        self.marks = {name: {} for name in names}
+        self.travel = collections.Counter()
 
     def train(self, table: str, change: dict, accesses: int = 1) -> None:
         for key, delta in change.items():
@@ -47,6 +51,18 @@ class SmallStore:
         found = [int(key) in self.rows[table] for key in keys]
         return np.array(rows, np.float32).reshape(-1, DIM), np.array(found, bool)
 
+    def set_update_policy(self, table, policy):
+        self.policies[table] = policy
+
+    def mark_rows(self, table, keys, marks):
+        self.marks[table] = dict(zip(map(int, keys), map(int, marks), strict=True))
+
+    def travelled(self, table, keys):
+        return np.array([self.travel[table, int(key)] for key in keys], np.float32)
+
+    def update_counts(self, table):
+        return UpdateCounts(offered=10 * len(self.rows[table]))
+
     def decay_counts(self, factor):
         for counts in self.counts.values():
             for key in counts:
@@ -65,7 +81,7 @@ def one_window(store, tracker, user_drifts):
     store.train("item", {0: 0.0})
     users = np.array(list(user_drifts), np.int64)
     inputs = np.stack([users, np.zeros_like(users)], axis=1)
-    skippable, _ = tracker.classifier.classify(inputs, SPECS)
+    skippable = tracker.classifier.classify(inputs, SPECS).skippable
     return skippable.numpy()
 
 
@@ -177,13 +193,13 @@ def test_hot_set_follows_counts_within_the_budget():
     store.train("item", {1: 0.0}, accesses=5)
     report = tracker.end_window()
     assert report.next_hot_keys == 3 and store.most_asked <= 3
-    assert [keys.tolist() for keys in tracker._hot_keys] == [[5, 6, 7], []]
+    assert [states.keys.tolist() for states in tracker.states.values()] == [[5, 6, 7], []]
     store.train("item", {1: 0.0, 2: 0.0})
     store.train("user", {7: 0.0})
     report = tracker.end_window()  # a factor of 0: only the window's own accesses count
     assert report.hot_set_overlap == pytest.approx(1 / 3)
     assert report.snapshot_bytes == 3 * DIM * 4
-    assert [keys.tolist() for keys in tracker._hot_keys] == [[7], [1, 2]]
+    assert [states.keys.tolist() for states in tracker.states.values()] == [[7], [1, 2]]
 
 
 def test_cap_is_reported():

@@ -9,6 +9,7 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from slipstream_tf.ops.update_policy import SATURATED, WATCHED, UpdatePolicy
 from slipstream_tf.stores import VariableStore
 
 ROWS, DIM = 8, 3
@@ -96,8 +97,8 @@ def test_masks_deduplicates_and_counts_rows():
     store.mask_gradients("item", slices([]))
     store.mask_gradients("item", slices([2]))
     assert (int(store.offered_rows["item"]), int(store.masked_rows["item"])) == (5, 3)
-    store.reset_row_counts()
-    assert (int(store.offered_rows["item"]), int(store.masked_rows["item"])) == (0, 0)
+    counts = store.update_counts("item")
+    assert (counts.offered, counts.sent, counts.masked) == (5, 2, 3)
     assert store.offered_rows["item"].dtype == tf.int64
 
 
@@ -187,3 +188,35 @@ def test_indices_out_of_range_and_dense_gradients():
         store.mask_gradients("item", slices([8]))
     with pytest.raises(TypeError, match=r"Use a tf.IndexedSlices"):
         store.mask_gradients("item", tf.zeros([ROWS, DIM]))
+
+
+def test_a_policy_says_whether_marked_rows_are_masked():
+    store, _ = make()
+    store.mark_rows("item", [1, 2], np.array([SATURATED, 0], np.uint8))
+    kept = {}
+    for name, policy in (
+        ("apply", UpdatePolicy()),
+        ("mask", UpdatePolicy("mask")),
+        ("shadow", UpdatePolicy("mask", is_shadow=True)),
+    ):
+        store.set_update_policy("item", policy)
+        kept[name] = list(store.mask_gradients("item", slices([2, 1])).indices)
+    assert kept == {"apply": [1, 2], "mask": [2], "shadow": [1, 2]}
+    assert store.update_counts("item").masked == 2  # shadow mode counts what it would have done
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda s: s.set_update_policy("item", UpdatePolicy("defer")), "`skip`: 'defer'"),
+        (
+            lambda s: s.set_update_policy("item", UpdatePolicy("mask", decay_skipped=True)),
+            "`decay_skipped`",
+        ),
+        (lambda s: s.set_update_policy("item", UpdatePolicy(ranks=2)), "`simulated_ranks`: 2"),
+        (lambda s: s.mark_rows("item", [1], [WATCHED]), "'signal'"),
+    ],
+)
+def test_what_the_store_cannot_do_is_refused(call, message):
+    with pytest.raises(ValueError, match=message):
+        call(make()[0])

@@ -1,0 +1,138 @@
+#include "cc_ops/core/loss_memory.h"
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <new>
+#include <string>
+
+namespace slipstream {
+
+Status LossMemory::ValidateBudget(int64_t budget_bytes) {
+  const int64_t least = static_cast<int64_t>(kSmallest * sizeof(Entry));
+  if (budget_bytes >= least) return OkStatus();
+  return InvalidArgument("loss_memory_bytes is " + std::to_string(budget_bytes) +
+                         "; allowed: at least " + std::to_string(least) + ", " +
+                         std::to_string(kSmallest) + " entries of " +
+                         std::to_string(sizeof(Entry)) + " bytes");
+}
+
+LossMemory::LossMemory(int64_t budget_bytes) : most_entries_(0) {
+  for (size_t n = kSmallest; static_cast<int64_t>(n * sizeof(Entry)) <= budget_bytes; n *= 2) {
+    most_entries_ = n;
+  }
+}
+
+LossMemory::Entry* LossMemory::Find(int64_t id) {
+  if (entries_.empty()) return nullptr;
+  for (size_t i = Home(id);; i = (i + 1) & (entries_.size() - 1)) {
+    Entry& entry = entries_[i];
+    if (entry.is_free()) return nullptr;
+    if (entry.id == id) return &entry;
+  }
+}
+
+void LossMemory::Record(int64_t id, float loss, int64_t window) {
+  const uint32_t visited =
+      static_cast<uint32_t>(std::clamp<int64_t>(window, 0, int64_t{kLargestWindow}));
+  Entry* entry = Find(id);
+  if (!std::isfinite(loss)) {
+    if (entry != nullptr) Erase(entry);
+    return;
+  }
+  if (entry != nullptr) {
+    entry->loss = loss;
+    entry->window = visited;
+    entry->skips = 0;
+    return;
+  }
+  if (IsFull(entries_.size()) && !MakeRoom(visited)) {
+    ++num_refused_;
+    return;
+  }
+  Entry added;
+  added.id = id;
+  added.loss = loss;
+  added.window = visited;
+  Place(added);
+  ++size_;
+}
+
+bool LossMemory::MakeRoom(uint32_t window) {
+  if (entries_.size() < most_entries_) {
+    try {
+      Rebuild(std::max(kSmallest, entries_.size() * 2), 0);
+      return true;
+    } catch (const std::bad_alloc&) {
+      most_entries_ = entries_.size();
+    }
+  }
+  // At least an eighth leaves at once, so that this is not done for every id.
+  std::map<uint32_t, int64_t> per_window;
+  for (const Entry& entry : entries_) {
+    if (!entry.is_free() && entry.window < window) ++per_window[entry.window];
+  }
+  uint32_t oldest_kept = 0;
+  int64_t leaving = 0;
+  for (const auto& [visited, count] : per_window) {
+    if (leaving >= std::max<int64_t>(size_ / 8, 1)) break;
+    leaving += count;
+    oldest_kept = visited + 1;
+  }
+  if (leaving == 0) return false;
+  Rebuild(entries_.size(), oldest_kept);
+  num_forgotten_ += leaving;
+  return true;
+}
+
+void LossMemory::Rebuild(size_t capacity, uint32_t oldest_kept) {
+  std::vector<Entry> old(capacity);
+  old.swap(entries_);
+  size_ = 0;
+  for (const Entry& entry : old) {
+    if (entry.is_free() || entry.window < oldest_kept) continue;
+    Place(entry);
+    ++size_;
+  }
+}
+
+void LossMemory::Place(const Entry& entry) {
+  size_t i = Home(entry.id);
+  while (!entries_[i].is_free()) i = (i + 1) & (entries_.size() - 1);
+  entries_[i] = entry;
+}
+
+void LossMemory::Erase(Entry* entry) {
+  const size_t mask = entries_.size() - 1;
+  size_t hole = static_cast<size_t>(entry - entries_.data());
+  for (size_t i = (hole + 1) & mask; !entries_[i].is_free(); i = (i + 1) & mask) {
+    // An entry may move back to the hole unless its home lies behind the hole.
+    if (((i - Home(entries_[i].id)) & mask) < ((i - hole) & mask)) continue;
+    entries_[hole] = entries_[i];
+    hole = i;
+  }
+  entries_[hole] = Entry();
+  --size_;
+}
+
+std::vector<LossMemory::Entry> LossMemory::Export() const {
+  std::vector<Entry> kept;
+  kept.reserve(static_cast<size_t>(size_));
+  for (const Entry& entry : entries_) {
+    if (!entry.is_free()) kept.push_back(entry);
+  }
+  std::sort(kept.begin(), kept.end(), [](const Entry& a, const Entry& b) { return a.id < b.id; });
+  return kept;
+}
+
+void LossMemory::Import(const std::vector<Entry>& entries) {
+  entries_.clear();
+  size_ = 0;
+  for (const Entry& entry : entries) {
+    Record(entry.id, entry.loss, entry.window);
+    Entry* stored = Find(entry.id);
+    if (stored != nullptr) stored->skips = entry.skips;
+  }
+}
+
+}  // namespace slipstream

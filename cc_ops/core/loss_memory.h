@@ -1,0 +1,77 @@
+// Remembered losses: input id -> loss at its last visit, the window of that visit, and
+// how often the input was skipped since, within a byte budget.
+#ifndef SLIPSTREAM_CC_OPS_CORE_LOSS_MEMORY_H_
+#define SLIPSTREAM_CC_OPS_CORE_LOSS_MEMORY_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "cc_ops/core/hash.h"
+#include "cc_ops/core/status.h"
+
+namespace slipstream {
+
+// Open addressing with linear probing, 16 bytes an entry, at most 4/5 full. Any int64
+// is a legal id. Not thread-safe.
+class LossMemory {
+ public:
+  static constexpr uint32_t kLargestWindow = (1u << 24) - 2;
+  static constexpr uint32_t kLargestSkips = 255;
+
+  struct Entry {
+    int64_t id = 0;
+    float loss = 0.f;
+    uint32_t window : 24;  // of the visit; later ones count as kLargestWindow
+    uint32_t skips : 8;    // since the visit; stays at kLargestSkips
+    Entry() : window(kFree), skips(0) {}
+    bool is_free() const { return window == kFree; }
+  };
+
+  // InvalidArgument for a budget that cannot hold the smallest array.
+  static Status ValidateBudget(int64_t budget_bytes);
+
+  // budget_bytes: of the entries, valid; 0: nothing is remembered.
+  explicit LossMemory(int64_t budget_bytes);
+
+  // The entry of an id, or nullptr. Valid until the next Record.
+  Entry* Find(int64_t id);
+
+  // Remembers the loss of a visit in `window` and that no skip followed. A loss that is not
+  // finite makes the input forgotten. Where the budget is full, inputs of the oldest
+  // windows are forgotten first; a new one is refused if all are of this window.
+  void Record(int64_t id, float loss, int64_t window);
+
+  int64_t size() const { return size_; }
+  int64_t bytes() const { return static_cast<int64_t>(entries_.capacity() * sizeof(Entry)); }
+  int64_t num_forgotten() const { return num_forgotten_; }
+  int64_t num_refused() const { return num_refused_; }
+
+  // All entries, by id.
+  std::vector<Entry> Export() const;
+  // Replaces everything by entries with different ids; those that do not fit are refused.
+  void Import(const std::vector<Entry>& entries);
+
+ private:
+  static constexpr uint32_t kFree = (1u << 24) - 1;
+  static constexpr size_t kSmallest = 16;
+
+  size_t Home(int64_t id) const { return HashKey(id) & (entries_.size() - 1); }
+  bool IsFull(size_t capacity) const {
+    return (size_ + 1) * 5 > static_cast<int64_t>(capacity) * 4;
+  }
+  void Erase(Entry* entry);
+  // Makes room for one more id; false if there is none.
+  bool MakeRoom(uint32_t window);
+  void Rebuild(size_t capacity, uint32_t oldest_kept);
+  void Place(const Entry& entry);
+
+  size_t most_entries_;  // a power of two, or 0
+  std::vector<Entry> entries_;
+  int64_t size_ = 0;
+  int64_t num_forgotten_ = 0;
+  int64_t num_refused_ = 0;
+};
+
+}  // namespace slipstream
+
+#endif  // SLIPSTREAM_CC_OPS_CORE_LOSS_MEMORY_H_

@@ -1,0 +1,95 @@
+#include "cc_ops/core/loss_memory.h"
+
+#include <gtest/gtest.h>
+
+#include <limits>
+#include <random>
+#include <unordered_map>
+#include <vector>
+
+namespace slipstream {
+namespace {
+
+TEST(LossMemory, RemembersWhatAMapRemembers) {
+  LossMemory memory(1 << 20);
+  std::unordered_map<int64_t, std::pair<float, int64_t>> model;
+  std::mt19937_64 random(3);
+  for (int step = 0; step < 50000; ++step) {
+    const int64_t id = static_cast<int64_t>(random() % 4000) - 2000;
+    if (random() % 5 == 0) {
+      memory.Record(id, std::numeric_limits<float>::quiet_NaN(), step);
+      model.erase(id);
+    } else {
+      const float loss = static_cast<float>(random() % 100);
+      memory.Record(id, loss, step);
+      model[id] = {loss, step};
+    }
+    ASSERT_EQ(memory.size(), static_cast<int64_t>(model.size()));
+    const int64_t asked = static_cast<int64_t>(random() % 4000) - 2000;
+    const LossMemory::Entry* entry = memory.Find(asked);
+    ASSERT_EQ(entry != nullptr, model.count(asked) == 1);
+    if (entry != nullptr) {
+      ASSERT_EQ(entry->loss, model[asked].first);
+      ASSERT_EQ(entry->window, model[asked].second);
+    }
+  }
+  EXPECT_EQ(memory.num_forgotten() + memory.num_refused(), 0);
+}
+
+TEST(LossMemory, ForgetsTheOldestWindowsWhenFull) {
+  LossMemory memory(64 * 16);
+  for (int64_t window = 0; window < 20; ++window) {
+    for (int64_t i = 0; i < 10; ++i) memory.Record(100 * window + i, 1.f, window);
+    ASSERT_LE(memory.bytes(), 64 * 16);
+    for (int64_t i = 0; i < 10; ++i) ASSERT_NE(memory.Find(100 * window + i), nullptr);
+  }
+  EXPECT_EQ(memory.Find(0), nullptr);
+  EXPECT_EQ(memory.size() + memory.num_forgotten(), 200);
+}
+
+TEST(LossMemory, RefusesWhatDoesNotFitInOneWindow) {
+  LossMemory memory(16 * 16);
+  for (int64_t id = 0; id < 100; ++id) memory.Record(id, 1.f, 5);
+  EXPECT_EQ(memory.size(), 12);
+  EXPECT_EQ(memory.num_refused(), 88);
+  memory.Record(3, 2.f, 6);  // a known id needs no room
+  EXPECT_EQ(memory.Find(3)->loss, 2.f);
+  memory.Record(200, 1.f, 6);
+  EXPECT_NE(memory.Find(200), nullptr);
+}
+
+TEST(LossMemory, AVisitStartsTheSkipsAnew) {
+  LossMemory memory(1 << 10);
+  memory.Record(7, 1.f, 0);
+  memory.Find(7)->skips = 3;
+  memory.Record(7, 2.f, 1);
+  EXPECT_EQ(memory.Find(7)->skips, 0u);
+}
+
+TEST(LossMemory, ExportsAndImports) {
+  LossMemory memory(1 << 10), other(1 << 10);
+  for (int64_t id : {5, -3, 9}) memory.Record(id, static_cast<float>(id), 2);
+  memory.Find(9)->skips = 4;
+  other.Record(1, 1.f, 1);
+  other.Import(memory.Export());
+  EXPECT_EQ(other.size(), 3);
+  EXPECT_EQ(other.Find(1), nullptr);
+  EXPECT_EQ(other.Find(9)->skips, 4u);
+  EXPECT_EQ(other.Export()[0].id, -3);
+}
+
+TEST(LossMemory, RemembersNothingWithoutABudget) {
+  LossMemory memory(0);
+  memory.Record(1, 1.f, 0);
+  EXPECT_EQ(memory.Find(1), nullptr);
+  EXPECT_EQ(memory.bytes(), 0);
+}
+
+TEST(LossMemory, RefusesABudgetWithoutRoom) {
+  EXPECT_NE(LossMemory::ValidateBudget(255).message().find("at least 256, 16 entries of 16"),
+            std::string::npos);
+  EXPECT_TRUE(LossMemory::ValidateBudget(256).ok());
+}
+
+}  // namespace
+}  // namespace slipstream

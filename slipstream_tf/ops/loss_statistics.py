@@ -1,0 +1,90 @@
+"""Statistics of a window's losses, as the input classifier gathers them. Pure NumPy."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+
+
+@dataclasses.dataclass(frozen=True)
+class Moments:
+    """Sums over inputs.
+
+    Attributes:
+        count: inputs.
+        total: sum of their losses (of `paired`: of loss now less remembered loss).
+        squares: sum of the squares of the same.
+        squared_residuals: sum of (1 - exp(-loss))^2: for binary cross-entropy |p - y| squared.
+    """
+
+    count: int = 0
+    total: float = 0.0
+    squares: float = 0.0
+    squared_residuals: float = 0.0
+
+    @property
+    def mean(self) -> float:
+        """Mean; 0 for no inputs."""
+        return self.total / self.count if self.count else 0.0
+
+    @property
+    def std_error(self) -> float | None:
+        """Standard error of the mean, or None for fewer than two inputs."""
+        if self.count < 2:
+            return None
+        variance = (self.squares - self.count * self.mean**2) / (self.count - 1)
+        return math.sqrt(max(variance, 0.0) / self.count)
+
+
+@dataclasses.dataclass(frozen=True)
+class LossStatistics:
+    """Losses of the inputs that one window trained, before they were trained on.
+
+    Attributes:
+        skippable: inputs that could have been skipped but were trained.
+        others: the other inputs.
+        paired: loss now less remembered loss, of skippable inputs whose loss was remembered.
+        not_finite: inputs left out because their loss was not finite.
+        histogram: float64 [2, bins], inputs by label (0, 1) and predicted probability, ascending;
+            a skippable input counts `skippable_weight` times.
+        skippable_weight: inputs that each trained skippable input stands for: 1 / keep rate where
+            thinning kept it, else 1.
+    """
+
+    skippable: Moments
+    others: Moments
+    paired: Moments
+    not_finite: int
+    histogram: np.ndarray
+    skippable_weight: float = 1.0
+
+    @property
+    def weighted_count(self) -> float:
+        """Inputs that the trained ones stand for."""
+        return self.others.count + self.skippable_weight * self.skippable.count
+
+    @property
+    def mean_loss(self) -> float | None:
+        """Mean loss over the inputs that the trained ones stand for; None for none."""
+        return self._mean(self.skippable.total, self.others.total)
+
+    @property
+    def mean_squared_residual(self) -> float | None:
+        """Mean squared residual over the same; None for none."""
+        return self._mean(self.skippable.squared_residuals, self.others.squared_residuals)
+
+    @property
+    def auc(self) -> float | None:
+        """Area under the ROC curve to the histogram's resolution; None without both labels."""
+        negatives, positives = self.histogram
+        pairs = negatives.sum() * positives.sum()
+        if not pairs:
+            return None
+        below = np.cumsum(negatives) - negatives
+        return float((positives * (below + 0.5 * negatives)).sum() / pairs)
+
+    def _mean(self, skippable: float, others: float) -> float | None:
+        count = self.weighted_count
+        return (self.skippable_weight * skippable + others) / count if count else None

@@ -1,0 +1,66 @@
+"""What the configuration means for each table's gradients: policies for the store. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+from slipstream_tf.config import SaturationConfig, TableConfig
+from slipstream_tf.errors import invalid
+from slipstream_tf.ops.update_policy import UpdatePolicy, held_row_bytes
+
+
+class UpdatePolicies:
+    """Policies of the tracked tables; the budget of held sums is shared out by their sizes."""
+
+    def __init__(self, config: SaturationConfig, tables: Sequence[TableConfig]):
+        """Checks the budget.
+
+        Args:
+            config: the engine's settings.
+            tables: the tracked tables.
+
+        Raises:
+            ValueError: gradients are deferred and the budget is smaller than one row's sum.
+        """
+        self._config = config
+        self._row_bytes = {table.name: held_row_bytes(table.dim) for table in tables}
+        needed = config.simulated_ranks * max(self._row_bytes.values())
+        if config.defers_gradients and config.defer_budget_bytes < needed:
+            raise invalid(
+                "defer_budget_bytes",
+                config.defer_budget_bytes,
+                "SaturationConfig",
+                f"at least {needed}: a held row of the widest table takes {needed} bytes",
+            )
+
+    def of(self, table: str, sizes: Mapping[str, int], is_active: bool) -> UpdatePolicy:
+        """Returns a table's policy.
+
+        Args:
+            table: its name.
+            sizes: tracked table -> rows that it has now.
+            is_active: whether the warm-up is over; before that, all is applied.
+        """
+        config = self._config
+        policy = UpdatePolicy(ranks=config.simulated_ranks, is_shadow=config.shadow)
+        if config.masks_gradients and is_active:
+            return dataclasses.replace(policy, mode="mask", decay_skipped=config.decay_skipped)
+        if not config.defers_gradients or not is_active:
+            return dataclasses.replace(policy, is_shadow=False)
+        is_interval = config.defer_trigger == "interval"
+        return dataclasses.replace(
+            policy,
+            mode="defer",
+            trigger=config.defer_trigger,
+            movement=config.defer_movement,
+            max_age=config.defer_steps if is_interval else config.defer_max_age,
+            max_rows=self._most_rows(table, sizes),
+        )
+
+    def _most_rows(self, table: str, sizes: Mapping[str, int]) -> int:
+        """Rows of a table that may be held: its part of the budget, by bytes of all its rows."""
+        total = sum(sizes[name] * self._row_bytes[name] for name in self._row_bytes)
+        if not total:
+            return self._config.defer_budget_bytes // sum(self._row_bytes.values())
+        return self._config.defer_budget_bytes * sizes[table] // total

@@ -1,0 +1,176 @@
+"""How much to skip next: bounds the target share by the quality budget, and T by the guard.
+
+In: a window's losses and what was skipped in it. Out: the share to find T for and a factor on T.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from slipstream_tf.ops.loss_statistics import LossStatistics, Moments
+from slipstream_tf.saturation import guard
+from slipstream_tf.saturation.quality_budget import CurvePoint, plan_share, relative_value
+from slipstream_tf.saturation_config import SaturationConfig
+
+# Factor between two windows' shares of withheld rows, which react to T in no known way.
+_MOST_GROWTH = 2.0
+
+
+@dataclasses.dataclass(frozen=True)
+class WindowWork:
+    """What a window brought.
+
+    Attributes:
+        inputs_seen: inputs offered.
+        inputs_skipped: inputs left out.
+        hot_inputs: inputs with a finite skip score.
+        rows_offered: gradient rows that came in.
+        rows_masked: gradient rows that were thrown away.
+        losses: of its trained inputs, before they were trained on.
+    """
+
+    inputs_seen: int
+    inputs_skipped: int
+    hot_inputs: int
+    rows_offered: int
+    rows_masked: int
+    losses: LossStatistics
+
+
+@dataclasses.dataclass(frozen=True)
+class Steering:
+    """What holds for the next window.
+
+    Attributes:
+        share: to find T for, 0 to 1: of the hot inputs.
+        scale: factor on T.
+        guard: what the guard found, in words; empty without one.
+        budget: what the budget allows, in words; empty without one.
+        predicted_cost: quality missing at the end by the budget's estimate, or None.
+    """
+
+    share: float
+    scale: float = 1.0
+    guard: str = ""
+    budget: str = ""
+    predicted_cost: float | None = None
+
+
+class Steerer:
+    """Carries the guard's and the budget's state from window to window."""
+
+    def __init__(self, config: SaturationConfig):
+        """Starts with the configured share.
+
+        Args:
+            config: its target_skip, guard_tolerance, max_auc_loss and max_log_loss_increase.
+        """
+        self._config = config
+        self._guard = guard.GuardState()
+        self._share = config.target_skip
+        self._auc: list[CurvePoint] = []
+        self._log_loss: list[CurvePoint] = []
+        self._trained = 0
+        self._skipped = 0
+        self._skipped_effective = 0.0
+
+    def next(self, work: WindowWork, planned_inputs: int | None) -> Steering:
+        """Judges the window that ends.
+
+        Args:
+            work: what it brought.
+            planned_inputs: inputs that training is offered in all, if that is known.
+        """
+        value = self._value(work.losses)
+        self._account(work, value)
+        steering = Steering(self._config.target_skip)
+        if self._config.max_auc_loss is not None or self._config.max_log_loss_increase is not None:
+            steering = self._bound_share(work, planned_inputs, value)
+        if self._config.guard_tolerance is not None:
+            self._guard, verdict = guard.judge(
+                self._guard, _observation(work.losses), self._config.guard_tolerance
+            )
+            steering = dataclasses.replace(steering, scale=verdict.scale, guard=verdict.explanation)
+        self._share = steering.share
+        return steering
+
+    def _account(self, work: WindowWork, value: float) -> None:
+        losses = work.losses
+        # Where nothing is kept of the skippable inputs, the curve would be that of the hard ones.
+        is_whole = work.inputs_skipped == 0 or losses.skippable.count > 0
+        if losses.mean_loss is not None and is_whole:
+            inputs = round(losses.weighted_count)
+            self._log_loss.append(CurvePoint(self._trained, inputs, losses.mean_loss))
+            if losses.auc is not None:
+                self._auc.append(CurvePoint(self._trained, inputs, losses.auc))
+        missing = work.inputs_skipped
+        if work.rows_offered:
+            # A masked row is taken to cost what its share of an input does.
+            missing += round(
+                (work.inputs_seen - work.inputs_skipped) * work.rows_masked / work.rows_offered
+            )
+        self._trained += work.inputs_seen - missing
+        self._skipped += missing
+        self._skipped_effective += missing * value
+
+    def _value(self, losses: LossStatistics) -> float:
+        """Worth of a skipped input, in average inputs."""
+        kept, mean = losses.skippable, losses.mean_squared_residual
+        if not kept.count or not mean:
+            return 1.0
+        return relative_value(kept.squared_residuals / kept.count, kept.count, mean)
+
+    def _bound_share(self, work: WindowWork, planned_inputs: int | None, value: float) -> Steering:
+        if planned_inputs is None:
+            words = "Nothing is skipped: the planned steps are not known (planned_steps)."
+            return Steering(0.0, budget=words)
+        budgets = (
+            (self._config.max_auc_loss, self._auc),
+            (self._config.max_log_loss_increase, self._log_loss),
+        )
+        plans = [
+            plan_share(
+                curve,
+                max(planned_inputs, 1),
+                self._trained,
+                self._skipped,
+                self._skipped_effective,
+                value,
+                budget,
+                1.0,
+            )
+            for budget, curve in budgets
+            if budget is not None
+        ]
+        plan = min(plans, key=lambda plan: plan.share)
+        return Steering(
+            min(self._config.target_skip, self._target_for(plan.share, work)),
+            budget=plan.reason,
+            predicted_cost=plan.predicted_cost,
+        )
+
+    def _target_for(self, share: float, work: WindowWork) -> float:
+        """The share of hot inputs that makes `share` of all inputs, or of the rows."""
+        if share == 0.0:
+            return 0.0
+        if not self._config.masks_gradients:
+            hot = work.hot_inputs / work.inputs_seen if work.inputs_seen else 0.0
+            return min(share / hot, 1.0) if hot else 0.0
+        masked = work.rows_masked / work.rows_offered if work.rows_offered else 0.0
+        if self._config.skips_inputs and work.inputs_seen:
+            masked += work.inputs_skipped / work.inputs_seen
+        if not masked:
+            return min(_MOST_GROWTH * self._share, share) if self._share else share
+        return min(self._share * min(share / masked, _MOST_GROWTH), 1.0)
+
+
+def _observation(losses: LossStatistics) -> guard.Losses:
+    return guard.Losses(
+        kept=_summary(losses.skippable),
+        others=_summary(losses.others),
+        paired=_summary(losses.paired),
+    )
+
+
+def _summary(moments: Moments) -> guard.LossSummary:
+    return guard.LossSummary(moments.count, moments.mean, moments.std_error)

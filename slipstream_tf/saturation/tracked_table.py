@@ -1,0 +1,149 @@
+"""One table as the engine follows it: hot keys, their snapshot, states, drift and update counts.
+
+In: a store and a table's name. Out: drifts at a window's end, marks and policies for the store.
+Method: Slipstream, arXiv 2404.04270, snapshot block.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+import numpy as np
+import tensorflow as tf
+
+from slipstream_tf.config import TableConfig
+from slipstream_tf.ops.drift import row_drift
+from slipstream_tf.ops.update_policy import SATURATED, WATCHED, UpdateCounts
+from slipstream_tf.saturation.states import KeyState, KeyStates, effective_drifts, judged_drifts
+
+if TYPE_CHECKING:
+    from slipstream_tf.stores.base import TrackedStore
+
+
+@dataclasses.dataclass(frozen=True)
+class Measured:
+    """Drifts of one table's hot keys over a window.
+
+    Attributes:
+        keys: int64 [n], hot keys that the store still holds.
+        drift: float32 [n], as measured.
+        judged: float32 [n], as keys are judged by: of withheld keys, the last free drift.
+        evicted: hot keys that the store no longer holds.
+    """
+
+    keys: np.ndarray
+    drift: np.ndarray
+    judged: np.ndarray
+    evicted: int
+
+
+class TrackedTable:
+    """What is known of a table between window ends."""
+
+    def __init__(self, store: TrackedStore, table: TableConfig, metric: str):
+        """Starts with every key cold.
+
+        Args:
+            store: holds the table.
+            table: which one.
+            metric: "linf", "l2", "relative" or "signal".
+        """
+        self._store = store
+        self._metric = metric
+        self._snapshot = np.empty((0, table.dim), np.float32)
+        self._counts = store.update_counts(table.name)
+        self.name = table.name
+        self.dim = table.dim
+        self.states = KeyStates.empty()
+
+    @property
+    def snapshot_bytes(self) -> int:
+        """Bytes of the snapshot."""
+        return self._snapshot.nbytes
+
+    def measure(self, are_withheld: bool) -> Measured:
+        """Drifts since the snapshot was taken.
+
+        Args:
+            are_withheld: whether saturated keys' gradients were masked, or are yet to come.
+        """
+        keys = self.states.keys
+        rows, found = self._gather(keys)
+        metric = "l2" if self._metric == "signal" else self._metric
+        with tf.device("CPU:0"):
+            drift = row_drift(
+                tf.constant(rows[found], tf.float32),
+                tf.constant(self._snapshot[found], tf.float32),
+                metric,
+            ).numpy()
+        if self._metric == "signal":
+            drift = signal(drift, self._store.travelled(self.name, keys[found]))
+        judged = judged_drifts(self.states, keys[found], drift, are_masked=are_withheld)
+        return Measured(keys[found], drift, judged, int((~found).sum()))
+
+    def renew(self, states: KeyStates) -> None:
+        """Takes over the states of the window that begins and copies the hot rows.
+
+        Keys that the store lost since the hot set was chosen are dropped.
+        """
+        rows, found = self._gather(states.keys)
+        fields = dataclasses.fields(states)
+        self.states = KeyStates(**{f.name: getattr(states, f.name)[found] for f in fields})
+        self._snapshot = rows[found]
+
+    def mark(self, withholds: bool) -> None:
+        """Tells the store which rows are saturated, if that matters to it, and which it watches."""
+        is_saturated = (self.states.states == KeyState.SATURATED) & withholds
+        marks = np.where(is_saturated, SATURATED, np.uint8(0))
+        if self._metric == "signal":
+            marks |= WATCHED
+        marked = marks > 0
+        self._store.mark_rows(self.name, self.states.keys[marked], marks[marked])
+
+    def published_drift(self, threshold: float) -> np.ndarray:
+        """Returns the drifts that make "below T" mean "saturated": float32, along the keys."""
+        return effective_drifts(self.states, threshold)
+
+    def saturated_since(self) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the saturated keys, int64 [n], and since which window they are, int32 [n]."""
+        is_saturated = self.states.states == KeyState.SATURATED
+        return self.states.keys[is_saturated], self.states.since[is_saturated]
+
+    def take_counts(self) -> UpdateCounts:
+        """Returns what became of gradient rows since the last call; `pending` is as of now."""
+        before, now = self._counts, self._store.update_counts(self.name)
+        self._counts = now
+        held = ("pending", "pending_bytes")
+        return UpdateCounts(
+            **{
+                f.name: getattr(now, f.name) - (0 if f.name in held else getattr(before, f.name))
+                for f in dataclasses.fields(UpdateCounts)
+            }
+        )
+
+    def _gather(self, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        rows, found = self._store.gather(self.name, keys)
+        return np.asarray(rows, np.float32), np.asarray(found, bool)
+
+
+def signal(net: np.ndarray, travelled: np.ndarray) -> np.ndarray:
+    """Net squared drift over the sum of squared update lengths.
+
+    About 1 for a random walk and about n for n equal updates in one direction; a row that was not
+    updated gives 0.
+
+    Args:
+        net: float32 [n], l2 distance from the snapshot.
+        travelled: float32 [n], sum of squared update lengths since then.
+
+    Returns:
+        float32 [n]; not finite where an argument is not.
+    """
+    net = np.asarray(net, np.float64)
+    squares = np.asarray(travelled, np.float64)
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        ratio = net**2 / squares
+        # A row that moved without an update was replaced by an import.
+        ratio = np.where(net == 0.0, np.where(np.isfinite(squares), 0.0, np.nan), ratio)
+        return ratio.astype(np.float32)
