@@ -1,7 +1,8 @@
 """Skipping as a `tf.data` transformation: skippable inputs leave, batches are refilled.
 
 In: a dataset of batches and an input classifier. Out: a dataset of full batches of the inputs that
-are worth training on, in their order. Slipstream, arXiv 2404.04270, input classifier block.
+are worth training on, in their order, with sample weights where skippable ones are thinned.
+Slipstream, arXiv 2404.04270, input classifier block.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from slipstream_tf.errors import invalid, require_integer
+from slipstream_tf.inputs.spec import ID, SKIPPABLE
 from slipstream_tf.ops.classifier import InputClassifier
 from slipstream_tf.ops.features import FeatureSpec
 
@@ -23,6 +25,8 @@ def skip_inputs(
     batch_size: int | None = None,
     get_keys: Callable[..., Any] | None = None,
     drop_remainder: bool = False,
+    weighted: bool = False,
+    marked: bool = False,
 ) -> tf.data.Dataset:
     """Leaves out skippable inputs and refills the batches; no kept input is lost, doubled or moved.
 
@@ -43,6 +47,13 @@ def skip_inputs(
             `ops.features.pack`. Default: `features["keys"]` if the features (the first component
             of a tuple, else the whole element) are a mapping with "keys", else the features.
         drop_remainder: whether a last batch that is not full is left out.
+        weighted: whether elements become `(features, label, sample_weight)`: skippable inputs that
+            are kept stand for those that are not (needed where the classifier thins). A weight
+            that is there is multiplied.
+        marked: whether the features, a mapping, get "skippable", bool [batch]: what could have been
+            left out (read where losses are recorded).
+
+    Where the features are a mapping with "id", int64 [batch], the classifier is given the ids.
 
     Returns:
         The dataset; its batch dimension is known if `drop_remainder` is true.
@@ -66,15 +77,22 @@ def skip_inputs(
     keys_of = get_keys or _default_keys
 
     is_tuple = isinstance(dataset.element_spec, tuple)
+    _require_places(dataset.element_spec, weighted, marked)
 
     def compact(*components: Any) -> Any:
         # `map` unpacks tuples and nothing else.
         element = components if is_tuple else components[0]
-        skippable = classifier.classify(keys_of(*components), specs).skippable
-        with tf.control_dependencies([_assert_same_batch(element, skippable)]):
-            return tf.cond(
-                tf.reduce_any(skippable), lambda: _keep(element, ~skippable), lambda: element
-            )
+        found = classifier.classify(keys_of(*components), specs, ids=_ids(components[0]))
+        with tf.control_dependencies([_assert_same_batch(element, found.skippable)]):
+            is_kept = found.weight > 0.0
+            if weighted:
+                before = element[2] if len(element) > 2 else 1.0
+                element = (*element[:2], tf.cast(before, tf.float32) * found.weight)
+            if marked:
+                features = element[0] if is_tuple else element
+                features = {**features, SKIPPABLE: found.skippable}
+                element = (features, *element[1:]) if is_tuple else features
+            return tf.cond(tf.reduce_all(is_kept), lambda: element, lambda: _keep(element, is_kept))
 
     # The map is stateful and sequential: tf.data neither parallelises it nor runs it ahead.
     kept = dataset.map(compact).rebatch(batch_size, drop_remainder=drop_remainder)
@@ -86,9 +104,26 @@ def skip_inputs(
 
 def _default_keys(*element: Any) -> Any:
     features = element[0]
-    if isinstance(features, Mapping) and "keys" in features:
+    if not isinstance(features, Mapping):
+        return features
+    if "keys" in features:
         return features["keys"]
-    return features
+    return {name: keys for name, keys in features.items() if name not in (ID, SKIPPABLE)}
+
+
+def _ids(features: Any) -> tf.Tensor | None:
+    return features.get(ID) if isinstance(features, Mapping) else None
+
+
+def _require_places(element_spec: Any, weighted: bool, marked: bool) -> None:
+    """Checks that there is a place for weights and marks."""
+    features = element_spec[0] if isinstance(element_spec, tuple) else element_spec
+    if weighted and not (isinstance(element_spec, tuple) and len(element_spec) in (2, 3)):
+        allowed = "(features, label) or (features, label, sample_weight), where inputs are thinned"
+        raise invalid("dataset", element_spec, "its elements", allowed)
+    if marked and not isinstance(features, Mapping):
+        allowed = "a mapping, e.g. {'keys': ...}, where losses are recorded"
+        raise invalid("dataset", features, "the features of its elements", allowed)
 
 
 def _batch_size(element_spec: Any) -> int | None:

@@ -17,6 +17,12 @@ from slipstream_tf.inputs.bad_lines import BadLines
 MISSING_KEY = -2
 """The key of a missing categorical value; -1 is the padding of bags, and other keys are values."""
 
+ID = "id"
+"""Name of the feature, int64 [batch], that tells an input from all others in every pass."""
+
+SKIPPABLE = "skippable"
+"""Name of the feature, bool [batch], that tells which inputs of a batch could have been skipped."""
+
 PARTS = ("train", "test")
 
 

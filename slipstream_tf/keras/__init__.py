@@ -2,8 +2,16 @@
 
 from slipstream_tf.keras.callback import SaturationCallback
 from slipstream_tf.keras.embedding_collection import EmbeddingCollection
-from slipstream_tf.keras.ledger import Ledger
+from slipstream_tf.keras.loss_feedback import LossFeedback
 from slipstream_tf.keras.slipstream import Slipstream
 from slipstream_tf.ops.features import FeatureSpec
+from slipstream_tf.telemetry.ledger import Ledger
 
-__all__ = ["EmbeddingCollection", "FeatureSpec", "Ledger", "SaturationCallback", "Slipstream"]
+__all__ = [
+    "EmbeddingCollection",
+    "FeatureSpec",
+    "Ledger",
+    "LossFeedback",
+    "SaturationCallback",
+    "Slipstream",
+]

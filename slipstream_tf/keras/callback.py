@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 import keras
+from absl import logging
+
+from slipstream_tf.keras.loss_feedback import LossFeedback
+from slipstream_tf.telemetry.ledger import ScalarWriter
 
 if TYPE_CHECKING:
     from slipstream_tf.keras.slipstream import Slipstream
@@ -17,15 +22,19 @@ class SaturationCallback(keras.callbacks.Callback):
 
     Args:
         slipstream: whose steps are counted.
+        log_dir: folder for TensorBoard, which gets scalars for each window; or None.
     """
 
-    def __init__(self, slipstream: Slipstream) -> None:
+    def __init__(
+        self, slipstream: Slipstream, log_dir: str | os.PathLike[str] | None = None
+    ) -> None:
         super().__init__()
         self._slipstream = slipstream
         self._iterations = 0
+        self._writer = None if log_dir is None else ScalarWriter(log_dir)
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Refuses a model with a LossScaleOptimizer, whose gradients are not the loss's."""
+        """Refuses a LossScaleOptimizer, whose gradients are not the loss's; connects losses."""
         del logs
         if isinstance(self.model.optimizer, keras.optimizers.LossScaleOptimizer):
             raise ValueError(
@@ -33,12 +42,23 @@ class SaturationCallback(keras.callbacks.Callback):
                 "with scaled gradients. Use float32 or mixed_bfloat16 without loss scaling."
             )
         self._iterations = int(self.model.optimizer.iterations.numpy())
+        self._slipstream.plan_epochs(self.params.get("epochs", 1))
+        if isinstance(self.model, LossFeedback):
+            needs_losses = self._slipstream.needs_losses
+            self.model.observe_losses_with(self._slipstream.record_losses if needs_losses else None)
+        elif self._slipstream.needs_losses:
+            logging.warning(
+                "The saturation engine needs the inputs' losses (score, guard or budget), but %s "
+                "does not tell them: make it a slipstream_tf.keras.LossFeedback, or call "
+                "slipstream.record_losses in its train_step. Until then nothing is skipped.",
+                type(self.model).__name__,
+            )
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Counts the steps of one execution of the train function."""
         del batch, logs
         if self.model.steps_per_execution == 1:
-            self._slipstream.step()
+            self._step(1)
         else:
             self._count_iterations()
 
@@ -51,5 +71,10 @@ class SaturationCallback(keras.callbacks.Callback):
     def _count_iterations(self) -> None:
         # What `batch` means with several steps per execution changed between versions of Keras.
         iterations = int(self.model.optimizer.iterations.numpy())
-        self._slipstream.step(iterations - self._iterations)
+        self._step(iterations - self._iterations)
         self._iterations = iterations
+
+    def _step(self, steps: int) -> None:
+        report = self._slipstream.step(steps)
+        if report is not None and self._writer is not None:
+            self._writer.write(report)

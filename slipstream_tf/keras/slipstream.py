@@ -1,9 +1,10 @@
-"""The front object: skips saturated inputs of an `EmbeddingCollection`'s training data."""
+"""The front object: tracks a model's embedding tables, and skips what need not be trained."""
 
 from __future__ import annotations
 
+import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,46 +13,79 @@ import tensorflow as tf
 from slipstream_tf.config import SaturationConfig
 from slipstream_tf.errors import invalid
 from slipstream_tf.inputs.classifier import skip_inputs
+from slipstream_tf.inputs.spec import ID
 from slipstream_tf.keras.callback import SaturationCallback
 from slipstream_tf.keras.embedding_collection import EmbeddingCollection
-from slipstream_tf.keras.ledger import Ledger
+from slipstream_tf.keras.feature_specs import resolve_features
+from slipstream_tf.ops.features import FeatureSpec
 from slipstream_tf.saturation.report import WindowReport
 from slipstream_tf.saturation.tracker import SaturationTracker
+from slipstream_tf.stores.variable import VariableStore
+from slipstream_tf.telemetry.ledger import Ledger, summarise
 
 
 class Slipstream:
-    """Finds saturated keys while a model trains and leaves out inputs made of them alone.
+    """Finds saturated keys while a model trains; skips inputs, masks or defers gradients.
 
-    Method: Slipstream, arXiv 2404.04270. Two things must be connected: the training data through
-    `apply`, and the steps through `callback` (in `fit`) or `step` (in a loop of your own). Without
-    steps no window ever ends and nothing is skipped; a warning says so.
+    Method: Slipstream, arXiv 2404.04270, and what `SaturationConfig` adds. Connect
+    - the steps, through `callback` (in `fit`) or `step` (in a loop of your own). Without steps no
+      window ever ends and nothing is skipped; a warning says so;
+    - the training data through `apply`, where inputs are skipped or remembered;
+    - the inputs' losses, where they are remembered, guarded or budgeted: `callback` does so for
+      models with `LossFeedback` (those of `slipstream_tf.models`), `record_losses` in a loop of
+      your own.
 
     Args:
-        embeddings: the layer whose keys are tracked.
+        embeddings: the layer whose keys are tracked; or, for a model with embeddings of its own, a
+            `stores.VariableStore`, with `features`.
         config: settings; default `SaturationConfig()`.
+        features: with a store: the features, in order, as `EmbeddingCollection` takes them; default
+            one per table, named like it.
 
     Raises:
-        ValueError: `embeddings` or `config` is something else.
+        ValueError: an argument is something else, or a setting does not fit the tables.
     """
 
     def __init__(
-        self, embeddings: EmbeddingCollection, config: SaturationConfig | None = None
+        self,
+        embeddings: EmbeddingCollection | VariableStore,
+        config: SaturationConfig | None = None,
+        features: Mapping[str, str] | Sequence[FeatureSpec] | None = None,
     ) -> None:
-        if not isinstance(embeddings, EmbeddingCollection):
-            allowed = "a slipstream_tf.keras.EmbeddingCollection"
+        if isinstance(embeddings, EmbeddingCollection):
+            if features is not None:
+                raise invalid("features", features, "Slipstream with a layer", "None: it has them")
+            self._store, self._specs = embeddings.store, embeddings.specs
+        elif isinstance(embeddings, VariableStore):
+            self._store = embeddings
+            self._specs = resolve_features(features, embeddings.tables)
+        else:
+            allowed = "a slipstream_tf.keras.EmbeddingCollection or a VariableStore"
             raise invalid("embeddings", embeddings, "Slipstream", allowed)
         config = SaturationConfig() if config is None else config
         if not isinstance(config, SaturationConfig):
             raise invalid("config", config, "Slipstream", "a slipstream_tf.SaturationConfig")
-        self._specs = embeddings.specs
         self._config = config
-        self._tracker = SaturationTracker(embeddings.store, config, embeddings.specs)
+        self._tracker = SaturationTracker(self._store, config, self._specs)
         self._steps = 0
+        self._batches_per_epoch: int | None = None
 
     @property
     def config(self) -> SaturationConfig:
         """The settings."""
         return self._config
+
+    @property
+    def store(self) -> Any:
+        """The store whose tables are tracked."""
+        return self._store
+
+    @property
+    def needs_losses(self) -> bool:
+        """Whether the settings need the inputs' losses."""
+        config = self._config
+        watches = (config.guard_tolerance, config.max_auc_loss, config.max_log_loss_increase)
+        return config.score == "remembered_loss" or any(w is not None for w in watches)
 
     @property
     def tracker(self) -> SaturationTracker:
@@ -62,6 +96,10 @@ class Slipstream:
     def ledger(self) -> Ledger:
         """What was skipped in the windows that have ended; print it, or use `to_dict`."""
         return Ledger(self._tracker.reports)
+
+    def summary(self) -> str:
+        """Says in words what was, or in shadow mode would have been, skipped and saved."""
+        return summarise(self._config, self._tracker.reports)
 
     def apply(
         self,
@@ -84,25 +122,69 @@ class Slipstream:
             dataset: elements are batches, e.g. `(features, label)`.
             batch_size: inputs of an output batch; default: that of `dataset`, if it is known.
             get_keys: called like a function for `dataset.map`, returns the keys in a format that
-                the embedding layer takes. Default: `features["keys"]`, or the features themselves.
+                the embedding layer takes. Default: `features["keys"]`, or the features themselves
+                but for "id".
             drop_remainder: whether a last batch that is not full is left out.
+
+        With score="remembered_loss" the features must be a mapping with "id", int64 [batch]: what
+        tells an input from all others in every pass (see `inputs.with_ids`; readers have `ids`).
+        Where losses are needed, the features get "skippable"; where inputs are thinned, elements
+        become (features, label, sample_weight).
 
         Returns:
             The dataset.
 
         Raises:
-            ValueError: as `slipstream_tf.inputs.classifier.skip_inputs`.
+            ValueError: as `slipstream_tf.inputs.classifier.skip_inputs`; or ids are missing.
         """
+        if self._config.score == "remembered_loss":
+            _require_ids(dataset.element_spec)
+        batches = int(dataset.cardinality().numpy())
+        self._batches_per_epoch = batches if batches >= 0 else None
         kept = skip_inputs(
-            dataset, self._tracker.classifier, self._specs, batch_size, get_keys, drop_remainder
+            dataset,
+            self._tracker.classifier,
+            self._specs,
+            batch_size,
+            get_keys,
+            drop_remainder,
+            weighted=self._config.keep_rate > 0.0,
+            marked=self.needs_losses,
         )
         if self._config.skip == "none":
             return kept
         return self._warn_without_steps(kept)
 
-    def callback(self) -> SaturationCallback:
-        """Returns a Keras callback that counts the steps of `fit`; one `fit` at a time."""
-        return SaturationCallback(self)
+    def plan_epochs(self, epochs: int) -> None:
+        """Tells the tracker how long training is planned to be, if `apply` could see it.
+
+        Args:
+            epochs: passes over the data given to `apply`.
+        """
+        if self._batches_per_epoch is not None:
+            self._tracker.plan(epochs * self._batches_per_epoch)
+
+    def record_losses(self, ids: Any, losses: Any, labels: Any, skippable: Any = None) -> Any:
+        """Takes in the losses of a training step's inputs; see `InputClassifier.record_losses`.
+
+        Args:
+            ids: int64 [batch], or None where none are remembered.
+            losses: float32 [batch], binary cross-entropy of each input before the update.
+            labels: float32 [batch].
+            skippable: bool [batch], `features["skippable"]`.
+
+        Returns:
+            The operation in a graph, None in eager mode.
+        """
+        return self._tracker.classifier.record_losses(ids, losses, labels, skippable)
+
+    def callback(self, log_dir: str | os.PathLike[str] | None = None) -> SaturationCallback:
+        """Returns a Keras callback that counts the steps of `fit`; one `fit` at a time.
+
+        Args:
+            log_dir: folder for TensorBoard, which gets scalars for each window; or None.
+        """
+        return SaturationCallback(self, log_dir)
 
     def step(self, steps: int = 1) -> WindowReport | None:
         """Counts trained steps of a loop of your own; ends the window if it is full.
@@ -146,3 +228,14 @@ class Slipstream:
             return element
 
         return dataset.enumerate().map(at_limit)
+
+
+def _require_ids(element_spec: Any) -> None:
+    features = element_spec[0] if isinstance(element_spec, tuple) else element_spec
+    if not (isinstance(features, Mapping) and ID in features):
+        raise invalid(
+            "dataset",
+            element_spec,
+            "Slipstream.apply with score='remembered_loss'",
+            "features with 'id', int64 [batch]: use inputs.with_ids, or a reader's ids=True",
+        )

@@ -10,10 +10,12 @@ import tensorflow as tf
 
 from slipstream_tf import _compat
 from slipstream_tf.errors import invalid, require_integer
+from slipstream_tf.inputs.spec import ID, SKIPPABLE
 from slipstream_tf.keras.embedding_collection import EmbeddingCollection
+from slipstream_tf.keras.loss_feedback import LossFeedback
 
 
-class ClickModel(keras.Model):
+class ClickModel(LossFeedback, keras.Model):
     """Base of models that predict the probability of a click.
 
     Args:
@@ -69,7 +71,8 @@ class ClickModel(keras.Model):
 
         Args:
             inputs: {"dense": float [batch, dense_features], "keys": as `EmbeddingCollection` takes
-                them}; no "dense" where `dense_features` is 0.
+                them}; no "dense" where `dense_features` is 0. "id" and "skippable", int64 and bool
+                [batch], may be there for the recording of losses and are not read here.
             training: whether to train the embeddings and to drop units.
 
         Returns:
@@ -89,7 +92,8 @@ class ClickModel(keras.Model):
 
     def _split(self, inputs: Any) -> tuple[Any, Any]:
         expected = ["dense", "keys"] if self.dense_features else ["keys"]
-        if not isinstance(inputs, Mapping) or sorted(inputs) != expected:
+        given = set(inputs) - {ID, SKIPPABLE} if isinstance(inputs, Mapping) else set()
+        if sorted(given) != expected:
             given = sorted(inputs) if isinstance(inputs, Mapping) else type(inputs).__name__
             allowed = f"a dictionary with {expected} (dense_features={self.dense_features})"
             raise invalid("inputs", given, f"model {self.name!r}", allowed)

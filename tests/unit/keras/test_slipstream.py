@@ -187,7 +187,9 @@ def test_the_ledger_adds_up_and_prints():
     assert len(lines) == 5
     assert "40.0%" in lines[3]
     assert "0.25 (cap)" in lines[3]
-    assert lines[-1].startswith("400 of 4,000 inputs skipped (10.0%) in 2 windows")
+    assert lines[-1].startswith(
+        "400 of 4,000 inputs skipped (10.0%), 0 of 0 gradient rows sent (0.0%) in 2 windows"
+    )
 
 
 def test_an_empty_ledger():

@@ -1,0 +1,248 @@
+"""What was offered, sent and skipped, window by window and in all: printable, JSON, TensorBoard.
+
+In: window reports. Out: a frozen `Ledger`, a summary in words, JSON lines and scalars.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from slipstream_tf.ops.update_policy import UpdateCounts
+from slipstream_tf.saturation.report import WindowReport
+from slipstream_tf.saturation_config import SaturationConfig
+from slipstream_tf.telemetry.table import format_table
+
+_COLUMNS = (
+    *("window", "step", "inputs seen", "skipped", "share", "kept", "rows offered", "sent", "share"),
+    *("hot keys", "saturated", "T", "seconds"),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Ledger:
+    """Account of the windows that have ended; inputs of the present window are not in it.
+
+    Attributes:
+        reports: the windows' reports, in order.
+    """
+
+    reports: tuple[WindowReport, ...]
+
+    def __init__(self, reports: Sequence[WindowReport]) -> None:
+        object.__setattr__(self, "reports", tuple(reports))
+
+    @property
+    def inputs_seen(self) -> int:
+        """Inputs classified (kept and skipped)."""
+        return sum(report.inputs_seen for report in self.reports)
+
+    @property
+    def inputs_skipped(self) -> int:
+        """Inputs left out of training."""
+        return sum(report.inputs_skipped for report in self.reports)
+
+    @property
+    def inputs_skippable(self) -> int:
+        """Inputs that could have been left out."""
+        return sum(report.inputs_skippable for report in self.reports)
+
+    @property
+    def inputs_kept(self) -> int:
+        """Skippable inputs that thinning kept."""
+        return sum(report.inputs_kept for report in self.reports)
+
+    @property
+    def seconds(self) -> float:
+        """Time spent at window ends (drift, threshold, hot set)."""
+        return sum(report.seconds for report in self.reports)
+
+    @property
+    def skipped_share(self) -> float:
+        """Skipped inputs as a share of the inputs seen, 0 to 1."""
+        return _share(self.inputs_skipped, self.inputs_seen)
+
+    @property
+    def rows(self) -> UpdateCounts:
+        """Gradient rows of all tables over all windows; `pending` as of the last window's end."""
+        total = {field.name: 0 for field in dataclasses.fields(UpdateCounts)}
+        for report in self.reports:
+            for table in report.tables:
+                for name in total:
+                    total[name] += getattr(table.rows, name)
+        last = self.reports[-1].tables if self.reports else ()
+        total["pending"] = sum(table.rows.pending for table in last)
+        total["pending_bytes"] = sum(table.rows.pending_bytes for table in last)
+        return UpdateCounts(**total)
+
+    @property
+    def bytes_offered(self) -> int:
+        """Bytes of all gradient rows: what an exchange without skipping would carry."""
+        return sum(t.rows.offered * t.row_bytes for r in self.reports for t in r.tables)
+
+    @property
+    def bytes_sent(self) -> int:
+        """Bytes of the gradient rows that were applied, or would be exchanged."""
+        return sum(t.rows.sent * t.row_bytes for r in self.reports for t in r.tables)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the totals and all windows as JSON-serialisable values."""
+        return {
+            "inputs_seen": self.inputs_seen,
+            "inputs_skipped": self.inputs_skipped,
+            "inputs_skippable": self.inputs_skippable,
+            "inputs_kept": self.inputs_kept,
+            "skipped_share": self.skipped_share,
+            "rows": dataclasses.asdict(self.rows),
+            "bytes_offered": self.bytes_offered,
+            "bytes_sent": self.bytes_sent,
+            "seconds": self.seconds,
+            "windows": [report.to_dict() for report in self.reports],
+        }
+
+    def write_json_lines(self, path: str | os.PathLike[str]) -> None:
+        """Writes one JSON object per window to a file, which is replaced."""
+        with open(path, "w", encoding="utf-8") as file:
+            for report in self.reports:
+                file.write(json.dumps(report.to_dict()) + "\n")
+
+    def __str__(self) -> str:
+        table = format_table(_COLUMNS, [_cells(report) for report in self.reports], left_columns=0)
+        rows = self.rows
+        total = (
+            f"{self.inputs_skipped:,} of {self.inputs_seen:,} inputs skipped "
+            f"({self.skipped_share:.1%}), {rows.sent:,} of {rows.offered:,} gradient rows sent "
+            f"({_share(rows.sent, rows.offered):.1%}) in {len(self.reports)} windows; "
+            f"window ends took {self.seconds:.2f} s"
+        )
+        return f"{table}\n{total}"
+
+
+def scalars(report: WindowReport) -> Mapping[str, float]:
+    """The numbers of a window that are worth a curve: name -> value, all finite."""
+    rows = [table.rows for table in report.tables]
+    offered = sum(r.offered for r in rows)
+    values: dict[str, float | None] = {
+        "inputs/seen": report.inputs_seen,
+        "inputs/skipped": report.inputs_skipped,
+        "inputs/skipped_share": report.skipped_share,
+        "inputs/kept_by_thinning": report.inputs_kept,
+        "rows/offered": offered,
+        "rows/sent": sum(r.sent for r in rows),
+        "rows/sent_share": _share(sum(r.sent for r in rows), offered) if offered else None,
+        "rows/masked": sum(r.masked for r in rows),
+        "rows/pending": sum(r.pending for r in rows),
+        "keys/hot": report.hot_keys,
+        "keys/saturated": report.saturated_keys,
+        "keys/hot_set_overlap": report.hot_set_overlap,
+        "threshold": report.threshold,
+        "threshold/loss": report.loss_threshold,
+        "threshold/target_share": report.target_share,
+        "progressive/log_loss": report.log_loss,
+        "progressive/auc": report.auc,
+        "window_end_seconds": report.seconds,
+    }
+    return {name: float(value) for name, value in values.items() if value is not None}
+
+
+class ScalarWriter:
+    """Writes windows, by trained steps, to the sub-folder "saturation" of one for TensorBoard.
+
+    Args:
+        folder: created if need be; `keras.callbacks.TensorBoard`'s `log_dir` puts them beside its
+            own.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        self._writer = tf.summary.create_file_writer(os.path.join(folder, "saturation"))
+
+    def write(self, report: WindowReport) -> None:
+        """Writes one window and flushes."""
+        with self._writer.as_default(step=report.step):
+            for name, value in scalars(report).items():
+                tf.summary.scalar(f"saturation/{name}", value)
+        self._writer.flush()
+
+
+def summarise(config: SaturationConfig, reports: Sequence[WindowReport]) -> str:
+    """Says in words what a run skipped, or in shadow mode would have skipped.
+
+    Args:
+        config: of the run.
+        reports: of its windows.
+
+    Returns:
+        A few lines, without a newline at the end.
+    """
+    ledger = Ledger(reports)
+    active = Ledger([report for report in reports if not report.is_warming_up])
+    if not active.reports:
+        return (
+            f"No window has ended after the warm-up yet ({len(reports)} windows, "
+            f"{ledger.inputs_seen:,} inputs seen): nothing was skipped."
+        )
+    did = "would have" if config.shadow else "have"
+    rows = active.rows
+    lines = [
+        f"{len(active.reports)} windows after the warm-up of {len(reports)} in all, "
+        f"{active.inputs_seen:,} inputs, {rows.offered:,} gradient rows:"
+    ]
+    if config.skips_inputs or config.skip == "random":
+        skipped = active.inputs_skippable if config.shadow else active.inputs_skipped
+        line = (
+            f"- {skipped:,} inputs ({_share(skipped, active.inputs_seen):.1%}) {did} been skipped"
+        )
+        if active.inputs_kept:
+            line += f"; thinning kept {active.inputs_kept:,} more, which stand for them"
+        lines.append(line + ".")
+    if config.masks_gradients:
+        lines.append(
+            f"- {rows.masked:,} gradient rows ({_share(rows.masked, rows.offered):.1%}) {did} been "
+            "masked."
+        )
+    if config.defers_gradients:
+        saved = active.bytes_offered - active.bytes_sent
+        lines.append(
+            f"- {rows.sent:,} gradient rows ({_share(rows.sent, rows.offered):.1%}) {did} been "
+            f"sent: {rows.due_by_movement:,} by movement, {rows.due_by_age:,} by age, "
+            f"{rows.flushed:,} flushed, {rows.refused:,} without room. {saved / 2**20:,.1f} MiB "
+            "saved."
+        )
+    last = active.reports[-1]
+    for title, words in (("Guard", last.guard), ("Budget", last.budget)):
+        if words:
+            lines.append(f"- {title}: {words}")
+    anomalies = sum(report.anomalies for report in reports)
+    if anomalies:
+        lines.append(f"- {anomalies:,} drifts were not finite; those keys count as varying.")
+    if any(report.is_threshold_capped for report in reports):
+        lines.append("- max_threshold lowered T.")
+    lines.append(f"Window ends took {ledger.seconds:.2f} s.")
+    return "\n".join(lines)
+
+
+def _cells(report: WindowReport) -> tuple[str, ...]:
+    return (
+        str(report.window),
+        f"{report.step:,}",
+        f"{report.inputs_seen:,}",
+        f"{report.inputs_skipped:,}",
+        f"{report.skipped_share:.1%}",
+        f"{report.inputs_kept:,}",
+        f"{report.rows_offered:,}",
+        f"{report.rows_sent:,}",
+        f"{_share(report.rows_sent, report.rows_offered):.1%}",
+        f"{report.hot_keys:,}",
+        f"{report.saturated_keys:,}",
+        f"{report.threshold:.3g}" + (" (cap)" if report.is_threshold_capped else ""),
+        f"{report.seconds:.3f}",
+    )
+
+
+def _share(part: float, whole: float) -> float:
+    return part / whole if whole else 0.0
