@@ -74,11 +74,12 @@ def name_of(data: str, clock: PhaseClock | None = None) -> str:
         raise UsageError(f"Invalid flag --data={data}: {error}") from None
 
 
-def open_parts(settings: Settings) -> Parts:
+def open_parts(settings: Settings, ids: bool = False) -> Parts:
     """Opens the training part and the test part.
 
     Args:
         settings: of the run.
+        ids: whether features["id"] of the training part tells the inputs' numbers.
 
     Returns:
         The readers.
@@ -88,7 +89,7 @@ def open_parts(settings: Settings) -> Parts:
     """
     import_tensorflow()
     try:
-        train, test = (_open(settings, part) for part in ("train", "test"))
+        train, test = (_open(settings, part, ids and part == "train") for part in ("train", "test"))
         num_inputs = train.spec.num_inputs
         if num_inputs is None:
             num_inputs = _estimated_inputs(settings.data)
@@ -97,7 +98,7 @@ def open_parts(settings: Settings) -> Parts:
     return Parts(train, test, num_inputs)
 
 
-def _open(settings: Settings, part: str) -> Reader:
+def _open(settings: Settings, part: str, ids: bool) -> Reader:
     data, batch_size = settings.data, settings.batch_size
     name = name_of(data)
     if name == GENERATED:
@@ -105,13 +106,12 @@ def _open(settings: Settings, part: str) -> Reader:
 
         count = _generated_count(data) or _DEFAULT_GENERATED
         # The inputs are always the same: a run's seed is that of its model.
-        return GeneratedReader(
-            count if part == "train" else math.ceil(count * _TEST_SHARE), part, batch_size
-        )
+        count = count if part == "train" else math.ceil(count * _TEST_SHARE)
+        return GeneratedReader(count, part, batch_size, ids=ids)
     if name == MOVIELENS:
         from slipstream_tf.cli.movielens import open_movielens
 
-        return open_movielens(data, part, batch_size, settings.seed)
+        return open_movielens(data, part, batch_size, settings.seed, ids)
     if name == PARQUET:
         from slipstream_tf.inputs.readers.parquet import ParquetReader
 
@@ -128,6 +128,7 @@ def _open(settings: Settings, part: str) -> Reader:
             dense=settings.dense_columns,
             part=part,
             strict=settings.strict,
+            ids=ids,
         )
     from slipstream_tf.inputs.readers import registry
 
@@ -138,6 +139,7 @@ def _open(settings: Settings, part: str) -> Reader:
         batch_size=batch_size,
         strict=settings.strict,
         seed=settings.seed,
+        ids=ids,
         **options,
     )
 

@@ -60,7 +60,9 @@ def _numbers(content: bytes) -> np.ndarray:
     return np.loadtxt(text, dtype=np.int64, ndmin=2)
 
 
-def open_movielens(path: str, part: str, batch_size: int, seed: int) -> ArrayReader:
+def open_movielens(
+    path: str, part: str, batch_size: int, seed: int, ids: bool = False
+) -> ArrayReader:
     """Opens a part of the task.
 
     Args:
@@ -68,6 +70,7 @@ def open_movielens(path: str, part: str, batch_size: int, seed: int) -> ArrayRea
         part: "train" or "test": a random 90/10 split, always the same.
         batch_size: inputs per batch.
         seed: of the training part's order.
+        ids: see `ArrayReader`.
 
     Returns:
         The reader.
@@ -81,4 +84,6 @@ def open_movielens(path: str, part: str, batch_size: int, seed: int) -> ArrayRea
     rows = order[:border] if part == "train" else order[border:]
     spec = DataSpec("movielens", FIELDS, 0, len(rows))
     shuffle_seed = seed if part == "train" else None
-    return ArrayReader(spec, keys[rows], labels[rows], batch_size, shuffle_seed=shuffle_seed)
+    return ArrayReader(
+        spec, keys[rows], labels[rows], batch_size, shuffle_seed=shuffle_seed, ids=ids
+    )

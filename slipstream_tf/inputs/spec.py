@@ -2,7 +2,8 @@
 
 A reader gives a `tf.data.Dataset` of `(features, label)`: features["keys"] is int64
 [batch, fields] (or a dictionary with RaggedTensors, where a field is a list), features["dense"]
-float32 [batch, num_dense] if there are dense columns, label float32 [batch].
+float32 [batch, num_dense] if there are dense columns, label float32 [batch]. On request
+features["id"] is int64 [batch], an input's number: the same in every pass, in whatever order.
 """
 
 from __future__ import annotations

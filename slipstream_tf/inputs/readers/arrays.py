@@ -31,6 +31,7 @@ class ArrayReader:
         dense: np.ndarray | None = None,
         shuffle_seed: int | None = None,
         drop_remainder: bool = False,
+        ids: bool = False,
     ):
         """Keeps references to the arrays.
 
@@ -43,6 +44,7 @@ class ArrayReader:
             shuffle_seed: None keeps the order; with a seed, pass e (counted over the passes of
                 this reader) has the order that (seed, e) gives.
             drop_remainder: leave out a last batch that is not full.
+            ids: add features["id"], int64 [batch]: an input's row in the arrays, from 0.
 
         Raises:
             ValueError: the arrays do not fit together, keys are no integers, a label or
@@ -68,6 +70,7 @@ class ArrayReader:
         self._batch_size = batch_size
         self._shuffle_seed = shuffle_seed
         self._drop_remainder = drop_remainder
+        self._ids = ids
         self._passes = 0
 
     def dataset(self) -> tf.data.Dataset:
@@ -76,6 +79,8 @@ class ArrayReader:
         features = {"keys": tf.TensorSpec([batch, len(self.spec.fields)], tf.int64)}
         if self._dense is not None:
             features["dense"] = tf.TensorSpec([batch, self.spec.num_dense], tf.float32)
+        if self._ids:
+            features["id"] = tf.TensorSpec([batch], tf.int64)
         return tf.data.Dataset.from_generator(
             self._batches, output_signature=(features, tf.TensorSpec([batch], tf.float32))
         )
@@ -97,10 +102,13 @@ class ArrayReader:
             keys = _take(self._keys, rows).astype(np.int64)
             label = _take(self._label, rows).astype(np.float32)
             dense = None if self._dense is None else _take(self._dense, rows).astype(np.float32)
+            numbers = np.arange(rows.start, rows.stop) if order is None else rows
             for i in range(0, len(label), size):
                 features: dict[str, Any] = {"keys": keys[i : i + size]}
                 if dense is not None:
                     features["dense"] = dense[i : i + size]
+                if self._ids:
+                    features["id"] = numbers[i : i + size]
                 yield features, label[i : i + size]
 
 

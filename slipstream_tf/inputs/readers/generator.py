@@ -155,6 +155,7 @@ class GeneratedReader:
         zipf: float = 1.05,
         drift: float = 0.0,
         drop_remainder: bool = False,
+        ids: bool = False,
     ):
         """Draws the law, not the inputs.
 
@@ -171,6 +172,7 @@ class GeneratedReader:
                 first to the last training input; the test part has the ranking of the end. With a
                 drift, training inputs depend on `num_inputs`.
             drop_remainder: leave out a last batch that is not full.
+            ids: add features["id"], int64 [batch]: an input's number in its part, from 0.
 
         Raises:
             ValueError: an argument is out of its range.
@@ -196,6 +198,7 @@ class GeneratedReader:
         self._law = _Law(sizes, dense, zipf, drift, seed)
         self._num_inputs, self._part, self._seed = num_inputs, part, seed
         self._batch_size, self._drop_remainder = batch_size, drop_remainder
+        self._ids = ids
 
     def dataset(self) -> tf.data.Dataset:
         """Returns the batches; each iteration draws the same ones."""
@@ -203,6 +206,8 @@ class GeneratedReader:
         features = {"keys": tf.TensorSpec([batch, len(self.spec.fields)], tf.int64)}
         if self.spec.num_dense:
             features["dense"] = tf.TensorSpec([batch, self.spec.num_dense], tf.float32)
+        if self._ids:
+            features["id"] = tf.TensorSpec([batch], tf.int64)
         return tf.data.Dataset.from_generator(
             self._batches, output_signature=(features, tf.TensorSpec([batch], tf.float32))
         )
@@ -230,7 +235,8 @@ class GeneratedReader:
         chance = 1.0 / (1.0 + np.exp(-self._law.logits(keys, dense)))
         label = (generator.random(BLOCK_INPUTS) < chance).astype(np.float32)
         end = min(BLOCK_INPUTS, self._num_inputs - begin)
-        return Rows(label[:end], dense[:end], keys[:end])
+        ids = np.arange(begin, begin + end) if self._ids else None
+        return Rows(label[:end], dense[:end], keys[:end], ids)
 
     def _batches(self) -> Iterator[Any]:
         blocks = (self._block(i) for i in range(-(-self._num_inputs // BLOCK_INPUTS)))

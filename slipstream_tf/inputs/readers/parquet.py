@@ -48,6 +48,7 @@ class ParquetReader:
         strict: bool = False,
         drop_remainder: bool = False,
         max_inputs: int | None = None,
+        ids: bool = False,
     ):
         """Reads the names and types of the columns.
 
@@ -65,6 +66,8 @@ class ParquetReader:
             strict: make the first row that cannot be used an error instead of leaving it out.
             drop_remainder: leave out a last batch that is not full.
             max_inputs: stop after so many inputs, or None.
+            ids: add features["id"], int64 [batch]: the number of an input's row, from 0, counted
+                over all files and both parts; rows that cannot be used are counted.
 
         Raises:
             FileNotFoundError: there is no such file, or the folder has none.
@@ -102,6 +105,8 @@ class ParquetReader:
         self._missing_dense = np.float32(missing_dense)
         self._drop_remainder = drop_remainder
         self._max_inputs = max_inputs
+        # Longer than every column's name, so none of them.
+        self._id_column = "_".join(["id", *self._columns]) if ids else None
         self.bad_lines = BadLines(strict)
 
     @property
@@ -121,6 +126,8 @@ class ParquetReader:
         features = {"keys": keys}
         if self._dense:
             features["dense"] = tf.TensorSpec([batch, len(self._dense)], tf.float32)
+        if self._id_column is not None:
+            features["id"] = tf.TensorSpec([batch], tf.int64)
         batches = tf.data.Dataset.from_generator(
             self._batches, output_signature=(features, tf.TensorSpec([batch], tf.float32))
         )
@@ -209,6 +216,8 @@ class ParquetReader:
             name, value, _, allowed = next(reason for reason in reasons if reason[2][i])
             text = f"{name} {table[name][int(i)].as_py()}; {allowed}"
             self.bad_lines.add(fragment.path, int(rows[i]) - begin + 1, text)
+        if self._id_column is not None:
+            table = table.append_column(self._id_column, pa.array(rows))
         return table if is_good.all() else table.filter(pa.array(is_good))
 
     def _batches(self) -> Iterator[Any]:
@@ -231,6 +240,7 @@ class ParquetReader:
             dense[:, place] = np.where(np.isnan(values), self._missing_dense, values)
         columns = {name: _keys(table[name]) for name in self._keys if name not in self._lists}
         lists = {name: _list_keys(table[name]) for name in self._lists}
+        ids = None if self._id_column is None else table[self._id_column].to_numpy()
         matrix = None if lists else np.stack([columns[name] for name in self._keys], axis=1)
         for begin in range(0, len(table), self._batch_size):
             rows = slice(begin, begin + self._batch_size)
@@ -245,6 +255,8 @@ class ParquetReader:
             features = {"keys": keys}
             if self._dense:
                 features["dense"] = dense[rows]
+            if ids is not None:
+                features["id"] = ids[rows]
             yield features, label[rows]
 
 

@@ -22,6 +22,7 @@ def open_data(
     split: str = "random",
     strict: bool = False,
     seed: int = 0,
+    ids: bool = False,
 ) -> Reader:
     """Opens a part of a data set, recognised by its name and content.
 
@@ -36,6 +37,7 @@ def open_data(
         strict: make the first malformed line of a text file an error.
         seed: of the order of the training part of Frappe and of globo's random split, and of
             generated inputs.
+        ids: add features["id"], int64 [batch], an input's number; see the reader's constructor.
 
     Returns:
         The reader.
@@ -46,35 +48,35 @@ def open_data(
     """
     name = os.fspath(data)
     if name == "generated" or name.startswith("generated:"):
-        return _open_generated(name, part, batch_size, seed)
+        return _open_generated(name, part, batch_size, seed, ids)
     if not os.path.exists(name):
         raise FileNotFoundError(f"No data file {name!r}. Known data: {DESCRIPTION}.")
     stem = name.removesuffix(".gz")
     if stem.endswith((".tsv", ".txt")):
         from slipstream_tf.inputs.readers.criteo import CriteoReader
 
-        return CriteoReader(name, batch_size, part=part, strict=strict)
+        return CriteoReader(name, batch_size, part=part, strict=strict, ids=ids)
     if stem.endswith(".csv"):
         from slipstream_tf.inputs.readers.avazu import AvazuReader
 
-        return AvazuReader(name, batch_size, part=part, strict=strict)
+        return AvazuReader(name, batch_size, part=part, strict=strict, ids=ids)
     if name.endswith(".npz"):
-        return _open_arrays(name, part, batch_size, split, seed)
+        return _open_arrays(name, part, batch_size, split, seed, ids)
     raise ValueError(f"No reader for {name!r}. Known data: {DESCRIPTION}.")
 
 
-def _open_generated(name: str, part: str, batch_size: int, seed: int) -> Reader:
+def _open_generated(name: str, part: str, batch_size: int, seed: int, ids: bool) -> Reader:
     from slipstream_tf.inputs.readers.generator import GeneratedReader
 
     count = name.partition(":")[2] or "400000"
     if not count.isdecimal() or int(count) < 1:
         raise ValueError(f"Invalid data {name!r}. Allowed: 'generated:COUNT', COUNT >= 1.")
-    return GeneratedReader(int(count), part, batch_size, seed=seed)
+    return GeneratedReader(int(count), part, batch_size, seed=seed, ids=ids)
 
 
-def _open_arrays(name: str, part: str, batch_size: int, split: str, seed: int) -> Reader:
+def _open_arrays(name: str, part: str, batch_size: int, split: str, seed: int, ids: bool) -> Reader:
     names = array_names(name)
-    options: dict[str, Any] = {"batch_size": batch_size, "part": part}
+    options: dict[str, Any] = {"batch_size": batch_size, "part": part, "ids": ids}
     if "click_ts" in names:
         from slipstream_tf.inputs.readers.globo import GloboReader
 

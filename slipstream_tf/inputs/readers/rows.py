@@ -33,26 +33,33 @@ BlockType = TypeVar("BlockType", bound=Block)
 
 @dataclasses.dataclass
 class Rows:
-    """Inputs: label float32 [n], dense float32 [n, num_dense], keys int64 [n, fields]."""
+    """Inputs: label float32 [n], dense float32 [n, num_dense], keys int64 [n, fields].
+
+    ids int64 [n] are the inputs' numbers, or None where nobody asked for them.
+    """
 
     label: np.ndarray
     dense: np.ndarray
     keys: np.ndarray
+    ids: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.label)
 
     def take(self, index: Any) -> Rows:
         """Returns the rows at `index` (a slice, a mask or positions)."""
-        return Rows(self.label[index], self.dense[index], self.keys[index])
+        ids = None if self.ids is None else self.ids[index]
+        return Rows(self.label[index], self.dense[index], self.keys[index], ids)
 
     @classmethod
     def join(cls, blocks: Sequence[Rows]) -> Rows:
-        """Joins rows in order."""
+        """Joins rows in order; all of them have ids, or none."""
+        ids = [b.ids for b in blocks if b.ids is not None]
         return cls(
             np.concatenate([b.label for b in blocks]),
             np.concatenate([b.dense for b in blocks]),
             np.concatenate([b.keys for b in blocks]),
+            np.concatenate(ids) if ids else None,
         )
 
     def element(self) -> Any:
@@ -60,6 +67,8 @@ class Rows:
         features = {"keys": self.keys}
         if self.dense.shape[1]:
             features["dense"] = self.dense
+        if self.ids is not None:
+            features["id"] = self.ids
         return features, self.label
 
 

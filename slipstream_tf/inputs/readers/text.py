@@ -9,7 +9,7 @@ from __future__ import annotations
 import gzip
 import os
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -99,6 +99,7 @@ class TextReader:
         strict: bool = False,
         drop_remainder: bool = False,
         max_inputs: int | None = None,
+        ids: bool = False,
     ):
         """Opens nothing yet.
 
@@ -110,6 +111,9 @@ class TextReader:
             strict: make the first malformed line an error instead of leaving it out.
             drop_remainder: leave out a last batch that is not full.
             max_inputs: stop after so many inputs, or None.
+            ids: add features["id"], int64 [batch]: the number of an input's data line, from 0,
+                counted over all files and both parts; headers are not counted, malformed lines
+                are.
 
         Raises:
             FileNotFoundError: a path is no file.
@@ -130,6 +134,7 @@ class TextReader:
         self._part = part
         self._drop_remainder = drop_remainder
         self._max_inputs = max_inputs
+        self._ids = ids
         self.bad_lines = BadLines(strict)
 
     @property
@@ -145,14 +150,19 @@ class TextReader:
             ValueError: a compressed file is damaged, or a file's header is another.
         """
         self.bad_lines.reset()
-        every = (rows for path in self._paths for rows in self._file_rows(path))
         try:
-            yield from first_inputs(every, self._max_inputs)
+            yield from first_inputs(self._every_row(), self._max_inputs)
         finally:
             # Also where the reading stops early, by choice or at damaged data.
             self.bad_lines.report()
 
-    def _file_rows(self, path: str) -> Iterator[Rows]:
+    def _every_row(self) -> Iterator[Rows]:
+        first = 0
+        for path in self._paths:
+            first += yield from self._file_rows(path, first)
+
+    def _file_rows(self, path: str, first: int) -> Generator[Rows, None, int]:
+        """Yields the rows of a file whose data lines have ids from `first`; returns their count."""
         header = self._format.header
         first_line = 1
         index = 0  # of the next data line
@@ -168,18 +178,23 @@ class TextReader:
                 lines = lines[1:]
                 first_line = 2
             numbers = np.arange(first_line, first_line + len(lines))
+            ids = np.arange(first + index, first + index + len(lines))
             if self._part is not None:
                 chosen = np.flatnonzero(is_in_part(index, len(lines), self._part))
-                numbers = numbers[chosen]
+                numbers, ids = numbers[chosen], ids[chosen]
                 wanted_lines = [lines[i] for i in chosen]
             else:
                 wanted_lines = lines
             index += len(lines)
             first_line += len(lines)
             if wanted_lines:
-                yield self._parse(path, numbers, [line.rstrip(b"\r") for line in wanted_lines])
+                wanted_lines = [line.rstrip(b"\r") for line in wanted_lines]
+                yield self._parse(path, numbers, ids if self._ids else None, wanted_lines)
+        return index
 
-    def _parse(self, path: str, numbers: np.ndarray, lines: list[bytes]) -> Rows:
+    def _parse(
+        self, path: str, numbers: np.ndarray, ids: np.ndarray | None, lines: list[bytes]
+    ) -> Rows:
         separators = self._format.num_columns - 1
         delimiter = self._format.delimiter.encode()
         # A carriage return inside a line would be a line end to the fast parser.
@@ -204,12 +219,14 @@ class TextReader:
                 is_good[i] = False
                 self.bad_lines.add(path, int(numbers[i]), str(error))
         if is_good.all() and not fixed:
+            rows.ids = ids
             return rows
         result = Rows(
             np.zeros(len(lines), np.float32),
             np.zeros((len(lines), self._format.num_dense), np.float32),
             np.zeros((len(lines), len(self._format.fields)), np.int64),
         )
+        result.ids = ids
         result.label[regular], result.dense[regular] = rows.label, rows.dense
         result.keys[regular] = rows.keys
         for i, (label, dense, keys) in fixed.items():
@@ -267,6 +284,8 @@ class TextReader:
         features = {"keys": tf.TensorSpec([batch, fields], tf.int64)}
         if dense:
             features["dense"] = tf.TensorSpec([batch, dense], tf.float32)
+        if self._ids:
+            features["id"] = tf.TensorSpec([batch], tf.int64)
         return tf.data.Dataset.from_generator(
             self._batches, output_signature=(features, tf.TensorSpec([batch], tf.float32))
         )
