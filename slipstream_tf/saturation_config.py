@@ -52,14 +52,16 @@ class SaturationConfig:
         saturated_share: with score="remembered_loss": share of the hot inputs whose keys count as
             saturated, 0 to 1; `target_skip` is then the share of lowest remembered losses.
         max_skips: with score="remembered_loss": an input is trained on again after so many
-            skips, 0: no limit, at most 255.
+            skips, at most 127; 0: no limit.
+        weigh_visits: with score="remembered_loss": an input that was skipped weighs 1 + its skips
+            when it is trained on again.
         protect_windows: full windows that a key is watched in the hot set before it can be
             saturated, at least 1.
         keep_rate: share of the skippable inputs that is trained all the same, with weight
             1 / keep_rate; 0 to below 1 (paper: 0).
         guard_tolerance: how much the kept skippable inputs' mean loss may exceed (relative) what
             it was when skipping began before T is halved and keys are released; None: no guard.
-            Needs a keep_rate above 0.
+            Needs a keep_rate above 0, or returning inputs (`max_skips`).
         shadow: do everything but the skipping, and report what it would have saved.
         decay_skipped: whether moments of rows with a masked gradient decay (Adam).
         defer_trigger: "movement": any row's sum is held until applying it would move a value of
@@ -97,7 +99,8 @@ class SaturationConfig:
     release: float = 1.5
     revisit_every: int | None = None
     saturated_share: float = 0.8
-    max_skips: int = 2
+    max_skips: int = 3
+    weigh_visits: bool = True
     protect_windows: int = 1
     keep_rate: float = 0.0
     guard_tolerance: float | None = None
@@ -125,7 +128,7 @@ class SaturationConfig:
         require_choice("defer_trigger", self.defer_trigger, DEFER_TRIGGERS, place)
         self._check_numbers(place)
         self._check_integers(place)
-        for name in ("shadow", "decay_skipped"):
+        for name in ("shadow", "decay_skipped", "weigh_visits"):
             if not isinstance(getattr(self, name), bool):
                 raise invalid(name, getattr(self, name), place, "True or False")
         object.__setattr__(self, "random_shares", tuple(self.random_shares))
@@ -160,7 +163,7 @@ class SaturationConfig:
                 require_integer(name, getattr(self, name), 0, None, place)
         if self.revisit_every is not None:
             require_integer("revisit_every", self.revisit_every, 0, 1 << 30, place)
-        require_integer("max_skips", self.max_skips, 0, 255, place)
+        require_integer("max_skips", self.max_skips, 0, 127, place)
         require_integer("reservoir_size", self.reservoir_size, 1, 1 << 24, place)
         require_integer("simulated_ranks", self.simulated_ranks, 1, 64, place)
         require_integer("seed", self.seed, 0, (1 << 63) - 1, place)
@@ -175,7 +178,7 @@ class SaturationConfig:
             )
         if self.keep_rate == 1.0:
             raise invalid("keep_rate", 1.0, place, "below 1 (shadow=True keeps every input)")
-        if self.guard_tolerance is not None and self.keep_rate == 0.0:
+        if self.guard_tolerance is not None and not self.keeps_some:
             allowed = "None, or a keep_rate above 0: the guard watches the kept inputs"
             where = f"{place} with keep_rate=0"
             raise invalid("guard_tolerance", self.guard_tolerance, where, allowed)
@@ -183,6 +186,17 @@ class SaturationConfig:
             allowed = "None: it bounds a T that is found by share"
             where = f"{place} with a threshold"
             raise invalid("max_threshold", self.max_threshold, where, allowed)
+
+    @property
+    def keeps_some(self) -> bool:
+        """Whether some skippable inputs are trained all the same."""
+        returns = self.score == "remembered_loss" and self.max_skips > 0
+        return self.keep_rate > 0.0 or returns or self.shadow or not self.skips_inputs
+
+    @property
+    def weighs_inputs(self) -> bool:
+        """Whether inputs get weights."""
+        return self.keep_rate > 0.0 or (self.score == "remembered_loss" and self.weigh_visits)
 
     @property
     def skips_inputs(self) -> bool:

@@ -108,16 +108,21 @@ Status InputClassifier::Classify(const std::vector<FeatureView>& features, int64
     }
     const uint64_t number = inputs_observed_ + static_cast<uint64_t>(i);
     const bool is_skippable = IsSkippable(score, number);
-    const float weight = WeightOf(is_skippable, number);
-    if (observe && weight == 0.0f && entry != nullptr && entry->skips < LossMemory::kLargestSkips) {
-      ++entry->skips;
+    const bool returns = by_loss && is_skippable && MustReturn(entry);
+    float weight = returns ? 1.0f : WeightOf(is_skippable, number);
+    if (by_loss && entry != nullptr) {
+      if (weight == 1.0f && options_.weighs_visits && !settings_.is_shadow) {
+        weight += static_cast<float>(entry->skips);
+      }
+      if (observe && returns) entry->has_returned = 1;
+      if (observe && weight == 0.0f && entry->skips < LossMemory::kLargestSkips) ++entry->skips;
     }
     result.skippable[i] = is_skippable;
     result.score[i] = score;
     result.weight[i] = weight;
     counts.inputs_skippable += is_skippable;
     counts.inputs_skipped += weight == 0.0f;
-    counts.inputs_kept += weight > 1.0f;
+    counts.inputs_kept += is_skippable && weight > 0.0f && !settings_.is_shadow;
     counts.hot_inputs += std::isfinite(score);
   }
   if (observe) {
@@ -134,12 +139,16 @@ Status InputClassifier::Classify(const std::vector<FeatureView>& features, int64
 float InputClassifier::RememberedScore(const LossMemory::Entry* entry, const Lookup* lookups,
                                        int64_t m) {
   if (entry == nullptr) return DriftIndex::kUntracked;
-  if (options_.max_skips > 0 && entry->skips >= static_cast<uint32_t>(options_.max_skips)) {
-    return DriftIndex::kUntracked;
-  }
   // Of the lookups that must be saturated, the one that became so last.
   const float since = SkipScore(since_, options_.alpha, lookups, m, &scratch_);
   return since <= static_cast<float>(entry->window) ? entry->loss : DriftIndex::kUntracked;
+}
+
+bool InputClassifier::MustReturn(const LossMemory::Entry* entry) const {
+  if (options_.max_skips == 0 || settings_.is_shadow) return false;
+  const uint64_t most = static_cast<uint64_t>(options_.max_skips);
+  const uint64_t limit = entry->has_returned ? most : HashKey(entry->id) % (most + 1);
+  return entry->skips >= limit;
 }
 
 bool InputClassifier::IsSkippable(float score, uint64_t number) const {
@@ -227,10 +236,8 @@ std::vector<float> InputClassifier::ReservoirLosses() const {
 }
 
 void InputClassifier::RecordLosses(const int64_t* ids, const float* losses, const float* labels,
-                                   const bool* skippable, int64_t n) {
+                                   const bool* skippable, const float* weights, int64_t n) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  const double kept_weight =
-      settings_.keep_rate > 0.0 && !settings_.is_shadow ? 1.0 / settings_.keep_rate : 1.0;
   for (int64_t i = 0; i < n; ++i) {
     const bool is_finite = std::isfinite(losses[i]);
     if (ids != nullptr) {
@@ -241,7 +248,8 @@ void InputClassifier::RecordLosses(const int64_t* ids, const float* losses, cons
       memory_.Record(ids[i], losses[i], settings_.window);
     }
     if (is_finite) {
-      statistics_.Add(losses[i], labels[i] >= 0.5f, skippable[i], skippable[i] ? kept_weight : 1.0);
+      const double weight = weights == nullptr ? 1.0 : weights[i];
+      statistics_.Add(losses[i], labels[i] >= 0.5f, skippable[i], weight);
     } else {
       ++statistics_.not_finite;
     }

@@ -30,7 +30,11 @@ struct ClassifierOptions {
   int64_t reservoir_size = 8192;  // inputs, at least 1
   uint64_t seed = 0;              // of the reservoir, of thinning and of kRandom
   int64_t loss_memory_bytes = 0;  // 0: no losses are remembered
-  int max_skips = 0;              // kRememberedLoss: skips between two visits; 0: no limit
+  // kRememberedLoss: skips between two visits, 0: no limit. The first time an input may be
+  // skipped less often, by its id, so that not all of them return in the same pass.
+  int max_skips = 0;
+  // kRememberedLoss: whether an input that was skipped weighs 1 + its skips when it is visited.
+  bool weighs_visits = false;
 };
 
 // What a window skips.
@@ -47,7 +51,8 @@ struct ClassifierSettings {
 struct Classified {
   bool* skippable;
   float* score;
-  float* weight;  // 0: left out; else the inputs that it stands for, 1 or 1 / keep_rate
+  // 0: left out. Else the inputs that it stands for: 1, 1 / keep_rate, or 1 + its skips.
+  float* weight;
 };
 
 struct ClassifierCounts {
@@ -55,7 +60,7 @@ struct ClassifierCounts {
   int64_t inputs_skipped = 0;    // left out
   int64_t hot_inputs = 0;        // with a finite skip score
   int64_t inputs_skippable = 0;  // left out or kept all the same
-  int64_t inputs_kept = 0;       // skippable ones that thinning kept
+  int64_t inputs_kept = 0;       // skippable ones that thinning or max_skips kept
 };
 
 // Thread-safe. Deterministic as long as Classify is called in the same order.
@@ -92,9 +97,9 @@ class InputClassifier {
 
   // Takes in the losses of trained inputs.
   //   ids: [n], or nullptr: nothing is remembered. losses, labels, skippable: [n]; a label
-  //   of 0.5 or more is positive.
+  //   of 0.5 or more is positive. weights: [n], inputs that each stands for; nullptr: 1.
   void RecordLosses(const int64_t* ids, const float* losses, const float* labels,
-                    const bool* skippable, int64_t n);
+                    const bool* skippable, const float* weights, int64_t n);
 
   // Returns the statistics of the losses since the last call.
   LossStatistics TakeLossStatistics();
@@ -109,6 +114,7 @@ class InputClassifier {
 
  private:
   float RememberedScore(const LossMemory::Entry* entry, const Lookup* lookups, int64_t m);
+  bool MustReturn(const LossMemory::Entry* entry) const;
   bool IsSkippable(float score, uint64_t number) const;
   float WeightOf(bool is_skippable, uint64_t number) const;
 

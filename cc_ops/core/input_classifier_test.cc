@@ -189,7 +189,7 @@ void Visit(InputClassifier* classifier, const std::vector<int64_t>& ids,
   const std::vector<float> labels(ids.size(), 1.f);
   const std::vector<uint8_t> skippable(ids.size(), 0);
   classifier->RecordLosses(ids.data(), losses.data(), labels.data(),
-                           reinterpret_cast<const bool*>(skippable.data()),
+                           reinterpret_cast<const bool*>(skippable.data()), nullptr,
                            static_cast<int64_t>(ids.size()));
 }
 
@@ -213,20 +213,46 @@ TEST(RememberedLoss, HoldsWhileTheKeysHaveBeenSaturatedSinceTheVisit) {
   EXPECT_EQ(losses, (std::vector<float>{0.1f, 0.1f, 0.1f, 0.9f}));
 }
 
-TEST(RememberedLoss, ComesBackAfterSoManySkips) {
-  InputClassifier classifier(WithMemory(2));
-  Visit(&classifier, {10}, {0.1f}, 1);
+// Passes over inputs 0 .. 999, all of them skippable but for the limit.
+TEST(RememberedLoss, ReturnsAfterSoManySkipsWithTheWeightOfThem) {
+  ClassifierOptions options = WithMemory(2);
+  options.weighs_visits = true;
+  InputClassifier classifier(options);
+  constexpr int64_t kInputs = 1000, kPasses = 10;
+  std::vector<int64_t> ids(kInputs), keys(kInputs, 1);
+  for (int64_t i = 0; i < kInputs; ++i) ids[i] = i;
+  const std::vector<float> losses(kInputs, 0.1f);
+  Visit(&classifier, ids, losses, 1);
   const int32_t table = 0;
   const int64_t key = 1;
   const float since = 0.f;
   ASSERT_TRUE(classifier.SetSaturated(&table, &key, &since, 1).ok());
-  ASSERT_TRUE(classifier.Configure(Settings(SkipMode::kRememberedLoss, 0.5f, 0.0)).ok());
-  const std::vector<int64_t> keys = {1}, ids = {10};
-  std::vector<uint8_t> skipped;
-  for (int pass = 0; pass < 4; ++pass) {
-    skipped.push_back(Classify(&classifier, {Column(keys)}, 1, true, &ids).skippable[0]);
+  ClassifierSettings settings = Settings(SkipMode::kRememberedLoss, 0.5f, 0.0);
+  settings.window = 1;
+  ASSERT_TRUE(classifier.Configure(settings).ok());
+  std::vector<int64_t> skips(kInputs, 0), returned(kInputs, 0);
+  for (int64_t pass = 0; pass < kPasses; ++pass) {
+    const Result result = Classify(&classifier, {Column(keys)}, kInputs, true, &ids);
+    int64_t trained = 0;
+    for (int64_t i = 0; i < kInputs; ++i) {
+      ASSERT_TRUE(result.skippable[i]);
+      if (result.weight[i] == 0.f) {
+        ++skips[i];
+        ASSERT_LE(skips[i], 2);
+        continue;
+      }
+      ASSERT_EQ(result.weight[i], 1.f + static_cast<float>(skips[i]));
+      ASSERT_TRUE(returned[i] == 0 || skips[i] == 2);
+      skips[i] = 0;
+      ++returned[i];
+      ++trained;
+      const float label = 1.f;
+      const bool skippable = true;
+      classifier.RecordLosses(&ids[i], &losses[i], &label, &skippable, &result.weight[i], 1);
+    }
+    // A third returns in each pass, not all of them in every third.
+    EXPECT_NEAR(static_cast<double>(trained), kInputs / 3.0, 60.0) << pass;
   }
-  EXPECT_EQ(skipped, (std::vector<uint8_t>{1, 1, 0, 0}));
 }
 
 TEST(Thinning, KeepsAShareThatStandsForAll) {
@@ -271,15 +297,13 @@ TEST(Shadow, FindsSkippableInputsAndKeepsThem) {
 
 TEST(LossStatistics, AreKeptApartAndTaken) {
   InputClassifier classifier(WithMemory(0));
-  ClassifierSettings settings;
-  settings.keep_rate = 0.5;
-  ASSERT_TRUE(classifier.Configure(settings).ok());
   const std::vector<int64_t> ids = {1, 2, 3};
+  const std::vector<float> weights = {2.f, 1.f, 1.f};
   const std::vector<float> first = {0.5f, 1.f, std::nanf("")}, labels = {1.f, 0.f, 1.f};
   const bool skippable[] = {true, false, false};
-  classifier.RecordLosses(ids.data(), first.data(), labels.data(), skippable, 3);
+  classifier.RecordLosses(ids.data(), first.data(), labels.data(), skippable, weights.data(), 3);
   const std::vector<float> second = {0.75f, 2.f, 3.f};
-  classifier.RecordLosses(ids.data(), second.data(), labels.data(), skippable, 3);
+  classifier.RecordLosses(ids.data(), second.data(), labels.data(), skippable, weights.data(), 3);
   const LossStatistics statistics = classifier.TakeLossStatistics();
   EXPECT_EQ(statistics.skippable.count, 2);
   EXPECT_NEAR(statistics.skippable.sum, 1.25, 1e-6);
@@ -288,6 +312,8 @@ TEST(LossStatistics, AreKeptApartAndTaken) {
   EXPECT_EQ(statistics.paired.count, 1);
   EXPECT_NEAR(statistics.paired.sum, 0.25, 1e-6);
   EXPECT_EQ(statistics.not_finite, 1);
+  EXPECT_EQ(statistics.weight, 7.0);
+  EXPECT_NEAR(statistics.weighted_sum, 2 * 1.25 + 6.0, 1e-6);
   double positives = 0.0;
   for (double n : statistics.histogram[1]) positives += n;
   EXPECT_EQ(positives, 5.0);  // two skippable inputs of weight 2, one other

@@ -131,7 +131,9 @@ void LossMemory::Import(const std::vector<Entry>& entries) {
   for (const Entry& entry : entries) {
     Record(entry.id, entry.loss, entry.window);
     Entry* stored = Find(entry.id);
-    if (stored != nullptr) stored->skips = entry.skips;
+    if (stored == nullptr) continue;
+    stored->skips = entry.skips;
+    stored->has_returned = entry.has_returned;
   }
 }
 

@@ -16,14 +16,15 @@ namespace slipstream {
 class LossMemory {
  public:
   static constexpr uint32_t kLargestWindow = (1u << 24) - 2;
-  static constexpr uint32_t kLargestSkips = 255;
+  static constexpr uint32_t kLargestSkips = 127;
 
   struct Entry {
     int64_t id = 0;
     float loss = 0.f;
-    uint32_t window : 24;  // of the visit; later ones count as kLargestWindow
-    uint32_t skips : 8;    // since the visit; stays at kLargestSkips
-    Entry() : window(kFree), skips(0) {}
+    uint32_t window : 24;       // of the visit; later ones count as kLargestWindow
+    uint32_t skips : 7;         // since the visit; stays at kLargestSkips
+    uint32_t has_returned : 1;  // whether it was made to be visited after its skips before
+    Entry() : window(kFree), skips(0), has_returned(0) {}
     bool is_free() const { return window == kFree; }
   };
 

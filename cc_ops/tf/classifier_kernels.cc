@@ -39,17 +39,18 @@ absl::Status RequireScalar(const Tensor& tensor, const char* name) {
       absl::StrCat(name, " has shape ", tensor.shape().DebugString(), "; allowed: a scalar"));
 }
 
-// An empty vector stands for no ids.
-absl::Status RequireIds(const Tensor& ids, int64_t batch) {
-  if (ids.dims() == 1 && (ids.NumElements() == 0 || ids.NumElements() == batch)) {
+// An empty vector stands for none.
+absl::Status RequireOptional(const Tensor& values, const char* name, int64_t batch) {
+  if (values.dims() == 1 && (values.NumElements() == 0 || values.NumElements() == batch)) {
     return absl::OkStatus();
   }
-  return absl::InvalidArgumentError(absl::StrCat("ids have shape ", ids.shape().DebugString(),
+  return absl::InvalidArgumentError(absl::StrCat(name, " have shape ", values.shape().DebugString(),
                                                  "; allowed: [", batch, "] or [0]"));
 }
 
-const int64_t* IdsOrNull(const Tensor& ids, int64_t batch) {
-  return ids.NumElements() == 0 && batch > 0 ? nullptr : ids.flat<int64_t>().data();
+template <class T>
+const T* OptionalData(const Tensor& values, int64_t batch) {
+  return values.NumElements() == 0 && batch > 0 ? nullptr : values.flat<T>().data();
 }
 
 class CreateKernel : public OpKernel {
@@ -62,6 +63,7 @@ class CreateKernel : public OpKernel {
     options_.seed = static_cast<uint64_t>(seed);
     OP_REQUIRES_OK(context, context->GetAttr("loss_memory_bytes", &options_.loss_memory_bytes));
     OP_REQUIRES_OK(context, context->GetAttr("max_skips", &options_.max_skips));
+    OP_REQUIRES_OK(context, context->GetAttr("weighs_visits", &options_.weighs_visits));
   }
 
   void Compute(OpKernelContext* context) override {
@@ -114,12 +116,12 @@ class ClassifyKernel : public ClassifierKernel {
     int64_t batch = 0;
     TF_RETURN_IF_ERROR(inputs_.Read(context, &features, &batch));
     const Tensor& ids = context->input(context->num_inputs() - 1);
-    TF_RETURN_IF_ERROR(RequireIds(ids, batch));
+    TF_RETURN_IF_ERROR(RequireOptional(ids, "ids", batch));
     Tensor *skippable = nullptr, *score = nullptr, *weight = nullptr;
     TF_RETURN_IF_ERROR(context->allocate_output(0, TensorShape({batch}), &skippable));
     TF_RETURN_IF_ERROR(context->allocate_output(1, TensorShape({batch}), &score));
     TF_RETURN_IF_ERROR(context->allocate_output(2, TensorShape({batch}), &weight));
-    return ToAbsl(classifier->Classify(features, batch, IdsOrNull(ids, batch), observe_,
+    return ToAbsl(classifier->Classify(features, batch, OptionalData<int64_t>(ids, batch), observe_,
                                        {skippable->flat<bool>().data(), score->flat<float>().data(),
                                         weight->flat<float>().data()}));
   }
@@ -183,6 +185,7 @@ class RecordLossesKernel : public ClassifierKernel {
   absl::Status Run(OpKernelContext* context, InputClassifier* classifier) override {
     const Tensor &ids = context->input(1), &losses = context->input(2);
     const Tensor &labels = context->input(3), &skippable = context->input(4);
+    const Tensor& weights = context->input(5);
     if (losses.dims() != 1 || labels.shape() != losses.shape() ||
         skippable.shape() != losses.shape()) {
       return absl::InvalidArgumentError(
@@ -191,9 +194,11 @@ class RecordLossesKernel : public ClassifierKernel {
                        "; allowed: three vectors of one length"));
     }
     const int64_t batch = losses.NumElements();
-    TF_RETURN_IF_ERROR(RequireIds(ids, batch));
-    classifier->RecordLosses(IdsOrNull(ids, batch), losses.flat<float>().data(),
-                             labels.flat<float>().data(), skippable.flat<bool>().data(), batch);
+    TF_RETURN_IF_ERROR(RequireOptional(ids, "ids", batch));
+    TF_RETURN_IF_ERROR(RequireOptional(weights, "weights", batch));
+    classifier->RecordLosses(OptionalData<int64_t>(ids, batch), losses.flat<float>().data(),
+                             labels.flat<float>().data(), skippable.flat<bool>().data(),
+                             OptionalData<float>(weights, batch), batch);
     return absl::OkStatus();
   }
 };
@@ -205,7 +210,7 @@ class TakeLossStatisticsKernel : public ClassifierKernel {
  private:
   absl::Status Run(OpKernelContext* context, InputClassifier* classifier) override {
     Tensor *sums = nullptr, *histogram = nullptr;
-    TF_RETURN_IF_ERROR(context->allocate_output(0, TensorShape({13}), &sums));
+    TF_RETURN_IF_ERROR(context->allocate_output(0, TensorShape({16}), &sums));
     TF_RETURN_IF_ERROR(
         context->allocate_output(1, TensorShape({2, LossStatistics::kBins}), &histogram));
     const LossStatistics statistics = classifier->TakeLossStatistics();
@@ -217,6 +222,9 @@ class TakeLossStatisticsKernel : public ClassifierKernel {
       *out++ = moments->squares;
       *out++ = moments->squared_residuals;
     }
+    *out++ = statistics.weight;
+    *out++ = statistics.weighted_sum;
+    *out++ = statistics.weighted_squared_residuals;
     *out = static_cast<double>(statistics.not_finite);
     double* bins = histogram->flat<double>().data();
     for (const auto& label : statistics.histogram)
@@ -253,12 +261,13 @@ class ExportMemoryKernel : public ClassifierKernel {
     Tensor *ids = nullptr, *losses = nullptr, *visits = nullptr;
     TF_RETURN_IF_ERROR(context->allocate_output(0, TensorShape({n}), &ids));
     TF_RETURN_IF_ERROR(context->allocate_output(1, TensorShape({n}), &losses));
-    TF_RETURN_IF_ERROR(context->allocate_output(2, TensorShape({n, 2}), &visits));
+    TF_RETURN_IF_ERROR(context->allocate_output(2, TensorShape({n, 3}), &visits));
     for (int64_t i = 0; i < n; ++i) {
       ids->vec<int64_t>()(i) = entries[i].id;
       losses->vec<float>()(i) = entries[i].loss;
       visits->matrix<int32_t>()(i, 0) = static_cast<int32_t>(entries[i].window);
       visits->matrix<int32_t>()(i, 1) = static_cast<int32_t>(entries[i].skips);
+      visits->matrix<int32_t>()(i, 2) = static_cast<int32_t>(entries[i].has_returned);
     }
     return absl::OkStatus();
   }
@@ -273,11 +282,11 @@ class ImportMemoryKernel : public ClassifierKernel {
     const Tensor &ids = context->input(1), &losses = context->input(2);
     const Tensor& visits = context->input(3);
     const int64_t n = ids.NumElements();
-    if (ids.dims() != 1 || losses.shape() != ids.shape() || visits.shape() != TensorShape({n, 2})) {
+    if (ids.dims() != 1 || losses.shape() != ids.shape() || visits.shape() != TensorShape({n, 3})) {
       return absl::InvalidArgumentError(
           absl::StrCat("ids, losses and visits have shapes ", ids.shape().DebugString(), ", ",
                        losses.shape().DebugString(), " and ", visits.shape().DebugString(),
-                       "; allowed: [n], [n] and [n, 2]"));
+                       "; allowed: [n], [n] and [n, 3]"));
     }
     std::vector<LossMemory::Entry> entries(n);
     for (int64_t i = 0; i < n; ++i) {
@@ -292,6 +301,7 @@ class ImportMemoryKernel : public ClassifierKernel {
       entries[i].loss = losses.vec<float>()(i);
       entries[i].window = static_cast<uint32_t>(window);
       entries[i].skips = static_cast<uint32_t>(skips);
+      entries[i].has_returned = visits.matrix<int32_t>()(i, 2) != 0;
     }
     classifier->ImportMemory(entries);
     return absl::OkStatus();

@@ -76,6 +76,7 @@ REGISTER_OP("SlipstreamClassifier")
     .Attr("seed: int = 0")
     .Attr("loss_memory_bytes: int >= 0 = 0")
     .Attr("max_skips: int >= 0 = 0")
+    .Attr("weighs_visits: bool = false")
     .SetIsStateful()
     .SetShapeFn(ScalarOutput)
     .Doc(R"doc(
@@ -91,7 +92,9 @@ num_tables: Number of tables; keys of different tables are different keys.
 reservoir_size: Most inputs in the sample.
 seed: Seeds the sample, thinning and random skipping.
 loss_memory_bytes: For remembered losses, 16 bytes an input; 0: none are remembered.
-max_skips: By remembered loss: an input is not skippable after so many skips; 0: no limit.
+max_skips: By remembered loss: an input is visited after so many skips (the first time, by its id,
+  after as many or fewer); 0: no limit.
+weighs_visits: By remembered loss: an input that was skipped weighs 1 + its skips when visited.
 )doc");
 
 REGISTER_OP("SlipstreamClassifyInputs")
@@ -117,7 +120,7 @@ REGISTER_OP("SlipstreamClassifyInputs")
         "score: [batch]. Skip scores, in the drift's unit. By remembered loss: that loss, or +inf "
         "if there is none or the input's keys have not been saturated since.\n"
         "weight: [batch]. 0: the input is left out. Else the inputs that it stands for: 1, or 1 / "
-        "keep_rate for a skippable one that is kept.\n"
+        "keep_rate for a skippable one that is kept, or 1 + its skips.\n"
         "observe: Whether the inputs enter the window's sample and counts.\n");
 
 REGISTER_OP("SlipstreamClassifierSetDrift")
@@ -181,11 +184,13 @@ REGISTER_OP("SlipstreamRecordLosses")
     .Input("losses: float")
     .Input("labels: float")
     .Input("skippable: bool")
+    .Input("weights: float")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) -> absl::Status {
       ShapeHandle unused, batch;
       TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 0, &unused));
       TF_RETURN_IF_ERROR(c->WithRank(c->input(1), 1, &unused));
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(5), 1, &unused));
       TF_RETURN_IF_ERROR(c->WithRank(c->input(2), 1, &batch));
       TF_RETURN_IF_ERROR(c->Merge(batch, c->input(3), &batch));
       return c->Merge(batch, c->input(4), &batch);
@@ -199,6 +204,7 @@ losses: [batch]. Binary cross-entropy of each input before it is trained on. One
   finite is counted, and its input forgotten.
 labels: [batch]. 0.5 or more is positive.
 skippable: [batch]. Whether the input could have been skipped.
+weights: [batch], or [0]: all are 1. Inputs that each one stands for.
 )doc");
 
 REGISTER_OP("SlipstreamClassifierTakeLossStatistics")
@@ -208,7 +214,7 @@ REGISTER_OP("SlipstreamClassifierTakeLossStatistics")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) -> absl::Status {
       TF_RETURN_IF_ERROR(AllScalarInputs(c));
-      c->set_output(0, c->Vector(13));
+      c->set_output(0, c->Vector(16));
       c->set_output(1, c->Matrix(2, LossStatistics::kBins));
       return absl::OkStatus();
     })
@@ -216,11 +222,11 @@ REGISTER_OP("SlipstreamClassifierTakeLossStatistics")
 Returns the statistics of the losses recorded since the last call.
 
 handle: Of the classifier.
-sums: [13]. Count, sum, sum of squares and sum of squared residuals (1 - exp(-loss))^2 of the
+sums: [16]. Count, sum, sum of squares and sum of squared residuals (1 - exp(-loss))^2 of the
   losses of skippable inputs; the same of other inputs; the same of loss less remembered loss, of
-  skippable inputs that had one; losses that were not finite.
-histogram: [2, bins]. Inputs by label and predicted probability; a skippable one weighs 1 /
-  keep_rate.
+  skippable inputs that had one; sum of the weights, weighted sum of the losses and weighted sum of
+  the squared residuals of all inputs; losses that were not finite.
+histogram: [2, bins]. Weights of the inputs by label and predicted probability.
 )doc");
 
 REGISTER_OP("SlipstreamClassifierReservoirLosses")
@@ -250,7 +256,7 @@ REGISTER_OP("SlipstreamClassifierExportMemory")
       const DimensionHandle n = c->UnknownDim();
       c->set_output(0, c->Vector(n));
       c->set_output(1, c->Vector(n));
-      c->set_output(2, c->Matrix(n, 2));
+      c->set_output(2, c->Matrix(n, 3));
       return absl::OkStatus();
     })
     .Doc(R"doc(
@@ -259,7 +265,7 @@ All remembered losses, by id.
 handle: Of the classifier.
 ids: [n].
 losses: [n].
-visits: [n, 2]. Window of the visit; skips since.
+visits: [n, 3]. Window of the visit; skips since; whether it returned after skips before.
 )doc");
 
 REGISTER_OP("SlipstreamClassifierImportMemory")
@@ -280,7 +286,7 @@ Replaces all remembered losses by exported ones; those beyond the budget are lef
 handle: Of the classifier.
 ids: [n].
 losses: [n].
-visits: [n, 2].
+visits: [n, 3].
 )doc");
 
 REGISTER_OP("SlipstreamClassifierReservoirScores")

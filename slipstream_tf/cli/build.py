@@ -111,5 +111,7 @@ def saturation_config(settings: Settings, planned_steps: int | None) -> Saturati
         warmup_steps=warmup,
         max_threshold=settings.max_threshold,
         random_shares=settings.random_shares,
+        planned_steps=planned_steps,
         seed=settings.seed,
+        **settings.engine,
     )

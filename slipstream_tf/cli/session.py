@@ -5,6 +5,7 @@ In: `Settings` and the readers of both parts. Out: the content of metrics.json.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
 import warnings
@@ -67,12 +68,14 @@ def run(
             losses = _fit(model, dataset, callbacks)
     inputs = {"seen": int(seen.numpy()), "trained": losses.pop("trained"), "skipped": 0}
     windows: list[dict[str, Any]] = []
+    summary = ""
     if slipstream is not None:
         # The inputs since the last window's end are in no report yet.
         slipstream.end_window()
         reports = [r for r in slipstream.tracker.reports if r.inputs_seen]
         windows = [report.to_dict() for report in reports]
         inputs["skipped"] = sum(report.inputs_skipped for report in reports)
+        summary = slipstream.summary()
         clock.move(sum(r.seconds for r in slipstream.tracker.reports), "training", "window_ends")
     _check_account(inputs)
     with clock.phase("evaluation"):
@@ -86,8 +89,13 @@ def run(
         "test_bad_lines": parts.test.bad_lines.count,
         "row_lookups": _row_lookups(parts.train, inputs["trained"]),
         "rows": {table.name: embeddings.store.size(table.name) for table in embeddings.tables},
+        "gradient_rows": {
+            table.name: dataclasses.asdict(embeddings.store.update_counts(table.name))
+            for table in embeddings.tables
+        },
         "seconds": {**clock.seconds, "total": sum(clock.seconds.values())},
         "windows": windows,
+        "summary": summary,
         "engine": None if slipstream is None else slipstream.config.get_config(),
         "settings": settings.to_dict(),
         "versions": versions(),

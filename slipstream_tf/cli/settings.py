@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from slipstream_tf.cli import engine_flags
 from slipstream_tf.cli.flag_set import UsageError
 from slipstream_tf.cli.presets import preset
 
@@ -28,7 +29,7 @@ class Settings:
         split: which split of the globo task: "random" or "time"; None for other data.
         label_column, key_columns, dense_columns: names of the columns of Parquet data.
         store: which embedding store.
-        skip: "none" or "inputs".
+        skip: a mode of `SaturationConfig` but "random", which is a control.
         control: "none", "random" or "stop".
         track: whether windows are followed though nothing is skipped.
         warmup: share of the planned steps before anything is skipped, 0 to 1.
@@ -36,6 +37,7 @@ class Settings:
         max_inputs: most inputs of the training part that the run sees, over all epochs; or None.
         random_shares: of the matched run, per window after its warm-up (control "random").
         stop_after: inputs that the matched run trained (control "stop").
+        engine: further settings of `SaturationConfig`; see `cli.engine_flags`.
         The rest: see `presets.Preset`, `config.SaturationConfig` and `slipstream-train --help`.
     """
 
@@ -75,6 +77,12 @@ class Settings:
     threads: int | None
     random_shares: tuple[float, ...] = ()
     stop_after: int | None = None
+    engine: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    @property
+    def needs_ids(self) -> bool:
+        """Whether inputs must be told apart."""
+        return self.skip != "none" and self.engine.get("score") == "remembered_loss"
 
     @property
     def uses_engine(self) -> bool:
@@ -117,6 +125,7 @@ def resolve(
     merged["random_shares"], merged["stop_after"] = (), None
     if matched is not None:
         merged.update(_controlled(values["control"], matched))
+    merged["engine"] = engine_flags.choose(values, given, merged["skip"])
     merged["split"] = _split(merged["split"], "split" in given, data_name)
     for name in _LISTS:
         merged[name] = tuple(merged[name] or ())
@@ -163,9 +172,9 @@ def _matched_record(values: Mapping[str, Any]) -> dict[str, Any] | None:
             f"Missing flag --match with --control={control}. Allowed: the metrics.json of the run "
             "that the control repeats."
         )
-    if values["skip"] == "inputs":
+    if values["skip"] != "none":
         raise UsageError(
-            f"Invalid flag --skip=inputs with --control={control}. Allowed: --skip=none; a control "
+            f"Invalid flag --skip={values['skip']} with --control={control}. Allowed: --skip=none; a control "
             "does not look at keys."
         )
     return read_record(path, "match")
@@ -183,7 +192,7 @@ def _repeated(matched: Mapping[str, Any], chosen: Mapping[str, Any]) -> dict[str
                     f"Invalid flag --{name}={chosen[name]} with --match: the matched run has "
                     f"{before}. Allowed: that value, or no --{name}."
                 )
-    for name in ("skip", "control", "track", "random_shares", "stop_after"):
+    for name in ("skip", "control", "track", "random_shares", "stop_after", "engine"):
         settings.pop(name, None)
     return settings
 
@@ -220,15 +229,20 @@ def _refuse_idle_flags(settings: Settings, given: frozenset[str], data_name: str
         idle["cross_layers"] = "--model=dcn"
     if settings.skip == "none":
         is_random = settings.control == "random"
-        needs = "--skip=inputs or --track"
+        needs = "a --skip other than none, or --track"
         for name in ("target_skip", "alpha", "metric", "max_threshold", "hot_budget_mb"):
             if not settings.track:
                 idle[name] = needs
         for name in ("warmup", "warmup_steps", "snapshot_interval"):
             if not settings.track and not is_random:
                 idle[name] = needs
-    if settings.skip == "inputs" or settings.control == "random":
+    if settings.skip != "none" or settings.control == "random":
         idle["track"] = "--skip=none without --control=random"
+    by_movement = settings.engine.get("defer_trigger", "movement") == "movement"
+    if settings.skip == "defer" and by_movement:
+        # Held whatever their drift.
+        for name in ("target_skip", "alpha", "max_threshold"):
+            idle[name] = "a --skip that judges keys"
     for name, needs in idle.items():
         if name in given:
             raise UsageError(f"Flag --{name} does nothing here. Allowed: with {needs}.")

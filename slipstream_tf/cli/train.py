@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from slipstream_tf.cli import data, presets
+from slipstream_tf.cli import data, engine_flags, presets
 from slipstream_tf.cli.flag_set import (
     Choice,
     FlagSet,
@@ -92,14 +92,16 @@ def make_flags() -> FlagSet:
     flags.add("precision", precisions, "float32", "of the dense layers; rows are float32")
     flags.add("threads", Integer(1, 1024), None, "threads of TensorFlow and the data", "all cores")
     flags.group("Skipping")
-    modes = Choice(("none", "inputs"))
-    flags.add("skip", modes, "none", "inputs: leave out inputs whose keys are all saturated")
+    text = "inputs: leave skippable ones out; gradients: mask those of saturated keys; defer: hold "
+    text += "gradients back and apply their sum; both: inputs and defer"
+    flags.add("skip", Choice(engine_flags.SKIP_CHOICES), "none", text)
     add_presets("target_skip", "alpha")
     flags.add("metric", Choice(DRIFT_METRICS), "linf", "drift of a row from its snapshot")
     flags.add("max_threshold", Number(0), None, "upper bound of the threshold T")
     add_presets("snapshot_interval", "hot_budget_mb")
     flags.add("warmup", Number(0, 1), 0.25, "share of the planned steps before any skipping")
     flags.add("warmup_steps", Integer(0), None, "the same in steps, instead of --warmup")
+    engine_flags.add_to(flags)
     flags.add_switch("track", "with --skip=none: find T and saturated keys all the same")
     flags.group("Controls")
     kinds = Choice(("none", "random", "stop"))
@@ -133,7 +135,7 @@ def main(values: dict[str, Any], given: frozenset[str]) -> None:
 
     _set_threads(settings.threads)
     with clock.phase("reading"):
-        parts = data.open_parts(settings)
+        parts = data.open_parts(settings, ids=settings.needs_ids)
     if "bottom" in given and not parts.train.spec.num_dense:
         raise UsageError(
             f"Flag --bottom does nothing here: {parts.train.spec.name} data has no numbers. "
@@ -166,7 +168,8 @@ def summary(record: dict[str, Any], settings: Settings) -> str:
         rows.append(("last threshold T", f"{last['threshold']:.3g}"))
         rows.append(("last saturated share", f"{last['saturated_share']:.1%} of the hot keys"))
     rows += [(f"seconds, {name.replace('_', ' ')}", seconds(s)) for name, s in phases.items()]
-    return format_table((f"{record['data']}, {settings.model}", "value"), rows)
+    table = format_table((f"{record['data']}, {settings.model}", "value"), rows)
+    return f"{table}\n\n{record['summary']}" if record["summary"] else table
 
 
 def _make_folder(path: str) -> None:

@@ -15,9 +15,9 @@ import tensorflow as tf
 from slipstream_tf.errors import invalid
 from slipstream_tf.inputs.spec import ID, SKIPPABLE
 
-Recorder = Callable[[Any, tf.Tensor, tf.Tensor, Any], Any]
-"""Called with ids (int64 [batch] or None), losses and labels (float32 [batch]), and skippable (bool
-[batch] or None); returns an operation in a graph."""
+Recorder = Callable[[Any, tf.Tensor, tf.Tensor, Any, Any], Any]
+"""Called with ids (int64 [batch] or None), losses and labels (float32 [batch]), skippable (bool
+[batch] or None) and sample weights (float32 [batch] or None); returns an operation in a graph."""
 
 
 class LossFeedback:
@@ -66,11 +66,15 @@ class LossFeedback:
         loss = base.compute_loss(*args, **kwargs)
         if self._recorder is None or not self._is_in_train_step:
             return loss
-        given = {**dict(zip(("x", "y", "y_pred"), args, strict=False)), **kwargs}
+        given = {**dict(zip(("x", "y", "y_pred", "sample_weight"), args, strict=False)), **kwargs}
         labels = tf.reshape(tf.cast(given["y"], tf.float32), [-1])
         losses = binary_cross_entropy(labels, given["y_pred"], self._gives_logits())
         features = given["x"] if isinstance(given["x"], Mapping) else {}
-        recorded = self._recorder(features.get(ID), losses, labels, features.get(SKIPPABLE))
+        weights = given.get("sample_weight")
+        if weights is not None:
+            weights = tf.reshape(tf.cast(weights, tf.float32), [-1])
+        ids, skippable = features.get(ID), features.get(SKIPPABLE)
+        recorded = self._recorder(ids, losses, labels, skippable, weights)
         with tf.control_dependencies([] if recorded is None else [recorded]):
             return tf.identity(loss)
 

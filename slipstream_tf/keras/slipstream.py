@@ -148,7 +148,7 @@ class Slipstream:
             batch_size,
             get_keys,
             drop_remainder,
-            weighted=self._config.keep_rate > 0.0,
+            weighted=self._config.weighs_inputs,
             marked=self.needs_losses,
         )
         if self._config.skip == "none":
@@ -164,7 +164,9 @@ class Slipstream:
         if self._batches_per_epoch is not None:
             self._tracker.plan(epochs * self._batches_per_epoch)
 
-    def record_losses(self, ids: Any, losses: Any, labels: Any, skippable: Any = None) -> Any:
+    def record_losses(
+        self, ids: Any, losses: Any, labels: Any, skippable: Any = None, weights: Any = None
+    ) -> Any:
         """Takes in the losses of a training step's inputs; see `InputClassifier.record_losses`.
 
         Args:
@@ -172,11 +174,12 @@ class Slipstream:
             losses: float32 [batch], binary cross-entropy of each input before the update.
             labels: float32 [batch].
             skippable: bool [batch], `features["skippable"]`.
+            weights: float32 [batch], the sample weights that `apply` gave; None: 1.
 
         Returns:
             The operation in a graph, None in eager mode.
         """
-        return self._tracker.classifier.record_losses(ids, losses, labels, skippable)
+        return self._tracker.classifier.record_losses(ids, losses, labels, skippable, weights)
 
     def callback(self, log_dir: str | os.PathLike[str] | None = None) -> SaturationCallback:
         """Returns a Keras callback that counts the steps of `fit`; one `fit` at a time.

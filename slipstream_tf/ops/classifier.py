@@ -32,7 +32,7 @@ class ClassifierCounts:
         inputs_skipped: inputs left out.
         hot_inputs: inputs with a finite skip score.
         inputs_skippable: inputs that could be left out.
-        inputs_kept: skippable inputs that thinning kept.
+        inputs_kept: skippable inputs that thinning or `max_skips` kept.
     """
 
     inputs_seen: int
@@ -48,8 +48,8 @@ class Classified(NamedTuple):
     Attributes:
         skippable: bool [batch].
         score: float32 [batch], skip scores.
-        weight: float32 [batch]: 0 leaves an input out; else the inputs that it stands for, 1 or,
-            for a skippable one that thinning keeps, 1 / keep_rate.
+        weight: float32 [batch]: 0 leaves an input out; else the inputs that it stands for: 1, 1 /
+            keep_rate for a skippable one that thinning keeps, or 1 + its skips.
     """
 
     skippable: tf.Tensor
@@ -76,6 +76,7 @@ class InputClassifier:
         seed: int = 0,
         loss_memory_bytes: int = 0,
         max_skips: int = 0,
+        weigh_visits: bool = False,
         ignored_tables: Sequence[str] = (),
     ):
         """Creates a classifier that tracks no key and skips nothing.
@@ -86,7 +87,10 @@ class InputClassifier:
             reservoir_size: most inputs in the window's sample.
             seed: seeds the sample, thinning and random skipping.
             loss_memory_bytes: bytes of remembered losses, 16 an input; 0: none are remembered.
-            max_skips: skips of an input between two visits, by remembered loss; 0: no limit.
+            max_skips: by remembered loss: skips of an input between two visits, at most 127 (before
+                the first return as many or fewer, by its id, so that returns are spread); 0: no
+                limit.
+            weigh_visits: by remembered loss: an input weighs 1 + its skips when it is visited.
             ignored_tables: names of tables whose features are passed over.
 
         Raises:
@@ -99,10 +103,9 @@ class InputClassifier:
         require_integer("reservoir_size", reservoir_size, 1, 1 << 24, "InputClassifier")
         require_integer("seed", seed, 0, (1 << 63) - 1, "InputClassifier")
         require_integer("loss_memory_bytes", loss_memory_bytes, 0, None, "InputClassifier")
-        require_integer("max_skips", max_skips, 0, 255, "InputClassifier")
+        require_integer("max_skips", max_skips, 0, 127, "InputClassifier")
         self._tables = tables
         self._ignored_tables = frozenset(ignored_tables)
-        self._keep_rate = 0.0
         with tf.init_scope(), tf.device("CPU:0"):
             self._handle = _loader.library().slipstream_classifier(
                 alpha=tf.constant(alpha, tf.float64),
@@ -111,6 +114,7 @@ class InputClassifier:
                 seed=seed,
                 loss_memory_bytes=loss_memory_bytes,
                 max_skips=max_skips,
+                weighs_visits=weigh_visits,
             )
 
     @property
@@ -236,9 +240,10 @@ class InputClassifier:
             mode=mode,
             is_shadow=shadow,
         )
-        self._keep_rate = 0.0 if shadow or mode == "random" else keep_rate
 
-    def record_losses(self, ids: Any, losses: Any, labels: Any, skippable: Any) -> Any:
+    def record_losses(
+        self, ids: Any, losses: Any, labels: Any, skippable: Any, weights: Any = None
+    ) -> Any:
         """Takes in the losses of a batch that is trained: remembers them and adds to statistics.
 
         Args:
@@ -246,6 +251,7 @@ class InputClassifier:
             losses: float32 [batch], binary cross-entropy of each input before the update.
             labels: float32 [batch]; 0.5 or more is positive.
             skippable: bool [batch], or None: no input was.
+            weights: float32 [batch], the inputs that each stands for; None: 1.
 
         Returns:
             The operation in a graph, None in eager mode.
@@ -263,6 +269,7 @@ class InputClassifier:
                 losses=losses,
                 labels=tf.cast(labels, tf.float32),
                 skippable=skippable,
+                weights=tf.zeros([0]) if weights is None else tf.cast(weights, tf.float32),
             )
 
     def take_loss_statistics(self) -> LossStatistics:
@@ -273,17 +280,17 @@ class InputClassifier:
             Moments(int(part[0]), *map(float, part[1:]))
             for part in sums[: 3 * _MOMENTS].reshape(3, _MOMENTS)
         )
-        weight = 1.0 / self._keep_rate if self._keep_rate else 1.0
-        return LossStatistics(
-            skippable, others, paired, int(sums[-1]), result.histogram.numpy(), weight
-        )
+        weighted = map(float, sums[3 * _MOMENTS : -1])
+        histogram = result.histogram.numpy()
+        return LossStatistics(skippable, others, paired, int(sums[-1]), histogram, *weighted)
 
     def reservoir_losses(self) -> np.ndarray:
         """Remembered losses of the window's sampled inputs when they came: float32 [with one]."""
         return _loader.library().slipstream_classifier_reservoir_losses(handle=self._handle).numpy()
 
     def export_memory(self) -> dict[str, np.ndarray]:
-        """Returns all remembered losses: ids int64 [n], losses float32 [n], visits int32 [n, 2]."""
+        """Returns all remembered losses: ids int64 [n], losses float32 [n], visits int32
+        [n, 3]."""
         result = _loader.library().slipstream_classifier_export_memory(handle=self._handle)
         return {name: getattr(result, name).numpy() for name in ("ids", "losses", "visits")}
 

@@ -47,10 +47,11 @@ class LossStatistics:
         others: the other inputs.
         paired: loss now less remembered loss, of skippable inputs whose loss was remembered.
         not_finite: inputs left out because their loss was not finite.
-        histogram: float64 [2, bins], inputs by label (0, 1) and predicted probability, ascending;
-            a skippable input counts `skippable_weight` times.
-        skippable_weight: inputs that each trained skippable input stands for: 1 / keep rate where
-            thinning kept it, else 1.
+        histogram: float64 [2, bins], weights of the inputs by label (0, 1) and predicted
+            probability, ascending.
+        weight: inputs that all of them stand for.
+        weighted_total: sum of weight * loss.
+        weighted_squared_residuals: sum of weight * squared residual.
     """
 
     skippable: Moments
@@ -58,22 +59,19 @@ class LossStatistics:
     paired: Moments
     not_finite: int
     histogram: np.ndarray
-    skippable_weight: float = 1.0
-
-    @property
-    def weighted_count(self) -> float:
-        """Inputs that the trained ones stand for."""
-        return self.others.count + self.skippable_weight * self.skippable.count
+    weight: float = 0.0
+    weighted_total: float = 0.0
+    weighted_squared_residuals: float = 0.0
 
     @property
     def mean_loss(self) -> float | None:
         """Mean loss over the inputs that the trained ones stand for; None for none."""
-        return self._mean(self.skippable.total, self.others.total)
+        return self.weighted_total / self.weight if self.weight else None
 
     @property
     def mean_squared_residual(self) -> float | None:
         """Mean squared residual over the same; None for none."""
-        return self._mean(self.skippable.squared_residuals, self.others.squared_residuals)
+        return self.weighted_squared_residuals / self.weight if self.weight else None
 
     @property
     def auc(self) -> float | None:
@@ -84,7 +82,3 @@ class LossStatistics:
             return None
         below = np.cumsum(negatives) - negatives
         return float((positives * (below + 0.5 * negatives)).sum() / pairs)
-
-    def _mean(self, skippable: float, others: float) -> float | None:
-        count = self.weighted_count
-        return (self.skippable_weight * skippable + others) / count if count else None

@@ -99,7 +99,7 @@ class Steerer:
         # Where nothing is kept of the skippable inputs, the curve would be that of the hard ones.
         is_whole = work.inputs_skipped == 0 or losses.skippable.count > 0
         if losses.mean_loss is not None and is_whole:
-            inputs = round(losses.weighted_count)
+            inputs = round(losses.weight)
             self._log_loss.append(CurvePoint(self._trained, inputs, losses.mean_loss))
             if losses.auc is not None:
                 self._auc.append(CurvePoint(self._trained, inputs, losses.auc))

@@ -87,6 +87,7 @@ class SaturationTracker:
             config.seed,
             loss_memory_bytes=config.loss_memory_bytes if self._remembers_losses else 0,
             max_skips=config.max_skips,
+            weigh_visits=config.weigh_visits,
             ignored_tables=config.exempt_tables,
         )
         self._steerer = Steerer(config)
