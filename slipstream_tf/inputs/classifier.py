@@ -7,12 +7,14 @@ Slipstream, arXiv 2404.04270, input classifier block.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from slipstream_tf.errors import invalid, require_integer
+from slipstream_tf.inputs.batches import num_rows, static_batch_size
 from slipstream_tf.inputs.spec import ID, SKIPPABLE
 from slipstream_tf.ops.classifier import InputClassifier
 from slipstream_tf.ops.features import FeatureSpec
@@ -27,6 +29,7 @@ def skip_inputs(
     drop_remainder: bool = False,
     weighted: bool = False,
     marked: bool = False,
+    get_ids: Callable[..., Any] | None = None,
 ) -> tf.data.Dataset:
     """Leaves out skippable inputs and refills the batches; no kept input is lost, doubled or moved.
 
@@ -45,25 +48,28 @@ def skip_inputs(
             tells it (`.batch(n, drop_remainder=True)`).
         get_keys: called like a function for `dataset.map`; returns the keys in any format of
             `ops.features.pack`. Default: `features["keys"]` if the features (the first component
-            of a tuple, else the whole element) are a mapping with "keys", else the features.
+            of a tuple, else the whole element) are a mapping with "keys", else the features
+            without "id" and "skippable" (unless a spec has such a name).
         drop_remainder: whether a last batch that is not full is left out.
         weighted: whether elements become `(features, label, sample_weight)`: skippable inputs that
             are kept stand for those that are not (needed where the classifier thins). A weight
             that is there is multiplied.
         marked: whether the features, a mapping, get "skippable", bool [batch]: what could have been
             left out (read where losses are recorded).
-
-    Where the features are a mapping with "id", int64 [batch], the classifier is given the ids.
+        get_ids: called like `get_keys`; returns what the classifier takes for ids, int64 [batch].
+            Default: `features["id"]` if the features are a mapping where it is integers [batch]
+            and no spec's keys; else there are none.
 
     Returns:
         The dataset; its batch dimension is known if `drop_remainder` is true.
 
     Raises:
-        ValueError: the batch size is neither given nor known, or a component of the dataset has no
-            batch dimension or is neither dense nor ragged.
+        ValueError: the batch size is neither given nor known, a component of the dataset has no
+            batch dimension or is neither dense nor ragged, or its elements have no place for
+            weights or marks.
         tf.errors.InvalidArgumentError: while iterating: components differ in their batch size.
     """
-    known_size = _batch_size(dataset.element_spec)
+    known_size = static_batch_size(dataset.element_spec)
     if batch_size is None:
         batch_size = known_size
     if batch_size is None:
@@ -74,7 +80,9 @@ def skip_inputs(
             "an integer >= 1; None only for a dataset made by .batch(n, drop_remainder=True)",
         )
     require_integer("batch_size", batch_size, 1, None, "skip_inputs")
-    keys_of = get_keys or _default_keys
+    names = frozenset(spec.name for spec in specs)
+    keys_of = get_keys or functools.partial(_default_keys, names)
+    ids_of = get_ids or functools.partial(_default_ids, names)
 
     is_tuple = isinstance(dataset.element_spec, tuple)
     _require_places(dataset.element_spec, weighted, marked)
@@ -82,12 +90,11 @@ def skip_inputs(
     def compact(*components: Any) -> Any:
         # `map` unpacks tuples and nothing else.
         element = components if is_tuple else components[0]
-        found = classifier.classify(keys_of(*components), specs, ids=_ids(components[0]))
+        found = classifier.classify(keys_of(*components), specs, ids=ids_of(*components))
         with tf.control_dependencies([_assert_same_batch(element, found.skippable)]):
             is_kept = found.weight > 0.0
             if weighted:
-                before = element[2] if len(element) > 2 else 1.0
-                element = (*element[:2], tf.cast(before, tf.float32) * found.weight)
+                element = (*element[:2], _weights(found.weight, *element[2:]))
             if marked:
                 features = element[0] if is_tuple else element
                 features = {**features, SKIPPABLE: found.skippable}
@@ -102,17 +109,31 @@ def skip_inputs(
     return kept.with_options(options)
 
 
-def _default_keys(*element: Any) -> Any:
+def _default_keys(names: frozenset[str], *element: Any) -> Any:
     features = element[0]
     if not isinstance(features, Mapping):
         return features
     if "keys" in features:
         return features["keys"]
-    return {name: keys for name, keys in features.items() if name not in (ID, SKIPPABLE)}
+    notes = {ID, SKIPPABLE} - names
+    return {name: keys for name, keys in features.items() if name not in notes}
 
 
-def _ids(features: Any) -> tf.Tensor | None:
-    return features.get(ID) if isinstance(features, Mapping) else None
+def _default_ids(names: frozenset[str], *element: Any) -> tf.Tensor | None:
+    features = element[0]
+    if not isinstance(features, Mapping) or (ID in names and "keys" not in features):
+        return None
+    ids = features.get(ID)
+    is_number = isinstance(ids, tf.Tensor) and ids.dtype.is_integer and ids.shape.rank == 1
+    return ids if is_number else None
+
+
+def _weights(weight: tf.Tensor, before: tf.Tensor | None = None) -> tf.Tensor:
+    """The classifier's weights [batch], times sample weights that were there, [batch, ...]."""
+    if before is None:
+        return weight
+    ones = tf.ones(tf.rank(before) - 1, tf.int32)
+    return tf.cast(before, tf.float32) * tf.reshape(weight, tf.concat([[-1], ones], axis=0))
 
 
 def _require_places(element_spec: Any, weighted: bool, marked: bool) -> None:
@@ -124,30 +145,13 @@ def _require_places(element_spec: Any, weighted: bool, marked: bool) -> None:
     if marked and not isinstance(features, Mapping):
         allowed = "a mapping, e.g. {'keys': ...}, where losses are recorded"
         raise invalid("dataset", features, "the features of its elements", allowed)
-
-
-def _batch_size(element_spec: Any) -> int | None:
-    """The static batch size, if a component has one; checks that every component can be batched."""
-    size = None
-    for component in tf.nest.flatten(element_spec):
-        if not isinstance(component, (tf.TensorSpec, tf.RaggedTensorSpec)):
-            kind = type(component).__name__
-            raise invalid("dataset", kind, "a component", "dense tensors and RaggedTensors")
-        if component.shape.rank == 0:
-            raise invalid("dataset", component, "a component", "batches: a first dimension")
-        if component.shape.rank is not None and component.shape[0] is not None:
-            size = int(component.shape[0])
-    return size
-
-
-def _rows(component: Any) -> tf.Tensor:
-    if isinstance(component, tf.RaggedTensor):
-        return component.nrows(out_type=tf.int64)
-    return tf.shape(component, out_type=tf.int64)[0]
+    if marked and SKIPPABLE in features:
+        allowed = f"features without {SKIPPABLE!r}, which is added where losses are recorded"
+        raise invalid("dataset", sorted(features), "the features of its elements", allowed)
 
 
 def _assert_same_batch(element: Any, skippable: tf.Tensor) -> tf.Operation:
-    rows = tf.stack([_rows(component) for component in tf.nest.flatten(element)])
+    rows = tf.stack([num_rows(component) for component in tf.nest.flatten(element)])
     return tf.debugging.assert_equal(
         rows,
         tf.size(skippable, out_type=tf.int64),

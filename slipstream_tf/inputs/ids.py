@@ -1,0 +1,153 @@
+"""Numbers for the inputs of a data set of the user's own: features["id"].
+
+In: batches of `(features, label)` or `(features, label, sample_weight)`. Out: the same batches with
+a number per input, by its place or by its content.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from slipstream_tf.errors import invalid, require_choice
+from slipstream_tf.inputs.batches import num_rows, static_batch_size
+from slipstream_tf.inputs.spec import ID, SKIPPABLE
+from slipstream_tf.ops.features import PADDING_KEY
+
+WAYS = ("position", "hash")
+# Any odd constants: where values and places start, so that 0 is mixed, too.
+_VALUE, _PLACE = 0x9E3779B97F4A7C15, 0xD1B54A32D192ED03
+
+
+def with_ids(dataset: tf.data.Dataset, by: str = "position") -> tf.data.Dataset:
+    """Adds features["id"], int64 [batch], a number of at least 0 per input.
+
+    - "position": the running number in one pass. The same input has the same number in every pass
+      only if the order before this transformation is fixed: put it before shuffling.
+    - "hash": 63 bits mixed from all features and the labels, whatever the order. Equal inputs have
+      equal numbers. Of n different inputs, two or more share a number with a probability of about
+      n**2 / 2**64: 5e-8 for a million, 0.05 for a billion. Padding (-1) within "keys" is passed
+      over, so that the width to which a batch is padded does not matter; a bag's order does.
+
+    Args:
+        dataset: its elements are batches `(features, label)` or `(features, label,
+            sample_weight)`; features is a mapping with "keys", of dense tensors and RaggedTensors.
+        by: "position" or "hash".
+
+    Returns:
+        The dataset; each element as it was, with "id" in a dictionary of the features.
+
+    Raises:
+        ValueError: `by` is unknown, or the elements are of another form.
+    """
+    require_choice("by", by, WAYS, "with_ids")
+    element_spec = dataset.element_spec
+    _require_form(element_spec)
+    batch_size = static_batch_size(element_spec)
+
+    def add(ids: tf.Tensor, element: Any) -> Any:
+        ids = tf.ensure_shape(ids, [batch_size])
+        return ({**element[0], ID: ids}, *element[1:])
+
+    def numbered(first: tf.Tensor, element: Any) -> Any:
+        end = first + num_rows(tf.nest.flatten(element)[0])
+        return end, add(tf.range(first, end), element)
+
+    if by == "position":
+        return dataset.scan(tf.constant(0, tf.int64), numbered)
+    return dataset.map(lambda *element: add(hash_inputs(*element[:2]), element))
+
+
+def _require_form(element_spec: Any) -> None:
+    is_pair = isinstance(element_spec, tuple) and len(element_spec) in (2, 3)
+    features = element_spec[0] if is_pair else None
+    if not isinstance(features, Mapping) or "keys" not in features:
+        raise invalid(
+            "dataset",
+            element_spec,
+            "with_ids",
+            '(features, label) or (features, label, sample_weight), features a mapping with "keys";'
+            ' bring it to this form first, e.g. .map(lambda keys, y: ({"keys": keys}, y))',
+        )
+    if ID in features:
+        allowed = 'features without "id"; leave with_ids out, or rename that feature'
+        raise invalid("dataset", sorted(features), "with_ids", allowed)
+
+
+def hash_inputs(features: Mapping[str, Any], label: Any) -> tf.Tensor:
+    """Hashes each input of a batch, by its content alone.
+
+    Args:
+        features: dense tensors and RaggedTensors, nested; "id" and "skippable" do not count.
+        label: a tensor, or several, nested.
+
+    Returns:
+        int64 [batch], at least 0.
+    """
+    content = {name: value for name, value in features.items() if name not in (ID, SKIPPABLE)}
+    keys = {"keys": content.pop("keys")} if "keys" in content else {}
+    parts = [_hash_rows(part, True) for part in tf.nest.flatten(keys)]
+    parts += [_hash_rows(part, False) for part in tf.nest.flatten((content, label))]
+    total = _join_last_axis(tf.stack(parts, axis=1))
+    return tf.bitcast(total, tf.int64) & tf.int64.max
+
+
+def _hash_rows(component: Any, is_key: bool) -> tf.Tensor:
+    """Hashes each row of a component to uint64 [rows]; 0 is a row of nothing but padding."""
+    if isinstance(component, tf.RaggedTensor):
+        values = _hash_rows(component.values, is_key)
+        row = component.value_rowids()
+        place = tf.range(tf.size(row, row.dtype)) - tf.gather(component.row_starts(), row)
+        return tf.math.unsorted_segment_sum(_placed(values, place), row, component.nrows())
+    if component.shape.rank is None:
+        raise invalid("dataset", component, "with_ids", "components of known rank (ensure_shape)")
+    hashed = _mix(_bits(component) + _seed(_VALUE))
+    if is_key and component.dtype in (tf.int32, tf.int64):
+        hashed = tf.where(tf.equal(component, PADDING_KEY), tf.zeros_like(hashed), hashed)
+    # Axis by axis, so that a place does not depend on how wide the padded last axis is.
+    for _ in range(component.shape.rank - 1):
+        hashed = _join_last_axis(hashed)
+    return hashed
+
+
+def _join_last_axis(hashed: tf.Tensor) -> tf.Tensor:
+    return tf.reduce_sum(_placed(hashed, tf.range(tf.shape(hashed)[-1])), axis=-1)
+
+
+def _placed(hashed: tf.Tensor, place: tf.Tensor) -> tf.Tensor:
+    """Mixes hashes with their places, so that a sum of them tells the order; 0 stays 0."""
+    salt = _mix(tf.cast(place, tf.uint64) + _seed(_PLACE))
+    return tf.where(tf.equal(hashed, _seed(0)), tf.zeros_like(hashed), _mix(hashed + salt))
+
+
+def _bits(component: tf.Tensor) -> tf.Tensor:
+    """Returns the values as uint64, different ones for different values."""
+    kind = component.dtype
+    if kind == tf.string:
+        component = tf.strings.to_hash_bucket_fast(component, tf.int64.max)
+    elif kind == tf.float64:
+        component = tf.bitcast(component, tf.int64)
+    elif kind.is_floating:
+        component = tf.bitcast(tf.cast(component, tf.float32), tf.int32)
+    elif not (kind.is_integer or kind.is_bool):
+        raise invalid("dataset", kind.name, "with_ids", "numbers, booleans and text")
+    if kind == tf.uint64:
+        return component
+    return tf.bitcast(tf.cast(component, tf.int64), tf.uint64)
+
+
+def _seed(value: int) -> tf.Tensor:
+    return tf.constant(value, tf.uint64)
+
+
+def _mix(values: tf.Tensor) -> tf.Tensor:
+    """Scrambles uint64 values one to one: the finaliser of SplitMix64."""
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        values = _shifted(values, shift) * _seed(factor)
+    return _shifted(values, 31)
+
+
+def _shifted(values: tf.Tensor, shift: int) -> tf.Tensor:
+    return tf.bitwise.bitwise_xor(values, tf.bitwise.right_shift(values, _seed(shift)))
