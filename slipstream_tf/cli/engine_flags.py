@@ -1,4 +1,4 @@
-"""Flags of the saturation engine beyond the paper's: a name, a parser and what it needs, in one list.
+"""Flags of the saturation engine beyond the paper's, in one list.
 
 They carry the names of `SaturationConfig`'s fields, whose defaults hold where a flag is not given.
 """
@@ -93,7 +93,8 @@ ENGINE_FLAGS: Mapping[str, EngineFlag] = {
         Integer(1), "windows before a key that became hot is judged", _STATES, _by_states
     ),
     "guard_tolerance": EngineFlag(
-        Number(0), "relative rise of the kept inputs' loss at which T is halved", _STATES, _by_states
+        Number(0), "relative rise of the kept inputs' loss at which T is halved",
+        _STATES, _by_states,
     ),
     "max_auc_loss": EngineFlag(
         Number(0, 1, True), "most AUC that skipping may cost, by the budget's estimate",

@@ -174,8 +174,8 @@ def _matched_record(values: Mapping[str, Any]) -> dict[str, Any] | None:
         )
     if values["skip"] != "none":
         raise UsageError(
-            f"Invalid flag --skip={values['skip']} with --control={control}. Allowed: --skip=none; a control "
-            "does not look at keys."
+            f"Invalid flag --skip={values['skip']} with --control={control}. Allowed: --skip=none; "
+            "a control does not look at keys."
         )
     return read_record(path, "match")
 

@@ -33,14 +33,19 @@ class LossFeedback:
     _is_in_train_step = False
 
     def observe_losses_with(self, recorder: Recorder | None) -> None:
-        """Sets what is told the losses of the training steps that are traced from now on.
+        """Sets what is told the losses of the training steps from now on.
 
         Args:
             recorder: called once per training step; None: nobody is told.
         """
+        if recorder == self._recorder:
+            return
         # Past Keras, which would track a callable object's state as the model's.
         object.__setattr__(self, "_recorder", recorder)
-        self.train_function = None  # traced anew
+        if getattr(self, "train_function", None) is not None:
+            # What was traced calls the recorder from before.
+            model: Any = self
+            model.make_train_function(force=True)
 
     def train_step(self, *args: Any, **kwargs: Any) -> Any:
         """Runs one training step, whose losses are recorded."""
