@@ -214,6 +214,11 @@ class SaturationConfig:
         return self.skip in ("defer", "both")
 
     @property
+    def judges_keys(self) -> bool:
+        """Whether it matters which keys are saturated: not if gradients wait for movement only."""
+        return self.skip != "defer" or self.defer_trigger != "movement"
+
+    @property
     def withholds_saturated(self) -> bool:
         """Whether gradients of saturated keys do not reach their rows at once."""
         by_interval = self.defers_gradients and self.defer_trigger == "interval"

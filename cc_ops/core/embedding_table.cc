@@ -152,19 +152,29 @@ void EmbeddingTable::MakeRoom(int64_t incoming, const std::vector<int64_t>& pinn
   ++generation_;
 }
 
-void EmbeddingTable::Gather(const int64_t* keys, int64_t n, float* rows, bool* found) const {
-  for (int64_t i = 0; i < n; ++i) {
-    const float* row = Find(keys[i], HashKey(keys[i]));
-    found[i] = row != nullptr;
-    if (row != nullptr) {
-      std::copy(row, row + options_.dim, rows + i * options_.dim);
-    } else {
-      options_.initializer.Fill(keys[i], options_.dim, rows + i * options_.dim);
+void EmbeddingTable::Gather(const int64_t* keys, int64_t n, const Parallel& parallel, float* rows,
+                            bool* found) const {
+  constexpr int64_t kIndexAhead = 16, kRowAhead = 8;
+  parallel.run(parallel.threads, [&](int task) {
+    const int64_t begin = n * task / parallel.threads, end = n * (task + 1) / parallel.threads;
+    for (int64_t i = begin; i < end; ++i) {
+      if (i + kIndexAhead < end) Prefetch(HashKey(keys[i + kIndexAhead]));
+      if (i + kRowAhead < end) {
+        const float* ahead = Find(keys[i + kRowAhead], HashKey(keys[i + kRowAhead]));
+        if (ahead != nullptr) __builtin_prefetch(ahead);
+      }
+      const float* row = Find(keys[i], HashKey(keys[i]));
+      found[i] = row != nullptr;
+      if (row != nullptr) {
+        std::copy(row, row + options_.dim, rows + i * options_.dim);
+      } else {
+        options_.initializer.Fill(keys[i], options_.dim, rows + i * options_.dim);
+      }
     }
-  }
+  });
 }
 
-void EmbeddingTable::HotKeys(int64_t k, std::vector<int64_t>* keys,
+void EmbeddingTable::HotKeys(int64_t k, const Parallel& parallel, std::vector<int64_t>* keys,
                              std::vector<float>* counts) const {
   struct Hot {
     float count;
@@ -173,28 +183,39 @@ void EmbeddingTable::HotKeys(int64_t k, std::vector<int64_t>* keys,
       return count != other.count ? count > other.count : key < other.key;
     }
   };
-  std::vector<Hot> hot;
-  k = std::min(k, size());
-  // Keeps at most 2k candidates: when full, only the best k stay.
-  const size_t limit = static_cast<size_t>(std::max<int64_t>(2 * k, 1024));
-  const auto prune = [&] {
-    if (hot.size() <= static_cast<size_t>(k)) return;
-    std::nth_element(hot.begin(), hot.begin() + k, hot.end());
-    hot.resize(static_cast<size_t>(k));
-  };
-  if (k > 0) {
-    for (const TableShard& shard : shards_) {
-      for (const HashIndex::Entry& entry : shard.index.entries()) {
-        if (entry.slot == HashIndex::kEmpty || !(entry.count > 0.f)) continue;
-        hot.push_back({entry.count, entry.key});
-        if (hot.size() >= limit) prune();
-      }
-    }
-  }
-  prune();
-  std::sort(hot.begin(), hot.end());
   keys->clear();
   counts->clear();
+  k = std::min(k, size());
+  if (k <= 0) return;
+  // Keeps at most 2k candidates: when full, only the best k stay.
+  const size_t most = static_cast<size_t>(k), limit = std::max<size_t>(2 * most, 1024);
+  const auto prune = [most](std::vector<Hot>* hot) {
+    if (hot->size() <= most) return;
+    std::nth_element(hot->begin(), hot->begin() + static_cast<int64_t>(most), hot->end());
+    hot->resize(most);
+  };
+  std::vector<std::vector<Hot>> parts(parallel.threads);
+  parallel.run(parallel.threads, [&](int task) {
+    std::vector<Hot>& hot = parts[task];
+    const int end = kNumShards * (task + 1) / parallel.threads;
+    for (int s = kNumShards * task / parallel.threads; s < end; ++s) {
+      for (const HashIndex::Entry& entry : shards_[s].index.entries()) {
+        if (entry.slot == HashIndex::kEmpty || !(entry.count > 0.f)) continue;
+        hot.push_back({entry.count, entry.key});
+        if (hot.size() >= limit) prune(&hot);
+      }
+    }
+    prune(&hot);
+    std::sort(hot.begin(), hot.end());
+  });
+  std::vector<Hot> hot;
+  for (const std::vector<Hot>& part : parts) {
+    const auto middle = hot.insert(hot.end(), part.begin(), part.end());
+    std::inplace_merge(hot.begin(), middle, hot.end());
+  }
+  if (hot.size() > most) hot.resize(most);
+  keys->reserve(hot.size());
+  counts->reserve(hot.size());
   for (const Hot& h : hot) {
     keys->push_back(h.key);
     counts->push_back(h.count);

@@ -12,6 +12,7 @@
 #include "cc_ops/core/deferred_sums.h"
 #include "cc_ops/core/hash.h"
 #include "cc_ops/core/hash_index.h"
+#include "cc_ops/core/parallel.h"
 #include "cc_ops/core/row_arena.h"
 #include "cc_ops/core/row_initializer.h"
 #include "cc_ops/core/slab_allocator.h"
@@ -110,11 +111,13 @@ class EmbeddingTable {
 
   // keys: [n]. rows: [n, dim], found: [n]; the row of an absent key is what its
   // initializer would give.
-  void Gather(const int64_t* keys, int64_t n, float* rows, bool* found) const;
+  void Gather(const int64_t* keys, int64_t n, const Parallel& parallel, float* rows,
+              bool* found) const;
 
   // The at most k keys with the highest access counts above 0, by count
   // descending, then key ascending.
-  void HotKeys(int64_t k, std::vector<int64_t>* keys, std::vector<float>* counts) const;
+  void HotKeys(int64_t k, const Parallel& parallel, std::vector<int64_t>* keys,
+               std::vector<float>* counts) const;
 
   void DecayCounts(float factor);
 

@@ -85,7 +85,7 @@ class GatherOp : public OneTableOp {
     TF_RETURN_IF_ERROR(c->allocate_output(0, tf::TensorShape({n, dim_}), &rows));
     TF_RETURN_IF_ERROR(c->allocate_output(1, tf::TensorShape({n}), &found));
     const SharedLock lock(table->mutex());
-    table->Gather(keys.flat<int64_t>().data(), n, rows->flat<float>().data(),
+    table->Gather(keys.flat<int64_t>().data(), n, ParallelOf(c), rows->flat<float>().data(),
                   found->flat<bool>().data());
     return absl::OkStatus();
   }
@@ -108,7 +108,7 @@ class HotKeysOp : public OneTableOp {
     std::vector<float> counts;
     {
       const SharedLock lock(table->mutex());
-      table->HotKeys(k, &keys, &counts);
+      table->HotKeys(k, ParallelOf(c), &keys, &counts);
     }
     const tf::TensorShape shape({static_cast<int64_t>(keys.size())});
     TF_RETURN_IF_ERROR(Output(c, 0, shape, keys));

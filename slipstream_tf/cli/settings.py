@@ -125,7 +125,8 @@ def resolve(
     merged["random_shares"], merged["stop_after"] = (), None
     if matched is not None:
         merged.update(_controlled(values["control"], matched))
-    merged["engine"] = engine_flags.choose(values, given, merged["skip"])
+    mode = "track" if merged["track"] and merged["skip"] == "none" else merged["skip"]
+    merged["engine"] = engine_flags.choose(values, given, mode)
     merged["split"] = _split(merged["split"], "split" in given, data_name)
     for name in _LISTS:
         merged[name] = tuple(merged[name] or ())

@@ -96,7 +96,7 @@ def skip_inputs(
             if weighted:
                 element = (*element[:2], _weights(found.weight, *element[2:]))
             if marked:
-                features = element[0] if is_tuple else element
+                features: Any = element[0] if is_tuple else element
                 features = {**features, SKIPPABLE: found.skippable}
                 element = (features, *element[1:]) if is_tuple else features
             return tf.cond(tf.reduce_all(is_kept), lambda: element, lambda: _keep(element, is_kept))

@@ -76,6 +76,11 @@ class Slipstream:
         return self._config
 
     @property
+    def specs(self) -> tuple[FeatureSpec, ...]:
+        """The features, in order."""
+        return self._specs
+
+    @property
     def store(self) -> Any:
         """The store whose tables are tracked."""
         return self._store

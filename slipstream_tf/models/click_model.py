@@ -92,8 +92,8 @@ class ClickModel(LossFeedback, keras.Model):
 
     def _split(self, inputs: Any) -> tuple[Any, Any]:
         expected = ["dense", "keys"] if self.dense_features else ["keys"]
-        given = set(inputs) - {ID, SKIPPABLE} if isinstance(inputs, Mapping) else set()
-        if sorted(given) != expected:
+        names = set(inputs) - {ID, SKIPPABLE} if isinstance(inputs, Mapping) else set()
+        if sorted(names) != expected:
             given = sorted(inputs) if isinstance(inputs, Mapping) else type(inputs).__name__
             allowed = f"a dictionary with {expected} (dense_features={self.dense_features})"
             raise invalid("inputs", given, f"model {self.name!r}", allowed)

@@ -51,7 +51,7 @@ class TrackedTable:
         """
         self._store = store
         self._metric = metric
-        self._snapshot = np.empty((0, table.dim), np.float32)
+        self._snapshot = tf.zeros((0, table.dim), tf.float32)
         self._counts = store.update_counts(table.name)
         self.name = table.name
         self.dim = table.dim
@@ -60,7 +60,7 @@ class TrackedTable:
     @property
     def snapshot_bytes(self) -> int:
         """Bytes of the snapshot."""
-        return self._snapshot.nbytes
+        return 4 * int(tf.size(self._snapshot))
 
     def measure(self, are_withheld: bool) -> Measured:
         """Drifts since the snapshot was taken.
@@ -69,28 +69,31 @@ class TrackedTable:
             are_withheld: whether saturated keys' gradients were masked, or are yet to come.
         """
         keys = self.states.keys
-        rows, found = self._gather(keys)
+        rows, found = self._store.gather(self.name, keys)
         metric = "l2" if self._metric == "signal" else self._metric
         with tf.device("CPU:0"):
-            drift = row_drift(
-                tf.constant(rows[found], tf.float32),
-                tf.constant(self._snapshot[found], tf.float32),
-                metric,
-            ).numpy()
+            drift = row_drift(rows, self._snapshot, metric).numpy()
+        is_there = np.asarray(found, bool)
+        if not is_there.all():
+            keys, drift = keys[is_there], drift[is_there]
         if self._metric == "signal":
-            drift = signal(drift, self._store.travelled(self.name, keys[found]))
-        judged = judged_drifts(self.states, keys[found], drift, are_masked=are_withheld)
-        return Measured(keys[found], drift, judged, int((~found).sum()))
+            drift = signal(drift, self._store.travelled(self.name, keys))
+        judged = judged_drifts(self.states, keys, drift, are_masked=are_withheld)
+        return Measured(keys, drift, judged, int((~is_there).sum()))
 
     def renew(self, states: KeyStates) -> None:
         """Takes over the states of the window that begins and copies the hot rows.
 
         Keys that the store lost since the hot set was chosen are dropped.
         """
-        rows, found = self._gather(states.keys)
-        fields = dataclasses.fields(states)
-        self.states = KeyStates(**{f.name: getattr(states, f.name)[found] for f in fields})
-        self._snapshot = rows[found]
+        rows, found = self._store.gather(self.name, states.keys)
+        is_there = np.asarray(found, bool)
+        if not is_there.all():
+            fields = dataclasses.fields(states)
+            states = KeyStates(**{f.name: getattr(states, f.name)[is_there] for f in fields})
+            rows = tf.boolean_mask(rows, is_there)
+        self.states = states
+        self._snapshot = tf.convert_to_tensor(rows, tf.float32)  # a copy of the store's own
 
     def mark(self, withholds: bool) -> None:
         """Tells the store which rows are saturated, if that matters to it, and which it watches."""
@@ -121,10 +124,6 @@ class TrackedTable:
                 for f in dataclasses.fields(UpdateCounts)
             }
         )
-
-    def _gather(self, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        rows, found = self._store.gather(self.name, keys)
-        return np.asarray(rows, np.float32), np.asarray(found, bool)
 
 
 def signal(net: np.ndarray, travelled: np.ndarray) -> np.ndarray:

@@ -224,8 +224,8 @@ class SaturationTracker:
                 budget=steering.budget,
                 predicted_cost=steering.predicted_cost,
                 tables=tuple(
-                    TableWindow(table.name, table.dim, *parts)
-                    for table, *parts in zip(
+                    TableWindow(table.name, table.dim, keys, states, counts)
+                    for table, keys, states, counts in zip(
                         self._tables, hot_keys, state_counts, rows, strict=True
                     )
                 ),
@@ -314,7 +314,10 @@ class SaturationTracker:
 
     def _renew_hot_set(self, measured: list[Measured], threshold: float) -> float:
         """Chooses the next hot set and its states; returns its overlap with the old one."""
-        budget = self._config.hot_budget_bytes
+        budget = self._config.hot_budget_bytes if self._config.judges_keys else 0
+        if not budget:
+            self._store.decay_counts(self._config.count_decay)
+            return 0.0
         candidates = []
         for table in self._tables:
             own = min(budget, self._config.table_hot_budget_bytes.get(table.name, budget))

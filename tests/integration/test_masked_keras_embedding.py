@@ -1,0 +1,73 @@
+"""A model with keras.layers.Embedding of its own: tape, variable store and saturation engine."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from slipstream_tf import SaturationConfig, Slipstream
+from slipstream_tf.distributed.gradients import DistributedGradientTape
+from slipstream_tf.stores.variable import VariableStore
+
+USERS, ITEMS, DIM, BATCH, STEPS = 200, 100, 4, 64, 120
+
+
+def train(**settings):
+    """Fits a product of embeddings to labels that popular keys soon get right."""
+    keras.utils.set_random_seed(1)
+    layers = {
+        "user": keras.layers.Embedding(USERS, DIM),
+        "item": keras.layers.Embedding(ITEMS, DIM),
+    }
+    for name, size in (("user", USERS), ("item", ITEMS)):
+        layers[name].build((size,))
+    store = VariableStore({name: layer.embeddings for name, layer in layers.items()})
+    config = SaturationConfig(
+        snapshot_interval=10,
+        target_skip=0.6,
+        hot_budget_bytes=40 * DIM * 4,
+        reservoir_size=500,
+        **{"warmup_steps": 30, **settings},
+    )
+    slipstream = Slipstream(store, config)
+    optimizer = keras.optimizers.Adagrad(0.1)
+    variables = [layer.embeddings for layer in layers.values()]
+
+    @tf.function
+    def step(keys, label):
+        # The classifier sees every batch, so that T is found from inputs.
+        slipstream.tracker.classifier.classify(keys, slipstream.specs)
+        with DistributedGradientTape(tf.GradientTape(), slipstream) as tape:
+            vectors = [layers[name](keys[name]) for name in layers]
+            logits = tf.reduce_sum(vectors[0] * vectors[1], axis=1)
+            loss = tf.reduce_mean(tf.nn.sigmoid_cross_entropy_with_logits(label, logits))
+        gradients = tape.gradient(loss, variables)
+        optimizer.apply_gradients(zip(gradients, variables, strict=True))
+
+    rng = np.random.default_rng(0)
+    for _ in range(STEPS):
+        users = np.minimum(rng.zipf(1.5, BATCH), USERS) - 1
+        items = np.minimum(rng.zipf(1.5, BATCH), ITEMS) - 1
+        label = (rng.random(BATCH) < 0.3).astype(np.float32)
+        step({"user": tf.constant(users), "item": tf.constant(items)}, tf.constant(label))
+        slipstream.step()
+    return slipstream, [variable.numpy() for variable in variables]
+
+
+def test_gradients_of_saturated_keys_are_masked_after_the_warm_up():
+    slipstream, _ = train(skip="gradients")
+    reports = slipstream.tracker.reports
+    masked = [sum(table.rows.masked for table in report.tables) for report in reports]
+    assert len(reports) == STEPS // 10
+    assert masked[:3] == [0, 0, 0] and sum(masked[4:]) > 0
+    assert all(report.rows_offered >= report.rows_sent for report in reports)
+    assert "masked" in slipstream.summary()
+
+
+def test_shadow_mode_trains_like_no_skipping():
+    shadow, rows = train(skip="gradients", shadow=True)
+    _, plain_rows = train(skip="none")
+    for mine, plain in zip(rows, plain_rows, strict=True):
+        np.testing.assert_array_equal(mine, plain)
+    assert sum(table.rows.masked for r in shadow.tracker.reports for table in r.tables) > 0
