@@ -57,7 +57,7 @@ class Preset:
 
 PRESETS: Mapping[str, Preset] = MappingProxyType(
     {
-        "globo": Preset(mlp=(128, 64), rows_init=0.01),
+        "globo": Preset(mlp=(128, 64), rows_learning_rate=0.1, rows_init=0.2, learning_rate=3e-3),
         "frappe": Preset(
             model="dcn",
             dim=20,
