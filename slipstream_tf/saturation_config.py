@@ -67,7 +67,8 @@ class SaturationConfig:
         defer_trigger: "movement": any row's sum is held until applying it would move a value of
             the row by `defer_movement`, at most `defer_max_age` steps. "interval": saturated
             rows' sums, for `defer_steps` steps.
-        defer_movement: in the unit of the rows.
+        defer_movement: in the unit of the rows. With max_auc_loss it is found from that and the
+            rows' learning rate instead (see `saturation.policies.movement_for_budget`).
         defer_max_age: in steps.
         defer_steps: in steps.
         defer_budget_bytes: bytes of all sums held; gradients of further rows are applied at once.

@@ -98,7 +98,7 @@ ENGINE_FLAGS: Mapping[str, EngineFlag] = {
     ),
     "max_auc_loss": EngineFlag(
         Number(0, 1, True), "most AUC that skipping may cost, by the budget's estimate",
-        _STATES, _by_states,
+        _SKIP, _by_any,
     ),
     "max_log_loss_increase": EngineFlag(
         Number(0, open_minimum=True), "the same in log loss", _STATES, _by_states

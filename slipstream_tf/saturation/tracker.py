@@ -79,7 +79,8 @@ class SaturationTracker:
             allowed = "fewer than all tables: one must be left to track"
             raise invalid("exempt_tables", config.exempt_tables, "SaturationConfig", allowed)
         self._tables = [TrackedTable(store, table, config.metric) for table in tracked]
-        self._policies = UpdatePolicies(config, tracked)
+        rate = getattr(store, "learning_rate", None)
+        self._policies = UpdatePolicies(config, tracked, None if rate is None else float(rate))
         self._classifier = InputClassifier(
             [table.name for table in self._tables],
             config.alpha,
