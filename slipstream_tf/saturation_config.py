@@ -99,7 +99,7 @@ class SaturationConfig:
     planned_steps: int | None = None
     release: float = 1.5
     revisit_every: int | None = None
-    saturated_share: float = 0.8
+    saturated_share: float = 1.0
     max_skips: int = 3
     weigh_visits: bool = True
     protect_windows: int = 1

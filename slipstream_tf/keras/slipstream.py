@@ -17,6 +17,7 @@ from slipstream_tf.inputs.spec import ID
 from slipstream_tf.keras.callback import SaturationCallback
 from slipstream_tf.keras.embedding_collection import EmbeddingCollection
 from slipstream_tf.keras.feature_specs import resolve_features
+from slipstream_tf.keras.store_state import LossMemoryState
 from slipstream_tf.ops.features import FeatureSpec
 from slipstream_tf.saturation.report import WindowReport
 from slipstream_tf.saturation.tracker import SaturationTracker
@@ -67,6 +68,7 @@ class Slipstream:
             raise invalid("config", config, "Slipstream", "a slipstream_tf.SaturationConfig")
         self._config = config
         self._tracker = SaturationTracker(self._store, config, self._specs)
+        self._loss_memory = LossMemoryState(self._tracker.classifier)
         self._steps = 0
         self._batches_per_epoch: int | None = None
 
@@ -84,6 +86,11 @@ class Slipstream:
     def store(self) -> Any:
         """The store whose tables are tracked."""
         return self._store
+
+    @property
+    def loss_memory(self) -> LossMemoryState:
+        """The remembered losses, for `tf.train.Checkpoint(losses=slipstream.loss_memory, ...)`."""
+        return self._loss_memory
 
     @property
     def needs_losses(self) -> bool:

@@ -16,6 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from slipstream_tf import optimizers
+from slipstream_tf.ops.classifier import InputClassifier
 
 FORMAT = 1
 _MANIFEST = "manifest"
@@ -119,16 +120,48 @@ class StoreState(tf.train.experimental.PythonState):
 
     def serialize(self) -> bytes:
         """Returns the store's state as the bytes of an .npz file."""
-        buffer = io.BytesIO()
-        arrays: dict[str, Any] = export_state(self._store)
-        np.savez(buffer, **arrays)
-        return buffer.getvalue()
+        return to_bytes(export_state(self._store))
 
     def deserialize(self, string_value: bytes) -> None:
         """Replaces the store's state by what `serialize` returned."""
-        try:
-            with np.load(io.BytesIO(string_value), allow_pickle=False) as arrays:
-                state = dict(arrays)
-        except (zipfile.BadZipFile, OSError) as error:
-            raise ValueError(f"{self._place}: the checkpoint is damaged ({error}).") from error
-        restore_state(self._store, state, self._place)
+        restore_state(self._store, from_bytes(string_value, self._place), self._place)
+
+
+class LossMemoryState(tf.train.experimental.PythonState):
+    """Lets `tf.train.Checkpoint` save and restore a classifier's remembered losses.
+
+    Args:
+        classifier: an `ops.classifier.InputClassifier`.
+    """
+
+    def __init__(self, classifier: InputClassifier) -> None:
+        super().__init__()
+        self._classifier = classifier
+
+    def serialize(self) -> bytes:
+        """Returns the remembered losses as the bytes of an .npz file."""
+        return to_bytes(self._classifier.export_memory())
+
+    def deserialize(self, string_value: bytes) -> None:
+        """Replaces the remembered losses by what `serialize` returned."""
+        self._classifier.import_memory(from_bytes(string_value, "remembered losses"))
+
+
+def to_bytes(arrays: Mapping[str, Any]) -> bytes:
+    """Returns named arrays as the bytes of an .npz file."""
+    buffer = io.BytesIO()
+    np.savez(buffer, **arrays)
+    return buffer.getvalue()
+
+
+def from_bytes(content: bytes, place: str) -> dict[str, np.ndarray]:
+    """Returns the arrays of an .npz file.
+
+    Raises:
+        ValueError: it is damaged.
+    """
+    try:
+        with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
+            return dict(arrays)
+    except (zipfile.BadZipFile, OSError) as error:
+        raise ValueError(f"{place}: the checkpoint is damaged ({error}).") from error

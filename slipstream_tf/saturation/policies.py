@@ -9,17 +9,16 @@ from slipstream_tf.config import SaturationConfig, TableConfig
 from slipstream_tf.errors import invalid
 from slipstream_tf.ops.update_policy import UpdatePolicy, held_row_bytes
 
-
-# AUC lost per learning rate's worth of `movement`. Measured with Adagrad on globo clicks (rates 0.05
-# and 0.1, movements of 0.05 to 0.2 rates, 4 simulated ranks): 0.002 to 0.006; doubled for safety.
+# AUC lost per learning rate's worth of `movement`. Measured with Adagrad on globo clicks (rates
+# 0.05 and 0.1, movements of 0.05 to 0.2 rates, 4 simulated ranks): 0.002 to 0.006; doubled.
 AUC_LOSS_PER_RATE = 0.012
 
 
 def movement_for_budget(max_auc_loss: float, learning_rate: float) -> float:
     """The movement that deferring may leave undone within a budget of quality.
 
-    An empirical rule, not a bound: rows move in units of the learning rate, and what is held back of
-    a row costs in proportion. Rules other than Adagrad were not measured.
+    An empirical rule, not a bound: rows move in units of the learning rate, and what is held back
+    of a row costs in proportion. Rules other than Adagrad were not measured.
 
     Args:
         max_auc_loss: the budget, above 0.

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from slipstream_tf import TableConfig, optimizers
+from slipstream_tf import SaturationConfig, Slipstream, TableConfig, optimizers
 from slipstream_tf.keras import EmbeddingCollection
+from slipstream_tf.ops.update_policy import UpdatePolicy
 
 FORMATS = ("weights", "model", "checkpoint")
 
@@ -172,3 +173,37 @@ def test_a_layer_alone_in_a_checkpoint(tmp_path):
     tf.train.Checkpoint(layer=other).restore(path).assert_consumed()
     assert other.store.size("a") == 2
     assert float(other.learning_rate) == 0.5
+
+
+def test_remembered_losses_are_in_a_checkpoint(tmp_path):
+    settings = SaturationConfig(score="remembered_loss", warmup_steps=0, loss_memory_bytes=1 << 12)
+    model = make_model()
+    trained = Slipstream(model.get_layer("tables"), settings)
+    ids = np.array([3, -7, 1 << 60])
+    trained.record_losses(ids, [0.5, 0.25, 1.0], [1, 0, 1])
+    saved = tf.train.Checkpoint(model=model, losses=trained.loss_memory).save(tmp_path / "ckpt")
+
+    other = make_model(seed=1)
+    resumed = Slipstream(other.get_layer("tables"), settings)
+    resumed.record_losses(np.array([99]), [9.0], [1])
+    tf.train.Checkpoint(model=other, losses=resumed.loss_memory).restore(saved)
+    expected = trained.tracker.classifier.export_memory()
+    actual = resumed.tracker.classifier.export_memory()
+    assert list(actual["ids"]) == sorted(ids)
+    for name, values in expected.items():
+        np.testing.assert_array_equal(actual[name], values)
+
+
+def test_a_checkpoint_holds_what_was_deferred(tmp_path):
+    model = make_model(optimizer=optimizers.SGD(0.1))
+    store = model.get_layer("tables").store
+    for table in store.tables:
+        policy = UpdatePolicy("defer", movement=1e9, max_age=1000, max_rows=1000)
+        store.set_update_policy(table.name, policy)
+    train(model)
+    assert sum(store.update_counts(table.name).pending for table in store.tables) > 0
+    saved = tf.train.Checkpoint(model=model).save(tmp_path / "ckpt")
+    assert sum(store.update_counts(table.name).pending for table in store.tables) == 0
+    restored = make_model(optimizer=optimizers.SGD(0.1), seed=1)
+    tf.train.Checkpoint(model=restored).restore(saved)
+    assert_same_state(state(model), state(restored))
