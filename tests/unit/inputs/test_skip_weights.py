@@ -1,0 +1,204 @@
+"""skip_inputs with weights, marks and ids: they stay with their inputs through every refill."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from slipstream_tf.inputs import with_ids
+from slipstream_tf.inputs.classifier import skip_inputs
+from slipstream_tf.ops.classifier import Classified, InputClassifier
+from slipstream_tf.ops.features import FeatureSpec, pack
+
+SPECS = [FeatureSpec("key", "table")]
+KEEP_WEIGHT = 4.0
+
+
+class FakeClassifier:
+    """Key k: k % 3 == 1 is skippable and left out, k % 3 == 2 is skippable and kept."""
+
+    def __init__(self):
+        # A variable: a Python function here can wait for the generator's, which waits for it.
+        self._ids = tf.Variable(tf.zeros([0], tf.int64), shape=[None], trainable=False)
+
+    @property
+    def ids(self):
+        return self._ids.numpy().tolist()
+
+    def classify(self, inputs, specs, ids=None, observe=True):
+        assert observe
+        if ids is not None:
+            assert ids.dtype.is_integer
+            self._ids.assign(tf.concat([self._ids, tf.cast(ids, tf.int64)], axis=0))
+        keys = inputs["key"] if isinstance(inputs, dict) else inputs
+        pack(inputs, specs)
+        if isinstance(keys, tf.RaggedTensor):
+            keys = tf.gather(keys.flat_values, keys.row_starts())
+        kind = keys[:, 0] % 3 if keys.shape.rank == 2 else keys % 3
+        weight = tf.gather(tf.constant([1.0, 0.0, KEEP_WEIGHT]), kind)
+        return Classified(kind > 0, tf.zeros_like(weight), weight)
+
+
+def expected_weights(keys):
+    return np.array([1.0, 0.0, KEEP_WEIGHT])[np.asarray(keys) % 3]
+
+
+def ragged_batches(sizes, keys, with_weight):
+    """Batches of inputs whose bag is one or more copies of their key, with the place as id."""
+    keys = np.asarray(keys, np.int64)
+
+    def batches():
+        start = 0
+        for size in sizes:
+            part = keys[start : start + size]
+            place = np.arange(start, start + size)
+            start += size
+            lengths = place % 3 + 1
+            bag = tf.RaggedTensor.from_row_lengths(np.repeat(part, lengths), lengths)
+            features = {"keys": {"key": bag}, "id": place, "dense": place[:, None] * 0.5}
+            element = (features, place.astype(np.float32))
+            yield (*element, place * 2.0) if with_weight else element
+
+    features_spec = {
+        "keys": {"key": tf.RaggedTensorSpec([None, None], tf.int64)},
+        "id": tf.TensorSpec([None], tf.int64),
+        "dense": tf.TensorSpec([None, 1], tf.float32),
+    }
+    vectors = [tf.TensorSpec([None], tf.float32)] * (2 if with_weight else 1)
+    return tf.data.Dataset.from_generator(batches, output_signature=(features_spec, *vectors))
+
+
+@settings(deadline=None, max_examples=30)
+@given(
+    sizes=st.lists(st.integers(0, 7), max_size=8),
+    batch_size=st.integers(1, 9),
+    with_weight=st.booleans(),
+    weighted=st.booleans(),
+    marked=st.booleans(),
+    seed=st.integers(0, 1000),
+)
+def test_weights_marks_and_ids_stay_with_their_inputs(
+    sizes, batch_size, with_weight, weighted, marked, seed
+):
+    keys = np.random.default_rng(seed).integers(0, 9, sum(sizes))
+    classifier = FakeClassifier()
+    dataset = skip_inputs(
+        ragged_batches(sizes, keys, with_weight),
+        classifier,
+        SPECS,
+        batch_size,
+        weighted=weighted,
+        marked=marked,
+    )
+    expected = expected_weights(keys)
+    order = []
+    for features, label, *weight in dataset:
+        place = features["id"].numpy()
+        order.extend(place)
+        np.testing.assert_array_equal(label, place)
+        np.testing.assert_array_equal(features["dense"][:, 0], place * 0.5)
+        assert features["keys"]["key"].to_list() == [[int(keys[i])] * (i % 3 + 1) for i in place]
+        assert ("skippable" in features) == marked
+        if marked:
+            assert features["skippable"].dtype == tf.bool
+            np.testing.assert_array_equal(features["skippable"], keys[place] % 3 == 2)
+        assert len(weight) == (with_weight or weighted)
+        if weight:
+            own = place * 2.0 if with_weight else 1.0
+            by_classifier = expected[place] if weighted else 1.0
+            np.testing.assert_array_equal(weight[0], own * by_classifier)
+    assert order == np.flatnonzero(expected > 0).tolist(), "nothing is lost, doubled or moved"
+    assert classifier.ids == list(range(len(keys))), "each input is classified once, by its id"
+
+
+def pairs(count=9):
+    keys = np.arange(count, dtype=np.int64)[:, None]
+    return tf.data.Dataset.from_tensor_slices(({"keys": keys}, keys[:, 0]))
+
+
+def test_where_nothing_is_asked_for_elements_stay_as_they_are():
+    dataset = pairs().batch(3, drop_remainder=True)
+    kept = skip_inputs(dataset, FakeClassifier(), SPECS, drop_remainder=True)
+    assert kept.element_spec == dataset.element_spec
+
+
+def test_weights_of_more_dimensions_and_of_other_types():
+    dataset = pairs().batch(9).map(lambda f, y: (f, y, tf.stack([y, 2 * y], axis=1)))
+    (_, label, weight), *_ = skip_inputs(dataset, FakeClassifier(), SPECS, 9, weighted=True)
+    one = label.numpy() * expected_weights(label.numpy())
+    np.testing.assert_array_equal(weight, np.stack([one, 2 * one], axis=1))
+    assert weight.dtype == tf.float32
+
+
+def test_features_without_a_tuple_can_be_marked():
+    dataset = pairs().batch(9).map(lambda f, y: f)
+    (features,) = skip_inputs(dataset, FakeClassifier(), SPECS, 9, marked=True)
+    np.testing.assert_array_equal(features["keys"][:, 0] % 3 == 2, features["skippable"])
+
+
+def test_ids_and_marks_are_no_keys_unless_a_spec_says_so():
+    def renamed(features, label):
+        key = features["keys"][:, 0]
+        notes = {"id": key + 100, "skippable": tf.zeros_like(key, tf.bool)}
+        return {"key": key, **notes}, label
+
+    classifier = FakeClassifier()
+    list(skip_inputs(pairs().batch(9).map(renamed), classifier, SPECS, 9))
+    assert classifier.ids == list(range(100, 109))
+
+    named = InputClassifier(["table"])
+    named.set_drift([0], [1], [0.0])
+    named.configure("drift", 0.5)
+    specs = [FeatureSpec("id", "table")]
+    dataset = pairs().batch(9).map(lambda f, y: ({"id": f["keys"][:, 0]}, y))
+    ((features, _),) = skip_inputs(dataset, named, specs, 9)
+    assert features["id"].numpy().tolist() == [0, 2, 3, 4, 5, 6, 7, 8]
+
+
+def test_ids_from_elsewhere_and_features_that_only_share_the_name():
+    classifier = FakeClassifier()
+    dataset = pairs().batch(4)
+    list(skip_inputs(dataset, classifier, SPECS, 4, get_ids=lambda f, y: y * 10))
+    assert classifier.ids == list(range(0, 90, 10))
+    classifier = FakeClassifier()
+    text = dataset.map(lambda f, y: ({**f, "id": tf.strings.as_string(y)}, y))
+    labels = [y.numpy().tolist() for _, y in skip_inputs(text, classifier, SPECS, 4)]
+    assert classifier.ids == [] and labels == [[0, 2, 3, 5], [6, 8]]
+
+
+def test_elements_without_a_place_for_weights_or_marks():
+    bare = tf.data.Dataset.from_tensor_slices(np.zeros((4, 1), np.int64)).batch(2)
+    classifier = FakeClassifier()
+    with pytest.raises(ValueError, match=r"\(features, label, sample_weight\)"):
+        skip_inputs(bare, classifier, SPECS, 2, weighted=True)
+    with pytest.raises(ValueError, match="a mapping"):
+        skip_inputs(bare.map(lambda keys: (keys, keys)), classifier, SPECS, 2, marked=True)
+    marked = pairs().batch(3).map(lambda f, y: ({**f, "skippable": y > 0}, y))
+    with pytest.raises(ValueError, match="features without 'skippable'"):
+        skip_inputs(marked, classifier, SPECS, 3, marked=True)
+
+
+@pytest.mark.parametrize("keep_rate", [0.0, 0.25])
+def test_the_classifiers_thinning_has_the_weights_that_make_up_for_it(keep_rate):
+    classifier = InputClassifier(["table"], seed=2)
+    classifier.set_drift([0], [1], [0.0])
+    classifier.configure("drift", 0.5, keep_rate=keep_rate)
+    keys = np.random.default_rng(0).integers(0, 2, 4000)
+    dataset = tf.data.Dataset.from_tensor_slices(({"keys": keys[:, None]}, keys)).batch(64)
+    kept = skip_inputs(with_ids(dataset), classifier, SPECS, 64, weighted=True, marked=True)
+    seen, total = [], 0.0
+    for features, label, weight in kept:
+        place = features["id"].numpy()
+        seen.extend(place)
+        np.testing.assert_array_equal(label, keys[place])
+        np.testing.assert_array_equal(features["skippable"], keys[place] == 1)
+        np.testing.assert_array_equal(weight, np.where(keys[place] == 1, 4.0, 1.0))
+        total += float(tf.reduce_sum(weight))
+    assert seen == sorted(set(seen)) and set(np.flatnonzero(keys == 0)) <= set(seen)
+    if keep_rate:
+        assert abs(total - len(keys)) < 0.1 * len(keys)
+    else:
+        assert total == np.sum(keys == 0)
