@@ -85,7 +85,9 @@ class LossFeedback:
 
     def _gives_logits(self) -> bool:
         loss = getattr(self, "loss", None)
-        if loss in ("binary_crossentropy", "bce", keras.losses.binary_crossentropy):
+        if isinstance(loss, str):
+            loss = keras.losses.get(loss)
+        if loss is keras.losses.binary_crossentropy:
             return False
         if isinstance(loss, keras.losses.BinaryCrossentropy):
             return bool(loss.get_config()["from_logits"])
