@@ -74,7 +74,7 @@ def test_scores_equal_the_reference(batch, drifts, percent, threshold, is_padded
     np.testing.assert_array_equal(np.sort(classifier.reservoir_scores()), np.sort(expected))
     hot = int(np.isfinite(expected).sum())
     skipped = int(np.sum(np.array(expected, np.float32) < threshold))
-    assert classifier.end_window() == ClassifierCounts(len(batch), skipped, hot)
+    assert classifier.end_window() == ClassifierCounts(len(batch), skipped, hot, skipped)
 
 
 @pytest.mark.parametrize("alpha, m, rank", [(0.9, 10, 9), (0.6, 10, 6), (0.55, 100, 55)])
@@ -177,6 +177,70 @@ def test_random_share(share):
     assert abs(skippable.numpy().mean() - share) <= 5 * math.sqrt(share * (1 - share) / 20000)
 
 
+def test_thinning_keeps_an_unbiased_sample_with_its_weight():
+    inputs, rate = 40_000, 0.25
+    classifier = make(drifts={(0, 1): 0.5, (0, 2): 2.0}, seed=3)
+    classifier.configure("drift", 1.0, keep_rate=rate)
+    users = np.where(np.arange(inputs) % 4 == 0, 2, 1)
+    skippable, _, weight = (
+        part.numpy() for part in classifier.classify({"user": users}, TWO_TABLES[:1])
+    )
+    np.testing.assert_array_equal(skippable, users == 1)
+    np.testing.assert_array_equal(weight[~skippable], 1.0)
+    assert set(weight[skippable]) == {0.0, 1 / rate}
+    # Weights stand for the skipped: any sum over inputs keeps its expectation. Five deviations.
+    deviation = math.sqrt((1 / rate - 1) / skippable.sum())
+    assert abs(weight[skippable].mean() - 1.0) < 5 * deviation
+    values = np.sin(np.arange(inputs))
+    spread = 5 * math.sqrt((1 / rate - 1) * (values[skippable] ** 2).sum())
+    assert abs((weight * values).sum() - values.sum()) < spread
+    kept = int((weight[skippable] > 0).sum())
+    expected = ClassifierCounts(inputs, 30_000 - kept, inputs, 30_000, kept)
+    assert classifier.end_window() == expected
+
+
+def test_thinning_repeats_with_the_seed():
+    weights = []
+    for seed in (1, 1, 2):
+        classifier = make(drifts={(0, 1): 0.5}, seed=seed)
+        classifier.configure("drift", 1.0, keep_rate=0.5)
+        batch = {"user": np.ones(100, np.int64)}
+        weights.append([classifier.classify(batch, TWO_TABLES[:1]).weight for _ in range(2)])
+    np.testing.assert_array_equal(weights[0], weights[1])
+    assert (weights[0][0] != weights[0][1]).numpy().any(), "a later input has its own draw"
+    assert (weights[0][0] != weights[2][0]).numpy().any()
+
+
+@pytest.mark.parametrize("mode, values", [("drift", {"threshold": 1.0}), ("random", {})])
+def test_shadow_marks_and_keeps_everything(mode, values):
+    marks = []
+    for shadow in (False, True):
+        classifier = make(drifts={(0, 1): 0.5, (0, 2): 2.0})
+        rate = {"random_share": 0.5} if mode == "random" else {"keep_rate": 0.5}
+        classifier.configure(mode, shadow=shadow, **values, **rate)
+        users = {"user": np.arange(100) % 3}
+        skippable, _, weight = classifier.classify(users, TWO_TABLES[:1])
+        marks.append(skippable.numpy())
+        counts = classifier.end_window()
+        assert counts.inputs_skippable == skippable.numpy().sum() > 0
+        if shadow:
+            np.testing.assert_array_equal(weight, np.ones(100))
+            assert counts.inputs_skipped == counts.inputs_kept == 0
+        else:
+            assert counts.inputs_skipped == (weight.numpy() == 0).sum() > 0
+    np.testing.assert_array_equal(marks[0], marks[1])
+
+
+def test_ignored_tables_count_neither_as_saturated_nor_as_moving():
+    classifier = InputClassifier(["user"], 1.0, ignored_tables=["item"])
+    classifier.set_drift([0], [1], [0.25])
+    matrix = np.array([[1, 9], [2, 1]])
+    np.testing.assert_array_equal(classifier.classify(matrix, TWO_TABLES).score, [0.25, INF])
+    np.testing.assert_array_equal(np.sort(classifier.reservoir_scores()), [0.25, INF])
+    only_ignored = classifier.classify({"item": np.array([1])}, TWO_TABLES[1:])
+    np.testing.assert_array_equal(only_ignored.score, [INF])
+
+
 def test_graph_mode_and_shapes():
     classifier = make(drifts={(0, 1): 1.0})
 
@@ -215,6 +279,8 @@ def test_op_itself_rejects_bad_alpha(alpha):
         ({"tables": ["a", "a"]}, "tables"),
         ({"tables": ["a"], "reservoir_size": 0}, "reservoir_size"),
         ({"tables": ["a"], "seed": -1}, "seed"),
+        ({"tables": ["a"], "loss_memory_bytes": -1}, "loss_memory_bytes"),
+        ({"tables": ["a"], "max_skips": 128}, "max_skips"),
     ],
 )
 def test_bad_settings(settings_, name):
@@ -229,6 +295,9 @@ def test_bad_settings(settings_, name):
         ("drift", {"threshold": -1.0}, "threshold"),
         ("drift", {"threshold": math.nan}, "threshold"),
         ("random", {"random_share": 1.5}, "random_share"),
+        ("drift", {"keep_rate": 1.0}, "keep_rate"),
+        ("drift", {"keep_rate": -0.1}, "keep_rate"),
+        ("drift", {"window": -1}, "window"),
     ],
 )
 def test_bad_configuration(mode, values, name):

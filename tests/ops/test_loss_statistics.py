@@ -1,0 +1,174 @@
+"""Statistics of recorded losses against NumPy: moments, progressive log loss and AUC."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from slipstream_tf.ops.classifier import InputClassifier
+from slipstream_tf.ops.loss_statistics import LossStatistics, Moments
+
+BINS = 512
+
+
+def make(**settings):
+    return InputClassifier(["user"], **settings)
+
+
+def cross_entropy(labels, predicted):
+    return -np.log(np.where(labels > 0, predicted, 1.0 - predicted)).astype(np.float32)
+
+
+def drawn(inputs, seed=0):
+    """Labels and predictions that know something about them."""
+    generator = np.random.default_rng(seed)
+    predicted = generator.beta(1, 3, inputs)
+    labels = (generator.random(inputs) < predicted).astype(np.float32)
+    return labels, predicted, generator
+
+
+def exact_auc(labels, predicted, weights):
+    """Share of the pairs in order, ties as half, each pair with the product of its weights."""
+    positive, negative = labels > 0, labels == 0
+    order = np.sign(predicted[positive][:, None] - predicted[negative][None])
+    pairs = weights[positive][:, None] * weights[negative][None]
+    return float((pairs * (0.5 + 0.5 * order)).sum() / pairs.sum())
+
+
+def assert_moments(found, values):
+    values = values.astype(np.float64)
+    assert found.count == values.size
+    assert found.total == pytest.approx(values.sum())
+    assert found.squares == pytest.approx((values**2).sum())
+    assert found.squared_residuals == pytest.approx((np.expm1(-values) ** 2).sum())
+    assert found.mean == pytest.approx(values.mean())
+    assert found.std_error == pytest.approx(values.std(ddof=1) / math.sqrt(values.size))
+
+
+@pytest.mark.parametrize("is_weighted", [False, True])
+def test_statistics_equal_numpy(is_weighted):
+    labels, predicted, generator = drawn(3_000)
+    losses = cross_entropy(labels, predicted)
+    skippable = generator.random(labels.size) < 0.3
+    weights = np.where(skippable, 4.0, 1.0) if is_weighted else np.ones(labels.size)
+    classifier = make()
+    for part in np.array_split(np.arange(labels.size), 7):
+        classifier.record_losses(
+            None, losses[part], labels[part], skippable[part],
+            weights[part] if is_weighted else None,
+        )  # fmt: skip
+    found = classifier.take_loss_statistics()
+    assert_moments(found.skippable, losses[skippable])
+    assert_moments(found.others, losses[~skippable])
+    assert found.paired == Moments() and found.not_finite == 0
+    assert found.weight == weights.sum()
+    assert found.mean_loss == pytest.approx(np.average(losses, weights=weights), rel=1e-6)
+    residuals = (labels - predicted) ** 2
+    assert found.mean_squared_residual == pytest.approx(
+        np.average(residuals, weights=weights), rel=1e-5
+    )
+    assert found.histogram.shape == (2, BINS)
+    for label in (0, 1):
+        assert found.histogram[label].sum() == pytest.approx(weights[labels == label].sum())
+    # Only pairs within a bin can be counted wrongly, each by a half.
+    negatives, positives = found.histogram
+    error = 0.5 * (negatives * positives).sum() / (negatives.sum() * positives.sum())
+    assert error < 1 / BINS * 4
+    assert found.auc == pytest.approx(exact_auc(labels, predicted, weights), abs=error + 1e-9)
+    assert found.auc > 0.6
+    assert classifier.take_loss_statistics().mean_loss is None, "taken once"
+
+
+def test_paired_losses_compare_with_the_last_visit_of_skippable_inputs():
+    classifier = make(loss_memory_bytes=1 << 12)
+    classifier.record_losses([1, 2, 3], [0.5, 0.25, 1.0], [0, 1, 0], None)
+    classifier.take_loss_statistics()
+    classifier.record_losses(
+        [1, 2, 3, 4], [0.75, 0.5, 3.0, 0.5], [0, 1, 0, 0], [True, True, False, True]
+    )
+    found = classifier.take_loss_statistics()
+    assert_moments(found.paired, np.array([0.25, 0.25]))
+    assert (found.skippable.count, found.others.count) == (3, 1)
+
+
+@pytest.mark.parametrize("label", [0.0, 1.0])
+def test_one_label_has_no_auc(label):
+    classifier = make()
+    classifier.record_losses(None, [0.1, 2.0], [label, label], None)
+    found = classifier.take_loss_statistics()
+    assert found.auc is None and found.mean_loss == pytest.approx(1.05)
+
+
+def test_perfect_and_constant_predictions():
+    classifier = make()
+    classifier.record_losses(None, [1e-3, 1e-3, 2e-3], [0, 1, 1], None)
+    assert classifier.take_loss_statistics().auc == 1.0
+    equal = cross_entropy(np.array([0, 1, 1, 0]), 0.3)
+    classifier.record_losses(None, equal, [0, 1, 1, 0], None)
+    assert classifier.take_loss_statistics().auc == 0.5
+
+
+def test_losses_that_are_not_finite_are_counted_and_left_out():
+    classifier = make(loss_memory_bytes=1 << 12)
+    classifier.record_losses([1, 2], [0.5, 0.5], [0, 1], None)
+    classifier.take_loss_statistics()
+    classifier.record_losses([1, 2, 3], [np.nan, np.inf, 0.25], [0, 1, 1], [True, True, True])
+    found = classifier.take_loss_statistics()
+    assert found.not_finite == 2 and found.skippable.count == 1 and found.paired.count == 0
+    assert found.mean_loss == 0.25
+    assert classifier.export_memory()["ids"].tolist() == [3], "forgotten: nothing is known of them"
+
+
+def test_graph_mode_and_an_empty_batch():
+    classifier = make()
+
+    @tf.function
+    def record(losses):
+        operation = classifier.record_losses(None, losses, tf.zeros_like(losses), None)
+        assert operation is not None
+
+    record(tf.constant([0.5, 1.5]))
+    classifier.record_losses(None, np.empty(0, np.float32), np.empty(0, np.float32), None)
+    assert classifier.take_loss_statistics().others.total == 2.0
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        (None, [0.5, 0.5], [0.0], None),
+        ([1], [0.5, 0.5], [0.0, 1.0], None),
+        (None, [0.5, 0.5], [0.0, 1.0], [True]),
+        (None, [0.5, 0.5], [0.0, 1.0], None, [1.0]),
+        (None, [[0.5]], [[0.0]], None),
+    ],
+)
+def test_lengths_that_differ(arguments):
+    classifier = make(loss_memory_bytes=1 << 12)
+    with pytest.raises((tf.errors.InvalidArgumentError, ValueError), match=r"shape|rank"):
+        classifier.record_losses(*arguments)
+    assert classifier.take_loss_statistics().others.count == 0
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 50])
+def test_standard_error_of_moments(count):
+    values = np.random.default_rng(count).exponential(size=count)
+    moments = Moments(count, values.sum(), (values**2).sum())
+    if count < 2:
+        assert moments.std_error is None
+    else:
+        expected = values.std(ddof=1) / math.sqrt(count)
+        assert moments.std_error == pytest.approx(expected)
+    assert moments.mean == pytest.approx(values.mean() if count else 0.0)
+
+
+def test_rounding_gives_no_root_of_a_negative_variance():
+    # Three times 0.1: squares - count * mean**2 may fall below 0.
+    assert Moments(3, 0.1 + 0.1 + 0.1, 0.0299999).std_error == 0.0
+
+
+def test_no_losses_at_all():
+    nothing = LossStatistics(Moments(), Moments(), Moments(), 0, np.zeros((2, BINS)))
+    assert nothing.mean_loss is nothing.mean_squared_residual is nothing.auc is None
