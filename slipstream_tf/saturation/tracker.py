@@ -78,6 +78,10 @@ class SaturationTracker:
         if not tracked:
             allowed = "fewer than all tables: one must be left to track"
             raise invalid("exempt_tables", config.exempt_tables, "SaturationConfig", allowed)
+        needed = min(hot_set.snapshot_bytes(table.dim) for table in tracked)
+        if config.hot_budget_bytes < needed:
+            allowed = f"at least {needed}: the snapshot of one row takes that many bytes"
+            raise invalid("hot_budget_bytes", config.hot_budget_bytes, "SaturationConfig", allowed)
         self._tables = [TrackedTable(store, table, config.metric) for table in tracked]
         rate = getattr(store, "learning_rate", None)
         self._policies = UpdatePolicies(config, tracked, None if rate is None else float(rate))
