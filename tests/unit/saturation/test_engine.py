@@ -1,0 +1,479 @@
+"""saturation.tracker beyond the paper: masks, deferring, states, budgets, guard and shadow."""
+
+from __future__ import annotations
+
+import collections
+import json
+import math
+
+import numpy as np
+import pytest
+
+from slipstream_tf.config import SaturationConfig, TableConfig
+from slipstream_tf.ops.features import FeatureSpec
+from slipstream_tf.ops.update_policy import SATURATED, WATCHED, UpdateCounts, held_row_bytes
+from slipstream_tf.saturation.states import KeyState
+from slipstream_tf.saturation.tracker import SaturationTracker
+
+DIM = 2
+ROW_BYTES = 4 * DIM
+SPECS = [FeatureSpec("user", "user"), FeatureSpec("item", "item")]
+DRIFTS = {0: 0.1, 1: 0.2, 2: 0.3, 3: 0.4}
+
+
+class Store:
+    """What the tracker needs of a store, in dictionaries; notes what it is told."""
+
+    def __init__(self):
+        self.tables = (TableConfig("user", DIM), TableConfig("item", DIM))
+        self.rows = {table.name: {} for table in self.tables}
+        self.counts = {table.name: collections.Counter() for table in self.tables}
+        self.policies, self.marks = {}, {}
+        self.travel = collections.Counter()
+        self.masked = 0
+
+    def train(self, table, drifts):
+        for key, delta in drifts.items():
+            row = self.rows[table].get(key, np.zeros(DIM, np.float32))
+            self.rows[table][key] = row + np.float32(delta)
+            self.counts[table][key] += 1
+
+    def size(self, table):
+        return len(self.rows[table])
+
+    def hot_keys(self, table, k):
+        ordered = sorted(self.counts[table].items(), key=lambda item: (-item[1], item[0]))[:k]
+        keys, counts = zip(*ordered, strict=True) if ordered else ((), ())
+        return np.array(keys, np.int64), np.array(counts, np.float32)
+
+    def gather(self, table, keys):
+        rows = [self.rows[table].get(int(key), np.zeros(DIM)) for key in keys]
+        found = [int(key) in self.rows[table] for key in keys]
+        return np.array(rows, np.float32).reshape(-1, DIM), np.array(found, bool)
+
+    def set_update_policy(self, table, policy):
+        self.policies[table] = policy
+
+    def mark_rows(self, table, keys, marks):
+        self.marks[table] = dict(zip(map(int, keys), map(int, marks), strict=True))
+
+    def travelled(self, table, keys):
+        return np.array([self.travel[table, int(key)] for key in keys], np.float32)
+
+    def update_counts(self, table):
+        return UpdateCounts(masked=self.masked)
+
+    def decay_counts(self, factor):
+        for counts in self.counts.values():
+            for key in counts:
+                counts[key] *= factor
+
+
+def make(**settings):
+    defaults = {
+        "snapshot_interval": 10, "warmup": 0.0, "target_skip": 0.5, "revisit_every": 0
+    }  # fmt: skip
+    store = Store()
+    return store, SaturationTracker(store, SaturationConfig(**{**defaults, **settings}), SPECS)
+
+
+def window(store, tracker, drifts=None, **classify):
+    """Moves users by their drifts and item 0 by 0, shows an input per user; ends the window."""
+    drifts = DRIFTS if drifts is None else drifts
+    store.train("user", drifts)
+    store.train("item", {0: 0.0})
+    users = np.array(list(drifts), np.int64)
+    inputs = np.stack([users, np.zeros_like(users)], axis=1)
+    found = tracker.classifier.classify(inputs, SPECS, **classify)
+    return tracker.step(10), [part.numpy() for part in found]
+
+
+def state_of(tracker, table, key):
+    states = tracker.states[table]
+    return KeyState(states.states[states.keys.tolist().index(key)])
+
+
+def test_masks_saturated_keys_after_the_warmup_only():
+    store, tracker = make(skip="gradients", warmup_steps=30, decay_skipped=True)
+    for _ in range(2):
+        report, (skippable, *_) = window(store, tracker)
+        assert store.marks == {"user": {}, "item": {}} and not skippable.any()
+        assert {policy.mode for policy in store.policies.values()} == {"apply"}
+    assert report.saturated_keys == 3, "judged in the warm-up, but nothing comes of it"
+    window(store, tracker)
+    assert store.marks == {"user": {0: SATURATED, 1: SATURATED}, "item": {0: SATURATED}}
+    assert all(policy.mode == "mask" for policy in store.policies.values())
+    assert all(policy.decay_skipped for policy in store.policies.values())
+    report, (skippable, _, weight) = window(store, tracker)
+    np.testing.assert_array_equal(weight, np.ones(4))
+    assert skippable.tolist() == [True, True, False, False], "marked for the guard"
+    assert (report.inputs_skipped, report.inputs_skippable, report.is_skipping) == (0, 2, False)
+
+
+def test_a_masked_key_is_judged_by_its_last_free_drift():
+    store, tracker = make(skip="gradients", threshold=0.25)
+    for _ in range(2):
+        window(store, tracker)
+    for _ in range(3):  # masked rows rest; the others go on
+        report, _ = window(store, tracker, {0: 0.0, 1: 0.0, 2: 0.3, 3: 0.4})
+        assert report.saturated_keys == 3
+        drift = tracker.states["user"].drift
+        np.testing.assert_allclose(drift, [0.1, 0.2, 0.3, 0.4], rtol=1e-5)
+
+
+def test_masking_is_not_judged_while_warming_up_or_in_shadow_mode():
+    for settings in ({"warmup_steps": 1000}, {"shadow": True}):
+        store, tracker = make(skip="gradients", threshold=0.25, **settings)
+        for _ in range(2):
+            window(store, tracker)
+        report, _ = window(store, tracker, {**DRIFTS, 1: 0.9})
+        assert state_of(tracker, "user", 1) == KeyState.VARYING, "it could move, and did"
+        assert report.saturated_keys == 2
+
+
+@pytest.mark.parametrize("skip", ["defer", "both"])
+def test_defers_within_the_byte_budget_after_the_warmup(skip):
+    budget = 10 * held_row_bytes(DIM) + 3
+    store, tracker = make(
+        skip=skip, warmup_steps=20, defer_budget_bytes=budget, defer_movement=0.5, defer_max_age=7
+    )
+    window(store, tracker)
+    assert {policy.mode for policy in store.policies.values()} == {"apply"}
+    window(store, tracker)
+    policies = store.policies
+    assert {p.mode for p in policies.values()} == {"defer"}
+    assert {(p.trigger, p.movement, p.max_age) for p in policies.values()} == {("movement", 0.5, 7)}
+    assert {name: p.max_rows for name, p in policies.items()} == {"user": 8, "item": 2}
+    assert sum(p.max_rows for p in policies.values()) * held_row_bytes(DIM) <= budget
+    assert store.marks == {"user": {}, "item": {}}, "movement holds any row"
+    _, (skippable, _, weight) = window(store, tracker)
+    assert skippable.tolist() == ([True, True, False, False] if skip == "both" else [False] * 4)
+    np.testing.assert_array_equal(weight == 0.0, skippable)
+
+
+def test_deferring_by_interval_marks_saturated_rows():
+    store, tracker = make(skip="defer", defer_trigger="interval", defer_steps=9)
+    for _ in range(2):
+        window(store, tracker)
+    assert store.marks == {"user": {0: SATURATED, 1: SATURATED}, "item": {0: SATURATED}}
+    assert store.policies["user"].max_age == 9
+
+
+def test_hysteresis_and_release():
+    store, tracker = make(threshold=0.3, release=1.5)
+    for _ in range(2):
+        window(store, tracker)
+    seen = []
+    for drift in (0.4, 0.5, 0.35, 0.25, 0.1):
+        _, (skippable, *_) = window(store, tracker, {**DRIFTS, 1: drift})
+        seen.append(bool(skippable[1]))
+    # Stays up to 1.5 T, goes above it, comes back below T; each takes effect a window later.
+    assert seen == [True, True, False, False, True]
+
+
+def test_a_probing_key_is_neither_marked_nor_skipped_in_its_window():
+    period = 4
+    store, tracker = make(
+        skip="inputs+gradients", threshold=0.35, revisit_every=period, exempt_tables=("item",)
+    )
+    for _ in range(2):
+        window(store, tracker)
+    probed = collections.Counter()
+    for _ in range(2 * period):
+        states = tracker.states["user"]
+        probing = set(states.keys_in(KeyState.PROBING).tolist())
+        saturated = set(states.keys_in(KeyState.SATURATED).tolist())
+        probed.update(probing)
+        assert set(store.marks["user"]) == saturated and saturated | probing == {0, 1, 2}
+        _, (skippable, *_) = window(store, tracker)
+        assert {key for key in range(4) if skippable[key]} == saturated
+    assert probed == {0: 2, 1: 2, 2: 2}, "each key once a period"
+
+
+@pytest.mark.parametrize("protect_windows", [1, 3])
+def test_a_newly_hot_key_is_protected(protect_windows):
+    store, tracker = make(threshold=0.25, protect_windows=protect_windows)
+    for _ in range(2 + protect_windows):
+        window(store, tracker)
+    seen = []
+    for _ in range(protect_windows + 2):
+        _, (skippable, *_) = window(store, tracker, {**DRIFTS, 9: 0.0})
+        assert skippable[0], "the others are saturated"
+        seen.append(bool(skippable[4]))
+    # Cold in its first window, then watched for whole windows, then skipped.
+    assert seen == [False] * (1 + protect_windows) + [True]
+
+
+def test_exempt_tables_are_not_tracked_and_do_not_count():
+    store, tracker = make(exempt_tables=("item",))
+    assert tracker.classifier.tables == ("user",) and set(tracker.states) == {"user"}
+    for _ in range(3):
+        store.train("item", {0: 100.0})
+        report, (skippable, score, _) = window(store, tracker)
+    assert skippable.tolist() == [True, True, False, False]
+    assert np.isfinite(score).all()
+    assert report.hot_keys == 4 and [table.table for table in report.tables] == ["user"]
+    assert set(store.policies) == {"user"} == set(store.marks)
+
+
+@pytest.mark.parametrize("rows", [0, 2])
+def test_a_table_has_a_hot_budget_of_its_own(rows):
+    store, tracker = make(table_hot_budget_bytes={"user": rows * ROW_BYTES + ROW_BYTES - 1})
+    report, _ = window(store, tracker)
+    assert report.next_hot_keys == rows + 1
+    assert tracker.states["user"].keys.tolist() == list(range(rows))
+    assert tracker.states["item"].keys.tolist() == [0]
+
+
+@pytest.mark.parametrize(
+    "settings, message",
+    [
+        ({"exempt_tables": ("shop",)}, r"Invalid `exempt_tables`: 'shop'.*item, user"),
+        ({"table_hot_budget_bytes": {"shop": 1}}, r"Invalid `table_hot_budget_bytes`: 'shop'"),
+        ({"exempt_tables": ("user", "item")}, r"Invalid `exempt_tables`.*one must be left"),
+        (
+            {"skip": "defer", "defer_budget_bytes": held_row_bytes(DIM) - 1},
+            r"Invalid `defer_budget_bytes`: 71.*at least 72",
+        ),
+        (
+            {"skip": "both", "simulated_ranks": 2, "defer_budget_bytes": 143},
+            r"Invalid `defer_budget_bytes`: 143.*at least 144",
+        ),
+        ({"hot_budget_bytes": ROW_BYTES - 1}, r"Invalid `hot_budget_bytes`: 7.*at least 8"),
+    ],
+)  # fmt: skip
+def test_settings_that_do_not_fit_the_tables(settings, message):
+    with pytest.raises(ValueError, match=message):
+        make(**settings)
+
+
+def test_signal_judges_by_net_over_travelled():
+    store, tracker = make(skip="gradients", metric="signal", threshold=0.5)
+    window(store, tracker)
+    watched = {key: WATCHED for key in range(4)}
+    assert store.marks == {"user": watched, "item": {0: WATCHED}}, "from the first hot set on"
+    # Squared l2 drift of a row of equal values, over the wanted signal. User 3 did not move.
+    signals = {0: 0.1, 1: 0.4, 2: 0.8}
+    for key, signal in signals.items():
+        store.travel["user", key] = DIM * DRIFTS[key] ** 2 / signal
+    report, _ = window(store, tracker, {**DRIFTS, 3: 0.0})
+    np.testing.assert_allclose(tracker.states["user"].drift, [0.1, 0.4, 0.8, 0.0], rtol=1e-5)
+    both = SATURATED | WATCHED
+    assert store.marks["user"] == {0: both, 1: both, 2: WATCHED, 3: both}
+    assert store.marks["item"] == {0: both}
+    assert report.threshold == 0.5 and report.anomalies == 0
+
+
+def test_signal_of_a_row_that_moved_without_updates_is_an_anomaly():
+    store, tracker = make(metric="signal", threshold=0.5)
+    for _ in range(2):
+        report, _ = window(store, tracker)
+    assert report.anomalies == 4, "an import replaced them"
+    assert report.saturated_keys == 1
+    assert store.marks["user"] == {key: WATCHED for key in range(4)}, "inputs: nothing is masked"
+
+
+def test_an_absolute_threshold():
+    store, tracker = make(threshold=0.35, target_skip=0.0)
+    for _ in range(3):
+        report, (skippable, *_) = window(store, tracker)
+    assert report.threshold == pytest.approx(0.35) and not report.is_threshold_capped
+    assert skippable.tolist() == [True, True, True, False]
+
+
+@pytest.mark.parametrize(
+    "settings, planned, warmup",
+    [
+        ({"planned_steps": 60}, None, 30),
+        ({"planned_steps": 60}, 1000, 30),
+        ({}, 60, 30),
+        ({}, None, None),
+        ({"warmup_steps": 30}, 1000, 30),
+    ],
+)
+def test_a_warmup_by_share(settings, planned, warmup):
+    store, tracker = make(warmup=0.5, **settings)
+    if planned is not None:
+        tracker.plan(planned)
+    assert tracker.warmup_steps == warmup
+    for index in range(6):
+        report, (skippable, *_) = window(store, tracker)
+        is_over = warmup is not None and index >= 3
+        assert skippable.any() == is_over
+        assert report.is_warming_up == (not is_over)
+    assert report.threshold > 0, "known, if not used"
+
+
+def test_a_plan_that_comes_late_counts_from_the_next_window_end():
+    store, tracker = make(warmup=0.5)
+    for _ in range(3):
+        window(store, tracker)
+    tracker.plan(20)
+    assert not window(store, tracker)[1][0].any()
+    assert window(store, tracker)[1][0].any()
+    with pytest.raises(ValueError, match="Invalid `steps`"):
+        tracker.plan(-1)
+
+
+@pytest.mark.parametrize("skip", ["inputs", "both", "inputs+gradients", "gradients", "defer"])
+def test_shadow_skips_nothing_and_counts_what_it_would(skip):
+    store, tracker = make(skip=skip, shadow=True)
+    for _ in range(3):
+        report, (skippable, _, weight) = window(store, tracker)
+    np.testing.assert_array_equal(weight, np.ones(4))
+    assert (report.inputs_skipped, report.inputs_kept, report.is_skipping) == (0, 0, False)
+    if skip != "defer":
+        assert report.inputs_skippable == skippable.sum() == 2
+    if skip != "inputs":
+        assert all(policy.is_shadow for policy in store.policies.values())
+    else:
+        assert {policy.mode for policy in store.policies.values()} == {"apply"}
+
+
+def test_a_keep_rate_thins():
+    store, tracker = make(keep_rate=0.5, threshold=10.0)
+    for _ in range(2):
+        window(store, tracker)
+    users = {key: 0.1 for key in range(4)} | {key: 0.0 for key in range(100, 500)}
+    for _ in range(3):
+        report, (skippable, _, weight) = window(store, tracker, users)
+    assert skippable.all() and set(weight) == {0.0, 2.0}
+    assert report.inputs_kept == (weight > 0).sum() and report.inputs_skippable == 404
+    assert report.inputs_skipped + report.inputs_kept == 404
+
+
+def strict_json(report):
+    return json.loads(json.dumps(report.to_dict(), allow_nan=False))
+
+
+def test_rows_that_are_all_nan():
+    store, tracker = make(skip="inputs+gradients")
+    window(store, tracker)
+    report, _ = window(store, tracker, dict.fromkeys(range(4), np.nan))
+    assert report.anomalies == 4 and report.saturated_keys == 0 and report.threshold == 0.0
+    assert strict_json(report)["anomalies"] == 4
+    report, (skippable, *_) = window(store, tracker)
+    assert not skippable.any() and report.hot_inputs == 0
+
+
+def test_an_empty_hot_set_and_windows_without_lookups():
+    store, tracker = make(
+        skip="both", score="remembered_loss", guard_tolerance=0.1, max_auc_loss=0.1,
+        planned_steps=100, table_hot_budget_bytes={"user": 0, "item": 0},
+    )  # fmt: skip
+    for shows_inputs in (False, True, True, False):
+        if shows_inputs:
+            ids = np.arange(4)
+            report, (skippable, *_) = window(store, tracker, ids=ids)
+            assert not skippable.any()
+        else:
+            report = tracker.end_window()
+        assert (report.hot_keys, report.threshold, report.hot_set_overlap) == (0, 0.0, 0.0)
+        assert report.inputs_seen == (4 if shows_inputs else 0)
+        assert report.log_loss is None and report.auc is None
+        assert strict_json(report)["skipped_share"] == 0.0
+
+
+def test_a_window_without_lookups_between_others():
+    store, tracker = make()
+    for _ in range(2):
+        window(store, tracker)
+    report = tracker.step(10)
+    assert report.threshold == 0.0 and not report.is_skipping, "no input to find a share of"
+    assert not window(store, tracker)[1][0].any()
+    assert window(store, tracker)[1][0].any(), "and on it goes"
+
+
+def test_a_capped_threshold():
+    store, tracker = make(skip="gradients", max_threshold=0.15)
+    for _ in range(2):
+        report, _ = window(store, tracker)
+    assert report.is_threshold_capped and 0.1 < report.threshold <= 0.15
+    assert store.marks["user"] == {0: SATURATED}
+
+
+def feed(tracker, loss, inputs=2500, skippable=True):
+    generator = np.random.default_rng(0)
+    losses = loss * generator.uniform(0.9, 1.1, inputs)
+    tracker.classifier.record_losses(None, losses, np.arange(inputs) % 2, [skippable] * inputs)
+
+
+@pytest.mark.parametrize("skip", ["inputs", "gradients"])
+def test_the_guard_halves_the_threshold_and_releases_keys(skip):
+    drifts = {0: 0.1, 1: 0.28, 2: 0.3, 3: 0.4}
+    settings = {"keep_rate": 0.5} if skip == "inputs" else {}
+    store, tracker = make(skip=skip, threshold=0.3, guard_tolerance=0.1, **settings)
+    words = []
+    for loss in (0.1, 0.1, 0.1, 0.1, 0.2):
+        before = [state_of(tracker, "user", key) for key in (0, 1)] if words else None
+        feed(tracker, loss)
+        feed(tracker, 0.6, skippable=False)
+        report, _ = window(store, tracker, drifts)
+        words.append(report.guard)
+    assert before == [KeyState.SATURATED, KeyState.SATURATED]
+    assert "baseline" in words[0] and "fine" in words[2] and "worsened" in words[4]
+    assert report.threshold == pytest.approx(0.15)
+    assert state_of(tracker, "user", 0) == KeyState.SATURATED
+    assert state_of(tracker, "user", 1) == KeyState.VARYING, "0.28 is above 1.5 * 0.15"
+    assert report.log_loss == pytest.approx(0.4, rel=0.02)
+    feed(tracker, 0.1)
+    report, _ = window(store, tracker, drifts)
+    assert report.threshold == pytest.approx(0.15), "and it stays halved for a while"
+
+
+def test_the_guard_without_losses_changes_nothing():
+    store, tracker = make(keep_rate=0.5, guard_tolerance=0.1)
+    for _ in range(3):
+        report, _ = window(store, tracker)
+    assert report.threshold == pytest.approx(0.3) and "No skippable input" in report.guard
+
+
+@pytest.mark.parametrize("budget", ["max_auc_loss", "max_log_loss_increase"])
+def test_a_quality_budget_without_planned_steps_skips_nothing_and_says_why(budget):
+    store, tracker = make(keep_rate=0.5, **{budget: 0.01})
+    for _ in range(3):
+        report, (skippable, *_) = window(store, tracker)
+        assert not skippable.any() and report.threshold == report.target_share == 0.0
+        assert "planned steps are not known" in report.budget
+
+
+def learn(budget, windows=14):
+    """Windows whose log loss falls with the logarithm of the inputs trained."""
+    store, tracker = make(keep_rate=0.5, planned_steps=400, max_log_loss_increase=budget)
+    users, trained, reports = {key: 0.01 * key for key in range(40)}, 0, []
+    for _ in range(windows):
+        report, (skippable, _, weight) = window(store, tracker, users)
+        reports.append(report)
+        kept = weight > 0
+        losses = np.full(kept.sum(), 0.9 - 0.05 * math.log(trained + 20), np.float32)
+        labels = np.arange(kept.sum()) % 2
+        tracker.classifier.record_losses(None, losses, labels, skippable[kept], weight[kept])
+        trained += int(kept.sum())
+    return reports
+
+
+def test_a_quality_budget_bounds_the_share():
+    tight, loose = learn(0.002), learn(10.0)
+    assert "fewer than 5 windows" in tight[3].budget and tight[3].target_share == 0.0
+    assert tight[3].predicted_cost is None
+    assert 0.0 < tight[-1].target_share < 0.2 < loose[-1].target_share == 0.5
+    assert 0.0 < tight[-1].predicted_cost <= 0.002 * 1.01
+    assert "Slope" in tight[-1].budget and "allows more" in loose[-1].budget
+    assert loose[-1].inputs_skipped > 0 and loose[-1].log_loss is not None
+
+
+def test_remembered_losses_choose_among_inputs_of_saturated_keys():
+    store, tracker = make(score="remembered_loss", saturated_share=1.0, max_skips=0)
+    ids = np.arange(4) + 70
+    losses = [0.4, 0.1, 0.2, 0.3]
+    for is_recorded in (True, True, False):
+        if is_recorded:
+            tracker.classifier.record_losses(ids, losses, [0, 1, 0, 1], None)
+        report, (skippable, *_) = window(store, tracker, ids=ids)
+        assert not skippable.any(), "last visited before their keys were saturated"
+    assert report.loss_threshold == pytest.approx(0.3) and report.threshold > 0.4
+    tracker.classifier.record_losses(ids, losses, [0, 1, 0, 1], None)
+    report, (skippable, score, _) = window(store, tracker, {**DRIFTS, 2: 5.0}, ids=ids)
+    np.testing.assert_allclose(score, losses, rtol=1e-6)
+    assert skippable.tolist() == [False, True, True, False]
+    assert report.inputs_skipped == 2

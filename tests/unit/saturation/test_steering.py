@@ -1,0 +1,155 @@
+"""saturation.steering: shares under a quality budget, factors on T under the guard."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from slipstream_tf.config import SaturationConfig
+from slipstream_tf.ops.loss_statistics import LossStatistics, Moments
+from slipstream_tf.saturation.steering import Steerer, Steering, WindowWork
+
+NOTHING = LossStatistics(Moments(), Moments(), Moments(), 0, np.zeros((2, 4)))
+
+
+def moments(losses):
+    losses = np.asarray(losses, np.float64)
+    residuals = float((np.expm1(-losses) ** 2).sum())
+    return Moments(losses.size, float(losses.sum()), float((losses**2).sum()), residuals)
+
+
+def statistics(others, skippable=(), stands_for=1.0):
+    """Losses of inputs; each skippable one stands for some."""
+    one, other = moments(others), moments(skippable)
+    return LossStatistics(
+        other, one, Moments(), 0, np.zeros((2, 4)),
+        one.count + stands_for * other.count,
+        one.total + stands_for * other.total,
+        one.squared_residuals + stands_for * other.squared_residuals,
+    )  # fmt: skip
+
+
+def work(losses=NOTHING, seen=1000, skipped=0, hot=1000, offered=0, masked=0):
+    return WindowWork(seen, skipped, hot, offered, masked, losses)
+
+
+def curve_losses(window, inputs=1000, kept=0):
+    mean = 0.9 - 0.05 * math.log(inputs * (window + 0.5))
+    return statistics(np.full(inputs - kept, mean), np.full(kept, mean))
+
+
+def run(windows, planned=30_000, kept=0, **settings):
+    """Steers by a falling log loss; returns the steerings."""
+    steerer = Steerer(SaturationConfig(**{"keep_rate": 0.5, **settings}))
+    return [
+        steerer.next(work(curve_losses(window, kept=kept)), planned) for window in range(windows)
+    ]
+
+
+def test_without_guard_and_budget_the_target_stands():
+    steerer = Steerer(SaturationConfig(target_skip=0.4))
+    for losses in (NOTHING, statistics([0.1, 0.2])):
+        assert steerer.next(work(losses), None) == Steering(0.4)
+
+
+@pytest.mark.parametrize("name", ["max_auc_loss", "max_log_loss_increase"])
+def test_a_budget_needs_the_planned_inputs(name):
+    steerer = Steerer(SaturationConfig(**{name: 0.1}))
+    steering = steerer.next(work(statistics([0.1])), None)
+    assert steering.share == 0.0 and "planned_steps" in steering.budget
+
+
+def test_a_budget_needs_a_curve_and_then_bounds_the_share():
+    found = run(12, max_log_loss_increase=0.004)
+    assert [steering.share for steering in found[:5]] == [0.0] * 5
+    assert "fewer than 5 windows" in found[3].budget
+    last = found[-1]
+    # S = N (1 - exp(-budget / b)) over what is left; b is the fitted 0.05 times the margin.
+    most = 30_000 * -math.expm1(-0.004 / 0.0625) / 18_000
+    assert last.share == pytest.approx(most, rel=0.02)
+    assert last.predicted_cost == pytest.approx(0.004, rel=0.02)
+
+
+def test_a_larger_budget_allows_more_up_to_the_target():
+    shares = [
+        run(12, max_log_loss_increase=b, target_skip=0.6)[-1].share for b in (0.001, 0.01, 1.0)
+    ]
+    assert 0.0 < shares[0] < shares[1] < shares[2] == 0.6
+
+
+def test_of_two_budgets_the_tighter_one_holds():
+    both = run(12, max_log_loss_increase=0.004, max_auc_loss=0.5)
+    # No AUC was ever known (one label in the histogram): that budget allows nothing.
+    assert both[-1].share == 0.0
+
+
+def test_the_share_is_one_of_hot_inputs():
+    # A plan counts all inputs: of half as many hot ones it takes twice the share.
+    steerers = [Steerer(SaturationConfig(max_log_loss_increase=0.002)) for _ in range(2)]
+    for window in range(12):
+        all_hot, half_hot = (
+            steerer.next(work(curve_losses(window), hot=hot), 30_000).share
+            for steerer, hot in zip(steerers, (1000, 500), strict=True)
+        )
+    assert half_hot == pytest.approx(2 * all_hot) and all_hot > 0.0
+    assert steerers[0].next(work(curve_losses(12), hot=0), 30_000).share == 0.0
+
+
+def test_what_was_skipped_is_paid_from_the_budget():
+    settings = SaturationConfig(max_log_loss_increase=0.004, keep_rate=0.5)
+    idle, spending = Steerer(settings), Steerer(settings)
+    for window in range(12):
+        losses = curve_losses(window, kept=100)
+        saved = idle.next(work(losses), 30_000)
+        spent = spending.next(work(losses, skipped=100 * (window > 7)), 30_000)
+    assert 0.0 < spent.share < saved.share
+
+
+def test_skipped_inputs_of_little_value_cost_little():
+    shares = []
+    for kept_loss in (0.5, 0.05):
+        steerer = Steerer(SaturationConfig(max_log_loss_increase=0.002, keep_rate=0.5))
+        for window in range(12):
+            level = math.log(1000 * (window + 0.5))
+            losses = statistics(
+                np.full(700, 0.9 - 0.05 * level), np.full(300, kept_loss - 0.01 * level * kept_loss)
+            )
+            share = steerer.next(work(losses), 30_000).share
+        shares.append(share)
+    assert 0.0 < shares[0] < shares[1]
+
+
+def test_windows_that_keep_nothing_of_what_they_skip_are_no_points_of_the_curve():
+    steerer = Steerer(SaturationConfig(max_log_loss_increase=0.004))
+    for window in range(12):
+        steering = steerer.next(work(curve_losses(window), skipped=100), 30_000)
+    assert "fewer than 5 windows" in steering.budget
+
+
+def test_masked_rows_are_a_share_of_their_inputs():
+    steerer = Steerer(SaturationConfig(skip="gradients", max_log_loss_increase=0.004))
+    for window in range(7):
+        steering = steerer.next(work(curve_losses(window), offered=100), 30_000)
+    first = steering.share
+    assert 0.0 < first <= 0.3
+    # Twice as many rows are masked as planned: the share is about halved.
+    plain = Steerer(SaturationConfig(max_log_loss_increase=0.004))
+    for window in range(8):
+        planned = plain.next(work(curve_losses(window)), 30_000).share
+    masked = round(200 * planned)
+    steering = steerer.next(work(curve_losses(7), offered=100, masked=masked), 30_000)
+    assert steering.share == pytest.approx(first / 2, rel=0.2)
+
+
+def test_the_guard_scales_and_says_so():
+    steerer = Steerer(SaturationConfig(keep_rate=0.5, guard_tolerance=0.1, target_skip=0.4))
+    generator = np.random.default_rng(0)
+    for loss, scale in ((0.2, 1.0), (0.2, 1.0), (0.5, 0.5), (0.2, 0.5)):
+        losses = statistics(
+            generator.uniform(0.55, 0.65, 3000), loss * generator.uniform(0.9, 1.1, 3000)
+        )
+        steering = steerer.next(work(losses), None)
+        assert steering.scale == scale and steering.share == 0.4
+        assert steering.guard and not steering.budget
