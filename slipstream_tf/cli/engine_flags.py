@@ -23,7 +23,8 @@ class EngineFlag:
         parser: of its values; None: a switch.
         text: for --help.
         needs: flags that must be so for it to matter, in words.
-        matters: whether it does, given the chosen skip mode and the other engine flags.
+        matters: whether it does, given the chosen skip mode ("track": --skip=none with --track)
+            and the other engine flags.
     """
 
     parser: Any
@@ -53,10 +54,14 @@ def _by_loss(skip: str, chosen: Mapping[str, Any]) -> bool:
 
 
 def _by_states(skip: str, chosen: Mapping[str, Any]) -> bool:
-    return skip != "none" and (skip != "defer" or _trigger("interval")(skip, chosen))
+    return _by_any(skip, chosen) and (skip != "defer" or _trigger("interval")(skip, chosen))
 
 
 def _by_any(skip: str, chosen: Mapping[str, Any]) -> bool:
+    return skip not in ("none", "track")
+
+
+def _by_tracking(skip: str, chosen: Mapping[str, Any]) -> bool:
     return skip != "none"
 
 
@@ -64,6 +69,7 @@ _INPUTS, _DEFER = "--skip=inputs or both", "--skip=defer or both"
 _LOSS = "--score=remembered_loss"
 _STATES = "a --skip that judges keys (inputs, gradients, both, or --defer_trigger=interval)"
 _SKIP = "a --skip other than none"
+_TRACKING = "a --skip other than none, or --track"
 ENGINE_FLAGS: Mapping[str, EngineFlag] = {
     "score": EngineFlag(
         Choice(SCORES), "what makes an input skippable: its keys' drift (paper), or its last loss",
@@ -119,10 +125,11 @@ ENGINE_FLAGS: Mapping[str, EngineFlag] = {
         Integer(1), "steps that a sum is held", "--defer_trigger=interval", _trigger("interval")
     ),
     "simulated_ranks": EngineFlag(
-        Integer(1, 64), "count rows as if so many ranks shared each batch", _SKIP, _by_any
+        Integer(1, 64), "count rows as if so many ranks shared each batch",
+        _TRACKING, _by_tracking,
     ),
     "exempt_tables": EngineFlag(
-        Names(), "tables that are neither tracked nor skipped", _SKIP, _by_any
+        Names(), "tables that are neither tracked nor skipped", _TRACKING, _by_tracking
     ),
     "decay_skipped": EngineFlag(
         None, "masking a row's gradient decays its moments (Adam)", "--skip=gradients",
@@ -147,6 +154,11 @@ def add_to(flags: FlagSet) -> None:
 
 def choose(values: Mapping[str, Any], given: frozenset[str], skip: str) -> dict[str, Any]:
     """Collects the given flags, as settings of `SaturationConfig`.
+
+    Args:
+        values: by flag, as parsed.
+        given: flags that stand on the command line.
+        skip: the chosen skip mode, or "track".
 
     Raises:
         UsageError: one does nothing with the other settings.

@@ -9,6 +9,7 @@ import dataclasses
 import math
 import re
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -21,7 +22,9 @@ from slipstream_tf.cli.counting import BarCallback, counted, first_inputs
 from slipstream_tf.cli.data import Parts
 from slipstream_tf.cli.flag_set import RunError, UsageError
 from slipstream_tf.cli.settings import Settings
+from slipstream_tf.inputs.segregation import profile_hot_keys, segregate
 from slipstream_tf.keras import Slipstream
+from slipstream_tf.saturation.hot_set import snapshot_bytes
 from slipstream_tf.telemetry.metrics import ClickMetrics, click_metrics
 from slipstream_tf.telemetry.progress import TrainingBar
 from slipstream_tf.telemetry.run_record import SCHEMA, PhaseClock, machine, versions
@@ -50,6 +53,8 @@ def run(
     spec = parts.train.spec
     keras.utils.set_random_seed(settings.seed)
     planned = _planned_inputs(settings, parts.num_inputs)
+    with clock.phase("reading"):
+        hot_keys = _hot_keys(settings, parts.train.dataset()) if settings.segregate else None
     with clock.phase("training"):
         try:
             embeddings = build_embeddings(settings, tuple(spec.fields))
@@ -59,7 +64,7 @@ def run(
             raise UsageError(str(error)) from None
         with tf.device("CPU:0"):
             seen = tf.Variable(0, dtype=tf.int64, trainable=False)
-        dataset = _training_data(settings, parts.train.dataset(), seen, slipstream)
+        dataset = _training_data(settings, parts.train.dataset(), seen, slipstream, hot_keys)
         with TrainingBar(planned, _title(settings), is_bar_shown) as bar:
             callbacks: list[Any] = [BarCallback(bar)]
             if slipstream is not None:
@@ -151,13 +156,22 @@ def _engine(settings: Settings, embeddings: Any, planned: int | None) -> Slipstr
     return Slipstream(embeddings, saturation_config(settings, steps))
 
 
+def _hot_keys(settings: Settings, dataset: tf.data.Dataset) -> list[Any]:
+    try:
+        budget = round(settings.hot_budget_mb * 2**20)
+        return profile_hot_keys(dataset, budget, snapshot_bytes(settings.dim))
+    except ValueError as error:
+        raise UsageError(f"Flag --segregate cannot be used here. {error}") from None
+
+
 def _training_data(
     settings: Settings,
     dataset: tf.data.Dataset,
     seen: tf.Variable,
     slipstream: Slipstream | None,
+    hot_keys: Sequence[Any] | None,
 ) -> tf.data.Dataset:
-    """All epochs in a row, limited, counted, and with skippable inputs left out.
+    """All epochs in a row, limited, counted, segregated or with skippable inputs left out.
 
     One data set over all epochs keeps batches full across their ends, and lets a limit fall in any.
     """
@@ -167,6 +181,8 @@ def _training_data(
         if limit is not None:
             dataset = first_inputs(dataset, limit)
     dataset = counted(dataset, seen)
+    if hot_keys is not None:
+        dataset = segregate(dataset, hot_keys, settings.batch_size)
     if settings.threads is not None:
         options = tf.data.Options()
         options.threading.private_threadpool_size = settings.threads

@@ -32,6 +32,7 @@ class Settings:
         skip: a mode of `SaturationConfig` but "random", which is a control.
         control: "none", "random" or "stop".
         track: whether windows are followed though nothing is skipped.
+        segregate: whether hot and cold inputs are trained in batches of their own.
         warmup: share of the planned steps before anything is skipped, 0 to 1.
         warmup_steps: the same in steps; None: by `warmup`.
         max_inputs: most inputs of the training part that the run sees, over all epochs; or None.
@@ -64,6 +65,7 @@ class Settings:
     skip: str
     control: str
     track: bool
+    segregate: bool
     target_skip: float
     alpha: float
     metric: str
@@ -125,8 +127,8 @@ def resolve(
     merged["random_shares"], merged["stop_after"] = (), None
     if matched is not None:
         merged.update(_controlled(values["control"], matched))
-    mode = "track" if merged["track"] and merged["skip"] == "none" else merged["skip"]
-    merged["engine"] = engine_flags.choose(values, given, mode)
+    watches = merged["skip"] == "none" and merged["track"]
+    merged["engine"] = engine_flags.choose(values, given, "track" if watches else merged["skip"])
     merged["split"] = _split(merged["split"], "split" in given, data_name)
     for name in _LISTS:
         merged[name] = tuple(merged[name] or ())
@@ -193,7 +195,7 @@ def _repeated(matched: Mapping[str, Any], chosen: Mapping[str, Any]) -> dict[str
                     f"Invalid flag --{name}={chosen[name]} with --match: the matched run has "
                     f"{before}. Allowed: that value, or no --{name}."
                 )
-    for name in ("skip", "control", "track", "random_shares", "stop_after", "engine"):
+    for name in ("skip", "control", "track", "segregate", "random_shares", "stop_after", "engine"):
         settings.pop(name, None)
     return settings
 
@@ -234,9 +236,14 @@ def _refuse_idle_flags(settings: Settings, given: frozenset[str], data_name: str
         for name in ("target_skip", "alpha", "metric", "max_threshold", "hot_budget_mb"):
             if not settings.track:
                 idle[name] = needs
+        if settings.segregate:
+            idle.pop("hot_budget_mb", None)
         for name in ("warmup", "warmup_steps", "snapshot_interval"):
             if not settings.track and not is_random:
                 idle[name] = needs
+    if settings.skip != "none" or settings.control != "none":
+        # Skipping refills batches, with inputs of both kinds.
+        idle["segregate"] = "--skip=none and --control=none"
     if settings.skip != "none" or settings.control == "random":
         idle["track"] = "--skip=none without --control=random"
     by_movement = settings.engine.get("defer_trigger", "movement") == "movement"

@@ -118,6 +118,11 @@ def make_flags() -> FlagSet:
         None,
         "metrics.json of the run that the control repeats; settings not given come from it",
     )
+    flags.add_switch(
+        "segregate",
+        "train on batches of hot and batches of cold inputs; hot keys, within --hot_budget_mb, are "
+        "chosen in a pass over the data before training",
+    )
     return flags
 
 

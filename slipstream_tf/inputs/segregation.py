@@ -1,0 +1,182 @@
+"""Hot and cold inputs in batches of their own, with hot keys chosen before training.
+
+In: a dataset of batches with a key matrix. Out: the same inputs, in batches that hold only inputs
+of nothing but hot keys, or none of them. Nothing is skipped: a baseline schedule.
+Method: FAE (Adnan et al., arXiv 2103.00686), which replicates the hot rows and so spares their
+exchange in hot batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from slipstream_tf.errors import invalid, require_integer, require_number
+from slipstream_tf.ops.features import PADDING_KEY
+from slipstream_tf.saturation.hot_set import Candidates, choose_hot_keys, snapshot_bytes
+
+_ROWS_PER_MERGE = 1 << 18
+
+
+def segregate(
+    dataset: tf.data.Dataset, hot_keys: Sequence[Any], batch_size: int, block: int = 1
+) -> tf.data.Dataset:
+    """Sorts inputs into batches of hot and batches of cold inputs; none is lost or doubled.
+
+    An input is hot if all its keys are; padding (-1) is passed over. Within its kind an input keeps
+    its place in the order. Batches come as soon as they are full (where one batch of the dataset
+    fills both kinds, hot first); what is left comes at the end, hot first.
+
+    Args:
+        dataset: its elements are batches `(features, label)` of dense tensors, features a mapping
+            with "keys", integers [batch, fields].
+        hot_keys: per key column, integers [n] in any order.
+        batch_size: inputs of an output batch; the last batch of each kind may be smaller.
+        block: batches of a kind in a row; so many are held in memory per kind.
+
+    Returns:
+        The dataset; the batch dimension is not known.
+
+    Raises:
+        ValueError: the elements are of another form, or hot keys are given for more or fewer
+            columns.
+    """
+    fields = _require_key_matrix(dataset.element_spec, "segregate")
+    require_integer("batch_size", batch_size, 1, None, "segregate")
+    require_integer("block", block, 1, None, "segregate")
+    if len(hot_keys) != fields:
+        raise invalid("hot_keys", f"{len(hot_keys)} lists", "segregate", f"{fields}, one per field")
+    hot = [np.unique(np.asarray(keys, np.int64)) for keys in hot_keys]
+    empty = _empty(dataset.element_spec)
+    full = batch_size * block
+
+    def sort(held: Any, is_end: tf.Tensor, batch: Any) -> Any:
+        is_hot = _is_hot(batch[0]["keys"], hot)
+        kinds = (_rows(batch, is_hot), _rows(batch, ~is_hot))
+        joined = tuple(tf.nest.map_structure(_join, h, k) for h, k in zip(held, kinds, strict=True))
+        taken = tuple(_first_rows(kind, full, is_end) for kind in joined)
+        return tuple(rest for _, rest in taken), tuple(out for out, _ in taken)
+
+    def in_batches(hot_part: Any, cold_part: Any) -> tf.data.Dataset:
+        parts = (hot_part, cold_part)
+        first, second = (tf.data.Dataset.from_tensors(p).rebatch(batch_size) for p in parts)
+        return first.concatenate(second)
+
+    going_on = dataset.map(lambda *batch: (False, batch))
+    ended = going_on.concatenate(tf.data.Dataset.from_tensors((True, empty)))
+    sorted_parts = ended.scan((empty, empty), lambda held, element: sort(held, *element))
+    return sorted_parts.flat_map(in_batches)
+
+
+def profile_hot_keys(
+    dataset: tf.data.Dataset, budget_bytes: int, row_bytes: int, share: float = 1.0
+) -> list[np.ndarray]:
+    """Counts keys in one pass over the data and chooses the most accessed ones.
+
+    Args:
+        dataset: as for `segregate`; it must be finite. Padding (-1) is not counted.
+        budget_bytes: bytes of the hot rows of all columns together.
+        row_bytes: bytes of a row, a multiple of 4; the same for all columns.
+        share: share of the batches that are counted, evenly spread, above 0, at most 1.
+
+    Returns:
+        int64 [hot keys] per key column, ascending.
+
+    Raises:
+        ValueError: the elements are of another form, or a number is out of its range.
+    """
+    fields = _require_key_matrix(dataset.element_spec, "profile_hot_keys")
+    require_integer("row_bytes", row_bytes, 1, None, "profile_hot_keys")
+    dim, rest = divmod(row_bytes, snapshot_bytes(1))
+    if rest:
+        allowed = f"a multiple of {snapshot_bytes(1)}, the bytes of a value"
+        raise invalid("row_bytes", row_bytes, "profile_hot_keys", allowed)
+    require_number("share", share, 0.0, 1.0, "profile_hot_keys", open_minimum=True)
+    counts = [_KeyCounts() for _ in range(fields)]
+    for index, (features, _) in enumerate(dataset):
+        if int((index + 1) * share) > int(index * share):
+            keys = features["keys"].numpy()
+            for column, count in enumerate(counts):
+                count.add(keys[:, column])
+    found = [count.merged() for count in counts]
+    return choose_hot_keys([Candidates(keys, n, dim) for keys, n in found], budget_bytes)
+
+
+class _KeyCounts:
+    """Counts the keys of one column; new ones are gathered and merged now and then."""
+
+    def __init__(self) -> None:
+        self._keys = np.empty(0, np.int64)
+        self._counts = np.empty(0, np.int64)
+        self._new: list[np.ndarray] = []
+        self._num_new = 0
+
+    def add(self, keys: np.ndarray) -> None:
+        keys = np.asarray(keys, np.int64)
+        self._new.append(keys[keys != PADDING_KEY])
+        self._num_new += keys.size
+        if self._num_new >= _ROWS_PER_MERGE:
+            self.merged()
+
+    def merged(self) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the keys, int64 [n], ascending, and how often each came, int64 [n]."""
+        keys, counts = np.unique(np.concatenate([self._keys, *self._new]), return_counts=True)
+        # A key that was known stands once among the new ones for itself.
+        known = np.searchsorted(keys, self._keys)
+        counts[known] += self._counts - 1
+        self._keys, self._counts, self._new, self._num_new = keys, counts, [], 0
+        return keys, counts
+
+
+def _require_key_matrix(element_spec: Any, place: str) -> int:
+    """Returns the number of key columns."""
+    is_pair = isinstance(element_spec, tuple) and len(element_spec) == 2
+    keys = element_spec[0].get("keys") if is_pair and hasattr(element_spec[0], "get") else None
+    are_dense = all(isinstance(part, tf.TensorSpec) for part in tf.nest.flatten(element_spec))
+    is_matrix = isinstance(keys, tf.TensorSpec) and keys.dtype.is_integer and keys.shape.rank == 2
+    if not (is_matrix and are_dense) or keys.shape[1] is None:
+        allowed = '(features, label) of dense tensors, features["keys"] integers [batch, fields]'
+        raise invalid("dataset", element_spec, place, allowed)
+    return int(keys.shape[1])
+
+
+def _empty(element_spec: Any) -> Any:
+    """A batch of no inputs."""
+    return tf.nest.map_structure(
+        lambda spec: tf.zeros([0, *spec.shape[1:].as_list()], spec.dtype), element_spec
+    )
+
+
+def _is_hot(keys: tf.Tensor, hot: Sequence[np.ndarray]) -> tf.Tensor:
+    """Which inputs have hot keys only: bool [batch]."""
+    keys = tf.cast(keys, tf.int64)
+    found = []
+    for column, hot_column in zip(tf.unstack(keys, axis=1), hot, strict=True):
+        is_found = tf.equal(column, PADDING_KEY)
+        if hot_column.size:
+            place = tf.searchsorted(hot_column, column, out_type=tf.int64)
+            place = tf.minimum(place, hot_column.size - 1)
+            is_found |= tf.equal(tf.gather(hot_column, place), column)
+        found.append(is_found)
+    return tf.reduce_all(tf.stack(found, axis=1), axis=1)
+
+
+def _rows(batch: Any, is_chosen: tf.Tensor) -> Any:
+    rows = tf.where(is_chosen)[:, 0]
+    return tf.nest.map_structure(lambda part: tf.gather(part, rows), batch)
+
+
+def _join(held: tf.Tensor, new: tf.Tensor) -> tf.Tensor:
+    return tf.concat([held, new], axis=0)
+
+
+def _first_rows(batch: Any, full: int, is_end: tf.Tensor) -> tuple[Any, Any]:
+    """Splits a batch after the last row that fills `full`; at the end, after the last row."""
+    size = tf.shape(tf.nest.flatten(batch)[0], out_type=tf.int64)[0]
+    count = tf.where(is_end, size, size // full * full)
+    first = tf.nest.map_structure(lambda part: part[:count], batch)
+    rest = tf.nest.map_structure(lambda part: part[count:], batch)
+    return first, rest
