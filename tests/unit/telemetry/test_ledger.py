@@ -1,0 +1,167 @@
+"""telemetry.ledger: totals, JSON lines, scalars and the summary in words."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+
+import pytest
+
+from slipstream_tf.ops.update_policy import UpdateCounts
+from slipstream_tf.saturation.report import TableWindow, WindowReport
+from slipstream_tf.saturation_config import SaturationConfig
+from slipstream_tf.telemetry.ledger import Ledger, scalars, summarise
+
+STATES = {"warming": 0, "varying": 1, "saturated": 2, "probing": 0}
+
+
+def table(name="user", dim=4, **rows):
+    return TableWindow(name, dim, 3, STATES, UpdateCounts(**rows))
+
+
+def report(window=0, is_warming_up=False, **values):
+    return WindowReport(
+        **{
+            "window": window,
+            "step": 10 * (window + 1),
+            "is_warming_up": is_warming_up,
+            "hot_keys": 20,
+            "snapshot_bytes": 320,
+            "evicted": 0,
+            "anomalies": 0,
+            "drift_quantiles": {0.5: 0.25},
+            "threshold": 0.25,
+            "is_threshold_capped": False,
+            "is_skipping": True,
+            "saturated_keys": 5,
+            "inputs_seen": 1000,
+            "inputs_skipped": 0,
+            "hot_inputs": 900,
+            "next_hot_keys": 20,
+            "hot_set_overlap": 1.0,
+            "seconds": 0.5,
+            **values,
+        }
+    )
+
+
+def two_windows():
+    return [
+        report(0, is_warming_up=True, tables=(table(offered=100, sent=100), table("item", 1))),
+        report(
+            1,
+            inputs_skipped=250,
+            inputs_skippable=400,
+            inputs_kept=150,
+            tables=(
+                table(offered=100, sent=40, held=60, due_by_age=40, pending=7, pending_bytes=700),
+                table("item", 1, offered=50, sent=50, refused=50, pending=1, pending_bytes=68),
+            ),
+        ),
+    ]
+
+
+def test_totals():
+    ledger = Ledger(two_windows())
+    assert (ledger.inputs_seen, ledger.inputs_skipped) == (2000, 250)
+    assert (ledger.inputs_skippable, ledger.inputs_kept, ledger.seconds) == (400, 150, 1.0)
+    assert ledger.skipped_share == 0.125
+    assert ledger.rows == UpdateCounts(
+        offered=250, sent=190, held=60, due_by_age=40, refused=50, pending=8, pending_bytes=768
+    )
+    # A row: an int64 key and float32 values.
+    assert ledger.bytes_offered == 200 * (8 + 16) + 50 * (8 + 4)
+    assert ledger.bytes_sent == 140 * 24 + 50 * 12
+    values = json.loads(json.dumps(ledger.to_dict(), allow_nan=False))
+    assert values["rows"]["sent"] == 190 and values["bytes_sent"] == ledger.bytes_sent
+    assert values["windows"][1]["tables"][0]["bytes_sent"] == 40 * 24
+    text = str(ledger)
+    assert "190 of 250 gradient rows sent (76.0%) in 2 windows" in text
+    assert "250 of 2,000 inputs skipped (12.5%)" in text
+
+
+def test_an_empty_ledger():
+    ledger = Ledger([])
+    assert ledger.rows == UpdateCounts() and ledger.bytes_offered == ledger.bytes_sent == 0
+    assert ledger.skipped_share == 0.0 and ledger.to_dict()["windows"] == []
+
+
+def test_json_lines_replace_the_file(tmp_path):
+    path = tmp_path / "windows.jsonl"
+    path.write_text("old\n" * 9)
+    Ledger(two_windows()).write_json_lines(path)
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [line["window"] for line in lines] == [0, 1]
+    assert lines[1]["inputs_skipped"] == 250 and lines[1]["skipped_share"] == 0.25
+    assert lines[1]["tables"][1]["rows"]["refused"] == 50
+    Ledger([]).write_json_lines(path)
+    assert path.read_text() == ""
+
+
+def test_scalars_are_finite_and_leave_out_what_is_not_known():
+    for window in (*two_windows(), report(inputs_seen=0, hot_keys=0)):
+        values = scalars(window)
+        assert all(isinstance(v, float) and math.isfinite(v) for v in values.values())
+        assert not {"progressive/auc", "progressive/log_loss", "threshold/loss"} & set(values)
+    assert "rows/sent_share" not in scalars(report()), "there was no row"
+    full = scalars(
+        report(
+            log_loss=0.5, auc=0.75, loss_threshold=0.1, target_share=0.3, inputs_skipped=100,
+            tables=(table(offered=10, sent=4, masked=6, pending=2),),
+        )
+    )  # fmt: skip
+    expected = {
+        "progressive/log_loss": 0.5, "progressive/auc": 0.75, "threshold/loss": 0.1,
+        "threshold/target_share": 0.3, "inputs/skipped_share": 0.1, "rows/sent_share": 0.4,
+        "rows/masked": 6.0, "rows/pending": 2.0, "keys/saturated": 5.0,
+    }  # fmt: skip
+    assert expected.items() <= full.items()
+
+
+@pytest.mark.parametrize("reports", [[], two_windows()[:1]])
+def test_a_summary_before_the_end_of_the_warmup(reports):
+    words = summarise(SaturationConfig(), reports)
+    assert "No window has ended after the warm-up" in words and "nothing was skipped" in words
+    assert f"({len(reports)} windows, {1000 * len(reports):,} inputs seen)" in words
+
+
+@pytest.mark.parametrize(
+    "skip, parts, absent",
+    [
+        ("inputs", ["250 inputs (25.0%) have been skipped; thinning kept 150"], "sent:"),
+        ("random", ["250 inputs (25.0%) have been skipped"], "sent:"),
+        ("gradients", ["30 gradient rows (20.0%) have been masked"], "inputs ("),
+        ("defer", ["90 gradient rows (60.0%) have been sent: 0 by movement, 40 by age"], "skipped"),
+        ("both", ["250 inputs (25.0%)", "50 without room. 0.0 MiB saved"], "masked"),
+        ("inputs+gradients", ["250 inputs (25.0%)", "30 gradient rows"], "sent:"),
+        ("none", ["1,000 inputs, 150 gradient rows"], "- "),
+    ],
+)
+def test_a_summary_says_what_its_mode_saved(skip, parts, absent):
+    reports = two_windows()
+    rows = dataclasses.replace(reports[1].tables[0].rows, masked=30)
+    tables = (dataclasses.replace(reports[1].tables[0], rows=rows), reports[1].tables[1])
+    reports[1] = dataclasses.replace(reports[1], tables=tables)
+    shares = {"random_shares": (0.25,)} if skip == "random" else {}
+    words = summarise(SaturationConfig(skip=skip, **shares), reports)
+    assert words.startswith("1 windows after the warm-up of 2 in all, 1,000 inputs")
+    for part in parts:
+        assert part in words
+    assert absent not in words
+    assert words.endswith("Window ends took 1.00 s.")
+
+
+def test_a_summary_in_shadow_mode_tells_what_would_have_been():
+    words = summarise(SaturationConfig(skip="both", shadow=True), two_windows())
+    assert "400 inputs (40.0%) would have been skipped" in words
+    assert "90 gradient rows (60.0%) would have been sent" in words
+
+
+def test_a_summary_tells_guard_budget_anomalies_and_caps():
+    last = report(1, guard="All is fine.", budget="Enough.", is_threshold_capped=True, anomalies=3)
+    words = summarise(SaturationConfig(), [report(), last])
+    for part in ("- Guard: All is fine.", "- Budget: Enough.", "3 drifts", "max_threshold lowered"):
+        assert part in words
+    plain = summarise(SaturationConfig(), [report()])
+    assert not any(part in plain for part in ("Guard", "Budget", "drifts", "max_threshold"))
