@@ -8,7 +8,7 @@ exchange in hot batches.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -134,7 +134,8 @@ class _KeyCounts:
 def _require_key_matrix(element_spec: Any, place: str) -> int:
     """Returns the number of key columns."""
     is_pair = isinstance(element_spec, tuple) and len(element_spec) == 2
-    keys = element_spec[0].get("keys") if is_pair and hasattr(element_spec[0], "get") else None
+    is_mapping = is_pair and isinstance(element_spec[0], Mapping)
+    keys: Any = element_spec[0].get("keys") if is_mapping else None
     are_dense = all(isinstance(part, tf.TensorSpec) for part in tf.nest.flatten(element_spec))
     is_matrix = isinstance(keys, tf.TensorSpec) and keys.dtype.is_integer and keys.shape.rank == 2
     if not (is_matrix and are_dense) or keys.shape[1] is None:

@@ -1,0 +1,222 @@
+"""Skipping beside plain training and controls: quality, inputs, gradient rows, bytes, seconds.
+
+Every run is one of slipstream-train in a process of its own, one after the other. A run whose
+metrics.json is there is not run again, so that the program can be stopped and started.
+
+    python benchmarks/skipping.py --data=globo --seeds=0,1,2
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import skipping_report
+from absl import app, flags
+
+from slipstream_tf.cli import data as train_data
+from slipstream_tf.cli.flag_set import USAGE_ERROR, UsageError
+from slipstream_tf.telemetry.run_record import machine, versions, write_json
+
+_DATA = flags.DEFINE_string(
+    "data",
+    None,
+    "globo, frappe (in $SLIPSTREAM_DATA or ../shared/data) or generated, or a value of "
+    "slipstream-train --data that is one of these.",
+    required=True,
+)
+_SEEDS = flags.DEFINE_list("seeds", ["0", "1", "2"], "Seeds of each run.")
+_RUNS = flags.DEFINE_list("runs", [], "Names of runs; those they are compared with are added.")
+_OUTPUT = flags.DEFINE_string("output", "results", "Folder of the JSON, the table and the plot.")
+_RECORDS = flags.DEFINE_string("records", "runs/skipping", "Folder of the runs' metrics.json.")
+_EXTRA = flags.DEFINE_multi_string(
+    "train_flag", [], "name=value of slipstream-train, for every run that is no control."
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """One row of the table.
+
+    Attributes:
+        name: of the run.
+        flags: of slipstream-train, beside data and seed.
+        match: the run that a control repeats.
+    """
+
+    name: str
+    flags: Mapping[str, Any]
+    match: str | None = None
+
+
+def _controls(matched: str) -> tuple[Run, ...]:
+    return (
+        Run(f"random_{matched}", {"control": "random"}, matched),
+        # Tracked for the count of its rows.
+        Run(f"stop_{matched}", {"control": "stop", "track": True}, matched),
+    )
+
+
+_PLAIN = (
+    Run("plain", {}),
+    # The same training; counts the rows that the others are compared with.
+    Run("plain_rows", {"track": True}),
+    Run("plain_rows_4", {"track": True, "simulated_ranks": 4}),
+)
+_PAPER = (Run("paper", {"skip": "inputs"}), *_controls("paper"))
+_MASK = (Run("mask", {"skip": "gradients"}),)
+_FAE = (Run("fae", {"segregate": True, "track": True}),)
+_REMEMBERED = {
+    "skip": "inputs", "score": "remembered_loss", "target_skip": 0.75, "warmup": 0.125,
+}  # fmt: skip
+_MEMORY = (
+    Run("memory", {**_REMEMBERED, "max_skips": 5, "saturated_share": 1.0}),
+    Run("memory_keys", {**_REMEMBERED, "max_skips": 0, "saturated_share": 0.8}),
+    *_controls("memory"),
+)
+_DEFER_4 = {"skip": "defer", "warmup": 0.05, "simulated_ranks": 4}
+_DEFER = tuple(
+    Run(f"defer_{movement:g}{suffix}", {**_DEFER_4, **ranks, "defer_movement": movement})
+    for suffix, ranks in (("_4", {}), ("", {"simulated_ranks": 1}))
+    for movement in (0.005, 0.01, 0.015, 0.02)
+)
+_INTERVAL = (Run("defer_interval_4", {**_DEFER_4, "defer_trigger": "interval", "defer_steps": 20}),)
+_BOTH = (Run("both_4", {"skip": "both", "defer_movement": 0.01, "simulated_ranks": 4}),)
+_EPOCHS = (
+    *(*_PLAIN, *_PAPER, *_MEMORY, *_MASK),
+    Run("defer_0.01_4", {**_DEFER_4, "defer_movement": 0.01}),
+    *(*_BOTH, *_FAE),
+)
+RUNS: Mapping[str, tuple[Run, ...]] = {
+    "globo": (*_PLAIN, *_PAPER, *_MASK, *_DEFER, *_INTERVAL, *_BOTH, *_FAE),
+    "frappe": _EPOCHS,
+    "generated": _EPOCHS,
+}
+COMMON: Mapping[str, Mapping[str, Any]] = {
+    "globo": {"epochs": 1},
+    "frappe": {"epochs": 12},
+    "generated": {"epochs": 6},
+}
+FILES = {"globo": "globo_clicks.npz", "frappe": "frappe_x1.npz", "generated": "generated:200000"}
+
+
+def locate(value: str) -> tuple[str, str]:
+    """Returns the name of the data set, and what slipstream-train is to be given for --data."""
+    if value in FILES:
+        file = FILES[value]
+        folder = os.environ.get("SLIPSTREAM_DATA") or os.path.join("..", "shared", "data")
+        return value, file if value == "generated" else os.path.join(folder, file)
+    try:
+        name = train_data.name_of(value)
+    except UsageError as error:
+        raise app.UsageError(str(error)) from None
+    if name not in RUNS:
+        raise app.UsageError(f"--data={value} is {name} data. Allowed: {', '.join(RUNS)}.")
+    return name, value
+
+
+def choose(runs: Sequence[Run], names: Sequence[str]) -> list[Run]:
+    """Returns the named runs (none: all) with those they need, in the table's order."""
+    by_name = {run.name: run for run in runs}
+    for name in names:
+        if name not in by_name:
+            raise app.UsageError(f"--runs: {name!r} is unknown. Allowed: {', '.join(by_name)}.")
+    wanted = set(names or by_name) | {"plain"}
+    for name in tuple(wanted):
+        wanted.add(by_name[name].match or name)
+    for name in tuple(wanted):
+        ranks = by_name[name].flags.get("simulated_ranks", 1)
+        wanted.add(skipping_report.baseline(ranks))
+    return [run for run in runs if run.name in wanted]
+
+
+def flags_of(run: Run, data: str, seed: int, common: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the flags of slipstream-train, without --output and --match."""
+    if run.match is not None:
+        return dict(run.flags)
+    return {"data": data, "seed": seed, **run.flags, **common}
+
+
+def train(given: Mapping[str, Any], folder: Path, match: Path | None) -> dict[str, Any]:
+    """Runs slipstream-train, if it has not run yet; returns its record."""
+    record, told = folder / "metrics.json", folder / "flags.json"
+    if record.exists():
+        before = json.loads(told.read_text(encoding="utf-8")) if told.exists() else None
+        if before != given:
+            raise app.UsageError(
+                f"{record} was made with other flags: {before}, not {given}. Delete {folder}, or "
+                "choose another folder by --records."
+            )
+        return json.loads(record.read_text(encoding="utf-8"))
+    arguments = [f"--{name}={value}" for name, value in given.items()]
+    if match is not None:
+        arguments.append(f"--match={match}")
+    program = (
+        f"import sys; sys.path[:] = {sys.path!r}; "
+        "from slipstream_tf.cli.train import entry_point; entry_point()"
+    )
+    write_json(str(told), given)
+    command = [sys.executable, "-c", program, *arguments, f"--output={folder}"]
+    code = subprocess.run(command, stdout=subprocess.DEVNULL, check=False).returncode
+    if code:
+        reason = "was refused" if code == USAGE_ERROR else f"failed (exit code {code})"
+        raise SystemExit(f"The run {folder} {reason}, see above. Flags: {' '.join(arguments)}")
+    return json.loads(record.read_text(encoding="utf-8"))
+
+
+def extra_flags(texts: Sequence[str]) -> dict[str, str]:
+    """Splits name=value."""
+    pairs = [text.removeprefix("--").partition("=") for text in texts]
+    for name, equals, _ in pairs:
+        if not equals:
+            raise app.UsageError(f"--train_flag={name}. Allowed: name=value.")
+    return {name: value for name, _, value in pairs}
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Runs what has not run yet, then writes and prints the comparison."""
+    if len(arguments) > 1:
+        raise app.UsageError(f"{arguments[1]!r} is no flag. Allowed: --flag=value.")
+    name, data = locate(_DATA.value)
+    runs = choose(RUNS[name], _RUNS.value)
+    common = {**COMMON[name], **extra_flags(_EXTRA.value)}
+    try:
+        seeds = [int(seed) for seed in _SEEDS.value]
+    except ValueError:
+        raise app.UsageError(f"--seeds={','.join(_SEEDS.value)}. Allowed: integers.") from None
+    records: dict[str, dict[int, Any]] = {run.name: {} for run in runs}
+    # Seed by seed, so that a program that is stopped leaves whole comparisons.
+    for number, seed in enumerate(seeds):
+        for place, run in enumerate(runs):
+            done = number * len(runs) + place + 1
+            print(f"[{done}/{len(runs) * len(seeds)}] {name}, seed {seed}: {run.name}", flush=True)
+            folder = Path(_RECORDS.value) / name / f"seed{seed}"
+            match = folder / run.match / "metrics.json" if run.match else None
+            given = flags_of(run, data, seed, common)
+            records[run.name][seed] = train(given, folder / run.name, match)
+    matches = {run.name: run.match for run in runs if run.match is not None}
+    figures = skipping_report.collect(records, matches)
+    table = skipping_report.markdown(name, figures)
+    output = Path(_OUTPUT.value)
+    settings = {run.name: {**flags_of(run, data, 0, common), "match": run.match} for run in runs}
+    for flag_values in settings.values():
+        for flag in ("data", "seed"):
+            flag_values.pop(flag, None)
+    write_json(
+        str(output / f"skipping_{name}.json"),
+        {"data": name, "seeds": seeds, "flags": settings, "runs": figures,
+         "machine": machine(), "versions": versions()},
+    )  # fmt: skip
+    (output / f"skipping_{name}.md").write_text(table + "\n", encoding="utf-8")
+    print(f"\n{table}")
+    skipping_report.plot(name, figures, output / f"frontier_{name}.png")
+
+
+if __name__ == "__main__":
+    app.run(main)

@@ -1,0 +1,181 @@
+"""What the runs of skipping.py come to. In: metrics.json by run and seed. Out: table and plot."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+Figures = Mapping[str, Mapping[int, Mapping[str, Any]]]
+_HEADER = (
+    *("run", "AUC", "AUC by seed", "AUC - plain", "log loss", "calibration", "inputs"),
+    *("ranks", "rows offered", "rows sent", "sent / plain", "MB sent", "seconds"),
+)
+
+
+def baseline(ranks: int) -> str:
+    """Name of the plain run whose rows are counted as those of so many ranks."""
+    return "plain_rows" if ranks == 1 else f"plain_rows_{ranks}"
+
+
+def collect(
+    records: Mapping[str, Mapping[int, Any]], matches: Mapping[str, str]
+) -> dict[str, dict[int, dict[str, Any]]]:
+    """Draws the figures of every run from its record.
+
+    Rows are counted after the warm-up: the run's own, a control's that of the run it repeats. What
+    plain training offers is counted over the same inputs with as many ranks.
+
+    Args:
+        records: run -> seed -> metrics.json; "plain" and the baselines are among them.
+        matches: control -> the run it repeats.
+
+    Returns:
+        run -> seed -> figure -> value; None where a run has no windows.
+    """
+    figures: dict[str, dict[int, dict[str, Any]]] = {}
+    for name, by_seed in records.items():
+        figures[name] = {}
+        for seed, record in by_seed.items():
+            plain = records["plain"][seed]
+            test, inputs, phases = record["test"], record["inputs"], record["seconds"]
+            figures[name][seed] = {
+                "auc": test["auc"],
+                "auc_difference": _difference(test["auc"], plain["test"]["auc"]),
+                "log_loss": test["log_loss"],
+                "calibration": test["calibration"],
+                "inputs_trained": inputs["trained"],
+                "inputs_share": inputs["trained"] / plain["inputs"]["trained"],
+                "seconds": phases["training"] + phases["window_ends"],
+                **_rows(record, records[matches.get(name, name)][seed], records, seed),
+            }
+    return figures
+
+
+def _rows(
+    record: Mapping[str, Any],
+    timed_by: Mapping[str, Any],
+    records: Mapping[str, Mapping[int, Any]],
+    seed: int,
+) -> dict[str, Any]:
+    """Rows and bytes after the warm-up of `timed_by`."""
+    if not record["windows"]:
+        names = ("ranks", "rows_offered", "rows_sent", "bytes_offered", "bytes_sent", "rows_share")
+        return dict.fromkeys(names)
+    # Nothing is skipped before: these windows have the same inputs in all runs.
+    warming_up = sum(window["is_warming_up"] for window in timed_by["windows"])
+    ranks = record["engine"]["simulated_ranks"]
+    counts = _sums(record["windows"][warming_up:])
+    plain = records.get(baseline(ranks), {}).get(seed)
+    offered = _sums(plain["windows"][warming_up:])["rows_offered"] if plain else 0
+    share = counts["rows_sent"] / offered if offered else None
+    return {"ranks": ranks, **counts, "rows_share": share}
+
+
+def _sums(windows: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    tables = [table for window in windows for table in window["tables"]]
+    return {
+        "rows_offered": sum(table["rows"]["offered"] for table in tables),
+        "rows_sent": sum(table["rows"]["sent"] for table in tables),
+        "bytes_offered": sum(table["bytes_offered"] for table in tables),
+        "bytes_sent": sum(table["bytes_sent"] for table in tables),
+    }
+
+
+def markdown(data: str, figures: Figures) -> str:
+    """Returns the table: mean ± standard deviation over seeds, and every seed's AUC."""
+    seeds = sorted({seed for by_seed in figures.values() for seed in by_seed})
+    lines = [
+        f"# Skipping, {data}, seeds {', '.join(map(str, seeds))}",
+        "",
+        "| " + " | ".join(_HEADER) + " |",
+        "|" + "---|" * len(_HEADER),
+    ]
+    for name, by_seed in figures.items():
+        values = {
+            figure: [by_seed[seed][figure] for seed in sorted(by_seed)]
+            for figure in next(iter(by_seed.values()))
+        }
+        ranks = values["ranks"][0]
+        megabytes = [None if b is None else b / 1e6 for b in values["bytes_sent"]]
+        cells = (
+            name,
+            _mean(values["auc"], "{:.4f}"),
+            " ".join(_text(auc, "{:.4f}") for auc in values["auc"]),
+            "" if name == "plain" else _mean(values["auc_difference"], "{:+.4f}"),
+            _mean(values["log_loss"], "{:.4f}"),
+            _mean(values["calibration"], "{:.3f}"),
+            _mean(values["inputs_share"], "{:.1%}"),
+            "n/a" if ranks is None else str(ranks),
+            _mean(values["rows_offered"], "{:,.0f}"),
+            _mean(values["rows_sent"], "{:,.0f}"),
+            _mean(values["rows_share"], "{:.1%}"),
+            _mean(megabytes, "{:,.1f}"),
+            _mean(values["seconds"], "{:.1f}"),
+        )
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def plot(data: str, figures: Figures, path: Path) -> None:
+    """Draws the change of AUC over the share of rows sent, both against plain training."""
+    try:
+        import matplotlib
+
+        matplotlib.use("Agg")
+        from matplotlib import pyplot
+    except ImportError:
+        print(
+            f"No {path.name}: matplotlib is not installed. Install it (pip install matplotlib) and "
+            "repeat the command; finished runs are not repeated."
+        )
+        return
+    figure, axes = pyplot.subplots(figsize=(9, 6), layout="constrained")
+    axes.axhline(0.0, color="gray", linewidth=0.8)
+    for name, by_seed in figures.items():
+        points = [f for f in by_seed.values() if _is_point(f)]
+        if name.startswith("plain") or not points:
+            continue
+        share, auc = ([p[k] for p in points] for k in ("rows_share", "auc_difference"))
+        marker = {"stop": "v", "random": "x"}.get(name.split("_")[0], "o")
+        spreads = [_spread(values) for values in (share, auc)]
+        axes.errorbar(
+            statistics.mean(share), statistics.mean(auc), xerr=spreads[0], yerr=spreads[1],
+            marker=marker, capsize=3, linestyle="none", label=name,
+        )  # fmt: skip
+    axes.set_xlabel("gradient rows sent after warm-up, as a share of plain training's")
+    axes.set_ylabel("test AUC, difference to plain training")
+    axes.set_title(f"{data}: mean and standard deviation over seeds")
+    axes.legend(fontsize="small")
+    figure.savefig(path, dpi=150)
+    pyplot.close(figure)
+    print(f"Plot: {path}")
+
+
+def _is_point(figures: Mapping[str, Any]) -> bool:
+    return figures["rows_share"] is not None and figures["auc_difference"] is not None
+
+
+def _difference(value: float | None, other: float | None) -> float | None:
+    return None if value is None or other is None else value - other
+
+
+def _spread(values: Sequence[float]) -> float:
+    return statistics.stdev(values) if len(values) > 1 else 0.0
+
+
+def _text(value: float | None, form: str) -> str:
+    return "n/a" if value is None else form.format(value)
+
+
+def _mean(values: Sequence[float | None], form: str) -> str:
+    """Mean, and with two seeds or more "± standard deviation"."""
+    known = [value for value in values if value is not None]
+    if len(known) < len(values) or not known:
+        return "n/a"
+    text = form.format(statistics.mean(known))
+    if len(known) == 1:
+        return text
+    plain: Callable[[float], str] = form.replace("+", "").format
+    return f"{text} ± {plain(statistics.stdev(known))}"

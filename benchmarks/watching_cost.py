@@ -1,0 +1,212 @@
+"""What it costs to watch: a DLRM in shadow mode (all but the skipping) beside the same one, plain.
+
+Criteo's shape: 13 numbers, 26 tables of 100,000 rows x 16, batch 2,048, one Zipf 1.05 key per
+table. A measured run is `model.fit` over whole windows, ends included; both models take turns in
+one process (A B A B ...). Prints medians and ratios; writes watching_cost.json and .md.
+
+    python benchmarks/watching_cost.py --runs=5
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import statistics
+import time
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+import keras
+import numpy as np
+import tensorflow as tf
+from absl import app, flags
+
+import slipstream_tf as slip
+from slipstream_tf.keras import EmbeddingCollection, Slipstream
+from slipstream_tf.models import DLRM
+from slipstream_tf.ops import features
+from slipstream_tf.telemetry.run_record import machine, versions, write_json
+
+_RUNS = flags.DEFINE_integer("runs", 5, "Measured runs of each model.", lower_bound=1)
+_WINDOW = flags.DEFINE_integer("window", 100, "Steps of a window.", lower_bound=1)
+_WINDOWS = flags.DEFINE_integer("windows", 1, "Windows of a run.", lower_bound=1)
+_ROWS = flags.DEFINE_integer("rows", 100_000, "Rows of a table.", lower_bound=1)
+_BATCH = flags.DEFINE_integer("batch", 2048, "Inputs of a batch.", lower_bound=1)
+_SKIPS = flags.DEFINE_list("skips", ["inputs", "gradients", "defer"], "Skip modes to watch with.")
+_METRICS = flags.DEFINE_list("metrics", ["linf", "signal"], "Drift metrics to watch with.")
+_HOT_BUDGET = flags.DEFINE_float("hot_budget_mb", 256.0, "MiB of snapshots.", lower_bound=1e-3)
+_DEFER_BUDGET = flags.DEFINE_float("defer_budget_mb", 64.0, "MiB of held sums.", lower_bound=1e-3)
+_QUICK = flags.DEFINE_bool("quick", False, "A small model for seconds: shows that it runs.")
+_OUTPUT = flags.DEFINE_string("output", "results", "Folder of the JSON and the table.")
+
+_TABLES, _DENSE, _DIM, _ZIPF = 26, 13, 16, 1.05
+_BOTTOM, _TOP = (512, 256, 64, _DIM), (512, 256, 1)
+_QUICK_VALUES = {"runs": 2, "window": 4, "rows": 500, "batch": 64}
+# The first window has no snapshot and the second none of a full one: states are in force after.
+_WINDOWS_BEFORE = 3
+
+
+def make_batches(count: int) -> tf.data.Dataset:
+    """Random inputs in memory: ({"keys", "dense"}, label), `count` batches."""
+    rng = np.random.default_rng(0)
+    weights = 1.0 / np.arange(1, _ROWS.value + 1) ** _ZIPF
+    edges = np.cumsum(weights / weights.sum())
+    shape = (count, _BATCH.value)
+    keys = np.searchsorted(edges, rng.random((*shape, _TABLES)))
+    parts = (
+        {
+            "keys": np.minimum(keys, _ROWS.value - 1).astype(np.int64),
+            "dense": rng.normal(size=(*shape, _DENSE)).astype(np.float32),
+        },
+        (rng.random(shape) < 0.25).astype(np.float32),
+    )
+    return tf.data.Dataset.from_tensor_slices(parts)
+
+
+def make_model() -> Any:
+    """A compiled DLRM whose tables have all their rows."""
+    keras.utils.set_random_seed(0)
+    tables = [slip.TableConfig(f"t{i}", _DIM) for i in range(_TABLES)]
+    embeddings = EmbeddingCollection(tables, slip.optimizers.Adagrad(0.01))
+    every_key = np.tile(np.arange(_ROWS.value)[:, None], (1, _TABLES))
+    specs = embeddings.specs
+    embeddings.store.lookup(features.pack(every_key, specs), specs, training=True, stacked=True)
+    model = DLRM(embeddings, _DENSE, _BOTTOM, _TOP, returns_logits=True)
+    loss = keras.losses.BinaryCrossentropy(from_logits=True)
+    model.compile(optimizer=keras.optimizers.Adam(1e-3), loss=loss)
+    return model
+
+
+class Arm:
+    """One of the two sides: a model and its data."""
+
+    def __init__(self, batches: tf.data.Dataset, skip: str | None, metric: str = "linf") -> None:
+        """Makes the model; skip None is the plain side."""
+        self.model = make_model()
+        self.batches, self.slipstream, self.callbacks = batches, None, []
+        if skip is not None:
+            config = slip.SaturationConfig(
+                skip=skip, metric=metric, shadow=True, warmup_steps=0,
+                snapshot_interval=_WINDOW.value,
+                hot_budget_bytes=round(_HOT_BUDGET.value * 2**20),
+                defer_budget_bytes=round(_DEFER_BUDGET.value * 2**20),
+            )  # fmt: skip
+            self.slipstream = Slipstream(self.model.embeddings, config)
+            self.batches = self.slipstream.apply(batches, batch_size=_BATCH.value)
+            self.callbacks = [self.slipstream.callback()]
+
+    def run(self) -> float:
+        """Trains over all batches; returns milliseconds per step, window ends included."""
+        start = time.perf_counter()
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Your input ran out of data")
+            self.model.fit(self.batches, verbose=0, shuffle=False, callbacks=self.callbacks)
+        return 1e3 * (time.perf_counter() - start) / (_WINDOW.value * _WINDOWS.value)
+
+
+def measure(skip: str, metric: str, batches: tf.data.Dataset) -> dict[str, Any]:
+    """Measures one way of watching beside plain training."""
+    plain, watched = Arm(batches, None), Arm(batches, skip, metric)
+    for _ in range(-(-_WINDOWS_BEFORE // _WINDOWS.value)):
+        plain.run()
+        watched.run()
+    assert watched.slipstream is not None
+    windows_before = len(watched.slipstream.tracker.reports)
+    milliseconds: dict[str, list[float]] = {"plain": [], "watched": []}
+    for _ in range(_RUNS.value):
+        milliseconds["plain"].append(plain.run())
+        milliseconds["watched"].append(watched.run())
+    reports = watched.slipstream.tracker.reports[windows_before:]
+    steps = len(reports) * _WINDOW.value
+    medians = {name: statistics.median(runs) for name, runs in milliseconds.items()}
+    pairs = zip(milliseconds["watched"], milliseconds["plain"], strict=True)
+    return {
+        "skip": skip,
+        "metric": metric,
+        "milliseconds_per_step": milliseconds,
+        "medians": medians,
+        "ratio_of_medians": medians["watched"] / medians["plain"],
+        "ratios": [a / b for a, b in pairs],
+        "window_end_milliseconds_per_step": 1e3 * sum(r.seconds for r in reports) / steps,
+        "windows": len(reports),
+        "hot_keys": reports[-1].hot_keys,
+        "saturated_share": reports[-1].saturated_share,
+        "snapshot_bytes": max(report.snapshot_bytes for report in reports),
+        "snapshot_budget_bytes": watched.slipstream.config.hot_budget_bytes,
+        "held_bytes": max(sum(t.rows.pending_bytes for t in r.tables) for r in reports),
+        "held_budget_bytes": watched.slipstream.config.defer_budget_bytes,
+    }
+
+
+def markdown(results: Sequence[dict[str, Any]]) -> str:
+    """Returns the table."""
+    header = (
+        *("skip", "metric", "plain ms", "watched ms", "ratio", "ratios of runs"),
+        *("window ends ms", "snapshots MiB", "of", "held MiB", "of"),
+    )
+    lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
+    for result in results:
+        mebibytes = [
+            f"{result[name] / 2**20:.1f}"
+            for name in (
+                *("snapshot_bytes", "snapshot_budget_bytes"),
+                *("held_bytes", "held_budget_bytes"),
+            )
+        ]
+        cells = (
+            result["skip"],
+            result["metric"],
+            f"{result['medians']['plain']:.2f}",
+            f"{result['medians']['watched']:.2f}",
+            f"{result['ratio_of_medians']:.3f}",
+            " ".join(f"{ratio:.3f}" for ratio in result["ratios"]),
+            f"{result['window_end_milliseconds_per_step']:.2f}",
+            *mebibytes,
+        )
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Measures, prints and writes."""
+    if len(arguments) > 1:
+        raise app.UsageError(f"{arguments[1]!r} is no flag. Allowed: --flag=value.")
+    if _QUICK.value:
+        for name, value in _QUICK_VALUES.items():
+            if not flags.FLAGS[name].present:
+                setattr(flags.FLAGS, name, value)
+    batches = make_batches(_WINDOW.value * _WINDOWS.value)
+    results = []
+    for skip in _SKIPS.value:
+        for metric in _METRICS.value:
+            print(f"skip={skip}, metric={metric} ...", flush=True)
+            results.append(measure(skip, metric, batches))
+            # Two models are held at a time, not all of them.
+            keras.backend.clear_session()
+            gc.collect()
+    table = markdown(results)
+    output = Path(_OUTPUT.value)
+    settings = {name: flags.FLAGS[name].value for name in ("runs", "window", "windows", "rows",
+                                                          "batch", "quick")}  # fmt: skip
+    write_json(
+        str(output / "watching_cost.json"),
+        {
+            "results": results,
+            "settings": {**settings, "tables": _TABLES, "dense": _DENSE, "dim": _DIM,
+                         "bottom": _BOTTOM, "top": _TOP, "zipf": _ZIPF},
+            "threads": tf.config.threading.get_intra_op_parallelism_threads() or "default",
+            "machine": machine(),
+            "versions": versions(),
+        },
+    )  # fmt: skip
+    title = "# Cost of watching (shadow mode), per step, window ends included"
+    (output / "watching_cost.md").write_text(f"{title}\n\n{table}\n", encoding="utf-8")
+    print(table)
+
+
+if __name__ == "__main__":
+    app.run(main)
