@@ -80,6 +80,10 @@ _MEMORY = (
     Run("memory_keys", {**_REMEMBERED, "max_skips": 0, "saturated_share": 0.8}),
     *_controls("memory"),
 )
+_SHORT = (
+    Run("memory", {**_REMEMBERED, "target_skip": 0.6, "warmup": 0.25, "max_skips": 2}),
+    *_controls("memory"),
+)
 _DEFER_4 = {"skip": "defer", "warmup": 0.05, "simulated_ranks": 4}
 _DEFER = tuple(
     Run(f"defer_{movement:g}{suffix}", {**_DEFER_4, **ranks, "defer_movement": movement})
@@ -102,14 +106,21 @@ _EPOCHS = (
 RUNS: Mapping[str, tuple[Run, ...]] = {
     "globo": (*_PLAIN, *_PAPER, *_MASK, *_DEFER, *_INTERVAL, *_BOTH, *_FAE, *_BUDGET),
     "frappe": _EPOCHS,
+    "frappe_short": (*_PLAIN, *_PAPER, *_SHORT),
     "generated": _EPOCHS,
 }
 COMMON: Mapping[str, Mapping[str, Any]] = {
     "globo": {"epochs": 1},
     "frappe": {"epochs": 12},
+    "frappe_short": {"epochs": 6},
     "generated": {"epochs": 6},
 }
-FILES = {"globo": "globo_clicks.npz", "frappe": "frappe_x1.npz", "generated": "generated:200000"}
+FILES = {
+    "globo": "globo_clicks.npz",
+    "frappe": "frappe_x1.npz",
+    "frappe_short": "frappe_x1.npz",
+    "generated": "generated:200000",
+}
 
 
 def locate(value: str) -> tuple[str, str]:

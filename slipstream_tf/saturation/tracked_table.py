@@ -28,7 +28,9 @@ class Measured:
     Attributes:
         keys: int64 [n], hot keys that the store still holds.
         drift: float32 [n], as measured.
-        judged: float32 [n], as keys are judged by: of withheld keys, the last free drift.
+        judged: float32 [n], as T is found from: of withheld keys, the last free drift; of
+            saturated keys, divided by `release`, up to which times T they may drift, so that the
+            share below T is the share that will be saturated.
         evicted: hot keys that the store no longer holds.
     """
 
@@ -62,13 +64,15 @@ class TrackedTable:
         """Bytes of the snapshot."""
         return 4 * int(tf.size(self._snapshot))
 
-    def measure(self, are_withheld: bool) -> Measured:
+    def measure(self, are_withheld: bool, release: float) -> Measured:
         """Drifts since the snapshot was taken.
 
         Args:
             are_withheld: whether saturated keys' gradients were masked, or are yet to come.
+            release: a saturated key stays so up to a drift of release * T.
         """
         keys = self.states.keys
+        is_saturated = self.states.states == KeyState.SATURATED
         rows, found = self._store.gather(self.name, keys)
         metric = "l2" if self._metric == "signal" else self._metric
         with tf.device("CPU:0"):
@@ -76,9 +80,11 @@ class TrackedTable:
         is_there = np.asarray(found, bool)
         if not is_there.all():
             keys, drift = keys[is_there], drift[is_there]
+            is_saturated = is_saturated[is_there]
         if self._metric == "signal":
             drift = signal(drift, self._store.travelled(self.name, keys))
         judged = judged_drifts(self.states, keys, drift, are_masked=are_withheld)
+        judged[is_saturated] /= np.float32(release)
         return Measured(keys, drift, judged, int((~is_there).sum()))
 
     def renew(self, states: KeyStates) -> None:

@@ -169,7 +169,8 @@ class SaturationTracker:
         start = time.perf_counter()
         hot_keys = [table.states.keys.size for table in self._tables]
         snapshot_bytes = sum(table.snapshot_bytes for table in self._tables)
-        measured = [table.measure(self._is_withholding) for table in self._tables]
+        release = self._config.release
+        measured = [table.measure(self._is_withholding, release) for table in self._tables]
         self._log_anomalies(measured)
         self._publish([m.keys for m in measured], [m.judged for m in measured])
         scores = self._classifier.reservoir_scores()
