@@ -69,8 +69,13 @@ _PLAIN = (
     Run("plain_rows", {"track": True}),
     Run("plain_rows_4", {"track": True, "simulated_ranks": 4}),
 )
-_PAPER = (Run("paper", {"skip": "inputs"}), *_controls("paper"))
-_MASK = (Run("mask", {"skip": "gradients"}),)
+_PAPER = (
+    # The paper has neither hysteresis nor probing.
+    Run("paper", {"skip": "inputs", "release": 1, "revisit_every": 0}),
+    *_controls("paper"),
+    Run("states", {"skip": "inputs"}),
+)
+_MASK = (Run("mask_4", {"skip": "gradients", "simulated_ranks": 4}),)
 _FAE = (Run("fae", {"segregate": True, "track": True, "hot_budget_mb": 0.5}),)
 _REMEMBERED = {
     "skip": "inputs", "score": "remembered_loss", "target_skip": 0.75, "warmup": 0.125,
@@ -88,14 +93,14 @@ _DEFER_4 = {"skip": "defer", "warmup": 0.05, "simulated_ranks": 4}
 _DEFER = tuple(
     Run(f"defer_{movement:g}{suffix}", {**_DEFER_4, **ranks, "defer_movement": movement})
     for suffix, ranks in (("_4", {}), ("", {"simulated_ranks": 1}))
-    for movement in ((0.005, 0.01, 0.015, 0.02) if suffix else (0.005, 0.01))
+    for movement in ((0.005, 0.01, 0.015, 0.02) if suffix else (0.01,))
 )
 _INTERVAL = (Run("defer_interval_4", {**_DEFER_4, "defer_trigger": "interval", "defer_steps": 20}),)
 _BOTH = (Run("both_4", {"skip": "both", "defer_movement": 0.01, "simulated_ranks": 4}),)
 # What the quality budget makes of the paper's rule, of a mask and of deferring.
 _BUDGET = (
     Run("budget_paper", {"skip": "inputs", "keep_rate": 0.1, "max_auc_loss": 0.001}),
-    Run("budget_mask", {"skip": "gradients", "max_auc_loss": 0.001}),
+    Run("budget_mask_4", {"skip": "gradients", "max_auc_loss": 0.001, "simulated_ranks": 4}),
     Run("budget_defer_4", {**_DEFER_4, "max_auc_loss": 0.001}),
 )
 _EPOCHS = (
