@@ -22,6 +22,10 @@ _COLUMNS = (
     *("window", "step", "inputs seen", "skipped", "share", "kept", "rows offered", "sent", "share"),
     *("hot keys", "saturated", "T", "seconds"),
 )
+# What `tf.summary.scalar` writes; that needs TensorBoard, which not every TensorFlow comes with.
+_SCALAR = tf.compat.v1.SummaryMetadata(
+    plugin_data={"plugin_name": "scalars"}, data_class="DATA_CLASS_SCALAR"
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -165,7 +169,8 @@ class ScalarWriter:
         """Writes one window and flushes."""
         with self._writer.as_default(step=report.step):
             for name, value in scalars(report).items():
-                tf.summary.scalar(f"saturation/{name}", value)
+                tag, tensor = f"saturation/{name}", tf.constant(value, tf.float32)
+                tf.summary.write(tag, tensor, metadata=_SCALAR)
         self._writer.flush()
 
 
