@@ -127,6 +127,64 @@ def test_epochs_limits_tracking_and_a_step_warmup(run_train: Train) -> None:
     assert any(w["threshold"] > 0 for w in record["windows"])
 
 
+def test_deferred_gradients_of_simulated_ranks(run_train: Train) -> None:
+    record = run_train(
+        *SMALL, "--max_inputs=9000", "--skip=defer", "--simulated_ranks=4", "--defer_movement=0.01",
+        "--snapshot_interval=6",
+    )  # fmt: skip
+    assert record["inputs"]["trained"] == record["inputs"]["seen"] == 9_000
+    rows = record["gradient_rows"]
+    assert set(rows) == {f"c{i}" for i in range(1, 27)}
+    for counts in rows.values():
+        assert counts["sent"] < counts["offered"] and counts["masked"] == 0
+        # What is not sent is in a sum that is, or waits in one. The evaluation flushed the rest.
+        assert counts["pending"] == 0 < counts["flushed"]
+    assert record["engine"]["skip"] == "defer" and record["engine"]["simulated_ranks"] == 4
+    assert record["settings"]["engine"] == {"simulated_ranks": 4, "defer_movement": 0.01}
+    assert "been sent" in record["summary"]
+
+
+def test_remembered_losses_over_epochs_keep_the_account(run_train: Train) -> None:
+    record = run_train(
+        "--data=generated:6000", "--batch_size=200", "--dim=4", "--mlp=8", "--bottom=8",
+        "--epochs=3", "--skip=inputs", "--score=remembered_loss", "--max_skips=2", "--alpha=0.6",
+        "--target_skip=0.5", "--saturated_share=1", "--snapshot_interval=6",
+    )  # fmt: skip
+    inputs, windows = record["inputs"], record["windows"]
+    assert inputs["seen"] == 18_000 == inputs["trained"] + inputs["skipped"]
+    assert inputs["skipped"] == sum(w["inputs_skipped"] for w in windows) > 500
+    assert any(w["inputs_kept"] for w in windows), "inputs return after their skips"
+    assert windows[-1]["loss_threshold"] > 0 and windows[-1]["log_loss"] > 0
+    assert "inputs (" in record["summary"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "name", "needs"),
+    [
+        (("--skip=defer", "--score=drift"), "score", "--skip=inputs"),
+        (("--skip=inputs", "--max_skips=3"), "max_skips", "--score=remembered_loss"),
+        (("--skip=inputs", "--saturated_share=1"), "saturated_share", "--score=remembered_loss"),
+        (("--skip=gradients", "--keep_rate=0.1"), "keep_rate", "--skip=inputs"),
+        (("--skip=inputs", "--defer_steps=3"), "defer_steps", "--defer_trigger=interval"),
+        (("--skip=defer", "--defer_steps=3"), "defer_steps", "--defer_trigger=interval"),
+        (
+            ("--skip=defer", "--defer_trigger=interval", "--defer_movement=1"),
+            "defer_movement", "--defer_trigger=movement",
+        ),
+        (("--skip=defer", "--release=2"), "release", "interval"),
+        (("--skip=defer", "--target_skip=0.5"), "target_skip", "judges keys"),
+        (("--skip=inputs", "--decay_skipped"), "decay_skipped", "--skip=gradients"),
+        (("--shadow",), "shadow", "other than none"),
+        (("--simulated_ranks=2",), "simulated_ranks", "other than none"),
+    ],
+)  # fmt: skip
+def test_an_engine_flag_that_does_nothing_is_refused(
+    flags: tuple[str, ...], name: str, needs: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = refused(capsys, "--data=generated", *flags)
+    assert f"--{name} does nothing here" in line and needs in line
+
+
 @pytest.mark.parametrize(
     ("flags", "parts"),
     [
