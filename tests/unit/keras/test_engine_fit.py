@@ -1,0 +1,255 @@
+"""The whole engine in `model.fit`: a DLRM on generated inputs, one run per way of saving."""
+
+from __future__ import annotations
+
+import glob
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import slipstream_tf as slip
+from slipstream_tf import SaturationConfig, TableConfig, optimizers
+from slipstream_tf.inputs import with_ids
+from slipstream_tf.inputs.readers.generator import GeneratedReader
+from slipstream_tf.keras import EmbeddingCollection, Slipstream
+
+INPUTS, BATCH, FIELDS, DENSE, DIM = 1_600, 40, 3, 2, 4
+STEPS = INPUTS // BATCH
+
+
+def dataset(ids=False):
+    reader = GeneratedReader(
+        INPUTS, "train", BATCH, fields=FIELDS, dense=DENSE, cardinalities=(6, 8, 10),
+        drop_remainder=True, ids=ids,
+    )  # fmt: skip
+    # The engine plans its warm-up by the number of batches.
+    return reader.dataset().apply(tf.data.experimental.assert_cardinality(STEPS))
+
+
+class Run:
+    """A model with its engine; `fit` trains and closes the last window."""
+
+    def __init__(self, settings=None, optimizer=None, **compiled):
+        keras.utils.set_random_seed(3)
+        tables = [TableConfig(f"c{i + 1}", DIM, seed=i) for i in range(FIELDS)]
+        self.embeddings = EmbeddingCollection(tables, optimizer or optimizers.SGD(0.05))
+        self.model = slip.models.DLRM(self.embeddings, DENSE, bottom=(8, DIM), top=(8, 1))
+        self.model.compile(
+            optimizer=keras.optimizers.SGD(0.05), loss="binary_crossentropy", **compiled
+        )
+        self.slipstream = None
+        if settings is not None:
+            defaults = {"snapshot_interval": 5, "warmup": 0.25, "target_skip": 0.5}
+            config = SaturationConfig(**{**defaults, **settings})
+            self.slipstream = Slipstream(self.embeddings, config)
+
+    def fit(self, data=None, epochs=1, log_dir=None, **kwargs):
+        data = dataset() if data is None else data
+        callbacks = []
+        self.trained, self.weights = 0, []
+        if self.slipstream is not None:
+            data = self.slipstream.apply(data).map(self._count)
+            callbacks.append(self.slipstream.callback(log_dir))
+        self.model.fit(data, epochs=epochs, callbacks=callbacks, verbose=0, shuffle=False, **kwargs)
+        if self.slipstream is not None:
+            self.slipstream.end_window()
+        return self
+
+    def _count(self, *element):
+        def note(label, weight):
+            self.trained += label.size
+            self.weights.extend(weight.tolist())
+            return np.int64(0)
+
+        weight = element[2] if len(element) == 3 else tf.zeros([0])
+        noted = tf.numpy_function(note, [element[1], weight], tf.int64)
+        with tf.control_dependencies([noted]):
+            return tf.nest.map_structure(tf.identity, element)
+
+    def assert_account(self, seen=INPUTS):
+        ledger = self.slipstream.ledger
+        assert ledger.inputs_seen == seen == self.trained + ledger.inputs_skipped
+        assert all(not r.inputs_skipped for r in ledger.reports if r.is_warming_up)
+        return ledger
+
+    def state(self):
+        """Every trained number: dense weights, rows and slots."""
+        exported = [self.embeddings.store.export_table(t.name) for t in self.embeddings.tables]
+        parts = [table[name] for table in exported for name in ("keys", "rows", "slots")]
+        return self.model.get_weights() + parts
+
+
+def assert_same(one, other, **tolerance):
+    for mine, others in zip(one.state(), other.state(), strict=True):
+        np.testing.assert_allclose(mine, others, **{"rtol": 0, "atol": 0, **tolerance})
+
+
+def test_inputs_by_drift():
+    run = Run({"skip": "inputs"}).fit(epochs=2)
+    ledger = run.assert_account(2 * INPUTS)
+    assert ledger.inputs_skipped > 50
+    assert f"{ledger.inputs_skipped:,} inputs (" in run.slipstream.summary()
+    assert "have been skipped" in run.slipstream.summary()
+
+
+@pytest.mark.parametrize("numbered_by", ["reader", "hash"])
+def test_inputs_by_remembered_loss(numbered_by):
+    data = dataset(ids=numbered_by == "reader")
+    if numbered_by != "reader":
+        data = with_ids(data, by=numbered_by)
+    settings = {"skip": "inputs", "score": "remembered_loss", "saturated_share": 1.0}
+    run = Run({**settings, "planned_steps": 4 * STEPS, "max_skips": 2, "revisit_every": 0})
+    ledger = run.fit(data, epochs=4).assert_account(4 * INPUTS)
+    assert ledger.inputs_skipped > 50 and ledger.inputs_kept > 0
+    assert set(run.weights) == {1.0, 2.0, 3.0}, "1 + skips, at most max_skips of them"
+    # What was skipped and came back is made up for; what is due yet is not.
+    assert sum(run.weights) <= ledger.inputs_seen
+    last = ledger.reports[-2]
+    assert last.loss_threshold is not None and 0.0 < last.log_loss < 2.0 and 0.0 < last.auc <= 1.0
+    assert "returned" not in run.slipstream.summary()
+    memory = run.slipstream.tracker.classifier.export_memory()
+    assert len(memory["ids"]) <= INPUTS and np.isfinite(memory["losses"]).all()
+    if numbered_by != "hash":
+        assert memory["ids"].tolist() == list(range(INPUTS))
+
+
+def test_gradients():
+    run = Run({"skip": "gradients"}).fit()
+    ledger = run.assert_account()
+    rows = ledger.rows
+    assert ledger.inputs_skipped == 0 < rows.masked and rows.sent == rows.offered - rows.masked
+    assert f"{rows.masked:,} gradient rows (" in run.slipstream.summary()
+
+
+def test_deferring_sends_fewer_rows_and_counts_each():
+    run = Run({"skip": "defer", "defer_movement": 0.002, "simulated_ranks": 4}).fit()
+    rows = run.assert_account().rows
+    assert 0 < rows.sent < rows.offered and rows.masked == 0 and rows.due_by_movement > 0
+    assert rows.held >= rows.pending == pending(run) > 0
+    assert "been sent" in run.slipstream.summary() and "MiB saved" in run.slipstream.summary()
+
+
+def test_an_evaluation_flushes_and_gives_what_plain_training_gives():
+    # One step at a time, as an evaluation in between applies what the step left behind.
+    settings = {"skip": "defer", "defer_movement": 1e9, "defer_max_age": 10_000, "warmup": 0.0}
+    held, plain = Run(settings), Run()
+    for run in (held, plain):
+        run.losses = []
+        for batch in dataset().take(5):
+            run.model.train_on_batch(*batch)
+            if run is held:
+                before = pending(held)
+                assert before > 0
+            run.losses.append(run.model.evaluate(dataset().take(2), verbose=0))
+            assert pending(run) == 0
+    np.testing.assert_allclose(held.losses, plain.losses, rtol=1e-5)
+    assert_same(held, plain, rtol=1e-5, atol=1e-6)
+
+
+def pending(run):
+    return sum(run.embeddings.store.update_counts(t.name).pending for t in run.embeddings.tables)
+
+
+def test_all_of_the_gradient_arrives_in_the_end():
+    """Under SGD on the rows alone, held sums change when a row moves, not by how much."""
+    run = Run({"skip": "defer", "defer_movement": 1e9, "defer_max_age": 10_000, "warmup": 0.0})
+    run.fit(dataset().take(8))
+    assert pending(run) > 0
+    rows = run.slipstream.ledger.rows
+    assert rows.sent == 0 and rows.held == rows.offered
+    run.embeddings.store.flush()
+    assert pending(run) == 0
+    counts = [run.embeddings.store.update_counts(t.name) for t in run.embeddings.tables]
+    assert sum(c.flushed for c in counts) == sum(c.sent for c in counts) == rows.pending
+
+
+def test_both():
+    run = Run({"skip": "both", "defer_movement": 0.02, "keep_rate": 0.25}).fit()
+    ledger = run.assert_account()
+    assert ledger.inputs_skipped > 50 and 0 < ledger.rows.sent < ledger.rows.offered
+    assert set(run.weights) == {1.0, 4.0}
+    words = run.slipstream.summary()
+    assert "been skipped; thinning kept" in words and "been sent" in words
+
+
+@pytest.mark.parametrize(
+    "skip, optimizer",
+    [
+        ("inputs", optimizers.SGD(0.05)),
+        ("gradients", optimizers.Adam(0.01)),
+        ("both", optimizers.Adam(0.01)),
+    ],
+)
+def test_shadow_trains_bitwise_as_without_the_engine(skip, optimizer):
+    run = Run({"skip": skip, "shadow": True, "defer_movement": 0.02}, optimizer).fit()
+    assert_same(run, Run(optimizer=optimizer).fit())
+    ledger = run.assert_account()
+    assert ledger.inputs_skipped == 0
+    words = run.slipstream.summary()
+    assert "would have been" in words and " have been" not in words.replace("would have been", "")
+    if skip != "gradients":
+        assert ledger.inputs_skippable > 0
+
+
+def test_a_keep_rate_keeps_some_for_all():
+    run = Run({"skip": "inputs", "keep_rate": 0.25}).fit(epochs=2)
+    ledger = run.assert_account(2 * INPUTS)
+    assert set(run.weights) == {1.0, 4.0}
+    assert run.weights.count(4.0) == ledger.inputs_kept
+    assert ledger.inputs_kept + ledger.inputs_skipped == ledger.inputs_skippable > 50
+    assert f"thinning kept {ledger.inputs_kept:,} more" in run.slipstream.summary()
+
+
+def test_guard_and_budget_are_told_losses_without_ids():
+    settings = {"keep_rate": 0.5, "guard_tolerance": 0.2, "max_log_loss_increase": 0.05}
+    run = Run({"skip": "inputs", **settings}).fit()
+    reports = run.slipstream.tracker.reports
+    assert all(report.log_loss is not None for report in reports if report.inputs_seen)
+    assert all(report.guard and report.budget for report in reports[1:])
+    assert "- Guard: " in run.slipstream.summary() and "- Budget: " in run.slipstream.summary()
+    run.assert_account()
+
+
+def test_remembered_losses_need_ids():
+    run = Run({"skip": "inputs", "score": "remembered_loss"})
+    with pytest.raises(ValueError, match=r"Invalid `dataset`.*with_ids"):
+        run.slipstream.apply(dataset())
+
+
+def test_a_model_that_tells_no_losses_skips_nothing():
+    run = Run({"skip": "inputs", "score": "remembered_loss", "warmup": 0.0})
+    outputs = keras.layers.Dense(1)(
+        keras.layers.Flatten()(run.embeddings(inputs := keras.Input((FIELDS,), dtype="int64")))
+    )
+    model = keras.Model(inputs, outputs)
+    model.compile(optimizer="sgd", loss=keras.losses.BinaryCrossentropy(from_logits=True))
+    kept = run.slipstream.apply(dataset(ids=True))
+    model.fit(
+        kept.map(lambda features, *rest: (features["keys"], *rest)),
+        callbacks=[run.slipstream.callback()], epochs=2, verbose=0,
+    )  # fmt: skip
+    assert run.slipstream.ledger.inputs_skipped == 0
+
+
+def test_tensorboard_events_can_be_read_back(tmp_path):
+    run = Run({"skip": "inputs"})
+    run.fit(log_dir=tmp_path)
+    (path,) = glob.glob(str(tmp_path / "saturation" / "*tfevents*"))
+    found = {}
+    for event in tf.compat.v1.train.summary_iterator(path):
+        for value in event.summary.value:
+            number = float(tf.make_ndarray(value.tensor))
+            found.setdefault(value.tag, {})[event.step] = number
+    # The last window was closed by hand, past the callback.
+    reports = run.slipstream.tracker.reports[:-1]
+    assert len(reports) >= STEPS // 2 // 5
+    for tag, attribute in (
+        ("inputs/seen", "inputs_seen"),
+        ("inputs/skipped", "inputs_skipped"),
+        ("keys/saturated", "saturated_keys"),
+    ):
+        expected = {report.step: getattr(report, attribute) for report in reports}
+        assert found[f"saturation/{tag}"] == expected
+    assert all(np.isfinite(list(values.values())).all() for values in found.values())
