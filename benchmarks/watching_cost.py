@@ -33,7 +33,7 @@ from slipstream_tf.telemetry.run_record import machine, versions, write_json
 
 _RUNS = flags.DEFINE_integer("runs", 5, "Measured runs of each model.", lower_bound=1)
 _WINDOW = flags.DEFINE_integer("window", 100, "Steps of a window.", lower_bound=1)
-_WINDOWS = flags.DEFINE_integer("windows", 1, "Windows of a run.", lower_bound=1)
+_WINDOWS = flags.DEFINE_integer("windows", 2, "Windows of a run.", lower_bound=1)
 _ROWS = flags.DEFINE_integer("rows", 100_000, "Rows of a table.", lower_bound=1)
 _BATCH = flags.DEFINE_integer("batch", 2048, "Inputs of a batch.", lower_bound=1)
 _SKIPS = flags.DEFINE_list("skips", ["inputs", "gradients", "defer"], "Skip modes to watch with.")
@@ -45,7 +45,7 @@ _OUTPUT = flags.DEFINE_string("output", "results", "Folder of the JSON and the t
 
 _TABLES, _DENSE, _DIM, _ZIPF = 26, 13, 16, 1.05
 _BOTTOM, _TOP = (512, 256, 64, _DIM), (512, 256, 1)
-_QUICK_VALUES = {"runs": 2, "window": 4, "rows": 500, "batch": 64}
+_QUICK_VALUES = {"runs": 2, "window": 4, "rows": 500, "batch": 64, "windows": 1}
 # The first window has no snapshot and the second none of a full one: states are in force after.
 _WINDOWS_BEFORE = 3
 
@@ -190,8 +190,8 @@ def main(arguments: Sequence[str]) -> None:
             gc.collect()
     table = markdown(results)
     output = Path(_OUTPUT.value)
-    settings = {name: flags.FLAGS[name].value for name in ("runs", "window", "windows", "rows",
-                                                          "batch", "quick")}  # fmt: skip
+    chosen = ("runs", "window", "windows", "rows", "batch", "quick")
+    settings = {name: flags.FLAGS[name].value for name in chosen}
     write_json(
         str(output / "watching_cost.json"),
         {

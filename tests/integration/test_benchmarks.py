@@ -1,0 +1,129 @@
+"""The benchmark programs with tiny settings: they run through and write what they say."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slipstream_tf.cli import settings, train
+from slipstream_tf.cli.flag_set import run_program
+
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+TINY = ("batch_size=32", "dim=4", "mlp=8", "bottom=8", "epochs=1")
+needs_sources = pytest.mark.skipif(not BENCHMARKS.is_dir(), reason="no benchmarks/ beside tests/")
+
+
+def run_benchmark(name: str, *flags: str) -> subprocess.CompletedProcess[str]:
+    """Runs a program with the same package as here."""
+    environment = {
+        **os.environ,
+        "TF_CPP_MIN_LOG_LEVEL": "3",
+        "PYTHONPATH": os.pathsep.join(sys.path),
+    }
+    command = [sys.executable, str(BENCHMARKS / name), *flags]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+
+def load(name: str, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    spec = importlib.util.spec_from_file_location(name, BENCHMARKS / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, name, module)
+    spec.loader.exec_module(module)
+    return module
+
+
+@needs_sources
+def test_skipping_compares_runs_and_does_not_repeat_them(tmp_path: Path) -> None:
+    output, records = tmp_path / "results", tmp_path / "runs"
+    flags = [
+        "--data=generated:2500", "--seeds=3", "--runs=paper", f"--output={output}",
+        f"--records={records}", *(f"--train_flag={flag}" for flag in TINY),
+    ]  # fmt: skip
+    first = run_benchmark("skipping.py", *flags)
+    assert first.returncode == 0, first.stderr
+    result = json.loads((output / "skipping_generated.json").read_text())
+    assert list(result["runs"]) == ["plain", "plain_rows", "paper"]
+    plain, rows, paper = (result["runs"][name]["3"] for name in result["runs"])
+    assert plain["inputs_share"] == rows["inputs_share"] == 1.0 and plain["ranks"] is None
+    assert rows["auc"] == plain["auc"] and rows["rows_share"] == 1.0
+    assert paper["inputs_share"] < 1.0 and 0.0 < paper["rows_share"] < 1.0
+    assert paper["auc_difference"] == pytest.approx(paper["auc"] - plain["auc"])
+    assert paper["bytes_sent"] == paper["rows_sent"] * (8 + 4 * 4)
+    table = (output / "skipping_generated.md").read_text()
+    assert all(f"| {name} |" in table for name in result["runs"])
+    plot = output / "frontier_generated.png"
+    assert plot.exists() or "matplotlib is not installed" in first.stdout
+
+    written = {path: path.stat().st_mtime_ns for path in records.rglob("metrics.json")}
+    again = run_benchmark("skipping.py", *flags)
+    assert again.returncode == 0 and len(written) == 3
+    assert {path: path.stat().st_mtime_ns for path in records.rglob("metrics.json")} == written
+    other = run_benchmark("skipping.py", *flags, "--train_flag=dim=8")
+    assert other.returncode != 0 and "was made with other flags" in other.stdout + other.stderr
+
+
+@needs_sources
+def test_every_run_has_flags_that_the_program_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    skipping = load("skipping", monkeypatch)
+    for name, runs in skipping.RUNS.items():
+        assert len({run.name for run in runs}) == len(runs)
+        for run in runs:
+            if run.match is not None:
+                assert run.match in {other.name for other in runs}
+                continue
+            given = skipping.flags_of(run, "x", 0, skipping.COMMON[name])
+            texts = [f"--{flag}={value}" for flag, value in given.items()]
+            values, names = train.make_flags().parse(texts)
+            resolved = settings.resolve(values, names, lambda _, name=name: name)
+            ranks = run.flags.get("simulated_ranks", 1)
+            assert resolved.engine.get("simulated_ranks", 1) == ranks
+            assert skipping.skipping_report.baseline(ranks) in {other.name for other in runs}
+
+
+@needs_sources
+def test_watching_cost_writes_ratios_and_memory(tmp_path: Path) -> None:
+    done = run_benchmark(
+        "watching_cost.py", "--quick", "--skips=defer", "--metrics=signal", f"--output={tmp_path}"
+    )
+    assert done.returncode == 0, done.stderr
+    record = json.loads((tmp_path / "watching_cost.json").read_text())
+    (result,) = record["results"]
+    assert len(result["ratios"]) == record["settings"]["runs"] == result["windows"]
+    assert 0 < result["snapshot_bytes"] <= result["snapshot_budget_bytes"]
+    assert 0 <= result["held_bytes"] <= result["held_budget_bytes"]
+    assert "| defer | signal |" in (tmp_path / "watching_cost.md").read_text()
+
+
+def test_segregated_training_trains_every_input_once(tmp_path: Path) -> None:
+    arguments = ["--data=generated:3000", *(f"--{flag}" for flag in TINY), "--segregate"]
+    arguments += ["--hot_budget_mb=0.05", f"--output={tmp_path}"]
+    assert run_program(train.make_flags(), train.main, arguments) == 0
+    record = json.loads((tmp_path / "metrics.json").read_text())
+    assert record["inputs"]["trained"] == record["inputs"]["seen"] == 3000
+    assert record["settings"]["segregate"] and record["settings"]["hot_budget_mb"] == 0.05
+
+
+@pytest.mark.parametrize(
+    ("flags", "part"),
+    [
+        (("--segregate", "--skip=inputs"), "--skip=none and --control=none"),
+        (("--simulated_ranks=2",), "or --track"),
+        (("--track", "--shadow"), "a --skip other than none"),
+        (("--segregate", "--hot_budget_mb=1e-7"), "`budget_bytes`: 0"),
+    ],
+)
+def test_flags_of_the_baselines_that_do_nothing_are_refused(
+    flags: tuple[str, ...], part: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["--data=generated:200", *(f"--{flag}" for flag in TINY), *flags]
+    assert run_program(train.make_flags(), train.main, arguments) == 2
+    assert part in capsys.readouterr().err
