@@ -205,6 +205,11 @@ class SaturationConfig:
         return self.skip in ("inputs", "both", "inputs+gradients")
 
     @property
+    def skips_some_inputs(self) -> bool:
+        """Whether inputs are left out, by their keys or at random."""
+        return (self.skips_inputs or self.skip == "random") and not self.shadow
+
+    @property
     def masks_gradients(self) -> bool:
         """Whether gradients of saturated keys are thrown away."""
         return self.skip in ("gradients", "inputs+gradients")

@@ -111,7 +111,9 @@ Status InputClassifier::Classify(const std::vector<FeatureView>& features, int64
     const bool returns = by_loss && is_skippable && MustReturn(entry);
     float weight = returns ? 1.0f : WeightOf(is_skippable, number);
     if (by_loss && entry != nullptr) {
-      if (weight == 1.0f && options_.weighs_visits && !settings_.is_shadow) {
+      // With a keep rate, the inputs that were kept already stand for the skipped ones.
+      const bool weighs = options_.weighs_visits && settings_.keep_rate == 0.0;
+      if (weight == 1.0f && weighs && !settings_.is_shadow) {
         weight += static_cast<float>(entry->skips);
       }
       if (observe && returns) entry->has_returned = 1;

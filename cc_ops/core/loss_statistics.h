@@ -25,7 +25,8 @@ struct LossMoments {
 };
 
 struct LossStatistics {
-  static constexpr int kBins = 512;
+  // Odd: a prediction of 0.5 lies within a bin, not on the edge of two.
+  static constexpr int kBins = 511;
 
   LossMoments skippable, others;
   LossMoments paired;  // loss now less remembered loss, of skippable inputs

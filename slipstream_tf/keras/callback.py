@@ -42,7 +42,16 @@ class SaturationCallback(keras.callbacks.Callback):
                 "with scaled gradients. Use float32 or mixed_bfloat16 without loss scaling."
             )
         self._iterations = int(self.model.optimizer.iterations.numpy())
-        self._slipstream.plan_epochs(self.params.get("epochs", 1))
+        epochs = self.params.get("epochs", 1)
+        self._slipstream.plan_epochs(epochs)
+        if epochs > 1 and self._slipstream.config.skips_some_inputs:
+            logging.warning(
+                "model.fit(epochs=%d) with skipped inputs: Keras holds later epochs to the number "
+                "of batches of the first, so that inputs of an epoch that skips less are left out. "
+                "Use slipstream.apply(data.repeat(%d), ...) and epochs=1.",
+                epochs,
+                epochs,
+            )
         if isinstance(self.model, LossFeedback):
             needs_losses = self._slipstream.needs_losses
             self.model.observe_losses_with(self._slipstream.record_losses if needs_losses else None)

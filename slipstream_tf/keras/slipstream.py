@@ -125,10 +125,11 @@ class Slipstream:
         Put it last: a `.prefetch(n)` after it makes every new threshold n batches late. Evaluate on
         data that did not go through it.
 
-        An epoch ends earlier than the data's number of batches says. Keras warns then that "your
-        input ran out of data"; nothing is lost. Where that number is unknown, Keras holds later
-        epochs to the length of the first one: with several epochs, tell it
-        (`tf.data.experimental.assert_cardinality` before `apply`).
+        An epoch ends earlier than the data's number of batches says; Keras then warns that "your
+        input ran out of data", and nothing is lost. With several epochs, however, Keras holds the
+        later ones to the number of batches of the first, and inputs of an epoch that skips less are
+        left out (the callback warns). Repeat the data instead, and train for one epoch:
+        `slipstream.apply(data.repeat(epochs), ...)`.
 
         Args:
             dataset: elements are batches, e.g. `(features, label)`.

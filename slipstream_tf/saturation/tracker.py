@@ -103,7 +103,7 @@ class SaturationTracker:
         self._windows_after_warmup = 0
         self._window_is_warming_up = True
         self._reports: list[WindowReport] = []
-        self._begin_window(0.0, None)
+        self._begin_window(0, 0.0, None)
 
     @property
     def _remembers_losses(self) -> bool:
@@ -197,8 +197,15 @@ class SaturationTracker:
             loss_threshold = find_threshold(remembered, steering.share).threshold
         overlap = self._renew_hot_set(measured, found.threshold)
         is_warming_up = self._window_is_warming_up
-        is_skipping = self._begin_window(found.threshold, loss_threshold)
+        next_window = len(self._reports) + 1
+        is_skipping = self._begin_window(next_window, found.threshold, loss_threshold)
 
+        if not self._reports and self.warmup_steps is None and self._config.skip != "none":
+            logging.warning(
+                "The warm-up is a share of the planned steps, whose number is not known: nothing "
+                "is skipped. Give planned_steps or warmup_steps to SaturationConfig, or data whose "
+                "length is known (tf.data.experimental.assert_cardinality)."
+            )
         drift = np.concatenate([m.drift for m in measured])
         state_counts = [table.states.counts() for table in self._tables]
         self._reports.append(
@@ -240,7 +247,7 @@ class SaturationTracker:
         )
         return self._reports[-1]
 
-    def _begin_window(self, threshold: float, loss_threshold: float | None) -> bool:
+    def _begin_window(self, window: int, threshold: float, loss_threshold: float | None) -> bool:
         """Publishes what holds in the window that begins; returns whether it may skip inputs."""
         self._steps_in_window = 0
         self._window_is_warming_up = self.is_warming_up
@@ -261,10 +268,12 @@ class SaturationTracker:
                 np.concatenate([keys for keys, _ in saturated]),
                 np.concatenate([since for _, since in saturated]),
             )
-        return self._configure_classifier(threshold, loss_threshold)
+        return self._configure_classifier(window, threshold, loss_threshold)
 
-    def _configure_classifier(self, threshold: float, loss_threshold: float | None) -> bool:
-        config, window = self._config, len(self._reports) + 1
+    def _configure_classifier(
+        self, window: int, threshold: float, loss_threshold: float | None
+    ) -> bool:
+        config = self._config
         if self._window_is_warming_up or config.skip in ("none", "defer"):
             # Losses are remembered all the same, as from this window.
             self._classifier.configure("none", window=window)

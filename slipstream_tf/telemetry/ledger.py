@@ -188,13 +188,13 @@ def summarise(config: SaturationConfig, reports: Sequence[WindowReport]) -> str:
     active = Ledger([report for report in reports if not report.is_warming_up])
     if not active.reports:
         return (
-            f"No window has ended after the warm-up yet ({len(reports)} windows, "
-            f"{ledger.inputs_seen:,} inputs seen): nothing was skipped."
+            f"No window has ended after the warm-up yet (windows: {len(reports)}; inputs seen: "
+            f"{ledger.inputs_seen:,}): nothing was skipped."
         )
     did = "would have" if config.shadow else "have"
     rows = active.rows
     lines = [
-        f"{len(active.reports)} windows after the warm-up of {len(reports)} in all, "
+        f"Windows after the warm-up: {len(active.reports)} of {len(reports)}; "
         f"{active.inputs_seen:,} inputs, {rows.offered:,} gradient rows:"
     ]
     if config.skips_inputs or config.skip == "random":

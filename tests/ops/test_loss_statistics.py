@@ -11,7 +11,7 @@ import tensorflow as tf
 from slipstream_tf.ops.classifier import InputClassifier
 from slipstream_tf.ops.loss_statistics import LossStatistics, Moments
 
-BINS = 512
+BINS = 511
 
 
 def make(**settings):

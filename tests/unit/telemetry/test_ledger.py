@@ -123,7 +123,7 @@ def test_scalars_are_finite_and_leave_out_what_is_not_known():
 def test_a_summary_before_the_end_of_the_warmup(reports):
     words = summarise(SaturationConfig(), reports)
     assert "No window has ended after the warm-up" in words and "nothing was skipped" in words
-    assert f"({len(reports)} windows, {1000 * len(reports):,} inputs seen)" in words
+    assert f"(windows: {len(reports)}; inputs seen: {1000 * len(reports):,})" in words
 
 
 @pytest.mark.parametrize(
@@ -145,7 +145,7 @@ def test_a_summary_says_what_its_mode_saved(skip, parts, absent):
     reports[1] = dataclasses.replace(reports[1], tables=tables)
     shares = {"random_shares": (0.25,)} if skip == "random" else {}
     words = summarise(SaturationConfig(skip=skip, **shares), reports)
-    assert words.startswith("1 windows after the warm-up of 2 in all, 1,000 inputs")
+    assert words.startswith("Windows after the warm-up: 1 of 2; 1,000 inputs")
     for part in parts:
         assert part in words
     assert absent not in words
