@@ -178,7 +178,7 @@ def train(given: Mapping[str, Any], folder: Path, match: Path | None) -> dict[st
     if record.exists():
         before = json.loads(told.read_text(encoding="utf-8")) if told.exists() else None
         if before != given:
-            raise app.UsageError(
+            raise SystemExit(
                 f"{record} was made with other flags: {before}, not {given}. Delete {folder}, or "
                 "choose another folder by --records."
             )
