@@ -65,6 +65,10 @@ def choose_hot_keys(tables: Sequence[Candidates], budget_bytes: int) -> list[np.
         require_integer("dim", table.dim, 1, None, f"candidates {index}")
     if not tables:
         return []
+    accessed = [np.asarray(table.keys, np.int64)[table.counts > 0.0] for table in tables]
+    sizes = [snapshot_bytes(table.dim) for table in tables]
+    if sum(keys.size * size for keys, size in zip(accessed, sizes, strict=True)) <= budget_bytes:
+        return [np.sort(keys) for keys in accessed]
     lengths = [len(table.keys) for table in tables]
     keys = np.concatenate([np.asarray(table.keys, np.int64) for table in tables])
     counts = np.concatenate([np.asarray(table.counts, np.float32) for table in tables])

@@ -255,6 +255,8 @@ def _positions(states: KeyStates, keys: np.ndarray, drift: np.ndarray) -> np.nda
     if np.ndim(keys) != 1 or np.shape(keys) != np.shape(drift):
         allowed = f"the shape of its keys, [k]; they have {np.shape(keys)}"
         raise invalid("drift", np.shape(drift), "drifted_keys", allowed)
+    if np.array_equal(keys, states.keys):  # the usual case: nothing was evicted
+        return np.arange(states.keys.size)
     positions, is_found = _find(states.keys, keys)
     if not is_found.all():
         unknown = int(np.asarray(keys)[~is_found][0])
@@ -268,6 +270,8 @@ def _positions(states: KeyStates, keys: np.ndarray, drift: np.ndarray) -> np.nda
 
 def _find(keys: np.ndarray, wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Positions in `keys` (ascending) of the wanted keys, and whether they are there."""
+    if np.array_equal(keys, wanted):
+        return np.arange(keys.size), np.ones(keys.shape, bool)
     positions = np.searchsorted(keys, wanted)
     if not keys.size:
         return positions, np.zeros(positions.shape, bool)

@@ -345,7 +345,6 @@ class SaturationTracker:
 
         common = total = 0
         for table, keys, found in zip(self._tables, chosen, measured, strict=True):
-            before = table.states.keys
             states = next_states(
                 table.states,
                 keys,
@@ -359,7 +358,7 @@ class SaturationTracker:
                 are_masked=self._is_withholding,
             )
             table.renew(states)
-            common += np.intersect1d(table.states.keys, before, assume_unique=True).size
+            common += int((table.states.windows_watched > 0).sum())
             total += table.states.keys.size
         return common / total if total else 0.0
 
