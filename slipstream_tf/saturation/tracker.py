@@ -194,7 +194,8 @@ class SaturationTracker:
         found = self._find_threshold(scores, steering)
         loss_threshold = None
         if remembered is not None:
-            loss_threshold = find_threshold(remembered, steering.share).threshold
+            by_loss = find_threshold(remembered, steering.share)
+            loss_threshold = by_loss.scaled(steering.scale).threshold
         overlap = self._renew_hot_set(measured, found.threshold)
         is_warming_up = self._window_is_warming_up
         next_window = len(self._reports) + 1
