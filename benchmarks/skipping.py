@@ -106,7 +106,7 @@ _INTERVAL = (Run("defer_interval_4", {**_DEFER_4, "defer_trigger": "interval", "
 _BOTH = (Run("both_4", {"skip": "both", "defer_movement": 0.01, "simulated_ranks": 4}),)
 # What the quality budget makes of the paper's rule, of a mask and of deferring.
 _BUDGET = (
-    Run("budget_paper", {"skip": "inputs", "keep_rate": 0.1, "max_auc_loss": 0.001}),
+    Run("budget_paper", {"skip": "inputs", "keep_rate": 0.5, "max_auc_loss": 0.001}),
     Run("budget_mask_4", {"skip": "gradients", "max_auc_loss": 0.001, "simulated_ranks": 4}),
     Run("budget_defer_4", {**_DEFER_4, "max_auc_loss": 0.001}),
 )
