@@ -66,6 +66,12 @@ absl::Status AllScalarInputs(InferenceContext* c) {
   return absl::OkStatus();
 }
 
+absl::Status VectorFromScalars(InferenceContext* c) {
+  TF_RETURN_IF_ERROR(AllScalarInputs(c));
+  c->set_output(0, c->Vector(InferenceContext::kUnknownDim));
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 REGISTER_OP("SlipstreamClassifier")
@@ -233,11 +239,7 @@ REGISTER_OP("SlipstreamClassifierReservoirLosses")
     .Input("handle: resource")
     .Output("losses: float")
     .SetIsStateful()
-    .SetShapeFn([](InferenceContext* c) -> absl::Status {
-      TF_RETURN_IF_ERROR(AllScalarInputs(c));
-      c->set_output(0, c->Vector(InferenceContext::kUnknownDim));
-      return absl::OkStatus();
-    })
+    .SetShapeFn(VectorFromScalars)
     .Doc(R"doc(
 Remembered losses that the sampled inputs of this window had when they came.
 
@@ -293,11 +295,7 @@ REGISTER_OP("SlipstreamClassifierReservoirScores")
     .Input("handle: resource")
     .Output("scores: float")
     .SetIsStateful()
-    .SetShapeFn([](InferenceContext* c) -> absl::Status {
-      TF_RETURN_IF_ERROR(AllScalarInputs(c));
-      c->set_output(0, c->Vector(InferenceContext::kUnknownDim));
-      return absl::OkStatus();
-    })
+    .SetShapeFn(VectorFromScalars)
     .Doc(R"doc(
 Skip scores of the sampled inputs of this window under the current drifts.
 
