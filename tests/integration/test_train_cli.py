@@ -205,7 +205,7 @@ def test_an_engine_flag_that_does_nothing_is_refused(
         (("--data=generated", "extra"), ("'extra'", "--flag=value")),
         (("--data=generated", "--split=time"), ("--split=time", "globo")),
         (("--data=generated", "--skip=inputs", "--warmup=0.1", "--warmup_steps=1"), ("exclude",)),
-        (("--data=generated", "--target_skip=0.4"), ("--target_skip", "--skip=inputs")),
+        (("--data=generated", "--target_skip=0.4"), ("--target_skip", "a --skip other than none")),
         (("--data=generated", "--model=dcn", "--bottom=4"), ("--bottom", "--model=dlrm")),
         (("--data=generated", "--cross_layers=4"), ("--cross_layers", "--model=dcn")),
         (("--data=generated", "--skip=inputs", "--track"), ("--track", "--skip=none")),
