@@ -133,6 +133,8 @@ def plot(data: str, figures: Figures, path: Path) -> None:
         return
     figure, axes = pyplot.subplots(figsize=(9, 6), layout="constrained")
     axes.axhline(0.0, color="gray", linewidth=0.8)
+    # As many colours as there are runs; the name stands beside its point, too.
+    axes.set_prop_cycle(color=pyplot.get_cmap("tab20").colors)
     for name, by_seed in figures.items():
         points = [f for f in by_seed.values() if _is_point(f)]
         if name.startswith("plain") or not points:
@@ -144,6 +146,8 @@ def plot(data: str, figures: Figures, path: Path) -> None:
             statistics.mean(share), statistics.mean(auc), xerr=spreads[0], yerr=spreads[1],
             marker=marker, capsize=3, linestyle="none", label=name,
         )  # fmt: skip
+        place = (statistics.mean(share), statistics.mean(auc))
+        axes.annotate(name, place, xytext=(5, 5), textcoords="offset points", fontsize="x-small")
     axes.set_xlabel("gradient rows sent after warm-up, as a share of plain training's")
     axes.set_ylabel("test AUC, difference to plain training")
     axes.set_title(f"{data}: mean and standard deviation over seeds")
