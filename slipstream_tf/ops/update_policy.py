@@ -19,6 +19,8 @@ SATURATED = np.uint8(1)
 WATCHED = np.uint8(2)
 MODES = ("apply", "mask", "defer")
 TRIGGERS = ("movement", "interval")
+# Of a native table; each shard may hold an even part of `max_rows`.
+NUM_SHARDS = 64
 # Beside the values of a held sum: its key, age and place, and the index at its emptiest.
 _BOOKKEEPING_BYTES = 64
 

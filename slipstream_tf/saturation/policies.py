@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 
 from slipstream_tf.config import SaturationConfig, TableConfig
 from slipstream_tf.errors import invalid
-from slipstream_tf.ops.update_policy import UpdatePolicy, held_row_bytes
+from slipstream_tf.ops.update_policy import NUM_SHARDS, UpdatePolicy, held_row_bytes
 
 # AUC lost per learning rate's worth of `movement`. Measured with Adagrad on globo clicks (rates
 # 0.05 and 0.1, movements of 0.05 to 0.2 rates, 4 simulated ranks): 0.002 to 0.006; doubled.
@@ -89,8 +90,35 @@ class UpdatePolicies:
         )
 
     def _most_rows(self, table: str, sizes: Mapping[str, int]) -> int:
-        """Rows of a table that may be held: its part of the budget, by bytes of all its rows."""
-        total = sum(sizes[name] * self._row_bytes[name] for name in self._row_bytes)
-        if not total:
-            return self._config.defer_budget_bytes // sum(self._row_bytes.values())
-        return self._config.defer_budget_bytes * sizes[table] // total
+        """Rows of a table that may be held: its part of the budget.
+
+        Small tables may hold every row, in at most half of the budget; the others share the rest by
+        their bytes. A store splits a table's part evenly over its shards, which keys fill unevenly.
+        """
+        budget, row_bytes = self._config.defer_budget_bytes, self._row_bytes
+        if not any(sizes[name] for name in row_bytes):
+            return budget // sum(row_bytes.values())
+        ranks = self._config.simulated_ranks
+        needed = {
+            name: ranks * _rows_with_slack(sizes[name]) * row_bytes[name] for name in row_bytes
+        }
+        small = {name for name in needed if needed[name] <= budget // (2 * len(needed))}
+        if len(small) == len(needed):
+            small.clear()
+        elif table in small:
+            return needed[table] // row_bytes[table]
+        budget -= sum(needed[name] for name in small)
+        shared = sum(sizes[name] * row_bytes[name] for name in needed if name not in small)
+        return budget * sizes[table] // shared
+
+
+def _rows_with_slack(num_rows: int) -> int:
+    """Sums a table may be allowed so that no shard has to refuse one of its rows.
+
+    A shard has its even part of them; four standard deviations more rows, and four for the smallest
+    tables, are not to be expected in any.
+    """
+    if not num_rows:
+        return 0
+    mean = num_rows / NUM_SHARDS
+    return math.ceil(NUM_SHARDS * (mean + 4 * math.sqrt(mean) + 4))

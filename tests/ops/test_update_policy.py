@@ -9,10 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slipstream_tf import optimizers
-from slipstream_tf.config import TableConfig
+from slipstream_tf.config import SaturationConfig, TableConfig
 from slipstream_tf.ops import features
 from slipstream_tf.ops.features import FeatureSpec
 from slipstream_tf.ops.update_policy import SATURATED, WATCHED, UpdatePolicy, held_row_bytes
+from slipstream_tf.saturation.policies import UpdatePolicies
 from slipstream_tf.stores import NativeStore
 
 DIM, RATE = 3, 0.1
@@ -184,3 +185,17 @@ def test_bad_policies_are_refused(arguments, message):
 def test_marks_of_another_length_are_refused():
     with pytest.raises(tf.errors.InvalidArgumentError, match="marks have shape"):
         make_store().mark_rows("t", [1, 2], np.full(1, SATURATED))
+
+
+@pytest.mark.parametrize("num_rows", [3, 8, 28, 500])
+@pytest.mark.parametrize("ranks", [1, 4])
+def test_the_part_of_a_small_table_holds_all_its_rows(num_rows, ranks):
+    config = SaturationConfig(skip="defer", simulated_ranks=ranks, defer_movement=1e9)
+    policies = UpdatePolicies(config, [TableConfig("t", DIM), TableConfig("large", 64)])
+    store, keys = make_store(), np.arange(num_rows) * 7919
+    train(store, keys, np.zeros((num_rows, DIM)))
+    store.set_update_policy("t", policies.of("t", {"t": num_rows, "large": 10**8}, True))
+    every_rank = np.tile(keys, ranks)
+    train(store, every_rank, np.ones((len(every_rank), DIM)))
+    counts = store.update_counts("t")
+    assert (counts.refused, counts.held) == (0, num_rows * ranks)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from slipstream_tf.config import SaturationConfig, TableConfig
-from slipstream_tf.ops.update_policy import UpdatePolicy, held_row_bytes
+from slipstream_tf.ops.update_policy import NUM_SHARDS, UpdatePolicy, held_row_bytes
 from slipstream_tf.saturation.policies import UpdatePolicies
 
 TABLES = [TableConfig("user", 16), TableConfig("item", 4), TableConfig("shop", 1)]
@@ -70,3 +70,13 @@ def test_a_budget_smaller_than_a_row_of_every_rank(ranks):
     with pytest.raises(ValueError, match=rf"Invalid `defer_budget_bytes`.*at least {needed}"):
         policies(defer_budget_bytes=needed - 1, **settings)
     policies(skip="gradients", defer_budget_bytes=1)  # not read where nothing is deferred
+
+
+def test_small_tables_beside_a_large_one_hold_every_row():
+    sizes = {"user": 1_000_000, "item": 8, "shop": 28}
+    made = policies(skip="defer", simulated_ranks=4, defer_budget_bytes=8 << 20)
+    rows = {table.name: made.of(table.name, sizes, True).max_rows for table in TABLES}
+    assert sum(rows[table.name] * held_row_bytes(table.dim) for table in TABLES) <= 8 << 20
+    # Four rows of each rank in any one shard, at least.
+    assert min(rows["item"], rows["shop"]) >= 4 * 4 * NUM_SHARDS
+    assert rows["user"] * held_row_bytes(16) > 7 << 20
