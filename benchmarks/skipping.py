@@ -97,22 +97,31 @@ _SHORT = (
     *_controls("memory"),
 )
 _DEFER_4 = {"skip": "defer", "warmup": 0.05, "simulated_ranks": 4}
-_DEFER = tuple(
-    Run(f"defer_{movement:g}{suffix}", {**_DEFER_4, **ranks, "defer_movement": movement})
-    for suffix, ranks in (("_4", {}), ("", {"simulated_ranks": 1}))
-    for movement in ((0.005, 0.01, 0.015, 0.02) if suffix else (0.01,))
+
+
+def _defer(movement: float, ranks: int, max_age: int = 200) -> Run:
+    parts = [f"defer_{movement:g}", *(["4"] if ranks == 4 else [])]
+    parts += [] if max_age == 200 else [f"age{max_age}"]
+    flag_values = {"simulated_ranks": ranks, "defer_movement": movement, "defer_max_age": max_age}
+    return Run("_".join(parts), {**_DEFER_4, **flag_values})
+
+
+_DEFER = (
+    *(_defer(movement, 4) for movement in (0.005, 0.01, 0.015, 0.02)),
+    *(_defer(movement, 4, 1000) for movement in (0.01, 0.015)),
+    *(_defer(0.01, 1), _defer(0.015, 1, 1000)),
 )
 _INTERVAL = (Run("defer_interval_4", {**_DEFER_4, "defer_trigger": "interval", "defer_steps": 20}),)
 _BOTH = (Run("both_4", {"skip": "both", "defer_movement": 0.01, "simulated_ranks": 4}),)
 # What the quality budget makes of the paper's rule, of a mask and of deferring.
 _BUDGET = (
-    Run("budget_paper", {"skip": "inputs", "keep_rate": 0.1, "max_auc_loss": 0.001}),
+    Run("budget_paper", {"skip": "inputs", "keep_rate": 0.5, "max_auc_loss": 0.001}),
     Run("budget_mask_4", {"skip": "gradients", "max_auc_loss": 0.001, "simulated_ranks": 4}),
     Run("budget_defer_4", {**_DEFER_4, "max_auc_loss": 0.001}),
 )
 _EPOCHS = (
     *(*_PLAIN, *_PAPER, *_MEMORY, *_MASK),
-    Run("defer_0.01_4", {**_DEFER_4, "defer_movement": 0.01}),
+    *(_defer(0.005, 4), _defer(0.01, 4)),
     *(*_BOTH, *_BUDGET),
 )
 RUNS: Mapping[str, tuple[Run, ...]] = {

@@ -67,10 +67,27 @@ def _rows(
     warming_up = sum(window["is_warming_up"] for window in timed_by["windows"])
     ranks = record["engine"]["simulated_ranks"]
     counts = _sums(record["windows"][warming_up:])
+    for name, flushed in _last_flush(record).items():
+        counts[name] += flushed
     plain = records.get(baseline(ranks), {}).get(seed)
     offered = _sums(plain["windows"][warming_up:])["rows_offered"] if plain else 0
     share = counts["rows_sent"] / offered if offered else None
     return {"ranks": ranks, **counts, "rows_share": share}
+
+
+def _last_flush(record: Mapping[str, Any]) -> dict[str, int]:
+    """What was still held when training ended: evaluation flushes it, and no window counts it."""
+    rows = nbytes = 0
+    for table in record["windows"][-1]["tables"]:
+        left = record["gradient_rows"][table["table"]]["sent"] - sum(
+            before["rows"]["sent"]
+            for window in record["windows"]
+            for before in window["tables"]
+            if before["table"] == table["table"]
+        )
+        rows += left
+        nbytes += left * (8 + 4 * table["dim"])  # an int64 key and float32 values
+    return {"rows_sent": rows, "bytes_sent": nbytes}
 
 
 def _sums(windows: Sequence[Mapping[str, Any]]) -> dict[str, int]:

@@ -9,7 +9,12 @@ import dataclasses
 
 from slipstream_tf.ops.loss_statistics import LossStatistics, Moments
 from slipstream_tf.saturation import guard
-from slipstream_tf.saturation.quality_budget import CurvePoint, plan_share, relative_value
+from slipstream_tf.saturation.quality_budget import (
+    CurvePoint,
+    cost_of_weight,
+    plan_share,
+    relative_value,
+)
 from slipstream_tf.saturation_config import SaturationConfig
 
 # Factor between two windows' shares of withheld rows, which react to T in no known way.
@@ -115,10 +120,13 @@ class Steerer:
 
     def _value(self, losses: LossStatistics) -> float:
         """Worth of a skipped input, in average inputs."""
-        kept, mean = losses.skippable, losses.mean_squared_residual
-        if not kept.count or not mean:
-            return 1.0
-        return relative_value(kept.squared_residuals / kept.count, kept.count, mean)
+        config, kept, mean = self._config, losses.skippable, losses.mean_squared_residual
+        value = 1.0
+        if kept.count and mean:
+            value = relative_value(kept.squared_residuals / kept.count, kept.count, mean)
+        if config.skips_inputs and config.keep_rate > 0.0:
+            value += cost_of_weight(1.0 / config.keep_rate)
+        return value
 
     def _bound_share(self, work: WindowWork, planned_inputs: int | None, value: float) -> Steering:
         if planned_inputs is None:

@@ -439,7 +439,7 @@ def test_a_quality_budget_without_planned_steps_skips_nothing_and_says_why(budge
 
 def learn(budget, windows=14):
     """Windows whose log loss falls with the logarithm of the inputs trained."""
-    store, tracker = make(keep_rate=0.5, planned_steps=400, max_log_loss_increase=budget)
+    store, tracker = make(keep_rate=0.8, planned_steps=400, max_log_loss_increase=budget)
     users, trained, reports = {key: 0.01 * key for key in range(40)}, 0, []
     for _ in range(windows):
         report, (skippable, _, weight) = window(store, tracker, users)
