@@ -92,7 +92,7 @@ _MEMORY = (
     Run("memory_keys", {**_REMEMBERED, "max_skips": 0, "saturated_share": 0.8}),
     *_controls("memory"),
 )
-_SHORT = (
+_MEMORY_SHORT = (
     Run("memory", {**_REMEMBERED, "target_skip": 0.6, "warmup": 0.25, "max_skips": 2}),
     *_controls("memory"),
 )
@@ -119,16 +119,12 @@ _BUDGET = (
     Run("budget_mask_4", {"skip": "gradients", "max_auc_loss": 0.001, "simulated_ranks": 4}),
     Run("budget_defer_4", {**_DEFER_4, "max_auc_loss": 0.001}),
 )
-_EPOCHS = (
-    *(*_PLAIN, *_PAPER, *_MEMORY, *_MASK),
-    *(_defer(0.005, 4), _defer(0.01, 4)),
-    *(*_BOTH, *_BUDGET),
-)
+_WITHHOLD = (*_MASK, _defer(0.005, 4), _defer(0.01, 4), *_BOTH)
 RUNS: Mapping[str, tuple[Run, ...]] = {
     "globo": (*_PLAIN, *_PAPER, *_MASK, *_DEFER, *_INTERVAL, *_BOTH, *_fae(0.5), *_BUDGET),
-    "frappe": (*_EPOCHS, *_fae(0.15)),
-    "frappe_short": (*_PLAIN, *_PAPER, *_SHORT),
-    "generated": (*_EPOCHS, *_fae(4.5)),
+    "frappe": (*_PLAIN, *_MEMORY),
+    "frappe_short": (*_PLAIN, *_PAPER, *_MEMORY_SHORT, *_WITHHOLD, *_fae(0.15), *_BUDGET),
+    "generated": (*_PLAIN, *_PAPER, *_MEMORY, *_WITHHOLD, *_fae(4.5), *_BUDGET),
 }
 COMMON: Mapping[str, Mapping[str, Any]] = {
     "globo": {"epochs": 1},
