@@ -72,8 +72,8 @@ class SaturationConfig:
         defer_max_age: in steps.
         defer_steps: in steps.
         defer_budget_bytes: bytes of all sums held; gradients of further rows are applied at once.
-        loss_memory_bytes: bytes of remembered losses, 16 an input. Where an epoch has more inputs,
-            the oldest are forgotten first, and few are remembered when they come again.
+        loss_memory_bytes: bytes of remembered losses, 20 to 40 an input. Where an epoch has more
+            inputs, the losses of a sample of them, the same in every epoch, are remembered.
         exempt_tables: names of tables that are neither tracked nor skipped.
         table_hot_budget_bytes: table name -> bytes of its snapshots at most.
         reservoir_size: inputs whose key lists are kept, uniform over the window, to find T.

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <map>
 #include <new>
 #include <string>
 
@@ -46,7 +45,8 @@ void LossMemory::Record(int64_t id, float loss, int64_t window) {
     entry->skips = 0;
     return;
   }
-  if (IsFull(entries_.size()) && !MakeRoom(visited)) {
+  if (most_entries_ > 0 && IsInSample(id) && IsFull(entries_.size())) MakeRoom();
+  if (entries_.empty() || !IsInSample(id)) {
     ++num_refused_;
     return;
   }
@@ -58,39 +58,30 @@ void LossMemory::Record(int64_t id, float loss, int64_t window) {
   ++size_;
 }
 
-bool LossMemory::MakeRoom(uint32_t window) {
+void LossMemory::MakeRoom() {
   if (entries_.size() < most_entries_) {
     try {
-      Rebuild(std::max(kSmallest, entries_.size() * 2), 0);
-      return true;
+      Rebuild(std::max(kSmallest, entries_.size() * 2));
+      return;
     } catch (const std::bad_alloc&) {
       most_entries_ = entries_.size();
     }
   }
-  // At least an eighth leaves at once, so that this is not done for every id.
-  std::map<uint32_t, int64_t> per_window;
-  for (const Entry& entry : entries_) {
-    if (!entry.is_free() && entry.window < window) ++per_window[entry.window];
+  // An eighth of the sample leaves at once, so that this is not done for every id.
+  while (!entries_.empty() && IsFull(entries_.size())) {
+    largest_hash_ -= largest_hash_ / 8;
+    const int64_t before = size_;
+    Rebuild(entries_.size());
+    num_forgotten_ += before - size_;
   }
-  uint32_t oldest_kept = 0;
-  int64_t leaving = 0;
-  for (const auto& [visited, count] : per_window) {
-    if (leaving >= std::max<int64_t>(size_ / 8, 1)) break;
-    leaving += count;
-    oldest_kept = visited + 1;
-  }
-  if (leaving == 0) return false;
-  Rebuild(entries_.size(), oldest_kept);
-  num_forgotten_ += leaving;
-  return true;
 }
 
-void LossMemory::Rebuild(size_t capacity, uint32_t oldest_kept) {
+void LossMemory::Rebuild(size_t capacity) {
   std::vector<Entry> old(capacity);
   old.swap(entries_);
   size_ = 0;
   for (const Entry& entry : old) {
-    if (entry.is_free() || entry.window < oldest_kept) continue;
+    if (entry.is_free() || !IsInSample(entry.id)) continue;
     Place(entry);
     ++size_;
   }
@@ -128,6 +119,7 @@ std::vector<LossMemory::Entry> LossMemory::Export() const {
 void LossMemory::Import(const std::vector<Entry>& entries) {
   entries_.clear();
   size_ = 0;
+  largest_hash_ = ~uint64_t{0};
   for (const Entry& entry : entries) {
     Record(entry.id, entry.loss, entry.window);
     Entry* stored = Find(entry.id);

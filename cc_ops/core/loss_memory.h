@@ -38,8 +38,9 @@ class LossMemory {
   Entry* Find(int64_t id);
 
   // Remembers the loss of a visit in `window` and that no skip followed. A loss that is not
-  // finite makes the input forgotten. Where the budget is full, inputs of the oldest
-  // windows are forgotten first; a new one is refused if all are of this window.
+  // finite makes the input forgotten. Where the budget is full, the memory keeps to a
+  // sample of the ids, drawn by their hashes: an input in it is there in every epoch,
+  // whatever the order. Others are forgotten or refused.
   void Record(int64_t id, float loss, int64_t window);
 
   int64_t size() const { return size_; }
@@ -61,12 +62,14 @@ class LossMemory {
     return (size_ + 1) * 5 > static_cast<int64_t>(capacity) * 4;
   }
   void Erase(Entry* entry);
-  // Makes room for one more id; false if there is none.
-  bool MakeRoom(uint32_t window);
-  void Rebuild(size_t capacity, uint32_t oldest_kept);
+  bool IsInSample(int64_t id) const { return HashKey(id) <= largest_hash_; }
+  // Makes room for one more id, which may have left the sample by then.
+  void MakeRoom();
+  void Rebuild(size_t capacity);
   void Place(const Entry& entry);
 
-  size_t most_entries_;  // a power of two, or 0
+  size_t most_entries_;                   // a power of two, or 0
+  uint64_t largest_hash_ = ~uint64_t{0};  // of an id in the sample
   std::vector<Entry> entries_;
   int64_t size_ = 0;
   int64_t num_forgotten_ = 0;

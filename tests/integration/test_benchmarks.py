@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from slipstream_tf.cli import settings, train
@@ -72,6 +73,25 @@ def test_skipping_compares_runs_and_does_not_repeat_them(tmp_path: Path) -> None
 
 
 @needs_sources
+def test_what_is_held_at_the_end_counts_as_sent(tmp_path: Path) -> None:
+    output, records = tmp_path / "results", tmp_path / "runs"
+    done = run_benchmark(
+        "skipping.py", "--data=generated:2500", "--seeds=3", "--runs=defer_0.01_4",
+        f"--output={output}", f"--records={records}",
+        *(f"--train_flag={flag}" for flag in TINY),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    run = json.loads((output / "skipping_generated.json").read_text())["runs"]["defer_0.01_4"]["3"]
+    record = json.loads((records / "generated/seed3/defer_0.01_4/metrics.json").read_text())
+    warming_up = [window for window in record["windows"] if window["is_warming_up"]]
+    before = sum(table["rows"]["sent"] for window in warming_up for table in window["tables"])
+    assert sum(rows["flushed"] for rows in record["gradient_rows"].values()) > 0
+    sent = sum(rows["sent"] for rows in record["gradient_rows"].values())
+    assert run["rows_sent"] == sent - before
+    assert run["bytes_sent"] == run["rows_sent"] * (8 + 4 * 4)
+
+
+@needs_sources
 def test_every_run_has_flags_that_the_program_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     skipping = load("skipping", monkeypatch)
     for name, runs in skipping.RUNS.items():
@@ -105,6 +125,26 @@ def test_watching_cost_writes_ratios_and_memory(tmp_path: Path) -> None:
     assert 0 < result["snapshot_bytes"] <= result["snapshot_budget_bytes"]
     assert 0 <= result["held_bytes"] <= result["held_budget_bytes"]
     assert "| gradients | signal |" in (tmp_path / "watching_cost.md").read_text()
+
+
+@needs_sources
+def test_stream_compares_predictions_made_before_training(tmp_path: Path) -> None:
+    columns = ("user", "article", "environment", "device", "os", "country", "region", "referrer")
+    clicks, generator = 3000, np.random.default_rng(0)
+    arrays = {name: generator.integers(0, 50, clicks).astype(np.int32) for name in columns}
+    arrays["click_ts"] = np.arange(clicks, dtype=np.int64) * 60
+    arrays["session_size"] = generator.integers(2, 9, clicks).astype(np.int32)
+    np.savez(tmp_path / "globo_clicks.npz", **arrays)
+    flags = (f"--data={tmp_path / 'globo_clicks.npz'}", f"--output={tmp_path}", "--seeds=0")
+    done = run_benchmark("stream.py", *flags, "--runs=inputs,mask", "--train_flag=batch_size=64",
+                         "--train_flag=snapshot_interval=10")  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    runs = json.loads((tmp_path / "stream.json").read_text())["runs"]
+    plain, inputs, mask = (runs[name]["0"] for name in ("plain", "inputs", "mask"))
+    assert plain["inputs_trained"] == plain["inputs_predicted"] == mask["inputs_trained"] == 5400
+    assert inputs["inputs_trained"] < inputs["inputs_predicted"] == 5400
+    assert plain["rows_sent"] == plain["rows_offered"] > mask["rows_sent"]
+    assert "| mask |" in (tmp_path / "stream.md").read_text()
 
 
 def test_segregated_training_trains_every_input_once(tmp_path: Path) -> None:

@@ -1,0 +1,216 @@
+"""A drifting stream: what releasing and probing keys is worth, by predicting before training.
+
+In time order the keys of a click log change: articles are born and go out of fashion. A test part
+at its end says little (almost half of its articles are new), so every input is predicted before the
+model is trained on it, skipped inputs too, and the AUC of these predictions is compared.
+
+    python benchmarks/stream.py --seeds=0,1,2
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from absl import app, flags
+
+from slipstream_tf.cli import train
+from slipstream_tf.cli.data import name_of, open_parts
+from slipstream_tf.cli.quiet import import_tensorflow
+from slipstream_tf.cli.settings import Settings, resolve
+from slipstream_tf.telemetry.run_record import machine, versions, write_json
+
+_DATA = flags.DEFINE_string(
+    "data", None, "globo clicks (.npz); default: in $SLIPSTREAM_DATA, else in ../shared/data."
+)
+_SEEDS = flags.DEFINE_list("seeds", ["0", "1", "2"], "Seeds of each run.")
+_RUNS = flags.DEFINE_list("runs", [], "Names of runs, beside plain; none: all.")
+_OUTPUT = flags.DEFINE_string("output", "results", "Folder of the JSON and the table.")
+_EXTRA = flags.DEFINE_multi_string("train_flag", [], "name=value of slipstream-train, for all.")
+
+# Once saturated, always saturated.
+_FROZEN = {"release": 1e9, "revisit_every": 0}
+_MASK = {"skip": "gradients"}
+_INPUTS = {"skip": "inputs"}
+_INTERVAL = {"skip": "defer", "defer_trigger": "interval", "defer_steps": 20}
+_BUDGET = {"max_auc_loss": 0.0005}
+# The plain run is watched, for its gradient rows.
+RUNS: Mapping[str, Mapping[str, Any]] = {
+    "plain": {"track": True},
+    "inputs": _INPUTS,
+    "inputs_frozen": {**_INPUTS, **_FROZEN},
+    "mask": _MASK,
+    "mask_frozen": {**_MASK, **_FROZEN},
+    "mask_budget": {**_MASK, **_BUDGET},
+    "mask_budget_frozen": {**_MASK, **_BUDGET, **_FROZEN},
+    "defer_interval": _INTERVAL,
+    "defer_interval_frozen": {**_INTERVAL, **_FROZEN},
+    "defer_0.01": {"skip": "defer", "defer_movement": 0.01},
+}
+_HEADER = ("run", "AUC", "AUC by seed", "AUC - plain", "log loss", "inputs", "sent / plain")
+
+
+def settings_of(data: str, seed: int, flag_values: Mapping[str, Any]) -> Settings:
+    """Returns the settings that slipstream-train would have with these flags."""
+    given = {"data": data, "split": "time", "seed": seed, **flag_values}
+    arguments = [f"--{name}={value}" for name, value in given.items()]
+    arguments += [f"--{text.removeprefix('--')}" for text in _EXTRA.value]
+    values, names = train.make_flags().parse(arguments)
+    return resolve(values, names, name_of)
+
+
+def run(settings: Settings) -> dict[str, Any]:
+    """Trains once over the stream; returns the quality after the warm-up and the counts."""
+    import keras
+    import tensorflow as tf
+
+    from slipstream_tf.cli.build import build_embeddings, build_model, saturation_config
+    from slipstream_tf.keras import Slipstream
+    from slipstream_tf.keras.loss_feedback import binary_cross_entropy
+    from slipstream_tf.telemetry.metrics import click_metrics
+
+    keras.utils.set_random_seed(settings.seed)
+    reader = open_parts(settings).train
+    dataset, planned = reader.dataset(), reader.spec.num_inputs
+    assert planned is not None
+    embeddings = build_embeddings(settings, tuple(reader.spec.fields))
+    model = build_model(settings, embeddings, reader.spec.num_dense)
+    config = saturation_config(settings, math.ceil(planned / settings.batch_size))
+    slipstream = Slipstream(embeddings, config)
+    predict = tf.function(lambda keys: model({"keys": keys}, training=False)[:, 0])
+    logits: list[np.ndarray] = []
+    labels: list[np.ndarray] = []
+
+    def note(logit: Any, label: Any) -> None:
+        logits.append(np.ravel(logit))
+        labels.append(np.ravel(label))
+
+    def predicted(features: Any, label: Any) -> Any:
+        # Before the engine decides: as the rows are when the input arrives.
+        done = tf.py_function(
+            lambda keys, label: note(predict(keys), label), [features["keys"], label], []
+        )
+        with tf.control_dependencies([done]):
+            return {**features, "keys": tf.identity(features["keys"])}, label
+
+    @tf.function(reduce_retracing=True)
+    def train_step(features: Any, label: Any, weight: Any) -> Any:
+        label = tf.reshape(tf.cast(label, tf.float32), [-1])
+        with tf.GradientTape() as tape:
+            logit = model(features, training=True)[:, 0]
+            losses = tf.nn.sigmoid_cross_entropy_with_logits(label, logit)
+            loss = tf.reduce_mean(losses if weight is None else losses * weight)
+        variables = model.trainable_variables
+        gradients = tape.gradient(loss, variables)
+        if slipstream.needs_losses:
+            losses = binary_cross_entropy(label, logit, True)
+            slipstream.record_losses(None, losses, label, features["skippable"], weight)
+        model.optimizer.apply_gradients(zip(gradients, variables, strict=True))
+        return logit
+
+    # A lookup for prediction applies what is held back, and would undo deferring: where every
+    # input is trained, the training step's own predictions are those before the update.
+    if config.skips_inputs:
+        dataset = dataset.map(predicted)
+    trained, start = 0, time.perf_counter()
+    for features, label, *weight in slipstream.apply(dataset, batch_size=settings.batch_size):
+        logit = train_step(features, label, weight[0] if weight else None)
+        if not config.skips_inputs:
+            note(logit, label)
+        trained += int(label.shape[0])
+        slipstream.step()
+    seconds = time.perf_counter() - start
+    slipstream.end_window()
+    begin = min(config.warmup_steps or 0, len(logits) - 1)
+    # Batches are full: as many inputs as the warm-up had are left out of every run alike.
+    quality = click_metrics(np.concatenate(labels[begin:]), np.concatenate(logits[begin:]))
+    reports = [report for report in slipstream.tracker.reports if report.inputs_seen]
+    active = [table.rows for r in reports if not r.is_warming_up for table in r.tables]
+    return {
+        **quality.to_dict(),
+        "inputs_trained": trained,
+        "inputs_predicted": sum(len(part) for part in labels),
+        "rows_offered": sum(rows.offered for rows in active),
+        "rows_sent": sum(rows.sent for rows in active),
+        "seconds": seconds,
+    }
+
+
+def markdown(figures: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
+    """Returns the table: mean ± standard deviation over seeds."""
+    plain = figures["plain"]
+    lines = ["| " + " | ".join(_HEADER) + " |", "|" + "---|" * len(_HEADER)]
+    for name, by_seed in figures.items():
+        seeds = sorted(by_seed)
+        auc = [by_seed[seed]["auc"] for seed in seeds]
+        difference = [by_seed[seed]["auc"] - plain[seed]["auc"] for seed in seeds]
+        cells = (
+            name,
+            _mean(auc, "{:.4f}"),
+            " ".join(f"{value:.4f}" for value in auc),
+            "" if name == "plain" else _mean(difference, "{:+.4f}"),
+            _mean([by_seed[seed]["log_loss"] for seed in seeds], "{:.4f}"),
+            *(
+                _mean([by_seed[seed][part] / plain[seed][part] for seed in seeds], "{:.1%}")
+                for part in ("inputs_trained", "rows_sent")
+            ),
+        )
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def _mean(values: Sequence[float], form: str) -> str:
+    text = form.format(statistics.mean(values))
+    if len(values) < 2:
+        return text
+    return f"{text} ± {form.replace('+', '').format(statistics.stdev(values))}"
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Runs what the JSON does not have yet, then writes and prints the comparison."""
+    if len(arguments) > 1:
+        raise app.UsageError(f"{arguments[1]!r} is no flag. Allowed: --flag=value.")
+    for name in _RUNS.value:
+        if name not in RUNS:
+            raise app.UsageError(f"--runs: {name!r} is unknown. Allowed: {', '.join(RUNS)}.")
+    for seed in _SEEDS.value:
+        if not seed.isdecimal():
+            raise app.UsageError(f"--seeds={seed}. Allowed: integers of at least 0.")
+    import_tensorflow()
+    folder = os.environ.get("SLIPSTREAM_DATA") or os.path.join("..", "shared", "data")
+    data = _DATA.value or os.path.join(folder, "globo_clicks.npz")
+    output = Path(_OUTPUT.value)
+    path = output / "stream.json"
+    before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    done = before.get("runs", {}) if before.get("train_flags") == _EXTRA.value else {}
+    chosen = [name for name in RUNS if not _RUNS.value or name in {"plain", *_RUNS.value}]
+    figures: dict[str, dict[str, Any]] = {name: {} for name in chosen}
+    for seed in _SEEDS.value:
+        for name in chosen:
+            found = done.get(name, {}).get(seed)
+            if found is None or found["flags"] != dict(RUNS[name]):
+                print(f"seed {seed}: {name}", flush=True)
+                settings = settings_of(data, int(seed), RUNS[name])
+                found = {**run(settings), "flags": dict(RUNS[name])}
+            figures[name][seed] = found
+            done.setdefault(name, {})[seed] = found
+            write_json(
+                str(path),
+                {"train_flags": _EXTRA.value, "runs": done, "machine": machine(),
+                 "versions": versions()},
+            )  # fmt: skip
+    title = f"# Drifting stream, globo in time order, seeds {', '.join(_SEEDS.value)}"
+    table = f"{title}\n\n{markdown(figures)}"
+    (output / "stream.md").write_text(table + "\n", encoding="utf-8")
+    print(f"\n{table}")
+
+
+if __name__ == "__main__":
+    app.run(main)
