@@ -47,10 +47,12 @@ class SaturationConfig:
             finds out where the data's length is known.
         release: a saturated key stays so until its drift exceeds release * T, at least 1.
         revisit_every: a saturated key is probed (trained as if it varied) one window in so many,
-            at different windows for different keys; 0: never. None: 10 where gradients are masked;
-            100 where inputs are skipped, since a probing key holds all its inputs back.
+            at different windows for different keys; 0: never. None: 10 where gradients are
+            withheld; 100 where inputs are skipped, since a probing key holds all its inputs back;
+            0 with remembered losses whose inputs return by `max_skips`.
         saturated_share: with score="remembered_loss": share of the hot inputs whose keys count as
-            saturated, 0 to 1; `target_skip` is then the share of lowest remembered losses.
+            saturated, 0 to 1; `target_skip` is then the share of lowest remembered losses. 1: all
+            hot keys do, however far they move, and T is the largest float32.
         max_skips: with score="remembered_loss": an input is trained on again after so many
             skips, at most 127; 0: no limit.
         weigh_visits: with score="remembered_loss": an input that was skipped weighs 1 + its skips
@@ -236,7 +238,12 @@ class SaturationConfig:
         """Windows from probe to probe of a saturated key; 0: no probes."""
         if self.revisit_every is not None:
             return self.revisit_every
-        return 10 if self.withholds_saturated else 100
+        if self.withholds_saturated:
+            return 10
+        # An input's keys must have been saturated since its last visit, which an epoch's worth of
+        # probes would never let all of them be; and inputs that return move their rows.
+        returns = self.score == "remembered_loss" and self.max_skips > 0
+        return 0 if returns else 100
 
     def resolve_warmup(self, planned_steps: int | None) -> int | None:
         """Returns the warm-up in steps.

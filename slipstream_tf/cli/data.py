@@ -17,14 +17,15 @@ if TYPE_CHECKING:
     from slipstream_tf.telemetry.run_record import PhaseClock
 
 GENERATED, MOVIELENS, PARQUET = "generated", "movielens", "parquet"
-_DEFAULT_GENERATED, _LEAST_GENERATED = 400_000, 100
+_LEAST_GENERATED = 100
 # Text and Parquet readers take one in ten runs of lines for the test part; so do generated inputs.
 _TEST_SHARE = 0.1
 _SAMPLE_BYTES = 1 << 20
 DATA_HELP = (
     "Criteo TSV (.tsv, .txt, also .gz), Avazu CSV (.csv, also .gz), globo or Frappe .npz, Parquet "
     "(.parquet or a folder; name its columns), MovieLens ml-1m.zip; or 'generated' or "
-    "'generated:COUNT', inputs drawn from a fixed law"
+    "'generated:COUNT', inputs drawn from a fixed law ('generated:COUNT:KEYS': with fields of at "
+    "most so many keys)"
 )
 
 
@@ -53,7 +54,7 @@ def name_of(data: str, clock: PhaseClock | None = None) -> str:
     Raises:
         UsageError: there is no such file, or no reader for it.
     """
-    if _generated_count(data) is not None:
+    if _is_generated(data):
         return GENERATED
     if not os.path.exists(data):
         raise UsageError(
@@ -102,12 +103,11 @@ def _open(settings: Settings, part: str, ids: bool) -> Reader:
     data, batch_size = settings.data, settings.batch_size
     name = name_of(data)
     if name == GENERATED:
-        from slipstream_tf.inputs.readers.generator import GeneratedReader
+        from slipstream_tf.inputs.readers.registry import open_generated
 
-        count = _generated_count(data) or _DEFAULT_GENERATED
         # The inputs are always the same: a run's seed is that of its model.
-        count = count if part == "train" else math.ceil(count * _TEST_SHARE)
-        return GeneratedReader(count, part, batch_size, ids=ids)
+        share = 1.0 if part == "train" else _TEST_SHARE
+        return open_generated(data, part, batch_size, 0, ids, share)
     if name == MOVIELENS:
         from slipstream_tf.cli.movielens import open_movielens
 
@@ -144,19 +144,22 @@ def _open(settings: Settings, part: str, ids: bool) -> Reader:
     )
 
 
-def _generated_count(data: str) -> int | None:
-    """Training inputs of "generated" or "generated:COUNT"; None for other data."""
-    if data == GENERATED:
-        return _DEFAULT_GENERATED
-    if not data.startswith(GENERATED + ":"):
-        return None
-    text = data[len(GENERATED) + 1 :]
-    if not text.isdecimal() or int(text) < _LEAST_GENERATED:
+def _is_generated(data: str) -> bool:
+    if data.partition(":")[0] != GENERATED:
+        return False
+    import_tensorflow()
+    from slipstream_tf.inputs.readers.generator import parse_name
+
+    try:
+        parsed = parse_name(data)
+    except ValueError as error:
+        raise UsageError(f"Invalid flag --data={data}: {error}") from None
+    if parsed is None or parsed[0] < _LEAST_GENERATED:
         raise UsageError(
             f"Invalid flag --data={data}. Allowed: {GENERATED}:COUNT with an integer COUNT >= "
             f"{_LEAST_GENERATED}."
         )
-    return int(text)
+    return True
 
 
 def _estimated_inputs(path: str) -> int | None:

@@ -8,6 +8,7 @@ deferring are this project's.
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -24,7 +25,12 @@ from slipstream_tf.saturation.policies import UpdatePolicies
 from slipstream_tf.saturation.report import TableWindow, WindowReport, drift_quantiles
 from slipstream_tf.saturation.states import KeyStates, next_states
 from slipstream_tf.saturation.steering import Steerer, Steering, WindowWork
-from slipstream_tf.saturation.threshold import ThresholdResult, find_threshold, fixed_threshold
+from slipstream_tf.saturation.threshold import (
+    LARGEST_THRESHOLD,
+    ThresholdResult,
+    find_threshold,
+    fixed_threshold,
+)
 from slipstream_tf.saturation.tracked_table import Measured, TrackedTable
 
 if TYPE_CHECKING:
@@ -317,6 +323,12 @@ class SaturationTracker:
         config = self._config
         if config.threshold is not None:
             found = fixed_threshold(scores, config.threshold)
+        elif self._remembers_losses and config.saturated_share == 1.0:
+            # All keys, not those below the largest score of a sample: over the windows of an epoch
+            # one key of many would drift further now and then, and the memory never hold.
+            cap = config.max_threshold
+            found = fixed_threshold(scores, LARGEST_THRESHOLD if cap is None else cap)
+            found = dataclasses.replace(found, is_capped=cap is not None)
         else:
             share = config.saturated_share if self._remembers_losses else steering.share
             found = find_threshold(scores, share, config.max_threshold)

@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from slipstream_tf.ops.update_policy import UpdateCounts
 from slipstream_tf.saturation.report import WindowReport
+from slipstream_tf.saturation.threshold import LARGEST_THRESHOLD
 from slipstream_tf.saturation_config import SaturationConfig
 from slipstream_tf.telemetry.table import format_table
 
@@ -244,10 +245,14 @@ def _cells(report: WindowReport) -> tuple[str, ...]:
         f"{_share(report.rows_sent, report.rows_offered):.1%}",
         f"{report.hot_keys:,}",
         f"{report.saturated_keys:,}",
-        f"{report.threshold:.3g}" + (" (cap)" if report.is_threshold_capped else ""),
+        _threshold(report.threshold) + (" (cap)" if report.is_threshold_capped else ""),
         f"{report.seconds:.3f}",
     )
 
 
 def _share(part: float, whole: float) -> float:
     return part / whole if whole else 0.0
+
+
+def _threshold(value: float) -> str:
+    return f"{value:.3g}" if value < LARGEST_THRESHOLD else "any"

@@ -21,6 +21,7 @@ from slipstream_tf.inputs.spec import PARTS, DataSpec
 CLICK_RATE = 0.25
 SMALLEST_CARDINALITY, LARGEST_CARDINALITY = 10, 100_000
 BLOCK_INPUTS = 8192
+DEFAULT_INPUTS = 400_000
 # Standard deviation of the logit: with 2.0 the hidden law itself has an AUC of 0.87 (seed 0).
 _SIGNAL = 2.0
 # How much pairs of fields and the numbers matter, beside the keys by themselves.
@@ -31,9 +32,38 @@ _LATENT_BITS = 21
 _LARGEST_KEY = 1 << 62
 
 
-def default_cardinalities(fields: int) -> tuple[int, ...]:
-    """Returns `fields` cardinalities from 10 to 100,000, small and large ones in turn."""
-    sizes = np.geomspace(SMALLEST_CARDINALITY, LARGEST_CARDINALITY, fields).astype(int).tolist()
+def parse_name(name: str) -> tuple[int, int] | None:
+    """Reads "generated", "generated:COUNT" or "generated:COUNT:KEYS".
+
+    Args:
+        name: of a data set.
+
+    Returns:
+        Inputs of the training part and keys of the largest field; None for other data.
+
+    Raises:
+        ValueError: it begins like one of these, but is none.
+    """
+    head, *numbers = name.split(":")
+    if head != "generated":
+        return None
+    if len(numbers) > 2 or not all(number.isdecimal() and int(number) for number in numbers):
+        raise ValueError(
+            f"Invalid data {name!r}. Allowed: generated:COUNT or generated:COUNT:KEYS, integers of "
+            "at least 1 (inputs, and keys of the largest field)."
+        )
+    count, largest = (*map(int, numbers), *(DEFAULT_INPUTS, LARGEST_CARDINALITY)[len(numbers) :])
+    if not SMALLEST_CARDINALITY <= largest <= LARGEST_CARDINALITY:
+        raise ValueError(
+            f"Invalid data {name!r}. Allowed: KEYS from {SMALLEST_CARDINALITY} to "
+            f"{LARGEST_CARDINALITY}."
+        )
+    return count, largest
+
+
+def default_cardinalities(fields: int, largest: int = LARGEST_CARDINALITY) -> tuple[int, ...]:
+    """Returns `fields` cardinalities from 10 to `largest`, small and large ones in turn."""
+    sizes = np.geomspace(SMALLEST_CARDINALITY, largest, fields).astype(int).tolist()
     return tuple(sizes[i // 2 if i % 2 == 0 else -1 - i // 2] for i in range(fields))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from typing import Any
 
@@ -12,6 +13,7 @@ DESCRIPTION = (
     "Criteo TSV (.tsv, .txt, also .gz), Avazu CSV (.csv, also .gz), globo or Frappe .npz, or "
     "'generated:COUNT'"
 )
+GENERATED_FIELDS = 26  # as Criteo's
 
 
 def open_data(
@@ -29,7 +31,8 @@ def open_data(
     Parquet files need column names: use `readers.parquet.ParquetReader`.
 
     Args:
-        data: path of a file, or "generated:COUNT" for inputs drawn from a fixed law.
+        data: path of a file, or "generated:COUNT" for inputs drawn from a fixed law
+            ("generated:COUNT:KEYS": with at most so many keys a field).
         part: "train" or "test". Text files have no test part of their own: one in ten runs of
             lines is (see `readers.text.TextReader`).
         batch_size: inputs of a batch.
@@ -48,7 +51,7 @@ def open_data(
     """
     name = os.fspath(data)
     if name == "generated" or name.startswith("generated:"):
-        return _open_generated(name, part, batch_size, seed, ids)
+        return open_generated(name, part, batch_size, seed, ids)
     if not os.path.exists(name):
         raise FileNotFoundError(f"No data file {name!r}. Known data: {DESCRIPTION}.")
     stem = name.removesuffix(".gz")
@@ -65,13 +68,23 @@ def open_data(
     raise ValueError(f"No reader for {name!r}. Known data: {DESCRIPTION}.")
 
 
-def _open_generated(name: str, part: str, batch_size: int, seed: int, ids: bool) -> Reader:
-    from slipstream_tf.inputs.readers.generator import GeneratedReader
+def open_generated(
+    name: str, part: str, batch_size: int, seed: int, ids: bool, share: float = 1.0
+) -> Reader:
+    """Opens generated data by its name; `share` of as many inputs as the name says."""
+    from slipstream_tf.inputs.readers.generator import (
+        GeneratedReader,
+        default_cardinalities,
+        parse_name,
+    )
 
-    count = name.partition(":")[2] or "400000"
-    if not count.isdecimal() or int(count) < 1:
-        raise ValueError(f"Invalid data {name!r}. Allowed: 'generated:COUNT', COUNT >= 1.")
-    return GeneratedReader(int(count), part, batch_size, seed=seed, ids=ids)
+    parsed = parse_name(name)
+    assert parsed is not None, name
+    count, largest = parsed
+    sizes = default_cardinalities(GENERATED_FIELDS, largest)
+    return GeneratedReader(
+        math.ceil(count * share), part, batch_size, seed=seed, cardinalities=sizes, ids=ids
+    )
 
 
 def _open_arrays(name: str, part: str, batch_size: int, split: str, seed: int, ids: bool) -> Reader:

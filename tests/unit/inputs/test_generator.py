@@ -9,8 +9,10 @@ from slipstream_tf.inputs.readers import generator
 from slipstream_tf.inputs.readers.generator import (
     GeneratedReader,
     default_cardinalities,
+    parse_name,
     zipf_ranks,
 )
+from slipstream_tf.inputs.readers.registry import open_data
 
 
 def joined(reader):
@@ -149,3 +151,31 @@ def test_errors_name_what_is_wrong():
             GeneratedReader(**options)
     with pytest.raises(ValueError, match=r"`part`: 'valid'.*'train', 'test'"):
         GeneratedReader(10, "valid", 5)
+
+
+@pytest.mark.parametrize(
+    "name, parsed",
+    [
+        ("generated", (400_000, 100_000)),
+        ("generated:7", (7, 100_000)),
+        ("generated:500:1000", (500, 1000)),
+        ("generatedx", None),
+        ("a.npz", None),
+    ],
+)
+def test_names(name, parsed):
+    assert parse_name(name) == parsed
+
+
+@pytest.mark.parametrize(
+    "name", ["generated:", "generated:0", "generated:-1", "generated:1:2:3", "generated:5:9"]
+)
+def test_names_that_mean_nothing(name):
+    with pytest.raises(ValueError, match=f"Invalid data '{name}'. Allowed: "):
+        parse_name(name)
+
+
+def test_the_largest_field_can_be_set_by_name():
+    reader = open_data("generated:300:50", "train", 100)
+    assert max(reader.cardinalities) == 50 and min(reader.cardinalities) == 10
+    assert reader.spec.num_inputs == 300
