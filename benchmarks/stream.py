@@ -52,6 +52,7 @@ RUNS: Mapping[str, Mapping[str, Any]] = {
     "mask_budget_frozen": {**_MASK, **_BUDGET, **_FROZEN},
     "defer_interval": _INTERVAL,
     "defer_interval_frozen": {**_INTERVAL, **_FROZEN},
+    "defer_0.005": {"skip": "defer", "defer_movement": 0.005},
     "defer_0.01": {"skip": "defer", "defer_movement": 0.01},
 }
 _HEADER = ("run", "AUC", "AUC by seed", "AUC - plain", "log loss", "inputs", "sent / plain")

@@ -182,6 +182,11 @@ class SaturationConfig:
             )
         if self.keep_rate == 1.0:
             raise invalid("keep_rate", 1.0, place, "below 1 (shadow=True keeps every input)")
+        watches_inputs = self.skips_inputs or self.masks_gradients
+        if self.guard_tolerance is not None and not watches_inputs:
+            allowed = "None: no input of saturated keys is told from others"
+            where = f"{place} with skip={self.skip!r}"
+            raise invalid("guard_tolerance", self.guard_tolerance, where, allowed)
         if self.guard_tolerance is not None and not self.keeps_some:
             allowed = "None, or a keep_rate above 0: the guard watches the kept inputs"
             where = f"{place} with keep_rate=0"
@@ -190,6 +195,20 @@ class SaturationConfig:
             allowed = "None: it bounds a T that is found by share"
             where = f"{place} with a threshold"
             raise invalid("max_threshold", self.max_threshold, where, allowed)
+        self._check_budgets(place)
+
+    def _check_budgets(self, place: str) -> None:
+        """Refuses a budget that nothing would steer by."""
+        by_key = self.score == "drift" or not self.skips_inputs
+        if self.threshold is not None and by_key:
+            for name in ("max_auc_loss", "max_log_loss_increase"):
+                if getattr(self, name) is not None:
+                    allowed = "None: a budget bounds the share that T is found by, not a fixed T"
+                    raise invalid(name, getattr(self, name), f"{place} with a threshold", allowed)
+        if self.max_log_loss_increase is not None and self.defers_by_movement:
+            allowed = "None: only max_auc_loss bounds what gradients wait for"
+            where = f"{place} with skip={self.skip!r} by movement"
+            raise invalid("max_log_loss_increase", self.max_log_loss_increase, where, allowed)
 
     @property
     def keeps_some(self) -> bool:
@@ -223,9 +242,25 @@ class SaturationConfig:
         return self.skip in ("defer", "both")
 
     @property
+    def skips_by_losses(self) -> bool:
+        """Whether nothing is skipped without losses: by what is remembered, or by a budget."""
+        budgets = (self.max_auc_loss, self.max_log_loss_increase)
+        return self.score == "remembered_loss" or any(budget is not None for budget in budgets)
+
+    @property
+    def defers_by_movement(self) -> bool:
+        """Whether gradients wait until they would move their rows."""
+        return self.defers_gradients and self.defer_trigger == "movement"
+
+    @property
     def judges_keys(self) -> bool:
         """Whether it matters which keys are saturated: not if gradients wait for movement only."""
-        return self.skip != "defer" or self.defer_trigger != "movement"
+        return self.skip != "defer" or not self.defers_by_movement
+
+    @property
+    def budget_share(self) -> float:
+        """What each of the ways to save may spend of a quality budget: skip="both" has two."""
+        return 0.5 if self.skips_inputs and self.defers_by_movement else 1.0
 
     @property
     def withholds_saturated(self) -> bool:

@@ -9,8 +9,8 @@ namespace slipstream {
 int64_t DeferredSums::BytesPerRow(int64_t dim) {
   // The index is at least 0.4 full: it doubles, at most, when it is 0.8 full.
   constexpr int64_t kIndexBytes = static_cast<int64_t>(sizeof(HashIndex::Entry)) * 5 / 2;
-  return dim * static_cast<int64_t>(sizeof(float)) + static_cast<int64_t>(sizeof(Node)) +
-         kIndexBytes;
+  const int64_t place = dim * static_cast<int64_t>(sizeof(float)) + sizeof(Node);
+  return place + (place + 3) / 4 + kIndexBytes;
 }
 
 int64_t DeferredSums::bytes() const {
@@ -23,7 +23,7 @@ uint32_t DeferredSums::Insert(int64_t key, uint64_t hash, int64_t step) {
   if (place == kNone) {
     if (nodes_.size() == nodes_.capacity()) {
       // Both grow by a quarter, so that little is allocated in vain.
-      const size_t wanted = std::max<size_t>(8, nodes_.size() + nodes_.size() / 4);
+      const size_t wanted = nodes_.size() + nodes_.size() / 4 + 1;
       sums_.reserve(wanted * static_cast<size_t>(dim_));
       nodes_.reserve(wanted);
     }

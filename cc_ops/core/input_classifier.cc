@@ -113,18 +113,21 @@ Status InputClassifier::Classify(const std::vector<FeatureView>& features, int64
     if (by_loss && entry != nullptr) {
       // With a keep rate, the inputs that were kept already stand for the skipped ones.
       const bool weighs = options_.weighs_visits && settings_.keep_rate == 0.0;
-      if (weight == 1.0f && weighs && !settings_.is_shadow) {
-        weight += static_cast<float>(entry->skips);
+      if (weight == 1.0f && weighs) weight += static_cast<float>(entry->skips);
+      if (observe && returns) {
+        entry->has_returned = 1;
+        // A visit does that, but in shadow mode those that were to be skipped are visited, too.
+        if (settings_.is_shadow) entry->skips = 0;
       }
-      if (observe && returns) entry->has_returned = 1;
       if (observe && weight == 0.0f && entry->skips < LossMemory::kLargestSkips) ++entry->skips;
     }
     result.skippable[i] = is_skippable;
     result.score[i] = score;
-    result.weight[i] = weight;
+    const bool is_kept = weight > 0.0f;
+    result.weight[i] = settings_.is_shadow ? 1.0f : weight;
     counts.inputs_skippable += is_skippable;
-    counts.inputs_skipped += weight == 0.0f;
-    counts.inputs_kept += is_skippable && weight > 0.0f && !settings_.is_shadow;
+    counts.inputs_skipped += !is_kept && !settings_.is_shadow;
+    counts.inputs_kept += is_skippable && is_kept;
     counts.hot_inputs += std::isfinite(score);
   }
   if (observe) {
@@ -147,7 +150,7 @@ float InputClassifier::RememberedScore(const LossMemory::Entry* entry, const Loo
 }
 
 bool InputClassifier::MustReturn(const LossMemory::Entry* entry) const {
-  if (options_.max_skips == 0 || settings_.is_shadow) return false;
+  if (options_.max_skips == 0) return false;
   const uint64_t most = static_cast<uint64_t>(options_.max_skips);
   const uint64_t limit = entry->has_returned ? most : HashKey(entry->id) % (most + 1);
   return entry->skips >= limit;
@@ -168,7 +171,7 @@ bool InputClassifier::IsSkippable(float score, uint64_t number) const {
 }
 
 float InputClassifier::WeightOf(bool is_skippable, uint64_t number) const {
-  if (!is_skippable || settings_.is_shadow) return 1.0f;
+  if (!is_skippable) return 1.0f;
   // Random skipping is the control of skipping without a rest.
   if (settings_.mode == SkipMode::kRandom || settings_.keep_rate == 0.0) return 0.0f;
   const double draw = UnitInterval(CounterRandom(options_.seed ^ kThinningStream, number));
@@ -247,7 +250,10 @@ void InputClassifier::RecordLosses(const int64_t* ids, const float* losses, cons
       if (entry != nullptr && skippable[i] && is_finite) {
         statistics_.paired.Add(static_cast<double>(losses[i]) - entry->loss);
       }
-      memory_.Record(ids[i], losses[i], settings_.window);
+      // In shadow mode: would have been skipped, so that the loss would not be known.
+      const bool is_unknown =
+          settings_.is_shadow && skippable[i] && entry != nullptr && entry->skips > 0 && is_finite;
+      if (!is_unknown) memory_.Record(ids[i], losses[i], settings_.window);
     }
     if (is_finite) {
       const double weight = weights == nullptr ? 1.0 : weights[i];

@@ -26,6 +26,7 @@ class ShardUpdater {
   ShardUpdater(EmbeddingTable* table, int64_t shard, float rate, PolicyScratch* scratch)
       : table_(table),
         shard_(table->shard(shard)),
+        shard_number_(shard),
         policy_(table->policy()),
         rule_(table->options().rule),
         dim_(table->dim()),
@@ -124,7 +125,7 @@ class ShardUpdater {
         std::copy_n(sum_, dim_, sums.Sum(place));
         ++shard_->counts.held;
         continue;
-      } else if (HasRoom(sums) && Keep(&sums, key, hash)) {
+      } else if (sums.size() < Allowed(rank) && Keep(&sums, key, hash)) {
         ++shard_->counts.held;
         continue;
       } else {
@@ -141,9 +142,11 @@ class ShardUpdater {
     return rule_.Movement(rate_, dim_, sum_, row) < policy_.movement;
   }
 
-  bool HasRoom(const DeferredSums& sums) const {
+  // The sums that a rank may hold in this shard: its part of what the table may.
+  int64_t Allowed(int rank) const {
     const int64_t parts = static_cast<int64_t>(kNumShards) * policy_.ranks;
-    return sums.size() < (policy_.max_rows + parts - 1) / parts;
+    const int64_t part = rank * kNumShards + shard_number_;
+    return policy_.max_rows / parts + (part < policy_.max_rows % parts);
   }
 
   // Starts a sum; false if memory ran out.
@@ -202,6 +205,7 @@ class ShardUpdater {
 
   EmbeddingTable* table_;
   TableShard* shard_;
+  const int64_t shard_number_;
   const UpdatePolicy& policy_;
   const UpdateRule rule_;
   const int64_t dim_;

@@ -42,9 +42,10 @@ class SaturationCallback(keras.callbacks.Callback):
                 "with scaled gradients. Use float32 or mixed_bfloat16 without loss scaling."
             )
         self._iterations = int(self.model.optimizer.iterations.numpy())
+        config = self._slipstream.config
         epochs = self.params.get("epochs", 1)
         self._slipstream.plan_epochs(epochs)
-        if epochs > 1 and self._slipstream.config.skips_some_inputs:
+        if epochs > 1 and config.skips_some_inputs:
             logging.warning(
                 "model.fit(epochs=%d) with skipped inputs: Keras holds later epochs to the number "
                 "of batches of the first, so that inputs of an epoch that skips less are left out. "
@@ -59,8 +60,9 @@ class SaturationCallback(keras.callbacks.Callback):
             logging.warning(
                 "The saturation engine needs the inputs' losses (score, guard or budget), but %s "
                 "does not tell them: make it a slipstream_tf.keras.LossFeedback, or call "
-                "slipstream.record_losses in its train_step. Until then nothing is skipped.",
+                "slipstream.record_losses in its train_step. Until then %s.",
                 type(self.model).__name__,
+                "nothing is skipped" if config.skips_by_losses else "the guard watches nothing",
             )
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:

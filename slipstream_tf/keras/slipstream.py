@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -12,6 +13,7 @@ import tensorflow as tf
 
 from slipstream_tf.config import SaturationConfig
 from slipstream_tf.errors import invalid
+from slipstream_tf.inputs.batches import static_batch_size
 from slipstream_tf.inputs.classifier import skip_inputs
 from slipstream_tf.inputs.spec import ID
 from slipstream_tf.keras.callback import SaturationCallback
@@ -71,6 +73,7 @@ class Slipstream:
         self._loss_memory = LossMemoryState(self._tracker.classifier)
         self._steps = 0
         self._batches_per_epoch: int | None = None
+        self._planned_steps = 0
 
     @property
     def config(self) -> SaturationConfig:
@@ -95,9 +98,7 @@ class Slipstream:
     @property
     def needs_losses(self) -> bool:
         """Whether the settings need the inputs' losses."""
-        config = self._config
-        watches = (config.guard_tolerance, config.max_auc_loss, config.max_log_loss_increase)
-        return config.score == "remembered_loss" or any(w is not None for w in watches)
+        return self._config.skips_by_losses or self._config.guard_tolerance is not None
 
     @property
     def tracker(self) -> SaturationTracker:
@@ -133,7 +134,9 @@ class Slipstream:
 
         Args:
             dataset: elements are batches, e.g. `(features, label)`.
-            batch_size: inputs of an output batch; default: that of `dataset`, if it is known.
+            batch_size: inputs of an output batch; default: that of `dataset`, if it is known. If
+                it is another, give `planned_steps` where `dataset` does not know its own
+                (`drop_remainder=False`): the warm-up is a share of the steps.
             get_keys: called like a function for `dataset.map`, returns the keys in a format that
                 the embedding layer takes. Default: `features["keys"]`, or the features themselves
                 but for "id".
@@ -152,8 +155,7 @@ class Slipstream:
         """
         if self._config.score == "remembered_loss":
             _require_ids(dataset.element_spec)
-        batches = int(dataset.cardinality().numpy())
-        self._batches_per_epoch = batches if batches >= 0 else None
+        self._batches_per_epoch = _batches_after(dataset, batch_size)
         kept = skip_inputs(
             dataset,
             self._tracker.classifier,
@@ -169,13 +171,14 @@ class Slipstream:
         return self._warn_without_steps(kept)
 
     def plan_epochs(self, epochs: int) -> None:
-        """Tells the tracker how long training is planned to be, if `apply` could see it.
+        """Tells the tracker of more training to come, if `apply` could see how much.
 
         Args:
-            epochs: passes over the data given to `apply`.
+            epochs: passes over the data given to `apply`, beside those planned before.
         """
         if self._batches_per_epoch is not None:
-            self._tracker.plan(epochs * self._batches_per_epoch)
+            self._planned_steps += epochs * self._batches_per_epoch
+            self._tracker.plan(self._planned_steps)
 
     def record_losses(
         self, ids: Any, losses: Any, labels: Any, skippable: Any = None, weights: Any = None
@@ -244,6 +247,20 @@ class Slipstream:
             return element
 
         return dataset.enumerate().map(at_limit)
+
+
+def _batches_after(dataset: tf.data.Dataset, batch_size: int | None) -> int | None:
+    """Batches of `batch_size` that a data set makes; None if it does not know its length.
+
+    Where its batches do not tell their size, they are taken to have this one.
+    """
+    batches = int(dataset.cardinality().numpy())
+    if batches < 0:
+        return None
+    before = static_batch_size(dataset.element_spec)
+    if before is None or batch_size is None:
+        return batches
+    return math.ceil(batches * before / batch_size)
 
 
 def _require_ids(element_spec: Any) -> None:

@@ -7,6 +7,7 @@ native table; the marks say which rows are saturated or watched; the counts tell
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 import numpy as np
@@ -21,8 +22,8 @@ MODES = ("apply", "mask", "defer")
 TRIGGERS = ("movement", "interval")
 # Of a native table; each shard may hold an even part of `max_rows`.
 NUM_SHARDS = 64
-# Beside the values of a held sum: its key, age and place, and the index at its emptiest.
-_BOOKKEEPING_BYTES = 64
+# Beside the values of a held sum: its key, age and neighbours; the index at its emptiest.
+_PLACE_BYTES, _INDEX_BYTES = 24, 40
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,8 +102,11 @@ class UpdateCounts:
 
 
 def held_row_bytes(dim: int) -> int:
-    """Bytes that a held sum of `dim` values takes, bookkeeping included."""
-    return 4 * dim + _BOOKKEEPING_BYTES
+    """Bytes that a held sum of `dim` values takes at most, room to grow included.
+
+    Each shard of a table that holds any takes up to 128 bytes more (8 entries of an index).
+    """
+    return math.ceil(1.25 * (4 * dim + _PLACE_BYTES)) + _INDEX_BYTES
 
 
 def set_policy(handle: tf.Tensor, policy: UpdatePolicy) -> None:

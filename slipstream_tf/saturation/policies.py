@@ -55,7 +55,8 @@ class UpdatePolicies:
         self._row_bytes = {table.name: held_row_bytes(table.dim) for table in tables}
         self._movement = config.defer_movement
         if config.max_auc_loss is not None and learning_rate:
-            self._movement = movement_for_budget(config.max_auc_loss, learning_rate)
+            budget = config.budget_share * config.max_auc_loss
+            self._movement = movement_for_budget(budget, learning_rate)
         needed = config.simulated_ranks * max(self._row_bytes.values())
         if config.defers_gradients and config.defer_budget_bytes < needed:
             raise invalid(

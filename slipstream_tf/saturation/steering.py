@@ -104,7 +104,8 @@ class Steerer:
         # Where nothing is kept of the skippable inputs, the curve would be that of the hard ones.
         is_whole = work.inputs_skipped == 0 or losses.skippable.count > 0
         if losses.mean_loss is not None and is_whole:
-            inputs = round(losses.weight)
+            # Sample weights of the user's own may be small.
+            inputs = max(1, round(losses.weight))
             self._log_loss.append(CurvePoint(self._trained, inputs, losses.mean_loss))
             if losses.auc is not None:
                 self._auc.append(CurvePoint(self._trained, inputs, losses.auc))
@@ -144,7 +145,7 @@ class Steerer:
                 self._skipped,
                 self._skipped_effective,
                 value,
-                budget,
+                self._config.budget_share * budget,
                 1.0,
             )
             for budget, curve in budgets

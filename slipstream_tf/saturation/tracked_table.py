@@ -114,10 +114,21 @@ class TrackedTable:
         """Returns the drifts that make "below T" mean "saturated": float32, along the keys."""
         return effective_drifts(self.states, threshold)
 
-    def saturated_since(self) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the saturated keys, int64 [n], and since which window they are, int32 [n]."""
+    def require_metric(self) -> None:
+        """Raises the store's error if it cannot watch what the drift metric needs."""
+        if self._metric == "signal":
+            nothing = np.empty(0, np.int64)
+            self._store.travelled(self.name, nothing)
+
+    def saturated_since(self, always: bool) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the saturated keys, int64 [n], and since which window they are, int32 [n].
+
+        Args:
+            always: give window 0 for all of them.
+        """
         is_saturated = self.states.states == KeyState.SATURATED
-        return self.states.keys[is_saturated], self.states.since[is_saturated]
+        since = self.states.since[is_saturated]
+        return self.states.keys[is_saturated], np.zeros_like(since) if always else since
 
     def take_counts(self) -> UpdateCounts:
         """Returns what became of gradient rows since the last call; `pending` is as of now."""

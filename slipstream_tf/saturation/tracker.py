@@ -8,7 +8,6 @@ deferring are this project's.
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -109,11 +108,25 @@ class SaturationTracker:
         self._windows_after_warmup = 0
         self._window_is_warming_up = True
         self._reports: list[WindowReport] = []
+        self._try_policies()
         self._begin_window(0, 0.0, None)
+
+    def _try_policies(self) -> None:
+        """Shows the store what it will be asked for after the warm-up, so that it refuses now."""
+        sizes = {table.name: self._store.size(table.name) for table in self._tables}
+        for table in self._tables:
+            self._store.set_update_policy(table.name, self._policies.of(table.name, sizes, True))
+            table.require_metric()
 
     @property
     def _remembers_losses(self) -> bool:
         return self._config.score == "remembered_loss"
+
+    @property
+    def _counts_all_keys(self) -> bool:
+        """Whether every hot key counts as saturated, however far it moves."""
+        by_share = self._config.threshold is None and self._config.max_threshold is None
+        return by_share and self._remembers_losses and self._config.saturated_share == 1.0
 
     @property
     def classifier(self) -> InputClassifier:
@@ -195,7 +208,7 @@ class SaturationTracker:
                 rows_masked=sum(r.masked for r in rows),
                 losses=losses,
             ),
-            self._planned_inputs(),
+            self._planned_inputs(counts.inputs_skipped),
         )
         found = self._find_threshold(scores, steering)
         loss_threshold = None
@@ -269,7 +282,9 @@ class SaturationTracker:
             [table.published_drift(threshold) for table in self._tables],
         )
         if self._remembers_losses:
-            saturated = [table.saturated_since() for table in self._tables]
+            # Where all hot keys count as saturated, they did at any visit, in another run's
+            # windows, too.
+            saturated = [table.saturated_since(self._counts_all_keys) for table in self._tables]
             self._classifier.set_saturated(
                 _table_indices([keys for keys, _ in saturated]),
                 np.concatenate([keys for keys, _ in saturated]),
@@ -309,13 +324,17 @@ class SaturationTracker:
         withholds = self._config.withholds_saturated and not self._config.shadow
         return withholds and not self._window_is_warming_up
 
-    def _planned_inputs(self) -> int | None:
-        """Inputs that training is offered in all, by the inputs that the steps so far took."""
+    def _planned_inputs(self, just_skipped: int) -> int | None:
+        """Inputs that training is offered in all, by the inputs that the steps so far took.
+
+        Args:
+            just_skipped: in the window that ends, which has no report yet.
+        """
         steps = self._config.planned_steps
         steps = self._planned_steps if steps is None else steps
         if steps is None or not self._step:
             return None
-        skipped = sum(report.inputs_skipped for report in self._reports)
+        skipped = just_skipped + sum(report.inputs_skipped for report in self._reports)
         return round(steps * (self._inputs_seen - skipped) / self._step)
 
     def _find_threshold(self, scores: np.ndarray, steering: Steering) -> ThresholdResult:
@@ -323,12 +342,10 @@ class SaturationTracker:
         config = self._config
         if config.threshold is not None:
             found = fixed_threshold(scores, config.threshold)
-        elif self._remembers_losses and config.saturated_share == 1.0:
+        elif self._counts_all_keys and np.isfinite(scores).any():
             # All keys, not those below the largest score of a sample: over the windows of an epoch
             # one key of many would drift further now and then, and the memory never hold.
-            cap = config.max_threshold
-            found = fixed_threshold(scores, LARGEST_THRESHOLD if cap is None else cap)
-            found = dataclasses.replace(found, is_capped=cap is not None)
+            found = fixed_threshold(scores, LARGEST_THRESHOLD)
         else:
             share = config.saturated_share if self._remembers_losses else steering.share
             found = find_threshold(scores, share, config.max_threshold)

@@ -163,9 +163,14 @@ class VariableStore:
         self.set_saturated(table, self._marked[table] if masks else np.empty(0, np.int64))
 
     def travelled(self, table: str, keys: Any) -> np.ndarray:
-        """Returns zeros, float32 [n]: the store does not see updates."""
-        self._require(table)
-        return np.zeros(np.shape(keys), np.float32)
+        """Refuses: the store does not see updates.
+
+        Raises:
+            ValueError: always.
+        """
+        del keys
+        place = f"table {self._require(table)!r} of a VariableStore"
+        raise invalid("metric", "signal", place, "another drift metric, or the native store")
 
     def update_counts(self, table: str) -> UpdateCounts:
         """Returns what became, or in shadow mode would have become, of a table's gradient rows."""

@@ -199,7 +199,9 @@ def summarise(config: SaturationConfig, reports: Sequence[WindowReport]) -> str:
         f"{active.inputs_seen:,} inputs, {rows.offered:,} gradient rows:"
     ]
     if config.skips_inputs or config.skip == "random":
-        skipped = active.inputs_skippable if config.shadow else active.inputs_skipped
+        skipped = active.inputs_skipped
+        if config.shadow:
+            skipped = active.inputs_skippable - active.inputs_kept
         line = (
             f"- {skipped:,} inputs ({_share(skipped, active.inputs_seen):.1%}) {did} been skipped"
         )

@@ -191,15 +191,37 @@ def test_export_and_import_make_the_same_memory():
     assert second.export_memory()["ids"].shape == (0,)
 
 
-def test_a_full_memory_forgets_the_oldest_windows_first():
-    classifier = InputClassifier(["user", "item"], loss_memory_bytes=16 * 16)
-    for window in range(4):
+def test_a_full_memory_keeps_to_a_sample_of_the_inputs():
+    classifier = InputClassifier(["user", "item"], loss_memory_bytes=64 * 16)
+    samples = []
+    for window, order in enumerate((1, -1, 1)):
         classifier.configure("none", window=window)
-        classifier.record_losses(window * 4 + np.arange(4), np.ones(4), np.ones(4), None)
-    ids = classifier.export_memory()["ids"].tolist()
-    assert len(ids) <= 12 and set(range(12, 16)) <= set(ids) and 0 not in ids
-    classifier.record_losses(100 + np.arange(50), np.ones(50), np.ones(50), None)
-    assert len(classifier.export_memory()["ids"]) <= 12, "the budget holds in one window, too"
+        ids = np.arange(500)[::order]
+        classifier.record_losses(ids, np.ones(500), np.ones(500), None)
+        samples.append(classifier.export_memory()["ids"].tolist())
+    assert 30 <= len(samples[0]) <= 51
+    assert samples[1] == samples[0] == samples[2], "the same in every epoch, whatever the order"
+
+
+def remembered_in_shadow(shadow):
+    """Passes over inputs of which all but the first are easy; returns how many would be skipped."""
+    classifier = with_remembered([5.0] + [0.1] * 59, max_skips=2)
+    share = []
+    for window in range(1, 13):
+        classifier.configure("remembered_loss", threshold=1.0, shadow=shadow, window=window)
+        skippable, _, weight = classifier.classify(users(60), SPECS[:1], ids=np.arange(60))
+        kept = weight.numpy() > 0
+        losses = np.where(np.arange(60) == 0, 5.0, 0.1)
+        classifier.record_losses(
+            np.arange(60)[kept], losses[kept], np.ones(kept.sum()), skippable.numpy()[kept]
+        )
+        counts = classifier.end_window()
+        share.append(counts.inputs_skippable - counts.inputs_kept)
+    return share
+
+
+def test_shadow_mode_foresees_returns():
+    assert remembered_in_shadow(True) == remembered_in_shadow(False)
 
 
 def test_without_a_memory_nothing_is_remembered():

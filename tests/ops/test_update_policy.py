@@ -80,7 +80,7 @@ def test_no_gradient_is_lost(steps, movement, max_age, max_rows, ranks, trigger)
 
 def test_an_export_and_an_evaluation_see_every_gradient():
     store = make_store()
-    store.set_update_policy("t", UpdatePolicy("defer", movement=1e9, max_age=100, max_rows=10))
+    store.set_update_policy("t", UpdatePolicy("defer", movement=1e9, max_age=100, max_rows=1000))
     before = rows_of(store, [7])
     train(store, [7], np.ones((1, DIM)))
     assert store.update_counts("t").pending == 1
@@ -98,7 +98,7 @@ def test_an_import_forgets_the_sums_of_the_rows_it_replaces():
     store = make_store()
     train(store, [7], np.ones((1, DIM)))
     saved = store.export_table("t")
-    store.set_update_policy("t", UpdatePolicy("defer", movement=1e9, max_age=100, max_rows=10))
+    store.set_update_policy("t", UpdatePolicy("defer", movement=1e9, max_age=100, max_rows=1000))
     train(store, [7], np.ones((1, DIM)))
     store.import_table("t", saved)
     assert store.update_counts("t").pending == 0
@@ -125,7 +125,7 @@ def test_masked_rows_and_their_slots_stay(rule):
 def test_a_change_of_mode_applies_what_was_held():
     store = make_store()
     before = rows_of(store, [1])
-    store.set_update_policy("t", UpdatePolicy("defer", movement=1e9, max_age=100, max_rows=10))
+    store.set_update_policy("t", UpdatePolicy("defer", movement=1e9, max_age=100, max_rows=1000))
     train(store, [1], np.ones((1, DIM)))
     store.set_update_policy("t", UpdatePolicy())
     np.testing.assert_allclose(rows_of(store, [1]), before - RATE, rtol=1e-6)
@@ -133,9 +133,9 @@ def test_a_change_of_mode_applies_what_was_held():
 
 def test_a_change_of_numbers_goes_on_holding():
     store = make_store()
-    store.set_update_policy("t", UpdatePolicy("defer", movement=1e9, max_age=100, max_rows=10))
+    store.set_update_policy("t", UpdatePolicy("defer", movement=1e9, max_age=100, max_rows=1000))
     train(store, [1], np.ones((1, DIM)))
-    store.set_update_policy("t", UpdatePolicy("defer", movement=1e8, max_age=50, max_rows=10))
+    store.set_update_policy("t", UpdatePolicy("defer", movement=1e8, max_age=50, max_rows=1000))
     assert store.update_counts("t").pending == 1
 
 
@@ -162,7 +162,19 @@ def test_bytes_of_held_sums_stay_within_what_is_said():
     train(store, np.arange(5000), np.ones((5000, DIM)))
     counts = store.update_counts("t")
     assert counts.pending == 5000
-    assert counts.pending_bytes <= 5000 * held_row_bytes(DIM) * 1.5
+    assert counts.pending_bytes <= 5000 * held_row_bytes(DIM) + 64 * 128
+
+
+@pytest.mark.parametrize("max_rows", [1, 63, 64, 100])
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_no_more_sums_are_held_than_allowed(max_rows, ranks):
+    store = make_store()
+    policy = UpdatePolicy("defer", movement=1e9, max_age=100, max_rows=max_rows, ranks=ranks)
+    store.set_update_policy("t", policy)
+    train(store, np.tile(np.arange(5000), ranks), np.ones((5000 * ranks, DIM)))
+    counts = store.update_counts("t")
+    assert counts.pending == max_rows
+    assert counts.pending_bytes <= max_rows * (held_row_bytes(DIM) + 128)
 
 
 @pytest.mark.parametrize(
