@@ -251,6 +251,14 @@ def _refuse_idle_flags(settings: Settings, given: frozenset[str], data_name: str
         # Held whatever their drift.
         for name in ("target_skip", "alpha", "max_threshold"):
             idle[name] = "a --skip that judges keys"
+        idle["metric"] = idle["hot_budget_mb"] = "a --skip that judges keys"
+    engine = settings.engine
+    if engine.get("max_auc_loss") is not None:
+        idle["defer_movement"] = "no --max_auc_loss, which decides it"
+    if engine.get("threshold") is not None and engine.get("score") != "remembered_loss":
+        idle["target_skip"] = "no --threshold, which decides it"
+    if settings.rows_optimizer != "adam":
+        idle["decay_skipped"] = "--rows_optimizer=adam"
     for name, needs in idle.items():
         if name in given:
             raise UsageError(f"Flag --{name} does nothing here. Allowed: with {needs}.")

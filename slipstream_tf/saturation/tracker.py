@@ -226,6 +226,7 @@ class SaturationTracker:
                 "is skipped. Give planned_steps or warmup_steps to SaturationConfig, or data whose "
                 "length is known (tf.data.experimental.assert_cardinality)."
             )
+        self._warn_without_inputs(sum(r.offered for r in rows))
         drift = np.concatenate([m.drift for m in measured])
         state_counts = [table.states.counts() for table in self._tables]
         self._reports.append(
@@ -317,6 +318,17 @@ class SaturationTracker:
             mode, threshold=threshold, keep_rate=config.keep_rate, shadow=shadow, window=window
         )
         return threshold > 0.0 and not shadow
+
+    def _warn_without_inputs(self, rows_offered: int) -> None:
+        """Warns once if gradients came, but no input was seen by which T could be found."""
+        finds_threshold = self._config.judges_keys and self._config.threshold is None
+        is_idle = rows_offered > 0 and self._inputs_seen == 0
+        if finds_threshold and is_idle and self._config.skip != "none" and not self._reports:
+            logging.warning(
+                "Gradients came in, but no input went through Slipstream.apply: the threshold is "
+                "found on inputs, so it stays 0 and no key is saturated. Put slipstream.apply(...) "
+                "last in the training data's pipeline, or set `threshold`."
+            )
 
     @property
     def _is_withholding(self) -> bool:

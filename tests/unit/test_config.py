@@ -84,3 +84,33 @@ def test_configurations_survive_json(config):
 )
 def test_optimizers_survive_serialisation(rule):
     assert optimizers.get(json.loads(json.dumps(optimizers.serialize(rule)))) == rule
+
+
+@pytest.mark.parametrize(
+    "settings, message",
+    [
+        ({"threshold": 0.1, "max_auc_loss": 0.001}, "`max_auc_loss`: 0.001.*with a threshold"),
+        (
+            {"skip": "gradients", "threshold": 0.1, "max_log_loss_increase": 0.1},
+            "`max_log_loss_increase`: 0.1.*with a threshold",
+        ),
+        (
+            {"skip": "both", "max_log_loss_increase": 0.1},
+            "`max_log_loss_increase`: 0.1.*by movement",
+        ),
+        (
+            {"skip": "defer", "defer_trigger": "interval", "guard_tolerance": 0.1},
+            "`guard_tolerance`: 0.1.*skip='defer'",
+        ),
+        ({"skip": "none", "guard_tolerance": 0.1}, "`guard_tolerance`: 0.1.*skip='none'"),
+    ],
+)
+def test_what_nothing_would_steer_by_is_refused(settings, message):
+    with pytest.raises(ValueError, match=f"Invalid {message}"):
+        SaturationConfig(**settings)
+
+
+def test_a_threshold_and_a_budget_go_together_with_remembered_losses():
+    config = SaturationConfig(score="remembered_loss", threshold=0.1, max_auc_loss=0.001)
+    assert config.budget_share == 1.0
+    assert SaturationConfig(skip="both").budget_share == 0.5

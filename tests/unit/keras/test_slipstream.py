@@ -195,3 +195,28 @@ def test_the_ledger_adds_up_and_prints():
 def test_an_empty_ledger():
     assert Ledger([]).to_dict()["skipped_share"] == 0.0
     assert "0 of 0 inputs skipped" in str(Ledger([]))
+
+
+def test_planned_steps_are_those_of_training():
+    slipstream = Slipstream(make_embeddings(), config(warmup=0.25))
+    data = make_data(80).unbatch().batch(4 * BATCH_SIZE, drop_remainder=True)
+    data = data.apply(tf.data.experimental.assert_cardinality(20))
+    slipstream.apply(data, batch_size=BATCH_SIZE)
+    slipstream.plan_epochs(1)
+    assert slipstream.tracker.warmup_steps == 20
+    slipstream.plan_epochs(2)
+    assert slipstream.tracker.warmup_steps == 60, "another fit is more training"
+
+
+@pytest.mark.parametrize(
+    "settings, message",
+    [
+        ({"skip": "defer"}, "`skip`: 'defer'"),
+        ({"skip": "gradients", "decay_skipped": True}, "`decay_skipped`: True"),
+        ({"skip": "gradients", "metric": "signal"}, "`metric`: 'signal'"),
+    ],
+)
+def test_what_a_store_cannot_do_is_refused_at_construction(settings, message):
+    store = slip.stores.VariableStore({"a": tf.Variable(tf.zeros([10, 4]))})
+    with pytest.raises(ValueError, match=f"Invalid {message}.*VariableStore"):
+        Slipstream(store, SaturationConfig(planned_steps=100, **settings), features={"f": "a"})

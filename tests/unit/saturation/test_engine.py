@@ -30,7 +30,7 @@ class Store:
         self.counts = {table.name: collections.Counter() for table in self.tables}
         self.policies, self.marks = {}, {}
         self.travel = collections.Counter()
-        self.masked = 0
+        self.offered = self.masked = 0
 
     def train(self, table, drifts):
         for key, delta in drifts.items():
@@ -61,7 +61,7 @@ class Store:
         return np.array([self.travel[table, int(key)] for key in keys], np.float32)
 
     def update_counts(self, table):
-        return UpdateCounts(masked=self.masked)
+        return UpdateCounts(offered=self.offered, masked=self.masked)
 
     def decay_counts(self, factor):
         for counts in self.counts.values():
@@ -477,3 +477,12 @@ def test_remembered_losses_choose_among_inputs_of_saturated_keys():
     np.testing.assert_allclose(score, losses, rtol=1e-6)
     assert skippable.tolist() == [False, True, True, False]
     assert report.inputs_skipped == 2
+
+
+def test_gradients_without_inputs_are_warned_of_once(caplog):
+    store, tracker = make(skip="gradients")
+    for _ in range(3):
+        store.train("user", DRIFTS)
+        store.offered += 4
+        tracker.step(10)
+    assert sum("no input went through Slipstream.apply" in r.message for r in caplog.records) == 1
