@@ -35,8 +35,10 @@ class SaturationConfig:
         target_skip: share of the hot inputs (those with a finite score) to skip, 0 to 1.
         threshold: T itself, in the metric's unit, instead of a share; or None.
         max_threshold: upper bound of a T found by share, or None.
-        max_auc_loss: most AUC that skipping may cost by the guard's estimate; the share then only
-            bounds from above. None: no such bound.
+        max_auc_loss: most AUC that skipping may cost by the estimate of
+            `saturation.quality_budget`, whose assumptions stand there (a stream that drifts breaks
+            them); the share then only bounds from above. With skip="both" half of it is for each.
+            None: no such bound.
         max_log_loss_increase: the same in log loss.
         alpha: share of an input's lookups that must be saturated, above 0, at most 1 (paper: 1).
         snapshot_interval: window length in steps.
