@@ -13,6 +13,9 @@ _HEADER = (
     *("ranks", "rows offered", "rows sent", "sent / plain", "MB sent", "seconds"),
 )
 
+_MARKERS = {"stop": "v", "random": "x", "budget": "^", "memory": "D", "mask": "s", "fae": "*"}
+_NEAR = 0.003
+
 
 def baseline(ranks: int) -> str:
     """Name of the plain run whose rows are counted as those of so many ranks."""
@@ -148,30 +151,33 @@ def plot(data: str, figures: Figures, path: Path) -> None:
             "repeat the command; finished runs are not repeated."
         )
         return
-    figure, axes = pyplot.subplots(figsize=(9, 6), layout="constrained")
-    axes.axhline(0.0, color="gray", linewidth=0.8)
-    # As many colours as there are runs; the name stands beside its point, too.
-    axes.set_prop_cycle(color=pyplot.get_cmap("tab20").colors)
+    figure, panels = pyplot.subplots(1, 2, figsize=(14, 6), layout="constrained")
+    for axes in panels:
+        axes.axhline(0.0, color="gray", linewidth=0.8)
+        axes.set_prop_cycle(color=pyplot.get_cmap("tab20").colors)  # as many as there are runs
+        axes.set_xlabel("gradient rows sent after warm-up, as a share of plain training's")
+        _draw(axes, figures)
+    panels[0].set_ylabel("test AUC, difference to plain training")
+    panels[0].set_title(f"{data}: mean and standard deviation over seeds")
+    panels[1].set_title(f"the same, differences up to {_NEAR:g} only")
+    panels[1].set_ylim(-_NEAR, _NEAR)
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside right upper")
+    figure.savefig(path, dpi=110)
+    pyplot.close(figure)
+    print(f"Plot: {path}")
+
+
+def _draw(axes: Any, figures: Figures) -> None:
     for name, by_seed in figures.items():
         points = [f for f in by_seed.values() if _is_point(f)]
         if name.startswith("plain") or not points:
             continue
         share, auc = ([p[k] for p in points] for k in ("rows_share", "auc_difference"))
-        marker = {"stop": "v", "random": "x"}.get(name.split("_")[0], "o")
         spreads = [_spread(values) for values in (share, auc)]
         axes.errorbar(
             statistics.mean(share), statistics.mean(auc), xerr=spreads[0], yerr=spreads[1],
-            marker=marker, capsize=3, linestyle="none", label=name,
+            marker=_MARKERS.get(name.split("_")[0], "o"), capsize=3, linestyle="none", label=name,
         )  # fmt: skip
-        place = (statistics.mean(share), statistics.mean(auc))
-        axes.annotate(name, place, xytext=(5, 5), textcoords="offset points", fontsize="x-small")
-    axes.set_xlabel("gradient rows sent after warm-up, as a share of plain training's")
-    axes.set_ylabel("test AUC, difference to plain training")
-    axes.set_title(f"{data}: mean and standard deviation over seeds")
-    axes.legend(fontsize="small")
-    figure.savefig(path, dpi=150)
-    pyplot.close(figure)
-    print(f"Plot: {path}")
 
 
 def _is_point(figures: Mapping[str, Any]) -> bool:
