@@ -71,8 +71,9 @@ class SaturationConfig:
         defer_trigger: "movement": any row's sum is held until applying it would move a value of
             the row by `defer_movement`, at most `defer_max_age` steps. "interval": saturated
             rows' sums, for `defer_steps` steps.
-        defer_movement: in the unit of the rows. With max_auc_loss it is found from that and the
-            rows' learning rate instead (see `saturation.policies.movement_for_budget`).
+        defer_movement: in the unit of the rows. None: a twentieth of the rows' learning rate
+            (where the store does not know it: 0.005). With max_auc_loss it is found from that and
+            the learning rate instead (see `saturation.policies.movement_for_budget`).
         defer_max_age: in steps.
         defer_steps: in steps.
         defer_budget_bytes: bytes of all sums held; gradients of further rows are applied at once.
@@ -113,7 +114,7 @@ class SaturationConfig:
     shadow: bool = False
     decay_skipped: bool = False
     defer_trigger: str = "movement"
-    defer_movement: float = 0.005
+    defer_movement: float | None = None
     defer_max_age: int = 200
     defer_steps: int = 20
     defer_budget_bytes: int = 64 << 20
@@ -151,11 +152,10 @@ class SaturationConfig:
             require_number(name, getattr(self, name), 0.0, 1.0, place)
         require_number("alpha", self.alpha, 0.0, 1.0, place, open_minimum=True)
         require_number("release", self.release, 1.0, place=place)
-        require_number("defer_movement", self.defer_movement, 0.0, place=place, open_minimum=True)
         for name in ("threshold", "max_threshold", "guard_tolerance"):
             if getattr(self, name) is not None:
                 require_number(name, getattr(self, name), 0.0, place=place)
-        for name in ("max_auc_loss", "max_log_loss_increase"):
+        for name in ("max_auc_loss", "max_log_loss_increase", "defer_movement"):
             if getattr(self, name) is not None:
                 require_number(name, getattr(self, name), 0.0, place=place, open_minimum=True)
 

@@ -14,6 +14,11 @@ from slipstream_tf.ops.update_policy import NUM_SHARDS, UpdatePolicy, held_row_b
 # 0.05 and 0.1, movements of 0.05 to 0.2 rates, 4 simulated ranks): 0.002 to 0.006; doubled.
 AUC_LOSS_PER_RATE = 0.012
 
+# Movement left undone by default, in learning rates: cost no AUC that seeds tell on globo (Adagrad
+# 0.1). A whole rate cost 0.005 on generated inputs (Adagrad 0.005).
+RATES_TO_HOLD = 0.05
+MOVEMENT_OF_UNKNOWN_RATE = 0.005
+
 
 def movement_for_budget(max_auc_loss: float, learning_rate: float) -> float:
     """The movement that deferring may leave undone within a budget of quality.
@@ -53,7 +58,7 @@ class UpdatePolicies:
         """
         self._config = config
         self._row_bytes = {table.name: held_row_bytes(table.dim) for table in tables}
-        self._movement = config.defer_movement
+        self._movement = _movement(config, learning_rate)
         if config.max_auc_loss is not None and learning_rate:
             budget = config.budget_share * config.max_auc_loss
             self._movement = movement_for_budget(budget, learning_rate)
@@ -111,6 +116,12 @@ class UpdatePolicies:
         budget -= sum(needed[name] for name in small)
         shared = sum(sizes[name] * row_bytes[name] for name in needed if name not in small)
         return budget * sizes[table] // shared
+
+
+def _movement(config: SaturationConfig, learning_rate: float | None) -> float:
+    if config.defer_movement is not None:
+        return config.defer_movement
+    return RATES_TO_HOLD * learning_rate if learning_rate else MOVEMENT_OF_UNKNOWN_RATE
 
 
 def _rows_with_slack(num_rows: int) -> int:

@@ -80,3 +80,13 @@ def test_small_tables_beside_a_large_one_hold_every_row():
     # Four rows of each rank in any one shard, at least.
     assert min(rows["item"], rows["shop"]) >= 4 * 4 * NUM_SHARDS
     assert rows["user"] * held_row_bytes(16) > 7 << 20
+
+
+@pytest.mark.parametrize(
+    "rate, given, movement",
+    [(0.1, None, 0.005), (0.005, None, 0.00025), (None, None, 0.005), (0.1, 0.25, 0.25)],
+)
+def test_the_default_movement_goes_by_the_learning_rate(rate, given, movement):
+    config = SaturationConfig(skip="defer", defer_movement=given)
+    policy = UpdatePolicies(config, TABLES, rate).of("item", SIZES, True)
+    assert policy.movement == pytest.approx(movement)
