@@ -23,6 +23,7 @@ STAMPS := $(VENV)/.slipstream
 # Debian packages the venv module separately for each Python, e.g. python3.12-venv.
 VENV_PACKAGE := $(or $(filter python3%,$(notdir $(PYTHON))),python3)-venv
 BASE_PACKAGES := $(or $(CXX),g++):g++ $(PYTHON):python3 module=$(PYTHON)=ensurepip:$(VENV_PACKAGE)
+MPI_PACKAGES := mpicxx:libopenmpi-dev mpirun:openmpi-bin
 TEST_TOOLS := hypothesis pytest
 LINT_TOOLS := clang-format mypy ruff
 
@@ -33,7 +34,7 @@ SOURCES := setup.py pyproject.toml MANIFEST.in \
 # Its text changes when a source appears or goes.
 SOURCE_LIST := $(STAMPS)/sources.txt
 
-.PHONY: help demo test build venv lint format cuda clean test-packages bazel-test FORCE
+.PHONY: help demo test build venv lint format horovod cuda clean test-packages bazel-test FORCE
 
 help:  ## This list
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 24
@@ -43,7 +44,7 @@ demo: $(STAMPS)/installed  ## Train on click data with and without skipping (DAT
 
 # The installed program `pytest`, not `python -m pytest`, which would put this folder on sys.path and
 # test the sources instead of what pip installed.
-test: bazel-test $(STAMPS)/installed $(STAMPS)/test-tools  ## All tests: C++ by Bazel, Python by pytest
+test: bazel-test $(STAMPS)/installed $(STAMPS)/horovod $(STAMPS)/test-tools  ## All tests: C++ by Bazel, Python by pytest
 	@$(BIN)/pytest $(PYTEST_FLAGS) tests
 
 # Asked for first, so that who cannot install them learns it at once.
@@ -68,6 +69,8 @@ format: $(STAMPS)/lint-tools  ## Rewrite the sources in the house's form
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 	@find cc_ops \( -name '*.h' -o -name '*.cc' \) -print0 | xargs -0 $(BIN)/clang-format -i
+
+horovod: $(STAMPS)/horovod  ## Build Horovod for the environment's TensorFlow (Gloo; MPI with apt's Open MPI)
 
 cuda: $(STAMPS)/tensorflow  ## Install with the CUDA kernels (needs nvcc 12 or 13)
 	@SLIPSTREAM_WITH_CUDA=1 $(PIP) install .
@@ -95,6 +98,12 @@ $(STAMPS)/installed: $(STAMPS)/tensorflow $(SOURCE_LIST) $(SOURCES)
 
 $(STAMPS)/test-tools: $(STAMPS)/tensorflow Makefile
 	@$(PIP) install $(TEST_TOOLS)
+	@touch $@
+
+# Gloo needs no package; root gets MPI, too. Compiled against TensorFlow: another one compiles it anew.
+$(STAMPS)/horovod: $(STAMPS)/tensorflow build_support/install_horovod.py
+	@if [ "$$(id -u)" -eq 0 ]; then build_support/system_packages.sh $(MPI_PACKAGES); fi
+	@$(BIN)/python build_support/install_horovod.py
 	@touch $@
 
 $(STAMPS)/lint-tools: $(STAMPS)/tensorflow Makefile

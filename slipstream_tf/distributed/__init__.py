@@ -1,5 +1,6 @@
-"""Gradients on their way from the tape to the optimizer."""
+"""Gradients on their way from the tape to the optimizer, and the ranks they travel between."""
 
+from slipstream_tf.distributed.comm import Communicator, SingleProcess, Traffic, init
 from slipstream_tf.distributed.gradients import DistributedGradientTape
 
-__all__ = ["DistributedGradientTape"]
+__all__ = ["Communicator", "DistributedGradientTape", "SingleProcess", "Traffic", "init"]

@@ -1,0 +1,99 @@
+"""Builds and installs Horovod from PyPI's source package, for the TensorFlow of this Python.
+
+    python build_support/install_horovod.py
+
+Horovod has no wheels: it is compiled against the TensorFlow that is installed. Gloo is always built
+in, MPI where `mpicxx` is found. Tools that only the build needs (an older setuptools, CMake) are
+kept out of the environment. Takes about two minutes on two cores.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+from pathlib import Path
+
+HOROVOD = "horovod==0.28.1"
+# setuptools 75 dropped what its setup.py uses; CMake 4 refuses the CMakeLists of what it bundles.
+BUILD_TOOLS = ("setuptools<75", "cmake==3.31.*", "wheel", "packaging")
+RUNTIME = ("cloudpickle", "psutil", "pyyaml", "packaging", "cffi")
+# Needs XLA headers that TensorFlow's wheels do not have, and serves GPUs under XLA only.
+UNBUILDABLE = re.compile(r"^.*xla_mpi_ops\.cc.*\n", re.MULTILINE)
+
+
+def leave_out_unbuildable(source: Path) -> None:
+    """Takes the one file that cannot be compiled off the list of sources.
+
+    Args:
+        source: the unpacked source package.
+
+    Raises:
+        SystemExit: it is not on the list: another version of Horovod.
+    """
+    path = source / "horovod" / "tensorflow" / "CMakeLists.txt"
+    text, count = UNBUILDABLE.subn("", path.read_text(encoding="utf-8"))
+    if count != 1:
+        raise SystemExit(f"{path} names xla_mpi_ops.cc {count} times, not once as {HOROVOD} does.")
+    path.write_text(text, encoding="utf-8")
+
+
+def build_environment(tools: Path) -> dict[str, str]:
+    """Environment variables of the build: TensorFlow and Gloo only, MPI where it is found."""
+    with_mpi = shutil.which("mpicxx") is not None
+    return {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(tools), os.environ.get("PYTHONPATH")])),
+        "PATH": os.pathsep.join([str(tools / "bin"), os.environ.get("PATH", os.defpath)]),
+        "HOROVOD_WITH_TENSORFLOW": "1",
+        "HOROVOD_WITHOUT_PYTORCH": "1",
+        "HOROVOD_WITHOUT_MXNET": "1",
+        "HOROVOD_WITH_GLOO": "1",
+        f"HOROVOD_WITH{'' if with_mpi else 'OUT'}_MPI": "1",
+    }
+
+
+def main() -> None:
+    """Downloads, mends, compiles and installs."""
+    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
+    try:
+        import tensorflow as tf
+    except ImportError:
+        raise SystemExit("Install TensorFlow first: Horovod is compiled against it.") from None
+    with tempfile.TemporaryDirectory(prefix="horovod-") as folder:
+        tools, sdist, wheels = (Path(folder) / name for name in ("tools", "sdist", "wheels"))
+        subprocess.run([*pip, "install", *RUNTIME], check=True)
+        subprocess.run([*pip, "install", "--target", str(tools), *BUILD_TOOLS], check=True)
+        environment = build_environment(tools)
+        no_isolation = ["--no-deps", "--no-build-isolation"]
+        subprocess.run(
+            [*pip, "download", *no_isolation, "--no-binary=:all:", "--dest", str(sdist), HOROVOD],
+            check=True, env=environment,
+        )  # fmt: skip
+        (archive,) = sdist.iterdir()
+        with tarfile.open(archive) as packed:
+            packed.extractall(folder, filter="data")
+        source = Path(folder) / archive.name.removesuffix(".tar.gz")
+        leave_out_unbuildable(source)
+        print(f"Compiling {HOROVOD} for TensorFlow {tf.__version__}", flush=True)
+        command = [*pip, "wheel", *no_isolation, "--wheel-dir", str(wheels), str(source)]
+        done = subprocess.run(command, check=False, env=environment, capture_output=True, text=True)
+        if done.returncode:
+            raise SystemExit(f"{done.stdout}\n{done.stderr}\nHorovod could not be compiled.")
+        (wheel,) = wheels.iterdir()
+        again = ["--force-reinstall", "--no-deps"]
+        subprocess.run([*pip, "install", *again, str(wheel)], check=True)
+    subprocess.run(
+        [sys.executable, "-c", "import horovod.tensorflow as hvd; hvd.init(); hvd.shutdown()"],
+        check=True,
+        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2"},
+    )
+    print(f"Installed {HOROVOD}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,58 @@
+"""A rank of test_comm.py: every collective against what all ranks' inputs say it must give."""
+
+from __future__ import annotations
+
+import numpy as np
+import tensorflow as tf
+
+from slipstream_tf.distributed import comm
+
+
+def rows_of(rank: int) -> np.ndarray:
+    """Rows that a rank starts with, [rank, 2]: rank 0 has none."""
+    return np.full((rank, 2), rank + 1, np.float32)
+
+
+def part_for(sender: int, receiver: int) -> np.ndarray:
+    """What a rank sends to another: as many rows as the difference of their numbers."""
+    return np.full((abs(sender - receiver), 3), 10 * sender + receiver, np.float32)
+
+
+def check(job: comm.Communicator) -> None:
+    """One round, in eager code or in a tf.function."""
+    ranks = range(job.size)
+    total = job.sum(tf.constant([1.0, job.rank]), "dense", "sum")
+    tf.debugging.assert_equal(total, tf.constant([job.size, sum(ranks)], tf.float32))
+    gathered = job.gather(tf.constant(rows_of(job.rank)), "rows", "gather")
+    tf.debugging.assert_equal(gathered, np.concatenate([rows_of(rank) for rank in ranks]))
+    parts = [part_for(job.rank, rank) for rank in ranks]
+    splits = tf.constant([len(part) for part in parts], tf.int32)
+    received, counts = job.exchange(tf.constant(np.concatenate(parts)), splits, "keys", "exchange")
+    wanted = [part_for(rank, job.rank) for rank in ranks]
+    tf.debugging.assert_equal(received, np.concatenate(wanted))
+    tf.debugging.assert_equal(counts, tf.constant([len(part) for part in wanted], tf.int32))
+    told = job.broadcast(tf.constant([job.rank], tf.int64), job.size - 1, "control", "broadcast")
+    tf.debugging.assert_equal(told, tf.constant([job.size - 1], tf.int64))
+
+
+def main() -> None:
+    """Checks both ways, then the bytes."""
+    job = comm.init()
+    check(job)
+    tf.function(lambda: check(job))()
+    sent = job.traffic().bytes
+    distances = sum(abs(job.rank - rank) for rank in range(job.size))
+    wanted = {
+        "dense": 2 * (8 * 2 * (job.size - 1) // job.size),
+        "rows": 2 * 8 * job.rank * (job.size - 1),
+        "keys": 2 * 12 * distances,
+        "control": 2 * 8 * (job.size - 1) * (job.rank == job.size - 1),
+        "gradients": 0,
+        "deferred": 0,
+    }
+    assert sent == wanted, (sent, wanted)
+    print(f"rank {job.rank} of {job.size}: all equal", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,55 @@
+"""Runs a test program as several ranks of a Horovod job on this machine."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).resolve().parent
+needs_horovod = pytest.mark.skipif(
+    importlib.util.find_spec("horovod") is None, reason="no Horovod: run `make horovod`"
+)
+
+
+def run_ranks(
+    program: str, count: int, *arguments: str, controller: str = "gloo", timeout: float = 240.0
+) -> subprocess.CompletedProcess[str]:
+    """Runs a program of this folder under horovodrun or mpirun.
+
+    Args:
+        program: file name.
+        count: number of ranks.
+        *arguments: of the program.
+        controller: "gloo" or "mpi".
+        timeout: seconds after which the ranks are killed and the test fails.
+    """
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(filter(None, [*sys.path, os.environ.get("PYTHONPATH")])),
+        "TF_CPP_MIN_LOG_LEVEL": "2",
+        "CUDA_VISIBLE_DEVICES": "",
+    }
+    command = [sys.executable, str(HERE / program), *arguments]
+    if controller == "gloo":
+        launcher = Path(sys.executable).parent / "horovodrun"
+        launch = [str(launcher), "-np", str(count), "--gloo", "-H", f"localhost:{count}"]
+    else:
+        found = shutil.which("mpirun")
+        if found is None:
+            pytest.skip("no mpirun: install openmpi-bin")
+        launch = [found, "--allow-run-as-root", "--oversubscribe", "-np", str(count)]
+        launch += ["--bind-to", "none", "-x", "PYTHONPATH"]
+    return subprocess.run(
+        [*launch, *command],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
