@@ -1,4 +1,4 @@
-"""Runs a test program as several ranks of a Horovod job on this machine."""
+"""What the tests of several ranks share: how a program is run as a Horovod job on this machine."""
 
 from __future__ import annotations
 
@@ -7,17 +7,23 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 HERE = Path(__file__).resolve().parent
-needs_horovod = pytest.mark.skipif(
-    importlib.util.find_spec("horovod") is None, reason="no Horovod: run `make horovod`"
-)
 
 
-def run_ranks(
+@pytest.fixture(scope="session")
+def run_ranks() -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Gives `_run_ranks`; tests that use it are skipped, visibly, without Horovod."""
+    if importlib.util.find_spec("horovod") is None:
+        pytest.skip("no Horovod: run `make horovod`")
+    return _run_ranks
+
+
+def _run_ranks(
     program: str, count: int, *arguments: str, controller: str = "gloo", timeout: float = 240.0
 ) -> subprocess.CompletedProcess[str]:
     """Runs a program of this folder under horovodrun or mpirun.
