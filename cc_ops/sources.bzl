@@ -28,6 +28,7 @@ CORE_HDRS = [
     "core/pooling.h",
     "core/row_arena.h",
     "core/row_compaction.h",
+    "core/row_exchange.h",
     "core/row_initializer.h",
     "core/simd_clones.h",
     "core/skip_score.h",
@@ -52,6 +53,7 @@ CORE_SRCS = [
     "core/loss_memory.cc",
     "core/policy_update.cc",
     "core/row_compaction.cc",
+    "core/row_exchange.cc",
     "core/row_initializer.cc",
     "core/skip_score.cc",
     "core/slab_allocator.cc",
@@ -72,6 +74,7 @@ CORE_TESTS = [
     "core/key_set_test.cc",
     "core/loss_memory_test.cc",
     "core/policy_update_test.cc",
+    "core/row_exchange_test.cc",
     "core/skip_score_test.cc",
     "core/update_rule_test.cc",
 ]
@@ -98,6 +101,7 @@ TF_HDRS = [
     "tf/feature_inputs.h",
     "tf/mask_kernels.h",
     "tf/one_table_op.h",
+    "tf/plan_variant.h",
     "tf/table_resource.h",
 ]
 TF_SRCS = [
@@ -106,6 +110,8 @@ TF_SRCS = [
     "tf/classifier_ops.cc",
     "tf/drift_kernels.cc",
     "tf/drift_ops.cc",
+    "tf/exchange_kernels.cc",
+    "tf/exchange_ops.cc",
     "tf/feature_inputs.cc",
     "tf/lookup_kernels.cc",
     "tf/mask_kernels.cc",

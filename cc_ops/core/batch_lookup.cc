@@ -103,7 +103,7 @@ void ResolveBucket(EmbeddingTable* table, const SortedKeys& sorted, int64_t buck
       table->Prefetch(HashKey(sorted.key[i + kPrefetchDistance]));
     }
     uint32_t slot = 0;
-    float* row = table->FindOrInsert(sorted.key[i], HashKey(sorted.key[i]), &slot);
+    float* row = table->FindOrInsert(sorted.key[i], HashKey(sorted.key[i]), 1.f, &slot);
     __builtin_prefetch(row);
     (*row_of_position)[sorted.use[i].position] = row;
     bool is_new = false;

@@ -86,16 +86,16 @@ float* EmbeddingTable::InsertRow(TableShard* shard, int64_t key, uint64_t hash, 
   return shard->arena.Row(*slot);
 }
 
-float* EmbeddingTable::FindOrInsert(int64_t key, uint64_t hash, uint32_t* slot) {
+float* EmbeddingTable::FindOrInsert(int64_t key, uint64_t hash, float accesses, uint32_t* slot) {
   TableShard& shard = shards_[ShardOf(hash)];
   float* row = nullptr;
   HashIndex::Entry* entry = shard.index.Find(key, hash);
   if (entry != nullptr) {
-    entry->count += 1.f;
+    entry->count += accesses;
     *slot = entry->slot;
     row = shard.arena.Row(*slot);
   } else {
-    row = InsertRow(&shard, key, hash, 1.f, slot);
+    row = InsertRow(&shard, key, hash, accesses, slot);
     options_.initializer.Fill(key, options_.dim, row);
     options_.rule.InitSlots(options_.dim, row + options_.dim);
   }
@@ -107,6 +107,7 @@ void EmbeddingTable::ForgetRow(TableShard* shard, int64_t key, uint64_t hash) {
   const uint32_t slot = shard->index.Find(key, hash)->slot;
   if (slot < shard->marks.size()) shard->marks[slot] = 0;
   for (DeferredSums& sums : shard->deferred) {
+    if (policy_.is_exchanged) break;
     const uint32_t place = sums.Find(key, hash);
     if (place == DeferredSums::kNone) continue;
     sums.Remove(place);

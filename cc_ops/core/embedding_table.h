@@ -98,10 +98,10 @@ class EmbeddingTable {
   }
   void Prefetch(uint64_t hash) const { shards_[ShardOf(hash)].index.Prefetch(hash); }
 
-  // The row of a key, made if need be, and one more access counted. Calls for
+  // The row of a key, made if need be, and `accesses` more of them counted. Calls for
   // different shards may run at the same time. `slot` identifies the row within
   // its shard. Throws std::bad_alloc, leaving the table intact.
-  float* FindOrInsert(int64_t key, uint64_t hash, uint32_t* slot);
+  float* FindOrInsert(int64_t key, uint64_t hash, float accesses, uint32_t* slot);
 
   // Makes room for `incoming` new keys by removing the least valuable rows,
   // never one of `pinned` (sorted). At least 1/64 of the capacity leaves at once

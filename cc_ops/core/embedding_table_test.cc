@@ -24,7 +24,7 @@ TableOptions Options(int64_t capacity = 0) {
 
 void Touch(EmbeddingTable* table, int64_t key, int times = 1) {
   uint32_t slot = 0;
-  for (int i = 0; i < times; ++i) table->FindOrInsert(key, HashKey(key), &slot);
+  for (int i = 0; i < times; ++i) table->FindOrInsert(key, HashKey(key), 1.f, &slot);
 }
 
 bool Has(const EmbeddingTable& table, int64_t key) {

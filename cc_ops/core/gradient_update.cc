@@ -33,18 +33,6 @@ Status DescribeNonFinite(const LookupPlan& plan, const std::vector<PooledGradien
   return OkStatus();
 }
 
-// On the bits, which compilers vectorise: a sum of floats has an order to keep.
-SLIPSTREAM_SIMD_CLONES bool RowIsFinite(const float* row, int64_t dim) {
-  constexpr uint32_t kExponent = 0x7f800000u;
-  uint32_t is_bad = 0;
-  for (int64_t j = 0; j < dim; ++j) {
-    uint32_t bits;
-    std::memcpy(&bits, row + j, sizeof(bits));
-    is_bad |= (bits & kExponent) == kExponent;
-  }
-  return is_bad == 0;
-}
-
 bool AllFinite(const LookupPlan& plan, const std::vector<PooledGradient>& gradients,
                const Parallel& parallel) {
   std::atomic<bool> all_finite{true};
@@ -96,16 +84,31 @@ void UpdateBucket(const BucketUpdate& update, float* summed) {
 
 }  // namespace
 
-Status ApplyGradients(const LookupPlan& plan, const std::vector<PooledGradient>& gradients,
-                      float learning_rate, const Parallel& parallel) {
+// On the bits, which compilers vectorise: a sum of floats has an order to keep.
+SLIPSTREAM_SIMD_CLONES bool RowIsFinite(const float* row, int64_t dim) {
+  constexpr uint32_t kExponent = 0x7f800000u;
+  uint32_t is_bad = 0;
+  for (int64_t j = 0; j < dim; ++j) {
+    uint32_t bits;
+    std::memcpy(&bits, row + j, sizeof(bits));
+    is_bad |= (bits & kExponent) == kExponent;
+  }
+  return is_bad == 0;
+}
+
+Status CheckFinite(const LookupPlan& plan, const std::vector<PooledGradient>& gradients,
+                   float learning_rate, const Parallel& parallel) {
   if (!(learning_rate - learning_rate == 0.f)) {
     return InvalidArgument("learning_rate is " + std::to_string(learning_rate) +
                            "; allowed: a finite number");
   }
-  if (!AllFinite(plan, gradients, parallel)) {
-    const Status status = DescribeNonFinite(plan, gradients);
-    if (!status.ok()) return status;
-  }
+  return AllFinite(plan, gradients, parallel) ? OkStatus() : DescribeNonFinite(plan, gradients);
+}
+
+Status ApplyGradients(const LookupPlan& plan, const std::vector<PooledGradient>& gradients,
+                      float learning_rate, const Parallel& parallel) {
+  const Status status = CheckFinite(plan, gradients, learning_rate, parallel);
+  if (!status.ok()) return status;
   const ExclusiveTableLocks locks(plan.tables);
   int64_t widest = 0;
   for (const EmbeddingTable* table : plan.tables) widest = std::max(widest, table->dim());

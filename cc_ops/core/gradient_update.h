@@ -17,6 +17,13 @@ struct PooledGradient {
   int64_t stride = 0;
 };
 
+// InvalidArgument naming the first gradient, or the learning rate, that is not finite.
+Status CheckFinite(const LookupPlan& plan, const std::vector<PooledGradient>& gradients,
+                   float learning_rate, const Parallel& parallel);
+
+// Whether all values of a row are finite.
+bool RowIsFinite(const float* row, int64_t dim);
+
 // Sums the gradients of each distinct key in batch order and applies its table's
 // update rule once. InvalidArgument on a gradient that is not finite: no row is
 // changed then. A key evicted since the lookup is left out and counted in

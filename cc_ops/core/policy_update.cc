@@ -23,7 +23,9 @@ bool HasUse(const LookupPlan& plan, int64_t begin, int64_t end, CellRange exampl
 // Works on one shard of one table.
 class ShardUpdater {
  public:
-  ShardUpdater(EmbeddingTable* table, int64_t shard, float rate, PolicyScratch* scratch)
+  // step: number of the update. collected: null if sums are to be applied.
+  ShardUpdater(EmbeddingTable* table, int64_t shard, float rate, int64_t step,
+               PolicyScratch* scratch, CollectedRows* collected)
       : table_(table),
         shard_(table->shard(shard)),
         shard_number_(shard),
@@ -31,30 +33,32 @@ class ShardUpdater {
         rule_(table->options().rule),
         dim_(table->dim()),
         rate_(rate),
-        step_(table->update_step()),
+        step_(step),
         is_sampled_(policy_.Samples(shard)),
         sum_(scratch->sum.data()),
         due_(scratch->due.data()),
-        before_(scratch->before.data()) {}
+        before_(scratch->before.data()),
+        collected_(collected) {}
 
-  // Updates the row of one key of the batch from its uses [begin, end).
+  // Updates the row of one key of the batch from its uses [begin, end). A row that left
+  // the table, which only a collection meets, is null.
   void Update(const BucketUpdate& update, int64_t key, uint32_t slot, float* row, int64_t begin,
               int64_t end) {
     const uint8_t mark = shard_->MarkOf(slot);
     const bool holds = policy_.mode == UpdatePolicy::Mode::kDefer && is_sampled_;
     if (holds) Hold(update, key, row, begin, end, mark);
     if (holds && !policy_.is_shadow) {
-      if (any_due_) Apply(due_, slot, row, mark);
+      if (any_due_) Apply(due_, key, slot, row, mark);
       return;
     }
     const bool is_masked = policy_.mode == UpdatePolicy::Mode::kMask && (mark & kSaturated) != 0;
     if (!holds) Count(*update.plan, begin, end, is_masked);
     if (is_masked && !policy_.is_shadow) {
-      if (policy_.decay_skipped) rule_.DecaySlots(dim_, row);
+      if (policy_.decay_skipped && row != nullptr) rule_.DecaySlots(dim_, row);
       return;
     }
     SumUses(*update.plan, *update.gradients, begin, end, dim_, sum_);
-    Apply(sum_, slot, row, mark);
+    Apply(sum_, key, slot, row, mark);
   }
 
   // Applies the sums that have come of age and whose keys were not in the batch.
@@ -139,7 +143,7 @@ class ShardUpdater {
   // Whether the sum in `sum_` may be held longer. A NaN anywhere may not.
   bool MayWait(const float* row, uint8_t mark) const {
     if (policy_.trigger == UpdatePolicy::Trigger::kInterval) return (mark & kSaturated) != 0;
-    return rule_.Movement(rate_, dim_, sum_, row) < policy_.movement;
+    return row != nullptr && rule_.Movement(rate_, dim_, sum_, row) < policy_.movement;
   }
 
   // The sums that a rank may hold in this shard: its part of what the table may.
@@ -183,13 +187,20 @@ class ShardUpdater {
       ++(is_flush ? shard_->counts.flushed : shard_->counts.due_by_age);
       AddDue();
     }
+    if (policy_.is_shadow) return;
+    if (collected_ != nullptr) return Apply(due_, key, 0, nullptr, 0);
     uint32_t slot = 0;
-    float* row = table_->Find(key, hash, &slot);
     // A row that leaves the table takes its sums with it: the row is there.
-    if (!policy_.is_shadow) Apply(due_, slot, row, shard_->MarkOf(slot));
+    float* row = table_->Find(key, hash, &slot);
+    Apply(due_, key, slot, row, shard_->MarkOf(slot));
   }
 
-  void Apply(const float* gradient, uint32_t slot, float* row, uint8_t mark) {
+  void Apply(const float* gradient, int64_t key, uint32_t slot, float* row, uint8_t mark) {
+    if (collected_ != nullptr) {
+      collected_->keys.push_back(key);
+      collected_->rows.insert(collected_->rows.end(), gradient, gradient + dim_);
+      return;
+    }
     if ((mark & kWatched) == 0) {
       rule_.Apply(rate_, dim_, gradient, row);
       return;
@@ -213,15 +224,15 @@ class ShardUpdater {
   const int64_t step_;
   const bool is_sampled_;
   float *sum_, *due_, *before_;
+  CollectedRows* collected_;
   bool any_due_ = false;
 };
 
-}  // namespace
-
-void UpdateBucketByPolicy(const BucketUpdate& update, PolicyScratch* scratch) {
+void UpdateOrCollect(const BucketUpdate& update, int64_t step, PolicyScratch* scratch,
+                     CollectedRows* collected) {
   const LookupPlan& plan = *update.plan;
   EmbeddingTable* table = update.table;
-  ShardUpdater updater(table, update.bucket % kNumShards, update.rate, scratch);
+  ShardUpdater updater(table, update.bucket % kNumShards, update.rate, step, scratch, collected);
   const int64_t begin = plan.unique_begin[update.bucket];
   const int64_t end = begin + plan.unique_count[update.bucket];
   const int64_t row_floats = table->dim() + table->slots_per_row();
@@ -234,18 +245,39 @@ void UpdateBucketByPolicy(const BucketUpdate& update, PolicyScratch* scratch) {
     uint32_t slot = plan.unique_slot[u];
     if (update.is_stale) {
       row = table->Find(plan.unique_key[u], HashKey(plan.unique_key[u]), &slot);
-      if (row == nullptr) {
+      if (row == nullptr && collected == nullptr) {
         ++*update.dropped;
         continue;
       }
+      if (row == nullptr) slot = HashIndex::kEmpty;
     }
     updater.Update(update, plan.unique_key[u], slot, row, first_use, use);
   }
   updater.ApplyExpired();
 }
 
-void FlushDeferred(EmbeddingTable* table, const Parallel& parallel) {
+}  // namespace
+
+void UpdateBucketByPolicy(const BucketUpdate& update, PolicyScratch* scratch) {
+  UpdateOrCollect(update, update.table->update_step(), scratch, nullptr);
+}
+
+void CollectBucketByPolicy(const BucketUpdate& update, PolicyScratch* scratch,
+                           CollectedRows* collected) {
+  // The update that these rows will be part of.
+  UpdateOrCollect(update, update.table->update_step() + 1, scratch, collected);
+}
+
+void CollectDeferred(EmbeddingTable* table, CollectedRows* collected) {
   if (table->num_deferred() == 0) return;
+  PolicyScratch scratch(table->dim());
+  for (int64_t s = 0; s < kNumShards; ++s) {
+    ShardUpdater(table, s, 0.f, table->update_step(), &scratch, collected).Flush();
+  }
+}
+
+void FlushDeferred(EmbeddingTable* table, const Parallel& parallel) {
+  if (table->num_deferred() == 0 || table->policy().is_exchanged) return;
   const float rate =
       table->options().rule.EffectiveRate(table->last_learning_rate(), table->update_step());
   std::vector<PolicyScratch> scratches(parallel.threads, PolicyScratch(table->dim()));
@@ -253,7 +285,7 @@ void FlushDeferred(EmbeddingTable* table, const Parallel& parallel) {
     PolicyScratch& scratch = scratches[task];
     const CellRange range = CellsOf(task, parallel.threads, kNumShards);
     for (int64_t s = range.begin; s < range.end; ++s) {
-      ShardUpdater(table, s, rate, &scratch).Flush();
+      ShardUpdater(table, s, rate, table->update_step(), &scratch, nullptr).Flush();
     }
   });
 }

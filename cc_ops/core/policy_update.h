@@ -35,9 +35,24 @@ struct PolicyScratch {
 // the bucket's shard.
 void UpdateBucketByPolicy(const BucketUpdate& update, PolicyScratch* scratch);
 
+// Gradient sums of one table that are to be exchanged instead of applied.
+struct CollectedRows {
+  std::vector<int64_t> keys;  // [n]
+  std::vector<float> rows;    // [n, dim]
+};
+
+// As UpdateBucketByPolicy, but what would be applied is added to `collected`. Touches
+// no row. A key that was evicted since the lookup keeps its gradients, too.
+void CollectBucketByPolicy(const BucketUpdate& update, PolicyScratch* scratch,
+                           CollectedRows* collected);
+
+// Moves every sum that is held to `collected`; in shadow mode forgets them. The caller
+// holds the table's mutex exclusively.
+void CollectDeferred(EmbeddingTable* table, CollectedRows* collected);
+
 // Applies every sum that is held, each as one gradient; in shadow mode, where the
-// gradients were applied when they came, forgets them. The caller holds the table's
-// mutex exclusively.
+// gradients were applied when they came, forgets them. Sums that are to be exchanged
+// stay. The caller holds the table's mutex exclusively.
 void FlushDeferred(EmbeddingTable* table, const Parallel& parallel);
 
 }  // namespace slipstream

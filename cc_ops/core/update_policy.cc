@@ -9,6 +9,10 @@ Status ValidateUpdatePolicy(const UpdatePolicy& policy) {
   if (policy.ranks < 1 || policy.ranks > 64) {
     return InvalidArgument("ranks is " + std::to_string(policy.ranks) + "; allowed: 1 to 64");
   }
+  if (policy.is_exchanged && policy.ranks > 1) {
+    return InvalidArgument("ranks is " + std::to_string(policy.ranks) +
+                           "; allowed where gradients are exchanged between processes: 1");
+  }
   if (policy.mode != UpdatePolicy::Mode::kDefer) return OkStatus();
   if (!(policy.movement >= 0.f) || !std::isfinite(policy.movement)) {
     return InvalidArgument("movement is " + std::to_string(policy.movement) +

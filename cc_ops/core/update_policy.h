@@ -32,6 +32,10 @@ struct UpdatePolicy {
   // Everything is applied at once, and what the policy would have done is counted
   // for a sample of the keys.
   bool is_shadow = false;
+  // Sums leave by CollectGradients and CollectDeferred only (row_exchange.h), to be
+  // exchanged between processes: nothing of this table applies them, and they stay
+  // when their row leaves.
+  bool is_exchanged = false;
 
   // Whether anything is to be done, or counted, beside applying gradients.
   bool IsActive() const { return mode != Mode::kApply || ranks > 1; }

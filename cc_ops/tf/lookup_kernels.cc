@@ -13,6 +13,7 @@
 #include "cc_ops/core/batch_lookup.h"
 #include "cc_ops/core/gradient_update.h"
 #include "cc_ops/tf/feature_inputs.h"
+#include "cc_ops/tf/plan_variant.h"
 #include "cc_ops/tf/table_resource.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/variant.h"
@@ -38,6 +39,67 @@ Parallel ParallelOf(tf::OpKernelContext* context) {
     });
   };
   return parallel;
+}
+
+absl::Status ReadTables(tf::OpKernelContext* c, TableResources* resources,
+                        std::vector<EmbeddingTable*>* tables) {
+  tf::OpInputList handles;
+  TF_RETURN_IF_ERROR(c->input_list("handles", &handles));
+  std::set<EmbeddingTable*> distinct;
+  for (const tf::Tensor& handle : handles) {
+    tf::core::RefCountPtr<TableResource> resource;
+    TF_RETURN_IF_ERROR(tf::LookupResource(c, handle.flat<tf::ResourceHandle>()(0), &resource));
+    EmbeddingTable* table = resource->table();
+    if (!distinct.insert(table).second) {
+      return absl::InvalidArgumentError(absl::StrCat("table '", table->options().name,
+                                                     "' comes twice among the handles; "
+                                                     "allowed: distinct tables"));
+    }
+    tables->push_back(table);
+    resources->push_back(std::move(resource));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ReadPlanAndGradients(tf::OpKernelContext* c, const LookupPlan** plan,
+                                  std::vector<PooledGradient>* views) {
+  const tf::Tensor& plan_tensor = c->input(0);
+  if (plan_tensor.dims() != 0) {
+    return absl::InvalidArgumentError("plan must be a scalar from SlipstreamLookup");
+  }
+  const PlanVariant* variant = plan_tensor.scalar<tf::Variant>()().get<PlanVariant>();
+  if (variant == nullptr || variant->workspace == nullptr) {
+    return absl::InvalidArgumentError("plan is not one that SlipstreamLookup gave");
+  }
+  *plan = &variant->workspace->plan;
+  const LookupPlan& lookup = **plan;
+  tf::OpInputList gradients;
+  TF_RETURN_IF_ERROR(c->input_list("gradients", &gradients));
+  const int num_features = static_cast<int>(lookup.feature_table.size());
+  const auto dim_of = [&](int f) { return lookup.tables[lookup.feature_table[f]]->dim(); };
+  const bool is_stacked = gradients.size() == 1 && gradients[0].dims() == 3;
+  if (!is_stacked && gradients.size() != num_features) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        gradients.size(), " gradients given; the lookup had ", num_features, " features"));
+  }
+  for (int f = 0; f < num_features; ++f) {
+    const tf::Tensor& g = gradients[is_stacked ? 0 : f];
+    const tf::TensorShape expected =
+        is_stacked ? tf::TensorShape({lookup.batch, int64_t{num_features}, dim_of(f)})
+                   : tf::TensorShape({lookup.batch, dim_of(f)});
+    if (g.shape() != expected) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("gradient of feature ", f, " has shape ", g.shape().DebugString(),
+                       "; allowed: that of its pooled output, ", expected.DebugString()));
+    }
+    const float* data = g.flat<float>().data();
+    if (is_stacked) {
+      views->push_back({data + f * dim_of(f), num_features * dim_of(f)});
+    } else {
+      views->push_back({data, dim_of(f)});
+    }
+  }
+  return absl::OkStatus();
 }
 
 namespace {
@@ -73,21 +135,6 @@ class WorkspacePool : public std::enable_shared_from_this<WorkspacePool> {
   std::vector<std::unique_ptr<LookupWorkspace>> free_;
 };
 
-using Resources = std::vector<tf::core::RefCountPtr<TableResource>>;
-
-// A lookup's plan as a tensor: it keeps its tables alive.
-struct PlanVariant {
-  std::shared_ptr<Resources> resources;
-  std::shared_ptr<LookupWorkspace> workspace;
-
-  // What tf::Variant asks of its values. A plan holds pointers: it cannot leave
-  // the process.
-  static std::string TypeName() { return "slipstream::LookupPlan"; }
-  std::string DebugString() const { return TypeName(); }
-  void Encode(tf::VariantTensorData* data) const { data->set_type_name(TypeName()); }
-  bool Decode(const tf::VariantTensorData&) { return false; }
-};
-
 // Where a lookup and its backward pass are functions of their own, TensorFlow passes the plan from
 // one to the other as an output and makes a zero gradient for it, which nobody reads.
 absl::Status ZerosLikePlan(tf::OpKernelContext*, const PlanVariant&, PlanVariant* zeros) {
@@ -120,29 +167,17 @@ class LookupOpBase : public tf::OpKernel {
   }
 
  protected:
-  absl::Status Prepare(tf::OpKernelContext* c, Resources* resources,
+  absl::Status Prepare(tf::OpKernelContext* c, TableResources* resources,
                        std::vector<EmbeddingTable*>* tables, std::vector<FeatureView>* features,
                        std::vector<PooledOutput>* outputs) const {
-    tf::OpInputList handles;
-    TF_RETURN_IF_ERROR(c->input_list("handles", &handles));
-    std::set<EmbeddingTable*> distinct;
-    for (int t = 0; t < handles.size(); ++t) {
-      tf::core::RefCountPtr<TableResource> resource;
-      TF_RETURN_IF_ERROR(
-          tf::LookupResource(c, handles[t].flat<tf::ResourceHandle>()(0), &resource));
-      EmbeddingTable* table = resource->table();
-      if (!distinct.insert(table).second) {
-        return absl::InvalidArgumentError(absl::StrCat("table '", table->options().name,
-                                                       "' comes twice among the handles; "
-                                                       "allowed: distinct tables"));
-      }
-      if (table->dim() != dims_[t]) {
+    TF_RETURN_IF_ERROR(ReadTables(c, resources, tables));
+    for (size_t t = 0; t < tables->size(); ++t) {
+      const EmbeddingTable& table = *(*tables)[t];
+      if (table.dim() != dims_[t]) {
         return absl::InvalidArgumentError(absl::StrCat("table_dims[", t, "] is ", dims_[t],
-                                                       "; table '", table->options().name,
-                                                       "' has dim ", table->dim()));
+                                                       "; table '", table.options().name,
+                                                       "' has dim ", table.dim()));
       }
-      tables->push_back(table);
-      resources->push_back(std::move(resource));
     }
     int64_t batch = 0;
     TF_RETURN_IF_ERROR(inputs_.Read(c, features, &batch));
@@ -181,7 +216,7 @@ class LookupOp : public LookupOpBase {
  public:
   using LookupOpBase::LookupOpBase;
   void Compute(tf::OpKernelContext* c) override {
-    auto resources = std::make_shared<Resources>();
+    auto resources = std::make_shared<TableResources>();
     std::vector<EmbeddingTable*> tables;
     std::vector<FeatureView> features;
     std::vector<PooledOutput> outputs;
@@ -207,7 +242,7 @@ class EvaluationLookupOp : public LookupOpBase {
  public:
   using LookupOpBase::LookupOpBase;
   void Compute(tf::OpKernelContext* c) override {
-    Resources resources;
+    TableResources resources;
     std::vector<EmbeddingTable*> tables;
     std::vector<FeatureView> features;
     std::vector<PooledOutput> outputs;
@@ -223,42 +258,13 @@ class ApplyGradientsOp : public tf::OpKernel {
  public:
   using OpKernel::OpKernel;
   void Compute(tf::OpKernelContext* c) override {
-    const tf::Tensor& plan_tensor = c->input(0);
-    OP_REQUIRES(c, plan_tensor.dims() == 0,
-                absl::InvalidArgumentError("plan must be a scalar from SlipstreamLookup"));
-    const PlanVariant* variant = plan_tensor.scalar<tf::Variant>()().get<PlanVariant>();
-    OP_REQUIRES(c, variant != nullptr && variant->workspace != nullptr,
-                absl::InvalidArgumentError("plan is not one that SlipstreamLookup gave"));
-    const LookupPlan& plan = variant->workspace->plan;
-    tf::OpInputList gradients;
-    OP_REQUIRES_OK(c, c->input_list("gradients", &gradients));
-    const int num_features = static_cast<int>(plan.feature_table.size());
-    const auto dim_of = [&](int f) { return plan.tables[plan.feature_table[f]]->dim(); };
-    std::vector<PooledGradient> views;
-    const bool is_stacked = gradients.size() == 1 && gradients[0].dims() == 3;
-    OP_REQUIRES(
-        c, is_stacked || gradients.size() == num_features,
-        absl::InvalidArgumentError(absl::StrCat(
-            gradients.size(), " gradients given; the lookup had ", num_features, " features")));
-    for (int f = 0; f < num_features; ++f) {
-      const tf::Tensor& g = gradients[is_stacked ? 0 : f];
-      const tf::TensorShape expected =
-          is_stacked ? tf::TensorShape({plan.batch, int64_t{num_features}, dim_of(f)})
-                     : tf::TensorShape({plan.batch, dim_of(f)});
-      OP_REQUIRES(c, g.shape() == expected,
-                  absl::InvalidArgumentError(absl::StrCat(
-                      "gradient of feature ", f, " has shape ", g.shape().DebugString(),
-                      "; allowed: that of its pooled output, ", expected.DebugString())));
-      const float* data = g.flat<float>().data();
-      if (is_stacked) {
-        views.push_back({data + f * dim_of(f), num_features * dim_of(f)});
-      } else {
-        views.push_back({data, dim_of(f)});
-      }
-    }
+    const LookupPlan* plan = nullptr;
+    std::vector<PooledGradient> gradients;
+    OP_REQUIRES_OK(c, ReadPlanAndGradients(c, &plan, &gradients));
     const tf::Tensor& rate = c->input(c->num_inputs() - 1);
     OP_REQUIRES(c, rate.dims() == 0, absl::InvalidArgumentError("learning_rate must be a scalar"));
-    OP_REQUIRES_OK(c, ToAbsl(ApplyGradients(plan, views, rate.scalar<float>()(), ParallelOf(c))));
+    OP_REQUIRES_OK(c,
+                   ToAbsl(ApplyGradients(*plan, gradients, rate.scalar<float>()(), ParallelOf(c))));
   }
 };
 REGISTER_KERNEL_BUILDER(Name("SlipstreamApplyGradients").Device(tf::DEVICE_CPU), ApplyGradientsOp);

@@ -25,6 +25,7 @@ class SetPolicyOp : public OneTableOp {
     OP_REQUIRES_OK(c, c->GetAttr("decay_skipped", &policy_.decay_skipped));
     OP_REQUIRES_OK(c, c->GetAttr("ranks", &policy_.ranks));
     OP_REQUIRES_OK(c, c->GetAttr("is_shadow", &policy_.is_shadow));
+    OP_REQUIRES_OK(c, c->GetAttr("is_exchanged", &policy_.is_exchanged));
     if (mode == "mask") policy_.mode = UpdatePolicy::Mode::kMask;
     if (mode == "defer") policy_.mode = UpdatePolicy::Mode::kDefer;
     if (trigger == "interval") policy_.trigger = UpdatePolicy::Trigger::kInterval;
@@ -42,8 +43,14 @@ class SetPolicyOp : public OneTableOp {
     const ExclusiveLock lock(table->mutex());
     const UpdatePolicy& now = table->policy();
     if (now.mode != policy.mode || now.trigger != policy.trigger || now.ranks != policy.ranks ||
-        now.is_shadow != policy.is_shadow) {
+        now.is_shadow != policy.is_shadow || now.is_exchanged != policy.is_exchanged) {
       FlushDeferred(table, ParallelOf(c));
+      if (table->num_deferred() > 0 && !now.is_shadow) {
+        return absl::FailedPreconditionError(
+            absl::StrCat(table->num_deferred(), " gradient sums of table '", table->options().name,
+                         "' are held to be exchanged with other processes; they must be collected "
+                         "before its policy becomes another"));
+      }
     }
     table->SetPolicy(policy);
     return absl::OkStatus();

@@ -30,6 +30,7 @@ REGISTER_OP("SlipstreamTableSetPolicy")
     .Attr("decay_skipped: bool = false")
     .Attr("ranks: int >= 1 = 1")
     .Attr("is_shadow: bool = false")
+    .Attr("is_exchanged: bool = false")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) -> absl::Status { return CheckRanks(c, {0, 0, 0, 0}); })
     .Doc(R"doc(
@@ -49,6 +50,8 @@ ranks: simulated ranks that share each batch evenly and hold sums of their own.
 is_shadow: nothing is masked or held, but what would have been is counted, for a sample of
   one in 16 keys. Sums held before are applied when the mode, the trigger, the ranks
   or this changes.
+is_exchanged: sums leave by SlipstreamCollectGradients and SlipstreamCollectHeld only; an
+  evaluation, a flush or an eviction leaves them where they are.
 )doc");
 
 REGISTER_OP("SlipstreamTableMarkRows")

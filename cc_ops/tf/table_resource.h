@@ -3,7 +3,9 @@
 #define SLIPSTREAM_CC_OPS_TF_TABLE_RESOURCE_H_
 
 #include <string>
+#include <vector>
 
+#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "cc_ops/core/embedding_table.h"
 #include "cc_ops/core/parallel.h"
@@ -25,6 +27,12 @@ class TableResource : public tensorflow::ResourceBase {
  private:
   EmbeddingTable table_;
 };
+
+using TableResources = std::vector<tensorflow::core::RefCountPtr<TableResource>>;
+
+// The tables of the inputs "handles", which must be distinct; `resources` keeps them alive.
+absl::Status ReadTables(tensorflow::OpKernelContext* context, TableResources* resources,
+                        std::vector<EmbeddingTable*>* tables);
 
 // The framework's threads of this device, for the core.
 Parallel ParallelOf(tensorflow::OpKernelContext* context);

@@ -48,6 +48,7 @@ class UpdatePolicy:
         decay_skipped: whether masking a row's gradient decays its moments (Adam).
         ranks: simulated ranks: each has an even part of every batch and sums of its own.
         is_shadow: apply everything, and count for one key in 16 what would have been done.
+        is_exchanged: sums leave by `ops.exchange` only, to be exchanged with other processes.
     """
 
     mode: str = "apply"
@@ -58,6 +59,7 @@ class UpdatePolicy:
     decay_skipped: bool = False
     ranks: int = 1
     is_shadow: bool = False
+    is_exchanged: bool = False
 
     def __post_init__(self) -> None:
         place = "UpdatePolicy"
@@ -110,7 +112,11 @@ def held_row_bytes(dim: int) -> int:
 
 
 def set_policy(handle: tf.Tensor, policy: UpdatePolicy) -> None:
-    """Sets a table's policy; sums held under one of another kind are applied first."""
+    """Sets a table's policy; sums held under one of another kind are applied first.
+
+    Raises:
+        tf.errors.FailedPreconditionError: there are such sums, but they are to be exchanged.
+    """
     _loader.library().slipstream_table_set_policy(
         handle=handle,
         movement=tf.constant(policy.movement, tf.float32),
@@ -121,6 +127,7 @@ def set_policy(handle: tf.Tensor, policy: UpdatePolicy) -> None:
         decay_skipped=policy.decay_skipped,
         ranks=policy.ranks,
         is_shadow=policy.is_shadow,
+        is_exchanged=policy.is_exchanged,
     )
 
 

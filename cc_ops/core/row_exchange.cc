@@ -1,0 +1,280 @@
+#include "cc_ops/core/row_exchange.h"
+
+#include <algorithm>
+#include <atomic>
+#include <new>
+#include <numeric>
+#include <string>
+
+#include "cc_ops/core/key_sort.h"
+#include "cc_ops/core/policy_update.h"
+#include "cc_ops/core/table_locks.h"
+#include "cc_ops/core/use_sums.h"
+
+namespace slipstream {
+namespace {
+
+int64_t WidestRow(const std::vector<EmbeddingTable*>& tables) {
+  int64_t widest = 0;
+  for (const EmbeddingTable* table : tables) widest = std::max(widest, table->dim());
+  return widest;
+}
+
+// parts: [tasks][tables], in order. Puts each key's row into its owner's parcel.
+void Pack(const std::vector<EmbeddingTable*>& tables,
+          const std::vector<std::vector<CollectedRows>>& parts, int ranks, RowParcels* parcels) {
+  const size_t num_tables = tables.size();
+  parcels->ranks = ranks;
+  parcels->sizes.assign(static_cast<size_t>(ranks) * num_tables, 0);
+  const auto owner_of = [ranks](int64_t key) {
+    return ranks == 1 ? size_t{0} : static_cast<size_t>(OwnerOf(key, ranks));
+  };
+  for (const auto& part : parts) {
+    for (size_t t = 0; t < num_tables; ++t) {
+      for (const int64_t key : part[t].keys) ++parcels->sizes[owner_of(key) * num_tables + t];
+    }
+  }
+  std::vector<int64_t> next_key(parcels->sizes.size()), next_value(parcels->sizes.size());
+  int64_t num_keys = 0, num_values = 0;
+  for (size_t i = 0; i < parcels->sizes.size(); ++i) {
+    next_key[i] = num_keys;
+    next_value[i] = num_values;
+    num_keys += parcels->sizes[i];
+    num_values += parcels->sizes[i] * tables[i % num_tables]->dim();
+  }
+  parcels->keys.resize(static_cast<size_t>(num_keys));
+  parcels->values.resize(static_cast<size_t>(num_values));
+  for (const auto& part : parts) {
+    for (size_t t = 0; t < num_tables; ++t) {
+      const int64_t dim = tables[t]->dim();
+      for (size_t i = 0; i < part[t].keys.size(); ++i) {
+        const size_t parcel = owner_of(part[t].keys[i]) * num_tables + t;
+        parcels->keys[static_cast<size_t>(next_key[parcel]++)] = part[t].keys[i];
+        std::copy_n(part[t].rows.data() + static_cast<int64_t>(i) * dim, dim,
+                    parcels->values.data() + next_value[parcel]);
+        next_value[parcel] += dim;
+      }
+    }
+  }
+}
+
+// One table's rows in all parcels, in their order.
+struct TableRows {
+  std::vector<int64_t> keys;
+  std::vector<const float*> rows;
+};
+
+Status Unpack(const std::vector<EmbeddingTable*>& tables, const RowParcelsView& parcels,
+              std::vector<TableRows>* unpacked) {
+  unpacked->assign(tables.size(), TableRows());
+  int64_t key = 0, value = 0;
+  for (int rank = 0; rank < parcels.ranks; ++rank) {
+    for (size_t t = 0; t < tables.size(); ++t) {
+      const int64_t size = parcels.sizes[static_cast<size_t>(rank) * tables.size() + t];
+      const int64_t dim = tables[t]->dim();
+      if (size < 0 || size > parcels.num_keys - key || size * dim > parcels.num_values - value) {
+        return InvalidArgument("sizes[" + std::to_string(rank) + ", " + std::to_string(t) +
+                               "] is " + std::to_string(size) + " rows of table '" +
+                               tables[t]->options().name + "'; left are " +
+                               std::to_string(parcels.num_keys - key) + " keys and " +
+                               std::to_string(parcels.num_values - value) + " values of " +
+                               std::to_string(dim) + " a row");
+      }
+      TableRows& rows = (*unpacked)[t];
+      rows.keys.insert(rows.keys.end(), parcels.keys + key, parcels.keys + key + size);
+      for (int64_t i = 0; i < size; ++i) rows.rows.push_back(parcels.values + value + i * dim);
+      key += size;
+      value += size * dim;
+    }
+  }
+  if (key != parcels.num_keys || value != parcels.num_values) {
+    return InvalidArgument("sizes name " + std::to_string(key) + " keys and " +
+                           std::to_string(value) + " values; there are " +
+                           std::to_string(parcels.num_keys) + " and " +
+                           std::to_string(parcels.num_values));
+  }
+  return OkStatus();
+}
+
+Status CheckRowsFinite(const EmbeddingTable& table, const TableRows& rows) {
+  for (size_t i = 0; i < rows.keys.size(); ++i) {
+    if (RowIsFinite(rows.rows[i], table.dim())) continue;
+    return InvalidArgument("a gradient of key " + std::to_string(rows.keys[i]) + " of table '" +
+                           table.options().name +
+                           "' that came from another rank is not finite; allowed: finite values. "
+                           "No row was updated");
+  }
+  return OkStatus();
+}
+
+// A row to apply: `place` in the order of arrival.
+struct Arrival {
+  int shard;
+  int64_t key;
+  uint32_t place;
+  bool operator<(const Arrival& other) const {
+    if (shard != other.shard) return shard < other.shard;
+    return key != other.key ? key < other.key : place < other.place;
+  }
+};
+
+std::vector<Arrival> SortArrivals(const std::vector<int64_t>& keys) {
+  std::vector<Arrival> arrivals;
+  arrivals.reserve(keys.size());
+  for (size_t i = 0; i < keys.size(); ++i) {
+    arrivals.push_back({ShardOf(HashKey(keys[i])), keys[i], static_cast<uint32_t>(i)});
+  }
+  std::sort(arrivals.begin(), arrivals.end());
+  return arrivals;
+}
+
+// Applies sums to the rows of one table.
+class RowUpdater {
+ public:
+  RowUpdater(EmbeddingTable* table, float rate, float scale, bool makes_rows)
+      : table_(table),
+        rule_(table->options().rule),
+        dim_(table->dim()),
+        rate_(rate),
+        scale_(scale),
+        makes_rows_(makes_rows),
+        sum_(static_cast<size_t>(dim_)),
+        before_(static_cast<size_t>(dim_)) {}
+
+  // The arrivals [begin, end) have the same key. False: it has no row.
+  bool Update(const TableRows& rows, const Arrival* begin, const Arrival* end) {
+    const uint64_t hash = HashKey(begin->key);
+    uint32_t slot = 0;
+    float* row = makes_rows_ ? table_->FindOrInsert(begin->key, hash, 0.f, &slot)
+                             : table_->Find(begin->key, hash, &slot);
+    if (row == nullptr) return false;
+    std::copy_n(rows.rows[begin->place], dim_, sum_.data());
+    for (const Arrival* a = begin + 1; a < end; ++a) {
+      const float* part = rows.rows[a->place];
+      for (int64_t j = 0; j < dim_; ++j) sum_[j] += part[j];
+    }
+    if (scale_ != 1.f) {
+      for (float& value : sum_) value *= scale_;
+    }
+    TableShard* shard = table_->shard(begin->shard);
+    if ((shard->MarkOf(slot) & kWatched) == 0) {
+      rule_.Apply(rate_, dim_, sum_.data(), row);
+      return true;
+    }
+    std::copy_n(row, dim_, before_.data());
+    rule_.Apply(rate_, dim_, sum_.data(), row);
+    float squares = 0.f;
+    for (int64_t j = 0; j < dim_; ++j) {
+      squares += (row[j] - before_[j]) * (row[j] - before_[j]);
+    }
+    shard->travelled[slot] += squares;
+    return true;
+  }
+
+ private:
+  EmbeddingTable* table_;
+  const UpdateRule rule_;
+  const int64_t dim_;
+  const float rate_, scale_;
+  const bool makes_rows_;
+  std::vector<float> sum_, before_;
+};
+
+// Applies the arrivals of the shards [first, last).
+int64_t ApplyShards(const std::vector<Arrival>& arrivals, const TableRows& rows, CellRange shards,
+                    RowUpdater* updater) {
+  const auto is_before = [](const Arrival& a, int64_t shard) { return a.shard < shard; };
+  auto a = std::lower_bound(arrivals.begin(), arrivals.end(), shards.begin, is_before);
+  const auto last = std::lower_bound(a, arrivals.end(), shards.end, is_before);
+  int64_t dropped = 0;
+  while (a != last) {
+    auto end = a + 1;
+    while (end != last && end->key == a->key) ++end;
+    if (!updater->Update(rows, &*a, &*a + (end - a))) ++dropped;
+    a = end;
+  }
+  return dropped;
+}
+
+}  // namespace
+
+Status CollectGradients(const LookupPlan& plan, const std::vector<PooledGradient>& gradients,
+                        float learning_rate, int ranks, const Parallel& parallel,
+                        RowParcels* parcels) {
+  const Status status = CheckFinite(plan, gradients, learning_rate, parallel);
+  if (!status.ok()) return status;
+  const ExclusiveTableLocks locks(plan.tables);
+  const size_t num_tables = plan.tables.size();
+  std::vector<float> rates;
+  std::vector<bool> is_stale;
+  for (size_t t = 0; t < num_tables; ++t) {
+    const EmbeddingTable* table = plan.tables[t];
+    rates.push_back(table->options().rule.EffectiveRate(learning_rate, table->update_step() + 1));
+    is_stale.push_back(table->generation() != plan.generations[t]);
+  }
+  const std::vector<int64_t> bounds = BalancedBuckets(plan.unique_begin, parallel.threads);
+  std::vector<std::vector<CollectedRows>> parts(parallel.threads,
+                                                std::vector<CollectedRows>(num_tables));
+  std::atomic<bool> is_out_of_memory{false};
+  parallel.run(parallel.threads, [&](int task) {
+    try {
+      PolicyScratch scratch(WidestRow(plan.tables));
+      for (int64_t b = bounds[task]; b < bounds[task + 1]; ++b) {
+        const size_t t = static_cast<size_t>(b / kNumShards);
+        int64_t dropped = 0;
+        const BucketUpdate update = {&plan,    &gradients,  plan.tables[t], b,
+                                     rates[t], is_stale[t], &dropped};
+        CollectBucketByPolicy(update, &scratch, &parts[task][t]);
+      }
+    } catch (const std::bad_alloc&) {
+      is_out_of_memory = true;
+    }
+  });
+  if (is_out_of_memory) return ResourceExhausted("out of memory while collecting gradients");
+  Pack(plan.tables, parts, ranks, parcels);
+  return OkStatus();
+}
+
+void CollectHeld(const std::vector<EmbeddingTable*>& tables, int ranks, RowParcels* parcels) {
+  const ExclusiveTableLocks locks(tables);
+  std::vector<std::vector<CollectedRows>> parts(1, std::vector<CollectedRows>(tables.size()));
+  for (size_t t = 0; t < tables.size(); ++t) CollectDeferred(tables[t], &parts[0][t]);
+  Pack(tables, parts, ranks, parcels);
+}
+
+Status ApplyRows(const std::vector<EmbeddingTable*>& tables, const RowParcelsView& parcels,
+                 float learning_rate, float scale, bool makes_rows, const Parallel& parallel) {
+  std::vector<TableRows> rows;
+  Status status = Unpack(tables, parcels, &rows);
+  for (size_t t = 0; t < tables.size() && status.ok(); ++t) {
+    status = CheckRowsFinite(*tables[t], rows[t]);
+  }
+  if (!status.ok()) return status;
+  std::vector<std::vector<Arrival>> arrivals;
+  for (const TableRows& of_table : rows) arrivals.push_back(SortArrivals(of_table.keys));
+  const ExclusiveTableLocks locks(tables);
+  std::vector<float> rates;
+  for (EmbeddingTable* table : tables) {
+    rates.push_back(table->options().rule.EffectiveRate(learning_rate, table->NextUpdateStep()));
+    table->set_last_learning_rate(learning_rate);
+  }
+  std::vector<std::atomic<int64_t>> dropped(tables.size());
+  for (auto& count : dropped) count = 0;
+  std::atomic<bool> is_out_of_memory{false};
+  parallel.run(parallel.threads, [&](int task) {
+    try {
+      for (size_t t = 0; t < tables.size(); ++t) {
+        RowUpdater updater(tables[t], rates[t], scale, makes_rows);
+        const CellRange shards = CellsOf(task, parallel.threads, kNumShards);
+        dropped[t] += ApplyShards(arrivals[t], rows[t], shards, &updater);
+      }
+    } catch (const std::bad_alloc&) {
+      is_out_of_memory = true;
+    }
+  });
+  for (size_t t = 0; t < tables.size(); ++t) tables[t]->CountDroppedUpdates(dropped[t]);
+  if (is_out_of_memory) return ResourceExhausted("out of memory while applying gradients");
+  return OkStatus();
+}
+
+}  // namespace slipstream

@@ -1,0 +1,93 @@
+// Registrations of the ops that collect gradient rows for other processes and apply theirs.
+#include "tensorflow/core/framework/common_shape_fns.h"
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/shape_inference.h"
+
+namespace slipstream {
+namespace {
+
+namespace tf = tensorflow;
+using tf::shape_inference::DimensionHandle;
+using tf::shape_inference::InferenceContext;
+using tf::shape_inference::ShapeHandle;
+
+// sizes [ranks, tables], keys [n], values [m].
+absl::Status ParcelsShape(InferenceContext* c) {
+  int ranks = 0;
+  TF_RETURN_IF_ERROR(c->GetAttr("ranks", &ranks));
+  c->set_output(0, c->Matrix(ranks, InferenceContext::kUnknownDim));
+  c->set_output(1, c->Vector(InferenceContext::kUnknownDim));
+  c->set_output(2, c->Vector(InferenceContext::kUnknownDim));
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+#define SLIPSTREAM_PARCELS_DOC                                                         \
+  "sizes: [ranks, tables], rows for each rank; with ranks = 1 all rows are for all.\n" \
+  "keys: [n], by rank, then by table; each once.\n"                                    \
+  "values: their rows behind each other, each as wide as its table.\n"                 \
+  "ranks: how many ranks own the keys, by hash.\n"
+
+REGISTER_OP("SlipstreamCollectGradients")
+    .Input("plan: variant")
+    .Input("gradients: num_gradients * float")
+    .Input("learning_rate: float")
+    .Attr("num_gradients: int >= 1")
+    .Attr("ranks: int >= 1 = 1")
+    .Output("sizes: int64")
+    .Output("keys: int64")
+    .Output("values: float")
+    .SetIsStateful()
+    .SetShapeFn(ParcelsShape)
+    .Doc(
+        "Sums the gradients of each key and gives out what the tables' policies let go: the sums "
+        "themselves, or held ones that are due. No row changes.\n\n"
+        "plan: scalar, from SlipstreamLookup.\n"
+        "gradients: of its pooled outputs, in their shapes; all must be finite.\n"
+        "learning_rate: scalar.\n" SLIPSTREAM_PARCELS_DOC);
+
+REGISTER_OP("SlipstreamCollectHeld")
+    .Input("handles: num_tables * resource")
+    .Attr("num_tables: int >= 1")
+    .Attr("ranks: int >= 1 = 1")
+    .Output("sizes: int64")
+    .Output("keys: int64")
+    .Output("values: float")
+    .SetIsStateful()
+    .SetShapeFn(ParcelsShape)
+    .Doc(
+        "Gives out every gradient sum that the tables hold; they hold none then.\n\n"
+        "handles: scalars.\n" SLIPSTREAM_PARCELS_DOC);
+
+REGISTER_OP("SlipstreamApplyRows")
+    .Input("handles: num_tables * resource")
+    .Input("sizes: int64")
+    .Input("keys: int64")
+    .Input("values: float")
+    .Input("learning_rate: float")
+    .Attr("num_tables: int >= 1")
+    .Attr("scale: float = 1.0")
+    .Attr("makes_rows: bool = true")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) -> absl::Status {
+      ShapeHandle unused;
+      const int first = c->num_inputs() - 4;
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(first), 2, &unused));
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(first + 1), 1, &unused));
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(first + 2), 1, &unused));
+      return c->WithRank(c->input(first + 3), 0, &unused);
+    })
+    .Doc(R"doc(
+Adds the gradient rows of each key, in the order given, and applies its table's rule once.
+
+handles: scalars.
+sizes: [ranks, tables], rows from each rank.
+keys: [n], by rank, then by table.
+values: their rows behind each other, each as wide as its table; all must be finite.
+learning_rate: scalar.
+scale: multiplies the sums.
+makes_rows: whether keys without a row get one; else their gradients are dropped, and counted.
+)doc");
+
+}  // namespace slipstream
