@@ -1,6 +1,18 @@
-"""Gradients on their way from the tape to the optimizer, and the ranks they travel between."""
+"""The ranks that train together, and what travels between them."""
 
 from slipstream_tf.distributed.comm import Communicator, SingleProcess, Traffic, init
-from slipstream_tf.distributed.gradients import DistributedGradientTape
+from slipstream_tf.distributed.ends import even_ends, scale_loss
+from slipstream_tf.distributed.gradients import DistributedGradientTape, DistributedOptimizer
+from slipstream_tf.distributed.replicated import ReplicatedStore
 
-__all__ = ["Communicator", "DistributedGradientTape", "SingleProcess", "Traffic", "init"]
+__all__ = [
+    "Communicator",
+    "DistributedGradientTape",
+    "DistributedOptimizer",
+    "ReplicatedStore",
+    "SingleProcess",
+    "Traffic",
+    "even_ends",
+    "init",
+    "scale_loss",
+]

@@ -10,7 +10,7 @@ import dataclasses
 import importlib
 import os
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import tensorflow as tf
 
@@ -18,6 +18,8 @@ from slipstream_tf.errors import require_choice, require_integer
 
 # What bytes are counted as. "control": counts, digests, states; everything that is not data.
 KINDS = ("keys", "rows", "gradients", "deferred", "dense", "control")
+# A name, or the scalar tensor of its index, which may change from step to step.
+Kind: TypeAlias = "str | tf.Tensor"
 # Set by horovodrun (Gloo) and by Open MPI, MPICH or Slurm launchers.
 _RANK_VARIABLES = ("HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
 _MISSING = (
@@ -58,17 +60,17 @@ class Communicator(Protocol):
     size: int
     local_rank: int
 
-    def sum(self, tensor: tf.Tensor, kind: str, name: str) -> tf.Tensor:
+    def sum(self, tensor: Any, kind: Kind, name: str) -> tf.Tensor:
         """Adds up a tensor of the same shape and dtype over all ranks.
 
         Args:
             tensor: any shape.
-            kind: what its bytes are counted as.
+            kind: what its bytes are counted as: one of `KINDS`, or its index as a tensor.
             name: the same on all ranks and of no other collective under way.
         """
         ...
 
-    def gather(self, tensor: tf.Tensor, kind: str, name: str) -> tf.Tensor:
+    def gather(self, tensor: Any, kind: Kind, name: str) -> tf.Tensor:
         """Puts the ranks' tensors behind each other, rank 0 first.
 
         Args:
@@ -79,7 +81,7 @@ class Communicator(Protocol):
         ...
 
     def exchange(
-        self, tensor: tf.Tensor, splits: tf.Tensor, kind: str, name: str
+        self, tensor: Any, splits: Any, kind: Kind, name: str
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """Sends each rank its part of a tensor.
 
@@ -94,7 +96,7 @@ class Communicator(Protocol):
         """
         ...
 
-    def broadcast(self, tensor: tf.Tensor, root: int, kind: str, name: str) -> tf.Tensor:
+    def broadcast(self, tensor: Any, root: int, kind: Kind, name: str) -> tf.Tensor:
         """Returns the tensor of rank `root`; the others' have its shape and dtype."""
         ...
 
@@ -108,27 +110,27 @@ class SingleProcess:
 
     rank, size, local_rank = 0, 1, 0
 
-    def sum(self, tensor: tf.Tensor, kind: str, name: str) -> tf.Tensor:
+    def sum(self, tensor: Any, kind: Kind, name: str) -> tf.Tensor:
         """See `Communicator.sum`."""
-        require_choice("kind", kind, KINDS, name)
+        _index(kind, name)
         return tf.convert_to_tensor(tensor)
 
-    def gather(self, tensor: tf.Tensor, kind: str, name: str) -> tf.Tensor:
+    def gather(self, tensor: Any, kind: Kind, name: str) -> tf.Tensor:
         """See `Communicator.gather`."""
-        require_choice("kind", kind, KINDS, name)
+        _index(kind, name)
         return tf.convert_to_tensor(tensor)
 
     def exchange(
-        self, tensor: tf.Tensor, splits: tf.Tensor, kind: str, name: str
+        self, tensor: Any, splits: Any, kind: Kind, name: str
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """See `Communicator.exchange`."""
-        require_choice("kind", kind, KINDS, name)
+        _index(kind, name)
         tensor, splits = tf.convert_to_tensor(tensor), tf.convert_to_tensor(splits)
         return tensor, tf.ensure_shape(splits, [1])
 
-    def broadcast(self, tensor: tf.Tensor, root: int, kind: str, name: str) -> tf.Tensor:
+    def broadcast(self, tensor: Any, root: int, kind: Kind, name: str) -> tf.Tensor:
         """See `Communicator.broadcast`."""
-        require_choice("kind", kind, KINDS, name)
+        _index(kind, name)
         require_integer("root", root, 0, 0, name)
         return tf.convert_to_tensor(tensor)
 
@@ -149,7 +151,7 @@ class HorovodCommunicator:
             # int32 has no place on a GPU; int64 counts a lifetime of bytes.
             self._bytes = tf.Variable(tf.zeros([len(KINDS)], tf.int64), trainable=False)
 
-    def sum(self, tensor: tf.Tensor, kind: str, name: str) -> tf.Tensor:
+    def sum(self, tensor: Any, kind: Kind, name: str) -> tf.Tensor:
         """See `Communicator.sum`."""
         tensor = tf.convert_to_tensor(tensor)
         # Of a ring, whose every rank sends 2 * (size - 1) parts of 1 / size.
@@ -157,7 +159,7 @@ class HorovodCommunicator:
         with tf.control_dependencies([self._count(nbytes, kind, name)]):
             return self._hvd.allreduce(tensor, op=self._hvd.Sum, name=name)
 
-    def gather(self, tensor: tf.Tensor, kind: str, name: str) -> tf.Tensor:
+    def gather(self, tensor: Any, kind: Kind, name: str) -> tf.Tensor:
         """See `Communicator.gather`."""
         tensor = tf.convert_to_tensor(tensor)
         nbytes = _nbytes(tensor) * (self.size - 1)
@@ -165,7 +167,7 @@ class HorovodCommunicator:
             return self._hvd.allgather(tensor, name=name)
 
     def exchange(
-        self, tensor: tf.Tensor, splits: tf.Tensor, kind: str, name: str
+        self, tensor: Any, splits: Any, kind: Kind, name: str
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """See `Communicator.exchange`."""
         tensor, splits = tf.convert_to_tensor(tensor), tf.convert_to_tensor(splits)
@@ -175,7 +177,7 @@ class HorovodCommunicator:
             received, received_splits = self._hvd.alltoall(tensor, splits=splits, name=name)
         return received, received_splits
 
-    def broadcast(self, tensor: tf.Tensor, root: int, kind: str, name: str) -> tf.Tensor:
+    def broadcast(self, tensor: Any, root: int, kind: Kind, name: str) -> tf.Tensor:
         """See `Communicator.broadcast`."""
         tensor = tf.convert_to_tensor(tensor)
         nbytes = _nbytes(tensor) * (self.size - 1 if self.rank == root else 0)
@@ -188,9 +190,16 @@ class HorovodCommunicator:
         return Traffic({kind: int(count) for kind, count in zip(KINDS, counts, strict=True)})
 
     def _count(self, nbytes: Any, kind: str, name: str) -> Any:
-        require_choice("kind", kind, KINDS, name)
-        place = [KINDS.index(kind)]
-        return self._bytes.scatter_add(tf.IndexedSlices(tf.reshape(nbytes, [1]), place))
+        with tf.device("CPU:0"):
+            place = tf.reshape(tf.cast(_index(kind, name), tf.int64), [1])
+            return self._bytes.scatter_add(tf.IndexedSlices(tf.reshape(nbytes, [1]), place))
+
+
+def _index(kind: Kind, name: str) -> Any:
+    if not isinstance(kind, str):
+        return kind
+    require_choice("kind", kind, KINDS, name)
+    return KINDS.index(kind)
 
 
 def _nbytes(tensor: tf.Tensor) -> tf.Tensor:

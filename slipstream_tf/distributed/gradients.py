@@ -1,8 +1,8 @@
-"""A gradient tape that masks the sparse gradients of saturated keys.
+"""A gradient tape and an optimizer that mask saturated keys' gradients and average over the ranks.
 
-In: a `tf.GradientTape` and a `VariableStore`. Out: its gradients, of which those of watched tables
-have lost the rows of saturated keys. Method: Slipstream, arXiv 2404.04270, with rows compacted away
-before the optimizer sees them.
+In: a `tf.GradientTape` or a Keras optimizer, a `VariableStore`, the ranks. Out: gradients of which
+those of watched tables have lost the rows of saturated keys, averaged over the ranks. Method:
+Slipstream, arXiv 2404.04270, with rows compacted away before they are sent or applied.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ from typing import Any
 
 import tensorflow as tf
 
+from slipstream_tf.distributed.averaging import GradientExchange, store_of
+from slipstream_tf.distributed.comm import Communicator, SingleProcess
 from slipstream_tf.errors import invalid
-from slipstream_tf.stores.variable import VariableStore
 
 
 class DistributedGradientTape:
@@ -28,7 +29,10 @@ class DistributedGradientTape:
     saturated keys; accesses and rows are counted in the store. Other gradients are untouched. The
     saturated keys are read at run time: a new set retraces nothing.
 
-    It works in one process: gradients are neither averaged nor exchanged between processes.
+    With several ranks (`comm`) all gradients come back averaged over them: sparse ones are summed
+    per key and masked before they are sent. The average is that of the ranks' losses: scale the
+    loss with `scale_loss` where their batches differ in size. Every rank must call `gradient` at
+    every step, with an empty batch if it has no inputs.
 
     What the optimizer does with rows that are absent is the optimizer's matter. Rows and slots of
     masked keys stay bit for bit what they were with
@@ -49,25 +53,35 @@ class DistributedGradientTape:
     does; here it is given their sum, as `tf.compat.v1.train` and dense gradients have it.
     """
 
-    def __init__(self, tape: tf.GradientTape, store: Any):
+    def __init__(
+        self,
+        tape: tf.GradientTape,
+        store: Any = None,
+        comm: Communicator | None = None,
+        wire_dtype: str = "float32",
+    ):
         """Wraps a tape.
 
         Args:
             tape: not yet entered; persistent or not.
-            store: a `VariableStore`, or an object that has one as its `store`.
+            store: a `VariableStore`, or an object that has one as its `store`; None: nothing is
+                masked.
+            comm: the ranks, from `init`; None: gradients stay in this process.
+            wire_dtype: "float32" or "bfloat16", in which sparse rows travel.
 
         Raises:
-            ValueError: the tape is no `tf.GradientTape`, or there is no such store.
+            ValueError: the tape is no `tf.GradientTape`, there is no such store, or neither a store
+                nor ranks are given.
         """
+        place = "DistributedGradientTape"
         if not isinstance(tape, tf.GradientTape):
-            allowed = "a tf.GradientTape"
-            raise invalid("tape", type(tape).__name__, "DistributedGradientTape", allowed)
-        found = getattr(store, "store", store)
-        if not isinstance(found, VariableStore):
-            allowed = "a VariableStore, or an object that has one as its `store`"
-            raise invalid("store", type(found).__name__, "DistributedGradientTape", allowed)
+            raise invalid("tape", type(tape).__name__, place, "a tf.GradientTape")
+        if store is None and comm is None:
+            raise invalid("store", None, place, "a VariableStore, unless comm is given")
         self._tape = tape
-        self._store = found
+        self._exchange = GradientExchange(
+            comm or SingleProcess(), store_of(store, place), wire_dtype
+        )
 
     def __enter__(self) -> DistributedGradientTape:
         self._tape.__enter__()
@@ -107,25 +121,53 @@ class DistributedGradientTape:
             TypeError: the gradient of a variable of the store is dense.
         """
         gradients = self._tape.gradient(target, sources, output_gradients, unconnected_gradients)
-        masked = [
-            self._masked(source, gradient)
-            for source, gradient in zip(
-                tf.nest.flatten(sources), tf.nest.flatten(gradients), strict=True
-            )
-        ]
-        return tf.nest.pack_sequence_as(sources, masked)
+        exchanged = self._exchange.average(tf.nest.flatten(gradients), tf.nest.flatten(sources))
+        return tf.nest.pack_sequence_as(sources, exchanged)
 
-    def _masked(self, source: Any, gradient: Any) -> Any:
-        table = self._store.table_of(source)
-        if table is None or gradient is None:
-            return gradient
-        if not isinstance(gradient, tf.IndexedSlices):
-            raise TypeError(
-                f"The gradient of table {table!r} is dense ({type(gradient).__name__} of shape "
-                f"{gradient.shape}), so that its saturated rows cannot be left out. Rows must be "
-                "read by tf.gather, tf.nn.embedding_lookup or keras.layers.Embedding alone: a "
-                "matmul (one-hot or tied weights), a regularizer, a cast of the whole variable, "
-                "or `unconnected_gradients='zero'` makes it dense. Or leave the variable out of "
-                "the store."
-            )
-        return self._store.mask_gradients(table, gradient)
+
+def DistributedOptimizer(
+    optimizer: Any, comm: Communicator, store: Any = None, wire_dtype: str = "float32"
+) -> Any:
+    """Returns a Keras optimizer that averages gradients over the ranks before it applies them.
+
+        model.compile(slip.distributed.DistributedOptimizer(keras.optimizers.Adam(), comm), ...)
+
+    It is of a subclass of the optimizer's class, with the same configuration and without state, and
+    is saved as the optimizer is. Rows of the native store are updated in the backward pass and not
+    by it.
+
+    Args:
+        optimizer: a Keras optimizer that has no state yet.
+        comm: the ranks, from `init`.
+        store: a `VariableStore`, or an object that has one as its `store`, whose saturated keys'
+            gradients are masked before they are sent; None: nothing is masked.
+        wire_dtype: "float32" or "bfloat16", in which sparse rows travel.
+
+    Raises:
+        ValueError: this is no Keras 3 optimizer, or it was used before.
+    """
+    place = "DistributedOptimizer"
+    base = type(optimizer)
+    if not hasattr(optimizer, "apply") or not hasattr(optimizer, "get_config"):
+        raise invalid("optimizer", base.__name__, place, "a Keras 3 optimizer")
+    if getattr(optimizer, "built", False):
+        raise invalid("optimizer", "one that was used", place, "one without state")
+    exchange = GradientExchange(comm, store_of(store, place), wire_dtype, "optimizer")
+
+    class Distributed(base):  # type: ignore[misc, valid-type]
+        """The optimizer, with gradients averaged first."""
+
+        slipstream_comm = comm
+
+        def apply(self, grads: Any, trainable_variables: Any = None) -> Any:
+            """Averages, then applies; see the optimizer's class."""
+            variables = trainable_variables
+            if variables is None:
+                variables = self._trainable_variables
+            averaged = exchange.average(list(grads), list(variables))
+            return super().apply(averaged, trainable_variables)
+
+    # Saved, and shown, as the optimizer itself.
+    Distributed.__name__, Distributed.__qualname__ = base.__name__, base.__qualname__
+    Distributed.__module__ = base.__module__
+    return Distributed.from_config(optimizer.get_config())

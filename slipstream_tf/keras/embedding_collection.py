@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from slipstream_tf import _compat, optimizers
 from slipstream_tf.config import TableConfig
+from slipstream_tf.distributed.comm import Communicator
 from slipstream_tf.errors import invalid, require_choice
 from slipstream_tf.keras.feature_specs import resolve_features, resolve_tables
 from slipstream_tf.keras.store_state import StoreState, export_state, restore_state
@@ -64,6 +65,9 @@ class EmbeddingCollection(keras.layers.Layer):
             table name; or a sequence of `FeatureSpec`, each with its own combiner. Features may
             share a table.
         store: "native", or an object with the interface of a store (not serialisable then).
+        comm: ranks that train the tables together, from `distributed.init()`; None: this process
+            alone. A layer that is saved is loaded as one of one process.
+        wire_dtype: "float32" or "bfloat16", in which rows travel between ranks.
         stacked: whether a dictionary gives one tensor [batch, features, dim], too.
         **kwargs: of `keras.layers.Layer`: name, dtype, trainable.
 
@@ -78,6 +82,8 @@ class EmbeddingCollection(keras.layers.Layer):
         features: Mapping[str, str] | Sequence[FeatureSpec] | None = None,
         store: Any = "native",
         stacked: bool = False,
+        comm: Communicator | None = None,
+        wire_dtype: str = "float32",
         **kwargs: Any,
     ) -> None:
         # No autocast: keys must reach the store as they are, and the anchor stays float32.
@@ -92,7 +98,7 @@ class EmbeddingCollection(keras.layers.Layer):
         if self.stacked:
             self._require_one_dim("stacked=True")
         self._store_name = store if isinstance(store, str) else None
-        self.store = _open_store(store, self.tables, optimizers.get(optimizer))
+        self.store = _open_store(store, self.tables, optimizers.get(optimizer), comm, wire_dtype)
         self.update_anchor = self.add_weight(
             name="update_anchor", shape=(), initializer="zeros", dtype="float32", trainable=True
         )
@@ -252,14 +258,26 @@ class EmbeddingCollection(keras.layers.Layer):
         return super().from_config(config)
 
 
-def _open_store(store: Any, tables: Sequence[TableConfig], optimizer: Any) -> Any:
+def _open_store(
+    store: Any,
+    tables: Sequence[TableConfig],
+    optimizer: Any,
+    comm: Communicator | None,
+    wire_dtype: str,
+) -> Any:
     if not isinstance(store, str):
+        if comm is not None:
+            raise invalid("comm", comm, "EmbeddingCollection with a store", "None: the store's own")
         if tuple(store.tables) != tuple(tables):
             names = [table.name for table in store.tables]
             raise invalid("store", names, "EmbeddingCollection", "a store of the given tables")
         return store
     require_choice("store", store, STORES, "EmbeddingCollection")
     # Imported here, so that the layer's module loads where the op library is not built.
+    if comm is not None and comm.size > 1:
+        from slipstream_tf.distributed.replicated import ReplicatedStore
+
+        return ReplicatedStore(tables, optimizer, comm, wire_dtype)
     from slipstream_tf.stores.native import NativeStore
 
     return NativeStore(tables, optimizer)

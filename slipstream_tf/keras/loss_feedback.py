@@ -12,6 +12,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from slipstream_tf.distributed.comm import Communicator
+from slipstream_tf.distributed.ends import scale_loss
 from slipstream_tf.errors import invalid
 from slipstream_tf.inputs.spec import ID, SKIPPABLE
 
@@ -30,6 +32,7 @@ class LossFeedback:
     """
 
     _recorder: Recorder | None = None
+    _comm: Communicator | None = None
     _is_in_train_step = False
 
     def observe_losses_with(self, recorder: Recorder | None) -> None:
@@ -42,8 +45,25 @@ class LossFeedback:
             return
         # Past Keras, which would track a callable object's state as the model's.
         object.__setattr__(self, "_recorder", recorder)
+        self._forget_trace()
+
+    def train_with(self, comm: Communicator | None) -> None:
+        """Sets the ranks whose losses are averaged, from the next step on.
+
+        Gradients are then scaled so that their average over the ranks is that of all inputs, of
+        whatever sizes the ranks' batches are (`distributed.scale_loss`).
+
+        Args:
+            comm: the ranks; None: this process alone.
+        """
+        if comm is self._comm:
+            return
+        object.__setattr__(self, "_comm", comm)
+        self._forget_trace()
+
+    def _forget_trace(self) -> None:
         if getattr(self, "train_function", None) is not None:
-            # What was traced calls the recorder from before.
+            # What was traced is of before.
             model: Any = self
             model.make_train_function(force=True)
 
@@ -69,9 +89,13 @@ class LossFeedback:
         """
         base: Any = super()
         loss = base.compute_loss(*args, **kwargs)
-        if self._recorder is None or not self._is_in_train_step:
+        if not self._is_in_train_step:
             return loss
         given = {**dict(zip(("x", "y", "y_pred", "sample_weight"), args, strict=False)), **kwargs}
+        if self._comm is not None:
+            loss = scale_loss(loss, tf.shape(given["y"])[0], self._comm)
+        if self._recorder is None:
+            return loss
         labels = tf.reshape(tf.cast(given["y"], tf.float32), [-1])
         losses = binary_cross_entropy(labels, given["y_pred"], self._gives_logits())
         features = given["x"] if isinstance(given["x"], Mapping) else {}

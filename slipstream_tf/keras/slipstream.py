@@ -12,6 +12,9 @@ import numpy as np
 import tensorflow as tf
 
 from slipstream_tf.config import SaturationConfig
+from slipstream_tf.distributed.comm import Communicator, SingleProcess
+from slipstream_tf.distributed.ends import even_ends
+from slipstream_tf.distributed.settings import require_same
 from slipstream_tf.errors import invalid
 from slipstream_tf.inputs.batches import static_batch_size
 from slipstream_tf.inputs.classifier import skip_inputs
@@ -69,7 +72,11 @@ class Slipstream:
         if not isinstance(config, SaturationConfig):
             raise invalid("config", config, "Slipstream", "a slipstream_tf.SaturationConfig")
         self._config = config
-        self._tracker = SaturationTracker(self._store, config, self._specs)
+        self._comm = getattr(self._store, "comm", None) or SingleProcess()
+        if self._comm.size > 1:
+            settings = {**config.get_config(), "features": [repr(spec) for spec in self._specs]}
+            require_same(self._comm, settings, "slipstream.settings", "Slipstream")
+        self._tracker = SaturationTracker(self._store, config, self._specs, self._comm)
         self._loss_memory = LossMemoryState(self._tracker.classifier)
         self._steps = 0
         self._batches_per_epoch: int | None = None
@@ -89,6 +96,11 @@ class Slipstream:
     def store(self) -> Any:
         """The store whose tables are tracked."""
         return self._store
+
+    @property
+    def comm(self) -> Communicator:
+        """The ranks that the store's tables are shared with."""
+        return self._comm
 
     @property
     def loss_memory(self) -> LossMemoryState:
@@ -132,6 +144,9 @@ class Slipstream:
         left out (the callback warns). Repeat the data instead, and train for one epoch:
         `slipstream.apply(data.repeat(epochs), ...)`.
 
+        With several ranks, `dataset` has this rank's inputs; where they end before those of others,
+        batches of no inputs follow (`distributed.even_ends`).
+
         Args:
             dataset: elements are batches, e.g. `(features, label)`.
             batch_size: inputs of an output batch; default: that of `dataset`, if it is known. If
@@ -166,18 +181,26 @@ class Slipstream:
             weighted=self._config.weighs_inputs,
             marked=self.needs_losses,
         )
-        if self._config.skip == "none":
-            return kept
-        return self._warn_without_steps(kept)
+        if self._config.skip != "none":
+            kept = self._warn_without_steps(kept)
+        return even_ends(kept, self._comm)
 
     def plan_epochs(self, epochs: int) -> None:
         """Tells the tracker of more training to come, if `apply` could see how much.
 
+        With several ranks a collective.
+
         Args:
             epochs: passes over the data given to `apply`, beside those planned before.
         """
-        if self._batches_per_epoch is not None:
-            self._planned_steps += epochs * self._batches_per_epoch
+        batches = self._batches_per_epoch
+        if self._comm.size > 1:
+            # The rank that has the most says how many steps there are.
+            own = tf.constant([-1 if batches is None else batches], tf.int64)
+            known = self._comm.gather(own, "control", "slipstream.planned").numpy()
+            batches = None if (known < 0).any() else int(known.max())
+        if batches is not None:
+            self._planned_steps += epochs * batches
             self._tracker.plan(self._planned_steps)
 
     def record_losses(

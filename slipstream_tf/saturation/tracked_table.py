@@ -64,6 +64,11 @@ class TrackedTable:
         """Bytes of the snapshot."""
         return 4 * int(tf.size(self._snapshot))
 
+    @property
+    def saturated_keys(self) -> np.ndarray:
+        """Keys that are saturated in this window, int64, ascending."""
+        return self.states.keys[self.states.states == KeyState.SATURATED]
+
     def measure(self, are_withheld: bool, release: float) -> Measured:
         """Drifts since the snapshot was taken.
 

@@ -21,6 +21,7 @@ from slipstream_tf.ops.classifier import InputClassifier
 from slipstream_tf.ops.features import FeatureSpec
 from slipstream_tf.saturation import hot_set
 from slipstream_tf.saturation.policies import UpdatePolicies
+from slipstream_tf.saturation.ranks import Communicator, Ranks
 from slipstream_tf.saturation.report import TableWindow, WindowReport, drift_quantiles
 from slipstream_tf.saturation.states import KeyStates, next_states
 from slipstream_tf.saturation.steering import Steerer, Steering, WindowWork
@@ -52,13 +53,21 @@ class SaturationTracker:
     warm-up that starts with the first step. `report.random_shares` gives the shares of a run.
     """
 
-    def __init__(self, store: TrackedStore, config: SaturationConfig, specs: Sequence[FeatureSpec]):
+    def __init__(
+        self,
+        store: TrackedStore,
+        config: SaturationConfig,
+        specs: Sequence[FeatureSpec],
+        comm: Communicator | None = None,
+    ):
         """Starts the first window.
 
         Args:
             store: holds the tables; its access counts are decayed at window ends.
             config: settings.
             specs: features of an input; the tables they use are tracked, other tables are not.
+            comm: the ranks that train together: all end their windows after the same steps, see
+                the same T and states, and report what they did in all. None: this process alone.
 
         Raises:
             ValueError: there is no feature, a feature's table is not in the store, a setting names
@@ -79,6 +88,10 @@ class SaturationTracker:
                     raise invalid(setting, name, "SaturationConfig", allowed)
         self._store = store
         self._config = config
+        self._ranks = Ranks(comm)
+        if config.simulated_ranks > 1 and self._ranks.size > 1:
+            where = f"SaturationConfig on {self._ranks.size} ranks"
+            raise invalid("simulated_ranks", config.simulated_ranks, where, "1: they are real")
         tracked = [t for t in store.tables if t.name in used and t.name not in config.exempt_tables]
         if not tracked:
             allowed = "fewer than all tables: one must be left to track"
@@ -192,11 +205,14 @@ class SaturationTracker:
         measured = [table.measure(self._is_withholding, release) for table in self._tables]
         self._log_anomalies(measured)
         self._publish([m.keys for m in measured], [m.judged for m in measured])
-        scores = self._classifier.reservoir_scores()
-        losses = self._classifier.take_loss_statistics()
-        remembered = self._classifier.reservoir_losses() if self._remembers_losses else None
-        counts = self._classifier.end_window()
-        rows = [table.take_counts() for table in self._tables]
+        ranks = self._ranks
+        scores = ranks.concatenate(self._classifier.reservoir_scores(), "scores")
+        losses = ranks.total_losses(self._classifier.take_loss_statistics())
+        remembered = None
+        if self._remembers_losses:
+            remembered = ranks.concatenate(self._classifier.reservoir_losses(), "remembered")
+        (counts,) = ranks.total_counts([self._classifier.end_window()], "inputs")
+        rows = ranks.total_counts([table.take_counts() for table in self._tables], "rows")
         self._inputs_seen += counts.inputs_seen
 
         steering = self._steerer.next(
@@ -219,6 +235,9 @@ class SaturationTracker:
         is_warming_up = self._window_is_warming_up
         next_window = len(self._reports) + 1
         is_skipping = self._begin_window(next_window, found.threshold, loss_threshold)
+        ranks.require_agreement(
+            next_window, found.threshold, (table.saturated_keys for table in self._tables)
+        )
 
         if not self._reports and self.warmup_steps is None and self._config.skip != "none":
             logging.warning(
@@ -380,7 +399,10 @@ class SaturationTracker:
             own = min(budget, self._config.table_hot_budget_bytes.get(table.name, budget))
             most = min(self._store.size(table.name), hot_set.most_candidates(table.dim, own))
             keys, counts = self._store.hot_keys(table.name, most)
-            candidates.append(hot_set.Candidates(np.asarray(keys), np.asarray(counts), table.dim))
+            keys, counts = self._ranks.merge_accesses(
+                np.asarray(keys), np.asarray(counts), f"hot_keys.{table.name}"
+            )
+            candidates.append(hot_set.Candidates(keys, counts, table.dim))
         chosen = hot_set.choose_hot_keys(candidates, budget)
         # After the choice: a factor of 0 would leave nothing to choose by.
         self._store.decay_counts(self._config.count_decay)

@@ -1,0 +1,105 @@
+"""Averages the gradients of a step over the ranks; sparse ones are masked before they are sent."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from slipstream_tf.distributed.comm import Communicator
+from slipstream_tf.distributed.exchange import WIRE_DTYPES, Names, from_wire, to_wire
+from slipstream_tf.errors import invalid, require_choice
+from slipstream_tf.ops.mask import KeySet, mask_gradients
+from slipstream_tf.stores.variable import VariableStore
+
+
+class GradientExchange:
+    """Masks the gradients of a store's tables, and averages all gradients over the ranks."""
+
+    def __init__(
+        self,
+        comm: Communicator,
+        store: VariableStore | None,
+        wire_dtype: str = "float32",
+        names: str = "gradients",
+    ):
+        """Takes the ranks.
+
+        Args:
+            comm: the ranks.
+            store: watches the variables whose gradients are masked, or None.
+            wire_dtype: "float32" or "bfloat16", in which sparse rows travel.
+            names: prefix of the collectives' names; every rank makes its exchanges in the same
+                order.
+        """
+        require_choice("wire_dtype", wire_dtype, WIRE_DTYPES, "a gradient exchange")
+        self._comm, self._store, self._wire_dtype = comm, store, wire_dtype
+        self._names = Names(names)
+        self._nothing: dict[str, KeySet] = {}
+
+    def average(self, gradients: Sequence[Any], sources: Sequence[Any]) -> list[Any]:
+        """Returns the gradients to apply: of watched tables without saturated rows, averaged.
+
+        Args:
+            gradients: of this rank: dense, `tf.IndexedSlices` or None; None must be so on all
+                ranks.
+            sources: what they are the gradients of.
+
+        Raises:
+            TypeError: the gradient of a watched variable is dense.
+        """
+        masked = [self._mask(g, source) for g, source in zip(gradients, sources, strict=True)]
+        if self._comm.size == 1:
+            return masked
+        return [
+            None if gradient is None else self._average(gradient, f"{index}")
+            for index, gradient in enumerate(masked)
+        ]
+
+    def _mask(self, gradient: Any, source: Any) -> Any:
+        table = None if self._store is None else self._store.table_of(source)
+        if self._store is None or table is None or gradient is None:
+            return gradient
+        if not isinstance(gradient, tf.IndexedSlices):
+            raise TypeError(
+                f"The gradient of table {table!r} is dense ({type(gradient).__name__} of shape "
+                f"{gradient.shape}), so that its saturated rows cannot be left out. Rows must be "
+                "read by tf.gather, tf.nn.embedding_lookup or keras.layers.Embedding alone: a "
+                "matmul (one-hot or tied weights), a regularizer, a cast of the whole variable, "
+                "or `unconnected_gradients='zero'` makes it dense. Or leave the variable out of "
+                "the store."
+            )
+        return self._store.mask_gradients(table, gradient)
+
+    def _average(self, gradient: Any, place: str) -> Any:
+        if not isinstance(gradient, tf.IndexedSlices):
+            total = self._comm.sum(gradient, "dense", self._names.of(f"dense.{place}"))
+            return total / tf.cast(self._comm.size, total.dtype)
+        own = self._add_up(gradient)
+        keys = self._comm.gather(own.indices, "keys", self._names.of(f"keys.{place}"))
+        sent = to_wire(own.values / self._comm.size, self._wire_dtype)
+        rows = self._comm.gather(sent, "gradients", self._names.of(f"rows.{place}"))
+        rows = from_wire(rows, self._wire_dtype)
+        return self._add_up(tf.IndexedSlices(rows, keys, gradient.dense_shape))
+
+    def _add_up(self, slices: tf.IndexedSlices) -> tf.IndexedSlices:
+        """The sum of each index's rows, in their order; Horovod would send them all."""
+        device = slices.values.device or "CPU:0"
+        nothing = self._nothing.setdefault(device, KeySet(device))
+        return mask_gradients(slices, nothing).slices
+
+
+def store_of(watched: Any, place: str) -> VariableStore | None:
+    """Returns the variable store that `watched` is or has as its `store`; None for None.
+
+    Raises:
+        ValueError: there is none.
+    """
+    if watched is None:
+        return None
+    found = getattr(watched, "store", watched)
+    if not isinstance(found, VariableStore):
+        allowed = "a VariableStore, or an object that has one as its `store`"
+        raise invalid("store", type(found).__name__, place, allowed)
+    return found

@@ -1,0 +1,155 @@
+"""What ranks tell each other at a window's end, so that all of them decide the same.
+
+In: a rank's counts, scores and losses. Out: those of all ranks; and an error if their saturated
+keys or thresholds differ all the same.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+import tensorflow as tf
+
+from slipstream_tf.ops.loss_statistics import LossStatistics, Moments
+
+_Counts = TypeVar("_Counts")
+
+
+class Communicator(Protocol):
+    """What the engine asks of `distributed.comm.Communicator`."""
+
+    rank: int
+    size: int
+
+    def gather(self, tensor: Any, kind: str, name: str) -> tf.Tensor:
+        """Puts the ranks' tensors [n, ...] behind each other; n may differ."""
+        ...
+
+
+class DivergenceError(RuntimeError):
+    """Ranks disagree on the saturated keys or on T."""
+
+
+class Ranks:
+    """Adds up what the ranks of a job counted; every method is a collective."""
+
+    def __init__(self, comm: Communicator | None):
+        """Takes the ranks.
+
+        Args:
+            comm: the ranks; None: this process alone.
+        """
+        self._comm = comm if comm is not None and comm.size > 1 else None
+
+    @property
+    def size(self) -> int:
+        """Number of ranks."""
+        return 1 if self._comm is None else self._comm.size
+
+    def concatenate(self, values: np.ndarray, name: str) -> np.ndarray:
+        """Returns the ranks' arrays [n] behind each other, rank 0 first."""
+        if self._comm is None:
+            return values
+        tensor = tf.constant(values)
+        return self._comm.gather(tensor, "control", f"slipstream.window.{name}").numpy()
+
+    def total(self, values: np.ndarray, name: str) -> np.ndarray:
+        """Returns the sums of the ranks' arrays [n], added in the order of ranks."""
+        if self._comm is None:
+            return values
+        return self.concatenate(values, name).reshape(self.size, -1).sum(axis=0)
+
+    def merge_accesses(
+        self, keys: np.ndarray, counts: np.ndarray, name: str
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Adds up the access counts of the keys that ranks found hottest.
+
+        Args:
+            keys: int64 [n] of this rank, each once.
+            counts: float32 [n].
+            name: of the collective.
+
+        Returns:
+            keys int64 [m] and counts float32 [m], by count descending, then key ascending.
+        """
+        if self._comm is None:
+            return keys, counts
+        all_keys = self.concatenate(np.asarray(keys, np.int64), f"{name}.keys")
+        all_counts = self.concatenate(np.asarray(counts, np.float32), f"{name}.counts")
+        merged, place = np.unique(all_keys, return_inverse=True)
+        total = np.zeros(merged.size, np.float32)
+        np.add.at(total, place.ravel(), all_counts)  # in the order of ranks
+        order = np.lexsort((merged, -total))
+        return merged[order], total[order]
+
+    def total_counts(self, counts: Sequence[_Counts], name: str) -> list[_Counts]:
+        """Adds up dataclasses of integers, field by field.
+
+        Args:
+            counts: of this rank; every rank has as many, of the same classes.
+            name: of the collective.
+        """
+        if self._comm is None:
+            return list(counts)
+        names = [[f.name for f in dataclasses.fields(c)] for c in counts]  # type: ignore[arg-type]
+        own = [getattr(c, n) for c, ns in zip(counts, names, strict=True) for n in ns]
+        values = iter(self.total(np.asarray(own, np.int64), name).tolist())
+        return [
+            type(c)(**{n: next(values) for n in ns}) for c, ns in zip(counts, names, strict=True)
+        ]
+
+    def total_losses(self, losses: LossStatistics) -> LossStatistics:
+        """Adds up the ranks' statistics of losses."""
+        if self._comm is None:
+            return losses
+        parts = (losses.skippable, losses.others, losses.paired)
+        own = [value for part in parts for value in dataclasses.astuple(part)]
+        own += [losses.not_finite, losses.weight, losses.weighted_total]
+        own.append(losses.weighted_squared_residuals)
+        shape = losses.histogram.shape
+        flat = np.concatenate([np.asarray(own, np.float64), losses.histogram.ravel()])
+        total = self.total(flat, "losses")
+        moments = [Moments(int(m[0]), *map(float, m[1:])) for m in total[:12].reshape(3, 4)]
+        return LossStatistics(
+            skippable=moments[0],
+            others=moments[1],
+            paired=moments[2],
+            not_finite=int(total[12]),
+            histogram=total[16:].reshape(shape),
+            weight=float(total[13]),
+            weighted_total=float(total[14]),
+            weighted_squared_residuals=float(total[15]),
+        )
+
+    def require_agreement(self, window: int, threshold: float, keys: Iterable[np.ndarray]) -> None:
+        """Compares a digest of T and the saturated keys over the ranks.
+
+        Args:
+            window: that begins, for the error.
+            threshold: T.
+            keys: int64 arrays, table by table.
+
+        Raises:
+            DivergenceError: a rank's differ from those of rank 0; every rank raises it.
+        """
+        if self._comm is None:
+            return
+        digest = hashlib.blake2b(np.float32(threshold).tobytes(), digest_size=8)
+        for of_table in keys:
+            digest.update(np.int64(of_table.size).tobytes())
+            digest.update(np.ascontiguousarray(of_table, np.int64).tobytes())
+        own = np.frombuffer(digest.digest(), np.int64)
+        digests = self.concatenate(own, "digest")
+        others = [rank for rank in range(self.size) if digests[rank] != digests[0]]
+        if others:
+            raise DivergenceError(
+                f"Window {window}: the saturated keys or T of rank(s) "
+                f"{', '.join(map(str, others))} differ from those of rank 0 (digests "
+                f"{', '.join(f'{int(d) & (2**64 - 1):016x}' for d in digests)}). Ranks must have "
+                "the same settings, seeds and software, and their rows must only change by "
+                "training. Restart from the last checkpoint."
+            )

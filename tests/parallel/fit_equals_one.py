@@ -1,0 +1,104 @@
+"""A rank of test_fit.py: trains with `model.fit` and compares with one process on all inputs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import slipstream_tf as slip
+
+FIELDS, DIM = 3, 4
+Batch = tuple[dict[str, np.ndarray], np.ndarray]
+
+
+def batches_of(rank: int) -> list[Batch]:
+    """A rank's batches; higher ranks have more and of other sizes, the last rank has none."""
+    random = np.random.default_rng(7 + rank)
+    made = []
+    for _ in range(4 + 3 * rank):
+        size = int(random.integers(1, 12))
+        keys = random.integers(0, 1 << random.integers(1, 8), (size, FIELDS))
+        dense = random.normal(size=(size, 2)).astype(np.float32)
+        labels = random.integers(0, 2, size).astype(np.float32)
+        made.append(({"keys": keys.astype(np.int64), "dense": dense}, labels))
+    return made
+
+
+def union(ranks: Sequence[list[Batch]]) -> list[Batch]:
+    """The batches that one process sees: in each step, those of all ranks that still have one."""
+    steps = max(len(batches) for batches in ranks)
+    joined = []
+    for step in range(steps):
+        parts = [batches[step] for batches in ranks if step < len(batches)]
+        features = {n: np.concatenate([part[0][n] for part in parts]) for n in ("keys", "dense")}
+        joined.append((features, np.concatenate([part[1] for part in parts])))
+    return joined
+
+
+def dataset_of(batches: list[Batch]) -> tf.data.Dataset:
+    spec = (
+        {
+            "keys": tf.TensorSpec([None, FIELDS], tf.int64),
+            "dense": tf.TensorSpec([None, 2], tf.float32),
+        },
+        tf.TensorSpec([None], tf.float32),
+    )
+
+    def generate() -> Iterator[Batch]:
+        yield from batches
+
+    return tf.data.Dataset.from_generator(generate, output_signature=spec)
+
+
+def train(
+    batches: list[Batch], rule: str, comm: Any, placement: str, skip: str
+) -> tuple[list[np.ndarray], dict[str, float]]:
+    """Trains; returns all rows, slots and weights, and the last metrics."""
+    keras.utils.set_random_seed(3)
+    rules = {
+        "sgd": slip.optimizers.SGD(0.5),
+        "adagrad": slip.optimizers.Adagrad(0.1, 0.0, 1e-8),
+    }
+    tables = [slip.TableConfig(f"f{i}", dim=DIM, seed=i) for i in range(FIELDS)]
+    embeddings = slip.keras.EmbeddingCollection(
+        tables, rules[rule], comm=comm, **({"placement": placement} if placement else {})
+    )
+    model = slip.models.DCNv2(embeddings, 2, 1, deep=[8])
+    optimizer: Any = keras.optimizers.SGD(0.1)
+    if comm is not None:
+        optimizer = slip.distributed.DistributedOptimizer(optimizer, comm)
+    model.compile(optimizer, "binary_crossentropy", metrics=[keras.metrics.AUC(name="auc")])
+    config = slip.SaturationConfig(
+        skip=skip, warmup_steps=0, snapshot_interval=4, defer_movement=0.02, target_skip=0.5
+    )
+    slipstream = slip.Slipstream(embeddings, config)
+    data = dataset_of(batches)
+    if comm is not None:
+        data = slip.distributed.even_ends(data, comm)
+    fitted = model.fit(data, verbose=0, callbacks=[slipstream.callback()], shuffle=False)
+    state = [w.numpy() for w in model.trainable_variables]
+    for table in tables:
+        contents = embeddings.store.export_table(table.name)
+        state += [contents["keys"], contents["rows"], contents["slots"]]
+    return state, {name: values[-1] for name, values in fitted.history.items()}
+
+
+def main() -> None:
+    """Compares one way of training."""
+    rule, placement, skip = sys.argv[1:4]
+    comm = slip.distributed.init()
+    ranks = [batches_of(rank) for rank in range(comm.size - 1)] + [[]]
+    state, _ = train(ranks[comm.rank], rule, comm, placement, skip)
+    wanted, _ = train(union(ranks), rule, None, "", "none")
+    for got, one in zip(state, wanted, strict=True):
+        np.testing.assert_allclose(got, one, rtol=2e-4, atol=2e-5)
+    print(f"rank {comm.rank} of {comm.size}: equal; {comm.traffic().bytes}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
