@@ -89,6 +89,7 @@ setup(
         "console_scripts": [
             "slipstream-train = slipstream_tf.cli.train:entry_point",
             "slipstream-demo = slipstream_tf.cli.demo:entry_point",
+            "slipstream-doctor = slipstream_tf.cli.doctor:entry_point",
         ]
     },
     ext_modules=[Extension(PACKAGE + "._slipstream_ops", sources=[])],

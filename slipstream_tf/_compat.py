@@ -9,12 +9,20 @@ from typing import Any
 import numpy as np
 
 MINIMUM_KERAS = (3, 0)
+# First and last minor release of TensorFlow that slipstream_tf is tested with.
+TESTED_TENSORFLOW = ((2, 16), (2, 21))
 
 
 def version_numbers(version: str) -> tuple[int, int]:
     """Returns (major, minor) of a version string such as "3.15.1" or "2.21.0-rc1"."""
     major, minor = version.split(".")[:2]
     return int(major), int(minor)
+
+
+def is_tested_tensorflow(version: str) -> bool:
+    """Whether slipstream_tf is tested with this version of TensorFlow."""
+    first, last = TESTED_TENSORFLOW
+    return first <= version_numbers(version) <= last
 
 
 def require_keras() -> Any:

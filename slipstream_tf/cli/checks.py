@@ -1,0 +1,267 @@
+"""Looks at what is installed, section by section; what may crash or hang, in child processes.
+
+In: this environment. Out: sections of findings, each as soon as it is known. TensorFlow is never
+imported here, so that its absence or a crash of its import is a finding like any other.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+
+from slipstream_tf.cli import findings
+from slipstream_tf.cli.findings import Finding, Section
+from slipstream_tf.cli.probe import Outcome, run_command, run_python
+from slipstream_tf.ops import _loader
+
+# Functions of cli.self_test by the store that they test.
+SELF_TESTS = {"native store": "native_store", "variable store": "variable_store"}
+_MINIMUM_PYTHON = (3, 10)
+# What brings the module `tensorflow`.
+_TENSORFLOW_PACKAGES = ("tensorflow", "tensorflow-cpu", "tensorflow-rocm", "tf-nightly")
+# A self-test uses the CPU only, and must not take the memory of a GPU that trains.
+_WITHOUT_GPU = {"CUDA_VISIBLE_DEVICES": "-1"}
+_QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3"}
+# TensorFlow and Horovod import Keras. A wrong KERAS_BACKEND is a finding of Keras, not of theirs.
+_SETTLED = {**_QUIET, "KERAS_BACKEND": "tensorflow"}
+_WORKERS = 2
+
+_PACKAGES = """
+import importlib.metadata
+for module, package in [("absl", "absl-py"), ("numpy",) * 2, ("pyarrow",) * 2, ("tqdm",) * 2]:
+    tell(step="import " + module)
+    __import__(module)
+    tell(**{package: importlib.metadata.version(package)})
+"""
+_TENSORFLOW = """
+tell(step="import tensorflow")
+import tensorflow as tf
+from slipstream_tf import _compat
+tell(version=tf.__version__, is_tested=_compat.is_tested_tensorflow(tf.__version__))
+tell(step="listing GPUs")
+details = map(tf.config.experimental.get_device_details, tf.config.list_physical_devices("GPU"))
+tell(gpus=[detail.get("device_name", "GPU") for detail in details])
+"""
+_KERAS = """
+tell(step="import keras")
+from slipstream_tf import _compat
+keras = _compat.require_keras()
+tell(version=keras.__version__, backend=keras.backend.backend())
+"""
+_LIBRARY = """
+tell(step="loading the op library")
+import tensorflow as tf
+from slipstream_tf.ops import _loader
+names = [name for name in dir(_loader.library()) if name.startswith("slipstream_")]
+tell(ops=len([name for name in names if "eager_fallback" not in name]), tensorflow=tf.__version__)
+"""
+_SELF_TEST = """
+tell(step="import")
+import time
+from slipstream_tf.cli import self_test
+tell(step="self-test of the {name}")
+start = time.perf_counter()
+self_test.{function}()
+tell(seconds=time.perf_counter() - start)
+"""
+# Horovod writes down what it was built for. Importing `horovod.tensorflow` loads its library.
+_HOROVOD = """
+import json, os
+tell(step="import horovod")
+import horovod
+tell(version=horovod.__version__)
+tell(step="import horovod.tensorflow")
+import tensorflow as tf
+import horovod.tensorflow as hvd
+from slipstream_tf import _compat
+tell(gloo=bool(hvd.gloo_built()), mpi=bool(hvd.mpi_built()), nccl=bool(hvd.nccl_built()))
+path = os.path.join(os.path.dirname(horovod.__file__), "metadata.json")
+built_for = json.load(open(path)).get("tensorflow") if os.path.exists(path) else None
+is_same = not built_for or (
+    _compat.version_numbers(built_for) == _compat.version_numbers(tf.__version__)
+)
+tell(tensorflow=tf.__version__, built_for=built_for, is_built_for_this=is_same)
+"""
+_SOK = """
+tell(step="import sparse_operation_kit")
+import sparse_operation_kit as sok
+tell(version=getattr(sok, "__version__", "of unknown version"))
+"""
+
+
+def examine(limit: float) -> Iterator[Section]:
+    """Yields the sections in the order of the report, each when it is known.
+
+    Args:
+        limit: seconds that each child process may take.
+    """
+    pool = ThreadPoolExecutor(_WORKERS)
+
+    def start(program: str, environment: Mapping[str, str] = _SETTLED) -> Future[Outcome]:
+        return pool.submit(run_python, program, limit, environment)
+
+    try:
+        yield from _sections(start, limit)
+    finally:
+        # Interrupted: what has not started need not.
+        pool.shutdown(cancel_futures=True)
+
+
+def _sections(start: Callable[..., Future[Outcome]], limit: float) -> Iterator[Section]:
+    tensorflow_probe, packages = start(_TENSORFLOW), start(_PACKAGES)
+    is_supported = sys.version_info >= _MINIMUM_PYTHON
+    python = findings.judge_python(platform.python_version(), is_supported)
+    yield _section("python", "Python", python, findings.judge_packages(packages.result()))
+
+    outcome = tensorflow_probe.result()
+    tensorflow = findings.judge_tensorflow(outcome, _tensorflow_packages())
+    yield _section("tensorflow", "TensorFlow", tensorflow)
+    gpus = outcome.facts.get("gpus") or []
+    # All the rest imports TensorFlow: without it every probe would fail the same way, or hang.
+    probes = _start_all(start) if tensorflow.state == findings.OK else {}
+
+    def judged(name: str, judge: Callable[[Outcome], Finding], is_needed: bool = True) -> Finding:
+        if name in probes:
+            return judge(probes[name].result())
+        return findings.unchecked(name, is_needed)
+
+    def judged_option(name: str, module: str, judge: Callable[[Outcome], Finding]) -> Finding:
+        if importlib.util.find_spec(module) is None:
+            return judge(Outcome(error="not installed", missing=module))
+        return judged(name, judge, is_needed=False)
+
+    backend = os.environ.get("KERAS_BACKEND", "tensorflow")
+    keras = judged("Keras", lambda outcome: findings.judge_keras(outcome, backend))
+    yield _section("keras", "Keras", keras)
+
+    override, compiler = os.environ.get(_loader.OVERRIDE), _compiler(limit)
+    has_compiler = compiler.state == findings.OK
+    info, error = _stamp()
+    library = [findings.judge_stamp(info, error, override)]
+    if info is None:
+        loading = findings.unchecked("loading", why="needs a library that can be read")
+        library.append(loading)
+    else:
+        loading = judged(
+            "loading", lambda outcome: findings.judge_loading(outcome, override, has_compiler)
+        )
+        library += [loading, findings.judge_kernels(info.cuda, gpus)]
+    yield _section("op_library", "Op library", *library)
+
+    tests = []
+    for name in SELF_TESTS:
+        if loading.state == findings.OK:
+            tests.append(judged(name, partial(findings.judge_self_test, name)))
+        else:
+            why = "needs TensorFlow and the op library"
+            tests.append(findings.unchecked(name, why=why))
+    yield _section("self_tests", "Self-tests", *tests)
+
+    horovod = judged_option("Horovod", "horovod", findings.judge_horovod)
+    yield _section("horovod", "Horovod", horovod, *_launchers(limit))
+    sok = judged_option(
+        "SOK", "sparse_operation_kit", lambda outcome: findings.judge_sok(outcome, gpus)
+    )
+    yield _section("sok", "SOK", sok)
+    yield _cuda_section(outcome, limit)
+    yield _section("compiler", "Compiler", compiler)
+
+
+def _start_all(start: Callable[..., Future[Outcome]]) -> dict[str, Future[Outcome]]:
+    """Starts the probes that need TensorFlow; returns them by the name of their finding."""
+    hidden = {**_SETTLED, **_WITHOUT_GPU}
+    probes = {"Keras": start(_KERAS, _QUIET), "loading": start(_LIBRARY, hidden)}
+    for name, function in SELF_TESTS.items():
+        probes[name] = start(_SELF_TEST.format(name=name, function=function), hidden)
+    for name, module, program in (
+        ("Horovod", "horovod", _HOROVOD),
+        ("SOK", "sparse_operation_kit", _SOK),
+    ):
+        if importlib.util.find_spec(module) is not None:
+            probes[name] = start(program)
+    return probes
+
+
+def _section(key: str, title: str, *found: Finding) -> Section:
+    return Section(key, title, found)
+
+
+def _tensorflow_packages() -> list[str]:
+    installed = []
+    for name in _TENSORFLOW_PACKAGES:
+        try:
+            importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+        installed.append(name)
+    return installed
+
+
+def _stamp() -> tuple[_loader.BuildInfo | None, str]:
+    """Returns what the op library was built for, or None and why that is not known."""
+    try:
+        return _loader.build_info(), ""
+    except ImportError as error:
+        return None, str(error)
+
+
+def _launchers(limit: float) -> tuple[Finding, Finding]:
+    folder = Path(sys.executable).parent
+    beside = str(folder) if (folder / "horovodrun").exists() else None
+    command = ["mpirun", "--version"]
+    mpirun = _tool("mpirun", command, limit, "not on PATH; MPI needs it", findings.INSTALL_MPI)
+    return findings.judge_horovodrun(shutil.which("horovodrun"), beside), mpirun
+
+
+def _cuda_section(tensorflow: Outcome, limit: float) -> Section:
+    home = os.environ.get("CUDA_HOME") or "/usr/local/cuda"
+    compiler = os.path.join(home, "bin", "nvcc")
+    nvcc = _tool(
+        "nvcc",
+        [compiler if os.path.exists(compiler) else "nvcc", "--version"],
+        limit,
+        "not found; only the CUDA kernels need it",
+        "install NVIDIA's CUDA toolkit 12 or 13",
+        line="release",
+    )
+    listed = run_command(["nvidia-smi", "-L"], limit) or ""
+    gpus = [line for line in listed.splitlines() if line.startswith("GPU ")]
+    return _section("cuda", "CUDA", nvcc, findings.judge_gpus(tensorflow, gpus))
+
+
+def _compiler(limit: float) -> Finding:
+    command = os.environ.get("CXX") or "g++"
+    return _tool(
+        command,
+        [*command.split(), "--version"],
+        limit,
+        "not found; only building the op library and Horovod needs it",
+        "apt-get install g++" if command == "g++" else "unset CXX, or install what it names",
+    )
+
+
+def _tool(
+    name: str, command: list[str], limit: float, missing: str, fix: str, line: str = ""
+) -> Finding:
+    """Asks an optional program for its version.
+
+    Args:
+        name: of the program.
+        command: prints the version.
+        limit: seconds that it may take.
+        missing: what its absence means.
+        fix: the command that installs it.
+        line: text in the line that has the version; default: the first line.
+    """
+    output = run_command(command, limit)
+    lines = [text.strip() for text in (output or "").splitlines() if line in text]
+    version = None if output is None else next(filter(None, lines), "of unknown version")
+    return findings.judge_tool(name, version, missing, fix)

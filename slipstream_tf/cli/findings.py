@@ -1,0 +1,261 @@
+"""Judges what the doctor's probes told. Pure: nothing is imported, run or looked for here.
+
+In: outcomes of probes, versions, paths. Out: findings, each with the command that mends it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from slipstream_tf.cli.probe import Outcome
+from slipstream_tf.ops._loader import OVERRIDE, REBUILD, BuildInfo
+
+OK, MISSING, BROKEN, UNCHECKED = "ok", "missing", "broken", "unchecked"
+
+_IN_SOURCES = ", in the folder of slipstream_tf's sources"
+INSTALL = "pip install ." + _IN_SOURCES
+REBUILD_LIBRARY = REBUILD + _IN_SOURCES
+WITH_CUDA = f"SLIPSTREAM_WITH_CUDA=1 {REBUILD}{_IN_SOURCES}"
+INSTALL_TENSORFLOW = "pip install 'tensorflow-cpu==2.21.*' (or the TensorFlow that you use)"
+INSTALL_GPU_TENSORFLOW = "pip install 'tensorflow[and-cuda]==2.21.*', then rebuild: " + WITH_CUDA
+INSTALL_HOROVOD = f"make horovod, or python build_support/install_horovod.py{_IN_SOURCES}"
+INSTALL_MPI = f"apt-get install libopenmpi-dev openmpi-bin, then {INSTALL_HOROVOD}"
+INSTALL_SOK = "pip install sparse_operation_kit --no-build-isolation (on a machine with a GPU)"
+_NEEDS_TENSORFLOW = "needs TensorFlow, which does not work"
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at.
+
+    Attributes:
+        name: of the thing.
+        state: OK, MISSING, BROKEN or UNCHECKED.
+        detail: version and kind, or what is wrong.
+        fix: the command that mends it; empty if there is nothing to mend.
+        is_needed: whether training in one process needs it.
+        facts: the same for programs, as JSON has it.
+    """
+
+    name: str
+    state: str
+    detail: str
+    fix: str = ""
+    is_needed: bool = False
+    facts: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class Section:
+    """Findings that belong together. `key` names them in the JSON form, `title` in the text."""
+
+    key: str
+    title: str
+    findings: tuple[Finding, ...]
+
+
+def needed_but_not_ok(sections: Sequence[Section]) -> list[str]:
+    """Returns the names of what one process needs and does not have in order."""
+    everything = [finding for section in sections for finding in section.findings]
+    return [finding.name for finding in everything if finding.is_needed and finding.state != OK]
+
+
+def unchecked(name: str, is_needed: bool = True, why: str = _NEEDS_TENSORFLOW) -> Finding:
+    """Returns the finding for what could not be looked at."""
+    return Finding(name, UNCHECKED, why, is_needed=is_needed)
+
+
+def judge_python(version: str, is_supported: bool) -> Finding:
+    """Judges Python itself."""
+    if is_supported:
+        return Finding("Python", OK, version, is_needed=True, facts={"version": version})
+    detail = f"{version}, but 3.10 or later is needed"
+    fix = "make an environment with a later Python: python3.11 -m venv .venv"
+    return Finding("Python", BROKEN, detail, fix, True, {"version": version})
+
+
+def judge_packages(outcome: Outcome) -> Finding:
+    """Judges the packages, TensorFlow apart, that the installation asks for."""
+    detail = ", ".join(f"{name} {version}" for name, version in outcome.facts.items())
+    if outcome.error:
+        state = MISSING if outcome.missing else BROKEN
+        return Finding("packages", state, outcome.error, INSTALL, True, outcome.facts)
+    return Finding("packages", OK, detail, "", True, outcome.facts)
+
+
+def judge_tensorflow(outcome: Outcome, packages: Sequence[str]) -> Finding:
+    """Judges TensorFlow.
+
+    Args:
+        outcome: of the probe that imports it.
+        packages: the installed packages that bring it; more than one overwrite each other's files.
+    """
+    version = outcome.facts.get("version")
+    facts = {"version": version, "packages": list(packages)}
+    if version is None:
+        if outcome.missing == "tensorflow" and not packages:
+            detail = "not installed"
+            return Finding("TensorFlow", MISSING, detail, INSTALL_TENSORFLOW, True, facts)
+        fix = "pip install --force-reinstall 'tensorflow-cpu==2.21.*'"
+        return Finding("TensorFlow", BROKEN, outcome.error, fix, True, facts)
+    detail = version
+    if packages:
+        detail += f" ({' and '.join(packages)})"
+    if not outcome.facts.get("is_tested", True):
+        detail += "; slipstream_tf is tested with 2.16 to 2.21"
+    return Finding("TensorFlow", OK, detail, "", True, facts)
+
+
+def judge_keras(outcome: Outcome, backend: str) -> Finding:
+    """Judges Keras.
+
+    Args:
+        outcome: of the probe that imports it.
+        backend: what the environment asks Keras to run on.
+    """
+    facts = outcome.facts
+    if not outcome.error:
+        detail = f"{facts['version']} on {facts['backend']}"
+        return Finding("Keras", OK, detail, "", True, facts)
+    fix = "pip install --upgrade 'keras>=3'"
+    if backend != "tensorflow":
+        fix = "export KERAS_BACKEND=tensorflow"
+    state = MISSING if outcome.missing == "keras" else BROKEN
+    return Finding("Keras", state, outcome.error, fix, True, facts)
+
+
+def judge_stamp(info: BuildInfo | None, error: str, override: str | None) -> Finding:
+    """Judges the op library's file.
+
+    Args:
+        info: what its build stamp says; None if it cannot be read.
+        error: why it cannot be read.
+        override: the file that the environment names instead of the installed one, if it does.
+    """
+    name = "build stamp"
+    if info is None:
+        fix = f"unset {OVERRIDE}" if override else INSTALL
+        return Finding(name, BROKEN, error, fix, True)
+    detail = f"built for TensorFlow {info.tensorflow}, {_kernels(info.cuda)}"
+    if override:
+        detail += f"; the file that {OVERRIDE} names"
+    facts = {"tensorflow": info.tensorflow, "cuda": info.cuda, "path": info.path}
+    return Finding(name, OK, detail, "", True, facts)
+
+
+def judge_loading(outcome: Outcome, override: str | None, has_compiler: bool) -> Finding:
+    """Judges whether TensorFlow loads the op library."""
+    if not outcome.error:
+        detail = f"{outcome.facts['ops']} ops with TensorFlow {outcome.facts['tensorflow']}"
+        return Finding("loading", OK, detail, "", True, outcome.facts)
+    fix = REBUILD_LIBRARY if has_compiler else f"apt-get install g++, then {REBUILD_LIBRARY}"
+    if override:
+        fix = f"unset {OVERRIDE}"
+    return Finding("loading", BROKEN, outcome.error, fix, True, outcome.facts)
+
+
+def judge_kernels(has_kernels: bool, gpus: Sequence[str]) -> Finding:
+    """Judges whether the op library serves the GPUs that there are."""
+    if has_kernels:
+        return Finding("CUDA kernels", OK, "in the library")
+    if gpus:
+        return Finding("CUDA kernels", MISSING, "not in the library; there is a GPU", WITH_CUDA)
+    return Finding("CUDA kernels", MISSING, "not in the library; without a GPU it needs none")
+
+
+def judge_self_test(name: str, outcome: Outcome) -> Finding:
+    """Judges a store by its self-test."""
+    if outcome.error:
+        return Finding(name, BROKEN, outcome.error, REBUILD_LIBRARY, True, outcome.facts)
+    detail = f"as computed by hand ({outcome.facts['seconds']:.2f} s)"
+    return Finding(name, OK, detail, "", True, outcome.facts)
+
+
+def judge_horovod(outcome: Outcome) -> Finding:
+    """Judges Horovod: there, built for this TensorFlow, and with which controllers."""
+    facts = outcome.facts
+    if outcome.missing == "horovod":
+        detail = "not installed; only jobs of several processes need it"
+        return Finding("Horovod", MISSING, detail, INSTALL_HOROVOD)
+    version = facts.get("version", "of unknown version")
+    if outcome.error:
+        detail = f"{version}, does not work: {outcome.error}"
+        return Finding("Horovod", BROKEN, detail, INSTALL_HOROVOD, facts=facts)
+    built_for, here = facts["built_for"], facts["tensorflow"]
+    if not facts["is_built_for_this"]:
+        detail = f"{version}, built for TensorFlow {built_for}, but {here} is installed"
+        return Finding("Horovod", BROKEN, detail, INSTALL_HOROVOD, facts=facts)
+    names = {"gloo": "Gloo", "mpi": "MPI"}
+    controllers = ", ".join(names[key] for key in names if facts[key]) or "none"
+    detail = f"{version}, built for TensorFlow {built_for or here}; controllers: {controllers}"
+    if controllers == "none":
+        return Finding("Horovod", BROKEN, detail, INSTALL_HOROVOD, facts=facts)
+    return Finding("Horovod", OK, detail, facts=facts)
+
+
+def judge_horovodrun(path: str | None, folder: str | None) -> Finding:
+    """Judges Horovod's launcher.
+
+    Args:
+        path: of the one on PATH.
+        folder: where one lies beside Python, if none is on PATH.
+    """
+    if path:
+        return Finding("horovodrun", OK, path, facts={"path": path})
+    if folder:
+        detail = f"in {folder}, which is not on PATH"
+        return Finding("horovodrun", MISSING, detail, f'export PATH="{folder}:$PATH"')
+    return Finding("horovodrun", MISSING, "not on PATH; comes with Horovod", INSTALL_HOROVOD)
+
+
+def judge_tool(name: str, version: str | None, missing: str, fix: str) -> Finding:
+    """Judges an optional program.
+
+    Args:
+        name: of the program.
+        version: as it tells it; None if it is not there or does not run.
+        missing: what its absence means.
+        fix: the command that installs it.
+    """
+    if version is None:
+        return Finding(name, MISSING, missing, fix)
+    return Finding(name, OK, version, facts={"version": version})
+
+
+def judge_sok(outcome: Outcome, gpus: Sequence[str]) -> Finding:
+    """Judges NVIDIA's Sparse Operation Kit; nothing here uses it yet."""
+    version = outcome.facts.get("version", "of unknown version")
+    without_gpu = "" if gpus else "; it needs a GPU, and TensorFlow sees none"
+    if outcome.missing == "sparse_operation_kit":
+        fix = INSTALL_SOK if gpus else ""
+        return Finding("SOK", MISSING, f"not installed{without_gpu or '; it needs a GPU'}", fix)
+    if outcome.error:
+        detail = f"{outcome.error}{without_gpu}"
+        return Finding("SOK", BROKEN, detail, INSTALL_SOK if gpus else "", facts=outcome.facts)
+    return Finding("SOK", OK, f"{version}{without_gpu}", facts=outcome.facts)
+
+
+def judge_gpus(outcome: Outcome, driver_gpus: Sequence[str]) -> Finding:
+    """Judges the GPUs.
+
+    Args:
+        outcome: of the probe that imports TensorFlow and lists its GPUs.
+        driver_gpus: those that NVIDIA's driver lists.
+    """
+    gpus = outcome.facts.get("gpus")
+    facts = {"tensorflow": gpus, "driver": list(driver_gpus)}
+    if gpus is None:
+        detail = outcome.error if outcome.facts.get("version") else _NEEDS_TENSORFLOW
+        return Finding("GPUs", UNCHECKED, detail, facts=facts)
+    if gpus:
+        return Finding("GPUs", OK, f"{len(gpus)}: {', '.join(gpus)}", facts=facts)
+    if driver_gpus:
+        detail = f"TensorFlow sees none; the driver lists {len(driver_gpus)}"
+        return Finding("GPUs", MISSING, detail, INSTALL_GPU_TENSORFLOW, facts=facts)
+    return Finding("GPUs", MISSING, "none; everything runs on the CPU", facts=facts)
+
+
+def _kernels(cuda: bool) -> str:
+    return "with CUDA kernels" if cuda else "without CUDA kernels"

@@ -1,0 +1,66 @@
+"""Self-tests of the stores: a few keys, one update, compared with what was computed by hand.
+
+In: nothing. Out: nothing, or a RunError with both results. All values are exact in float32.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from slipstream_tf import optimizers
+from slipstream_tf.cli.flag_set import RunError
+from slipstream_tf.config import TableConfig
+from slipstream_tf.initializers import Constant
+from slipstream_tf.ops.features import FeatureSpec, pack
+from slipstream_tf.stores import NativeStore, VariableStore
+
+
+def native_store() -> None:
+    """Looks two keys up, applies gradients with SGD and reads the rows.
+
+    Raises:
+        RunError: a result is not the one computed by hand.
+    """
+    table = TableConfig("items", dim=2, initializer=Constant(0.5))
+    store = NativeStore([table], optimizers.SGD(0.25))
+    specs = [FeatureSpec("item", "items")]
+    keys = tf.constant([[7], [9], [7]], tf.int64)
+    (pooled,), plan = store.lookup(pack(keys, specs), specs, training=True)
+    _compare("looked up rows", pooled, [[0.5, 0.5]] * 3)
+    assert plan is not None  # Of a lookup in training.
+    store.apply_gradients(plan, [tf.constant([[1.0, 0.0], [0.0, 2.0], [1.0, 4.0]])])
+    # Key 7 occurs twice: 0.5 - 0.25 * (1 + 1) and 0.5 - 0.25 * (0 + 4); key 8 was never seen.
+    rows, found = store.gather("items", [7, 9, 8])
+    _compare("rows after the update", rows, [[0.0, -0.5], [0.5, 0.0], [0.5, 0.5]])
+    _compare("keys found", found, [True, True, False])
+    _compare("number of rows", store.size("items"), 2)
+
+
+def variable_store() -> None:
+    """Masks the gradient of a saturated key and applies the rest with SGD.
+
+    Raises:
+        RunError: a result is not the one computed by hand.
+    """
+    with tf.device("CPU:0"):
+        variable = tf.Variable(tf.fill([4, 2], 0.5))
+        store = VariableStore({"items": variable})
+        store.set_saturated("items", [2])
+        values = tf.constant([[1.0, 0.0], [8.0, 8.0], [1.0, 4.0], [0.0, 2.0]])
+        indices = tf.constant([3, 2, 3, 0], tf.int64)
+        kept = store.mask_gradients("items", tf.IndexedSlices(values, indices))
+        variable.scatter_sub(tf.IndexedSlices(0.25 * kept.values, kept.indices))
+    _compare("keys that are not masked", kept.indices, [0, 3])
+    rows = [[0.5, 0.0], [0.5, 0.5], [0.5, 0.5], [0.0, -0.5]]
+    _compare("rows after the update", variable, rows)
+    counts = store.update_counts("items")
+    _compare("gradient rows offered and masked", [counts.offered, counts.masked], [3, 1])
+
+
+def _compare(what: str, actual: Any, by_hand: Any) -> None:
+    actual, by_hand = np.asarray(actual), np.asarray(by_hand)
+    if not np.array_equal(actual, by_hand):
+        raise RunError(f"{what}: {actual.tolist()}, computed by hand: {by_hand.tolist()}")

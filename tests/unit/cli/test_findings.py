@@ -1,0 +1,142 @@
+"""cli.findings: from what the probes told to states and the commands that mend."""
+
+from __future__ import annotations
+
+import pytest
+
+from slipstream_tf.cli import findings
+from slipstream_tf.cli.probe import Outcome
+from slipstream_tf.ops._loader import BuildInfo
+
+HOROVOD = {
+    "version": "0.28.1",
+    "gloo": True,
+    "mpi": False,
+    "nccl": False,
+    "tensorflow": "2.21.0",
+    "built_for": "2.21.0",
+    "is_built_for_this": True,
+}
+
+
+def test_python():
+    assert findings.judge_python("3.11.7", True).state == "ok"
+    old = findings.judge_python("3.9.1", False)
+    assert old.state == "broken" and "3.10" in old.detail and "venv" in old.fix
+
+
+def test_packages():
+    found = findings.judge_packages(Outcome({"numpy": "2.0", "tqdm": "4.1"}))
+    assert (found.state, found.detail) == ("ok", "numpy 2.0, tqdm 4.1")
+    crashed = findings.judge_packages(Outcome({"numpy": "2.0"}, "crashed during 'import pyarrow'"))
+    assert crashed.state == "broken" and "pyarrow" in crashed.detail and crashed.is_needed
+    absent = findings.judge_packages(Outcome({}, "No module named 'tqdm'", "tqdm"))
+    assert absent.state == "missing" and absent.fix.startswith("pip install .")
+
+
+def test_tensorflow():
+    found = findings.judge_tensorflow(Outcome({"version": "2.21.0"}), ["tensorflow-cpu"])
+    assert (found.state, found.detail, found.fix) == ("ok", "2.21.0 (tensorflow-cpu)", "")
+    later = Outcome({"version": "2.30.0", "is_tested": False})
+    assert "tested with 2.16 to 2.21" in findings.judge_tensorflow(later, []).detail
+    gpu_crash = Outcome({"version": "2.21.0"}, "crashed with SIGSEGV during 'listing GPUs'")
+    assert findings.judge_tensorflow(gpu_crash, []).state == "ok"
+    gpus = findings.judge_gpus(gpu_crash, [])
+    assert gpus.state == "unchecked" and "SIGSEGV" in gpus.detail
+    absent = Outcome({}, "No module named 'tensorflow'", "tensorflow")
+    missing = findings.judge_tensorflow(absent, [])
+    assert missing.state == "missing" and "pip install 'tensorflow-cpu" in missing.fix
+    crashed = findings.judge_tensorflow(Outcome({}, "crashed with SIGILL"), ["tensorflow"])
+    assert crashed.state == "broken" and "--force-reinstall" in crashed.fix and crashed.is_needed
+
+
+def test_keras():
+    found = findings.judge_keras(Outcome({"version": "3.15.1", "backend": "tensorflow"}), "jax")
+    assert (found.state, found.detail) == ("ok", "3.15.1 on tensorflow")
+    old = findings.judge_keras(Outcome({}, "found keras 2.15"), "tensorflow")
+    assert old.state == "broken" and "keras>=3" in old.fix
+    other = findings.judge_keras(Outcome({}, "No module named 'jax'", "jax"), "jax")
+    assert other.state == "broken" and other.fix == "export KERAS_BACKEND=tensorflow"
+
+
+def test_op_library():
+    info = BuildInfo("x.so", "2.21.0", False)
+    found = findings.judge_stamp(info, "", None)
+    assert (found.state, found.detail) == (
+        "ok",
+        "built for TensorFlow 2.21.0, without CUDA kernels",
+    )
+    assert "SLIPSTREAM_OPS_LIBRARY" in findings.judge_stamp(info, "", "x.so").detail
+    absent = findings.judge_stamp(None, "cannot be read", None)
+    assert absent.state == "broken" and absent.fix.startswith("pip install .")
+    assert findings.judge_stamp(None, "", "x.so").fix == "unset SLIPSTREAM_OPS_LIBRARY"
+    loaded = findings.judge_loading(Outcome({"ops": 3, "tensorflow": "2.21.0"}), None, True)
+    assert (loaded.state, loaded.detail) == ("ok", "3 ops with TensorFlow 2.21.0")
+    failed = Outcome({}, "built for another")
+    assert "--force-reinstall" in findings.judge_loading(failed, None, True).fix
+    assert findings.judge_loading(failed, None, False).fix.startswith("apt-get install g++")
+    assert findings.judge_loading(failed, "x.so", True).fix.startswith("unset")
+
+
+def test_kernels_are_missed_only_where_there_is_a_gpu():
+    assert findings.judge_kernels(True, []).state == "ok"
+    assert "SLIPSTREAM_WITH_CUDA=1" in findings.judge_kernels(False, ["H"]).fix
+    assert findings.judge_kernels(False, []).fix == ""
+
+
+def test_horovod():
+    found = findings.judge_horovod(Outcome(HOROVOD))
+    assert found.state == "ok" and not found.is_needed
+    assert found.detail == "0.28.1, built for TensorFlow 2.21.0; controllers: Gloo"
+    both = findings.judge_horovod(Outcome({**HOROVOD, "mpi": True, "built_for": None}))
+    assert both.detail.endswith("controllers: Gloo, MPI")
+    none = findings.judge_horovod(Outcome({**HOROVOD, "gloo": False}))
+    assert none.state == "broken"
+    facts = {**HOROVOD, "built_for": "2.20.0", "is_built_for_this": False}
+    other = findings.judge_horovod(Outcome(facts))
+    assert other.state == "broken" and "2.20.0, but 2.21.0 is installed" in other.detail
+    crashed = findings.judge_horovod(Outcome({"version": "0.28.1"}, "undefined symbol"))
+    assert crashed.state == "broken" and "0.28.1, does not work: undefined" in crashed.detail
+    part = findings.judge_horovod(Outcome({}, "No module named 'yaml'", "yaml"))
+    assert part.state == "broken"
+    absent = findings.judge_horovod(Outcome({}, "-", "horovod"))
+    assert absent.state == "missing"
+    for finding in (none, other, crashed, part, absent):
+        assert "make horovod" in finding.fix and "install_horovod.py" in finding.fix
+
+
+def test_launchers():
+    assert findings.judge_horovodrun("/bin/horovodrun", None).state == "ok"
+    beside = findings.judge_horovodrun(None, "/venv/bin")
+    assert beside.state == "missing" and beside.fix == 'export PATH="/venv/bin:$PATH"'
+    assert "make horovod" in findings.judge_horovodrun(None, None).fix
+    assert findings.judge_tool("mpirun", "4.1", "", "").state == "ok"
+    assert findings.judge_tool("mpirun", None, "gone", "get it").fix == "get it"
+
+
+def test_sok_needs_a_gpu():
+    absent = Outcome({}, "-", "sparse_operation_kit")
+    assert findings.judge_sok(absent, []).fix == ""
+    assert "needs a GPU" in findings.judge_sok(absent, []).detail
+    assert findings.judge_sok(absent, ["H"]).fix.startswith("pip install sparse_operation_kit")
+    assert findings.judge_sok(Outcome({}, "libcudart"), []).state == "broken"
+    assert findings.judge_sok(Outcome({"version": "2.0"}), ["H"]).detail == "2.0"
+
+
+def test_gpus():
+    assert findings.judge_gpus(Outcome({"gpus": ["H", "H"]}), []).detail == "2: H, H"
+    unseen = findings.judge_gpus(Outcome({"gpus": []}), ["GPU 0: H"])
+    assert unseen.state == "missing" and "tensorflow[and-cuda]" in unseen.fix
+    none = findings.judge_gpus(Outcome({"gpus": []}), [])
+    assert none.state == "missing" and none.fix == ""
+    assert "TensorFlow" in findings.judge_gpus(Outcome({}, "crashed"), []).detail
+
+
+@pytest.mark.parametrize("state", [findings.MISSING, findings.BROKEN, findings.UNCHECKED])
+def test_only_what_is_needed_counts(state: str):
+    needed = findings.Finding("a", state, "", is_needed=True)
+    option = findings.Finding("b", state, "")
+    fine = findings.Finding("c", findings.OK, "", is_needed=True)
+    sections = [findings.Section("x", "X", (option, fine)), findings.Section("y", "Y", (needed,))]
+    assert findings.needed_but_not_ok(sections) == ["a"]
+    assert findings.needed_but_not_ok(sections[:1]) == []

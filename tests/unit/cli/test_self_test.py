@@ -1,0 +1,26 @@
+"""cli.self_test: passes on sound stores and names the first wrong result of a broken one."""
+
+from __future__ import annotations
+
+import pytest
+
+from slipstream_tf.cli import checks, self_test
+from slipstream_tf.cli.flag_set import RunError
+from slipstream_tf.stores import NativeStore, VariableStore
+
+
+@pytest.mark.parametrize("function", checks.SELF_TESTS.values())
+def test_sound_stores_pass(function: str):
+    getattr(self_test, function)()
+
+
+def test_a_lost_update_is_found(monkeypatch):
+    monkeypatch.setattr(NativeStore, "apply_gradients", lambda *_: None)
+    with pytest.raises(RunError, match=r"rows after the update: \[\[0\.5.*by hand: \[\[0\.0, -0"):
+        self_test.native_store()
+
+
+def test_a_lost_mask_is_found(monkeypatch):
+    monkeypatch.setattr(VariableStore, "set_saturated", lambda *_: None)
+    with pytest.raises(RunError, match=r"not masked: \[0, 2, 3\], computed by hand: \[0, 3\]"):
+        self_test.variable_store()
