@@ -22,7 +22,7 @@ INSTALL_TENSORFLOW = "pip install 'tensorflow-cpu==2.21.*' (or the TensorFlow th
 INSTALL_GPU_TENSORFLOW = "pip install 'tensorflow[and-cuda]==2.21.*', then rebuild: " + WITH_CUDA
 INSTALL_HOROVOD = f"make horovod, or python build_support/install_horovod.py{_IN_SOURCES}"
 INSTALL_MPI = f"apt-get install libopenmpi-dev openmpi-bin, then {INSTALL_HOROVOD}"
-INSTALL_SOK = "pip install sparse_operation_kit --no-build-isolation (on a machine with a GPU)"
+INSTALL_SOK = "pip install merlin-sok --no-build-isolation (on a machine with a GPU)"
 _NEEDS_TENSORFLOW = "needs TensorFlow, which does not work"
 
 

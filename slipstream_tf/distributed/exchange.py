@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import collections
 import weakref
-from typing import Any
+from typing import Any, ClassVar
 
 import tensorflow as tf
 
@@ -25,7 +25,7 @@ class Names:
     times (their last batches differ), but they trace the same one.
     """
 
-    _prefixes: collections.Counter[str] = collections.Counter()
+    _prefixes: ClassVar[collections.Counter[str]] = collections.Counter()
 
     def __init__(self, prefix: str):
         """Takes a prefix; a second object with the same one gets a number.
