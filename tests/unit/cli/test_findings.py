@@ -118,7 +118,7 @@ def test_sok_needs_a_gpu():
     absent = Outcome({}, "-", "sparse_operation_kit")
     assert findings.judge_sok(absent, []).fix == ""
     assert "needs a GPU" in findings.judge_sok(absent, []).detail
-    assert findings.judge_sok(absent, ["H"]).fix.startswith("pip install sparse_operation_kit")
+    assert findings.judge_sok(absent, ["H"]).fix.startswith("pip install merlin-sok")
     assert findings.judge_sok(Outcome({}, "libcudart"), []).state == "broken"
     assert findings.judge_sok(Outcome({"version": "2.0"}), ["H"]).detail == "2.0"
 
