@@ -30,6 +30,7 @@ CORE_HDRS = [
     "core/row_compaction.h",
     "core/row_exchange.h",
     "core/row_initializer.h",
+    "core/row_serving.h",
     "core/simd_clones.h",
     "core/skip_score.h",
     "core/slab_allocator.h",
@@ -55,6 +56,7 @@ CORE_SRCS = [
     "core/row_compaction.cc",
     "core/row_exchange.cc",
     "core/row_initializer.cc",
+    "core/row_serving.cc",
     "core/skip_score.cc",
     "core/slab_allocator.cc",
     "core/update_policy.cc",
@@ -75,6 +77,7 @@ CORE_TESTS = [
     "core/loss_memory_test.cc",
     "core/policy_update_test.cc",
     "core/row_exchange_test.cc",
+    "core/row_serving_test.cc",
     "core/skip_score_test.cc",
     "core/update_rule_test.cc",
 ]

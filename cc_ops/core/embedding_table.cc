@@ -27,6 +27,17 @@ std::vector<TableShard> EmptyShards(const TableOptions& options, SlabAllocator* 
 
 }  // namespace
 
+namespace {
+
+void MakePlaceForMark(TableShard* shard, uint32_t slot) {
+  if (slot < shard->marks.size()) return;
+  const size_t wanted = std::max<size_t>(slot + 1, static_cast<size_t>(shard->index.size()));
+  shard->travelled.resize(wanted);
+  shard->marks.resize(wanted);
+}
+
+}  // namespace
+
 Status ValidateTableOptions(const TableOptions& options) {
   if (options.name.empty()) return InvalidArgument("a table's name is empty; give it one");
   if (options.dim < 1 || options.dim > 65536) {
@@ -339,14 +350,16 @@ void EmbeddingTable::MarkRows(const int64_t* keys, const uint8_t* marks, int64_t
     uint32_t slot = 0;
     if (marks[i] == 0 || Find(keys[i], hash, &slot) == nullptr) continue;
     TableShard& shard = shards_[ShardOf(hash)];
-    if (slot >= shard.marks.size()) {
-      const size_t wanted = std::max<size_t>(slot + 1, static_cast<size_t>(shard.index.size()));
-      shard.travelled.resize(wanted);
-      shard.marks.resize(wanted);
-    }
+    MakePlaceForMark(&shard, slot);
     shard.marks[slot] = marks[i];
     is_watching_ = is_watching_ || (marks[i] & kWatched) != 0;
   }
+}
+
+void EmbeddingTable::AddMark(uint64_t hash, uint32_t slot, RowMark mark) {
+  TableShard& shard = shards_[ShardOf(hash)];
+  MakePlaceForMark(&shard, slot);
+  shard.marks[slot] |= mark;
 }
 
 void EmbeddingTable::Travelled(const int64_t* keys, int64_t n, float* travelled) const {

@@ -132,6 +132,8 @@ class EmbeddingTable {
   // keys, marks (RowMark bits): [n]. Replaces all marks and starts the sums of
   // squared update lengths anew; keys without a row are passed over.
   void MarkRows(const int64_t* keys, const uint8_t* marks, int64_t n);
+  // Adds a mark to a row's, until the next MarkRows.
+  void AddMark(uint64_t hash, uint32_t slot, RowMark mark);
   // travelled: [n], the sum of squared update lengths since MarkRows; 0 for a row
   // that is not watched.
   void Travelled(const int64_t* keys, int64_t n, float* travelled) const;

@@ -199,8 +199,8 @@ int64_t ApplyShards(const std::vector<Arrival>& arrivals, const TableRows& rows,
 }  // namespace
 
 Status CollectGradients(const LookupPlan& plan, const std::vector<PooledGradient>& gradients,
-                        float learning_rate, int ranks, const Parallel& parallel,
-                        RowParcels* parcels) {
+                        float learning_rate, int ranks, bool counts_update,
+                        const Parallel& parallel, RowParcels* parcels) {
   const Status status = CheckFinite(plan, gradients, learning_rate, parallel);
   if (!status.ok()) return status;
   const ExclusiveTableLocks locks(plan.tables);
@@ -231,6 +231,9 @@ Status CollectGradients(const LookupPlan& plan, const std::vector<PooledGradient
     }
   });
   if (is_out_of_memory) return ResourceExhausted("out of memory while collecting gradients");
+  if (counts_update) {
+    for (EmbeddingTable* table : plan.tables) table->NextUpdateStep();
+  }
   Pack(plan.tables, parts, ranks, parcels);
   return OkStatus();
 }

@@ -42,9 +42,11 @@ struct RowParcelsView {
 // order of rows does not depend on the number of threads. InvalidArgument on a
 // gradient that is not finite: nothing is held or collected then. Takes the tables'
 // mutexes.
+// counts_update: whether this is an update of the tables, whose rows are then
+// applied to others, instead of being applied to them.
 Status CollectGradients(const LookupPlan& plan, const std::vector<PooledGradient>& gradients,
-                        float learning_rate, int ranks, const Parallel& parallel,
-                        RowParcels* parcels);
+                        float learning_rate, int ranks, bool counts_update,
+                        const Parallel& parallel, RowParcels* parcels);
 
 // Collects every sum that the tables hold. Takes the tables' mutexes.
 void CollectHeld(const std::vector<EmbeddingTable*>& tables, int ranks, RowParcels* parcels);

@@ -74,7 +74,8 @@ struct Process {
   RowParcels Collect(int ranks = 1) {
     RowParcels parcels;
     EXPECT_TRUE(
-        CollectGradients(workspace.plan, views_of_gradients, 0.1f, ranks, parallel, &parcels).ok());
+        CollectGradients(workspace.plan, views_of_gradients, 0.1f, ranks, false, parallel, &parcels)
+            .ok());
     return parcels;
   }
 

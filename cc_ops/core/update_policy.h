@@ -12,6 +12,7 @@ namespace slipstream {
 enum RowMark : uint8_t {
   kSaturated = 1,  // its gradients are masked, or deferred by Trigger::kInterval
   kWatched = 2,    // the squared lengths of its updates are summed (drift metric "signal")
+  kFrozen = 4,     // a copy of another rank's row that is read until the next marks
 };
 
 struct UpdatePolicy {

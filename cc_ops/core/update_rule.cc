@@ -136,6 +136,25 @@ float UpdateRule::Movement(float rate, int64_t dim, const float* gradient, const
   return 0.f;
 }
 
+float UpdateRule::SlotSummary(int64_t dim, const float* row) const {
+  switch (kind) {
+    case Kind::kSgd:
+      return 0.f;
+    case Kind::kAdagrad:
+      return *std::min_element(row + dim, row + 2 * dim);
+    case Kind::kRowWiseAdagrad:
+      return row[dim];
+    case Kind::kAdam:
+      return *std::min_element(row + 2 * dim, row + 3 * dim);
+  }
+  return 0.f;
+}
+
+void UpdateRule::FillSlots(int64_t dim, float summary, float* row) const {
+  std::fill(row + dim, row + dim + SlotsPerRow(dim), summary);
+  if (kind == Kind::kAdam) std::fill(row + dim, row + 2 * dim, 0.f);
+}
+
 void UpdateRule::DecaySlots(int64_t dim, float* row) const {
   if (kind != Kind::kAdam) return;
   for (int64_t j = 0; j < dim; ++j) {

@@ -32,6 +32,12 @@ struct UpdateRule {
   // gradients counts as n steps.
   float Movement(float rate, int64_t dim, const float* gradient, const float* row) const;
 
+  // For a copy of a row without its slots: one number (0 for SGD, which has none)
+  // from which FillSlots makes slots, beside which Movement is at least what it is
+  // beside the row's own. Adam's copy has no momentum.
+  float SlotSummary(int64_t dim, const float* row) const;
+  void FillSlots(int64_t dim, float summary, float* row) const;
+
   // What a step with a gradient of 0 does to the slots, without moving the row:
   // Adam's moments shrink, the other rules' slots stay.
   void DecaySlots(int64_t dim, float* row) const;

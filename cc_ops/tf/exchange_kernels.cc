@@ -4,6 +4,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "cc_ops/core/row_exchange.h"
+#include "cc_ops/core/row_serving.h"
 #include "cc_ops/tf/feature_inputs.h"
 #include "cc_ops/tf/one_table_op.h"
 #include "cc_ops/tf/plan_variant.h"
@@ -28,6 +29,7 @@ class CollectGradientsOp : public tf::OpKernel {
  public:
   explicit CollectGradientsOp(tf::OpKernelConstruction* c) : OpKernel(c) {
     OP_REQUIRES_OK(c, c->GetAttr("ranks", &ranks_));
+    OP_REQUIRES_OK(c, c->GetAttr("counts_update", &counts_update_));
   }
   void Compute(tf::OpKernelContext* c) override {
     const LookupPlan* plan = nullptr;
@@ -37,12 +39,13 @@ class CollectGradientsOp : public tf::OpKernel {
     OP_REQUIRES(c, rate.dims() == 0, absl::InvalidArgumentError("learning_rate must be a scalar"));
     RowParcels parcels;
     OP_REQUIRES_OK(c, ToAbsl(CollectGradients(*plan, gradients, rate.scalar<float>()(), ranks_,
-                                              ParallelOf(c), &parcels)));
+                                              counts_update_, ParallelOf(c), &parcels)));
     OP_REQUIRES_OK(c, OutputParcels(c, parcels));
   }
 
  private:
   int ranks_ = 1;
+  bool counts_update_ = false;
 };
 REGISTER_KERNEL_BUILDER(Name("SlipstreamCollectGradients").Device(tf::DEVICE_CPU),
                         CollectGradientsOp);
@@ -66,11 +69,11 @@ class CollectHeldOp : public tf::OpKernel {
 };
 REGISTER_KERNEL_BUILDER(Name("SlipstreamCollectHeld").Device(tf::DEVICE_CPU), CollectHeldOp);
 
-// The inputs sizes, keys and values from `first` on.
-absl::Status ReadParcels(tf::OpKernelContext* c, int first, size_t num_tables,
+// The inputs sizes, keys and, if there are any, values from `first` on.
+absl::Status ReadParcels(tf::OpKernelContext* c, int first, size_t num_tables, bool has_values,
                          RowParcelsView* view) {
   const tf::Tensor &sizes = c->input(first), &keys = c->input(first + 1),
-                   &values = c->input(first + 2);
+                   &values = has_values ? c->input(first + 2) : keys;
   if (sizes.dims() != 2 || sizes.dim_size(1) != static_cast<int64_t>(num_tables)) {
     return absl::InvalidArgumentError(absl::StrCat("sizes have shape ", sizes.shape().DebugString(),
                                                    "; allowed: [ranks, ", num_tables, "]"));
@@ -84,8 +87,10 @@ absl::Status ReadParcels(tf::OpKernelContext* c, int first, size_t num_tables,
   view->sizes = sizes.flat<int64_t>().data();
   view->keys = keys.flat<int64_t>().data();
   view->num_keys = keys.NumElements();
-  view->values = values.flat<float>().data();
-  view->num_values = values.NumElements();
+  if (has_values) {
+    view->values = values.flat<float>().data();
+    view->num_values = values.NumElements();
+  }
   return absl::OkStatus();
 }
 
@@ -100,7 +105,7 @@ class ApplyRowsOp : public tf::OpKernel {
     std::vector<EmbeddingTable*> tables;
     OP_REQUIRES_OK(c, ReadTables(c, &resources, &tables));
     RowParcelsView parcels;
-    OP_REQUIRES_OK(c, ReadParcels(c, c->num_inputs() - 4, tables.size(), &parcels));
+    OP_REQUIRES_OK(c, ReadParcels(c, c->num_inputs() - 4, tables.size(), true, &parcels));
     const tf::Tensor& rate = c->input(c->num_inputs() - 1);
     OP_REQUIRES(c, rate.dims() == 0, absl::InvalidArgumentError("learning_rate must be a scalar"));
     OP_REQUIRES_OK(c, ToAbsl(ApplyRows(tables, parcels, rate.scalar<float>()(), scale_, makes_rows_,
@@ -112,6 +117,81 @@ class ApplyRowsOp : public tf::OpKernel {
   bool makes_rows_ = true;
 };
 REGISTER_KERNEL_BUILDER(Name("SlipstreamApplyRows").Device(tf::DEVICE_CPU), ApplyRowsOp);
+
+class RouteKeysOp : public tf::OpKernel {
+ public:
+  explicit RouteKeysOp(tf::OpKernelConstruction* c) : OpKernel(c) {
+    int num_tables = 0;
+    OP_REQUIRES_OK(c, c->GetAttr("num_tables", &num_tables));
+    OP_REQUIRES_OK(c, inputs_.Init(c, num_tables));
+    OP_REQUIRES_OK(c, c->GetAttr("ranks", &ranks_));
+    OP_REQUIRES_OK(c, c->GetAttr("reads_frozen", &reads_frozen_));
+  }
+  void Compute(tf::OpKernelContext* c) override {
+    TableResources resources;
+    std::vector<EmbeddingTable*> tables;
+    std::vector<FeatureView> features;
+    int64_t batch = 0;
+    OP_REQUIRES_OK(c, ReadTables(c, &resources, &tables));
+    OP_REQUIRES_OK(c, inputs_.Read(c, &features, &batch));
+    RowParcels requests;
+    OP_REQUIRES_OK(
+        c, ToAbsl(RouteKeys(tables, features, ranks_, reads_frozen_, ParallelOf(c), &requests)));
+    const int64_t num_tables = static_cast<int64_t>(tables.size());
+    OP_REQUIRES_OK(c, Output(c, 0, tf::TensorShape({ranks_, num_tables}), requests.sizes));
+    const int64_t num_keys = static_cast<int64_t>(requests.keys.size());
+    OP_REQUIRES_OK(c, Output(c, 1, tf::TensorShape({num_keys}), requests.keys));
+  }
+
+ private:
+  FeatureInputs inputs_;
+  int ranks_ = 1;
+  bool reads_frozen_ = true;
+};
+REGISTER_KERNEL_BUILDER(Name("SlipstreamRouteKeys").Device(tf::DEVICE_CPU), RouteKeysOp);
+
+class ServeRowsOp : public tf::OpKernel {
+ public:
+  explicit ServeRowsOp(tf::OpKernelConstruction* c) : OpKernel(c) {
+    OP_REQUIRES_OK(c, c->GetAttr("makes_rows", &makes_rows_));
+  }
+  void Compute(tf::OpKernelContext* c) override {
+    TableResources resources;
+    std::vector<EmbeddingTable*> tables;
+    OP_REQUIRES_OK(c, ReadTables(c, &resources, &tables));
+    RowParcelsView requests;
+    OP_REQUIRES_OK(c, ReadParcels(c, c->num_inputs() - 2, tables.size(), false, &requests));
+    std::vector<float> values;
+    OP_REQUIRES_OK(c, ToAbsl(ServeRows(tables, requests, makes_rows_, &values)));
+    const int64_t size = static_cast<int64_t>(values.size());
+    OP_REQUIRES_OK(c, Output(c, 0, tf::TensorShape({size}), values));
+  }
+
+ private:
+  bool makes_rows_ = true;
+};
+REGISTER_KERNEL_BUILDER(Name("SlipstreamServeRows").Device(tf::DEVICE_CPU), ServeRowsOp);
+
+class StoreCopiesOp : public tf::OpKernel {
+ public:
+  explicit StoreCopiesOp(tf::OpKernelConstruction* c) : OpKernel(c) {
+    OP_REQUIRES_OK(c, c->GetAttr("frozen", &options_.frozen));
+    OP_REQUIRES_OK(c, c->GetAttr("passed_over", &options_.passed_over));
+    OP_REQUIRES_OK(c, c->GetAttr("makes_room", &options_.makes_room));
+  }
+  void Compute(tf::OpKernelContext* c) override {
+    TableResources resources;
+    std::vector<EmbeddingTable*> tables;
+    OP_REQUIRES_OK(c, ReadTables(c, &resources, &tables));
+    RowParcelsView rows;
+    OP_REQUIRES_OK(c, ReadParcels(c, c->num_inputs() - 3, tables.size(), true, &rows));
+    OP_REQUIRES_OK(c, ToAbsl(StoreCopies(tables, rows, options_)));
+  }
+
+ private:
+  CopyOptions options_;
+};
+REGISTER_KERNEL_BUILDER(Name("SlipstreamStoreCopies").Device(tf::DEVICE_CPU), StoreCopiesOp);
 
 }  // namespace
 }  // namespace slipstream

@@ -1,4 +1,5 @@
 // Registrations of the ops that collect gradient rows for other processes and apply theirs.
+#include "cc_ops/tf/feature_inputs.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/shape_inference.h"
@@ -35,6 +36,7 @@ REGISTER_OP("SlipstreamCollectGradients")
     .Input("learning_rate: float")
     .Attr("num_gradients: int >= 1")
     .Attr("ranks: int >= 1 = 1")
+    .Attr("counts_update: bool = false")
     .Output("sizes: int64")
     .Output("keys: int64")
     .Output("values: float")
@@ -45,7 +47,9 @@ REGISTER_OP("SlipstreamCollectGradients")
         "themselves, or held ones that are due. No row changes.\n\n"
         "plan: scalar, from SlipstreamLookup.\n"
         "gradients: of its pooled outputs, in their shapes; all must be finite.\n"
-        "learning_rate: scalar.\n" SLIPSTREAM_PARCELS_DOC);
+        "learning_rate: scalar.\n" SLIPSTREAM_PARCELS_DOC
+        "counts_update: whether this is an update of the tables; else applying the rows to them "
+        "is.\n");
 
 REGISTER_OP("SlipstreamCollectHeld")
     .Input("handles: num_tables * resource")
@@ -88,6 +92,75 @@ values: their rows behind each other, each as wide as its table; all must be fin
 learning_rate: scalar.
 scale: multiplies the sums.
 makes_rows: whether keys without a row get one; else their gradients are dropped, and counted.
+)doc");
+
+REGISTER_OP("SlipstreamRouteKeys")
+    .Input("handles: num_tables * resource") SLIPSTREAM_FEATURE_INPUTS.Attr("num_tables: int >= 1")
+    .Attr("ranks: int >= 1")
+    .Attr("reads_frozen: bool = true")
+    .Output("request_sizes: int64")
+    .Output("requests: int64")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) -> absl::Status {
+      int ranks = 0, num_tables = 0;
+      TF_RETURN_IF_ERROR(c->GetAttr("ranks", &ranks));
+      TF_RETURN_IF_ERROR(c->GetAttr("num_tables", &num_tables));
+      c->set_output(0, c->Matrix(ranks, num_tables));
+      c->set_output(1, c->Vector(InferenceContext::kUnknownDim));
+      return absl::OkStatus();
+    })
+    .Doc(
+        "Finds the distinct keys of a batch that must be asked for, by owner.\n\n"
+        "handles: scalars, of the tables of copies that the batch will be looked up in.\n"
+        "ranks: how many ranks own the keys, by hash.\n"
+        "reads_frozen: whether keys with a frozen copy are left out.\n"
+        "request_sizes: [ranks, tables], keys for each rank.\n"
+        "requests: [n], by rank, then by table.\n" SLIPSTREAM_FEATURE_DOC);
+
+REGISTER_OP("SlipstreamServeRows")
+    .Input("handles: num_tables * resource")
+    .Input("sizes: int64")
+    .Input("keys: int64")
+    .Attr("num_tables: int >= 1")
+    .Attr("makes_rows: bool = true")
+    .Output("values: float")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) -> absl::Status {
+      c->set_output(0, c->Vector(InferenceContext::kUnknownDim));
+      return absl::OkStatus();
+    })
+    .Doc(R"doc(
+Reads the rows of keys that ranks ask for.
+
+handles: scalars.
+sizes: [ranks, tables], keys of each rank.
+keys: [n], by rank, then by table.
+values: their rows behind each other: values, then one number for the slots, if there are any.
+makes_rows: whether keys without a row get one and each counts as accessed; else they give
+  the rows that they would start with.
+)doc");
+
+REGISTER_OP("SlipstreamStoreCopies")
+    .Input("handles: num_tables * resource")
+    .Input("sizes: int64")
+    .Input("keys: int64")
+    .Input("values: float")
+    .Attr("num_tables: int >= 1")
+    .Attr("frozen: bool = false")
+    .Attr("passed_over: int >= -1 = -1")
+    .Attr("makes_room: bool = false")
+    .SetIsStateful()
+    .SetShapeFn(tf::shape_inference::NoOutputs)
+    .Doc(R"doc(
+Copies rows that were served into tables of copies.
+
+handles: scalars.
+sizes: [ranks, tables], rows from each rank.
+keys: [n], by rank, then by table.
+values: from SlipstreamServeRows.
+frozen: whether the copies are read, without asking, until rows are marked anew.
+passed_over: a rank whose rows are not copied; -1: none.
+makes_room: whether bounded tables let rows go for them; else a lookup must follow.
 )doc");
 
 }  // namespace slipstream

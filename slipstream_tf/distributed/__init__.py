@@ -4,12 +4,14 @@ from slipstream_tf.distributed.comm import Communicator, SingleProcess, Traffic,
 from slipstream_tf.distributed.ends import even_ends, scale_loss
 from slipstream_tf.distributed.gradients import DistributedGradientTape, DistributedOptimizer
 from slipstream_tf.distributed.replicated import ReplicatedStore
+from slipstream_tf.distributed.sharded import ShardedStore
 
 __all__ = [
     "Communicator",
     "DistributedGradientTape",
     "DistributedOptimizer",
     "ReplicatedStore",
+    "ShardedStore",
     "SingleProcess",
     "Traffic",
     "even_ends",

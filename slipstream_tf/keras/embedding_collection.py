@@ -24,6 +24,7 @@ from slipstream_tf.ops.features import FeatureSpec, pack
 _compat.require_keras()
 
 STORES = ("native",)
+PLACEMENTS = ("replicated", "sharded")
 
 
 @keras.saving.register_keras_serializable(package="slipstream_tf")
@@ -67,6 +68,8 @@ class EmbeddingCollection(keras.layers.Layer):
         store: "native", or an object with the interface of a store (not serialisable then).
         comm: ranks that train the tables together, from `distributed.init()`; None: this process
             alone. A layer that is saved is loaded as one of one process.
+        placement: with `comm`: "replicated" (every rank holds all rows) or "sharded" (rows are
+            spread over the ranks by hash; a layer saves and loads the rows of its own rank).
         wire_dtype: "float32" or "bfloat16", in which rows travel between ranks.
         stacked: whether a dictionary gives one tensor [batch, features, dim], too.
         **kwargs: of `keras.layers.Layer`: name, dtype, trainable.
@@ -83,6 +86,7 @@ class EmbeddingCollection(keras.layers.Layer):
         store: Any = "native",
         stacked: bool = False,
         comm: Communicator | None = None,
+        placement: str = "replicated",
         wire_dtype: str = "float32",
         **kwargs: Any,
     ) -> None:
@@ -98,7 +102,9 @@ class EmbeddingCollection(keras.layers.Layer):
         if self.stacked:
             self._require_one_dim("stacked=True")
         self._store_name = store if isinstance(store, str) else None
-        self.store = _open_store(store, self.tables, optimizers.get(optimizer), comm, wire_dtype)
+        self.store = _open_store(
+            store, self.tables, optimizers.get(optimizer), comm, placement, wire_dtype
+        )
         self.update_anchor = self.add_weight(
             name="update_anchor", shape=(), initializer="zeros", dtype="float32", trainable=True
         )
@@ -263,8 +269,10 @@ def _open_store(
     tables: Sequence[TableConfig],
     optimizer: Any,
     comm: Communicator | None,
+    placement: str,
     wire_dtype: str,
 ) -> Any:
+    require_choice("placement", placement, PLACEMENTS, "EmbeddingCollection")
     if not isinstance(store, str):
         if comm is not None:
             raise invalid("comm", comm, "EmbeddingCollection with a store", "None: the store's own")
@@ -276,8 +284,10 @@ def _open_store(
     # Imported here, so that the layer's module loads where the op library is not built.
     if comm is not None and comm.size > 1:
         from slipstream_tf.distributed.replicated import ReplicatedStore
+        from slipstream_tf.distributed.sharded import ShardedStore
 
-        return ReplicatedStore(tables, optimizer, comm, wire_dtype)
+        stores = {"replicated": ReplicatedStore, "sharded": ShardedStore}
+        return stores[placement](tables, optimizer, comm, wire_dtype)
     from slipstream_tf.stores.native import NativeStore
 
     return NativeStore(tables, optimizer)

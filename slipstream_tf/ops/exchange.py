@@ -9,6 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from slipstream_tf.ops import _loader
+from slipstream_tf.ops.features import PADDING_KEY, PackedFeatures
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,7 +28,11 @@ class RowParcels:
 
 
 def collect_gradients(
-    plan: tf.Tensor, gradients: Sequence[tf.Tensor], learning_rate: Any, ranks: int = 1
+    plan: tf.Tensor,
+    gradients: Sequence[tf.Tensor],
+    learning_rate: Any,
+    ranks: int = 1,
+    counts_update: bool = False,
 ) -> RowParcels:
     """Sums the gradients of each key and gives out what the tables' policies let go.
 
@@ -36,6 +41,8 @@ def collect_gradients(
         gradients: of its pooled vectors, float32 in their shapes.
         learning_rate: scalar float32; decides how far a held sum would move its row.
         ranks: owners of the keys, by hash; 1: all rows go to everybody.
+        counts_update: whether this is an update of the tables, by which sums age; else applying the
+            rows to them is.
 
     Returns:
         The rows; each key once.
@@ -45,7 +52,11 @@ def collect_gradients(
     """
     return RowParcels(
         *_loader.library().slipstream_collect_gradients(
-            plan=plan, gradients=list(gradients), learning_rate=learning_rate, ranks=ranks
+            plan=plan,
+            gradients=list(gradients),
+            learning_rate=learning_rate,
+            ranks=ranks,
+            counts_update=counts_update,
         )
     )
 
@@ -87,4 +98,91 @@ def apply_rows(
         learning_rate=learning_rate,
         scale=scale,
         makes_rows=makes_rows,
+    )
+
+
+def route_keys(
+    copies: Sequence[tf.Tensor],
+    packed: PackedFeatures,
+    feature_table: Sequence[int],
+    ranks: int,
+    reads_frozen: bool = True,
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Finds the distinct keys of a batch that must be asked for.
+
+    Args:
+        copies: the tables of copies that the batch will be looked up in.
+        packed: the batch's keys.
+        feature_table: per feature, the index of its table.
+        ranks: how many ranks own the keys, by hash.
+        reads_frozen: whether keys with a frozen copy are left out.
+
+    Returns:
+        sizes int64 [ranks, tables] and keys int64 [n], by owner, then by table.
+    """
+    routed = _loader.library().slipstream_route_keys(
+        handles=list(copies),
+        keys=packed.keys,
+        row_splits=packed.row_splits,
+        weights=packed.weights,
+        **packed.attrs,
+        feature_table=list(feature_table),
+        padding_key=PADDING_KEY,
+        ranks=ranks,
+        reads_frozen=reads_frozen,
+    )
+    return routed.request_sizes, routed.requests
+
+
+def serve_rows(
+    handles: Sequence[tf.Tensor], sizes: tf.Tensor, keys: tf.Tensor, makes_rows: bool
+) -> tf.Tensor:
+    """Reads the rows of keys that ranks ask for.
+
+    Args:
+        handles: the tables.
+        sizes: int64 [ranks, tables], keys of each rank.
+        keys: int64 [n], by rank, then by table.
+        makes_rows: whether keys without a row get one, and each counts as accessed once; else they
+            give the rows that they would start with.
+
+    Returns:
+        float32 [m]: each row's values, then one number for its slots if its rule has any.
+
+    Raises:
+        tf.errors.ResourceExhaustedError: a bounded table cannot hold them.
+    """
+    return _loader.library().slipstream_serve_rows(
+        handles=list(handles), sizes=sizes, keys=keys, makes_rows=makes_rows
+    )
+
+
+def store_copies(
+    copies: Sequence[tf.Tensor],
+    rows: RowParcels,
+    frozen: bool = False,
+    passed_over: int = -1,
+    makes_room: bool = False,
+) -> tf.Operation | None:
+    """Copies rows from `serve_rows`, without counting accesses.
+
+    Args:
+        copies: the tables of copies.
+        rows: from each rank.
+        frozen: whether the copies are read, without asking, until rows are marked anew.
+        passed_over: a rank whose rows are not copied; -1: none.
+        makes_room: whether bounded tables let other rows go for them; else a lookup of them must
+            follow, which does so.
+
+    Returns:
+        The operation in a graph, None in eager mode.
+    """
+    return _loader.library().slipstream_store_copies(
+        handles=list(copies),
+        sizes=rows.sizes,
+        keys=rows.keys,
+        values=rows.values,
+        frozen=frozen,
+        passed_over=passed_over,
+        makes_room=makes_room,
     )

@@ -15,6 +15,7 @@ import tensorflow as tf
 from slipstream_tf.config import TableConfig
 from slipstream_tf.ops.drift import row_drift
 from slipstream_tf.ops.update_policy import SATURATED, WATCHED, UpdateCounts
+from slipstream_tf.saturation.ranks import Ranks
 from slipstream_tf.saturation.states import KeyState, KeyStates, effective_drifts, judged_drifts
 
 if TYPE_CHECKING:
@@ -43,15 +44,17 @@ class Measured:
 class TrackedTable:
     """What is known of a table between window ends."""
 
-    def __init__(self, store: TrackedStore, table: TableConfig, metric: str):
+    def __init__(self, store: TrackedStore, table: TableConfig, metric: str, ranks: Ranks):
         """Starts with every key cold.
 
         Args:
             store: holds the table.
             table: which one.
             metric: "linf", "l2", "relative" or "signal".
+            ranks: that train it; where they own different rows, each measures its own.
         """
         self._store = store
+        self._ranks = ranks
         self._metric = metric
         self._snapshot = tf.zeros((0, table.dim), tf.float32)
         self._counts = store.update_counts(table.name)
@@ -78,16 +81,19 @@ class TrackedTable:
         """
         keys = self.states.keys
         is_saturated = self.states.states == KeyState.SATURATED
-        rows, found = self._store.gather(self.name, keys)
+        own = self._own(keys)
+        rows, found = self._store.gather(self.name, keys if own is None else keys[own])
         metric = "l2" if self._metric == "signal" else self._metric
         with tf.device("CPU:0"):
             drift = row_drift(rows, self._snapshot, metric).numpy()
-        is_there = np.asarray(found, bool)
+        if self._metric == "signal":
+            own_keys = keys if own is None else keys[own]
+            drift = signal(drift, self._store.travelled(self.name, own_keys))
+        drift = self._of_all_ranks(drift, own, "drift")
+        is_there = self._of_all_ranks(np.asarray(found, bool), own, "found")
         if not is_there.all():
             keys, drift = keys[is_there], drift[is_there]
             is_saturated = is_saturated[is_there]
-        if self._metric == "signal":
-            drift = signal(drift, self._store.travelled(self.name, keys))
         judged = judged_drifts(self.states, keys, drift, are_masked=are_withheld)
         judged[is_saturated] /= np.float32(release)
         return Measured(keys, drift, judged, int((~is_there).sum()))
@@ -97,14 +103,32 @@ class TrackedTable:
 
         Keys that the store lost since the hot set was chosen are dropped.
         """
-        rows, found = self._store.gather(self.name, states.keys)
-        is_there = np.asarray(found, bool)
+        own = self._own(states.keys)
+        rows, found = self._store.gather(
+            self.name, states.keys if own is None else states.keys[own]
+        )
+        is_there = self._of_all_ranks(np.asarray(found, bool), own, "present")
         if not is_there.all():
             fields = dataclasses.fields(states)
             states = KeyStates(**{f.name: getattr(states, f.name)[is_there] for f in fields})
-            rows = tf.boolean_mask(rows, is_there)
+            rows = tf.boolean_mask(rows, np.asarray(found, bool))
         self.states = states
         self._snapshot = tf.convert_to_tensor(rows, tf.float32)  # a copy of the store's own
+
+    def _own(self, keys: np.ndarray) -> np.ndarray | None:
+        """Which of the keys this rank's store has; None: all of them, as all ranks do."""
+        owns = getattr(self._store, "owns", None)
+        return None if owns is None or self._ranks.size == 1 else owns(self.name, keys)
+
+    def _of_all_ranks(self, values: np.ndarray, own: np.ndarray | None, name: str) -> np.ndarray:
+        """Puts together what each rank knows of its own keys."""
+        if own is None:
+            return values
+        gathered = self._ranks.concatenate(values, f"{name}.{self.name}")
+        places = self._ranks.concatenate(np.flatnonzero(own), f"{name}.{self.name}.places")
+        whole = np.zeros(own.size, values.dtype)
+        whole[places] = gathered
+        return whole
 
     def mark(self, withholds: bool) -> None:
         """Tells the store which rows are saturated, if that matters to it, and which it watches."""

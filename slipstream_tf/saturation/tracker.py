@@ -100,7 +100,7 @@ class SaturationTracker:
         if config.hot_budget_bytes < needed:
             allowed = f"at least {needed}: the snapshot of one row takes that many bytes"
             raise invalid("hot_budget_bytes", config.hot_budget_bytes, "SaturationConfig", allowed)
-        self._tables = [TrackedTable(store, table, config.metric) for table in tracked]
+        self._tables = [TrackedTable(store, table, config.metric, self._ranks) for table in tracked]
         rate = getattr(store, "learning_rate", None)
         self._policies = UpdatePolicies(config, tracked, None if rate is None else float(rate))
         self._classifier = InputClassifier(
@@ -397,7 +397,7 @@ class SaturationTracker:
         candidates = []
         for table in self._tables:
             own = min(budget, self._config.table_hot_budget_bytes.get(table.name, budget))
-            most = min(self._store.size(table.name), hot_set.most_candidates(table.dim, own))
+            most = hot_set.most_candidates(table.dim, own)
             keys, counts = self._store.hot_keys(table.name, most)
             keys, counts = self._ranks.merge_accesses(
                 np.asarray(keys), np.asarray(counts), f"hot_keys.{table.name}"

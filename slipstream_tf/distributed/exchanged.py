@@ -1,0 +1,159 @@
+"""What native stores of several ranks share: gradients are collected, then delivered.
+
+A collection runs the tables' policies (mask, defer) and gives out what they let go; where that
+goes, and is applied, is the placement's matter.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from slipstream_tf import optimizers
+from slipstream_tf.config import TableConfig
+from slipstream_tf.distributed.comm import KINDS, Communicator
+from slipstream_tf.distributed.exchange import WIRE_DTYPES, Names
+from slipstream_tf.distributed.settings import require_same
+from slipstream_tf.errors import require_choice
+from slipstream_tf.ops import exchange as exchange_ops
+from slipstream_tf.ops.update_policy import UpdateCounts, UpdatePolicy
+from slipstream_tf.stores.native import NativeStore
+
+
+class ExchangedStore(NativeStore):
+    """Base of the stores that ranks train together; with one rank it is a `NativeStore`.
+
+    Gradients are those of a loss that is a mean over the rank's batch, scaled by `scale_loss` where
+    the ranks' batches differ: they are averaged over the ranks, as Horovod does. Held sums are a
+    rank's own.
+
+    Attributes:
+        comm: the ranks.
+        wire_dtype: in which rows travel.
+    """
+
+    def __init__(
+        self,
+        tables: Sequence[TableConfig],
+        optimizer: optimizers.SparseOptimizer,
+        comm: Communicator,
+        wire_dtype: str,
+        placement: str,
+        settings: Mapping[str, Any],
+    ):
+        """Makes empty tables; a collective.
+
+        Args:
+            tables: at least one, of distinct names.
+            optimizer: the rule of all tables.
+            comm: the ranks.
+            wire_dtype: "float32" or "bfloat16".
+            placement: where rows are, for names and errors.
+            settings: others that must be the same on all ranks.
+
+        Raises:
+            ValueError: as `NativeStore`; or the ranks' settings differ: the error says in what.
+        """
+        require_choice("wire_dtype", wire_dtype, WIRE_DTYPES, f"a {placement} store")
+        super().__init__(tables, optimizer)
+        self.comm, self.wire_dtype = comm, wire_dtype
+        self._names = Names(placement)
+        everything = {
+            "placement": placement,
+            "tables": [table.get_config() for table in tables],
+            "optimizer": optimizers.serialize(self.optimizer),
+            "wire_dtype": wire_dtype,
+            **settings,
+        }
+        require_same(comm, everything, self._names.of("settings"), "an embedding store")
+        self._policies = {table.name: UpdatePolicy() for table in self.tables}
+        with tf.device("CPU:0"):
+            self._kind = tf.Variable(KINDS.index("gradients"), dtype=tf.int64, trainable=False)
+
+    @property
+    def _holder(self) -> NativeStore:
+        """The store whose lookups make plans and whose tables hold sums; this one by default."""
+        return self
+
+    @property
+    def _owners(self) -> int:
+        """How many ranks own the keys; 1: all rows are everybody's."""
+        return 1
+
+    def _deliver(
+        self, collected: exchange_ops.RowParcels, what: str, kind: Any
+    ) -> tf.Operation | None:
+        """Sends collected rows to where they belong, and applies those that come here."""
+        raise NotImplementedError
+
+    def apply_gradients(
+        self, plan: tf.Tensor, gradients: Sequence[tf.Tensor]
+    ) -> tf.Operation | None:
+        """See `EmbeddingStore.apply_gradients`; averages over the ranks. A collective."""
+        if self.comm.size == 1:
+            return super().apply_gradients(plan, gradients)
+        # Before they are held, so that a held sum moves its row as far as it will when applied.
+        shares = [gradient / self.comm.size for gradient in gradients]
+        collected = exchange_ops.collect_gradients(
+            plan, shares, self.learning_rate, self._owners, counts_update=self._holder is not self
+        )
+        return self._deliver(collected, "gradients", self._kind)
+
+    def set_update_policy(self, table: str, policy: UpdatePolicy) -> None:
+        """See `EmbeddingStore.set_update_policy`; a collective if sums may be held."""
+        index = self._index_of(table)
+        if self.comm.size == 1:
+            return super().set_update_policy(table, policy)
+        policy = dataclasses.replace(policy, is_exchanged=True)
+        before = self._policies[table]
+        if before.mode == "defer" and _kind_of(before) != _kind_of(policy):
+            self.flush()
+        NativeStore.set_update_policy(self._holder, self.tables[index].name, policy)
+        self._policies[table] = policy
+        holds = any(p.mode == "defer" and not p.is_shadow for p in self._policies.values())
+        self._kind.assign(KINDS.index("deferred" if holds else "gradients"))
+
+    def flush(self) -> None:
+        """Exchanges and applies all deferred gradients of all ranks; a collective."""
+        if self.comm.size == 1:
+            return super().flush()
+        held = exchange_ops.collect_held(self._holder._handles, self._owners)
+        self._deliver(held, "flush", "deferred")
+
+    def update_counts(self, table: str) -> UpdateCounts:
+        """See `EmbeddingStore.update_counts`; of this rank's gradient rows."""
+        return NativeStore.update_counts(self._holder, table)
+
+    def export_table(self, table: str) -> dict[str, np.ndarray]:
+        """See `EmbeddingStore.export_table`; of the rows on this rank.
+
+        Raises:
+            RuntimeError: this rank holds sums back.
+        """
+        self._require_flushed(table)
+        return super().export_table(table)
+
+    def import_table(self, table: str, contents: Mapping[str, Any]) -> None:
+        """See `EmbeddingStore.import_table`; of the rows on this rank."""
+        self._require_flushed(table)
+        super().import_table(table, contents)
+
+    def _require_flushed(self, table: str) -> None:
+        self._index_of(table)
+        if self.comm.size == 1 or self._policies[table].is_shadow:
+            return
+        pending = self.update_counts(table).pending
+        if pending:
+            raise RuntimeError(
+                f"Rank {self.comm.rank} holds back {pending} gradient sums of table {table!r}. "
+                "Call flush() of the store on all ranks first."
+            )
+
+
+def _kind_of(policy: UpdatePolicy) -> tuple[Any, ...]:
+    """What sums that are held depend on."""
+    return policy.mode, policy.trigger, policy.is_shadow

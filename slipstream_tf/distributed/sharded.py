@@ -1,0 +1,257 @@
+"""A native store whose rows are spread over the ranks by hash; saturated ones are served locally.
+
+In: each rank's batches. A batch's keys go to their owners, the rows come back and are looked up in
+a table of copies, gradients go to the owners. Copies of saturated rows can be frozen for a window:
+their keys and rows stay off the network.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from slipstream_tf import optimizers
+from slipstream_tf.config import TableConfig
+from slipstream_tf.distributed.comm import Communicator
+from slipstream_tf.distributed.exchange import from_wire, gather_rows, to_wire
+from slipstream_tf.distributed.exchanged import ExchangedStore
+from slipstream_tf.errors import invalid, require_integer
+from slipstream_tf.ops import exchange as exchange_ops
+from slipstream_tf.ops.features import FeatureSpec, PackedFeatures
+from slipstream_tf.ops.update_policy import SATURATED, WATCHED
+from slipstream_tf.stores.native import NativeStore
+
+# Of a copy, beside its values and slots: index entry, time of use, mark.
+_COPY_OVERHEAD = 64
+_FLOAT_BYTES = 4
+# Share of the copies' budget that frozen rows may take; a batch's rows need the rest.
+_FROZEN_SHARE = 0.5
+
+
+class ShardedStore(ExchangedStore):
+    """Embedding tables whose rows are spread over the ranks of a job by a hash of their keys.
+
+    Every lookup (evaluation, too), update, `flush`, `freeze` and change of policy is a collective;
+    ranks without inputs take part with an empty batch (see `even_ends`). A lookup reads the rows as
+    their owners have them, but for frozen ones, which are as old as the last `freeze`.
+
+    A rank that holds gradients back judges how far a sum would move its row by the copy's slots: of
+    a row's accumulators (Adagrad) or second moments (Adam) only the smallest travels, beside which
+    the movement is never underestimated.
+
+    `size`, `gather` and `export_table` are of the rows that this rank owns; `hot_keys` and
+    `update_counts` of this rank's own batches. A table's capacity is that of each rank's part.
+    """
+
+    def __init__(
+        self,
+        tables: Sequence[TableConfig],
+        optimizer: optimizers.SparseOptimizer,
+        comm: Communicator,
+        wire_dtype: str = "float32",
+        cache_bytes: int = 256 << 20,
+    ):
+        """Makes empty tables; a collective.
+
+        Args:
+            tables: at least one, of distinct names.
+            optimizer: the rule of all tables.
+            comm: the ranks.
+            wire_dtype: "float32" or "bfloat16", to which rows and gradients are rounded before they
+                are sent.
+            cache_bytes: of all copies on a rank; must hold the distinct keys of a batch. Frozen
+                copies take at most half of it.
+
+        Raises:
+            ValueError: as `NativeStore`; the copies' budget holds no row; or the ranks' settings
+                differ: the error says in what.
+        """
+        require_integer("cache_bytes", cache_bytes, 1, None, "ShardedStore")
+        super().__init__(
+            tables, optimizer, comm, wire_dtype, "sharded", {"cache_bytes": cache_bytes}
+        )
+        self._widths = [t.dim + self.optimizer.slots_per_row(t.dim) for t in self.tables]
+        row_bytes = sum(map(_copy_bytes, self._widths))
+        rows = cache_bytes // row_bytes
+        if rows < 2:
+            raise invalid("cache_bytes", cache_bytes, "ShardedStore", f"{2 * row_bytes} or more")
+        self._most_frozen = int(rows * _FROZEN_SHARE)
+        self._frozen = {table.name: 0 for table in self.tables}
+        if comm.size > 1:
+            copies = [
+                dataclasses.replace(table, capacity=rows, eviction="lru") for table in self.tables
+            ]
+            self._copies = NativeStore(copies, self.optimizer)
+        has_slots = self.optimizer.slots_per_row(1) > 0
+        self._served_floats = [table.dim + has_slots for table in self.tables]
+
+    @property
+    def _holder(self) -> NativeStore:
+        return self if self.comm.size == 1 else self._copies
+
+    @property
+    def _owners(self) -> int:
+        return self.comm.size
+
+    def lookup(
+        self,
+        packed: PackedFeatures,
+        specs: Sequence[FeatureSpec],
+        training: bool,
+        stacked: bool = False,
+    ) -> tuple[list[tf.Tensor], tf.Tensor | None]:
+        """See `EmbeddingStore.lookup`; a collective."""
+        if self.comm.size == 1:
+            return super().lookup(packed, specs, training, stacked)
+        feature_table = [self._index_of(spec.table) for spec in specs]
+        copies = self._copies._handles
+        sizes, keys = exchange_ops.route_keys(
+            copies, packed, feature_table, self.comm.size, reads_frozen=training
+        )
+        rows = self._fetch(sizes, keys, training)
+        stored = exchange_ops.store_copies(copies, rows, makes_room=not training)
+        with tf.control_dependencies([] if stored is None else [stored]):
+            return self._copies.lookup(packed, specs, training, stacked)
+
+    def _fetch(
+        self, sizes: tf.Tensor, keys: tf.Tensor, makes_rows: bool
+    ) -> exchange_ops.RowParcels:
+        """Asks the owners for rows, and serves what this rank is asked for."""
+        what = "lookup" if makes_rows else "evaluation"
+        asked_sizes, asked = self._exchange_keys(sizes, keys, what)
+        values = exchange_ops.serve_rows(self._handles, asked_sizes, asked, makes_rows)
+        floats = tf.constant(self._served_floats, tf.int64)
+        splits = tf.cast(tf.reduce_sum(asked_sizes * floats, axis=1), tf.int32)
+        name = self._names.of(f"{what}.rows")
+        received, _ = self.comm.exchange(to_wire(values, self.wire_dtype), splits, "rows", name)
+        return exchange_ops.RowParcels(sizes, keys, from_wire(received, self.wire_dtype))
+
+    def _exchange_keys(
+        self, sizes: tf.Tensor, keys: tf.Tensor, what: str
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        each = tf.ones([self.comm.size], tf.int32)
+        splits = tf.cast(tf.reduce_sum(sizes, axis=1), tf.int32)
+        name = self._names.of(f"{what}.sizes")
+        received_sizes, _ = self.comm.exchange(sizes, each, "control", name)
+        received, _ = self.comm.exchange(keys, splits, "keys", self._names.of(f"{what}.keys"))
+        return received_sizes, received
+
+    def _deliver(
+        self, collected: exchange_ops.RowParcels, what: str, kind: Any
+    ) -> tf.Operation | None:
+        sizes, keys = self._exchange_keys(collected.sizes, collected.keys, what)
+        floats = tf.constant([table.dim for table in self.tables], tf.int64)
+        splits = tf.cast(tf.reduce_sum(collected.sizes * floats, axis=1), tf.int32)
+        sent = to_wire(collected.values, self.wire_dtype)
+        values, _ = self.comm.exchange(sent, splits, kind, self._names.of(f"{what}.values"))
+        rows = exchange_ops.RowParcels(sizes, keys, from_wire(values, self.wire_dtype))
+        # A row that left a bounded table since it was served is not made anew by its gradient.
+        is_bounded = any(table.capacity is not None for table in self.tables)
+        return exchange_ops.apply_rows(
+            self._handles, rows, self.learning_rate, makes_rows=not is_bounded
+        )
+
+    def owns(self, table: str, keys: np.ndarray) -> np.ndarray:
+        """Returns bool [n]: whether this rank owns the keys, int64 [n]."""
+        self._index_of(table)
+        return owner_of(keys, self.comm.size) == self.comm.rank
+
+    def freeze(self, hot: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> None:
+        """Gives every rank copies of rows that it reads without asking until `mark_rows`.
+
+        A collective; call it on all ranks alike, after `mark_rows`. Keys whose accesses do not pay
+        for sending their rows to everybody, and those beyond the budget, are passed over.
+
+        Args:
+            hot: table -> keys int64 [n] and access counts float32 [n] over all ranks, by count
+                descending; tables not named freeze nothing.
+        """
+        if self.comm.size == 1:
+            return
+        chosen = []
+        for table in self.tables:
+            keys, counts = hot.get(table.name, (np.empty(0, np.int64), np.empty(0, np.float32)))
+            keys = keys[: self._most_frozen][counts[: self._most_frozen] >= self._least_accesses]
+            self._frozen[table.name] = keys.size
+            chosen.append(keys[self.owns(table.name, keys)])
+        sizes = tf.constant([[keys.size for keys in chosen]], tf.int64)
+        flat = tf.constant(np.concatenate(chosen), tf.int64)
+        values = exchange_ops.serve_rows(self._handles, sizes, flat, makes_rows=False)
+        own = exchange_ops.RowParcels(sizes, flat, values)
+        rows = gather_rows(self.comm, own, self._names, "frozen", self.wire_dtype, "rows")
+        exchange_ops.store_copies(
+            self._copies._handles,
+            rows,
+            frozen=True,
+            passed_over=self.comm.rank,
+            makes_room=True,
+        )
+
+    @property
+    def _least_accesses(self) -> float:
+        """Decayed accesses from which a copy on every rank is less to send than single rows.
+
+        A row is sent to size - 1 ranks instead of once for each batch of theirs that has it; counts
+        halve from window to window, and so hold about two windows' accesses.
+        """
+        return 2.0 * self.comm.size
+
+    def frozen_keys(self, table: str) -> int:
+        """Returns how many keys of a table have frozen copies in this window."""
+        self._index_of(table)
+        return self._frozen[table]
+
+    def copy_bytes(self) -> int:
+        """Returns the bytes of all copies on this rank, as `cache_bytes` counts them."""
+        if self.comm.size == 1:
+            return 0
+        widths = zip(self.tables, self._widths, strict=True)
+        return sum(self._copies.size(t.name) * _copy_bytes(width) for t, width in widths)
+
+    def hot_keys(self, table: str, k: int) -> tuple[np.ndarray, np.ndarray]:
+        """See `EmbeddingStore.hot_keys`; of this rank's own batches."""
+        return NativeStore.hot_keys(self._holder, table, k)
+
+    def decay_counts(self, factor: float) -> None:
+        """See `EmbeddingStore.decay_counts`."""
+        super().decay_counts(factor)
+        if self.comm.size > 1:
+            self._copies.decay_counts(factor)
+
+    def mark_rows(self, table: str, keys: Any, marks: Any) -> None:
+        """See `EmbeddingStore.mark_rows`; ends what is frozen of the table."""
+        if self.comm.size == 1:
+            return super().mark_rows(table, keys, marks)
+        keys, marks = np.asarray(keys, np.int64), np.asarray(marks, np.uint8)
+        own = self.owns(table, keys)
+        super().mark_rows(table, keys[own], marks[own] & WATCHED)
+        self._copies.mark_rows(table, keys, marks & SATURATED)
+        self._frozen[table] = 0
+
+
+def _copy_bytes(width: int) -> int:
+    return width * _FLOAT_BYTES + _COPY_OVERHEAD
+
+
+def owner_of(keys: np.ndarray, ranks: int) -> np.ndarray:
+    """Returns int64 [n], the rank that owns each key of a sharded table.
+
+    Args:
+        keys: int64 [n].
+        ranks: number of ranks.
+    """
+    hashed = _mix(_mix(np.asarray(keys, np.int64).astype(np.uint64)))
+    return (hashed % np.uint64(ranks)).astype(np.int64)
+
+
+def _mix(x: np.ndarray) -> np.ndarray:
+    """SplitMix64's finaliser, as the tables hash."""
+    with np.errstate(over="ignore"):
+        x = x + np.uint64(0x9E3779B97F4A7C15)
+        x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        return x ^ (x >> np.uint64(31))
