@@ -67,6 +67,9 @@ class SaturationConfig:
             it was when skipping began before T is halved and keys are released; None: no guard.
             Needs a keep_rate above 0, or returning inputs (`max_skips`).
         shadow: do everything but the skipping, and report what it would have saved.
+        freeze: with sharded tables: whether every rank reads saturated rows from copies that are up
+            to a window old, instead of asking their owners for them at every step. Keys are then
+            judged with skip="defer", too.
         decay_skipped: whether moments of rows with a masked gradient decay (Adam).
         defer_trigger: "movement": any row's sum is held until applying it would move a value of
             the row by `defer_movement`, at most `defer_max_age` steps. "interval": saturated
@@ -112,6 +115,7 @@ class SaturationConfig:
     keep_rate: float = 0.0
     guard_tolerance: float | None = None
     shadow: bool = False
+    freeze: bool = True
     decay_skipped: bool = False
     defer_trigger: str = "movement"
     defer_movement: float | None = None
@@ -135,7 +139,7 @@ class SaturationConfig:
         require_choice("defer_trigger", self.defer_trigger, DEFER_TRIGGERS, place)
         self._check_numbers(place)
         self._check_integers(place)
-        for name in ("shadow", "decay_skipped", "weigh_visits"):
+        for name in ("shadow", "freeze", "decay_skipped", "weigh_visits"):
             if not isinstance(getattr(self, name), bool):
                 raise invalid(name, getattr(self, name), place, "True or False")
         object.__setattr__(self, "random_shares", tuple(self.random_shares))
@@ -258,6 +262,11 @@ class SaturationConfig:
     def judges_keys(self) -> bool:
         """Whether it matters which keys are saturated: not if gradients wait for movement only."""
         return self.skip != "defer" or not self.defers_by_movement
+
+    @property
+    def may_freeze(self) -> bool:
+        """Whether ranks may read copies of saturated rows, where tables are sharded."""
+        return self.freeze and not self.shadow and self.skip not in ("none", "random")
 
     @property
     def budget_share(self) -> float:

@@ -29,6 +29,10 @@ class Communicator(Protocol):
         """Puts the ranks' tensors [n, ...] behind each other; n may differ."""
         ...
 
+    def traffic(self) -> Any:
+        """Returns an object with `bytes`: kind -> bytes that this rank gave to the network."""
+        ...
+
 
 class DivergenceError(RuntimeError):
     """Ranks disagree on the saturated keys or on T."""
@@ -44,6 +48,7 @@ class Ranks:
             comm: the ranks; None: this process alone.
         """
         self._comm = comm if comm is not None and comm.size > 1 else None
+        self._traffic: dict[str, int] = {}
 
     @property
     def size(self) -> int:
@@ -124,6 +129,16 @@ class Ranks:
             weighted_total=float(total[14]),
             weighted_squared_residuals=float(total[15]),
         )
+
+    def take_traffic(self) -> dict[str, int]:
+        """Returns the bytes by kind that all ranks gave to the network since the last call."""
+        if self._comm is None:
+            return {}
+        now = dict(self._comm.traffic().bytes)
+        own = [count - self._traffic.get(kind, 0) for kind, count in now.items()]
+        self._traffic = now
+        total = self.total(np.asarray(own, np.int64), "traffic")
+        return dict(zip(now, map(int, total), strict=True))
 
     def require_agreement(self, window: int, threshold: float, keys: Iterable[np.ndarray]) -> None:
         """Compares a digest of T and the saturated keys over the ranks.

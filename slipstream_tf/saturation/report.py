@@ -87,6 +87,9 @@ class WindowReport:
         budget: what the quality budget allows, in words; empty without one.
         predicted_cost: quality that skipping will have cost at the end by the budget's estimate.
         tables: the tracked tables, in order.
+        frozen_keys: keys of which ranks read copies in the next window (sharded tables).
+        traffic: bytes by kind that the ranks gave to the network in this window, its end included;
+            empty for one process.
     """
 
     window: int
@@ -117,6 +120,8 @@ class WindowReport:
     budget: str = ""
     predicted_cost: float | None = None
     tables: tuple[TableWindow, ...] = ()
+    frozen_keys: int = 0
+    traffic: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
     @property
     def saturated_share(self) -> float:
@@ -146,6 +151,7 @@ class WindowReport:
     def to_dict(self) -> dict[str, Any]:
         """Returns all fields and shares as JSON-serialisable values."""
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        values["traffic"] = dict(self.traffic)
         values["tables"] = [table.to_dict() for table in self.tables]
         values["drift_quantiles"] = {f"{q:g}": v for q, v in self.drift_quantiles.items()}
         for share in ("saturated_share", "skipped_share", "hot_input_share"):

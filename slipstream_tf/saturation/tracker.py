@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from absl import logging
@@ -113,6 +113,11 @@ class SaturationTracker:
             weigh_visits=config.weigh_visits,
             ignored_tables=config.exempt_tables,
         )
+        # A store with copies of other ranks' rows, if they are to be used.
+        self._freezer: Any = None
+        if config.may_freeze and self._ranks.size > 1 and hasattr(store, "freeze"):
+            self._freezer = store
+        self._accesses: dict[str, tuple[np.ndarray, np.ndarray]] = {}
         self._steerer = Steerer(config)
         self._planned_steps: int | None = None
         self._step = 0
@@ -282,6 +287,8 @@ class SaturationTracker:
                         self._tables, hot_keys, state_counts, rows, strict=True
                     )
                 ),
+                frozen_keys=self._frozen_keys(),
+                traffic=ranks.take_traffic(),
                 seconds=time.perf_counter() - start,
             )
         )
@@ -297,6 +304,8 @@ class SaturationTracker:
             table.mark(self._config.withholds_saturated and is_active)
             policy = self._policies.of(table.name, sizes, is_active)
             self._store.set_update_policy(table.name, policy)
+        if self._freezer is not None:
+            self._freezer.freeze(self._saturated_by_access() if is_active else {})
         self._publish(
             [table.states.keys for table in self._tables],
             [table.published_drift(threshold) for table in self._tables],
@@ -311,6 +320,20 @@ class SaturationTracker:
                 np.concatenate([since for _, since in saturated]),
             )
         return self._configure_classifier(window, threshold, loss_threshold)
+
+    def _saturated_by_access(self) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+        """Saturated keys and their access counts over all ranks, the most accessed first."""
+        found = {}
+        for table in self._tables:
+            keys, counts = self._accesses.get(table.name, (np.empty(0, np.int64), np.empty(0)))
+            is_saturated = np.isin(keys, table.saturated_keys)
+            found[table.name] = (keys[is_saturated], counts[is_saturated])
+        return found
+
+    def _frozen_keys(self) -> int:
+        if self._freezer is None:
+            return 0
+        return sum(self._freezer.frozen_keys(table.name) for table in self._tables)
 
     def _configure_classifier(
         self, window: int, threshold: float, loss_threshold: float | None
@@ -390,7 +413,8 @@ class SaturationTracker:
 
     def _renew_hot_set(self, measured: list[Measured], threshold: float) -> float:
         """Chooses the next hot set and its states; returns its overlap with the old one."""
-        budget = self._config.hot_budget_bytes if self._config.judges_keys else 0
+        judges_keys = self._config.judges_keys or self._freezer is not None
+        budget = self._config.hot_budget_bytes if judges_keys else 0
         if not budget:
             self._store.decay_counts(self._config.count_decay)
             return 0.0
@@ -403,6 +427,7 @@ class SaturationTracker:
                 np.asarray(keys), np.asarray(counts), f"hot_keys.{table.name}"
             )
             candidates.append(hot_set.Candidates(keys, counts, table.dim))
+            self._accesses[table.name] = (keys, counts)
         chosen = hot_set.choose_hot_keys(candidates, budget)
         # After the choice: a factor of 0 would leave nothing to choose by.
         self._store.decay_counts(self._config.count_decay)

@@ -86,6 +86,15 @@ class Ledger:
         return UpdateCounts(**total)
 
     @property
+    def traffic(self) -> Mapping[str, int]:
+        """Bytes by kind that the ranks gave to the network; empty for one process."""
+        total: dict[str, int] = {}
+        for report in self.reports:
+            for kind, count in report.traffic.items():
+                total[kind] = total.get(kind, 0) + count
+        return total
+
+    @property
     def bytes_offered(self) -> int:
         """Bytes of all gradient rows: what an exchange without skipping would carry."""
         return sum(t.rows.offered * t.row_bytes for r in self.reports for t in r.tables)
@@ -106,6 +115,7 @@ class Ledger:
             "rows": dataclasses.asdict(self.rows),
             "bytes_offered": self.bytes_offered,
             "bytes_sent": self.bytes_sent,
+            "traffic": dict(self.traffic),
             "seconds": self.seconds,
             "windows": [report.to_dict() for report in self.reports],
         }
@@ -151,7 +161,10 @@ def scalars(report: WindowReport) -> Mapping[str, float]:
         "progressive/log_loss": report.log_loss,
         "progressive/auc": report.auc,
         "window_end_seconds": report.seconds,
+        **{f"bytes/{kind}": count for kind, count in report.traffic.items()},
     }
+    if report.traffic:
+        values["keys/frozen"] = report.frozen_keys
     return {name: float(value) for name, value in values.items() if value is not None}
 
 
@@ -221,6 +234,9 @@ def summarise(config: SaturationConfig, reports: Sequence[WindowReport]) -> str:
             f"{rows.flushed:,} flushed, {rows.refused:,} without room. {saved / 2**20:,.1f} MiB "
             "saved."
         )
+    if active.traffic:
+        parts = [f"{kind} {n / 2**20:,.1f}" for kind, n in active.traffic.items() if n]
+        lines.append(f"- MiB between ranks: {', '.join(parts)}.")
     last = active.reports[-1]
     for title, words in (("Guard", last.guard), ("Budget", last.budget)):
         if words:
