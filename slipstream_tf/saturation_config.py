@@ -67,9 +67,10 @@ class SaturationConfig:
             it was when skipping began before T is halved and keys are released; None: no guard.
             Needs a keep_rate above 0, or returning inputs (`max_skips`).
         shadow: do everything but the skipping, and report what it would have saved.
-        freeze: with sharded tables: whether every rank reads saturated rows from copies that are up
-            to a window old, instead of asking their owners for them at every step. Keys are then
-            judged with skip="defer", too.
+        freeze_drift: with sharded tables: saturated rows whose drift over the last window was below
+            this are read from copies, up to a window old, instead of being asked for at every step;
+            in the metric's unit. With skip="defer" by movement it is T itself. 0: no copies. None:
+            a quarter of the rows' learning rate (where the store does not know it: 0.025).
         decay_skipped: whether moments of rows with a masked gradient decay (Adam).
         defer_trigger: "movement": any row's sum is held until applying it would move a value of
             the row by `defer_movement`, at most `defer_max_age` steps. "interval": saturated
@@ -115,7 +116,7 @@ class SaturationConfig:
     keep_rate: float = 0.0
     guard_tolerance: float | None = None
     shadow: bool = False
-    freeze: bool = True
+    freeze_drift: float | None = None
     decay_skipped: bool = False
     defer_trigger: str = "movement"
     defer_movement: float | None = None
@@ -139,7 +140,7 @@ class SaturationConfig:
         require_choice("defer_trigger", self.defer_trigger, DEFER_TRIGGERS, place)
         self._check_numbers(place)
         self._check_integers(place)
-        for name in ("shadow", "freeze", "decay_skipped", "weigh_visits"):
+        for name in ("shadow", "decay_skipped", "weigh_visits"):
             if not isinstance(getattr(self, name), bool):
                 raise invalid(name, getattr(self, name), place, "True or False")
         object.__setattr__(self, "random_shares", tuple(self.random_shares))
@@ -156,7 +157,7 @@ class SaturationConfig:
             require_number(name, getattr(self, name), 0.0, 1.0, place)
         require_number("alpha", self.alpha, 0.0, 1.0, place, open_minimum=True)
         require_number("release", self.release, 1.0, place=place)
-        for name in ("threshold", "max_threshold", "guard_tolerance"):
+        for name in ("threshold", "max_threshold", "guard_tolerance", "freeze_drift"):
             if getattr(self, name) is not None:
                 require_number(name, getattr(self, name), 0.0, place=place)
         for name in ("max_auc_loss", "max_log_loss_increase", "defer_movement"):
@@ -266,7 +267,8 @@ class SaturationConfig:
     @property
     def may_freeze(self) -> bool:
         """Whether ranks may read copies of saturated rows, where tables are sharded."""
-        return self.freeze and not self.shadow and self.skip not in ("none", "random")
+        skips = self.skip not in ("none", "random") and not self.shadow
+        return skips and self.freeze_drift != 0.0
 
     @property
     def budget_share(self) -> float:

@@ -155,9 +155,12 @@ class ShardedStore(ExchangedStore):
             self._handles, rows, self.learning_rate, makes_rows=not is_bounded
         )
 
-    def owns(self, table: str, keys: np.ndarray) -> np.ndarray:
-        """Returns bool [n]: whether this rank owns the keys, int64 [n]."""
+    def owners(self, table: str, keys: np.ndarray) -> np.ndarray:
+        """Returns int64 [n]: the rank that owns each key, int64 [n]."""
         self._index_of(table)
+        return owner_of(keys, self.comm.size)
+
+    def _owns(self, keys: np.ndarray) -> np.ndarray:
         return owner_of(keys, self.comm.size) == self.comm.rank
 
     def freeze(self, hot: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> None:
@@ -175,9 +178,9 @@ class ShardedStore(ExchangedStore):
         chosen = []
         for table in self.tables:
             keys, counts = hot.get(table.name, (np.empty(0, np.int64), np.empty(0, np.float32)))
-            keys = keys[: self._most_frozen][counts[: self._most_frozen] >= self._least_accesses]
+            keys = keys[: self._most_frozen][counts[: self._most_frozen] >= self.least_accesses]
             self._frozen[table.name] = keys.size
-            chosen.append(keys[self.owns(table.name, keys)])
+            chosen.append(keys[self._owns(keys)])
         sizes = tf.constant([[keys.size for keys in chosen]], tf.int64)
         flat = tf.constant(np.concatenate(chosen), tf.int64)
         values = exchange_ops.serve_rows(self._handles, sizes, flat, makes_rows=False)
@@ -192,7 +195,7 @@ class ShardedStore(ExchangedStore):
         )
 
     @property
-    def _least_accesses(self) -> float:
+    def least_accesses(self) -> float:
         """Decayed accesses from which a copy on every rank is less to send than single rows.
 
         A row is sent to size - 1 ranks instead of once for each batch of theirs that has it; counts
@@ -227,7 +230,7 @@ class ShardedStore(ExchangedStore):
         if self.comm.size == 1:
             return super().mark_rows(table, keys, marks)
         keys, marks = np.asarray(keys, np.int64), np.asarray(marks, np.uint8)
-        own = self.owns(table, keys)
+        own = self._owns(keys)
         super().mark_rows(table, keys[own], marks[own] & WATCHED)
         self._copies.mark_rows(table, keys, marks & SATURATED)
         self._frozen[table] = 0

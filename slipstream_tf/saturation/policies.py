@@ -19,6 +19,22 @@ AUC_LOSS_PER_RATE = 0.012
 RATES_TO_HOLD = 0.05
 MOVEMENT_OF_UNKNOWN_RATE = 0.005
 
+# Drift over a window up to which copies of a row may be read by default, in learning rates.
+RATES_TO_FREEZE = 0.25
+FREEZE_DRIFT_OF_UNKNOWN_RATE = 0.025
+
+
+def freeze_drift(config: SaturationConfig, learning_rate: float | None) -> float:
+    """The drift over a window below which a saturated row may be read from a copy.
+
+    Args:
+        config: the engine's settings.
+        learning_rate: of the rows, or None.
+    """
+    if config.freeze_drift is not None:
+        return config.freeze_drift
+    return RATES_TO_FREEZE * learning_rate if learning_rate else FREEZE_DRIFT_OF_UNKNOWN_RATE
+
 
 def movement_for_budget(max_auc_loss: float, learning_rate: float) -> float:
     """The movement that deferring may leave undone within a budget of quality.

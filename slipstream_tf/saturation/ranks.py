@@ -55,6 +55,11 @@ class Ranks:
         """Number of ranks."""
         return 1 if self._comm is None else self._comm.size
 
+    @property
+    def rank(self) -> int:
+        """This rank's number."""
+        return 0 if self._comm is None else self._comm.rank
+
     def concatenate(self, values: np.ndarray, name: str) -> np.ndarray:
         """Returns the ranks' arrays [n] behind each other, rank 0 first."""
         if self._comm is None:
@@ -69,7 +74,7 @@ class Ranks:
         return self.concatenate(values, name).reshape(self.size, -1).sum(axis=0)
 
     def merge_accesses(
-        self, keys: np.ndarray, counts: np.ndarray, name: str
+        self, keys: np.ndarray, counts: np.ndarray, name: str, least: float = 0.0
     ) -> tuple[np.ndarray, np.ndarray]:
         """Adds up the access counts of the keys that ranks found hottest.
 
@@ -77,19 +82,41 @@ class Ranks:
             keys: int64 [n] of this rank, each once.
             counts: float32 [n].
             name: of the collective.
+            least: sum below which a key does not matter. Ranks then leave out the keys that they
+                count less than least / size of, though another rank may count more of them.
 
         Returns:
             keys int64 [m] and counts float32 [m], by count descending, then key ascending.
         """
         if self._comm is None:
             return keys, counts
+        if least:
+            matters = counts >= least / self.size
+            keys, counts = keys[matters], counts[matters]
         all_keys = self.concatenate(np.asarray(keys, np.int64), f"{name}.keys")
         all_counts = self.concatenate(np.asarray(counts, np.float32), f"{name}.counts")
         merged, place = np.unique(all_keys, return_inverse=True)
         total = np.zeros(merged.size, np.float32)
         np.add.at(total, place.ravel(), all_counts)  # in the order of ranks
         order = np.lexsort((merged, -total))
+        order = order[total[order] >= least]
         return merged[order], total[order]
+
+    def of_owners(self, values: np.ndarray, owners: np.ndarray, name: str) -> np.ndarray:
+        """Puts together what each rank knows of the keys that it owns.
+
+        Args:
+            values: [own keys] of this rank, in the order of the keys.
+            owners: int64 [keys], the rank that owns each.
+            name: of the collective.
+
+        Returns:
+            [keys].
+        """
+        gathered = self.concatenate(values, name)
+        whole = np.empty(owners.size, values.dtype)
+        whole[np.argsort(owners, kind="stable")] = gathered
+        return whole
 
     def total_counts(self, counts: Sequence[_Counts], name: str) -> list[_Counts]:
         """Adds up dataclasses of integers, field by field.

@@ -72,6 +72,11 @@ class TrackedTable:
         """Keys that are saturated in this window, int64, ascending."""
         return self.states.keys[self.states.states == KeyState.SATURATED]
 
+    def keys_to_freeze(self, most_drift: float) -> np.ndarray:
+        """Saturated keys whose last drift was below a bound, int64, ascending."""
+        is_saturated = self.states.states == KeyState.SATURATED
+        return self.states.keys[is_saturated & (self.states.drift < most_drift)]
+
     def measure(self, are_withheld: bool, release: float) -> Measured:
         """Drifts since the snapshot was taken.
 
@@ -81,16 +86,16 @@ class TrackedTable:
         """
         keys = self.states.keys
         is_saturated = self.states.states == KeyState.SATURATED
-        own = self._own(keys)
-        rows, found = self._store.gather(self.name, keys if own is None else keys[own])
+        owners = self._owners(keys)
+        own_keys = self._own(keys, owners)
+        rows, found = self._store.gather(self.name, own_keys)
         metric = "l2" if self._metric == "signal" else self._metric
         with tf.device("CPU:0"):
             drift = row_drift(rows, self._snapshot, metric).numpy()
         if self._metric == "signal":
-            own_keys = keys if own is None else keys[own]
             drift = signal(drift, self._store.travelled(self.name, own_keys))
-        drift = self._of_all_ranks(drift, own, "drift")
-        is_there = self._of_all_ranks(np.asarray(found, bool), own, "found")
+        drift = self._of_all_ranks(drift, owners, "drift")
+        is_there = self._of_all_ranks(np.asarray(found, bool), owners, "found")
         if not is_there.all():
             keys, drift = keys[is_there], drift[is_there]
             is_saturated = is_saturated[is_there]
@@ -103,11 +108,9 @@ class TrackedTable:
 
         Keys that the store lost since the hot set was chosen are dropped.
         """
-        own = self._own(states.keys)
-        rows, found = self._store.gather(
-            self.name, states.keys if own is None else states.keys[own]
-        )
-        is_there = self._of_all_ranks(np.asarray(found, bool), own, "present")
+        owners = self._owners(states.keys)
+        rows, found = self._store.gather(self.name, self._own(states.keys, owners))
+        is_there = self._of_all_ranks(np.asarray(found, bool), owners, "present")
         if not is_there.all():
             fields = dataclasses.fields(states)
             states = KeyStates(**{f.name: getattr(states, f.name)[is_there] for f in fields})
@@ -115,20 +118,18 @@ class TrackedTable:
         self.states = states
         self._snapshot = tf.convert_to_tensor(rows, tf.float32)  # a copy of the store's own
 
-    def _own(self, keys: np.ndarray) -> np.ndarray | None:
-        """Which of the keys this rank's store has; None: all of them, as all ranks do."""
-        owns = getattr(self._store, "owns", None)
-        return None if owns is None or self._ranks.size == 1 else owns(self.name, keys)
+    def _owners(self, keys: np.ndarray) -> np.ndarray | None:
+        """The rank that has each key's row; None: every rank has all rows."""
+        owners = getattr(self._store, "owners", None)
+        return None if owners is None or self._ranks.size == 1 else owners(self.name, keys)
 
-    def _of_all_ranks(self, values: np.ndarray, own: np.ndarray | None, name: str) -> np.ndarray:
-        """Puts together what each rank knows of its own keys."""
-        if own is None:
+    def _own(self, keys: np.ndarray, owners: np.ndarray | None) -> np.ndarray:
+        return keys if owners is None else keys[owners == self._ranks.rank]
+
+    def _of_all_ranks(self, values: np.ndarray, owners: np.ndarray | None, name: str) -> np.ndarray:
+        if owners is None:
             return values
-        gathered = self._ranks.concatenate(values, f"{name}.{self.name}")
-        places = self._ranks.concatenate(np.flatnonzero(own), f"{name}.{self.name}.places")
-        whole = np.zeros(own.size, values.dtype)
-        whole[places] = gathered
-        return whole
+        return self._ranks.of_owners(values, owners, f"{name}.{self.name}")
 
     def mark(self, withholds: bool) -> None:
         """Tells the store which rows are saturated, if that matters to it, and which it watches."""

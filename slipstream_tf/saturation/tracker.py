@@ -20,7 +20,7 @@ from slipstream_tf.errors import invalid, require_integer
 from slipstream_tf.ops.classifier import InputClassifier
 from slipstream_tf.ops.features import FeatureSpec
 from slipstream_tf.saturation import hot_set
-from slipstream_tf.saturation.policies import UpdatePolicies
+from slipstream_tf.saturation.policies import UpdatePolicies, freeze_drift
 from slipstream_tf.saturation.ranks import Communicator, Ranks
 from slipstream_tf.saturation.report import TableWindow, WindowReport, drift_quantiles
 from slipstream_tf.saturation.states import KeyStates, next_states
@@ -102,7 +102,9 @@ class SaturationTracker:
             raise invalid("hot_budget_bytes", config.hot_budget_bytes, "SaturationConfig", allowed)
         self._tables = [TrackedTable(store, table, config.metric, self._ranks) for table in tracked]
         rate = getattr(store, "learning_rate", None)
-        self._policies = UpdatePolicies(config, tracked, None if rate is None else float(rate))
+        rate = None if rate is None else float(rate)
+        self._policies = UpdatePolicies(config, tracked, rate)
+        self._freeze_drift = freeze_drift(config, rate)
         self._classifier = InputClassifier(
             [table.name for table in self._tables],
             config.alpha,
@@ -211,7 +213,9 @@ class SaturationTracker:
         self._log_anomalies(measured)
         self._publish([m.keys for m in measured], [m.judged for m in measured])
         ranks = self._ranks
-        scores = ranks.concatenate(self._classifier.reservoir_scores(), "scores")
+        scores = self._classifier.reservoir_scores()
+        if self._config.threshold is None and self._config.judges_keys:
+            scores = ranks.concatenate(scores, "scores")
         losses = ranks.total_losses(self._classifier.take_loss_statistics())
         remembered = None
         if self._remembers_losses:
@@ -305,7 +309,7 @@ class SaturationTracker:
             policy = self._policies.of(table.name, sizes, is_active)
             self._store.set_update_policy(table.name, policy)
         if self._freezer is not None:
-            self._freezer.freeze(self._saturated_by_access() if is_active else {})
+            self._freezer.freeze(self._keys_to_freeze() if is_active else {})
         self._publish(
             [table.states.keys for table in self._tables],
             [table.published_drift(threshold) for table in self._tables],
@@ -321,13 +325,13 @@ class SaturationTracker:
             )
         return self._configure_classifier(window, threshold, loss_threshold)
 
-    def _saturated_by_access(self) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-        """Saturated keys and their access counts over all ranks, the most accessed first."""
+    def _keys_to_freeze(self) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+        """Keys to freeze and their access counts over all ranks, the most accessed first."""
         found = {}
         for table in self._tables:
             keys, counts = self._accesses.get(table.name, (np.empty(0, np.int64), np.empty(0)))
-            is_saturated = np.isin(keys, table.saturated_keys)
-            found[table.name] = (keys[is_saturated], counts[is_saturated])
+            is_frozen = np.isin(keys, table.keys_to_freeze(self._freeze_drift))
+            found[table.name] = (keys[is_frozen], counts[is_frozen])
         return found
 
     def _frozen_keys(self) -> int:
@@ -394,6 +398,8 @@ class SaturationTracker:
     def _find_threshold(self, scores: np.ndarray, steering: Steering) -> ThresholdResult:
         """T of the keys, by share or as set, times what the guard leaves of it."""
         config = self._config
+        if not config.judges_keys:
+            return fixed_threshold(scores, self._freeze_drift if self._freezer else 0.0)
         if config.threshold is not None:
             found = fixed_threshold(scores, config.threshold)
         elif self._counts_all_keys and np.isfinite(scores).any():
@@ -418,13 +424,15 @@ class SaturationTracker:
         if not budget:
             self._store.decay_counts(self._config.count_decay)
             return 0.0
+        # Where keys are judged for freezing alone, the others need not be followed.
+        least = 0.0 if self._config.judges_keys else self._freezer.least_accesses
         candidates = []
         for table in self._tables:
             own = min(budget, self._config.table_hot_budget_bytes.get(table.name, budget))
             most = hot_set.most_candidates(table.dim, own)
             keys, counts = self._store.hot_keys(table.name, most)
             keys, counts = self._ranks.merge_accesses(
-                np.asarray(keys), np.asarray(counts), f"hot_keys.{table.name}"
+                np.asarray(keys), np.asarray(counts), f"hot_keys.{table.name}", least
             )
             candidates.append(hot_set.Candidates(keys, counts, table.dim))
             self._accesses[table.name] = (keys, counts)

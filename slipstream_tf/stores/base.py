@@ -17,9 +17,9 @@ from slipstream_tf.optimizers import SparseOptimizer
 class TrackedStore(Protocol):
     """What the saturation engine asks of a store.
 
-    A store whose rows are spread over ranks also has `owns(table, keys)`, bool [n]: `gather` and
-    `travelled` are then asked for own keys only. A store with copies of other ranks' rows has
-    `freeze` and `frozen_keys`; see `distributed.ShardedStore`.
+    A store whose rows are spread over ranks also has `owners(table, keys)`, int64 [n]: `gather` and
+    `travelled` are then asked for a rank's own keys only. A store with copies of other ranks' rows
+    has `freeze`, `frozen_keys` and `least_accesses`; see `distributed.ShardedStore`.
 
     Attributes:
         tables: the tables, in the order that table indices refer to.
