@@ -1,0 +1,213 @@
+#include "cc_ops/core/row_serving.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <memory>
+#include <random>
+#include <set>
+#include <string>
+#include <vector>
+
+namespace slipstream {
+namespace {
+
+using Kind = UpdateRule::Kind;
+constexpr int64_t kDim = 4;
+
+Parallel OneThread() {
+  Parallel parallel;
+  parallel.threads = 1;
+  parallel.run = [](int tasks, const std::function<void(int)>& fn) {
+    for (int t = 0; t < tasks; ++t) fn(t);
+  };
+  return parallel;
+}
+
+std::unique_ptr<EmbeddingTable> MakeTable(Kind kind, int64_t capacity = 0) {
+  TableOptions options;
+  options.name = "t";
+  options.dim = kDim;
+  options.capacity = capacity;
+  options.eviction = TableOptions::Eviction::kLru;
+  options.initializer.kind = RowInitializer::Kind::kUniform;
+  options.initializer.a = -1.f;
+  options.initializer.b = 1.f;
+  options.rule.kind = kind;
+  options.rule.a = kind == Kind::kAdam ? 0.9f : 0.1f;
+  options.rule.b = kind == Kind::kAdam ? 0.999f : 1e-7f;
+  options.rule.c = 1e-7f;
+  return std::make_unique<EmbeddingTable>(options);
+}
+
+// What one rank asks of one table.
+struct Request {
+  explicit Request(std::vector<int64_t> wanted) : keys(std::move(wanted)) {
+    sizes = {static_cast<int64_t>(keys.size())};
+  }
+  RowParcelsView View() const {
+    return {1,
+            sizes.data(),
+            keys.data(),
+            static_cast<int64_t>(keys.size()),
+            values.data(),
+            static_cast<int64_t>(values.size())};
+  }
+  std::vector<int64_t> keys, sizes;
+  std::vector<float> values;
+};
+
+std::vector<int64_t> Route(EmbeddingTable* copies, const std::vector<int64_t>& keys, int ranks,
+                           bool reads_frozen = true, std::vector<int64_t>* sizes = nullptr) {
+  FeatureView view;
+  view.batch = view.num_keys = static_cast<int64_t>(keys.size());
+  view.keys = keys.data();
+  RowParcels requests;
+  EXPECT_TRUE(RouteKeys({copies}, {view}, ranks, reads_frozen, OneThread(), &requests).ok());
+  if (sizes != nullptr) *sizes = requests.sizes;
+  return requests.keys;
+}
+
+TEST(Route, AsksOwnersForDistinctKeys) {
+  auto copies = MakeTable(Kind::kSgd);
+  std::vector<int64_t> keys, sizes;
+  for (int64_t i = 0; i < 500; ++i) keys.push_back(i * i % 97 - 20);
+  const std::vector<int64_t> asked = Route(copies.get(), keys, 3, true, &sizes);
+  EXPECT_EQ(std::set<int64_t>(asked.begin(), asked.end()),
+            std::set<int64_t>(keys.begin(), keys.end()));
+  EXPECT_EQ(std::set<int64_t>(asked.begin(), asked.end()).size(), asked.size());
+  ASSERT_EQ(sizes.size(), 3u);
+  size_t place = 0;
+  for (int rank = 0; rank < 3; ++rank) {
+    EXPECT_GT(sizes[rank], 0);
+    for (int64_t i = 0; i < sizes[rank]; ++i) EXPECT_EQ(OwnerOf(asked[place++], 3), rank);
+  }
+  EXPECT_EQ(place, asked.size());
+  EXPECT_EQ(copies->size(), 0);
+  EXPECT_TRUE(Route(copies.get(), {}, 2).empty());
+}
+
+TEST(Serve, MakesRowsInTrainingOnly) {
+  for (const Kind kind : {Kind::kSgd, Kind::kAdagrad, Kind::kRowWiseAdagrad, Kind::kAdam}) {
+    auto owner = MakeTable(kind);
+    Request request({3, -7, 3});
+    std::vector<float> evaluated, trained;
+    ASSERT_TRUE(ServeRows({owner.get()}, request.View(), false, &evaluated).ok());
+    EXPECT_EQ(owner->size(), 0);
+    ASSERT_TRUE(ServeRows({owner.get()}, request.View(), true, &trained).ok());
+    EXPECT_EQ(owner->size(), 2);
+    EXPECT_EQ(evaluated, trained);
+    ASSERT_EQ(static_cast<int64_t>(trained.size()), 3 * ServedFloats(*owner));
+    EXPECT_TRUE(std::equal(trained.begin(), trained.begin() + kDim, owner->Find(3, HashKey(3))));
+    std::vector<int64_t> keys;
+    std::vector<float> counts;
+    owner->HotKeys(9, OneThread(), &keys, &counts);
+    EXPECT_EQ(keys, (std::vector<int64_t>{3, -7}));
+    EXPECT_EQ(counts, (std::vector<float>{2.f, 1.f}));
+  }
+}
+
+TEST(Serve, BoundedTablesRefuseWhatTheyCannotHold) {
+  auto owner = MakeTable(Kind::kSgd, 3);
+  std::vector<float> values;
+  const Status status = ServeRows({owner.get()}, Request({1, 2, 3, 4}).View(), true, &values);
+  EXPECT_EQ(status.code(), StatusCode::kResourceExhausted);
+  EXPECT_NE(status.message().find("need 4 rows of table 't'"), std::string::npos);
+  EXPECT_EQ(owner->size(), 0);
+  ASSERT_TRUE(ServeRows({owner.get()}, Request({1, 2, 3}).View(), true, &values).ok());
+  ASSERT_TRUE(ServeRows({owner.get()}, Request({4, 3}).View(), true, &values).ok());
+  EXPECT_EQ(owner->size(), 3);
+  EXPECT_NE(owner->Find(3, HashKey(3)), nullptr);
+}
+
+TEST(Copies, HoldWhatTheOwnerServed) {
+  auto owner = MakeTable(Kind::kAdagrad), copies = MakeTable(Kind::kAdagrad, 50);
+  Request request({5, 6});
+  ASSERT_TRUE(ServeRows({owner.get()}, request.View(), true, &request.values).ok());
+  ASSERT_TRUE(StoreCopies({copies.get()}, request.View(), CopyOptions()).ok());
+  for (const int64_t key : {5, 6}) {
+    const float *own = owner->Find(key, HashKey(key)), *copy = copies->Find(key, HashKey(key));
+    EXPECT_TRUE(std::equal(own, own + kDim, copy));
+  }
+  std::vector<int64_t> keys;
+  std::vector<float> counts;
+  copies->HotKeys(9, OneThread(), &keys, &counts);
+  EXPECT_TRUE(keys.empty());  // a copy is no access
+  // What comes later replaces it.
+  owner->Find(5, HashKey(5))[0] = 42.f;
+  ASSERT_TRUE(ServeRows({owner.get()}, request.View(), true, &request.values).ok());
+  ASSERT_TRUE(StoreCopies({copies.get()}, request.View(), CopyOptions()).ok());
+  EXPECT_EQ(copies->Find(5, HashKey(5))[0], 42.f);
+}
+
+TEST(Copies, FrozenOnesAreNotAskedForUntilMarkedAnew) {
+  auto owner = MakeTable(Kind::kSgd), copies = MakeTable(Kind::kSgd);
+  Request request({5, 6});
+  ASSERT_TRUE(ServeRows({owner.get()}, request.View(), true, &request.values).ok());
+  CopyOptions options;
+  options.frozen = true;
+  ASSERT_TRUE(StoreCopies({copies.get()}, request.View(), options).ok());
+  EXPECT_EQ(Route(copies.get(), {5, 6, 7, 5}, 1), (std::vector<int64_t>{7}));
+  EXPECT_EQ(Route(copies.get(), {5, 6, 7}, 1, false).size(), 3u);
+  copies->MarkRows(nullptr, nullptr, 0);
+  EXPECT_EQ(Route(copies.get(), {5, 6, 7}, 1).size(), 3u);
+  options.passed_over = 0;
+  ASSERT_TRUE(StoreCopies({copies.get()}, request.View(), options).ok());
+  EXPECT_EQ(Route(copies.get(), {5, 6, 7}, 1).size(), 3u);
+}
+
+TEST(Copies, StayWithinTheirBound) {
+  auto owner = MakeTable(Kind::kSgd), copies = MakeTable(Kind::kSgd, 8);
+  CopyOptions options;
+  options.makes_room = true;
+  for (int64_t first = 0; first < 100; first += 5) {
+    Request request({first, first + 1, first + 2, first + 3, first + 4});
+    ASSERT_TRUE(ServeRows({owner.get()}, request.View(), true, &request.values).ok());
+    ASSERT_TRUE(StoreCopies({copies.get()}, request.View(), options).ok());
+    EXPECT_LE(copies->size(), 8);
+    for (const int64_t key : request.keys) EXPECT_NE(copies->Find(key, HashKey(key)), nullptr);
+  }
+}
+
+TEST(Copies, RefuseValuesThatDoNotFit) {
+  auto copies = MakeTable(Kind::kSgd);
+  Request request({1, 2});
+  request.values.assign(kDim, 0.f);
+  EXPECT_NE(StoreCopies({copies.get()}, request.View(), CopyOptions())
+                .message()
+                .find("name 8 values; there are 4"),
+            std::string::npos);
+  request.sizes = {1};
+  request.values.assign(kDim, 0.f);
+  EXPECT_NE(StoreCopies({copies.get()}, request.View(), CopyOptions()).message().find("1 keys"),
+            std::string::npos);
+  std::vector<float> values;
+  request.sizes = {-1};
+  EXPECT_NE(ServeRows({copies.get()}, request.View(), false, &values).message().find("is -1"),
+            std::string::npos);
+}
+
+TEST(SlotSummary, NeverUnderestimatesAMovement) {
+  std::mt19937_64 random(1);
+  const auto uniform = [&] { return static_cast<float>(random() % 10001) / 5000.f - 1.f; };
+  for (const Kind kind : {Kind::kSgd, Kind::kAdagrad, Kind::kRowWiseAdagrad, Kind::kAdam}) {
+    auto table = MakeTable(kind);
+    const UpdateRule rule = table->options().rule;
+    for (int i = 0; i < 200; ++i) {
+      std::vector<float> row(static_cast<size_t>(kDim + table->slots_per_row())), gradient(kDim);
+      rule.InitSlots(kDim, row.data() + kDim);
+      for (int step = 0; step < 5; ++step) {
+        for (float& g : gradient) g = uniform();
+        rule.Apply(0.1f, kDim, gradient.data(), row.data());
+      }
+      std::vector<float> copy = row;
+      rule.FillSlots(kDim, rule.SlotSummary(kDim, row.data()), copy.data());
+      for (float& g : gradient) g = uniform();
+      EXPECT_GE(rule.Movement(0.1f, kDim, gradient.data(), copy.data()) * 1.00001f,
+                rule.Movement(0.1f, kDim, gradient.data(), row.data()));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace slipstream
