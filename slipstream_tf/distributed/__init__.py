@@ -2,5 +2,13 @@
 
 from slipstream_tf.distributed.comm import Communicator, SingleProcess, Traffic, init
 from slipstream_tf.distributed.gradients import DistributedGradientTape
+from slipstream_tf.distributed.watch import PeerLostError
 
-__all__ = ["Communicator", "DistributedGradientTape", "SingleProcess", "Traffic", "init"]
+__all__ = [
+    "Communicator",
+    "DistributedGradientTape",
+    "PeerLostError",
+    "SingleProcess",
+    "Traffic",
+    "init",
+]
