@@ -82,7 +82,8 @@ class Watch:
         # Rank -> why it is lost; what came first stands first.
         self._lost: dict[int, str] = {}
         self._changed = threading.Condition()
-        self._is_over = False
+        # This rank has told its peers that it ends; it is about to report a loss by itself.
+        self._is_over, self._is_explained = False, False
         self._selector = selectors.DefaultSelector()
         for peer in self._peers.values():
             mesh.probe_by_keepalive(peer.connection, timeout_seconds)
@@ -115,6 +116,7 @@ class Watch:
                 for peer in self._peers.values():
                     if not self._is_heard(peer):
                         self._lose(peer.rank, reason)
+            self._is_explained = True
             return self._verdict()
 
     def fail(self, error: BaseException) -> None:
@@ -166,8 +168,7 @@ class Watch:
                 self._read(key.data)
             if self._lost and end == math.inf and not self._is_over:
                 end = time.monotonic() + self._timeout
-                verdict = self._verdict()
-                print(f"slipstream_tf: {verdict}", file=sys.stderr, flush=True)
+                self._report()
             if time.monotonic() >= end:
                 print(
                     f"slipstream_tf: Rank {self._rank} ({self._address}) has not ended by itself "
@@ -179,6 +180,12 @@ class Watch:
                 os._exit(1)
             if not self._selector.get_map() and end == math.inf:
                 return
+
+    def _report(self) -> None:
+        # Now, not only when this rank ends: a launcher may be quicker in killing it.
+        with self._changed:
+            if not self._is_explained:
+                print(f"slipstream_tf: {self._verdict()}", file=sys.stderr, flush=True)
 
     def _read(self, peer: _Peer) -> None:
         data = b""
