@@ -35,7 +35,7 @@ _was_called = False
 class Traffic:
     """Bytes that this rank gave to the network since the start, by kind.
 
-    Counted as payload, as Gloo sends it:
+    Counted as payload, as Gloo sends it; MPI may choose other ways:
 
     - sum: around a ring, 2 * (size - 1) / size of the tensor;
     - gather: around a ring, what each rank has to every other. A rank passes on what others have;
@@ -230,7 +230,7 @@ def init(timeout_seconds: float | None = 30.0) -> Communicator:
     the address of its host. A rank is lost
 
     - at once, if its program fails, ends before the others, or is killed;
-    - after the timeout and a tenth of it, if its host or a link is down;
+    - after the timeout and a tenth of it, or a second, if its host or a link is down;
     - after one and a half times the timeout and five seconds, if its process has stopped.
 
     A rank that does not end by itself, because it is not in a collective or catches the error, is
@@ -238,8 +238,9 @@ def init(timeout_seconds: float | None = 30.0) -> Communicator:
 
     Args:
         timeout_seconds: at least 1. Gloo's own timeout is set to it as well, rounded up, unless the
-            environment has HOROVOD_GLOO_TIMEOUT_SECONDS. None: Gloo's is left alone, and lost ranks
-            are not named. Only the first call's counts.
+            environment has HOROVOD_GLOO_TIMEOUT_SECONDS; by Gloo, ranks must also start within it
+            of each other. None: Gloo's is left alone, and lost ranks are not named. Only the first
+            call's counts.
 
     Returns:
         The communicator.

@@ -82,14 +82,15 @@ class Watch:
         # Rank -> why it is lost; what came first stands first.
         self._lost: dict[int, str] = {}
         self._changed = threading.Condition()
-        # This rank has told its peers that it ends; it is about to report a loss by itself.
-        self._is_over, self._is_explained = False, False
+        self._is_over = False  # Peers know that this rank ends.
+        self._is_explained = False  # The main thread reports the loss.
+        self._is_closed = False
         self._selector = selectors.DefaultSelector()
         for peer in self._peers.values():
             mesh.probe_by_keepalive(peer.connection, timeout_seconds)
             self._selector.register(peer.connection, selectors.EVENT_READ, peer)
         # A child must not hold the connections open when this process has died.
-        os.register_at_fork(after_in_child=self._close)
+        os.register_at_fork(after_in_child=self.close)
         threading.Thread(target=self._run, name="slipstream_watch", daemon=True).start()
 
     def explain(self, error: BaseException) -> PeerLostError | None:
@@ -128,6 +129,12 @@ class Watch:
         """Tells all peers that this rank's program has come to its end."""
         self._end({"event": "left"})
 
+    def close(self) -> None:
+        """Stops to watch, without a word to peers."""
+        self._is_over = self._is_closed = True
+        for peer in self._peers.values():
+            peer.connection.close()
+
     def _end(self, message: dict[str, Any]) -> None:
         if not self._is_over:
             self._is_over = True
@@ -162,9 +169,12 @@ class Watch:
     def _run(self) -> None:
         end = math.inf
         while True:
-            # One of these connections is always open or the process about to end.
+            # A connection that is broken, by its peer or by keepalive, can be read.
             wait = None if end == math.inf else max(0.0, end - time.monotonic())
-            for key, _ in self._selector.select(wait):
+            ready = self._selector.select(wait)
+            if self._is_closed:
+                return
+            for key, _ in ready:
                 self._read(key.data)
             if self._lost and end == math.inf and not self._is_over:
                 end = time.monotonic() + self._timeout
@@ -223,18 +233,14 @@ class Watch:
             peer.has_left = True
             self._lose(peer.rank, f"its program has failed: {message['reason']}")
         elif event == "lost" and message["rank"] in self._peers:
-            self._lose(message["rank"], f"{message['reason']} (seen by rank {peer.rank})")
+            reason = f"{message['reason']} (seen by rank {peer.rank})"
+            self._lost.setdefault(message["rank"], reason)
 
     def _lose(self, rank: int, reason: str) -> None:
-        # Who ends because of an earlier loss is not lost, and has told of that loss before.
+        # Told at once, so that peers know of it before they hear that this rank ends.
         if rank not in self._lost:
             self._lost[rank] = reason
             self._tell({"event": "lost", "rank": rank, "reason": reason})
-
-    def _close(self) -> None:
-        self._is_over = True
-        for peer in self._peers.values():
-            peer.connection.close()
 
 
 def _send(peer: _Peer, line: bytes) -> None:

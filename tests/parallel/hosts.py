@@ -116,26 +116,29 @@ class Job:
                 raise TimeoutError(f"Ranks {sorted(waiting)} did not write {text!r}:\n{outputs}")
             time.sleep(0.05)
 
-    def wait(self, timeout: float) -> list[Ended]:
-        """Waits until every rank has ended; kills those that have not in time.
+    def wait(self, timeout: float, ranks: Sequence[int] | None = None) -> list[Ended]:
+        """Waits until ranks have ended; kills all that have not then.
 
         Args:
             timeout: seconds.
+            ranks: whose end to wait for; None: all.
 
         Returns:
-            How each ended, by rank.
+            How each of all ranks ended.
         """
         deadline = time.monotonic() + timeout
+        awaited = set(range(len(self.processes)) if ranks is None else ranks)
         seconds: dict[int, float] = {}
-        while len(seconds) < len(self.processes) and time.monotonic() < deadline:
+        while not awaited <= set(seconds) and time.monotonic() < deadline:
             for rank, process in enumerate(self.processes):
                 if rank not in seconds and process.poll() is not None:
                     seconds[rank] = time.monotonic() - self._start
             time.sleep(0.05)
+        now = time.monotonic() - self._start
         killed = set(range(len(self.processes))) - set(seconds)
         self.kill()
         return [
-            Ended(process.returncode, self.output(rank), seconds.get(rank, timeout), rank in killed)
+            Ended(process.returncode, self.output(rank), seconds.get(rank, now), rank in killed)
             for rank, process in enumerate(self.processes)
         ]
 

@@ -33,7 +33,8 @@ def lose(hosts: Any, count: int, what: str, *meanwhile: str, seconds: float) -> 
         job.reset_clock()
         if what == "cut":
             network.cut(count - 1)
-        ended = job.wait(timeout=seconds + SLACK)
+        ranks = range(count - 1 if what == "stop" else count)
+        ended = job.wait(timeout=seconds + SLACK, ranks=ranks)
     for rank, end in enumerate(ended[:-1]):
         print(f"{what}, {count} ranks: rank {rank} ended after {end.seconds:.1f} s")
         assert not end.killed and end.code == 1, (rank, end.seconds, end.output)
