@@ -96,8 +96,8 @@ class Watch:
     def explain(self, error: BaseException) -> PeerLostError | None:
         """Says whether an error comes from the loss of a rank.
 
-        Blocks until a peer is known to be lost or all have answered, at most for half of the
-        timeout and five seconds. Peers that have not answered by then count as lost.
+        Blocks until every peer is lost, has left or has answered, at most for half of the timeout
+        and five seconds. If none is lost by then, those that have not answered count as lost.
 
         Args:
             error: what a collective, or the function it is in, raised.
@@ -149,7 +149,7 @@ class Watch:
         return peer.has_answered or peer.has_left
 
     def _is_settled(self) -> bool:
-        return bool(self._lost) or all(self._is_heard(peer) for peer in self._peers.values())
+        return all(rank in self._lost or self._is_heard(peer) for rank, peer in self._peers.items())
 
     def _verdict(self) -> PeerLostError | None:
         lost = self._lost or {
