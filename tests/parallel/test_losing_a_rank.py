@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 HERE = Path(__file__).resolve().parent
-TIMEOUT = 6.0
+# Ranks must also start within it of each other, on a busy machine, too.
+TIMEOUT = 12.0
 # For the ends of processes on a busy machine.
 SLACK = 10.0
-PEER_LOST = "slipstream_tf.distributed.watch.PeerLostError"
-SILENT = "its host has not answered for 6 seconds"
+SILENT = "its host has not answered for 12 seconds"
 DEAD = "its process has ended without a word"
 
 
@@ -41,10 +41,11 @@ def lose(hosts: Any, count: int, what: str, *meanwhile: str, seconds: float) -> 
     return ended
 
 
-def error_line(end: Any, kind: str) -> str:
-    """Returns the line of a rank's output that reports the exception which ended it."""
-    (line,) = [line for line in end.output.splitlines() if line.startswith(f"{kind}: ")]
-    return line
+def loss_line(end: Any) -> str:
+    """Returns the last line in which a rank says what it has lost."""
+    lines = [line for line in end.output.splitlines() if " has lost rank " in line]
+    assert lines, end.output
+    return lines[-1]
 
 
 def loss_of(rank: int, count: int, reason: str) -> str:
@@ -63,21 +64,21 @@ def loss_of(rank: int, count: int, reason: str) -> str:
         (2, "leave", 0.0, "its program has come to its end, while this rank's has not"),
         (2, "cut", 1.1 * TIMEOUT + 1.0, SILENT),
         (3, "cut", 1.1 * TIMEOUT + 1.0, SILENT),
-        (3, "stop", 1.5 * TIMEOUT + 5.0, "its program did not answer within 8 seconds"),
+        (3, "stop", 1.5 * TIMEOUT + 5.0, "its program did not answer within 11 seconds"),
     ],
 )
 def test_all_others_name_it(hosts: Any, count: int, what: str, seconds: float, reason: str) -> None:
     ended = lose(hosts, count, what, seconds=seconds)
     for rank, end in enumerate(ended[:-1]):
-        line = error_line(end, PEER_LOST)
-        assert line.startswith(f"{PEER_LOST}: {loss_of(rank, count, reason)}"), end.output
+        line = loss_line(end)
+        assert loss_of(rank, count, reason) in line, end.output
         assert line.endswith("start it again from its last checkpoint.")
     lost = ended[-1]
     if what == "raise":
-        assert error_line(lost, "ValueError") == "ValueError: no such column: price"
+        assert "\nValueError: no such column: price" in lost.output
     if what == "cut":  # The one that is cut off has lost all others.
         for rank in range(count - 1):
-            assert f"rank {rank} (10.77.0.{rank + 1}): {SILENT}" in error_line(lost, PEER_LOST)
+            assert f"rank {rank} (10.77.0.{rank + 1}): {SILENT}" in loss_line(lost)
 
 
 def test_a_rank_outside_collectives_is_ended(hosts: Any) -> None:
@@ -85,7 +86,7 @@ def test_a_rank_outside_collectives_is_ended(hosts: Any) -> None:
     first, *_, last = [line for line in rank_0.output.splitlines() if "slipstream_tf:" in line]
     assert f"Rank 0 (10.77.0.1) has lost rank 1 (10.77.0.2): {DEAD}" in first
     assert last.endswith(
-        "Rank 0 (10.77.0.1) has not ended by itself 6 seconds after that, and is ended."
+        "Rank 0 (10.77.0.1) has not ended by itself 12 seconds after that, and is ended."
     )
     assert rank_0.seconds > TIMEOUT - 1.0
 
