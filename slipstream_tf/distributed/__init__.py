@@ -5,11 +5,13 @@ from slipstream_tf.distributed.ends import even_ends, scale_loss
 from slipstream_tf.distributed.gradients import DistributedGradientTape, DistributedOptimizer
 from slipstream_tf.distributed.replicated import ReplicatedStore
 from slipstream_tf.distributed.sharded import ShardedStore
+from slipstream_tf.distributed.watch import PeerLostError
 
 __all__ = [
     "Communicator",
     "DistributedGradientTape",
     "DistributedOptimizer",
+    "PeerLostError",
     "ReplicatedStore",
     "ShardedStore",
     "SingleProcess",

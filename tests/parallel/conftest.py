@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -21,6 +22,22 @@ def run_ranks() -> Callable[..., subprocess.CompletedProcess[str]]:
     if importlib.util.find_spec("horovod") is None:
         pytest.skip("no Horovod: run `make horovod`")
     return _run_ranks
+
+
+@pytest.fixture(scope="session")
+def hosts() -> ModuleType:
+    """Gives the module hosts.py; tests that use it are skipped, visibly, where it cannot work."""
+    if importlib.util.find_spec("horovod") is None:
+        pytest.skip("no Horovod: run `make horovod`")
+    spec = importlib.util.spec_from_file_location("slipstream_hosts", HERE / "hosts.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    reason = module.unavailable()
+    if reason is not None:
+        pytest.skip(reason)
+    return module
 
 
 def _run_ranks(

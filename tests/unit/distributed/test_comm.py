@@ -48,3 +48,17 @@ def test_a_rank_without_horovod_says_how_to_get_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "horovod.tensorflow", None)
     with pytest.raises(ImportError, match=r"HOROVOD_RANK is set.*make horovod"):
         comm.init()
+
+
+@pytest.mark.parametrize("size", [2, 3, 4, 5, 8, 13])
+@pytest.mark.parametrize("root", [0, 1])
+def test_a_broadcast_reaches_every_other_rank_once(size, root):
+    sends = [comm._ranks_below(rank, root, size) for rank in range(size)]
+    assert sum(sends) == size - 1
+    assert sends[root] == max(sends) == (size - 1).bit_length()
+
+
+@pytest.mark.parametrize("timeout", [0, 0.5, float("nan"), "30"])
+def test_a_timeout_out_of_range_is_refused(timeout):
+    with pytest.raises(ValueError, match="Invalid `timeout_seconds`"):
+        comm.init(timeout_seconds=timeout)

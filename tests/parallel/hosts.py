@@ -1,0 +1,304 @@
+"""Hosts on a network of their own, made on this machine of Linux network namespaces.
+
+In: how many hosts, and how fast their links are. Out: a Horovod job with one rank on each, what the
+kernel counted on its interface, and a link that can be cut. Needs root, `ip` and `tc`.
+
+Every host is a namespace with one interface, `INTERFACE`. Its link leads to a bridge in a namespace
+of its own, the switch, where Horovod's rendezvous server runs, too: cutting a host's link cuts that
+host off and nothing else. Nothing of it is seen from outside the namespaces.
+
+    with Hosts(2, rate="1gbit") as hosts:
+        job = hosts.start(["program.py"])
+        for rank in job.wait(timeout=60.0): ...
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+INTERFACE = "eth0"
+COUNTERS = f"/sys/class/net/{INTERFACE}/statistics"
+_SWITCH_ADDRESS = "10.77.0.254"
+_NETNS = Path("/etc/netns")
+_NUMBERS = itertools.count()
+# Prints its port, then serves until it is killed.
+_RENDEZVOUS = """
+import sys, time
+from horovod.runner.common.util.hosts import get_host_assignments, parse_hosts
+from horovod.runner.http.http_server import RendezvousServer
+addresses = sys.argv[1:]
+server = RendezvousServer()
+port = server.start()
+plan = parse_hosts(",".join(address + ":1" for address in addresses))
+server.init(get_host_assignments(plan, len(addresses)))
+print(port, flush=True)
+time.sleep(1e6)
+"""
+
+
+def unavailable() -> str | None:
+    """Says why hosts cannot be made here; None: they can."""
+    if not sys.platform.startswith("linux") or os.geteuid() != 0:
+        return "network namespaces need Linux and root"
+    missing = [program for program in ("ip", "tc") if shutil.which(program) is None]
+    if missing:
+        return f"no {' and no '.join(missing)}: install iproute2"
+    probe = f"slip{os.getpid()}probe"
+    made = subprocess.run(["ip", "netns", "add", probe], capture_output=True, text=True)
+    if made.returncode != 0:
+        return f"no network namespaces here: {made.stderr.strip()}"
+    subprocess.run(["ip", "netns", "delete", probe], check=True)
+    return None
+
+
+@dataclasses.dataclass(frozen=True)
+class Ended:
+    """How a rank ended.
+
+    Attributes:
+        code: exit code; negative: the signal that ended it.
+        output: what it wrote, standard error included.
+        seconds: from the start of the job, or from `Job.reset_clock`.
+        killed: it did not end by itself in time.
+    """
+
+    code: int
+    output: str
+    seconds: float
+    killed: bool
+
+
+class Job:
+    """Ranks that run, one on each host."""
+
+    def __init__(self, processes: Sequence[subprocess.Popen[bytes]], outputs: Sequence[Path]):
+        """Takes the ranks' processes and the files that they write to, by rank."""
+        self.processes, self._outputs = list(processes), list(outputs)
+        self._start = time.monotonic()
+
+    def reset_clock(self) -> None:
+        """Counts `Ended.seconds` from now."""
+        self._start = time.monotonic()
+
+    def output(self, rank: int) -> str:
+        """Returns what a rank wrote so far."""
+        return self._outputs[rank].read_text(encoding="utf-8", errors="replace")
+
+    def wait_for(self, text: str, timeout: float = 120.0) -> None:
+        """Waits until every rank has written a text.
+
+        Args:
+            text: to be found in the output of every rank.
+            timeout: seconds.
+
+        Raises:
+            TimeoutError: a rank has not, or has ended without it.
+        """
+        deadline = time.monotonic() + timeout
+        waiting = set(range(len(self.processes)))
+        while waiting:
+            waiting = {rank for rank in waiting if text not in self.output(rank)}
+            over = [rank for rank in waiting if self.processes[rank].poll() is not None]
+            if over or (waiting and time.monotonic() > deadline):
+                outputs = "\n".join(self.output(rank) for rank in sorted(waiting))
+                raise TimeoutError(f"Ranks {sorted(waiting)} did not write {text!r}:\n{outputs}")
+            time.sleep(0.05)
+
+    def wait(self, timeout: float, ranks: Sequence[int] | None = None) -> list[Ended]:
+        """Waits until ranks have ended; kills all that have not then.
+
+        Args:
+            timeout: seconds.
+            ranks: whose end to wait for; None: all.
+
+        Returns:
+            How each of all ranks ended.
+        """
+        deadline = time.monotonic() + timeout
+        awaited = set(range(len(self.processes)) if ranks is None else ranks)
+        seconds: dict[int, float] = {}
+        while not awaited <= set(seconds) and time.monotonic() < deadline:
+            for rank, process in enumerate(self.processes):
+                if rank not in seconds and process.poll() is not None:
+                    seconds[rank] = time.monotonic() - self._start
+            time.sleep(0.05)
+        now = time.monotonic() - self._start
+        killed = set(range(len(self.processes))) - set(seconds)
+        self.kill()
+        return [
+            Ended(process.returncode, self.output(rank), seconds.get(rank, now), rank in killed)
+            for rank, process in enumerate(self.processes)
+        ]
+
+    def kill(self) -> None:
+        """Ends all ranks at once, with the processes that they started."""
+        for process in self.processes:
+            _kill(process)
+
+
+class Hosts:
+    """Hosts, linked by a switch; a context manager that removes all of it in the end."""
+
+    def __init__(self, count: int, rate: str | None = None):
+        """Says what to make; `__enter__` makes it.
+
+        Args:
+            count: number of hosts, at most 200.
+            rate: of each link in each direction, as `tc` writes it, e.g. "1gbit"; None: as fast as
+                the machine copies.
+        """
+        if not 1 <= count <= 200:
+            raise ValueError(f"Invalid `count`: {count!r}. Allowed: an integer from 1 to 200.")
+        prefix = f"slip{os.getpid()}x{next(_NUMBERS)}"
+        self.addresses = [f"10.77.0.{number + 1}" for number in range(count)]
+        self.names = [f"{prefix}h{number}" for number in range(count)]
+        self._switch = f"{prefix}switch"
+        self._rate = rate
+        self._cleanup = contextlib.ExitStack()
+
+    def __enter__(self) -> Hosts:
+        with contextlib.ExitStack() as cleanup:
+            self._folder = Path(cleanup.enter_context(tempfile.TemporaryDirectory()))
+            self._make_switch(cleanup)
+            for number in range(len(self.names)):
+                self._make_host(number, cleanup)
+            self._cleanup = cleanup.pop_all()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._cleanup.close()
+
+    def start(
+        self,
+        arguments: Sequence[str],
+        environment: Mapping[str, str] | None = None,
+        wrapper: Sequence[str] = (),
+    ) -> Job:
+        """Starts a Python program as a Horovod job by Gloo, one rank on each host.
+
+        Args:
+            arguments: of the Python interpreter: the program's file, then its own.
+            environment: variables to set beside those of this process and Horovod's.
+            wrapper: command that the interpreter is started by, e.g. taskset.
+        """
+        port = self._start_rendezvous()
+        folder = Path(tempfile.mkdtemp(dir=self._folder))
+        processes, outputs = [], []
+        for rank, name in enumerate(self.names):
+            outputs.append(folder / f"rank{rank}.txt")
+            command = ["ip", "netns", "exec", name, *wrapper, sys.executable, *arguments]
+            with outputs[-1].open("wb") as output:
+                process = subprocess.Popen(
+                    command,
+                    env=self._environment(rank, port, environment or {}),
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
+            self._cleanup.callback(_kill, process)
+            processes.append(process)
+        return Job(processes, outputs)
+
+    def sent_bytes(self, number: int) -> int:
+        """Returns the bytes that a host has sent, by its kernel's count."""
+        return int(_run("ip", "netns", "exec", self.names[number], "cat", f"{COUNTERS}/tx_bytes"))
+
+    def cut(self, number: int) -> None:
+        """Cuts a host's link. What is sent from then on is lost; nobody is told."""
+        _run("ip", "-n", self._switch, "link", "set", f"port{number}", "down")
+
+    def _make_switch(self, cleanup: contextlib.ExitStack) -> None:
+        _add_namespace(self._switch, cleanup)
+        _run("ip", "-n", self._switch, "link", "add", "bridge", "type", "bridge")
+        _run("ip", "-n", self._switch, "addr", "add", f"{_SWITCH_ADDRESS}/24", "dev", "bridge")
+        _run("ip", "-n", self._switch, "link", "set", "bridge", "up")
+
+    def _make_host(self, number: int, cleanup: contextlib.ExitStack) -> None:
+        name, address, port = self.names[number], self.addresses[number], f"port{number}"
+        _add_namespace(name, cleanup)
+        _run(
+            "ip", "-n", self._switch, "link", "add", port, "type", "veth",
+            "peer", "name", INTERFACE, "netns", name,
+        )  # fmt: skip
+        _run("ip", "-n", self._switch, "link", "set", port, "master", "bridge", "up")
+        _run("ip", "-n", name, "addr", "add", f"{address}/24", "dev", INTERFACE)
+        _run("ip", "-n", name, "link", "set", INTERFACE, "up")
+        if self._rate is not None:
+            shape = ["tbf", "rate", self._rate, "burst", "256kb", "latency", "50ms"]
+            _run("tc", "-n", name, "qdisc", "add", "dev", INTERFACE, "root", *shape)
+            _run("tc", "-n", self._switch, "qdisc", "add", "dev", port, "root", *shape)
+        # `ip netns exec` puts these files in the place of those in /etc. Horovod looks up the
+        # machine's name, and must find the address on the link, not one of the loopback.
+        folder = _NETNS / name
+        folder.mkdir(parents=True)
+        cleanup.callback(shutil.rmtree, folder, ignore_errors=True)
+        hosts = f"127.0.0.1 localhost\n{address} {socket.gethostname()}\n"
+        (folder / "hosts").write_text(hosts, encoding="utf-8")
+
+    def _start_rendezvous(self) -> int:
+        command = ["ip", "netns", "exec", self._switch, sys.executable, "-c", _RENDEZVOUS]
+        server = subprocess.Popen(
+            [*command, *self.addresses], stdout=subprocess.PIPE, start_new_session=True
+        )
+        self._cleanup.callback(_kill, server)
+        assert server.stdout is not None
+        return int(server.stdout.readline())
+
+    def _environment(self, rank: int, port: int, extra: Mapping[str, str]) -> dict[str, str]:
+        size = str(len(self.names))
+        inherited = {
+            name: value for name, value in os.environ.items() if not name.startswith("HOROVOD_")
+        }
+        return {
+            **inherited,
+            "PYTHONPATH": os.pathsep.join(filter(None, [*sys.path, os.environ.get("PYTHONPATH")])),
+            "PYTHONUNBUFFERED": "1",
+            "TF_CPP_MIN_LOG_LEVEL": "2",
+            "HOROVOD_HOSTNAME": self.addresses[rank],
+            "HOROVOD_RANK": str(rank),
+            "HOROVOD_SIZE": size,
+            "HOROVOD_LOCAL_RANK": "0",
+            "HOROVOD_LOCAL_SIZE": "1",
+            "HOROVOD_CROSS_RANK": str(rank),
+            "HOROVOD_CROSS_SIZE": size,
+            "HOROVOD_CONTROLLER": "gloo",
+            "HOROVOD_CPU_OPERATIONS": "gloo",
+            "HOROVOD_GLOO_IFACE": INTERFACE,
+            "HOROVOD_GLOO_RENDEZVOUS_ADDR": _SWITCH_ADDRESS,
+            "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port),
+            **extra,
+        }
+
+
+def _add_namespace(name: str, cleanup: contextlib.ExitStack) -> None:
+    _run("ip", "netns", "add", name)
+    cleanup.callback(subprocess.run, ["ip", "netns", "delete", name], check=False)
+    _run("ip", "-n", name, "link", "set", "lo", "up")
+
+
+def _run(*command: str) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise RuntimeError(f"{' '.join(command)} failed: {done.stderr.strip()}")
+    return done.stdout
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    if process.stdout is not None:
+        process.stdout.close()

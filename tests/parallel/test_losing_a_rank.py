@@ -1,0 +1,97 @@
+"""A rank fails, is killed, stops, or its link is cut: all others end, and name it, in time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+HERE = Path(__file__).resolve().parent
+# Ranks must also start within it of each other, on a busy machine, too.
+TIMEOUT = 12.0
+# For the ends of processes on a busy machine.
+SLACK = 10.0
+SILENT = "its host has not answered for 12 seconds"
+DEAD = "its process has ended without a word"
+
+
+def lose(hosts: Any, count: int, what: str, *meanwhile: str, seconds: float) -> list[Any]:
+    """Loses the last of some ranks; returns how they ended.
+
+    Args:
+        hosts: the module.
+        count: number of ranks.
+        what: see losing.py; or "cut", for its link.
+        *meanwhile: see losing.py.
+        seconds: in which all others must have ended by themselves.
+    """
+    with hosts.Hosts(count) as network:
+        arguments = [str(HERE / "losing.py"), str(TIMEOUT), "wait" if what == "cut" else what]
+        job = network.start([*arguments, *meanwhile])
+        job.wait_for("under way")
+        job.reset_clock()
+        if what == "cut":
+            network.cut(count - 1)
+        ranks = range(count - 1 if what == "stop" else count)
+        ended = job.wait(timeout=seconds + SLACK, ranks=ranks)
+    for rank, end in enumerate(ended[:-1]):
+        print(f"{what}, {count} ranks: rank {rank} ended after {end.seconds:.1f} s")
+        assert not end.killed and end.code == 1, (rank, end.seconds, end.output)
+    return ended
+
+
+def loss_line(end: Any) -> str:
+    """Returns the last line in which a rank says what it has lost."""
+    lines = [line for line in end.output.splitlines() if " has lost rank " in line]
+    assert lines, end.output
+    return lines[-1]
+
+
+def loss_of(rank: int, count: int, reason: str) -> str:
+    """Returns how a rank's message begins when it has lost the last one."""
+    lost = f"has lost rank {count - 1} (10.77.0.{count}): {reason}"
+    return f"Rank {rank} (10.77.0.{rank + 1}) {lost}"
+
+
+@pytest.mark.parametrize(
+    "count, what, seconds, reason",
+    [
+        (2, "raise", 0.0, "its program has failed: ValueError: no such column: price"),
+        (3, "raise", 0.0, "its program has failed: ValueError: no such column: price"),
+        (2, "kill", 0.0, DEAD),
+        (3, "kill", 0.0, DEAD),
+        (2, "leave", 0.0, "its program has come to its end, while this rank's has not"),
+        (2, "cut", 1.1 * TIMEOUT + 1.0, SILENT),
+        (3, "cut", 1.1 * TIMEOUT + 1.0, SILENT),
+        (3, "stop", 1.5 * TIMEOUT + 5.0, "its program did not answer within 11 seconds"),
+    ],
+)
+def test_all_others_name_it(hosts: Any, count: int, what: str, seconds: float, reason: str) -> None:
+    ended = lose(hosts, count, what, seconds=seconds)
+    for rank, end in enumerate(ended[:-1]):
+        line = loss_line(end)
+        assert loss_of(rank, count, reason) in line, end.output
+        assert line.endswith("start it again from its last checkpoint.")
+    lost = ended[-1]
+    if what == "raise":
+        assert "\nValueError: no such column: price" in lost.output
+    if what == "cut":  # The one that is cut off has lost all others.
+        for rank in range(count - 1):
+            assert f"rank {rank} (10.77.0.{rank + 1}): {SILENT}" in loss_line(lost)
+
+
+def test_a_rank_outside_collectives_is_ended(hosts: Any) -> None:
+    rank_0, _ = lose(hosts, 2, "kill", "sleep", seconds=TIMEOUT)
+    first, *_, last = [line for line in rank_0.output.splitlines() if "slipstream_tf:" in line]
+    assert f"Rank 0 (10.77.0.1) has lost rank 1 (10.77.0.2): {DEAD}" in first
+    assert last.endswith(
+        "Rank 0 (10.77.0.1) has not ended by itself 12 seconds after that, and is ended."
+    )
+    assert rank_0.seconds > TIMEOUT - 1.0
+
+
+def test_a_launcher_s_output_names_it(run_ranks: Any) -> None:
+    done = run_ranks("losing.py", 2, "30", "kill")
+    assert done.returncode != 0
+    assert f"Rank 0 (127.0.0.1) has lost rank 1 (127.0.0.1): {DEAD}" in done.stderr + done.stdout
