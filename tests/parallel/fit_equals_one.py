@@ -1,4 +1,9 @@
-"""A rank of test_fit.py: trains with `model.fit` and compares with one process on all inputs."""
+"""A rank of test_fit.py: trains with `model.fit` and compares with one process on all inputs.
+
+Arguments: rule of the rows, placement of the tables (empty: the default), `skip`. What is held back
+changes the gradients that follow: with "defer" the one process holds back as simulated ranks do,
+which takes batches of one size.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +21,27 @@ FIELDS, DIM = 3, 4
 Batch = tuple[dict[str, np.ndarray], np.ndarray]
 
 
-def batches_of(rank: int) -> list[Batch]:
-    """A rank's batches; higher ranks have more and of other sizes, the last rank has none."""
+class TrainedInputs(keras.metrics.Metric):
+    """Counts the inputs that were trained on."""
+
+    def __init__(self) -> None:
+        super().__init__(name="trained_inputs")
+        self.count = self.add_weight(name="count", initializer="zeros")
+
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        del y_pred, sample_weight
+        self.count.assign_add(tf.cast(tf.shape(y_true)[0], tf.float32))
+
+    def result(self) -> Any:
+        return self.count
+
+
+def batches_of(rank: int, is_even: bool = False) -> list[Batch]:
+    """A rank's batches; if they are not even, higher ranks have more, of all sizes."""
     random = np.random.default_rng(7 + rank)
     made = []
-    for _ in range(4 + 3 * rank):
-        size = int(random.integers(1, 12))
+    for _ in range(12 if is_even else 4 + 3 * rank):
+        size = 6 if is_even else int(random.integers(1, 12))
         keys = random.integers(0, 1 << random.integers(1, 8), (size, FIELDS))
         dense = random.normal(size=(size, 2)).astype(np.float32)
         labels = random.integers(0, 2, size).astype(np.float32)
@@ -56,7 +76,12 @@ def dataset_of(batches: list[Batch]) -> tf.data.Dataset:
 
 
 def train(
-    batches: list[Batch], rule: str, comm: Any, placement: str, skip: str
+    batches: list[Batch],
+    rule: str,
+    comm: Any,
+    placement: str,
+    skip: str,
+    simulated_ranks: int = 1,
 ) -> tuple[list[np.ndarray], dict[str, float]]:
     """Trains; returns all rows, slots and weights, and the last metrics."""
     keras.utils.set_random_seed(3)
@@ -72,9 +97,14 @@ def train(
     optimizer: Any = keras.optimizers.SGD(0.1)
     if comm is not None:
         optimizer = slip.distributed.DistributedOptimizer(optimizer, comm)
-    model.compile(optimizer, "binary_crossentropy", metrics=[keras.metrics.AUC(name="auc")])
+    model.compile(optimizer, "binary_crossentropy", metrics=[TrainedInputs()])
     config = slip.SaturationConfig(
-        skip=skip, warmup_steps=0, snapshot_interval=4, defer_movement=0.02, target_skip=0.5
+        skip=skip,
+        warmup_steps=0,
+        snapshot_interval=4,
+        defer_movement=0.02,
+        defer_max_age=5,
+        simulated_ranks=simulated_ranks,
     )
     slipstream = slip.Slipstream(embeddings, config)
     data = dataset_of(batches)
@@ -82,21 +112,40 @@ def train(
         data = slip.distributed.even_ends(data, comm)
     fitted = model.fit(data, verbose=0, callbacks=[slipstream.callback()], shuffle=False)
     state = [w.numpy() for w in model.trainable_variables]
+    held = sum(embeddings.store.update_counts(table.name).held for table in tables)
+    assert (held > 0) == (skip == "defer" and len(batches) > 0), held
     for table in tables:
         contents = embeddings.store.export_table(table.name)
         state += [contents["keys"], contents["rows"], contents["slots"]]
     return state, {name: values[-1] for name, values in fitted.history.items()}
 
 
+def require_same_metrics(
+    comm: Any, got: dict[str, float], wanted: dict[str, float], count: int
+) -> None:
+    """Every input counts once over all ranks: in their number, and in the mean loss."""
+    trained = got["trained_inputs"]
+    own = tf.constant([[trained, got["loss"] * trained]], tf.float64)
+    inputs, loss = comm.gather(own, "control", "test.metrics").numpy().sum(0)
+    assert inputs == count == wanted["trained_inputs"], (inputs, count, wanted)
+    np.testing.assert_allclose(loss / inputs, wanted["loss"], rtol=1e-4)
+
+
 def main() -> None:
     """Compares one way of training."""
     rule, placement, skip = sys.argv[1:4]
     comm = slip.distributed.init()
-    ranks = [batches_of(rank) for rank in range(comm.size - 1)] + [[]]
-    state, _ = train(ranks[comm.rank], rule, comm, placement, skip)
-    wanted, _ = train(union(ranks), rule, None, "", "none")
+    is_even = skip == "defer"
+    ranks = [batches_of(rank, is_even) for rank in range(comm.size)]
+    if not is_even:
+        ranks[-1] = []  # This rank never has an input.
+    simulated_ranks = comm.size if is_even else 1
+    state, metrics = train(ranks[comm.rank], rule, comm, placement, skip)
+    wanted, wanted_metrics = train(union(ranks), rule, None, "", skip, simulated_ranks)
     for got, one in zip(state, wanted, strict=True):
         np.testing.assert_allclose(got, one, rtol=2e-4, atol=2e-5)
+    count = sum(len(labels) for batches in ranks for _, labels in batches)
+    require_same_metrics(comm, metrics, wanted_metrics, count)
     print(f"rank {comm.rank} of {comm.size}: equal; {comm.traffic().bytes}", flush=True)
 
 

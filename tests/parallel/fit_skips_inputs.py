@@ -1,0 +1,81 @@
+"""A rank of test_fit.py: `fit` with inputs left out of uneven ranks' data.
+
+Argument: placement of the tables (empty: the default).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from fit_equals_one import DIM, FIELDS, Batch, TrainedInputs, dataset_of
+
+import slipstream_tf as slip
+
+BATCH_SIZE = 8
+
+
+def batches_of(rank: int) -> list[Batch]:
+    """A rank's batches, more on higher ranks: half of the inputs have keys that move little."""
+    random = np.random.default_rng(11 + rank)
+    made = []
+    for _ in range(24 + 9 * rank):
+        calm = random.random(BATCH_SIZE) < 0.5
+        keys = np.where(calm[:, None], 0, random.integers(1, 6, (BATCH_SIZE, FIELDS)))
+        dense = random.normal(size=(BATCH_SIZE, 2)).astype(np.float32)
+        labels = np.where(calm, 1, random.integers(0, 2, BATCH_SIZE)).astype(np.float32)
+        made.append(({"keys": keys.astype(np.int64), "dense": dense}, labels))
+    return made
+
+
+def train(comm: Any, placement: str) -> tuple[slip.Slipstream, int]:
+    """Trains; returns the engine and the inputs that this rank trained on."""
+    keras.utils.set_random_seed(3)
+    tables = [slip.TableConfig(f"f{i}", dim=DIM, seed=i) for i in range(FIELDS)]
+    embeddings = slip.keras.EmbeddingCollection(
+        tables,
+        slip.optimizers.Adagrad(0.1),
+        comm=comm,
+        **({"placement": placement} if placement else {}),
+    )
+    model = slip.models.DCNv2(embeddings, 2, 1, deep=[8])
+    optimizer = slip.distributed.DistributedOptimizer(keras.optimizers.SGD(0.1), comm)
+    model.compile(optimizer, "binary_crossentropy", metrics=[TrainedInputs()])
+    config = slip.SaturationConfig(
+        skip="inputs", warmup_steps=0, snapshot_interval=5, target_skip=0.5
+    )
+    slipstream = slip.Slipstream(embeddings, config)
+    data = slipstream.apply(dataset_of(batches_of(comm.rank)), BATCH_SIZE)
+    fitted = model.fit(data, verbose=0, callbacks=[slipstream.callback()], shuffle=False)
+    slipstream.end_window()
+    return slipstream, int(fitted.history["trained_inputs"][-1])
+
+
+def main() -> None:
+    """Trains and accounts for every input."""
+    comm = slip.distributed.init()
+    slipstream, trained = train(comm, sys.argv[1])
+    total = int(comm.gather(tf.constant([trained]), "control", "test.trained").numpy().sum())
+    given = sum(BATCH_SIZE * len(batches_of(rank)) for rank in range(comm.size))
+    ledger = slipstream.ledger
+    assert ledger.inputs_seen == given, (ledger.inputs_seen, given)
+    assert ledger.inputs_skipped > given // 20, ledger.inputs_skipped
+    assert total + ledger.inputs_skipped == given, (total, ledger.inputs_skipped, given)
+    reports = [(r.threshold, r.saturated_keys, r.inputs_skipped) for r in ledger.reports]
+    digest = hashlib.blake2b(repr(reports).encode(), digest_size=8)
+    for table in slipstream.store.tables:
+        digest.update(slipstream.store.gather(table.name, np.arange(6))[0].numpy().tobytes())
+    own = tf.constant(np.frombuffer(digest.digest(), np.int64))
+    digests = comm.gather(own, "control", "test.digest").numpy()
+    assert (digests == digests[0]).all(), digests
+    print(
+        f"rank {comm.rank} of {comm.size}: {ledger.inputs_skipped} of {given} skipped", flush=True
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,357 @@
+"""A rank of test_random_cases.py: shared tables against one process that sees all inputs.
+
+Arguments: placement of the tables, number of cases, seed. A case is a store, a policy and some
+steps, all drawn from (seed, number of the case): every rank knows what all of them do.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from slipstream_tf import distributed, optimizers
+from slipstream_tf.config import TableConfig
+from slipstream_tf.distributed import Communicator, ReplicatedStore
+from slipstream_tf.ops.features import PADDING_KEY, FeatureSpec, pack
+from slipstream_tf.ops.update_policy import SATURATED, UpdateCounts, UpdatePolicy
+from slipstream_tf.stores import NativeStore
+
+MODES = ("apply", "mask", "movement", "interval")
+RULES: dict[str, Callable[[], optimizers.SparseOptimizer]] = {
+    "sgd": lambda: optimizers.SGD(0.1),
+    "adagrad": lambda: optimizers.Adagrad(0.1, 0.1, 1e-7),
+}
+# How far the rows and slots of a case may be from the single process's.
+TOLERANCES = {
+    "float32": {"rtol": 2e-5, "atol": 2e-6},
+    "bfloat16": {"rtol": 2e-2, "atol": 1e-2},
+}
+ADDED_UP = [f.name for f in dataclasses.fields(UpdateCounts) if f.name != "pending_bytes"]
+
+
+def make_store(
+    placement: str, tables: Sequence[TableConfig], rule: Any, comm: Communicator, wire_dtype: str
+) -> Any:
+    """Makes the store that is tested."""
+    stores = {"replicated": ReplicatedStore}
+    return stores[placement](tables, rule, comm, wire_dtype)
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """What is drawn for a case.
+
+    Attributes:
+        number: of the case.
+        mode: one of `MODES`.
+        rule: one of `RULES`.
+        wire_dtype: in which gradients travel.
+        tables: of different dims.
+        specs: features, at least one per table.
+        layouts: of each feature: "single", "ragged" or "padded".
+        largest_key: below which keys are drawn.
+        sizes: int [steps, ranks], inputs.
+        is_traced: whether steps run in a tf.function, which ranks trace at different times.
+        policies: what is set before step 1 and, if there is a second one, in the middle.
+    """
+
+    number: int
+    mode: str
+    rule: str
+    wire_dtype: str
+    tables: tuple[TableConfig, ...]
+    specs: tuple[FeatureSpec, ...]
+    layouts: tuple[str, ...]
+    largest_key: int
+    sizes: np.ndarray
+    is_traced: bool
+    policies: tuple[UpdatePolicy, ...]
+
+    @property
+    def is_even(self) -> bool:
+        """Whether all ranks' batches have the same size in every step."""
+        return bool((self.sizes == self.sizes[:, :1]).all())
+
+    @property
+    def is_deferred(self) -> bool:
+        """Whether sums may be held."""
+        return self.mode in ("movement", "interval")
+
+    @property
+    def equals_simulated_ranks(self) -> bool:
+        """Whether one process with simulated ranks does the very same.
+
+        It splits its batches evenly and rounds no gradient; and where room is scarce, sums that
+        come of age make some at another moment.
+        """
+        is_scarce = any(0 < policy.max_rows < 1000 for policy in self.policies)
+        is_alike = self.is_even and self.wire_dtype == "float32" and not is_scarce
+        return not self.is_deferred or is_alike
+
+    @property
+    def equals_plain_after_flush(self) -> bool:
+        """Whether what was held back makes no difference in the end."""
+        return not self.is_deferred or self.rule == "sgd"
+
+
+def draw_case(seed: int, number: int, ranks: int) -> Case:
+    """Draws a case; the same on all ranks."""
+    random = np.random.default_rng([seed, number, ranks])
+    mode = MODES[number % len(MODES)]
+    dims = random.choice([1, 2, 3, 4, 8, 17], int(random.integers(1, 4)), replace=False)
+    tables = [TableConfig(f"t{i}", int(d), seed=number + i) for i, d in enumerate(dims)]
+    owners = [*range(len(tables)), *random.integers(0, len(tables), random.integers(0, 3))]
+    specs = [
+        FeatureSpec(f"f{i}", f"t{t}", str(random.choice(["sum", "mean", "sqrtn"])))
+        for i, t in enumerate(owners)
+    ]
+    steps, is_even = int(random.integers(3, 8)), bool(random.random() < 0.5)
+    sizes = random.integers(0, 7, (steps, ranks))
+    if is_even:
+        sizes[:] = random.integers(0, 7, (steps, 1))
+    elif random.random() < 0.3:
+        sizes[:, random.integers(ranks)] = 0
+    policies = [_draw_policy(random, mode)]
+    if mode != "apply" and random.random() < 0.3:
+        others = MODES[:2] if mode == "mask" else MODES[2:]
+        policies.append(_draw_policy(random, str(random.choice(others))))
+    return Case(
+        number=number,
+        mode=mode,
+        rule=str(random.choice(list(RULES))),
+        wire_dtype="bfloat16" if random.random() < 0.2 else "float32",
+        tables=tuple(tables),
+        specs=tuple(specs),
+        layouts=tuple(
+            map(str, random.choice(["single", "single", "ragged", "padded"], len(specs)))
+        ),
+        largest_key=int(1 << random.integers(0, 9)),
+        sizes=sizes,
+        is_traced=bool(random.random() < 0.1),
+        policies=tuple(policies),
+    )
+
+
+def _draw_policy(random: np.random.Generator, mode: str) -> UpdatePolicy:
+    if mode in ("apply", "mask"):
+        return UpdatePolicy(mode)
+    return UpdatePolicy(
+        "defer",
+        trigger=mode,
+        movement=float(random.choice([0.005, 0.02, 1e9])),
+        max_age=int(random.integers(1, 6)),
+        # An even part for each of 64 shards, however many ranks share it.
+        max_rows=int(random.choice([0, 64, 1 << 20])),
+    )
+
+
+def draw_batch(
+    case: Case, seed: int, step: int, rank: int
+) -> tuple[dict[str, Any], list[np.ndarray]]:
+    """Draws a rank's keys, as lists of int64 [n] by input, and the gradients of its loss."""
+    random = np.random.default_rng([seed, case.number, step, rank])
+    size = int(case.sizes[step, rank])
+    dims = {table.name: table.dim for table in case.tables}
+    keys, gradients = {}, []
+    for spec, layout in zip(case.specs, case.layouts, strict=True):
+        lengths = np.ones(size, int) if layout == "single" else random.integers(0, 4, size)
+        drawn = random.integers(0, case.largest_key, int(lengths.sum()))
+        keys[spec.name] = np.split(drawn, np.cumsum(lengths)[:-1]) if size else []
+        gradients.append(random.normal(0, 0.3, (size, dims[spec.table])).astype(np.float32))
+    return keys, gradients
+
+
+def as_inputs(case: Case, keys: dict[str, list[np.ndarray]]) -> dict[str, Any]:
+    """The keys as the layouts say: int64 [n], [n, 4] or ragged."""
+    inputs: dict[str, Any] = {}
+    for spec, layout in zip(case.specs, case.layouts, strict=True):
+        bags = keys[spec.name]
+        flat = np.concatenate([np.empty(0, np.int64), *bags]).astype(np.int64)
+        if layout == "single":
+            inputs[spec.name] = tf.constant(flat)
+        elif layout == "ragged":
+            inputs[spec.name] = tf.RaggedTensor.from_row_lengths(
+                tf.constant(flat), tf.constant([len(bag) for bag in bags], tf.int64)
+            )
+        else:
+            padded = np.full((len(bags), 4), PADDING_KEY, np.int64)
+            for row, bag in zip(padded, bags, strict=True):
+                row[: len(bag)] = bag
+            inputs[spec.name] = tf.constant(padded)
+    return inputs
+
+
+def trainer(case: Case, store: Any) -> Callable[..., list[tf.Tensor]]:
+    """A function of one step: looks up, updates, returns the pooled rows."""
+
+    def train(inputs: dict[str, Any], gradients: list[Any]) -> list[tf.Tensor]:
+        pooled, plan = store.lookup(pack(inputs, case.specs), case.specs, training=True)
+        pooled = [tf.identity(rows) for rows in pooled]
+        with tf.control_dependencies(pooled):
+            update = store.apply_gradients(plan, gradients)
+        with tf.control_dependencies([] if update is None else [update]):
+            return [tf.identity(rows) for rows in pooled]
+
+    return tf.function(train, autograph=False) if case.is_traced else train
+
+
+def rows_and_slots(store: Any, table: TableConfig, keys: np.ndarray) -> np.ndarray:
+    """Rows and slots by key, float32 [n, dim + slots]; of a key without a row, the initial ones."""
+    rows = store.gather(table.name, keys)[0].numpy()
+    held = store.export_table(table.name)
+    slots = np.full((keys.size, held["slots"].shape[1]), 0.1, np.float32)
+    place = {key: i for i, key in enumerate(held["keys"].tolist())}
+    for i, key in enumerate(keys.tolist()):
+        if key in place:
+            slots[i] = held["slots"][place[key]]
+            np.testing.assert_array_equal(held["rows"][place[key]], rows[i])
+    return np.concatenate([rows, slots], axis=1)
+
+
+def require_same_bits(comm: Communicator, arrays: Sequence[np.ndarray], what: str) -> None:
+    """Compares a digest over the ranks; a collective."""
+    digest = hashlib.blake2b(digest_size=8)
+    for array in arrays:
+        digest.update(np.ascontiguousarray(array).tobytes())
+    own = tf.constant(np.frombuffer(digest.digest(), np.int64))
+    digests = comm.gather(own, "control", "test.digest").numpy()
+    assert (digests == digests[0]).all(), f"{what} differ between ranks: {digests}"
+
+
+class Comparison:
+    """A case on the ranks, beside the same in this process alone."""
+
+    def __init__(self, case: Case, placement: str, comm: Communicator, seed: int):
+        self.case, self.comm, self.seed = case, comm, seed
+        rule = RULES[case.rule]()
+        self.store = make_store(placement, case.tables, rule, comm, case.wire_dtype)
+        self.simulated = NativeStore(case.tables, rule)
+        self.plain = NativeStore(case.tables, rule)
+        self.train = trainer(case, self.store)
+        self.seen: dict[str, set[int]] = {table.name: set() for table in case.tables}
+        for table in case.tables:
+            self.simulated.set_update_policy(table.name, UpdatePolicy(ranks=comm.size))
+
+    def run(self) -> None:
+        """Trains and compares."""
+        middle = len(self.case.sizes) // 2
+        for step in range(len(self.case.sizes)):
+            if step == 1:
+                self._set_policy(self.case.policies[0])
+            if step == middle and step > 1 and len(self.case.policies) > 1:
+                self._set_policy(self.case.policies[1])
+            self._step(step)
+        self._compare_before_flush()
+        self._compare_after_flush()
+
+    def _set_policy(self, policy: UpdatePolicy) -> None:
+        """Marks at random among the keys that had gradients: those have rows on all ranks."""
+        random = np.random.default_rng([self.seed, self.case.number, 99])
+        for table in self.case.tables:
+            name = table.name
+            simulated = dataclasses.replace(
+                policy, ranks=self.comm.size, max_rows=policy.max_rows * self.comm.size
+            )
+            self.store.set_update_policy(name, policy)
+            self.simulated.set_update_policy(name, simulated)
+            if policy.mode == "mask":
+                self.plain.set_update_policy(name, policy)
+            elif self.case.mode == "mask":
+                self.plain.set_update_policy(name, UpdatePolicy())
+        for table in self.case.tables:
+            known = np.array(sorted(self.seen[table.name]), np.int64)
+            marked = known[random.random(known.size) < 0.5]
+            for store in (self.store, self.simulated, self.plain):
+                store.mark_rows(table.name, marked, np.full(marked.size, SATURATED))
+
+    def _step(self, step: int) -> None:
+        case, comm = self.case, self.comm
+        batches = [draw_batch(case, self.seed, step, rank) for rank in range(comm.size)]
+        keys, gradients = batches[comm.rank]
+        pooled = self.train(as_inputs(case, keys), list(map(tf.constant, gradients)))
+        union = {n: [bag for batch, _ in batches for bag in batch[n]] for n in keys}
+        parts = zip(*(own for _, own in batches), strict=True)
+        averaged = [tf.constant(np.concatenate(part) / np.float32(comm.size)) for part in parts]
+        inputs = as_inputs(case, union)
+        begin = int(case.sizes[step, : comm.rank].sum())
+        own = slice(begin, begin + int(case.sizes[step, comm.rank]))
+        for store in (self.simulated, self.plain):
+            wanted, plan = store.lookup(pack(inputs, case.specs), case.specs, training=True)
+            if store is self.simulated and case.equals_simulated_ranks:
+                for got, rows in zip(pooled, wanted, strict=True):
+                    np.testing.assert_allclose(got, rows[own], **TOLERANCES[case.wire_dtype])
+            store.apply_gradients(plan, averaged)
+        for spec in case.specs:
+            bags = union[spec.name]
+            self.seen[spec.table].update(*(bag.tolist() for bag in bags))
+
+    def _keys_of(self, table: TableConfig) -> np.ndarray:
+        return np.array(sorted(self.seen[table.name]), np.int64)
+
+    def _compare_before_flush(self) -> None:
+        rows = []
+        for table in self.case.tables:
+            keys = self._keys_of(table)
+            rows.append(self.store.gather(table.name, keys)[0].numpy())
+            if self.case.equals_simulated_ranks:
+                wanted = self.simulated.gather(table.name, keys)[0].numpy()
+                np.testing.assert_allclose(rows[-1], wanted, **TOLERANCES[self.case.wire_dtype])
+                self._compare_counts(table)
+        require_same_bits(self.comm, rows, "rows before the flush")
+
+    def _compare_counts(self, table: TableConfig) -> None:
+        counts = self.store.update_counts(table.name)
+        own = tf.constant([[getattr(counts, name) for name in ADDED_UP]], tf.int64)
+        total = self.comm.gather(own, "control", "test.counts").numpy().sum(0)
+        wanted = self.simulated.update_counts(table.name)
+        if self.case.is_even:
+            expected = {name: getattr(wanted, name) for name in ADDED_UP}
+            got = dict(zip(ADDED_UP, total.tolist(), strict=True))
+            assert got == expected, f"{got}, but {expected} with simulated ranks"
+
+    def _compare_after_flush(self) -> None:
+        self.store.flush()
+        self.simulated.flush()
+        states = []
+        for table in self.case.tables:
+            keys = self._keys_of(table)
+            states.append(rows_and_slots(self.store, table, keys))
+            assert self.store.update_counts(table.name).pending == 0
+            tolerance = TOLERANCES[self.case.wire_dtype]
+            if self.case.equals_simulated_ranks:
+                wanted = rows_and_slots(self.simulated, table, keys)
+                np.testing.assert_allclose(states[-1], wanted, **tolerance)
+            if self.case.equals_plain_after_flush:
+                wanted = rows_and_slots(self.plain, table, keys)
+                np.testing.assert_allclose(states[-1], wanted, **tolerance)
+        require_same_bits(self.comm, states, "rows and slots")
+
+
+def main() -> None:
+    """Runs all cases; the first that fails is named."""
+    placement, count, seed = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    tf.config.threading.set_inter_op_parallelism_threads(2)
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+    comm = distributed.init()
+    tf.get_logger().setLevel("ERROR")  # Traced cases are traced anew for every size, on purpose.
+    start = time.perf_counter()
+    for number in range(count):
+        case = draw_case(seed, number, comm.size)
+        try:
+            Comparison(case, placement, comm, seed).run()
+        except Exception:
+            print(f"rank {comm.rank}: {case}", file=sys.stderr, flush=True)
+            raise
+    seconds = time.perf_counter() - start
+    print(f"rank {comm.rank} of {comm.size}: {count} cases equal, {seconds:.0f} s", flush=True)
+
+
+if __name__ == "__main__":
+    main()

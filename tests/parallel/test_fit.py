@@ -1,0 +1,31 @@
+"""`model.fit` on several ranks: equal to one process on all inputs, and uneven ends."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+PLACEMENTS = [""]  # The default.
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+@pytest.mark.parametrize(
+    "count, rule, skip",
+    [(2, "sgd", "none"), (3, "adagrad", "none"), (2, "adagrad", "defer"), (3, "sgd", "defer")],
+)
+def test_ranks_train_as_one_process_does(
+    run_ranks: Any, placement: str, count: int, rule: str, skip: str
+) -> None:
+    done = run_ranks("fit_equals_one.py", count, rule, placement, skip)
+    assert done.returncode == 0, done.stdout + done.stderr
+    for rank in range(count):
+        assert f"rank {rank} of {count}: equal" in done.stdout
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_every_input_is_trained_or_skipped(run_ranks: Any, placement: str) -> None:
+    done = run_ranks("fit_skips_inputs.py", 2, placement)
+    assert done.returncode == 0, done.stdout + done.stderr
+    for rank in range(2):
+        assert f"rank {rank} of 2: " in done.stdout

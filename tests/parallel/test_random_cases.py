@@ -1,0 +1,18 @@
+"""Tables shared by ranks against one process: random batches, policies and rules."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+
+@pytest.mark.parametrize("placement", ["replicated"])
+@pytest.mark.parametrize("count, cases", [(2, 100), (3, 64), (4, 40)])
+def test_ranks_train_as_one_process_does(
+    run_ranks: Any, placement: str, count: int, cases: int
+) -> None:
+    done = run_ranks("random_cases.py", count, placement, str(cases), "1")
+    assert done.returncode == 0, done.stdout + done.stderr
+    for rank in range(count):
+        assert f"rank {rank} of {count}: {cases} cases equal" in done.stdout
