@@ -8,20 +8,18 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-import os
 from collections.abc import Mapping
 from typing import Any, Protocol, TypeAlias
 
 import tensorflow as tf
 
+from slipstream_tf import launch
 from slipstream_tf.errors import require_choice, require_integer
 
 # What bytes are counted as. "control": counts, digests, states; everything that is not data.
 KINDS = ("keys", "rows", "gradients", "deferred", "dense", "control")
 # A name, or the scalar tensor of its index, which may change from step to step.
 Kind: TypeAlias = "str | tf.Tensor"
-# Set by horovodrun (Gloo) and by Open MPI, MPICH or Slurm launchers.
-_RANK_VARIABLES = ("HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
 _MISSING = (
     "This process was started as one rank of many ({variable} is set), but Horovod cannot be "
     "imported: {error}. Install it: make horovod, or python build_support/install_horovod.py."
@@ -218,7 +216,7 @@ def init() -> Communicator:
     Raises:
         ImportError: there is a job, but no Horovod.
     """
-    launched = next((name for name in _RANK_VARIABLES if name in os.environ), None)
+    launched = launch.rank_variable()
     if launched is None:
         return SingleProcess()
     try:
