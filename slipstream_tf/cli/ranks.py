@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 _Prepared = TypeVar("_Prepared")
 # What the ranks that are left hear of one that has gone.
-_GONE = "shut down"
+_GONE = "Horovod has been shut down"
 
 
 class AgreedError(Exception):
@@ -123,6 +123,7 @@ def run_rank(
         prepared = prepare(*flag_set.parse(arguments))
     except (UsageError, RunError) as error:
         problem = error
+    comm: Communicator | None = None
     try:
         import_tensorflow()
         from slipstream_tf.distributed import init
@@ -134,21 +135,27 @@ def run_rank(
         assert prepared is not None
         carry_out(prepared, comm)
     except AgreedError as error:
+        assert comm is not None
         if own_rank == 0:
-            print(f"{flag_set.program}: {error}", file=sys.stderr)
+            print(f"{flag_set.program}: {error}", file=sys.stderr, flush=True)
+        # A launcher stops all ranks when the first ends with an error: rank 0 speaks before that.
+        gather_json(comm, None, "slipstream.told")
         return error.code
-    except (UsageError, RunError, ImportError) as error:
-        print(f"{flag_set.program}: rank {own_rank}: {_told(error)}", file=sys.stderr, flush=True)
+    except Exception as error:
+        told, is_expected = _told(error)
+        print(f"{flag_set.program}: rank {own_rank}: {told}", file=sys.stderr, flush=True)
+        if not is_expected:
+            raise
         return USAGE_ERROR if isinstance(error, UsageError) else RUN_ERROR
     except KeyboardInterrupt:
         return 130
-    except BaseException:
-        print(f"{flag_set.program}: rank {own_rank}: an unexpected error:", file=sys.stderr)
-        raise
     return 0
 
 
-def _told(error: Exception) -> str:
-    if isinstance(error, RunError) and _GONE in str(error):
-        return "Training broke off, because another rank ended. It says why."
-    return str(error)
+def _told(error: Exception) -> tuple[str, bool]:
+    """What a rank says of an error of its own, and whether that is all there is to say."""
+    if _GONE in str(error):
+        return "The run broke off, because another rank ended. It says why.", True
+    if isinstance(error, (UsageError, RunError, ImportError)):
+        return str(error), True
+    return "an unexpected error:", False

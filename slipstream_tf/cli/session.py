@@ -25,6 +25,7 @@ from slipstream_tf.cli.ranks import agreed
 from slipstream_tf.cli.settings import Settings
 from slipstream_tf.cli.totals import (
     inputs_of_rank,
+    share_by_id,
     share_of_rank,
     total,
     total_gradient_rows,
@@ -46,7 +47,8 @@ def run(settings: Settings, parts: Parts, clock: PhaseClock, comm: Communicator)
     """Trains and evaluates; with several ranks a collective.
 
     Batch i of the data goes to rank i % size, so that a step of the job is `comm.size` batches in a
-    row: that of one process with batches so much larger.
+    row: that of one process with batches so much larger. Where losses are remembered, an input goes
+    to the rank that its number says, in every epoch.
 
     Args:
         settings: of the run.
@@ -79,7 +81,11 @@ def run(settings: Settings, parts: Parts, clock: PhaseClock, comm: Communicator)
                 raise UsageError(str(error)) from None
         with tf.device("CPU:0"):
             read, seen = (tf.Variable(0, dtype=tf.int64, trainable=False) for _ in range(2))
-        dataset = share_of_rank(counted(_all_inputs(settings, parts.train.dataset()), read), comm)
+        dataset = counted(_all_inputs(settings, parts.train.dataset()), read)
+        if settings.needs_ids:
+            dataset = share_by_id(dataset, settings.batch_size, comm)
+        else:
+            dataset = share_of_rank(dataset, comm)
         dataset = _training_data(settings, counted(dataset, seen), slipstream, hot_keys, comm)
         own = None if planned is None else inputs_of_rank(planned, settings.batch_size, comm)
         with TrainingBar(own, _title(settings, comm), comm.rank == 0) as bar:

@@ -13,12 +13,35 @@ import tensorflow as tf
 
 from slipstream_tf.cli.ranks import gather_json
 from slipstream_tf.distributed import Communicator
+from slipstream_tf.inputs.spec import ID
 from slipstream_tf.saturation.ranks import Ranks
 
 
 def share_of_rank(dataset: tf.data.Dataset, comm: Communicator) -> tf.data.Dataset:
     """Returns batches rank, rank + size, rank + 2 * size, ... of a data set of batches."""
     return dataset if comm.size == 1 else dataset.shard(comm.size, comm.rank)
+
+
+def share_by_id(dataset: tf.data.Dataset, batch_size: int, comm: Communicator) -> tf.data.Dataset:
+    """Returns the inputs whose number belongs to this rank, the same ones in every pass.
+
+    A rank remembers losses of its own inputs, which would go to another rank in another pass if
+    whole batches were shared out.
+
+    Args:
+        dataset: batches (features, label) with features["id"].
+        batch_size: of the batches that come out.
+        comm: the ranks.
+    """
+    if comm.size == 1:
+        return dataset
+
+    def own(features: Any, label: Any) -> Any:
+        is_own = tf.equal(tf.math.floormod(features[ID], comm.size), comm.rank)
+        rows = tf.where(is_own)[:, 0]
+        return tf.nest.map_structure(lambda part: tf.gather(part, rows), (features, label))
+
+    return dataset.map(own).rebatch(batch_size)
 
 
 def inputs_of_rank(inputs: int, batch_size: int, comm: Communicator) -> int:
