@@ -12,8 +12,8 @@ import pytest
 from slipstream_tf.cli import train
 from slipstream_tf.cli.flag_set import run_program
 
-# 47 batches of 128: rank 1 has one less than rank 0, whose last is a short one.
-INPUTS, BATCH = 6_000, 128
+# 31 batches of 128: rank 1 has one less than rank 0, whose last is a short one.
+INPUTS, BATCH = 3_900, 128
 SMALL = (f"--data=generated:{INPUTS}", "--dim=4", "--mlp=8", "--bottom=8")
 
 
@@ -30,7 +30,7 @@ def train_on_two(
     run_ranks: Any, output: Path, *flags: str, controller: str = "gloo"
 ) -> tuple[dict[str, Any], Any]:
     """Returns the record and the finished job."""
-    arguments = [*SMALL, f"--batch_size={BATCH}", f"--output={output}", *flags]
+    arguments = [*SMALL, f"--batch_size={BATCH}", f"--output={output}", "--threads=1", *flags]
     done = run_ranks("train_rank.py", 2, *arguments, controller=controller)
     assert done.returncode == 0, done.stdout + done.stderr
     assert os.listdir(output) == ["metrics.json"]
@@ -69,20 +69,20 @@ def test_two_ranks_train_what_one_process_does(
 
 
 def test_skipping_inputs_counts_those_of_both_ranks(run_ranks: Any, tmp_path: Path) -> None:
-    flags = ("--skip=inputs", "--alpha=0.5", "--target_skip=0.6", "--snapshot_interval=5")
+    flags = ("--skip=inputs", "--alpha=0.5", "--target_skip=0.6", "--snapshot_interval=3")
     record, done = train_on_two(run_ranks, tmp_path / "run", *flags)
     inputs, windows = record["inputs"], record["windows"]
     assert inputs["seen"] == INPUTS == inputs["trained"] + inputs["skipped"]
     assert inputs["skipped"] == sum(w["inputs_skipped"] for w in windows) > 100
     assert sum(w["inputs_seen"] for w in windows) == INPUTS
-    # A quarter of the steps: 6,000 inputs / (128 * 2 per step) / 4.
-    assert record["engine"]["warmup_steps"] == 6
+    # A quarter of the steps: 3,900 inputs / (128 * 2 per step) / 4.
+    assert record["engine"]["warmup_steps"] == 4
     assert "inputs (" in record["summary"] and "inputs (" in done.stdout
 
 
 def test_deferring_sends_sums_in_half_the_bytes(run_ranks: Any, tmp_path: Path) -> None:
     flags = ("--skip=defer", "--defer_movement=0.01", "--snapshot_interval=5")
-    wire = ("--wire_dtype=bfloat16", "--placement=replicated", "--threads=1")
+    wire = ("--wire_dtype=bfloat16", "--placement=replicated")
     record, _ = train_on_two(run_ranks, tmp_path / "run", *flags, *wire, controller="mpi")
     assert record["inputs"]["trained"] == record["inputs"]["seen"] == INPUTS
     assert record["settings"]["wire_dtype"] == "bfloat16"
@@ -98,12 +98,12 @@ def test_remembered_losses_stay_with_the_rank_of_their_input(
     run_ranks: Any, tmp_path: Path
 ) -> None:
     record, _ = train_on_two(
-        run_ranks, tmp_path / "run", "--epochs=3", "--max_inputs=15001", "--skip=inputs",
+        run_ranks, tmp_path / "run", "--epochs=3", "--max_inputs=10001", "--skip=inputs",
         "--score=remembered_loss", "--max_skips=2", "--target_skip=0.5", "--saturated_share=1",
-        "--alpha=0.6", "--snapshot_interval=6",
+        "--alpha=0.6", "--snapshot_interval=4",
     )  # fmt: skip
     inputs = record["inputs"]
-    assert inputs["seen"] == 15_001 == inputs["trained"] + inputs["skipped"]
+    assert inputs["seen"] == 10_001 == inputs["trained"] + inputs["skipped"]
     # One process skips about 4,000; ranks that met other inputs in each epoch would half of it.
     assert inputs["skipped"] > 2_500
 
