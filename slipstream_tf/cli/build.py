@@ -10,6 +10,7 @@ from slipstream_tf import _compat, initializers, optimizers
 from slipstream_tf.cli.counting import InputCount
 from slipstream_tf.cli.settings import Settings
 from slipstream_tf.config import SaturationConfig, TableConfig
+from slipstream_tf.distributed import Communicator, DistributedOptimizer
 from slipstream_tf.keras import EmbeddingCollection
 from slipstream_tf.models import DLRM, DCNv2
 
@@ -19,12 +20,15 @@ _compat.require_keras()
 _ACCUMULATOR, _EPSILON = 0.0, 1e-10
 
 
-def build_embeddings(settings: Settings, fields: tuple[str, ...]) -> EmbeddingCollection:
+def build_embeddings(
+    settings: Settings, fields: tuple[str, ...], comm: Communicator
+) -> EmbeddingCollection:
     """Makes a table per field.
 
     Args:
         settings: of the run.
         fields: names of the categorical fields, in the order of the key columns.
+        comm: the ranks that train them; making the tables is a collective.
 
     Returns:
         The layer.
@@ -41,7 +45,13 @@ def build_embeddings(settings: Settings, fields: tuple[str, ...]) -> EmbeddingCo
         for index, field in enumerate(fields)
     ]
     return EmbeddingCollection(
-        tables, _rows_optimizer(settings), store=settings.store, dtype=settings.precision
+        tables,
+        _rows_optimizer(settings),
+        store=settings.store,
+        comm=comm,
+        placement=settings.placement,
+        wire_dtype=settings.wire_dtype,
+        dtype=settings.precision,
     )
 
 
@@ -55,13 +65,16 @@ def _rows_optimizer(settings: Settings) -> optimizers.SparseOptimizer:
     return rules[settings.rows_optimizer](rate, _ACCUMULATOR, _EPSILON)
 
 
-def build_model(settings: Settings, embeddings: EmbeddingCollection, num_dense: int) -> Any:
+def build_model(
+    settings: Settings, embeddings: EmbeddingCollection, num_dense: int, comm: Communicator
+) -> Any:
     """Makes and compiles the model; its output is a logit.
 
     Args:
         settings: of the run.
         embeddings: the tables.
         num_dense: numeric features per input.
+        comm: the ranks over which gradients are averaged.
 
     Returns:
         A compiled `keras.Model` with the metrics loss, auc and trained (inputs).
@@ -79,8 +92,11 @@ def build_model(settings: Settings, embeddings: EmbeddingCollection, num_dense: 
         model = DCNv2(
             embeddings, num_dense, settings.cross_layers, deep=list(settings.mlp), **common
         )
+    optimizer: Any = keras.optimizers.Adam(settings.learning_rate)
+    if comm.size > 1:
+        optimizer = DistributedOptimizer(optimizer, comm)
     model.compile(
-        optimizer=keras.optimizers.Adam(settings.learning_rate),
+        optimizer=optimizer,
         loss=keras.losses.BinaryCrossentropy(from_logits=True),
         metrics=[keras.metrics.AUC(from_logits=True, name="auc"), InputCount(name="trained")],
     )

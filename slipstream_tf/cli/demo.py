@@ -12,6 +12,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from slipstream_tf import launch
 from slipstream_tf.cli import demo_data
 from slipstream_tf.cli.flag_set import (
     RUN_ERROR,
@@ -153,6 +154,15 @@ def _train(flags: Mapping[str, Any]) -> None:
 
 def entry_point(arguments: Sequence[str] | None = None) -> None:
     """Runs the program and ends the process with its exit code."""
+    if launch.rank() is not None:
+        if launch.rank() == 0:
+            print(
+                f"slipstream-demo: it is one process, but was started as a rank of a job "
+                f"({launch.rank_variable()} is set). Start it without horovodrun or mpirun; "
+                "slipstream-train is for several ranks.",
+                file=sys.stderr,
+            )
+        sys.exit(USAGE_ERROR)
     sys.exit(run_program(make_flags(), main, arguments))
 
 

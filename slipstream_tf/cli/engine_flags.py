@@ -113,6 +113,10 @@ ENGINE_FLAGS: Mapping[str, EngineFlag] = {
         Choice(DEFER_TRIGGERS), "movement: hold any row's gradients until they would move it; "
         "interval: hold those of saturated rows", _DEFER, _by_defer,
     ),
+    "freeze_drift": EngineFlag(
+        Number(0), "drift below which saturated rows are read from copies (sharded tables); 0: none",
+        _SKIP, _by_any,
+    ),
     "defer_movement": EngineFlag(
         Number(0, open_minimum=True), "in the unit of the rows", "--defer_trigger=movement",
         _trigger("movement"),

@@ -250,6 +250,11 @@ class FlagSet:
         return {name: self._values[name].value for name in self._values}, given
 
 
+def asks_for_help(arguments: Sequence[str]) -> bool:
+    """Whether a command line asks for the help instead of a run."""
+    return any(argument in ("--help", "-h", "-help", "--helpfull") for argument in arguments)
+
+
 def run_program(
     flag_set: FlagSet, main: Callable[[dict[str, Any], frozenset[str]], None], arguments: Any = None
 ) -> int:
@@ -264,7 +269,7 @@ def run_program(
         The exit code: 0, `USAGE_ERROR` or `RUN_ERROR`.
     """
     arguments = sys.argv[1:] if arguments is None else list(arguments)
-    if any(argument in ("--help", "-h", "-help", "--helpfull") for argument in arguments):
+    if asks_for_help(arguments):
         try:
             print(flag_set.help_text(), flush=True)
         except BrokenPipeError:

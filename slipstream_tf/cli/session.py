@@ -13,91 +13,120 @@ from collections.abc import Sequence
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from slipstream_tf import _compat
 from slipstream_tf.cli.build import build_embeddings, build_model, saturation_config
 from slipstream_tf.cli.counting import BarCallback, counted, first_inputs
 from slipstream_tf.cli.data import Parts
+from slipstream_tf.cli.evaluation import evaluate
 from slipstream_tf.cli.flag_set import RunError, UsageError
+from slipstream_tf.cli.ranks import agreed
 from slipstream_tf.cli.settings import Settings
+from slipstream_tf.cli.totals import (
+    inputs_of_rank,
+    share_by_id,
+    share_of_rank,
+    total,
+    total_gradient_rows,
+    total_metrics,
+    traffic_record,
+)
+from slipstream_tf.distributed import Communicator, even_ends
+from slipstream_tf.distributed.settings import require_same
 from slipstream_tf.inputs.segregation import profile_hot_keys, segregate
-from slipstream_tf.keras import Slipstream
+from slipstream_tf.keras import RanksCallback, Slipstream
 from slipstream_tf.saturation.hot_set import snapshot_bytes
-from slipstream_tf.telemetry.metrics import ClickMetrics, click_metrics
 from slipstream_tf.telemetry.progress import TrainingBar
 from slipstream_tf.telemetry.run_record import SCHEMA, PhaseClock, machine, versions
 
 _compat.require_keras()
 
 
-def run(
-    settings: Settings, parts: Parts, clock: PhaseClock, is_bar_shown: bool = True
-) -> dict[str, Any]:
-    """Trains and evaluates.
+def run(settings: Settings, parts: Parts, clock: PhaseClock, comm: Communicator) -> dict[str, Any]:
+    """Trains and evaluates; with several ranks a collective.
+
+    Batch i of the data goes to rank i % size, so that a step of the job is `comm.size` batches in a
+    row: that of one process with batches so much larger. Where losses are remembered, an input goes
+    to the rank that its number says, in every epoch.
 
     Args:
         settings: of the run.
-        parts: the data.
+        parts: the data; every rank reads all of it.
         clock: has the time that opening the data took; the other phases are added.
-        is_bar_shown: whether progress is shown.
+        comm: the ranks. Rank 0 shows progress.
 
     Returns:
-        The record: JSON-serialisable, see README.md, "metrics.json".
+        The record: JSON-serialisable, see README.md, "metrics.json". Its numbers are those of all
+        ranks together; seconds and machine are this rank's.
 
     Raises:
-        UsageError: the model cannot be built from these settings and this data.
+        UsageError, AgreedError: the model cannot be built from these settings and this data.
         RunError: training broke off, or inputs got lost.
     """
     spec = parts.train.spec
-    keras.utils.set_random_seed(settings.seed)
+    # Rank 0's weights go to all; what differs is which units dropout leaves out.
+    keras.utils.set_random_seed(settings.seed + comm.rank)
     planned = _planned_inputs(settings, parts.num_inputs)
-    with clock.phase("reading"):
+    _require_same_run(settings, parts, comm)
+    with clock.phase("reading"), agreed(comm, "segregate"):
         hot_keys = _hot_keys(settings, parts.train.dataset()) if settings.segregate else None
     with clock.phase("training"):
-        try:
-            embeddings = build_embeddings(settings, tuple(spec.fields))
-            model = build_model(settings, embeddings, spec.num_dense)
-            slipstream = _engine(settings, embeddings, planned)
-        except ValueError as error:
-            raise UsageError(str(error)) from None
+        with agreed(comm, "build"):
+            try:
+                embeddings = build_embeddings(settings, tuple(spec.fields), comm)
+                model = build_model(settings, embeddings, spec.num_dense, comm)
+                slipstream = _engine(settings, embeddings, planned, comm)
+            except ValueError as error:
+                raise UsageError(str(error)) from None
         with tf.device("CPU:0"):
-            seen = tf.Variable(0, dtype=tf.int64, trainable=False)
-        dataset = _training_data(settings, parts.train.dataset(), seen, slipstream, hot_keys)
-        with TrainingBar(planned, _title(settings), is_bar_shown) as bar:
-            callbacks: list[Any] = [BarCallback(bar)]
-            if slipstream is not None:
-                callbacks = [BarCallback(bar, lambda: int(seen.numpy()))]
+            read, seen = (tf.Variable(0, dtype=tf.int64, trainable=False) for _ in range(2))
+        dataset = counted(_all_inputs(settings, parts.train.dataset()), read)
+        if settings.needs_ids:
+            dataset = share_by_id(dataset, settings.batch_size, comm)
+        else:
+            dataset = share_of_rank(dataset, comm)
+        dataset = _training_data(settings, counted(dataset, seen), slipstream, hot_keys, comm)
+        own = None if planned is None else inputs_of_rank(planned, settings.batch_size, comm)
+        with TrainingBar(own, _title(settings, comm), comm.rank == 0) as bar:
+            shows = BarCallback(bar, None if slipstream is None else lambda: int(seen.numpy()))
+            callbacks: list[Any] = [shows] if comm.rank == 0 else []
+            if slipstream is None:
+                callbacks.append(RanksCallback(comm, embeddings.store))
+            else:
                 callbacks.append(slipstream.callback())
-            losses = _fit(model, dataset, callbacks)
-    inputs = {"seen": int(seen.numpy()), "trained": losses.pop("trained"), "skipped": 0}
+            _fit(model, dataset, callbacks)
     windows: list[dict[str, Any]] = []
-    summary = ""
+    skipped, summary = 0, ""
     if slipstream is not None:
         # The inputs since the last window's end are in no report yet.
         slipstream.end_window()
         reports = [r for r in slipstream.tracker.reports if r.inputs_seen]
         windows = [report.to_dict() for report in reports]
-        inputs["skipped"] = sum(report.inputs_skipped for report in reports)
+        skipped = sum(report.inputs_skipped for report in reports)
         summary = slipstream.summary()
         clock.move(sum(r.seconds for r in slipstream.tracker.reports), "training", "window_ends")
-    _check_account(inputs)
+    traffic = traffic_record(comm)
+    training = total_metrics(model, comm)
+    inputs = {
+        "seen": total(comm, int(seen.numpy()), "seen"),
+        "trained": training.pop("trained"),
+        "skipped": skipped,
+    }
+    _check_account(inputs, int(read.numpy()))
     with clock.phase("evaluation"):
-        quality = evaluate(model, parts.test.dataset())
+        quality = evaluate(model, share_of_rank(parts.test.dataset(), comm), comm)
     return {
         "schema": SCHEMA,
         "data": spec.name,
         "test": quality.to_dict(),
-        "training": losses,
+        "training": training,
         "inputs": {**inputs, "bad_lines": parts.train.bad_lines.count, "planned": planned},
         "test_bad_lines": parts.test.bad_lines.count,
         "row_lookups": _row_lookups(parts.train, inputs["trained"]),
         "rows": {table.name: embeddings.store.size(table.name) for table in embeddings.tables},
-        "gradient_rows": {
-            table.name: dataclasses.asdict(embeddings.store.update_counts(table.name))
-            for table in embeddings.tables
-        },
+        "gradient_rows": total_gradient_rows(embeddings, comm),
+        "ranks": traffic,
         "seconds": {**clock.seconds, "total": sum(clock.seconds.values())},
         "windows": windows,
         "summary": summary,
@@ -106,32 +135,6 @@ def run(
         "versions": versions(),
         "machine": machine(),
     }
-
-
-def evaluate(model: Any, dataset: tf.data.Dataset) -> ClickMetrics:
-    """Measures a model that gives logits on a whole data set; changes nothing in it.
-
-    Args:
-        model: a Keras model.
-        dataset: batches (features, label).
-
-    Returns:
-        The exact metrics.
-
-    Raises:
-        RunError: the data set is empty, or a logit is not finite.
-    """
-    predict = tf.function(lambda features: model(features, training=False), reduce_retracing=True)
-    labels, logits = [], []
-    for features, label in dataset:
-        logits.append(predict(features).numpy().ravel())
-        labels.append(label.numpy().ravel())
-    if not labels:
-        raise RunError("The test part has no inputs; nothing can be measured.")
-    try:
-        return click_metrics(np.concatenate(labels), np.concatenate(logits))
-    except ValueError as error:
-        raise RunError(f"The model cannot be measured on the test part. {error}") from None
 
 
 def _planned_inputs(settings: Settings, num_inputs: int | None) -> int | None:
@@ -144,7 +147,19 @@ def _planned_inputs(settings: Settings, num_inputs: int | None) -> int | None:
     return min(limits)
 
 
-def _engine(settings: Settings, embeddings: Any, planned: int | None) -> Slipstream | None:
+def _require_same_run(settings: Settings, parts: Parts, comm: Communicator) -> None:
+    """Ranks that read other data, or were given other flags, would wait for each other for ever."""
+    run = {"settings": settings.to_dict(), "data": dataclasses.asdict(parts.train.spec)}
+    try:
+        require_same(comm, run, "slipstream.run", "slipstream-train")
+    except ValueError as error:  # on all ranks
+        with agreed(comm, "run"):
+            raise UsageError(str(error)) from None
+
+
+def _engine(
+    settings: Settings, embeddings: Any, planned: int | None, comm: Communicator
+) -> Slipstream | None:
     if not settings.uses_engine:
         return None
     if planned is None and settings.warmup_steps is None and settings.warmup > 0:
@@ -152,7 +167,7 @@ def _engine(settings: Settings, embeddings: Any, planned: int | None) -> Slipstr
             f"Invalid flag --warmup={settings.warmup:g}: how many inputs the data has is not "
             "known, so a share of the steps is not, either. Give --warmup_steps or --max_inputs."
         )
-    steps = None if planned is None else math.ceil(planned / settings.batch_size)
+    steps = None if planned is None else math.ceil(planned / (settings.batch_size * comm.size))
     return Slipstream(embeddings, saturation_config(settings, steps))
 
 
@@ -164,14 +179,8 @@ def _hot_keys(settings: Settings, dataset: tf.data.Dataset) -> list[Any]:
         raise UsageError(f"Flag --segregate cannot be used here. {error}") from None
 
 
-def _training_data(
-    settings: Settings,
-    dataset: tf.data.Dataset,
-    seen: tf.Variable,
-    slipstream: Slipstream | None,
-    hot_keys: Sequence[Any] | None,
-) -> tf.data.Dataset:
-    """All epochs in a row, limited, counted, segregated or with skippable inputs left out.
+def _all_inputs(settings: Settings, dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """All epochs in a row, limited: what all ranks train together.
 
     One data set over all epochs keeps batches full across their ends, and lets a limit fall in any.
     """
@@ -180,7 +189,17 @@ def _training_data(
     for limit in (settings.max_inputs, settings.stop_after):
         if limit is not None:
             dataset = first_inputs(dataset, limit)
-    dataset = counted(dataset, seen)
+    return dataset
+
+
+def _training_data(
+    settings: Settings,
+    dataset: tf.data.Dataset,
+    slipstream: Slipstream | None,
+    hot_keys: Sequence[Any] | None,
+    comm: Communicator,
+) -> tf.data.Dataset:
+    """A rank's batches, segregated or with skippable inputs left out, as many as other ranks'."""
     if hot_keys is not None:
         dataset = segregate(dataset, hot_keys, settings.batch_size)
     if settings.threads is not None:
@@ -188,12 +207,11 @@ def _training_data(
         options.threading.private_threadpool_size = settings.threads
         dataset = dataset.with_options(options)
     if slipstream is None:
-        return dataset
+        return even_ends(dataset, comm)
     return slipstream.apply(dataset, batch_size=settings.batch_size)
 
 
-def _fit(model: Any, dataset: tf.data.Dataset, callbacks: list[Any]) -> dict[str, Any]:
-    """Trains; returns the loss, the streaming AUC and the inputs of all steps."""
+def _fit(model: Any, dataset: tf.data.Dataset, callbacks: list[Any]) -> None:
     try:
         with warnings.catch_warnings():
             # How many batches come is not known before, which Keras takes for a mistake.
@@ -201,14 +219,8 @@ def _fit(model: Any, dataset: tf.data.Dataset, callbacks: list[Any]) -> dict[str
             fitted = model.fit(dataset, epochs=1, verbose=0, shuffle=False, callbacks=callbacks)
     except tf.errors.OpError as error:
         raise RunError(f"Training broke off. {_cause(error)}") from None
-    history = fitted.history
-    if "loss" not in history:
+    if "loss" not in fitted.history:
         raise RunError("The training part has no inputs; nothing was trained.")
-    return {
-        "loss": float(history["loss"][-1]),
-        "auc": float(history["auc"][-1]),
-        "trained": int(history["trained"][-1]),
-    }
 
 
 def _cause(error: tf.errors.OpError) -> str:
@@ -222,11 +234,12 @@ def _cause(error: tf.errors.OpError) -> str:
     return lines[-1] if lines else type(error).__name__
 
 
-def _check_account(inputs: dict[str, int]) -> None:
-    if inputs["trained"] + inputs["skipped"] != inputs["seen"]:
+def _check_account(inputs: dict[str, int], read: int) -> None:
+    if not inputs["trained"] + inputs["skipped"] == inputs["seen"] == read:
         raise RunError(
-            f"Inputs got lost: {inputs['seen']:,} came in, but {inputs['trained']:,} were trained "
-            f"and {inputs['skipped']:,} skipped. No record is written. Please report this."
+            f"Inputs got lost: {read:,} were read and {inputs['seen']:,} came in, but "
+            f"{inputs['trained']:,} were trained and {inputs['skipped']:,} skipped. No record is "
+            "written. Please report this."
         )
 
 
@@ -238,7 +251,9 @@ def _row_lookups(reader: Any, trained: int) -> int | None:
     return trained * len(reader.spec.fields)
 
 
-def _title(settings: Settings) -> str:
+def _title(settings: Settings, comm: Communicator) -> str:
     if settings.control != "none":
-        return settings.control
-    return "plain" if settings.skip == "none" else f"skip {settings.skip}"
+        title = settings.control
+    else:
+        title = "plain" if settings.skip == "none" else f"skip {settings.skip}"
+    return title if comm.size == 1 else f"{title}, rank {comm.rank} of {comm.size}"

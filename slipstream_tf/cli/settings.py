@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from slipstream_tf import launch
 from slipstream_tf.cli import engine_flags
 from slipstream_tf.cli.flag_set import UsageError
 from slipstream_tf.cli.presets import preset
@@ -15,7 +16,8 @@ _COLUMNS = ("label_column", "key_columns", "dense_columns")
 # A control repeats a run; with other values of these, its numbers would compare different things.
 _MUST_MATCH = (
     "data", "split", *_COLUMNS, "max_inputs", "batch_size", "model", "dim", "bottom", "mlp",
-    "cross_layers", "epochs", "store", "snapshot_interval", "warmup_steps",
+    "cross_layers", "epochs", "store", "placement", "wire_dtype", "snapshot_interval",
+    "warmup_steps",
 )  # fmt: skip
 _LISTS = ("bottom", "mlp", "key_columns", "dense_columns")
 
@@ -29,6 +31,9 @@ class Settings:
         split: which split of the globo task: "random" or "time"; None for other data.
         label_column, key_columns, dense_columns: names of the columns of Parquet data.
         store: which embedding store.
+        placement: where the ranks of a job hold embedding rows: "replicated", all of them on each.
+        wire_dtype: in which rows travel between ranks.
+        batch_size: inputs per step of each rank.
         skip: a mode of `SaturationConfig` but "random", which is a control.
         control: "none", "random" or "stop".
         track: whether windows are followed though nothing is skipped.
@@ -55,6 +60,8 @@ class Settings:
     dropout: float
     cross_layers: int
     store: str
+    placement: str
+    wire_dtype: str
     batch_size: int
     epochs: int
     max_inputs: int | None
@@ -224,6 +231,9 @@ def _split(split: str | None, is_given: bool, data_name: str) -> str | None:
 def _refuse_idle_flags(settings: Settings, given: frozenset[str], data_name: str) -> None:
     """A flag that would do nothing is an error, not a surprise."""
     idle: dict[str, str] = {}
+    if launch.rank() is None:
+        several = "several ranks, started by horovodrun or mpirun"
+        idle["placement"] = idle["wire_dtype"] = several
     if data_name != "parquet":
         idle.update(dict.fromkeys(_COLUMNS, "Parquet data"))
     if settings.model == "dcn":

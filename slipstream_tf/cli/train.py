@@ -5,12 +5,14 @@ In: flags. Out: a progress bar, metrics.json in the output folder, a short table
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import sys
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from slipstream_tf import launch
 from slipstream_tf.cli import data, engine_flags, presets
 from slipstream_tf.cli.flag_set import (
     Choice,
@@ -24,10 +26,14 @@ from slipstream_tf.cli.flag_set import (
     run_program,
 )
 from slipstream_tf.cli.quiet import import_tensorflow
-from slipstream_tf.cli.settings import Settings, resolve
+from slipstream_tf.cli.ranks import agreed, run_rank
+from slipstream_tf.cli.settings import Settings, read_record, resolve
 from slipstream_tf.saturation_config import DRIFT_METRICS
 from slipstream_tf.telemetry.run_record import PhaseClock, write_json
 from slipstream_tf.telemetry.table import format_table, number, seconds
+
+if TYPE_CHECKING:
+    from slipstream_tf.distributed import Communicator
 
 RECORD = "metrics.json"
 _PRESET = {
@@ -37,7 +43,7 @@ _PRESET = {
     "mlp": (Widths(True), "hidden layers of DLRM's top MLP, or DCN-v2's deep MLP"),
     "cross_layers": (Integer(1), "cross layers of DCN-v2"),
     "dropout": (Number(0, 1, open_maximum=True), "share of hidden units dropped in training"),
-    "batch_size": (Integer(1, 1 << 24), "inputs per step"),
+    "batch_size": (Integer(1, 1 << 24), "inputs per step, of each rank"),
     "epochs": (Integer(1), "passes over the training part"),
     "rows_optimizer": (
         Choice(("sgd", "adagrad", "rowwise_adagrad", "adam")),
@@ -59,11 +65,14 @@ def make_flags() -> FlagSet:
         "slipstream-train",
         "Trains a click model on embedding tables and leaves out inputs made of saturated keys "
         "(--skip=inputs), trains plainly (--skip=none), or repeats a skipping run's cost as a "
-        "control (--control). Shows progress, writes metrics.json, ends with a table.",
+        "control (--control). Shows progress, writes metrics.json, ends with a table. Under "
+        "horovodrun or mpirun the ranks train one model: --batch_size is that of each rank, "
+        "--max_inputs and --epochs hold for all ranks together.",
         (
             "slipstream-train --data=globo_clicks.npz --output=runs/plain",
             "slipstream-train --data=globo_clicks.npz --skip=inputs --output=runs/paper",
             "slipstream-train --control=random --match=runs/paper/metrics.json --output=runs/rnd",
+            "horovodrun -np 2 slipstream-train --data=globo_clicks.npz --output=runs/ranks",
         ),
     )
 
@@ -78,7 +87,9 @@ def make_flags() -> FlagSet:
     flags.add("label_column", Text(), None, "column of the label, of Parquet data")
     flags.add("key_columns", Names(), None, "columns of the keys, of Parquet data")
     flags.add("dense_columns", Names(), None, "columns of numbers, of Parquet data")
-    flags.add("max_inputs", Integer(1), None, "stop after this many inputs, over all epochs")
+    flags.add(
+        "max_inputs", Integer(1), None, "stop after this many inputs, over all epochs and ranks"
+    )
     flags.add_switch("strict", "a line that cannot be read ends the run, instead of being counted")
     flags.add("output", Text(), None, "folder for metrics.json; without it nothing is written")
     flags.group("Model")
@@ -90,7 +101,21 @@ def make_flags() -> FlagSet:
     flags.add("seed", Integer(0, (1 << 31) - 1), 0, "of rows, layers, data order and sampling")
     precisions = Choice(("float32", "mixed_bfloat16"))
     flags.add("precision", precisions, "float32", "of the dense layers; rows are float32")
-    flags.add("threads", Integer(1, 1024), None, "threads of TensorFlow and the data", "all cores")
+    flags.add(
+        "threads",
+        Integer(1, 1024),
+        None,
+        "threads of TensorFlow and the data, of each rank",
+        "all cores",
+    )
+    flags.group("Several ranks (under horovodrun or mpirun)")
+    placements = Choice(("replicated", "sharded"))
+    text = (
+        "where embedding rows are held: all of them on every rank, or spread over the ranks by hash"
+    )
+    flags.add("placement", placements, "replicated", text)
+    text = "in which embedding rows travel between ranks"
+    flags.add("wire_dtype", Choice(("float32", "bfloat16")), "float32", text)
     flags.group("Skipping")
     text = "inputs: leave skippable ones out; gradients: mask those of saturated keys; defer: hold "
     text += "gradients back and apply their sum; both: inputs and defer"
@@ -126,31 +151,67 @@ def make_flags() -> FlagSet:
     return flags
 
 
+@dataclasses.dataclass(frozen=True)
+class _Prepared:
+    """What is known before TensorFlow runs.
+
+    Attributes:
+        values: by flag.
+        given: flags that stood on the command line.
+        settings: of the run.
+        clock: has the time that reading took so far.
+        start: of the program, by `time.perf_counter`.
+    """
+
+    values: dict[str, Any]
+    given: frozenset[str]
+    settings: Settings
+    clock: PhaseClock
+    start: float
+
+
 def main(values: dict[str, Any], given: frozenset[str]) -> None:
-    """Resolves the settings, runs, writes the record and prints the table."""
+    """Runs the program as one process."""
+    prepared = prepare(values, given)
+    from slipstream_tf.distributed import SingleProcess
+
+    carry_out(prepared, SingleProcess())
+
+
+def prepare(values: dict[str, Any], given: frozenset[str]) -> _Prepared:
+    """Resolves the settings, makes the output folder (rank 0 alone), and imports TensorFlow."""
     start = time.perf_counter()
     clock = PhaseClock()
     settings = resolve(values, given, lambda path: data.name_of(path, clock))
-    output = values["output"]
-    if output is not None:
-        _make_folder(output)
+    if values["output"] is not None and not launch.rank():
+        _make_folder(values["output"])
     # It takes seconds: not for --help or a misspelt flag.
     import_tensorflow()
+    _set_threads(settings.threads)
+    return _Prepared(values, given, settings, clock, start)
+
+
+def carry_out(prepared: _Prepared, comm: Communicator) -> None:
+    """Runs; rank 0 writes the record and prints the table."""
     from slipstream_tf.cli import session
 
-    _set_threads(settings.threads)
-    with clock.phase("reading"):
-        parts = data.open_parts(settings, ids=settings.needs_ids)
-    if "bottom" in given and not parts.train.spec.num_dense:
-        raise UsageError(
-            f"Flag --bottom does nothing here: {parts.train.spec.name} data has no numbers. "
-            "Allowed: with data that has dense columns."
-        )
-    record = session.run(settings, parts, clock)
+    values, given, settings = prepared.values, prepared.given, prepared.settings
+    with agreed(comm, "data"):
+        _require_matched_size(values["match"], comm.size)
+        with prepared.clock.phase("reading"):
+            parts = data.open_parts(settings, ids=settings.needs_ids)
+        if "bottom" in given and not parts.train.spec.num_dense:
+            raise UsageError(
+                f"Flag --bottom does nothing here: {parts.train.spec.name} data has no numbers. "
+                "Allowed: with data that has dense columns."
+            )
+    record = session.run(settings, parts, prepared.clock, comm)
+    if comm.rank:
+        return
     record["flags"] = {name: values[name] for name in sorted(given)}
-    record["wall_seconds"] = time.perf_counter() - start
-    if output is not None:
-        write_json(os.path.join(output, RECORD), record)
+    record["wall_seconds"] = time.perf_counter() - prepared.start
+    if values["output"] is not None:
+        write_json(os.path.join(values["output"], RECORD), record)
     print(summary(record, settings))
 
 
@@ -172,9 +233,25 @@ def summary(record: dict[str, Any], settings: Settings) -> str:
         last = windows[-1]
         rows.append(("last threshold T", f"{last['threshold']:.3g}"))
         rows.append(("last saturated share", f"{last['saturated_share']:.1%} of the hot keys"))
+    ranks = record["ranks"]
+    if ranks["size"] > 1:
+        rows.append(("ranks", f"{ranks['size']}"))
+        rows.append(("MB between ranks", f"{sum(ranks['bytes'].values()) / 1e6:,.1f}"))
     rows += [(f"seconds, {name.replace('_', ' ')}", seconds(s)) for name, s in phases.items()]
     table = format_table((f"{record['data']}, {settings.model}", "value"), rows)
     return f"{table}\n\n{record['summary']}" if record["summary"] else table
+
+
+def _require_matched_size(match: str | None, size: int) -> None:
+    """A control on other ranks would train with batches of another size."""
+    if match is None:
+        return
+    before = read_record(match, "match").get("ranks", {}).get("size", 1)
+    if before != size:
+        raise UsageError(
+            f"Invalid flag --match={match} on {size} rank(s): the matched run had {before}. "
+            "Allowed: as many ranks."
+        )
 
 
 def _make_folder(path: str) -> None:
@@ -213,8 +290,10 @@ def _set_threads(threads: int | None) -> None:
 
 
 def entry_point(arguments: Sequence[str] | None = None) -> None:
-    """Runs the program and ends the process with its exit code."""
-    sys.exit(run_program(make_flags(), main, arguments))
+    """Runs the program, alone or as a rank, and ends the process with its exit code."""
+    if launch.rank() is None:
+        sys.exit(run_program(make_flags(), main, arguments))
+    sys.exit(run_rank(make_flags(), prepare, carry_out, arguments))
 
 
 if __name__ == "__main__":

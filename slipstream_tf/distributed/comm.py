@@ -16,6 +16,7 @@ from typing import Any, Protocol, TypeAlias
 
 import tensorflow as tf
 
+from slipstream_tf import launch
 from slipstream_tf.distributed import watch
 from slipstream_tf.errors import require_choice, require_integer, require_number
 
@@ -23,8 +24,6 @@ from slipstream_tf.errors import require_choice, require_integer, require_number
 KINDS = ("keys", "rows", "gradients", "deferred", "dense", "control")
 # A name, or the scalar tensor of its index, which may change from step to step.
 Kind: TypeAlias = "str | tf.Tensor"
-# Set by horovodrun (Gloo) and by Open MPI, MPICH or Slurm launchers.
-_RANK_VARIABLES = ("HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
 _MISSING = (
     "This process was started as one rank of many ({variable} is set), but Horovod cannot be "
     "imported: {error}. Install it: make horovod, or python build_support/install_horovod.py."
@@ -262,7 +261,7 @@ def init(timeout_seconds: float | None = 30.0) -> Communicator:
     global _was_called
     if timeout_seconds is not None:
         require_number("timeout_seconds", timeout_seconds, 1, place="init")
-    launched = next((name for name in _RANK_VARIABLES if name in os.environ), None)
+    launched = launch.rank_variable()
     if launched is None:
         return SingleProcess()
     try:

@@ -3,6 +3,7 @@
 from slipstream_tf.keras.callback import SaturationCallback
 from slipstream_tf.keras.embedding_collection import EmbeddingCollection
 from slipstream_tf.keras.loss_feedback import LossFeedback
+from slipstream_tf.keras.ranks import RanksCallback
 from slipstream_tf.keras.slipstream import Slipstream
 from slipstream_tf.ops.features import FeatureSpec
 from slipstream_tf.telemetry.ledger import Ledger
@@ -12,6 +13,7 @@ __all__ = [
     "FeatureSpec",
     "Ledger",
     "LossFeedback",
+    "RanksCallback",
     "SaturationCallback",
     "Slipstream",
 ]

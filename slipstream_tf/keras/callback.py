@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import keras
 from absl import logging
 
-from slipstream_tf.errors import invalid
 from slipstream_tf.keras.loss_feedback import LossFeedback
+from slipstream_tf.keras.ranks import RanksCallback
 from slipstream_tf.telemetry.ledger import ScalarWriter
 
 if TYPE_CHECKING:
@@ -31,18 +31,19 @@ class SaturationCallback(keras.callbacks.Callback):
     ) -> None:
         super().__init__()
         self._slipstream = slipstream
+        self._ranks = RanksCallback(slipstream.comm, slipstream.store)
         self._iterations = 0
         self._writer = None if log_dir is None else ScalarWriter(log_dir)
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Refuses a LossScaleOptimizer, whose gradients are not the loss's; connects losses."""
-        del logs
         if isinstance(self.model.optimizer, keras.optimizers.LossScaleOptimizer):
             raise ValueError(
                 "Invalid `optimizer`: LossScaleOptimizer. The embedding tables would be updated "
                 "with scaled gradients. Use float32 or mixed_bfloat16 without loss scaling."
             )
-        self._join_ranks()
+        self._ranks.set_model(self.model)
+        self._ranks.on_train_begin(logs)
         self._iterations = int(self.model.optimizer.iterations.numpy())
         config = self._slipstream.config
         epochs = self.params.get("epochs", 1)
@@ -67,39 +68,9 @@ class SaturationCallback(keras.callbacks.Callback):
                 "nothing is skipped" if config.skips_by_losses else "the guard watches nothing",
             )
 
-    def _join_ranks(self) -> None:
-        """Starts all ranks with the weights of rank 0 and makes their losses one."""
-        comm = self._slipstream.comm
-        if comm.size == 1:
-            return
-        if getattr(self.model.optimizer, "slipstream_comm", None) is not comm:
-            raise invalid(
-                "optimizer",
-                type(self.model.optimizer).__name__,
-                f"a fit on {comm.size} ranks",
-                "slipstream_tf.distributed.DistributedOptimizer(optimizer, comm) with the store's "
-                "comm, which averages gradients over the ranks",
-            )
-        for index, variable in enumerate(self.model.variables):
-            value = variable.value
-            if value.dtype.is_floating:
-                name = f"slipstream.weights.{index}"
-                variable.assign(comm.broadcast(value, 0, "dense", name))
-        if isinstance(self.model, LossFeedback):
-            self.model.train_with(comm)
-        else:
-            logging.warning(
-                "%s is no slipstream_tf.keras.LossFeedback: where the ranks' batches differ in "
-                "size, inputs of small ones get more weight, and an empty one has no loss. Use "
-                "slipstream_tf.distributed.scale_loss in its compute_loss.",
-                type(self.model).__name__,
-            )
-
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """Exchanges what ranks hold back, so that all of them end with the same rows."""
-        del logs
-        if self._slipstream.comm.size > 1 and hasattr(self._slipstream.store, "flush"):
-            self._slipstream.store.flush()
+        self._ranks.on_train_end(logs)
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Counts the steps of one execution of the train function."""

@@ -30,6 +30,7 @@ LEAVES = {
     "config",
     "errors",
     "initializers",
+    "launch",
     "optimizers",
     "saturation_config",
 }

@@ -7,6 +7,7 @@ import sys
 import pytest
 import tensorflow as tf
 
+from slipstream_tf import launch
 from slipstream_tf.distributed import comm
 
 
@@ -38,7 +39,7 @@ def test_splits_for_other_ranks_than_there_are():
 
 
 def test_without_a_launcher_a_process_is_alone(monkeypatch):
-    for name in comm._RANK_VARIABLES:
+    for name in launch.RANK_VARIABLES:
         monkeypatch.delenv(name, raising=False)
     assert isinstance(comm.init(), comm.SingleProcess)
 

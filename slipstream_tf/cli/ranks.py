@@ -1,0 +1,161 @@
+"""A program as one rank of a job: who speaks, what goes wrong where, and what all ranks counted.
+
+Rank 0 alone prints results. An error that ranks find together (a bad flag, missing data) is printed
+once, by rank 0; one that comes later is printed by the rank that has it, with its number, and ends
+the job: its launcher stops the other ranks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from absl import logging
+
+from slipstream_tf import launch
+from slipstream_tf.cli.flag_set import (
+    RUN_ERROR,
+    USAGE_ERROR,
+    FlagSet,
+    RunError,
+    UsageError,
+    asks_for_help,
+    run_program,
+)
+from slipstream_tf.cli.quiet import import_tensorflow
+
+if TYPE_CHECKING:
+    from slipstream_tf.distributed import Communicator
+
+_Prepared = TypeVar("_Prepared")
+# What the ranks that are left hear of one that has gone.
+_GONE = "Horovod has been shut down"
+
+
+class AgreedError(Exception):
+    """What went wrong on some rank; raised on all, and told by rank 0."""
+
+    def __init__(self, code: int, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+@contextlib.contextmanager
+def agreed(comm: Communicator, name: str) -> Iterator[None]:
+    """Runs a part of the program whose errors all ranks hear of; a collective at its end.
+
+    There must be no collective in it that an error of one rank alone would leave out.
+
+    Args:
+        comm: the ranks; with one, errors pass through.
+        name: of the part, the same on all ranks.
+
+    Raises:
+        AgreedError: a rank raised a UsageError or RunError in it.
+    """
+    if comm.size == 1:
+        yield
+        return
+    own: list[Any] = [0, ""]
+    try:
+        yield
+    except UsageError as error:
+        own = [USAGE_ERROR, str(error)]
+    except RunError as error:
+        own = [RUN_ERROR, str(error)]
+    found = gather_json(comm, own, f"slipstream.agreed.{name}")
+    wrong = [rank for rank, (code, _) in enumerate(found) if code]
+    if not wrong:
+        return
+    code, message = found[wrong[0]]
+    if any(other != found[wrong[0]] for other in found):
+        message = f"rank {wrong[0]}: {message}"
+    raise AgreedError(code, message)
+
+
+def gather_json(comm: Communicator, value: Any, name: str) -> list[Any]:
+    """Returns every rank's value, rank 0 first; a collective.
+
+    Args:
+        comm: the ranks.
+        value: JSON-serialisable; of any size on each rank.
+        name: of the collective.
+    """
+    if comm.size == 1:
+        return [json.loads(json.dumps(value))]
+    import numpy as np
+    import tensorflow as tf
+
+    line = np.frombuffer(json.dumps(value).encode() + b"\n", np.uint8)
+    gathered = comm.gather(tf.constant(line), "control", name).numpy().tobytes()
+    return [json.loads(text) for text in gathered.splitlines()]
+
+
+def run_rank(
+    flag_set: FlagSet,
+    prepare: Callable[[dict[str, Any], frozenset[str]], _Prepared],
+    carry_out: Callable[[_Prepared, Communicator], None],
+    arguments: Sequence[str] | None = None,
+) -> int:
+    """Runs a program as a rank of the job that its launcher started.
+
+    Args:
+        flag_set: its flags.
+        prepare: takes what `FlagSet.parse` returns; TensorFlow must not yet run after it.
+        carry_out: takes what `prepare` returned, and the ranks.
+        arguments: of the command line; default: those of this process.
+
+    Returns:
+        The exit code, as of `run_program`.
+    """
+    own_rank = launch.rank() or 0
+    arguments = sys.argv[1:] if arguments is None else list(arguments)
+    if asks_for_help(arguments):
+        return 0 if own_rank else run_program(flag_set, lambda *_: None, arguments)
+    # What all ranks warn of needs to be read once.
+    logging.set_verbosity(logging.ERROR if own_rank else logging.WARNING)
+    prepared: _Prepared | None = None
+    problem: UsageError | RunError | None = None
+    try:
+        prepared = prepare(*flag_set.parse(arguments))
+    except (UsageError, RunError) as error:
+        problem = error
+    comm: Communicator | None = None
+    try:
+        import_tensorflow()
+        from slipstream_tf.distributed import init
+
+        comm = init()
+        with agreed(comm, "flags"):
+            if problem is not None:
+                raise problem
+        assert prepared is not None
+        carry_out(prepared, comm)
+    except AgreedError as error:
+        assert comm is not None
+        if own_rank == 0:
+            print(f"{flag_set.program}: {error}", file=sys.stderr, flush=True)
+        # A launcher stops all ranks when the first ends with an error: rank 0 speaks before that.
+        gather_json(comm, None, "slipstream.told")
+        return error.code
+    except Exception as error:
+        told, is_expected = _told(error)
+        print(f"{flag_set.program}: rank {own_rank}: {told}", file=sys.stderr, flush=True)
+        if not is_expected:
+            raise
+        return USAGE_ERROR if isinstance(error, UsageError) else RUN_ERROR
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+def _told(error: Exception) -> tuple[str, bool]:
+    """What a rank says of an error of its own, and whether that is all there is to say."""
+    if _GONE in str(error):
+        return "The run broke off, because another rank ended. It says why.", True
+    if isinstance(error, (UsageError, RunError, ImportError)):
+        return str(error), True
+    return "an unexpected error:", False

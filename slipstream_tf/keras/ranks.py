@@ -1,0 +1,63 @@
+"""Makes the ranks of a job train one model in `model.fit`. In: the ranks. Out: equal weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+from absl import logging
+
+from slipstream_tf.distributed.comm import Communicator
+from slipstream_tf.errors import invalid
+from slipstream_tf.keras.loss_feedback import LossFeedback
+
+
+class RanksCallback(keras.callbacks.Callback):
+    """Starts all ranks with the weights of rank 0, and makes their losses one.
+
+    `Slipstream.callback` does the same; this is for a `fit` without an engine. Every rank must give
+    `fit` as many batches as the others: see `distributed.even_ends`. With one rank nothing is done.
+
+    Args:
+        comm: the ranks.
+        store: whose held gradients are exchanged when training ends; None: there is none.
+    """
+
+    def __init__(self, comm: Communicator, store: Any = None) -> None:
+        super().__init__()
+        self._comm, self._store = comm, store
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Broadcasts weights; refuses an optimizer that would keep gradients to this rank."""
+        del logs
+        comm = self._comm
+        if comm.size == 1:
+            return
+        if getattr(self.model.optimizer, "slipstream_comm", None) is not comm:
+            raise invalid(
+                "optimizer",
+                type(self.model.optimizer).__name__,
+                f"a fit on {comm.size} ranks",
+                "slipstream_tf.distributed.DistributedOptimizer(optimizer, comm) with the store's "
+                "comm, which averages gradients over the ranks",
+            )
+        for index, variable in enumerate(self.model.variables):
+            value = variable.value
+            if value.dtype.is_floating:
+                name = f"slipstream.weights.{index}"
+                variable.assign(comm.broadcast(value, 0, "dense", name))
+        if isinstance(self.model, LossFeedback):
+            self.model.train_with(comm)
+        else:
+            logging.warning(
+                "%s is no slipstream_tf.keras.LossFeedback: where the ranks' batches differ in "
+                "size, inputs of small ones get more weight, and an empty one has no loss. Use "
+                "slipstream_tf.distributed.scale_loss in its compute_loss.",
+                type(self.model).__name__,
+            )
+
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+        """Exchanges what ranks hold back, so that all of them end with the same rows."""
+        del logs
+        if self._comm.size > 1 and hasattr(self._store, "flush"):
+            self._store.flush()

@@ -1,0 +1,23 @@
+"""What a launcher (horovodrun, mpirun) told this process: whether it is a rank of a job, and which.
+
+Read from the environment, without TensorFlow or Horovod: it costs nothing, and it works where they
+are missing.
+"""
+
+from __future__ import annotations
+
+import os
+
+# Set by horovodrun (Gloo) and by Open MPI, MPICH or Slurm launchers.
+RANK_VARIABLES = ("HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
+
+
+def rank_variable() -> str | None:
+    """Returns the name of the variable that makes this process a rank; None: it is alone."""
+    return next((name for name in RANK_VARIABLES if name in os.environ), None)
+
+
+def rank() -> int | None:
+    """Returns the rank of this process in its job, from 0; None: it is in no job."""
+    variable = rank_variable()
+    return None if variable is None else int(os.environ[variable])

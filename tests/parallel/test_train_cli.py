@@ -1,0 +1,134 @@
+"""slipstream-train on two ranks: one record for all of them, and what one process would get."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slipstream_tf.cli import train
+from slipstream_tf.cli.flag_set import run_program
+
+# 31 batches of 128: rank 1 has one less than rank 0, whose last is a short one.
+INPUTS, BATCH = 3_900, 128
+SMALL = (f"--data=generated:{INPUTS}", "--dim=4", "--mlp=8", "--bottom=8")
+
+
+@pytest.fixture(scope="module", name="alone")
+def fixture_alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The record of one process with batches twice as large."""
+    output = tmp_path_factory.mktemp("alone")
+    flags = [*SMALL, f"--batch_size={2 * BATCH}", f"--output={output}"]
+    assert run_program(train.make_flags(), train.main, flags) == 0
+    return json.loads((output / "metrics.json").read_text())
+
+
+def train_on_two(
+    run_ranks: Any, output: Path, *flags: str, controller: str = "gloo"
+) -> tuple[dict[str, Any], Any]:
+    """Returns the record and the finished job."""
+    arguments = [*SMALL, f"--batch_size={BATCH}", f"--output={output}", "--threads=1", *flags]
+    done = run_ranks("train_rank.py", 2, *arguments, controller=controller)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert os.listdir(output) == ["metrics.json"]
+    return json.loads((output / "metrics.json").read_text()), done
+
+
+@pytest.mark.parametrize("controller", ["gloo", "mpi"])
+def test_two_ranks_train_what_one_process_does(
+    run_ranks: Any, alone: dict[str, Any], controller: str, tmp_path: Path
+) -> None:
+    record, done = train_on_two(run_ranks, tmp_path / "run", controller=controller)
+    assert record["inputs"] == alone["inputs"]
+    assert record["inputs"]["seen"] == record["inputs"]["trained"] == INPUTS
+    assert record["test"]["inputs"] == alone["test"]["inputs"]
+    assert record["test"]["clicks"] == alone["test"]["clicks"]
+    for name in ("auc", "log_loss", "calibration"):
+        assert record["test"][name] == pytest.approx(alone["test"][name], abs=0.002)
+    for name in ("loss", "auc"):
+        assert record["training"][name] == pytest.approx(alone["training"][name], abs=0.002)
+    assert record["rows"] == alone["rows"] and record["row_lookups"] == alone["row_lookups"]
+
+    ranks = record["ranks"]
+    assert ranks["size"] == 2 == len(ranks["bytes_by_rank"])
+    for kind, count in ranks["bytes"].items():
+        assert count == sum(of_rank[kind] for of_rank in ranks["bytes_by_rank"])
+    assert ranks["bytes"]["gradients"] > 0 < ranks["bytes"]["dense"]
+    # A row goes to the other rank: an int64 key, four float32 values.
+    offered = sum(counts["offered"] for counts in record["gradient_rows"].values())
+    assert ranks["bytes"]["keys"] == 8 * offered
+    assert ranks["bytes"]["gradients"] == 4 * 4 * offered
+    assert alone["ranks"]["size"] == 1 and not any(alone["ranks"]["bytes"].values())
+
+    # Rank 0 alone speaks; horovodrun names the rank at each line's start.
+    assert done.stdout.count("test AUC") == 1 and "[1]" not in done.stdout
+    assert "rank 0 of 2" in done.stderr and "rank 1 of 2" not in done.stderr
+
+
+def test_skipping_inputs_counts_those_of_both_ranks(run_ranks: Any, tmp_path: Path) -> None:
+    flags = ("--skip=inputs", "--alpha=0.5", "--target_skip=0.6", "--snapshot_interval=3")
+    record, done = train_on_two(run_ranks, tmp_path / "run", *flags)
+    inputs, windows = record["inputs"], record["windows"]
+    assert inputs["seen"] == INPUTS == inputs["trained"] + inputs["skipped"]
+    assert inputs["skipped"] == sum(w["inputs_skipped"] for w in windows) > 100
+    assert sum(w["inputs_seen"] for w in windows) == INPUTS
+    # A quarter of the steps: 3,900 inputs / (128 * 2 per step) / 4.
+    assert record["engine"]["warmup_steps"] == 4
+    assert "inputs (" in record["summary"] and "inputs (" in done.stdout
+
+
+def test_deferring_sends_sums_in_half_the_bytes(run_ranks: Any, tmp_path: Path) -> None:
+    flags = ("--skip=defer", "--defer_movement=0.01", "--snapshot_interval=5")
+    wire = ("--wire_dtype=bfloat16", "--placement=replicated")
+    record, _ = train_on_two(run_ranks, tmp_path / "run", *flags, *wire, controller="mpi")
+    assert record["inputs"]["trained"] == record["inputs"]["seen"] == INPUTS
+    assert record["settings"]["wire_dtype"] == "bfloat16"
+    rows, sent = record["gradient_rows"], record["ranks"]["bytes"]
+    total = sum(counts["sent"] for counts in rows.values())
+    assert total < sum(counts["offered"] for counts in rows.values())
+    assert all(counts["pending"] == 0 for counts in rows.values())
+    assert sent["keys"] == 8 * total
+    assert sent["gradients"] + sent["deferred"] == 2 * 4 * total and sent["deferred"] > 0
+
+
+def test_remembered_losses_stay_with_the_rank_of_their_input(
+    run_ranks: Any, tmp_path: Path
+) -> None:
+    record, _ = train_on_two(
+        run_ranks, tmp_path / "run", "--epochs=3", "--max_inputs=10001", "--skip=inputs",
+        "--score=remembered_loss", "--max_skips=2", "--target_skip=0.5", "--saturated_share=1",
+        "--alpha=0.6", "--snapshot_interval=4",
+    )  # fmt: skip
+    inputs = record["inputs"]
+    assert inputs["seen"] == 10_001 == inputs["trained"] + inputs["skipped"]
+    # One process skips about 4,000; ranks that met other inputs in each epoch would half of it.
+    assert inputs["skipped"] > 2_500
+
+
+def test_a_bad_flag_is_told_once_and_nothing_is_left(run_ranks: Any, tmp_path: Path) -> None:
+    output = tmp_path / "run"
+    done = run_ranks("train_rank.py", 2, *SMALL, "--epoch=1", f"--output={output}")
+    assert done.returncode != 0 and not output.exists()
+    lines = [line for line in done.stderr.splitlines() if "slipstream-train:" in line]
+    assert len(lines) == 1 and "'epoch'" in lines[0] and "epochs" in lines[0]
+    assert "test AUC" not in done.stdout
+
+
+def test_settings_that_the_model_refuses_are_told_once(run_ranks: Any) -> None:
+    flags = (*SMALL, "--skip=defer", "--simulated_ranks=3")
+    done = run_ranks("train_rank.py", 2, *flags, controller="mpi")
+    assert done.returncode != 0
+    lines = [line for line in done.stderr.splitlines() if "slipstream-train:" in line]
+    assert len(lines) == 1 and "`simulated_ranks`: 3" in lines[0] and "they are real" in lines[0]
+
+
+def test_a_rank_that_breaks_off_ends_the_job_and_says_why(run_ranks: Any, tmp_path: Path) -> None:
+    output = tmp_path / "run"
+    flags = (*SMALL, f"--batch_size={BATCH}", f"--output={output}")
+    done = run_ranks("train_rank.py", 2, "fail-on-1", *flags)
+    assert done.returncode != 0 and os.listdir(output) == []
+    assert "slipstream-train: rank 1: Training broke off. the third batch is torn" in done.stderr
+    assert "test AUC" not in done.stdout

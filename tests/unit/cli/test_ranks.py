@@ -1,0 +1,119 @@
+"""cli.ranks and cli.totals with ranks in one process: shares, agreement, who is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from slipstream_tf.cli import demo, train
+from slipstream_tf.cli.flag_set import RUN_ERROR, USAGE_ERROR, RunError, UsageError, run_program
+from slipstream_tf.cli.ranks import AgreedError, agreed, gather_json
+from slipstream_tf.cli.totals import inputs_of_rank, share_by_id, share_of_rank
+from slipstream_tf.distributed import SingleProcess
+
+
+class OneOf(SingleProcess):
+    """One of several ranks, whose others gather what they are given."""
+
+    def __init__(self, rank: int, size: int, others: list[Any] | None = None) -> None:
+        self.rank, self.size, self._others = rank, size, others or []
+
+    def gather(self, tensor: Any, kind: Any, name: str) -> tf.Tensor:
+        lines = [json.dumps(value).encode() + b"\n" for value in self._others]
+        parts = [tf.constant(np.frombuffer(line, np.uint8)) for line in lines]
+        parts.insert(self.rank, tensor)
+        return tf.concat(parts, 0)
+
+
+def batches(inputs: int, size: int) -> tf.data.Dataset:
+    ids = np.arange(inputs, dtype=np.int64)
+    return tf.data.Dataset.from_tensor_slices(({"id": ids, "keys": ids[:, None]}, ids)).batch(size)
+
+
+@pytest.mark.parametrize("inputs", [1, 7, 8, 30, 31, 36])
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_shares_of_all_ranks_are_all_inputs_once(inputs: int, size: int) -> None:
+    taken: list[int] = []
+    for rank in range(size):
+        comm = OneOf(rank, size)
+        own = [n for _, label in share_of_rank(batches(inputs, 4), comm) for n in label.numpy()]
+        assert len(own) == inputs_of_rank(inputs, 4, comm)
+        taken += own
+    assert sorted(taken) == list(range(inputs))
+
+
+def test_a_share_by_number_is_the_same_in_every_pass() -> None:
+    comm = OneOf(1, 3)
+    features, label = zip(*share_by_id(batches(50, 4), 6, comm), strict=True)
+    assert [len(part) for part in label] == [6, 6, 5]
+    assert np.concatenate(label).tolist() == list(range(1, 50, 3))
+    for part, of_label in zip(features, label, strict=True):
+        assert part["keys"][:, 0].numpy().tolist() == of_label.numpy().tolist()
+
+
+def test_values_of_ranks_may_differ_in_length() -> None:
+    comm = OneOf(1, 3, [{"a": 1}, "a longer\ntext"])
+    assert gather_json(comm, [], "x") == [{"a": 1}, [], "a longer\ntext"]
+    assert gather_json(SingleProcess(), {"a": 1}, "x") == [{"a": 1}]
+
+
+@pytest.mark.parametrize(
+    ("own", "other", "code", "text"),
+    [
+        (UsageError("no"), [USAGE_ERROR, "no"], USAGE_ERROR, "no"),
+        (UsageError("no"), [0, ""], USAGE_ERROR, "rank 0: no"),
+        (None, [RUN_ERROR, "torn"], RUN_ERROR, "rank 1: torn"),
+        (RunError("a"), [USAGE_ERROR, "b"], RUN_ERROR, "rank 0: a"),
+    ],
+)
+def test_what_goes_wrong_on_a_rank_is_raised_on_all(
+    own: Exception | None, other: list[Any], code: int, text: str
+) -> None:
+    with pytest.raises(AgreedError) as raised, agreed(OneOf(0, 2, [other]), "x"):
+        if own is not None:
+            raise own
+    assert (raised.value.code, str(raised.value)) == (code, text)
+
+
+def test_nothing_wrong_and_errors_of_one_process_pass_through() -> None:
+    with agreed(OneOf(0, 2, [[0, ""]]), "x"):
+        pass
+    with pytest.raises(UsageError, match="own"), agreed(SingleProcess(), "x"):
+        raise UsageError("own")
+
+
+@pytest.mark.parametrize("flag", ["--wire_dtype=bfloat16", "--placement=replicated"])
+def test_flags_of_ranks_are_refused_in_one_process(
+    flag: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_program(train.make_flags(), train.main, ["--data=generated", flag]) == USAGE_ERROR
+    line = capsys.readouterr().err
+    assert flag.split("=")[0] in line and "horovodrun or mpirun" in line
+
+
+def test_a_control_needs_as_many_ranks_as_its_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    matched = tmp_path / "metrics.json"
+    settings = {"data": "generated:1000", "model": "dlrm"}
+    record = {"settings": settings, "inputs": {"trained": 9}, "windows": [], "ranks": {"size": 2}}
+    matched.write_text(json.dumps(record))
+    flags = ["--control=stop", f"--match={matched}"]
+    assert run_program(train.make_flags(), train.main, flags) == USAGE_ERROR
+    assert "on 1 rank(s): the matched run had 2" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_demo_refuses_to_be_a_rank(
+    rank: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HOROVOD_RANK", str(rank))
+    with pytest.raises(SystemExit) as ended:
+        demo.entry_point([])
+    assert ended.value.code == USAGE_ERROR
+    assert ("HOROVOD_RANK" in capsys.readouterr().err) == (rank == 0)
