@@ -114,7 +114,7 @@ ENGINE_FLAGS: Mapping[str, EngineFlag] = {
         "interval: hold those of saturated rows", _DEFER, _by_defer,
     ),
     "freeze_drift": EngineFlag(
-        Number(0), "drift below which saturated rows are read from copies (sharded tables); 0: none",
+        Number(0), "drift below which saturated rows are read from copies (sharded); 0: none",
         _SKIP, _by_any,
     ),
     "defer_movement": EngineFlag(

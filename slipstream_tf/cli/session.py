@@ -115,7 +115,11 @@ def run(settings: Settings, parts: Parts, clock: PhaseClock, comm: Communicator)
     }
     _check_account(inputs, int(read.numpy()))
     with clock.phase("evaluation"):
-        quality = evaluate(model, share_of_rank(parts.test.dataset(), comm), comm)
+        test = share_of_rank(parts.test.dataset(), comm)
+        if settings.placement == "sharded":
+            # Every lookup asks the other ranks.
+            test = even_ends(test, comm)
+        quality = evaluate(model, test, comm)
     return {
         "schema": SCHEMA,
         "data": spec.name,
@@ -124,7 +128,7 @@ def run(settings: Settings, parts: Parts, clock: PhaseClock, comm: Communicator)
         "inputs": {**inputs, "bad_lines": parts.train.bad_lines.count, "planned": planned},
         "test_bad_lines": parts.test.bad_lines.count,
         "row_lookups": _row_lookups(parts.train, inputs["trained"]),
-        "rows": {table.name: embeddings.store.size(table.name) for table in embeddings.tables},
+        "rows": _rows(settings, embeddings, comm),
         "gradient_rows": total_gradient_rows(embeddings, comm),
         "ranks": traffic,
         "seconds": {**clock.seconds, "total": sum(clock.seconds.values())},
@@ -135,6 +139,14 @@ def run(settings: Settings, parts: Parts, clock: PhaseClock, comm: Communicator)
         "versions": versions(),
         "machine": machine(),
     }
+
+
+def _rows(settings: Settings, embeddings: Any, comm: Communicator) -> dict[str, int]:
+    """Rows of each table: of sharded ones, those of all ranks."""
+    own = {table.name: embeddings.store.size(table.name) for table in embeddings.tables}
+    if settings.placement == "replicated":
+        return own
+    return {name: total(comm, rows, f"rows.{name}") for name, rows in own.items()}
 
 
 def _planned_inputs(settings: Settings, num_inputs: int | None) -> int | None:
