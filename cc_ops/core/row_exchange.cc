@@ -5,6 +5,7 @@
 #include <new>
 #include <numeric>
 #include <string>
+#include <utility>
 
 #include "cc_ops/core/key_sort.h"
 #include "cc_ops/core/policy_update.h"
@@ -34,26 +35,25 @@ void Pack(const std::vector<EmbeddingTable*>& tables,
       for (const int64_t key : part[t].keys) ++parcels->sizes[owner_of(key) * num_tables + t];
     }
   }
-  std::vector<int64_t> next_key(parcels->sizes.size()), next_value(parcels->sizes.size());
-  int64_t num_keys = 0, num_values = 0;
-  for (size_t i = 0; i < parcels->sizes.size(); ++i) {
-    next_key[i] = num_keys;
-    next_value[i] = num_values;
-    num_keys += parcels->sizes[i];
-    num_values += parcels->sizes[i] * tables[i % num_tables]->dim();
-  }
-  parcels->keys.resize(static_cast<size_t>(num_keys));
-  parcels->values.resize(static_cast<size_t>(num_values));
+  // [ranks * tables], each key with its row, by key: neighbours are packed well.
+  std::vector<std::vector<std::pair<int64_t, const float*>>> rows(parcels->sizes.size());
+  for (size_t i = 0; i < rows.size(); ++i) rows[i].reserve(static_cast<size_t>(parcels->sizes[i]));
   for (const auto& part : parts) {
     for (size_t t = 0; t < num_tables; ++t) {
-      const int64_t dim = tables[t]->dim();
-      for (size_t i = 0; i < part[t].keys.size(); ++i) {
-        const size_t parcel = owner_of(part[t].keys[i]) * num_tables + t;
-        parcels->keys[static_cast<size_t>(next_key[parcel]++)] = part[t].keys[i];
-        std::copy_n(part[t].rows.data() + static_cast<int64_t>(i) * dim, dim,
-                    parcels->values.data() + next_value[parcel]);
-        next_value[parcel] += dim;
+      const float* row = part[t].rows.data();
+      for (const int64_t key : part[t].keys) {
+        rows[owner_of(key) * num_tables + t].emplace_back(key, row);
+        row += tables[t]->dim();
       }
+    }
+  }
+  parcels->keys.clear();
+  parcels->values.clear();
+  for (size_t i = 0; i < rows.size(); ++i) {
+    std::sort(rows[i].begin(), rows[i].end());
+    for (const auto& [key, row] : rows[i]) {
+      parcels->keys.push_back(key);
+      parcels->values.insert(parcels->values.end(), row, row + tables[i % num_tables]->dim());
     }
   }
 }

@@ -18,7 +18,8 @@ inline int OwnerOf(int64_t key, int ranks) {
   return static_cast<int>(Mix64(HashKey(key)) % static_cast<uint64_t>(ranks));
 }
 
-// Keys and rows for, or from, several ranks: by rank, then by table.
+// Keys and rows for, or from, several ranks: by rank, then by table. What is collected
+// ascends by key within a rank and table.
 struct RowParcels {
   int ranks = 1;
   std::vector<int64_t> sizes;  // [ranks, tables], rows

@@ -116,6 +116,8 @@ Status RouteKeys(const std::vector<EmbeddingTable*>& copies,
       for (const Keys& part : parts) {
         requests->keys.insert(requests->keys.end(), part[parcel].begin(), part[parcel].end());
       }
+      // Neighbours are packed well.
+      std::sort(requests->keys.begin() + static_cast<int64_t>(before), requests->keys.end());
       requests->sizes.push_back(static_cast<int64_t>(requests->keys.size() - before));
     }
   } catch (const std::bad_alloc&) {

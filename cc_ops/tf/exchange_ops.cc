@@ -94,6 +94,47 @@ scale: multiplies the sums.
 makes_rows: whether keys without a row get one; else their gradients are dropped, and counted.
 )doc");
 
+REGISTER_OP("SlipstreamPackKeys")
+    .Input("sizes: int64")
+    .Input("keys: int64")
+    .Output("packed: uint8")
+    .Output("rank_bytes: int32")
+    .SetShapeFn([](InferenceContext* c) -> absl::Status {
+      ShapeHandle sizes, unused;
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 2, &sizes));
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(1), 1, &unused));
+      c->set_output(0, c->Vector(InferenceContext::kUnknownDim));
+      c->set_output(1, c->Vector(c->Dim(sizes, 0)));
+      return absl::OkStatus();
+    })
+    .Doc(R"doc(
+Packs keys, each parcel as differences; ascending keys take one or two bytes each.
+
+sizes: [ranks, tables], keys of each.
+keys: [n], by rank, then by table.
+packed: the bytes.
+rank_bytes: [ranks], of them, those of each rank's keys.
+)doc");
+
+REGISTER_OP("SlipstreamUnpackKeys")
+    .Input("sizes: int64")
+    .Input("packed: uint8")
+    .Output("keys: int64")
+    .SetShapeFn([](InferenceContext* c) -> absl::Status {
+      ShapeHandle unused;
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 2, &unused));
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(1), 1, &unused));
+      c->set_output(0, c->Vector(InferenceContext::kUnknownDim));
+      return absl::OkStatus();
+    })
+    .Doc(R"doc(
+Gives back the keys that SlipstreamPackKeys packed.
+
+sizes: [ranks, tables], keys of each.
+packed: bytes of all parcels, in that order.
+keys: [n].
+)doc");
+
 REGISTER_OP("SlipstreamRouteKeys")
     .Input("handles: num_tables * resource") SLIPSTREAM_FEATURE_INPUTS.Attr("num_tables: int >= 1")
     .Attr("ranks: int >= 1")

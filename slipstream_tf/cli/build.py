@@ -51,6 +51,7 @@ def build_embeddings(
         comm=comm,
         placement=settings.placement,
         wire_dtype=settings.wire_dtype,
+        wire_keys=settings.wire_keys,
         dtype=settings.precision,
     )
 

@@ -16,7 +16,7 @@ _COLUMNS = ("label_column", "key_columns", "dense_columns")
 # A control repeats a run; with other values of these, its numbers would compare different things.
 _MUST_MATCH = (
     "data", "split", *_COLUMNS, "max_inputs", "batch_size", "model", "dim", "bottom", "mlp",
-    "cross_layers", "epochs", "store", "placement", "wire_dtype", "snapshot_interval",
+    "cross_layers", "epochs", "store", "placement", "wire_dtype", "wire_keys", "snapshot_interval",
     "warmup_steps",
 )  # fmt: skip
 _LISTS = ("bottom", "mlp", "key_columns", "dense_columns")
@@ -33,6 +33,7 @@ class Settings:
         store: which embedding store.
         placement: where the ranks of a job hold embedding rows: "replicated", all of them on each.
         wire_dtype: in which rows travel between ranks.
+        wire_keys: in which keys do.
         batch_size: inputs per step of each rank.
         skip: a mode of `SaturationConfig` but "random", which is a control.
         control: "none", "random" or "stop".
@@ -62,6 +63,7 @@ class Settings:
     store: str
     placement: str
     wire_dtype: str
+    wire_keys: str
     batch_size: int
     epochs: int
     max_inputs: int | None
@@ -233,7 +235,7 @@ def _refuse_idle_flags(settings: Settings, given: frozenset[str], data_name: str
     idle: dict[str, str] = {}
     if launch.rank() is None:
         several = "several ranks, started by horovodrun or mpirun"
-        idle["placement"] = idle["wire_dtype"] = several
+        idle["placement"] = idle["wire_dtype"] = idle["wire_keys"] = several
     if data_name != "parquet":
         idle.update(dict.fromkeys(_COLUMNS, "Parquet data"))
     if settings.model == "dcn":

@@ -7,15 +7,18 @@ call it, with no rows if it has none.
 from __future__ import annotations
 
 import collections
+import dataclasses
 import weakref
 from typing import Any, ClassVar
 
 import tensorflow as tf
 
 from slipstream_tf.distributed.comm import Communicator
-from slipstream_tf.ops.exchange import RowParcels
+from slipstream_tf.errors import require_choice
+from slipstream_tf.ops.exchange import RowParcels, pack_keys, unpack_keys
 
 WIRE_DTYPES = ("float32", "bfloat16")
+WIRE_KEYS = ("packed", "int64")
 
 
 class Names:
@@ -51,6 +54,23 @@ class Names:
         return f"{name}#{number}" if number else name
 
 
+@dataclasses.dataclass(frozen=True)
+class Wire:
+    """How rows travel.
+
+    Attributes:
+        dtype: "float32", or "bfloat16", to which rows are rounded before they are sent.
+        keys: "packed" (lossless; one or two bytes for a key where keys lie densely) or "int64".
+    """
+
+    dtype: str = "float32"
+    keys: str = "packed"
+
+    def __post_init__(self) -> None:
+        require_choice("wire_dtype", self.dtype, WIRE_DTYPES, "rows between ranks")
+        require_choice("wire_keys", self.keys, WIRE_KEYS, "rows between ranks")
+
+
 def to_wire(values: tf.Tensor, wire_dtype: str) -> tf.Tensor:
     """Returns float32 values in the form that is sent; bfloat16 travels as uint16."""
     if wire_dtype == "float32":
@@ -66,7 +86,7 @@ def from_wire(sent: tf.Tensor, wire_dtype: str) -> tf.Tensor:
 
 
 def gather_rows(
-    comm: Communicator, parcels: RowParcels, names: Names, what: str, wire_dtype: str, kind: Any
+    comm: Communicator, parcels: RowParcels, names: Names, what: str, wire: Wire, kind: Any
 ) -> RowParcels:
     """Gives every rank the rows of all.
 
@@ -75,7 +95,7 @@ def gather_rows(
         parcels: of this rank, for all: sizes [1, tables].
         names: names the collectives.
         what: the rows are, e.g. "gradients".
-        wire_dtype: "float32" or "bfloat16".
+        wire: how they travel.
         kind: what the values' bytes are counted as, see `Communicator`.
 
     Returns:
@@ -83,8 +103,42 @@ def gather_rows(
     """
     if comm.size == 1:
         return parcels
-    # All three are asked for at once: Horovod sends them together.
+    # All are asked for at once: Horovod sends them together.
     sizes = comm.gather(parcels.sizes, "control", names.of(f"{what}.sizes"))
-    keys = comm.gather(parcels.keys, "keys", names.of(f"{what}.keys"))
-    values = comm.gather(to_wire(parcels.values, wire_dtype), kind, names.of(f"{what}.values"))
-    return RowParcels(sizes, keys, from_wire(values, wire_dtype))
+    keys, name = parcels.keys, names.of(f"{what}.keys")
+    if wire.keys == "packed":
+        packed, _ = pack_keys(parcels.sizes, keys)
+        keys = unpack_keys(sizes, comm.gather(packed, "keys", name))
+    else:
+        keys = comm.gather(keys, "keys", name)
+    sent = to_wire(parcels.values, wire.dtype)
+    values = comm.gather(sent, kind, names.of(f"{what}.values"))
+    return RowParcels(sizes, keys, from_wire(values, wire.dtype))
+
+
+def exchange_keys(
+    comm: Communicator, sizes: tf.Tensor, keys: tf.Tensor, names: Names, what: str, wire: Wire
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Sends each rank the keys that are meant for it.
+
+    Args:
+        comm: the ranks.
+        sizes: int64 [ranks, tables], keys for each.
+        keys: int64 [n], by rank, then by table.
+        names: names the collectives.
+        what: the keys are for, e.g. "lookup".
+        wire: how they travel.
+
+    Returns:
+        sizes int64 [ranks, tables] and keys int64 [m] that came from each.
+    """
+    each = tf.ones([comm.size], tf.int32)
+    received_sizes, _ = comm.exchange(sizes, each, "control", names.of(f"{what}.sizes"))
+    name = names.of(f"{what}.keys")
+    if wire.keys == "packed":
+        packed, rank_bytes = pack_keys(sizes, keys)
+        received, _ = comm.exchange(packed, rank_bytes, "keys", name)
+        return received_sizes, unpack_keys(received_sizes, received)
+    splits = tf.cast(tf.reduce_sum(sizes, axis=1), tf.int32)
+    received, _ = comm.exchange(keys, splits, "keys", name)
+    return received_sizes, received

@@ -16,9 +16,8 @@ import tensorflow as tf
 from slipstream_tf import optimizers
 from slipstream_tf.config import TableConfig
 from slipstream_tf.distributed.comm import KINDS, Communicator
-from slipstream_tf.distributed.exchange import WIRE_DTYPES, Names
+from slipstream_tf.distributed.exchange import Names, Wire
 from slipstream_tf.distributed.settings import require_same
-from slipstream_tf.errors import require_choice
 from slipstream_tf.ops import exchange as exchange_ops
 from slipstream_tf.ops.update_policy import UpdateCounts, UpdatePolicy
 from slipstream_tf.stores.native import NativeStore
@@ -33,7 +32,7 @@ class ExchangedStore(NativeStore):
 
     Attributes:
         comm: the ranks.
-        wire_dtype: in which rows travel.
+        wire: how rows travel.
     """
 
     def __init__(
@@ -41,7 +40,7 @@ class ExchangedStore(NativeStore):
         tables: Sequence[TableConfig],
         optimizer: optimizers.SparseOptimizer,
         comm: Communicator,
-        wire_dtype: str,
+        wire: Wire,
         placement: str,
         settings: Mapping[str, Any],
     ):
@@ -51,22 +50,21 @@ class ExchangedStore(NativeStore):
             tables: at least one, of distinct names.
             optimizer: the rule of all tables.
             comm: the ranks.
-            wire_dtype: "float32" or "bfloat16".
+            wire: how rows travel.
             placement: where rows are, for names and errors.
             settings: others that must be the same on all ranks.
 
         Raises:
             ValueError: as `NativeStore`; or the ranks' settings differ: the error says in what.
         """
-        require_choice("wire_dtype", wire_dtype, WIRE_DTYPES, f"a {placement} store")
         super().__init__(tables, optimizer)
-        self.comm, self.wire_dtype = comm, wire_dtype
+        self.comm, self.wire = comm, wire
         self._names = Names(placement)
         everything = {
             "placement": placement,
             "tables": [table.get_config() for table in tables],
             "optimizer": optimizers.serialize(self.optimizer),
-            "wire_dtype": wire_dtype,
+            "wire": dataclasses.asdict(wire),
             **settings,
         }
         require_same(comm, everything, self._names.of("settings"), "an embedding store")

@@ -15,7 +15,7 @@ import tensorflow as tf
 from slipstream_tf import optimizers
 from slipstream_tf.config import TableConfig
 from slipstream_tf.distributed.comm import Communicator
-from slipstream_tf.distributed.exchange import gather_rows
+from slipstream_tf.distributed.exchange import Wire, gather_rows
 from slipstream_tf.distributed.exchanged import ExchangedStore
 from slipstream_tf.errors import invalid
 from slipstream_tf.ops import exchange as exchange_ops
@@ -39,6 +39,7 @@ class ReplicatedStore(ExchangedStore):
         optimizer: optimizers.SparseOptimizer,
         comm: Communicator,
         wire_dtype: str = "float32",
+        wire_keys: str = "packed",
     ):
         """Makes empty tables; a collective.
 
@@ -48,6 +49,7 @@ class ReplicatedStore(ExchangedStore):
             comm: the ranks.
             wire_dtype: "float32" or "bfloat16", to which gradient rows are rounded before they are
                 sent; they are added up in float32.
+            wire_keys: "packed" (lossless) or "int64".
 
         Raises:
             ValueError: as `NativeStore`; a table has a capacity; or the ranks' settings differ, in
@@ -58,12 +60,13 @@ class ReplicatedStore(ExchangedStore):
                 place = f"replicated table {table.name!r}"
                 allowed = "None: ranks would evict different rows (sharded tables may be bounded)"
                 raise invalid("capacity", table.capacity, place, allowed)
-        super().__init__(tables, optimizer, comm, wire_dtype, "replicated", {})
+        wire = Wire(wire_dtype, wire_keys)
+        super().__init__(tables, optimizer, comm, wire, "replicated", {})
 
     def _deliver(
         self, collected: exchange_ops.RowParcels, what: str, kind: Any
     ) -> tf.Operation | None:
-        rows = gather_rows(self.comm, collected, self._names, what, self.wire_dtype, kind)
+        rows = gather_rows(self.comm, collected, self._names, what, self.wire, kind)
         return exchange_ops.apply_rows(self._handles, rows, self.learning_rate)
 
     def gather(self, table: str, keys: Any) -> tuple[tf.Tensor, tf.Tensor]:

@@ -17,7 +17,13 @@ import tensorflow as tf
 from slipstream_tf import optimizers
 from slipstream_tf.config import TableConfig
 from slipstream_tf.distributed.comm import Communicator
-from slipstream_tf.distributed.exchange import from_wire, gather_rows, to_wire
+from slipstream_tf.distributed.exchange import (
+    Wire,
+    exchange_keys,
+    from_wire,
+    gather_rows,
+    to_wire,
+)
 from slipstream_tf.distributed.exchanged import ExchangedStore
 from slipstream_tf.errors import invalid, require_integer
 from slipstream_tf.ops import exchange as exchange_ops
@@ -53,6 +59,7 @@ class ShardedStore(ExchangedStore):
         optimizer: optimizers.SparseOptimizer,
         comm: Communicator,
         wire_dtype: str = "float32",
+        wire_keys: str = "packed",
         cache_bytes: int = 256 << 20,
     ):
         """Makes empty tables; a collective.
@@ -63,6 +70,7 @@ class ShardedStore(ExchangedStore):
             comm: the ranks.
             wire_dtype: "float32" or "bfloat16", to which rows and gradients are rounded before they
                 are sent.
+            wire_keys: "packed" (lossless) or "int64".
             cache_bytes: of all copies on a rank; must hold the distinct keys of a batch. Frozen
                 copies take at most half of it.
 
@@ -71,9 +79,8 @@ class ShardedStore(ExchangedStore):
                 differ: the error says in what.
         """
         require_integer("cache_bytes", cache_bytes, 1, None, "ShardedStore")
-        super().__init__(
-            tables, optimizer, comm, wire_dtype, "sharded", {"cache_bytes": cache_bytes}
-        )
+        wire = Wire(wire_dtype, wire_keys)
+        super().__init__(tables, optimizer, comm, wire, "sharded", {"cache_bytes": cache_bytes})
         self._widths = [t.dim + self.optimizer.slots_per_row(t.dim) for t in self.tables]
         row_bytes = sum(map(_copy_bytes, self._widths))
         rows = cache_bytes // row_bytes
@@ -122,33 +129,25 @@ class ShardedStore(ExchangedStore):
     ) -> exchange_ops.RowParcels:
         """Asks the owners for rows, and serves what this rank is asked for."""
         what = "lookup" if makes_rows else "evaluation"
-        asked_sizes, asked = self._exchange_keys(sizes, keys, what)
+        asked_sizes, asked = exchange_keys(self.comm, sizes, keys, self._names, what, self.wire)
         values = exchange_ops.serve_rows(self._handles, asked_sizes, asked, makes_rows)
         floats = tf.constant(self._served_floats, tf.int64)
         splits = tf.cast(tf.reduce_sum(asked_sizes * floats, axis=1), tf.int32)
         name = self._names.of(f"{what}.rows")
-        received, _ = self.comm.exchange(to_wire(values, self.wire_dtype), splits, "rows", name)
-        return exchange_ops.RowParcels(sizes, keys, from_wire(received, self.wire_dtype))
-
-    def _exchange_keys(
-        self, sizes: tf.Tensor, keys: tf.Tensor, what: str
-    ) -> tuple[tf.Tensor, tf.Tensor]:
-        each = tf.ones([self.comm.size], tf.int32)
-        splits = tf.cast(tf.reduce_sum(sizes, axis=1), tf.int32)
-        name = self._names.of(f"{what}.sizes")
-        received_sizes, _ = self.comm.exchange(sizes, each, "control", name)
-        received, _ = self.comm.exchange(keys, splits, "keys", self._names.of(f"{what}.keys"))
-        return received_sizes, received
+        received, _ = self.comm.exchange(to_wire(values, self.wire.dtype), splits, "rows", name)
+        return exchange_ops.RowParcels(sizes, keys, from_wire(received, self.wire.dtype))
 
     def _deliver(
         self, collected: exchange_ops.RowParcels, what: str, kind: Any
     ) -> tf.Operation | None:
-        sizes, keys = self._exchange_keys(collected.sizes, collected.keys, what)
+        sizes, keys = exchange_keys(
+            self.comm, collected.sizes, collected.keys, self._names, what, self.wire
+        )
         floats = tf.constant([table.dim for table in self.tables], tf.int64)
         splits = tf.cast(tf.reduce_sum(collected.sizes * floats, axis=1), tf.int32)
-        sent = to_wire(collected.values, self.wire_dtype)
+        sent = to_wire(collected.values, self.wire.dtype)
         values, _ = self.comm.exchange(sent, splits, kind, self._names.of(f"{what}.values"))
-        rows = exchange_ops.RowParcels(sizes, keys, from_wire(values, self.wire_dtype))
+        rows = exchange_ops.RowParcels(sizes, keys, from_wire(values, self.wire.dtype))
         # A row that left a bounded table since it was served is not made anew by its gradient.
         is_bounded = any(table.capacity is not None for table in self.tables)
         return exchange_ops.apply_rows(
@@ -185,7 +184,7 @@ class ShardedStore(ExchangedStore):
         flat = tf.constant(np.concatenate(chosen), tf.int64)
         values = exchange_ops.serve_rows(self._handles, sizes, flat, makes_rows=False)
         own = exchange_ops.RowParcels(sizes, flat, values)
-        rows = gather_rows(self.comm, own, self._names, "frozen", self.wire_dtype, "rows")
+        rows = gather_rows(self.comm, own, self._names, "frozen", self.wire, "rows")
         exchange_ops.store_copies(
             self._copies._handles,
             rows,

@@ -71,6 +71,7 @@ class EmbeddingCollection(keras.layers.Layer):
         placement: with `comm`: "replicated" (every rank holds all rows) or "sharded" (rows are
             spread over the ranks by hash; a layer saves and loads the rows of its own rank).
         wire_dtype: "float32" or "bfloat16", in which rows travel between ranks.
+        wire_keys: "packed" (lossless) or "int64", in which keys do.
         stacked: whether a dictionary gives one tensor [batch, features, dim], too.
         **kwargs: of `keras.layers.Layer`: name, dtype, trainable.
 
@@ -88,6 +89,7 @@ class EmbeddingCollection(keras.layers.Layer):
         comm: Communicator | None = None,
         placement: str = "replicated",
         wire_dtype: str = "float32",
+        wire_keys: str = "packed",
         **kwargs: Any,
     ) -> None:
         # No autocast: keys must reach the store as they are, and the anchor stays float32.
@@ -103,7 +105,7 @@ class EmbeddingCollection(keras.layers.Layer):
             self._require_one_dim("stacked=True")
         self._store_name = store if isinstance(store, str) else None
         self.store = _open_store(
-            store, self.tables, optimizers.get(optimizer), comm, placement, wire_dtype
+            store, self.tables, optimizers.get(optimizer), comm, placement, wire_dtype, wire_keys
         )
         self.update_anchor = self.add_weight(
             name="update_anchor", shape=(), initializer="zeros", dtype="float32", trainable=True
@@ -271,6 +273,7 @@ def _open_store(
     comm: Communicator | None,
     placement: str,
     wire_dtype: str,
+    wire_keys: str,
 ) -> Any:
     require_choice("placement", placement, PLACEMENTS, "EmbeddingCollection")
     if not isinstance(store, str):
@@ -287,7 +290,7 @@ def _open_store(
         from slipstream_tf.distributed.sharded import ShardedStore
 
         stores = {"replicated": ReplicatedStore, "sharded": ShardedStore}
-        return stores[placement](tables, optimizer, comm, wire_dtype)
+        return stores[placement](tables, optimizer, comm, wire_dtype, wire_keys)
     from slipstream_tf.stores.native import NativeStore
 
     return NativeStore(tables, optimizer)

@@ -101,6 +101,31 @@ def apply_rows(
     )
 
 
+def pack_keys(sizes: tf.Tensor, keys: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Packs keys losslessly; ascending ones take one or two bytes each where they lie densely.
+
+    Args:
+        sizes: int64 [ranks, tables], keys of each.
+        keys: int64 [n], by rank, then by table.
+
+    Returns:
+        uint8 [bytes] and int32 [ranks], of these, the bytes of each rank's keys.
+
+    Raises:
+        tf.errors.InvalidArgumentError: sizes do not fit the keys.
+    """
+    return _loader.library().slipstream_pack_keys(sizes=sizes, keys=keys)
+
+
+def unpack_keys(sizes: tf.Tensor, packed: tf.Tensor) -> tf.Tensor:
+    """Returns int64 [n], the keys that `pack_keys` packed.
+
+    Raises:
+        tf.errors.InvalidArgumentError: the bytes are not those of so many keys.
+    """
+    return _loader.library().slipstream_unpack_keys(sizes=sizes, packed=packed)
+
+
 def route_keys(
     copies: Sequence[tf.Tensor],
     packed: PackedFeatures,
