@@ -41,7 +41,7 @@ def differ_in_rows(comm: Communicator, placement: str) -> None:
     """In the third window a row of rank 1 jumps; until then all agree."""
     embeddings = make_embeddings(comm, placement, dim=4)
     config = slip.SaturationConfig(
-        skip="gradients", threshold=0.5, warmup_steps=0, snapshot_interval=2
+        skip="inputs", threshold=0.5, warmup_steps=0, snapshot_interval=2
     )
     slipstream = slip.Slipstream(embeddings, config)
     store, specs = embeddings.store, embeddings.specs
