@@ -21,8 +21,8 @@ class GradientExchange:
         self,
         comm: Communicator,
         store: VariableStore | None,
-        wire_dtype: str = "float32",
-        names: str = "gradients",
+        wire_dtype: str,
+        names: Names,
     ):
         """Takes the ranks.
 
@@ -30,12 +30,12 @@ class GradientExchange:
             comm: the ranks.
             store: watches the variables whose gradients are masked, or None.
             wire_dtype: "float32" or "bfloat16", in which sparse rows travel.
-            names: prefix of the collectives' names; every rank makes its exchanges in the same
-                order.
+            names: names the collectives. An exchange that is made while a function is traced takes
+                one that was there before: other ranks may have traced it more or less often.
         """
         require_choice("wire_dtype", wire_dtype, WIRE_DTYPES, "a gradient exchange")
         self._comm, self._store, self._wire_dtype = comm, store, wire_dtype
-        self._names = Names(names)
+        self._names = names
         self._nothing: dict[str, KeySet] = {}
 
     def average(self, gradients: Sequence[Any], sources: Sequence[Any]) -> list[Any]:

@@ -164,10 +164,11 @@ class HorovodCommunicator:
         with tf.device("CPU:0"):
             # int32 has no place on a GPU; int64 counts a lifetime of bytes.
             self._bytes = tf.Variable(tf.zeros([len(KINDS)], tf.int64), trainable=False)
+            self._is_there = tf.Variable(True, trainable=False)
 
     def sum(self, tensor: Any, kind: Kind, name: str) -> tf.Tensor:
         """See `Communicator.sum`."""
-        tensor = tf.convert_to_tensor(tensor)
+        tensor = self._never_constant(tensor)
         # Of a ring, whose every rank sends 2 * (size - 1) parts of 1 / size.
         nbytes = _nbytes(tensor) * 2 * (self.size - 1) // self.size
         with tf.control_dependencies([self._count(nbytes, kind, name)]):
@@ -175,7 +176,7 @@ class HorovodCommunicator:
 
     def gather(self, tensor: Any, kind: Kind, name: str) -> tf.Tensor:
         """See `Communicator.gather`."""
-        tensor = tf.convert_to_tensor(tensor)
+        tensor = self._never_constant(tensor)
         nbytes = _nbytes(tensor) * (self.size - 1)
         with tf.control_dependencies([self._count(nbytes, kind, name)]):
             return self._hvd.allgather(tensor, name=name)
@@ -184,7 +185,7 @@ class HorovodCommunicator:
         self, tensor: Any, splits: Any, kind: Kind, name: str
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """See `Communicator.exchange`."""
-        tensor, splits = tf.convert_to_tensor(tensor), tf.convert_to_tensor(splits)
+        tensor, splits = self._never_constant(tensor), tf.convert_to_tensor(splits)
         row = tf.cast(tf.reduce_prod(tf.shape(tensor)[1:]), tf.int64) * tensor.dtype.size
         others = tf.cast(tf.reduce_sum(splits) - splits[self.rank], tf.int64)
         with tf.control_dependencies([self._count(row * others, kind, name)]):
@@ -193,7 +194,7 @@ class HorovodCommunicator:
 
     def broadcast(self, tensor: Any, root: int, kind: Kind, name: str) -> tf.Tensor:
         """See `Communicator.broadcast`."""
-        tensor = tf.convert_to_tensor(tensor)
+        tensor = self._never_constant(tensor)
         nbytes = _nbytes(tensor) * _ranks_below(self.rank, root, self.size)
         with tf.control_dependencies([self._count(nbytes, kind, name)]):
             return self._hvd.broadcast(tensor, root_rank=root, name=name)
@@ -202,6 +203,17 @@ class HorovodCommunicator:
         """Returns the bytes that this rank gave to the network."""
         counts = self._bytes.numpy()
         return Traffic({kind: int(count) for kind, count in zip(KINDS, counts, strict=True)})
+
+    def _never_constant(self, tensor: Any) -> tf.Tensor:
+        """Returns the tensor, of which TensorFlow can know no value before it runs a graph.
+
+        Horovod's ops are not stateful: TensorFlow would run one of a constant (the size of a batch
+        of known shape) once, while it optimises a graph on one rank, and then leave it out.
+        """
+        tensor = tf.convert_to_tensor(tensor)
+        if tf.executing_eagerly():
+            return tensor
+        return tf.where(self._is_there, tensor, tf.zeros_like(tensor))
 
     def _count(self, nbytes: Any, kind: str, name: str) -> Any:
         with tf.device("CPU:0"):

@@ -13,7 +13,11 @@ import tensorflow as tf
 
 from slipstream_tf.distributed.averaging import GradientExchange, store_of
 from slipstream_tf.distributed.comm import Communicator, SingleProcess
+from slipstream_tf.distributed.exchange import Names
 from slipstream_tf.errors import invalid
+
+# Of all tapes: each trace of a step makes one of its own.
+_OF_TAPES = Names("gradients")
 
 
 class DistributedGradientTape:
@@ -80,7 +84,7 @@ class DistributedGradientTape:
             raise invalid("store", None, place, "a VariableStore, unless comm is given")
         self._tape = tape
         self._exchange = GradientExchange(
-            comm or SingleProcess(), store_of(store, place), wire_dtype
+            comm or SingleProcess(), store_of(store, place), wire_dtype, _OF_TAPES
         )
 
     def __enter__(self) -> DistributedGradientTape:
@@ -152,7 +156,7 @@ def DistributedOptimizer(
         raise invalid("optimizer", base.__name__, place, "a Keras 3 optimizer")
     if getattr(optimizer, "built", False):
         raise invalid("optimizer", "one that was used", place, "one without state")
-    exchange = GradientExchange(comm, store_of(store, place), wire_dtype, "optimizer")
+    exchange = GradientExchange(comm, store_of(store, place), wire_dtype, Names("optimizer"))
 
     class Distributed(base):  # type: ignore[misc, valid-type]
         """The optimizer, with gradients averaged first."""

@@ -1,0 +1,188 @@
+"""Gradient rows collected for others and applied from others, against updates in one process."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from slipstream_tf import optimizers
+from slipstream_tf.config import TableConfig
+from slipstream_tf.ops import exchange, features, table
+from slipstream_tf.ops.exchange import RowParcels
+from slipstream_tf.ops.features import FeatureSpec
+from slipstream_tf.ops.update_policy import UpdatePolicy, flush, set_policy, update_counts
+
+TABLES = [TableConfig("a", 3), TableConfig("b", 2)]
+SPECS = [FeatureSpec("a", "a"), FeatureSpec("b", "b")]
+LAYOUT = table.LookupLayout((0, 1), ("sum", "sum"), (3, 2), False)
+KEYS = {"a": np.array([5, 7, 5, 9]), "b": np.array([1, 1, 1, 2])}
+RATE = 0.1
+
+
+def make_tables(rule=None):
+    return [table.create(config, rule or optimizers.Adagrad(RATE)) for config in TABLES]
+
+
+def plan_of(handles, keys=KEYS):
+    inputs = {name: np.asarray(values, np.int64) for name, values in keys.items()}
+    return table.lookup(handles, features.pack(inputs, SPECS), LAYOUT)[1]
+
+
+def gradients_of(keys=KEYS, seed=0):
+    random = np.random.default_rng(seed)
+    return [
+        tf.constant(random.normal(size=(len(keys[config.name]), config.dim)), tf.float32)
+        for config in TABLES
+    ]
+
+
+def parcels(sizes, keys, values) -> RowParcels:
+    return RowParcels(
+        tf.constant(sizes, tf.int64), tf.constant(keys, tf.int64), tf.constant(values, tf.float32)
+    )
+
+
+def assert_same_tables(first, second):
+    for one, other in zip(first, second, strict=True):
+        one, other = table.export_table(one), table.export_table(other)
+        for name in ("keys", "rows", "slots"):
+            np.testing.assert_allclose(one[name], other[name], rtol=1e-6, err_msg=name)
+
+
+def test_what_is_collected_is_each_keys_sum():
+    handles, gradients = make_tables(), gradients_of()
+    got = exchange.collect_gradients(plan_of(handles), gradients, RATE)
+    assert got.sizes.numpy().tolist() == [[3, 2]]
+    assert sorted(got.keys.numpy()[:3]) == [5, 7, 9] and sorted(got.keys.numpy()[3:]) == [1, 2]
+    rows = dict(
+        zip(got.keys.numpy()[:3].tolist(), got.values.numpy()[:9].reshape(3, 3), strict=True)
+    )
+    np.testing.assert_allclose(rows[5], gradients[0][0] + gradients[0][2], rtol=1e-6)
+    np.testing.assert_array_equal(rows[9], gradients[0][3])
+    assert got.values.shape == (3 * 3 + 2 * 2,)
+
+
+def test_rows_collected_and_applied_are_an_update():
+    exchanged, updated = make_tables(), make_tables()
+    for seed in range(3):
+        gradients = gradients_of(seed=seed)
+        rows = exchange.collect_gradients(plan_of(exchanged), gradients, RATE)
+        exchange.apply_rows(exchanged, rows, RATE)
+        table.apply_gradients(plan_of(updated), gradients, RATE)
+    assert_same_tables(exchanged, updated)
+
+
+def test_every_key_has_one_owner_and_parcels_are_whole():
+    keys = {"a": np.arange(200), "b": np.arange(200)}
+    handles, gradients = make_tables(), gradients_of(keys)
+    plan = plan_of(handles, keys)
+    everything = exchange.collect_gradients(plan, gradients, RATE)
+    split = exchange.collect_gradients(plan, gradients, RATE, ranks=3)
+    sizes = split.sizes.numpy()
+    assert sizes.shape == (3, 2) and (sizes > 30).all()
+    np.testing.assert_array_equal(sizes.sum(0), everything.sizes.numpy()[0])
+    bounds = np.cumsum(sizes.ravel())[:-1]
+    owned = np.split(split.keys.numpy(), bounds)
+    assert sorted(np.concatenate(owned[0::2])) == list(range(200))
+    for rank in range(3):  # A key has the same owner in every table.
+        assert sorted(owned[2 * rank]) == sorted(owned[2 * rank + 1])
+    applied, wanted = make_tables(), make_tables()
+    exchange.apply_rows(applied, split, RATE)
+    exchange.apply_rows(wanted, everything, RATE)
+    assert_same_tables(applied, wanted)
+
+
+def test_rows_of_one_key_are_added_before_the_rule_and_scaled():
+    twice, once = make_tables(), make_tables()
+    several = parcels([[1, 0], [1, 0]], [5, 5], [1, 2, 3, 3, 2, 1])
+    exchange.apply_rows(twice, several, RATE, scale=0.5)
+    exchange.apply_rows(once, parcels([[1, 0]], [5], [2, 2, 2]), RATE)
+    assert_same_tables(twice, once)
+
+
+@pytest.mark.parametrize("makes_rows", [True, False])
+def test_keys_without_a_row_get_one_or_are_counted(makes_rows):
+    handles = make_tables()
+    exchange.apply_rows(handles, parcels([[1, 0]], [5], [1, 1, 1]), RATE, makes_rows=makes_rows)
+    statistics = table.statistics(handles[0])
+    assert (statistics.rows, statistics.dropped_updates) == ((1, 0) if makes_rows else (0, 1))
+    assert table.hot_keys(handles[0], 9)[0].shape == (0,)  # Nobody looked it up here.
+
+
+def test_held_sums_leave_by_an_exchange_only():
+    handles = make_tables(optimizers.SGD(RATE))
+    policy = UpdatePolicy("defer", movement=1e9, max_age=100, max_rows=1000, is_exchanged=True)
+    for handle in handles:
+        set_policy(handle, policy)
+    gradients = gradients_of()
+    collected = exchange.collect_gradients(plan_of(handles), gradients, RATE)
+    assert collected.sizes.numpy().tolist() == [[0, 0]]
+    flush(handles[0])
+    assert update_counts(handles[0]).pending == 3
+    with pytest.raises(tf.errors.FailedPreconditionError):
+        set_policy(handles[0], UpdatePolicy())
+    held = exchange.collect_held(handles)
+    assert held.sizes.numpy().tolist() == [[3, 2]]
+    assert update_counts(handles[0]).pending == 0
+    exchange.apply_rows(handles, held, RATE)
+    updated = make_tables(optimizers.SGD(RATE))
+    table.apply_gradients(plan_of(updated), gradients, RATE)
+    assert_same_tables(handles, updated)
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_no_inputs_and_no_rows(ranks):
+    handles, keys = make_tables(), {"a": np.empty(0), "b": np.empty(0)}
+    plan = plan_of(handles, keys)
+    for got in (
+        exchange.collect_gradients(plan, gradients_of(keys), RATE, ranks),
+        exchange.collect_held(handles, ranks),
+    ):
+        assert got.sizes.numpy().tolist() == [[0, 0]] * ranks
+        assert got.keys.shape == got.values.shape == (0,)
+        exchange.apply_rows(handles, got, RATE)
+    assert table.statistics(handles[0]).rows == 0
+
+
+def test_gradients_that_are_not_finite_are_refused_where_they_arise_and_arrive():
+    handles = make_tables()
+    bad = [gradients_of()[0], tf.fill([4, 2], np.nan)]
+    with pytest.raises(tf.errors.InvalidArgumentError, match="finite"):
+        exchange.collect_gradients(plan_of(handles), bad, RATE)
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"key 8 of table 'a'.*another rank"):
+        exchange.apply_rows(handles, parcels([[1, 0]], [8], [1, np.inf, 1]), RATE)
+    assert 8 not in table.export_table(handles[0])["keys"]
+
+
+@pytest.mark.parametrize(
+    "bad, message",
+    [
+        (parcels([[1, 0]], [5], [1, 2]), r"sizes\[0, 0\] is 1 rows of table 'a'"),
+        (parcels([[-1, 0]], [5], [1, 2, 3]), r"sizes\[0, 0\] is -1"),
+        (parcels([[1, 0]], [5, 6], [1, 2, 3]), "sizes name 1 keys and 3 values; there are 2 and 3"),
+        (parcels([[1, 0, 0]], [5], [1, 2, 3]), r"sizes have shape \[1,3\]; allowed: \[ranks, 2\]"),
+        (parcels([1, 0], [5], [1, 2, 3]), "sizes have shape"),
+        (parcels([[1, 0]], [5], [[1, 2, 3]]), "allowed: rank 1"),
+    ],
+)
+def test_parcels_that_do_not_fit_change_nothing(bad, message):
+    handles = make_tables()
+    with pytest.raises(tf.errors.InvalidArgumentError, match=message):
+        exchange.apply_rows(handles, bad, RATE)
+    assert table.statistics(handles[0]).rows == 0
+
+
+def test_shapes_are_known_and_checked_when_a_graph_is_built():
+    handles = make_tables()
+
+    @tf.function
+    def collect():
+        got = exchange.collect_held(handles, ranks=3)
+        assert got.sizes.shape.as_list() == [3, None]
+        assert got.keys.shape.rank == got.values.shape.rank == 1
+        with pytest.raises(ValueError, match="rank"):
+            exchange.apply_rows(handles, parcels([1, 0], [5], [1, 2, 3]), RATE)
+        return got.keys
+
+    assert collect().shape == (0,)

@@ -1,0 +1,71 @@
+"""A rank of test_disagreements.py: what ranks are told whose settings or rows differ.
+
+Arguments: "tables", "config" or "rows", and the placement of the tables (empty: the default).
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+import slipstream_tf as slip
+from slipstream_tf.distributed import Communicator
+from slipstream_tf.ops.features import pack
+
+KEYS = np.arange(8)
+
+
+def make_embeddings(comm: Communicator, placement: str, dim: int) -> Any:
+    return slip.keras.EmbeddingCollection(
+        [slip.TableConfig("user", dim=4), slip.TableConfig("item", dim=dim)],
+        slip.optimizers.SGD(0.1),
+        comm=comm,
+        **({"placement": placement} if placement else {}),
+    )
+
+
+def differ_in_tables(comm: Communicator, placement: str) -> None:
+    make_embeddings(comm, placement, dim=5 if comm.rank == 1 else 4)
+
+
+def differ_in_config(comm: Communicator, placement: str) -> None:
+    embeddings = make_embeddings(comm, placement, dim=4)
+    interval = 20 if comm.rank == 1 else 10
+    slip.Slipstream(embeddings, slip.SaturationConfig(snapshot_interval=interval))
+
+
+def differ_in_rows(comm: Communicator, placement: str) -> None:
+    """In the third window a row of rank 1 jumps; until then all agree."""
+    embeddings = make_embeddings(comm, placement, dim=4)
+    config = slip.SaturationConfig(
+        skip="inputs", threshold=0.5, warmup_steps=0, snapshot_interval=2
+    )
+    slipstream = slip.Slipstream(embeddings, config)
+    store, specs = embeddings.store, embeddings.specs
+    for step in range(8):
+        keys = {"item": tf.constant(KEYS), "user": tf.constant(KEYS)}
+        pooled, plan = store.lookup(pack(keys, specs), specs, training=True)
+        store.apply_gradients(plan, [tf.ones_like(rows) * 0.01 for rows in pooled])
+        if step == 4 and comm.rank == 1:
+            contents = store.export_table("item")
+            contents["rows"][3] += 10.0
+            store.import_table("item", contents)
+        slipstream.step()
+
+
+def main() -> None:
+    """Prints the error that this rank gets."""
+    what, placement = sys.argv[1:3]
+    comm = slip.distributed.init()
+    differ = {"tables": differ_in_tables, "config": differ_in_config, "rows": differ_in_rows}
+    try:
+        differ[what](comm, placement)
+    except (ValueError, RuntimeError) as error:
+        print(f"rank {comm.rank}: {type(error).__name__}: {error}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

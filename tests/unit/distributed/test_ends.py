@@ -1,0 +1,120 @@
+"""distributed.ends: batches of no inputs at the end, and losses of batches of different sizes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from slipstream_tf.distributed import SingleProcess, even_ends, scale_loss
+
+
+class WithOthers:
+    """The rank of a job whose other rank has so many batches."""
+
+    rank, size, local_rank = 0, 2, 0
+
+    def __init__(self, batches_of_others: int):
+        self._left = batches_of_others
+
+    def sum(self, tensor, kind, name):
+        del kind, name
+
+        def add(own):
+            self._left -= 1
+            return own + np.int64(self._left >= 0)
+
+        total = tf.numpy_function(add, [tensor], tf.int64)
+        return tf.ensure_shape(total, [])
+
+
+def features_and_labels(inputs: int, batch_size: int, drop_remainder: bool = False):
+    features = {
+        "keys": tf.reshape(tf.range(3 * inputs, dtype=tf.int64), [inputs, 3]),
+        "bag": tf.RaggedTensor.from_row_lengths(
+            tf.range(inputs, dtype=tf.int64), [1] * (inputs - 1) + [1]
+        ),
+        "name": tf.constant([f"n{i}" for i in range(inputs)]),
+    }
+    data = tf.data.Dataset.from_tensor_slices((features, tf.ones([inputs])))
+    return data.ragged_batch(batch_size, drop_remainder)
+
+
+def test_one_process_keeps_its_dataset():
+    data = tf.data.Dataset.range(6).batch(2)
+    assert even_ends(data, SingleProcess()) is data
+
+
+@pytest.mark.parametrize("drop_remainder", [False, True])
+def test_empty_batches_follow_until_all_have_ended(drop_remainder):
+    data = features_and_labels(4, 2, drop_remainder)
+    got = list(even_ends(data, WithOthers(5)))
+    assert [int(labels.shape[0]) for _, labels in got] == [2, 2, 0, 0, 0]
+    for (features, labels), (wanted, _) in zip(got, data, strict=False):
+        for name in ("keys", "name"):
+            np.testing.assert_array_equal(features[name], wanted[name])
+        assert features["bag"].to_list() == wanted["bag"].to_list()
+        np.testing.assert_array_equal(labels, np.ones(2))
+    features, labels = got[-1]
+    assert features["keys"].shape == (0, 3) and features["keys"].dtype == tf.int64
+    assert features["name"].shape == (0,) and features["name"].dtype == tf.string
+    assert isinstance(features["bag"], tf.RaggedTensor) and features["bag"].nrows() == 0
+    assert labels.dtype == tf.float32
+
+
+def test_ranks_that_end_first_hold_nobody_up():
+    data = tf.data.Dataset.range(5).batch(2)
+    got = [batch.numpy().tolist() for batch in even_ends(data, WithOthers(1))]
+    assert got == [[0, 1], [2, 3], [4]]
+
+
+def test_a_rank_without_data_gets_empty_batches():
+    data = features_and_labels(4, 2).take(0)
+    assert [int(y.shape[0]) for _, y in even_ends(data, WithOthers(3))] == [0, 0, 0]
+
+
+def test_elements_keep_their_structure_and_lose_their_batch_size():
+    data = tf.data.Dataset.from_tensor_slices({"a": tf.zeros([4, 2])}).batch(2, drop_remainder=True)
+    spec = even_ends(data, WithOthers(2)).element_spec
+    assert spec == {"a": tf.TensorSpec([None, 2], tf.float32)}
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        tf.data.Dataset.range(3),
+        tf.data.Dataset.from_tensors(tf.sparse.from_dense([[1, 0]])),
+        tf.data.Dataset.from_tensors(tf.ragged.constant([[[1], [2, 3]]])),
+    ],
+    ids=["no batch", "sparse", "ragged twice"],
+)
+def test_what_has_no_empty_batch_is_refused_on_one_rank_too(data):
+    with pytest.raises(ValueError, match=r"Invalid `dataset`.*a dense tensor or a RaggedTensor"):
+        even_ends(data, SingleProcess())
+
+
+def test_the_loss_of_one_process_is_its_own():
+    loss = tf.constant(3.0)
+    assert scale_loss(loss, 4, SingleProcess()) is loss
+
+
+@pytest.mark.parametrize("sizes", [(3, 1), (2, 2), (5, 0), (0, 0)])
+def test_averaged_gradients_are_those_of_all_inputs(run_as_ranks, sizes):
+    inputs = [
+        np.arange(1, size + 1, dtype=np.float32) * (rank + 1) for rank, size in enumerate(sizes)
+    ]
+
+    def program(comm):
+        x = tf.constant(2.0)
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            mean = tf.reduce_mean(x * tf.constant(inputs[comm.rank]))
+            loss = scale_loss(mean, sizes[comm.rank], comm)
+        return loss.numpy(), tape.gradient(loss, x).numpy()
+
+    got = run_as_ranks(2, program)
+    for (loss, _), own in zip(got, inputs, strict=True):
+        np.testing.assert_allclose(loss, 2.0 * own.mean() if own.size else 0.0)
+    union = np.concatenate(inputs)
+    wanted = union.mean() if union.size else 0.0
+    np.testing.assert_allclose(np.mean([gradient for _, gradient in got]), wanted)

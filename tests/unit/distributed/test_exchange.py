@@ -1,0 +1,75 @@
+"""distributed.exchange: names of collectives, and what travels."""
+
+from __future__ import annotations
+
+import numpy as np
+import tensorflow as tf
+
+from slipstream_tf.distributed import SingleProcess, exchange
+from slipstream_tf.ops.exchange import RowParcels
+
+
+def test_eager_calls_of_one_collective_have_one_name():
+    names = exchange.Names("test_eager")
+    assert [names.of("a"), names.of("b"), names.of("a")] == [
+        "slipstream.test_eager.a",
+        "slipstream.test_eager.b",
+        "slipstream.test_eager.a",
+    ]
+
+
+def test_objects_with_one_prefix_are_numbered():
+    first, second = exchange.Names("test_numbers"), exchange.Names("test_numbers")
+    assert first.of("a") == "slipstream.test_numbers.a"
+    assert second.of("a") == "slipstream.test_numbers.1.a"
+
+
+def test_every_graph_numbers_its_collectives_anew():
+    names, seen = exchange.Names("test_graphs"), []
+
+    @tf.function
+    def step(x):
+        seen.append([names.of("a"), names.of("a"), names.of("b")])
+        return x
+
+    step(tf.zeros([1]))
+    step(tf.zeros([2]))  # traced again
+    prefix = "slipstream.test_graphs"
+    assert seen == [[f"{prefix}.a", f"{prefix}.a#1", f"{prefix}.b"]] * 2
+
+
+def test_float32_travels_as_it_is_and_bfloat16_rounded():
+    values = tf.constant([1.0, 1.0 + 2**-6, 1.0 + 2**-12, -3e38])
+    assert exchange.to_wire(values, "float32") is values
+    sent = exchange.to_wire(values, "bfloat16")
+    assert sent.dtype == tf.uint16
+    got = exchange.from_wire(sent, "bfloat16").numpy()
+    np.testing.assert_array_equal(got[:3], [1.0, 1.0 + 2**-6, 1.0])
+    np.testing.assert_allclose(got, values, rtol=2**-8)
+
+
+def parcels(sizes, keys, values) -> RowParcels:
+    return RowParcels(
+        tf.constant([sizes], tf.int64), tf.constant(keys, tf.int64), tf.constant(values, tf.float32)
+    )
+
+
+def test_rows_of_one_process_stay_where_they_are():
+    own = parcels([1, 0], [4], [1.0, 2.0])
+    names = exchange.Names("test_alone")
+    got = exchange.gather_rows(SingleProcess(), own, names, "rows", "bfloat16", "gradients")
+    assert got is own
+
+
+def test_all_ranks_get_the_rows_of_all(run_as_ranks):
+    sent = [parcels([1, 1], [4, 5], [1, 2, 3]), parcels([0, 0], [], []), parcels([0, 1], [6], [4])]
+    names = exchange.Names("test_rows")
+
+    def program(comm):
+        own = sent[comm.rank]
+        return exchange.gather_rows(comm, own, names, "rows", "bfloat16", "gradients")
+
+    for got in run_as_ranks(3, program):
+        assert got.sizes.numpy().tolist() == [[1, 1], [0, 0], [0, 1]]
+        assert got.keys.numpy().tolist() == [4, 5, 6]
+        assert got.values.numpy().tolist() == [1, 2, 3, 4]
