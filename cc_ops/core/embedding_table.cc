@@ -339,7 +339,8 @@ void EmbeddingTable::SetPolicy(const UpdatePolicy& policy) {
   policy_ = policy;
 }
 
-void EmbeddingTable::MarkRows(const int64_t* keys, const uint8_t* marks, int64_t n) {
+void EmbeddingTable::MarkRows(const int64_t* keys, const uint8_t* marks, int64_t n,
+                              bool makes_rows) {
   for (TableShard& shard : shards_) {
     std::fill(shard.marks.begin(), shard.marks.end(), uint8_t{0});
     std::fill(shard.travelled.begin(), shard.travelled.end(), 0.f);
@@ -348,7 +349,12 @@ void EmbeddingTable::MarkRows(const int64_t* keys, const uint8_t* marks, int64_t
   for (int64_t i = 0; i < n; ++i) {
     const uint64_t hash = HashKey(keys[i]);
     uint32_t slot = 0;
-    if (marks[i] == 0 || Find(keys[i], hash, &slot) == nullptr) continue;
+    if (marks[i] == 0) continue;
+    if (makes_rows) {
+      FindOrInsert(keys[i], hash, 0.f, &slot);
+    } else if (Find(keys[i], hash, &slot) == nullptr) {
+      continue;
+    }
     TableShard& shard = shards_[ShardOf(hash)];
     MakePlaceForMark(&shard, slot);
     shard.marks[slot] = marks[i];

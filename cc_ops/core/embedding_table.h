@@ -130,8 +130,9 @@ class EmbeddingTable {
   // numbers of the policy change.
   void SetPolicy(const UpdatePolicy& policy);
   // keys, marks (RowMark bits): [n]. Replaces all marks and starts the sums of
-  // squared update lengths anew; keys without a row are passed over.
-  void MarkRows(const int64_t* keys, const uint8_t* marks, int64_t n);
+  // squared update lengths anew. makes_rows: whether keys without a row that get a mark
+  // get a row, too; else they are passed over.
+  void MarkRows(const int64_t* keys, const uint8_t* marks, int64_t n, bool makes_rows = false);
   // Adds a mark to a row's, until the next MarkRows.
   void AddMark(uint64_t hash, uint32_t slot, RowMark mark);
   // travelled: [n], the sum of squared update lengths since MarkRows; 0 for a row

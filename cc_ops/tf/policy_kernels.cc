@@ -63,7 +63,9 @@ REGISTER_KERNEL_BUILDER(Name("SlipstreamTableSetPolicy").Device(tf::DEVICE_CPU),
 
 class MarkRowsOp : public OneTableOp {
  public:
-  using OneTableOp::OneTableOp;
+  explicit MarkRowsOp(tf::OpKernelConstruction* c) : OneTableOp(c) {
+    OP_REQUIRES_OK(c, c->GetAttr("makes_rows", &makes_rows_));
+  }
 
  protected:
   absl::Status Run(tf::OpKernelContext* c, EmbeddingTable* table) override {
@@ -75,9 +77,13 @@ class MarkRowsOp : public OneTableOp {
                        "; allowed: that of the keys, ", keys.shape().DebugString()));
     }
     const ExclusiveLock lock(table->mutex());
-    table->MarkRows(keys.flat<int64_t>().data(), marks.flat<uint8_t>().data(), keys.NumElements());
+    table->MarkRows(keys.flat<int64_t>().data(), marks.flat<uint8_t>().data(), keys.NumElements(),
+                    makes_rows_);
     return absl::OkStatus();
   }
+
+ private:
+  bool makes_rows_ = false;
 };
 REGISTER_KERNEL_BUILDER(Name("SlipstreamTableMarkRows").Device(tf::DEVICE_CPU), MarkRowsOp);
 

@@ -58,14 +58,16 @@ REGISTER_OP("SlipstreamTableMarkRows")
     .Input("handle: resource")
     .Input("keys: int64")
     .Input("marks: uint8")
+    .Attr("makes_rows: bool = false")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) -> absl::Status { return CheckRanks(c, {0, 1, 1}); })
     .Doc(R"doc(
 Replaces the marks of a table's rows and starts their travelled lengths anew.
 
 handle: scalar.
-keys: [n]; keys without a row are passed over, rows that are not named have no mark.
+keys: [n]; rows that are not named have no mark.
 marks: [n]; bit 0: saturated, bit 1: watched.
+makes_rows: whether keys without a row that get a mark get a row; else they are passed over.
 )doc");
 
 REGISTER_OP("SlipstreamTableTravelled")

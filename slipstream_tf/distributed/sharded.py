@@ -27,6 +27,7 @@ from slipstream_tf.distributed.exchange import (
 from slipstream_tf.distributed.exchanged import ExchangedStore
 from slipstream_tf.errors import invalid, require_integer
 from slipstream_tf.ops import exchange as exchange_ops
+from slipstream_tf.ops import update_policy
 from slipstream_tf.ops.features import FeatureSpec, PackedFeatures
 from slipstream_tf.ops.update_policy import SATURATED, WATCHED
 from slipstream_tf.stores.native import NativeStore
@@ -231,7 +232,11 @@ class ShardedStore(ExchangedStore):
         keys, marks = np.asarray(keys, np.int64), np.asarray(marks, np.uint8)
         own = self._owns(keys)
         super().mark_rows(table, keys[own], marks[own] & WATCHED)
-        self._copies.mark_rows(table, keys, marks & SATURATED)
+        # Copies may come later in the window: what is to be withheld then is marked now.
+        withheld = keys[(marks & SATURATED) > 0][: self._most_frozen]
+        handle = self._copies._handles[self._index_of(table)]
+        of_copies = np.full(withheld.size, SATURATED)
+        update_policy.mark_rows(handle, withheld, of_copies, makes_rows=True)
         self._frozen[table] = 0
 
 

@@ -131,13 +131,14 @@ def set_policy(handle: tf.Tensor, policy: UpdatePolicy) -> None:
     )
 
 
-def mark_rows(handle: tf.Tensor, keys: Any, marks: Any) -> None:
+def mark_rows(handle: tf.Tensor, keys: Any, marks: Any, makes_rows: bool = False) -> None:
     """Replaces the marks of all rows of a table and starts their travelled lengths anew.
 
     Args:
         handle: the table.
-        keys: int64 [n]; keys without a row are passed over.
+        keys: int64 [n].
         marks: uint8 [n], of SATURATED | WATCHED.
+        makes_rows: whether keys without a row that get a mark get a row; else they are passed over.
 
     Raises:
         tf.errors.InvalidArgumentError: the lengths differ.
@@ -146,6 +147,7 @@ def mark_rows(handle: tf.Tensor, keys: Any, marks: Any) -> None:
         handle=handle,
         keys=tf.convert_to_tensor(keys, tf.int64),
         marks=tf.convert_to_tensor(marks, tf.uint8),
+        makes_rows=makes_rows,
     )
 
 

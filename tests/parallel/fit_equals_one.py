@@ -116,8 +116,16 @@ def train(
     assert (held > 0) == (skip == "defer" and len(batches) > 0), held
     for table in tables:
         contents = embeddings.store.export_table(table.name)
-        state += [contents["keys"], contents["rows"], contents["slots"]]
+        parts = [contents[name] for name in ("keys", "rows", "slots")]
+        state += of_all_ranks(comm, parts) if placement == "sharded" else parts
     return state, {name: values[-1] for name, values in fitted.history.items()}
+
+
+def of_all_ranks(comm: Any, parts: list[np.ndarray]) -> list[np.ndarray]:
+    """A sharded table's keys, rows and slots, by key."""
+    gathered = [comm.gather(tf.constant(part), "control", "test.export").numpy() for part in parts]
+    order = np.argsort(gathered[0])
+    return [part[order] for part in gathered]
 
 
 def require_same_metrics(

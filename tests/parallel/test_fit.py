@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-PLACEMENTS = [""]  # The default.
+PLACEMENTS = ["", "sharded"]  # The first is the default.
 
 
 @pytest.mark.parametrize("placement", PLACEMENTS)

@@ -7,8 +7,13 @@ from typing import Any
 import pytest
 
 
-@pytest.mark.parametrize("placement", ["replicated"])
-@pytest.mark.parametrize("count, cases", [(2, 100), (3, 64), (4, 40)])
+@pytest.mark.parametrize(
+    "placement, count, cases",
+    [
+        *(("replicated", 2, 100), ("replicated", 3, 64), ("replicated", 4, 40)),
+        *(("sharded", 2, 60), ("sharded", 3, 40)),
+    ],
+)
 def test_ranks_train_as_one_process_does(
     run_ranks: Any, placement: str, count: int, cases: int
 ) -> None:
