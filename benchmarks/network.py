@@ -80,8 +80,12 @@ _NAME = re.compile(
     r"(?:_age(?P<age>\d+))?(?P<bf16>_bf16)?"
 )
 _SKIPS: Mapping[str, Mapping[str, Any]] = {
-    # Watched for the traffic of its windows, with next to no hot keys.
-    "plain": {"skip": "none", "track": True, "hot_budget_mb": 0.01, "warmup": 0.05},
+    # Watched for the traffic of its windows: few windows, whose ends send control bytes, too, and
+    # next to no hot keys.
+    "plain": {
+        **{"skip": "none", "track": True, "hot_budget_mb": 0.01},
+        **{"warmup": 0.05, "snapshot_interval": 1000},
+    },
     "mask": {"skip": "gradients"},
     "defer": {"skip": "defer", "warmup": 0.05},
 }

@@ -93,12 +93,11 @@ def collect(trials: Iterable[tuple[Case, int, int, Mapping[str, Any]]]) -> list[
 def _traffic(record: Mapping[str, Any], plain: Mapping[str, Any]) -> dict[str, Any]:
     """Bytes per step after the warm-up, and as a share of plain training's."""
     windows = record["windows"]
-    active = [window for window in windows if not window["is_warming_up"]]
     names = ("bytes_per_step", "embedding_bytes_per_step", "embedding_and_control_bytes_per_step")
     none = (*names, "steps_after_warmup", "bytes_share", "bytes_share_with_control", "frozen_keys")
-    if not active or record["ranks"]["size"] == 1:
+    start = _first_step(record) if windows else 0
+    if not windows or record["ranks"]["size"] == 1 or start >= windows[-1]["step"]:
         return dict.fromkeys(none)
-    start = max((window["step"] for window in windows if window["is_warming_up"]), default=0)
     steps = windows[-1]["step"] - start
     own, others = ({k: b / steps for k, b in sent_after(r, start).items()} for r in (record, plain))
     embedding, plain_embedding = (sum(sent[kind] for kind in EMBEDDING) for sent in (own, others))
@@ -106,12 +105,19 @@ def _traffic(record: Mapping[str, Any], plain: Mapping[str, Any]) -> dict[str, A
         embedding + own["control"],
         plain_embedding + others["control"],
     )
-    frozen = [window["frozen_keys"] for window in active]
+    frozen = [window["frozen_keys"] for window in windows if not window["is_warming_up"]]
     values = (
         *(own, embedding, with_control, steps, _ratio(embedding, plain_embedding)),
-        *(_ratio(with_control, plain_with_control), statistics.mean(frozen)),
+        *(_ratio(with_control, plain_with_control), statistics.mean(frozen or [0])),
     )
     return dict(zip(none, values, strict=True))
+
+
+def _first_step(record: Mapping[str, Any]) -> int:
+    """Steps before anything is kept back; in a plain run, those of the warm-up."""
+    if record["engine"]["skip"] == "none":
+        return record["engine"]["warmup_steps"]
+    return max((w["step"] for w in record["windows"] if w["is_warming_up"]), default=0)
 
 
 def sent_after(record: Mapping[str, Any], start: int) -> dict[str, float]:
@@ -242,7 +248,7 @@ def plot(title: str, figures: Figures, path: Path) -> None:
         axes.axhline(-_AUC_LOSS, color="gray", linewidth=0.8, linestyle=":")
         for share in _SHARES:
             axes.axvline(share, color="gray", linewidth=0.8, linestyle=":")
-        axes.set_xlim(0.0, 1.05)
+        axes.set_xlim(left=0.0)
         axes.set_xlabel("embedding bytes after warm-up, as a share of plain float32's")
         axes.set_title(f"{title}: {placement}")
     panels[0][0].set_ylabel("test AUC, difference to plain training of as many ranks")

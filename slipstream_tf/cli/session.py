@@ -181,9 +181,9 @@ def _require_same_run(settings: Settings, parts: Parts, comm: Communicator) -> N
 
 
 def _steps_before_skipping(settings: Settings, planned_steps: int | None) -> int:
-    """The warm-up, at least one step; with an engine, up to the end of the window it ends in."""
+    """The warm-up, at least one step; where skipping follows, up to the end of its last window."""
     steps = warmup_steps(settings, planned_steps)
-    if settings.uses_engine:
+    if settings.skip != "none" or settings.control == "random":
         steps = -(-steps // settings.snapshot_interval) * settings.snapshot_interval
     return max(1, steps)
 
