@@ -72,6 +72,7 @@ def run(settings: Settings) -> dict[str, Any]:
     import tensorflow as tf
 
     from slipstream_tf.cli.build import build_embeddings, build_model, saturation_config
+    from slipstream_tf.distributed import SingleProcess
     from slipstream_tf.keras import Slipstream
     from slipstream_tf.keras.loss_feedback import binary_cross_entropy
     from slipstream_tf.telemetry.metrics import click_metrics
@@ -80,8 +81,9 @@ def run(settings: Settings) -> dict[str, Any]:
     reader = open_parts(settings).train
     dataset, planned = reader.dataset(), reader.spec.num_inputs
     assert planned is not None
-    embeddings = build_embeddings(settings, tuple(reader.spec.fields))
-    model = build_model(settings, embeddings, reader.spec.num_dense)
+    comm = SingleProcess()
+    embeddings = build_embeddings(settings, tuple(reader.spec.fields), comm)
+    model = build_model(settings, embeddings, reader.spec.num_dense, comm)
     config = saturation_config(settings, math.ceil(planned / settings.batch_size))
     slipstream = Slipstream(embeddings, config)
     predict = tf.function(lambda keys: model({"keys": keys}, training=False)[:, 0])
