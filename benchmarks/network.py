@@ -113,13 +113,16 @@ def flags_of(name: str, placement: str) -> dict[str, Any]:
     skip = (found["skip"] or "defer").split("_")[0]
     if (skip == "plain" and found["frozen"]) or (skip != "defer" and found["age"]):
         raise app.UsageError(f"--runs: {name!r}: nothing is frozen or held in a run of {skip}.")
-    given: dict[str, Any] = {**_SKIPS[skip], "placement": placement}
+    given: dict[str, Any] = {
+        "placement": placement,
+        "snapshot_interval": found["window"],
+        "defer_movement": found["movement"],
+        "defer_max_age": found["age"],
+        "wire_dtype": "bfloat16" if found["bf16"] else None,
+    }
     if placement == "sharded" and skip != "plain":
         given["freeze_drift"] = found["drift"] or (None if found["frozen"] else 0)
-    given["snapshot_interval"] = found["window"]
-    given["defer_movement"], given["defer_max_age"] = found["movement"], found["age"]
-    given["wire_dtype"] = "bfloat16" if found["bf16"] else None
-    return {flag: value for flag, value in given.items() if value is not None}
+    return {**_SKIPS[skip], **{flag: value for flag, value in given.items() if value is not None}}
 
 
 def plan(names: Sequence[str], placements: Sequence[str], ranks: Sequence[int]) -> list[Case]:

@@ -171,9 +171,10 @@ def test_every_network_run_has_flags_that_the_program_takes(
         resolved = settings.resolve(values, found, lambda _: "globo")
         assert resolved.placement == case.placement
         assert (resolved.wire_dtype == "bfloat16") == case.run.endswith("bf16")
-        freezes = resolved.engine.get("freeze_drift") != 0 and case.run != "plain"
-        if case.placement == "sharded" and not case.run.startswith("plain"):
-            assert freezes == ("frozen" in case.run)
+        if case.run.startswith("plain"):
+            assert resolved.track and resolved.snapshot_interval == 1000
+        elif case.placement == "sharded":
+            assert (resolved.engine.get("freeze_drift") != 0) == ("frozen" in case.run)
     assert network.flags_of("defer_0.015", "replicated")["defer_movement"] == "0.015"
     frozen = network.flags_of("frozen_0.1_25", "sharded")
     assert (frozen["freeze_drift"], frozen["snapshot_interval"]) == ("0.1", "25")
