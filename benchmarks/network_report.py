@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -96,9 +97,13 @@ def _traffic(record: Mapping[str, Any], plain: Mapping[str, Any]) -> dict[str, A
     names = ("bytes_per_step", "embedding_bytes_per_step", "embedding_and_control_bytes_per_step")
     none = (*names, "steps_after_warmup", "bytes_share", "bytes_share_with_control", "frozen_keys")
     start = _first_step(record) if windows else 0
-    if not windows or record["ranks"]["size"] == 1 or start >= windows[-1]["step"]:
+    # Inputs are read ahead: the record leaves out a last window whose inputs came before it.
+    steps = math.ceil(
+        record["inputs"]["trained"] / (record["settings"]["batch_size"] * record["ranks"]["size"])
+    )
+    steps = max([steps, *(window["step"] for window in windows[-1:])]) - start
+    if not windows or record["ranks"]["size"] == 1 or steps <= 0:
         return dict.fromkeys(none)
-    steps = windows[-1]["step"] - start
     own, others = ({k: b / steps for k, b in sent_after(r, start).items()} for r in (record, plain))
     embedding, plain_embedding = (sum(sent[kind] for kind in EMBEDDING) for sent in (own, others))
     with_control, plain_with_control = (
@@ -248,7 +253,6 @@ def plot(title: str, figures: Figures, path: Path) -> None:
         axes.axhline(-_AUC_LOSS, color="gray", linewidth=0.8, linestyle=":")
         for share in _SHARES:
             axes.axvline(share, color="gray", linewidth=0.8, linestyle=":")
-        axes.set_xlim(left=0.0)
         axes.set_xlabel("embedding bytes after warm-up, as a share of plain float32's")
         axes.set_title(f"{title}: {placement}")
     panels[0][0].set_ylabel("test AUC, difference to plain training of as many ranks")
@@ -261,6 +265,7 @@ def plot(title: str, figures: Figures, path: Path) -> None:
         )  # fmt: skip
     handles: dict[str, Any] = {}
     for axes in panels[0]:
+        axes.set_xlim(0.0, max(1.05, axes.get_xlim()[1]))
         handles.update(
             {label: h for h, label in zip(*axes.get_legend_handles_labels(), strict=True)}
         )
