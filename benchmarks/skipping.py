@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import common
 import skipping_report
 from absl import app, flags
 
@@ -154,8 +154,7 @@ def locate(value: str) -> tuple[str, str]:
     """Returns the name of the data set, and what slipstream-train is to be given for --data."""
     if value in FILES:
         file = FILES[value]
-        folder = os.environ.get("SLIPSTREAM_DATA") or os.path.join("..", "shared", "data")
-        return value, file if value == "generated" else os.path.join(folder, file)
+        return value, file if value == "generated" else common.in_data_folder(file)
     try:
         name = train_data.name_of(value)
     except UsageError as error:
@@ -180,24 +179,18 @@ def choose(runs: Sequence[Run], names: Sequence[str]) -> list[Run]:
     return [run for run in runs if run.name in wanted]
 
 
-def flags_of(run: Run, data: str, seed: int, common: Mapping[str, Any]) -> dict[str, Any]:
+def flags_of(run: Run, data: str, seed: int, shared: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the flags of slipstream-train, without --output and --match."""
     if run.match is not None:
         return dict(run.flags)
-    return {"data": data, "seed": seed, **run.flags, **common}
+    return {"data": data, "seed": seed, **run.flags, **shared}
 
 
 def train(given: Mapping[str, Any], folder: Path, match: Path | None) -> dict[str, Any]:
     """Runs slipstream-train, if it has not run yet; returns its record."""
-    record, told = folder / "metrics.json", folder / "flags.json"
-    if record.exists():
-        before = json.loads(told.read_text(encoding="utf-8")) if told.exists() else None
-        if before != given:
-            raise SystemExit(
-                f"{record} was made with other flags: {before}, not {given}. Delete {folder}, or "
-                "choose another folder by --records."
-            )
-        return json.loads(record.read_text(encoding="utf-8"))
+    before = common.finished(folder, given)
+    if before is not None:
+        return before
     arguments = [f"--{name}={value}" for name, value in given.items()]
     if match is not None:
         arguments.append(f"--match={match}")
@@ -205,22 +198,13 @@ def train(given: Mapping[str, Any], folder: Path, match: Path | None) -> dict[st
         f"import sys; sys.path[:] = {sys.path!r}; "
         "from slipstream_tf.cli.train import entry_point; entry_point()"
     )
-    write_json(str(told), given)
+    write_json(str(folder / common.FLAGS), given)
     command = [sys.executable, "-c", program, *arguments, f"--output={folder}"]
     code = subprocess.run(command, stdout=subprocess.DEVNULL, check=False).returncode
     if code:
         reason = "was refused" if code == USAGE_ERROR else f"failed (exit code {code})"
         raise SystemExit(f"The run {folder} {reason}, see above. Flags: {' '.join(arguments)}")
-    return json.loads(record.read_text(encoding="utf-8"))
-
-
-def extra_flags(texts: Sequence[str]) -> dict[str, str]:
-    """Splits name=value."""
-    pairs = [text.removeprefix("--").partition("=") for text in texts]
-    for name, equals, _ in pairs:
-        if not equals:
-            raise app.UsageError(f"--train_flag={name}. Allowed: name=value.")
-    return {name: value for name, _, value in pairs}
+    return json.loads((folder / common.RECORD).read_text(encoding="utf-8"))
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -229,11 +213,8 @@ def main(arguments: Sequence[str]) -> None:
         raise app.UsageError(f"{arguments[1]!r} is no flag. Allowed: --flag=value.")
     name, data = locate(_DATA.value)
     runs = choose(RUNS[name], _RUNS.value)
-    common = {**COMMON[name], **extra_flags(_EXTRA.value)}
-    try:
-        seeds = [int(seed) for seed in _SEEDS.value]
-    except ValueError:
-        raise app.UsageError(f"--seeds={','.join(_SEEDS.value)}. Allowed: integers.") from None
+    shared = {**COMMON[name], **common.extra_flags(_EXTRA.value)}
+    seeds = common.integers("seeds", _SEEDS.value)
     records: dict[str, dict[int, Any]] = {run.name: {} for run in runs}
     # Seed by seed, so that a program that is stopped leaves whole comparisons.
     for number, seed in enumerate(seeds):
@@ -241,14 +222,14 @@ def main(arguments: Sequence[str]) -> None:
             done = number * len(runs) + place + 1
             print(f"[{done}/{len(runs) * len(seeds)}] {name}, seed {seed}: {run.name}", flush=True)
             folder = Path(_RECORDS.value) / name / f"seed{seed}"
-            match = folder / run.match / "metrics.json" if run.match else None
-            given = flags_of(run, data, seed, common)
+            match = folder / run.match / common.RECORD if run.match else None
+            given = flags_of(run, data, seed, shared)
             records[run.name][seed] = train(given, folder / run.name, match)
     matches = {run.name: run.match for run in runs if run.match is not None}
     figures = skipping_report.collect(records, matches)
     table = skipping_report.markdown(name, figures)
     output = Path(_OUTPUT.value)
-    settings = {run.name: {**flags_of(run, data, 0, common), "match": run.match} for run in runs}
+    settings = {run.name: {**flags_of(run, data, 0, shared), "match": run.match} for run in runs}
     for flag_values in settings.values():
         for flag in ("data", "seed"):
             flag_values.pop(flag, None)

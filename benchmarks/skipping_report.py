@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from common import difference, mean, pyplot, spread, text
 
 Figures = Mapping[str, Mapping[int, Mapping[str, Any]]]
 _HEADER = (
@@ -45,7 +47,7 @@ def collect(
             test, inputs, phases = record["test"], record["inputs"], record["seconds"]
             figures[name][seed] = {
                 "auc": test["auc"],
-                "auc_difference": _difference(test["auc"], plain["test"]["auc"]),
+                "auc_difference": difference(test["auc"], plain["test"]["auc"]),
                 "log_loss": test["log_loss"],
                 "calibration": test["calibration"],
                 "inputs_trained": inputs["trained"],
@@ -121,18 +123,18 @@ def markdown(data: str, figures: Figures) -> str:
         megabytes = [None if b is None else b / 1e6 for b in values["bytes_sent"]]
         cells = (
             name,
-            _mean(values["auc"], "{:.4f}"),
-            " ".join(_text(auc, "{:.4f}") for auc in values["auc"]),
-            "" if name == "plain" else _mean(values["auc_difference"], "{:+.4f}"),
-            _mean(values["log_loss"], "{:.4f}"),
-            _mean(values["calibration"], "{:.3f}"),
-            _mean(values["inputs_share"], "{:.1%}"),
+            mean(values["auc"], "{:.4f}"),
+            " ".join(text(auc, "{:.4f}") for auc in values["auc"]),
+            "" if name == "plain" else mean(values["auc_difference"], "{:+.4f}"),
+            mean(values["log_loss"], "{:.4f}"),
+            mean(values["calibration"], "{:.3f}"),
+            mean(values["inputs_share"], "{:.1%}"),
             "n/a" if ranks is None else str(ranks),
-            _mean(values["rows_offered"], "{:,.0f}"),
-            _mean(values["rows_sent"], "{:,.0f}"),
-            _mean(values["rows_share"], "{:.1%}"),
-            _mean(megabytes, "{:,.1f}"),
-            _mean(values["seconds"], "{:.1f}"),
+            mean(values["rows_offered"], "{:,.0f}"),
+            mean(values["rows_sent"], "{:,.0f}"),
+            mean(values["rows_share"], "{:.1%}"),
+            mean(megabytes, "{:,.1f}"),
+            mean(values["seconds"], "{:.1f}"),
         )
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
@@ -140,21 +142,13 @@ def markdown(data: str, figures: Figures) -> str:
 
 def plot(data: str, figures: Figures, path: Path) -> None:
     """Draws the change of AUC over the share of rows sent, both against plain training."""
-    try:
-        import matplotlib
-
-        matplotlib.use("Agg")
-        from matplotlib import pyplot
-    except ImportError:
-        print(
-            f"No {path.name}: matplotlib is not installed. Install it (pip install matplotlib) and "
-            "repeat the command; finished runs are not repeated."
-        )
+    plots = pyplot(path.name)
+    if plots is None:
         return
-    figure, panels = pyplot.subplots(1, 2, figsize=(14, 6), layout="constrained")
+    figure, panels = plots.subplots(1, 2, figsize=(14, 6), layout="constrained")
     for axes in panels:
         axes.axhline(0.0, color="gray", linewidth=0.8)
-        axes.set_prop_cycle(color=pyplot.get_cmap("tab20").colors)  # as many as there are runs
+        axes.set_prop_cycle(color=plots.get_cmap("tab20").colors)  # as many as there are runs
         axes.set_xlabel("gradient rows sent after warm-up, as a share of plain training's")
         _draw(axes, figures)
     panels[0].set_ylabel("test AUC, difference to plain training")
@@ -163,7 +157,7 @@ def plot(data: str, figures: Figures, path: Path) -> None:
     panels[1].set_ylim(-_NEAR, _NEAR)
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside right upper")
     figure.savefig(path, dpi=110)
-    pyplot.close(figure)
+    plots.close(figure)
     print(f"Plot: {path}")
 
 
@@ -173,7 +167,7 @@ def _draw(axes: Any, figures: Figures) -> None:
         if name.startswith("plain") or not points:
             continue
         share, auc = ([p[k] for p in points] for k in ("rows_share", "auc_difference"))
-        spreads = [_spread(values) for values in (share, auc)]
+        spreads = [spread(values) for values in (share, auc)]
         axes.errorbar(
             statistics.mean(share), statistics.mean(auc), xerr=spreads[0], yerr=spreads[1],
             marker=_MARKERS.get(name.split("_")[0], "o"), capsize=3, linestyle="none", label=name,
@@ -182,27 +176,3 @@ def _draw(axes: Any, figures: Figures) -> None:
 
 def _is_point(figures: Mapping[str, Any]) -> bool:
     return figures["rows_share"] is not None and figures["auc_difference"] is not None
-
-
-def _difference(value: float | None, other: float | None) -> float | None:
-    return None if value is None or other is None else value - other
-
-
-def _spread(values: Sequence[float]) -> float:
-    return statistics.stdev(values) if len(values) > 1 else 0.0
-
-
-def _text(value: float | None, form: str) -> str:
-    return "n/a" if value is None else form.format(value)
-
-
-def _mean(values: Sequence[float | None], form: str) -> str:
-    """Mean, and with two seeds or more "± standard deviation"."""
-    known = [value for value in values if value is not None]
-    if len(known) < len(values) or not known:
-        return "n/a"
-    text = form.format(statistics.mean(known))
-    if len(known) == 1:
-        return text
-    plain: Callable[[float], str] = form.replace("+", "").format
-    return f"{text} ± {plain(statistics.stdev(known))}"

@@ -11,13 +11,12 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import statistics
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import common
 import numpy as np
 from absl import app, flags
 
@@ -73,6 +72,7 @@ def run(settings: Settings) -> dict[str, Any]:
     import tensorflow as tf
 
     from slipstream_tf.cli.build import build_embeddings, build_model, saturation_config
+    from slipstream_tf.distributed import SingleProcess
     from slipstream_tf.keras import Slipstream
     from slipstream_tf.keras.loss_feedback import binary_cross_entropy
     from slipstream_tf.telemetry.metrics import click_metrics
@@ -81,8 +81,9 @@ def run(settings: Settings) -> dict[str, Any]:
     reader = open_parts(settings).train
     dataset, planned = reader.dataset(), reader.spec.num_inputs
     assert planned is not None
-    embeddings = build_embeddings(settings, tuple(reader.spec.fields))
-    model = build_model(settings, embeddings, reader.spec.num_dense)
+    comm = SingleProcess()
+    embeddings = build_embeddings(settings, tuple(reader.spec.fields), comm)
+    model = build_model(settings, embeddings, reader.spec.num_dense, comm)
     config = saturation_config(settings, math.ceil(planned / settings.batch_size))
     slipstream = Slipstream(embeddings, config)
     predict = tf.function(lambda keys: model({"keys": keys}, training=False)[:, 0])
@@ -154,24 +155,17 @@ def markdown(figures: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
         difference = [by_seed[seed]["auc"] - plain[seed]["auc"] for seed in seeds]
         cells = (
             name,
-            _mean(auc, "{:.4f}"),
+            common.mean(auc, "{:.4f}"),
             " ".join(f"{value:.4f}" for value in auc),
-            "" if name == "plain" else _mean(difference, "{:+.4f}"),
-            _mean([by_seed[seed]["log_loss"] for seed in seeds], "{:.4f}"),
+            "" if name == "plain" else common.mean(difference, "{:+.4f}"),
+            common.mean([by_seed[seed]["log_loss"] for seed in seeds], "{:.4f}"),
             *(
-                _mean([by_seed[seed][part] / plain[seed][part] for seed in seeds], "{:.1%}")
+                common.mean([by_seed[seed][part] / plain[seed][part] for seed in seeds], "{:.1%}")
                 for part in ("inputs_trained", "rows_sent")
             ),
         )
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
-
-
-def _mean(values: Sequence[float], form: str) -> str:
-    text = form.format(statistics.mean(values))
-    if len(values) < 2:
-        return text
-    return f"{text} ± {form.replace('+', '').format(statistics.stdev(values))}"
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -185,8 +179,7 @@ def main(arguments: Sequence[str]) -> None:
         if not seed.isdecimal():
             raise app.UsageError(f"--seeds={seed}. Allowed: integers of at least 0.")
     import_tensorflow()
-    folder = os.environ.get("SLIPSTREAM_DATA") or os.path.join("..", "shared", "data")
-    data = _DATA.value or os.path.join(folder, "globo_clicks.npz")
+    data = _DATA.value or common.in_data_folder("globo_clicks.npz")
     output = Path(_OUTPUT.value)
     path = output / "stream.json"
     before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}

@@ -115,9 +115,6 @@ def saturation_config(settings: Settings, planned_steps: int | None) -> Saturati
     Returns:
         The configuration.
     """
-    warmup = settings.warmup_steps
-    if warmup is None:
-        warmup = round(settings.warmup * (planned_steps or 0))
     return SaturationConfig(
         skip="random" if settings.control == "random" else settings.skip,
         metric=settings.metric,
@@ -125,10 +122,17 @@ def saturation_config(settings: Settings, planned_steps: int | None) -> Saturati
         alpha=settings.alpha,
         snapshot_interval=settings.snapshot_interval,
         hot_budget_bytes=max(1, round(settings.hot_budget_mb * 2**20)),
-        warmup_steps=warmup,
+        warmup_steps=warmup_steps(settings, planned_steps),
         max_threshold=settings.max_threshold,
         random_shares=settings.random_shares,
         planned_steps=planned_steps,
         seed=settings.seed,
         **settings.engine,
     )
+
+
+def warmup_steps(settings: Settings, planned_steps: int | None) -> int:
+    """Returns the steps of the warm-up; by `planned_steps`, where they are a share of these."""
+    if settings.warmup_steps is not None:
+        return settings.warmup_steps
+    return round(settings.warmup * (planned_steps or 0))

@@ -96,3 +96,37 @@ class BarCallback(keras.callbacks.Callback):
         trained = int(logs["trained"]) if "trained" in logs else 0
         seen = self._inputs_seen() if self._inputs_seen else trained
         self._bar.update(seen, trained, loss, auc)
+
+
+class StepTimer(keras.callbacks.Callback):
+    """Takes the time of the steps of `model.fit` after the first ones, and of the end of training.
+
+    Put it last: what other callbacks do at a step's end (a window's end, an exchange) is in it.
+
+    Args:
+        untimed: steps before, at least 1: the first one builds graphs.
+    """
+
+    def __init__(self, untimed: int) -> None:
+        super().__init__()
+        self._untimed = untimed
+        self._steps = 0
+        self._start = self._end = 0.0
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        """Counts a step."""
+        del batch, logs
+        self._steps += 1
+        if self._steps == self._untimed:
+            self._start = time.perf_counter()
+
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+        """Stops the clock."""
+        del logs
+        self._end = time.perf_counter()
+
+    @property
+    def seconds_per_step(self) -> float | None:
+        """Mean over the timed steps; None without any."""
+        timed = self._steps - self._untimed
+        return (self._end - self._start) / timed if timed > 0 else None

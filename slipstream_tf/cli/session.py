@@ -16,8 +16,13 @@ import keras
 import tensorflow as tf
 
 from slipstream_tf import _compat
-from slipstream_tf.cli.build import build_embeddings, build_model, saturation_config
-from slipstream_tf.cli.counting import BarCallback, counted, first_inputs
+from slipstream_tf.cli.build import (
+    build_embeddings,
+    build_model,
+    saturation_config,
+    warmup_steps,
+)
+from slipstream_tf.cli.counting import BarCallback, StepTimer, counted, first_inputs
 from slipstream_tf.cli.data import Parts
 from slipstream_tf.cli.evaluation import evaluate
 from slipstream_tf.cli.flag_set import RunError, UsageError
@@ -68,6 +73,10 @@ def run(settings: Settings, parts: Parts, clock: PhaseClock, comm: Communicator)
     # Rank 0's weights go to all; what differs is which units dropout leaves out.
     keras.utils.set_random_seed(settings.seed + comm.rank)
     planned = _planned_inputs(settings, parts.num_inputs)
+    planned_steps = (
+        None if planned is None else math.ceil(planned / (settings.batch_size * comm.size))
+    )
+    timer = StepTimer(_steps_before_skipping(settings, planned_steps))
     _require_same_run(settings, parts, comm)
     with clock.phase("reading"), agreed(comm, "segregate"):
         hot_keys = _hot_keys(settings, parts.train.dataset()) if settings.segregate else None
@@ -76,7 +85,7 @@ def run(settings: Settings, parts: Parts, clock: PhaseClock, comm: Communicator)
             try:
                 embeddings = build_embeddings(settings, tuple(spec.fields), comm)
                 model = build_model(settings, embeddings, spec.num_dense, comm)
-                slipstream = _engine(settings, embeddings, planned, comm)
+                slipstream = _engine(settings, embeddings, planned_steps)
             except ValueError as error:
                 raise UsageError(str(error)) from None
         with tf.device("CPU:0"):
@@ -95,6 +104,7 @@ def run(settings: Settings, parts: Parts, clock: PhaseClock, comm: Communicator)
                 callbacks.append(RanksCallback(comm, embeddings.store))
             else:
                 callbacks.append(slipstream.callback())
+            callbacks.append(timer)
             _fit(model, dataset, callbacks)
     windows: list[dict[str, Any]] = []
     skipped, summary = 0, ""
@@ -132,6 +142,7 @@ def run(settings: Settings, parts: Parts, clock: PhaseClock, comm: Communicator)
         "gradient_rows": total_gradient_rows(embeddings, comm),
         "ranks": traffic,
         "seconds": {**clock.seconds, "total": sum(clock.seconds.values())},
+        "seconds_per_step_after_warmup": timer.seconds_per_step,
         "windows": windows,
         "summary": summary,
         "engine": None if slipstream is None else slipstream.config.get_config(),
@@ -169,18 +180,23 @@ def _require_same_run(settings: Settings, parts: Parts, comm: Communicator) -> N
             raise UsageError(str(error)) from None
 
 
-def _engine(
-    settings: Settings, embeddings: Any, planned: int | None, comm: Communicator
-) -> Slipstream | None:
+def _steps_before_skipping(settings: Settings, planned_steps: int | None) -> int:
+    """The warm-up, at least one step; where skipping follows, up to the end of its last window."""
+    steps = warmup_steps(settings, planned_steps)
+    if settings.skip != "none" or settings.control == "random":
+        steps = -(-steps // settings.snapshot_interval) * settings.snapshot_interval
+    return max(1, steps)
+
+
+def _engine(settings: Settings, embeddings: Any, planned_steps: int | None) -> Slipstream | None:
     if not settings.uses_engine:
         return None
-    if planned is None and settings.warmup_steps is None and settings.warmup > 0:
+    if planned_steps is None and settings.warmup_steps is None and settings.warmup > 0:
         raise UsageError(
             f"Invalid flag --warmup={settings.warmup:g}: how many inputs the data has is not "
             "known, so a share of the steps is not, either. Give --warmup_steps or --max_inputs."
         )
-    steps = None if planned is None else math.ceil(planned / (settings.batch_size * comm.size))
-    return Slipstream(embeddings, saturation_config(settings, steps))
+    return Slipstream(embeddings, saturation_config(settings, planned_steps))
 
 
 def _hot_keys(settings: Settings, dataset: tf.data.Dataset) -> list[Any]:

@@ -12,10 +12,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from absl.flags import FLAGS
 
 from slipstream_tf.cli import settings, train
 from slipstream_tf.cli.flag_set import run_program
 
+DEFER = "generated/unshaped/sharded_2/seed3/repeat0/defer/metrics.json"
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 TINY = ("batch_size=32", "dim=4", "mlp=8", "bottom=8", "epochs=1")
 needs_sources = pytest.mark.skipif(not BENCHMARKS.is_dir(), reason="no benchmarks/ beside tests/")
@@ -39,6 +41,8 @@ def load(name: str, monkeypatch: pytest.MonkeyPatch) -> Any:
     module = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, name, module)
     spec.loader.exec_module(module)
+    # Programs have flags of the same names.
+    FLAGS.remove_flag_values([flag.name for flag in FLAGS.get_flags_for_module(name)])
     return module
 
 
@@ -107,6 +111,88 @@ def test_every_run_has_flags_that_the_program_takes(monkeypatch: pytest.MonkeyPa
             ranks = run.flags.get("simulated_ranks", 1)
             assert resolved.engine.get("simulated_ranks", 1) == ranks
             assert skipping.skipping_report.baseline(ranks) in {other.name for other in runs}
+
+
+@needs_sources
+def test_network_compares_bytes_of_ranks_and_does_not_repeat_runs(tmp_path: Path) -> None:
+    if importlib.util.find_spec("horovod") is None:
+        pytest.skip("no Horovod: run `make horovod`")
+    output, records = tmp_path / "results", tmp_path / "runs"
+    tiny = ("dim=4", "mlp=8", "bottom=8", "snapshot_interval=4")
+    flags = [
+        "--data=generated:2500", "--seeds=3", "--ranks=2", "--placements=sharded",
+        "--global_batch=64", "--max_inputs=1600", "--runs=defer", f"--output={output}",
+        f"--records={records}", *(f"--train_flag={flag}" for flag in tiny),
+    ]  # fmt: skip
+    first = run_benchmark("network.py", *flags)
+    assert first.returncode == 0, first.stdout + first.stderr
+    result = json.loads((output / "network_generated_unshaped.json").read_text())
+    alone, plain, defer = result["runs"]
+    assert [run["placement"] for run in result["runs"]] == ["alone", "sharded", "sharded"]
+    assert alone["bytes_share"] is None and plain["bytes_share"] == 1.0
+    assert plain["auc_difference_alone"] == pytest.approx(0.0, abs=0.002)
+    assert defer["auc_difference_plain"] == pytest.approx(defer["auc"] - plain["auc"])
+    assert plain["seconds_share"] == 1.0 and defer["seconds_share"] > 0.0
+
+    # 25 steps. What is held at the end is sent then, and counts.
+    record = json.loads((records / DEFER).read_text())
+    warming_up = [window for window in record["windows"] if window["is_warming_up"]]
+    assert defer["steps_after_warmup"] == 25 - warming_up[-1]["step"]
+    for kind, total in record["ranks"]["bytes"].items():
+        after = total - sum(window["traffic"][kind] for window in warming_up)
+        assert defer["bytes_per_step"][kind] * defer["steps_after_warmup"] == pytest.approx(after)
+    assert defer["bytes_per_step"]["deferred"] > 0
+    rows = {table: counts["pending"] for table, counts in record["gradient_rows"].items()}
+    assert not any(rows.values())
+    table = (output / "network_generated_unshaped.md").read_text()
+    assert table.count("| sharded | 2 | defer |") == 2
+    plot = output / "network_generated_unshaped.png"
+    assert plot.exists() or "matplotlib is not installed" in first.stdout
+
+    written = {path: path.stat().st_mtime_ns for path in records.rglob("metrics.json")}
+    again = run_benchmark("network.py", *flags)
+    assert again.returncode == 0 and len(written) == 3
+    assert {path: path.stat().st_mtime_ns for path in records.rglob("metrics.json")} == written
+
+
+@needs_sources
+def test_every_network_run_has_flags_that_the_program_takes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    network = load("network", monkeypatch)
+    monkeypatch.setenv("HOROVOD_RANK", "0")
+    names = [*network.RUNS["sharded"], "defer_0.02_frozen_age500_bf16", "mask_frozen_0.1_25"]
+    cases = network.plan(names, ["replicated", "sharded"], [2, 4])
+    assert cases[0] == network.ALONE and len(cases) == len(set(cases))
+    for case in cases[1:]:
+        given = network.all_flags(case, "x", 0, 1024, {})
+        assert given["batch_size"] * case.ranks == 1024
+        values, found = train.make_flags().parse([f"--{k}={v}" for k, v in given.items()])
+        resolved = settings.resolve(values, found, lambda _: "globo")
+        assert resolved.placement == case.placement
+        assert (resolved.wire_dtype == "bfloat16") == case.run.endswith("bf16")
+        if case.run.startswith("plain"):
+            assert resolved.track and resolved.snapshot_interval == 1000
+        elif case.placement == "sharded":
+            assert (resolved.engine.get("freeze_drift") != 0) == ("frozen" in case.run)
+    assert network.flags_of("defer_0.015", "replicated")["defer_movement"] == "0.015"
+    frozen = network.flags_of("frozen_0.1_25", "sharded")
+    assert (frozen["freeze_drift"], frozen["snapshot_interval"]) == ("0.1", "25")
+    for name in ("deferred", "plain_frozen", "mask_age20", "defer_0.01_fp16"):
+        with pytest.raises(network.app.UsageError, match="--runs"):
+            network.flags_of(name, "sharded")
+
+
+@needs_sources
+def test_bytes_after_a_step_count_parts_of_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    network = load("network", monkeypatch)
+    windows = [
+        {"step": 10, "traffic": {"keys": 100}},
+        {"step": 20, "traffic": {"keys": 50}},
+    ]
+    record = {"ranks": {"bytes": {"keys": 157}}, "windows": windows}
+    sent = [network.network_report.sent_after(record, step)["keys"] for step in (0, 4, 10, 15, 20)]
+    assert sent == [157, 117, 57, 32, 7]
 
 
 @needs_sources

@@ -1,0 +1,98 @@
+"""What benchmarks of slipstream-train share: their flags' values, records, numbers in tables."""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from absl import app
+
+RECORD, FLAGS = "metrics.json", "flags.json"
+
+
+def in_data_folder(file: str) -> str:
+    """Returns where a data set's file is looked for: in $SLIPSTREAM_DATA, else ../shared/data."""
+    folder = os.environ.get("SLIPSTREAM_DATA") or os.path.join("..", "shared", "data")
+    return os.path.join(folder, file)
+
+
+def extra_flags(texts: Sequence[str]) -> dict[str, str]:
+    """Splits name=value."""
+    pairs = [text.removeprefix("--").partition("=") for text in texts]
+    for name, equals, _ in pairs:
+        if not equals:
+            raise app.UsageError(f"--train_flag={name}. Allowed: name=value.")
+    return {name: value for name, _, value in pairs}
+
+
+def integers(flag: str, texts: Sequence[str]) -> list[int]:
+    """Returns the values of a flag that takes a list of integers."""
+    try:
+        return [int(text) for text in texts]
+    except ValueError:
+        raise app.UsageError(f"--{flag}={','.join(texts)}. Allowed: integers.") from None
+
+
+def finished(folder: Path, given: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Returns the record that a run with these flags has left in a folder; None: it has not run.
+
+    Raises:
+        SystemExit: a run with other flags has.
+    """
+    record, told = folder / RECORD, folder / FLAGS
+    if not record.exists():
+        return None
+    before = json.loads(told.read_text(encoding="utf-8")) if told.exists() else None
+    if before != given:
+        raise SystemExit(
+            f"{record} was made with other flags: {before}, not {given}. Delete {folder}, or "
+            "choose another folder by --records."
+        )
+    return json.loads(record.read_text(encoding="utf-8"))
+
+
+def difference(value: float | None, other: float | None) -> float | None:
+    """Returns value - other; None where one is not known."""
+    return None if value is None or other is None else value - other
+
+
+def spread(values: Sequence[float]) -> float:
+    """Standard deviation; 0 for one value."""
+    return statistics.stdev(values) if len(values) > 1 else 0.0
+
+
+def text(value: float | None, form: str) -> str:
+    """Returns a table's cell."""
+    return "n/a" if value is None else form.format(value)
+
+
+def mean(values: Sequence[float | None], form: str) -> str:
+    """Mean, and with two values or more "± standard deviation"."""
+    known = [value for value in values if value is not None]
+    if len(known) < len(values) or not known:
+        return "n/a"
+    cell = form.format(statistics.mean(known))
+    if len(known) == 1:
+        return cell
+    plain: Callable[[float], str] = form.replace("+", "").format
+    return f"{cell} ± {plain(statistics.stdev(known))}"
+
+
+def pyplot(file: str) -> Any:
+    """Returns matplotlib's pyplot without a screen; None, and says so, where it is missing."""
+    try:
+        import matplotlib
+
+        matplotlib.use("Agg")
+        from matplotlib import pyplot as found
+    except ImportError:
+        print(
+            f"No {file}: matplotlib is not installed. Install it (pip install matplotlib) and "
+            "repeat the command; finished runs are not repeated."
+        )
+        return None
+    return found

@@ -1,0 +1,349 @@
+"""Bytes and seconds of ranks that train one model, plain and with gradients or rows kept back.
+
+Every run is one of slipstream-train, one after the other: under horovodrun, or with --rate as ranks
+on hosts of their own (Linux network namespaces) with shaped links. A run whose metrics.json is
+there is not run again, so that the program can be stopped and started.
+
+    python benchmarks/network.py --seeds=0,1,2
+    python benchmarks/network.py --rate=1gbit --runs=defer --repeats=5
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import importlib.util
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import common
+import network_report
+from absl import app, flags
+from network_report import ALONE, Case
+
+from slipstream_tf.cli import data as train_data
+from slipstream_tf.cli.flag_set import UsageError
+from slipstream_tf.telemetry.run_record import machine, versions, write_json
+
+_DATA = flags.DEFINE_string(
+    "data",
+    "globo",
+    "globo (in $SLIPSTREAM_DATA or ../shared/data), or a value of slipstream-train --data.",
+)
+_SEEDS = flags.DEFINE_list("seeds", ["0", "1", "2"], "Seeds of each run.")
+_RANKS = flags.DEFINE_list("ranks", ["2", "4"], "Numbers of ranks.")
+_PLACEMENTS = flags.DEFINE_list("placements", ["replicated", "sharded"], "Placements of rows.")
+_RUNS = flags.DEFINE_list("runs", [], "Names of runs, see the program's start; plain is added.")
+_RATE = flags.DEFINE_string(
+    "rate",
+    None,
+    "Of each rank's link, as tc writes it, e.g. 1gbit; without it, ranks share a host.",
+)
+_REPEATS = flags.DEFINE_integer(
+    "repeats", 1, "Times that each seed's runs are made, in turn, for medians of their seconds.",
+    lower_bound=1,
+)  # fmt: skip
+_BATCH = flags.DEFINE_integer("global_batch", 1024, "Inputs per step of all ranks.", lower_bound=1)
+_MAX_INPUTS = flags.DEFINE_integer("max_inputs", None, "As of slipstream-train.", lower_bound=1)
+_EXTRA = flags.DEFINE_multi_string(
+    "train_flag", [], "name=value of slipstream-train, for every run; goes before the run's own."
+)
+_TIMEOUT = flags.DEFINE_float("timeout", 7200.0, "Seconds after which a run has failed.")
+_OUTPUT = flags.DEFINE_string("output", "results", "Folder of the JSON, the table and the plot.")
+_RECORDS = flags.DEFINE_string("records", "runs/network", "Folder of the runs' metrics.json.")
+
+# What is run without --runs. A name is made of parts: see `flags_of`.
+RUNS: Mapping[str, Sequence[str]] = {
+    "replicated": (
+        *("plain", "plain_bf16", "mask", "defer", "defer_0.01", "defer_0.015"),
+        *("defer_bf16", "defer_0.01_bf16", "defer_0.015_bf16"),
+    ),
+    "sharded": (
+        *("plain", "plain_bf16", "mask", "defer", "defer_0.01", "defer_0.015"),
+        *("defer_bf16", "defer_0.01_bf16", "defer_0.015_bf16"),
+        *("frozen", "frozen_0.05_25", "frozen_0.1_25", "frozen_0.1_100"),
+        *("frozen_0.1_25_bf16", "defer_0.015_frozen_0.1_25_bf16"),
+    ),
+}
+_NUMBER = r"\d+(?:\.\d+)?"
+_NAME = re.compile(
+    rf"(?:(?P<skip>plain|mask|defer(?:_(?P<movement>{_NUMBER}))?)(?=_|$)|(?=frozen))"
+    rf"(?:_?(?P<frozen>frozen)(?:_(?P<drift>{_NUMBER})_(?P<window>\d+))?)?"
+    r"(?:_age(?P<age>\d+))?(?P<bf16>_bf16)?"
+)
+_SKIPS: Mapping[str, Mapping[str, Any]] = {
+    # Watched for the traffic of its windows: few windows, whose ends send control bytes, too, and
+    # next to no hot keys.
+    "plain": {
+        **{"skip": "none", "track": True, "hot_budget_mb": 0.01},
+        **{"warmup": 0.05, "snapshot_interval": 1000},
+    },
+    "mask": {"skip": "gradients"},
+    "defer": {"skip": "defer", "warmup": 0.05},
+}
+# A rank has one core of a small machine; --train_flag=threads=N for others.
+_SEVERAL = {"threads": 1}
+
+
+def flags_of(name: str, placement: str) -> dict[str, Any]:
+    """Returns the flags of slipstream-train that a run's name stands for.
+
+    A name is plain, mask, defer or defer_M (--defer_movement=M); then _frozen (ranks read copies of
+    saturated rows, by the program's defaults) or _frozen_X_W (--freeze_drift=X
+    --snapshot_interval=W), of sharded tables; _ageA (--defer_max_age=A); _bf16. A name that begins
+    with frozen is short for defer_frozen.
+
+    Raises:
+        UsageError: it is none.
+    """
+    found = _NAME.fullmatch(name)
+    if found is None:
+        raise app.UsageError(
+            f"--runs: {name!r} is unknown. Allowed: plain, mask, defer or defer_M, then _frozen or "
+            "_frozen_X_W, then _ageA, then _bf16, e.g. defer_0.01_bf16, frozen_0.1_25."
+        )
+    skip = (found["skip"] or "defer").split("_")[0]
+    if (skip == "plain" and found["frozen"]) or (skip != "defer" and found["age"]):
+        raise app.UsageError(f"--runs: {name!r}: nothing is frozen or held in a run of {skip}.")
+    given: dict[str, Any] = {
+        "placement": placement,
+        "snapshot_interval": found["window"],
+        "defer_movement": found["movement"],
+        "defer_max_age": found["age"],
+        "wire_dtype": "bfloat16" if found["bf16"] else None,
+    }
+    if placement == "sharded" and skip != "plain":
+        given["freeze_drift"] = found["drift"] or (None if found["frozen"] else 0)
+    return {**_SKIPS[skip], **{flag: value for flag, value in given.items() if value is not None}}
+
+
+def plan(names: Sequence[str], placements: Sequence[str], ranks: Sequence[int]) -> list[Case]:
+    """Returns what is run for each seed: plain training of one process, then by placement.
+
+    Args:
+        names: of runs, or empty: those in `RUNS`.
+        placements: of rows.
+        ranks: numbers of ranks.
+    """
+    for placement in placements:
+        if placement not in RUNS:
+            raise app.UsageError(f"--placements: {placement!r}. Allowed: {', '.join(RUNS)}.")
+    cases = [ALONE]
+    for placement in placements:
+        chosen = names or RUNS[placement]
+        frozen = [name for name in names if "frozen" in name]
+        if frozen and "sharded" not in placements:
+            raise app.UsageError(f"--runs: {frozen[0]!r} needs --placements=sharded.")
+        for count in ranks:
+            for name in dict.fromkeys(("plain", *chosen)):
+                flags_of(name, placement)
+                if placement == "sharded" or "frozen" not in name:
+                    cases.append(Case(name, placement, count))
+    return cases
+
+
+def all_flags(case: Case, data: str, seed: int, batch: int, extra: Mapping[str, Any]) -> dict:
+    """Returns all flags of slipstream-train but --output."""
+    given = {"data": data, "seed": seed, "batch_size": batch // case.ranks}
+    if case.ranks == 1:
+        return {**given, **extra, **_SKIPS["plain"]}
+    return {**given, **_SEVERAL, **extra, **flags_of(case.run, case.placement)}
+
+
+@dataclasses.dataclass(frozen=True)
+class Launcher:
+    """Starts the ranks of a run.
+
+    Attributes:
+        rate: of each rank's link; None: under horovodrun, on this host.
+        timeout: in seconds.
+    """
+
+    rate: str | None
+    timeout: float
+
+    def run(self, ranks: int, arguments: Sequence[str]) -> tuple[int, str, list[int] | None]:
+        """Runs slipstream-train.
+
+        Returns:
+            The exit code, what was written, and the bytes that each rank's host has sent by its
+            kernel's count, of evaluation and all headers, too (without links of their own: None).
+        """
+        program = ["-m", "slipstream_tf.cli.train", *arguments]
+        if ranks == 1 or self.rate is None:
+            command = [sys.executable, *program]
+            if ranks > 1:
+                launcher = str(Path(sys.executable).parent / "horovodrun")
+                launch = [launcher, "-np", str(ranks), "--gloo", "-H", f"localhost:{ranks}"]
+                command = [*launch, *command]
+            return (*self._run(command), None)
+        with _hosts().Hosts(ranks, rate=self.rate) as hosts:
+            ended = hosts.start(program).wait(self.timeout)
+            sent = [hosts.sent_bytes(rank) for rank in range(ranks)]
+        code = next((rank.code for rank in ended if rank.code), 0)
+        return code, "\n".join(rank.output for rank in ended), sent
+
+    def _run(self, command: Sequence[str]) -> tuple[int, str]:
+        path = os.pathsep.join(filter(None, [*sys.path, os.environ.get("PYTHONPATH")]))
+        environment = {"TF_CPP_MIN_LOG_LEVEL": "2", **os.environ, "PYTHONPATH": path}
+        process = subprocess.Popen(
+            command, env=environment, text=True, errors="replace",
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+        try:
+            output, _ = process.communicate(timeout=self.timeout)
+        except subprocess.TimeoutExpired:
+            return 1, f"not done after {self.timeout:g} seconds\n{_stop(process)}"
+        finally:
+            _stop(process)
+        return process.returncode, output
+
+
+def _stop(process: subprocess.Popen[str]) -> str:
+    """Ends a process that still runs; horovodrun, asked to, ends its ranks."""
+    if process.poll() is not None:
+        return ""
+    process.terminate()
+    try:
+        return process.communicate(timeout=20)[0]
+    except subprocess.TimeoutExpired:
+        process.kill()
+        return process.communicate()[0]
+
+
+def _hosts() -> ModuleType:
+    """Returns tests/parallel/hosts.py, which makes hosts of network namespaces."""
+    name = "slipstream_hosts"
+    if name not in sys.modules:
+        path = Path(__file__).resolve().parents[1] / "tests" / "parallel" / "hosts.py"
+        spec = importlib.util.spec_from_file_location(name, path)
+        if spec is None or spec.loader is None or not path.exists():
+            raise SystemExit(f"No {path}. --rate needs the sources, with their tests.")
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[name] = module
+        spec.loader.exec_module(module)
+    return sys.modules[name]
+
+
+def train(launcher: Launcher, ranks: int, given: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Runs slipstream-train, if it has not run yet; returns its record."""
+    record, sent_bytes = common.finished(folder, given), folder / "sent_bytes.json"
+    if record is None:
+        arguments = [f"--{name}={value}" for name, value in given.items()]
+        write_json(str(folder / common.FLAGS), given)
+        code, output, sent = launcher.run(ranks, [*arguments, f"--output={folder.resolve()}"])
+        if code:
+            tail = "\n".join(output.splitlines()[-20:])
+            flag_texts = " ".join(arguments)
+            raise SystemExit(
+                f"{tail}\nThe run {folder} failed (exit code {code}). Flags: {flag_texts}"
+            )
+        if sent is not None:
+            write_json(str(sent_bytes), {"sent_bytes": sent})
+        record = json.loads((folder / common.RECORD).read_text(encoding="utf-8"))
+    if sent_bytes.exists():
+        record.update(json.loads(sent_bytes.read_text(encoding="utf-8")))
+    return record
+
+
+def locate(value: str) -> tuple[str, str]:
+    """Returns the name of the data set, and what slipstream-train is to be given for --data."""
+    if value == "globo":
+        value = common.in_data_folder("globo_clicks.npz")
+    try:
+        name = train_data.name_of(value)
+    except UsageError as error:
+        raise app.UsageError(str(error)) from None
+    # Hosts of their own see the same files, but not from another folder.
+    return name, os.path.abspath(value) if os.path.exists(value) else value
+
+
+@contextlib.contextmanager
+def ends_on_sigterm() -> Iterator[None]:
+    """Makes SIGTERM an exception, so that ranks and hosts are removed."""
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def check() -> list[int]:
+    """Refuses what cannot work; returns the numbers of ranks."""
+    ranks = common.integers("ranks", _RANKS.value)
+    for count in ranks:
+        if count < 2 or _BATCH.value % count:
+            raise app.UsageError(
+                f"--ranks: {count}. Allowed: at least 2, and a divisor of --global_batch="
+                f"{_BATCH.value}."
+            )
+    if importlib.util.find_spec("horovod") is None:
+        raise app.UsageError("Ranks need Horovod. Install it: make horovod")
+    reason = _hosts().unavailable() if _RATE.value else None
+    if reason is not None:
+        raise app.UsageError(f"--rate={_RATE.value} is not possible here: {reason}.")
+    return ranks
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Runs what has not run yet, then writes and prints the comparison."""
+    if len(arguments) > 1:
+        raise app.UsageError(f"{arguments[1]!r} is no flag. Allowed: --flag=value.")
+    ranks = check()
+    cases = plan(_RUNS.value, _PLACEMENTS.value, ranks)
+    seeds = common.integers("seeds", _SEEDS.value)
+    name, data = locate(_DATA.value)
+    extra = common.extra_flags(_EXTRA.value)
+    if _MAX_INPUTS.value is not None:
+        extra["max_inputs"] = _MAX_INPUTS.value
+    link = _RATE.value or "unshaped"
+    launcher = Launcher(_RATE.value, _TIMEOUT.value)
+    base = Path(_RECORDS.value) / name
+    # Seed by seed, so that a program that is stopped leaves whole comparisons; within a repeat,
+    # all runs take turns, so that a machine that gets slower does not fall on one of them.
+    turns = [
+        (seed, repeat, case)
+        for seed in seeds
+        for repeat in range(_REPEATS.value)
+        for case in cases
+        if case != ALONE or repeat == 0
+    ]
+    trials = []
+    with ends_on_sigterm():
+        for number, (seed, repeat, case) in enumerate(turns, 1):
+            label = f"{name}, {link}, seed {seed}, repeat {repeat}: {case}"
+            print(f"[{number}/{len(turns)}] {label}", flush=True)
+            folder = base / f"alone/seed{seed}"
+            if case != ALONE:
+                place = f"{link}/{case.placement}_{case.ranks}/seed{seed}/repeat{repeat}"
+                folder = base / place / case.run
+            given = all_flags(case, data, seed, _BATCH.value, extra)
+            record = train(launcher, case.ranks, given, folder)
+            trials.append((case, seed, repeat, record))
+    figures = network_report.collect(trials)
+    output, file = Path(_OUTPUT.value), f"network_{name}_{link}"
+    settings = {}
+    for case in cases:
+        settings[str(case)] = all_flags(case, data, 0, _BATCH.value, extra)
+        del settings[str(case)]["data"], settings[str(case)]["seed"]
+    write_json(
+        str(output / f"{file}.json"),
+        {"data": name, "link": link, "seeds": seeds, "repeats": _REPEATS.value, "flags": settings,
+         "runs": figures, "machine": machine(), "versions": versions()},
+    )  # fmt: skip
+    table = network_report.markdown(f"{name}, {link}", figures)
+    (output / f"{file}.md").write_text(table + "\n", encoding="utf-8")
+    print(f"\n{table}")
+    network_report.plot(f"{name}, {link}", figures, output / f"{file}.png")
+
+
+if __name__ == "__main__":
+    app.run(main)
