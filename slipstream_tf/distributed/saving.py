@@ -203,15 +203,15 @@ class JobCheckpoints:
     def _read(self, path: Path) -> SavedJob:
         manifest = checkpoint_files.manifest_of(path)
         saved = SavedJob(path, manifest["step"], manifest["world_size"], manifest["placement"])
-        if saved.placement != self._placement:
-            raise ValueError(
-                f"{path} was saved with {saved.placement} tables, but this job has "
-                f"{self._placement} ones. Restore it with the placement that saved it."
-            )
         if saved.placement == "sharded" and saved.world_size != self._comm.size:
             raise ValueError(
                 f"{path} was saved by {saved.world_size} ranks, each of which has rows of its own, "
                 f"but this job has {self._comm.size}. Start it with {saved.world_size} ranks."
+            )
+        if saved.placement != self._placement:
+            raise ValueError(
+                f"{path} was saved with {saved.placement} tables, but this job has "
+                f"{self._placement} ones. Restore it with the placement that saved it."
             )
         self._together(lambda: self._read_state(path), f"restore {path}")
         logging.info("Restored %s, step %d.", path, saved.step)

@@ -1,4 +1,4 @@
-"""distributed.JobCheckpoints in one process: what is whole, what is passed over, what is refused."""
+"""distributed.JobCheckpoints in one process: what is whole, passed over, and refused."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def edit(path: Path, **entries: Any) -> None:
 
 DAMAGES = {
     "file missing": (lambda p: (p / DATA).unlink(), f"{DATA} is missing"),
-    "file cut short": (lambda p: truncate(p / DATA), f"{DATA} has 396 bytes, not 400"),
+    "file cut short": (lambda p: truncate(p / DATA), f"{DATA} has 492 bytes, not 496"),
     "bit flipped": (lambda p: flip(p / DATA), f"{DATA} has another checksum"),
     "no manifest": (lambda p: (p / "manifest.json").unlink(), "manifest.json is missing"),
     "torn manifest": (lambda p: truncate(p / "manifest.json"), "manifest.json is damaged"),
@@ -175,6 +175,7 @@ def test_another_program_s_variables_are_refused(tmp_path: Path) -> None:
     "change, message",
     [
         ({"placement": "sharded"}, "saved with sharded tables, but this job has replicated ones"),
+        ({"placement": "sharded", "world_size": 3}, "saved by 3 ranks, .* but this job has 1"),
         ({"world_size": 3}, None),
     ],
 )
