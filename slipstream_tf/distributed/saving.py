@@ -76,7 +76,7 @@ class JobCheckpoints:
         directory: str | os.PathLike[str],
         checkpoint: tf.train.Checkpoint,
         comm: Communicator,
-        store: Any = None,
+        store: Any,
         keep: int = 3,
     ) -> None:
         """Takes what to save and where; nothing is read or written yet.
@@ -86,7 +86,8 @@ class JobCheckpoints:
                 job at a time may save there.
             checkpoint: of this rank.
             comm: the ranks.
-            store: the embedding store, whose held gradients are applied first; None: there is none.
+            store: the embedding store, whose held gradients are applied first, and whose placement
+                says who writes what; None: there is none.
             keep: whole checkpoints that are kept; older ones are removed.
 
         Raises:

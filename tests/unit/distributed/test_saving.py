@@ -36,7 +36,7 @@ class OneOf(SingleProcess):
 def job(directory: Path, value: float = 0.0, **settings: Any) -> tuple[tf.Variable, JobCheckpoints]:
     variable = tf.Variable(tf.fill([100], value))
     checkpoint = tf.train.Checkpoint(variable=variable)
-    return variable, JobCheckpoints(directory, checkpoint, SingleProcess(), **settings)
+    return variable, JobCheckpoints(directory, checkpoint, SingleProcess(), None, **settings)
 
 
 def saved(directory: Path, steps: int = 3) -> list[Path]:
@@ -168,7 +168,7 @@ def test_another_program_s_variables_are_refused(tmp_path: Path) -> None:
     saved(tmp_path, 1)
     other = tf.train.Checkpoint(other=tf.Variable(0.0))
     with pytest.raises(ValueError, match=r"other variables, .* optimizer\.build"):
-        JobCheckpoints(tmp_path, other, SingleProcess()).restore()
+        JobCheckpoints(tmp_path, other, SingleProcess(), None).restore()
 
 
 @pytest.mark.parametrize(
