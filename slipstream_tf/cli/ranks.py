@@ -8,7 +8,6 @@ the job: its launcher stops the other ranks.
 from __future__ import annotations
 
 import contextlib
-import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -59,6 +58,8 @@ def agreed(comm: Communicator, name: str) -> Iterator[None]:
     if comm.size == 1:
         yield
         return
+    from slipstream_tf.distributed.agreement import gather_json
+
     own: list[Any] = [0, ""]
     try:
         yield
@@ -74,24 +75,6 @@ def agreed(comm: Communicator, name: str) -> Iterator[None]:
     if any(other != found[wrong[0]] for other in found):
         message = f"rank {wrong[0]}: {message}"
     raise AgreedError(code, message)
-
-
-def gather_json(comm: Communicator, value: Any, name: str) -> list[Any]:
-    """Returns every rank's value, rank 0 first; a collective.
-
-    Args:
-        comm: the ranks.
-        value: JSON-serialisable; of any size on each rank.
-        name: of the collective.
-    """
-    if comm.size == 1:
-        return [json.loads(json.dumps(value))]
-    import numpy as np
-    import tensorflow as tf
-
-    line = np.frombuffer(json.dumps(value).encode() + b"\n", np.uint8)
-    gathered = comm.gather(tf.constant(line), "control", name).numpy().tobytes()
-    return [json.loads(text) for text in gathered.splitlines()]
 
 
 def run_rank(
@@ -138,6 +121,8 @@ def run_rank(
         assert comm is not None
         if own_rank == 0:
             print(f"{flag_set.program}: {error}", file=sys.stderr, flush=True)
+        from slipstream_tf.distributed.agreement import gather_json
+
         # A launcher stops all ranks when the first ends with an error: rank 0 speaks before that.
         gather_json(comm, None, "slipstream.told")
         return error.code

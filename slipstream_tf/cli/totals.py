@@ -11,8 +11,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from slipstream_tf.cli.ranks import gather_json
 from slipstream_tf.distributed import Communicator
+from slipstream_tf.distributed.agreement import gather_json
 from slipstream_tf.inputs.spec import ID
 from slipstream_tf.saturation.ranks import Ranks
 

@@ -4,6 +4,7 @@ from slipstream_tf.distributed.comm import Communicator, SingleProcess, Traffic,
 from slipstream_tf.distributed.ends import even_ends, scale_loss
 from slipstream_tf.distributed.gradients import DistributedGradientTape, DistributedOptimizer
 from slipstream_tf.distributed.replicated import ReplicatedStore
+from slipstream_tf.distributed.saving import JobCheckpoints, SavedJob
 from slipstream_tf.distributed.sharded import ShardedStore
 from slipstream_tf.distributed.watch import PeerLostError
 
@@ -11,8 +12,10 @@ __all__ = [
     "Communicator",
     "DistributedGradientTape",
     "DistributedOptimizer",
+    "JobCheckpoints",
     "PeerLostError",
     "ReplicatedStore",
+    "SavedJob",
     "ShardedStore",
     "SingleProcess",
     "Traffic",

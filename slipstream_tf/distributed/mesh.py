@@ -104,6 +104,21 @@ def probe_by_keepalive(connection: socket.socket, timeout_seconds: float) -> Non
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
 
 
+def expect_answer(connection: socket.socket, timeout_seconds: float) -> None:
+    """Makes the kernel break a connection whose other host does not confirm what is sent now.
+
+    While something that was sent is not confirmed, the kernel does not probe, and would count the
+    whole timeout anew from when it was sent. Broken after a tenth of it; at least a second.
+
+    Args:
+        connection: of `probe_by_keepalive`.
+        timeout_seconds: as given there.
+    """
+    if sys.platform.startswith("linux"):
+        milliseconds = int(max(1.0, timeout_seconds / 10) * 1000)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
+
+
 def _addresses_of(interfaces: Sequence[str]) -> list[str]:
     if not sys.platform.startswith("linux"):
         return []

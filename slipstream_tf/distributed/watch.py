@@ -12,6 +12,7 @@ rank and address in the place of Horovod's error.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import dataclasses
 import json
 import math
@@ -109,7 +110,7 @@ class Watch:
         if self._is_over or not any(mark in text for mark in _MARKS):
             return None
         waited = self._timeout / 2 + 5.0
-        self._tell({"event": "ask"})
+        self._tell_urgently({"event": "ask"})
         with self._changed:
             self._changed.wait_for(self._is_settled, waited)
             if not self._lost:
@@ -144,6 +145,13 @@ class Watch:
         line = json.dumps(message).encode() + b"\n"
         for peer in self._peers.values():
             _send(peer, line)
+
+    def _tell_urgently(self, message: dict[str, Any]) -> None:
+        # Collectives have waited for the timeout already, or a peer is lost: others may be, too.
+        for peer in self._peers.values():
+            with contextlib.suppress(OSError):  # Closed; reading says so.
+                mesh.expect_answer(peer.connection, self._timeout)
+        self._tell(message)
 
     def _is_heard(self, peer: _Peer) -> bool:
         return peer.has_answered or peer.has_left
@@ -240,7 +248,7 @@ class Watch:
         # Told at once, so that peers know of it before they hear that this rank ends.
         if rank not in self._lost:
             self._lost[rank] = reason
-            self._tell({"event": "lost", "rank": rank, "reason": reason})
+            self._tell_urgently({"event": "lost", "rank": rank, "reason": reason})
 
 
 def _send(peer: _Peer, line: bytes) -> None:

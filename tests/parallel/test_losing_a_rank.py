@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,14 @@ SILENT = "its host has not answered for 12 seconds"
 DEAD = "its process has ended without a word"
 
 
-def lose(hosts: Any, count: int, what: str, *meanwhile: str, seconds: float) -> list[Any]:
+def lose(
+    hosts: Any,
+    count: int,
+    what: str,
+    *meanwhile: str,
+    seconds: float,
+    environment: Mapping[str, str] | None = None,
+) -> list[Any]:
     """Loses the last of some ranks; returns how they ended.
 
     Args:
@@ -25,10 +33,11 @@ def lose(hosts: Any, count: int, what: str, *meanwhile: str, seconds: float) -> 
         what: see losing.py; or "cut", for its link.
         *meanwhile: see losing.py.
         seconds: in which all others must have ended by themselves.
+        environment: variables to set.
     """
     with hosts.Hosts(count) as network:
         arguments = [str(HERE / "losing.py"), str(TIMEOUT), "wait" if what == "cut" else what]
-        job = network.start([*arguments, *meanwhile])
+        job = network.start([*arguments, *meanwhile], environment)
         job.wait_for("under way")
         job.reset_clock()
         if what == "cut":
@@ -79,6 +88,14 @@ def test_all_others_name_it(hosts: Any, count: int, what: str, seconds: float, r
     if what == "cut":  # The one that is cut off has lost all others.
         for rank in range(count - 1):
             assert f"rank {rank} (10.77.0.{rank + 1}): {SILENT}" in loss_line(lost)
+
+
+def test_a_link_is_blamed_when_collectives_give_up_before_probes_do(hosts: Any) -> None:
+    gives_up = {"HOROVOD_GLOO_TIMEOUT_SECONDS": "8"}
+    ended = lose(hosts, 2, "cut", seconds=TIMEOUT, environment=gives_up)
+    for rank, end in enumerate(ended):
+        lost = f"has lost rank {1 - rank} (10.77.0.{2 - rank}): {SILENT}"
+        assert lost in loss_line(end), end.output
 
 
 def test_a_rank_outside_collectives_is_ended(hosts: Any) -> None:

@@ -12,9 +12,10 @@ import tensorflow as tf
 
 from slipstream_tf.cli import demo, train
 from slipstream_tf.cli.flag_set import RUN_ERROR, USAGE_ERROR, RunError, UsageError, run_program
-from slipstream_tf.cli.ranks import AgreedError, agreed, gather_json
+from slipstream_tf.cli.ranks import AgreedError, agreed
 from slipstream_tf.cli.totals import inputs_of_rank, share_by_id, share_of_rank
 from slipstream_tf.distributed import SingleProcess
+from slipstream_tf.distributed.agreement import gather_json
 
 
 class OneOf(SingleProcess):

@@ -1,0 +1,59 @@
+"""What every rank hears of every other: values, and errors of work that each does on its own."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from slipstream_tf.distributed.comm import Communicator
+
+
+def gather_json(comm: Communicator, value: Any, name: str) -> list[Any]:
+    """Returns every rank's value, rank 0 first; a collective.
+
+    Args:
+        comm: the ranks.
+        value: JSON-serialisable; of any size on each rank.
+        name: of the collective.
+    """
+    if comm.size == 1:
+        return [json.loads(json.dumps(value))]
+    line = np.frombuffer(json.dumps(value).encode() + b"\n", np.uint8)
+    with tf.device("CPU:0"):
+        gathered = comm.gather(tf.constant(line), "control", name).numpy().tobytes()
+    return [json.loads(text) for text in gathered.splitlines()]
+
+
+def together(comm: Communicator, work: Callable[[], Any], name: str, what: str) -> list[Any]:
+    """Works on every rank; none goes on before all have done it. A collective at its end.
+
+    Args:
+        comm: the ranks.
+        work: calls no collective; returns what is JSON-serialisable.
+        name: of the collective.
+        what: the work is, for the error: "write a file".
+
+    Returns:
+        What it returned on each rank, rank 0 first.
+
+    Raises:
+        RuntimeError: it failed on another rank, which is named. The rank itself raises its own
+            error.
+    """
+    result, error = None, None
+    try:
+        result = work()
+    except Exception as raised:
+        error = raised
+    told = None if error is None else f"{type(error).__name__}: {error}"
+    reports = gather_json(comm, [told, result], name)
+    if error is not None:
+        raise error
+    for rank, (reason, _) in enumerate(reports):
+        if reason is not None:
+            raise RuntimeError(f"Rank {rank} could not {what}: {reason}")
+    return [result for _, result in reports]

@@ -1,0 +1,103 @@
+"""A rank of test_resume.py: trains, saves every few steps, goes on from what was saved.
+
+    resuming.py DIRECTORY RESULTS PLACEMENT WHAT
+
+DIRECTORY: of the checkpoints. RESULTS: folder for what each rank has in the end. WHAT: "train", to
+the end; "crawl": slowly, so that the job is lost in the middle; "die": rank 1 is killed while it
+writes the third checkpoint.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import slipstream_tf as slip
+
+STEPS, EVERY, BATCH, FIELDS = 30, 5, 16, 2
+TIMEOUT = 12.0
+# Seconds per step of a job that is to be lost: more in all than a busy machine takes to do so.
+PACE = 0.5
+
+
+def batch(step: int, rank: int) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
+    """The inputs of one rank and step, found again by their numbers."""
+    random = np.random.default_rng([step, rank])
+    keys = random.integers(0, 50 + 5 * step, (BATCH, FIELDS))
+    dense = random.normal(size=(BATCH, 2)).astype(np.float32)
+    labels = random.integers(0, 2, (BATCH, 1)).astype(np.float32)
+    return {"keys": tf.constant(keys), "dense": tf.constant(dense)}, tf.constant(labels)
+
+
+def die_while_writing(checkpoint: tf.train.Checkpoint) -> None:
+    """Has this process killed when its third part of a checkpoint is half written."""
+    write = checkpoint.write
+    count = 0
+
+    def torn(prefix: str) -> Any:
+        nonlocal count
+        count += 1
+        path = write(prefix)
+        if count == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return path
+
+    checkpoint.write = torn
+
+
+def main() -> None:
+    """Trains to the last step, or as far as it gets."""
+    directory, results, placement, what = sys.argv[1:]
+    comm = slip.distributed.init(timeout_seconds=TIMEOUT)
+    keras.utils.set_random_seed(3)
+    tables = [slip.TableConfig(f"f{i}", dim=4, seed=i) for i in range(FIELDS)]
+    rule = slip.optimizers.Adagrad(0.1, 0.0, 1e-8)
+    embeddings = slip.keras.EmbeddingCollection(tables, rule, comm=comm, placement=placement)
+    model = slip.models.DCNv2(embeddings, 2, 1, deep=[8])
+    model(batch(0, comm.rank)[0], training=False)
+    optimizer = slip.distributed.DistributedOptimizer(keras.optimizers.Adam(0.01), comm)
+    optimizer.build(model.trainable_variables)
+    loss_of = keras.losses.BinaryCrossentropy()
+
+    @tf.function
+    def train_step(features: Any, labels: Any) -> None:
+        with tf.GradientTape() as tape:
+            loss = loss_of(labels, model(features, training=True))
+        gradients = tape.gradient(loss, model.trainable_variables)
+        optimizer.apply(gradients, model.trainable_variables)
+
+    checkpoint = tf.train.Checkpoint(model=model, optimizer=optimizer)
+    if what == "die" and comm.rank == 1:
+        die_while_writing(checkpoint)
+    saved = slip.distributed.JobCheckpoints(directory, checkpoint, comm, embeddings.store)
+    last = saved.restore()
+    start = 0 if last is None else last.step
+    print(f"starts at step {start} of {last and last.path}", flush=True)
+    for step in range(start, STEPS):
+        train_step(*batch(step, comm.rank))
+        if (step + 1) % EVERY == 0:
+            began = time.monotonic()
+            saved.save(step + 1)
+            print(f"saved step {step + 1} in {time.monotonic() - began:.2f} s", flush=True)
+        if what == "crawl":
+            time.sleep(PACE)
+    state = {f"weight_{i}": w.numpy() for i, w in enumerate(model.variables)}
+    state |= {f"optimizer_{i}": v.numpy() for i, v in enumerate(optimizer.variables)}
+    for table in tables:
+        # Counts are a rank's own, of which only rank 0's are saved of replicated tables.
+        contents = embeddings.store.export_table(table.name)
+        state |= {f"{table.name}_{n}": contents[n] for n in ("keys", "rows", "slots", "steps")}
+    np.savez(Path(results) / f"rank{comm.rank}.npz", **state)
+    print(f"rank {comm.rank} of {comm.size}: trained", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,215 @@
+"""distributed.JobCheckpoints in one process: what is whole, passed over, and refused."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from slipstream_tf.distributed import JobCheckpoints, SingleProcess
+from slipstream_tf.distributed.agreement import together
+
+DATA = "rank-0/state.data-00000-of-00001"
+
+
+class OneOf(SingleProcess):
+    """One of several ranks, which all do the same, or of which others report an error."""
+
+    def __init__(self, rank: int, size: int, others: list[Any] | None = None) -> None:
+        self.rank, self.size, self._others = rank, size, others
+
+    def gather(self, tensor: Any, kind: Any, name: str) -> tf.Tensor:
+        if self._others is None:
+            return tf.concat([tensor] * self.size, 0)
+        lines = [json.dumps(value).encode() + b"\n" for value in self._others]
+        parts = [tf.constant(np.frombuffer(line, np.uint8)) for line in lines]
+        parts.insert(self.rank, tensor)
+        return tf.concat(parts, 0)
+
+
+def job(directory: Path, value: float = 0.0, **settings: Any) -> tuple[tf.Variable, JobCheckpoints]:
+    variable = tf.Variable(tf.fill([100], value))
+    checkpoint = tf.train.Checkpoint(variable=variable)
+    return variable, JobCheckpoints(directory, checkpoint, SingleProcess(), None, **settings)
+
+
+def saved(directory: Path, steps: int = 3) -> list[Path]:
+    """Saves a checkpoint per step, in which the variable is the step."""
+    variable, checkpoints = job(directory)
+    paths = []
+    for step in range(1, steps + 1):
+        variable.assign(tf.fill([100], float(step)))
+        paths.append(checkpoints.save(step).path)
+    return paths
+
+
+def names(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.iterdir())
+
+
+def test_the_newest_is_restored_and_old_ones_are_removed(tmp_path: Path) -> None:
+    directory = tmp_path / "made" / "by it"
+    paths = saved(directory, 5)
+    assert names(directory) == ["checkpoint-000003", "checkpoint-000004", "checkpoint-000005"]
+    variable, checkpoints = job(directory)
+    found = checkpoints.restore()
+    assert found is not None
+    assert (found.path, found.step, found.world_size) == (paths[-1], 5, 1)
+    assert found.placement == "replicated"
+    np.testing.assert_array_equal(variable, np.full(100, 5.0, np.float32))
+
+
+def test_a_directory_without_checkpoints_restores_nothing(tmp_path: Path) -> None:
+    for directory in (tmp_path, tmp_path / "missing"):
+        variable, checkpoints = job(directory, 7.0)
+        assert checkpoints.restore() is None
+        assert variable[0] == 7.0
+
+
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-4])
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def edit(path: Path, **entries: Any) -> None:
+    path.write_text(json.dumps({**json.loads(path.read_text()), **entries}))
+
+
+DAMAGES = {
+    "file missing": (lambda p: (p / DATA).unlink(), f"{DATA} is missing"),
+    "file cut short": (lambda p: truncate(p / DATA), f"{DATA} has 492 bytes, not 496"),
+    "bit flipped": (lambda p: flip(p / DATA), f"{DATA} has another checksum"),
+    "no manifest": (lambda p: (p / "manifest.json").unlink(), "manifest.json is missing"),
+    "torn manifest": (lambda p: truncate(p / "manifest.json"), "manifest.json is damaged"),
+    "no object": (lambda p: (p / "manifest.json").write_text("[]"), "manifest.json is damaged"),
+    "no step": (lambda p: edit(p / "manifest.json", step=None), "manifest.json is damaged"),
+    "no files": (lambda p: edit(p / "manifest.json", files=[]), "manifest.json is damaged"),
+    "empty": (lambda p: [shutil.rmtree(p), p.mkdir()], "manifest.json is missing"),
+    "format": (lambda p: edit(p / "manifest.json", format=2), "format is 2, this version reads 1"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_checkpoint_is_passed_over(
+    damage: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    harm, reason = DAMAGES[damage]
+    paths = saved(tmp_path)
+    harm(paths[-1])
+    variable, checkpoints = job(tmp_path)
+    with caplog.at_level(logging.WARNING, "absl"):
+        found = checkpoints.restore()
+    assert found is not None and (found.path, found.step) == (paths[1], 2)
+    assert variable[0] == 2.0
+    assert str(paths[-1]) in caplog.text and reason in caplog.text
+
+    # The number of a damaged one is not used again, and it counts as none that is kept, unless
+    # only its checksum tells.
+    assert checkpoints.save(3).path.name == "checkpoint-000004"
+    left = (2, 3, 4) if damage == "bit flipped" else (1, 2, 3, 4)
+    assert names(tmp_path) == [f"checkpoint-00000{number}" for number in left]
+    for step in (4, 5):
+        checkpoints.save(step)
+    assert names(tmp_path) == [f"checkpoint-00000{number}" for number in (4, 5, 6)]
+
+
+def test_none_whole_is_an_error_that_names_all(tmp_path: Path) -> None:
+    paths = saved(tmp_path, 2)
+    flip(paths[0] / DATA)
+    (paths[1] / DATA).unlink()
+    variable, checkpoints = job(tmp_path, 7.0)
+    with pytest.raises(RuntimeError, match="No checkpoint is whole") as raised:
+        checkpoints.restore()
+    for path in paths:
+        assert str(path) in str(raised.value)
+    assert variable[0] == 7.0
+
+
+def test_what_was_not_finished_is_none(tmp_path: Path) -> None:
+    paths = saved(tmp_path)
+    paths[-1].rename(tmp_path / ".saving")
+    _, checkpoints = job(tmp_path)
+    found = checkpoints.restore()
+    assert found is not None and found.step == 2
+    assert checkpoints.save(3).path == paths[-1]
+    assert ".saving" not in names(tmp_path)
+
+
+def test_a_failed_write_leaves_the_last_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = saved(tmp_path)
+    variable, checkpoints = job(tmp_path)
+
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("os.fsync", full)
+        with pytest.raises(OSError, match="No space left"):
+            checkpoints.save(4)
+    found = checkpoints.restore()
+    assert found is not None and found.path == paths[-1]
+    assert variable[0] == 3.0
+
+
+def test_another_program_s_variables_are_refused(tmp_path: Path) -> None:
+    saved(tmp_path, 1)
+    other = tf.train.Checkpoint(other=tf.Variable(0.0))
+    with pytest.raises(ValueError, match=r"other variables, .* optimizer\.build"):
+        JobCheckpoints(tmp_path, other, SingleProcess(), None).restore()
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"placement": "sharded"}, "saved with sharded tables, but this job has replicated ones"),
+        ({"placement": "sharded", "world_size": 3}, "saved by 3 ranks, .* but this job has 1"),
+        ({"world_size": 3}, None),
+    ],
+)
+def test_placements_and_numbers_of_ranks(tmp_path: Path, change: Any, message: str | None) -> None:
+    (path,) = saved(tmp_path, 1)
+    edit(path / "manifest.json", **change)
+    _, checkpoints = job(tmp_path)
+    if message is None:  # Any number of ranks restores replicated tables.
+        assert checkpoints.restore() is not None
+    else:
+        with pytest.raises(ValueError, match=message):
+            checkpoints.restore()
+
+
+@pytest.mark.parametrize("keep", [0, 1.5, True])
+def test_what_to_keep_must_be_a_number(keep: Any, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="Invalid `keep`"):
+        job(tmp_path, keep=keep)
+
+
+def test_a_step_must_be_a_number(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="Invalid `step`: -1"):
+        job(tmp_path)[1].save(-1)
+    assert names(tmp_path) == []
+
+
+def test_an_error_of_one_rank_is_one_of_all() -> None:
+    assert together(OneOf(1, 3), lambda: {"a": 1}, "x", "write") == [{"a": 1}] * 3
+
+    def fail() -> None:
+        raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full"):
+        together(OneOf(1, 2, [[None, 5]]), fail, "x", "write")
+    message = "Rank 0 could not write: OSError: disk full"
+    with pytest.raises(RuntimeError, match=message):
+        together(OneOf(1, 2, [["OSError: disk full", None]]), lambda: 5, "x", "write")
