@@ -63,11 +63,11 @@ _RECORDS = flags.DEFINE_string("records", "runs/network", "Folder of the runs' m
 # What is run without --runs. A name is made of parts: see `flags_of`.
 RUNS: Mapping[str, Sequence[str]] = {
     "replicated": (
-        *("plain", "plain_bf16", "mask", "defer", "defer_0.01", "defer_0.015"),
+        *("plain", "plain_packed", "plain_bf16", "mask", "defer", "defer_0.01", "defer_0.015"),
         *("defer_bf16", "defer_0.01_bf16", "defer_0.015_bf16"),
     ),
     "sharded": (
-        *("plain", "plain_bf16", "mask", "defer", "defer_0.01", "defer_0.015"),
+        *("plain", "plain_packed", "plain_bf16", "mask", "defer", "defer_0.01", "defer_0.015"),
         *("defer_bf16", "defer_0.01_bf16", "defer_0.015_bf16"),
         *("frozen", "frozen_0.05_25", "frozen_0.1_25", "frozen_0.1_100"),
         *("frozen_0.1_25_bf16", "defer_0.015_frozen_0.1_25_bf16"),
@@ -77,7 +77,7 @@ _NUMBER = r"\d+(?:\.\d+)?"
 _NAME = re.compile(
     rf"(?:(?P<skip>plain|mask|defer(?:_(?P<movement>{_NUMBER}))?)(?=_|$)|(?=frozen))"
     rf"(?:_?(?P<frozen>frozen)(?:_(?P<drift>{_NUMBER})_(?P<window>\d+))?)?"
-    r"(?:_age(?P<age>\d+))?(?P<bf16>_bf16)?"
+    r"(?:_age(?P<age>\d+))?(?P<bf16>_bf16)?(?P<packed>_packed)?"
 )
 _SKIPS: Mapping[str, Mapping[str, Any]] = {
     # Watched for the traffic of its windows: few windows, whose ends send control bytes, too, and
@@ -91,6 +91,9 @@ _SKIPS: Mapping[str, Mapping[str, Any]] = {
 }
 # A rank has one core of a small machine; --train_flag=threads=N for others.
 _SEVERAL = {"threads": 1}
+# What plain training is compared by: keys as Horovod's own sparse exchange sends them. All other
+# runs send packed ones.
+_PLAIN_KEYS = "int64"
 
 
 def flags_of(name: str, placement: str) -> dict[str, Any]:
@@ -98,8 +101,9 @@ def flags_of(name: str, placement: str) -> dict[str, Any]:
 
     A name is plain, mask, defer or defer_M (--defer_movement=M); then _frozen (ranks read copies of
     saturated rows, by the program's defaults) or _frozen_X_W (--freeze_drift=X
-    --snapshot_interval=W), of sharded tables; _ageA (--defer_max_age=A); _bf16. A name that begins
-    with frozen is short for defer_frozen.
+    --snapshot_interval=W), of sharded tables; _ageA (--defer_max_age=A); _bf16; _packed (of plain
+    training: keys are packed, as in all other runs). A name that begins with frozen is short for
+    defer_frozen.
 
     Raises:
         UsageError: it is none.
@@ -108,11 +112,14 @@ def flags_of(name: str, placement: str) -> dict[str, Any]:
     if found is None:
         raise app.UsageError(
             f"--runs: {name!r} is unknown. Allowed: plain, mask, defer or defer_M, then _frozen or "
-            "_frozen_X_W, then _ageA, then _bf16, e.g. defer_0.01_bf16, frozen_0.1_25."
+            "_frozen_X_W, then _ageA, then _bf16, then _packed, e.g. defer_0.01_bf16, "
+            "frozen_0.1_25, plain_bf16_packed."
         )
     skip = (found["skip"] or "defer").split("_")[0]
     if (skip == "plain" and found["frozen"]) or (skip != "defer" and found["age"]):
         raise app.UsageError(f"--runs: {name!r}: nothing is frozen or held in a run of {skip}.")
+    if skip != "plain" and found["packed"]:
+        raise app.UsageError(f"--runs: {name!r}: keys of a run of {skip} are packed anyway.")
     given: dict[str, Any] = {
         "placement": placement,
         "snapshot_interval": found["window"],
@@ -120,6 +127,8 @@ def flags_of(name: str, placement: str) -> dict[str, Any]:
         "defer_max_age": found["age"],
         "wire_dtype": "bfloat16" if found["bf16"] else None,
     }
+    if skip == "plain" and not found["packed"]:
+        given["wire_keys"] = _PLAIN_KEYS
     if placement == "sharded" and skip != "plain":
         given["freeze_drift"] = found["drift"] or (None if found["frozen"] else 0)
     return {**_SKIPS[skip], **{flag: value for flag, value in given.items() if value is not None}}

@@ -52,10 +52,18 @@ class GradientExchange:
         masked = [self._mask(g, source) for g, source in zip(gradients, sources, strict=True)]
         if self._comm.size == 1:
             return masked
-        return [
-            None if gradient is None else self._average(gradient, f"{index}")
-            for index, gradient in enumerate(masked)
-        ]
+        averaged = list(masked)
+        dense: dict[tf.DType, list[int]] = {}
+        for index, gradient in enumerate(masked):
+            if isinstance(gradient, tf.IndexedSlices):
+                averaged[index] = self._average_rows(gradient, f"{index}")
+            elif gradient is not None:
+                dense.setdefault(tf.as_dtype(gradient.dtype), []).append(index)
+        for dtype, places in dense.items():
+            values = self._average_dense([masked[index] for index in places], dtype.name)
+            for index, value in zip(places, values, strict=True):
+                averaged[index] = value
+        return averaged
 
     def _mask(self, gradient: Any, source: Any) -> Any:
         table = None if self._store is None else self._store.table_of(source)
@@ -72,10 +80,20 @@ class GradientExchange:
             )
         return self._store.mask_gradients(table, gradient)
 
-    def _average(self, gradient: Any, place: str) -> Any:
-        if not isinstance(gradient, tf.IndexedSlices):
-            total = self._comm.sum(gradient, "dense", self._names.of(f"dense.{place}"))
-            return total / tf.cast(self._comm.size, total.dtype)
+    def _average_dense(self, gradients: Sequence[Any], name: str) -> list[tf.Tensor]:
+        """In one sum, so that the order in which ranks' values are added is always the same."""
+        flat = tf.concat([tf.reshape(gradient, [-1]) for gradient in gradients], 0)
+        total = self._comm.sum(flat, "dense", self._names.of(f"dense.{name}"))
+        parts = tf.split(
+            total / tf.cast(self._comm.size, total.dtype),
+            [tf.size(gradient) for gradient in gradients],
+        )
+        return [
+            tf.reshape(part, tf.shape(gradient))
+            for part, gradient in zip(parts, gradients, strict=True)
+        ]
+
+    def _average_rows(self, gradient: tf.IndexedSlices, place: str) -> tf.IndexedSlices:
         own = self._add_up(gradient)
         keys = self._comm.gather(own.indices, "keys", self._names.of(f"keys.{place}"))
         sent = to_wire(own.values / self._comm.size, self._wire_dtype)

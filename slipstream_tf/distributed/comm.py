@@ -245,6 +245,9 @@ def init(timeout_seconds: float | None = 30.0) -> Communicator:
     A process is a rank of a job if a launcher (horovodrun, mpirun) says so in its environment.
     Calling it again gives a communicator for the same job.
 
+    Sums are added up in the same order every time: Horovod's fusion, which depends on chance, is
+    off unless the environment has HOROVOD_FUSION_THRESHOLD.
+
     A job that loses a rank ends. From then on the next collective of every other rank raises, and
     an error that nobody catches is reported as a `watch.PeerLostError` that names the lost rank and
     the address of its host. A rank is lost
@@ -282,6 +285,9 @@ def init(timeout_seconds: float | None = 30.0) -> Communicator:
         raise ImportError(_MISSING.format(variable=launched, error=error)) from error
     if timeout_seconds is not None:
         os.environ.setdefault("HOROVOD_GLOO_TIMEOUT_SECONDS", str(math.ceil(timeout_seconds)))
+    # What Horovod finds waiting at one time it would add up as one tensor, in parts that depend on
+    # what there is: the same job would end with other bits each time.
+    os.environ.setdefault("HOROVOD_FUSION_THRESHOLD", "0")
     horovod.init()
     if not _was_called and timeout_seconds is not None and horovod.size() > 1:
         # By a communicator of its own, whose bytes nobody counts.
