@@ -47,6 +47,9 @@ class Slipstream:
         config: settings; default `SaturationConfig()`.
         features: with a store: the features, in order, as `EmbeddingCollection` takes them; default
             one per table, named like it.
+        comm: with a `VariableStore`: the ranks whose replicas of the variables it watches, from
+            `distributed.init()`; their gradients must be averaged by `DistributedGradientTape` or
+            `DistributedOptimizer`. None: this process alone. A layer has its own.
 
     Raises:
         ValueError: an argument is something else, or a setting does not fit the tables.
@@ -57,10 +60,12 @@ class Slipstream:
         embeddings: EmbeddingCollection | VariableStore,
         config: SaturationConfig | None = None,
         features: Mapping[str, str] | Sequence[FeatureSpec] | None = None,
+        comm: Communicator | None = None,
     ) -> None:
         if isinstance(embeddings, EmbeddingCollection):
-            if features is not None:
-                raise invalid("features", features, "Slipstream with a layer", "None: it has them")
+            for name, value in (("features", features), ("comm", comm)):
+                if value is not None:
+                    raise invalid(name, value, "Slipstream with a layer", "None: it has its own")
             self._store, self._specs = embeddings.store, embeddings.specs
         elif isinstance(embeddings, VariableStore):
             self._store = embeddings
@@ -72,7 +77,7 @@ class Slipstream:
         if not isinstance(config, SaturationConfig):
             raise invalid("config", config, "Slipstream", "a slipstream_tf.SaturationConfig")
         self._config = config
-        self._comm = getattr(self._store, "comm", None) or SingleProcess()
+        self._comm = comm or getattr(self._store, "comm", None) or SingleProcess()
         if self._comm.size > 1:
             settings = {**config.get_config(), "features": [repr(spec) for spec in self._specs]}
             require_same(self._comm, settings, "slipstream.settings", "Slipstream")

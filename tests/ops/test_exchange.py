@@ -186,3 +186,20 @@ def test_shapes_are_known_and_checked_when_a_graph_is_built():
         return got.keys
 
     assert collect().shape == (0,)
+
+
+def test_keys_are_packed_without_loss():
+    sizes = tf.constant([[2, 0], [1, 3]], tf.int64)
+    keys = tf.constant([5, 9, -(2**63), 2**63 - 1, 0, -1], tf.int64)
+    packed, rank_bytes = exchange.pack_keys(sizes, keys)
+    assert packed.dtype == tf.uint8
+    assert rank_bytes.numpy().tolist() == [2, packed.shape[0] - 2]
+    np.testing.assert_array_equal(exchange.unpack_keys(sizes, packed), keys)
+
+
+def test_sizes_that_do_not_fit_packed_keys():
+    with pytest.raises(tf.errors.InvalidArgumentError, match="sizes name 1 keys; there are 2"):
+        exchange.pack_keys(tf.constant([[1]], tf.int64), tf.constant([1, 2], tf.int64))
+    packed, _ = exchange.pack_keys(tf.constant([[2]], tf.int64), tf.constant([1, 2], tf.int64))
+    with pytest.raises(tf.errors.InvalidArgumentError, match="left are 2 bytes"):
+        exchange.unpack_keys(tf.constant([[3]], tf.int64), packed)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import tensorflow as tf
 
 from slipstream_tf.distributed import SingleProcess, exchange
@@ -57,17 +58,27 @@ def parcels(sizes, keys, values) -> RowParcels:
 def test_rows_of_one_process_stay_where_they_are():
     own = parcels([1, 0], [4], [1.0, 2.0])
     names = exchange.Names("test_alone")
-    got = exchange.gather_rows(SingleProcess(), own, names, "rows", "bfloat16", "gradients")
+    wire = exchange.Wire("bfloat16")
+    got = exchange.gather_rows(SingleProcess(), own, names, "rows", wire, "gradients")
     assert got is own
 
 
-def test_all_ranks_get_the_rows_of_all(run_as_ranks):
+def test_settings_of_the_wire_are_checked():
+    with pytest.raises(ValueError, match=r"wire_dtype.*float16"):
+        exchange.Wire("float16")
+    with pytest.raises(ValueError, match=r"wire_keys.*int32"):
+        exchange.Wire("float32", "int32")
+
+
+@pytest.mark.parametrize("keys", exchange.WIRE_KEYS)
+def test_all_ranks_get_the_rows_of_all(run_as_ranks, keys):
     sent = [parcels([1, 1], [4, 5], [1, 2, 3]), parcels([0, 0], [], []), parcels([0, 1], [6], [4])]
-    names = exchange.Names("test_rows")
+    names = exchange.Names(f"test_rows_{keys}")
 
     def program(comm):
         own = sent[comm.rank]
-        return exchange.gather_rows(comm, own, names, "rows", "bfloat16", "gradients")
+        wire = exchange.Wire("bfloat16", keys)
+        return exchange.gather_rows(comm, own, names, "rows", wire, "gradients")
 
     for got in run_as_ranks(3, program):
         assert got.sizes.numpy().tolist() == [[1, 1], [0, 0], [0, 1]]
