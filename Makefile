@@ -23,6 +23,8 @@ STAMPS := $(VENV)/.slipstream
 # Debian packages the venv module separately for each Python, e.g. python3.12-venv.
 VENV_PACKAGE := $(or $(filter python3%,$(notdir $(PYTHON))),python3)-venv
 BASE_PACKAGES := $(or $(CXX),g++):g++ $(PYTHON):python3 module=$(PYTHON)=ensurepip:$(VENV_PACKAGE)
+# For tests over network namespaces, which need root and are skipped without.
+NETWORK_PACKAGES := ip:iproute2
 MPI_PACKAGES := mpicxx:libopenmpi-dev mpirun:openmpi-bin
 TEST_TOOLS := hypothesis pytest
 LINT_TOOLS := clang-format mypy ruff
@@ -51,6 +53,7 @@ test: bazel-test $(STAMPS)/installed $(STAMPS)/horovod $(STAMPS)/test-tools  ## 
 test-packages:
 	@build_support/system_packages.sh $(BASE_PACKAGES) $(BAZEL):bazel-bootstrap \
 		$(or $(GTEST_ROOT),/usr/src/googletest)/googletest/src/gtest-all.cc:googletest
+	@if [ "$$(id -u)" -eq 0 ]; then build_support/system_packages.sh $(NETWORK_PACKAGES); fi
 
 bazel-test: test-packages $(STAMPS)/tensorflow
 	@PYTHON_BIN_PATH=$(BIN)/python $(BAZEL) test $(BAZEL_FLAGS) //...
