@@ -76,7 +76,9 @@ def main() -> None:
         )  # fmt: skip
         (archive,) = sdist.iterdir()
         with tarfile.open(archive) as packed:
-            packed.extractall(folder, filter="data")
+            # Pythons before 3.11.4 (and of Debian 12) have no filters.
+            safe = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
+            packed.extractall(folder, **safe)
         source = Path(folder) / archive.name.removesuffix(".tar.gz")
         leave_out_unbuildable(source)
         print(f"Compiling {HOROVOD} for TensorFlow {tf.__version__}", flush=True)
