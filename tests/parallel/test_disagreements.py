@@ -19,7 +19,7 @@ MESSAGES = {
 @pytest.mark.parametrize("placement", [""])
 @pytest.mark.parametrize("what, count", [("tables", 3), ("config", 2), ("rows", 3)])
 def test_every_rank_is_told(run_ranks: Any, placement: str, what: str, count: int) -> None:
-    done = run_ranks("disagreements.py", count, what, placement, timeout=120.0)
+    done = run_ranks("disagreements.py", count, what, placement, timeout=240.0)
     assert done.returncode == 0, done.stdout + done.stderr
     for rank in range(count):
         assert f"rank {rank}: {MESSAGES[what]}" in done.stdout

@@ -13,7 +13,7 @@ PROGRAM = "resuming.py"
 # As in the program; a host that is cut off is named after at most a tenth of it and a second more.
 TIMEOUT = 12.0
 # For the ends of processes on a busy machine.
-SLACK = 10.0
+SLACK = 30.0
 ENOUGH = 240.0
 
 
