@@ -28,8 +28,8 @@ _MISSING = (
     "This process was started as one rank of many ({variable} is set), but Horovod cannot be "
     "imported: {error}. Install it: make horovod, or python build_support/install_horovod.py."
 )
-# `init` has joined a job of several ranks: what is done once for a process is done.
-_was_called = False
+# Of the job that `init` has joined: what is done once for a process is done.
+_job: HorovodCommunicator | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -243,7 +243,7 @@ def init(timeout_seconds: float | None = 30.0) -> Communicator:
     """Joins the job that this process was started in: Horovod's, or one of this process alone.
 
     A process is a rank of a job if a launcher (horovodrun, mpirun) says so in its environment.
-    Calling it again gives a communicator for the same job.
+    Calling it again gives the same communicator.
 
     Sums are added up in the same order every time: Horovod's fusion, which depends on chance, is
     off unless the environment has HOROVOD_FUSION_THRESHOLD.
@@ -273,12 +273,14 @@ def init(timeout_seconds: float | None = 30.0) -> Communicator:
         ValueError: `timeout_seconds` is out of range.
         ConnectionError: the ranks cannot connect to each other.
     """
-    global _was_called
+    global _job
     if timeout_seconds is not None:
         require_number("timeout_seconds", timeout_seconds, 1, place="init")
     launched = launch.rank_variable()
     if launched is None:
         return SingleProcess()
+    if _job is not None:
+        return _job
     try:
         horovod: Any = importlib.import_module("horovod.tensorflow")
     except ImportError as error:
@@ -289,12 +291,12 @@ def init(timeout_seconds: float | None = 30.0) -> Communicator:
     # what there is: the same job would end with other bits each time.
     os.environ.setdefault("HOROVOD_FUSION_THRESHOLD", "0")
     horovod.init()
-    if not _was_called and timeout_seconds is not None and horovod.size() > 1:
+    if timeout_seconds is not None and horovod.size() > 1:
         # By a communicator of its own, whose bytes nobody counts.
         gather = functools.partial(_gather_texts, HorovodCommunicator(horovod))
         watch.start(horovod.rank(), horovod.size(), gather, timeout_seconds)
-    _was_called = True
-    return HorovodCommunicator(horovod)
+    _job = HorovodCommunicator(horovod)
+    return _job
 
 
 def _gather_texts(job: Communicator, text: str) -> list[str]:

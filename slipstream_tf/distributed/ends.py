@@ -22,7 +22,8 @@ def even_ends(dataset: tf.data.Dataset, comm: Communicator) -> tf.data.Dataset:
 
     Put it last, after `Slipstream.apply`; a `.prefetch` may follow. Every rank must iterate over
     it at the same time, to the end, whether for training or evaluation: each batch waits until all
-    ranks ask for theirs.
+    ranks ask for theirs. An iteration that ends early (`steps_per_epoch`, a callback that stops)
+    may leave ranks one question apart: the next one would then go wrong or wait.
 
     Args:
         dataset: of this rank; its elements are batches: nested structures of dense tensors and

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from absl import logging
 
 from slipstream_tf import optimizers
 from slipstream_tf.config import TableConfig
@@ -44,11 +45,15 @@ class ShardedStore(ExchangedStore):
 
     Every lookup (evaluation, too), update, `flush`, `freeze` and change of policy is a collective;
     ranks without inputs take part with an empty batch (see `even_ends`). A lookup reads the rows as
-    their owners have them, but for frozen ones, which are as old as the last `freeze`.
+    their owners have them (rounded, if the wire is bfloat16), but for frozen ones, which are as old
+    as the last `freeze`, or as the last evaluation that read them. Marks of saturated keys are held
+    beside the copies, of at most half of them: further keys, and those whose copy was evicted, are
+    neither masked nor deferred by interval until the next window.
 
     A rank that holds gradients back judges how far a sum would move its row by the copy's slots: of
     a row's accumulators (Adagrad) or second moments (Adam) only the smallest travels, beside which
-    the movement is never underestimated.
+    the movement is not underestimated (but for the rounding of a bfloat16 wire). A row of which one
+    value never had a gradient is therefore hardly ever held.
 
     `size`, `gather` and `export_table` are of the rows that this rank owns; `hot_keys` and
     `update_counts` of this rank's own batches. A table's capacity is that of each rank's part.
@@ -233,7 +238,16 @@ class ShardedStore(ExchangedStore):
         own = self._owns(keys)
         super().mark_rows(table, keys[own], marks[own] & WATCHED)
         # Copies may come later in the window: what is to be withheld then is marked now.
-        withheld = keys[(marks & SATURATED) > 0][: self._most_frozen]
+        withheld = keys[(marks & SATURATED) > 0]
+        if withheld.size > self._most_frozen:
+            logging.warning(
+                "%d of %d saturated keys of table %r are not withheld: cache_bytes has no room for "
+                "their marks.",
+                withheld.size - self._most_frozen,
+                withheld.size,
+                table,
+            )
+            withheld = withheld[: self._most_frozen]
         handle = self._copies._handles[self._index_of(table)]
         of_copies = np.full(withheld.size, SATURATED)
         update_policy.mark_rows(handle, withheld, of_copies, makes_rows=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import keras
+import tensorflow as tf
 from absl import logging
 
 from slipstream_tf.distributed.comm import Communicator
@@ -13,10 +14,16 @@ from slipstream_tf.keras.loss_feedback import LossFeedback
 
 
 class RanksCallback(keras.callbacks.Callback):
-    """Starts all ranks with the weights of rank 0, and makes their losses one.
+    """Starts all ranks with the Keras weights of rank 0, and averages their gradients rightly.
 
     `Slipstream.callback` does the same; this is for a `fit` without an engine. Every rank must give
     `fit` as many batches as the others: see `distributed.even_ends`. With one rank nothing is done.
+
+    Embedding rows are neither broadcast nor compared: ranks that load rows must load the same
+    (`distributed.JobCheckpoints` does). Metrics in Keras's logs are each rank's own: a callback that
+    acts on them (EarlyStopping, ReduceLROnPlateau) acts differently on each rank, and one that saves
+    rows on one rank fails while gradients are held back. Non-trainable state that depends on the
+    batch (BatchNormalization) is each rank's own, too, and an empty batch spoils it.
 
     Args:
         comm: the ranks.
@@ -46,6 +53,10 @@ class RanksCallback(keras.callbacks.Callback):
             if value.dtype.is_floating:
                 name = f"slipstream.weights.{index}"
                 variable.assign(comm.broadcast(value, 0, "dense", name))
+        rate = getattr(self._store, "learning_rate", None)
+        if rate is not None:
+            name = "slipstream.rows_learning_rate"
+            rate.assign(comm.broadcast(tf.convert_to_tensor(rate), 0, "control", name))
         if isinstance(self.model, LossFeedback):
             self.model.train_with(comm)
         else:

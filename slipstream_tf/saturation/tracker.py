@@ -133,7 +133,7 @@ class SaturationTracker:
 
     def _try_policies(self) -> None:
         """Shows the store what it will be asked for after the warm-up, so that it refuses now."""
-        sizes = {table.name: self._store.size(table.name) for table in self._tables}
+        sizes = self._sizes()
         for table in self._tables:
             self._store.set_update_policy(table.name, self._policies.of(table.name, sizes, True))
             table.require_metric()
@@ -303,7 +303,7 @@ class SaturationTracker:
         self._steps_in_window = 0
         self._window_is_warming_up = self.is_warming_up
         is_active = not self._window_is_warming_up
-        sizes = {table.name: self._store.size(table.name) for table in self._tables}
+        sizes = self._sizes()
         for table in self._tables:
             table.mark(self._config.withholds_saturated and is_active)
             policy = self._policies.of(table.name, sizes, is_active)
@@ -338,6 +338,11 @@ class SaturationTracker:
         if self._freezer is None:
             return 0
         return sum(self._freezer.frozen_keys(table.name) for table in self._tables)
+
+    def _sizes(self) -> dict[str, int]:
+        """Rows of each table over all ranks; of sharded tables by this rank's even part."""
+        parts = self._ranks.size if hasattr(self._store, "owners") else 1
+        return {table.name: parts * self._store.size(table.name) for table in self._tables}
 
     def _configure_classifier(
         self, window: int, threshold: float, loss_threshold: float | None
