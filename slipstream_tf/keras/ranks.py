@@ -20,10 +20,10 @@ class RanksCallback(keras.callbacks.Callback):
     `fit` as many batches as the others: see `distributed.even_ends`. With one rank nothing is done.
 
     Embedding rows are neither broadcast nor compared: ranks that load rows must load the same
-    (`distributed.JobCheckpoints` does). Metrics in Keras's logs are each rank's own: a callback that
-    acts on them (EarlyStopping, ReduceLROnPlateau) acts differently on each rank, and one that saves
-    rows on one rank fails while gradients are held back. Non-trainable state that depends on the
-    batch (BatchNormalization) is each rank's own, too, and an empty batch spoils it.
+    (`distributed.JobCheckpoints` does). Metrics in Keras's logs are each rank's own: a callback
+    that acts on them (EarlyStopping, ReduceLROnPlateau) acts differently on each rank, and one that
+    saves rows on one rank fails while gradients are held back. Non-trainable state that depends on
+    the batch (BatchNormalization) is each rank's own, too, and an empty batch spoils it.
 
     Args:
         comm: the ranks.
