@@ -186,7 +186,10 @@ class Launcher:
             The exit code, what was written, and the bytes that each rank's host has sent by its
             kernel's count, of evaluation and all headers, too (without links of their own: None).
         """
-        program = ["-m", "slipstream_tf.cli.train", *arguments]
+        # Not what lies in the working folder, which Python would put first.
+        paths = [path for path in sys.path if path and Path(path).resolve() != Path.cwd()]
+        code = f"import sys; sys.path[:] = {paths!r}; from slipstream_tf.cli import train; "
+        program = ["-c", f"{code}train.entry_point()", *arguments]
         if ranks == 1 or self.rate is None:
             command = [sys.executable, *program]
             if ranks > 1:

@@ -59,7 +59,7 @@ def test_two_ranks_train_what_one_process_does(
     assert ranks["bytes"]["gradients"] > 0 < ranks["bytes"]["dense"]
     # A row goes to the other rank: an int64 key, four float32 values.
     offered = sum(counts["offered"] for counts in record["gradient_rows"].values())
-    assert ranks["bytes"]["keys"] == 8 * offered
+    assert offered <= ranks["bytes"]["keys"] < 3 * offered  # packed
     assert ranks["bytes"]["gradients"] == 4 * 4 * offered
     assert alone["ranks"]["size"] == 1 and not any(alone["ranks"]["bytes"].values())
 
@@ -90,7 +90,7 @@ def test_deferring_sends_sums_in_half_the_bytes(run_ranks: Any, tmp_path: Path) 
     total = sum(counts["sent"] for counts in rows.values())
     assert total < sum(counts["offered"] for counts in rows.values())
     assert all(counts["pending"] == 0 for counts in rows.values())
-    assert sent["keys"] == 8 * total
+    assert total <= sent["keys"] < 3 * total  # packed
     assert sent["gradients"] + sent["deferred"] == 2 * 4 * total and sent["deferred"] > 0
 
 
