@@ -15,12 +15,12 @@ constexpr int64_t kPrefetchAhead = 16;
 // Calls fn(table, key, place in keys, row's place in values) for every row.
 template <class Fn>
 Status ForEachRow(const std::vector<EmbeddingTable*>& tables, const RowParcelsView& parcels,
-                  int passed_over, Fn fn) {
+                  bool with_summary, int passed_over, Fn fn) {
   int64_t place = 0, value = 0;
   for (int rank = 0; rank < parcels.ranks; ++rank) {
     for (size_t t = 0; t < tables.size(); ++t) {
       const int64_t size = parcels.sizes[static_cast<size_t>(rank) * tables.size() + t];
-      const int64_t floats = ServedFloats(*tables[t]);
+      const int64_t floats = ServedFloats(*tables[t], with_summary);
       if (size < 0 || size > parcels.num_keys - place) {
         return InvalidArgument("sizes[" + std::to_string(rank) + ", " + std::to_string(t) +
                                "] is " + std::to_string(size) + " rows of table '" +
@@ -50,10 +50,10 @@ Status MakeRoomFor(const std::vector<EmbeddingTable*>& tables, const RowParcelsV
     const int64_t capacity = bounded->options().capacity;
     if (capacity == 0 || bounded->size() + parcels.num_keys <= capacity) continue;
     std::vector<int64_t> wanted, present;
-    const Status status =
-        ForEachRow(tables, parcels, passed_over, [&](EmbeddingTable* table, int64_t key, int64_t) {
-          if (table == bounded) wanted.push_back(key);
-        });
+    const Status status = ForEachRow(tables, parcels, false, passed_over,
+                                     [&](EmbeddingTable* table, int64_t key, int64_t) {
+                                       if (table == bounded) wanted.push_back(key);
+                                     });
     if (!status.ok()) return status;
     std::sort(wanted.begin(), wanted.end());
     wanted.erase(std::unique(wanted.begin(), wanted.end()), wanted.end());
@@ -127,7 +127,7 @@ Status RouteKeys(const std::vector<EmbeddingTable*>& copies,
 }
 
 Status ServeRows(const std::vector<EmbeddingTable*>& tables, const RowParcelsView& requests,
-                 bool makes_rows, std::vector<float>* values) {
+                 bool makes_rows, bool with_summary, std::vector<float>* values) {
   const ExclusiveTableLocks locks(tables);
   try {
     if (makes_rows) {
@@ -136,25 +136,26 @@ Status ServeRows(const std::vector<EmbeddingTable*>& tables, const RowParcelsVie
       for (EmbeddingTable* table : tables) table->NextLookupStep();
     }
     values->clear();
-    return ForEachRow(tables, requests, -1, [&](EmbeddingTable* table, int64_t key, int64_t at) {
-      const int64_t dim = table->dim(), floats = ServedFloats(*table);
-      values->resize(static_cast<size_t>(at + floats));
-      float* out = values->data() + at;
-      uint32_t slot = 0;
-      const uint64_t hash = HashKey(key);
-      const float* row =
-          makes_rows ? table->FindOrInsert(key, hash, 1.f, &slot) : table->Find(key, hash);
-      if (row != nullptr) {
-        std::copy_n(row, dim, out);
-        if (floats > dim) out[dim] = table->options().rule.SlotSummary(dim, row);
-        return;
-      }
-      std::vector<float> initial(static_cast<size_t>(dim + table->slots_per_row()));
-      table->options().initializer.Fill(key, dim, initial.data());
-      table->options().rule.InitSlots(dim, initial.data() + dim);
-      std::copy_n(initial.data(), dim, out);
-      if (floats > dim) out[dim] = table->options().rule.SlotSummary(dim, initial.data());
-    });
+    return ForEachRow(
+        tables, requests, with_summary, -1, [&](EmbeddingTable* table, int64_t key, int64_t at) {
+          const int64_t dim = table->dim(), floats = ServedFloats(*table, with_summary);
+          values->resize(static_cast<size_t>(at + floats));
+          float* out = values->data() + at;
+          uint32_t slot = 0;
+          const uint64_t hash = HashKey(key);
+          const float* row =
+              makes_rows ? table->FindOrInsert(key, hash, 1.f, &slot) : table->Find(key, hash);
+          if (row != nullptr) {
+            std::copy_n(row, dim, out);
+            if (floats > dim) out[dim] = table->options().rule.SlotSummary(dim, row);
+            return;
+          }
+          std::vector<float> initial(static_cast<size_t>(dim + table->slots_per_row()));
+          table->options().initializer.Fill(key, dim, initial.data());
+          table->options().rule.InitSlots(dim, initial.data() + dim);
+          std::copy_n(initial.data(), dim, out);
+          if (floats > dim) out[dim] = table->options().rule.SlotSummary(dim, initial.data());
+        });
   } catch (const std::bad_alloc&) {
     return ResourceExhausted("out of memory while serving rows");
   }
@@ -166,8 +167,8 @@ Status StoreCopies(const std::vector<EmbeddingTable*>& copies, const RowParcelsV
   int64_t wanted = 0;
   for (int rank = 0; rank < rows.ranks; ++rank) {
     for (size_t t = 0; t < copies.size(); ++t) {
-      wanted +=
-          rows.sizes[static_cast<size_t>(rank) * copies.size() + t] * ServedFloats(*copies[t]);
+      wanted += rows.sizes[static_cast<size_t>(rank) * copies.size() + t] *
+                ServedFloats(*copies[t], options.with_summary);
     }
   }
   if (wanted != rows.num_values) {
@@ -179,16 +180,16 @@ Status StoreCopies(const std::vector<EmbeddingTable*>& copies, const RowParcelsV
       const Status status = MakeRoomFor(copies, rows, options.passed_over);
       if (!status.ok()) return status;
     }
-    return ForEachRow(copies, rows, options.passed_over,
+    return ForEachRow(copies, rows, options.with_summary, options.passed_over,
                       [&](EmbeddingTable* table, int64_t key, int64_t at) {
                         const int64_t dim = table->dim();
                         const uint64_t hash = HashKey(key);
                         uint32_t slot = 0;
                         float* row = table->FindOrInsert(key, hash, 0.f, &slot);
                         std::copy_n(rows.values + at, dim, row);
-                        if (ServedFloats(*table) > dim) {
-                          table->options().rule.FillSlots(dim, rows.values[at + dim], row);
-                        }
+                        const bool has_summary = ServedFloats(*table, options.with_summary) > dim;
+                        table->options().rule.FillSlots(
+                            dim, has_summary ? rows.values[at + dim] : 0.f, row);
                         if (options.frozen) table->AddMark(hash, slot, kFrozen);
                       });
   } catch (const std::bad_alloc&) {

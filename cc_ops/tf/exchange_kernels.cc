@@ -95,6 +95,17 @@ absl::Status ReadParcels(tf::OpKernelContext* c, int first, size_t num_tables, b
   return absl::OkStatus();
 }
 
+// The last input.
+absl::Status ReadWithSummary(tf::OpKernelContext* c, bool* value) {
+  const tf::Tensor& tensor = c->input(c->num_inputs() - 1);
+  if (tensor.dims() != 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("with_summary has shape ", tensor.shape().DebugString(), "; allowed: scalar"));
+  }
+  *value = tensor.scalar<bool>()();
+  return absl::OkStatus();
+}
+
 class ApplyRowsOp : public tf::OpKernel {
  public:
   explicit ApplyRowsOp(tf::OpKernelConstruction* c) : OpKernel(c) {
@@ -215,9 +226,11 @@ class ServeRowsOp : public tf::OpKernel {
     std::vector<EmbeddingTable*> tables;
     OP_REQUIRES_OK(c, ReadTables(c, &resources, &tables));
     RowParcelsView requests;
-    OP_REQUIRES_OK(c, ReadParcels(c, c->num_inputs() - 2, tables.size(), false, &requests));
+    OP_REQUIRES_OK(c, ReadParcels(c, c->num_inputs() - 3, tables.size(), false, &requests));
+    bool with_summary = false;
+    OP_REQUIRES_OK(c, ReadWithSummary(c, &with_summary));
     std::vector<float> values;
-    OP_REQUIRES_OK(c, ToAbsl(ServeRows(tables, requests, makes_rows_, &values)));
+    OP_REQUIRES_OK(c, ToAbsl(ServeRows(tables, requests, makes_rows_, with_summary, &values)));
     const int64_t size = static_cast<int64_t>(values.size());
     OP_REQUIRES_OK(c, Output(c, 0, tf::TensorShape({size}), values));
   }
@@ -239,8 +252,10 @@ class StoreCopiesOp : public tf::OpKernel {
     std::vector<EmbeddingTable*> tables;
     OP_REQUIRES_OK(c, ReadTables(c, &resources, &tables));
     RowParcelsView rows;
-    OP_REQUIRES_OK(c, ReadParcels(c, c->num_inputs() - 3, tables.size(), true, &rows));
-    OP_REQUIRES_OK(c, ToAbsl(StoreCopies(tables, rows, options_)));
+    OP_REQUIRES_OK(c, ReadParcels(c, c->num_inputs() - 4, tables.size(), true, &rows));
+    CopyOptions options = options_;
+    OP_REQUIRES_OK(c, ReadWithSummary(c, &options.with_summary));
+    OP_REQUIRES_OK(c, ToAbsl(StoreCopies(tables, rows, options)));
   }
 
  private:
