@@ -32,6 +32,7 @@ CORE_HDRS = [
     "core/row_exchange.h",
     "core/row_initializer.h",
     "core/row_serving.h",
+    "core/row_update.h",
     "core/simd_clones.h",
     "core/skip_score.h",
     "core/slab_allocator.h",

@@ -9,17 +9,12 @@
 
 #include "cc_ops/core/key_sort.h"
 #include "cc_ops/core/policy_update.h"
+#include "cc_ops/core/row_update.h"
 #include "cc_ops/core/table_locks.h"
 #include "cc_ops/core/use_sums.h"
 
 namespace slipstream {
 namespace {
-
-int64_t WidestRow(const std::vector<EmbeddingTable*>& tables) {
-  int64_t widest = 0;
-  for (const EmbeddingTable* table : tables) widest = std::max(widest, table->dim());
-  return widest;
-}
 
 // parts: [tasks][tables], in order. Puts each key's row into its owner's parcel.
 void Pack(const std::vector<EmbeddingTable*>& tables,
@@ -156,18 +151,8 @@ class RowUpdater {
     if (scale_ != 1.f) {
       for (float& value : sum_) value *= scale_;
     }
-    TableShard* shard = table_->shard(begin->shard);
-    if ((shard->MarkOf(slot) & kWatched) == 0) {
-      rule_.Apply(rate_, dim_, sum_.data(), row);
-      return true;
-    }
-    std::copy_n(row, dim_, before_.data());
-    rule_.Apply(rate_, dim_, sum_.data(), row);
-    float squares = 0.f;
-    for (int64_t j = 0; j < dim_; ++j) {
-      squares += (row[j] - before_[j]) * (row[j] - before_[j]);
-    }
-    shard->travelled[slot] += squares;
+    UpdateRow(rule_, rate_, dim_, sum_.data(), slot, row, table_->shard(begin->shard),
+              before_.data());
     return true;
   }
 
@@ -218,7 +203,7 @@ Status CollectGradients(const LookupPlan& plan, const std::vector<PooledGradient
   std::atomic<bool> is_out_of_memory{false};
   parallel.run(parallel.threads, [&](int task) {
     try {
-      PolicyScratch scratch(WidestRow(plan.tables));
+      PolicyScratch scratch(plan.tables);
       for (int64_t b = bounds[task]; b < bounds[task + 1]; ++b) {
         const size_t t = static_cast<size_t>(b / kNumShards);
         int64_t dropped = 0;
