@@ -38,6 +38,7 @@ CORE_HDRS = [
     "core/slab_allocator.h",
     "core/status.h",
     "core/table_locks.h",
+    "core/table_room.h",
     "core/update_policy.h",
     "core/update_rule.h",
     "core/use_sums.h",
@@ -62,6 +63,7 @@ CORE_SRCS = [
     "core/row_serving.cc",
     "core/skip_score.cc",
     "core/slab_allocator.cc",
+    "core/table_room.cc",
     "core/update_policy.cc",
     "core/update_rule.cc",
 ]

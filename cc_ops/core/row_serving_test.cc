@@ -45,13 +45,14 @@ struct Request {
   explicit Request(std::vector<int64_t> wanted) : keys(std::move(wanted)) {
     sizes = {static_cast<int64_t>(keys.size())};
   }
+  RowParcelsView Keys() const {
+    return {1, sizes.data(), keys.data(), static_cast<int64_t>(keys.size()), nullptr, 0};
+  }
   RowParcelsView View() const {
-    return {1,
-            sizes.data(),
-            keys.data(),
-            static_cast<int64_t>(keys.size()),
-            values.data(),
-            static_cast<int64_t>(values.size())};
+    RowParcelsView view = Keys();
+    view.values = values.data();
+    view.num_values = static_cast<int64_t>(values.size());
+    return view;
   }
   std::vector<int64_t> keys, sizes;
   std::vector<float> values;
@@ -92,9 +93,9 @@ TEST(Serve, MakesRowsInTrainingOnly) {
     auto owner = MakeTable(kind);
     Request request({3, -7, 3});
     std::vector<float> evaluated, trained;
-    ASSERT_TRUE(ServeRows({owner.get()}, request.View(), false, true, &evaluated).ok());
+    ASSERT_TRUE(ServeRows({owner.get()}, request.Keys(), false, true, &evaluated).ok());
     EXPECT_EQ(owner->size(), 0);
-    ASSERT_TRUE(ServeRows({owner.get()}, request.View(), true, true, &trained).ok());
+    ASSERT_TRUE(ServeRows({owner.get()}, request.Keys(), true, true, &trained).ok());
     EXPECT_EQ(owner->size(), 2);
     EXPECT_EQ(evaluated, trained);
     ASSERT_EQ(trained.size(), kind == Kind::kSgd ? 3u * kDim : 3u * (kDim + 1));
@@ -113,8 +114,8 @@ TEST(Serve, SlotsTravelOnlyIfTheyAreAskedFor) {
     Request request({3, -7});
     std::vector<float> plain, summed;
     for (const bool makes_rows : {false, true}) {
-      ASSERT_TRUE(ServeRows({owner.get()}, request.View(), makes_rows, false, &plain).ok());
-      ASSERT_TRUE(ServeRows({owner.get()}, request.View(), makes_rows, true, &summed).ok());
+      ASSERT_TRUE(ServeRows({owner.get()}, request.Keys(), makes_rows, false, &plain).ok());
+      ASSERT_TRUE(ServeRows({owner.get()}, request.Keys(), makes_rows, true, &summed).ok());
       ASSERT_EQ(plain.size(), 2u * kDim);
       const size_t floats = summed.size() / 2;
       for (size_t i = 0; i < 2; ++i) {
@@ -129,20 +130,33 @@ TEST(Serve, BoundedTablesRefuseWhatTheyCannotHold) {
   auto owner = MakeTable(Kind::kSgd, 3);
   std::vector<float> values;
   const Status status =
-      ServeRows({owner.get()}, Request({1, 2, 3, 4}).View(), true, false, &values);
+      ServeRows({owner.get()}, Request({1, 2, 3, 4}).Keys(), true, false, &values);
   EXPECT_EQ(status.code(), StatusCode::kResourceExhausted);
   EXPECT_NE(status.message().find("need 4 rows of table 't'"), std::string::npos);
   EXPECT_EQ(owner->size(), 0);
-  ASSERT_TRUE(ServeRows({owner.get()}, Request({1, 2, 3}).View(), true, false, &values).ok());
-  ASSERT_TRUE(ServeRows({owner.get()}, Request({4, 3}).View(), true, false, &values).ok());
+  ASSERT_TRUE(ServeRows({owner.get()}, Request({1, 2, 3}).Keys(), true, false, &values).ok());
+  ASSERT_TRUE(ServeRows({owner.get()}, Request({4, 3}).Keys(), true, false, &values).ok());
   EXPECT_EQ(owner->size(), 3);
   EXPECT_NE(owner->Find(3, HashKey(3)), nullptr);
+}
+
+TEST(Serve, BoundedTablesGiveNothingUpIfOneCannotHoldItsKeys) {
+  auto first = MakeTable(Kind::kSgd, 3), second = MakeTable(Kind::kSgd, 3);
+  std::vector<float> values;
+  ASSERT_TRUE(ServeRows({first.get()}, Request({1, 2, 3}).Keys(), true, false, &values).ok());
+  Request request({4, 5, 1, 2, 3, 4});
+  request.sizes = {2, 4};
+  const Status status =
+      ServeRows({first.get(), second.get()}, request.Keys(), true, false, &values);
+  EXPECT_EQ(status.code(), StatusCode::kResourceExhausted);
+  EXPECT_EQ(first->size(), 3);
+  EXPECT_EQ(first->num_evicted(), 0);
 }
 
 TEST(Copies, HoldWhatTheOwnerServed) {
   auto owner = MakeTable(Kind::kAdagrad), copies = MakeTable(Kind::kAdagrad, 50);
   Request request({5, 6});
-  ASSERT_TRUE(ServeRows({owner.get()}, request.View(), true, false, &request.values).ok());
+  ASSERT_TRUE(ServeRows({owner.get()}, request.Keys(), true, false, &request.values).ok());
   ASSERT_TRUE(StoreCopies({copies.get()}, request.View(), CopyOptions()).ok());
   for (const int64_t key : {5, 6}) {
     const float *own = owner->Find(key, HashKey(key)), *copy = copies->Find(key, HashKey(key));
@@ -154,7 +168,7 @@ TEST(Copies, HoldWhatTheOwnerServed) {
   EXPECT_TRUE(keys.empty());  // a copy is no access
   // What comes later replaces it.
   owner->Find(5, HashKey(5))[0] = 42.f;
-  ASSERT_TRUE(ServeRows({owner.get()}, request.View(), true, false, &request.values).ok());
+  ASSERT_TRUE(ServeRows({owner.get()}, request.Keys(), true, false, &request.values).ok());
   ASSERT_TRUE(StoreCopies({copies.get()}, request.View(), CopyOptions()).ok());
   EXPECT_EQ(copies->Find(5, HashKey(5))[0], 42.f);
 }
@@ -165,11 +179,11 @@ TEST(Copies, WithoutSummaryNeverUnderestimateAMovement) {
     auto owner = MakeTable(kind), copies = MakeTable(kind, 50);
     const UpdateRule rule = owner->options().rule;
     Request request({5});
-    ASSERT_TRUE(ServeRows({owner.get()}, request.View(), true, true, &request.values).ok());
+    ASSERT_TRUE(ServeRows({owner.get()}, request.Keys(), true, true, &request.values).ok());
     float* own = owner->Find(5, HashKey(5));
     const std::vector<float> gradient = {0.5f, 0.1f, -0.2f, 0.3f};
     rule.Apply(0.1f, kDim, gradient.data(), own);
-    ASSERT_TRUE(ServeRows({owner.get()}, request.View(), true, true, &request.values).ok());
+    ASSERT_TRUE(ServeRows({owner.get()}, request.Keys(), true, true, &request.values).ok());
     CopyOptions options;
     options.with_summary = true;
     ASSERT_TRUE(StoreCopies({copies.get()}, request.View(), options).ok());
@@ -177,7 +191,7 @@ TEST(Copies, WithoutSummaryNeverUnderestimateAMovement) {
     options.frozen = true;
     // The owner's may have become smaller since.
     rule.InitSlots(kDim, own + kDim);
-    ASSERT_TRUE(ServeRows({owner.get()}, request.View(), false, false, &request.values).ok());
+    ASSERT_TRUE(ServeRows({owner.get()}, request.Keys(), false, false, &request.values).ok());
     ASSERT_TRUE(StoreCopies({copies.get()}, request.View(), options).ok());
     const float* copy = copies->Find(5, HashKey(5));
     EXPECT_TRUE(std::equal(own, own + kDim, copy));
@@ -189,7 +203,7 @@ TEST(Copies, WithoutSummaryNeverUnderestimateAMovement) {
 TEST(Copies, FrozenOnesAreNotAskedForUntilMarkedAnew) {
   auto owner = MakeTable(Kind::kSgd), copies = MakeTable(Kind::kSgd);
   Request request({5, 6});
-  ASSERT_TRUE(ServeRows({owner.get()}, request.View(), true, false, &request.values).ok());
+  ASSERT_TRUE(ServeRows({owner.get()}, request.Keys(), true, false, &request.values).ok());
   CopyOptions options;
   options.frozen = true;
   ASSERT_TRUE(StoreCopies({copies.get()}, request.View(), options).ok());
@@ -208,7 +222,7 @@ TEST(Copies, StayWithinTheirBound) {
   options.makes_room = true;
   for (int64_t first = 0; first < 100; first += 5) {
     Request request({first, first + 1, first + 2, first + 3, first + 4});
-    ASSERT_TRUE(ServeRows({owner.get()}, request.View(), true, false, &request.values).ok());
+    ASSERT_TRUE(ServeRows({owner.get()}, request.Keys(), true, false, &request.values).ok());
     ASSERT_TRUE(StoreCopies({copies.get()}, request.View(), options).ok());
     EXPECT_LE(copies->size(), 8);
     for (const int64_t key : request.keys) EXPECT_NE(copies->Find(key, HashKey(key)), nullptr);
@@ -221,7 +235,7 @@ TEST(Copies, RefuseValuesThatDoNotFit) {
   request.values.assign(kDim, 0.f);
   EXPECT_NE(StoreCopies({copies.get()}, request.View(), CopyOptions())
                 .message()
-                .find("name 8 values; there are 4"),
+                .find("4 values of 4 a row"),
             std::string::npos);
   // Served with summaries, stored without.
   auto with_slots = MakeTable(Kind::kAdagrad);
@@ -235,7 +249,7 @@ TEST(Copies, RefuseValuesThatDoNotFit) {
   std::vector<float> values;
   request.sizes = {-1};
   EXPECT_NE(
-      ServeRows({copies.get()}, request.View(), false, false, &values).message().find("is -1"),
+      ServeRows({copies.get()}, request.Keys(), false, false, &values).message().find("is -1"),
       std::string::npos);
 }
 

@@ -264,7 +264,7 @@ def test_no_rows_are_served_and_stored():
 
 def test_rows_that_were_served_otherwise_are_not_stored():
     handles, rows = make_tables(), parcels([[1, 0]], [5], [1, 2, 3, 4])
-    with pytest.raises(tf.errors.InvalidArgumentError, match="there are 4"):
+    with pytest.raises(tf.errors.InvalidArgumentError, match="there are 1 and 4"):
         exchange.store_copies(handles, rows, with_summary=False)
     with pytest.raises(tf.errors.InvalidArgumentError, match="with_summary"):
         exchange.store_copies(handles, rows, with_summary=[True, True])
