@@ -88,6 +88,11 @@ CORE_TESTS = [
     "core/update_rule_test.cc",
 ]
 
+# What several of them use.
+TEST_HDRS = [
+    "core/test_threads.h",
+]
+
 # CUDA launchers, compiled by nvcc: raw pointers and a stream, nothing else.
 GPU_HDRS = [
     "core/drift.cu.h",

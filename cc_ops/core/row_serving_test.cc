@@ -15,15 +15,6 @@ namespace {
 using Kind = UpdateRule::Kind;
 constexpr int64_t kDim = 4;
 
-Parallel OneThread() {
-  Parallel parallel;
-  parallel.threads = 1;
-  parallel.run = [](int tasks, const std::function<void(int)>& fn) {
-    for (int t = 0; t < tasks; ++t) fn(t);
-  };
-  return parallel;
-}
-
 std::unique_ptr<EmbeddingTable> MakeTable(Kind kind, int64_t capacity = 0) {
   TableOptions options;
   options.name = "t";
@@ -64,7 +55,7 @@ std::vector<int64_t> Route(EmbeddingTable* copies, const std::vector<int64_t>& k
   view.batch = view.num_keys = static_cast<int64_t>(keys.size());
   view.keys = keys.data();
   RowParcels requests;
-  EXPECT_TRUE(RouteKeys({copies}, {view}, ranks, reads_frozen, OneThread(), &requests).ok());
+  EXPECT_TRUE(RouteKeys({copies}, {view}, ranks, reads_frozen, Parallel(), &requests).ok());
   if (sizes != nullptr) *sizes = requests.sizes;
   return requests.keys;
 }
@@ -102,7 +93,7 @@ TEST(Serve, MakesRowsInTrainingOnly) {
     EXPECT_TRUE(std::equal(trained.begin(), trained.begin() + kDim, owner->Find(3, HashKey(3))));
     std::vector<int64_t> keys;
     std::vector<float> counts;
-    owner->HotKeys(9, OneThread(), &keys, &counts);
+    owner->HotKeys(9, Parallel(), &keys, &counts);
     EXPECT_EQ(keys, (std::vector<int64_t>{3, -7}));
     EXPECT_EQ(counts, (std::vector<float>{2.f, 1.f}));
   }
@@ -164,7 +155,7 @@ TEST(Copies, HoldWhatTheOwnerServed) {
   }
   std::vector<int64_t> keys;
   std::vector<float> counts;
-  copies->HotKeys(9, OneThread(), &keys, &counts);
+  copies->HotKeys(9, Parallel(), &keys, &counts);
   EXPECT_TRUE(keys.empty());  // a copy is no access
   // What comes later replaces it.
   owner->Find(5, HashKey(5))[0] = 42.f;
