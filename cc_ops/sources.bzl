@@ -32,11 +32,13 @@ CORE_HDRS = [
     "core/row_exchange.h",
     "core/row_initializer.h",
     "core/row_serving.h",
+    "core/row_update.h",
     "core/simd_clones.h",
     "core/skip_score.h",
     "core/slab_allocator.h",
     "core/status.h",
     "core/table_locks.h",
+    "core/table_room.h",
     "core/update_policy.h",
     "core/update_rule.h",
     "core/use_sums.h",
@@ -61,6 +63,7 @@ CORE_SRCS = [
     "core/row_serving.cc",
     "core/skip_score.cc",
     "core/slab_allocator.cc",
+    "core/table_room.cc",
     "core/update_policy.cc",
     "core/update_rule.cc",
 ]
@@ -83,6 +86,11 @@ CORE_TESTS = [
     "core/row_serving_test.cc",
     "core/skip_score_test.cc",
     "core/update_rule_test.cc",
+]
+
+# What several of them use.
+TEST_HDRS = [
+    "core/test_threads.h",
 ]
 
 # CUDA launchers, compiled by nvcc: raw pointers and a stream, nothing else.

@@ -10,53 +10,22 @@
 #include "cc_ops/core/key_sort.h"
 #include "cc_ops/core/policy_update.h"
 #include "cc_ops/core/table_locks.h"
+#include "cc_ops/core/table_room.h"
 
 namespace slipstream {
 namespace {
 
 constexpr int64_t kPrefetchDistance = 8;
 
-// What the batch's keys mean for a bounded table.
-struct RoomNeeded {
-  int64_t incoming = 0;          // distinct keys that are not there yet
-  std::vector<int64_t> present;  // distinct keys that are, sorted
-};
-
-RoomNeeded CountRoom(const EmbeddingTable& table, const int64_t* keys, int64_t n) {
-  std::vector<int64_t> distinct(keys, keys + n);
-  std::sort(distinct.begin(), distinct.end());
-  distinct.erase(std::unique(distinct.begin(), distinct.end()), distinct.end());
-  RoomNeeded room;
-  for (int64_t key : distinct) {
-    if (table.Find(key, HashKey(key)) != nullptr) {
-      room.present.push_back(key);
-    } else {
-      ++room.incoming;
-    }
-  }
-  return room;
-}
-
-// Evicts what the batch's new keys need from bounded tables about to overflow;
-// nothing, if the batch does not fit in one of them.
+// Evicts what the batch's new keys need from bounded tables about to overflow.
 Status MakeRoomForBatch(const std::vector<EmbeddingTable*>& tables, const SortedKeys& sorted) {
-  std::vector<std::pair<EmbeddingTable*, RoomNeeded>> full;
+  std::vector<WantedKeys> wanted;
   for (size_t t = 0; t < tables.size(); ++t) {
     const int64_t begin = sorted.begin[t * kNumShards], end = sorted.begin[(t + 1) * kNumShards];
-    const int64_t capacity = tables[t]->options().capacity;
-    if (capacity == 0 || tables[t]->size() + (end - begin) <= capacity) continue;
-    full.emplace_back(tables[t], CountRoom(*tables[t], sorted.key.data() + begin, end - begin));
-    const RoomNeeded& room = full.back().second;
-    const int64_t rows = room.incoming + static_cast<int64_t>(room.present.size());
-    if (rows > capacity) {
-      return ResourceExhausted("a batch needs " + std::to_string(rows) + " rows of table '" +
-                               tables[t]->options().name + "' at once; its capacity is " +
-                               std::to_string(capacity) +
-                               ": raise the capacity or make the batch smaller");
-    }
+    if (!MayOverflow(*tables[t], end - begin)) continue;
+    wanted.push_back({tables[t], {sorted.key.begin() + begin, sorted.key.begin() + end}});
   }
-  for (const auto& [table, room] : full) table->MakeRoom(room.incoming, room.present);
-  return OkStatus();
+  return MakeRoomFor(std::move(wanted), "a batch needs");
 }
 
 // Numbers the distinct slots of one bucket, in order of appearance.

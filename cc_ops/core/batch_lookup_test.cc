@@ -7,24 +7,13 @@
 #include <memory>
 #include <random>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "cc_ops/core/gradient_update.h"
+#include "cc_ops/core/test_threads.h"
 
 namespace slipstream {
 namespace {
-
-Parallel Threads(int n) {
-  Parallel parallel;
-  parallel.threads = n;
-  parallel.run = [](int tasks, const std::function<void(int)>& fn) {
-    std::vector<std::thread> threads;
-    for (int t = 0; t < tasks; ++t) threads.emplace_back([&fn, t] { fn(t); });
-    for (std::thread& thread : threads) thread.join();
-  };
-  return parallel;
-}
 
 std::unique_ptr<EmbeddingTable> MakeTable(int64_t dim, int64_t capacity = 0) {
   TableOptions options;

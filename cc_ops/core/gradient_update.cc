@@ -1,6 +1,5 @@
 #include "cc_ops/core/gradient_update.h"
 
-#include <algorithm>
 #include <atomic>
 #include <cstring>
 #include <string>
@@ -110,9 +109,7 @@ Status ApplyGradients(const LookupPlan& plan, const std::vector<PooledGradient>&
   const Status status = CheckFinite(plan, gradients, learning_rate, parallel);
   if (!status.ok()) return status;
   const ExclusiveTableLocks locks(plan.tables);
-  int64_t widest = 0;
-  for (const EmbeddingTable* table : plan.tables) widest = std::max(widest, table->dim());
-  std::vector<PolicyScratch> scratches(parallel.threads, PolicyScratch(widest));
+  std::vector<PolicyScratch> scratches(parallel.threads, PolicyScratch(plan.tables));
   std::vector<float> rates;
   std::vector<bool> is_stale;
   for (size_t t = 0; t < plan.tables.size(); ++t) {

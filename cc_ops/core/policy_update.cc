@@ -4,6 +4,7 @@
 #include <new>
 
 #include "cc_ops/core/key_sort.h"
+#include "cc_ops/core/row_update.h"
 #include "cc_ops/core/use_sums.h"
 
 namespace slipstream {
@@ -48,7 +49,7 @@ class ShardUpdater {
     const bool holds = policy_.mode == UpdatePolicy::Mode::kDefer && is_sampled_;
     if (holds) Hold(update, key, row, begin, end, mark);
     if (holds && !policy_.is_shadow) {
-      if (any_due_) Apply(due_, key, slot, row, mark);
+      if (any_due_) Apply(due_, key, slot, row);
       return;
     }
     const bool is_masked = policy_.mode == UpdatePolicy::Mode::kMask && (mark & kSaturated) != 0;
@@ -58,7 +59,7 @@ class ShardUpdater {
       return;
     }
     SumUses(*update.plan, *update.gradients, begin, end, dim_, sum_);
-    Apply(sum_, key, slot, row, mark);
+    Apply(sum_, key, slot, row);
   }
 
   // Applies the sums that have come of age and whose keys were not in the batch.
@@ -188,30 +189,20 @@ class ShardUpdater {
       AddDue();
     }
     if (policy_.is_shadow) return;
-    if (collected_ != nullptr) return Apply(due_, key, 0, nullptr, 0);
+    if (collected_ != nullptr) return Apply(due_, key, 0, nullptr);
     uint32_t slot = 0;
     // A row that leaves the table takes its sums with it: the row is there.
     float* row = table_->Find(key, hash, &slot);
-    Apply(due_, key, slot, row, shard_->MarkOf(slot));
+    Apply(due_, key, slot, row);
   }
 
-  void Apply(const float* gradient, int64_t key, uint32_t slot, float* row, uint8_t mark) {
+  void Apply(const float* gradient, int64_t key, uint32_t slot, float* row) {
     if (collected_ != nullptr) {
       collected_->keys.push_back(key);
       collected_->rows.insert(collected_->rows.end(), gradient, gradient + dim_);
       return;
     }
-    if ((mark & kWatched) == 0) {
-      rule_.Apply(rate_, dim_, gradient, row);
-      return;
-    }
-    std::copy_n(row, dim_, before_);
-    rule_.Apply(rate_, dim_, gradient, row);
-    float squares = 0.f;
-    for (int64_t j = 0; j < dim_; ++j) {
-      squares += (row[j] - before_[j]) * (row[j] - before_[j]);
-    }
-    shard_->travelled[slot] += squares;
+    UpdateRow(rule_, rate_, dim_, gradient, slot, row, shard_, before_);
   }
 
   EmbeddingTable* table_;
@@ -256,7 +247,16 @@ void UpdateOrCollect(const BucketUpdate& update, int64_t step, PolicyScratch* sc
   updater.ApplyExpired();
 }
 
+int64_t WidestRow(const std::vector<EmbeddingTable*>& tables) {
+  int64_t widest = 0;
+  for (const EmbeddingTable* table : tables) widest = std::max(widest, table->dim());
+  return widest;
+}
+
 }  // namespace
+
+PolicyScratch::PolicyScratch(const std::vector<EmbeddingTable*>& tables)
+    : PolicyScratch(WidestRow(tables)) {}
 
 void UpdateBucketByPolicy(const BucketUpdate& update, PolicyScratch* scratch) {
   UpdateOrCollect(update, update.table->update_step(), scratch, nullptr);

@@ -6,10 +6,10 @@
 #include <limits>
 #include <memory>
 #include <random>
-#include <thread>
 #include <vector>
 
 #include "cc_ops/core/batch_lookup.h"
+#include "cc_ops/core/test_threads.h"
 
 namespace slipstream {
 namespace {
@@ -17,17 +17,6 @@ namespace {
 using Mode = UpdatePolicy::Mode;
 using Trigger = UpdatePolicy::Trigger;
 constexpr int64_t kDim = 4;
-
-Parallel Threads(int n) {
-  Parallel parallel;
-  parallel.threads = n;
-  parallel.run = [](int tasks, const std::function<void(int)>& fn) {
-    std::vector<std::thread> threads;
-    for (int t = 0; t < tasks; ++t) threads.emplace_back([&fn, t] { fn(t); });
-    for (std::thread& thread : threads) thread.join();
-  };
-  return parallel;
-}
 
 UpdateRule Rule(UpdateRule::Kind kind) {
   UpdateRule rule;

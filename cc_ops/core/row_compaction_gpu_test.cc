@@ -2,16 +2,15 @@
 // The GPU's tests are skipped, visibly, where there is nothing to run them.
 #include <cstdint>
 #include <cstring>
-#include <functional>
 #include <limits>
 #include <map>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "cc_ops/core/key_set.h"
 #include "cc_ops/core/parallel.h"
 #include "cc_ops/core/row_compaction.h"
+#include "cc_ops/core/test_threads.h"
 #include "gtest/gtest.h"
 
 #ifdef SLIPSTREAM_WITH_CUDA
@@ -59,21 +58,10 @@ Rows<Key> Reference(const Rows<Key>& rows, int64_t dim, const KeySet& masked, bo
   return kept;
 }
 
-Parallel ThreadsOf(int threads) {
-  Parallel parallel;
-  parallel.threads = threads;
-  parallel.run = [](int tasks, const std::function<void(int)>& fn) {
-    std::vector<std::thread> pool;
-    for (int task = 0; task < tasks; ++task) pool.emplace_back(fn, task);
-    for (std::thread& thread : pool) thread.join();
-  };
-  return parallel;
-}
-
 template <class Key>
 Rows<Key> CompactOnCpu(const Rows<Key>& rows, int64_t dim, const KeySet& masked, bool deduplicate,
                        int threads) {
-  const Parallel parallel = ThreadsOf(threads);
+  const Parallel parallel = Threads(threads);
   RowCompaction compaction;
   compaction.Plan(rows.keys.data(), static_cast<int64_t>(rows.keys.size()), masked.view(),
                   deduplicate, parallel);

@@ -9,17 +9,12 @@
 
 #include "cc_ops/core/key_sort.h"
 #include "cc_ops/core/policy_update.h"
+#include "cc_ops/core/row_update.h"
 #include "cc_ops/core/table_locks.h"
 #include "cc_ops/core/use_sums.h"
 
 namespace slipstream {
 namespace {
-
-int64_t WidestRow(const std::vector<EmbeddingTable*>& tables) {
-  int64_t widest = 0;
-  for (const EmbeddingTable* table : tables) widest = std::max(widest, table->dim());
-  return widest;
-}
 
 // parts: [tasks][tables], in order. Puts each key's row into its owner's parcel.
 void Pack(const std::vector<EmbeddingTable*>& tables,
@@ -64,36 +59,22 @@ struct TableRows {
   std::vector<const float*> rows;
 };
 
-Status Unpack(const std::vector<EmbeddingTable*>& tables, const RowParcelsView& parcels,
-              std::vector<TableRows>* unpacked) {
-  unpacked->assign(tables.size(), TableRows());
-  int64_t key = 0, value = 0;
+// Of parcels that were checked.
+std::vector<TableRows> Unpack(const std::vector<EmbeddingTable*>& tables,
+                              const RowParcelsView& parcels) {
+  std::vector<TableRows> unpacked(tables.size());
+  const int64_t* key = parcels.keys;
+  const float* value = parcels.values;
   for (int rank = 0; rank < parcels.ranks; ++rank) {
     for (size_t t = 0; t < tables.size(); ++t) {
       const int64_t size = parcels.sizes[static_cast<size_t>(rank) * tables.size() + t];
-      const int64_t dim = tables[t]->dim();
-      if (size < 0 || size > parcels.num_keys - key || size * dim > parcels.num_values - value) {
-        return InvalidArgument("sizes[" + std::to_string(rank) + ", " + std::to_string(t) +
-                               "] is " + std::to_string(size) + " rows of table '" +
-                               tables[t]->options().name + "'; left are " +
-                               std::to_string(parcels.num_keys - key) + " keys and " +
-                               std::to_string(parcels.num_values - value) + " values of " +
-                               std::to_string(dim) + " a row");
-      }
-      TableRows& rows = (*unpacked)[t];
-      rows.keys.insert(rows.keys.end(), parcels.keys + key, parcels.keys + key + size);
-      for (int64_t i = 0; i < size; ++i) rows.rows.push_back(parcels.values + value + i * dim);
+      TableRows& rows = unpacked[t];
+      rows.keys.insert(rows.keys.end(), key, key + size);
       key += size;
-      value += size * dim;
+      for (int64_t i = 0; i < size; ++i, value += tables[t]->dim()) rows.rows.push_back(value);
     }
   }
-  if (key != parcels.num_keys || value != parcels.num_values) {
-    return InvalidArgument("sizes name " + std::to_string(key) + " keys and " +
-                           std::to_string(value) + " values; there are " +
-                           std::to_string(parcels.num_keys) + " and " +
-                           std::to_string(parcels.num_values));
-  }
-  return OkStatus();
+  return unpacked;
 }
 
 Status CheckRowsFinite(const EmbeddingTable& table, const TableRows& rows) {
@@ -156,18 +137,8 @@ class RowUpdater {
     if (scale_ != 1.f) {
       for (float& value : sum_) value *= scale_;
     }
-    TableShard* shard = table_->shard(begin->shard);
-    if ((shard->MarkOf(slot) & kWatched) == 0) {
-      rule_.Apply(rate_, dim_, sum_.data(), row);
-      return true;
-    }
-    std::copy_n(row, dim_, before_.data());
-    rule_.Apply(rate_, dim_, sum_.data(), row);
-    float squares = 0.f;
-    for (int64_t j = 0; j < dim_; ++j) {
-      squares += (row[j] - before_[j]) * (row[j] - before_[j]);
-    }
-    shard->travelled[slot] += squares;
+    UpdateRow(rule_, rate_, dim_, sum_.data(), slot, row, table_->shard(begin->shard),
+              before_.data());
     return true;
   }
 
@@ -198,6 +169,34 @@ int64_t ApplyShards(const std::vector<Arrival>& arrivals, const TableRows& rows,
 
 }  // namespace
 
+Status CheckParcels(const std::vector<EmbeddingTable*>& tables, const RowParcelsView& parcels,
+                    const std::vector<int64_t>& row_floats) {
+  int64_t keys = 0, values = 0;
+  for (int rank = 0; rank < parcels.ranks; ++rank) {
+    for (size_t t = 0; t < tables.size(); ++t) {
+      const int64_t size = parcels.sizes[static_cast<size_t>(rank) * tables.size() + t];
+      const int64_t floats = row_floats[t];
+      const int64_t keys_left = parcels.num_keys - keys, values_left = parcels.num_values - values;
+      if (size < 0 || size > keys_left || size * floats > values_left) {
+        return InvalidArgument(
+            "sizes[" + std::to_string(rank) + ", " + std::to_string(t) + "] is " +
+            std::to_string(size) + " rows of table '" + tables[t]->options().name + "'; left are " +
+            std::to_string(keys_left) + " keys and " + std::to_string(values_left) + " values of " +
+            std::to_string(floats) + " a row");
+      }
+      keys += size;
+      values += size * floats;
+    }
+  }
+  if (keys != parcels.num_keys || values != parcels.num_values) {
+    return InvalidArgument("sizes name " + std::to_string(keys) + " keys and " +
+                           std::to_string(values) + " values; there are " +
+                           std::to_string(parcels.num_keys) + " and " +
+                           std::to_string(parcels.num_values));
+  }
+  return OkStatus();
+}
+
 Status CollectGradients(const LookupPlan& plan, const std::vector<PooledGradient>& gradients,
                         float learning_rate, int ranks, bool counts_update,
                         const Parallel& parallel, RowParcels* parcels) {
@@ -218,7 +217,7 @@ Status CollectGradients(const LookupPlan& plan, const std::vector<PooledGradient
   std::atomic<bool> is_out_of_memory{false};
   parallel.run(parallel.threads, [&](int task) {
     try {
-      PolicyScratch scratch(WidestRow(plan.tables));
+      PolicyScratch scratch(plan.tables);
       for (int64_t b = bounds[task]; b < bounds[task + 1]; ++b) {
         const size_t t = static_cast<size_t>(b / kNumShards);
         int64_t dropped = 0;
@@ -247,8 +246,11 @@ void CollectHeld(const std::vector<EmbeddingTable*>& tables, int ranks, RowParce
 
 Status ApplyRows(const std::vector<EmbeddingTable*>& tables, const RowParcelsView& parcels,
                  float learning_rate, float scale, bool makes_rows, const Parallel& parallel) {
-  std::vector<TableRows> rows;
-  Status status = Unpack(tables, parcels, &rows);
+  std::vector<int64_t> dims;
+  for (const EmbeddingTable* table : tables) dims.push_back(table->dim());
+  Status status = CheckParcels(tables, parcels, dims);
+  if (!status.ok()) return status;
+  const std::vector<TableRows> rows = Unpack(tables, parcels);
   for (size_t t = 0; t < tables.size() && status.ok(); ++t) {
     status = CheckRowsFinite(*tables[t], rows[t]);
   }

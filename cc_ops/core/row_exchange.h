@@ -37,6 +37,11 @@ struct RowParcelsView {
   int64_t num_values = 0;
 };
 
+// InvalidArgument, naming the place, if sizes, keys and values do not fit together.
+// row_floats: [tables], of a row; 0 where keys come without values.
+Status CheckParcels(const std::vector<EmbeddingTable*>& tables, const RowParcelsView& parcels,
+                    const std::vector<int64_t>& row_floats);
+
 // Sums the gradients of each distinct key, as ApplyGradients does, and collects what
 // the tables' policies let go: the sums of this batch, or held ones that are due. A
 // key's rows go to the rank that owns it; with ranks = 1 all go into one parcel. The

@@ -7,25 +7,14 @@
 #include <map>
 #include <memory>
 #include <random>
-#include <thread>
 #include <vector>
 
 #include "cc_ops/core/batch_lookup.h"
 #include "cc_ops/core/policy_update.h"
+#include "cc_ops/core/test_threads.h"
 
 namespace slipstream {
 namespace {
-
-Parallel Threads(int n) {
-  Parallel parallel;
-  parallel.threads = n;
-  parallel.run = [](int tasks, const std::function<void(int)>& fn) {
-    std::vector<std::thread> threads;
-    for (int t = 0; t < tasks; ++t) threads.emplace_back([&fn, t] { fn(t); });
-    for (std::thread& thread : threads) thread.join();
-  };
-  return parallel;
-}
 
 std::unique_ptr<EmbeddingTable> MakeTable(UpdateRule::Kind kind, int64_t dim, int64_t capacity) {
   TableOptions options;

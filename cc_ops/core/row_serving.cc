@@ -2,74 +2,57 @@
 
 #include <algorithm>
 #include <new>
-#include <string>
+#include <utility>
 
 #include "cc_ops/core/key_sort.h"
 #include "cc_ops/core/table_locks.h"
+#include "cc_ops/core/table_room.h"
 
 namespace slipstream {
 namespace {
 
 constexpr int64_t kPrefetchAhead = 16;
 
-// Calls fn(table, key, place in keys, row's place in values) for every row.
+std::vector<int64_t> RowFloats(const std::vector<EmbeddingTable*>& tables, bool with_summary) {
+  std::vector<int64_t> floats;
+  for (const EmbeddingTable* table : tables) floats.push_back(ServedFloats(*table, with_summary));
+  return floats;
+}
+
+// Calls fn(table, key, row's place in values) for every row of parcels that were checked.
 template <class Fn>
-Status ForEachRow(const std::vector<EmbeddingTable*>& tables, const RowParcelsView& parcels,
-                  int passed_over, Fn fn) {
+void ForEachRow(const std::vector<EmbeddingTable*>& tables, const RowParcelsView& parcels,
+                const std::vector<int64_t>& row_floats, int passed_over, Fn fn) {
   int64_t place = 0, value = 0;
   for (int rank = 0; rank < parcels.ranks; ++rank) {
     for (size_t t = 0; t < tables.size(); ++t) {
-      const int64_t size = parcels.sizes[static_cast<size_t>(rank) * tables.size() + t];
-      const int64_t floats = ServedFloats(*tables[t]);
-      if (size < 0 || size > parcels.num_keys - place) {
-        return InvalidArgument("sizes[" + std::to_string(rank) + ", " + std::to_string(t) +
-                               "] is " + std::to_string(size) + " rows of table '" +
-                               tables[t]->options().name + "'; keys left are " +
-                               std::to_string(parcels.num_keys - place));
-      }
-      for (int64_t i = 0; i < size; ++i, ++place, value += floats) {
+      const int64_t end = place + parcels.sizes[static_cast<size_t>(rank) * tables.size() + t];
+      for (; place < end; ++place, value += row_floats[t]) {
         if (rank == passed_over) continue;
-        if (i + kPrefetchAhead < size) {
+        if (place + kPrefetchAhead < end) {
           tables[t]->Prefetch(HashKey(parcels.keys[place + kPrefetchAhead]));
         }
         fn(tables[t], parcels.keys[place], value);
       }
     }
   }
-  if (place != parcels.num_keys) {
-    return InvalidArgument("sizes name " + std::to_string(place) + " keys; there are " +
-                           std::to_string(parcels.num_keys));
-  }
-  return OkStatus();
 }
 
-// Lets rows go that the keys' rows need the place of. Fails without a change.
-Status MakeRoomFor(const std::vector<EmbeddingTable*>& tables, const RowParcelsView& parcels,
-                   int passed_over) {
+// Lets rows go that the keys' rows need the place of.
+Status MakeRoomForParcels(const std::vector<EmbeddingTable*>& tables, const RowParcelsView& parcels,
+                          int passed_over) {
+  std::vector<WantedKeys> wanted;
+  const std::vector<int64_t> no_values(tables.size(), 0);
   for (EmbeddingTable* bounded : tables) {
-    const int64_t capacity = bounded->options().capacity;
-    if (capacity == 0 || bounded->size() + parcels.num_keys <= capacity) continue;
-    std::vector<int64_t> wanted, present;
-    const Status status =
-        ForEachRow(tables, parcels, passed_over, [&](EmbeddingTable* table, int64_t key, int64_t) {
-          if (table == bounded) wanted.push_back(key);
-        });
-    if (!status.ok()) return status;
-    std::sort(wanted.begin(), wanted.end());
-    wanted.erase(std::unique(wanted.begin(), wanted.end()), wanted.end());
-    const int64_t rows = static_cast<int64_t>(wanted.size());
-    if (rows > capacity) {
-      return ResourceExhausted("the ranks' batches need " + std::to_string(rows) +
-                               " rows of table '" + bounded->options().name +
-                               "' at once; its capacity is " + std::to_string(capacity) +
-                               ": raise the capacity or make the batches smaller");
-    }
-    for (const int64_t key : wanted) {
-      if (bounded->Find(key, HashKey(key)) != nullptr) present.push_back(key);
-    }
-    bounded->MakeRoom(rows - static_cast<int64_t>(present.size()), present);
+    if (!MayOverflow(*bounded, parcels.num_keys)) continue;
+    std::vector<int64_t> keys;
+    ForEachRow(tables, parcels, no_values, passed_over,
+               [&](const EmbeddingTable* table, int64_t key, int64_t) {
+                 if (table == bounded) keys.push_back(key);
+               });
+    wanted.push_back({bounded, std::move(keys)});
   }
-  return OkStatus();
+  return MakeRoomFor(std::move(wanted), "the ranks' batches need");
 }
 
 }  // namespace
@@ -127,73 +110,68 @@ Status RouteKeys(const std::vector<EmbeddingTable*>& copies,
 }
 
 Status ServeRows(const std::vector<EmbeddingTable*>& tables, const RowParcelsView& requests,
-                 bool makes_rows, std::vector<float>* values) {
+                 bool makes_rows, bool with_summary, std::vector<float>* values) {
+  Status status = CheckParcels(tables, requests, std::vector<int64_t>(tables.size(), 0));
+  if (!status.ok()) return status;
   const ExclusiveTableLocks locks(tables);
   try {
     if (makes_rows) {
-      const Status status = MakeRoomFor(tables, requests, -1);
+      status = MakeRoomForParcels(tables, requests, -1);
       if (!status.ok()) return status;
       for (EmbeddingTable* table : tables) table->NextLookupStep();
     }
     values->clear();
-    return ForEachRow(tables, requests, -1, [&](EmbeddingTable* table, int64_t key, int64_t at) {
-      const int64_t dim = table->dim(), floats = ServedFloats(*table);
+    const auto serve = [&](EmbeddingTable* table, int64_t key, int64_t at) {
+      const int64_t dim = table->dim(), floats = ServedFloats(*table, with_summary);
       values->resize(static_cast<size_t>(at + floats));
       float* out = values->data() + at;
       uint32_t slot = 0;
       const uint64_t hash = HashKey(key);
       const float* row =
           makes_rows ? table->FindOrInsert(key, hash, 1.f, &slot) : table->Find(key, hash);
-      if (row != nullptr) {
-        std::copy_n(row, dim, out);
-        if (floats > dim) out[dim] = table->options().rule.SlotSummary(dim, row);
-        return;
+      std::vector<float> initial;
+      if (row == nullptr) {
+        initial.resize(static_cast<size_t>(dim + table->slots_per_row()));
+        table->options().initializer.Fill(key, dim, initial.data());
+        table->options().rule.InitSlots(dim, initial.data() + dim);
+        row = initial.data();
       }
-      std::vector<float> initial(static_cast<size_t>(dim + table->slots_per_row()));
-      table->options().initializer.Fill(key, dim, initial.data());
-      table->options().rule.InitSlots(dim, initial.data() + dim);
-      std::copy_n(initial.data(), dim, out);
-      if (floats > dim) out[dim] = table->options().rule.SlotSummary(dim, initial.data());
-    });
+      std::copy_n(row, dim, out);
+      if (floats > dim) out[dim] = table->options().rule.SlotSummary(dim, row);
+    };
+    ForEachRow(tables, requests, RowFloats(tables, with_summary), -1, serve);
   } catch (const std::bad_alloc&) {
     return ResourceExhausted("out of memory while serving rows");
   }
+  return OkStatus();
 }
 
 Status StoreCopies(const std::vector<EmbeddingTable*>& copies, const RowParcelsView& rows,
                    const CopyOptions& options) {
+  const std::vector<int64_t> row_floats = RowFloats(copies, options.with_summary);
+  Status status = CheckParcels(copies, rows, row_floats);
+  if (!status.ok()) return status;
   const ExclusiveTableLocks locks(copies);
-  int64_t wanted = 0;
-  for (int rank = 0; rank < rows.ranks; ++rank) {
-    for (size_t t = 0; t < copies.size(); ++t) {
-      wanted +=
-          rows.sizes[static_cast<size_t>(rank) * copies.size() + t] * ServedFloats(*copies[t]);
-    }
-  }
-  if (wanted != rows.num_values) {
-    return InvalidArgument("sizes name " + std::to_string(wanted) + " values; there are " +
-                           std::to_string(rows.num_values));
-  }
   try {
     if (options.makes_room) {
-      const Status status = MakeRoomFor(copies, rows, options.passed_over);
+      status = MakeRoomForParcels(copies, rows, options.passed_over);
       if (!status.ok()) return status;
     }
-    return ForEachRow(copies, rows, options.passed_over,
-                      [&](EmbeddingTable* table, int64_t key, int64_t at) {
-                        const int64_t dim = table->dim();
-                        const uint64_t hash = HashKey(key);
-                        uint32_t slot = 0;
-                        float* row = table->FindOrInsert(key, hash, 0.f, &slot);
-                        std::copy_n(rows.values + at, dim, row);
-                        if (ServedFloats(*table) > dim) {
-                          table->options().rule.FillSlots(dim, rows.values[at + dim], row);
-                        }
-                        if (options.frozen) table->AddMark(hash, slot, kFrozen);
-                      });
+    const auto store = [&](EmbeddingTable* table, int64_t key, int64_t at) {
+      const int64_t dim = table->dim();
+      const uint64_t hash = HashKey(key);
+      uint32_t slot = 0;
+      float* row = table->FindOrInsert(key, hash, 0.f, &slot);
+      std::copy_n(rows.values + at, dim, row);
+      const bool has_summary = ServedFloats(*table, options.with_summary) > dim;
+      table->options().rule.FillSlots(dim, has_summary ? rows.values[at + dim] : 0.f, row);
+      if (options.frozen) table->AddMark(hash, slot, kFrozen);
+    };
+    ForEachRow(copies, rows, row_floats, options.passed_over, store);
   } catch (const std::bad_alloc&) {
     return ResourceExhausted("out of memory while copying rows");
   }
+  return OkStatus();
 }
 
 }  // namespace slipstream

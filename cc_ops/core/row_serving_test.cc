@@ -15,15 +15,6 @@ namespace {
 using Kind = UpdateRule::Kind;
 constexpr int64_t kDim = 4;
 
-Parallel OneThread() {
-  Parallel parallel;
-  parallel.threads = 1;
-  parallel.run = [](int tasks, const std::function<void(int)>& fn) {
-    for (int t = 0; t < tasks; ++t) fn(t);
-  };
-  return parallel;
-}
-
 std::unique_ptr<EmbeddingTable> MakeTable(Kind kind, int64_t capacity = 0) {
   TableOptions options;
   options.name = "t";
@@ -45,13 +36,14 @@ struct Request {
   explicit Request(std::vector<int64_t> wanted) : keys(std::move(wanted)) {
     sizes = {static_cast<int64_t>(keys.size())};
   }
+  RowParcelsView Keys() const {
+    return {1, sizes.data(), keys.data(), static_cast<int64_t>(keys.size()), nullptr, 0};
+  }
   RowParcelsView View() const {
-    return {1,
-            sizes.data(),
-            keys.data(),
-            static_cast<int64_t>(keys.size()),
-            values.data(),
-            static_cast<int64_t>(values.size())};
+    RowParcelsView view = Keys();
+    view.values = values.data();
+    view.num_values = static_cast<int64_t>(values.size());
+    return view;
   }
   std::vector<int64_t> keys, sizes;
   std::vector<float> values;
@@ -63,7 +55,7 @@ std::vector<int64_t> Route(EmbeddingTable* copies, const std::vector<int64_t>& k
   view.batch = view.num_keys = static_cast<int64_t>(keys.size());
   view.keys = keys.data();
   RowParcels requests;
-  EXPECT_TRUE(RouteKeys({copies}, {view}, ranks, reads_frozen, OneThread(), &requests).ok());
+  EXPECT_TRUE(RouteKeys({copies}, {view}, ranks, reads_frozen, Parallel(), &requests).ok());
   if (sizes != nullptr) *sizes = requests.sizes;
   return requests.keys;
 }
@@ -92,38 +84,70 @@ TEST(Serve, MakesRowsInTrainingOnly) {
     auto owner = MakeTable(kind);
     Request request({3, -7, 3});
     std::vector<float> evaluated, trained;
-    ASSERT_TRUE(ServeRows({owner.get()}, request.View(), false, &evaluated).ok());
+    ASSERT_TRUE(ServeRows({owner.get()}, request.Keys(), false, true, &evaluated).ok());
     EXPECT_EQ(owner->size(), 0);
-    ASSERT_TRUE(ServeRows({owner.get()}, request.View(), true, &trained).ok());
+    ASSERT_TRUE(ServeRows({owner.get()}, request.Keys(), true, true, &trained).ok());
     EXPECT_EQ(owner->size(), 2);
     EXPECT_EQ(evaluated, trained);
-    ASSERT_EQ(static_cast<int64_t>(trained.size()), 3 * ServedFloats(*owner));
+    ASSERT_EQ(trained.size(), kind == Kind::kSgd ? 3u * kDim : 3u * (kDim + 1));
     EXPECT_TRUE(std::equal(trained.begin(), trained.begin() + kDim, owner->Find(3, HashKey(3))));
     std::vector<int64_t> keys;
     std::vector<float> counts;
-    owner->HotKeys(9, OneThread(), &keys, &counts);
+    owner->HotKeys(9, Parallel(), &keys, &counts);
     EXPECT_EQ(keys, (std::vector<int64_t>{3, -7}));
     EXPECT_EQ(counts, (std::vector<float>{2.f, 1.f}));
+  }
+}
+
+TEST(Serve, SlotsTravelOnlyIfTheyAreAskedFor) {
+  for (const Kind kind : {Kind::kSgd, Kind::kAdagrad, Kind::kRowWiseAdagrad, Kind::kAdam}) {
+    auto owner = MakeTable(kind);
+    Request request({3, -7});
+    std::vector<float> plain, summed;
+    for (const bool makes_rows : {false, true}) {
+      ASSERT_TRUE(ServeRows({owner.get()}, request.Keys(), makes_rows, false, &plain).ok());
+      ASSERT_TRUE(ServeRows({owner.get()}, request.Keys(), makes_rows, true, &summed).ok());
+      ASSERT_EQ(plain.size(), 2u * kDim);
+      const size_t floats = summed.size() / 2;
+      for (size_t i = 0; i < 2; ++i) {
+        EXPECT_TRUE(std::equal(plain.begin() + i * kDim, plain.begin() + (i + 1) * kDim,
+                               summed.begin() + i * floats));
+      }
+    }
   }
 }
 
 TEST(Serve, BoundedTablesRefuseWhatTheyCannotHold) {
   auto owner = MakeTable(Kind::kSgd, 3);
   std::vector<float> values;
-  const Status status = ServeRows({owner.get()}, Request({1, 2, 3, 4}).View(), true, &values);
+  const Status status =
+      ServeRows({owner.get()}, Request({1, 2, 3, 4}).Keys(), true, false, &values);
   EXPECT_EQ(status.code(), StatusCode::kResourceExhausted);
   EXPECT_NE(status.message().find("need 4 rows of table 't'"), std::string::npos);
   EXPECT_EQ(owner->size(), 0);
-  ASSERT_TRUE(ServeRows({owner.get()}, Request({1, 2, 3}).View(), true, &values).ok());
-  ASSERT_TRUE(ServeRows({owner.get()}, Request({4, 3}).View(), true, &values).ok());
+  ASSERT_TRUE(ServeRows({owner.get()}, Request({1, 2, 3}).Keys(), true, false, &values).ok());
+  ASSERT_TRUE(ServeRows({owner.get()}, Request({4, 3}).Keys(), true, false, &values).ok());
   EXPECT_EQ(owner->size(), 3);
   EXPECT_NE(owner->Find(3, HashKey(3)), nullptr);
+}
+
+TEST(Serve, BoundedTablesGiveNothingUpIfOneCannotHoldItsKeys) {
+  auto first = MakeTable(Kind::kSgd, 3), second = MakeTable(Kind::kSgd, 3);
+  std::vector<float> values;
+  ASSERT_TRUE(ServeRows({first.get()}, Request({1, 2, 3}).Keys(), true, false, &values).ok());
+  Request request({4, 5, 1, 2, 3, 4});
+  request.sizes = {2, 4};
+  const Status status =
+      ServeRows({first.get(), second.get()}, request.Keys(), true, false, &values);
+  EXPECT_EQ(status.code(), StatusCode::kResourceExhausted);
+  EXPECT_EQ(first->size(), 3);
+  EXPECT_EQ(first->num_evicted(), 0);
 }
 
 TEST(Copies, HoldWhatTheOwnerServed) {
   auto owner = MakeTable(Kind::kAdagrad), copies = MakeTable(Kind::kAdagrad, 50);
   Request request({5, 6});
-  ASSERT_TRUE(ServeRows({owner.get()}, request.View(), true, &request.values).ok());
+  ASSERT_TRUE(ServeRows({owner.get()}, request.Keys(), true, false, &request.values).ok());
   ASSERT_TRUE(StoreCopies({copies.get()}, request.View(), CopyOptions()).ok());
   for (const int64_t key : {5, 6}) {
     const float *own = owner->Find(key, HashKey(key)), *copy = copies->Find(key, HashKey(key));
@@ -131,19 +155,46 @@ TEST(Copies, HoldWhatTheOwnerServed) {
   }
   std::vector<int64_t> keys;
   std::vector<float> counts;
-  copies->HotKeys(9, OneThread(), &keys, &counts);
+  copies->HotKeys(9, Parallel(), &keys, &counts);
   EXPECT_TRUE(keys.empty());  // a copy is no access
   // What comes later replaces it.
   owner->Find(5, HashKey(5))[0] = 42.f;
-  ASSERT_TRUE(ServeRows({owner.get()}, request.View(), true, &request.values).ok());
+  ASSERT_TRUE(ServeRows({owner.get()}, request.Keys(), true, false, &request.values).ok());
   ASSERT_TRUE(StoreCopies({copies.get()}, request.View(), CopyOptions()).ok());
   EXPECT_EQ(copies->Find(5, HashKey(5))[0], 42.f);
+}
+
+// Frozen ones, too: their slots may be read after the switch to judging movements.
+TEST(Copies, WithoutSummaryNeverUnderestimateAMovement) {
+  for (const Kind kind : {Kind::kAdagrad, Kind::kRowWiseAdagrad, Kind::kAdam}) {
+    auto owner = MakeTable(kind), copies = MakeTable(kind, 50);
+    const UpdateRule rule = owner->options().rule;
+    Request request({5});
+    ASSERT_TRUE(ServeRows({owner.get()}, request.Keys(), true, true, &request.values).ok());
+    float* own = owner->Find(5, HashKey(5));
+    const std::vector<float> gradient = {0.5f, 0.1f, -0.2f, 0.3f};
+    rule.Apply(0.1f, kDim, gradient.data(), own);
+    ASSERT_TRUE(ServeRows({owner.get()}, request.Keys(), true, true, &request.values).ok());
+    CopyOptions options;
+    options.with_summary = true;
+    ASSERT_TRUE(StoreCopies({copies.get()}, request.View(), options).ok());
+    options = CopyOptions();
+    options.frozen = true;
+    // The owner's may have become smaller since.
+    rule.InitSlots(kDim, own + kDim);
+    ASSERT_TRUE(ServeRows({owner.get()}, request.Keys(), false, false, &request.values).ok());
+    ASSERT_TRUE(StoreCopies({copies.get()}, request.View(), options).ok());
+    const float* copy = copies->Find(5, HashKey(5));
+    EXPECT_TRUE(std::equal(own, own + kDim, copy));
+    EXPECT_GE(rule.Movement(0.1f, kDim, gradient.data(), copy),
+              rule.Movement(0.1f, kDim, gradient.data(), own));
+  }
 }
 
 TEST(Copies, FrozenOnesAreNotAskedForUntilMarkedAnew) {
   auto owner = MakeTable(Kind::kSgd), copies = MakeTable(Kind::kSgd);
   Request request({5, 6});
-  ASSERT_TRUE(ServeRows({owner.get()}, request.View(), true, &request.values).ok());
+  ASSERT_TRUE(ServeRows({owner.get()}, request.Keys(), true, false, &request.values).ok());
   CopyOptions options;
   options.frozen = true;
   ASSERT_TRUE(StoreCopies({copies.get()}, request.View(), options).ok());
@@ -162,7 +213,7 @@ TEST(Copies, StayWithinTheirBound) {
   options.makes_room = true;
   for (int64_t first = 0; first < 100; first += 5) {
     Request request({first, first + 1, first + 2, first + 3, first + 4});
-    ASSERT_TRUE(ServeRows({owner.get()}, request.View(), true, &request.values).ok());
+    ASSERT_TRUE(ServeRows({owner.get()}, request.Keys(), true, false, &request.values).ok());
     ASSERT_TRUE(StoreCopies({copies.get()}, request.View(), options).ok());
     EXPECT_LE(copies->size(), 8);
     for (const int64_t key : request.keys) EXPECT_NE(copies->Find(key, HashKey(key)), nullptr);
@@ -175,16 +226,22 @@ TEST(Copies, RefuseValuesThatDoNotFit) {
   request.values.assign(kDim, 0.f);
   EXPECT_NE(StoreCopies({copies.get()}, request.View(), CopyOptions())
                 .message()
-                .find("name 8 values; there are 4"),
+                .find("4 values of 4 a row"),
             std::string::npos);
+  // Served with summaries, stored without.
+  auto with_slots = MakeTable(Kind::kAdagrad);
+  request.values.assign(2 * (kDim + 1), 0.f);
+  EXPECT_FALSE(StoreCopies({with_slots.get()}, request.View(), CopyOptions()).ok());
+  EXPECT_EQ(with_slots->size(), 0);
   request.sizes = {1};
   request.values.assign(kDim, 0.f);
   EXPECT_NE(StoreCopies({copies.get()}, request.View(), CopyOptions()).message().find("1 keys"),
             std::string::npos);
   std::vector<float> values;
   request.sizes = {-1};
-  EXPECT_NE(ServeRows({copies.get()}, request.View(), false, &values).message().find("is -1"),
-            std::string::npos);
+  EXPECT_NE(
+      ServeRows({copies.get()}, request.Keys(), false, false, &values).message().find("is -1"),
+      std::string::npos);
 }
 
 TEST(SlotSummary, NeverUnderestimatesAMovement) {

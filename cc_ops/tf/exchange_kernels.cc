@@ -36,11 +36,11 @@ class CollectGradientsOp : public tf::OpKernel {
     const LookupPlan* plan = nullptr;
     std::vector<PooledGradient> gradients;
     OP_REQUIRES_OK(c, ReadPlanAndGradients(c, &plan, &gradients));
-    const tf::Tensor& rate = c->input(c->num_inputs() - 1);
-    OP_REQUIRES(c, rate.dims() == 0, absl::InvalidArgumentError("learning_rate must be a scalar"));
+    float rate = 0.f;
+    OP_REQUIRES_OK(c, ReadScalar(c, c->num_inputs() - 1, "learning_rate", &rate));
     RowParcels parcels;
-    OP_REQUIRES_OK(c, ToAbsl(CollectGradients(*plan, gradients, rate.scalar<float>()(), ranks_,
-                                              counts_update_, ParallelOf(c), &parcels)));
+    OP_REQUIRES_OK(c, ToAbsl(CollectGradients(*plan, gradients, rate, ranks_, counts_update_,
+                                              ParallelOf(c), &parcels)));
     OP_REQUIRES_OK(c, OutputParcels(c, parcels));
   }
 
@@ -95,6 +95,18 @@ absl::Status ReadParcels(tf::OpKernelContext* c, int first, size_t num_tables, b
   return absl::OkStatus();
 }
 
+// The inputs "handles" and, behind them, parcels for these tables.
+struct TablesAndParcels {
+  absl::Status Read(tf::OpKernelContext* c, bool has_values) {
+    TF_RETURN_IF_ERROR(ReadTables(c, &resources, &tables));
+    return ReadParcels(c, static_cast<int>(tables.size()), tables.size(), has_values, &parcels);
+  }
+
+  TableResources resources;
+  std::vector<EmbeddingTable*> tables;
+  RowParcelsView parcels;
+};
+
 class ApplyRowsOp : public tf::OpKernel {
  public:
   explicit ApplyRowsOp(tf::OpKernelConstruction* c) : OpKernel(c) {
@@ -102,15 +114,12 @@ class ApplyRowsOp : public tf::OpKernel {
     OP_REQUIRES_OK(c, c->GetAttr("makes_rows", &makes_rows_));
   }
   void Compute(tf::OpKernelContext* c) override {
-    TableResources resources;
-    std::vector<EmbeddingTable*> tables;
-    OP_REQUIRES_OK(c, ReadTables(c, &resources, &tables));
-    RowParcelsView parcels;
-    OP_REQUIRES_OK(c, ReadParcels(c, c->num_inputs() - 4, tables.size(), true, &parcels));
-    const tf::Tensor& rate = c->input(c->num_inputs() - 1);
-    OP_REQUIRES(c, rate.dims() == 0, absl::InvalidArgumentError("learning_rate must be a scalar"));
-    OP_REQUIRES_OK(c, ToAbsl(ApplyRows(tables, parcels, rate.scalar<float>()(), scale_, makes_rows_,
-                                       ParallelOf(c))));
+    TablesAndParcels in;
+    float rate = 0.f;
+    OP_REQUIRES_OK(c, in.Read(c, true));
+    OP_REQUIRES_OK(c, ReadScalar(c, c->num_inputs() - 1, "learning_rate", &rate));
+    OP_REQUIRES_OK(
+        c, ToAbsl(ApplyRows(in.tables, in.parcels, rate, scale_, makes_rows_, ParallelOf(c))));
   }
 
  private:
@@ -211,13 +220,12 @@ class ServeRowsOp : public tf::OpKernel {
     OP_REQUIRES_OK(c, c->GetAttr("makes_rows", &makes_rows_));
   }
   void Compute(tf::OpKernelContext* c) override {
-    TableResources resources;
-    std::vector<EmbeddingTable*> tables;
-    OP_REQUIRES_OK(c, ReadTables(c, &resources, &tables));
-    RowParcelsView requests;
-    OP_REQUIRES_OK(c, ReadParcels(c, c->num_inputs() - 2, tables.size(), false, &requests));
+    TablesAndParcels in;
+    bool with_summary = false;
+    OP_REQUIRES_OK(c, in.Read(c, false));
+    OP_REQUIRES_OK(c, ReadScalar(c, c->num_inputs() - 1, "with_summary", &with_summary));
     std::vector<float> values;
-    OP_REQUIRES_OK(c, ToAbsl(ServeRows(tables, requests, makes_rows_, &values)));
+    OP_REQUIRES_OK(c, ToAbsl(ServeRows(in.tables, in.parcels, makes_rows_, with_summary, &values)));
     const int64_t size = static_cast<int64_t>(values.size());
     OP_REQUIRES_OK(c, Output(c, 0, tf::TensorShape({size}), values));
   }
@@ -235,12 +243,11 @@ class StoreCopiesOp : public tf::OpKernel {
     OP_REQUIRES_OK(c, c->GetAttr("makes_room", &options_.makes_room));
   }
   void Compute(tf::OpKernelContext* c) override {
-    TableResources resources;
-    std::vector<EmbeddingTable*> tables;
-    OP_REQUIRES_OK(c, ReadTables(c, &resources, &tables));
-    RowParcelsView rows;
-    OP_REQUIRES_OK(c, ReadParcels(c, c->num_inputs() - 3, tables.size(), true, &rows));
-    OP_REQUIRES_OK(c, ToAbsl(StoreCopies(tables, rows, options_)));
+    TablesAndParcels in;
+    CopyOptions options = options_;
+    OP_REQUIRES_OK(c, in.Read(c, true));
+    OP_REQUIRES_OK(c, ReadScalar(c, c->num_inputs() - 1, "with_summary", &options.with_summary));
+    OP_REQUIRES_OK(c, ToAbsl(StoreCopies(in.tables, in.parcels, options)));
   }
 
  private:

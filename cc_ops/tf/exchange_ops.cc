@@ -1,6 +1,5 @@
 // Registrations of the ops that collect gradient rows for other processes and apply theirs.
 #include "cc_ops/tf/feature_inputs.h"
-#include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/shape_inference.h"
 
@@ -162,11 +161,14 @@ REGISTER_OP("SlipstreamServeRows")
     .Input("handles: num_tables * resource")
     .Input("sizes: int64")
     .Input("keys: int64")
+    .Input("with_summary: bool")
     .Attr("num_tables: int >= 1")
     .Attr("makes_rows: bool = true")
     .Output("values: float")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) -> absl::Status {
+      ShapeHandle unused;
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(c->num_inputs() - 1), 0, &unused));
       c->set_output(0, c->Vector(InferenceContext::kUnknownDim));
       return absl::OkStatus();
     })
@@ -176,7 +178,8 @@ Reads the rows of keys that ranks ask for.
 handles: scalars.
 sizes: [ranks, tables], keys of each rank.
 keys: [n], by rank, then by table.
-values: their rows behind each other: values, then one number for the slots, if there are any.
+with_summary: scalar, whether one number for the slots, if a table has any, follows each row.
+values: their rows behind each other.
 makes_rows: whether keys without a row get one and each counts as accessed; else they give
   the rows that they would start with.
 )doc");
@@ -186,12 +189,16 @@ REGISTER_OP("SlipstreamStoreCopies")
     .Input("sizes: int64")
     .Input("keys: int64")
     .Input("values: float")
+    .Input("with_summary: bool")
     .Attr("num_tables: int >= 1")
     .Attr("frozen: bool = false")
     .Attr("passed_over: int >= -1 = -1")
     .Attr("makes_room: bool = false")
     .SetIsStateful()
-    .SetShapeFn(tf::shape_inference::NoOutputs)
+    .SetShapeFn([](InferenceContext* c) -> absl::Status {
+      ShapeHandle unused;
+      return c->WithRank(c->input(c->num_inputs() - 1), 0, &unused);
+    })
     .Doc(R"doc(
 Copies rows that were served into tables of copies.
 
@@ -199,6 +206,8 @@ handles: scalars.
 sizes: [ranks, tables], rows from each rank.
 keys: [n], by rank, then by table.
 values: from SlipstreamServeRows.
+with_summary: scalar, as they were served; without, the copies' slots are 0, beside which a
+  movement is not underestimated.
 frozen: whether the copies are read, without asking, until rows are marked anew.
 passed_over: a rank whose rows are not copied; -1: none.
 makes_room: whether bounded tables let rows go for them; else a lookup must follow.

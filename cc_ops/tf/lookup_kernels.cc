@@ -13,6 +13,7 @@
 #include "cc_ops/core/batch_lookup.h"
 #include "cc_ops/core/gradient_update.h"
 #include "cc_ops/tf/feature_inputs.h"
+#include "cc_ops/tf/one_table_op.h"
 #include "cc_ops/tf/plan_variant.h"
 #include "cc_ops/tf/table_resource.h"
 #include "tensorflow/core/framework/op_kernel.h"
@@ -261,10 +262,9 @@ class ApplyGradientsOp : public tf::OpKernel {
     const LookupPlan* plan = nullptr;
     std::vector<PooledGradient> gradients;
     OP_REQUIRES_OK(c, ReadPlanAndGradients(c, &plan, &gradients));
-    const tf::Tensor& rate = c->input(c->num_inputs() - 1);
-    OP_REQUIRES(c, rate.dims() == 0, absl::InvalidArgumentError("learning_rate must be a scalar"));
-    OP_REQUIRES_OK(c,
-                   ToAbsl(ApplyGradients(*plan, gradients, rate.scalar<float>()(), ParallelOf(c))));
+    float rate = 0.f;
+    OP_REQUIRES_OK(c, ReadScalar(c, c->num_inputs() - 1, "learning_rate", &rate));
+    OP_REQUIRES_OK(c, ToAbsl(ApplyGradients(*plan, gradients, rate, ParallelOf(c))));
   }
 };
 REGISTER_KERNEL_BUILDER(Name("SlipstreamApplyGradients").Device(tf::DEVICE_CPU), ApplyGradientsOp);

@@ -1,4 +1,4 @@
-// What kernels on one table share.
+// What kernels on tables share.
 #ifndef SLIPSTREAM_CC_OPS_TF_ONE_TABLE_OP_H_
 #define SLIPSTREAM_CC_OPS_TF_ONE_TABLE_OP_H_
 
@@ -50,6 +50,17 @@ class OneTableOp : public tensorflow::OpKernel {
         absl::StrCat(name, " has shape ", shape.DebugString(), "; allowed: rank ", rank));
   }
 };
+
+template <class T>
+absl::Status ReadScalar(tensorflow::OpKernelContext* c, int input, const char* name, T* value) {
+  const tensorflow::Tensor& tensor = c->input(input);
+  if (tensor.dims() != 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(name, " has shape ", tensor.shape().DebugString(), "; allowed: a scalar"));
+  }
+  *value = tensor.scalar<T>()();
+  return absl::OkStatus();
+}
 
 // Copies a vector of the core to output `index`.
 template <class T>

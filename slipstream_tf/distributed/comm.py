@@ -292,15 +292,11 @@ def init(timeout_seconds: float | None = 30.0) -> Communicator:
     os.environ.setdefault("HOROVOD_FUSION_THRESHOLD", "0")
     horovod.init()
     if timeout_seconds is not None and horovod.size() > 1:
+        from slipstream_tf.distributed.agreement import gather_json  # Which imports this module.
+
         # By a communicator of its own, whose bytes nobody counts.
-        gather = functools.partial(_gather_texts, HorovodCommunicator(horovod))
+        own = HorovodCommunicator(horovod)
+        gather = functools.partial(gather_json, own, name="slipstream_watch")
         watch.start(horovod.rank(), horovod.size(), gather, timeout_seconds)
     _job = HorovodCommunicator(horovod)
     return _job
-
-
-def _gather_texts(job: Communicator, text: str) -> list[str]:
-    with tf.device("CPU:0"):
-        letters = tf.constant(list(text.encode() + b"\n"), tf.uint8)
-        gathered = job.gather(letters, "control", "slipstream_watch")
-    return bytes(gathered.numpy()).decode().splitlines()

@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import numpy as np
-import tensorflow as tf
-
+from slipstream_tf.distributed.agreement import gather_json
 from slipstream_tf.distributed.comm import Communicator
 
 
@@ -25,12 +23,8 @@ def require_same(comm: Communicator, settings: Any, name: str, what: str) -> Non
     """
     if comm.size == 1:
         return
-    text = json.dumps(settings, sort_keys=True, default=repr).encode()
-    sizes = comm.gather(tf.constant([len(text)], tf.int64), "control", f"{name}.sizes").numpy()
-    content = tf.constant(np.frombuffer(text, np.uint8))
-    gathered = comm.gather(content, "control", f"{name}.text").numpy().tobytes()
-    ends = np.cumsum(sizes)
-    texts = [gathered[end - size : end] for end, size in zip(ends, sizes, strict=True)]
+    # As texts, in which 1, 1.0 and True differ.
+    texts = gather_json(comm, json.dumps(settings, sort_keys=True, default=repr), name)
     for rank, other in enumerate(texts):
         if other != texts[0]:
             place, first, second = _first_difference(json.loads(texts[0]), json.loads(other), "")

@@ -30,7 +30,7 @@ from slipstream_tf.errors import invalid, require_integer
 from slipstream_tf.ops import exchange as exchange_ops
 from slipstream_tf.ops import update_policy
 from slipstream_tf.ops.features import FeatureSpec, PackedFeatures
-from slipstream_tf.ops.update_policy import SATURATED, WATCHED
+from slipstream_tf.ops.update_policy import SATURATED, WATCHED, UpdatePolicy
 from slipstream_tf.stores.native import NativeStore
 
 # Of a copy, beside its values and slots: index entry, time of use, mark.
@@ -50,10 +50,12 @@ class ShardedStore(ExchangedStore):
     beside the copies, of at most half of them: further keys, and those whose copy was evicted, are
     neither masked nor deferred by interval until the next window.
 
-    A rank that holds gradients back judges how far a sum would move its row by the copy's slots: of
-    a row's accumulators (Adagrad) or second moments (Adam) only the smallest travels, beside which
-    the movement is not underestimated (but for the rounding of a bfloat16 wire). A row of which one
-    value never had a gradient is therefore hardly ever held.
+    A rank that holds gradients back by movement judges how far a sum would move its row by the
+    copy's slots: of a row's accumulators (Adagrad) or second moments (Adam) only the smallest
+    travels, beside which the movement is not underestimated (but for the rounding of a bfloat16
+    wire). A row of which one value never had a gradient is therefore hardly ever held. That number
+    travels with every row of the store while the policy of one of its tables defers by movement,
+    in shadow mode, too; else only the row's values do.
 
     `size`, `gather` and `export_table` are of the rows that this rank owns; `hot_keys` and
     `update_counts` of this rank's own batches. A table's capacity is that of each rank's part.
@@ -99,8 +101,9 @@ class ShardedStore(ExchangedStore):
                 dataclasses.replace(table, capacity=rows, eviction="lru") for table in self.tables
             ]
             self._copies = NativeStore(copies, self.optimizer)
-        has_slots = self.optimizer.slots_per_row(1) > 0
-        self._served_floats = [table.dim + has_slots for table in self.tables]
+        with tf.device("CPU:0"):
+            # Whether rows travel with the summary of their slots; the same on all ranks.
+            self._with_summary = tf.Variable(False, trainable=False)
 
     @property
     def _holder(self) -> NativeStore:
@@ -125,19 +128,24 @@ class ShardedStore(ExchangedStore):
         sizes, keys = exchange_ops.route_keys(
             copies, packed, feature_table, self.comm.size, reads_frozen=training
         )
-        rows = self._fetch(sizes, keys, training)
-        stored = exchange_ops.store_copies(copies, rows, makes_room=not training)
+        with_summary = self._with_summary.read_value()
+        rows = self._fetch(sizes, keys, training, with_summary)
+        stored = exchange_ops.store_copies(copies, rows, with_summary, makes_room=not training)
         with tf.control_dependencies([] if stored is None else [stored]):
             return self._copies.lookup(packed, specs, training, stacked)
 
     def _fetch(
-        self, sizes: tf.Tensor, keys: tf.Tensor, makes_rows: bool
+        self, sizes: tf.Tensor, keys: tf.Tensor, makes_rows: bool, with_summary: tf.Tensor
     ) -> exchange_ops.RowParcels:
         """Asks the owners for rows, and serves what this rank is asked for."""
         what = "lookup" if makes_rows else "evaluation"
         asked_sizes, asked = exchange_keys(self.comm, sizes, keys, self._names, what, self.wire)
-        values = exchange_ops.serve_rows(self._handles, asked_sizes, asked, makes_rows)
-        floats = tf.constant(self._served_floats, tf.int64)
+        values = exchange_ops.serve_rows(
+            self._handles, asked_sizes, asked, makes_rows, with_summary
+        )
+        floats = tf.constant([table.dim for table in self.tables], tf.int64)
+        if self.optimizer.slots_per_row(1) > 0:
+            floats += tf.cast(with_summary, tf.int64)
         splits = tf.cast(tf.reduce_sum(asked_sizes * floats, axis=1), tf.int32)
         name = self._names.of(f"{what}.rows")
         received, _ = self.comm.exchange(to_wire(values, self.wire.dtype), splits, "rows", name)
@@ -159,6 +167,13 @@ class ShardedStore(ExchangedStore):
         return exchange_ops.apply_rows(
             self._handles, rows, self.learning_rate, makes_rows=not is_bounded
         )
+
+    def set_update_policy(self, table: str, policy: UpdatePolicy) -> None:
+        """See `EmbeddingStore.set_update_policy`; a collective."""
+        super().set_update_policy(table, policy)
+        policies = self._policies.values()
+        judges = any(p.mode == "defer" and p.trigger == "movement" for p in policies)
+        self._with_summary.assign(judges)
 
     def owners(self, table: str, keys: np.ndarray) -> np.ndarray:
         """Returns int64 [n]: the rank that owns each key, int64 [n]."""
@@ -188,12 +203,16 @@ class ShardedStore(ExchangedStore):
             chosen.append(keys[self._owns(keys)])
         sizes = tf.constant([[keys.size for keys in chosen]], tf.int64)
         flat = tf.constant(np.concatenate(chosen), tf.int64)
-        values = exchange_ops.serve_rows(self._handles, sizes, flat, makes_rows=False)
+        with_summary = self._with_summary.read_value()
+        values = exchange_ops.serve_rows(
+            self._handles, sizes, flat, makes_rows=False, with_summary=with_summary
+        )
         own = exchange_ops.RowParcels(sizes, flat, values)
         rows = gather_rows(self.comm, own, self._names, "frozen", self.wire, "rows")
         exchange_ops.store_copies(
             self._copies._handles,
             rows,
+            with_summary,
             frozen=True,
             passed_over=self.comm.rank,
             makes_room=True,

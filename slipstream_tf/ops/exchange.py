@@ -160,7 +160,11 @@ def route_keys(
 
 
 def serve_rows(
-    handles: Sequence[tf.Tensor], sizes: tf.Tensor, keys: tf.Tensor, makes_rows: bool
+    handles: Sequence[tf.Tensor],
+    sizes: tf.Tensor,
+    keys: tf.Tensor,
+    makes_rows: bool,
+    with_summary: Any,
 ) -> tf.Tensor:
     """Reads the rows of keys that ranks ask for.
 
@@ -170,21 +174,28 @@ def serve_rows(
         keys: int64 [n], by rank, then by table.
         makes_rows: whether keys without a row get one, and each counts as accessed once; else they
             give the rows that they would start with.
+        with_summary: scalar bool, whether one number for its slots, if its rule has any, follows
+            each row.
 
     Returns:
-        float32 [m]: each row's values, then one number for its slots if its rule has any.
+        float32 [m]: the rows behind each other.
 
     Raises:
         tf.errors.ResourceExhaustedError: a bounded table cannot hold them.
     """
     return _loader.library().slipstream_serve_rows(
-        handles=list(handles), sizes=sizes, keys=keys, makes_rows=makes_rows
+        handles=list(handles),
+        sizes=sizes,
+        keys=keys,
+        with_summary=with_summary,
+        makes_rows=makes_rows,
     )
 
 
 def store_copies(
     copies: Sequence[tf.Tensor],
     rows: RowParcels,
+    with_summary: Any,
     frozen: bool = False,
     passed_over: int = -1,
     makes_room: bool = False,
@@ -194,6 +205,8 @@ def store_copies(
     Args:
         copies: the tables of copies.
         rows: from each rank.
+        with_summary: scalar bool, as they were served; without, the copies' slots are 0, beside
+            which no movement is underestimated.
         frozen: whether the copies are read, without asking, until rows are marked anew.
         passed_over: a rank whose rows are not copied; -1: none.
         makes_room: whether bounded tables let other rows go for them; else a lookup of them must
@@ -207,6 +220,7 @@ def store_copies(
         sizes=rows.sizes,
         keys=rows.keys,
         values=rows.values,
+        with_summary=with_summary,
         frozen=frozen,
         passed_over=passed_over,
         makes_room=makes_room,

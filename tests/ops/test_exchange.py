@@ -203,3 +203,73 @@ def test_sizes_that_do_not_fit_packed_keys():
     packed, _ = exchange.pack_keys(tf.constant([[2]], tf.int64), tf.constant([1, 2], tf.int64))
     with pytest.raises(tf.errors.InvalidArgumentError, match="left are 2 bytes"):
         exchange.unpack_keys(tf.constant([[3]], tf.int64), packed)
+
+
+RULES = [optimizers.SGD(RATE), optimizers.Adagrad(RATE), optimizers.Adam(RATE)]
+
+
+def served_and_copied(rule, with_summary):
+    """Returns (owners' tables, copies' tables, what travelled) of keys 5, 7 and 1 after a step."""
+    owners, copies = make_tables(rule), make_tables(rule)
+    table.apply_gradients(plan_of(owners), gradients_of(), RATE)
+    sizes, keys = tf.constant([[2, 1]], tf.int64), tf.constant([5, 7, 1], tf.int64)
+    values = exchange.serve_rows(owners, sizes, keys, True, with_summary)
+    exchange.store_copies(copies, RowParcels(sizes, keys, values), with_summary, makes_room=True)
+    return owners, copies, values
+
+
+@pytest.mark.parametrize("with_summary", [False, True])
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: type(rule).__name__)
+def test_served_rows_are_copied_and_slots_travel_only_if_asked_for(rule, with_summary):
+    owners, copies, values = served_and_copied(rule, with_summary)
+    per_row = int(with_summary and rule.slots_per_row(1) > 0)
+    assert values.shape == (2 * (3 + per_row) + 2 + per_row,)
+    for config, owner, copy in zip(TABLES, owners, copies, strict=True):
+        own, copied = table.export_table(owner), table.export_table(copy)
+        place = np.searchsorted(own["keys"], copied["keys"])
+        np.testing.assert_array_equal(own["rows"][place], copied["rows"])
+        # The slots that a movement is divided by: Adam's momentum is no matter.
+        slots, of_copy = own["slots"][place][:, -config.dim :], copied["slots"][:, -config.dim :]
+        least = slots.min(1, initial=np.inf, keepdims=True) if with_summary else 0.0
+        np.testing.assert_array_equal(of_copy, np.broadcast_to(least, of_copy.shape))
+
+
+def test_whether_slots_travel_changes_without_a_new_trace():
+    handles, keys = make_tables(), tf.constant([5, 7, 1], tf.int64)
+    sizes, with_summary = tf.constant([[2, 1]], tf.int64), tf.Variable(False)
+    traces = []
+
+    @tf.function
+    def serve_and_store():
+        traces.append(1)
+        served = with_summary.read_value()
+        values = exchange.serve_rows(handles, sizes, keys, False, served)
+        exchange.store_copies(handles, RowParcels(sizes, keys, values), served, makes_room=True)
+        return values
+
+    assert serve_and_store().shape == (2 * 3 + 2,)
+    with_summary.assign(True)
+    assert serve_and_store().shape == (2 * 4 + 3,)
+    assert len(traces) == 1
+
+
+def test_no_rows_are_served_and_stored():
+    handles, none = make_tables(), tf.zeros([0], tf.int64)
+    sizes = tf.zeros([3, 2], tf.int64)
+    values = exchange.serve_rows(handles, sizes, none, True, True)
+    assert values.shape == (0,)
+    exchange.store_copies(handles, RowParcels(sizes, none, values), True)
+    assert table.statistics(handles[0]).rows == 0
+
+
+def test_rows_that_were_served_otherwise_are_not_stored():
+    handles, rows = make_tables(), parcels([[1, 0]], [5], [1, 2, 3, 4])
+    with pytest.raises(tf.errors.InvalidArgumentError, match="there are 1 and 4"):
+        exchange.store_copies(handles, rows, with_summary=False)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="with_summary"):
+        exchange.store_copies(handles, rows, with_summary=[True, True])
+    with pytest.raises(tf.errors.InvalidArgumentError, match="with_summary"):
+        exchange.serve_rows(handles, rows.sizes, rows.keys, True, with_summary=[True])
+    assert table.statistics(handles[0]).rows == 0
+    exchange.store_copies(handles, rows, with_summary=True)
+    assert table.statistics(handles[0]).rows == 1

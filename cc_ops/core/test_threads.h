@@ -1,0 +1,26 @@
+// For tests: threads of their own.
+#ifndef SLIPSTREAM_CC_OPS_CORE_TEST_THREADS_H_
+#define SLIPSTREAM_CC_OPS_CORE_TEST_THREADS_H_
+
+#include <functional>
+#include <thread>
+#include <vector>
+
+#include "cc_ops/core/parallel.h"
+
+namespace slipstream {
+
+inline Parallel Threads(int n) {
+  Parallel parallel;
+  parallel.threads = n;
+  parallel.run = [](int tasks, const std::function<void(int)>& fn) {
+    std::vector<std::thread> threads;
+    for (int t = 0; t < tasks; ++t) threads.emplace_back([&fn, t] { fn(t); });
+    for (std::thread& thread : threads) thread.join();
+  };
+  return parallel;
+}
+
+}  // namespace slipstream
+
+#endif  // SLIPSTREAM_CC_OPS_CORE_TEST_THREADS_H_

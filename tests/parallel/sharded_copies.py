@@ -1,0 +1,99 @@
+"""A rank of test_sharded_copies.py: copies stay within their budget, and travel without slots.
+
+Slots travel, as one number a row, only while gradients are deferred by movement.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import tensorflow as tf
+
+from slipstream_tf import distributed, optimizers
+from slipstream_tf.config import TableConfig
+from slipstream_tf.distributed import Communicator, ShardedStore
+from slipstream_tf.ops.features import FeatureSpec, pack
+from slipstream_tf.ops.update_policy import UpdatePolicy
+
+TABLES = [TableConfig("a", 4), TableConfig("b", 8)]
+SPECS = [FeatureSpec("a", "a"), FeatureSpec("b", "b")]
+BATCH, STEPS, KEYS = 30, 24, 400
+# Of 50 copies in each table: a row, its Adagrad slots and 64 bytes.
+CACHE_BYTES = 50 * (2 * 4 * 4 + 64 + 2 * 8 * 4 + 64)
+
+
+def stay_in_budget(comm: Communicator) -> None:
+    """Trains and evaluates, more keys than there is room for, while others are frozen."""
+    store = ShardedStore(TABLES, optimizers.Adagrad(0.1), comm, cache_bytes=CACHE_BYTES)
+    random = np.random.default_rng(comm.rank)
+    nothing = np.empty(0, np.int64)
+    largest, most_frozen = 0, 0
+    for step in range(STEPS):
+        if step % 8 == 4:
+            first = 20 * step
+            hot = np.arange(first, first + 40), np.full(40, 1e6, np.float32)
+            for table in TABLES:
+                store.mark_rows(table.name, nothing, nothing)
+            store.freeze({table.name: hot for table in TABLES})
+            most_frozen = max(most_frozen, store.frozen_keys("a"))
+            largest = max(largest, store.copy_bytes())
+        inputs = {spec.name: tf.constant(random.integers(0, KEYS, BATCH)) for spec in SPECS}
+        is_training = step % 3 < 2
+        pooled, plan = store.lookup(pack(inputs, SPECS), SPECS, is_training)
+        largest = max(largest, store.copy_bytes())
+        if is_training:
+            store.apply_gradients(plan, pooled)
+    assert most_frozen == 25, most_frozen
+    assert CACHE_BYTES // 2 < largest <= CACHE_BYTES, f"{largest} bytes of {CACHE_BYTES}"
+
+
+def send_slots_when_needed(comm: Communicator) -> None:
+    """Compares the bytes of rows under several policies, in one traced function."""
+    store = ShardedStore(TABLES[:1], optimizers.Adagrad(0.1), comm)
+    inputs = {"a": tf.range(100, dtype=tf.int64)}
+    traces = []
+
+    @tf.function(autograph=False)
+    def train() -> tf.Tensor:
+        traces.append(1)
+        pooled, plan = store.lookup(pack(inputs, SPECS[:1]), SPECS[:1], True)
+        store.apply_gradients(plan, pooled)
+        return pooled[0]
+
+    def row_bytes() -> int:
+        before = comm.traffic().bytes["rows"]
+        train()
+        return comm.traffic().bytes["rows"] - before
+
+    plain = row_bytes()
+    assert plain > 0 and plain % (4 * 4) == 0
+    rows = plain // (4 * 4)
+    movement = UpdatePolicy("defer", movement=1e9, max_age=10, max_rows=1000)
+    shadow = dataclasses.replace(movement, is_shadow=True)
+    interval = UpdatePolicy("defer", trigger="interval", max_age=10, max_rows=1000)
+    for policy, floats in [
+        (UpdatePolicy("mask"), 4),
+        (movement, 5),
+        (interval, 4),
+        (shadow, 5),
+        (UpdatePolicy(), 4),
+    ]:
+        store.set_update_policy("a", policy)
+        assert row_bytes() == rows * floats * 4, policy
+    assert len(traces) == 1
+    # Held sums are all there in the end, whatever the policies have been.
+    store.flush()
+    assert store.update_counts("a").pending == 0
+
+
+def main() -> None:
+    """Runs both."""
+    comm = distributed.init()
+    stay_in_budget(comm)
+    send_slots_when_needed(comm)
+    print(f"rank {comm.rank} of {comm.size}: copies as they should be", flush=True)
+
+
+if __name__ == "__main__":
+    main()
