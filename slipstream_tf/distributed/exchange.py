@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import tensorflow as tf
 
 from slipstream_tf.distributed.comm import Communicator
-from slipstream_tf.errors import require_choice
+from slipstream_tf.errors import require_choice, require_integer
 from slipstream_tf.ops.exchange import RowParcels, pack_keys, unpack_keys
 
 WIRE_DTYPES = ("float32", "bfloat16")
@@ -61,32 +61,67 @@ class Wire:
     Attributes:
         dtype: "float32", or "bfloat16", to which rows are rounded before they are sent.
         keys: "packed" (lossless; one or two bytes for a key where keys lie densely) or "int64".
+        warmup_steps: updates of the tables before rows are rounded.
     """
 
     dtype: str = "float32"
     keys: str = "packed"
+    warmup_steps: int = 0
 
     def __post_init__(self) -> None:
         require_choice("wire_dtype", self.dtype, WIRE_DTYPES, "rows between ranks")
         require_choice("wire_keys", self.keys, WIRE_KEYS, "rows between ranks")
+        require_integer("wire_warmup_steps", self.warmup_steps, 0, None, "rows between ranks")
+
+    def rounds(self, steps: tf.Tensor) -> tf.Tensor | None:
+        """Returns whether rows are rounded after so many updates: a bool scalar; None: never."""
+        return None if self.dtype == "float32" else steps >= self.warmup_steps
 
 
-def to_wire(values: tf.Tensor, wire_dtype: str) -> tf.Tensor:
-    """Returns float32 values in the form that is sent; bfloat16 travels as uint16."""
-    if wire_dtype == "float32":
+def to_wire(values: tf.Tensor, rounds: tf.Tensor | None) -> tf.Tensor:
+    """Returns float32 values in the form that is sent.
+
+    Args:
+        values: float32 [n].
+        rounds: from `Wire.rounds`.
+
+    Returns:
+        The values; or, where they may be rounded, the halves of their bits: uint16, [n] of
+        bfloat16, or else [2 n].
+    """
+    if rounds is None:
         return values
-    return tf.bitcast(tf.cast(values, tf.bfloat16), tf.uint16)
+    return tf.cond(
+        rounds,
+        lambda: tf.bitcast(tf.cast(values, tf.bfloat16), tf.uint16),
+        lambda: tf.reshape(tf.bitcast(values, tf.uint16), [-1]),
+    )
 
 
-def from_wire(sent: tf.Tensor, wire_dtype: str) -> tf.Tensor:
+def splits_on_wire(splits: tf.Tensor, rounds: tf.Tensor | None) -> tf.Tensor:
+    """Returns how long the parts of `to_wire` are, for int32 `splits` of the values."""
+    return splits if rounds is None else splits * tf.where(rounds, 1, 2)
+
+
+def from_wire(sent: tf.Tensor, rounds: tf.Tensor | None) -> tf.Tensor:
     """Returns the float32 values of what `to_wire` made."""
-    if wire_dtype == "float32":
+    if rounds is None:
         return sent
-    return tf.cast(tf.bitcast(sent, tf.bfloat16), tf.float32)
+    return tf.cond(
+        rounds,
+        lambda: tf.cast(tf.bitcast(sent, tf.bfloat16), tf.float32),
+        lambda: tf.bitcast(tf.reshape(sent, [-1, 2]), tf.float32),
+    )
 
 
 def gather_rows(
-    comm: Communicator, parcels: RowParcels, names: Names, what: str, wire: Wire, kind: Any
+    comm: Communicator,
+    parcels: RowParcels,
+    names: Names,
+    what: str,
+    wire: Wire,
+    kind: Any,
+    rounds: tf.Tensor | None,
 ) -> RowParcels:
     """Gives every rank the rows of all.
 
@@ -97,6 +132,7 @@ def gather_rows(
         what: the rows are, e.g. "gradients".
         wire: how they travel.
         kind: what the values' bytes are counted as, see `Communicator`.
+        rounds: from `wire.rounds`; the same on all ranks.
 
     Returns:
         The ranks' rows, sizes [ranks, tables].
@@ -111,9 +147,9 @@ def gather_rows(
         keys = unpack_keys(sizes, comm.gather(packed, "keys", name))
     else:
         keys = comm.gather(keys, "keys", name)
-    sent = to_wire(parcels.values, wire.dtype)
+    sent = to_wire(parcels.values, rounds)
     values = comm.gather(sent, kind, names.of(f"{what}.values"))
-    return RowParcels(sizes, keys, from_wire(values, wire.dtype))
+    return RowParcels(sizes, keys, from_wire(values, rounds))
 
 
 def exchange_keys(

@@ -71,6 +71,8 @@ class ExchangedStore(NativeStore):
         self._policies = {table.name: UpdatePolicy() for table in self.tables}
         with tf.device("CPU:0"):
             self._kind = tf.Variable(KINDS.index("gradients"), dtype=tf.int64, trainable=False)
+            # Updates of the tables, the same on all ranks.
+            self._steps = tf.Variable(0, dtype=tf.int64, trainable=False)
 
     @property
     def _holder(self) -> NativeStore:
@@ -83,10 +85,18 @@ class ExchangedStore(NativeStore):
         return 1
 
     def _deliver(
-        self, collected: exchange_ops.RowParcels, what: str, kind: Any
+        self,
+        collected: exchange_ops.RowParcels,
+        what: str,
+        kind: Any,
+        rounds: tf.Tensor | None,
     ) -> tf.Operation | None:
         """Sends collected rows to where they belong, and applies those that come here."""
         raise NotImplementedError
+
+    def _rounds(self) -> tf.Tensor | None:
+        """Whether rows are rounded now, between two updates."""
+        return self.wire.rounds(self._steps.read_value())
 
     def apply_gradients(
         self, plan: tf.Tensor, gradients: Sequence[tf.Tensor]
@@ -99,7 +109,8 @@ class ExchangedStore(NativeStore):
         collected = exchange_ops.collect_gradients(
             plan, shares, self.learning_rate, self._owners, counts_update=self._holder is not self
         )
-        return self._deliver(collected, "gradients", self._kind)
+        rounds = self.wire.rounds(self._steps.assign_add(1) - 1)
+        return self._deliver(collected, "gradients", self._kind, rounds)
 
     def set_update_policy(self, table: str, policy: UpdatePolicy) -> None:
         """See `EmbeddingStore.set_update_policy`; a collective if sums may be held."""
@@ -120,7 +131,7 @@ class ExchangedStore(NativeStore):
         if self.comm.size == 1:
             return super().flush()
         held = exchange_ops.collect_held(self._holder._handles, self._owners)
-        self._deliver(held, "flush", "deferred")
+        self._deliver(held, "flush", "deferred", self._rounds())
 
     def update_counts(self, table: str) -> UpdateCounts:
         """See `EmbeddingStore.update_counts`; of this rank's gradient rows."""
@@ -139,6 +150,7 @@ class ExchangedStore(NativeStore):
         """See `EmbeddingStore.import_table`; of the rows on this rank."""
         self._require_flushed(table)
         super().import_table(table, contents)
+        self._steps.assign(contents["steps"][0])
 
     def _require_flushed(self, table: str) -> None:
         self._index_of(table)

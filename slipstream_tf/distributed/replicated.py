@@ -40,6 +40,7 @@ class ReplicatedStore(ExchangedStore):
         comm: Communicator,
         wire_dtype: str = "float32",
         wire_keys: str = "packed",
+        wire_warmup_steps: int = 0,
     ):
         """Makes empty tables; a collective.
 
@@ -50,6 +51,8 @@ class ReplicatedStore(ExchangedStore):
             wire_dtype: "float32" or "bfloat16", to which gradient rows are rounded before they are
                 sent; they are added up in float32.
             wire_keys: "packed" (lossless) or "int64".
+            wire_warmup_steps: updates of the tables before rows are rounded: rounding disturbs
+                the first ones most.
 
         Raises:
             ValueError: as `NativeStore`; a table has a capacity; or the ranks' settings differ, in
@@ -60,13 +63,17 @@ class ReplicatedStore(ExchangedStore):
                 place = f"replicated table {table.name!r}"
                 allowed = "None: ranks would evict different rows (sharded tables may be bounded)"
                 raise invalid("capacity", table.capacity, place, allowed)
-        wire = Wire(wire_dtype, wire_keys)
+        wire = Wire(wire_dtype, wire_keys, wire_warmup_steps)
         super().__init__(tables, optimizer, comm, wire, "replicated", {})
 
     def _deliver(
-        self, collected: exchange_ops.RowParcels, what: str, kind: Any
+        self,
+        collected: exchange_ops.RowParcels,
+        what: str,
+        kind: Any,
+        rounds: tf.Tensor | None,
     ) -> tf.Operation | None:
-        rows = gather_rows(self.comm, collected, self._names, what, self.wire, kind)
+        rows = gather_rows(self.comm, collected, self._names, what, self.wire, kind, rounds)
         return exchange_ops.apply_rows(self._handles, rows, self.learning_rate)
 
     def gather(self, table: str, keys: Any) -> tuple[tf.Tensor, tf.Tensor]:

@@ -23,6 +23,7 @@ from slipstream_tf.distributed.exchange import (
     exchange_keys,
     from_wire,
     gather_rows,
+    splits_on_wire,
     to_wire,
 )
 from slipstream_tf.distributed.exchanged import ExchangedStore
@@ -69,6 +70,7 @@ class ShardedStore(ExchangedStore):
         wire_dtype: str = "float32",
         wire_keys: str = "packed",
         cache_bytes: int = 256 << 20,
+        wire_warmup_steps: int = 0,
     ):
         """Makes empty tables; a collective.
 
@@ -81,13 +83,15 @@ class ShardedStore(ExchangedStore):
             wire_keys: "packed" (lossless) or "int64".
             cache_bytes: of all copies on a rank; must hold the distinct keys of a batch. Frozen
                 copies take at most half of it.
+            wire_warmup_steps: updates of the tables before rows and gradients are rounded:
+                rounding disturbs the first ones most.
 
         Raises:
             ValueError: as `NativeStore`; the copies' budget holds no row; or the ranks' settings
                 differ: the error says in what.
         """
         require_integer("cache_bytes", cache_bytes, 1, None, "ShardedStore")
-        wire = Wire(wire_dtype, wire_keys)
+        wire = Wire(wire_dtype, wire_keys, wire_warmup_steps)
         super().__init__(tables, optimizer, comm, wire, "sharded", {"cache_bytes": cache_bytes})
         self._widths = [t.dim + self.optimizer.slots_per_row(t.dim) for t in self.tables]
         row_bytes = sum(map(_copy_bytes, self._widths))
@@ -147,21 +151,30 @@ class ShardedStore(ExchangedStore):
         if self.optimizer.slots_per_row(1) > 0:
             floats += tf.cast(with_summary, tf.int64)
         splits = tf.cast(tf.reduce_sum(asked_sizes * floats, axis=1), tf.int32)
-        name = self._names.of(f"{what}.rows")
-        received, _ = self.comm.exchange(to_wire(values, self.wire.dtype), splits, "rows", name)
-        return exchange_ops.RowParcels(sizes, keys, from_wire(received, self.wire.dtype))
+        received = self._exchange_values(values, splits, "rows", f"{what}.rows", self._rounds())
+        return exchange_ops.RowParcels(sizes, keys, received)
+
+    def _exchange_values(
+        self, values: tf.Tensor, splits: tf.Tensor, kind: Any, what: str, rounds: tf.Tensor | None
+    ) -> tf.Tensor:
+        sent, splits = to_wire(values, rounds), splits_on_wire(splits, rounds)
+        received, _ = self.comm.exchange(sent, splits, kind, self._names.of(what))
+        return from_wire(received, rounds)
 
     def _deliver(
-        self, collected: exchange_ops.RowParcels, what: str, kind: Any
+        self,
+        collected: exchange_ops.RowParcels,
+        what: str,
+        kind: Any,
+        rounds: tf.Tensor | None,
     ) -> tf.Operation | None:
         sizes, keys = exchange_keys(
             self.comm, collected.sizes, collected.keys, self._names, what, self.wire
         )
         floats = tf.constant([table.dim for table in self.tables], tf.int64)
         splits = tf.cast(tf.reduce_sum(collected.sizes * floats, axis=1), tf.int32)
-        sent = to_wire(collected.values, self.wire.dtype)
-        values, _ = self.comm.exchange(sent, splits, kind, self._names.of(f"{what}.values"))
-        rows = exchange_ops.RowParcels(sizes, keys, from_wire(values, self.wire.dtype))
+        values = self._exchange_values(collected.values, splits, kind, f"{what}.values", rounds)
+        rows = exchange_ops.RowParcels(sizes, keys, values)
         # A row that left a bounded table since it was served is not made anew by its gradient.
         is_bounded = any(table.capacity is not None for table in self.tables)
         return exchange_ops.apply_rows(
@@ -208,7 +221,8 @@ class ShardedStore(ExchangedStore):
             self._handles, sizes, flat, makes_rows=False, with_summary=with_summary
         )
         own = exchange_ops.RowParcels(sizes, flat, values)
-        rows = gather_rows(self.comm, own, self._names, "frozen", self.wire, "rows")
+        rounds = self._rounds()
+        rows = gather_rows(self.comm, own, self._names, "frozen", self.wire, "rows", rounds)
         exchange_ops.store_copies(
             self._copies._handles,
             rows,

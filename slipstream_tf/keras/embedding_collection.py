@@ -72,6 +72,7 @@ class EmbeddingCollection(keras.layers.Layer):
             spread over the ranks by hash; a layer saves and loads the rows of its own rank).
         wire_dtype: "float32" or "bfloat16", in which rows travel between ranks.
         wire_keys: "packed" (lossless) or "int64", in which keys do.
+        wire_warmup_steps: updates of the tables before rows are rounded to `wire_dtype`.
         stacked: whether a dictionary gives one tensor [batch, features, dim], too.
         **kwargs: of `keras.layers.Layer`: name, dtype, trainable.
 
@@ -90,6 +91,7 @@ class EmbeddingCollection(keras.layers.Layer):
         placement: str = "replicated",
         wire_dtype: str = "float32",
         wire_keys: str = "packed",
+        wire_warmup_steps: int = 0,
         **kwargs: Any,
     ) -> None:
         # No autocast: keys must reach the store as they are, and the anchor stays float32.
