@@ -52,6 +52,7 @@ def build_embeddings(
         placement=settings.placement,
         wire_dtype=settings.wire_dtype,
         wire_keys=settings.wire_keys,
+        prefetch=settings.prefetch,
         dtype=settings.precision,
     )
 

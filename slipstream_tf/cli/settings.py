@@ -34,6 +34,7 @@ class Settings:
         placement: where the ranks of a job hold embedding rows: "replicated", all of them on each.
         wire_dtype: in which rows travel between ranks.
         wire_keys: in which keys do.
+        prefetch: whether a batch's keys are sent to their owners a step ahead.
         batch_size: inputs per step of each rank.
         skip: a mode of `SaturationConfig` but "random", which is a control.
         control: "none", "random" or "stop".
@@ -64,6 +65,7 @@ class Settings:
     placement: str
     wire_dtype: str
     wire_keys: str
+    prefetch: bool
     batch_size: int
     epochs: int
     max_inputs: int | None
@@ -235,7 +237,10 @@ def _refuse_idle_flags(settings: Settings, given: frozenset[str], data_name: str
     idle: dict[str, str] = {}
     if launch.rank() is None:
         several = "several ranks, started by horovodrun or mpirun"
-        idle["placement"] = idle["wire_dtype"] = idle["wire_keys"] = several
+        for name in ("placement", "wire_dtype", "wire_keys", "prefetch"):
+            idle[name] = several
+    elif settings.placement != "sharded":
+        idle["prefetch"] = "--placement=sharded"
     if data_name != "parquet":
         idle.update(dict.fromkeys(_COLUMNS, "Parquet data"))
     if settings.model == "dcn":

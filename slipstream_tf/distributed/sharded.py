@@ -8,6 +8,7 @@ their keys and rows stay off the network.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -26,6 +27,7 @@ from slipstream_tf.distributed.exchange import (
     to_wire,
 )
 from slipstream_tf.distributed.exchanged import ExchangedStore
+from slipstream_tf.distributed.prefetch import AnnouncedKeys, KeyRequest, identity_of
 from slipstream_tf.errors import invalid, require_integer
 from slipstream_tf.ops import exchange as exchange_ops
 from slipstream_tf.ops import update_policy
@@ -55,6 +57,9 @@ class ShardedStore(ExchangedStore):
     the movement is not underestimated (but for the rounding of a bfloat16 wire). A row of which one
     value never had a gradient is therefore hardly ever held.
 
+    With `prefetch=True` a batch's keys can be sent to their owners a step ahead (`announce`),
+    beside what the step before still has to do. Its rows are read at its lookup all the same.
+
     `size`, `gather` and `export_table` are of the rows that this rank owns; `hot_keys` and
     `update_counts` of this rank's own batches. A table's capacity is that of each rank's part.
     """
@@ -67,6 +72,7 @@ class ShardedStore(ExchangedStore):
         wire_dtype: str = "float32",
         wire_keys: str = "packed",
         cache_bytes: int = 256 << 20,
+        prefetch: bool = False,
     ):
         """Makes empty tables; a collective.
 
@@ -79,6 +85,7 @@ class ShardedStore(ExchangedStore):
             wire_keys: "packed" (lossless) or "int64".
             cache_bytes: of all copies on a rank; must hold the distinct keys of a batch. Frozen
                 copies take at most half of it.
+            prefetch: whether batches may be announced.
 
         Raises:
             ValueError: as `NativeStore`; the copies' budget holds no row; or the ranks' settings
@@ -86,7 +93,8 @@ class ShardedStore(ExchangedStore):
         """
         require_integer("cache_bytes", cache_bytes, 1, None, "ShardedStore")
         wire = Wire(wire_dtype, wire_keys)
-        super().__init__(tables, optimizer, comm, wire, "sharded", {"cache_bytes": cache_bytes})
+        settings = {"cache_bytes": cache_bytes, "prefetch": bool(prefetch)}
+        super().__init__(tables, optimizer, comm, wire, "sharded", settings)
         self._widths = [t.dim + self.optimizer.slots_per_row(t.dim) for t in self.tables]
         row_bytes = sum(map(_copy_bytes, self._widths))
         rows = cache_bytes // row_bytes
@@ -101,6 +109,7 @@ class ShardedStore(ExchangedStore):
             self._copies = NativeStore(copies, self.optimizer)
         has_slots = self.optimizer.slots_per_row(1) > 0
         self._served_floats = [table.dim + has_slots for table in self.tables]
+        self._announced = AnnouncedKeys(comm.size, len(self.tables)) if prefetch else None
 
     @property
     def _holder(self) -> NativeStore:
@@ -120,22 +129,72 @@ class ShardedStore(ExchangedStore):
         """See `EmbeddingStore.lookup`; a collective."""
         if self.comm.size == 1:
             return super().lookup(packed, specs, training, stacked)
-        feature_table = [self._index_of(spec.table) for spec in specs]
+        what = "lookup" if training else "evaluation"
+        request = functools.partial(self._request, packed, specs, what, reads_frozen=training)
+        if self._announced is None:
+            requested = request()
+        elif training:
+            requested = self._announced.take(self._identity_of(packed, specs), request)
+        else:
+            # Copies that make room for those of an evaluation may be frozen ones.
+            self._announced.outdate()
+            requested = request()
+        rows = self._fetch(requested, training)
         copies = self._copies._handles
-        sizes, keys = exchange_ops.route_keys(
-            copies, packed, feature_table, self.comm.size, reads_frozen=training
-        )
-        rows = self._fetch(sizes, keys, training)
         stored = exchange_ops.store_copies(copies, rows, makes_room=not training)
         with tf.control_dependencies([] if stored is None else [stored]):
             return self._copies.lookup(packed, specs, training, stacked)
 
-    def _fetch(
-        self, sizes: tf.Tensor, keys: tf.Tensor, makes_rows: bool
-    ) -> exchange_ops.RowParcels:
-        """Asks the owners for rows, and serves what this rank is asked for."""
+    @property
+    def prefetches(self) -> bool:
+        """Whether batches may be announced."""
+        return self._announced is not None
+
+    def announce(self, packed: PackedFeatures, specs: Sequence[FeatureSpec]) -> None:
+        """Sends the keys of the next training batch to their owners; a collective.
+
+        Call it after the lookup of the batch before. The next training lookup must be of these
+        keys: another one is an error. Where copies were frozen or let go in between (`freeze`,
+        `mark_rows`, an evaluation), that lookup sends its keys anew.
+
+        Args:
+            packed: the batch's keys; weights are not read.
+            specs: the features, as they will be looked up.
+
+        Raises:
+            ValueError: the store was made without `prefetch=True`.
+            tf.errors.InvalidArgumentError: a batch is announced already.
+        """
+        if self._announced is None:
+            raise invalid("prefetch", False, "announce of a ShardedStore", "prefetch=True")
+        if self.comm.size == 1:
+            return
+        request = functools.partial(self._request, packed, specs, "next", reads_frozen=True)
+        self._announced.announce(self._identity_of(packed, specs), request)
+
+    def forget_announced(self) -> None:
+        """Lets any batch come next, as where an epoch ends; call it on all ranks alike."""
+        if self._announced is not None:
+            self._announced.forget()
+
+    def _identity_of(self, packed: PackedFeatures, specs: Sequence[FeatureSpec]) -> tf.Tensor:
+        return identity_of(packed, [self._index_of(spec.table) for spec in specs])
+
+    def _request(
+        self, packed: PackedFeatures, specs: Sequence[FeatureSpec], what: str, reads_frozen: bool
+    ) -> KeyRequest:
+        """Tells the owners which rows a batch needs, and hears which ones others need."""
+        feature_table = [self._index_of(spec.table) for spec in specs]
+        sizes, keys = exchange_ops.route_keys(
+            self._copies._handles, packed, feature_table, self.comm.size, reads_frozen
+        )
+        asked = exchange_keys(self.comm, sizes, keys, self._names, what, self.wire)
+        return KeyRequest(sizes, keys, *asked)
+
+    def _fetch(self, request: KeyRequest, makes_rows: bool) -> exchange_ops.RowParcels:
+        """Serves what this rank is asked for, and gets what it asks for."""
         what = "lookup" if makes_rows else "evaluation"
-        asked_sizes, asked = exchange_keys(self.comm, sizes, keys, self._names, what, self.wire)
+        sizes, keys, asked_sizes, asked = request
         values = exchange_ops.serve_rows(self._handles, asked_sizes, asked, makes_rows)
         floats = tf.constant(self._served_floats, tf.int64)
         splits = tf.cast(tf.reduce_sum(asked_sizes * floats, axis=1), tf.int32)
@@ -198,6 +257,12 @@ class ShardedStore(ExchangedStore):
             passed_over=self.comm.rank,
             makes_room=True,
         )
+        self._outdate_announced()
+
+    def _outdate_announced(self) -> None:
+        """What was asked ahead left out the keys that had frozen copies then."""
+        if self._announced is not None:
+            self._announced.outdate()
 
     @property
     def least_accesses(self) -> float:
@@ -252,6 +317,7 @@ class ShardedStore(ExchangedStore):
         of_copies = np.full(withheld.size, SATURATED)
         update_policy.mark_rows(handle, withheld, of_copies, makes_rows=True)
         self._frozen[table] = 0
+        self._outdate_announced()
 
 
 def _copy_bytes(width: int) -> int:

@@ -1,0 +1,63 @@
+"""Batches that carry the keys of the next one. In: a data set. Out: the same, one batch ahead."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from slipstream_tf.distributed.batches import element_of, loosen, no_inputs
+from slipstream_tf.errors import invalid
+
+KEYS = "keys"
+NEXT_KEYS = "next_keys"
+"""Name of the feature that holds what "keys" of the next batch does."""
+
+
+def with_next(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """Adds the next batch's keys to each batch: features["next_keys"], laid out as "keys".
+
+    The last batch gets keys of no inputs. For training data of sharded tables with `prefetch=True`.
+    Put it last, after `Slipstream.apply` and `even_ends`; a `.prefetch` may follow. It asks for
+    each batch one step ahead, as a `.prefetch(1)` would: a new threshold comes one batch later.
+
+    Args:
+        dataset: its elements are batches: features, or a tuple that begins with them. Features are
+            a dictionary with "keys": a dense tensor, a RaggedTensor, or a dictionary of these.
+
+    Raises:
+        ValueError: there are no such features, they have "next_keys", or a component is neither
+            dense nor ragged, or has no batch dimension.
+    """
+    spec = dataset.element_spec
+    _require_keys(spec)
+    # Of what an empty batch and all others have in common.
+    loose = dataset.map(lambda *parts: loosen(element_of(spec, parts)))
+    end = tf.nest.map_structure(lambda part: no_inputs(part, "with_next"), loose.element_spec)
+    last = tf.data.Dataset.from_tensors(0).map(lambda _: loosen(end))
+
+    def pair(before: Any, *parts: Any) -> Any:
+        element = element_of(spec, parts)
+        return element, _with_keys(before, _features(element)[KEYS])
+
+    # The first pair is of no batch with the first one.
+    paired = loose.concatenate(last).scan(end, pair).skip(1)
+    batches = int(dataset.cardinality().numpy())
+    return paired.apply(tf.data.experimental.assert_cardinality(batches)) if batches > 0 else paired
+
+
+def _features(element: Any) -> Any:
+    return element[0] if isinstance(element, tuple) else element
+
+
+def _with_keys(element: Any, next_keys: Any) -> Any:
+    features = {**_features(element), NEXT_KEYS: next_keys}
+    return (features, *element[1:]) if isinstance(element, tuple) else features
+
+
+def _require_keys(spec: Any) -> None:
+    features = _features(spec)
+    if not isinstance(features, Mapping) or KEYS not in features or NEXT_KEYS in features:
+        allowed = f"features, a dictionary with {KEYS!r} and without {NEXT_KEYS!r}"
+        raise invalid("dataset", spec, "with_next", allowed)
