@@ -32,19 +32,27 @@ def with_next(dataset: tf.data.Dataset) -> tf.data.Dataset:
     """
     spec = dataset.element_spec
     _require_keys(spec)
-    # Of what an empty batch and all others have in common.
-    loose = dataset.map(lambda *parts: loosen(element_of(spec, parts)))
-    end = tf.nest.map_structure(lambda part: no_inputs(part, "with_next"), loose.element_spec)
-    last = tf.data.Dataset.from_tensors(0).map(lambda _: loosen(end))
+    end = loosen(tf.nest.map_structure(lambda part: no_inputs(part, "with_next"), spec))
+    batches = dataset.map(lambda *parts: loosen(element_of(spec, parts)))
 
-    def pair(before: Any, *parts: Any) -> Any:
-        element = element_of(spec, parts)
-        return element, _with_keys(before, _features(element)[KEYS])
+    def pair(before: tuple[tf.Tensor, ...], element: Any) -> Any:
+        complete = _with_keys(_packed_as(element, before), _features(element)[KEYS])
+        return _tensors(element), complete
 
     # The first pair is of no batch with the first one.
-    paired = loose.concatenate(last).scan(end, pair).skip(1)
-    batches = int(dataset.cardinality().numpy())
-    return paired.apply(tf.data.experimental.assert_cardinality(batches)) if batches > 0 else paired
+    ended = batches.concatenate(tf.data.Dataset.from_tensors(end))
+    paired = ended.scan(_tensors(end), pair).skip(1)
+    count = int(dataset.cardinality().numpy())
+    return paired.apply(tf.data.experimental.assert_cardinality(count)) if count > 0 else paired
+
+
+def _tensors(element: Any) -> tuple[tf.Tensor, ...]:
+    # The state of a scan is of dense tensors only.
+    return tuple(tf.nest.flatten(element, expand_composites=True))
+
+
+def _packed_as(element: Any, tensors: tuple[tf.Tensor, ...]) -> Any:
+    return tf.nest.pack_sequence_as(element, tensors, expand_composites=True)
 
 
 def _features(element: Any) -> Any:
