@@ -102,7 +102,7 @@ class Case:
     def _event(self, event: str) -> None:
         keys = self.random.choice(LARGEST_KEY, 12, replace=False).astype(np.int64)
         hot = {table.name: (keys, np.full(12, 100, np.float32)) for table in TABLES}
-        seen = draw_inputs(self.own, 5)
+        seen = [draw_inputs(self.own, 5) for _ in range(3)]
         results = []
         for store in (self.ahead, self.at_once):
             if event in ("mark", "freeze"):
@@ -111,11 +111,44 @@ class Case:
             if event == "freeze":
                 store.freeze(hot)
             if event == "evaluation":
-                results.append(store.lookup(pack(seen, SPECS), SPECS, training=False)[0])
+                looked_up = [store.lookup(pack(x, SPECS), SPECS, training=False)[0] for x in seen]
+                results.append([rows for pooled in looked_up for rows in pooled])
         if event == "forget":
             self.ahead.forget_announced()
         for rows, others in zip(*results, strict=True) if results else ():
             np.testing.assert_array_equal(rows, others)
+
+
+def reads_no_stale_row(comm: Any, what_ends_copies: str) -> None:
+    """A batch announced while its copies were frozen is looked up when they are not any more."""
+    cache_bytes = 32 * (64 + 4 * 4)  # 32 rows of t0, whose rule has no slots
+    rule = optimizers.SGD(1.0)
+    store = ShardedStore(TABLES[:1], rule, comm, cache_bytes=cache_bytes, prefetch=True)
+    specs, keys = SPECS[:1], np.arange(8, dtype=np.int64)
+    batch = pack({"a": tf.constant(keys)}, specs)
+    # Its own rows a rank reads where they are.
+    of_others = store.owners("t0", keys) != comm.rank
+    assert of_others.any()
+
+    def step(announces: bool) -> np.ndarray:
+        pooled, plan = store.lookup(batch, specs, training=True)
+        if announces:
+            store.announce(batch, specs)
+        store.apply_gradients(plan, [tf.ones([8, 4])])
+        return pooled[0].numpy()
+
+    first = step(announces=False)
+    store.mark_rows("t0", keys, np.full(8, SATURATED))
+    store.freeze({"t0": (keys, np.full(8, 100, np.float32))})
+    frozen = step(announces=False)
+    np.testing.assert_array_equal(step(announces=True)[of_others], frozen[of_others])
+    if what_ends_copies == "mark_rows":
+        store.mark_rows("t0", keys[:0], np.empty(0, np.uint8))
+    else:
+        others = tf.range(100, 132, dtype=tf.int64)
+        store.lookup(pack({"a": others}, specs), specs, training=False)
+    # Three updates by 1, each the mean of the ranks'.
+    np.testing.assert_allclose(step(announces=False), first - 3, rtol=1e-5)
 
 
 def refuses(comm: Any, is_traced: bool) -> None:
@@ -161,6 +194,8 @@ def main() -> None:
     tf.config.threading.set_intra_op_parallelism_threads(1)
     comm = distributed.init()
     tf.get_logger().setLevel("ERROR")  # Traced cases are traced anew for every size, on purpose.
+    for what_ends_copies in ("mark_rows", "evaluations"):
+        reads_no_stale_row(comm, what_ends_copies)
     for is_traced in (False, True):
         refuses(comm, is_traced)
     for number in range(count):
