@@ -149,15 +149,15 @@ def _either(
     if tf.executing_eagerly():
         return there if condition else make()
     specs = [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in there]
-    made = tf.function(lambda *_: make(), autograph=False).get_concrete_function(*specs)
+    made = tf.function(lambda given: make(), autograph=False).get_concrete_function(specs)
     inputs = [*there, *made.captured_inputs]
     specs += [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in made.captured_inputs]
-    kept = tf.function(lambda *given: given[: len(there)], autograph=False)
+    kept = tf.function(lambda given: given[: len(there)], autograph=False)
     return tf.raw_ops.If(
         cond=condition,
         input=inputs,
         Tout=[tensor.dtype for tensor in there],
-        then_branch=kept.get_concrete_function(*specs),
+        then_branch=kept.get_concrete_function(specs),
         else_branch=made,
         output_shapes=[tensor.shape for tensor in there],
     )

@@ -63,9 +63,9 @@ def fit(batches: list[Batch], comm: Any, skip: str, prefetch: bool) -> list[np.n
         skip=skip,
         warmup_steps=0,
         snapshot_interval=3,
-        target_skip=0.5,
+        threshold=1.0 if skip == "gradients" else None,  # Most keys are saturated.
         defer_movement=0.02,
-        freeze_drift=1e9,  # However far a saturated row moves.
+        freeze_drift=1e9,
     )
     slipstream = slip.Slipstream(embeddings, config)
     data = slip.distributed.even_ends(dataset_of(batches), comm)
