@@ -135,6 +135,13 @@ def test_a_bad_flag_is_told_once_and_nothing_is_left(run_ranks: Any, tmp_path: P
     assert "test AUC" not in done.stdout
 
 
+def test_replicated_tables_have_nothing_to_send_ahead(run_ranks: Any) -> None:
+    done = run_ranks("train_rank.py", 2, *SMALL, "--prefetch")
+    assert done.returncode != 0
+    lines = [line for line in done.stderr.splitlines() if "slipstream-train:" in line]
+    assert len(lines) == 1 and "--prefetch" in lines[0] and "--placement=sharded" in lines[0]
+
+
 def test_settings_that_the_model_refuses_are_told_once(run_ranks: Any) -> None:
     flags = (*SMALL, "--skip=defer", "--simulated_ranks=3")
     done = run_ranks("train_rank.py", 2, *flags, controller="mpi")
