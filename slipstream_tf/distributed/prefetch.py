@@ -73,11 +73,16 @@ class AnnouncedKeys:
             tf.errors.InvalidArgumentError: another one is there.
         """
         with tf.device("CPU:0"):
-            free = tf.debugging.Assert(~self._is_announced.read_value(), [_ANNOUNCED_TWICE])
+            is_taken = self._is_announced.read_value()
+            free = tf.debugging.Assert(~is_taken, [_ANNOUNCED_TWICE])
+            # A variable that a graph assigns a value of known size to is taken to have that size
+            # wherever the graph reads it, even before, where it holds another batch. So the size is
+            # one that TensorFlow cannot know before it runs the graph.
+            size = tf.where(is_taken, 0, tf.size(batch))
             with tf.control_dependencies([] if free is None else [free]):
                 for variable, value in zip(self._request, request(), strict=True):
                     variable.assign(value)
-                self._batch.assign(batch)
+                self._batch.assign(batch[:size])
                 self._is_announced.assign(True)
                 self._holds.assign(True)
 
