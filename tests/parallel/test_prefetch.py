@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 
-@pytest.mark.parametrize("count, cases", [(2, 16), (3, 12)])
+@pytest.mark.parametrize("count, cases", [(2, 8), (3, 8)])
 def test_what_is_sent_ahead_changes_no_bit(run_ranks: Any, count: int, cases: int) -> None:
     done = run_ranks("prefetching.py", count, str(cases), "1")
     assert done.returncode == 0, done.stdout + done.stderr
