@@ -52,6 +52,8 @@ def build_embeddings(
         placement=settings.placement,
         wire_dtype=settings.wire_dtype,
         wire_keys=settings.wire_keys,
+        wire_warmup_steps=wire_warmup_steps(settings, planned_steps),
+        prefetch=settings.prefetch,
         dtype=settings.precision,
     )
 
@@ -136,3 +138,10 @@ def warmup_steps(settings: Settings, planned_steps: int | None) -> int:
     if settings.warmup_steps is not None:
         return settings.warmup_steps
     return round(settings.warmup * (planned_steps or 0))
+
+
+def wire_warmup_steps(settings: Settings, planned_steps: int | None) -> int:
+    """Returns the steps before rows between ranks are rounded."""
+    if settings.wire_warmup_steps is not None:
+        return settings.wire_warmup_steps
+    return warmup_steps(settings, planned_steps)

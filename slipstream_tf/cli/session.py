@@ -37,7 +37,7 @@ from slipstream_tf.cli.totals import (
     total_metrics,
     traffic_record,
 )
-from slipstream_tf.distributed import Communicator, even_ends
+from slipstream_tf.distributed import Communicator, even_ends, with_next
 from slipstream_tf.distributed.settings import require_same
 from slipstream_tf.inputs.segregation import profile_hot_keys, segregate
 from slipstream_tf.keras import RanksCallback, Slipstream
@@ -83,7 +83,7 @@ def run(settings: Settings, parts: Parts, clock: PhaseClock, comm: Communicator)
     with clock.phase("training"):
         with agreed(comm, "build"):
             try:
-                embeddings = build_embeddings(settings, tuple(spec.fields), comm)
+                embeddings = build_embeddings(settings, tuple(spec.fields), comm, planned_steps)
                 model = build_model(settings, embeddings, spec.num_dense, comm)
                 slipstream = _engine(settings, embeddings, planned_steps)
             except ValueError as error:
@@ -235,8 +235,10 @@ def _training_data(
         options.threading.private_threadpool_size = settings.threads
         dataset = dataset.with_options(options)
     if slipstream is None:
-        return even_ends(dataset, comm)
-    return slipstream.apply(dataset, batch_size=settings.batch_size)
+        dataset = even_ends(dataset, comm)
+    else:
+        dataset = slipstream.apply(dataset, batch_size=settings.batch_size)
+    return with_next(dataset) if settings.prefetch else dataset
 
 
 def _fit(model: Any, dataset: tf.data.Dataset, callbacks: list[Any]) -> None:

@@ -16,8 +16,8 @@ _COLUMNS = ("label_column", "key_columns", "dense_columns")
 # A control repeats a run; with other values of these, its numbers would compare different things.
 _MUST_MATCH = (
     "data", "split", *_COLUMNS, "max_inputs", "batch_size", "model", "dim", "bottom", "mlp",
-    "cross_layers", "epochs", "store", "placement", "wire_dtype", "wire_keys", "snapshot_interval",
-    "warmup_steps",
+    "cross_layers", "epochs", "store", "placement", "wire_dtype", "wire_keys",
+    "wire_warmup_steps", "snapshot_interval", "warmup_steps",
 )  # fmt: skip
 _LISTS = ("bottom", "mlp", "key_columns", "dense_columns")
 
@@ -34,6 +34,9 @@ class Settings:
         placement: where the ranks of a job hold embedding rows: "replicated", all of them on each.
         wire_dtype: in which rows travel between ranks.
         wire_keys: in which keys do.
+        wire_warmup_steps: steps before rows are rounded to `wire_dtype`; None: those of the
+            warm-up.
+        prefetch: whether a batch's keys are sent to their owners a step ahead.
         batch_size: inputs per step of each rank.
         skip: a mode of `SaturationConfig` but "random", which is a control.
         control: "none", "random" or "stop".
@@ -64,6 +67,8 @@ class Settings:
     placement: str
     wire_dtype: str
     wire_keys: str
+    wire_warmup_steps: int | None
+    prefetch: bool
     batch_size: int
     epochs: int
     max_inputs: int | None
@@ -235,7 +240,13 @@ def _refuse_idle_flags(settings: Settings, given: frozenset[str], data_name: str
     idle: dict[str, str] = {}
     if launch.rank() is None:
         several = "several ranks, started by horovodrun or mpirun"
-        idle["placement"] = idle["wire_dtype"] = idle["wire_keys"] = several
+        for name in ("placement", "wire_dtype", "wire_keys", "wire_warmup_steps", "prefetch"):
+            idle[name] = several
+    else:
+        if settings.placement != "sharded":
+            idle["prefetch"] = "--placement=sharded"
+        if settings.wire_dtype == "float32":
+            idle["wire_warmup_steps"] = "--wire_dtype=bfloat16"
     if data_name != "parquet":
         idle.update(dict.fromkeys(_COLUMNS, "Parquet data"))
     if settings.model == "dcn":
@@ -250,9 +261,10 @@ def _refuse_idle_flags(settings: Settings, given: frozenset[str], data_name: str
                 idle[name] = needs
         if settings.segregate:
             idle.pop("hot_budget_mb", None)
-        for name in ("warmup", "warmup_steps", "snapshot_interval"):
-            if not settings.track and not is_random:
-                idle[name] = needs
+        if not settings.track and not is_random:
+            idle["snapshot_interval"] = needs
+            if settings.wire_dtype == "float32":
+                idle["warmup"] = idle["warmup_steps"] = needs
     if settings.skip != "none" or settings.control != "none":
         # Skipping refills batches, with inputs of both kinds.
         idle["segregate"] = "--skip=none and --control=none"

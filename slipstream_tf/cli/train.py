@@ -116,8 +116,12 @@ def make_flags() -> FlagSet:
     flags.add("placement", placements, "replicated", text)
     text = "in which embedding rows travel between ranks"
     flags.add("wire_dtype", Choice(("float32", "bfloat16")), "float32", text)
+    text = "steps before rows are rounded to --wire_dtype: rounding disturbs the first ones most"
+    flags.add("wire_warmup_steps", Integer(0), None, text, "the steps of --warmup")
     text = "in which keys travel between ranks; packed is lossless"
     flags.add("wire_keys", Choice(("packed", "int64")), "packed", text)
+    text = "with --placement=sharded: send the next batch's keys while this one trains"
+    flags.add_switch("prefetch", text)
     flags.group("Skipping")
     text = "inputs: leave skippable ones out; gradients: mask those of saturated keys; defer: hold "
     text += "gradients back and apply their sum; both: inputs and defer"

@@ -3,6 +3,7 @@
 from slipstream_tf.distributed.comm import Communicator, SingleProcess, Traffic, init
 from slipstream_tf.distributed.ends import even_ends, scale_loss
 from slipstream_tf.distributed.gradients import DistributedGradientTape, DistributedOptimizer
+from slipstream_tf.distributed.next_batch import with_next
 from slipstream_tf.distributed.replicated import ReplicatedStore
 from slipstream_tf.distributed.saving import JobCheckpoints, SavedJob
 from slipstream_tf.distributed.sharded import ShardedStore
@@ -22,4 +23,5 @@ __all__ = [
     "even_ends",
     "init",
     "scale_loss",
+    "with_next",
 ]

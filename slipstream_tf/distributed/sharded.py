@@ -8,6 +8,7 @@ their keys and rows stay off the network.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -27,6 +28,7 @@ from slipstream_tf.distributed.exchange import (
     to_wire,
 )
 from slipstream_tf.distributed.exchanged import ExchangedStore
+from slipstream_tf.distributed.prefetch import AnnouncedKeys, KeyRequest, identity_of
 from slipstream_tf.errors import invalid, require_integer
 from slipstream_tf.ops import exchange as exchange_ops
 from slipstream_tf.ops import update_policy
@@ -58,6 +60,9 @@ class ShardedStore(ExchangedStore):
     travels with every row of the store while the policy of one of its tables defers by movement,
     in shadow mode, too; else only the row's values do.
 
+    With `prefetch=True` a batch's keys can be sent to their owners a step ahead (`announce`),
+    beside what the step before still has to do. Its rows are read at its lookup all the same.
+
     `size`, `gather` and `export_table` are of the rows that this rank owns; `hot_keys` and
     `update_counts` of this rank's own batches. A table's capacity is that of each rank's part.
     """
@@ -71,6 +76,7 @@ class ShardedStore(ExchangedStore):
         wire_keys: str = "packed",
         cache_bytes: int = 256 << 20,
         wire_warmup_steps: int = 0,
+        prefetch: bool = False,
     ):
         """Makes empty tables; a collective.
 
@@ -85,6 +91,7 @@ class ShardedStore(ExchangedStore):
                 copies take at most half of it.
             wire_warmup_steps: updates of the tables before rows and gradients are rounded:
                 rounding disturbs the first ones most.
+            prefetch: whether batches may be announced.
 
         Raises:
             ValueError: as `NativeStore`; the copies' budget holds no row; or the ranks' settings
@@ -92,7 +99,8 @@ class ShardedStore(ExchangedStore):
         """
         require_integer("cache_bytes", cache_bytes, 1, None, "ShardedStore")
         wire = Wire(wire_dtype, wire_keys, wire_warmup_steps)
-        super().__init__(tables, optimizer, comm, wire, "sharded", {"cache_bytes": cache_bytes})
+        settings = {"cache_bytes": cache_bytes, "prefetch": bool(prefetch)}
+        super().__init__(tables, optimizer, comm, wire, "sharded", settings)
         self._widths = [t.dim + self.optimizer.slots_per_row(t.dim) for t in self.tables]
         row_bytes = sum(map(_copy_bytes, self._widths))
         rows = cache_bytes // row_bytes
@@ -108,6 +116,7 @@ class ShardedStore(ExchangedStore):
         with tf.device("CPU:0"):
             # Whether rows travel with the summary of their slots; the same on all ranks.
             self._with_summary = tf.Variable(False, trainable=False)
+        self._announced = AnnouncedKeys(comm.size, len(self.tables)) if prefetch else None
 
     @property
     def _holder(self) -> NativeStore:
@@ -127,23 +136,75 @@ class ShardedStore(ExchangedStore):
         """See `EmbeddingStore.lookup`; a collective."""
         if self.comm.size == 1:
             return super().lookup(packed, specs, training, stacked)
-        feature_table = [self._index_of(spec.table) for spec in specs]
+        what = "lookup" if training else "evaluation"
+        request = functools.partial(self._request, packed, specs, what, reads_frozen=training)
+        if self._announced is None:
+            requested = request()
+        elif training:
+            requested = self._announced.take(self._identity_of(packed, specs), request)
+        else:
+            # Copies that make room for those of an evaluation may be frozen ones.
+            self._announced.outdate()
+            requested = request()
         copies = self._copies._handles
-        sizes, keys = exchange_ops.route_keys(
-            copies, packed, feature_table, self.comm.size, reads_frozen=training
-        )
         with_summary = self._with_summary.read_value()
-        rows = self._fetch(sizes, keys, training, with_summary)
+        rows = self._fetch(requested, training, with_summary)
         stored = exchange_ops.store_copies(copies, rows, with_summary, makes_room=not training)
         with tf.control_dependencies([] if stored is None else [stored]):
             return self._copies.lookup(packed, specs, training, stacked)
 
+    @property
+    def prefetches(self) -> bool:
+        """Whether batches may be announced."""
+        return self._announced is not None
+
+    def announce(self, packed: PackedFeatures, specs: Sequence[FeatureSpec]) -> None:
+        """Sends the keys of the next training batch to their owners; a collective.
+
+        Call it after the lookup of the batch before. The next training lookup must be of these
+        keys: another one is an error. Where copies were frozen or let go in between (`freeze`,
+        `mark_rows`, an evaluation), that lookup sends its keys anew.
+
+        Args:
+            packed: the batch's keys; weights are not read.
+            specs: the features, as they will be looked up.
+
+        Raises:
+            ValueError: the store was made without `prefetch=True`.
+            tf.errors.InvalidArgumentError: a batch is announced already.
+        """
+        if self._announced is None:
+            raise invalid("prefetch", False, "announce of a ShardedStore", "prefetch=True")
+        if self.comm.size == 1:
+            return
+        request = functools.partial(self._request, packed, specs, "next", reads_frozen=True)
+        self._announced.announce(self._identity_of(packed, specs), request)
+
+    def forget_announced(self) -> None:
+        """Lets any batch come next, as where an epoch ends; call it on all ranks alike."""
+        if self._announced is not None:
+            self._announced.forget()
+
+    def _identity_of(self, packed: PackedFeatures, specs: Sequence[FeatureSpec]) -> tf.Tensor:
+        return identity_of(packed, [self._index_of(spec.table) for spec in specs])
+
+    def _request(
+        self, packed: PackedFeatures, specs: Sequence[FeatureSpec], what: str, reads_frozen: bool
+    ) -> KeyRequest:
+        """Tells the owners which rows a batch needs, and hears which ones others need."""
+        feature_table = [self._index_of(spec.table) for spec in specs]
+        sizes, keys = exchange_ops.route_keys(
+            self._copies._handles, packed, feature_table, self.comm.size, reads_frozen
+        )
+        asked = exchange_keys(self.comm, sizes, keys, self._names, what, self.wire)
+        return KeyRequest(sizes, keys, *asked)
+
     def _fetch(
-        self, sizes: tf.Tensor, keys: tf.Tensor, makes_rows: bool, with_summary: tf.Tensor
+        self, request: KeyRequest, makes_rows: bool, with_summary: tf.Tensor
     ) -> exchange_ops.RowParcels:
-        """Asks the owners for rows, and serves what this rank is asked for."""
+        """Serves what this rank is asked for, and gets what it asks for."""
         what = "lookup" if makes_rows else "evaluation"
-        asked_sizes, asked = exchange_keys(self.comm, sizes, keys, self._names, what, self.wire)
+        sizes, keys, asked_sizes, asked = request
         values = exchange_ops.serve_rows(
             self._handles, asked_sizes, asked, makes_rows, with_summary
         )
@@ -231,6 +292,12 @@ class ShardedStore(ExchangedStore):
             passed_over=self.comm.rank,
             makes_room=True,
         )
+        self._outdate_announced()
+
+    def _outdate_announced(self) -> None:
+        """What was asked ahead left out the keys that had frozen copies then."""
+        if self._announced is not None:
+            self._announced.outdate()
 
     @property
     def least_accesses(self) -> float:
@@ -285,6 +352,7 @@ class ShardedStore(ExchangedStore):
         of_copies = np.full(withheld.size, SATURATED)
         update_policy.mark_rows(handle, withheld, of_copies, makes_rows=True)
         self._frozen[table] = 0
+        self._outdate_announced()
 
 
 def _copy_bytes(width: int) -> int:

@@ -72,6 +72,10 @@ class SaturationCallback(keras.callbacks.Callback):
         """Exchanges what ranks hold back, so that all of them end with the same rows."""
         self._ranks.on_train_end(logs)
 
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Forgets a batch announced in the epoch before, whose data may have ended."""
+        self._ranks.on_epoch_begin(epoch, logs)
+
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Counts the steps of one execution of the train function."""
         del batch, logs

@@ -73,6 +73,9 @@ class EmbeddingCollection(keras.layers.Layer):
         wire_dtype: "float32" or "bfloat16", in which rows travel between ranks.
         wire_keys: "packed" (lossless) or "int64", in which keys do.
         wire_warmup_steps: updates of the tables before rows are rounded to `wire_dtype`.
+        prefetch: with sharded tables: whether the keys of `next_inputs` are sent to their owners
+            while this batch trains. Results stay the same, bit for bit. With one rank nothing is
+            sent.
         stacked: whether a dictionary gives one tensor [batch, features, dim], too.
         **kwargs: of `keras.layers.Layer`: name, dtype, trainable.
 
@@ -92,6 +95,7 @@ class EmbeddingCollection(keras.layers.Layer):
         wire_dtype: str = "float32",
         wire_keys: str = "packed",
         wire_warmup_steps: int = 0,
+        prefetch: bool = False,
         **kwargs: Any,
     ) -> None:
         # No autocast: keys must reach the store as they are, and the anchor stays float32.
@@ -107,8 +111,18 @@ class EmbeddingCollection(keras.layers.Layer):
             self._require_one_dim("stacked=True")
         self._store_name = store if isinstance(store, str) else None
         self.store = _open_store(
-            store, self.tables, optimizers.get(optimizer), comm, placement, wire_dtype, wire_keys
+            store,
+            self.tables,
+            optimizers.get(optimizer),
+            comm,
+            placement,
+            bool(prefetch),
+            wire_dtype=wire_dtype,
+            wire_keys=wire_keys,
+            wire_warmup_steps=wire_warmup_steps,
         )
+        self._announces = getattr(self.store, "prefetches", False)
+        self.prefetch = bool(prefetch) or self._announces
         self.update_anchor = self.add_weight(
             name="update_anchor", shape=(), initializer="zeros", dtype="float32", trainable=True
         )
@@ -126,9 +140,17 @@ class EmbeddingCollection(keras.layers.Layer):
 
     def __call__(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         """Calls the layer; see `call`."""
+        if "next_inputs" in kwargs:
+            kwargs["next_inputs"] = _compat.arrays_to_tensors(kwargs["next_inputs"])
         return super().__call__(_compat.arrays_to_tensors(inputs), *args, **kwargs)
 
-    def call(self, inputs: Any, weights: Any = None, training: bool | None = None) -> Any:
+    def call(
+        self,
+        inputs: Any,
+        weights: Any = None,
+        training: bool | None = None,
+        next_inputs: Any = None,
+    ) -> Any:
         """Looks up the rows of a batch and combines those of a bag.
 
         Args:
@@ -138,17 +160,29 @@ class EmbeddingCollection(keras.layers.Layer):
             weights: a dictionary from feature name to a float32 weight per key, laid out like the
                 keys; features without one are unweighted. Constants: no gradient flows to them.
             training: whether to add missing keys, count accesses and update rows.
+            next_inputs: with `prefetch=True`, the inputs of the next call in training, whose keys
+                are then sent ahead (see `distributed.with_next`); not read without training. None:
+                the next call sends its own. After next inputs that do not come, as where an epoch
+                ends, call `store.forget_announced()` on all ranks (the callbacks do).
 
         Returns:
             A dictionary {feature: [batch, dim]} or a tensor [batch, features, dim], see above.
 
         Raises:
-            ValueError: a feature is missing or unknown, keys are no integers or of another rank.
+            ValueError: a feature is missing or unknown, keys are no integers or of another rank; or
+                there are next inputs, without `prefetch=True`.
+            tf.errors.InvalidArgumentError: the keys are not those of the `next_inputs` before.
         """
+        if next_inputs is not None and not self.prefetch:
+            raise invalid("prefetch", False, f"next_inputs of layer {self.name!r}", "prefetch=True")
         packed = pack(inputs, self.specs, weights)
         stacked = self._gives_tensor(inputs)
         if training and self.trainable:
             rows = self._trained_lookup(packed, stacked)
+            if next_inputs is not None and self._announces:
+                # These rows first: what is sent ahead must not hold them up.
+                with tf.control_dependencies(rows):
+                    self.store.announce(pack(next_inputs, self.specs), self.specs)
         else:
             rows, _ = self.store.lookup(packed, self.specs, training=False, stacked=stacked)
         outputs = [tf.cast(tensor, self.compute_dtype) for tensor in rows]
@@ -204,10 +238,14 @@ class EmbeddingCollection(keras.layers.Layer):
         return {spec.name: (batch, self._dims[spec.table]) for spec in self.specs}
 
     def compute_output_spec(
-        self, inputs: Any, weights: Any = None, training: bool | None = None
+        self,
+        inputs: Any,
+        weights: Any = None,
+        training: bool | None = None,
+        next_inputs: Any = None,
     ) -> Any:
         """Returns the output as `keras.KerasTensor`s, without a lookup."""
-        del weights, training
+        del weights, training, next_inputs
         given = inputs if isinstance(inputs, Mapping) else {"the key matrix": inputs}
         self._require_layout(inputs)
         for name, tensor in given.items():
@@ -274,13 +312,16 @@ def _open_store(
     optimizer: Any,
     comm: Communicator | None,
     placement: str,
-    wire_dtype: str,
-    wire_keys: str,
+    prefetch: bool,
+    **wire: Any,
 ) -> Any:
     require_choice("placement", placement, PLACEMENTS, "EmbeddingCollection")
     if not isinstance(store, str):
         if comm is not None:
             raise invalid("comm", comm, "EmbeddingCollection with a store", "None: the store's own")
+        if prefetch and not getattr(store, "prefetches", False):
+            allowed = "a ShardedStore made with prefetch=True"
+            raise invalid("store", store, "EmbeddingCollection with prefetch=True", allowed)
         if tuple(store.tables) != tuple(tables):
             names = [table.name for table in store.tables]
             raise invalid("store", names, "EmbeddingCollection", "a store of the given tables")
@@ -291,8 +332,12 @@ def _open_store(
         from slipstream_tf.distributed.replicated import ReplicatedStore
         from slipstream_tf.distributed.sharded import ShardedStore
 
-        stores = {"replicated": ReplicatedStore, "sharded": ShardedStore}
-        return stores[placement](tables, optimizer, comm, wire_dtype, wire_keys)
+        if placement == "sharded":
+            return ShardedStore(tables, optimizer, comm, prefetch=prefetch, **wire)
+        if prefetch:
+            allowed = "'sharded': replicated tables ask no other rank for rows"
+            raise invalid("placement", placement, "EmbeddingCollection, prefetch=True", allowed)
+        return ReplicatedStore(tables, optimizer, comm, **wire)
     from slipstream_tf.stores.native import NativeStore
 
     return NativeStore(tables, optimizer)

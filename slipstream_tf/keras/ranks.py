@@ -67,8 +67,18 @@ class RanksCallback(keras.callbacks.Callback):
                 type(self.model).__name__,
             )
 
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Forgets a batch announced in the epoch before, whose data may have ended."""
+        del epoch, logs
+        self._forget_announced()
+
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """Exchanges what ranks hold back, so that all of them end with the same rows."""
         del logs
         if self._comm.size > 1 and hasattr(self._store, "flush"):
             self._store.flush()
+        self._forget_announced()
+
+    def _forget_announced(self) -> None:
+        if getattr(self._store, "prefetches", False):
+            self._store.forget_announced()

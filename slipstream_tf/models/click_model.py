@@ -9,6 +9,7 @@ import keras
 import tensorflow as tf
 
 from slipstream_tf import _compat
+from slipstream_tf.distributed.next_batch import NEXT_KEYS
 from slipstream_tf.errors import invalid, require_integer
 from slipstream_tf.inputs.spec import ID, SKIPPABLE
 from slipstream_tf.keras.embedding_collection import EmbeddingCollection
@@ -72,7 +73,9 @@ class ClickModel(LossFeedback, keras.Model):
         Args:
             inputs: {"dense": float [batch, dense_features], "keys": as `EmbeddingCollection` takes
                 them}; no "dense" where `dense_features` is 0. "id" and "skippable", int64 and bool
-                [batch], may be there for the recording of losses and are not read here.
+                [batch], may be there for the recording of losses and are not read here. Nor is
+                "next_keys" (see `distributed.with_next`), but in training with embeddings of
+                `prefetch=True`, which need it.
             training: whether to train the embeddings and to drop units.
 
         Returns:
@@ -82,7 +85,8 @@ class ClickModel(LossFeedback, keras.Model):
             ValueError: an input is missing, unknown or of another width.
         """
         dense, keys = self._split(inputs)
-        vectors = self.embeddings(keys, training=training)
+        next_keys = self._next_keys(inputs) if training and self.embeddings.prefetch else None
+        vectors = self.embeddings(keys, training=training, next_inputs=next_keys)
         if isinstance(vectors, Mapping):
             vectors = [tf.cast(vector, self.compute_dtype) for vector in vectors.values()]
         else:
@@ -90,9 +94,18 @@ class ClickModel(LossFeedback, keras.Model):
         logits = tf.cast(self.logits(dense, vectors, training), tf.float32)
         return logits if self.returns_logits else tf.sigmoid(logits)
 
+    def _next_keys(self, inputs: Mapping[str, Any]) -> Any:
+        if NEXT_KEYS not in inputs:
+            allowed = (
+                f"{NEXT_KEYS!r}, too, in training with prefetch=True: put the data through "
+                "slipstream_tf.distributed.with_next"
+            )
+            raise invalid("inputs", sorted(inputs), f"model {self.name!r}", allowed)
+        return inputs[NEXT_KEYS]
+
     def _split(self, inputs: Any) -> tuple[Any, Any]:
         expected = ["dense", "keys"] if self.dense_features else ["keys"]
-        names = set(inputs) - {ID, SKIPPABLE} if isinstance(inputs, Mapping) else set()
+        names = set(inputs) - {ID, SKIPPABLE, NEXT_KEYS} if isinstance(inputs, Mapping) else set()
         if sorted(names) != expected:
             given = sorted(inputs) if isinstance(inputs, Mapping) else type(inputs).__name__
             allowed = f"a dictionary with {expected} (dense_features={self.dense_features})"

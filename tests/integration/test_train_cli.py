@@ -184,6 +184,7 @@ def test_remembered_losses_over_epochs_keep_the_account(run_train: Train) -> Non
         (("--skip=inputs", "--decay_skipped"), "decay_skipped", "--skip=gradients"),
         (("--shadow",), "shadow", "other than none"),
         (("--simulated_ranks=2",), "simulated_ranks", "other than none"),
+        (("--prefetch",), "prefetch", "several ranks"),
     ],
 )  # fmt: skip
 def test_an_engine_flag_that_does_nothing_is_refused(

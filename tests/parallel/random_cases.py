@@ -1,6 +1,7 @@
 """A rank of test_random_cases.py: shared tables against one process that sees all inputs.
 
-Arguments: placement of the tables, number of cases, seed. A case is a store, a policy and some
+Arguments: placement of the tables ("prefetched": sharded, and most batches announced a step ahead),
+number of cases, seed. A case is a store, a policy and some
 steps, all drawn from (seed, number of the case): every rank knows what all of them do.
 """
 
@@ -40,8 +41,9 @@ def make_store(
     placement: str, tables: Sequence[TableConfig], rule: Any, comm: Communicator, wire_dtype: str
 ) -> Any:
     """Makes the store that is tested."""
-    stores = {"replicated": ReplicatedStore, "sharded": ShardedStore}
-    return stores[placement](tables, rule, comm, wire_dtype)
+    if placement == "replicated":
+        return ReplicatedStore(tables, rule, comm, wire_dtype)
+    return ShardedStore(tables, rule, comm, wire_dtype, prefetch=placement == "prefetched")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,7 +52,7 @@ class Case:
 
     Attributes:
         number: of the case.
-        placement: "replicated" or "sharded".
+        placement: "replicated", "sharded" or "prefetched".
         mode: one of `MODES`.
         rule: one of `RULES`.
         wire_dtype: in which gradients travel.
@@ -61,6 +63,7 @@ class Case:
         sizes: int [steps, ranks], inputs.
         is_traced: whether steps run in a tf.function, which ranks trace at different times.
         policies: what is set before step 1 and, if there is a second one, in the middle.
+        are_announced: bool [steps], batches whose keys are sent ahead.
     """
 
     number: int
@@ -75,6 +78,7 @@ class Case:
     sizes: np.ndarray
     is_traced: bool
     policies: tuple[UpdatePolicy, ...]
+    are_announced: np.ndarray
 
     @property
     def is_even(self) -> bool:
@@ -141,6 +145,7 @@ def draw_case(seed: int, number: int, ranks: int, placement: str) -> Case:
         sizes=sizes,
         is_traced=bool(random.random() < 0.1),
         policies=tuple(policies),
+        are_announced=(random.random(steps) < 0.8) & (placement == "prefetched"),
     )
 
 
@@ -196,8 +201,12 @@ def as_inputs(case: Case, keys: dict[str, list[np.ndarray]]) -> dict[str, Any]:
 def trainer(case: Case, store: Any) -> Callable[..., list[tf.Tensor]]:
     """A function of one step: looks up, updates, returns the pooled rows."""
 
-    def train(inputs: dict[str, Any], gradients: list[Any]) -> list[tf.Tensor]:
+    def train(
+        inputs: dict[str, Any], gradients: list[Any], next_inputs: dict[str, Any] | None
+    ) -> list[tf.Tensor]:
         pooled, plan = store.lookup(pack(inputs, case.specs), case.specs, training=True)
+        if next_inputs is not None:
+            store.announce(pack(next_inputs, case.specs), case.specs)
         pooled = [tf.identity(rows) for rows in pooled]
         with tf.control_dependencies(pooled):
             update = store.apply_gradients(plan, gradients)
@@ -289,7 +298,11 @@ class Comparison:
         case, comm = self.case, self.comm
         batches = [draw_batch(case, self.seed, step, rank) for rank in range(comm.size)]
         keys, gradients = batches[comm.rank]
-        pooled = self.train(as_inputs(case, keys), list(map(tf.constant, gradients)))
+        next_inputs = None
+        if step + 1 < len(case.sizes) and case.are_announced[step + 1]:
+            next_inputs = as_inputs(case, draw_batch(case, self.seed, step + 1, comm.rank)[0])
+        given = as_inputs(case, keys), list(map(tf.constant, gradients))
+        pooled = self.train(*given, next_inputs)
         union = {n: [bag for batch, _ in batches for bag in batch[n]] for n in keys}
         parts = zip(*(own for _, own in batches), strict=True)
         averaged = [tf.constant(np.concatenate(part) / np.float32(comm.size)) for part in parts]

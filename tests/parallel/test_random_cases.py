@@ -12,6 +12,7 @@ import pytest
     [
         *(("replicated", 2, 100), ("replicated", 3, 64), ("replicated", 4, 40)),
         *(("sharded", 2, 60), ("sharded", 3, 40)),
+        *(("prefetched", 2, 24), ("prefetched", 3, 16)),
     ],
 )
 def test_ranks_train_as_one_process_does(

@@ -94,6 +94,24 @@ def test_deferring_sends_sums_in_half_the_bytes(run_ranks: Any, tmp_path: Path) 
     assert sent["gradients"] + sent["deferred"] == 2 * 4 * total and sent["deferred"] > 0
 
 
+@pytest.mark.parametrize("skip", ["none", "inputs"])
+def test_keys_sent_ahead_change_no_result(run_ranks: Any, skip: str, tmp_path: Path) -> None:
+    flags = [f"--skip={skip}", "--placement=sharded"]
+    if skip == "inputs":
+        flags += ["--alpha=0.5", "--target_skip=0.6", "--snapshot_interval=3"]
+    ahead, _ = train_on_two(run_ranks, tmp_path / "ahead", *flags, "--prefetch")
+    inputs = ahead["inputs"]
+    assert ahead["settings"]["prefetch"] is True
+    assert inputs["seen"] == INPUTS == inputs["trained"] + inputs["skipped"]
+    assert (inputs["skipped"] > 100) == (skip == "inputs")
+    if skip == "none":
+        at_once, _ = train_on_two(run_ranks, tmp_path / "at_once", *flags)
+        for name in ("test", "training", "rows", "gradient_rows"):
+            assert ahead[name] == at_once[name]
+        for kind in ("keys", "rows", "gradients"):
+            assert ahead["ranks"]["bytes"][kind] == at_once["ranks"]["bytes"][kind] > 0
+
+
 def test_remembered_losses_stay_with_the_rank_of_their_input(
     run_ranks: Any, tmp_path: Path
 ) -> None:
@@ -115,6 +133,13 @@ def test_a_bad_flag_is_told_once_and_nothing_is_left(run_ranks: Any, tmp_path: P
     lines = [line for line in done.stderr.splitlines() if "slipstream-train:" in line]
     assert len(lines) == 1 and "'epoch'" in lines[0] and "epochs" in lines[0]
     assert "test AUC" not in done.stdout
+
+
+def test_replicated_tables_have_nothing_to_send_ahead(run_ranks: Any) -> None:
+    done = run_ranks("train_rank.py", 2, *SMALL, "--prefetch")
+    assert done.returncode != 0
+    lines = [line for line in done.stderr.splitlines() if "slipstream-train:" in line]
+    assert len(lines) == 1 and "--prefetch" in lines[0] and "--placement=sharded" in lines[0]
 
 
 def test_settings_that_the_model_refuses_are_told_once(run_ranks: Any) -> None:

@@ -266,3 +266,22 @@ def test_the_one_weight_is_the_anchor():
     assert layer.count_params() == 1
     layer.trainable = False
     assert layer.trainable_weights == []
+
+
+def test_next_inputs_change_nothing_in_one_process():
+    keys, next_keys = np.array([[5, 1], [6, 2]]), np.array([[7, 1]])
+    outputs = make_layer(prefetch=True)(keys, training=True, next_inputs=next_keys)
+    np.testing.assert_array_equal(outputs, make_layer()(keys, training=True))
+    symbolic = keras.Input((2,), dtype="int64"), keras.Input((2,), dtype="int64")
+    tensor = make_layer(prefetch=True)(symbolic[0], next_inputs=symbolic[1])
+    assert keras.Model(symbolic, tensor).output_shape == (None, 2, 4)
+
+
+def test_next_inputs_need_prefetch():
+    keys = np.array([[5, 1]])
+    with pytest.raises(ValueError, match=r"Invalid `prefetch`: False .*prefetch=True"):
+        make_layer()(keys, training=True, next_inputs=keys)
+    store = make_layer().store
+    tables = [TableConfig(name, 4, seed=3) for name in "ab"]
+    with pytest.raises(ValueError, match=r"Invalid `store`.*ShardedStore made with prefetch=True"):
+        EmbeddingCollection(tables, optimizers.SGD(0.5), store=store, prefetch=True)

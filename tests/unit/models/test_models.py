@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 
 from slipstream_tf import TableConfig, optimizers
+from slipstream_tf.distributed import with_next
 from slipstream_tf.keras import EmbeddingCollection
 from slipstream_tf.models import DLRM, MLP, DCNv2
 from slipstream_tf.models.interaction import pair_order
@@ -170,6 +171,24 @@ def test_dropout_acts_in_training_only(name):
     inputs, _ = make_data()
     np.testing.assert_array_equal(model(inputs), model(inputs))
     assert np.abs(model(inputs, training=True) - model(inputs, training=True)).max() > 0
+
+
+def test_next_keys_are_needed_in_training_with_prefetch_and_nowhere_else():
+    inputs, labels = make_data()
+    data = tf.data.Dataset.from_tensor_slices((inputs, labels)).batch(16)
+    ahead = make_dcn(embeddings=make_embeddings(prefetch=True))
+    with pytest.raises(ValueError, match=r"'next_keys'.*with_next"):
+        ahead(inputs, training=True)
+    assert ahead(inputs).shape == (64, 1)
+    losses = []
+    for prefetch in (False, True):
+        keras.utils.set_random_seed(0)
+        model = make_dcn(embeddings=make_embeddings(prefetch=prefetch))
+        model.compile("sgd", "binary_crossentropy")
+        # Without prefetch they are not read.
+        fitted = model.fit(with_next(data), shuffle=False, verbose=0)
+        losses.append(fitted.history["loss"])
+    assert losses[0] == losses[1]
 
 
 def test_symbolic_use():

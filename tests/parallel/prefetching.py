@@ -1,0 +1,211 @@
+"""A rank of test_prefetch.py: sharded tables whose keys are sent ahead, beside ones where not.
+
+Arguments: number of cases, seed. What happens between the announcement of a batch and its lookup is
+drawn: rows are marked or frozen, an evaluation lets copies go, nothing, or the batch is forgotten.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from slipstream_tf import distributed, optimizers
+from slipstream_tf.config import TableConfig
+from slipstream_tf.distributed import ShardedStore
+from slipstream_tf.ops.features import FeatureSpec, pack
+from slipstream_tf.ops.update_policy import SATURATED, UpdatePolicy
+
+TABLES = (TableConfig("t0", 4, seed=1), TableConfig("t1", 3, seed=2))
+SPECS = (FeatureSpec("a", "t0"), FeatureSpec("b", "t0", "mean"), FeatureSpec("c", "t1"))
+LARGEST_KEY, STEPS = 64, 12
+NO_KEYS = np.empty(0, np.int64)
+# Room for some 30 copies of a table: what a batch needs, and few more.
+CACHE_BYTES = 30 * (2 * 64 + 4 * 2 * (4 + 3))
+EVENTS = ("nothing", "nothing", "mark", "freeze", "evaluation", "forget")
+
+
+def draw_inputs(random: np.random.Generator, size: int) -> dict[str, Any]:
+    """Keys of a batch: two dense features and a ragged one."""
+    lengths = random.integers(0, 3, size)
+    bags = tf.constant(random.integers(0, LARGEST_KEY, lengths.sum()), tf.int64)
+    return {
+        "a": tf.constant(random.integers(0, LARGEST_KEY, size), tf.int64),
+        "b": tf.RaggedTensor.from_row_lengths(bags, tf.constant(lengths, tf.int64)),
+        "c": tf.constant(random.integers(0, LARGEST_KEY, size), tf.int64),
+    }
+
+
+def trainer(store: ShardedStore, is_traced: bool) -> Callable[..., list[tf.Tensor]]:
+    """A function of one step, which announces the next one's inputs if there are any."""
+
+    def train(inputs: Any, gradients: Any, next_inputs: Any) -> list[tf.Tensor]:
+        if store.comm.rank and is_traced:
+            # Ranks may trace other graphs: names must not depend on what else is in them.
+            tf.cond(tf.size(inputs["a"]) > 2, lambda: tf.constant(1), lambda: tf.constant(2))
+        pooled, plan = store.lookup(pack(inputs, SPECS), SPECS, training=True)
+        if next_inputs is not None:
+            store.announce(pack(next_inputs, SPECS), SPECS)
+        store.apply_gradients(plan, gradients)
+        return [tf.identity(rows) for rows in pooled]
+
+    return tf.function(train, autograph=False) if is_traced else train
+
+
+class Case:
+    """Two stores that see the same: one is told of each batch ahead, the other is not."""
+
+    def __init__(self, comm: Any, seed: int, number: int):
+        self.comm = comm
+        # The same on all ranks; what is a rank's own comes from `own`.
+        self.random = np.random.default_rng([seed, number])
+        self.own = np.random.default_rng([seed, number, comm.rank])
+        rule = optimizers.Adagrad(0.1, 0.1)
+        self.ahead, self.at_once = (
+            ShardedStore(TABLES, rule, comm, cache_bytes=CACHE_BYTES, prefetch=prefetch)
+            for prefetch in (True, False)
+        )
+        policy = (UpdatePolicy(), UpdatePolicy("mask"), UpdatePolicy("defer", trigger="interval"))
+        for store in (self.ahead, self.at_once):
+            for table in TABLES:
+                store.set_update_policy(table.name, policy[number % 3])
+        self.is_traced = number % 4 == 3
+        self.trainers = [trainer(s, self.is_traced) for s in (self.ahead, self.at_once)]
+
+    def run(self) -> None:
+        """Trains both; every vector must have the same bits, and so must all rows in the end."""
+        sizes = self.random.integers(0, 6, [STEPS, self.comm.size])
+        sizes[self.random.random(sizes.shape) < 0.2] = 0
+        batches = [draw_inputs(self.own, int(size)) for size in sizes[:, self.comm.rank]]
+        for step, inputs in enumerate(batches):
+            gradients = [
+                tf.constant(self.own.normal(0, 0.5, [inputs["a"].shape[0], dim]), tf.float32)
+                for dim in (4, 4, 3)
+            ]
+            is_announced = step + 1 < STEPS and self.random.random() < 0.9
+            next_inputs = batches[step + 1] if is_announced else None
+            got = self.trainers[0](inputs, gradients, next_inputs)
+            wanted = self.trainers[1](inputs, gradients, None)
+            for rows, others in zip(got, wanted, strict=True):
+                np.testing.assert_array_equal(rows, others, f"step {step}")
+            self._event(EVENTS[self.random.integers(len(EVENTS))])
+        for store in (self.ahead, self.at_once):
+            store.flush()
+        for table in TABLES:
+            got, wanted = (s.export_table(table.name) for s in (self.ahead, self.at_once))
+            for name in ("keys", "rows", "slots", "counts"):
+                np.testing.assert_array_equal(got[name], wanted[name])
+
+    def _event(self, event: str) -> None:
+        keys = self.random.choice(LARGEST_KEY, 12, replace=False).astype(np.int64)
+        hot = {table.name: (keys, np.full(12, 100, np.float32)) for table in TABLES}
+        seen = [draw_inputs(self.own, 5) for _ in range(3)]
+        results = []
+        for store in (self.ahead, self.at_once):
+            if event in ("mark", "freeze"):
+                for table in TABLES:
+                    store.mark_rows(table.name, keys[:6], np.full(6, SATURATED))
+            if event == "freeze":
+                store.freeze(hot)
+            if event == "evaluation":
+                looked_up = [store.lookup(pack(x, SPECS), SPECS, training=False)[0] for x in seen]
+                results.append([rows for pooled in looked_up for rows in pooled])
+        if event == "forget":
+            self.ahead.forget_announced()
+        for rows, others in zip(*results, strict=True) if results else ():
+            np.testing.assert_array_equal(rows, others)
+
+
+def reads_no_stale_row(comm: Any, what_ends_copies: str) -> None:
+    """A batch announced while its copies were frozen is looked up when they are not any more."""
+    cache_bytes = 32 * (64 + 4 * 4)  # 32 rows of t0, whose rule has no slots
+    rule = optimizers.SGD(1.0)
+    store = ShardedStore(TABLES[:1], rule, comm, cache_bytes=cache_bytes, prefetch=True)
+    specs, keys = SPECS[:1], np.arange(8, dtype=np.int64)
+    batch = pack({"a": tf.constant(keys)}, specs)
+    # Its own rows a rank reads where they are.
+    of_others = store.owners("t0", keys) != comm.rank
+    assert of_others.any()
+
+    def step(announces: bool) -> np.ndarray:
+        pooled, plan = store.lookup(batch, specs, training=True)
+        if announces:
+            store.announce(batch, specs)
+        store.apply_gradients(plan, [tf.ones([8, 4])])
+        return pooled[0].numpy()
+
+    first = step(announces=False)
+    store.mark_rows("t0", keys, np.full(8, SATURATED))
+    store.freeze({"t0": (keys, np.full(8, 100, np.float32))})
+    frozen = step(announces=False)
+    np.testing.assert_array_equal(step(announces=True)[of_others], frozen[of_others])
+    if what_ends_copies == "mark_rows":
+        store.mark_rows("t0", keys[:0], np.empty(0, np.uint8))
+    else:
+        others = tf.range(100, 132, dtype=tf.int64)
+        store.lookup(pack({"a": others}, specs), specs, training=False)
+    # Three updates by 1, each the mean of the ranks'.
+    np.testing.assert_allclose(step(announces=False), first - 3, rtol=1e-5)
+
+
+def refuses(comm: Any, is_traced: bool) -> None:
+    """A batch that was not announced is an error on all ranks, and so is a second announcement."""
+    random = np.random.default_rng(comm.rank)
+    first, second, third = (draw_inputs(random, 4) for _ in range(3))
+    gradients = [tf.zeros([4, dim]) for dim in (4, 4, 3)]
+    store = ShardedStore(TABLES, optimizers.SGD(0.1), comm, prefetch=True)
+    train = trainer(store, is_traced)
+    train(first, gradients, second)
+    shorter = {**second, "c": second["c"][:3]}
+    wrong = [
+        third,  # other keys
+        {**second, "b": tf.RaggedTensor.from_row_splits(NO_KEYS, tf.zeros([5], tf.int64))},
+        {**second, "b": second["b"].to_tensor(-1)},  # the same keys in another layout
+        {**shorter, "a": second["a"][:3], "b": second["b"][:3]},  # the first inputs of it
+    ]
+    for inputs in wrong:
+        shares = [gradient[: inputs["a"].shape[0]] for gradient in gradients]
+        require_error("forget_announced", lambda i=inputs, s=shares: train(i, s, None))
+    train(second, gradients, None)
+    train(third, gradients, first)
+    require_error("once a step", lambda: store.announce(pack(second, SPECS), SPECS))
+    store.forget_announced()
+    train(second, gradients, None)
+    plain = ShardedStore(TABLES, optimizers.SGD(0.1), comm)
+    require_error("prefetch=True", lambda: plain.announce(pack(first, SPECS), SPECS))
+
+
+def require_error(text: str, call: Callable[[], Any]) -> None:
+    try:
+        call()
+    except (tf.errors.InvalidArgumentError, ValueError) as error:
+        assert text in str(error), str(error)
+    else:
+        raise AssertionError(f"no error that says {text!r}")
+
+
+def main() -> None:
+    """Runs all cases."""
+    count, seed = int(sys.argv[1]), int(sys.argv[2])
+    tf.config.threading.set_inter_op_parallelism_threads(2)
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+    comm = distributed.init()
+    tf.get_logger().setLevel("ERROR")  # Traced cases are traced anew for every size, on purpose.
+    for what_ends_copies in ("mark_rows", "evaluations"):
+        reads_no_stale_row(comm, what_ends_copies)
+    for is_traced in (False, True):
+        refuses(comm, is_traced)
+    for number in range(count):
+        try:
+            Case(comm, seed, number).run()
+        except Exception:
+            print(f"rank {comm.rank}: case {number}", file=sys.stderr, flush=True)
+            raise
+    print(f"rank {comm.rank} of {comm.size}: {count} cases equal", flush=True)
+
+
+if __name__ == "__main__":
+    main()
