@@ -2,6 +2,7 @@
 
 from slipstream_tf.distributed.comm import Communicator, SingleProcess, Traffic, init
 from slipstream_tf.distributed.ends import even_ends, scale_loss
+from slipstream_tf.distributed.flushing import flush_held
 from slipstream_tf.distributed.gradients import DistributedGradientTape, DistributedOptimizer
 from slipstream_tf.distributed.replicated import ReplicatedStore
 from slipstream_tf.distributed.saving import JobCheckpoints, SavedJob
@@ -20,6 +21,7 @@ __all__ = [
     "SingleProcess",
     "Traffic",
     "even_ends",
+    "flush_held",
     "init",
     "scale_loss",
 ]
