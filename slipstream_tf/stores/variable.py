@@ -31,8 +31,8 @@ class VariableStore:
 
     Gradients that are deferred are summed per row in buffers of the store, on the variable's
     device, and leave with the gradients of a later step. `distributed.flush_held` applies what is
-    left at the end (in Keras's `fit`, `Slipstream.callback` and `keras.RanksCallback` do). Deferring
-    by movement needs to know how far a sum would move its row, and so the optimizer: see
+    left at the end (in Keras's `fit`, `Slipstream.callback` and `keras.RanksCallback` do).
+    Deferring by movement needs to know how far a sum would move its row, and so the optimizer: see
     `use_optimizer`. In shadow mode all keys are counted, not one in 16.
 
     Access counts are kept in float32: exact up to 16,777,216 lookups of a key (after decay).
