@@ -23,7 +23,7 @@ class GlobalMetrics:
     """Puts the metrics of all ranks into an epoch's logs.
 
     Left alone, with a warning, are metrics whose state is no sum: of which Keras itself would not
-    sum the variables over replicas (`aggregation` of `add_weight`), or whose variables are no
+    sum the variables over replicas (`aggregation` of `add_variable`), or whose variables are no
     numbers, or do not start at 0.
     """
 

@@ -117,6 +117,6 @@ class RanksCallback(keras.callbacks.Callback):
 
     def _flush(self) -> None:
         if isinstance(self._store, VariableStore):
-            flush_held(self._store, self.model.optimizer, self._comm)
+            flush_held(self._store, self._store.optimizer or self.model.optimizer, self._comm)
         elif self._comm.size > 1 and hasattr(self._store, "flush"):
             self._store.flush()

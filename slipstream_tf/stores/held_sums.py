@@ -39,7 +39,8 @@ class HeldSums:
     """The held sums of one variable, and the policy that they are held by.
 
     Nothing is allocated while no policy defers. Then: a sum, its key and the step it was begun in
-    for each sum that may be held, and 8 bytes for each row of the variable to find its sum by.
+    for each sum that may be held; and, beside the budget of sums, 8 bytes for each row of the
+    variable to find its sum by. A step looks at the keys and ages of all sums.
     """
 
     def __init__(self, rows: int, dim: int, device: str):

@@ -150,6 +150,11 @@ class VariableStore:
         return movement(self._optimizer, self._variables[table], keys, sums)
 
     @property
+    def optimizer(self) -> Any:
+        """What updates the variables, or None if the store was not told."""
+        return self._optimizer
+
+    @property
     def learning_rate(self) -> Any:
         """The optimizer's, a scalar; None if the store does not know the optimizer."""
         return getattr(self._optimizer, "learning_rate", None)
