@@ -8,7 +8,12 @@ import pytest
 import tensorflow as tf
 
 from slipstream_tf import SaturationConfig, Slipstream
-from slipstream_tf.distributed import DistributedGradientTape, flush_held
+from slipstream_tf.distributed import (
+    DistributedGradientTape,
+    DistributedOptimizer,
+    SingleProcess,
+    flush_held,
+)
 from slipstream_tf.stores.variable import VariableStore
 
 USERS, ITEMS, DIM, BATCH, STEPS = 200, 100, 4, 64, 120
@@ -94,3 +99,36 @@ def test_gradients_are_deferred_after_the_warm_up(trigger):
     for mine, plain in zip(shadow_rows, plain_rows, strict=True):
         np.testing.assert_array_equal(mine, plain)
     assert sum(t.rows.held for r in shadow.tracker.reports for t in r.tables) > 0
+
+
+def test_fit_applies_what_is_held_at_each_epochs_end():
+    keras.utils.set_random_seed(2)
+    layer = keras.layers.Embedding(ITEMS, DIM)
+    model = keras.Sequential([layer, keras.layers.Flatten(), keras.layers.Dense(1)])
+    model.build((None, 1))
+    store = VariableStore({"item": layer.embeddings})
+    # Adam's movement is not known: by interval.
+    optimizer = DistributedOptimizer(keras.optimizers.Adam(0.01), SingleProcess(), store)
+    config = SaturationConfig(
+        skip="defer", defer_trigger="interval", threshold=1.0, warmup_steps=0, snapshot_interval=4
+    )
+    slipstream = Slipstream(store, config)
+    model.compile(optimizer, "mse")
+    pending = []
+    watch = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda batch, logs: pending.append(store.pending()["item"]),
+        on_epoch_end=lambda epoch, logs: pending.append(-store.pending()["item"]),
+    )
+    keys = np.random.default_rng(1).integers(0, 20, (15 * 8, 1))
+    model.fit(
+        keys,
+        np.ones(len(keys)),
+        batch_size=8,
+        epochs=2,
+        verbose=0,
+        callbacks=[slipstream.callback(), watch],
+    )
+    assert pending[14] > 0 and pending[15] == 0 and pending[-2] > 0 and pending[-1] == 0
+    counts = store.update_counts("item")
+    assert counts.flushed == pending[14] + pending[-2]
+    assert int(model.optimizer.iterations) == 30, "a flush is no step"
