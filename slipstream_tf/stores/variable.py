@@ -203,7 +203,8 @@ class VariableStore:
         if (marks & WATCHED).any():
             allowed = "another drift metric than 'signal', which needs the native store"
             raise invalid("marks", "WATCHED", f"table {table!r} of a VariableStore", allowed)
-        self.set_saturated(table, np.asarray(keys, np.int64)[(marks & SATURATED) > 0])
+        self._marked[table] = np.asarray(keys, np.int64)[(marks & SATURATED) > 0]
+        self._apply_policy(table)
 
     def set_update_policy(self, table: str, policy: UpdatePolicy) -> None:
         """Says whether gradients are masked or held back, from the next step on.
@@ -273,9 +274,9 @@ class VariableStore:
         )
 
     def set_saturated(self, table: str, keys: Any) -> None:
-        """Replaces the saturated keys of a table; the policy says what becomes of them.
+        """Replaces the saturated keys of a table; steps see them from the next one on.
 
-        Steps see them from the next one on.
+        They are masked, unless the policy defers.
 
         Args:
             table: name of the table.
@@ -297,6 +298,8 @@ class VariableStore:
             raise invalid("keys", int(outside[0]), f"table {table!r}", f"0 to {rows - 1}")
         self._marked[table] = keys.astype(np.int64)
         self._apply_policy(table)
+        if self._policies[table].mode != "defer":
+            self._masked[table].assign(self._marked[table])
 
     def size(self, table: str) -> int:
         """Returns the number of rows of a table, all of which are keys."""
