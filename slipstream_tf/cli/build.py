@@ -21,7 +21,10 @@ _ACCUMULATOR, _EPSILON = 0.0, 1e-10
 
 
 def build_embeddings(
-    settings: Settings, fields: tuple[str, ...], comm: Communicator
+    settings: Settings,
+    fields: tuple[str, ...],
+    comm: Communicator,
+    planned_steps: int | None = None,
 ) -> EmbeddingCollection:
     """Makes a table per field.
 
@@ -29,6 +32,7 @@ def build_embeddings(
         settings: of the run.
         fields: names of the categorical fields, in the order of the key columns.
         comm: the ranks that train them; making the tables is a collective.
+        planned_steps: as of `saturation_config`.
 
     Returns:
         The layer.

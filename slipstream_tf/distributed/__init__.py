@@ -2,6 +2,7 @@
 
 from slipstream_tf.distributed.comm import Communicator, SingleProcess, Traffic, init
 from slipstream_tf.distributed.ends import even_ends, scale_loss
+from slipstream_tf.distributed.flushing import flush_held
 from slipstream_tf.distributed.gradients import DistributedGradientTape, DistributedOptimizer
 from slipstream_tf.distributed.next_batch import with_next
 from slipstream_tf.distributed.replicated import ReplicatedStore
@@ -21,6 +22,7 @@ __all__ = [
     "SingleProcess",
     "Traffic",
     "even_ends",
+    "flush_held",
     "init",
     "scale_loss",
     "with_next",

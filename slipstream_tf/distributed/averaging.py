@@ -1,4 +1,4 @@
-"""Averages the gradients of a step over the ranks; sparse ones are masked before they are sent."""
+"""Averages the gradients of a step over the ranks; sparse ones may be withheld instead of sent."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from typing import Any
 
 import tensorflow as tf
 
-from slipstream_tf.distributed.comm import Communicator
-from slipstream_tf.distributed.exchange import WIRE_DTYPES, Names, from_wire, to_wire
-from slipstream_tf.errors import invalid, require_choice
+from slipstream_tf.distributed.comm import KINDS, Communicator
+from slipstream_tf.distributed.exchange import Names, Wire, from_wire, to_wire
+from slipstream_tf.errors import invalid
 from slipstream_tf.ops.mask import KeySet, mask_gradients
 from slipstream_tf.stores.variable import VariableStore
 
 
 class GradientExchange:
-    """Masks the gradients of a store's tables, and averages all gradients over the ranks."""
+    """Averages all gradients over the ranks; those of a store's tables are masked or held back."""
 
     def __init__(
         self,
@@ -28,18 +28,18 @@ class GradientExchange:
 
         Args:
             comm: the ranks.
-            store: watches the variables whose gradients are masked, or None.
+            store: watches the variables whose gradients are masked or held back, or None.
             wire_dtype: "float32" or "bfloat16", in which sparse rows travel.
             names: names the collectives. An exchange that is made while a function is traced takes
                 one that was there before: other ranks may have traced it more or less often.
         """
-        require_choice("wire_dtype", wire_dtype, WIRE_DTYPES, "a gradient exchange")
-        self._comm, self._store, self._wire_dtype = comm, store, wire_dtype
+        self._comm, self._store = comm, store
+        self._rounds = Wire(wire_dtype).rounds(tf.constant(0))
         self._names = names
         self._nothing: dict[str, KeySet] = {}
 
     def average(self, gradients: Sequence[Any], sources: Sequence[Any]) -> list[Any]:
-        """Returns the gradients to apply: of watched tables without saturated rows, averaged.
+        """Returns the gradients to apply: of watched tables what their policies let go, averaged.
 
         Args:
             gradients: of this rank: dense, `tf.IndexedSlices` or None; None must be so on all
@@ -49,30 +49,53 @@ class GradientExchange:
         Raises:
             TypeError: the gradient of a watched variable is dense.
         """
-        masked = [self._mask(g, source) for g, source in zip(gradients, sources, strict=True)]
+        sources = list(sources)
+        given = [self._share(gradient) for gradient in gradients]
+        passed = [self._withhold(g, source) for g, source in zip(given, sources, strict=True)]
         if self._comm.size == 1:
-            return masked
-        averaged = list(masked)
+            return passed
+        averaged = list(passed)
         dense: dict[tf.DType, list[int]] = {}
-        for index, gradient in enumerate(masked):
+        for index, gradient in enumerate(passed):
             if isinstance(gradient, tf.IndexedSlices):
-                averaged[index] = self._average_rows(gradient, f"{index}")
+                kind = self._kind_of(sources[index])
+                averaged[index] = self._add_rows(gradient, f"{index}", kind)
             elif gradient is not None:
                 dense.setdefault(tf.as_dtype(gradient.dtype), []).append(index)
         for dtype, places in dense.items():
-            values = self._average_dense([masked[index] for index in places], dtype.name)
+            values = self._average_dense([passed[index] for index in places], dtype.name)
             for index, value in zip(places, values, strict=True):
                 averaged[index] = value
         return averaged
 
-    def _mask(self, gradient: Any, source: Any) -> Any:
+    def _share(self, gradient: Any) -> Any:
+        """A sparse gradient's part of the average; dense ones are divided when they are summed.
+
+        Before it is held, so that a held sum moves its row as far as it will when applied.
+        """
+        if self._comm.size == 1 or not isinstance(gradient, tf.IndexedSlices):
+            return gradient
+        values = gradient.values / tf.cast(self._comm.size, gradient.values.dtype)
+        return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
+
+    def _kind_of(self, source: Any) -> Any:
+        """What a variable's rows are counted as: they are held sums, too, while any may be."""
+        table = None if self._store is None else self._store.table_of(source)
+        if self._store is None or table is None:
+            return "gradients"
+        deferred, gradients = (
+            tf.constant(KINDS.index(kind), tf.int64) for kind in ("deferred", "gradients")
+        )
+        return tf.where(self._store.is_deferring(table), deferred, gradients)
+
+    def _withhold(self, gradient: Any, source: Any) -> Any:
         table = None if self._store is None else self._store.table_of(source)
         if self._store is None or table is None or gradient is None:
             return gradient
         if not isinstance(gradient, tf.IndexedSlices):
             raise TypeError(
                 f"The gradient of table {table!r} is dense ({type(gradient).__name__} of shape "
-                f"{gradient.shape}), so that its saturated rows cannot be left out. Rows must be "
+                f"{gradient.shape}), so that single rows cannot be withheld. Rows must be "
                 "read by tf.gather, tf.nn.embedding_lookup or keras.layers.Embedding alone: a "
                 "matmul (one-hot or tied weights), a regularizer, a cast of the whole variable, "
                 "or `unconnected_gradients='zero'` makes it dense. Or leave the variable out of "
@@ -93,12 +116,12 @@ class GradientExchange:
             for part, gradient in zip(parts, gradients, strict=True)
         ]
 
-    def _average_rows(self, gradient: tf.IndexedSlices, place: str) -> tf.IndexedSlices:
+    def _add_rows(self, gradient: tf.IndexedSlices, place: str, kind: Any) -> tf.IndexedSlices:
         own = self._add_up(gradient)
         keys = self._comm.gather(own.indices, "keys", self._names.of(f"keys.{place}"))
-        sent = to_wire(own.values / self._comm.size, self._wire_dtype)
-        rows = self._comm.gather(sent, "gradients", self._names.of(f"rows.{place}"))
-        rows = from_wire(rows, self._wire_dtype)
+        sent = to_wire(own.values, self._rounds)
+        rows = self._comm.gather(sent, kind, self._names.of(f"rows.{place}"))
+        rows = from_wire(rows, self._rounds)
         return self._add_up(tf.IndexedSlices(rows, keys, gradient.dense_shape))
 
     def _add_up(self, slices: tf.IndexedSlices) -> tf.IndexedSlices:

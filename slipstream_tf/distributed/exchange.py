@@ -9,7 +9,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import weakref
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 import tensorflow as tf
 
@@ -19,6 +19,8 @@ from slipstream_tf.ops.exchange import RowParcels, pack_keys, unpack_keys
 
 WIRE_DTYPES = ("float32", "bfloat16")
 WIRE_KEYS = ("packed", "int64")
+# Whether rows are rounded: always or never, or as a tensor says.
+Rounds: TypeAlias = "bool | tf.Tensor"
 
 
 class Names:
@@ -73,43 +75,45 @@ class Wire:
         require_choice("wire_keys", self.keys, WIRE_KEYS, "rows between ranks")
         require_integer("wire_warmup_steps", self.warmup_steps, 0, None, "rows between ranks")
 
-    def rounds(self, steps: tf.Tensor) -> tf.Tensor | None:
-        """Returns whether rows are rounded after so many updates: a bool scalar; None: never."""
-        return None if self.dtype == "float32" else steps >= self.warmup_steps
+    def rounds(self, steps: tf.Tensor) -> Rounds:
+        """Returns whether rows are rounded after so many updates: a bool, or a bool scalar."""
+        if self.dtype == "float32" or self.warmup_steps == 0:
+            return self.dtype != "float32"
+        return steps >= self.warmup_steps
 
 
-def to_wire(values: tf.Tensor, rounds: tf.Tensor | None) -> tf.Tensor:
+def to_wire(values: tf.Tensor, rounds: Rounds) -> tf.Tensor:
     """Returns float32 values in the form that is sent.
 
     Args:
-        values: float32 [n].
+        values: float32 [n], or of any shape if `rounds` is no tensor.
         rounds: from `Wire.rounds`.
 
     Returns:
-        The values; or, where they may be rounded, the halves of their bits: uint16, [n] of
-        bfloat16, or else [2 n].
+        The values, if they are never rounded; else bits of them as uint16: those of bfloat16, in
+        their shape, or all: [2 n].
     """
-    if rounds is None:
-        return values
+    if isinstance(rounds, bool):
+        return tf.bitcast(tf.cast(values, tf.bfloat16), tf.uint16) if rounds else values
     return tf.cond(
         rounds,
-        lambda: tf.bitcast(tf.cast(values, tf.bfloat16), tf.uint16),
+        lambda: to_wire(values, True),
         lambda: tf.reshape(tf.bitcast(values, tf.uint16), [-1]),
     )
 
 
-def splits_on_wire(splits: tf.Tensor, rounds: tf.Tensor | None) -> tf.Tensor:
+def splits_on_wire(splits: tf.Tensor, rounds: Rounds) -> tf.Tensor:
     """Returns how long the parts of `to_wire` are, for int32 `splits` of the values."""
-    return splits if rounds is None else splits * tf.where(rounds, 1, 2)
+    return splits if isinstance(rounds, bool) else splits * tf.where(rounds, 1, 2)
 
 
-def from_wire(sent: tf.Tensor, rounds: tf.Tensor | None) -> tf.Tensor:
+def from_wire(sent: tf.Tensor, rounds: Rounds) -> tf.Tensor:
     """Returns the float32 values of what `to_wire` made."""
-    if rounds is None:
-        return sent
+    if isinstance(rounds, bool):
+        return tf.cast(tf.bitcast(sent, tf.bfloat16), tf.float32) if rounds else sent
     return tf.cond(
         rounds,
-        lambda: tf.cast(tf.bitcast(sent, tf.bfloat16), tf.float32),
+        lambda: from_wire(sent, True),
         lambda: tf.bitcast(tf.reshape(sent, [-1, 2]), tf.float32),
     )
 
@@ -121,7 +125,7 @@ def gather_rows(
     what: str,
     wire: Wire,
     kind: Any,
-    rounds: tf.Tensor | None,
+    rounds: Rounds,
 ) -> RowParcels:
     """Gives every rank the rows of all.
 

@@ -16,7 +16,7 @@ import tensorflow as tf
 from slipstream_tf import optimizers
 from slipstream_tf.config import TableConfig
 from slipstream_tf.distributed.comm import KINDS, Communicator
-from slipstream_tf.distributed.exchange import Names, Wire
+from slipstream_tf.distributed.exchange import Names, Rounds, Wire
 from slipstream_tf.distributed.settings import require_same
 from slipstream_tf.ops import exchange as exchange_ops
 from slipstream_tf.ops.update_policy import UpdateCounts, UpdatePolicy
@@ -89,12 +89,12 @@ class ExchangedStore(NativeStore):
         collected: exchange_ops.RowParcels,
         what: str,
         kind: Any,
-        rounds: tf.Tensor | None,
+        rounds: Rounds,
     ) -> tf.Operation | None:
         """Sends collected rows to where they belong, and applies those that come here."""
         raise NotImplementedError
 
-    def _rounds(self) -> tf.Tensor | None:
+    def _rounds(self) -> Rounds:
         """Whether rows are rounded now, between two updates."""
         return self.wire.rounds(self._steps.read_value())
 

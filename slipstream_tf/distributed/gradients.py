@@ -1,8 +1,8 @@
-"""A gradient tape and an optimizer that mask saturated keys' gradients and average over the ranks.
+"""A gradient tape and an optimizer that withhold gradients and average the others over the ranks.
 
 In: a `tf.GradientTape` or a Keras optimizer, a `VariableStore`, the ranks. Out: gradients of which
-those of watched tables have lost the rows of saturated keys, averaged over the ranks. Method:
-Slipstream, arXiv 2404.04270, with rows compacted away before they are sent or applied.
+those of watched tables are masked or deferred, averaged over the ranks. Method: Slipstream,
+arXiv 2404.04270, with rows compacted away before they are sent or applied.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from slipstream_tf import _compat
 from slipstream_tf.distributed.averaging import GradientExchange, store_of
 from slipstream_tf.distributed.comm import Communicator, SingleProcess
 from slipstream_tf.distributed.exchange import Names
@@ -33,10 +34,15 @@ class DistributedGradientTape:
     saturated keys; accesses and rows are counted in the store. Other gradients are untouched. The
     saturated keys are read at run time: a new set retraces nothing.
 
+    Where the store's policy defers, gradients come back when they are due, as the sum of a row's
+    gradients: of this batch's rows or others. After the last step, `flush_held(store, optimizer,
+    comm)` applies what is left. How far a sum would move its row is judged before the optimizer
+    applies it, by its state: build it first (`optimizer.build(model.trainable_variables)`).
+
     With several ranks (`comm`) all gradients come back averaged over them: sparse ones are summed
-    per key and masked before they are sent. The average is that of the ranks' losses: scale the
-    loss with `scale_loss` where their batches differ in size. Every rank must call `gradient` at
-    every step, with an empty batch if it has no inputs.
+    per key and masked, or held back by each rank, before they are sent. The average is that of the
+    ranks' losses: scale the loss with `scale_loss` where their batches differ in size. Every rank
+    must call `gradient` at every step, with an empty batch if it has no inputs.
 
     What the optimizer does with rows that are absent is the optimizer's matter. Rows and slots of
     masked keys stay bit for bit what they were with
@@ -51,7 +57,7 @@ class DistributedGradientTape:
     `Lion`, `Lamb`, `Muon`) the rows move too; `Ftrl` sets rows without a gradient so far to zero.
     The same holds for `tf.compat.v1.train.AdamOptimizer`, and for `weight_decay`, `use_ema` and
     `gradient_accumulation_steps` of any Keras optimizer. Clipping by norm sees only the rows that
-    are left.
+    are left. A deferred sum is applied as one gradient: with SGD, the row ends where it would have.
 
     Keras 3's `Adagrad` squares the rows of one key apart if it is given them apart, as a plain tape
     does; here it is given their sum, as `tf.compat.v1.train` and dense gradients have it.
@@ -69,7 +75,7 @@ class DistributedGradientTape:
         Args:
             tape: not yet entered; persistent or not.
             store: a `VariableStore`, or an object that has one as its `store`; None: nothing is
-                masked.
+                withheld.
             comm: the ranks, from `init`; None: gradients stay in this process.
             wire_dtype: "float32" or "bfloat16", in which sparse rows travel.
 
@@ -107,7 +113,7 @@ class DistributedGradientTape:
         output_gradients: Any = None,
         unconnected_gradients: tf.UnconnectedGradients = tf.UnconnectedGradients.NONE,
     ) -> Any:
-        """See `tf.GradientTape.gradient`; sparse gradients of the store's variables are masked.
+        """See `tf.GradientTape.gradient`; those of the store's variables may be withheld.
 
         Every call counts the accesses of its gradients: with a persistent tape, call it once a
         step for the variables of the store.
@@ -143,12 +149,14 @@ def DistributedOptimizer(
     Args:
         optimizer: a Keras optimizer that has no state yet.
         comm: the ranks, from `init`.
-        store: a `VariableStore`, or an object that has one as its `store`, whose saturated keys'
-            gradients are masked before they are sent; None: nothing is masked.
+        store: a `VariableStore`, or an object that has one as its `store`, whose gradients are
+            masked or deferred before they are sent; it then knows the optimizer (see
+            `VariableStore.use_optimizer`). None: nothing is withheld.
         wire_dtype: "float32" or "bfloat16", in which sparse rows travel.
 
     Raises:
-        ValueError: this is no Keras 3 optimizer, or it was used before.
+        ValueError: this is no Keras 3 optimizer, it was used before, or the store defers by
+            movement, which is not known under it.
     """
     place = "DistributedOptimizer"
     base = type(optimizer)
@@ -156,7 +164,8 @@ def DistributedOptimizer(
         raise invalid("optimizer", base.__name__, place, "a Keras 3 optimizer")
     if getattr(optimizer, "built", False):
         raise invalid("optimizer", "one that was used", place, "one without state")
-    exchange = GradientExchange(comm, store_of(store, place), wire_dtype, Names("optimizer"))
+    found = store_of(store, place)
+    exchange = GradientExchange(comm, found, wire_dtype, Names("optimizer"))
 
     class Distributed(base):  # type: ignore[misc, valid-type]
         """The optimizer, with gradients averaged first."""
@@ -168,10 +177,21 @@ def DistributedOptimizer(
             variables = trainable_variables
             if variables is None:
                 variables = self._trainable_variables
+            elif not self.built:
+                # As the base would below: what is deferred is judged by the optimizer's state.
+                with _compat.require_keras().name_scope(self.name, caller=self):
+                    self.build(list(variables))
             averaged = exchange.average(list(grads), list(variables))
             return super().apply(averaged, trainable_variables)
+
+        def apply_averaged(self, grads: Any, trainable_variables: Any) -> Any:
+            """Applies gradients that are averaged already."""
+            return super().apply(grads, trainable_variables)
 
     # Saved, and shown, as the optimizer itself.
     Distributed.__name__, Distributed.__qualname__ = base.__name__, base.__qualname__
     Distributed.__module__ = base.__module__
-    return Distributed.from_config(optimizer.get_config())
+    made = Distributed.from_config(optimizer.get_config())
+    if found is not None:
+        found.use_optimizer(made)
+    return made

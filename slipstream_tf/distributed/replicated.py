@@ -15,7 +15,7 @@ import tensorflow as tf
 from slipstream_tf import optimizers
 from slipstream_tf.config import TableConfig
 from slipstream_tf.distributed.comm import Communicator
-from slipstream_tf.distributed.exchange import Wire, gather_rows
+from slipstream_tf.distributed.exchange import Rounds, Wire, gather_rows
 from slipstream_tf.distributed.exchanged import ExchangedStore
 from slipstream_tf.errors import invalid
 from slipstream_tf.ops import exchange as exchange_ops
@@ -71,7 +71,7 @@ class ReplicatedStore(ExchangedStore):
         collected: exchange_ops.RowParcels,
         what: str,
         kind: Any,
-        rounds: tf.Tensor | None,
+        rounds: Rounds,
     ) -> tf.Operation | None:
         rows = gather_rows(self.comm, collected, self._names, what, self.wire, kind, rounds)
         return exchange_ops.apply_rows(self._handles, rows, self.learning_rate)

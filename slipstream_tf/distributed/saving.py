@@ -27,7 +27,7 @@ from slipstream_tf.distributed.comm import Communicator
 from slipstream_tf.distributed.exchange import Names
 from slipstream_tf.distributed.settings import require_same
 from slipstream_tf.distributed.sharded import ShardedStore
-from slipstream_tf.errors import require_integer
+from slipstream_tf.errors import invalid, require_integer
 
 # What is written until it is whole; one that was left behind is removed at the next save.
 _STAGING = ".saving"
@@ -87,13 +87,17 @@ class JobCheckpoints:
             checkpoint: of this rank.
             comm: the ranks.
             store: the embedding store, whose held gradients are applied first, and whose placement
-                says who writes what; None: there is none.
+                says who writes what; None: there is none, or it is a `VariableStore`, whose held
+                gradients `flush_held` applies.
             keep: whole checkpoints that are kept; older ones are removed.
 
         Raises:
-            ValueError: `keep` is no integer >= 1.
+            ValueError: `keep` is no integer >= 1, or the store is no embedding store.
         """
         require_integer("keep", keep, 1, None, "JobCheckpoints")
+        if store is not None and not hasattr(store, "flush"):
+            allowed = "an embedding store; of a VariableStore, None and flush_held before each save"
+            raise invalid("store", type(store).__name__, "JobCheckpoints", allowed)
         self._directory, self._checkpoint, self._keep = Path(directory), checkpoint, keep
         self._comm, self._store = comm, store
         is_sharded = comm.size > 1 and isinstance(store, ShardedStore)

@@ -20,6 +20,7 @@ from slipstream_tf import optimizers
 from slipstream_tf.config import TableConfig
 from slipstream_tf.distributed.comm import Communicator
 from slipstream_tf.distributed.exchange import (
+    Rounds,
     Wire,
     exchange_keys,
     from_wire,
@@ -216,7 +217,7 @@ class ShardedStore(ExchangedStore):
         return exchange_ops.RowParcels(sizes, keys, received)
 
     def _exchange_values(
-        self, values: tf.Tensor, splits: tf.Tensor, kind: Any, what: str, rounds: tf.Tensor | None
+        self, values: tf.Tensor, splits: tf.Tensor, kind: Any, what: str, rounds: Rounds
     ) -> tf.Tensor:
         sent, splits = to_wire(values, rounds), splits_on_wire(splits, rounds)
         received, _ = self.comm.exchange(sent, splits, kind, self._names.of(what))
@@ -227,7 +228,7 @@ class ShardedStore(ExchangedStore):
         collected: exchange_ops.RowParcels,
         what: str,
         kind: Any,
-        rounds: tf.Tensor | None,
+        rounds: Rounds,
     ) -> tf.Operation | None:
         sizes, keys = exchange_keys(
             self.comm, collected.sizes, collected.keys, self._names, what, self.wire

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 class SaturationCallback(keras.callbacks.Callback):
     """Ends the engine's windows while `model.fit` runs; `evaluate` and `predict` don't count.
 
-    With `steps_per_execution` above 1 a window ends with the execution in which it gets full.
+    With `steps_per_execution` above 1 a window ends with the execution in which it gets full. With
+    several ranks it does what `RanksCallback` does; put it first.
 
     Args:
         slipstream: whose steps are counted.
@@ -68,6 +69,10 @@ class SaturationCallback(keras.callbacks.Callback):
                 "nothing is skipped" if config.skips_by_losses else "the guard watches nothing",
             )
 
+    def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """See `RanksCallback`."""
+        self._ranks.on_test_begin(logs)
+
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """Exchanges what ranks hold back, so that all of them end with the same rows."""
         self._ranks.on_train_end(logs)
@@ -85,10 +90,13 @@ class SaturationCallback(keras.callbacks.Callback):
             self._count_iterations()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Counts the steps of a last, shorter execution, whose end Keras may not tell."""
-        del epoch, logs
+        """Counts the steps of a last, shorter execution, whose end Keras may not tell.
+
+        Then does what `RanksCallback` does: callbacks behind this one see metrics of all ranks.
+        """
         if self.model.steps_per_execution > 1:
             self._count_iterations()
+        self._ranks.on_epoch_end(epoch, logs)
 
     def _count_iterations(self) -> None:
         # What `batch` means with several steps per execution changed between versions of Keras.

@@ -1,4 +1,7 @@
-"""Makes the ranks of a job train one model in `model.fit`. In: the ranks. Out: equal weights."""
+"""Makes the ranks of a job train one model in `model.fit`. In: the ranks. Out: equal weights.
+
+And equal logs: what callbacks act on at an epoch's end is of all ranks.
+"""
 
 from __future__ import annotations
 
@@ -9,34 +12,57 @@ import tensorflow as tf
 from absl import logging
 
 from slipstream_tf.distributed.comm import Communicator
+from slipstream_tf.distributed.flushing import flush_held
+from slipstream_tf.distributed.replicated import ReplicatedStore
+from slipstream_tf.distributed.same_rows import require_same_rows
 from slipstream_tf.errors import invalid
+from slipstream_tf.keras.global_metrics import GlobalMetrics
 from slipstream_tf.keras.loss_feedback import LossFeedback
+from slipstream_tf.stores.variable import VariableStore
 
 
 class RanksCallback(keras.callbacks.Callback):
     """Starts all ranks with the Keras weights of rank 0, and averages their gradients rightly.
 
     `Slipstream.callback` does the same; this is for a `fit` without an engine. Every rank must give
-    `fit` as many batches as the others: see `distributed.even_ends`. With one rank nothing is done.
+    `fit` as many batches as the others: see `distributed.even_ends`. With one rank, only what a
+    `VariableStore` holds back is applied at the ends of epochs.
 
-    Embedding rows are neither broadcast nor compared: ranks that load rows must load the same
-    (`distributed.JobCheckpoints` does). Metrics in Keras's logs are each rank's own: a callback
-    that acts on them (EarlyStopping, ReduceLROnPlateau) acts differently on each rank, and one that
-    saves rows on one rank fails while gradients are held back. Non-trainable state that depends on
-    the batch (BatchNormalization) is each rank's own, too, and an empty batch spoils it.
+    Put it first among the callbacks. Those behind it see at an epoch's end
+
+    - metrics of all ranks, of training and validation: EarlyStopping and ReduceLROnPlateau act
+      alike on all ranks. They are what the metrics make of their states summed over the ranks.
+      Metrics whose states are no sums stay each rank's own, with a warning (see `GlobalMetrics`),
+      and so do the logs of batches, and logs that a `train_step` of the model's own makes of other
+      things than `model.metrics`. A rank that does not validate sees what the others found;
+    - rows without anything held back: ModelCheckpoint can save them on any rank. The validation
+      came before that.
+
+    Embedding rows are not broadcast. Those of replicated tables are compared when training begins
+    (which takes the memory of a copy of the largest table): ranks that load rows must load the
+    same, as `distributed.JobCheckpoints` does. Non-trainable state that depends on the batch
+    (BatchNormalization) is each rank's own, and an empty batch spoils it.
 
     Args:
         comm: the ranks.
-        store: whose held gradients are exchanged when training ends; None: there is none.
+        store: whose held gradients are exchanged at the ends of epochs; None: there is none.
     """
 
     def __init__(self, comm: Communicator, store: Any = None) -> None:
         super().__init__()
         self._comm, self._store = comm, store
+        self._metrics = GlobalMetrics(comm)
+        self._is_training = False
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Broadcasts weights; refuses an optimizer that would keep gradients to this rank."""
+        """Broadcasts weights, compares rows; refuses an optimizer that keeps gradients to a rank.
+
+        Raises:
+            ValueError: the optimizer is no `DistributedOptimizer` of these ranks; or the rows of
+                replicated tables differ between ranks.
+        """
         del logs
+        self._is_training = True
         comm = self._comm
         if comm.size == 1:
             return
@@ -53,8 +79,11 @@ class RanksCallback(keras.callbacks.Callback):
             if value.dtype.is_floating:
                 name = f"slipstream.weights.{index}"
                 variable.assign(comm.broadcast(value, 0, "dense", name))
+        if isinstance(self._store, ReplicatedStore):
+            self._store.flush()
+            require_same_rows(self._store, comm)
         rate = getattr(self._store, "learning_rate", None)
-        if rate is not None:
+        if rate is not None and hasattr(rate, "assign"):
             name = "slipstream.rows_learning_rate"
             rate.assign(comm.broadcast(tf.convert_to_tensor(rate), 0, "control", name))
         if isinstance(self.model, LossFeedback):
@@ -72,12 +101,31 @@ class RanksCallback(keras.callbacks.Callback):
         del epoch, logs
         self._forget_announced()
 
+    def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Remembers the metrics of training before those of the validation take their place."""
+        del logs
+        if self._is_training and self._comm.size > 1:
+            self._metrics.keep_training_state(self.model)
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Puts the metrics of all ranks into `logs`; exchanges what ranks hold back."""
+        del epoch
+        if self._comm.size > 1:
+            self._metrics.put_into({} if logs is None else logs, self.model)
+        self._flush()
+
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """Exchanges what ranks hold back, so that all of them end with the same rows."""
         del logs
-        if self._comm.size > 1 and hasattr(self._store, "flush"):
-            self._store.flush()
+        self._is_training = False
+        self._flush()
         self._forget_announced()
+
+    def _flush(self) -> None:
+        if isinstance(self._store, VariableStore):
+            flush_held(self._store, self._store.optimizer or self.model.optimizer, self._comm)
+        elif self._comm.size > 1 and hasattr(self._store, "flush"):
+            self._store.flush()
 
     def _forget_announced(self) -> None:
         if getattr(self._store, "prefetches", False):

@@ -1,11 +1,12 @@
 """The variable store: dense `tf.Variable`s, and weights of Keras embedding layers, as tables.
 
 A row's index is its key. The model looks rows up by itself and an optimizer of the user's choice
-updates them; the store counts accesses from the gradients and masks those of saturated keys.
+updates them; the store counts accesses from the gradients, and masks or holds back some of them.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,6 +18,8 @@ from slipstream_tf.config import TableConfig
 from slipstream_tf.errors import invalid, require_integer, require_number
 from slipstream_tf.ops.mask import KeySet, mask_gradients
 from slipstream_tf.ops.update_policy import SATURATED, WATCHED, UpdateCounts, UpdatePolicy
+from slipstream_tf.stores.held_sums import HeldSums
+from slipstream_tf.stores.movement import KNOWN, movement, unknown_optimizer
 
 
 class VariableStore:
@@ -25,6 +28,12 @@ class VariableStore:
     It has what the saturation engine reads of an `EmbeddingStore` (tables, size, gather, hot keys,
     decay), but neither `lookup` nor `apply_gradients`: the model gathers rows itself, and
     `distributed.DistributedGradientTape` hands the gradients to `mask_gradients` below.
+
+    Gradients that are deferred are summed per row in buffers of the store, on the variable's
+    device, and leave with the gradients of a later step. `distributed.flush_held` applies what is
+    left at the end (in Keras's `fit`, `Slipstream.callback` and `keras.RanksCallback` do).
+    Deferring by movement needs to know how far a sum would move its row, and so the optimizer: see
+    `use_optimizer`. In shadow mode all keys are counted, not one in 16.
 
     Access counts are kept in float32: exact up to 16,777,216 lookups of a key (after decay).
 
@@ -39,12 +48,13 @@ class VariableStore:
     offered_rows: Mapping[str, tf.Variable]
     masked_rows: Mapping[str, tf.Variable]
 
-    def __init__(self, variables: Mapping[str, Any]):
+    def __init__(self, variables: Mapping[str, Any], optimizer: Any = None):
         """Starts with counts of zero and no saturated key.
 
         Args:
             variables: table name -> tf.Variable, or Keras variable such as `layer.embeddings` of a
                 `keras.layers.Embedding` that has been built; float32 [rows, dim], at least one row.
+            optimizer: that updates them, for deferring by movement; see `use_optimizer`.
 
         Raises:
             ValueError: no variable, one given twice, or one of another kind, dtype or shape.
@@ -52,6 +62,8 @@ class VariableStore:
         if not variables:
             raise invalid("variables", variables, "VariableStore", "one variable or more")
         self._variables = {name: _checked(name, value) for name, value in variables.items()}
+        self._given = dict(variables)
+        self._optimizer = optimizer
         self._table_of: dict[Any, str] = {}
         for name, variable in self._variables.items():
             other = self._table_of.setdefault(variable.ref(), name)
@@ -61,7 +73,9 @@ class VariableStore:
         self.tables = tuple(
             TableConfig(name, dim=variable.shape[1]) for name, variable in self._variables.items()
         )
-        self._counts, self._saturated = {}, {}
+        self._counts: dict[str, tf.Variable] = {}
+        self._masked: dict[str, KeySet] = {}
+        self._held: dict[str, HeldSums] = {}
         self._nothing: dict[str, KeySet] = {}
         self._is_shadow: dict[str, tf.Variable] = {}
         self._policies = dict.fromkeys(self._variables, UpdatePolicy("mask"))
@@ -71,7 +85,8 @@ class VariableStore:
                 self._counts[name] = tf.Variable(
                     tf.zeros([variable.shape[0]]), trainable=False, name=f"{name}_access_counts"
                 )
-            self._saturated[name] = KeySet(variable.device)
+            self._masked[name] = KeySet(variable.device)
+            self._held[name] = HeldSums(variable.shape[0], variable.shape[1], variable.device)
             self._nothing[name] = KeySet(variable.device)
             with tf.device("CPU:0"):
                 self._is_shadow[name] = tf.Variable(False, trainable=False)
@@ -89,25 +104,26 @@ class VariableStore:
         return None if inner is None else self._table_of.get(inner.ref())
 
     def mask_gradients(self, table: str, gradients: tf.IndexedSlices) -> tf.IndexedSlices:
-        """Counts accesses, sums the rows of each key, and leaves those of saturated keys out.
+        """Counts accesses, sums the rows of each key, and masks or holds back as the policy says.
 
         Every index counts as an access, duplicates each time, saturated or not.
 
         Args:
             table: name of the table.
-            gradients: of the table's variable, values float32 [n, dim]; sums and means over the
-                batch stay what they are.
+            gradients: of the table's variable, values float32 [n, dim], as they will be applied:
+                of several ranks, this rank's part of their average.
 
         Returns:
-            Slices with ascending indices, each once, and the same `dense_shape`.
+            Slices with ascending indices, each once, and the same `dense_shape`: what is to be
+            applied now, held sums that are due included.
 
         Raises:
-            ValueError: there is no such table.
+            ValueError: there is no such table, or the optimizer has no state yet.
             TypeError: these are no sparse gradients.
             tf.errors.InvalidArgumentError: an index is out of range (on a CPU).
         """
         self._require(table)
-        result = mask_gradients(gradients, self._saturated[table])
+        result = mask_gradients(gradients, self._masked[table])
         # A tensor's condition: the policy may change without retracing.
         kept = tf.cond(
             self._is_shadow[table],
@@ -119,7 +135,62 @@ class VariableStore:
         with tf.device("CPU:0"):
             self.offered_rows[table].assign_add(result.offered)
             self.masked_rows[table].assign_add(result.masked)
-        return kept
+        held = self._held[table]
+        indices, values = tf.cond(
+            held.is_active,
+            lambda: _parts(held.take(kept, functools.partial(self._movement, table))),
+            lambda: _parts(kept),
+        )
+        return tf.IndexedSlices(values, indices, gradients.dense_shape)
+
+    def _movement(self, table: str, keys: tf.Tensor, sums: tf.Tensor) -> tf.Tensor:
+        if unknown_optimizer(self._optimizer) is not None:
+            # Of a branch that no policy takes.
+            return tf.fill(tf.shape(keys), np.float32(np.inf))
+        return movement(self._optimizer, self._variables[table], keys, sums)
+
+    @property
+    def optimizer(self) -> Any:
+        """What updates the variables, or None if the store was not told."""
+        return self._optimizer
+
+    @property
+    def learning_rate(self) -> Any:
+        """The optimizer's, a scalar; None if the store does not know the optimizer."""
+        return getattr(self._optimizer, "learning_rate", None)
+
+    def use_optimizer(self, optimizer: Any) -> None:
+        """Says which optimizer updates the variables; call it before the first step.
+
+        `distributed.DistributedOptimizer` does so for its store.
+
+        Args:
+            optimizer: the movement under it is known if it is Keras 3's SGD without momentum or
+                Adagrad, wrapped or not, without gradient accumulation and loss scaling.
+
+        Raises:
+            ValueError: gradients are deferred by movement, which is not known under it.
+        """
+        for table, policy in self._policies.items():
+            self._require_movement(policy, optimizer, f"table {table!r} of a VariableStore")
+        self._optimizer = optimizer
+
+    def variable(self, table: str) -> Any:
+        """Returns a table's variable as it was given."""
+        return self._given[self._require(table)]
+
+    def is_deferring(self, table: str) -> tf.Variable:
+        """Returns a scalar bool variable: whether rows are, or were, held back (shadow or not)."""
+        return self._held[self._require(table)].is_active
+
+    def let_go(self) -> None:
+        """Makes all held sums leave with the next step's gradients, whatever the policy says."""
+        for held in self._held.values():
+            held.let_go()
+
+    def pending(self) -> dict[str, int]:
+        """Returns, for each table, the held sums that are still to be applied (eager only)."""
+        return {name: held.pending() if held.holds else 0 for name, held in self._held.items()}
 
     def mark_rows(self, table: str, keys: Any, marks: Any) -> None:
         """Replaces the saturated keys of a table by those marked so; see `TrackedStore.mark_rows`.
@@ -136,19 +207,22 @@ class VariableStore:
         self._apply_policy(table)
 
     def set_update_policy(self, table: str, policy: UpdatePolicy) -> None:
-        """Says whether saturated keys are masked, from the next step on.
+        """Says whether gradients are masked or held back, from the next step on.
+
+        Sums that were held under a policy of another kind leave with the next step.
 
         Args:
             table: name of the table.
-            policy: mode "apply" or "mask" (shadow or not).
+            policy: the buffers that it needs are allocated here: `max_rows` sums at most, and
+                never more than the table has rows.
 
         Raises:
-            ValueError: gradients are to be deferred, moments to decay, or ranks to be simulated:
-                the optimizer is not the store's.
+            ValueError: gradients are to be deferred by movement, but how the optimizer moves rows
+                is not known; moments are to decay, or ranks to be simulated: the optimizer is not
+                the store's.
         """
         place = f"table {self._require(table)!r} of a VariableStore"
-        if policy.mode == "defer":
-            raise invalid("skip", "defer", place, "'gradients' (deferring needs the native store)")
+        self._require_movement(policy, self._optimizer, place)
         if policy.decay_skipped:
             raise invalid("decay_skipped", True, place, "False: the optimizer is not the store's")
         if policy.ranks > 1:
@@ -156,11 +230,20 @@ class VariableStore:
         self._policies[table] = policy
         self._apply_policy(table)
 
+    def _require_movement(self, policy: UpdatePolicy, optimizer: Any, place: str) -> None:
+        unknown = unknown_optimizer(optimizer)
+        if policy.mode == "defer" and policy.trigger == "movement" and unknown is not None:
+            allowed = (
+                f"defer_trigger='interval'; or {KNOWN}, given as VariableStore(..., optimizer=...) "
+                "or by making the DistributedOptimizer with the store first"
+            )
+            raise invalid("defer_trigger", "movement", f"{place} with {unknown}", allowed)
+
     def _apply_policy(self, table: str) -> None:
-        policy = self._policies[table]
-        self._is_shadow[table].assign(policy.is_shadow)
-        masks = policy.mode == "mask"
-        self.set_saturated(table, self._marked[table] if masks else np.empty(0, np.int64))
+        policy, marked = self._policies[table], self._marked[table]
+        self._is_shadow[table].assign(policy.is_shadow and policy.mode == "mask")
+        self._masked[table].assign(marked if policy.mode == "mask" else np.empty(0, np.int64))
+        self._held[table].configure(policy, marked)
 
     def travelled(self, table: str, keys: Any) -> np.ndarray:
         """Refuses: the store does not see updates.
@@ -175,11 +258,25 @@ class VariableStore:
     def update_counts(self, table: str) -> UpdateCounts:
         """Returns what became, or in shadow mode would have become, of a table's gradient rows."""
         offered = int(self.offered_rows[self._require(table)])
-        masked = int(self.masked_rows[table])
-        return UpdateCounts(offered=offered, sent=offered - masked, masked=masked)
+        masked, held = int(self.masked_rows[table]), self._held[table]
+        counts = held.counts()
+        return UpdateCounts(
+            offered=offered,
+            sent=offered - masked - counts.held + counts.left_alone,
+            masked=masked,
+            held=counts.held,
+            due_by_movement=counts.due_by_movement,
+            due_by_age=counts.due_by_age,
+            flushed=counts.flushed,
+            refused=counts.refused,
+            pending=held.pending(),
+            pending_bytes=held.buffer_bytes(),
+        )
 
     def set_saturated(self, table: str, keys: Any) -> None:
         """Replaces the saturated keys of a table; steps see them from the next one on.
+
+        They are masked, unless the policy defers.
 
         Args:
             table: name of the table.
@@ -199,7 +296,10 @@ class VariableStore:
         outside = keys[(keys < 0) | (keys >= rows)]
         if outside.size:
             raise invalid("keys", int(outside[0]), f"table {table!r}", f"0 to {rows - 1}")
-        self._saturated[table].assign(keys.astype(np.int64))
+        self._marked[table] = keys.astype(np.int64)
+        self._apply_policy(table)
+        if self._policies[table].mode != "defer":
+            self._masked[table].assign(self._marked[table])
 
     def size(self, table: str) -> int:
         """Returns the number of rows of a table, all of which are keys."""
@@ -258,6 +358,10 @@ def _checked(name: str, value: Any) -> tf.Variable:
         described = f"{variable.dtype.name} {variable.shape}"
         raise invalid("variables", described, f"table {name!r}", "float32 [rows >= 1, dim >= 1]")
     return variable
+
+
+def _parts(slices: tf.IndexedSlices) -> tuple[tf.Tensor, tf.Tensor]:
+    return slices.indices, slices.values
 
 
 def _row_count(table: str, kind: str) -> tf.Variable:

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 
 from slipstream_tf import SaturationConfig, Slipstream
-from slipstream_tf.distributed.gradients import DistributedGradientTape
+from slipstream_tf.distributed import (
+    DistributedGradientTape,
+    DistributedOptimizer,
+    SingleProcess,
+    flush_held,
+)
 from slipstream_tf.stores.variable import VariableStore
 
 USERS, ITEMS, DIM, BATCH, STEPS = 200, 100, 4, 64, 120
@@ -22,7 +28,11 @@ def train(**settings):
     }
     for name, size in (("user", USERS), ("item", ITEMS)):
         layers[name].build((size,))
-    store = VariableStore({name: layer.embeddings for name, layer in layers.items()})
+    optimizer = keras.optimizers.Adagrad(0.1)
+    variables = [layer.embeddings for layer in layers.values()]
+    optimizer.build(variables)
+    tables = {name: layer.embeddings for name, layer in layers.items()}
+    store = VariableStore(tables, optimizer)
     config = SaturationConfig(
         snapshot_interval=10,
         target_skip=0.6,
@@ -31,8 +41,6 @@ def train(**settings):
         **{"warmup_steps": 30, **settings},
     )
     slipstream = Slipstream(store, config)
-    optimizer = keras.optimizers.Adagrad(0.1)
-    variables = [layer.embeddings for layer in layers.values()]
 
     @tf.function
     def step(keys, label):
@@ -71,3 +79,56 @@ def test_shadow_mode_trains_like_no_skipping():
     for mine, plain in zip(rows, plain_rows, strict=True):
         np.testing.assert_array_equal(mine, plain)
     assert sum(table.rows.masked for r in shadow.tracker.reports for table in r.tables) > 0
+
+
+@pytest.mark.parametrize("trigger", ["movement", "interval"])
+def test_gradients_are_deferred_after_the_warm_up(trigger):
+    settings = {"skip": "defer", "defer_trigger": trigger, "defer_movement": 0.002}
+    slipstream, rows = train(**settings)
+    held = [sum(table.rows.held for table in r.tables) for r in slipstream.tracker.reports]
+    assert held[:3] == [0, 0, 0] and sum(held[4:]) > 0
+    assert "have been sent" in slipstream.summary()
+    store = slipstream.store
+    pending = sum(store.pending().values())
+    assert pending > 0
+    assert flush_held(slipstream, store.optimizer) == pending
+    _, plain_rows = train(skip="none")
+    for mine, plain in zip(rows, plain_rows, strict=True):
+        assert np.abs(mine - plain).max() < 0.3
+    shadow, shadow_rows = train(**settings, shadow=True)
+    for mine, plain in zip(shadow_rows, plain_rows, strict=True):
+        np.testing.assert_array_equal(mine, plain)
+    assert sum(t.rows.held for r in shadow.tracker.reports for t in r.tables) > 0
+
+
+def test_fit_applies_what_is_held_at_each_epochs_end():
+    keras.utils.set_random_seed(2)
+    layer = keras.layers.Embedding(ITEMS, DIM)
+    model = keras.Sequential([layer, keras.layers.Flatten(), keras.layers.Dense(1)])
+    model.build((None, 1))
+    store = VariableStore({"item": layer.embeddings})
+    # Adam's movement is not known: by interval.
+    optimizer = DistributedOptimizer(keras.optimizers.Adam(0.01), SingleProcess(), store)
+    config = SaturationConfig(
+        skip="defer", defer_trigger="interval", threshold=1.0, warmup_steps=0, snapshot_interval=4
+    )
+    slipstream = Slipstream(store, config)
+    model.compile(optimizer, "mse")
+    pending = []
+    watch = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda batch, logs: pending.append(store.pending()["item"]),
+        on_epoch_end=lambda epoch, logs: pending.append(-store.pending()["item"]),
+    )
+    keys = np.random.default_rng(1).integers(0, 20, (15 * 8, 1))
+    model.fit(
+        keys,
+        np.ones(len(keys)),
+        batch_size=8,
+        epochs=2,
+        verbose=0,
+        callbacks=[slipstream.callback(), watch],
+    )
+    assert pending[14] > 0 and pending[15] == 0 and pending[-2] > 0 and pending[-1] == 0
+    counts = store.update_counts("item")
+    assert counts.flushed == pending[14] + pending[-2]
+    assert int(model.optimizer.iterations) == 30, "a flush is no step"

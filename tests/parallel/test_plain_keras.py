@@ -15,3 +15,15 @@ def test_ranks_train_as_one_process_does(run_ranks: Any, count: int, how: str, r
     assert done.returncode == 0, done.stdout + done.stderr
     for rank in range(count):
         assert f"rank {rank} of {count}: equal" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "count, how, trigger", [(2, "tape", "movement"), (2, "fit", "movement"), (3, "fit", "interval")]
+)
+def test_deferring_loses_nothing_and_sends_less(
+    run_ranks: Any, count: int, how: str, trigger: str
+) -> None:
+    done = run_ranks("plain_keras_defers.py", count, how, trigger)
+    assert done.returncode == 0, done.stdout + done.stderr
+    for rank in range(count):
+        assert f"rank {rank} of {count}: equal" in done.stdout

@@ -41,12 +41,34 @@ def test_every_graph_numbers_its_collectives_anew():
 
 def test_float32_travels_as_it_is_and_bfloat16_rounded():
     values = tf.constant([1.0, 1.0 + 2**-6, 1.0 + 2**-12, -3e38])
-    assert exchange.to_wire(values, "float32") is values
-    sent = exchange.to_wire(values, "bfloat16")
+    assert exchange.to_wire(values, False) is values
+    sent = exchange.to_wire(values, True)
     assert sent.dtype == tf.uint16
-    got = exchange.from_wire(sent, "bfloat16").numpy()
+    got = exchange.from_wire(sent, True).numpy()
     np.testing.assert_array_equal(got[:3], [1.0, 1.0 + 2**-6, 1.0])
     np.testing.assert_allclose(got, values, rtol=2**-8)
+
+
+def test_values_are_rounded_after_the_warmup():
+    wire = exchange.Wire("bfloat16", warmup_steps=2)
+    values = tf.constant([1.0, 1.0 + 2**-12, -3e38])
+    splits = tf.constant([1, 0, 2])
+
+    @tf.function
+    def there_and_back(step):
+        rounds = wire.rounds(step)
+        sent = exchange.to_wire(values, rounds)
+        return sent, exchange.splits_on_wire(splits, rounds), exchange.from_wire(sent, rounds)
+
+    for step in range(4):
+        sent, parts, got = there_and_back(tf.constant(step))
+        assert sent.dtype == tf.uint16
+        assert sent.shape == [3 if step >= 2 else 6]
+        assert parts.numpy().tolist() == ([1, 0, 2] if step >= 2 else [2, 0, 4])
+        assert (got.numpy() == values.numpy()).tolist() == [True, step < 2, step < 2]
+    assert wire.rounds(tf.constant(1)).numpy() == False  # noqa: E712
+    assert exchange.Wire("bfloat16").rounds(tf.constant(0)) is True
+    assert exchange.Wire("float32", warmup_steps=2).rounds(tf.constant(3)) is False
 
 
 def parcels(sizes, keys, values) -> RowParcels:
@@ -59,7 +81,7 @@ def test_rows_of_one_process_stay_where_they_are():
     own = parcels([1, 0], [4], [1.0, 2.0])
     names = exchange.Names("test_alone")
     wire = exchange.Wire("bfloat16")
-    got = exchange.gather_rows(SingleProcess(), own, names, "rows", wire, "gradients")
+    got = exchange.gather_rows(SingleProcess(), own, names, "rows", wire, "gradients", True)
     assert got is own
 
 
@@ -68,6 +90,8 @@ def test_settings_of_the_wire_are_checked():
         exchange.Wire("float16")
     with pytest.raises(ValueError, match=r"wire_keys.*int32"):
         exchange.Wire("float32", "int32")
+    with pytest.raises(ValueError, match=r"wire_warmup_steps.*-1"):
+        exchange.Wire("bfloat16", warmup_steps=-1)
 
 
 @pytest.mark.parametrize("keys", exchange.WIRE_KEYS)
@@ -78,7 +102,7 @@ def test_all_ranks_get_the_rows_of_all(run_as_ranks, keys):
     def program(comm):
         own = sent[comm.rank]
         wire = exchange.Wire("bfloat16", keys)
-        return exchange.gather_rows(comm, own, names, "rows", wire, "gradients")
+        return exchange.gather_rows(comm, own, names, "rows", wire, "gradients", True)
 
     for got in run_as_ranks(3, program):
         assert got.sizes.numpy().tolist() == [[1, 1], [0, 0], [0, 1]]

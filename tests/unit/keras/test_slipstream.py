@@ -211,7 +211,7 @@ def test_planned_steps_are_those_of_training():
 @pytest.mark.parametrize(
     "settings, message",
     [
-        ({"skip": "defer"}, "`skip`: 'defer'"),
+        ({"skip": "defer"}, "`defer_trigger`: 'movement'"),
         ({"skip": "gradients", "decay_skipped": True}, "`decay_skipped`: True"),
         ({"skip": "gradients", "metric": "signal"}, "`metric`: 'signal'"),
     ],

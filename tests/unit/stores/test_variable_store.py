@@ -208,7 +208,6 @@ def test_a_policy_says_whether_marked_rows_are_masked():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda s: s.set_update_policy("item", UpdatePolicy("defer")), "`skip`: 'defer'"),
         (
             lambda s: s.set_update_policy("item", UpdatePolicy("mask", decay_skipped=True)),
             "`decay_skipped`",

@@ -1,0 +1,81 @@
+"""distributed.same_rows: which differences of replicas are errors, and what they say."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from slipstream_tf import TableConfig, optimizers
+from slipstream_tf.distributed.same_rows import require_same_rows
+from slipstream_tf.stores import NativeStore
+
+DIM = 3
+
+
+def make(keys, slots=0.5, updates=4):
+    """A store whose second table has these keys."""
+    store = NativeStore([TableConfig("a", DIM), TableConfig("b", DIM)], optimizers.Adagrad(0.1))
+    keys = np.sort(np.asarray(keys, np.int64))
+    contents = store.export_table("b")
+    contents.update(
+        keys=keys,
+        rows=np.outer(keys + 1.0, [1, 2, 3]).astype(np.float32),
+        slots=np.full((keys.size, DIM), slots, np.float32),
+        counts=np.random.default_rng().random(keys.size).astype(np.float32),
+        steps=np.array([updates, 7], np.int64),
+    )
+    store.import_table("b", contents)
+    return store
+
+
+def change(store, part, place, value):
+    contents = store.export_table("b")
+    contents[part][place] = value
+    store.import_table("b", contents)
+    return store
+
+
+def run(run_as_ranks, size, make_of_rank):
+    """What each rank raised, as text; "" for nothing."""
+
+    def program(comm):
+        require_same_rows(make_of_rank(comm.rank), comm)
+        return ""
+
+    return [str(result) for result in run_as_ranks(size, program)]
+
+
+def test_equal_rows(run_as_ranks):
+    # Access counts are each rank's own.
+    assert run(run_as_ranks, 3, lambda rank: make([5, 9, -2])) == [""] * 3
+    assert run(run_as_ranks, 2, lambda rank: make([])) == [""] * 2
+
+
+def test_a_key_that_one_rank_alone_has_met(run_as_ranks):
+    def with_initial_row(rank):
+        store = make([5, 9, 77] if rank else [5, 9])
+        if rank:
+            contents = store.export_table("b")
+            contents["rows"][2] = make([]).gather("b", [77])[0][0]
+            store.import_table("b", contents)
+        return store
+
+    assert run(run_as_ranks, 2, with_initial_row) == [""] * 2
+    errors = run(run_as_ranks, 2, lambda rank: make([5, 77] if rank else [5]))
+    assert "on rank 1: it differs in the row of 1 keys, e.g. 77" in errors[0]
+
+
+@pytest.mark.parametrize(
+    "make_changed, message",
+    [
+        (lambda: change(make([5, 9]), "rows", (1, 2), 0.0), "the row of 1 keys, e.g. 9"),
+        (lambda: change(make([5, 9]), "slots", (0, 1), 9.0), "the slots of 1 keys, e.g. 5"),
+        (lambda: make([5, 9], updates=6), "it had 6 updates, but on rank 0 4"),
+        (lambda: make([5]), "the row of 1 keys, e.g. 9"),
+    ],
+)
+def test_every_rank_names_rank_and_table(run_as_ranks, make_changed, message):
+    errors = run(run_as_ranks, 3, lambda rank: make_changed() if rank == 2 else make([5, 9]))
+    assert len(set(errors)) == 1
+    assert "rows of table 'b' on rank 2" in errors[0] and message in errors[0], errors[0]
+    assert "load the same rows on each" in errors[0]

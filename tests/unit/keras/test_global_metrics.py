@@ -1,0 +1,147 @@
+"""keras.global_metrics: metrics of all ranks in the logs, and which ones are left alone."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+from absl import logging
+
+from slipstream_tf.keras.global_metrics import GlobalMetrics
+
+
+class Model:
+    """What is read of a Keras model; its metrics' values are those of a metric alone."""
+
+    def __init__(self, *metrics):
+        self.metrics = list(metrics)
+
+    def get_metrics_result(self):
+        return {metric.name: metric.result() for metric in self.metrics}
+
+
+class Largest(keras.metrics.Metric):
+    """Starts at -1: no sum."""
+
+    def __init__(self):
+        super().__init__(name="largest")
+        self.value = self.add_weight(name="value", initializer="zeros")
+
+    def reset_state(self):
+        self.value.assign(-1.0)
+
+    def update_state(self, value):
+        self.value.assign(np.maximum(self.value.numpy(), value))
+
+    def result(self):
+        return self.value
+
+
+class Averaged(Largest):
+    """Says itself that its variable is not to be summed."""
+
+    def __init__(self):
+        keras.metrics.Metric.__init__(self, name="averaged")
+        self.value = self.add_variable((), "zeros", aggregation="mean", name="value")
+
+    def reset_state(self):
+        self.value.assign(0.0)
+
+
+def local_logs(model, prefix=""):
+    return {prefix + k: float(v) for k, v in model.get_metrics_result().items()}
+
+
+def test_means_and_confusion_counts_are_those_of_all_inputs(run_as_ranks):
+    random = np.random.default_rng(0)
+    labels, predictions = random.integers(0, 2, 60), random.random(60).astype(np.float32)
+    parts = [slice(0, 7), slice(7, 60), slice(60, 60)]
+
+    def filled(part):
+        model = Model(keras.metrics.Mean("loss"), keras.metrics.AUC(name="auc"))
+        if predictions[part].size:
+            model.metrics[0].update_state(predictions[part])
+            model.metrics[1].update_state(labels[part], predictions[part])
+        return model
+
+    def program(comm):
+        model, metrics = filled(parts[comm.rank]), GlobalMetrics(comm)
+        before = [v.numpy() for m in model.metrics for v in m.variables]
+        logs = {**local_logs(model), "own": 3.0}
+        metrics.put_into(logs, model)
+        after = [v.numpy() for m in model.metrics for v in m.variables]
+        for old, new in zip(before, after, strict=True):
+            np.testing.assert_array_equal(new, old)
+        return logs
+
+    wanted = local_logs(filled(slice(None)))
+    for logs in run_as_ranks(3, program):
+        assert logs == pytest.approx({**wanted, "own": 3.0}, rel=1e-6)
+        assert isinstance(logs["auc"], float)
+
+
+def test_training_and_validation_are_told_apart(run_as_ranks):
+    def program(comm):
+        model, metrics = Model(keras.metrics.Mean("loss")), GlobalMetrics(comm)
+        (loss,) = model.metrics
+        loss.update_state([1.0, 2.0] if comm.rank else [6.0])
+        logs = local_logs(model)
+        epochs = []
+        if comm.rank == 0:  # the other does not validate
+            metrics.keep_training_state(model)
+            loss.reset_state()
+            loss.update_state([0.5, 1.5])
+            logs.update(local_logs(model, "val_"))
+        metrics.put_into(logs, model)
+        epochs.append(logs)
+        loss.reset_state()
+        loss.update_state([comm.rank])
+        metrics.put_into(logs := local_logs(model), model)
+        return [*epochs, logs]
+
+    for first, second in run_as_ranks(2, program):
+        assert first == {"loss": 3.0, "val_loss": 1.0}
+        assert second == {"loss": 0.5}, "no validation in this epoch"
+
+
+def test_what_cannot_be_summed_is_left_alone_and_told_once(run_as_ranks, monkeypatch):
+    told = []
+    monkeypatch.setattr(logging, "warning", lambda text, *values: told.append(text % values))
+
+    def program(comm):
+        model = Model(keras.metrics.Mean("loss"), Largest(), Averaged())
+        for metric in model.metrics:
+            metric.update_state(float(comm.rank))
+        metrics, logs = GlobalMetrics(comm), local_logs(model)
+        metrics.put_into(logs, model)
+        metrics.put_into(logs, model)
+        return logs
+
+    for rank, logs in enumerate(run_as_ranks(2, program)):
+        assert logs == {"loss": 0.5, "largest": float(rank), "averaged": float(rank)}
+    assert len(told) == 2 and "['largest', 'averaged'] are no sums" in told[0]
+
+
+def test_logs_of_a_train_step_of_the_models_own_stay(run_as_ranks):
+    def program(comm):
+        model = Model(keras.metrics.Mean("loss"))
+        model.metrics[0].update_state(float(comm.rank))
+        logs = {"mine": float(comm.rank)}
+        GlobalMetrics(comm).put_into(logs, model)
+        return logs
+
+    assert run_as_ranks(2, program) == [{"mine": 0.0}, {"mine": 1.0}]
+
+
+def test_ranks_with_different_metrics_keep_theirs(run_as_ranks, monkeypatch):
+    told = []
+    monkeypatch.setattr(logging, "warning", lambda text, *values: told.append(text % values))
+
+    def program(comm):
+        model = Model(keras.metrics.Mean("loss"), *([Largest()] if comm.rank else []))
+        logs = {"loss": float(comm.rank)}
+        GlobalMetrics(comm).put_into(logs, model)
+        return logs
+
+    assert run_as_ranks(2, program) == [{"loss": 0.0}, {"loss": 1.0}]
+    assert "different metrics" in told[0]

@@ -1,0 +1,247 @@
+"""Deferring of a variable store: against the native store, eager and traced, and nothing lost."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from slipstream_tf import SaturationConfig, Slipstream, TableConfig, optimizers
+from slipstream_tf.distributed import (
+    DistributedGradientTape,
+    DistributedOptimizer,
+    SingleProcess,
+    flush_held,
+)
+from slipstream_tf.ops.features import FeatureSpec, pack
+from slipstream_tf.ops.update_policy import SATURATED, UpdatePolicy
+from slipstream_tf.stores import NativeStore, VariableStore
+
+ROWS, DIM, STEPS, MARKED = 40, 3, 30, 15
+MOVEMENT = UpdatePolicy("defer", "movement", movement=0.15, max_age=8, max_rows=1000)
+INTERVAL = UpdatePolicy("defer", "interval", max_age=6, max_rows=1000)
+RULES = {
+    "sgd": (lambda: keras.optimizers.SGD(0.1), optimizers.SGD(0.1)),
+    "adagrad": (
+        lambda: keras.optimizers.Adagrad(0.1, initial_accumulator_value=0.2, epsilon=1e-3),
+        optimizers.Adagrad(0.1, 0.2, 1e-3),
+    ),
+}
+COUNTS = ("offered", "sent", "held", "due_by_movement", "due_by_age", "flushed", "refused")
+
+
+def batches() -> list[tuple[np.ndarray, np.ndarray]]:
+    """Rows of each step, with repetitions, and the gradient of each use."""
+    random = np.random.default_rng(4)
+    sizes = random.integers(0, 25, STEPS)
+    return [
+        (random.integers(0, ROWS, n), random.normal(size=(n, DIM)).astype(np.float32))
+        for n in sizes
+    ]
+
+
+def train(optimizer, policy, is_graph=False, is_wrapped=False, flushes=True):
+    """Trains one variable; returns its rows, the store, and how often the step was traced."""
+    variable = keras.Variable(np.zeros((ROWS, DIM), np.float32))
+    store = VariableStore({"t": variable}, optimizer)
+    if is_wrapped:
+        optimizer = DistributedOptimizer(optimizer, SingleProcess(), store)
+    optimizer.build([variable])
+    store.mark_rows("t", np.arange(MARKED), np.full(MARKED, SATURATED))
+    store.set_update_policy("t", policy)
+    traces = []
+
+    def step(keys, gradients):
+        traces.append(1)
+        tape = tf.GradientTape()
+        with tape if is_wrapped else DistributedGradientTape(tape, store) as tape:
+            loss = tf.reduce_sum(tf.gather(variable.value, keys) * gradients)
+        optimizer.apply(tape.gradient(loss, [variable.value]), [variable])
+
+    if is_graph:
+        shapes = [tf.TensorSpec([None], tf.int64), tf.TensorSpec([None, DIM], tf.float32)]
+        step = tf.function(step, input_signature=shapes)
+    for keys, gradients in batches():
+        step(tf.constant(keys), tf.constant(gradients))
+    assert int(optimizer.iterations) == STEPS
+    if flushes:
+        flush_held(store, optimizer)
+        assert int(optimizer.iterations) == STEPS
+        assert store.update_counts("t").pending == 0 and store.pending() == {"t": 0}
+    return variable.numpy(), store, len(traces)
+
+
+def train_native(rule, policy):
+    """The same gradients, in a native table whose rows start at 0."""
+    zeros = np.zeros(ROWS * DIM, np.float32)
+    store = NativeStore([TableConfig("t", dim=DIM)], rule)
+    specs = [FeatureSpec("t", "t")]
+
+    def update(keys, gradients):
+        keys = tf.constant(keys)[:, None]
+        _, plan = store.lookup(pack({"t": keys}, specs), specs, training=True)
+        store.apply_gradients(plan, [tf.constant(gradients)])
+
+    update(np.arange(ROWS), np.zeros((ROWS, DIM), np.float32))
+    contents = store.export_table("t")
+    contents["rows"] = zeros.reshape(ROWS, DIM)
+    store.import_table("t", contents)
+    store.mark_rows("t", np.arange(MARKED), np.full(MARKED, SATURATED))
+    store.set_update_policy("t", policy)
+    before = store.update_counts("t")
+    for keys, gradients in batches():
+        update(keys, gradients)
+    store.flush()
+    after = store.update_counts("t")
+    counts = {name: getattr(after, name) - getattr(before, name) for name in COUNTS}
+    return store.export_table("t")["rows"], counts
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("policy", [MOVEMENT, INTERVAL], ids=["movement", "interval"])
+@pytest.mark.parametrize("is_graph, is_wrapped", [(False, False), (True, False), (True, True)])
+def test_it_holds_what_the_native_store_holds(rule, policy, is_graph, is_wrapped):
+    make, native_rule = RULES[rule]
+    rows, store, traces = train(make(), policy, is_graph, is_wrapped)
+    native_rows, native_counts = train_native(native_rule, policy)
+    counts = store.update_counts("t")
+    assert {name: getattr(counts, name) for name in COUNTS} == native_counts
+    assert counts.held > 0 and counts.flushed > 0 and counts.masked == 0
+    np.testing.assert_allclose(rows, native_rows, rtol=1e-5, atol=1e-6)
+    assert traces == (1 if is_graph else STEPS)
+
+
+@pytest.mark.parametrize("most", [0, 1, 7, 1000])
+@pytest.mark.parametrize("policy", [MOVEMENT, INTERVAL], ids=["movement", "interval"])
+def test_nothing_is_lost_within_any_budget(policy, most):
+    policy = UpdatePolicy("defer", policy.trigger, policy.movement, policy.max_age, most)
+    rows, store, _ = train(keras.optimizers.SGD(0.1), policy, is_graph=True)
+    plain, _, _ = train(keras.optimizers.SGD(0.1), UpdatePolicy())
+    np.testing.assert_allclose(rows, plain, atol=1e-6)
+    counts = store.update_counts("t")
+    assert (counts.refused > 0) == (most < 1000)
+    assert (counts.held > 0) == (most > 0)
+    # A gradient row goes at once or joins a sum; a sum leaves with another gradient or alone.
+    assert 0 <= counts.offered - counts.held <= counts.sent <= counts.offered
+    assert counts.flushed <= most
+    # Sums of 3 values, a key and a step each; 8 bytes for each row of the variable.
+    assert counts.pending_bytes <= max(1, min(most, ROWS)) * (4 * DIM + 16) + 9 * ROWS
+
+
+def test_no_more_sums_are_held_than_allowed():
+    policy = UpdatePolicy("defer", "interval", max_age=100, max_rows=5)
+    _, store, _ = train(keras.optimizers.SGD(0.1), policy, flushes=False)
+    assert store.update_counts("t").pending == 5
+
+
+def test_shadow_mode_counts_and_passes_everything():
+    shadow = UpdatePolicy("defer", "interval", max_age=6, max_rows=1000, is_shadow=True)
+    rows, store, _ = train(keras.optimizers.Adagrad(0.1), shadow, flushes=False)
+    plain, _, _ = train(keras.optimizers.Adagrad(0.1), UpdatePolicy())
+    np.testing.assert_array_equal(rows, plain)
+    _, real, _ = train(keras.optimizers.Adagrad(0.1), INTERVAL, flushes=False)
+    assert store.update_counts("t") == real.update_counts("t")
+    assert store.pending() == {"t": 0}, "nothing is to be applied"
+    assert store.update_counts("t").pending > 0
+    store.set_update_policy("t", UpdatePolicy())
+    assert store.update_counts("t").pending == 0
+    assert store.update_counts("t").flushed > 0
+
+
+def test_sums_leave_with_the_next_step_when_the_policy_changes():
+    variable = tf.Variable(tf.zeros([ROWS, DIM]))
+    store = VariableStore({"t": variable})
+    store.set_saturated("t", [1, 2, 3])
+    store.set_update_policy("t", INTERVAL)
+
+    def offer(*keys):
+        ones = tf.ones([len(keys), DIM])
+        slices = tf.IndexedSlices(ones, tf.constant(keys, tf.int32), tf.constant([ROWS, DIM]))
+        passed = store.mask_gradients("t", slices)
+        assert passed.indices.dtype == tf.int32
+        return dict(zip(passed.indices.numpy().tolist(), passed.values.numpy()[:, 0], strict=True))
+
+    assert offer(5, 1, 2) == {5: 1.0}
+    assert offer(1, 4) == {4: 1.0}
+    store.set_update_policy("t", UpdatePolicy("mask"))
+    assert offer(3, 1, 6) == {1: 2.0, 2: 1.0, 6: 1.0}, "masked now, but what was held is not lost"
+    assert offer(1, 6) == {6: 1.0}
+    store.set_update_policy("t", INTERVAL)
+    assert offer(1, 6) == {6: 1.0}
+    store.set_saturated("t", [2])
+    assert offer(1) == {1: 2.0}, "no longer saturated"
+    assert offer(2) == {}
+    store.let_go()
+    assert offer(2, 6) == {2: 2.0, 6: 1.0}
+    assert store.update_counts("t").pending == 0
+    assert offer(2) == {}
+
+
+def test_gradients_that_are_not_finite_are_not_held():
+    optimizer = keras.optimizers.SGD(0.1)
+    store = VariableStore({"t": tf.Variable(tf.zeros([ROWS, DIM]))}, optimizer)
+    store.set_saturated("t", [0, 1])
+    for policy in (MOVEMENT, INTERVAL):
+        store.set_update_policy("t", policy)
+        values = tf.constant([[np.nan] * DIM, [0.1] * DIM])
+        slices = tf.IndexedSlices(values, tf.constant([0, 1]), tf.constant([ROWS, DIM]))
+        store.let_go()
+        store.mask_gradients("t", slices)
+        assert store.mask_gradients("t", slices).indices.numpy().tolist() == [0]
+
+
+@pytest.mark.parametrize(
+    "optimizer, message",
+    [
+        (None, "with no optimizer. Allowed: defer_trigger='interval'"),
+        (keras.optimizers.Adam(), "with Adam"),
+        (keras.optimizers.SGD(0.1, momentum=0.9), "with SGD with momentum"),
+        (keras.optimizers.Adagrad(0.1, gradient_accumulation_steps=2), "gradient_accumulation"),
+        (tf.compat.v1.train.AdagradOptimizer(0.1), "with AdagradOptimizer"),
+    ],
+)
+def test_movement_must_be_known(optimizer, message):
+    store = VariableStore({"t": tf.Variable(tf.zeros([ROWS, DIM]))}, optimizer)
+    with pytest.raises(ValueError, match=rf"`defer_trigger`: 'movement'.*{message}"):
+        store.set_update_policy("t", MOVEMENT)
+    with pytest.raises(ValueError, match="`defer_trigger`: 'movement'"):
+        Slipstream(store, SaturationConfig(skip="defer"))
+    Slipstream(store, SaturationConfig(skip="defer", defer_trigger="interval"))
+    store.set_update_policy("t", INTERVAL)
+    known = VariableStore({"t": tf.Variable(tf.zeros([ROWS, DIM]))}, keras.optimizers.SGD())
+    known.set_update_policy("t", MOVEMENT)
+    with pytest.raises(ValueError, match="`defer_trigger`: 'movement'"):
+        known.use_optimizer(optimizer)
+
+
+def test_an_optimizer_without_state_is_refused():
+    variable = keras.Variable(np.zeros((ROWS, DIM), np.float32))
+    store = VariableStore({"t": variable}, keras.optimizers.Adagrad())
+    store.set_update_policy("t", MOVEMENT)
+    slices = tf.IndexedSlices(tf.ones([1, DIM]), tf.constant([0]), tf.constant([ROWS, DIM]))
+    with pytest.raises(ValueError, match=r"optimizer.build\(model.trainable_variables\)"):
+        store.mask_gradients("t", slices)
+
+
+def test_flushing_an_optimizer_that_accumulates_is_refused():
+    variable = keras.Variable(np.zeros((ROWS, DIM), np.float32))
+    store = VariableStore({"t": variable})
+    optimizer = keras.optimizers.Adam(gradient_accumulation_steps=2)
+    assert flush_held(store, optimizer) == 0
+    store.set_update_policy("t", INTERVAL)
+    with pytest.raises(ValueError, match="`gradient_accumulation_steps`: 2 for flush_held"):
+        flush_held(store, optimizer)
+
+
+def test_optimizers_of_tensorflow_1_can_be_flushed():
+    variable = tf.Variable(tf.zeros([ROWS, DIM]))
+    store = VariableStore({"t": variable})
+    store.set_saturated("t", [3])
+    store.set_update_policy("t", INTERVAL)
+    optimizer = tf.compat.v1.train.GradientDescentOptimizer(0.5)
+    slices = tf.IndexedSlices(tf.ones([1, DIM]), tf.constant([3]), tf.constant([ROWS, DIM]))
+    store.mask_gradients("t", slices)
+    assert flush_held(store, optimizer) == 1
+    np.testing.assert_array_equal(variable.numpy()[3], [-0.5] * DIM)
+    assert flush_held(store, optimizer) == 0
