@@ -79,15 +79,18 @@ _NAME = re.compile(
     rf"(?:_?(?P<frozen>frozen)(?:_(?P<drift>{_NUMBER})_(?P<window>\d+))?)?"
     r"(?:_age(?P<age>\d+))?(?P<bf16>_bf16)?(?P<packed>_packed)?"
 )
+# Where no key is judged: next to no hot keys at a window's end.
+_UNJUDGED: Mapping[str, Any] = {"hot_budget_mb": 0.01}
 _SKIPS: Mapping[str, Mapping[str, Any]] = {
-    # Watched for the traffic of its windows: few windows, whose ends send control bytes, too, and
-    # next to no hot keys.
+    # Watched for the traffic of its windows; few of them, whose ends send control bytes, too.
     "plain": {
-        **{"skip": "none", "track": True, "hot_budget_mb": 0.01},
-        **{"warmup": 0.05, "snapshot_interval": 1000},
+        **{"skip": "none", "track": True, "warmup": 0.05, "snapshot_interval": 1000},
+        **_UNJUDGED,
     },
     "mask": {"skip": "gradients"},
-    "defer": {"skip": "defer", "warmup": 0.05},
+    "defer": {"skip": "defer", "warmup": 0.05, **_UNJUDGED},
+    # Copies of rows that still move fast cost quality: they wait for the program's own warm-up.
+    "frozen": {"skip": "defer"},
 }
 # A rank has one core of a small machine; --train_flag=threads=N for others.
 _SEVERAL = {"threads": 1}
@@ -131,7 +134,8 @@ def flags_of(name: str, placement: str) -> dict[str, Any]:
         given["wire_keys"] = _PLAIN_KEYS
     if placement == "sharded" and skip != "plain":
         given["freeze_drift"] = found["drift"] or (None if found["frozen"] else 0)
-    return {**_SKIPS[skip], **{flag: value for flag, value in given.items() if value is not None}}
+    defaults = _SKIPS["frozen" if found["frozen"] else skip]
+    return {**defaults, **{flag: value for flag, value in given.items() if value is not None}}
 
 
 def plan(names: Sequence[str], placements: Sequence[str], ranks: Sequence[int]) -> list[Case]:
