@@ -71,24 +71,25 @@ RUNS: Mapping[str, Sequence[str]] = {
         *("defer_bf16", "defer_0.01_bf16", "defer_0.015_bf16"),
         *("frozen", "frozen_0.05_25", "frozen_0.1_25", "frozen_0.1_100"),
         *("frozen_0.1_25_bf16", "defer_0.015_frozen_0.1_25_bf16"),
+        *("defer_0.015_frozen_0.3_50", "defer_0.015_frozen_0.3_50_bf16"),
+        *("plain_prefetch", "defer_0.015_frozen_0.3_50_prefetch"),
     ),
 }
 _NUMBER = r"\d+(?:\.\d+)?"
 _NAME = re.compile(
     rf"(?:(?P<skip>plain|mask|defer(?:_(?P<movement>{_NUMBER}))?)(?=_|$)|(?=frozen))"
     rf"(?:_?(?P<frozen>frozen)(?:_(?P<drift>{_NUMBER})_(?P<window>\d+))?)?"
-    r"(?:_age(?P<age>\d+))?(?P<bf16>_bf16)?(?P<packed>_packed)?"
+    r"(?:_age(?P<age>\d+))?(?P<bf16>_bf16)?(?P<packed>_packed)?(?P<prefetch>_prefetch)?"
 )
-# Where no key is judged: next to no hot keys at a window's end.
-_UNJUDGED: Mapping[str, Any] = {"hot_budget_mb": 0.01}
 _SKIPS: Mapping[str, Mapping[str, Any]] = {
-    # Watched for the traffic of its windows; few of them, whose ends send control bytes, too.
+    # Watched for the traffic of its windows: few windows, whose ends send control bytes, too, and
+    # next to no hot keys.
     "plain": {
-        **{"skip": "none", "track": True, "warmup": 0.05, "snapshot_interval": 1000},
-        **_UNJUDGED,
+        **{"skip": "none", "track": True, "hot_budget_mb": 0.01},
+        **{"warmup": 0.05, "snapshot_interval": 1000},
     },
     "mask": {"skip": "gradients"},
-    "defer": {"skip": "defer", "warmup": 0.05, **_UNJUDGED},
+    "defer": {"skip": "defer", "warmup": 0.05},
     # Copies of rows that still move fast cost quality: they wait for the program's own warm-up.
     "frozen": {"skip": "defer"},
 }
@@ -105,8 +106,8 @@ def flags_of(name: str, placement: str) -> dict[str, Any]:
     A name is plain, mask, defer or defer_M (--defer_movement=M); then _frozen (ranks read copies of
     saturated rows, by the program's defaults) or _frozen_X_W (--freeze_drift=X
     --snapshot_interval=W), of sharded tables; _ageA (--defer_max_age=A); _bf16; _packed (of plain
-    training: keys are packed, as in all other runs). A name that begins with frozen is short for
-    defer_frozen.
+    training: keys are packed, as in all other runs); _prefetch, of sharded tables. A name that
+    begins with frozen is short for defer_frozen.
 
     Raises:
         UsageError: it is none.
@@ -115,8 +116,8 @@ def flags_of(name: str, placement: str) -> dict[str, Any]:
     if found is None:
         raise app.UsageError(
             f"--runs: {name!r} is unknown. Allowed: plain, mask, defer or defer_M, then _frozen or "
-            "_frozen_X_W, then _ageA, then _bf16, then _packed, e.g. defer_0.01_bf16, "
-            "frozen_0.1_25, plain_bf16_packed."
+            "_frozen_X_W, then _ageA, then _bf16, then _packed, then _prefetch, e.g. "
+            "defer_0.01_bf16, frozen_0.1_25, plain_bf16_packed."
         )
     skip = (found["skip"] or "defer").split("_")[0]
     if (skip == "plain" and found["frozen"]) or (skip != "defer" and found["age"]):
@@ -129,12 +130,13 @@ def flags_of(name: str, placement: str) -> dict[str, Any]:
         "defer_movement": found["movement"],
         "defer_max_age": found["age"],
         "wire_dtype": "bfloat16" if found["bf16"] else None,
+        "prefetch": True if found["prefetch"] else None,
     }
     if skip == "plain" and not found["packed"]:
         given["wire_keys"] = _PLAIN_KEYS
     if placement == "sharded" and skip != "plain":
         given["freeze_drift"] = found["drift"] or (None if found["frozen"] else 0)
-    defaults = _SKIPS["frozen" if found["frozen"] else skip]
+    defaults = _SKIPS["frozen" if skip == "defer" and found["frozen"] else skip]
     return {**defaults, **{flag: value for flag, value in given.items() if value is not None}}
 
 
@@ -152,15 +154,19 @@ def plan(names: Sequence[str], placements: Sequence[str], ranks: Sequence[int]) 
     cases = [ALONE]
     for placement in placements:
         chosen = names or RUNS[placement]
-        frozen = [name for name in names if "frozen" in name]
-        if frozen and "sharded" not in placements:
-            raise app.UsageError(f"--runs: {frozen[0]!r} needs --placements=sharded.")
+        of_sharded = [name for name in names if _needs_sharded(name)]
+        if of_sharded and "sharded" not in placements:
+            raise app.UsageError(f"--runs: {of_sharded[0]!r} needs --placements=sharded.")
         for count in ranks:
             for name in dict.fromkeys(("plain", *chosen)):
                 flags_of(name, placement)
-                if placement == "sharded" or "frozen" not in name:
+                if placement == "sharded" or not _needs_sharded(name):
                     cases.append(Case(name, placement, count))
     return cases
+
+
+def _needs_sharded(name: str) -> bool:
+    return "frozen" in name or name.endswith("prefetch")
 
 
 def all_flags(case: Case, data: str, seed: int, batch: int, extra: Mapping[str, Any]) -> dict:
