@@ -82,6 +82,8 @@ def run(settings: Settings, parts: Parts, clock: PhaseClock, comm: Communicator)
         hot_keys = _hot_keys(settings, parts.train.dataset()) if settings.segregate else None
     with clock.phase("training"):
         with agreed(comm, "build"):
+            if settings.wire_dtype != "float32" and settings.wire_warmup_steps is None:
+                _require_warmup_steps(settings, planned_steps)
             try:
                 embeddings = build_embeddings(settings, tuple(spec.fields), comm, planned_steps)
                 model = build_model(settings, embeddings, spec.num_dense, comm)
@@ -188,14 +190,18 @@ def _steps_before_skipping(settings: Settings, planned_steps: int | None) -> int
     return max(1, steps)
 
 
-def _engine(settings: Settings, embeddings: Any, planned_steps: int | None) -> Slipstream | None:
-    if not settings.uses_engine:
-        return None
+def _require_warmup_steps(settings: Settings, planned_steps: int | None) -> None:
     if planned_steps is None and settings.warmup_steps is None and settings.warmup > 0:
         raise UsageError(
             f"Invalid flag --warmup={settings.warmup:g}: how many inputs the data has is not "
             "known, so a share of the steps is not, either. Give --warmup_steps or --max_inputs."
         )
+
+
+def _engine(settings: Settings, embeddings: Any, planned_steps: int | None) -> Slipstream | None:
+    if not settings.uses_engine:
+        return None
+    _require_warmup_steps(settings, planned_steps)
     return Slipstream(embeddings, saturation_config(settings, planned_steps))
 
 

@@ -18,6 +18,7 @@ from slipstream_tf.config import TableConfig
 from slipstream_tf.distributed.comm import KINDS, Communicator
 from slipstream_tf.distributed.exchange import Names, Rounds, Wire
 from slipstream_tf.distributed.settings import require_same
+from slipstream_tf.errors import invalid
 from slipstream_tf.ops import exchange as exchange_ops
 from slipstream_tf.ops.update_policy import UpdateCounts, UpdatePolicy
 from slipstream_tf.stores.native import NativeStore
@@ -117,6 +118,9 @@ class ExchangedStore(NativeStore):
         index = self._index_of(table)
         if self.comm.size == 1:
             return super().set_update_policy(table, policy)
+        if policy.decay_skipped:
+            place = f"table {table!r} of {self.comm.size} ranks"
+            raise invalid("decay_skipped", True, place, "False: ranks meet different keys")
         policy = dataclasses.replace(policy, is_exchanged=True)
         before = self._policies[table]
         if before.mode == "defer" and _kind_of(before) != _kind_of(policy):
@@ -131,7 +135,14 @@ class ExchangedStore(NativeStore):
         if self.comm.size == 1:
             return super().flush()
         held = exchange_ops.collect_held(self._holder._handles, self._owners)
-        self._deliver(held, "flush", "deferred", self._rounds())
+        # An update, too, as the tables count.
+        rounds = self.wire.rounds(self._steps.assign_add(1) - 1)
+        self._deliver(held, "flush", "deferred", rounds)
+
+    @property
+    def num_updates(self) -> int:
+        """How often the tables were updated, flushes included; the same on all ranks."""
+        return int(self._steps)
 
     def update_counts(self, table: str) -> UpdateCounts:
         """See `EmbeddingStore.update_counts`; of this rank's gradient rows."""

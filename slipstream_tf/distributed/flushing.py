@@ -6,6 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from slipstream_tf._compat import tensorflow_variable
 from slipstream_tf.distributed.averaging import GradientExchange, store_of
 from slipstream_tf.distributed.comm import Communicator, SingleProcess
 from slipstream_tf.distributed.exchange import Names
@@ -31,8 +32,9 @@ def flush_held(store: Any, optimizer: Any, comm: Communicator | None = None) -> 
         How many sums were applied, of all ranks.
 
     Raises:
-        ValueError: there is no such store, or the optimizer has `gradient_accumulation_steps`, so
-            that the sums would wait in it.
+        ValueError: there is no such store; the optimizer is of other ranks, does not know the
+            variables, or has `gradient_accumulation_steps`, so that the sums would wait in it.
+            What is held stays held then.
     """
     found = store_of(store, "flush_held")
     if found is None:
@@ -44,7 +46,11 @@ def flush_held(store: Any, optimizer: Any, comm: Communicator | None = None) -> 
     if getattr(optimizer, "gradient_accumulation_steps", None):
         steps = optimizer.gradient_accumulation_steps
         raise invalid("gradient_accumulation_steps", steps, "flush_held", "None")
-    comm = comm or getattr(optimizer, "slipstream_comm", None) or SingleProcess()
+    of_optimizer = getattr(optimizer, "slipstream_comm", None)
+    comm = comm or of_optimizer or SingleProcess()
+    if of_optimizer is not None and of_optimizer.size != comm.size:
+        allowed = f"the {of_optimizer.size} rank(s) of the optimizer"
+        raise invalid("comm", f"{comm.size} rank(s)", "flush_held", allowed)
     held = found.pending()
     own = tf.constant([held[name] for name in deferring], tf.int64)
     pending = comm.sum(own, "control", _NAMES.of("pending")).numpy()
@@ -52,6 +58,7 @@ def flush_held(store: Any, optimizer: Any, comm: Communicator | None = None) -> 
     if not names:
         return 0
     variables = [found.variable(name) for name in names]
+    _require_known(optimizer, variables)
     found.let_go()
     nothing = [
         tf.IndexedSlices(tf.zeros([0, v.shape[1]]), tf.zeros([0], tf.int64), tf.constant(v.shape))
@@ -66,7 +73,17 @@ def _apply(optimizer: Any, gradients: list[Any], variables: list[Any]) -> None:
     apply = getattr(optimizer, "apply_averaged", None) or getattr(optimizer, "apply", None)
     if apply is None:
         # An optimizer of tf.compat.v1.train.
-        optimizer.apply_gradients(zip(gradients, variables, strict=True))
+        inner = map(tensorflow_variable, variables)
+        optimizer.apply_gradients(zip(gradients, inner, strict=True))
         return
     apply(gradients, variables)
     optimizer.iterations.assign_sub(1)
+
+
+def _require_known(optimizer: Any, variables: list[Any]) -> None:
+    """Refuses a Keras optimizer that was built without one of the variables."""
+    known = getattr(optimizer, "_trainable_variables_indices", None)
+    for variable in variables:
+        if known is not None and optimizer.built and optimizer._var_key(variable) not in known:
+            allowed = "variables that the optimizer was built with, as they were given to the store"
+            raise invalid("optimizer", type(optimizer).__name__, "flush_held", allowed)

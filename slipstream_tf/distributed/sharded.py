@@ -332,7 +332,10 @@ class ShardedStore(ExchangedStore):
             self._copies.decay_counts(factor)
 
     def mark_rows(self, table: str, keys: Any, marks: Any) -> None:
-        """See `EmbeddingStore.mark_rows`; ends what is frozen of the table."""
+        """See `EmbeddingStore.mark_rows`; ends what is frozen of the table.
+
+        Call it on all ranks alike, with the same keys and marks.
+        """
         if self.comm.size == 1:
             return super().mark_rows(table, keys, marks)
         keys, marks = np.asarray(keys, np.int64), np.asarray(marks, np.uint8)

@@ -41,6 +41,10 @@ class GlobalMetrics:
         """
         self._trained = _state_of(model)
 
+    def forget(self) -> None:
+        """Drops what a `fit` that broke off has left."""
+        self._trained = None
+
     def put_into(self, logs: dict[str, Any], model: Any) -> None:
         """Replaces this rank's values by those of all ranks; a collective.
 

@@ -12,9 +12,11 @@ import tensorflow as tf
 from absl import logging
 
 from slipstream_tf.distributed.comm import Communicator
+from slipstream_tf.distributed.exchanged import ExchangedStore
 from slipstream_tf.distributed.flushing import flush_held
 from slipstream_tf.distributed.replicated import ReplicatedStore
 from slipstream_tf.distributed.same_rows import require_same_rows
+from slipstream_tf.distributed.settings import require_same
 from slipstream_tf.errors import invalid
 from slipstream_tf.keras.global_metrics import GlobalMetrics
 from slipstream_tf.keras.loss_feedback import LossFeedback
@@ -62,11 +64,15 @@ class RanksCallback(keras.callbacks.Callback):
                 replicated tables differ between ranks.
         """
         del logs
-        self._is_training = True
-        comm = self._comm
+        comm, of_optimizer = self._comm, getattr(self.model.optimizer, "slipstream_comm", None)
         if comm.size == 1:
+            if of_optimizer is not None and of_optimizer.size > 1:
+                allowed = (
+                    f"the optimizer's, of {of_optimizer.size} ranks (Slipstream(..., comm=comm))"
+                )
+                raise invalid("comm", "one process", "the callback of a fit", allowed)
             return
-        if getattr(self.model.optimizer, "slipstream_comm", None) is not comm:
+        if of_optimizer is not comm:
             raise invalid(
                 "optimizer",
                 type(self.model.optimizer).__name__,
@@ -82,6 +88,9 @@ class RanksCallback(keras.callbacks.Callback):
         if isinstance(self._store, ReplicatedStore):
             self._store.flush()
             require_same_rows(self._store, comm)
+        elif isinstance(self._store, ExchangedStore):
+            updates = {"num_updates": self._store.num_updates}
+            require_same(comm, updates, "slipstream.updates", "the rows that ranks loaded")
         rate = getattr(self._store, "learning_rate", None)
         if rate is not None and hasattr(rate, "assign"):
             name = "slipstream.rows_learning_rate"
@@ -95,6 +104,8 @@ class RanksCallback(keras.callbacks.Callback):
                 "slipstream_tf.distributed.scale_loss in its compute_loss.",
                 type(self.model).__name__,
             )
+        self._metrics.forget()
+        self._is_training = True
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Forgets a batch announced in the epoch before, whose data may have ended."""

@@ -109,7 +109,8 @@ class HeldSums:
         self._movement.assign(policy.movement)
         self._max_age.assign(policy.max_age)
         self._max_rows.assign(policy.max_rows)
-        self._is_active.assign(defers or bool(self._lets_go))
+        # Until the next step, whatever this rank holds: all ranks must see the same.
+        self._is_active.assign(defers or bool(self._is_active))
 
     def let_go(self) -> None:
         """Makes all sums leave with the next step; those of shadow mode are dropped at once."""
@@ -117,7 +118,8 @@ class HeldSums:
 
     def _let_go(self, is_shadow: bool) -> None:
         pending = self.pending()
-        if not is_shadow:
+        # What is on its way out was held in earnest, whatever the policy is now.
+        if not is_shadow or self._lets_go:
             self._lets_go.assign(pending > 0)
         elif pending:
             self._place_of.assign(tf.fill([self._rows], tf.constant(-1, tf.int64)))

@@ -54,7 +54,8 @@ class VariableStore:
         Args:
             variables: table name -> tf.Variable, or Keras variable such as `layer.embeddings` of a
                 `keras.layers.Embedding` that has been built; float32 [rows, dim], at least one row.
-            optimizer: that updates them, for deferring by movement; see `use_optimizer`.
+            optimizer: that updates them, for deferring by movement; see `use_optimizer`. Adagrad
+                must be built before the first step, as `DistributedOptimizer` does by itself.
 
         Raises:
             ValueError: no variable, one given twice, or one of another kind, dtype or shape.
@@ -64,6 +65,7 @@ class VariableStore:
         self._variables = {name: _checked(name, value) for name, value in variables.items()}
         self._given = dict(variables)
         self._optimizer = optimizer
+        self._is_traced_without = False
         self._table_of: dict[Any, str] = {}
         for name, variable in self._variables.items():
             other = self._table_of.setdefault(variable.ref(), name)
@@ -145,7 +147,8 @@ class VariableStore:
 
     def _movement(self, table: str, keys: tf.Tensor, sums: tf.Tensor) -> tf.Tensor:
         if unknown_optimizer(self._optimizer) is not None:
-            # Of a branch that no policy takes.
+            # Of a branch that no policy takes; a graph keeps it.
+            self._is_traced_without |= not tf.executing_eagerly()
             return tf.fill(tf.shape(keys), np.float32(np.inf))
         return movement(self._optimizer, self._variables[table], keys, sums)
 
@@ -172,7 +175,7 @@ class VariableStore:
             ValueError: gradients are deferred by movement, which is not known under it.
         """
         for table, policy in self._policies.items():
-            self._require_movement(policy, optimizer, f"table {table!r} of a VariableStore")
+            self._require_optimizer(policy, optimizer, f"table {table!r} of a VariableStore")
         self._optimizer = optimizer
 
     def variable(self, table: str) -> Any:
@@ -222,7 +225,7 @@ class VariableStore:
                 the store's.
         """
         place = f"table {self._require(table)!r} of a VariableStore"
-        self._require_movement(policy, self._optimizer, place)
+        self._require_optimizer(policy, self._optimizer, place)
         if policy.decay_skipped:
             raise invalid("decay_skipped", True, place, "False: the optimizer is not the store's")
         if policy.ranks > 1:
@@ -230,14 +233,19 @@ class VariableStore:
         self._policies[table] = policy
         self._apply_policy(table)
 
-    def _require_movement(self, policy: UpdatePolicy, optimizer: Any, place: str) -> None:
+    def _require_optimizer(self, policy: UpdatePolicy, optimizer: Any, place: str) -> None:
         unknown = unknown_optimizer(optimizer)
+        if self._is_traced_without and unknown is None:
+            unknown = "an optimizer that the store was told of after a step had been traced"
         if policy.mode == "defer" and policy.trigger == "movement" and unknown is not None:
             allowed = (
                 f"defer_trigger='interval'; or {KNOWN}, given as VariableStore(..., optimizer=...) "
                 "or by making the DistributedOptimizer with the store first"
             )
             raise invalid("defer_trigger", "movement", f"{place} with {unknown}", allowed)
+        steps = getattr(optimizer, "gradient_accumulation_steps", None)
+        if policy.mode == "defer" and steps:
+            raise invalid("gradient_accumulation_steps", steps, f"{place} that defers", "None")
 
     def _apply_policy(self, table: str) -> None:
         policy, marked = self._policies[table], self._marked[table]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import keras
 import numpy as np
 import pytest
@@ -207,12 +209,30 @@ def test_movement_must_be_known(optimizer, message):
         store.set_update_policy("t", MOVEMENT)
     with pytest.raises(ValueError, match="`defer_trigger`: 'movement'"):
         Slipstream(store, SaturationConfig(skip="defer"))
-    Slipstream(store, SaturationConfig(skip="defer", defer_trigger="interval"))
-    store.set_update_policy("t", INTERVAL)
+    if message != "gradient_accumulation":
+        Slipstream(store, SaturationConfig(skip="defer", defer_trigger="interval"))
+        store.set_update_policy("t", INTERVAL)
     known = VariableStore({"t": tf.Variable(tf.zeros([ROWS, DIM]))}, keras.optimizers.SGD())
     known.set_update_policy("t", MOVEMENT)
     with pytest.raises(ValueError, match="`defer_trigger`: 'movement'"):
         known.use_optimizer(optimizer)
+
+
+def test_sums_do_not_wait_in_an_optimizer_that_accumulates():
+    optimizer = keras.optimizers.Adam(gradient_accumulation_steps=2)
+    store = VariableStore({"t": tf.Variable(tf.zeros([ROWS, DIM]))}, optimizer)
+    with pytest.raises(ValueError, match="`gradient_accumulation_steps`: 2 for table 't'"):
+        store.set_update_policy("t", INTERVAL)
+
+
+def test_a_step_that_was_traced_without_the_optimizer_cannot_judge_movement():
+    variable = tf.Variable(tf.zeros([ROWS, DIM]))
+    store = VariableStore({"t": variable})
+    gradients = tf.IndexedSlices(tf.ones([1, DIM]), tf.constant([3]), tf.constant([ROWS, DIM]))
+    tf.function(lambda: store.mask_gradients("t", gradients).values)()
+    store.use_optimizer(keras.optimizers.SGD(0.1))
+    with pytest.raises(ValueError, match="told of after a step had been traced"):
+        store.set_update_policy("t", MOVEMENT)
 
 
 def test_an_optimizer_without_state_is_refused():
@@ -245,3 +265,67 @@ def test_optimizers_of_tensorflow_1_can_be_flushed():
     assert flush_held(store, optimizer) == 1
     np.testing.assert_array_equal(variable.numpy()[3], [-0.5] * DIM)
     assert flush_held(store, optimizer) == 0
+
+
+def hold_one(variable, optimizer=None):
+    """Returns a store that holds back a gradient of ones for row 3."""
+    store = VariableStore({"t": variable}, optimizer)
+    store.set_saturated("t", [3])
+    store.set_update_policy("t", INTERVAL)
+    slices = tf.IndexedSlices(tf.ones([1, DIM]), tf.constant([3]), tf.constant([ROWS, DIM]))
+    store.mask_gradients("t", slices)
+    assert store.pending() == {"t": 1}
+    return store
+
+
+def test_optimizers_of_tensorflow_1_with_slots_flush_keras_variables():
+    variable = keras.Variable(np.zeros((ROWS, DIM), np.float32))
+    store = hold_one(variable)
+    assert flush_held(store, tf.compat.v1.train.AdagradOptimizer(0.5, 3.0)) == 1
+    np.testing.assert_allclose(variable.numpy()[3], [-0.25] * DIM)
+
+
+def test_an_optimizer_that_does_not_know_the_variable_loses_nothing():
+    variable = keras.Variable(np.zeros((ROWS, DIM), np.float32))
+    store = hold_one(variable)
+    optimizer = keras.optimizers.SGD(0.5)
+    optimizer.build([keras.Variable(np.zeros((2, 2), np.float32))])
+    with pytest.raises(ValueError, match="`optimizer`: 'SGD' for flush_held"):
+        flush_held(store, optimizer)
+    assert store.pending() == {"t": 1}
+    assert flush_held(store, keras.optimizers.SGD(0.5)) == 1
+    np.testing.assert_array_equal(variable.numpy()[3], [-0.5] * DIM)
+
+
+def test_an_optimizer_of_other_ranks_is_refused():
+    class TwoRanks(SingleProcess):
+        size = 2
+
+    store = hold_one(tf.Variable(tf.zeros([ROWS, DIM])))
+    optimizer = DistributedOptimizer(keras.optimizers.SGD(0.5), TwoRanks())
+    with pytest.raises(ValueError, match=r"`comm`: '1 rank\(s\)'.*the 2 rank"):
+        flush_held(store, optimizer, SingleProcess())
+    assert store.pending() == {"t": 1}
+
+
+@pytest.mark.parametrize("then", [(), (INTERVAL,)])
+def test_what_was_held_in_earnest_is_applied_in_shadow_mode(then):
+    variable = keras.Variable(np.zeros((ROWS, DIM), np.float32))
+    store = hold_one(variable)
+    for policy in (dataclasses.replace(INTERVAL, is_shadow=True), *then):
+        store.set_update_policy("t", policy)
+    assert flush_held(store, keras.optimizers.SGD(0.5)) == 1
+    np.testing.assert_array_equal(variable.numpy()[3], [-0.5] * DIM)
+
+
+def test_whether_to_ask_the_other_ranks_does_not_depend_on_what_a_rank_holds():
+    asked = []
+    for holds in (False, True):
+        store = VariableStore({"t": tf.Variable(tf.zeros([ROWS, DIM]))})
+        if holds:
+            store = hold_one(tf.Variable(tf.zeros([ROWS, DIM])))
+        else:
+            store.set_update_policy("t", INTERVAL)
+        store.set_update_policy("t", UpdatePolicy())
+        asked.append(bool(store.is_deferring("t")))
+    assert asked == [True, True]
