@@ -33,6 +33,7 @@ CORE_HDRS = [
     "core/row_initializer.h",
     "core/row_serving.h",
     "core/row_update.h",
+    "core/served_rows.h",
     "core/simd_clones.h",
     "core/skip_score.h",
     "core/slab_allocator.h",
@@ -61,6 +62,7 @@ CORE_SRCS = [
     "core/row_exchange.cc",
     "core/row_initializer.cc",
     "core/row_serving.cc",
+    "core/served_rows.cc",
     "core/skip_score.cc",
     "core/slab_allocator.cc",
     "core/table_room.cc",
@@ -84,6 +86,7 @@ CORE_TESTS = [
     "core/policy_update_test.cc",
     "core/row_exchange_test.cc",
     "core/row_serving_test.cc",
+    "core/served_rows_test.cc",
     "core/skip_score_test.cc",
     "core/update_rule_test.cc",
 ]

@@ -13,43 +13,37 @@ namespace {
 
 constexpr int64_t kPrefetchAhead = 16;
 
-std::vector<int64_t> RowFloats(const std::vector<EmbeddingTable*>& tables, bool with_summary) {
-  std::vector<int64_t> floats;
-  for (const EmbeddingTable* table : tables) floats.push_back(ServedFloats(*table, with_summary));
-  return floats;
-}
-
-// Calls fn(table, key, row's place in values) for every row of parcels that were checked.
+// Calls fn(table, rank, place of the first key, rows) for every rank and table of parcels
+// that were checked.
 template <class Fn>
-void ForEachRow(const std::vector<EmbeddingTable*>& tables, const RowParcelsView& parcels,
-                const std::vector<int64_t>& row_floats, int passed_over, Fn fn) {
-  int64_t place = 0, value = 0;
+void ForEachParcel(const std::vector<EmbeddingTable*>& tables, const RowParcelsView& parcels,
+                   Fn fn) {
+  int64_t place = 0;
   for (int rank = 0; rank < parcels.ranks; ++rank) {
     for (size_t t = 0; t < tables.size(); ++t) {
-      const int64_t end = place + parcels.sizes[static_cast<size_t>(rank) * tables.size() + t];
-      for (; place < end; ++place, value += row_floats[t]) {
-        if (rank == passed_over) continue;
-        if (place + kPrefetchAhead < end) {
-          tables[t]->Prefetch(HashKey(parcels.keys[place + kPrefetchAhead]));
-        }
-        fn(tables[t], parcels.keys[place], value);
-      }
+      const int64_t rows = parcels.sizes[static_cast<size_t>(rank) * tables.size() + t];
+      fn(tables[t], rank, place, rows);
+      place += rows;
     }
   }
+}
+
+void PrefetchAhead(const EmbeddingTable& table, const int64_t* keys, int64_t i, int64_t rows) {
+  if (i + kPrefetchAhead < rows) table.Prefetch(HashKey(keys[i + kPrefetchAhead]));
 }
 
 // Lets rows go that the keys' rows need the place of.
 Status MakeRoomForParcels(const std::vector<EmbeddingTable*>& tables, const RowParcelsView& parcels,
                           int passed_over) {
   std::vector<WantedKeys> wanted;
-  const std::vector<int64_t> no_values(tables.size(), 0);
   for (EmbeddingTable* bounded : tables) {
     if (!MayOverflow(*bounded, parcels.num_keys)) continue;
     std::vector<int64_t> keys;
-    ForEachRow(tables, parcels, no_values, passed_over,
-               [&](const EmbeddingTable* table, int64_t key, int64_t) {
-                 if (table == bounded) keys.push_back(key);
-               });
+    ForEachParcel(tables, parcels,
+                  [&](const EmbeddingTable* table, int rank, int64_t first, int64_t rows) {
+                    if (table != bounded || rank == passed_over) return;
+                    keys.insert(keys.end(), parcels.keys + first, parcels.keys + first + rows);
+                  });
     wanted.push_back({bounded, std::move(keys)});
   }
   return MakeRoomFor(std::move(wanted), "the ranks' batches need");
@@ -110,64 +104,62 @@ Status RouteKeys(const std::vector<EmbeddingTable*>& copies,
 }
 
 Status ServeRows(const std::vector<EmbeddingTable*>& tables, const RowParcelsView& requests,
-                 bool makes_rows, bool with_summary, std::vector<float>* values) {
+                 const ServeOptions& options, std::vector<uint8_t>* bytes,
+                 std::vector<int64_t>* rank_bytes) {
   Status status = CheckParcels(tables, requests, std::vector<int64_t>(tables.size(), 0));
   if (!status.ok()) return status;
   const ExclusiveTableLocks locks(tables);
   try {
-    if (makes_rows) {
+    if (options.makes_rows) {
       status = MakeRoomForParcels(tables, requests, -1);
       if (!status.ok()) return status;
       for (EmbeddingTable* table : tables) table->NextLookupStep();
     }
-    values->clear();
-    const auto serve = [&](EmbeddingTable* table, int64_t key, int64_t at) {
-      const int64_t dim = table->dim(), floats = ServedFloats(*table, with_summary);
-      values->resize(static_cast<size_t>(at + floats));
-      float* out = values->data() + at;
-      uint32_t slot = 0;
-      const uint64_t hash = HashKey(key);
-      const float* row =
-          makes_rows ? table->FindOrInsert(key, hash, 1.f, &slot) : table->Find(key, hash);
-      std::vector<float> initial;
-      if (row == nullptr) {
-        initial.resize(static_cast<size_t>(dim + table->slots_per_row()));
-        table->options().initializer.Fill(key, dim, initial.data());
-        table->options().rule.InitSlots(dim, initial.data() + dim);
-        row = initial.data();
-      }
-      std::copy_n(row, dim, out);
-      if (floats > dim) out[dim] = table->options().rule.SlotSummary(dim, row);
-    };
-    ForEachRow(tables, requests, RowFloats(tables, with_summary), -1, serve);
+    bytes->clear();
+    rank_bytes->assign(static_cast<size_t>(requests.ranks), 0);
+    ForEachParcel(
+        tables, requests, [&](EmbeddingTable* table, int rank, int64_t first, int64_t rows) {
+          const int64_t* keys = requests.keys + first;
+          const size_t before = bytes->size();
+          RowPacker packer(*table, options.format, options.gives_all, rows, bytes);
+          for (int64_t i = 0; i < rows; ++i) {
+            PrefetchAhead(*table, keys, i, rows);
+            uint32_t slot = 0;
+            const uint64_t hash = HashKey(keys[i]);
+            packer.Add(keys[i], options.makes_rows ? table->FindOrInsert(keys[i], hash, 1.f, &slot)
+                                                   : table->Find(keys[i], hash));
+          }
+          (*rank_bytes)[static_cast<size_t>(rank)] += static_cast<int64_t>(bytes->size() - before);
+        });
   } catch (const std::bad_alloc&) {
     return ResourceExhausted("out of memory while serving rows");
   }
   return OkStatus();
 }
 
-Status StoreCopies(const std::vector<EmbeddingTable*>& copies, const RowParcelsView& rows,
-                   const CopyOptions& options) {
-  const std::vector<int64_t> row_floats = RowFloats(copies, options.with_summary);
-  Status status = CheckParcels(copies, rows, row_floats);
+Status StoreCopies(const std::vector<EmbeddingTable*>& copies, const RowParcelsView& keys,
+                   const uint8_t* bytes, int64_t num_bytes, const CopyOptions& options) {
+  Status status = CheckServedRows(copies, keys, options.format, bytes, num_bytes);
   if (!status.ok()) return status;
   const ExclusiveTableLocks locks(copies);
   try {
     if (options.makes_room) {
-      status = MakeRoomForParcels(copies, rows, options.passed_over);
+      status = MakeRoomForParcels(copies, keys, options.passed_over);
       if (!status.ok()) return status;
     }
-    const auto store = [&](EmbeddingTable* table, int64_t key, int64_t at) {
-      const int64_t dim = table->dim();
-      const uint64_t hash = HashKey(key);
-      uint32_t slot = 0;
-      float* row = table->FindOrInsert(key, hash, 0.f, &slot);
-      std::copy_n(rows.values + at, dim, row);
-      const bool has_summary = ServedFloats(*table, options.with_summary) > dim;
-      table->options().rule.FillSlots(dim, has_summary ? rows.values[at + dim] : 0.f, row);
-      if (options.frozen) table->AddMark(hash, slot, kFrozen);
-    };
-    ForEachRow(copies, rows, row_floats, options.passed_over, store);
+    ForEachParcel(copies, keys, [&](EmbeddingTable* table, int rank, int64_t first, int64_t rows) {
+      const int64_t* of_parcel = keys.keys + first;
+      RowUnpacker unpacker(*table, options.format, rows, bytes);
+      for (int64_t i = 0; i < rows && rank != options.passed_over; ++i) {
+        PrefetchAhead(*table, of_parcel, i, rows);
+        const int64_t key = of_parcel[i];
+        const uint64_t hash = HashKey(key);
+        uint32_t slot = 0;
+        unpacker.Next(key, table->FindOrInsert(key, hash, 0.f, &slot));
+        if (options.frozen) table->AddMark(hash, slot, kFrozen);
+      }
+      bytes = unpacker.End();
+    });
   } catch (const std::bad_alloc&) {
     return ResourceExhausted("out of memory while copying rows");
   }

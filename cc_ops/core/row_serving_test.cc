@@ -39,14 +39,22 @@ struct Request {
   RowParcelsView Keys() const {
     return {1, sizes.data(), keys.data(), static_cast<int64_t>(keys.size()), nullptr, 0};
   }
-  RowParcelsView View() const {
-    RowParcelsView view = Keys();
-    view.values = values.data();
-    view.num_values = static_cast<int64_t>(values.size());
-    return view;
+  Status Serve(const std::vector<EmbeddingTable*>& tables, bool makes_rows,
+               bool with_summary = false) {
+    ServeOptions options;
+    options.makes_rows = makes_rows;
+    options.format.with_summary = with_summary;
+    std::vector<int64_t> rank_bytes;
+    const Status status = ServeRows(tables, Keys(), options, &bytes, &rank_bytes);
+    if (status.ok())
+      EXPECT_EQ(rank_bytes, std::vector<int64_t>{static_cast<int64_t>(bytes.size())});
+    return status;
+  }
+  Status Store(const std::vector<EmbeddingTable*>& copies, const CopyOptions& options) const {
+    return StoreCopies(copies, Keys(), bytes.data(), static_cast<int64_t>(bytes.size()), options);
   }
   std::vector<int64_t> keys, sizes;
-  std::vector<float> values;
+  std::vector<uint8_t> bytes;
 };
 
 std::vector<int64_t> Route(EmbeddingTable* copies, const std::vector<int64_t>& keys, int ranks,
@@ -82,15 +90,12 @@ TEST(Route, AsksOwnersForDistinctKeys) {
 TEST(Serve, MakesRowsInTrainingOnly) {
   for (const Kind kind : {Kind::kSgd, Kind::kAdagrad, Kind::kRowWiseAdagrad, Kind::kAdam}) {
     auto owner = MakeTable(kind);
-    Request request({3, -7, 3});
-    std::vector<float> evaluated, trained;
-    ASSERT_TRUE(ServeRows({owner.get()}, request.Keys(), false, true, &evaluated).ok());
+    Request evaluated({3, -7, 3}), trained = evaluated;
+    ASSERT_TRUE(evaluated.Serve({owner.get()}, false, true).ok());
     EXPECT_EQ(owner->size(), 0);
-    ASSERT_TRUE(ServeRows({owner.get()}, request.Keys(), true, true, &trained).ok());
+    ASSERT_TRUE(trained.Serve({owner.get()}, true, true).ok());
     EXPECT_EQ(owner->size(), 2);
-    EXPECT_EQ(evaluated, trained);
-    ASSERT_EQ(trained.size(), kind == Kind::kSgd ? 3u * kDim : 3u * (kDim + 1));
-    EXPECT_TRUE(std::equal(trained.begin(), trained.begin() + kDim, owner->Find(3, HashKey(3))));
+    EXPECT_EQ(evaluated.bytes, trained.bytes);
     std::vector<int64_t> keys;
     std::vector<float> counts;
     owner->HotKeys(9, Parallel(), &keys, &counts);
@@ -99,46 +104,37 @@ TEST(Serve, MakesRowsInTrainingOnly) {
   }
 }
 
-TEST(Serve, SlotsTravelOnlyIfTheyAreAskedFor) {
-  for (const Kind kind : {Kind::kSgd, Kind::kAdagrad, Kind::kRowWiseAdagrad, Kind::kAdam}) {
-    auto owner = MakeTable(kind);
-    Request request({3, -7});
-    std::vector<float> plain, summed;
-    for (const bool makes_rows : {false, true}) {
-      ASSERT_TRUE(ServeRows({owner.get()}, request.Keys(), makes_rows, false, &plain).ok());
-      ASSERT_TRUE(ServeRows({owner.get()}, request.Keys(), makes_rows, true, &summed).ok());
-      ASSERT_EQ(plain.size(), 2u * kDim);
-      const size_t floats = summed.size() / 2;
-      for (size_t i = 0; i < 2; ++i) {
-        EXPECT_TRUE(std::equal(plain.begin() + i * kDim, plain.begin() + (i + 1) * kDim,
-                               summed.begin() + i * floats));
-      }
-    }
-  }
+TEST(Serve, TellsTheBytesOfEachRank) {
+  auto owner = MakeTable(Kind::kSgd);
+  const std::vector<int64_t> keys = {1, 2, 3}, sizes = {1, 0, 2};
+  ServeOptions options;
+  options.gives_all = true;
+  std::vector<uint8_t> bytes;
+  std::vector<int64_t> rank_bytes;
+  ASSERT_TRUE(ServeRows({owner.get()}, {3, sizes.data(), keys.data(), 3, nullptr, 0}, options,
+                        &bytes, &rank_bytes)
+                  .ok());
+  EXPECT_EQ(rank_bytes, (std::vector<int64_t>{1 + 4 * kDim, 0, 1 + 8 * kDim}));
 }
 
 TEST(Serve, BoundedTablesRefuseWhatTheyCannotHold) {
   auto owner = MakeTable(Kind::kSgd, 3);
-  std::vector<float> values;
-  const Status status =
-      ServeRows({owner.get()}, Request({1, 2, 3, 4}).Keys(), true, false, &values);
+  const Status status = Request({1, 2, 3, 4}).Serve({owner.get()}, true);
   EXPECT_EQ(status.code(), StatusCode::kResourceExhausted);
   EXPECT_NE(status.message().find("need 4 rows of table 't'"), std::string::npos);
   EXPECT_EQ(owner->size(), 0);
-  ASSERT_TRUE(ServeRows({owner.get()}, Request({1, 2, 3}).Keys(), true, false, &values).ok());
-  ASSERT_TRUE(ServeRows({owner.get()}, Request({4, 3}).Keys(), true, false, &values).ok());
+  ASSERT_TRUE(Request({1, 2, 3}).Serve({owner.get()}, true).ok());
+  ASSERT_TRUE(Request({4, 3}).Serve({owner.get()}, true).ok());
   EXPECT_EQ(owner->size(), 3);
   EXPECT_NE(owner->Find(3, HashKey(3)), nullptr);
 }
 
 TEST(Serve, BoundedTablesGiveNothingUpIfOneCannotHoldItsKeys) {
   auto first = MakeTable(Kind::kSgd, 3), second = MakeTable(Kind::kSgd, 3);
-  std::vector<float> values;
-  ASSERT_TRUE(ServeRows({first.get()}, Request({1, 2, 3}).Keys(), true, false, &values).ok());
+  ASSERT_TRUE(Request({1, 2, 3}).Serve({first.get()}, true).ok());
   Request request({4, 5, 1, 2, 3, 4});
   request.sizes = {2, 4};
-  const Status status =
-      ServeRows({first.get(), second.get()}, request.Keys(), true, false, &values);
+  const Status status = request.Serve({first.get(), second.get()}, true);
   EXPECT_EQ(status.code(), StatusCode::kResourceExhausted);
   EXPECT_EQ(first->size(), 3);
   EXPECT_EQ(first->num_evicted(), 0);
@@ -147,8 +143,8 @@ TEST(Serve, BoundedTablesGiveNothingUpIfOneCannotHoldItsKeys) {
 TEST(Copies, HoldWhatTheOwnerServed) {
   auto owner = MakeTable(Kind::kAdagrad), copies = MakeTable(Kind::kAdagrad, 50);
   Request request({5, 6});
-  ASSERT_TRUE(ServeRows({owner.get()}, request.Keys(), true, false, &request.values).ok());
-  ASSERT_TRUE(StoreCopies({copies.get()}, request.View(), CopyOptions()).ok());
+  ASSERT_TRUE(request.Serve({owner.get()}, true, false).ok());
+  ASSERT_TRUE(request.Store({copies.get()}, CopyOptions()).ok());
   for (const int64_t key : {5, 6}) {
     const float *own = owner->Find(key, HashKey(key)), *copy = copies->Find(key, HashKey(key));
     EXPECT_TRUE(std::equal(own, own + kDim, copy));
@@ -159,8 +155,8 @@ TEST(Copies, HoldWhatTheOwnerServed) {
   EXPECT_TRUE(keys.empty());  // a copy is no access
   // What comes later replaces it.
   owner->Find(5, HashKey(5))[0] = 42.f;
-  ASSERT_TRUE(ServeRows({owner.get()}, request.Keys(), true, false, &request.values).ok());
-  ASSERT_TRUE(StoreCopies({copies.get()}, request.View(), CopyOptions()).ok());
+  ASSERT_TRUE(request.Serve({owner.get()}, true, false).ok());
+  ASSERT_TRUE(request.Store({copies.get()}, CopyOptions()).ok());
   EXPECT_EQ(copies->Find(5, HashKey(5))[0], 42.f);
 }
 
@@ -170,20 +166,20 @@ TEST(Copies, WithoutSummaryNeverUnderestimateAMovement) {
     auto owner = MakeTable(kind), copies = MakeTable(kind, 50);
     const UpdateRule rule = owner->options().rule;
     Request request({5});
-    ASSERT_TRUE(ServeRows({owner.get()}, request.Keys(), true, true, &request.values).ok());
+    ASSERT_TRUE(request.Serve({owner.get()}, true, true).ok());
     float* own = owner->Find(5, HashKey(5));
     const std::vector<float> gradient = {0.5f, 0.1f, -0.2f, 0.3f};
     rule.Apply(0.1f, kDim, gradient.data(), own);
-    ASSERT_TRUE(ServeRows({owner.get()}, request.Keys(), true, true, &request.values).ok());
+    ASSERT_TRUE(request.Serve({owner.get()}, true, true).ok());
     CopyOptions options;
-    options.with_summary = true;
-    ASSERT_TRUE(StoreCopies({copies.get()}, request.View(), options).ok());
+    options.format.with_summary = true;
+    ASSERT_TRUE(request.Store({copies.get()}, options).ok());
     options = CopyOptions();
     options.frozen = true;
     // The owner's may have become smaller since.
     rule.InitSlots(kDim, own + kDim);
-    ASSERT_TRUE(ServeRows({owner.get()}, request.Keys(), false, false, &request.values).ok());
-    ASSERT_TRUE(StoreCopies({copies.get()}, request.View(), options).ok());
+    ASSERT_TRUE(request.Serve({owner.get()}, false, false).ok());
+    ASSERT_TRUE(request.Store({copies.get()}, options).ok());
     const float* copy = copies->Find(5, HashKey(5));
     EXPECT_TRUE(std::equal(own, own + kDim, copy));
     EXPECT_GE(rule.Movement(0.1f, kDim, gradient.data(), copy),
@@ -194,16 +190,16 @@ TEST(Copies, WithoutSummaryNeverUnderestimateAMovement) {
 TEST(Copies, FrozenOnesAreNotAskedForUntilMarkedAnew) {
   auto owner = MakeTable(Kind::kSgd), copies = MakeTable(Kind::kSgd);
   Request request({5, 6});
-  ASSERT_TRUE(ServeRows({owner.get()}, request.Keys(), true, false, &request.values).ok());
+  ASSERT_TRUE(request.Serve({owner.get()}, true, false).ok());
   CopyOptions options;
   options.frozen = true;
-  ASSERT_TRUE(StoreCopies({copies.get()}, request.View(), options).ok());
+  ASSERT_TRUE(request.Store({copies.get()}, options).ok());
   EXPECT_EQ(Route(copies.get(), {5, 6, 7, 5}, 1), (std::vector<int64_t>{7}));
   EXPECT_EQ(Route(copies.get(), {5, 6, 7}, 1, false).size(), 3u);
   copies->MarkRows(nullptr, nullptr, 0);
   EXPECT_EQ(Route(copies.get(), {5, 6, 7}, 1).size(), 3u);
   options.passed_over = 0;
-  ASSERT_TRUE(StoreCopies({copies.get()}, request.View(), options).ok());
+  ASSERT_TRUE(request.Store({copies.get()}, options).ok());
   EXPECT_EQ(Route(copies.get(), {5, 6, 7}, 1).size(), 3u);
 }
 
@@ -213,35 +209,45 @@ TEST(Copies, StayWithinTheirBound) {
   options.makes_room = true;
   for (int64_t first = 0; first < 100; first += 5) {
     Request request({first, first + 1, first + 2, first + 3, first + 4});
-    ASSERT_TRUE(ServeRows({owner.get()}, request.Keys(), true, false, &request.values).ok());
-    ASSERT_TRUE(StoreCopies({copies.get()}, request.View(), options).ok());
+    ASSERT_TRUE(request.Serve({owner.get()}, true, false).ok());
+    ASSERT_TRUE(request.Store({copies.get()}, options).ok());
     EXPECT_LE(copies->size(), 8);
     for (const int64_t key : request.keys) EXPECT_NE(copies->Find(key, HashKey(key)), nullptr);
   }
 }
 
-TEST(Copies, RefuseValuesThatDoNotFit) {
-  auto copies = MakeTable(Kind::kSgd);
+TEST(Copies, RefuseBytesThatDoNotFit) {
+  auto owner = MakeTable(Kind::kAdagrad), copies = MakeTable(Kind::kAdagrad);
   Request request({1, 2});
-  request.values.assign(kDim, 0.f);
-  EXPECT_NE(StoreCopies({copies.get()}, request.View(), CopyOptions())
-                .message()
-                .find("4 values of 4 a row"),
+  ASSERT_TRUE(request.Serve({owner.get()}, true).ok());
+  for (const int64_t key : {1, 2}) owner->Find(key, HashKey(key))[0] = 5.f;
+  ASSERT_TRUE(request.Serve({owner.get()}, true).ok());
+  const Request whole = request;
+  const auto refusal = [&] {
+    const Status status = request.Store({copies.get()}, CopyOptions());
+    EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
+    return status.message();
+  };
+  request.bytes.pop_back();
+  EXPECT_NE(refusal().find("rows of table 't' from rank 0 take at least 33 bytes; left are 32"),
             std::string::npos);
-  // Served with summaries, stored without.
-  auto with_slots = MakeTable(Kind::kAdagrad);
-  request.values.assign(2 * (kDim + 1), 0.f);
-  EXPECT_FALSE(StoreCopies({with_slots.get()}, request.View(), CopyOptions()).ok());
-  EXPECT_EQ(with_slots->size(), 0);
+  request.bytes.clear();
+  EXPECT_NE(refusal().find("left are 0"), std::string::npos);
+  request = whole;
+  request.bytes.push_back(0);
+  EXPECT_NE(refusal().find("the rows take 33 bytes; there are 34"), std::string::npos);
   request.sizes = {1};
-  request.values.assign(kDim, 0.f);
-  EXPECT_NE(StoreCopies({copies.get()}, request.View(), CopyOptions()).message().find("1 keys"),
-            std::string::npos);
-  std::vector<float> values;
+  EXPECT_NE(refusal().find("sizes name 1 keys"), std::string::npos);
   request.sizes = {-1};
-  EXPECT_NE(
-      ServeRows({copies.get()}, request.Keys(), false, false, &values).message().find("is -1"),
-      std::string::npos);
+  EXPECT_NE(refusal().find("is -1"), std::string::npos);
+  EXPECT_EQ(request.Serve({owner.get()}, false).code(), StatusCode::kInvalidArgument);
+  EXPECT_EQ(copies->size(), 0);
+  // Served without slots, stored with them.
+  request = whole;
+  CopyOptions with_slots;
+  with_slots.format.with_summary = true;
+  EXPECT_FALSE(request.Store({copies.get()}, with_slots).ok());
+  EXPECT_EQ(copies->size(), 0);
 }
 
 TEST(SlotSummary, NeverUnderestimatesAMovement) {

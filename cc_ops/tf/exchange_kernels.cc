@@ -1,4 +1,5 @@
 // Kernels that collect gradient rows for other processes and apply theirs.
+#include <limits>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -214,24 +215,41 @@ class RouteKeysOp : public tf::OpKernel {
 };
 REGISTER_KERNEL_BUILDER(Name("SlipstreamRouteKeys").Device(tf::DEVICE_CPU), RouteKeysOp);
 
+// The inputs with_summary and rounds, the last ones.
+absl::Status ReadFormat(tf::OpKernelContext* c, RowFormat* format) {
+  TF_RETURN_IF_ERROR(ReadScalar(c, c->num_inputs() - 2, "with_summary", &format->with_summary));
+  return ReadScalar(c, c->num_inputs() - 1, "rounds", &format->rounds);
+}
+
 class ServeRowsOp : public tf::OpKernel {
  public:
   explicit ServeRowsOp(tf::OpKernelConstruction* c) : OpKernel(c) {
-    OP_REQUIRES_OK(c, c->GetAttr("makes_rows", &makes_rows_));
+    OP_REQUIRES_OK(c, c->GetAttr("makes_rows", &options_.makes_rows));
+    OP_REQUIRES_OK(c, c->GetAttr("gives_all", &options_.gives_all));
   }
   void Compute(tf::OpKernelContext* c) override {
     TablesAndParcels in;
-    bool with_summary = false;
+    ServeOptions options = options_;
     OP_REQUIRES_OK(c, in.Read(c, false));
-    OP_REQUIRES_OK(c, ReadScalar(c, c->num_inputs() - 1, "with_summary", &with_summary));
-    std::vector<float> values;
-    OP_REQUIRES_OK(c, ToAbsl(ServeRows(in.tables, in.parcels, makes_rows_, with_summary, &values)));
-    const int64_t size = static_cast<int64_t>(values.size());
-    OP_REQUIRES_OK(c, Output(c, 0, tf::TensorShape({size}), values));
+    OP_REQUIRES_OK(c, ReadFormat(c, &options.format));
+    std::vector<uint8_t> bytes;
+    std::vector<int64_t> rank_bytes;
+    OP_REQUIRES_OK(c, ToAbsl(ServeRows(in.tables, in.parcels, options, &bytes, &rank_bytes)));
+    std::vector<int32_t> splits;
+    for (const int64_t size : rank_bytes) {
+      OP_REQUIRES(c, size <= std::numeric_limits<int32_t>::max(),
+                  absl::ResourceExhaustedError(absl::StrCat(
+                      "the rows that a rank asks for take ", size,
+                      " bytes; at most 2^31 - 1 can be sent: make the batches smaller")));
+      splits.push_back(static_cast<int32_t>(size));
+    }
+    const auto vector_of = [](size_t n) { return tf::TensorShape({static_cast<int64_t>(n)}); };
+    OP_REQUIRES_OK(c, Output(c, 0, vector_of(bytes.size()), bytes));
+    OP_REQUIRES_OK(c, Output(c, 1, vector_of(splits.size()), splits));
   }
 
  private:
-  bool makes_rows_ = true;
+  ServeOptions options_;
 };
 REGISTER_KERNEL_BUILDER(Name("SlipstreamServeRows").Device(tf::DEVICE_CPU), ServeRowsOp);
 
@@ -245,9 +263,12 @@ class StoreCopiesOp : public tf::OpKernel {
   void Compute(tf::OpKernelContext* c) override {
     TablesAndParcels in;
     CopyOptions options = options_;
-    OP_REQUIRES_OK(c, in.Read(c, true));
-    OP_REQUIRES_OK(c, ReadScalar(c, c->num_inputs() - 1, "with_summary", &options.with_summary));
-    OP_REQUIRES_OK(c, ToAbsl(StoreCopies(in.tables, in.parcels, options)));
+    OP_REQUIRES_OK(c, in.Read(c, false));
+    OP_REQUIRES_OK(c, ReadFormat(c, &options.format));
+    const tf::Tensor& rows = c->input(c->num_inputs() - 3);
+    OP_REQUIRES(c, rows.dims() == 1, absl::InvalidArgumentError("rows must be a vector"));
+    OP_REQUIRES_OK(c, ToAbsl(StoreCopies(in.tables, in.parcels, rows.flat<uint8_t>().data(),
+                                         rows.NumElements(), options)));
   }
 
  private:

@@ -162,14 +162,19 @@ REGISTER_OP("SlipstreamServeRows")
     .Input("sizes: int64")
     .Input("keys: int64")
     .Input("with_summary: bool")
+    .Input("rounds: bool")
     .Attr("num_tables: int >= 1")
     .Attr("makes_rows: bool = true")
-    .Output("values: float")
+    .Attr("gives_all: bool = false")
+    .Output("rows: uint8")
+    .Output("rank_bytes: int32")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) -> absl::Status {
       ShapeHandle unused;
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(c->num_inputs() - 2), 0, &unused));
       TF_RETURN_IF_ERROR(c->WithRank(c->input(c->num_inputs() - 1), 0, &unused));
       c->set_output(0, c->Vector(InferenceContext::kUnknownDim));
+      c->set_output(1, c->Vector(InferenceContext::kUnknownDim));
       return absl::OkStatus();
     })
     .Doc(R"doc(
@@ -178,18 +183,22 @@ Reads the rows of keys that ranks ask for.
 handles: scalars.
 sizes: [ranks, tables], keys of each rank.
 keys: [n], by rank, then by table.
-with_summary: scalar, whether one number for the slots, if a table has any, follows each row.
-values: their rows behind each other.
+with_summary: scalar, whether a number for the slots, if a table has any, goes with each row.
+rounds: scalar, whether values are rounded to bfloat16.
+rows: the rows, packed; those that are as they start are left out.
+rank_bytes: [ranks], of these, the bytes for each rank.
 makes_rows: whether keys without a row get one and each counts as accessed; else they give
   the rows that they would start with.
+gives_all: whether rows that are as they start are packed, too.
 )doc");
 
 REGISTER_OP("SlipstreamStoreCopies")
     .Input("handles: num_tables * resource")
     .Input("sizes: int64")
     .Input("keys: int64")
-    .Input("values: float")
+    .Input("rows: uint8")
     .Input("with_summary: bool")
+    .Input("rounds: bool")
     .Attr("num_tables: int >= 1")
     .Attr("frozen: bool = false")
     .Attr("passed_over: int >= -1 = -1")
@@ -197,6 +206,7 @@ REGISTER_OP("SlipstreamStoreCopies")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) -> absl::Status {
       ShapeHandle unused;
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(c->num_inputs() - 2), 0, &unused));
       return c->WithRank(c->input(c->num_inputs() - 1), 0, &unused);
     })
     .Doc(R"doc(
@@ -205,9 +215,10 @@ Copies rows that were served into tables of copies.
 handles: scalars.
 sizes: [ranks, tables], rows from each rank.
 keys: [n], by rank, then by table.
-values: from SlipstreamServeRows.
+rows: from SlipstreamServeRows, those from rank 0 first.
 with_summary: scalar, as they were served; without, the copies' slots are 0, beside which a
   movement is not underestimated.
+rounds: scalar, as they were served.
 frozen: whether the copies are read, without asking, until rows are marked anew.
 passed_over: a rank whose rows are not copied; -1: none.
 makes_room: whether bounded tables let rows go for them; else a lookup must follow.

@@ -62,7 +62,8 @@ class Wire:
 
     Attributes:
         dtype: "float32", or "bfloat16", to which rows are rounded before they are sent.
-        keys: "packed" (lossless; one or two bytes for a key where keys lie densely) or "int64".
+        keys: "packed" (lossless; one or two bytes for a key where keys lie densely; rows that are
+            as they start are told by their key) or "int64" (every row is sent).
         warmup_steps: updates of the tables before rows are rounded.
     """
 

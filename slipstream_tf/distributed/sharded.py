@@ -87,7 +87,8 @@ class ShardedStore(ExchangedStore):
             comm: the ranks.
             wire_dtype: "float32" or "bfloat16", to which rows and gradients are rounded before they
                 are sent.
-            wire_keys: "packed" (lossless) or "int64".
+            wire_keys: "packed" (lossless; rows that are as they start are not sent, either) or
+                "int64".
             cache_bytes: of all copies on a rank; must hold the distinct keys of a batch. Frozen
                 copies take at most half of it.
             wire_warmup_steps: updates of the tables before rows and gradients are rounded:
@@ -127,6 +128,10 @@ class ShardedStore(ExchangedStore):
     def _owners(self) -> int:
         return self.comm.size
 
+    @property
+    def _gives_all(self) -> bool:
+        return self.wire.keys != "packed"
+
     def lookup(
         self,
         packed: PackedFeatures,
@@ -148,9 +153,9 @@ class ShardedStore(ExchangedStore):
             self._announced.outdate()
             requested = request()
         copies = self._copies._handles
-        with_summary = self._with_summary.read_value()
-        rows = self._fetch(requested, training, with_summary)
-        stored = exchange_ops.store_copies(copies, rows, with_summary, makes_room=not training)
+        form = self._with_summary.read_value(), self._rounds()
+        rows = self._fetch(requested, training, *form)
+        stored = exchange_ops.store_copies(copies, rows, *form, makes_room=not training)
         with tf.control_dependencies([] if stored is None else [stored]):
             return self._copies.lookup(packed, specs, training, stacked)
 
@@ -201,27 +206,17 @@ class ShardedStore(ExchangedStore):
         return KeyRequest(sizes, keys, *asked)
 
     def _fetch(
-        self, request: KeyRequest, makes_rows: bool, with_summary: tf.Tensor
+        self, request: KeyRequest, makes_rows: bool, with_summary: tf.Tensor, rounds: Rounds
     ) -> exchange_ops.RowParcels:
         """Serves what this rank is asked for, and gets what it asks for."""
         what = "lookup" if makes_rows else "evaluation"
         sizes, keys, asked_sizes, asked = request
-        values = exchange_ops.serve_rows(
-            self._handles, asked_sizes, asked, makes_rows, with_summary
+        packed, splits = exchange_ops.serve_rows(
+            self._handles, asked_sizes, asked, makes_rows, with_summary, rounds, self._gives_all
         )
-        floats = tf.constant([table.dim for table in self.tables], tf.int64)
-        if self.optimizer.slots_per_row(1) > 0:
-            floats += tf.cast(with_summary, tf.int64)
-        splits = tf.cast(tf.reduce_sum(asked_sizes * floats, axis=1), tf.int32)
-        received = self._exchange_values(values, splits, "rows", f"{what}.rows", self._rounds())
+        name = self._names.of(f"{what}.rows")
+        received, _ = self.comm.exchange(packed, splits, "rows", name)
         return exchange_ops.RowParcels(sizes, keys, received)
-
-    def _exchange_values(
-        self, values: tf.Tensor, splits: tf.Tensor, kind: Any, what: str, rounds: Rounds
-    ) -> tf.Tensor:
-        sent, splits = to_wire(values, rounds), splits_on_wire(splits, rounds)
-        received, _ = self.comm.exchange(sent, splits, kind, self._names.of(what))
-        return from_wire(received, rounds)
 
     def _deliver(
         self,
@@ -235,8 +230,9 @@ class ShardedStore(ExchangedStore):
         )
         floats = tf.constant([table.dim for table in self.tables], tf.int64)
         splits = tf.cast(tf.reduce_sum(collected.sizes * floats, axis=1), tf.int32)
-        values = self._exchange_values(collected.values, splits, kind, f"{what}.values", rounds)
-        rows = exchange_ops.RowParcels(sizes, keys, values)
+        sent, splits = to_wire(collected.values, rounds), splits_on_wire(splits, rounds)
+        values, _ = self.comm.exchange(sent, splits, kind, self._names.of(f"{what}.values"))
+        rows = exchange_ops.RowParcels(sizes, keys, from_wire(values, rounds))
         # A row that left a bounded table since it was served is not made anew by its gradient.
         is_bounded = any(table.capacity is not None for table in self.tables)
         return exchange_ops.apply_rows(
@@ -278,17 +274,16 @@ class ShardedStore(ExchangedStore):
             chosen.append(keys[self._owns(keys)])
         sizes = tf.constant([[keys.size for keys in chosen]], tf.int64)
         flat = tf.constant(np.concatenate(chosen), tf.int64)
-        with_summary = self._with_summary.read_value()
-        values = exchange_ops.serve_rows(
-            self._handles, sizes, flat, makes_rows=False, with_summary=with_summary
+        form = self._with_summary.read_value(), self._rounds()
+        packed, _ = exchange_ops.serve_rows(
+            self._handles, sizes, flat, False, *form, gives_all=self._gives_all
         )
-        own = exchange_ops.RowParcels(sizes, flat, values)
-        rounds = self._rounds()
-        rows = gather_rows(self.comm, own, self._names, "frozen", self.wire, "rows", rounds)
+        own = exchange_ops.RowParcels(sizes, flat, packed)
+        rows = gather_rows(self.comm, own, self._names, "frozen", self.wire, "rows", False)
         exchange_ops.store_copies(
             self._copies._handles,
             rows,
-            with_summary,
+            *form,
             frozen=True,
             passed_over=self.comm.rank,
             makes_room=True,

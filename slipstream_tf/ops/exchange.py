@@ -19,7 +19,8 @@ class RowParcels:
     Attributes:
         sizes: int64 [ranks, tables], rows of each rank and table.
         keys: int64 [n], by rank, then by table.
-        values: float32 [m], their rows behind each other, each as wide as its table.
+        values: float32 [m], their rows behind each other, each as wide as its table; or uint8 [m],
+            as `serve_rows` packs them.
     """
 
     sizes: tf.Tensor
@@ -165,8 +166,10 @@ def serve_rows(
     keys: tf.Tensor,
     makes_rows: bool,
     with_summary: Any,
-) -> tf.Tensor:
-    """Reads the rows of keys that ranks ask for.
+    rounds: Any = False,
+    gives_all: bool = False,
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Reads the rows of keys that ranks ask for, and packs them.
 
     Args:
         handles: the tables.
@@ -174,11 +177,13 @@ def serve_rows(
         keys: int64 [n], by rank, then by table.
         makes_rows: whether keys without a row get one, and each counts as accessed once; else they
             give the rows that they would start with.
-        with_summary: scalar bool, whether one number for its slots, if its rule has any, follows
-            each row.
+        with_summary: bool scalar, whether a number for a row's slots goes with it, if its rule has
+            any.
+        rounds: bool scalar, whether values are rounded to bfloat16.
+        gives_all: whether rows that are as they start are packed, too; else their keys tell them.
 
     Returns:
-        float32 [m]: the rows behind each other.
+        uint8 [bytes] and int32 [ranks], of these, the bytes of each rank's rows.
 
     Raises:
         tf.errors.ResourceExhaustedError: a bounded table cannot hold them.
@@ -188,7 +193,9 @@ def serve_rows(
         sizes=sizes,
         keys=keys,
         with_summary=with_summary,
+        rounds=rounds,
         makes_rows=makes_rows,
+        gives_all=gives_all,
     )
 
 
@@ -196,6 +203,7 @@ def store_copies(
     copies: Sequence[tf.Tensor],
     rows: RowParcels,
     with_summary: Any,
+    rounds: Any = False,
     frozen: bool = False,
     passed_over: int = -1,
     makes_room: bool = False,
@@ -204,9 +212,10 @@ def store_copies(
 
     Args:
         copies: the tables of copies.
-        rows: from each rank.
-        with_summary: scalar bool, as they were served; without, the copies' slots are 0, beside
-            which no movement is underestimated.
+        rows: from each rank; values as `serve_rows` packed them.
+        with_summary: bool scalar, as they were served. Without, the copies' slots are 0, beside
+            which a movement is not underestimated.
+        rounds: bool scalar, as they were served.
         frozen: whether the copies are read, without asking, until rows are marked anew.
         passed_over: a rank whose rows are not copied; -1: none.
         makes_room: whether bounded tables let other rows go for them; else a lookup of them must
@@ -214,13 +223,18 @@ def store_copies(
 
     Returns:
         The operation in a graph, None in eager mode.
+
+    Raises:
+        tf.errors.InvalidArgumentError: the bytes are not those of these keys' rows; nothing is
+            copied then.
     """
     return _loader.library().slipstream_store_copies(
         handles=list(copies),
         sizes=rows.sizes,
         keys=rows.keys,
-        values=rows.values,
+        rows=rows.values,
         with_summary=with_summary,
+        rounds=rounds,
         frozen=frozen,
         passed_over=passed_over,
         makes_room=makes_room,

@@ -13,6 +13,7 @@ import tensorflow as tf
 from slipstream_tf import distributed, optimizers
 from slipstream_tf.config import TableConfig
 from slipstream_tf.distributed import Communicator, ShardedStore
+from slipstream_tf.distributed.sharded import owner_of
 from slipstream_tf.ops.features import FeatureSpec, pack
 from slipstream_tf.ops.update_policy import UpdatePolicy
 
@@ -66,21 +67,22 @@ def send_slots_when_needed(comm: Communicator) -> None:
         train()
         return comm.traffic().bytes["rows"] - before
 
-    plain = row_bytes()
-    assert plain > 0 and plain % (4 * 4) == 0
-    rows = plain // (4 * 4)
+    # To each other rank: a bit for each row, and those that are not as they start.
+    own = int((owner_of(np.arange(100), comm.size) == comm.rank).sum())
+    bits, others = (own + 7) // 8, comm.size - 1
+    assert row_bytes() == others * bits
     movement = UpdatePolicy("defer", movement=1e9, max_age=10, max_rows=1000)
     shadow = dataclasses.replace(movement, is_shadow=True)
     interval = UpdatePolicy("defer", trigger="interval", max_age=10, max_rows=1000)
-    for policy, floats in [
-        (UpdatePolicy("mask"), 4),
-        (movement, 5),
-        (interval, 4),
-        (shadow, 5),
-        (UpdatePolicy(), 4),
+    for policy, slot_bytes in [
+        (UpdatePolicy("mask"), 0),
+        (movement, 2),
+        (interval, 0),
+        (shadow, 2),
+        (UpdatePolicy(), 0),
     ]:
         store.set_update_policy("a", policy)
-        assert row_bytes() == rows * floats * 4, policy
+        assert row_bytes() == others * (bits + own * (4 * 4 + slot_bytes)), policy
     assert len(traces) == 1
     # Held sums are all there in the end, whatever the policies have been.
     store.flush()

@@ -1,0 +1,176 @@
+#include "cc_ops/core/served_rows.h"
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+
+namespace slipstream {
+namespace {
+
+uint32_t BitsOf(float value) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, sizeof(bits));
+  return bits;
+}
+
+float FromUpperHalf(const uint8_t* bytes) {
+  uint16_t upper;
+  std::memcpy(&upper, bytes, sizeof(upper));
+  const uint32_t bits = static_cast<uint32_t>(upper) << 16;
+  float value;
+  std::memcpy(&value, &bits, sizeof(value));
+  return value;
+}
+
+// To the nearest bfloat16, ties to even.
+uint16_t Round(float value) {
+  const uint32_t bits = BitsOf(value);
+  if (value != value) return static_cast<uint16_t>((bits >> 16) | 0x40u);
+  return static_cast<uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
+}
+
+bool HasSummary(const EmbeddingTable& table, RowFormat format) {
+  return format.with_summary && table.slots_per_row() > 0;
+}
+
+int64_t GivenRowBytes(const EmbeddingTable& table, RowFormat format) {
+  return table.dim() * (format.rounds ? 2 : 4) + (HasSummary(table, format) ? 2 : 0);
+}
+
+int64_t NumBitBytes(int64_t rows) { return (rows + 7) / 8; }
+
+bool IsGiven(const uint8_t* given, int64_t place) {
+  return (given[place / 8] >> (place % 8) & 1u) != 0;
+}
+
+int64_t CountGiven(const uint8_t* given, int64_t begin, int64_t end) {
+  int64_t count = 0;
+  for (int64_t i = begin; i < end; ++i) count += IsGiven(given, i);
+  return count;
+}
+
+// row: values, then slots.
+void MakeNewRow(const EmbeddingTable& table, int64_t key, float* row) {
+  table.options().initializer.Fill(key, table.dim(), row);
+  table.options().rule.InitSlots(table.dim(), row + table.dim());
+}
+
+template <class T>
+void Append(T value, std::vector<uint8_t>* bytes) {
+  const size_t end = bytes->size();
+  bytes->resize(end + sizeof(value));
+  std::memcpy(bytes->data() + end, &value, sizeof(value));
+}
+
+}  // namespace
+
+RowPacker::RowPacker(const EmbeddingTable& table, RowFormat format, bool gives_all, int64_t rows,
+                     std::vector<uint8_t>* bytes)
+    : table_(table),
+      format_(format),
+      gives_all_(gives_all),
+      given_(bytes->size()),
+      new_row_(static_cast<size_t>(table.dim() + table.slots_per_row())),
+      bytes_(bytes) {
+  table.options().rule.InitSlots(table.dim(), new_row_.data() + table.dim());
+  bytes->resize(given_ + static_cast<size_t>(NumBitBytes(rows)));
+}
+
+void RowPacker::Add(int64_t key, const float* row) {
+  const int64_t place = place_++, dim = table_.dim();
+  const size_t slot_bytes = static_cast<size_t>(table_.slots_per_row()) * sizeof(float);
+  if (row == nullptr && !gives_all_) return;
+  // Slots first: those of a row that was ever updated tell without its initial values.
+  const bool may_be_new =
+      row == nullptr ||
+      (!gives_all_ && std::memcmp(row + dim, new_row_.data() + dim, slot_bytes) == 0);
+  if (may_be_new) {
+    table_.options().initializer.Fill(key, dim, new_row_.data());
+    const size_t value_bytes = static_cast<size_t>(dim) * sizeof(float);
+    if (row == nullptr) {
+      row = new_row_.data();
+    } else if (std::memcmp(row, new_row_.data(), value_bytes) == 0) {
+      return;
+    }
+  }
+  (*bytes_)[given_ + static_cast<size_t>(place / 8)] |= static_cast<uint8_t>(1u << (place % 8));
+  if (HasSummary(table_, format_)) {
+    const uint32_t bits = BitsOf(table_.options().rule.SlotSummary(dim, row));
+    Append(static_cast<uint16_t>(bits >> 16), bytes_);
+  }
+  for (int64_t j = 0; j < dim; ++j) {
+    if (format_.rounds) {
+      Append(Round(row[j]), bytes_);
+    } else {
+      Append(row[j], bytes_);
+    }
+  }
+}
+
+RowUnpacker::RowUnpacker(const EmbeddingTable& table, RowFormat format, int64_t rows,
+                         const uint8_t* bytes)
+    : table_(table),
+      format_(format),
+      given_(bytes),
+      bytes_(bytes + NumBitBytes(rows)),
+      rows_(rows),
+      row_bytes_(GivenRowBytes(table, format)) {}
+
+void RowUnpacker::Next(int64_t key, float* row) {
+  const int64_t dim = table_.dim();
+  const UpdateRule& rule = table_.options().rule;
+  float summary = 0.f;
+  if (!IsGiven(given_, place_++)) {
+    MakeNewRow(table_, key, row);
+    if (HasSummary(table_, format_)) summary = rule.SlotSummary(dim, row);
+  } else {
+    const uint8_t* from = bytes_;
+    if (HasSummary(table_, format_)) {
+      summary = FromUpperHalf(from);
+      from += 2;
+    }
+    if (format_.rounds) {
+      for (int64_t j = 0; j < dim; ++j) row[j] = FromUpperHalf(from + 2 * j);
+    } else {
+      std::memcpy(row, from, static_cast<size_t>(dim) * sizeof(float));
+    }
+    bytes_ += row_bytes_;
+  }
+  rule.FillSlots(dim, summary, row);
+}
+
+const uint8_t* RowUnpacker::End() {
+  bytes_ += CountGiven(given_, place_, rows_) * row_bytes_;
+  place_ = rows_;
+  return bytes_;
+}
+
+Status CheckServedRows(const std::vector<EmbeddingTable*>& tables, const RowParcelsView& parcels,
+                       RowFormat format, const uint8_t* bytes, int64_t num_bytes) {
+  Status status = CheckParcels(tables, parcels, std::vector<int64_t>(tables.size(), 0));
+  if (!status.ok()) return status;
+  int64_t at = 0;
+  for (size_t i = 0; i < static_cast<size_t>(parcels.ranks) * tables.size(); ++i) {
+    const int64_t rows = parcels.sizes[i];
+    int64_t wanted = NumBitBytes(rows);
+    if (wanted <= num_bytes - at) {
+      const int64_t given = CountGiven(bytes + at, 0, rows);
+      wanted += given * GivenRowBytes(*tables[i % tables.size()], format);
+    }
+    if (wanted > num_bytes - at) {
+      return InvalidArgument("the " + std::to_string(rows) + " rows of table '" +
+                             tables[i % tables.size()]->options().name + "' from rank " +
+                             std::to_string(i / tables.size()) + " take at least " +
+                             std::to_string(wanted) + " bytes; left are " +
+                             std::to_string(num_bytes - at));
+    }
+    at += wanted;
+  }
+  if (at != num_bytes) {
+    return InvalidArgument("the rows take " + std::to_string(at) + " bytes; there are " +
+                           std::to_string(num_bytes));
+  }
+  return OkStatus();
+}
+
+}  // namespace slipstream
