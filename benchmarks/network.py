@@ -85,13 +85,13 @@ _SKIPS: Mapping[str, Mapping[str, Any]] = {
     # Watched for the traffic of its windows: few windows, whose ends send control bytes, too, and
     # next to no hot keys.
     "plain": {
-        **{"skip": "none", "track": True, "hot_budget_mb": 0.01},
-        **{"warmup": 0.05, "snapshot_interval": 1000},
+        "skip": "none",
+        "track": True,
+        "hot_budget_mb": 0.01,
+        "snapshot_interval": 1000,
     },
     "mask": {"skip": "gradients"},
-    "defer": {"skip": "defer", "warmup": 0.05},
-    # Copies of rows that still move fast cost quality: they wait for the program's own warm-up.
-    "frozen": {"skip": "defer"},
+    "defer": {"skip": "defer"},
 }
 # A rank has one core of a small machine; --train_flag=threads=N for others.
 _SEVERAL = {"threads": 1}
@@ -136,8 +136,7 @@ def flags_of(name: str, placement: str) -> dict[str, Any]:
         given["wire_keys"] = _PLAIN_KEYS
     if placement == "sharded" and skip != "plain":
         given["freeze_drift"] = found["drift"] or (None if found["frozen"] else 0)
-    defaults = _SKIPS["frozen" if skip == "defer" and found["frozen"] else skip]
-    return {**defaults, **{flag: value for flag, value in given.items() if value is not None}}
+    return {**_SKIPS[skip], **{flag: value for flag, value in given.items() if value is not None}}
 
 
 def plan(names: Sequence[str], placements: Sequence[str], ranks: Sequence[int]) -> list[Case]:
