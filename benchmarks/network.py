@@ -82,14 +82,8 @@ _NAME = re.compile(
     r"(?:_age(?P<age>\d+))?(?P<bf16>_bf16)?(?P<packed>_packed)?(?P<prefetch>_prefetch)?"
 )
 _SKIPS: Mapping[str, Mapping[str, Any]] = {
-    # Watched for the traffic of its windows: few windows, whose ends send control bytes, too, and
-    # next to no hot keys.
-    "plain": {
-        "skip": "none",
-        "track": True,
-        "hot_budget_mb": 0.01,
-        "snapshot_interval": 1000,
-    },
+    # Watched for the traffic of its windows, with next to no hot keys, of which their ends tell.
+    "plain": {"skip": "none", "track": True, "hot_budget_mb": 0.01, "snapshot_interval": 100},
     "mask": {"skip": "gradients"},
     "defer": {"skip": "defer"},
 }

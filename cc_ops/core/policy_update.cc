@@ -189,7 +189,7 @@ class ShardUpdater {
       AddDue();
     }
     if (policy_.is_shadow) return;
-    if (collected_ != nullptr) return Apply(due_, key, 0, nullptr);
+    if (collected_ != nullptr) return Collect(due_, key);
     uint32_t slot = 0;
     // A row that leaves the table takes its sums with it: the row is there.
     float* row = table_->Find(key, hash, &slot);
@@ -197,12 +197,13 @@ class ShardUpdater {
   }
 
   void Apply(const float* gradient, int64_t key, uint32_t slot, float* row) {
-    if (collected_ != nullptr) {
-      collected_->keys.push_back(key);
-      collected_->rows.insert(collected_->rows.end(), gradient, gradient + dim_);
-      return;
-    }
+    if (collected_ != nullptr) return Collect(gradient, key);
     UpdateRow(rule_, rate_, dim_, gradient, slot, row, shard_, before_);
+  }
+
+  void Collect(const float* gradient, int64_t key) {
+    collected_->keys.push_back(key);
+    collected_->rows.insert(collected_->rows.end(), gradient, gradient + dim_);
   }
 
   EmbeddingTable* table_;

@@ -172,7 +172,7 @@ def test_every_network_run_has_flags_that_the_program_takes(
         assert resolved.placement == case.placement
         assert (resolved.wire_dtype == "bfloat16") == case.run.endswith("bf16")
         if case.run.startswith("plain"):
-            assert resolved.track and resolved.snapshot_interval == 1000
+            assert resolved.track and resolved.snapshot_interval == 100
         elif case.placement == "sharded":
             assert (resolved.engine.get("freeze_drift") != 0) == ("frozen" in case.run)
     assert network.flags_of("defer_0.015", "replicated")["defer_movement"] == "0.015"
