@@ -46,8 +46,9 @@ struct Request {
     options.format.with_summary = with_summary;
     std::vector<int64_t> rank_bytes;
     const Status status = ServeRows(tables, Keys(), options, &bytes, &rank_bytes);
-    if (status.ok())
+    if (status.ok()) {
       EXPECT_EQ(rank_bytes, std::vector<int64_t>{static_cast<int64_t>(bytes.size())});
+    }
     return status;
   }
   Status Store(const std::vector<EmbeddingTable*>& copies, const CopyOptions& options) const {
