@@ -110,8 +110,14 @@ class ExchangedStore(NativeStore):
         collected = exchange_ops.collect_gradients(
             plan, shares, self.learning_rate, self._owners, counts_update=self._holder is not self
         )
-        rounds = self.wire.rounds(self._steps.assign_add(1) - 1)
-        return self._deliver(collected, "gradients", self._kind, rounds)
+        return self._deliver(collected, "gradients", self._kind, self._count_update(collected))
+
+    def _count_update(self, collected: exchange_ops.RowParcels) -> Rounds:
+        """Whether the rows of this update are rounded."""
+        # Behind what was collected: a step that has no batch, since its data has ended, stops
+        # there, but runs whatever does not wait for the batch.
+        with tf.control_dependencies([collected.sizes]):
+            return self.wire.rounds(self._steps.assign_add(1) - 1)
 
     def set_update_policy(self, table: str, policy: UpdatePolicy) -> None:
         """See `EmbeddingStore.set_update_policy`; a collective if sums may be held."""
@@ -136,8 +142,7 @@ class ExchangedStore(NativeStore):
             return super().flush()
         held = exchange_ops.collect_held(self._holder._handles, self._owners)
         # An update, too, as the tables count.
-        rounds = self.wire.rounds(self._steps.assign_add(1) - 1)
-        self._deliver(held, "flush", "deferred", rounds)
+        self._deliver(held, "flush", "deferred", self._count_update(held))
 
     @property
     def num_updates(self) -> int:

@@ -79,7 +79,8 @@ class AnnouncedKeys:
             # wherever the graph reads it, even before, where it holds another batch. So the size is
             # one that TensorFlow cannot know before it runs the graph.
             size = tf.where(is_taken, 0, tf.size(batch))
-            with tf.control_dependencies([] if free is None else [free]):
+            # The batch, too: a step whose data has ended runs what does not wait for it.
+            with tf.control_dependencies([batch] if free is None else [free, batch]):
                 for variable, value in zip(self._request, request(), strict=True):
                     variable.assign(value)
                 self._batch.assign(batch[:size])

@@ -96,7 +96,7 @@ class HeldSums:
         if before.mode == "defer" and _kind_of(before) != _kind_of(policy):
             self._let_go(before.is_shadow)
         defers = policy.mode == "defer"
-        if defers or not self._lets_go:
+        if defers or not (self._lets_go or self._is_active):
             self._resize(min(policy.max_rows, self._rows) if defers else 0)
         by_interval = defers and policy.trigger == "interval"
         is_marked = np.zeros(self._rows if by_interval else 0, bool)
@@ -138,6 +138,14 @@ class HeldSums:
         Returns:
             Slices with ascending indices, each once; in shadow mode those that came in.
         """
+        # A step whose data has ended runs what does not wait for its gradients. Of a copy: nothing
+        # waits within a branch of a condition for what was computed outside.
+        with tf.control_dependencies([tf.identity(slices.values)]):
+            return self._take(slices, movement)
+
+    def _take(
+        self, slices: tf.IndexedSlices, movement: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
+    ) -> tf.IndexedSlices:
         keys = tf.cast(slices.indices, tf.int64)
         step = self._step.assign_add(1, read_value=True)
         lets_go, is_shadow = tf.identity(self._lets_go), tf.identity(self._is_shadow)

@@ -328,4 +328,28 @@ def test_whether_to_ask_the_other_ranks_does_not_depend_on_what_a_rank_holds():
             store.set_update_policy("t", INTERVAL)
         store.set_update_policy("t", UpdatePolicy())
         asked.append(bool(store.is_deferring("t")))
+        slices = tf.IndexedSlices(tf.ones([1, DIM]), tf.constant([5]), tf.constant([ROWS, DIM]))
+        indices = store.mask_gradients("t", slices).indices.numpy().tolist()
+        assert indices == ([3, 5] if holds else [5])
+        assert not store.is_deferring("t").numpy()
     assert asked == [True, True]
+
+
+def test_a_step_whose_data_has_ended_changes_nothing():
+    variable = keras.Variable(np.zeros((ROWS, DIM), np.float32))
+    store = hold_one(variable)
+    store.set_update_policy("t", UpdatePolicy())
+
+    @tf.function
+    def step(iterator):
+        keys = next(iterator)
+        slices = tf.IndexedSlices(tf.ones([1, DIM]), keys, tf.constant([ROWS, DIM], tf.int64))
+        return store.mask_gradients("t", slices).indices
+
+    data = tf.data.Dataset.from_tensors(tf.constant([5], tf.int64)).filter(lambda _: False)
+    for _ in range(3):
+        with pytest.raises(tf.errors.OutOfRangeError):
+            step(iter(data))
+    assert store.is_deferring("t").numpy()
+    assert flush_held(store, keras.optimizers.SGD(0.5)) == 1
+    np.testing.assert_array_equal(variable.numpy()[3], [-0.5] * DIM)
