@@ -12,6 +12,7 @@ CORE_HDRS = [
     "core/drift_index.h",
     "core/embedding_table.h",
     "core/feature_view.h",
+    "core/float_bits.h",
     "core/gradient_update.h",
     "core/hash.h",
     "core/hash_index.h",

@@ -2,22 +2,11 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
+
+#include "cc_ops/core/float_bits.h"
 
 namespace slipstream {
 namespace {
-
-uint32_t BitsOf(float value) {
-  uint32_t bits;
-  std::memcpy(&bits, &value, sizeof(bits));
-  return bits;
-}
-
-float FloatOf(uint32_t bits) {
-  float value;
-  std::memcpy(&value, &bits, sizeof(value));
-  return value;
-}
 
 // The bit patterns of non-negative floats are ordered like their values, with NaN above infinity:
 // an integer maximum keeps a NaN, where std::max and std::fmax would drop it.

@@ -4,22 +4,15 @@
 #include <cstring>
 #include <string>
 
+#include "cc_ops/core/float_bits.h"
+
 namespace slipstream {
 namespace {
-
-uint32_t BitsOf(float value) {
-  uint32_t bits;
-  std::memcpy(&bits, &value, sizeof(bits));
-  return bits;
-}
 
 float FromUpperHalf(const uint8_t* bytes) {
   uint16_t upper;
   std::memcpy(&upper, bytes, sizeof(upper));
-  const uint32_t bits = static_cast<uint32_t>(upper) << 16;
-  float value;
-  std::memcpy(&value, &bits, sizeof(value));
-  return value;
+  return FloatOf(static_cast<uint32_t>(upper) << 16);
 }
 
 // To the nearest bfloat16, ties to even.
