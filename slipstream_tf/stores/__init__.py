@@ -1,12 +1,14 @@
 """Stores: what holds the rows of embedding tables, or watches them.
 
-`native` is the C++ hash table on the CPU, `variable` watches dense variables.
+`native` is the C++ hash table on the CPU, `variable` watches dense variables, `sok` those of
+NVIDIA's Sparse Operation Kit on GPUs.
 """
 
 from __future__ import annotations
 
 from slipstream_tf.stores.base import EmbeddingStore
 from slipstream_tf.stores.native import NativeStore
+from slipstream_tf.stores.sok import SokStore
 from slipstream_tf.stores.variable import VariableStore
 
-__all__ = ["EmbeddingStore", "NativeStore", "VariableStore"]
+__all__ = ["EmbeddingStore", "NativeStore", "SokStore", "VariableStore"]
