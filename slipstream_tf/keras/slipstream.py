@@ -27,7 +27,7 @@ from slipstream_tf.ops.classifier import Classified
 from slipstream_tf.ops.features import FeatureSpec, pack
 from slipstream_tf.saturation.report import WindowReport
 from slipstream_tf.saturation.tracker import SaturationTracker
-from slipstream_tf.stores.sok import SokStore
+from slipstream_tf.stores.sok_store import SokStore
 from slipstream_tf.stores.variable import VariableStore
 from slipstream_tf.telemetry.ledger import Ledger, summarise
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from slipstream_tf.stores.base import EmbeddingStore
 from slipstream_tf.stores.native import NativeStore
-from slipstream_tf.stores.sok import SokStore
 from slipstream_tf.stores.sok_embeddings import SokEmbeddingStore
+from slipstream_tf.stores.sok_store import SokStore
 from slipstream_tf.stores.variable import VariableStore
 
 __all__ = ["EmbeddingStore", "NativeStore", "SokEmbeddingStore", "SokStore", "VariableStore"]
