@@ -51,8 +51,8 @@ class Slipstream:
             one per table, named like it.
         comm: with a `VariableStore`: the ranks whose replicas of the variables it watches, from
             `distributed.init()`; their gradients must be averaged by `DistributedGradientTape` or
-            `DistributedOptimizer`. With a `SokStore`: the ranks that SOK spreads its rows over.
-            None: this process alone. A layer has its own.
+            `DistributedOptimizer`. None: this process alone. A layer and a `SokStore` have their
+            own.
 
     Raises:
         ValueError: an argument is something else, or a setting does not fit the tables.

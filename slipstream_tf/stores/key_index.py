@@ -123,7 +123,7 @@ class HashedIndex:
 
     def find(self, keys: tf.Tensor) -> tf.Tensor:
         """See `KeyIndex.find`."""
-        return self._places.lookup(keys)
+        return tf.ensure_shape(self._places.lookup(keys), keys.shape)
 
     def put(self, keys: tf.Tensor, places: tf.Tensor) -> None:
         """See `KeyIndex.put`."""
@@ -146,7 +146,7 @@ class HashedIndex:
 
     def are_marked(self, keys: tf.Tensor) -> tf.Tensor:
         """See `KeyIndex.are_marked`."""
-        return self._marks.lookup(keys) >= 0
+        return tf.ensure_shape(self._marks.lookup(keys), keys.shape) >= 0
 
     def nbytes(self) -> int:
         """See `KeyIndex.nbytes`; keys and places alone."""

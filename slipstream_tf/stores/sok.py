@@ -81,15 +81,23 @@ class SokTable:
         name: of the table.
         variable: `sok.DynamicVariable`, or what `sok.Variable` made.
         is_dynamic: which of them.
-        rank: of this process.
-        ranks: number of ranks.
+        sok: the module.
     """
 
     name: str
     variable: Any
     is_dynamic: bool
-    rank: int
-    ranks: int
+    sok: Any
+
+    @property
+    def rank(self) -> int:
+        """Of this process."""
+        return int(self.sok.communication.rank())
+
+    @property
+    def ranks(self) -> int:
+        """Number of ranks."""
+        return int(self.sok.communication.num_ranks())
 
     @property
     def dim(self) -> int:
@@ -124,6 +132,10 @@ class SokTable:
     def read(self, own_keys: np.ndarray) -> tf.Tensor:
         """Returns float32 [n, dim], rows of this rank; SOK makes those that are missing."""
         return self.variable.sparse_read(tf.constant(self.indices(own_keys), tf.int64))
+
+    def lookup(self, keys: tf.Tensor) -> tf.Tensor:
+        """Returns float32 [n, dim], rows of any rank's keys, int64 [n]; a collective."""
+        return self.sok.all2all_dense_embedding(self.variable, keys)
 
     def touch(self, own_keys: np.ndarray, slots: Iterable[Any] = ()) -> None:
         """Writes rows as they are, so that HKV takes them for young.
@@ -192,4 +204,4 @@ def open_table(name: str, variable: Any) -> SokTable:
                 taken.gpu / 2**30,
                 taken.host / 2**30,
             )
-    return SokTable(name, variable, is_dynamic, sok.communication.rank(), variable.num_gpus)
+    return SokTable(name, variable, is_dynamic, sok)

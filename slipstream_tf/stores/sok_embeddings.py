@@ -130,8 +130,7 @@ class SokEmbeddingStore:
             trainable=False,
             **self._settings[table.name],
         )
-        talk = self._sok.communication
-        return SokTable(table.name, variable, True, talk.rank(), talk.num_ranks())
+        return SokTable(table.name, variable, True, self._sok)
 
     def variable(self, table: str) -> Any:
         """Returns the `sok.DynamicVariable` of a table: what training added to initial rows."""
@@ -152,7 +151,7 @@ class SokEmbeddingStore:
         )
         parts = tf.split(keys, sizes[0], num=len(self.tables))
         fetched = [
-            tf.reshape(self._with_initial(i, part, self._fetch(i, part)), [-1])
+            tf.reshape(self._with_initial(i, part, self._tables[i].lookup(part)), [-1])
             for i, part in enumerate(parts)
         ]
         rows = exchange_ops.RowParcels(sizes, keys, tf.concat(fetched, 0))
@@ -161,9 +160,6 @@ class SokEmbeddingStore:
         )
         with tf.control_dependencies([] if stored is None else [stored]):
             return self._copies.lookup(packed, specs, training, stacked)
-
-    def _fetch(self, index: int, keys: tf.Tensor) -> tf.Tensor:
-        return self._sok.all2all_dense_embedding(self._tables[index].variable, keys)
 
     def _with_initial(self, index: int, keys: Any, trained: tf.Tensor) -> tf.Tensor:
         """Adds the initial rows of keys to what training added to them."""

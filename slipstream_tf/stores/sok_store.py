@@ -7,6 +7,7 @@ to be applied.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -20,8 +21,14 @@ from slipstream_tf.ops.features import FeatureSpec, PackedFeatures, pack
 from slipstream_tf.ops.mask import KeySet, mask_gradients
 from slipstream_tf.ops.update_policy import SATURATED, WATCHED, UpdateCounts, UpdatePolicy
 from slipstream_tf.optimizers import SGD
+from slipstream_tf.stores.frozen_rows import FrozenRows
+from slipstream_tf.stores.held_sums import HeldSums
+from slipstream_tf.stores.key_index import HashedIndex, RangeIndex
 from slipstream_tf.stores.native import NativeStore
 from slipstream_tf.stores.sok import SokTable, open_table, slots_of, wrap_optimizer
+
+# Sums that there is room for at first, in a table of few rows; more as it grows.
+_FEWEST_SUMS = 1 << 16
 
 
 class SokStore:
@@ -31,8 +38,8 @@ class SokStore:
     after) its lookup, `withhold` gradients on their way to the optimizer, and `step` of the
     `Slipstream` that the store was given to:
 
-        store = SokStore({"user": user_variable}, optimizer)
-        slipstream = Slipstream(store, config, comm=comm)
+        store = SokStore({"user": user_variable}, optimizer, distributed.init())
+        slipstream = Slipstream(store, config)
         for keys, labels in data:
             with tf.GradientTape() as tape:
                 rows = sok.all2all_dense_embedding(user_variable, keys)
@@ -43,8 +50,15 @@ class SokStore:
             slipstream.step()
 
     A key belongs to the rank that SOK puts its row on; there, gradients come in summed over the
-    ranks, and are masked. That saves the update, not what travelled before: `lookup_sparse` sends
-    as much for any keys. Keys are counted on the rank that looked them up.
+    ranks, and are masked or held back. That saves the update, not what travelled before:
+    `lookup_sparse` sends as much for any keys. Keys are counted on the rank that looked them up.
+
+    `lookup`, in place of `sok.all2all_dense_embedding`, saves the exchange, too: while gradients of
+    saturated keys are masked, every rank reads the most accessed of those keys' rows from copies of
+    its own, which are made anew at each window's end.
+
+    Gradients are held back by interval: how far a sum would move its row is the optimizer's matter.
+    `flush` applies what is held at the end.
 
     An HKV table that is full evicts the rows that were written longest ago, and those of masked
     keys are not written: they are, with their slots (give `optimizer`), once a window. Those writes
@@ -57,9 +71,17 @@ class SokStore:
     Attributes:
         tables: one per variable, in the order given.
         optimizer: as given.
+        comm: as given.
     """
 
-    def __init__(self, variables: Any, optimizer: Any = None, counted_keys: int = 1 << 20):
+    def __init__(
+        self,
+        variables: Any,
+        optimizer: Any = None,
+        comm: Any = None,
+        counted_keys: int = 1 << 20,
+        frozen_bytes: int = 128 << 20,
+    ):
         """Starts with counts of zero and no saturated key.
 
         Args:
@@ -67,18 +89,27 @@ class SokStore:
                 name the table gets.
             optimizer: that updates them, as `wrap_optimizer` or `sok.OptimizerWrapper` made it:
                 slots of masked keys are kept from eviction. None: slots are left alone.
+            comm: the ranks that SOK spreads its rows over, from `distributed.init()`; None: this
+                process alone.
             counted_keys: keys of a table whose accesses are counted; at least those of a batch.
+            frozen_bytes: of a table's rows that `lookup` reads from copies.
 
         Raises:
             ImportError: SOK cannot be loaded here.
             ValueError: no variable, one of another kind or with settings that SOK would misread;
-                or an optimizer that SOK cannot use.
+                an optimizer that SOK cannot use; or other ranks than SOK's.
         """
         require_integer("counted_keys", counted_keys, 1, None, "SokStore")
         if optimizer is not None:
             self._require_optimizer(optimizer)
-        self.optimizer = optimizer
+        self.optimizer, self.comm = optimizer, comm
         self._tables = {name: open_table(name, v) for name, v in _named(variables).items()}
+        ranks = {table.ranks for table in self._tables.values()}
+        if ranks != {1 if comm is None else comm.size}:
+            allowed = f"distributed.init(): SOK has {max(ranks)} ranks"
+            raise invalid("comm", comm, "SokStore", allowed)
+        require_integer("frozen_bytes", frozen_bytes, 0, None, "SokStore")
+        self._frozen_bytes = frozen_bytes
         self._table_of = {id(table.variable): table for table in self._tables.values()}
         self.tables = tuple(TableConfig(name, dim=t.dim) for name, t in self._tables.items())
         counters = [
@@ -88,8 +119,18 @@ class SokStore:
         self._counter = NativeStore(counters, SGD())
         self._policies = dict.fromkeys(self._tables, UpdatePolicy("mask"))
         self._marked = dict.fromkeys(self._tables, np.empty(0, np.int64))
-        self._masked = {n: KeySet(t.variable.device) for n, t in self._tables.items()}
-        # In shadow mode gradients are masked to count them, and nothing is done with the result.
+        self._masked: dict[str, KeySet] = {}
+        self._nothing: dict[str, KeySet] = {}
+        self._held: dict[str, HeldSums] = {}
+        self._frozen: dict[str, FrozenRows] = {}
+        for name, table in self._tables.items():
+            device = table.variable.device
+            self._masked[name], self._nothing[name] = KeySet(device), KeySet(device)
+            index = HashedIndex() if table.is_dynamic else RangeIndex(table.size(), device)
+            self._held[name] = HeldSums(index, table.dim, device)
+            self._frozen[name] = FrozenRows(table.dim, device)
+        # Tables that `lookup` was asked for: copies are made of no others.
+        self._served: set[str] = set()
         with tf.device("CPU:0"):
             self._is_shadow = {name: _flag() for name in self._tables}
             self._offered = {name: _row_count() for name in self._tables}
@@ -128,7 +169,7 @@ class SokStore:
         self._counter.lookup(packed, specs, training=True)
 
     def withhold(self, grads_and_vars: Iterable[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
-        """Masks the gradients of watched variables; call it where they go to the optimizer.
+        """Masks or holds back gradients of watched variables; call it before the optimizer.
 
         Args:
             grads_and_vars: pairs of gradient and variable. Those of other variables, and gradients
@@ -145,35 +186,119 @@ class SokStore:
         ]
 
     def mask_gradients(self, table: str, gradients: tf.IndexedSlices) -> tf.IndexedSlices:
-        """Sums the rows of each key and leaves out those of saturated keys.
+        """Sums the rows of each key, and masks or holds back those of saturated keys.
 
         Args:
             table: name of the table.
             gradients: of the table's variable, as SOK gave them: indices of this rank's own rows.
 
         Returns:
-            Slices with ascending indices, each once, and the same `dense_shape`; in shadow mode
-            those that came in.
+            Slices with ascending indices, each once, and the same `dense_shape`: what is to be
+            applied now, held sums that are due included.
 
         Raises:
             ValueError: there is no such table.
             TypeError: these are no sparse gradients.
         """
-        self._require(table)
+        found = self._require(table)
+        # What came from other ranks has no shape in a graph.
+        gradients = tf.IndexedSlices(
+            tf.ensure_shape(gradients.values, [None, found.dim]),
+            tf.ensure_shape(gradients.indices, [None]),
+            gradients.dense_shape,
+        )
         result = mask_gradients(gradients, self._masked[table])
         with tf.device("CPU:0"):
             self._offered[table].assign_add(result.offered)
             self._masked_rows[table].assign_add(result.masked)
-        # A tensor's condition: the policy may change without retracing.
-        indices, values = tf.cond(
+        # Conditions are tensors': the policy may change without retracing.
+        kept = tf.cond(
             self._is_shadow[table],
-            lambda: (gradients.indices, gradients.values),
-            lambda: (result.slices.indices, result.slices.values),
+            lambda: _parts(mask_gradients(gradients, self._nothing[table]).slices),
+            lambda: _parts(result.slices),
+        )
+        slices = tf.IndexedSlices(kept[1], kept[0], gradients.dense_shape)
+        held = self._held[table]
+        indices, values = tf.cond(
+            held.is_active,
+            lambda: _parts(held.take(slices, _never)),
+            lambda: kept,
         )
         return tf.IndexedSlices(values, indices, gradients.dense_shape)
 
+    def lookup(self, table: str, keys: tf.Tensor) -> tf.Tensor:
+        """Looks up rows through SOK, but for those that this rank has a copy of; a collective.
+
+        Args:
+            table: name of the table.
+            keys: int64 [n].
+
+        Returns:
+            float32 [n, dim], as `sok.all2all_dense_embedding` gives them. No gradient flows to
+            copies.
+        """
+        found = self._require(table)
+        self._served.add(table)
+        return self._frozen[table].serve(keys, found.lookup)
+
+    def freeze(self, hot: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> None:
+        """Gives every rank copies of rows that `lookup` reads until `mark_rows`; a collective.
+
+        Rows are copied while their gradients are masked, and where `lookup` is used.
+
+        Args:
+            hot: table -> keys int64 [n] and access counts float32 [n] over all ranks, by count
+                descending; tables not named freeze nothing.
+        """
+        if self.comm is None or self.comm.size == 1:
+            return
+        for name, found in self._tables.items():
+            policy = self._policies[name]
+            is_masked = policy.mode == "mask" and not policy.is_shadow
+            if name not in hot or name not in self._served or not is_masked:
+                continue
+            keys, counts = hot[name]
+            most = self._frozen_bytes // (4 * found.dim)
+            keys = keys[:most][counts[:most] >= self.least_accesses]
+            own = found.own(keys)
+            what = f"slipstream.sok.frozen.{name}"
+            everyones = self.comm.gather(tf.constant(own, tf.int64), "keys", f"{what}.keys")
+            rows = self.comm.gather(found.read(own), "rows", f"{what}.rows")
+            self._frozen[name].assign(everyones.numpy(), rows.numpy())
+
+    @property
+    def least_accesses(self) -> float:
+        """Decayed accesses from which a copy on every rank is less to send than single rows."""
+        return 2.0 * (1 if self.comm is None else self.comm.size)
+
+    def frozen_keys(self, table: str) -> int:
+        """Returns how many keys of a table have copies in this window."""
+        return self._frozen[self._require(table).name].size
+
+    def flush(self, optimizer: Any = None) -> None:
+        """Applies all held sums, as one more update of the optimizer; no collective.
+
+        Args:
+            optimizer: that updates the variables; None: the store's.
+
+        Raises:
+            ValueError: there is none.
+        """
+        optimizer = optimizer or self.optimizer
+        if optimizer is None:
+            raise invalid("optimizer", None, "SokStore.flush", "the one of the training loop")
+        pairs = []
+        for name, found in self._tables.items():
+            self._held[name].let_go()
+            empty, shape = tf.zeros([0, found.dim]), tf.constant([0, found.dim])
+            nothing = tf.IndexedSlices(empty, tf.zeros([0], tf.int64), shape)
+            pairs.append((self.mask_gradients(name, nothing), found.variable))
+        optimizer.apply_gradients(pairs)
+
     def mark_rows(self, table: str, keys: Any, marks: Any) -> None:
         """Replaces the saturated keys of a table by those marked so; see `TrackedStore.mark_rows`.
+
+        Ends what is frozen of the table.
 
         Raises:
             ValueError: a mark is WATCHED: the store does not see updates, so that the drift metric
@@ -190,19 +315,19 @@ class SokStore:
         # Of the window that ends, too: keys that are let go would else be evicted before they are
         # written again.
         found.touch(np.union1d(before, own), slots_of(self.optimizer, found.variable).values())
+        self._frozen[table].assign(np.empty(0, np.int64), np.empty((0, found.dim), np.float32))
         self._apply_policy(table)
 
     def set_update_policy(self, table: str, policy: UpdatePolicy) -> None:
-        """Says whether gradients of saturated keys are masked, from the next step on.
+        """Says whether gradients of saturated keys are masked or held, from the next step on.
 
         Raises:
-            ValueError: gradients are to be deferred, moments to decay, or ranks to be simulated:
-                the optimizer is not the store's.
+            ValueError: gradients are to be deferred by movement, moments to decay, or ranks to be
+                simulated: the optimizer is not the store's.
         """
         place = f"table {self._require(table).name!r} of a SokStore"
-        if policy.mode == "defer":
-            allowed = "'gradients' or 'inputs'; a layer with store='sok' defers, too"
-            raise invalid("skip", "defer", place, allowed)
+        if policy.mode == "defer" and policy.trigger == "movement":
+            raise invalid("defer_trigger", "movement", place, "'interval'")
         if policy.decay_skipped:
             raise invalid("decay_skipped", True, place, "False: the optimizer is not the store's")
         if policy.ranks > 1:
@@ -212,10 +337,13 @@ class SokStore:
 
     def _apply_policy(self, table: str) -> None:
         policy, found = self._policies[table], self._tables[table]
-        nothing = np.empty(0, np.int64)
-        masked = found.indices(self._marked[table]) if policy.mode == "mask" else nothing
-        self._masked[table].assign(masked)
-        self._is_shadow[table].assign(policy.is_shadow)
+        marked = found.indices(self._marked[table])
+        masks = policy.mode == "mask"
+        self._masked[table].assign(marked if masks else marked[:0])
+        self._is_shadow[table].assign(policy.is_shadow and masks)
+        # All the sums that fit the budget would take its memory at once.
+        most = min(policy.max_rows, max(2 * found.size(), _FEWEST_SUMS))
+        self._held[table].configure(dataclasses.replace(policy, max_rows=most), marked)
 
     def travelled(self, table: str, keys: Any) -> np.ndarray:
         """Refuses: the store does not see updates.
@@ -231,7 +359,19 @@ class SokStore:
         """Returns what became, or in shadow mode would have become, of a table's gradient rows."""
         self._require(table)
         offered, masked = int(self._offered[table]), int(self._masked_rows[table])
-        return UpdateCounts(offered=offered, sent=offered - masked, masked=masked)
+        held = self._held[table]
+        counts = held.counts()
+        return UpdateCounts(
+            offered=offered,
+            sent=offered - masked - counts.held + counts.left_alone,
+            masked=masked,
+            held=counts.held,
+            due_by_age=counts.due_by_age,
+            flushed=counts.flushed,
+            refused=counts.refused,
+            pending=held.pending(),
+            pending_bytes=held.buffer_bytes(),
+        )
 
     def owners(self, table: str, keys: np.ndarray) -> np.ndarray:
         """Returns int64 [n]: the rank that SOK puts each key, int64 [n], on."""
@@ -289,3 +429,13 @@ def _flag() -> tf.Variable:
 
 def _row_count() -> tf.Variable:
     return tf.Variable(0, trainable=False, dtype=tf.int64)
+
+
+def _parts(slices: tf.IndexedSlices) -> tuple[tf.Tensor, tf.Tensor]:
+    return slices.indices, slices.values
+
+
+def _never(keys: tf.Tensor, sums: tf.Tensor) -> tf.Tensor:
+    """How far sums would move their rows: of a branch that no policy takes."""
+    del sums
+    return tf.fill(tf.shape(keys), np.float32(np.inf))

@@ -14,6 +14,8 @@ CASES = [
     (2, "legacy", "adam", "all2all", "eager"),
     (1, "legacy", "adagrad", "sparse", "eager"),
     (2, "v1", "sgd", "all2all", "static"),
+    (2, "v1", "adagrad", "frozen", "graph"),
+    (2, "v1", "adagrad", "all2all", "defer"),
 ]
 
 
