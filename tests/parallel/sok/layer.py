@@ -1,4 +1,7 @@
-"""Run by test_layer.py: a layer on SOK's tables has the rows of one on native tables, sharded."""
+"""Run by test_layer.py: a layer on SOK's tables has the rows of one on native tables, sharded.
+
+Arguments: cases, each "mode,rule".
+"""
 
 from __future__ import annotations
 
@@ -68,9 +71,7 @@ def train(layer, slipstream):
     return step
 
 
-def main() -> None:
-    mode, rule = sys.argv[1:3]
-    comm = init()
+def compare(comm, mode: str, rule: str) -> None:
     random = np.random.default_rng(11)
     layers = {store: layer_on(store, rule, comm) for store in ("sok", "native")}
     config = slip.SaturationConfig(
@@ -110,7 +111,14 @@ def main() -> None:
         assert masked > 0 and (frozen > 0 or comm.size == 1)
     else:
         assert held > 0
-    print("all is well:", masked, "masked", held, "held", frozen, "frozen")
+    print(mode, rule, masked, "masked", held, "held", frozen, "frozen")
+
+
+def main() -> None:
+    comm = init()
+    for case in sys.argv[1:]:
+        compare(comm, *case.split(","))
+    print("all is well")
 
 
 if __name__ == "__main__":

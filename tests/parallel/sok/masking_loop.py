@@ -1,7 +1,8 @@
 """Run by test_masking_loop.py: SOK's own loop with three calls gives the rows of a native table.
 
-The engine runs beside both, on the same batches and the same settings; rows, masked keys, states
-and thresholds must be the same after every window.
+Arguments: cases, each "optimizers,rule,lookup,mode". The engine runs beside both, on the same
+batches and the same settings; rows, masked keys, states and thresholds must be the same after every
+window.
 """
 
 from __future__ import annotations
@@ -11,8 +12,7 @@ import sys
 
 import numpy as np
 
-if sys.argv[1] == "legacy":
-    os.environ["TF_USE_LEGACY_KERAS"] = "1"
+os.environ["TF_USE_LEGACY_KERAS"] = "1"  # For the legacy optimizers.
 
 import tensorflow as tf
 
@@ -116,9 +116,7 @@ def native_of(rule: str, mode: str):
     return store, slip.Slipstream(layer, config(mode))
 
 
-def main() -> None:
-    kind, rule, lookup, mode = sys.argv[1:5]
-    comm = init()
+def compare(comm, kind: str, rule: str, lookup: str, mode: str) -> None:
     is_static = mode == "static"
     loop = SokLoop(comm, kind, rule, lookup, mode)
     native, reference = native_of(rule, mode)
@@ -161,7 +159,14 @@ def main() -> None:
     np.testing.assert_allclose(rows, native.gather("t", seen)[0].numpy(), rtol=1e-4, atol=1e-5)
     assert withheld > 0
     assert (frozen > 0) == (lookup == "frozen" and comm.size > 1)
-    print("all is well:", withheld, "rows withheld,", frozen, "keys frozen")
+    print(kind, rule, lookup, mode, withheld, "rows withheld,", frozen, "keys frozen")
+
+
+def main() -> None:
+    comm = init()
+    for case in sys.argv[1:]:
+        compare(comm, *case.split(","))
+    print("all is well")
 
 
 if __name__ == "__main__":
