@@ -142,6 +142,11 @@ class SokStore:
             allowed = f"stores.sok.wrap_optimizer({kind}(...)), which updates the variables, too"
             raise invalid("optimizer", kind, "SokStore", allowed)
 
+    @property
+    def opened(self) -> tuple[SokTable, ...]:
+        """The watched variables, in the order of `tables`."""
+        return tuple(self._tables.values())
+
     def observe(self, table: str, keys: Any) -> None:
         """Counts the accesses of a batch; every occurrence of a key counts.
 
