@@ -23,7 +23,7 @@ from slipstream_tf.ops.features import FeatureSpec, pack
 
 _compat.require_keras()
 
-STORES = ("native",)
+STORES = ("native", "sok")
 PLACEMENTS = ("replicated", "sharded")
 
 
@@ -65,7 +65,9 @@ class EmbeddingCollection(keras.layers.Layer):
         features: None for a feature per table, named like it; or a dictionary from feature name to
             table name; or a sequence of `FeatureSpec`, each with its own combiner. Features may
             share a table.
-        store: "native", or an object with the interface of a store (not serialisable then).
+        store: "native"; "sok" (NVIDIA's Sparse Operation Kit on GPUs: HKV tables of `capacity` rows
+            on each rank, always spread over the ranks; see `stores.SokEmbeddingStore`); or an
+            object with the interface of a store (not serialisable then).
         comm: ranks that train the tables together, from `distributed.init()`; None: this process
             alone. A layer that is saved is loaded as one of one process.
         placement: with `comm`: "replicated" (every rank holds all rows) or "sharded" (rows are
@@ -327,6 +329,16 @@ def _open_store(
             raise invalid("store", names, "EmbeddingCollection", "a store of the given tables")
         return store
     require_choice("store", store, STORES, "EmbeddingCollection")
+    if store == "sok":
+        place = "EmbeddingCollection, store='sok'"
+        if prefetch:
+            raise invalid("prefetch", True, place, "False: SOK sends the keys")
+        for name, value in (("wire_dtype", "float32"), ("wire_warmup_steps", 0)):
+            if wire[name] != value:
+                raise invalid(name, wire[name], place, f"{value!r}: SOK sends the rows")
+        from slipstream_tf.stores.sok_embeddings import SokEmbeddingStore
+
+        return SokEmbeddingStore(tables, optimizer, comm)
     # Imported here, so that the layer's module loads where the op library is not built.
     if comm is not None and comm.size > 1:
         from slipstream_tf.distributed.replicated import ReplicatedStore

@@ -23,9 +23,11 @@ from slipstream_tf.keras.callback import SaturationCallback
 from slipstream_tf.keras.embedding_collection import EmbeddingCollection
 from slipstream_tf.keras.feature_specs import resolve_features
 from slipstream_tf.keras.store_state import LossMemoryState
-from slipstream_tf.ops.features import FeatureSpec
+from slipstream_tf.ops.classifier import Classified
+from slipstream_tf.ops.features import FeatureSpec, pack
 from slipstream_tf.saturation.report import WindowReport
 from slipstream_tf.saturation.tracker import SaturationTracker
+from slipstream_tf.stores.sok_store import SokStore
 from slipstream_tf.stores.variable import VariableStore
 from slipstream_tf.telemetry.ledger import Ledger, summarise
 
@@ -43,13 +45,14 @@ class Slipstream:
 
     Args:
         embeddings: the layer whose keys are tracked; or, for a model with embeddings of its own, a
-            `stores.VariableStore`, with `features`.
+            `stores.VariableStore` or `stores.SokStore`, with `features`.
         config: settings; default `SaturationConfig()`.
         features: with a store: the features, in order, as `EmbeddingCollection` takes them; default
             one per table, named like it.
         comm: with a `VariableStore`: the ranks whose replicas of the variables it watches, from
             `distributed.init()`; their gradients must be averaged by `DistributedGradientTape` or
-            `DistributedOptimizer`. None: this process alone. A layer has its own.
+            `DistributedOptimizer`. None: this process alone. A layer and a `SokStore` have their
+            own.
 
     Raises:
         ValueError: an argument is something else, or a setting does not fit the tables.
@@ -57,7 +60,7 @@ class Slipstream:
 
     def __init__(
         self,
-        embeddings: EmbeddingCollection | VariableStore,
+        embeddings: EmbeddingCollection | VariableStore | SokStore,
         config: SaturationConfig | None = None,
         features: Mapping[str, str] | Sequence[FeatureSpec] | None = None,
         comm: Communicator | None = None,
@@ -67,11 +70,11 @@ class Slipstream:
                 if value is not None:
                     raise invalid(name, value, "Slipstream with a layer", "None: it has its own")
             self._store, self._specs = embeddings.store, embeddings.specs
-        elif isinstance(embeddings, VariableStore):
+        elif isinstance(embeddings, (VariableStore, SokStore)):
             self._store = embeddings
             self._specs = resolve_features(features, embeddings.tables)
         else:
-            allowed = "a slipstream_tf.keras.EmbeddingCollection or a VariableStore"
+            allowed = "a slipstream_tf.keras.EmbeddingCollection, a VariableStore or a SokStore"
             raise invalid("embeddings", embeddings, "Slipstream", allowed)
         config = SaturationConfig() if config is None else config
         if not isinstance(config, SaturationConfig):
@@ -189,6 +192,27 @@ class Slipstream:
         if self._config.skip != "none":
             kept = self._warn_without_steps(kept)
         return even_ends(kept, self._comm)
+
+    def observe(self, inputs: Any) -> Classified:
+        """Shows a training batch to the engine, in a loop whose data does not go through `apply`.
+
+        The threshold is found on these inputs; a `stores.SokStore` counts their keys.
+
+        Args:
+            inputs: the keys, as `EmbeddingCollection` takes them.
+
+        Returns:
+            What the engine says of each input; nothing is skipped.
+
+        Raises:
+            ValueError: the settings skip inputs, which is what `apply` does.
+        """
+        if self._config.skips_inputs and not self._config.shadow:
+            allowed = "'gradients' or 'defer'; or let the data go through Slipstream.apply"
+            raise invalid("skip", self._config.skip, "Slipstream.observe", allowed)
+        if isinstance(self._store, SokStore):
+            self._store.count_accesses(pack(inputs, self._specs), self._specs)
+        return self._tracker.classifier.classify(inputs, self._specs)
 
     def plan_epochs(self, epochs: int) -> None:
         """Tells the tracker of more training to come, if `apply` could see how much.

@@ -13,6 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from slipstream_tf.ops.update_policy import UpdatePolicy
+from slipstream_tf.stores.key_index import KeyIndex
 
 
 class HeldCounts(NamedTuple):
@@ -39,24 +40,22 @@ class HeldSums:
     """The held sums of one variable, and the policy that they are held by.
 
     Nothing is allocated while no policy defers. Then: a sum, its key and the step it was begun in
-    for each sum that may be held; and, beside the budget of sums, 8 bytes for each row of the
-    variable to find its sum by. A step looks at the keys and ages of all sums.
+    for each sum that may be held; and, beside the budget of sums, an index to find sums by. A step
+    looks at the keys and ages of all sums.
     """
 
-    def __init__(self, rows: int, dim: int, device: str):
+    def __init__(self, index: KeyIndex, dim: int, device: str):
         """Holds nothing, by a policy that applies everything.
 
         Args:
-            rows: of the variable.
+            index: of the rows' keys.
             dim: values per row.
             device: of the variable.
         """
-        self._rows, self._dim = rows, dim
+        self._index, self._dim = index, dim
         self._policy = UpdatePolicy()
         with tf.device(device):
             # Of changing size: a policy must not retrace anything.
-            self._place_of = _resizable(tf.int64, [None])
-            self._is_marked = _resizable(tf.bool, [None])
             self._keys = _resizable(tf.int64, [None])
             self._since = _resizable(tf.int64, [None])
             self._sums = _resizable(tf.float32, [None, dim])
@@ -97,12 +96,10 @@ class HeldSums:
             self._let_go(before.is_shadow)
         defers = policy.mode == "defer"
         if defers or not (self._lets_go or self._is_active):
-            self._resize(min(policy.max_rows, self._rows) if defers else 0)
+            most = policy.max_rows if self._index.num_keys is None else self._index.num_keys
+            self._resize(min(policy.max_rows, most) if defers else 0)
         by_interval = defers and policy.trigger == "interval"
-        is_marked = np.zeros(self._rows if by_interval else 0, bool)
-        if by_interval:
-            is_marked[marked] = True
-        self._is_marked.assign(is_marked)
+        self._index.mark(marked if by_interval else marked[:0])
         self._defers.assign(defers)
         self._is_shadow.assign(policy.is_shadow)
         self._goes_by_movement.assign(not by_interval)
@@ -122,8 +119,8 @@ class HeldSums:
         if not is_shadow or self._lets_go:
             self._lets_go.assign(pending > 0)
         elif pending:
-            self._place_of.assign(tf.fill([self._rows], tf.constant(-1, tf.int64)))
-            self._keys.assign(tf.fill(tf.shape(self._keys), tf.constant(-1, tf.int64)))
+            self._index.replace(np.empty(0, np.int64), is_used=True)
+            self._keys.assign(tf.fill(tf.shape(self._keys), _FREE))
             self._count(HeldCounts(0, 0, 0, pending, 0, pending))
 
     def take(
@@ -150,7 +147,7 @@ class HeldSums:
         step = self._step.assign_add(1, read_value=True)
         lets_go, is_shadow = tf.identity(self._lets_go), tf.identity(self._is_shadow)
         may_hold = self._defers & ~lets_go
-        place = tf.gather(self._place_of, keys)
+        place = self._index.find(keys)
         is_held = place >= 0
         sums = tf.gather(self._sums, tf.maximum(place, 0))
         sums = slices.values + tf.where(is_held[:, None], sums, 0.0)
@@ -161,14 +158,14 @@ class HeldSums:
         may_wait = tf.cond(
             self._goes_by_movement,
             lambda: movement(keys, sums) < self._movement,
-            lambda: tf.gather(self._is_marked, keys),
+            lambda: self._index.are_marked(keys),
         )
         waits = may_wait & is_sound & ~is_old & may_hold
         stays, wants_room, leaves = waits & is_held, waits & ~is_held, is_held & ~waits
 
         self._free(_of(place, leaves), _of(keys, leaves))
         self._sums.scatter_update(tf.IndexedSlices(_of(sums, stays), _of(place, stays)))
-        is_due = (self._keys >= 0) & ((step - self._since >= self._max_age) | lets_go)
+        is_due = (self._keys != _FREE) & ((step - self._since >= self._max_age) | lets_go)
         due = tf.where(is_due)[:, 0]
         due_keys, due_sums = tf.gather(self._keys, due), tf.gather(self._sums, due)
         self._free(due, due_keys)
@@ -204,7 +201,7 @@ class HeldSums:
 
     def pending(self) -> int:
         """Returns how many sums are held (eager only)."""
-        return int(_number(self._keys >= 0))
+        return int(_number(self._keys != _FREE))
 
     def counts(self) -> HeldCounts:
         """Returns what became of the gradients so far (eager only)."""
@@ -212,14 +209,15 @@ class HeldSums:
 
     def buffer_bytes(self) -> int:
         """Returns the bytes of the buffers, of those that are empty, too (eager only)."""
-        buffers = (self._place_of, self._is_marked, self._keys, self._since, self._sums)
-        return sum(int(tf.size(buffer)) * buffer.dtype.size for buffer in buffers)
+        buffers = (self._keys, self._since, self._sums)
+        sums = sum(int(tf.size(buffer)) * buffer.dtype.size for buffer in buffers)
+        return sums + self._index.nbytes()
 
     def _start(
         self, keys: tf.Tensor, sums: tf.Tensor, wants_room: tf.Tensor, step: tf.Tensor
     ) -> tf.Tensor:
         """Begins sums as long as there is room; returns bool [n], whose."""
-        is_free = self._keys < 0
+        is_free = self._keys == _FREE
         free = tf.where(is_free)[:, 0]
         room = tf.minimum(tf.size(free, tf.int64), self._max_rows - _number(~is_free))
         starts = wants_room & (tf.cumsum(tf.cast(wants_room, tf.int64)) <= room)
@@ -227,13 +225,13 @@ class HeldSums:
         self._keys.scatter_update(tf.IndexedSlices(keys, places))
         self._since.scatter_update(tf.IndexedSlices(tf.fill(tf.shape(keys), step), places))
         self._sums.scatter_update(tf.IndexedSlices(_of(sums, starts), places))
-        self._place_of.scatter_update(tf.IndexedSlices(places, keys))
+        self._index.put(keys, places)
         return starts
 
     def _free(self, places: tf.Tensor, keys: tf.Tensor) -> None:
-        nothing = tf.fill(tf.shape(keys), tf.constant(-1, tf.int64))
+        nothing = tf.fill(tf.shape(keys), _FREE)
         self._keys.scatter_update(tf.IndexedSlices(nothing, places))
-        self._place_of.scatter_update(tf.IndexedSlices(nothing, keys))
+        self._index.drop(keys)
 
     def _count(self, counts: HeldCounts) -> None:
         with tf.device("CPU:0"):
@@ -241,27 +239,27 @@ class HeldSums:
 
     def _resize(self, capacity: int) -> None:
         """Makes room for so many sums; those that are held stay, if they are more."""
-        held = np.flatnonzero(self._keys.numpy() >= 0)
-        if not capacity and not held.size and self._policy.mode != "defer":
-            rows = 0
-        else:
+        held = np.flatnonzero(self._keys.numpy() != _FREE)
+        is_used = bool(capacity or held.size or self._policy.mode == "defer")
+        if is_used:
             # One place at least, so that there is one to look at.
-            capacity, rows = max(capacity, held.size, 1), self._rows
+            capacity = max(capacity, held.size, 1)
         if capacity == int(tf.size(self._keys)):
             return
-        keys, since = np.full(capacity, -1, np.int64), np.zeros(capacity, np.int64)
-        sums, place_of = np.zeros((capacity, self._dim), np.float32), np.full(rows, -1, np.int64)
+        keys, since = np.full(capacity, _FREE), np.zeros(capacity, np.int64)
+        sums = np.zeros((capacity, self._dim), np.float32)
         keys[: held.size] = self._keys.numpy()[held]
         since[: held.size] = self._since.numpy()[held]
         sums[: held.size] = self._sums.numpy()[held]
-        place_of[keys[: held.size]] = np.arange(held.size)
+        self._index.replace(keys[: held.size], is_used)
         self._keys.assign(keys)
         self._since.assign(since)
         self._sums.assign(sums)
-        self._place_of.assign(place_of)
 
 
 _ZERO = np.int64(0)
+# The key of a place without a sum.
+_FREE = np.int64(np.iinfo(np.int64).min)
 
 
 def _kind_of(policy: UpdatePolicy) -> tuple[Any, ...]:

@@ -1,0 +1,207 @@
+"""NVIDIA's Sparse Operation Kit (SOK), as the stores need it. The only file that imports it.
+
+In: variables and optimizers of the user's. Out: tables of keys, and optimizers that SOK can use; or
+an error that says what is allowed. SOK is imported when a store is made.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from absl import logging
+
+from slipstream_tf.errors import invalid
+from slipstream_tf.stores import hkv
+
+OPTIMIZERS = (
+    "tf.compat.v1.train.AdagradOptimizer or another of tf.compat.v1.train, sok.SGD, or "
+    "tf_keras.optimizers.legacy.Adagrad or another of them (with TF_USE_LEGACY_KERAS=1 in the "
+    "environment before TensorFlow is imported)"
+)
+_MISSING = (
+    "SOK cannot be imported: {error}. It needs an NVIDIA GPU: pip install merlin-sok, or give "
+    "store='native'."
+)
+
+
+def open_sok() -> Any:
+    """Imports SOK and, where the program did not, starts it and the Horovod that it talks by.
+
+    Raises:
+        ImportError: there is no SOK, or it cannot be loaded here.
+    """
+    try:
+        sok = importlib.import_module("sparse_operation_kit")
+    except Exception as error:  # SOK raises plain Exceptions where its libraries are missing.
+        raise ImportError(_MISSING.format(error=error)) from error
+    talk = sok.communication
+    if not talk.hvd.is_initialized():
+        talk.hvd.init()
+    if talk._COMM_TOOL is None:
+        # Its default replaces tf.keras.optimizers for the whole program.
+        sok.init(use_legacy_optimizer=False)
+    return sok
+
+
+def wrap_optimizer(optimizer: Any) -> Any:
+    """Makes an optimizer able to update `sok.DynamicVariable`s: `sok.OptimizerWrapper`, checked.
+
+    Args:
+        optimizer: of `tf.compat.v1.train`, or a legacy one of Keras 2. What SOK made already
+            (`sok.SGD`, `sok.OptimizerWrapper`) is returned as it is.
+
+    Raises:
+        ValueError: SOK cannot use it, as the optimizers of Keras 3; the error says which it can.
+    """
+    sok = open_sok()
+    if type(optimizer).__module__.startswith(sok.__name__ + "."):
+        return optimizer
+    is_first = isinstance(optimizer, tf.compat.v1.train.Optimizer)
+    is_legacy = any(base.__name__ == "OptimizerV2" for base in type(optimizer).__mro__)
+    if is_first or is_legacy:
+        try:
+            return sok.OptimizerWrapper(optimizer)
+        except (AttributeError, KeyError):
+            # A legacy optimizer in a program whose tf.keras is Keras 3.
+            pass
+    kind = f"{type(optimizer).__module__}.{type(optimizer).__name__}"
+    raise invalid("optimizer", kind, "SOK's variables", OPTIMIZERS) from None
+
+
+@dataclasses.dataclass(frozen=True)
+class SokTable:
+    """One of SOK's variables as a table of keys.
+
+    Attributes:
+        name: of the table.
+        variable: `sok.DynamicVariable`, or what `sok.Variable` made.
+        is_dynamic: which of them.
+        sok: the module.
+    """
+
+    name: str
+    variable: Any
+    is_dynamic: bool
+    sok: Any
+
+    @property
+    def rank(self) -> int:
+        """Of this process."""
+        return int(self.sok.communication.rank())
+
+    @property
+    def ranks(self) -> int:
+        """Number of ranks."""
+        return int(self.sok.communication.num_ranks())
+
+    @property
+    def dim(self) -> int:
+        """Values per row."""
+        return int(self.variable.shape[1])
+
+    @property
+    def is_hybrid(self) -> bool:
+        """Whether it is an HKV table, which evicts rows."""
+        return self.is_dynamic and self.variable.backend_type == "hybrid"
+
+    def size(self) -> int:
+        """Returns the number of rows on this rank."""
+        return int(self.variable.size[0] if self.is_dynamic else self.variable.shape[0])
+
+    def owners(self, keys: np.ndarray) -> np.ndarray:
+        """Returns int64 [n], the rank that owns each key."""
+        if self.variable.target_gpu >= 0:
+            return np.full(keys.shape, self.variable.target_gpu, np.int64)
+        # As SOK does it: the remainder of the unsigned number.
+        unsigned = np.asarray(keys, np.int64).astype(np.uint64)
+        return (unsigned % np.uint64(self.ranks)).astype(np.int64)
+
+    def own(self, keys: np.ndarray) -> np.ndarray:
+        """Returns the keys that this rank owns."""
+        return keys[self.owners(keys) == self.rank]
+
+    def indices(self, own_keys: np.ndarray) -> np.ndarray:
+        """Returns int64 [n], what this rank's gradients have in place of its keys."""
+        return np.asarray(self.variable.key_map(np.asarray(own_keys, np.int64)), np.int64)
+
+    def read(self, own_keys: np.ndarray) -> tf.Tensor:
+        """Returns float32 [n, dim], rows of this rank; SOK makes those that are missing."""
+        return self.variable.sparse_read(tf.constant(self.indices(own_keys), tf.int64))
+
+    def lookup(self, keys: tf.Tensor) -> tf.Tensor:
+        """Returns float32 [n, dim], rows of any rank's keys, int64 [n]; a collective."""
+        return self.sok.all2all_dense_embedding(self.variable, keys)
+
+    def touch(self, own_keys: np.ndarray, slots: Iterable[Any] = ()) -> None:
+        """Writes rows as they are, so that HKV takes them for young.
+
+        Its lookups do not: a row that is read, but never written, is evicted first.
+
+        Args:
+            own_keys: int64 [n], keys of this rank.
+            slots: variables of the optimizer, whose rows of these keys are touched as well.
+        """
+        if not self.is_hybrid or not own_keys.size:
+            return
+        keys = tf.constant(own_keys, tf.int64)
+        for variable in (self.variable, *slots):
+            rows = variable.sparse_read(keys)
+            variable.scatter_update(tf.IndexedSlices(rows, keys))
+
+
+def slots_of(optimizer: Any, variable: Any) -> dict[str, Any]:
+    """Returns a variable's slots by name; none before the optimizer has made them.
+
+    Args:
+        optimizer: what `wrap_optimizer` returned, or None.
+        variable: a `sok.DynamicVariable`.
+    """
+    # SOK's wrappers know what they made; `sok.SGD` has nothing.
+    if not hasattr(optimizer, "get_slot_names"):
+        return {}
+    found = {}
+    for name in optimizer.get_slot_names():
+        try:
+            slot = optimizer.get_slot(variable, name)
+        except KeyError:  # Of the legacy optimizers, before the first step.
+            slot = None
+        if slot is not None:
+            found[name] = slot
+    return found
+
+
+def open_table(name: str, variable: Any) -> SokTable:
+    """Makes a table of one of SOK's variables, whose settings are checked.
+
+    Raises:
+        ValueError: it is none, or has settings that SOK passes over or misreads.
+    """
+    sok = open_sok()
+    place = f"table {name!r}"
+    is_dynamic = isinstance(variable, sok.DynamicVariable)
+    if not is_dynamic and not isinstance(
+        variable, (sok.DistributedVariable, sok.LocalizedVariable)
+    ):
+        allowed = "a sok.DynamicVariable or a sok.Variable"
+        raise invalid("variables", type(variable).__name__, place, allowed)
+    if is_dynamic and variable.key_type != tf.int64:
+        raise invalid("key_type", variable.key_type.name, place, "tf.int64")
+    if is_dynamic and variable.backend_type == "hybrid":
+        settings = variable.config_dict
+        hkv.require_settings(settings, place, are_capacities_needed=False)
+        if "max_capacity" not in settings:
+            taken = hkv.memory(settings, variable.dimension)
+            logging.warning(
+                "%s has no max_capacity: SOK makes room for %d rows, %.1f GiB on the GPU and %.1f "
+                "in host memory, and as much again for each slot of the optimizer.",
+                place,
+                hkv.DEFAULT_CAPACITY,
+                taken.gpu / 2**30,
+                taken.host / 2**30,
+            )
+    return SokTable(name, variable, is_dynamic, sok)

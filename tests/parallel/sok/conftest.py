@@ -1,0 +1,48 @@
+"""What the tests against SOK's own code share: SOK itself, made importable without a GPU."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).resolve().parent
+
+
+@pytest.fixture(scope="session")
+def sok_site() -> Path:
+    """Gives the folder that SOK can be imported from; see install_sok.py.
+
+    It is kept in SLIPSTREAM_SOK_CACHE, by default below the user's cache folder. The first time
+    needs the network; without it the tests fail.
+    """
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    folder = Path(os.environ.get("SLIPSTREAM_SOK_CACHE") or cache / "slipstream_tf" / "sok")
+    spec = importlib.util.spec_from_file_location("slipstream_install_sok", HERE / "install_sok.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.install(folder)
+
+
+@pytest.fixture
+def run_sok(
+    run_ranks: Callable[..., subprocess.CompletedProcess[str]],
+    sok_site: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Callable[..., str]:
+    """Gives a function that runs a program of this folder, which says "all is well", on ranks."""
+    paths = [str(sok_site), os.environ.get("PYTHONPATH", "")]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))
+
+    def run(program: str, count: int, *arguments: str) -> str:
+        done = run_ranks(f"sok/{program}", count, *arguments)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert done.stdout.count("all is well") == count, done.stdout + done.stderr
+        return done.stdout
+
+    return run

@@ -1,0 +1,126 @@
+"""Makes NVIDIA's Sparse Operation Kit (SOK) importable on a machine without a GPU, for tests.
+
+    python tests/parallel/sok/install_sok.py FOLDER
+
+SOK's source package comes from PyPI. Its op registrations are compiled together with the CPU
+kernels beside this file; its Python is used as it is. tf_keras, whose legacy optimizers are SOK's,
+is put beside it. Nothing is installed: what is printed is to be put on PYTHONPATH. What is there
+already is not made again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+from pathlib import Path
+
+SOK = "merlin-sok==2.1.0"
+HERE = Path(__file__).resolve().parent
+KERNELS = ("variable_kernels.cc", "lookup_kernels.cc")
+# Without kernels here: its function for several lookups at once is not public.
+LEFT_OUT = ("group_lookup.cc",)
+# SOK loads them by name before its own; its registrations need nothing of them.
+COMPANIONS = ("libhugectr_core23.so", "libembedding.so")
+
+
+def download(folder: Path) -> Path:
+    """Downloads and unpacks SOK's source package.
+
+    Args:
+        folder: where to; kept, so that the network is asked once.
+
+    Returns:
+        The folder of its sources.
+
+    Raises:
+        RuntimeError: pip could not download it.
+    """
+    unpacked = folder / SOK.replace("==", "-")
+    if unpacked.is_dir():
+        return unpacked
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download"]
+        command += ["--no-deps", "--no-binary=merlin-sok", "--dest", scratch, SOK]
+        _run(command, f"{SOK} could not be downloaded")
+        (archive,) = Path(scratch).iterdir()
+        with tarfile.open(archive) as packed:
+            # Pythons before 3.11.4 (and of Debian 12) have no filters.
+            safe = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
+            packed.extractall(scratch, **safe)
+        (Path(scratch) / archive.name.removesuffix(".tar.gz")).rename(unpacked)
+    return unpacked
+
+
+def compile_ops(source: Path, library: Path) -> None:
+    """Compiles SOK's op registrations and our kernels into one library.
+
+    Args:
+        source: the folder of SOK's sources.
+        library: the file to make.
+
+    Raises:
+        RuntimeError: g++ failed.
+    """
+    import tensorflow as tf
+
+    registrations = sorted((source / "kit_src").glob("*/ops/*.cc"))
+    sources = [path for path in registrations if path.name not in LEFT_OUT]
+    sources += [HERE / name for name in KERNELS]
+    command = [os.environ.get("CXX", "g++"), "-shared", "-fPIC", "-O1", "-w"]
+    # The status that SOK's registrations return has two names, by TensorFlow's version.
+    command += ["-DTF_GE_212", f"-I{source / 'kit_src'}", f"-I{HERE}"]
+    command += [*tf.sysconfig.get_compile_flags(), *map(str, sources), "-o", str(library)]
+    command += tf.sysconfig.get_link_flags()
+    _run(command, "SOK's op registrations could not be compiled")
+
+
+def install(folder: Path) -> Path:
+    """Makes SOK importable.
+
+    Args:
+        folder: for what is downloaded and compiled; see this file's first lines.
+
+    Returns:
+        What to put on PYTHONPATH.
+    """
+    import tensorflow as tf
+
+    folder.mkdir(parents=True, exist_ok=True)
+    source = download(folder)
+    digest = hashlib.sha256(tf.__version__.encode() + Path(__file__).read_bytes())
+    for name in (*KERNELS, "hash_variable.h"):
+        digest.update((HERE / name).read_bytes())
+    site = folder / f"site-{digest.hexdigest()[:16]}"
+    if site.is_dir():
+        return site
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        made = Path(scratch) / "site"
+        shutil.copytree(source / "sparse_operation_kit", made / "sparse_operation_kit")
+        (made / "lib").mkdir()
+        compile_ops(source, made / "lib" / "libsparse_operation_kit.so")
+        empty = Path(scratch) / "empty.cc"
+        empty.touch()
+        for name in COMPANIONS:
+            command = [os.environ.get("CXX", "g++"), "-shared", "-fPIC", str(empty)]
+            _run([*command, "-o", str(made / "lib" / name)], f"{name} could not be compiled")
+        version = ".".join(tf.__version__.split(".")[:2])
+        command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install"]
+        command += ["--no-deps", "--target", str(made), f"tf-keras=={version}.*"]
+        _run(command, "tf_keras could not be installed")
+        made.rename(site)
+    return site
+
+
+def _run(command: list[str], problem: str) -> None:
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"{problem}:\n{done.stdout}\n{done.stderr}")
+
+
+if __name__ == "__main__":
+    print(install(Path(sys.argv[1])))

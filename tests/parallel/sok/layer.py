@@ -1,0 +1,125 @@
+"""Run by test_layer.py: a layer on SOK's tables has the rows of one on native tables, sharded.
+
+Arguments: cases, each "mode,rule".
+"""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import tensorflow as tf
+
+import slipstream_tf as slip
+from slipstream_tf.distributed import init
+
+KEYS, BATCH, STEPS, INTERVAL = 80, 16, 40, 8
+TABLES = {"one": 4, "two": 3}
+FEATURES = {"a": "one", "bag": "one", "b": "two"}
+RULES = {
+    "sgd": slip.optimizers.SGD(0.1),
+    "adagrad": slip.optimizers.Adagrad(0.1, 0.1, 1e-12),
+    "adam": slip.optimizers.Adam(0.05),
+}
+SETTINGS = {
+    "mask": {"skip": "gradients", "freeze_drift": 1.0},
+    "interval": {"skip": "defer", "defer_trigger": "interval", "defer_steps": 3, "freeze_drift": 0},
+    "movement": {"skip": "defer", "defer_movement": 0.02, "freeze_drift": 0},
+}
+
+
+def layer_on(store: str, rule: str, comm):
+    settings = {"capacity": 1 << 10, "eviction": "lru"} if store == "sok" else {}
+    tables = [slip.TableConfig(n, d, combiner="mean", **settings) for n, d in TABLES.items()]
+    placement = {} if store == "sok" else {"placement": "sharded"}
+    layer = slip.keras.EmbeddingCollection(
+        tables, RULES[rule], FEATURES, store=store, comm=comm, **placement
+    )  # fmt: skip
+    return layer
+
+
+def batch_of(random) -> dict:
+    """A batch of one rank; rank by rank, so that all know it."""
+    draw = lambda n: np.minimum(random.zipf(1.4, n), KEYS).astype(np.int64)  # noqa: E731
+    lengths = random.integers(0, 4, BATCH)
+    bags = tf.RaggedTensor.from_row_lengths(tf.constant(draw(lengths.sum())), lengths)
+    return {"a": tf.constant(draw(BATCH)), "bag": bags, "b": tf.constant(2**40 + draw(BATCH))}
+
+
+def train(layer, slipstream):
+    """Returns a step, traced once, that trains the layer alone."""
+    signature = {
+        "a": tf.TensorSpec([None], tf.int64),
+        "bag": tf.RaggedTensorSpec([None, None], tf.int64, row_splits_dtype=tf.int64),
+        "b": tf.TensorSpec([None], tf.int64),
+    }
+    weights = tf.constant(
+        np.random.default_rng(5).normal(size=sum(TABLES.values()) + 4), tf.float32
+    )
+
+    @tf.function(input_signature=[signature], autograph=False)
+    def step(inputs):
+        with tf.GradientTape() as tape:
+            rows = layer(inputs, training=True)
+            joined = tf.concat([rows[name] for name in FEATURES], axis=1)
+            # Gradients that shrink as it learns, so that some keys move less than others.
+            loss = tf.reduce_mean(tf.square(joined - weights))
+        gradient = tape.gradient(loss, layer.update_anchor.value)
+        with tf.control_dependencies([gradient]):
+            return tf.identity(loss)
+
+    return step
+
+
+def compare(comm, mode: str, rule: str) -> None:
+    random = np.random.default_rng(11)
+    layers = {store: layer_on(store, rule, comm) for store in ("sok", "native")}
+    config = slip.SaturationConfig(
+        target_skip=0.5, snapshot_interval=INTERVAL, warmup_steps=0, seed=3, revisit_every=3,
+        hot_budget_bytes=1 << 20, **SETTINGS[mode],
+    )  # fmt: skip
+    engines = {store: slip.Slipstream(layer, config) for store, layer in layers.items()}
+    steps = {store: train(layer, engines[store]) for store, layer in layers.items()}
+    masked = frozen = held = 0
+    for _ in range(STEPS):
+        inputs = [batch_of(random) for _ in range(comm.size)][comm.rank]
+        losses, reports = {}, {}
+        for store, engine in engines.items():
+            engine.observe(inputs)
+            losses[store] = float(steps[store](inputs))
+            reports[store] = engine.step()
+        np.testing.assert_allclose(losses["sok"], losses["native"], rtol=1e-4)
+        if reports["sok"] is not None:
+            found, expected = reports["sok"], reports["native"]
+            np.testing.assert_allclose(found.threshold, expected.threshold, rtol=1e-3)
+            assert found.frozen_keys == expected.frozen_keys
+            for mine, theirs in zip(found.tables, expected.tables, strict=True):
+                assert mine.rows.offered == theirs.rows.offered
+                assert mine.rows.masked == theirs.rows.masked
+                assert mine.rows.held == theirs.rows.held
+                masked, held = masked + mine.rows.masked, held + mine.rows.held
+            frozen += found.frozen_keys
+    if mode != "mask":
+        for layer in layers.values():
+            layer.store.flush()
+    everything = np.arange(1, KEYS + 1)
+    keys = {"a": everything, "bag": everything[:, None], "b": 2**40 + everything}
+    rows = {store: layer(keys) for store, layer in layers.items()}
+    for name in FEATURES:
+        np.testing.assert_allclose(rows["sok"][name], rows["native"][name], rtol=1e-4, atol=1e-6)
+    if mode == "mask":
+        assert masked > 0 and (frozen > 0 or comm.size == 1)
+    else:
+        assert held > 0
+    print(mode, rule, masked, "masked", held, "held", frozen, "frozen")
+
+
+def main() -> None:
+    comm = init()
+    for case in sys.argv[1:]:
+        compare(comm, *case.split(","))
+    print("all is well")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,136 @@
+"""Run by test_lifecycle.py: a model on SOK's tables: refusals, fit, evaluate, save and load."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import slipstream_tf as slip
+from slipstream_tf.distributed import DistributedOptimizer, init
+from slipstream_tf.keras.store_state import export_state, restore_state
+from slipstream_tf.ops.features import FeatureSpec, pack
+from slipstream_tf.ops.update_policy import UpdatePolicy
+from slipstream_tf.stores import NativeStore, SokEmbeddingStore
+
+SPECS = [FeatureSpec("t", "t")]
+GOOD = slip.TableConfig("t", 4, capacity=256, eviction="lru")
+
+
+def refuses(named: str, function, *arguments, **settings) -> None:
+    try:
+        function(*arguments, **settings)
+    except ValueError as error:
+        assert named in str(error), error
+    else:
+        raise AssertionError(f"not refused: {named}")
+
+
+def refuse_what_sok_would_not(comm) -> None:
+    def store(table=GOOD, optimizer=None, **settings):
+        optimizer = optimizer or slip.optimizers.SGD()
+        return SokEmbeddingStore([table], optimizer, comm, **settings)
+
+    refuses("`capacity`: None", store, slip.TableConfig("t", 4))
+    refuses("such as 512", store, slip.TableConfig("t", 4, capacity=300, eviction="lru"))
+    refuses("'lru'", store, slip.TableConfig("t", 4, capacity=256))
+    refuses("None: SOK's hbm tables grow", store, var_type="hbm")
+    refuses("max_hbm_for_vectors", store, settings={"max_hbm": 1})
+    refuses("SGD, Adagrad or Adam", store, optimizer=slip.optimizers.RowWiseAdagrad())
+    no_start = slip.optimizers.Adagrad(0.1, initial_accumulator_value=0.0)
+    refuses("initial_accumulator_value > 0", store, optimizer=no_start)
+    refuses("cache_bytes", store, cache_bytes=100)
+    if comm.size > 1:
+        refuses(f"{comm.size} ranks", SokEmbeddingStore, [GOOD], slip.optimizers.SGD())
+    by_movement = UpdatePolicy("defer", "movement", movement=0.1, max_rows=10)
+    adam = store(optimizer=slip.optimizers.Adam())
+    refuses("'interval'", adam.set_update_policy, "t", by_movement)
+    refuses("signal", adam.travelled, "t", np.empty(0, np.int64))
+    layer = dict(tables=[GOOD], optimizer=slip.optimizers.SGD(), store="sok", comm=comm)
+    refuses("prefetch", slip.keras.EmbeddingCollection, prefetch=True, **layer)
+    refuses("wire_dtype", slip.keras.EmbeddingCollection, wire_dtype="bfloat16", **layer)
+
+
+def train(store, steps: int, seed: int) -> None:
+    random = np.random.default_rng(seed)
+    for _ in range(steps):
+        keys = tf.constant(random.integers(0, 90, 20))
+        _, plan = store.lookup(pack({"t": keys}, SPECS), SPECS, training=True)
+        gradient = tf.constant(random.normal(size=(20, 4)), tf.float32)
+        store.apply_gradients(plan, [gradient])
+
+
+def rows_of(store) -> np.ndarray:
+    keys = tf.range(90, dtype=tf.int64)
+    (rows,), _ = store.lookup(pack({"t": keys}, SPECS), SPECS, training=False)
+    return rows.numpy()
+
+
+def save_and_load(comm, rule, var_type: str) -> None:
+    """A loaded store trains on, bit for bit, as the saved one does."""
+    table = GOOD if var_type == "hybrid" else slip.TableConfig("t", 4)
+    saved, loaded = (SokEmbeddingStore([table], rule, comm, var_type) for _ in range(2))
+    train(saved, 4, comm.rank)
+    state = export_state(saved)
+    if comm.size == 1:
+        native = NativeStore([slip.TableConfig("t", 4)], rule)
+        contents = saved.export_table("t")
+        del contents["trained"], contents["powers"]
+        native.import_table("t", contents)
+        train(native, 3, 5)
+    before = rows_of(saved)
+    restore_state(loaded, state, "here")
+    np.testing.assert_array_equal(rows_of(loaded), before)
+    for store in (saved, loaded):
+        train(store, 3, 5 + comm.rank)
+    np.testing.assert_array_equal(rows_of(loaded), rows_of(saved))
+    assert not np.array_equal(rows_of(saved), before)
+    if comm.size == 1:
+        np.testing.assert_allclose(native.gather("t", np.arange(90))[0], rows_of(saved), rtol=1e-4)
+    exported = loaded.export_table("t")
+    some = {name: values if name == "steps" else values[:3] for name, values in exported.items()}
+    try:
+        loaded.import_table("t", some)
+    except RuntimeError as error:
+        assert "cannot take keys out" in str(error)
+    else:
+        raise AssertionError("rows that are not there were left in the table")
+
+
+def fit(comm) -> None:
+    random = np.random.default_rng(comm.rank)
+    count, fields = 512, 4
+    keys = np.minimum(random.zipf(1.3, (count, fields)), 100).astype(np.int64)
+    dense = random.normal(size=(count, 3)).astype(np.float32)
+    labels = ((keys % 3).sum(1) % 2).astype(np.float32)
+    embeddings = slip.keras.EmbeddingCollection(
+        [GOOD], slip.optimizers.Adagrad(0.1), {f"f{i}": "t" for i in range(fields)},
+        store="sok", comm=comm,
+    )  # fmt: skip
+    model = slip.models.DLRM(embeddings, dense_features=3, bottom=[8, 4], top=[8, 1])
+    config = slip.SaturationConfig(skip="gradients", snapshot_interval=8, warmup_steps=8)
+    slipstream = slip.Slipstream(embeddings, config)
+    data = tf.data.Dataset.from_tensor_slices(({"keys": keys, "dense": dense}, labels))
+    data = data.batch(32, drop_remainder=True).repeat(3)
+    optimizer = DistributedOptimizer(keras.optimizers.Adagrad(0.05), comm)
+    model.compile(optimizer=optimizer, loss="binary_crossentropy")
+    history = model.fit(slipstream.apply(data), callbacks=[slipstream.callback()], verbose=0)
+    assert np.isfinite(history.history["loss"][0])
+    assert np.isfinite(model.evaluate(data.take(2), verbose=0))
+    counts = [report.tables[0].rows for report in slipstream.tracker.reports]
+    assert sum(c.masked for c in counts) > 0 and sum(c.sent for c in counts) > 0
+    assert embeddings.get_config()["store"] == "sok"
+
+
+def main() -> None:
+    comm = init()
+    refuse_what_sok_would_not(comm)
+    save_and_load(comm, slip.optimizers.Adam(0.1), "hybrid")
+    save_and_load(comm, slip.optimizers.Adagrad(0.1), "hbm")
+    save_and_load(comm, slip.optimizers.SGD(0.1), "hybrid")
+    fit(comm)
+    print("all is well")
+
+
+if __name__ == "__main__":
+    main()

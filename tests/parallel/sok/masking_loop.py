@@ -1,0 +1,173 @@
+"""Run by test_masking_loop.py: SOK's own loop with three calls gives the rows of a native table.
+
+Arguments: cases, each "optimizers,rule,lookup,mode". The engine runs beside both, on the same
+batches and the same settings; rows, masked keys, states and thresholds must be the same after every
+window.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import numpy as np
+
+os.environ["TF_USE_LEGACY_KERAS"] = "1"  # For the legacy optimizers.
+
+import tensorflow as tf
+
+import slipstream_tf as slip
+from slipstream_tf.distributed import init
+from slipstream_tf.ops.features import FeatureSpec, pack
+from slipstream_tf.stores.sok import open_sok, wrap_optimizer
+
+DIM, KEYS, BATCH, STEPS, INTERVAL, RATE = 4, 60, 24, 48, 8, 0.1
+SPECS = [FeatureSpec("t", "t")]
+RULES = {
+    "sgd": slip.optimizers.SGD(RATE),
+    "adagrad": slip.optimizers.Adagrad(RATE, 0.1, 1e-12),
+    "adam": slip.optimizers.Adam(RATE, epsilon=1e-7),
+}
+
+
+def sok_optimizer(kind: str, rule: str):
+    if kind == "sok":
+        return open_sok().SGD(RATE)
+    if kind == "v1":
+        first = tf.compat.v1.train
+        return {
+            "sgd": lambda: first.GradientDescentOptimizer(RATE),
+            "adagrad": lambda: first.AdagradOptimizer(RATE, 0.1),
+            "adam": lambda: first.AdamOptimizer(RATE, epsilon=1e-7),
+        }[rule]()
+    from tf_keras.optimizers import legacy
+
+    return {
+        "sgd": lambda: legacy.SGD(RATE),
+        "adagrad": lambda: legacy.Adagrad(RATE, 0.1, epsilon=1e-12),
+        "adam": lambda: legacy.Adam(RATE, epsilon=1e-7),
+    }[rule]()
+
+
+def batches(ranks: int):
+    """keys [ranks, batch] of each step, few of them often; and targets [batch, dim] of the keys."""
+    random = np.random.default_rng(7)
+    for _ in range(STEPS):
+        keys = np.minimum(random.zipf(1.5, (ranks, BATCH)), KEYS).astype(np.int64)
+        keys[:, 0] = 2**40 + keys[:, 0]
+        yield keys, random.normal(size=(ranks, BATCH, DIM)).astype(np.float32) / 8
+
+
+def config(mode: str) -> slip.SaturationConfig:
+    defers = {"skip": "defer", "defer_trigger": "interval", "defer_steps": 3, "freeze_drift": 0}
+    masks = {"skip": "gradients", "freeze_drift": 1.0}
+    return slip.SaturationConfig(
+        **(defers if mode == "defer" else masks),
+        target_skip=0.5,
+        snapshot_interval=INTERVAL,
+        warmup_steps=0,
+        revisit_every=3,
+        hot_budget_bytes=1 << 20,
+        seed=3,
+    )
+
+
+class SokLoop:
+    """What a user of SOK has, and three calls."""
+
+    def __init__(self, comm, kind: str, rule: str, lookup: str, mode: str):
+        sok, is_static = open_sok(), mode == "static"
+        if is_static:
+            self.variable = sok.Variable(np.full((2 * KEYS, DIM), 0.5), dtype=tf.float32)
+        else:
+            self.variable = sok.DynamicVariable(
+                dimension=DIM, initializer="0.5", var_type="hybrid",
+                init_capacity=1024, max_capacity=1024,
+            )  # fmt: skip
+        self.sok, self.comm, self.lookup = sok, comm, lookup
+        optimizer = sok_optimizer(kind, rule)
+        # SOK's wrapper is for its dynamic variables; others are updated by any optimizer.
+        self.optimizer = optimizer if is_static else wrap_optimizer(optimizer)
+        watched = None if is_static else self.optimizer
+        self.store = slip.stores.SokStore({"t": self.variable}, watched, comm)
+        self.slipstream = slip.Slipstream(self.store, config(mode))
+
+    def rows(self, keys):
+        if self.lookup == "frozen":
+            return self.store.lookup("t", keys)
+        if self.lookup == "all2all":
+            return self.sok.all2all_dense_embedding(self.variable, keys)
+        bags = tf.RaggedTensor.from_row_lengths(keys, tf.ones_like(keys))
+        return self.sok.lookup_sparse([self.variable], [bags], combiners=["sum"])[0]
+
+    def step(self, keys, targets) -> None:
+        self.slipstream.observe({"t": keys})
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(self.rows(keys) * targets) / self.comm.size
+        gradients = tape.gradient(loss, [self.variable])
+        self.optimizer.apply_gradients(self.store.withhold([(gradients[0], self.variable)]))
+
+
+def native_of(rule: str, mode: str):
+    """The whole batch in one native table, whose gradients are averaged over the ranks."""
+    table = slip.TableConfig("t", DIM, initializer=slip.initializers.Constant(0.5))
+    store = slip.stores.NativeStore([table], RULES[rule])
+    layer = slip.keras.EmbeddingCollection([table], RULES[rule], SPECS, store=store)
+    return store, slip.Slipstream(layer, config(mode))
+
+
+def compare(comm, kind: str, rule: str, lookup: str, mode: str) -> None:
+    is_static = mode == "static"
+    loop = SokLoop(comm, kind, rule, lookup, mode)
+    native, reference = native_of(rule, mode)
+    is_graph = mode in ("graph", "defer")
+    step = tf.function(loop.step, reduce_retracing=True) if is_graph else loop.step
+    withheld = frozen = 0
+    for keys, targets in batches(comm.size):
+        if is_static:
+            keys %= 2 * KEYS
+        flat = keys.reshape(-1)
+        step(tf.constant(keys[comm.rank]), tf.constant(targets[comm.rank]))
+        report = loop.slipstream.step()
+
+        reference.tracker.classifier.classify({"t": flat}, SPECS)
+        _, plan = native.lookup(pack({"t": flat}, SPECS), SPECS, training=True)
+        native.apply_gradients(plan, [tf.constant(targets.reshape(-1, DIM) / comm.size)])
+        expected = reference.step()
+
+        if report is not None and expected is not None:
+            np.testing.assert_allclose(report.threshold, expected.threshold, rtol=1e-4)
+            assert report.hot_keys == expected.hot_keys, (report.hot_keys, expected.hot_keys)
+            found, wanted = (s.tracker.states["t"] for s in (loop.slipstream, reference))
+            np.testing.assert_array_equal(found.keys, wanted.keys)
+            np.testing.assert_array_equal(found.states, wanted.states)
+            mine, theirs = report.tables[0].rows, expected.tables[0].rows
+            withheld += mine.masked + mine.held
+            frozen += report.frozen_keys
+            # Gradients of rows that are read from copies do not come at all.
+            assert mine.masked <= theirs.masked and mine.offered <= theirs.offered
+            if lookup != "frozen" or comm.size == 1:
+                assert (mine.masked, mine.offered) == (theirs.masked, theirs.offered)
+            assert (mine.held, mine.due_by_age) == (theirs.held, theirs.due_by_age)
+    if mode == "defer":
+        assert loop.store.update_counts("t").pending > 0
+        loop.store.flush(loop.optimizer)
+        assert loop.store.update_counts("t").pending == 0
+        native.flush()
+    seen = np.unique(native.export_table("t")["keys"])
+    rows = loop.rows(tf.constant(seen)).numpy()
+    np.testing.assert_allclose(rows, native.gather("t", seen)[0].numpy(), rtol=1e-4, atol=1e-5)
+    assert withheld > 0
+    assert (frozen > 0) == (lookup == "frozen" and comm.size > 1)
+    print(kind, rule, lookup, mode, withheld, "rows withheld,", frozen, "keys frozen")
+
+
+def main() -> None:
+    comm = init()
+    for case in sys.argv[1:]:
+        compare(comm, *case.split(","))
+    print("all is well")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,129 @@
+"""Run by test_watching.py: what a SokStore refuses, counts, masks, and keeps from eviction."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import slipstream_tf as slip
+from slipstream_tf.distributed import init
+from slipstream_tf.ops.update_policy import SATURATED, WATCHED, UpdatePolicy
+from slipstream_tf.stores import SokStore
+from slipstream_tf.stores.sok import open_sok, slots_of, wrap_optimizer
+
+DIM, CAPACITY = 2, 16
+
+
+def refuses(named: str, function, *arguments) -> None:
+    try:
+        function(*arguments)
+    except ValueError as error:
+        assert named in str(error), error
+    else:
+        raise AssertionError(f"not refused: {named}")
+
+
+def table(kind: str = "hybrid", capacity: int = CAPACITY, **settings):
+    if kind == "hybrid":
+        settings = {"init_capacity": capacity, "max_capacity": capacity, **settings}
+    return open_sok().DynamicVariable(
+        dimension=DIM, initializer="0.5", var_type=kind, **settings
+    )  # fmt: skip
+
+
+def refuse_bad_arguments(comm) -> None:
+    refuses("wrap_optimizer", SokStore, table(), tf.compat.v1.train.AdamOptimizer(0.1))
+    for optimizer in (keras.optimizers.Adagrad(0.1), slip.optimizers.Adagrad(0.1)):
+        refuses("tf_keras.optimizers.legacy.Adagrad", wrap_optimizer, optimizer)
+    refuses("a sok.DynamicVariable or a sok.Variable", SokStore, {"t": tf.Variable([[0.0]])})
+    refuses("one variable or more", SokStore, {})
+    refuses("`init_capacity`: 24", SokStore, table(capacity=24))
+    refuses("evict_strategy", SokStore, table(evict_strategy="kLru"))
+    store = SokStore({"t": table()}, comm=comm)
+    nothing = np.empty(0, np.int64)
+    refuses("'t'", store.size, "another")
+    refuses("signal", store.mark_rows, "t", [1], np.array([WATCHED]))
+    refuses("signal", store.travelled, "t", nothing)
+    refuses("'interval'", store.set_update_policy, "t", UpdatePolicy("defer"))
+    refuses("loop", store.flush)
+    if comm.size > 1:
+        refuses(f"{comm.size} ranks", SokStore, table())
+    refuses("simulated_ranks", store.set_update_policy, "t", UpdatePolicy("mask", ranks=2))
+    config = slip.SaturationConfig(skip="inputs", warmup_steps=0)
+    refuses("Slipstream.apply", slip.Slipstream(store, config).observe, {"t": nothing})
+
+
+def name_a_single_variable(comm) -> None:
+    variable = table("hbm")
+    (only,) = SokStore(variable, comm=comm).tables
+    assert only.name == variable.name.split(":")[0] and only.dim == DIM
+
+
+def count_every_occurrence(store: SokStore) -> None:
+    bags = tf.ragged.constant([[3, 5], [], [3]], dtype=tf.int64)
+    store.observe("t", bags)
+    store.observe("t", tf.constant([[3, -1], [7, 5]], tf.int32))
+    store.observe("t", bags.to_sparse())
+    keys, counts = store.hot_keys("t", 10)
+    assert keys.tolist() == [3, 5, 7] and counts.tolist() == [5.0, 3.0, 1.0]
+    store.decay_counts(0.5)
+    assert store.hot_keys("t", 1)[1].tolist() == [2.5]
+
+
+def mask_or_only_count(comm) -> None:
+    store = SokStore({"t": table()}, comm=comm)
+    own = np.arange(4) * comm.size + comm.rank
+    other = tf.Variable([1.0])
+    slices = tf.IndexedSlices(tf.ones([6, DIM]), tf.constant(own[[3, 1, 3, 0, 1, 2]]))
+    everyone = np.arange(4 * comm.size)
+    is_odd = everyone // comm.size % 2 == 1
+    store.mark_rows("t", everyone[is_odd], np.full(is_odd.sum(), SATURATED))
+    for is_shadow in (True, False):
+        store.set_update_policy("t", UpdatePolicy("mask", is_shadow=is_shadow))
+        pairs = store.withhold([(slices, store._tables["t"].variable), (None, other), (1.0, other)])
+        assert pairs[1:] == [(None, other), (1.0, other)]
+        left = pairs[0][0]
+        if is_shadow:
+            np.testing.assert_array_equal(left.indices, own)
+        else:
+            np.testing.assert_array_equal(left.indices, [own[0], own[2]])
+            np.testing.assert_array_equal(left.values, np.ones((2, DIM)))
+    counts = store.update_counts("t")
+    assert (counts.offered, counts.masked, counts.sent) == (8, 4, 4)
+    np.testing.assert_array_equal(store.owners("t", everyone), everyone % comm.size)
+
+
+def keep_masked_keys_from_eviction(comm, is_watched: bool) -> bool:
+    """Whether a masked key's row and slot outlive new keys that fill the table each window."""
+    variable = table()
+    optimizer = wrap_optimizer(tf.compat.v1.train.AdagradOptimizer(0.1))
+    store = SokStore({"t": variable}, optimizer if is_watched else None, comm)
+    key = np.array([comm.rank], np.int64)
+    gradient = tf.IndexedSlices(tf.ones([1, DIM]), tf.constant(key), tf.constant([1, DIM]))
+    optimizer.apply_gradients([(gradient, variable)])
+    (slot,) = slots_of(optimizer, variable).values()
+    row, state = variable.sparse_read(tf.constant(key)), slot.sparse_read(tf.constant(key))
+    for window in range(4):
+        if is_watched:
+            store.mark_rows("t", key, np.array([SATURATED]))
+        news = comm.rank + comm.size * (1 + 10 * window + np.arange(10))
+        gradient = tf.IndexedSlices(tf.ones([10, DIM]), tf.constant(news), tf.constant([1, DIM]))
+        optimizer.apply_gradients(store.withhold([(gradient, variable)]))
+    row_is_there = np.array_equal(row, variable.sparse_read(tf.constant(key)))
+    return row_is_there and np.array_equal(state, slot.sparse_read(tf.constant(key)))
+
+
+def main() -> None:
+    comm = init()
+    refuse_bad_arguments(comm)
+    name_a_single_variable(comm)
+    count_every_occurrence(SokStore({"t": table()}, comm=comm))
+    mask_or_only_count(comm)
+    assert keep_masked_keys_from_eviction(comm, is_watched=True)
+    assert not keep_masked_keys_from_eviction(comm, is_watched=False), "HKV's trap is gone"
+    print("all is well")
+
+
+if __name__ == "__main__":
+    main()
