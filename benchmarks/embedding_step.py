@@ -1,99 +1,159 @@
-"""Milliseconds of one embedding step of the native store: lookup, gradient sum, update.
+"""Milliseconds of one embedding step, beside other libraries: lookup, gradient sum, update.
 
-26 tables of 100,000 rows x 16, batch 2,048, one Zipf key per table, TensorFlow's default threads.
-One store per rule, measured in turn (A B A B ...); prints every run and the median, writes JSON.
+26 tables of 100,000 rows x 16 and 8 of 1,000,000 x 64, batch 2,048, one Zipf key per table. Every
+library is a process of its own, on the same keys; they take turns (A B C A B C ...), and what
+counts is the ratio within a turn.
 
-    python benchmarks/embedding_step.py --runs=5 --output=embedding_step.json
+    python benchmarks/embedding_step.py --runs=7
+    python benchmarks/embedding_step.py --shapes=26x100000x16 --peers=fbgemm --rules=adagrad
 """
 
 from __future__ import annotations
 
-import json
-import platform
+import contextlib
 import statistics
-import time
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 from absl import app, flags
+from peers import Peer, Worker
 
-import slipstream_tf as slip
-from slipstream_tf.ops import features
-from slipstream_tf.stores import NativeStore
+from slipstream_tf.telemetry.run_record import machine, write_json
 
-_RUNS = flags.DEFINE_integer("runs", 5, "Measured runs of each rule.", lower_bound=1)
-_STEPS = flags.DEFINE_integer("steps", 50, "Steps of a run.", lower_bound=1)
-_ROWS = flags.DEFINE_integer("rows", 100_000, "Rows of a table.", lower_bound=1)
-_DIM = flags.DEFINE_integer("dim", 16, "Values of a row.", lower_bound=1)
+_RUNS = flags.DEFINE_integer("runs", 7, "Turns of each comparison.", lower_bound=1)
+_STEPS = flags.DEFINE_integer("steps", 50, "Steps of a turn.", lower_bound=1)
 _BATCH = flags.DEFINE_integer("batch", 2048, "Inputs of a batch.", lower_bound=1)
-_OUTPUT = flags.DEFINE_string("output", None, "JSON file to write.")
-
-_TABLES = 26
-_ZIPF = 1.05
-_RULES = (
-    slip.optimizers.SGD(0.01),
-    slip.optimizers.Adagrad(0.01),
-    slip.optimizers.RowWiseAdagrad(0.01),
-    slip.optimizers.Adam(0.01),
+_THREADS = flags.DEFINE_integer("threads", 2, "Threads of each library.", lower_bound=1)
+_SHAPES = flags.DEFINE_list(
+    "shapes", ["26x100000x16", "8x1000000x64"], "Tables x rows of a table x values of a row."
 )
+_RULES = flags.DEFINE_list("rules", ["sgd", "adagrad", "rowwise_adagrad", "adam"], "Update rules.")
+_PEERS = flags.DEFINE_list("peers", ["fit", "fbgemm", "tfra", "keras"], "Measured beside the ops.")
+_ENVIRONMENTS = flags.DEFINE_string("environments", "runs/peers", "Folder of the peers' Pythons.")
+_OUTPUT = flags.DEFINE_string("output", "results", "Folder of the JSON and the table.")
+
+_ZIPF = 1.05
+_RATE = 0.01
+_ALL = ("sgd", "adagrad", "rowwise_adagrad", "adam")
+OURS = Peer("slipstream_tf, ops", None, ["native.py"], _ALL)
+PEERS: Mapping[str, Peer] = {
+    "fit": Peer("slipstream_tf, layer in model.fit", None, ["native.py", "fit"], _ALL),
+    "fbgemm": Peer(
+        "FBGEMM, table-batched", "torch", ["fbgemm.py"], ("sgd", "adagrad", "rowwise_adagrad")
+    ),
+    "tfra": Peer("TFRA, dynamic embedding", "tfra", ["tfra.py"], ("sgd", "adagrad")),
+    "keras": Peer("Keras 3, Embedding", None, ["keras_layers.py"], ("sgd", "adagrad")),
+}
 
 
-def draw_keys(rng: np.random.Generator, shape: Sequence[int]) -> np.ndarray:
+def draw_keys(rng: np.random.Generator, rows: int, shape: Sequence[int]) -> np.ndarray:
     """Keys 0 .. rows - 1 with probability proportional to 1 / (key + 1)^1.05."""
-    weights = 1.0 / np.arange(1, _ROWS.value + 1) ** _ZIPF
+    weights = 1.0 / np.arange(1, rows + 1) ** _ZIPF
     edges = np.cumsum(weights / weights.sum())
-    return np.minimum(np.searchsorted(edges, rng.random(shape)), _ROWS.value - 1)
+    return np.minimum(np.searchsorted(edges, rng.random(shape)), rows - 1)
 
 
-def make_step(rule: Any) -> Any:
-    """Builds a full store and returns a function of one step over a batch of keys."""
-    names = [f"t{i}" for i in range(_TABLES)]
-    specs = [features.FeatureSpec(name, name) for name in names]
-    store = NativeStore([slip.TableConfig(name, _DIM.value) for name in names], rule)
-    every_key = np.tile(np.arange(_ROWS.value)[:, None], (1, _TABLES))
-    store.lookup(features.pack(every_key, specs), specs, training=True, stacked=True)
-    gradient = tf.random.stateless_normal([_BATCH.value, _TABLES, _DIM.value], [0, 0])
+def compare(
+    peers: Mapping[str, Peer], settings: Mapping[str, Any], folder: Path
+) -> tuple[dict[str, list[float]], dict[str, str]]:
+    """Lets the libraries take turns.
 
-    @tf.function
-    def step(keys: tf.Tensor) -> None:
-        rows, plan = store.lookup(features.pack(keys, specs), specs, training=True, stacked=True)
-        with tf.control_dependencies(rows):
-            store.apply_gradients(plan, [gradient])
+    Returns:
+        Per peer the mean milliseconds of a step, turn by turn; and versions.
+    """
+    with contextlib.ExitStack() as stack:
+        workers = {}
+        versions: dict[str, str] = {}
+        for name, peer in peers.items():
+            workers[name] = stack.enter_context(Worker(peer, folder, settings["threads"]))
+            versions.update(workers[name].make(settings))
+        # A step of `fit` is an epoch.
+        steps = {name: 1 if name == "fit" else _STEPS.value for name in peers}
+        for name, worker in workers.items():
+            worker.run(steps[name])
+        found: dict[str, list[float]] = {name: [] for name in peers}
+        for _ in range(_RUNS.value):
+            for name, worker in workers.items():
+                found[name].append(sum(worker.run(steps[name])) / _STEPS.value)
+    return found, versions
 
-    return step
+
+def rows_of(shape: str, rule: str, found: Mapping[str, Sequence[float]]) -> list[str]:
+    """The lines of the table for one comparison."""
+    lines = []
+    for name, runs in found.items():
+        ratios = [theirs / ours for theirs, ours in zip(runs, found["ops"], strict=True)]
+        label = (OURS if name == "ops" else PEERS[name]).label
+        ratio = "" if name == "ops" else f"{statistics.median(ratios):.2f}"
+        every = " ".join(f"{run:.2f}" for run in runs)
+        median = f"{statistics.median(runs):.2f}"
+        lines.append(f"| {shape} | {rule} | {label} | {ratio} | {median} | {every} |")
+    return lines
 
 
-def main(_: Sequence[str]) -> None:
-    """Measures and prints."""
-    rng = np.random.default_rng(0)
-    batches = [tf.constant(k) for k in draw_keys(rng, (_STEPS.value, _BATCH.value, _TABLES))]
-    steps = {rule.rule: make_step(rule) for rule in _RULES}
-    for step in steps.values():
-        step(batches[0])
-    milliseconds: dict[str, list[float]] = {name: [] for name in steps}
-    for _ in range(_RUNS.value):
-        for name, step in steps.items():
-            start = time.perf_counter()
-            for keys in batches:
-                step(keys)
-            seconds = time.perf_counter() - start
-            milliseconds[name].append(1e3 * seconds / len(batches))
-    print(f"{'rule':<16} {'median ms':>9}  runs")
-    for name, runs in milliseconds.items():
-        print(f"{name:<16} {statistics.median(runs):>9.2f}  {' '.join(f'{r:.2f}' for r in runs)}")
-    if _OUTPUT.value:
-        record = {
-            "milliseconds": milliseconds,
-            "settings": {"tables": _TABLES, "rows": _ROWS.value, "dim": _DIM.value,
-                         "batch": _BATCH.value, "steps": _STEPS.value, "zipf": _ZIPF},
-            "threads": tf.config.threading.get_intra_op_parallelism_threads() or "default",
-            "machine": platform.processor() or platform.machine(),
-            "versions": {"tensorflow": tf.__version__, "slipstream_tf": slip.__version__},
-        }  # fmt: skip
-        with open(_OUTPUT.value, "w", encoding="utf-8") as file:
-            json.dump(record, file, indent=2)
+def read_shape(text: str) -> tuple[int, int, int]:
+    """Reads tables x rows x values."""
+    try:
+        tables, rows, dim = (int(part) for part in text.split("x"))
+    except ValueError:
+        raise app.UsageError(f"--shapes: {text!r}. Allowed: e.g. 26x100000x16.") from None
+    return tables, rows, dim
+
+
+def choose(names: Sequence[str], rules: Sequence[str]) -> dict[str, dict[str, Peer]]:
+    """Returns the peers of each rule.
+
+    Raises:
+        app.UsageError: a name is unknown.
+    """
+    for flag, texts, allowed in (("peers", names, PEERS), ("rules", rules, _ALL)):
+        for text in texts:
+            if text not in allowed:
+                raise app.UsageError(f"--{flag}: {text!r}. Allowed: {', '.join(allowed)}.")
+    return {
+        rule: {"ops": OURS, **{name: PEERS[name] for name in names if rule in PEERS[name].rules}}
+        for rule in rules
+    }
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Measures, prints and writes."""
+    if len(arguments) > 1:
+        raise app.UsageError(f"{arguments[1]!r} is no flag. Allowed: --flag=value.")
+    shapes = {text: read_shape(text) for text in _SHAPES.value}
+    peers = choose(_PEERS.value, _RULES.value)
+    folder = Path(_ENVIRONMENTS.value)
+    lines = [
+        "| tables x rows x dim | rule | library | times as long | median ms a step | all turns |",
+        "|---|---|---|---|---|---|",
+    ]
+    runs, versions = [], {}
+    print("\n".join(lines))
+    for text, (tables, rows, dim) in shapes.items():
+        keys = draw_keys(np.random.default_rng(0), rows, (_STEPS.value, _BATCH.value, tables))
+        with tempfile.TemporaryDirectory() as scratch:
+            file = Path(scratch) / "keys.npy"
+            np.save(file, keys.astype(np.int64))
+            for rule, chosen in peers.items():
+                settings = {"tables": tables, "rows": rows, "dim": dim, "batch": _BATCH.value,
+                            "rule": rule, "learning_rate": _RATE, "threads": _THREADS.value,
+                            "keys": str(file)}  # fmt: skip
+                found, told = compare(chosen, settings, folder)
+                versions.update(told)
+                del settings["keys"]
+                runs.append({"settings": settings, "milliseconds": found})
+                lines += rows_of(text, rule, found)
+                print("\n".join(lines[-len(found) :]), flush=True)
+    output = Path(_OUTPUT.value)
+    write_json(
+        str(output / "embedding_step.json"),
+        {"runs": runs, "steps": _STEPS.value, "zipf": _ZIPF, "versions": versions,
+         "machine": machine()},
+    )  # fmt: skip
+    (output / "embedding_step.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -214,6 +214,21 @@ def test_watching_cost_writes_ratios_and_memory(tmp_path: Path) -> None:
 
 
 @needs_sources
+def test_embedding_step_lets_libraries_take_turns(tmp_path: Path) -> None:
+    flags = ["--shapes=2x50x4", "--batch=16", "--steps=3", "--runs=2", f"--output={tmp_path}"]
+    done = run_benchmark("embedding_step.py", *flags, "--peers=fit,keras", "--rules=adagrad")
+    assert done.returncode == 0, done.stderr
+    (found,) = json.loads((tmp_path / "embedding_step.json").read_text())["runs"]
+    assert found["settings"]["rule"] == "adagrad" and found["settings"]["rows"] == 50
+    assert list(found["milliseconds"]) == ["ops", "fit", "keras"]
+    assert all(len(runs) == 2 and min(runs) > 0 for runs in found["milliseconds"].values())
+    table = (tmp_path / "embedding_step.md").read_text()
+    assert table.count("| 2x50x4 | adagrad |") == 3
+    unknown = run_benchmark("embedding_step.py", *flags, "--peers=torch")
+    assert unknown.returncode == 1 and "--peers: 'torch'" in unknown.stdout + unknown.stderr
+
+
+@needs_sources
 def test_stream_compares_predictions_made_before_training(tmp_path: Path) -> None:
     columns = ("user", "article", "environment", "device", "os", "country", "region", "referrer")
     clicks, generator = 3000, np.random.default_rng(0)

@@ -1,0 +1,51 @@
+"""Keras 3's own Embedding layers, a layer a table, with Keras's optimizer."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+os.environ["KERAS_BACKEND"] = "tensorflow"
+
+import keras
+import numpy as np
+import tensorflow as tf
+import worker
+
+_RULES = {"sgd": keras.optimizers.SGD, "adagrad": keras.optimizers.Adagrad}
+
+
+def make(settings: Mapping[str, Any], keys: np.ndarray) -> worker.Step:
+    """Makes the layers; see `worker.serve`."""
+    worker_threads(settings["threads"])
+    tables, dim, batch = settings["tables"], settings["dim"], settings["batch"]
+    layers = [keras.layers.Embedding(settings["rows"], dim) for _ in range(tables)]
+    for layer in layers:
+        layer.build()
+    optimizer = _RULES[settings["rule"]](settings["learning_rate"])
+    variables = [layer.trainable_variables[0].value for layer in layers]
+    optimizer.build([layer.trainable_variables[0] for layer in layers])
+    gradient = tf.random.stateless_normal([batch, tables, dim], [0, 0])
+    batches = [tf.constant(of_batch) for of_batch in keys]
+
+    @tf.function(reduce_retracing=True)
+    def one(of_batch: tf.Tensor) -> None:
+        with tf.GradientTape() as tape:
+            rows = tf.stack([layer(of_batch[:, i]) for i, layer in enumerate(layers)], axis=1)
+        gradients = tape.gradient(rows, variables, gradient)
+        optimizer.apply(gradients, [layer.trainable_variables[0] for layer in layers])
+
+    one(batches[0])
+    return lambda number: one(batches[number])
+
+
+def worker_threads(threads: int) -> None:
+    """Gives TensorFlow so many threads; only before its first op."""
+    if tf.config.threading.get_intra_op_parallelism_threads() != threads:
+        tf.config.threading.set_intra_op_parallelism_threads(threads)
+        tf.config.threading.set_inter_op_parallelism_threads(threads)
+
+
+if __name__ == "__main__":
+    worker.serve(make, {"tensorflow": tf.__version__, "keras": keras.__version__})

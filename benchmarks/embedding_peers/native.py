@@ -1,0 +1,112 @@
+"""slipstream_tf's native store: its two ops in a tf.function, or the Keras layer in `model.fit`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+os.environ["KERAS_BACKEND"] = "tensorflow"
+
+import keras
+import numpy as np
+import tensorflow as tf
+import worker
+
+import slipstream_tf as slip
+from slipstream_tf.ops import features
+from slipstream_tf.stores import NativeStore
+
+_RULES = {
+    "sgd": slip.optimizers.SGD,
+    "adagrad": slip.optimizers.Adagrad,
+    "rowwise_adagrad": slip.optimizers.RowWiseAdagrad,
+    "adam": slip.optimizers.Adam,
+}
+
+
+def _threads(settings: Mapping[str, Any]) -> None:
+    if tf.config.threading.get_intra_op_parallelism_threads() != settings["threads"]:
+        tf.config.threading.set_intra_op_parallelism_threads(settings["threads"])
+        tf.config.threading.set_inter_op_parallelism_threads(settings["threads"])
+
+
+def _store(settings: Mapping[str, Any]) -> tuple[NativeStore, list[features.FeatureSpec]]:
+    """A store that holds all rows."""
+    names = [f"t{i}" for i in range(settings["tables"])]
+    specs = [features.FeatureSpec(name, name) for name in names]
+    rule = _RULES[settings["rule"]](settings["learning_rate"])
+    store = NativeStore([slip.TableConfig(name, settings["dim"]) for name in names], rule)
+    # In an order that is not that of the keys, as keys come in training.
+    every = np.random.default_rng(0).permutation(settings["rows"])
+    for part in np.array_split(every, max(1, len(every) // 50_000)):
+        column = np.tile(part[:, None], (1, len(names)))
+        store.lookup(features.pack(column, specs), specs, training=True, stacked=True)
+    return store, specs
+
+
+def make_ops(settings: Mapping[str, Any], keys: np.ndarray) -> worker.Step:
+    """Makes the tables; see `worker.serve`."""
+    _threads(settings)
+    store, specs = _store(settings)
+    shape = [settings["batch"], settings["tables"], settings["dim"]]
+    gradient = tf.random.stateless_normal(shape, [0, 0])
+    batches = [tf.constant(of_batch) for of_batch in keys]
+
+    @tf.function
+    def one(of_batch: tf.Tensor) -> None:
+        packed = features.pack(of_batch, specs)
+        rows, plan = store.lookup(packed, specs, training=True, stacked=True)
+        with tf.control_dependencies(rows):
+            store.apply_gradients(plan, [gradient])
+
+    one(batches[0])
+    return lambda number: one(batches[number])
+
+
+class GivenGradient(keras.Model):
+    """The layer, and a loss whose gradient is given."""
+
+    def __init__(self, layer: keras.layers.Layer, gradient: tf.Tensor):
+        super().__init__()
+        self.layer, self.gradient = layer, gradient
+
+    def call(self, keys: tf.Tensor, training: bool = False) -> tf.Tensor:
+        return self.layer(keys, training=training)
+
+    def compute_loss(
+        self, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None,
+        training: bool = True,
+    ) -> tf.Tensor:  # fmt: skip
+        return tf.reduce_sum(y_pred * self.gradient)
+
+
+def make_fit(settings: Mapping[str, Any], keys: np.ndarray) -> worker.Step:
+    """Makes a model; a step is an epoch of `fit`, of as many batches as keys has."""
+    _threads(settings)
+    store, specs = _store(settings)
+    layer = slip.keras.EmbeddingCollection(
+        store.tables, store.optimizer, specs, store=store, stacked=True
+    )
+    shape = [settings["batch"], settings["tables"], settings["dim"]]
+    model = GivenGradient(layer, tf.random.stateless_normal(shape, [0, 0]))
+    model.compile(optimizer="sgd", steps_per_execution=len(keys), jit_compile=False)
+    data = tf.data.Dataset.from_tensor_slices(keys).repeat()
+
+    def step(_: int) -> None:
+        model.fit(data, steps_per_epoch=len(keys), verbose=0)
+
+    step(0)
+    return step
+
+
+if __name__ == "__main__":
+    worker.serve(
+        make_fit if "fit" in sys.argv[1:] else make_ops,
+        {
+            "tensorflow": tf.__version__,
+            "keras": keras.__version__,
+            "slipstream_tf": slip.__version__,
+        },
+    )

@@ -1,0 +1,62 @@
+"""A process that makes embedding steps when it is told to, so that libraries can take turns.
+
+Run by embedding_step.py with the Python of the library's own virtual environment; needs NumPy only.
+Commands come as lines of JSON on standard input; answers go, as JSON, to the file descriptor that
+`ANSWERS` in the environment names: libraries print to standard output what they like.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import numpy as np
+
+
+class Step(Protocol):
+    """Looks up one batch, and updates the rows by the gradient of the outputs."""
+
+    def __call__(self, number: int) -> None:
+        """Makes the step with the batch of that number."""
+        ...
+
+
+def serve(
+    make: Callable[[Mapping[str, Any], np.ndarray], Step], versions: Mapping[str, str]
+) -> None:
+    """Answers commands until standard input ends.
+
+    Commands: {"make": settings} with tables, rows, dim, batch, rule, learning_rate, threads and
+    keys (a .npy file, int64 [steps, batch, tables]); {"run": steps}, answered by {"ms": [...]}, the
+    milliseconds of each step.
+
+    Args:
+        make: of settings and keys: the step; rows of all keys are there when it returns.
+        versions: of the libraries.
+    """
+    answers = os.fdopen(int(os.environ["ANSWERS"]), "w", encoding="utf-8")
+
+    def answer(content: Mapping[str, Any]) -> None:
+        print(json.dumps(content), file=answers, flush=True)
+
+    step: Step | None = None
+    batches = 0
+    for line in sys.stdin:
+        command = json.loads(line)
+        if "make" in command:
+            step = None  # The tables before are freed first.
+            keys = np.load(command["make"]["keys"])
+            batches = len(keys)
+            step = make(command["make"], keys)
+            answer({"versions": dict(versions)})
+        elif step is not None:
+            milliseconds = []
+            for number in range(command["run"]):
+                start = time.perf_counter()
+                step(number % batches)
+                milliseconds.append(1e3 * (time.perf_counter() - start))
+            answer({"ms": milliseconds})

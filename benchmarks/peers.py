@@ -1,0 +1,129 @@
+"""Libraries that benchmarks measure beside this one: their virtual environments and processes.
+
+Each peer runs in its own environment, made on first use (pip, from PyPI), as a process that waits
+without taking time until it is told to make steps; see embedding_peers/worker.py.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+import venv
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+# What pip installs, call by call. TFRA's wheel asks for a TensorFlow that has no CPU build of the
+# same version, and torchrec for FBGEMM's GPU build: hence --no-deps.
+ENVIRONMENTS: Mapping[str, Sequence[Sequence[str]]] = {
+    "torch": (
+        ("torch==2.13.0", "fbgemm-gpu-cpu==1.8.0", "numpy"),
+        ("--no-deps", "torchrec==1.8.0"),
+    ),
+    "tfra": (
+        ("tensorflow-cpu==2.16.2", "tf-keras==2.16.0", "setuptools<81", "typeguard<3"),
+        ("--no-deps", "tensorflow-recommenders-addons==0.8.1"),
+    ),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Peer:
+    """A library, or one way to use it.
+
+    Attributes:
+        label: in tables.
+        environment: of `ENVIRONMENTS`; None: the Python that runs the benchmark.
+        program: in embedding_peers/, with its arguments.
+        rules: update rules that it has.
+    """
+
+    label: str
+    environment: str | None
+    program: Sequence[str]
+    rules: Sequence[str]
+
+
+def python_of(environment: str | None, folder: Path) -> str:
+    """Returns an environment's Python; makes the environment if it is not whole.
+
+    Args:
+        environment: of `ENVIRONMENTS`, or None.
+        folder: where environments lie.
+    """
+    if environment is None:
+        return sys.executable
+    home = folder / environment
+    python, done = home / "bin" / "python", home / "installed.json"
+    wanted = [list(call) for call in ENVIRONMENTS[environment]]
+    if done.exists() and json.loads(done.read_text(encoding="utf-8")) == wanted:
+        return str(python)
+    print(f"Making the environment {home}: {wanted}", flush=True)
+    venv.create(home, with_pip=True, clear=True)
+    for call in wanted:
+        subprocess.run([python, "-m", "pip", "install", "--quiet", *call], check=True)
+    done.write_text(json.dumps(wanted), encoding="utf-8")
+    return str(python)
+
+
+class Worker:
+    """A peer's process; a context manager that ends it."""
+
+    def __init__(self, peer: Peer, folder: Path, threads: int):
+        """Starts the process.
+
+        Args:
+            peer: which.
+            folder: where environments lie.
+            threads: that the peer may use.
+        """
+        programs = Path(__file__).resolve().parent / "embedding_peers"
+        answers, told = os.pipe()
+        environment = {
+            **os.environ,
+            "ANSWERS": str(told),
+            "TF_CPP_MIN_LOG_LEVEL": "3",
+            "OMP_NUM_THREADS": str(threads),
+            "PYTHONPATH": os.pathsep.join([str(programs), os.environ.get("PYTHONPATH", "")]),
+        }
+        if peer.environment is not None:
+            environment["PYTHONPATH"] = str(programs)
+        command = [python_of(peer.environment, folder), str(programs / peer.program[0])]
+        self._peer = peer
+        self._process = subprocess.Popen(
+            [*command, *peer.program[1:]],
+            env=environment, text=True, stdin=subprocess.PIPE, stdout=sys.stderr, pass_fds=[told],
+        )  # fmt: skip
+        os.close(told)
+        self._answers = os.fdopen(answers, encoding="utf-8")
+
+    def __enter__(self) -> Worker:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.communicate()
+        self._answers.close()
+
+    def make(self, settings: Mapping[str, Any]) -> dict[str, str]:
+        """Makes tables; returns the versions of what the peer is made of."""
+        return self._ask({"make": dict(settings)})["versions"]
+
+    def run(self, steps: int) -> list[float]:
+        """Makes steps; returns the milliseconds of each."""
+        return self._ask({"run": steps})["ms"]
+
+    def _ask(self, command: Mapping[str, Any]) -> dict[str, Any]:
+        assert self._process.stdin is not None
+        print(json.dumps(command), file=self._process.stdin, flush=True)
+        answer = self._answers.readline()
+        if not answer:
+            code = self._process.wait()
+            raise SystemExit(
+                f"{self._peer.label} ended with code {code} when asked for {command}; what it "
+                "wrote stands above."
+            )
+        return json.loads(answer)
