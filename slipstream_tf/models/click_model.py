@@ -120,6 +120,23 @@ class ClickModel(LossFeedback, keras.Model):
             raise invalid("dense", tuple(dense.shape), f"model {self.name!r}", allowed)
         return dense, inputs["keys"]
 
+    def input_signature(self) -> dict[str, Any]:
+        """Returns the specs of the inputs of a prediction, with one key per feature.
+
+        Returns:
+            {"dense": float32 [None, dense_features], "keys": int64 [None, features], or, where
+            tables have several dimensions, {feature: int64 [None]}}; no "dense" where there are no
+            numbers.
+        """
+        specs = self.embeddings.specs
+        tables = {table.name: table for table in self.embeddings.tables}
+        keys: Any = tf.TensorSpec([None, len(specs)], tf.int64)
+        if len({tables[spec.table].dim for spec in specs}) > 1:
+            keys = {spec.name: tf.TensorSpec([None], tf.int64) for spec in specs}
+        if not self.dense_features:
+            return {"keys": keys}
+        return {"dense": tf.TensorSpec([None, self.dense_features], tf.float32), "keys": keys}
+
     def build(self, input_shape: Any = None) -> None:
         """Does nothing: all weights are created with the model, whose sizes are known then."""
         del input_shape
