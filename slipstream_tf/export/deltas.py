@@ -48,7 +48,9 @@ def delta(
 
     The next delta is since the SavedModel to which this one was applied, or a token of the same
     moment. Of a model, all weights of its other layers are in it, too: they change in every step,
-    and predictions would not fit otherwise. Of an `EmbeddingCollection` by itself, only rows are.
+    and predictions would not fit otherwise; variables that Keras does not count among
+    `model.weights` stay as they were exported. Of an `EmbeddingCollection` by itself, only rows
+    are.
 
     On several ranks all must call it; rank 0 compares and writes.
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from slipstream_tf import TableConfig, export, optimizers
+from slipstream_tf import SaturationConfig, TableConfig, export, optimizers
 from slipstream_tf.distributed import with_next
-from slipstream_tf.keras import EmbeddingCollection
+from slipstream_tf.keras import EmbeddingCollection, Slipstream
 from slipstream_tf.models import TBSM, TimeAttention
 from slipstream_tf.models.interaction import pair_order
 
@@ -205,6 +205,22 @@ def test_next_keys_are_those_of_sequences():
         model.compile("sgd", "binary_crossentropy")
         losses.append(model.fit(with_next(data), shuffle=False, verbose=0).history["loss"])
     assert losses[0] == losses[1]
+
+
+def test_the_engine_takes_a_sequence_as_a_bag():
+    inputs, labels = make_data(640)
+    data = tf.data.Dataset.from_tensor_slices((inputs, labels)).batch(16, drop_remainder=True)
+    model = make_model()
+    model.embeddings.learning_rate = 0.001
+    model.compile("sgd", "binary_crossentropy")
+    config = SaturationConfig(snapshot_interval=5, warmup_steps=10, target_skip=0.5, alpha=0.6)
+    slipstream = Slipstream(model.embeddings, config)
+    trained = slipstream.apply(data)
+    model.fit(trained, callbacks=[slipstream.callback()], shuffle=False, verbose=0)
+    slipstream.end_window()
+    ledger = slipstream.ledger
+    assert ledger.inputs_seen == 640
+    assert 0 < ledger.inputs_skipped < 480
 
 
 def test_attention_weighs_all_steps_without_a_mask():
