@@ -19,6 +19,7 @@ _EXPORTS = {
 }
 _MODULES = (
     "distributed",
+    "export",
     "initializers",
     "inputs",
     "keras",

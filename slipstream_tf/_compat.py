@@ -76,3 +76,18 @@ def tensorflow_variable(value: Any) -> Any:
         return value
     wrapped = getattr(value, "value", None)
     return wrapped if isinstance(wrapped, tf.Variable) else None
+
+
+def layers_in(model: Any) -> list[Any]:
+    """Returns a Keras model or layer and all layers in it, however deep.
+
+    Keras 3 has no public way to all of them: `layers` is of models and one level deep, and
+    `tf.train.TrackableView` does not see those in lists.
+
+    Raises:
+        TypeError: it is neither.
+    """
+    flatten = getattr(model, "_flatten_layers", None)
+    if flatten is None:
+        raise TypeError(f"{model!r} is no Keras model or layer.")
+    return list(flatten(include_self=True, recursive=True))

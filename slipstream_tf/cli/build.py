@@ -12,7 +12,7 @@ from slipstream_tf.cli.settings import Settings
 from slipstream_tf.config import SaturationConfig, TableConfig
 from slipstream_tf.distributed import Communicator, DistributedOptimizer
 from slipstream_tf.keras import EmbeddingCollection
-from slipstream_tf.models import DLRM, DCNv2
+from slipstream_tf.models import DLRM, DCNv2, DeepFM
 
 _compat.require_keras()
 
@@ -95,6 +95,8 @@ def build_model(
     if settings.model == "dlrm":
         bottom = [*settings.bottom, settings.dim]
         model = DLRM(embeddings, num_dense, bottom, [*settings.mlp, 1], **common)
+    elif settings.model == "deepfm":
+        model = DeepFM(embeddings, num_dense, list(settings.mlp), **common)
     else:
         model = DCNv2(
             embeddings, num_dense, settings.cross_layers, deep=list(settings.mlp), **common

@@ -19,10 +19,10 @@ class Preset:
     """Defaults of one data set.
 
     Attributes:
-        model: "dlrm" or "dcn".
+        model: "dlrm", "dcn" or "deepfm".
         dim: values per embedding row.
         bottom: hidden widths of DLRM's bottom MLP, in front of its last layer of `dim` units.
-        mlp: hidden widths of DLRM's top MLP or DCN-v2's deep MLP.
+        mlp: hidden widths of DLRM's top MLP, or DCN-v2's or DeepFM's deep MLP.
         dropout: share of hidden units dropped in training.
         cross_layers: of DCN-v2.
         batch_size: inputs per step.

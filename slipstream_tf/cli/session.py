@@ -39,6 +39,7 @@ from slipstream_tf.cli.totals import (
 )
 from slipstream_tf.distributed import Communicator, even_ends, with_next
 from slipstream_tf.distributed.settings import require_same
+from slipstream_tf.export import saved_model
 from slipstream_tf.inputs.segregation import profile_hot_keys, segregate
 from slipstream_tf.keras import RanksCallback, Slipstream
 from slipstream_tf.saturation.hot_set import snapshot_bytes
@@ -48,7 +49,13 @@ from slipstream_tf.telemetry.run_record import SCHEMA, PhaseClock, machine, vers
 _compat.require_keras()
 
 
-def run(settings: Settings, parts: Parts, clock: PhaseClock, comm: Communicator) -> dict[str, Any]:
+def run(
+    settings: Settings,
+    parts: Parts,
+    clock: PhaseClock,
+    comm: Communicator,
+    export_to: str | None = None,
+) -> dict[str, Any]:
     """Trains and evaluates; with several ranks a collective.
 
     Batch i of the data goes to rank i % size, so that a step of the job is `comm.size` batches in a
@@ -60,6 +67,7 @@ def run(settings: Settings, parts: Parts, clock: PhaseClock, comm: Communicator)
         parts: the data; every rank reads all of it.
         clock: has the time that opening the data took; the other phases are added.
         comm: the ranks. Rank 0 shows progress.
+        export_to: folder for a SavedModel of the trained model, which gives probabilities.
 
     Returns:
         The record: JSON-serialisable, see README.md, "metrics.json". Its numbers are those of all
@@ -67,7 +75,7 @@ def run(settings: Settings, parts: Parts, clock: PhaseClock, comm: Communicator)
 
     Raises:
         UsageError, AgreedError: the model cannot be built from these settings and this data.
-        RunError: training broke off, or inputs got lost.
+        RunError: training broke off, inputs got lost, or the SavedModel could not be written.
     """
     spec = parts.train.spec
     # Rank 0's weights go to all; what differs is which units dropout leaves out.
@@ -132,6 +140,8 @@ def run(settings: Settings, parts: Parts, clock: PhaseClock, comm: Communicator)
             # Every lookup asks the other ranks.
             test = even_ends(test, comm)
         quality = evaluate(model, test, comm)
+    if export_to is not None:
+        _export(model, export_to)
     return {
         "schema": SCHEMA,
         "data": spec.name,
@@ -152,6 +162,14 @@ def run(settings: Settings, parts: Parts, clock: PhaseClock, comm: Communicator)
         "versions": versions(),
         "machine": machine(),
     }
+
+
+def _export(model: Any, path: str) -> None:
+    model.returns_logits = False  # Which training and evaluation are done with.
+    try:
+        saved_model(model, path)
+    except (OSError, ValueError) as error:
+        raise RunError(f"The SavedModel was not written: {error}") from error
 
 
 def _rows(settings: Settings, embeddings: Any, comm: Communicator) -> dict[str, int]:

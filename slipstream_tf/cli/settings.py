@@ -249,9 +249,9 @@ def _refuse_idle_flags(settings: Settings, given: frozenset[str], data_name: str
             idle["wire_warmup_steps"] = "--wire_dtype=bfloat16"
     if data_name != "parquet":
         idle.update(dict.fromkeys(_COLUMNS, "Parquet data"))
-    if settings.model == "dcn":
+    if settings.model != "dlrm":
         idle["bottom"] = "--model=dlrm"
-    else:
+    if settings.model != "dcn":
         idle["cross_layers"] = "--model=dcn"
     if settings.skip == "none":
         is_random = settings.control == "random"

@@ -37,10 +37,10 @@ if TYPE_CHECKING:
 
 RECORD = "metrics.json"
 _PRESET = {
-    "model": (Choice(("dlrm", "dcn")), "the model: DLRM or DCN-v2"),
+    "model": (Choice(("dlrm", "dcn", "deepfm")), "the model: DLRM, DCN-v2 or DeepFM"),
     "dim": (Integer(1, 65536), "values per embedding row"),
     "bottom": (Widths(True), "hidden layers of DLRM's bottom MLP (data with numbers only)"),
-    "mlp": (Widths(True), "hidden layers of DLRM's top MLP, or DCN-v2's deep MLP"),
+    "mlp": (Widths(True), "hidden layers of DLRM's top MLP, or the others' deep MLP"),
     "cross_layers": (Integer(1), "cross layers of DCN-v2"),
     "dropout": (Number(0, 1, open_maximum=True), "share of hidden units dropped in training"),
     "batch_size": (Integer(1, 1 << 24), "inputs per step, of each rank"),
@@ -92,6 +92,8 @@ def make_flags() -> FlagSet:
     )
     flags.add_switch("strict", "a line that cannot be read ends the run, instead of being counted")
     flags.add("output", Text(), None, "folder for metrics.json; without it nothing is written")
+    text = "folder for a SavedModel of the trained model; it needs TensorFlow alone"
+    flags.add("export", Text(), None, text)
     flags.group("Model")
     add_presets("model", "dim", "bottom", "mlp", "cross_layers", "dropout")
     flags.add("store", Choice(("native",)), "native", "what holds the embedding rows")
@@ -191,6 +193,8 @@ def prepare(values: dict[str, Any], given: frozenset[str]) -> _Prepared:
     settings = resolve(values, given, lambda path: data.name_of(path, clock))
     if values["output"] is not None and not launch.rank():
         _make_folder(values["output"])
+    if values["export"] is not None and not launch.rank():
+        _require_free(values["export"])
     # It takes seconds: not for --help or a misspelt flag.
     import_tensorflow()
     _set_threads(settings.threads)
@@ -211,7 +215,7 @@ def carry_out(prepared: _Prepared, comm: Communicator) -> None:
                 f"Flag --bottom does nothing here: {parts.train.spec.name} data has no numbers. "
                 "Allowed: with data that has dense columns."
             )
-    record = session.run(settings, parts, prepared.clock, comm)
+    record = session.run(settings, parts, prepared.clock, comm, values["export"])
     if comm.rank:
         return
     record["flags"] = {name: values[name] for name in sorted(given)}
@@ -269,6 +273,15 @@ def _make_folder(path: str) -> None:
         raise UsageError(f"Invalid flag --output={path}: {error.strerror}. {allowed}") from None
     if not os.access(path, os.W_OK):
         raise UsageError(f"Invalid flag --output={path}: it cannot be written. {allowed}")
+
+
+def _require_free(path: str) -> None:
+    """Refuses a folder that has something in it before the run, not after hours of training."""
+    if os.path.exists(path) and (not os.path.isdir(path) or os.listdir(path)):
+        raise UsageError(
+            f"Invalid flag --export={path}: something is there. Allowed: a folder that is not "
+            "there yet, or is empty."
+        )
 
 
 def _share(part: int, whole: int) -> str:

@@ -1,8 +1,21 @@
-"""Click models over an `EmbeddingCollection`: DLRM and DCN-v2."""
+"""Click models over an `EmbeddingCollection`: DLRM, DCN-v2, DeepFM and TBSM."""
 
 from slipstream_tf.models.dcn import DCNv2
+from slipstream_tf.models.deepfm import DeepFM
 from slipstream_tf.models.dlrm import DLRM
-from slipstream_tf.models.interaction import Cross, pairwise_dots
+from slipstream_tf.models.interaction import Cross, pairwise_dots, sum_of_dots
 from slipstream_tf.models.mlp import MLP
+from slipstream_tf.models.tbsm import TBSM
+from slipstream_tf.models.time_attention import TimeAttention
 
-__all__ = ["DLRM", "MLP", "Cross", "DCNv2", "pairwise_dots"]
+__all__ = [
+    "DLRM",
+    "MLP",
+    "TBSM",
+    "Cross",
+    "DCNv2",
+    "DeepFM",
+    "TimeAttention",
+    "pairwise_dots",
+    "sum_of_dots",
+]

@@ -30,6 +30,9 @@ class ClickModel(LossFeedback, keras.Model):
             scaling.
     """
 
+    # The axes of "dense" in front of the features'.
+    dense_axes: tuple[str, ...] = ("batch",)
+
     def __init__(
         self,
         embeddings: EmbeddingCollection,
@@ -85,16 +88,34 @@ class ClickModel(LossFeedback, keras.Model):
             ValueError: an input is missing, unknown or of another width.
         """
         dense, keys = self._split(inputs)
-        next_keys = self._next_keys(inputs) if training and self.embeddings.prefetch else None
+        vectors = self.look_up(keys, inputs, training)
+        return self.prediction(self.logits(dense, vectors, training))
+
+    def look_up(self, keys: Any, inputs: Mapping[str, Any], training: bool | None) -> Any:
+        """Returns the vectors of keys in the compute dtype, as `logits` takes them.
+
+        Args:
+            keys: as `EmbeddingCollection` takes them.
+            inputs: of the model; they have the next keys, in training with prefetch.
+            training: whether to train the embeddings.
+        """
+        next_keys = self.next_keys(inputs) if training and self.embeddings.prefetch else None
         vectors = self.embeddings(keys, training=training, next_inputs=next_keys)
         if isinstance(vectors, Mapping):
-            vectors = [tf.cast(vector, self.compute_dtype) for vector in vectors.values()]
-        else:
-            vectors = tf.cast(vectors, self.compute_dtype)
-        logits = tf.cast(self.logits(dense, vectors, training), tf.float32)
+            return [tf.cast(vector, self.compute_dtype) for vector in vectors.values()]
+        return tf.cast(vectors, self.compute_dtype)
+
+    def prediction(self, logits: Any) -> tf.Tensor:
+        """Returns logits [batch, 1] as the model gives them, float32."""
+        logits = tf.cast(logits, tf.float32)
         return logits if self.returns_logits else tf.sigmoid(logits)
 
-    def _next_keys(self, inputs: Mapping[str, Any]) -> Any:
+    def next_keys(self, inputs: Mapping[str, Any]) -> Any:
+        """Returns the keys of the next batch, as `EmbeddingCollection` takes them.
+
+        Raises:
+            ValueError: there are none among the inputs.
+        """
         if NEXT_KEYS not in inputs:
             allowed = (
                 f"{NEXT_KEYS!r}, too, in training with prefetch=True: put the data through "
@@ -102,6 +123,19 @@ class ClickModel(LossFeedback, keras.Model):
             )
             raise invalid("inputs", sorted(inputs), f"model {self.name!r}", allowed)
         return inputs[NEXT_KEYS]
+
+    def one_dim(self, cause: str) -> int:
+        """Returns the dimension of all features' tables.
+
+        Raises:
+            ValueError: there are several.
+        """
+        tables = {table.name: table for table in self.embeddings.tables}
+        dims = {spec.name: tables[spec.table].dim for spec in self.embeddings.specs}
+        if len(set(dims.values())) > 1:
+            allowed = f"one dimension for all features ({cause} need it)"
+            raise invalid("dim", dims, type(self).__name__, allowed)
+        return next(iter(dims.values()))
 
     def _split(self, inputs: Any) -> tuple[Any, Any]:
         expected = ["dense", "keys"] if self.dense_features else ["keys"]
@@ -113,12 +147,30 @@ class ClickModel(LossFeedback, keras.Model):
         if not self.dense_features:
             return None, inputs["keys"]
         dense = inputs["dense"]
-        if len(dense.shape) != 2 or dense.shape[1] not in (None, self.dense_features):
+        shape = (*self.dense_axes, self.dense_features)
+        if len(dense.shape) != len(shape) or dense.shape[-1] not in (None, shape[-1]):
             allowed = (
-                f"[batch, {self.dense_features}], as dense_features={self.dense_features} says"
+                f"[{', '.join(map(str, shape))}], as dense_features={self.dense_features} says"
             )
             raise invalid("dense", tuple(dense.shape), f"model {self.name!r}", allowed)
         return dense, inputs["keys"]
+
+    def input_signature(self) -> dict[str, Any]:
+        """Returns the specs of the inputs of a prediction, with one key per feature.
+
+        Returns:
+            {"dense": float32 [None, dense_features], "keys": int64 [None, features], or, where
+            tables have several dimensions, {feature: int64 [None]}}; no "dense" where there are no
+            numbers.
+        """
+        specs = self.embeddings.specs
+        tables = {table.name: table for table in self.embeddings.tables}
+        keys: Any = tf.TensorSpec([None, len(specs)], tf.int64)
+        if len({tables[spec.table].dim for spec in specs}) > 1:
+            keys = {spec.name: tf.TensorSpec([None], tf.int64) for spec in specs}
+        if not self.dense_features:
+            return {"keys": keys}
+        return {"dense": tf.TensorSpec([None, self.dense_features], tf.float32), "keys": keys}
 
     def build(self, input_shape: Any = None) -> None:
         """Does nothing: all weights are created with the model, whose sizes are known then."""

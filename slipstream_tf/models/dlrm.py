@@ -53,7 +53,7 @@ class DLRM(ClickModel):
         require_dropout(dropout, "DLRM")
         self.bottom_widths, self.top_widths = tuple(bottom), tuple(top)
         self.dropout = float(dropout)
-        dim = self._dim()
+        dim = self.one_dim("dots")
         if self.top_widths[-1] != 1:
             raise invalid("top", list(top), "DLRM", "a list that ends with 1, the logit")
         if dense_features and self.bottom_widths[-1] != dim:
@@ -77,13 +77,6 @@ class DLRM(ClickModel):
         )
         self.top.build((None, vectors * (vectors - 1) // 2 + (dim if dense_features else 0)))
         self.built = True
-
-    def _dim(self) -> int:
-        tables = {table.name: table for table in self.embeddings.tables}
-        dims = {spec.name: tables[spec.table].dim for spec in self.embeddings.specs}
-        if len(set(dims.values())) > 1:
-            raise invalid("dim", dims, "DLRM", "one dimension for all features (dots need it)")
-        return next(iter(dims.values()))
 
     def logits(self, dense: Any, vectors: list[Any] | Any, training: bool | None) -> Any:
         """Returns [batch, 1]; see `ClickModel.logits`."""

@@ -1,4 +1,4 @@
-"""How click models combine features: DLRM's pairwise dots and DCN-v2's cross layers."""
+"""How click models combine features: dots of pairs (DLRM, DeepFM), cross layers (DCN-v2)."""
 
 from __future__ import annotations
 
@@ -46,6 +46,23 @@ def pair_order(count: int) -> list[tuple[int, int]]:
         pairs += [(row, column) for column in range(row)]
         pairs += [(count - row, count - 1 - column) for column in range(row, count)]
     return pairs[: count * (count - 1) // 2]
+
+
+def sum_of_dots(vectors: tf.Tensor) -> tf.Tensor:
+    """Sums the dot products of all pairs of different vectors, each pair once.
+
+    Half of the square of their sum less the sum of their squares (Rendle, "Factorization
+    machines", ICDM 2010, lemma 3.1): no pair is formed.
+
+    Args:
+        vectors: [batch, n, dim].
+
+    Returns:
+        [batch, 1].
+    """
+    square = tf.square(tf.reduce_sum(vectors, axis=1))
+    squares = tf.reduce_sum(tf.square(vectors), axis=1)
+    return 0.5 * tf.reduce_sum(square - squares, axis=1, keepdims=True)
 
 
 @keras.saving.register_keras_serializable(package="slipstream_tf")

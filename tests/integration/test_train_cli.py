@@ -127,6 +127,22 @@ def test_epochs_limits_tracking_and_a_step_warmup(run_train: Train) -> None:
     assert any(w["threshold"] > 0 for w in record["windows"])
 
 
+def test_deepfm_and_an_export(run_train: Train, tmp_path: Path) -> None:
+    import tensorflow as tf
+
+    record = run_train(
+        "--data=generated:1800", "--model=deepfm", "--mlp=8", "--dim=3", "--batch_size=500",
+        f"--export={tmp_path / 'served'}",
+    )  # fmt: skip
+    assert record["settings"]["model"] == "deepfm"
+    served = tf.saved_model.load(str(tmp_path / "served")).signatures["serving_default"]
+    specs = served.structured_input_signature[1]
+    batch = {name: tf.zeros([3, *spec.shape[1:]], spec.dtype) for name, spec in specs.items()}
+    outputs = served(**batch)["outputs"].numpy()
+    assert outputs.shape == (3, 1)
+    assert ((outputs > 0) & (outputs < 1)).all()
+
+
 def test_deferred_gradients_of_simulated_ranks(run_train: Train) -> None:
     record = run_train(
         *SMALL, "--max_inputs=9000", "--skip=defer", "--simulated_ranks=4", "--defer_movement=0.01",
@@ -205,7 +221,7 @@ def test_an_engine_flag_that_does_nothing_is_refused(
         (("--data=generated", "--alpha=2"), ("--alpha=2", "> 0 and <= 1")),
         (("--data=generated", "--target_skip=1.5"), ("--target_skip=1.5", ">= 0 and <= 1")),
         (("--data=generated", "--epochs=many"), ("--epochs=many", "an integer >= 1")),
-        (("--data=generated", "--model=mlp"), ("--model=mlp", "dlrm, dcn")),
+        (("--data=generated", "--model=mlp"), ("--model=mlp", "dlrm, dcn, deepfm")),
         (("--data=generated", "--dropout=1"), ("--dropout=1", "< 1")),
         (("--data=generated", "--mlp=64-x"), ("--mlp=64-x", "256-128")),
         (("--data=generated", "--warmup=nan"), ("--warmup=nan", "<= 1")),
@@ -216,6 +232,9 @@ def test_an_engine_flag_that_does_nothing_is_refused(
         (("--data=generated", "--skip=inputs", "--warmup=0.1", "--warmup_steps=1"), ("exclude",)),
         (("--data=generated", "--target_skip=0.4"), ("--target_skip", "a --skip other than none")),
         (("--data=generated", "--model=dcn", "--bottom=4"), ("--bottom", "--model=dlrm")),
+        (("--data=generated", "--model=deepfm", "--bottom=4"), ("--bottom", "--model=dlrm")),
+        (("--data=generated", "--model=deepfm", "--cross_layers=4"), ("--cross_layers",)),
+        (("--data=generated", f"--export={Path(__file__).parent}"), ("--export=", "is there")),
         (("--data=generated", "--cross_layers=4"), ("--cross_layers", "--model=dcn")),
         (("--data=generated", "--skip=inputs", "--track"), ("--track", "--skip=none")),
         (("--data=generated", "--key_columns=a"), ("--key_columns", "Parquet")),

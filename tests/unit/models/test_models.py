@@ -1,4 +1,4 @@
-"""DLRM and DCN-v2: values, inputs, errors, precision, saving, training."""
+"""DLRM, DCN-v2 and DeepFM: values, inputs, errors, precision, saving, training."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import tensorflow as tf
 from slipstream_tf import TableConfig, optimizers
 from slipstream_tf.distributed import with_next
 from slipstream_tf.keras import EmbeddingCollection
-from slipstream_tf.models import DLRM, MLP, DCNv2
+from slipstream_tf.models import DLRM, MLP, DCNv2, DeepFM
 from slipstream_tf.models.interaction import pair_order
 
 FIELDS = 3
@@ -35,7 +35,11 @@ def make_dcn(dense=DENSE, embeddings=None, **kwargs):
     return DCNv2(embeddings or make_embeddings(), dense, **{"deep": [8, 4], **kwargs})
 
 
-MODELS = {"dlrm": make_dlrm, "dcn": make_dcn}
+def make_deepfm(dense=DENSE, embeddings=None, **kwargs):
+    return DeepFM(embeddings or make_embeddings(), dense, **{"deep": [8, 4], **kwargs})
+
+
+MODELS = {"dlrm": make_dlrm, "dcn": make_dcn, "deepfm": make_deepfm}
 
 
 def make_data(count=64, dense=DENSE):
@@ -73,6 +77,27 @@ def test_dcn_against_numpy():
     head, head_bias = (w.numpy() for w in model.head.weights)
     expected = (start * (start @ kernel + bias) + start) @ head + head_bias
     np.testing.assert_allclose(model(inputs), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("dense", [0, DENSE])
+def test_deepfm_against_numpy(dense):
+    model = make_deepfm(dense, deep=[], returns_logits=True)
+    inputs, _ = make_data(dense=dense)
+    rows = model.embeddings(inputs["keys"]).numpy()
+    weights, factors = rows[:, :, 0], rows[:, :, 1:]
+    deep = factors.reshape(len(rows), -1)
+    expected = weights.sum(axis=1, keepdims=True)
+    if dense:
+        numbers = inputs["dense"]
+        expected = expected + numbers @ model.linear.weights[0].numpy()
+        own = numbers[:, :, None] * model.factors.numpy()
+        factors = np.concatenate([factors, own], axis=1)
+        deep = np.concatenate([deep, numbers], axis=1)
+    for i in range(factors.shape[1]):
+        for j in range(i):
+            expected = expected + (factors[:, i] * factors[:, j]).sum(axis=1, keepdims=True)
+    kernel, bias = (w.numpy() for w in model.deep.weights)
+    np.testing.assert_allclose(model(inputs), expected + deep @ kernel + bias, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -217,6 +242,9 @@ def test_symbolic_use():
         (lambda: make_dcn(cross_layers=0), "Invalid `depth`: 0"),
         (lambda: make_dcn(rank=14), "Invalid `rank`: 14 .*below the input's width 14"),
         (lambda: make_dcn(deep=[-3]), "Invalid `deep`: -3"),
+        (lambda: make_deepfm(deep=[0]), "Invalid `deep`: 0"),
+        (lambda: make_deepfm(embeddings=make_embeddings((4, 4, 8))), "Invalid `dim`: "),
+        (lambda: make_deepfm(embeddings=make_embeddings((1, 1))), "Invalid `dim`: 1 for DeepFM"),
         (lambda: MLP([]), "Invalid `widths`"),
     ],
 )

@@ -1,0 +1,205 @@
+"""The rows of a model's tables. In: a model or layer on any rank. Out: arrays, on rank 0."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import numpy as np
+import tensorflow as tf
+
+from slipstream_tf import _compat
+from slipstream_tf.config import TableConfig
+from slipstream_tf.errors import invalid
+
+Result = TypeVar("Result")
+
+
+@dataclasses.dataclass(frozen=True)
+class TableRows:
+    """Keys and rows of a table at one time.
+
+    Attributes:
+        name: of the table; "layer/table" where two layers have a table of this name.
+        config: of the table.
+        keys: int64 [n], ascending.
+        rows: float32 [n, dim].
+        step: updates of the table until then.
+    """
+
+    name: str
+    config: TableConfig
+    keys: np.ndarray
+    rows: np.ndarray
+    step: int
+
+    @property
+    def digest(self) -> str:
+        """32 hexadecimal digits, which two tables share only if keys and rows are the same."""
+        hashed = hashlib.blake2b(digest_size=16)
+        hashed.update(np.ascontiguousarray(self.keys, "<i8").data)
+        hashed.update(np.ascontiguousarray(self.rows, "<f4").data)
+        return hashed.hexdigest()
+
+
+@dataclasses.dataclass(frozen=True)
+class Token:
+    """What the rows were when `token` was called, for a later `delta`.
+
+    It is a copy: 8 + 4 * dim bytes per row, on rank 0; empty on other ranks.
+
+    Attributes:
+        tables: in the order of the layers and their tables.
+    """
+
+    tables: tuple[TableRows, ...]
+
+
+def token(model: Any, keys: Mapping[str, Any] | None = None) -> Token:
+    """Remembers the rows of a model's tables; of several ranks, all take part.
+
+    Args:
+        model: a model with an `EmbeddingCollection` anywhere, or such a layer.
+        keys: as for `saved_model`.
+
+    Returns:
+        The token, to be given to `delta` as `since`.
+
+    Raises:
+        ValueError: there is no such layer, or `keys` names a table that is not there.
+    """
+    return Token(tuple(collect(model, keys) or ()))
+
+
+def layers_of(model: Any) -> list[Any]:
+    """Returns the layers with embedding tables in a model, or the layer that it is.
+
+    Raises:
+        ValueError: there is none.
+    """
+    allowed = "a Keras model with a slipstream_tf.keras.EmbeddingCollection, or such a layer"
+    try:
+        parts = _compat.layers_in(model)
+    except TypeError as error:
+        raise invalid("model", model, "an export", allowed) from error
+    found = [part for part in parts if hasattr(getattr(part, "store", None), "export_table")]
+    if not found:
+        raise invalid("model", model, "an export", allowed)
+    return found
+
+
+def table_names(layers: list[Any]) -> list[tuple[Any, TableConfig, str]]:
+    """Returns (layer, table, name) of all tables of some layers.
+
+    Raises:
+        ValueError: two layers of one name have tables of one name.
+    """
+    listed = [(layer, table) for layer in layers for table in layer.tables]
+    times = Counter(table.name for _, table in listed)
+    named = [
+        (layer, table, table.name if times[table.name] == 1 else f"{layer.name}/{table.name}")
+        for layer, table in listed
+    ]
+    twice = [name for name, count in Counter(n for _, _, n in named).items() if count > 1]
+    if twice:
+        raise invalid("tables", twice, "an export", "layers of different names, or other tables")
+    return named
+
+
+def collect(model: Any, keys: Mapping[str, Any] | None) -> list[TableRows] | None:
+    """Copies the rows of a model's tables; held gradients are applied first.
+
+    Of several ranks, all take part. Rows that are spread over ranks are sent to rank 0, which must
+    have memory for them.
+
+    Args:
+        model: a model or layer.
+        keys: table name -> int64 [n], of the keys wanted; None, or a table not named: all.
+
+    Returns:
+        The tables in order; None on other ranks than 0.
+
+    Raises:
+        ValueError: see `token`.
+    """
+    named = table_names(layers_of(model))
+    wanted = {name: _wanted(name, some) for name, some in (keys or {}).items()}
+    unknown = sorted(set(wanted) - {name for _, _, name in named})
+    if unknown:
+        allowed = "tables " + ", ".join(repr(name) for _, _, name in named)
+        raise invalid("keys", unknown, "an export", allowed)
+    for layer in layers_of(model):
+        layer.store.flush()
+    collected = []
+    for index, (layer, config, name) in enumerate(named):
+        comm: Any = getattr(layer.store, "comm", None)
+        is_alone = comm is None or comm.size == 1
+        is_spread = not is_alone and hasattr(layer.store, "owners")
+        if not is_alone and not is_spread and comm.rank > 0:
+            continue  # Rank 0 has the same rows.
+        part = _read(layer.store, config, name, wanted.get(name))
+        if is_spread:
+            part = _sent_to_first(comm, part, f"slipstream_export.{index}")
+        if is_alone or comm.rank == 0:
+            collected.append(part)
+    return collected if collected else None
+
+
+def _wanted(table: str, keys: Any) -> np.ndarray:
+    keys = np.asarray(keys)
+    if keys.ndim != 1 or (keys.size and keys.dtype.kind not in "iu"):
+        place = f"table {table!r} of an export"
+        raise invalid("keys", f"{keys.dtype} {list(keys.shape)}", place, "integers of shape [n]")
+    return np.unique(keys.astype(np.int64))
+
+
+def _read(store: Any, config: TableConfig, name: str, wanted: np.ndarray | None) -> TableRows:
+    contents = store.export_table(config.name)
+    keys, rows = np.asarray(contents["keys"]), np.asarray(contents["rows"])
+    if wanted is not None:
+        is_wanted = np.isin(keys, wanted, assume_unique=True)
+        keys, rows = keys[is_wanted], rows[is_wanted]
+    return TableRows(name, config, keys, rows, int(contents["steps"][0]))
+
+
+def _sent_to_first(comm: Any, part: TableRows, name: str) -> TableRows:
+    splits = tf.constant([part.keys.size] + [0] * (comm.size - 1), tf.int32)
+    keys, _ = comm.exchange(tf.constant(part.keys), splits, "keys", f"{name}.keys")
+    rows, _ = comm.exchange(tf.constant(part.rows), splits, "rows", f"{name}.rows")
+    order = np.argsort(keys.numpy(), kind="stable")
+    return dataclasses.replace(part, keys=keys.numpy()[order], rows=rows.numpy()[order])
+
+
+def on_rank_zero(model: Any, work: Callable[[], Result], what: str) -> Result | None:
+    """Does what one rank of a model's job does for all; they wait for it.
+
+    Args:
+        model: a model or layer.
+        work: on rank 0.
+        what: "write ...", for the error of the others.
+
+    Returns:
+        What `work` returned; None on other ranks.
+
+    Raises:
+        RuntimeError: on other ranks: rank 0 failed. It raises its own error.
+    """
+    comms = [getattr(layer.store, "comm", None) for layer in layers_of(model)]
+    comm = max(comms, key=lambda c: 1 if c is None else c.size)
+    if comm is None or comm.size == 1:
+        return work()
+    result, error = None, None
+    if comm.rank == 0:
+        try:
+            result = work()
+        except Exception as failure:  # Raised below, when the others know of it.
+            error = failure
+    failed = comm.sum(tf.constant(int(error is not None)), "control", "slipstream_export.done")
+    if error is not None:
+        raise error
+    if int(failed):
+        raise RuntimeError(f"Rank 0 could not {what}: see its error.")
+    return result

@@ -1,0 +1,138 @@
+"""Writes a model as a SavedModel that needs neither this package nor its op library."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+
+from slipstream_tf import _compat
+from slipstream_tf.errors import invalid
+from slipstream_tf.export import files, signatures
+from slipstream_tf.export.rows import TableRows, collect, layers_of, on_rank_zero, table_names
+from slipstream_tf.export.serving import ServedTable, ServingStore
+
+
+def saved_model(
+    model: Any,
+    path: str | os.PathLike[str],
+    keys: Mapping[str, Any] | None = None,
+    signature: Any = None,
+) -> None:
+    """Writes a SavedModel that TensorFlow alone can load and serve.
+
+        slip.export.saved_model(model, "served/1")
+        tf.saved_model.load("served/1").signatures["serving_default"](dense=..., keys=...)
+
+    Its predictions are those of `model(inputs, training=False)`: rows are in hash tables of
+    TensorFlow's, and a key without a row gets the row that its table's initializer would start it
+    with, as in the layer. Gradients that are held back are applied before the rows are copied.
+    Optimizers and their slots are not in it. While it writes, it needs memory for the rows about
+    four times, and for the slots once.
+
+    The SavedModel has the function `serve`, which takes what the model takes, and the signature
+    "serving_default" of named tensors: nested names are joined by "_" ("keys_user"), a ragged input
+    is two tensors, "NAME" (its flat values) and "NAME_row_splits". A model that gives one tensor
+    gives "outputs".
+
+    On several ranks all must call it; rank 0 writes. Rows of sharded tables are sent to rank 0,
+    which needs memory for all of them.
+
+    Args:
+        model: a Keras model with one `EmbeddingCollection` or more anywhere, of `slip.models` or
+            one's own, or such a layer by itself. It is called with `training=False`.
+        path: folder to be written; not there yet, or empty.
+        keys: table name -> keys, int64 [n], whose rows are exported, e.g. the hot ones of
+            `store.hot_keys`; a table not named is exported whole. Other keys get their initial row,
+            as if they had never been trained. Tables of one name in several layers are
+            "layer/table".
+        signature: tf.TensorSpec and tf.RaggedTensorSpec nested like the model's inputs, or a batch
+            of inputs whose specs are taken (batch dimension None). None: those of the model's
+            `input_signature()` (the click models: a number per dense feature and one key per
+            feature) or of its symbolic inputs.
+
+    Raises:
+        ValueError: the model has no embedding tables or does not tell its inputs, `keys` names an
+            unknown table, something is at `path`, or the graph has ops of this package all the same
+            (the model's `call` is a `tf.function` that was traced before).
+    """
+    tables = collect(model, keys)
+    on_rank_zero(
+        model, lambda: _write(model, tables or [], path, signature), f"write {os.fspath(path)}"
+    )
+
+
+def _write(model: Any, tables: list[TableRows], path: str | os.PathLike[str], given: Any) -> None:
+    target = files.require_new(path, "saved_model")
+    specs = signatures.resolve(model, given)
+    served = [ServedTable(table.config, table.keys, table.rows) for table in tables]
+    root = tf.Module()
+    root.tables = served
+    root.weights = [_compat.tensorflow_variable(weight) for weight in model.weights]
+
+    @tf.function(input_signature=[specs])
+    def serve(inputs: Any) -> Any:
+        return model(inputs, training=False)
+
+    @tf.function
+    def serve_flat(**inputs: tf.Tensor) -> dict[str, tf.Tensor]:
+        return signatures.named_outputs(serve(signatures.nested(specs, inputs)))
+
+    def write(folder: Path) -> None:
+        # TensorFlow traces anew where it writes, too.
+        with _served_by(model, served):
+            flat = serve_flat.get_concrete_function(**signatures.flat_specs(specs))
+            root.serve = serve
+            _refuse_own_ops(flat)
+            _track_rest(root, model, flat)
+            tf.saved_model.save(root, str(folder), signatures={"serving_default": flat})
+        files.write_manifest(folder, files.manifest_of(tables, files.weight_entries(root.weights)))
+
+    files.write_whole(target, write)
+
+
+@contextlib.contextmanager
+def _served_by(model: Any, served: list[ServedTable]) -> Iterator[None]:
+    """Gives the model's layers stores of TensorFlow's own ops while it is traced."""
+    layers = layers_of(model)
+    of_layer: dict[int, list[ServedTable]] = {id(layer): [] for layer in layers}
+    for (layer, _, _), table in zip(table_names(layers), served, strict=True):
+        of_layer[id(layer)].append(table)
+    stores = [layer.store for layer in layers]
+    try:
+        for layer in layers:
+            layer.store = ServingStore(of_layer[id(layer)])
+        yield
+    finally:
+        for layer, store in zip(layers, stores, strict=True):
+            layer.store = store
+
+
+def _refuse_own_ops(traced: Any) -> None:
+    graph = traced.graph.as_graph_def()
+    nodes = [node for function in graph.library.function for node in function.node_def]
+    own = sorted({node.op for node in [*graph.node, *nodes] if node.op.startswith("Slipstream")})
+    if own:
+        allowed = (
+            "a model whose call is no tf.function of its own (a graph that was traced in training "
+            "keeps its ops): decorate the training step instead"
+        )
+        raise invalid("model", own, "a SavedModel with ops of slipstream_tf", allowed)
+
+
+def _track_rest(root: Any, model: Any, traced: Any) -> None:
+    """Keeps what the graph reads besides tables and weights: variables, a user's lookup tables."""
+    known = {v.ref() for v in root.weights}
+    known |= {v.ref() for table in root.tables for v in (table.keys, table.rows)}
+    root.others = [v for v in traced.graph.variables if v.ref() not in known]
+    parts = [
+        part
+        for layer in _compat.layers_in(model)
+        for part in tf.train.TrackableView(layer).descendants()
+        if isinstance(part, tf.saved_model.experimental.TrackableResource)
+    ]
+    root.resources = list({id(part): part for part in parts}.values())

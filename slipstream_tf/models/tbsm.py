@@ -1,0 +1,185 @@
+"""TBSM: a vector per step of a sequence, attention over time, and a top MLP."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from slipstream_tf.errors import invalid
+from slipstream_tf.keras.embedding_collection import EmbeddingCollection
+from slipstream_tf.models.click_model import ClickModel
+from slipstream_tf.models.interaction import pairwise_dots
+from slipstream_tf.models.mlp import MLP, require_dropout, require_widths
+from slipstream_tf.models.time_attention import TimeAttention
+from slipstream_tf.ops.features import PADDING_KEY
+
+
+@keras.saving.register_keras_serializable(package="slipstream_tf")
+class TBSM(ClickModel):
+    """Time-based sequence model (Ishkhanov et al., arXiv:2008.11922).
+
+    An input is a sequence of steps, such as the items that a user looked at; the last step is the
+    item whose click is predicted, the ones before are its history. Every step goes, as in DLRM,
+    through the tables and the bottom MLP; the vectors and the dots of their pairs go through the
+    step MLP, and its output is scaled to length 1. `TimeAttention` weighs the history by its
+    likeness to the last step; last step and contexts go through the top MLP.
+
+    Inputs. {"keys": {feature: int64 [batch, steps]}}, one key per feature and step, the same number
+    of steps for all features. Where sequences have several lengths, steps that are not there have
+    the key -1 in all features, before or behind the others (or each feature is a RaggedTensor
+    [batch, None]). The last step that is there is the one that is scored. What stays the same over
+    time, such as the user, is repeated at each step. With `dense_features`, "dense" is float
+    [batch, steps, dense_features]. To the saturation engine a sequence is a bag: its keys are the
+    keys of the input. The tables' combiners do nothing here.
+
+    Seed with `keras.utils.set_random_seed` before building it.
+
+    Args:
+        embeddings: tables of one dimension.
+        dense_features: numeric features per step, 0 or more.
+        bottom: widths of the bottom MLP; the last one equals the tables' dimension. Not used
+            without numbers.
+        step: widths of the step MLP; the last one is the length of a step's vector.
+        heads: of the attention, 1 or more.
+        top: widths of the top MLP; the last one is 1, the logit.
+        dropout: share of units dropped after each hidden layer of the top MLP, 0 to below 1.
+        returns_logits: whether the output is a logit instead of a probability.
+        **kwargs: of `keras.Model`: name, dtype, trainable.
+
+    Raises:
+        ValueError: widths that do not fit, or tables of several dimensions.
+    """
+
+    dense_axes = ("batch", "steps")
+
+    def __init__(
+        self,
+        embeddings: EmbeddingCollection,
+        dense_features: int = 0,
+        bottom: Sequence[int] = (16,),
+        step: Sequence[int] = (64, 16),
+        heads: int = 1,
+        top: Sequence[int] = (60, 1),
+        dropout: float = 0.0,
+        returns_logits: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(embeddings, dense_features, returns_logits, **kwargs)
+        require_widths("bottom", bottom, "TBSM", may_be_empty=not dense_features)
+        require_widths("step", step, "TBSM", may_be_empty=False)
+        require_widths("top", top, "TBSM", may_be_empty=False)
+        require_dropout(dropout, "TBSM")
+        self.bottom_widths, self.step_widths = tuple(bottom), tuple(step)
+        self.top_widths, self.dropout = tuple(top), float(dropout)
+        dim = self.one_dim("dots")
+        if self.top_widths[-1] != 1:
+            raise invalid("top", list(top), "TBSM", "a list that ends with 1, the logit")
+        if dense_features and self.bottom_widths[-1] != dim:
+            allowed = f"a list that ends with {dim}, the dim of the embedding tables"
+            raise invalid("bottom", list(bottom), "TBSM", allowed)
+        self.bottom = None
+        if dense_features:
+            self.bottom = MLP(self.bottom_widths, name="bottom", dtype=self.dtype_policy)
+            self.bottom.build((None, dense_features))
+        vectors = len(embeddings.specs) + (1 if dense_features else 0)
+        self.step = MLP(self.step_widths, last_is_linear=True, name="step", dtype=self.dtype_policy)
+        self.step.build((None, vectors * dim + vectors * (vectors - 1) // 2))
+        width = self.step_widths[-1]
+        self.attention = TimeAttention(heads, name="attention", dtype=self.dtype_policy)
+        self.attention.build((None, width))
+        self.top = MLP(
+            self.top_widths,
+            last_is_linear=True,
+            dropout=self.dropout,
+            name="top",
+            dtype=self.dtype_policy,
+        )
+        self.top.build((None, (1 + heads) * width))
+        self.built = True
+
+    def call(self, inputs: Mapping[str, Any], training: bool | None = None) -> tf.Tensor:
+        """Predicts clicks on the last steps.
+
+        Args:
+            inputs: see the class; "id", "skippable" and "next_keys" as for other click models.
+            training: whether to train the embeddings and to drop units.
+
+        Returns:
+            Probabilities (or logits), float32 [batch, 1] whatever the dtype policy.
+
+        Raises:
+            ValueError: an input is missing, unknown or of another shape.
+        """
+        dense, keys = self._split(inputs)
+        keys = _padded(keys, self.name)
+        is_there = tf.reduce_any([part != PADDING_KEY for part in keys.values()], axis=0)
+        vectors = self.look_up(_one_per_row(keys), inputs, training)
+        steps = tf.shape(is_there)
+        vectors = self._step_vectors(dense, tf.stack(vectors, axis=1), training)
+        vectors = tf.reshape(vectors, [steps[0], steps[1], self.step_widths[-1]])
+        # The last step that is there; of an input without any, one that is not.
+        last = steps[1] - 1 - tf.argmax(is_there[:, ::-1], axis=1, output_type=tf.int32)
+        scored = tf.gather(vectors, last, batch_dims=1)
+        is_history = is_there & (tf.range(steps[1]) < last[:, tf.newaxis])
+        contexts = self.attention(scored, vectors, is_history)
+        logits = self.top(tf.concat([scored, contexts], axis=1), training=training)
+        return self.prediction(logits)
+
+    def _step_vectors(self, dense: Any, vectors: Any, training: bool | None) -> Any:
+        """Returns vectors of length 1, [batch * steps, width]."""
+        if self.bottom is not None:
+            numbers = tf.reshape(dense, [-1, self.dense_features])
+            bottom = self.bottom(numbers, training=training)
+            vectors = tf.concat([bottom[:, tf.newaxis], vectors], axis=1)
+        parts = [tf.reshape(vectors, [-1, vectors.shape[1] * vectors.shape[2]])]
+        if vectors.shape[1] > 1:
+            parts.append(pairwise_dots(vectors))
+        outputs = self.step(tf.concat(parts, axis=1), training=training)
+        return tf.math.l2_normalize(tf.cast(outputs, self.compute_dtype), axis=1)
+
+    def next_keys(self, inputs: Mapping[str, Any]) -> Any:
+        """Returns the next batch's keys, one per step; see `ClickModel.next_keys`."""
+        return _one_per_row(_padded(super().next_keys(inputs), self.name))
+
+    def input_signature(self) -> dict[str, Any]:
+        """Returns the specs of the inputs of a prediction: padded sequences of any length."""
+        keys = {s.name: tf.TensorSpec([None, None], tf.int64) for s in self.embeddings.specs}
+        if not self.dense_features:
+            return {"keys": keys}
+        dense = tf.TensorSpec([None, None, self.dense_features], tf.float32)
+        return {"dense": dense, "keys": keys}
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns a JSON-serialisable dictionary for `from_config`; no weights or rows in it."""
+        return {
+            **super().get_config(),
+            "bottom": list(self.bottom_widths),
+            "step": list(self.step_widths),
+            "heads": self.attention.heads,
+            "top": list(self.top_widths),
+            "dropout": self.dropout,
+        }
+
+
+def _padded(keys: Any, model: str) -> dict[str, tf.Tensor]:
+    """Returns sequences int64 [batch, steps], padded with -1."""
+    place = f"model {model!r}"
+    if not isinstance(keys, Mapping):
+        raise invalid("keys", type(keys).__name__, place, "a dictionary {feature: [batch, steps]}")
+    padded = {}
+    for name, part in keys.items():
+        if isinstance(part, tf.RaggedTensor):
+            part = part.to_tensor(PADDING_KEY)
+        if len(part.shape) != 2:
+            allowed = "[batch, steps], a key per step, or a RaggedTensor [batch, None]"
+            raise invalid("keys", tuple(part.shape), f"feature {name!r} of {place}", allowed)
+        padded[name] = part
+    return padded
+
+
+def _one_per_row(keys: Mapping[str, Any]) -> dict[str, tf.Tensor]:
+    """Makes a bag of one key, or none, of each step: [batch * steps, 1]."""
+    return {name: tf.reshape(part, [-1, 1]) for name, part in keys.items()}
