@@ -151,10 +151,10 @@ class SokEmbeddingStore:
         )
         parts = tf.split(keys, sizes[0], num=len(self.tables))
         fetched = [
-            tf.reshape(self._with_initial(i, part, self._tables[i].lookup(part)), [-1])
+            self._with_initial(i, part, self._tables[i].lookup(part))
             for i, part in enumerate(parts)
         ]
-        rows = exchange_ops.RowParcels(sizes, keys, tf.concat(fetched, 0))
+        rows = exchange_ops.RowParcels(sizes, keys, exchange_ops.pack_rows(fetched))
         stored = exchange_ops.store_copies(
             self._handles, rows, with_summary=False, makes_room=not training
         )
@@ -285,7 +285,7 @@ class SokEmbeddingStore:
             size = tf.reshape(tf.size(everyones, tf.int64), [1, 1])
             exchange_ops.store_copies(
                 self._handles[index : index + 1],
-                exchange_ops.RowParcels(size, everyones, tf.reshape(rows, [-1])),
+                exchange_ops.RowParcels(size, everyones, exchange_ops.pack_rows([rows])),
                 with_summary=False,
                 frozen=True,
                 makes_room=True,
