@@ -8,7 +8,8 @@ to be applied.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from slipstream_tf.ops.features import FeatureSpec, PackedFeatures, pack
 from slipstream_tf.ops.mask import KeySet, mask_gradients
 from slipstream_tf.ops.update_policy import SATURATED, WATCHED, UpdateCounts, UpdatePolicy
 from slipstream_tf.optimizers import SGD
+from slipstream_tf.stores import sok_movement
 from slipstream_tf.stores.frozen_rows import FrozenRows
 from slipstream_tf.stores.held_sums import HeldSums
 from slipstream_tf.stores.key_index import HashedIndex, RangeIndex
@@ -57,8 +59,9 @@ class SokStore:
     saturated keys are masked, every rank reads the most accessed of those keys' rows from copies of
     its own, which are made anew at each window's end.
 
-    Gradients are held back by interval: how far a sum would move its row is the optimizer's matter.
-    `flush` applies what is held at the end.
+    Gradients are held back by interval under any optimizer; by movement where `optimizer` is given
+    and is one of `sok_movement.KNOWN`: its slots then are made with the store, and those of a key
+    when its first gradient comes. `flush` applies what is held at the end.
 
     An HKV table that is full evicts the rows that were written longest ago, and those of masked
     keys are not written: they are, with their slots (give `optimizer`), once a window. Those writes
@@ -88,7 +91,8 @@ class SokStore:
             variables: table name -> `sok.DynamicVariable` or `sok.Variable`; or one variable, whose
                 name the table gets.
             optimizer: that updates them, as `wrap_optimizer` or `sok.OptimizerWrapper` made it:
-                slots of masked keys are kept from eviction. None: slots are left alone.
+                slots of masked keys are kept from eviction, and sums may be held by movement. None:
+                slots are left alone.
             comm: the ranks that SOK spreads its rows over, from `distributed.init()`; None: this
                 process alone.
             counted_keys: keys of a table whose accesses are counted; at least those of a batch.
@@ -129,6 +133,10 @@ class SokStore:
             index = HashedIndex() if table.is_dynamic else RangeIndex(table.size(), device)
             self._held[name] = HeldSums(index, table.dim, device)
             self._frozen[name] = FrozenRows(table.dim, device)
+        self._unknown_movement = sok_movement.unknown_optimizer(optimizer)
+        if self._unknown_movement is None:
+            dynamic = [t.variable for t in self._tables.values() if t.is_dynamic]
+            sok_movement.prepare(optimizer, dynamic)
         # Tables that `lookup` was asked for: copies are made of no others.
         self._served: set[str] = set()
         with tf.device("CPU:0"):
@@ -226,10 +234,15 @@ class SokStore:
         held = self._held[table]
         indices, values = tf.cond(
             held.is_active,
-            lambda: _parts(held.take(slices, _never)),
+            lambda: _parts(held.take(slices, self._movement_of(found))),
             lambda: kept,
         )
         return tf.IndexedSlices(values, indices, gradients.dense_shape)
+
+    def _movement_of(self, table: SokTable) -> Callable[[tf.Tensor, tf.Tensor], tf.Tensor]:
+        if self._unknown_movement is not None or not table.is_dynamic:
+            return _never
+        return functools.partial(sok_movement.movement, self.optimizer, table.variable)
 
     def lookup(self, table: str, keys: tf.Tensor) -> tf.Tensor:
         """Looks up rows through SOK, but for those that this rank has a copy of; a collective.
@@ -327,12 +340,22 @@ class SokStore:
         """Says whether gradients of saturated keys are masked or held, from the next step on.
 
         Raises:
-            ValueError: gradients are to be deferred by movement, moments to decay, or ranks to be
-                simulated: the optimizer is not the store's.
+            ValueError: gradients are to be deferred by movement, and nobody knows how far the
+                optimizer would move the rows; or moments are to decay, or ranks to be simulated:
+                the optimizer is not the store's.
         """
-        place = f"table {self._require(table).name!r} of a SokStore"
+        found = self._require(table)
+        place = f"table {table!r} of a SokStore"
         if policy.mode == "defer" and policy.trigger == "movement":
-            raise invalid("defer_trigger", "movement", place, "'interval'")
+            if self._unknown_movement is not None:
+                allowed = (
+                    f"'interval', or a store with one of these optimizers: {sok_movement.KNOWN}; "
+                    f"it has {self._unknown_movement}"
+                )
+                raise invalid("defer_trigger", "movement", place, allowed)
+            if not found.is_dynamic:
+                allowed = "'interval': SOK's optimizers update its dynamic variables only"
+                raise invalid("defer_trigger", "movement", place, allowed)
         if policy.decay_skipped:
             raise invalid("decay_skipped", True, place, "False: the optimizer is not the store's")
         if policy.ranks > 1:
@@ -371,6 +394,7 @@ class SokStore:
             sent=offered - masked - counts.held + counts.left_alone,
             masked=masked,
             held=counts.held,
+            due_by_movement=counts.due_by_movement,
             due_by_age=counts.due_by_age,
             flushed=counts.flushed,
             refused=counts.refused,

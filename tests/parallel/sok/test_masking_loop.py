@@ -7,7 +7,12 @@ from collections.abc import Callable
 import pytest
 
 CASES = {
-    1: ["v1,adagrad,all2all,graph", "legacy,adagrad,sparse,eager"],
+    1: [
+        "v1,adagrad,all2all,graph",
+        "legacy,adagrad,sparse,eager",
+        "legacy,sgd,all2all,movement",
+        "legacy,adagrad,all2all,movement",
+    ],
     2: [
         "v1,adagrad,all2all,eager",
         "v1,adam,sparse,graph",
@@ -16,6 +21,9 @@ CASES = {
         "v1,sgd,all2all,static",
         "v1,adagrad,frozen,graph",
         "v1,adagrad,all2all,defer",
+        "v1,adagrad,all2all,movement",
+        "v1,sgd,sparse,movement",
+        "sok,sgd,all2all,movement",
     ],
 }
 

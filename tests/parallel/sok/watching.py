@@ -45,13 +45,24 @@ def refuse_bad_arguments(comm) -> None:
     refuses("'t'", store.size, "another")
     refuses("signal", store.mark_rows, "t", [1], np.array([WATCHED]))
     refuses("signal", store.travelled, "t", nothing)
-    refuses("'interval'", store.set_update_policy, "t", UpdatePolicy("defer"))
+    refuses("no optimizer", store.set_update_policy, "t", UpdatePolicy("defer"))
+    refuse_unknown_movement(comm)
     refuses("loop", store.flush)
     if comm.size > 1:
         refuses(f"{comm.size} ranks", SokStore, table())
     refuses("simulated_ranks", store.set_update_policy, "t", UpdatePolicy("mask", ranks=2))
     config = slip.SaturationConfig(skip="inputs", warmup_steps=0)
     refuses("Slipstream.apply", slip.Slipstream(store, config).observe, {"t": nothing})
+
+
+def refuse_unknown_movement(comm) -> None:
+    by_movement = UpdatePolicy("defer", "movement", movement=0.1, max_rows=10)
+    adam = wrap_optimizer(tf.compat.v1.train.AdamOptimizer(0.1))
+    store = SokStore({"t": table()}, adam, comm)
+    refuses("it has AdamOptimizer", store.set_update_policy, "t", by_movement)
+    static = open_sok().Variable(np.zeros((8, DIM)), dtype=tf.float32)
+    store = SokStore({"t": static}, open_sok().SGD(0.1), comm)
+    refuses("dynamic variables only", store.set_update_policy, "t", by_movement)
 
 
 def name_a_single_variable(comm) -> None:
