@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import sys
 from collections.abc import Iterable
 from typing import Any
 
@@ -46,6 +47,17 @@ def open_sok() -> Any:
         # Its default replaces tf.keras.optimizers for the whole program.
         sok.init(use_legacy_optimizer=False)
     return sok
+
+
+def require_lookup_sparse() -> None:
+    """Raises RuntimeError if `sok.lookup_sparse` cannot run with this Python."""
+    if not hasattr(importlib, "find_loader"):
+        version = ".".join(map(str, sys.version_info[:2]))
+        raise RuntimeError(
+            "sok.lookup_sparse of merlin-sok 2.1.0 calls importlib.find_loader, which Python 3.12 "
+            f"took out; this is Python {version}. Use Python 3.11, or look rows up with "
+            "store='sok', which needs no lookup_sparse."
+        )
 
 
 def wrap_optimizer(optimizer: Any) -> Any:
