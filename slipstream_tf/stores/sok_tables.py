@@ -7,8 +7,9 @@ and checkpoints of any number of ranks.
 from __future__ import annotations
 
 import abc
+import contextlib
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -70,6 +71,8 @@ class SokTables(abc.ABC):
         )
         self.learning_rate = self._initial.learning_rate
         self._policies = {table.name: UpdatePolicy() for table in self.tables}
+        # What was imported so far, of tables that come in parts.
+        self._parts: dict[str, list[Mapping[str, Any]]] | None = None
         with tf.init_scope():
             self._tables = [self._made(table, var_type) for table in self.tables]
             self._updater = wrap_optimizer(_rule(self.optimizer, self.learning_rate))
@@ -189,6 +192,9 @@ class SokTables(abc.ABC):
             RuntimeError: the table has other keys already; SOK cannot take them out.
         """
         index = self._index_of(table)
+        if self._parts is not None:
+            self._parts[table].append(contents)
+            return
         found = self._tables[index]
         keys = np.asarray(contents["keys"], np.int64)
         slots = self._slots(found)
@@ -223,6 +229,21 @@ class SokTables(abc.ABC):
         for power, value in zip(self._powers(), powers, strict=True):
             power.assign(value)
 
+    @contextlib.contextmanager
+    def joining_parts(self) -> Iterator[None]:
+        """Within it, tables are imported in parts, such as each rank exported; whole at its end.
+
+        Steps and powers are those of the last part. A table of which no part came stays as it is.
+        """
+        parts = self._parts = {table.name: [] for table in self.tables}
+        try:
+            yield
+        finally:
+            self._parts = None
+        for table, contents in parts.items():
+            if contents:
+                self.import_table(table, _joined(contents))
+
     def _apply_held(self, apply: Callable[[], Any]) -> None:
         """Applies held sums as if they had come with the last update: it counts as none."""
         powers = self._powers()
@@ -249,6 +270,13 @@ class SokTables(abc.ABC):
 
     def _index_of(self, table: str) -> int:
         return self._initial._index_of(table)
+
+
+def _joined(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What ranks exported of a table, as one rank would have."""
+    of_keys = [name for name in ("rows", "slots", "counts", "trained") if name in parts[-1]]
+    joined = {name: np.concatenate([part[name] for part in parts]) for name in ("keys", *of_keys)}
+    return {**parts[-1], **joined}
 
 
 def _settings_of(table: TableConfig, var_type: str, settings: Mapping[str, Any]) -> dict[str, Any]:
