@@ -22,6 +22,7 @@ from slipstream_tf.ops import exchange as exchange_ops
 from slipstream_tf.ops import update_policy
 from slipstream_tf.ops.features import FeatureSpec, PackedFeatures
 from slipstream_tf.ops.update_policy import SATURATED, UpdateCounts, UpdatePolicy
+from slipstream_tf.stores import sok_traffic
 from slipstream_tf.stores.native import NativeStore
 from slipstream_tf.stores.sok import SokTable, slots_of
 from slipstream_tf.stores.sok_tables import SokTables
@@ -37,7 +38,7 @@ class SokEmbeddingStore(SokTables):
 
     Every lookup (evaluation, too), update, `flush`, `freeze` and change of policy is a collective;
     ranks without inputs take part with an empty batch. Gradients are averaged over the ranks. What
-    SOK sends is not in the communicator's traffic.
+    SOK sends is in the communicator's traffic.
 
     A variable of SOK starts with zeros: it holds what training added to the initial row of a key,
     which follows from the table's seed. Rows as the model reads them come from `gather` and
@@ -94,6 +95,8 @@ class SokEmbeddingStore(SokTables):
             optimizers.SGD(self.optimizer.learning_rate),
         )
         self._handles = self._copies._handles
+        with tf.device("CPU:0"):
+            self._defers = tf.Variable(False, trainable=False)
 
     def lookup(
         self,
@@ -110,7 +113,7 @@ class SokEmbeddingStore(SokTables):
         )
         parts = tf.split(keys, sizes[0], num=len(self.tables))
         fetched = [
-            self._with_initial(i, part, self._tables[i].lookup(part))
+            self._with_initial(i, part, sok_traffic.lookup(self.comm, self._tables[i], part))
             for i, part in enumerate(parts)
         ]
         rows = exchange_ops.RowParcels(sizes, keys, exchange_ops.pack_rows(fetched))
@@ -131,9 +134,9 @@ class SokEmbeddingStore(SokTables):
             plan, shares, self.learning_rate, counts_update=True
         )
         self._steps.assign_add([1, 1])
-        return self._deliver(collected)
+        return self._deliver(collected, self._defers.read_value())
 
-    def _deliver(self, collected: exchange_ops.RowParcels) -> tf.Operation | None:
+    def _deliver(self, collected: exchange_ops.RowParcels, is_deferred: Any) -> tf.Operation | None:
         """Sends rows of gradients to the ranks that own their keys, which apply them."""
         sizes = collected.sizes[0]
         dims = [table.dim for table in self.tables]
@@ -142,13 +145,16 @@ class SokEmbeddingStore(SokTables):
         pairs = []
         for table, dim, own_keys, own_values in zip(self._tables, dims, keys, values, strict=True):
             rows = tf.reshape(own_values, [-1, dim])
-            pairs.append((self._to_owners(table, own_keys, rows), table.variable))
+            pairs.append((self._to_owners(table, own_keys, rows, is_deferred), table.variable))
         return self._updater.apply_gradients(pairs)
 
-    def _to_owners(self, table: SokTable, keys: tf.Tensor, rows: tf.Tensor) -> tf.IndexedSlices:
+    def _to_owners(
+        self, table: SokTable, keys: tf.Tensor, rows: tf.Tensor, is_deferred: Any
+    ) -> tf.IndexedSlices:
         """What the backward pass of SOK's lookup does, for keys that are not those of a lookup."""
         ops, talk = self._sok.raw_ops, self._sok.communication
         selected, order, splits = ops.dist_select(keys, num_splits=table.ranks)
+        sok_traffic.count_delivery(self.comm, table, splits, is_deferred)
         own_keys, _ = talk.alltoall(selected, splits)
         own_rows, _ = talk.alltoall(ops.gather_ex(rows, order), splits)
         shape = tf.stack([tf.shape(own_keys)[0], table.dim])
@@ -156,7 +162,7 @@ class SokEmbeddingStore(SokTables):
 
     def flush(self) -> None:
         """Sends and applies all deferred gradients of all ranks; a collective."""
-        self._apply_held(lambda: self._deliver(exchange_ops.collect_held(self._handles)))
+        self._apply_held(lambda: self._deliver(exchange_ops.collect_held(self._handles), True))
 
     def set_update_policy(self, table: str, policy: UpdatePolicy) -> None:
         """See `EmbeddingStore.set_update_policy`; a collective if sums may be held.
@@ -182,6 +188,8 @@ class SokEmbeddingStore(SokTables):
             self.flush()
         update_policy.set_policy(self._handles[index], policy)
         self._policies[table] = policy
+        policies = self._policies.values()
+        self._defers.assign(any(p.mode == "defer" and not p.is_shadow for p in policies))
 
     def mark_rows(self, table: str, keys: Any, marks: Any) -> None:
         """See `EmbeddingStore.mark_rows`; ends what is frozen of the table.

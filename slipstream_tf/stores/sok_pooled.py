@@ -17,6 +17,7 @@ from slipstream_tf import optimizers
 from slipstream_tf.config import TableConfig
 from slipstream_tf.ops.features import PADDING_KEY, FeatureSpec, PackedFeatures
 from slipstream_tf.ops.update_policy import UpdateCounts, UpdatePolicy
+from slipstream_tf.stores import sok_traffic
 from slipstream_tf.stores.sok import require_lookup_sparse
 from slipstream_tf.stores.sok_store import SokStore
 from slipstream_tf.stores.sok_tables import SokTables
@@ -30,12 +31,14 @@ class PooledPlan(NamedTuple):
         trained: float32 [batch, dim] of each feature, pooled: what training added to the rows.
         variables: of the tables that were looked up.
         is_stacked: whether gradients come as one tensor [batch, features, dim].
+        sent_bytes: int64 scalar, of pooled vectors to other ranks; their gradients are as many.
     """
 
     tape: tf.GradientTape
     trained: list[tf.Tensor]
     variables: list[Any]
     is_stacked: bool
+    sent_bytes: tf.Tensor
 
 
 class SokPooledStore(SokTables):
@@ -47,7 +50,8 @@ class SokPooledStore(SokTables):
     any keys: masked and deferred gradients save updates, not what is sent, and no row is frozen.
 
     Every lookup (evaluation, too) and update is a collective; ranks without inputs take part with
-    an empty batch. Gradients are averaged over the ranks.
+    an empty batch. Gradients are averaged over the ranks. What SOK sends is in the communicator's
+    traffic.
 
     SOK adds up what training added to the rows; their initial values, which follow from the keys,
     are pooled on the rank that has the bag. "mean" and "sqrtn" divide there, too: SOK's own mean of
@@ -114,14 +118,21 @@ class SokPooledStore(SokTables):
         ):
             # Not the variables: a layer's custom gradient would ask for their gradients.
             tape.watch([variable.handle for variable in variables])
-            trained = self._pooled(packed, specs)
+            trained, sent_bytes = self._pooled(packed, specs)
         pooled = [rows + added for rows, added in zip(initial, trained, strict=True)]
         if stacked:
             pooled = [tf.stack(pooled, axis=1)]
-        return pooled, PooledPlan(tape, trained, variables, stacked) if training else None
+        plan = PooledPlan(tape, trained, variables, stacked, sent_bytes)
+        return pooled, plan if training else None
 
-    def _pooled(self, packed: PackedFeatures, specs: Sequence[FeatureSpec]) -> list[tf.Tensor]:
-        """Pools what training added to the rows: float32 [batch, dim] of each feature."""
+    def _pooled(
+        self, packed: PackedFeatures, specs: Sequence[FeatureSpec]
+    ) -> tuple[list[tf.Tensor], tf.Tensor]:
+        """Pools what training added to the rows.
+
+        Returns:
+            float32 [batch, dim] of each feature, and how many bytes went to other ranks for that.
+        """
         bags = [_bags_of(packed, place) for place in range(len(specs))]
         batch = bags[0].nrows()
         # SOK takes all ranks to have as many inputs, one at least.
@@ -137,6 +148,9 @@ class SokPooledStore(SokTables):
             weights = [
                 _with_rows(_weights_of(packed, place, bag), most) for place, bag in enumerate(bags)
             ]
+        sent_bytes = self._pooled_bytes(specs, most)
+        self._count_keys(padded, is_weighted=weights is not None)
+        sok_traffic.count(self.comm, sent_bytes, "rows")
         sums = self._sok.lookup_sparse(
             [self._tables[self._index_of(spec.table)].variable for spec in specs],
             padded,
@@ -151,7 +165,20 @@ class SokPooledStore(SokTables):
                 divisors = _divisors(spec, _weights_of(packed, place, bags[place]))
                 rows = tf.math.divide_no_nan(rows, divisors[:, None])
             found.append(rows)
-        return found
+        return found, sent_bytes
+
+    def _pooled_bytes(self, specs: Sequence[FeatureSpec], inputs: tf.Tensor) -> tf.Tensor:
+        """Bytes of the pooled vectors that this rank has for others' inputs."""
+        width = sum(self.tables[self._index_of(spec.table)].dim for spec in specs)
+        return inputs * (width * sok_traffic.FLOAT_BYTES * (self._tables[0].ranks - 1))
+
+    def _count_keys(self, bags: Sequence[tf.RaggedTensor], is_weighted: bool) -> None:
+        """Counts keys, weights and the bags' lengths, which go to every other rank."""
+        each = sok_traffic.KEY_BYTES + is_weighted * sok_traffic.FLOAT_BYTES
+        keys = [tf.size(bag.values, tf.int64) * each for bag in bags]
+        lengths = [bag.nrows() * sok_traffic.KEY_BYTES for bag in bags]
+        others = self._tables[0].ranks - 1
+        sok_traffic.count(self.comm, tf.add_n([*keys, *lengths]) * others, "keys")
 
     def apply_gradients(
         self, plan: PooledPlan, gradients: Sequence[tf.Tensor]
@@ -162,6 +189,7 @@ class SokPooledStore(SokTables):
         # SOK adds up what the ranks send.
         shares = [gradient / ranks for gradient in by_feature]
         handles = [variable.handle for variable in plan.variables]
+        sok_traffic.count(self.comm, plan.sent_bytes, "gradients")
         slices = plan.tape.gradient(plan.trained, handles, output_gradients=shares)
         self._steps.assign_add([1, 1])
         pairs = self._watching.withhold(zip(slices, plan.variables, strict=True))

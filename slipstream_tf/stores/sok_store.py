@@ -22,7 +22,7 @@ from slipstream_tf.ops.features import FeatureSpec, PackedFeatures, pack
 from slipstream_tf.ops.mask import KeySet, mask_gradients
 from slipstream_tf.ops.update_policy import SATURATED, WATCHED, UpdateCounts, UpdatePolicy
 from slipstream_tf.optimizers import SGD
-from slipstream_tf.stores import sok_movement
+from slipstream_tf.stores import sok_movement, sok_traffic
 from slipstream_tf.stores.frozen_rows import FrozenRows
 from slipstream_tf.stores.held_sums import HeldSums
 from slipstream_tf.stores.key_index import HashedIndex, RangeIndex
@@ -67,6 +67,9 @@ class SokStore:
     keys are not written: they are, with their slots (give `optimizer`), once a window. Those writes
     show in `sok.incremental_model_dump`. A row that was evicted all the same starts anew when it is
     read; SOK does not tell, and `gather` says of every key that it was found.
+
+    What `lookup` has SOK send is in the communicator's traffic; what the loop itself sends through
+    `sok` is not.
 
     Access counts are those of at most `counted_keys` keys of a table, of which the least accessed
     makes room for a new one.
@@ -257,7 +260,7 @@ class SokStore:
         """
         found = self._require(table)
         self._served.add(table)
-        return self._frozen[table].serve(keys, found.lookup)
+        return self._frozen[table].serve(keys, lambda k: sok_traffic.lookup(self.comm, found, k))
 
     def freeze(self, hot: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> None:
         """Gives every rank copies of rows that `lookup` reads until `mark_rows`; a collective.
