@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -28,6 +29,7 @@ from slipstream_tf.stores.held_sums import HeldSums
 from slipstream_tf.stores.key_index import HashedIndex, RangeIndex
 from slipstream_tf.stores.native import NativeStore
 from slipstream_tf.stores.sok import SokTable, open_table, slots_of, wrap_optimizer
+from slipstream_tf.stores.unchanged_keys import UnchangedKeys
 
 # Sums that there is room for at first, in a table of few rows; more as it grows.
 _FEWEST_SUMS = 1 << 16
@@ -65,8 +67,9 @@ class SokStore:
 
     An HKV table that is full evicts the rows that were written longest ago, and those of masked
     keys are not written: they are, with their slots (give `optimizer`), once a window. Those writes
-    show in `sok.incremental_model_dump`. A row that was evicted all the same starts anew when it is
-    read; SOK does not tell, and `gather` says of every key that it was found.
+    show in `sok.incremental_model_dump`; `sok_files.written_since` knows most of them. A row that
+    was evicted all the same starts anew when it is read; SOK does not tell, and `gather` says of
+    every key that it was found.
 
     What `lookup` has SOK send is in the communicator's traffic; what the loop itself sends through
     `sok` is not.
@@ -126,6 +129,7 @@ class SokStore:
         self._counter = NativeStore(counters, SGD())
         self._policies = dict.fromkeys(self._tables, UpdatePolicy("mask"))
         self._marked = dict.fromkeys(self._tables, np.empty(0, np.int64))
+        self._unchanged = {name: UnchangedKeys() for name in self._tables}
         self._masked: dict[str, KeySet] = {}
         self._nothing: dict[str, KeySet] = {}
         self._held: dict[str, HeldSums] = {}
@@ -274,9 +278,7 @@ class SokStore:
         if self.comm is None or self.comm.size == 1:
             return
         for name, found in self._tables.items():
-            policy = self._policies[name]
-            is_masked = policy.mode == "mask" and not policy.is_shadow
-            if name not in hot or name not in self._served or not is_masked:
+            if name not in hot or name not in self._served or not self._masks(name):
                 continue
             keys, counts = hot[name]
             most = self._frozen_bytes // (4 * found.dim)
@@ -338,6 +340,11 @@ class SokStore:
         found.touch(np.union1d(before, own), slots_of(self.optimizer, found.variable).values())
         self._frozen[table].assign(np.empty(0, np.int64), np.empty((0, found.dim), np.float32))
         self._apply_policy(table)
+        # Sums that were held under another policy leave with the next step.
+        if self._masks(table) and not self._held[table].pending():
+            self._unchanged[table].replace(np.unique(own), time.time())
+        else:
+            self._unchanged[table].forget()
 
     def set_update_policy(self, table: str, policy: UpdatePolicy) -> None:
         """Says whether gradients of saturated keys are masked or held, from the next step on.
@@ -363,7 +370,10 @@ class SokStore:
             raise invalid("decay_skipped", True, place, "False: the optimizer is not the store's")
         if policy.ranks > 1:
             raise invalid("simulated_ranks", policy.ranks, place, "1")
+        masked = self._masks(table)
         self._policies[table] = policy
+        if not (masked and self._masks(table)):
+            self._unchanged[table].forget()
         self._apply_policy(table)
 
     def _apply_policy(self, table: str) -> None:
@@ -375,6 +385,21 @@ class SokStore:
         # All the sums that fit the budget would take its memory at once.
         most = min(policy.max_rows, max(2 * found.size(), _FEWEST_SUMS))
         self._held[table].configure(dataclasses.replace(policy, max_rows=most), marked)
+
+    def _masks(self, table: str) -> bool:
+        policy = self._policies[table]
+        return policy.mode == "mask" and not policy.is_shadow
+
+    def unchanged_since(self, table: str, moment: float) -> np.ndarray:
+        """Returns int64 [n]: keys of this rank whose gradients have been masked since a time.
+
+        Their rows were written since, once a window, but as they are.
+
+        Args:
+            table: name of the table.
+            moment: in seconds since 1970.
+        """
+        return self._unchanged[self._require(table).name].since(moment)
 
     def travelled(self, table: str, keys: Any) -> np.ndarray:
         """Refuses: the store does not see updates.
