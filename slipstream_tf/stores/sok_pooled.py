@@ -134,6 +134,10 @@ class SokPooledStore(SokTables):
             float32 [batch, dim] of each feature, and how many bytes went to other ranks for that.
         """
         bags = [_bags_of(packed, place) for place in range(len(specs))]
+        bags = [
+            bag.with_values(self._tables[self._index_of(spec.table)].checked(bag.values))
+            for spec, bag in zip(specs, bags, strict=True)
+        ]
         batch = bags[0].nrows()
         # SOK takes all ranks to have as many inputs, one at least.
         most = tf.maximum(batch, 1)
