@@ -15,12 +15,16 @@ import tensorflow as tf
 
 from slipstream_tf import optimizers
 from slipstream_tf.config import TableConfig
+from slipstream_tf.errors import invalid
 from slipstream_tf.ops.features import PADDING_KEY, FeatureSpec, PackedFeatures
 from slipstream_tf.ops.update_policy import UpdateCounts, UpdatePolicy
 from slipstream_tf.stores import sok_traffic
 from slipstream_tf.stores.sok import require_lookup_sparse
 from slipstream_tf.stores.sok_store import SokStore
 from slipstream_tf.stores.sok_tables import SokTables
+
+# Values per row up to which SOK multiplies rows by weights.
+_WIDEST_WEIGHTED = 256
 
 
 class PooledPlan(NamedTuple):
@@ -55,8 +59,9 @@ class SokPooledStore(SokTables):
 
     SOK adds up what training added to the rows; their initial values, which follow from the keys,
     are pooled on the rank that has the bag. "mean" and "sqrtn" divide there, too: SOK's own mean of
-    an empty bag is none. SOK makes rows for all keys that it is asked for, in evaluation, too, and
-    does not tell which there were: `gather` says of every key that it was found.
+    weighted keys is not a number where a bag is empty. SOK makes rows for all keys that it is asked
+    for, in evaluation, too, and does not tell which there were: `gather` says of every key that it
+    was found.
 
     HKV tables ("hybrid") that are full evict the rows that were written longest ago: masked rows
     and their slots are written once a window, as they are.
@@ -105,7 +110,19 @@ class SokPooledStore(SokTables):
         training: bool,
         stacked: bool = False,
     ) -> tuple[list[tf.Tensor], Any]:
-        """See `EmbeddingStore.lookup`; a collective. The plan is a `PooledPlan`."""
+        """See `EmbeddingStore.lookup`; a collective. The plan is a `PooledPlan`.
+
+        Raises:
+            ValueError: keys have weights, and rows are too wide for SOK to weigh.
+            tf.errors.InvalidArgumentError: a key is one that SOK's tables use themselves.
+        """
+        widest = max(self.tables[self._index_of(spec.table)].dim for spec in specs)
+        if packed.weights and widest > _WIDEST_WEIGHTED:
+            allowed = (
+                f"none where a table's dim is above {_WIDEST_WEIGHTED} (here {widest}): SOK 2.1.0 "
+                "divides wider rows by their weights"
+            )
+            raise invalid("weights", f"{len(packed.weights)} features'", self._place, allowed)
         initial, _ = self._initial.lookup(packed, specs, training=False)
         if training:
             self._watching.count_accesses(packed, specs)
@@ -187,11 +204,18 @@ class SokPooledStore(SokTables):
     def apply_gradients(
         self, plan: PooledPlan, gradients: Sequence[tf.Tensor]
     ) -> tf.Operation | None:
-        """See `EmbeddingStore.apply_gradients`; averages over the ranks. A collective."""
+        """See `EmbeddingStore.apply_gradients`; averages over the ranks. A collective.
+
+        Raises:
+            tf.errors.InvalidArgumentError: a gradient is not finite; nothing is sent then.
+        """
         ranks = self._tables[0].ranks
         by_feature = tf.unstack(gradients[0], axis=1) if plan.is_stacked else gradients
         # SOK adds up what the ranks send.
-        shares = [gradient / ranks for gradient in by_feature]
+        shares = [
+            tf.debugging.check_numerics(gradient / ranks, "Gradient of bags that SOK pools")
+            for gradient in by_feature
+        ]
         handles = [variable.handle for variable in plan.variables]
         sok_traffic.count(self.comm, plan.sent_bytes, "gradients")
         slices = plan.tape.gradient(plan.trained, handles, output_gradients=shares)

@@ -5,6 +5,7 @@ Arguments: cases, each "mode,rule,kind".
 
 from __future__ import annotations
 
+import importlib
 import sys
 
 import numpy as np
@@ -169,8 +170,47 @@ def look_up_batches_of_other_sizes(comm) -> None:
     np.testing.assert_array_equal(counted[0], counted[1])
 
 
+def refuse_what_would_go_wrong(comm) -> None:
+    table = slip.TableConfig("t", 300, capacity=64, eviction="lru")
+    rule = RULES["sgd"]
+    layer = slip.keras.EmbeddingCollection([table], rule, store="sok_pooled", comm=comm)
+    keys, weights = tf.constant([[1, 2]], tf.int64), tf.constant([[1.0, 2.0]])
+    assert layer({"t": keys})["t"].shape == (1, 300)
+    try:
+        layer({"t": keys}, weights={"t": weights})
+    except ValueError as error:
+        assert "here 300" in str(error), error
+    else:
+        raise AssertionError("not refused")
+    for rows, bad in ((tf.constant([[-3]], tf.int64), 1.0), (keys, np.nan)):
+        try:
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(layer({"t": rows}, training=True)["t"]) * bad
+            tape.gradient(loss, layer.update_anchor.value)
+        except tf.errors.InvalidArgumentError as error:
+            found = "Invalid key -3" if bad == 1.0 else "bags that SOK pools"
+            assert found in str(error), error
+        else:
+            raise AssertionError("not refused")
+
+
+def refuse_pythons_without_find_loader(comm) -> None:
+    find_loader = importlib.find_loader
+    del importlib.find_loader
+    try:
+        layer_on("sok_pooled", "sgd", comm)
+    except RuntimeError as error:
+        assert "store='sok'" in str(error), error
+    else:
+        raise AssertionError("not refused")
+    finally:
+        importlib.find_loader = find_loader
+
+
 def main() -> None:
     comm = init()
+    refuse_pythons_without_find_loader(comm)
+    refuse_what_would_go_wrong(comm)
     look_up_batches_of_other_sizes(comm)
     for case in sys.argv[1:]:
         compare(comm, *case.split(","))

@@ -6,18 +6,16 @@ from collections.abc import Callable
 
 import pytest
 
-CASES = {
-    1: ["mask,adam,hbm", "interval,adagrad,hybrid"],
-    2: [
-        "plain,sgd,hybrid",
-        "mask,adagrad,hybrid",
-        "interval,adagrad,hbm",
-        "movement,adagrad,hybrid",
-    ],
-}
+# Of one launch each: most of its time is that of imports.
+LAUNCHES = [
+    (1, ["mask,adam,hbm", "interval,adagrad,hybrid"]),
+    (2, ["plain,sgd,hybrid", "mask,adagrad,hybrid"]),
+    (2, ["interval,adagrad,hbm", "movement,adagrad,hybrid"]),
+]
 
 
-@pytest.mark.parametrize("ranks", CASES)
-def test_rows_are_those_of_a_native_table(run_sok: Callable[..., str], ranks: int) -> None:
-    # Of one launch: most of its time is that of imports.
-    run_sok("pooled.py", ranks, *CASES[ranks])
+@pytest.mark.parametrize("ranks, cases", LAUNCHES)
+def test_rows_are_those_of_a_native_table(
+    run_sok: Callable[..., str], ranks: int, cases: list[str]
+) -> None:
+    run_sok("pooled.py", ranks, *cases)
