@@ -11,6 +11,7 @@ import json
 import os
 import re
 import shutil
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -63,12 +64,12 @@ def manifest_of(path: Path) -> Any:
     return json.loads((path / MANIFEST).read_text(encoding="utf-8"))
 
 
-def problem(path: Path, part: str | None = None) -> str | None:
+def problem(path: Path, parts: Collection[str] = ()) -> str | None:
     """Says why a checkpoint is not whole; None: it is.
 
     Args:
         path: its folder.
-        part: of whose files checksums are compared, not only sizes: a folder in it.
+        parts: of whose files checksums are compared, not only sizes: folders in it.
     """
     try:
         manifest = manifest_of(path)
@@ -87,7 +88,7 @@ def problem(path: Path, part: str | None = None) -> str | None:
         found = (path / name).stat().st_size
         if found != size:
             return f"{name} has {found} bytes, not {size}"
-        if part is not None and name.startswith(f"{part}/") and entry_of(path / name) != entry:
+        if name.split("/")[0] in parts and entry_of(path / name) != entry:
             return f"{name} has another checksum than when it was written"
     return None
 

@@ -5,11 +5,12 @@ tells a whole one from one whose writers were lost or whose files are damaged.
 
     DIRECTORY/checkpoint-000007/manifest.json
                                 rank-0/state.index, rank-0/state.data-00000-of-00001
-                                rank-1/...     (only of sharded tables)
+                                rank-1/...     (only of tables that are spread over the ranks)
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import os
@@ -41,7 +42,7 @@ class SavedJob:
         path: its folder.
         step: that `JobCheckpoints.save` was given.
         world_size: number of ranks that saved it.
-        placement: "replicated" or "sharded".
+        placement: "replicated", "sharded" or, of tables in SOK, "spread".
     """
 
     path: Path
@@ -65,7 +66,8 @@ class JobCheckpoints:
     slots, counts, learning rate), the optimizer, variables of the program. Of replicated tables
     rank 0 writes everything, access counts and remembered losses as it has them, and any number of
     ranks may restore it. Of sharded tables every rank writes its own rows beside its copy of the
-    rest, and as many ranks must restore it.
+    rest, and as many ranks must restore it. Of tables in SOK every rank writes its own rows, too,
+    and any number of ranks may restore it: as many ranks read their own part, others all parts.
 
     Not saved: what the saturation tracker knows (states of keys, T, windows, the warm-up), which a
     job learns anew, and the place in the input data, which the program finds by the step.
@@ -102,6 +104,8 @@ class JobCheckpoints:
         self._comm, self._store = comm, store
         is_sharded = comm.size > 1 and isinstance(store, ShardedStore)
         self._placement = "sharded" if is_sharded else "replicated"
+        if hasattr(store, "joining_parts"):
+            self._placement = "spread"
         self._names = Names("checkpoints")
 
     def save(self, step: int) -> SavedJob:
@@ -152,7 +156,7 @@ class JobCheckpoints:
         passed_over = []
         for name in listed:
             path = self._directory / name
-            check = functools.partial(checkpoint_files.problem, path, self._part)
+            check = functools.partial(self._problem, path)
             problems = self._together(check, f"read {path}")
             wrong = [f"{p} (rank {rank})" for rank, p in enumerate(problems) if p is not None]
             if not wrong:
@@ -171,7 +175,22 @@ class JobCheckpoints:
     @property
     def _part(self) -> str:
         """The folder that this rank's state is in."""
-        return f"rank-{self._comm.rank if self._placement == 'sharded' else 0}"
+        return f"rank-{0 if self._placement == 'replicated' else self._comm.rank}"
+
+    def _parts(self, world_size: int) -> list[str]:
+        """The folders that this rank reads; what all ranks have a copy of is that of the last."""
+        if self._placement == "spread" and world_size != self._comm.size:
+            return [f"rank-{rank}" for rank in reversed(range(world_size))]
+        return [self._part]
+
+    def _problem(self, path: Path) -> str | None:
+        """Says why a checkpoint is not whole, as far as this rank reads it."""
+        found = checkpoint_files.problem(path)
+        if found is not None:
+            return found
+        return checkpoint_files.problem(
+            path, self._parts(checkpoint_files.manifest_of(path)["world_size"])
+        )
 
     def _clear_staging(self) -> None:
         if self._comm.rank == 0:
@@ -218,12 +237,18 @@ class JobCheckpoints:
                 f"{path} was saved with {saved.placement} tables, but this job has "
                 f"{self._placement} ones. Restore it with the placement that saved it."
             )
-        self._together(lambda: self._read_state(path), f"restore {path}")
+        self._together(lambda: self._read_parts(path, saved.world_size), f"restore {path}")
         logging.info("Restored %s, step %d.", path, saved.step)
         return saved
 
-    def _read_state(self, path: Path) -> None:
-        status = self._checkpoint.read(str(path / self._part / "state"))
+    def _read_parts(self, path: Path, world_size: int) -> None:
+        parts = self._parts(world_size)
+        with self._store.joining_parts() if len(parts) > 1 else contextlib.nullcontext():
+            for part in parts:
+                self._read_state(path, part)
+
+    def _read_state(self, path: Path, part: str) -> None:
+        status = self._checkpoint.read(str(path / part / "state"))
         try:
             status.assert_consumed()
         except AssertionError as error:

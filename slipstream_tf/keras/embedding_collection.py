@@ -23,7 +23,7 @@ from slipstream_tf.ops.features import FeatureSpec, pack
 
 _compat.require_keras()
 
-STORES = ("native", "sok")
+STORES = ("native", "sok", "sok_pooled")
 PLACEMENTS = ("replicated", "sharded")
 
 
@@ -66,8 +66,10 @@ class EmbeddingCollection(keras.layers.Layer):
             table name; or a sequence of `FeatureSpec`, each with its own combiner. Features may
             share a table.
         store: "native"; "sok" (NVIDIA's Sparse Operation Kit on GPUs: HKV tables of `capacity` rows
-            on each rank, always spread over the ranks; see `stores.SokEmbeddingStore`); or an
-            object with the interface of a store (not serialisable then).
+            on each rank, always spread over the ranks; see `stores.SokEmbeddingStore`);
+            "sok_pooled" (the same tables, but bags are pooled where the rows are, by
+            `sok.lookup_sparse`; see `stores.SokPooledStore`); or an object with the interface of a
+            store (not serialisable then).
         comm: ranks that train the tables together, from `distributed.init()`; None: this process
             alone. A layer that is saved is loaded as one of one process.
         placement: with `comm`: "replicated" (every rank holds all rows) or "sharded" (rows are
@@ -329,16 +331,18 @@ def _open_store(
             raise invalid("store", names, "EmbeddingCollection", "a store of the given tables")
         return store
     require_choice("store", store, STORES, "EmbeddingCollection")
-    if store == "sok":
-        place = "EmbeddingCollection, store='sok'"
+    if store in ("sok", "sok_pooled"):
+        place = f"EmbeddingCollection, store={store!r}"
         if prefetch:
             raise invalid("prefetch", True, place, "False: SOK sends the keys")
         for name, value in (("wire_dtype", "float32"), ("wire_warmup_steps", 0)):
             if wire[name] != value:
                 raise invalid(name, wire[name], place, f"{value!r}: SOK sends the rows")
         from slipstream_tf.stores.sok_embeddings import SokEmbeddingStore
+        from slipstream_tf.stores.sok_pooled import SokPooledStore
 
-        return SokEmbeddingStore(tables, optimizer, comm)
+        kind = SokEmbeddingStore if store == "sok" else SokPooledStore
+        return kind(tables, optimizer, comm)
     # Imported here, so that the layer's module loads where the op library is not built.
     if comm is not None and comm.size > 1:
         from slipstream_tf.distributed.replicated import ReplicatedStore

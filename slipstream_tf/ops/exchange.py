@@ -20,7 +20,7 @@ class RowParcels:
         sizes: int64 [ranks, tables], rows of each rank and table.
         keys: int64 [n], by rank, then by table.
         values: float32 [m], their rows behind each other, each as wide as its table; or uint8 [m],
-            as `serve_rows` packs them.
+            as `serve_rows` and `pack_rows` pack them.
     """
 
     sizes: tf.Tensor
@@ -199,6 +199,24 @@ def serve_rows(
     )
 
 
+def pack_rows(rows: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Packs rows that are no table's of ours, as `serve_rows` packs those of one rank.
+
+    Args:
+        rows: of each table, float32 [n, dim].
+
+    Returns:
+        uint8 [bytes], for `store_copies` without summaries or rounding.
+    """
+    parts = []
+    with tf.device("CPU:0"):
+        for values in rows:
+            # A bit for each row, set: it is given.
+            given = tf.fill([(tf.shape(values)[0] + 7) // 8], tf.constant(255, tf.uint8))
+            parts += [given, tf.reshape(tf.bitcast(values, tf.uint8), [-1])]
+        return tf.concat(parts, 0)
+
+
 def store_copies(
     copies: Sequence[tf.Tensor],
     rows: RowParcels,
@@ -212,7 +230,7 @@ def store_copies(
 
     Args:
         copies: the tables of copies.
-        rows: from each rank; values as `serve_rows` packed them.
+        rows: from each rank; values as `serve_rows` or `pack_rows` packed them.
         with_summary: bool scalar, as they were served. Without, the copies' slots are 0, beside
             which a movement is not underestimated.
         rounds: bool scalar, as they were served.

@@ -7,7 +7,9 @@ an error that says what is allowed. SOK is imported when a store is made.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib
+import sys
 from collections.abc import Iterable
 from typing import Any
 
@@ -23,6 +25,8 @@ OPTIMIZERS = (
     "tf_keras.optimizers.legacy.Adagrad or another of them (with TF_USE_LEGACY_KERAS=1 in the "
     "environment before TensorFlow is imported)"
 )
+# Keys by which its hash tables mark places.
+_RESERVED = {"hybrid": (-4, -3, -2, -1), "hbm": (tf.int64.max, tf.int64.min)}
 _MISSING = (
     "SOK cannot be imported: {error}. It needs an NVIDIA GPU: pip install merlin-sok, or give "
     "store='native'."
@@ -46,6 +50,17 @@ def open_sok() -> Any:
         # Its default replaces tf.keras.optimizers for the whole program.
         sok.init(use_legacy_optimizer=False)
     return sok
+
+
+def require_lookup_sparse() -> None:
+    """Raises RuntimeError if `sok.lookup_sparse` cannot run with this Python."""
+    if not hasattr(importlib, "find_loader"):
+        version = ".".join(map(str, sys.version_info[:2]))
+        raise RuntimeError(
+            "sok.lookup_sparse of merlin-sok 2.1.0 calls importlib.find_loader, which Python 3.12 "
+            f"took out; this is Python {version}. Use Python 3.11, or look rows up with "
+            "store='sok', which needs no lookup_sparse."
+        )
 
 
 def wrap_optimizer(optimizer: Any) -> Any:
@@ -134,8 +149,38 @@ class SokTable:
         return self.variable.sparse_read(tf.constant(self.indices(own_keys), tf.int64))
 
     def lookup(self, keys: tf.Tensor) -> tf.Tensor:
-        """Returns float32 [n, dim], rows of any rank's keys, int64 [n]; a collective."""
-        return self.sok.all2all_dense_embedding(self.variable, keys)
+        """Returns float32 [n, dim], rows of any rank's keys, int64 [n]; a collective.
+
+        Raises:
+            ValueError: all rows are on one rank: SOK would ask the others for them, too.
+            tf.errors.InvalidArgumentError: a key is one that SOK's table uses itself.
+        """
+        if self.variable.target_gpu >= 0 and self.ranks > 1:
+            allowed = "mode='distributed' (sok.lookup_sparse looks up what is on one rank)"
+            mode = f"localized:{self.variable.target_gpu}"
+            raise invalid("mode", mode, f"lookup of table {self.name!r}", allowed)
+        return self.sok.all2all_dense_embedding(self.variable, self.checked(keys))
+
+    def checked(self, keys: tf.Tensor) -> tf.Tensor:
+        """Returns the keys, int64 [n], of which none is one that SOK's table uses itself.
+
+        Its hash tables mark free places by such keys. HKV passes over them without a word: what is
+        read is no row; under an hbm table the program dies.
+        """
+        if not self.is_dynamic:
+            return keys
+        reserved = _RESERVED[self.variable.backend_type]
+        is_reserved = functools.reduce(tf.logical_or, [keys == key for key in reserved])
+        place = (
+            f" of table {self.name!r}: SOK's {self.variable.backend_type} tables use "
+            f"{', '.join(map(str, reserved))} themselves. Give other keys."
+        )
+        found = tf.reduce_min(tf.where(is_reserved, keys, tf.int64.max))
+        with tf.device("CPU:0"):
+            message = tf.strings.join(["Invalid key ", tf.strings.as_string(found), place])
+            fine = tf.debugging.Assert(~tf.reduce_any(is_reserved), [message])
+        with tf.control_dependencies([] if fine is None else [fine]):
+            return tf.identity(keys)
 
     def touch(self, own_keys: np.ndarray, slots: Iterable[Any] = ()) -> None:
         """Writes rows as they are, so that HKV takes them for young.

@@ -73,9 +73,12 @@ def load(store: SokStore, folder: str | os.PathLike[str]) -> None:
 def written_since(
     store: SokStore, time: datetime.datetime
 ) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Returns the rows of HKV tables that were written after a time; a collective.
+    """Returns the rows of HKV tables that were changed after a time; a collective.
 
-    Rows of masked keys are written once a window, as they are, and are among them.
+    SOK tells what was written. Rows of masked keys are, once a window, as they are: those of keys
+    that were masked without a break since before the time are left out. Where a key was masked, or
+    let go, after the time, nobody can tell whether its row has changed besides: it is among them,
+    and so are rows that SOK made after the time because they were looked up.
 
     Args:
         store: its HKV tables are asked; slots are not.
@@ -93,8 +96,16 @@ def written_since(
     tables = [table for table in store.opened if table.is_hybrid]
     if not tables:
         raise invalid("store", [t.name for t in store.opened], "written_since", "HKV tables")
-    found = open_sok().incremental_model_dump([t.variable for t in tables], [time])
-    return {t.name: (k, rows) for t, k, rows in zip(tables, *found, strict=True)}
+    written = open_sok().incremental_model_dump([t.variable for t in tables], [time])
+    found = {}
+    for table, keys, rows in zip(tables, *written, strict=True):
+        unchanged = store.unchanged_since(table.name, time.timestamp())
+        if store.comm is not None and store.comm.size > 1:
+            own, name = tf.constant(unchanged, tf.int64), f"slipstream.sok.unchanged.{table.name}"
+            unchanged = store.comm.gather(own, "control", name).numpy()
+        is_changed = ~np.isin(keys, unchanged)
+        found[table.name] = keys[is_changed], rows[is_changed]
+    return found
 
 
 def _optimizer_of(store: SokStore) -> Any:

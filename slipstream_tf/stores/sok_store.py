@@ -8,7 +8,9 @@ to be applied.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+import functools
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,11 +23,13 @@ from slipstream_tf.ops.features import FeatureSpec, PackedFeatures, pack
 from slipstream_tf.ops.mask import KeySet, mask_gradients
 from slipstream_tf.ops.update_policy import SATURATED, WATCHED, UpdateCounts, UpdatePolicy
 from slipstream_tf.optimizers import SGD
+from slipstream_tf.stores import sok_movement, sok_traffic
 from slipstream_tf.stores.frozen_rows import FrozenRows
 from slipstream_tf.stores.held_sums import HeldSums
 from slipstream_tf.stores.key_index import HashedIndex, RangeIndex
 from slipstream_tf.stores.native import NativeStore
 from slipstream_tf.stores.sok import SokTable, open_table, slots_of, wrap_optimizer
+from slipstream_tf.stores.unchanged_keys import UnchangedKeys
 
 # Sums that there is room for at first, in a table of few rows; more as it grows.
 _FEWEST_SUMS = 1 << 16
@@ -57,13 +61,18 @@ class SokStore:
     saturated keys are masked, every rank reads the most accessed of those keys' rows from copies of
     its own, which are made anew at each window's end.
 
-    Gradients are held back by interval: how far a sum would move its row is the optimizer's matter.
-    `flush` applies what is held at the end.
+    Gradients are held back by interval under any optimizer; by movement where `optimizer` is given
+    and is one of `sok_movement.KNOWN`: its slots then are made with the store, and those of a key
+    when its first gradient comes. `flush` applies what is held at the end.
 
     An HKV table that is full evicts the rows that were written longest ago, and those of masked
     keys are not written: they are, with their slots (give `optimizer`), once a window. Those writes
-    show in `sok.incremental_model_dump`. A row that was evicted all the same starts anew when it is
-    read; SOK does not tell, and `gather` says of every key that it was found.
+    show in `sok.incremental_model_dump`; `sok_files.written_since` knows most of them. A row that
+    was evicted all the same starts anew when it is read; SOK does not tell, and `gather` says of
+    every key that it was found.
+
+    What `lookup` has SOK send is in the communicator's traffic; what the loop itself sends through
+    `sok` is not.
 
     Access counts are those of at most `counted_keys` keys of a table, of which the least accessed
     makes room for a new one.
@@ -88,7 +97,8 @@ class SokStore:
             variables: table name -> `sok.DynamicVariable` or `sok.Variable`; or one variable, whose
                 name the table gets.
             optimizer: that updates them, as `wrap_optimizer` or `sok.OptimizerWrapper` made it:
-                slots of masked keys are kept from eviction. None: slots are left alone.
+                slots of masked keys are kept from eviction, and sums may be held by movement. None:
+                slots are left alone.
             comm: the ranks that SOK spreads its rows over, from `distributed.init()`; None: this
                 process alone.
             counted_keys: keys of a table whose accesses are counted; at least those of a batch.
@@ -119,6 +129,7 @@ class SokStore:
         self._counter = NativeStore(counters, SGD())
         self._policies = dict.fromkeys(self._tables, UpdatePolicy("mask"))
         self._marked = dict.fromkeys(self._tables, np.empty(0, np.int64))
+        self._unchanged = {name: UnchangedKeys() for name in self._tables}
         self._masked: dict[str, KeySet] = {}
         self._nothing: dict[str, KeySet] = {}
         self._held: dict[str, HeldSums] = {}
@@ -129,6 +140,10 @@ class SokStore:
             index = HashedIndex() if table.is_dynamic else RangeIndex(table.size(), device)
             self._held[name] = HeldSums(index, table.dim, device)
             self._frozen[name] = FrozenRows(table.dim, device)
+        self._unknown_movement = sok_movement.unknown_optimizer(optimizer)
+        if self._unknown_movement is None:
+            dynamic = [t.variable for t in self._tables.values() if t.is_dynamic]
+            sok_movement.prepare(optimizer, dynamic)
         # Tables that `lookup` was asked for: copies are made of no others.
         self._served: set[str] = set()
         with tf.device("CPU:0"):
@@ -226,10 +241,15 @@ class SokStore:
         held = self._held[table]
         indices, values = tf.cond(
             held.is_active,
-            lambda: _parts(held.take(slices, _never)),
+            lambda: _parts(held.take(slices, self._movement_of(found))),
             lambda: kept,
         )
         return tf.IndexedSlices(values, indices, gradients.dense_shape)
+
+    def _movement_of(self, table: SokTable) -> Callable[[tf.Tensor, tf.Tensor], tf.Tensor]:
+        if self._unknown_movement is not None or not table.is_dynamic:
+            return _never
+        return functools.partial(sok_movement.movement, self.optimizer, table.variable)
 
     def lookup(self, table: str, keys: tf.Tensor) -> tf.Tensor:
         """Looks up rows through SOK, but for those that this rank has a copy of; a collective.
@@ -244,7 +264,7 @@ class SokStore:
         """
         found = self._require(table)
         self._served.add(table)
-        return self._frozen[table].serve(keys, found.lookup)
+        return self._frozen[table].serve(keys, lambda k: sok_traffic.lookup(self.comm, found, k))
 
     def freeze(self, hot: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> None:
         """Gives every rank copies of rows that `lookup` reads until `mark_rows`; a collective.
@@ -258,9 +278,7 @@ class SokStore:
         if self.comm is None or self.comm.size == 1:
             return
         for name, found in self._tables.items():
-            policy = self._policies[name]
-            is_masked = policy.mode == "mask" and not policy.is_shadow
-            if name not in hot or name not in self._served or not is_masked:
+            if name not in hot or name not in self._served or not self._masks(name):
                 continue
             keys, counts = hot[name]
             most = self._frozen_bytes // (4 * found.dim)
@@ -322,22 +340,40 @@ class SokStore:
         found.touch(np.union1d(before, own), slots_of(self.optimizer, found.variable).values())
         self._frozen[table].assign(np.empty(0, np.int64), np.empty((0, found.dim), np.float32))
         self._apply_policy(table)
+        # Sums that were held under another policy leave with the next step.
+        if self._masks(table) and not self._held[table].pending():
+            self._unchanged[table].replace(np.unique(own), time.time())
+        else:
+            self._unchanged[table].forget()
 
     def set_update_policy(self, table: str, policy: UpdatePolicy) -> None:
         """Says whether gradients of saturated keys are masked or held, from the next step on.
 
         Raises:
-            ValueError: gradients are to be deferred by movement, moments to decay, or ranks to be
-                simulated: the optimizer is not the store's.
+            ValueError: gradients are to be deferred by movement, and nobody knows how far the
+                optimizer would move the rows; or moments are to decay, or ranks to be simulated:
+                the optimizer is not the store's.
         """
-        place = f"table {self._require(table).name!r} of a SokStore"
+        found = self._require(table)
+        place = f"table {table!r} of a SokStore"
         if policy.mode == "defer" and policy.trigger == "movement":
-            raise invalid("defer_trigger", "movement", place, "'interval'")
+            if self._unknown_movement is not None:
+                allowed = (
+                    f"'interval', or a store with one of these optimizers: {sok_movement.KNOWN}; "
+                    f"it has {self._unknown_movement}"
+                )
+                raise invalid("defer_trigger", "movement", place, allowed)
+            if not found.is_dynamic:
+                allowed = "'interval': SOK's optimizers update its dynamic variables only"
+                raise invalid("defer_trigger", "movement", place, allowed)
         if policy.decay_skipped:
             raise invalid("decay_skipped", True, place, "False: the optimizer is not the store's")
         if policy.ranks > 1:
             raise invalid("simulated_ranks", policy.ranks, place, "1")
+        masked = self._masks(table)
         self._policies[table] = policy
+        if not (masked and self._masks(table)):
+            self._unchanged[table].forget()
         self._apply_policy(table)
 
     def _apply_policy(self, table: str) -> None:
@@ -349,6 +385,21 @@ class SokStore:
         # All the sums that fit the budget would take its memory at once.
         most = min(policy.max_rows, max(2 * found.size(), _FEWEST_SUMS))
         self._held[table].configure(dataclasses.replace(policy, max_rows=most), marked)
+
+    def _masks(self, table: str) -> bool:
+        policy = self._policies[table]
+        return policy.mode == "mask" and not policy.is_shadow
+
+    def unchanged_since(self, table: str, moment: float) -> np.ndarray:
+        """Returns int64 [n]: keys of this rank whose gradients have been masked since a time.
+
+        Their rows were written since, once a window, but as they are.
+
+        Args:
+            table: name of the table.
+            moment: in seconds since 1970.
+        """
+        return self._unchanged[self._require(table).name].since(moment)
 
     def travelled(self, table: str, keys: Any) -> np.ndarray:
         """Refuses: the store does not see updates.
@@ -371,6 +422,7 @@ class SokStore:
             sent=offered - masked - counts.held + counts.left_alone,
             masked=masked,
             held=counts.held,
+            due_by_movement=counts.due_by_movement,
             due_by_age=counts.due_by_age,
             flushed=counts.flushed,
             refused=counts.refused,

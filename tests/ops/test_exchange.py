@@ -279,6 +279,24 @@ def test_rows_that_are_as_they_start_do_not_travel():
         )
 
 
+@pytest.mark.parametrize("counts", [(9, 0), (0, 1), (8, 17), (0, 0)])
+def test_rows_of_no_table_are_stored_as_served_ones_are(counts):
+    copies, random = make_tables(), np.random.default_rng(3)
+    rows = [
+        random.normal(size=(count, config.dim)).astype(np.float32)
+        for count, config in zip(counts, TABLES, strict=True)
+    ]
+    keys = tf.constant(np.concatenate([np.arange(count) for count in counts]), tf.int64)
+    specs = [tf.TensorSpec([None, config.dim], tf.float32) for config in TABLES]
+    packed = tf.function(exchange.pack_rows, input_signature=[specs])(rows)
+    parcels = RowParcels(tf.constant([counts], tf.int64), keys, packed)
+    exchange.store_copies(copies, parcels, with_summary=False, makes_room=True)
+    for count, copy, wanted in zip(counts, copies, rows, strict=True):
+        copied = table.export_table(copy)
+        np.testing.assert_array_equal(copied["keys"], np.arange(count))
+        np.testing.assert_array_equal(copied["rows"], wanted)
+
+
 def test_no_rows_are_served_and_stored():
     handles, none = make_tables(), tf.zeros([0], tf.int64)
     sizes = tf.zeros([3, 2], tf.int64)

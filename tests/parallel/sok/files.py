@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import os
 import tempfile
+import time
 
 import numpy as np
 
@@ -14,6 +15,7 @@ import tensorflow as tf
 import tf_keras
 
 from slipstream_tf.distributed import init
+from slipstream_tf.ops.update_policy import SATURATED, UpdatePolicy
 from slipstream_tf.stores import SokStore, sok_files
 from slipstream_tf.stores.sok import open_sok, slots_of, wrap_optimizer
 
@@ -99,6 +101,32 @@ def ask_what_was_written(comm) -> None:
     np.testing.assert_array_equal(rows[np.argsort(keys)], rows_of(store)[:12][::3])
 
 
+def tell_writes_from_changes(comm) -> None:
+    """Masked rows that are only kept from eviction are no changes; those let go may be."""
+    store = opened(comm, "hybrid", open_sok().SGD(0.1))
+    store.set_update_policy("t", UpdatePolicy("mask"))
+    masked = KEYS[:6]
+    train(store, 1)
+    store.mark_rows("t", masked, np.full(6, SATURATED))
+    time.sleep(0.01)
+    since = datetime.datetime.now(datetime.timezone.utc)
+    train(store, 1)
+    store.mark_rows("t", masked, np.full(6, SATURATED))
+    written = open_sok().incremental_model_dump([store.opened[0].variable], [since])[0][0]
+    np.testing.assert_array_equal(np.sort(written), KEYS)
+    keys, rows = sok_files.written_since(store, since)["t"]
+    np.testing.assert_array_equal(np.sort(keys), KEYS[6:])
+    kept = store.opened[0].lookup(tf.constant(KEYS[6:]))
+    np.testing.assert_array_equal(rows[np.argsort(keys)], kept)
+    store.mark_rows("t", masked[1:], np.full(5, SATURATED))
+    keys, _ = sok_files.written_since(store, since)["t"]
+    np.testing.assert_array_equal(np.setdiff1d(KEYS, keys), masked[1:])
+    # Under a policy that masks nothing, all are.
+    store.set_update_policy("t", UpdatePolicy("mask", is_shadow=True))
+    keys, _ = sok_files.written_since(store, since)["t"]
+    np.testing.assert_array_equal(np.sort(keys), KEYS)
+
+
 def main() -> None:
     comm = init()
     for kind in ("hybrid", "hbm"):
@@ -107,6 +135,7 @@ def main() -> None:
             dump_and_load(comm, folder, kind)
             refuse(comm, folder)
     ask_what_was_written(comm)
+    tell_writes_from_changes(comm)
     print("all is well")
 
 

@@ -97,7 +97,7 @@ def save_and_load(comm, rule, var_type: str) -> None:
         raise AssertionError("rows that are not there were left in the table")
 
 
-def fit(comm) -> None:
+def fit(comm, store: str) -> None:
     random = np.random.default_rng(comm.rank)
     count, fields = 512, 4
     keys = np.minimum(random.zipf(1.3, (count, fields)), 100).astype(np.int64)
@@ -105,7 +105,7 @@ def fit(comm) -> None:
     labels = ((keys % 3).sum(1) % 2).astype(np.float32)
     embeddings = slip.keras.EmbeddingCollection(
         [GOOD], slip.optimizers.Adagrad(0.1), {f"f{i}": "t" for i in range(fields)},
-        store="sok", comm=comm,
+        store=store, comm=comm,
     )  # fmt: skip
     model = slip.models.DLRM(embeddings, dense_features=3, bottom=[8, 4], top=[8, 1])
     config = slip.SaturationConfig(skip="gradients", snapshot_interval=8, warmup_steps=8)
@@ -119,7 +119,7 @@ def fit(comm) -> None:
     assert np.isfinite(model.evaluate(data.take(2), verbose=0))
     counts = [report.tables[0].rows for report in slipstream.tracker.reports]
     assert sum(c.masked for c in counts) > 0 and sum(c.sent for c in counts) > 0
-    assert embeddings.get_config()["store"] == "sok"
+    assert embeddings.get_config()["store"] == store
 
 
 def main() -> None:
@@ -128,7 +128,8 @@ def main() -> None:
     save_and_load(comm, slip.optimizers.Adam(0.1), "hybrid")
     save_and_load(comm, slip.optimizers.Adagrad(0.1), "hbm")
     save_and_load(comm, slip.optimizers.SGD(0.1), "hybrid")
-    fit(comm)
+    fit(comm, "sok")
+    fit(comm, "sok_pooled")
     print("all is well")
 
 

@@ -60,9 +60,10 @@ def batches(ranks: int):
 
 def config(mode: str) -> slip.SaturationConfig:
     defers = {"skip": "defer", "defer_trigger": "interval", "defer_steps": 3, "freeze_drift": 0}
+    moves = {"skip": "defer", "defer_movement": 0.02, "freeze_drift": 0}
     masks = {"skip": "gradients", "freeze_drift": 1.0}
     return slip.SaturationConfig(
-        **(defers if mode == "defer" else masks),
+        **{"defer": defers, "movement": moves}.get(mode, masks),
         target_skip=0.5,
         snapshot_interval=INTERVAL,
         warmup_steps=0,
@@ -120,7 +121,7 @@ def compare(comm, kind: str, rule: str, lookup: str, mode: str) -> None:
     is_static = mode == "static"
     loop = SokLoop(comm, kind, rule, lookup, mode)
     native, reference = native_of(rule, mode)
-    is_graph = mode in ("graph", "defer")
+    is_graph = mode in ("graph", "defer", "movement")
     step = tf.function(loop.step, reduce_retracing=True) if is_graph else loop.step
     withheld = frozen = 0
     for keys, targets in batches(comm.size):
@@ -149,7 +150,8 @@ def compare(comm, kind: str, rule: str, lookup: str, mode: str) -> None:
             if lookup != "frozen" or comm.size == 1:
                 assert (mine.masked, mine.offered) == (theirs.masked, theirs.offered)
             assert (mine.held, mine.due_by_age) == (theirs.held, theirs.due_by_age)
-    if mode == "defer":
+            assert mine.due_by_movement == theirs.due_by_movement
+    if mode in ("defer", "movement"):
         assert loop.store.update_counts("t").pending > 0
         loop.store.flush(loop.optimizer)
         assert loop.store.update_counts("t").pending == 0

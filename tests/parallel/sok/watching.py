@@ -45,13 +45,24 @@ def refuse_bad_arguments(comm) -> None:
     refuses("'t'", store.size, "another")
     refuses("signal", store.mark_rows, "t", [1], np.array([WATCHED]))
     refuses("signal", store.travelled, "t", nothing)
-    refuses("'interval'", store.set_update_policy, "t", UpdatePolicy("defer"))
+    refuses("no optimizer", store.set_update_policy, "t", UpdatePolicy("defer"))
+    refuse_unknown_movement(comm)
     refuses("loop", store.flush)
     if comm.size > 1:
         refuses(f"{comm.size} ranks", SokStore, table())
     refuses("simulated_ranks", store.set_update_policy, "t", UpdatePolicy("mask", ranks=2))
     config = slip.SaturationConfig(skip="inputs", warmup_steps=0)
     refuses("Slipstream.apply", slip.Slipstream(store, config).observe, {"t": nothing})
+
+
+def refuse_unknown_movement(comm) -> None:
+    by_movement = UpdatePolicy("defer", "movement", movement=0.1, max_rows=10)
+    adam = wrap_optimizer(tf.compat.v1.train.AdamOptimizer(0.1))
+    store = SokStore({"t": table()}, adam, comm)
+    refuses("it has AdamOptimizer", store.set_update_policy, "t", by_movement)
+    static = open_sok().Variable(np.zeros((8, DIM)), dtype=tf.float32)
+    store = SokStore({"t": static}, open_sok().SGD(0.1), comm)
+    refuses("dynamic variables only", store.set_update_policy, "t", by_movement)
 
 
 def name_a_single_variable(comm) -> None:
@@ -94,6 +105,57 @@ def mask_or_only_count(comm) -> None:
     np.testing.assert_array_equal(store.owners("t", everyone), everyone % comm.size)
 
 
+def refuse_keys_of_soks_own(comm) -> None:
+    for kind, bad in (("hybrid", (-1, -2, -3, -4)), ("hbm", (2**63 - 1, -(2**63)))):
+        store = SokStore({"mine": table(kind)}, comm=comm)
+        for key in bad:
+            for lookup in (store.lookup, tf.function(store.lookup)):
+                try:
+                    lookup("mine", tf.constant([7, key, 0], tf.int64))
+                except tf.errors.InvalidArgumentError as error:
+                    # Where a graph says it, quotes are escaped.
+                    assert f"Invalid key {key} of table" in str(error), error
+                    assert "mine" in str(error)
+                else:
+                    raise AssertionError(f"not refused: {key}")
+        fine = {-5, 0, 2**63 - 2, -(2**63) + 1} | set((-1, -4) if kind == "hbm" else ())
+        assert store.lookup("mine", tf.constant(sorted(fine), tf.int64)).shape[0] == len(fine)
+
+
+def watch_tables_on_one_rank(comm) -> None:
+    """Localized variables: all rows of each on one rank; lookup_sparse needs one on every rank."""
+    sok, size = open_sok(), 6
+    start = np.arange(size * DIM, dtype=np.float32).reshape(size, DIM)
+    made = [sok.Variable(start, mode=f"localized:{r}") for r in range(comm.size)]
+    dynamic = sok.DynamicVariable(
+        dimension=DIM, initializer="0.5", var_type="hybrid", mode=f"localized:{comm.size - 1}",
+        init_capacity=16, max_capacity=16,
+    )  # fmt: skip
+    names = [f"on_{r}" for r in range(comm.size)]
+    store = SokStore({**dict(zip(names, made, strict=True)), "dynamic": dynamic}, comm=comm)
+    for name in names:
+        np.testing.assert_array_equal(store.owners(name, np.arange(size)), int(name[3:]))
+        store.set_update_policy(name, UpdatePolicy("mask"))
+        store.mark_rows(name, np.array([1, 4]), np.full(2, SATURATED))
+        assert store.size(name) == size * (int(name[3:]) == comm.rank)
+    np.testing.assert_array_equal(store.owners("dynamic", np.arange(3)), comm.size - 1)
+    if comm.size > 1:
+        refuses("localized:0", store.lookup, "on_0", tf.constant([1], tf.int64))
+    bags = tf.RaggedTensor.from_row_lengths(tf.constant([0, 1, 2, 4], tf.int64), [2, 2])
+    bags = bags.with_row_splits_dtype(tf.int64)
+    with tf.GradientTape() as tape:
+        pooled = sok.lookup_sparse(made, [bags] * len(made), combiners=["sum"] * len(made))
+        loss = tf.add_n([tf.reduce_sum(rows) for rows in pooled])
+    gradients = tape.gradient(loss, made)
+    rate = tf.compat.v1.train.GradientDescentOptimizer(0.1)
+    rate.apply_gradients(store.withhold(zip(gradients, made, strict=True)))
+    expected = start.copy()
+    expected[[0, 2]] -= np.float32(0.1) * comm.size
+    np.testing.assert_allclose(made[comm.rank].numpy(), expected, rtol=1e-6)
+    counts = [store.update_counts(name) for name in names]
+    assert [c.masked for c in counts] == [2 * (r == comm.rank) for r in range(comm.size)]
+
+
 def keep_masked_keys_from_eviction(comm, is_watched: bool) -> bool:
     """Whether a masked key's row and slot outlive new keys that fill the table each window."""
     variable = table()
@@ -120,6 +182,8 @@ def main() -> None:
     name_a_single_variable(comm)
     count_every_occurrence(SokStore({"t": table()}, comm=comm))
     mask_or_only_count(comm)
+    refuse_keys_of_soks_own(comm)
+    watch_tables_on_one_rank(comm)
     assert keep_masked_keys_from_eviction(comm, is_watched=True)
     assert not keep_masked_keys_from_eviction(comm, is_watched=False), "HKV's trap is gone"
     print("all is well")

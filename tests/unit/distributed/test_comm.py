@@ -24,10 +24,11 @@ def test_collectives_of_one_rank_return_their_own_tensor():
     received, splits = alone.exchange(rows, [3], "rows", "d")
     tf.debugging.assert_equal(received, rows)
     assert splits.numpy().tolist() == [3]
+    alone.count_sent(tf.constant(8, tf.int64), "keys", "e")
     assert alone.traffic().total == 0 and set(alone.traffic().bytes) == set(comm.KINDS)
 
 
-@pytest.mark.parametrize("call", ["sum", "gather"])
+@pytest.mark.parametrize("call", ["sum", "gather", "count_sent"])
 def test_an_unknown_kind_is_refused(call):
     with pytest.raises(ValueError, match=r"Invalid `kind`: 'gold' for x\. Allowed: one of 'keys'"):
         getattr(comm.SingleProcess(), call)(tf.zeros([1]), "gold", "x")

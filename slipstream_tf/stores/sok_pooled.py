@@ -1,0 +1,306 @@
+"""Embedding tables in SOK whose bags are pooled where the rows are: `sok.lookup_sparse`.
+
+In: each rank's batches. Their keys go to all ranks, each of which adds up the rows that it owns in
+every bag; the sums come back. Gradients are masked or held back where SOK has summed them: at the
+rank that owns the row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from slipstream_tf import optimizers
+from slipstream_tf.config import TableConfig
+from slipstream_tf.errors import invalid
+from slipstream_tf.ops.features import PADDING_KEY, FeatureSpec, PackedFeatures
+from slipstream_tf.ops.update_policy import UpdateCounts, UpdatePolicy
+from slipstream_tf.stores import sok_traffic
+from slipstream_tf.stores.sok import require_lookup_sparse
+from slipstream_tf.stores.sok_store import SokStore
+from slipstream_tf.stores.sok_tables import SokTables
+
+# Values per row up to which SOK multiplies rows by weights.
+_WIDEST_WEIGHTED = 256
+
+
+class PooledPlan(NamedTuple):
+    """What the backward pass of a lookup needs.
+
+    Attributes:
+        tape: that saw SOK's lookup.
+        trained: float32 [batch, dim] of each feature, pooled: what training added to the rows.
+        variables: of the tables that were looked up.
+        is_stacked: whether gradients come as one tensor [batch, features, dim].
+        sent_bytes: int64 scalar, of pooled vectors to other ranks; their gradients are as many.
+    """
+
+    tape: tf.GradientTape
+    trained: list[tf.Tensor]
+    variables: list[Any]
+    is_stacked: bool
+    sent_bytes: tf.Tensor
+
+
+class SokPooledStore(SokTables):
+    """Embedding tables whose rows SOK holds and pools, spread by key modulo the number of ranks.
+
+    Beside `SokEmbeddingStore`, whose exchanges carry the distinct keys of a batch with their rows
+    and gradients: here all keys go to all ranks, and a pooled vector of every bag goes from every
+    rank to the bag's, and its gradient back. That is less for bags of many keys, and as much for
+    any keys: masked and deferred gradients save updates, not what is sent, and no row is frozen.
+
+    Every lookup (evaluation, too) and update is a collective; ranks without inputs take part with
+    an empty batch. Gradients are averaged over the ranks. What SOK sends is in the communicator's
+    traffic.
+
+    SOK adds up what training added to the rows; their initial values, which follow from the keys,
+    are pooled on the rank that has the bag. "mean" and "sqrtn" divide there, too: SOK's own mean of
+    weighted keys is not a number where a bag is empty. SOK makes rows for all keys that it is asked
+    for, in evaluation, too, and does not tell which there were: `gather` says of every key that it
+    was found.
+
+    HKV tables ("hybrid") that are full evict the rows that were written longest ago: masked rows
+    and their slots are written once a window, as they are.
+
+    Attributes:
+        tables: as given.
+        optimizer: the rule of all tables.
+        learning_rate: float32 scalar variable, read in every update.
+        comm: the ranks, or None.
+    """
+
+    def __init__(
+        self,
+        tables: Sequence[TableConfig],
+        optimizer: optimizers.SparseOptimizer,
+        comm: Any = None,
+        var_type: str = "hybrid",
+        settings: Mapping[str, Any] | None = None,
+        counted_keys: int = 1 << 20,
+    ):
+        """Makes empty tables.
+
+        Args:
+            tables: at least one, of distinct names. With "hybrid": `capacity`, a power of two, is
+                that of each rank's part, and `eviction` "lru".
+            optimizer: the rule of all tables: `SGD`, `Adagrad` or `Adam`.
+            comm: the ranks, from `distributed.init()`; None: this process alone.
+            var_type: "hybrid" (HierarchicalKV: GPU and host memory) or "hbm" (GPU memory only).
+            settings: of HKV, for all tables; see `stores.hkv.NAMES`.
+            counted_keys: keys of a table whose accesses are counted; at least those of a batch.
+
+        Raises:
+            ImportError: SOK cannot be loaded here.
+            RuntimeError: its `lookup_sparse` cannot run with this Python.
+            ValueError: a table or setting that SOK cannot have, or a rule that it does not know.
+        """
+        super().__init__(tables, optimizer, comm, var_type, settings)
+        require_lookup_sparse()
+        variables = {table.name: table.variable for table in self._tables}
+        self._watching = SokStore(variables, self._updater, comm, counted_keys)
+
+    def lookup(
+        self,
+        packed: PackedFeatures,
+        specs: Sequence[FeatureSpec],
+        training: bool,
+        stacked: bool = False,
+    ) -> tuple[list[tf.Tensor], Any]:
+        """See `EmbeddingStore.lookup`; a collective. The plan is a `PooledPlan`.
+
+        Raises:
+            ValueError: keys have weights, and rows are too wide for SOK to weigh.
+            tf.errors.InvalidArgumentError: a key is one that SOK's tables use themselves.
+        """
+        widest = max(self.tables[self._index_of(spec.table)].dim for spec in specs)
+        if packed.weights and widest > _WIDEST_WEIGHTED:
+            allowed = (
+                f"none where a table's dim is above {_WIDEST_WEIGHTED} (here {widest}): SOK 2.1.0 "
+                "divides wider rows by their weights"
+            )
+            raise invalid("weights", f"{len(packed.weights)} features'", self._place, allowed)
+        initial, _ = self._initial.lookup(packed, specs, training=False)
+        if training:
+            self._watching.count_accesses(packed, specs)
+        indices = sorted({self._index_of(spec.table) for spec in specs})
+        variables = [self._tables[index].variable for index in indices]
+        # The initial rows' lookup has checked the keys' layout, which SOK does not.
+        with (
+            tf.control_dependencies(initial),
+            tf.GradientTape(persistent=True, watch_accessed_variables=False) as tape,
+        ):
+            # Not the variables: a layer's custom gradient would ask for their gradients.
+            tape.watch([variable.handle for variable in variables])
+            trained, sent_bytes = self._pooled(packed, specs)
+        pooled = [rows + added for rows, added in zip(initial, trained, strict=True)]
+        if stacked:
+            pooled = [tf.stack(pooled, axis=1)]
+        plan = PooledPlan(tape, trained, variables, stacked, sent_bytes)
+        return pooled, plan if training else None
+
+    def _pooled(
+        self, packed: PackedFeatures, specs: Sequence[FeatureSpec]
+    ) -> tuple[list[tf.Tensor], tf.Tensor]:
+        """Pools what training added to the rows.
+
+        Returns:
+            float32 [batch, dim] of each feature, and how many bytes went to other ranks for that.
+        """
+        bags = [_bags_of(packed, place) for place in range(len(specs))]
+        bags = [
+            bag.with_values(self._tables[self._index_of(spec.table)].checked(bag.values))
+            for spec, bag in zip(specs, bags, strict=True)
+        ]
+        batch = bags[0].nrows()
+        # SOK takes all ranks to have as many inputs, one at least.
+        most = tf.maximum(batch, 1)
+        if self.comm is not None and self.comm.size > 1:
+            sizes = self.comm.gather(
+                tf.reshape(most, [1]), "control", _unique("slipstream.sok.batch")
+            )
+            most = tf.reduce_max(sizes)
+        padded = [_with_rows(bag, most) for bag in bags]
+        weights = None
+        if packed.weights:
+            weights = [
+                _with_rows(_weights_of(packed, place, bag), most) for place, bag in enumerate(bags)
+            ]
+        sent_bytes = self._pooled_bytes(specs, most)
+        self._count_keys(padded, is_weighted=weights is not None)
+        sok_traffic.count(self.comm, sent_bytes, "rows")
+        sums = self._sok.lookup_sparse(
+            [self._tables[self._index_of(spec.table)].variable for spec in specs],
+            padded,
+            sp_weights=weights,
+            combiners=["sum"] * len(specs),
+        )
+        found = []
+        for place, spec in enumerate(specs):
+            dim = self.tables[self._index_of(spec.table)].dim
+            rows = tf.ensure_shape(sums[place][:batch], [None, dim])
+            if spec.combiner != "sum":
+                divisors = _divisors(spec, _weights_of(packed, place, bags[place]))
+                rows = tf.math.divide_no_nan(rows, divisors[:, None])
+            found.append(rows)
+        return found, sent_bytes
+
+    def _pooled_bytes(self, specs: Sequence[FeatureSpec], inputs: tf.Tensor) -> tf.Tensor:
+        """Bytes of the pooled vectors that this rank has for others' inputs."""
+        width = sum(self.tables[self._index_of(spec.table)].dim for spec in specs)
+        return inputs * (width * sok_traffic.FLOAT_BYTES * (self._tables[0].ranks - 1))
+
+    def _count_keys(self, bags: Sequence[tf.RaggedTensor], is_weighted: bool) -> None:
+        """Counts keys, weights and the bags' lengths, which go to every other rank."""
+        each = sok_traffic.KEY_BYTES + is_weighted * sok_traffic.FLOAT_BYTES
+        keys = [tf.size(bag.values, tf.int64) * each for bag in bags]
+        lengths = [bag.nrows() * sok_traffic.KEY_BYTES for bag in bags]
+        others = self._tables[0].ranks - 1
+        sok_traffic.count(self.comm, tf.add_n([*keys, *lengths]) * others, "keys")
+
+    def apply_gradients(
+        self, plan: PooledPlan, gradients: Sequence[tf.Tensor]
+    ) -> tf.Operation | None:
+        """See `EmbeddingStore.apply_gradients`; averages over the ranks. A collective.
+
+        Raises:
+            tf.errors.InvalidArgumentError: a gradient is not finite; nothing is sent then.
+        """
+        ranks = self._tables[0].ranks
+        by_feature = tf.unstack(gradients[0], axis=1) if plan.is_stacked else gradients
+        # SOK adds up what the ranks send.
+        shares = [
+            tf.debugging.check_numerics(gradient / ranks, "Gradient of bags that SOK pools")
+            for gradient in by_feature
+        ]
+        handles = [variable.handle for variable in plan.variables]
+        sok_traffic.count(self.comm, plan.sent_bytes, "gradients")
+        slices = plan.tape.gradient(plan.trained, handles, output_gradients=shares)
+        self._steps.assign_add([1, 1])
+        pairs = self._watching.withhold(zip(slices, plan.variables, strict=True))
+        return self._updater.apply_gradients(pairs)
+
+    def flush(self) -> None:
+        """Applies what this rank holds back of its own rows; no collective."""
+        self._apply_held(self._watching.flush)
+
+    def set_update_policy(self, table: str, policy: UpdatePolicy) -> None:
+        """See `SokStore.set_update_policy`."""
+        self._index_of(table)
+        self._require_policy(table, policy)
+        self._watching.set_update_policy(table, policy)
+        self._policies[table] = policy
+
+    def mark_rows(self, table: str, keys: Any, marks: Any) -> None:
+        """See `EmbeddingStore.mark_rows`.
+
+        Raises:
+            ValueError: a mark is WATCHED: rows are updated by SOK.
+        """
+        self._index_of(table)
+        self._require_unwatched(table, np.asarray(marks, np.uint8))
+        self._watching.mark_rows(table, keys, marks)
+
+    def hot_keys(self, table: str, k: int) -> tuple[np.ndarray, np.ndarray]:
+        """See `EmbeddingStore.hot_keys`; of this rank's own batches."""
+        return self._watching.hot_keys(table, k)
+
+    def decay_counts(self, factor: float) -> None:
+        """See `EmbeddingStore.decay_counts`."""
+        self._watching.decay_counts(factor)
+
+    def update_counts(self, table: str) -> UpdateCounts:
+        """See `EmbeddingStore.update_counts`; of the gradient rows of this rank's own keys."""
+        return self._watching.update_counts(table)
+
+
+def _unique(name: str) -> str:
+    """A collective's name: lookups of one graph may be under way at the same time."""
+    if tf.executing_eagerly():
+        return name
+    return str(tf.compat.v1.get_default_graph().unique_name(name))
+
+
+def _bags_of(packed: PackedFeatures, place: int) -> tf.RaggedTensor:
+    """The keys of a feature, int64 [batch, None], without padding."""
+    keys = packed.keys[packed.attrs["feature_keys"][place]]
+    splits, column = packed.attrs["feature_splits"][place], packed.attrs["feature_column"][place]
+    if splits >= 0:
+        return tf.RaggedTensor.from_row_splits(keys, packed.row_splits[splits], validate=False)
+    if column >= 0:
+        keys = keys[:, column]
+    if keys.shape.rank == 2:
+        return tf.ragged.boolean_mask(keys, keys != PADDING_KEY).with_row_splits_dtype(tf.int64)
+    splits = tf.range(tf.size(keys, tf.int64) + 1)
+    return tf.RaggedTensor.from_row_splits(keys, splits, validate=False)
+
+
+def _weights_of(packed: PackedFeatures, place: int, bags: tf.RaggedTensor) -> tf.RaggedTensor:
+    """The weights of a feature's keys, float32 [batch, None], laid out like them."""
+    index = packed.attrs["feature_weights"][place]
+    if index < 0:
+        return bags.with_values(tf.ones_like(bags.values, tf.float32))
+    weights = packed.weights[index]
+    keys = packed.keys[packed.attrs["feature_keys"][place]]
+    if packed.attrs["feature_splits"][place] < 0 and keys.shape.rank == 2:
+        weights = tf.boolean_mask(weights, keys != PADDING_KEY)
+    return bags.with_values(weights)
+
+
+def _divisors(spec: FeatureSpec, weights: tf.RaggedTensor) -> tf.Tensor:
+    """What a combiner divides the sums by: float32 [batch]."""
+    if spec.combiner == "mean":
+        return tf.reduce_sum(weights, axis=1)
+    return tf.sqrt(tf.reduce_sum(tf.square(weights), axis=1))
+
+
+def _with_rows(bags: tf.RaggedTensor, count: tf.Tensor) -> tf.RaggedTensor:
+    """Adds empty bags, so that there are `count`."""
+    splits = bags.row_splits
+    last = tf.fill([count - bags.nrows()], splits[-1])
+    return tf.RaggedTensor.from_row_splits(
+        bags.values, tf.concat([splits, last], 0), validate=False
+    )

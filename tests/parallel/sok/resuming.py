@@ -1,0 +1,90 @@
+"""Run by test_resuming.py: what some ranks saved of tables in SOK, others go on from.
+
+    resuming.py FOLDER FROM TO
+
+FROM: a job of FOLDER whose checkpoint is restored, or "none". TO: this job, which trains from there
+to the end, saves on the way, and must end with the rows that the job "whole" had.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import tensorflow as tf
+
+import slipstream_tf as slip
+from slipstream_tf.distributed import JobCheckpoints, init
+from slipstream_tf.ops.update_policy import UpdatePolicy
+
+KEYS, BATCH, STEPS, SAVED = 50, 24, 8, 4
+BY_MOVEMENT = UpdatePolicy("defer", "movement", movement=0.05, max_age=3, max_rows=1000)
+# Store, rule, policy: sums that ranks hold of their own batches would not be those of one rank.
+CASES = {
+    "rows": ("sok", slip.optimizers.Adam(0.05), UpdatePolicy()),
+    "pooled": ("sok_pooled", slip.optimizers.Adagrad(0.1, 0.1, 1e-12), BY_MOVEMENT),
+}
+
+
+def batch_of(step: int, comm) -> dict:
+    """This rank's share of the step's keys, one in four of which is new in the step."""
+    random = np.random.default_rng(step)
+    keys = random.integers(0, KEYS * (step + 4) // (STEPS + 4), (BATCH, 3))
+    return {"t": tf.constant(np.split(keys, comm.size)[comm.rank])}
+
+
+def compare(comm, folder: Path, name: str, source: str, job: str) -> None:
+    store, rule, policy = CASES[name]
+    tables = [slip.TableConfig("t", 4, combiner="mean", capacity=256, eviction="lru")]
+    layer = slip.keras.EmbeddingCollection(tables, rule, store=store, comm=comm)
+    layer.store.set_update_policy("t", policy)
+    head, step_of = tf.Variable(tf.ones([4])), tf.Variable(0)
+    checkpoint = tf.train.Checkpoint(layer=layer, head=head, step=step_of)
+    checkpoints = JobCheckpoints(folder / job / name, checkpoint, comm, layer.store)
+    start = 0
+    if source != "none":
+        saved = JobCheckpoints(folder / source / name, checkpoint, comm, layer.store).restore()
+        assert saved is not None and saved.placement == "spread" and saved.step == SAVED
+        assert int(step_of) == start + SAVED
+        start = saved.step
+    held = 0
+    for step in range(start, STEPS):
+        with tf.GradientTape() as tape:
+            rows = layer(batch_of(step, comm), training=True)["t"]
+            loss = tf.reduce_mean(tf.square(rows * head - 1.0))
+        anchor = layer.update_anchor.value
+        gradient, _ = tape.gradient(loss, [head, anchor])
+        head.assign_sub(0.1 * comm.sum(gradient, "dense", f"head.{name}.{step}") / comm.size)
+        held += layer.store.update_counts("t").pending
+        if step + 1 == SAVED:
+            step_of.assign(step + 1)
+            checkpoints.save(step + 1)
+    layer.store.flush()
+    assert (held > 0) == (policy.mode == "defer")
+    keys = np.arange(KEYS)
+    rows = layer({"t": keys})["t"].numpy()
+    file = folder / f"{name}.npz"
+    if job == "whole":
+        if comm.rank == 0:
+            np.savez(file, rows=rows, head=head.numpy(), size=comm.size)
+        return
+    whole = np.load(file)
+    same = comm.size == whole["size"] and source in ("none", "whole")
+    for mine, theirs in ((rows, whole["rows"]), (head.numpy(), whole["head"])):
+        if same:
+            np.testing.assert_array_equal(mine, theirs)
+        else:
+            np.testing.assert_allclose(mine, theirs, rtol=2e-4, atol=1e-5)
+
+
+def main() -> None:
+    comm = init()
+    folder, source, job = sys.argv[1:]
+    for name in CASES:
+        compare(comm, Path(folder), name, source, job)
+    print("all is well")
+
+
+if __name__ == "__main__":
+    main()

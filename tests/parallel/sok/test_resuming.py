@@ -1,0 +1,16 @@
+"""Checkpoints of tables in SOK: as many ranks, fewer and more go on from them as if never ended."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+
+def test_any_number_of_ranks_goes_on_from_a_checkpoint(
+    run_sok: Callable[..., str], tmp_path: Path
+) -> None:
+    run_sok("resuming.py", 2, str(tmp_path), "none", "whole")
+    run_sok("resuming.py", 2, str(tmp_path), "whole", "again")
+    run_sok("resuming.py", 1, str(tmp_path), "whole", "fewer")
+    run_sok("resuming.py", 1, str(tmp_path), "none", "one")
+    run_sok("resuming.py", 2, str(tmp_path), "one", "more")

@@ -1,0 +1,134 @@
+"""Run by test_traffic.py: what SOK is seen to send is what the communicator counted."""
+
+from __future__ import annotations
+
+import numpy as np
+import tensorflow as tf
+
+import slipstream_tf as slip
+from slipstream_tf.distributed import init
+from slipstream_tf.ops.features import FeatureSpec, pack
+from slipstream_tf.ops.update_policy import UpdatePolicy
+from slipstream_tf.stores import SokEmbeddingStore, SokPooledStore, SokStore
+from slipstream_tf.stores.sok import open_sok
+
+SPECS = [FeatureSpec("a", "one", "mean"), FeatureSpec("b", "two")]
+TABLES = [
+    slip.TableConfig("one", 4, capacity=256, eviction="lru"),
+    slip.TableConfig("two", 3, capacity=256, eviction="lru"),
+]
+
+
+class Seen:
+    """Bytes that SOK's communication tool sends to other ranks, by dtype."""
+
+    def __init__(self, comm):
+        self.comm = comm
+        self.tool = open_sok().communication._COMM_TOOL
+        self.sent = dict.fromkeys((tf.int64, tf.float32), 0)
+        self.tool.alltoall, self.tool.allgather = self.alltoall, self.allgather
+
+    def take(self, dtype) -> int:
+        """Bytes of a dtype since the last call, of all ranks."""
+        own, self.sent[dtype] = self.sent[dtype], 0
+        return int(self.comm.sum(tf.constant(own, tf.int64), "control", "seen"))
+
+    def alltoall(self, tensor, splits):
+        others = int(tf.reduce_sum(splits) - splits[self.comm.rank])
+        row = int(np.prod(tensor.shape[1:])) * tensor.dtype.size
+        self.sent[tensor.dtype] += others * row
+        return type(self.tool).alltoall(self.tool, tensor, splits)
+
+    def allgather(self, tensor):
+        nbytes = int(tf.size(tensor)) * tensor.dtype.size * (self.comm.size - 1)
+        # Weights of keys are counted with the keys.
+        self.sent[tf.int64] += nbytes
+        return type(self.tool).allgather(self.tool, tensor)
+
+
+class Counted:
+    """What the communicators counted since the last call, of all ranks."""
+
+    def __init__(self, comm):
+        self.comm, self.before = comm, comm.traffic().bytes
+
+    def take(self) -> dict:
+        now = self.comm.traffic().bytes
+        own = [now[kind] - self.before[kind] for kind in ("keys", "rows", "gradients", "deferred")]
+        total = self.comm.sum(tf.constant(own, tf.int64), "control", "counted").numpy().tolist()
+        self.before = self.comm.traffic().bytes
+        return dict(zip(("keys", "rows", "gradients", "deferred"), total, strict=True))
+
+
+def batch_of(comm) -> tuple[dict, dict]:
+    random = np.random.default_rng(comm.rank)
+    lengths = random.integers(0, 3, 10 + comm.rank)
+    bags = tf.RaggedTensor.from_row_lengths(random.integers(-5, 40, lengths.sum()) % 50, lengths)
+    weights = bags.with_values(tf.ones_like(bags.values, tf.float32))
+    return {"a": bags, "b": tf.constant(random.integers(0, 40, 10 + comm.rank))}, {"a": weights}
+
+
+def step(store, inputs, weights) -> None:
+    pooled, plan = store.lookup(pack(inputs, SPECS, weights), SPECS, training=True)
+    store.apply_gradients(plan, [tf.ones_like(rows) for rows in pooled])
+
+
+def count_stores(comm) -> None:
+    seen, counted = Seen(comm), Counted(comm)
+    inputs, weights = batch_of(comm)
+    for kind in (SokEmbeddingStore, SokPooledStore):
+        store = kind(TABLES, slip.optimizers.SGD(0.1), comm)
+        counted.take(), seen.take(tf.int64), seen.take(tf.float32)
+        step(store, inputs, weights)
+        found = counted.take()
+        assert found["keys"] == seen.take(tf.int64) > 0, found
+        rows = seen.take(tf.float32)
+        # Horovod's own backward pass of an exchange is not seen.
+        unseen = found["gradients"] if kind is SokPooledStore else 0
+        assert found["rows"] + found["gradients"] == rows + unseen > 0, found
+        assert found["gradients"] == found["rows"] and found["deferred"] == 0, found
+    store = SokEmbeddingStore(TABLES, slip.optimizers.SGD(0.1), comm)
+    held = UpdatePolicy("defer", "movement", movement=9.0, max_age=99, max_rows=1000)
+    for table in TABLES:
+        store.set_update_policy(table.name, held)
+    counted.take()
+    step(store, inputs, weights)
+    found = counted.take()
+    assert found["gradients"] == found["deferred"] == 0 < found["rows"]
+    store.flush()
+    assert counted.take()["deferred"] == found["rows"]
+
+
+def count_a_loop(comm) -> None:
+    """Of the store's own lookup; in a graph, with and without a backward pass."""
+    variable = open_sok().DynamicVariable(
+        dimension=4, initializer="0.5", var_type="hybrid", init_capacity=64, max_capacity=64
+    )  # fmt: skip
+    store = SokStore({"t": variable}, comm=comm)
+    keys = tf.constant([-7, 0, 1, 2, 3, 2**40], tf.int64)
+    others = int((store.owners("t", keys.numpy()) != comm.rank).sum())
+    others = int(comm.sum(tf.constant(others, tf.int64), "control", "others"))
+
+    @tf.function
+    def train():
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(store.lookup("t", keys))
+        return tape.gradient(loss, variable)
+
+    counted = Counted(comm)
+    looked_up = {"keys": 8 * others, "rows": 16 * others, "gradients": 0, "deferred": 0}
+    store.lookup("t", keys)
+    assert counted.take() == looked_up
+    assert train().values.shape[1] == 4
+    assert counted.take() == {**looked_up, "gradients": 16 * others}
+
+
+def main() -> None:
+    comm = init()
+    count_a_loop(comm)
+    count_stores(comm)
+    print("all is well")
+
+
+if __name__ == "__main__":
+    main()
