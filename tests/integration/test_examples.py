@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import ast
 import difflib
+import os
 import pathlib
 import runpy
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -24,6 +27,22 @@ def test_example(name, capsys):
     totals = [line for line in capsys.readouterr().out.splitlines() if "inputs skipped (" in line]
     assert len(totals) == 1
     assert not totals[0].startswith("0 of")
+
+
+def test_sok_example_says_that_it_trains_without_sok():
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+        "CUDA_VISIBLE_DEVICES": "",
+    }
+    command = [sys.executable, str(EXAMPLES / "sok_dlrm.py"), "--data=generated:19200"]
+    done = subprocess.run(
+        [*command, "--batch_size=96"], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert sum(line.startswith("No SOK here (") for line in lines) == 1
+    assert float(lines[-1].split()[2]) > 0.6 and lines[-1].startswith("test AUC ")
 
 
 def test_ten_lines_make_the_difference_to_plain_sok():
