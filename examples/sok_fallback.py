@@ -1,0 +1,99 @@
+"""The model of sok_dlrm.py on slipstream_tf's own tables, where SOK cannot be loaded."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.python.framework import kernels
+
+import slipstream_tf as slip
+from sok_clicks import FIELDS, batches
+from sok_parts import DenseLayers, auc, mean_loss
+
+# Of both programs: rows that hardly move get their gradients added up for 20 steps.
+SETTINGS = slip.SaturationConfig(
+    skip="defer", defer_trigger="interval", snapshot_interval=50, warmup_steps=100
+)
+
+Train = Callable[[argparse.Namespace], None]
+
+
+def unless_sok_loads(train: Train) -> Train:
+    """Returns `train`, which needs SOK; or `train_without_sok` where it cannot be loaded."""
+    problem = _why_sok_fails()
+    if problem is None:
+        return train
+    if slip.distributed.init().rank == 0:
+        print(f"No SOK here ({problem}): the same model trains on slipstream_tf's native tables.")
+    return train_without_sok
+
+
+def _why_sok_fails() -> str | None:
+    try:
+        import horovod.tensorflow  # noqa: F401
+        import sparse_operation_kit  # noqa: F401
+    except Exception as error:  # SOK raises plain ones where its libraries are missing.
+        return str(error).splitlines()[0]
+    # With the libraries of CUDA it loads without a GPU, too, but nothing runs.
+    able = {
+        kernel.device_type for kernel in kernels.get_registered_kernels_for_op("DistSelect").kernel
+    }
+    if not any(tf.config.list_physical_devices(device) for device in able):
+        return "no GPU"
+    return None
+
+
+def train_without_sok(flags: argparse.Namespace) -> None:
+    """Trains, tests and prints what `train` of sok_dlrm.py does."""
+    comm = slip.distributed.init()
+    embeddings = slip.keras.EmbeddingCollection(
+        [
+            slip.TableConfig(
+                "rows",
+                flags.dim,
+                capacity=flags.capacity,
+                eviction="lru",
+                initializer=slip.initializers.Constant(0.01),
+            )
+        ],
+        slip.optimizers.Adagrad(flags.rate, initial_accumulator_value=1e-6, epsilon=1e-30),
+        {f"field_{i}": "rows" for i in range(FIELDS)},
+        comm=comm,
+        placement="sharded" if comm.size > 1 else "replicated",
+    )
+    slipstream = slip.Slipstream(embeddings, SETTINGS)
+    model = DenseLayers(flags.dim)
+    optimizer = slip.distributed.DistributedOptimizer(
+        tf.keras.optimizers.Adam(flags.dense_rate), comm
+    )
+    # The anchor's gradient updates the rows.
+    variables = [*embeddings.trainable_variables, *model.weights]
+    optimizer.build(variables)
+
+    def predict(dense: tf.Tensor, keys: tf.Tensor, training: bool = False) -> tf.Tensor:
+        return model(dense, embeddings(keys, training=training))
+
+    @tf.function
+    def train_step(dense: tf.Tensor, keys: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
+        slipstream.observe(keys)
+        with tf.GradientTape() as tape:
+            loss = mean_loss(labels, predict(dense, keys, training=True))
+        optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+        return loss
+
+    share = (flags.batch_size, comm.rank, comm.size)
+    for step, batch in enumerate(batches(flags.data, "train", *share), start=1):
+        loss = train_step(*map(tf.constant, batch))
+        slipstream.step()
+        if step % 100 == 0 and comm.rank == 0:
+            print(f"step {step}: loss {float(loss):.4f}")
+    embeddings.store.flush()
+    tested = [(y, predict(x, k)) for x, k, y in batches(flags.data, "test", *share)]
+    parts = (tf.constant(np.concatenate(part)) for part in zip(*tested, strict=True))
+    labels, logits = (comm.gather(part, "control", f"example.{i}") for i, part in enumerate(parts))
+    if comm.rank == 0:
+        print(slipstream.ledger)
+        print(f"test AUC {auc(labels.numpy(), logits.numpy()):.4f} of {labels.shape[0]} inputs")

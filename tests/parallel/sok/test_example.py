@@ -1,0 +1,53 @@
+"""The DLRM for users of SOK: with the engine, without, and on native tables, it learns the same."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Callable
+
+import pytest
+
+BATCH, STEPS = 128, 200
+FALLBACK = "No SOK here"
+
+
+def flags(ranks: int) -> list[str]:
+    return [f"--data=generated:{BATCH * STEPS * ranks}", f"--batch_size={BATCH}"]
+
+
+def auc_of(output: str) -> float:
+    (found,) = re.findall(r"test AUC (\d\.\d+) of \d+ inputs", output)
+    return float(found)
+
+
+def rows_of(output: str) -> tuple[int, int]:
+    """Gradient rows applied when they came, and all of them."""
+    (found,) = re.findall(r"([\d,]+) of ([\d,]+) gradient rows sent", output)
+    applied, offered = (int(number.replace(",", "")) for number in found)
+    return applied, offered
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_with_sok_and_without(
+    run_ranks: Callable[..., subprocess.CompletedProcess[str]],
+    request: pytest.FixtureRequest,
+    ranks: int,
+) -> None:
+    arguments = ("sok_dlrm.py", *flags(ranks))
+    done = run_ranks("sok/example.py", ranks, *arguments)
+    assert done.returncode == 0, done.stdout + done.stderr
+    native = done.stdout
+    # From here on SOK can be imported.
+    beside = request.getfixturevalue("run_sok")("example.py", ranks, *arguments)
+    assert native.count(FALLBACK) == 1 and FALLBACK not in beside
+    for output in (native, beside):
+        applied, offered = rows_of(output)
+        assert 0 < applied < 0.95 * offered
+    assert auc_of(beside) > 0.7
+    assert abs(auc_of(native) - auc_of(beside)) < 0.01
+
+
+def test_without_the_engine(run_sok: Callable[..., str]) -> None:
+    output = run_sok("example.py", 2, "sok_dlrm_plain.py", *flags(2))
+    assert auc_of(output) > 0.7 and "sent" not in output
