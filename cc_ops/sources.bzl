@@ -19,7 +19,9 @@ CORE_HDRS = [
     "core/host_device.h",
     "core/input_classifier.h",
     "core/input_reservoir.h",
+    "core/key_map.h",
     "core/key_packing.h",
+    "core/key_probe.h",
     "core/key_set.h",
     "core/key_sort.h",
     "core/lookup_plan.h",
@@ -54,7 +56,9 @@ CORE_SRCS = [
     "core/gradient_update.cc",
     "core/hash_index.cc",
     "core/input_classifier.cc",
+    "core/key_map.cc",
     "core/key_packing.cc",
+    "core/key_probe.cc",
     "core/key_set.cc",
     "core/key_sort.cc",
     "core/loss_memory.cc",
@@ -81,6 +85,7 @@ CORE_TESTS = [
     "core/hash_index_test.cc",
     "core/input_classifier_test.cc",
     "core/input_reservoir_test.cc",
+    "core/key_map_test.cc",
     "core/key_packing_test.cc",
     "core/key_set_test.cc",
     "core/loss_memory_test.cc",
@@ -94,22 +99,29 @@ CORE_TESTS = [
 
 # What several of them use.
 TEST_HDRS = [
+    "core/test_gpu.h",
     "core/test_threads.h",
 ]
 
 # CUDA launchers, compiled by nvcc: raw pointers and a stream, nothing else.
 GPU_HDRS = [
     "core/drift.cu.h",
+    "core/key_probe.cu.h",
+    "core/launch.cu.h",
     "core/row_compaction.cu.h",
+    "core/scan_and_sort.cu.h",
 ]
 GPU_SRCS = [
     "core/drift.cu.cc",
+    "core/key_probe.cu.cc",
     "core/row_compaction.cu.cc",
+    "core/scan_and_sort.cu.cc",
 ]
 
 # Built without CUDA too, where they report themselves as skipped.
 GPU_TESTS = [
     "core/drift_gpu_test.cc",
+    "core/key_probe_gpu_test.cc",
     "core/row_compaction_gpu_test.cc",
 ]
 
@@ -117,6 +129,8 @@ GPU_TESTS = [
 TF_HDRS = [
     "tf/drift_kernels.h",
     "tf/feature_inputs.h",
+    "tf/gpu_step.h",
+    "tf/key_map_kernels.h",
     "tf/mask_kernels.h",
     "tf/one_table_op.h",
     "tf/plan_variant.h",
@@ -131,6 +145,8 @@ TF_SRCS = [
     "tf/exchange_kernels.cc",
     "tf/exchange_ops.cc",
     "tf/feature_inputs.cc",
+    "tf/key_map_kernels.cc",
+    "tf/key_map_ops.cc",
     "tf/lookup_kernels.cc",
     "tf/mask_kernels.cc",
     "tf/mask_ops.cc",
@@ -144,6 +160,7 @@ TF_SRCS = [
 # compiler builds them: nvcc cannot be relied on to parse TensorFlow's headers.
 TF_GPU_SRCS = [
     "tf/drift_kernels.cu.cc",
+    "tf/key_map_kernels.cu.cc",
     "tf/mask_kernels.cu.cc",
 ]
 
