@@ -16,6 +16,7 @@ CORE_HDRS = [
     "core/gradient_update.h",
     "core/hash.h",
     "core/hash_index.h",
+    "core/held_sums.h",
     "core/host_device.h",
     "core/input_classifier.h",
     "core/input_reservoir.h",
@@ -55,6 +56,7 @@ CORE_SRCS = [
     "core/embedding_table.cc",
     "core/gradient_update.cc",
     "core/hash_index.cc",
+    "core/held_sums.cc",
     "core/input_classifier.cc",
     "core/key_map.cc",
     "core/key_packing.cc",
@@ -106,6 +108,7 @@ TEST_HDRS = [
 # CUDA launchers, compiled by nvcc: raw pointers and a stream, nothing else.
 GPU_HDRS = [
     "core/drift.cu.h",
+    "core/held_sums.cu.h",
     "core/key_probe.cu.h",
     "core/launch.cu.h",
     "core/row_compaction.cu.h",
@@ -113,6 +116,7 @@ GPU_HDRS = [
 ]
 GPU_SRCS = [
     "core/drift.cu.cc",
+    "core/held_sums.cu.cc",
     "core/key_probe.cu.cc",
     "core/row_compaction.cu.cc",
     "core/scan_and_sort.cu.cc",
@@ -121,6 +125,7 @@ GPU_SRCS = [
 # Built without CUDA too, where they report themselves as skipped.
 GPU_TESTS = [
     "core/drift_gpu_test.cc",
+    "core/held_sums_gpu_test.cc",
     "core/key_probe_gpu_test.cc",
     "core/row_compaction_gpu_test.cc",
 ]
