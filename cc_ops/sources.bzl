@@ -6,6 +6,7 @@ One entry per line, sorted; paths are relative to cc_ops/.
 
 # Framework-free C++ (no TensorFlow, no absl), usable and tested on its own.
 CORE_HDRS = [
+    "core/access_sketch.h",
     "core/batch_lookup.h",
     "core/deferred_sums.h",
     "core/drift.h",
@@ -49,6 +50,7 @@ CORE_HDRS = [
     "core/use_sums.h",
 ]
 CORE_SRCS = [
+    "core/access_sketch.cc",
     "core/batch_lookup.cc",
     "core/deferred_sums.cc",
     "core/drift.cc",
@@ -107,6 +109,7 @@ TEST_HDRS = [
 
 # CUDA launchers, compiled by nvcc: raw pointers and a stream, nothing else.
 GPU_HDRS = [
+    "core/access_sketch.cu.h",
     "core/drift.cu.h",
     "core/held_sums.cu.h",
     "core/key_probe.cu.h",
@@ -115,6 +118,7 @@ GPU_HDRS = [
     "core/scan_and_sort.cu.h",
 ]
 GPU_SRCS = [
+    "core/access_sketch.cu.cc",
     "core/drift.cu.cc",
     "core/held_sums.cu.cc",
     "core/key_probe.cu.cc",
@@ -124,6 +128,7 @@ GPU_SRCS = [
 
 # Built without CUDA too, where they report themselves as skipped.
 GPU_TESTS = [
+    "core/access_sketch_gpu_test.cc",
     "core/drift_gpu_test.cc",
     "core/held_sums_gpu_test.cc",
     "core/key_probe_gpu_test.cc",
