@@ -10,6 +10,7 @@ CORE_HDRS = [
     "core/batch_lookup.h",
     "core/deferred_sums.h",
     "core/drift.h",
+    "core/drift_classification.h",
     "core/drift_index.h",
     "core/embedding_table.h",
     "core/feature_view.h",
@@ -40,6 +41,7 @@ CORE_HDRS = [
     "core/row_update.h",
     "core/served_rows.h",
     "core/simd_clones.h",
+    "core/skip_rule.h",
     "core/skip_score.h",
     "core/slab_allocator.h",
     "core/status.h",
@@ -54,6 +56,7 @@ CORE_SRCS = [
     "core/batch_lookup.cc",
     "core/deferred_sums.cc",
     "core/drift.cc",
+    "core/drift_classification.cc",
     "core/drift_index.cc",
     "core/embedding_table.cc",
     "core/gradient_update.cc",
@@ -111,6 +114,7 @@ TEST_HDRS = [
 GPU_HDRS = [
     "core/access_sketch.cu.h",
     "core/drift.cu.h",
+    "core/drift_classification.cu.h",
     "core/held_sums.cu.h",
     "core/key_probe.cu.h",
     "core/launch.cu.h",
@@ -120,6 +124,7 @@ GPU_HDRS = [
 GPU_SRCS = [
     "core/access_sketch.cu.cc",
     "core/drift.cu.cc",
+    "core/drift_classification.cu.cc",
     "core/held_sums.cu.cc",
     "core/key_probe.cu.cc",
     "core/row_compaction.cu.cc",
@@ -129,6 +134,7 @@ GPU_SRCS = [
 # Built without CUDA too, where they report themselves as skipped.
 GPU_TESTS = [
     "core/access_sketch_gpu_test.cc",
+    "core/drift_classification_gpu_test.cc",
     "core/drift_gpu_test.cc",
     "core/held_sums_gpu_test.cc",
     "core/key_probe_gpu_test.cc",
@@ -194,6 +200,7 @@ CORE_COPTS = [
 NVCC_COPTS = [
     "-std=c++17",
     "-O3",
+    "-fmad=false",
     "-gencode=arch=compute_80,code=sm_80",
     "-gencode=arch=compute_90,code=sm_90",
     "-gencode=arch=compute_90,code=compute_90",
