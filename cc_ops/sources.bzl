@@ -196,7 +196,7 @@ CORE_COPTS = [
     "-std=c++17",
 ]
 
-# Ampere and Hopper, and PTX that later GPUs compile at load time.
+# Ampere and Hopper, and PTX that later GPUs compile at load time. Multiply-adds as above.
 NVCC_COPTS = [
     "-std=c++17",
     "-O3",

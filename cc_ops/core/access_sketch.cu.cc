@@ -23,7 +23,7 @@ struct Workspace {
     return cudaSuccess;
   }
 
-  int64_t* ranks = nullptr;  // ascending where estimates descend
+  int64_t* ranks = nullptr;  // estimates, negative: ascending where those descend
   int64_t* sorted_ranks = nullptr;
   int32_t* positions = nullptr;
   int32_t* sorted_positions = nullptr;
@@ -31,9 +31,6 @@ struct Workspace {
   size_t scratch_bytes = 0;
   size_t bytes = 0;
 };
-
-// -1 - x: ascending where x descends, and its own inverse. Estimates are not negative.
-__device__ int64_t Reversed(int64_t x) { return ~x; }
 
 __global__ void AddKernel(AccessSketch sketch, const int64_t* __restrict__ keys,
                           const uint32_t* __restrict__ accesses, int64_t n) {
@@ -61,7 +58,7 @@ __global__ void EstimateKernel(AccessSketch sketch, const int64_t* __restrict__ 
 __global__ void RankKernel(AccessSketch sketch, const int64_t* __restrict__ candidates, int64_t n,
                            int64_t* __restrict__ ranks, int32_t* __restrict__ positions) {
   for (int64_t i = ThreadOfGrid(); i < n; i += ThreadsOfGrid()) {
-    ranks[i] = Reversed(sketch.Estimate(candidates[i]));
+    ranks[i] = -sketch.Estimate(candidates[i]);
     positions[i] = static_cast<int32_t>(i);
   }
 }
@@ -72,7 +69,7 @@ __global__ void TopKernel(const int64_t* __restrict__ candidates,
                           int64_t* __restrict__ top_keys, int64_t* __restrict__ top_estimates) {
   for (int64_t i = ThreadOfGrid(); i < k; i += ThreadsOfGrid()) {
     top_keys[i] = candidates[sorted_positions[i]];
-    top_estimates[i] = Reversed(sorted_ranks[i]);
+    top_estimates[i] = -sorted_ranks[i];
   }
 }
 

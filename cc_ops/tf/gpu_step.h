@@ -44,9 +44,9 @@ class CountedGpuKernel : public tensorflow::AsyncOpKernel {
 
    private:
     friend class CountedGpuKernel;
-    tensorflow::OpKernelContext* context = nullptr;
-    DoneCallback done;
-    cudaError_t error = cudaSuccess;
+    tensorflow::OpKernelContext* context_ = nullptr;
+    DoneCallback done_;
+    cudaError_t error_ = cudaSuccess;
   };
 
   using AsyncOpKernel::AsyncOpKernel;
@@ -59,14 +59,14 @@ class CountedGpuKernel : public tensorflow::AsyncOpKernel {
       done();
       return;
     }
-    launch->context = context;
-    launch->done = std::move(done);
+    launch->context_ = context;
+    launch->done_ = std::move(done);
     Launch* const pending = launch.release();
     // Unlike cudaLaunchHostFunc's, this callback also runs after an error of the device: the step
     // fails then instead of waiting for ever.
     const cudaError_t error = cudaStreamAddCallback(StreamOf(context), OnStreamReached, pending, 0);
     if (error != cudaSuccess) {
-      pending->error = error;
+      pending->error_ = error;
       Finish(pending);
     }
   }
@@ -90,16 +90,16 @@ class CountedGpuKernel : public tensorflow::AsyncOpKernel {
   // In a thread of the driver, where neither CUDA calls nor long work are allowed.
   static void CUDART_CB OnStreamReached(cudaStream_t /*stream*/, cudaError_t error, void* data) {
     auto* launch = static_cast<Launch*>(data);
-    launch->error = error;
-    launch->context->device()->tensorflow_cpu_worker_threads()->workers->Schedule(
+    launch->error_ = error;
+    launch->context_->device()->tensorflow_cpu_worker_threads()->workers->Schedule(
         [launch] { Finish(launch); });
   }
 
   static void Finish(Launch* pending) {
     std::unique_ptr<Launch> launch(pending);
-    tensorflow::OpKernelContext* context = launch->context;
-    const DoneCallback done = std::move(launch->done);
-    absl::Status status = Checked(launch->error, "an op of slipstream_tf failed on the GPU");
+    tensorflow::OpKernelContext* context = launch->context_;
+    const DoneCallback done = std::move(launch->done_);
+    absl::Status status = Checked(launch->error_, context->op_kernel().type_string().c_str());
     if (status.ok()) status = launch->SetOutputs(context);
     if (!status.ok()) context->SetStatus(status);
     launch.reset();  // `done` may end the step, and the context with it
