@@ -36,7 +36,7 @@ SOURCES := setup.py pyproject.toml MANIFEST.in \
 # Its text changes when a source appears or goes.
 SOURCE_LIST := $(STAMPS)/sources.txt
 
-.PHONY: help demo test build venv lint format horovod cuda clean test-packages bazel-test FORCE
+.PHONY: help demo test build venv lint format horovod cuda clean test-packages bazel-test gpu-test FORCE
 
 help:  ## This list
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 24
@@ -46,7 +46,7 @@ demo: $(STAMPS)/installed  ## Train on click data with and without skipping (DAT
 
 # The installed program `pytest`, not `python -m pytest`, which would put this folder on sys.path and
 # test the sources instead of what pip installed.
-test: bazel-test $(STAMPS)/installed $(STAMPS)/horovod $(STAMPS)/test-tools  ## All tests: C++ by Bazel, Python by pytest
+test: bazel-test gpu-test $(STAMPS)/installed $(STAMPS)/horovod $(STAMPS)/test-tools  ## All tests: C++ by Bazel, Python by pytest
 	@$(BIN)/pytest $(PYTEST_FLAGS) tests
 
 # Asked for first, so that who cannot install them learns it at once.
@@ -57,6 +57,15 @@ test-packages:
 
 bazel-test: test-packages $(STAMPS)/tensorflow
 	@PYTHON_BIN_PATH=$(BIN)/python $(BAZEL) test $(BAZEL_FLAGS) //...
+
+gpu-test: test-packages $(STAMPS)/tensorflow  ## Compile all for GPUs where nvcc is found; run the tests where a GPU is
+	@if [ -z "$$($(BIN)/python build_support/find_cuda.py)" ]; then \
+		echo "No CUDA toolkit (CUDA_HOME, /usr/local/cuda, nvcc on PATH): nothing is compiled for GPUs"; \
+	else \
+		if nvidia-smi --list-gpus > /dev/null 2>&1; then task=test; else task=build; fi; \
+		echo "CUDA toolkit found: bazel $$task --config=cuda"; \
+		PYTHON_BIN_PATH=$(BIN)/python $(BAZEL) $$task $(BAZEL_FLAGS) --config=cuda //cc_ops/...; \
+	fi
 
 build: $(STAMPS)/installed  ## Install the package, with its op library, into the environment
 

@@ -6,9 +6,11 @@ One entry per line, sorted; paths are relative to cc_ops/.
 
 # Framework-free C++ (no TensorFlow, no absl), usable and tested on its own.
 CORE_HDRS = [
+    "core/access_sketch.h",
     "core/batch_lookup.h",
     "core/deferred_sums.h",
     "core/drift.h",
+    "core/drift_classification.h",
     "core/drift_index.h",
     "core/embedding_table.h",
     "core/feature_view.h",
@@ -16,10 +18,13 @@ CORE_HDRS = [
     "core/gradient_update.h",
     "core/hash.h",
     "core/hash_index.h",
+    "core/held_sums.h",
     "core/host_device.h",
     "core/input_classifier.h",
     "core/input_reservoir.h",
+    "core/key_map.h",
     "core/key_packing.h",
+    "core/key_probe.h",
     "core/key_set.h",
     "core/key_sort.h",
     "core/lookup_plan.h",
@@ -36,6 +41,7 @@ CORE_HDRS = [
     "core/row_update.h",
     "core/served_rows.h",
     "core/simd_clones.h",
+    "core/skip_rule.h",
     "core/skip_score.h",
     "core/slab_allocator.h",
     "core/status.h",
@@ -46,15 +52,20 @@ CORE_HDRS = [
     "core/use_sums.h",
 ]
 CORE_SRCS = [
+    "core/access_sketch.cc",
     "core/batch_lookup.cc",
     "core/deferred_sums.cc",
     "core/drift.cc",
+    "core/drift_classification.cc",
     "core/drift_index.cc",
     "core/embedding_table.cc",
     "core/gradient_update.cc",
     "core/hash_index.cc",
+    "core/held_sums.cc",
     "core/input_classifier.cc",
+    "core/key_map.cc",
     "core/key_packing.cc",
+    "core/key_probe.cc",
     "core/key_set.cc",
     "core/key_sort.cc",
     "core/loss_memory.cc",
@@ -81,6 +92,7 @@ CORE_TESTS = [
     "core/hash_index_test.cc",
     "core/input_classifier_test.cc",
     "core/input_reservoir_test.cc",
+    "core/key_map_test.cc",
     "core/key_packing_test.cc",
     "core/key_set_test.cc",
     "core/loss_memory_test.cc",
@@ -94,22 +106,38 @@ CORE_TESTS = [
 
 # What several of them use.
 TEST_HDRS = [
+    "core/test_gpu.h",
     "core/test_threads.h",
 ]
 
 # CUDA launchers, compiled by nvcc: raw pointers and a stream, nothing else.
 GPU_HDRS = [
+    "core/access_sketch.cu.h",
     "core/drift.cu.h",
+    "core/drift_classification.cu.h",
+    "core/held_sums.cu.h",
+    "core/key_probe.cu.h",
+    "core/launch.cu.h",
     "core/row_compaction.cu.h",
+    "core/scan_and_sort.cu.h",
 ]
 GPU_SRCS = [
+    "core/access_sketch.cu.cc",
     "core/drift.cu.cc",
+    "core/drift_classification.cu.cc",
+    "core/held_sums.cu.cc",
+    "core/key_probe.cu.cc",
     "core/row_compaction.cu.cc",
+    "core/scan_and_sort.cu.cc",
 ]
 
 # Built without CUDA too, where they report themselves as skipped.
 GPU_TESTS = [
+    "core/access_sketch_gpu_test.cc",
+    "core/drift_classification_gpu_test.cc",
     "core/drift_gpu_test.cc",
+    "core/held_sums_gpu_test.cc",
+    "core/key_probe_gpu_test.cc",
     "core/row_compaction_gpu_test.cc",
 ]
 
@@ -117,6 +145,8 @@ GPU_TESTS = [
 TF_HDRS = [
     "tf/drift_kernels.h",
     "tf/feature_inputs.h",
+    "tf/gpu_step.h",
+    "tf/key_map_kernels.h",
     "tf/mask_kernels.h",
     "tf/one_table_op.h",
     "tf/plan_variant.h",
@@ -131,6 +161,8 @@ TF_SRCS = [
     "tf/exchange_kernels.cc",
     "tf/exchange_ops.cc",
     "tf/feature_inputs.cc",
+    "tf/key_map_kernels.cc",
+    "tf/key_map_ops.cc",
     "tf/lookup_kernels.cc",
     "tf/mask_kernels.cc",
     "tf/mask_ops.cc",
@@ -144,6 +176,7 @@ TF_SRCS = [
 # compiler builds them: nvcc cannot be relied on to parse TensorFlow's headers.
 TF_GPU_SRCS = [
     "tf/drift_kernels.cu.cc",
+    "tf/key_map_kernels.cu.cc",
     "tf/mask_kernels.cu.cc",
 ]
 
@@ -163,10 +196,11 @@ CORE_COPTS = [
     "-std=c++17",
 ]
 
-# Ampere and Hopper, and PTX that later GPUs compile at load time.
+# Ampere and Hopper, and PTX that later GPUs compile at load time. Multiply-adds as above.
 NVCC_COPTS = [
     "-std=c++17",
     "-O3",
+    "-fmad=false",
     "-gencode=arch=compute_80,code=sm_80",
     "-gencode=arch=compute_90,code=sm_90",
     "-gencode=arch=compute_90,code=compute_90",

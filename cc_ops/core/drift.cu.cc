@@ -2,14 +2,11 @@
 
 #include <cuda_runtime.h>
 
-#include <algorithm>
+#include "cc_ops/core/launch.cu.h"
 
 namespace slipstream {
 namespace {
 
-constexpr int kWarpSize = 32;
-constexpr int kThreadsPerBlock = 256;
-constexpr int64_t kMaxBlocks = 65535;
 constexpr unsigned kFullWarp = 0xffffffffu;
 
 __device__ double WarpSum(double value) {
@@ -33,9 +30,8 @@ __global__ void RowDriftKernel(const float* __restrict__ current,
                                const float* __restrict__ snapshot, int64_t rows, int64_t dim,
                                double epsilon, float* __restrict__ drift) {
   const int lane = threadIdx.x % kWarpSize;
-  const int64_t first = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) / kWarpSize;
-  const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.x / kWarpSize;
-  for (int64_t row = first; row < rows; row += step) {
+  const int64_t step = ThreadsOfGrid() / kWarpSize;
+  for (int64_t row = ThreadOfGrid() / kWarpSize; row < rows; row += step) {
     const float* a = current + row * dim;
     const float* b = snapshot + row * dim;
     if (kMetric == DriftMetric::kLinf) {
@@ -65,10 +61,8 @@ __global__ void RowDriftKernel(const float* __restrict__ current,
 cudaError_t LaunchRowDrift(cudaStream_t stream, const float* current, const float* snapshot,
                            int64_t rows, int64_t dim, DriftMetric metric, double epsilon,
                            float* drift) {
-  if (rows == 0) return cudaSuccess;  // a launch of 0 blocks is an error
-  constexpr int64_t kRowsPerBlock = kThreadsPerBlock / kWarpSize;
-  const auto blocks = static_cast<unsigned>(
-      std::min(rows / kRowsPerBlock + (rows % kRowsPerBlock != 0), kMaxBlocks));
+  if (rows == 0) return cudaSuccess;
+  const unsigned blocks = BlocksFor(rows * kWarpSize);
   // clang-format off
   switch (metric) {
     case DriftMetric::kLinf:

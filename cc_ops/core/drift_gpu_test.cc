@@ -1,13 +1,12 @@
 // The CUDA launcher against the CPU's result. Skipped, visibly, where there is nothing to run it.
+#include "cc_ops/core/test_gpu.h"
 #include "gtest/gtest.h"
 
 #ifndef SLIPSTREAM_WITH_CUDA
 
-TEST(LaunchRowDrift, EqualsTheCpu) { GTEST_SKIP() << "built without CUDA (--config=cuda)"; }
+TEST(LaunchRowDrift, EqualsTheCpu) { GTEST_SKIP() << slipstream::WhyNoGpu(); }
 
 #else
-
-#include <cuda_runtime_api.h>
 
 #include <cmath>
 #include <cstdint>
@@ -22,52 +21,21 @@ namespace {
 
 constexpr double kEpsilon = 1e-12;
 
-// Device memory that frees itself.
-class DeviceFloats {
- public:
-  explicit DeviceFloats(const std::vector<float>& values) : count_(values.size()) {
-    EXPECT_EQ(cudaMalloc(reinterpret_cast<void**>(&data_), Bytes() + 1), cudaSuccess);
-    EXPECT_EQ(cudaMemcpy(data_, values.data(), Bytes(), cudaMemcpyHostToDevice), cudaSuccess);
-  }
-  DeviceFloats(const DeviceFloats&) = delete;
-  DeviceFloats& operator=(const DeviceFloats&) = delete;
-  ~DeviceFloats() { cudaFree(data_); }
-
-  float* data() { return data_; }
-
-  std::vector<float> ToHost() const {
-    std::vector<float> values(count_);
-    EXPECT_EQ(cudaMemcpy(values.data(), data_, Bytes(), cudaMemcpyDeviceToHost), cudaSuccess);
-    return values;
-  }
-
- private:
-  size_t Bytes() const { return count_ * sizeof(float); }
-
-  size_t count_;
-  float* data_ = nullptr;
-};
-
 std::vector<float> DriftOnGpu(const std::vector<float>& current, const std::vector<float>& snapshot,
                               int64_t rows, int64_t dim, DriftMetric metric) {
-  DeviceFloats a(current), b(snapshot), drift(std::vector<float>(rows, -1.0f));
-  cudaStream_t stream;
-  EXPECT_EQ(cudaStreamCreate(&stream), cudaSuccess);
-  EXPECT_EQ(LaunchRowDrift(stream, a.data(), b.data(), rows, dim, metric, kEpsilon, drift.data()),
-            cudaSuccess);
-  EXPECT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
-  EXPECT_EQ(cudaStreamDestroy(stream), cudaSuccess);
+  OnDevice<float> a(current), b(snapshot), drift(std::vector<float>(rows, -1.0f));
+  const TestStream stream;
+  EXPECT_EQ(
+      LaunchRowDrift(stream.get(), a.data(), b.data(), rows, dim, metric, kEpsilon, drift.data()),
+      cudaSuccess);
+  stream.Wait();
   return drift.ToHost();
 }
 
 class LaunchRowDriftTest : public testing::TestWithParam<DriftMetric> {
  protected:
   void SetUp() override {
-    int devices = 0;
-    const cudaError_t error = cudaGetDeviceCount(&devices);
-    if (error != cudaSuccess || devices == 0) {
-      GTEST_SKIP() << "no GPU on this machine (" << cudaGetErrorString(error) << ")";
-    }
+    if (!WhyNoGpu().empty()) GTEST_SKIP() << WhyNoGpu();
   }
 };
 

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "cc_ops/core/hash.h"
+#include "cc_ops/core/host_device.h"
 #include "cc_ops/core/status.h"
 
 namespace slipstream {
@@ -17,10 +18,43 @@ struct Lookup {
   int32_t table;
 };
 
+// Reads a DriftIndex's slots, which the index owns, or a copy of them in GPU memory.
+struct DriftIndexView {
+  static constexpr float kUntracked = std::numeric_limits<float>::infinity();
+  static constexpr int32_t kFree = -1;
+
+  struct alignas(16) Slot {  // four to a cache line, one load each on a GPU
+    int64_t key = 0;
+    int32_t table = kFree;
+    float drift = 0.0f;
+  };
+
+  const Slot* slots = nullptr;  // [num_slots]
+  int64_t num_slots = 0;        // 0 or a power of two
+
+  SLIPSTREAM_HOST_DEVICE uint64_t mask() const { return static_cast<uint64_t>(num_slots) - 1; }
+
+  SLIPSTREAM_HOST_DEVICE uint64_t Home(const Lookup& lookup) const {
+    // The table enters before mixing: two tables may track the same key.
+    return Mix64(static_cast<uint64_t>(lookup.key) + 0xd1b54a32d192ed03ULL * (lookup.table + 1)) &
+           mask();
+  }
+
+  // The drift, or kUntracked.
+  SLIPSTREAM_HOST_DEVICE float Find(const Lookup& lookup) const {
+    if (num_slots == 0) return kUntracked;
+    for (uint64_t i = Home(lookup);; i = (i + 1) & mask()) {
+      const Slot slot = slots[i];
+      if (slot.table == kFree) return kUntracked;
+      if (slot.key == lookup.key && slot.table == lookup.table) return slot.drift;
+    }
+  }
+};
+
 // Immutable after Build, so any number of threads may read it.
 class DriftIndex {
  public:
-  static constexpr float kUntracked = std::numeric_limits<float>::infinity();
+  static constexpr float kUntracked = DriftIndexView::kUntracked;
 
   // Replaces the content.
   //   tables, keys, drifts: [n], owned by the caller; a table is in [0, num_tables).
@@ -34,34 +68,18 @@ class DriftIndex {
 
   // Asks for the cache line that Find will read.
   void Prefetch(const Lookup& lookup) const {
-    if (!slots_.empty()) __builtin_prefetch(&slots_[Home(lookup.table, lookup.key)]);
+    if (!slots_.empty()) __builtin_prefetch(&slots_[view().Home(lookup)]);
   }
 
   // The drift, or kUntracked.
-  float Find(const Lookup& lookup) const {
-    if (slots_.empty()) return kUntracked;
-    for (uint64_t i = Home(lookup.table, lookup.key);; i = (i + 1) & mask_) {
-      const Slot& slot = slots_[i];
-      if (slot.table == kFree) return kUntracked;
-      if (slot.key == lookup.key && slot.table == lookup.table) return slot.drift;
-    }
-  }
+  float Find(const Lookup& lookup) const { return view().Find(lookup); }
+
+  // Valid until the next Build.
+  DriftIndexView view() const { return {slots_.data(), static_cast<int64_t>(slots_.size())}; }
 
  private:
-  static constexpr int32_t kFree = -1;
-  struct Slot {  // 16 bytes, four to a cache line
-    int64_t key = 0;
-    int32_t table = kFree;
-    float drift = 0.0f;
-  };
-
-  uint64_t Home(int32_t table, int64_t key) const {
-    // The table enters before mixing: two tables may track the same key.
-    return Mix64(static_cast<uint64_t>(key) + 0xd1b54a32d192ed03ULL * (table + 1)) & mask_;
-  }
-
-  std::vector<Slot> slots_;  // a power of two, at least twice the keys: probes stay short and end
-  uint64_t mask_ = 0;
+  // A power of two, at least twice the keys: probes stay short and end.
+  std::vector<DriftIndexView::Slot> slots_;
   int64_t size_ = 0;
 };
 

@@ -1,5 +1,5 @@
 // The one hash of keys: spreads any int64 over 64 bits; its top bits choose the
-// shard, the next ones the place in the shard's index.
+// shard, the next ones the place in the shard's index. And random numbers made of it.
 #ifndef SLIPSTREAM_CC_OPS_CORE_HASH_H_
 #define SLIPSTREAM_CC_OPS_CORE_HASH_H_
 
@@ -19,6 +19,12 @@ SLIPSTREAM_HOST_DEVICE inline uint64_t Mix64(uint64_t x) {
 
 SLIPSTREAM_HOST_DEVICE inline uint64_t HashKey(int64_t key) {
   return Mix64(static_cast<uint64_t>(key));
+}
+
+// Random number `counter` of the stream `seed`: needs no state, so that results depend on
+// neither threads nor call sizes.
+SLIPSTREAM_HOST_DEVICE inline uint64_t CounterRandom(uint64_t seed, uint64_t counter) {
+  return Mix64(Mix64(seed) ^ Mix64(counter + 0x632be59bd9b4e019ULL));
 }
 
 constexpr int kShardBits = 6;

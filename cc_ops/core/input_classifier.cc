@@ -12,14 +12,8 @@
 namespace slipstream {
 namespace {
 
-// Apart from the reservoir's stream, so that skipping at random does not bias the sample.
-constexpr uint64_t kRandomSkipStream = 0x5851f42d4c957f2dULL;
-constexpr uint64_t kThinningStream = 0x14057b7ef767814fULL;
 // Lookups ahead of the one being read; hides the latency of an index beyond the caches.
 constexpr size_t kPrefetchDistance = 16;
-
-// Uniform in [0, 1): the 53 bits that a double holds.
-double UnitInterval(uint64_t random) { return static_cast<double>(random >> 11) * 0x1.0p-53; }
 
 // Lists the lookups input by input; input i's end at (*ends)[i].
 void ListLookups(const std::vector<FeatureView>& features, int64_t batch, int num_tables,
@@ -107,9 +101,9 @@ Status InputClassifier::Classify(const std::vector<FeatureView>& features, int64
       begin = end;
     }
     const uint64_t number = inputs_observed_ + static_cast<uint64_t>(i);
-    const bool is_skippable = IsSkippable(score, number);
+    const bool is_skippable = IsSkippable(settings_, options_.seed, score, number);
     const bool returns = by_loss && is_skippable && MustReturn(entry);
-    float weight = returns ? 1.0f : WeightOf(is_skippable, number);
+    float weight = returns ? 1.0f : WeightOf(settings_, options_.seed, is_skippable, number);
     if (by_loss && entry != nullptr) {
       // With a keep rate, the inputs that were kept already stand for the skipped ones.
       const bool weighs = options_.weighs_visits && settings_.keep_rate == 0.0;
@@ -154,28 +148,6 @@ bool InputClassifier::MustReturn(const LossMemory::Entry* entry) const {
   const uint64_t most = static_cast<uint64_t>(options_.max_skips);
   const uint64_t limit = entry->has_returned ? most : HashKey(entry->id) % (most + 1);
   return entry->skips >= limit;
-}
-
-bool InputClassifier::IsSkippable(float score, uint64_t number) const {
-  switch (settings_.mode) {
-    case SkipMode::kNone:
-      return false;
-    case SkipMode::kDrift:
-    case SkipMode::kRememberedLoss:
-      return score < settings_.threshold;
-    case SkipMode::kRandom:
-      return UnitInterval(CounterRandom(options_.seed ^ kRandomSkipStream, number)) <
-             settings_.random_share;
-  }
-  return false;
-}
-
-float InputClassifier::WeightOf(bool is_skippable, uint64_t number) const {
-  if (!is_skippable) return 1.0f;
-  // Random skipping is the control of skipping without a rest.
-  if (settings_.mode == SkipMode::kRandom || settings_.keep_rate == 0.0) return 0.0f;
-  const double draw = UnitInterval(CounterRandom(options_.seed ^ kThinningStream, number));
-  return draw < settings_.keep_rate ? static_cast<float>(1.0 / settings_.keep_rate) : 0.0f;
 }
 
 Status InputClassifier::SetDrift(const int32_t* tables, const int64_t* keys, const float* drifts,

@@ -12,16 +12,10 @@
 #include "cc_ops/core/input_reservoir.h"
 #include "cc_ops/core/loss_memory.h"
 #include "cc_ops/core/loss_statistics.h"
+#include "cc_ops/core/skip_rule.h"
 #include "cc_ops/core/status.h"
 
 namespace slipstream {
-
-enum class SkipMode {
-  kNone,            // no input is skippable
-  kDrift,           // an input whose skip score is below the threshold
-  kRememberedLoss,  // the same; the score is the input's loss at its last visit
-  kRandom,          // the control: each input with the same probability, whatever its keys
-};
 
 struct ClassifierOptions {
   // Features of table `num_tables` are passed over, as if an input did not have them.
@@ -35,24 +29,6 @@ struct ClassifierOptions {
   int max_skips = 0;
   // kRememberedLoss: whether an input that was skipped weighs 1 + its skips when it is visited.
   bool weighs_visits = false;
-};
-
-// What a window skips.
-struct ClassifierSettings {
-  SkipMode mode = SkipMode::kNone;
-  float threshold = 0.0f;     // not NaN, at least 0; read by kDrift and kRememberedLoss
-  double random_share = 0.0;  // 0 to 1; read by kRandom
-  double keep_rate = 0.0;     // share of the skippable inputs that is kept, 0 to below 1
-  bool is_shadow = false;     // inputs are found skippable, and all are kept
-  int64_t window = 0;         // number of the window, noted with the losses of its visits
-};
-
-// Of each input of a batch; [batch].
-struct Classified {
-  bool* skippable;
-  float* score;
-  // 0: left out. Else the inputs that it stands for: 1, 1 / keep_rate, or 1 + its skips.
-  float* weight;
 };
 
 struct ClassifierCounts {
@@ -115,8 +91,6 @@ class InputClassifier {
  private:
   float RememberedScore(const LossMemory::Entry* entry, const Lookup* lookups, int64_t m);
   bool MustReturn(const LossMemory::Entry* entry) const;
-  bool IsSkippable(float score, uint64_t number) const;
-  float WeightOf(bool is_skippable, uint64_t number) const;
 
   const ClassifierOptions options_;
   mutable std::mutex mutex_;  // guards all below

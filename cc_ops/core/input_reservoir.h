@@ -10,12 +10,6 @@
 
 namespace slipstream {
 
-// Random number `counter` of the stream `seed`: needs no state, so that results depend on
-// neither threads nor call sizes.
-inline uint64_t CounterRandom(uint64_t seed, uint64_t counter) {
-  return Mix64(Mix64(seed) ^ Mix64(counter + 0x632be59bd9b4e019ULL));
-}
-
 // Algorithm R (Vitter, 1985) with counter-based random numbers: the same seed and inputs give
 // the same sample. Memory: 16 bytes for each lookup of each kept input. Not thread-safe.
 class InputReservoir {

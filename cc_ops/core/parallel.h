@@ -2,6 +2,8 @@
 #ifndef SLIPSTREAM_CC_OPS_CORE_PARALLEL_H_
 #define SLIPSTREAM_CC_OPS_CORE_PARALLEL_H_
 
+#include <algorithm>
+#include <cstdint>
 #include <functional>
 
 namespace slipstream {
@@ -15,6 +17,19 @@ struct Parallel {
         for (int t = 0; t < tasks; ++t) fn(t);
       };
 };
+
+// Tasks for n items, if one with fewer than `per_task` costs more than it saves.
+inline int TasksFor(int64_t n, int64_t per_task, const Parallel& parallel) {
+  return static_cast<int>(std::clamp<int64_t>(n / per_task, 1, parallel.threads));
+}
+
+// Splits n items into one contiguous range per task.
+struct TaskRange {
+  int64_t begin, end;
+};
+inline TaskRange RangeOf(int task, int tasks, int64_t n) {
+  return {n * task / tasks, n * (task + 1) / tasks};
+}
 
 }  // namespace slipstream
 

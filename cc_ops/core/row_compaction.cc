@@ -18,26 +18,16 @@ int64_t Unbiased(uint64_t key) { return static_cast<int64_t>(key ^ (uint64_t{1} 
 // Below this many positions a task costs more than it saves.
 constexpr int64_t kPositionsPerTask = 4096;
 
-int TasksFor(int64_t positions, const Parallel& parallel) {
-  const int64_t useful = positions / kPositionsPerTask;
-  return static_cast<int>(std::clamp<int64_t>(useful, 1, parallel.threads));
-}
-
-struct Range {
-  int64_t begin, end;
-};
-Range RangeOf(int task, int tasks, int64_t n) { return {n * task / tasks, n * (task + 1) / tasks}; }
-
 // A stable radix sort by key; digits that all keys share cost nothing, and keys of a dense
 // variable share all but the lowest two or three.
 void SortByKey(std::vector<Item>* items, const Parallel& parallel) {
   constexpr int kDigitBits = 11;
   constexpr int kDigits = 1 << kDigitBits;
   const auto n = static_cast<int64_t>(items->size());
-  const int tasks = TasksFor(n, parallel);
+  const int tasks = TasksFor(n, kPositionsPerTask, parallel);
   std::vector<uint64_t> differing(static_cast<size_t>(tasks), 0);
   parallel.run(tasks, [&](int task) {
-    const Range range = RangeOf(task, tasks, n);
+    const TaskRange range = RangeOf(task, tasks, n);
     uint64_t bits = 0;
     for (int64_t i = range.begin; i < range.end; ++i) bits |= (*items)[i].key ^ (*items)[0].key;
     differing[task] = bits;
@@ -54,7 +44,7 @@ void SortByKey(std::vector<Item>* items, const Parallel& parallel) {
     };
     parallel.run(tasks, [&](int task) {
       place[task].assign(kDigits, 0);
-      const Range range = RangeOf(task, tasks, n);
+      const TaskRange range = RangeOf(task, tasks, n);
       for (int64_t i = range.begin; i < range.end; ++i) ++place[task][digit_of((*items)[i])];
     });
     int64_t total = 0;
@@ -64,7 +54,7 @@ void SortByKey(std::vector<Item>* items, const Parallel& parallel) {
       }
     }
     parallel.run(tasks, [&](int task) {
-      const Range range = RangeOf(task, tasks, n);
+      const TaskRange range = RangeOf(task, tasks, n);
       for (int64_t i = range.begin; i < range.end; ++i) {
         sorted[place[task][digit_of((*items)[i])]++] = (*items)[i];
       }
@@ -78,12 +68,12 @@ void SortByKey(std::vector<Item>* items, const Parallel& parallel) {
 template <class Key>
 void RowCompaction::Plan(const Key* keys, int64_t n, const KeySetView& masked, bool deduplicate,
                          const Parallel& parallel) {
-  const int tasks = TasksFor(n, parallel);
+  const int tasks = TasksFor(n, kPositionsPerTask, parallel);
   std::vector<Item> items;
   if (deduplicate) {
     items.resize(static_cast<size_t>(n));
     parallel.run(tasks, [&](int task) {
-      const Range range = RangeOf(task, tasks, n);
+      const TaskRange range = RangeOf(task, tasks, n);
       for (int64_t i = range.begin; i < range.end; ++i) items[i] = {Biased(keys[i]), i};
     });
     SortByKey(&items, parallel);
@@ -95,7 +85,7 @@ void RowCompaction::Plan(const Key* keys, int64_t n, const KeySetView& masked, b
   std::vector<std::vector<Run>> found(static_cast<size_t>(tasks));
   std::vector<int64_t> offered(static_cast<size_t>(tasks), 0);
   parallel.run(tasks, [&](int task) {
-    const Range range = RangeOf(task, tasks, n);
+    const TaskRange range = RangeOf(task, tasks, n);
     if (!deduplicate) {
       for (int64_t i = range.begin; i < range.end; ++i) {
         if (!masked.Contains(keys[i])) found[task].push_back({i, i + 1});
@@ -125,7 +115,7 @@ template <class Key>
 void RowCompaction::Write(const Key* keys, const float* rows, int64_t dim, const Parallel& parallel,
                           Key* kept_keys, float* kept_rows) const {
   // Tasks get about as many positions, not runs: one key may own most of the batch.
-  const int tasks = TasksFor(positions_, parallel);
+  const int tasks = TasksFor(positions_, kPositionsPerTask, parallel);
   const auto first_run_at = [&](int64_t position) {
     const auto at =
         std::lower_bound(runs_.begin(), runs_.end(), position,
@@ -133,7 +123,7 @@ void RowCompaction::Write(const Key* keys, const float* rows, int64_t dim, const
     return static_cast<int64_t>(at - runs_.begin());
   };
   parallel.run(tasks, [&](int task) {
-    const Range range = RangeOf(task, tasks, positions_);
+    const TaskRange range = RangeOf(task, tasks, positions_);
     const int64_t last = first_run_at(range.end);
     for (int64_t r = first_run_at(range.begin); r < last; ++r) {
       const Run& run = runs_[r];

@@ -3,66 +3,49 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
-#include <cub/device/device_radix_sort.cuh>
-#include <cub/device/device_scan.cuh>
+
+#include "cc_ops/core/launch.cu.h"
+#include "cc_ops/core/scan_and_sort.cu.h"
 
 namespace slipstream {
 namespace {
-
-constexpr int kWarpSize = 32;
-constexpr int kThreadsPerBlock = 256;
-constexpr int64_t kMaxBlocks = 65535;
-constexpr size_t kAlignment = 256;
-
-unsigned BlocksFor(int64_t threads) {
-  return static_cast<unsigned>(
-      std::clamp<int64_t>((threads + kThreadsPerBlock - 1) / kThreadsPerBlock, 1, kMaxBlocks));
-}
 
 // The parts of the workspace, one after the other.
 template <class Key>
 struct Workspace {
   // Lays the parts out from `base`, which may be null to learn the total only.
   cudaError_t Layout(void* base, int64_t n, bool deduplicate) {
-    const int items = static_cast<int>(n);
-    cudaError_t error = cub::DeviceScan::ExclusiveSum(nullptr, cub_bytes, slots, slots, items);
+    cudaError_t error = ScanBytes(n, &scratch_bytes);
     if (error != cudaSuccess) return error;
     if (deduplicate) {
       size_t sort_bytes = 0;
-      error = cub::DeviceRadixSort::SortPairs(nullptr, sort_bytes, sorted_keys, sorted_keys,
-                                              positions, positions, items);
+      error = SortBytes<Key>(n, &sort_bytes);
       if (error != cudaSuccess) return error;
-      cub_bytes = std::max(cub_bytes, sort_bytes);
+      scratch_bytes = std::max(scratch_bytes, sort_bytes);
     }
-    Take(base, n, &slots);
+    WorkspaceParts parts(base);
+    slots = parts.Take<int32_t>(n);
     if (deduplicate) {
-      Take(base, n, &sorted_keys);
-      Take(base, n, &positions);
-      Take(base, n, &sorted_positions);
+      sorted_keys = parts.Take<Key>(n);
+      positions = parts.Take<int32_t>(n);
+      sorted_positions = parts.Take<int32_t>(n);
     }
-    cub = base == nullptr ? nullptr : static_cast<char*>(base) + bytes;
-    bytes += cub_bytes;
+    scratch = parts.Take<char>(static_cast<int64_t>(scratch_bytes));
+    bytes = parts.bytes();
     return cudaSuccess;
-  }
-
-  template <class T>
-  void Take(void* base, int64_t n, T** part) {
-    if (base != nullptr) *part = reinterpret_cast<T*>(static_cast<char*>(base) + bytes);
-    bytes += (n * sizeof(T) + kAlignment - 1) / kAlignment * kAlignment;
   }
 
   int32_t* slots = nullptr;  // 1 where an output row begins, then its place in the output
   Key* sorted_keys = nullptr;
   int32_t* positions = nullptr;
   int32_t* sorted_positions = nullptr;
-  void* cub = nullptr;
-  size_t cub_bytes = 0;
+  void* scratch = nullptr;
+  size_t scratch_bytes = 0;
   size_t bytes = 0;
 };
 
 __global__ void CountUpKernel(int64_t n, int32_t* __restrict__ values) {
-  const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.x;
-  for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < n; i += step) {
+  for (int64_t i = ThreadOfGrid(); i < n; i += ThreadsOfGrid()) {
     values[i] = static_cast<int32_t>(i);
   }
 }
@@ -78,7 +61,7 @@ template <class Key>
 __global__ void FlagKernel(const Key* __restrict__ keys, int64_t n, KeySetView masked,
                            bool is_sorted, int32_t* __restrict__ flags,
                            CompactionCounts* __restrict__ counts) {
-  const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.x;
+  const int64_t step = ThreadsOfGrid();
   const int64_t first = static_cast<int64_t>(blockIdx.x) * blockDim.x;
   // All threads of a block make the same number of rounds: they count together.
   for (int64_t begin = first; begin < n; begin += step) {
@@ -105,9 +88,8 @@ __global__ void WriteKernel(const Key* __restrict__ keys, const float* __restric
                             KeySetView masked, bool is_sorted, const int32_t* __restrict__ slots,
                             Key* __restrict__ kept_keys, float* __restrict__ kept_rows) {
   const int lane = threadIdx.x % kWarpSize;
-  const int64_t first = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) / kWarpSize;
-  const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.x / kWarpSize;
-  for (int64_t i = first; i < n; i += step) {
+  const int64_t step = ThreadsOfGrid() / kWarpSize;
+  for (int64_t i = ThreadOfGrid() / kWarpSize; i < n; i += step) {
     const Key key = keys[i];
     if (!IsHead(keys, i, is_sorted) || masked.Contains(key)) continue;
     const int64_t slot = slots[i];
@@ -151,21 +133,18 @@ cudaError_t LaunchCompactRows(cudaStream_t stream, const Key* keys, const float*
   if (workspace == nullptr || parts.bytes > workspace_bytes) return cudaErrorInvalidValue;
 
   const Key* ordered_keys = keys;
-  const auto items = static_cast<int>(n);
   // clang-format off
   if (deduplicate) {
     CountUpKernel<<<BlocksFor(n), kThreadsPerBlock, 0, stream>>>(n, parts.positions);
     // Stable: within a key, positions stay in the order of the input.
-    error = cub::DeviceRadixSort::SortPairs(parts.cub, parts.cub_bytes, keys, parts.sorted_keys,
-                                            parts.positions, parts.sorted_positions, items, 0,
-                                            static_cast<int>(8 * sizeof(Key)), stream);
+    error = LaunchSort(stream, parts.scratch, parts.scratch_bytes, n, keys, parts.positions,
+                       parts.sorted_keys, parts.sorted_positions);
     if (error != cudaSuccess) return error;
     ordered_keys = parts.sorted_keys;
   }
   FlagKernel<<<BlocksFor(n), kThreadsPerBlock, 0, stream>>>(
       ordered_keys, n, masked, deduplicate, parts.slots, counts);
-  error = cub::DeviceScan::ExclusiveSum(parts.cub, parts.cub_bytes, parts.slots, parts.slots,
-                                        items, stream);
+  error = LaunchScan(stream, parts.scratch, parts.scratch_bytes, n, parts.slots);
   if (error != cudaSuccess) return error;
   WriteKernel<<<BlocksFor(n * kWarpSize), kThreadsPerBlock, 0, stream>>>(
       ordered_keys, rows, parts.sorted_positions, n, dim, masked, deduplicate, parts.slots,

@@ -10,12 +10,11 @@
 #include "cc_ops/core/key_set.h"
 #include "cc_ops/core/parallel.h"
 #include "cc_ops/core/row_compaction.h"
+#include "cc_ops/core/test_gpu.h"
 #include "cc_ops/core/test_threads.h"
 #include "gtest/gtest.h"
 
 #ifdef SLIPSTREAM_WITH_CUDA
-#include <cuda_runtime_api.h>
-
 #include "cc_ops/core/row_compaction.cu.h"
 #endif
 
@@ -75,34 +74,6 @@ Rows<Key> CompactOnCpu(const Rows<Key>& rows, int64_t dim, const KeySet& masked,
 }
 
 #ifdef SLIPSTREAM_WITH_CUDA
-// Device memory that frees itself.
-template <class T>
-class OnDevice {
- public:
-  explicit OnDevice(size_t count) : count_(count) {
-    EXPECT_EQ(cudaMalloc(reinterpret_cast<void**>(&data_), count_ * sizeof(T) + 1), cudaSuccess);
-  }
-  explicit OnDevice(const std::vector<T>& values) : OnDevice(values.size()) {
-    EXPECT_EQ(cudaMemcpy(data_, values.data(), count_ * sizeof(T), cudaMemcpyHostToDevice),
-              cudaSuccess);
-  }
-  OnDevice(const OnDevice&) = delete;
-  OnDevice& operator=(const OnDevice&) = delete;
-  ~OnDevice() { cudaFree(data_); }
-
-  T* data() { return data_; }
-  std::vector<T> ToHost(size_t count) const {
-    std::vector<T> values(count);
-    EXPECT_EQ(cudaMemcpy(values.data(), data_, count * sizeof(T), cudaMemcpyDeviceToHost),
-              cudaSuccess);
-    return values;
-  }
-
- private:
-  size_t count_;
-  T* data_ = nullptr;
-};
-
 template <class Key>
 Rows<Key> CompactOnGpu(const Rows<Key>& rows, int64_t dim, const KeySet& masked, bool deduplicate) {
   const auto n = static_cast<int64_t>(rows.keys.size());
@@ -115,20 +86,18 @@ Rows<Key> CompactOnGpu(const Rows<Key>& rows, int64_t dim, const KeySet& masked,
   OnDevice<Key> keys(rows.keys), kept_keys(rows.keys.size());
   OnDevice<float> values(rows.values), kept_values(rows.values.size());
   OnDevice<CompactionCounts> counts(1);
-  cudaStream_t stream;
-  EXPECT_EQ(cudaStreamCreate(&stream), cudaSuccess);
+  const TestStream stream;
   if (bytes > 0) {
-    EXPECT_EQ(LaunchCompactRows(stream, keys.data(), values.data(), n, dim, view, deduplicate,
+    EXPECT_EQ(LaunchCompactRows(stream.get(), keys.data(), values.data(), n, dim, view, deduplicate,
                                 workspace.data(), bytes - 1, kept_keys.data(), kept_values.data(),
                                 counts.data()),
               cudaErrorInvalidValue);
   }
-  EXPECT_EQ(LaunchCompactRows(stream, keys.data(), values.data(), n, dim, view, deduplicate,
+  EXPECT_EQ(LaunchCompactRows(stream.get(), keys.data(), values.data(), n, dim, view, deduplicate,
                               workspace.data(), bytes, kept_keys.data(), kept_values.data(),
                               counts.data()),
             cudaSuccess);
-  EXPECT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
-  EXPECT_EQ(cudaStreamDestroy(stream), cudaSuccess);
+  stream.Wait();
   const CompactionCounts found = counts.ToHost(1)[0];
   return {kept_keys.ToHost(static_cast<size_t>(found.kept)),
           kept_values.ToHost(static_cast<size_t>(found.kept * dim)), found.offered};
@@ -141,16 +110,7 @@ constexpr int kGpu = 0;
 class RowCompactionTest : public testing::TestWithParam<int> {
  protected:
   void SetUp() override {
-    if (GetParam() != kGpu) return;
-#ifdef SLIPSTREAM_WITH_CUDA
-    int devices = 0;
-    const cudaError_t error = cudaGetDeviceCount(&devices);
-    if (error != cudaSuccess || devices == 0) {
-      GTEST_SKIP() << "no GPU on this machine (" << cudaGetErrorString(error) << ")";
-    }
-#else
-    GTEST_SKIP() << "built without CUDA (--config=cuda)";
-#endif
+    if (GetParam() == kGpu && !WhyNoGpu().empty()) GTEST_SKIP() << WhyNoGpu();
   }
 
   template <class Key>

@@ -1,24 +1,8 @@
 #include "cc_ops/core/skip_score.h"
 
 #include <algorithm>
-#include <cmath>
 
 namespace slipstream {
-namespace {
-
-// Relative; far above the 2^-52 of one product and one rounded alpha, far below any step
-// between two shares that somebody would write down.
-constexpr double kRoundingError = 1e-12;
-
-}  // namespace
-
-int64_t RequiredLookups(double alpha, int64_t m) {
-  const double product = alpha * static_cast<double>(m);
-  const double nearest = std::nearbyint(product);
-  const bool is_integer = std::abs(product - nearest) <= kRoundingError * product;
-  const int64_t required = static_cast<int64_t>(is_integer ? nearest : std::ceil(product));
-  return std::clamp<int64_t>(required, 1, m);
-}
 
 float SkipScore(const DriftIndex& index, double alpha, const Lookup* lookups, int64_t m,
                 std::vector<float>* scratch) {

@@ -3,16 +3,27 @@
 #ifndef SLIPSTREAM_CC_OPS_CORE_SKIP_SCORE_H_
 #define SLIPSTREAM_CC_OPS_CORE_SKIP_SCORE_H_
 
+#include <cmath>
 #include <cstdint>
 #include <vector>
 
 #include "cc_ops/core/drift_index.h"
+#include "cc_ops/core/host_device.h"
 
 namespace slipstream {
 
 // ceil(alpha * m), at least 1: how many of m >= 1 lookups must be saturated. A product
 // within rounding error of an integer is that integer (0.55 * 100 is 55, not 56).
-int64_t RequiredLookups(double alpha, int64_t m);
+SLIPSTREAM_HOST_DEVICE inline int64_t RequiredLookups(double alpha, int64_t m) {
+  // Relative; far above the 2^-52 of one product and one rounded alpha, far below any step
+  // between two shares that somebody would write down.
+  constexpr double kRoundingError = 1e-12;
+  const double product = alpha * static_cast<double>(m);
+  const double nearest = nearbyint(product);
+  const bool is_integer = fabs(product - nearest) <= kRoundingError * product;
+  const auto required = static_cast<int64_t>(is_integer ? nearest : ceil(product));
+  return required < 1 ? 1 : (required > m ? m : required);
+}
 
 // The skip score of one input: the RequiredLookups(alpha, m)-th smallest drift among its m
 // lookups, where untracked keys count as +inf; +inf for an input without lookups.

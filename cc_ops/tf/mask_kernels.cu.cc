@@ -4,25 +4,15 @@
 #include "cc_ops/tf/mask_kernels.h"
 
 #include "cc_ops/core/row_compaction.cu.h"
-#include "tensorflow/core/lib/core/threadpool.h"
+#include "cc_ops/tf/gpu_step.h"
 
 namespace slipstream {
 namespace {
 
-using tensorflow::AsyncOpKernel;
 using tensorflow::OpKernelConstruction;
 using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
 using tensorflow::TensorShape;
-
-absl::Status Checked(cudaError_t error, const char* what) {
-  if (error == cudaSuccess) return absl::OkStatus();
-  return absl::InternalError(absl::StrCat(what, ": ", cudaGetErrorString(error)));
-}
-
-cudaStream_t StreamOf(OpKernelContext* context) {
-  return context->eigen_device<Eigen::GpuDevice>().stream();
-}
 
 class AssignKeySetGpuKernel : public AssignKeySetKernel {
  public:
@@ -42,47 +32,38 @@ class AssignKeySetGpuKernel : public AssignKeySetKernel {
   }
 };
 
-// What must live until the stream has passed.
-struct Launch {
-  OpKernelContext* context = nullptr;
-  AsyncOpKernel::DoneCallback done;
-  cudaError_t error = cudaSuccess;
+class MaskLaunch : public CountedGpuKernel::Launch {
+ public:
   std::shared_ptr<const KeySetContent> masked;
   Tensor workspace, kept_keys, kept_gradients, counts, counts_on_host;
+
+ private:
+  absl::Status SetOutputs(OpKernelContext* context) const override {
+    const auto counted = counts_on_host.flat<int64_t>();
+    const int64_t kept = counted(0), offered = counted(1);
+    Tensor *left_out = nullptr, *before = nullptr;
+    TF_RETURN_IF_ERROR(context->allocate_output(2, TensorShape({}), &left_out));
+    TF_RETURN_IF_ERROR(context->allocate_output(3, TensorShape({}), &before));
+    left_out->scalar<int64_t>()() = offered - kept;
+    before->scalar<int64_t>()() = offered;
+    // The first rows of the full-size buffers, which are freed with these outputs.
+    context->set_output(0, kept_keys.Slice(0, kept));
+    context->set_output(1, kept_gradients.Slice(0, kept));
+    return absl::OkStatus();
+  }
 };
 
-// The number of rows that stay is known to the GPU first. The kernel does not block a thread to
-// wait for it: everything is enqueued, the counts are copied to pinned memory, and a callback of
-// the stream lets another thread cut the outputs to size, without a further launch.
 template <class Key>
-class MaskGradientsGpuKernel : public AsyncOpKernel {
+class MaskGradientsGpuKernel : public CountedGpuKernel {
  public:
-  explicit MaskGradientsGpuKernel(OpKernelConstruction* context) : AsyncOpKernel(context) {
+  explicit MaskGradientsGpuKernel(OpKernelConstruction* context) : CountedGpuKernel(context) {
     OP_REQUIRES_OK(context, context->GetAttr("deduplicate", &deduplicate_));
   }
 
-  void ComputeAsync(OpKernelContext* context, DoneCallback done) override {
-    auto launch = std::make_unique<Launch>();
-    const absl::Status status = Enqueue(context, launch.get());
-    if (!status.ok()) {
-      context->SetStatus(status);
-      done();
-      return;
-    }
-    launch->context = context;
-    launch->done = std::move(done);
-    Launch* const pending = launch.release();
-    // Unlike cudaLaunchHostFunc's, this callback also runs after an error of the device: the step
-    // fails then instead of waiting for ever.
-    const cudaError_t error = cudaStreamAddCallback(StreamOf(context), OnStreamReached, pending, 0);
-    if (error != cudaSuccess) {
-      pending->error = error;
-      Finish(pending);
-    }
-  }
-
  private:
-  absl::Status Enqueue(OpKernelContext* context, Launch* launch) const {
+  absl::Status Enqueue(OpKernelContext* context, std::unique_ptr<Launch>* pending) override {
+    auto owned = std::make_unique<MaskLaunch>();
+    MaskLaunch* const launch = owned.get();
     tensorflow::core::RefCountPtr<KeySetResource> resource;
     TF_RETURN_IF_ERROR(FindKeySet(context, &resource));
     const Tensor &keys = context->input(1), &gradients = context->input(2);
@@ -99,9 +80,6 @@ class MaskGradientsGpuKernel : public AsyncOpKernel {
     TF_RETURN_IF_ERROR(Checked(CompactRowsWorkspaceBytes<Key>(n, deduplicate_, &workspace_bytes),
                                "SlipstreamMaskGradients could not ask for its workspace"));
     constexpr int64_t kCounts = sizeof(CompactionCounts) / sizeof(int64_t);
-    tensorflow::AllocatorAttributes pinned;
-    pinned.set_on_host(true);
-    pinned.set_gpu_compatible(true);
     TF_RETURN_IF_ERROR(context->allocate_temp(tensorflow::DT_UINT8,
                                               TensorShape({static_cast<int64_t>(workspace_bytes)}),
                                               &launch->workspace));
@@ -110,8 +88,7 @@ class MaskGradientsGpuKernel : public AsyncOpKernel {
         context->allocate_temp(tensorflow::DT_FLOAT, gradients.shape(), &launch->kept_gradients));
     TF_RETURN_IF_ERROR(
         context->allocate_temp(tensorflow::DT_INT64, TensorShape({kCounts}), &launch->counts));
-    TF_RETURN_IF_ERROR(context->allocate_temp(tensorflow::DT_INT64, TensorShape({kCounts}),
-                                              &launch->counts_on_host, pinned));
+    TF_RETURN_IF_ERROR(AllocateOnHost(context, kCounts, &launch->counts_on_host));
     auto* counts = reinterpret_cast<CompactionCounts*>(launch->counts.flat<int64_t>().data());
     const cudaStream_t stream = StreamOf(context);
     TF_RETURN_IF_ERROR(
@@ -121,41 +98,11 @@ class MaskGradientsGpuKernel : public AsyncOpKernel {
                                   launch->kept_keys.flat<Key>().data(),
                                   launch->kept_gradients.flat<float>().data(), counts),
                 "SlipstreamMaskGradients could not be launched"));
-    return Checked(cudaMemcpyAsync(launch->counts_on_host.flat<int64_t>().data(), counts,
-                                   sizeof(CompactionCounts), cudaMemcpyDeviceToHost, stream),
-                   "SlipstreamMaskGradients could not copy its counts");
-  }
-
-  // In a thread of the driver, where neither CUDA calls nor long work are allowed.
-  static void CUDART_CB OnStreamReached(cudaStream_t /*stream*/, cudaError_t error, void* data) {
-    auto* launch = static_cast<Launch*>(data);
-    launch->error = error;
-    launch->context->device()->tensorflow_cpu_worker_threads()->workers->Schedule(
-        [launch] { Finish(launch); });
-  }
-
-  static void Finish(Launch* pending) {
-    std::unique_ptr<Launch> launch(pending);
-    OpKernelContext* context = launch->context;
-    const DoneCallback done = std::move(launch->done);
-    absl::Status status = Checked(launch->error, "SlipstreamMaskGradients failed on the GPU");
-    if (status.ok()) status = SetOutputs(context, *launch);
-    if (!status.ok()) context->SetStatus(status);
-    launch.reset();  // `done` may end the step, and the context with it
-    done();
-  }
-
-  static absl::Status SetOutputs(OpKernelContext* context, const Launch& launch) {
-    const auto counts = launch.counts_on_host.flat<int64_t>();
-    const int64_t kept = counts(0), offered = counts(1);
-    Tensor *left_out = nullptr, *before = nullptr;
-    TF_RETURN_IF_ERROR(context->allocate_output(2, TensorShape({}), &left_out));
-    TF_RETURN_IF_ERROR(context->allocate_output(3, TensorShape({}), &before));
-    left_out->scalar<int64_t>()() = offered - kept;
-    before->scalar<int64_t>()() = offered;
-    // The first rows of the full-size buffers, which are freed with these outputs.
-    context->set_output(0, launch.kept_keys.Slice(0, kept));
-    context->set_output(1, launch.kept_gradients.Slice(0, kept));
+    TF_RETURN_IF_ERROR(
+        Checked(cudaMemcpyAsync(launch->counts_on_host.flat<int64_t>().data(), counts,
+                                sizeof(CompactionCounts), cudaMemcpyDeviceToHost, stream),
+                "SlipstreamMaskGradients could not copy its counts"));
+    *pending = std::move(owned);
     return absl::OkStatus();
   }
 

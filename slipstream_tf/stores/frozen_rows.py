@@ -1,7 +1,7 @@
 """Read-only copies of rows in front of a lookup: their keys never reach it.
 
 In: keys. Out: their rows, from the copies where there is one and from the lookup for the others.
-TensorFlow ops only: eager or in a `tf.function`, with gradients through the lookup.
+Eager or in a `tf.function`, with gradients through the lookup; on a GPU the host reads counts only.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from collections.abc import Callable
 
 import numpy as np
 import tensorflow as tf
+
+from slipstream_tf.ops.key_map import KeyMap
 
 
 class FrozenRows:
@@ -22,15 +24,15 @@ class FrozenRows:
             dim: values per row.
             device: where the copies lie.
         """
+        self._places = KeyMap(device)
         with tf.device(device):
-            # Ascending; of changing size.
-            self._keys = _resizable(tf.int64, [None])
+            # Of changing size.
             self._rows = _resizable(tf.float32, [None, dim])
 
     @property
     def size(self) -> int:
         """Number of copies (eager only)."""
-        return int(tf.size(self._keys))
+        return int(tf.shape(self._rows)[0])
 
     def assign(self, keys: np.ndarray, rows: np.ndarray) -> None:
         """Replaces all copies.
@@ -39,9 +41,8 @@ class FrozenRows:
             keys: int64 [n], each once.
             rows: float32 [n, dim].
         """
-        order = np.argsort(keys)
-        self._keys.assign(keys[order])
-        self._rows.assign(rows[order])
+        self._places.assign(keys)
+        self._rows.assign(rows)
 
     def serve(self, keys: tf.Tensor, lookup: Callable[[tf.Tensor], tf.Tensor]) -> tf.Tensor:
         """Returns float32 [n, dim], rows of keys; no gradient flows to copies.
@@ -50,17 +51,13 @@ class FrozenRows:
             keys: int64 [n].
             lookup: of keys int64 [m] without a copy; called once, with no key if all have one.
         """
-        held, rows = self._keys.read_value(), self._rows.read_value()
-        count = tf.size(held)
-        place = tf.searchsorted(held, keys)
-        # A last one that is never a copy: there may be none, or the place behind them.
-        padded = tf.concat([held, [0]], 0)
-        is_frozen = (place < count) & (tf.gather(padded, place) == keys)
-        others, frozen = tf.where(~is_frozen)[:, 0], tf.where(is_frozen)[:, 0]
-        fetched = lookup(tf.gather(keys, others))
-        copies = tf.stop_gradient(tf.gather(rows, tf.gather(place, frozen)))
-        places = [tf.cast(others, tf.int32), tf.cast(frozen, tf.int32)]
-        return tf.dynamic_stitch(places, [fetched, copies])
+        probed = self._places.probe(keys)
+        fetched = lookup(tf.gather(keys, probed.misses))
+        copies = tf.gather(self._rows.read_value(), tf.gather(probed.places, probed.hits))
+        # Not stitched together: that reads the positions on the host.
+        rows = tf.zeros([tf.size(keys), copies.shape[1]], copies.dtype)
+        rows = tf.tensor_scatter_nd_update(rows, probed.hits[:, None], tf.stop_gradient(copies))
+        return tf.tensor_scatter_nd_update(rows, probed.misses[:, None], fetched)
 
 
 def _resizable(dtype: tf.DType, shape: list[int | None]) -> tf.Variable:

@@ -1,6 +1,6 @@
 """Where the held sum of a key is, and which keys are marked: for keys in a range, and for any keys.
 
-In: int64 keys. Out: places. TensorFlow ops only: eager or in a `tf.function`.
+In: int64 keys. Out: places. Eager or in a `tf.function`.
 """
 
 from __future__ import annotations
@@ -9,6 +9,9 @@ from typing import Protocol
 
 import numpy as np
 import tensorflow as tf
+
+from slipstream_tf.ops.key_map import KeyMap
+from slipstream_tf.ops.update_policy import SATURATED
 
 _NOWHERE = np.int64(-1)
 
@@ -115,11 +118,15 @@ class HashedIndex:
 
     num_keys: int | None = None
 
-    def __init__(self) -> None:
-        """Has no key."""
+    def __init__(self, device: str) -> None:
+        """Has no key.
+
+        Args:
+            device: where marks are looked up.
+        """
         with tf.init_scope(), tf.device("CPU:0"):
             self._places = tf.lookup.experimental.MutableHashTable(tf.int64, tf.int64, _NOWHERE)
-            self._marks = tf.lookup.experimental.MutableHashTable(tf.int64, tf.int64, _NOWHERE)
+        self._marks, self._num_marks = KeyMap(device), 0
 
     def find(self, keys: tf.Tensor) -> tf.Tensor:
         """See `KeyIndex.find`."""
@@ -141,16 +148,16 @@ class HashedIndex:
 
     def mark(self, keys: np.ndarray) -> None:
         """See `KeyIndex.mark`."""
-        self._marks.remove(self._marks.export()[0])
-        self._marks.insert(tf.constant(keys, tf.int64), tf.zeros([keys.size], tf.int64))
+        self._marks.assign(keys, np.full(keys.size, SATURATED))
+        self._num_marks = keys.size
 
     def are_marked(self, keys: tf.Tensor) -> tf.Tensor:
         """See `KeyIndex.are_marked`."""
-        return tf.ensure_shape(self._marks.lookup(keys), keys.shape) >= 0
+        return self._marks.states(keys) == SATURATED
 
     def nbytes(self) -> int:
-        """See `KeyIndex.nbytes`; keys and places alone."""
-        return 16 * int(self._places.size() + self._marks.size())
+        """See `KeyIndex.nbytes`; keys, places and marks alone."""
+        return 16 * (int(self._places.size()) + self._num_marks)
 
 
 def _resizable(dtype: tf.DType) -> tf.Variable:

@@ -137,7 +137,7 @@ class SokStore:
         for name, table in self._tables.items():
             device = table.variable.device
             self._masked[name], self._nothing[name] = KeySet(device), KeySet(device)
-            index = HashedIndex() if table.is_dynamic else RangeIndex(table.size(), device)
+            index = HashedIndex(device) if table.is_dynamic else RangeIndex(table.size(), device)
             self._held[name] = HeldSums(index, table.dim, device)
             self._frozen[name] = FrozenRows(table.dim, device)
         self._unknown_movement = sok_movement.unknown_optimizer(optimizer)

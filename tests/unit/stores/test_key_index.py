@@ -14,7 +14,7 @@ KEYS = 30
 @pytest.mark.parametrize("is_graph", [False, True])
 @pytest.mark.parametrize("kind", ["range", "hashed"])
 def test_index_is_a_dictionary(kind: str, is_graph: bool) -> None:
-    index = RangeIndex(KEYS, "CPU:0") if kind == "range" else HashedIndex()
+    index = RangeIndex(KEYS, "CPU:0") if kind == "range" else HashedIndex("CPU:0")
     scale = 1 if kind == "range" else -(2**40)  # any keys, negative ones, too
     random, expected = np.random.default_rng(2), {}
     traced = tf.function if is_graph else lambda function, **_: function

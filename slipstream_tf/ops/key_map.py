@@ -1,0 +1,86 @@
+"""Where keys are in a list, and in which state: a map that is replaced once a window.
+
+In: a `KeyMap` and keys. Out: places, positions of hits and misses; or states. CPU and GPU; graph
+or eager.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from slipstream_tf.ops import _loader
+
+
+class Probed(NamedTuple):
+    """What `KeyMap.probe` returns.
+
+    Attributes:
+        places: int64 [n], the place of each key, or -1.
+        hits: int64 [h], positions of the keys that are in the map, ascending.
+        misses: int64 [n - h], positions of the others, ascending.
+    """
+
+    places: tf.Tensor
+    hits: tf.Tensor
+    misses: tf.Tensor
+
+
+class KeyMap:
+    """A map of int64 keys that steps read at run time: replacing it retraces nothing.
+
+    The C++ resource lives as long as this object or a `tf.function` that uses it. Probes have no
+    gradient.
+    """
+
+    def __init__(self, device: str | None = None):
+        """Makes an empty map.
+
+        Args:
+            device: where keys will be looked up, e.g. a variable's `device`. None: where
+                TensorFlow would place an op.
+        """
+        with tf.init_scope(), tf.device(device):
+            self._handle = _loader.library().slipstream_key_map()
+
+    @property
+    def handle(self) -> tf.Tensor:
+        """Scalar resource handle, for the ops."""
+        return self._handle
+
+    def assign(self, keys: Any, states: Any = None) -> tf.Operation | None:
+        """Replaces the content.
+
+        Args:
+            keys: int64 [n]; any value is a legal key, and of one given twice the first counts. Key
+                i gets place i.
+            states: uint8 [n]; None: all are 0.
+
+        Raises:
+            ValueError: the keys are not integers or the states no bytes, or no vectors.
+            tf.errors.InvalidArgumentError: there are not as many states as keys.
+            tf.errors.ResourceExhaustedError: there is no memory for the map.
+        """
+        with tf.device("CPU:0"):
+            keys = tf.convert_to_tensor(keys, tf.int64)
+            states = tf.convert_to_tensor([] if states is None else states, tf.uint8)
+        return _loader.library().slipstream_key_map_assign(
+            handle=self._handle, keys=keys, states=states
+        )
+
+    def probe(self, keys: tf.Tensor) -> Probed:
+        """Looks keys up, and parts those that are in the map from the others.
+
+        Args:
+            keys: int64 [n].
+        """
+        return Probed(*_loader.library().slipstream_probe_frozen(handle=self._handle, keys=keys))
+
+    def states(self, keys: tf.Tensor) -> tf.Tensor:
+        """Returns uint8 [n], the states of keys int64 [n]; 0 for one that is not in the map."""
+        return _loader.library().slipstream_look_up_states(handle=self._handle, keys=keys)
+
+
+tf.no_gradient("SlipstreamProbeFrozen")
+tf.no_gradient("SlipstreamLookUpStates")
