@@ -46,6 +46,8 @@ class Settings:
         warmup_steps: the same in steps; None: by `warmup`.
         max_inputs: most inputs of the training part that the run sees, over all epochs; or None.
         random_shares: of the matched run, per window after its warm-up (control "random").
+        evaluate_every: steps between evaluations in training; None: there are none.
+        tensorboard: folder for TensorBoard; or None.
         stop_after: inputs that the matched run trained (control "stop").
         engine: further settings of `SaturationConfig`; see `cli.engine_flags`.
         The rest: see `presets.Preset`, `config.SaturationConfig` and `slipstream-train --help`.
@@ -91,6 +93,8 @@ class Settings:
     seed: int
     precision: str
     threads: int | None
+    evaluate_every: int | None = None
+    tensorboard: str | None = None
     random_shares: tuple[float, ...] = ()
     stop_after: int | None = None
     engine: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -209,7 +213,9 @@ def _repeated(matched: Mapping[str, Any], chosen: Mapping[str, Any]) -> dict[str
                     f"Invalid flag --{name}={chosen[name]} with --match: the matched run has "
                     f"{before}. Allowed: that value, or no --{name}."
                 )
-    for name in ("skip", "control", "track", "segregate", "random_shares", "stop_after", "engine"):
+    for name in ("skip", "control", "track", "segregate", "random_shares", "stop_after", "engine",
+        "tensorboard",
+    ):  # fmt: skip
         settings.pop(name, None)
     return settings
 
@@ -245,6 +251,9 @@ def _refuse_idle_flags(settings: Settings, given: frozenset[str], data_name: str
     else:
         if settings.placement != "sharded":
             idle["prefetch"] = "--placement=sharded"
+        if settings.prefetch:
+            # A batch that has been announced must come next.
+            idle["evaluate_every"] = "no --prefetch"
         if settings.wire_dtype == "float32":
             idle["wire_warmup_steps"] = "--wire_dtype=bfloat16"
     if data_name != "parquet":
@@ -262,7 +271,7 @@ def _refuse_idle_flags(settings: Settings, given: frozenset[str], data_name: str
         if settings.segregate:
             idle.pop("hot_budget_mb", None)
         if not settings.track and not is_random:
-            idle["snapshot_interval"] = needs
+            idle["snapshot_interval"] = idle["tensorboard"] = needs
             if settings.wire_dtype == "float32":
                 idle["warmup"] = idle["warmup_steps"] = needs
     if settings.skip != "none" or settings.control != "none":

@@ -6,12 +6,13 @@ in the same order, with no rows if it has none, whether in eager code or in a `t
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import importlib
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Protocol, TypeAlias
 
 import tensorflow as tf
@@ -118,6 +119,13 @@ class Communicator(Protocol):
         """Returns the bytes that this rank gave to the network."""
         ...
 
+    def uncounted(self) -> contextlib.AbstractContextManager[None]:
+        """Returns a context whose bytes do not count, for what is not part of the training.
+
+        It must be entered in eager code, and no collective may be under way.
+        """
+        ...
+
 
 class SingleProcess:
     """A job of one rank: every collective returns its own tensor."""
@@ -151,6 +159,10 @@ class SingleProcess:
     def traffic(self) -> Traffic:
         """Returns zeros: nothing leaves the process."""
         return Traffic(dict.fromkeys(KINDS, 0))
+
+    def uncounted(self) -> contextlib.AbstractContextManager[None]:
+        """See `Communicator.uncounted`."""
+        return contextlib.nullcontext()
 
 
 class HorovodCommunicator:
@@ -203,6 +215,15 @@ class HorovodCommunicator:
         """Returns the bytes that this rank gave to the network."""
         counts = self._bytes.numpy()
         return Traffic({kind: int(count) for kind, count in zip(KINDS, counts, strict=True)})
+
+    @contextlib.contextmanager
+    def uncounted(self) -> Iterator[None]:
+        """See `Communicator.uncounted`."""
+        before = self._bytes.numpy()
+        try:
+            yield
+        finally:
+            self._bytes.assign(before)
 
     def _never_constant(self, tensor: Any) -> tf.Tensor:
         """Returns the tensor, of which TensorFlow can know no value before it runs a graph.
