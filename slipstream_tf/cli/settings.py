@@ -19,6 +19,10 @@ _MUST_MATCH = (
     "cross_layers", "epochs", "store", "placement", "wire_dtype", "wire_keys",
     "wire_warmup_steps", "snapshot_interval", "warmup_steps",
 )  # fmt: skip
+# What makes a control another run than the one that it is compared with.
+_NOT_REPEATED = (
+    "skip", "control", "track", "segregate", "random_shares", "stop_after", "engine", "tensorboard",
+)  # fmt: skip
 _LISTS = ("bottom", "mlp", "key_columns", "dense_columns")
 
 
@@ -45,9 +49,9 @@ class Settings:
         warmup: share of the planned steps before anything is skipped, 0 to 1.
         warmup_steps: the same in steps; None: by `warmup`.
         max_inputs: most inputs of the training part that the run sees, over all epochs; or None.
-        random_shares: of the matched run, per window after its warm-up (control "random").
         evaluate_every: steps between evaluations in training; None: there are none.
         tensorboard: folder for TensorBoard; or None.
+        random_shares: of the matched run, per window after its warm-up (control "random").
         stop_after: inputs that the matched run trained (control "stop").
         engine: further settings of `SaturationConfig`; see `cli.engine_flags`.
         The rest: see `presets.Preset`, `config.SaturationConfig` and `slipstream-train --help`.
@@ -213,9 +217,7 @@ def _repeated(matched: Mapping[str, Any], chosen: Mapping[str, Any]) -> dict[str
                     f"Invalid flag --{name}={chosen[name]} with --match: the matched run has "
                     f"{before}. Allowed: that value, or no --{name}."
                 )
-    for name in ("skip", "control", "track", "segregate", "random_shares", "stop_after", "engine",
-        "tensorboard",
-    ):  # fmt: skip
+    for name in _NOT_REPEATED:
         settings.pop(name, None)
     return settings
 
@@ -252,7 +254,7 @@ def _refuse_idle_flags(settings: Settings, given: frozenset[str], data_name: str
         if settings.placement != "sharded":
             idle["prefetch"] = "--placement=sharded"
         if settings.prefetch:
-            # A batch that has been announced must come next.
+            # What was sent ahead would be sent once more, and count.
             idle["evaluate_every"] = "no --prefetch"
         if settings.wire_dtype == "float32":
             idle["wire_warmup_steps"] = "--wire_dtype=bfloat16"

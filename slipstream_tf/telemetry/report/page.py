@@ -31,7 +31,8 @@ p { margin: 4px 0; max-width: 80ch; }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums;
   overflow-wrap: normal; }
 th, td { padding: 6px 10px; text-align: right; vertical-align: top; white-space: nowrap; }
-th:first-child, td:first-child { text-align: left; }
+th:first-child, td:first-child { text-align: left; position: sticky; left: 0; }
+td:first-child { background: #fff; }
 table.settings th, table.settings td { text-align: left; }
 td.name, th.name, table.settings td + td { white-space: normal; overflow-wrap: break-word;
   min-width: 8em; max-width: 24em; }
