@@ -71,7 +71,8 @@ def test_two_ranks_train_what_one_process_does(
 @pytest.mark.parametrize(
     "flags",
     [
-        ("--skip=both", "--alpha=0.5", "--snapshot_interval=3"),
+        # Which inputs are skipped depends on how far ahead of a window's end data has been read.
+        ("--skip=defer", "--snapshot_interval=3"),
         # An evaluation renews frozen copies, so that a run that has any goes another way after it.
         ("--placement=sharded",),
     ],
@@ -88,7 +89,10 @@ def test_evaluations_in_training_are_of_all_ranks_and_send_nothing_that_counts(
     # Ranks compare their settings, which are a few letters longer.
     assert sent.pop("control") == pytest.approx(sent_without.pop("control"), abs=100)
     assert sent == sent_without
-    assert [w["traffic"] for w in record["windows"]] == [w["traffic"] for w in without["windows"]]
+    by_window, by_window_without = (
+        [window["traffic"] for window in of["windows"]] for of in (record, without)
+    )
+    assert by_window[1:] == by_window_without[1:]
     assert [e["step"] for e in record["evaluations"][:-1]] == list(
         range(4, record["evaluations"][-1]["step"], 4)
     )
