@@ -48,7 +48,8 @@ class CurveCallback(keras.callbacks.Callback):
 
     Args:
         inputs_seen: called for the number of inputs that came in so far.
-        evaluate: measures the model on the test part; with several ranks a collective.
+        evaluate: measures the model on the test part; with several ranks a collective. A store may
+            apply held gradients before, or renew frozen copies.
         evaluate_every: steps between evaluations; None: there are none.
         left_out: called with the seconds that an evaluation took.
     """

@@ -93,8 +93,8 @@ def test_same_seed_gives_the_same_model_and_another_does_not(run_train: Train) -
 
 
 def test_evaluations_in_training_change_nothing_else(run_train: Train) -> None:
-    # Which inputs are skipped depends on how far ahead of a window's end data has been read.
-    flags = (*SMALL, "--skip=defer", "--snapshot_interval=6", "--max_inputs=8000")
+    # Where gradients are held back, an evaluation applies them.
+    flags = (*SMALL, "--track", "--snapshot_interval=6", "--max_inputs=8000")
     without, record = run_train(*flags), run_train(*flags, "--evaluate_every=7", name="watched")
     for name in ("test", "inputs", "rows", "gradient_rows"):
         assert record[name] == without[name]
