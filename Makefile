@@ -25,8 +25,10 @@ VENV_PACKAGE := $(or $(filter python3%,$(notdir $(PYTHON))),python3)-venv
 BASE_PACKAGES := $(or $(CXX),g++):g++ $(PYTHON):python3 module=$(PYTHON)=ensurepip:$(VENV_PACKAGE)
 # For tests over network namespaces, which need root and are skipped without.
 NETWORK_PACKAGES := ip:iproute2
+# For tests of the report's page, which are skipped without. Ubuntu has none but a snap.
+BROWSER_PACKAGES := $(if $(shell command -v chromium-browser google-chrome),,chromium:chromium)
 MPI_PACKAGES := mpicxx:libopenmpi-dev mpirun:openmpi-bin
-TEST_TOOLS := hypothesis pytest
+TEST_TOOLS := hypothesis matplotlib pytest
 LINT_TOOLS := clang-format mypy ruff
 
 # Everything that goes into the package: a change to any of it installs it anew.
@@ -53,7 +55,11 @@ test: bazel-test gpu-test $(STAMPS)/installed $(STAMPS)/horovod $(STAMPS)/test-t
 test-packages:
 	@build_support/system_packages.sh $(BASE_PACKAGES) $(BAZEL):bazel-bootstrap \
 		$(or $(GTEST_ROOT),/usr/src/googletest)/googletest/src/gtest-all.cc:googletest
-	@if [ "$$(id -u)" -eq 0 ]; then build_support/system_packages.sh $(NETWORK_PACKAGES); fi
+	@if [ "$$(id -u)" -eq 0 ]; then \
+		build_support/system_packages.sh $(NETWORK_PACKAGES); \
+		build_support/system_packages.sh $(BROWSER_PACKAGES) \
+			|| echo "No browser: tests of the report's page will be skipped."; \
+	fi
 
 bazel-test: test-packages $(STAMPS)/tensorflow
 	@PYTHON_BIN_PATH=$(BIN)/python $(BAZEL) test $(BAZEL_FLAGS) //...

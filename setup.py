@@ -82,14 +82,16 @@ setup(
     extras_require={
         "cpu": ["tensorflow-cpu>=2.16,<2.22"],
         "cuda": ["tensorflow[and-cuda]>=2.16,<2.22"],
-        "test": ["hypothesis", "pytest"],
-        "dev": ["clang-format", "hypothesis", "mypy", "pytest", "ruff"],
+        "report": ["matplotlib>=3.8"],
+        "test": ["hypothesis", "matplotlib>=3.8", "pytest"],
+        "dev": ["clang-format", "hypothesis", "matplotlib>=3.8", "mypy", "pytest", "ruff"],
     },
     entry_points={
         "console_scripts": [
             "slipstream-train = slipstream_tf.cli.train:entry_point",
             "slipstream-demo = slipstream_tf.cli.demo:entry_point",
             "slipstream-doctor = slipstream_tf.cli.doctor:entry_point",
+            "slipstream-report = slipstream_tf.cli.report:entry_point",
         ]
     },
     ext_modules=[Extension(PACKAGE + "._slipstream_ops", sources=[])],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 from collections.abc import Mapping
 from typing import Any
 
@@ -91,3 +92,24 @@ def layers_in(model: Any) -> list[Any]:
     if flatten is None:
         raise TypeError(f"{model!r} is no Keras model or layer.")
     return list(flatten(include_self=True, recursive=True))
+
+
+def callbacks_beside(callback: Any) -> list[Any]:
+    """The callbacks of the `fit` that is calling a method of `callback`, itself included.
+
+    No version of Keras 3 tells a callback of the others, but the list of them is what calls it.
+
+    Args:
+        callback: a `keras.callbacks.Callback`, whose method is running.
+
+    Returns:
+        The callbacks, in order; empty if another caller is at work.
+    """
+    keras = importlib.import_module("keras")
+    frame = inspect.currentframe()
+    while frame is not None:
+        caller = frame.f_locals.get("self")
+        if isinstance(caller, keras.callbacks.CallbackList) and callback in caller.callbacks:
+            return list(caller.callbacks)
+        frame = frame.f_back
+    return []

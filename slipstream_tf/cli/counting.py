@@ -120,6 +120,11 @@ class StepTimer(keras.callbacks.Callback):
         if self._steps == self._untimed:
             self._start = time.perf_counter()
 
+    def leave_out(self, seconds: float) -> None:
+        """Does not count what took these seconds, within a step's end, as training."""
+        if self._steps >= self._untimed:
+            self._start += seconds
+
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """Stops the clock."""
         del logs

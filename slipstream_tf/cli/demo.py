@@ -26,9 +26,8 @@ from slipstream_tf.cli.flag_set import (
     run_program,
 )
 from slipstream_tf.cli.settings import read_record
-from slipstream_tf.cli.train import RECORD
 from slipstream_tf.cli.verdict import verdict
-from slipstream_tf.telemetry.run_record import write_json
+from slipstream_tf.telemetry.run_record import RECORD, write_json
 from slipstream_tf.telemetry.table import format_table, number, seconds
 
 RUNS = ("plain", "paper", "random", "stop")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -12,11 +13,18 @@ from slipstream_tf.distributed import Communicator
 from slipstream_tf.telemetry.metrics import ClickMetrics, click_metrics
 
 
-def evaluate(model: Any, dataset: tf.data.Dataset, comm: Communicator) -> ClickMetrics:
-    """Measures a model that gives logits; changes nothing in it. A collective.
+def predictor(model: Any) -> Callable[[Any], tf.Tensor]:
+    """Returns the function from features to a model's outputs, for inference; changes nothing."""
+    return tf.function(lambda features: model(features, training=False), reduce_retracing=True)
+
+
+def evaluate(
+    predict: Callable[[Any], tf.Tensor], dataset: tf.data.Dataset, comm: Communicator
+) -> ClickMetrics:
+    """Measures predictions. A collective.
 
     Args:
-        model: a Keras model.
+        predict: gives logits, float [batch] or [batch, 1], of a batch's features.
         dataset: this rank's batches (features, label); there may be none.
         comm: the ranks.
 
@@ -26,7 +34,6 @@ def evaluate(model: Any, dataset: tf.data.Dataset, comm: Communicator) -> ClickM
     Raises:
         RunError: no rank has inputs, or a logit is not finite.
     """
-    predict = tf.function(lambda features: model(features, training=False), reduce_retracing=True)
     labels, logits = [np.empty(0, np.float32)], [np.empty(0, np.float32)]
     for features, label in dataset:
         logits.append(predict(features).numpy().ravel())

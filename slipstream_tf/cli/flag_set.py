@@ -154,10 +154,15 @@ class FlagSet:
         program: its name.
         purpose: what it does, in a few lines, for `--help`.
         examples: command lines for `--help`.
+        arguments: what arguments that are no flags stand for, e.g. "RUN"; their list is the value
+            of this name. Empty: the program takes none.
     """
 
-    def __init__(self, program: str, purpose: str, examples: Sequence[str]) -> None:
+    def __init__(
+        self, program: str, purpose: str, examples: Sequence[str], arguments: str = ""
+    ) -> None:
         self.program = program
+        self._arguments = arguments
         self._purpose, self._examples = purpose, tuple(examples)
         self._values = flags.FlagValues()
         self._groups: dict[str, list[str]] = {}
@@ -241,13 +246,16 @@ class FlagSet:
         except flags.Error as error:
             message = str(error).replace(" ?", "?").rstrip(".")
             raise UsageError(f"{message} (see {self.program} --help)") from None
-        if rest:
+        if rest and not self._arguments:
             raise UsageError(
                 f"Unexpected argument {rest[0]!r}. Settings are given as --flag=value; see "
                 f"{self.program} --help."
             )
         given = frozenset(name for name in self._values if self._values[name].present)
-        return {name: self._values[name].value for name in self._values}, given
+        values = {name: self._values[name].value for name in self._values}
+        if self._arguments:
+            values[self._arguments] = rest
+        return values, given
 
 
 def asks_for_help(arguments: Sequence[str]) -> bool:

@@ -23,8 +23,9 @@ from slipstream_tf.cli.build import (
     warmup_steps,
 )
 from slipstream_tf.cli.counting import BarCallback, StepTimer, counted, first_inputs
+from slipstream_tf.cli.curve import CurveCallback
 from slipstream_tf.cli.data import Parts
-from slipstream_tf.cli.evaluation import evaluate
+from slipstream_tf.cli.evaluation import evaluate, predictor
 from slipstream_tf.cli.flag_set import RunError, UsageError
 from slipstream_tf.cli.ranks import agreed
 from slipstream_tf.cli.settings import Settings
@@ -43,6 +44,7 @@ from slipstream_tf.export import saved_model
 from slipstream_tf.inputs.segregation import profile_hot_keys, segregate
 from slipstream_tf.keras import RanksCallback, Slipstream
 from slipstream_tf.saturation.hot_set import snapshot_bytes
+from slipstream_tf.telemetry.metrics import ClickMetrics
 from slipstream_tf.telemetry.progress import TrainingBar
 from slipstream_tf.telemetry.run_record import SCHEMA, PhaseClock, machine, versions
 
@@ -106,6 +108,15 @@ def run(
         else:
             dataset = share_of_rank(dataset, comm)
         dataset = _training_data(settings, counted(dataset, seen), slipstream, hot_keys, comm)
+        predict, test = predictor(model), _test_data(settings, parts, comm)
+
+        def evaluate_on_the_way() -> ClickMetrics:
+            with comm.uncounted():
+                return evaluate(predict, test, comm)
+
+        curve = CurveCallback(
+            lambda: int(seen.numpy()), evaluate_on_the_way, settings.evaluate_every, timer.leave_out
+        )
         own = None if planned is None else inputs_of_rank(planned, settings.batch_size, comm)
         with TrainingBar(own, _title(settings, comm), comm.rank == 0) as bar:
             shows = BarCallback(bar, None if slipstream is None else lambda: int(seen.numpy()))
@@ -113,9 +124,10 @@ def run(
             if slipstream is None:
                 callbacks.append(RanksCallback(comm, embeddings.store))
             else:
-                callbacks.append(slipstream.callback())
-            callbacks.append(timer)
+                callbacks.append(slipstream.callback(settings.tensorboard))
+            callbacks += [curve, timer]
             _fit(model, dataset, callbacks)
+    clock.move(curve.evaluation_seconds, "training", "evaluation")
     windows: list[dict[str, Any]] = []
     skipped, summary = 0, ""
     if slipstream is not None:
@@ -135,11 +147,7 @@ def run(
     }
     _check_account(inputs, int(read.numpy()))
     with clock.phase("evaluation"):
-        test = share_of_rank(parts.test.dataset(), comm)
-        if settings.placement == "sharded":
-            # Every lookup asks the other ranks.
-            test = even_ends(test, comm)
-        quality = evaluate(model, test, comm)
+        quality = evaluate(predict, test, comm)
     if export_to is not None:
         _export(model, export_to)
     return {
@@ -147,6 +155,7 @@ def run(
         "data": spec.name,
         "test": quality.to_dict(),
         "training": training,
+        **curve.entries(comm, quality, inputs),
         "inputs": {**inputs, "bad_lines": parts.train.bad_lines.count, "planned": planned},
         "test_bad_lines": parts.test.bad_lines.count,
         "row_lookups": _row_lookups(parts.train, inputs["trained"]),
@@ -170,6 +179,12 @@ def _export(model: Any, path: str) -> None:
         saved_model(model, path)
     except (OSError, ValueError) as error:
         raise RunError(f"The SavedModel was not written: {error}") from error
+
+
+def _test_data(settings: Settings, parts: Parts, comm: Communicator) -> tf.data.Dataset:
+    test = share_of_rank(parts.test.dataset(), comm)
+    # Every lookup of sharded rows asks the other ranks.
+    return even_ends(test, comm) if settings.placement == "sharded" else test
 
 
 def _rows(settings: Settings, embeddings: Any, comm: Communicator) -> dict[str, int]:

@@ -19,6 +19,10 @@ _MUST_MATCH = (
     "cross_layers", "epochs", "store", "placement", "wire_dtype", "wire_keys",
     "wire_warmup_steps", "snapshot_interval", "warmup_steps",
 )  # fmt: skip
+# What makes a control another run than the one that it is compared with.
+_NOT_REPEATED = (
+    "skip", "control", "track", "segregate", "random_shares", "stop_after", "engine", "tensorboard",
+)  # fmt: skip
 _LISTS = ("bottom", "mlp", "key_columns", "dense_columns")
 
 
@@ -45,6 +49,8 @@ class Settings:
         warmup: share of the planned steps before anything is skipped, 0 to 1.
         warmup_steps: the same in steps; None: by `warmup`.
         max_inputs: most inputs of the training part that the run sees, over all epochs; or None.
+        evaluate_every: steps between evaluations in training; None: there are none.
+        tensorboard: folder for TensorBoard; or None.
         random_shares: of the matched run, per window after its warm-up (control "random").
         stop_after: inputs that the matched run trained (control "stop").
         engine: further settings of `SaturationConfig`; see `cli.engine_flags`.
@@ -91,6 +97,8 @@ class Settings:
     seed: int
     precision: str
     threads: int | None
+    evaluate_every: int | None = None
+    tensorboard: str | None = None
     random_shares: tuple[float, ...] = ()
     stop_after: int | None = None
     engine: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -209,7 +217,7 @@ def _repeated(matched: Mapping[str, Any], chosen: Mapping[str, Any]) -> dict[str
                     f"Invalid flag --{name}={chosen[name]} with --match: the matched run has "
                     f"{before}. Allowed: that value, or no --{name}."
                 )
-    for name in ("skip", "control", "track", "segregate", "random_shares", "stop_after", "engine"):
+    for name in _NOT_REPEATED:
         settings.pop(name, None)
     return settings
 
@@ -245,6 +253,9 @@ def _refuse_idle_flags(settings: Settings, given: frozenset[str], data_name: str
     else:
         if settings.placement != "sharded":
             idle["prefetch"] = "--placement=sharded"
+        if settings.prefetch:
+            # What was sent ahead would be sent once more, and count.
+            idle["evaluate_every"] = "no --prefetch"
         if settings.wire_dtype == "float32":
             idle["wire_warmup_steps"] = "--wire_dtype=bfloat16"
     if data_name != "parquet":
@@ -262,7 +273,7 @@ def _refuse_idle_flags(settings: Settings, given: frozenset[str], data_name: str
         if settings.segregate:
             idle.pop("hot_budget_mb", None)
         if not settings.track and not is_random:
-            idle["snapshot_interval"] = needs
+            idle["snapshot_interval"] = idle["tensorboard"] = needs
             if settings.wire_dtype == "float32":
                 idle["warmup"] = idle["warmup_steps"] = needs
     if settings.skip != "none" or settings.control != "none":

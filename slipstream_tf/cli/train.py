@@ -29,13 +29,12 @@ from slipstream_tf.cli.quiet import import_tensorflow
 from slipstream_tf.cli.ranks import agreed, run_rank
 from slipstream_tf.cli.settings import Settings, read_record, resolve
 from slipstream_tf.saturation_config import DRIFT_METRICS
-from slipstream_tf.telemetry.run_record import PhaseClock, write_json
+from slipstream_tf.telemetry.run_record import RECORD, PhaseClock, write_json
 from slipstream_tf.telemetry.table import format_table, number, seconds
 
 if TYPE_CHECKING:
     from slipstream_tf.distributed import Communicator
 
-RECORD = "metrics.json"
 _PRESET = {
     "model": (Choice(("dlrm", "dcn", "deepfm")), "the model: DLRM, DCN-v2 or DeepFM"),
     "dim": (Integer(1, 65536), "values per embedding row"),
@@ -94,6 +93,10 @@ def make_flags() -> FlagSet:
     flags.add("output", Text(), None, "folder for metrics.json; without it nothing is written")
     text = "folder for a SavedModel of the trained model; it needs TensorFlow alone"
     flags.add("export", Text(), None, text)
+    text = "folder for TensorBoard's curves and histograms of the windows"
+    flags.add("tensorboard", Text(), None, text)
+    text = "steps between measurements of the test part in training; their time is evaluation's"
+    flags.add("evaluate_every", Integer(1), None, text, "at the end only")
     flags.group("Model")
     add_presets("model", "dim", "bottom", "mlp", "cross_layers", "dropout")
     flags.add("store", Choice(("native",)), "native", "what holds the embedding rows")

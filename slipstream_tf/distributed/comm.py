@@ -6,12 +6,13 @@ in the same order, with no rows if it has none, whether in eager code or in a `t
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import importlib
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Protocol, TypeAlias
 
 import tensorflow as tf
@@ -133,6 +134,13 @@ class Communicator(Protocol):
         """
         ...
 
+    def uncounted(self) -> contextlib.AbstractContextManager[None]:
+        """Returns a context whose bytes do not count, for what is not part of the training.
+
+        It must be entered in eager code, and no collective may be under way.
+        """
+        ...
+
 
 class SingleProcess:
     """A job of one rank: every collective returns its own tensor."""
@@ -171,6 +179,10 @@ class SingleProcess:
         """See `Communicator.count_sent`; nothing leaves the process."""
         del nbytes
         _index(kind, name)
+
+    def uncounted(self) -> contextlib.AbstractContextManager[None]:
+        """See `Communicator.uncounted`."""
+        return contextlib.nullcontext()
 
 
 class HorovodCommunicator:
@@ -227,6 +239,15 @@ class HorovodCommunicator:
     def count_sent(self, nbytes: Any, kind: Kind, name: str) -> Any:
         """See `Communicator.count_sent`."""
         return self._count(tf.cast(nbytes, tf.int64), kind, name)
+
+    @contextlib.contextmanager
+    def uncounted(self) -> Iterator[None]:
+        """See `Communicator.uncounted`."""
+        before = self._bytes.numpy()
+        try:
+            yield
+        finally:
+            self._bytes.assign(before)
 
     def _never_constant(self, tensor: Any) -> tf.Tensor:
         """Returns the tensor, of which TensorFlow can know no value before it runs a graph.

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 import keras
 from absl import logging
 
+from slipstream_tf._compat import callbacks_beside
 from slipstream_tf.keras.loss_feedback import LossFeedback
 from slipstream_tf.keras.ranks import RanksCallback
-from slipstream_tf.telemetry.ledger import ScalarWriter
+from slipstream_tf.telemetry.tensorboard import WindowWriter
 
 if TYPE_CHECKING:
     from slipstream_tf.keras.slipstream import Slipstream
@@ -24,7 +25,9 @@ class SaturationCallback(keras.callbacks.Callback):
 
     Args:
         slipstream: whose steps are counted.
-        log_dir: folder for TensorBoard, which gets scalars for each window; or None.
+        log_dir: folder for TensorBoard, which gets scalars and a histogram for each window, in its
+            sub-folder "slipstream" (`telemetry.tensorboard.WindowWriter`). None: that of the
+            `keras.callbacks.TensorBoard` beside this one, if there is one. Rank 0 writes.
     """
 
     def __init__(
@@ -34,7 +37,8 @@ class SaturationCallback(keras.callbacks.Callback):
         self._slipstream = slipstream
         self._ranks = RanksCallback(slipstream.comm, slipstream.store)
         self._iterations = 0
-        self._writer = None if log_dir is None else ScalarWriter(log_dir)
+        self._log_dir = log_dir
+        self._writer: WindowWriter | None = None
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Refuses a LossScaleOptimizer, whose gradients are not the loss's; connects losses."""
@@ -43,6 +47,7 @@ class SaturationCallback(keras.callbacks.Callback):
                 "Invalid `optimizer`: LossScaleOptimizer. The embedding tables would be updated "
                 "with scaled gradients. Use float32 or mixed_bfloat16 without loss scaling."
             )
+        self._open_writer()
         self._ranks.set_model(self.model)
         self._ranks.on_train_begin(logs)
         self._iterations = int(self.model.optimizer.iterations.numpy())
@@ -68,6 +73,16 @@ class SaturationCallback(keras.callbacks.Callback):
                 type(self.model).__name__,
                 "nothing is skipped" if config.skips_by_losses else "the guard watches nothing",
             )
+
+    def _open_writer(self) -> None:
+        if self._writer is not None or self._slipstream.comm.rank:
+            return
+        folder = self._log_dir
+        for other in callbacks_beside(self) if folder is None else ():
+            if isinstance(other, keras.callbacks.TensorBoard):
+                folder = other.log_dir
+        if folder is not None:
+            self._writer = WindowWriter(folder)
 
     def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
         """See `RanksCallback`."""

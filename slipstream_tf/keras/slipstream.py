@@ -253,7 +253,8 @@ class Slipstream:
         """Returns a Keras callback that counts the steps of `fit`; one `fit` at a time.
 
         Args:
-            log_dir: folder for TensorBoard, which gets scalars for each window; or None.
+            log_dir: folder for TensorBoard; None: that of a `keras.callbacks.TensorBoard` in the
+                same `fit`, if there is one. See `SaturationCallback`.
         """
         return SaturationCallback(self, log_dir)
 

@@ -13,6 +13,9 @@ from slipstream_tf.ops.update_policy import UpdateCounts
 
 _KEY_BYTES, _VALUE_BYTES = 8, 4
 DRIFT_QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
+# Bounds of a drift histogram's buckets: as wide in every window, so that windows can be compared.
+_BUCKETS_PER_DECADE = 4
+_LEAST_DECADE, _MOST_DECADE = -9, 9
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,6 +68,8 @@ class WindowReport:
         evicted: hot keys that the store no longer holds; they have no drift.
         anomalies: hot keys whose drift is not finite (a NaN or infinite row); never saturated.
         drift_quantiles: quantile (0 to 1) -> drift, of the finite drifts; empty without any.
+        drift_histogram: (lower bound, upper bound, keys) of each bucket that has keys, upwards, of
+            the finite drifts.
         threshold: T for the next window; 0 if no input was hot.
         is_threshold_capped: whether `max_threshold` lowered T.
         is_skipping: whether inputs may be skipped in the next window (not while warming up, nor
@@ -122,6 +127,7 @@ class WindowReport:
     tables: tuple[TableWindow, ...] = ()
     frozen_keys: int = 0
     traffic: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    drift_histogram: tuple[tuple[float, float, int], ...] = ()
 
     @property
     def saturated_share(self) -> float:
@@ -166,6 +172,25 @@ def drift_quantiles(drift: np.ndarray) -> Mapping[float, float]:
         return MappingProxyType({})
     values = np.quantile(finite, DRIFT_QUANTILES)
     return MappingProxyType(dict(zip(DRIFT_QUANTILES, map(float, values), strict=True)))
+
+
+def drift_histogram(drift: np.ndarray) -> tuple[tuple[float, float, int], ...]:
+    """Counts the finite values of `drift` in buckets of a quarter of a decade.
+
+    Args:
+        drift: float32 [n], not negative.
+
+    Returns:
+        (lower bound, upper bound, count) of each bucket that is not empty. The lowest is from 0 to
+        1e-9, and what is above the highest, 1e9, is counted in it.
+    """
+    steps = np.arange(_LEAST_DECADE * _BUCKETS_PER_DECADE, _MOST_DECADE * _BUCKETS_PER_DECADE + 1)
+    bounds = np.concatenate([[0.0], 10.0 ** (steps / _BUCKETS_PER_DECADE)])
+    finite = np.minimum(drift[np.isfinite(drift)], bounds[-1])
+    counts, _ = np.histogram(finite, bounds)
+    return tuple(
+        (float(bounds[i]), float(bounds[i + 1]), int(counts[i])) for i in np.flatnonzero(counts)
+    )
 
 
 def random_shares(reports: Iterable[WindowReport]) -> tuple[float, ...]:

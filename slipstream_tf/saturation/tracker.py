@@ -22,7 +22,12 @@ from slipstream_tf.ops.features import FeatureSpec
 from slipstream_tf.saturation import hot_set
 from slipstream_tf.saturation.policies import UpdatePolicies, freeze_drift
 from slipstream_tf.saturation.ranks import Communicator, Ranks
-from slipstream_tf.saturation.report import TableWindow, WindowReport, drift_quantiles
+from slipstream_tf.saturation.report import (
+    TableWindow,
+    WindowReport,
+    drift_histogram,
+    drift_quantiles,
+)
 from slipstream_tf.saturation.states import KeyStates, next_states
 from slipstream_tf.saturation.steering import Steerer, Steering, WindowWork
 from slipstream_tf.saturation.threshold import (
@@ -267,6 +272,7 @@ class SaturationTracker:
                 evicted=sum(m.evicted for m in measured),
                 anomalies=int((~np.isfinite(drift)).sum()),
                 drift_quantiles=drift_quantiles(drift),
+                drift_histogram=drift_histogram(drift),
                 threshold=found.threshold,
                 is_threshold_capped=found.is_capped,
                 is_skipping=is_skipping,

@@ -1,6 +1,6 @@
-"""What was offered, sent and skipped, window by window and in all: printable, JSON, TensorBoard.
+"""What was offered, sent and skipped, window by window and in all: printable and JSON.
 
-In: window reports. Out: a frozen `Ledger`, a summary in words, JSON lines and scalars.
+In: window reports. Out: a frozen `Ledger`, a summary in words, JSON lines.
 """
 
 from __future__ import annotations
@@ -11,8 +11,6 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import tensorflow as tf
-
 from slipstream_tf.ops.update_policy import UpdateCounts
 from slipstream_tf.saturation.report import WindowReport
 from slipstream_tf.saturation.threshold import LARGEST_THRESHOLD
@@ -22,10 +20,6 @@ from slipstream_tf.telemetry.table import format_table
 _COLUMNS = (
     *("window", "step", "inputs seen", "skipped", "share", "kept", "rows offered", "sent", "share"),
     *("hot keys", "saturated", "T", "seconds"),
-)
-# What `tf.summary.scalar` writes; that needs TensorBoard, which not every TensorFlow comes with.
-_SCALAR = tf.compat.v1.SummaryMetadata(
-    plugin_data={"plugin_name": "scalars"}, data_class="DATA_CLASS_SCALAR"
 )
 
 
@@ -136,56 +130,6 @@ class Ledger:
             f"window ends took {self.seconds:.2f} s"
         )
         return f"{table}\n{total}"
-
-
-def scalars(report: WindowReport) -> Mapping[str, float]:
-    """The numbers of a window that are worth a curve: name -> value, all finite."""
-    rows = [table.rows for table in report.tables]
-    offered = sum(r.offered for r in rows)
-    values: dict[str, float | None] = {
-        "inputs/seen": report.inputs_seen,
-        "inputs/skipped": report.inputs_skipped,
-        "inputs/skipped_share": report.skipped_share,
-        "inputs/kept_by_thinning": report.inputs_kept,
-        "rows/offered": offered,
-        "rows/sent": sum(r.sent for r in rows),
-        "rows/sent_share": _share(sum(r.sent for r in rows), offered) if offered else None,
-        "rows/masked": sum(r.masked for r in rows),
-        "rows/pending": sum(r.pending for r in rows),
-        "keys/hot": report.hot_keys,
-        "keys/saturated": report.saturated_keys,
-        "keys/hot_set_overlap": report.hot_set_overlap,
-        "threshold": report.threshold,
-        "threshold/loss": report.loss_threshold,
-        "threshold/target_share": report.target_share,
-        "progressive/log_loss": report.log_loss,
-        "progressive/auc": report.auc,
-        "window_end_seconds": report.seconds,
-        **{f"bytes/{kind}": count for kind, count in report.traffic.items()},
-    }
-    if report.traffic:
-        values["keys/frozen"] = report.frozen_keys
-    return {name: float(value) for name, value in values.items() if value is not None}
-
-
-class ScalarWriter:
-    """Writes windows, by trained steps, to the sub-folder "saturation" of one for TensorBoard.
-
-    Args:
-        folder: created if need be; `keras.callbacks.TensorBoard`'s `log_dir` puts them beside its
-            own.
-    """
-
-    def __init__(self, folder: str | os.PathLike[str]) -> None:
-        self._writer = tf.summary.create_file_writer(os.path.join(folder, "saturation"))
-
-    def write(self, report: WindowReport) -> None:
-        """Writes one window and flushes."""
-        with self._writer.as_default(step=report.step):
-            for name, value in scalars(report).items():
-                tag, tensor = f"saturation/{name}", tf.constant(value, tf.float32)
-                tf.summary.write(tag, tensor, metadata=_SCALAR)
-        self._writer.flush()
 
 
 def summarise(config: SaturationConfig, reports: Sequence[WindowReport]) -> str:

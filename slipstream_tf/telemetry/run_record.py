@@ -18,6 +18,7 @@ from typing import Any
 
 from slipstream_tf._version import __version__
 
+RECORD = "metrics.json"
 SCHEMA = 1
 PHASES = ("reading", "training", "window_ends", "evaluation")
 _PACKAGES = ("tensorflow", "tensorflow-cpu", "keras", "numpy", "pyarrow")

@@ -14,6 +14,7 @@ from typing import Any
 import pyarrow
 import pyarrow.parquet
 import pytest
+import tensorflow as tf
 
 from slipstream_tf.cli import demo, demo_data, movielens, train
 from slipstream_tf.cli.flag_set import run_program
@@ -89,6 +90,51 @@ def test_same_seed_gives_the_same_model_and_another_does_not(run_train: Train) -
     first, second = (run_train(*SMALL, name=name) for name in ("a", "b"))
     assert first["test"] == second["test"] and first["training"] == second["training"]
     assert run_train(*SMALL, "--seed=1", name="c")["test"] != first["test"]
+
+
+def test_evaluations_in_training_change_nothing_else(run_train: Train) -> None:
+    # Where gradients are held back, an evaluation applies them.
+    flags = (*SMALL, "--track", "--snapshot_interval=6", "--max_inputs=8000")
+    without, record = run_train(*flags), run_train(*flags, "--evaluate_every=7", name="watched")
+    for name in ("test", "inputs", "rows", "gradient_rows"):
+        assert record[name] == without[name]
+    for watched in (without, record):
+        *_, last = watched["evaluations"]
+        assert {name: last[name] for name in watched["test"]} == watched["test"]
+        assert last["inputs_seen"] == watched["inputs"]["seen"]
+        assert last["inputs_trained"] == watched["inputs"]["trained"]
+        places = watched["progress"]
+        assert [place["step"] for place in places] == list(range(1, last["step"] + 1))
+        assert places[-1]["loss"] == pytest.approx(watched["training"]["loss"])
+        assert places[-1]["auc"] == pytest.approx(watched["training"]["auc"])
+        for name in ("seconds", "inputs_trained", "inputs_seen"):
+            assert [p[name] for p in places] == sorted(p[name] for p in places)
+    assert len(without["evaluations"]) == 1
+    evaluations = record["evaluations"]
+    assert [e["step"] for e in evaluations[:-1]] == list(range(7, evaluations[-1]["step"], 7))
+    assert all(e["inputs"] == record["test"]["inputs"] for e in evaluations)
+    assert len({e["log_loss"] for e in evaluations}) == len(evaluations) > 2
+
+
+def test_the_places_along_a_long_run_are_thinned(run_train: Train) -> None:
+    record = run_train("--data=generated:1000", "--dim=2", "--mlp=", "--bottom=",
+                       "--batch_size=4")  # fmt: skip
+    steps = [place["step"] for place in record["progress"]]
+    assert steps[-1] == 250 and steps[:-1] == list(range(4, 250, 4))
+
+
+def test_tensorboard_gets_every_window_but_the_last(run_train: Train, tmp_path: Path) -> None:
+    folder = tmp_path / "board"
+    record = run_train(*SMALL, "--track", "--snapshot_interval=20", f"--tensorboard={folder}")
+    (path,) = (folder / "slipstream").iterdir()
+    steps = {
+        event.step
+        for event in tf.compat.v1.train.summary_iterator(str(path))
+        for value in event.summary.value
+        if value.tag == "saturation/threshold"
+    }
+    # The last one ends with the run, after `fit`.
+    assert steps == {window["step"] for window in record["windows"][:-1]} == {20, 40, 60}
 
 
 def test_skipping_run_and_its_controls_account_for_every_input(run_train: Train) -> None:
@@ -236,6 +282,8 @@ def test_an_engine_flag_that_does_nothing_is_refused(
         (("--data=generated", "--model=deepfm", "--cross_layers=4"), ("--cross_layers",)),
         (("--data=generated", f"--export={Path(__file__).parent}"), ("--export=", "is there")),
         (("--data=generated", "--cross_layers=4"), ("--cross_layers", "--model=dcn")),
+        (("--data=generated", "--tensorboard=x"), ("--tensorboard", "--track")),
+        (("--data=generated", "--evaluate_every=0"), ("--evaluate_every=0", "an integer >= 1")),
         (("--data=generated", "--skip=inputs", "--track"), ("--track", "--skip=none")),
         (("--data=generated", "--key_columns=a"), ("--key_columns", "Parquet")),
         (("--data=generated", "--match=x"), ("--match=x", "--control=random")),

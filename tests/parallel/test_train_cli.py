@@ -68,6 +68,41 @@ def test_two_ranks_train_what_one_process_does(
     assert "rank 0 of 2" in done.stderr and "rank 1 of 2" not in done.stderr
 
 
+@pytest.mark.parametrize(
+    "flags",
+    [
+        # Which inputs are skipped depends on how far ahead of a window's end data has been read.
+        ("--skip=defer", "--snapshot_interval=3"),
+        # An evaluation renews frozen copies, so that a run that has any goes another way after it.
+        ("--placement=sharded",),
+    ],
+    ids=["replicated", "sharded"],
+)
+def test_evaluations_in_training_are_of_all_ranks_and_send_nothing_that_counts(
+    run_ranks: Any, flags: tuple[str, ...], tmp_path: Path
+) -> None:
+    without, _ = train_on_two(run_ranks, tmp_path / "without", *flags)
+    record, _ = train_on_two(run_ranks, tmp_path / "run", *flags, "--evaluate_every=4")
+    for name in ("test", "inputs", "gradient_rows"):
+        assert record[name] == without[name]
+    sent, sent_without = record["ranks"]["bytes"], without["ranks"]["bytes"]
+    # Ranks compare their settings, which are a few letters longer.
+    assert sent.pop("control") == pytest.approx(sent_without.pop("control"), abs=100)
+    assert sent == sent_without
+    by_window, by_window_without = (
+        [window["traffic"] for window in of["windows"]] for of in (record, without)
+    )
+    assert by_window[1:] == by_window_without[1:]
+    assert [e["step"] for e in record["evaluations"][:-1]] == list(
+        range(4, record["evaluations"][-1]["step"], 4)
+    )
+    assert all(e["inputs"] == record["test"]["inputs"] for e in record["evaluations"])
+    # Full batches of both ranks.
+    assert record["evaluations"][0]["inputs_trained"] == 4 * 2 * BATCH
+    assert record["progress"][-1]["inputs_trained"] == record["inputs"]["trained"]
+    assert record["progress"][-1]["loss"] == pytest.approx(record["training"]["loss"], abs=1e-5)
+
+
 def test_skipping_inputs_counts_those_of_both_ranks(run_ranks: Any, tmp_path: Path) -> None:
     flags = ("--skip=inputs", "--alpha=0.5", "--target_skip=0.6", "--snapshot_interval=3")
     record, done = train_on_two(run_ranks, tmp_path / "run", *flags)

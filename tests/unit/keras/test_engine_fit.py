@@ -17,6 +17,7 @@ from slipstream_tf.keras import EmbeddingCollection, Slipstream
 
 INPUTS, BATCH, FIELDS, DENSE, DIM = 1_600, 40, 3, 2, 4
 STEPS = INPUTS // BATCH
+STATES = ("warming", "varying", "saturated", "probing")
 
 
 def dataset(ids=False):
@@ -45,13 +46,13 @@ class Run:
             config = SaturationConfig(**{**defaults, **settings})
             self.slipstream = Slipstream(self.embeddings, config)
 
-    def fit(self, data=None, epochs=1, log_dir=None, **kwargs):
+    def fit(self, data=None, epochs=1, log_dir=None, before=(), after=(), **kwargs):
         data = dataset() if data is None else data
-        callbacks = []
+        callbacks = [*before, *after]
         self.trained, self.weights = 0, []
         if self.slipstream is not None:
             data = self.slipstream.apply(data).map(self._count)
-            callbacks.append(self.slipstream.callback(log_dir))
+            callbacks = [*before, self.slipstream.callback(log_dir), *after]
         self.model.fit(data, epochs=epochs, callbacks=callbacks, verbose=0, shuffle=False, **kwargs)
         if self.slipstream is not None:
             self.slipstream.end_window()
@@ -233,23 +234,79 @@ def test_a_model_that_tells_no_losses_skips_nothing():
     assert run.slipstream.ledger.inputs_skipped == 0
 
 
+def events_in(folder):
+    """Tag -> step -> tensor, of the one event file in a folder; as TensorBoard finds them."""
+    (path,) = glob.glob(str(folder / "*tfevents*"))
+    found, plugins = {}, {}
+    for event in tf.compat.v1.train.summary_iterator(path):
+        for value in event.summary.value:
+            found.setdefault(value.tag, {})[event.step] = tf.make_ndarray(value.tensor)
+            plugins.setdefault(value.tag, value.metadata.plugin_data.plugin_name)
+    return found, plugins
+
+
 def test_tensorboard_events_can_be_read_back(tmp_path):
     run = Run({"skip": "inputs"})
     run.fit(log_dir=tmp_path)
-    (path,) = glob.glob(str(tmp_path / "saturation" / "*tfevents*"))
-    found = {}
-    for event in tf.compat.v1.train.summary_iterator(path):
-        for value in event.summary.value:
-            number = float(tf.make_ndarray(value.tensor))
-            found.setdefault(value.tag, {})[event.step] = number
+    found, plugins = events_in(tmp_path / "slipstream")
     # The last window was closed by hand, past the callback.
     reports = run.slipstream.tracker.reports[:-1]
     assert len(reports) >= STEPS // 2 // 5
     for tag, attribute in (
         ("inputs/seen", "inputs_seen"),
         ("inputs/skipped", "inputs_skipped"),
+        ("inputs/skipped_share", "skipped_share"),
+        ("keys/hot", "hot_keys"),
         ("keys/saturated", "saturated_keys"),
+        ("keys/saturated_share", "saturated_share"),
+        ("keys/hot_set_overlap", "hot_set_overlap"),
+        ("threshold", "threshold"),
     ):
-        expected = {report.step: getattr(report, attribute) for report in reports}
+        expected = {report.step: np.float32(getattr(report, attribute)) for report in reports}
         assert found[f"saturation/{tag}"] == expected
+        assert plugins[f"saturation/{tag}"] == "scalars"
+    shares = [found[f"saturation/states/{state}_share"] for state in STATES]
+    for report in reports:
+        assert sum(share[report.step] for share in shares) == pytest.approx(1.0)
+
+    drift = found.pop("saturation/log10_drift")
+    assert plugins["saturation/log10_drift"] == "histograms"
+    assert {step: int(buckets[:, 2].sum()) for step, buckets in drift.items()} == {
+        report.step: report.hot_keys - report.evicted - report.anomalies
+        for report in reports
+        if report.hot_keys
+    }
+    for buckets in drift.values():
+        assert np.isfinite(buckets).all()
+        np.testing.assert_allclose(buckets[:, 1] - buckets[:, 0], 0.25, atol=1e-9)
+        assert (np.diff(buckets[:, 0]) > 0).all()
     assert all(np.isfinite(list(values.values())).all() for values in found.values())
+
+
+def test_tensorboard_itself_reads_the_events(tmp_path):
+    module = "tensorboard.backend.event_processing.event_accumulator"
+    accumulators = pytest.importorskip(module)
+    run = Run({"skip": "inputs"})
+    run.fit(log_dir=tmp_path)
+    accumulator = accumulators.EventAccumulator(str(tmp_path / "slipstream"))
+    accumulator.Reload()
+    tags = accumulator.Tags()["tensors"]
+    assert {"saturation/threshold", "saturation/log10_drift"} <= set(tags)
+    steps = [event.step for event in accumulator.Tensors("saturation/threshold")]
+    assert steps == [report.step for report in run.slipstream.tracker.reports[:-1]]
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_the_folder_of_a_tensorboard_callback_is_the_default(tmp_path, is_first):
+    board = keras.callbacks.TensorBoard(str(tmp_path), write_graph=False)
+    run = Run({"skip": "inputs"})
+    run.fit(before=[] if is_first else [board], after=[board] if is_first else [])
+    found, _ = events_in(tmp_path / "slipstream")
+    assert "saturation/threshold" in found
+    assert (tmp_path / "train").is_dir(), "Keras wrote beside it"
+
+
+def test_without_a_folder_nothing_is_written(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Run({"skip": "inputs"}).fit()
+    assert list(tmp_path.iterdir()) == []

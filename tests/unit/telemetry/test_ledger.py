@@ -6,12 +6,14 @@ import dataclasses
 import json
 import math
 
+import numpy as np
 import pytest
 
 from slipstream_tf.ops.update_policy import UpdateCounts
 from slipstream_tf.saturation.report import TableWindow, WindowReport
 from slipstream_tf.saturation_config import SaturationConfig
-from slipstream_tf.telemetry.ledger import Ledger, scalars, summarise
+from slipstream_tf.telemetry.ledger import Ledger, summarise
+from slipstream_tf.telemetry.tensorboard import log10_drift, scalars
 
 STATES = {"warming": 0, "varying": 1, "saturated": 2, "probing": 0}
 
@@ -117,6 +119,14 @@ def test_scalars_are_finite_and_leave_out_what_is_not_known():
         "rows/masked": 6.0, "rows/pending": 2.0, "keys/saturated": 5.0,
     }  # fmt: skip
     assert expected.items() <= full.items()
+    states = {f"states/{name}_share": count / 3 for name, count in STATES.items()}
+    assert states.items() <= full.items()
+
+
+def test_drift_buckets_are_as_wide_on_a_logarithmic_axis():
+    assert log10_drift(report()).shape == (0, 3)
+    found = log10_drift(report(drift_histogram=((0.0, 1e-9, 5), (1.0, 10**0.25, 2))))
+    np.testing.assert_allclose(found, [[-9.25, -9.0, 5], [0.0, 0.25, 2]], atol=1e-12)
 
 
 @pytest.mark.parametrize("reports", [[], two_windows()[:1]])

@@ -1,0 +1,163 @@
+"""How a run went on the way: loss and AUC so far, and the test part measured now and then.
+
+In: the steps of `model.fit`. Out: the entries "progress" and "evaluations" of metrics.json.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import keras
+
+from slipstream_tf import _compat
+from slipstream_tf.distributed import Communicator
+from slipstream_tf.distributed.agreement import gather_json
+from slipstream_tf.telemetry.metrics import ClickMetrics
+
+_compat.require_keras()
+
+_MOST_POINTS = 100
+_SUMMED = ("inputs_seen", "inputs_trained")
+
+
+@dataclasses.dataclass
+class _Place:
+    """Where training stands on this rank.
+
+    Attributes:
+        step: trained steps.
+        seconds: since `fit` began, without evaluations.
+        inputs_seen, inputs_trained: as the record has them at the end; what is read ahead counts
+            as seen.
+        loss, auc: of all inputs trained so far, each before the step that trained it.
+    """
+
+    step: int
+    seconds: float
+    inputs_seen: int
+    inputs_trained: int
+    loss: float
+    auc: float
+
+
+class CurveCallback(keras.callbacks.Callback):
+    """Notes up to 100 places along `model.fit`, evenly spaced by steps, and evaluates at some.
+
+    Args:
+        inputs_seen: called for the number of inputs that came in so far.
+        evaluate: measures the model on the test part; with several ranks a collective. A store may
+            apply held gradients before, or renew frozen copies.
+        evaluate_every: steps between evaluations; None: there are none.
+        left_out: called with the seconds that an evaluation took.
+    """
+
+    def __init__(
+        self,
+        inputs_seen: Callable[[], int],
+        evaluate: Callable[[], ClickMetrics],
+        evaluate_every: int | None,
+        left_out: Callable[[float], None],
+    ) -> None:
+        super().__init__()
+        self._inputs_seen, self._left_out = inputs_seen, left_out
+        self._evaluate, self._evaluate_every = evaluate, evaluate_every
+        self._places: list[_Place] = []
+        self._evaluated: list[tuple[_Place, dict[str, Any]]] = []
+        self._last: _Place | None = None
+        self._steps, self._interval = 0, 1
+        self._start = 0.0
+        self.evaluation_seconds = 0.0
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Starts the clock."""
+        del logs
+        self._start = time.perf_counter()
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        """Notes the place, or evaluates, where it is time to."""
+        del batch
+        self._steps += 1
+        if self._steps % self._interval == 0:
+            self._places.append(self._place(logs or {}))
+            if len(self._places) > _MOST_POINTS:
+                self._places = self._places[1::2]
+                self._interval *= 2
+        if self._evaluate_every is not None and self._steps % self._evaluate_every == 0:
+            place, start = self._place(logs or {}), time.perf_counter()
+            self._evaluated.append((place, self._evaluate().to_dict()))
+            seconds = time.perf_counter() - start
+            self.evaluation_seconds += seconds
+            self._left_out(seconds)
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Remembers where training ended."""
+        del epoch
+        if logs and "loss" in logs:
+            self._last = self._place(logs)
+
+    def _place(self, logs: Mapping[str, Any]) -> _Place:
+        return _Place(
+            step=self._steps,
+            seconds=time.perf_counter() - self._start - self.evaluation_seconds,
+            inputs_seen=self._inputs_seen(),
+            inputs_trained=int(logs["trained"]),
+            loss=float(logs["loss"]),
+            auc=float(logs["auc"]),
+        )
+
+    def entries(
+        self, comm: Communicator, final: ClickMetrics, inputs: Mapping[str, int]
+    ) -> dict[str, list[dict[str, Any]]]:
+        """Returns the record's entries; a collective.
+
+        Args:
+            comm: the ranks. Counts are summed over them, loss and AUC are means of the ranks' own
+                by trained inputs, seconds are rank 0's.
+            final: the quality at the end, which becomes the last evaluation.
+            inputs: seen and trained, of the whole run.
+        """
+        own = [
+            [dataclasses.asdict(place) for place in self._places],
+            [dataclasses.asdict(place) for place, _ in self._evaluated],
+            [] if self._last is None else [dataclasses.asdict(self._last)],
+        ]
+        ranks = gather_json(comm, own, "slipstream.curve")
+        places, evaluated, last = (_merged([own[part] for own in ranks]) for part in range(3))
+        measured = [quality for _, quality in self._evaluated]
+        for place in last:
+            # After the last step nothing is on its way; rank 0 stopped its clock here.
+            place.update(inputs_seen=inputs["seen"], inputs_trained=inputs["trained"])
+            if evaluated and evaluated[-1]["step"] == place["step"]:
+                # What was held back has been applied since.
+                evaluated.pop()
+                measured.pop()
+            evaluated.append(place)
+            measured.append(final.to_dict())
+            if not places or places[-1]["step"] < place["step"]:
+                places.append(place)
+        keys = ("step", "seconds", *_SUMMED)
+        return {
+            "progress": places,
+            "evaluations": [
+                {**{key: place[key] for key in keys}, **quality}
+                for place, quality in zip(evaluated, measured, strict=True)
+            ],
+        }
+
+
+def _merged(of_ranks: Sequence[Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:
+    """Puts the ranks' notes of the same steps together."""
+    merged = []
+    for notes in zip(*of_ranks, strict=True):
+        trained = [note["inputs_trained"] for note in notes]
+        whole = dict(notes[0])
+        whole.update({name: sum(note[name] for note in notes) for name in _SUMMED})
+        if sum(trained):
+            for name in ("loss", "auc"):
+                parts = (n * note[name] for n, note in zip(trained, notes, strict=True) if n)
+                whole[name] = sum(parts) / sum(trained)
+        merged.append(whole)
+    return merged

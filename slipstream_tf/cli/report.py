@@ -1,0 +1,81 @@
+"""`slipstream-report`: the records of runs as one page, pictures and CSV files.
+
+In: folders of runs. Out: report.html, which loads nothing, png/ and csv/ in the output folder.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import tqdm
+
+from slipstream_tf.cli.flag_set import FlagSet, RunError, Text, UsageError, run_program
+from slipstream_tf.telemetry.report.drawing import require_matplotlib
+from slipstream_tf.telemetry.report.runs import RecordError, read_runs
+from slipstream_tf.telemetry.report.writing import write_report
+
+_RUNS = "RUN"
+
+
+def make_flags() -> FlagSet:
+    """Returns the program's flags."""
+    flags = FlagSet(
+        "slipstream-report",
+        "Draws what runs of slipstream-train recorded, one color per run: quality against inputs "
+        "and seconds, saturation, what was skipped, held and sent, bytes and seconds. A RUN is a "
+        "run's output folder, or its metrics.json; the others are compared with the first. Writes "
+        "report.html, one page that loads nothing, png/ and csv/. Needs matplotlib: pip install "
+        "'slipstream-tf[report]'.",
+        (
+            "slipstream-report runs/plain runs/paper",
+            "slipstream-report runs/* --output=runs/report",
+        ),
+        arguments=_RUNS,
+    )
+    flags.group("Report")
+    flags.add("output", Text(), "report", "folder for the report's files, which are replaced")
+    return flags
+
+
+def main(values: dict[str, Any], given: frozenset[str]) -> None:
+    """Writes the report and prints where it is."""
+    del given
+    if not values[_RUNS]:
+        raise UsageError(
+            "Missing argument RUN. Allowed: one or more folders that slipstream-train wrote as "
+            "--output."
+        )
+    try:
+        runs = read_runs(values[_RUNS])
+    except RecordError as error:
+        raise UsageError(f"Invalid argument {error}") from None
+    try:
+        require_matplotlib()
+    except ImportError as error:
+        raise RunError(str(error)) from None
+    with tqdm.tqdm(desc="drawing", unit=" plots", disable=not sys.stderr.isatty()) as bar:
+
+        def show(done: int, total: int) -> None:
+            bar.total = total
+            bar.update(done - bar.n)
+
+        try:
+            path = write_report(runs, values["output"], show)
+        except OSError as error:
+            raise UsageError(
+                f"Invalid flag --output={values['output']}: {error.filename}: {error.strerror}. "
+                "Allowed: a folder that can be made and written."
+            ) from None
+    print(f"Report: {os.path.abspath(path)}")
+
+
+def entry_point(arguments: Sequence[str] | None = None) -> None:
+    """Runs the program and ends the process with its exit code."""
+    sys.exit(run_program(make_flags(), main, arguments))
+
+
+if __name__ == "__main__":
+    entry_point()

@@ -1,0 +1,239 @@
+"""Draws panels with matplotlib: SVG for the page, PNG files that stand on their own.
+
+One size for both: about as wide as a phone's screen or a third of a desk's, so that its letters are
+as large as the page's in either.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import textwrap
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from slipstream_tf.telemetry.report.panels import Curve, Panel
+
+_WIDTH, _HEIGHT = 4.2, 2.9  # inches
+_LINE_HEIGHT = 0.19  # of a legend's line, inches
+_DPI = 150
+_TICK_STEPS = (1, 2, 2.5, 5, 10)
+_STYLES = ("-", "--", ":", "-.")
+# Told apart by most of those who cannot tell red from green (Okabe and Ito), and dark enough.
+_COLORS = (
+    *("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#8c6d00", "#56b4e9", "#111111", "#7a3b8f"),
+)
+_FEW_POINTS = 12
+# Runs that come first are drawn thicker, so that those drawn over them do not hide them.
+_THICKEST, _THINNEST = 2.8, 1.2
+_LONGEST_NAME = 44
+_RC = {
+    "font.size": 9.5,
+    "font.family": "DejaVu Sans",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.edgecolor": "#555555",
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#e4e4e4",
+    "svg.fonttype": "path",
+    "svg.hashsalt": "slipstream",
+}
+
+
+def require_matplotlib() -> None:
+    """Raises an ImportError that tells how to install matplotlib where it is missing."""
+    try:
+        import matplotlib.figure  # noqa: F401
+    except ImportError as error:
+        raise ImportError(
+            f"Plots need matplotlib, which cannot be imported here: {error}. Run: pip install "
+            "'slipstream-tf[report]' (or: pip install matplotlib)."
+        ) from None
+
+
+def colors(names: Sequence[str]) -> dict[str, str]:
+    """Returns a color (#rrggbb) for each run, the same in all panels."""
+    if len(names) <= len(_COLORS):
+        return dict(zip(names, _COLORS, strict=False))
+    from matplotlib import colormaps
+    from matplotlib.colors import to_hex
+
+    shades = colormaps["turbo"]
+    count = len(names) - 1
+    return {name: to_hex(shades(0.05 + 0.9 * i / count)) for i, name in enumerate(names)}
+
+
+def svg(panel: Panel, color_of: Mapping[str, str]) -> str:
+    """Returns an `<svg>` element as wide as what it stands in; runs are named beside it."""
+    text = io.StringIO()
+    metadata = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+    _save(panel, color_of, text, is_alone=False, format="svg", metadata=metadata)
+    return _embedded(text.getvalue(), panel.name)
+
+
+def write_png(panel: Panel, color_of: Mapping[str, str], path: str) -> None:
+    """Writes a picture with its title and the names of the runs."""
+    _save(panel, color_of, path, is_alone=True, format="png", dpi=_DPI)
+
+
+def _embedded(text: str, name: str) -> str:
+    """Leaves out what belongs to a file, and makes ids those of one element of a page."""
+    text = text[text.index("<svg") :]
+    text = re.sub(r"<!--.*?-->|<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+    text = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{name}-", text)
+    head, rest = text.split(">", 1)
+    box = re.search(r'viewBox="[^"]*"', head)
+    assert box is not None, "matplotlib's SVG files have one"
+    return f'<svg {box[0]} aria-hidden="true">{rest.strip()}'
+
+
+def _save(
+    panel: Panel, color_of: Mapping[str, str], target: Any, is_alone: bool, **options: Any
+) -> None:
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    lines = _legend_lines(panel) if is_alone else []
+    height = _HEIGHT + (_LINE_HEIGHT * (len(lines) + 2) if is_alone else 0.0)
+    # Names may be written in letters that the font lacks; boxes stand for them.
+    with rc_context(_RC), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=r"(?s).*[Gg]lyph.*missing from")
+        figure = Figure(figsize=(_WIDTH, height), layout="constrained")
+        axes = figure.subplots()
+        if not panel.curves:
+            _say_nothing_is_there(axes, panel)
+        elif panel.categories:
+            _draw_bars(axes, panel, color_of)
+        else:
+            _draw_lines(axes, panel, color_of)
+        if is_alone:
+            axes.set_title(panel.title, loc="left", fontsize=10.5)
+            _name_runs(figure, lines, color_of)
+        figure.savefig(target, **options)
+
+
+def _draw_lines(axes: Any, panel: Panel, color_of: Mapping[str, str]) -> None:
+    from matplotlib.lines import Line2D
+
+    parts = panel.parts
+    styles = {part: _STYLES[i % len(_STYLES)] for i, part in enumerate(parts)}
+    if panel.best is not None:
+        axes.axhline(panel.best, color="#888888", linewidth=1.0, zorder=1)
+    runs = runs_of(panel.curves)
+    for curve in panel.curves:
+        x, y = zip(*curve.points, strict=True)
+        axes.plot(
+            x, y, color=color_of[curve.run], linestyle=styles.get(curve.part, "-"),
+            linewidth=_THICKEST - (_THICKEST - _THINNEST) * runs.index(curve.run) / len(runs),
+            marker="o" if len(x) <= _FEW_POINTS and not parts else None, markersize=3.5,
+        )  # fmt: skip
+    axes.set_xlabel(panel.x_label)
+    axes.set_ylabel(panel.y_label)
+    _set_ticks(axes, panel)
+    if len(parts) > 1:
+        handles = [Line2D([], [], color="#444444", linestyle=styles[part]) for part in parts]
+        axes.legend(handles, parts, fontsize=8.5, frameon=True, framealpha=0.8, edgecolor="none")
+
+
+def _set_ticks(axes: Any, panel: Panel) -> None:
+    from matplotlib.ticker import EngFormatter, LogLocator, MaxNLocator, NullFormatter
+
+    if panel.x_is_log:
+        axes.set_xscale("log")
+        axes.xaxis.set_major_locator(LogLocator(numticks=6))
+        axes.xaxis.set_minor_formatter(NullFormatter())
+    else:
+        axes.set_xlim(left=0.0)
+        axes.xaxis.set_major_locator(MaxNLocator(5, steps=_TICK_STEPS))
+        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+    if panel.y_is_log:
+        axes.set_yscale("log")
+        axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        axes.yaxis.set_major_formatter(EngFormatter(sep=""))
+        axes.yaxis.set_minor_formatter(NullFormatter())
+        return
+    axes.yaxis.set_major_locator(MaxNLocator(5, steps=_TICK_STEPS))
+    low, high = axes.get_ylim()
+    if high >= 1e4:
+        axes.yaxis.set_major_formatter(EngFormatter(sep=""))
+    else:
+        axes.ticklabel_format(axis="y", useOffset=False, style="plain")
+    values = [y for curve in panel.curves for _, y in curve.points]
+    if low < 0.0 <= min(values):
+        axes.set_ylim(bottom=0.0, top=None if any(values) else 1.0)
+
+
+def _draw_bars(axes: Any, panel: Panel, color_of: Mapping[str, str]) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    width = 0.8 / len(panel.curves)
+    for index, curve in enumerate(panel.curves):
+        offset = (index - (len(panel.curves) - 1) / 2) * width
+        places = [x + offset for x, _ in curve.points]
+        lengths = [y for _, y in curve.points]
+        axes.barh(places, lengths, height=0.9 * width, color=color_of[curve.run])
+    axes.set_yticks(range(len(panel.categories)), panel.categories)
+    axes.set_ylim(len(panel.categories) - 0.4, -0.6)
+    axes.grid(visible=False, axis="y")
+    axes.tick_params(axis="y", length=0)
+    axes.set_xlabel(panel.x_label)
+    axes.xaxis.set_major_locator(MaxNLocator(5, steps=_TICK_STEPS))
+
+
+def _say_nothing_is_there(axes: Any, panel: Panel) -> None:
+    axes.set_axis_off()
+    lines = textwrap.wrap(" ".join(absences(panel)), 46)
+    if len(lines) > 12:
+        lines = [*lines[:11], "..."]
+    text = axes.text(
+        0.5, 0.5, "\n".join(lines), ha="center", va="center", transform=axes.transAxes,
+        color="#444444",
+    )  # fmt: skip
+    text.set_parse_math(False)
+
+
+def absences(panel: Panel) -> list[str]:
+    """Returns sentences about the runs that have no curve, or more to say than it."""
+    missing = [f"Not recorded by {', '.join(panel.missing)}."] if panel.missing else []
+    return [*missing, *panel.notes]
+
+
+def runs_of(curves: Sequence[Curve]) -> list[str]:
+    """Returns the names of the runs that are drawn, in order."""
+    return list(dict.fromkeys(curve.run for curve in curves))
+
+
+def _legend_lines(panel: Panel) -> list[tuple[str, str | None]]:
+    """Lines below a picture: a run's name and itself, or words without a color."""
+    lines: list[tuple[str, str | None]] = [
+        (textwrap.shorten(run, _LONGEST_NAME, placeholder="...") or run[:_LONGEST_NAME], run)
+        for run in runs_of(panel.curves)
+    ]
+    if panel.curves:
+        for sentence in absences(panel):
+            lines += [(line, None) for line in textwrap.wrap(sentence, 58)]
+    return lines
+
+
+def _name_runs(
+    figure: Any, lines: Sequence[tuple[str, str | None]], color_of: Mapping[str, str]
+) -> None:
+    from matplotlib.lines import Line2D
+
+    if not lines:
+        return
+    handles = [
+        Line2D([], [], linestyle="none")
+        if run is None
+        else Line2D([], [], color=color_of[run], linewidth=3)
+        for _, run in lines
+    ]
+    # A label that begins with an underscore would be left out.
+    legend = figure.legend(
+        handles, [f" {text}" for text, _ in lines], loc="outside lower left", fontsize=8.5,
+        frameon=False, handlelength=1.2, labelspacing=0.25,
+    )  # fmt: skip
+    for text in legend.get_texts():
+        text.set_parse_math(False)

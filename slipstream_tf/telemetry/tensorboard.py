@@ -1,0 +1,99 @@
+"""Windows as TensorBoard's scalars and histograms. In: window reports. Out: an event file."""
+
+from __future__ import annotations
+
+import collections
+import os
+from collections.abc import Mapping
+
+import numpy as np
+import tensorflow as tf
+
+from slipstream_tf.saturation.report import WindowReport
+
+SUB_FOLDER = "slipstream"
+# What `tf.summary.scalar` and `histogram` write; these need TensorBoard, which not every TensorFlow
+# comes with.
+_SCALAR = tf.compat.v1.SummaryMetadata(
+    plugin_data={"plugin_name": "scalars"}, data_class="DATA_CLASS_SCALAR"
+)
+_HISTOGRAM = tf.compat.v1.SummaryMetadata(
+    plugin_data={"plugin_name": "histograms"}, data_class="DATA_CLASS_TENSOR"
+)
+
+
+def scalars(report: WindowReport) -> Mapping[str, float]:
+    """The numbers of a window that are worth a curve: name -> value, all finite."""
+    rows = [table.rows for table in report.tables]
+    offered = sum(r.offered for r in rows)
+    states: collections.Counter[str] = collections.Counter()
+    for table in report.tables:
+        states.update(table.states)
+    values: dict[str, float | None] = {
+        "inputs/seen": report.inputs_seen,
+        "inputs/skipped": report.inputs_skipped,
+        "inputs/skipped_share": report.skipped_share,
+        "inputs/kept_by_thinning": report.inputs_kept,
+        "rows/offered": offered,
+        "rows/sent": sum(r.sent for r in rows),
+        "rows/sent_share": sum(r.sent for r in rows) / offered if offered else None,
+        "rows/masked": sum(r.masked for r in rows),
+        "rows/pending": sum(r.pending for r in rows),
+        "keys/hot": report.hot_keys,
+        "keys/saturated": report.saturated_keys,
+        "keys/saturated_share": report.saturated_share,
+        "keys/hot_set_overlap": report.hot_set_overlap,
+        "threshold": report.threshold,
+        "threshold/loss": report.loss_threshold,
+        "threshold/target_share": report.target_share,
+        "progressive/log_loss": report.log_loss,
+        "progressive/auc": report.auc,
+        "window_end_seconds": report.seconds,
+        **{f"bytes/{kind}": count for kind, count in report.traffic.items()},
+    }
+    keys = sum(states.values())
+    values.update({f"states/{name}_share": n / keys for name, n in states.items() if keys})
+    if report.traffic:
+        values["keys/frozen"] = report.frozen_keys
+    return {name: float(value) for name, value in values.items() if value is not None}
+
+
+def log10_drift(report: WindowReport) -> np.ndarray:
+    """The drift histogram over decimal logarithms, as TensorBoard takes one.
+
+    Returns:
+        float64 [buckets, 3]: lower bound, upper bound, keys. The bucket of drifts near 0 has no
+        lower bound; it is made as wide as the others.
+    """
+    buckets = np.array(report.drift_histogram, np.float64).reshape(-1, 3)
+    with np.errstate(divide="ignore"):
+        buckets[:, :2] = np.log10(buckets[:, :2])
+    lowest = np.isneginf(buckets[:, 0])
+    buckets[lowest, 0] = buckets[lowest, 1] - 0.25
+    return buckets
+
+
+class WindowWriter:
+    """Writes windows, by trained steps, to the sub-folder "slipstream" of a folder.
+
+    Tags begin with "saturation/". Scalars are those of `scalars`; the histogram "log10_drift" has
+    the hot keys' drifts of windows that have any.
+
+    Args:
+        folder: created if need be; `keras.callbacks.TensorBoard`'s `log_dir` puts them beside its
+            own.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        self._writer = tf.summary.create_file_writer(os.path.join(folder, SUB_FOLDER))
+
+    def write(self, report: WindowReport) -> None:
+        """Writes one window and flushes."""
+        with self._writer.as_default(step=report.step):
+            for name, value in scalars(report).items():
+                tag, tensor = f"saturation/{name}", tf.constant(value, tf.float32)
+                tf.summary.write(tag, tensor, metadata=_SCALAR)
+            if report.drift_histogram:
+                buckets = tf.constant(log10_drift(report))
+                tf.summary.write("saturation/log10_drift", buckets, metadata=_HISTOGRAM)
+        self._writer.flush()
