@@ -26,7 +26,8 @@ def saved_model(
     """Writes a SavedModel that TensorFlow alone can load and serve.
 
         slip.export.saved_model(model, "served/1")
-        tf.saved_model.load("served/1").signatures["serving_default"](dense=..., keys=...)
+        served = tf.saved_model.load("served/1")
+        served.signatures["serving_default"](dense=..., keys=...)
 
     Its predictions are those of `model(inputs, training=False)`: rows are in hash tables of
     TensorFlow's, and a key without a row gets the row that its table's initializer would start it
