@@ -2,6 +2,8 @@
 
 #include <cuda_runtime.h>
 
+#include <exception>
+
 #include "cc_ops/core/launch.cu.h"
 #include "merlin_hashtable.cuh"
 
@@ -34,7 +36,11 @@ HierarchicalKv::HierarchicalKv(int64_t capacity, int64_t dim) : table_(std::make
   table_->init(options);
 }
 
-HierarchicalKv::~HierarchicalKv() = default;
+HierarchicalKv::~HierarchicalKv() {
+  // After an error the table's own destructor would throw another one, and end the program before
+  // anybody has told of the first.
+  if (std::uncaught_exceptions() > 0) table_.release();
+}
 
 void HierarchicalKv::Insert(cudaStream_t stream, const int64_t* keys, const float* rows,
                             int64_t n) {
