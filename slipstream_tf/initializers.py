@@ -14,7 +14,12 @@ from slipstream_tf.errors import invalid, require_number
 
 @dataclasses.dataclass(frozen=True)
 class RandomUniform:
-    """Uniform on [minval, maxval), as `keras.initializers.RandomUniform`."""
+    """Uniform on [minval, maxval), as `keras.initializers.RandomUniform`.
+
+    Attributes:
+        minval: lower bound.
+        maxval: upper bound, at least `minval`.
+    """
 
     minval: float = -0.05
     maxval: float = 0.05
@@ -26,7 +31,12 @@ class RandomUniform:
 
 @dataclasses.dataclass(frozen=True)
 class RandomNormal:
-    """Normal with the given mean and standard deviation, as `keras.initializers.RandomNormal`."""
+    """Normal with the given mean and standard deviation, as `keras.initializers.RandomNormal`.
+
+    Attributes:
+        mean: of the values.
+        stddev: their standard deviation, at least 0.
+    """
 
     mean: float = 0.0
     stddev: float = 0.05
@@ -43,7 +53,11 @@ class Zeros:
 
 @dataclasses.dataclass(frozen=True)
 class Constant:
-    """Every element is `value`."""
+    """Every element is `value`.
+
+    Attributes:
+        value: any finite number.
+    """
 
     value: float = 0.0
 

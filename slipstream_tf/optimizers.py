@@ -14,7 +14,11 @@ from slipstream_tf.errors import invalid, require_number
 
 @dataclasses.dataclass(frozen=True)
 class SparseOptimizer:
-    """What every rule has: a learning rate. Use one of the subclasses."""
+    """What every rule has: a learning rate. Use one of the subclasses.
+
+    Attributes:
+        learning_rate: factor of every step, at least 0.
+    """
 
     learning_rate: float = 0.01
     rule: ClassVar[str] = ""
@@ -48,6 +52,10 @@ class Adagrad(SparseOptimizer):
     The defaults are those of `keras.optimizers.Adagrad`. Gradients of a mean loss are small (they
     carry the factor 1/batch), and beside an initial accumulator of 0.1 they move rows very slowly:
     for click models set `initial_accumulator_value=0.0` and a small `epsilon`, as FBGEMM does.
+
+    Attributes:
+        initial_accumulator_value: of every element of a new row, at least 0.
+        epsilon: added to the accumulator below the root, above 0.
     """
 
     initial_accumulator_value: float = 0.1
@@ -85,6 +93,12 @@ class Adam(SparseOptimizer):
 
     Bias correction uses the number of updates of the table (as `tf.compat.v1.train.AdamOptimizer`
     keeps it), not of the row. Epsilon is outside the square root and uncorrected, as in Keras.
+
+    Attributes:
+        learning_rate: factor of every step, at least 0.
+        beta_1: decay of the first moment per update of the row, 0 to below 1.
+        beta_2: decay of the second moment per update of the row, 0 to below 1.
+        epsilon: added to the root of the second moment, above 0.
     """
 
     learning_rate: float = 0.001
