@@ -1,0 +1,179 @@
+"""Writes docs/settings.md: every setting with its default, meaning, and when to change it.
+
+    python docs/settings_table.py
+
+Defaults and meanings come from the code: dataclasses with their docstrings, and the flags of
+slipstream-train. When to change a setting stands in settings_when.py beside this file.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import pathlib
+import re
+import sys
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+HERE = pathlib.Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE.parent)]
+
+import settings_when as when  # noqa: E402  (lies beside this file)
+
+from slipstream_tf import initializers, optimizers  # noqa: E402
+from slipstream_tf.cli import train  # noqa: E402
+from slipstream_tf.config import SaturationConfig, TableConfig  # noqa: E402
+from slipstream_tf.ops.features import FeatureSpec  # noqa: E402
+
+PAGE = HERE / "settings.md"
+INTRODUCTION = """\
+<!-- Written by docs/settings_table.py; edit the docstrings, or docs/settings_when.py. -->
+
+# Settings
+
+Every setting with its default, and when to change it. A value that is out of range is an error
+that says what is allowed, and so is a flag that would do nothing with the others. Start with
+`skip`, `shadow`, `snapshot_interval` and `planned_steps`; the rest can wait.
+"""
+
+_ENTRY = re.compile(r"^    (\w+): (.*(?:\n {8}.*)*)", re.MULTILINE)
+
+
+def attributes(cls: type) -> dict[str, str]:
+    """Returns what a class's docstring says of its attributes, by name."""
+    _, _, text = (inspect.getdoc(cls) or "").partition("Attributes:\n")
+    found = _ENTRY.findall(text)
+    return {name: " ".join(words.split()) for name, words in found}
+
+
+def default(field: dataclasses.Field) -> str:
+    """Returns a field's default as it is written in Python; empty if there is none."""
+    if field.default is not dataclasses.MISSING:
+        value = field.default
+    elif field.default_factory is not dataclasses.MISSING:
+        value = field.default_factory()
+    else:
+        return ""
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 1 << 20:
+        return f"{value >> 20} << 20"
+    return repr(value)
+
+
+def cell(text: str) -> str:
+    """Returns text as a table cell: no bar ends it, no star starts emphasis."""
+    parts = text.replace("|", r"\|").split("`")
+    parts[::2] = [part.replace("*", r"\*").replace("<", "&lt;") for part in parts[::2]]
+    return "`".join(parts)
+
+
+def table(rows: Iterable[tuple[str, str, str, str]]) -> str:
+    """Returns a Markdown table of (name, default, meaning, when)."""
+    lines = ["| setting | what it is | when to change it |", "|---|---|---|"]
+    for name, value, meaning, advice in rows:
+        shown = f"`{name}`" + (f"<br>default {value}" if value else "")
+        lines.append(f"| {shown} | {cell(meaning)} | {advice} |")
+    # A telephone shows the cells of a row below each other: style.css.
+    return "\n".join(['<div class="settings" markdown>', "", *lines, "", "</div>"])
+
+
+def advised(advice: Mapping[str, str], name: str) -> str:
+    """Returns when to change a setting; says where to write it if nobody has."""
+    if name not in advice:
+        raise KeyError(f"docs/settings_when.py does not say when to change {name}")
+    return advice[name]
+
+
+def of_class(cls: type, advice: Mapping[str, str]) -> str:
+    """Returns the table of a dataclass."""
+    meanings = attributes(cls)
+    return table(
+        (f.name, f"`{default(f)}`" if default(f) else "", meanings[f.name], advised(advice, f.name))
+        for f in dataclasses.fields(cls)
+    )
+
+
+def of_rules() -> str:
+    """Returns the table of the sparse optimizers' settings, each where it is defined."""
+    rows = []
+    for cls in (optimizers.SparseOptimizer, optimizers.Adagrad, optimizers.Adam):
+        meanings = attributes(cls)
+        for field in dataclasses.fields(cls):
+            if field.name not in cls.__annotations__:
+                continue
+            name = f"{cls.__name__}.{field.name}"
+            shown = field.name if cls is optimizers.SparseOptimizer else name
+            value = f"`{default(field)}`"
+            rows.append((shown, value, meanings[field.name], advised(when.OPTIMIZERS, name)))
+    return table(rows)
+
+
+def of_initializers() -> str:
+    """Returns a list of the initializers with their settings."""
+    kinds = initializers.RandomUniform, initializers.RandomNormal, initializers.Constant
+    lines = []
+    for cls in (*kinds, initializers.Zeros):
+        settings = ", ".join(f"{f.name}={default(f)}" for f in dataclasses.fields(cls))
+        first = (cls.__doc__ or "").splitlines()[0]
+        lines.append(f"- `{cls.__name__}({settings})`: {first[0].lower()}{first[1:]}")
+    return "\n".join(lines)
+
+
+def flag_groups() -> dict[str, list[tuple[str, str, str]]]:
+    """Returns the flags of slipstream-train by group: (name, meaning, what --help notes of it)."""
+    flags: Any = train.make_flags()
+    # Not from `help_text`, whose lines are wrapped.
+    return {
+        group: [(name, flags._values[name].help, flags._notes[name]) for name in names]
+        for group, names in flags._groups.items()
+    }
+
+
+def flag_advice(name: str) -> str:
+    """Returns when to change a flag."""
+    is_a_setting = name in when.SATURATION and name not in when.FLAGS
+    return f"As `{name}` above." if is_a_setting else advised(when.FLAGS, name)
+
+
+def of_flags() -> str:
+    """Returns a table per group of flags."""
+    parts = []
+    for group, flags in flag_groups().items():
+        rows = []
+        for name, meaning, note in flags:
+            allowed, value = note, ""
+            if "default: " in note:
+                allowed, value = note.rsplit("default: ", 1)
+            allowed = allowed.rstrip("; ")
+            text = f"{meaning}; {allowed}" if allowed else meaning
+            rows.append((f"--{name}", value, text, flag_advice(name)))
+        parts.append(f"### {group}\n\n{table(rows)}")
+    return "\n\n".join(parts)
+
+
+def page() -> str:
+    """Returns the whole page."""
+    rules = "Of the rows, in `slip.optimizers`: `SGD`, `Adagrad`, `RowWiseAdagrad` (settings of "
+    rules += "Adagrad), `Adam`. The learning rate can be changed while training: "
+    rules += "`embeddings.learning_rate = 0.01`."
+    sections = (
+        ("SaturationConfig", "", of_class(SaturationConfig, when.SATURATION)),
+        ("TableConfig", "", of_class(TableConfig, when.TABLE)),
+        ("FeatureSpec", "", of_class(FeatureSpec, when.FEATURE)),
+        ("Optimizers", rules, of_rules()),
+        ("Initializers", "How a key's row starts, in `slip.initializers`:", of_initializers()),
+        (
+            "Flags of slipstream-train",
+            "Defaults that differ by data set are named with it. Flags with the name of a setting "
+            "of `SaturationConfig` set that. The other programs tell theirs by `--help`.",
+            of_flags(),
+        ),
+    )
+    parts = [INTRODUCTION.rstrip("\n")]
+    for title, words, content in sections:
+        parts += [part for part in (f"## {title}", words, content) if part]
+    return "\n\n".join(parts) + "\n"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")
