@@ -30,6 +30,7 @@ BROWSER_PACKAGES := $(if $(shell command -v chromium-browser google-chrome),,chr
 MPI_PACKAGES := mpicxx:libopenmpi-dev mpirun:openmpi-bin
 TEST_TOOLS := hypothesis matplotlib pytest tensorboard
 LINT_TOOLS := clang-format mypy ruff
+DOC_TOOLS := 'mkdocs==1.*' 'mkdocs-material==9.*' 'mkdocstrings[python]==1.*' 'mkdocstrings-python==2.*'
 
 # Everything that goes into the package: a change to any of it installs it anew.
 SOURCES := setup.py pyproject.toml MANIFEST.in \
@@ -38,7 +39,7 @@ SOURCES := setup.py pyproject.toml MANIFEST.in \
 # Its text changes when a source appears or goes.
 SOURCE_LIST := $(STAMPS)/sources.txt
 
-.PHONY: help demo test build venv lint format horovod cuda clean test-packages bazel-test gpu-test FORCE
+.PHONY: help demo test docs build venv lint format horovod cuda clean test-packages bazel-test gpu-test FORCE
 
 help:  ## This list
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 24
@@ -48,8 +49,14 @@ demo: $(STAMPS)/installed  ## Train on click data with and without skipping (DAT
 
 # The installed program `pytest`, not `python -m pytest`, which would put this folder on sys.path and
 # test the sources instead of what pip installed.
-test: bazel-test gpu-test $(STAMPS)/installed $(STAMPS)/horovod $(STAMPS)/test-tools  ## All tests: C++ by Bazel, Python by pytest
+test: docs bazel-test gpu-test $(STAMPS)/installed $(STAMPS)/horovod $(STAMPS)/test-tools  ## All tests: C++ by Bazel, Python by pytest
 	@$(BIN)/pytest $(PYTEST_FLAGS) tests
+
+# Strictly: a warning, of a link or of a docstring, is an error; not with --quiet, which silences
+# both. The reference is read from the sources: neither TensorFlow nor the package need be there.
+docs: $(STAMPS)/doc-tools  ## Build the documentation into site/
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	@echo "The documentation is in site/index.html"
 
 # Asked for first, so that who cannot install them learns it at once.
 test-packages:
@@ -96,7 +103,7 @@ cuda: $(STAMPS)/tensorflow  ## Install with the CUDA kernels (needs nvcc 12 or 1
 
 clean:  ## Remove the environment and all that was built
 	@if [ -x "$$(command -v $(BAZEL))" ]; then $(BAZEL) clean --expunge; fi
-	@rm -rf .venv build dist *.egg-info slipstream_tf/_slipstream_ops.so
+	@rm -rf .venv build dist site *.egg-info slipstream_tf/_slipstream_ops.so
 
 $(BIN)/python:
 	@build_support/system_packages.sh $(BASE_PACKAGES)
@@ -116,6 +123,12 @@ $(STAMPS)/installed: $(STAMPS)/tensorflow $(SOURCE_LIST) $(SOURCES)
 
 $(STAMPS)/test-tools: $(STAMPS)/tensorflow Makefile
 	@$(PIP) install $(TEST_TOOLS)
+	@touch $@
+
+$(STAMPS)/doc-tools: Makefile | $(BIN)/python
+	@echo "Installing what builds the documentation"
+	@$(PIP) install $(DOC_TOOLS)
+	@mkdir -p $(STAMPS)
 	@touch $@
 
 # Gloo needs no package; root gets MPI, too. Compiled against TensorFlow: another one compiles it anew.
