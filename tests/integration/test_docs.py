@@ -1,0 +1,119 @@
+"""The site's pages: settings are those of the code, blocks of code compile, those of some run.
+
+That links lead somewhere, `make docs` checks. Needs what it installs (DOC_TOOLS in the Makefile).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import pathlib
+import re
+import shlex
+
+import pytest
+
+from slipstream_tf.cli import train
+
+ROOT = pathlib.Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+PAGES = sorted(str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md"))
+# The quick start, and pages that show more than README.md does. sok.md is run on ranks of its own.
+RUN = ("index.md", "using/checkpoints.md", "using/plain_keras.md")
+BLOCK = re.compile(r"^``` ?(?:\{ \.)?(\w*)(?: \})?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+MADE = "run: python docs/settings_table.py"
+
+
+def program(name, folder=DOCS):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(folder)
+        return importlib.import_module(name)
+
+
+@pytest.fixture(scope="module")
+def site():
+    return program("hooks").Site({page: (DOCS / page).read_text() for page in PAGES})
+
+
+@pytest.fixture(scope="module")
+def settings_table():
+    return program("settings_table")
+
+
+def blocks(site, page, *kinds):
+    text = site.expand(page, (DOCS / page).read_text())
+    return [block for kind, block in BLOCK.findall(text) if kind in kinds]
+
+
+def test_settings_are_those_of_the_code(settings_table):
+    assert (DOCS / "settings.md").read_text() == settings_table.page(), MADE
+
+
+def test_nothing_is_told_of_settings_that_are_no_more(settings_table):
+    when, config = settings_table.when, settings_table
+    for advice, cls in (
+        (when.SATURATION, config.SaturationConfig),
+        (when.TABLE, config.TableConfig),
+        (when.FEATURE, config.FeatureSpec),
+    ):
+        assert set(advice) == {field.name for field in dataclasses.fields(cls)}
+    flags = {name for group in config.flag_groups().values() for name, _, _ in group}
+    assert set(when.FLAGS) <= flags
+
+
+def test_pictures_are_those_of_the_program():
+    for draw in program("draw", DOCS / "pictures").PICTURES:
+        assert (DOCS / "pictures" / f"{draw.__name__}.svg").read_text() == draw().svg()
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_python_compiles(site, page):
+    for block in blocks(site, page, "python"):
+        compile(block, page, "exec")
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_programs_have_the_flags(site, page):
+    flags = train.make_flags()
+    for block in blocks(site, page, "", "sh"):
+        for line in block.replace("\\\n", " ").splitlines():
+            words = shlex.split(line, comments=True)
+            if "slipstream-train" in words:
+                flags.parse(words[words.index("slipstream-train") + 1 :])
+
+
+@pytest.mark.parametrize("page", RUN)
+def test_page_runs(site, page, tmp_path, monkeypatch, capsys):
+    found = blocks(site, page, "python")
+    assert found
+    monkeypatch.chdir(tmp_path)
+    exec(compile("\n".join(found), page, "exec"), {"__name__": "page"})
+    if page != "using/checkpoints.md":
+        assert "have been" in capsys.readouterr().out
+
+
+def test_parts_are_included(site):
+    for page in PAGES:
+        left = [
+            line
+            for line in site.expand(page, (DOCS / page).read_text()).splitlines()
+            if "--8" in line
+        ]
+        assert not [line for line in left if not line.startswith("<!-- --8<-- [")], page
+    loop = blocks(site, "using/own_loop.md", "python")
+    assert [block.strip() for block in loop] == [
+        (ROOT / "examples" / "own_training_loop.py").read_text().strip()
+    ]
+
+
+def test_links_become_those_of_the_site(site):
+    expanded = site.expand("limits.md", (DOCS / "limits.md").read_text())
+    assert "](measuring.md)" in expanded
+    assert "](repository/benchmarks/results/frontier_globo.png)" in expanded
+    assert "](using/ranks.md" not in expanded  # README.md does not link there.
+    assert "](limits.md#what-was-measured)" in site.expand("sok.md", (DOCS / "sok.md").read_text())
+
+
+def test_a_link_to_nowhere_is_an_error(site):
+    with pytest.raises(FileNotFoundError, match=r"nowhere\.md"):
+        site.expand("faq.md", "[there](nowhere.md)")
