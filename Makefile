@@ -30,7 +30,7 @@ BROWSER_PACKAGES := $(if $(shell command -v chromium-browser google-chrome),,chr
 MPI_PACKAGES := mpicxx:libopenmpi-dev mpirun:openmpi-bin
 TEST_TOOLS := hypothesis matplotlib pytest tensorboard
 LINT_TOOLS := clang-format mypy ruff
-DOC_TOOLS := 'mkdocs==1.*' 'mkdocs-material==9.*' 'mkdocstrings[python]==1.*' 'mkdocstrings-python==2.*'
+DOC_TOOLS := 'mkdocs==1.*' 'mkdocs-material==9.*' 'mkdocstrings[python]==1.*' 'mkdocstrings-python==2.*' ruff
 
 # Everything that goes into the package: a change to any of it installs it anew.
 SOURCES := setup.py pyproject.toml MANIFEST.in \
