@@ -286,15 +286,17 @@ def judge_tensorflow_cuda(outcome: Outcome, has_gpu: bool) -> Finding:
         outcome: of the probe that imports TensorFlow.
         has_gpu: whether NVIDIA's driver lists a GPU.
     """
-    name = "TensorFlow with"
+    name = "CUDA build"
     if not outcome.facts.get("version"):
         return Finding(name, UNCHECKED, _NEEDS_TENSORFLOW)
     version = outcome.facts.get("cuda")
     facts = {"cuda": version}
     if version:
-        return Finding(name, OK, f"CUDA {version}", facts=facts)
+        return Finding(name, OK, f"TensorFlow is built with CUDA {version}", facts=facts)
     fix = INSTALL_GPU_TENSORFLOW if has_gpu else ""
-    return Finding(name, MISSING, "no CUDA; it runs on the CPU alone", fix, facts=facts)
+    return Finding(
+        name, MISSING, "TensorFlow is built without CUDA; it runs on the CPU", fix, facts=facts
+    )
 
 
 def judge_gpus(outcome: Outcome, driver_gpus: Sequence[str]) -> Finding:

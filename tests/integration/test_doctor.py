@@ -110,7 +110,7 @@ def test_all_that_is_needed_is_found_here(here: Report) -> None:
     kernels = here["op_library"]["kernels"]["facts"]["kernels"]
     assert "SlipstreamApplyGradients" in kernels["CPU"] and len(kernels["CPU"]) > 10
     assert ("GPU" in kernels) is built.cuda
-    assert here["cuda"]["TensorFlow with"]["facts"]["cuda"] == (
+    assert here["cuda"]["CUDA build"]["facts"]["cuda"] == (
         tf.sysconfig.get_build_info().get("cuda_version")
     )
 
