@@ -59,7 +59,7 @@ def test_every_flag_says_its_default_and_what_it_takes(program):
     flags = flags_of(program)
     for name in flags.names:
         text = flags.described(name)
-        assert re.search(r"; default: [^;]|\(default: [^;]", text), f"--{name}: {text}"
+        assert re.search(r"[(;] ?default: [^;)]", text), f"--{name}: {text}"
         if not isinstance(flags.parser_of(name), Text):
             assert flags.parser_of(name).flag_type() == "bool" or "(default" not in text, name
 
