@@ -40,8 +40,8 @@ class Saving:
         offered: of these, after the warm-up.
         bytes_saved: of gradient rows and their keys, unpacked, where ranks exchange them.
         bytes_offered: the same of all.
-        least_cost, most_cost: AUC missing at the end of training by the estimate; None if it has
-            no basis.
+        least_cost, most_cost: AUC missing at the end of training by the estimate, a range that does
+            not bound it; None if the estimate has no basis.
         basis: of the estimate, or why there is none, in words.
     """
 
@@ -150,7 +150,7 @@ def _by_curve(saving: Saving, reports: Sequence[WindowReport], missing: Sequence
         return dataclasses.replace(saving, basis=words)
     all_missing = float(sum(missing))
     effective = sum(m * r.skippable_value for m, r in zip(missing, reports, strict=True))
-    least = cost_of_missing(abs(fit.slope), total, effective)
+    least = cost_of_missing(max(abs(fit.slope) - fit.std_error, 0.0), total, effective)
     most = cost_of_missing(MODEL_MARGIN * fit.bound, total, max(all_missing, effective))
     words = _words_of(fit, effective / all_missing if all_missing else 1.0)
     return dataclasses.replace(saving, least_cost=least, most_cost=most, basis=words)
@@ -159,9 +159,10 @@ def _by_curve(saving: Saving, reports: Sequence[WindowReport], missing: Sequence
 def _words_of(fit: LearningCurve, value: float) -> str:
     return (
         f"this run's AUC rose by {fit.slope:.3g} +- {fit.std_error:.2g} per e-fold of inputs "
-        f"({fit.points} windows). The least takes what would be skipped for worth {value:.2f} of "
-        "an average input, by the squares of label - prediction; the most takes it for worth as "
-        f"much as any other, and {MODEL_MARGIN:g} times the bound of that slope. In later epochs, "
+        f"({fit.points} windows). The least takes that less its error, and what would be skipped "
+        f"for worth {value:.2f} of an average input, by the squares of label - prediction; the "
+        f"most takes it for worth as much as any other, and {MODEL_MARGIN:g} times the slope's 95% "
+        "bound; what it costs may lie outside. In later epochs, "
         "or where a stream drifts, the slope says little."
     )
 
