@@ -1,6 +1,7 @@
 """A training loop of one's own: `tf.function` step, skipping by hand, a checkpoint at the end.
 
 Run: python examples/own_training_loop.py
+Prints a line per window, the ledger of what was skipped, and how many rows were saved and restored.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A DLRM whose rows are in SOK's HKV tables, spread over the GPUs of a Horovod job.
 
-Run on N GPUs: horovodrun -np N python FILE; --help lists the flags.
+Run on N GPUs: horovodrun -np N python FILE; --help lists the flags. Prints losses and the test AUC.
 """
 
 from __future__ import annotations

@@ -1,5 +1,8 @@
 // The build stamp. slipstream_tf/ops/_loader.py finds this text in the file before it loads the
 // library: one built for another TensorFlow may load without an error and then misbehave.
+// The C++ ABI is that of libstdc++, whose headers set the macro where the compiler's flags do not.
+#include <string>
+
 #define SLIPSTREAM_TEXT_OF(x) #x
 #define SLIPSTREAM_TEXT(x) SLIPSTREAM_TEXT_OF(x)
 
@@ -9,10 +12,15 @@
 #define SLIPSTREAM_CUDA_FLAG "0"
 #endif
 
+#ifndef _GLIBCXX_USE_CXX11_ABI
+#define _GLIBCXX_USE_CXX11_ABI 1
+#endif
+
 // clang-format off
 extern "C" __attribute__((used, visibility("default"))) const char slipstream_build_info[] =
     "slipstream-build:tf=" SLIPSTREAM_TEXT(SLIPSTREAM_TF_MAJOR)
     "." SLIPSTREAM_TEXT(SLIPSTREAM_TF_MINOR)
     "." SLIPSTREAM_TEXT(SLIPSTREAM_TF_PATCH)
-    ";cuda=" SLIPSTREAM_CUDA_FLAG ";";
+    ";cuda=" SLIPSTREAM_CUDA_FLAG
+    ";cxx11abi=" SLIPSTREAM_TEXT(_GLIBCXX_USE_CXX11_ABI) ";";
 // clang-format on

@@ -24,6 +24,7 @@ from slipstream_tf.ops import _loader
 
 # Functions of cli.self_test by the store that they test.
 SELF_TESTS = {"native store": "native_store", "variable store": "variable_store"}
+SOK_SELF_TEST = {"SOK store": "sok_store"}
 _MINIMUM_PYTHON = (3, 10)
 # What brings the module `tensorflow`.
 _TENSORFLOW_PACKAGES = ("tensorflow", "tensorflow-cpu", "tensorflow-rocm", "tf-nightly")
@@ -33,6 +34,8 @@ _QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3"}
 # TensorFlow and Horovod import Keras. A wrong KERAS_BACKEND is a finding of Keras, not of theirs.
 _SETTLED = {**_QUIET, "KERAS_BACKEND": "tensorflow"}
 _WORKERS = 2
+# Beside what the installation asks for: the package, what needs it, and the command that brings it.
+_EXTRAS = (("matplotlib", "slipstream-report", findings.INSTALL_REPORT),)
 
 _PACKAGES = """
 import importlib.metadata
@@ -46,6 +49,8 @@ tell(step="import tensorflow")
 import tensorflow as tf
 from slipstream_tf import _compat
 tell(version=tf.__version__, is_tested=_compat.is_tested_tensorflow(tf.__version__))
+build = tf.sysconfig.get_build_info()
+tell(cxx11_abi=bool(tf.sysconfig.CXX11_ABI_FLAG), cuda=build.get("cuda_version"))
 tell(step="listing GPUs")
 details = map(tf.config.experimental.get_device_details, tf.config.list_physical_devices("GPU"))
 tell(gpus=[detail.get("device_name", "GPU") for detail in details])
@@ -59,9 +64,10 @@ tell(version=keras.__version__, backend=keras.backend.backend())
 _LIBRARY = """
 tell(step="loading the op library")
 import tensorflow as tf
+from slipstream_tf import _compat
 from slipstream_tf.ops import _loader
-names = [name for name in dir(_loader.library()) if name.startswith("slipstream_")]
-tell(ops=len([name for name in names if "eager_fallback" not in name]), tensorflow=tf.__version__)
+_loader.library()
+tell(tensorflow=tf.__version__, kernels=_compat.registered_kernels("Slipstream"))
 """
 _SELF_TEST = """
 tell(step="import")
@@ -94,6 +100,12 @@ _SOK = """
 tell(step="import sparse_operation_kit")
 import sparse_operation_kit as sok
 tell(version=getattr(sok, "__version__", "of unknown version"))
+from slipstream_tf.stores.sok import require_lookup_sparse
+try:
+    require_lookup_sparse()
+    tell(limit="")
+except RuntimeError as error:
+    tell(limit=str(error))
 """
 
 
@@ -119,7 +131,8 @@ def _sections(start: Callable[..., Future[Outcome]], limit: float) -> Iterator[S
     tensorflow_probe, packages = start(_TENSORFLOW), start(_PACKAGES)
     is_supported = sys.version_info >= _MINIMUM_PYTHON
     python = findings.judge_python(platform.python_version(), is_supported)
-    yield _section("python", "Python", python, findings.judge_packages(packages.result()))
+    extras = (findings.judge_extra(name, _version(name), *rest) for name, *rest in _EXTRAS)
+    yield _section("python", "Python", python, findings.judge_packages(packages.result()), *extras)
 
     outcome = tensorflow_probe.result()
     tensorflow = findings.judge_tensorflow(outcome, _tensorflow_packages())
@@ -153,7 +166,8 @@ def _sections(start: Callable[..., Future[Outcome]], limit: float) -> Iterator[S
         loading = judged(
             "loading", lambda outcome: findings.judge_loading(outcome, override, has_compiler)
         )
-        library += [loading, findings.judge_kernels(info.cuda, gpus)]
+        kernels = loading.facts.get("kernels")
+        library += [loading, findings.judge_kernels(info.cuda, kernels, gpus)]
     yield _section("op_library", "Op library", *library)
 
     tests = []
@@ -163,6 +177,11 @@ def _sections(start: Callable[..., Future[Outcome]], limit: float) -> Iterator[S
         else:
             why = "needs TensorFlow and the op library"
             tests.append(findings.unchecked(name, why=why))
+    has_sok = importlib.util.find_spec("sparse_operation_kit") is not None
+    if has_sok and loading.state == findings.OK:
+        for name in SOK_SELF_TEST:
+            judge = partial(findings.judge_sok_self_test, name, gpus=gpus)
+            tests.append(judged(name, judge, is_needed=False))
     yield _section("self_tests", "Self-tests", *tests)
 
     horovod = judged_option("Horovod", "horovod", findings.judge_horovod)
@@ -187,6 +206,10 @@ def _start_all(start: Callable[..., Future[Outcome]]) -> dict[str, Future[Outcom
     ):
         if importlib.util.find_spec(module) is not None:
             probes[name] = start(program)
+    if "SOK" in probes:
+        # On the GPU, which is where SOK is at home.
+        for name, function in SOK_SELF_TEST.items():
+            probes[name] = start(_SELF_TEST.format(name=name, function=function))
     return probes
 
 
@@ -195,14 +218,14 @@ def _section(key: str, title: str, *found: Finding) -> Section:
 
 
 def _tensorflow_packages() -> list[str]:
-    installed = []
-    for name in _TENSORFLOW_PACKAGES:
-        try:
-            importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-        installed.append(name)
-    return installed
+    return [name for name in _TENSORFLOW_PACKAGES if _version(name) is not None]
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 def _stamp() -> tuple[_loader.BuildInfo | None, str]:
@@ -234,7 +257,8 @@ def _cuda_section(tensorflow: Outcome, limit: float) -> Section:
     )
     listed = run_command(["nvidia-smi", "-L"], limit) or ""
     gpus = [line for line in listed.splitlines() if line.startswith("GPU ")]
-    return _section("cuda", "CUDA", nvcc, findings.judge_gpus(tensorflow, gpus))
+    built_with = findings.judge_tensorflow_cuda(tensorflow, bool(gpus))
+    return _section("cuda", "CUDA", built_with, nvcc, findings.judge_gpus(tensorflow, gpus))
 
 
 def _compiler(limit: float) -> Finding:

@@ -28,9 +28,10 @@ def make_flags() -> FlagSet:
     flags = FlagSet(
         "slipstream-doctor",
         "Says what is installed and works, what is missing or broken, and the command that mends "
-        "it. Tests each store on a few keys. Exit code 1 if something does not work that training "
-        "in one process needs: Python and its packages, TensorFlow, Keras, the op library, a "
-        "self-test. Horovod, SOK, CUDA and the compiler may be missing.",
+        "it. Tests each store that is there on a few keys. Exit code 0: training in one process "
+        "works. 1: something does not that it needs: Python and its packages, TensorFlow, Keras, "
+        "the op library, the native or the variable store's self-test. Horovod, SOK, CUDA, "
+        "matplotlib and the compiler may be missing. 2: a flag is wrong.",
         ("slipstream-doctor", "slipstream-doctor --json"),
     )
     flags.group("Report")

@@ -21,7 +21,7 @@ class EngineFlag:
 
     Attributes:
         parser: of its values; None: a switch.
-        text: for --help.
+        text: for --help; of a number, in which unit.
         needs: flags that must be so for it to matter, in words.
         matters: whether it does, given the chosen skip mode ("track": --skip=none with --track)
             and the other engine flags.
@@ -65,6 +65,17 @@ def _by_tracking(skip: str, chosen: Mapping[str, Any]) -> bool:
     return skip != "none"
 
 
+# How --help tells the default of what is None by default.
+_DEFAULTS = {
+    "threshold": "by --target_skip",
+    "revisit_every": "10 where gradients are withheld, 100 where inputs are skipped, 0 with losses",
+    "max_auc_loss": "no bound",
+    "max_log_loss_increase": "no bound",
+    "guard_tolerance": "no guard",
+    "freeze_drift": "0.25 * --rows_learning_rate",
+    "defer_movement": "0.05 * --rows_learning_rate",
+    "exempt_tables": "none",
+}
 _INPUTS, _DEFER = "--skip=inputs or both", "--skip=defer or both"
 _LOSS = "--score=remembered_loss"
 _STATES = "a --skip that judges keys (inputs, gradients, both, or --defer_trigger=interval)"
@@ -87,10 +98,12 @@ ENGINE_FLAGS: Mapping[str, EngineFlag] = {
         _INPUTS, _by_inputs,
     ),
     "threshold": EngineFlag(
-        Number(0), "T itself, instead of a share of inputs", _STATES, _by_states
+        Number(0), "T itself, in the unit of --metric, instead of a share of inputs",
+        _STATES, _by_states,
     ),
     "release": EngineFlag(
-        Number(1), "a saturated key stays so up to a drift of release * T", _STATES, _by_states
+        Number(1), "factor on T up to which a saturated key's drift may rise before it varies",
+        _STATES, _by_states,
     ),
     "revisit_every": EngineFlag(
         Integer(0), "windows from probe to probe of a saturated key; 0: never", _STATES, _by_states
@@ -99,7 +112,7 @@ ENGINE_FLAGS: Mapping[str, EngineFlag] = {
         Integer(1), "windows before a key that became hot is judged", _STATES, _by_states
     ),
     "guard_tolerance": EngineFlag(
-        Number(0), "relative rise of the kept inputs' loss at which T is halved",
+        Number(0), "rise of the kept inputs' loss at which T is halved, as a share of that loss",
         _STATES, _by_states,
     ),
     "max_auc_loss": EngineFlag(
@@ -114,12 +127,13 @@ ENGINE_FLAGS: Mapping[str, EngineFlag] = {
         "interval: hold those of saturated rows", _DEFER, _by_defer,
     ),
     "freeze_drift": EngineFlag(
-        Number(0), "drift below which saturated rows are read from copies (sharded); 0: none",
+        Number(0), "drift below which saturated rows are read from copies (sharded), in the unit "
+        "of --metric; 0: none",
         _SKIP, _by_any,
     ),
     "defer_movement": EngineFlag(
-        Number(0, open_minimum=True), "in the unit of the rows", "--defer_trigger=movement",
-        _trigger("movement"),
+        Number(0, open_minimum=True), "gradients of a row are held until they would move it by "
+        "this, in the unit of the rows", "--defer_trigger=movement", _trigger("movement"),
     ),
     "defer_max_age": EngineFlag(
         Integer(1), "most steps that a sum is held", "--defer_trigger=movement",
@@ -140,7 +154,8 @@ ENGINE_FLAGS: Mapping[str, EngineFlag] = {
         lambda skip, chosen: skip in ("gradients", "inputs+gradients"),
     ),
     "shadow": EngineFlag(
-        None, "do everything but the skipping, and tell what it would have saved", _SKIP, _by_any
+        None, "skip nothing, and tell what --skip (inputs and defer if it is not given) would have "
+        "saved, at what estimated cost", _SKIP + ", or without a --skip", _by_any
     ),
 }  # fmt: skip
 
@@ -151,8 +166,7 @@ def add_to(flags: FlagSet) -> None:
         if flag.parser is None:
             flags.add_switch(name, flag.text)
         else:
-            default = getattr(SaturationConfig, name, ())
-            text = "by --skip" if default is None else str(default or "none")
+            text = _DEFAULTS.get(name) or str(getattr(SaturationConfig, name))
             flags.add(name, flag.parser, None, flag.text, text)
 
 

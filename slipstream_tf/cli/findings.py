@@ -22,6 +22,7 @@ INSTALL_TENSORFLOW = "pip install 'tensorflow-cpu==2.21.*' (or the TensorFlow th
 INSTALL_GPU_TENSORFLOW = "pip install 'tensorflow[and-cuda]==2.21.*', then rebuild: " + WITH_CUDA
 INSTALL_HOROVOD = f"make horovod, or python build_support/install_horovod.py{_IN_SOURCES}"
 INSTALL_MPI = f"apt-get install libopenmpi-dev openmpi-bin, then {INSTALL_HOROVOD}"
+INSTALL_REPORT = "pip install '.[report]'" + _IN_SOURCES
 INSTALL_SOK = "pip install merlin-sok --no-build-isolation (on a machine with a GPU)"
 _NEEDS_TENSORFLOW = "needs TensorFlow, which does not work"
 
@@ -85,6 +86,18 @@ def judge_packages(outcome: Outcome) -> Finding:
     return Finding("packages", OK, detail, "", True, outcome.facts)
 
 
+def judge_extra(name: str, version: str | None, used_by: str, fix: str) -> Finding:
+    """Judges a package that only one of the programs needs.
+
+    Args:
+        name: of the package.
+        version: None if it is not installed.
+        used_by: the program.
+        fix: the command that installs it.
+    """
+    return judge_tool(name, version, f"not installed; only {used_by} needs it", fix)
+
+
 def judge_tensorflow(outcome: Outcome, packages: Sequence[str]) -> Finding:
     """Judges TensorFlow.
 
@@ -138,17 +151,21 @@ def judge_stamp(info: BuildInfo | None, error: str, override: str | None) -> Fin
     if info is None:
         fix = f"unset {OVERRIDE}" if override else INSTALL
         return Finding(name, BROKEN, error, fix, True)
-    detail = f"built for TensorFlow {info.tensorflow}, {_kernels(info.cuda)}"
+    detail = (
+        f"built for TensorFlow {info.tensorflow}, C++11 ABI {int(info.cxx11_abi)}, "
+        f"{'with' if info.cuda else 'without'} CUDA kernels"
+    )
     if override:
         detail += f"; the file that {OVERRIDE} names"
-    facts = {"tensorflow": info.tensorflow, "cuda": info.cuda, "path": info.path}
+    facts = dataclasses.asdict(info)
     return Finding(name, OK, detail, "", True, facts)
 
 
 def judge_loading(outcome: Outcome, override: str | None, has_compiler: bool) -> Finding:
     """Judges whether TensorFlow loads the op library."""
     if not outcome.error:
-        detail = f"{outcome.facts['ops']} ops with TensorFlow {outcome.facts['tensorflow']}"
+        ops = len(set().union(*outcome.facts["kernels"].values()))
+        detail = f"{ops} ops with TensorFlow {outcome.facts['tensorflow']}"
         return Finding("loading", OK, detail, "", True, outcome.facts)
     fix = REBUILD_LIBRARY if has_compiler else f"apt-get install g++, then {REBUILD_LIBRARY}"
     if override:
@@ -156,13 +173,25 @@ def judge_loading(outcome: Outcome, override: str | None, has_compiler: bool) ->
     return Finding("loading", BROKEN, outcome.error, fix, True, outcome.facts)
 
 
-def judge_kernels(has_kernels: bool, gpus: Sequence[str]) -> Finding:
-    """Judges whether the op library serves the GPUs that there are."""
-    if has_kernels:
-        return Finding("CUDA kernels", OK, "in the library")
+def judge_kernels(
+    has_cuda: bool, kernels: Mapping[str, Sequence[str]] | None, gpus: Sequence[str]
+) -> Finding:
+    """Judges whether the op library serves the GPUs that there are.
+
+    Args:
+        has_cuda: whether the build stamp says that CUDA kernels are in it.
+        kernels: device -> ops that have a kernel for it; None if the library does not load.
+        gpus: those that TensorFlow sees.
+    """
+    counted = ", ".join(f"{len(ops)} ops on {device}" for device, ops in (kernels or {}).items())
+    facts = {"kernels": kernels}
+    if has_cuda:
+        return Finding("kernels", OK, counted or "for CPU and GPU", facts=facts)
+    detail = f"{counted}; " if counted else ""
+    detail += "none on GPU"
     if gpus:
-        return Finding("CUDA kernels", MISSING, "not in the library; there is a GPU", WITH_CUDA)
-    return Finding("CUDA kernels", MISSING, "not in the library; without a GPU it needs none")
+        return Finding("kernels", MISSING, f"{detail}; there is a GPU", WITH_CUDA, facts=facts)
+    return Finding("kernels", OK, f"{detail}, which needs a machine with one", facts=facts)
 
 
 def judge_self_test(name: str, outcome: Outcome) -> Finding:
@@ -171,6 +200,16 @@ def judge_self_test(name: str, outcome: Outcome) -> Finding:
         return Finding(name, BROKEN, outcome.error, REBUILD_LIBRARY, True, outcome.facts)
     detail = f"as computed by hand ({outcome.facts['seconds']:.2f} s)"
     return Finding(name, OK, detail, "", True, outcome.facts)
+
+
+def judge_sok_self_test(name: str, outcome: Outcome, gpus: Sequence[str]) -> Finding:
+    """Judges SOK's tables by their self-test; nothing but store="sok" needs them."""
+    if outcome.error:
+        detail = outcome.error if gpus else f"{outcome.error} (TensorFlow sees no GPU)"
+        fix = INSTALL_SOK if gpus else ""
+        return Finding(name, BROKEN, detail, fix, facts=outcome.facts)
+    detail = f"as computed by hand ({outcome.facts['seconds']:.2f} s)"
+    return Finding(name, OK, detail, facts=outcome.facts)
 
 
 def judge_horovod(outcome: Outcome) -> Finding:
@@ -190,6 +229,7 @@ def judge_horovod(outcome: Outcome) -> Finding:
     names = {"gloo": "Gloo", "mpi": "MPI"}
     controllers = ", ".join(names[key] for key in names if facts[key]) or "none"
     detail = f"{version}, built for TensorFlow {built_for or here}; controllers: {controllers}"
+    detail += "; with NCCL" if facts["nccl"] else "; without NCCL"
     if controllers == "none":
         return Finding("Horovod", BROKEN, detail, INSTALL_HOROVOD, facts=facts)
     return Finding("Horovod", OK, detail, facts=facts)
@@ -225,7 +265,7 @@ def judge_tool(name: str, version: str | None, missing: str, fix: str) -> Findin
 
 
 def judge_sok(outcome: Outcome, gpus: Sequence[str]) -> Finding:
-    """Judges NVIDIA's Sparse Operation Kit; nothing here uses it yet."""
+    """Judges NVIDIA's Sparse Operation Kit, which `store="sok"` and `SokStore` need."""
     version = outcome.facts.get("version", "of unknown version")
     without_gpu = "" if gpus else "; it needs a GPU, and TensorFlow sees none"
     if outcome.missing == "sparse_operation_kit":
@@ -234,7 +274,29 @@ def judge_sok(outcome: Outcome, gpus: Sequence[str]) -> Finding:
     if outcome.error:
         detail = f"{outcome.error}{without_gpu}"
         return Finding("SOK", BROKEN, detail, INSTALL_SOK if gpus else "", facts=outcome.facts)
-    return Finding("SOK", OK, f"{version}{without_gpu}", facts=outcome.facts)
+    limit = outcome.facts.get("limit")
+    detail = f"{version}{without_gpu}{'; ' + limit if limit else ''}"
+    return Finding("SOK", OK, detail, facts=outcome.facts)
+
+
+def judge_tensorflow_cuda(outcome: Outcome, has_gpu: bool) -> Finding:
+    """Judges which CUDA this TensorFlow was built with.
+
+    Args:
+        outcome: of the probe that imports TensorFlow.
+        has_gpu: whether NVIDIA's driver lists a GPU.
+    """
+    name = "CUDA build"
+    if not outcome.facts.get("version"):
+        return Finding(name, UNCHECKED, _NEEDS_TENSORFLOW)
+    version = outcome.facts.get("cuda")
+    facts = {"cuda": version}
+    if version:
+        return Finding(name, OK, f"TensorFlow is built with CUDA {version}", facts=facts)
+    fix = INSTALL_GPU_TENSORFLOW if has_gpu else ""
+    return Finding(
+        name, MISSING, "TensorFlow is built without CUDA; it runs on the CPU", fix, facts=facts
+    )
 
 
 def judge_gpus(outcome: Outcome, driver_gpus: Sequence[str]) -> Finding:
@@ -255,7 +317,3 @@ def judge_gpus(outcome: Outcome, driver_gpus: Sequence[str]) -> Finding:
         detail = f"TensorFlow sees none; the driver lists {len(driver_gpus)}"
         return Finding("GPUs", MISSING, detail, INSTALL_GPU_TENSORFLOW, facts=facts)
     return Finding("GPUs", MISSING, "none; everything runs on the CPU", facts=facts)
-
-
-def _kernels(cuda: bool) -> str:
-    return "with CUDA kernels" if cuda else "without CUDA kernels"

@@ -17,8 +17,9 @@ from absl import flags, logging
 USAGE_ERROR = 2  # Exit code: something that the user gave is wrong.
 RUN_ERROR = 1  # Exit code: the run itself went wrong.
 
-_HELP_WIDTH = 96
-_HELP_INDENT = 24
+_HELP_WIDTH = 99
+_HELP_INDENT = 20
+_FULL = "--helpfull"
 
 
 class UsageError(Exception):
@@ -30,9 +31,10 @@ class RunError(Exception):
 
 
 class _Parser(flags.ArgumentParser):
-    """Base of the parsers: `allowed` says in words what they take."""
+    """Base of the parsers: `allowed` says in words what they take, `brief` in a few signs."""
 
     allowed = ""
+    brief = ""
 
     def parse(self, argument: Any) -> Any:
         """Returns the value; a ValueError says what is allowed (absl adds flag and value)."""
@@ -55,6 +57,7 @@ class Integer(_Parser):
     def __init__(self, minimum: int, maximum: int | None = None) -> None:
         self._minimum, self._maximum = minimum, maximum
         self.allowed = f"an integer >= {minimum}"
+        self.brief = f">= {minimum}" if maximum is None else f"{minimum} to {maximum}"
         if maximum is not None:
             self.allowed += f" and <= {maximum}"
 
@@ -77,9 +80,12 @@ class Number(_Parser):
     ) -> None:
         self._minimum, self._maximum = minimum, maximum
         self._open = (open_minimum, open_maximum)
-        self.allowed = f"a number {'>' if open_minimum else '>='} {minimum:g}"
+        self.brief = f"{'>' if open_minimum else '>='} {minimum:g}"
         if maximum != float("inf"):
-            self.allowed += f" and {'<' if open_maximum else '<='} {maximum:g}"
+            self.brief += f" and {'<' if open_maximum else '<='} {maximum:g}"
+        self.allowed = f"a number {self.brief}"
+        if maximum != float("inf") and not (open_minimum or open_maximum):
+            self.brief = f"{minimum:g} to {maximum:g}"
 
     def convert(self, argument: Any) -> float:
         value = float(argument)
@@ -97,6 +103,7 @@ class Choice(_Parser):
     def __init__(self, choices: Sequence[str]) -> None:
         self.choices = tuple(choices)
         self.allowed = "one of " + ", ".join(self.choices)
+        self.brief = "|".join(self.choices)
 
     def convert(self, argument: Any) -> str:
         if argument not in self.choices:
@@ -112,6 +119,7 @@ class Widths(_Parser):
         self.allowed = "integers >= 1 joined by '-', e.g. 256-128"
         if may_be_empty:
             self.allowed += ", or empty for no layer"
+        self.brief = self.allowed
 
     def convert(self, argument: Any) -> tuple[int, ...]:
         if isinstance(argument, (tuple, list)):
@@ -127,7 +135,7 @@ class Widths(_Parser):
 class Names(_Parser):
     """Names joined by commas."""
 
-    allowed = "names joined by ','"
+    allowed = brief = "names joined by ','"
 
     def convert(self, argument: Any) -> tuple[str, ...]:
         names = tuple(argument.split(",")) if isinstance(argument, str) else tuple(argument)
@@ -156,13 +164,21 @@ class FlagSet:
         examples: command lines for `--help`.
         arguments: what arguments that are no flags stand for, e.g. "RUN"; their list is the value
             of this name. Empty: the program takes none.
+        basic: names of the flags that `--help` lists, where all of them do not fit a screen;
+            `--helpfull` lists all. Empty: `--help` does.
     """
 
     def __init__(
-        self, program: str, purpose: str, examples: Sequence[str], arguments: str = ""
+        self,
+        program: str,
+        purpose: str,
+        examples: Sequence[str],
+        arguments: str = "",
+        basic: Sequence[str] = (),
     ) -> None:
         self.program = program
         self._arguments = arguments
+        self._basic = tuple(basic)
         self._purpose, self._examples = purpose, tuple(examples)
         self._values = flags.FlagValues()
         self._groups: dict[str, list[str]] = {}
@@ -183,42 +199,59 @@ class FlagSet:
             name: without dashes.
             parser: of its value.
             default: if it is not given.
-            text: what it does.
-            default_text: how `--help` tells the default; default: the value itself.
+            text: what it does; of a number, in which unit.
+            default_text: how `--help` tells the default; default: the value itself, or "none".
         """
         flags.DEFINE(parser, name, default, text, flag_values=self._values)
-        allowed = "" if isinstance(parser, Text) else parser.allowed
-        self._listed(name, default if default_text == "" else default_text, allowed)
+        value = "none" if default is None else str(default)
+        self._listed(name, default_text or value, parser.brief)
 
     def add_switch(self, name: str, text: str) -> None:
         """Defines a flag that is off unless `--name` is given."""
         flags.DEFINE_boolean(name, False, text, flag_values=self._values)
-        self._listed(name, None, "")
+        self._listed(name, "off", "")
 
-    def _listed(self, name: str, default: Any, allowed: str) -> None:
+    def _listed(self, name: str, default: str, allowed: str) -> None:
         self._groups[self._group].append(name)
         notes = [allowed] if allowed else []
-        if default is not None:
-            notes.append(f"default: {default}")
-        self._notes[name] = "; ".join(notes)
+        self._notes[name] = "; ".join([*notes, f"default: {default}"])
 
-    def help_text(self) -> str:
-        """Returns what `--help` prints."""
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The flags, as they are listed."""
+        return tuple(name for names in self._groups.values() for name in names)
+
+    def parser_of(self, name: str) -> Any:
+        """Returns the parser of a flag; that of a switch is absl's."""
+        return self._values[name].parser
+
+    def described(self, name: str) -> str:
+        """Returns what the help says of a flag: text, what is allowed, default."""
+        return f"{self._values[name].help} ({self._notes[name]})"
+
+    def help_text(self, is_full: bool = False) -> str:
+        """Returns what `--help` prints, or `--helpfull`."""
+        shown = self._basic if self._basic and not is_full else self.names
         lines = [*textwrap.wrap(self._purpose, _HELP_WIDTH), "", "Usage:"]
         lines += [f"  {example}" for example in self._examples]
         for title, names in self._groups.items():
+            listed = [name for name in names if name in shown]
+            if not listed:
+                continue
             lines += ["", f"{title}:"]
-            for name in names:
-                text = self._values[name].help
-                if self._notes[name]:
-                    text += f" ({self._notes[name]})"
-                body = textwrap.wrap(text, _HELP_WIDTH - _HELP_INDENT)
+            for name in listed:
+                # Paths and options stay whole.
+                body = textwrap.wrap(
+                    self.described(name), _HELP_WIDTH - _HELP_INDENT, break_on_hyphens=False
+                )
                 head = f"  --{name}".ljust(_HELP_INDENT)
                 if not head.endswith(" "):
                     lines.append(head)
                     head = " " * _HELP_INDENT
                 lines.append(head + body[0])
                 lines += [" " * _HELP_INDENT + line for line in body[1:]]
+        if len(shown) < len(self.names):
+            lines += ["", f"{len(self.names) - len(shown)} more flags: {self.program} --helpfull"]
         return "\n".join(lines)
 
     def parse(self, arguments: Sequence[str]) -> tuple[dict[str, Any], frozenset[str]]:
@@ -260,7 +293,7 @@ class FlagSet:
 
 def asks_for_help(arguments: Sequence[str]) -> bool:
     """Whether a command line asks for the help instead of a run."""
-    return any(argument in ("--help", "-h", "-help", "--helpfull") for argument in arguments)
+    return any(argument in ("--help", "-h", "-help", _FULL) for argument in arguments)
 
 
 def run_program(
@@ -279,7 +312,7 @@ def run_program(
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     if asks_for_help(arguments):
         try:
-            print(flag_set.help_text(), flush=True)
+            print(flag_set.help_text(_FULL in arguments), flush=True)
         except BrokenPipeError:
             # The reader (`head`) has seen enough; the interpreter flushes once more at its end.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -15,7 +15,7 @@ from slipstream_tf.cli.flag_set import RunError
 from slipstream_tf.config import TableConfig
 from slipstream_tf.initializers import Constant
 from slipstream_tf.ops.features import FeatureSpec, pack
-from slipstream_tf.stores import NativeStore, VariableStore
+from slipstream_tf.stores import NativeStore, SokEmbeddingStore, VariableStore
 
 
 def native_store() -> None:
@@ -26,6 +26,25 @@ def native_store() -> None:
     """
     table = TableConfig("items", dim=2, initializer=Constant(0.5))
     store = NativeStore([table], optimizers.SGD(0.25))
+    found = _updated_rows(store)
+    _compare("keys found", found, [True, True, False])
+    _compare("number of rows", store.size("items"), 2)
+
+
+def sok_store() -> None:
+    """Does with SOK's hash table what `native_store` does with ours.
+
+    Raises:
+        ImportError: SOK cannot be loaded.
+        RunError: a result is not the one computed by hand.
+    """
+    # HKV takes a power of two, and evicts.
+    table = TableConfig("items", 2, initializer=Constant(0.5), capacity=1024, eviction="lru")
+    _updated_rows(SokEmbeddingStore([table], optimizers.SGD(0.25), cache_bytes=1 << 20))
+
+
+def _updated_rows(store: Any) -> Any:
+    """Updates a store's table "items"; returns of three keys whether they were found."""
     specs = [FeatureSpec("item", "items")]
     keys = tf.constant([[7], [9], [7]], tf.int64)
     (pooled,), plan = store.lookup(pack(keys, specs), specs, training=True)
@@ -35,8 +54,7 @@ def native_store() -> None:
     # Key 7 occurs twice: 0.5 - 0.25 * (1 + 1) and 0.5 - 0.25 * (0 + 4); key 8 was never seen.
     rows, found = store.gather("items", [7, 9, 8])
     _compare("rows after the update", rows, [[0.0, -0.5], [0.5, 0.0], [0.5, 0.5]])
-    _compare("keys found", found, [True, True, False])
-    _compare("number of rows", store.size("items"), 2)
+    return found
 
 
 def variable_store() -> None:

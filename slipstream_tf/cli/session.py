@@ -129,7 +129,7 @@ def run(
             _fit(model, dataset, callbacks)
     clock.move(curve.evaluation_seconds, "training", "evaluation")
     windows: list[dict[str, Any]] = []
-    skipped, summary = 0, ""
+    skipped, summary, shadow = 0, "", None
     if slipstream is not None:
         # The inputs since the last window's end are in no report yet.
         slipstream.end_window()
@@ -137,6 +137,8 @@ def run(
         windows = [report.to_dict() for report in reports]
         skipped = sum(report.inputs_skipped for report in reports)
         summary = slipstream.summary()
+        if slipstream.config.shadow:
+            shadow = slipstream.shadow_estimate().to_dict()
         clock.move(sum(r.seconds for r in slipstream.tracker.reports), "training", "window_ends")
     traffic = traffic_record(comm)
     training = total_metrics(model, comm)
@@ -166,6 +168,7 @@ def run(
         "seconds_per_step_after_warmup": timer.seconds_per_step,
         "windows": windows,
         "summary": summary,
+        "shadow": shadow,
         "engine": None if slipstream is None else slipstream.config.get_config(),
         "settings": settings.to_dict(),
         "versions": versions(),
@@ -235,7 +238,8 @@ def _engine(settings: Settings, embeddings: Any, planned_steps: int | None) -> S
     if not settings.uses_engine:
         return None
     _require_warmup_steps(settings, planned_steps)
-    return Slipstream(embeddings, saturation_config(settings, planned_steps))
+    config = saturation_config(settings, planned_steps)
+    return Slipstream(embeddings, config, estimates_cost=config.shadow)
 
 
 def _hot_keys(settings: Settings, dataset: tf.data.Dataset) -> list[Any]:
@@ -324,5 +328,6 @@ def _title(settings: Settings, comm: Communicator) -> str:
     if settings.control != "none":
         title = settings.control
     else:
-        title = "plain" if settings.skip == "none" else f"skip {settings.skip}"
+        mode = "shadow" if settings.engine.get("shadow") else "skip"
+        title = "plain" if settings.skip == "none" else f"{mode} {settings.skip}"
     return title if comm.size == 1 else f"{title}, rank {comm.rank} of {comm.size}"

@@ -23,6 +23,8 @@ _MUST_MATCH = (
 _NOT_REPEATED = (
     "skip", "control", "track", "segregate", "random_shares", "stop_after", "engine", "tensorboard",
 )  # fmt: skip
+# Of no use where gradients are held whatever their rows' drift.
+FLAGS_THAT_JUDGE_KEYS = ("target_skip", "alpha", "max_threshold", "metric", "hot_budget_mb")
 _LISTS = ("bottom", "mlp", "key_columns", "dense_columns")
 
 
@@ -149,8 +151,10 @@ def resolve(
     merged["random_shares"], merged["stop_after"] = (), None
     if matched is not None:
         merged.update(_controlled(values["control"], matched))
+    merged["skip"], by_default = _shadowed(merged, values, given)
     watches = merged["skip"] == "none" and merged["track"]
-    merged["engine"] = engine_flags.choose(values, given, "track" if watches else merged["skip"])
+    chosen_engine = engine_flags.choose(values, given, "track" if watches else merged["skip"])
+    merged["engine"] = {**by_default, **chosen_engine}
     merged["split"] = _split(merged["split"], "split" in given, data_name)
     for name in _LISTS:
         merged[name] = tuple(merged[name] or ())
@@ -203,6 +207,20 @@ def _matched_record(values: Mapping[str, Any]) -> dict[str, Any] | None:
             "a control does not look at keys."
         )
     return read_record(path, "match")
+
+
+def _shadowed(
+    merged: Mapping[str, Any], values: Mapping[str, Any], given: frozenset[str]
+) -> tuple[str, dict[str, Any]]:
+    """Returns the skip mode, and settings that --shadow alone stands for.
+
+    It looks at leaving inputs out and at holding gradients back, each of which is measured as if it
+    were alone. Inputs go by what their losses were where they come again: within one pass there is
+    nothing to remember.
+    """
+    if not values["shadow"] or "skip" in given or values["control"] != "none":
+        return merged["skip"], {}
+    return "both", {} if merged["epochs"] == 1 else {"score": "remembered_loss"}
 
 
 def _repeated(matched: Mapping[str, Any], chosen: Mapping[str, Any]) -> dict[str, Any]:
@@ -284,9 +302,7 @@ def _refuse_idle_flags(settings: Settings, given: frozenset[str], data_name: str
     by_movement = settings.engine.get("defer_trigger", "movement") == "movement"
     if settings.skip == "defer" and by_movement:
         # Held whatever their drift.
-        for name in ("target_skip", "alpha", "max_threshold"):
-            idle[name] = "a --skip that judges keys"
-        idle["metric"] = idle["hot_budget_mb"] = "a --skip that judges keys"
+        idle.update(dict.fromkeys(FLAGS_THAT_JUDGE_KEYS, "a --skip that judges keys"))
     engine = settings.engine
     if engine.get("max_auc_loss") is not None:
         idle["defer_movement"] = "no --max_auc_loss, which decides it"

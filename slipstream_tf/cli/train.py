@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from slipstream_tf import launch
-from slipstream_tf.cli import data, engine_flags, presets
+from slipstream_tf.cli import data, engine_flags, presets, switch_on
 from slipstream_tf.cli.flag_set import (
     Choice,
     FlagSet,
@@ -38,9 +38,12 @@ if TYPE_CHECKING:
 _PRESET = {
     "model": (Choice(("dlrm", "dcn", "deepfm")), "the model: DLRM, DCN-v2 or DeepFM"),
     "dim": (Integer(1, 65536), "values per embedding row"),
-    "bottom": (Widths(True), "hidden layers of DLRM's bottom MLP (data with numbers only)"),
-    "mlp": (Widths(True), "hidden layers of DLRM's top MLP, or the others' deep MLP"),
-    "cross_layers": (Integer(1), "cross layers of DCN-v2"),
+    "bottom": (
+        Widths(True),
+        "units of the hidden layers of DLRM's bottom MLP (data with numbers only)",
+    ),
+    "mlp": (Widths(True), "units of the hidden layers of DLRM's top MLP, or the others' deep MLP"),
+    "cross_layers": (Integer(1), "number of cross layers of DCN-v2"),
     "dropout": (Number(0, 1, open_maximum=True), "share of hidden units dropped in training"),
     "batch_size": (Integer(1, 1 << 24), "inputs per step, of each rank"),
     "epochs": (Integer(1), "passes over the training part"),
@@ -48,31 +51,38 @@ _PRESET = {
         Choice(("sgd", "adagrad", "rowwise_adagrad", "adam")),
         "update rule of the embedding rows; Adagrad's sums of squares start at 0",
     ),
-    "rows_learning_rate": (Number(0), "learning rate of the rows"),
-    "rows_init": (Number(0), "rows start uniform between minus this and this"),
-    "learning_rate": (Number(0), "learning rate of Adam on the dense layers"),
+    "rows_learning_rate": (Number(0), "learning rate of the rows, in their unit per step"),
+    "rows_init": (Number(0), "rows start uniform between minus this and this, in their unit"),
+    "learning_rate": (Number(0), "learning rate of Adam on the dense layers, per step"),
     "snapshot_interval": (Integer(1), "window length in steps"),
     "target_skip": (Number(0, 1), "share of the hot inputs to skip"),
     "alpha": (Number(0, 1, True), "share of an input's lookups that must be saturated"),
     "hot_budget_mb": (Number(0, open_minimum=True), "MiB of snapshots; bounds the hot set"),
 }
 
+# What `--help` lists: a screen of them.
+_BASIC = (
+    *("data", "max_inputs", "output", "model", "dim", "batch_size", "epochs"),
+    *("seed", "skip", "target_skip", "warmup", "score", "defer_movement", "shadow", "control"),
+    "match",
+)
+
 
 def make_flags() -> FlagSet:
     """Returns the program's flags."""
     flags = FlagSet(
         "slipstream-train",
-        "Trains a click model on embedding tables and leaves out inputs made of saturated keys "
-        "(--skip=inputs), trains plainly (--skip=none), or repeats a skipping run's cost as a "
-        "control (--control). Shows progress, writes metrics.json, ends with a table. Under "
-        "horovodrun or mpirun the ranks train one model: --batch_size is that of each rank, "
-        "--max_inputs and --epochs hold for all ranks together.",
+        "Trains a click model plainly, with skipping (--skip), in shadow mode (--shadow), or as a "
+        "control (--control). Ends with a table, and writes metrics.json. Under horovodrun or "
+        "mpirun the ranks train one model; --batch_size is that of each rank.",
         (
+            "slipstream-train --data=globo_clicks.npz --shadow",
             "slipstream-train --data=globo_clicks.npz --output=runs/plain",
             "slipstream-train --data=globo_clicks.npz --skip=inputs --output=runs/paper",
             "slipstream-train --control=random --match=runs/paper/metrics.json --output=runs/rnd",
             "horovodrun -np 2 slipstream-train --data=globo_clicks.npz --output=runs/ranks",
         ),
+        basic=_BASIC,
     )
 
     def add_presets(*names: str) -> None:
@@ -133,10 +143,12 @@ def make_flags() -> FlagSet:
     flags.add("skip", Choice(engine_flags.SKIP_CHOICES), "none", text)
     add_presets("target_skip", "alpha")
     flags.add("metric", Choice(DRIFT_METRICS), "linf", "drift of a row from its snapshot")
-    flags.add("max_threshold", Number(0), None, "upper bound of the threshold T")
+    flags.add(
+        "max_threshold", Number(0), None, "upper bound of the threshold T, in the unit of --metric"
+    )
     add_presets("snapshot_interval", "hot_budget_mb")
     flags.add("warmup", Number(0, 1), 0.25, "share of the planned steps before any skipping")
-    flags.add("warmup_steps", Integer(0), None, "the same in steps, instead of --warmup")
+    flags.add("warmup_steps", Integer(0), None, "the same in steps", "by --warmup")
     engine_flags.add_to(flags)
     flags.add_switch("track", "with --skip=none: find T and saturated keys all the same")
     flags.group("Controls")
@@ -145,8 +157,8 @@ def make_flags() -> FlagSet:
         "control",
         kinds,
         "none",
-        "random: leave out the matched run's share of inputs, window by window, whatever their "
-        "keys; stop: train plainly until as many inputs are trained",
+        "random: leave out as many inputs as the matched run, whatever their keys; stop: train "
+        "plainly until as many are trained",
     )
     flags.add(
         "match",
@@ -226,6 +238,8 @@ def carry_out(prepared: _Prepared, comm: Communicator) -> None:
     if values["output"] is not None:
         write_json(os.path.join(values["output"], RECORD), record)
     print(summary(record, settings))
+    if record["shadow"] is not None:
+        print(f"\n{switch_on.words(record['flags'], settings, comm.size)}")
 
 
 def summary(record: dict[str, Any], settings: Settings) -> str:

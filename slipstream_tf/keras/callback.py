@@ -67,11 +67,12 @@ class SaturationCallback(keras.callbacks.Callback):
             self.model.observe_losses_with(self._slipstream.record_losses if needs_losses else None)
         elif self._slipstream.needs_losses:
             logging.warning(
-                "The saturation engine needs the inputs' losses (score, guard or budget), but %s "
+                "The saturation engine needs the inputs' losses (score, guard, budget or estimate "
+                "of cost), but %s "
                 "does not tell them: make it a slipstream_tf.keras.LossFeedback, or call "
                 "slipstream.record_losses in its train_step. Until then %s.",
                 type(self.model).__name__,
-                "nothing is skipped" if config.skips_by_losses else "the guard watches nothing",
+                "nothing is skipped" if config.skips_by_losses else "nothing is told of them",
             )
 
     def _open_writer(self) -> None:

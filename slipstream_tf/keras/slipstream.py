@@ -30,6 +30,7 @@ from slipstream_tf.saturation.tracker import SaturationTracker
 from slipstream_tf.stores.sok_store import SokStore
 from slipstream_tf.stores.variable import VariableStore
 from slipstream_tf.telemetry.ledger import Ledger, summarise
+from slipstream_tf.telemetry.shadow import ShadowEstimate, estimate_shadow
 
 
 class Slipstream:
@@ -53,6 +54,8 @@ class Slipstream:
             `distributed.init()`; their gradients must be averaged by `DistributedGradientTape` or
             `DistributedOptimizer`. None: this process alone. A layer and a `SokStore` have their
             own.
+        estimates_cost: with `shadow`: take the inputs' losses in, by which `summary` estimates what
+            skipping would cost. The features get "skippable", as where losses are needed.
 
     Raises:
         ValueError: an argument is something else, or a setting does not fit the tables.
@@ -64,6 +67,7 @@ class Slipstream:
         config: SaturationConfig | None = None,
         features: Mapping[str, str] | Sequence[FeatureSpec] | None = None,
         comm: Communicator | None = None,
+        estimates_cost: bool = False,
     ) -> None:
         if isinstance(embeddings, EmbeddingCollection):
             for name, value in (("features", features), ("comm", comm)):
@@ -79,6 +83,10 @@ class Slipstream:
         config = SaturationConfig() if config is None else config
         if not isinstance(config, SaturationConfig):
             raise invalid("config", config, "Slipstream", "a slipstream_tf.SaturationConfig")
+        if estimates_cost and not config.shadow:
+            allowed = "False: only what shadow mode would have saved has an estimated cost"
+            raise invalid("estimates_cost", True, "Slipstream without shadow", allowed)
+        self._estimates_cost = estimates_cost
         self._config = config
         self._comm = comm or getattr(self._store, "comm", None) or SingleProcess()
         if self._comm.size > 1:
@@ -118,7 +126,8 @@ class Slipstream:
     @property
     def needs_losses(self) -> bool:
         """Whether the settings need the inputs' losses."""
-        return self._config.skips_by_losses or self._config.guard_tolerance is not None
+        by_settings = self._config.skips_by_losses or self._config.guard_tolerance is not None
+        return by_settings or self._estimates_cost
 
     @property
     def tracker(self) -> SaturationTracker:
@@ -132,7 +141,19 @@ class Slipstream:
 
     def summary(self) -> str:
         """Says in words what was, or in shadow mode would have been, skipped and saved."""
-        return summarise(self._config, self._tracker.reports)
+        text = summarise(self._config, self._tracker.reports)
+        return f"{text}\n\n{self.shadow_estimate()}" if self._config.shadow else text
+
+    def shadow_estimate(self) -> ShadowEstimate:
+        """Tells what shadow mode would have saved so far, and what that is estimated to cost.
+
+        Raises:
+            ValueError: the run is not in shadow mode.
+        """
+        if not self._config.shadow:
+            raise invalid("shadow", False, "Slipstream.shadow_estimate", "True")
+        losses = self._tracker.policies.auc_loss
+        return estimate_shadow(self._config, self._tracker.reports, losses)
 
     def apply(
         self,

@@ -19,7 +19,7 @@ REBUILD = "pip install --force-reinstall --no-deps ."
 _INSTALLED = os.path.join(
     os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "_slipstream_ops.so"
 )
-_STAMP = re.compile(rb"slipstream-build:tf=(\d+\.\d+\.\d+);cuda=([01]);")
+_STAMP = re.compile(rb"slipstream-build:tf=(\d+\.\d+\.\d+);cuda=([01]);cxx11abi=([01]);")
 
 _lock = threading.Lock()
 _library: ModuleType | None = None
@@ -33,11 +33,13 @@ class BuildInfo:
       path: of the library's file.
       tensorflow: version, e.g. "2.21.0".
       cuda: whether it holds the GPU kernels.
+      cxx11_abi: whether its strings are libstdc++'s of C++11 (_GLIBCXX_USE_CXX11_ABI).
     """
 
     path: str
     tensorflow: str
     cuda: bool
+    cxx11_abi: bool
 
 
 def library_path() -> str:
@@ -63,7 +65,7 @@ def build_info(path: str | None = None) -> BuildInfo:
             # An empty file cannot be mapped.
             content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if _size(path) else b""
             stamp = _STAMP.search(content)
-            found = stamp and (stamp.group(1).decode(), stamp.group(2) == b"1")
+            found = stamp and [part.decode() for part in stamp.groups()]
     except OSError as error:
         hint = (
             f"{OVERRIDE} names it: correct or unset that variable."
@@ -77,10 +79,11 @@ def build_info(path: str | None = None) -> BuildInfo:
         ) from error
     if not found:
         raise ImportError(
-            f"{path} is not an op library of slipstream_tf: it has no build stamp. Rebuild it with "
-            f"'{REBUILD}' in the folder of slipstream_tf's sources."
+            f"{path} is not an op library of this slipstream_tf: it has no build stamp, or an "
+            f"older one. Rebuild it with '{REBUILD}' in the folder of slipstream_tf's sources."
         )
-    return BuildInfo(path, *found)
+    tensorflow, cuda, cxx11_abi = found
+    return BuildInfo(path, tensorflow, cuda == "1", cxx11_abi == "1")
 
 
 def library() -> ModuleType:
@@ -117,6 +120,12 @@ def _load(path: str) -> ModuleType:
             f"slipstream_tf's op library was built for TensorFlow {built.tensorflow}, but "
             f"TensorFlow {tf.__version__} is installed ({path}). Rebuild it with '{REBUILD}' in "
             "the folder of slipstream_tf's sources."
+        )
+    if built.cxx11_abi != bool(tf.sysconfig.CXX11_ABI_FLAG):
+        raise ImportError(
+            f"slipstream_tf's op library was built with the C++11 ABI {int(built.cxx11_abi)}, but "
+            f"this TensorFlow has {tf.sysconfig.CXX11_ABI_FLAG} ({path}). Rebuild it with "
+            f"'{REBUILD}' in the folder of slipstream_tf's sources."
         )
     try:
         return tf.load_op_library(path)

@@ -12,6 +12,7 @@ from slipstream_tf.ops.update_policy import NUM_SHARDS, UpdatePolicy, held_row_b
 
 # AUC lost per learning rate's worth of `movement`. Measured with Adagrad on globo clicks (rates
 # 0.05 and 0.1, movements of 0.05 to 0.2 rates, 4 simulated ranks): 0.002 to 0.006; doubled.
+LEAST_AUC_LOSS_PER_RATE = 0.002
 AUC_LOSS_PER_RATE = 0.012
 
 # Movement left undone by default, in learning rates: cost no AUC that seeds tell on globo (Adagrad
@@ -52,6 +53,20 @@ def movement_for_budget(max_auc_loss: float, learning_rate: float) -> float:
     return learning_rate * max_auc_loss / AUC_LOSS_PER_RATE
 
 
+def auc_loss_of_movement(movement: float, learning_rate: float) -> tuple[float, float]:
+    """The quality that deferring may cost, by the same empirical rule.
+
+    Args:
+        movement: that deferring leaves undone, in the unit of the rows.
+        learning_rate: of the rows, above 0.
+
+    Returns:
+        (least, most) AUC: the least that was measured, and twice the most.
+    """
+    rates = movement / learning_rate
+    return rates * LEAST_AUC_LOSS_PER_RATE, rates * AUC_LOSS_PER_RATE
+
+
 class UpdatePolicies:
     """Policies of the tracked tables; the budget of held sums is shared out by their sizes."""
 
@@ -73,6 +88,7 @@ class UpdatePolicies:
             ValueError: gradients are deferred and the budget is smaller than one row's sum.
         """
         self._config = config
+        self._learning_rate = learning_rate
         self._row_bytes = {table.name: held_row_bytes(table.dim) for table in tables}
         self._movement = _movement(config, learning_rate)
         if config.max_auc_loss is not None and learning_rate:
@@ -86,6 +102,13 @@ class UpdatePolicies:
                 "SaturationConfig",
                 f"at least {needed}: a held row of the widest table takes {needed} bytes",
             )
+
+    @property
+    def auc_loss(self) -> tuple[float, float] | None:
+        """What deferring by movement may cost, (least, most); None where no rule tells."""
+        if not self._config.defers_by_movement or not self._learning_rate:
+            return None
+        return auc_loss_of_movement(self._movement, self._learning_rate)
 
     def of(self, table: str, sizes: Mapping[str, int], is_active: bool) -> UpdatePolicy:
         """Returns a table's policy.

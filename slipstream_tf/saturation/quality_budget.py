@@ -268,7 +268,7 @@ def plan_share(
     may_miss = -math.expm1(-budget / slope) if slope else 1.0
     spare = total * min(may_miss, MOST_MISSING) - skipped_effective
     share = min(max(spare / (value * left), 0.0), max_share) if left else 0.0
-    cost = _cost(slope, total, skipped_effective + share * value * left)
+    cost = cost_of_missing(slope, total, skipped_effective + share * value * left)
     words = (
         f"Slope {fit.slope:.3g} +- {fit.std_error:.2g} per e-fold of inputs ({fit.points} "
         f"windows), assumed {slope:.3g}; a skipped input is worth {value:.2f}. "
@@ -284,8 +284,14 @@ def plan_share(
     return SharePlan(share, cost, slope, words)
 
 
-def _cost(slope: float, total: int, missing: float) -> float:
-    """Quality missing at the end; infinite if as much as everything is."""
+def cost_of_missing(slope: float, total: int, missing: float) -> float:
+    """Quality missing at the end of training by the curve; infinite if everything is missing.
+
+    Args:
+        slope: of the learning curve, per e-fold of inputs.
+        total: inputs that training is offered.
+        missing: of these, counted with their worth.
+    """
     if slope == 0.0:
         return 0.0
     return -slope * math.log1p(-missing / total) if missing < total else math.inf

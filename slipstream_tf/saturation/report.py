@@ -91,6 +91,8 @@ class WindowReport:
         guard: what the guard found, in words; empty without one.
         budget: what the quality budget allows, in words; empty without one.
         predicted_cost: quality that skipping will have cost at the end by the budget's estimate.
+        skippable_value: what training on a skippable input was worth, in average inputs, by the
+            squares of label - prediction; 1 where no losses came in.
         tables: the tracked tables, in order.
         frozen_keys: keys of which ranks read copies in the next window (sharded tables).
         traffic: bytes by kind that the ranks gave to the network in this window, its end included;
@@ -124,6 +126,7 @@ class WindowReport:
     guard: str = ""
     budget: str = ""
     predicted_cost: float | None = None
+    skippable_value: float = 1.0
     tables: tuple[TableWindow, ...] = ()
     frozen_keys: int = 0
     traffic: Mapping[str, int] = dataclasses.field(default_factory=dict)

@@ -52,6 +52,8 @@ class Steering:
         guard: what the guard found, in words; empty without one.
         budget: what the budget allows, in words; empty without one.
         predicted_cost: quality missing at the end by the budget's estimate, or None.
+        value: what training on a skippable input was worth in the window that ends, in average
+            inputs (`quality_budget.relative_value`); 1 where no losses came in.
     """
 
     share: float
@@ -59,6 +61,7 @@ class Steering:
     guard: str = ""
     budget: str = ""
     predicted_cost: float | None = None
+    value: float = 1.0
 
 
 class Steerer:
@@ -97,7 +100,7 @@ class Steerer:
             )
             steering = dataclasses.replace(steering, scale=verdict.scale, guard=verdict.explanation)
         self._share = steering.share
-        return steering
+        return dataclasses.replace(steering, value=value)
 
     def _account(self, work: WindowWork, value: float) -> None:
         losses = work.losses

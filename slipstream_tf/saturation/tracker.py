@@ -175,6 +175,11 @@ class SaturationTracker:
         return warmup is None or self._step < warmup
 
     @property
+    def policies(self) -> UpdatePolicies:
+        """What the settings mean for the tables' gradients."""
+        return self._policies
+
+    @property
     def states(self) -> dict[str, KeyStates]:
         """States of the hot keys in the present window, by table."""
         return {table.name: table.states for table in self._tables}
@@ -291,6 +296,7 @@ class SaturationTracker:
                 guard=steering.guard,
                 budget=steering.budget,
                 predicted_cost=steering.predicted_cost,
+                skippable_value=steering.value,
                 tables=tuple(
                     TableWindow(table.name, table.dim, keys, states, counts)
                     for table, keys, states, counts in zip(

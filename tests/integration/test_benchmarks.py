@@ -384,7 +384,7 @@ def test_segregated_training_trains_every_input_once(tmp_path: Path) -> None:
     [
         (("--segregate", "--skip=inputs"), "--skip=none and --control=none"),
         (("--simulated_ranks=2",), "or --track"),
-        (("--track", "--shadow"), "a --skip other than none"),
+        (("--track", "--shadow"), "with --skip=none"),
         (("--segregate", "--hot_budget_mb=1e-7"), "`budget_bytes`: 0"),
     ],
 )

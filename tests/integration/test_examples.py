@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import ast
 import difflib
+import importlib.util
 import os
 import pathlib
+import re
 import runpy
 import subprocess
 import sys
 
 import numpy as np
+import pyarrow.parquet
 import pytest
 
 EXAMPLES = pathlib.Path(__file__).parents[2] / "examples"
@@ -29,18 +32,87 @@ def test_example(name, capsys):
     assert not totals[0].startswith("0 of")
 
 
-def test_sok_example_says_that_it_trains_without_sok():
+def run_example(name, *arguments, launcher=()):
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
         "CUDA_VISIBLE_DEVICES": "",
+        "TF_CPP_MIN_LOG_LEVEL": "3",
     }
-    command = [sys.executable, str(EXAMPLES / "sok_dlrm.py"), "--data=generated:19200"]
-    done = subprocess.run(
-        [*command, "--batch_size=96"], env=environment, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
+    command = [*launcher, sys.executable, str(EXAMPLES / name), *arguments]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def auc_in(text):
+    return float(re.search(r"test AUC ([\d.]+)", text)[1])
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.name)
+def test_examples_that_run_say_how(path):
+    text = path.read_text()
+    docstring = ast.get_docstring(ast.parse(text))
+    if "__main__" in text:
+        assert re.search(r"^(Run|The same)\b", docstring, re.M), path.name
+    assert f"`{path.name}`" in (EXAMPLES / "README.md").read_text()
+
+
+def test_parquet_files_are_trained_from(tmp_path, capsys, monkeypatch):
+    monkeypatch.syspath_prepend(EXAMPLES)
+    import parquet_input
+
+    monkeypatch.setattr(sys, "argv", ["parquet_input.py", str(tmp_path)])
+    parquet_input.write_shards(tmp_path, shards=3, rows=12_345)
+    parquet_input.main()
+    text = capsys.readouterr().out
+    assert auc_in(text) > 0.7 and "clicks-002.parquet" in text
+    (total,) = [line for line in text.splitlines() if "inputs skipped (" in line]
+    assert not total.startswith("0 of")
+    # What was read is in the batches, none of it lost at a file's or a batch's end.
+    (features, label), *rest = parquet_input.open_shards([tmp_path / "clicks-000.parquet"], 1000)
+    assert len(label) + sum(len(label) for _, label in rest) == 12_345
+    table = pyarrow.parquet.read_table(tmp_path / "clicks-000.parquet")
+    np.testing.assert_array_equal(features["keys"][:, 1], table["item"].to_numpy()[:1000])
+    np.testing.assert_allclose(features["dense"][:, 0], np.log1p(table["price"])[:1000], rtol=1e-5)
+    np.testing.assert_array_equal(label[:, 0], table["click"].to_numpy()[:1000])
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_keras_embeddings_on_ranks(ranks):
+    launcher = ()
+    if ranks > 1:
+        if importlib.util.find_spec("horovod") is None:
+            pytest.skip("no Horovod: run `make horovod`")
+        horovodrun = str(pathlib.Path(sys.executable).parent / "horovodrun")
+        launcher = (horovodrun, "-np", "2", "--gloo", "-H", "localhost:2")
+    text = run_example("keras_embedding_ranks.py", launcher=launcher)
+    assert f"trained by {ranks} rank(s)" in text and auc_in(text) > 0.75
+    sent = re.search(r"([\d,]+) gradient rows \(([\d.]+)%\) have been sent", text)
+    assert 0 < float(sent[2]) < 90
+    assert ("'deferred': 0" in text or "'deferred'" not in text) is (ranks == 1)
+
+
+def test_a_killed_run_ends_as_one_that_was_not():
+    lines = run_example("resume.py").splitlines()
+    starts = [line for line in lines if line.startswith("starts at step")]
+    assert starts == ["starts at step 0", "starts at step 0", "starts at step 75"]
+    assert lines.count("killed at step 90") == 1
+    first, second = (line for line in lines if line.startswith("trained 120 steps: "))
+    assert first == second
+
+
+def test_a_report_of_shadow_mode(tmp_path):
+    pytest.importorskip("matplotlib")
+    text = run_example("shadow_report.py", str(tmp_path), "generated:20000")
+    for part in ("You would have saved", "at an estimated cost of", "To switch on", "inputs: "):
+        assert part in text
+    assert (tmp_path / "report" / "report.html").stat().st_size > 10_000
+    assert list((tmp_path / "report" / "png").iterdir())
+
+
+def test_sok_example_says_that_it_trains_without_sok():
+    lines = run_example("sok_dlrm.py", "--data=generated:19200", "--batch_size=96").splitlines()
     assert sum(line.startswith("No SOK here (") for line in lines) == 1
     assert float(lines[-1].split()[2]) > 0.6 and lines[-1].startswith("test AUC ")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,7 @@ import tensorflow as tf
 
 from slipstream_tf.cli import movielens, train
 from slipstream_tf.cli.flag_set import run_program
+from slipstream_tf.cli.settings import resolve
 
 SMALL = ("--data=generated:18000", "--batch_size=256", "--dim=4", "--mlp=8", "--bottom=8")
 SKIPPING = ("--skip=inputs", "--alpha=0.6", "--target_skip=0.6", "--snapshot_interval=6")
@@ -241,7 +243,7 @@ def test_remembered_losses_over_epochs_keep_the_account(run_train: Train) -> Non
         (("--skip=inputs", "--threshold=1", "--target_skip=0.5"), "target_skip", "no --threshold"),
         (("--skip=gradients", "--decay_skipped"), "decay_skipped", "--rows_optimizer=adam"),
         (("--skip=inputs", "--decay_skipped"), "decay_skipped", "--skip=gradients"),
-        (("--shadow",), "shadow", "other than none"),
+        (("--skip=none", "--shadow"), "shadow", "other than none"),
         (("--simulated_ranks=2",), "simulated_ranks", "other than none"),
         (("--prefetch",), "prefetch", "several ranks"),
     ],
@@ -327,9 +329,42 @@ def test_a_run_that_diverges_tells_the_cause_in_one_line(
     assert not (tmp_path / "metrics.json").exists()
 
 
+def test_shadow_mode_trains_plainly_and_says_how_to_switch_on(
+    run_train: Train, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    flags = (*SMALL, "--alpha=0.6", "--target_skip=0.6", "--snapshot_interval=4")
+    plain = run_train(*SMALL, name="plain")
+    capsys.readouterr()
+    record = run_train(*flags, "--shadow", name="shadow")
+    text = capsys.readouterr().out
+    assert record["test"] == plain["test"] and record["inputs"]["skipped"] == 0
+    assert plain["shadow"] is None
+    inputs, rows = record["shadow"]["savings"]
+    assert (inputs["what"], rows["what"]) == ("inputs", "gradient rows")
+    assert 0 < inputs["saved"] < inputs["offered"] < 18_000
+    assert 0 <= inputs["least_cost"] < inputs["most_cost"] and "+-" in inputs["basis"]
+    assert 0 < rows["bytes_saved"] < rows["bytes_offered"]
+    rates = 0.05  # The default movement, in learning rates.
+    assert rows["most_cost"] == pytest.approx(rates * 0.012)
+    assert f"- {inputs['saved']:,} of {inputs['offered']:,} inputs (" in text
+    assert "at an estimated cost of" in text and "To switch on (inputs), add --skip=inputs" in text
+    lines = [line.strip() for line in text.splitlines() if line.startswith("  slipstream-train")]
+    assert len(lines) == 4
+    # The commands are taken as they are, and do what was foreseen.
+    run_inputs, run_defer, run_random, _ = (shlex.split(line)[1:] for line in lines)
+    assert "--alpha=0.6" in run_inputs and "--alpha=0.6" not in run_defer
+    resolve(*train.make_flags().parse(run_defer), lambda _: "generated")
+    assert run_program(train.make_flags(), train.main, run_inputs) == 0
+    done = json.loads((tmp_path / "inputs" / "metrics.json").read_text())
+    foreseen, share = inputs["saved"], done["inputs"]["skipped"]
+    assert 0.5 * foreseen < share < 1.5 * foreseen
+    random = resolve(*train.make_flags().parse(run_random), lambda _: "generated")
+    assert random.control == "random" and len(random.random_shares) > 1
+
+
 def test_help_lists_every_flag_in_groups(capsys: pytest.CaptureFixture[str]) -> None:
     flag_set = train.make_flags()
-    assert run_program(flag_set, train.main, ["--help"]) == 0
+    assert run_program(flag_set, train.main, ["--helpfull"]) == 0
     text = capsys.readouterr().out
     values, _ = flag_set.parse([])
     for name in values:

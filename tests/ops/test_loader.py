@@ -40,6 +40,15 @@ def test_stamp_is_that_of_the_installed_tensorflow():
     assert info.path == _loader.library_path()
     assert re.match(r"\d+\.\d+\.\d+", tf.__version__).group() == info.tensorflow
     assert isinstance(info.cuda, bool)
+    assert info.cxx11_abi is bool(tf.sysconfig.CXX11_ABI_FLAG)
+
+
+def test_another_abi_is_an_import_error(copied_library):
+    built = int(_loader.build_info().cxx11_abi)
+    texts = [f"cxx11abi={abi};".encode() for abi in (built, 1 - built)]
+    path = copied_library(*texts)
+    with pytest.raises(ImportError, match=rf"C\+\+11 ABI {1 - built}, but this .* has {built}"):
+        _loader._load(path)
 
 
 def test_library_is_loaded_once():
@@ -108,7 +117,9 @@ def test_a_file_without_a_stamp(tmp_path, content):
 
 def test_a_damaged_library(tmp_path):
     path = tmp_path / "damaged.so"
-    path.write_bytes(b"\x7fELF " + stamp_with(_loader.build_info().tensorflow) + b"cuda=0;")
+    built = _loader.build_info()
+    rest = f"cuda=0;cxx11abi={int(built.cxx11_abi)};".encode()
+    path.write_bytes(b"\x7fELF " + stamp_with(built.tensorflow) + rest)
     with pytest.raises(ImportError, match=r"does not load with TensorFlow"):
         _loader._load(str(path))
 

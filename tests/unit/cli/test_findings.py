@@ -60,17 +60,21 @@ def test_keras():
 
 
 def test_op_library():
-    info = BuildInfo("x.so", "2.21.0", False)
+    info = BuildInfo("x.so", "2.21.0", cuda=False, cxx11_abi=True)
     found = findings.judge_stamp(info, "", None)
     assert (found.state, found.detail) == (
         "ok",
-        "built for TensorFlow 2.21.0, without CUDA kernels",
+        "built for TensorFlow 2.21.0, C++11 ABI 1, without CUDA kernels",
     )
+    assert found.facts == {
+        "path": "x.so", "tensorflow": "2.21.0", "cuda": False, "cxx11_abi": True,
+    }  # fmt: skip
     assert "SLIPSTREAM_OPS_LIBRARY" in findings.judge_stamp(info, "", "x.so").detail
     absent = findings.judge_stamp(None, "cannot be read", None)
     assert absent.state == "broken" and absent.fix.startswith("pip install .")
     assert findings.judge_stamp(None, "", "x.so").fix == "unset SLIPSTREAM_OPS_LIBRARY"
-    loaded = findings.judge_loading(Outcome({"ops": 3, "tensorflow": "2.21.0"}), None, True)
+    facts = {"kernels": {"CPU": ["A", "B"], "GPU": ["A", "C"]}, "tensorflow": "2.21.0"}
+    loaded = findings.judge_loading(Outcome(facts), None, True)
     assert (loaded.state, loaded.detail) == ("ok", "3 ops with TensorFlow 2.21.0")
     failed = Outcome({}, "built for another")
     assert "--force-reinstall" in findings.judge_loading(failed, None, True).fix
@@ -79,17 +83,32 @@ def test_op_library():
 
 
 def test_kernels_are_missed_only_where_there_is_a_gpu():
-    assert findings.judge_kernels(True, []).state == "ok"
-    assert "SLIPSTREAM_WITH_CUDA=1" in findings.judge_kernels(False, ["H"]).fix
-    assert findings.judge_kernels(False, []).fix == ""
+    on_cpu = {"CPU": ["A", "B"]}
+    both = findings.judge_kernels(True, {**on_cpu, "GPU": ["A"]}, ["H"])
+    assert (both.state, both.detail) == ("ok", "2 ops on CPU, 1 ops on GPU")
+    assert both.facts["kernels"]["GPU"] == ["A"]
+    missing = findings.judge_kernels(False, on_cpu, ["H"])
+    assert missing.state == "missing" and "SLIPSTREAM_WITH_CUDA=1" in missing.fix
+    assert missing.detail == "2 ops on CPU; none on GPU; there is a GPU"
+    none = findings.judge_kernels(False, None, [])
+    assert (none.state, none.fix) == ("ok", "") and none.detail.startswith("none on GPU")
+
+
+def test_a_package_that_one_program_needs():
+    assert findings.judge_extra("matplotlib", "3.9", "slipstream-report", "x").state == "ok"
+    absent = findings.judge_extra("matplotlib", None, "slipstream-report", "get it")
+    assert (absent.state, absent.fix, absent.is_needed) == ("missing", "get it", False)
+    assert absent.detail == "not installed; only slipstream-report needs it"
 
 
 def test_horovod():
     found = findings.judge_horovod(Outcome(HOROVOD))
     assert found.state == "ok" and not found.is_needed
-    assert found.detail == "0.28.1, built for TensorFlow 2.21.0; controllers: Gloo"
+    assert found.detail == "0.28.1, built for TensorFlow 2.21.0; controllers: Gloo; without NCCL"
     both = findings.judge_horovod(Outcome({**HOROVOD, "mpi": True, "built_for": None}))
-    assert both.detail.endswith("controllers: Gloo, MPI")
+    assert both.detail.endswith("controllers: Gloo, MPI; without NCCL")
+    on_gpus = findings.judge_horovod(Outcome({**HOROVOD, "nccl": True}))
+    assert on_gpus.detail.endswith("; with NCCL")
     none = findings.judge_horovod(Outcome({**HOROVOD, "gloo": False}))
     assert none.state == "broken"
     facts = {**HOROVOD, "built_for": "2.20.0", "is_built_for_this": False}
@@ -120,7 +139,27 @@ def test_sok_needs_a_gpu():
     assert "needs a GPU" in findings.judge_sok(absent, []).detail
     assert findings.judge_sok(absent, ["H"]).fix.startswith("pip install merlin-sok")
     assert findings.judge_sok(Outcome({}, "libcudart"), []).state == "broken"
-    assert findings.judge_sok(Outcome({"version": "2.0"}), ["H"]).detail == "2.0"
+    assert findings.judge_sok(Outcome({"version": "2.0", "limit": ""}), ["H"]).detail == "2.0"
+    limited = Outcome({"version": "2.0", "limit": "Python 3.12 took it out"})
+    assert findings.judge_sok(limited, ["H"]).detail == "2.0; Python 3.12 took it out"
+
+
+def test_sok_tables_are_optional():
+    fine = findings.judge_sok_self_test("SOK store", Outcome({"seconds": 0.5}), ["H"])
+    assert (fine.state, fine.is_needed) == ("ok", False)
+    broken = findings.judge_sok_self_test("SOK store", Outcome({}, "no HKV"), ["H"])
+    assert broken.state == "broken" and broken.fix.startswith("pip install merlin-sok")
+    without_gpu = findings.judge_sok_self_test("SOK store", Outcome({}, "no HKV"), [])
+    assert without_gpu.fix == "" and "no GPU" in without_gpu.detail
+
+
+def test_the_cuda_of_tensorflow():
+    with_cuda = Outcome({"version": "2.21.0", "cuda": "12.5"})
+    assert findings.judge_tensorflow_cuda(with_cuda, True).detail.endswith("with CUDA 12.5")
+    without = Outcome({"version": "2.21.0", "cuda": None})
+    assert findings.judge_tensorflow_cuda(without, False).fix == ""
+    assert "and-cuda" in findings.judge_tensorflow_cuda(without, True).fix
+    assert findings.judge_tensorflow_cuda(Outcome({}, "crashed"), False).state == "unchecked"
 
 
 def test_gpus():

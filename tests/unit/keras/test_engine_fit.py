@@ -32,7 +32,7 @@ def dataset(ids=False):
 class Run:
     """A model with its engine; `fit` trains and closes the last window."""
 
-    def __init__(self, settings=None, optimizer=None, **compiled):
+    def __init__(self, settings=None, optimizer=None, estimates=False, **compiled):
         keras.utils.set_random_seed(3)
         tables = [TableConfig(f"c{i + 1}", DIM, seed=i) for i in range(FIELDS)]
         self.embeddings = EmbeddingCollection(tables, optimizer or optimizers.SGD(0.05))
@@ -44,7 +44,7 @@ class Run:
         if settings is not None:
             defaults = {"snapshot_interval": 5, "warmup": 0.25, "target_skip": 0.5}
             config = SaturationConfig(**{**defaults, **settings})
-            self.slipstream = Slipstream(self.embeddings, config)
+            self.slipstream = Slipstream(self.embeddings, config, estimates_cost=estimates)
 
     def fit(self, data=None, epochs=1, log_dir=None, before=(), after=(), **kwargs):
         data = dataset() if data is None else data
@@ -192,6 +192,27 @@ def test_shadow_trains_bitwise_as_without_the_engine(skip, optimizer):
     assert "would have been" in words and " have been" not in words.replace("would have been", "")
     if skip != "gradients":
         assert ledger.inputs_skippable > 0
+
+
+def test_an_estimate_of_the_cost_needs_the_losses_and_changes_nothing():
+    settings = {"skip": "both", "shadow": True, "defer_movement": 0.02, "snapshot_interval": 3}
+    run = Run(settings, estimates=True).fit()
+    assert_same(run, Run().fit())
+    assert all(report.auc is not None for report in run.slipstream.tracker.reports[:-1])
+    inputs, rows = run.slipstream.shadow_estimate().savings
+    assert inputs.saved > 0 and 0 <= inputs.least_cost < inputs.most_cost
+    # By the rule: a movement of 0.4 learning rates.
+    assert (rows.least_cost, rows.most_cost) == pytest.approx((0.4 * 0.002, 0.4 * 0.012))
+    assert str(inputs) in run.slipstream.summary()
+    blind = Run(settings).fit().slipstream.shadow_estimate().savings[0]
+    assert blind.saved == inputs.saved and blind.most_cost is None and "no losses" in blind.basis
+
+
+def test_only_shadow_mode_has_an_estimate():
+    with pytest.raises(ValueError, match="estimates_cost"):
+        Run({"skip": "inputs"}, estimates=True)
+    with pytest.raises(ValueError, match="shadow"):
+        Run({"skip": "inputs"}).slipstream.shadow_estimate()
 
 
 def test_a_keep_rate_keeps_some_for_all():

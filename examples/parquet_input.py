@@ -1,0 +1,93 @@
+"""Trains from Parquet shards that pyarrow reads, batch by batch, however large they are.
+
+Run: python examples/parquet_input.py [FOLDER]
+FOLDER: of Parquet files with the columns user, item, price and click; without it small ones are
+written first. Prints the ledger of skipped inputs and the AUC on the last file, which is not
+trained on.
+"""
+
+from __future__ import annotations
+
+import pathlib
+import sys
+import tempfile
+from collections.abc import Iterator
+
+import keras
+import numpy as np
+import pyarrow as pa
+import pyarrow.dataset
+import pyarrow.parquet
+import tensorflow as tf
+
+import slipstream_tf as slip
+
+BATCH_SIZE = 256
+KEYS, NUMBERS, LABEL = ["user", "item"], ["price"], "click"
+
+
+def write_shards(folder: pathlib.Path, shards: int = 4, rows: int = 20_000) -> None:
+    """Writes generated clicks: popular keys are frequent, each key has a taste of its own."""
+    for shard in range(shards):
+        generator = np.random.default_rng(shard)
+        users, items = (generator.zipf(1.3, rows) % size for size in (5_000, 2_000))
+        price = generator.lognormal(size=rows).astype(np.float32)
+        logit = 2 * np.sin(users) + 2 * np.sin(items) - 0.5 * np.log(price) - 0.5
+        clicks = generator.random(rows) < 1 / (1 + np.exp(-logit))
+        columns = {"user": users, "item": items, "price": price, "click": clicks.astype(np.int8)}
+        pyarrow.parquet.write_table(pa.table(columns), folder / f"clicks-{shard:03d}.parquet")
+
+
+def open_shards(paths: list[pathlib.Path], batch_size: int) -> tf.data.Dataset:
+    """Returns batches ({"keys": int64 [n, 2], "dense": float32 [n, 1]}, label float32 [n, 1]).
+
+    Only a few record batches are in memory at a time, of the columns that are asked for.
+    """
+    data = pyarrow.dataset.dataset([str(path) for path in paths])
+
+    def read() -> Iterator[tuple[dict[str, np.ndarray], np.ndarray]]:
+        for batch in data.to_batches(columns=[*KEYS, *NUMBERS, LABEL], batch_size=8192):
+            column = {name: batch[name].to_numpy() for name in batch.schema.names}
+            keys = np.stack([column[name] for name in KEYS], axis=1).astype(np.int64)
+            # Amounts spread over decades; their logarithms do not.
+            dense = np.log1p(np.stack([column[name] for name in NUMBERS], axis=1))
+            yield {"keys": keys, "dense": dense.astype(np.float32)}, column[LABEL][:, None]
+
+    signature = (
+        {
+            "keys": tf.TensorSpec([None, len(KEYS)], tf.int64),
+            "dense": tf.TensorSpec([None, len(NUMBERS)], tf.float32),
+        },
+        tf.TensorSpec([None, 1], tf.float32),
+    )
+    dataset = tf.data.Dataset.from_generator(read, output_signature=signature)
+    steps = -(-data.count_rows() // batch_size)
+    # A generator does not tell how much it has; the warm-up is a share of it.
+    known = tf.data.experimental.assert_cardinality(steps)
+    return dataset.rebatch(batch_size).apply(known).prefetch(2)
+
+
+def main() -> None:
+    """Trains on all files but the last, and tests on that."""
+    with tempfile.TemporaryDirectory() as made:
+        folder = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else made)
+        if len(sys.argv) == 1:
+            write_shards(folder)
+        *paths, last = sorted(folder.glob("*.parquet"))
+        keras.utils.set_random_seed(0)
+        embeddings = slip.keras.EmbeddingCollection(
+            [slip.TableConfig(name, dim=16) for name in KEYS],
+            optimizer=slip.optimizers.Adagrad(0.05, initial_accumulator_value=0.0, epsilon=1e-8),
+        )
+        model = slip.models.DLRM(embeddings, len(NUMBERS), bottom=[32, 16], top=[32, 1])
+        slipstream = slip.Slipstream(embeddings, slip.SaturationConfig(snapshot_interval=25))
+        model.compile(optimizer="adam", loss="binary_crossentropy", metrics=["AUC"])
+        train = slipstream.apply(open_shards(paths, BATCH_SIZE), batch_size=BATCH_SIZE)
+        model.fit(train, shuffle=False, callbacks=[slipstream.callback()], verbose=0)
+        print(slipstream.ledger)
+        _, auc = model.evaluate(open_shards([last], 4096), verbose=0)
+        print(f"test AUC {auc:.4f} on {last.name}")
+
+
+if __name__ == "__main__":
+    main()

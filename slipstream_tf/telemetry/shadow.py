@@ -1,0 +1,183 @@
+"""What a run in shadow mode would have saved, and what that is estimated to cost. Pure.
+
+In: the settings and the windows' reports. Out: a frozen `ShadowEstimate`, in words and as JSON.
+
+No run without its controls tells what skipping costs; until they are run, this is what one run in
+shadow mode knows. Left out inputs and masked rows: quality grows by b for each e-fold of trained
+inputs (`saturation.quality_budget`), so that training on S of N inputs' worth less ends
+b * ln(N / (N - S)) short. Deferred rows: an empirical rule (`policies.auc_loss_of_movement`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import textwrap
+from collections.abc import Sequence
+from typing import Any
+
+from slipstream_tf.saturation.quality_budget import (
+    MIN_POINTS,
+    MODEL_MARGIN,
+    CurvePoint,
+    LearningCurve,
+    cost_of_missing,
+    fit_learning_curve,
+)
+from slipstream_tf.saturation.report import WindowReport
+from slipstream_tf.saturation_config import SaturationConfig
+from slipstream_tf.telemetry.ledger import Ledger
+
+_WIDTH = 99
+
+
+@dataclasses.dataclass(frozen=True)
+class Saving:
+    """One way to save.
+
+    Attributes:
+        what: "inputs" or "gradient rows".
+        saved: of these, after the warm-up.
+        offered: of these, after the warm-up.
+        bytes_saved: of gradient rows and their keys, unpacked, where ranks exchange them.
+        bytes_offered: the same of all.
+        least_cost, most_cost: AUC missing at the end of training by the estimate, a range that does
+            not bound it; None if the estimate has no basis.
+        basis: of the estimate, or why there is none, in words.
+    """
+
+    what: str
+    saved: int
+    offered: int
+    bytes_saved: int = 0
+    bytes_offered: int = 0
+    least_cost: float | None = None
+    most_cost: float | None = None
+    basis: str = ""
+
+    @property
+    def share(self) -> float:
+        """Of what was offered, 0 to 1."""
+        return self.saved / self.offered if self.offered else 0.0
+
+    def __str__(self) -> str:
+        text = f"{self.saved:,} of {self.offered:,} {self.what} ({self.share:.1%}"
+        if self.bytes_offered:
+            text += f"; {self.bytes_saved / 2**20:,.1f} of {self.bytes_offered / 2**20:,.1f} MiB"
+        text += ") at an estimated cost of "
+        if self.least_cost is None or self.most_cost is None:
+            return text + "nobody knows what"
+        return text + f"{self.least_cost:.4f} to {self.most_cost:.4f} AUC"
+
+
+@dataclasses.dataclass(frozen=True)
+class ShadowEstimate:
+    """What a run in shadow mode would have saved, each way as if it were the only one.
+
+    Attributes:
+        savings: by way; empty before the warm-up's end.
+    """
+
+    savings: tuple[Saving, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns {"savings": [...]} as JSON-serialisable values."""
+        return {
+            "savings": [{**dataclasses.asdict(part), "share": part.share} for part in self.savings]
+        }
+
+    def __str__(self) -> str:
+        if not self.savings:
+            return "Shadow mode: training ended before the warm-up did; there is nothing to tell."
+        lines = ["You would have saved, after the warm-up,"]
+        ends = [" or"] * (len(self.savings) - 1) + ["."]
+        lines += [f"- {part}{end}" for part, end in zip(self.savings, ends, strict=True)]
+        notes = [f"Basis, {part.what}: {part.basis}" for part in self.savings]
+        notes.append(
+            "Only the same training with skipping switched on tells the cost; this run trained as "
+            "one without skipping does, and is what to compare it with."
+        )
+        return "\n".join(lines + [textwrap.fill(note, _WIDTH) for note in notes])
+
+
+def estimate_shadow(
+    config: SaturationConfig,
+    reports: Sequence[WindowReport],
+    auc_loss_of_deferring: tuple[float, float] | None = None,
+) -> ShadowEstimate:
+    """Adds up what would have been saved, and estimates what AUC that would have cost.
+
+    Args:
+        config: of the run.
+        reports: of its windows, from the first on.
+        auc_loss_of_deferring: (least, most) of deferring by movement, `UpdatePolicies.auc_loss`.
+    """
+    active = Ledger([report for report in reports if not report.is_warming_up])
+    if not active.reports:
+        return ShadowEstimate(())
+    savings = []
+    if config.skips_inputs:
+        left_out = [r.inputs_skippable - r.inputs_kept for r in reports]
+        savings.append(_by_curve(Saving("inputs", sum(left_out), active.inputs_seen),
+                                 reports, left_out))  # fmt: skip
+    rows = Saving(
+        "gradient rows",
+        active.rows.offered - active.rows.sent,
+        active.rows.offered,
+        active.bytes_offered - active.bytes_sent,
+        active.bytes_offered,
+    )
+    if config.masks_gradients:
+        # A masked row is taken to cost what its share of an input does.
+        worth = [r.inputs_seen * _masked_share(r) for r in reports]
+        savings.append(_by_curve(rows, reports, worth))
+    elif config.defers_gradients:
+        savings.append(_by_movement(rows, auc_loss_of_deferring))
+    return ShadowEstimate(tuple(savings))
+
+
+def _by_curve(saving: Saving, reports: Sequence[WindowReport], missing: Sequence[float]) -> Saving:
+    """Adds the cost of training on less; `missing`: inputs by window."""
+    curve, total = [], 0
+    for report in reports:
+        if report.auc is not None and report.inputs_seen:
+            curve.append(CurvePoint(total, report.inputs_seen, report.auc))
+        total += report.inputs_seen
+    fit = fit_learning_curve(curve)
+    if fit is None:
+        if not curve:
+            return dataclasses.replace(saving, basis="none: no losses of the inputs came in.")
+        words = f"none: a learning curve needs {MIN_POINTS} windows in its later three quarters."
+        return dataclasses.replace(saving, basis=words)
+    all_missing = float(sum(missing))
+    effective = sum(m * r.skippable_value for m, r in zip(missing, reports, strict=True))
+    least = cost_of_missing(max(abs(fit.slope) - fit.std_error, 0.0), total, effective)
+    most = cost_of_missing(MODEL_MARGIN * fit.bound, total, max(all_missing, effective))
+    words = _words_of(fit, effective / all_missing if all_missing else 1.0)
+    return dataclasses.replace(saving, least_cost=least, most_cost=most, basis=words)
+
+
+def _words_of(fit: LearningCurve, value: float) -> str:
+    return (
+        f"this run's AUC rose by {fit.slope:.3g} +- {fit.std_error:.2g} per e-fold of inputs "
+        f"({fit.points} windows). The least takes that less its error, and what would be skipped "
+        f"for worth {value:.2f} of an average input, by the squares of label - prediction; the "
+        f"most takes it for worth as much as any other, and {MODEL_MARGIN:g} times the slope's 95% "
+        "bound; what it costs may lie outside. In later epochs, "
+        "or where a stream drifts, the slope says little."
+    )
+
+
+def _by_movement(saving: Saving, auc_loss: tuple[float, float] | None) -> Saving:
+    if auc_loss is None:
+        words = "none: no rule was measured for holding rows by interval, or rows of unknown rate."
+        return dataclasses.replace(saving, basis=words)
+    words = (
+        "not of this data: what holding by movement cost on one other data set with Adagrad, from "
+        "the least measured to twice the most, in proportion to movement / learning rate."
+    )
+    return dataclasses.replace(saving, least_cost=auc_loss[0], most_cost=auc_loss[1], basis=words)
+
+
+def _masked_share(report: WindowReport) -> float:
+    masked = sum(table.rows.masked for table in report.tables)
+    return masked / report.rows_offered if report.rows_offered else 0.0

@@ -1,0 +1,91 @@
+"""--help of every program: it fits a screen, and every flag says its unit and its default."""
+
+from __future__ import annotations
+
+import importlib
+import pathlib
+import re
+
+import pytest
+
+from slipstream_tf.cli.flag_set import Choice, Integer, Number, Text, Widths, run_program
+
+SETUP = pathlib.Path(__file__).parents[3] / "setup.py"
+PROGRAMS = dict(re.findall(r'"(slipstream-[a-z]+) = ([\w.]+):entry_point"', SETUP.read_text()))
+LINES, COLUMNS = 50, 100
+# One of these is in the text of a number that may be of any size, or is a share.
+UNITS = re.compile(
+    r"\b(inputs|lines|rows|keys|values|units|layers|steps?|windows|passes|skips|ranks|threads|"
+    r"processes|files|bytes|KiB|MiB|GiB|seconds|share|in (their|the) unit|factor|AUC|log loss)\b"
+)
+ALL = sorted(PROGRAMS)
+
+
+def flags_of(program):
+    return importlib.import_module(PROGRAMS[program]).make_flags()
+
+
+def test_the_programs_are_found():
+    assert {"slipstream-train", "slipstream-demo", "slipstream-doctor", "slipstream-report"} <= set(
+        PROGRAMS
+    )
+
+
+@pytest.mark.parametrize("program", ALL)
+def test_help_fits_a_screen(program, capsys):
+    assert run_program(flags_of(program), None, ["--help"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) <= LINES
+    assert max(map(len, lines)) <= COLUMNS
+
+
+@pytest.mark.parametrize("program", ALL)
+def test_every_flag_is_in_the_full_help(program, capsys):
+    flags = flags_of(program)
+    assert flags.program == program
+    assert run_program(flags, None, ["--helpfull"]) == 0
+    full = capsys.readouterr().out
+    assert max(map(len, full.splitlines())) <= COLUMNS
+    short = flags.help_text()
+    shown = [name for name in flags.names if re.search(rf"^  --{name}\b", short, re.M)]
+    for name in flags.names:
+        assert re.search(rf"^  --{name}\b", full, re.M), name
+    if len(shown) < len(flags.names):
+        assert f"{len(flags.names) - len(shown)} more flags: {program} --helpfull" in short
+
+
+@pytest.mark.parametrize("program", ALL)
+def test_every_flag_says_its_default_and_what_it_takes(program):
+    flags = flags_of(program)
+    for name in flags.names:
+        text = flags.described(name)
+        assert re.search(r"[(;] ?default: [^;)]", text), f"--{name}: {text}"
+        if not isinstance(flags.parser_of(name), Text):
+            assert flags.parser_of(name).flag_type() == "bool" or "(default" not in text, name
+
+
+@pytest.mark.parametrize("program", ALL)
+def test_every_number_says_its_unit_or_its_range(program):
+    flags = flags_of(program)
+    for name in flags.names:
+        parser = flags.parser_of(name)
+        if isinstance(parser, (Integer, Number, Widths)):
+            text = flags.described(name)
+            has_range = re.search(r"\(\d+ to \d+;", text)
+            assert UNITS.search(text.rpartition(" (")[0]) or has_range, f"--{name}: {text}"
+
+
+@pytest.mark.parametrize(
+    ("parser", "brief"),
+    [
+        (Integer(1), ">= 1"),
+        (Integer(0, 64), "0 to 64"),
+        (Number(0, 1), "0 to 1"),
+        (Number(0, 1, True), "> 0 and <= 1"),
+        (Number(0), ">= 0"),
+        (Choice("ab"), "a|b"),
+        (Text(), ""),
+    ],
+)
+def test_what_a_flag_takes_in_a_few_signs(parser, brief):
+    assert parser.brief == brief

@@ -1,0 +1,122 @@
+"""telemetry.shadow: what would have been saved, and the range of its estimated cost."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+
+from slipstream_tf.ops.update_policy import UpdateCounts
+from slipstream_tf.saturation.quality_budget import MODEL_MARGIN
+from slipstream_tf.saturation.report import TableWindow, WindowReport
+from slipstream_tf.saturation_config import SaturationConfig
+from slipstream_tf.telemetry.shadow import estimate_shadow
+
+SLOPE, INPUTS, WINDOWS, WARMUP = 0.03, 1000, 20, 5
+SKIPPABLE, KEPT = 500, 100
+
+
+def reports(value=0.5, auc=True, **rows):
+    """Windows whose AUC lies on a line over the logarithm of trained inputs."""
+    made = []
+    for window in range(WINDOWS):
+        is_warming_up = window < WARMUP
+        trained = INPUTS * window
+        counts = UpdateCounts(offered=200, sent=200)
+        if rows and not is_warming_up:
+            counts = UpdateCounts(offered=200, **rows)
+        made.append(
+            WindowReport(
+                window=window,
+                step=10 * (window + 1),
+                is_warming_up=is_warming_up,
+                hot_keys=20,
+                snapshot_bytes=320,
+                evicted=0,
+                anomalies=0,
+                drift_quantiles={},
+                threshold=0.25,
+                is_threshold_capped=False,
+                is_skipping=False,
+                saturated_keys=5,
+                inputs_seen=INPUTS,
+                inputs_skipped=0,
+                inputs_skippable=0 if is_warming_up else SKIPPABLE,
+                inputs_kept=0 if is_warming_up else KEPT,
+                hot_inputs=900,
+                next_hot_keys=20,
+                hot_set_overlap=1.0,
+                seconds=0.5,
+                auc=0.5 + SLOPE * math.log(trained + INPUTS / 2) if auc else None,
+                skippable_value=value,
+                tables=(TableWindow("user", 3, 3, {}, counts),),
+            )
+        )
+    return made
+
+
+def only(config, made, **values):
+    (saving,) = estimate_shadow(config, made, **values).savings
+    return saving
+
+
+def test_inputs_cost_what_the_learning_curve_says():
+    saving = only(SaturationConfig(skip="inputs", shadow=True, keep_rate=0.2), reports())
+    total, missing = INPUTS * WINDOWS, (SKIPPABLE - KEPT) * (WINDOWS - WARMUP)
+    assert (saving.what, saving.saved) == ("inputs", missing)
+    assert saving.offered == INPUTS * (WINDOWS - WARMUP) and saving.share == 0.4
+    assert saving.least_cost == pytest.approx(SLOPE * math.log(total / (total - missing / 2)))
+    worst = MODEL_MARGIN * SLOPE * math.log(total / (total - missing))
+    assert saving.most_cost == pytest.approx(worst)
+    assert "0.03 +- " in saving.basis and "0.50 of an average input" in saving.basis
+
+
+def test_inputs_that_teach_more_than_others_cost_more():
+    saving = only(SaturationConfig(skip="inputs", shadow=True), reports(value=2.0))
+    assert saving.least_cost < saving.most_cost
+    ratio = saving.most_cost / saving.least_cost
+    assert ratio == pytest.approx(MODEL_MARGIN)
+
+
+def test_masked_rows_cost_their_share_of_the_inputs():
+    saving = only(
+        SaturationConfig(skip="gradients", shadow=True), reports(value=1.0, sent=150, masked=50)
+    )
+    offered = 200 * (WINDOWS - WARMUP)
+    assert (saving.saved, saving.offered) == (offered // 4, offered)
+    # A row of three values and a key has 20 bytes.
+    assert (saving.bytes_saved, saving.bytes_offered) == (5 * offered, 20 * offered)
+    total, missing = INPUTS * WINDOWS, INPUTS * (WINDOWS - WARMUP) / 4
+    assert saving.least_cost == pytest.approx(SLOPE * math.log(total / (total - missing)))
+
+
+def test_deferred_rows_cost_what_the_rule_says():
+    config = SaturationConfig(skip="both", shadow=True)
+    made = reports(sent=120, held=80)
+    inputs, rows = estimate_shadow(config, made, (0.0001, 0.0006)).savings
+    assert (inputs.what, rows.what, rows.share) == ("inputs", "gradient rows", 0.4)
+    assert (rows.least_cost, rows.most_cost) == (0.0001, 0.0006) and "Adagrad" in rows.basis
+    text = str(estimate_shadow(config, made, (0.0001, 0.0006)))
+    assert "0.0001 to 0.0006 AUC.\n" in text and " AUC or\n" in text
+    assert max(map(len, text.splitlines())) <= 100
+    unknown = only(SaturationConfig(skip="defer", shadow=True), made)
+    assert unknown.least_cost is None and unknown.basis.startswith("none:")
+    assert "estimated cost of nobody knows what" in str(unknown)
+
+
+@pytest.mark.parametrize("made", [reports(auc=False), reports()[: WARMUP + 1]])
+def test_without_a_curve_there_is_no_estimate(made):
+    saving = only(SaturationConfig(skip="inputs", shadow=True), made)
+    assert saving.saved > 0 and saving.most_cost is None and saving.basis.startswith("none:")
+
+
+def test_nothing_is_told_of_a_warm_up():
+    estimate = estimate_shadow(SaturationConfig(shadow=True), reports()[:WARMUP])
+    assert estimate.savings == () and "warm-up" in str(estimate)
+
+
+def test_it_can_be_had_as_json():
+    estimate = estimate_shadow(SaturationConfig(skip="inputs", shadow=True), reports())
+    (saving,) = json.loads(json.dumps(estimate.to_dict()))["savings"]
+    assert saving["share"] == (SKIPPABLE) / INPUTS - KEPT / INPUTS
