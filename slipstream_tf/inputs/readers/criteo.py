@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from slipstream_tf.inputs.readers.hashing import parse_hex
+from slipstream_tf.inputs.readers.hashing import parse_hex, text_offsets
 from slipstream_tf.inputs.readers.rows import Rows
 from slipstream_tf.inputs.readers.text import TextReader
 from slipstream_tf.inputs.spec import MISSING_KEY
@@ -25,6 +25,9 @@ NUM_FIELDS = 26
 MISSING_DENSE = -2.0
 
 _INTEGER = re.compile(rb"-?[0-9]{1,18}")
+_MOST_DIGITS = 18
+_IS_OF_INTEGER = np.zeros(256, bool)
+_IS_OF_INTEGER[list(b"0123456789-")] = True
 _HEX = re.compile(rb"[0-9a-fA-F]{1,15}")
 
 
@@ -86,27 +89,36 @@ class CriteoFormat:
 
 def _integers(column: pa.Array) -> tuple[np.ndarray, np.ndarray]:
     """Transformed counts and which of them are certain: blanks and plain integers."""
-    length = _numpy(pc.binary_length(column))
-    is_sure = length <= 18
+    offsets = text_offsets(column)
+    length = np.diff(offsets)
+    is_blank = length == 0
+    is_sure = length <= _MOST_DIGITS
     try:
-        values = _cast(column, length == 0)
+        if not is_sure.all() or not _is_of_digits(column, offsets):
+            raise pa.ArrowInvalid("not plain integers alone")
+        values = _cast(column, is_blank)
     except pa.ArrowInvalid:
         # At least one value is malformed: the others still go the fast way.
         is_integer = _numpy(pc.match_substring_regex(column, "^-?[0-9]{1,17}$"))
-        is_sure = is_integer | (length == 0)
+        is_sure = is_integer | is_blank
         values = _cast(column, ~is_integer)
     transformed = transform_count(values.astype(np.float64))
-    return np.where(length == 0, np.float32(MISSING_DENSE), transformed), is_sure
+    return np.where(is_blank, np.float32(MISSING_DENSE), transformed), is_sure
+
+
+def _is_of_digits(column: pa.Array, offsets: np.ndarray) -> bool:
+    """Whether digits and minus signs are all there is: Arrow reads more than that as integers."""
+    if offsets[0] == offsets[-1]:
+        return True
+    text = np.frombuffer(column.buffers()[2], np.uint8)[offsets[0] : offsets[-1]]
+    return bool(_IS_OF_INTEGER.take(text).all())
 
 
 def _cast(column: pa.Array, is_left_out: np.ndarray) -> np.ndarray:
     """Integers of a column, 0 where left out; raises ArrowInvalid if one is malformed."""
     wanted = pc.if_else(pa.array(is_left_out), pa.scalar(None, pa.binary()), column)
-    text = wanted.cast(pa.string())
-    # Arrow would also read hexadecimal integers (0x...).
-    if pc.any(pc.match_substring_regex(text, "[xX+ ]")).as_py():
-        raise pa.ArrowInvalid("not a plain integer")
-    return pc.fill_null(text.cast(pa.int64()), 0).to_numpy(zero_copy_only=False)
+    integers = wanted.cast(pa.string()).cast(pa.int64())
+    return pc.fill_null(integers, 0).to_numpy(zero_copy_only=False)
 
 
 def _numpy(array: pa.Array) -> np.ndarray:

@@ -12,10 +12,12 @@ from slipstream_tf.inputs.spec import MISSING_KEY
 
 HEX_WIDTH = 8
 
-_NIBBLES = np.full(256, 255, np.uint8)
-_NIBBLES[np.frombuffer(b"0123456789", np.uint8)] = np.arange(10)
-_NIBBLES[np.frombuffer(b"abcdef", np.uint8)] = np.arange(10, 16)
-_NIBBLES[np.frombuffer(b"ABCDEF", np.uint8)] = np.arange(10, 16)
+# Two digits, as they lie in memory, to their byte; _NO_BYTE where they are no digits.
+_NO_BYTE = 256
+_DIGITS = np.frombuffer(b"0123456789abcdefABCDEF", np.uint8).astype(np.int64)
+_DIGIT_VALUES = np.array([*range(16), *range(10, 16)])
+_BYTES = np.full(1 << 16, _NO_BYTE, np.uint16)
+_BYTES[_DIGITS[:, None] | _DIGITS << 8] = _DIGIT_VALUES[:, None] << 4 | _DIGIT_VALUES
 
 
 def hash_string(value: bytes) -> int:
@@ -56,17 +58,28 @@ def parse_hex(values: pa.Array) -> tuple[np.ndarray, np.ndarray]:
         (keys int64 [n], is_parsed bool [n]); an empty value is MISSING_KEY. Values of another
         length or with other characters are left to the caller.
     """
-    offsets = np.frombuffer(values.buffers()[1], np.int32)[
-        values.offset : values.offset + len(values) + 1
-    ].astype(np.int64)
+    offsets = text_offsets(values)
     lengths = np.diff(offsets)
     keys = np.full(len(values), MISSING_KEY, np.int64)
     is_parsed = lengths == 0
-    rows = np.flatnonzero(lengths == HEX_WIDTH)
+    is_whole = lengths == HEX_WIDTH
+    rows = np.flatnonzero(is_whole)
     if rows.size:
         text = np.frombuffer(values.buffers()[2], np.uint8)
-        nibbles = _NIBBLES[text[offsets[rows, None] + np.arange(HEX_WIDTH)]]
-        shifts = np.arange(4 * (HEX_WIDTH - 1), -1, -4, dtype=np.int64)
-        keys[rows] = (nibbles.astype(np.int64) << shifts).sum(axis=1)
-        is_parsed[rows] = (nibbles < 16).all(axis=1)
+        if rows.size + np.count_nonzero(is_parsed) == len(values):
+            digits = text[offsets[0] : offsets[-1]]
+        else:
+            digits = text.take(offsets[rows, None] + np.arange(HEX_WIDTH)).ravel()
+        parsed = _BYTES.take(digits.view("<u2"))
+        values_of_rows = parsed.astype(np.uint8).view(">u4").astype(np.int64)
+        is_hex = np.bitwise_or.reduce(parsed.reshape(-1, HEX_WIDTH // 2), axis=1) < _NO_BYTE
+        if rows.size == len(values):
+            return values_of_rows, is_hex
+        keys[rows], is_parsed[rows] = values_of_rows, is_hex
     return keys, is_parsed
+
+
+def text_offsets(values: pa.Array) -> np.ndarray:
+    """Returns where the values of a binary array lie in its text, int32 [n + 1]."""
+    offsets = np.frombuffer(values.buffers()[1], np.int32)
+    return offsets[values.offset : values.offset + len(values) + 1]
