@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from slipstream_tf.inputs.readers.hashing import parse_hex, text_offsets
+from slipstream_tf.inputs.readers.hashing import parse_hex, parse_integers, text_offsets
 from slipstream_tf.inputs.readers.rows import Rows
 from slipstream_tf.inputs.readers.text import TextReader
 from slipstream_tf.inputs.spec import MISSING_KEY
@@ -25,9 +25,6 @@ NUM_FIELDS = 26
 MISSING_DENSE = -2.0
 
 _INTEGER = re.compile(rb"-?[0-9]{1,18}")
-_MOST_DIGITS = 18
-_IS_OF_INTEGER = np.zeros(256, bool)
-_IS_OF_INTEGER[list(b"0123456789-")] = True
 _HEX = re.compile(rb"[0-9a-fA-F]{1,15}")
 
 
@@ -77,7 +74,7 @@ class CriteoFormat:
         is_sure = is_one | _numpy(pc.equal(columns[0], pa.scalar(b"0")))
         dense = np.empty((n, NUM_DENSE), np.float32)
         for i, column in enumerate(columns[1 : 1 + NUM_DENSE]):
-            values, is_valid = _integers(column)
+            values, is_valid = _counts(column)
             dense[:, i] = values
             is_sure &= is_valid
         keys = np.empty((n, NUM_FIELDS), np.int64)
@@ -87,38 +84,12 @@ class CriteoFormat:
         return Rows(is_one.astype(np.float32), dense, keys), is_sure
 
 
-def _integers(column: pa.Array) -> tuple[np.ndarray, np.ndarray]:
+def _counts(column: pa.Array) -> tuple[np.ndarray, np.ndarray]:
     """Transformed counts and which of them are certain: blanks and plain integers."""
-    offsets = text_offsets(column)
-    length = np.diff(offsets)
-    is_blank = length == 0
-    is_sure = length <= _MOST_DIGITS
-    try:
-        if not is_sure.all() or not _is_of_digits(column, offsets):
-            raise pa.ArrowInvalid("not plain integers alone")
-        values = _cast(column, is_blank)
-    except pa.ArrowInvalid:
-        # At least one value is malformed: the others still go the fast way.
-        is_integer = _numpy(pc.match_substring_regex(column, "^-?[0-9]{1,17}$"))
-        is_sure = is_integer | is_blank
-        values = _cast(column, ~is_integer)
+    values, is_parsed = parse_integers(column)
+    is_blank = np.diff(text_offsets(column)) == 0
     transformed = transform_count(values.astype(np.float64))
-    return np.where(is_blank, np.float32(MISSING_DENSE), transformed), is_sure
-
-
-def _is_of_digits(column: pa.Array, offsets: np.ndarray) -> bool:
-    """Whether digits and minus signs are all there is: Arrow reads more than that as integers."""
-    if offsets[0] == offsets[-1]:
-        return True
-    text = np.frombuffer(column.buffers()[2], np.uint8)[offsets[0] : offsets[-1]]
-    return bool(_IS_OF_INTEGER.take(text).all())
-
-
-def _cast(column: pa.Array, is_left_out: np.ndarray) -> np.ndarray:
-    """Integers of a column, 0 where left out; raises ArrowInvalid if one is malformed."""
-    wanted = pc.if_else(pa.array(is_left_out), pa.scalar(None, pa.binary()), column)
-    integers = wanted.cast(pa.string()).cast(pa.int64())
-    return pc.fill_null(integers, 0).to_numpy(zero_copy_only=False)
+    return np.where(is_blank, np.float32(MISSING_DENSE), transformed), is_parsed | is_blank
 
 
 def _numpy(array: pa.Array) -> np.ndarray:

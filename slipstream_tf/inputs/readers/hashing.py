@@ -1,4 +1,4 @@
-"""Text values to int64 keys: hexadecimal by value, anything else by a stable 64-bit hash."""
+"""Text values to int64: numbers in hexadecimal or decimal by value, others by a 64-bit hash."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from slipstream_tf.inputs.spec import MISSING_KEY
 
@@ -18,6 +19,10 @@ _DIGITS = np.frombuffer(b"0123456789abcdefABCDEF", np.uint8).astype(np.int64)
 _DIGIT_VALUES = np.array([*range(16), *range(10, 16)])
 _BYTES = np.full(1 << 16, _NO_BYTE, np.uint16)
 _BYTES[_DIGITS[:, None] | _DIGITS << 8] = _DIGIT_VALUES[:, None] << 4 | _DIGIT_VALUES
+# An integer of so many characters fits 64 bits, whatever they are.
+_SURE_DIGITS = 18
+_IS_OF_INTEGER = np.zeros(256, bool)
+_IS_OF_INTEGER[list(b"0123456789-")] = True
 
 
 def hash_string(value: bytes) -> int:
@@ -77,6 +82,45 @@ def parse_hex(values: pa.Array) -> tuple[np.ndarray, np.ndarray]:
             return values_of_rows, is_hex
         keys[rows], is_parsed[rows] = values_of_rows, is_hex
     return keys, is_parsed
+
+
+def parse_integers(values: pa.Array) -> tuple[np.ndarray, np.ndarray]:
+    """Parses plain integers: digits, perhaps after a minus sign.
+
+    Args:
+        values: a pyarrow binary array without nulls.
+
+    Returns:
+        (integers int64 [n], is_parsed bool [n]). Values of more than 18 characters may be integers
+        and are left to the caller; what is not parsed is 0.
+    """
+    offsets = text_offsets(values)
+    lengths = np.diff(offsets)
+    is_blank = lengths == 0
+    try:
+        if lengths.max(initial=0) > _SURE_DIGITS or not _is_of_digits(values, offsets):
+            raise pa.ArrowInvalid("not plain integers alone")
+        return _integers(values, is_blank), ~is_blank
+    except pa.ArrowInvalid:
+        # At least one value is something else: the others still go the fast way.
+        is_integer = pc.match_substring_regex(values, "^-?[0-9]{1,17}$")
+        is_parsed = is_integer.to_numpy(zero_copy_only=False)
+        return _integers(values, ~is_parsed), is_parsed
+
+
+def _is_of_digits(values: pa.Array, offsets: np.ndarray) -> bool:
+    """Whether digits and minus signs are all there is: Arrow reads more than that as integers."""
+    if offsets[0] == offsets[-1]:
+        return True
+    text = np.frombuffer(values.buffers()[2], np.uint8)[offsets[0] : offsets[-1]]
+    return bool(_IS_OF_INTEGER.take(text).all())
+
+
+def _integers(values: pa.Array, is_left_out: np.ndarray) -> np.ndarray:
+    """Integers, 0 where left out; raises ArrowInvalid if one is malformed."""
+    wanted = pc.if_else(pa.array(is_left_out), pa.scalar(None, pa.binary()), values)
+    integers = wanted.cast(pa.string()).cast(pa.int64())
+    return pc.fill_null(integers, 0).to_numpy(zero_copy_only=False)
 
 
 def text_offsets(values: pa.Array) -> np.ndarray:

@@ -92,7 +92,7 @@ def parse_block(line_format: LineFormat, block: bytes) -> ParsedLines:
         return parse_lines(line_format, [])
     if not block.endswith(b"\n"):
         block += b"\n"
-    columns = _columns(line_format, block, block.count(b"\n")) if _is_regular(block) else None
+    columns = _columns(line_format, block, block.count(b"\n")) if is_regular(block) else None
     if columns is None:
         return parse_lines(line_format, _split(block))
     rows, is_sure = line_format.parse_columns(columns)
@@ -184,7 +184,7 @@ def _split(block: bytes) -> list[bytes]:
     return block[:-1].split(b"\n")
 
 
-def _is_regular(block: bytes) -> bool:
+def is_regular(block: bytes) -> bool:
     """Whether the lines of a block are such as the fast parser takes them to be."""
     if b"\r" in block:
         return False
