@@ -322,14 +322,22 @@ def _write_statistics(
     hot = dict(zip(fields, hot_keys, strict=True))
     hot_inputs = stats.HotInputs(folder, hot)
     totals = _totals(manifest)
-    num_hot = done = 0
-    for shard in manifest["shards"]:
-        if shard["train"] is None:
-            continue
+    train_shards = [shard for shard in manifest["shards"] if shard["train"] is not None]
+
+    def count(shard: Mapping[str, Any]) -> int:
         tables = functools.partial(_tables, folder, shard, fields)
-        num_hot += hot_inputs.count(shard["train"]["file"], tables)
-        done += shard["train"]["inputs"]
-        told("finding hot inputs", done, totals["inputs"]["train"], done)
+        return hot_inputs.count(shard["train"]["file"], tables)
+
+    num_hot = done = 0
+    executor = concurrent.futures.ThreadPoolExecutor(options.threads)
+    try:
+        for shard, inputs in zip(train_shards, executor.map(count, train_shards), strict=True):
+            hot_inputs.keep(shard["train"]["file"], inputs)
+            num_hot += inputs
+            done += shard["train"]["inputs"]
+            told("finding hot inputs", done, totals["inputs"]["train"], done)
+    finally:
+        executor.shutdown(cancel_futures=True)
     lookups = sum(field.lookups for field in counts.fields.values())
     train = totals["inputs"]["train"]
     statistics = {

@@ -151,16 +151,22 @@ class HotInputs:
             pass  # There is none, or none that can be used: all shards are counted.
 
     def count(self, name: str, tables: Callable[[], Iterator[pa.Table]]) -> int:
-        """Returns the hot inputs of a shard.
+        """Returns the hot inputs of a shard; several threads may count at the same time.
 
         Args:
             name: of the shard.
             tables: gives its inputs.
         """
+        found = self._by_shard.get(name)
+        if found is None:
+            found = sum(int(hot_rows(table, self._hot).sum()) for table in tables())
+        return found
+
+    def keep(self, name: str, inputs: int) -> None:
+        """Writes down what was counted of a shard."""
         if name not in self._by_shard:
-            self._by_shard[name] = sum(int(hot_rows(table, self._hot).sum()) for table in tables())
+            self._by_shard[name] = inputs
             write_json(self._path, {"hot_set": self._digest, "inputs": self._by_shard})
-        return self._by_shard[name]
 
     def finish(self) -> None:
         """Forgets what was kept."""
