@@ -13,7 +13,6 @@ import dataclasses
 import fcntl
 import functools
 import os
-import shutil
 from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import Any
 
@@ -116,15 +115,13 @@ def prepare(
         "shard_rows": options.shard_rows,
         "compression": options.compression,
     }
-    # What JSON makes of it, since it is compared with what is read back.
     manifest = make_manifest(source.name, source.columns, described)
     os.makedirs(folder, exist_ok=True)
     with _locked(folder):
-        if is_prepared(folder):
-            manifest = _found(folder, manifest, options.overwrite)
-            first = _first_bad_line(manifest)
-            if options.strict and first is not None:
-                raise BadLineError(first)
+        manifest = _begun(folder, manifest, options.overwrite)
+        first = _first_bad_line(manifest)
+        if options.strict and first is not None:
+            raise BadLineError(first)
         fields = source.columns.keys
         counts = KeyCounts(fields, options.count_bytes // BYTES_PER_KEY)
         if not manifest["is_complete"]:
@@ -137,14 +134,45 @@ def prepare(
         return _write_statistics(folder, manifest, counts, options, told)
 
 
-def _found(folder: str, manifest: dict[str, Any], overwrite: bool) -> dict[str, Any]:
-    """The manifest to go on with: that of the folder, or a new one if it may be overwritten."""
+def _begun(folder: str, manifest: dict[str, Any], overwrite: bool) -> dict[str, Any]:
+    """Returns the manifest to go on with, and leaves in the folder what it names.
+
+    From here on the folder is one of prepared data: whatever it has beside is from a run that was
+    broken off, or from what is replaced.
+    """
+    if is_prepared(folder):
+        found = _same(folder, manifest, overwrite)
+    else:
+        found = None
+        for name in sorted(os.listdir(folder)):
+            if not name.startswith((".", f"{MANIFEST}.")):
+                raise OtherPreparation(f"{folder}: no prepared data, but it holds {name!r}")
+    if found is None:
+        write_manifest(folder, manifest)
+        found = manifest
+    named = {shard[part]["file"] for shard in found["shards"] for part in PARTS if shard[part]}
+    for part in PARTS:
+        place = os.path.join(folder, part)
+        for name in os.listdir(place) if os.path.isdir(place) else ():
+            if f"{part}/{name}" not in named:
+                os.unlink(os.path.join(place, name))
+    results = (stats.STATISTICS, stats.COUNTS)
+    partial = tuple(f"{whole}." for whole in (MANIFEST, stats.HOT_INPUTS, *results))
+    for name in os.listdir(folder):
+        is_partial = name.startswith(partial)
+        if is_partial or (name in results and not found["is_complete"]):
+            os.unlink(os.path.join(folder, name))
+    return found
+
+
+def _same(folder: str, manifest: dict[str, Any], overwrite: bool) -> dict[str, Any] | None:
+    """The folder's manifest if it is of the same preparation; None if it may be overwritten."""
     try:
         found = read_manifest(folder)
     except ValueError as error:
         if not overwrite:
             raise OtherPreparation(str(error)) from None
-        found = {}
+        return None
     same = ("name", "columns", "source")
     if all(found.get(name) == manifest[name] for name in same):
         return found
@@ -156,14 +184,7 @@ def _found(folder: str, manifest: dict[str, Any], overwrite: bool) -> dict[str, 
         raise OtherPreparation(
             f"{folder}: prepared from something else, or in another way ({', '.join(other)} differ)"
         )
-    # The manifest goes first: without it, shards count for nothing.
-    os.unlink(os.path.join(folder, MANIFEST))
-    for part in PARTS:
-        shutil.rmtree(os.path.join(folder, part), ignore_errors=True)
-    for name in (stats.STATISTICS, stats.COUNTS):
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(os.path.join(folder, name))
-    return manifest
+    return None
 
 
 @contextlib.contextmanager

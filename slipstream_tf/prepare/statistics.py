@@ -26,7 +26,7 @@ from slipstream_tf.telemetry.run_record import write_json
 STATISTICS = "statistics.json"
 COUNTS = "counts.parquet"
 TOP_SHARE = 0.01
-_STATE = ".hot_inputs.json"
+HOT_INPUTS = ".hot_inputs.json"  # While they are counted.
 _GROUP_ROWS = 1 << 20
 _COUNTS_SCHEMA = pa.schema([("field", pa.string()), ("key", pa.int64()), ("count", pa.int64())])
 
@@ -140,7 +140,7 @@ class HotInputs:
             digest.update(f"{field}\n{len(keys)}\n".encode())
             digest.update(keys.tobytes())
         self._digest, self._hot = digest.hexdigest(), hot
-        self._path = os.path.join(folder, _STATE)
+        self._path = os.path.join(folder, HOT_INPUTS)
         self._by_shard: dict[str, int] = {}
         try:
             with open(self._path, encoding="utf-8") as file:
@@ -185,7 +185,7 @@ def write_counts(
         counted: per field keys int64 [n] and their counts int64 [n].
     """
     path = os.path.join(folder, COUNTS)
-    partial = os.path.join(folder, f".{COUNTS}.part")
+    partial = os.path.join(folder, f"{COUNTS}.part")
     with pq.ParquetWriter(partial, _COUNTS_SCHEMA, use_dictionary=["field"]) as writer:
         for field, (keys, counts) in zip(fields, counted, strict=True):
             for begin in range(0, len(keys), _GROUP_ROWS):

@@ -206,6 +206,41 @@ def test_another_preparation_in_the_folder_is_refused_or_replaced(
     assert digests(tmp_path / "out") == digests(tmp_path / "new")
 
 
+def test_what_a_kill_leaves_is_removed_and_other_files_are_not_touched(
+    tmp_path, criteo_lines, run_prepare, digests
+):
+    path = tmp_path / "a.tsv"
+    path.write_text("\n".join(criteo_lines(1_000)))
+    run_prepare(path, tmp_path / "whole", shard_rows=300)
+    folder = tmp_path / "out"
+    calls = []
+
+    def stop(*call):
+        calls.append(call)
+        if len(calls) == 3:
+            raise Broken
+
+    with pytest.raises(Broken):
+        run_prepare(path, folder, shard_rows=300, progress=stop)
+    # A shard renamed before the manifest names it, and files that are not whole.
+    left = (
+        "train/000007.parquet",
+        "train/.000003.parquet.part",
+        "prepared.json.x1",
+        "counts.parquet",
+    )
+    for name in left:
+        (folder / name).write_text("left")
+    run_prepare(path, folder, shard_rows=300)
+    assert digests(folder) == digests(tmp_path / "whole")
+    (tmp_path / "mine" / "train").mkdir(parents=True)
+    (tmp_path / "mine" / "train" / "000000.parquet").write_text("mine")
+    for overwrite in (False, True):
+        with pytest.raises(OtherPreparation, match="no prepared data, but it holds 'train'"):
+            run_prepare(path, tmp_path / "mine", overwrite=overwrite)
+    assert (tmp_path / "mine" / "train" / "000000.parquet").read_text() == "mine"
+
+
 def test_an_incomplete_preparation_is_not_read(tmp_path, criteo_lines, run_prepare):
     path = tmp_path / "a.tsv"
     path.write_text("\n".join(criteo_lines(300)))
