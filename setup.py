@@ -99,6 +99,7 @@ setup(
             "slipstream-train = slipstream_tf.cli.train:entry_point",
             "slipstream-demo = slipstream_tf.cli.demo:entry_point",
             "slipstream-doctor = slipstream_tf.cli.doctor:entry_point",
+            "slipstream-prepare = slipstream_tf.cli.prepare:entry_point",
             "slipstream-report = slipstream_tf.cli.report:entry_point",
         ]
     },

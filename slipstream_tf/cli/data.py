@@ -22,10 +22,10 @@ _LEAST_GENERATED = 100
 _TEST_SHARE = 0.1
 _SAMPLE_BYTES = 1 << 20
 DATA_HELP = (
-    "Criteo TSV (.tsv, .txt, also .gz), Avazu CSV (.csv, also .gz), globo or Frappe .npz, Parquet "
-    "(.parquet or a folder; name its columns), MovieLens ml-1m.zip; or 'generated' or "
-    "'generated:COUNT', inputs drawn from a fixed law ('generated:COUNT:KEYS': with fields of at "
-    "most so many keys)"
+    "folder of slipstream-prepare, Criteo TSV (.tsv, .txt, also .gz), Avazu CSV (.csv, also .gz), "
+    "globo or Frappe .npz, Parquet (.parquet or a folder; name its columns), MovieLens ml-1m.zip; "
+    "or 'generated' or 'generated:COUNT', inputs drawn from a fixed law ('generated:COUNT:KEYS': "
+    "with fields of at most so many keys)"
 )
 
 
@@ -62,6 +62,9 @@ def name_of(data: str, clock: PhaseClock | None = None) -> str:
         )
     if os.path.basename(data) == "ml-1m.zip":
         return MOVIELENS
+    manifest = _prepared(data)
+    if manifest is not None:
+        return manifest["name"]
     if os.path.isdir(data) or data.endswith(".parquet"):
         return PARQUET
     import_tensorflow()
@@ -102,6 +105,23 @@ def open_parts(settings: Settings, ids: bool = False) -> Parts:
 def _open(settings: Settings, part: str, ids: bool) -> Reader:
     data, batch_size = settings.data, settings.batch_size
     name = name_of(data)
+    if _prepared(data) is not None:
+        from slipstream_tf.inputs.readers.prepared import PreparedReader
+
+        is_shuffled = settings.shuffle_shards and part == "train"
+        return PreparedReader(
+            data,
+            batch_size,
+            part=part,
+            shuffle_seed=settings.seed if is_shuffled else None,
+            strict=settings.strict,
+            ids=ids,
+        )
+    if settings.shuffle_shards:
+        raise UsageError(
+            "Flag --shuffle_shards does nothing here. Allowed: with data that slipstream-prepare "
+            "wrote."
+        )
     if name == GENERATED:
         from slipstream_tf.inputs.readers.registry import open_generated
 
@@ -109,7 +129,7 @@ def _open(settings: Settings, part: str, ids: bool) -> Reader:
         share = 1.0 if part == "train" else _TEST_SHARE
         return open_generated(data, part, batch_size, 0, ids, share)
     if name == MOVIELENS:
-        from slipstream_tf.cli.movielens import open_movielens
+        from slipstream_tf.inputs.readers.movielens import open_movielens
 
         return open_movielens(data, part, batch_size, settings.seed, ids)
     if name == PARQUET:
@@ -142,6 +162,19 @@ def _open(settings: Settings, part: str, ids: bool) -> Reader:
         ids=ids,
         **options,
     )
+
+
+def _prepared(data: str) -> dict[str, Any] | None:
+    """The manifest of data that slipstream-prepare wrote, or None for other data."""
+    if not os.path.isdir(data):
+        return None
+    import_tensorflow()
+    from slipstream_tf.inputs.readers.prepared import is_prepared, read_manifest
+
+    try:
+        return read_manifest(data) if is_prepared(data) else None
+    except (OSError, ValueError) as error:
+        raise UsageError(f"Invalid flag --data={data}: {error}") from None
 
 
 def _is_generated(data: str) -> bool:

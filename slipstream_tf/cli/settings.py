@@ -15,8 +15,8 @@ from slipstream_tf.cli.presets import preset
 _COLUMNS = ("label_column", "key_columns", "dense_columns")
 # A control repeats a run; with other values of these, its numbers would compare different things.
 _MUST_MATCH = (
-    "data", "split", *_COLUMNS, "max_inputs", "batch_size", "model", "dim", "bottom", "mlp",
-    "cross_layers", "epochs", "store", "placement", "wire_dtype", "wire_keys",
+    "data", "split", *_COLUMNS, "shuffle_shards", "max_inputs", "batch_size", "model", "dim",
+    "bottom", "mlp", "cross_layers", "epochs", "store", "placement", "wire_dtype", "wire_keys",
     "wire_warmup_steps", "snapshot_interval", "warmup_steps",
 )  # fmt: skip
 # What makes a control another run than the one that it is compared with.
@@ -36,6 +36,7 @@ class Settings:
         data: path of the data, or the name of a generated set.
         split: which split of the globo task: "random" or "time"; None for other data.
         label_column, key_columns, dense_columns: names of the columns of Parquet data.
+        shuffle_shards: whether the shards of prepared data are read in another order every epoch.
         store: which embedding store.
         placement: where the ranks of a job hold embedding rows: "replicated", all of them on each.
         wire_dtype: in which rows travel between ranks.
@@ -99,6 +100,7 @@ class Settings:
     seed: int
     precision: str
     threads: int | None
+    shuffle_shards: bool = False
     evaluate_every: int | None = None
     tensorboard: str | None = None
     random_shares: tuple[float, ...] = ()
@@ -277,7 +279,7 @@ def _refuse_idle_flags(settings: Settings, given: frozenset[str], data_name: str
         if settings.wire_dtype == "float32":
             idle["wire_warmup_steps"] = "--wire_dtype=bfloat16"
     if data_name != "parquet":
-        idle.update(dict.fromkeys(_COLUMNS, "Parquet data"))
+        idle.update(dict.fromkeys(_COLUMNS, "Parquet data that slipstream-prepare did not write"))
     if settings.model != "dlrm":
         idle["bottom"] = "--model=dlrm"
     if settings.model != "dcn":

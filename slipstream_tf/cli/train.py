@@ -96,6 +96,8 @@ def make_flags() -> FlagSet:
     flags.add("label_column", Text(), None, "column of the label, of Parquet data")
     flags.add("key_columns", Names(), None, "columns of the keys, of Parquet data")
     flags.add("dense_columns", Names(), None, "columns of numbers, of Parquet data")
+    text = "read the shards of slipstream-prepare in an order that --seed and the epoch give"
+    flags.add_switch("shuffle_shards", text)
     flags.add(
         "max_inputs", Integer(1), None, "stop after this many inputs, over all epochs and ranks"
     )

@@ -394,3 +394,11 @@ def test_flags_of_the_baselines_that_do_nothing_are_refused(
     arguments = ["--data=generated:200", *(f"--{flag}" for flag in TINY), *flags]
     assert run_program(train.make_flags(), train.main, arguments) == 2
     assert part in capsys.readouterr().err
+
+
+@needs_sources
+def test_prepare_rate_prints_lines_per_second() -> None:
+    process = run_benchmark("prepare_rate.py", "--lines=2000", "--shard_rows=700", "--threads=1")
+    assert process.returncode == 0, process.stderr
+    assert process.stdout.startswith("2,000 lines, ") and "load" in process.stdout
+    assert process.stdout.count("lines/s of wall time") == 3

@@ -15,9 +15,10 @@ import pyarrow.parquet
 import pytest
 import tensorflow as tf
 
-from slipstream_tf.cli import movielens, train
+from slipstream_tf.cli import train
 from slipstream_tf.cli.flag_set import run_program
 from slipstream_tf.cli.settings import resolve
+from slipstream_tf.inputs.readers import movielens
 
 SMALL = ("--data=generated:18000", "--batch_size=256", "--dim=4", "--mlp=8", "--bottom=8")
 SKIPPING = ("--skip=inputs", "--alpha=0.6", "--target_skip=0.6", "--snapshot_interval=6")

@@ -20,7 +20,7 @@ LEVELS = (
     {"stores"},
     {"saturation"},
     {"inputs", "distributed", "checkpoint", "export", "telemetry"},
-    {"keras", "models"},
+    {"keras", "models", "prepare"},
     {"cli"},
 )
 LEVEL = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}

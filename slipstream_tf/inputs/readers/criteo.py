@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from slipstream_tf.inputs.readers.hashing import parse_hex
+from slipstream_tf.inputs.readers.hashing import parse_hex, parse_integers, text_offsets
 from slipstream_tf.inputs.readers.rows import Rows
 from slipstream_tf.inputs.readers.text import TextReader
 from slipstream_tf.inputs.spec import MISSING_KEY
@@ -74,7 +74,7 @@ class CriteoFormat:
         is_sure = is_one | _numpy(pc.equal(columns[0], pa.scalar(b"0")))
         dense = np.empty((n, NUM_DENSE), np.float32)
         for i, column in enumerate(columns[1 : 1 + NUM_DENSE]):
-            values, is_valid = _integers(column)
+            values, is_valid = _counts(column)
             dense[:, i] = values
             is_sure &= is_valid
         keys = np.empty((n, NUM_FIELDS), np.int64)
@@ -84,29 +84,12 @@ class CriteoFormat:
         return Rows(is_one.astype(np.float32), dense, keys), is_sure
 
 
-def _integers(column: pa.Array) -> tuple[np.ndarray, np.ndarray]:
+def _counts(column: pa.Array) -> tuple[np.ndarray, np.ndarray]:
     """Transformed counts and which of them are certain: blanks and plain integers."""
-    length = _numpy(pc.binary_length(column))
-    is_sure = length <= 18
-    try:
-        values = _cast(column, length == 0)
-    except pa.ArrowInvalid:
-        # At least one value is malformed: the others still go the fast way.
-        is_integer = _numpy(pc.match_substring_regex(column, "^-?[0-9]{1,17}$"))
-        is_sure = is_integer | (length == 0)
-        values = _cast(column, ~is_integer)
+    values, is_parsed = parse_integers(column)
+    is_blank = np.diff(text_offsets(column)) == 0
     transformed = transform_count(values.astype(np.float64))
-    return np.where(length == 0, np.float32(MISSING_DENSE), transformed), is_sure
-
-
-def _cast(column: pa.Array, is_left_out: np.ndarray) -> np.ndarray:
-    """Integers of a column, 0 where left out; raises ArrowInvalid if one is malformed."""
-    wanted = pc.if_else(pa.array(is_left_out), pa.scalar(None, pa.binary()), column)
-    text = wanted.cast(pa.string())
-    # Arrow would also read hexadecimal integers (0x...).
-    if pc.any(pc.match_substring_regex(text, "[xX+ ]")).as_py():
-        raise pa.ArrowInvalid("not a plain integer")
-    return pc.fill_null(text.cast(pa.int64()), 0).to_numpy(zero_copy_only=False)
+    return np.where(is_blank, np.float32(MISSING_DENSE), transformed), is_parsed | is_blank
 
 
 def _numpy(array: pa.Array) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Text values to int64 keys: hexadecimal by value, anything else by a stable 64-bit hash."""
+"""Text values to int64: numbers in hexadecimal or decimal by value, others by a 64-bit hash."""
 
 from __future__ import annotations
 
@@ -7,15 +7,22 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from slipstream_tf.inputs.spec import MISSING_KEY
 
 HEX_WIDTH = 8
 
-_NIBBLES = np.full(256, 255, np.uint8)
-_NIBBLES[np.frombuffer(b"0123456789", np.uint8)] = np.arange(10)
-_NIBBLES[np.frombuffer(b"abcdef", np.uint8)] = np.arange(10, 16)
-_NIBBLES[np.frombuffer(b"ABCDEF", np.uint8)] = np.arange(10, 16)
+# Two digits, as they lie in memory, to their byte; _NO_BYTE where they are no digits.
+_NO_BYTE = 256
+_DIGITS = np.frombuffer(b"0123456789abcdefABCDEF", np.uint8).astype(np.int64)
+_DIGIT_VALUES = np.array([*range(16), *range(10, 16)])
+_BYTES = np.full(1 << 16, _NO_BYTE, np.uint16)
+_BYTES[_DIGITS[:, None] | _DIGITS << 8] = _DIGIT_VALUES[:, None] << 4 | _DIGIT_VALUES
+# An integer of so many characters fits 64 bits, whatever they are.
+_SURE_DIGITS = 18
+_IS_OF_INTEGER = np.zeros(256, bool)
+_IS_OF_INTEGER[list(b"0123456789-")] = True
 
 
 def hash_string(value: bytes) -> int:
@@ -56,17 +63,67 @@ def parse_hex(values: pa.Array) -> tuple[np.ndarray, np.ndarray]:
         (keys int64 [n], is_parsed bool [n]); an empty value is MISSING_KEY. Values of another
         length or with other characters are left to the caller.
     """
-    offsets = np.frombuffer(values.buffers()[1], np.int32)[
-        values.offset : values.offset + len(values) + 1
-    ].astype(np.int64)
+    offsets = text_offsets(values)
     lengths = np.diff(offsets)
     keys = np.full(len(values), MISSING_KEY, np.int64)
     is_parsed = lengths == 0
-    rows = np.flatnonzero(lengths == HEX_WIDTH)
+    is_whole = lengths == HEX_WIDTH
+    rows = np.flatnonzero(is_whole)
     if rows.size:
         text = np.frombuffer(values.buffers()[2], np.uint8)
-        nibbles = _NIBBLES[text[offsets[rows, None] + np.arange(HEX_WIDTH)]]
-        shifts = np.arange(4 * (HEX_WIDTH - 1), -1, -4, dtype=np.int64)
-        keys[rows] = (nibbles.astype(np.int64) << shifts).sum(axis=1)
-        is_parsed[rows] = (nibbles < 16).all(axis=1)
+        if rows.size + np.count_nonzero(is_parsed) == len(values):
+            digits = text[offsets[0] : offsets[-1]]
+        else:
+            digits = text.take(offsets[rows, None] + np.arange(HEX_WIDTH)).ravel()
+        parsed = _BYTES.take(digits.view("<u2"))
+        values_of_rows = parsed.astype(np.uint8).view(">u4").astype(np.int64)
+        is_hex = np.bitwise_or.reduce(parsed.reshape(-1, HEX_WIDTH // 2), axis=1) < _NO_BYTE
+        if rows.size == len(values):
+            return values_of_rows, is_hex
+        keys[rows], is_parsed[rows] = values_of_rows, is_hex
     return keys, is_parsed
+
+
+def parse_integers(values: pa.Array) -> tuple[np.ndarray, np.ndarray]:
+    """Parses plain integers: digits, perhaps after a minus sign.
+
+    Args:
+        values: a pyarrow binary array without nulls.
+
+    Returns:
+        (integers int64 [n], is_parsed bool [n]). Values of more than 18 characters may be integers
+        and are left to the caller; what is not parsed is 0.
+    """
+    offsets = text_offsets(values)
+    lengths = np.diff(offsets)
+    is_blank = lengths == 0
+    try:
+        if lengths.max(initial=0) > _SURE_DIGITS or not _is_of_digits(values, offsets):
+            raise pa.ArrowInvalid("not plain integers alone")
+        return _integers(values, is_blank), ~is_blank
+    except pa.ArrowInvalid:
+        # At least one value is something else: the others still go the fast way.
+        is_integer = pc.match_substring_regex(values, "^-?[0-9]{1,17}$")
+        is_parsed = is_integer.to_numpy(zero_copy_only=False)
+        return _integers(values, ~is_parsed), is_parsed
+
+
+def _is_of_digits(values: pa.Array, offsets: np.ndarray) -> bool:
+    """Whether digits and minus signs are all there is: Arrow reads more than that as integers."""
+    if offsets[0] == offsets[-1]:
+        return True
+    text = np.frombuffer(values.buffers()[2], np.uint8)[offsets[0] : offsets[-1]]
+    return bool(_IS_OF_INTEGER.take(text).all())
+
+
+def _integers(values: pa.Array, is_left_out: np.ndarray) -> np.ndarray:
+    """Integers, 0 where left out; raises ArrowInvalid if one is malformed."""
+    wanted = pc.if_else(pa.array(is_left_out), pa.scalar(None, pa.binary()), values)
+    integers = wanted.cast(pa.string()).cast(pa.int64())
+    return pc.fill_null(integers, 0).to_numpy(zero_copy_only=False)
+
+
+def text_offsets(values: pa.Array) -> np.ndarray:
+    """Returns where the values of a binary array lie in its text, int32 [n + 1]."""
+    offsets = np.frombuffer(values.buffers()[1], np.int32)
+    return offsets[values.offset : values.offset + len(values) + 1]

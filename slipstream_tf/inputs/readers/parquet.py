@@ -37,7 +37,7 @@ class ParquetReader:
 
     def __init__(
         self,
-        path: str | os.PathLike[str],
+        path: str | os.PathLike[str] | Sequence[str],
         batch_size: int,
         *,
         label: str,
@@ -49,11 +49,13 @@ class ParquetReader:
         drop_remainder: bool = False,
         max_inputs: int | None = None,
         ids: bool = False,
+        id_column: str | None = None,
+        shuffle_seed: int | None = None,
     ):
         """Reads the names and types of the columns.
 
         Args:
-            path: a file, or a folder of files with the same columns.
+            path: a file, a folder of files with the same columns, or such files in order.
             batch_size: inputs of a batch.
             label: column of the label, a number from 0 to 1 or a boolean.
             keys: columns of the categorical fields: integers, booleans, text or lists of them.
@@ -68,6 +70,10 @@ class ParquetReader:
             max_inputs: stop after so many inputs, or None.
             ids: add features["id"], int64 [batch]: the number of an input's row, from 0, counted
                 over all files and both parts; rows that cannot be used are counted.
+            id_column: column of integers that are the inputs' numbers instead, where `ids` is set.
+            shuffle_seed: None keeps the order of the files; with a seed, pass e (counted over the
+                passes of this reader) reads them in the order that (seed, e) gives. Which rows are
+                of which part, and their numbers, stay as they are.
 
         Raises:
             FileNotFoundError: there is no such file, or the folder has none.
@@ -91,15 +97,22 @@ class ParquetReader:
         for name in self._columns:
             if self._columns.count(name) > 1:
                 raise invalid("keys", name, place, "each column once, as label, dense or key")
-        self._path = os.fspath(path)
-        if not os.path.exists(self._path):
-            raise FileNotFoundError(f"No data file or folder {self._path!r}.")
-        self._data = pa_dataset.dataset(self._path, format="parquet")
+        several = [path] if isinstance(path, (str, os.PathLike)) else path
+        paths = [os.fspath(one) for one in several]
+        self._path = paths[0]
+        for one in paths:
+            if not os.path.exists(one):
+                raise FileNotFoundError(f"No data file or folder {one!r}.")
+        self._data = pa_dataset.dataset(paths if len(paths) > 1 else paths[0], format="parquet")
         if not self._data.files:
             raise FileNotFoundError(f"No Parquet files in {self._path!r}.")
+        self._is_listed = len(paths) > 1
+        if shuffle_seed is not None:
+            require_integer("shuffle_seed", shuffle_seed, 0, None, place)
+        self._shuffle_seed, self._passes = shuffle_seed, 0
         self._require_columns(self._path, self._data.schema)
         self._check_types()
-        self._lists = {name for name in self._keys if _is_list(self._type(name))}
+        self._lists = {name for name in self._keys if is_list(self._type(name))}
         self._batch_size = batch_size
         self._part = part
         self._missing_dense = np.float32(missing_dense)
@@ -107,6 +120,10 @@ class ParquetReader:
         self._max_inputs = max_inputs
         # Longer than every column's name, so none of them.
         self._id_column = "_".join(["id", *self._columns]) if ids else None
+        if ids and id_column is not None:
+            self._id_column = id_column
+            self._columns = (*self._columns, id_column)
+            self._require_columns(self._path, self._data.schema)
         self.bad_lines = BadLines(strict)
 
     @property
@@ -153,14 +170,14 @@ class ParquetReader:
 
     def _check_types(self) -> None:
         for name in (self._label, *self._dense):
-            if not _is_number(self._type(name)):
+            if not is_number(self._type(name)):
                 raise ValueError(
                     f"{self._path}: column {name!r} is of type {self._type(name)}. Allowed for "
                     "labels and dense columns: integers, floating-point numbers, booleans."
                 )
         for name in self._keys:
             kind = self._type(name)
-            if not _is_key(kind.value_type if _is_list(kind) else kind):
+            if not is_key(kind.value_type if is_list(kind) else kind):
                 raise ValueError(
                     f"{self._path}: column {name!r} is of type {kind}. Allowed for keys: integers, "
                     "booleans, text, bytes, or lists of them."
@@ -170,8 +187,8 @@ class ParquetReader:
         """Yields the usable rows of the part in order, some thousands at a time."""
         self.bad_lines.reset()
         first, left = 0, self._max_inputs
-        for fragment in sorted(self._data.get_fragments(), key=lambda fragment: fragment.path):
-            begin = first
+        for known_first, fragment in self._files():
+            begin = first = first if known_first is None else known_first
             for batch in self._record_batches(fragment):
                 table = pa.Table.from_batches([batch])
                 table = self._usable(table, np.arange(first, first + len(table)), fragment, begin)
@@ -184,6 +201,23 @@ class ParquetReader:
                     self.bad_lines.report()
                     return
         self.bad_lines.report()
+
+    def _files(self) -> Iterator[tuple[int | None, Any]]:
+        """Yields (number of its first row, file) in this pass's order; None: after the last one."""
+        fragments = list(self._data.get_fragments())
+        if not self._is_listed:
+            fragments.sort(key=lambda fragment: fragment.path)
+        if self._shuffle_seed is None:
+            yield from ((None, fragment) for fragment in fragments)
+            return
+        generator = np.random.default_rng([self._shuffle_seed, self._passes])
+        self._passes += 1
+        try:
+            ends = np.cumsum([fragment.count_rows() for fragment in fragments])
+        except (pa.ArrowException, OSError) as error:
+            raise ValueError(f"{self._path}: a file is damaged: {error}") from error
+        for place in generator.permutation(len(fragments)):
+            yield int(ends[place - 1]) if place else 0, fragments[place]
 
     def _record_batches(self, fragment: Any) -> Iterator[pa.RecordBatch]:
         try:
@@ -205,18 +239,18 @@ class ParquetReader:
         if self._part is not None:
             is_wanted = is_in_part(int(rows[0]) if len(rows) else 0, len(rows), self._part)
             table, rows = table.filter(pa.array(is_wanted)), rows[is_wanted]
-        label = _numbers(table[self._label], np.nan)
+        label = to_numbers(table[self._label], np.nan)
         is_good = (label >= 0) & (label <= 1)
         reasons = [(self._label, label, ~is_good, "allowed: a number from 0 to 1")]
         for name in self._dense:
-            value = _numbers(table[name], 0.0)
+            value = to_numbers(table[name], 0.0)
             reasons.append((name, value, np.isinf(value), "allowed: a finite number or none"))
             is_good &= np.isfinite(value) | np.isnan(value)
         for i in np.flatnonzero(~is_good):
             name, value, _, allowed = next(reason for reason in reasons if reason[2][i])
             text = f"{name} {table[name][int(i)].as_py()}; {allowed}"
             self.bad_lines.add(fragment.path, int(rows[i]) - begin + 1, text)
-        if self._id_column is not None:
+        if self._id_column is not None and self._id_column not in self._columns:
             table = table.append_column(self._id_column, pa.array(rows))
         return table if is_good.all() else table.filter(pa.array(is_good))
 
@@ -233,13 +267,13 @@ class ParquetReader:
             yield from self._elements(waiting)
 
     def _elements(self, table: pa.Table) -> Iterator[Any]:
-        label = _numbers(table[self._label], np.nan)
+        label = to_numbers(table[self._label], np.nan)
         dense = np.empty((len(table), len(self._dense)), np.float32)
         for place, name in enumerate(self._dense):
-            values = _numbers(table[name], np.nan)
+            values = to_numbers(table[name], np.nan)
             dense[:, place] = np.where(np.isnan(values), self._missing_dense, values)
-        columns = {name: _keys(table[name]) for name in self._keys if name not in self._lists}
-        lists = {name: _list_keys(table[name]) for name in self._lists}
+        columns = {name: to_keys(table[name]) for name in self._keys if name not in self._lists}
+        lists = {name: to_list_keys(table[name]) for name in self._lists}
         ids = None if self._id_column is None else table[self._id_column].to_numpy()
         matrix = None if lists else np.stack([columns[name] for name in self._keys], axis=1)
         for begin in range(0, len(table), self._batch_size):
@@ -260,28 +294,28 @@ class ParquetReader:
             yield features, label[rows]
 
 
-def _is_list(kind: pa.DataType) -> bool:
+def is_list(kind: pa.DataType) -> bool:
     types = pa.types
     return types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
 
 
-def _is_number(kind: pa.DataType) -> bool:
+def is_number(kind: pa.DataType) -> bool:
     return pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
 
 
-def _is_text(kind: pa.DataType) -> bool:
+def is_text(kind: pa.DataType) -> bool:
     types = pa.types
     is_string = types.is_string(kind) or types.is_large_string(kind)
     return is_string or types.is_binary(kind) or types.is_large_binary(kind)
 
 
-def _is_key(kind: pa.DataType) -> bool:
+def is_key(kind: pa.DataType) -> bool:
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
-    return pa.types.is_integer(kind) or pa.types.is_boolean(kind) or _is_text(kind)
+    return pa.types.is_integer(kind) or pa.types.is_boolean(kind) or is_text(kind)
 
 
-def _numbers(column: pa.ChunkedArray, null: float) -> np.ndarray:
+def to_numbers(column: pa.ChunkedArray, null: float) -> np.ndarray:
     """A column of numbers as float32 [n], nulls replaced; too large ones become infinite."""
     values = column.cast(pa.float64(), safe=False)
     filled = pc.fill_null(values, pa.scalar(null, pa.float64())).to_numpy()
@@ -289,11 +323,11 @@ def _numbers(column: pa.ChunkedArray, null: float) -> np.ndarray:
         return filled.astype(np.float32)
 
 
-def _keys(column: Any) -> np.ndarray:
+def to_keys(column: Any) -> np.ndarray:
     """Integers or text as keys int64 [n]."""
     if pa.types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
-    if _is_text(column.type):
+    if is_text(column.type):
         return hash_strings(column)
     # Unsigned integers above 2**63 wrap around: they stay distinct.
     values = pc.fill_null(column.cast(pa.int64(), safe=False), MISSING_KEY)
@@ -302,12 +336,12 @@ def _keys(column: Any) -> np.ndarray:
     return values.to_numpy(zero_copy_only=False)
 
 
-def _list_keys(column: pa.ChunkedArray) -> tuple[np.ndarray, np.ndarray]:
+def to_list_keys(column: pa.ChunkedArray) -> tuple[np.ndarray, np.ndarray]:
     """Lists as (keys int64 [total], row_splits int64 [n + 1])."""
     lengths = pc.list_value_length(column).cast(pa.int64())
     is_missing = np.asarray(pc.is_null(column).to_numpy(), bool)
     counts = pc.fill_null(lengths, 0).to_numpy()
-    values = _keys(pc.list_flatten(column))
+    values = to_keys(pc.list_flatten(column))
     places = (np.cumsum(counts) - counts)[is_missing]
     values = np.insert(values, places, MISSING_KEY)
     splits = np.concatenate([[0], np.cumsum(np.where(is_missing, 1, counts))]).astype(np.int64)

@@ -1,8 +1,4 @@
-"""Streaming text files line by line into batches; shared by the Criteo and Avazu readers.
-
-A format says how one line is parsed, exactly, and how a block of lines is parsed fast. Lines that
-the fast way is not sure about go through the exact one, which alone decides what is malformed.
-"""
+"""Streaming text files line by line into batches; shared by the Criteo and Avazu readers."""
 
 from __future__ import annotations
 
@@ -10,52 +6,23 @@ import gzip
 import os
 import zlib
 from collections.abc import Generator, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.csv as pa_csv
 import tensorflow as tf
 
 from slipstream_tf.errors import require_choice, require_integer
 from slipstream_tf.inputs.bad_lines import BadLines
+from slipstream_tf.inputs.readers.lines import (
+    MAX_LINE_BYTES,
+    LineFormat,
+    parse_lines,
+    require_header,
+)
 from slipstream_tf.inputs.readers.rows import Rows, first_inputs, in_batches, is_in_part
 from slipstream_tf.inputs.spec import PARTS, DataSpec
 
 BLOCK_BYTES = 4 << 20
-# A longer line is malformed, and is not kept: a file without line ends must not fill the memory.
-MAX_LINE_BYTES = 1 << 20
-
-
-class LineFormat(Protocol):
-    """How the lines of a data set are read."""
-
-    name: str
-    fields: tuple[str, ...]
-    num_dense: int
-    num_columns: int
-    delimiter: str
-    header: bytes | None  # first line of every file, or None
-
-    def parse_line(self, columns: Sequence[bytes]) -> tuple[float, list[float], list[int]]:
-        """Parses one line exactly: (label, dense values, keys).
-
-        Raises:
-            ValueError: a value is malformed; the message names its column, itself and what is
-                allowed.
-        """
-        ...
-
-    def parse_columns(self, columns: Sequence[pa.Array]) -> tuple[Rows, np.ndarray]:
-        """Parses many lines fast.
-
-        Args:
-            columns: `num_columns` binary arrays [n].
-
-        Returns:
-            (rows, is_sure bool [n]); rows that are not sure are parsed again by `parse_line`.
-        """
-        ...
 
 
 def _open(path: str) -> Any:
@@ -169,12 +136,7 @@ class TextReader:
         for block in _blocks(path):
             lines = block
             if header is not None and first_line == 1:
-                if lines[0].rstrip(b"\r") != header:
-                    given = lines[0][:80].decode(errors="replace")
-                    raise ValueError(
-                        f"{path}:1: header {given!r}... is not that of {self._format.name}: "
-                        f"{header[:80].decode()!r}..."
-                    )
+                require_header(self._format, path, lines[0])
                 lines = lines[1:]
                 first_line = 2
             numbers = np.arange(first_line, first_line + len(lines))
@@ -188,94 +150,18 @@ class TextReader:
             index += len(lines)
             first_line += len(lines)
             if wanted_lines:
-                wanted_lines = [line.rstrip(b"\r") for line in wanted_lines]
                 yield self._parse(path, numbers, ids if self._ids else None, wanted_lines)
         return index
 
     def _parse(
         self, path: str, numbers: np.ndarray, ids: np.ndarray | None, lines: list[bytes]
     ) -> Rows:
-        separators = self._format.num_columns - 1
-        delimiter = self._format.delimiter.encode()
-        # A carriage return inside a line would be a line end to the fast parser.
-        is_regular = np.array(
-            [
-                line.count(delimiter) == separators
-                and b"\r" not in line
-                and len(line) <= MAX_LINE_BYTES
-                for line in lines
-            ],
-            bool,
-        )
-        regular = np.flatnonzero(is_regular)
-        rows, is_sure = self._parse_fast([lines[i] for i in regular])
-        fixed: dict[int, tuple[float, list[float], list[int]]] = {}
-        is_good = np.ones(len(lines), bool)
-        unsure = np.union1d(np.flatnonzero(~is_regular), regular[~is_sure])
-        for i in unsure:
-            try:
-                fixed[int(i)] = self._parse_exactly(lines[i])
-            except ValueError as error:
-                is_good[i] = False
-                self.bad_lines.add(path, int(numbers[i]), str(error))
-        if is_good.all() and not fixed:
-            rows.ids = ids
-            return rows
-        result = Rows(
-            np.zeros(len(lines), np.float32),
-            np.zeros((len(lines), self._format.num_dense), np.float32),
-            np.zeros((len(lines), len(self._format.fields)), np.int64),
-        )
-        result.ids = ids
-        result.label[regular], result.dense[regular] = rows.label, rows.dense
-        result.keys[regular] = rows.keys
-        for i, (label, dense, keys) in fixed.items():
-            result.label[i], result.dense[i], result.keys[i] = label, dense, keys
-        return result.take(is_good)
-
-    def _parse_exactly(self, line: bytes) -> tuple[float, list[float], list[int]]:
-        if len(line) > MAX_LINE_BYTES:
-            raise ValueError(f"more than {MAX_LINE_BYTES} bytes; allowed: so many at most")
-        columns = line.split(self._format.delimiter.encode())
-        if len(columns) != self._format.num_columns:
-            raise ValueError(
-                f"{len(columns)} columns; allowed: {self._format.num_columns}, separated by "
-                f"{self._format.delimiter!r}"
-            )
-        return self._format.parse_line(columns)
-
-    def _parse_fast(self, lines: list[bytes]) -> tuple[Rows, np.ndarray]:
-        empty = Rows(
-            np.zeros(len(lines), np.float32),
-            np.zeros((len(lines), self._format.num_dense), np.float32),
-            np.zeros((len(lines), len(self._format.fields)), np.int64),
-        )
-        if not lines:
-            return empty, np.zeros(0, bool)
-        names = [str(i) for i in range(self._format.num_columns)]
-        try:
-            table = pa_csv.read_csv(
-                pa.BufferReader(b"\n".join(lines) + b"\n"),
-                read_options=pa_csv.ReadOptions(
-                    column_names=names, use_threads=False, block_size=4 * BLOCK_BYTES
-                ),
-                parse_options=pa_csv.ParseOptions(
-                    delimiter=self._format.delimiter,
-                    quote_char=False,
-                    double_quote=False,
-                    escape_char=False,
-                    ignore_empty_lines=False,
-                ),
-                convert_options=pa_csv.ConvertOptions(
-                    column_types=dict.fromkeys(names, pa.binary()), check_utf8=False
-                ),
-            )
-        except pa.ArrowInvalid:
-            return empty, np.zeros(len(lines), bool)
-        if table.num_rows != len(lines):
-            return empty, np.zeros(len(lines), bool)
-        columns = [_one_chunk(column) for column in table.columns]
-        return self._format.parse_columns(columns)
+        parsed = parse_lines(self._format, lines)
+        for i, reason in parsed.reasons.items():
+            self.bad_lines.add(path, int(numbers[i]), reason)
+        rows = parsed.rows
+        rows.ids = None if ids is None else ids[parsed.is_good]
+        return rows
 
     def dataset(self) -> tf.data.Dataset:
         """Returns the batches; each iteration reads the files anew."""
@@ -293,8 +179,3 @@ class TextReader:
     def _batches(self) -> Iterator[Any]:
         for rows in in_batches(self.rows(), self._batch_size, self._drop_remainder):
             yield rows.element()
-
-
-def _one_chunk(column: pa.ChunkedArray) -> pa.Array:
-    combined = column.combine_chunks()
-    return combined.chunk(0) if isinstance(combined, pa.ChunkedArray) else combined

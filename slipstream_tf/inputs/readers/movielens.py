@@ -60,6 +60,13 @@ def _numbers(content: bytes) -> np.ndarray:
     return np.loadtxt(text, dtype=np.int64, ndmin=2)
 
 
+def split_rows(count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the places of the training part's ratings and of the test part's, always the same."""
+    order = np.random.default_rng(_SPLIT_SEED).permutation(count)
+    border = count - int(count * _TEST_SHARE)
+    return order[:border], order[border:]
+
+
 def open_movielens(
     path: str, part: str, batch_size: int, seed: int, ids: bool = False
 ) -> ArrayReader:
@@ -79,9 +86,7 @@ def open_movielens(
         OSError, ValueError: as `read_archive`.
     """
     keys, labels = read_archive(path)
-    order = np.random.default_rng(_SPLIT_SEED).permutation(len(labels))
-    border = len(labels) - int(len(labels) * _TEST_SHARE)
-    rows = order[:border] if part == "train" else order[border:]
+    rows = split_rows(len(labels))[part == "test"]
     spec = DataSpec("movielens", FIELDS, 0, len(rows))
     shuffle_seed = seed if part == "train" else None
     return ArrayReader(

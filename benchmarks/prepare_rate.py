@@ -1,0 +1,100 @@
+"""How fast `slipstream-prepare` is: Criteo lines per second, from generated lines to statistics.
+
+Prints lines per second of wall time and of processor time (of all threads together), with the load
+of the machine before and after. Lines have Criteo's form: 13 counts, 26 keys of eight hexadecimal
+digits whose fields have 10 to 1,000,000 keys, Zipf 1.05; a tenth of the values is missing.
+
+    python benchmarks/prepare_rate.py --lines=2000000 --threads=2
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from pathlib import Path
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+import numpy as np
+from absl import app, flags
+
+from slipstream_tf.prepare.opening import open_source
+from slipstream_tf.prepare.preparation import Options, prepare
+
+_LINES = flags.DEFINE_integer("lines", 2_000_000, "Generated lines.", lower_bound=1)
+_THREADS = flags.DEFINE_integer("threads", 2, "Threads that parse.", lower_bound=1)
+_SHARD_ROWS = flags.DEFINE_integer("shard_rows", 1_000_000, "Lines per shard.", lower_bound=1)
+_FOLDER = flags.DEFINE_string("folder", None, "Folder for the files; default: a temporary one.")
+
+_BLOCK = 100_000  # Lines drawn; the file repeats them with other keys.
+_ZIPF, _MISSING = 1.05, 0.1
+_CARDINALITIES = np.geomspace(10, 1_000_000, 26).astype(np.int64)
+
+
+def write_lines(path: Path, count: int) -> None:
+    """Writes `count` lines of Criteo's form."""
+    rng = np.random.default_rng(0)
+    with open(path, "w", encoding="ascii") as file:
+        for first in range(0, count, _BLOCK):
+            rows = min(_BLOCK, count - first)
+            labels = (rng.random(rows) < 0.25).astype(int)
+            counts = rng.geometric(0.02, (rows, 13)) - 1
+            keys = np.empty((rows, 26), np.int64)
+            for field, size in enumerate(_CARDINALITIES):
+                weights = np.cumsum(1.0 / np.arange(1, size + 1) ** _ZIPF)
+                drawn = np.searchsorted(weights, rng.random(rows) * weights[-1])
+                keys[:, field] = (drawn + 1) * 2_654_435_761 % (1 << 32)
+            is_missing = rng.random((rows, 39)) < _MISSING
+            for row in range(rows):
+                numbers = [str(v) for v in counts[row]]
+                values = [*numbers, *(f"{v:08x}" for v in keys[row].tolist())]
+                for place in np.flatnonzero(is_missing[row]):
+                    values[place] = ""
+                file.write("\t".join([str(labels[row]), *values]) + "\n")
+
+
+def measure(folder: Path) -> None:
+    """Prepares generated lines and prints the rates."""
+    path = folder / "lines.tsv"
+    if not path.exists():
+        write_lines(path, _LINES.value)
+    options = Options(shard_rows=_SHARD_ROWS.value, threads=_THREADS.value, overwrite=True)
+    source, files = open_source([str(path)])
+    load = os.getloadavg()[0]
+    ends: dict[str, tuple[float, float]] = {}
+    begin, begin_cpu = time.perf_counter(), time.process_time()
+
+    def note(phase: str, *_: int) -> None:
+        ends[phase] = (time.perf_counter() - begin, time.process_time() - begin_cpu)
+
+    with tempfile.TemporaryDirectory(dir=folder) as output:
+        statistics = prepare(source, files, output, options, note)
+        note("statistics")
+        size = sum(file.stat().st_size for file in Path(output).rglob("*.parquet"))
+    lines = sum(statistics["inputs"].values())
+    print(
+        f"{lines:,} lines, {path.stat().st_size >> 20:,} MiB to {size >> 20:,} MiB, "
+        f"{_THREADS.value} threads, {len(os.sched_getaffinity(0))} cores; load {load:.1f} before, "
+        f"{os.getloadavg()[0]:.1f} after"
+    )
+    for phase, (wall, cpu) in ends.items():
+        print(
+            f"  until the end of {phase}: {lines / wall:,.0f} lines/s of wall time, "
+            f"{lines / cpu:,.0f} per processor second"
+        )
+
+
+def main(arguments: list[str]) -> None:
+    """Measures once."""
+    if len(arguments) > 1:
+        raise app.UsageError(f"Unexpected argument {arguments[1]!r}.")
+    if _FOLDER.value is not None:
+        measure(Path(_FOLDER.value))
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        measure(Path(folder))
+
+
+if __name__ == "__main__":
+    app.run(main)

@@ -1,0 +1,225 @@
+"""`slipstream-prepare`: click logs as Parquet shards for slipstream-train, and what they are like.
+
+In: files. Out: a folder of shards, statistics.json and counts.parquet in it, a short table.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import tqdm
+
+from slipstream_tf.cli.flag_set import (
+    Choice,
+    FlagSet,
+    Integer,
+    Number,
+    RunError,
+    Text,
+    UsageError,
+    run_program,
+)
+from slipstream_tf.cli.quiet import import_tensorflow
+from slipstream_tf.telemetry.table import format_table
+
+_DATA = "DATA"
+_SECONDS_BETWEEN_DRAWS = 0.2
+_SECONDS_BETWEEN_LINES = 10.0  # Where the output is no terminal.
+_FORMATS = ("auto", "criteo", "avazu", "movielens", "csv", "parquet")
+
+
+def make_flags() -> FlagSet:
+    """Returns the program's flags."""
+    flags = FlagSet(
+        "slipstream-prepare",
+        "Writes click data as Parquet shards, for slipstream-train --data=FOLDER, and tells what "
+        "it is like: keys per field, skew, share of hot inputs. DATA: Criteo TSV (Kaggle's, or "
+        "Terabyte's days) or Avazu CSV, also .gz; MovieLens' ml-1m.zip; CSV (also .gz) or Parquet "
+        "with a --schema. Run again after an interruption, it goes on.",
+        (
+            "slipstream-prepare day_0.gz day_1.gz --output=criteo",
+            "slipstream-prepare clicks.csv --schema=clicks.json --output=clicks",
+        ),
+        arguments=_DATA,
+    )
+    flags.group("Data")
+    flags.add("output", Text(), None, "folder for the shards, statistics.json and counts.parquet")
+    text = "of DATA; auto: by the first file's name and first line"
+    flags.add("format", Choice(_FORMATS), "auto", text)
+    text = (
+        'JSON file that says what columns are: {"label": "clicked", "keys": ["user", {"column": '
+        '"tags", "separator": "|"}, {"column": "ad", "as": "integer"}], "dense": [{"column": '
+        '"price", "transform": "log"}], "missing": ["", "NA"]}. Optional: "delimiter" (,), '
+        '"columns" (names, if files have no header); as label {"column": "stars", '
+        '"positive_from": 4}. '
+        "Text keys are hashed to 64 bits; as: integer or hex reads them by value"
+    )
+    flags.add("schema", Text(), None, text)
+    flags.add_switch("strict", "a line that cannot be read ends the run, instead of being counted")
+    flags.add_switch("overwrite", "replace another preparation that --output holds")
+    flags.group("Shards")
+    flags.add("shard_rows", Integer(1, 1 << 40), 1_000_000, "lines or rows of DATA per shard")
+    flags.add("compression", Choice(("snappy", "zstd", "none")), "snappy", "of the shards")
+    flags.add("threads", Integer(1, 1024), None, "threads that parse", "all cores")
+    flags.group("Statistics (of the training part: nine of ten runs of 100 lines)")
+    text = "MiB of snapshots that bounds the hot set, as in slipstream-train"
+    flags.add("hot_budget_mb", Number(0, open_minimum=True), 256.0, text)
+    flags.add("dim", Integer(1, 65536), 16, "float32 values per embedding row, 4 bytes each")
+    text = "MiB for counting keys; beyond, rare keys are dropped and results marked with ~"
+    flags.add("count_mb", Integer(1, 1 << 30), 2048, text)
+    return flags
+
+
+def main(values: dict[str, Any], given: frozenset[str]) -> None:
+    """Prepares the data and prints what it is like."""
+    del given
+    if not values[_DATA]:
+        raise UsageError("Missing argument DATA. Allowed: one or more files; see --help.")
+    if values["output"] is None:
+        raise UsageError("Missing flag --output. Allowed: a folder that can be made and written.")
+    import_tensorflow()
+    from slipstream_tf.inputs.bad_lines import BadLineError
+    from slipstream_tf.prepare.opening import open_source
+    from slipstream_tf.prepare.preparation import Options, OtherPreparation, prepare
+    from slipstream_tf.prepare.schema import read_schema
+
+    folder = values["output"]
+    budget = int(values["hot_budget_mb"] * (1 << 20))
+    if budget < 4 * values["dim"]:
+        raise UsageError(
+            f"Invalid flag --hot_budget_mb={values['hot_budget_mb']}. Allowed: at least "
+            f"{4 * values['dim']} bytes, a row of --dim values."
+        )
+    options = Options(
+        shard_rows=values["shard_rows"],
+        compression=values["compression"],
+        dim=values["dim"],
+        hot_budget_bytes=budget,
+        count_bytes=values["count_mb"] << 20,
+        threads=values["threads"] or len(os.sched_getaffinity(0)),
+        strict=values["strict"],
+        overwrite=values["overwrite"],
+    )
+    schema = None
+    if values["schema"] is not None:
+        try:
+            schema = read_schema(values["schema"])
+        except (OSError, ValueError) as error:
+            raise UsageError(f"Invalid flag --schema={values['schema']}: {error}") from None
+    try:
+        source, files = open_source(values[_DATA], values["format"], schema)
+    except (OSError, ValueError) as error:
+        raise UsageError(f"Invalid argument DATA: {error}") from None
+    begin = time.monotonic()
+    with _Bars() as bars:
+        try:
+            statistics = prepare(source, files, folder, options, bars.show)
+        except OtherPreparation as error:
+            raise UsageError(
+                f"Invalid flag --output={folder}: {error}. Allowed: another folder, the same files "
+                "and flags as then, or --overwrite."
+            ) from None
+        except BadLineError as error:
+            raise RunError(f"{error} (--strict)") from None
+        except (OSError, ValueError) as error:
+            raise RunError(str(error)) from None
+    print(summary(statistics))
+    rows = bars.rows
+    seconds = time.monotonic() - begin
+    print(
+        f"{os.path.abspath(folder)}: {statistics['shards']:,} shards; {rows:,} lines read in "
+        f"{seconds:,.1f} s. Next: slipstream-train --data={folder}"
+    )
+
+
+def summary(statistics: Mapping[str, Any]) -> str:
+    """Returns what statistics.json holds as a table and a few lines."""
+
+    def percent(share: float | None) -> str:
+        return "n/a" if share is None else f"{share:.1%}"
+
+    rows = []
+    for name, field in statistics["fields"].items():
+        about = "" if field["is_exact"] else "~"
+        rows.append(
+            (
+                name,
+                f"{field['lookups']:,}",
+                f"{about}{field['keys']:,}",
+                f"{about}{percent(field['top_share'])}",
+                percent(field["missing_share"]),
+            )
+        )
+    header = ("field", "lookups", "keys", "top 1% of keys take", "missing")
+    lines = [format_table(header, rows), ""]
+    inputs, clicks, hot = statistics["inputs"], statistics["clicks"], statistics["hot"]
+    for part, text in (("train", "training"), ("test", "test")):
+        share = clicks[part] / inputs[part] if inputs[part] else None
+        lines.append(f"{inputs[part]:,} {text} inputs, {percent(share)} clicked")
+    budget = f"{hot['budget_bytes'] / (1 << 20):g} MiB at {hot['dim']} values a row"
+    lines.append(
+        f"{percent(hot['input_share'])} of the training inputs are hot: all of their keys are "
+        f"among the {hot['keys']:,} that fit {budget}; {percent(hot['lookup_share'])} of the "
+        "lookups go to these"
+    )
+    if statistics["bad_lines"]:
+        lines.append(
+            f"{statistics['bad_lines']:,} malformed lines were left out. The first: "
+            f"{statistics['first_bad_line']}"
+        )
+    return "\n".join(lines)
+
+
+class _Bars:
+    """A progress bar per phase, with lines per second and the time left."""
+
+    def __init__(self) -> None:
+        self.rows = 0
+        self._bar: Any = None
+        self._phase = ""
+        self._begin = 0.0
+
+    def show(self, phase: str, done: int, total: int, rows: int) -> None:
+        if phase != self._phase:
+            self.close()
+            self._phase, self._begin = phase, time.monotonic()
+            is_terminal = sys.stderr.isatty()
+            self._bar = tqdm.tqdm(
+                total=total,
+                desc=phase,
+                dynamic_ncols=is_terminal,
+                mininterval=_SECONDS_BETWEEN_DRAWS if is_terminal else _SECONDS_BETWEEN_LINES,
+                bar_format="{desc} {percentage:3.0f}%|{bar}| [{elapsed}<{remaining}]",
+                # What an earlier run did took none of this run's time.
+                initial=done,
+            )
+        if phase == "preparing":
+            self.rows = rows
+        seconds = max(time.monotonic() - self._begin, 1e-9)
+        rate = f"{rows:,} lines, {rows / seconds:,.0f}/s"
+        self._bar.set_description_str(f"{phase}: {rate}", refresh=False)
+        self._bar.update(done - self._bar.n)
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
+
+    def __enter__(self) -> _Bars:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def entry_point(arguments: Sequence[str] | None = None) -> None:
+    """Runs the program and ends the process with its exit code."""
+    sys.exit(run_program(make_flags(), main, arguments))
+
+
+if __name__ == "__main__":
+    entry_point()

@@ -1,0 +1,344 @@
+"""Inputs from text files, a line each: Criteo TSV, Avazu CSV, and CSV with a schema.
+
+Blocks end at line ends, so a value must not hold one.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import os
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol, cast
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv as pa_csv
+
+from slipstream_tf.inputs.readers import text
+from slipstream_tf.inputs.readers.lines import (
+    MAX_LINE_BYTES,
+    LineFormat,
+    is_regular,
+    parse_block,
+    require_header,
+)
+from slipstream_tf.prepare.columns import columns_of, convert
+from slipstream_tf.prepare.schema import Schema
+from slipstream_tf.prepare.sources import (
+    Block,
+    Columns,
+    ParsedRows,
+    Position,
+    is_test_row,
+    rows_left,
+)
+
+_NEWLINE = 10
+_DAMAGES = (EOFError, gzip.BadGzipFile, zlib.error)
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+
+
+class LineParser(Protocol):
+    """What the lines of a data set mean."""
+
+    name: str
+    columns: Columns
+    has_header: bool
+
+    def describe(self) -> Mapping[str, Any]:
+        """Returns JSON-serialisable values that tell this parser from others."""
+        ...
+
+    def read_header(self, path: str, first_line: bytes) -> Any:
+        """Returns what `parse` needs to know of a file; first_line has no line end.
+
+        Raises:
+            ValueError: the header is not what it should be.
+        """
+        ...
+
+    def parse(self, header: Any, lines: bytes) -> ParsedRows:
+        """Parses whole lines; the last one may lack its end."""
+        ...
+
+
+class LineSource:
+    """Reads text files, whatever their size; ".gz" files are decompressed.
+
+    The parts are those of `TextReader`: of each ten consecutive runs of 100 data lines of a file,
+    the last run is the test part.
+    """
+
+    def __init__(self, parser: LineParser, paths: Sequence[str]):
+        """Reads the files' first lines.
+
+        Args:
+            parser: of the lines.
+            paths: the files, in order.
+
+        Raises:
+            OSError: a file cannot be read.
+            ValueError: a file's header is not what it should be.
+        """
+        self.name, self.columns = parser.name, parser.columns
+        self._parser, self._paths = parser, tuple(paths)
+        self._bytes = [os.path.getsize(path) for path in self._paths]
+        self.size = sum(self._bytes)
+        self._headers = [parser.read_header(path, first_line(path)) for path in self._paths]
+
+    def describe(self) -> Mapping[str, Any]:
+        """See `Source.describe`."""
+        return dict(self._parser.describe())
+
+    def blocks(self, start: Position, piece_rows: int) -> Iterator[Block]:
+        """See `Source.blocks`."""
+        while start.file < len(self._paths):
+            yield from self._file_blocks(start, piece_rows)
+            start = Position(start.file + 1, 0, 0, self._last.id)
+
+    def _file_blocks(self, start: Position, piece_rows: int) -> Iterator[Block]:
+        path = self._paths[start.file]
+        done = sum(self._bytes[: start.file])
+        self._last = at = start
+        with _open(path) as file:
+            # Of a compressed file, all that lies before is decompressed once more.
+            try:
+                if at.offset:
+                    file.seek(at.offset)
+                elif self._parser.has_header:
+                    file.readline(MAX_LINE_BYTES)
+                at = Position(at.file, file.tell(), at.row, at.id)
+                for lines, num_bytes in _whole_lines(file):
+                    end = at.offset + num_bytes
+                    for part in _cut(lines, rows_left(at.row, piece_rows), piece_rows):
+                        lines_left = len(lines) - part.end
+                        offset = end if not lines_left else end - lines_left
+                        rows = part.rows
+                        after = Position(at.file, offset, at.row + rows, at.id + rows)
+                        # Of a compressed file its own bytes, which its size is told in.
+                        raw = file.fileobj if isinstance(file, gzip.GzipFile) else None
+                        read = offset if raw is None else cast(Any, raw).tell()
+                        content = lines[part.begin : part.end]
+                        yield Block(at, after, content, done + min(read, self._bytes[at.file]))
+                        self._last = at = after
+            except _DAMAGES as error:
+                raise ValueError(f"{path}: damaged after line {self._line(at)}: {error}") from error
+
+    def _line(self, at: Position) -> int:
+        """Lines of the file before a position."""
+        return at.row + self._parser.has_header
+
+    def parse(self, block: Block) -> ParsedRows:
+        """See `Source.parse`."""
+        return self._parser.parse(self._headers[block.start.file], block.content)
+
+    def is_test(self, block: Block) -> np.ndarray:
+        """See `Source.is_test`."""
+        return is_test_row(block.start.row, block.num_rows)
+
+    def line(self, block: Block, place: int) -> tuple[str, int]:
+        """See `Source.line`."""
+        return self._paths[block.start.file], self._line(block.start) + place + 1
+
+
+def first_line(path: str) -> bytes:
+    """Returns a file's first line, without its end and without a byte order mark.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is compressed, and damaged.
+    """
+    with _open(path) as file:
+        try:
+            line = file.readline(MAX_LINE_BYTES)
+        except _DAMAGES as error:
+            raise ValueError(f"{path}: damaged at its beginning: {error}") from error
+    return line.removesuffix(b"\n").removesuffix(b"\r").removeprefix(_BYTE_ORDER_MARK)
+
+
+def _open(path: str) -> Any:
+    return gzip.open(path, "rb") if path.endswith(".gz") else open(path, "rb")
+
+
+def _whole_lines(file: Any) -> Iterator[tuple[bytes, int]]:
+    """Yields (whole lines, bytes of the file that they took); of an endless line only a part."""
+    rest, rest_bytes = b"", 0
+    while data := file.read(text.BLOCK_BYTES):
+        cut = data.rfind(b"\n") + 1
+        if cut:
+            yield rest + data[:cut], rest_bytes + cut
+            rest, rest_bytes = data[cut:][: MAX_LINE_BYTES + 1], len(data) - cut
+        else:
+            rest, rest_bytes = (rest + data)[: MAX_LINE_BYTES + 1], rest_bytes + len(data)
+    if rest:
+        yield rest, rest_bytes
+
+
+class _Part:
+    """Lines `begin` to `end` (bytes) of a block."""
+
+    def __init__(self, begin: int, end: int, rows: int):
+        self.begin, self.end, self.rows = begin, end, rows
+
+
+def _cut(lines: bytes, first_rows: int, piece_rows: int) -> Iterator[_Part]:
+    """Cuts lines where pieces end: after `first_rows` lines, then after each `piece_rows`."""
+    num_rows = lines.count(b"\n") + (not lines.endswith(b"\n"))
+    if num_rows <= first_rows:
+        yield _Part(0, len(lines), num_rows)
+        return
+    ends = np.flatnonzero(np.frombuffer(lines, np.uint8) == _NEWLINE) + 1
+    begin, row = 0, 0
+    for last in [*range(first_rows, num_rows, piece_rows), num_rows]:
+        end = len(lines) if last == num_rows else int(ends[last - 1])
+        yield _Part(begin, end, last - row)
+        begin, row = end, last
+
+
+class FormatParser:
+    """Lines of Criteo's or Avazu's files, as their readers read them."""
+
+    def __init__(self, line_format: LineFormat, label: str, dense: tuple[str, ...] = ()):
+        """Keeps the format.
+
+        Args:
+            line_format: of the lines.
+            label: what the column of the label is called.
+            dense: what the columns of numbers are called.
+        """
+        self._format = line_format
+        self.name = line_format.name
+        self.has_header = line_format.header is not None
+        self.columns = Columns(label, dense, line_format.fields)
+
+    def describe(self) -> Mapping[str, Any]:
+        """See `LineParser.describe`."""
+        return {"format": self.name}
+
+    def read_header(self, path: str, first_line: bytes) -> Any:
+        """See `LineParser.read_header`."""
+        require_header(self._format, path, first_line)
+
+    def parse(self, header: Any, lines: bytes) -> ParsedRows:
+        """See `LineParser.parse`."""
+        parsed = parse_block(self._format, lines)
+        rows = parsed.rows
+        values = {self.columns.label: pa.array(rows.label)}
+        for i, name in enumerate(self.columns.dense):
+            values[name] = pa.array(np.ascontiguousarray(rows.dense[:, i]))
+        for i, name in enumerate(self.columns.keys):
+            values[name] = pa.array(np.ascontiguousarray(rows.keys[:, i]))
+        return ParsedRows(pa.table(values), parsed.is_good, parsed.reasons)
+
+
+class CsvParser:
+    """Lines of delimited text whose columns a schema explains; values may be quoted by '"'."""
+
+    has_header: bool
+
+    def __init__(self, schema: Schema):
+        """Keeps the schema."""
+        self.name = "table"
+        self._schema = schema
+        self.has_header = schema.columns is None
+        self.columns = columns_of(schema, dict.fromkeys(schema.names(), pa.binary()))
+
+    def describe(self) -> Mapping[str, Any]:
+        """See `LineParser.describe`."""
+        return {"format": "csv", "schema": self._schema.to_dict()}
+
+    def read_header(self, path: str, first_line: bytes) -> tuple[str, ...]:
+        """Returns the names of a file's columns."""
+        if self._schema.columns is not None:
+            return self._schema.columns
+        try:
+            names = tuple(self._values(first_line.decode()))
+        except (csv.Error, UnicodeDecodeError) as error:
+            raise ValueError(f"{path}:1: no header: {error}") from None
+        for name in self._schema.names():
+            if names.count(name) != 1:
+                number = names.count(name) or "no"
+                raise ValueError(
+                    f"{path}:1: {number} column {name!r}. It has the columns {list(names)}, "
+                    f"separated by {self._schema.delimiter!r}."
+                )
+        return names
+
+    def parse(self, header: Any, lines: bytes) -> ParsedRows:
+        """See `LineParser.parse`."""
+        if not lines.endswith(b"\n"):
+            lines += b"\n"
+        columns = self._columns(header, lines)
+        if columns is not None:
+            return convert(self._schema, columns)
+        return self._parse_each(header, lines[:-1].split(b"\n"))
+
+    def _columns(self, header: Sequence[str], lines: bytes) -> dict[str, pa.Array] | None:
+        """The columns that are used, or None if lines are not all regular."""
+        plain = lines.replace(b"\r\n", b"\n")
+        # To Arrow, an empty line is one of empty columns, as many as it needs.
+        if not is_regular(plain) or plain.startswith(b"\n") or b"\n\n" in plain:
+            return None
+        used = self._schema.names()
+        names = [name if name in used else f"_{place}" for place, name in enumerate(header)]
+        try:
+            table = pa_csv.read_csv(
+                pa.BufferReader(lines),
+                read_options=pa_csv.ReadOptions(
+                    column_names=names, use_threads=False, block_size=len(lines) + 1
+                ),
+                parse_options=pa_csv.ParseOptions(
+                    delimiter=self._schema.delimiter, ignore_empty_lines=False
+                ),
+                convert_options=pa_csv.ConvertOptions(
+                    include_columns=list(used),
+                    column_types=dict.fromkeys(used, pa.binary()),
+                    check_utf8=False,
+                ),
+            )
+        except pa.ArrowInvalid:
+            return None
+        if table.num_rows != lines.count(b"\n"):
+            return None
+        return {name: pa.concat_arrays(table[name].chunks) for name in used}
+
+    def _parse_each(self, header: Sequence[str], lines: Sequence[bytes]) -> ParsedRows:
+        """Parses lines one by one; those of another number of columns are malformed."""
+        reasons: dict[int, str] = {}
+        rows: list[list[bytes]] = []
+        for place, line in enumerate(lines):
+            try:
+                rows.append(self._split(header, line))
+            except (ValueError, csv.Error) as error:
+                reasons[place] = str(error)
+        is_whole = np.ones(len(lines), bool)
+        is_whole[list(reasons)] = False
+        columns = {}
+        for name in self._schema.names():
+            place = list(header).index(name)
+            columns[name] = pa.array([row[place] for row in rows], pa.binary())
+        parsed = convert(self._schema, columns)
+        places = np.flatnonzero(is_whole)
+        reasons.update((int(places[row]), text) for row, text in parsed.reasons.items())
+        is_good = is_whole
+        is_good[places] = parsed.is_good
+        return ParsedRows(parsed.table, is_good, dict(sorted(reasons.items())))
+
+    def _split(self, header: Sequence[str], line: bytes) -> list[bytes]:
+        line = line.removesuffix(b"\r")
+        if len(line) > MAX_LINE_BYTES:
+            raise ValueError(f"more than {MAX_LINE_BYTES} bytes; allowed: so many at most")
+        # Latin-1 keeps every byte, whatever the text's encoding.
+        values = self._values(line.decode("latin-1")) if line else [""]
+        if len(values) != len(header):
+            raise ValueError(
+                f"{len(values)} columns; allowed: {len(header)}, separated by "
+                f"{self._schema.delimiter!r}"
+            )
+        return [value.encode("latin-1") for value in values]
+
+    def _values(self, line: str) -> list[str]:
+        rows = list(csv.reader([line], delimiter=self._schema.delimiter, strict=True))
+        return rows[0] if rows else [""]

@@ -1,0 +1,87 @@
+"""Finds the source for files, by what the user says or by their names and first lines."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from slipstream_tf.errors import require_choice
+from slipstream_tf.inputs.readers.avazu import HEADER, AvazuFormat
+from slipstream_tf.inputs.readers.criteo import NUM_DENSE, CriteoFormat
+from slipstream_tf.prepare.line_source import CsvParser, FormatParser, LineSource, first_line
+from slipstream_tf.prepare.row_source import MovieLensSource, ParquetSource
+from slipstream_tf.prepare.schema import Schema
+from slipstream_tf.prepare.sources import Source
+
+AUTO = "auto"
+FORMATS = ("criteo", "avazu", "movielens", "csv", "parquet")
+
+
+def open_source(
+    paths: Sequence[str], kind: str = AUTO, schema: Schema | None = None
+) -> tuple[Source, list[str]]:
+    """Opens files as one source.
+
+    Args:
+        paths: files, read in this order; a folder stands for the Parquet files in it, at any depth,
+            in the order of their paths.
+        kind: one of FORMATS, or "auto": told by the first file's name, or its first line.
+        schema: what the columns mean, of "csv" and "parquet" only.
+
+    Returns:
+        (the source, its files).
+
+    Raises:
+        OSError: a file cannot be read.
+        ValueError: the files are of none of the formats, or a schema is missing or of no use.
+    """
+    require_choice("format", kind, (AUTO, *FORMATS))
+    files = [file for path in paths for file in _files(path)]
+    if kind == AUTO:
+        kind = _recognised(files[0], schema is not None)
+    if (schema is None) == (kind in ("csv", "parquet")):
+        need = "needs a schema that says what its columns are" if schema is None else "has its own"
+        raise ValueError(f"{files[0]}: {kind} data {need}; see slipstream-prepare --help.")
+    if kind == "movielens":
+        if len(files) > 1:
+            raise ValueError(f"{files[1]}: MovieLens is one file, ml-1m.zip.")
+        return MovieLensSource(files[0]), files
+    if schema is not None:
+        if kind == "parquet":
+            return ParquetSource(schema, files), files
+        return LineSource(CsvParser(schema), files), files
+    if kind == "criteo":
+        dense = tuple(f"I{i}" for i in range(1, NUM_DENSE + 1))
+        return LineSource(FormatParser(CriteoFormat(), "label", dense), files), files
+    return LineSource(FormatParser(AvazuFormat(), "click"), files), files
+
+
+def _files(path: str) -> list[str]:
+    if not os.path.isdir(path):
+        if not os.path.exists(path):
+            raise FileNotFoundError(f"No data file or folder {path!r}.")
+        return [path]
+    files = sorted(str(file) for file in Path(path).rglob("*.parquet"))
+    if not files:
+        raise FileNotFoundError(f"No Parquet files in {path!r}.")
+    return files
+
+
+def _recognised(path: str, has_schema: bool) -> str:
+    if path.endswith(".parquet"):
+        return "parquet"
+    if has_schema:
+        return "csv"
+    if os.path.basename(path) == "ml-1m.zip":
+        return "movielens"
+    line = first_line(path)
+    if line == HEADER:
+        return "avazu"
+    if line.count(b"\t") == CriteoFormat.num_columns - 1:
+        return "criteo"
+    shown = line[:60].decode(errors="backslashreplace")
+    raise ValueError(
+        f"{path}: its first line {shown!r} is neither Criteo's nor Avazu's. Allowed: those, "
+        "MovieLens' ml-1m.zip, or CSV or Parquet with a schema."
+    )

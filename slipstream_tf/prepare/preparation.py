@@ -1,0 +1,409 @@
+"""Prepares data: parses a source in threads, writes shards, counts keys and hot inputs.
+
+What an interrupted preparation has written is not written again; the folder ends with the same
+bytes.
+"""
+
+from __future__ import annotations
+
+import collections
+import concurrent.futures
+import contextlib
+import dataclasses
+import fcntl
+import functools
+import os
+from collections.abc import Callable, Generator, Iterator, Mapping
+from typing import Any
+
+import pyarrow as pa
+
+from slipstream_tf.errors import require_integer
+from slipstream_tf.inputs.bad_lines import BadLineError, BadLines
+from slipstream_tf.inputs.readers.prepared import MANIFEST, is_prepared, read_manifest
+from slipstream_tf.inputs.spec import PARTS
+from slipstream_tf.prepare import statistics as stats
+from slipstream_tf.prepare.counts import BYTES_PER_KEY, KeyCounts
+from slipstream_tf.prepare.shards import (
+    COMPRESSIONS,
+    ShardWriter,
+    make_manifest,
+    row_groups,
+    write_manifest,
+)
+from slipstream_tf.prepare.sources import Block, ParsedRows, Position, Source
+
+_LOCK = ".lock"
+_BLOCKS_AHEAD = 2  # Beyond one for each thread.
+
+Progress = Callable[[str, int, int, int], None]
+"""Takes (what is done, done so far, all of it, rows read by now); called often."""
+
+
+class OtherPreparation(ValueError):
+    """The folder holds data that was prepared from something else, or in another way."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """How data is prepared.
+
+    Attributes:
+        shard_rows: rows of the original files per shard, both parts together.
+        compression: of the shards; one of `shards.COMPRESSIONS`.
+        dim: values per embedding row, of which hot keys have a snapshot.
+        hot_budget_bytes: bytes of all snapshots.
+        count_bytes: memory for the counts of keys; beyond it they are approximate.
+        threads: that parse.
+        strict: make the first malformed row an error instead of leaving it out.
+        overwrite: replace what the folder holds from another preparation.
+    """
+
+    shard_rows: int = 1_000_000
+    compression: str = "snappy"
+    dim: int = 16
+    hot_budget_bytes: int = 256 << 20
+    count_bytes: int = 2 << 30
+    threads: int = 2
+    strict: bool = False
+    overwrite: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("shard_rows", "dim", "hot_budget_bytes", "threads"):
+            require_integer(name, getattr(self, name), 1, None, "Options")
+        require_integer("count_bytes", self.count_bytes, 1 << 20, None, "Options")
+        if self.compression not in COMPRESSIONS:
+            raise ValueError(
+                f"Invalid `compression`: {self.compression!r}. Allowed: {COMPRESSIONS}."
+            )
+
+
+def prepare(
+    source: Source,
+    paths: list[str],
+    folder: str,
+    options: Options | None = None,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Writes a source's inputs as Parquet shards, and statistics of them.
+
+    Args:
+        source: of the inputs.
+        paths: its files; the folder is bound to their names and sizes.
+        folder: for prepared.json, train/, test/, statistics.json and counts.parquet. What a
+            preparation of the same source left there is gone on with.
+        options: how; default: `Options()`.
+        progress: told now and then how far it is.
+
+    Returns:
+        The content of statistics.json.
+
+    Raises:
+        OtherPreparation: the folder holds another preparation, and may not be overwritten.
+        BadLineError: a malformed row, and `strict` is set.
+        ValueError: a file is damaged, or nothing can be read from the files at all.
+        BlockingIOError: another process prepares into this folder.
+        OSError: a file cannot be read or written.
+    """
+    options = options or Options()
+    told = progress or (lambda *_: None)
+    described = {
+        **source.describe(),
+        "files": [
+            {"name": os.path.basename(path), "bytes": os.path.getsize(path)} for path in paths
+        ],
+        "shard_rows": options.shard_rows,
+        "compression": options.compression,
+    }
+    manifest = make_manifest(source.name, source.columns, described)
+    os.makedirs(folder, exist_ok=True)
+    with _locked(folder):
+        manifest = _begun(folder, manifest, options.overwrite)
+        first = _first_bad_line(manifest)
+        if options.strict and first is not None:
+            raise BadLineError(first)
+        fields = source.columns.keys
+        counts = KeyCounts(fields, options.count_bytes // BYTES_PER_KEY)
+        if not manifest["is_complete"]:
+            _write_shards(source, folder, manifest, counts, options, told)
+        else:
+            found = stats.read_statistics(folder)
+            if found is not None and _is_of(found, options):
+                return found
+            _recount(folder, manifest, counts, told)
+        return _write_statistics(folder, manifest, counts, options, told)
+
+
+def _begun(folder: str, manifest: dict[str, Any], overwrite: bool) -> dict[str, Any]:
+    """Returns the manifest to go on with, and leaves in the folder what it names.
+
+    From here on the folder is one of prepared data: whatever it has beside is from a run that was
+    broken off, or from what is replaced.
+    """
+    if is_prepared(folder):
+        found = _same(folder, manifest, overwrite)
+    else:
+        found = None
+        for name in sorted(os.listdir(folder)):
+            if not name.startswith((".", f"{MANIFEST}.")):
+                raise OtherPreparation(f"{folder}: no prepared data, but it holds {name!r}")
+    if found is None:
+        write_manifest(folder, manifest)
+        found = manifest
+    named = {shard[part]["file"] for shard in found["shards"] for part in PARTS if shard[part]}
+    for part in PARTS:
+        place = os.path.join(folder, part)
+        for name in os.listdir(place) if os.path.isdir(place) else ():
+            if f"{part}/{name}" not in named:
+                os.unlink(os.path.join(place, name))
+    results = (stats.STATISTICS, stats.COUNTS)
+    partial = tuple(f"{whole}." for whole in (MANIFEST, stats.HOT_INPUTS, *results))
+    for name in os.listdir(folder):
+        is_partial = name.startswith(partial)
+        if is_partial or (name in results and not found["is_complete"]):
+            os.unlink(os.path.join(folder, name))
+    return found
+
+
+def _same(folder: str, manifest: dict[str, Any], overwrite: bool) -> dict[str, Any] | None:
+    """The folder's manifest if it is of the same preparation; None if it may be overwritten."""
+    try:
+        found = read_manifest(folder)
+    except ValueError as error:
+        if not overwrite:
+            raise OtherPreparation(str(error)) from None
+        return None
+    same = ("name", "columns", "source")
+    if all(found.get(name) == manifest[name] for name in same):
+        return found
+    if not overwrite:
+        other = [name for name in same if found.get(name) != manifest[name]]
+        if other == ["source"]:
+            before, now = found["source"], manifest["source"]
+            other = [name for name in {**before, **now} if before.get(name) != now.get(name)]
+        raise OtherPreparation(
+            f"{folder}: prepared from something else, or in another way ({', '.join(other)} differ)"
+        )
+    return None
+
+
+@contextlib.contextmanager
+def _locked(folder: str) -> Iterator[None]:
+    with open(os.path.join(folder, _LOCK), "w", encoding="utf-8") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise BlockingIOError(f"{folder}: another process prepares into it") from None
+        yield
+
+
+def _write_shards(
+    source: Source,
+    folder: str,
+    manifest: dict[str, Any],
+    counts: KeyCounts,
+    options: Options,
+    told: Progress,
+) -> None:
+    bad_lines = BadLines(options.strict)
+    start = Position()
+    _recount(folder, manifest, counts, told)
+    for shard in manifest["shards"]:
+        start = Position(**shard["end"])
+    writer: ShardWriter | None = None
+    piece = None
+    end = start
+    rows = 0
+    counting = _InOrder()
+    try:
+        blocks = source.blocks(start, options.shard_rows)
+        with counting, contextlib.closing(_parsed(source, blocks, options.threads)) as all_parsed:
+            for block, parsed in all_parsed:
+                own = (block.start.file, block.start.row // options.shard_rows)
+                if writer is not None and own != piece:
+                    entry = _finish(folder, manifest, writer, end)
+                    counting.run(_count, folder, entry, counts)
+                    writer = None
+                if writer is None:
+                    writer = ShardWriter(
+                        folder, len(manifest["shards"]), source.columns, options.compression
+                    )
+                piece, end = own, block.end
+                _tell_bad(source, block, parsed, bad_lines, writer)
+                writer.add(parsed, block.start.id, source.is_test(block))
+                rows += block.num_rows
+                told("preparing", block.done, source.size, rows)
+            if writer is not None:
+                counting.run(_count, folder, _finish(folder, manifest, writer, end), counts)
+                writer = None
+    except BaseException:
+        if writer is not None:
+            writer.discard()
+        raise
+    totals = _totals(manifest)
+    if not sum(totals["inputs"].values()):
+        first = _first_bad_line(manifest) or "the files have no rows"
+        raise ValueError(f"No input could be read: {first}")
+    manifest["is_complete"] = True
+    write_manifest(folder, manifest)
+
+
+def _finish(
+    folder: str, manifest: dict[str, Any], writer: ShardWriter, end: Position
+) -> dict[str, Any]:
+    entry = writer.close(end)
+    manifest["shards"].append(entry)
+    write_manifest(folder, manifest)
+    return entry
+
+
+class _InOrder:
+    """Runs calls one after the other in a thread beside; leaving the context waits for them."""
+
+    def __init__(self) -> None:
+        self._executor = concurrent.futures.ThreadPoolExecutor(1)
+        self._calls: list[concurrent.futures.Future[Any]] = []
+
+    def run(self, function: Callable[..., Any], *arguments: Any) -> None:
+        self._calls = [call for call in self._calls if not call.done() or call.exception()]
+        self._calls.append(self._executor.submit(function, *arguments))
+
+    def __enter__(self) -> _InOrder:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._executor.shutdown(cancel_futures=kind is not None)
+        if kind is None:
+            for call in self._calls:
+                call.result()
+
+
+def _tell_bad(
+    source: Source, block: Block, parsed: ParsedRows, bad_lines: BadLines, writer: ShardWriter
+) -> None:
+    first = None
+    for place, reason in parsed.reasons.items():
+        path, line = source.line(block, place)
+        bad_lines.add(path, line, reason)
+        first = first or f"{path}:{line}: {reason}"
+    writer.add_bad_lines(len(parsed.reasons), first)
+
+
+def _parsed(
+    source: Source, blocks: Iterator[Block], threads: int
+) -> Generator[tuple[Block, ParsedRows], None, None]:
+    """Yields blocks with their inputs, in order; some are parsed ahead, in threads."""
+    waiting: collections.deque[tuple[Block, Any]] = collections.deque()
+    executor = concurrent.futures.ThreadPoolExecutor(threads)
+    try:
+        for block in blocks:
+            waiting.append((block, executor.submit(source.parse, block)))
+            while len(waiting) > threads + _BLOCKS_AHEAD:
+                done, future = waiting.popleft()
+                yield done, future.result()
+        for done, future in waiting:
+            yield done, future.result()
+    finally:
+        executor.shutdown(cancel_futures=True)
+
+
+def _recount(folder: str, manifest: Mapping[str, Any], counts: KeyCounts, told: Progress) -> None:
+    """Counts the keys of the shards that are whole."""
+    total = sum(shard["train"]["inputs"] for shard in manifest["shards"] if shard["train"])
+    done = 0
+    for shard in manifest["shards"]:
+        done += _count(folder, shard, counts)
+        told("counting keys", done, total, done)
+
+
+def _count(folder: str, shard: Mapping[str, Any], counts: KeyCounts) -> int:
+    inputs = 0
+    for table in _tables(folder, shard, tuple(counts.fields)):
+        stats.count_table(table, counts)
+        inputs += len(table)
+    return inputs
+
+
+def _tables(folder: str, shard: Mapping[str, Any], columns: tuple[str, ...]) -> Iterator[pa.Table]:
+    for file, group in row_groups(folder, shard, "train"):
+        yield file.read_row_group(group, columns=list(columns))
+
+
+def _write_statistics(
+    folder: str, manifest: Mapping[str, Any], counts: KeyCounts, options: Options, told: Progress
+) -> dict[str, Any]:
+    fields = tuple(counts.fields)
+    counted = [field.result() for field in counts.fields.values()]
+    described = {
+        name: stats.describe_field(field, *pair)
+        for (name, field), pair in zip(counts.fields.items(), counted, strict=True)
+    }
+    stats.write_counts(folder, fields, counted)
+    hot_keys, hot_lookups = stats.choose_hot(counted, options.dim, options.hot_budget_bytes)
+    hot = dict(zip(fields, hot_keys, strict=True))
+    hot_inputs = stats.HotInputs(folder, hot)
+    totals = _totals(manifest)
+    train_shards = [shard for shard in manifest["shards"] if shard["train"] is not None]
+
+    def count(shard: Mapping[str, Any]) -> int:
+        tables = functools.partial(_tables, folder, shard, fields)
+        return hot_inputs.count(shard["train"]["file"], tables)
+
+    num_hot = done = 0
+    executor = concurrent.futures.ThreadPoolExecutor(options.threads)
+    try:
+        for shard, inputs in zip(train_shards, executor.map(count, train_shards), strict=True):
+            hot_inputs.keep(shard["train"]["file"], inputs)
+            num_hot += inputs
+            done += shard["train"]["inputs"]
+            told("finding hot inputs", done, totals["inputs"]["train"], done)
+    finally:
+        executor.shutdown(cancel_futures=True)
+    lookups = sum(field.lookups for field in counts.fields.values())
+    train = totals["inputs"]["train"]
+    statistics = {
+        "name": manifest["name"],
+        **totals,
+        "count_bytes": options.count_bytes,
+        "fields": described,
+        "hot": {
+            "dim": options.dim,
+            "budget_bytes": options.hot_budget_bytes,
+            "keys": sum(len(keys) for keys in hot_keys),
+            "lookup_share": hot_lookups / lookups if lookups else None,
+            "inputs": num_hot,
+            "input_share": num_hot / train if train else None,
+        },
+    }
+    stats.write_statistics(folder, statistics)
+    hot_inputs.finish()
+    return statistics
+
+
+def _is_of(statistics: Mapping[str, Any], options: Options) -> bool:
+    hot = statistics.get("hot", {})
+    return (hot.get("dim"), hot.get("budget_bytes"), statistics.get("count_bytes")) == (
+        options.dim,
+        options.hot_budget_bytes,
+        options.count_bytes,
+    )
+
+
+def _totals(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    shards = manifest["shards"]
+    return {
+        "inputs": {
+            part: sum(shard[part]["inputs"] for shard in shards if shard[part]) for part in PARTS
+        },
+        "clicks": {
+            part: sum(shard[part]["clicks"] for shard in shards if shard[part]) for part in PARTS
+        },
+        "bad_lines": sum(shard["bad_lines"] for shard in shards),
+        "first_bad_line": _first_bad_line(manifest),
+        "shards": len(shards),
+    }
+
+
+def _first_bad_line(manifest: Mapping[str, Any]) -> str | None:
+    lines = (shard["first_bad_line"] for shard in manifest["shards"])
+    return next((line for line in lines if line is not None), None)

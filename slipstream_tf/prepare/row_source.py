@@ -1,0 +1,186 @@
+"""Inputs from what is no text: Parquet files with a schema, and arrays such as MovieLens'."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from slipstream_tf.inputs.readers.movielens import FIELDS, read_archive, split_rows
+from slipstream_tf.inputs.readers.parquet import ROWS_AT_ONCE
+from slipstream_tf.prepare.columns import columns_of, convert
+from slipstream_tf.prepare.schema import Schema
+from slipstream_tf.prepare.sources import (
+    Block,
+    Columns,
+    ParsedRows,
+    Position,
+    is_test_row,
+    rows_left,
+)
+
+
+class ParquetSource:
+    """Reads Parquet files in order; the parts are those of `ParquetReader`: by row, over all."""
+
+    name = "table"
+
+    def __init__(self, schema: Schema, paths: Sequence[str]):
+        """Reads the names and types of the columns.
+
+        Args:
+            schema: what columns mean.
+            paths: the files, in order; all have the columns of the first one.
+
+        Raises:
+            OSError: a file cannot be read.
+            ValueError: it is no Parquet file, or a column is missing or of a type that its use
+                does not allow.
+        """
+        self._schema, self._paths = schema, tuple(paths)
+        self._types: list[dict[str, pa.DataType]] = []
+        self._rows: list[int] = []
+        for path in self._paths:
+            with _opened(path) as file:
+                self._types.append(_types(path, file, schema))
+                self._rows.append(file.metadata.num_rows)
+            try:
+                columns = columns_of(schema, self._types[-1])
+            except ValueError as error:
+                raise ValueError(f"{path}: {error}") from None
+            if len(self._types) == 1:
+                self.columns = columns
+            elif columns != self.columns:
+                raise ValueError(
+                    f"{path}: its lists are {list(columns.lists)}; {self._paths[0]} has "
+                    f"{list(self.columns.lists)}."
+                )
+        self.size = sum(self._rows)
+
+    def describe(self) -> Mapping[str, Any]:
+        """See `Source.describe`."""
+        return {"format": "parquet", "schema": self._schema.to_dict()}
+
+    def blocks(self, start: Position, piece_rows: int) -> Iterator[Block]:
+        """See `Source.blocks`."""
+        at = start
+        for number in range(start.file, len(self._paths)):
+            if number != start.file:
+                at = Position(number, 0, 0, at.id)
+            path = self._paths[number]
+            done = sum(self._rows[:number])
+            with _opened(path) as file:
+                try:
+                    for batch in _batches(file, at.row, self._schema.names()):
+                        while len(batch):
+                            rows = min(len(batch), rows_left(at.row, piece_rows))
+                            row = at.row + rows
+                            after = Position(number, row, row, at.id + rows)
+                            yield Block(at, after, batch.slice(0, rows), done + row)
+                            at, batch = after, batch.slice(rows)
+                except (pa.ArrowException, OSError) as error:
+                    raise ValueError(f"{path}: damaged after row {at.row}: {error}") from error
+
+    def parse(self, block: Block) -> ParsedRows:
+        """See `Source.parse`."""
+        columns = {name: block.content.column(name) for name in self._schema.names()}
+        return convert(self._schema, columns)
+
+    def is_test(self, block: Block) -> np.ndarray:
+        """See `Source.is_test`."""
+        return is_test_row(block.start.id, block.num_rows)
+
+    def line(self, block: Block, place: int) -> tuple[str, int]:
+        """See `Source.line`."""
+        return self._paths[block.start.file], block.start.row + place + 1
+
+
+def _opened(path: str) -> pq.ParquetFile:
+    try:
+        return pq.ParquetFile(path)
+    except pa.ArrowException as error:
+        raise ValueError(f"{path}: no Parquet file, or damaged: {error}") from error
+
+
+def _types(path: str, file: pq.ParquetFile, schema: Schema) -> dict[str, pa.DataType]:
+    found = file.schema_arrow
+    for name in schema.names():
+        if found.names.count(name) != 1:
+            number = found.names.count(name) or "no"
+            raise ValueError(f"{path}: {number} column {name!r}. It has the columns {found.names}.")
+    return {name: found.field(name).type for name in schema.names()}
+
+
+def _batches(file: pq.ParquetFile, first: int, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    """Yields the rows of a file from `first` on; row groups before are not read."""
+    groups: list[int] = []
+    skipped = 0
+    for group in range(file.num_row_groups):
+        rows = file.metadata.row_group(group).num_rows
+        if not groups and skipped + rows <= first:
+            skipped += rows
+        else:
+            groups.append(group)
+    left_out = first - skipped
+    for batch in file.iter_batches(ROWS_AT_ONCE, row_groups=groups, columns=list(columns)):
+        if left_out < len(batch):
+            yield batch.slice(left_out)
+        left_out = max(0, left_out - len(batch))
+
+
+class MovieLensSource:
+    """MovieLens 1M as `open_movielens` splits it; its "files" are the two parts."""
+
+    name = "movielens"
+    columns = Columns("label", (), FIELDS)
+
+    def __init__(self, path: str):
+        """Reads the archive.
+
+        Raises:
+            OSError, ValueError: as `read_archive`.
+        """
+        self._path = os.fspath(path)
+        keys, labels = read_archive(self._path)
+        self._parts = [(keys[rows], labels[rows]) for rows in split_rows(len(labels))]
+        self.size = len(labels)
+
+    def describe(self) -> Mapping[str, Any]:
+        """See `Source.describe`."""
+        return {"format": self.name}
+
+    def blocks(self, start: Position, piece_rows: int) -> Iterator[Block]:
+        """See `Source.blocks`."""
+        at = start
+        for number in range(start.file, len(self._parts)):
+            if number != start.file:
+                # Inputs are numbered within their part.
+                at = Position(number)
+            count = len(self._parts[number][1])
+            done = sum(len(labels) for _, labels in self._parts[:number])
+            while at.row < count:
+                row = min(count, at.row + min(ROWS_AT_ONCE, rows_left(at.row, piece_rows)))
+                after = Position(number, row, row, row)
+                yield Block(at, after, None, done + row)
+                at = after
+
+    def parse(self, block: Block) -> ParsedRows:
+        """See `Source.parse`."""
+        keys, labels = self._parts[block.start.file]
+        rows = slice(block.start.row, block.end.row)
+        table = {"label": pa.array(labels[rows])}
+        for i, name in enumerate(FIELDS):
+            table[name] = pa.array(np.ascontiguousarray(keys[rows, i]))
+        return ParsedRows(pa.table(table), np.ones(block.num_rows, bool), {})
+
+    def is_test(self, block: Block) -> np.ndarray:
+        """See `Source.is_test`."""
+        return np.full(block.num_rows, block.start.file == 1)
+
+    def line(self, block: Block, place: int) -> tuple[str, int]:
+        """See `Source.line`."""
+        return self._path, block.start.row + place + 1

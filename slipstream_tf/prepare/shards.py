@@ -1,0 +1,204 @@
+"""Writes prepared inputs: Parquet shards of both parts, and the manifest that says what is whole.
+
+A shard holds the inputs of one piece: of so many consecutive rows of a file. It is written aside,
+synced and renamed; then the manifest names it. What the manifest does not name is written anew, so
+that an interrupted preparation ends with the same bytes.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from slipstream_tf.inputs.readers.prepared import FORMAT_VERSION, MANIFEST
+from slipstream_tf.inputs.spec import PARTS
+from slipstream_tf.prepare.schema import ID_COLUMN
+from slipstream_tf.prepare.sources import Columns, ParsedRows, Position
+from slipstream_tf.telemetry.run_record import write_json
+
+GROUP_ROWS = 131_072  # Of a row group.
+COMPRESSIONS = ("snappy", "zstd", "none")
+
+
+def make_manifest(name: str, columns: Columns, source: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the manifest of a preparation that has no shard yet.
+
+    Args:
+        name: of the data set.
+        columns: of the inputs.
+        source: JSON-serialisable values that tell this preparation from others.
+    """
+    return {
+        "format_version": FORMAT_VERSION,
+        "name": name,
+        "columns": {
+            "label": columns.label,
+            "dense": list(columns.dense),
+            "keys": list(columns.keys),
+            "lists": list(columns.lists),
+            "id": ID_COLUMN,
+        },
+        "source": dict(source),
+        "is_complete": False,
+        "shards": [],
+    }
+
+
+def write_manifest(folder: str, manifest: Mapping[str, Any]) -> None:
+    """Replaces the manifest of a folder, as a whole or not at all."""
+    write_json(os.path.join(folder, MANIFEST), manifest)
+
+
+class ShardWriter:
+    """Writes one shard: a file for each part that has inputs."""
+
+    def __init__(self, folder: str, number: int, columns: Columns, compression: str):
+        """Opens nothing yet.
+
+        Args:
+            folder: of the prepared data.
+            number: of the shard, from 0.
+            columns: of the inputs.
+            compression: one of COMPRESSIONS.
+        """
+        self._parts = {
+            part: _PartWriter(folder, f"{part}/{number:06d}.parquet", columns, compression)
+            for part in PARTS
+        }
+        self._bad_lines = 0
+        self._first_bad_line: str | None = None
+
+    def add(self, parsed: ParsedRows, first_id: int, is_test: np.ndarray) -> None:
+        """Adds the inputs of a block.
+
+        Args:
+            parsed: the inputs.
+            first_id: number of the block's first row.
+            is_test: bool [rows of the block].
+        """
+        ids = np.arange(first_id, first_id + len(is_test))[parsed.is_good]
+        is_of_test = is_test[parsed.is_good]
+        table = parsed.table.append_column(ID_COLUMN, pa.array(ids))
+        for part, is_wanted in (("train", ~is_of_test), ("test", is_of_test)):
+            if is_wanted.all():
+                self._parts[part].add(table)
+            elif is_wanted.any():
+                self._parts[part].add(table.filter(pa.array(is_wanted)))
+
+    def add_bad_lines(self, count: int, first: str | None) -> None:
+        """Counts malformed rows of the piece; `first` is kept if it is the first one."""
+        self._bad_lines += count
+        if self._first_bad_line is None:
+            self._first_bad_line = first
+
+    def close(self, end: Position) -> dict[str, Any]:
+        """Makes the files whole.
+
+        Args:
+            end: where the next shard begins.
+
+        Returns:
+            The shard's entry in the manifest.
+        """
+        entry: dict[str, Any] = {part: self._parts[part].close() for part in PARTS}
+        entry["bad_lines"] = self._bad_lines
+        entry["first_bad_line"] = self._first_bad_line
+        entry["end"] = end.to_dict()
+        return entry
+
+    def discard(self) -> None:
+        """Removes what is not whole."""
+        for writer in self._parts.values():
+            writer.discard()
+
+
+class _PartWriter:
+    """Writes one file in row groups of GROUP_ROWS, however the inputs arrive."""
+
+    def __init__(self, folder: str, name: str, columns: Columns, compression: str):
+        self._path, self._name = os.path.join(folder, name), name
+        place, file = os.path.split(self._path)
+        # Names with a dot in front are passed over by readers of folders.
+        self._partial = os.path.join(place, f".{file}.part")
+        self._columns, self._compression = columns, compression
+        self._writer: pq.ParquetWriter | None = None
+        self._waiting: list[pa.Table] = []
+        self._num_waiting = self._inputs = 0
+        self._clicks = 0.0
+
+    def add(self, table: pa.Table) -> None:
+        self._waiting.append(table)
+        self._num_waiting += len(table)
+        self._inputs += len(table)
+        while self._num_waiting >= GROUP_ROWS:
+            self._write(GROUP_ROWS)
+
+    def _write(self, rows: int) -> None:
+        table = pa.concat_tables(self._waiting)
+        self._waiting = [table.slice(rows)]
+        self._num_waiting -= rows
+        # One chunk per column: what is written must not depend on how the inputs arrived.
+        group = table.slice(0, rows).combine_chunks()
+        if self._writer is None:
+            os.makedirs(os.path.dirname(self._path), exist_ok=True)
+            self._writer = pq.ParquetWriter(
+                self._partial,
+                group.schema,
+                compression=self._compression,
+                use_dictionary=[name for name in group.schema.names if name != ID_COLUMN],
+                column_encoding={ID_COLUMN: "DELTA_BINARY_PACKED"},
+            )
+        self._clicks += pc.sum(group[self._columns.label].cast(pa.float64())).as_py()
+        self._writer.write_table(group, row_group_size=GROUP_ROWS)
+
+    def close(self) -> dict[str, Any] | None:
+        if not self._inputs:
+            return None
+        if self._num_waiting:
+            self._write(self._num_waiting)
+        assert self._writer is not None
+        self._writer.close()
+        self._writer = None
+        with open(self._partial, "rb") as file:
+            os.fsync(file.fileno())
+        os.replace(self._partial, self._path)
+        _sync_folder(os.path.dirname(self._path))
+        return {"file": self._name, "inputs": self._inputs, "clicks": self._clicks}
+
+    def discard(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+            os.unlink(self._partial)
+            self._writer = None
+
+
+def _sync_folder(path: str) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def row_groups(folder: str, entry: Mapping[str, Any], part: str) -> Iterator[tuple[Any, int]]:
+    """Opens a part of a shard.
+
+    Args:
+        folder: of the prepared data.
+        entry: of the shard in the manifest.
+        part: "train" or "test".
+
+    Yields:
+        (file, number of a row group of it).
+    """
+    if entry[part] is None:
+        return
+    with pq.ParquetFile(os.path.join(folder, entry[part]["file"])) as file:
+        for group in range(file.num_row_groups):
+            yield file, group

@@ -1,0 +1,132 @@
+"""What a source of inputs is: blocks of rows in order, each parsed on its own, in any thread."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any, Protocol
+
+import numpy as np
+import pyarrow as pa
+
+from slipstream_tf.inputs.readers.rows import is_in_part
+
+
+@dataclasses.dataclass(frozen=True)
+class Position:
+    """A place between two rows of a source; what is not read yet begins there.
+
+    Attributes:
+        file: its number, from 0.
+        offset: bytes of the file (decompressed), or rows of it, that lie before.
+        row: data rows of the file before; its header is none.
+        id: data rows of all files before.
+    """
+
+    file: int = 0
+    offset: int = 0
+    row: int = 0
+    id: int = 0
+
+    def to_dict(self) -> dict[str, int]:
+        """Returns the fields by name."""
+        return dataclasses.asdict(self)
+
+
+@dataclasses.dataclass(frozen=True)
+class Block:
+    """Some consecutive rows of a file, not parsed yet; never of two pieces.
+
+    Attributes:
+        start, end: where they lie.
+        content: for the source's `parse`.
+        done: of the source's `size`, how much lies before `end`.
+    """
+
+    start: Position
+    end: Position
+    content: Any
+    done: int
+
+    @property
+    def num_rows(self) -> int:
+        """Data rows of the block, malformed ones included."""
+        return self.end.row - self.start.row
+
+
+@dataclasses.dataclass
+class ParsedRows:
+    """The inputs of a block.
+
+    Attributes:
+        table: a column of float32 for the label and for each dense column, one of int64 or of
+            lists of int64 for each field; without malformed rows.
+        is_good: bool [rows of the block], which rows the inputs are of.
+        reasons: what is wrong with the others, by place in the block, ascending.
+    """
+
+    table: pa.Table
+    is_good: np.ndarray
+    reasons: dict[int, str]
+
+
+@dataclasses.dataclass(frozen=True)
+class Columns:
+    """Names of the columns of a source's inputs: label, numbers, fields, fields that are lists."""
+
+    label: str
+    dense: tuple[str, ...]
+    keys: tuple[str, ...]
+    lists: tuple[str, ...] = ()
+
+
+class Source(Protocol):
+    """Where inputs come from.
+
+    Attributes:
+        name: of the data set, which presets go by.
+        columns: of the inputs.
+        size: of all files, in the unit of `Block.done`.
+    """
+
+    name: str
+    columns: Columns
+    size: int
+
+    def describe(self) -> Mapping[str, Any]:
+        """Returns JSON-serialisable values that tell this source from others."""
+        ...
+
+    def blocks(self, start: Position, piece_rows: int) -> Iterator[Block]:
+        """Yields the rows from `start` on, in order.
+
+        Args:
+            start: the end of a block, or `Position()`.
+            piece_rows: a block has rows of one piece alone: of `row // piece_rows` of one file.
+
+        Raises:
+            ValueError: a file is damaged.
+        """
+        ...
+
+    def parse(self, block: Block) -> ParsedRows:
+        """Parses a block; several threads may at the same time."""
+        ...
+
+    def is_test(self, block: Block) -> np.ndarray:
+        """Tells which rows of a block are of the test part, bool [rows of the block]."""
+        ...
+
+    def line(self, block: Block, place: int) -> tuple[str, int]:
+        """Returns (file, line or row in it from 1) of a block's row, for messages."""
+        ...
+
+
+def is_test_row(first: int, count: int) -> np.ndarray:
+    """Tells which of `count` rows from `first` on are of the test part, as the readers do."""
+    return is_in_part(first, count, "test")
+
+
+def rows_left(row: int, piece_rows: int) -> int:
+    """Returns how many rows a piece still has, at a row."""
+    return piece_rows - row % piece_rows

@@ -1,0 +1,226 @@
+"""slipstream-prepare in processes of its own: killed and gone on with, and trained on."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from slipstream_tf.cli import prepare, train
+from slipstream_tf.cli.flag_set import run_program
+from slipstream_tf.inputs.readers.prepared import PreparedReader
+from slipstream_tf.inputs.readers.registry import open_data
+
+
+def data_folder() -> Path:
+    """Where the data samples lie: $SLIPSTREAM_DATA, else ../shared/data beside the repository."""
+    root = Path(__file__).resolve().parents[2]
+    return Path(os.environ.get("SLIPSTREAM_DATA") or root.parent / "shared" / "data")
+
+
+def write_criteo(path: Path, lines: int) -> Path:
+    """Writes lines of Criteo's form whose clicks depend on the first key."""
+    rng = np.random.default_rng(0)
+    keys = (rng.pareto(1.0, (lines, 26)) * 9).astype(np.int64)
+    labels = rng.random(lines) < 0.1 + 0.6 * (keys[:, 0] % 2)
+    counts = rng.integers(0, 99, (lines, 13))
+    with open(path, "w", encoding="ascii") as file:
+        for label, numbers, row in zip(labels, counts.tolist(), keys.tolist(), strict=True):
+            values = [*map(str, numbers), *(f"{key:08x}" for key in row)]
+            file.write("\t".join([str(int(label)), *values]) + "\n")
+    return path
+
+
+def digests(folder: Path) -> dict[str, str]:
+    """A folder's files with their digests; the lock, which is empty, left out."""
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path.name != ".lock"
+    }
+
+
+def start(*arguments: object) -> subprocess.Popen[str]:
+    """Starts the program in a process of its own."""
+    code = (
+        f"import sys; sys.path[:] = {sys.path!r}; "
+        "from slipstream_tf.cli.prepare import entry_point; entry_point()"
+    )
+    return subprocess.Popen(
+        [sys.executable, "-c", code, *map(str, arguments)],
+        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def run(*arguments: object) -> int:
+    """Runs the program in this process; returns its exit code."""
+    return run_program(prepare.make_flags(), prepare.main, [str(a) for a in arguments])
+
+
+def shards_in(folder: Path) -> int:
+    try:
+        return len(json.loads((folder / "prepared.json").read_text())["shards"])
+    except FileNotFoundError:
+        return 0
+
+
+def test_killed_in_the_middle_it_goes_on_and_ends_with_the_same_bytes(tmp_path: Path) -> None:
+    path = write_criteo(tmp_path / "lines.tsv", 15_000)
+    flags = (path, "--shard_rows=300", "--threads=2", "--hot_budget_mb=0.1")
+    assert run(*flags, f"--output={tmp_path / 'whole'}") == 0
+    whole = digests(tmp_path / "whole")
+    folder, found = tmp_path / "killed", []
+    for wanted in (4, 20):
+        process = start(*flags, f"--output={folder}")
+        try:
+            deadline = time.monotonic() + 240
+            while shards_in(folder) < wanted and process.poll() is None:
+                assert time.monotonic() < deadline
+                time.sleep(0.002)
+        finally:
+            process.send_signal(signal.SIGKILL)
+            process.communicate()
+        assert process.returncode == -signal.SIGKILL
+        found.append(shards_in(folder))
+    assert 4 <= found[0] < found[1] < 50
+    shard = folder / "train" / "000000.parquet"
+    written = shard.stat().st_mtime_ns
+    process = start(*flags, f"--output={folder}")
+    output, errors = process.communicate(timeout=240)
+    assert process.returncode == 0, errors
+    assert digests(folder) == whole
+    assert shard.stat().st_mtime_ns == written
+    assert f"{15_000 - 300 * found[1]:,} lines read" in output
+
+
+def test_two_at_a_time_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    import fcntl
+
+    path = write_criteo(tmp_path / "lines.tsv", 200)
+    (tmp_path / "out").mkdir()
+    with open(tmp_path / "out" / ".lock", "w", encoding="utf-8") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert run(path, f"--output={tmp_path / 'out'}") == 1
+    assert "another process prepares into it" in capsys.readouterr().err
+
+
+def test_training_on_shards_is_training_on_the_lines(tmp_path: Path) -> None:
+    path = write_criteo(tmp_path / "lines.tsv", 6_000)
+    assert run(path, f"--output={tmp_path / 'out'}", "--shard_rows=1100") == 0
+
+    def trained(data: Path, *flags: str) -> dict[str, Any]:
+        output = tmp_path / f"run{len(list(tmp_path.iterdir()))}"
+        flags = (
+            f"--data={data}", "--dim=4", "--mlp=8", "--bottom=8", "--batch_size=128", "--epochs=2",
+            f"--output={output}", *flags,
+        )  # fmt: skip
+        code = run_program(train.make_flags(), train.main, flags)
+        assert code == 0
+        return json.loads((output / "metrics.json").read_text())
+
+    lines, shards = trained(path), trained(tmp_path / "out")
+    assert shards["data"] == lines["data"] == "criteo"
+    for entry in ("test", "inputs", "rows"):
+        assert shards[entry] == lines[entry]
+    shuffled = trained(tmp_path / "out", "--shuffle_shards")
+    assert shuffled["inputs"] == lines["inputs"] and shuffled["test"] != lines["test"]
+
+
+@pytest.mark.parametrize("file", ["criteo_first10k.tsv", "avazu_first9k.csv"])
+def test_samples_agree_with_their_readers(file: str, tmp_path: Path) -> None:
+    path = data_folder() / file
+    if not path.is_file():
+        pytest.skip(f"no {file} in SLIPSTREAM_DATA or ../shared/data")
+    assert run(path, f"--output={tmp_path / 'out'}", "--shard_rows=3000") == 0
+    for part in ("train", "test"):
+        ours = PreparedReader(tmp_path / "out", 512, part=part, ids=True).dataset()
+        theirs = open_data(path, part, 512, ids=True).dataset()
+        for (one, label), (other, expected) in zip(ours, theirs, strict=True):
+            np.testing.assert_array_equal(label, expected)
+            assert one.keys() == other.keys()
+            for name in other:
+                np.testing.assert_array_equal(one[name], other[name])
+
+
+def test_a_table_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = [f"{i % 2},u{i % 40},{i % 5}|{i % 3},{i / 8}" for i in range(3_000)]
+    lines[7] = "1,u1"
+    lines[9] = "maybe,u1,1,1"
+    path = tmp_path / "clicks.csv"
+    path.write_text("\n".join(["clicked,user,tags,price", *lines]) + "\n")
+    schema = tmp_path / "clicks.json"
+    tags = {"column": "tags", "separator": "|", "as": "integer"}
+    schema.write_text(json.dumps({"label": "clicked", "keys": ["user", tags], "dense": ["price"]}))
+    out = tmp_path / "out"
+    assert run(path, f"--schema={schema}", f"--output={out}", "--dim=1") == 0
+    printed = capsys.readouterr().out
+    assert f"2 malformed lines were left out. The first: {path}:9: 2 columns" in printed
+    assert "user" in printed and "100.0% of the training inputs are hot" in printed
+    code = run_program(
+        train.make_flags(),
+        train.main,
+        [f"--data={out}", "--dim=4", "--mlp=4", "--batch_size=100", f"--output={tmp_path / 'run'}"],
+    )
+    assert code == 0
+    record = json.loads((tmp_path / "run" / "metrics.json").read_text())
+    assert record["rows"] == {"user": 40, "tags": 5}
+    assert record["inputs"]["trained"] + record["test"]["inputs"] == 2_998
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "named"),
+    [
+        (("--output={out}",), 2, ("argument DATA",)),
+        (("{data}",), 2, ("--output",)),
+        (("{data}", "--output={out}", "--format=tsv"), 2, ("--format=tsv", "criteo, avazu")),
+        (("{data}", "--output={out}", "--schema={data}"), 2, ("--schema", "not JSON")),
+        (("{out}/none", "--output={out}"), 2, ("none", "DATA")),
+        (("{data}", "--output={out}", "--format=csv"), 2, ("needs a schema",)),
+        (("{data}", "--output={out}", "--format=movielens"), 2, ("GroupLens",)),
+        (("{data}", "--output={out}", "--hot_budget_mb=0.00001"), 2, ("--hot_budget_mb", "64")),
+        (("{data}", "--output={data}"), 1, ("lines.tsv",)),
+        (("{data}", "--output={out}", "--strict"), 1, ("lines.tsv:3: 2 columns", "--strict")),
+    ],
+)
+def test_errors_are_one_line(
+    arguments: tuple[str, ...],
+    code: int,
+    named: tuple[str, ...],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    path = write_criteo(tmp_path / "lines.tsv", 5)
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join([*lines[:2], "1\t2", *lines[2:]]))
+    filled = [a.format(data=path, out=tmp_path / "out") for a in arguments]
+    assert run(*filled) == code
+    errors = capsys.readouterr().err.splitlines()
+    line = errors[-1]
+    assert line.startswith("slipstream-prepare: ")
+    for text in named:
+        assert text in line
+
+
+def test_help_fits_a_screen_and_tells_defaults(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--help") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) <= 50 and max(map(len, lines)) <= 100
+    assert "slipstream-prepare clicks.csv --schema=clicks.json --output=clicks" in "\n".join(lines)
+
+
+def test_shuffling_shards_needs_shards(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--data=generated:1000", "--shuffle_shards"]
+    assert run_program(train.make_flags(), train.main, arguments) == 2
+    assert "Allowed: with data that slipstream-prepare wrote" in capsys.readouterr().err
