@@ -146,6 +146,7 @@ TF_HDRS = [
     "tf/drift_kernels.h",
     "tf/feature_inputs.h",
     "tf/gpu_step.h",
+    "tf/held_sums_kernels.h",
     "tf/key_map_kernels.h",
     "tf/mask_kernels.h",
     "tf/one_table_op.h",
@@ -162,6 +163,8 @@ TF_SRCS = [
     "tf/exchange_kernels.cc",
     "tf/exchange_ops.cc",
     "tf/feature_inputs.cc",
+    "tf/held_sums_kernels.cc",
+    "tf/held_sums_ops.cc",
     "tf/key_map_kernels.cc",
     "tf/key_map_ops.cc",
     "tf/lookup_kernels.cc",
@@ -177,6 +180,7 @@ TF_SRCS = [
 # compiler builds them: nvcc cannot be relied on to parse TensorFlow's headers.
 TF_GPU_SRCS = [
     "tf/drift_kernels.cu.cc",
+    "tf/held_sums_kernels.cu.cc",
     "tf/key_map_kernels.cu.cc",
     "tf/mask_kernels.cu.cc",
 ]

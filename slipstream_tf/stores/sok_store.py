@@ -26,7 +26,6 @@ from slipstream_tf.optimizers import SGD
 from slipstream_tf.stores import sok_movement, sok_traffic
 from slipstream_tf.stores.frozen_rows import FrozenRows
 from slipstream_tf.stores.held_sums import HeldSums
-from slipstream_tf.stores.key_index import HashedIndex, RangeIndex
 from slipstream_tf.stores.native import NativeStore
 from slipstream_tf.stores.sok import SokTable, open_table, slots_of, wrap_optimizer
 from slipstream_tf.stores.unchanged_keys import UnchangedKeys
@@ -137,8 +136,8 @@ class SokStore:
         for name, table in self._tables.items():
             device = table.variable.device
             self._masked[name], self._nothing[name] = KeySet(device), KeySet(device)
-            index = HashedIndex(device) if table.is_dynamic else RangeIndex(table.size(), device)
-            self._held[name] = HeldSums(index, table.dim, device)
+            num_keys = None if table.is_dynamic else table.size()
+            self._held[name] = HeldSums(table.dim, device, num_keys)
             self._frozen[name] = FrozenRows(table.dim, device)
         self._unknown_movement = sok_movement.unknown_optimizer(optimizer)
         if self._unknown_movement is None:
