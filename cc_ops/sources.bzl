@@ -77,6 +77,7 @@ CORE_SRCS = [
     "core/row_initializer.cc",
     "core/row_serving.cc",
     "core/served_rows.cc",
+    "core/skip_rule.cc",
     "core/skip_score.cc",
     "core/slab_allocator.cc",
     "core/table_room.cc",
@@ -148,6 +149,7 @@ GPU_TESTS = [
 
 # The TensorFlow layer: op registrations and kernels.
 TF_HDRS = [
+    "tf/drift_classifier_kernels.h",
     "tf/drift_kernels.h",
     "tf/feature_inputs.h",
     "tf/gpu_step.h",
@@ -164,6 +166,8 @@ TF_SRCS = [
     "tf/build_info.cc",
     "tf/classifier_kernels.cc",
     "tf/classifier_ops.cc",
+    "tf/drift_classifier_kernels.cc",
+    "tf/drift_classifier_ops.cc",
     "tf/drift_kernels.cc",
     "tf/drift_ops.cc",
     "tf/exchange_kernels.cc",
@@ -187,6 +191,7 @@ TF_SRCS = [
 # Kernels for DEVICE_GPU. They call the launchers above and contain no device code, so the host
 # compiler builds them: nvcc cannot be relied on to parse TensorFlow's headers.
 TF_GPU_SRCS = [
+    "tf/drift_classifier_kernels.cu.cc",
     "tf/drift_kernels.cu.cc",
     "tf/held_sums_kernels.cu.cc",
     "tf/hot_key_kernels.cu.cc",
