@@ -39,11 +39,13 @@ void MeasureOne(Bench* bench, int64_t batch, int64_t keys_per_table, double alph
                 bool has_target) {
   const DriftIndex index = MakeIndex(keys_per_table);
   const int64_t n = batch * kTables;
-  std::vector<Lookup> lookups(static_cast<size_t>(n));
+  std::vector<int64_t> keys(static_cast<size_t>(n));
+  std::vector<int32_t> tables(static_cast<size_t>(n));
   // One key of a hundred is not tracked.
   const int64_t range = keys_per_table + keys_per_table / 100;
   for (int64_t i = 0; i < n; ++i) {
-    lookups[i] = {RandomBelow(6, i, range), static_cast<int32_t>(i % kTables)};
+    keys[i] = RandomBelow(6, i, range);
+    tables[i] = static_cast<int32_t>(i % kTables);
   }
   std::vector<int64_t> offsets(static_cast<size_t>(batch + 1));
   for (int64_t i = 0; i <= batch; ++i) offsets[i] = i * kTables;
@@ -54,23 +56,25 @@ void MeasureOne(Bench* bench, int64_t batch, int64_t keys_per_table, double alph
   const DriftIndexView view = index.view();
   const OnDevice<DriftIndexView::Slot> slots(
       std::vector<DriftIndexView::Slot>(view.slots, view.slots + view.num_slots));
-  const OnDevice<Lookup> lookups_on_device(lookups);
-  const OnDevice<int64_t> offsets_on_device(offsets);
+  const OnDevice<int64_t> keys_on_device(keys), offsets_on_device(offsets);
+  const OnDevice<int32_t> tables_on_device(tables);
+  const LookupLists lookups = {keys.data(), tables.data(), n, offsets.data(), batch};
+  const LookupLists lookups_on_device = {keys_on_device.data(), tables_on_device.data(), n,
+                                         offsets_on_device.data(), batch};
   const OnDevice<uint32_t> scratch(n);
   const OnDevice<uint8_t> skippable(batch);
   const OnDevice<float> score(batch), weight(batch);
   const Classified result = {reinterpret_cast<bool*>(skippable.data()), score.data(),
                              weight.data()};
-  const auto item = static_cast<int64_t>(sizeof(Lookup));
+  const int64_t item = 8 + 4;  // a key and its table
   const int64_t mebibytes = static_cast<int64_t>(slots.bytes()) >> 20;
   const std::string name = alpha == 1.0 ? "classify, all keys" : "classify, 90% of the keys";
   bench->Measure({name, Shape(batch, kTables) + ", index of " + std::to_string(mebibytes) + " MiB",
-                  "lookups, offsets; skippable, score, weight (not the index)",
+                  "keys, tables, offsets; skippable, score, weight (not the index)",
                   item * n + 8 * (batch + 1) + 9 * batch, has_target, nullptr,
                   [&](cudaStream_t stream) {
                     Check(LaunchClassifyByDrift(stream, {slots.data(), view.num_slots}, classifier,
-                                                lookups_on_device.data(), offsets_on_device.data(),
-                                                batch, 0, scratch.data(), result),
+                                                lookups_on_device, 0, scratch.data(), result),
                           "LaunchClassifyByDrift");
                   },
                   [&] {
@@ -78,7 +82,7 @@ void MeasureOne(Bench* bench, int64_t batch, int64_t keys_per_table, double alph
                     const std::unique_ptr<bool[]> expected_skippable(new bool[count]);
                     std::vector<float> expected_score(count), expected_weight(count);
                     ClassifyByDrift(
-                        index, classifier, lookups.data(), offsets.data(), batch, 0,
+                        index, classifier, lookups, 0,
                         {expected_skippable.get(), expected_score.data(), expected_weight.data()});
                     const std::vector<uint8_t> bytes(expected_skippable.get(),
                                                      expected_skippable.get() + count);

@@ -17,14 +17,15 @@ namespace slipstream {
 //   scratch  as many values as there are lookups; read and written only for inputs with more than
 //            32 lookups, and not if alpha is 1, so that it may then be null.
 //
-// The other arguments are those of ClassifyByDrift. All pointers, those in `result` too, are to
-// device memory that the caller owns and keeps until the stream has passed. Equals the CPU's result
-// byte for byte. cudaErrorInvalidValue for kRememberedLoss; otherwise the launch's error. Errors
-// while running appear when the caller synchronizes.
+// The other arguments are those of ClassifyByDrift. All pointers, those in `lookups` and `result`
+// too, are to device memory that the caller owns and keeps until the stream has passed. Equals the
+// CPU's result byte for byte. Offsets that are not sound are read as the nearest that are in range:
+// nobody can be told of them. cudaErrorInvalidValue for kRememberedLoss; otherwise the launch's
+// error. Errors while running appear when the caller synchronizes.
 cudaError_t LaunchClassifyByDrift(cudaStream_t stream, const DriftIndexView& drifts,
-                                  const DriftClassifier& classifier, const Lookup* lookups,
-                                  const int64_t* offsets, int64_t batch, uint64_t first_number,
-                                  uint32_t* scratch, const Classified& result);
+                                  const DriftClassifier& classifier, const LookupLists& lookups,
+                                  uint64_t first_number, uint32_t* scratch,
+                                  const Classified& result);
 
 }  // namespace slipstream
 

@@ -29,14 +29,21 @@ struct DriftClassifier {
   }
 };
 
+// The lookups of a batch, input by input; owned by the caller.
+struct LookupLists {
+  const int64_t* keys;    // [num_lookups]
+  const int32_t* tables;  // [num_lookups], of the keys; below 0: no lookup, but padding
+  int64_t num_lookups;
+  const int64_t* offsets;  // [batch + 1], ascending from 0 to num_lookups: input i has those from
+                           // offsets[i] to offsets[i + 1] - 1
+  int64_t batch;
+};
+
 // Classifies the inputs of a batch.
 //   drifts        of the tracked keys.
-//   lookups       input by input, owned by the caller.
-//   offsets       [batch + 1]: input i looks up lookups[offsets[i]] to lookups[offsets[i + 1] - 1].
 //   first_number  inputs before the batch, since the start.
 void ClassifyByDrift(const DriftIndex& drifts, const DriftClassifier& classifier,
-                     const Lookup* lookups, const int64_t* offsets, int64_t batch,
-                     uint64_t first_number, const Classified& result);
+                     const LookupLists& lookups, uint64_t first_number, const Classified& result);
 
 }  // namespace slipstream
 

@@ -28,10 +28,19 @@ constexpr int kTables = 2;
 // Inputs with ragged lists of keys, the same list looked up in both tables.
 struct Inputs {
   std::vector<int64_t> keys, row_splits;
-  std::vector<Lookup> lookups;
-  std::vector<int64_t> offsets;
+  // Of the lookups and padding between them.
+  std::vector<int64_t> lookup_keys, offsets;
+  std::vector<int32_t> lookup_tables;
 
+  void Add(int64_t key, int32_t table) {
+    lookup_keys.push_back(key);
+    lookup_tables.push_back(table);
+  }
   int64_t batch() const { return static_cast<int64_t>(offsets.size()) - 1; }
+  LookupLists view() const {
+    return {lookup_keys.data(), lookup_tables.data(), static_cast<int64_t>(lookup_keys.size()),
+            offsets.data(), batch()};
+  }
 };
 
 struct Classes {
@@ -43,7 +52,7 @@ struct Classes {
   std::vector<float> score, weight;
 };
 
-// Input i has sizes[i] keys of `different` ones.
+// Input i has sizes[i] keys of `different` ones; every third, padding too.
 Inputs SomeInputs(const std::vector<int64_t>& sizes, int64_t different, uint64_t seed) {
   Inputs inputs;
   inputs.row_splits = inputs.offsets = {0};
@@ -55,10 +64,11 @@ Inputs SomeInputs(const std::vector<int64_t>& sizes, int64_t different, uint64_t
     inputs.row_splits.push_back(static_cast<int64_t>(inputs.keys.size()));
     for (int32_t table = 0; table < kTables; ++table) {
       for (int64_t j = size; j > 0; --j) {
-        inputs.lookups.push_back({inputs.keys[inputs.keys.size() - j], table});
+        inputs.Add(inputs.keys[inputs.keys.size() - j], table);
+        if (inputs.offsets.size() % 3 == 0) inputs.Add(j, -1);
       }
     }
-    inputs.offsets.push_back(static_cast<int64_t>(inputs.lookups.size()));
+    inputs.offsets.push_back(static_cast<int64_t>(inputs.lookup_keys.size()));
   }
   return inputs;
 }
@@ -99,17 +109,21 @@ class DriftClassificationTest : public OnPlaces {
       const DriftIndexView view = index.view();
       OnDevice<DriftIndexView::Slot> slots(
           std::vector<DriftIndexView::Slot>(view.slots, view.slots + view.num_slots));
-      OnDevice<Lookup> lookups(inputs.lookups);
-      OnDevice<int64_t> offsets(inputs.offsets);
-      OnDevice<uint32_t> scratch(inputs.lookups.size());
+      OnDevice<int64_t> keys(inputs.lookup_keys), offsets(inputs.offsets);
+      OnDevice<int32_t> tables(inputs.lookup_tables);
+      OnDevice<uint32_t> scratch(inputs.lookup_keys.size());
       OnDevice<bool> skippable(batch);
       OnDevice<float> score(batch), weight(batch);
+      LookupLists lookups = inputs.view();
+      lookups.keys = keys.data();
+      lookups.tables = tables.data();
+      lookups.offsets = offsets.data();
       const TestStream stream;
-      EXPECT_EQ(LaunchClassifyByDrift(stream.get(), {slots.data(), view.num_slots}, classifier,
-                                      lookups.data(), offsets.data(), inputs.batch(), first_number,
-                                      classifier.alpha == 1.0 ? nullptr : scratch.data(),
-                                      {skippable.data(), score.data(), weight.data()}),
-                cudaSuccess);
+      EXPECT_EQ(
+          LaunchClassifyByDrift(stream.get(), {slots.data(), view.num_slots}, classifier, lookups,
+                                first_number, classifier.alpha == 1.0 ? nullptr : scratch.data(),
+                                {skippable.data(), score.data(), weight.data()}),
+          cudaSuccess);
       stream.Wait();
       EXPECT_EQ(
           cudaMemcpy(classes.skippable.get(), skippable.data(), batch, cudaMemcpyDeviceToHost),
@@ -119,8 +133,7 @@ class DriftClassificationTest : public OnPlaces {
       return classes;
     }
 #endif
-    ClassifyByDrift(index, classifier, inputs.lookups.data(), inputs.offsets.data(), inputs.batch(),
-                    first_number, classes.view());
+    ClassifyByDrift(index, classifier, inputs.view(), first_number, classes.view());
     return classes;
   }
 

@@ -2,98 +2,187 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numeric>
-#include <unordered_map>
+#include <string>
+#include <utility>
+
+#include "cc_ops/core/hash.h"
 
 namespace slipstream {
+namespace {
 
-void AddToHeld(const HeldSums& held, const int64_t* keys, const float* gradients, int64_t n,
-               int64_t* places, float* sums) {
-  std::unordered_map<int64_t, int64_t> place_of;
+constexpr int64_t kNowhere = -1;
+
+// Rows of a step by their keys. Of the step: it has fewer rows than there are sums, all of which
+// are looked at in every step anyhow.
+class RowIndex {
+ public:
+  explicit RowIndex(const int64_t* keys, int64_t n) : keys_(keys) {
+    size_t slots = 16;
+    while (slots < 2 * static_cast<size_t>(n)) slots *= 2;
+    rows_.resize(slots, kNowhere);
+  }
+
+  // The row of a key, or kNowhere: then the key can be put there.
+  int64_t& Find(int64_t key) {
+    const uint64_t mask = rows_.size() - 1;
+    uint64_t i = HashKey(key) & mask;
+    while (rows_[i] != kNowhere && keys_[rows_[i]] != key) i = (i + 1) & mask;
+    return rows_[i];
+  }
+
+ private:
+  const int64_t* keys_;
+  std::vector<int64_t> rows_;
+};
+
+// What a step will do, found before anything is changed.
+struct Plan {
+  std::vector<RowFate> fates;                       // [n]
+  std::vector<uint8_t> is_freed;                    // [capacity]
+  std::vector<int64_t> targets;                     // [n], the place that a row's sum is kept in
+  std::vector<std::pair<int64_t, int64_t>> leaves;  // key, and row or n + place
+};
+
+Status JudgeRows(const HeldSums& held, const HoldRule& rule, const int64_t* keys, int64_t n,
+                 const int64_t* places, const float* sums, const bool* may_wait,
+                 const KeySetView& marked, Plan* plan, HeldCounts* counts) {
+  for (int64_t i = 0; i < n; ++i) {
+    const int64_t place = places[i];
+    const bool is_held = place != kNowhere;
+    if (is_held && (place < 0 || place >= held.capacity || held.keys[place] != keys[i])) {
+      return InvalidArgument("places[" + std::to_string(i) + "] is " + std::to_string(place) +
+                             ", where no sum of key " + std::to_string(keys[i]) +
+                             " is held; allowed: what the first half of the step gave");
+    }
+    const float* sum = sums + i * held.dim;
+    const bool is_sound =
+        std::all_of(sum, sum + held.dim, [](float value) { return std::isfinite(value); });
+    const bool waits = rule.by_movement ? may_wait[i] : marked.Contains(keys[i]);
+    const int64_t since = is_held ? held.since[place] : 0;
+    plan->fates[i] = FateOf(rule, is_held, since, is_sound, waits && keys[i] != HeldSums::kFree);
+    if (plan->fates[i] == RowFate::kStays) {
+      plan->targets[i] = place;
+      ++counts->held;
+    } else if (plan->fates[i] == RowFate::kPasses) {
+      const bool is_old = is_held && rule.IsOld(since);
+      counts->due_by_age += is_old;
+      counts->due_by_movement += !is_old && rule.by_movement && rule.MayHold();
+      if (is_held) plan->is_freed[place] = 1;
+      plan->leaves.emplace_back(keys[i], i);
+    }
+  }
+  return OkStatus();
+}
+
+// Sums that leave without a gradient, and what there is room for after that.
+void JudgePlaces(const HeldSums& held, const HoldRule& rule, const int64_t* keys, int64_t n,
+                 Plan* plan, HeldCounts* counts) {
   for (int64_t p = 0; p < held.capacity; ++p) {
-    if (held.keys[p] != HeldSums::kFree) place_of.emplace(held.keys[p], p);
+    if (held.keys[p] == HeldSums::kFree || plan->is_freed[p]) continue;
+    if (rule.lets_go || rule.IsOld(held.since[p])) {
+      plan->is_freed[p] = 1;
+      plan->leaves.emplace_back(held.keys[p], n + p);
+      ++counts->left_alone;
+    } else {
+      ++counts->pending;
+    }
+  }
+  (rule.lets_go ? counts->flushed : counts->due_by_age) += counts->left_alone;
+
+  int64_t place = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    if (plan->fates[i] != RowFate::kWantsRoom) continue;
+    while (place < held.capacity && held.keys[place] != HeldSums::kFree && !plan->is_freed[place]) {
+      ++place;
+    }
+    if (place == held.capacity || counts->pending >= rule.max_rows) {
+      ++counts->refused;
+      plan->leaves.emplace_back(keys[i], i);
+      continue;
+    }
+    plan->targets[i] = place++;
+    ++counts->pending;
+    ++counts->held;
+  }
+}
+
+}  // namespace
+
+Status AddToHeld(const HeldSums& held, const int64_t* keys, const float* gradients, int64_t n,
+                 int64_t* places, float* sums) {
+  RowIndex rows(keys, n);
+  for (int64_t i = 0; i < n; ++i) {
+    int64_t& row = rows.Find(keys[i]);
+    if (row != kNowhere) {
+      return InvalidArgument("keys[" + std::to_string(row) + "] and keys[" + std::to_string(i) +
+                             "] are both " + std::to_string(keys[i]) + "; allowed: each key once");
+    }
+    row = i;
+  }
+  std::fill_n(places, n, kNowhere);
+  for (int64_t p = 0; p < held.capacity && n > 0; ++p) {
+    if (held.keys[p] == HeldSums::kFree) continue;
+    const int64_t row = rows.Find(held.keys[p]);
+    if (row != kNowhere) places[row] = p;
   }
   for (int64_t i = 0; i < n; ++i) {
-    const auto found = place_of.find(keys[i]);
-    places[i] = found == place_of.end() ? -1 : found->second;
     for (int64_t j = 0; j < held.dim; ++j) {
       const float before = places[i] < 0 ? 0.0f : held.sums[places[i] * held.dim + j];
       sums[i * held.dim + j] = gradients[i * held.dim + j] + before;
     }
   }
+  return OkStatus();
 }
 
-HeldCounts TakeDue(const HeldSums& held, const HoldRule& rule, const int64_t* keys, int64_t n,
-                   const int64_t* places, const float* sums, const bool* may_wait,
-                   const KeySetView& marked, LeavingRows* leaving) {
-  HeldCounts counts = {};
-  std::vector<RowFate> fates(static_cast<size_t>(n));
-  LeavingRows found;
-  const auto leave = [&](int64_t key, const float* sum) {
-    found.keys.push_back(key);
-    found.sums.insert(found.sums.end(), sum, sum + held.dim);
-  };
-  for (int64_t i = 0; i < n; ++i) {
-    const bool is_held = places[i] >= 0;
-    const int64_t since = is_held ? held.since[places[i]] : 0;
-    const float* sum = sums + i * held.dim;
-    const bool is_sound =
-        std::all_of(sum, sum + held.dim, [](float value) { return std::isfinite(value); });
-    const bool waits = rule.by_movement ? may_wait[i] : marked.Contains(keys[i]);
-    fates[i] = FateOf(rule, is_held, since, is_sound, waits);
-    if (fates[i] == RowFate::kPasses) {
-      const bool is_old = is_held && rule.IsOld(since);
-      counts.due_by_age += is_old;
-      counts.due_by_movement += !is_old && rule.by_movement && rule.MayHold();
-      if (is_held) held.keys[places[i]] = HeldSums::kFree;
-      leave(keys[i], sum);
-    } else if (fates[i] == RowFate::kStays) {
-      std::copy_n(sum, held.dim, held.sums + places[i] * held.dim);
-      ++counts.held;
-    }
+Status TakeDue(const HeldSums& held, const HoldRule& rule, const int64_t* keys, int64_t n,
+               const int64_t* places, const float* sums, const bool* may_wait,
+               const KeySetView& marked, LeavingRows* leaving, HeldCounts* counts) {
+  *counts = HeldCounts();
+  Plan plan;
+  plan.fates.resize(static_cast<size_t>(n));
+  plan.is_freed.resize(static_cast<size_t>(held.capacity));
+  plan.targets.resize(static_cast<size_t>(n), kNowhere);
+  const Status status =
+      JudgeRows(held, rule, keys, n, places, sums, may_wait, marked, &plan, counts);
+  if (!status.ok()) return status;
+  JudgePlaces(held, rule, keys, n, &plan, counts);
+
+  std::sort(plan.leaves.begin(), plan.leaves.end());
+  counts->leaving = static_cast<int64_t>(plan.leaves.size());
+  leaving->keys.resize(plan.leaves.size());
+  leaving->sums.resize(plan.leaves.size() * static_cast<size_t>(held.dim));
+  for (size_t r = 0; r < plan.leaves.size(); ++r) {
+    const auto [key, source] = plan.leaves[r];
+    leaving->keys[r] = key;
+    const float* sum = source < n ? sums + source * held.dim : held.sums + (source - n) * held.dim;
+    std::copy_n(sum, held.dim, leaving->sums.data() + r * static_cast<size_t>(held.dim));
   }
-  int64_t occupied = 0;
+
+  for (int64_t p = 0; p < held.capacity; ++p) {
+    if (plan.is_freed[p]) held.keys[p] = HeldSums::kFree;
+  }
+  for (int64_t i = 0; i < n; ++i) {
+    const int64_t target = plan.targets[i];
+    if (target == kNowhere) continue;
+    if (plan.fates[i] == RowFate::kWantsRoom) {
+      held.keys[target] = keys[i];
+      held.since[target] = rule.step;
+    }
+    std::copy_n(sums + i * held.dim, held.dim, held.sums + target * held.dim);
+  }
+  return OkStatus();
+}
+
+void CopyHeld(const HeldSums& held, const HeldSums& to) {
+  int64_t next = 0;
   for (int64_t p = 0; p < held.capacity; ++p) {
     if (held.keys[p] == HeldSums::kFree) continue;
-    if (rule.lets_go || rule.IsOld(held.since[p])) {
-      leave(held.keys[p], held.sums + p * held.dim);
-      held.keys[p] = HeldSums::kFree;
-      ++counts.left_alone;
-    } else {
-      ++occupied;
-    }
+    to.keys[next] = held.keys[p];
+    to.since[next] = held.since[p];
+    std::copy_n(held.sums + p * held.dim, held.dim, to.sums + next * held.dim);
+    ++next;
   }
-  (rule.lets_go ? counts.flushed : counts.due_by_age) += counts.left_alone;
-
-  int64_t place = 0;
-  for (int64_t i = 0; i < n; ++i) {
-    if (fates[i] != RowFate::kWantsRoom) continue;
-    while (place < held.capacity && held.keys[place] != HeldSums::kFree) ++place;
-    if (place == held.capacity || occupied >= rule.max_rows) {
-      ++counts.refused;
-      leave(keys[i], sums + i * held.dim);
-      continue;
-    }
-    held.keys[place] = keys[i];
-    held.since[place] = rule.step;
-    std::copy_n(sums + i * held.dim, held.dim, held.sums + place * held.dim);
-    ++occupied;
-    ++counts.held;
-  }
-
-  counts.leaving = static_cast<int64_t>(found.keys.size());
-  std::vector<int64_t> order(found.keys.size());
-  std::iota(order.begin(), order.end(), int64_t{0});
-  std::sort(order.begin(), order.end(),
-            [&](int64_t a, int64_t b) { return found.keys[a] < found.keys[b]; });
-  leaving->keys.clear();
-  leaving->sums.clear();
-  for (int64_t i : order) {
-    leaving->keys.push_back(found.keys[i]);
-    leaving->sums.insert(leaving->sums.end(), found.sums.begin() + i * held.dim,
-                         found.sums.begin() + (i + 1) * held.dim);
-  }
-  return counts;
+  std::fill(to.keys + next, to.keys + to.capacity, HeldSums::kFree);
 }
 
 }  // namespace slipstream

@@ -88,8 +88,9 @@ struct Workspace {
 // Of flags that were scanned.
 __device__ bool IsSet(const int32_t* ranks, int64_t i) { return ranks[i + 1] != ranks[i]; }
 
-__device__ void Count(int64_t* counter) {
-  atomicAdd(reinterpret_cast<unsigned long long*>(counter), 1ULL);
+__device__ void Count(int64_t* counter, int64_t number = 1) {
+  atomicAdd(reinterpret_cast<unsigned long long*>(counter),
+            static_cast<unsigned long long>(number));
 }
 
 __global__ void IndexKernel(HeldSums held, Index index) {
@@ -134,10 +135,12 @@ __global__ void FateKernel(HeldSums held, HoldRule rule, const int64_t* __restri
                            int32_t* __restrict__ wants, HeldCounts* __restrict__ counts) {
   for (int64_t i = ThreadOfGrid(); i < n; i += ThreadsOfGrid()) {
     const int64_t place = places[i];
-    const bool is_held = place >= 0;
+    // Nobody can be told of a place that is none of the key's: it must do no harm.
+    const bool is_held = place >= 0 && place < held.capacity && held.keys[place] == keys[i];
     const int64_t since = is_held ? held.since[place] : 0;
     const bool waits = rule.by_movement ? may_wait[i] : marked.Contains(keys[i]);
-    const RowFate fate = FateOf(rule, is_held, since, is_unsound[i] == 0, waits);
+    const RowFate fate =
+        FateOf(rule, is_held, since, is_unsound[i] == 0, waits && keys[i] != HeldSums::kFree);
     fates[i] = fate;
     wants[i] = fate == RowFate::kWantsRoom ? 1 : 0;
     if (fate == RowFate::kStays) Count(&counts->held);
@@ -180,7 +183,9 @@ __global__ void TargetKernel(int64_t capacity, int64_t max_rows, int64_t n,
                              int32_t* __restrict__ leaves_of_rows,
                              HeldCounts* __restrict__ counts) {
   const int64_t num_free = free[capacity];
-  const int64_t room = min(num_free, max_rows - (capacity - num_free));
+  const int64_t num_held = capacity - num_free;
+  const int64_t room = min(num_free, max_rows - num_held);
+  if (ThreadOfGrid() == 0) Count(&counts->pending, num_held);
   for (int64_t i = ThreadOfGrid(); i < n; i += ThreadsOfGrid()) {
     int32_t target = kNowhere;
     if (fates[i] == RowFate::kStays) target = static_cast<int32_t>(places[i]);
@@ -188,6 +193,7 @@ __global__ void TargetKernel(int64_t capacity, int64_t max_rows, int64_t n,
       const bool has_room = wants[i] < room;
       if (has_room) target = free_places[wants[i]];
       Count(has_room ? &counts->held : &counts->refused);
+      if (has_room) Count(&counts->pending);
     }
     targets[i] = target;
     leaves_of_rows[i] = target == kNowhere ? 1 : 0;

@@ -34,9 +34,10 @@ cudaError_t HeldSumsWorkspaceBytes(int64_t n, int64_t capacity, size_t* bytes);
 // are no traces of keys that left, and nothing but the buffers is kept from step to step.
 //
 // All pointers are to device memory that the caller owns and keeps until the stream has passed.
-// Equals the CPU's result bit for bit. cudaErrorInvalidValue if n + capacity > kMaxHeldRows or the
-// workspace is too small; otherwise the launches' error. Errors while running appear when the
-// caller synchronizes.
+// Equals the CPU's result bit for bit. What that refuses is not found here: of a key that is given
+// twice a gradient may be lost, and a place that is none of the key's counts as -1.
+// cudaErrorInvalidValue if n + capacity > kMaxHeldRows or the workspace is too small; otherwise the
+// launches' error. Errors while running appear when the caller synchronizes.
 cudaError_t LaunchAddToHeld(cudaStream_t stream, const HeldSums& held, const int64_t* keys,
                             const float* gradients, int64_t n, void* workspace,
                             size_t workspace_bytes, int64_t* places, float* sums);

@@ -9,12 +9,13 @@
 
 #include "cc_ops/core/host_device.h"
 #include "cc_ops/core/key_set.h"
+#include "cc_ops/core/status.h"
 
 namespace slipstream {
 
 // The buffers of held sums: a view, nothing is owned. Place p holds the sum of keys[p].
 struct HeldSums {
-  // The key of a place without a sum; no row has it.
+  // The key of a place without a sum. The gradient of a row that has this key leaves at once.
   static constexpr int64_t kFree = std::numeric_limits<int64_t>::min();
 
   int64_t* keys;     // [capacity], each but kFree once
@@ -39,7 +40,7 @@ struct HoldRule {
   SLIPSTREAM_HOST_DEVICE bool IsOld(int64_t since) const { return step - since >= max_age; }
 };
 
-// What became of a step's rows; see HeldCounts in held_sums.py.
+// What became of a step's rows; see HeldCounts in slipstream_tf/ops/held_sums.py.
 struct HeldCounts {
   int64_t held;             // were added to a sum that stayed
   int64_t due_by_movement;  // left because of their sum
@@ -48,6 +49,7 @@ struct HeldCounts {
   int64_t refused;          // found no room
   int64_t left_alone;       // sums that left in a step without a gradient for their key
   int64_t leaving;          // rows that leave: of the outputs
+  int64_t pending;          // sums that are held after the step
 };
 
 // Where a gradient goes.
@@ -70,12 +72,13 @@ SLIPSTREAM_HOST_DEVICE inline RowFate FateOf(const HoldRule& rule, bool is_held,
 }
 
 // First half of a step: what the sums would be.
-//   keys      [n], each once, none of them HeldSums::kFree.
+//   keys      [n], each once.
 //   gradients [n, dim].
 //   places    [n]: where a key's sum is held, or -1.
 //   sums      [n, dim]: gradient and held sum, added.
-void AddToHeld(const HeldSums& held, const int64_t* keys, const float* gradients, int64_t n,
-               int64_t* places, float* sums);
+// InvalidArgument if a key is given twice.
+Status AddToHeld(const HeldSums& held, const int64_t* keys, const float* gradients, int64_t n,
+                 int64_t* places, float* sums);
 
 // What leaves in a step: keys ascending, each once.
 struct LeavingRows {
@@ -87,10 +90,14 @@ struct LeavingRows {
 //   places, sums  as AddToHeld wrote them, for the same keys.
 //   may_wait      [n], read if rule.by_movement.
 //   marked        the rows that may wait, read otherwise.
-// Places are given to new sums in their order, for keys in their order.
-HeldCounts TakeDue(const HeldSums& held, const HoldRule& rule, const int64_t* keys, int64_t n,
-                   const int64_t* places, const float* sums, const bool* may_wait,
-                   const KeySetView& marked, LeavingRows* leaving);
+// Places are given to new sums in their order, for keys in their order. InvalidArgument if a key's
+// sum is not where `places` says. Memory is allocated before the buffers change.
+Status TakeDue(const HeldSums& held, const HoldRule& rule, const int64_t* keys, int64_t n,
+               const int64_t* places, const float* sums, const bool* may_wait,
+               const KeySetView& marked, LeavingRows* leaving, HeldCounts* counts);
+
+// Copies what is held to the first places of other buffers, which have room for it; frees the rest.
+void CopyHeld(const HeldSums& held, const HeldSums& to);
 
 }  // namespace slipstream
 

@@ -77,11 +77,14 @@ class HolderOnCpu : public Holder {
     const HeldSums held = {keys_.data(), since_.data(), sums_.data(), capacity_, dim_};
     std::vector<int64_t> places(gradients.keys.size());
     std::vector<float> sums(gradients.values.size());
-    AddToHeld(held, gradients.keys.data(), gradients.values.data(), n, places.data(), sums.data());
+    EXPECT_TRUE(AddToHeld(held, gradients.keys.data(), gradients.values.data(), n, places.data(),
+                          sums.data())
+                    .ok());
     LeavingRows leaving;
-    const HeldCounts counts =
-        TakeDue(held, rule, gradients.keys.data(), n, places.data(), sums.data(),
-                WhatMayWait(sums, n).get(), marked.view(), &leaving);
+    HeldCounts counts;
+    EXPECT_TRUE(TakeDue(held, rule, gradients.keys.data(), n, places.data(), sums.data(),
+                        WhatMayWait(sums, n).get(), marked.view(), &leaving, &counts)
+                    .ok());
     return {leaving.keys, leaving.sums, counts};
   }
 
@@ -202,6 +205,7 @@ class Reference {
       left.sums.insert(left.sums.end(), sum.begin(), sum.end());
     }
     left.counts.leaving = static_cast<int64_t>(left.keys.size());
+    left.counts.pending = static_cast<int64_t>(held_.size());
     return left;
   }
 
@@ -214,9 +218,9 @@ class Reference {
   std::map<int64_t, Held> held_;
 };
 
-std::array<int64_t, 7> Numbers(const HeldCounts& counts) {
+std::array<int64_t, 8> Numbers(const HeldCounts& counts) {
   return {counts.held,    counts.due_by_movement, counts.due_by_age, counts.flushed,
-          counts.refused, counts.left_alone,      counts.leaving};
+          counts.refused, counts.left_alone,      counts.leaving,    counts.pending};
 }
 
 Gradients SomeGradients(int64_t n, int64_t dim, int64_t different, uint64_t seed) {
@@ -338,9 +342,23 @@ TEST_P(HeldSumsTest, SumsThatAreNotFiniteLeaveAtOnce) {
   EXPECT_EQ(holder->Step(rule, {{2, 4}, values}, marked).keys, std::vector<int64_t>{4});
 }
 
+constexpr int64_t kLowest = std::numeric_limits<int64_t>::min();
+constexpr int64_t kHighest = std::numeric_limits<int64_t>::max();
+
+TEST_P(HeldSumsTest, TheLowestKeyLeavesAtOnce) {
+  KeySet marked;
+  ASSERT_TRUE(marked.Build(&kLowest, 1).ok());
+  for (bool by_movement : {false, true}) {
+    const std::unique_ptr<Holder> holder = MakeHolder(4, 1);
+    const HoldRule rule = {1, 100, 4, true, false, by_movement};
+    const Left left = holder->Step(rule, {{kLowest}, {1}}, marked);
+    EXPECT_EQ(left.keys, std::vector<int64_t>{kLowest});
+    EXPECT_EQ(left.sums, std::vector<float>{1});
+    EXPECT_EQ(left.counts.pending, 0);
+  }
+}
+
 TEST_P(HeldSumsTest, AllKeysButTheLowestCanBeHeld) {
-  constexpr int64_t kLowest = std::numeric_limits<int64_t>::min();
-  constexpr int64_t kHighest = std::numeric_limits<int64_t>::max();
   const std::vector<int64_t> keys = {kLowest + 1, -1, 0, kHighest};
   KeySet marked;
   ASSERT_TRUE(marked.Build(keys.data(), 4).ok());
@@ -351,6 +369,39 @@ TEST_P(HeldSumsTest, AllKeysButTheLowestCanBeHeld) {
   const Left left = holder->Step(rule, {{0, 5}, {10, 20}}, marked);
   EXPECT_EQ(left.keys, (std::vector<int64_t>{kLowest + 1, -1, 0, 5, kHighest}));
   EXPECT_EQ(left.sums, (std::vector<float>{1, 2, 13, 20, 4}));
+}
+
+TEST(HeldSumsOnCpuTest, WhatIsHeldMovesToOtherBuffers) {
+  std::vector<int64_t> keys = {HeldSums::kFree, 7, HeldSums::kFree, -3}, since = {0, 5, 0, 6};
+  std::vector<float> sums = {0, 0, 1, 2, 0, 0, 3, 4};
+  std::vector<int64_t> other_keys(3), other_since(3);
+  std::vector<float> other_sums(6);
+  CopyHeld({keys.data(), since.data(), sums.data(), 4, 2},
+           {other_keys.data(), other_since.data(), other_sums.data(), 3, 2});
+  EXPECT_EQ(other_keys, (std::vector<int64_t>{7, -3, HeldSums::kFree}));
+  EXPECT_EQ(other_since, (std::vector<int64_t>{5, 6, 0}));
+  EXPECT_EQ(other_sums, (std::vector<float>{1, 2, 3, 4, 0, 0}));
+}
+
+TEST(HeldSumsOnCpuTest, WhatCannotBeIsRefused) {
+  std::vector<int64_t> held_keys = {7, HeldSums::kFree}, since = {1, 0};
+  std::vector<float> held_sums = {1, 2};
+  const HeldSums held = {held_keys.data(), since.data(), held_sums.data(), 2, 1};
+  const std::vector<int64_t> twice = {5, 7, 5};
+  std::vector<int64_t> places(3);
+  std::vector<float> sums(3);
+  const Status added = AddToHeld(held, twice.data(), sums.data(), 3, places.data(), sums.data());
+  EXPECT_EQ(added.message(), "keys[0] and keys[2] are both 5; allowed: each key once");
+  const bool may_wait = true;
+  const HoldRule rule = {2, 9, 9, true, false, true};
+  for (int64_t place : {-2, 1, 2}) {
+    LeavingRows leaving;
+    HeldCounts counts;
+    const Status taken = TakeDue(held, rule, &held_keys[0], 1, &place, sums.data(), &may_wait,
+                                 KeySetView(), &leaving, &counts);
+    EXPECT_NE(taken.message().find("places[0] is " + std::to_string(place)), std::string::npos);
+    EXPECT_EQ(held_keys[0], 7);
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Devices, HeldSumsTest, testing::Values(Place::kCpu, Place::kGpu),

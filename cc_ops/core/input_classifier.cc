@@ -171,21 +171,8 @@ Status InputClassifier::SetSaturated(const int32_t* tables, const int64_t* keys,
 }
 
 Status InputClassifier::Configure(const ClassifierSettings& settings) {
-  if (!(settings.threshold >= 0.0f)) {
-    return InvalidArgument("threshold is " + std::to_string(settings.threshold) +
-                           "; allowed: at least 0");
-  }
-  if (!(settings.random_share >= 0.0 && settings.random_share <= 1.0)) {
-    return InvalidArgument("random_share is " + std::to_string(settings.random_share) +
-                           "; allowed: 0 to 1");
-  }
-  if (!(settings.keep_rate >= 0.0 && settings.keep_rate < 1.0)) {
-    return InvalidArgument("keep_rate is " + std::to_string(settings.keep_rate) +
-                           "; allowed: 0 to below 1");
-  }
-  if (settings.window < 0) {
-    return InvalidArgument("window is " + std::to_string(settings.window) + "; allowed: 0 or more");
-  }
+  const Status status = ValidateSettings(settings);
+  if (!status.ok()) return status;
   const std::lock_guard<std::mutex> lock(mutex_);
   settings_ = settings;
   return OkStatus();

@@ -6,6 +6,7 @@
 
 #include "cc_ops/core/hash.h"
 #include "cc_ops/core/host_device.h"
+#include "cc_ops/core/status.h"
 
 namespace slipstream {
 
@@ -25,6 +26,9 @@ struct ClassifierSettings {
   bool is_shadow = false;     // inputs are found skippable, and all are kept
   int64_t window = 0;         // number of the window, noted with the losses of its visits
 };
+
+// InvalidArgument for a setting out of its range.
+Status ValidateSettings(const ClassifierSettings& settings);
 
 // Of each input of a batch; [batch].
 struct Classified {

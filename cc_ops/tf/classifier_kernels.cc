@@ -10,8 +10,8 @@
 #include "absl/strings/str_cat.h"
 #include "cc_ops/core/input_classifier.h"
 #include "cc_ops/tf/feature_inputs.h"
+#include "cc_ops/tf/replaced_resource.h"
 #include "tensorflow/core/framework/op_kernel.h"
-#include "tensorflow/core/framework/resource_handle.h"
 #include "tensorflow/core/framework/resource_mgr.h"
 #include "tensorflow/core/platform/refcount.h"
 
@@ -32,6 +32,8 @@ class ClassifierResource : public tensorflow::ResourceBase {
   }
   InputClassifier classifier;
 };
+
+using ClassifierRef = tensorflow::core::RefCountPtr<ClassifierResource>;
 
 absl::Status RequireScalar(const Tensor& tensor, const char* name) {
   if (tensor.dims() == 0) return absl::OkStatus();
@@ -71,14 +73,8 @@ class CreateKernel : public OpKernel {
     ClassifierOptions options = options_;
     options.alpha = context->input(0).scalar<double>()();
     OP_REQUIRES_OK(context, ToAbsl(InputClassifier::Validate(options)));
-    Tensor* handle = nullptr;
-    tensorflow::AllocatorAttributes on_host;
-    on_host.set_on_host(true);
-    OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({}), &handle, on_host));
-    // The handle takes over the reference of `new`.
-    handle->scalar<tensorflow::ResourceHandle>()() =
-        tensorflow::ResourceHandle::MakeRefCountingHandle(new ClassifierResource(options),
-                                                          context->device()->name());
+    OP_REQUIRES_OK(context,
+                   OutputResource(context, ClassifierRef(new ClassifierResource(options))));
   }
 
  private:
@@ -92,7 +88,7 @@ class ClassifierKernel : public OpKernel {
 
   void Compute(OpKernelContext* context) final {
     OP_REQUIRES_OK(context, RequireScalar(context->input(0), "handle"));
-    tensorflow::core::RefCountPtr<ClassifierResource> resource;
+    ClassifierRef resource;
     OP_REQUIRES_OK(context, tensorflow::LookupResource(
                                 context, tensorflow::HandleFromInput(context, 0), &resource));
     OP_REQUIRES_OK(context, Run(context, &resource->classifier));

@@ -74,8 +74,6 @@ class MaskGradientsGpuKernel : public CountedGpuKernel {
           absl::StrCat("gradients have ", n, " rows; allowed: up to ", kMaxCompactedRows));
     }
     launch->masked = resource->content();
-    KeySetView view = launch->masked->keys.view();
-    if (view.num_slots > 0) view.slots = launch->masked->on_device.flat<int64_t>().data();
     size_t workspace_bytes = 0;
     TF_RETURN_IF_ERROR(Checked(CompactRowsWorkspaceBytes<Key>(n, deduplicate_, &workspace_bytes),
                                "SlipstreamMaskGradients could not ask for its workspace"));
@@ -93,9 +91,9 @@ class MaskGradientsGpuKernel : public CountedGpuKernel {
     const cudaStream_t stream = StreamOf(context);
     TF_RETURN_IF_ERROR(
         Checked(LaunchCompactRows(stream, keys.flat<Key>().data(), gradients.flat<float>().data(),
-                                  n, RowSize(gradients), view, deduplicate_,
-                                  launch->workspace.flat<uint8_t>().data(), workspace_bytes,
-                                  launch->kept_keys.flat<Key>().data(),
+                                  n, RowSize(gradients), ViewOnDevice(*launch->masked),
+                                  deduplicate_, launch->workspace.flat<uint8_t>().data(),
+                                  workspace_bytes, launch->kept_keys.flat<Key>().data(),
                                   launch->kept_gradients.flat<float>().data(), counts),
                 "SlipstreamMaskGradients could not be launched"));
     TF_RETURN_IF_ERROR(

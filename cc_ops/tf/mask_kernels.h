@@ -32,14 +32,23 @@ struct KeySetContent {
 
 using KeySetResource = ReplacedResource<KeySetContent>;
 
-// The set of input 0; the kernel's own reference to it.
+// The set of an input; the kernel's own reference to it.
 inline absl::Status FindKeySet(tensorflow::OpKernelContext* context,
-                               tensorflow::core::RefCountPtr<KeySetResource>* resource) {
-  if (context->input(0).dims() != 0) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "handle has shape ", context->input(0).shape().DebugString(), "; allowed: a scalar"));
+                               tensorflow::core::RefCountPtr<KeySetResource>* resource,
+                               int input = 0) {
+  if (context->input(input).dims() != 0) {
+    return absl::InvalidArgumentError(absl::StrCat("the handle of the key set has shape ",
+                                                   context->input(input).shape().DebugString(),
+                                                   "; allowed: a scalar"));
   }
-  return tensorflow::LookupResource(context, tensorflow::HandleFromInput(context, 0), resource);
+  return tensorflow::LookupResource(context, tensorflow::HandleFromInput(context, input), resource);
+}
+
+// Of the copy in GPU memory.
+inline KeySetView ViewOnDevice(const KeySetContent& content) {
+  KeySetView view = content.keys.view();
+  if (view.num_slots > 0) view.slots = content.on_device.flat<int64_t>().data();
+  return view;
 }
 
 // Builds the content from input 1, which is in host memory.

@@ -8,11 +8,13 @@
 #include <string>
 #include <utility>
 
+#include "absl/status/status.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/resource_handle.h"
 #include "tensorflow/core/framework/resource_mgr.h"
 #include "tensorflow/core/framework/tensor.h"
 #include "tensorflow/core/framework/tensor_shape.h"
+#include "tensorflow/core/platform/refcount.h"
 
 namespace slipstream {
 
@@ -35,21 +37,31 @@ class ReplacedResource : public tensorflow::ResourceBase {
   std::shared_ptr<const Content> content_ = std::make_shared<Content>();
 };
 
-// Makes an empty resource. The same on all devices: only the memory type of the handle differs.
+// Gives a new resource away: output 0 is its handle. The same on all devices: only the memory type
+// of the handle differs.
+template <class Resource>
+absl::Status OutputResource(tensorflow::OpKernelContext* context,
+                            tensorflow::core::RefCountPtr<Resource> resource) {
+  tensorflow::Tensor* handle = nullptr;
+  tensorflow::AllocatorAttributes on_host;
+  on_host.set_on_host(true);
+  TF_RETURN_IF_ERROR(context->allocate_output(0, tensorflow::TensorShape({}), &handle, on_host));
+  // The handle takes over the reference.
+  handle->scalar<tensorflow::ResourceHandle>()() =
+      tensorflow::ResourceHandle::MakeRefCountingHandle(resource.release(),
+                                                        context->device()->name());
+  return absl::OkStatus();
+}
+
+// Makes an empty resource.
 template <class Resource>
 class CreateResourceKernel : public tensorflow::OpKernel {
  public:
   using OpKernel::OpKernel;
 
   void Compute(tensorflow::OpKernelContext* context) override {
-    tensorflow::Tensor* handle = nullptr;
-    tensorflow::AllocatorAttributes on_host;
-    on_host.set_on_host(true);
-    OP_REQUIRES_OK(context,
-                   context->allocate_output(0, tensorflow::TensorShape({}), &handle, on_host));
-    // The handle takes over the reference of `new`.
-    handle->scalar<tensorflow::ResourceHandle>()() =
-        tensorflow::ResourceHandle::MakeRefCountingHandle(new Resource, context->device()->name());
+    tensorflow::core::RefCountPtr<Resource> resource(new Resource);
+    OP_REQUIRES_OK(context, OutputResource(context, std::move(resource)));
   }
 };
 

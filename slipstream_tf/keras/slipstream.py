@@ -23,7 +23,7 @@ from slipstream_tf.keras.callback import SaturationCallback
 from slipstream_tf.keras.embedding_collection import EmbeddingCollection
 from slipstream_tf.keras.feature_specs import resolve_features
 from slipstream_tf.keras.store_state import LossMemoryState
-from slipstream_tf.ops.classifier import Classified
+from slipstream_tf.ops.drift_classifier import Classified, DriftClassifier
 from slipstream_tf.ops.features import FeatureSpec, pack
 from slipstream_tf.saturation.report import WindowReport
 from slipstream_tf.saturation.tracker import SaturationTracker
@@ -234,6 +234,23 @@ class Slipstream:
         if isinstance(self._store, SokStore):
             self._store.count_accesses(pack(inputs, self._specs), self._specs)
         return self._tracker.classifier.classify(inputs, self._specs)
+
+    def classifier_on(self, device: str) -> DriftClassifier:
+        """Returns a classifier that says in steps on a device which inputs' keys are saturated.
+
+        The engine gives it drifts and settings when a window ends; before, it skips nothing. With
+        settings that do not skip inputs, `skippable` is what it finds, and all weights are 1. What
+        a step leaves out by it is not in the ledger.
+
+        Args:
+            device: where the keys are, e.g. "GPU:0".
+
+        Raises:
+            ValueError: the score is "remembered_loss": losses are remembered on the host.
+        """
+        if self._config.score == "remembered_loss":
+            raise invalid("score", "remembered_loss", "Slipstream.classifier_on", "'drift'")
+        return self._tracker.classifier.copy_on(device)
 
     def plan_epochs(self, epochs: int) -> None:
         """Tells the tracker of more training to come, if `apply` could see how much.

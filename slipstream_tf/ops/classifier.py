@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from slipstream_tf.errors import invalid, require_choice, require_integer, require_number
 from slipstream_tf.ops import _loader, features
+from slipstream_tf.ops.drift_classifier import Classified, DriftClassifier
 from slipstream_tf.ops.loss_statistics import LossStatistics, Moments
 
 MODES = ("none", "drift", "remembered_loss", "random")
@@ -40,21 +41,6 @@ class ClassifierCounts:
     hot_inputs: int
     inputs_skippable: int = 0
     inputs_kept: int = 0
-
-
-class Classified(NamedTuple):
-    """What is to become of the inputs of a batch.
-
-    Attributes:
-        skippable: bool [batch].
-        score: float32 [batch], skip scores.
-        weight: float32 [batch]: 0 leaves an input out; else the inputs that it stands for: 1, 1 /
-            keep_rate for a skippable one that thinning keeps, or 1 + its skips.
-    """
-
-    skippable: tf.Tensor
-    score: tf.Tensor
-    weight: tf.Tensor
 
 
 class InputClassifier:
@@ -96,20 +82,20 @@ class InputClassifier:
         Raises:
             ValueError: an argument is out of its range.
         """
-        tables = tuple(tables)
-        if not tables or len(set(tables)) != len(tables):
-            raise invalid("tables", tables, "InputClassifier", "one or more names, each once")
+        self._tables = features.table_names(tables, "InputClassifier")
         require_number("alpha", alpha, 0.0, 1.0, "InputClassifier", open_minimum=True)
         require_integer("reservoir_size", reservoir_size, 1, 1 << 24, "InputClassifier")
         require_integer("seed", seed, 0, (1 << 63) - 1, "InputClassifier")
         require_integer("loss_memory_bytes", loss_memory_bytes, 0, None, "InputClassifier")
         require_integer("max_skips", max_skips, 0, 127, "InputClassifier")
-        self._tables = tables
         self._ignored_tables = frozenset(ignored_tables)
+        self._alpha, self._seed = alpha, seed
+        self._remembers_losses = loss_memory_bytes > 0
+        self._copies: list[DriftClassifier] = []
         with tf.init_scope(), tf.device("CPU:0"):
             self._handle = _loader.library().slipstream_classifier(
                 alpha=tf.constant(alpha, tf.float64),
-                num_tables=len(tables),
+                num_tables=len(self._tables),
                 reservoir_size=reservoir_size,
                 seed=seed,
                 loss_memory_bytes=loss_memory_bytes,
@@ -153,7 +139,9 @@ class InputClassifier:
                 row_splits=packed.row_splits,
                 weights=packed.weights,
                 ids=_ids(ids),
-                feature_table=self._table_indices(specs),
+                feature_table=features.table_indices(
+                    specs, self._tables, self._ignored_tables, len(self._tables)
+                ),
                 padding_key=features.PADDING_KEY,
                 observe=observe,
                 **packed.attrs,
@@ -178,6 +166,29 @@ class InputClassifier:
             keys=tf.convert_to_tensor(keys, tf.int64),
             drift=tf.convert_to_tensor(drift, tf.float32),
         )
+        for copy in self._copies:
+            copy.set_drift(tables, keys, drift)
+
+    def copy_on(self, device: str) -> DriftClassifier:
+        """Returns a classifier on a device that gets the drifts and settings of this one.
+
+        It has them from the next `set_drift` and `configure` on, and skips nothing before. What it
+        classifies is not observed.
+
+        Args:
+            device: where the keys of inputs are, e.g. "GPU:0".
+
+        Raises:
+            ValueError: this classifier remembers losses, which a copy does not have.
+        """
+        if self._remembers_losses:
+            allowed = "0: remembered losses are not copied"
+            raise invalid("loss_memory_bytes", "above 0", "InputClassifier.copy_on", allowed)
+        copy = DriftClassifier(
+            self._tables, self._alpha, self._seed, sorted(self._ignored_tables), device
+        )
+        self._copies.append(copy)
+        return copy
 
     def set_saturated(self, tables: Any, keys: Any, since: Any) -> None:
         """Replaces the saturated keys, which remembered losses hold for.
@@ -240,6 +251,8 @@ class InputClassifier:
             mode=mode,
             is_shadow=shadow,
         )
+        for copy in self._copies:
+            copy.configure(mode, threshold, random_share, keep_rate, shadow)
 
     def record_losses(
         self, ids: Any, losses: Any, labels: Any, skippable: Any, weights: Any = None
@@ -316,18 +329,6 @@ class InputClassifier:
         """Returns the window's counts and starts the next window with an empty sample."""
         counts = _loader.library().slipstream_classifier_end_window(handle=self._handle)
         return ClassifierCounts(*(int(count) for count in counts.numpy()))
-
-    def _table_indices(self, specs: Sequence[features.FeatureSpec]) -> list[int]:
-        indices = []
-        for spec in specs:
-            if spec.table in self._ignored_tables:
-                indices.append(len(self._tables))
-            elif spec.table in self._tables:
-                indices.append(self._tables.index(spec.table))
-            else:
-                allowed = "a table of the classifier: " + ", ".join(self._tables)
-                raise invalid("table", spec.table, f"feature {spec.name!r}", allowed)
-        return indices
 
 
 def _ids(ids: Any) -> tf.Tensor:

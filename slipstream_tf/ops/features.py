@@ -7,7 +7,7 @@ ragged keys). Out: `PackedFeatures`, the tensors and attributes that the ops tak
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 import tensorflow as tf
@@ -164,3 +164,35 @@ def pack(
         else:
             packed.attrs["feature_weights"].append(-1)
     return packed
+
+
+def table_names(tables: Sequence[str], place: str) -> tuple[str, ...]:
+    """Checks the names of a classifier's tables.
+
+    Raises:
+        ValueError: there is none, or one is given twice.
+    """
+    tables = tuple(tables)
+    if not tables or len(set(tables)) != len(tables):
+        raise invalid("tables", tables, place, "one or more names, each once")
+    return tables
+
+
+def table_indices(
+    specs: Sequence[FeatureSpec], tables: Sequence[str], ignored_tables: Set[str], ignored: int
+) -> list[int]:
+    """Returns the index of each feature's table among `tables`; `ignored` for ignored ones.
+
+    Raises:
+        ValueError: a table is neither.
+    """
+    indices = []
+    for spec in specs:
+        if spec.table in ignored_tables:
+            indices.append(ignored)
+        elif spec.table in tables:
+            indices.append(tables.index(spec.table))
+        else:
+            allowed = "a table of the classifier: " + ", ".join(tables)
+            raise invalid("table", spec.table, f"feature {spec.name!r}", allowed)
+    return indices

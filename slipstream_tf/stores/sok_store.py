@@ -18,16 +18,13 @@ import tensorflow as tf
 
 from slipstream_tf.config import TableConfig
 from slipstream_tf.errors import invalid, require_integer
-from slipstream_tf.initializers import Zeros
 from slipstream_tf.ops.features import FeatureSpec, PackedFeatures, pack
 from slipstream_tf.ops.mask import KeySet, mask_gradients
 from slipstream_tf.ops.update_policy import SATURATED, WATCHED, UpdateCounts, UpdatePolicy
-from slipstream_tf.optimizers import SGD
 from slipstream_tf.stores import sok_movement, sok_traffic
+from slipstream_tf.stores.access_counts import AccessCounts, EstimatedCounts, ExactCounts
 from slipstream_tf.stores.frozen_rows import FrozenRows
 from slipstream_tf.stores.held_sums import HeldSums
-from slipstream_tf.stores.key_index import HashedIndex, RangeIndex
-from slipstream_tf.stores.native import NativeStore
 from slipstream_tf.stores.sok import SokTable, open_table, slots_of, wrap_optimizer
 from slipstream_tf.stores.unchanged_keys import UnchangedKeys
 
@@ -74,8 +71,9 @@ class SokStore:
     What `lookup` has SOK send is in the communicator's traffic; what the loop itself sends through
     `sok` is not.
 
-    Access counts are those of at most `counted_keys` keys of a table, of which the least accessed
-    makes room for a new one.
+    Access counts are exact, in host memory, and those of at most `counted_keys` keys of a table, of
+    which the least accessed makes room for a new one. With `counts_on_device` they are estimates of
+    all keys, made on the table's device; see `ops.hot_keys.HotKeySketch`.
 
     Attributes:
         tables: one per variable, in the order given.
@@ -90,6 +88,7 @@ class SokStore:
         comm: Any = None,
         counted_keys: int = 1 << 20,
         frozen_bytes: int = 128 << 20,
+        counts_on_device: bool = False,
     ):
         """Starts with counts of zero and no saturated key.
 
@@ -103,6 +102,8 @@ class SokStore:
                 process alone.
             counted_keys: keys of a table whose accesses are counted; at least those of a batch.
             frozen_bytes: of a table's rows that `lookup` reads from copies.
+            counts_on_device: whether accesses are estimated where the table is, in 96 bytes for
+                each of `counted_keys` (rounded up to a power of two).
 
         Raises:
             ImportError: SOK cannot be loaded here.
@@ -122,11 +123,12 @@ class SokStore:
         self._frozen_bytes = frozen_bytes
         self._table_of = {id(table.variable): table for table in self._tables.values()}
         self.tables = tuple(TableConfig(name, dim=t.dim) for name, t in self._tables.items())
-        counters = [
-            TableConfig(name, dim=1, capacity=counted_keys, eviction="lfu", initializer=Zeros())
-            for name in self._tables
-        ]
-        self._counter = NativeStore(counters, SGD())
+        self._counter: AccessCounts
+        if counts_on_device:
+            devices = {name: table.variable.device for name, table in self._tables.items()}
+            self._counter = EstimatedCounts(devices, counted_keys)
+        else:
+            self._counter = ExactCounts(self._tables, counted_keys)
         self._policies = dict.fromkeys(self._tables, UpdatePolicy("mask"))
         self._marked = dict.fromkeys(self._tables, np.empty(0, np.int64))
         self._unchanged = {name: UnchangedKeys() for name in self._tables}
@@ -137,8 +139,8 @@ class SokStore:
         for name, table in self._tables.items():
             device = table.variable.device
             self._masked[name], self._nothing[name] = KeySet(device), KeySet(device)
-            index = HashedIndex(device) if table.is_dynamic else RangeIndex(table.size(), device)
-            self._held[name] = HeldSums(index, table.dim, device)
+            num_keys = None if table.is_dynamic else table.size()
+            self._held[name] = HeldSums(table.dim, device, num_keys)
             self._frozen[name] = FrozenRows(table.dim, device)
         self._unknown_movement = sok_movement.unknown_optimizer(optimizer)
         if self._unknown_movement is None:
@@ -186,7 +188,7 @@ class SokStore:
             packed: the keys, from `features.pack` with the same specs.
             specs: the features, in order.
         """
-        self._counter.lookup(packed, specs, training=True)
+        self._counter.count(packed, specs)
 
     def withhold(self, grads_and_vars: Iterable[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
         """Masks or holds back gradients of watched variables; call it before the optimizer.
@@ -458,7 +460,7 @@ class SokStore:
 
     def decay_counts(self, factor: float) -> None:
         """Multiplies the access counts of all tables by `factor`, 0 to 1."""
-        self._counter.decay_counts(factor)
+        self._counter.decay(factor)
 
     def _require(self, table: str) -> SokTable:
         if table not in self._tables:

@@ -19,7 +19,6 @@ from slipstream_tf.errors import invalid, require_integer, require_number
 from slipstream_tf.ops.mask import KeySet, mask_gradients
 from slipstream_tf.ops.update_policy import SATURATED, WATCHED, UpdateCounts, UpdatePolicy
 from slipstream_tf.stores.held_sums import HeldSums
-from slipstream_tf.stores.key_index import RangeIndex
 from slipstream_tf.stores.movement import KNOWN, movement, unknown_optimizer
 
 
@@ -89,8 +88,8 @@ class VariableStore:
                     tf.zeros([variable.shape[0]]), trainable=False, name=f"{name}_access_counts"
                 )
             self._masked[name] = KeySet(variable.device)
-            index = RangeIndex(variable.shape[0], variable.device)
-            self._held[name] = HeldSums(index, variable.shape[1], variable.device)
+            rows, dim = variable.shape
+            self._held[name] = HeldSums(dim, variable.device, rows)
             self._nothing[name] = KeySet(variable.device)
             with tf.device("CPU:0"):
                 self._is_shadow[name] = tf.Variable(False, trainable=False)

@@ -90,7 +90,8 @@ class SokLoop:
         # SOK's wrapper is for its dynamic variables; others are updated by any optimizer.
         self.optimizer = optimizer if is_static else wrap_optimizer(optimizer)
         watched = None if is_static else self.optimizer
-        self.store = slip.stores.SokStore({"t": self.variable}, watched, comm)
+        counts = {"counts_on_device": True, "counted_keys": 1 << 14} if mode == "estimated" else {}
+        self.store = slip.stores.SokStore({"t": self.variable}, watched, comm, **counts)
         self.slipstream = slip.Slipstream(self.store, config(mode))
 
     def rows(self, keys):
@@ -121,7 +122,7 @@ def compare(comm, kind: str, rule: str, lookup: str, mode: str) -> None:
     is_static = mode == "static"
     loop = SokLoop(comm, kind, rule, lookup, mode)
     native, reference = native_of(rule, mode)
-    is_graph = mode in ("graph", "defer", "movement")
+    is_graph = mode in ("graph", "defer", "movement", "estimated")
     step = tf.function(loop.step, reduce_retracing=True) if is_graph else loop.step
     withheld = frozen = 0
     for keys, targets in batches(comm.size):

@@ -97,6 +97,24 @@ def test_steps_by_hand():
     assert len(slipstream.ledger.reports) == 4
 
 
+def test_a_classifier_of_steps_follows_the_engine():
+    embeddings = make_embeddings()
+    slipstream = Slipstream(embeddings, config(skip="gradients", threshold=0.1, alpha=0.5))
+    on_device = slipstream.classifier_on("CPU:0")
+    keys = next(iter(make_data(1)))[0]
+    shares = []
+    for _ in range(25):
+        embeddings(keys, training=True)
+        host, device = slipstream.observe(keys), on_device.classify(keys, slipstream.specs)
+        for one, other in zip(host, device, strict=True):
+            assert one.numpy().tolist() == other.numpy().tolist()
+        shares.append(float(np.mean(device.skippable)))
+        slipstream.step()
+    assert shares[0] == 0.0 and shares[-1] > 0.0
+    with pytest.raises(ValueError, match="`score`"):
+        Slipstream(make_embeddings(), config(score="remembered_loss")).classifier_on("CPU:0")
+
+
 @pytest.mark.parametrize("form", ["matrix", "keys"])
 def test_keys_are_found_in_the_usual_places(form):
     slipstream = Slipstream(make_embeddings(), config())

@@ -1,0 +1,112 @@
+// CPU kernels of held sums: checks of shapes, then calls into cc_ops/core.
+#include "cc_ops/tf/held_sums_kernels.h"
+
+#include <limits>
+#include <memory>
+#include <new>
+
+namespace slipstream {
+namespace {
+
+using tensorflow::OpKernel;
+using tensorflow::OpKernelContext;
+using tensorflow::Tensor;
+using tensorflow::TensorShape;
+
+struct CpuDevice {
+  static constexpr int64_t kMaxPlaces = std::numeric_limits<int64_t>::max();
+
+  static absl::Status ToHost(OpKernelContext* /*context*/, const Tensor& from, Tensor* to) {
+    *to = from;
+    return absl::OkStatus();
+  }
+  static absl::Status ToDevice(OpKernelContext* /*context*/, const Tensor& from, Tensor* to) {
+    *to = from;
+    return absl::OkStatus();
+  }
+};
+
+// A half of a step.
+class HeldSumsStepKernel : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(OpKernelContext* context) final {
+    HeldSumsRef resource;
+    OP_REQUIRES_OK(context, FindHeldSums(context, &resource));
+    const std::lock_guard<std::mutex> lock(resource->mutex);
+    try {
+      OP_REQUIRES_OK(context, Run(context, resource.get()));
+    } catch (const std::bad_alloc&) {
+      OP_REQUIRES_OK(context, absl::ResourceExhaustedError(
+                                  "out of memory in a step of held sums; they are intact"));
+    }
+  }
+
+ private:
+  // The mutex is held.
+  virtual absl::Status Run(OpKernelContext* context, HeldSumsResource* resource) = 0;
+};
+
+class AddToHeldCpuKernel : public HeldSumsStepKernel {
+ public:
+  using HeldSumsStepKernel::HeldSumsStepKernel;
+
+ private:
+  absl::Status Run(OpKernelContext* context, HeldSumsResource* resource) override {
+    const Tensor &keys = context->input(1), &gradients = context->input(2);
+    TF_RETURN_IF_ERROR(CheckRows(keys, gradients, resource->dim));
+    Tensor *places = nullptr, *sums = nullptr;
+    TF_RETURN_IF_ERROR(context->allocate_output(0, keys.shape(), &places));
+    TF_RETURN_IF_ERROR(context->allocate_output(1, gradients.shape(), &sums));
+    const HoldRule& rule = resource->rule;
+    TF_RETURN_IF_ERROR(OutputScalar(context, 2, rule.by_movement && rule.MayHold()));
+    return ToAbsl(AddToHeld(resource->buffers.View(resource->dim), keys.flat<int64_t>().data(),
+                            gradients.flat<float>().data(), keys.NumElements(),
+                            places->flat<int64_t>().data(), sums->flat<float>().data()));
+  }
+};
+
+class TakeDueCpuKernel : public HeldSumsStepKernel {
+ public:
+  using HeldSumsStepKernel::HeldSumsStepKernel;
+
+ private:
+  absl::Status Run(OpKernelContext* context, HeldSumsResource* resource) override {
+    tensorflow::core::RefCountPtr<KeySetResource> marked;
+    TF_RETURN_IF_ERROR(FindKeySet(context, &marked, 1));
+    TF_RETURN_IF_ERROR(CheckTaken(context, resource->dim));
+    const std::shared_ptr<const KeySetContent> content = marked->content();
+    const Tensor &keys = context->input(2), &places = context->input(3), &sums = context->input(4),
+                 &may_wait = context->input(5);
+    HoldRule rule = resource->rule;
+    ++rule.step;
+    LeavingRows leaving;
+    HeldCounts counts;
+    TF_RETURN_IF_ERROR(
+        ToAbsl(TakeDue(resource->buffers.View(resource->dim), rule, keys.flat<int64_t>().data(),
+                       keys.NumElements(), places.flat<int64_t>().data(), sums.flat<float>().data(),
+                       may_wait.flat<bool>().data(), content->keys.view(), &leaving, &counts)));
+    resource->Add(counts);
+    resource->rule.step = rule.step;
+    resource->rule.lets_go = false;
+    TF_RETURN_IF_ERROR(Output(context, 0, TensorShape({counts.leaving}), leaving.keys));
+    TF_RETURN_IF_ERROR(
+        Output(context, 1, TensorShape({counts.leaving, resource->dim}), leaving.sums));
+    TF_RETURN_IF_ERROR(OutputScalar(context, 2, resource->is_shadow && !rule.lets_go));
+    return OutputScalar(context, 3, rule.defers);
+  }
+};
+
+#define REGISTER_CPU(name, Kernel) \
+  REGISTER_KERNEL_BUILDER(Name(name).Device(tensorflow::DEVICE_CPU), Kernel)
+REGISTER_CPU("SlipstreamHeldSums", CreateHeldSumsKernel);
+REGISTER_CPU("SlipstreamHeldSumsConfigure", ConfigureHeldSumsKernel<CpuDevice>);
+REGISTER_CPU("SlipstreamHeldSumsLetGo", LetGoHeldSumsKernel<CpuDevice>);
+REGISTER_CPU("SlipstreamHeldSumsState", HeldSumsStateKernel);
+REGISTER_CPU("SlipstreamAddToHeld", AddToHeldCpuKernel);
+REGISTER_CPU("SlipstreamTakeDue", TakeDueCpuKernel);
+#undef REGISTER_CPU
+
+}  // namespace
+}  // namespace slipstream

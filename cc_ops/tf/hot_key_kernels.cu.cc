@@ -1,0 +1,122 @@
+// GPU kernels of the sketch of hot keys: launches on the op's own stream, no device code here.
+#define EIGEN_USE_GPU
+#include "cc_ops/tf/hot_key_kernels.h"
+
+#include <vector>
+
+#include "cc_ops/core/access_sketch.cu.h"
+#include "cc_ops/core/hot_key_sketch.cu.h"
+#include "cc_ops/tf/gpu_step.h"
+
+namespace slipstream {
+namespace {
+
+using tensorflow::OpKernel;
+using tensorflow::OpKernelContext;
+using tensorflow::Tensor;
+
+struct GpuDevice {
+  static absl::Status Fill(OpKernelContext* context, int64_t value, Tensor* values) {
+    const std::vector<int64_t> on_host(static_cast<size_t>(values->NumElements()), value);
+    // Pageable memory: returns when it has been read. Once per sketch.
+    return Checked(cudaMemcpyAsync(values->data(), on_host.data(), values->TotalBytes(),
+                                   cudaMemcpyHostToDevice, StreamOf(context)),
+                   "SlipstreamHotKeys could not fill its memory");
+  }
+};
+
+// A kernel whose input 0 is a sketch. Launches of all are in the order of one stream.
+class HotKeysGpuKernel : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(OpKernelContext* context) final {
+    HotKeysRef resource;
+    OP_REQUIRES_OK(context, FindHotKeys(context, &resource));
+    const std::lock_guard<std::mutex> lock(resource->mutex);
+    OP_REQUIRES_OK(context, Launch(context, resource.get()));
+  }
+
+ private:
+  virtual absl::Status Launch(OpKernelContext* context, HotKeysResource* resource) = 0;
+};
+
+class CountAccessesGpuKernel : public HotKeysGpuKernel {
+ public:
+  explicit CountAccessesGpuKernel(tensorflow::OpKernelConstruction* context)
+      : HotKeysGpuKernel(context) {
+    OP_REQUIRES_OK(context, context->GetAttr("unit", &unit_));
+  }
+
+ private:
+  absl::Status Launch(OpKernelContext* context, HotKeysResource* resource) override {
+    const Tensor &keys = context->input(1), &counts = context->input(2);
+    TF_RETURN_IF_ERROR(CheckCounted(keys, counts));
+    return Checked(
+        LaunchCountAccesses(StreamOf(context), resource->View(), keys.flat<int64_t>().data(),
+                            counts.flat<bool>().data(), keys.NumElements(), unit_),
+        "SlipstreamCountAccesses could not be launched");
+  }
+
+  int64_t unit_ = 1;
+};
+
+class DecayAccessesGpuKernel : public HotKeysGpuKernel {
+ public:
+  using HotKeysGpuKernel::HotKeysGpuKernel;
+
+ private:
+  absl::Status Launch(OpKernelContext* context, HotKeysResource* resource) override {
+    uint64_t factor = 0;
+    TF_RETURN_IF_ERROR(ReadFactor(context, &factor));
+    return Checked(LaunchDecayAccesses(StreamOf(context), resource->View().sketch, factor),
+                   "SlipstreamDecayAccesses could not be launched");
+  }
+};
+
+class HotKeyCandidatesGpuKernel : public HotKeysGpuKernel {
+ public:
+  using HotKeysGpuKernel::HotKeysGpuKernel;
+
+ private:
+  absl::Status Launch(OpKernelContext* context, HotKeysResource* resource) override {
+    Tensor* keys = nullptr;
+    TF_RETURN_IF_ERROR(context->allocate_output(0, resource->owners.shape(), &keys));
+    return Checked(cudaMemcpyAsync(keys->data(), resource->owners.data(), keys->TotalBytes(),
+                                   cudaMemcpyDeviceToDevice, StreamOf(context)),
+                   "SlipstreamHotKeyCandidates could not copy the keys");
+  }
+};
+
+class EstimateAccessesGpuKernel : public HotKeysGpuKernel {
+ public:
+  using HotKeysGpuKernel::HotKeysGpuKernel;
+
+ private:
+  absl::Status Launch(OpKernelContext* context, HotKeysResource* resource) override {
+    const Tensor& keys = context->input(1);
+    TF_RETURN_IF_ERROR(CheckKeys(keys));
+    Tensor* estimates = nullptr;
+    TF_RETURN_IF_ERROR(context->allocate_output(0, keys.shape(), &estimates));
+    return Checked(LaunchEstimateAccesses(StreamOf(context), resource->View().sketch,
+                                          keys.flat<int64_t>().data(), keys.NumElements(),
+                                          estimates->flat<int64_t>().data()),
+                   "SlipstreamEstimateAccesses could not be launched");
+  }
+};
+
+#define REGISTER_GPU(name, Kernel) \
+  REGISTER_KERNEL_BUILDER(Name(name).Device(tensorflow::DEVICE_GPU).HostMemory("handle"), Kernel)
+REGISTER_GPU("SlipstreamHotKeys", CreateHotKeysKernel<GpuDevice>);
+REGISTER_GPU("SlipstreamCountAccesses", CountAccessesGpuKernel);
+REGISTER_GPU("SlipstreamHotKeyCandidates", HotKeyCandidatesGpuKernel);
+REGISTER_GPU("SlipstreamEstimateAccesses", EstimateAccessesGpuKernel);
+#undef REGISTER_GPU
+REGISTER_KERNEL_BUILDER(Name("SlipstreamDecayAccesses")
+                            .Device(tensorflow::DEVICE_GPU)
+                            .HostMemory("handle")
+                            .HostMemory("factor"),
+                        DecayAccessesGpuKernel);
+
+}  // namespace
+}  // namespace slipstream

@@ -1,0 +1,195 @@
+"""Gradient sums of rows that are held back until they are due: the two halves of a step.
+
+In: a step's gradients, one row per key. Out: the rows to apply now. Between the halves the caller
+judges the sums. CPU and GPU; graph or eager.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from slipstream_tf.ops import _loader
+from slipstream_tf.ops.mask import KeySet
+from slipstream_tf.ops.update_policy import UpdatePolicy
+
+
+class HeldCounts(NamedTuple):
+    """What became of gradient rows; see `ops.update_policy.UpdateCounts`.
+
+    Attributes:
+        held: were added to a sum that stayed.
+        due_by_movement: left because of their sum.
+        due_by_age: sums that left because of their age.
+        flushed: sums that left because all were let go.
+        refused: found no room.
+        left_alone: sums that left in a step without a gradient for their key.
+    """
+
+    held: int
+    due_by_movement: int
+    due_by_age: int
+    flushed: int
+    refused: int
+    left_alone: int
+
+
+class HeldState(NamedTuple):
+    """What `HeldBuffer.state` returns.
+
+    Attributes:
+        counts: of all steps so far.
+        pending: sums that are held.
+        nbytes: of the buffers, of those that are empty, too.
+        lets_go: whether all leave with the next step.
+    """
+
+    counts: HeldCounts
+    pending: int
+    nbytes: int
+    lets_go: bool
+
+
+class AddedSums(NamedTuple):
+    """What `HeldBuffer.add` returns.
+
+    Attributes:
+        places: int64 [n], for `HeldBuffer.take_due`.
+        sums: float32 [n, dim], each gradient and what is held of its key, added.
+        by_movement: bool scalar, whether `take_due` goes by `may_wait`.
+    """
+
+    places: tf.Tensor
+    sums: tf.Tensor
+    by_movement: tf.Tensor
+
+
+class DueSums(NamedTuple):
+    """What `HeldBuffer.take_due` returns.
+
+    Attributes:
+        keys: int64 [due], ascending, each once.
+        sums: float32 [due, dim].
+        is_shadow: bool scalar, whether to apply the step's own gradients instead.
+        defers: bool scalar, whether anything will be held from now on.
+    """
+
+    keys: tf.Tensor
+    sums: tf.Tensor
+    is_shadow: tf.Tensor
+    defers: tf.Tensor
+
+
+class HeldBuffer:
+    """Held sums, and the rule that steps read at run time: another one retraces nothing.
+
+    The C++ resource lives as long as this object or a `tf.function` that uses it. Steps have no
+    gradient. On a GPU a step does not wait for the device, and takes memory for as many rows as
+    there are gradients and places besides.
+    """
+
+    def __init__(self, dim: int, device: str | None = None):
+        """Has no room, and holds nothing.
+
+        Args:
+            dim: values per row.
+            device: where the gradients are, e.g. a variable's `device`. None: where TensorFlow
+                would place an op.
+        """
+        self._dim = dim
+        with tf.init_scope(), tf.device(device):
+            self._handle = _loader.library().slipstream_held_sums(dim=dim)
+
+    @property
+    def handle(self) -> tf.Tensor:
+        """Scalar resource handle, for the ops."""
+        return self._handle
+
+    def configure(self, policy: UpdatePolicy, capacity: int) -> None:
+        """Says how sums are held from the next step on; what is held stays (eager only).
+
+        Args:
+            policy: of any mode; but for "defer", nothing more is held.
+            capacity: sums to make room for; there is more if more are held.
+
+        Raises:
+            tf.errors.InvalidArgumentError: the capacity is negative, or more than a GPU can hold.
+            tf.errors.ResourceExhaustedError: there is no memory for so many.
+        """
+        with tf.device("CPU:0"):
+            numbers = [
+                tf.constant(n, tf.int64) for n in (capacity, policy.max_rows, policy.max_age)
+            ]
+        _loader.library().slipstream_held_sums_configure(
+            handle=self._handle,
+            capacity=numbers[0],
+            max_rows=numbers[1],
+            max_age=numbers[2],
+            defers=policy.mode == "defer",
+            by_movement=policy.mode != "defer" or policy.trigger == "movement",
+            is_shadow=policy.is_shadow,
+        )
+
+    def let_go(self, drops: bool = False) -> None:
+        """Makes all sums leave with the next step, in which nothing is held.
+
+        Args:
+            drops: whether they are dropped at once instead, unless they are on their way out.
+        """
+        _loader.library().slipstream_held_sums_let_go(handle=self._handle, drops=drops)
+
+    def state(self) -> HeldState:
+        """Returns what is held, and what became of the gradients so far (eager only)."""
+        found = _loader.library().slipstream_held_sums_state(handle=self._handle)
+        counts = HeldCounts(*(int(count) for count in found.counts.numpy()))
+        nbytes = int(found.capacity) * (16 + 4 * self._dim)
+        return HeldState(counts, int(found.pending), nbytes, bool(found.lets_go))
+
+    def add(self, keys: tf.Tensor, gradients: tf.Tensor) -> AddedSums:
+        """First half of a step: what the sums would be; changes nothing.
+
+        Args:
+            keys: int64 [n], each once.
+            gradients: float32 [n, dim].
+
+        Raises:
+            tf.errors.InvalidArgumentError: shapes do not fit; or a key is given twice (on a CPU).
+        """
+        return AddedSums(
+            *_loader.library().slipstream_add_to_held(
+                handle=self._handle, keys=keys, gradients=gradients
+            )
+        )
+
+    def take_due(
+        self, marked: KeySet, keys: tf.Tensor, added: AddedSums, may_wait: tf.Tensor
+    ) -> DueSums:
+        """Second half of a step: keeps the sums that may wait and takes out those that are due.
+
+        Args:
+            marked: rows that may wait, unless the rule goes by movement; on the same device.
+            keys: int64 [n], as `add` got them.
+            added: what `add` returned, in the same step.
+            may_wait: bool [n], which sums may wait if the rule goes by movement.
+
+        Raises:
+            tf.errors.InvalidArgumentError: shapes do not fit; or places are none of the keys' (on a
+                CPU).
+        """
+        due = DueSums(
+            *_loader.library().slipstream_take_due(
+                handle=self._handle,
+                marked=marked.handle,
+                keys=keys,
+                places=added.places,
+                sums=added.sums,
+                may_wait=may_wait,
+            )
+        )
+        due.sums.set_shape([None, self._dim])
+        return due
+
+
+tf.no_gradient("SlipstreamAddToHeld")
+tf.no_gradient("SlipstreamTakeDue")
