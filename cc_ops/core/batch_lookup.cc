@@ -28,76 +28,26 @@ Status MakeRoomForBatch(const std::vector<EmbeddingTable*>& tables, const Sorted
   return MakeRoomFor(std::move(wanted), "a batch needs");
 }
 
-// Numbers the distinct slots of one bucket, in order of appearance.
-class SlotNumbers {
- public:
-  void Reset(int64_t n) {
-    size_t wanted = 16;
-    while (wanted < static_cast<size_t>(2 * n)) wanted *= 2;
-    if (places_.size() < wanted) places_.resize(wanted);
-    mask_ = wanted - 1;
-    std::fill(places_.begin(), places_.begin() + static_cast<int64_t>(wanted), Place{0, -1});
-    count_ = 0;
-  }
-  int32_t NumberOf(uint32_t slot, bool* is_new) {
-    size_t i = (slot * 2654435761u >> 7) & mask_;
-    while (places_[i].number >= 0 && places_[i].slot != slot) i = (i + 1) & mask_;
-    *is_new = places_[i].number < 0;
-    if (*is_new) places_[i] = {slot, count_++};
-    return places_[i].number;
-  }
+// Whether every example's pooled vector is its row: one unweighted key each.
+bool IsCopied(const FeatureView& view, Combiner combiner) {
+  return view.row_splits == nullptr && view.width == 1 && IsUnscaled(view, combiner);
+}
 
- private:
-  struct Place {
-    uint32_t slot;
-    int32_t number;
-  };
-  std::vector<Place> places_;
-  size_t mask_ = 0;
-  int32_t count_ = 0;
-};
+// Where rows go at once. Features whose vectors are pooled from rows have no data.
+std::vector<PooledOutput> CopiesOf(const std::vector<FeatureView>& features,
+                                   const std::vector<Combiner>& combiners,
+                                   const std::vector<PooledOutput>& outputs) {
+  std::vector<PooledOutput> copies(features.size());
+  for (size_t f = 0; f < features.size(); ++f) {
+    if (IsCopied(features[f], combiners[f])) copies[f] = outputs[f];
+  }
+  return copies;
+}
 
-// Finds or makes the rows of one bucket and groups its uses by key. Keys before
-// `prefetch_end` are the table's and in shards of this thread.
-void ResolveBucket(EmbeddingTable* table, const SortedKeys& sorted, int64_t bucket,
-                   int64_t prefetch_end, SlotNumbers* numbers, std::vector<int32_t>* number_of,
-                   LookupPlan* plan, std::vector<float*>* row_of_position) {
-  const int64_t begin = sorted.begin[bucket], end = sorted.begin[bucket + 1];
-  if (begin == end) return;
-  numbers->Reset(end - begin);
-  number_of->resize(static_cast<size_t>(end - begin));
-  int64_t distinct = 0;
-  for (int64_t i = begin; i < end; ++i) {
-    if (i + kPrefetchDistance < prefetch_end) {
-      table->Prefetch(HashKey(sorted.key[i + kPrefetchDistance]));
-    }
-    uint32_t slot = 0;
-    float* row = table->FindOrInsert(sorted.key[i], HashKey(sorted.key[i]), 1.f, &slot);
-    __builtin_prefetch(row);
-    (*row_of_position)[sorted.use[i].position] = row;
-    bool is_new = false;
-    const int32_t number = numbers->NumberOf(slot, &is_new);
-    (*number_of)[i - begin] = number;
-    if (is_new) {
-      plan->unique_key[begin + number] = sorted.key[i];
-      plan->unique_row[begin + number] = row;
-      plan->unique_slot[begin + number] = slot;
-      plan->uses_end[begin + number] = 0;
-      ++distinct;
-    }
-    ++plan->uses_end[begin + number];
-  }
-  plan->unique_count[bucket] = distinct;
-  // Counting sort of the uses by key: uses_end first holds counts, then starts,
-  // and, once every use is placed, ends.
-  int64_t next = begin;
-  for (int64_t u = begin; u < begin + distinct; ++u) {
-    const int64_t count = plan->uses_end[u];
-    plan->uses_end[u] = next;
-    next += count;
-  }
-  for (int64_t i = begin; i < end; ++i) {
-    plan->uses[plan->uses_end[begin + (*number_of)[i - begin]]++] = sorted.use[i];
+// Examples without a key have vectors of zeros.
+void ClearPadding(const FeatureView& view, int64_t dim, const PooledOutput& output) {
+  for (int64_t i = 0; i < view.batch; ++i) {
+    if (!view.is_key(view.begin(i))) std::fill_n(output.data + i * output.stride, dim, 0.f);
   }
 }
 
@@ -129,6 +79,7 @@ void ComputeScales(const std::vector<FeatureView>& features, const std::vector<C
   }
 }
 
+// Pools the features whose vectors are no copies.
 void Pool(const std::vector<EmbeddingTable*>& tables, const std::vector<FeatureView>& features,
           const std::vector<Combiner>& combiners, const Positions& positions,
           const std::vector<float*>& row_of_position, const std::vector<float>& scale,
@@ -144,12 +95,9 @@ void Pool(const std::vector<EmbeddingTable*>& tables, const std::vector<FeatureV
       const int64_t dim = tables[view.table]->dim();
       const bool is_unscaled = IsUnscaled(view, combiners[f]);
       const int64_t last = std::min(range.end, (f + 1) * batch);
+      if (IsCopied(view, combiners[f])) cell = last;
       for (; cell < last; ++cell) {
         const int64_t i = cell - f * batch;
-        if (positions.is_column[f] && i + kPrefetchDistance < batch) {
-          const float* ahead = row_of_position[positions.base[f] + i + kPrefetchDistance];
-          for (int64_t j = 0; j < dim; j += 16) __builtin_prefetch(ahead + j);
-        }
         PoolExample(
             view, i, dim, is_unscaled,
             [&](int64_t p) { return row_of_position[positions.of(f, i, p)]; },
@@ -195,7 +143,11 @@ Status LookupForTraining(const std::vector<EmbeddingTable*>& tables,
     const Positions positions(features);
     const int num_tables = static_cast<int>(tables.size());
     SortedKeys& sorted = workspace->sorted;
-    SortByBucket(features, batch, num_tables, positions, parallel, &sorted);
+    RowTargets targets = {CopiesOf(features, combiners, outputs), nullptr};
+    const bool all_are_copied =
+        std::all_of(targets.copies.begin(), targets.copies.end(),
+                    [](const PooledOutput& o) { return o.data != nullptr; });
+    SortByBucket(features, batch, num_tables, positions, !all_are_copied, parallel, &sorted);
     const Status room = MakeRoomForBatch(tables, sorted);
     if (!room.ok()) return room;
     plan->generations.clear();
@@ -211,28 +163,35 @@ Status LookupForTraining(const std::vector<EmbeddingTable*>& tables,
     plan->unique_slot.resize(n);
     plan->uses_end.resize(n);
     plan->uses.resize(n);
-    // Places of padding keys stay as they are: nothing reads them.
-    std::vector<float*>& row_of_position = workspace->row_of_position;
-    row_of_position.resize(static_cast<size_t>(positions.total));
+    plan->use_position.resize(sorted.position.size());
+    if (!all_are_copied) {
+      // Places of padding keys stay as they are: nothing reads them.
+      workspace->row_of_position.resize(static_cast<size_t>(positions.total));
+      targets.row_of_position = &workspace->row_of_position;
+    }
+    workspace->scratches.resize(static_cast<size_t>(parallel.threads));
     const std::vector<int64_t> bounds = BalancedBuckets(sorted.begin, parallel.threads);
     std::atomic<bool> is_out_of_memory{false};
     parallel.run(parallel.threads, [&](int task) {
       try {
-        SlotNumbers numbers;
-        std::vector<int32_t> number_of;
-        for (int64_t b = bounds[task]; b < bounds[task + 1]; ++b) {
-          const int64_t table = b / kNumShards;
-          const int64_t last = std::min(bounds[task + 1], (table + 1) * kNumShards);
-          ResolveBucket(tables[table], sorted, b, sorted.begin[last], &numbers, &number_of, plan,
-                        &row_of_position);
-        }
+        ResolveBuckets(sorted, bounds[task], bounds[task + 1], targets, &workspace->scratches[task],
+                       plan);
       } catch (const std::bad_alloc&) {
         is_out_of_memory = true;
       }
     });
     if (is_out_of_memory) return OutOfMemory("adding rows");
+    plan->scale.clear();
+    if (static_cast<int64_t>(n) < positions.total) {
+      for (size_t f = 0; f < features.size(); ++f) {
+        if (targets.copies[f].data == nullptr || !features[f].has_padding) continue;
+        ClearPadding(features[f], tables[features[f].table]->dim(), outputs[f]);
+      }
+    }
+    if (all_are_copied) return OkStatus();
     ComputeScales(features, combiners, positions, parallel, &plan->scale);
-    Pool(tables, features, combiners, positions, row_of_position, plan->scale, outputs, parallel);
+    Pool(tables, features, combiners, positions, workspace->row_of_position, plan->scale, outputs,
+         parallel);
   } catch (const std::bad_alloc&) {
     return OutOfMemory("looking up a batch");
   }

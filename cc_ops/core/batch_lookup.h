@@ -12,19 +12,13 @@
 
 #include "cc_ops/core/embedding_table.h"
 #include "cc_ops/core/feature_view.h"
+#include "cc_ops/core/key_resolve.h"
 #include "cc_ops/core/lookup_plan.h"
 #include "cc_ops/core/parallel.h"
 #include "cc_ops/core/pooling.h"
 #include "cc_ops/core/status.h"
 
 namespace slipstream {
-
-// Where a feature's pooled vectors lie: example i's begins at data + i * stride and
-// has the dim of the feature's table.
-struct PooledOutput {
-  float* data = nullptr;
-  int64_t stride = 0;
-};
 
 // Pools the rows of every feature and example into `outputs` (one per feature).
 // The plan for the update is left in

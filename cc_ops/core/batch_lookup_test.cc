@@ -171,5 +171,48 @@ TEST(BatchLookup, UpdateOfAnEvictedKeyIsDroppedAndCounted) {
   EXPECT_EQ(after.rows[2], before.rows[2]);  // key 3, in the slot of key 1, was not
 }
 
+TEST(BatchLookup, ColumnsOfAMatrixAreCopiedAndPaddingGivesZeros) {
+  // Two columns of one matrix in two tables, and enough examples for buckets of thousands of keys.
+  auto a = MakeTable(16), b = MakeTable(5);
+  const std::vector<EmbeddingTable*> tables = {a.get(), b.get()};
+  constexpr int64_t kBatch = 200000;
+  std::vector<int64_t> keys(2 * kBatch);
+  std::mt19937_64 random(5);
+  for (int64_t& key : keys) key = static_cast<int64_t>(random() % 150000) - 1;
+  std::vector<FeatureView> features(2);
+  for (int f = 0; f < 2; ++f) {
+    features[f].table = f;
+    features[f].batch = kBatch;
+    features[f].keys = keys.data() + f;
+    features[f].num_keys = 2 * kBatch - f;
+    features[f].stride = 2;
+    features[f].has_padding = true;
+  }
+  keys[0] = keys[2 * kBatch - 1] = -1;
+  std::vector<float> first(16 * kBatch, 7.f), second(5 * kBatch, 7.f);
+  LookupWorkspace workspace;
+  ASSERT_TRUE(LookupForTraining(tables, features, {Combiner::kSum, Combiner::kMean},
+                                {{first.data(), 16}, {second.data(), 5}}, Threads(3), &workspace)
+                  .ok());
+  std::vector<float> counts(2, 0.f);
+  for (int64_t i = 0; i < kBatch; ++i) {
+    for (int f = 0; f < 2; ++f) {
+      const int64_t key = keys[2 * i + f];
+      const float* row = key == -1 ? nullptr : tables[f]->Find(key, HashKey(key));
+      ASSERT_EQ(row == nullptr, key == -1);
+      const int64_t dim = tables[f]->dim();
+      const float* pooled = f == 0 ? first.data() + i * dim : second.data() + i * dim;
+      for (int64_t j = 0; j < dim; ++j) ASSERT_EQ(pooled[j], row == nullptr ? 0.f : row[j]);
+      counts[f] += key == -1 ? 0.f : 1.f;
+    }
+  }
+  for (int f = 0; f < 2; ++f) {
+    const TableContents contents = tables[f]->Export();
+    double total = 0;
+    for (float count : contents.counts) total += count;
+    EXPECT_EQ(total, counts[f]);
+  }
+}
+
 }  // namespace
 }  // namespace slipstream

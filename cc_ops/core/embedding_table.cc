@@ -18,10 +18,11 @@ int64_t Stride(const TableOptions& options) {
   return (floats + 3) / 4 * 4;
 }
 
-std::vector<TableShard> EmptyShards(const TableOptions& options, SlabAllocator* memory) {
+std::vector<TableShard> EmptyShards(const TableOptions& options, SlabAllocator* memory,
+                                    IndexMemory* index_memory) {
   std::vector<TableShard> shards;
   shards.reserve(kNumShards);
-  for (int s = 0; s < kNumShards; ++s) shards.emplace_back(Stride(options), memory);
+  for (int s = 0; s < kNumShards; ++s) shards.emplace_back(Stride(options), memory, index_memory);
   return shards;
 }
 
@@ -63,7 +64,8 @@ EmbeddingTable::EmbeddingTable(const TableOptions& options)
     : options_(options),
       slots_(options.rule.SlotsPerRow(options.dim)),
       memory_(std::make_unique<SlabAllocator>()),
-      shards_(EmptyShards(options, memory_.get())) {}
+      index_memory_(std::make_unique<IndexMemory>(kNumShards)),
+      shards_(EmptyShards(options, memory_.get(), index_memory_.get())) {}
 
 int64_t EmbeddingTable::size() const {
   int64_t size = 0;
@@ -300,7 +302,8 @@ Status EmbeddingTable::Import(const TableContents& contents) {
                            " comes twice; each key may come once");
   }
   auto memory = std::make_unique<SlabAllocator>();
-  std::vector<TableShard> shards = EmptyShards(options_, memory.get());
+  auto index_memory = std::make_unique<IndexMemory>(kNumShards);
+  std::vector<TableShard> shards = EmptyShards(options_, memory.get(), index_memory.get());
   for (size_t i = 0; i < n; ++i) {
     const int64_t key = contents.keys[i];
     const uint64_t hash = HashKey(key);
@@ -319,6 +322,7 @@ Status EmbeddingTable::Import(const TableContents& contents) {
   }
   shards_.swap(shards);
   memory_.swap(memory);
+  index_memory_.swap(index_memory);
   is_watching_ = false;
   update_step_ = contents.update_step;
   lookup_step_ = contents.lookup_step;

@@ -12,6 +12,7 @@
 #include "cc_ops/core/deferred_sums.h"
 #include "cc_ops/core/hash.h"
 #include "cc_ops/core/hash_index.h"
+#include "cc_ops/core/index_memory.h"
 #include "cc_ops/core/parallel.h"
 #include "cc_ops/core/row_arena.h"
 #include "cc_ops/core/row_initializer.h"
@@ -48,7 +49,8 @@ struct TableContents {
 
 // A part of the keys with its own index and rows; touched by one thread at a time.
 struct TableShard {
-  TableShard(int64_t stride, SlabAllocator* memory) : arena(stride, memory) {}
+  TableShard(int64_t stride, SlabAllocator* memory, IndexMemory* index_memory)
+      : index(index_memory), arena(stride, memory) {}
   HashIndex index;
   RowArena arena;
   std::vector<int64_t> last_used;  // by slot; LRU tables only
@@ -164,6 +166,7 @@ class EmbeddingTable {
   const TableOptions options_;
   const int64_t slots_;
   std::unique_ptr<SlabAllocator> memory_;
+  std::unique_ptr<IndexMemory> index_memory_;
   std::vector<TableShard> shards_;
   UpdatePolicy policy_;
   UpdateCounts earlier_counts_;  // under former policies

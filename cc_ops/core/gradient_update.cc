@@ -1,11 +1,13 @@
 #include "cc_ops/core/gradient_update.h"
 
+#include <algorithm>
 #include <atomic>
 #include <cstring>
 #include <string>
 
 #include "cc_ops/core/key_sort.h"
 #include "cc_ops/core/policy_update.h"
+#include "cc_ops/core/row_rules.h"
 #include "cc_ops/core/simd_clones.h"
 #include "cc_ops/core/table_locks.h"
 #include "cc_ops/core/use_sums.h"
@@ -49,36 +51,100 @@ bool AllFinite(const LookupPlan& plan, const std::vector<PooledGradient>& gradie
   return all_finite;
 }
 
-// Applies the rule to every row of the bucket.
-void UpdateBucket(const BucketUpdate& update, float* summed) {
+// The distinct keys of a bucket, and of the one after it whose rows are asked for ahead.
+struct KeyRange {
+  int64_t begin, end;
+};
+
+KeyRange KeysOf(const LookupPlan& plan, int64_t bucket) {
+  const int64_t begin = plan.unique_begin[bucket];
+  return {begin, begin + plan.unique_count[bucket]};
+}
+
+// Sums the gradients of every key of the bucket, whose rows are all there, and applies the rule.
+// next: the keys that this thread comes to after them.
+template <UpdateRule::Kind kKind>
+SLIPSTREAM_ALWAYS_INLINE void UpdateRows(const BucketUpdate& update, KeyRange keys, KeyRange next,
+                                         int64_t dim, float* __restrict__ summed) {
   const LookupPlan& plan = *update.plan;
-  EmbeddingTable* table = update.table;
-  const UpdateRule rule = table->options().rule;
-  const int64_t dim = table->dim();
-  const int64_t row_floats = dim + table->slots_per_row();
-  const int64_t begin = plan.unique_begin[update.bucket];
-  const int64_t end = begin + plan.unique_count[update.bucket];
-  const int64_t num_places = static_cast<int64_t>(plan.uses.size());
-  TableShard* shard = table->shard(update.bucket % kNumShards);
-  shard->counts.offered += end - begin;
-  shard->counts.sent += end - begin;
-  int64_t use = begin;
-  for (int64_t u = begin; u < end; ++u) {
-    // Places between buckets hold stale or no rows: prefetching those is harmless.
-    const int64_t ahead = u + kUpdatePrefetch;
-    if (ahead < num_places) PrefetchRow(plan.unique_row[ahead], row_floats);
+  const UpdateRule rule = update.table->options().rule;
+  const int64_t row_floats = dim + rule.SlotsPerRow(dim);
+  // From keys ahead, past the end of the bucket, to those of the next one.
+  const int64_t jump = next.begin - keys.end;
+  int64_t use = keys.begin;
+  for (int64_t u = keys.begin; u < keys.end; ++u) {
+    int64_t ahead = u + kUpdatePrefetch;
+    if (ahead >= keys.end) ahead += jump;
+    if (ahead < keys.end || (ahead >= next.begin && ahead < next.end)) {
+      PrefetchRow(plan.unique_row[ahead], row_floats);
+    }
     SumUses(plan, *update.gradients, use, plan.uses_end[u], dim, summed);
     use = plan.uses_end[u];
-    float* row = plan.unique_row[u];
-    if (update.is_stale) {
-      row = table->Find(plan.unique_key[u], HashKey(plan.unique_key[u]));
-      if (row == nullptr) {
-        ++*update.dropped;
-        continue;
-      }
-    }
-    rule.Apply(update.rate, dim, summed, row);
+    ApplyRule<kKind>(rule, update.rate, dim, summed, plan.unique_row[u]);
   }
+}
+
+template <UpdateRule::Kind kKind>
+SLIPSTREAM_ALWAYS_INLINE void UpdateRowsOfDim(const BucketUpdate& update, KeyRange keys,
+                                              KeyRange next, float* summed) {
+  // With a dim that the compiler knows loops become a few instructions.
+  switch (update.table->dim()) {
+    case 16: {
+      float known[16];
+      return UpdateRows<kKind>(update, keys, next, 16, known);
+    }
+    case 32: {
+      float known[32];
+      return UpdateRows<kKind>(update, keys, next, 32, known);
+    }
+    case 64: {
+      float known[64];
+      return UpdateRows<kKind>(update, keys, next, 64, known);
+    }
+    default:
+      return UpdateRows<kKind>(update, keys, next, update.table->dim(), summed);
+  }
+}
+
+SLIPSTREAM_SIMD_CLONES void UpdateAllRows(const BucketUpdate& update, KeyRange keys, KeyRange next,
+                                          float* summed) {
+  switch (update.table->options().rule.kind) {
+    case UpdateRule::Kind::kSgd:
+      return UpdateRowsOfDim<UpdateRule::Kind::kSgd>(update, keys, next, summed);
+    case UpdateRule::Kind::kAdagrad:
+      return UpdateRowsOfDim<UpdateRule::Kind::kAdagrad>(update, keys, next, summed);
+    case UpdateRule::Kind::kRowWiseAdagrad:
+      return UpdateRowsOfDim<UpdateRule::Kind::kRowWiseAdagrad>(update, keys, next, summed);
+    case UpdateRule::Kind::kAdam:
+      return UpdateRowsOfDim<UpdateRule::Kind::kAdam>(update, keys, next, summed);
+  }
+}
+
+// The same where rows may have left the table since the lookup.
+void UpdateRowsThatAreThere(const BucketUpdate& update, KeyRange keys, float* summed) {
+  const LookupPlan& plan = *update.plan;
+  const int64_t dim = update.table->dim();
+  int64_t use = keys.begin;
+  for (int64_t u = keys.begin; u < keys.end; ++u) {
+    float* row = update.table->Find(plan.unique_key[u], HashKey(plan.unique_key[u]));
+    if (row == nullptr) {
+      ++*update.dropped;
+    } else {
+      SumUses(plan, *update.gradients, use, plan.uses_end[u], dim, summed);
+      update.table->options().rule.Apply(update.rate, dim, summed, row);
+    }
+    use = plan.uses_end[u];
+  }
+}
+
+// Applies the rule to every row of the bucket.
+void UpdateBucket(const BucketUpdate& update, int64_t next_bucket, float* summed) {
+  const KeyRange keys = KeysOf(*update.plan, update.bucket);
+  TableShard* shard = update.table->shard(update.bucket % kNumShards);
+  shard->counts.offered += keys.end - keys.begin;
+  shard->counts.sent += keys.end - keys.begin;
+  if (update.is_stale) return UpdateRowsThatAreThere(update, keys, summed);
+  UpdateAllRows(update, keys, KeysOf(*update.plan, next_bucket), summed);
 }
 
 }  // namespace
@@ -131,7 +197,8 @@ Status ApplyGradients(const LookupPlan& plan, const std::vector<PooledGradient>&
       if (plan.tables[t]->UpdatesByPolicy(b % kNumShards)) {
         UpdateBucketByPolicy(update, &scratch);
       } else {
-        UpdateBucket(update, scratch.sum.data());
+        const int64_t next = std::min(b + 1, bounds[task + 1] - 1);
+        UpdateBucket(update, next, scratch.sum.data());
       }
       if (dropped_here > 0) dropped[t] += dropped_here;
     }

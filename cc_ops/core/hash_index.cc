@@ -20,8 +20,7 @@ uint64_t HomeIn(uint64_t hash, uint64_t capacity) {
 
 uint64_t HashIndex::Home(uint64_t hash) const { return HomeIn(hash, entries_.size()); }
 
-HashIndex::Entry* HashIndex::Place(std::vector<Entry>* entries, const Entry& entry,
-                                   uint64_t hash) const {
+HashIndex::Entry* HashIndex::Place(Entries* entries, const Entry& entry, uint64_t hash) const {
   uint64_t i = HomeIn(hash, entries->size());
   while ((*entries)[i].slot != kEmpty) i = i + 1 == entries->size() ? 0 : i + 1;
   (*entries)[i] = entry;
@@ -33,7 +32,7 @@ void HashIndex::Grow() {
   const uint64_t larger = capacity == 0               ? 8
                           : capacity < kDoublingLimit ? capacity * 2
                                                       : capacity + capacity / 4;
-  std::vector<Entry> entries(larger);
+  Entries entries(larger, entries_.get_allocator());
   for (const Entry& entry : entries_) {
     if (entry.slot != kEmpty) Place(&entries, entry, HashKey(entry.key));
   }

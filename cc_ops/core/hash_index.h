@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "cc_ops/core/index_memory.h"
+
 namespace slipstream {
 
 // Every int64 is a legal key. Linear probing; erasing shifts entries back, so
@@ -19,9 +21,14 @@ class HashIndex {
     float count = 0.f;       // decayed number of lookups
   };
 
+  using Entries = std::vector<Entry, IndexAllocator<Entry>>;
+
+  // memory: where entries lie; it must outlive the index. Null: on the heap.
+  explicit HashIndex(IndexMemory* memory = nullptr) : entries_(IndexAllocator<Entry>(memory)) {}
+
   int64_t size() const { return size_; }
-  const std::vector<Entry>& entries() const { return entries_; }
-  std::vector<Entry>& entries() { return entries_; }
+  const Entries& entries() const { return entries_; }
+  Entries& entries() { return entries_; }
   int64_t bytes() const { return static_cast<int64_t>(entries_.capacity() * sizeof(Entry)); }
 
   void Prefetch(uint64_t hash) const {
@@ -53,9 +60,9 @@ class HashIndex {
   uint64_t Home(uint64_t hash) const;
   uint64_t Next(uint64_t i) const { return i + 1 == entries_.size() ? 0 : i + 1; }
   void Grow();
-  Entry* Place(std::vector<Entry>* entries, const Entry& entry, uint64_t hash) const;
+  Entry* Place(Entries* entries, const Entry& entry, uint64_t hash) const;
 
-  std::vector<Entry> entries_;
+  Entries entries_;
   int64_t size_ = 0;
 };
 

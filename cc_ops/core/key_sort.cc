@@ -7,39 +7,52 @@
 namespace slipstream {
 namespace {
 
-// fn(feature, example, position) for every key in a range of cells, in order.
+// fn(example, position) for the keys of examples [first, last), in order.
 template <class Fn>
-void ForEachKey(const std::vector<FeatureView>& features, int64_t batch, CellRange range,
-                const Fn& fn) {
-  for (int64_t cell = range.begin; cell < range.end;) {
-    const int feature = static_cast<int>(cell / batch);
-    const FeatureView& f = features[feature];
-    const int64_t last = std::min(range.end, (feature + 1) * batch);
-    for (; cell < last; ++cell) {
-      const int64_t example = cell - feature * batch;
-      for (int64_t p = f.begin(example); p < f.end(example); ++p) {
-        if (f.is_key(p)) fn(feature, example, p);
-      }
+void ForEachKeyOf(const FeatureView& f, int64_t first, int64_t last, const Fn& fn) {
+  if (f.row_splits == nullptr && f.width == 1) {
+    // One key per example, the usual case: without the general one's inner loop.
+    int64_t p = first * f.stride;
+    for (int64_t i = first; i < last; ++i, p += f.stride) {
+      if (f.is_key(p)) fn(i, p);
     }
+    return;
+  }
+  for (int64_t i = first; i < last; ++i) {
+    for (int64_t p = f.begin(i); p < f.end(i); ++p) {
+      if (f.is_key(p)) fn(i, p);
+    }
+  }
+}
+
+// fn(feature, first example, last example) for the features in a range of cells.
+template <class Fn>
+void ForEachFeature(int64_t batch, CellRange range, const Fn& fn) {
+  for (int64_t cell = range.begin; cell < range.end;) {
+    const int64_t feature = cell / batch;
+    const int64_t last = std::min(range.end, (feature + 1) * batch);
+    fn(static_cast<int>(feature), cell - feature * batch, last - feature * batch);
+    cell = last;
   }
 }
 
 }  // namespace
 
 void SortByBucket(const std::vector<FeatureView>& features, int64_t batch, int num_tables,
-                  const Positions& positions, const Parallel& parallel, SortedKeys* sorted) {
+                  const Positions& positions, bool with_positions, const Parallel& parallel,
+                  SortedKeys* sorted) {
   const int tasks = parallel.threads;
   const int64_t buckets = static_cast<int64_t>(num_tables) * kNumShards;
   const int64_t cells = static_cast<int64_t>(features.size()) * batch;
   std::vector<std::vector<int64_t>> place(static_cast<size_t>(tasks),
                                           std::vector<int64_t>(static_cast<size_t>(buckets), 0));
-  const auto bucket_of = [&](int feature, int64_t key) {
-    return features[feature].table * kNumShards + ShardOf(HashKey(key));
-  };
   parallel.run(tasks, [&](int task) {
-    std::vector<int64_t>& counts = place[task];
-    ForEachKey(features, batch, CellsOf(task, tasks, cells),
-               [&](int f, int64_t, int64_t p) { ++counts[bucket_of(f, features[f].keys[p])]; });
+    ForEachFeature(batch, CellsOf(task, tasks, cells), [&](int f, int64_t first, int64_t last) {
+      const int64_t* keys = features[f].keys;
+      int64_t* counts = place[task].data() + features[f].table * kNumShards;
+      ForEachKeyOf(features[f], first, last,
+                   [&](int64_t, int64_t p) { ++counts[ShardOf(HashKey(keys[p]))]; });
+    });
   });
   sorted->begin.resize(static_cast<size_t>(buckets) + 1);
   int64_t total = 0;
@@ -54,13 +67,17 @@ void SortByBucket(const std::vector<FeatureView>& features, int64_t batch, int n
   sorted->begin[buckets] = total;
   sorted->key.resize(static_cast<size_t>(total));
   sorted->use.resize(static_cast<size_t>(total));
+  sorted->position.resize(with_positions ? static_cast<size_t>(total) : 0);
   parallel.run(tasks, [&](int task) {
-    std::vector<int64_t>& next = place[task];
-    ForEachKey(features, batch, CellsOf(task, tasks, cells), [&](int f, int64_t i, int64_t p) {
-      const int64_t key = features[f].keys[p];
-      const int64_t at = next[bucket_of(f, key)]++;
-      sorted->key[at] = key;
-      sorted->use[at] = {positions.of(f, i, p), f, static_cast<int32_t>(i)};
+    ForEachFeature(batch, CellsOf(task, tasks, cells), [&](int f, int64_t first, int64_t last) {
+      const int64_t* keys = features[f].keys;
+      int64_t* next = place[task].data() + features[f].table * kNumShards;
+      ForEachKeyOf(features[f], first, last, [&](int64_t i, int64_t p) {
+        const int64_t at = next[ShardOf(HashKey(keys[p]))]++;
+        sorted->key[at] = keys[p];
+        sorted->use[at] = {f, static_cast<int32_t>(i)};
+        if (with_positions) sorted->position[at] = positions.of(f, i, p);
+      });
     });
   });
 }

@@ -39,9 +39,11 @@ struct Positions {
   int64_t total = 0;
 };
 
-// A counting sort; the result does not depend on the number of tasks.
+// A counting sort; the result does not depend on the number of tasks. sorted->position is filled
+// if `with_positions`, else left empty.
 void SortByBucket(const std::vector<FeatureView>& features, int64_t batch, int num_tables,
-                  const Positions& positions, const Parallel& parallel, SortedKeys* sorted);
+                  const Positions& positions, bool with_positions, const Parallel& parallel,
+                  SortedKeys* sorted);
 
 // Task boundaries [tasks + 1] over buckets so that each task gets about as many keys.
 std::vector<int64_t> BalancedBuckets(const std::vector<int64_t>& begin, int tasks);

@@ -11,7 +11,6 @@ namespace slipstream {
 
 // A use of a key: whose pooled vector its row went into.
 struct Occurrence {
-  int64_t position;  // numbers the batch's key positions over all features
   int32_t feature;
   int32_t example;
 };
@@ -32,6 +31,9 @@ struct LookupPlan {
   std::vector<int64_t> uses_end;      // end of the key's uses; they begin where the
                                       // previous key of the bucket ends
   std::vector<Occurrence> uses;       // by bucket, then key, then batch order
+  // Number of each use's key position over all features. Empty where every feature has one
+  // unweighted key per example: then nobody asks.
+  std::vector<int64_t> use_position;
   // Per position: weight over the combiner's divisor. Empty: all are 1.
   std::vector<float> scale;
 };
@@ -41,6 +43,17 @@ struct SortedKeys {
   std::vector<int64_t> begin;  // [buckets + 1]
   std::vector<int64_t> key;
   std::vector<Occurrence> use;
+  std::vector<int64_t> position;  // as LookupPlan::use_position
+};
+
+// What a thread needs while it looks for the rows of a bucket's keys.
+struct ResolveScratch {
+  struct Buffers {
+    std::vector<int32_t> number_of;  // of each use's key among the bucket's distinct ones
+    std::vector<uint64_t> hash;      // of the distinct keys
+  };
+  std::vector<int32_t> places;  // hash table: number of a distinct key, or -1
+  Buffers buffers[2];           // of buckets with even and with odd numbers
 };
 
 // The memory of a lookup. Reused from step to step it costs no allocation.
@@ -48,6 +61,7 @@ struct LookupWorkspace {
   LookupPlan plan;
   SortedKeys sorted;
   std::vector<float*> row_of_position;
+  std::vector<ResolveScratch> scratches;  // one per task
 };
 
 }  // namespace slipstream

@@ -11,4 +11,7 @@
 #define SLIPSTREAM_SIMD_CLONES
 #endif
 
+// For what such a function calls: inlined, it is compiled for the same instruction set.
+#define SLIPSTREAM_ALWAYS_INLINE inline __attribute__((always_inline))
+
 #endif  // SLIPSTREAM_CC_OPS_CORE_SIMD_CLONES_H_

@@ -3,43 +3,24 @@
 #include <algorithm>
 #include <cmath>
 
+#include "cc_ops/core/row_rules.h"
 #include "cc_ops/core/simd_clones.h"
 
 namespace slipstream {
 namespace {
 
-SLIPSTREAM_SIMD_CLONES void ApplySgd(float rate, int64_t dim, const float* __restrict__ g,
-                                     float* __restrict__ row) {
-  for (int64_t j = 0; j < dim; ++j) row[j] -= rate * g[j];
-}
-
-SLIPSTREAM_SIMD_CLONES void ApplyAdagrad(float rate, float epsilon, int64_t dim,
-                                         const float* __restrict__ g, float* __restrict__ row,
-                                         float* __restrict__ sum) {
-  for (int64_t j = 0; j < dim; ++j) {
-    sum[j] += g[j] * g[j];
-    row[j] -= rate * g[j] / std::sqrt(sum[j] + epsilon);
-  }
-}
-
-SLIPSTREAM_SIMD_CLONES void ApplyRowWiseAdagrad(float rate, float epsilon, int64_t dim,
-                                                const float* __restrict__ g,
-                                                float* __restrict__ row, float* __restrict__ sum) {
-  float squares = 0.f;
-  for (int64_t j = 0; j < dim; ++j) squares += g[j] * g[j];
-  *sum += squares / static_cast<float>(dim);
-  const float factor = rate / std::sqrt(*sum + epsilon);
-  for (int64_t j = 0; j < dim; ++j) row[j] -= factor * g[j];
-}
-
-SLIPSTREAM_SIMD_CLONES void ApplyAdam(float rate, const UpdateRule& rule, int64_t dim,
-                                      const float* __restrict__ g, float* __restrict__ row,
-                                      float* __restrict__ m, float* __restrict__ v) {
-  const float beta_1 = rule.a, beta_2 = rule.b, epsilon = rule.c;
-  for (int64_t j = 0; j < dim; ++j) {
-    m[j] += (1.f - beta_1) * (g[j] - m[j]);
-    v[j] += (1.f - beta_2) * (g[j] * g[j] - v[j]);
-    row[j] -= rate * m[j] / (std::sqrt(v[j]) + epsilon);
+SLIPSTREAM_SIMD_CLONES void ApplyByKind(const UpdateRule& rule, float rate, int64_t dim,
+                                        const float* __restrict__ gradient,
+                                        float* __restrict__ row) {
+  switch (rule.kind) {
+    case UpdateRule::Kind::kSgd:
+      return ApplyRule<UpdateRule::Kind::kSgd>(rule, rate, dim, gradient, row);
+    case UpdateRule::Kind::kAdagrad:
+      return ApplyRule<UpdateRule::Kind::kAdagrad>(rule, rate, dim, gradient, row);
+    case UpdateRule::Kind::kRowWiseAdagrad:
+      return ApplyRule<UpdateRule::Kind::kRowWiseAdagrad>(rule, rate, dim, gradient, row);
+    case UpdateRule::Kind::kAdam:
+      return ApplyRule<UpdateRule::Kind::kAdam>(rule, rate, dim, gradient, row);
   }
 }
 
@@ -110,16 +91,7 @@ float UpdateRule::EffectiveRate(float learning_rate, int64_t step) const {
 }
 
 void UpdateRule::Apply(float rate, int64_t dim, const float* gradient, float* row) const {
-  switch (kind) {
-    case Kind::kSgd:
-      return ApplySgd(rate, dim, gradient, row);
-    case Kind::kAdagrad:
-      return ApplyAdagrad(rate, b, dim, gradient, row, row + dim);
-    case Kind::kRowWiseAdagrad:
-      return ApplyRowWiseAdagrad(rate, b, dim, gradient, row, row + dim);
-    case Kind::kAdam:
-      return ApplyAdam(rate, *this, dim, gradient, row, row + dim, row + 2 * dim);
-  }
+  ApplyByKind(*this, rate, dim, gradient, row);
 }
 
 float UpdateRule::Movement(float rate, int64_t dim, const float* gradient, const float* row) const {

@@ -9,22 +9,24 @@
 #include "cc_ops/core/gradient_update.h"
 #include "cc_ops/core/key_sort.h"
 #include "cc_ops/core/lookup_plan.h"
+#include "cc_ops/core/simd_clones.h"
 
 namespace slipstream {
 
 // Rows, and uses, ahead of the one at work whose memory is asked for.
 constexpr int64_t kUpdatePrefetch = 8;
 
-inline void PrefetchRow(const float* row, int64_t floats) {
+SLIPSTREAM_ALWAYS_INLINE void PrefetchRow(const float* row, int64_t floats) {
   constexpr int64_t kCacheLine = 16;
   for (int64_t j = 0; j < floats; j += kCacheLine) __builtin_prefetch(row + j, 1);
 }
 
 // summed: [dim], overwritten by the sum over the plan's uses [begin, end), in order.
-inline void SumUses(const LookupPlan& plan, const std::vector<PooledGradient>& gradients,
-                    int64_t begin, int64_t end, int64_t dim, float* __restrict__ summed) {
+SLIPSTREAM_ALWAYS_INLINE void SumUses(const LookupPlan& plan,
+                                      const std::vector<PooledGradient>& gradients, int64_t begin,
+                                      int64_t end, int64_t dim, float* __restrict__ summed) {
   const int64_t num_places = static_cast<int64_t>(plan.uses.size());
-  std::fill_n(summed, dim, 0.f);
+  for (int64_t j = 0; j < dim; ++j) summed[j] = 0.f;
   for (int64_t use = begin; use < end; ++use) {
     if (use + kUpdatePrefetch < num_places) {
       const Occurrence& next = plan.uses[use + kUpdatePrefetch];
@@ -37,7 +39,7 @@ inline void SumUses(const LookupPlan& plan, const std::vector<PooledGradient>& g
     if (plan.scale.empty()) {
       for (int64_t j = 0; j < dim; ++j) summed[j] += g[j];
     } else {
-      const float scale = plan.scale[o.position];
+      const float scale = plan.scale[plan.use_position[use]];
       for (int64_t j = 0; j < dim; ++j) summed[j] += scale * g[j];
     }
   }
@@ -54,7 +56,7 @@ inline void SumUsesOf(CellRange examples, const LookupPlan& plan,
   for (int64_t use = begin; use < end; ++use) {
     const Occurrence& o = plan.uses[use];
     if (o.example < examples.begin || o.example >= examples.end) continue;
-    const float scale = plan.scale.empty() ? 1.f : plan.scale[o.position];
+    const float scale = plan.scale.empty() ? 1.f : plan.scale[plan.use_position[use]];
     const float* g = gradients[o.feature].data + o.example * gradients[o.feature].stride;
     for (int64_t j = 0; j < dim; ++j) summed[j] += scale * g[j];
   }

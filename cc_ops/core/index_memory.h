@@ -1,0 +1,75 @@
+// Memory for the indexes of a table's shards: those of one size lie in one region, in huge pages
+// where the system has them, so that random places cost fewer TLB misses.
+#ifndef SLIPSTREAM_CC_OPS_CORE_INDEX_MEMORY_H_
+#define SLIPSTREAM_CC_OPS_CORE_INDEX_MEMORY_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <type_traits>
+
+namespace slipstream {
+
+// A shard's index that has outgrown its block takes one of the next size; shards are of like size
+// and do so one after the other, at about the same time. Pages of blocks that are left go back to
+// the system at once, a region with its last block. Thread-safe.
+class IndexMemory {
+ public:
+  // blocks: most blocks of one size that are in use at a time.
+  explicit IndexMemory(int blocks) : blocks_(blocks) {}
+  IndexMemory(const IndexMemory&) = delete;
+  IndexMemory& operator=(const IndexMemory&) = delete;
+
+  // A block, aligned to 64, its memory uninitialised. Throws std::bad_alloc, changing nothing.
+  void* Allocate(size_t bytes);
+  // bytes: as given to Allocate.
+  void Release(void* block, size_t bytes);
+
+ private:
+  struct Free {
+    void operator()(char* p) const { std::free(p); }
+  };
+  struct Region {
+    std::unique_ptr<char, Free> memory;
+    uint64_t used = 0;  // a bit per block
+  };
+
+  const int blocks_;
+  std::mutex mutex_;
+  std::map<size_t, Region> regions_;  // by the bytes of a block
+};
+
+// For std::vector; without an IndexMemory it takes from the heap.
+template <class T>
+class IndexAllocator {
+ public:
+  using value_type = T;
+  using propagate_on_container_move_assignment = std::true_type;
+  using propagate_on_container_swap = std::true_type;
+
+  explicit IndexAllocator(IndexMemory* memory = nullptr) : memory_(memory) {}
+
+  T* allocate(size_t n) {
+    const size_t bytes = n * sizeof(T);
+    return static_cast<T*>(memory_ != nullptr ? memory_->Allocate(bytes) : ::operator new(bytes));
+  }
+  void deallocate(T* p, size_t n) {
+    if (memory_ != nullptr) {
+      memory_->Release(p, n * sizeof(T));
+    } else {
+      ::operator delete(p);
+    }
+  }
+  bool operator==(const IndexAllocator& other) const { return memory_ == other.memory_; }
+  bool operator!=(const IndexAllocator& other) const { return memory_ != other.memory_; }
+
+ private:
+  IndexMemory* memory_;
+};
+
+}  // namespace slipstream
+
+#endif  // SLIPSTREAM_CC_OPS_CORE_INDEX_MEMORY_H_

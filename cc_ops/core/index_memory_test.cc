@@ -1,0 +1,78 @@
+#include "cc_ops/core/index_memory.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <cstring>
+#include <new>
+#include <thread>
+#include <vector>
+
+#include "cc_ops/core/hash.h"
+#include "cc_ops/core/hash_index.h"
+
+namespace slipstream {
+namespace {
+
+TEST(IndexMemory, BlocksOfOneSizeLieApartAndComeBack) {
+  IndexMemory memory(3);
+  std::vector<char*> blocks;
+  for (int b = 0; b < 3; ++b) {
+    blocks.push_back(static_cast<char*>(memory.Allocate(100)));
+    EXPECT_EQ(reinterpret_cast<uintptr_t>(blocks[b]) % 64, 0u);
+    std::memset(blocks[b], b + 1, 100);
+  }
+  for (int b = 0; b < 3; ++b) {
+    for (int i = 0; i < 100; ++i) EXPECT_EQ(blocks[b][i], b + 1);
+  }
+  EXPECT_THROW(memory.Allocate(100), std::bad_alloc);
+  memory.Release(blocks[1], 100);
+  EXPECT_EQ(memory.Allocate(100), blocks[1]);
+  for (char* block : blocks) memory.Release(block, 100);
+}
+
+TEST(IndexMemory, PagesOfABlockThatIsLeftAreNoLongerThere) {
+  // Whole pages are given back, which then read as zeros; neighbours keep theirs.
+  constexpr size_t kBytes = size_t{1} << 20;
+  IndexMemory memory(4);
+  std::vector<char*> blocks;
+  for (int b = 0; b < 4; ++b) {
+    blocks.push_back(static_cast<char*>(memory.Allocate(kBytes)));
+    std::memset(blocks[b], 7, kBytes);
+  }
+  memory.Release(blocks[2], kBytes);
+#if defined(__linux__)
+  EXPECT_EQ(blocks[2][kBytes / 2], 0);
+#endif
+  for (int b : {0, 1, 3}) {
+    EXPECT_EQ(blocks[b][0], 7);
+    EXPECT_EQ(blocks[b][kBytes - 1], 7);
+    memory.Release(blocks[b], kBytes);
+  }
+}
+
+TEST(IndexMemory, ShardsGrowSideBySide) {
+  constexpr int kShards = 8, kKeys = 30000;
+  IndexMemory memory(kShards);
+  std::vector<HashIndex> shards;
+  for (int s = 0; s < kShards; ++s) shards.emplace_back(&memory);
+  std::vector<std::thread> threads;
+  for (int s = 0; s < kShards; ++s) {
+    threads.emplace_back([&shards, s] {
+      for (int64_t key = 0; key < kKeys; ++key) {
+        shards[s].Insert(key, HashKey(key), static_cast<uint32_t>(key * kShards + s));
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (int s = 0; s < kShards; ++s) {
+    for (int64_t key = 0; key < kKeys; ++key) {
+      const HashIndex::Entry* found = shards[s].Find(key, HashKey(key));
+      ASSERT_NE(found, nullptr);
+      ASSERT_EQ(found->slot, static_cast<uint32_t>(key * kShards + s));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace slipstream
