@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -17,11 +18,21 @@ HERE = Path(__file__).resolve().parent
 
 
 @pytest.fixture(scope="session")
-def run_ranks() -> Callable[..., subprocess.CompletedProcess[str]]:
+def run_ranks(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Callable[..., subprocess.CompletedProcess[str]]]:
     """Gives `_run_ranks`; tests that use it are skipped, visibly, without Horovod."""
     if importlib.util.find_spec("horovod") is None:
         pytest.skip("no Horovod: run `make horovod`")
-    return _run_ranks
+    address = str(tmp_path_factory.mktemp("warm") / "socket")
+    server = subprocess.Popen(
+        [sys.executable, str(HERE / "warm.py"), "serve", address],
+        env=_environment(), text=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+    )  # fmt: skip
+    assert server.stdout is not None and server.stdout.readline() == "ready\n"
+    yield functools.partial(_run_ranks, address)
+    server.kill()
+    server.communicate()
 
 
 @pytest.fixture(scope="session")
@@ -40,28 +51,40 @@ def hosts() -> ModuleType:
     return module
 
 
+def _environment() -> dict[str, str]:
+    paths = filter(None, [*sys.path, os.environ.get("PYTHONPATH")])
+    return {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(paths),
+        "TF_CPP_MIN_LOG_LEVEL": "2",
+        "CUDA_VISIBLE_DEVICES": "",
+    }
+
+
 def _run_ranks(
-    program: str, count: int, *arguments: str, controller: str = "gloo", timeout: float = 240.0
+    address: str,
+    program: str,
+    count: int,
+    *arguments: str,
+    controller: str = "gloo",
+    timeout: float = 240.0,
 ) -> subprocess.CompletedProcess[str]:
     """Runs a program of this folder under horovodrun or mpirun.
 
     Args:
+        address: of the server of warm.py, which runs the ranks of Gloo.
         program: file name.
         count: number of ranks.
         *arguments: of the program.
         controller: "gloo" or "mpi".
         timeout: seconds after which the ranks are killed and the test fails.
     """
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(filter(None, [*sys.path, os.environ.get("PYTHONPATH")])),
-        "TF_CPP_MIN_LOG_LEVEL": "2",
-        "CUDA_VISIBLE_DEVICES": "",
-    }
     command = [sys.executable, str(HERE / program), *arguments]
     if controller == "gloo":
         launcher = Path(sys.executable).parent / "horovodrun"
         launch = [str(launcher), "-np", str(count), "--gloo", "-H", f"localhost:{count}"]
+        # Without site-packages: nothing of them is needed, and they take half a second.
+        command[1:1] = ["-S", str(HERE / "warm.py"), "run", address]
     else:
         found = shutil.which("mpirun")
         if found is None:
@@ -70,7 +93,7 @@ def _run_ranks(
         launch += ["--bind-to", "none", "-x", "PYTHONPATH"]
     return subprocess.run(
         [*launch, *command],
-        env=environment,
+        env=_environment(),
         capture_output=True,
         text=True,
         timeout=timeout,
