@@ -28,7 +28,7 @@ NETWORK_PACKAGES := ip:iproute2
 # For tests of the report's page, which are skipped without. Ubuntu has none but a snap.
 BROWSER_PACKAGES := $(if $(shell command -v chromium-browser google-chrome),,chromium:chromium)
 MPI_PACKAGES := mpicxx:libopenmpi-dev mpirun:openmpi-bin
-TEST_TOOLS := hypothesis matplotlib pytest
+TEST_TOOLS := hypothesis matplotlib pytest tensorboard
 LINT_TOOLS := clang-format mypy ruff
 
 # Everything that goes into the package: a change to any of it installs it anew.

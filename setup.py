@@ -83,8 +83,16 @@ setup(
         "cpu": ["tensorflow-cpu>=2.16,<2.22"],
         "cuda": ["tensorflow[and-cuda]>=2.16,<2.22"],
         "report": ["matplotlib>=3.8"],
-        "test": ["hypothesis", "matplotlib>=3.8", "pytest"],
-        "dev": ["clang-format", "hypothesis", "matplotlib>=3.8", "mypy", "pytest", "ruff"],
+        "test": ["hypothesis", "matplotlib>=3.8", "pytest", "tensorboard"],
+        "dev": [
+            "clang-format",
+            "hypothesis",
+            "matplotlib>=3.8",
+            "mypy",
+            "pytest",
+            "ruff",
+            "tensorboard",
+        ],
     },
     entry_points={
         "console_scripts": [

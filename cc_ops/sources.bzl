@@ -150,6 +150,7 @@ TF_HDRS = [
     "tf/mask_kernels.h",
     "tf/one_table_op.h",
     "tf/plan_variant.h",
+    "tf/replaced_resource.h",
     "tf/table_resource.h",
 ]
 TF_SRCS = [

@@ -18,7 +18,7 @@ _RULES = {"sgd": keras.optimizers.SGD, "adagrad": keras.optimizers.Adagrad}
 
 def make(settings: Mapping[str, Any], keys: np.ndarray) -> worker.Step:
     """Makes the layers; see `worker.serve`."""
-    worker_threads(settings["threads"])
+    worker.limit_threads(tf, settings["threads"])
     tables, dim, batch = settings["tables"], settings["dim"], settings["batch"]
     layers = [keras.layers.Embedding(settings["rows"], dim) for _ in range(tables)]
     for layer in layers:
@@ -38,13 +38,6 @@ def make(settings: Mapping[str, Any], keys: np.ndarray) -> worker.Step:
 
     one(batches[0])
     return lambda number: one(batches[number])
-
-
-def worker_threads(threads: int) -> None:
-    """Gives TensorFlow so many threads; only before its first op."""
-    if tf.config.threading.get_intra_op_parallelism_threads() != threads:
-        tf.config.threading.set_intra_op_parallelism_threads(threads)
-        tf.config.threading.set_inter_op_parallelism_threads(threads)
 
 
 if __name__ == "__main__":

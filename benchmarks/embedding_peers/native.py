@@ -26,12 +26,6 @@ _RULES = {
 }
 
 
-def _threads(settings: Mapping[str, Any]) -> None:
-    if tf.config.threading.get_intra_op_parallelism_threads() != settings["threads"]:
-        tf.config.threading.set_intra_op_parallelism_threads(settings["threads"])
-        tf.config.threading.set_inter_op_parallelism_threads(settings["threads"])
-
-
 def _store(settings: Mapping[str, Any]) -> tuple[NativeStore, list[features.FeatureSpec]]:
     """A store that holds all rows."""
     names = [f"t{i}" for i in range(settings["tables"])]
@@ -48,7 +42,7 @@ def _store(settings: Mapping[str, Any]) -> tuple[NativeStore, list[features.Feat
 
 def make_ops(settings: Mapping[str, Any], keys: np.ndarray) -> worker.Step:
     """Makes the tables; see `worker.serve`."""
-    _threads(settings)
+    worker.limit_threads(tf, settings["threads"])
     store, specs = _store(settings)
     shape = [settings["batch"], settings["tables"], settings["dim"]]
     gradient = tf.random.stateless_normal(shape, [0, 0])
@@ -84,7 +78,7 @@ class GivenGradient(keras.Model):
 
 def make_fit(settings: Mapping[str, Any], keys: np.ndarray) -> worker.Step:
     """Makes a model; a step is an epoch of `fit`, of as many batches as keys has."""
-    _threads(settings)
+    worker.limit_threads(tf, settings["threads"])
     store, specs = _store(settings)
     layer = slip.keras.EmbeddingCollection(
         store.tables, store.optimizer, specs, store=store, stacked=True

@@ -21,9 +21,7 @@ _RULES = {
 
 def make(settings: Mapping[str, Any], keys: np.ndarray) -> worker.Step:
     """Makes the tables; see `worker.serve`."""
-    if tf.config.threading.get_intra_op_parallelism_threads() != settings["threads"]:
-        tf.config.threading.set_intra_op_parallelism_threads(settings["threads"])
-        tf.config.threading.set_inter_op_parallelism_threads(settings["threads"])
+    worker.limit_threads(tf, settings["threads"])
     tables, dim, batch = settings["tables"], settings["dim"], settings["batch"]
     layers = [
         dynamic_embedding.keras.layers.Embedding(

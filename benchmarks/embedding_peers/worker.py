@@ -25,6 +25,14 @@ class Step(Protocol):
         ...
 
 
+def limit_threads(tensorflow: Any, threads: int) -> None:
+    """Gives a TensorFlow so many threads; before its first op."""
+    threading = tensorflow.config.threading
+    if threading.get_intra_op_parallelism_threads() != threads:
+        threading.set_intra_op_parallelism_threads(threads)
+        threading.set_inter_op_parallelism_threads(threads)
+
+
 def serve(
     make: Callable[[Mapping[str, Any], np.ndarray], Step], versions: Mapping[str, str]
 ) -> None:

@@ -48,7 +48,7 @@ class LookUpStatesCpuKernel : public OpKernel {
 };
 
 REGISTER_KERNEL_BUILDER(Name("SlipstreamKeyMap").Device(tensorflow::DEVICE_CPU),
-                        CreateKeyMapKernel);
+                        CreateResourceKernel<KeyMapResource>);
 REGISTER_KERNEL_BUILDER(Name("SlipstreamKeyMapAssign").Device(tensorflow::DEVICE_CPU),
                         AssignKeyMapKernel);
 REGISTER_KERNEL_BUILDER(Name("SlipstreamProbeFrozen").Device(tensorflow::DEVICE_CPU),

@@ -125,7 +125,7 @@ class LookUpStatesGpuKernel : public OpKernel {
 
 REGISTER_KERNEL_BUILDER(
     Name("SlipstreamKeyMap").Device(tensorflow::DEVICE_GPU).HostMemory("handle"),
-    CreateKeyMapKernel);
+    CreateResourceKernel<KeyMapResource>);
 REGISTER_KERNEL_BUILDER(Name("SlipstreamKeyMapAssign")
                             .Device(tensorflow::DEVICE_GPU)
                             .HostMemory("handle")

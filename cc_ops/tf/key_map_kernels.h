@@ -4,7 +4,6 @@
 
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <utility>
 
@@ -12,8 +11,8 @@
 #include "absl/strings/str_cat.h"
 #include "cc_ops/core/key_map.h"
 #include "cc_ops/tf/feature_inputs.h"
+#include "cc_ops/tf/replaced_resource.h"
 #include "tensorflow/core/framework/op_kernel.h"
-#include "tensorflow/core/framework/resource_handle.h"
 #include "tensorflow/core/framework/resource_mgr.h"
 #include "tensorflow/core/framework/tensor.h"
 #include "tensorflow/core/framework/tensor_shape.h"
@@ -23,28 +22,15 @@ namespace slipstream {
 
 // One content of a map: never changed, only replaced.
 struct KeyMapContent {
+  std::string Describe() const {
+    return absl::StrCat("SlipstreamKeyMap of ", keys.size(), " keys");
+  }
+
   KeyMap keys;
   tensorflow::Tensor on_device;  // uint8, a copy of the slots in GPU memory; unused on the CPU
 };
 
-class KeyMapResource : public tensorflow::ResourceBase {
- public:
-  std::string DebugString() const override {
-    return absl::StrCat("SlipstreamKeyMap of ", content()->keys.size(), " keys");
-  }
-  std::shared_ptr<const KeyMapContent> content() const {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    return content_;
-  }
-  void Replace(std::shared_ptr<const KeyMapContent> content) {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    content_ = std::move(content);
-  }
-
- private:
-  mutable std::mutex mutex_;
-  std::shared_ptr<const KeyMapContent> content_ = std::make_shared<KeyMapContent>();
-};
+using KeyMapResource = ReplacedResource<KeyMapContent>;
 
 // The map of input 0, for the keys of input 1; the kernel's own reference to it.
 inline absl::Status FindKeyMap(tensorflow::OpKernelContext* context,
@@ -66,24 +52,6 @@ inline absl::Status ReadKeyMap(tensorflow::OpKernelContext* context,
   *content = resource->content();
   return absl::OkStatus();
 }
-
-// The same on both devices: only the memory type of the handle differs.
-class CreateKeyMapKernel : public tensorflow::OpKernel {
- public:
-  using OpKernel::OpKernel;
-
-  void Compute(tensorflow::OpKernelContext* context) override {
-    tensorflow::Tensor* handle = nullptr;
-    tensorflow::AllocatorAttributes on_host;
-    on_host.set_on_host(true);
-    OP_REQUIRES_OK(context,
-                   context->allocate_output(0, tensorflow::TensorShape({}), &handle, on_host));
-    // The handle takes over the reference of `new`.
-    handle->scalar<tensorflow::ResourceHandle>()() =
-        tensorflow::ResourceHandle::MakeRefCountingHandle(new KeyMapResource,
-                                                          context->device()->name());
-  }
-};
 
 // Builds the content from inputs 1 and 2, which are in host memory.
 class AssignKeyMapKernel : public tensorflow::OpKernel {

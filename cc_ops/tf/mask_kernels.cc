@@ -49,7 +49,7 @@ class MaskGradientsCpuKernel : public OpKernel {
 };
 
 REGISTER_KERNEL_BUILDER(Name("SlipstreamKeySet").Device(tensorflow::DEVICE_CPU),
-                        CreateKeySetKernel);
+                        CreateResourceKernel<KeySetResource>);
 REGISTER_KERNEL_BUILDER(Name("SlipstreamKeySetAssign").Device(tensorflow::DEVICE_CPU),
                         AssignKeySetKernel);
 REGISTER_KERNEL_BUILDER(

@@ -111,7 +111,7 @@ class MaskGradientsGpuKernel : public CountedGpuKernel {
 
 REGISTER_KERNEL_BUILDER(
     Name("SlipstreamKeySet").Device(tensorflow::DEVICE_GPU).HostMemory("handle"),
-    CreateKeySetKernel);
+    CreateResourceKernel<KeySetResource>);
 REGISTER_KERNEL_BUILDER(Name("SlipstreamKeySetAssign")
                             .Device(tensorflow::DEVICE_GPU)
                             .HostMemory("handle")

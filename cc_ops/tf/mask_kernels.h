@@ -4,7 +4,6 @@
 
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <utility>
 
@@ -12,8 +11,8 @@
 #include "absl/strings/str_cat.h"
 #include "cc_ops/core/key_set.h"
 #include "cc_ops/tf/feature_inputs.h"
+#include "cc_ops/tf/replaced_resource.h"
 #include "tensorflow/core/framework/op_kernel.h"
-#include "tensorflow/core/framework/resource_handle.h"
 #include "tensorflow/core/framework/resource_mgr.h"
 #include "tensorflow/core/framework/tensor.h"
 #include "tensorflow/core/framework/tensor_shape.h"
@@ -23,28 +22,15 @@ namespace slipstream {
 
 // One content of a set: never changed, only replaced.
 struct KeySetContent {
+  std::string Describe() const {
+    return absl::StrCat("SlipstreamKeySet of ", keys.size(), " keys");
+  }
+
   KeySet keys;
   tensorflow::Tensor on_device;  // int64 [slots], a copy in GPU memory; unused on the CPU
 };
 
-class KeySetResource : public tensorflow::ResourceBase {
- public:
-  std::string DebugString() const override {
-    return absl::StrCat("SlipstreamKeySet of ", content()->keys.size(), " keys");
-  }
-  std::shared_ptr<const KeySetContent> content() const {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    return content_;
-  }
-  void Replace(std::shared_ptr<const KeySetContent> content) {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    content_ = std::move(content);
-  }
-
- private:
-  mutable std::mutex mutex_;
-  std::shared_ptr<const KeySetContent> content_ = std::make_shared<KeySetContent>();
-};
+using KeySetResource = ReplacedResource<KeySetContent>;
 
 // The set of input 0; the kernel's own reference to it.
 inline absl::Status FindKeySet(tensorflow::OpKernelContext* context,
@@ -55,24 +41,6 @@ inline absl::Status FindKeySet(tensorflow::OpKernelContext* context,
   }
   return tensorflow::LookupResource(context, tensorflow::HandleFromInput(context, 0), resource);
 }
-
-// The same on both devices: only the memory type of the handle differs.
-class CreateKeySetKernel : public tensorflow::OpKernel {
- public:
-  using OpKernel::OpKernel;
-
-  void Compute(tensorflow::OpKernelContext* context) override {
-    tensorflow::Tensor* handle = nullptr;
-    tensorflow::AllocatorAttributes on_host;
-    on_host.set_on_host(true);
-    OP_REQUIRES_OK(context,
-                   context->allocate_output(0, tensorflow::TensorShape({}), &handle, on_host));
-    // The handle takes over the reference of `new`.
-    handle->scalar<tensorflow::ResourceHandle>()() =
-        tensorflow::ResourceHandle::MakeRefCountingHandle(new KeySetResource,
-                                                          context->device()->name());
-  }
-};
 
 // Builds the content from input 1, which is in host memory.
 class AssignKeySetKernel : public tensorflow::OpKernel {

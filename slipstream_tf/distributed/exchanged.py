@@ -129,7 +129,7 @@ class ExchangedStore(NativeStore):
             raise invalid("decay_skipped", True, place, "False: ranks meet different keys")
         policy = dataclasses.replace(policy, is_exchanged=True)
         before = self._policies[table]
-        if before.mode == "defer" and _kind_of(before) != _kind_of(policy):
+        if not policy.keeps_sums_of(before):
             self.flush()
         NativeStore.set_update_policy(self._holder, self.tables[index].name, policy)
         self._policies[table] = policy
@@ -178,8 +178,3 @@ class ExchangedStore(NativeStore):
                 f"Rank {self.comm.rank} holds back {pending} gradient sums of table {table!r}. "
                 "Call flush() of the store on all ranks first."
             )
-
-
-def _kind_of(policy: UpdatePolicy) -> tuple[Any, ...]:
-    """What sums that are held depend on."""
-    return policy.mode, policy.trigger, policy.is_shadow

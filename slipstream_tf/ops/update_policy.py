@@ -70,6 +70,16 @@ class UpdatePolicy:
         require_integer("max_rows", self.max_rows, 0, None, place)
         require_integer("ranks", self.ranks, 1, 64, place)
 
+    def keeps_sums_of(self, before: UpdatePolicy) -> bool:
+        """Whether sums held under another policy may stay; else they leave before it changes."""
+        if before.mode != "defer":
+            return True  # There are none.
+        return (before.mode, before.trigger, before.is_shadow) == (
+            self.mode,
+            self.trigger,
+            self.is_shadow,
+        )
+
 
 @dataclasses.dataclass(frozen=True)
 class UpdateCounts:

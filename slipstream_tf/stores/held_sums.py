@@ -92,7 +92,7 @@ class HeldSums:
             marked: int64 [n], the saturated rows.
         """
         before, self._policy = self._policy, policy
-        if before.mode == "defer" and _kind_of(before) != _kind_of(policy):
+        if not policy.keeps_sums_of(before):
             self._let_go(before.is_shadow)
         defers = policy.mode == "defer"
         if defers or not (self._lets_go or self._is_active):
@@ -260,11 +260,6 @@ class HeldSums:
 _ZERO = np.int64(0)
 # The key of a place without a sum.
 _FREE = np.int64(np.iinfo(np.int64).min)
-
-
-def _kind_of(policy: UpdatePolicy) -> tuple[Any, ...]:
-    """What sums that are held depend on."""
-    return policy.mode, policy.trigger, policy.is_shadow
 
 
 def _resizable(dtype: tf.DType, shape: list[int | None]) -> tf.Variable:

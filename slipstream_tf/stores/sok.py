@@ -132,9 +132,16 @@ class SokTable:
         """Returns int64 [n], the rank that owns each key."""
         if self.variable.target_gpu >= 0:
             return np.full(keys.shape, self.variable.target_gpu, np.int64)
-        # As SOK does it: the remainder of the unsigned number.
-        unsigned = np.asarray(keys, np.int64).astype(np.uint64)
-        return (unsigned % np.uint64(self.ranks)).astype(np.int64)
+        return self.spread(tf.constant(keys, tf.int64)).numpy()
+
+    def spread(self, keys: tf.Tensor) -> tf.Tensor:
+        """Returns int64 [n], the owner of each key of a table on all ranks; in graphs, too.
+
+        As SOK does it: the remainder of the unsigned number.
+        """
+        with tf.device("CPU:0"):
+            unsigned = tf.bitcast(keys, tf.uint64)
+            return tf.cast(unsigned % tf.constant(self.ranks, tf.uint64), tf.int64)
 
     def own(self, keys: np.ndarray) -> np.ndarray:
         """Returns the keys that this rank owns."""

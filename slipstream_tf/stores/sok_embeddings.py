@@ -184,7 +184,7 @@ class SokEmbeddingStore(SokTables):
         self._require_policy(table, policy)
         policy = dataclasses.replace(policy, is_exchanged=True)
         before = self._policies[table]
-        if before.mode == "defer" and _kind_of(before) != _kind_of(policy):
+        if not policy.keeps_sums_of(before):
             self.flush()
         update_policy.set_policy(self._handles[index], policy)
         self._policies[table] = policy
@@ -271,8 +271,3 @@ class SokEmbeddingStore(SokTables):
     def update_counts(self, table: str) -> UpdateCounts:
         """See `EmbeddingStore.update_counts`; of this rank's gradient rows."""
         return self._copies.update_counts(table)
-
-
-def _kind_of(policy: UpdatePolicy) -> tuple[Any, ...]:
-    """What sums that are held depend on."""
-    return policy.mode, policy.trigger, policy.is_shadow

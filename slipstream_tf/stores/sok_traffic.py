@@ -33,9 +33,7 @@ def lookup(comm: Any, table: SokTable, keys: tf.Tensor) -> tf.Tensor:
     if comm is None or comm.size == 1:
         return rows
     with tf.device("CPU:0"):
-        # As SOK does it: the remainder of the unsigned number.
-        owners = tf.bitcast(keys, tf.uint64) % tf.constant(table.ranks, tf.uint64)
-        others = tf.math.count_nonzero(owners != tf.constant(table.rank, tf.uint64))
+        others = tf.math.count_nonzero(table.spread(keys) != table.rank)
         row_bytes = others * (FLOAT_BYTES * table.dim)
         count(comm, others * KEY_BYTES, "keys")
         count(comm, row_bytes, "rows")

@@ -5,8 +5,10 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import shutil
 import subprocess
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -246,6 +248,126 @@ def test_stream_compares_predictions_made_before_training(tmp_path: Path) -> Non
     assert inputs["inputs_trained"] < inputs["inputs_predicted"] == 5400
     assert plain["rows_sent"] == plain["rows_offered"] > mask["rows_sent"]
     assert "| mask |" in (tmp_path / "stream.md").read_text()
+
+
+# A compiler that makes, whatever it is given, a program that prints and ends as the test says.
+FAKE_COMPILER = """#!/bin/sh
+if [ "$1" = --version ]; then echo "release 13.0, V13.0.88"; exit; fi
+for target; do :; done
+printf '#!/bin/sh\\ncat %s\\necho "%s" >&2\\nexit %s\\n' "$RECORDS" "$PROBLEM" "$CODE" > "$target"
+chmod +x "$target"
+"""
+GPU_RECORDS: list[dict[str, Any]] = [
+    {"record": "device", "name": "a GPU", "cuda_runtime": "13.0"},
+    {"record": "launcher", "name": "drift", "shape": "8 x 16", "counted": "rows", "bytes": 8e9,
+     "has_target": True, "seconds": [2.0, 4.0, 3.0], "copy_seconds": [2.0, 2.0, 1.5]},
+    {"record": "launcher", "name": "mask", "shape": "8 x 16", "counted": "rows", "bytes": 8e9,
+     "has_target": True, "seconds": [2.5], "copy_seconds": [2.0]},
+    {"record": "launcher", "name": "top", "shape": "8 keys", "counted": "keys", "bytes": 8e9,
+     "has_target": False, "seconds": [8.0], "copy_seconds": [2.0]},
+    *(
+        {"record": "probe", "keys_in_table": 1024, "hits_percent": 50, "batch": 500_000_000,
+         "calls": 6, "name": name, "seconds": [seconds]}
+        for name, seconds in (("state lookup", 1.0), ("HierarchicalKV find, addresses", 2.0),
+                              ("HierarchicalKV find, rows", 3.0))
+    ),
+]  # fmt: skip
+
+
+@pytest.fixture
+def on_a_fake_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """Gives a function that runs gpu_launchers.py where a GPU's program ends with a code."""
+    home = tmp_path / "cuda"
+    for file in ("bin/nvcc", "include/cuda_runtime.h", "lib64/libcudart_static.a"):
+        (home / file).parent.mkdir(parents=True)
+        (home / file).write_text(FAKE_COMPILER)
+        (home / file).chmod(0o755)
+    records = tmp_path / "records.json"
+    monkeypatch.setenv("CUDA_HOME", str(home))
+    monkeypatch.setenv("CXX", str(home / "bin" / "nvcc"))
+    monkeypatch.setenv("RECORDS", str(records))
+
+    def run(lines: Sequence[dict[str, Any]], code: int, problem: str) -> Any:
+        records.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        monkeypatch.setenv("CODE", str(code))
+        monkeypatch.setenv("PROBLEM", problem)
+        return run_benchmark("gpu_launchers.py", "--nohkv", f"--build={tmp_path / 'build'}",
+                             f"--output={tmp_path / 'results'}")  # fmt: skip
+
+    return run
+
+
+@needs_sources
+def test_gpu_launchers_tell_shares_of_a_copy(
+    on_a_fake_gpu: Callable[..., Any], tmp_path: Path
+) -> None:
+    done = on_a_fake_gpu(GPU_RECORDS, 0, "")
+    assert done.returncode == 0, done.stderr
+    record = json.loads((tmp_path / "results" / "gpu_launchers.json").read_text())
+    assert record["device"]["name"] == "a GPU" and record["nvcc"] == "release 13.0, V13.0.88"
+    shares = [(run["share_of_copy"], run["reaches_target"]) for run in record["launchers"]]
+    assert shares == [(pytest.approx(2 / 3), False), (0.8, True), (0.25, None)]
+    assert [run["keys_per_second"] for run in record["probes"]] == [[3e9], [1.5e9], [1e9]]
+    table = (tmp_path / "results" / "gpu_launchers.md").read_text()
+    assert "| drift | 8 x 16 | 8,000: rows | 67% | **no** | 3 | 4 | 4 2 3 | 4 4 5 |" in table
+    assert "| 1,024 | 50% | 500,000,000 | state lookup | 3.00 | 2.00 | 3.00 | 3.00 |" in table
+
+
+@needs_sources
+@pytest.mark.parametrize(
+    ("lines", "code", "problem", "told"),
+    [
+        ([], 3, "no device", "No GPU here (no device): compiled, but nothing measured"),
+        (GPU_RECORDS[:3], 1, "mask: wrong result", "mask: wrong result\nNothing is written"),
+    ],
+)
+def test_gpu_launchers_write_only_what_was_measured(
+    lines: list[dict[str, Any]], code: int, problem: str, told: str,
+    on_a_fake_gpu: Callable[..., Any], tmp_path: Path,
+) -> None:  # fmt: skip
+    done = on_a_fake_gpu(lines, code, problem)
+    assert done.returncode == 1 and told in done.stderr
+    assert not (tmp_path / "results").exists()
+
+
+@needs_sources
+def test_gpu_launchers_name_the_toolkit_that_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path / "cuda"))
+    done = run_benchmark("gpu_launchers.py", "--compile_only", f"--build={tmp_path / 'build'}")
+    assert done.returncode == 1 and not (tmp_path / "build").exists()
+    assert "No CUDA toolkit (nvcc, cuda_runtime.h, libcudart_static.a)" in done.stderr
+    assert f"CUDA_HOME={tmp_path / 'cuda'}" in done.stderr
+
+
+@needs_sources
+def test_gpu_launchers_compile(tmp_path: Path) -> None:
+    found = subprocess.run(
+        [sys.executable, str(BENCHMARKS.parent / "build_support" / "find_cuda.py")],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    if not found.stdout:
+        pytest.skip("no CUDA toolkit (CUDA_HOME, /usr/local/cuda, nvcc on PATH)")
+    # SOK's source package where tests/parallel/sok keep it.
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    sok = os.environ.get("SLIPSTREAM_SOK_CACHE") or str(cache / "slipstream_tf" / "sok")
+    has_gpu = shutil.which("nvidia-smi") is not None
+    # Without HierarchicalKV, which takes longer to compile than all the rest.
+    flags = [f"--cache={sok}", f"--build={tmp_path / 'build'}", "--nohkv"]
+    flags += [] if has_gpu else ["--architectures=90"]  # One compiles in less time.
+    done = run_benchmark("gpu_launchers.py", *flags, "--compile_only")
+    assert done.returncode == 0, done.stderr
+    (program,) = (tmp_path / "build").iterdir()
+    assert f"Compiled {program}; not run." in done.stdout
+    again = run_benchmark("gpu_launchers.py", *flags, "--quick", f"--output={tmp_path}")
+    assert "Compiling" not in again.stdout
+    if "No GPU here" in again.stderr:
+        assert again.returncode == 1 and not (tmp_path / "gpu_launchers.json").exists()
+    else:
+        assert again.returncode == 0, again.stderr
+        record = json.loads((tmp_path / "gpu_launchers.json").read_text())
+        assert record["launchers"] and record["probes"]
 
 
 def test_segregated_training_trains_every_input_once(tmp_path: Path) -> None:

@@ -1,0 +1,102 @@
+// Classification of inputs by the drift of their keys.
+#include <cstdint>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "benchmarks/gpu/bench.h"
+#include "benchmarks/gpu/device.h"
+#include "cc_ops/core/drift_classification.cu.h"
+#include "cc_ops/core/drift_classification.h"
+#include "cc_ops/core/drift_index.h"
+
+namespace slipstream {
+namespace {
+
+constexpr int kTables = 26;  // an input looks up one key of each
+
+// Drifts from 0 to 1 of keys 0 to keys_per_table - 1.
+DriftIndex MakeIndex(int64_t keys_per_table) {
+  std::vector<int32_t> tables;
+  std::vector<int64_t> keys;
+  std::vector<float> drifts;
+  for (int32_t table = 0; table < kTables; ++table) {
+    for (int64_t key = 0; key < keys_per_table; ++key) {
+      tables.push_back(table);
+      keys.push_back(key);
+      drifts.push_back(0.5f + 0.5f * RandomFloat(5, key * kTables + table));
+    }
+  }
+  DriftIndex index;
+  const Status status = index.Build(kTables, tables.data(), keys.data(), drifts.data(),
+                                    static_cast<int64_t>(keys.size()));
+  if (!status.ok()) throw std::runtime_error(status.message());
+  return index;
+}
+
+void MeasureOne(Bench* bench, int64_t batch, int64_t keys_per_table, double alpha,
+                bool has_target) {
+  const DriftIndex index = MakeIndex(keys_per_table);
+  const int64_t n = batch * kTables;
+  std::vector<Lookup> lookups(static_cast<size_t>(n));
+  // One key of a hundred is not tracked.
+  const int64_t range = keys_per_table + keys_per_table / 100;
+  for (int64_t i = 0; i < n; ++i) {
+    lookups[i] = {RandomBelow(6, i, range), static_cast<int32_t>(i % kTables)};
+  }
+  std::vector<int64_t> offsets(static_cast<size_t>(batch + 1));
+  for (int64_t i = 0; i <= batch; ++i) offsets[i] = i * kTables;
+  DriftClassifier classifier = {alpha, 17, ClassifierSettings()};
+  classifier.settings.mode = SkipMode::kDrift;
+  classifier.settings.threshold = 0.97f;
+
+  const DriftIndexView view = index.view();
+  const OnDevice<DriftIndexView::Slot> slots(
+      std::vector<DriftIndexView::Slot>(view.slots, view.slots + view.num_slots));
+  const OnDevice<Lookup> lookups_on_device(lookups);
+  const OnDevice<int64_t> offsets_on_device(offsets);
+  const OnDevice<uint32_t> scratch(n);
+  const OnDevice<uint8_t> skippable(batch);
+  const OnDevice<float> score(batch), weight(batch);
+  const Classified result = {reinterpret_cast<bool*>(skippable.data()), score.data(),
+                             weight.data()};
+  const auto item = static_cast<int64_t>(sizeof(Lookup));
+  const int64_t mebibytes = static_cast<int64_t>(slots.bytes()) >> 20;
+  const std::string name = alpha == 1.0 ? "classify, all keys" : "classify, 90% of the keys";
+  bench->Measure({name, Shape(batch, kTables) + ", index of " + std::to_string(mebibytes) + " MiB",
+                  "lookups, offsets; skippable, score, weight (not the index)",
+                  item * n + 8 * (batch + 1) + 9 * batch, has_target, nullptr,
+                  [&](cudaStream_t stream) {
+                    Check(LaunchClassifyByDrift(stream, {slots.data(), view.num_slots}, classifier,
+                                                lookups_on_device.data(), offsets_on_device.data(),
+                                                batch, 0, scratch.data(), result),
+                          "LaunchClassifyByDrift");
+                  },
+                  [&] {
+                    const auto count = static_cast<size_t>(batch);
+                    const std::unique_ptr<bool[]> expected_skippable(new bool[count]);
+                    std::vector<float> expected_score(count), expected_weight(count);
+                    ClassifyByDrift(
+                        index, classifier, lookups.data(), offsets.data(), batch, 0,
+                        {expected_skippable.get(), expected_score.data(), expected_weight.data()});
+                    const std::vector<uint8_t> bytes(expected_skippable.get(),
+                                                     expected_skippable.get() + count);
+                    ExpectEqual(skippable.ToHost(), bytes, "skippable");
+                    ExpectEqual(score.ToHost(), expected_score, "score");
+                    ExpectEqual(weight.ToHost(), expected_weight, "weight");
+                  }});
+}
+
+}  // namespace
+
+void MeasureClassification(Bench* bench) {
+  const int64_t batch = bench->Size(1 << 20, 1 << 10);
+  const int64_t few = bench->Size(4000, 100), many = bench->Size(128000, 1000);
+  MeasureOne(bench, batch, few, 1.0, true);
+  MeasureOne(bench, batch, few, 0.9, true);
+  // Its lookups are reads at random from beyond the cache.
+  MeasureOne(bench, batch, many, 1.0, false);
+}
+
+}  // namespace slipstream

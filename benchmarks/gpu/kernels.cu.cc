@@ -1,0 +1,49 @@
+#include "benchmarks/gpu/kernels.h"
+
+#include <cuda_runtime.h>
+
+#include "cc_ops/core/hash.h"
+#include "cc_ops/core/launch.cu.h"
+
+namespace slipstream {
+namespace {
+
+__global__ void DelayKernel(int64_t cycles) {
+  const int64_t begin = clock64();
+  while (clock64() - begin < cycles) {
+  }
+}
+
+__global__ void FillKernel(uint64_t* __restrict__ values, int64_t n) {
+  for (int64_t i = ThreadOfGrid(); i < n; i += ThreadsOfGrid()) {
+    values[i] = Mix64(static_cast<uint64_t>(i)) | 1;
+  }
+}
+
+// No value is 0, but the compiler cannot know.
+__global__ void ReadKernel(const uint64_t* __restrict__ values, int64_t n, uint64_t* never) {
+  bool is_zero = false;
+  for (int64_t i = ThreadOfGrid(); i < n; i += ThreadsOfGrid()) is_zero |= values[i] == 0;
+  if (is_zero) *never = 1;
+}
+
+}  // namespace
+
+// clang-format off
+cudaError_t LaunchDelay(cudaStream_t stream, int64_t cycles) {
+  DelayKernel<<<1, 1, 0, stream>>>(cycles);
+  return cudaGetLastError();
+}
+
+cudaError_t LaunchFill(cudaStream_t stream, uint64_t* values, int64_t n) {
+  FillKernel<<<BlocksFor(n), kThreadsPerBlock, 0, stream>>>(values, n);
+  return cudaGetLastError();
+}
+
+cudaError_t LaunchRead(cudaStream_t stream, const uint64_t* values, int64_t n, uint64_t* never) {
+  ReadKernel<<<BlocksFor(n), kThreadsPerBlock, 0, stream>>>(values, n, never);
+  return cudaGetLastError();
+}
+// clang-format on
+
+}  // namespace slipstream

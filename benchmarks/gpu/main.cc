@@ -1,0 +1,85 @@
+// Measures the CUDA launchers on the current GPU; compiled and run by gpu_launchers.py.
+//
+//   gpu_launchers RUNS quick|full
+//
+// One JSON object a line on standard output: the device, then every case. Ends with 3 if there is
+// no GPU and with 1 if a result is wrong or a call fails, and says why on standard error.
+#include <cuda_runtime_api.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
+#include <string>
+
+#include "benchmarks/gpu/bench.h"
+#include "benchmarks/gpu/device.h"
+#include "benchmarks/gpu/record.h"
+
+namespace slipstream {
+namespace {
+
+constexpr int kNoGpu = 3, kFailure = 1;
+
+// Of CUDA: 12080 is 12.8.
+std::string VersionText(int version) {
+  return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
+}
+
+void PrintDevice(Bench* bench) {
+  int device = 0, runtime = 0, driver = 0;
+  cudaDeviceProp properties;
+  Check(cudaGetDevice(&device), "cudaGetDevice");
+  Check(cudaGetDeviceProperties(&properties, device), "cudaGetDeviceProperties");
+  Check(cudaRuntimeGetVersion(&runtime), "cudaRuntimeGetVersion");
+  Check(cudaDriverGetVersion(&driver), "cudaDriverGetVersion");
+  Record("device")
+      .Add("name", properties.name)
+      .Add("compute_capability",
+           std::to_string(properties.major) + "." + std::to_string(properties.minor))
+      .Add("multiprocessors", static_cast<int64_t>(properties.multiProcessorCount))
+      .Add("memory_bytes", static_cast<int64_t>(properties.totalGlobalMem))
+      .Add("l2_bytes", static_cast<int64_t>(properties.l2CacheSize))
+      .Add("cuda_runtime", VersionText(runtime))
+      .Add("cuda_of_driver", VersionText(driver))
+      .Add("empty_seconds", bench->stopwatch().EmptySeconds(bench->runs()))
+      .Print();
+}
+
+int Main(int runs, bool is_quick) {
+  int devices = 0;
+  const cudaError_t error = cudaGetDeviceCount(&devices);
+  if (error != cudaSuccess || devices == 0) {
+    std::fprintf(stderr, "%s\n", cudaGetErrorString(error));
+    return kNoGpu;
+  }
+  try {
+    Bench bench(runs, is_quick);
+    PrintDevice(&bench);
+    MeasureDrift(&bench);
+    MeasureCompaction(&bench);
+    MeasureClassification(&bench);
+    MeasureHeldSums(&bench);
+    MeasureAccessSketch(&bench);
+    MeasureKeyProbe(&bench);
+#ifdef WITH_HIERARCHICAL_KV
+    MeasureProbeTurns(&bench);
+#endif
+  } catch (const std::exception& problem) {
+    std::fprintf(stderr, "%s\n", problem.what());
+    return kFailure;
+  }
+  return 0;
+}
+
+}  // namespace
+}  // namespace slipstream
+
+int main(int argc, char** argv) {
+  const std::string size = argc == 3 ? argv[2] : "";
+  const int runs = argc == 3 ? std::atoi(argv[1]) : 0;
+  if (runs < 1 || (size != "quick" && size != "full")) {
+    std::fprintf(stderr, "usage: gpu_launchers RUNS quick|full\n");
+    return 2;
+  }
+  return slipstream::Main(runs, size == "quick");
+}

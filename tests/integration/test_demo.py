@@ -1,0 +1,110 @@
+"""slipstream-demo: its four runs, its verdict, and the data that it chooses."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slipstream_tf.cli import demo, demo_data
+from slipstream_tf.cli.flag_set import run_program
+from slipstream_tf.cli.verdict import verdict
+
+
+@pytest.fixture(scope="module", name="demo_output")
+def fixture_demo_output(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, Any]]:
+    """What a quick demo prints, and its demo.json."""
+    folder = tmp_path_factory.mktemp("demo")
+    code = (
+        f"import sys; sys.path[:] = {sys.path!r}; "
+        "from slipstream_tf.cli.demo import entry_point; entry_point()"
+    )
+    flags = ["--quick", f"--output={folder}", "--alpha=0.6", "--target_skip=0.6"]
+    result = subprocess.run(
+        [sys.executable, "-c", code, *flags], capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 0, result.stderr
+    return result.stdout, json.loads((folder / "demo.json").read_text())
+
+
+def test_demo_prints_four_rows_and_a_sentence(demo_output: tuple[str, dict[str, Any]]) -> None:
+    text, record = demo_output
+    rows = {line.split()[0]: line.split() for line in text.splitlines() if line.strip()}
+    for name in ("plain", "paper", "random", "stop"):
+        assert rows[name][1] == f"{record['runs'][name]['test']['auc']:.4f}"
+    assert "generated" in text.splitlines()[0]
+    assert record["verdict"] in text
+
+
+def test_demo_runs_are_the_same_experiment(demo_output: tuple[str, dict[str, Any]]) -> None:
+    runs = demo_output[1]["runs"]
+    trained = {name: run["inputs"]["trained"] for name, run in runs.items()}
+    assert trained["stop"] == trained["paper"] < trained["plain"]
+    assert trained["random"] == pytest.approx(trained["paper"], rel=0.02)
+    for name in ("seed", "data", "batch_size", "model", "dim", "max_inputs"):
+        assert len({str(run["settings"][name]) for run in runs.values()}) == 1
+
+
+def test_demo_passes_on_why_a_run_was_refused(tmp_path: Path) -> None:
+    flags = [f"--data={tmp_path / 'nowhere.npz'}", f"--output={tmp_path}"]
+    assert run_program(demo.make_flags(), demo.main, flags) == 2
+
+
+def _records(plain: float, paper: float, random: float, stop: float) -> dict[str, Any]:
+    aucs = {"plain": plain, "paper": paper, "random": random, "stop": stop}
+    inputs = {"seen": 1000, "trained": 800, "skipped": 200}
+    return {name: {"test": {"auc": auc}, "inputs": inputs} for name, auc in aucs.items()}
+
+
+def test_verdict_follows_from_the_numbers() -> None:
+    worse = verdict(_records(0.72, 0.715, 0.7149, 0.718))
+    assert "20.0%" in worse and "lost 0.0050 AUC" in worse
+    assert "level with random" in worse and "worse than plain training stopped" in worse
+    assert "nothing shows" in worse
+    better = verdict(_records(0.72, 0.7202, 0.71, 0.715))
+    assert "better than random" in better and "was worth more" in better
+    assert "better still" in worse and "better still" not in better
+    nothing = _records(0.72, 0.72, 0.72, 0.72)
+    nothing["paper"]["inputs"] = {"seen": 1000, "trained": 1000, "skipped": 0}
+    assert "skipped nothing" in verdict(nothing)
+
+
+def test_demo_data_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv("SLIPSTREAM_DATA", raising=False)
+    checkout = tmp_path / "checkout"
+    (checkout / "cc_ops").mkdir(parents=True)
+    monkeypatch.chdir(checkout)
+    monkeypatch.setattr(demo_data, "__file__", str(tmp_path / "a" / "b" / "c" / "demo_data.py"))
+    # A folder where a server would be: nothing is reached over the network in this test.
+    monkeypatch.setattr(demo_data, "MOVIELENS_URL", (tmp_path / "ml-1m.zip").as_uri())
+
+    choice = demo_data.choose(None)
+    assert choice.data == "generated" and "could not be downloaded" in choice.reason
+    assert "no download wanted" in demo_data.choose(None, downloads=False).reason
+
+    (tmp_path / "ml-1m.zip").write_bytes(b"another file")
+    assert "SHA-256" in demo_data.choose(None).reason
+    assert os.listdir(tmp_path / "cache" / "slipstream_tf") == []
+
+    digest = demo_data._sha256(tmp_path / "ml-1m.zip")
+    monkeypatch.setattr(demo_data, "MOVIELENS_SHA256", digest)
+    choice = demo_data.choose(None)
+    assert choice.data.endswith("ml-1m.zip") and "GroupLens" in choice.reason
+
+    shared = tmp_path / "shared" / "data"
+    shared.mkdir(parents=True)
+    (shared / "globo_clicks.npz").write_bytes(b"")
+    assert demo_data.choose(None).data == str(shared / "globo_clicks.npz")
+
+    monkeypatch.setenv("SLIPSTREAM_DATA", str(tmp_path))
+    with pytest.raises(Exception, match=r"Invalid SLIPSTREAM_DATA=.*globo_clicks\.npz"):
+        demo_data.choose(None)
+    (tmp_path / "globo_clicks.npz").write_bytes(b"")
+    assert demo_data.choose(None).data == str(tmp_path / "globo_clicks.npz")
+    assert demo_data.choose("mine.tsv").data == "mine.tsv"
