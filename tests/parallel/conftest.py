@@ -8,31 +8,76 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 HERE = Path(__file__).resolve().parent
+WARM = HERE / "warm.py"
+# What every rank imports, and horovodrun, which asks a fork of itself how Horovod was built. Not
+# this package, which is tested.
+MODULES = ("tensorflow", "keras", "horovod.tensorflow", "horovod.runner.launch")
+
+
+class Servers:
+    """The servers of warm.py, which are started when a test first needs them."""
+
+    def __init__(self, make_folder: Callable[[], Path]):
+        """Takes what makes an empty folder for sockets."""
+        self._make_folder = make_folder
+        self._folders: dict[frozenset[tuple[str, str]], str] = {}
+        self._processes: list[subprocess.Popen[str]] = []
+
+    def start(self, environment: Mapping[str, str], modules: Sequence[str] = MODULES) -> list[str]:
+        """Has modules imported under an environment, unless they have been.
+
+        Returns:
+            Arguments of an interpreter; what would be its own follows them, beginning with a
+            program's file.
+        """
+        key = frozenset({**environment, "": " ".join(modules)}.items())
+        if key not in self._folders:
+            self._folders[key] = folder = str(self._make_folder())
+            # Its threads would begin as NumPy is imported.
+            alone = {**environment, "OPENBLAS_NUM_THREADS": "1"}
+            started = [
+                subprocess.Popen(
+                    [sys.executable, str(WARM), "serve", f"{folder}/{number}", *modules],
+                    env=alone, text=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                )
+                for number in range(2)
+            ]  # fmt: skip
+            self._processes += started
+            for process in started:
+                assert process.stdout is not None and process.stdout.readline() == "ready\n"
+        # Without site-packages: nothing of them is needed, and they take a while.
+        return ["-S", str(WARM), "run", self._folders[key]]
+
+    def stop(self) -> None:
+        """Ends all of them. Programs that still run end by themselves."""
+        for process in self._processes:
+            process.kill()
+            process.communicate()
+
+
+@pytest.fixture(scope="session")
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
+    """Gives the servers of warm.py."""
+    found = Servers(lambda: tmp_path_factory.mktemp("warm"))
+    yield found
+    found.stop()
 
 
 @pytest.fixture(scope="session")
 def run_ranks(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[Callable[..., subprocess.CompletedProcess[str]]]:
+    request: pytest.FixtureRequest,
+) -> Callable[..., subprocess.CompletedProcess[str]]:
     """Gives `_run_ranks`; tests that use it are skipped, visibly, without Horovod."""
     if importlib.util.find_spec("horovod") is None:
         pytest.skip("no Horovod: run `make horovod`")
-    address = str(tmp_path_factory.mktemp("warm") / "socket")
-    server = subprocess.Popen(
-        [sys.executable, str(HERE / "warm.py"), "serve", address],
-        env=_environment(), text=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-    )  # fmt: skip
-    assert server.stdout is not None and server.stdout.readline() == "ready\n"
-    yield functools.partial(_run_ranks, address)
-    server.kill()
-    server.communicate()
+    return functools.partial(_run_ranks, request.getfixturevalue("servers"))
 
 
 @pytest.fixture(scope="session")
@@ -53,8 +98,9 @@ def hosts() -> ModuleType:
 
 def _environment() -> dict[str, str]:
     paths = filter(None, [*sys.path, os.environ.get("PYTHONPATH")])
+    inherited = {n: v for n, v in os.environ.items() if n != "PYTEST_CURRENT_TEST"}
     return {
-        **os.environ,
+        **inherited,
         "PYTHONPATH": os.pathsep.join(paths),
         "TF_CPP_MIN_LOG_LEVEL": "2",
         "CUDA_VISIBLE_DEVICES": "",
@@ -62,29 +108,32 @@ def _environment() -> dict[str, str]:
 
 
 def _run_ranks(
-    address: str,
+    servers: Servers,
     program: str,
     count: int,
     *arguments: str,
     controller: str = "gloo",
+    is_cold: bool = False,
     timeout: float = 240.0,
 ) -> subprocess.CompletedProcess[str]:
     """Runs a program of this folder under horovodrun or mpirun.
 
     Args:
-        address: of the server of warm.py, which runs the ranks of Gloo.
+        servers: of warm.py, of which ranks and horovodrun are forks.
         program: file name.
         count: number of ranks.
         *arguments: of the program.
         controller: "gloo" or "mpi".
+        is_cold: ranks and horovodrun are what users start: interpreters that import for themselves.
         timeout: seconds after which the ranks are killed and the test fails.
     """
-    command = [sys.executable, str(HERE / program), *arguments]
+    environment = _environment()
+    start = [] if is_cold else servers.start(environment)
+    command = [sys.executable, *start, str(HERE / program), *arguments]
     if controller == "gloo":
-        launcher = Path(sys.executable).parent / "horovodrun"
-        launch = [str(launcher), "-np", str(count), "--gloo", "-H", f"localhost:{count}"]
-        # Without site-packages: nothing of them is needed, and they take half a second.
-        command[1:1] = ["-S", str(HERE / "warm.py"), "run", address]
+        launcher = [] if is_cold else [sys.executable, *start]
+        launch = [*launcher, str(Path(sys.executable).parent / "horovodrun")]
+        launch += ["-np", str(count), "--gloo", "-H", f"localhost:{count}"]
     else:
         found = shutil.which("mpirun")
         if found is None:
@@ -93,7 +142,7 @@ def _run_ranks(
         launch += ["--bind-to", "none", "-x", "PYTHONPATH"]
     return subprocess.run(
         [*launch, *command],
-        env=_environment(),
+        env=environment,
         capture_output=True,
         text=True,
         timeout=timeout,

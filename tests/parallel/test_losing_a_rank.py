@@ -109,6 +109,6 @@ def test_a_rank_outside_collectives_is_ended(hosts: Any) -> None:
 
 
 def test_a_launcher_s_output_names_it(run_ranks: Any) -> None:
-    done = run_ranks("losing.py", 2, "30", "kill")
+    done = run_ranks("losing.py", 2, "30", "kill", is_cold=True)
     assert done.returncode != 0
     assert f"Rank 0 (127.0.0.1) has lost rank 1 (127.0.0.1): {DEAD}" in done.stderr + done.stdout
