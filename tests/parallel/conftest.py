@@ -70,6 +70,12 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
     found.stop()
 
 
+@pytest.fixture
+def warm(servers: Servers) -> list[str]:
+    """Gives arguments for an interpreter, before those that are a program's; see `Servers`."""
+    return servers.start(_environment())
+
+
 @pytest.fixture(scope="session")
 def run_ranks(
     request: pytest.FixtureRequest,
