@@ -136,3 +136,18 @@ def test_a_process_that_has_begun_to_work_does_not_fork(
     with pytest.raises(AssertionError):
         servers.start({**os.environ, "PYTHONPATH": str(tmp_path)}, ["busy"])
     assert re.search(problem, capfd.readouterr().err)
+
+
+def test_what_a_program_starts_is_a_fork_too_if_wanted(start: Start, servers: Any) -> None:
+    folder = servers.start({"X": "of the server"}, ["numpy"])[-1]
+    text = "import os, sys; print('numpy' in sys.modules, sys.argv, [sys.path[0]], os.getpid())"
+    parent = (
+        "import subprocess, sys\n"
+        "print('started', sys.executable, flush=True)\n"
+        f'subprocess.run([sys.executable, "-c", {text!r}, "a b"], check=True)\n'
+    )
+    for variables, is_fork in (({"WARM_PYTHON": f"{folder}/python"}, True), ({}, False)):
+        out, errors = start(parent, **variables).communicate()
+        executable, told = out.splitlines()
+        assert executable.endswith(f"{folder}/python") == is_fork, errors
+        assert told.startswith(f"{is_fork} ['-c', 'a b'] [''] ")

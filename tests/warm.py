@@ -2,11 +2,13 @@
 
     python warm.py serve SOCKET MODULE ...
     python warm.py run FOLDER PROGRAM ...
+    python warm.py run FOLDER -c TEXT ...
 
 Importing takes longer than most of what these tests do. `serve` imports modules, says "ready" and
 waits. `run` stands for `python PROGRAM ...`: the program runs in a fork of one of the servers whose
 sockets lie in FOLDER, with the caller's environment, folder, network, input and outputs; signals
-are passed on, and it ends as the caller does, or the other way round.
+are passed on, and it ends as the caller does, or the other way round. Where WARM_PYTHON is set, a
+program finds it as `sys.executable`.
 
 Programs share nothing but what an import leaves behind: a server that has a second thread, or in
 which TensorFlow's runtime has begun, refuses to fork. Variables that are read by imports must be
@@ -146,9 +148,10 @@ def _wait(program: int, connection: socket.socket) -> None:
     import threading
 
     def pass_on() -> None:
-        while number := connection.recv(1):
-            os.kill(program, number[0])
-        os.killpg(program, signal.SIGKILL)
+        with contextlib.suppress(OSError):  # It, or its caller, has ended.
+            while number := connection.recv(1):
+                os.kill(program, number[0])
+            os.killpg(program, signal.SIGKILL)
 
     threading.Thread(target=pass_on, daemon=True).start()
     _, status = os.waitpid(program, 0)
@@ -182,13 +185,18 @@ def _become(arguments: list[str]) -> None:
     if os.environ.get("PYTHONUNBUFFERED"):
         for stream in (sys.stdout, sys.stderr):
             stream.reconfigure(write_through=True)
-    path = os.path.abspath(arguments[0])
-    sys.path[0] = os.path.dirname(path)
-    sys.argv[:] = arguments
+    sys.executable = os.environ.get("WARM_PYTHON", sys.executable)
     module = types.ModuleType("__main__")
-    module.__dict__.update(__file__=path, __builtins__=__builtins__)
+    module.__dict__.update(__builtins__=__builtins__)
+    if arguments[0] == "-c":
+        text, path, sys.path[0] = arguments.pop(1), "<string>", ""
+    else:
+        path = os.path.abspath(arguments[0])
+        text, sys.path[0] = _read_text(path), os.path.dirname(path)
+        module.__dict__.update(__file__=path)
+    sys.argv[:] = arguments
     sys.modules["__main__"] = module
-    exec(compile(_read_text(path), path, "exec"), module.__dict__)
+    exec(compile(text, path, "exec"), module.__dict__)
 
 
 def main() -> None:
