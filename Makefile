@@ -28,7 +28,7 @@ NETWORK_PACKAGES := ip:iproute2
 # For tests of the report's page, which are skipped without. Ubuntu has none but a snap.
 BROWSER_PACKAGES := $(if $(shell command -v chromium-browser google-chrome),,chromium:chromium)
 MPI_PACKAGES := mpicxx:libopenmpi-dev mpirun:openmpi-bin
-TEST_TOOLS := hypothesis matplotlib pytest tensorboard
+TEST_TOOLS := hypothesis matplotlib pytest pytest-xdist tensorboard
 LINT_TOOLS := clang-format mypy ruff
 DOC_TOOLS := 'mkdocs==1.*' 'mkdocs-material==9.*' 'mkdocstrings[python]==1.*' 'mkdocstrings-python==2.*' ruff
 
@@ -47,10 +47,11 @@ help:  ## This list
 demo: $(STAMPS)/installed  ## Train on click data with and without skipping (DATA=path, DEMO_FLAGS=...)
 	@$(BIN)/slipstream-demo $(if $(DATA),--data=$(DATA)) $(DEMO_FLAGS)
 
+# Two at a time: many tests wait, or use one core. See tests/conftest.py.
 # The installed program `pytest`, not `python -m pytest`, which would put this folder on sys.path and
 # test the sources instead of what pip installed.
 test: docs bazel-test gpu-test $(STAMPS)/installed $(STAMPS)/horovod $(STAMPS)/test-tools  ## All tests: C++ by Bazel, Python by pytest
-	@$(BIN)/pytest $(PYTEST_FLAGS) tests
+	@$(BIN)/pytest --numprocesses=2 --dist=loadscope $(PYTEST_FLAGS) tests
 
 # Strictly: a warning, of a link or of a docstring, is an error; not with --quiet, which silences
 # both. The reference is read from the sources: neither TensorFlow nor the package need be there.

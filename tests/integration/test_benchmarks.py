@@ -25,14 +25,25 @@ TINY = ("batch_size=32", "dim=4", "mlp=8", "bottom=8", "epochs=1")
 needs_sources = pytest.mark.skipif(not BENCHMARKS.is_dir(), reason="no benchmarks/ beside tests/")
 
 
-def run_benchmark(name: str, *flags: str) -> subprocess.CompletedProcess[str]:
-    """Runs a program with the same package as here."""
+def run_benchmark(
+    name: str, *flags: str, warm: Sequence[str] = ()
+) -> subprocess.CompletedProcess[str]:
+    """Runs a program with the same package as here.
+
+    Args:
+        name: of its file.
+        *flags: its own.
+        warm: the fixture: it, and what it starts, need not import TensorFlow first. Not for a
+            program that passes other descriptors than its output to what it starts.
+    """
     environment = {
         **os.environ,
         "TF_CPP_MIN_LOG_LEVEL": "3",
         "PYTHONPATH": os.pathsep.join(sys.path),
     }
-    command = [sys.executable, str(BENCHMARKS / name), *flags]
+    if warm:
+        environment["WARM_PYTHON"] = str(Path(warm[-1]) / "python")
+    command = [sys.executable, *warm, str(BENCHMARKS / name), *flags]
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
 
@@ -49,13 +60,13 @@ def load(name: str, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @needs_sources
-def test_skipping_compares_runs_and_does_not_repeat_them(tmp_path: Path) -> None:
+def test_skipping_compares_runs_and_does_not_repeat_them(warm: list[str], tmp_path: Path) -> None:
     output, records = tmp_path / "results", tmp_path / "runs"
     flags = [
         "--data=generated:2500", "--seeds=3", "--runs=paper", f"--output={output}",
         f"--records={records}", *(f"--train_flag={flag}" for flag in TINY),
     ]  # fmt: skip
-    first = run_benchmark("skipping.py", *flags)
+    first = run_benchmark("skipping.py", *flags, warm=warm)
     assert first.returncode == 0, first.stderr
     result = json.loads((output / "skipping_generated.json").read_text())
     assert list(result["runs"]) == ["plain", "plain_rows", "paper"]
@@ -71,20 +82,20 @@ def test_skipping_compares_runs_and_does_not_repeat_them(tmp_path: Path) -> None
     assert plot.exists() or "matplotlib is not installed" in first.stdout
 
     written = {path: path.stat().st_mtime_ns for path in records.rglob("metrics.json")}
-    again = run_benchmark("skipping.py", *flags)
+    again = run_benchmark("skipping.py", *flags, warm=warm)
     assert again.returncode == 0 and len(written) == 3
     assert {path: path.stat().st_mtime_ns for path in records.rglob("metrics.json")} == written
-    other = run_benchmark("skipping.py", *flags, "--train_flag=dim=8")
+    other = run_benchmark("skipping.py", *flags, "--train_flag=dim=8", warm=warm)
     assert other.returncode != 0 and "was made with other flags" in other.stdout + other.stderr
 
 
 @needs_sources
-def test_what_is_held_at_the_end_counts_as_sent(tmp_path: Path) -> None:
+def test_what_is_held_at_the_end_counts_as_sent(warm: list[str], tmp_path: Path) -> None:
     output, records = tmp_path / "results", tmp_path / "runs"
     done = run_benchmark(
         "skipping.py", "--data=generated:2500", "--seeds=3", "--runs=defer_0.01_4",
         f"--output={output}", f"--records={records}",
-        *(f"--train_flag={flag}" for flag in TINY),
+        *(f"--train_flag={flag}" for flag in TINY), warm=warm,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     run = json.loads((output / "skipping_generated.json").read_text())["runs"]["defer_0.01_4"]["3"]
@@ -116,7 +127,9 @@ def test_every_run_has_flags_that_the_program_takes(monkeypatch: pytest.MonkeyPa
 
 
 @needs_sources
-def test_network_compares_bytes_of_ranks_and_does_not_repeat_runs(tmp_path: Path) -> None:
+def test_network_compares_bytes_of_ranks_and_does_not_repeat_runs(
+    warm: list[str], tmp_path: Path
+) -> None:
     if importlib.util.find_spec("horovod") is None:
         pytest.skip("no Horovod: run `make horovod`")
     output, records = tmp_path / "results", tmp_path / "runs"
@@ -126,7 +139,7 @@ def test_network_compares_bytes_of_ranks_and_does_not_repeat_runs(tmp_path: Path
         "--global_batch=64", "--max_inputs=1600", "--runs=defer", f"--output={output}",
         f"--records={records}", *(f"--train_flag={flag}" for flag in tiny),
     ]  # fmt: skip
-    first = run_benchmark("network.py", *flags)
+    first = run_benchmark("network.py", *flags, warm=warm)
     assert first.returncode == 0, first.stdout + first.stderr
     result = json.loads((output / "network_generated_unshaped.json").read_text())
     alone, plain, defer = result["runs"]
@@ -152,7 +165,7 @@ def test_network_compares_bytes_of_ranks_and_does_not_repeat_runs(tmp_path: Path
     assert plot.exists() or "matplotlib is not installed" in first.stdout
 
     written = {path: path.stat().st_mtime_ns for path in records.rglob("metrics.json")}
-    again = run_benchmark("network.py", *flags)
+    again = run_benchmark("network.py", *flags, warm=warm)
     assert again.returncode == 0 and len(written) == 3
     assert {path: path.stat().st_mtime_ns for path in records.rglob("metrics.json")} == written
 
@@ -198,13 +211,14 @@ def test_bytes_after_a_step_count_parts_of_windows(monkeypatch: pytest.MonkeyPat
 
 
 @needs_sources
-def test_watching_cost_writes_ratios_and_memory(tmp_path: Path) -> None:
+def test_watching_cost_writes_ratios_and_memory(warm: list[str], tmp_path: Path) -> None:
     done = run_benchmark(
         "watching_cost.py",
         "--quick",
         "--skips=gradients",
         "--metrics=signal",
         f"--output={tmp_path}",
+        warm=warm,
     )
     assert done.returncode == 0, done.stderr
     record = json.loads((tmp_path / "watching_cost.json").read_text())
@@ -231,7 +245,7 @@ def test_embedding_step_lets_libraries_take_turns(tmp_path: Path) -> None:
 
 
 @needs_sources
-def test_stream_compares_predictions_made_before_training(tmp_path: Path) -> None:
+def test_stream_compares_predictions_made_before_training(warm: list[str], tmp_path: Path) -> None:
     columns = ("user", "article", "environment", "device", "os", "country", "region", "referrer")
     clicks, generator = 3000, np.random.default_rng(0)
     arrays = {name: generator.integers(0, 50, clicks).astype(np.int32) for name in columns}
@@ -240,7 +254,7 @@ def test_stream_compares_predictions_made_before_training(tmp_path: Path) -> Non
     np.savez(tmp_path / "globo_clicks.npz", **arrays)
     flags = (f"--data={tmp_path / 'globo_clicks.npz'}", f"--output={tmp_path}", "--seeds=0")
     done = run_benchmark("stream.py", *flags, "--runs=inputs,mask", "--train_flag=batch_size=64",
-                         "--train_flag=snapshot_interval=10")  # fmt: skip
+                         "--train_flag=snapshot_interval=10", warm=warm)  # fmt: skip
     assert done.returncode == 0, done.stderr
     runs = json.loads((tmp_path / "stream.json").read_text())["runs"]
     plain, inputs, mask = (runs[name]["0"] for name in ("plain", "inputs", "mask"))

@@ -17,7 +17,9 @@ from slipstream_tf.cli.verdict import verdict
 
 
 @pytest.fixture(scope="module", name="demo_output")
-def fixture_demo_output(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, Any]]:
+def fixture_demo_output(
+    warm: list[str], tmp_path_factory: pytest.TempPathFactory
+) -> tuple[str, dict[str, Any]]:
     """What a quick demo prints, and its demo.json."""
     folder = tmp_path_factory.mktemp("demo")
     code = (
@@ -25,8 +27,13 @@ def fixture_demo_output(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, 
         "from slipstream_tf.cli.demo import entry_point; entry_point()"
     )
     flags = ["--quick", f"--output={folder}", "--alpha=0.6", "--target_skip=0.6"]
+    environment = {**os.environ, "WARM_PYTHON": str(Path(warm[-1]) / "python")}
     result = subprocess.run(
-        [sys.executable, "-c", code, *flags], capture_output=True, text=True, check=False
+        [sys.executable, *warm, "-c", code, *flags],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert result.returncode == 0, result.stderr
     return result.stdout, json.loads((folder / "demo.json").read_text())

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
-import os
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -17,11 +18,13 @@ HERE = Path(__file__).resolve().parent
 
 
 @pytest.fixture(scope="session")
-def run_ranks() -> Callable[..., subprocess.CompletedProcess[str]]:
+def run_ranks(
+    request: pytest.FixtureRequest,
+) -> Callable[..., subprocess.CompletedProcess[str]]:
     """Gives `_run_ranks`; tests that use it are skipped, visibly, without Horovod."""
     if importlib.util.find_spec("horovod") is None:
         pytest.skip("no Horovod: run `make horovod`")
-    return _run_ranks
+    return functools.partial(_run_ranks, request.getfixturevalue("servers"))
 
 
 @pytest.fixture(scope="session")
@@ -41,27 +44,32 @@ def hosts() -> ModuleType:
 
 
 def _run_ranks(
-    program: str, count: int, *arguments: str, controller: str = "gloo", timeout: float = 240.0
+    servers: Any,
+    program: str,
+    count: int,
+    *arguments: str,
+    controller: str = "gloo",
+    is_cold: bool = False,
+    timeout: float = 240.0,
 ) -> subprocess.CompletedProcess[str]:
     """Runs a program of this folder under horovodrun or mpirun.
 
     Args:
+        servers: of warm.py, of which ranks and horovodrun are forks.
         program: file name.
         count: number of ranks.
         *arguments: of the program.
         controller: "gloo" or "mpi".
+        is_cold: ranks and horovodrun are what users start: interpreters that import for themselves.
         timeout: seconds after which the ranks are killed and the test fails.
     """
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(filter(None, [*sys.path, os.environ.get("PYTHONPATH")])),
-        "TF_CPP_MIN_LOG_LEVEL": "2",
-        "CUDA_VISIBLE_DEVICES": "",
-    }
-    command = [sys.executable, str(HERE / program), *arguments]
+    environment = servers.environment()
+    start = [] if is_cold else servers.start(environment)
+    command = [sys.executable, *start, str(HERE / program), *arguments]
     if controller == "gloo":
-        launcher = Path(sys.executable).parent / "horovodrun"
-        launch = [str(launcher), "-np", str(count), "--gloo", "-H", f"localhost:{count}"]
+        launcher = [] if is_cold else [sys.executable, *start]
+        launch = [*launcher, str(Path(sys.executable).parent / "horovodrun")]
+        launch += ["-np", str(count), "--gloo", "-H", f"localhost:{count}"]
     else:
         found = shutil.which("mpirun")
         if found is None:

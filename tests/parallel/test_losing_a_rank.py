@@ -19,6 +19,7 @@ DEAD = "its process has ended without a word"
 
 def lose(
     hosts: Any,
+    warm: list[str],
     count: int,
     what: str,
     *meanwhile: str,
@@ -29,6 +30,7 @@ def lose(
 
     Args:
         hosts: the module.
+        warm: what makes ranks start soon after each other.
         count: number of ranks.
         what: see losing.py; or "cut", for its link.
         *meanwhile: see losing.py.
@@ -36,7 +38,8 @@ def lose(
         environment: variables to set.
     """
     with hosts.Hosts(count) as network:
-        arguments = [str(HERE / "losing.py"), str(TIMEOUT), "wait" if what == "cut" else what]
+        program = [*warm, str(HERE / "losing.py")]
+        arguments = [*program, str(TIMEOUT), "wait" if what == "cut" else what]
         job = network.start([*arguments, *meanwhile], environment)
         job.wait_for("under way")
         job.reset_clock()
@@ -76,8 +79,10 @@ def loss_of(rank: int, count: int, reason: str) -> str:
         (3, "stop", 1.5 * TIMEOUT + 5.0, "its program did not answer within 11 seconds"),
     ],
 )
-def test_all_others_name_it(hosts: Any, count: int, what: str, seconds: float, reason: str) -> None:
-    ended = lose(hosts, count, what, seconds=seconds)
+def test_all_others_name_it(
+    hosts: Any, warm: list[str], count: int, what: str, seconds: float, reason: str
+) -> None:
+    ended = lose(hosts, warm, count, what, seconds=seconds)
     for rank, end in enumerate(ended[:-1]):
         line = loss_line(end)
         assert loss_of(rank, count, reason) in line, end.output
@@ -90,16 +95,18 @@ def test_all_others_name_it(hosts: Any, count: int, what: str, seconds: float, r
             assert f"rank {rank} (10.77.0.{rank + 1}): {SILENT}" in loss_line(lost)
 
 
-def test_a_link_is_blamed_when_collectives_give_up_before_probes_do(hosts: Any) -> None:
+def test_a_link_is_blamed_when_collectives_give_up_before_probes_do(
+    hosts: Any, warm: list[str]
+) -> None:
     gives_up = {"HOROVOD_GLOO_TIMEOUT_SECONDS": "8"}
-    ended = lose(hosts, 2, "cut", seconds=TIMEOUT, environment=gives_up)
+    ended = lose(hosts, warm, 2, "cut", seconds=TIMEOUT, environment=gives_up)
     for rank, end in enumerate(ended):
         lost = f"has lost rank {1 - rank} (10.77.0.{2 - rank}): {SILENT}"
         assert lost in loss_line(end), end.output
 
 
-def test_a_rank_outside_collectives_is_ended(hosts: Any) -> None:
-    rank_0, _ = lose(hosts, 2, "kill", "sleep", seconds=TIMEOUT)
+def test_a_rank_outside_collectives_is_ended(hosts: Any, warm: list[str]) -> None:
+    rank_0, _ = lose(hosts, warm, 2, "kill", "sleep", seconds=TIMEOUT)
     first, *_, last = [line for line in rank_0.output.splitlines() if "slipstream_tf:" in line]
     assert f"Rank 0 (10.77.0.1) has lost rank 1 (10.77.0.2): {DEAD}" in first
     assert last.endswith(
@@ -109,6 +116,6 @@ def test_a_rank_outside_collectives_is_ended(hosts: Any) -> None:
 
 
 def test_a_launcher_s_output_names_it(run_ranks: Any) -> None:
-    done = run_ranks("losing.py", 2, "30", "kill")
+    done = run_ranks("losing.py", 2, "30", "kill", is_cold=True)
     assert done.returncode != 0
     assert f"Rank 0 (127.0.0.1) has lost rank 1 (127.0.0.1): {DEAD}" in done.stderr + done.stdout

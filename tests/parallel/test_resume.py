@@ -34,11 +34,11 @@ def folders(tmp_path: Path) -> tuple[Path, Path]:
     return found
 
 
-def test_a_cut_link(hosts: Any, tmp_path: Path) -> None:
+def test_a_cut_link(hosts: Any, warm: list[str], tmp_path: Path) -> None:
     lost, never_lost = folders(tmp_path)
-    program, saved = str(HERE / PROGRAM), tmp_path / "checkpoints"
+    program, saved = [*warm, str(HERE / PROGRAM)], tmp_path / "checkpoints"
     with hosts.Hosts(2) as network:
-        job = network.start([program, str(saved), str(lost), "replicated", "crawl"])
+        job = network.start([*program, str(saved), str(lost), "replicated", "crawl"])
         job.wait_for("saved step 10", ENOUGH)
         job.reset_clock()
         network.cut(1)
@@ -57,12 +57,12 @@ def test_a_cut_link(hosts: Any, tmp_path: Path) -> None:
     assert 10 <= step < 30
 
     with hosts.Hosts(2) as network:
-        again = network.start([program, str(saved), str(lost), "replicated", "train"])
+        again = network.start([*program, str(saved), str(lost), "replicated", "train"])
         for end in again.wait(ENOUGH):
             assert end.code == 0, end.output
             assert f"starts at step {step} of {newest}\n" in end.output, end.output
         other = [str(tmp_path / "others"), str(never_lost), "replicated", "train"]
-        for end in network.start([program, *other]).wait(ENOUGH):
+        for end in network.start([*program, *other]).wait(ENOUGH):
             assert end.code == 0, end.output
             assert "starts at step 0 of None\n" in end.output
     require_same(lost, never_lost)

@@ -27,11 +27,11 @@ def fixture_alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 def train_on_two(
-    run_ranks: Any, output: Path, *flags: str, controller: str = "gloo"
+    run_ranks: Any, output: Path, *flags: str, controller: str = "gloo", is_cold: bool = False
 ) -> tuple[dict[str, Any], Any]:
     """Returns the record and the finished job."""
     arguments = [*SMALL, f"--batch_size={BATCH}", f"--output={output}", "--threads=1", *flags]
-    done = run_ranks("train_rank.py", 2, *arguments, controller=controller)
+    done = run_ranks("train_rank.py", 2, *arguments, controller=controller, is_cold=is_cold)
     assert done.returncode == 0, done.stdout + done.stderr
     assert os.listdir(output) == ["metrics.json"]
     return json.loads((output / "metrics.json").read_text()), done
@@ -41,7 +41,7 @@ def train_on_two(
 def test_two_ranks_train_what_one_process_does(
     run_ranks: Any, alone: dict[str, Any], controller: str, tmp_path: Path
 ) -> None:
-    record, done = train_on_two(run_ranks, tmp_path / "run", controller=controller)
+    record, done = train_on_two(run_ranks, tmp_path / "run", controller=controller, is_cold=True)
     assert record["inputs"] == alone["inputs"]
     assert record["inputs"]["seen"] == record["inputs"]["trained"] == INPUTS
     assert record["test"]["inputs"] == alone["test"]["inputs"]

@@ -35,11 +35,17 @@ def run_sok(
     sok_site: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Callable[..., str]:
-    """Gives a function that runs a program of this folder, which says "all is well", on ranks."""
+    """Gives a function that runs a program of this folder, which says "all is well", on ranks.
+
+    With `is_keras_2`, `tf.keras` is Keras 2 there: SOK's legacy optimizers are those of Keras 2.
+    """
     paths = [str(sok_site), os.environ.get("PYTHONPATH", "")]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))
 
-    def run(program: str, count: int, *arguments: str) -> str:
+    def run(program: str, count: int, *arguments: str, is_keras_2: bool = False) -> str:
+        monkeypatch.delenv("TF_USE_LEGACY_KERAS", raising=False)
+        if is_keras_2:
+            monkeypatch.setenv("TF_USE_LEGACY_KERAS", "1")
         done = run_ranks(f"sok/{program}", count, *arguments)
         assert done.returncode == 0, done.stdout + done.stderr
         assert done.stdout.count("all is well") == count, done.stdout + done.stderr

@@ -1,16 +1,15 @@
-"""Run by test_files.py: SOK's files of watched variables hold all rows and slots."""
+"""Run by test_files.py: SOK's files of watched variables hold all rows and slots.
+
+With TF_USE_LEGACY_KERAS=1: SOK's legacy optimizers are those of Keras 2.
+"""
 
 from __future__ import annotations
 
 import datetime
-import os
 import tempfile
 import time
 
 import numpy as np
-
-os.environ["TF_USE_LEGACY_KERAS"] = "1"  # SOK writes slots of legacy optimizers only.
-
 import tensorflow as tf
 import tf_keras
 

@@ -1,15 +1,14 @@
-"""Run by test_itself.py on one and two ranks: SOK's own Python does what this package builds on."""
+"""Run by test_itself.py on one and two ranks: SOK's own Python does what this package builds on.
+
+With TF_USE_LEGACY_KERAS=1: SOK's legacy optimizers are those of Keras 2.
+"""
 
 from __future__ import annotations
 
-import os
 import tempfile
 
-import numpy as np
-
-os.environ["TF_USE_LEGACY_KERAS"] = "1"  # SOK's optimizers are those of Keras 2.
-
 import horovod.tensorflow as hvd
+import numpy as np
 import sparse_operation_kit as sok
 import tensorflow as tf
 import tf_keras

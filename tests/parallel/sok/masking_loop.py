@@ -3,17 +3,15 @@
 Arguments: cases, each "optimizers,rule,lookup,mode". The engine runs beside both, on the same
 batches and the same settings; rows, masked keys, states and thresholds must be the same after every
 window.
+
+With TF_USE_LEGACY_KERAS=1: SOK's legacy optimizers are those of Keras 2.
 """
 
 from __future__ import annotations
 
-import os
 import sys
 
 import numpy as np
-
-os.environ["TF_USE_LEGACY_KERAS"] = "1"  # For the legacy optimizers.
-
 import tensorflow as tf
 
 import slipstream_tf as slip

@@ -13,8 +13,5 @@ def test_blocks_run(run_sok: Callable[..., str], ranks: int) -> None:
 
 
 @pytest.mark.parametrize("is_keras_2", [False, True])
-def test_traps_are_there(
-    run_sok: Callable[..., str], monkeypatch: pytest.MonkeyPatch, is_keras_2: bool
-) -> None:
-    monkeypatch.setenv("TF_USE_LEGACY_KERAS", str(int(is_keras_2)))
-    run_sok("traps.py", 1)
+def test_traps_are_there(run_sok: Callable[..., str], is_keras_2: bool) -> None:
+    run_sok("traps.py", 1, is_keras_2=is_keras_2)

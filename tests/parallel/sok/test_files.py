@@ -9,4 +9,4 @@ import pytest
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_files_of_sok(run_sok: Callable[..., str], ranks: int) -> None:
-    run_sok("files.py", ranks)
+    run_sok("files.py", ranks, is_keras_2=True)

@@ -9,4 +9,4 @@ import pytest
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_sok_does_what_is_built_on(run_sok: Callable[..., str], ranks: int) -> None:
-    run_sok("itself.py", ranks)
+    run_sok("itself.py", ranks, is_keras_2=True)

@@ -1,0 +1,153 @@
+"""What warm.py promises: a fork starts, prints, ends, is killed and is alone as a process is."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Start = Callable[..., "subprocess.Popen[str]"]
+
+
+@pytest.fixture(name="start")
+def fixture_start(servers: Any, tmp_path: Path) -> Start:
+    """Gives a function that starts a program's text in a fork, with variables set."""
+    # Servers that import nothing much are there at once.
+    command = [sys.executable, *servers.start({"X": "of the server"}, ["numpy"])]
+
+    def start(text: str, *arguments: str, **variables: str) -> subprocess.Popen[str]:
+        program = tmp_path / "program.py"
+        program.write_text(text)
+        return subprocess.Popen(
+            [*command, str(program), *arguments], env={**os.environ, **variables}, cwd=tmp_path,
+            text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+
+    return start
+
+
+def is_running(pid: int) -> bool:
+    """Zombies do not run."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def wait_for_end(pid: int) -> None:
+    deadline = time.monotonic() + 30.0
+    while is_running(pid):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_program_is_where_its_caller_is(start: Start, tmp_path: Path) -> None:
+    text = (
+        "import os, sys\n"
+        "print(__name__, sys.argv, os.getcwd(), sys.path[0], os.environ['Y'], 'X' in os.environ)\n"
+        "print(input(), os.getsid(0) == os.getpid(), sys.modules['__main__'].__file__)\n"
+        "print('problem', file=sys.stderr)\n"
+    )
+    out, errors = start(text, "a", "b c", Y="mine").communicate("typed\n")
+    program, here = str(tmp_path / "program.py"), str(tmp_path)
+    assert out.splitlines() == [
+        f"__main__ {[program, 'a', 'b c']} {here} {here} mine False",
+        f"typed True {program}",
+    ]
+    assert errors == "problem\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "last"),
+    [
+        ("", 0, ""),
+        ("import sys; sys.exit(3)", 3, ""),
+        ("raise ValueError('bad')", 1, "ValueError: bad"),
+        ("import os; os.kill(os.getpid(), 9)", -9, ""),
+        ("import os; os.abort()", -6, ""),
+    ],
+)
+def test_a_caller_ends_as_its_program_does(start: Start, text: str, code: int, last: str) -> None:
+    process = start(text)
+    _, errors = process.communicate()
+    assert process.returncode == code
+    assert [*errors.splitlines(), ""][-2 if errors else -1] == last
+
+
+def test_a_killed_caller_s_program_is_killed(start: Start) -> None:
+    process = start("import os, time; print(os.getpid(), flush=True); time.sleep(1e6)")
+    assert process.stdout is not None
+    pid = int(process.stdout.readline())
+    assert is_running(pid) and pid != process.pid
+    process.kill()
+    wait_for_end(pid)
+    process.communicate()
+
+
+def test_a_program_gets_its_caller_s_signals(start: Start) -> None:
+    ready = (
+        "import signal, sys, time\n"
+        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(5))\n"
+        "print('ready', flush=True)\n"
+        "time.sleep(1e6)\n"
+    )
+    for text, code in ((ready, 5), (ready.replace("SIGTERM", "SIGHUP"), -signal.SIGTERM)):
+        process = start(text)
+        assert process.stdout is not None and process.stdout.readline() == "ready\n"
+        process.terminate()
+        process.communicate()
+        assert process.returncode == code
+
+
+def test_ranks_are_not_alike(start: Start) -> None:
+    text = (
+        "import os, random, numpy\n"
+        "print(os.getpid(), os.getppid(), random.random(), numpy.random.random(), hash('key'))\n"
+    )
+    told = [start(text, HOROVOD_RANK=str(rank)).communicate()[0].split() for rank in range(3)]
+    for of_ranks in list(zip(*told, strict=True))[:-1]:
+        assert len(set(of_ranks)) == 3
+    hashes = [found[-1] for found in told]
+    assert hashes[0] == hashes[2] != hashes[1]
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("import threading, time; threading.Thread(target=time.sleep, args=(60,), daemon=True)"
+         ".start()", r"RuntimeError: 2 threads before a fork \(.*\). Allowed: 1."),
+        ("import sys, types; sys.modules['tensorflow.python.eager.context'] = "
+         "types.SimpleNamespace(context_safe=dict)",
+         "RuntimeError: TensorFlow has an eager context"),
+    ],
+)  # fmt: skip
+def test_a_process_that_has_begun_to_work_does_not_fork(
+    servers: Any, tmp_path: Path, text: str, problem: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "busy.py").write_text(text)
+    with pytest.raises(AssertionError):
+        servers.start({**os.environ, "PYTHONPATH": str(tmp_path)}, ["busy"])
+    assert re.search(problem, capfd.readouterr().err)
+
+
+def test_what_a_program_starts_is_a_fork_too_if_wanted(start: Start, servers: Any) -> None:
+    folder = servers.start({"X": "of the server"}, ["numpy"])[-1]
+    text = "import os, sys; print('numpy' in sys.modules, sys.argv, [sys.path[0]], os.getpid())"
+    parent = (
+        "import subprocess, sys\n"
+        "print('started', sys.executable, flush=True)\n"
+        f'subprocess.run([sys.executable, "-c", {text!r}, "a b"], check=True)\n'
+    )
+    for variables, is_fork in (({"WARM_PYTHON": f"{folder}/python"}, True), ({}, False)):
+        out, errors = start(parent, **variables).communicate()
+        executable, told = out.splitlines()
+        assert executable.endswith(f"{folder}/python") == is_fork, errors
+        assert told.startswith(f"{is_fork} ['-c', 'a b'] [''] ")
