@@ -151,7 +151,7 @@ LOSSES = [
 ]
 
 
-@pytest.mark.parametrize(("activation", "loss"), LOSSES, ids=str)
+@pytest.mark.parametrize(("activation", "loss"), LOSSES)
 def test_logits_and_probabilities_have_the_same_losses(activation, loss):
     model, recorder = compiled(Linear(activation), loss), Recorder()
     model.optimizer.learning_rate = 0.0
