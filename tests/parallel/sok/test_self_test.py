@@ -6,4 +6,4 @@ from collections.abc import Callable
 
 
 def test_the_self_test_of_soks_tables(run_sok: Callable[..., str]) -> None:
-    run_sok("self_test.py", 1)
+    run_sok("doctors_own.py", 1)
