@@ -14,11 +14,11 @@ import keras
 import tensorflow as tf
 
 from slipstream_tf import _compat, optimizers
+from slipstream_tf.checkpoint.store_state import StoreState, export_state, restore_state
 from slipstream_tf.config import TableConfig
 from slipstream_tf.distributed.comm import Communicator
 from slipstream_tf.errors import invalid, require_choice
 from slipstream_tf.keras.feature_specs import resolve_features, resolve_tables
-from slipstream_tf.keras.store_state import StoreState, export_state, restore_state
 from slipstream_tf.ops.features import FeatureSpec, pack
 
 _compat.require_keras()

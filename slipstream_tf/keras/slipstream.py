@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from slipstream_tf.checkpoint.store_state import LossMemoryState
 from slipstream_tf.config import SaturationConfig
 from slipstream_tf.distributed.comm import Communicator, SingleProcess
 from slipstream_tf.distributed.ends import even_ends
@@ -22,9 +23,9 @@ from slipstream_tf.inputs.spec import ID
 from slipstream_tf.keras.callback import SaturationCallback
 from slipstream_tf.keras.embedding_collection import EmbeddingCollection
 from slipstream_tf.keras.feature_specs import resolve_features
-from slipstream_tf.keras.store_state import LossMemoryState
 from slipstream_tf.ops.classifier import Classified
 from slipstream_tf.ops.features import FeatureSpec, pack
+from slipstream_tf.ops.update_policy import UpdatePolicy
 from slipstream_tf.saturation.report import WindowReport
 from slipstream_tf.saturation.tracker import SaturationTracker
 from slipstream_tf.stores.sok_store import SokStore
@@ -89,6 +90,7 @@ class Slipstream:
         self._steps = 0
         self._batches_per_epoch: int | None = None
         self._planned_steps = 0
+        self._goes_by_restored_plan = False
 
     @property
     def config(self) -> SaturationConfig:
@@ -222,6 +224,10 @@ class Slipstream:
         Args:
             epochs: passes over the data given to `apply`, beside those planned before.
         """
+        if self._goes_by_restored_plan:
+            # The `fit` that goes on is the one that was planned.
+            self._goes_by_restored_plan = False
+            return
         batches = self._batches_per_epoch
         if self._comm.size > 1:
             # The rank that has the most says how many steps there are.
@@ -248,6 +254,43 @@ class Slipstream:
             The operation in a graph, None in eager mode.
         """
         return self._tracker.classifier.record_losses(ids, losses, labels, skippable, weights)
+
+    @property
+    def policies(self) -> Mapping[str, UpdatePolicy]:
+        """What becomes of the gradients of the tracked tables in the present window."""
+        return self._tracker.policies
+
+    def state(self) -> dict[str, Any]:
+        """Returns all that the engine knows on this rank, for `distributed.JobCheckpoints`.
+
+        Returns:
+            Nested dictionaries of JSON-serialisable values and arrays: states of keys, T,
+            snapshots, the present window, reports, remembered losses. Rows, counts and held sums
+            are the store's.
+        """
+        return {
+            "steps": self._steps,
+            "planned_steps": self._planned_steps,
+            "tracker": self._tracker.state(),
+        }
+
+    def check(self, states: Sequence[Mapping[str, Any]]) -> None:
+        """Raises ValueError if `restore` cannot take states; nothing is changed."""
+        self._tracker.check([state["tracker"] for state in states])
+
+    def restore(self, states: Sequence[Mapping[str, Any]]) -> None:
+        """Goes on from what `state` gave; with several ranks a collective.
+
+        Args:
+            states: of every rank that saved them, rank 0 first; there may be another number of
+                ranks now. The store must have its rows and counts back already.
+
+        Raises:
+            ValueError: the tables or the drift metric differ; nothing is changed.
+        """
+        self._tracker.restore([state["tracker"] for state in states])
+        self._steps, self._planned_steps = states[0]["steps"], states[0]["planned_steps"]
+        self._goes_by_restored_plan = self._planned_steps > 0
 
     def callback(self, log_dir: str | os.PathLike[str] | None = None) -> SaturationCallback:
         """Returns a Keras callback that counts the steps of `fit`; one `fit` at a time.

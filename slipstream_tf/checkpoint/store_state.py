@@ -6,10 +6,11 @@ refused before anything is overwritten.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -105,6 +106,19 @@ def _check_manifest(store: Any, manifest: Mapping[str, Any], place: str) -> None
         )
 
 
+_apart: set[int] = set()
+
+
+@contextlib.contextmanager
+def kept_apart(store: Any) -> Iterator[None]:
+    """Leaves a store out of any `tf.train.Checkpoint`, as its tables are in files of their own."""
+    _apart.add(id(store))
+    try:
+        yield
+    finally:
+        _apart.discard(id(store))
+
+
 class StoreState(tf.train.experimental.PythonState):
     """Lets `tf.train.Checkpoint` save and restore a store.
 
@@ -119,11 +133,24 @@ class StoreState(tf.train.experimental.PythonState):
         self._place = place
 
     def serialize(self) -> bytes:
-        """Returns the store's state as the bytes of an .npz file."""
+        """Returns the store's state as the bytes of an .npz file; none if it is kept apart."""
+        if id(self._store) in _apart:
+            return b""
         return to_bytes(export_state(self._store))
 
     def deserialize(self, string_value: bytes) -> None:
-        """Replaces the store's state by what `serialize` returned."""
+        """Replaces the store's state by what `serialize` returned.
+
+        Raises:
+            ValueError: it is of other tables, or they were kept apart, and now are not.
+        """
+        if id(self._store) in _apart:
+            return
+        if not string_value:
+            raise ValueError(
+                f"{self._place}: the tables of this checkpoint are in files of their own. Restore "
+                "it with distributed.JobCheckpoints, and give that the store."
+            )
         restore_state(self._store, from_bytes(string_value, self._place), self._place)
 
 
