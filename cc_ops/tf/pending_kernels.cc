@@ -79,6 +79,23 @@ class ImportPendingOp : public OneTableOp {
 REGISTER_KERNEL_BUILDER(Name("SlipstreamTableImportPending").Device(tf::DEVICE_CPU),
                         ImportPendingOp);
 
+class MarksOp : public OneTableOp {
+ public:
+  using OneTableOp::OneTableOp;
+
+ protected:
+  absl::Status Run(tf::OpKernelContext* c, EmbeddingTable* table) override {
+    TF_RETURN_IF_ERROR(RequireRank(c, 1, "keys", 1));
+    const tf::Tensor& keys = c->input(1);
+    tf::Tensor* marks = nullptr;
+    TF_RETURN_IF_ERROR(c->allocate_output(0, keys.shape(), &marks));
+    const SharedLock lock(table->mutex());
+    table->Marks(keys.flat<int64_t>().data(), keys.NumElements(), marks->flat<uint8_t>().data());
+    return absl::OkStatus();
+  }
+};
+REGISTER_KERNEL_BUILDER(Name("SlipstreamTableMarks").Device(tf::DEVICE_CPU), MarksOp);
+
 class SetTravelledOp : public OneTableOp {
  public:
   using OneTableOp::OneTableOp;

@@ -70,6 +70,24 @@ sums: [n, dim].
 learning_rate: scalar.
 )doc");
 
+REGISTER_OP("SlipstreamTableMarks")
+    .Input("handle: resource")
+    .Input("keys: int64")
+    .Output("marks: uint8")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) -> absl::Status {
+      TF_RETURN_IF_ERROR(CheckRanks(c, {0, 1}));
+      c->set_output(0, c->input(1));
+      return absl::OkStatus();
+    })
+    .Doc(R"doc(
+The marks that rows have; a row that left the table and came back has none.
+
+handle: scalar.
+keys: [n].
+marks: [n], as SlipstreamTableMarkRows takes them; 0 for a key without a row.
+)doc");
+
 REGISTER_OP("SlipstreamTableSetTravelled")
     .Input("handle: resource")
     .Input("keys: int64")

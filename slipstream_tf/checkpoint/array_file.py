@@ -253,11 +253,10 @@ class ArrayFile:
 
 
 def _little_endian(array: np.ndarray) -> np.ndarray:
-    array = np.ascontiguousarray(array)
-    array = array.astype(array.dtype.newbyteorder("<"), copy=False)
-    if array.dtype.str not in _DTYPES or array.ndim < 1:
+    little = array.astype(array.dtype.newbyteorder("<"), copy=False)
+    if little.dtype.str not in _DTYPES or little.ndim < 1:
         raise TypeError(f"An array of {array.dtype} {array.shape} has no place in a checkpoint.")
-    return array
+    return np.ascontiguousarray(little)
 
 
 def _split(content: bytes, layout: Group, rows: int) -> Arrays:

@@ -217,7 +217,7 @@ class SavedTable:
         if None not in (saved, rule) and saved != rule:
             raise CheckpointMismatchError(
                 place,
-                f"table {self.name!r} was saved with the update rule {saved}, this program uses {rule}",
+                f"table {self.name!r} was saved with the update rule {saved}, not {rule}",
                 "Their slots mean different things; restore it with the same rule.",
             )
 

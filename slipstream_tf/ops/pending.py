@@ -1,7 +1,7 @@
 """Typed wrappers of the ops that read and replace what a table holds beside its rows.
 
 In: a native table. Out: its pending updates (gradient sums that are held back) as arrays, as a
-checkpoint keeps them, and back; and how far watched rows have travelled.
+checkpoint keeps them, and back; which rows are marked, and how far watched ones have travelled.
 """
 
 from __future__ import annotations
@@ -51,6 +51,15 @@ def import_pending(handle: tf.Tensor, contents: Mapping[str, Any]) -> None:
         )
     arrays = {name: tf.constant(np.asarray(contents[name], t)) for name, t in PENDING.items()}
     _loader.library().slipstream_table_import_pending(handle=handle, **arrays)
+
+
+def marks(handle: tf.Tensor, keys: Any) -> np.ndarray:
+    """Returns uint8 [n], the marks of the rows of keys int64 [n]; 0 without a row (eager only).
+
+    A row that left the table and came back has none, whatever `mark_rows` said before.
+    """
+    keys = tf.convert_to_tensor(keys, tf.int64)
+    return _loader.library().slipstream_table_marks(handle=handle, keys=keys).numpy()
 
 
 def set_travelled(handle: tf.Tensor, keys: Any, travelled: Any) -> None:

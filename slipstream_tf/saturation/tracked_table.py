@@ -133,13 +133,20 @@ class TrackedTable:
             return values
         return self._ranks.of_owners(values, owners, f"{name}.{self.name}")
 
-    def mark(self, withholds: bool) -> None:
-        """Tells the store which rows are saturated, if that matters to it, and which it watches."""
+    def mark(self, withholds: bool, but: np.ndarray | None = None) -> None:
+        """Tells the store which rows are saturated, if that matters to it, and which it watches.
+
+        Args:
+            withholds: whether gradients of saturated rows are masked or held back.
+            but: keys int64 [n] whose rows have no mark, whatever their state.
+        """
         is_saturated = (self.states.states == KeyState.SATURATED) & withholds
         marks = np.where(is_saturated, SATURATED, np.uint8(0))
         if self._metric == "signal":
             marks |= WATCHED
         marked = marks > 0
+        if but is not None:
+            marked &= ~np.isin(self.states.keys, but)
         self._store.mark_rows(self.name, self.states.keys[marked], marks[marked])
 
     def published_drift(self, threshold: float) -> np.ndarray:
@@ -178,7 +185,7 @@ class TrackedTable:
             JSON-serialisable values and arrays: "dim"; the fields of `KeyStates`, by name;
             "policy"; "counts", of this window so far; and, of the hot keys whose rows are this
             rank's, "snapshot_keys" int64 [n], "snapshot" float32 [n, dim] and "travelled"
-            float32 [n].
+            float32 [n]; and "unmarked" int64 [m], of them those whose row came back in this window.
         """
         own = self._own(self.states.keys, self._owners(self.states.keys))
         travelled = np.zeros(own.size, np.float32)
@@ -193,7 +200,15 @@ class TrackedTable:
             "snapshot_keys": own,
             "snapshot": self._snapshot.numpy(),
             "travelled": travelled,
+            "unmarked": self._came_back(own),
         }
+
+    def _came_back(self, keys: np.ndarray) -> np.ndarray:
+        """Keys whose rows left the store and came back since they were marked, without a mark."""
+        if not hasattr(self._store, "marks") or self._ranks.size > 1:
+            return keys[:0]
+        _, found = self._store.gather(self.name, keys)
+        return keys[np.asarray(found, bool) & (self._store.marks(self.name, keys) == 0)]
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Goes on from what `state` gave, with the snapshots of all ranks; marks nothing yet."""

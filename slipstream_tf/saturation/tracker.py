@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,7 +21,11 @@ from slipstream_tf.ops.classifier import InputClassifier
 from slipstream_tf.ops.features import FeatureSpec
 from slipstream_tf.ops.update_policy import UpdatePolicy
 from slipstream_tf.saturation import hot_set, notices
-from slipstream_tf.saturation.classifying import classifier_settings
+from slipstream_tf.saturation.classifying import (
+    classifier_settings,
+    counts_all_keys,
+    threshold_of_keys,
+)
 from slipstream_tf.saturation.policies import UpdatePolicies, freeze_drift
 from slipstream_tf.saturation.ranks import Communicator, Ranks
 from slipstream_tf.saturation.report import (
@@ -32,13 +37,8 @@ from slipstream_tf.saturation.report import (
 from slipstream_tf.saturation.resuming import part_of, require_restorable
 from slipstream_tf.saturation.scope import tables_to_track
 from slipstream_tf.saturation.states import KeyStates, next_states
-from slipstream_tf.saturation.steering import Steerer, Steering, WindowWork
-from slipstream_tf.saturation.threshold import (
-    LARGEST_THRESHOLD,
-    ThresholdResult,
-    find_threshold,
-    fixed_threshold,
-)
+from slipstream_tf.saturation.steering import Steerer, WindowWork
+from slipstream_tf.saturation.threshold import find_threshold
 from slipstream_tf.saturation.tracked_table import Measured, TrackedTable
 
 if TYPE_CHECKING:
@@ -49,6 +49,9 @@ _LOOP = (
     *("planned_steps", "step", "steps_in_window", "inputs_seen", "windows_after_warmup"),
     *("window_is_warming_up", "threshold", "loss_threshold"),
 )
+
+
+_NOTHING: Mapping[str, np.ndarray] = MappingProxyType({})
 
 
 class SaturationTracker:
@@ -134,12 +137,6 @@ class SaturationTracker:
     @property
     def _remembers_losses(self) -> bool:
         return self._config.score == "remembered_loss"
-
-    @property
-    def _counts_all_keys(self) -> bool:
-        """Whether every hot key counts as saturated, however far it moves."""
-        by_share = self._config.threshold is None and self._config.max_threshold is None
-        return by_share and self._remembers_losses and self._config.saturated_share == 1.0
 
     @property
     def classifier(self) -> InputClassifier:
@@ -249,7 +246,8 @@ class SaturationTracker:
         }
         for table in self._tables:
             table.restore(state["tables"][table.name])
-        self._publish_window(len(self._reports))
+        unmarked = {name: table["unmarked"] for name, table in state["tables"].items()}
+        self._publish_window(len(self._reports), unmarked)
         for table in self._tables:
             table.restore_travelled(state["tables"][table.name])
         self._classifier.import_memory(state["memory"])
@@ -293,7 +291,8 @@ class SaturationTracker:
             ),
             self._planned_inputs(counts.inputs_skipped),
         )
-        found = self._find_threshold(scores, steering)
+        freeze_drift = self._freeze_drift if self._freezer else 0.0
+        found = threshold_of_keys(self._config, scores, steering, freeze_drift)
         loss_threshold = None
         if remembered is not None:
             by_loss = find_threshold(remembered, steering.share)
@@ -368,11 +367,17 @@ class SaturationTracker:
             table.policy = self._policies.of(table.name, sizes, is_active)
         return self._publish_window(window)
 
-    def _publish_window(self, window: int) -> bool:
-        """Tells store and classifier what holds in a window; returns whether it may skip inputs."""
+    def _publish_window(self, window: int, unmarked: Mapping[str, np.ndarray] = _NOTHING) -> bool:
+        """Tells store and classifier what holds in a window; returns whether it may skip inputs.
+
+        Args:
+            window: its number.
+            unmarked: table -> keys whose rows came into the store since the window began.
+        """
         is_active = not self._window_is_warming_up
         for table in self._tables:
-            table.mark(self._config.withholds_saturated and is_active)
+            withholds = self._config.withholds_saturated and is_active
+            table.mark(withholds, unmarked.get(table.name))
             table.publish_policy()
         if self._freezer is not None:
             self._freezer.freeze(self._keys_to_freeze() if is_active else {})
@@ -381,9 +386,10 @@ class SaturationTracker:
             [table.published_drift(self._threshold) for table in self._tables],
         )
         if self._remembers_losses:
+            all_count = counts_all_keys(self._config)
             # Where all hot keys count as saturated, they did at any visit, in another run's
             # windows, too.
-            saturated = [table.saturated_since(self._counts_all_keys) for table in self._tables]
+            saturated = [table.saturated_since(all_count) for table in self._tables]
             self._classifier.set_saturated(
                 _table_indices([keys for keys, _ in saturated]),
                 np.concatenate([keys for keys, _ in saturated]),
@@ -436,22 +442,6 @@ class SaturationTracker:
             return None
         skipped = just_skipped + sum(report.inputs_skipped for report in self._reports)
         return round(steps * (self._inputs_seen - skipped) / self._step)
-
-    def _find_threshold(self, scores: np.ndarray, steering: Steering) -> ThresholdResult:
-        """T of the keys, by share or as set, times what the guard leaves of it."""
-        config = self._config
-        if not config.judges_keys:
-            return fixed_threshold(scores, self._freeze_drift if self._freezer else 0.0)
-        if config.threshold is not None:
-            found = fixed_threshold(scores, config.threshold)
-        elif self._counts_all_keys and np.isfinite(scores).any():
-            # All keys, not those below the largest score of a sample: over the windows of an epoch
-            # one key of many would drift further now and then, and the memory never hold.
-            found = fixed_threshold(scores, LARGEST_THRESHOLD)
-        else:
-            share = config.saturated_share if self._remembers_losses else steering.share
-            found = find_threshold(scores, share, config.max_threshold)
-        return found if steering.scale == 1.0 else found.scaled(steering.scale)
 
     def _publish(self, keys: list[np.ndarray], drifts: list[np.ndarray]) -> None:
         """Gives the classifier the drifts of all tables."""

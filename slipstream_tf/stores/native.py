@@ -147,6 +147,10 @@ class NativeStore:
         """Replaces the gradient sums that are held back; see `ops.pending.import_pending`."""
         pending_ops.import_pending(self._handles[self._index_of(table)], contents)
 
+    def marks(self, table: str, keys: Any) -> np.ndarray:
+        """Returns uint8 [n], the marks that rows still have; see `ops.pending.marks`."""
+        return pending_ops.marks(self._handles[self._index_of(table)], keys)
+
     def set_travelled(self, table: str, keys: Any, travelled: Any) -> None:
         """Replaces what `travelled` gives of watched rows, float32 [n]; after `mark_rows`."""
         pending_ops.set_travelled(self._handles[self._index_of(table)], keys, travelled)
