@@ -1,4 +1,4 @@
-"""A run that was killed with SIGKILL goes on as if it never was: bitwise, with every way of skipping.
+"""A run killed with SIGKILL goes on as if it never was: bitwise, with every way of skipping.
 
 Three processes, each of which trains all ways: 2k steps without a break; k steps, a checkpoint in
 the midst of a window, some more steps, and a kill while the next checkpoint is half written; and
