@@ -7,7 +7,7 @@ pass (as fused optimizers do elsewhere): Keras 3 densifies sparse gradients, thi
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -132,6 +132,10 @@ class EmbeddingCollection(keras.layers.Layer):
         )
         self._store_state = StoreState(self.store, f"layer {self.name!r}")
         self.built = True
+
+    def when_restored(self, listener: Callable[[], None]) -> None:
+        """Calls a function whenever a `tf.train.Checkpoint` has replaced the tables."""
+        self._store_state.when_restored(listener)
 
     @property
     def learning_rate(self) -> Any:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from slipstream_tf.checkpoint.store_state import LossMemoryState
+from slipstream_tf.checkpoint.store_state import LossMemoryState, tree_from_bytes, tree_to_bytes
 from slipstream_tf.config import SaturationConfig
 from slipstream_tf.distributed.comm import Communicator, SingleProcess
 from slipstream_tf.distributed.ends import even_ends
@@ -33,7 +33,7 @@ from slipstream_tf.stores.variable import VariableStore
 from slipstream_tf.telemetry.ledger import Ledger, summarise
 
 
-class Slipstream:
+class Slipstream(tf.train.experimental.PythonState):
     """Finds saturated keys while a model trains; skips inputs, masks or defers gradients.
 
     Method: Slipstream, arXiv 2404.04270, and what `SaturationConfig` adds. Connect
@@ -43,6 +43,10 @@ class Slipstream:
     - the inputs' losses, where they are remembered, guarded or budgeted: `callback` does so for
       models with `LossFeedback` (those of `slipstream_tf.models`), `record_losses` in a loop of
       your own.
+
+    A `tf.train.Checkpoint(model=model, slipstream=slipstream)` holds what it knows beside tables,
+    and goes on from there; gradients that are held back are applied when it is saved. Where they
+    shall stay, and for several ranks, use `distributed.JobCheckpoints(..., engine=slipstream)`.
 
     Args:
         embeddings: the layer whose keys are tracked; or, for a model with embeddings of its own, a
@@ -66,7 +70,10 @@ class Slipstream:
         features: Mapping[str, str] | Sequence[FeatureSpec] | None = None,
         comm: Communicator | None = None,
     ) -> None:
+        super().__init__()
+        self._restored: bytes | None = None
         if isinstance(embeddings, EmbeddingCollection):
+            embeddings.when_restored(self._restore_again)
             for name, value in (("features", features), ("comm", comm)):
                 if value is not None:
                     raise invalid(name, value, "Slipstream with a layer", "None: it has its own")
@@ -292,6 +299,26 @@ class Slipstream:
         self._steps, self._planned_steps = states[0]["steps"], states[0]["planned_steps"]
         self._goes_by_restored_plan = self._planned_steps > 0
 
+    def serialize(self) -> bytes:
+        """Returns `state` as the bytes of an .npz file, for `tf.train.Checkpoint`."""
+        return tree_to_bytes(self.state())
+
+    def deserialize(self, string_value: bytes) -> None:
+        """Goes on from what `serialize` returned; for one process."""
+        if self._comm.size > 1:
+            raise ValueError(
+                "A tf.train.Checkpoint has what one rank's Slipstream knows. Restore it with "
+                f"distributed.JobCheckpoints(..., engine=slipstream): there are {self._comm.size} "
+                "ranks."
+            )
+        self.restore([tree_from_bytes(string_value, "Slipstream")])
+        self._restored = string_value
+
+    def _restore_again(self) -> None:
+        """Tells tables that TensorFlow has replaced after the engine which rows are marked."""
+        if self._restored is not None:
+            self.restore([tree_from_bytes(self._restored, "Slipstream")])
+
     def callback(self, log_dir: str | os.PathLike[str] | None = None) -> SaturationCallback:
         """Returns a Keras callback that counts the steps of `fit`; one `fit` at a time.
 
@@ -311,11 +338,13 @@ class Slipstream:
             The window's report if one ended, else None.
         """
         self._steps += steps
+        self._restored = None
         return self._tracker.step(steps)
 
     def end_window(self) -> WindowReport:
         """Ends the present window now, however many steps it had; returns its report."""
         self._steps += 1
+        self._restored = None
         return self._tracker.end_window()
 
     def _warn_without_steps(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
