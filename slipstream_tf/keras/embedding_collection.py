@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from slipstream_tf import _compat, optimizers
@@ -25,6 +26,7 @@ _compat.require_keras()
 
 STORES = ("native", "sok", "sok_pooled")
 PLACEMENTS = ("replicated", "sharded")
+_ENGINE = "engine"  # name of its state in weight files
 
 
 @keras.saving.register_keras_serializable(package="slipstream_tf")
@@ -131,11 +133,24 @@ class EmbeddingCollection(keras.layers.Layer):
             name="update_anchor", shape=(), initializer="zeros", dtype="float32", trainable=True
         )
         self._store_state = StoreState(self.store, f"layer {self.name!r}")
+        self._read_engine: Callable[[], bytes | None] | None = None
+        self._write_engine: Callable[[bytes], None] | None = None
         self.built = True
 
     def when_restored(self, listener: Callable[[], None]) -> None:
         """Calls a function whenever a `tf.train.Checkpoint` has replaced the tables."""
         self._store_state.when_restored(listener)
+
+    def include_engine(
+        self, read: Callable[[], bytes | None], write: Callable[[bytes], None]
+    ) -> None:
+        """Puts an engine's state into the layer's part of weight files.
+
+        Args:
+            read: returns the state, or None if it is not to be in the file.
+            write: takes it, when a file that has it is loaded.
+        """
+        self._read_engine, self._write_engine = read, write
 
     @property
     def learning_rate(self) -> Any:
@@ -281,10 +296,16 @@ class EmbeddingCollection(keras.layers.Layer):
         """Writes rows, slots, counts and step of all tables (`save_weights`, `model.save`)."""
         for name, value in export_state(self.store).items():
             store[name] = value
+        content = None if self._read_engine is None else self._read_engine()
+        if content is not None:
+            store[_ENGINE] = np.frombuffer(content, np.uint8)
 
     def load_own_variables(self, store: Any) -> None:
         """Replaces the state of all tables by the saved one; refuses other tables or rules."""
-        restore_state(self.store, {n: store[n] for n in store.keys()}, f"layer {self.name!r}")  # noqa: SIM118
+        arrays = {name: store[name] for name in store.keys()}  # noqa: SIM118
+        restore_state(self.store, arrays, f"layer {self.name!r}")
+        if _ENGINE in arrays and self._write_engine is not None:
+            self._write_engine(np.asarray(arrays[_ENGINE], np.uint8).tobytes())
 
     def get_config(self) -> dict[str, Any]:
         """Returns a JSON-serialisable dictionary for `from_config`; no rows in it."""

@@ -72,8 +72,10 @@ class Slipstream(tf.train.experimental.PythonState):
     ) -> None:
         super().__init__()
         self._restored: bytes | None = None
+        self._is_backed_up = False
         if isinstance(embeddings, EmbeddingCollection):
             embeddings.when_restored(self._restore_again)
+            embeddings.include_engine(self._read_for_backup, self._write_of_backup)
             for name, value in (("features", features), ("comm", comm)):
                 if value is not None:
                     raise invalid(name, value, "Slipstream with a layer", "None: it has its own")
@@ -318,6 +320,22 @@ class Slipstream(tf.train.experimental.PythonState):
         """Tells tables that TensorFlow has replaced after the engine which rows are marked."""
         if self._restored is not None:
             self.restore([tree_from_bytes(self._restored, "Slipstream")])
+
+    def back_up(self, is_backed_up: bool) -> None:
+        """Says whether weight files have the engine's state, too, and loading them restores it.
+
+        For `keras.callbacks.BackupAndRestore`; `callback` does so where it is beside one.
+        """
+        self._is_backed_up = is_backed_up and self._comm.size == 1
+
+    def _read_for_backup(self) -> bytes | None:
+        return self.serialize() if self._is_backed_up else None
+
+    def _write_of_backup(self, content: bytes) -> None:
+        if self._is_backed_up:
+            self.deserialize(content)
+            # The `fit` that restores has told of its epochs before.
+            self._goes_by_restored_plan = False
 
     def callback(self, log_dir: str | os.PathLike[str] | None = None) -> SaturationCallback:
         """Returns a Keras callback that counts the steps of `fit`; one `fit` at a time.

@@ -261,3 +261,42 @@ def test_tables_kept_apart_say_who_restores_them(tmp_path):
     with pytest.raises(ValueError, match=r"Restore it with distributed\.JobCheckpoints"):
         tf.train.Checkpoint(model=model).read(path)
     assert_same_state(before, state(model))
+
+
+class Stop(keras.callbacks.Callback):
+    """Ends a program in the midst of its third epoch."""
+
+    def on_train_batch_end(self, batch, logs=None):
+        if self.model.optimizer.iterations.numpy() == 27:
+            raise KeyboardInterrupt
+
+
+def test_backup_and_restore_takes_the_engine_along(tmp_path):
+    settings = SaturationConfig(
+        skip="gradients", planned_steps=40, warmup=0.1, snapshot_interval=4, target_skip=0.6
+    )
+    keys = (np.random.default_rng(5).zipf(1.5, (160, 2)) % 12).astype(np.int64)
+    data = tf.data.Dataset.from_tensor_slices((keys, np.ones((160, 1), np.float32))).batch(16, True)
+
+    def run(backup, *callbacks):
+        keras.utils.set_random_seed(0)
+        model = make_model(optimizer=optimizers.Adagrad(0.1))
+        slipstream = Slipstream(model.get_layer("tables"), settings)
+        model.compile(optimizer="adagrad", loss="mse")
+        keras_backup = keras.callbacks.BackupAndRestore(str(backup))
+        # An epoch is whole: the backup is of its end.
+        used = [slipstream.callback(), keras_backup, *callbacks]
+        model.fit(slipstream.apply(data), epochs=4, verbose=0, shuffle=False, callbacks=used)
+        return model, slipstream
+
+    straight, engine = run(tmp_path / "a")
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "b", Stop())
+    resumed, other = run(tmp_path / "b")
+    assert_same_state(state(straight), state(resumed))
+    reports = [
+        [{k: v for k, v in r.to_dict().items() if k != "seconds"} for r in s.tracker.reports]
+        for s in (engine, other)
+    ]
+    assert len(reports[0]) == 10 and reports[0] == reports[1]
+    assert engine.ledger.rows.masked > 0
