@@ -7,6 +7,7 @@ one that goes on from what the second left.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import signal
@@ -16,9 +17,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from resuming_exactly import HALF, WAYS, WINDOW
 
 PROGRAM = Path(__file__).with_name("resuming_exactly.py")
+_spec = importlib.util.spec_from_file_location("slipstream_resuming_exactly", PROGRAM)
+assert _spec is not None and _spec.loader is not None
+program = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(program)
+HALF, WAYS, WINDOW = program.HALF, program.WAYS, program.WINDOW
 
 
 @pytest.fixture(scope="module")
