@@ -18,6 +18,7 @@ _EXPORTS = {
     "Slipstream": "slipstream_tf.keras",
 }
 _MODULES = (
+    "checkpoint",
     "distributed",
     "export",
     "initializers",

@@ -383,6 +383,26 @@ void EmbeddingTable::Travelled(const int64_t* keys, int64_t n, float* travelled)
   }
 }
 
+void EmbeddingTable::Marks(const int64_t* keys, int64_t n, uint8_t* marks) const {
+  for (int64_t i = 0; i < n; ++i) {
+    const uint64_t hash = HashKey(keys[i]);
+    uint32_t slot = 0;
+    const bool is_there = Find(keys[i], hash, &slot) != nullptr;
+    marks[i] = is_there ? shards_[ShardOf(hash)].MarkOf(slot) : 0;
+  }
+}
+
+void EmbeddingTable::SetTravelled(const int64_t* keys, const float* travelled, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) {
+    const uint64_t hash = HashKey(keys[i]);
+    TableShard& shard = shards_[ShardOf(hash)];
+    uint32_t slot = 0;
+    if (Find(keys[i], hash, &slot) != nullptr && (shard.MarkOf(slot) & kWatched) != 0) {
+      shard.travelled[slot] = travelled[i];
+    }
+  }
+}
+
 UpdateCounts EmbeddingTable::update_counts() const {
   UpdateCounts sum = earlier_counts_;
   const int step = policy_.is_shadow ? UpdatePolicy::kShadowSampling : 1;

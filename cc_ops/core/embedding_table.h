@@ -140,6 +140,10 @@ class EmbeddingTable {
   // travelled: [n], the sum of squared update lengths since MarkRows; 0 for a row
   // that is not watched.
   void Travelled(const int64_t* keys, int64_t n, float* travelled) const;
+  // marks: [n], RowMark bits; 0 for a key without a row.
+  void Marks(const int64_t* keys, int64_t n, uint8_t* marks) const;
+  // Replaces these sums, [n], of watched rows; other keys are passed over.
+  void SetTravelled(const int64_t* keys, const float* travelled, int64_t n);
 
   UpdateCounts update_counts() const;
   int64_t num_deferred() const;

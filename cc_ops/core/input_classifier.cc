@@ -238,6 +238,40 @@ void InputClassifier::ImportMemory(const std::vector<LossMemory::Entry>& entries
   memory_.Import(entries);
 }
 
+ClassifierWindow InputClassifier::ExportWindow() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  ClassifierWindow window;
+  window.statistics = statistics_;
+  window.counts = counts_;
+  window.inputs_observed = inputs_observed_;
+  window.largest_hash = memory_.largest_hash();
+  window.reservoir = reservoir_.Export();
+  return window;
+}
+
+Status InputClassifier::ImportWindow(const ClassifierWindow& window) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (!reservoir_.Fits(window.reservoir)) {
+    return InvalidArgument(
+        "the sample of a window has " + std::to_string(window.reservoir.ends.size()) + " of " +
+        std::to_string(window.reservoir.offered_in_window) +
+        " inputs; allowed: all of them or reservoir_size, " +
+        std::to_string(options_.reservoir_size) + ", each with its lookups and a loss");
+  }
+  for (const Lookup& lookup : window.reservoir.lookups) {
+    if (lookup.table < 0 || lookup.table >= options_.num_tables) {
+      return InvalidArgument("a sampled input looks up table " + std::to_string(lookup.table) +
+                             "; allowed: 0 to " + std::to_string(options_.num_tables - 1));
+    }
+  }
+  reservoir_.Import(window.reservoir);
+  statistics_ = window.statistics;
+  counts_ = window.counts;
+  inputs_observed_ = window.inputs_observed;
+  memory_.set_largest_hash(window.largest_hash);
+  return OkStatus();
+}
+
 ClassifierCounts InputClassifier::EndWindow() {
   const std::lock_guard<std::mutex> lock(mutex_);
   reservoir_.Clear();

@@ -39,6 +39,15 @@ struct ClassifierCounts {
   int64_t inputs_kept = 0;       // skippable ones that thinning or max_skips kept
 };
 
+// What has come in since the present window began, and where random choices are.
+struct ClassifierWindow {
+  LossStatistics statistics;
+  ClassifierCounts counts;
+  uint64_t inputs_observed = 0;
+  uint64_t largest_hash = ~uint64_t{0};  // LossMemory::largest_hash
+  InputReservoir::State reservoir;
+};
+
 // Thread-safe. Deterministic as long as Classify is called in the same order.
 class InputClassifier {
  public:
@@ -82,6 +91,11 @@ class InputClassifier {
 
   std::vector<LossMemory::Entry> ExportMemory() const;
   void ImportMemory(const std::vector<LossMemory::Entry>& entries);
+
+  ClassifierWindow ExportWindow() const;
+  // Replaces all that ExportWindow gave; after ImportMemory, if both are done. InvalidArgument,
+  // and nothing is changed, if the sample's arrays do not fit each other or this classifier.
+  Status ImportWindow(const ClassifierWindow& window);
 
   // Returns the window's counts and starts the next window with an empty sample.
   ClassifierCounts EndWindow();

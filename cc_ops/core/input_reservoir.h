@@ -41,6 +41,55 @@ class InputReservoir {
   const std::vector<Lookup>& input(int64_t i) const { return inputs_[i]; }
   float loss(int64_t i) const { return losses_[i]; }
 
+  // The sample and where its random numbers are, as arrays.
+  struct State {
+    uint64_t offered_total = 0;
+    int64_t offered_in_window = 0;
+    std::vector<int64_t> ends;    // [size]: of an input's lookups
+    std::vector<Lookup> lookups;  // [last end]
+    std::vector<float> losses;    // [size]
+  };
+
+  State Export() const {
+    State state;
+    state.offered_total = offered_total_;
+    state.offered_in_window = offered_in_window_;
+    for (int64_t i = 0; i < size(); ++i) {
+      state.lookups.insert(state.lookups.end(), inputs_[i].begin(), inputs_[i].end());
+      state.ends.push_back(static_cast<int64_t>(state.lookups.size()));
+      state.losses.push_back(losses_[i]);
+    }
+    return state;
+  }
+
+  // Whether `Import` can take a state: its arrays fit each other and the capacity.
+  bool Fits(const State& state) const {
+    const int64_t n = static_cast<int64_t>(state.ends.size());
+    const int64_t offered = state.offered_in_window;
+    if (offered < 0 || n != (offered < capacity_ ? offered : capacity_)) return false;
+    if (static_cast<int64_t>(state.losses.size()) != n) return false;
+    int64_t begin = 0;
+    for (const int64_t end : state.ends) {
+      if (end < begin) return false;
+      begin = end;
+    }
+    return begin == static_cast<int64_t>(state.lookups.size());
+  }
+
+  // `state` must fit.
+  void Import(const State& state) {
+    offered_total_ = state.offered_total;
+    offered_in_window_ = state.offered_in_window;
+    inputs_.resize(state.ends.size());
+    losses_.resize(state.ends.size());
+    int64_t begin = 0;
+    for (size_t i = 0; i < state.ends.size(); ++i) {
+      const int64_t end = state.ends[i];
+      Keep(static_cast<int64_t>(i), state.lookups.data() + begin, end - begin, state.losses[i]);
+      begin = end;
+    }
+  }
+
   // Starts the next window's sample. Random numbers go on and never repeat.
   void Clear() { offered_in_window_ = 0; }
 

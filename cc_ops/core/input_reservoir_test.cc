@@ -70,5 +70,44 @@ TEST(InputReservoir, ClearStartsAnEmptySample) {
   EXPECT_EQ(reservoir.input(1)[0].key, 1);
 }
 
+TEST(InputReservoir, GoesOnFromItsStateAsIfNeverStopped) {
+  for (const int64_t before : {0, 3, 5, 40}) {
+    InputReservoir one(5, 9), other(5, 9);
+    OfferNumbers(&one, before);
+    OfferNumbers(&other, 17);  // is replaced
+    const InputReservoir::State state = one.Export();
+    ASSERT_TRUE(other.Fits(state));
+    other.Import(state);
+    OfferNumbers(&one, 30);
+    OfferNumbers(&other, 30);
+    ASSERT_EQ(one.size(), other.size());
+    for (int64_t i = 0; i < one.size(); ++i) {
+      EXPECT_EQ(one.input(i)[0].key, other.input(i)[0].key);
+      EXPECT_EQ(one.loss(i), other.loss(i));
+    }
+  }
+}
+
+TEST(InputReservoir, KnowsAStateThatDoesNotFit) {
+  InputReservoir reservoir(5, 0);
+  OfferNumbers(&reservoir, 8);
+  const InputReservoir::State whole = reservoir.Export();
+  EXPECT_FALSE(InputReservoir(4, 0).Fits(whole));
+  InputReservoir::State state = whole;
+  state.losses.pop_back();
+  EXPECT_FALSE(reservoir.Fits(state));
+  state = whole;
+  state.ends[1] = 0;
+  EXPECT_FALSE(reservoir.Fits(state));
+  state = whole;
+  state.ends.back() = 99;
+  EXPECT_FALSE(reservoir.Fits(state));
+  state = whole;
+  state.offered_in_window = -1;
+  EXPECT_FALSE(reservoir.Fits(state));
+  state.offered_in_window = 3;
+  EXPECT_FALSE(reservoir.Fits(state));
+}
+
 }  // namespace
 }  // namespace slipstream

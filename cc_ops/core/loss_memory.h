@@ -48,6 +48,10 @@ class LossMemory {
   int64_t num_forgotten() const { return num_forgotten_; }
   int64_t num_refused() const { return num_refused_; }
 
+  // Ids whose hash is above it are not remembered; the largest number at first.
+  uint64_t largest_hash() const { return largest_hash_; }
+  void set_largest_hash(uint64_t hash) { largest_hash_ = hash; }
+
   // All entries, by id.
   std::vector<Entry> Export() const;
   // Replaces everything by entries with different ids; those that do not fit are refused.

@@ -1,6 +1,7 @@
 // Kernels of the input classifier: checks of shapes, then calls into cc_ops/core.
 #include <algorithm>
 #include <cstdint>
+#include <iterator>
 #include <limits>
 #include <string>
 #include <utility>
@@ -199,33 +200,151 @@ class RecordLossesKernel : public ClassifierKernel {
   }
 };
 
+constexpr int kStatisticsSums = 16;
+
+// Gives statistics as outputs 0 and 1.
+absl::Status OutputStatistics(OpKernelContext* context, const LossStatistics& statistics) {
+  Tensor *sums = nullptr, *histogram = nullptr;
+  TF_RETURN_IF_ERROR(context->allocate_output(0, TensorShape({kStatisticsSums}), &sums));
+  TF_RETURN_IF_ERROR(
+      context->allocate_output(1, TensorShape({2, LossStatistics::kBins}), &histogram));
+  double* out = sums->flat<double>().data();
+  for (const LossMoments* moments :
+       {&statistics.skippable, &statistics.others, &statistics.paired}) {
+    *out++ = static_cast<double>(moments->count);
+    *out++ = moments->sum;
+    *out++ = moments->squares;
+    *out++ = moments->squared_residuals;
+  }
+  *out++ = statistics.weight;
+  *out++ = statistics.weighted_sum;
+  *out++ = statistics.weighted_squared_residuals;
+  *out = static_cast<double>(statistics.not_finite);
+  double* bins = histogram->flat<double>().data();
+  for (const auto& label : statistics.histogram) bins = std::copy(label.begin(), label.end(), bins);
+  return absl::OkStatus();
+}
+
+// The reverse; the shapes are right.
+LossStatistics StatisticsOf(const Tensor& sums, const Tensor& histogram) {
+  LossStatistics statistics;
+  const double* in = sums.flat<double>().data();
+  for (LossMoments* moments : {&statistics.skippable, &statistics.others, &statistics.paired}) {
+    moments->count = static_cast<int64_t>(*in++);
+    moments->sum = *in++;
+    moments->squares = *in++;
+    moments->squared_residuals = *in++;
+  }
+  statistics.weight = *in++;
+  statistics.weighted_sum = *in++;
+  statistics.weighted_squared_residuals = *in++;
+  statistics.not_finite = static_cast<int64_t>(*in);
+  const double* bins = histogram.flat<double>().data();
+  for (auto& label : statistics.histogram) {
+    std::copy(bins, bins + label.size(), label.begin());
+    bins += label.size();
+  }
+  return statistics;
+}
+
 class TakeLossStatisticsKernel : public ClassifierKernel {
  public:
   using ClassifierKernel::ClassifierKernel;
 
  private:
   absl::Status Run(OpKernelContext* context, InputClassifier* classifier) override {
-    Tensor *sums = nullptr, *histogram = nullptr;
-    TF_RETURN_IF_ERROR(context->allocate_output(0, TensorShape({16}), &sums));
-    TF_RETURN_IF_ERROR(
-        context->allocate_output(1, TensorShape({2, LossStatistics::kBins}), &histogram));
-    const LossStatistics statistics = classifier->TakeLossStatistics();
-    double* out = sums->flat<double>().data();
-    for (const LossMoments* moments :
-         {&statistics.skippable, &statistics.others, &statistics.paired}) {
-      *out++ = static_cast<double>(moments->count);
-      *out++ = moments->sum;
-      *out++ = moments->squares;
-      *out++ = moments->squared_residuals;
+    return OutputStatistics(context, classifier->TakeLossStatistics());
+  }
+};
+
+// Numbers of a window, in the order of the op's `numbers`.
+constexpr int kWindowNumbers = 9;
+
+class ExportWindowKernel : public ClassifierKernel {
+ public:
+  using ClassifierKernel::ClassifierKernel;
+
+ private:
+  absl::Status Run(OpKernelContext* context, InputClassifier* classifier) override {
+    const ClassifierWindow window = classifier->ExportWindow();
+    TF_RETURN_IF_ERROR(OutputStatistics(context, window.statistics));
+    const ClassifierCounts& counts = window.counts;
+    const int64_t numbers[kWindowNumbers] = {counts.inputs_seen,
+                                             counts.inputs_skipped,
+                                             counts.hot_inputs,
+                                             counts.inputs_skippable,
+                                             counts.inputs_kept,
+                                             static_cast<int64_t>(window.inputs_observed),
+                                             static_cast<int64_t>(window.largest_hash),
+                                             static_cast<int64_t>(window.reservoir.offered_total),
+                                             window.reservoir.offered_in_window};
+    const InputReservoir::State& sample = window.reservoir;
+    const int64_t n = static_cast<int64_t>(sample.ends.size());
+    const int64_t m = static_cast<int64_t>(sample.lookups.size());
+    Tensor *out = nullptr, *tables = nullptr, *keys = nullptr, *ends = nullptr, *losses = nullptr;
+    TF_RETURN_IF_ERROR(context->allocate_output(2, TensorShape({kWindowNumbers}), &out));
+    TF_RETURN_IF_ERROR(context->allocate_output(3, TensorShape({m}), &tables));
+    TF_RETURN_IF_ERROR(context->allocate_output(4, TensorShape({m}), &keys));
+    TF_RETURN_IF_ERROR(context->allocate_output(5, TensorShape({n}), &ends));
+    TF_RETURN_IF_ERROR(context->allocate_output(6, TensorShape({n}), &losses));
+    std::copy(std::begin(numbers), std::end(numbers), out->flat<int64_t>().data());
+    for (int64_t i = 0; i < m; ++i) {
+      tables->vec<int32_t>()(i) = sample.lookups[i].table;
+      keys->vec<int64_t>()(i) = sample.lookups[i].key;
     }
-    *out++ = statistics.weight;
-    *out++ = statistics.weighted_sum;
-    *out++ = statistics.weighted_squared_residuals;
-    *out = static_cast<double>(statistics.not_finite);
-    double* bins = histogram->flat<double>().data();
-    for (const auto& label : statistics.histogram)
-      bins = std::copy(label.begin(), label.end(), bins);
+    std::copy(sample.ends.begin(), sample.ends.end(), ends->flat<int64_t>().data());
+    std::copy(sample.losses.begin(), sample.losses.end(), losses->flat<float>().data());
     return absl::OkStatus();
+  }
+};
+
+class ImportWindowKernel : public ClassifierKernel {
+ public:
+  using ClassifierKernel::ClassifierKernel;
+
+ private:
+  absl::Status Run(OpKernelContext* context, InputClassifier* classifier) override {
+    const TensorShape statistics_shapes[] = {TensorShape({kStatisticsSums}),
+                                             TensorShape({2, LossStatistics::kBins}),
+                                             TensorShape({kWindowNumbers})};
+    const char* names[] = {"handle", "sums", "histogram", "numbers",
+                           "tables", "keys", "ends",      "losses"};
+    for (int i = 1; i < 8; ++i) {
+      const TensorShape& shape = context->input(i).shape();
+      if (i < 4 ? shape != statistics_shapes[i - 1] : shape.dims() != 1) {
+        return absl::InvalidArgumentError(
+            absl::StrCat(names[i], " has shape ", shape.DebugString(), "; allowed: ",
+                         i < 4 ? statistics_shapes[i - 1].DebugString() : std::string("a vector")));
+      }
+    }
+    const Tensor &tables = context->input(4), &keys = context->input(5);
+    if (tables.shape() != keys.shape()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("tables and keys have shapes ", tables.shape().DebugString(), " and ",
+                       keys.shape().DebugString(), "; allowed: vectors of one length"));
+    }
+    ClassifierWindow window;
+    const auto numbers = context->input(3).vec<int64_t>();
+    for (int i = 0; i < kWindowNumbers; ++i) {
+      if (numbers(i) < 0 && i != 6) {  // a hash may be any number
+        return absl::InvalidArgumentError(
+            absl::StrCat("numbers[", i, "] is ", numbers(i), "; allowed: 0 or more"));
+      }
+    }
+    window.statistics = StatisticsOf(context->input(1), context->input(2));
+    window.counts = {numbers(0), numbers(1), numbers(2), numbers(3), numbers(4)};
+    window.inputs_observed = static_cast<uint64_t>(numbers(5));
+    window.largest_hash = static_cast<uint64_t>(numbers(6));
+    window.reservoir.offered_total = static_cast<uint64_t>(numbers(7));
+    window.reservoir.offered_in_window = numbers(8);
+    for (int64_t i = 0; i < keys.NumElements(); ++i) {
+      window.reservoir.lookups.push_back({keys.vec<int64_t>()(i), tables.vec<int32_t>()(i)});
+    }
+    const auto ends = context->input(6).vec<int64_t>();
+    const auto losses = context->input(7).vec<float>();
+    window.reservoir.ends.assign(ends.data(), ends.data() + ends.size());
+    window.reservoir.losses.assign(losses.data(), losses.data() + losses.size());
+    return ToAbsl(classifier->ImportWindow(window));
   }
 };
 
@@ -338,6 +457,8 @@ REGISTER_CPU("SlipstreamRecordLosses", RecordLossesKernel);
 REGISTER_CPU("SlipstreamClassifierTakeLossStatistics", TakeLossStatisticsKernel);
 REGISTER_CPU("SlipstreamClassifierExportMemory", ExportMemoryKernel);
 REGISTER_CPU("SlipstreamClassifierImportMemory", ImportMemoryKernel);
+REGISTER_CPU("SlipstreamClassifierExportWindow", ExportWindowKernel);
+REGISTER_CPU("SlipstreamClassifierImportWindow", ImportWindowKernel);
 REGISTER_CPU("SlipstreamClassifierEndWindow", EndWindowKernel);
 #undef REGISTER_CPU
 

@@ -291,6 +291,72 @@ losses: [n].
 visits: [n, 3].
 )doc");
 
+REGISTER_OP("SlipstreamClassifierExportWindow")
+    .Input("handle: resource")
+    .Output("sums: double")
+    .Output("histogram: double")
+    .Output("numbers: int64")
+    .Output("tables: int32")
+    .Output("keys: int64")
+    .Output("ends: int64")
+    .Output("losses: float")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) -> absl::Status {
+      TF_RETURN_IF_ERROR(AllScalarInputs(c));
+      const DimensionHandle lookups = c->UnknownDim(), inputs = c->UnknownDim();
+      c->set_output(0, c->Vector(16));
+      c->set_output(1, c->Matrix(2, LossStatistics::kBins));
+      c->set_output(2, c->Vector(9));
+      c->set_output(3, c->Vector(lookups));
+      c->set_output(4, c->Vector(lookups));
+      c->set_output(5, c->Vector(inputs));
+      c->set_output(6, c->Vector(inputs));
+      return absl::OkStatus();
+    })
+    .Doc(R"doc(
+What has come in since the window began, and where random choices are; all of it stays.
+
+handle: Of the classifier.
+sums: [16], as SlipstreamClassifierTakeLossStatistics gives them; and
+histogram: [2, bins].
+numbers: [9]. The window's counts, as SlipstreamClassifierEndWindow gives them; inputs observed
+  since the start; largest hash of a remembered id, its 64 bits; inputs offered to the sample
+  since the start and in this window.
+tables: [lookups] of the sampled inputs.
+keys: [lookups].
+ends: [sampled inputs], of their lookups.
+losses: [sampled inputs], remembered when they came; NaN: none.
+)doc");
+
+REGISTER_OP("SlipstreamClassifierImportWindow")
+    .Input("handle: resource")
+    .Input("sums: double")
+    .Input("histogram: double")
+    .Input("numbers: int64")
+    .Input("tables: int32")
+    .Input("keys: int64")
+    .Input("ends: int64")
+    .Input("losses: float")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) -> absl::Status {
+      ShapeHandle unused;
+      const int ranks[] = {0, 1, 2, 1, 1, 1, 1, 1};
+      for (int i = 0; i < 8; ++i) TF_RETURN_IF_ERROR(c->WithRank(c->input(i), ranks[i], &unused));
+      return absl::OkStatus();
+    })
+    .Doc(R"doc(
+Replaces what SlipstreamClassifierExportWindow gives; all or nothing.
+
+handle: Of the classifier.
+sums: [16].
+histogram: [2, bins].
+numbers: [9].
+tables: [lookups].
+keys: [lookups].
+ends: [sampled inputs].
+losses: [sampled inputs].
+)doc");
+
 REGISTER_OP("SlipstreamClassifierReservoirScores")
     .Input("handle: resource")
     .Output("scores: float")

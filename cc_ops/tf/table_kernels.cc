@@ -153,14 +153,16 @@ REGISTER_KERNEL_BUILDER(Name("SlipstreamTableStatistics").Device(tf::DEVICE_CPU)
 
 class ExportOp : public OneTableOp {
  public:
-  using OneTableOp::OneTableOp;
+  explicit ExportOp(tf::OpKernelConstruction* c) : OneTableOp(c) {
+    OP_REQUIRES_OK(c, c->GetAttr("flushes", &flushes_));
+  }
 
  protected:
   absl::Status Run(tf::OpKernelContext* c, EmbeddingTable* table) override {
     TableContents contents;
     {
       const ExclusiveLock lock(table->mutex());
-      FlushDeferred(table, ParallelOf(c));
+      if (flushes_) FlushDeferred(table, ParallelOf(c));
       contents = table->Export();
     }
     const int64_t n = static_cast<int64_t>(contents.keys.size());
@@ -174,6 +176,9 @@ class ExportOp : public OneTableOp {
     const std::vector<int64_t> steps = {contents.update_step, contents.lookup_step};
     return Output(c, 5, tf::TensorShape({2}), steps);
   }
+
+ private:
+  bool flushes_ = true;
 };
 REGISTER_KERNEL_BUILDER(Name("SlipstreamTableExport").Device(tf::DEVICE_CPU), ExportOp);
 

@@ -246,6 +246,7 @@ statistics: [4]: rows; bytes allocated; rows evicted so far; updates dropped bec
 
 REGISTER_OP("SlipstreamTableExport")
     .Input("handle: resource")
+    .Attr("flushes: bool = true")
     .Output("keys: int64")
     .Output("rows: float")
     .Output("slots: float")
@@ -268,6 +269,7 @@ REGISTER_OP("SlipstreamTableExport")
 All of a table, sorted by key.
 
 handle: scalar.
+flushes: whether held gradient sums are applied before; else they stay, and are not in the rows.
 keys: [n].
 rows: [n, dim].
 slots: [n, slots per row], the optimizer's.

@@ -153,14 +153,23 @@ class ExchangedStore(NativeStore):
         """See `EmbeddingStore.update_counts`; of this rank's gradient rows."""
         return NativeStore.update_counts(self._holder, table)
 
-    def export_table(self, table: str) -> dict[str, np.ndarray]:
-        """See `EmbeddingStore.export_table`; of the rows on this rank.
+    def export_table(self, table: str, flush: bool = True) -> dict[str, np.ndarray]:
+        """See `NativeStore.export_table`; of the rows on this rank.
 
         Raises:
-            RuntimeError: this rank holds sums back.
+            RuntimeError: deferred gradients are to be in, and this rank holds some back.
         """
-        self._require_flushed(table)
-        return super().export_table(table)
+        if flush:
+            self._require_flushed(table)
+        return super().export_table(table, flush)
+
+    def export_pending(self, table: str) -> dict[str, np.ndarray]:
+        """See `NativeStore.export_pending`; of what this rank holds back."""
+        return NativeStore.export_pending(self._holder, table)
+
+    def import_pending(self, table: str, contents: Mapping[str, Any]) -> None:
+        """See `NativeStore.import_pending`; of what this rank is to hold back."""
+        NativeStore.import_pending(self._holder, table, contents)
 
     def import_table(self, table: str, contents: Mapping[str, Any]) -> None:
         """See `EmbeddingStore.import_table`; of the rows on this rank."""

@@ -1,11 +1,15 @@
 """Checkpoints of a job, which its ranks write together and go on from when it is started again.
 
-In: a `tf.train.Checkpoint`, the ranks and their store. Out: a folder per checkpoint, whose manifest
-tells a whole one from one whose writers were lost or whose files are damaged.
+In: a `tf.train.Checkpoint`, the ranks, their store and the saturation engine. Out: a folder per
+checkpoint, whose manifest tells a whole one from one whose writers were lost or whose files are
+damaged; see the room `checkpoint` for its files.
 
     DIRECTORY/checkpoint-000007/manifest.json
-                                rank-0/state.index, rank-0/state.data-00000-of-00001
-                                rank-1/...     (only of tables that are spread over the ranks)
+                                rank-0/state.index, state.data-...   the tf.train.Checkpoint
+                                rank-0/table-000, table-001, ...     rows, slots, counts, held sums
+                                rank-0/engine                        the saturation engine
+                                rank-0/own.index, own.data-...       what is this rank's alone
+                                rank-1/...
 """
 
 from __future__ import annotations
@@ -13,64 +17,108 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import json
 import os
-import shutil
-from collections.abc import Callable
+import uuid
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import tensorflow as tf
 from absl import logging
 
-from slipstream_tf.distributed import checkpoint_files
+from slipstream_tf.checkpoint import folders, store_parts
+from slipstream_tf.checkpoint.background import Background
+from slipstream_tf.checkpoint.errors import CheckpointError, CheckpointMismatchError
+from slipstream_tf.checkpoint.manifest import NAME, Manifest, read_manifest, require_whole
+from slipstream_tf.checkpoint.store_state import kept_apart
+from slipstream_tf.checkpoint.writing import (
+    RankFiles,
+    finish_with_all,
+    read_engines,
+    versions,
+    write_rank,
+)
 from slipstream_tf.distributed.agreement import gather_json, together
 from slipstream_tf.distributed.comm import Communicator
 from slipstream_tf.distributed.exchange import Names
 from slipstream_tf.distributed.settings import require_same
 from slipstream_tf.distributed.sharded import ShardedStore
 from slipstream_tf.errors import invalid, require_integer
+from slipstream_tf.ops.update_policy import UpdatePolicy
 
-# What is written until it is whole; one that was left behind is removed at the next save.
-_STAGING = ".saving"
+
+class Engine(Protocol):
+    """What is saved of a `Slipstream`."""
+
+    @property
+    def policies(self) -> Mapping[str, UpdatePolicy]:
+        """What becomes of gradients, by table."""
+        ...
+
+    def state(self) -> dict[str, Any]:
+        """Returns all that it knows: nested dictionaries, lists, numbers and arrays."""
+        ...
+
+    def check(self, states: Sequence[Mapping[str, Any]]) -> None:
+        """Raises ValueError if `restore` cannot take the ranks' states."""
+        ...
+
+    def restore(self, states: Sequence[Mapping[str, Any]]) -> None:
+        """Goes on from what `state` gave on each rank."""
+        ...
 
 
 @dataclasses.dataclass(frozen=True)
 class SavedJob:
-    """A checkpoint that is whole.
+    """A checkpoint.
 
     Attributes:
         path: its folder.
         step: that `JobCheckpoints.save` was given.
         world_size: number of ranks that saved it.
         placement: "replicated", "sharded" or, of tables in SOK, "spread".
+        position: in the input, as this rank gave it; None: it gave none, or had no such number.
+        rng: likewise, the state of random numbers.
     """
 
     path: Path
     step: int
     world_size: int
     placement: str
+    position: Any = None
+    rng: Any = None
 
 
 class JobCheckpoints:
     """Saves the state of a job every now and then, and restores the newest that is whole.
 
         checkpoint = tf.train.Checkpoint(model=model, optimizer=optimizer)
-        saved = JobCheckpoints("checkpoints", checkpoint, comm, embeddings.store)
+        saved = JobCheckpoints("checkpoints", checkpoint, comm, embeddings.store, engine=slipstream)
         last = saved.restore()
         for step in range(0 if last is None else last.step, steps):
             ...
             if (step + 1) % 1000 == 0:
                 saved.save(step + 1)
+        saved.wait()
 
-    What the `tf.train.Checkpoint` reaches is saved: a model with its `EmbeddingCollection` (rows,
-    slots, counts, learning rate), the optimizer, variables of the program. Of replicated tables
-    rank 0 writes everything, access counts and remembered losses as it has them, and any number of
-    ranks may restore it. Of sharded tables every rank writes its own rows beside its copy of the
-    rest, and as many ranks must restore it. Of tables in SOK every rank writes its own rows, too,
-    and any number of ranks may restore it: as many ranks read their own part, others all parts.
+    What the `tf.train.Checkpoint` reaches is saved: a model with its layers, the optimizer,
+    variables of the program. The tables of the store (rows, slots, counts, gradient sums that are
+    held back) and the engine (states of keys, T, hot set, snapshots, windows, remembered losses)
+    are in files of their own, which any number of ranks may restore, replicated or sharded, and
+    a store of another kind. As many ranks as saved them go on as if never stopped: what is held
+    back is saved as it is, not flushed.
 
-    Not saved: what the saturation tracker knows (states of keys, T, windows, the warm-up), which a
-    job learns anew, and the place in the input data, which the program finds by the step.
+    With another number of ranks, what was held back by a rank goes to another; the sample of the
+    window's inputs is drawn anew; copies that sharded tables had are made anew, and with them the
+    accesses by which the next hot set is chosen; what `own` reaches is not restored.
+
+    Of tables in SOK every rank writes its own rows within the `tf.train.Checkpoint`, after `flush`;
+    as many ranks read their own part, others all parts.
+
+    `save` returns as soon as what is to be written has been copied: beside the tables there must be
+    room for a copy of their rows, slots and counts, and for a moment for another one of the largest
+    table. What the `tf.train.Checkpoint` reaches is written before it returns.
     """
 
     def __init__(
@@ -80,175 +128,257 @@ class JobCheckpoints:
         comm: Communicator,
         store: Any,
         keep: int = 3,
+        engine: Engine | None = None,
+        own: tf.train.Checkpoint | None = None,
+        background: bool = True,
     ) -> None:
         """Takes what to save and where; nothing is read or written yet.
 
         Args:
             directory: of all checkpoints, on a file system that all ranks share; it is made. One
                 job at a time may save there.
-            checkpoint: of this rank.
+            checkpoint: of this rank; of rank 0 it is written, and read by all.
             comm: the ranks.
-            store: the embedding store, whose held gradients are applied first, and whose placement
-                says who writes what; None: there is none, or it is a `VariableStore`, whose held
-                gradients `flush_held` applies.
+            store: the embedding store; None: there is none.
             keep: whole checkpoints that are kept; older ones are removed.
+            engine: the `Slipstream` of the job, if there is one.
+            own: what is this rank's alone, e.g. `tf.train.Checkpoint(inputs=iter(dataset))`, so
+                that the data go on where they were, with the inputs that wait to fill a batch.
+            background: whether `save` returns before all is on the disk.
 
         Raises:
             ValueError: `keep` is no integer >= 1, or the store is no embedding store.
         """
         require_integer("keep", keep, 1, None, "JobCheckpoints")
-        if store is not None and not hasattr(store, "flush"):
-            allowed = "an embedding store; of a VariableStore, None and flush_held before each save"
-            raise invalid("store", type(store).__name__, "JobCheckpoints", allowed)
+        is_store = hasattr(store, "flush") or store_parts.has_table_files(store)
+        if store is not None and not is_store:
+            raise invalid("store", type(store).__name__, "JobCheckpoints", "an embedding store")
         self._directory, self._checkpoint, self._keep = Path(directory), checkpoint, keep
-        self._comm, self._store = comm, store
+        self._comm, self._store, self._engine, self._own = comm, store, engine, own
         is_sharded = comm.size > 1 and isinstance(store, ShardedStore)
         self._placement = "sharded" if is_sharded else "replicated"
         if hasattr(store, "joining_parts"):
             self._placement = "spread"
+        self._has_table_files = self._placement != "spread" and store_parts.has_table_files(store)
+        self._rank = store_parts.Rank(comm.rank, comm.size, self._placement)
         self._names = Names("checkpoints")
+        self._background, self._work = background, Background()
 
-    def save(self, step: int) -> SavedJob:
-        """Writes a checkpoint; a collective, after which it is on the disk.
+    def save(self, step: int, position: Any = None, rng: Any = None) -> SavedJob:
+        """Writes a checkpoint, once the one before is written; a collective.
 
         A job that ends at any time in it leaves the earlier checkpoints as they are.
 
         Args:
             step: how far training is, the same on all ranks.
+            position: of this rank in its input, e.g. the batches it has taken; JSON-serialisable.
+            rng: likewise, the state of random numbers that no variable holds.
 
         Returns:
-            The checkpoint.
+            The checkpoint; with `background` it is whole only after `wait`.
 
         Raises:
             ValueError: `step` is no integer >= 0, or the ranks' steps or placements differ.
-            OSError: this rank could not write. The others raise a RuntimeError that names it.
+            TypeError: `position` or `rng` is not JSON-serialisable.
+            OSError: this rank could not write, now or the checkpoint before. The others raise a
+                RuntimeError that names it.
         """
         require_integer("step", step, 0, None, "a checkpoint")
         same = {"step": step, "placement": self._placement}
         require_same(self._comm, same, self._names.of("same"), "a checkpoint")
-        if self._store is not None:
+        self.wait()
+        if self._store is not None and not self._has_table_files:
             self._store.flush()
-        self._together(self._clear_staging, "make a folder for a checkpoint")
-        parts = self._together(self._write_state, "write its part of a checkpoint")
-        files = {name: entry for part in parts for name, entry in part.items()}
-        name = self._together(lambda: self._finish(step, files), "finish a checkpoint")[0]
-        return SavedJob(self._directory / name, step, self._comm.size, self._placement)
+        name, identity = self._together(self._begin, "make a folder for a checkpoint")[0]
+        files: list[RankFiles] = []
+
+        def cut() -> None:
+            files.append(self._cut(json.loads(json.dumps([position, rng]))))
+
+        self._together(cut, "write its part of a checkpoint")
+        manifest = Manifest(
+            checkpoint=identity,
+            step=step,
+            world_size=self._comm.size,
+            placement=self._placement,
+            tables=[],
+            files={},
+            positions=[],
+            rng=[],
+            saturation=None,
+            versions=versions(),
+        )
+        self._work.start(functools.partial(self._write, name, manifest, files.pop()))
+        if not self._background:
+            self.wait()
+        path = self._directory / name
+        return SavedJob(path, step, self._comm.size, self._placement, position, rng)
+
+    def wait(self) -> None:
+        """Waits until what `save` began is on the disk; a collective.
+
+        Raises:
+            OSError: this rank could not write it. The others raise a RuntimeError that names it.
+        """
+        self._together(self._work.wait, "write a checkpoint")
 
     def restore(self) -> SavedJob | None:
         """Restores the newest whole checkpoint; a collective, to be called before training.
 
         Model and optimizer must have their variables already (`optimizer.build(...)`). Checkpoints
-        that are not whole are passed over with a warning that says why.
+        that are not whole are passed over with a warning that says why. Tables and engine are read
+        and checked by all ranks before anything of them is replaced on any.
 
         Returns:
             What was restored; None: the directory has no checkpoint, and nothing has changed.
 
         Raises:
             RuntimeError: there are checkpoints, but none is whole.
-            ValueError: the newest whole one is of another placement, of sharded tables and another
-                number of ranks, or of other tables or variables.
+            ValueError: the newest whole one is of another placement (SOK), or of other tables,
+                dimensions, update rules or variables; `checkpoint.CheckpointMismatchError` if it is
+                of another version.
         """
-        listed = gather_json(
-            self._comm, checkpoint_files.names(self._directory), self._names.of("listed")
-        )[0]
-        if not listed:
-            return None
+        self.wait()
+        listed = gather_json(self._comm, folders.names(self._directory), self._names.of("listed"))
         passed_over = []
-        for name in listed:
+        for name in listed[0]:
             path = self._directory / name
-            check = functools.partial(self._problem, path)
-            problems = self._together(check, f"read {path}")
+            ready: list[_Ready] = []
+            prepare = functools.partial(self._prepare, path, ready)
+            problems = self._together(prepare, f"read {path}")
             wrong = [f"{p} (rank {rank})" for rank, p in enumerate(problems) if p is not None]
             if not wrong:
-                return self._read(path)
-            passed_over.append(f"{path}: {wrong[0]}")
+                return self._replace(ready.pop())
+            passed_over.append(wrong[0])
             if self._comm.rank == 0:
                 logging.warning("Passed over a checkpoint that is not whole: %s", passed_over[-1])
+        if not passed_over:
+            return None
         raise RuntimeError(
-            "No checkpoint is whole: " + "; ".join(passed_over) + ". All ranks must see the same "
+            "No checkpoint is whole: " + "; ".join(passed_over) + " All ranks must see the same "
             "files. To train from the start, give another directory."
         )
 
     def _together(self, work: Callable[[], Any], what: str) -> list[Any]:
         return together(self._comm, work, self._names.of("done"), what)
 
+    def _begin(self) -> list[str]:
+        if self._comm.rank > 0:
+            return ["", ""]
+        return [folders.stage(self._directory), uuid.uuid4().hex]
+
     @property
-    def _part(self) -> str:
-        """The folder that this rank's state is in."""
-        return f"rank-{0 if self._placement == 'replicated' else self._comm.rank}"
+    def _staging(self) -> Path:
+        return self._directory / folders.STAGING
+
+    @property
+    def _writes_state(self) -> bool:
+        return self._comm.rank == 0 or self._placement == "spread"
 
     def _parts(self, world_size: int) -> list[str]:
-        """The folders that this rank reads; what all ranks have a copy of is that of the last."""
-        if self._placement == "spread" and world_size != self._comm.size:
+        """The folders whose `tf.train.Checkpoint` this rank reads."""
+        if self._placement != "spread":
+            return ["rank-0"]
+        if world_size != self._comm.size:
+            # What all ranks have a copy of is that of the last.
             return [f"rank-{rank}" for rank in reversed(range(world_size))]
-        return [self._part]
+        return [f"rank-{self._comm.rank}"]
 
-    def _problem(self, path: Path) -> str | None:
-        """Says why a checkpoint is not whole, as far as this rank reads it."""
-        found = checkpoint_files.problem(path)
-        if found is not None:
-            return found
-        return checkpoint_files.problem(
-            path, self._parts(checkpoint_files.manifest_of(path)["world_size"])
-        )
+    def _apart(self) -> Any:
+        return kept_apart(self._store) if self._has_table_files else contextlib.nullcontext()
 
-    def _clear_staging(self) -> None:
-        if self._comm.rank == 0:
-            staging = self._directory / _STAGING
-            if staging.exists():
-                shutil.rmtree(staging)
-            staging.mkdir(parents=True)
-
-    def _write_state(self) -> dict[str, Any]:
-        """Writes what this rank has to write; returns the files' manifest entries."""
-        if self._part != f"rank-{self._comm.rank}":
-            return {}
-        folder = self._directory / _STAGING / self._part
+    def _cut(self, told: list[Any]) -> RankFiles:
+        """Writes what TensorFlow writes, and copies the rest."""
+        folder = self._staging / f"rank-{self._comm.rank}"
         folder.mkdir()
-        self._checkpoint.write(str(folder / "state"))
-        files = sorted(folder.iterdir())
-        for path in [*files, folder]:
-            checkpoint_files.sync(path)
-        return {f"{self._part}/{path.name}": checkpoint_files.entry_of(path) for path in files}
+        if self._writes_state:
+            with self._apart():
+                self._checkpoint.write(str(folder / "state"))
+        if self._own is not None:
+            self._own.write(str(folder / "own"))
+        parts, rate = [], None
+        if self._has_table_files:
+            parts = store_parts.cut(self._store, self._rank)
+            if store_parts.rule_of(self._store) is not None:
+                rate = float(self._store.learning_rate.numpy())
+        state = None if self._engine is None else self._engine.state()
+        return RankFiles(self._comm.rank, parts, rate, state, *told)
 
-    def _finish(self, step: int, files: dict[str, Any]) -> str:
-        """Makes what all ranks have written a checkpoint, on rank 0; returns its name."""
-        if self._comm.rank > 0:
-            return ""
-        manifest = {
-            "step": step,
-            "world_size": self._comm.size,
-            "placement": self._placement,
-            "files": files,
-        }
-        staging = self._directory / _STAGING
-        return checkpoint_files.finish(staging, self._directory, manifest, self._keep)
+    def _write(self, name: str, manifest: Manifest, files: RankFiles) -> None:
+        """Writes this rank's files; on rank 0, then makes a checkpoint of all ranks'."""
+        write_rank(self._staging, manifest.checkpoint, files)
+        if self._comm.rank == 0:
+            finish_with_all(self._directory, name, manifest, self._keep)
 
-    def _read(self, path: Path) -> SavedJob:
-        manifest = checkpoint_files.manifest_of(path)
-        saved = SavedJob(path, manifest["step"], manifest["world_size"], manifest["placement"])
-        if saved.placement == "sharded" and saved.world_size != self._comm.size:
-            raise ValueError(
-                f"{path} was saved by {saved.world_size} ranks, each of which has rows of its own, "
-                f"but this job has {self._comm.size}. Start it with {saved.world_size} ranks."
+    def _prepare(self, path: Path, ready: list[_Ready]) -> str | None:
+        """Reads a checkpoint without a change to anything; returns why it is not whole."""
+        try:
+            manifest = read_manifest(path)
+            parts = self._parts(manifest.world_size)
+            require_whole(path, manifest, [*parts, f"rank-{self._comm.rank}"])
+            self._require_placement(path, manifest)
+            tables = []
+            if self._has_table_files:
+                tables = store_parts.prepare(path, manifest, self._store, self._rank)
+            rate, states = read_engines(path, manifest)
+        except CheckpointMismatchError:
+            raise
+        except CheckpointError as error:
+            return str(error)
+        if self._engine is not None and states:
+            self._engine.check(states)
+        ready.append(_Ready(path, manifest, tables, rate, states))
+        return None
+
+    def _require_placement(self, path: Path, manifest: Manifest) -> None:
+        if (manifest.placement == "spread") != (self._placement == "spread"):
+            raise CheckpointMismatchError(
+                path / NAME,
+                f"was saved with {manifest.placement} tables, but this job has {self._placement} "
+                "ones",
+                "Restore it with the kind of store that saved it.",
             )
-        if saved.placement != self._placement:
-            raise ValueError(
-                f"{path} was saved with {saved.placement} tables, but this job has "
-                f"{self._placement} ones. Restore it with the placement that saved it."
-            )
-        self._together(lambda: self._read_parts(path, saved.world_size), f"restore {path}")
-        logging.info("Restored %s, step %d.", path, saved.step)
-        return saved
 
-    def _read_parts(self, path: Path, world_size: int) -> None:
-        parts = self._parts(world_size)
+    def _replace(self, ready: _Ready) -> SavedJob:
+        path, manifest = ready.path, ready.manifest
+        self._together(lambda: self._read_states(path, manifest), f"restore {path}")
+        if self._has_table_files:
+            replace = functools.partial(store_parts.replace, self._store, ready.tables)
+            self._together(replace, f"restore the tables of {path}")
+            if ready.learning_rate is not None and store_parts.rule_of(self._store) is not None:
+                self._store.learning_rate.assign(ready.learning_rate)
+        policies: Mapping[str, UpdatePolicy] = {}
+        if self._engine is not None:
+            if ready.states:
+                self._engine.restore(ready.states)
+            else:
+                logging.warning("%s was saved without an engine, which starts anew.", path)
+            policies = self._engine.policies
+        store_parts.hold(self._store, ready.tables, policies)
+        logging.info("Restored %s, step %d.", path, manifest.step)
+        rank = self._comm.rank
+        told = [
+            values[rank] if rank < len(values) else None
+            for values in (manifest.positions, manifest.rng)
+        ]
+        return SavedJob(path, manifest.step, manifest.world_size, manifest.placement, *told)
+
+    def _read_states(self, path: Path, manifest: Manifest) -> None:
+        parts = self._parts(manifest.world_size)
         with self._store.joining_parts() if len(parts) > 1 else contextlib.nullcontext():
             for part in parts:
-                self._read_state(path, part)
+                with self._apart():
+                    self._read_state(path, path / part / "state", self._checkpoint)
+        own = f"rank-{self._comm.rank}/own"
+        if self._own is None:
+            return
+        if manifest.world_size == self._comm.size and f"{own}.index" in manifest.files:
+            self._read_state(path, path / own, self._own)
+        else:
+            logging.warning("%s has nothing that is rank %d's alone.", path, self._comm.rank)
 
-    def _read_state(self, path: Path, part: str) -> None:
-        status = self._checkpoint.read(str(path / part / "state"))
+    def _read_state(self, path: Path, prefix: Path, checkpoint: tf.train.Checkpoint) -> None:
+        status = checkpoint.read(str(prefix))
         try:
             status.assert_consumed()
         except AssertionError as error:
@@ -258,3 +388,22 @@ class JobCheckpoints:
                 "were any. Call the model on a batch, and optimizer.build("
                 f"model.trainable_variables), before restore(). TensorFlow says: {error}"
             ) from error
+
+
+@dataclasses.dataclass(frozen=True)
+class _Ready:
+    """A checkpoint that was read and checked.
+
+    Attributes:
+        path: its folder.
+        manifest: of it.
+        tables: for this rank's store.
+        learning_rate: of the store, or None.
+        states: of the engine on all ranks that saved it; empty if there was none.
+    """
+
+    path: Path
+    manifest: Manifest
+    tables: list[store_parts.ReadyTable]
+    learning_rate: float | None
+    states: list[dict[str, Any]]

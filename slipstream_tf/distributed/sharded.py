@@ -316,6 +316,21 @@ class ShardedStore(ExchangedStore):
         widths = zip(self.tables, self._widths, strict=True)
         return sum(self._copies.size(t.name) * _copy_bytes(width) for t, width in widths)
 
+    def export_copies(self, table: str) -> dict[str, np.ndarray]:
+        """Returns this rank's copies of rows, with its own accesses, as `export_table` does."""
+        return NativeStore.export_table(self._holder, table, flush=False)
+
+    def import_copies(self, table: str, contents: Mapping[str, Any]) -> None:
+        """Replaces this rank's copies by those of `export_copies`; frozen ones are no longer so.
+
+        What is held back is let go without a trace: call it before `import_pending`.
+        """
+        self._index_of(table)
+        if self.comm.size > 1:
+            self._copies.import_table(table, contents)
+            self._frozen[table] = 0
+            self._outdate_announced()
+
     def hot_keys(self, table: str, k: int) -> tuple[np.ndarray, np.ndarray]:
         """See `EmbeddingStore.hot_keys`; of this rank's own batches."""
         return NativeStore.hot_keys(self._holder, table, k)

@@ -106,6 +106,8 @@ def skip_inputs(
     options = tf.data.Options()
     options.deterministic = True
     options.experimental_optimization.inject_prefetch = False
+    # The classifier's state is not the iterator's: `distributed.JobCheckpoints` saves both.
+    options.experimental_external_state_policy = tf.data.experimental.ExternalStatePolicy.IGNORE
     return kept.with_options(options)
 
 

@@ -21,7 +21,8 @@ class SaturationCallback(keras.callbacks.Callback):
     """Ends the engine's windows while `model.fit` runs; `evaluate` and `predict` don't count.
 
     With `steps_per_execution` above 1 a window ends with the execution in which it gets full. With
-    several ranks it does what `RanksCallback` does; put it first.
+    several ranks it does what `RanksCallback` does; put it first. What a
+    `keras.callbacks.BackupAndRestore` beside it backs up has the engine's state, too (one process).
 
     Args:
         slipstream: whose steps are counted.
@@ -50,8 +51,10 @@ class SaturationCallback(keras.callbacks.Callback):
         self._open_writer()
         self._ranks.set_model(self.model)
         self._ranks.on_train_begin(logs)
-        self._iterations = int(self.model.optimizer.iterations.numpy())
         config = self._slipstream.config
+        others = callbacks_beside(self)
+        backups = [c for c in others if isinstance(c, keras.callbacks.BackupAndRestore)]
+        self._slipstream.back_up(bool(backups))
         epochs = self.params.get("epochs", 1)
         self._slipstream.plan_epochs(epochs)
         if epochs > 1 and config.skips_some_inputs:
@@ -95,6 +98,8 @@ class SaturationCallback(keras.callbacks.Callback):
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Forgets a batch announced in the epoch before, whose data may have ended."""
+        # Here, not as training begins: a BackupAndRestore behind this one sets them then.
+        self._iterations = int(self.model.optimizer.iterations.numpy())
         self._ranks.on_epoch_begin(epoch, logs)
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:

@@ -7,24 +7,26 @@ pass (as fused optimizers do elsewhere): Keras 3 densifies sparse gradients, thi
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from slipstream_tf import _compat, optimizers
+from slipstream_tf.checkpoint.store_state import StoreState, export_state, restore_state
 from slipstream_tf.config import TableConfig
 from slipstream_tf.distributed.comm import Communicator
 from slipstream_tf.errors import invalid, require_choice
 from slipstream_tf.keras.feature_specs import resolve_features, resolve_tables
-from slipstream_tf.keras.store_state import StoreState, export_state, restore_state
 from slipstream_tf.ops.features import FeatureSpec, pack
 
 _compat.require_keras()
 
 STORES = ("native", "sok", "sok_pooled")
 PLACEMENTS = ("replicated", "sharded")
+_ENGINE = "engine"  # name of its state in weight files
 
 
 @keras.saving.register_keras_serializable(package="slipstream_tf")
@@ -131,7 +133,24 @@ class EmbeddingCollection(keras.layers.Layer):
             name="update_anchor", shape=(), initializer="zeros", dtype="float32", trainable=True
         )
         self._store_state = StoreState(self.store, f"layer {self.name!r}")
+        self._read_engine: Callable[[], bytes | None] | None = None
+        self._write_engine: Callable[[bytes], None] | None = None
         self.built = True
+
+    def when_restored(self, listener: Callable[[], None]) -> None:
+        """Calls a function whenever a `tf.train.Checkpoint` has replaced the tables."""
+        self._store_state.when_restored(listener)
+
+    def include_engine(
+        self, read: Callable[[], bytes | None], write: Callable[[bytes], None]
+    ) -> None:
+        """Puts an engine's state into the layer's part of weight files.
+
+        Args:
+            read: returns the state, or None if it is not to be in the file.
+            write: takes it, when a file that has it is loaded.
+        """
+        self._read_engine, self._write_engine = read, write
 
     @property
     def learning_rate(self) -> Any:
@@ -277,10 +296,16 @@ class EmbeddingCollection(keras.layers.Layer):
         """Writes rows, slots, counts and step of all tables (`save_weights`, `model.save`)."""
         for name, value in export_state(self.store).items():
             store[name] = value
+        content = None if self._read_engine is None else self._read_engine()
+        if content is not None:
+            store[_ENGINE] = np.frombuffer(content, np.uint8)
 
     def load_own_variables(self, store: Any) -> None:
         """Replaces the state of all tables by the saved one; refuses other tables or rules."""
-        restore_state(self.store, {n: store[n] for n in store.keys()}, f"layer {self.name!r}")  # noqa: SIM118
+        arrays = {name: store[name] for name in store.keys()}  # noqa: SIM118
+        restore_state(self.store, arrays, f"layer {self.name!r}")
+        if _ENGINE in arrays and self._write_engine is not None:
+            self._write_engine(np.asarray(arrays[_ENGINE], np.uint8).tobytes())
 
     def get_config(self) -> dict[str, Any]:
         """Returns a JSON-serialisable dictionary for `from_config`; no rows in it."""

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from slipstream_tf.checkpoint.store_state import LossMemoryState, tree_from_bytes, tree_to_bytes
 from slipstream_tf.config import SaturationConfig
 from slipstream_tf.distributed.comm import Communicator, SingleProcess
 from slipstream_tf.distributed.ends import even_ends
@@ -22,9 +23,9 @@ from slipstream_tf.inputs.spec import ID
 from slipstream_tf.keras.callback import SaturationCallback
 from slipstream_tf.keras.embedding_collection import EmbeddingCollection
 from slipstream_tf.keras.feature_specs import resolve_features
-from slipstream_tf.keras.store_state import LossMemoryState
 from slipstream_tf.ops.drift_classifier import Classified, DriftClassifier
 from slipstream_tf.ops.features import FeatureSpec, pack
+from slipstream_tf.ops.update_policy import UpdatePolicy
 from slipstream_tf.saturation.report import WindowReport
 from slipstream_tf.saturation.tracker import SaturationTracker
 from slipstream_tf.stores.sok_store import SokStore
@@ -33,7 +34,7 @@ from slipstream_tf.telemetry.ledger import Ledger, summarise
 from slipstream_tf.telemetry.shadow import ShadowEstimate, estimate_shadow
 
 
-class Slipstream:
+class Slipstream(tf.train.experimental.PythonState):
     """Finds saturated keys while a model trains; skips inputs, masks or defers gradients.
 
     Method: Slipstream, arXiv 2404.04270, and what `SaturationConfig` adds. Connect
@@ -43,6 +44,10 @@ class Slipstream:
     - the inputs' losses, where they are remembered, guarded or budgeted: `callback` does so for
       models with `LossFeedback` (those of `slipstream_tf.models`), `record_losses` in a loop of
       your own.
+
+    A `tf.train.Checkpoint(model=model, slipstream=slipstream)` holds what it knows beside tables,
+    and goes on from there; gradients that are held back are applied when it is saved. Where they
+    shall stay, and for several ranks, use `distributed.JobCheckpoints(..., engine=slipstream)`.
 
     Args:
         embeddings: the layer whose keys are tracked; or, for a model with embeddings of its own, a
@@ -69,7 +74,12 @@ class Slipstream:
         comm: Communicator | None = None,
         estimates_cost: bool = False,
     ) -> None:
+        super().__init__()
+        self._restored: bytes | None = None
+        self._is_backed_up = False
         if isinstance(embeddings, EmbeddingCollection):
+            embeddings.when_restored(self._restore_again)
+            embeddings.include_engine(self._read_for_backup, self._write_of_backup)
             for name, value in (("features", features), ("comm", comm)):
                 if value is not None:
                     raise invalid(name, value, "Slipstream with a layer", "None: it has its own")
@@ -97,6 +107,7 @@ class Slipstream:
         self._steps = 0
         self._batches_per_epoch: int | None = None
         self._planned_steps = 0
+        self._goes_by_restored_plan = False
 
     @property
     def config(self) -> SaturationConfig:
@@ -152,7 +163,7 @@ class Slipstream:
         """
         if not self._config.shadow:
             raise invalid("shadow", False, "Slipstream.shadow_estimate", "True")
-        losses = self._tracker.policies.auc_loss
+        losses = self._tracker.update_policies.auc_loss
         return estimate_shadow(self._config, self._tracker.reports, losses)
 
     def apply(
@@ -260,6 +271,10 @@ class Slipstream:
         Args:
             epochs: passes over the data given to `apply`, beside those planned before.
         """
+        if self._goes_by_restored_plan:
+            # The `fit` that goes on is the one that was planned.
+            self._goes_by_restored_plan = False
+            return
         batches = self._batches_per_epoch
         if self._comm.size > 1:
             # The rank that has the most says how many steps there are.
@@ -287,6 +302,79 @@ class Slipstream:
         """
         return self._tracker.classifier.record_losses(ids, losses, labels, skippable, weights)
 
+    @property
+    def policies(self) -> Mapping[str, UpdatePolicy]:
+        """What becomes of the gradients of the tracked tables in the present window."""
+        return self._tracker.policies
+
+    def state(self) -> dict[str, Any]:
+        """Returns all that the engine knows on this rank, for `distributed.JobCheckpoints`.
+
+        Returns:
+            Nested dictionaries of JSON-serialisable values and arrays: states of keys, T,
+            snapshots, the present window, reports, remembered losses. Rows, counts and held sums
+            are the store's.
+        """
+        return {
+            "steps": self._steps,
+            "planned_steps": self._planned_steps,
+            "tracker": self._tracker.state(),
+        }
+
+    def check(self, states: Sequence[Mapping[str, Any]]) -> None:
+        """Raises ValueError if `restore` cannot take states; nothing is changed."""
+        self._tracker.check([state["tracker"] for state in states])
+
+    def restore(self, states: Sequence[Mapping[str, Any]]) -> None:
+        """Goes on from what `state` gave; with several ranks a collective.
+
+        Args:
+            states: of every rank that saved them, rank 0 first; there may be another number of
+                ranks now. The store must have its rows and counts back already.
+
+        Raises:
+            ValueError: the tables or the drift metric differ; nothing is changed.
+        """
+        self._tracker.restore([state["tracker"] for state in states])
+        self._steps, self._planned_steps = states[0]["steps"], states[0]["planned_steps"]
+        self._goes_by_restored_plan = self._planned_steps > 0
+
+    def serialize(self) -> bytes:
+        """Returns `state` as the bytes of an .npz file, for `tf.train.Checkpoint`."""
+        return tree_to_bytes(self.state())
+
+    def deserialize(self, string_value: bytes) -> None:
+        """Goes on from what `serialize` returned; for one process."""
+        if self._comm.size > 1:
+            raise ValueError(
+                "A tf.train.Checkpoint has what one rank's Slipstream knows. Restore it with "
+                f"distributed.JobCheckpoints(..., engine=slipstream): there are {self._comm.size} "
+                "ranks."
+            )
+        self.restore([tree_from_bytes(string_value, "Slipstream")])
+        self._restored = string_value
+
+    def _restore_again(self) -> None:
+        """Tells tables that TensorFlow has replaced after the engine which rows are marked."""
+        if self._restored is not None:
+            self.restore([tree_from_bytes(self._restored, "Slipstream")])
+
+    def back_up(self, is_backed_up: bool) -> None:
+        """Says whether weight files have the engine's state, too, and loading them restores it.
+
+        For `keras.callbacks.BackupAndRestore`; `callback` does so where it is beside one.
+        """
+        self._is_backed_up = is_backed_up and self._comm.size == 1
+
+    def _read_for_backup(self) -> bytes | None:
+        return self.serialize() if self._is_backed_up else None
+
+    def _write_of_backup(self, content: bytes) -> None:
+        if self._is_backed_up:
+            self.deserialize(content)
+            # The `fit` that restores has told of its epochs before.
+            self._goes_by_restored_plan = False
+
     def callback(self, log_dir: str | os.PathLike[str] | None = None) -> SaturationCallback:
         """Returns a Keras callback that counts the steps of `fit`; one `fit` at a time.
 
@@ -306,11 +394,13 @@ class Slipstream:
             The window's report if one ended, else None.
         """
         self._steps += steps
+        self._restored = None
         return self._tracker.step(steps)
 
     def end_window(self) -> WindowReport:
         """Ends the present window now, however many steps it had; returns its report."""
         self._steps += 1
+        self._restored = None
         return self._tracker.end_window()
 
     def _warn_without_steps(self, dataset: tf.data.Dataset) -> tf.data.Dataset:

@@ -22,6 +22,16 @@ from slipstream_tf.ops.loss_statistics import LossStatistics, Moments
 
 MODES = ("none", "drift", "remembered_loss", "random")
 _MOMENTS = 4  # values of the op's sums per `Moments`
+# Arrays of `export_window`.
+WINDOW = {
+    "sums": np.float64,
+    "histogram": np.float64,
+    "numbers": np.int64,
+    "tables": np.int32,
+    "keys": np.int64,
+    "ends": np.int64,
+    "losses": np.float32,
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -319,6 +329,30 @@ class InputClassifier:
             losses=tf.convert_to_tensor(contents["losses"], tf.float32),
             visits=tf.convert_to_tensor(contents["visits"], tf.int32),
         )
+
+    def export_window(self) -> dict[str, np.ndarray]:
+        """Returns what has come in since the window began, and where random choices are.
+
+        Drifts, saturated keys, settings and remembered losses are not in it.
+
+        Returns:
+            Arrays as the op SlipstreamClassifierExportWindow names and describes them.
+        """
+        result = _loader.library().slipstream_classifier_export_window(handle=self._handle)
+        return {name: getattr(result, name).numpy() for name in WINDOW}
+
+    def import_window(self, contents: Mapping[str, Any]) -> None:
+        """Replaces what `export_window` gives; call it after `import_memory`.
+
+        Raises:
+            ValueError: an array is missing or unknown.
+            tf.errors.InvalidArgumentError: the arrays do not fit each other, the number of tables
+                or the size of the reservoir. All is then as it was.
+        """
+        if set(contents) != set(WINDOW):
+            raise invalid("contents", sorted(contents), "import_window", f"exactly {list(WINDOW)}")
+        arrays = {name: tf.constant(np.asarray(contents[name], t)) for name, t in WINDOW.items()}
+        _loader.library().slipstream_classifier_import_window(handle=self._handle, **arrays)
 
     def reservoir_scores(self) -> np.ndarray:
         """Skip scores of the window's sampled inputs under the current drifts: float32 [sample]."""

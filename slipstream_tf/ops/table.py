@@ -195,15 +195,19 @@ EXPORTED = {
 }
 
 
-def export_table(handle: tf.Tensor) -> dict[str, np.ndarray]:
+def export_table(handle: tf.Tensor, flush: bool = True) -> dict[str, np.ndarray]:
     """Returns all of a table, sorted by key (eager only).
+
+    Args:
+        handle: the table.
+        flush: whether held gradient sums are applied before; else they stay, and are not in.
 
     Returns:
         keys int64 [n]; rows float32 [n, dim]; slots float32 [n, slots per row]; counts float32
         [n]; last_used int64 [n] (tables bounded by LRU, else [0]); steps int64 [2] (updates and
         lookups so far).
     """
-    result = _loader.library().slipstream_table_export(handle=handle)
+    result = _loader.library().slipstream_table_export(handle=handle, flushes=flush)
     return {name: getattr(result, name).numpy() for name in EXPORTED}
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -109,6 +110,16 @@ class GuardState:
     windows: int = 0
     quiet_windows: int = 0
     patience: int = FIRST_PATIENCE
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> GuardState:
+        """Returns the state that `dataclasses.asdict` made a dictionary of."""
+
+        def losses(of: Mapping[str, Any]) -> Losses:
+            return Losses(**{name: LossSummary(**summary) for name, summary in of.items()})
+
+        carried = {name: losses(values[name]) for name in ("baseline", "evidence")}
+        return cls(**{**values, **carried})
 
 
 @dataclasses.dataclass(frozen=True)

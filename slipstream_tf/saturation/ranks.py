@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -176,6 +176,19 @@ class Ranks:
         self._traffic = now
         total = self.total(np.asarray(own, np.int64), "traffic")
         return dict(zip(now, map(int, total), strict=True))
+
+    def traffic_so_far(self) -> dict[str, int]:
+        """Returns the bytes by kind that this rank gave to the network since `take_traffic`."""
+        if self._comm is None:
+            return {}
+        now = self._comm.traffic().bytes
+        return {kind: int(count) - self._traffic.get(kind, 0) for kind, count in now.items()}
+
+    def restore_traffic(self, traffic: Mapping[str, int]) -> None:
+        """Counts bytes that `traffic_so_far` gave with those of the present window."""
+        if self._comm is not None:
+            now = self._comm.traffic().bytes
+            self._traffic = {kind: int(n) - traffic.get(kind, 0) for kind, n in now.items()}
 
     def require_agreement(self, window: int, threshold: float, keys: Iterable[np.ndarray]) -> None:
         """Compares a digest of T and the saturated keys over the ranks.

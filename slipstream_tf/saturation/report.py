@@ -167,6 +167,36 @@ class WindowReport:
             values[share] = getattr(self, share)
         return values
 
+    def state(self) -> dict[str, Any]:
+        """Returns all fields as JSON-serialisable values, for `from_state`."""
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        values["traffic"] = dict(self.traffic)
+        values["drift_quantiles"] = [list(pair) for pair in self.drift_quantiles.items()]
+        values["drift_histogram"] = [list(bucket) for bucket in self.drift_histogram]
+        values["tables"] = [
+            {
+                **{f.name: getattr(table, f.name) for f in dataclasses.fields(table)},
+                "states": dict(table.states),
+                "rows": dataclasses.asdict(table.rows),
+            }
+            for table in self.tables
+        ]
+        return values
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> WindowReport:
+        """Returns the report that `state` was had of."""
+        tables = tuple(
+            TableWindow(**{**table, "rows": UpdateCounts(**table["rows"])})
+            for table in state["tables"]
+        )
+        quantiles = MappingProxyType(
+            {quantile: value for quantile, value in state["drift_quantiles"]}
+        )
+        histogram = tuple((low, high, count) for low, high, count in state["drift_histogram"])
+        changed = {"tables": tables, "drift_quantiles": quantiles, "drift_histogram": histogram}
+        return cls(**{**state, **changed})
+
 
 def drift_quantiles(drift: np.ndarray) -> Mapping[float, float]:
     """Quantiles of the finite values of `drift`, float32 [n]; empty without any."""

@@ -6,6 +6,8 @@ In: a window's losses and what was skipped in it. Out: the share to find T for a
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
+from typing import Any
 
 from slipstream_tf.ops.loss_statistics import LossStatistics, Moments
 from slipstream_tf.saturation import guard
@@ -101,6 +103,27 @@ class Steerer:
             steering = dataclasses.replace(steering, scale=verdict.scale, guard=verdict.explanation)
         self._share = steering.share
         return dataclasses.replace(steering, value=value)
+
+    def state(self) -> dict[str, Any]:
+        """Returns what is carried from window to window, as JSON-serialisable values."""
+        return {
+            "guard": dataclasses.asdict(self._guard),
+            "share": self._share,
+            "auc": [list(dataclasses.astuple(point)) for point in self._auc],
+            "log_loss": [list(dataclasses.astuple(point)) for point in self._log_loss],
+            "trained": self._trained,
+            "skipped": self._skipped,
+            "skipped_effective": self._skipped_effective,
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Goes on from what `state` gave."""
+        self._guard = guard.GuardState.from_dict(state["guard"])
+        self._share = state["share"]
+        self._auc = [CurvePoint(*point) for point in state["auc"]]
+        self._log_loss = [CurvePoint(*point) for point in state["log_loss"]]
+        self._trained, self._skipped = state["trained"], state["skipped"]
+        self._skipped_effective = state["skipped_effective"]
 
     def _account(self, work: WindowWork, value: float) -> None:
         losses = work.losses

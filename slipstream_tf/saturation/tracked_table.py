@@ -7,14 +7,15 @@ Method: Slipstream, arXiv 2404.04270, snapshot block.
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tensorflow as tf
 
 from slipstream_tf.config import TableConfig
 from slipstream_tf.ops.drift import row_drift
-from slipstream_tf.ops.update_policy import SATURATED, WATCHED, UpdateCounts
+from slipstream_tf.ops.update_policy import SATURATED, WATCHED, UpdateCounts, UpdatePolicy
 from slipstream_tf.saturation.ranks import Ranks
 from slipstream_tf.saturation.states import KeyState, KeyStates, effective_drifts, judged_drifts
 
@@ -61,6 +62,7 @@ class TrackedTable:
         self.name = table.name
         self.dim = table.dim
         self.states = KeyStates.empty()
+        self.policy = UpdatePolicy()
 
     @property
     def snapshot_bytes(self) -> int:
@@ -131,13 +133,20 @@ class TrackedTable:
             return values
         return self._ranks.of_owners(values, owners, f"{name}.{self.name}")
 
-    def mark(self, withholds: bool) -> None:
-        """Tells the store which rows are saturated, if that matters to it, and which it watches."""
+    def mark(self, withholds: bool, but: np.ndarray | None = None) -> None:
+        """Tells the store which rows are saturated, if that matters to it, and which it watches.
+
+        Args:
+            withholds: whether gradients of saturated rows are masked or held back.
+            but: keys int64 [n] whose rows have no mark, whatever their state.
+        """
         is_saturated = (self.states.states == KeyState.SATURATED) & withholds
         marks = np.where(is_saturated, SATURATED, np.uint8(0))
         if self._metric == "signal":
             marks |= WATCHED
         marked = marks > 0
+        if but is not None:
+            marked &= ~np.isin(self.states.keys, but)
         self._store.mark_rows(self.name, self.states.keys[marked], marks[marked])
 
     def published_drift(self, threshold: float) -> np.ndarray:
@@ -162,15 +171,80 @@ class TrackedTable:
 
     def take_counts(self) -> UpdateCounts:
         """Returns what became of gradient rows since the last call; `pending` is as of now."""
-        before, now = self._counts, self._store.update_counts(self.name)
-        self._counts = now
-        held = ("pending", "pending_bytes")
-        return UpdateCounts(
-            **{
-                f.name: getattr(now, f.name) - (0 if f.name in held else getattr(before, f.name))
-                for f in dataclasses.fields(UpdateCounts)
-            }
-        )
+        before, self._counts = self._counts, self._store.update_counts(self.name)
+        return _since(self._counts, before)
+
+    def publish_policy(self) -> None:
+        """Tells the store what becomes of the table's gradients in this window."""
+        self._store.set_update_policy(self.name, self.policy)
+
+    def state(self) -> dict[str, Any]:
+        """Returns what is known of the table in the midst of a window.
+
+        Returns:
+            JSON-serialisable values and arrays: "dim"; the fields of `KeyStates`, by name;
+            "policy"; "counts", of this window so far; and, of the hot keys whose rows are this
+            rank's, "snapshot_keys" int64 [n], "snapshot" float32 [n, dim] and "travelled"
+            float32 [n]; and "unmarked" int64 [m], of them those whose row came back in this window.
+        """
+        own = self._own(self.states.keys, self._owners(self.states.keys))
+        travelled = np.zeros(own.size, np.float32)
+        if self._metric == "signal":
+            travelled = self._store.travelled(self.name, own)
+        counts = _since(self._store.update_counts(self.name), self._counts)
+        return {
+            "dim": self.dim,
+            **{f.name: getattr(self.states, f.name) for f in dataclasses.fields(KeyStates)},
+            "policy": dataclasses.asdict(self.policy),
+            "counts": dataclasses.asdict(counts),
+            "snapshot_keys": own,
+            "snapshot": self._snapshot.numpy(),
+            "travelled": travelled,
+            "unmarked": self._came_back(own),
+        }
+
+    def _came_back(self, keys: np.ndarray) -> np.ndarray:
+        """Keys whose rows left the store and came back since they were marked, without a mark."""
+        if not hasattr(self._store, "marks") or self._ranks.size > 1:
+            return keys[:0]
+        _, found = self._store.gather(self.name, keys)
+        return keys[np.asarray(found, bool) & (self._store.marks(self.name, keys) == 0)]
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Goes on from what `state` gave, with the snapshots of all ranks; marks nothing yet."""
+        self.states = KeyStates(**{f.name: state[f.name] for f in dataclasses.fields(KeyStates)})
+        self.policy = UpdatePolicy(**state["policy"])
+        places = self._places(state)
+        self._snapshot = tf.constant(state["snapshot"][places], tf.float32)
+        before, now = UpdateCounts(**state["counts"]), self._store.update_counts(self.name)
+        self._counts = _since(now, before)
+
+    def restore_travelled(self, state: Mapping[str, Any]) -> None:
+        """Tells the store how far watched rows have come in this window; after `mark`."""
+        if self._metric == "signal":
+            own, places = (
+                self._own(self.states.keys, self._owners(self.states.keys)),
+                self._places(state),
+            )
+            self._store.set_travelled(self.name, own, state["travelled"][places])
+
+    def _places(self, state: Mapping[str, Any]) -> np.ndarray:
+        """Where the snapshots of this rank's own hot keys are."""
+        own = self._own(self.states.keys, self._owners(self.states.keys))
+        order = np.argsort(state["snapshot_keys"])
+        found = np.searchsorted(state["snapshot_keys"], own, sorter=order)
+        return order[found]
+
+
+def _since(now: UpdateCounts, before: UpdateCounts) -> UpdateCounts:
+    """The difference of counts; of what is held, `now`."""
+    held = ("pending", "pending_bytes")
+    return UpdateCounts(
+        **{
+            f.name: getattr(now, f.name) - (0 if f.name in held else getattr(before, f.name))
+            for f in dataclasses.fields(UpdateCounts)
+        }
+    )
 
 
 def signal(net: np.ndarray, travelled: np.ndarray) -> np.ndarray:

@@ -9,17 +9,23 @@ deferring are this project's.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from absl import logging
 
 from slipstream_tf.config import SaturationConfig
-from slipstream_tf.errors import invalid, require_integer
+from slipstream_tf.errors import require_integer
 from slipstream_tf.ops.classifier import InputClassifier
 from slipstream_tf.ops.features import FeatureSpec
-from slipstream_tf.saturation import hot_set
+from slipstream_tf.ops.update_policy import UpdatePolicy
+from slipstream_tf.saturation import hot_set, notices
+from slipstream_tf.saturation.classifying import (
+    classifier_settings,
+    counts_all_keys,
+    threshold_of_keys,
+)
 from slipstream_tf.saturation.policies import UpdatePolicies, freeze_drift
 from slipstream_tf.saturation.ranks import Communicator, Ranks
 from slipstream_tf.saturation.report import (
@@ -28,18 +34,24 @@ from slipstream_tf.saturation.report import (
     drift_histogram,
     drift_quantiles,
 )
+from slipstream_tf.saturation.resuming import part_of, require_restorable
+from slipstream_tf.saturation.scope import tables_to_track
 from slipstream_tf.saturation.states import KeyStates, next_states
-from slipstream_tf.saturation.steering import Steerer, Steering, WindowWork
-from slipstream_tf.saturation.threshold import (
-    LARGEST_THRESHOLD,
-    ThresholdResult,
-    find_threshold,
-    fixed_threshold,
-)
+from slipstream_tf.saturation.steering import Steerer, WindowWork
+from slipstream_tf.saturation.threshold import find_threshold
 from slipstream_tf.saturation.tracked_table import Measured, TrackedTable
 
 if TYPE_CHECKING:
     from slipstream_tf.stores.base import TrackedStore
+
+# Of the window loop, beside the parts that have states of their own.
+_LOOP = (
+    *("planned_steps", "step", "steps_in_window", "inputs_seen", "windows_after_warmup"),
+    *("window_is_warming_up", "threshold", "loss_threshold"),
+)
+
+
+_NOTHING: Mapping[str, np.ndarray] = MappingProxyType({})
 
 
 class SaturationTracker:
@@ -78,33 +90,10 @@ class SaturationTracker:
             ValueError: there is no feature, a feature's table is not in the store, a setting names
                 a table that no feature uses, or a budget is too small for one row.
         """
-        if not specs:
-            raise invalid("specs", specs, "SaturationTracker", "one feature or more")
-        known = [table.name for table in store.tables]
-        for spec in specs:
-            if spec.table not in known:
-                allowed = "a table of the store: " + ", ".join(known)
-                raise invalid("table", spec.table, f"feature {spec.name!r}", allowed)
-        used = {spec.table for spec in specs}
-        for setting in ("exempt_tables", "table_hot_budget_bytes"):
-            for name in getattr(config, setting):
-                if name not in used:
-                    allowed = "tables that a feature uses: " + ", ".join(sorted(used))
-                    raise invalid(setting, name, "SaturationConfig", allowed)
         self._store = store
         self._config = config
         self._ranks = Ranks(comm)
-        if config.simulated_ranks > 1 and self._ranks.size > 1:
-            where = f"SaturationConfig on {self._ranks.size} ranks"
-            raise invalid("simulated_ranks", config.simulated_ranks, where, "1: they are real")
-        tracked = [t for t in store.tables if t.name in used and t.name not in config.exempt_tables]
-        if not tracked:
-            allowed = "fewer than all tables: one must be left to track"
-            raise invalid("exempt_tables", config.exempt_tables, "SaturationConfig", allowed)
-        needed = min(hot_set.snapshot_bytes(table.dim) for table in tracked)
-        if config.hot_budget_bytes < needed:
-            allowed = f"at least {needed}: the snapshot of one row takes that many bytes"
-            raise invalid("hot_budget_bytes", config.hot_budget_bytes, "SaturationConfig", allowed)
+        tracked = tables_to_track(store.tables, config, specs, self._ranks.size)
         self._tables = [TrackedTable(store, table, config.metric, self._ranks) for table in tracked]
         rate = getattr(store, "learning_rate", None)
         rate = None if rate is None else float(rate)
@@ -132,6 +121,8 @@ class SaturationTracker:
         self._inputs_seen = 0
         self._windows_after_warmup = 0
         self._window_is_warming_up = True
+        self._threshold = 0.0
+        self._loss_threshold: float | None = None
         self._reports: list[WindowReport] = []
         self._try_policies()
         self._begin_window(0, 0.0, None)
@@ -146,12 +137,6 @@ class SaturationTracker:
     @property
     def _remembers_losses(self) -> bool:
         return self._config.score == "remembered_loss"
-
-    @property
-    def _counts_all_keys(self) -> bool:
-        """Whether every hot key counts as saturated, however far it moves."""
-        by_share = self._config.threshold is None and self._config.max_threshold is None
-        return by_share and self._remembers_losses and self._config.saturated_share == 1.0
 
     @property
     def classifier(self) -> InputClassifier:
@@ -175,9 +160,14 @@ class SaturationTracker:
         return warmup is None or self._step < warmup
 
     @property
-    def policies(self) -> UpdatePolicies:
+    def update_policies(self) -> UpdatePolicies:
         """What the settings mean for the tables' gradients."""
         return self._policies
+
+    @property
+    def policies(self) -> dict[str, UpdatePolicy]:
+        """What becomes of the gradients of the tracked tables in the present window."""
+        return {table.name: table.policy for table in self._tables}
 
     @property
     def states(self) -> dict[str, KeyStates]:
@@ -209,6 +199,66 @@ class SaturationTracker:
             return None
         return self.end_window()
 
+    def state(self) -> dict[str, Any]:
+        """Returns all that the engine knows on this rank, in the midst of a window or not.
+
+        Not in it: rows, slots, access counts and held sums, which are the store's.
+
+        Returns:
+            Nested dictionaries of JSON-serialisable values and arrays; see `resuming`.
+        """
+        return {
+            "metric": self._config.metric,
+            "loop": {name: getattr(self, f"_{name}") for name in _LOOP},
+            "reports": [report.state() for report in self._reports],
+            "steering": self._steerer.state(),
+            "accesses": {
+                name: {"keys": keys, "counts": counts}
+                for name, (keys, counts) in self._accesses.items()
+            },
+            "tables": {table.name: table.state() for table in self._tables},
+            "window": self._classifier.export_window(),
+            "memory": self._classifier.export_memory(),
+            "traffic": self._ranks.traffic_so_far(),
+        }
+
+    def check(self, states: Sequence[Mapping[str, Any]]) -> None:
+        """Raises ValueError if `restore` cannot take states; nothing is changed."""
+        require_restorable(states, self._tables, self._config)
+
+    def restore(self, states: Sequence[Mapping[str, Any]]) -> None:
+        """Goes on from what `state` gave; with several ranks a collective.
+
+        Call it when the store has its rows and counts back, and before its held sums are. With as
+        many ranks as before each gets back its own; else what is a rank's own is shared out, but
+        samples of inputs, which are drawn anew.
+
+        Args:
+            states: of every rank, rank 0 first.
+
+        Raises:
+            ValueError: the tables or the metric differ; nothing is changed.
+        """
+        self.check(states)
+        state = part_of(states, self._ranks.rank, self._ranks.size)
+        for name in _LOOP:
+            setattr(self, f"_{name}", state["loop"][name])
+        self._reports = [WindowReport.from_state(report) for report in state["reports"]]
+        self._steerer.restore(state["steering"])
+        self._accesses = {
+            name: (of_table["keys"], of_table["counts"])
+            for name, of_table in state["accesses"].items()
+        }
+        for table in self._tables:
+            table.restore(state["tables"][table.name])
+        unmarked = {name: table["unmarked"] for name, table in state["tables"].items()}
+        self._publish_window(len(self._reports), unmarked)
+        for table in self._tables:
+            table.restore_travelled(state["tables"][table.name])
+        self._classifier.import_memory(state["memory"])
+        self._classifier.import_window(state["window"])
+        self._ranks.restore_traffic(state["traffic"])
+
     def end_window(self) -> WindowReport:
         """Ends the window now, however many steps it had, and starts the next one.
 
@@ -220,7 +270,8 @@ class SaturationTracker:
         snapshot_bytes = sum(table.snapshot_bytes for table in self._tables)
         release = self._config.release
         measured = [table.measure(self._is_withholding, release) for table in self._tables]
-        self._log_anomalies(measured)
+        names = [table.name for table in self._tables]
+        notices.log_anomalies(len(self._reports), self._step, names, measured)
         self._publish([m.keys for m in measured], [m.judged for m in measured])
         ranks = self._ranks
         scores = self._classifier.reservoir_scores()
@@ -245,7 +296,8 @@ class SaturationTracker:
             ),
             self._planned_inputs(counts.inputs_skipped),
         )
-        found = self._find_threshold(scores, steering)
+        freeze_drift = self._freeze_drift if self._freezer else 0.0
+        found = threshold_of_keys(self._config, scores, steering, freeze_drift)
         loss_threshold = None
         if remembered is not None:
             by_loss = find_threshold(remembered, steering.share)
@@ -258,13 +310,11 @@ class SaturationTracker:
             next_window, found.threshold, (table.saturated_keys for table in self._tables)
         )
 
-        if not self._reports and self.warmup_steps is None and self._config.skip != "none":
-            logging.warning(
-                "The warm-up is a share of the planned steps, whose number is not known: nothing "
-                "is skipped. Give planned_steps or warmup_steps to SaturationConfig, or data whose "
-                "length is known (tf.data.experimental.assert_cardinality)."
+        if not self._reports:
+            offered = sum(r.offered for r in rows)
+            notices.warn_of_first_window(
+                self._config, self.warmup_steps, offered, self._inputs_seen
             )
-        self._warn_without_inputs(sum(r.offered for r in rows))
         drift = np.concatenate([m.drift for m in measured])
         state_counts = [table.states.counts() for table in self._tables]
         self._reports.append(
@@ -311,31 +361,55 @@ class SaturationTracker:
         return self._reports[-1]
 
     def _begin_window(self, window: int, threshold: float, loss_threshold: float | None) -> bool:
-        """Publishes what holds in the window that begins; returns whether it may skip inputs."""
+        """Decides what holds in the window that begins; returns whether it may skip inputs."""
         self._steps_in_window = 0
         self._window_is_warming_up = self.is_warming_up
+        self._threshold, self._loss_threshold = threshold, loss_threshold
         is_active = not self._window_is_warming_up
+        if is_active and self._config.skip == "random":
+            self._windows_after_warmup += 1
         sizes = self._sizes()
         for table in self._tables:
-            table.mark(self._config.withholds_saturated and is_active)
-            policy = self._policies.of(table.name, sizes, is_active)
-            self._store.set_update_policy(table.name, policy)
+            table.policy = self._policies.of(table.name, sizes, is_active)
+        return self._publish_window(window)
+
+    def _publish_window(self, window: int, unmarked: Mapping[str, np.ndarray] = _NOTHING) -> bool:
+        """Tells store and classifier what holds in a window; returns whether it may skip inputs.
+
+        Args:
+            window: its number.
+            unmarked: table -> keys whose rows came into the store since the window began.
+        """
+        is_active = not self._window_is_warming_up
+        for table in self._tables:
+            withholds = self._config.withholds_saturated and is_active
+            table.mark(withholds, unmarked.get(table.name))
+            table.publish_policy()
         if self._freezer is not None:
             self._freezer.freeze(self._keys_to_freeze() if is_active else {})
         self._publish(
             [table.states.keys for table in self._tables],
-            [table.published_drift(threshold) for table in self._tables],
+            [table.published_drift(self._threshold) for table in self._tables],
         )
         if self._remembers_losses:
+            all_count = counts_all_keys(self._config)
             # Where all hot keys count as saturated, they did at any visit, in another run's
             # windows, too.
-            saturated = [table.saturated_since(self._counts_all_keys) for table in self._tables]
+            saturated = [table.saturated_since(all_count) for table in self._tables]
             self._classifier.set_saturated(
                 _table_indices([keys for keys, _ in saturated]),
                 np.concatenate([keys for keys, _ in saturated]),
                 np.concatenate([since for _, since in saturated]),
             )
-        return self._configure_classifier(window, threshold, loss_threshold)
+        settings, may_skip = classifier_settings(
+            self._config,
+            window,
+            self._threshold,
+            self._loss_threshold,
+            None if self._window_is_warming_up else self._windows_after_warmup,
+        )
+        self._classifier.configure(**settings)
+        return may_skip
 
     def _keys_to_freeze(self) -> dict[str, tuple[np.ndarray, np.ndarray]]:
         """Keys to freeze and their access counts over all ranks, the most accessed first."""
@@ -356,43 +430,6 @@ class SaturationTracker:
         parts = self._ranks.size if hasattr(self._store, "owners") else 1
         return {table.name: parts * self._store.size(table.name) for table in self._tables}
 
-    def _configure_classifier(
-        self, window: int, threshold: float, loss_threshold: float | None
-    ) -> bool:
-        config = self._config
-        if self._window_is_warming_up or config.skip in ("none", "defer"):
-            # Losses are remembered all the same, as from this window.
-            self._classifier.configure("none", window=window)
-            return False
-        if config.skip == "random":
-            shares = config.random_shares
-            share = shares[min(self._windows_after_warmup, len(shares) - 1)]
-            self._windows_after_warmup += 1
-            self._classifier.configure(
-                "random", random_share=share, shadow=config.shadow, window=window
-            )
-            return share > 0.0 and not config.shadow
-        mode = "drift"
-        if loss_threshold is not None:
-            mode, threshold = "remembered_loss", loss_threshold
-        # A mask leaves inputs alone; those that it could skip are marked for the guard.
-        shadow = config.shadow or not config.skips_inputs
-        self._classifier.configure(
-            mode, threshold=threshold, keep_rate=config.keep_rate, shadow=shadow, window=window
-        )
-        return threshold > 0.0 and not shadow
-
-    def _warn_without_inputs(self, rows_offered: int) -> None:
-        """Warns once if gradients came, but no input was seen by which T could be found."""
-        finds_threshold = self._config.judges_keys and self._config.threshold is None
-        is_idle = rows_offered > 0 and self._inputs_seen == 0
-        if finds_threshold and is_idle and self._config.skip != "none" and not self._reports:
-            logging.warning(
-                "Gradients came in, but no input went through Slipstream.apply: the threshold is "
-                "found on inputs, so it stays 0 and no key is saturated. Put slipstream.apply(...) "
-                "last in the training data's pipeline, or set `threshold`."
-            )
-
     @property
     def _is_withholding(self) -> bool:
         """Whether gradients of saturated keys did not reach their rows in this window."""
@@ -411,22 +448,6 @@ class SaturationTracker:
             return None
         skipped = just_skipped + sum(report.inputs_skipped for report in self._reports)
         return round(steps * (self._inputs_seen - skipped) / self._step)
-
-    def _find_threshold(self, scores: np.ndarray, steering: Steering) -> ThresholdResult:
-        """T of the keys, by share or as set, times what the guard leaves of it."""
-        config = self._config
-        if not config.judges_keys:
-            return fixed_threshold(scores, self._freeze_drift if self._freezer else 0.0)
-        if config.threshold is not None:
-            found = fixed_threshold(scores, config.threshold)
-        elif self._counts_all_keys and np.isfinite(scores).any():
-            # All keys, not those below the largest score of a sample: over the windows of an epoch
-            # one key of many would drift further now and then, and the memory never hold.
-            found = fixed_threshold(scores, LARGEST_THRESHOLD)
-        else:
-            share = config.saturated_share if self._remembers_losses else steering.share
-            found = find_threshold(scores, share, config.max_threshold)
-        return found if steering.scale == 1.0 else found.scaled(steering.scale)
 
     def _publish(self, keys: list[np.ndarray], drifts: list[np.ndarray]) -> None:
         """Gives the classifier the drifts of all tables."""
@@ -475,20 +496,6 @@ class SaturationTracker:
             common += int((table.states.windows_watched > 0).sum())
             total += table.states.keys.size
         return common / total if total else 0.0
-
-    def _log_anomalies(self, measured: list[Measured]) -> None:
-        for table, found in zip(self._tables, measured, strict=True):
-            is_anomaly = ~np.isfinite(found.drift)
-            if is_anomaly.any():
-                logging.warning(
-                    "Window %d, step %d: %d hot keys of table %r have a drift that is not finite "
-                    "and count as varying. First: key %d.",
-                    len(self._reports),
-                    self._step,
-                    int(is_anomaly.sum()),
-                    table.name,
-                    int(found.keys[is_anomaly][0]),
-                )
 
 
 def _table_indices(keys: list[np.ndarray]) -> np.ndarray:

@@ -75,6 +75,10 @@ class TrackedStore(Protocol):
         """Returns float32 [n]: the watched rows' summed squared update lengths; 0 for others."""
         ...
 
+    def set_travelled(self, table: str, keys: Any, travelled: Any) -> None:
+        """Replaces what `travelled` gives of watched rows, float32 [n]; after `mark_rows`."""
+        ...
+
     def update_counts(self, table: str) -> UpdateCounts:
         """Returns what became of a table's gradient rows since the store was made."""
         ...
@@ -128,10 +132,23 @@ class EmbeddingStore(TrackedStore, Protocol):
         """Applies all deferred gradients; evaluation lookups and exports do so by themselves."""
         ...
 
-    def export_table(self, table: str) -> dict[str, np.ndarray]:
-        """Returns all of a table as arrays, sorted by key; deferred gradients are in."""
+    def export_table(self, table: str, flush: bool = True) -> dict[str, np.ndarray]:
+        """Returns all of a table as arrays, sorted by key.
+
+        Args:
+            table: name of the table.
+            flush: whether deferred gradients are applied before; else they stay, and are not in.
+        """
         ...
 
     def import_table(self, table: str, contents: Mapping[str, Any]) -> None:
         """Replaces all of a table by what `export_table` gave; all or nothing."""
+        ...
+
+    def export_pending(self, table: str) -> dict[str, np.ndarray]:
+        """Returns the gradient sums that are held back, as `ops.pending` describes; they stay."""
+        ...
+
+    def import_pending(self, table: str, contents: Mapping[str, Any]) -> None:
+        """Replaces the gradient sums that are held back by what `export_pending` gave."""
         ...

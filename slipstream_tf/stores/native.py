@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from slipstream_tf.config import TableConfig
 from slipstream_tf.errors import invalid
+from slipstream_tf.ops import pending as pending_ops
 from slipstream_tf.ops import table as table_ops
 from slipstream_tf.ops import update_policy
 from slipstream_tf.ops.features import FeatureSpec, PackedFeatures
@@ -125,10 +126,31 @@ class NativeStore:
         for handle in self._handles:
             update_policy.flush(handle)
 
-    def export_table(self, table: str) -> dict[str, np.ndarray]:
-        """See `EmbeddingStore.export_table`; the arrays are those of `ops.table.export_table`."""
-        return table_ops.export_table(self._handles[self._index_of(table)])
+    def export_table(self, table: str, flush: bool = True) -> dict[str, np.ndarray]:
+        """See `EmbeddingStore.export_table`; the arrays are those of `ops.table.export_table`.
+
+        Args:
+            table: name of the table.
+            flush: whether deferred gradients are applied before; else they stay, and are not in.
+        """
+        return table_ops.export_table(self._handles[self._index_of(table)], flush)
 
     def import_table(self, table: str, contents: Mapping[str, Any]) -> None:
         """See `EmbeddingStore.import_table`."""
         table_ops.import_table(self._handles[self._index_of(table)], contents)
+
+    def export_pending(self, table: str) -> dict[str, np.ndarray]:
+        """Returns the gradient sums that are held back; see `ops.pending.export_pending`."""
+        return pending_ops.export_pending(self._handles[self._index_of(table)])
+
+    def import_pending(self, table: str, contents: Mapping[str, Any]) -> None:
+        """Replaces the gradient sums that are held back; see `ops.pending.import_pending`."""
+        pending_ops.import_pending(self._handles[self._index_of(table)], contents)
+
+    def marks(self, table: str, keys: Any) -> np.ndarray:
+        """Returns uint8 [n], the marks that rows still have; see `ops.pending.marks`."""
+        return pending_ops.marks(self._handles[self._index_of(table)], keys)
+
+    def set_travelled(self, table: str, keys: Any, travelled: Any) -> None:
+        """Replaces what `travelled` gives of watched rows, float32 [n]; after `mark_rows`."""
+        pending_ops.set_travelled(self._handles[self._index_of(table)], keys, travelled)

@@ -351,6 +351,70 @@ class VariableStore:
         for counts in self._counts.values():
             counts.assign(counts * factor)
 
+    def export_table(self, table: str, flush: bool = False) -> dict[str, np.ndarray]:
+        """Returns all of a table as arrays, sorted by key; what is held back is not in.
+
+        Args:
+            table: name of the table.
+            flush: must be false: held sums leave with a step's gradients only (`let_go`).
+
+        Returns:
+            As `NativeStore.export_table`; there are no slots, which are the optimizer's.
+
+        Raises:
+            ValueError: `flush` is true.
+        """
+        if flush:
+            place = f"export_table of table {self._require(table)!r} of a VariableStore"
+            raise invalid("flush", True, place, "False; distributed.flush_held applies sums")
+        rows = self._variables[self._require(table)].numpy()
+        return {
+            "keys": np.arange(len(rows)),
+            "rows": rows,
+            "slots": np.empty((len(rows), 0), np.float32),
+            "counts": self._counts[table].numpy(),
+            "last_used": np.empty(0, np.int64),
+            "steps": np.zeros(2, np.int64),
+        }
+
+    def import_table(self, table: str, contents: Mapping[str, Any]) -> None:
+        """Replaces rows and access counts by what `export_table` of any store gave.
+
+        Rows of keys that are not in the contents stay as they are, with a count of 0.
+
+        Raises:
+            ValueError: a key is out of range, or the rows have another dimension. Nothing is
+                changed then.
+        """
+        keys, rows = np.asarray(contents["keys"], np.int64), np.asarray(contents["rows"])
+        values = self._variables[self._require(table)].numpy()
+        outside = keys[(keys < 0) | (keys >= len(values))]
+        if outside.size:
+            raise invalid("keys", int(outside[0]), f"table {table!r}", f"0 to {len(values) - 1}")
+        if rows.shape != (keys.size, values.shape[1]):
+            raise invalid("rows", rows.shape, f"table {table!r}", f"{(keys.size, values.shape[1])}")
+        values[keys] = rows
+        counts = np.zeros(len(values), np.float32)
+        counts[keys] = contents["counts"]
+        self._variables[table].assign(values)
+        self._counts[table].assign(counts)
+
+    def export_pending(self, table: str) -> dict[str, np.ndarray]:
+        """Returns the gradient sums that are held back; they stay. See `ops.pending`."""
+        keys, ages, sums = self._held[self._require(table)].export()
+        ranks = np.zeros(keys.size, np.int32)
+        rate = np.float32(0.0)
+        return {"keys": keys, "ages": ages, "ranks": ranks, "sums": sums, "learning_rate": rate}
+
+    def import_pending(self, table: str, contents: Mapping[str, Any]) -> None:
+        """Replaces the gradient sums that are held back; those of one key are added up.
+
+        Raises:
+            RuntimeError: there are some, but the policy defers nothing.
+        """
+        held = self._held[self._require(table)]
+        held.replace(contents["keys"], contents["ages"], contents["sums"])
+
     def _require(self, table: str) -> str:
         if table not in self._variables:
             names = ", ".join(map(repr, self._variables))

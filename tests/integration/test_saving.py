@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 
 from slipstream_tf import SaturationConfig, Slipstream, TableConfig, optimizers
+from slipstream_tf.checkpoint.store_state import kept_apart
 from slipstream_tf.keras import EmbeddingCollection
 from slipstream_tf.ops.update_policy import UpdatePolicy
 
@@ -207,3 +208,95 @@ def test_a_checkpoint_holds_what_was_deferred(tmp_path):
     restored = make_model(optimizer=optimizers.SGD(0.1), seed=1)
     tf.train.Checkpoint(model=restored).restore(saved)
     assert_same_state(state(model), state(restored))
+
+
+@pytest.mark.parametrize("first", ["slipstream", "model"])
+def test_the_engine_goes_on_from_a_checkpoint_as_if_never_stopped(first, tmp_path):
+    settings = SaturationConfig(
+        skip="gradients", metric="signal", warmup_steps=0, snapshot_interval=4, target_skip=0.6
+    )
+    rule = optimizers.Adagrad(0.1)
+
+    def make():
+        model = make_model(optimizer=rule)
+        slipstream = Slipstream(model.get_layer("tables"), settings)
+        # In the order of their names: TensorFlow restores one or the other first.
+        names = ("a", "b") if first == "slipstream" else ("b", "a")
+        tracked = dict(zip(names, (slipstream, model.get_layer("tables")), strict=True))
+        return model, slipstream, tf.train.Checkpoint(model=model, **tracked)
+
+    def run(model, slipstream, begin, end):
+        for step in range(begin, end):
+            keys = (np.random.default_rng(step).zipf(1.5, (16, 2)) % 12).astype(np.int64)
+            slipstream.observe(tf.constant(keys))
+            model.train_on_batch(keys, np.ones((16, 1)))
+            slipstream.step()
+
+    keras.utils.set_random_seed(0)
+    model, slipstream, checkpoint = make()
+    run(model, slipstream, 0, 14)
+    path = checkpoint.write(str(tmp_path / "x"))
+    run(model, slipstream, 14, 30)
+
+    other, resumed, checkpoint = make()
+    checkpoint.read(path).expect_partial()
+    assert len(resumed.ledger.reports) == 3
+    run(other, resumed, 14, 30)
+    assert_same_state(state(model), state(other))
+    reports = [
+        [{k: v for k, v in r.to_dict().items() if k != "seconds"} for r in s.tracker.reports]
+        for s in (slipstream, resumed)
+    ]
+    assert reports[0] == reports[1]
+    assert slipstream.ledger.rows.masked > 0
+
+
+def test_tables_kept_apart_say_who_restores_them(tmp_path):
+    model = make_model()
+    train(model)
+    store = model.get_layer("tables").store
+    with kept_apart(store):
+        path = tf.train.Checkpoint(model=model).write(str(tmp_path / "x"))
+    before = state(model)
+    with pytest.raises(ValueError, match=r"Restore it with distributed\.JobCheckpoints"):
+        tf.train.Checkpoint(model=model).read(path)
+    assert_same_state(before, state(model))
+
+
+class Stop(keras.callbacks.Callback):
+    """Ends a program in the midst of its third epoch."""
+
+    def on_train_batch_end(self, batch, logs=None):
+        if self.model.optimizer.iterations.numpy() == 27:
+            raise KeyboardInterrupt
+
+
+def test_backup_and_restore_takes_the_engine_along(tmp_path):
+    settings = SaturationConfig(
+        skip="gradients", planned_steps=40, warmup=0.1, snapshot_interval=4, target_skip=0.6
+    )
+    keys = (np.random.default_rng(5).zipf(1.5, (160, 2)) % 12).astype(np.int64)
+    data = tf.data.Dataset.from_tensor_slices((keys, np.ones((160, 1), np.float32))).batch(16, True)
+
+    def run(backup, *callbacks):
+        keras.utils.set_random_seed(0)
+        model = make_model(optimizer=optimizers.Adagrad(0.1))
+        slipstream = Slipstream(model.get_layer("tables"), settings)
+        model.compile(optimizer="adagrad", loss="mse")
+        keras_backup = keras.callbacks.BackupAndRestore(str(backup))
+        # An epoch is whole: the backup is of its end.
+        used = [slipstream.callback(), keras_backup, *callbacks]
+        model.fit(slipstream.apply(data), epochs=4, verbose=0, shuffle=False, callbacks=used)
+        return model, slipstream
+
+    straight, engine = run(tmp_path / "a")
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "b", Stop())
+    resumed, other = run(tmp_path / "b")
+    assert_same_state(state(straight), state(resumed))
+    reports = [
+        [{k: v for k, v in r.to_dict().items() if k != "seconds"} for r in s.tracker.reports]
+        for s in (engine, other)
+    ]
+    assert len(reports[0]) == 10 and reports[0] == reports[1]
+    assert engine.ledger.rows.masked > 0

@@ -4,7 +4,7 @@
 
 DIRECTORY: of the checkpoints. RESULTS: folder for what each rank has in the end. WHAT: "train", to
 the end; "crawl": slowly, so that the job is lost in the middle; "die": rank 1 is killed while it
-writes the third checkpoint.
+writes the third checkpoint; "load": not at all, what was saved is all.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import numpy as np
 import tensorflow as tf
 
 import slipstream_tf as slip
+from slipstream_tf.checkpoint import tables
 
 STEPS, EVERY, BATCH, FIELDS = 30, 5, 16, 2
 TIMEOUT = 12.0
@@ -37,20 +38,20 @@ def batch(step: int, rank: int) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
     return {"keys": tf.constant(keys), "dense": tf.constant(dense)}, tf.constant(labels)
 
 
-def die_while_writing(checkpoint: tf.train.Checkpoint) -> None:
+def die_while_writing() -> None:
     """Has this process killed when its third part of a checkpoint is half written."""
-    write = checkpoint.write
+    write = tables.TablePart.write
     count = 0
 
-    def torn(prefix: str) -> Any:
+    def torn(part: tables.TablePart, path: Path, checkpoint: str) -> int:
         nonlocal count
         count += 1
-        path = write(prefix)
-        if count == 3:
+        written = write(part, path, checkpoint)
+        if count == 3 * FIELDS - 1:
             os.kill(os.getpid(), signal.SIGKILL)
-        return path
+        return written
 
-    checkpoint.write = torn
+    tables.TablePart.write = torn
 
 
 def main() -> None:
@@ -58,9 +59,9 @@ def main() -> None:
     directory, results, placement, what = sys.argv[1:]
     comm = slip.distributed.init(timeout_seconds=TIMEOUT)
     keras.utils.set_random_seed(3)
-    tables = [slip.TableConfig(f"f{i}", dim=4, seed=i) for i in range(FIELDS)]
+    configs = [slip.TableConfig(f"f{i}", dim=4, seed=i) for i in range(FIELDS)]
     rule = slip.optimizers.Adagrad(0.1, 0.0, 1e-8)
-    embeddings = slip.keras.EmbeddingCollection(tables, rule, comm=comm, placement=placement)
+    embeddings = slip.keras.EmbeddingCollection(configs, rule, comm=comm, placement=placement)
     model = slip.models.DCNv2(embeddings, 2, 1, deep=[8])
     model(batch(0, comm.rank)[0], training=False)
     optimizer = slip.distributed.DistributedOptimizer(keras.optimizers.Adam(0.01), comm)
@@ -76,22 +77,23 @@ def main() -> None:
 
     checkpoint = tf.train.Checkpoint(model=model, optimizer=optimizer)
     if what == "die" and comm.rank == 1:
-        die_while_writing(checkpoint)
+        die_while_writing()
     saved = slip.distributed.JobCheckpoints(directory, checkpoint, comm, embeddings.store)
     last = saved.restore()
     start = 0 if last is None else last.step
     print(f"starts at step {start} of {last and last.path}", flush=True)
-    for step in range(start, STEPS):
+    for step in range(start, start if what == "load" else STEPS):
         train_step(*batch(step, comm.rank))
         if (step + 1) % EVERY == 0:
             began = time.monotonic()
             saved.save(step + 1)
+            saved.wait()
             print(f"saved step {step + 1} in {time.monotonic() - began:.2f} s", flush=True)
         if what == "crawl":
             time.sleep(PACE)
     state = {f"weight_{i}": w.numpy() for i, w in enumerate(model.variables)}
     state |= {f"optimizer_{i}": v.numpy() for i, v in enumerate(optimizer.variables)}
-    for table in tables:
+    for table in configs:
         # Counts are a rank's own, of which only rank 0's are saved of replicated tables.
         contents = embeddings.store.export_table(table.name)
         state |= {f"{table.name}_{n}": contents[n] for n in ("keys", "rows", "slots", "steps")}

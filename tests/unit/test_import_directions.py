@@ -19,7 +19,8 @@ LEVELS = (
     {"ops"},
     {"stores"},
     {"saturation"},
-    {"inputs", "distributed", "checkpoint", "export", "telemetry"},
+    {"checkpoint"},
+    {"inputs", "distributed", "export", "telemetry"},
     {"keras", "models", "prepare"},
     {"cli"},
 )

@@ -7,8 +7,8 @@ import numpy as np
 import tensorflow as tf
 
 import slipstream_tf as slip
+from slipstream_tf.checkpoint.store_state import export_state, restore_state
 from slipstream_tf.distributed import DistributedOptimizer, init
-from slipstream_tf.keras.store_state import export_state, restore_state
 from slipstream_tf.ops.features import FeatureSpec, pack
 from slipstream_tf.ops.update_policy import UpdatePolicy
 from slipstream_tf.stores import NativeStore, SokEmbeddingStore

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import shutil
+import subprocess
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +15,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from slipstream_tf import TableConfig
+from slipstream_tf.checkpoint import CheckpointMismatchError, disk
 from slipstream_tf.distributed import JobCheckpoints, SingleProcess
 from slipstream_tf.distributed.agreement import together
+from slipstream_tf.optimizers import Adagrad
+from slipstream_tf.stores.native import NativeStore
 
 DATA = "rank-0/state.data-00000-of-00001"
 
@@ -36,6 +43,7 @@ class OneOf(SingleProcess):
 def job(directory: Path, value: float = 0.0, **settings: Any) -> tuple[tf.Variable, JobCheckpoints]:
     variable = tf.Variable(tf.fill([100], value))
     checkpoint = tf.train.Checkpoint(variable=variable)
+    settings = {"background": False, **settings}
     return variable, JobCheckpoints(directory, checkpoint, SingleProcess(), None, **settings)
 
 
@@ -87,16 +95,22 @@ def edit(path: Path, **entries: Any) -> None:
 
 
 DAMAGES = {
-    "file missing": (lambda p: (p / DATA).unlink(), f"{DATA} is missing"),
-    "file cut short": (lambda p: truncate(p / DATA), f"{DATA} has 492 bytes, not 496"),
-    "bit flipped": (lambda p: flip(p / DATA), f"{DATA} has another checksum"),
-    "no manifest": (lambda p: (p / "manifest.json").unlink(), "manifest.json is missing"),
-    "torn manifest": (lambda p: truncate(p / "manifest.json"), "manifest.json is damaged"),
-    "no object": (lambda p: (p / "manifest.json").write_text("[]"), "manifest.json is damaged"),
-    "no step": (lambda p: edit(p / "manifest.json", step=None), "manifest.json is damaged"),
-    "no files": (lambda p: edit(p / "manifest.json", files=[]), "manifest.json is damaged"),
-    "empty": (lambda p: [shutil.rmtree(p), p.mkdir()], "manifest.json is missing"),
-    "format": (lambda p: edit(p / "manifest.json", format=2), "format is 2, this version reads 1"),
+    "file missing": (lambda p: (p / DATA).unlink(), f"{DATA}: is missing"),
+    "file cut short": (
+        lambda p: truncate(p / DATA),
+        f"{DATA}, offset 492: has 492 bytes, not 496",
+    ),
+    "bit flipped": (lambda p: flip(p / DATA), f"{DATA}: has another checksum"),
+    "no manifest": (lambda p: (p / "manifest.json").unlink(), "manifest.json: is missing"),
+    "torn manifest": (lambda p: truncate(p / "manifest.json"), "manifest.json: is damaged"),
+    "no object": (lambda p: (p / "manifest.json").write_text("[]"), "manifest.json: is damaged"),
+    "no step": (lambda p: edit(p / "manifest.json", step=None), "manifest.json: is damaged"),
+    "no files": (lambda p: edit(p / "manifest.json", files=[]), "manifest.json: is damaged"),
+    "empty": (lambda p: [shutil.rmtree(p), p.mkdir()], "manifest.json: is missing"),
+    "a way out": (
+        lambda p: edit(p / "manifest.json", files={"../x": {"bytes": 1}}),
+        "names '../x'; allowed: files in folders",
+    ),
 }
 
 
@@ -174,20 +188,18 @@ def test_another_program_s_variables_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "change, message",
     [
-        ({"placement": "sharded"}, "saved with sharded tables, but this job has replicated ones"),
-        ({"placement": "sharded", "world_size": 3}, "saved by 3 ranks, .* but this job has 1"),
-        ({"world_size": 3}, None),
+        ({"placement": "spread"}, "saved with spread tables, but this job has replicated ones"),
+        ({"format": 3}, "its format is 3, this version reads 2. Restore it with the version"),
     ],
 )
-def test_placements_and_numbers_of_ranks(tmp_path: Path, change: Any, message: str | None) -> None:
-    (path,) = saved(tmp_path, 1)
-    edit(path / "manifest.json", **change)
-    _, checkpoints = job(tmp_path)
-    if message is None:  # Any number of ranks restores replicated tables.
-        assert checkpoints.restore() is not None
-    else:
-        with pytest.raises(ValueError, match=message):
-            checkpoints.restore()
+def test_another_kind_or_version_is_no_damage(tmp_path: Path, change: Any, message: str) -> None:
+    """An older checkpoint is no remedy: the newest is whole."""
+    paths = saved(tmp_path, 2)
+    edit(paths[-1] / "manifest.json", **change)
+    variable, checkpoints = job(tmp_path, 7.0)
+    with pytest.raises(CheckpointMismatchError, match=message):
+        checkpoints.restore()
+    assert variable[0] == 7.0
 
 
 @pytest.mark.parametrize("keep", [0, 1.5, True])
@@ -200,6 +212,95 @@ def test_a_step_must_be_a_number(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="Invalid `step`: -1"):
         job(tmp_path)[1].save(-1)
     assert names(tmp_path) == []
+
+
+def test_saving_goes_on_in_the_background(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    variable, checkpoints = job(tmp_path, 1.0, background=True)
+    may_go, sync = threading.Event(), disk.sync
+
+    def slow(path: Path) -> None:
+        may_go.wait()
+        sync(path)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(disk, "sync", slow)
+        found = checkpoints.save(1, position={"batches": 3}, rng=[1, 2])
+        variable.assign(tf.fill([100], 2.0))
+        assert not found.path.exists()
+        may_go.set()
+        checkpoints.wait()
+    assert found.path.exists()
+    restored = checkpoints.restore()
+    assert restored == found and restored.position == {"batches": 3} and restored.rng == [1, 2]
+    assert variable[0] == 1.0
+
+
+def test_an_error_in_the_background_is_raised_by_the_next_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    for call in ("wait", "restore", "save"):
+        _, checkpoints = job(tmp_path / call, background=True)
+        with monkeypatch.context() as patched:
+            patched.setattr(disk, "rename", full)
+            checkpoints.save(1)
+            checkpoints._work._thread.join()
+        with pytest.raises(OSError, match="No space left"):
+            getattr(checkpoints, call)(*([2] if call == "save" else []))
+        assert checkpoints.save(3).step == 3
+        checkpoints.wait()
+        assert names(tmp_path / call) == ["checkpoint-000001"]
+
+
+def test_a_position_that_is_no_json_is_refused_before_anything(tmp_path: Path) -> None:
+    _, checkpoints = job(tmp_path)
+    with pytest.raises(TypeError, match="not JSON serializable"):
+        checkpoints.save(1, position=np.arange(3))
+
+
+def test_a_full_disk_leaves_the_last_checkpoint(tmp_path: Path) -> None:
+    small = tmp_path / "small"
+    small.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(small)]
+    if os.geteuid() != 0 or subprocess.run(mount, check=False, capture_output=True).returncode:
+        pytest.skip("needs to mount a small file system")
+    try:
+        store = NativeStore([TableConfig("t", 4)], Adagrad(0.1))
+        settings: dict[str, Any] = {"keep": 9, "background": True}
+        checkpoints = JobCheckpoints(
+            small / "c", tf.train.Checkpoint(), SingleProcess(), store, **settings
+        )
+        with pytest.raises((OSError, tf.errors.OpError), match=r"No space left|ResourceExhausted"):
+            for step in range(50):
+                store.import_table("t", contents(np.arange(500), float(step)))
+                checkpoints.save(step)
+        found = checkpoints.restore()
+        assert found is not None and found.step > 1
+        assert (store.export_table("t")["rows"] == found.step).all()
+    finally:
+        subprocess.run(["umount", str(small)], check=True)
+
+
+def contents(keys: np.ndarray, value: float, dim: int = 4, slots: int = 4) -> dict[str, np.ndarray]:
+    return {
+        "keys": keys,
+        "rows": np.full((keys.size, dim), value, np.float32),
+        "slots": np.full((keys.size, slots), value, np.float32),
+        "counts": np.full(keys.size, value, np.float32),
+        "last_used": np.empty(0, np.int64),
+        "steps": np.zeros(2, np.int64),
+    }
+
+
+def test_a_folder_that_may_not_be_written_to(tmp_path: Path) -> None:
+    if os.geteuid() == 0:
+        (tmp_path / "c").write_text("a file in its place")
+    else:
+        tmp_path.chmod(0o500)
+    with pytest.raises(OSError, match="c"):
+        job(tmp_path / "c")[1].save(1)
 
 
 def test_an_error_of_one_rank_is_one_of_all() -> None:

@@ -6,16 +6,18 @@ refused before anything is overwritten.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from slipstream_tf import optimizers
+from slipstream_tf.checkpoint import tree
 from slipstream_tf.ops.classifier import InputClassifier
 
 FORMAT = 1
@@ -105,6 +107,19 @@ def _check_manifest(store: Any, manifest: Mapping[str, Any], place: str) -> None
         )
 
 
+_apart: set[int] = set()
+
+
+@contextlib.contextmanager
+def kept_apart(store: Any) -> Iterator[None]:
+    """Leaves a store out of any `tf.train.Checkpoint`, as its tables are in files of their own."""
+    _apart.add(id(store))
+    try:
+        yield
+    finally:
+        _apart.discard(id(store))
+
+
 class StoreState(tf.train.experimental.PythonState):
     """Lets `tf.train.Checkpoint` save and restore a store.
 
@@ -117,14 +132,34 @@ class StoreState(tf.train.experimental.PythonState):
         super().__init__()
         self._store = store
         self._place = place
+        self._listeners: list[Callable[[], None]] = []
+
+    def when_restored(self, listener: Callable[[], None]) -> None:
+        """Calls a function whenever the tables have been replaced."""
+        self._listeners.append(listener)
 
     def serialize(self) -> bytes:
-        """Returns the store's state as the bytes of an .npz file."""
+        """Returns the store's state as the bytes of an .npz file; none if it is kept apart."""
+        if id(self._store) in _apart:
+            return b""
         return to_bytes(export_state(self._store))
 
     def deserialize(self, string_value: bytes) -> None:
-        """Replaces the store's state by what `serialize` returned."""
+        """Replaces the store's state by what `serialize` returned.
+
+        Raises:
+            ValueError: it is of other tables, or they were kept apart, and now are not.
+        """
+        if id(self._store) in _apart:
+            return
+        if not string_value:
+            raise ValueError(
+                f"{self._place}: the tables of this checkpoint are in files of their own. Restore "
+                "it with distributed.JobCheckpoints, and give that the store."
+            )
         restore_state(self._store, from_bytes(string_value, self._place), self._place)
+        for listener in self._listeners:
+            listener()
 
 
 class LossMemoryState(tf.train.experimental.PythonState):
@@ -145,6 +180,25 @@ class LossMemoryState(tf.train.experimental.PythonState):
     def deserialize(self, string_value: bytes) -> None:
         """Replaces the remembered losses by what `serialize` returned."""
         self._classifier.import_memory(from_bytes(string_value, "remembered losses"))
+
+
+def tree_to_bytes(state: Any) -> bytes:
+    """Returns nested dictionaries, as `tree.flatten` takes them, as the bytes of an .npz file."""
+    skeleton, arrays = tree.flatten(state)
+    return to_bytes({_MANIFEST: np.frombuffer(json.dumps(skeleton).encode(), np.uint8), **arrays})
+
+
+def tree_from_bytes(content: bytes, place: str) -> Any:
+    """Returns what `tree_to_bytes` was given.
+
+    Raises:
+        ValueError: it is damaged.
+    """
+    arrays = from_bytes(content, place)
+    try:
+        return tree.unflatten(json.loads(arrays[_MANIFEST].tobytes().decode()), arrays)
+    except (KeyError, ValueError) as error:
+        raise ValueError(f"{place}: the checkpoint is damaged ({error}).") from error
 
 
 def to_bytes(arrays: Mapping[str, Any]) -> bytes:

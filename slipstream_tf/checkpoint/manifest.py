@@ -1,0 +1,149 @@
+"""The manifest of a checkpoint: what it is of, and which files make it whole. Plain JSON.
+
+In: a checkpoint's folder. Out: a `Manifest` whose entries are sound, and what is wrong with the
+files that it names. It is written last, so that a folder without one is none.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import re
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+from slipstream_tf.checkpoint import disk
+from slipstream_tf.checkpoint.array_file import MAGIC
+from slipstream_tf.checkpoint.errors import CheckpointError, CheckpointMismatchError
+
+FORMAT = 2
+NAME = "manifest.json"
+_FILE = re.compile(r"rank-(0|[1-9]\d*)/[A-Za-z0-9_][A-Za-z0-9_.-]*")
+_READ_BYTES = 1 << 20
+_SAVE_AGAIN = "Restore another checkpoint; this one was changed after it was written."
+
+
+@dataclasses.dataclass(frozen=True)
+class Manifest:
+    """What a checkpoint is.
+
+    Attributes:
+        checkpoint: its identity, which its files repeat: files of two are never mixed.
+        step: how far training was.
+        world_size: ranks that saved it.
+        placement: "replicated", "sharded" or, of tables in SOK, "spread".
+        tables: per table "name", "dim", "dtype", "slots" (values per row), "rule" (class name of
+            the update rule, or None) and "rows" (of all ranks).
+        files: name below the folder -> {"bytes"} and, unless its blocks have checksums, "sha256".
+        positions: of each rank, where it was in its input, as the program gave it; JSON.
+        rng: of each rank, likewise, the state of its random numbers.
+        saturation: in short, what the saturation engine knew; None: there was no engine.
+        versions: "slipstream_tf" and "tensorflow" that wrote it.
+    """
+
+    checkpoint: str
+    step: int
+    world_size: int
+    placement: str
+    tables: list[dict[str, Any]]
+    files: dict[str, dict[str, Any]]
+    positions: list[Any]
+    rng: list[Any]
+    saturation: dict[str, Any] | None
+    versions: dict[str, str]
+
+    def write(self, folder: Path) -> None:
+        """Writes it into a folder, and waits until it is on the disk."""
+        values = {"format": FORMAT, **dataclasses.asdict(self)}
+        disk.write_text(folder / NAME, json.dumps(values, indent=1) + "\n")
+
+
+_KINDS: dict[str, type] = {
+    "checkpoint": str,
+    "step": int,
+    "world_size": int,
+    "placement": str,
+    "tables": list,
+    "files": dict,
+    "positions": list,
+    "rng": list,
+    "versions": dict,
+}
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Returns the manifest of a checkpoint; its files are not looked at.
+
+    Raises:
+        CheckpointMismatchError: it is of another format.
+        CheckpointError: it is missing or damaged, or names a file outside the folder.
+    """
+    path = folder / NAME
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+        found = values.pop("format")
+    except FileNotFoundError:
+        raise CheckpointError(path, "is missing", "Restore another checkpoint.") from None
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        problem = f"is damaged ({type(error).__name__}: {error})"
+        raise CheckpointError(path, problem, _SAVE_AGAIN) from error
+    if found != FORMAT:
+        remedy = "Restore it with the version of slipstream_tf that wrote it"
+        versions = values.get("versions")
+        if isinstance(versions, dict):
+            remedy += f", {versions.get('slipstream_tf')}"
+        problem = f"its format is {found!r}, this version reads {FORMAT}"
+        raise CheckpointMismatchError(path, problem, remedy + ".")
+    for name, kind in _KINDS.items():
+        if not isinstance(values.get(name), kind):
+            problem = f"is damaged (`{name}` is {values.get(name)!r})"
+            raise CheckpointError(path, problem, _SAVE_AGAIN)
+    for name, entry in values["files"].items():
+        if not _FILE.fullmatch(name):
+            problem = f"names {name!r}; allowed: files in folders rank-0, rank-1, ... beside it"
+            raise CheckpointError(path, problem, _SAVE_AGAIN)
+        if not isinstance(entry, dict) or not isinstance(entry.get("bytes"), int):
+            problem = f"is damaged (`files` has {entry!r} for {name!r})"
+            raise CheckpointError(path, problem, _SAVE_AGAIN)
+    names = {field.name for field in dataclasses.fields(Manifest)}
+    if values["world_size"] < 1 or values["step"] < 0 or set(values) != names:
+        problem = f"is damaged (has {sorted(values)}, {values['world_size']} ranks)"
+        raise CheckpointError(path, problem, _SAVE_AGAIN)
+    return Manifest(**values)
+
+
+def require_whole(folder: Path, manifest: Manifest, parts: Collection[str] = ()) -> None:
+    """Raises CheckpointError unless all files are there, of their sizes.
+
+    Args:
+        folder: of the checkpoint.
+        manifest: of it.
+        parts: folders in it whose files are read and compared with their checksums, but for files
+            of checked blocks, which are compared as they are read.
+    """
+    for name, entry in manifest.files.items():
+        path = folder / name
+        if path.is_symlink() or path.parent.is_symlink():
+            raise CheckpointError(path, "is a link", _SAVE_AGAIN)
+        if not path.is_file():
+            raise CheckpointError(path, "is missing")
+        size = path.stat().st_size
+        if size != entry["bytes"]:
+            problem = f"has {size} bytes, not {entry['bytes']}"
+            raise CheckpointError(path, problem, offset=min(size, entry["bytes"]))
+        if "sha256" in entry and name.split("/")[0] in parts and entry_of(path) != entry:
+            raise CheckpointError(path, "has another checksum than when it was written")
+
+
+def entry_of(path: Path) -> dict[str, Any]:
+    """Returns what a manifest says of a file."""
+    digest, size = hashlib.sha256(), path.stat().st_size
+    with path.open("rb") as file:
+        if file.read(len(MAGIC)) == MAGIC:
+            return {"bytes": size}
+        file.seek(0)
+        while block := file.read(_READ_BYTES):
+            digest.update(block)
+    return {"bytes": size, "sha256": digest.hexdigest()}

@@ -1,0 +1,256 @@
+"""What a checkpoint takes from a store, and gives back to another: rows, held sums, copies.
+
+In: a store, of one process or of a rank. Out: `TablePart`s to be written; or, from the files of any
+number of ranks and any kind of store, tables that are made ready before the store is touched.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from absl import logging
+
+from slipstream_tf.checkpoint.array_file import Arrays
+from slipstream_tf.checkpoint.errors import CheckpointMismatchError
+from slipstream_tf.checkpoint.manifest import NAME, Manifest
+from slipstream_tf.checkpoint.tables import (
+    SavedTable,
+    TablePart,
+    with_counts,
+    with_rows,
+    with_slots,
+)
+from slipstream_tf.config import TableConfig
+from slipstream_tf.ops.update_policy import UpdatePolicy
+from slipstream_tf.optimizers import SparseOptimizer
+
+_LONGEST = 1 << 40
+
+
+@dataclasses.dataclass(frozen=True)
+class Rank:
+    """Whose part it is.
+
+    Attributes:
+        number: of the rank.
+        size: ranks in all.
+        placement: "replicated" or "sharded".
+    """
+
+    number: int
+    size: int
+    placement: str
+
+    @property
+    def has_all_rows(self) -> bool:
+        """Whether this rank's rows are those that others may read for all."""
+        return self.number == 0 or self.placement == "sharded"
+
+
+def has_table_files(store: Any) -> bool:
+    """Whether a store's tables can be read and replaced with what they hold back."""
+    return hasattr(store, "export_pending") and hasattr(store, "import_table")
+
+
+def rule_of(store: Any) -> SparseOptimizer | None:
+    """Returns the update rule of a store's rows; None: they are not the store's to update."""
+    rule = getattr(store, "optimizer", None)
+    return rule if isinstance(rule, SparseOptimizer) else None
+
+
+def file_name(rank: int, index: int) -> str:
+    """Returns the name, below a checkpoint's folder, of a rank's part of a table."""
+    return f"rank-{rank}/table-{index:03d}"
+
+
+def cut(store: Any, rank: Rank) -> list[TablePart]:
+    """Copies all tables as they are now; nothing is flushed.
+
+    Needs as much memory as the rows, slots and counts take, until they are written, and as much as
+    those of the largest table once more while it is copied.
+
+    Args:
+        store: whose `export_pending` and `export_table` are asked.
+        rank: whose.
+    """
+    rule = rule_of(store)
+    parts = []
+    for table in store.tables:
+        contents = store.export_table(table.name, flush=False)
+        is_own = rank.has_all_rows
+        parts.append(
+            TablePart(
+                name=table.name,
+                dim=table.dim,
+                slots=int(contents["slots"].shape[1]),
+                rule=None if rule is None else type(rule).__name__,
+                contents=contents if is_own else None,
+                accesses=None if is_own else {n: contents[n] for n in ("keys", "counts")},
+                pending=store.export_pending(table.name),
+                copies=(
+                    store.export_copies(table.name)
+                    if rank.placement == "sharded" and rank.size > 1
+                    else None
+                ),
+            )
+        )
+    return parts
+
+
+@dataclasses.dataclass(frozen=True)
+class ReadyTable:
+    """A table that is read, checked and made to fit, to replace one of a store.
+
+    Attributes:
+        name: of the table.
+        contents: for `import_table`.
+        copies: for `import_copies`, or None.
+        pending: for `import_pending`.
+        num_pending: sums that all ranks together held.
+    """
+
+    name: str
+    contents: Arrays
+    copies: Arrays | None
+    pending: Arrays
+    num_pending: int
+
+
+def prepare(folder: Path, manifest: Manifest, store: Any, rank: Rank) -> list[ReadyTable]:
+    """Reads a checkpoint's tables for a rank of any job; the store is not touched.
+
+    Args:
+        folder: of the checkpoint.
+        manifest: of it.
+        store: that is to have them.
+        rank: whose store it is.
+
+    Raises:
+        CheckpointMismatchError: tables, dimensions or update rules differ, or a capacity is too
+            small.
+        CheckpointError: a file is damaged.
+    """
+    place = str(folder / NAME)
+    entries = {entry.get("name"): (i, entry) for i, entry in enumerate(manifest.tables)}
+    here = [table.name for table in store.tables]
+    if sorted(entries, key=str) != sorted(here):
+        raise CheckpointMismatchError(
+            place,
+            f"was saved with tables {sorted(entries, key=str)}, this program has {sorted(here)}",
+            "Restore it into the same tables.",
+        )
+    rule = rule_of(store)
+    ready = []
+    for table in store.tables:
+        index, entry = entries[table.name]
+        paths = [folder / file_name(r, index) for r in range(manifest.world_size)]
+        saved = SavedTable(paths, manifest.checkpoint, entry)
+        saved.require(table.dim, None if rule is None else type(rule).__name__, place)
+        ready.append(_prepare_table(saved, manifest, store, table, rank, place))
+    return ready
+
+
+def _prepare_table(
+    saved: SavedTable, manifest: Manifest, store: Any, table: TableConfig, rank: Rank, place: str
+) -> ReadyTable:
+    is_same_job = (manifest.world_size, manifest.placement) == (rank.size, rank.placement)
+    is_sharded = rank.placement == "sharded" and rank.size > 1
+
+    def owns(keys: np.ndarray) -> np.ndarray:
+        return store.owners(table.name, keys) == rank.number
+
+    contents = saved.contents(owns if is_sharded else None)
+    if is_same_job and is_sharded:
+        contents["steps"][1] = saved.lookup_steps(rank.number)
+    if saved.is_replicated and not is_sharded:
+        contents = with_counts(contents, *saved.accesses(rank.number, rank.size))
+    rule = rule_of(store)
+    width = 0 if rule is None else rule.slots_per_row(table.dim)
+    initial = _initial_slot(rule)
+    if contents["slots"].shape[1] != width and contents["keys"].size:
+        told = "are left out" if width == 0 else f"start anew, at {initial:g}"
+        logging.warning("%s: the slots of table %r %s.", place, table.name, told)
+    contents = with_slots(contents, width, initial)
+    pending = saved.pending(rank.number, rank.size)
+    if rank.size == 1 and rule is not None:
+        # A rank may hold a sum of a key that no rank has a row of yet.
+        missing = np.setdiff1d(pending["keys"], contents["keys"])
+        if missing.size:
+            rows = _initial_rows(table, rule, missing)
+            contents = with_rows(contents, missing, rows, initial)
+    rows_here = len(contents["keys"])
+    if table.capacity is not None and rows_here > table.capacity:
+        raise CheckpointMismatchError(
+            place,
+            f"table {table.name!r} has {rows_here} rows for rank {rank.number}, more than its "
+            f"capacity of {table.capacity}",
+            "Give the table more capacity, or restore with more ranks if it is sharded.",
+        )
+    if rule is None:
+        keys = np.concatenate([contents["keys"], pending["keys"]])
+        outside = keys[(keys < 0) | (keys >= store.size(table.name))]
+        if outside.size:
+            raise CheckpointMismatchError(
+                place,
+                f"table {table.name!r} has key {int(outside[0])}, but its variable has "
+                f"{store.size(table.name)} rows",
+                "Give the variable more rows, or map the keys to 0, 1, ... before training.",
+            )
+    copies = saved.copies(rank.number) if is_same_job else None
+    return ReadyTable(table.name, contents, copies, pending, saved.num_pending)
+
+
+def replace(store: Any, ready: list[ReadyTable]) -> None:
+    """Replaces rows, slots, counts and copies of all tables; nothing is held back then."""
+    for table in ready:
+        store.import_table(table.name, table.contents)
+        if table.copies is not None:
+            store.import_copies(table.name, table.copies)
+
+
+def hold(store: Any, ready: list[ReadyTable], policies: Mapping[str, UpdatePolicy]) -> None:
+    """Gives a store the sums to hold back; where its policy holds none, they are applied now.
+
+    With several ranks a collective.
+
+    Args:
+        store: whose rows are replaced already.
+        ready: the tables.
+        policies: that hold now, by table; tables not named apply everything.
+    """
+    for table in ready:
+        if not table.num_pending:
+            continue
+        policy = policies.get(table.name, UpdatePolicy())
+        if policy.mode == "defer":
+            store.import_pending(table.name, table.pending)
+            continue
+        logging.warning(
+            "%d gradient sums of table %r that were held back are applied now, as its policy holds "
+            "none.",
+            table.num_pending,
+            table.name,
+        )
+        ranks = int(table.pending["ranks"].max(initial=0)) + 1
+        rows = max(table.num_pending, 1)
+        holding = UpdatePolicy("defer", max_age=_LONGEST, max_rows=rows, ranks=ranks)
+        if rule_of(store) is None:
+            holding = dataclasses.replace(holding, trigger="interval")
+        store.set_update_policy(table.name, holding)
+        store.import_pending(table.name, table.pending)
+        store.set_update_policy(table.name, policy)
+
+
+def _initial_slot(rule: SparseOptimizer | None) -> float:
+    return float(getattr(rule, "initial_accumulator_value", 0.0))
+
+
+def _initial_rows(table: TableConfig, rule: SparseOptimizer, keys: np.ndarray) -> np.ndarray:
+    """The rows that keys have before their first gradient, float32 [n, dim]."""
+    from slipstream_tf.stores.native import NativeStore
+
+    return NativeStore([table], rule).gather(table.name, keys)[0].numpy()

@@ -1,0 +1,311 @@
+"""A table in a checkpoint: what a rank writes of it, and what a rank of another job makes of that.
+
+In: arrays of a store, or files. Out: files of checked blocks, or arrays for a store. They hold
+(key, row, slots, access count) whatever the store and the number of ranks, so that each rank takes
+the rows that it owns from the files of all. Pure NumPy.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from slipstream_tf.checkpoint import array_file
+from slipstream_tf.checkpoint.array_file import ArrayFile, Arrays
+from slipstream_tf.checkpoint.errors import CheckpointError, CheckpointMismatchError
+
+_ROW_COLUMNS = ("keys", "rows", "slots", "counts")
+_PENDING_COLUMNS = ("keys", "ages", "ranks", "sums")
+_KINDS = {"keys": "<i8", "rows": "<f4", "slots": "<f4", "counts": "<f4", "last_used": "<i8"}
+_PENDING_KINDS = {"keys": "<i8", "ages": "<i8", "ranks": "<i4", "sums": "<f4"}
+
+
+@dataclasses.dataclass(frozen=True)
+class TablePart:
+    """What one rank has of one table.
+
+    Attributes:
+        name: of the table.
+        dim: values of a row.
+        slots: values of a row's slots.
+        rule: class name of the update rule; None: the rows are not the store's to update.
+        contents: of the rows on this rank, as `store.export_table(name, flush=False)`; None: they
+            are the same as on rank 0.
+        accesses: keys int64 [n] and counts float32 [n] of this rank where it has no contents.
+        pending: gradient sums that are held back, as `store.export_pending`.
+        copies: of other ranks' rows, with this rank's accesses, like contents; or None.
+    """
+
+    name: str
+    dim: int
+    slots: int
+    rule: str | None
+    contents: Arrays | None
+    accesses: Arrays | None
+    pending: Arrays
+    copies: Arrays | None = None
+
+    def write(self, path: Path, checkpoint: str) -> int:
+        """Writes it to a file, and returns the bytes."""
+        groups: dict[str, Arrays] = {}
+        meta: dict[str, Any] = {name: getattr(self, name) for name in _META}
+        for name, contents in (("contents", self.contents), ("copies", self.copies)):
+            if contents is not None:
+                groups[name] = {column: contents[column] for column in _ROW_COLUMNS}
+                if len(contents["last_used"]) == len(contents["keys"]):
+                    groups[name]["last_used"] = contents["last_used"]
+                meta[f"{name}_steps"] = [int(step) for step in contents["steps"]]
+        if self.accesses is not None:
+            groups["accesses"] = self.accesses
+        groups["pending"] = {column: self.pending[column] for column in _PENDING_COLUMNS}
+        meta["learning_rate"] = float(self.pending["learning_rate"])
+        return array_file.write(path, checkpoint, meta, groups)
+
+
+_META = ("name", "dim", "slots", "rule")
+
+
+class SavedTable:
+    """The files of one table of a checkpoint, one per rank that saved it."""
+
+    def __init__(self, paths: Sequence[Path], checkpoint: str, entry: Mapping[str, Any]) -> None:
+        """Reads the headers.
+
+        Args:
+            paths: of the files, rank 0's first.
+            checkpoint: that they are of.
+            entry: of the table in the manifest.
+
+        Raises:
+            CheckpointError: a file is damaged, or does not have what the manifest says.
+        """
+        self._paths = list(paths)
+        self._files = [ArrayFile(path, checkpoint) for path in self._paths]
+        self.name, self.dim, self.slots = entry["name"], entry["dim"], entry["slots"]
+        for path, file in zip(self._paths, self._files, strict=True):
+            for name in _META:
+                if file.meta.get(name) != entry[name]:
+                    problem = (
+                        f"has {name} {file.meta.get(name)!r}, but the manifest {entry[name]!r}"
+                    )
+                    raise CheckpointError(path, problem)
+            widths = {"rows": self.dim, "slots": self.slots}
+            for group in ("contents", "copies"):
+                _require_columns(path, file, group, _KINDS, widths)
+            _require_columns(path, file, "pending", _PENDING_KINDS, {"sums": self.dim})
+
+    @property
+    def is_replicated(self) -> bool:
+        """Whether rank 0 has all rows."""
+        return all("contents" not in file.groups for file in self._files[1:])
+
+    def contents(self, owns: Callable[[np.ndarray], np.ndarray] | None = None) -> Arrays:
+        """Returns the rows of some keys, sorted by key, as `store.import_table` takes them.
+
+        Args:
+            owns: of keys int64 [n]: bool [n], which to take; None: all.
+
+        Raises:
+            CheckpointError: a file is damaged, or a key comes twice.
+        """
+        found: list[Arrays] = []
+        sources = self._files[:1] if self.is_replicated else self._files
+        for file in sources:
+            for block in file.blocks("contents"):
+                taken = slice(None) if owns is None else owns(block["keys"])
+                found.append({name: values[taken] for name, values in block.items()})
+        names = [*_ROW_COLUMNS]
+        if found and all("last_used" in block for block in found):
+            names.append("last_used")
+        joined = _joined(found, names, self.dim, self.slots)
+        order = np.argsort(joined["keys"], kind="stable")
+        joined = {name: values[order] for name, values in joined.items()}
+        twice = joined["keys"][1:] == joined["keys"][:-1]
+        if twice.any():
+            key = int(joined["keys"][1:][twice][0])
+            raise CheckpointError(self._paths[0], f"key {key} of table {self.name!r} comes twice")
+        joined.setdefault("last_used", np.empty(0, np.int64))
+        steps = [file.meta["contents_steps"] for file in sources]
+        joined["steps"] = np.max(np.asarray(steps, np.int64), axis=0)
+        return joined
+
+    @property
+    def num_pending(self) -> int:
+        """Sums that all ranks together held."""
+        return sum(file.groups["pending"].rows for file in self._files)
+
+    def lookup_steps(self, rank: int) -> int:
+        """Returns the lookups of a rank that has rows, so far."""
+        return int(self._files[rank].meta["contents_steps"][1])
+
+    def accesses(self, rank: int, size: int) -> tuple[np.ndarray, np.ndarray]:
+        """Returns keys int64 [n] and counts float32 [n] of what a rank of `size` has accessed.
+
+        Where another number of ranks saved them, the counts of each go to the rank of its number
+        modulo `size`.
+        """
+        heirs = _heirs(self._files, rank, size)
+        keys, counts = [np.empty(0, np.int64)], [np.empty(0, np.float32)]
+        for file in heirs:
+            group = "contents" if "contents" in file.groups else "accesses"
+            for block in file.blocks(group):
+                keys.append(block["keys"])
+                counts.append(block["counts"])
+        merged, place = np.unique(np.concatenate(keys), return_inverse=True)
+        total = np.zeros(merged.size, np.float32)
+        np.add.at(total, place.ravel(), np.concatenate(counts))
+        return merged, total
+
+    def copies(self, rank: int) -> Arrays | None:
+        """Returns a rank's copies of other ranks' rows, or None."""
+        file = self._files[rank]
+        if "copies" not in file.groups:
+            return None
+        copies = file.read("copies")
+        copies.setdefault("last_used", np.empty(0, np.int64))
+        return {**copies, "steps": np.asarray(file.meta["copies_steps"], np.int64)}
+
+    def pending(self, rank: int, size: int) -> Arrays:
+        """Returns the sums that a rank of `size` is to hold, as `store.import_pending` takes them.
+
+        Nothing that was held is lost: where another number of ranks saved them, the sums of each go
+        to the rank of its number modulo `size`; of one key they are added up.
+        """
+        heirs = _heirs(self._files, rank, size)
+        parts = [file.read("pending") for file in heirs]
+        rate = float((heirs or self._files)[0].meta["learning_rate"])
+        if len(parts) == 1:
+            return {**parts[0], "learning_rate": np.float32(rate)}
+        empty = {n: np.empty(0, kind) for n, kind in _PENDING_KINDS.items() if n != "sums"}
+        parts.append({**empty, "sums": np.empty((0, self.dim), np.float32)})
+        joined = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+        owners = np.stack([joined["keys"], joined["ranks"].astype(np.int64)])
+        merged, place = np.unique(owners, axis=1, return_inverse=True)
+        place = place.ravel()
+        sums = np.zeros((merged.shape[1], self.dim), np.float32)
+        np.add.at(sums, place, joined["sums"])
+        ages = np.zeros(merged.shape[1], np.int64)
+        np.maximum.at(ages, place, joined["ages"])
+        order = np.argsort(-ages, kind="stable")
+        return {
+            "keys": merged[0][order],
+            "ages": ages[order],
+            "ranks": merged[1][order].astype(np.int32),
+            "sums": sums[order],
+            "learning_rate": np.float32(rate),
+        }
+
+    def require(self, dim: int, rule: str | None, place: str) -> None:
+        """Raises CheckpointMismatchError unless a table of this program can take the rows.
+
+        Args:
+            dim: of the program's table.
+            rule: class name of its update rule; None: any will do.
+            place: the manifest's file, for the error.
+        """
+        if self.dim != dim:
+            raise CheckpointMismatchError(
+                place,
+                f"table {self.name!r} was saved with dim={self.dim}, this program has dim={dim}",
+                "Restore it into tables of the same dimensions.",
+            )
+        saved = self._files[0].meta["rule"]
+        if None not in (saved, rule) and saved != rule:
+            raise CheckpointMismatchError(
+                place,
+                f"table {self.name!r} was saved with the update rule {saved}, not {rule}",
+                "Their slots mean different things; restore it with the same rule.",
+            )
+
+
+def with_counts(contents: Arrays, keys: np.ndarray, counts: np.ndarray) -> Arrays:
+    """Returns contents with other access counts; keys without a row are passed over.
+
+    Args:
+        contents: sorted by key.
+        keys: int64 [n], ascending.
+        counts: float32 [n]; rows of other keys have a count of 0.
+    """
+    changed = np.zeros(len(contents["keys"]), np.float32)
+    place = np.minimum(np.searchsorted(contents["keys"], keys), max(len(changed) - 1, 0))
+    if len(changed):
+        is_there = contents["keys"][place] == keys
+        changed[place[is_there]] = counts[is_there]
+    return {**contents, "counts": changed}
+
+
+def with_slots(contents: Arrays, width: int, initial: float) -> Arrays:
+    """Returns contents whose rows have as many slots as a rule wants, as those of new rows.
+
+    Args:
+        contents: of a store that kept none, or others.
+        width: float32 values per row.
+        initial: of each.
+    """
+    if contents["slots"].shape[1] == width:
+        return contents
+    slots = np.full((len(contents["keys"]), width), initial, np.float32)
+    return {**contents, "slots": slots}
+
+
+def with_rows(contents: Arrays, keys: np.ndarray, rows: np.ndarray, initial: float) -> Arrays:
+    """Returns contents with rows of further keys, which have not been accessed.
+
+    Args:
+        contents: sorted by key.
+        keys: int64 [n], none of which is in the contents.
+        rows: float32 [n, dim].
+        initial: value of their slots.
+    """
+    added = {
+        "keys": keys,
+        "rows": rows,
+        "slots": np.full((keys.size, contents["slots"].shape[1]), initial, np.float32),
+        "counts": np.zeros(keys.size, np.float32),
+    }
+    if len(contents["last_used"]) == len(contents["keys"]):
+        added["last_used"] = np.zeros(keys.size, np.int64)
+    joined = {name: np.concatenate([contents[name], values]) for name, values in added.items()}
+    order = np.argsort(joined["keys"], kind="stable")
+    return {**contents, **{name: values[order] for name, values in joined.items()}}
+
+
+def _joined(blocks: Sequence[Arrays], names: Sequence[str], dim: int, slots: int) -> Arrays:
+    shapes = {"rows": (0, dim), "slots": (0, slots)}
+    return {
+        name: np.concatenate(
+            [np.empty(shapes.get(name, (0,)), _KINDS[name]), *(block[name] for block in blocks)]
+        )
+        for name in names
+    }
+
+
+def _heirs(files: Sequence[ArrayFile], rank: int, size: int) -> Sequence[ArrayFile]:
+    return files[rank : rank + 1] if len(files) == size else files[rank::size]
+
+
+def _require_columns(
+    path: Path,
+    file: ArrayFile,
+    group: str,
+    kinds: Mapping[str, str],
+    widths: Mapping[str, int],
+) -> None:
+    """Raises CheckpointError unless a group, if it is there, has columns of these kinds."""
+    if group not in file.groups:
+        if group == "pending":
+            raise CheckpointError(path, f"has no {group!r}")
+        return
+    found = {column.name: column for column in file.groups[group].columns}
+    for name, kind in kinds.items():
+        if name not in found and name == "last_used":
+            continue
+        shape = (widths[name],) if name in widths else ()
+        column = found.get(name)
+        if column is None or (column.dtype, column.shape) != (kind, shape):
+            problem = f"its {group!r} have {name!r} as {column}, not {kind} of shape {shape}"
+            raise CheckpointError(path, problem, offset=file.groups[group].offset)

@@ -1,0 +1,190 @@
+"""How the ranks' files become a checkpoint, without a word over the network.
+
+In: what each rank copied. Out: its files, and a note of them in the staging folder; rank 0 waits
+for the notes of all, writes the manifest and gives the folder its name. So a thread may do it while
+the ranks train.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from slipstream_tf._version import __version__
+from slipstream_tf.checkpoint import array_file, disk, folders, tree
+from slipstream_tf.checkpoint.array_file import ArrayFile
+from slipstream_tf.checkpoint.errors import CheckpointError
+from slipstream_tf.checkpoint.manifest import Manifest, entry_of
+from slipstream_tf.checkpoint.store_parts import file_name
+from slipstream_tf.checkpoint.tables import TablePart
+
+_PAUSE_SECONDS = 0.02
+# For ranks that still write when the program of this one has ended.
+_PATIENCE_SECONDS = 60.0
+_ENGINE = "engine"
+
+
+@dataclasses.dataclass(frozen=True)
+class RankFiles:
+    """What one rank copied, to be written.
+
+    Attributes:
+        rank: its number.
+        tables: of its store.
+        learning_rate: of its store, or None.
+        state: of its saturation engine, or None.
+        position: in its input, JSON.
+        rng: of its random numbers, JSON.
+    """
+
+    rank: int
+    tables: list[TablePart]
+    learning_rate: float | None
+    state: dict[str, Any] | None
+    position: Any
+    rng: Any
+
+
+def write_rank(staging: Path, checkpoint: str, files: RankFiles) -> None:
+    """Writes a rank's files beside those that lie in its folder, and the note that tells of all.
+
+    Args:
+        staging: folder of what is not whole yet.
+        checkpoint: that the files are of.
+        files: what to write.
+
+    Raises:
+        OSError: the disk is full, ...; the note tells of it, too.
+    """
+    folder = staging / f"rank-{files.rank}"
+    note: dict[str, Any] = {"checkpoint": checkpoint}
+    try:
+        for index, part in enumerate(files.tables):
+            part.write(staging / file_name(files.rank, index), checkpoint)
+        skeleton, arrays = tree.flatten(files.state)
+        meta = {"state": skeleton, "learning_rate": files.learning_rate}
+        groups = {name: {"values": array} for name, array in arrays.items()}
+        array_file.write(folder / _ENGINE, checkpoint, meta, groups)
+        written = sorted(folder.iterdir())
+        for path in [*written, folder]:
+            disk.sync(path)
+        note["files"] = {f"{folder.name}/{path.name}": entry_of(path) for path in written}
+        note["tables"] = [_describe(part) for part in files.tables]
+        note["position"], note["rng"] = files.position, files.rng
+        note["saturation"] = _summary(files)
+    except Exception as error:
+        note["error"] = f"{type(error).__name__}: {error}"
+        raise
+    finally:
+        disk.write_text(_note(staging, files.rank), json.dumps(note))
+
+
+def finish_with_all(directory: Path, name: str, manifest: Manifest, keep: int) -> None:
+    """Makes a checkpoint of what all ranks have written, as soon as they have; on rank 0.
+
+    Args:
+        directory: of all checkpoints.
+        name: that the checkpoint gets.
+        manifest: its identity, step, ranks, placement and versions.
+        keep: whole checkpoints that are left.
+
+    Raises:
+        RuntimeError: another rank could not write, or did not before its time was up.
+    """
+    staging = directory / folders.STAGING
+    notes = [
+        _wait_for(_note(staging, rank), manifest.checkpoint, rank)
+        for rank in range(manifest.world_size)
+    ]
+    for rank in range(manifest.world_size):
+        disk.remove(_note(staging, rank))
+    tables = [dict(table) for table in notes[0]["tables"]]
+    if manifest.placement == "sharded":
+        for i, table in enumerate(tables):
+            table["rows"] = sum(note["tables"][i]["rows"] for note in notes)
+    whole = dataclasses.replace(
+        manifest,
+        tables=tables,
+        files={name: entry for note in notes for name, entry in note["files"].items()},
+        positions=[note["position"] for note in notes],
+        rng=[note["rng"] for note in notes],
+        saturation=notes[0]["saturation"],
+    )
+    folders.finish(directory, name, whole, keep)
+
+
+def read_engines(folder: Path, manifest: Manifest) -> tuple[float | None, list[dict[str, Any]]]:
+    """Returns the learning rate of rank 0's store, and the engine's state of each rank.
+
+    Raises:
+        CheckpointError: a file is damaged.
+    """
+    states, rate = [], None
+    for rank in range(manifest.world_size):
+        path = folder / f"rank-{rank}" / _ENGINE
+        file = ArrayFile(path, manifest.checkpoint)
+        arrays = {name: file.read(name)["values"] for name in file.groups}
+        try:
+            state = tree.unflatten(file.meta["state"], arrays)
+            rate = file.meta["learning_rate"] if rank == 0 else rate
+        except KeyError as error:
+            raise CheckpointError(path, f"has no {error}") from error
+        if state is not None:
+            states.append(state)
+    return rate, states
+
+
+def versions() -> dict[str, str]:
+    """Returns the versions that write a checkpoint."""
+    import tensorflow as tf
+
+    return {"slipstream_tf": __version__, "tensorflow": tf.__version__}
+
+
+def _wait_for(path: Path, checkpoint: str, rank: int) -> dict[str, Any]:
+    """Returns a rank's note; waits for it as long as it may still come."""
+    deadline = None
+    while not path.exists():
+        if deadline is None and not threading.main_thread().is_alive():
+            deadline = time.monotonic() + _PATIENCE_SECONDS
+        if deadline is not None and time.monotonic() > deadline:
+            raise RuntimeError(f"Rank {rank} did not write its part of a checkpoint.")
+        time.sleep(_PAUSE_SECONDS)
+    note = json.loads(path.read_text(encoding="utf-8"))
+    if "error" in note or note["checkpoint"] != checkpoint:
+        reason = note.get("error", "its files are of another checkpoint")
+        raise RuntimeError(f"Rank {rank} could not write its part of a checkpoint: {reason}")
+    return dict(note)
+
+
+def _note(staging: Path, rank: int) -> Path:
+    return staging / f"rank-{rank}.json"
+
+
+def _describe(part: TablePart) -> dict[str, Any]:
+    return {
+        "name": part.name,
+        "dim": part.dim,
+        "dtype": "float32",
+        "slots": part.slots,
+        "rule": part.rule,
+        "rows": 0 if part.contents is None else len(part.contents["keys"]),
+    }
+
+
+def _summary(files: RankFiles) -> dict[str, Any] | None:
+    """The engine's state in short, for readers of the manifest."""
+    if files.state is None:
+        return None
+    tracker = files.state["tracker"]
+    return {
+        "window": len(tracker["reports"]),
+        "step": tracker["loop"]["step"],
+        "threshold": tracker["loop"]["threshold"],
+        "hot_keys": {name: len(table["keys"]) for name, table in tracker["tables"].items()},
+        "pending": {part.name: len(part.pending["keys"]) for part in files.tables},
+    }

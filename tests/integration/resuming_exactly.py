@@ -1,0 +1,169 @@
+"""A program of test_resume_exact.py: trains with every way of skipping, in turn.
+
+    resuming_exactly.py DIRECTORY RESULTS WHAT
+
+DIRECTORY: of the checkpoints, a folder per way. RESULTS: a file per way with all that there is in
+the end. WHAT: "straight": 2k steps; "killed": saves after k steps, goes on, and is killed with
+SIGKILL while the next checkpoint is written; "resumed": goes on from what was saved.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import slipstream_tf as slip
+from slipstream_tf.checkpoint import disk
+
+HALF, BATCH, FIELDS, WINDOW = 45, 32, 3, 8
+COMMON = {"snapshot_interval": WINDOW, "warmup_steps": 0, "hot_budget_bytes": 1 << 12}
+# Half a run is no multiple of the window: checkpoints are taken in the midst of one.
+WAYS: dict[str, dict[str, Any]] = {
+    "none": {"skip": "none"},
+    "mask": {"skip": "gradients", "metric": "signal", "target_skip": 0.6, "revisit_every": 3},
+    "defer": {"skip": "defer", "defer_movement": 0.05, "defer_max_age": 20},
+    "inputs": {"skip": "inputs", "target_skip": 0.5, "keep_rate": 0.3, "guard_tolerance": 0.05},
+    "remembered": {
+        **{"skip": "inputs", "score": "remembered_loss", "target_skip": 0.4},
+        **{"loss_memory_bytes": 1 << 12, "max_skips": 3},
+    },
+    "both": {"skip": "both", "target_skip": 0.4, "keep_rate": 0.2, "defer_movement": 0.05},
+    "random": {"skip": "random", "random_shares": (0.1, 0.5, 0.3)},
+}
+RULES = {
+    "mask": slip.optimizers.Adam(0.05),
+    "none": slip.optimizers.RowWiseAdagrad(0.1, 0.0, 1e-8),
+}
+
+
+def dataset(needs_ids: bool) -> tf.data.Dataset:
+    """Inputs whose keys come and go with their number, twice over."""
+    random = np.random.default_rng(7)
+    # Of remembered losses several passes, each of more inputs than are remembered.
+    inputs = 20 * BATCH if needs_ids else 2 * HALF * BATCH
+    keys = (random.zipf(1.3, (inputs, FIELDS)) % 60).astype(np.int64)
+    features = {"keys": keys, "dense": random.normal(size=(inputs, 2)).astype(np.float32)}
+    if needs_ids:
+        features["id"] = np.arange(inputs)
+    labels = (random.random((inputs, 1)) < 0.2 + 0.1 * (keys[:, :1] % 5)).astype(np.float32)
+    data = tf.data.Dataset.from_tensor_slices((features, labels))
+    return data.shuffle(200, seed=5, reshuffle_each_iteration=True).repeat().batch(BATCH, True)
+
+
+def run(way: str, directory: Path, results: Path, what: str) -> None:
+    """Trains one way."""
+    keras.utils.set_random_seed(3)
+    tables = [
+        slip.TableConfig(
+            f"f{i}", dim=4, seed=i, capacity=40 if i == 0 else None, eviction=("lru", "lfu")[i % 2]
+        )
+        for i in range(FIELDS)
+    ]
+    rule = RULES.get(way, slip.optimizers.Adagrad(0.1, 0.0, 1e-8))
+    embeddings = slip.keras.EmbeddingCollection(tables, rule)
+    model = slip.models.DCNv2(embeddings, 2, 1, deep=[8])
+    config = slip.SaturationConfig(**{**COMMON, **WAYS[way]})
+    slipstream = slip.Slipstream(embeddings, config)
+    needs_ids = config.score == "remembered_loss"
+    data = dataset(needs_ids)
+    first = next(iter(data))[0]
+    model({name: first[name] for name in ("keys", "dense")}, training=False)
+    optimizer = keras.optimizers.Adam(0.01)
+    optimizer.build(model.trainable_variables)
+
+    @tf.function
+    def train_step(features: Any, labels: Any, weights: Any) -> tf.Tensor:
+        inputs = {name: features[name] for name in ("keys", "dense")}
+        with tf.GradientTape() as tape:
+            predicted = model(inputs, training=True)
+            losses = keras.losses.binary_crossentropy(labels, predicted)
+            loss = tf.reduce_mean(losses * weights)
+        gradients = tape.gradient(loss, model.trainable_variables)
+        optimizer.apply(gradients, model.trainable_variables)
+        if slipstream.needs_losses:
+            slipstream.record_losses(
+                features.get("id"), losses, labels[:, 0], features["skippable"], weights
+            )
+        return loss
+
+    inputs = iter(slipstream.apply(data, BATCH))
+    checkpoint = tf.train.Checkpoint(model=model, optimizer=optimizer)
+    saved = slip.distributed.JobCheckpoints(
+        directory / way,
+        checkpoint,
+        slip.distributed.SingleProcess(),
+        embeddings.store,
+        engine=slipstream,
+        own=tf.train.Checkpoint(inputs=inputs),
+    )
+    step = 0
+    losses: list[float] = []
+    if what == "resumed":
+        last = saved.restore()
+        assert last is not None and last.step == HALF and last.path.name == "checkpoint-000001"
+        assert last.position == {"batches": HALF}
+        step, losses = last.step, last.rng
+    end = HALF + 3 if what == "killed" else 2 * HALF
+    while step < end:
+        element = next(inputs)
+        weights = element[2] if len(element) > 2 else tf.ones(tf.shape(element[1])[0])
+        losses.append(float(train_step(element[0], element[1], weights)))
+        slipstream.step()
+        step += 1
+        if step == HALF and what != "resumed":
+            saved.save(step, position={"batches": step}, rng=losses)
+    saved.wait()
+    if what == "killed":
+        return
+    state = {"losses": np.array(losses)}
+    state |= {f"weight_{i}": w.numpy() for i, w in enumerate(model.variables)}
+    state |= {f"optimizer_{i}": v.numpy() for i, v in enumerate(optimizer.variables)}
+    for table in tables:
+        held = embeddings.store.export_pending(table.name)
+        state |= {f"{table.name}_held_{n}": values for n, values in held.items()}
+        contents = embeddings.store.export_table(table.name, flush=False)
+        state |= {f"{table.name}_{n}": values for n, values in contents.items()}
+        states = slipstream.tracker.states[table.name]
+        for name in ("keys", "states", "windows_watched", "since", "drift"):
+            state[f"{table.name}_states_{name}"] = getattr(states, name)
+    classifier = slipstream.tracker.classifier
+    for name, values in {**classifier.export_memory(), **classifier.export_window()}.items():
+        state[f"classifier_{name}"] = values
+    np.savez(results / f"{way}.npz", **state)
+    reports = [report.to_dict() for report in slipstream.tracker.reports]
+    for report in reports:
+        del report["seconds"]
+        for table in report["tables"]:
+            # Of buffers, which are as large as they once had to be.
+            del table["rows"]["pending_bytes"]
+    (results / f"{way}.json").write_text(json.dumps(reports, indent=1))
+
+
+def main() -> None:
+    """Trains all ways; one that is to be killed is so in the midst of a checkpoint."""
+    directory, results, what = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
+    for way in WAYS:
+        run(way, directory, results, what)
+        print(way, flush=True)
+    if what == "killed":
+        # A second checkpoint of the last way, which is killed when it is half written.
+        disk.sync = lambda path: os.kill(os.getpid(), signal.SIGKILL)
+        variable = tf.Variable(0.0)
+        slip.distributed.JobCheckpoints(
+            directory / list(WAYS)[-1],
+            tf.train.Checkpoint(variable=variable),
+            slip.distributed.SingleProcess(),
+            None,
+        ).save(HALF + 3)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,74 @@
+"""A run killed with SIGKILL goes on as if it never was: bitwise, with every way of skipping.
+
+Three processes, each of which trains all ways: 2k steps without a break; k steps, a checkpoint in
+the midst of a window, some more steps, and a kill while the next checkpoint is half written; and
+one that goes on from what the second left.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+PROGRAM = Path(__file__).with_name("resuming_exactly.py")
+_spec = importlib.util.spec_from_file_location("slipstream_resuming_exactly", PROGRAM)
+assert _spec is not None and _spec.loader is not None
+program = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(program)
+HALF, WAYS, WINDOW = program.HALF, program.WAYS, program.WINDOW
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folders "straight" and "resumed", with a file per way."""
+    folder = tmp_path_factory.mktemp("runs")
+    environment = {**os.environ, "PYTHONPATH": str(PROGRAM.parents[2])}
+    for what, directory in (("straight", "a"), ("killed", "b"), ("resumed", "b")):
+        (folder / what).mkdir()
+        done = subprocess.run(
+            [sys.executable, PROGRAM, folder / directory, folder / what, what],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        output = done.stdout + done.stderr
+        assert done.returncode == (-signal.SIGKILL if what == "killed" else 0), output
+    assert (folder / "b" / list(WAYS)[-1] / ".saving").exists()
+    return folder
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_rows_states_and_metrics_are_bitwise_the_same(way: str, results: Path) -> None:
+    with (
+        np.load(results / "straight" / f"{way}.npz") as straight,
+        np.load(results / "resumed" / f"{way}.npz") as resumed,
+    ):
+        assert set(straight) == set(resumed)
+        for name in straight:
+            one, other = straight[name], resumed[name]
+            assert one.dtype == other.dtype and one.shape == other.shape, name
+            assert one.tobytes() == other.tobytes(), name
+        losses = straight["losses"]
+        assert len(losses) == 2 * HALF and len(set(losses)) > HALF
+        held = sum(len(straight[f"f{i}_held_keys"]) for i in range(3))
+    texts = [(results / what / f"{way}.json").read_text() for what in ("straight", "resumed")]
+    assert texts[0] == texts[1]
+    # And there was something to be lost.
+    reports = json.loads(texts[0])
+    assert len(reports) == 2 * HALF // WINDOW and HALF % WINDOW
+    rows = [table["rows"] for report in reports for table in report["tables"]]
+    assert max(report["saturated_keys"] for report in reports) > 0 or way == "defer"
+    skips_inputs = way in ("inputs", "remembered", "both", "random")
+    assert (sum(report["inputs_skipped"] for report in reports) > 0) == skips_inputs
+    assert (sum(counts["masked"] for counts in rows) > 0) == (way == "mask")
+    assert (sum(counts["held"] for counts in rows) > 0) == (way in ("defer", "both"))
+    assert (held > 0) == (way in ("defer", "both"))

@@ -1,0 +1,190 @@
+"""The ops that read and replace pending updates, marks and travelled lengths; and a window."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from slipstream_tf import TableConfig, initializers, optimizers
+from slipstream_tf.ops import pending
+from slipstream_tf.ops.classifier import InputClassifier
+from slipstream_tf.ops.features import FeatureSpec, pack
+from slipstream_tf.ops.update_policy import SATURATED, WATCHED, UpdatePolicy
+from slipstream_tf.stores import NativeStore
+
+SPECS = [FeatureSpec("f", "t", "sum")]
+DEFER = UpdatePolicy("defer", movement=1e9, max_age=1000, max_rows=1000)
+
+
+def make_store(policy: UpdatePolicy = DEFER) -> NativeStore:
+    table = TableConfig("t", 2, initializer=initializers.Zeros())
+    store = NativeStore([table], optimizers.SGD(0.5))
+    store.set_update_policy("t", policy)
+    return store
+
+
+def step(store: NativeStore, keys: list[int], gradient: float) -> None:
+    packed = pack({"f": tf.constant(keys, tf.int64)}, SPECS)
+    pooled, plan = store.lookup(packed, SPECS, training=True)
+    store.apply_gradients(plan, [tf.fill(pooled[0].shape, gradient)])
+
+
+def test_sums_ages_and_rows_against_numpy() -> None:
+    store = make_store()
+    expected: dict[int, list[float]] = {}
+    steps = [([1, 2, 2], 1.0), ([2, 5], 0.25), ([9, 1], -3.0)]
+    for number, (keys, gradient) in enumerate(steps, 1):
+        step(store, keys, gradient)
+        for key in keys:
+            total, since = expected.get(key, (0.0, number))
+            expected[key] = [total + gradient, since]
+    held = store.export_pending("t")
+    found = {
+        int(k): [float(s[0]), len(steps) - int(a)]
+        for k, a, s in zip(held["keys"], held["ages"], held["sums"], strict=True)
+    }
+    assert found == expected
+    assert float(held["learning_rate"]) == 0.5 and (held["ranks"] == 0).all()
+    # They stay, and the rows are without them.
+    assert store.update_counts("t").pending == 4
+    assert (store.export_table("t", flush=False)["rows"] == 0.0).all()
+    contents = store.export_table("t", flush=False)
+
+    other = make_store()
+    other.import_table("t", contents)
+    other.import_pending("t", held)
+    for name, values in other.export_pending("t").items():
+        np.testing.assert_array_equal(values, held[name])
+    flushed, expected_rows = other.export_table("t"), store.export_table("t")
+    np.testing.assert_array_equal(flushed["rows"], expected_rows["rows"])
+    totals = np.array([expected[int(key)][0] for key in flushed["keys"]])
+    np.testing.assert_allclose(flushed["rows"][:, 0], -0.5 * totals)
+
+
+def test_nothing_held_and_nothing_asked() -> None:
+    store = make_store()
+    held = store.export_pending("t")
+    assert held["keys"].shape == (0,) and held["sums"].shape == (0, 2)
+    store.import_pending("t", held)
+    assert store.marks("t", np.empty(0, np.int64)).shape == (0,)
+    store.set_travelled("t", np.empty(0, np.int64), np.empty(0, np.float32))
+
+
+BAD: dict[str, tuple[dict[str, Any], str]] = {
+    "sums": ({"sums": np.zeros((1, 3), np.float32)}, r"sums of table 't' have shape \[1,3\]"),
+    "ages": ({"ages": [0, 1]}, "have 1 keys, 2 ages"),
+    "rank": ({"ranks": [1]}, "rank of pending update 0 of table 't' is 1"),
+    "age": ({"ages": [-1]}, "age of pending update 0 of table 't' is -1"),
+    "key": ({"keys": [8]}, "is 8; allowed: keys with a row"),
+    "matrix": ({"keys": [[1]]}, "keys has shape|Shape must be rank 1"),
+}
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_bad_sums_are_refused_and_nothing_changes(what: str) -> None:
+    changes, message = BAD[what]
+    store = make_store()
+    step(store, [1], 2.0)
+    held = store.export_pending("t")
+    with pytest.raises(tf.errors.InvalidArgumentError, match=message):
+        store.import_pending("t", {**held, **changes})
+    np.testing.assert_array_equal(store.export_pending("t")["sums"], held["sums"])
+
+
+def test_arrays_that_are_missing_or_unknown() -> None:
+    with pytest.raises(ValueError, match="Invalid pending updates: arrays"):
+        make_store().import_pending("t", {"keys": [1]})
+    classifier = InputClassifier(["t"])
+    with pytest.raises(ValueError, match="Invalid `contents`"):
+        classifier.import_window({"keys": [1]})
+
+
+def test_a_policy_that_holds_nothing_takes_no_sums() -> None:
+    store = make_store()
+    step(store, [1], 2.0)
+    other = make_store(UpdatePolicy())
+    with pytest.raises(tf.errors.InvalidArgumentError, match="set a policy that defers first"):
+        other.import_pending("t", store.export_pending("t"))
+
+
+def test_marks_and_travelled_lengths() -> None:
+    store = make_store(UpdatePolicy())
+    step(store, [1, 2, 3], 1.0)
+    store.mark_rows("t", [1, 2, 7], [SATURATED, WATCHED, WATCHED])
+    np.testing.assert_array_equal(store.marks("t", [1, 2, 3, 7]), [SATURATED, WATCHED, 0, 0])
+    store.set_travelled("t", [1, 2, 3], [5.0, 6.0, 7.0])
+    np.testing.assert_array_equal(store.travelled("t", [1, 2, 3]), [0.0, 6.0, 0.0])
+    step(store, [2], 2.0)
+    # Two values moved by 0.5 * 2.
+    np.testing.assert_allclose(store.travelled("t", [2]), [8.0])
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        pending.set_travelled(store._handles[0], [1, 2], [1.0])
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        pending.marks(store._handles[0], [[1, 2]])
+
+
+def classifier() -> InputClassifier:
+    return InputClassifier(["t"], reservoir_size=4, seed=3, loss_memory_bytes=256)
+
+
+def feed(found: InputClassifier, begin: int, end: int) -> None:
+    for i in range(begin, end):
+        keys = {"f": tf.constant([[i, i + 1], [i, 7]], tf.int64)}
+        ids = tf.constant([2 * i, 2 * i + 1], tf.int64)
+        result = found.classify(keys, SPECS, ids=ids)
+        found.record_losses(ids, [0.1 * i, 0.3], [1.0, 0.0], result.skippable, [1.0, 2.0])
+
+
+def everything(found: InputClassifier) -> dict[str, np.ndarray]:
+    return {**found.export_window(), **found.export_memory()}
+
+
+@pytest.mark.parametrize("mode", ["random", "remembered_loss"])
+@pytest.mark.parametrize("steps", [0, 1, 3, 12])
+def test_a_window_goes_on_as_if_never_stopped(mode: str, steps: int) -> None:
+    one = classifier()
+    one.configure(mode, threshold=0.5, random_share=0.5)
+    feed(one, 0, steps)
+    window, memory = one.export_window(), one.export_memory()
+    feed(one, steps, steps + 20)
+
+    other = classifier()
+    feed(other, 50, 60)
+    other.configure(mode, threshold=0.5, random_share=0.5)
+    other.import_memory(memory)
+    other.import_window(window)
+    feed(other, steps, steps + 20)
+    actual = everything(other)
+    for name, values in everything(one).items():
+        np.testing.assert_array_equal(values, actual[name], err_msg=name)
+    assert one.end_window() == other.end_window()
+
+
+BAD_WINDOWS: dict[str, tuple[str, Any, str]] = {
+    "tables": ("tables", np.int32(1), "looks up table 1; allowed: 0 to 0"),
+    "negative": ("tables", np.int32(-1), "looks up table -1"),
+    "ends": ("ends", np.int64(100), "the sample of a window has 4 of 6 inputs"),
+    "backwards": ("ends", np.int64(-1), "the sample of a window"),
+    "numbers": ("numbers", np.int64(-5), r"numbers\[0\] is -5"),
+}
+
+
+@pytest.mark.parametrize("what", BAD_WINDOWS)
+def test_a_bad_window_is_refused_and_nothing_changes(what: str) -> None:
+    name, value, message = BAD_WINDOWS[what]
+    found = classifier()
+    feed(found, 0, 3)
+    window = found.export_window()
+    changed = window[name].copy()
+    changed[0] = value
+    with pytest.raises(tf.errors.InvalidArgumentError, match=message):
+        found.import_window({**window, name: changed})
+    with pytest.raises(tf.errors.InvalidArgumentError, match="allowed"):
+        found.import_window({**window, "losses": window["losses"][:-1]})
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        found.import_window({**window, "sums": window["sums"][:-1]})
+    for array, values in found.export_window().items():
+        np.testing.assert_array_equal(values, window[array])

@@ -1,0 +1,94 @@
+"""checkpoint.manifest: what a manifest may say, and what of it is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slipstream_tf.checkpoint import CheckpointError, CheckpointMismatchError, read_manifest
+from slipstream_tf.checkpoint.manifest import Manifest, entry_of, require_whole
+
+
+def manifest(folder: Path, **changes: Any) -> Path:
+    """A checkpoint of one file, and changes to its manifest."""
+    (folder / "rank-0").mkdir(parents=True, exist_ok=True)
+    (folder / "rank-0" / "state.index").write_bytes(b"content")
+    files = {"rank-0/state.index": entry_of(folder / "rank-0" / "state.index")}
+    whole = Manifest("me", 7, 1, "replicated", [], files, [None], [None], None, {"tensorflow": "2"})
+    whole.write(folder)
+    path = folder / "manifest.json"
+    values = json.loads(path.read_text())
+    path.write_text(json.dumps({k: v for k, v in {**values, **changes}.items() if v != "drop"}))
+    return folder
+
+
+def test_it_comes_back(tmp_path: Path) -> None:
+    found = read_manifest(manifest(tmp_path))
+    assert (found.step, found.world_size, found.versions) == (7, 1, {"tensorflow": "2"})
+    require_whole(tmp_path, found, ["rank-0"])
+    assert not list(tmp_path.glob("*.partial"))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "../other/state",
+        "rank-0/../../etc/passwd",
+        "/etc/passwd",
+        "rank-0/..",
+        "rank-0/",
+        "rank-x/state",
+        "rank-01/state",
+        "rank-0/a/b",
+        "rank-0/.hidden",
+        "rank-0\\state",
+        "rank-0/a\n",
+        "",
+    ],
+)
+def test_a_path_out_of_the_folder_is_refused(tmp_path: Path, name: str) -> None:
+    manifest(tmp_path, files={name: {"bytes": 7}})
+    with pytest.raises(CheckpointError, match=r"names .*; allowed: files in folders rank-0"):
+        read_manifest(tmp_path)
+
+
+def test_a_link_is_refused(tmp_path: Path) -> None:
+    folder = manifest(tmp_path / "a")
+    secret = tmp_path / "secret"
+    secret.write_bytes(b"content")
+    (folder / "rank-0" / "state.index").unlink()
+    (folder / "rank-0" / "state.index").symlink_to(secret)
+    with pytest.raises(CheckpointError, match="is a link"):
+        require_whole(folder, read_manifest(folder), ["rank-0"])
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"step": -1},
+        {"step": "7"},
+        {"world_size": 0},
+        {"files": {"rank-0/a": 3}},
+        {"files": {"rank-0/a": {}}},
+        {"tables": None},
+        {"positions": "drop"},
+        {"saturation": "drop"},
+        {"unknown": 1},
+    ],
+    ids=str,
+)
+def test_a_damaged_manifest_is_refused(tmp_path: Path, changes: dict[str, Any]) -> None:
+    manifest(tmp_path, **changes)
+    with pytest.raises(CheckpointError, match=r"manifest\.json: is damaged"):
+        read_manifest(tmp_path)
+
+
+def test_another_version_is_named(tmp_path: Path) -> None:
+    manifest(tmp_path, format=3, versions={"slipstream_tf": "9.1"})
+    with pytest.raises(
+        CheckpointMismatchError, match=r"format is 3, this version reads 2\. .* wrote it, 9\.1\."
+    ):
+        read_manifest(tmp_path)

@@ -1,0 +1,351 @@
+"""A checkpoint is restored at other world sizes and placements; ranks are threads of this process.
+
+What is checked: no row, slot or held sum is lost or doubled, the engine knows what it knew, and the
+ranks go on training together.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from slipstream_tf import SaturationConfig, TableConfig, optimizers
+from slipstream_tf.checkpoint import CheckpointMismatchError
+from slipstream_tf.distributed import JobCheckpoints, ReplicatedStore, ShardedStore, SingleProcess
+from slipstream_tf.ops.features import FeatureSpec, pack
+from slipstream_tf.saturation.tracker import SaturationTracker
+from slipstream_tf.stores import NativeStore, VariableStore
+
+TABLES = (TableConfig("a", 4, seed=1), TableConfig("b", 3, seed=2))
+SPECS = [FeatureSpec("a", "a", "sum"), FeatureSpec("b", "b", "sum")]
+GLOBAL_BATCH, KEYS = 12, 40
+SETTINGS: dict[str, Any] = {
+    **{"skip": "defer", "defer_movement": 0.15, "defer_max_age": 6, "metric": "l2"},
+    **{"snapshot_interval": 4, "warmup_steps": 0, "freeze_drift": 1.0},
+}
+
+
+class Threads:
+    """The ranks of a job in one process: collectives meet at a barrier, in the order of calls."""
+
+    def __init__(self, size: int) -> None:
+        self.size, self.barrier, self.given = size, threading.Barrier(size), [None] * size
+
+    def run(self, work: Callable[[Any], Any]) -> list[Any]:
+        """Runs work(communicator) on every rank; returns the results, rank 0 first."""
+        results: list[Any] = [None] * self.size
+        errors: list[BaseException] = []
+
+        def run(rank: int) -> None:
+            try:
+                results[rank] = work(OneThread(self, rank))
+            except BaseException as error:
+                errors.append(error)
+                self.barrier.abort()
+
+        threads = [threading.Thread(target=run, args=(rank,)) for rank in range(self.size)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        real = [e for e in errors if not isinstance(e, threading.BrokenBarrierError)]
+        if errors:
+            raise (real or errors)[0]
+        return results
+
+
+class OneThread(SingleProcess):
+    """One of the ranks."""
+
+    def __init__(self, job: Threads, rank: int) -> None:
+        self._job, self.rank, self.size = job, rank, job.size
+
+    def _all(self, value: Any) -> list[Any]:
+        self._job.given[self.rank] = value
+        self._job.barrier.wait()
+        found = list(self._job.given)
+        self._job.barrier.wait()
+        return found
+
+    def gather(self, tensor: Any, kind: Any, name: str) -> tf.Tensor:
+        return tf.concat(self._all(tf.convert_to_tensor(tensor)), 0)
+
+    def exchange(self, tensor: Any, splits: Any, kind: Any, name: str) -> Any:
+        pieces = tf.split(tf.convert_to_tensor(tensor), np.asarray(splits))
+        mine = [sent[self.rank] for sent in self._all(pieces)]
+        return tf.concat(mine, 0), tf.constant([len(piece) for piece in mine], tf.int32)
+
+
+class Engine:
+    """The tracker alone, as `Slipstream` has it."""
+
+    def __init__(self, tracker: SaturationTracker) -> None:
+        self.tracker = tracker
+
+    @property
+    def policies(self) -> Any:
+        return self.tracker.policies
+
+    def state(self) -> Any:
+        return {"tracker": self.tracker.state()}
+
+    def check(self, states: Any) -> None:
+        self.tracker.check([state["tracker"] for state in states])
+
+    def restore(self, states: Any) -> None:
+        self.tracker.restore([state["tracker"] for state in states])
+
+
+class Job:
+    """A rank's store, engine and checkpoints."""
+
+    def __init__(self, comm: Any, placement: str, directory: Path, **settings: Any) -> None:
+        rule = optimizers.Adagrad(0.1, 0.0, 1e-8)
+        self.comm = comm
+        if comm.size == 1:
+            self.store: Any = NativeStore(TABLES, rule)
+        elif placement == "sharded":
+            self.store = ShardedStore(TABLES, rule, comm)
+        else:
+            self.store = ReplicatedStore(TABLES, rule, comm)
+        config = SaturationConfig(**{**SETTINGS, **settings})
+        self.tracker = SaturationTracker(self.store, config, SPECS, comm)
+        self.checkpoints = JobCheckpoints(
+            directory,
+            tf.train.Checkpoint(),
+            comm,
+            self.store,
+            engine=Engine(self.tracker),
+        )
+
+    def train(self, begin: int, end: int) -> None:
+        """Trains steps; a rank has its part of the global batch."""
+        for step in range(begin, end):
+            random = np.random.default_rng(step)
+            keys = (random.zipf(1.3, (GLOBAL_BATCH, 2)) % KEYS).astype(np.int64)
+            mine = keys[self.comm.rank :: self.comm.size]
+            inputs = {"a": tf.constant(mine[:, 0]), "b": tf.constant(mine[:, 1])}
+            self.tracker.classifier.classify(inputs, SPECS)
+            pooled, plan = self.store.lookup(pack(inputs, SPECS), SPECS, training=True)
+            scale = 1.0 / len(mine)
+            self.store.apply_gradients(plan, [scale * (rows - 0.1 * step) for rows in pooled])
+            self.tracker.step()
+
+    def found(self) -> dict[str, Any]:
+        """All that this rank has."""
+        found: dict[str, Any] = {"threshold": self.tracker._threshold}
+        for table in TABLES:
+            found[table.name] = self.store.export_table(table.name, flush=False)
+            found[f"{table.name} held"] = self.store.export_pending(table.name)
+            found[f"{table.name} states"] = self.tracker.states[table.name]
+        found["reports"] = len(self.tracker.reports)
+        return found
+
+
+def start(size: int, placement: str, directory: Path, begin: int, end: int, saves: bool) -> Any:
+    """Runs a job: restores if there is something, trains, and saves; returns what ranks have."""
+
+    def work(comm: Any) -> Any:
+        job = Job(comm, placement, directory)
+        last = job.checkpoints.restore()
+        assert (last is None) == (begin == 0)
+        assert last is None or last.step == begin
+        restored = job.found()
+        job.train(begin, end)
+        if saves:
+            job.checkpoints.save(end)
+            job.checkpoints.wait()
+        return restored, job.found()
+
+    return Threads(size).run(work) if size > 1 else [work(SingleProcess())]
+
+
+def total(ranks: list[dict[str, Any]], placement: str, table: str) -> dict[int, Any]:
+    """Key -> row and slots, of all ranks; each key of a sharded table is on one rank."""
+    parts = ranks if placement == "sharded" else ranks[:1]
+    rows: dict[int, Any] = {}
+    for part in parts:
+        contents = part[table]
+        for key, row, slots in zip(
+            contents["keys"], contents["rows"], contents["slots"], strict=True
+        ):
+            assert key not in rows
+            rows[int(key)] = (row.tobytes(), slots.tobytes())
+    return rows
+
+
+def held(ranks: list[dict[str, Any]], table: str) -> dict[int, np.ndarray]:
+    """Key -> the sum of what all ranks hold."""
+    sums: dict[int, np.ndarray] = {}
+    for part in ranks:
+        pending = part[f"{table} held"]
+        for key, values in zip(pending["keys"], pending["sums"], strict=True):
+            sums[int(key)] = sums.get(int(key), 0.0) + values
+    return sums
+
+
+CHAINS = (
+    (("sharded", 2), ("native", 1), ("sharded", 3)),
+    (("replicated", 2), ("native", 1), ("replicated", 3)),
+    (("native", 1), ("sharded", 2), ("replicated", 2)),
+    (("sharded", 3), ("sharded", 2), ("replicated", 3)),
+)
+
+
+@pytest.mark.parametrize("chain", CHAINS, ids=str)
+def test_nothing_is_lost_at_another_world_size(chain: Any, tmp_path: Path) -> None:
+    before, step = None, 0
+    for placement, size in chain:
+        ranks = start(size, placement, tmp_path, step, step + 10, saves=True)
+        if before is not None:
+            was, old_placement = before
+            now = [restored for restored, _ in ranks]
+            for table in ("a", "b"):
+                rows, old_rows = total(now, placement, table), total(was, old_placement, table)
+                sums, old_sums = held(now, table), held(was, table)
+                # A row that only a sum was held for is made where sums are applied.
+                assert old_rows.items() <= rows.items() and set(rows) <= set(old_rows) | set(sums)
+                assert set(sums) == set(old_sums) and old_sums
+                for key, values in old_sums.items():
+                    np.testing.assert_allclose(sums[key], values, rtol=1e-6)
+                for part in now:
+                    states, old = part[f"{table} states"], was[0][f"{table} states"]
+                    for name in ("keys", "states", "windows_watched", "since", "drift"):
+                        np.testing.assert_array_equal(getattr(states, name), getattr(old, name))
+                    assert part["threshold"] == was[0]["threshold"] and part["reports"] == step // 4
+        before, step = ([last for _, last in ranks], placement), step + 10
+
+
+@pytest.mark.parametrize("placement", ["sharded", "replicated"])
+def test_as_many_ranks_go_on_as_if_never_stopped(placement: str, tmp_path: Path) -> None:
+    straight = start(2, placement, tmp_path / "a", 0, 20, saves=False)
+    start(2, placement, tmp_path / "b", 0, 10, saves=True)
+    resumed = start(2, placement, tmp_path / "b", 10, 20, saves=False)
+    for (_, one), (_, other) in zip(straight, resumed, strict=True):
+        assert one["threshold"] == pytest.approx(other["threshold"], rel=1e-5)
+        for table in ("a", "b"):
+            np.testing.assert_array_equal(one[table]["keys"], other[table]["keys"])
+            for name in ("rows", "slots"):
+                np.testing.assert_allclose(one[table][name], other[table][name], rtol=1e-5)
+            states, others = one[f"{table} states"], other[f"{table} states"]
+            np.testing.assert_array_equal(states.keys, others.keys)
+            np.testing.assert_array_equal(states.states, others.states)
+
+
+def saved_native(directory: Path) -> dict[str, Any]:
+    ((_, found),) = start(1, "native", directory, 0, 10, saves=True)
+    return found
+
+
+def test_native_tables_in_variables_and_back(tmp_path: Path) -> None:
+    was = saved_native(tmp_path / "a")
+    variables = {t.name: tf.Variable(tf.fill([KEYS, t.dim], 9.0)) for t in TABLES}
+    store = VariableStore(variables)
+    # Without an engine nothing defers: what was held leaves with the next step.
+    checkpoints = JobCheckpoints(
+        tmp_path / "a", tf.train.Checkpoint(), SingleProcess(), store, background=False
+    )
+    assert checkpoints.restore() is not None
+    for table in TABLES:
+        contents = was[table.name]
+        np.testing.assert_array_equal(
+            variables[table.name].numpy()[contents["keys"]], contents["rows"]
+        )
+        absent = np.setdiff1d(np.arange(KEYS), contents["keys"])
+        assert (variables[table.name].numpy()[absent] == 9.0).all()
+        counts = store.export_table(table.name)["counts"]
+        np.testing.assert_array_equal(counts[contents["keys"]], contents["counts"])
+        assert store.pending()[table.name] == len(was[f"{table.name} held"]["keys"]) > 0
+
+    there = JobCheckpoints(
+        tmp_path / "b", tf.train.Checkpoint(), SingleProcess(), store, background=False
+    )
+    there.save(3)
+    rule = optimizers.Adagrad(0.1, 0.25)
+    back = NativeStore(TABLES, rule)
+    found = JobCheckpoints(tmp_path / "b", tf.train.Checkpoint(), SingleProcess(), back).restore()
+    assert found is not None and found.step == 3
+    for table in TABLES:
+        contents = back.export_table(table.name)
+        np.testing.assert_array_equal(contents["keys"], np.arange(KEYS))
+        assert contents["slots"].shape == (KEYS, table.dim)
+    # Those of rows that nothing was held for are as the rule begins.
+    assert (contents["slots"] == 0.25).any()
+
+
+MISMATCHES: dict[str, tuple[Any, Any, str]] = {
+    "dim": (
+        (TableConfig("a", 4), TableConfig("b", 5)),
+        optimizers.Adagrad(0.1),
+        "table 'b' was saved with dim=3, this program has dim=5",
+    ),
+    "tables": (
+        (TableConfig("a", 4), TableConfig("c", 3)),
+        optimizers.Adagrad(0.1),
+        r"was saved with tables \['a', 'b'\], this program has \['a', 'c'\]",
+    ),
+    "rule": (TABLES, optimizers.Adam(0.1), "with the update rule Adagrad, not Adam"),
+    "capacity": (
+        (TableConfig("a", 4, capacity=3), TableConfig("b", 3)),
+        optimizers.Adagrad(0.1),
+        "more than its capacity of 3",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", MISMATCHES)
+def test_other_tables_are_refused_and_left_alone(what: str, tmp_path: Path) -> None:
+    saved_native(tmp_path)
+    tables, rule, message = MISMATCHES[what]
+    store = NativeStore(tables, rule)
+    specs = [FeatureSpec(t.name, t.name, "sum") for t in tables]
+    store.lookup(pack({t.name: tf.constant([99]) for t in tables}, specs), specs, training=True)
+    before = {t.name: store.export_table(t.name) for t in tables}
+    with pytest.raises(CheckpointMismatchError, match=message):
+        JobCheckpoints(tmp_path, tf.train.Checkpoint(), SingleProcess(), store).restore()
+    for name, contents in before.items():
+        for column, values in contents.items():
+            np.testing.assert_array_equal(values, store.export_table(name)[column])
+
+
+@pytest.mark.parametrize("where", ["table-000", "table-001", "engine"])
+@pytest.mark.parametrize("how", ["flipped", "cut", "missing", "of another"])
+def test_a_damaged_file_leaves_the_store_alone(where: str, how: str, tmp_path: Path) -> None:
+    saved_native(tmp_path)
+    saved_native(tmp_path / "other")
+    path = tmp_path / "checkpoint-000001" / "rank-0" / where
+    content = bytearray(path.read_bytes())
+    if how == "flipped":
+        content[-40] ^= 4
+        path.write_bytes(content)
+    elif how == "cut":
+        path.write_bytes(content[:-1])
+    elif how == "missing":
+        path.unlink()
+    else:
+        other = tmp_path / "other" / "checkpoint-000001" / "rank-0" / where
+        path.write_bytes(other.read_bytes())
+    job = Job(SingleProcess(), "native", tmp_path)
+    job.train(0, 3)
+    before = job.found()
+    with pytest.raises(RuntimeError, match=f"No checkpoint is whole: .*{where}.* Restore another"):
+        job.checkpoints.restore()
+    after = job.found()
+    for table in ("a", "b"):
+        for column, values in before[table].items():
+            np.testing.assert_array_equal(values, after[table][column])
+        assert len(before[f"{table} held"]["keys"]) == len(after[f"{table} held"]["keys"])
+
+
+def test_an_engine_of_another_metric_is_refused(tmp_path: Path) -> None:
+    saved_native(tmp_path)
+    job = Job(SingleProcess(), "native", tmp_path, metric="linf")
+    with pytest.raises(ValueError, match=r"Invalid `metric`: 'l2'.* Allowed: 'linf'"):
+        job.checkpoints.restore()
+    assert job.store.size("a") == 0
