@@ -104,6 +104,8 @@ REGISTER_CPU("SlipstreamHeldSums", CreateHeldSumsKernel);
 REGISTER_CPU("SlipstreamHeldSumsConfigure", ConfigureHeldSumsKernel<CpuDevice>);
 REGISTER_CPU("SlipstreamHeldSumsLetGo", LetGoHeldSumsKernel<CpuDevice>);
 REGISTER_CPU("SlipstreamHeldSumsState", HeldSumsStateKernel);
+REGISTER_CPU("SlipstreamHeldSumsExport", ExportHeldSumsKernel<CpuDevice>);
+REGISTER_CPU("SlipstreamHeldSumsImport", ImportHeldSumsKernel<CpuDevice>);
 REGISTER_CPU("SlipstreamAddToHeld", AddToHeldCpuKernel);
 REGISTER_CPU("SlipstreamTakeDue", TakeDueCpuKernel);
 #undef REGISTER_CPU

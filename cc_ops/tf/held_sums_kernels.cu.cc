@@ -187,6 +187,20 @@ REGISTER_KERNEL_BUILDER(Name("SlipstreamHeldSumsState")
                             .HostMemory("capacity")
                             .HostMemory("lets_go"),
                         HeldSumsStateKernel);
+REGISTER_KERNEL_BUILDER(Name("SlipstreamHeldSumsExport")
+                            .Device(tensorflow::DEVICE_GPU)
+                            .HostMemory("handle")
+                            .HostMemory("keys")
+                            .HostMemory("ages")
+                            .HostMemory("sums"),
+                        ExportHeldSumsKernel<GpuDevice>);
+REGISTER_KERNEL_BUILDER(Name("SlipstreamHeldSumsImport")
+                            .Device(tensorflow::DEVICE_GPU)
+                            .HostMemory("handle")
+                            .HostMemory("keys")
+                            .HostMemory("ages")
+                            .HostMemory("sums"),
+                        ImportHeldSumsKernel<GpuDevice>);
 REGISTER_KERNEL_BUILDER(Name("SlipstreamAddToHeld")
                             .Device(tensorflow::DEVICE_GPU)
                             .HostMemory("handle")

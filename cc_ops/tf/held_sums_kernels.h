@@ -119,24 +119,20 @@ class CreateHeldSumsKernel : public tensorflow::OpKernel {
   int64_t dim_ = 1;
 };
 
-// Makes buffers of another number of places; what is held stays if `keeps`. The caller holds the
-// mutex, and sees to it that there is room. No step's work: it may wait for the device.
+// Gives the sums buffers of `capacity` places that hold what `before`, in host memory, holds. The
+// caller holds the mutex, and sees to it that there is room. No step's work: it may wait for the
+// device.
 //
 // Device: ToHost and ToDevice copy a tensor, where that is needed, and wait for it.
 template <class Device>
-absl::Status Rebuild(tensorflow::OpKernelContext* context, int64_t capacity, bool keeps,
-                     HeldSumsResource* resource) {
+absl::Status ReplaceBuffers(tensorflow::OpKernelContext* context, int64_t capacity,
+                            HeldBuffers before, HeldSumsResource* resource) {
   tensorflow::AllocatorAttributes on_host;
   on_host.set_on_host(true);
   tensorflow::TensorShape places, rows;
   TF_RETURN_IF_ERROR(tensorflow::TensorShape::BuildTensorShape({capacity}, &places));
   TF_RETURN_IF_ERROR(tensorflow::TensorShape::BuildTensorShape({capacity, resource->dim}, &rows));
-  HeldBuffers before, made, moved;
-  if (keeps && resource->counts.pending > 0) {
-    TF_RETURN_IF_ERROR(Device::ToHost(context, resource->buffers.keys, &before.keys));
-    TF_RETURN_IF_ERROR(Device::ToHost(context, resource->buffers.since, &before.since));
-    TF_RETURN_IF_ERROR(Device::ToHost(context, resource->buffers.sums, &before.sums));
-  }
+  HeldBuffers made, moved;
   TF_RETURN_IF_ERROR(context->allocate_temp(tensorflow::DT_INT64, places, &made.keys, on_host));
   TF_RETURN_IF_ERROR(context->allocate_temp(tensorflow::DT_INT64, places, &made.since, on_host));
   TF_RETURN_IF_ERROR(context->allocate_temp(tensorflow::DT_FLOAT, rows, &made.sums, on_host));
@@ -146,6 +142,25 @@ absl::Status Rebuild(tensorflow::OpKernelContext* context, int64_t capacity, boo
   TF_RETURN_IF_ERROR(Device::ToDevice(context, made.sums, &moved.sums));
   resource->buffers = moved;
   return absl::OkStatus();
+}
+
+template <class Device>
+absl::Status BuffersOnHost(tensorflow::OpKernelContext* context, const HeldBuffers& buffers,
+                           HeldBuffers* on_host) {
+  TF_RETURN_IF_ERROR(Device::ToHost(context, buffers.keys, &on_host->keys));
+  TF_RETURN_IF_ERROR(Device::ToHost(context, buffers.since, &on_host->since));
+  return Device::ToHost(context, buffers.sums, &on_host->sums);
+}
+
+// Makes buffers of another number of places; what is held stays if `keeps`.
+template <class Device>
+absl::Status Rebuild(tensorflow::OpKernelContext* context, int64_t capacity, bool keeps,
+                     HeldSumsResource* resource) {
+  HeldBuffers before;
+  if (keeps && resource->counts.pending > 0) {
+    TF_RETURN_IF_ERROR(BuffersOnHost<Device>(context, resource->buffers, &before));
+  }
+  return ReplaceBuffers<Device>(context, capacity, before, resource);
 }
 
 template <class Device>
@@ -233,6 +248,101 @@ class HeldSumsStateKernel : public tensorflow::OpKernel {
     OP_REQUIRES_OK(context, OutputScalar(context, 1, counts.pending));
     OP_REQUIRES_OK(context, OutputScalar(context, 2, resource->buffers.capacity()));
     OP_REQUIRES_OK(context, OutputScalar(context, 3, resource->rule.lets_go));
+  }
+};
+
+// All outputs are in host memory.
+template <class Device>
+class ExportHeldSumsKernel : public tensorflow::OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(tensorflow::OpKernelContext* context) override {
+    HeldSumsRef resource;
+    OP_REQUIRES_OK(context, FindHeldSums(context, &resource));
+    const std::lock_guard<std::mutex> lock(resource->mutex);
+    HeldBuffers on_host;
+    OP_REQUIRES_OK(context, BuffersOnHost<Device>(context, resource->buffers, &on_host));
+    const HeldSums held = on_host.View(resource->dim);
+    std::vector<int64_t> places;
+    for (int64_t p = 0; p < held.capacity; ++p) {
+      if (held.keys[p] != HeldSums::kFree) places.push_back(p);
+    }
+    std::sort(places.begin(), places.end(), [&](int64_t a, int64_t b) {
+      return held.since[a] != held.since[b] ? held.since[a] < held.since[b]
+                                            : held.keys[a] < held.keys[b];
+    });
+    std::vector<int64_t> keys, ages;
+    std::vector<float> sums;
+    for (int64_t p : places) {
+      keys.push_back(held.keys[p]);
+      ages.push_back(resource->rule.step - held.since[p]);
+      sums.insert(sums.end(), held.sums + p * held.dim, held.sums + (p + 1) * held.dim);
+    }
+    const int64_t n = static_cast<int64_t>(keys.size());
+    OP_REQUIRES_OK(context, Output(context, 0, tensorflow::TensorShape({n}), keys));
+    OP_REQUIRES_OK(context, Output(context, 1, tensorflow::TensorShape({n}), ages));
+    OP_REQUIRES_OK(context, Output(context, 2, tensorflow::TensorShape({n, held.dim}), sums));
+  }
+};
+
+// All inputs are in host memory.
+template <class Device>
+class ImportHeldSumsKernel : public tensorflow::OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(tensorflow::OpKernelContext* context) override {
+    HeldSumsRef resource;
+    OP_REQUIRES_OK(context, FindHeldSums(context, &resource));
+    const tensorflow::Tensor &keys = context->input(1), &ages = context->input(2);
+    OP_REQUIRES_OK(context, CheckRows(keys, context->input(3), resource->dim));
+    OP_REQUIRES_OK(context, CheckSums(keys, ages));
+    const int64_t n = keys.NumElements();
+    OP_REQUIRES(context, n <= Device::kMaxPlaces,
+                absl::InvalidArgumentError(
+                    absl::StrCat("there are ", n, " sums; allowed: up to ", Device::kMaxPlaces)));
+    const std::lock_guard<std::mutex> lock(resource->mutex);
+    HeldBuffers given;
+    given.keys = keys;
+    given.sums = context->input(3);
+    tensorflow::AllocatorAttributes on_host;
+    on_host.set_on_host(true);
+    OP_REQUIRES_OK(
+        context, context->allocate_temp(tensorflow::DT_INT64, keys.shape(), &given.since, on_host));
+    for (int64_t i = 0; i < n; ++i) {
+      given.since.flat<int64_t>()(i) = resource->rule.step - ages.flat<int64_t>()(i);
+    }
+    const int64_t capacity = std::max(n, resource->buffers.capacity());
+    OP_REQUIRES_OK(context, ReplaceBuffers<Device>(context, capacity, given, resource.get()));
+    resource->counts.pending = n;
+  }
+
+ private:
+  static absl::Status CheckSums(const tensorflow::Tensor& keys, const tensorflow::Tensor& ages) {
+    if (ages.shape() != keys.shape()) {
+      return absl::InvalidArgumentError(absl::StrCat("ages has shape ", ages.shape().DebugString(),
+                                                     "; allowed: that of the keys, ",
+                                                     keys.shape().DebugString()));
+    }
+    const auto flat = keys.flat<int64_t>();
+    std::vector<int64_t> sorted(flat.data(), flat.data() + flat.size());
+    std::sort(sorted.begin(), sorted.end());
+    const auto twice = std::adjacent_find(sorted.begin(), sorted.end());
+    if (twice != sorted.end()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("key ", *twice, " comes twice; allowed: each once"));
+    }
+    if (!sorted.empty() && sorted.front() == HeldSums::kFree) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("key ", HeldSums::kFree, " cannot be held; allowed: all others"));
+    }
+    for (int64_t i = 0; i < ages.NumElements(); ++i) {
+      if (ages.flat<int64_t>()(i) >= 0) continue;
+      return absl::InvalidArgumentError(
+          absl::StrCat("age ", ages.flat<int64_t>()(i), " of key ", flat(i), "; allowed: from 0"));
+    }
+    return absl::OkStatus();
   }
 };
 

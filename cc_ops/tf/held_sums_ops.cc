@@ -107,6 +107,51 @@ capacity: Scalar. Sums that there is room for: 16 + 4 * dim bytes each.
 lets_go: Scalar. Whether all leave with the next step.
 )doc");
 
+REGISTER_OP("SlipstreamHeldSumsExport")
+    .Input("handle: resource")
+    .Output("keys: int64")
+    .Output("ages: int64")
+    .Output("sums: float")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) -> absl::Status {
+      TF_RETURN_IF_ERROR(ScalarInputs(c));
+      const auto held = c->UnknownDim();
+      c->set_output(0, c->Vector(held));
+      c->set_output(1, c->Vector(held));
+      c->set_output(2, c->Matrix(held, InferenceContext::kUnknownDim));
+      return absl::OkStatus();
+    })
+    .Doc(R"doc(
+Gives the sums that are held. All outputs are in host memory; call it between steps.
+
+handle: Of the sums.
+keys: [n]. The oldest first; of one age, ascending.
+ages: [n]. Steps since each sum began.
+sums: [n, dim].
+)doc");
+
+REGISTER_OP("SlipstreamHeldSumsImport")
+    .Input("handle: resource")
+    .Input("keys: int64")
+    .Input("ages: int64")
+    .Input("sums: float")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) -> absl::Status {
+      ShapeHandle handle, keys, sums, of_keys;
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 0, &handle));
+      TF_RETURN_IF_ERROR(KeysAndRows(c, 1, 3, &keys, &sums));
+      return c->Merge(keys, c->input(2), &of_keys);
+    })
+    .Doc(R"doc(
+Holds these sums instead of those that are held. All inputs are in host memory; call it between
+steps.
+
+handle: Of the sums.
+keys: [n]. Each once, in any order.
+ages: [n], from 0. Steps since each sum began.
+sums: [n, dim]. There is room for all of them afterwards.
+)doc");
+
 REGISTER_OP("SlipstreamAddToHeld")
     .Input("handle: resource")
     .Input("keys: int64")

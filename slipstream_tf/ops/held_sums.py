@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import numpy as np
 import tensorflow as tf
 
 from slipstream_tf.ops import _loader
@@ -145,6 +146,35 @@ class HeldBuffer:
         counts = HeldCounts(*(int(count) for count in found.counts.numpy()))
         nbytes = int(found.capacity) * (16 + 4 * self._dim)
         return HeldState(counts, int(found.pending), nbytes, bool(found.lets_go))
+
+    def export(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Returns what is held (eager only).
+
+        Returns:
+            Keys int64 [n], the oldest first; ages int64 [n], in steps; sums float32 [n, dim].
+        """
+        held = _loader.library().slipstream_held_sums_export(handle=self._handle)
+        return held.keys.numpy(), held.ages.numpy(), held.sums.numpy()
+
+    def replace(self, keys: np.ndarray, ages: np.ndarray, sums: np.ndarray) -> None:
+        """Holds these sums instead of those that are held (eager only).
+
+        Args:
+            keys: int64 [n], each once.
+            ages: int64 [n], in steps, from 0.
+            sums: float32 [n, dim].
+
+        Raises:
+            tf.errors.InvalidArgumentError: a key comes twice, an age is negative, shapes do not
+                fit, or there are more than a GPU can hold.
+            tf.errors.ResourceExhaustedError: there is no memory for so many.
+        """
+        with tf.device("CPU:0"):
+            held = tf.constant(keys, tf.int64), tf.constant(ages, tf.int64)
+            rows = tf.reshape(tf.constant(sums, tf.float32), [len(keys), self._dim])
+        _loader.library().slipstream_held_sums_import(
+            handle=self._handle, keys=held[0], ages=held[1], sums=rows
+        )
 
     def add(self, keys: tf.Tensor, gradients: tf.Tensor) -> AddedSums:
         """First half of a step: what the sums would be; changes nothing.

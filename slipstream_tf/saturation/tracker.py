@@ -97,7 +97,7 @@ class SaturationTracker:
         self._tables = [TrackedTable(store, table, config.metric, self._ranks) for table in tracked]
         rate = getattr(store, "learning_rate", None)
         rate = None if rate is None else float(rate)
-        self._policies = UpdatePolicies(config, tracked, rate)
+        self.update_policies = UpdatePolicies(config, tracked, rate)
         self._freeze_drift = freeze_drift(config, rate)
         self._classifier = InputClassifier(
             [table.name for table in self._tables],
@@ -131,7 +131,9 @@ class SaturationTracker:
         """Shows the store what it will be asked for after the warm-up, so that it refuses now."""
         sizes = self._sizes()
         for table in self._tables:
-            self._store.set_update_policy(table.name, self._policies.of(table.name, sizes, True))
+            self._store.set_update_policy(
+                table.name, self.update_policies.of(table.name, sizes, True)
+            )
             table.require_metric()
 
     @property
@@ -158,11 +160,6 @@ class SaturationTracker:
         """Whether the warm-up goes on; as long as its length is not known, it does."""
         warmup = self.warmup_steps
         return warmup is None or self._step < warmup
-
-    @property
-    def update_policies(self) -> UpdatePolicies:
-        """What the settings mean for the tables' gradients."""
-        return self._policies
 
     @property
     def policies(self) -> dict[str, UpdatePolicy]:
@@ -370,7 +367,7 @@ class SaturationTracker:
             self._windows_after_warmup += 1
         sizes = self._sizes()
         for table in self._tables:
-            table.policy = self._policies.of(table.name, sizes, is_active)
+            table.policy = self.update_policies.of(table.name, sizes, is_active)
         return self._publish_window(window)
 
     def _publish_window(self, window: int, unmarked: Mapping[str, np.ndarray] = _NOTHING) -> bool:

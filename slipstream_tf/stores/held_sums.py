@@ -110,10 +110,7 @@ class HeldSums:
     def export(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Returns what is held (eager only): keys int64 [n], by age; ages int64 [n], in steps,
         the oldest first; and sums float32 [n, dim]."""
-        keys, since = self._keys.numpy(), self._since.numpy()
-        held = np.flatnonzero(keys != _FREE)
-        held = held[np.lexsort((keys[held], since[held]))]
-        return keys[held], int(self._step.numpy()) - since[held], self._sums.numpy()[held]
+        return self._buffer.export()
 
     def replace(self, keys: np.ndarray, ages: np.ndarray, sums: np.ndarray) -> None:
         """Holds what `export` gave instead of what is held (eager only).
@@ -127,20 +124,11 @@ class HeldSums:
                 "Set a policy that does first."
             )
         merged, place = np.unique(keys, return_inverse=True)
-        total = np.zeros((merged.size, self._dim), np.float32)
+        total = np.zeros((merged.size, sums.shape[1]), np.float32)
         np.add.at(total, place.ravel(), sums)
         oldest = np.zeros(merged.size, np.int64)
         np.maximum.at(oldest, place.ravel(), ages)
-        capacity = max(int(tf.size(self._keys)), merged.size)
-        places = np.full(capacity, _FREE), np.zeros(capacity, np.int64)
-        values = np.zeros((capacity, self._dim), np.float32)
-        places[0][: merged.size] = merged
-        places[1][: merged.size] = int(self._step.numpy()) - oldest
-        values[: merged.size] = total
-        self._index.replace(merged, is_used=bool(capacity))
-        self._keys.assign(places[0])
-        self._since.assign(places[1])
-        self._sums.assign(values)
+        self._buffer.replace(merged, oldest, total)
 
     def pending(self) -> int:
         """Returns how many sums are held (eager only)."""

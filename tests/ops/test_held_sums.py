@@ -144,6 +144,49 @@ def test_equals_a_dictionary(device, seed):
         state = holder.buffer.state()
         assert state.pending == len(reference.sums)
         assert state.counts._asdict() == reference.counts
+        if rng.random() < 0.2:
+            held = dict(
+                zip(*[column.tolist() for column in holder.buffer.export()[:2]], strict=True)
+            )
+            assert held == {key: reference.steps - reference.since[key] for key in reference.sums}
+            # Another buffer goes on from there.
+            keys, ages, sums = holder.buffer.export()
+            order = np.lexsort((keys, -ages))
+            np.testing.assert_array_equal(order, np.arange(keys.size))
+            np.testing.assert_array_equal(
+                sums, np.reshape([reference.sums[key] for key in keys.tolist()], (-1, DIM))
+            )
+            went_on = Holder(device)
+            went_on.configure(policy, capacity, marked)
+            went_on.buffer.replace(keys, ages, sums)
+            if state.lets_go:
+                went_on.buffer.let_go()
+            capacity = max(capacity, len(keys))
+            reference.counts = dict.fromkeys(HeldCounts._fields, 0)
+            holder = went_on
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(
+    ("keys", "ages", "shape", "why"),
+    [
+        ([1, 2, 1], [0, 0, 0], (3, DIM), "key 1 comes twice"),
+        ([LOWEST], [0], (1, DIM), "cannot be held"),
+        ([7], [-1], (1, DIM), "age -1 of key 7"),
+        ([7, 8], [1], (2, DIM), "."),
+        ([7], [1], (1, DIM + 1), "."),
+    ],
+)
+def test_what_cannot_be_held_is_refused(device, keys, ages, shape, why):
+    holder = Holder(device)
+    holder.configure(INTERVAL, 2, [5])
+    holder.step([5])
+    with pytest.raises(BAD, match=why):
+        holder.buffer.replace(np.array(keys), np.array(ages), np.ones(shape, np.float32))
+    kept = holder.buffer.export()
+    assert kept[0].tolist() == [5] and kept[1].tolist() == [0]
+    holder.buffer.replace(np.empty(0), np.empty(0), np.empty((0, DIM)))
+    assert holder.buffer.state().pending == 0
 
 
 @pytest.mark.parametrize("device", DEVICES)
