@@ -60,7 +60,8 @@ Status RouteKeys(const std::vector<EmbeddingTable*>& copies,
   try {
     const Positions positions(features);
     SortedKeys sorted;
-    SortByBucket(features, batch, static_cast<int>(num_tables), positions, false, parallel, &sorted);
+    SortByBucket(features, batch, static_cast<int>(num_tables), positions, false, parallel,
+                 &sorted);
     // [tasks][owner * tables + table]
     using Keys = std::vector<std::vector<int64_t>>;
     std::vector<Keys> parts(parallel.threads, Keys(static_cast<size_t>(ranks) * num_tables));
