@@ -11,14 +11,7 @@ constexpr uint64_t kDoublingLimit = 1 << 12;
 // Grows when more than 4/5 of the entries are used.
 constexpr uint64_t kLoadNumerator = 4, kLoadDenominator = 5;
 
-uint64_t HomeIn(uint64_t hash, uint64_t capacity) {
-  return static_cast<uint64_t>((static_cast<unsigned __int128>(hash << kShardBits) * capacity) >>
-                               64);
-}
-
 }  // namespace
-
-uint64_t HashIndex::Home(uint64_t hash) const { return HomeIn(hash, entries_.size()); }
 
 HashIndex::Entry* HashIndex::Place(Entries* entries, const Entry& entry, uint64_t hash) const {
   uint64_t i = HomeIn(hash, entries->size());

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "cc_ops/core/hash.h"
 #include "cc_ops/core/index_memory.h"
 
 namespace slipstream {
@@ -57,7 +58,11 @@ class HashIndex {
 
  private:
   // Uses the bits below those that chose the shard.
-  uint64_t Home(uint64_t hash) const;
+  static uint64_t HomeIn(uint64_t hash, uint64_t capacity) {
+    return static_cast<uint64_t>((static_cast<unsigned __int128>(hash << kShardBits) * capacity) >>
+                                 64);
+  }
+  uint64_t Home(uint64_t hash) const { return HomeIn(hash, entries_.size()); }
   uint64_t Next(uint64_t i) const { return i + 1 == entries_.size() ? 0 : i + 1; }
   void Grow();
   Entry* Place(Entries* entries, const Entry& entry, uint64_t hash) const;

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
+import sysconfig
+import venv
 
 import keras
 import numpy as np
@@ -275,9 +276,24 @@ def test_held_gradients_are_in(tmp_path):
     assert layer.store.update_counts("a").pending == 0
 
 
+def environment_without_this_package(folder):
+    """Makes a virtual environment with all that is installed but slipstream_tf.
+
+    Returns:
+        Its interpreter.
+    """
+    venv.EnvBuilder(symlinks=True).create(folder)
+    packages = sysconfig.get_path("purelib", "venv", vars={"base": str(folder)})
+    for installed in {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}:
+        for entry in os.scandir(installed):
+            is_ours = "slipstream_tf" in entry.name or entry.name.endswith(".pth")
+            target = os.path.join(packages, entry.name)
+            if not is_ours and not os.path.exists(target):
+                os.symlink(entry.path, target)
+    return os.path.join(folder, "bin", "python")
+
+
 CLEAN = """
-import sys
-sys.modules["slipstream_tf"] = None  # As if it were not installed.
 try:
     import slipstream_tf
 except ImportError:
@@ -310,7 +326,7 @@ def test_it_loads_in_a_process_without_this_package(tmp_path):
     inputs["keys"] = inputs["keys"] * 2
     np.savez(tmp_path / "batch.npz", **inputs)
     result = subprocess.run(
-        [sys.executable, "-I", "-c", CLEAN],
+        [environment_without_this_package(tmp_path / "clean"), "-I", "-c", CLEAN],
         cwd=tmp_path,
         env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
         capture_output=True,
