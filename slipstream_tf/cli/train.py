@@ -25,6 +25,7 @@ from slipstream_tf.cli.flag_set import (
     Widths,
     run_program,
 )
+from slipstream_tf.cli.folders import make_output
 from slipstream_tf.cli.quiet import import_tensorflow
 from slipstream_tf.cli.ranks import agreed, run_rank
 from slipstream_tf.cli.settings import Settings, read_record, resolve
@@ -209,7 +210,7 @@ def prepare(values: dict[str, Any], given: frozenset[str]) -> _Prepared:
     clock = PhaseClock()
     settings = resolve(values, given, lambda path: data.name_of(path, clock))
     if values["output"] is not None and not launch.rank():
-        _make_folder(values["output"])
+        make_output(values["output"])
     if values["export"] is not None and not launch.rank():
         _require_free(values["export"])
     # It takes seconds: not for --help or a misspelt flag.
@@ -281,17 +282,6 @@ def _require_matched_size(match: str | None, size: int) -> None:
             f"Invalid flag --match={match} on {size} rank(s): the matched run had {before}. "
             "Allowed: as many ranks."
         )
-
-
-def _make_folder(path: str) -> None:
-    """Makes the output folder before the run, not after hours of training."""
-    allowed = "Allowed: a folder that can be made and written."
-    try:
-        os.makedirs(path, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"Invalid flag --output={path}: {error.strerror}. {allowed}") from None
-    if not os.access(path, os.W_OK):
-        raise UsageError(f"Invalid flag --output={path}: it cannot be written. {allowed}")
 
 
 def _require_free(path: str) -> None:
