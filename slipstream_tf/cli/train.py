@@ -55,7 +55,11 @@ _PRESET = {
     "rows_learning_rate": (Number(0), "learning rate of the rows, in their unit per step"),
     "rows_init": (Number(0), "rows start uniform between minus this and this, in their unit"),
     "learning_rate": (Number(0), "learning rate of Adam on the dense layers, per step"),
-    "snapshot_interval": (Integer(1), "window length in steps"),
+    "snapshot_interval": (
+        Integer(1),
+        "window length in steps; the default of 1000 becomes a 20th of the planned steps, but not "
+        "less than 5, where that is shorter",
+    ),
     "target_skip": (Number(0, 1), "share of the hot inputs to skip"),
     "alpha": (Number(0, 1, True), "share of an input's lookups that must be saturated"),
     "hot_budget_mb": (Number(0, open_minimum=True), "MiB of snapshots; bounds the hot set"),
@@ -233,6 +237,10 @@ def carry_out(prepared: _Prepared, comm: Communicator) -> None:
                 f"Flag --bottom does nothing here: {parts.train.spec.name} data has no numbers. "
                 "Allowed: with data that has dense columns."
             )
+    if "snapshot_interval" not in given and values["match"] is None:
+        steps = session.planned_steps_of(settings, parts, comm.size)
+        windows = presets.window_steps(parts.train.spec.name, steps)
+        settings = dataclasses.replace(settings, snapshot_interval=windows)
     record = session.run(settings, parts, prepared.clock, comm, values["export"])
     if comm.rank:
         return
@@ -241,7 +249,7 @@ def carry_out(prepared: _Prepared, comm: Communicator) -> None:
     if values["output"] is not None:
         write_json(os.path.join(values["output"], RECORD), record)
     print(summary(record, settings))
-    if record["shadow"] is not None:
+    if record["shadow"] is not None and record["shadow"]["savings"]:
         print(f"\n{switch_on.words(record['flags'], settings, comm.size)}")
 
 
