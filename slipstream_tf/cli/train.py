@@ -237,7 +237,8 @@ def carry_out(prepared: _Prepared, comm: Communicator) -> None:
                 f"Flag --bottom does nothing here: {parts.train.spec.name} data has no numbers. "
                 "Allowed: with data that has dense columns."
             )
-    if "snapshot_interval" not in given and values["match"] is None:
+    is_chosen = "snapshot_interval" in given or values["match"] is not None
+    if settings.uses_engine and not is_chosen:
         steps = session.planned_steps_of(settings, parts, comm.size)
         windows = presets.window_steps(parts.train.spec.name, steps)
         settings = dataclasses.replace(settings, snapshot_interval=windows)
