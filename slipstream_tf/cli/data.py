@@ -93,6 +93,7 @@ def open_parts(settings: Settings, ids: bool = False) -> Parts:
     """
     import_tensorflow()
     try:
+        _require_header(settings.data)
         train, test = (_open(settings, part, ids and part == "train") for part in ("train", "test"))
         num_inputs = train.spec.num_inputs
         if num_inputs is None:
@@ -100,6 +101,16 @@ def open_parts(settings: Settings, ids: bool = False) -> Parts:
     except (ValueError, OSError) as error:
         raise UsageError(f"Invalid flag --data={settings.data}: {error}") from None
     return Parts(train, test, num_inputs)
+
+
+def _require_header(data: str) -> None:
+    """Refuses a CSV file of other columns than Avazu's here, and not when training begins."""
+    from slipstream_tf.inputs.readers.avazu import AvazuFormat
+    from slipstream_tf.inputs.readers.lines import require_header
+    from slipstream_tf.prepare.line_source import first_line
+
+    if os.path.isfile(data) and data.endswith((".csv", ".csv.gz")):
+        require_header(AvazuFormat(), data, first_line(data))
 
 
 def _open(settings: Settings, part: str, ids: bool) -> Reader:

@@ -23,6 +23,7 @@ from slipstream_tf.cli.flag_set import (
     UsageError,
     run_program,
 )
+from slipstream_tf.cli.folders import make_output
 from slipstream_tf.cli.quiet import import_tensorflow
 from slipstream_tf.telemetry.table import format_table
 
@@ -108,12 +109,17 @@ def main(values: dict[str, Any], given: frozenset[str]) -> None:
     if values["schema"] is not None:
         try:
             schema = read_schema(values["schema"])
-        except (OSError, ValueError) as error:
-            raise UsageError(f"Invalid flag --schema={values['schema']}: {error}") from None
+        except OSError as error:
+            raise UsageError(
+                f"Invalid flag --schema={values['schema']}: {error.strerror}. Allowed: a JSON file."
+            ) from None
+        except ValueError as error:
+            raise UsageError(f"Invalid flag --schema: {error}") from None
     try:
         source, files = open_source(values[_DATA], values["format"], schema)
     except (OSError, ValueError) as error:
         raise UsageError(f"Invalid argument DATA: {error}") from None
+    make_output(folder)
     begin = time.monotonic()
     with _Bars() as bars:
         try:
@@ -167,8 +173,10 @@ def summary(statistics: Mapping[str, Any]) -> str:
         "lookups go to these"
     )
     if statistics["bad_lines"]:
+        bad = statistics["bad_lines"]
+        share = percent(bad / (bad + sum(inputs.values())))
         lines.append(
-            f"{statistics['bad_lines']:,} malformed lines were left out. The first: "
+            f"{bad:,} malformed lines were left out, {share} of all. The first: "
             f"{statistics['first_bad_line']}"
         )
     return "\n".join(lines)

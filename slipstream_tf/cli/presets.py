@@ -31,10 +31,11 @@ class Preset:
         rows_learning_rate: of that rule.
         rows_init: rows start uniform between -rows_init and rows_init.
         learning_rate: of Adam on the dense layers.
-        snapshot_interval: steps per window.
+        snapshot_interval: steps per window; see `window_steps`.
         target_skip: share of the hot inputs to skip.
         alpha: share of an input's lookups that must be saturated.
         hot_budget_mb: MiB of snapshots.
+        least_windows: that the planned steps are to have: windows become shorter for it.
     """
 
     model: str = "dlrm"
@@ -53,6 +54,7 @@ class Preset:
     target_skip: float = 0.3
     alpha: float = 1.0
     hot_budget_mb: float = 256.0
+    least_windows: int = 1
 
 
 PRESETS: Mapping[str, Preset] = MappingProxyType(
@@ -68,18 +70,37 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
             epochs=12,
             snapshot_interval=200,
         ),
-        "criteo": Preset(bottom=(256, 64), mlp=(256, 128), snapshot_interval=1000),
-        "avazu": Preset(mlp=(256, 128), snapshot_interval=1000),
+        "criteo": Preset(
+            bottom=(256, 64), mlp=(256, 128), snapshot_interval=1000, least_windows=20
+        ),
+        "avazu": Preset(mlp=(256, 128), snapshot_interval=1000, least_windows=20),
         "movielens": Preset(epochs=1, batch_size=512),
         "generated": Preset(batch_size=512, snapshot_interval=20, alpha=0.8),
     }
 )
-OTHER = Preset(snapshot_interval=1000)
+OTHER = Preset(snapshot_interval=1000, least_windows=20)
+_LEAST_STEPS = 5  # Of a window, below which its AUC says nothing.
 
 
 def preset(name: str) -> Preset:
     """Returns the defaults for a data set by name; ordinary ones for an unknown name."""
     return PRESETS.get(name, OTHER)
+
+
+def window_steps(name: str, planned_steps: int | None) -> int:
+    """Returns the steps per window of a data set, where nobody gave them.
+
+    Data of one's own has any size: of training that is over within a window nothing can be told.
+
+    Args:
+        name: of the data set.
+        planned_steps: of training; None if they are not known.
+    """
+    chosen = preset(name)
+    if planned_steps is None or chosen.least_windows == 1:
+        return chosen.snapshot_interval
+    share = planned_steps // chosen.least_windows
+    return min(chosen.snapshot_interval, max(_LEAST_STEPS, share))
 
 
 def describe(field: str) -> str:

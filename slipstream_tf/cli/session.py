@@ -83,9 +83,7 @@ def run(
     # Rank 0's weights go to all; what differs is which units dropout leaves out.
     keras.utils.set_random_seed(settings.seed + comm.rank)
     planned = _planned_inputs(settings, parts.num_inputs)
-    planned_steps = (
-        None if planned is None else math.ceil(planned / (settings.batch_size * comm.size))
-    )
+    planned_steps = planned_steps_of(settings, parts, comm.size)
     timer = StepTimer(_steps_before_skipping(settings, planned_steps))
     _require_same_run(settings, parts, comm)
     with clock.phase("reading"), agreed(comm, "segregate"):
@@ -196,6 +194,12 @@ def _rows(settings: Settings, embeddings: Any, comm: Communicator) -> dict[str, 
     if settings.placement == "replicated":
         return own
     return {name: total(comm, rows, f"rows.{name}") for name, rows in own.items()}
+
+
+def planned_steps_of(settings: Settings, parts: Parts, ranks: int) -> int | None:
+    """Returns the steps of the job, over all epochs; None if the reader cannot tell."""
+    planned = _planned_inputs(settings, parts.num_inputs)
+    return None if planned is None else math.ceil(planned / (settings.batch_size * ranks))
 
 
 def _planned_inputs(settings: Settings, num_inputs: int | None) -> int | None:

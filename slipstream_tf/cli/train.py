@@ -25,6 +25,7 @@ from slipstream_tf.cli.flag_set import (
     Widths,
     run_program,
 )
+from slipstream_tf.cli.folders import make_output
 from slipstream_tf.cli.quiet import import_tensorflow
 from slipstream_tf.cli.ranks import agreed, run_rank
 from slipstream_tf.cli.settings import Settings, read_record, resolve
@@ -54,7 +55,11 @@ _PRESET = {
     "rows_learning_rate": (Number(0), "learning rate of the rows, in their unit per step"),
     "rows_init": (Number(0), "rows start uniform between minus this and this, in their unit"),
     "learning_rate": (Number(0), "learning rate of Adam on the dense layers, per step"),
-    "snapshot_interval": (Integer(1), "window length in steps"),
+    "snapshot_interval": (
+        Integer(1),
+        "window length in steps; the default of 1000 becomes a 20th of the planned steps, but not "
+        "less than 5, where that is shorter",
+    ),
     "target_skip": (Number(0, 1), "share of the hot inputs to skip"),
     "alpha": (Number(0, 1, True), "share of an input's lookups that must be saturated"),
     "hot_budget_mb": (Number(0, open_minimum=True), "MiB of snapshots; bounds the hot set"),
@@ -209,7 +214,7 @@ def prepare(values: dict[str, Any], given: frozenset[str]) -> _Prepared:
     clock = PhaseClock()
     settings = resolve(values, given, lambda path: data.name_of(path, clock))
     if values["output"] is not None and not launch.rank():
-        _make_folder(values["output"])
+        make_output(values["output"])
     if values["export"] is not None and not launch.rank():
         _require_free(values["export"])
     # It takes seconds: not for --help or a misspelt flag.
@@ -232,6 +237,11 @@ def carry_out(prepared: _Prepared, comm: Communicator) -> None:
                 f"Flag --bottom does nothing here: {parts.train.spec.name} data has no numbers. "
                 "Allowed: with data that has dense columns."
             )
+    is_chosen = "snapshot_interval" in given or values["match"] is not None
+    if settings.uses_engine and not is_chosen:
+        steps = session.planned_steps_of(settings, parts, comm.size)
+        windows = presets.window_steps(parts.train.spec.name, steps)
+        settings = dataclasses.replace(settings, snapshot_interval=windows)
     record = session.run(settings, parts, prepared.clock, comm, values["export"])
     if comm.rank:
         return
@@ -240,7 +250,7 @@ def carry_out(prepared: _Prepared, comm: Communicator) -> None:
     if values["output"] is not None:
         write_json(os.path.join(values["output"], RECORD), record)
     print(summary(record, settings))
-    if record["shadow"] is not None:
+    if record["shadow"] is not None and record["shadow"]["savings"]:
         print(f"\n{switch_on.words(record['flags'], settings, comm.size)}")
 
 
@@ -281,17 +291,6 @@ def _require_matched_size(match: str | None, size: int) -> None:
             f"Invalid flag --match={match} on {size} rank(s): the matched run had {before}. "
             "Allowed: as many ranks."
         )
-
-
-def _make_folder(path: str) -> None:
-    """Makes the output folder before the run, not after hours of training."""
-    allowed = "Allowed: a folder that can be made and written."
-    try:
-        os.makedirs(path, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"Invalid flag --output={path}: {error.strerror}. {allowed}") from None
-    if not os.access(path, os.W_OK):
-        raise UsageError(f"Invalid flag --output={path}: it cannot be written. {allowed}")
 
 
 def _require_free(path: str) -> None:

@@ -95,7 +95,8 @@ def convert(schema: Schema, columns: Mapping[str, pa.Array]) -> ParsedRows:
     text_missing = pa.array([value.encode() for value in schema.missing], pa.binary())
     label, is_malformed = _numbers(columns[schema.label], text_missing)
     if schema.positive_from is None:
-        refuse(schema.label, ~((label >= 0) & (label <= 1)), "a number from 0 to 1")
+        allowed = "a number from 0 to 1, or any with `positive_from` in the schema"
+        refuse(schema.label, ~((label >= 0) & (label <= 1)), allowed)
     else:
         refuse(schema.label, ~np.isfinite(label), "a finite number")
         label = (label >= schema.positive_from).astype(np.float32)

@@ -253,6 +253,8 @@ class CsvParser:
         """Returns the names of a file's columns."""
         if self._schema.columns is not None:
             return self._schema.columns
+        if not first_line:
+            raise ValueError(f"{path}:1: no header: the file is empty, or its first line is.")
         try:
             names = tuple(self._values(first_line.decode()))
         except (csv.Error, UnicodeDecodeError) as error:

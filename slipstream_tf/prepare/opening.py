@@ -76,6 +76,8 @@ def _recognised(path: str, has_schema: bool) -> str:
     if os.path.basename(path) == "ml-1m.zip":
         return "movielens"
     line = first_line(path)
+    if not line:
+        raise ValueError(f"{path}: the file is empty, or its first line is.")
     if line == HEADER:
         return "avazu"
     if line.count(b"\t") == CriteoFormat.num_columns - 1:
@@ -83,5 +85,5 @@ def _recognised(path: str, has_schema: bool) -> str:
     shown = line[:60].decode(errors="backslashreplace")
     raise ValueError(
         f"{path}: its first line {shown!r} is neither Criteo's nor Avazu's. Allowed: those, "
-        "MovieLens' ml-1m.zip, or CSV or Parquet with a schema."
+        "MovieLens' ml-1m.zip, or CSV or Parquet with a schema (--schema)."
     )

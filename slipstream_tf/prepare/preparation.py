@@ -166,7 +166,11 @@ def _begun(folder: str, manifest: dict[str, Any], overwrite: bool) -> dict[str, 
 
 
 def _same(folder: str, manifest: dict[str, Any], overwrite: bool) -> dict[str, Any] | None:
-    """The folder's manifest if it is of the same preparation; None if it may be overwritten."""
+    """The folder's manifest if it is of the same preparation; None if it may be overwritten.
+
+    It may where nothing is lost: what wrote no input (files without one, or a wrong schema) leaves
+    the folder to whoever puts that right.
+    """
     try:
         found = read_manifest(folder)
     except ValueError as error:
@@ -176,7 +180,8 @@ def _same(folder: str, manifest: dict[str, Any], overwrite: bool) -> dict[str, A
     same = ("name", "columns", "source")
     if all(found.get(name) == manifest[name] for name in same):
         return found
-    if not overwrite:
+    has_inputs = any(shard[part] for shard in found["shards"] for part in PARTS)
+    if has_inputs and not overwrite:
         other = [name for name in same if found.get(name) != manifest[name]]
         if other == ["source"]:
             before, now = found["source"], manifest["source"]

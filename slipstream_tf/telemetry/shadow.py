@@ -87,7 +87,10 @@ class ShadowEstimate:
 
     def __str__(self) -> str:
         if not self.savings:
-            return "Shadow mode: training ended before the warm-up did; there is nothing to tell."
+            return (
+                "Shadow mode: no window ended after the warm-up; there is nothing to tell. Take\n"
+                "shorter windows (snapshot_interval), smaller batches, more inputs or more epochs."
+            )
         lines = ["You would have saved, after the warm-up,"]
         ends = [" or"] * (len(self.savings) - 1) + ["."]
         lines += [f"- {part}{end}" for part, end in zip(self.savings, ends, strict=True)]

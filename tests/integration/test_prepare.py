@@ -166,7 +166,8 @@ def test_a_table_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     out = tmp_path / "out"
     assert run(path, f"--schema={schema}", f"--output={out}", "--dim=1") == 0
     printed = capsys.readouterr().out
-    assert f"2 malformed lines were left out. The first: {path}:9: 2 columns" in printed
+    left_out = "2 malformed lines were left out, 0.1% of all. The first: "
+    assert f"{left_out}{path}:9: 2 columns" in printed
     assert "user" in printed and "100.0% of the training inputs are hot" in printed
     code = run_program(
         train.make_flags(),
@@ -190,7 +191,8 @@ def test_a_table_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[str])
         (("{data}", "--output={out}", "--format=csv"), 2, ("needs a schema",)),
         (("{data}", "--output={out}", "--format=movielens"), 2, ("GroupLens",)),
         (("{data}", "--output={out}", "--hot_budget_mb=0.00001"), 2, ("--hot_budget_mb", "64")),
-        (("{data}", "--output={data}"), 1, ("lines.tsv",)),
+        (("{data}", "--output={data}"), 2, ("--output=", "lines.tsv", "can be made and written")),
+        (("{data}", "--output={out}", "--schema={out}"), 2, ("--schema=", "No such file")),
         (("{data}", "--output={out}", "--strict"), 1, ("lines.tsv:3: 2 columns", "--strict")),
     ],
 )

@@ -300,6 +300,14 @@ def test_a_bad_flag_gets_one_line_with_value_and_what_is_allowed(
         assert part in line
 
 
+def test_csv_of_other_columns_is_sent_to_prepare(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "clicks.csv").write_text("clicked,user\n1,u1\n")
+    line = refused(capsys, f"--data={tmp_path / 'clicks.csv'}")
+    assert "clicked,user" in line and "slipstream-prepare --schema" in line
+
+
 def test_a_control_of_another_experiment_is_refused(
     run_train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -74,7 +74,7 @@ def require_header(line_format: LineFormat, path: str, first_line: bytes) -> Non
         given = first_line[:80].decode(errors="replace")
         raise ValueError(
             f"{path}:1: header {given!r}... is not that of {line_format.name}: "
-            f"{header[:80].decode()!r}..."
+            f"{header[:80].decode()!r}... CSV of other columns: slipstream-prepare --schema first."
         )
 
 

@@ -58,7 +58,7 @@ SCHEMA = {
 @pytest.mark.parametrize(
     ("line", "named"),
     [
-        ("2,1,1,a", "y '2'; allowed: a number from 0 to 1"),
+        ("2,1,1,a", "y '2'; allowed: a number from 0 to 1, or any with `positive_from`"),
         (",1,1,a", "y ''"),
         ("nan,1,1,a", "y 'nan'"),
         ("1,1.0,1,a", "k '1.0'; allowed: a 64-bit integer or nothing"),

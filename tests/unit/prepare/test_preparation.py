@@ -289,6 +289,17 @@ def test_nothing_to_read_is_an_error(tmp_path, criteo_lines, run_prepare):
     path.write_text("y,k\n")
     with pytest.raises(ValueError, match="have no rows"):
         run_prepare(path, tmp_path / "out2", schema=schema)
+    path.write_text("y,k\n1,1\n")
+    for folder in ("out", "out2"):
+        assert run_prepare(path, tmp_path / folder, schema=schema)["inputs"]["train"] == 1
+
+
+def test_an_empty_file_is_called_empty(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text("")
+    for schema in (None, parse_schema({"label": "y", "keys": ["k"]})):
+        with pytest.raises(ValueError, match=r"a\.csv.*the file is empty"):
+            open_source([str(path)], "auto", schema)
 
 
 def test_files_that_are_not_understood(tmp_path):
