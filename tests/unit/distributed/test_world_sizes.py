@@ -321,6 +321,16 @@ def test_sums_of_simulated_ranks_are_added_up_where_there_are_none(tmp_path: Pat
         assert sorted(now["keys"]) == sorted(sums)
         for key, values in zip(now["keys"], now["sums"], strict=True):
             np.testing.assert_allclose(values, sums[int(key)], rtol=1e-6)
+    # An engine that simulates none, either, goes on at once as it is configured.
+    other = Job(SingleProcess(), "native", tmp_path)
+    other.checkpoints.restore()
+    found = other.found()
+    for table in ("a", "b"):
+        assert other.tracker.policies[table].ranks == 1
+        sums, now = held([was], table), held([found], table)
+        assert set(now) == set(sums) and not found[f"{table} held"]["ranks"].any()
+        for key, values in now.items():
+            np.testing.assert_allclose(values, sums[key], rtol=1e-6)
 
 
 def test_what_a_live_store_holds_back_goes_with_its_rows(tmp_path: Path) -> None:
