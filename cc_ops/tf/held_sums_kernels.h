@@ -316,6 +316,8 @@ class ImportHeldSumsKernel : public tensorflow::OpKernel {
     const int64_t capacity = std::max(n, resource->buffers.capacity());
     OP_REQUIRES_OK(context, ReplaceBuffers<Device>(context, capacity, given, resource.get()));
     resource->counts.pending = n;
+    // What was on its way out is gone.
+    resource->rule.lets_go = false;
   }
 
  private:

@@ -34,6 +34,7 @@ BLOCK_ROWS = 1 << 16
 _PREFIX = struct.Struct("<8sII")
 _CRC = struct.Struct("<I")
 _MOST_HEADER_BYTES = 64 << 20
+_MOST_VALUES = 1 << 56
 _DTYPES = frozenset(("<i8", "<i4", "<u8", "|u1", "<f4", "<f8", "|b1"))
 
 Arrays = dict[str, np.ndarray]
@@ -106,6 +107,7 @@ def write(
 
     Raises:
         OSError: the disk is full, the folder may not be written to, ...
+        ValueError: arrays of a group differ in length.
     """
     little = {
         name: {n: _little_endian(array) for n, array in columns.items()}
@@ -119,6 +121,10 @@ def write(
         }
         for name, columns in little.items()
     ]
+    for group, columns in zip(layout, little.values(), strict=True):
+        lengths = {name: len(array) for name, array in columns.items()}
+        if set(lengths.values()) != {group["rows"]}:
+            raise ValueError(f"Arrays of {group['name']!r} have lengths {lengths}, not one.")
     header = json.dumps(
         {"checkpoint": checkpoint, "meta": meta, "block_rows": block_rows, "groups": layout}
     ).encode()
@@ -197,6 +203,13 @@ class ArrayFile:
                 for name, dtype, shape in entry["columns"]
             )
             group = Group(entry["name"], _count(entry["rows"], 0), columns, offset)
+            if not columns:
+                raise ValueError(f"group {group.name!r} has no columns")
+            for column in columns:
+                # Of no bytes if one of them is 0, which the file's size does not bound.
+                if math.prod(max(size, 1) for size in (group.rows, *column.shape)) > _MOST_VALUES:
+                    shape = [group.rows, *column.shape]
+                    raise ValueError(f"array {column.name!r} has shape {shape}")
             groups[group.name] = group
             offset += group.nbytes(self._block_rows)
         if offset != self._size:

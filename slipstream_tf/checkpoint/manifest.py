@@ -10,7 +10,7 @@ import dataclasses
 import hashlib
 import json
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +72,17 @@ _KINDS: dict[str, type] = {
     "versions": dict,
 }
 
+# Of an entry of `tables` and of `files`.
+_TABLE_KINDS: dict[str, type | tuple[type, ...]] = {
+    "name": str,
+    "dim": int,
+    "dtype": str,
+    "slots": int,
+    "rule": (str, type(None)),
+    "rows": int,
+}
+_FILE_KINDS: dict[str, type | tuple[type, ...]] = {"bytes": int, "sha256": str}
+
 
 def read_manifest(folder: Path) -> Manifest:
     """Returns the manifest of a checkpoint; its files are not looked at.
@@ -104,8 +115,12 @@ def read_manifest(folder: Path) -> Manifest:
         if not _FILE.fullmatch(name):
             problem = f"names {name!r}; allowed: files in folders rank-0, rank-1, ... beside it"
             raise CheckpointError(path, problem, _SAVE_AGAIN)
-        if not isinstance(entry, dict) or not isinstance(entry.get("bytes"), int):
+        if not _has_kinds(entry, _FILE_KINDS) or "bytes" not in entry:
             problem = f"is damaged (`files` has {entry!r} for {name!r})"
+            raise CheckpointError(path, problem, _SAVE_AGAIN)
+    for entry in values["tables"]:
+        if not _has_kinds(entry, _TABLE_KINDS) or set(entry) != set(_TABLE_KINDS):
+            problem = f"is damaged (`tables` has {entry!r})"
             raise CheckpointError(path, problem, _SAVE_AGAIN)
     names = {field.name for field in dataclasses.fields(Manifest)}
     if values["world_size"] < 1 or values["step"] < 0 or set(values) != names:
@@ -135,6 +150,13 @@ def require_whole(folder: Path, manifest: Manifest, parts: Collection[str] = ())
             raise CheckpointError(path, problem, offset=min(size, entry["bytes"]))
         if "sha256" in entry and name.split("/")[0] in parts and entry_of(path) != entry:
             raise CheckpointError(path, "has another checksum than when it was written")
+
+
+def _has_kinds(entry: Any, kinds: Mapping[str, type | tuple[type, ...]]) -> bool:
+    """Whether an entry is an object of some of these values, of their kinds, and no others."""
+    return isinstance(entry, dict) and all(
+        name in kinds and isinstance(value, kinds[name]) for name, value in entry.items()
+    )
 
 
 def entry_of(path: Path) -> dict[str, Any]:

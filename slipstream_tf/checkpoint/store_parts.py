@@ -20,6 +20,7 @@ from slipstream_tf.checkpoint.manifest import NAME, Manifest
 from slipstream_tf.checkpoint.tables import (
     SavedTable,
     TablePart,
+    on_ranks,
     with_counts,
     with_rows,
     with_slots,
@@ -67,7 +68,9 @@ def file_name(rank: int, index: int) -> str:
     return f"rank-{rank}/table-{index:03d}"
 
 
-def cut(store: Any, rank: Rank) -> list[TablePart]:
+def cut(
+    store: Any, rank: Rank, policies: Mapping[str, UpdatePolicy] | None = None
+) -> list[TablePart]:
     """Copies all tables as they are now; nothing is flushed.
 
     Needs as much memory as the rows, slots and counts take, until they are written, and as much as
@@ -76,8 +79,10 @@ def cut(store: Any, rank: Rank) -> list[TablePart]:
     Args:
         store: whose `export_pending` and `export_table` are asked.
         rank: whose.
+        policies: that hold now, by table; tables not named hold nothing in shadow mode.
     """
     rule = rule_of(store)
+    policies = {} if policies is None else policies
     parts = []
     for table in store.tables:
         contents = store.export_table(table.name, flush=False)
@@ -96,6 +101,7 @@ def cut(store: Any, rank: Rank) -> list[TablePart]:
                     if rank.placement == "sharded" and rank.size > 1
                     else None
                 ),
+                is_shadow=policies.get(table.name, UpdatePolicy()).is_shadow,
             )
         )
     return parts
@@ -111,6 +117,7 @@ class ReadyTable:
         copies: for `import_copies`, or None.
         pending: for `import_pending`.
         num_pending: sums that all ranks together held.
+        is_shadow: whether they are shadow mode's, which are never applied.
     """
 
     name: str
@@ -118,6 +125,7 @@ class ReadyTable:
     copies: Arrays | None
     pending: Arrays
     num_pending: int
+    is_shadow: bool
 
 
 def prepare(folder: Path, manifest: Manifest, store: Any, rank: Rank) -> list[ReadyTable]:
@@ -201,12 +209,15 @@ def _prepare_table(
                 "Give the variable more rows, or map the keys to 0, 1, ... before training.",
             )
     copies = saved.copies(rank.number) if is_same_job else None
-    return ReadyTable(table.name, contents, copies, pending, saved.num_pending)
+    return ReadyTable(table.name, contents, copies, pending, saved.num_pending, saved.is_shadow)
 
 
 def replace(store: Any, ready: list[ReadyTable]) -> None:
     """Replaces rows, slots, counts and copies of all tables; nothing is held back then."""
     for table in ready:
+        # What a live store held back belongs to the rows that it had.
+        nothing = {name: values[:0] for name, values in table.pending.items() if np.ndim(values)}
+        store.import_pending(table.name, {**table.pending, **nothing})
         store.import_table(table.name, table.contents)
         if table.copies is not None:
             store.import_copies(table.name, table.copies)
@@ -214,6 +225,9 @@ def replace(store: Any, ready: list[ReadyTable]) -> None:
 
 def hold(store: Any, ready: list[ReadyTable], policies: Mapping[str, UpdatePolicy]) -> None:
     """Gives a store the sums to hold back; where its policy holds none, they are applied now.
+
+    Those of shadow mode are held where it goes on, and left out elsewhere: their gradients were
+    applied when they came.
 
     With several ranks a collective.
 
@@ -226,22 +240,27 @@ def hold(store: Any, ready: list[ReadyTable], policies: Mapping[str, UpdatePolic
         if not table.num_pending:
             continue
         policy = policies.get(table.name, UpdatePolicy())
-        if policy.mode == "defer":
-            store.import_pending(table.name, table.pending)
+        if table.is_shadow and not (policy.mode == "defer" and policy.is_shadow):
+            logging.info(
+                "%d gradient sums of table %r that shadow mode counted are left out.",
+                table.num_pending,
+                table.name,
+            )
+            continue
+        if policy.mode == "defer" and policy.is_shadow == table.is_shadow:
+            store.import_pending(table.name, on_ranks(table.pending, policy.ranks))
             continue
         logging.warning(
             "%d gradient sums of table %r that were held back are applied now, as its policy holds "
-            "none.",
+            "none, or holds them in shadow mode only.",
             table.num_pending,
             table.name,
         )
-        ranks = int(table.pending["ranks"].max(initial=0)) + 1
-        rows = max(table.num_pending, 1)
-        holding = UpdatePolicy("defer", max_age=_LONGEST, max_rows=rows, ranks=ranks)
+        holding = UpdatePolicy("defer", max_age=_LONGEST, max_rows=table.num_pending)
         if rule_of(store) is None:
             holding = dataclasses.replace(holding, trigger="interval")
         store.set_update_policy(table.name, holding)
-        store.import_pending(table.name, table.pending)
+        store.import_pending(table.name, on_ranks(table.pending, 1))
         store.set_update_policy(table.name, policy)
 
 

@@ -38,6 +38,7 @@ class TablePart:
         accesses: keys int64 [n] and counts float32 [n] of this rank where it has no contents.
         pending: gradient sums that are held back, as `store.export_pending`.
         copies: of other ranks' rows, with this rank's accesses, like contents; or None.
+        is_shadow: whether the sums are shadow mode's, whose gradients were applied when they came.
     """
 
     name: str
@@ -48,6 +49,7 @@ class TablePart:
     accesses: Arrays | None
     pending: Arrays
     copies: Arrays | None = None
+    is_shadow: bool = False
 
     def write(self, path: Path, checkpoint: str) -> int:
         """Writes it to a file, and returns the bytes."""
@@ -63,6 +65,7 @@ class TablePart:
             groups["accesses"] = self.accesses
         groups["pending"] = {column: self.pending[column] for column in _PENDING_COLUMNS}
         meta["learning_rate"] = float(self.pending["learning_rate"])
+        meta["pending_is_shadow"] = self.is_shadow
         return array_file.write(path, checkpoint, meta, groups)
 
 
@@ -138,6 +141,11 @@ class SavedTable:
         """Sums that all ranks together held."""
         return sum(file.groups["pending"].rows for file in self._files)
 
+    @property
+    def is_shadow(self) -> bool:
+        """Whether these sums are shadow mode's, whose gradients were applied when they came."""
+        return any(file.meta.get("pending_is_shadow", False) for file in self._files)
+
     def lookup_steps(self, rank: int) -> int:
         """Returns the lookups of a rank that has rows, so far."""
         return int(self._files[rank].meta["contents_steps"][1])
@@ -183,21 +191,7 @@ class SavedTable:
         empty = {n: np.empty(0, kind) for n, kind in _PENDING_KINDS.items() if n != "sums"}
         parts.append({**empty, "sums": np.empty((0, self.dim), np.float32)})
         joined = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-        owners = np.stack([joined["keys"], joined["ranks"].astype(np.int64)])
-        merged, place = np.unique(owners, axis=1, return_inverse=True)
-        place = place.ravel()
-        sums = np.zeros((merged.shape[1], self.dim), np.float32)
-        np.add.at(sums, place, joined["sums"])
-        ages = np.zeros(merged.shape[1], np.int64)
-        np.maximum.at(ages, place, joined["ages"])
-        order = np.argsort(-ages, kind="stable")
-        return {
-            "keys": merged[0][order],
-            "ages": ages[order],
-            "ranks": merged[1][order].astype(np.int32),
-            "sums": sums[order],
-            "learning_rate": np.float32(rate),
-        }
+        return _added_up({**joined, "learning_rate": np.float32(rate)})
 
     def require(self, dim: int, rule: str | None, place: str) -> None:
         """Raises CheckpointMismatchError unless a table of this program can take the rows.
@@ -220,6 +214,18 @@ class SavedTable:
                 f"table {self.name!r} was saved with the update rule {saved}, not {rule}",
                 "Their slots mean different things; restore it with the same rule.",
             )
+
+
+def on_ranks(pending: Arrays, ranks: int) -> Arrays:
+    """Returns sums for so many simulated ranks: those of others join rank number modulo `ranks`.
+
+    Args:
+        pending: as `SavedTable.pending` returns it.
+        ranks: from 1.
+    """
+    if not (pending["ranks"] >= ranks).any():
+        return pending
+    return _added_up({**pending, "ranks": pending["ranks"] % ranks})
 
 
 def with_counts(contents: Arrays, keys: np.ndarray, counts: np.ndarray) -> Arrays:
@@ -281,6 +287,25 @@ def _joined(blocks: Sequence[Arrays], names: Sequence[str], dim: int, slots: int
             [np.empty(shapes.get(name, (0,)), _KINDS[name]), *(block[name] for block in blocks)]
         )
         for name in names
+    }
+
+
+def _added_up(pending: Arrays) -> Arrays:
+    """Returns sums of which each rank has one per key, the oldest first."""
+    owners = np.stack([pending["keys"], pending["ranks"].astype(np.int64)])
+    merged, place = np.unique(owners, axis=1, return_inverse=True)
+    place = place.ravel()
+    sums = np.zeros((merged.shape[1], pending["sums"].shape[1]), np.float32)
+    np.add.at(sums, place, pending["sums"])
+    ages = np.zeros(merged.shape[1], np.int64)
+    np.maximum.at(ages, place, pending["ages"])
+    order = np.argsort(-ages, kind="stable")
+    return {
+        "keys": merged[0][order],
+        "ages": ages[order],
+        "ranks": merged[1][order].astype(np.int32),
+        "sums": sums[order],
+        "learning_rate": pending["learning_rate"],
     }
 
 

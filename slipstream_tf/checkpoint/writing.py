@@ -7,6 +7,7 @@ the ranks train.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import threading
@@ -77,7 +78,10 @@ def write_rank(staging: Path, checkpoint: str, files: RankFiles) -> None:
         note["position"], note["rng"] = files.position, files.rng
         note["saturation"] = _summary(files)
     except Exception as error:
-        note["error"] = f"{type(error).__name__}: {error}"
+        # Rank 0 waits for the note: it needs room on a disk that may be full.
+        with contextlib.suppress(OSError):
+            disk.remove(folder)
+        note = {"checkpoint": checkpoint, "error": f"{type(error).__name__}: {error}"}
         raise
     finally:
         disk.write_text(_note(staging, files.rank), json.dumps(note))

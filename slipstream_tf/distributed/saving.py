@@ -298,7 +298,8 @@ class JobCheckpoints:
             self._own.write(str(folder / "own"))
         parts, rate = [], None
         if self._has_table_files:
-            parts = store_parts.cut(self._store, self._rank)
+            policies = None if self._engine is None else self._engine.policies
+            parts = store_parts.cut(self._store, self._rank, policies)
             if store_parts.rule_of(self._store) is not None:
                 rate = float(self._store.learning_rate.numpy())
         state = None if self._engine is None else self._engine.state()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tensorflow as tf
 
-from slipstream_tf.config import TableConfig
+from slipstream_tf.config import SaturationConfig, TableConfig
 from slipstream_tf.ops.drift import row_drift
 from slipstream_tf.ops.update_policy import SATURATED, WATCHED, UpdateCounts, UpdatePolicy
 from slipstream_tf.saturation.ranks import Ranks
@@ -210,10 +210,18 @@ class TrackedTable:
         _, found = self._store.gather(self.name, keys)
         return keys[np.asarray(found, bool) & (self._store.marks(self.name, keys) == 0)]
 
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Goes on from what `state` gave, with the snapshots of all ranks; marks nothing yet."""
+    def restore(self, state: Mapping[str, Any], config: SaturationConfig) -> None:
+        """Goes on from what `state` gave, with the snapshots of all ranks; marks nothing yet.
+
+        What a store may refuse of a policy is as configured here, where the store took it.
+        """
         self.states = KeyStates(**{f.name: state[f.name] for f in dataclasses.fields(KeyStates)})
-        self.policy = UpdatePolicy(**state["policy"])
+        policy = UpdatePolicy(**state["policy"])
+        self.policy = dataclasses.replace(
+            policy,
+            ranks=config.simulated_ranks,
+            decay_skipped=policy.decay_skipped and config.decay_skipped,
+        )
         places = self._places(state)
         self._snapshot = tf.constant(state["snapshot"][places], tf.float32)
         before, now = UpdateCounts(**state["counts"]), self._store.update_counts(self.name)

@@ -247,7 +247,7 @@ class SaturationTracker:
             for name, of_table in state["accesses"].items()
         }
         for table in self._tables:
-            table.restore(state["tables"][table.name])
+            table.restore(state["tables"][table.name], self._config)
         unmarked = {name: table["unmarked"] for name, table in state["tables"].items()}
         self._publish_window(len(self._reports), unmarked)
         for table in self._tables:

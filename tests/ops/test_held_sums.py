@@ -239,6 +239,18 @@ def test_what_is_held_stays_when_room_changes(device):
 
 
 @pytest.mark.parametrize("device", DEVICES)
+def test_sums_that_replace_those_on_their_way_out_stay(device):
+    holder = Holder(device)
+    holder.configure(INTERVAL, 4, {1, 2})
+    holder.step([1])
+    holder.buffer.let_go()
+    holder.buffer.replace(np.array([2]), np.array([0]), np.ones((1, DIM), np.float32))
+    assert not holder.buffer.state().lets_go
+    assert holder.step([]).keys.shape == (0,)
+    assert holder.buffer.state().pending == 1
+
+
+@pytest.mark.parametrize("device", DEVICES)
 def test_shadow_mode_is_said_and_its_sums_can_be_dropped(device):
     holder = Holder(device)
     shadow = dataclasses.replace(INTERVAL, is_shadow=True)

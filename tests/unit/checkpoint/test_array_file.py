@@ -143,6 +143,10 @@ def layout(rows: Any, dtype: Any = "<f4", shape: Any = (4,), block_rows: Any = 1
         layout(5, shape="abc"),
         layout(5, block_rows=0),
         layout(5, block_rows=None),
+        # 16 blocks of no bytes, whose checksums are the 64 bytes.
+        layout(10**30, shape=[0], block_rows=10**30 // 16),
+        layout(16, shape=[0, 1 << 50, 1 << 50], block_rows=1),
+        {**layout(16, block_rows=1), "groups": [{"name": "g", "rows": 16, "columns": []}]},
         {**layout(5), "groups": 3},
         {"checkpoint": "me"},
         [],
@@ -189,3 +193,9 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
 def test_what_is_no_array_of_numbers_is_not_written(tmp_path: Path, array: Any) -> None:
     with pytest.raises(TypeError, match="has no place in a checkpoint"):
         array_file.write(tmp_path / "x", "me", {}, {"g": {"c": array}})
+
+
+def test_arrays_of_a_group_have_one_length(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"Arrays of 'g' have lengths \{'a': 2, 'b': 3\}"):
+        array_file.write(tmp_path / "x", "me", {}, {"g": {"a": np.zeros(2), "b": np.zeros(3)}})
+    assert not (tmp_path / "x").exists()

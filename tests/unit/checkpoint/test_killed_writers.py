@@ -6,6 +6,7 @@ thing that it does to the disk; a file that is being written then has a part of 
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
@@ -185,3 +186,27 @@ def test_writers_killed_at_random_times(tmp_path: Path) -> None:
         now = newest(tmp_path)
         assert now >= step
         step = now
+
+
+def test_a_rank_whose_disk_is_full_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 0 waits for its note, and so would for ever without one."""
+    room = 5000
+    write = disk.write
+
+    def write_if_there_is_room(file: Any, data: Any) -> None:
+        used = sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file())
+        left = room - used
+        write(file, memoryview(data).cast("B")[: max(left, 0)])
+        if len(memoryview(data).cast("B")) > left:
+            raise OSError(28, "No space left on device")
+
+    folders.stage(tmp_path)
+    staging = tmp_path / folders.STAGING
+    (staging / "rank-1").mkdir()
+    files = RankFiles(1, [part(1, 0), part(1, 1)], 1.0, _state(1), 1, None)
+    with monkeypatch.context() as patched:
+        patched.setattr(disk, "write", write_if_there_is_room)
+        with pytest.raises(OSError, match="No space left"):
+            write_rank(staging, "id", files)
+    note = json.loads((staging / "rank-1.json").read_text())
+    assert note == {"checkpoint": "id", "error": "OSError: [Errno 28] No space left on device"}

@@ -11,6 +11,8 @@ import pytest
 from slipstream_tf.checkpoint import CheckpointError, CheckpointMismatchError, read_manifest
 from slipstream_tf.checkpoint.manifest import Manifest, entry_of, require_whole
 
+TABLE = {"name": "t", "dim": 2, "dtype": "float32", "slots": 2, "rule": None, "rows": 3}
+
 
 def manifest(folder: Path, **changes: Any) -> Path:
     """A checkpoint of one file, and changes to its manifest."""
@@ -26,7 +28,7 @@ def manifest(folder: Path, **changes: Any) -> Path:
 
 
 def test_it_comes_back(tmp_path: Path) -> None:
-    found = read_manifest(manifest(tmp_path))
+    found = read_manifest(manifest(tmp_path, tables=[TABLE, {**TABLE, "rule": "Adagrad"}]))
     assert (found.step, found.world_size, found.versions) == (7, 1, {"tensorflow": "2"})
     require_whole(tmp_path, found, ["rank-0"])
     assert not list(tmp_path.glob("*.partial"))
@@ -73,7 +75,13 @@ def test_a_link_is_refused(tmp_path: Path) -> None:
         {"world_size": 0},
         {"files": {"rank-0/a": 3}},
         {"files": {"rank-0/a": {}}},
+        {"files": {"rank-0/a": {"bytes": 7, "sha257": "0"}}},
+        {"files": {"rank-0/a": {"bytes": 7, "sha256": 0}}},
         {"tables": None},
+        {"tables": [3]},
+        {"tables": [{k: v for k, v in TABLE.items() if k != "dim"}]},
+        {"tables": [{**TABLE, "rows": "3"}]},
+        {"tables": [{**TABLE, "more": 1}]},
         {"positions": "drop"},
         {"saturation": "drop"},
         {"unknown": 1},

@@ -19,6 +19,7 @@ from slipstream_tf import SaturationConfig, TableConfig, optimizers
 from slipstream_tf.checkpoint import CheckpointMismatchError
 from slipstream_tf.distributed import JobCheckpoints, ReplicatedStore, ShardedStore, SingleProcess
 from slipstream_tf.ops.features import FeatureSpec, pack
+from slipstream_tf.ops.update_policy import UpdatePolicy
 from slipstream_tf.saturation.tracker import SaturationTracker
 from slipstream_tf.stores import NativeStore, VariableStore
 
@@ -277,6 +278,75 @@ def test_native_tables_in_variables_and_back(tmp_path: Path) -> None:
         assert contents["slots"].shape == (KEYS, table.dim)
     # Those of rows that nothing was held for are as the rule begins.
     assert (contents["slots"] == 0.25).any()
+
+
+def test_sums_of_shadow_mode_are_never_applied(tmp_path: Path) -> None:
+    """Their gradients were, when they came."""
+    job = Job(SingleProcess(), "native", tmp_path, shadow=True)
+    for part in range(3):
+        # More keys: shadow mode looks at one in 16.
+        keys = tf.range(400 * part, 400 * (part + 1), dtype=tf.int64)
+        pooled, plan = job.store.lookup(pack({"a": keys, "b": keys}, SPECS), SPECS, training=True)
+        job.store.apply_gradients(plan, [tf.fill(rows.shape, 1e-3) for rows in pooled])
+        job.tracker.step(4)
+    was = job.found()
+    assert len(was["a held"]["keys"])
+    job.checkpoints.save(3)
+    job.checkpoints.wait()
+    # Without an engine nothing defers.
+    store = NativeStore(TABLES, optimizers.Adagrad(0.1, 0.0, 1e-8))
+    JobCheckpoints(tmp_path, tf.train.Checkpoint(), SingleProcess(), store).restore()
+    for table in ("a", "b"):
+        found = store.export_table(table)
+        for column in ("keys", "rows", "slots"):
+            np.testing.assert_array_equal(found[column], was[table][column])
+    # With one shadow mode goes on.
+    again = Job(SingleProcess(), "native", tmp_path, shadow=True)
+    again.checkpoints.restore()
+    np.testing.assert_array_equal(again.found()["a held"]["keys"], was["a held"]["keys"])
+
+
+def test_sums_of_simulated_ranks_are_added_up_where_there_are_none(tmp_path: Path) -> None:
+    job = Job(SingleProcess(), "native", tmp_path, simulated_ranks=3)
+    job.train(0, 10)
+    was = job.found()
+    assert len(set(was["a held"]["ranks"])) > 1
+    job.checkpoints.save(10)
+    job.checkpoints.wait()
+    store = VariableStore({t.name: tf.Variable(tf.zeros([KEYS, t.dim])) for t in TABLES})
+    JobCheckpoints(tmp_path, tf.train.Checkpoint(), SingleProcess(), store).restore()
+    for table in ("a", "b"):
+        now = store.export_pending(table)
+        sums = held([was], table)
+        assert sorted(now["keys"]) == sorted(sums)
+        for key, values in zip(now["keys"], now["sums"], strict=True):
+            np.testing.assert_allclose(values, sums[int(key)], rtol=1e-6)
+    # An engine that simulates none, either, goes on at once as it is configured.
+    other = Job(SingleProcess(), "native", tmp_path)
+    other.checkpoints.restore()
+    found = other.found()
+    for table in ("a", "b"):
+        assert other.tracker.policies[table].ranks == 1
+        sums, now = held([was], table), held([found], table)
+        assert set(now) == set(sums) and not found[f"{table} held"]["ranks"].any()
+        for key, values in now.items():
+            np.testing.assert_allclose(values, sums[key], rtol=1e-6)
+
+
+def test_what_a_live_store_holds_back_goes_with_its_rows(tmp_path: Path) -> None:
+    """A checkpoint without sums: none of the live ones may reach the rows that it has."""
+    store = VariableStore({"a": tf.Variable(tf.zeros([10, 2]))})
+    checkpoints = JobCheckpoints(
+        tmp_path, tf.train.Checkpoint(), SingleProcess(), store, background=False
+    )
+    checkpoints.save(1)
+    store.set_update_policy("a", UpdatePolicy("defer", "interval", max_age=100, max_rows=10))
+    store.mark_rows("a", [3], [1])
+    gradients = tf.IndexedSlices(tf.ones([1, 2]), tf.constant([3]), tf.constant([10, 2]))
+    store.mask_gradients("a", gradients)
+    assert store.pending() == {"a": 1}
+    assert checkpoints.restore() is not None
+    assert store.pending() == {"a": 0}
 
 
 MISMATCHES: dict[str, tuple[Any, Any, str]] = {
