@@ -9,11 +9,16 @@
 #include "benchmarks/gpu/device.h"
 #include "cc_ops/core/held_sums.cu.h"
 #include "cc_ops/core/held_sums.h"
+#include "cc_ops/core/status.h"
 
 namespace slipstream {
 namespace {
 
 constexpr int64_t kDim = 64;
+
+void CheckDone(const Status& status, const std::string& what) {
+  if (!status.ok()) throw std::runtime_error(what + ": " + status.message());
+}
 
 // The buffers of held sums, on the host.
 struct Buffers {
@@ -90,8 +95,9 @@ void MeasureHeldSums(Bench* bench) {
   BuffersOnDevice on_device(held);
   std::vector<int64_t> expected_places(keys.size());
   std::vector<float> expected_sums(gradients.size());
-  AddToHeld(held.view(), keys.data(), gradients.data(), n, expected_places.data(),
-            expected_sums.data());
+  CheckDone(AddToHeld(held.view(), keys.data(), gradients.data(), n, expected_places.data(),
+                      expected_sums.data()),
+            "AddToHeld");
   int64_t found = 0;
   for (const int64_t place : expected_places) found += place >= 0 ? 1 : 0;
 
@@ -121,8 +127,10 @@ void MeasureHeldSums(Bench* bench) {
   const std::unique_ptr<bool[]> waits(new bool[keys.size()]);
   for (int64_t i = 0; i < n; ++i) waits[i] = may_wait[i] != 0;
   LeavingRows leaving;
-  const HeldCounts expected = TakeDue(held.view(), rule, keys.data(), n, expected_places.data(),
-                                      expected_sums.data(), waits.get(), KeySetView(), &leaving);
+  HeldCounts expected = {};
+  CheckDone(TakeDue(held.view(), rule, keys.data(), n, expected_places.data(), expected_sums.data(),
+                    waits.get(), KeySetView(), &leaving, &expected),
+            "TakeDue");
   const OnDevice<int64_t> leaving_keys(n + capacity);
   const OnDevice<float> leaving_sums((n + capacity) * kDim);
   const OnDevice<HeldCounts> counts(1);

@@ -133,6 +133,9 @@ def _as_binary(column: pa.Array, missing: pa.Array) -> pa.Array:
     if pa.types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
     column = column.cast(pa.binary())
+    if column.offset:
+        # if_else of pyarrow 21 takes values of a slice from the wrong places.
+        column = column.take(pa.array(np.arange(len(column))))
     if len(missing) == 1 and missing[0].as_py() == b"":
         is_missing = pc.equal(pc.binary_length(column), 0)
     else:

@@ -40,7 +40,10 @@ def run_example(name, *arguments, launcher=()):
         "TF_CPP_MIN_LOG_LEVEL": "3",
     }
     command = [*launcher, sys.executable, str(EXAMPLES / name), *arguments]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    # Not here, where `python -m slipstream_tf...` would find the sources.
+    done = subprocess.run(
+        command, env=environment, cwd=EXAMPLES, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

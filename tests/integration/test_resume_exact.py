@@ -30,7 +30,7 @@ HALF, WAYS, WINDOW = program.HALF, program.WAYS, program.WINDOW
 def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folders "straight" and "resumed", with a file per way."""
     folder = tmp_path_factory.mktemp("runs")
-    environment = {**os.environ, "PYTHONPATH": str(PROGRAM.parents[2])}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     for what, directory in (("straight", "a"), ("killed", "b"), ("resumed", "b")):
         (folder / what).mkdir()
         done = subprocess.run(
