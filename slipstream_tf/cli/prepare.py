@@ -189,12 +189,12 @@ class _Bars:
         self.rows = 0
         self._bar: Any = None
         self._phase = ""
-        self._begin = 0.0
+        self._begin, self._first_rows = 0.0, 0
 
     def show(self, phase: str, done: int, total: int, rows: int) -> None:
         if phase != self._phase:
             self.close()
-            self._phase, self._begin = phase, time.monotonic()
+            self._phase, self._begin, self._first_rows = phase, time.monotonic(), rows
             is_terminal = sys.stderr.isatty()
             self._bar = tqdm.tqdm(
                 total=total,
@@ -207,9 +207,12 @@ class _Bars:
             )
         if phase == "preparing":
             self.rows = rows
-        seconds = max(time.monotonic() - self._begin, 1e-9)
-        rate = f"{rows:,} lines, {rows / seconds:,.0f}/s"
-        self._bar.set_description_str(f"{phase}: {rate}", refresh=False)
+        text = f"{phase}: {rows:,} lines"
+        # Nobody told when the rows of the first call were begun.
+        new_rows, seconds = rows - self._first_rows, time.monotonic() - self._begin
+        if new_rows > 0 and seconds > 0:
+            text += f", {new_rows / seconds:,.0f}/s"
+        self._bar.set_description_str(text, refresh=False)
         self._bar.update(done - self._bar.n)
 
     def close(self) -> None:
