@@ -248,6 +248,9 @@ def _write_shards(
     totals = _totals(manifest)
     if not sum(totals["inputs"].values()):
         first = _first_bad_line(manifest) or "the files have no rows"
+        # Mended files may be of the same size: the next run is not to go on behind them.
+        manifest["shards"] = []
+        write_manifest(folder, manifest)
         raise ValueError(f"No input could be read: {first}")
     manifest["is_complete"] = True
     write_manifest(folder, manifest)
