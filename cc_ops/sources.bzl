@@ -169,6 +169,7 @@ TF_HDRS = [
     "tf/one_table_op.h",
     "tf/plan_variant.h",
     "tf/replaced_resource.h",
+    "tf/shape_checks.h",
     "tf/table_resource.h",
 ]
 TF_SRCS = [

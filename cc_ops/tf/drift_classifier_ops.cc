@@ -1,5 +1,6 @@
 // Registration of the ops that classify inputs by drift on the device that their keys are on.
 #include "absl/status/status.h"
+#include "cc_ops/tf/shape_checks.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/shape_inference.h"
@@ -10,14 +11,6 @@ namespace {
 using tensorflow::shape_inference::DimensionHandle;
 using tensorflow::shape_inference::InferenceContext;
 using tensorflow::shape_inference::ShapeHandle;
-
-absl::Status ScalarInputs(InferenceContext* c) {
-  ShapeHandle scalar;
-  for (int i = 0; i < c->num_inputs(); ++i) {
-    TF_RETURN_IF_ERROR(c->WithRank(c->input(i), 0, &scalar));
-  }
-  return absl::OkStatus();
-}
 
 }  // namespace
 

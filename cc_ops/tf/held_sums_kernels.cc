@@ -3,7 +3,6 @@
 
 #include <limits>
 #include <memory>
-#include <new>
 
 namespace slipstream {
 namespace {
@@ -26,31 +25,9 @@ struct CpuDevice {
   }
 };
 
-// A half of a step.
-class HeldSumsStepKernel : public OpKernel {
+class AddToHeldCpuKernel : public HeldSumsKernel {
  public:
-  using OpKernel::OpKernel;
-
-  void Compute(OpKernelContext* context) final {
-    HeldSumsRef resource;
-    OP_REQUIRES_OK(context, FindHeldSums(context, &resource));
-    const std::lock_guard<std::mutex> lock(resource->mutex);
-    try {
-      OP_REQUIRES_OK(context, Run(context, resource.get()));
-    } catch (const std::bad_alloc&) {
-      OP_REQUIRES_OK(context, absl::ResourceExhaustedError(
-                                  "out of memory in a step of held sums; they are intact"));
-    }
-  }
-
- private:
-  // The mutex is held.
-  virtual absl::Status Run(OpKernelContext* context, HeldSumsResource* resource) = 0;
-};
-
-class AddToHeldCpuKernel : public HeldSumsStepKernel {
- public:
-  using HeldSumsStepKernel::HeldSumsStepKernel;
+  using HeldSumsKernel::HeldSumsKernel;
 
  private:
   absl::Status Run(OpKernelContext* context, HeldSumsResource* resource) override {
@@ -67,9 +44,9 @@ class AddToHeldCpuKernel : public HeldSumsStepKernel {
   }
 };
 
-class TakeDueCpuKernel : public HeldSumsStepKernel {
+class TakeDueCpuKernel : public HeldSumsKernel {
  public:
-  using HeldSumsStepKernel::HeldSumsStepKernel;
+  using HeldSumsKernel::HeldSumsKernel;
 
  private:
   absl::Status Run(OpKernelContext* context, HeldSumsResource* resource) override {

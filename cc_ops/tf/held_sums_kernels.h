@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <limits>
 #include <mutex>
+#include <new>
 #include <string>
 #include <vector>
 
@@ -104,6 +105,28 @@ absl::Status OutputScalar(tensorflow::OpKernelContext* context, int index, T val
   output->scalar<T>()() = value;
   return absl::OkStatus();
 }
+
+// A kernel whose input 0 are sums, and which may run out of memory before it changes them.
+class HeldSumsKernel : public tensorflow::OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(tensorflow::OpKernelContext* context) final {
+    HeldSumsRef resource;
+    OP_REQUIRES_OK(context, FindHeldSums(context, &resource));
+    const std::lock_guard<std::mutex> lock(resource->mutex);
+    try {
+      OP_REQUIRES_OK(context, Run(context, resource.get()));
+    } catch (const std::bad_alloc&) {
+      OP_REQUIRES_OK(context, absl::ResourceExhaustedError(
+                                  "out of memory in a step of held sums; they are intact"));
+    }
+  }
+
+ private:
+  // The mutex is held.
+  virtual absl::Status Run(tensorflow::OpKernelContext* context, HeldSumsResource* resource) = 0;
+};
 
 class CreateHeldSumsKernel : public tensorflow::OpKernel {
  public:
@@ -253,16 +276,14 @@ class HeldSumsStateKernel : public tensorflow::OpKernel {
 
 // All outputs are in host memory.
 template <class Device>
-class ExportHeldSumsKernel : public tensorflow::OpKernel {
+class ExportHeldSumsKernel : public HeldSumsKernel {
  public:
-  using OpKernel::OpKernel;
+  using HeldSumsKernel::HeldSumsKernel;
 
-  void Compute(tensorflow::OpKernelContext* context) override {
-    HeldSumsRef resource;
-    OP_REQUIRES_OK(context, FindHeldSums(context, &resource));
-    const std::lock_guard<std::mutex> lock(resource->mutex);
+ private:
+  absl::Status Run(tensorflow::OpKernelContext* context, HeldSumsResource* resource) override {
     HeldBuffers on_host;
-    OP_REQUIRES_OK(context, BuffersOnHost<Device>(context, resource->buffers, &on_host));
+    TF_RETURN_IF_ERROR(BuffersOnHost<Device>(context, resource->buffers, &on_host));
     const HeldSums held = on_host.View(resource->dim);
     std::vector<int64_t> places;
     for (int64_t p = 0; p < held.capacity; ++p) {
@@ -280,47 +301,47 @@ class ExportHeldSumsKernel : public tensorflow::OpKernel {
       sums.insert(sums.end(), held.sums + p * held.dim, held.sums + (p + 1) * held.dim);
     }
     const int64_t n = static_cast<int64_t>(keys.size());
-    OP_REQUIRES_OK(context, Output(context, 0, tensorflow::TensorShape({n}), keys));
-    OP_REQUIRES_OK(context, Output(context, 1, tensorflow::TensorShape({n}), ages));
-    OP_REQUIRES_OK(context, Output(context, 2, tensorflow::TensorShape({n, held.dim}), sums));
+    TF_RETURN_IF_ERROR(Output(context, 0, tensorflow::TensorShape({n}), keys));
+    TF_RETURN_IF_ERROR(Output(context, 1, tensorflow::TensorShape({n}), ages));
+    TF_RETURN_IF_ERROR(Output(context, 2, tensorflow::TensorShape({n, held.dim}), sums));
+    return absl::OkStatus();
   }
 };
 
 // All inputs are in host memory.
 template <class Device>
-class ImportHeldSumsKernel : public tensorflow::OpKernel {
+class ImportHeldSumsKernel : public HeldSumsKernel {
  public:
-  using OpKernel::OpKernel;
+  using HeldSumsKernel::HeldSumsKernel;
 
-  void Compute(tensorflow::OpKernelContext* context) override {
-    HeldSumsRef resource;
-    OP_REQUIRES_OK(context, FindHeldSums(context, &resource));
+ private:
+  absl::Status Run(tensorflow::OpKernelContext* context, HeldSumsResource* resource) override {
     const tensorflow::Tensor &keys = context->input(1), &ages = context->input(2);
-    OP_REQUIRES_OK(context, CheckRows(keys, context->input(3), resource->dim));
-    OP_REQUIRES_OK(context, CheckSums(keys, ages));
+    TF_RETURN_IF_ERROR(CheckRows(keys, context->input(3), resource->dim));
+    TF_RETURN_IF_ERROR(CheckSums(keys, ages));
     const int64_t n = keys.NumElements();
-    OP_REQUIRES(context, n <= Device::kMaxPlaces,
-                absl::InvalidArgumentError(
-                    absl::StrCat("there are ", n, " sums; allowed: up to ", Device::kMaxPlaces)));
-    const std::lock_guard<std::mutex> lock(resource->mutex);
+    if (n > Device::kMaxPlaces) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("there are ", n, " sums; allowed: up to ", Device::kMaxPlaces));
+    }
     HeldBuffers given;
     given.keys = keys;
     given.sums = context->input(3);
     tensorflow::AllocatorAttributes on_host;
     on_host.set_on_host(true);
-    OP_REQUIRES_OK(
-        context, context->allocate_temp(tensorflow::DT_INT64, keys.shape(), &given.since, on_host));
+    TF_RETURN_IF_ERROR(
+        context->allocate_temp(tensorflow::DT_INT64, keys.shape(), &given.since, on_host));
     for (int64_t i = 0; i < n; ++i) {
       given.since.flat<int64_t>()(i) = resource->rule.step - ages.flat<int64_t>()(i);
     }
     const int64_t capacity = std::max(n, resource->buffers.capacity());
-    OP_REQUIRES_OK(context, ReplaceBuffers<Device>(context, capacity, given, resource.get()));
+    TF_RETURN_IF_ERROR(ReplaceBuffers<Device>(context, capacity, given, resource));
     resource->counts.pending = n;
     // What was on its way out is gone.
     resource->rule.lets_go = false;
+    return absl::OkStatus();
   }
 
- private:
   static absl::Status CheckSums(const tensorflow::Tensor& keys, const tensorflow::Tensor& ages) {
     if (ages.shape() != keys.shape()) {
       return absl::InvalidArgumentError(absl::StrCat("ages has shape ", ages.shape().DebugString(),

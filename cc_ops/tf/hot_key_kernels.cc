@@ -17,26 +17,10 @@ struct CpuDevice {
   }
 };
 
-// A kernel whose input 0 is a sketch.
-class HotKeysCpuKernel : public OpKernel {
- public:
-  using OpKernel::OpKernel;
-
-  void Compute(OpKernelContext* context) final {
-    HotKeysRef resource;
-    OP_REQUIRES_OK(context, FindHotKeys(context, &resource));
-    const std::lock_guard<std::mutex> lock(resource->mutex);
-    OP_REQUIRES_OK(context, Run(context, resource.get()));
-  }
-
- private:
-  virtual absl::Status Run(OpKernelContext* context, HotKeysResource* resource) = 0;
-};
-
-class CountAccessesCpuKernel : public HotKeysCpuKernel {
+class CountAccessesCpuKernel : public HotKeysKernel {
  public:
   explicit CountAccessesCpuKernel(tensorflow::OpKernelConstruction* context)
-      : HotKeysCpuKernel(context) {
+      : HotKeysKernel(context) {
     OP_REQUIRES_OK(context, context->GetAttr("unit", &unit_));
   }
 
@@ -52,9 +36,9 @@ class CountAccessesCpuKernel : public HotKeysCpuKernel {
   int64_t unit_ = 1;
 };
 
-class DecayAccessesCpuKernel : public HotKeysCpuKernel {
+class DecayAccessesCpuKernel : public HotKeysKernel {
  public:
-  using HotKeysCpuKernel::HotKeysCpuKernel;
+  using HotKeysKernel::HotKeysKernel;
 
  private:
   absl::Status Run(OpKernelContext* context, HotKeysResource* resource) override {
@@ -65,9 +49,9 @@ class DecayAccessesCpuKernel : public HotKeysCpuKernel {
   }
 };
 
-class HotKeyCandidatesCpuKernel : public HotKeysCpuKernel {
+class HotKeyCandidatesCpuKernel : public HotKeysKernel {
  public:
-  using HotKeysCpuKernel::HotKeysCpuKernel;
+  using HotKeysKernel::HotKeysKernel;
 
  private:
   absl::Status Run(OpKernelContext* context, HotKeysResource* resource) override {
@@ -79,9 +63,9 @@ class HotKeyCandidatesCpuKernel : public HotKeysCpuKernel {
   }
 };
 
-class EstimateAccessesCpuKernel : public HotKeysCpuKernel {
+class EstimateAccessesCpuKernel : public HotKeysKernel {
  public:
-  using HotKeysCpuKernel::HotKeysCpuKernel;
+  using HotKeysKernel::HotKeysKernel;
 
  private:
   absl::Status Run(OpKernelContext* context, HotKeysResource* resource) override {

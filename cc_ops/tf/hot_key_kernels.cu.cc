@@ -25,31 +25,15 @@ struct GpuDevice {
   }
 };
 
-// A kernel whose input 0 is a sketch. Launches of all are in the order of one stream.
-class HotKeysGpuKernel : public OpKernel {
- public:
-  using OpKernel::OpKernel;
-
-  void Compute(OpKernelContext* context) final {
-    HotKeysRef resource;
-    OP_REQUIRES_OK(context, FindHotKeys(context, &resource));
-    const std::lock_guard<std::mutex> lock(resource->mutex);
-    OP_REQUIRES_OK(context, Launch(context, resource.get()));
-  }
-
- private:
-  virtual absl::Status Launch(OpKernelContext* context, HotKeysResource* resource) = 0;
-};
-
-class CountAccessesGpuKernel : public HotKeysGpuKernel {
+class CountAccessesGpuKernel : public HotKeysKernel {
  public:
   explicit CountAccessesGpuKernel(tensorflow::OpKernelConstruction* context)
-      : HotKeysGpuKernel(context) {
+      : HotKeysKernel(context) {
     OP_REQUIRES_OK(context, context->GetAttr("unit", &unit_));
   }
 
  private:
-  absl::Status Launch(OpKernelContext* context, HotKeysResource* resource) override {
+  absl::Status Run(OpKernelContext* context, HotKeysResource* resource) override {
     const Tensor &keys = context->input(1), &counts = context->input(2);
     TF_RETURN_IF_ERROR(CheckCounted(keys, counts));
     return Checked(
@@ -61,12 +45,12 @@ class CountAccessesGpuKernel : public HotKeysGpuKernel {
   int64_t unit_ = 1;
 };
 
-class DecayAccessesGpuKernel : public HotKeysGpuKernel {
+class DecayAccessesGpuKernel : public HotKeysKernel {
  public:
-  using HotKeysGpuKernel::HotKeysGpuKernel;
+  using HotKeysKernel::HotKeysKernel;
 
  private:
-  absl::Status Launch(OpKernelContext* context, HotKeysResource* resource) override {
+  absl::Status Run(OpKernelContext* context, HotKeysResource* resource) override {
     uint64_t factor = 0;
     TF_RETURN_IF_ERROR(ReadFactor(context, &factor));
     return Checked(LaunchDecayAccesses(StreamOf(context), resource->View().sketch, factor),
@@ -74,12 +58,12 @@ class DecayAccessesGpuKernel : public HotKeysGpuKernel {
   }
 };
 
-class HotKeyCandidatesGpuKernel : public HotKeysGpuKernel {
+class HotKeyCandidatesGpuKernel : public HotKeysKernel {
  public:
-  using HotKeysGpuKernel::HotKeysGpuKernel;
+  using HotKeysKernel::HotKeysKernel;
 
  private:
-  absl::Status Launch(OpKernelContext* context, HotKeysResource* resource) override {
+  absl::Status Run(OpKernelContext* context, HotKeysResource* resource) override {
     Tensor* keys = nullptr;
     TF_RETURN_IF_ERROR(context->allocate_output(0, resource->owners.shape(), &keys));
     return Checked(cudaMemcpyAsync(keys->data(), resource->owners.data(), keys->TotalBytes(),
@@ -88,12 +72,12 @@ class HotKeyCandidatesGpuKernel : public HotKeysGpuKernel {
   }
 };
 
-class EstimateAccessesGpuKernel : public HotKeysGpuKernel {
+class EstimateAccessesGpuKernel : public HotKeysKernel {
  public:
-  using HotKeysGpuKernel::HotKeysGpuKernel;
+  using HotKeysKernel::HotKeysKernel;
 
  private:
-  absl::Status Launch(OpKernelContext* context, HotKeysResource* resource) override {
+  absl::Status Run(OpKernelContext* context, HotKeysResource* resource) override {
     const Tensor& keys = context->input(1);
     TF_RETURN_IF_ERROR(CheckKeys(keys));
     Tensor* estimates = nullptr;

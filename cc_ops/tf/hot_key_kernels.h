@@ -88,6 +88,23 @@ inline absl::Status CheckKeys(const tensorflow::Tensor& keys) {
       absl::StrCat("keys have shape ", keys.shape().DebugString(), "; allowed: a vector"));
 }
 
+// A kernel whose input 0 is a sketch. Launches of all on a GPU are in the order of one stream.
+class HotKeysKernel : public tensorflow::OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(tensorflow::OpKernelContext* context) final {
+    HotKeysRef resource;
+    OP_REQUIRES_OK(context, FindHotKeys(context, &resource));
+    const std::lock_guard<std::mutex> lock(resource->mutex);
+    OP_REQUIRES_OK(context, Run(context, resource.get()));
+  }
+
+ private:
+  // The mutex is held.
+  virtual absl::Status Run(tensorflow::OpKernelContext* context, HotKeysResource* resource) = 0;
+};
+
 // Device: Fill sets all values of an int64 tensor of the device.
 template <class Device>
 class CreateHotKeysKernel : public tensorflow::OpKernel {

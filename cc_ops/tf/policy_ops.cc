@@ -1,4 +1,5 @@
 // Registrations of the ops that set and watch a table's update policy.
+#include "cc_ops/tf/shape_checks.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/shape_inference.h"
@@ -9,14 +10,6 @@ namespace {
 namespace tf = tensorflow;
 using tf::shape_inference::InferenceContext;
 using tf::shape_inference::ShapeHandle;
-
-absl::Status CheckRanks(InferenceContext* c, const std::vector<int>& ranks) {
-  ShapeHandle unused;
-  for (size_t i = 0; i < ranks.size(); ++i) {
-    TF_RETURN_IF_ERROR(c->WithRank(c->input(static_cast<int>(i)), ranks[i], &unused));
-  }
-  return absl::OkStatus();
-}
 
 }  // namespace
 

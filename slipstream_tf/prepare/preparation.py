@@ -168,8 +168,8 @@ def _begun(folder: str, manifest: dict[str, Any], overwrite: bool) -> dict[str, 
 def _same(folder: str, manifest: dict[str, Any], overwrite: bool) -> dict[str, Any] | None:
     """The folder's manifest if it is of the same preparation; None if it may be overwritten.
 
-    It may where nothing is lost: what wrote no input (files without one, or a wrong schema) leaves
-    the folder to whoever puts that right.
+    What wrote no input (files without one, or a wrong schema) leaves the folder to whoever puts
+    that right, and nothing to go on behind: mended files may be of the same size.
     """
     try:
         found = read_manifest(folder)
@@ -177,11 +177,12 @@ def _same(folder: str, manifest: dict[str, Any], overwrite: bool) -> dict[str, A
         if not overwrite:
             raise OtherPreparation(str(error)) from None
         return None
+    if not any(shard[part] for shard in found["shards"] for part in PARTS):
+        return None
     same = ("name", "columns", "source")
     if all(found.get(name) == manifest[name] for name in same):
         return found
-    has_inputs = any(shard[part] for shard in found["shards"] for part in PARTS)
-    if has_inputs and not overwrite:
+    if not overwrite:
         other = [name for name in same if found.get(name) != manifest[name]]
         if other == ["source"]:
             before, now = found["source"], manifest["source"]
@@ -248,9 +249,6 @@ def _write_shards(
     totals = _totals(manifest)
     if not sum(totals["inputs"].values()):
         first = _first_bad_line(manifest) or "the files have no rows"
-        # Mended files may be of the same size: the next run is not to go on behind them.
-        manifest["shards"] = []
-        write_manifest(folder, manifest)
         raise ValueError(f"No input could be read: {first}")
     manifest["is_complete"] = True
     write_manifest(folder, manifest)
