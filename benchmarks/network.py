@@ -89,9 +89,9 @@ _SKIPS: Mapping[str, Mapping[str, Any]] = {
 }
 # A rank has one core of a small machine; --train_flag=threads=N for others.
 _SEVERAL = {"threads": 1}
-# What plain training is compared by: keys as Horovod's own sparse exchange sends them. All other
-# runs send packed ones.
-_PLAIN_KEYS = "int64"
+# What plain training is compared by: keys and rows as Horovod's own sparse exchange sends them. All
+# other runs send packed ones.
+_PLAIN_CODING = "plain"
 
 
 def flags_of(name: str, placement: str) -> dict[str, Any]:
@@ -100,8 +100,8 @@ def flags_of(name: str, placement: str) -> dict[str, Any]:
     A name is plain, mask, defer or defer_M (--defer_movement=M); then _frozen (ranks read copies of
     saturated rows, by the program's defaults) or _frozen_X_W (--freeze_drift=X
     --snapshot_interval=W), of sharded tables; _ageA (--defer_max_age=A); _bf16; _packed (of plain
-    training: keys are packed, as in all other runs); _prefetch, of sharded tables. A name that
-    begins with frozen is short for defer_frozen.
+    training: keys and rows are packed, as in all other runs); _prefetch, of sharded tables. A name
+    that begins with frozen is short for defer_frozen.
 
     Raises:
         UsageError: it is none.
@@ -117,7 +117,7 @@ def flags_of(name: str, placement: str) -> dict[str, Any]:
     if (skip == "plain" and found["frozen"]) or (skip != "defer" and found["age"]):
         raise app.UsageError(f"--runs: {name!r}: nothing is frozen or held in a run of {skip}.")
     if skip != "plain" and found["packed"]:
-        raise app.UsageError(f"--runs: {name!r}: keys of a run of {skip} are packed anyway.")
+        raise app.UsageError(f"--runs: {name!r}: a run of {skip} is packed anyway.")
     given: dict[str, Any] = {
         "placement": placement,
         "snapshot_interval": found["window"],
@@ -127,7 +127,7 @@ def flags_of(name: str, placement: str) -> dict[str, Any]:
         "prefetch": True if found["prefetch"] else None,
     }
     if skip == "plain" and not found["packed"]:
-        given["wire_keys"] = _PLAIN_KEYS
+        given["wire_coding"] = _PLAIN_CODING
     if placement == "sharded" and skip != "plain":
         given["freeze_drift"] = found["drift"] or (None if found["frozen"] else 0)
     return {**_SKIPS[skip], **{flag: value for flag, value in given.items() if value is not None}}

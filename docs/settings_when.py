@@ -125,7 +125,7 @@ FLAGS: Mapping[str, str] = {
     "placement": "Tables do not fit one rank: `sharded`.",
     "wire_dtype": "The network is what you wait for: half of the bytes of rows.",
     "wire_warmup_steps": "Quality falls with `bfloat16`: later.",
-    "wire_keys": "Keys are hashes: packed ones take more bytes then.",
+    "wire_coding": "Keys are hashes: packed ones take more bytes then, rows fewer.",
     "prefetch": "Sharded tables and time to hide; memory for one batch more.",
     "hot_budget_mb": "As `hot_budget_bytes`.",
     "track": "What would be saturated, without any skipping.",

@@ -130,6 +130,7 @@ Status ServeRows(const std::vector<EmbeddingTable*>& tables, const RowParcelsVie
             packer.Add(keys[i], options.makes_rows ? table->FindOrInsert(keys[i], hash, 1.f, &slot)
                                                    : table->Find(keys[i], hash));
           }
+          packer.End();
           (*rank_bytes)[static_cast<size_t>(rank)] += static_cast<int64_t>(bytes->size() - before);
         });
   } catch (const std::bad_alloc&) {
@@ -140,10 +141,17 @@ Status ServeRows(const std::vector<EmbeddingTable*>& tables, const RowParcelsVie
 
 Status StoreCopies(const std::vector<EmbeddingTable*>& copies, const RowParcelsView& keys,
                    const uint8_t* bytes, int64_t num_bytes, const CopyOptions& options) {
-  Status status = CheckServedRows(copies, keys, options.format, bytes, num_bytes);
-  if (!status.ok()) return status;
-  const ExclusiveTableLocks locks(copies);
+  std::vector<uint8_t> plain;
   try {
+    Status status;
+    if (options.format.packs) {
+      status = UnpackServedRows(copies, keys, options.format, bytes, num_bytes, &plain);
+      bytes = plain.data();
+    } else {
+      status = CheckServedRows(copies, keys, options.format, bytes, num_bytes);
+    }
+    if (!status.ok()) return status;
+    const ExclusiveTableLocks locks(copies);
     if (options.makes_room) {
       status = MakeRoomForParcels(copies, keys, options.passed_over);
       if (!status.ok()) return status;

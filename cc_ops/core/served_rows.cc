@@ -5,6 +5,7 @@
 #include <string>
 
 #include "cc_ops/core/float_bits.h"
+#include "cc_ops/core/float_packing.h"
 
 namespace slipstream {
 namespace {
@@ -22,12 +23,22 @@ uint16_t Round(float value) {
   return static_cast<uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
 }
 
+constexpr int64_t kSummaryBytes = 2;
+
 bool HasSummary(const EmbeddingTable& table, RowFormat format) {
   return format.with_summary && table.slots_per_row() > 0;
 }
 
+int64_t SummaryBytes(const EmbeddingTable& table, RowFormat format) {
+  return HasSummary(table, format) ? kSummaryBytes : 0;
+}
+
+int64_t ValueBytes(const EmbeddingTable& table, RowFormat format) {
+  return table.dim() * (format.rounds ? 2 : 4);
+}
+
 int64_t GivenRowBytes(const EmbeddingTable& table, RowFormat format) {
-  return table.dim() * (format.rounds ? 2 : 4) + (HasSummary(table, format) ? 2 : 0);
+  return SummaryBytes(table, format) + ValueBytes(table, format);
 }
 
 int64_t NumBitBytes(int64_t rows) { return (rows + 7) / 8; }
@@ -48,6 +59,54 @@ void MakeNewRow(const EmbeddingTable& table, int64_t key, float* row) {
   table.options().rule.InitSlots(table.dim(), row + table.dim());
 }
 
+// What is wrong with the bytes of parcel i.
+Status TooShort(const std::vector<EmbeddingTable*>& tables, const RowParcelsView& parcels, size_t i,
+                int64_t wanted, int64_t left) {
+  return InvalidArgument("the " + std::to_string(parcels.sizes[i]) + " rows of table '" +
+                         tables[i % tables.size()]->options().name + "' from rank " +
+                         std::to_string(i / tables.size()) + " take at least " +
+                         std::to_string(wanted) + " bytes; left are " + std::to_string(left));
+}
+
+Status CheckEnd(int64_t at, int64_t num_bytes) {
+  if (at == num_bytes) return OkStatus();
+  return InvalidArgument("the rows take " + std::to_string(at) + " bytes; there are " +
+                         std::to_string(num_bytes));
+}
+
+// Given rows, behind each other, with what stands before their values: [rows, before + values].
+template <class Bits>
+void PackRows(const std::vector<uint8_t>& given, int64_t before, int64_t row_bytes,
+              std::vector<uint8_t>* packed) {
+  const int64_t rows = static_cast<int64_t>(given.size()) / row_bytes;
+  const int64_t dim = (row_bytes - before) / static_cast<int64_t>(sizeof(Bits));
+  std::vector<Bits> values(static_cast<size_t>(rows * dim));
+  for (int64_t r = 0; r < rows; ++r) {
+    const uint8_t* row = given.data() + r * row_bytes;
+    packed->insert(packed->end(), row, row + before);
+    std::memcpy(values.data() + r * dim, row + before, static_cast<size_t>(row_bytes - before));
+  }
+  PackFloats(values.data(), rows * dim, packed);
+}
+
+// The other way, to the end of `plain`.
+template <class Bits>
+Status UnpackRows(const uint8_t* packed, int64_t bytes, int64_t rows, int64_t before,
+                  int64_t row_bytes, std::vector<uint8_t>* plain, int64_t* used) {
+  const int64_t dim = (row_bytes - before) / static_cast<int64_t>(sizeof(Bits));
+  std::vector<Bits> values(static_cast<size_t>(rows * dim));
+  const Status status =
+      UnpackFloats(packed + rows * before, bytes - rows * before, rows * dim, values.data(), used);
+  if (!status.ok()) return status;
+  *used += rows * before;
+  for (int64_t r = 0; r < rows; ++r) {
+    plain->insert(plain->end(), packed + r * before, packed + (r + 1) * before);
+    const auto* of_row = reinterpret_cast<const uint8_t*>(values.data() + r * dim);
+    plain->insert(plain->end(), of_row, of_row + row_bytes - before);
+  }
+  return OkStatus();
+}
+
 template <class T>
 void Append(T value, std::vector<uint8_t>* bytes) {
   const size_t end = bytes->size();
@@ -63,10 +122,11 @@ RowPacker::RowPacker(const EmbeddingTable& table, RowFormat format, bool gives_a
       format_(format),
       gives_all_(gives_all),
       given_(bytes->size()),
+      first_row_(given_ + static_cast<size_t>(NumBitBytes(rows))),
       new_row_(static_cast<size_t>(table.dim() + table.slots_per_row())),
       bytes_(bytes) {
   table.options().rule.InitSlots(table.dim(), new_row_.data() + table.dim());
-  bytes->resize(given_ + static_cast<size_t>(NumBitBytes(rows)));
+  bytes->resize(first_row_);
 }
 
 void RowPacker::Add(int64_t key, const float* row) {
@@ -97,6 +157,19 @@ void RowPacker::Add(int64_t key, const float* row) {
     } else {
       Append(row[j], bytes_);
     }
+  }
+}
+
+void RowPacker::End() {
+  if (!format_.packs) return;
+  const std::vector<uint8_t> rows(bytes_->begin() + static_cast<int64_t>(first_row_),
+                                  bytes_->end());
+  bytes_->resize(first_row_);
+  const int64_t before = SummaryBytes(table_, format_), row_bytes = GivenRowBytes(table_, format_);
+  if (format_.rounds) {
+    PackRows<uint16_t>(rows, before, row_bytes, bytes_);
+  } else {
+    PackRows<uint32_t>(rows, before, row_bytes, bytes_);
   }
 }
 
@@ -138,6 +211,41 @@ const uint8_t* RowUnpacker::End() {
   return bytes_;
 }
 
+Status UnpackServedRows(const std::vector<EmbeddingTable*>& tables, const RowParcelsView& parcels,
+                        RowFormat format, const uint8_t* bytes, int64_t num_bytes,
+                        std::vector<uint8_t>* plain) {
+  Status status = CheckParcels(tables, parcels, std::vector<int64_t>(tables.size(), 0));
+  if (!status.ok()) return status;
+  plain->clear();
+  int64_t at = 0;
+  for (size_t i = 0; i < static_cast<size_t>(parcels.ranks) * tables.size(); ++i) {
+    const EmbeddingTable& table = *tables[i % tables.size()];
+    const int64_t rows = parcels.sizes[i], bits = NumBitBytes(rows);
+    const int64_t before = SummaryBytes(table, format), row_bytes = GivenRowBytes(table, format);
+    int64_t given = 0, wanted = bits;
+    if (wanted <= num_bytes - at) {
+      given = CountGiven(bytes + at, 0, rows);
+      const int64_t values = given * table.dim();
+      wanted += given * before + (format.rounds ? LeastPackedBytes<uint16_t>(values)
+                                                : LeastPackedBytes<uint32_t>(values));
+    }
+    if (wanted > num_bytes - at) return TooShort(tables, parcels, i, wanted, num_bytes - at);
+    plain->insert(plain->end(), bytes + at, bytes + at + bits);
+    at += bits;
+    int64_t used = 0;
+    status = format.rounds ? UnpackRows<uint16_t>(bytes + at, num_bytes - at, given, before,
+                                                  row_bytes, plain, &used)
+                           : UnpackRows<uint32_t>(bytes + at, num_bytes - at, given, before,
+                                                  row_bytes, plain, &used);
+    if (!status.ok()) {
+      return InvalidArgument("table '" + table.options().name + "' from rank " +
+                             std::to_string(i / tables.size()) + ": " + status.message());
+    }
+    at += used;
+  }
+  return CheckEnd(at, num_bytes);
+}
+
 Status CheckServedRows(const std::vector<EmbeddingTable*>& tables, const RowParcelsView& parcels,
                        RowFormat format, const uint8_t* bytes, int64_t num_bytes) {
   Status status = CheckParcels(tables, parcels, std::vector<int64_t>(tables.size(), 0));
@@ -150,20 +258,10 @@ Status CheckServedRows(const std::vector<EmbeddingTable*>& tables, const RowParc
       const int64_t given = CountGiven(bytes + at, 0, rows);
       wanted += given * GivenRowBytes(*tables[i % tables.size()], format);
     }
-    if (wanted > num_bytes - at) {
-      return InvalidArgument("the " + std::to_string(rows) + " rows of table '" +
-                             tables[i % tables.size()]->options().name + "' from rank " +
-                             std::to_string(i / tables.size()) + " take at least " +
-                             std::to_string(wanted) + " bytes; left are " +
-                             std::to_string(num_bytes - at));
-    }
+    if (wanted > num_bytes - at) return TooShort(tables, parcels, i, wanted, num_bytes - at);
     at += wanted;
   }
-  if (at != num_bytes) {
-    return InvalidArgument("the rows take " + std::to_string(at) + " bytes; there are " +
-                           std::to_string(num_bytes));
-  }
-  return OkStatus();
+  return CheckEnd(at, num_bytes);
 }
 
 }  // namespace slipstream

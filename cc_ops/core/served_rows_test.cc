@@ -102,6 +102,56 @@ TEST(ServedRows, ComeBackAsTheyWere) {
   }
 }
 
+// Packs rows as ServeRows does, for one rank and two tables.
+std::vector<uint8_t> ServedBytes(const std::vector<EmbeddingTable*>& tables, RowFormat format,
+                                 const std::vector<std::vector<std::vector<float>>>& rows) {
+  std::vector<uint8_t> bytes;
+  for (size_t t = 0; t < tables.size(); ++t) {
+    RowPacker packer(*tables[t], format, false, static_cast<int64_t>(rows[t].size()), &bytes);
+    for (size_t key = 0; key < rows[t].size(); ++key) {
+      packer.Add(static_cast<int64_t>(key), rows[t][key].data());
+    }
+    packer.End();
+  }
+  return bytes;
+}
+
+TEST(ServedRows, PackedOnesAreThePlainOnes) {
+  std::mt19937 random(1);
+  const auto adagrad = MakeTable(Kind::kAdagrad, 16), sgd = MakeTable(Kind::kSgd, 3);
+  const std::vector<EmbeddingTable*> tables = {adagrad.get(), sgd.get()};
+  for (int variant = 0; variant < 4; ++variant) {
+    const RowFormat plain_format = {(variant & 1) != 0, (variant & 2) != 0};
+    RowFormat format = plain_format;
+    format.packs = true;
+    for (const int64_t count : {0, 1, 21, 200}) {
+      const std::vector<std::vector<std::vector<float>>> rows = {
+          MakeRows(*adagrad, count, &random), MakeRows(*sgd, count / 2, &random)};
+      const auto plain = ServedBytes(tables, plain_format, rows);
+      const auto packed = ServedBytes(tables, format, rows);
+      const int64_t size = static_cast<int64_t>(packed.size());
+      if (count == 200) {
+        EXPECT_LT(packed.size(), plain.size() * 9 / 10);
+      }
+      const int64_t sizes[] = {count, count / 2};
+      std::vector<int64_t> keys(static_cast<size_t>(count + count / 2));
+      const RowParcelsView view = {1, sizes, keys.data(), count + count / 2, nullptr, 0};
+      std::vector<uint8_t> unpacked;
+      const Status status = UnpackServedRows(tables, view, format, packed.data(), size, &unpacked);
+      ASSERT_TRUE(status.ok()) << status.message();
+      EXPECT_EQ(unpacked, plain);
+      for (int64_t end = 0; end < size; ++end) {
+        // Apart, so that a sanitizer finds what is read behind the end.
+        const std::vector<uint8_t> cut(packed.begin(), packed.begin() + end);
+        EXPECT_FALSE(UnpackServedRows(tables, view, format, cut.data(), end, &unpacked).ok());
+      }
+      std::vector<uint8_t> more = packed;
+      more.push_back(0);
+      EXPECT_FALSE(UnpackServedRows(tables, view, format, more.data(), size + 1, &unpacked).ok());
+    }
+  }
+}
+
 // A table that was imported without its slots has rows that are not as they start.
 TEST(ServedRows, RowsWithNewSlotsAndOtherValuesAreGiven) {
   auto table = MakeTable(Kind::kAdagrad, 2);

@@ -4,7 +4,6 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "cc_ops/core/key_packing.h"
 #include "cc_ops/core/row_exchange.h"
 #include "cc_ops/core/row_serving.h"
 #include "cc_ops/tf/feature_inputs.h"
@@ -129,60 +128,6 @@ class ApplyRowsOp : public tf::OpKernel {
 };
 REGISTER_KERNEL_BUILDER(Name("SlipstreamApplyRows").Device(tf::DEVICE_CPU), ApplyRowsOp);
 
-class PackKeysOp : public tf::OpKernel {
- public:
-  using OpKernel::OpKernel;
-  void Compute(tf::OpKernelContext* c) override {
-    RowParcelsView parcels;
-    OP_REQUIRES(c, c->input(0).dims() == 2, absl::InvalidArgumentError("sizes must be a matrix"));
-    const int64_t tables = c->input(0).dim_size(1);
-    OP_REQUIRES_OK(c, ReadParcels(c, 0, static_cast<size_t>(tables), false, &parcels));
-    const int64_t num_parcels = parcels.ranks * tables;
-    int64_t named = 0;
-    for (int64_t p = 0; p < num_parcels; ++p) {
-      OP_REQUIRES(
-          c, parcels.sizes[p] >= 0 && parcels.sizes[p] <= parcels.num_keys - named,
-          absl::InvalidArgumentError(absl::StrCat("sizes has ", parcels.sizes[p], " in place ", p,
-                                                  "; there are ", parcels.num_keys, " keys")));
-      named += parcels.sizes[p];
-    }
-    OP_REQUIRES(c, named == parcels.num_keys,
-                absl::InvalidArgumentError(
-                    absl::StrCat("sizes name ", named, " keys; there are ", parcels.num_keys)));
-    std::vector<uint8_t> packed;
-    std::vector<int64_t> ends;
-    PackKeys(parcels.sizes, num_parcels, parcels.keys, &packed, &ends);
-    std::vector<int32_t> rank_bytes;
-    int64_t before = 0;
-    for (int64_t rank = 0; rank < parcels.ranks; ++rank) {
-      const int64_t end = tables > 0 ? ends[static_cast<size_t>((rank + 1) * tables - 1)] : 0;
-      rank_bytes.push_back(static_cast<int32_t>(end - before));
-      before = end;
-    }
-    const auto vector_of = [](size_t n) { return tf::TensorShape({static_cast<int64_t>(n)}); };
-    OP_REQUIRES_OK(c, Output(c, 0, vector_of(packed.size()), packed));
-    OP_REQUIRES_OK(c, Output(c, 1, vector_of(rank_bytes.size()), rank_bytes));
-  }
-};
-REGISTER_KERNEL_BUILDER(Name("SlipstreamPackKeys").Device(tf::DEVICE_CPU), PackKeysOp);
-
-class UnpackKeysOp : public tf::OpKernel {
- public:
-  using OpKernel::OpKernel;
-  void Compute(tf::OpKernelContext* c) override {
-    const tf::Tensor &sizes = c->input(0), &packed = c->input(1);
-    OP_REQUIRES(c, sizes.dims() == 2 && packed.dims() == 1,
-                absl::InvalidArgumentError("sizes must be a matrix, packed a vector"));
-    std::vector<int64_t> keys;
-    OP_REQUIRES_OK(c,
-                   ToAbsl(UnpackKeys(sizes.flat<int64_t>().data(), sizes.NumElements(),
-                                     packed.flat<uint8_t>().data(), packed.NumElements(), &keys)));
-    const int64_t size = static_cast<int64_t>(keys.size());
-    OP_REQUIRES_OK(c, Output(c, 0, tf::TensorShape({size}), keys));
-  }
-};
-REGISTER_KERNEL_BUILDER(Name("SlipstreamUnpackKeys").Device(tf::DEVICE_CPU), UnpackKeysOp);
-
 class RouteKeysOp : public tf::OpKernel {
  public:
   explicit RouteKeysOp(tf::OpKernelConstruction* c) : OpKernel(c) {
@@ -226,6 +171,7 @@ class ServeRowsOp : public tf::OpKernel {
   explicit ServeRowsOp(tf::OpKernelConstruction* c) : OpKernel(c) {
     OP_REQUIRES_OK(c, c->GetAttr("makes_rows", &options_.makes_rows));
     OP_REQUIRES_OK(c, c->GetAttr("gives_all", &options_.gives_all));
+    OP_REQUIRES_OK(c, c->GetAttr("packs", &options_.format.packs));
   }
   void Compute(tf::OpKernelContext* c) override {
     TablesAndParcels in;
@@ -259,6 +205,7 @@ class StoreCopiesOp : public tf::OpKernel {
     OP_REQUIRES_OK(c, c->GetAttr("frozen", &options_.frozen));
     OP_REQUIRES_OK(c, c->GetAttr("passed_over", &options_.passed_over));
     OP_REQUIRES_OK(c, c->GetAttr("makes_room", &options_.makes_room));
+    OP_REQUIRES_OK(c, c->GetAttr("packed", &options_.format.packs));
   }
   void Compute(tf::OpKernelContext* c) override {
     TablesAndParcels in;

@@ -93,47 +93,6 @@ scale: multiplies the sums.
 makes_rows: whether keys without a row get one; else their gradients are dropped, and counted.
 )doc");
 
-REGISTER_OP("SlipstreamPackKeys")
-    .Input("sizes: int64")
-    .Input("keys: int64")
-    .Output("packed: uint8")
-    .Output("rank_bytes: int32")
-    .SetShapeFn([](InferenceContext* c) -> absl::Status {
-      ShapeHandle sizes, unused;
-      TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 2, &sizes));
-      TF_RETURN_IF_ERROR(c->WithRank(c->input(1), 1, &unused));
-      c->set_output(0, c->Vector(InferenceContext::kUnknownDim));
-      c->set_output(1, c->Vector(c->Dim(sizes, 0)));
-      return absl::OkStatus();
-    })
-    .Doc(R"doc(
-Packs keys, each parcel as differences; ascending keys take one or two bytes each.
-
-sizes: [ranks, tables], keys of each.
-keys: [n], by rank, then by table.
-packed: the bytes.
-rank_bytes: [ranks], of them, those of each rank's keys.
-)doc");
-
-REGISTER_OP("SlipstreamUnpackKeys")
-    .Input("sizes: int64")
-    .Input("packed: uint8")
-    .Output("keys: int64")
-    .SetShapeFn([](InferenceContext* c) -> absl::Status {
-      ShapeHandle unused;
-      TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 2, &unused));
-      TF_RETURN_IF_ERROR(c->WithRank(c->input(1), 1, &unused));
-      c->set_output(0, c->Vector(InferenceContext::kUnknownDim));
-      return absl::OkStatus();
-    })
-    .Doc(R"doc(
-Gives back the keys that SlipstreamPackKeys packed.
-
-sizes: [ranks, tables], keys of each.
-packed: bytes of all parcels, in that order.
-keys: [n].
-)doc");
-
 REGISTER_OP("SlipstreamRouteKeys")
     .Input("handles: num_tables * resource") SLIPSTREAM_FEATURE_INPUTS.Attr("num_tables: int >= 1")
     .Attr("ranks: int >= 1")
@@ -166,6 +125,7 @@ REGISTER_OP("SlipstreamServeRows")
     .Attr("num_tables: int >= 1")
     .Attr("makes_rows: bool = true")
     .Attr("gives_all: bool = false")
+    .Attr("packs: bool = false")
     .Output("rows: uint8")
     .Output("rank_bytes: int32")
     .SetIsStateful()
@@ -185,11 +145,12 @@ sizes: [ranks, tables], keys of each rank.
 keys: [n], by rank, then by table.
 with_summary: scalar, whether a number for the slots, if a table has any, goes with each row.
 rounds: scalar, whether values are rounded to bfloat16.
-rows: the rows, packed; those that are as they start are left out.
+rows: the rows as bytes; those that are as they start are left out.
 rank_bytes: [ranks], of these, the bytes for each rank.
 makes_rows: whether keys without a row get one and each counts as accessed; else they give
   the rows that they would start with.
-gives_all: whether rows that are as they start are packed, too.
+gives_all: whether rows that are as they start are given, too.
+packs: whether values are packed without loss, as SlipstreamPackFloats does.
 )doc");
 
 REGISTER_OP("SlipstreamStoreCopies")
@@ -203,6 +164,7 @@ REGISTER_OP("SlipstreamStoreCopies")
     .Attr("frozen: bool = false")
     .Attr("passed_over: int >= -1 = -1")
     .Attr("makes_room: bool = false")
+    .Attr("packed: bool = false")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) -> absl::Status {
       ShapeHandle unused;
@@ -222,6 +184,7 @@ rounds: scalar, as they were served.
 frozen: whether the copies are read, without asking, until rows are marked anew.
 passed_over: a rank whose rows are not copied; -1: none.
 makes_room: whether bounded tables let rows go for them; else a lookup must follow.
+packed: whether their values are, as they were served.
 )doc");
 
 }  // namespace slipstream

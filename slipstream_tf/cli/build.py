@@ -55,7 +55,7 @@ def build_embeddings(
         comm=comm,
         placement=settings.placement,
         wire_dtype=settings.wire_dtype,
-        wire_keys=settings.wire_keys,
+        wire_coding=settings.wire_coding,
         wire_warmup_steps=wire_warmup_steps(settings, planned_steps),
         prefetch=settings.prefetch,
         dtype=settings.precision,

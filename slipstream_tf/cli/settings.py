@@ -16,7 +16,7 @@ _COLUMNS = ("label_column", "key_columns", "dense_columns")
 # A control repeats a run; with other values of these, its numbers would compare different things.
 _MUST_MATCH = (
     "data", "split", *_COLUMNS, "shuffle_shards", "max_inputs", "batch_size", "model", "dim",
-    "bottom", "mlp", "cross_layers", "epochs", "store", "placement", "wire_dtype", "wire_keys",
+    "bottom", "mlp", "cross_layers", "epochs", "store", "placement", "wire_dtype", "wire_coding",
     "wire_warmup_steps", "snapshot_interval", "warmup_steps",
 )  # fmt: skip
 # What makes a control another run than the one that it is compared with.
@@ -40,7 +40,7 @@ class Settings:
         store: which embedding store.
         placement: where the ranks of a job hold embedding rows: "replicated", all of them on each.
         wire_dtype: in which rows travel between ranks.
-        wire_keys: in which keys do.
+        wire_coding: how keys and rows are written.
         wire_warmup_steps: steps before rows are rounded to `wire_dtype`; None: those of the
             warm-up.
         prefetch: whether a batch's keys are sent to their owners a step ahead.
@@ -75,7 +75,7 @@ class Settings:
     store: str
     placement: str
     wire_dtype: str
-    wire_keys: str
+    wire_coding: str
     wire_warmup_steps: int | None
     prefetch: bool
     batch_size: int
@@ -268,7 +268,7 @@ def _refuse_idle_flags(settings: Settings, given: frozenset[str], data_name: str
     idle: dict[str, str] = {}
     if launch.rank() is None:
         several = "several ranks, started by horovodrun or mpirun"
-        for name in ("placement", "wire_dtype", "wire_keys", "wire_warmup_steps", "prefetch"):
+        for name in ("placement", "wire_dtype", "wire_coding", "wire_warmup_steps", "prefetch"):
             idle[name] = several
     else:
         if settings.placement != "sharded":

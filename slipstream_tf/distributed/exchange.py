@@ -9,16 +9,23 @@ from __future__ import annotations
 import collections
 import dataclasses
 import weakref
+from collections.abc import Sequence
 from typing import Any, ClassVar, TypeAlias
 
 import tensorflow as tf
 
 from slipstream_tf.distributed.comm import Communicator
 from slipstream_tf.errors import require_choice, require_integer
-from slipstream_tf.ops.exchange import RowParcels, pack_keys, unpack_keys
+from slipstream_tf.ops.exchange import (
+    RowParcels,
+    pack_floats,
+    pack_keys,
+    unpack_floats,
+    unpack_keys,
+)
 
 WIRE_DTYPES = ("float32", "bfloat16")
-WIRE_KEYS = ("packed", "int64")
+WIRE_CODINGS = ("packed", "plain")
 # Whether rows are rounded: always or never, or as a tensor says.
 Rounds: TypeAlias = "bool | tf.Tensor"
 
@@ -62,19 +69,25 @@ class Wire:
 
     Attributes:
         dtype: "float32", or "bfloat16", to which rows are rounded before they are sent.
-        keys: "packed" (lossless; one or two bytes for a key where keys lie densely; rows that are
-            as they start are told by their key) or "int64" (every row is sent).
+        coding: "packed" (lossless: one or two bytes for a key where keys lie densely, some 27 bits
+            for a value of float32 and 11 for one of bfloat16; rows that are as they start are told
+            by their key) or "plain" (int64 keys, every row and every bit is sent).
         warmup_steps: updates of the tables before rows are rounded.
     """
 
     dtype: str = "float32"
-    keys: str = "packed"
+    coding: str = "packed"
     warmup_steps: int = 0
 
     def __post_init__(self) -> None:
         require_choice("wire_dtype", self.dtype, WIRE_DTYPES, "rows between ranks")
-        require_choice("wire_keys", self.keys, WIRE_KEYS, "rows between ranks")
+        require_choice("wire_coding", self.coding, WIRE_CODINGS, "rows between ranks")
         require_integer("wire_warmup_steps", self.warmup_steps, 0, None, "rows between ranks")
+
+    @property
+    def packs(self) -> bool:
+        """Whether keys and values are packed."""
+        return self.coding == "packed"
 
     def rounds(self, steps: tf.Tensor) -> Rounds:
         """Returns whether rows are rounded after so many updates: a bool, or a bool scalar."""
@@ -119,6 +132,58 @@ def from_wire(sent: tf.Tensor, rounds: Rounds) -> tf.Tensor:
     )
 
 
+def encode_values(
+    values: tf.Tensor, sizes: tf.Tensor, wire: Wire, rounds: Rounds
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns what is sent for values, and how long each part of it is.
+
+    Args:
+        values: float32 [n].
+        sizes: int64 [parts], values of each part.
+        wire: how they travel.
+        rounds: from `wire.rounds`.
+
+    Returns:
+        A vector, and int32 [parts].
+    """
+    if not wire.packs:
+        splits = tf.cast(sizes, tf.int32)
+        return to_wire(values, rounds), splits_on_wire(splits, rounds)
+    if isinstance(rounds, bool):
+        return pack_floats(sizes, to_wire(values, rounds))
+    return tf.cond(
+        rounds,
+        lambda: pack_floats(sizes, to_wire(values, True)),
+        lambda: pack_floats(sizes, values),
+    )
+
+
+def decode_values(sent: tf.Tensor, sizes: tf.Tensor, wire: Wire, rounds: Rounds) -> tf.Tensor:
+    """Returns the values float32 [n] of what `encode_values` made on the ranks.
+
+    Args:
+        sent: a vector, part by part.
+        sizes: int64 [parts], values of each part.
+        wire: as they were sent.
+        rounds: as they were sent.
+    """
+    if not wire.packs:
+        return from_wire(sent, rounds)
+    if isinstance(rounds, bool):
+        dtype = tf.uint16 if rounds else tf.float32
+        return from_wire(unpack_floats(sizes, sent, dtype), rounds)
+    return tf.cond(
+        rounds,
+        lambda: from_wire(unpack_floats(sizes, sent, tf.uint16), True),
+        lambda: unpack_floats(sizes, sent, tf.float32),
+    )
+
+
+def numbers_of_values(sizes: tf.Tensor, dims: Sequence[int]) -> tf.Tensor:
+    """Returns int64 [ranks]: values in the rows of all tables, for sizes int64 [ranks, tables]."""
+    return tf.reduce_sum(sizes * tf.constant(dims, tf.int64), axis=1)
+
+
 def gather_rows(
     comm: Communicator,
     parcels: RowParcels,
@@ -127,6 +192,7 @@ def gather_rows(
     wire: Wire,
     kind: Any,
     rounds: Rounds,
+    dims: Sequence[int] | None,
 ) -> RowParcels:
     """Gives every rank the rows of all.
 
@@ -138,6 +204,7 @@ def gather_rows(
         wire: how they travel.
         kind: what the values' bytes are counted as, see `Communicator`.
         rounds: from `wire.rounds`; the same on all ranks.
+        dims: of the tables; None: the rows are bytes already, from `serve_rows`.
 
     Returns:
         The ranks' rows, sizes [ranks, tables].
@@ -147,14 +214,18 @@ def gather_rows(
     # All are asked for at once: Horovod sends them together.
     sizes = comm.gather(parcels.sizes, "control", names.of(f"{what}.sizes"))
     keys, name = parcels.keys, names.of(f"{what}.keys")
-    if wire.keys == "packed":
+    if wire.packs:
         packed, _ = pack_keys(parcels.sizes, keys)
         keys = unpack_keys(sizes, comm.gather(packed, "keys", name))
     else:
         keys = comm.gather(keys, "keys", name)
-    sent = to_wire(parcels.values, rounds)
+    sent = parcels.values
+    if dims is not None:
+        sent, _ = encode_values(sent, numbers_of_values(parcels.sizes, dims), wire, rounds)
     values = comm.gather(sent, kind, names.of(f"{what}.values"))
-    return RowParcels(sizes, keys, from_wire(values, rounds))
+    if dims is not None:
+        values = decode_values(values, numbers_of_values(sizes, dims), wire, rounds)
+    return RowParcels(sizes, keys, values)
 
 
 def exchange_keys(
@@ -176,7 +247,7 @@ def exchange_keys(
     each = tf.ones([comm.size], tf.int32)
     received_sizes, _ = comm.exchange(sizes, each, "control", names.of(f"{what}.sizes"))
     name = names.of(f"{what}.keys")
-    if wire.keys == "packed":
+    if wire.packs:
         packed, rank_bytes = pack_keys(sizes, keys)
         received, _ = comm.exchange(packed, rank_bytes, "keys", name)
         return received_sizes, unpack_keys(received_sizes, received)

@@ -60,6 +60,7 @@ class ExchangedStore(NativeStore):
         """
         super().__init__(tables, optimizer)
         self.comm, self.wire = comm, wire
+        self._dims = [table.dim for table in self.tables]
         self._names = Names(placement)
         everything = {
             "placement": placement,

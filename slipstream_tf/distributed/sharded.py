@@ -22,11 +22,11 @@ from slipstream_tf.distributed.comm import Communicator
 from slipstream_tf.distributed.exchange import (
     Rounds,
     Wire,
+    decode_values,
+    encode_values,
     exchange_keys,
-    from_wire,
     gather_rows,
-    splits_on_wire,
-    to_wire,
+    numbers_of_values,
 )
 from slipstream_tf.distributed.exchanged import ExchangedStore
 from slipstream_tf.distributed.prefetch import AnnouncedKeys, KeyRequest, identity_of
@@ -74,7 +74,7 @@ class ShardedStore(ExchangedStore):
         optimizer: optimizers.SparseOptimizer,
         comm: Communicator,
         wire_dtype: str = "float32",
-        wire_keys: str = "packed",
+        wire_coding: str = "packed",
         cache_bytes: int = 256 << 20,
         wire_warmup_steps: int = 0,
         prefetch: bool = False,
@@ -87,8 +87,8 @@ class ShardedStore(ExchangedStore):
             comm: the ranks.
             wire_dtype: "float32" or "bfloat16", to which rows and gradients are rounded before they
                 are sent.
-            wire_keys: "packed" (lossless; rows that are as they start are not sent, either) or
-                "int64".
+            wire_coding: "packed" (lossless; rows that are as they start are not sent, either) or
+                "plain" (int64 keys, every row and every bit).
             cache_bytes: of all copies on a rank; must hold the distinct keys of a batch. Frozen
                 copies take at most half of it.
             wire_warmup_steps: updates of the tables before rows and gradients are rounded:
@@ -100,7 +100,7 @@ class ShardedStore(ExchangedStore):
                 differ: the error says in what.
         """
         require_integer("cache_bytes", cache_bytes, 1, None, "ShardedStore")
-        wire = Wire(wire_dtype, wire_keys, wire_warmup_steps)
+        wire = Wire(wire_dtype, wire_coding, wire_warmup_steps)
         settings = {"cache_bytes": cache_bytes, "prefetch": bool(prefetch)}
         super().__init__(tables, optimizer, comm, wire, "sharded", settings)
         self._widths = [t.dim + self.optimizer.slots_per_row(t.dim) for t in self.tables]
@@ -130,7 +130,7 @@ class ShardedStore(ExchangedStore):
 
     @property
     def _gives_all(self) -> bool:
-        return self.wire.keys != "packed"
+        return not self.wire.packs
 
     def lookup(
         self,
@@ -155,7 +155,9 @@ class ShardedStore(ExchangedStore):
         copies = self._copies._handles
         form = self._with_summary.read_value(), self._rounds()
         rows = self._fetch(requested, training, *form)
-        stored = exchange_ops.store_copies(copies, rows, *form, makes_room=not training)
+        stored = exchange_ops.store_copies(
+            copies, rows, *form, makes_room=not training, packed=self.wire.packs
+        )
         with tf.control_dependencies([] if stored is None else [stored]):
             return self._copies.lookup(packed, specs, training, stacked)
 
@@ -212,7 +214,14 @@ class ShardedStore(ExchangedStore):
         what = "lookup" if makes_rows else "evaluation"
         sizes, keys, asked_sizes, asked = request
         packed, splits = exchange_ops.serve_rows(
-            self._handles, asked_sizes, asked, makes_rows, with_summary, rounds, self._gives_all
+            self._handles,
+            asked_sizes,
+            asked,
+            makes_rows,
+            with_summary,
+            rounds,
+            self._gives_all,
+            self.wire.packs,
         )
         name = self._names.of(f"{what}.rows")
         received, _ = self.comm.exchange(packed, splits, "rows", name)
@@ -228,11 +237,11 @@ class ShardedStore(ExchangedStore):
         sizes, keys = exchange_keys(
             self.comm, collected.sizes, collected.keys, self._names, what, self.wire
         )
-        floats = tf.constant([table.dim for table in self.tables], tf.int64)
-        splits = tf.cast(tf.reduce_sum(collected.sizes * floats, axis=1), tf.int32)
-        sent, splits = to_wire(collected.values, rounds), splits_on_wire(splits, rounds)
-        values, _ = self.comm.exchange(sent, splits, kind, self._names.of(f"{what}.values"))
-        rows = exchange_ops.RowParcels(sizes, keys, from_wire(values, rounds))
+        leaving, coming = (numbers_of_values(of, self._dims) for of in (collected.sizes, sizes))
+        sent, splits = encode_values(collected.values, leaving, self.wire, rounds)
+        received, _ = self.comm.exchange(sent, splits, kind, self._names.of(f"{what}.values"))
+        values = decode_values(received, coming, self.wire, rounds)
+        rows = exchange_ops.RowParcels(sizes, keys, values)
         # A row that left a bounded table since it was served is not made anew by its gradient.
         is_bounded = any(table.capacity is not None for table in self.tables)
         return exchange_ops.apply_rows(
@@ -276,10 +285,16 @@ class ShardedStore(ExchangedStore):
         flat = tf.constant(np.concatenate(chosen), tf.int64)
         form = self._with_summary.read_value(), self._rounds()
         packed, _ = exchange_ops.serve_rows(
-            self._handles, sizes, flat, False, *form, gives_all=self._gives_all
+            self._handles,
+            sizes,
+            flat,
+            False,
+            *form,
+            gives_all=self._gives_all,
+            packs=self.wire.packs,
         )
         own = exchange_ops.RowParcels(sizes, flat, packed)
-        rows = gather_rows(self.comm, own, self._names, "frozen", self.wire, "rows", False)
+        rows = gather_rows(self.comm, own, self._names, "frozen", self.wire, "rows", False, None)
         exchange_ops.store_copies(
             self._copies._handles,
             rows,
@@ -287,6 +302,7 @@ class ShardedStore(ExchangedStore):
             frozen=True,
             passed_over=self.comm.rank,
             makes_room=True,
+            packed=self.wire.packs,
         )
         self._outdate_announced()
 

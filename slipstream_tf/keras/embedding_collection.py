@@ -77,7 +77,7 @@ class EmbeddingCollection(keras.layers.Layer):
         placement: with `comm`: "replicated" (every rank holds all rows) or "sharded" (rows are
             spread over the ranks by hash; a layer saves and loads the rows of its own rank).
         wire_dtype: "float32" or "bfloat16", in which rows travel between ranks.
-        wire_keys: "packed" (lossless) or "int64", in which keys do.
+        wire_coding: "packed" (lossless) or "plain", in which keys and rows do.
         wire_warmup_steps: updates of the tables before rows are rounded to `wire_dtype`.
         prefetch: with sharded tables: whether the keys of `next_inputs` are sent to their owners
             while this batch trains. Results stay the same, bit for bit. With one rank nothing is
@@ -99,7 +99,7 @@ class EmbeddingCollection(keras.layers.Layer):
         comm: Communicator | None = None,
         placement: str = "replicated",
         wire_dtype: str = "float32",
-        wire_keys: str = "packed",
+        wire_coding: str = "packed",
         wire_warmup_steps: int = 0,
         prefetch: bool = False,
         **kwargs: Any,
@@ -124,7 +124,7 @@ class EmbeddingCollection(keras.layers.Layer):
             placement,
             bool(prefetch),
             wire_dtype=wire_dtype,
-            wire_keys=wire_keys,
+            wire_coding=wire_coding,
             wire_warmup_steps=wire_warmup_steps,
         )
         self._announces = getattr(self.store, "prefetches", False)

@@ -205,6 +205,50 @@ def test_sizes_that_do_not_fit_packed_keys():
         exchange.unpack_keys(tf.constant([[3]], tf.int64), packed)
 
 
+@pytest.mark.parametrize("dtype", [tf.float32, tf.uint16])
+def test_packed_floats_come_back_bit_for_bit(dtype):
+    random = np.random.default_rng(7)
+    values = random.normal(size=1000).astype(np.float32)
+    special = np.float32([0, -0.0, np.inf, -np.inf, np.nan, 1e-45, 3e38])
+    values[::50] = random.choice(special, 20)
+    given = tf.constant(values)
+    if dtype == tf.uint16:
+        given = tf.bitcast(tf.cast(given, tf.bfloat16), tf.uint16)
+    sizes = tf.constant([400, 0, 599, 1], tf.int64)
+    packed, part_bytes = exchange.pack_floats(sizes, given)
+    assert packed.dtype == tf.uint8 and part_bytes.dtype == tf.int32
+    assert part_bytes.numpy()[1] == 0 and part_bytes.numpy().sum() == packed.shape[0]
+    assert packed.shape[0] < 0.95 * 1000 * dtype.size
+    unpacked = exchange.unpack_floats(sizes, packed, dtype)
+    assert unpacked.numpy().tobytes() == given.numpy().tobytes()
+    # Each part on its own.
+    last = packed[-int(part_bytes[3]) :]
+    alone = exchange.unpack_floats(tf.constant([1], tf.int64), last, dtype)
+    assert alone.numpy().tobytes() == given[-1:].numpy().tobytes()
+
+
+def test_no_floats_are_packed():
+    for sizes in ([], [0, 0]):
+        counts = tf.constant(sizes, tf.int64)
+        packed, part_bytes = exchange.pack_floats(counts, tf.zeros([0]))
+        assert packed.shape == (0,) and part_bytes.numpy().tolist() == sizes
+        assert exchange.unpack_floats(counts, packed, tf.float32).shape == (0,)
+
+
+def test_sizes_that_do_not_fit_packed_floats():
+    def sizes(*values):
+        return tf.constant(values, tf.int64)
+
+    with pytest.raises(tf.errors.InvalidArgumentError, match="sizes name 3 values; there are 2"):
+        exchange.pack_floats(sizes(1, 2), tf.zeros([2]))
+    with pytest.raises(tf.errors.InvalidArgumentError, match="-1 in place 1"):
+        exchange.pack_floats(sizes(3, -1), tf.zeros([2]))
+    packed, _ = exchange.pack_floats(sizes(40), tf.range(40.0))
+    for wrong in (sizes(1), sizes(20, 19), sizes(41), sizes(1 << 60), sizes(1 << 62, 1 << 62)):
+        with pytest.raises(tf.errors.InvalidArgumentError, match=r"packed|sizes"):
+            exchange.unpack_floats(wrong, packed, tf.float32)
+
+
 RULES = [optimizers.SGD(RATE), optimizers.Adagrad(RATE), optimizers.Adam(RATE)]
 
 
@@ -277,6 +321,28 @@ def test_rows_that_are_as_they_start_do_not_travel():
         np.testing.assert_array_equal(
             table.export_table(own)["rows"], table.export_table(copy)["rows"]
         )
+
+
+@pytest.mark.parametrize("rounds", [False, True])
+@pytest.mark.parametrize("with_summary", [False, True])
+def test_rows_are_served_packed(with_summary, rounds):
+    owners, plain_copies, plain = served_and_copied(RULES[1], with_summary, rounds)
+    copies, form = make_tables(RULES[1]), (with_summary, rounds)
+    sizes, keys = tf.constant([[2, 2]], tf.int64), tf.constant([5, 7, 1, 9], tf.int64)
+    packed, splits = exchange.serve_rows(owners, sizes, keys, False, *form, packs=True)
+    assert splits.numpy().tolist() == [packed.shape[0]]
+    assert packed.shape[0] <= plain.shape[0] + len(TABLES)
+    parcels = RowParcels(sizes, keys, packed)
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"take|damaged"):
+        exchange.store_copies(
+            copies, RowParcels(sizes, keys, packed[:-1]), *form, makes_room=True, packed=True
+        )
+    assert table.statistics(copies[0]).rows == 0
+    exchange.store_copies(copies, parcels, *form, makes_room=True, packed=True)
+    for copy, wanted in zip(copies, plain_copies, strict=True):
+        got, expected = table.export_table(copy), table.export_table(wanted)
+        for part in ("keys", "rows", "slots"):
+            np.testing.assert_array_equal(got[part], expected[part])
 
 
 @pytest.mark.parametrize("counts", [(9, 0), (0, 1), (8, 17), (0, 0)])

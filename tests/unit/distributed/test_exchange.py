@@ -71,6 +71,29 @@ def test_values_are_rounded_after_the_warmup():
     assert exchange.Wire("float32", warmup_steps=2).rounds(tf.constant(3)) is False
 
 
+@pytest.mark.parametrize("coding", exchange.WIRE_CODINGS)
+@pytest.mark.parametrize("dtype", exchange.WIRE_DTYPES)
+def test_encoded_values_come_back_before_and_after_the_warmup(dtype, coding):
+    wire = exchange.Wire(dtype, coding, warmup_steps=2)
+    values = tf.random.stateless_normal([100], [1, 2])
+    rounded = tf.cast(tf.cast(values, tf.bfloat16), tf.float32)
+    sizes = exchange.numbers_of_values(tf.constant([[10, 0], [0, 0], [3, 24]], tf.int64), [4, 2])
+
+    @tf.function
+    def there_and_back(step):
+        rounds = wire.rounds(step)
+        sent, splits = exchange.encode_values(values, sizes, wire, rounds)
+        return sent, splits, exchange.decode_values(sent, sizes, wire, rounds)
+
+    for step in (1, 2):
+        sent, splits, got = there_and_back(tf.constant(step))
+        rounds = dtype == "bfloat16" and step == 2
+        np.testing.assert_array_equal(got, rounded if rounds else values)
+        assert splits.numpy().tolist()[1] == 0 and tf.reduce_sum(splits) == tf.size(sent)
+        sent_bytes = int(tf.size(sent)) * sent.dtype.size
+        assert (sent_bytes < 0.9 * 100 * (2 if rounds else 4)) == (coding == "packed")
+
+
 def parcels(sizes, keys, values) -> RowParcels:
     return RowParcels(
         tf.constant([sizes], tf.int64), tf.constant(keys, tf.int64), tf.constant(values, tf.float32)
@@ -81,28 +104,28 @@ def test_rows_of_one_process_stay_where_they_are():
     own = parcels([1, 0], [4], [1.0, 2.0])
     names = exchange.Names("test_alone")
     wire = exchange.Wire("bfloat16")
-    got = exchange.gather_rows(SingleProcess(), own, names, "rows", wire, "gradients", True)
+    got = exchange.gather_rows(SingleProcess(), own, names, "rows", wire, "gradients", True, [2, 1])
     assert got is own
 
 
 def test_settings_of_the_wire_are_checked():
     with pytest.raises(ValueError, match=r"wire_dtype.*float16"):
         exchange.Wire("float16")
-    with pytest.raises(ValueError, match=r"wire_keys.*int32"):
+    with pytest.raises(ValueError, match=r"wire_coding.*int32"):
         exchange.Wire("float32", "int32")
     with pytest.raises(ValueError, match=r"wire_warmup_steps.*-1"):
         exchange.Wire("bfloat16", warmup_steps=-1)
 
 
-@pytest.mark.parametrize("keys", exchange.WIRE_KEYS)
-def test_all_ranks_get_the_rows_of_all(run_as_ranks, keys):
+@pytest.mark.parametrize("coding", exchange.WIRE_CODINGS)
+def test_all_ranks_get_the_rows_of_all(run_as_ranks, coding):
     sent = [parcels([1, 1], [4, 5], [1, 2, 3]), parcels([0, 0], [], []), parcels([0, 1], [6], [4])]
-    names = exchange.Names(f"test_rows_{keys}")
+    names = exchange.Names(f"test_rows_{coding}")
 
     def program(comm):
         own = sent[comm.rank]
-        wire = exchange.Wire("bfloat16", keys)
-        return exchange.gather_rows(comm, own, names, "rows", wire, "gradients", True)
+        wire = exchange.Wire("bfloat16", coding)
+        return exchange.gather_rows(comm, own, names, "rows", wire, "gradients", True, [2, 1])
 
     for got in run_as_ranks(3, program):
         assert got.sizes.numpy().tolist() == [[1, 1], [0, 0], [0, 1]]
