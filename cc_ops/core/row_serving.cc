@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "cc_ops/core/key_sort.h"
+#include "cc_ops/core/out_of_memory.h"
 #include "cc_ops/core/table_locks.h"
 #include "cc_ops/core/table_room.h"
 
@@ -99,7 +100,7 @@ Status RouteKeys(const std::vector<EmbeddingTable*>& copies,
       requests->sizes.push_back(static_cast<int64_t>(requests->keys.size() - before));
     }
   } catch (const std::bad_alloc&) {
-    return ResourceExhausted("out of memory while sorting the keys of a batch");
+    return OutOfMemory("sorting the keys of a batch", copies);
   }
   return OkStatus();
 }
@@ -133,7 +134,7 @@ Status ServeRows(const std::vector<EmbeddingTable*>& tables, const RowParcelsVie
           (*rank_bytes)[static_cast<size_t>(rank)] += static_cast<int64_t>(bytes->size() - before);
         });
   } catch (const std::bad_alloc&) {
-    return ResourceExhausted("out of memory while serving rows");
+    return OutOfMemory("serving rows", tables);
   }
   return OkStatus();
 }
@@ -162,7 +163,7 @@ Status StoreCopies(const std::vector<EmbeddingTable*>& copies, const RowParcelsV
       bytes = unpacker.End();
     });
   } catch (const std::bad_alloc&) {
-    return ResourceExhausted("out of memory while copying rows");
+    return OutOfMemory("copying rows", copies);
   }
   return OkStatus();
 }
