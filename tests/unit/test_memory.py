@@ -122,7 +122,7 @@ def test_a_capacity_that_may_not_be_met_is_warned_of(monkeypatch: pytest.MonkeyP
 def test_budgets_of_the_engine(name: str, settings: dict[str, object]) -> None:
     config = slip.SaturationConfig(**settings)  # type: ignore[arg-type]
     tables = [slip.TableConfig("user", dim=4)]
-    with pytest.raises(ValueError, match="9.0 GiB; the machine has 8.0 GiB") as raised:
+    with pytest.raises(ValueError, match=r"9\.0 GiB; the machine has 8\.0 GiB") as raised:
         tables_to_track(tables, config, [FeatureSpec("f", "user")], 1)
     assert f"`{name}`" in str(raised.value)
 
