@@ -84,7 +84,7 @@ def test_held_sums_and_variables() -> None:
     keys, ages = np.array([3, 8]), np.array([1, 0])
     with pytest.raises(tf.errors.InvalidArgumentError, match="sum of key 8, at place 1, has nan"):
         buffer.replace(keys, ages, np.array([[1, 1], [NAN, 1]], np.float32))
-    with pytest.raises(tf.errors.InvalidArgumentError, match="age 4611.* of key 3, at place 0"):
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"age 4611.* of key 3, at place 0"):
         buffer.replace(keys, np.array([1 << 62, 0]), np.ones((2, 2), np.float32))
     assert buffer.state().pending == 0
     store = VariableStore({"t": tf.Variable(tf.zeros([9, 2]))})
