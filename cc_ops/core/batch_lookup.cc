@@ -1,13 +1,13 @@
 #include "cc_ops/core/batch_lookup.h"
 
 #include <algorithm>
-#include <atomic>
 #include <new>
 #include <string>
 #include <utility>
 
 #include "cc_ops/core/hash.h"
 #include "cc_ops/core/key_sort.h"
+#include "cc_ops/core/out_of_memory.h"
 #include "cc_ops/core/policy_update.h"
 #include "cc_ops/core/table_locks.h"
 #include "cc_ops/core/table_room.h"
@@ -108,21 +108,21 @@ void Pool(const std::vector<EmbeddingTable*>& tables, const std::vector<FeatureV
   });
 }
 
-Status OutOfMemory(const std::string& doing) {
-  return ResourceExhausted("out of memory while " + doing +
-                           "; the tables are intact: free memory, or bound the tables by capacity");
-}
-
 // An evaluation sees every gradient.
-void FlushAll(const std::vector<EmbeddingTable*>& tables, const Parallel& parallel) {
+Status FlushAll(const std::vector<EmbeddingTable*>& tables, const Parallel& parallel) {
   for (EmbeddingTable* table : tables) {
     {
       const std::shared_lock<std::shared_mutex> lock(table->mutex());
       if (table->num_deferred() == 0) continue;
     }
     const std::unique_lock<std::shared_mutex> lock(table->mutex());
-    FlushDeferred(table, parallel);
+    try {
+      FlushDeferred(table, parallel);
+    } catch (const std::bad_alloc&) {
+      return OutOfMemory("applying what is held back", {table});
+    }
   }
+  return OkStatus();
 }
 
 }  // namespace
@@ -171,16 +171,10 @@ Status LookupForTraining(const std::vector<EmbeddingTable*>& tables,
     }
     workspace->scratches.resize(static_cast<size_t>(parallel.threads));
     const std::vector<int64_t> bounds = BalancedBuckets(sorted.begin, parallel.threads);
-    std::atomic<bool> is_out_of_memory{false};
     parallel.run(parallel.threads, [&](int task) {
-      try {
-        ResolveBuckets(sorted, bounds[task], bounds[task + 1], targets, &workspace->scratches[task],
-                       plan);
-      } catch (const std::bad_alloc&) {
-        is_out_of_memory = true;
-      }
+      ResolveBuckets(sorted, bounds[task], bounds[task + 1], targets, &workspace->scratches[task],
+                     plan);
     });
-    if (is_out_of_memory) return OutOfMemory("adding rows");
     plan->scale.clear();
     if (static_cast<int64_t>(n) < positions.total) {
       for (size_t f = 0; f < features.size(); ++f) {
@@ -193,7 +187,7 @@ Status LookupForTraining(const std::vector<EmbeddingTable*>& tables,
     Pool(tables, features, combiners, positions, workspace->row_of_position, plan->scale, outputs,
          parallel);
   } catch (const std::bad_alloc&) {
-    return OutOfMemory("looking up a batch");
+    return OutOfMemory("looking up a batch", tables);
   }
   return OkStatus();
 }
@@ -204,11 +198,11 @@ Status LookupForEvaluation(const std::vector<EmbeddingTable*>& tables,
                            const std::vector<PooledOutput>& outputs, const Parallel& parallel) {
   const int64_t batch = features.empty() ? 0 : features[0].batch;
   const int64_t cells = static_cast<int64_t>(features.size()) * batch;
-  FlushAll(tables, parallel);
+  const Status flushed = FlushAll(tables, parallel);
+  if (!flushed.ok()) return flushed;
   const SharedTableLocks locks(tables);
-  std::atomic<bool> is_out_of_memory{false};
-  parallel.run(parallel.threads, [&](int task) {
-    try {
+  try {
+    parallel.run(parallel.threads, [&](int task) {
       std::vector<float> initial;
       const CellRange range = CellsOf(task, parallel.threads, cells);
       for (int64_t cell = range.begin; cell < range.end; ++cell) {
@@ -234,11 +228,11 @@ Status LookupForEvaluation(const std::vector<EmbeddingTable*>& tables,
             [&](int64_t p) { return factor * (view.weights == nullptr ? 1.f : view.weights[p]); },
             outputs[f].data + i * outputs[f].stride);
       }
-    } catch (const std::bad_alloc&) {
-      is_out_of_memory = true;
-    }
-  });
-  return is_out_of_memory ? OutOfMemory("looking up a batch") : OkStatus();
+    });
+  } catch (const std::bad_alloc&) {
+    return OutOfMemory("looking up a batch", tables);
+  }
+  return OkStatus();
 }
 
 }  // namespace slipstream

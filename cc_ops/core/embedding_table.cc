@@ -86,14 +86,16 @@ int64_t EmbeddingTable::bytes() const {
 
 float* EmbeddingTable::InsertRow(TableShard* shard, int64_t key, uint64_t hash, float count,
                                  uint32_t* slot) {
-  *slot = shard->arena.Allocate();
   HashIndex::Entry* entry = nullptr;
+  bool has_slot = false;
   try {
+    *slot = shard->arena.Allocate();
+    has_slot = true;
     if (tracks_use() && shard->last_used.size() <= *slot) shard->last_used.resize(*slot + 1);
     entry = shard->index.Insert(key, hash, *slot);
-  } catch (...) {
-    shard->arena.Release(*slot);
-    throw;
+  } catch (const std::bad_alloc&) {
+    if (has_slot) shard->arena.Release(*slot);
+    throw TableOutOfMemory(this);
   }
   entry->count = count;
   return shard->arena.Row(*slot);
@@ -279,6 +281,42 @@ TableContents EmbeddingTable::Export() const {
   return contents;
 }
 
+Status EmbeddingTable::CheckValues(const TableContents& contents) const {
+  const auto bad = [&](const char* what, size_t i, const std::string& value, const char* allowed) {
+    return InvalidArgument(std::string(what) + " of key " + std::to_string(contents.keys[i]) +
+                           " to import" + Place(options_) + ", at place " + std::to_string(i) +
+                           ", is " + value + "; allowed: " + allowed + ". Nothing was imported");
+  };
+  const auto first_not_finite = [](const std::vector<float>& values) {
+    const auto is_bad = [](float value) { return !std::isfinite(value); };
+    return std::find_if(values.begin(), values.end(), is_bad) - values.begin();
+  };
+  const size_t row = static_cast<size_t>(first_not_finite(contents.rows));
+  if (row < contents.rows.size()) {
+    return bad("a value", row / options_.dim, std::to_string(contents.rows[row]), "finite numbers");
+  }
+  const size_t slot = static_cast<size_t>(first_not_finite(contents.slots));
+  if (slot < contents.slots.size()) {
+    return bad("a slot", slot / slots_, std::to_string(contents.slots[slot]), "finite numbers");
+  }
+  for (size_t i = 0; i < contents.counts.size(); ++i) {
+    if (std::isfinite(contents.counts[i]) && contents.counts[i] >= 0.f) continue;
+    return bad("the access count", i, std::to_string(contents.counts[i]), "a finite number from 0");
+  }
+  for (size_t i = 0; i < contents.last_used.size(); ++i) {
+    if (contents.last_used[i] >= 0 && contents.last_used[i] <= contents.lookup_step) continue;
+    return bad("the time of last use", i, std::to_string(contents.last_used[i]),
+               "from 0 to the number of lookups");
+  }
+  if (contents.update_step < 0 || contents.lookup_step < 0) {
+    return InvalidArgument("the steps to import" + Place(options_) + " are " +
+                           std::to_string(contents.update_step) + " updates and " +
+                           std::to_string(contents.lookup_step) +
+                           " lookups; allowed: from 0. Nothing was imported");
+  }
+  return OkStatus();
+}
+
 Status EmbeddingTable::Import(const TableContents& contents) {
   const size_t n = contents.keys.size();
   if (options_.capacity > 0 && n > static_cast<size_t>(options_.capacity)) {
@@ -294,6 +332,8 @@ Status EmbeddingTable::Import(const TableContents& contents) {
                            std::to_string(contents.counts.size()) + " counts; each key has " +
                            std::to_string(options_.dim) + ", " + std::to_string(slots_) + " and 1");
   }
+  const Status values = CheckValues(contents);
+  if (!values.ok()) return values;
   std::vector<int64_t> sorted = contents.keys;
   std::sort(sorted.begin(), sorted.end());
   const auto twice = std::adjacent_find(sorted.begin(), sorted.end());
@@ -333,23 +373,21 @@ Status EmbeddingTable::Import(const TableContents& contents) {
 void EmbeddingTable::SetPolicy(const UpdatePolicy& policy) {
   const bool holds = policy.mode == UpdatePolicy::Mode::kDefer;
   const size_t ranks = holds ? static_cast<size_t>(policy.ranks) : 0;
+  std::vector<std::vector<DeferredSums>> empty(kNumShards);
+  for (int s = 0; s < kNumShards; ++s) {
+    if (shards_[s].deferred.size() != ranks) empty[s].assign(ranks, DeferredSums(dim()));
+  }
   earlier_counts_ = update_counts();
-  for (TableShard& shard : shards_) {
-    shard.counts = UpdateCounts();
-    if (shard.deferred.size() != ranks) {
-      shard.deferred.assign(ranks, DeferredSums(dim()));
-    }
+  for (int s = 0; s < kNumShards; ++s) {
+    shards_[s].counts = UpdateCounts();
+    if (shards_[s].deferred.size() != ranks) shards_[s].deferred.swap(empty[s]);
   }
   policy_ = policy;
 }
 
 void EmbeddingTable::MarkRows(const int64_t* keys, const uint8_t* marks, int64_t n,
                               bool makes_rows) {
-  for (TableShard& shard : shards_) {
-    std::fill(shard.marks.begin(), shard.marks.end(), uint8_t{0});
-    std::fill(shard.travelled.begin(), shard.travelled.end(), 0.f);
-  }
-  is_watching_ = false;
+  // Whatever needs memory comes first.
   for (int64_t i = 0; i < n; ++i) {
     const uint64_t hash = HashKey(keys[i]);
     uint32_t slot = 0;
@@ -359,9 +397,18 @@ void EmbeddingTable::MarkRows(const int64_t* keys, const uint8_t* marks, int64_t
     } else if (Find(keys[i], hash, &slot) == nullptr) {
       continue;
     }
-    TableShard& shard = shards_[ShardOf(hash)];
-    MakePlaceForMark(&shard, slot);
-    shard.marks[slot] = marks[i];
+    MakePlaceForMark(&shards_[ShardOf(hash)], slot);
+  }
+  for (TableShard& shard : shards_) {
+    std::fill(shard.marks.begin(), shard.marks.end(), uint8_t{0});
+    std::fill(shard.travelled.begin(), shard.travelled.end(), 0.f);
+  }
+  is_watching_ = false;
+  for (int64_t i = 0; i < n; ++i) {
+    const uint64_t hash = HashKey(keys[i]);
+    uint32_t slot = 0;
+    if (marks[i] == 0 || Find(keys[i], hash, &slot) == nullptr) continue;
+    shards_[ShardOf(hash)].marks[slot] = marks[i];
     is_watching_ = is_watching_ || (marks[i] & kWatched) != 0;
   }
 }

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <new>
 #include <shared_mutex>
 #include <string>
 #include <vector>
@@ -35,6 +36,18 @@ struct TableOptions {
 
 // InvalidArgument naming the option, its value and what is allowed.
 Status ValidateTableOptions(const TableOptions& options);
+
+class EmbeddingTable;
+
+// Thrown where a table cannot grow; it is intact.
+class TableOutOfMemory : public std::bad_alloc {
+ public:
+  explicit TableOutOfMemory(const EmbeddingTable* table) : table_(table) {}
+  const EmbeddingTable* table() const { return table_; }
+
+ private:
+  const EmbeddingTable* table_;
+};
 
 // All rows of a table, sorted by key.
 struct TableContents {
@@ -102,13 +115,14 @@ class EmbeddingTable {
 
   // The row of a key, made if need be, and `accesses` more of them counted. Calls for
   // different shards may run at the same time. `slot` identifies the row within
-  // its shard. Throws std::bad_alloc, leaving the table intact.
+  // its shard. Throws TableOutOfMemory, changing nothing.
   float* FindOrInsert(int64_t key, uint64_t hash, float accesses, uint32_t* slot);
 
   // Makes room for `incoming` new keys by removing the least valuable rows,
   // never one of `pinned` (sorted). At least 1/64 of the capacity leaves at once
   // where that many may, so that a full table doesn't search at every step.
-  // Pinned and incoming keys together must fit in the capacity.
+  // Pinned and incoming keys together must fit in the capacity. Throws std::bad_alloc, changing
+  // nothing.
   void MakeRoom(int64_t incoming, const std::vector<int64_t>& pinned);
 
   // keys: [n]. rows: [n, dim], found: [n]; the row of an absent key is what its
@@ -129,13 +143,14 @@ class EmbeddingTable {
     return is_watching_ || (policy_.IsActive() && policy_.Samples(shard));
   }
   // `policy` must be valid. Sums that are held must have been flushed, unless only
-  // numbers of the policy change.
+  // numbers of the policy change. Throws std::bad_alloc, changing nothing.
   void SetPolicy(const UpdatePolicy& policy);
   // keys, marks (RowMark bits): [n]. Replaces all marks and starts the sums of
   // squared update lengths anew. makes_rows: whether keys without a row that get a mark
-  // get a row, too; else they are passed over.
+  // get a row, too; else they are passed over. Throws std::bad_alloc: no mark has changed then,
+  // but some keys may have got their rows.
   void MarkRows(const int64_t* keys, const uint8_t* marks, int64_t n, bool makes_rows = false);
-  // Adds a mark to a row's, until the next MarkRows.
+  // Adds a mark to a row's, until the next MarkRows. Throws std::bad_alloc, changing nothing.
   void AddMark(uint64_t hash, uint32_t slot, RowMark mark);
   // travelled: [n], the sum of squared update lengths since MarkRows; 0 for a row
   // that is not watched.
@@ -156,7 +171,9 @@ class EmbeddingTable {
 
   TableContents Export() const;
   // Replaces everything. InvalidArgument on a key that comes twice, on more keys
-  // than the capacity or on arrays of the wrong length; nothing is changed then.
+  // than the capacity, on arrays of the wrong length, and on a row, slot or count that is not
+  // finite or, of counts and times of use, negative; nothing is changed then. Throws
+  // std::bad_alloc, changing nothing.
   Status Import(const TableContents& contents);
 
  private:
@@ -164,6 +181,8 @@ class EmbeddingTable {
   bool tracks_use() const {
     return options_.capacity > 0 && options_.eviction == TableOptions::Eviction::kLru;
   }
+  // Of arrays of the right length.
+  Status CheckValues(const TableContents& contents) const;
   void ForgetRow(TableShard* shard, int64_t key, uint64_t hash);
   float* InsertRow(TableShard* shard, int64_t key, uint64_t hash, float count, uint32_t* slot);
 

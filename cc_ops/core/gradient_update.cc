@@ -3,9 +3,12 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <functional>
+#include <new>
 #include <string>
 
 #include "cc_ops/core/key_sort.h"
+#include "cc_ops/core/out_of_memory.h"
 #include "cc_ops/core/policy_update.h"
 #include "cc_ops/core/row_rules.h"
 #include "cc_ops/core/simd_clones.h"
@@ -175,36 +178,41 @@ Status ApplyGradients(const LookupPlan& plan, const std::vector<PooledGradient>&
   const Status status = CheckFinite(plan, gradients, learning_rate, parallel);
   if (!status.ok()) return status;
   const ExclusiveTableLocks locks(plan.tables);
-  std::vector<PolicyScratch> scratches(parallel.threads, PolicyScratch(plan.tables));
-  std::vector<float> rates;
-  std::vector<bool> is_stale;
-  for (size_t t = 0; t < plan.tables.size(); ++t) {
-    EmbeddingTable* table = plan.tables[t];
-    rates.push_back(table->options().rule.EffectiveRate(learning_rate, table->NextUpdateStep()));
-    table->set_last_learning_rate(learning_rate);
-    is_stale.push_back(table->generation() != plan.generations[t]);
-  }
-  const std::vector<int64_t> bounds = BalancedBuckets(plan.unique_begin, parallel.threads);
-  std::vector<std::atomic<int64_t>> dropped(plan.tables.size());
-  for (auto& count : dropped) count = 0;
-  parallel.run(parallel.threads, [&](int task) {
-    PolicyScratch& scratch = scratches[task];
-    for (int64_t b = bounds[task]; b < bounds[task + 1]; ++b) {
-      const size_t t = static_cast<size_t>(b / kNumShards);
-      int64_t dropped_here = 0;
-      const BucketUpdate update = {&plan,    &gradients,  plan.tables[t], b,
-                                   rates[t], is_stale[t], &dropped_here};
-      if (plan.tables[t]->UpdatesByPolicy(b % kNumShards)) {
-        UpdateBucketByPolicy(update, &scratch);
-      } else {
-        const int64_t next = std::min(b + 1, bounds[task + 1] - 1);
-        UpdateBucket(update, next, scratch.sum.data());
+  const size_t num_tables = plan.tables.size();
+  try {
+    // Whatever needs memory comes first: rows are updated all or none.
+    std::vector<PolicyScratch> scratches(parallel.threads, PolicyScratch(plan.tables));
+    std::vector<float> rates(num_tables);
+    std::vector<bool> is_stale(num_tables);
+    const std::vector<int64_t> bounds = BalancedBuckets(plan.unique_begin, parallel.threads);
+    std::vector<std::atomic<int64_t>> dropped(num_tables);
+    for (auto& count : dropped) count = 0;
+    const std::function<void(int)> update_buckets = [&](int task) {
+      PolicyScratch& scratch = scratches[task];
+      for (int64_t b = bounds[task]; b < bounds[task + 1]; ++b) {
+        const size_t t = static_cast<size_t>(b / kNumShards);
+        int64_t dropped_here = 0;
+        const BucketUpdate update = {&plan,    &gradients,  plan.tables[t], b,
+                                     rates[t], is_stale[t], &dropped_here};
+        if (plan.tables[t]->UpdatesByPolicy(b % kNumShards)) {
+          UpdateBucketByPolicy(update, &scratch);
+        } else {
+          const int64_t next = std::min(b + 1, bounds[task + 1] - 1);
+          UpdateBucket(update, next, scratch.sum.data());
+        }
+        if (dropped_here > 0) dropped[t] += dropped_here;
       }
-      if (dropped_here > 0) dropped[t] += dropped_here;
+    };
+    for (size_t t = 0; t < num_tables; ++t) {
+      EmbeddingTable* table = plan.tables[t];
+      rates[t] = table->options().rule.EffectiveRate(learning_rate, table->NextUpdateStep());
+      table->set_last_learning_rate(learning_rate);
+      is_stale[t] = table->generation() != plan.generations[t];
     }
-  });
-  for (size_t t = 0; t < plan.tables.size(); ++t) {
-    plan.tables[t]->CountDroppedUpdates(dropped[t]);
+    parallel.run(parallel.threads, update_buckets);
+    for (size_t t = 0; t < num_tables; ++t) plan.tables[t]->CountDroppedUpdates(dropped[t]);
+  } catch (const std::bad_alloc&) {
+    return OutOfMemory("updating rows", plan.tables);
   }
   return OkStatus();
 }

@@ -35,17 +35,12 @@ class RowIndex {
   std::vector<int64_t> rows_;
 };
 
-// What a step will do, found before anything is changed.
-struct Plan {
-  std::vector<RowFate> fates;                       // [n]
-  std::vector<uint8_t> is_freed;                    // [capacity]
-  std::vector<int64_t> targets;                     // [n], the place that a row's sum is kept in
-  std::vector<std::pair<int64_t, int64_t>> leaves;  // key, and row or n + place
-};
+// Keys that leave, each with its row, or n + its place.
+using Leaves = std::vector<std::pair<int64_t, int64_t>>;
 
 Status JudgeRows(const HeldSums& held, const HoldRule& rule, const int64_t* keys, int64_t n,
                  const int64_t* places, const float* sums, const bool* may_wait,
-                 const KeySetView& marked, Plan* plan, HeldCounts* counts) {
+                 const KeySetView& marked, DuePlan* plan, Leaves* leaves, HeldCounts* counts) {
   for (int64_t i = 0; i < n; ++i) {
     const int64_t place = places[i];
     const bool is_held = place != kNowhere;
@@ -68,7 +63,7 @@ Status JudgeRows(const HeldSums& held, const HoldRule& rule, const int64_t* keys
       counts->due_by_age += is_old;
       counts->due_by_movement += !is_old && rule.by_movement && rule.MayHold();
       if (is_held) plan->is_freed[place] = 1;
-      plan->leaves.emplace_back(keys[i], i);
+      leaves->emplace_back(keys[i], i);
     }
   }
   return OkStatus();
@@ -76,12 +71,12 @@ Status JudgeRows(const HeldSums& held, const HoldRule& rule, const int64_t* keys
 
 // Sums that leave without a gradient, and what there is room for after that.
 void JudgePlaces(const HeldSums& held, const HoldRule& rule, const int64_t* keys, int64_t n,
-                 Plan* plan, HeldCounts* counts) {
+                 DuePlan* plan, Leaves* leaves, HeldCounts* counts) {
   for (int64_t p = 0; p < held.capacity; ++p) {
     if (held.keys[p] == HeldSums::kFree || plan->is_freed[p]) continue;
     if (rule.lets_go || rule.IsOld(held.since[p])) {
       plan->is_freed[p] = 1;
-      plan->leaves.emplace_back(held.keys[p], n + p);
+      leaves->emplace_back(held.keys[p], n + p);
       ++counts->left_alone;
     } else {
       ++counts->pending;
@@ -97,7 +92,7 @@ void JudgePlaces(const HeldSums& held, const HoldRule& rule, const int64_t* keys
     }
     if (place == held.capacity || counts->pending >= rule.max_rows) {
       ++counts->refused;
-      plan->leaves.emplace_back(keys[i], i);
+      leaves->emplace_back(keys[i], i);
       continue;
     }
     plan->targets[i] = place++;
@@ -134,30 +129,34 @@ Status AddToHeld(const HeldSums& held, const int64_t* keys, const float* gradien
   return OkStatus();
 }
 
-Status TakeDue(const HeldSums& held, const HoldRule& rule, const int64_t* keys, int64_t n,
+Status FindDue(const HeldSums& held, const HoldRule& rule, const int64_t* keys, int64_t n,
                const int64_t* places, const float* sums, const bool* may_wait,
-               const KeySetView& marked, LeavingRows* leaving, HeldCounts* counts) {
+               const KeySetView& marked, DuePlan* plan, LeavingRows* leaving, HeldCounts* counts) {
   *counts = HeldCounts();
-  Plan plan;
-  plan.fates.resize(static_cast<size_t>(n));
-  plan.is_freed.resize(static_cast<size_t>(held.capacity));
-  plan.targets.resize(static_cast<size_t>(n), kNowhere);
+  Leaves leaves;
+  plan->fates.assign(static_cast<size_t>(n), RowFate::kPasses);
+  plan->is_freed.assign(static_cast<size_t>(held.capacity), 0);
+  plan->targets.assign(static_cast<size_t>(n), kNowhere);
   const Status status =
-      JudgeRows(held, rule, keys, n, places, sums, may_wait, marked, &plan, counts);
+      JudgeRows(held, rule, keys, n, places, sums, may_wait, marked, plan, &leaves, counts);
   if (!status.ok()) return status;
-  JudgePlaces(held, rule, keys, n, &plan, counts);
+  JudgePlaces(held, rule, keys, n, plan, &leaves, counts);
 
-  std::sort(plan.leaves.begin(), plan.leaves.end());
-  counts->leaving = static_cast<int64_t>(plan.leaves.size());
-  leaving->keys.resize(plan.leaves.size());
-  leaving->sums.resize(plan.leaves.size() * static_cast<size_t>(held.dim));
-  for (size_t r = 0; r < plan.leaves.size(); ++r) {
-    const auto [key, source] = plan.leaves[r];
+  std::sort(leaves.begin(), leaves.end());
+  counts->leaving = static_cast<int64_t>(leaves.size());
+  leaving->keys.resize(leaves.size());
+  leaving->sums.resize(leaves.size() * static_cast<size_t>(held.dim));
+  for (size_t r = 0; r < leaves.size(); ++r) {
+    const auto [key, source] = leaves[r];
     leaving->keys[r] = key;
     const float* sum = source < n ? sums + source * held.dim : held.sums + (source - n) * held.dim;
     std::copy_n(sum, held.dim, leaving->sums.data() + r * static_cast<size_t>(held.dim));
   }
+  return OkStatus();
+}
 
+void KeepOthers(const HeldSums& held, const HoldRule& rule, const int64_t* keys, int64_t n,
+                const float* sums, const DuePlan& plan) {
   for (int64_t p = 0; p < held.capacity; ++p) {
     if (plan.is_freed[p]) held.keys[p] = HeldSums::kFree;
   }
@@ -170,7 +169,6 @@ Status TakeDue(const HeldSums& held, const HoldRule& rule, const int64_t* keys, 
     }
     std::copy_n(sums + i * held.dim, held.dim, held.sums + target * held.dim);
   }
-  return OkStatus();
 }
 
 void CopyHeld(const HeldSums& held, const HeldSums& to) {

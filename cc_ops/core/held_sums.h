@@ -86,15 +86,24 @@ struct LeavingRows {
   std::vector<float> sums;  // [keys, dim]
 };
 
+// What a step will do, found before anything is changed.
+struct DuePlan {
+  std::vector<RowFate> fates;     // [n]
+  std::vector<uint8_t> is_freed;  // [capacity]
+  std::vector<int64_t> targets;   // [n], the place that a row's sum is kept in, or -1
+};
+
 // Second half: keeps the sums that may wait and takes out those that are due.
 //   places, sums  as AddToHeld wrote them, for the same keys.
 //   may_wait      [n], read if rule.by_movement.
 //   marked        the rows that may wait, read otherwise.
 // Places are given to new sums in their order, for keys in their order. InvalidArgument if a key's
-// sum is not where `places` says. Memory is allocated before the buffers change.
-Status TakeDue(const HeldSums& held, const HoldRule& rule, const int64_t* keys, int64_t n,
+// sum is not where `places` says. Changes nothing: KeepOthers does, which needs no memory.
+Status FindDue(const HeldSums& held, const HoldRule& rule, const int64_t* keys, int64_t n,
                const int64_t* places, const float* sums, const bool* may_wait,
-               const KeySetView& marked, LeavingRows* leaving, HeldCounts* counts);
+               const KeySetView& marked, DuePlan* plan, LeavingRows* leaving, HeldCounts* counts);
+void KeepOthers(const HeldSums& held, const HoldRule& rule, const int64_t* keys, int64_t n,
+                const float* sums, const DuePlan& plan);
 
 // Copies what is held to the first places of other buffers, which have room for it; frees the rest.
 void CopyHeld(const HeldSums& held, const HeldSums& to);

@@ -25,6 +25,17 @@
 namespace slipstream {
 namespace {
 
+// A whole second half on the CPU.
+Status TakeDue(const HeldSums& held, const HoldRule& rule, const int64_t* keys, int64_t n,
+               const int64_t* places, const float* sums, const bool* may_wait,
+               const KeySetView& marked, LeavingRows* leaving, HeldCounts* counts) {
+  DuePlan plan;
+  const Status status =
+      FindDue(held, rule, keys, n, places, sums, may_wait, marked, &plan, leaving, counts);
+  if (status.ok()) KeepOthers(held, rule, keys, n, sums, plan);
+  return status;
+}
+
 using Row = std::vector<float>;
 
 // A step's gradients: keys ascend.

@@ -1,6 +1,7 @@
 #include "cc_ops/core/index_memory.h"
 
 #include <new>
+#include <utility>
 
 #if defined(__linux__)
 #include <sys/mman.h>
@@ -32,23 +33,23 @@ void GiveBack(char* begin, char* end) {
 void* IndexMemory::Allocate(size_t bytes) {
   const std::lock_guard<std::mutex> lock(mutex_);
   const size_t block = RoundUp(bytes, kAlignment);
-  Region& region = regions_[block];
-  if (region.memory == nullptr) {
+  auto place = regions_.find(block);
+  if (place == regions_.end()) {
     const size_t wanted = block * static_cast<size_t>(blocks_);
     const bool is_huge = wanted >= kHugePage;
     const size_t size = RoundUp(wanted, is_huge ? kHugePage : kAlignment);
+    const std::align_val_t alignment{is_huge ? kHugePage : kAlignment};
+    Region made;
     // Pages that nobody has written to cost no memory.
-    region.memory.reset(
-        static_cast<char*>(std::aligned_alloc(is_huge ? kHugePage : kAlignment, size)));
-    if (region.memory == nullptr) {
-      regions_.erase(block);
-      throw std::bad_alloc();
-    }
+    made.memory = std::unique_ptr<char, Free>(static_cast<char*>(::operator new(size, alignment)),
+                                              Free(alignment));
 #if defined(__linux__)
     // Only a wish: without huge pages everything works as well.
-    if (is_huge) madvise(region.memory.get(), size, MADV_HUGEPAGE);
+    if (is_huge) madvise(made.memory.get(), size, MADV_HUGEPAGE);
 #endif
+    place = regions_.emplace(block, std::move(made)).first;
   }
+  Region& region = place->second;
   for (int b = 0; b < blocks_; ++b) {
     const uint64_t bit = uint64_t{1} << b;
     if ((region.used & bit) != 0) continue;

@@ -5,10 +5,10 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <new>
 #include <type_traits>
 
 namespace slipstream {
@@ -30,7 +30,10 @@ class IndexMemory {
 
  private:
   struct Free {
-    void operator()(char* p) const { std::free(p); }
+    Free() : alignment{} {}
+    explicit Free(std::align_val_t of_memory) : alignment(of_memory) {}
+    std::align_val_t alignment;
+    void operator()(char* p) const { ::operator delete(p, alignment); }
   };
   struct Region {
     std::unique_ptr<char, Free> memory;

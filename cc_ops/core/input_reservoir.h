@@ -3,6 +3,7 @@
 #define SLIPSTREAM_CC_OPS_CORE_INPUT_RESERVOIR_H_
 
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "cc_ops/core/drift_index.h"
@@ -18,22 +19,23 @@ class InputReservoir {
   InputReservoir(int64_t capacity, uint64_t seed) : capacity_(capacity), seed_(seed) {}
 
   // Offers the next input: lookups [m], copied if the input is chosen, and its remembered
-  // loss (NaN: none).
+  // loss (NaN: none). Throws std::bad_alloc: the input was not offered then.
   void Offer(const Lookup* lookups, int64_t m, float loss) {
-    const uint64_t number = offered_total_++;
-    const int64_t position = offered_in_window_++;
-    if (position < capacity_) {
-      if (position >= static_cast<int64_t>(inputs_.size())) {
-        inputs_.emplace_back();
-        losses_.emplace_back();
-      }
-      Keep(position, lookups, m, loss);
-      return;
+    const int64_t position = offered_in_window_;
+    int64_t place = position;
+    if (position >= capacity_) {
+      const unsigned __int128 product =
+          static_cast<unsigned __int128>(CounterRandom(seed_, offered_total_)) * (position + 1);
+      place = static_cast<int64_t>(product >> 64);  // uniform in [0, position]
     }
-    const unsigned __int128 product =
-        static_cast<unsigned __int128>(CounterRandom(seed_, number)) * (position + 1);
-    const int64_t chosen = static_cast<int64_t>(product >> 64);  // uniform in [0, position]
-    if (chosen < capacity_) Keep(chosen, lookups, m, loss);
+    if (place < capacity_) {
+      const size_t wanted = static_cast<size_t>(place) + 1;
+      if (inputs_.size() < wanted) inputs_.resize(wanted);
+      if (losses_.size() < wanted) losses_.resize(wanted);
+      Keep(place, lookups, m, loss);
+    }
+    ++offered_total_;
+    ++offered_in_window_;
   }
 
   // Number of inputs kept now.
@@ -76,18 +78,21 @@ class InputReservoir {
     return begin == static_cast<int64_t>(state.lookups.size());
   }
 
-  // `state` must fit.
+  // `state` must fit. Throws std::bad_alloc, changing nothing.
   void Import(const State& state) {
-    offered_total_ = state.offered_total;
-    offered_in_window_ = state.offered_in_window;
-    inputs_.resize(state.ends.size());
-    losses_.resize(state.ends.size());
+    InputReservoir made(capacity_, seed_);
+    made.offered_total_ = state.offered_total;
+    made.offered_in_window_ = state.offered_in_window;
+    made.inputs_.resize(state.ends.size());
+    made.losses_.resize(state.ends.size());
     int64_t begin = 0;
     for (size_t i = 0; i < state.ends.size(); ++i) {
       const int64_t end = state.ends[i];
-      Keep(static_cast<int64_t>(i), state.lookups.data() + begin, end - begin, state.losses[i]);
+      made.Keep(static_cast<int64_t>(i), state.lookups.data() + begin, end - begin,
+                state.losses[i]);
       begin = end;
     }
+    *this = std::move(made);
   }
 
   // Starts the next window's sample. Random numbers go on and never repeat.

@@ -39,8 +39,9 @@ class BucketResolver {
     while (num_places < 4 * n) num_places *= 2;
     const uint64_t mask = static_cast<uint64_t>(num_places - 1);
     scratch_->places.assign(static_cast<size_t>(num_places), -1);
-    if (buffers.hash.size() < static_cast<size_t>(n)) {
-      buffers.hash.resize(static_cast<size_t>(n));
+    // Apart: memory may have run out between the two in an earlier batch.
+    if (buffers.hash.size() < static_cast<size_t>(n)) buffers.hash.resize(static_cast<size_t>(n));
+    if (buffers.number_of.size() < static_cast<size_t>(n)) {
       buffers.number_of.resize(static_cast<size_t>(n));
     }
     int32_t* __restrict__ places = scratch_->places.data();

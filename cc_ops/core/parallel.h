@@ -4,18 +4,42 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <exception>
 #include <functional>
+#include <mutex>
 
 namespace slipstream {
 
 struct Parallel {
   // Useful number of tasks, at least 1. Results never depend on it.
   int threads = 1;
-  // Runs fn(0) .. fn(tasks - 1), possibly at the same time; returns when all are done.
+  // Runs fn(0) .. fn(tasks - 1), possibly at the same time; returns when all are done. What a task
+  // throws, the caller gets, once no task is running; others may not have run then.
   std::function<void(int tasks, const std::function<void(int task)>& fn)> run =
       [](int tasks, const std::function<void(int)>& fn) {
         for (int t = 0; t < tasks; ++t) fn(t);
       };
+};
+
+// Brings what tasks throw on other threads to the thread that waits for them.
+class TaskErrors {
+ public:
+  void Run(const std::function<void(int task)>& fn, int task) noexcept {
+    try {
+      fn(task);
+    } catch (...) {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      if (first_ == nullptr) first_ = std::current_exception();
+    }
+  }
+  // Throws what the first task to fail threw; to be called when all have ended.
+  void Rethrow() const {
+    if (first_ != nullptr) std::rethrow_exception(first_);
+  }
+
+ private:
+  std::mutex mutex_;
+  std::exception_ptr first_;
 };
 
 // Tasks for n items, if one with fewer than `per_task` costs more than it saves.

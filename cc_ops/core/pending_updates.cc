@@ -1,6 +1,7 @@
 #include "cc_ops/core/pending_updates.h"
 
 #include <algorithm>
+#include <cmath>
 #include <string>
 #include <utility>
 
@@ -8,6 +9,9 @@
 
 namespace slipstream {
 namespace {
+
+// In updates: longer than any training.
+constexpr int64_t kMostAge = int64_t{1} << 48;
 
 std::string Place(const EmbeddingTable& table, size_t i) {
   return " of pending update " + std::to_string(i) + " of table '" + table.options().name + "'";
@@ -68,15 +72,25 @@ Status ImportPending(EmbeddingTable* table, const PendingUpdates& pending) {
       return InvalidArgument("rank" + Place(*table, i) + " is " + std::to_string(rank) +
                              "; allowed: 0 to " + std::to_string(held[s].size() - 1));
     }
-    if (!policy.Samples(s)) {
-      return InvalidArgument("key" + Place(*table, i) + " is " + std::to_string(key) +
-                             "; allowed: keys that shadow mode samples");
-    }
+    // Shadow mode applies no sums: those of keys that it does not sample are nobody's.
+    if (!policy.Samples(s)) continue;
     DeferredSums& sums = held[s][static_cast<size_t>(rank)];
     int64_t& age = youngest[s][static_cast<size_t>(rank)];
     if (pending.ages[i] < 0 || (sums.size() > 0 && pending.ages[i] > age)) {
       return InvalidArgument("age" + Place(*table, i) + " is " + std::to_string(pending.ages[i]) +
                              "; allowed: 0 or more, the oldest first");
+    }
+    if (pending.ages[i] > kMostAge) {
+      return InvalidArgument("age" + Place(*table, i) + ", key " + std::to_string(key) + ", is " +
+                             std::to_string(pending.ages[i]) + "; allowed: up to " +
+                             std::to_string(kMostAge));
+    }
+    const float* sum = pending.sums.data() + i * dim;
+    const auto bad =
+        std::find_if(sum, sum + dim, [](float value) { return !std::isfinite(value); });
+    if (bad != sum + dim) {
+      return InvalidArgument("sum" + Place(*table, i) + ", key " + std::to_string(key) + ", has " +
+                             std::to_string(*bad) + "; allowed: finite values");
     }
     age = pending.ages[i];
     if (sums.Find(key, hash) != DeferredSums::kNone) {
@@ -88,7 +102,7 @@ Status ImportPending(EmbeddingTable* table, const PendingUpdates& pending) {
                              "; allowed: keys with a row");
     }
     const uint32_t place = sums.Insert(key, hash, table->update_step() - age);
-    std::copy_n(pending.sums.data() + i * dim, dim, sums.Sum(place));
+    std::copy_n(sum, dim, sums.Sum(place));
   }
   for (int64_t s = 0; s < kNumShards; ++s) table->shard(s)->deferred = std::move(held[s]);
   return OkStatus();

@@ -23,8 +23,8 @@ PendingUpdates ExportPending(EmbeddingTable* table);
 
 // Replaces all held sums. InvalidArgument, and nothing is changed, if the arrays differ in length,
 // the policy does not hold sums of such a rank or key, a sum of a key comes twice, an age is
-// negative or above that of a sum before it in its shard, or a key has no row in a table that
-// applies its sums itself. Throws std::bad_alloc, leaving all as it was.
+// negative, above 2^48 or above that of a sum before it in its shard, a sum is not finite, or a key
+// has no row in a table that applies its sums itself. Throws std::bad_alloc, leaving all as it was.
 Status ImportPending(EmbeddingTable* table, const PendingUpdates& pending);
 
 }  // namespace slipstream

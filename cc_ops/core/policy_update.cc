@@ -269,11 +269,23 @@ void CollectBucketByPolicy(const BucketUpdate& update, PolicyScratch* scratch,
   UpdateOrCollect(update, update.table->update_step() + 1, scratch, collected);
 }
 
-void CollectDeferred(EmbeddingTable* table, CollectedRows* collected) {
+int64_t MostCollected(const LookupPlan& plan, int64_t bucket) {
+  EmbeddingTable* table = plan.tables[static_cast<size_t>(bucket / kNumShards)];
+  const int64_t step = table->update_step() + 1, max_age = table->policy().max_age;
+  int64_t most = plan.unique_count[static_cast<size_t>(bucket)];
+  for (const DeferredSums& sums : table->shard(bucket % kNumShards)->deferred) {
+    for (uint32_t at = sums.oldest(); at != DeferredSums::kNone; at = sums.next(at)) {
+      if (step - sums.since(at) < max_age) break;
+      ++most;
+    }
+  }
+  return most;
+}
+
+void CollectDeferred(EmbeddingTable* table, PolicyScratch* scratch, CollectedRows* collected) {
   if (table->num_deferred() == 0) return;
-  PolicyScratch scratch(table->dim());
   for (int64_t s = 0; s < kNumShards; ++s) {
-    ShardUpdater(table, s, 0.f, table->update_step(), &scratch, collected).Flush();
+    ShardUpdater(table, s, 0.f, table->update_step(), scratch, collected).Flush();
   }
 }
 
@@ -281,6 +293,7 @@ void FlushDeferred(EmbeddingTable* table, const Parallel& parallel) {
   if (table->num_deferred() == 0 || table->policy().is_exchanged) return;
   const float rate =
       table->options().rule.EffectiveRate(table->last_learning_rate(), table->update_step());
+  // All that needs memory; from here on sums are applied all or none.
   std::vector<PolicyScratch> scratches(parallel.threads, PolicyScratch(table->dim()));
   parallel.run(parallel.threads, [&](int task) {
     PolicyScratch& scratch = scratches[task];

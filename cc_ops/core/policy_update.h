@@ -43,18 +43,21 @@ struct CollectedRows {
   std::vector<float> rows;    // [n, dim]
 };
 
-// As UpdateBucketByPolicy, but what would be applied is added to `collected`. Touches
-// no row. A key that was evicted since the lookup keeps its gradients, too.
+// As UpdateBucketByPolicy, but what would be applied is added to `collected`, which must have room
+// for it. Touches no row. A key that was evicted since the lookup keeps its gradients, too.
 void CollectBucketByPolicy(const BucketUpdate& update, PolicyScratch* scratch,
                            CollectedRows* collected);
 
-// Moves every sum that is held to `collected`; in shadow mode forgets them. The caller
-// holds the table's mutex exclusively.
-void CollectDeferred(EmbeddingTable* table, CollectedRows* collected);
+// Most rows that CollectBucketByPolicy gives of a bucket.
+int64_t MostCollected(const LookupPlan& plan, int64_t bucket);
+
+// Moves every sum that is held to `collected`, which must have room for them; in shadow mode
+// forgets them. The caller holds the table's mutex exclusively.
+void CollectDeferred(EmbeddingTable* table, PolicyScratch* scratch, CollectedRows* collected);
 
 // Applies every sum that is held, each as one gradient; in shadow mode, where the
 // gradients were applied when they came, forgets them. Sums that are to be exchanged
-// stay. The caller holds the table's mutex exclusively.
+// stay. The caller holds the table's mutex exclusively. Throws std::bad_alloc, changing nothing.
 void FlushDeferred(EmbeddingTable* table, const Parallel& parallel);
 
 }  // namespace slipstream

@@ -3,6 +3,7 @@
 #define SLIPSTREAM_CC_OPS_CORE_ROW_ARENA_H_
 
 #include <cstdint>
+#include <cstring>
 #include <new>
 #include <vector>
 
@@ -23,11 +24,11 @@ class RowArena {
     return chunks_[chunk] + (slot - FirstSlot(chunk)) * stride_;
   }
 
-  // A slot for a new row, its memory uninitialised. Throws std::bad_alloc.
+  // A slot for a new row, its memory uninitialised. Throws std::bad_alloc, changing nothing.
   uint32_t Allocate() {
-    if (!free_.empty()) {
-      const uint32_t slot = free_.back();
-      free_.pop_back();
+    if (free_ != kNone) {
+      const uint32_t slot = free_;
+      std::memcpy(&free_, Row(slot), sizeof(free_));
       return slot;
     }
     if (next_ == 0xfffffff0u) throw std::bad_alloc();
@@ -40,9 +41,14 @@ class RowArena {
     return next_++;
   }
 
-  void Release(uint32_t slot) { free_.push_back(slot); }
+  // Needs no memory: a row that is free holds the slot of the one that became so before it.
+  void Release(uint32_t slot) noexcept {
+    std::memcpy(Row(slot), &free_, sizeof(free_));
+    free_ = slot;
+  }
 
  private:
+  static constexpr uint32_t kNone = 0xffffffffu;
   static constexpr uint64_t kFirstChunk = 16;
   static int ChunkOf(uint32_t slot) { return 63 - __builtin_clzll(slot / kFirstChunk + 1); }
   static uint64_t FirstSlot(int chunk) { return (kFirstChunk << chunk) - kFirstChunk; }
@@ -50,7 +56,7 @@ class RowArena {
   int64_t stride_;
   SlabAllocator* memory_;
   std::vector<float*> chunks_;
-  std::vector<uint32_t> free_;
+  uint32_t free_ = kNone;  // released last
   uint32_t next_ = 0;
 };
 

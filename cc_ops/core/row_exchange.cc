@@ -2,12 +2,14 @@
 
 #include <algorithm>
 #include <atomic>
+#include <functional>
 #include <new>
 #include <numeric>
 #include <string>
 #include <utility>
 
 #include "cc_ops/core/key_sort.h"
+#include "cc_ops/core/out_of_memory.h"
 #include "cc_ops/core/policy_update.h"
 #include "cc_ops/core/row_update.h"
 #include "cc_ops/core/table_locks.h"
@@ -16,41 +18,79 @@
 namespace slipstream {
 namespace {
 
-// parts: [tasks][tables], in order. Puts each key's row into its owner's parcel.
-void Pack(const std::vector<EmbeddingTable*>& tables,
-          const std::vector<std::vector<CollectedRows>>& parts, int ranks, RowParcels* parcels) {
-  const size_t num_tables = tables.size();
-  parcels->ranks = ranks;
-  parcels->sizes.assign(static_cast<size_t>(ranks) * num_tables, 0);
-  const auto owner_of = [ranks](int64_t key) {
-    return ranks == 1 ? size_t{0} : static_cast<size_t>(OwnerOf(key, ranks));
-  };
-  for (const auto& part : parts) {
-    for (size_t t = 0; t < num_tables; ++t) {
-      for (const int64_t key : part[t].keys) ++parcels->sizes[owner_of(key) * num_tables + t];
+// Puts collected rows into their owners' parcels. What it needs memory for is made first: rows that
+// were collected are held nowhere else.
+class ParcelPacker {
+ public:
+  // most: [tables], rows that may be collected.
+  ParcelPacker(const std::vector<EmbeddingTable*>& tables, const std::vector<int64_t>& most,
+               int ranks, RowParcels* parcels)
+      : tables_(tables), ranks_(ranks), parcels_(parcels) {
+    size_t rows = 0, values = 0;
+    for (size_t t = 0; t < tables.size(); ++t) {
+      rows += static_cast<size_t>(most[t]);
+      values += static_cast<size_t>(most[t] * tables[t]->dim());
     }
+    parcels->ranks = ranks;
+    parcels->sizes.assign(static_cast<size_t>(ranks) * tables.size(), 0);
+    parcels->keys.clear();
+    parcels->values.clear();
+    parcels->keys.reserve(rows);
+    parcels->values.reserve(values);
+    ends_.resize(parcels->sizes.size());
+    rows_.reserve(rows);
   }
-  // [ranks * tables], each key with its row, by key: neighbours are packed well.
-  std::vector<std::vector<std::pair<int64_t, const float*>>> rows(parcels->sizes.size());
-  for (size_t i = 0; i < rows.size(); ++i) rows[i].reserve(static_cast<size_t>(parcels->sizes[i]));
-  for (const auto& part : parts) {
-    for (size_t t = 0; t < num_tables; ++t) {
-      const float* row = part[t].rows.data();
-      for (const int64_t key : part[t].keys) {
-        rows[owner_of(key) * num_tables + t].emplace_back(key, row);
-        row += tables[t]->dim();
+
+  // parts: [tasks][tables], in order.
+  void Pack(const std::vector<std::vector<CollectedRows>>& parts) {
+    const size_t num_tables = tables_.size();
+    std::vector<int64_t>& sizes = parcels_->sizes;
+    for (const auto& part : parts) {
+      for (size_t t = 0; t < num_tables; ++t) {
+        for (const int64_t key : part[t].keys) ++sizes[OwnerOfKey(key) * num_tables + t];
+      }
+    }
+    int64_t total = 0;
+    for (size_t i = 0; i < sizes.size(); ++i) {
+      ends_[i] = total;
+      total += sizes[i];
+    }
+    rows_.resize(static_cast<size_t>(total));
+    for (const auto& part : parts) {
+      for (size_t t = 0; t < num_tables; ++t) {
+        const float* row = part[t].rows.data();
+        for (const int64_t key : part[t].keys) {
+          rows_[ends_[OwnerOfKey(key) * num_tables + t]++] = {key, row};
+          row += tables_[t]->dim();
+        }
+      }
+    }
+    for (size_t i = 0; i < sizes.size(); ++i) {
+      // By key: neighbours are packed well.
+      std::sort(rows_.begin() + ends_[i] - sizes[i], rows_.begin() + ends_[i]);
+      for (int64_t r = ends_[i] - sizes[i]; r < ends_[i]; ++r) {
+        const float* row = rows_[r].second;
+        parcels_->keys.push_back(rows_[r].first);
+        parcels_->values.insert(parcels_->values.end(), row, row + tables_[i % num_tables]->dim());
       }
     }
   }
-  parcels->keys.clear();
-  parcels->values.clear();
-  for (size_t i = 0; i < rows.size(); ++i) {
-    std::sort(rows[i].begin(), rows[i].end());
-    for (const auto& [key, row] : rows[i]) {
-      parcels->keys.push_back(key);
-      parcels->values.insert(parcels->values.end(), row, row + tables[i % num_tables]->dim());
-    }
+
+ private:
+  size_t OwnerOfKey(int64_t key) const {
+    return ranks_ == 1 ? size_t{0} : static_cast<size_t>(OwnerOf(key, ranks_));
   }
+
+  const std::vector<EmbeddingTable*>& tables_;
+  const int ranks_;
+  RowParcels* parcels_;
+  std::vector<int64_t> ends_;                           // [ranks * tables], in `rows_`
+  std::vector<std::pair<int64_t, const float*>> rows_;  // by parcel
+};
+
+void Reserve(int64_t rows, int64_t dim, CollectedRows* collected) {
+  collected->keys.reserve(static_cast<size_t>(rows));
+  collected->rows.reserve(static_cast<size_t>(rows * dim));
 }
 
 // One table's rows in all parcels, in their order.
@@ -109,7 +149,32 @@ std::vector<Arrival> SortArrivals(const std::vector<int64_t>& keys) {
   return arrivals;
 }
 
-// Applies sums to the rows of one table.
+// The arrivals of the shards [first, last).
+CellRange ArrivalsOf(const std::vector<Arrival>& arrivals, CellRange shards) {
+  const auto is_before = [](const Arrival& a, int64_t shard) { return a.shard < shard; };
+  const auto begin = std::lower_bound(arrivals.begin(), arrivals.end(), shards.begin, is_before);
+  const auto end = std::lower_bound(begin, arrivals.end(), shards.end, is_before);
+  return {begin - arrivals.begin(), end - arrivals.begin()};
+}
+
+// fn(begin, end) for the arrivals of each key in a range.
+template <class Fn>
+void ForEachKey(const std::vector<Arrival>& arrivals, CellRange range, const Fn& fn) {
+  for (int64_t begin = range.begin; begin < range.end;) {
+    int64_t end = begin + 1;
+    while (end < range.end && arrivals[end].key == arrivals[begin].key) ++end;
+    fn(begin, end);
+    begin = end;
+  }
+}
+
+// Where a key's row is; null if it has none.
+struct FoundRow {
+  float* row;
+  uint32_t slot;
+};
+
+// Applies sums to the rows of one table, in two passes: only the first needs memory.
 class RowUpdater {
  public:
   RowUpdater(EmbeddingTable* table, float rate, float scale, bool makes_rows)
@@ -122,24 +187,39 @@ class RowUpdater {
         sum_(static_cast<size_t>(dim_)),
         before_(static_cast<size_t>(dim_)) {}
 
-  // The arrivals [begin, end) have the same key. False: it has no row.
-  bool Update(const TableRows& rows, const Arrival* begin, const Arrival* end) {
-    const uint64_t hash = HashKey(begin->key);
-    uint32_t slot = 0;
-    float* row = makes_rows_ ? table_->FindOrInsert(begin->key, hash, 0.f, &slot)
-                             : table_->Find(begin->key, hash, &slot);
-    if (row == nullptr) return false;
-    std::copy_n(rows.rows[begin->place], dim_, sum_.data());
-    for (const Arrival* a = begin + 1; a < end; ++a) {
-      const float* part = rows.rows[a->place];
-      for (int64_t j = 0; j < dim_; ++j) sum_[j] += part[j];
-    }
-    if (scale_ != 1.f) {
-      for (float& value : sum_) value *= scale_;
-    }
-    UpdateRow(rule_, rate_, dim_, sum_.data(), slot, row, table_->shard(begin->shard),
-              before_.data());
-    return true;
+  // found: [arrivals]; the place of a key's first arrival gets its row.
+  void Find(const std::vector<Arrival>& arrivals, CellRange range,
+            std::vector<FoundRow>* found) const {
+    ForEachKey(arrivals, range, [&](int64_t begin, int64_t) {
+      const int64_t key = arrivals[begin].key;
+      const uint64_t hash = HashKey(key);
+      FoundRow& place = (*found)[begin];
+      place.row = makes_rows_ ? table_->FindOrInsert(key, hash, 0.f, &place.slot)
+                              : table_->Find(key, hash, &place.slot);
+    });
+  }
+
+  // Returns how many keys had no row.
+  int64_t Update(const std::vector<Arrival>& arrivals, CellRange range,
+                 const std::vector<FoundRow>& found, const TableRows& rows) {
+    int64_t dropped = 0;
+    ForEachKey(arrivals, range, [&](int64_t begin, int64_t end) {
+      if (found[begin].row == nullptr) {
+        ++dropped;
+        return;
+      }
+      std::copy_n(rows.rows[arrivals[begin].place], dim_, sum_.data());
+      for (int64_t a = begin + 1; a < end; ++a) {
+        const float* part = rows.rows[arrivals[a].place];
+        for (int64_t j = 0; j < dim_; ++j) sum_[j] += part[j];
+      }
+      if (scale_ != 1.f) {
+        for (float& value : sum_) value *= scale_;
+      }
+      UpdateRow(rule_, rate_, dim_, sum_.data(), found[begin].slot, found[begin].row,
+                table_->shard(arrivals[begin].shard), before_.data());
+    });
+    return dropped;
   }
 
  private:
@@ -150,22 +230,6 @@ class RowUpdater {
   const bool makes_rows_;
   std::vector<float> sum_, before_;
 };
-
-// Applies the arrivals of the shards [first, last).
-int64_t ApplyShards(const std::vector<Arrival>& arrivals, const TableRows& rows, CellRange shards,
-                    RowUpdater* updater) {
-  const auto is_before = [](const Arrival& a, int64_t shard) { return a.shard < shard; };
-  auto a = std::lower_bound(arrivals.begin(), arrivals.end(), shards.begin, is_before);
-  const auto last = std::lower_bound(a, arrivals.end(), shards.end, is_before);
-  int64_t dropped = 0;
-  while (a != last) {
-    auto end = a + 1;
-    while (end != last && end->key == a->key) ++end;
-    if (!updater->Update(rows, &*a, &*a + (end - a))) ++dropped;
-    a = end;
-  }
-  return dropped;
-}
 
 }  // namespace
 
@@ -204,44 +268,64 @@ Status CollectGradients(const LookupPlan& plan, const std::vector<PooledGradient
   if (!status.ok()) return status;
   const ExclusiveTableLocks locks(plan.tables);
   const size_t num_tables = plan.tables.size();
-  std::vector<float> rates;
-  std::vector<bool> is_stale;
-  for (size_t t = 0; t < num_tables; ++t) {
-    const EmbeddingTable* table = plan.tables[t];
-    rates.push_back(table->options().rule.EffectiveRate(learning_rate, table->update_step() + 1));
-    is_stale.push_back(table->generation() != plan.generations[t]);
-  }
-  const std::vector<int64_t> bounds = BalancedBuckets(plan.unique_begin, parallel.threads);
-  std::vector<std::vector<CollectedRows>> parts(parallel.threads,
-                                                std::vector<CollectedRows>(num_tables));
-  std::atomic<bool> is_out_of_memory{false};
-  parallel.run(parallel.threads, [&](int task) {
-    try {
-      PolicyScratch scratch(plan.tables);
+  try {
+    std::vector<float> rates;
+    std::vector<bool> is_stale;
+    for (size_t t = 0; t < num_tables; ++t) {
+      const EmbeddingTable* table = plan.tables[t];
+      rates.push_back(table->options().rule.EffectiveRate(learning_rate, table->update_step() + 1));
+      is_stale.push_back(table->generation() != plan.generations[t]);
+    }
+    const std::vector<int64_t> bounds = BalancedBuckets(plan.unique_begin, parallel.threads);
+    std::vector<std::vector<CollectedRows>> parts(parallel.threads,
+                                                  std::vector<CollectedRows>(num_tables));
+    std::vector<PolicyScratch> scratches(parallel.threads, PolicyScratch(plan.tables));
+    std::vector<int64_t> most(num_tables, 0);
+    for (int task = 0; task < parallel.threads; ++task) {
+      std::vector<int64_t> of_task(num_tables, 0);
+      for (int64_t b = bounds[task]; b < bounds[task + 1]; ++b) {
+        of_task[static_cast<size_t>(b / kNumShards)] += MostCollected(plan, b);
+      }
+      for (size_t t = 0; t < num_tables; ++t) {
+        Reserve(of_task[t], plan.tables[t]->dim(), &parts[task][t]);
+        most[t] += of_task[t];
+      }
+    }
+    ParcelPacker packer(plan.tables, most, ranks, parcels);
+    parallel.run(parallel.threads, [&](int task) {
       for (int64_t b = bounds[task]; b < bounds[task + 1]; ++b) {
         const size_t t = static_cast<size_t>(b / kNumShards);
         int64_t dropped = 0;
         const BucketUpdate update = {&plan,    &gradients,  plan.tables[t], b,
                                      rates[t], is_stale[t], &dropped};
-        CollectBucketByPolicy(update, &scratch, &parts[task][t]);
+        CollectBucketByPolicy(update, &scratches[task], &parts[task][t]);
       }
-    } catch (const std::bad_alloc&) {
-      is_out_of_memory = true;
+    });
+    if (counts_update) {
+      for (EmbeddingTable* table : plan.tables) table->NextUpdateStep();
     }
-  });
-  if (is_out_of_memory) return ResourceExhausted("out of memory while collecting gradients");
-  if (counts_update) {
-    for (EmbeddingTable* table : plan.tables) table->NextUpdateStep();
+    packer.Pack(parts);
+  } catch (const std::bad_alloc&) {
+    return OutOfMemory("collecting gradients", plan.tables);
   }
-  Pack(plan.tables, parts, ranks, parcels);
   return OkStatus();
 }
 
 void CollectHeld(const std::vector<EmbeddingTable*>& tables, int ranks, RowParcels* parcels) {
   const ExclusiveTableLocks locks(tables);
   std::vector<std::vector<CollectedRows>> parts(1, std::vector<CollectedRows>(tables.size()));
-  for (size_t t = 0; t < tables.size(); ++t) CollectDeferred(tables[t], &parts[0][t]);
-  Pack(tables, parts, ranks, parcels);
+  std::vector<PolicyScratch> scratches;
+  std::vector<int64_t> most;
+  for (size_t t = 0; t < tables.size(); ++t) {
+    most.push_back(tables[t]->num_deferred());
+    Reserve(most[t], tables[t]->dim(), &parts[0][t]);
+    scratches.emplace_back(tables[t]->dim());
+  }
+  ParcelPacker packer(tables, most, ranks, parcels);
+  for (size_t t = 0; t < tables.size(); ++t) {
+    CollectDeferred(tables[t], &scratches[t], &parts[0][t]);
+  }
+  packer.Pack(parts);
 }
 
 Status ApplyRows(const std::vector<EmbeddingTable*>& tables, const RowParcelsView& parcels,
@@ -250,35 +334,55 @@ Status ApplyRows(const std::vector<EmbeddingTable*>& tables, const RowParcelsVie
   for (const EmbeddingTable* table : tables) dims.push_back(table->dim());
   Status status = CheckParcels(tables, parcels, dims);
   if (!status.ok()) return status;
-  const std::vector<TableRows> rows = Unpack(tables, parcels);
-  for (size_t t = 0; t < tables.size() && status.ok(); ++t) {
-    status = CheckRowsFinite(*tables[t], rows[t]);
-  }
-  if (!status.ok()) return status;
-  std::vector<std::vector<Arrival>> arrivals;
-  for (const TableRows& of_table : rows) arrivals.push_back(SortArrivals(of_table.keys));
   const ExclusiveTableLocks locks(tables);
-  std::vector<float> rates;
-  for (EmbeddingTable* table : tables) {
-    rates.push_back(table->options().rule.EffectiveRate(learning_rate, table->NextUpdateStep()));
-    table->set_last_learning_rate(learning_rate);
-  }
-  std::vector<std::atomic<int64_t>> dropped(tables.size());
-  for (auto& count : dropped) count = 0;
-  std::atomic<bool> is_out_of_memory{false};
-  parallel.run(parallel.threads, [&](int task) {
-    try {
-      for (size_t t = 0; t < tables.size(); ++t) {
-        RowUpdater updater(tables[t], rates[t], scale, makes_rows);
-        const CellRange shards = CellsOf(task, parallel.threads, kNumShards);
-        dropped[t] += ApplyShards(arrivals[t], rows[t], shards, &updater);
-      }
-    } catch (const std::bad_alloc&) {
-      is_out_of_memory = true;
+  const size_t num_tables = tables.size();
+  try {
+    const std::vector<TableRows> rows = Unpack(tables, parcels);
+    for (size_t t = 0; t < num_tables && status.ok(); ++t) {
+      status = CheckRowsFinite(*tables[t], rows[t]);
     }
-  });
-  for (size_t t = 0; t < tables.size(); ++t) tables[t]->CountDroppedUpdates(dropped[t]);
-  if (is_out_of_memory) return ResourceExhausted("out of memory while applying gradients");
+    if (!status.ok()) return status;
+    std::vector<std::vector<Arrival>> arrivals;
+    std::vector<std::vector<FoundRow>> found;
+    std::vector<RowUpdater> updaters;  // [tasks * tables]
+    for (const TableRows& of_table : rows) {
+      arrivals.push_back(SortArrivals(of_table.keys));
+      found.emplace_back(of_table.keys.size());
+    }
+    for (int task = 0; task < parallel.threads; ++task) {
+      for (EmbeddingTable* table : tables) {
+        const int64_t step = table->update_step() + 1;
+        const float rate = table->options().rule.EffectiveRate(learning_rate, step);
+        updaters.emplace_back(table, rate, scale, makes_rows);
+      }
+    }
+    std::vector<std::atomic<int64_t>> dropped(num_tables);
+    for (auto& count : dropped) count = 0;
+    const auto range_of = [&](int task, size_t t) {
+      return ArrivalsOf(arrivals[t], CellsOf(task, parallel.threads, kNumShards));
+    };
+    const std::function<void(int)> update_rows = [&](int task) {
+      for (size_t t = 0; t < num_tables; ++t) {
+        RowUpdater& updater = updaters[static_cast<size_t>(task) * num_tables + t];
+        dropped[t] += updater.Update(arrivals[t], range_of(task, t), found[t], rows[t]);
+      }
+    };
+    parallel.run(parallel.threads, [&](int task) {
+      for (size_t t = 0; t < num_tables; ++t) {
+        const RowUpdater& updater = updaters[static_cast<size_t>(task) * num_tables + t];
+        updater.Find(arrivals[t], range_of(task, t), &found[t]);
+      }
+    });
+    // From here on nothing needs memory: rows are updated all or none.
+    for (EmbeddingTable* table : tables) {
+      table->NextUpdateStep();
+      table->set_last_learning_rate(learning_rate);
+    }
+    parallel.run(parallel.threads, update_rows);
+    for (size_t t = 0; t < num_tables; ++t) tables[t]->CountDroppedUpdates(dropped[t]);
+  } catch (const std::bad_alloc&) {
+    return OutOfMemory("applying the ranks' gradients", tables);
+  }
   return OkStatus();
 }
 

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "cc_ops/core/key_sort.h"
+#include "cc_ops/core/out_of_memory.h"
 #include "cc_ops/core/table_locks.h"
 #include "cc_ops/core/table_room.h"
 
@@ -99,7 +100,7 @@ Status RouteKeys(const std::vector<EmbeddingTable*>& copies,
       requests->sizes.push_back(static_cast<int64_t>(requests->keys.size() - before));
     }
   } catch (const std::bad_alloc&) {
-    return ResourceExhausted("out of memory while sorting the keys of a batch");
+    return OutOfMemory("sorting the keys of a batch", copies);
   }
   return OkStatus();
 }
@@ -134,7 +135,7 @@ Status ServeRows(const std::vector<EmbeddingTable*>& tables, const RowParcelsVie
           (*rank_bytes)[static_cast<size_t>(rank)] += static_cast<int64_t>(bytes->size() - before);
         });
   } catch (const std::bad_alloc&) {
-    return ResourceExhausted("out of memory while serving rows");
+    return OutOfMemory("serving rows", tables);
   }
   return OkStatus();
 }
@@ -142,16 +143,20 @@ Status ServeRows(const std::vector<EmbeddingTable*>& tables, const RowParcelsVie
 Status StoreCopies(const std::vector<EmbeddingTable*>& copies, const RowParcelsView& keys,
                    const uint8_t* bytes, int64_t num_bytes, const CopyOptions& options) {
   std::vector<uint8_t> plain;
-  try {
-    Status status;
-    if (options.format.packs) {
+  Status status;
+  if (options.format.packs) {
+    try {
       status = UnpackServedRows(copies, keys, options.format, bytes, num_bytes, &plain);
-      bytes = plain.data();
-    } else {
-      status = CheckServedRows(copies, keys, options.format, bytes, num_bytes);
+    } catch (const std::bad_alloc&) {
+      return ResourceExhausted("out of memory while unpacking rows");
     }
-    if (!status.ok()) return status;
-    const ExclusiveTableLocks locks(copies);
+    bytes = plain.data();
+  } else {
+    status = CheckServedRows(copies, keys, options.format, bytes, num_bytes);
+  }
+  if (!status.ok()) return status;
+  const ExclusiveTableLocks locks(copies);
+  try {
     if (options.makes_room) {
       status = MakeRoomForParcels(copies, keys, options.passed_over);
       if (!status.ok()) return status;
@@ -170,7 +175,7 @@ Status StoreCopies(const std::vector<EmbeddingTable*>& copies, const RowParcelsV
       bytes = unpacker.End();
     });
   } catch (const std::bad_alloc&) {
-    return ResourceExhausted("out of memory while copying rows");
+    return OutOfMemory("copying rows", copies);
   }
   return OkStatus();
 }

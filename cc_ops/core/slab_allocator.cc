@@ -28,9 +28,9 @@ void* SlabAllocator::Allocate(size_t bytes) {
     const bool is_huge = size >= kHugePage;
     size = RoundUp(size, is_huge ? kHugePage : kAlignment);
     slabs_.reserve(slabs_.size() + 1);
-    std::unique_ptr<char, Free> slab(
-        static_cast<char*>(std::aligned_alloc(is_huge ? kHugePage : kAlignment, size)));
-    if (slab == nullptr) throw std::bad_alloc();
+    const std::align_val_t alignment{is_huge ? kHugePage : kAlignment};
+    std::unique_ptr<char, Free> slab(static_cast<char*>(::operator new(size, alignment)),
+                                     Free(alignment));
 #if defined(__linux__)
     // Only a wish: without huge pages everything works as well.
     if (is_huge) madvise(slab.get(), size, MADV_HUGEPAGE);

@@ -4,9 +4,9 @@
 #define SLIPSTREAM_CC_OPS_CORE_SLAB_ALLOCATOR_H_
 
 #include <cstdint>
-#include <cstdlib>
 #include <memory>
 #include <mutex>
+#include <new>
 #include <vector>
 
 namespace slipstream {
@@ -22,7 +22,10 @@ class SlabAllocator {
 
  private:
   struct Free {
-    void operator()(char* p) const { std::free(p); }
+    Free() : alignment{} {}
+    explicit Free(std::align_val_t of_memory) : alignment(of_memory) {}
+    std::align_val_t alignment;
+    void operator()(char* p) const { ::operator delete(p, alignment); }
   };
 
   mutable std::mutex mutex_;

@@ -14,9 +14,11 @@ inline Parallel Threads(int n) {
   Parallel parallel;
   parallel.threads = n;
   parallel.run = [](int tasks, const std::function<void(int)>& fn) {
+    TaskErrors errors;
     std::vector<std::thread> threads;
-    for (int t = 0; t < tasks; ++t) threads.emplace_back([&fn, t] { fn(t); });
+    for (int t = 0; t < tasks; ++t) threads.emplace_back([&, t] { errors.Run(fn, t); });
     for (std::thread& thread : threads) thread.join();
+    errors.Rethrow();
   };
   return parallel;
 }

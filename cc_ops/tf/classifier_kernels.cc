@@ -1,5 +1,6 @@
 // Kernels of the input classifier: checks of shapes, then calls into cc_ops/core.
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <iterator>
 #include <limits>
@@ -11,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "cc_ops/core/input_classifier.h"
 #include "cc_ops/tf/feature_inputs.h"
+#include "cc_ops/tf/memory_checked.h"
 #include "cc_ops/tf/replaced_resource.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/resource_mgr.h"
@@ -87,7 +89,7 @@ class ClassifierKernel : public OpKernel {
  public:
   using OpKernel::OpKernel;
 
-  void Compute(OpKernelContext* context) final {
+  void Compute(OpKernelContext* context) override {
     OP_REQUIRES_OK(context, RequireScalar(context->input(0), "handle"));
     ClassifierRef resource;
     OP_REQUIRES_OK(context, tensorflow::LookupResource(
@@ -226,6 +228,27 @@ absl::Status OutputStatistics(OpKernelContext* context, const LossStatistics& st
 }
 
 // The reverse; the shapes are right.
+// Sums are finite, counts and bins not negative.
+absl::Status CheckStatistics(const Tensor& sums, const Tensor& histogram) {
+  constexpr double kMostCounted = 9007199254740992.0;  // above it, not all integers are doubles
+  for (int i = 0; i < kStatisticsSums; ++i) {
+    const double value = sums.flat<double>()(i);
+    const bool is_count = i % 4 == 0 ? i < 12 : i == kStatisticsSums - 1;
+    if (std::isfinite(value) && (!is_count || (value >= 0.0 && value <= kMostCounted))) continue;
+    return absl::InvalidArgumentError(absl::StrCat(
+        "sums[", i, "] is ", value, "; allowed: ", is_count ? "a count from 0" : "a finite number",
+        ". Nothing was imported"));
+  }
+  for (int64_t i = 0; i < histogram.NumElements(); ++i) {
+    const double value = histogram.flat<double>()(i);
+    if (std::isfinite(value) && value >= 0.0) continue;
+    return absl::InvalidArgumentError(absl::StrCat("histogram[", i / LossStatistics::kBins, ", ",
+                                                   i % LossStatistics::kBins, "] is ", value,
+                                                   "; allowed: from 0. Nothing was imported"));
+  }
+  return absl::OkStatus();
+}
+
 LossStatistics StatisticsOf(const Tensor& sums, const Tensor& histogram) {
   LossStatistics statistics;
   const double* in = sums.flat<double>().data();
@@ -317,6 +340,7 @@ class ImportWindowKernel : public ClassifierKernel {
                          i < 4 ? statistics_shapes[i - 1].DebugString() : std::string("a vector")));
       }
     }
+    TF_RETURN_IF_ERROR(CheckStatistics(context->input(1), context->input(2)));
     const Tensor &tables = context->input(4), &keys = context->input(5);
     if (tables.shape() != keys.shape()) {
       return absl::InvalidArgumentError(
@@ -412,6 +436,11 @@ class ImportMemoryKernel : public ClassifierKernel {
             "visits[", i, "] is (", window, ", ", skips, "); allowed: a window of 0 to ",
             LossMemory::kLargestWindow, " and 0 to ", LossMemory::kLargestSkips, " skips"));
       }
+      if (!std::isfinite(losses.vec<float>()(i))) {
+        return absl::InvalidArgumentError(absl::StrCat(
+            "loss of id ", ids.vec<int64_t>()(i), ", at place ", i, ", is ", losses.vec<float>()(i),
+            "; allowed: finite numbers. Nothing was imported"));
+      }
       entries[i].id = ids.vec<int64_t>()(i);
       entries[i].loss = losses.vec<float>()(i);
       entries[i].window = static_cast<uint32_t>(window);
@@ -443,7 +472,7 @@ class EndWindowKernel : public ClassifierKernel {
 };
 
 #define REGISTER_CPU(name, kernel) \
-  REGISTER_KERNEL_BUILDER(Name(name).Device(tensorflow::DEVICE_CPU), kernel)
+  REGISTER_KERNEL_BUILDER(Name(name).Device(tensorflow::DEVICE_CPU), MemoryChecked<kernel>)
 REGISTER_CPU("SlipstreamClassifier", CreateKernel);
 REGISTER_CPU("SlipstreamClassifyInputs", ClassifyKernel);
 REGISTER_CPU("SlipstreamClassifierSetDrift", SetKeysKernel<&InputClassifier::SetDrift>);

@@ -1,6 +1,8 @@
 // CPU kernels of the classification by drift: checks of row splits, then calls into cc_ops/core.
 #include "cc_ops/tf/drift_classifier_kernels.h"
 
+#include "cc_ops/tf/memory_checked.h"
+
 namespace slipstream {
 namespace {
 
@@ -34,7 +36,7 @@ class ClassifyByDriftCpuKernel : public ClassifyByDriftKernel {
 };
 
 #define REGISTER_CPU(name, Kernel) \
-  REGISTER_KERNEL_BUILDER(Name(name).Device(tensorflow::DEVICE_CPU), Kernel)
+  REGISTER_KERNEL_BUILDER(Name(name).Device(tensorflow::DEVICE_CPU), MemoryChecked<Kernel>)
 REGISTER_CPU("SlipstreamDriftClassifier", CreateDriftClassifierKernel);
 REGISTER_CPU("SlipstreamDriftClassifierSetDrift", SetDriftsKernel);
 REGISTER_CPU("SlipstreamDriftClassifierConfigure", ConfigureDriftClassifierKernel);

@@ -76,7 +76,7 @@ class SetDriftsKernel : public tensorflow::OpKernel {
  public:
   using OpKernel::OpKernel;
 
-  void Compute(tensorflow::OpKernelContext* context) final {
+  void Compute(tensorflow::OpKernelContext* context) override {
     DriftClassifierRef resource;
     OP_REQUIRES_OK(context, FindDriftClassifier(context, &resource));
     const tensorflow::Tensor &tables = context->input(1), &keys = context->input(2),
@@ -111,7 +111,7 @@ class ClassifyByDriftKernel : public tensorflow::OpKernel {
  public:
   using OpKernel::OpKernel;
 
-  void Compute(tensorflow::OpKernelContext* context) final {
+  void Compute(tensorflow::OpKernelContext* context) override {
     DriftClassifierRef resource;
     OP_REQUIRES_OK(context, FindDriftClassifier(context, &resource));
     const tensorflow::Tensor &keys = context->input(1), &tables = context->input(2),

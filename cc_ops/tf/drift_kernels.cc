@@ -1,6 +1,7 @@
 // CPU kernel of SlipstreamRowDrift.
 #include "cc_ops/tf/drift_kernels.h"
 
+#include "cc_ops/tf/memory_checked.h"
 #include "tensorflow/core/util/work_sharder.h"
 
 namespace slipstream {
@@ -28,7 +29,8 @@ class RowDriftCpuOp : public RowDriftOpBase {
   }
 };
 
-REGISTER_KERNEL_BUILDER(Name("SlipstreamRowDrift").Device(tensorflow::DEVICE_CPU), RowDriftCpuOp);
+REGISTER_KERNEL_BUILDER(Name("SlipstreamRowDrift").Device(tensorflow::DEVICE_CPU),
+                        MemoryChecked<RowDriftCpuOp>);
 
 }  // namespace
 }  // namespace slipstream

@@ -7,6 +7,7 @@
 #include "cc_ops/core/row_exchange.h"
 #include "cc_ops/core/row_serving.h"
 #include "cc_ops/tf/feature_inputs.h"
+#include "cc_ops/tf/memory_checked.h"
 #include "cc_ops/tf/one_table_op.h"
 #include "cc_ops/tf/plan_variant.h"
 #include "cc_ops/tf/table_resource.h"
@@ -49,7 +50,7 @@ class CollectGradientsOp : public tf::OpKernel {
   bool counts_update_ = false;
 };
 REGISTER_KERNEL_BUILDER(Name("SlipstreamCollectGradients").Device(tf::DEVICE_CPU),
-                        CollectGradientsOp);
+                        MemoryChecked<CollectGradientsOp>);
 
 class CollectHeldOp : public tf::OpKernel {
  public:
@@ -68,7 +69,8 @@ class CollectHeldOp : public tf::OpKernel {
  private:
   int ranks_ = 1;
 };
-REGISTER_KERNEL_BUILDER(Name("SlipstreamCollectHeld").Device(tf::DEVICE_CPU), CollectHeldOp);
+REGISTER_KERNEL_BUILDER(Name("SlipstreamCollectHeld").Device(tf::DEVICE_CPU),
+                        MemoryChecked<CollectHeldOp>);
 
 // The inputs sizes, keys and, if there are any, values from `first` on.
 absl::Status ReadParcels(tf::OpKernelContext* c, int first, size_t num_tables, bool has_values,
@@ -126,7 +128,8 @@ class ApplyRowsOp : public tf::OpKernel {
   float scale_ = 1.f;
   bool makes_rows_ = true;
 };
-REGISTER_KERNEL_BUILDER(Name("SlipstreamApplyRows").Device(tf::DEVICE_CPU), ApplyRowsOp);
+REGISTER_KERNEL_BUILDER(Name("SlipstreamApplyRows").Device(tf::DEVICE_CPU),
+                        MemoryChecked<ApplyRowsOp>);
 
 class RouteKeysOp : public tf::OpKernel {
  public:
@@ -158,7 +161,8 @@ class RouteKeysOp : public tf::OpKernel {
   int ranks_ = 1;
   bool reads_frozen_ = true;
 };
-REGISTER_KERNEL_BUILDER(Name("SlipstreamRouteKeys").Device(tf::DEVICE_CPU), RouteKeysOp);
+REGISTER_KERNEL_BUILDER(Name("SlipstreamRouteKeys").Device(tf::DEVICE_CPU),
+                        MemoryChecked<RouteKeysOp>);
 
 // The inputs with_summary and rounds, the last ones.
 absl::Status ReadFormat(tf::OpKernelContext* c, RowFormat* format) {
@@ -197,7 +201,8 @@ class ServeRowsOp : public tf::OpKernel {
  private:
   ServeOptions options_;
 };
-REGISTER_KERNEL_BUILDER(Name("SlipstreamServeRows").Device(tf::DEVICE_CPU), ServeRowsOp);
+REGISTER_KERNEL_BUILDER(Name("SlipstreamServeRows").Device(tf::DEVICE_CPU),
+                        MemoryChecked<ServeRowsOp>);
 
 class StoreCopiesOp : public tf::OpKernel {
  public:
@@ -221,7 +226,8 @@ class StoreCopiesOp : public tf::OpKernel {
  private:
   CopyOptions options_;
 };
-REGISTER_KERNEL_BUILDER(Name("SlipstreamStoreCopies").Device(tf::DEVICE_CPU), StoreCopiesOp);
+REGISTER_KERNEL_BUILDER(Name("SlipstreamStoreCopies").Device(tf::DEVICE_CPU),
+                        MemoryChecked<StoreCopiesOp>);
 
 }  // namespace
 }  // namespace slipstream

@@ -4,6 +4,8 @@
 #include <limits>
 #include <memory>
 
+#include "cc_ops/tf/memory_checked.h"
+
 namespace slipstream {
 namespace {
 
@@ -58,25 +60,31 @@ class TakeDueCpuKernel : public HeldSumsKernel {
                  &may_wait = context->input(5);
     HoldRule rule = resource->rule;
     ++rule.step;
+    const HeldSums held = resource->buffers.View(resource->dim);
+    const int64_t n = keys.NumElements();
+    DuePlan plan;
     LeavingRows leaving;
     HeldCounts counts;
     TF_RETURN_IF_ERROR(
-        ToAbsl(TakeDue(resource->buffers.View(resource->dim), rule, keys.flat<int64_t>().data(),
-                       keys.NumElements(), places.flat<int64_t>().data(), sums.flat<float>().data(),
-                       may_wait.flat<bool>().data(), content->keys.view(), &leaving, &counts)));
-    resource->Add(counts);
-    resource->rule.step = rule.step;
-    resource->rule.lets_go = false;
+        ToAbsl(FindDue(held, rule, keys.flat<int64_t>().data(), n, places.flat<int64_t>().data(),
+                       sums.flat<float>().data(), may_wait.flat<bool>().data(),
+                       content->keys.view(), &plan, &leaving, &counts)));
+    // What leaves is held nowhere else once the sums have changed: outputs come first.
     TF_RETURN_IF_ERROR(Output(context, 0, TensorShape({counts.leaving}), leaving.keys));
     TF_RETURN_IF_ERROR(
         Output(context, 1, TensorShape({counts.leaving, resource->dim}), leaving.sums));
     TF_RETURN_IF_ERROR(OutputScalar(context, 2, resource->is_shadow && !rule.lets_go));
-    return OutputScalar(context, 3, rule.defers);
+    TF_RETURN_IF_ERROR(OutputScalar(context, 3, rule.defers));
+    KeepOthers(held, rule, keys.flat<int64_t>().data(), n, sums.flat<float>().data(), plan);
+    resource->Add(counts);
+    resource->rule.step = rule.step;
+    resource->rule.lets_go = false;
+    return absl::OkStatus();
   }
 };
 
 #define REGISTER_CPU(name, Kernel) \
-  REGISTER_KERNEL_BUILDER(Name(name).Device(tensorflow::DEVICE_CPU), Kernel)
+  REGISTER_KERNEL_BUILDER(Name(name).Device(tensorflow::DEVICE_CPU), MemoryChecked<Kernel>)
 REGISTER_CPU("SlipstreamHeldSums", CreateHeldSumsKernel);
 REGISTER_CPU("SlipstreamHeldSumsConfigure", ConfigureHeldSumsKernel<CpuDevice>);
 REGISTER_CPU("SlipstreamHeldSumsLetGo", LetGoHeldSumsKernel<CpuDevice>);

@@ -4,6 +4,7 @@
 #define SLIPSTREAM_CC_OPS_TF_HELD_SUMS_KERNELS_H_
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <limits>
 #include <mutex>
@@ -111,7 +112,7 @@ class HeldSumsKernel : public tensorflow::OpKernel {
  public:
   using OpKernel::OpKernel;
 
-  void Compute(tensorflow::OpKernelContext* context) final {
+  void Compute(tensorflow::OpKernelContext* context) override {
     HeldSumsRef resource;
     OP_REQUIRES_OK(context, FindHeldSums(context, &resource));
     const std::lock_guard<std::mutex> lock(resource->mutex);
@@ -315,10 +316,13 @@ class ImportHeldSumsKernel : public HeldSumsKernel {
   using HeldSumsKernel::HeldSumsKernel;
 
  private:
+  // In steps: longer than any training.
+  static constexpr int64_t kMostAge = int64_t{1} << 48;
+
   absl::Status Run(tensorflow::OpKernelContext* context, HeldSumsResource* resource) override {
     const tensorflow::Tensor &keys = context->input(1), &ages = context->input(2);
     TF_RETURN_IF_ERROR(CheckRows(keys, context->input(3), resource->dim));
-    TF_RETURN_IF_ERROR(CheckSums(keys, ages));
+    TF_RETURN_IF_ERROR(CheckSums(keys, ages, context->input(3)));
     const int64_t n = keys.NumElements();
     if (n > Device::kMaxPlaces) {
       return absl::InvalidArgumentError(
@@ -342,7 +346,8 @@ class ImportHeldSumsKernel : public HeldSumsKernel {
     return absl::OkStatus();
   }
 
-  static absl::Status CheckSums(const tensorflow::Tensor& keys, const tensorflow::Tensor& ages) {
+  static absl::Status CheckSums(const tensorflow::Tensor& keys, const tensorflow::Tensor& ages,
+                                const tensorflow::Tensor& sums) {
     if (ages.shape() != keys.shape()) {
       return absl::InvalidArgumentError(absl::StrCat("ages has shape ", ages.shape().DebugString(),
                                                      "; allowed: that of the keys, ",
@@ -361,9 +366,21 @@ class ImportHeldSumsKernel : public HeldSumsKernel {
           absl::StrCat("key ", HeldSums::kFree, " cannot be held; allowed: all others"));
     }
     for (int64_t i = 0; i < ages.NumElements(); ++i) {
-      if (ages.flat<int64_t>()(i) >= 0) continue;
-      return absl::InvalidArgumentError(
-          absl::StrCat("age ", ages.flat<int64_t>()(i), " of key ", flat(i), "; allowed: from 0"));
+      const int64_t age = ages.flat<int64_t>()(i);
+      if (age >= 0 && age <= kMostAge) continue;
+      return absl::InvalidArgumentError(absl::StrCat("age ", age, " of key ", flat(i),
+                                                     ", at place ", i, "; allowed: from 0 to ",
+                                                     kMostAge, ". Nothing was replaced"));
+    }
+    const auto values = sums.matrix<float>();
+    for (int64_t i = 0; i < values.dimension(0); ++i) {
+      for (int64_t j = 0; j < values.dimension(1); ++j) {
+        if (std::isfinite(values(i, j))) continue;
+        return absl::InvalidArgumentError(absl::StrCat("sum of key ", flat(i), ", at place ", i,
+                                                       ", has ", values(i, j),
+                                                       "; allowed: finite values. Nothing was "
+                                                       "replaced"));
+      }
     }
     return absl::OkStatus();
   }

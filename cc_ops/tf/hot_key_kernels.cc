@@ -3,6 +3,8 @@
 
 #include <algorithm>
 
+#include "cc_ops/tf/memory_checked.h"
+
 namespace slipstream {
 namespace {
 
@@ -80,7 +82,7 @@ class EstimateAccessesCpuKernel : public HotKeysKernel {
 };
 
 #define REGISTER_CPU(name, Kernel) \
-  REGISTER_KERNEL_BUILDER(Name(name).Device(tensorflow::DEVICE_CPU), Kernel)
+  REGISTER_KERNEL_BUILDER(Name(name).Device(tensorflow::DEVICE_CPU), MemoryChecked<Kernel>)
 REGISTER_CPU("SlipstreamHotKeys", CreateHotKeysKernel<CpuDevice>);
 REGISTER_CPU("SlipstreamCountAccesses", CountAccessesCpuKernel);
 REGISTER_CPU("SlipstreamDecayAccesses", DecayAccessesCpuKernel);

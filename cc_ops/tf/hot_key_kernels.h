@@ -93,7 +93,7 @@ class HotKeysKernel : public tensorflow::OpKernel {
  public:
   using OpKernel::OpKernel;
 
-  void Compute(tensorflow::OpKernelContext* context) final {
+  void Compute(tensorflow::OpKernelContext* context) override {
     HotKeysRef resource;
     OP_REQUIRES_OK(context, FindHotKeys(context, &resource));
     const std::lock_guard<std::mutex> lock(resource->mutex);

@@ -2,6 +2,7 @@
 #include "cc_ops/tf/key_map_kernels.h"
 
 #include "cc_ops/core/key_probe.h"
+#include "cc_ops/tf/memory_checked.h"
 #include "cc_ops/tf/table_resource.h"
 
 namespace slipstream {
@@ -48,13 +49,13 @@ class LookUpStatesCpuKernel : public OpKernel {
 };
 
 REGISTER_KERNEL_BUILDER(Name("SlipstreamKeyMap").Device(tensorflow::DEVICE_CPU),
-                        CreateResourceKernel<KeyMapResource>);
+                        MemoryChecked<CreateResourceKernel<KeyMapResource>>);
 REGISTER_KERNEL_BUILDER(Name("SlipstreamKeyMapAssign").Device(tensorflow::DEVICE_CPU),
-                        AssignKeyMapKernel);
+                        MemoryChecked<AssignKeyMapKernel>);
 REGISTER_KERNEL_BUILDER(Name("SlipstreamProbeFrozen").Device(tensorflow::DEVICE_CPU),
-                        ProbeFrozenCpuKernel);
+                        MemoryChecked<ProbeFrozenCpuKernel>);
 REGISTER_KERNEL_BUILDER(Name("SlipstreamLookUpStates").Device(tensorflow::DEVICE_CPU),
-                        LookUpStatesCpuKernel);
+                        MemoryChecked<LookUpStatesCpuKernel>);
 
 }  // namespace
 }  // namespace slipstream

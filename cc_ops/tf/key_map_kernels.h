@@ -58,7 +58,7 @@ class AssignKeyMapKernel : public tensorflow::OpKernel {
  public:
   using OpKernel::OpKernel;
 
-  void Compute(tensorflow::OpKernelContext* context) final {
+  void Compute(tensorflow::OpKernelContext* context) override {
     tensorflow::core::RefCountPtr<KeyMapResource> resource;
     OP_REQUIRES_OK(context, FindKeyMap(context, &resource));
     const tensorflow::Tensor &keys = context->input(1), &states = context->input(2);

@@ -13,6 +13,7 @@
 #include "cc_ops/core/batch_lookup.h"
 #include "cc_ops/core/gradient_update.h"
 #include "cc_ops/tf/feature_inputs.h"
+#include "cc_ops/tf/memory_checked.h"
 #include "cc_ops/tf/one_table_op.h"
 #include "cc_ops/tf/plan_variant.h"
 #include "cc_ops/tf/table_resource.h"
@@ -34,10 +35,12 @@ Parallel ParallelOf(tf::OpKernelContext* context) {
   tf::thread::ThreadPool* pool = workers->workers;
   if (parallel.threads == 1 || pool == nullptr) return parallel;
   parallel.run = [pool](int tasks, const std::function<void(int)>& fn) {
+    TaskErrors errors;
     // A high cost per task makes each its own block.
-    tf::Shard(tasks, pool, tasks, 1 << 24, [&fn](int64_t begin, int64_t end) {
-      for (int64_t t = begin; t < end; ++t) fn(static_cast<int>(t));
+    tf::Shard(tasks, pool, tasks, 1 << 24, [&](int64_t begin, int64_t end) {
+      for (int64_t t = begin; t < end; ++t) errors.Run(fn, static_cast<int>(t));
     });
+    errors.Rethrow();
   };
   return parallel;
 }
@@ -237,7 +240,7 @@ class LookupOp : public LookupOpBase {
  private:
   const std::shared_ptr<WorkspacePool> pool_ = std::make_shared<WorkspacePool>();
 };
-REGISTER_KERNEL_BUILDER(Name("SlipstreamLookup").Device(tf::DEVICE_CPU), LookupOp);
+REGISTER_KERNEL_BUILDER(Name("SlipstreamLookup").Device(tf::DEVICE_CPU), MemoryChecked<LookupOp>);
 
 class EvaluationLookupOp : public LookupOpBase {
  public:
@@ -253,7 +256,7 @@ class EvaluationLookupOp : public LookupOpBase {
   }
 };
 REGISTER_KERNEL_BUILDER(Name("SlipstreamEvaluationLookup").Device(tf::DEVICE_CPU),
-                        EvaluationLookupOp);
+                        MemoryChecked<EvaluationLookupOp>);
 
 class ApplyGradientsOp : public tf::OpKernel {
  public:
@@ -267,7 +270,8 @@ class ApplyGradientsOp : public tf::OpKernel {
     OP_REQUIRES_OK(c, ToAbsl(ApplyGradients(*plan, gradients, rate, ParallelOf(c))));
   }
 };
-REGISTER_KERNEL_BUILDER(Name("SlipstreamApplyGradients").Device(tf::DEVICE_CPU), ApplyGradientsOp);
+REGISTER_KERNEL_BUILDER(Name("SlipstreamApplyGradients").Device(tf::DEVICE_CPU),
+                        MemoryChecked<ApplyGradientsOp>);
 
 }  // namespace
 }  // namespace slipstream

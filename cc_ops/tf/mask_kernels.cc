@@ -2,6 +2,7 @@
 #include "cc_ops/tf/mask_kernels.h"
 
 #include "cc_ops/core/row_compaction.h"
+#include "cc_ops/tf/memory_checked.h"
 #include "cc_ops/tf/table_resource.h"
 
 namespace slipstream {
@@ -49,15 +50,15 @@ class MaskGradientsCpuKernel : public OpKernel {
 };
 
 REGISTER_KERNEL_BUILDER(Name("SlipstreamKeySet").Device(tensorflow::DEVICE_CPU),
-                        CreateResourceKernel<KeySetResource>);
+                        MemoryChecked<CreateResourceKernel<KeySetResource>>);
 REGISTER_KERNEL_BUILDER(Name("SlipstreamKeySetAssign").Device(tensorflow::DEVICE_CPU),
-                        AssignKeySetKernel);
+                        MemoryChecked<AssignKeySetKernel>);
 REGISTER_KERNEL_BUILDER(
     Name("SlipstreamMaskGradients").Device(tensorflow::DEVICE_CPU).TypeConstraint<int32_t>("Tkeys"),
-    MaskGradientsCpuKernel<int32_t>);
+    MemoryChecked<MaskGradientsCpuKernel<int32_t>>);
 REGISTER_KERNEL_BUILDER(
     Name("SlipstreamMaskGradients").Device(tensorflow::DEVICE_CPU).TypeConstraint<int64_t>("Tkeys"),
-    MaskGradientsCpuKernel<int64_t>);
+    MemoryChecked<MaskGradientsCpuKernel<int64_t>>);
 
 }  // namespace
 }  // namespace slipstream

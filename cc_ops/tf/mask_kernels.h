@@ -56,7 +56,7 @@ class AssignKeySetKernel : public tensorflow::OpKernel {
  public:
   using OpKernel::OpKernel;
 
-  void Compute(tensorflow::OpKernelContext* context) final {
+  void Compute(tensorflow::OpKernelContext* context) override {
     tensorflow::core::RefCountPtr<KeySetResource> resource;
     OP_REQUIRES_OK(context, FindKeySet(context, &resource));
     const tensorflow::Tensor& keys = context->input(1);

@@ -10,6 +10,8 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "cc_ops/core/out_of_memory.h"
+#include "cc_ops/tf/feature_inputs.h"
 #include "cc_ops/tf/table_resource.h"
 #include "tensorflow/core/framework/op_kernel.h"
 
@@ -17,11 +19,6 @@ namespace slipstream {
 
 using SharedLock = std::shared_lock<std::shared_mutex>;
 using ExclusiveLock = std::unique_lock<std::shared_mutex>;
-
-inline absl::Status OutOfMemory(const EmbeddingTable& table, const char* doing) {
-  return absl::ResourceExhaustedError(absl::StrCat("out of memory while ", doing, " table '",
-                                                   table.options().name, "'; it is intact"));
-}
 
 // A kernel on one table, the op's first input.
 class OneTableOp : public tensorflow::OpKernel {
@@ -34,7 +31,8 @@ class OneTableOp : public tensorflow::OpKernel {
     try {
       OP_REQUIRES_OK(c, Run(c, table));
     } catch (const std::bad_alloc&) {
-      OP_REQUIRES_OK(c, OutOfMemory(*table, "reading or replacing"));
+      const SharedLock lock(table->mutex());
+      OP_REQUIRES_OK(c, ToAbsl(OutOfMemory(absl::StrCat("running ", type_string()), {table})));
     }
   }
 

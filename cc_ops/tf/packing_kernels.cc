@@ -9,6 +9,7 @@
 #include "cc_ops/core/float_packing.h"
 #include "cc_ops/core/key_packing.h"
 #include "cc_ops/tf/feature_inputs.h"
+#include "cc_ops/tf/memory_checked.h"
 #include "cc_ops/tf/one_table_op.h"
 #include "tensorflow/core/framework/op_kernel.h"
 
@@ -66,7 +67,8 @@ class PackKeysOp : public tf::OpKernel {
     OP_REQUIRES_OK(c, Output(c, 1, VectorOf(rank_bytes.size()), rank_bytes));
   }
 };
-REGISTER_KERNEL_BUILDER(Name("SlipstreamPackKeys").Device(tf::DEVICE_CPU), PackKeysOp);
+REGISTER_KERNEL_BUILDER(Name("SlipstreamPackKeys").Device(tf::DEVICE_CPU),
+                        MemoryChecked<PackKeysOp>);
 
 class UnpackKeysOp : public tf::OpKernel {
  public:
@@ -83,7 +85,8 @@ class UnpackKeysOp : public tf::OpKernel {
     OP_REQUIRES_OK(c, Output(c, 0, tf::TensorShape({size}), keys));
   }
 };
-REGISTER_KERNEL_BUILDER(Name("SlipstreamUnpackKeys").Device(tf::DEVICE_CPU), UnpackKeysOp);
+REGISTER_KERNEL_BUILDER(Name("SlipstreamUnpackKeys").Device(tf::DEVICE_CPU),
+                        MemoryChecked<UnpackKeysOp>);
 
 // The type of the bits that a tensor's values are packed as.
 template <class T>
@@ -150,12 +153,13 @@ class UnpackFloatsOp : public tf::OpKernel {
   }
 };
 
-#define SLIPSTREAM_REGISTER(T)                                                                     \
-  REGISTER_KERNEL_BUILDER(                                                                         \
-      Name("SlipstreamPackFloats").Device(tf::DEVICE_CPU).TypeConstraint<T>("T"), PackFloatsOp<T>) \
-  REGISTER_KERNEL_BUILDER(                                                                         \
-      Name("SlipstreamUnpackFloats").Device(tf::DEVICE_CPU).TypeConstraint<T>("T"),                \
-      UnpackFloatsOp<T>)
+#define SLIPSTREAM_REGISTER(T)                                                      \
+  REGISTER_KERNEL_BUILDER(                                                          \
+      Name("SlipstreamPackFloats").Device(tf::DEVICE_CPU).TypeConstraint<T>("T"),   \
+      MemoryChecked<PackFloatsOp<T>>)                                               \
+  REGISTER_KERNEL_BUILDER(                                                          \
+      Name("SlipstreamUnpackFloats").Device(tf::DEVICE_CPU).TypeConstraint<T>("T"), \
+      MemoryChecked<UnpackFloatsOp<T>>)
 SLIPSTREAM_REGISTER(float);
 SLIPSTREAM_REGISTER(uint16_t);
 #undef SLIPSTREAM_REGISTER

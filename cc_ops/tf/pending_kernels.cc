@@ -1,6 +1,7 @@
 // Kernels that read and replace what a table holds beside its rows: pending updates, and how far
 // watched rows have travelled.
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <vector>
 
@@ -8,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "cc_ops/core/pending_updates.h"
 #include "cc_ops/tf/feature_inputs.h"
+#include "cc_ops/tf/memory_checked.h"
 #include "cc_ops/tf/one_table_op.h"
 #include "cc_ops/tf/table_resource.h"
 #include "tensorflow/core/framework/op_kernel.h"
@@ -39,7 +41,7 @@ class ExportPendingOp : public OneTableOp {
   }
 };
 REGISTER_KERNEL_BUILDER(Name("SlipstreamTableExportPending").Device(tf::DEVICE_CPU),
-                        ExportPendingOp);
+                        MemoryChecked<ExportPendingOp>);
 
 class ImportPendingOp : public OneTableOp {
  public:
@@ -58,6 +60,11 @@ class ImportPendingOp : public OneTableOp {
     }
     float rate = 0.f;
     TF_RETURN_IF_ERROR(ReadScalar(c, 5, "learning_rate", &rate));
+    if (!std::isfinite(rate)) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("learning_rate of the pending updates of table '", table->options().name,
+                       "' is ", rate, "; allowed: a finite number"));
+    }
     PendingUpdates pending;
     Copy(c->input(1), &pending.keys);
     Copy(c->input(2), &pending.ages);
@@ -77,7 +84,7 @@ class ImportPendingOp : public OneTableOp {
   }
 };
 REGISTER_KERNEL_BUILDER(Name("SlipstreamTableImportPending").Device(tf::DEVICE_CPU),
-                        ImportPendingOp);
+                        MemoryChecked<ImportPendingOp>);
 
 class MarksOp : public OneTableOp {
  public:
@@ -94,7 +101,8 @@ class MarksOp : public OneTableOp {
     return absl::OkStatus();
   }
 };
-REGISTER_KERNEL_BUILDER(Name("SlipstreamTableMarks").Device(tf::DEVICE_CPU), MarksOp);
+REGISTER_KERNEL_BUILDER(Name("SlipstreamTableMarks").Device(tf::DEVICE_CPU),
+                        MemoryChecked<MarksOp>);
 
 class SetTravelledOp : public OneTableOp {
  public:
@@ -109,13 +117,21 @@ class SetTravelledOp : public OneTableOp {
           absl::StrCat("travelled has shape ", travelled.shape().DebugString(),
                        "; allowed: that of the keys, ", keys.shape().DebugString()));
     }
+    const auto values = travelled.flat<float>();
+    for (int64_t i = 0; i < values.size(); ++i) {
+      if (values(i) >= 0.f) continue;
+      return absl::InvalidArgumentError(absl::StrCat(
+          "travelled of key ", keys.flat<int64_t>()(i), " of table '", table->options().name,
+          "', at place ", i, ", is ", values(i), "; allowed: 0 or more. Nothing was replaced"));
+    }
     const ExclusiveLock lock(table->mutex());
     table->SetTravelled(keys.flat<int64_t>().data(), travelled.flat<float>().data(),
                         keys.NumElements());
     return absl::OkStatus();
   }
 };
-REGISTER_KERNEL_BUILDER(Name("SlipstreamTableSetTravelled").Device(tf::DEVICE_CPU), SetTravelledOp);
+REGISTER_KERNEL_BUILDER(Name("SlipstreamTableSetTravelled").Device(tf::DEVICE_CPU),
+                        MemoryChecked<SetTravelledOp>);
 
 }  // namespace
 }  // namespace slipstream

@@ -7,6 +7,7 @@
 #include "cc_ops/core/policy_update.h"
 #include "cc_ops/core/update_policy.h"
 #include "cc_ops/tf/feature_inputs.h"
+#include "cc_ops/tf/memory_checked.h"
 #include "cc_ops/tf/one_table_op.h"
 #include "cc_ops/tf/table_resource.h"
 #include "tensorflow/core/framework/op_kernel.h"
@@ -59,7 +60,8 @@ class SetPolicyOp : public OneTableOp {
  private:
   UpdatePolicy policy_;
 };
-REGISTER_KERNEL_BUILDER(Name("SlipstreamTableSetPolicy").Device(tf::DEVICE_CPU), SetPolicyOp);
+REGISTER_KERNEL_BUILDER(Name("SlipstreamTableSetPolicy").Device(tf::DEVICE_CPU),
+                        MemoryChecked<SetPolicyOp>);
 
 class MarkRowsOp : public OneTableOp {
  public:
@@ -85,7 +87,8 @@ class MarkRowsOp : public OneTableOp {
  private:
   bool makes_rows_ = false;
 };
-REGISTER_KERNEL_BUILDER(Name("SlipstreamTableMarkRows").Device(tf::DEVICE_CPU), MarkRowsOp);
+REGISTER_KERNEL_BUILDER(Name("SlipstreamTableMarkRows").Device(tf::DEVICE_CPU),
+                        MemoryChecked<MarkRowsOp>);
 
 class TravelledOp : public OneTableOp {
  public:
@@ -103,7 +106,8 @@ class TravelledOp : public OneTableOp {
     return absl::OkStatus();
   }
 };
-REGISTER_KERNEL_BUILDER(Name("SlipstreamTableTravelled").Device(tf::DEVICE_CPU), TravelledOp);
+REGISTER_KERNEL_BUILDER(Name("SlipstreamTableTravelled").Device(tf::DEVICE_CPU),
+                        MemoryChecked<TravelledOp>);
 
 class UpdateCountsOp : public OneTableOp {
  public:
@@ -130,7 +134,8 @@ class UpdateCountsOp : public OneTableOp {
     return Output(c, 0, tf::TensorShape({static_cast<int64_t>(values.size())}), values);
   }
 };
-REGISTER_KERNEL_BUILDER(Name("SlipstreamTableUpdateCounts").Device(tf::DEVICE_CPU), UpdateCountsOp);
+REGISTER_KERNEL_BUILDER(Name("SlipstreamTableUpdateCounts").Device(tf::DEVICE_CPU),
+                        MemoryChecked<UpdateCountsOp>);
 
 class FlushOp : public OneTableOp {
  public:
@@ -143,7 +148,8 @@ class FlushOp : public OneTableOp {
     return absl::OkStatus();
   }
 };
-REGISTER_KERNEL_BUILDER(Name("SlipstreamTableFlush").Device(tf::DEVICE_CPU), FlushOp);
+REGISTER_KERNEL_BUILDER(Name("SlipstreamTableFlush").Device(tf::DEVICE_CPU),
+                        MemoryChecked<FlushOp>);
 
 }  // namespace
 }  // namespace slipstream

@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "cc_ops/core/policy_update.h"
 #include "cc_ops/tf/feature_inputs.h"
+#include "cc_ops/tf/memory_checked.h"
 #include "cc_ops/tf/one_table_op.h"
 #include "cc_ops/tf/table_resource.h"
 #include "tensorflow/core/framework/op_kernel.h"
@@ -64,7 +65,7 @@ class TableOp : public tf::OpKernel {
  private:
   TableOptions options_;
 };
-REGISTER_KERNEL_BUILDER(Name("SlipstreamTable").Device(tf::DEVICE_CPU), TableOp);
+REGISTER_KERNEL_BUILDER(Name("SlipstreamTable").Device(tf::DEVICE_CPU), MemoryChecked<TableOp>);
 
 class GatherOp : public OneTableOp {
  public:
@@ -93,7 +94,8 @@ class GatherOp : public OneTableOp {
  private:
   int64_t dim_ = 0;
 };
-REGISTER_KERNEL_BUILDER(Name("SlipstreamTableGather").Device(tf::DEVICE_CPU), GatherOp);
+REGISTER_KERNEL_BUILDER(Name("SlipstreamTableGather").Device(tf::DEVICE_CPU),
+                        MemoryChecked<GatherOp>);
 
 class HotKeysOp : public OneTableOp {
  public:
@@ -115,7 +117,8 @@ class HotKeysOp : public OneTableOp {
     return Output(c, 1, shape, counts);
   }
 };
-REGISTER_KERNEL_BUILDER(Name("SlipstreamTableHotKeys").Device(tf::DEVICE_CPU), HotKeysOp);
+REGISTER_KERNEL_BUILDER(Name("SlipstreamTableHotKeys").Device(tf::DEVICE_CPU),
+                        MemoryChecked<HotKeysOp>);
 
 class DecayCountsOp : public OneTableOp {
  public:
@@ -133,7 +136,8 @@ class DecayCountsOp : public OneTableOp {
     return absl::OkStatus();
   }
 };
-REGISTER_KERNEL_BUILDER(Name("SlipstreamTableDecayCounts").Device(tf::DEVICE_CPU), DecayCountsOp);
+REGISTER_KERNEL_BUILDER(Name("SlipstreamTableDecayCounts").Device(tf::DEVICE_CPU),
+                        MemoryChecked<DecayCountsOp>);
 
 class StatisticsOp : public OneTableOp {
  public:
@@ -149,7 +153,8 @@ class StatisticsOp : public OneTableOp {
     return Output(c, 0, tf::TensorShape({4}), values);
   }
 };
-REGISTER_KERNEL_BUILDER(Name("SlipstreamTableStatistics").Device(tf::DEVICE_CPU), StatisticsOp);
+REGISTER_KERNEL_BUILDER(Name("SlipstreamTableStatistics").Device(tf::DEVICE_CPU),
+                        MemoryChecked<StatisticsOp>);
 
 class ExportOp : public OneTableOp {
  public:
@@ -180,7 +185,8 @@ class ExportOp : public OneTableOp {
  private:
   bool flushes_ = true;
 };
-REGISTER_KERNEL_BUILDER(Name("SlipstreamTableExport").Device(tf::DEVICE_CPU), ExportOp);
+REGISTER_KERNEL_BUILDER(Name("SlipstreamTableExport").Device(tf::DEVICE_CPU),
+                        MemoryChecked<ExportOp>);
 
 class ImportOp : public OneTableOp {
  public:
@@ -224,7 +230,8 @@ class ImportOp : public OneTableOp {
     out->assign(data, data + tensor.NumElements());
   }
 };
-REGISTER_KERNEL_BUILDER(Name("SlipstreamTableImport").Device(tf::DEVICE_CPU), ImportOp);
+REGISTER_KERNEL_BUILDER(Name("SlipstreamTableImport").Device(tf::DEVICE_CPU),
+                        MemoryChecked<ImportOp>);
 
 }  // namespace
 }  // namespace slipstream

@@ -18,7 +18,8 @@ from slipstream_tf.checkpoint import disk
 from slipstream_tf.checkpoint.array_file import MAGIC
 from slipstream_tf.checkpoint.errors import CheckpointError, CheckpointMismatchError
 
-FORMAT = 2
+FORMAT = 3
+_WITHOUT_CHECKSUM = 2
 NAME = "manifest.json"
 _FILE = re.compile(r"rank-(0|[1-9]\d*)/[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _READ_BYTES = 1 << 20
@@ -56,8 +57,15 @@ class Manifest:
 
     def write(self, folder: Path) -> None:
         """Writes it into a folder, and waits until it is on the disk."""
-        values = {"format": FORMAT, **dataclasses.asdict(self)}
+        values = sealed({"format": FORMAT, **dataclasses.asdict(self)})
         disk.write_text(folder / NAME, json.dumps(values, indent=1) + "\n")
+
+
+def sealed(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns what is written of a manifest: its values with a checksum of them all."""
+    others = {name: value for name, value in values.items() if name != "checksum"}
+    text = json.dumps(others, sort_keys=True, separators=(",", ":"))
+    return {**others, "checksum": hashlib.sha256(text.encode()).hexdigest()}
 
 
 _KINDS: dict[str, type] = {
@@ -100,13 +108,17 @@ def read_manifest(folder: Path) -> Manifest:
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         problem = f"is damaged ({type(error).__name__}: {error})"
         raise CheckpointError(path, problem, _SAVE_AGAIN) from error
-    if found != FORMAT:
+    if found not in (FORMAT, _WITHOUT_CHECKSUM):
         remedy = "Restore it with the version of slipstream_tf that wrote it"
         versions = values.get("versions")
         if isinstance(versions, dict):
             remedy += f", {versions.get('slipstream_tf')}"
-        problem = f"its format is {found!r}, this version reads {FORMAT}"
+        problem = f"its format is {found!r}, this version reads {_WITHOUT_CHECKSUM} and {FORMAT}"
         raise CheckpointMismatchError(path, problem, remedy + ".")
+    if found == FORMAT:
+        told = values.pop("checksum", None)
+        if told != sealed({"format": found, **values})["checksum"]:
+            raise CheckpointError(path, "is damaged (has another checksum)", _SAVE_AGAIN)
     for name, kind in _KINDS.items():
         if not isinstance(values.get(name), kind):
             problem = f"is damaged (`{name}` is {values.get(name)!r})"

@@ -7,7 +7,8 @@ number of ranks and any kind of store, tables that are made ready before the sto
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from slipstream_tf.checkpoint.tables import (
     with_counts,
     with_rows,
     with_slots,
+    without_least,
 )
 from slipstream_tf.config import TableConfig
 from slipstream_tf.ops.update_policy import UpdatePolicy
@@ -86,6 +88,8 @@ def cut(
     parts = []
     for table in store.tables:
         contents = store.export_table(table.name, flush=False)
+        pending = store.export_pending(table.name)
+        is_leaving = bool(pending.pop("is_leaving", False))
         is_own = rank.has_all_rows
         parts.append(
             TablePart(
@@ -95,13 +99,15 @@ def cut(
                 rule=None if rule is None else type(rule).__name__,
                 contents=contents if is_own else None,
                 accesses=None if is_own else {n: contents[n] for n in ("keys", "counts")},
-                pending=store.export_pending(table.name),
+                pending=pending,
                 copies=(
                     store.export_copies(table.name)
                     if rank.placement == "sharded" and rank.size > 1
                     else None
                 ),
-                is_shadow=policies.get(table.name, UpdatePolicy()).is_shadow,
+                # What is on its way out was held in earnest, whatever the policy is now.
+                is_shadow=policies.get(table.name, UpdatePolicy()).is_shadow and not is_leaving,
+                is_leaving=is_leaving,
             )
         )
     return parts
@@ -118,6 +124,7 @@ class ReadyTable:
         pending: for `import_pending`.
         num_pending: sums that all ranks together held.
         is_shadow: whether they are shadow mode's, which are never applied.
+        is_leaving: whether they are to leave with the next step.
     """
 
     name: str
@@ -126,6 +133,7 @@ class ReadyTable:
     pending: Arrays
     num_pending: int
     is_shadow: bool
+    is_leaving: bool
 
 
 def prepare(folder: Path, manifest: Manifest, store: Any, rank: Rank) -> list[ReadyTable]:
@@ -188,6 +196,11 @@ def _prepare_table(
         # A rank may hold a sum of a key that no rank has a row of yet.
         missing = np.setdiff1d(pending["keys"], contents["keys"])
         if missing.size:
+            if table.capacity is not None and len(contents["keys"]) <= table.capacity:
+                # As when the sums are applied: rows leave for those that are new.
+                contents = without_least(
+                    contents, table.capacity - missing.size, pending["keys"], table.eviction
+                )
             rows = _initial_rows(table, rule, missing)
             contents = with_rows(contents, missing, rows, initial)
     rows_here = len(contents["keys"])
@@ -209,7 +222,15 @@ def _prepare_table(
                 "Give the variable more rows, or map the keys to 0, 1, ... before training.",
             )
     copies = saved.copies(rank.number) if is_same_job else None
-    return ReadyTable(table.name, contents, copies, pending, saved.num_pending, saved.is_shadow)
+    return ReadyTable(
+        name=table.name,
+        contents=contents,
+        copies=copies,
+        pending=pending,
+        num_pending=saved.num_pending,
+        is_shadow=saved.is_shadow,
+        is_leaving=saved.is_leaving,
+    )
 
 
 def replace(store: Any, ready: list[ReadyTable]) -> None:
@@ -223,11 +244,16 @@ def replace(store: Any, ready: list[ReadyTable]) -> None:
             store.import_copies(table.name, table.copies)
 
 
-def hold(store: Any, ready: list[ReadyTable], policies: Mapping[str, UpdatePolicy]) -> None:
+def hold(
+    store: Any,
+    ready: list[ReadyTable],
+    policies: Mapping[str, UpdatePolicy],
+    together: Callable[[Callable[[], Any], str], Any],
+) -> None:
     """Gives a store the sums to hold back; where its policy holds none, they are applied now.
 
     Those of shadow mode are held where it goes on, and left out elsewhere: their gradients were
-    applied when they came.
+    applied when they came. Those that were to leave with the next step do so.
 
     With several ranks a collective.
 
@@ -235,6 +261,8 @@ def hold(store: Any, ready: list[ReadyTable], policies: Mapping[str, UpdatePolic
         store: whose rows are replaced already.
         ready: the tables.
         policies: that hold now, by table; tables not named apply everything.
+        together: calls what is no collective, and says what it does; raises on all ranks if one
+            failed.
     """
     for table in ready:
         if not table.num_pending:
@@ -247,21 +275,33 @@ def hold(store: Any, ready: list[ReadyTable], policies: Mapping[str, UpdatePolic
                 table.name,
             )
             continue
-        if policy.mode == "defer" and policy.is_shadow == table.is_shadow:
-            store.import_pending(table.name, on_ranks(table.pending, policy.ranks))
+        what = f"take the sums that table {table.name!r} holds back"
+        is_same = policy.mode == "defer" and policy.is_shadow == table.is_shadow
+        if is_same and not (table.is_leaving and not hasattr(store, "let_go_of")):
+            together(functools.partial(_import_pending, store, table, policy), what)
             continue
-        logging.warning(
-            "%d gradient sums of table %r that were held back are applied now, as its policy holds "
-            "none, or holds them in shadow mode only.",
-            table.num_pending,
-            table.name,
-        )
+        if not table.is_leaving:
+            logging.warning(
+                "%d gradient sums of table %r that were held back are applied now, as its policy "
+                "holds none, or holds them in shadow mode only.",
+                table.num_pending,
+                table.name,
+            )
         holding = UpdatePolicy("defer", max_age=_LONGEST, max_rows=table.num_pending)
         if rule_of(store) is None:
             holding = dataclasses.replace(holding, trigger="interval")
+        elif policy.trigger == "movement":
+            # Of another kind than the policy to come, before which all leave.
+            holding = dataclasses.replace(holding, trigger="interval")
         store.set_update_policy(table.name, holding)
-        store.import_pending(table.name, on_ranks(table.pending, 1))
+        together(functools.partial(_import_pending, store, table, UpdatePolicy()), what)
         store.set_update_policy(table.name, policy)
+
+
+def _import_pending(store: Any, table: ReadyTable, policy: UpdatePolicy) -> None:
+    store.import_pending(table.name, on_ranks(table.pending, policy.ranks))
+    if table.is_leaving and hasattr(store, "let_go_of"):
+        store.let_go_of(table.name)
 
 
 def _initial_slot(rule: SparseOptimizer | None) -> float:

@@ -39,6 +39,7 @@ class TablePart:
         pending: gradient sums that are held back, as `store.export_pending`.
         copies: of other ranks' rows, with this rank's accesses, like contents; or None.
         is_shadow: whether the sums are shadow mode's, whose gradients were applied when they came.
+        is_leaving: whether they all leave with the next step.
     """
 
     name: str
@@ -50,6 +51,7 @@ class TablePart:
     pending: Arrays
     copies: Arrays | None = None
     is_shadow: bool = False
+    is_leaving: bool = False
 
     def write(self, path: Path, checkpoint: str) -> int:
         """Writes it to a file, and returns the bytes."""
@@ -66,6 +68,7 @@ class TablePart:
         groups["pending"] = {column: self.pending[column] for column in _PENDING_COLUMNS}
         meta["learning_rate"] = float(self.pending["learning_rate"])
         meta["pending_is_shadow"] = self.is_shadow
+        meta["pending_is_leaving"] = self.is_leaving
         return array_file.write(path, checkpoint, meta, groups)
 
 
@@ -145,6 +148,11 @@ class SavedTable:
     def is_shadow(self) -> bool:
         """Whether these sums are shadow mode's, whose gradients were applied when they came."""
         return any(file.meta.get("pending_is_shadow", False) for file in self._files)
+
+    @property
+    def is_leaving(self) -> bool:
+        """Whether these sums were all to leave with the next step."""
+        return any(file.meta.get("pending_is_leaving", False) for file in self._files)
 
     def lookup_steps(self, rank: int) -> int:
         """Returns the lookups of a rank that has rows, so far."""
@@ -256,6 +264,28 @@ def with_slots(contents: Arrays, width: int, initial: float) -> Arrays:
         return contents
     slots = np.full((len(contents["keys"]), width), initial, np.float32)
     return {**contents, "slots": slots}
+
+
+def without_least(contents: Arrays, most: int, pinned: np.ndarray, eviction: str) -> Arrays:
+    """Returns contents of at most so many rows, without the least valuable ones.
+
+    Args:
+        contents: sorted by key.
+        most: rows that may be left; more are if they are pinned.
+        pinned: int64 [n], keys whose rows stay.
+        eviction: "lfu" or "lru", as of a table.
+    """
+    excess = len(contents["keys"]) - max(most, 0)
+    if excess <= 0:
+        return contents
+    by_use = eviction == "lru" and len(contents["last_used"]) == len(contents["keys"])
+    value = contents["last_used"] if by_use else contents["counts"]
+    order = np.lexsort((contents["keys"], contents["counts"], value))
+    order = order[~np.isin(contents["keys"][order], pinned)]
+    stays = np.ones(len(contents["keys"]), bool)
+    stays[order[:excess]] = False
+    columns = [*_ROW_COLUMNS, *(("last_used",) if len(contents["last_used"]) else ())]
+    return {**contents, **{name: contents[name][stays] for name in columns}}
 
 
 def with_rows(contents: Arrays, keys: np.ndarray, rows: np.ndarray, initial: float) -> Arrays:

@@ -10,8 +10,10 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import os
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +26,10 @@ from slipstream_tf.checkpoint.store_parts import file_name
 from slipstream_tf.checkpoint.tables import TablePart
 
 _PAUSE_SECONDS = 0.02
-# For ranks that still write when the program of this one has ended.
-_PATIENCE_SECONDS = 60.0
+# How often a rank that writes gives a sign of life, and how long rank 0 waits without one: some
+# file systems show others' changes a minute late.
+_BEAT_SECONDS = 5.0
+_PATIENCE_SECONDS = 150.0
 _ENGINE = "engine"
 
 
@@ -62,6 +66,12 @@ def write_rank(staging: Path, checkpoint: str, files: RankFiles) -> None:
         OSError: the disk is full, ...; the note tells of it, too.
     """
     folder = staging / f"rank-{files.rank}"
+    with _signs_of_life(folder):
+        _write_rank(staging, checkpoint, files)
+
+
+def _write_rank(staging: Path, checkpoint: str, files: RankFiles) -> None:
+    folder = staging / f"rank-{files.rank}"
     note: dict[str, Any] = {"checkpoint": checkpoint}
     try:
         for index, part in enumerate(files.tables):
@@ -97,7 +107,7 @@ def finish_with_all(directory: Path, name: str, manifest: Manifest, keep: int) -
         keep: whole checkpoints that are left.
 
     Raises:
-        RuntimeError: another rank could not write, or did not before its time was up.
+        RuntimeError: another rank could not write, or gave no sign of life for too long.
     """
     staging = directory / folders.STAGING
     notes = [
@@ -150,19 +160,52 @@ def versions() -> dict[str, str]:
 
 
 def _wait_for(path: Path, checkpoint: str, rank: int) -> dict[str, Any]:
-    """Returns a rank's note; waits for it as long as it may still come."""
-    deadline = None
+    """Returns a rank's note; waits for it as long as the rank gives signs of life."""
+    folder = path.with_suffix("")
+    seen, deadline = _changed(folder), time.monotonic() + _PATIENCE_SECONDS
     while not path.exists():
-        if deadline is None and not threading.main_thread().is_alive():
-            deadline = time.monotonic() + _PATIENCE_SECONDS
-        if deadline is not None and time.monotonic() > deadline:
-            raise RuntimeError(f"Rank {rank} did not write its part of a checkpoint.")
+        now = _changed(folder)
+        if now != seen:
+            seen, deadline = now, time.monotonic() + _PATIENCE_SECONDS
+        if time.monotonic() > deadline:
+            raise RuntimeError(
+                f"Rank {rank} did not write its part of a checkpoint: it gave no sign of life in "
+                f"{folder} for {_PATIENCE_SECONDS:g} seconds. It has ended, or does not see this "
+                "folder. The checkpoints before are as they were; start the job again from them."
+            )
         time.sleep(_PAUSE_SECONDS)
     note = json.loads(path.read_text(encoding="utf-8"))
     if "error" in note or note["checkpoint"] != checkpoint:
         reason = note.get("error", "its files are of another checkpoint")
         raise RuntimeError(f"Rank {rank} could not write its part of a checkpoint: {reason}")
     return dict(note)
+
+
+@contextlib.contextmanager
+def _signs_of_life(folder: Path) -> Iterator[None]:
+    """Changes the time of a folder now and then, which needs no room on its disk."""
+    has_ended = threading.Event()
+
+    def beat() -> None:
+        while not has_ended.wait(_BEAT_SECONDS):
+            with contextlib.suppress(OSError):
+                os.utime(folder)
+
+    thread = threading.Thread(target=beat, name="slipstream-checkpoint-beat", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        has_ended.set()
+        thread.join()
+
+
+def _changed(folder: Path) -> int | None:
+    """When a folder changed last, by the clock of its file system; None: it is not there."""
+    try:
+        return folder.stat().st_mtime_ns
+    except OSError:
+        return None
 
 
 def _note(staging: Path, rank: int) -> Path:

@@ -355,7 +355,7 @@ class JobCheckpoints:
             else:
                 logging.warning("%s was saved without an engine, which starts anew.", path)
             policies = self._engine.policies
-        store_parts.hold(self._store, ready.tables, policies)
+        store_parts.hold(self._store, ready.tables, policies, self._together)
         logging.info("Restored %s, step %d.", path, manifest.step)
         rank = self._comm.rank
         told = [

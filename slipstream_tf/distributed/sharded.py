@@ -31,6 +31,7 @@ from slipstream_tf.distributed.exchange import (
 from slipstream_tf.distributed.exchanged import ExchangedStore
 from slipstream_tf.distributed.prefetch import AnnouncedKeys, KeyRequest, identity_of
 from slipstream_tf.errors import invalid, require_integer
+from slipstream_tf.memory import require_room
 from slipstream_tf.ops import exchange as exchange_ops
 from slipstream_tf.ops import update_policy
 from slipstream_tf.ops.features import FeatureSpec, PackedFeatures
@@ -100,6 +101,7 @@ class ShardedStore(ExchangedStore):
                 differ: the error says in what.
         """
         require_integer("cache_bytes", cache_bytes, 1, None, "ShardedStore")
+        require_room("cache_bytes", cache_bytes, cache_bytes, "copies of rows", "ShardedStore")
         wire = Wire(wire_dtype, wire_coding, wire_warmup_steps)
         settings = {"cache_bytes": cache_bytes, "prefetch": bool(prefetch)}
         super().__init__(tables, optimizer, comm, wire, "sharded", settings)

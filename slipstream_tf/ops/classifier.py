@@ -16,6 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from slipstream_tf.errors import invalid, require_choice, require_integer, require_number
+from slipstream_tf.memory import require_room
 from slipstream_tf.ops import _loader, features
 from slipstream_tf.ops.drift_classifier import Classified, DriftClassifier
 from slipstream_tf.ops.loss_statistics import LossStatistics, Moments
@@ -97,6 +98,13 @@ class InputClassifier:
         require_integer("reservoir_size", reservoir_size, 1, 1 << 24, "InputClassifier")
         require_integer("seed", seed, 0, (1 << 63) - 1, "InputClassifier")
         require_integer("loss_memory_bytes", loss_memory_bytes, 0, None, "InputClassifier")
+        require_room(
+            "loss_memory_bytes",
+            loss_memory_bytes,
+            loss_memory_bytes,
+            f"{loss_memory_bytes // 16} entries x 16 bytes",
+            "InputClassifier",
+        )
         require_integer("max_skips", max_skips, 0, 127, "InputClassifier")
         self._ignored_tables = frozenset(ignored_tables)
         self._alpha, self._seed = alpha, seed

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from slipstream_tf.config import SaturationConfig, TableConfig
 from slipstream_tf.errors import invalid
+from slipstream_tf.memory import require_room
 from slipstream_tf.ops.features import FeatureSpec
 from slipstream_tf.saturation import hot_set
 
@@ -52,4 +53,14 @@ def tables_to_track(
     if config.hot_budget_bytes < needed:
         allowed = f"at least {needed}: the snapshot of one row takes that many bytes"
         raise invalid("hot_budget_bytes", config.hot_budget_bytes, "SaturationConfig", allowed)
+    snapshots = f"snapshots of {', '.join(repr(table.name) for table in tracked[:3])}"
+    snapshots += ", ..." if len(tracked) > 3 else ""
+    budgets = {"hot_budget_bytes": (config.hot_budget_bytes, snapshots)}
+    if config.defers_gradients:
+        held = "gradient sums that are held back"
+        budgets["defer_budget_bytes"] = (config.defer_budget_bytes, held)
+    for table, budget in config.table_hot_budget_bytes.items():
+        budgets[f"table_hot_budget_bytes[{table!r}]"] = (budget, f"snapshots of {table!r}")
+    for setting, (budget, what) in budgets.items():
+        require_room(setting, budget, budget, what, "SaturationConfig")
     return tracked

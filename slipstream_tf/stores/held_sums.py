@@ -74,6 +74,15 @@ class HeldSums:
         """Makes all sums leave with the next step; those of shadow mode are dropped at once."""
         self._buffer.let_go(drops=self._policy.is_shadow)
 
+    @property
+    def is_leaving(self) -> bool:
+        """Whether all sums that are held leave with the next step (eager only)."""
+        return self._buffer.state().lets_go
+
+    def let_go_of_all(self) -> None:
+        """Makes all sums leave with the next step, those that shadow mode would drop, too."""
+        self._buffer.let_go()
+
     def take(
         self, slices: tf.IndexedSlices, movement: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
     ) -> tf.IndexedSlices:

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from slipstream_tf.config import TableConfig
 from slipstream_tf.errors import invalid
+from slipstream_tf.memory import require_room
 from slipstream_tf.ops import pending as pending_ops
 from slipstream_tf.ops import table as table_ops
 from slipstream_tf.ops import update_policy
@@ -32,13 +33,15 @@ class NativeStore:
             optimizer: the rule of all tables.
 
         Raises:
-            ValueError: no table, a name twice, or something that is no sparse optimizer.
+            ValueError: no table, a name twice, something that is no sparse optimizer, or capacities
+                that all of the memory could not hold.
         """
         self.tables = tuple(tables)
         self.optimizer = get_optimizer(optimizer)
         names = [config.name for config in self.tables]
         if not names or len(set(names)) != len(names):
             raise invalid("tables", names, "a store", "one table or more, of distinct names")
+        _require_room(self.tables, self.optimizer)
         self.learning_rate = tf.Variable(
             self.optimizer.learning_rate, trainable=False, dtype=tf.float32, name="learning_rate"
         )
@@ -154,3 +157,31 @@ class NativeStore:
     def set_travelled(self, table: str, keys: Any, travelled: Any) -> None:
         """Replaces what `travelled` gives of watched rows, float32 [n]; after `mark_rows`."""
         pending_ops.set_travelled(self._handles[self._index_of(table)], keys, travelled)
+
+
+# Of a row: 16 bytes of an index that is at most 4/5 full.
+_INDEX_BYTES = 20
+_LAST_USE_BYTES = 8
+
+
+def _require_room(tables: Sequence[TableConfig], optimizer: SparseOptimizer) -> None:
+    """Refuses capacities that cannot be reached, of one table or of all together."""
+    together, sums = 0, []
+    for table in tables:
+        if table.capacity is None:
+            continue
+        width = {"values": 4 * table.dim, "slots": 4 * optimizer.slots_per_row(table.dim)}
+        width["index"] = _INDEX_BYTES
+        if table.eviction == "lru":
+            width["last use"] = _LAST_USE_BYTES
+        parts = " + ".join(f"{nbytes} {what}" for what, nbytes in width.items())
+        sum_up = f"{table.capacity} rows x ({parts}) bytes"
+        nbytes = table.capacity * sum(width.values())
+        require_room("capacity", table.capacity, nbytes, sum_up, f"table {table.name!r}")
+        together += nbytes
+        sums.append((table.capacity, nbytes, f"{table.name!r}: {sum_up}"))
+    if len(sums) > 1:
+        rows = sum(capacity for capacity, _, _ in sums)
+        largest = [text for _, _, text in sorted(sums, key=lambda entry: -entry[1])[:3]]
+        told = "; ".join(largest) + ("; ..." if len(sums) > 3 else "") + "; together"
+        require_room("capacity", rows, together, told, f"{len(sums)} tables together")

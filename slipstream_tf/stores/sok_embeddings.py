@@ -18,6 +18,7 @@ from absl import logging
 from slipstream_tf import optimizers
 from slipstream_tf.config import TableConfig
 from slipstream_tf.errors import invalid, require_integer
+from slipstream_tf.memory import require_room
 from slipstream_tf.ops import exchange as exchange_ops
 from slipstream_tf.ops import update_policy
 from slipstream_tf.ops.features import FeatureSpec, PackedFeatures
@@ -81,6 +82,7 @@ class SokEmbeddingStore(SokTables):
             ValueError: a table or setting that SOK cannot have, or a rule that it does not know.
         """
         require_integer("cache_bytes", cache_bytes, 1, None, "SokEmbeddingStore")
+        require_room("cache_bytes", cache_bytes, cache_bytes, "copies of rows", "SokEmbeddingStore")
         super().__init__(tables, optimizer, comm, var_type, settings)
         row_bytes = sum(4 * table.dim + _COPY_OVERHEAD for table in self.tables)
         rows = cache_bytes // max(row_bytes, 1)

@@ -391,6 +391,13 @@ class VariableStore:
         outside = keys[(keys < 0) | (keys >= len(values))]
         if outside.size:
             raise invalid("keys", int(outside[0]), f"table {table!r}", f"0 to {len(values) - 1}")
+        for name in ("rows", "counts"):
+            column = np.asarray(contents[name], np.float32).reshape(keys.size, -1)
+            is_bad = ~np.isfinite(column) | ((column < 0) if name == "counts" else False)
+            if is_bad.any():
+                place, value = int(np.argwhere(is_bad)[0][0]), float(column[is_bad][0])
+                where = f"key {int(keys[place])} of table {table!r}, at place {place}"
+                raise invalid(name, value, where, "finite numbers; counts from 0")
         if rows.shape != (keys.size, values.shape[1]):
             raise invalid("rows", rows.shape, f"table {table!r}", f"{(keys.size, values.shape[1])}")
         values[keys] = rows
@@ -400,11 +407,24 @@ class VariableStore:
         self._counts[table].assign(counts)
 
     def export_pending(self, table: str) -> dict[str, np.ndarray]:
-        """Returns the gradient sums that are held back; they stay. See `ops.pending`."""
-        keys, ages, sums = self._held[self._require(table)].export()
-        ranks = np.zeros(keys.size, np.int32)
-        rate = np.float32(0.0)
-        return {"keys": keys, "ages": ages, "ranks": ranks, "sums": sums, "learning_rate": rate}
+        """Returns the gradient sums that are held back; they stay. See `ops.pending`.
+
+        And "is_leaving", a bool: whether they all leave with the next step.
+        """
+        held = self._held[self._require(table)]
+        keys, ages, sums = held.export()
+        return {
+            "keys": keys,
+            "ages": ages,
+            "ranks": np.zeros(keys.size, np.int32),
+            "sums": sums,
+            "learning_rate": np.float32(0.0),
+            "is_leaving": np.bool_(held.is_leaving),
+        }
+
+    def let_go_of(self, table: str) -> None:
+        """Makes all sums that a table holds leave with the next step, whatever the policy."""
+        self._held[self._require(table)].let_go_of_all()
 
     def import_pending(self, table: str, contents: Mapping[str, Any]) -> None:
         """Replaces the gradient sums that are held back; those of one key are added up.

@@ -32,6 +32,7 @@ LEAVES = {
     "errors",
     "initializers",
     "launch",
+    "memory",
     "optimizers",
     "saturation_config",
 }

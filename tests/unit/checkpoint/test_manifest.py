@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from slipstream_tf.checkpoint import CheckpointError, CheckpointMismatchError, read_manifest
-from slipstream_tf.checkpoint.manifest import Manifest, entry_of, require_whole
+from slipstream_tf.checkpoint.manifest import Manifest, entry_of, require_whole, sealed
 
 TABLE = {"name": "t", "dim": 2, "dtype": "float32", "slots": 2, "rule": None, "rows": 3}
 
@@ -23,7 +23,8 @@ def manifest(folder: Path, **changes: Any) -> Path:
     whole.write(folder)
     path = folder / "manifest.json"
     values = json.loads(path.read_text())
-    path.write_text(json.dumps({k: v for k, v in {**values, **changes}.items() if v != "drop"}))
+    changed = {k: v for k, v in {**values, **changes}.items() if v != "drop"}
+    path.write_text(json.dumps(sealed(changed)))
     return folder
 
 
@@ -95,8 +96,37 @@ def test_a_damaged_manifest_is_refused(tmp_path: Path, changes: dict[str, Any]) 
 
 
 def test_another_version_is_named(tmp_path: Path) -> None:
-    manifest(tmp_path, format=3, versions={"slipstream_tf": "9.1"})
+    manifest(tmp_path, format=4, versions={"slipstream_tf": "9.1"})
     with pytest.raises(
-        CheckpointMismatchError, match=r"format is 3, this version reads 2\. .* wrote it, 9\.1\."
+        CheckpointMismatchError,
+        match=r"format is 4, this version reads 2 and 3\. .* wrote it, 9\.1\.",
     ):
+        read_manifest(tmp_path)
+
+
+def test_every_changed_character_is_found(tmp_path: Path) -> None:
+    path = manifest(tmp_path, tables=[TABLE], positions=[{"batches": 12.5}]) / "manifest.json"
+    whole = path.read_text()
+    before = read_manifest(tmp_path)
+    for place, character in enumerate(whole):
+        for other in {"7", "x", chr(ord(character) ^ 1)} - {character}:
+            path.write_text(whole[:place] + other + whole[place + 1 :])
+            try:
+                found = read_manifest(tmp_path)
+            except (CheckpointError, CheckpointMismatchError) as error:
+                assert "manifest.json" in str(error) and "estore" in str(error)
+            else:
+                # White space of JSON, or another way to write the same.
+                assert found == before, (place, character, other)
+
+
+def test_a_manifest_from_before_there_were_checksums(tmp_path: Path) -> None:
+    path = manifest(tmp_path) / "manifest.json"
+    values = json.loads(path.read_text())
+    del values["checksum"]
+    path.write_text(json.dumps({**values, "format": 2}))
+    assert read_manifest(tmp_path).step == 7
+    # One of today without it is damaged.
+    path.write_text(json.dumps(values))
+    with pytest.raises(CheckpointError, match=r"is damaged \(has another checksum\)"):
         read_manifest(tmp_path)

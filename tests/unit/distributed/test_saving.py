@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from slipstream_tf import TableConfig
 from slipstream_tf.checkpoint import CheckpointMismatchError, disk
+from slipstream_tf.checkpoint.manifest import sealed
 from slipstream_tf.distributed import JobCheckpoints, SingleProcess
 from slipstream_tf.distributed.agreement import together
 from slipstream_tf.optimizers import Adagrad
@@ -91,7 +92,7 @@ def flip(path: Path) -> None:
 
 
 def edit(path: Path, **entries: Any) -> None:
-    path.write_text(json.dumps({**json.loads(path.read_text()), **entries}))
+    path.write_text(json.dumps(sealed({**json.loads(path.read_text()), **entries})))
 
 
 DAMAGES = {
@@ -189,7 +190,7 @@ def test_another_program_s_variables_are_refused(tmp_path: Path) -> None:
     "change, message",
     [
         ({"placement": "spread"}, "saved with spread tables, but this job has replicated ones"),
-        ({"format": 3}, "its format is 3, this version reads 2. Restore it with the version"),
+        ({"format": 4}, "its format is 4, this version reads 2 and 3. Restore it with the"),
     ],
 )
 def test_another_kind_or_version_is_no_damage(tmp_path: Path, change: Any, message: str) -> None:

@@ -1,0 +1,42 @@
+"""A process whose memory ends while a table grows: the error, the rows, and what goes on."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+CC_OPS = Path(__file__).parents[2] / "cc_ops" / "tf"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs RLIMIT_AS")
+def test_a_table_that_outgrows_the_memory_stays_intact() -> None:
+    program = Path(__file__).with_name("growing_until_memory_ends.py")
+    done = subprocess.run(
+        [sys.executable, program], capture_output=True, text=True, timeout=600, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["kind"] == "ResourceExhaustedError", found
+    assert re.search(
+        r"out of memory while looking up a batch: table 'user' \(\d+ rows, \d+ bytes\)",
+        found["message"],
+    ), found
+    assert found["rows"] >= 65536
+    assert found["is_intact"] and found["goes_on"] and found["grows"], found
+
+
+def test_every_cpu_kernel_is_registered_with_its_check() -> None:
+    """Else it would end the process where memory ends."""
+    unchecked = []
+    for path in sorted(CC_OPS.glob("*_kernels.cc")):
+        text = path.read_text(encoding="utf-8")
+        for found in re.finditer(r"REGISTER_KERNEL_BUILDER\(.*?\);?\n(?=\S|$)", text, re.DOTALL):
+            if "MemoryChecked<" not in found.group():
+                unchecked.append(f"{path.name}: {found.group().split(chr(34))[1]}")
+    # The kernels of exchanges catch what they can meet in cc_ops/core/row_exchange.cc.
+    assert [name for name in unchecked if not name.startswith("exchange")] == []

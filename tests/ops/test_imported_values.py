@@ -1,0 +1,104 @@
+"""Values that no export gives are refused by what imports them, and nothing is imported."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from slipstream_tf import TableConfig, optimizers
+from slipstream_tf.ops.held_sums import HeldBuffer
+from slipstream_tf.ops.update_policy import UpdatePolicy
+from slipstream_tf.stores import NativeStore, VariableStore
+
+NAN = np.float32(np.nan)
+
+
+def contents() -> dict[str, Any]:
+    return {
+        "keys": np.array([3, 8]),
+        "rows": np.ones((2, 2), np.float32),
+        "slots": np.ones((2, 2), np.float32),
+        "counts": np.ones(2, np.float32),
+        "last_used": np.array([1, 2]),
+        "steps": np.array([4, 5]),
+    }
+
+
+def pending() -> dict[str, Any]:
+    return {
+        "keys": np.array([3, 8]),
+        "ages": np.array([1, 0]),
+        "ranks": np.zeros(2, np.int32),
+        "sums": np.ones((2, 2), np.float32),
+        "learning_rate": np.float32(0.1),
+    }
+
+
+@pytest.mark.parametrize(
+    ("column", "place", "value", "message"),
+    [
+        ("rows", (1, 0), NAN, "a value of key 8 .*'t'.* place 1, is nan"),
+        ("slots", (0, 1), np.inf, "a slot of key 3 .*'t'.* place 0, is inf"),
+        ("counts", 1, -2.0, "access count of key 8 .*'t'.* place 1, is -2"),
+        ("counts", 0, NAN, "access count of key 3 .* is nan"),
+        ("last_used", 1, 1 << 60, "last use of key 8 .* is 1152921504606846976"),
+        ("steps", 0, -1, "are -1 updates"),
+    ],
+)
+def test_tables(column: str, place: Any, value: Any, message: str) -> None:
+    table = TableConfig("t", 2, capacity=9, eviction="lru")
+    store = NativeStore([table], optimizers.Adagrad(0.1))
+    store.import_table("t", contents())
+    bad = contents()
+    bad["keys"] = bad["keys"] + 0
+    bad[column][place] = value
+    with pytest.raises(tf.errors.InvalidArgumentError, match=message + ".*allowed"):
+        store.import_table("t", bad)
+    np.testing.assert_array_equal(store.export_table("t")["rows"], contents()["rows"])
+
+
+@pytest.mark.parametrize(
+    ("column", "place", "value", "message"),
+    [
+        ("sums", (1, 1), NAN, "sum of pending update 1 of table 't', key 8, has nan"),
+        ("ages", 0, 1 << 62, "age of pending update 0 .* key 3, is 4611686018427387904"),
+    ],
+)
+def test_pending(column: str, place: Any, value: Any, message: str) -> None:
+    store = NativeStore([TableConfig("t", 2)], optimizers.Adagrad(0.1))
+    store.import_table("t", {**contents(), "last_used": np.empty(0, np.int64)})
+    store.set_update_policy("t", UpdatePolicy("defer", movement=1e9, max_age=99, max_rows=99))
+    store.import_pending("t", pending())
+    bad = pending()
+    bad[column][place] = value
+    with pytest.raises(tf.errors.InvalidArgumentError, match=message + ".*allowed"):
+        store.import_pending("t", bad)
+    assert np.isfinite(store.export_pending("t")["sums"]).all()
+
+
+def test_held_sums_and_variables() -> None:
+    buffer = HeldBuffer(2)
+    keys, ages = np.array([3, 8]), np.array([1, 0])
+    with pytest.raises(tf.errors.InvalidArgumentError, match="sum of key 8, at place 1, has nan"):
+        buffer.replace(keys, ages, np.array([[1, 1], [NAN, 1]], np.float32))
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"age 4611.* of key 3, at place 0"):
+        buffer.replace(keys, np.array([1 << 62, 0]), np.ones((2, 2), np.float32))
+    assert buffer.state().pending == 0
+    store = VariableStore({"t": tf.Variable(tf.zeros([9, 2]))})
+    bad = contents()
+    bad["rows"][1, 1] = NAN
+    with pytest.raises(ValueError, match=r"`rows`: nan for key 8 of table 't', at place 1"):
+        store.import_table("t", bad)
+    assert not store.export_table("t", flush=False)["rows"].any()
+
+
+def test_sums_on_their_way_out_are_told() -> None:
+    store = VariableStore({"t": tf.Variable(tf.zeros([9, 2]))})
+    store.set_update_policy("t", UpdatePolicy("defer", trigger="interval", max_age=9, max_rows=9))
+    store.import_pending("t", pending())
+    assert not store.export_pending("t")["is_leaving"]
+    store.let_go_of("t")
+    assert store.export_pending("t")["is_leaving"]

@@ -1,0 +1,137 @@
+"""memory: what the kernel says there is, and budgets that it could never hold."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from absl import logging
+
+import slipstream_tf as slip
+from slipstream_tf import memory
+from slipstream_tf.ops.classifier import InputClassifier
+from slipstream_tf.ops.features import FeatureSpec
+from slipstream_tf.saturation.scope import tables_to_track
+from slipstream_tf.stores.native import NativeStore
+
+GIB = 1 << 30
+
+
+def kernel(root: Path, cgroup: str = "", **files: object) -> Path:
+    """A machine of 8 GiB, 1 GiB of swap, of which 3 GiB are free."""
+    proc = root / "proc"
+    (proc / "self").mkdir(parents=True)
+    kib = {"MemTotal": 8 << 20, "MemFree": 1 << 20, "MemAvailable": 2 << 20}
+    kib |= {"SwapTotal": 1 << 20, "SwapFree": 1 << 20}
+    (proc / "meminfo").write_text("".join(f"{n}:  {v} kB\n" for n, v in kib.items()))
+    (proc / "self" / "cgroup").write_text(cgroup)
+    for name, content in files.items():
+        path = root / "sys/fs/cgroup" / name.replace("__", "/").replace("_DOT_", ".")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(str(content))
+    return root
+
+
+def test_a_machine_without_limits(tmp_path: Path) -> None:
+    assert memory.read(kernel(tmp_path)) == memory.Memory(9 * GIB, 3 * GIB, "the machine")
+
+
+def test_a_group_of_version_2_and_one_above_it(tmp_path: Path) -> None:
+    root = kernel(
+        tmp_path,
+        "0::/job/step\n",
+        job__step__memory_DOT_max="max",
+        job__memory_DOT_max=4 * GIB,
+        job__memory_DOT_current=int(3.5 * GIB),
+        job__memory_DOT_stat=f"anon 1\ninactive_file {GIB}\n",
+    )
+    found = memory.read(root)
+    assert found is not None and (found.total, found.available) == (5 * GIB, int(2.5 * GIB))
+    assert found.owner.endswith("cgroup/job")
+
+
+def test_a_group_of_version_1_in_a_container(tmp_path: Path) -> None:
+    # The container sees the mount alone, not the path of its group.
+    root = kernel(
+        tmp_path,
+        "5:cpu:/docker/a\n4:memory:/docker/a\n",
+        memory__memory_DOT_limit_in_bytes=2 * GIB,
+        memory__memory_DOT_usage_in_bytes=GIB,
+    )
+    found = memory.read(root)
+    assert found is not None and (found.total, found.available) == (3 * GIB, 2 * GIB)
+
+
+def test_a_group_without_a_limit(tmp_path: Path) -> None:
+    root = kernel(tmp_path, "4:memory:/\n", memory__memory_DOT_limit_in_bytes=0x7FFFFFFFFFFFF000)
+    assert memory.read(root) == memory.Memory(9 * GIB, 3 * GIB, "the machine")
+
+
+def test_no_linux(tmp_path: Path) -> None:
+    assert memory.read(tmp_path) is None
+
+
+@pytest.fixture(name="small")
+def _small(monkeypatch: pytest.MonkeyPatch) -> None:
+    there = memory.Memory(8 * GIB, 2 * GIB, "the machine")
+    monkeypatch.setattr(memory, "read", lambda: there)
+
+
+@pytest.mark.usefixtures("small")
+def test_a_capacity_beyond_all_memory_is_refused_with_the_arithmetic() -> None:
+    table = slip.TableConfig("user", dim=16, capacity=100_000_000, eviction="lru")
+    with pytest.raises(ValueError) as raised:
+        NativeStore([table], slip.optimizers.Adagrad(0.1))
+    for part in (
+        "`capacity`: 100000000 for table 'user'",
+        "100000000 rows x (64 values + 64 slots + 20 index + 8 last use) bytes = 14.5 GiB",
+        "the machine has 8.0 GiB",
+        "Allowed: up to 55063",
+    ):
+        assert part in str(raised.value)
+
+
+@pytest.mark.usefixtures("small")
+def test_capacities_that_fit_alone_but_not_together_are_refused() -> None:
+    tables = [slip.TableConfig(name, dim=16, capacity=40_000_000) for name in ("a", "b")]
+    NativeStore(tables[:1], slip.optimizers.Adagrad(0.1))
+    with pytest.raises(ValueError, match="80000000 for 2 tables together"):
+        NativeStore(tables, slip.optimizers.Adagrad(0.1))
+
+
+@pytest.mark.usefixtures("small")
+def test_a_capacity_that_may_not_be_met_is_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    warned: list[str] = []
+    monkeypatch.setattr(logging, "warning", lambda text, *values: warned.append(text % values))
+    NativeStore([slip.TableConfig("a", dim=16, capacity=1 << 20)], slip.optimizers.Adagrad(0.1))
+    NativeStore([slip.TableConfig("a", dim=16)], slip.optimizers.Adagrad(0.1))
+    assert not warned
+    NativeStore([slip.TableConfig("a", dim=16, capacity=30_000_000)], slip.optimizers.Adagrad(0.1))
+    assert len(warned) == 1 and "of which 2.0 GiB are left now" in warned[0]
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("hot_budget_bytes", {"hot_budget_bytes": 9 * GIB}),
+        ("defer_budget_bytes", {"skip": "defer", "defer_budget_bytes": 9 * GIB}),
+        ("table_hot_budget_bytes['user']", {"table_hot_budget_bytes": {"user": 9 * GIB}}),
+    ],
+)
+def test_budgets_of_the_engine(name: str, settings: dict[str, object]) -> None:
+    config = slip.SaturationConfig(**settings)  # type: ignore[arg-type]
+    tables = [slip.TableConfig("user", dim=4)]
+    with pytest.raises(ValueError, match=r"9\.0 GiB; the machine has 8\.0 GiB") as raised:
+        tables_to_track(tables, config, [FeatureSpec("f", "user")], 1)
+    assert f"`{name}`" in str(raised.value)
+
+
+@pytest.mark.usefixtures("small")
+def test_budgets_of_remembered_losses_and_of_copies() -> None:
+    with pytest.raises(ValueError, match=r"`loss_memory_bytes`.*the machine has 8.0 GiB"):
+        InputClassifier(["user"], loss_memory_bytes=9 * GIB)
+    comm = slip.distributed.init()
+    tables = [slip.TableConfig("user", dim=4)]
+    with pytest.raises(ValueError, match=r"`cache_bytes`.*the machine has 8.0 GiB"):
+        slip.distributed.ShardedStore(tables, slip.optimizers.SGD(0.1), comm, cache_bytes=9 * GIB)
