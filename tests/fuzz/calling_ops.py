@@ -214,7 +214,14 @@ class Fuzzer:
             return np.asarray(values).astype(dtype)
         limits = np.iinfo(dtype)
         if kind == 0:
-            odd = [limits.min, limits.max, limits.max - 1, -1 if limits.min else 0, 0, limits.max // 2]
+            odd = [
+                limits.min,
+                limits.max,
+                limits.max - 1,
+                -1 if limits.min else 0,
+                0,
+                limits.max // 2,
+            ]
             return np.array(self.numpy.choice(np.array(odd, dtype), shape), dtype)
         if kind == 1:
             return np.array(self.numpy.integers(limits.min, limits.max, shape, dtype))
@@ -329,11 +336,9 @@ def _valid_handles(library: Any) -> list[tuple[str, tf.Tensor]]:
 
 # The gradients of what was looked up have its shape.
 _SAME = {"gradients": "pooled", "states": "marks"}
-_SCALARS = frozenset(
-    "alpha learning_rate threshold random_share keep_rate window factor k movement max_age "
-    "max_rows capacity with_summary rounds".split()
-)
-_MATRICES = frozenset("gradients rows slots sums values current snapshot".split())
+_SCALARS = frozenset(("alpha", "learning_rate", "threshold", "random_share", "keep_rate", "window"))
+_SCALARS |= {"factor", "k", "movement", "max_age", "max_rows", "capacity", "with_summary", "rounds"}
+_MATRICES = frozenset(("gradients", "rows", "slots", "sums", "values", "current", "snapshot"))
 
 
 def _usual_shape(what: str, rows: int, dim: int) -> tuple[int, ...]:
