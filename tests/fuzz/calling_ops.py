@@ -1,4 +1,4 @@
-"""Calls every Slipstream* op of the library with random attributes, shapes, dtypes and values.
+"""Calls every Slipstream* op of the library with random attributes, shapes and values.
 
 A program: `calling_ops.py SEED CASES SECONDS JOURNAL`. Each call must give a result or one of the
 errors that a caller can catch. What is called is written to the journal first, so that it names the
