@@ -1,9 +1,8 @@
 """Calls every Slipstream* op of the library with random attributes, shapes and values.
 
 A program: `calling_ops.py SEED CASES SECONDS JOURNAL`. Each call must give a result or one of the
-errors that a caller can catch. What is called is
-written to the journal first, so that it names the
-call that ended the process. What worked is kept and varied: its outputs, handles and plans included.
+errors that a caller can catch. What is called is written to the journal first, so that it names
+the call that ended the process. What worked is kept and varied: outputs, handles and plans, too.
 """
 
 from __future__ import annotations
