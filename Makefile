@@ -1,7 +1,7 @@
 # `make demo` and `make test` do all of their own set-up; `make help` lists the rest.
 #
 # Variables: PYTHON (to make the environment with), VENV (the environment), TENSORFLOW (what pip
-# installs), DATA and DEMO_FLAGS (for demo), PYTEST_FLAGS and BAZEL_FLAGS (for test).
+# installs), DATA and DEMO_FLAGS (for demo), PYTEST_FLAGS and BAZEL_FLAGS (for test), FUZZ_MINUTES.
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -10,6 +10,8 @@ BAZEL ?= bazel
 DATA ?=
 DEMO_FLAGS ?=
 PYTEST_FLAGS ?=
+FUZZ_MINUTES ?= 10
+CLANG ?= $(shell command -v clang++)
 BAZEL_FLAGS ?= --color=no --noshow_progress
 
 SHELL := /bin/bash
@@ -39,7 +41,8 @@ SOURCES := setup.py pyproject.toml MANIFEST.in \
 # Its text changes when a source appears or goes.
 SOURCE_LIST := $(STAMPS)/sources.txt
 
-.PHONY: help demo test docs build venv lint format horovod cuda clean test-packages bazel-test gpu-test FORCE
+.PHONY: help demo test docs build venv lint format horovod cuda clean test-packages bazel-test \
+	gpu-test sanitize fuzz fuzz-core FORCE
 
 help:  ## This list
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 24
@@ -80,6 +83,35 @@ gpu-test: test-packages $(STAMPS)/tensorflow  ## Compile all for GPUs where nvcc
 		echo "CUDA toolkit found: bazel $$task --config=cuda"; \
 		PYTHON_BIN_PATH=$(BIN)/python $(BAZEL) $$task $(BAZEL_FLAGS) --config=cuda //cc_ops/...; \
 	fi
+
+# What TensorFlow is not linked into: its own code is not built for sanitizers.
+sanitize: test-packages $(STAMPS)/tensorflow  ## C++ tests under Address-, UndefinedBehavior- and ThreadSanitizer
+	@for sanitizer in asan tsan; do \
+		echo "bazel test --config=$$sanitizer"; \
+		PYTHON_BIN_PATH=$(BIN)/python $(BAZEL) test $(BAZEL_FLAGS) --config=$$sanitizer \
+			//cc_ops:core_tests; \
+	done
+
+# A third of the time for the C++ containers, the rest for readers, checkpoints and ops.
+fuzz: fuzz-core $(STAMPS)/installed $(STAMPS)/test-tools  ## Random input to everything for FUZZ_MINUTES (10)
+	@SLIPSTREAM_FUZZ_SECONDS=$$(($(FUZZ_MINUTES) * 40)) $(BIN)/pytest $(PYTEST_FLAGS) tests/fuzz
+
+# libFuzzer keeps what it learns in build/fuzz; without clang the same drivers get random bytes.
+fuzz-core: test-packages $(STAMPS)/tensorflow
+ifneq ($(CLANG),)
+	@mkdir -p build/fuzz/corpus
+	@$(CLANG) -std=c++17 -O1 -g -D_GLIBCXX_ASSERTIONS -fsanitize=fuzzer,address,undefined \
+		-fno-sanitize-recover=all -I. -o build/fuzz/container_fuzzer \
+		cc_ops/core/container_fuzzer.cc \
+		$(filter-out %_test.cc %.cu.cc %_fuzzer.cc,$(wildcard cc_ops/core/*.cc)) -lpthread
+	@build/fuzz/container_fuzzer -max_total_time=$$(($(FUZZ_MINUTES) * 20)) -max_len=4096 \
+		-artifact_prefix=build/fuzz/ build/fuzz/corpus
+else
+	@echo "No clang++: random bytes instead of libFuzzer"
+	@PYTHON_BIN_PATH=$(BIN)/python $(BAZEL) test $(BAZEL_FLAGS) --config=asan --cache_test_results=no \
+		--test_env=SLIPSTREAM_FUZZ_SECONDS=$$(($(FUZZ_MINUTES) * 20 / 7)) --test_timeout=86400 \
+		//cc_ops:container_fuzz_test
+endif
 
 build: $(STAMPS)/installed  ## Install the package, with its op library, into the environment
 

@@ -99,6 +99,8 @@ CORE_SRCS = [
 # One GoogleTest program each, without a main function.
 CORE_TESTS = [
     "core/batch_lookup_test.cc",
+    "core/concurrency_test.cc",
+    "core/container_fuzz_test.cc",
     "core/deferred_sums_test.cc",
     "core/drift_index_test.cc",
     "core/drift_test.cc",
@@ -124,8 +126,16 @@ CORE_TESTS = [
 
 # What several of them use.
 TEST_HDRS = [
+    "core/container_fuzz.h",
+    "core/fuzz_targets.h",
+    "core/table_fuzz.h",
     "core/test_gpu.h",
     "core/test_threads.h",
+]
+
+# For libFuzzer, which comes with clang: `make fuzz` builds it where that is.
+FUZZER_SRCS = [
+    "core/container_fuzzer.cc",
 ]
 
 # CUDA launchers, compiled by nvcc: raw pointers and a stream, nothing else.

@@ -17,7 +17,9 @@ Status LossMemory::ValidateBudget(int64_t budget_bytes) {
 }
 
 LossMemory::LossMemory(int64_t budget_bytes) : most_entries_(0) {
-  for (size_t n = kSmallest; static_cast<int64_t>(n * sizeof(Entry)) <= budget_bytes; n *= 2) {
+  // Divided, as the bytes of a next size may be beyond 2^63.
+  const auto most = static_cast<size_t>(std::max<int64_t>(budget_bytes, 0)) / sizeof(Entry);
+  for (size_t n = kSmallest; n <= most; n *= 2) {
     most_entries_ = n;
   }
 }

@@ -104,5 +104,17 @@ TEST(LossMemory, RefusesABudgetWithoutRoom) {
   EXPECT_TRUE(LossMemory::ValidateBudget(256).ok());
 }
 
+TEST(LossMemory, AnyBudgetIsABudget) {
+  for (int shift = 10; shift < 62; ++shift) {
+    for (int64_t budget : {int64_t{1} << shift, (int64_t{1} << shift) * 2 - 1}) {
+      if (!LossMemory::ValidateBudget(budget).ok()) continue;
+      LossMemory memory(budget);
+      memory.Record(3, 0.5f, 1);
+      EXPECT_EQ(memory.size(), 1) << budget;
+    }
+  }
+  EXPECT_EQ(LossMemory(std::numeric_limits<int64_t>::max()).size(), 0);
+}
+
 }  // namespace
 }  // namespace slipstream

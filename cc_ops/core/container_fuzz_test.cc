@@ -1,0 +1,50 @@
+#include "cc_ops/core/container_fuzz.h"
+
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <random>
+
+#include "cc_ops/core/fuzz_targets.h"
+
+namespace slipstream {
+namespace fuzz {
+namespace {
+
+// Random bytes: for so many seconds as SLIPSTREAM_FUZZ_SECONDS says, else a fixed number of cases.
+// A failure names its seed.
+class Containers : public testing::TestWithParam<Target> {};
+
+TEST_P(Containers, AgreeWithStandardOnes) {
+  constexpr uint64_t kCases = 1000;
+  const char* const seconds = std::getenv("SLIPSTREAM_FUZZ_SECONDS");
+  const auto end = std::chrono::steady_clock::now() +
+                   std::chrono::seconds(seconds == nullptr ? 0 : std::atoll(seconds));
+  uint64_t seed = 0;
+  for (; seconds == nullptr ? seed < kCases : std::chrono::steady_clock::now() < end; ++seed) {
+    std::mt19937_64 random(seed);
+    std::vector<uint8_t> bytes(random() % (seed % 16 == 0 ? 20000 : 1000));
+    // Half of them of few different bytes: the same keys and calls come again.
+    const uint64_t range = random() % 2 == 0 ? 256 : 1 + random() % 64;
+    const uint64_t first = random();
+    for (uint8_t& byte : bytes) byte = static_cast<uint8_t>(first + random() % range);
+    ASSERT_EQ(GetParam().run(Bytes(bytes.data(), bytes.size())), "") << "seed " << seed;
+  }
+  RecordProperty("cases", static_cast<int>(seed));
+}
+
+INSTANTIATE_TEST_SUITE_P(All, Containers, testing::ValuesIn(kTargets),
+                         [](const testing::TestParamInfo<Target>& info) {
+                           return std::string(info.param.name);
+                         });
+
+TEST(KeyWithHash, UndoesTheHash) {
+  for (uint64_t hash : {uint64_t{0}, uint64_t{1}, ~uint64_t{0}, uint64_t{0x123456789abcdef}}) {
+    EXPECT_EQ(HashKey(KeyWithHash(hash)), hash);
+  }
+}
+
+}  // namespace
+}  // namespace fuzz
+}  // namespace slipstream

@@ -1,0 +1,29 @@
+// For tests: every driver of container_fuzz.h and table_fuzz.h, for random bytes and for libFuzzer.
+#ifndef SLIPSTREAM_CC_OPS_CORE_FUZZ_TARGETS_H_
+#define SLIPSTREAM_CC_OPS_CORE_FUZZ_TARGETS_H_
+
+#include "cc_ops/core/container_fuzz.h"
+#include "cc_ops/core/table_fuzz.h"
+
+namespace slipstream {
+namespace fuzz {
+
+struct Target {
+  const char* name;
+  Difference (*run)(Bytes);
+};
+
+inline constexpr Target kTargets[] = {
+    {"HashIndex", FuzzHashIndex},
+    {"KeySet", FuzzKeySet},
+    {"KeyMap", FuzzKeyMap},
+    {"DeferredSums", FuzzDeferredSums},
+    {"HotKeySketch", FuzzHotKeySketch},
+    {"KeyPacking", FuzzKeyPacking},
+    {"EmbeddingTable", FuzzTable},
+};
+
+}  // namespace fuzz
+}  // namespace slipstream
+
+#endif  // SLIPSTREAM_CC_OPS_CORE_FUZZ_TARGETS_H_

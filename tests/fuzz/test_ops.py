@@ -1,0 +1,47 @@
+"""Every op, called at random in a process of its own: a result or an error, never a crash."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PROGRAM = Path(__file__).with_name("calling_ops.py")
+SECONDS = os.environ.get("SLIPSTREAM_FUZZ_SECONDS")
+CASES = 400
+# Of one process, which a hang would reach. Starting TensorFlow is a part of it.
+MOST_SECONDS = 180
+
+
+@pytest.mark.parametrize("seed", range(4 if SECONDS else 2))
+def test_any_call_gives_a_result_or_an_error(tmp_path: Path, seed: int) -> None:
+    journal = tmp_path / "journal.json"
+    seconds = float(SECONDS) / 4 if SECONDS else MOST_SECONDS / 2
+    cases = 10**9 if SECONDS else CASES
+    arguments = [str(seed), str(cases), str(seconds), str(journal)]
+    environment = {
+        **os.environ,
+        "TF_CPP_MIN_LOG_LEVEL": "3",
+        "CUDA_VISIBLE_DEVICES": "",
+        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+    }
+    try:
+        done = subprocess.run(
+            [sys.executable, str(PROGRAM), *arguments],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=seconds + MOST_SECONDS / 2,
+        )
+    except subprocess.TimeoutExpired:
+        pytest.fail(f"the program hangs in {journal.read_text()[:2000]}")
+    # A negative return code is the signal that ended it.
+    assert done.returncode == 0, f"{journal.read_text()[:2000]}\n{done.stderr[-2000:]}"
+    results = json.loads(done.stdout.splitlines()[-1])
+    assert sum("result" in of_op for of_op in results.values()) > len(results) / 3
+    if not SECONDS:
+        assert sum(map(len, results.values())) > len(results)
