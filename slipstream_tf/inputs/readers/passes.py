@@ -81,7 +81,10 @@ class Passes:
         options = tf.data.Options()
         # Functions in Python have a state, which is found again by the numbers.
         options.experimental_external_state_policy = tf.data.experimental.ExternalStatePolicy.IGNORE
-        return number.flat_map(batches).map(lambda _, batch: batch).with_options(options)
+        read = number.flat_map(batches)
+        # TensorFlow makes a `map` without a state parallel, and that reads ahead.
+        alone = read.scan(0, lambda state, element: (state, element[1]))
+        return alone.with_options(options)
 
     def _next_pass(self) -> np.int64:
         with self._lock:
