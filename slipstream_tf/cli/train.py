@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from slipstream_tf import launch
 from slipstream_tf.cli import data, engine_flags, presets, switch_on
+from slipstream_tf.cli.checkpoints import Saving, saving_of
 from slipstream_tf.cli.flag_set import (
     Choice,
     FlagSet,
@@ -114,6 +115,11 @@ def make_flags() -> FlagSet:
     flags.add("tensorboard", Text(), None, text)
     text = "steps between measurements of the test part in training; their time is evaluation's"
     flags.add("evaluate_every", Integer(1), None, text, "at the end only")
+    text = "steps of the job between checkpoints in OUTPUT/checkpoints; 0: none are saved"
+    flags.add("checkpoint_every", Integer(0), 0, text)
+    flags.add("keep_checkpoints", Integer(1), 3, "checkpoints that are kept, the newest ones")
+    text = "go on from the newest checkpoint, of the same flags; without one, from the beginning"
+    flags.add_switch("resume", text)
     flags.group("Model")
     add_presets("model", "dim", "bottom", "mlp", "cross_layers", "dropout")
     flags.add("store", Choice(("native",)), "native", "what holds the embedding rows")
@@ -189,6 +195,7 @@ class _Prepared:
         values: by flag.
         given: flags that stood on the command line.
         settings: of the run.
+        saving: of checkpoints.
         clock: has the time that reading took so far.
         start: of the program, by `time.perf_counter`.
     """
@@ -196,6 +203,7 @@ class _Prepared:
     values: dict[str, Any]
     given: frozenset[str]
     settings: Settings
+    saving: Saving
     clock: PhaseClock
     start: float
 
@@ -213,6 +221,7 @@ def prepare(values: dict[str, Any], given: frozenset[str]) -> _Prepared:
     start = time.perf_counter()
     clock = PhaseClock()
     settings = resolve(values, given, lambda path: data.name_of(path, clock))
+    saving = saving_of(values, given, start)
     if values["output"] is not None and not launch.rank():
         make_output(values["output"])
     if values["export"] is not None and not launch.rank():
@@ -220,7 +229,7 @@ def prepare(values: dict[str, Any], given: frozenset[str]) -> _Prepared:
     # It takes seconds: not for --help or a misspelt flag.
     import_tensorflow()
     _set_threads(settings.threads)
-    return _Prepared(values, given, settings, clock, start)
+    return _Prepared(values, given, settings, saving, clock, start)
 
 
 def carry_out(prepared: _Prepared, comm: Communicator) -> None:
@@ -242,11 +251,13 @@ def carry_out(prepared: _Prepared, comm: Communicator) -> None:
         steps = session.planned_steps_of(settings, parts, comm.size)
         windows = presets.window_steps(parts.train.spec.name, steps)
         settings = dataclasses.replace(settings, snapshot_interval=windows)
-    record = session.run(settings, parts, prepared.clock, comm, values["export"])
+    record = session.run(
+        settings, parts, prepared.clock, comm, values["export"], prepared.saving
+    )
     if comm.rank:
         return
     record["flags"] = {name: values[name] for name in sorted(given)}
-    record["wall_seconds"] = time.perf_counter() - prepared.start
+    record["wall_seconds"] += time.perf_counter() - prepared.start
     if values["output"] is not None:
         write_json(os.path.join(values["output"], RECORD), record)
     print(summary(record, settings))

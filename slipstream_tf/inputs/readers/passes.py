@@ -41,9 +41,9 @@ class Passes:
         """Returns the batches; each iteration is a pass of its own.
 
         A saved iterator goes on in the pass and at the batch where it was, in another process, too.
-        Where something behind it reads ahead (TensorFlow may make a `map` do so by itself: see
-        `tf.data.Options.experimental_optimization.map_parallelization`), a pass that was read to
-        its end when the iterator was saved is not counted.
+        What TensorFlow reads ahead by itself (`inject_prefetch` and `map_parallelization` of
+        `tf.data.Options.experimental_optimization`) is saved, too; but passes that were read ahead
+        to their end are not counted, so that shuffled ones may come again.
 
         Args:
             output_signature: nested structure of `tf.TensorSpec`, as the batches have it.

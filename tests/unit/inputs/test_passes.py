@@ -68,6 +68,13 @@ def generated(_: Path) -> Any:
     return GeneratedReader(50, "train", BATCH, fields=3, dense=2, ids=True)
 
 
+def at_once(data: tf.data.Dataset) -> tf.data.Dataset:
+    options = tf.data.Options()
+    options.experimental_optimization.map_parallelization = False
+    options.experimental_optimization.inject_prefetch = False
+    return data.with_options(options)
+
+
 def flat(batch: Any) -> list[np.ndarray]:
     return [part.numpy() for part in tf.nest.flatten(batch, expand_composites=True)]
 
@@ -77,9 +84,7 @@ def flat(batch: Any) -> list[np.ndarray]:
 def test_a_saved_iterator_goes_on_in_another_reader(make: Any, at: int, tmp_path: Path) -> None:
     def data(reader: Any) -> tf.data.Dataset:
         # Batches that span the ends of passes, as in training.
-        options = tf.data.Options()
-        options.experimental_optimization.map_parallelization = False
-        return reader.dataset().repeat(EPOCHS).rebatch(BATCH + 2).with_options(options)
+        return at_once(reader.dataset().repeat(EPOCHS).rebatch(BATCH + 2))
 
     reader = make(tmp_path)
     iterator = iter(data(reader))
@@ -109,16 +114,16 @@ def numbers(begun: list[int]) -> Passes:
 
 def test_each_iteration_is_a_pass_of_its_own() -> None:
     begun: list[int] = []
-    data = numbers(begun).dataset(SPEC)
+    data = at_once(numbers(begun).dataset(SPEC))
     first = [batch.numpy()[0] for batch in data.repeat(2)]
     assert first == [0, 1, 2, 10, 11, 12] and begun == [0, 1]
-    at_once = [(a.numpy()[0], b.numpy()[0]) for a, b in tf.data.Dataset.zip((data, data))]
-    assert at_once == [(20, 30), (21, 31), (22, 32)] and begun == [0, 1, 2, 3]
+    pairs = [(a.numpy()[0], b.numpy()[0]) for a, b in tf.data.Dataset.zip((data, data))]
+    assert pairs == [(20, 30), (21, 31), (22, 32)] and begun == [0, 1, 2, 3]
 
 
 def test_passes_that_are_given_up_are_closed_and_read_again_if_need_be() -> None:
     begun: list[int] = []
-    data = numbers(begun).dataset(SPEC)
+    data = at_once(numbers(begun).dataset(SPEC))
     iterators = [iter(data) for _ in range(6)]
     assert [next(iterator).numpy()[0] for iterator in iterators] == [0, 10, 20, 30, 40, 50]
     assert begun == [0, 1, 2, 3, 4, 5]
@@ -127,12 +132,12 @@ def test_passes_that_are_given_up_are_closed_and_read_again_if_need_be() -> None
 
 
 def test_passes_after_a_restored_one_are_counted_on(tmp_path: Path) -> None:
-    iterator = iter(numbers([]).dataset(SPEC).repeat())
+    iterator = iter(at_once(numbers([]).dataset(SPEC).repeat()))
     for _ in range(5):
         next(iterator)
     path = tf.train.Checkpoint(inputs=iterator).write(str(tmp_path / "saved"))
     begun: list[int] = []
-    restored = iter(numbers(begun).dataset(SPEC).repeat())
+    restored = iter(at_once(numbers(begun).dataset(SPEC).repeat()))
     tf.train.Checkpoint(inputs=restored).read(path)
     assert [next(restored).numpy()[0] for _ in range(3)] == [12, 20, 21] and begun == [1, 2]
 
