@@ -21,8 +21,8 @@ from slipstream_tf.telemetry.run_record import PhaseClock, write_json
 if TYPE_CHECKING:
     import tensorflow as tf
 
-    from slipstream_tf.cli.curve import CurveCallback
     from slipstream_tf.cli.counting import StepTimer
+    from slipstream_tf.cli.curve import CurveCallback
     from slipstream_tf.cli.settings import Settings
     from slipstream_tf.distributed import Communicator
     from slipstream_tf.keras import Slipstream
@@ -243,11 +243,11 @@ class RunCheckpoints:
         if self._comm.rank == 0:
             write_json(str(self._saving.directory / RUN), self._run)
 
-    def save_if_due(self, step: int) -> None:
-        """Saves after a step, if it is time to.
+    def after_step(self, step: int) -> None:
+        """Saves, if it is time to.
 
         Args:
-            step: trained steps of the job.
+            step: trained steps of the job, this one included.
         """
         every = self._saving.every
         if every and step % every == 0:

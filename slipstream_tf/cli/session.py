@@ -60,6 +60,7 @@ def run(
     comm: Communicator,
     export_to: str | None = None,
     saving: Saving | None = None,
+    callbacks_beside: Sequence[Any] = (),
 ) -> dict[str, Any]:
     """Trains and evaluates; with several ranks a collective.
 
@@ -74,6 +75,7 @@ def run(
         comm: the ranks. Rank 0 shows progress.
         export_to: folder for a SavedModel of the trained model, which gives probabilities.
         saving: of checkpoints; None: none are saved.
+        callbacks_beside: Keras callbacks of a caller's own, called last.
 
     Returns:
         The record: JSON-serialisable, see README.md, "metrics.json". Its numbers are those of all
@@ -134,7 +136,7 @@ def run(
                 callbacks.append(RanksCallback(comm, embeddings.store))
             else:
                 callbacks.append(slipstream.callback(settings.tensorboard))
-            callbacks += [curve, timer]
+            callbacks += [curve, timer, *callbacks_beside]
             batches = iter(dataset)
             with comm.uncounted():
                 _build_variables(model, dataset.element_spec)
@@ -323,9 +325,7 @@ def _build_variables(model: Any, element_spec: Any) -> None:
     model.optimizer.build(model.trainable_variables)
 
 
-def _fit(
-    model: Any, batches: Any, callbacks: list[Any], saved: RunCheckpoints | None
-) -> None:
+def _fit(model: Any, batches: Any, callbacks: list[Any], saved: RunCheckpoints | None) -> None:
     """Does what `model.fit` does in one epoch, over an iterator whose place can be saved."""
     listed = keras.callbacks.CallbackList(callbacks, model=model, epochs=1, steps=None, verbose=0)
     model.stop_training = False
@@ -348,13 +348,14 @@ def _fit(
             listed.on_train_batch_end(step, logs)
             step += 1
             if saved is not None:
-                saved.save_if_due(step)
+                saved.after_step(step)
         if saved is not None:
             saved.wait()
         if not step:
             raise RunError("The training part has no inputs; nothing was trained.")
-        listed.on_epoch_end(0, dict(model.get_metrics_result()))
-        listed.on_train_end()
+        logs = dict(model.get_metrics_result())
+        listed.on_epoch_end(0, logs)
+        listed.on_train_end(logs)
     except tf.errors.OpError as error:
         raise RunError(f"Training broke off. {_cause(error)}") from None
 

@@ -86,9 +86,7 @@ def total_gradient_rows(embeddings: Any, comm: Communicator) -> dict[str, dict[s
     return {name: dataclasses.asdict(sums) for name, sums in zip(names, totals, strict=True)}
 
 
-def traffic_record(
-    comm: Communicator, before: Mapping[str, int] | None = None
-) -> dict[str, Any]:
+def traffic_record(comm: Communicator, before: Mapping[str, int] | None = None) -> dict[str, Any]:
     """Returns the entry "ranks" of the record: how many there are, and what they sent so far.
 
     Args:

@@ -6,6 +6,7 @@ In: flags. Out: a progress bar, metrics.json in the output folder, a short table
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import sys
 import time
@@ -123,6 +124,10 @@ def make_flags() -> FlagSet:
     flags.group("Model")
     add_presets("model", "dim", "bottom", "mlp", "cross_layers", "dropout")
     flags.add("store", Choice(("native",)), "native", "what holds the embedding rows")
+    text = "most rows of each table, on all ranks together; not with replicated tables of several"
+    flags.add("capacity", Integer(1), None, text, "no bound")
+    text = "which row leaves a full table: the one not used for longest, or least often"
+    flags.add("eviction", Choice(("lru", "lfu")), "lru", text)
     flags.group("Training")
     add_presets("batch_size", "epochs", "rows_optimizer", "rows_learning_rate", "rows_init")
     add_presets("learning_rate")
@@ -208,12 +213,12 @@ class _Prepared:
     start: float
 
 
-def main(values: dict[str, Any], given: frozenset[str]) -> None:
-    """Runs the program as one process."""
+def main(values: dict[str, Any], given: frozenset[str], callbacks: Sequence[Any] = ()) -> None:
+    """Runs the program as one process, with callbacks beside its own."""
     prepared = prepare(values, given)
     from slipstream_tf.distributed import SingleProcess
 
-    carry_out(prepared, SingleProcess())
+    carry_out(prepared, SingleProcess(), callbacks)
 
 
 def prepare(values: dict[str, Any], given: frozenset[str]) -> _Prepared:
@@ -232,8 +237,8 @@ def prepare(values: dict[str, Any], given: frozenset[str]) -> _Prepared:
     return _Prepared(values, given, settings, saving, clock, start)
 
 
-def carry_out(prepared: _Prepared, comm: Communicator) -> None:
-    """Runs; rank 0 writes the record and prints the table."""
+def carry_out(prepared: _Prepared, comm: Communicator, callbacks: Sequence[Any] = ()) -> None:
+    """Runs, with callbacks beside; rank 0 writes the record and prints the table."""
     from slipstream_tf.cli import session
 
     values, given, settings = prepared.values, prepared.given, prepared.settings
@@ -252,7 +257,7 @@ def carry_out(prepared: _Prepared, comm: Communicator) -> None:
         windows = presets.window_steps(parts.train.spec.name, steps)
         settings = dataclasses.replace(settings, snapshot_interval=windows)
     record = session.run(
-        settings, parts, prepared.clock, comm, values["export"], prepared.saving
+        settings, parts, prepared.clock, comm, values["export"], prepared.saving, callbacks
     )
     if comm.rank:
         return
@@ -337,11 +342,17 @@ def _set_threads(threads: int | None) -> None:
                 ) from None
 
 
-def entry_point(arguments: Sequence[str] | None = None) -> None:
-    """Runs the program, alone or as a rank, and ends the process with its exit code."""
+def entry_point(arguments: Sequence[str] | None = None, callbacks: Sequence[Any] = ()) -> None:
+    """Runs the program, alone or as a rank, and ends the process with its exit code.
+
+    Args:
+        arguments: of the command line; default: those of this process.
+        callbacks: Keras callbacks of the steps, beside the program's own.
+    """
     if launch.rank() is None:
-        sys.exit(run_program(make_flags(), main, arguments))
-    sys.exit(run_rank(make_flags(), prepare, carry_out, arguments))
+        sys.exit(run_program(make_flags(), functools.partial(main, callbacks=callbacks), arguments))
+    run = functools.partial(carry_out, callbacks=callbacks)
+    sys.exit(run_rank(make_flags(), prepare, run, arguments))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
 """Passes of a reader written in Python, as data sets whose place TensorFlow can save.
 
-In: a function that begins a pass. Out: a data set. A `Dataset.from_generator` cannot be saved: where
-it stands is known to Python alone. Here, the number of the pass and that of its next batch are kept
-by the iterator, and are saved with it; what goes on from them reads the pass again up to there.
+In: a function that begins a pass. Out: a data set. A `Dataset.from_generator` cannot be saved:
+where it stands is known to Python alone. Here, the number of the pass and that of its next batch
+are kept by the iterator, and are saved with it; what goes on from them reads the pass again up to
+there.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-# A pass that was begun and given up would keep its files open; the oldest are closed, and read again
-# if they go on after all.
+# A pass that was begun and given up would keep its files open; the oldest are closed, and read
+# again if they go on after all.
 _MOST_OPEN = 4
 
 

@@ -31,9 +31,7 @@ def arrays(_: Path) -> Any:
 
 
 def criteo(folder: Path) -> Any:
-    lines = [
-        "\t".join([str(i % 2), *["3"] * 13, *[f"{i % 9:08x}"] * 26]) + "\n" for i in range(60)
-    ]
+    lines = ["\t".join([str(i % 2), *["3"] * 13, *[f"{i % 9:08x}"] * 26]) + "\n" for i in range(60)]
     lines[10] = "torn\n"
     (folder / "part.tsv").write_text("".join(lines))
     return CriteoReader(str(folder / "part.tsv"), BATCH, ids=True)
