@@ -38,7 +38,7 @@ class Settings:
         label_column, key_columns, dense_columns: names of the columns of Parquet data.
         shuffle_shards: whether the shards of prepared data are read in another order every epoch.
         store: which embedding store.
-        capacity: most rows of each table; None: no bound.
+        capacity: most rows of each table, on each rank; None: no bound.
         eviction: which rows leave a full table: "lru" or "lfu".
         placement: where the ranks of a job hold embedding rows: "replicated", all of them on each.
         wire_dtype: in which rows travel between ranks.

@@ -124,7 +124,7 @@ def make_flags() -> FlagSet:
     flags.group("Model")
     add_presets("model", "dim", "bottom", "mlp", "cross_layers", "dropout")
     flags.add("store", Choice(("native",)), "native", "what holds the embedding rows")
-    text = "most rows of each table, on all ranks together; not with replicated tables of several"
+    text = "most rows of each table, on each rank; not with replicated tables of several"
     flags.add("capacity", Integer(1), None, text, "no bound")
     text = "which row leaves a full table: the one not used for longest, or least often"
     flags.add("eviction", Choice(("lru", "lfu")), "lru", text)

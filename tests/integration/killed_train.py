@@ -2,8 +2,7 @@
 
     killed_train.py STEP FLAGS...
 
-SIGKILL comes after a step and before the checkpoint that may be due then. A STEP below 0 sends
-SIGTERM instead, before the step ends that has the number without the sign.
+SIGKILL comes after a step and before the checkpoint that may be due then.
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ def main() -> None:
     end_step = RunCheckpoints.after_step
 
     def after_step(self: RunCheckpoints, step: int) -> None:
-        if step == abs(at):
-            os.kill(os.getpid(), signal.SIGKILL if at > 0 else signal.SIGTERM)
+        if step == at:
+            os.kill(os.getpid(), signal.SIGKILL)
         end_step(self, step)
 
     RunCheckpoints.after_step = after_step  # type: ignore[method-assign]

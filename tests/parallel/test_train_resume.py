@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 SMALL = (
-    "--data=generated:3900:50", "--dim=4", "--mlp=8", "--bottom=8", "--dropout=0.2",
+    "--data=generated:3900:400", "--dim=4", "--mlp=8", "--bottom=8", "--dropout=0.2",
     "--batch_size=64", "--epochs=2", "--threads=1", "--snapshot_interval=5",
     "--checkpoint_every=8",
 )  # fmt: skip
 SKIPS = {
     "replicated": ("--skip=both", "--score=remembered_loss", "--saturated_share=1"),
     "sharded": (
-        "--skip=defer", "--placement=sharded", "--capacity=40", "--eviction=lfu",
+        "--skip=defer", "--placement=sharded", "--capacity=150", "--eviction=lfu",
         "--evaluate_every=9",
     ),
 }  # fmt: skip
@@ -56,9 +56,10 @@ def test_a_killed_rank(run_ranks: Any, way: str, tmp_path: Path) -> None:
     assert refused.returncode != 0 and len(lines) == 1 and "--resume" in lines[0]
     done = run(run_ranks, killed, *flags, "--resume")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("goes on from") == 1 and "step 32" in done.stdout
+    assert done.stdout.count("goes on from") == 1
     straight, resumed = record_of(tmp_path / "straight"), record_of(killed)
-    assert resumed["resumed_at"] == [32]
+    # The checkpoint before is the newest where one was being written.
+    assert resumed["resumed_at"] in ([24], [32])
     for name in ("test", "training", "inputs", "rows", "progress", "evaluations", "gradient_rows"):
         assert resumed[name] == numbers(straight[name]), name
     assert len(resumed["windows"]) == len(straight["windows"]) > 5
