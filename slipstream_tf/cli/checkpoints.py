@@ -190,7 +190,9 @@ class RunCheckpoints:
         self._saving, self._run, self._comm = saving, run, comm
         self._curve, self._timer, self._clock = curve, timer, clock
         self._training_since = training_since
+        self._store = store
         self.bytes_before: dict[str, int] = {}
+        self.rows_before: dict[str, dict[str, int]] = {}
         self.resumed_at: list[int] = []
         # Random numbers of layers and metrics are each rank's own.
         states = [v.value for v in model.variables if not v.value.dtype.is_floating]
@@ -232,6 +234,11 @@ class RunCheckpoints:
             self._clock.seconds[name] += seconds
         self._wall_before = told["wall_seconds"]
         self.bytes_before = told["bytes"]
+        # Less what restoring itself counts.
+        self.rows_before = {
+            name: {kind: rows[kind] - now for kind, now in self._rows(name).items()}
+            for name, rows in told["gradient_rows"].items()
+        }
         self.resumed_at = [*told["resumed_at"], last.step]
         self._say(f"goes on from {last.path}, step {last.step:,}")
         return last.step
@@ -268,6 +275,7 @@ class RunCheckpoints:
             "seconds": seconds,
             "wall_seconds": self._wall_before + start - self._saving.started,
             "bytes": self.bytes_so_far(),
+            "gradient_rows": {name: self._rows(name) for name in self._tables()},
             "resumed_at": self.resumed_at,
         }
         try:
@@ -297,6 +305,17 @@ class RunCheckpoints:
         kinds = {kind: int(count) for kind, count in self._comm.traffic().bytes.items()}
         before = self.bytes_before
         return {kind: kinds.get(kind, 0) + before.get(kind, 0) for kind in {**before, **kinds}}
+
+    def _tables(self) -> list[str]:
+        return [table.name for table in self._store.tables]
+
+    def _rows(self, table: str) -> dict[str, int]:
+        """What became of this rank's gradient rows, in all parts."""
+        before = self.rows_before.get(table, {})
+        counts = dataclasses.asdict(self._store.update_counts(table))
+        # These two are not counted, but are as they are.
+        flows = {kind: n for kind, n in counts.items() if not kind.startswith("pending")}
+        return {kind: n + before.get(kind, 0) for kind, n in flows.items()}
 
     def _say(self, text: str) -> None:
         if self._comm.rank == 0:

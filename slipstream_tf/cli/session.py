@@ -181,7 +181,7 @@ def run(
         "test_bad_lines": parts.test.bad_lines.count,
         "row_lookups": _row_lookups(parts.train, inputs["trained"]),
         "rows": _rows(settings, embeddings, comm),
-        "gradient_rows": total_gradient_rows(embeddings, comm),
+        "gradient_rows": total_gradient_rows(embeddings, comm, saved.rows_before if saved else {}),
         "ranks": traffic,
         "seconds": {**clock.seconds, "total": sum(clock.seconds.values())},
         "resumed_at": saved.resumed_at if saved else [],

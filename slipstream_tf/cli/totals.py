@@ -78,10 +78,22 @@ def total_metrics(model: Any, comm: Communicator) -> dict[str, Any]:
     }
 
 
-def total_gradient_rows(embeddings: Any, comm: Communicator) -> dict[str, dict[str, int]]:
-    """Returns what became of each table's gradient rows, by table."""
+def total_gradient_rows(
+    embeddings: Any, comm: Communicator, before: Mapping[str, Mapping[str, int]]
+) -> dict[str, dict[str, int]]:
+    """Returns what became of each table's gradient rows, by table.
+
+    Args:
+        embeddings: the tables.
+        comm: the ranks.
+        before: rows of this rank by table and field, from parts of the run before this one.
+    """
     names = [table.name for table in embeddings.tables]
-    counts = [embeddings.store.update_counts(name) for name in names]
+    counts = []
+    for name in names:
+        now = embeddings.store.update_counts(name)
+        more = {kind: getattr(now, kind) + rows for kind, rows in before.get(name, {}).items()}
+        counts.append(dataclasses.replace(now, **more))
     totals = Ranks(comm).total_counts(counts, "gradient_rows")
     return {name: dataclasses.asdict(sums) for name, sums in zip(names, totals, strict=True)}
 
