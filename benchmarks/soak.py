@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
 import random
 import shlex
@@ -32,7 +33,9 @@ from absl import app, flags
 HERE = Path(__file__).resolve().parent
 
 
-_MINUTES = flags.DEFINE_float("minutes", 120.0, "How long.", lower_bound=0.1)
+_MINUTES = flags.DEFINE_float(
+    "minutes", 120.0, "How long, from the first step on.", lower_bound=0.1
+)
 _KILL_EVERY = flags.DEFINE_float("kill_every", 5.0, "Minutes between kills, of training.")
 _CALM = flags.DEFINE_float("calm_minutes", 30.0, "At the end, without kills: to look at memory.")
 _STEP = flags.DEFINE_float("step_seconds", 0.5, "Least duration of a step.", lower_bound=0.0)
@@ -95,9 +98,7 @@ class Soak:
     def __init__(self, output: Path) -> None:
         self._output, self._notes = output, output / "notes"
         self._random = random.Random(_SEED.value)
-        self._end = time.time() + 60 * _MINUTES.value
-        # The last kill leaves time to go on.
-        self._last_kill = self._end - 60 * _CALM.value
+        self._end = math.inf  # Until the first step.
         self.parts: list[Part] = []
         self.memory: list[dict[str, Any]] = []
 
@@ -157,6 +158,7 @@ class Soak:
             if len(steps) == _RANKS and part.seconds_to_first_step is None:
                 first = max(process["steps"][0]["time"] for process in processes)
                 part.seconds_to_first_step = first - part.started
+                self._end = min(self._end, first + 60 * _MINUTES.value)
                 due = now + 60 * _KILL_EVERY.value * self._random.uniform(0.7, 1.3)
             if now >= next_sample:
                 next_sample = now + _SAMPLE.value
@@ -165,12 +167,12 @@ class Soak:
                 if now - part.killed > _END.value:
                     part.is_hang = True
                     return
-            elif now >= self._end:
+            elif now >= self._end and due is not None:
                 return
             elif now - last_step > _HANG.value:
                 part.is_hang = True
                 return
-            elif due is not None and due <= now < self._last_kill:
+            elif due is not None and due <= now < self._end - 60 * _CALM.value:
                 chosen = self._random.choice(processes)
                 os.kill(chosen["pid"], signal.SIGKILL)
                 part.killed_rank, part.killed = chosen["rank"], now

@@ -49,8 +49,8 @@ def test_a_minute(report: ModuleType, tmp_path: Path) -> None:
         pytest.skip("no Horovod: run `make horovod`")
     done = subprocess.run(
         [
-            sys.executable, str(BENCHMARKS / "soak.py"), "--minutes=2", "--calm_minutes=1",
-            "--kill_every=0.1", "--step_seconds=0.1", "--checkpoint_every=20",
+            sys.executable, str(BENCHMARKS / "soak.py"), "--minutes=1", "--calm_minutes=0.4",
+            "--kill_every=0.3", "--step_seconds=0.1", "--checkpoint_every=20",
             "--sample_seconds=1", "--warm_up_seconds=5", "--flat_mib_per_hour=1e9",
             "--data=generated:4000:2000", f"--output={tmp_path / 'soak'}",
         ],
