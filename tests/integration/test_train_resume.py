@@ -77,12 +77,14 @@ def newest(output: Path) -> Path:
 
 def require_same_checkpoint(one: Path, other: Path) -> None:
     """The newest checkpoints hold bitwise the same rows, slots, counts, weights and optimizer."""
-    steps = [json.loads((p / "manifest.json").read_text())["step"] for p in (one, other)]
-    assert steps[0] == steps[1]
+    manifests = [json.loads((p / "manifest.json").read_text()) for p in (one, other)]
+    assert manifests[0]["step"] == manifests[1]["step"]
+    identities = [manifest["checkpoint"] for manifest in manifests]
     tables = sorted(path.name for path in (one / "rank-0").glob("table-*"))
     assert len(tables) == 26
     for name in tables:
-        files = [ArrayFile(path / "rank-0" / name) for path in (one, other)]
+        paths = [path / "rank-0" / name for path in (one, other)]
+        files = [ArrayFile(*pair) for pair in zip(paths, identities, strict=True)]
         groups = [file.read("rows") for file in files]
         assert len(groups[0]) == len(groups[1])
         for part, values in groups[0].items():
