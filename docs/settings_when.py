@@ -106,6 +106,9 @@ FLAGS: Mapping[str, str] = {
     "export": "You want to serve the model.",
     "tensorboard": "You want to look while it runs.",
     "evaluate_every": "Curves of test quality in the report.",
+    "checkpoint_every": "Training takes hours, or the machine may be taken away.",
+    "keep_checkpoints": "Disk is short: 1. A run may have to go back further: more.",
+    "resume": "Always, in a job that is started again by itself; else after it was ended.",
     "model": "Data without numbers, or many crosses: `dcn`.",
     "dim": "As for any embedding.",
     "bottom": "As for any MLP.",
@@ -113,6 +116,8 @@ FLAGS: Mapping[str, str] = {
     "cross_layers": "As for any DCN-v2.",
     "dropout": "Several epochs: overfitting.",
     "store": "There is one choice so far; SOK is used [from Python](sok.md).",
+    "capacity": "Memory must be bounded. Not with replicated tables of several ranks.",
+    "eviction": "Keys come back after long: `lfu`.",
     "batch_size": "Per rank: divide by the number of ranks to train the same model.",
     "epochs": "Remembered losses need several.",
     "rows_optimizer": "`rowwise_adagrad` to save memory: one value per row instead of one per "

@@ -42,6 +42,8 @@ def build_embeddings(
         TableConfig(
             field,
             dim=settings.dim,
+            capacity=settings.capacity,
+            eviction=settings.eviction,
             initializer=initializers.RandomUniform(-half_width, half_width),
             # Of their own: equal ids of two fields must not start as equal rows.
             seed=settings.seed * len(fields) + index,

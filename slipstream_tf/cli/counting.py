@@ -6,7 +6,7 @@ The two counts are taken apart, so that an input lost between them would show.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import keras
@@ -129,6 +129,17 @@ class StepTimer(keras.callbacks.Callback):
         """Stops the clock."""
         del logs
         self._end = time.perf_counter()
+
+    def state(self) -> dict[str, Any]:
+        """Returns the steps and the seconds so far, JSON-serialisable."""
+        is_timed = self._steps >= self._untimed
+        seconds = time.perf_counter() - self._start if is_timed else 0.0
+        return {"steps": self._steps, "seconds": seconds}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Goes on from what `state` gave, after training has begun."""
+        self._steps = state["steps"]
+        self._start = time.perf_counter() - state["seconds"]
 
     @property
     def seconds_per_step(self) -> float | None:

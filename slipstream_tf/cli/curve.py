@@ -98,6 +98,25 @@ class CurveCallback(keras.callbacks.Callback):
         if logs and "loss" in logs:
             self._last = self._place(logs)
 
+    def state(self) -> dict[str, Any]:
+        """Returns all notes so far, JSON-serialisable."""
+        return {
+            "places": [dataclasses.asdict(place) for place in self._places],
+            "evaluated": [[dataclasses.asdict(p), quality] for p, quality in self._evaluated],
+            "steps": self._steps,
+            "interval": self._interval,
+            "seconds": time.perf_counter() - self._start,
+            "evaluation_seconds": self.evaluation_seconds,
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Goes on from what `state` gave, after training has begun."""
+        self._places = [_Place(**place) for place in state["places"]]
+        self._evaluated = [(_Place(**place), quality) for place, quality in state["evaluated"]]
+        self._steps, self._interval = state["steps"], state["interval"]
+        self._start = time.perf_counter() - state["seconds"]
+        self.evaluation_seconds = state["evaluation_seconds"]
+
     def _place(self, logs: Mapping[str, Any]) -> _Place:
         return _Place(
             step=self._steps,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-import warnings
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,6 +22,7 @@ from slipstream_tf.cli.build import (
     saturation_config,
     warmup_steps,
 )
+from slipstream_tf.cli.checkpoints import RunCheckpoints, Saving, describe, require_same_run
 from slipstream_tf.cli.counting import BarCallback, StepTimer, counted, first_inputs
 from slipstream_tf.cli.curve import CurveCallback
 from slipstream_tf.cli.data import Parts
@@ -39,6 +40,7 @@ from slipstream_tf.cli.totals import (
     traffic_record,
 )
 from slipstream_tf.distributed import Communicator, even_ends, with_next
+from slipstream_tf.distributed.batches import no_inputs
 from slipstream_tf.distributed.settings import require_same
 from slipstream_tf.export import saved_model
 from slipstream_tf.inputs.segregation import profile_hot_keys, segregate
@@ -57,6 +59,8 @@ def run(
     clock: PhaseClock,
     comm: Communicator,
     export_to: str | None = None,
+    saving: Saving | None = None,
+    callbacks_beside: Sequence[Any] = (),
 ) -> dict[str, Any]:
     """Trains and evaluates; with several ranks a collective.
 
@@ -70,6 +74,8 @@ def run(
         clock: has the time that opening the data took; the other phases are added.
         comm: the ranks. Rank 0 shows progress.
         export_to: folder for a SavedModel of the trained model, which gives probabilities.
+        saving: of checkpoints; None: none are saved.
+        callbacks_beside: Keras callbacks of a caller's own, called last.
 
     Returns:
         The record: JSON-serialisable, see README.md, "metrics.json". Its numbers are those of all
@@ -86,8 +92,15 @@ def run(
     planned_steps = planned_steps_of(settings, parts, comm.size)
     timer = StepTimer(_steps_before_skipping(settings, planned_steps))
     _require_same_run(settings, parts, comm)
+    saving = saving or Saving()
+    saved_run = describe(settings, spec, comm.size)
+    if saving.is_used:
+        with agreed(comm, "resume"):
+            require_same_run(saving, saved_run)
     with clock.phase("reading"), agreed(comm, "segregate"):
         hot_keys = _hot_keys(settings, parts.train.dataset()) if settings.segregate else None
+    saved: RunCheckpoints | None = None
+    training_since = time.perf_counter()
     with clock.phase("training"):
         with agreed(comm, "build"):
             if settings.wire_dtype != "float32" and settings.wire_warmup_steps is None:
@@ -123,8 +136,16 @@ def run(
                 callbacks.append(RanksCallback(comm, embeddings.store))
             else:
                 callbacks.append(slipstream.callback(settings.tensorboard))
-            callbacks += [curve, timer]
-            _fit(model, dataset, callbacks)
+            callbacks += [curve, timer, *callbacks_beside]
+            batches = iter(dataset)
+            with comm.uncounted():
+                _build_variables(model, dataset.element_spec)
+            if saving.is_used:
+                saved = RunCheckpoints(
+                    saving, saved_run, model, slipstream, embeddings.store, batches, (read, seen),
+                    comm, curve, timer, clock, training_since,
+                )  # fmt: skip
+            _fit(model, batches, callbacks, saved)
     clock.move(curve.evaluation_seconds, "training", "evaluation")
     windows: list[dict[str, Any]] = []
     skipped, summary, shadow = 0, "", None
@@ -138,7 +159,7 @@ def run(
         if slipstream.config.shadow:
             shadow = slipstream.shadow_estimate().to_dict()
         clock.move(sum(r.seconds for r in slipstream.tracker.reports), "training", "window_ends")
-    traffic = traffic_record(comm)
+    traffic = traffic_record(comm, saved.bytes_before if saved else None)
     training = total_metrics(model, comm)
     inputs = {
         "seen": total(comm, int(seen.numpy()), "seen"),
@@ -160,9 +181,11 @@ def run(
         "test_bad_lines": parts.test.bad_lines.count,
         "row_lookups": _row_lookups(parts.train, inputs["trained"]),
         "rows": _rows(settings, embeddings, comm),
-        "gradient_rows": total_gradient_rows(embeddings, comm),
+        "gradient_rows": total_gradient_rows(embeddings, comm, saved.rows_before if saved else {}),
         "ranks": traffic,
         "seconds": {**clock.seconds, "total": sum(clock.seconds.values())},
+        "resumed_at": saved.resumed_at if saved else [],
+        "wall_seconds": saved.wall_seconds_before if saved else 0.0,
         "seconds_per_step_after_warmup": timer.seconds_per_step,
         "windows": windows,
         "summary": summary,
@@ -277,10 +300,14 @@ def _training_data(
     """A rank's batches, segregated or with skippable inputs left out, as many as other ranks'."""
     if hot_keys is not None:
         dataset = segregate(dataset, hot_keys, settings.batch_size)
+    options = tf.data.Options()
+    # Nothing reads ahead: where the data are is where training is, for those who count and save.
+    options.experimental_optimization.inject_prefetch = False
+    options.experimental_optimization.map_parallelization = False
+    options.experimental_external_state_policy = tf.data.experimental.ExternalStatePolicy.IGNORE
     if settings.threads is not None:
-        options = tf.data.Options()
         options.threading.private_threadpool_size = settings.threads
-        dataset = dataset.with_options(options)
+    dataset = dataset.with_options(options)
     if slipstream is None:
         dataset = even_ends(dataset, comm)
     else:
@@ -288,16 +315,49 @@ def _training_data(
     return with_next(dataset) if settings.prefetch else dataset
 
 
-def _fit(model: Any, dataset: tf.data.Dataset, callbacks: list[Any]) -> None:
+def _build_variables(model: Any, element_spec: Any) -> None:
+    """Makes the variables of model, metrics and optimizer, by a batch of no inputs."""
+    spec = element_spec[:2]
+    features, label = tf.nest.map_structure(lambda part: no_inputs(part, "training data"), spec)
+    outputs = model(features, training=False)
+    model.compute_metrics(features, label, outputs)
+    model.reset_metrics()
+    model.optimizer.build(model.trainable_variables)
+
+
+def _fit(model: Any, batches: Any, callbacks: list[Any], saved: RunCheckpoints | None) -> None:
+    """Does what `model.fit` does in one epoch, over an iterator whose place can be saved."""
+    listed = keras.callbacks.CallbackList(callbacks, model=model, epochs=1, steps=None, verbose=0)
+    model.stop_training = False
+    model.make_train_function()
     try:
-        with warnings.catch_warnings():
-            # How many batches come is not known before, which Keras takes for a mistake.
-            warnings.filterwarnings("ignore", message="Your input ran out of data")
-            fitted = model.fit(dataset, epochs=1, verbose=0, shuffle=False, callbacks=callbacks)
+        listed.on_train_begin()
+        model.reset_metrics()
+        listed.on_epoch_begin(0)
+        step = 0
+        if saved is not None:
+            # After what begins training: it applies what ranks hold back.
+            step = saved.restore()
+            saved.begin()
+        while True:
+            listed.on_train_batch_begin(step)
+            try:
+                logs = model.train_function(batches)
+            except tf.errors.OutOfRangeError:
+                break
+            listed.on_train_batch_end(step, logs)
+            step += 1
+            if saved is not None:
+                saved.after_step(step)
+        if saved is not None:
+            saved.wait()
+        if not step:
+            raise RunError("The training part has no inputs; nothing was trained.")
+        logs = dict(model.get_metrics_result())
+        listed.on_epoch_end(0, logs)
+        listed.on_train_end(logs)
     except tf.errors.OpError as error:
         raise RunError(f"Training broke off. {_cause(error)}") from None
-    if "loss" not in fitted.history:
-        raise RunError("The training part has no inputs; nothing was trained.")
 
 
 def _cause(error: tf.errors.OpError) -> str:

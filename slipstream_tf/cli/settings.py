@@ -16,8 +16,8 @@ _COLUMNS = ("label_column", "key_columns", "dense_columns")
 # A control repeats a run; with other values of these, its numbers would compare different things.
 _MUST_MATCH = (
     "data", "split", *_COLUMNS, "shuffle_shards", "max_inputs", "batch_size", "model", "dim",
-    "bottom", "mlp", "cross_layers", "epochs", "store", "placement", "wire_dtype", "wire_coding",
-    "wire_warmup_steps", "snapshot_interval", "warmup_steps",
+    "bottom", "mlp", "cross_layers", "epochs", "store", "capacity", "eviction", "placement",
+    "wire_dtype", "wire_coding", "wire_warmup_steps", "snapshot_interval", "warmup_steps",
 )  # fmt: skip
 # What makes a control another run than the one that it is compared with.
 _NOT_REPEATED = (
@@ -38,6 +38,8 @@ class Settings:
         label_column, key_columns, dense_columns: names of the columns of Parquet data.
         shuffle_shards: whether the shards of prepared data are read in another order every epoch.
         store: which embedding store.
+        capacity: most rows of each table, on each rank; None: no bound.
+        eviction: which rows leave a full table: "lru" or "lfu".
         placement: where the ranks of a job hold embedding rows: "replicated", all of them on each.
         wire_dtype: in which rows travel between ranks.
         wire_coding: how keys and rows are written.
@@ -102,6 +104,8 @@ class Settings:
     threads: int | None
     shuffle_shards: bool = False
     evaluate_every: int | None = None
+    capacity: int | None = None
+    eviction: str = "lru"
     tensorboard: str | None = None
     random_shares: tuple[float, ...] = ()
     stop_after: int | None = None
@@ -280,6 +284,8 @@ def _refuse_idle_flags(settings: Settings, given: frozenset[str], data_name: str
             idle["wire_warmup_steps"] = "--wire_dtype=bfloat16"
     if data_name != "parquet":
         idle.update(dict.fromkeys(_COLUMNS, "Parquet data that slipstream-prepare did not write"))
+    if settings.capacity is None:
+        idle["eviction"] = "--capacity"
     if settings.model != "dlrm":
         idle["bottom"] = "--model=dlrm"
     if settings.model != "dcn":

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -77,24 +78,40 @@ def total_metrics(model: Any, comm: Communicator) -> dict[str, Any]:
     }
 
 
-def total_gradient_rows(embeddings: Any, comm: Communicator) -> dict[str, dict[str, int]]:
-    """Returns what became of each table's gradient rows, by table."""
+def total_gradient_rows(
+    embeddings: Any, comm: Communicator, before: Mapping[str, Mapping[str, int]]
+) -> dict[str, dict[str, int]]:
+    """Returns what became of each table's gradient rows, by table.
+
+    Args:
+        embeddings: the tables.
+        comm: the ranks.
+        before: rows of this rank by table and field, from parts of the run before this one.
+    """
     names = [table.name for table in embeddings.tables]
-    counts = [embeddings.store.update_counts(name) for name in names]
+    counts = []
+    for name in names:
+        now = embeddings.store.update_counts(name)
+        more = {kind: getattr(now, kind) + rows for kind, rows in before.get(name, {}).items()}
+        counts.append(dataclasses.replace(now, **more))
     totals = Ranks(comm).total_counts(counts, "gradient_rows")
     return {name: dataclasses.asdict(sums) for name, sums in zip(names, totals, strict=True)}
 
 
-def traffic_record(comm: Communicator) -> dict[str, Any]:
+def traffic_record(comm: Communicator, before: Mapping[str, int] | None = None) -> dict[str, Any]:
     """Returns the entry "ranks" of the record: how many there are, and what they sent so far.
 
     Args:
         comm: the ranks.
+        before: bytes of this rank by kind that it does not count any more, from parts of the run
+            before this one.
 
     Returns:
         size; bytes: kind -> bytes of all ranks; bytes_by_rank: the same of each, rank 0 first.
     """
-    by_rank = gather_json(comm, dict(comm.traffic().bytes), "slipstream.traffic")
+    own = collections.Counter(before or {})
+    own.update({kind: int(count) for kind, count in comm.traffic().bytes.items()})
+    by_rank = gather_json(comm, dict(own), "slipstream.traffic")
     totals: collections.Counter[str] = collections.Counter()
     for of_rank in by_rank:
         totals.update(of_rank)

@@ -6,6 +6,7 @@ In: flags. Out: a progress bar, metrics.json in the output folder, a short table
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import sys
 import time
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from slipstream_tf import launch
 from slipstream_tf.cli import data, engine_flags, presets, switch_on
+from slipstream_tf.cli.checkpoints import Saving, saving_of
 from slipstream_tf.cli.flag_set import (
     Choice,
     FlagSet,
@@ -114,9 +116,18 @@ def make_flags() -> FlagSet:
     flags.add("tensorboard", Text(), None, text)
     text = "steps between measurements of the test part in training; their time is evaluation's"
     flags.add("evaluate_every", Integer(1), None, text, "at the end only")
+    text = "steps of the job between checkpoints in OUTPUT/checkpoints; 0: none are saved"
+    flags.add("checkpoint_every", Integer(0), 0, text)
+    flags.add("keep_checkpoints", Integer(1), 3, "checkpoints that are kept, the newest ones")
+    text = "go on from the newest checkpoint, of the same flags; without one, from the beginning"
+    flags.add_switch("resume", text)
     flags.group("Model")
     add_presets("model", "dim", "bottom", "mlp", "cross_layers", "dropout")
     flags.add("store", Choice(("native",)), "native", "what holds the embedding rows")
+    text = "most rows of each table, on each rank; not with replicated tables of several"
+    flags.add("capacity", Integer(1), None, text, "no bound")
+    text = "which row leaves a full table: the one not used for longest, or least often"
+    flags.add("eviction", Choice(("lru", "lfu")), "lru", text)
     flags.group("Training")
     add_presets("batch_size", "epochs", "rows_optimizer", "rows_learning_rate", "rows_init")
     add_presets("learning_rate")
@@ -189,6 +200,7 @@ class _Prepared:
         values: by flag.
         given: flags that stood on the command line.
         settings: of the run.
+        saving: of checkpoints.
         clock: has the time that reading took so far.
         start: of the program, by `time.perf_counter`.
     """
@@ -196,16 +208,17 @@ class _Prepared:
     values: dict[str, Any]
     given: frozenset[str]
     settings: Settings
+    saving: Saving
     clock: PhaseClock
     start: float
 
 
-def main(values: dict[str, Any], given: frozenset[str]) -> None:
-    """Runs the program as one process."""
+def main(values: dict[str, Any], given: frozenset[str], callbacks: Sequence[Any] = ()) -> None:
+    """Runs the program as one process, with callbacks beside its own."""
     prepared = prepare(values, given)
     from slipstream_tf.distributed import SingleProcess
 
-    carry_out(prepared, SingleProcess())
+    carry_out(prepared, SingleProcess(), callbacks)
 
 
 def prepare(values: dict[str, Any], given: frozenset[str]) -> _Prepared:
@@ -213,6 +226,7 @@ def prepare(values: dict[str, Any], given: frozenset[str]) -> _Prepared:
     start = time.perf_counter()
     clock = PhaseClock()
     settings = resolve(values, given, lambda path: data.name_of(path, clock))
+    saving = saving_of(values, given, start)
     if values["output"] is not None and not launch.rank():
         make_output(values["output"])
     if values["export"] is not None and not launch.rank():
@@ -220,11 +234,11 @@ def prepare(values: dict[str, Any], given: frozenset[str]) -> _Prepared:
     # It takes seconds: not for --help or a misspelt flag.
     import_tensorflow()
     _set_threads(settings.threads)
-    return _Prepared(values, given, settings, clock, start)
+    return _Prepared(values, given, settings, saving, clock, start)
 
 
-def carry_out(prepared: _Prepared, comm: Communicator) -> None:
-    """Runs; rank 0 writes the record and prints the table."""
+def carry_out(prepared: _Prepared, comm: Communicator, callbacks: Sequence[Any] = ()) -> None:
+    """Runs, with callbacks beside; rank 0 writes the record and prints the table."""
     from slipstream_tf.cli import session
 
     values, given, settings = prepared.values, prepared.given, prepared.settings
@@ -242,11 +256,13 @@ def carry_out(prepared: _Prepared, comm: Communicator) -> None:
         steps = session.planned_steps_of(settings, parts, comm.size)
         windows = presets.window_steps(parts.train.spec.name, steps)
         settings = dataclasses.replace(settings, snapshot_interval=windows)
-    record = session.run(settings, parts, prepared.clock, comm, values["export"])
+    record = session.run(
+        settings, parts, prepared.clock, comm, values["export"], prepared.saving, callbacks
+    )
     if comm.rank:
         return
     record["flags"] = {name: values[name] for name in sorted(given)}
-    record["wall_seconds"] = time.perf_counter() - prepared.start
+    record["wall_seconds"] += time.perf_counter() - prepared.start
     if values["output"] is not None:
         write_json(os.path.join(values["output"], RECORD), record)
     print(summary(record, settings))
@@ -326,11 +342,17 @@ def _set_threads(threads: int | None) -> None:
                 ) from None
 
 
-def entry_point(arguments: Sequence[str] | None = None) -> None:
-    """Runs the program, alone or as a rank, and ends the process with its exit code."""
+def entry_point(arguments: Sequence[str] | None = None, callbacks: Sequence[Any] = ()) -> None:
+    """Runs the program, alone or as a rank, and ends the process with its exit code.
+
+    Args:
+        arguments: of the command line; default: those of this process.
+        callbacks: Keras callbacks of the steps, beside the program's own.
+    """
     if launch.rank() is None:
-        sys.exit(run_program(make_flags(), main, arguments))
-    sys.exit(run_rank(make_flags(), prepare, carry_out, arguments))
+        sys.exit(run_program(make_flags(), functools.partial(main, callbacks=callbacks), arguments))
+    run = functools.partial(carry_out, callbacks=callbacks)
+    sys.exit(run_rank(make_flags(), prepare, run, arguments))
 
 
 if __name__ == "__main__":

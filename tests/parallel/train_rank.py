@@ -1,7 +1,12 @@
-"""A rank of test_train_cli.py: slipstream-train; with `fail-on-1` first, rank 1 breaks off."""
+"""A rank of tests of slipstream-train.
+
+With `fail-on-1` first, rank 1 breaks off; with `kill-1-at` and a step, it is killed after that.
+"""
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 from typing import Any
 
@@ -33,7 +38,26 @@ def break_off() -> None:
     session.share_of_rank = torn
 
 
+def kill_after(last: int) -> None:
+    """Kills this rank with SIGKILL after a step."""
+    from slipstream_tf.cli.checkpoints import RunCheckpoints
+
+    after_step = RunCheckpoints.after_step
+
+    def kill(self: RunCheckpoints, step: int) -> None:
+        if step == last:
+            os.kill(os.getpid(), signal.SIGKILL)
+        after_step(self, step)
+
+    RunCheckpoints.after_step = kill  # type: ignore[method-assign]
+
+
 if __name__ == "__main__":
+    if sys.argv[1] == "kill-1-at":
+        step = int(sys.argv[2])
+        del sys.argv[1:3]
+        if launch.rank() == 1:
+            kill_after(step)
     if sys.argv[1] == "fail-on-1":
         del sys.argv[1]
         if launch.rank() == 1:

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from slipstream_tf.errors import require_integer
 from slipstream_tf.inputs.bad_lines import BadLines
+from slipstream_tf.inputs.readers.passes import Passes
 from slipstream_tf.inputs.spec import DataSpec
 
 # Rows widened to int64 at a time: large enough to cost nothing per batch.
@@ -71,7 +72,7 @@ class ArrayReader:
         self._shuffle_seed = shuffle_seed
         self._drop_remainder = drop_remainder
         self._ids = ids
-        self._passes = 0
+        self._passes = Passes(self._batches)
 
     def dataset(self) -> tf.data.Dataset:
         """Returns the batches; each iteration is a pass of its own."""
@@ -81,20 +82,17 @@ class ArrayReader:
             features["dense"] = tf.TensorSpec([batch, self.spec.num_dense], tf.float32)
         if self._ids:
             features["id"] = tf.TensorSpec([batch], tf.int64)
-        return tf.data.Dataset.from_generator(
-            self._batches, output_signature=(features, tf.TensorSpec([batch], tf.float32))
-        )
+        return self._passes.dataset((features, tf.TensorSpec([batch], tf.float32)))
 
-    def _batches(self) -> Iterator[Any]:
+    def _batches(self, number: int = 0) -> Iterator[Any]:
         count, size = len(self._label), self._batch_size
         if self._drop_remainder:
             count = count // size * size
         order = None
         if self._shuffle_seed is not None:
-            order = np.random.default_rng([self._shuffle_seed, self._passes]).permutation(
+            order = np.random.default_rng([self._shuffle_seed, number]).permutation(
                 len(self._label)
             )
-        self._passes += 1
         for begin in range(0, count, size * _BATCHES_AT_ONCE):
             rows: Any = slice(begin, min(begin + size * _BATCHES_AT_ONCE, count))
             if order is not None:

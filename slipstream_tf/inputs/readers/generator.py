@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from slipstream_tf.errors import invalid, require_choice, require_integer, require_number
 from slipstream_tf.inputs.bad_lines import BadLines
+from slipstream_tf.inputs.readers.passes import Passes
 from slipstream_tf.inputs.readers.rows import Rows, in_batches
 from slipstream_tf.inputs.spec import PARTS, DataSpec
 
@@ -229,6 +230,7 @@ class GeneratedReader:
         self._num_inputs, self._part, self._seed = num_inputs, part, seed
         self._batch_size, self._drop_remainder = batch_size, drop_remainder
         self._ids = ids
+        self._passes = Passes(self._batches)
 
     def dataset(self) -> tf.data.Dataset:
         """Returns the batches; each iteration draws the same ones."""
@@ -238,9 +240,7 @@ class GeneratedReader:
             features["dense"] = tf.TensorSpec([batch, self.spec.num_dense], tf.float32)
         if self._ids:
             features["id"] = tf.TensorSpec([batch], tf.int64)
-        return tf.data.Dataset.from_generator(
-            self._batches, output_signature=(features, tf.TensorSpec([batch], tf.float32))
-        )
+        return self._passes.dataset((features, tf.TensorSpec([batch], tf.float32)))
 
     def click_logits(self, keys: np.ndarray, dense: np.ndarray) -> np.ndarray:
         """Returns the hidden law's log odds of a click: the best that a model can do.
@@ -268,7 +268,8 @@ class GeneratedReader:
         ids = np.arange(begin, begin + end) if self._ids else None
         return Rows(label[:end], dense[:end], keys[:end], ids)
 
-    def _batches(self) -> Iterator[Any]:
+    def _batches(self, number: int = 0) -> Iterator[Any]:
+        del number  # All passes are alike.
         blocks = (self._block(i) for i in range(-(-self._num_inputs // BLOCK_INPUTS)))
         for batch in in_batches(blocks, self._batch_size, self._drop_remainder):
             yield batch.element()

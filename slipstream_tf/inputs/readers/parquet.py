@@ -19,6 +19,7 @@ import tensorflow as tf
 from slipstream_tf.errors import invalid, require_choice, require_integer, require_number
 from slipstream_tf.inputs.bad_lines import BadLines
 from slipstream_tf.inputs.readers.hashing import hash_strings
+from slipstream_tf.inputs.readers.passes import Passes
 from slipstream_tf.inputs.readers.rows import is_in_part
 from slipstream_tf.inputs.spec import MISSING_KEY, PARTS, DataSpec
 
@@ -109,7 +110,7 @@ class ParquetReader:
         self._is_listed = len(paths) > 1
         if shuffle_seed is not None:
             require_integer("shuffle_seed", shuffle_seed, 0, None, place)
-        self._shuffle_seed, self._passes = shuffle_seed, 0
+        self._shuffle_seed, self._passes = shuffle_seed, Passes(self._batches)
         self._require_columns(self._path, self._data.schema)
         self._check_types()
         self._lists = {name for name in self._keys if is_list(self._type(name))}
@@ -145,9 +146,7 @@ class ParquetReader:
             features["dense"] = tf.TensorSpec([batch, len(self._dense)], tf.float32)
         if self._id_column is not None:
             features["id"] = tf.TensorSpec([batch], tf.int64)
-        batches = tf.data.Dataset.from_generator(
-            self._batches, output_signature=(features, tf.TensorSpec([batch], tf.float32))
-        )
+        batches = self._passes.dataset((features, tf.TensorSpec([batch], tf.float32)))
         # A RaggedTensor made here, in the graph, is many times cheaper than one made in Python.
         return batches.map(self._with_ragged) if self._lists else batches
 
@@ -183,11 +182,11 @@ class ParquetReader:
                     "booleans, text, bytes, or lists of them."
                 )
 
-    def _rows(self) -> Iterator[pa.Table]:
+    def _rows(self, number: int) -> Iterator[pa.Table]:
         """Yields the usable rows of the part in order, some thousands at a time."""
         self.bad_lines.reset()
         first, left = 0, self._max_inputs
-        for known_first, fragment in self._files():
+        for known_first, fragment in self._files(number):
             begin = first = first if known_first is None else known_first
             for batch in self._record_batches(fragment):
                 table = pa.Table.from_batches([batch])
@@ -202,16 +201,15 @@ class ParquetReader:
                     return
         self.bad_lines.report()
 
-    def _files(self) -> Iterator[tuple[int | None, Any]]:
-        """Yields (number of its first row, file) in this pass's order; None: after the last one."""
+    def _files(self, number: int) -> Iterator[tuple[int | None, Any]]:
+        """Yields (number of its first row, file) in a pass's order; None: after the last one."""
         fragments = list(self._data.get_fragments())
         if not self._is_listed:
             fragments.sort(key=lambda fragment: fragment.path)
         if self._shuffle_seed is None:
             yield from ((None, fragment) for fragment in fragments)
             return
-        generator = np.random.default_rng([self._shuffle_seed, self._passes])
-        self._passes += 1
+        generator = np.random.default_rng([self._shuffle_seed, number])
         try:
             ends = np.cumsum([fragment.count_rows() for fragment in fragments])
         except (pa.ArrowException, OSError) as error:
@@ -254,10 +252,10 @@ class ParquetReader:
             table = table.append_column(self._id_column, pa.array(rows))
         return table if is_good.all() else table.filter(pa.array(is_good))
 
-    def _batches(self) -> Iterator[Any]:
+    def _batches(self, number: int = 0) -> Iterator[Any]:
         size = self._batch_size
         waiting: pa.Table | None = None
-        for table in self._rows():
+        for table in self._rows(number):
             waiting = table if waiting is None else pa.concat_tables([waiting, table])
             full = len(waiting) // size * size
             if full:

@@ -19,6 +19,7 @@ from slipstream_tf.inputs.readers.lines import (
     parse_lines,
     require_header,
 )
+from slipstream_tf.inputs.readers.passes import Passes
 from slipstream_tf.inputs.readers.rows import Rows, first_inputs, in_batches, is_in_part
 from slipstream_tf.inputs.spec import PARTS, DataSpec
 
@@ -103,6 +104,7 @@ class TextReader:
         self._max_inputs = max_inputs
         self._ids = ids
         self.bad_lines = BadLines(strict)
+        self._passes = Passes(self._batches)
 
     @property
     def spec(self) -> DataSpec:
@@ -172,10 +174,9 @@ class TextReader:
             features["dense"] = tf.TensorSpec([batch, dense], tf.float32)
         if self._ids:
             features["id"] = tf.TensorSpec([batch], tf.int64)
-        return tf.data.Dataset.from_generator(
-            self._batches, output_signature=(features, tf.TensorSpec([batch], tf.float32))
-        )
+        return self._passes.dataset((features, tf.TensorSpec([batch], tf.float32)))
 
-    def _batches(self) -> Iterator[Any]:
+    def _batches(self, number: int = 0) -> Iterator[Any]:
+        del number  # All passes are alike.
         for rows in in_batches(self.rows(), self._batch_size, self._drop_remainder):
             yield rows.element()

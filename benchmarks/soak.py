@@ -1,0 +1,254 @@
+"""Two ranks train for hours while one of them is killed every few minutes.
+
+Supervises `horovodrun -np 2 slipstream-train`, sharded, deferring, with bounded tables and a
+checkpoint every minute; kills a random rank with SIGKILL, waits for the job to end by itself, and
+starts it again with --resume. Writes soak.json, soak.md and soak.png: kills, seconds to the end and
+to the first step after it, steps trained again and whether their losses are what they were,
+resident memory and its slope, hangs.
+
+    python benchmarks/soak.py --minutes=120 --kill_every=5 --step_seconds=0.5 --output=runs/soak
+
+A step takes at least --step_seconds, so that what the ranks do not need is left to others.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+import random
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import soak_report
+from absl import app, flags
+
+HERE = Path(__file__).resolve().parent
+
+
+_MINUTES = flags.DEFINE_float(
+    "minutes", 120.0, "How long, from the first step on.", lower_bound=0.1
+)
+_KILL_EVERY = flags.DEFINE_float("kill_every", 5.0, "Minutes between kills, of training.")
+_CALM = flags.DEFINE_float("calm_minutes", 30.0, "At the end, without kills: to look at memory.")
+_STEP = flags.DEFINE_float("step_seconds", 0.5, "Least duration of a step.", lower_bound=0.0)
+_CHECKPOINT = flags.DEFINE_integer(
+    "checkpoint_every", 120, "Steps between checkpoints; a minute at the default pace."
+)
+_SAMPLE = flags.DEFINE_float("sample_seconds", 5.0, "Between samples of memory.", lower_bound=0.1)
+_WARM_UP = flags.DEFINE_float("warm_up_seconds", 90.0, "Of a process, before memory must be flat.")
+_FLAT = flags.DEFINE_float("flat_mib_per_hour", 32.0, "Slope up to which memory counts as flat.")
+_END = flags.DEFINE_float("end_seconds", 60.0, "In which a job must end after a kill.")
+_HANG = flags.DEFINE_float(
+    "hang_seconds", 300.0, "Without a step, after which a job counts as hung."
+)
+_DATA = flags.DEFINE_string("data", "generated:20000:2000", "As of slipstream-train.")
+_OUTPUT = flags.DEFINE_string("output", "runs/soak", "Folder; an earlier soak in it is an error.")
+_SEED = flags.DEFINE_integer("seed", 0, "Of the choice of ranks and moments.")
+_TRAIN_FLAG = flags.DEFINE_multi_string("train_flag", [], "name=value for slipstream-train.")
+
+_RANKS = 2
+_POLL = 0.5
+
+
+@dataclasses.dataclass
+class Part:
+    """One start of the job and its end. Times are `time.time()`, in seconds.
+
+    Attributes:
+        number: from 0.
+        started, ended: of the launcher.
+        seconds_to_first_step: from its start, of the slower rank; None: there was no step.
+        killed_rank: by the supervisor; None: none.
+        killed: when.
+        seconds_to_exit: from the kill to the launcher's end; None: it did not end by itself.
+        names_peer: whether its output says which rank was lost.
+        is_hang: whether it stood still, or did not end, and was ended.
+        is_unexpected: whether it ended without a kill.
+        code: exit code of the launcher.
+    """
+
+    number: int
+    started: float
+    ended: float = 0.0
+    seconds_to_first_step: float | None = None
+    killed_rank: int | None = None
+    killed: float | None = None
+    seconds_to_exit: float | None = None
+    names_peer: bool = False
+    is_hang: bool = False
+    is_unexpected: bool = False
+    code: int | None = None
+
+
+class Soak:
+    """Starts, samples, kills and starts again.
+
+    Args:
+        output: folder, which exists.
+    """
+
+    def __init__(self, output: Path) -> None:
+        self._output, self._notes = output, output / "notes"
+        self._random = random.Random(_SEED.value)
+        self._end = math.inf  # Until the first step.
+        self.parts: list[Part] = []
+        self.memory: list[dict[str, Any]] = []
+
+    def run(self) -> None:
+        """Runs to the end."""
+        while time.time() < self._end:
+            part = Part(len(self.parts), time.time())
+            self.parts.append(part)
+            self._notes_of(part).mkdir(parents=True)
+            log = self._output / f"part-{part.number:03d}.log"
+            with open(log, "w", encoding="utf-8") as file:
+                job = subprocess.Popen(
+                    self._command(part),
+                    stdout=file,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
+                try:
+                    self._watch(job, part)
+                finally:
+                    _end_all(job, [process["pid"] for process in self._processes(part)])
+            part.ended, part.code = time.time(), job.returncode
+            if part.killed_rank is not None:
+                lost = f" has lost rank {part.killed_rank} "
+                part.names_peer = lost in log.read_text(encoding="utf-8", errors="replace")
+            print(f"part {part.number}: {dataclasses.asdict(part)}", flush=True)
+            self._write()
+            if part.is_unexpected and part.seconds_to_first_step is None:
+                raise SystemExit(f"The job ended before its first step; see {log}.")
+
+    def _notes_of(self, part: Part) -> Path:
+        return self._notes / f"part-{part.number:03d}"
+
+    def _command(self, part: Part) -> list[str]:
+        launcher = str(Path(sys.executable).parent / "horovodrun")
+        launch = [launcher, "-np", str(_RANKS), "--gloo", "-H", f"localhost:{_RANKS}"]
+        program = [sys.executable, str(HERE / "soak_rank.py"), str(self._notes_of(part))]
+        program.append(str(_STEP.value))
+        given = [flag if flag.startswith("--") else f"--{flag}" for flag in _TRAIN_FLAG.value]
+        return [
+            *launch, *program, f"--data={_DATA.value}", "--epochs=1000000", "--batch_size=128",
+            "--dim=8", "--mlp=16", "--bottom=16", "--threads=1", "--placement=sharded",
+            "--skip=defer", "--defer_movement=0.01", "--snapshot_interval=50", "--warmup_steps=50",
+            "--capacity=500", "--eviction=lfu", f"--checkpoint_every={_CHECKPOINT.value}",
+            f"--output={self._output / 'run'}", "--resume", *given,
+        ]  # fmt: skip
+
+    def _watch(self, job: subprocess.Popen[bytes], part: Part) -> None:
+        """Samples memory, kills a rank when it is time to, and returns when the job has ended."""
+        next_sample, due, last_step = 0.0, None, time.time()
+        while job.poll() is None:
+            time.sleep(_POLL)
+            now = time.time()
+            processes = self._processes(part)
+            steps = [process["steps"][-1]["time"] for process in processes if process["steps"]]
+            last_step = max([last_step, *steps])
+            if len(steps) == _RANKS and part.seconds_to_first_step is None:
+                first = max(process["steps"][0]["time"] for process in processes)
+                part.seconds_to_first_step = first - part.started
+                self._end = min(self._end, first + 60 * _MINUTES.value)
+                due = now + 60 * _KILL_EVERY.value * self._random.uniform(0.7, 1.3)
+            if now >= next_sample:
+                next_sample = now + _SAMPLE.value
+                self._sample(processes, now)
+            if part.killed is not None:
+                if now - part.killed > _END.value:
+                    part.is_hang = True
+                    return
+            elif now >= self._end and due is not None:
+                return
+            elif now - last_step > _HANG.value:
+                part.is_hang = True
+                return
+            elif due is not None and due <= now < self._end - 60 * _CALM.value:
+                chosen = self._random.choice(processes)
+                os.kill(chosen["pid"], signal.SIGKILL)
+                part.killed_rank, part.killed = chosen["rank"], now
+        if part.killed is not None:
+            part.seconds_to_exit = time.time() - part.killed
+        else:
+            part.is_unexpected = True
+
+    def _processes(self, part: Part) -> list[dict[str, Any]]:
+        return soak_report.read_notes(self._notes_of(part))
+
+    def _sample(self, processes: Sequence[dict[str, Any]], now: float) -> None:
+        for process in processes:
+            size = _resident_bytes(process["pid"])
+            if size is not None:
+                sample = {"pid": process["pid"], "rank": process["rank"], "time": now}
+                self.memory.append({**sample, "bytes": size})
+
+    def _write(self) -> None:
+        """Writes the report of what has happened so far."""
+        notes = soak_report.read_notes(self._notes)
+        events = [dataclasses.asdict(part) for part in self.parts]
+        summary = soak_report.summarise(notes, events, self.memory, _WARM_UP.value, _FLAT.value)
+        curve = {
+            str(process["pid"]): {"rank": process["rank"], "steps": process["steps"]}
+            for process in notes
+        }
+        whole = {"summary": summary, "parts": events, "memory": self.memory, "curve": curve}
+        (self._output / "soak.json").write_text(json.dumps(whole) + "\n", encoding="utf-8")
+        command = shlex.join(["python", "benchmarks/soak.py", *sys.argv[1:]])
+        page = soak_report.markdown(summary, command)
+        (self._output / "soak.md").write_text(page, encoding="utf-8")
+        soak_report.plot(notes, self.memory, self._output / "soak.png")
+
+
+def _resident_bytes(pid: int) -> int | None:
+    """Returns a process's resident memory; None if it is gone."""
+    try:
+        fields = Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()
+    except OSError:
+        return None
+    size = int(fields[1]) * os.sysconf("SC_PAGE_SIZE")
+    return size or None
+
+
+def _end_all(job: subprocess.Popen[bytes], ranks: Sequence[int]) -> None:
+    """Ends the launcher and the ranks, if they have not ended."""
+    for pid in ranks:
+        if f"{HERE / 'soak_rank.py'}".encode() in _command_line(pid):
+            os.kill(pid, signal.SIGKILL)
+    if job.poll() is None:
+        os.killpg(job.pid, signal.SIGKILL)
+    job.wait()
+
+
+def _command_line(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Runs the soak and prints its page."""
+    if len(arguments) > 1:
+        raise app.UsageError(f"Unexpected argument {arguments[1]!r}.")
+    output = Path(_OUTPUT.value).resolve()
+    if output.exists() and any(output.iterdir()):
+        raise app.UsageError(f"--output={output}: something is there. Allowed: an empty folder.")
+    output.mkdir(parents=True, exist_ok=True)
+    Soak(output).run()
+    page = (output / "soak.md").read_text(encoding="utf-8")
+    print(page)
+    verdicts = json.loads((output / "soak.json").read_text())["summary"]["verdicts"]
+    sys.exit(0 if all(verdicts.values()) else 1)
+
+
+if __name__ == "__main__":
+    app.run(main)

@@ -1,0 +1,33 @@
+"""slipstream-train that kills itself, as the tests of resuming need it.
+
+    killed_train.py STEP FLAGS...
+
+SIGKILL comes after a step and before the checkpoint that may be due then.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+
+from slipstream_tf.cli import train
+from slipstream_tf.cli.checkpoints import RunCheckpoints
+
+
+def main() -> None:
+    """Runs until the step."""
+    at = int(sys.argv.pop(1))
+    end_step = RunCheckpoints.after_step
+
+    def after_step(self: RunCheckpoints, step: int) -> None:
+        if step == at:
+            os.kill(os.getpid(), signal.SIGKILL)
+        end_step(self, step)
+
+    RunCheckpoints.after_step = after_step  # type: ignore[method-assign]
+    train.entry_point()
+
+
+if __name__ == "__main__":
+    main()

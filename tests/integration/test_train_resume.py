@@ -1,0 +1,177 @@
+"""slipstream-train is killed with SIGKILL, goes on with --resume, and ends as if it never was."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import tensorflow as tf
+
+from slipstream_tf.checkpoint.array_file import ArrayFile
+from slipstream_tf.cli import train
+from slipstream_tf.cli.flag_set import run_program
+
+PROGRAM = Path(__file__).with_name("killed_train.py")
+# Two epochs of 23 and a half batches.
+SMALL = (
+    "--data=generated:3000:400", "--batch_size=128", "--epochs=2", "--dim=4", "--mlp=8",
+    "--bottom=8", "--dropout=0.2",
+)  # fmt: skip
+EVERY = 7
+SKIPS = {
+    "none": ("--skip=none",),
+    "mask": ("--skip=gradients", "--metric=signal", "--target_skip=0.6", "--rows_optimizer=adam"),
+    "defer": ("--skip=defer", "--capacity=150", "--eviction=lfu", "--evaluate_every=9"),
+    "inputs": ("--skip=inputs", "--target_skip=0.6", "--keep_rate=0.2", "--alpha=0.5"),
+    "remembered": (
+        "--skip=inputs", "--score=remembered_loss", "--target_skip=0.5", "--saturated_share=1",
+        "--max_skips=2",
+    ),
+    "shadow": ("--shadow", "--alpha=0.5"),
+    "segregate": ("--segregate", "--hot_budget_mb=0.01"),
+}  # fmt: skip
+# Of the record, what is not of the run itself.
+TIMES = ("seconds", "wall_seconds", "seconds_per_step_after_warmup")
+PLACES = ("flags", "resumed_at", "machine", "versions", "summary")
+
+
+def flags_of(way: str) -> list[str]:
+    window = () if way in ("none", "segregate") else ("--snapshot_interval=5",)
+    return [*SMALL, *SKIPS[way], *window, f"--checkpoint_every={EVERY}"]
+
+
+def run(output: Path, *flags: str) -> dict[str, Any]:
+    assert run_program(train.make_flags(), train.main, [*flags, f"--output={output}"]) == 0
+    return json.loads((output / "metrics.json").read_text())
+
+
+def kill(warm: list[str], step: int, output: Path, *flags: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    return subprocess.run(
+        [sys.executable, *warm, str(PROGRAM), str(step), *flags, f"--output={output}"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def without_times(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {k: without_times(v) for k, v in value.items() if not k.endswith("seconds")}
+    return [without_times(part) for part in value] if isinstance(value, list) else value
+
+
+def newest(output: Path) -> Path:
+    return sorted((output / "checkpoints").glob("checkpoint-*"))[-1]
+
+
+def require_same_checkpoint(one: Path, other: Path) -> None:
+    """The newest checkpoints hold bitwise the same rows, slots, counts, weights and optimizer."""
+    manifests = [json.loads((p / "manifest.json").read_text()) for p in (one, other)]
+    assert manifests[0]["step"] == manifests[1]["step"]
+    identities = [manifest["checkpoint"] for manifest in manifests]
+    tables = sorted(path.name for path in (one / "rank-0").glob("table-*"))
+    assert len(tables) == 26
+    for name in tables:
+        paths = [path / "rank-0" / name for path in (one, other)]
+        files = [ArrayFile(*pair) for pair in zip(paths, identities, strict=True)]
+        groups = [file.read("rows") for file in files]
+        assert len(groups[0]) == len(groups[1])
+        for part, values in groups[0].items():
+            np.testing.assert_array_equal(values, groups[1][part], err_msg=f"{name} {part}")
+    states = [tf.train.load_checkpoint(str(path / "rank-0" / "state")) for path in (one, other)]
+    names = states[0].get_variable_to_shape_map()
+    assert set(names) == set(states[1].get_variable_to_shape_map()) and len(names) > 10
+    for name in names:
+        if name != "_CHECKPOINTABLE_OBJECT_GRAPH":
+            values = [state.get_tensor(name) for state in states]
+            np.testing.assert_array_equal(*values, err_msg=name)
+
+
+@pytest.mark.parametrize("way", SKIPS)
+def test_killed_and_resumed_is_as_if_never_stopped(
+    way: str, warm: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = flags_of(way)
+    straight = run(tmp_path / "straight", *flags)
+    killed = tmp_path / "killed"
+    # In the first epoch, then in the second.
+    for step in (17, 32):
+        done = kill(warm, step, killed, *flags, "--resume")
+        assert done.returncode == -signal.SIGKILL, done.stdout + done.stderr
+        assert not (killed / "metrics.json").exists()
+        if step == 17:
+            assert "from the beginning" in done.stdout
+    resumed = run(killed, *flags, "--resume")
+    first, second = resumed["resumed_at"]
+    # The checkpoint before is the newest where one was being written.
+    assert first in (7, 14) and second in (21, 28) and straight["resumed_at"] == []
+    assert f"goes on from {killed}" in capsys.readouterr().out
+    for name in straight:
+        if name not in (*TIMES, *PLACES):
+            assert without_times(resumed[name]) == without_times(straight[name]), name
+    require_same_checkpoint(newest(tmp_path / "straight"), newest(killed))
+    assert straight["inputs"]["seen"] == 6_000
+    if way in ("inputs", "remembered"):
+        assert straight["inputs"]["skipped"] > 200
+    if way == "defer":
+        assert set(straight["rows"].values()) <= set(range(151))
+    # Times add up over the parts.
+    seconds = [place["seconds"] for place in resumed["progress"]]
+    assert seconds == sorted(seconds) and resumed["seconds"]["training"] > seconds[-1]
+    assert resumed["wall_seconds"] > resumed["seconds"]["training"]
+
+
+def refused(capsys: pytest.CaptureFixture[str], *flags: str) -> str:
+    assert run_program(train.make_flags(), train.main, flags) == 2
+    lines = [line for line in capsys.readouterr().err.splitlines() if "slipstream-train:" in line]
+    assert len(lines) == 1
+    return lines[0]
+
+
+def test_what_cannot_go_on_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output, small = tmp_path / "run", list(SMALL[1:])
+    rows = np.random.default_rng(0).integers(0, 9, (900, 3))
+    data = tmp_path / "clicks.parquet"
+    table = pa.table({"y": rows[:, 0] % 2, "a": rows[:, 1], "b": rows[:, 2]})
+    pq.write_table(table, data)
+    small += [f"--data={data}", "--label_column=y", "--key_columns=a,b", f"--output={output}"]
+    small.remove("--bottom=8")
+    small += ["--skip=defer", "--snapshot_interval=4"]
+    record = run(output, *small, "--checkpoint_every=5", "--keep_checkpoints=1")
+    assert os.listdir(output / "checkpoints") and record["resumed_at"] == []
+    assert len(list((output / "checkpoints").glob("checkpoint-*"))) == 1
+    said = refused(capsys, *small)
+    assert f"--output={output}" in said and "--resume" in said and "checkpoint-" in said
+    for flag, before, now in (
+        ("seed", "0", "3"),
+        ("dim", "4", "8"),
+        ("skip", "defer", "gradients"),
+        ("rows_optimizer", "adagrad", "sgd"),
+        ("defer_max_age", "no value", "7"),
+        ("batch_size", "128", "64"),
+        ("key_columns", "a,b", "a"),
+    ):
+        said = refused(capsys, *small, f"--{flag}={now}", "--resume")
+        assert f"--{flag}={now} with --resume: the run in {output} has {before}." in said
+    pq.write_table(pa.concat_tables([table, table]), data)
+    said = refused(capsys, *small, "--resume")
+    assert f"--data={data} with --resume: the data have changed" in said and "bytes was" in said
+    pq.write_table(table, data)
+    (output / "checkpoints" / "run.json").write_text("{")
+    assert "run.json cannot be read" in refused(capsys, *small, "--resume")
+    for flags in (("--resume",), ("--checkpoint_every=4",)):
+        assert "with --output" in refused(capsys, *SMALL, *flags)
+    assert "with --checkpoint_every" in refused(
+        capsys, *SMALL, "--keep_checkpoints=2", f"--output={tmp_path / 'other'}"
+    )
