@@ -20,6 +20,7 @@ from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
+import common
 import keras
 import numpy as np
 import tensorflow as tf
@@ -54,13 +55,10 @@ _DEFAULT_WINDOW = slip.SaturationConfig().snapshot_interval
 def make_batches(count: int) -> tf.data.Dataset:
     """Random inputs in memory: ({"keys", "dense"}, label), `count` batches."""
     rng = np.random.default_rng(0)
-    weights = 1.0 / np.arange(1, _ROWS.value + 1) ** _ZIPF
-    edges = np.cumsum(weights / weights.sum())
     shape = (count, _BATCH.value)
-    keys = np.searchsorted(edges, rng.random((*shape, _TABLES)))
     parts = (
         {
-            "keys": np.minimum(keys, _ROWS.value - 1).astype(np.int64),
+            "keys": common.zipf_keys(rng, _ROWS.value, (*shape, _TABLES), _ZIPF),
             "dense": rng.normal(size=(*shape, _DENSE)).astype(np.float32),
         },
         (rng.random(shape) < 0.25).astype(np.float32),
