@@ -147,6 +147,7 @@ def measure(
         workers, versions, losses = {}, {}, {}
         calls = {side: 1 if side.way == "fit" else _STEPS.value for side in sides}
         for side in sides:
+            print(f"{side.label} starts ...", flush=True)
             worker = Worker(WAYS[side.way], Path(_ENVIRONMENTS.value), _THREADS.value)
             workers[side] = stack.enter_context(worker)
             versions.update(worker.make({**settings, "dtype": side.dtype}))

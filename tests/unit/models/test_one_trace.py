@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 import keras
 import numpy as np
 import pytest
@@ -67,7 +65,7 @@ def test_a_step_of_ones_own_is_traced_once(dtype):
     def step(inputs, labels):
         traces.append(1)
         with tf.GradientTape() as tape:
-            loss = loss_of(labels, model(inputs, training=True)[:, 0])
+            loss = loss_of(labels[:, tf.newaxis], model(inputs, training=True))
         variables = model.trainable_variables
         optimizer.apply(tape.gradient(loss, [v.value for v in variables]), variables)
         return loss
@@ -82,33 +80,40 @@ def test_a_step_of_ones_own_is_traced_once(dtype):
 class CountedDLRM(DLRM):
     """Counts how often its training step is traced."""
 
-    def __init__(self, *arguments, **named):
-        super().__init__(*arguments, **named)
-        object.__setattr__(self, "traces", Counter())
+    traces = 0
 
     def train_step(self, data):
-        self.traces["train_step"] += 1
+        self.traces += 1
         return super().train_step(data)
 
 
-@pytest.mark.parametrize("skip", [None, "inputs", "gradients", "defer"])
-def test_fit_traces_its_step_once(skip):
+class TracesOfTheFirstStep(keras.callbacks.Callback):
+    """Remembers them: TensorFlow traces a step that may make variables twice before it runs."""
+
+    count = 0
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.count = self.count or self.model.traces
+
+
+@pytest.mark.parametrize("skip", [None, "both"])
+def test_fit_traces_its_step_in_the_first_one_only(skip):
     tables = [TableConfig(name, DIM) for name in ("user", "article", "tag")]
     embeddings = EmbeddingCollection(tables, optimizers.Adagrad(0.1))
     model = CountedDLRM(embeddings, NUMBERS, [8, DIM], [8, 1], returns_logits=True)
     model.compile("adagrad", keras.losses.BinaryCrossentropy(from_logits=True))
     batches = make_batches((8, 3, 5) * 4)
     data = tf.data.Dataset.from_generator(lambda: iter(batches), output_signature=SIGNATURE)
+    first = TracesOfTheFirstStep()
     if skip is None:
-        model.fit(data, epochs=3, verbose=0)
+        model.fit(data, epochs=3, verbose=0, callbacks=[first])
     else:
         config = slip.SaturationConfig(
             skip=skip, snapshot_interval=4, warmup_steps=0, target_skip=0.5, metric="linf"
         )
         engine = slip.Slipstream(embeddings, config)
+        engine_data = engine.apply(data, batch_size=6)
         # States of keys change at windows' ends, and with them sizes of batches.
-        model.fit(
-            engine.apply(data, batch_size=6), epochs=3, verbose=0, callbacks=[engine.callback()]
-        )
+        model.fit(engine_data, epochs=3, verbose=0, callbacks=[first, engine.callback()])
         assert len(engine.tracker.reports) >= 4
-    assert model.traces["train_step"] == 1
+    assert 1 <= first.count == model.traces
