@@ -5,11 +5,17 @@ from __future__ import annotations
 import json
 import os
 import statistics
+import subprocess
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from absl import app
+
+from slipstream_tf.cli.flag_set import USAGE_ERROR
+from slipstream_tf.telemetry.run_record import write_json
 
 RECORD, FLAGS = "metrics.json", "flags.json"
 
@@ -55,6 +61,33 @@ def finished(folder: Path, given: Mapping[str, Any]) -> dict[str, Any] | None:
     return json.loads(record.read_text(encoding="utf-8"))
 
 
+def train(given: Mapping[str, Any], folder: Path, match: Path | None = None) -> dict[str, Any]:
+    """Runs slipstream-train, if it has not run yet; returns its record.
+
+    Args:
+        given: its flags.
+        folder: of the record.
+        match: the record of the run that a control repeats.
+    """
+    before = finished(folder, given)
+    if before is not None:
+        return before
+    arguments = [f"--{name}={value}" for name, value in given.items()]
+    if match is not None:
+        arguments.append(f"--match={match}")
+    program = (
+        f"import sys; sys.path[:] = {sys.path!r}; "
+        "from slipstream_tf.cli.train import entry_point; entry_point()"
+    )
+    write_json(str(folder / FLAGS), given)
+    command = [sys.executable, "-c", program, *arguments, f"--output={folder}"]
+    code = subprocess.run(command, stdout=subprocess.DEVNULL, check=False).returncode
+    if code:
+        reason = "was refused" if code == USAGE_ERROR else f"failed (exit code {code})"
+        raise SystemExit(f"The run {folder} {reason}, see above. Flags: {' '.join(arguments)}")
+    return json.loads((folder / RECORD).read_text(encoding="utf-8"))
+
+
 def difference(value: float | None, other: float | None) -> float | None:
     """Returns value - other; None where one is not known."""
     return None if value is None or other is None else value - other
@@ -80,6 +113,15 @@ def mean(values: Sequence[float | None], form: str) -> str:
         return cell
     plain: Callable[[float], str] = form.replace("+", "").format
     return f"{cell} ± {plain(statistics.stdev(known))}"
+
+
+def zipf_keys(
+    rng: np.random.Generator, rows: int, shape: Sequence[int], exponent: float
+) -> np.ndarray:
+    """Draws keys 0 .. rows - 1 with probability proportional to 1 / (key + 1)^exponent; int64."""
+    weights = 1.0 / np.arange(1, rows + 1) ** exponent
+    edges = np.cumsum(weights / weights.sum())
+    return np.minimum(np.searchsorted(edges, rng.random(shape)), rows - 1).astype(np.int64)
 
 
 def pyplot(file: str) -> Any:

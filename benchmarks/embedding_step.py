@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import common
 import numpy as np
 from absl import app, flags
 from peers import Peer, Worker
@@ -47,13 +48,6 @@ PEERS: Mapping[str, Peer] = {
     "tfra": Peer("TFRA, dynamic embedding", "tfra", ["tfra.py"], ("sgd", "adagrad")),
     "keras": Peer("Keras 3, Embedding", None, ["keras_layers.py"], ("sgd", "adagrad")),
 }
-
-
-def draw_keys(rng: np.random.Generator, rows: int, shape: Sequence[int]) -> np.ndarray:
-    """Keys 0 .. rows - 1 with probability proportional to 1 / (key + 1)^1.05."""
-    weights = 1.0 / np.arange(1, rows + 1) ** _ZIPF
-    edges = np.cumsum(weights / weights.sum())
-    return np.minimum(np.searchsorted(edges, rng.random(shape)), rows - 1)
 
 
 def compare(
@@ -133,10 +127,11 @@ def main(arguments: Sequence[str]) -> None:
     runs, versions = [], {}
     print("\n".join(lines))
     for text, (tables, rows, dim) in shapes.items():
-        keys = draw_keys(np.random.default_rng(0), rows, (_STEPS.value, _BATCH.value, tables))
+        shape = (_STEPS.value, _BATCH.value, tables)
+        keys = common.zipf_keys(np.random.default_rng(0), rows, shape, _ZIPF)
         with tempfile.TemporaryDirectory() as scratch:
             file = Path(scratch) / "keys.npy"
-            np.save(file, keys.astype(np.int64))
+            np.save(file, keys)
             for rule, chosen in peers.items():
                 settings = {"tables": tables, "rows": rows, "dim": dim, "batch": _BATCH.value,
                             "rule": rule, "learning_rate": _RATE, "threads": _THREADS.value,

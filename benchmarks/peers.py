@@ -38,13 +38,13 @@ class Peer:
         label: in tables.
         environment: of `ENVIRONMENTS`; None: the Python that runs the benchmark.
         program: in embedding_peers/, with its arguments.
-        rules: update rules that it has.
+        rules: update rules that it has, of embedding_step.py.
     """
 
     label: str
     environment: str | None
     program: Sequence[str]
-    rules: Sequence[str]
+    rules: Sequence[str] = ()
 
 
 def python_of(environment: str | None, folder: Path) -> str:
@@ -115,6 +115,10 @@ class Worker:
     def run(self, steps: int) -> list[float]:
         """Makes steps; returns the milliseconds of each."""
         return self._ask({"run": steps})["ms"]
+
+    def losses(self, steps: int) -> list[float]:
+        """Makes steps; returns the loss of each."""
+        return self._ask({"run": steps})["losses"]
 
     def _ask(self, command: Mapping[str, Any]) -> dict[str, Any]:
         assert self._process.stdin is not None

@@ -9,9 +9,6 @@ metrics.json is there is not run again, so that the program can be stopped and s
 from __future__ import annotations
 
 import dataclasses
-import json
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,7 +18,7 @@ import skipping_report
 from absl import app, flags
 
 from slipstream_tf.cli import data as train_data
-from slipstream_tf.cli.flag_set import USAGE_ERROR, UsageError
+from slipstream_tf.cli.flag_set import UsageError
 from slipstream_tf.telemetry.run_record import machine, versions, write_json
 
 _DATA = flags.DEFINE_string(
@@ -186,27 +183,6 @@ def flags_of(run: Run, data: str, seed: int, shared: Mapping[str, Any]) -> dict[
     return {"data": data, "seed": seed, **run.flags, **shared}
 
 
-def train(given: Mapping[str, Any], folder: Path, match: Path | None) -> dict[str, Any]:
-    """Runs slipstream-train, if it has not run yet; returns its record."""
-    before = common.finished(folder, given)
-    if before is not None:
-        return before
-    arguments = [f"--{name}={value}" for name, value in given.items()]
-    if match is not None:
-        arguments.append(f"--match={match}")
-    program = (
-        f"import sys; sys.path[:] = {sys.path!r}; "
-        "from slipstream_tf.cli.train import entry_point; entry_point()"
-    )
-    write_json(str(folder / common.FLAGS), given)
-    command = [sys.executable, "-c", program, *arguments, f"--output={folder}"]
-    code = subprocess.run(command, stdout=subprocess.DEVNULL, check=False).returncode
-    if code:
-        reason = "was refused" if code == USAGE_ERROR else f"failed (exit code {code})"
-        raise SystemExit(f"The run {folder} {reason}, see above. Flags: {' '.join(arguments)}")
-    return json.loads((folder / common.RECORD).read_text(encoding="utf-8"))
-
-
 def main(arguments: Sequence[str]) -> None:
     """Runs what has not run yet, then writes and prints the comparison."""
     if len(arguments) > 1:
@@ -224,7 +200,7 @@ def main(arguments: Sequence[str]) -> None:
             folder = Path(_RECORDS.value) / name / f"seed{seed}"
             match = folder / run.match / common.RECORD if run.match else None
             given = flags_of(run, data, seed, shared)
-            records[run.name][seed] = train(given, folder / run.name, match)
+            records[run.name][seed] = common.train(given, folder / run.name, match)
     matches = {run.name: run.match for run in runs if run.match is not None}
     figures = skipping_report.collect(records, matches)
     table = skipping_report.markdown(name, figures)

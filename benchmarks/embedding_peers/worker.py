@@ -1,8 +1,9 @@
-"""A process that makes embedding steps when it is told to, so that libraries can take turns.
+"""A process that makes training steps when it is told to, so that libraries can take turns.
 
-Run by embedding_step.py with the Python of the library's own virtual environment; needs NumPy only.
-Commands come as lines of JSON on standard input; answers go, as JSON, to the file descriptor that
-`ANSWERS` in the environment names: libraries print to standard output what they like.
+Run by embedding_step.py and dlrm_step.py with the Python of the library's own virtual environment;
+needs NumPy only. Commands come as lines of JSON on standard input; answers go, as JSON, to the file
+descriptor that `ANSWERS` in the environment names: libraries print to standard output what they
+like.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ import numpy as np
 
 
 class Step(Protocol):
-    """Looks up one batch, and updates the rows by the gradient of the outputs."""
+    """Trains with one batch; where that is all, rows by a given gradient of the outputs."""
 
-    def __call__(self, number: int) -> None:
-        """Makes the step with the batch of that number."""
+    def __call__(self, number: int) -> float | None:
+        """Makes the step with the batch of that number; returns its loss, if it has one."""
         ...
 
 
@@ -38,9 +39,9 @@ def serve(
 ) -> None:
     """Answers commands until standard input ends.
 
-    Commands: {"make": settings} with tables, rows, dim, batch, rule, learning_rate, threads and
-    keys (a .npy file, int64 [steps, batch, tables]); {"run": steps}, answered by {"ms": [...]}, the
-    milliseconds of each step.
+    Commands: {"make": settings} with threads, keys (a .npy file, int64 [steps, batch, tables]) and
+    what else the program needs; {"run": steps}, answered by {"ms": [...], "losses": [...]}, the
+    milliseconds and the loss of each step.
 
     Args:
         make: of settings and keys: the step; rows of all keys are there when it returns.
@@ -62,9 +63,10 @@ def serve(
             step = make(command["make"], keys)
             answer({"versions": dict(versions)})
         elif step is not None:
-            milliseconds = []
+            milliseconds, losses = [], []
             for number in range(command["run"]):
                 start = time.perf_counter()
-                step(number % batches)
+                loss = step(number % batches)
                 milliseconds.append(1e3 * (time.perf_counter() - start))
-            answer({"ms": milliseconds})
+                losses.append(loss)
+            answer({"ms": milliseconds, "losses": losses})

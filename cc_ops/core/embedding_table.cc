@@ -73,6 +73,14 @@ int64_t EmbeddingTable::size() const {
   return size;
 }
 
+int64_t EmbeddingTable::index_places() const {
+  int64_t places = 0;
+  for (const TableShard& shard : shards_) {
+    places += static_cast<int64_t>(shard.index.entries().size());
+  }
+  return places;
+}
+
 int64_t EmbeddingTable::bytes() const {
   int64_t bytes = memory_->bytes();
   for (const TableShard& shard : shards_) {

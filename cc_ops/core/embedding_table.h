@@ -88,6 +88,8 @@ class EmbeddingTable {
   std::shared_mutex& mutex() const { return mutex_; }
   int64_t size() const;
   int64_t bytes() const;
+  // Keys that the shards' indexes have places for; size() over it is their load.
+  int64_t index_places() const;
   // Changes when a row leaves or all are replaced: row pointers from before may
   // then belong to other keys.
   int64_t generation() const { return generation_; }

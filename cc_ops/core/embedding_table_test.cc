@@ -92,6 +92,20 @@ TEST(EmbeddingTable, GatherGivesInitialRowsOfAbsentKeys) {
   EXPECT_EQ(table.Find(2, HashKey(2))[1], rows[4]);
 }
 
+TEST(EmbeddingTable, IndexIsAtMostFourFifthsFull) {
+  EmbeddingTable table(Options());
+  EXPECT_EQ(table.index_places(), 0);
+  int64_t before = 0;
+  for (int64_t key = 0; key < 20000; ++key) {
+    Touch(&table, key);
+    ASSERT_GE(4 * table.index_places(), 5 * table.size());
+    ASSERT_GE(table.index_places(), before);
+    before = table.index_places();
+  }
+  EXPECT_LE(table.index_places(), 4 * table.size());
+  EXPECT_LE(table.index_places() * 16, table.bytes());
+}
+
 TEST(EmbeddingTable, HotKeysAreSortedAndDecay) {
   EmbeddingTable table(Options());
   for (int64_t key = 0; key < 3000; ++key) Touch(&table, key, 1 + static_cast<int>(key % 7));

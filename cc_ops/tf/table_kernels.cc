@@ -148,9 +148,10 @@ class StatisticsOp : public OneTableOp {
     std::vector<int64_t> values;
     {
       const SharedLock lock(table->mutex());
-      values = {table->size(), table->bytes(), table->num_evicted(), table->num_dropped_updates()};
+      values = {table->size(), table->bytes(), table->num_evicted(), table->num_dropped_updates(),
+                table->index_places()};
     }
-    return Output(c, 0, tf::TensorShape({4}), values);
+    return Output(c, 0, tf::TensorShape({5}), values);
   }
 };
 REGISTER_KERNEL_BUILDER(Name("SlipstreamTableStatistics").Device(tf::DEVICE_CPU),

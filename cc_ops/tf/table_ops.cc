@@ -233,15 +233,15 @@ REGISTER_OP("SlipstreamTableStatistics")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) -> absl::Status {
       TF_RETURN_IF_ERROR(CheckScalars(c, 0, 1));
-      c->set_output(0, c->Vector(4));
+      c->set_output(0, c->Vector(5));
       return absl::OkStatus();
     })
     .Doc(R"doc(
 Size of a table.
 
 handle: scalar.
-statistics: [4]: rows; bytes allocated; rows evicted so far; updates dropped because
-  their key was evicted between lookup and update.
+statistics: [5]: rows; bytes allocated; rows evicted so far; updates dropped because
+  their key was evicted between lookup and update; keys that the index has places for.
 )doc");
 
 REGISTER_OP("SlipstreamTableExport")

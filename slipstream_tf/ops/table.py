@@ -171,12 +171,14 @@ class TableStatistics:
         allocated_bytes: memory asked for (pages never touched cost nothing).
         evicted_rows: rows that left so far.
         dropped_updates: updates whose key was evicted between lookup and update.
+        index_places: keys that the index has places for; it grows at a load of 4/5 at the latest.
     """
 
     rows: int
     allocated_bytes: int
     evicted_rows: int
     dropped_updates: int
+    index_places: int
 
 
 def statistics(handle: tf.Tensor) -> TableStatistics:

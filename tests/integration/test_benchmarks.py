@@ -226,6 +226,11 @@ def test_watching_cost_writes_ratios_and_memory(warm: list[str], tmp_path: Path)
     assert len(result["ratios"]) == record["settings"]["runs"] == result["windows"]
     assert 0 < result["snapshot_bytes"] <= result["snapshot_budget_bytes"]
     assert 0 <= result["held_bytes"] <= result["held_budget_bytes"]
+    assert result["within_budgets"] and result["asked"] == 1.02
+    assert result["reached"] == (result["ratio_at_default_window"] <= 1.02)
+    assert result["ratio"] in [pytest.approx(sum(result["ratios"]) / 2)]
+    # Windows of 4 steps: an end costs less of a longer one, and more than nothing.
+    assert result["ratio_without_ends"] < result["ratio_at_default_window"] < result["ratio"]
     assert "| gradients | signal |" in (tmp_path / "watching_cost.md").read_text()
 
 
@@ -242,6 +247,127 @@ def test_embedding_step_lets_libraries_take_turns(tmp_path: Path) -> None:
     assert table.count("| 2x50x4 | adagrad |") == 3
     unknown = run_benchmark("embedding_step.py", *flags, "--peers=torch")
     assert unknown.returncode == 1 and "--peers: 'torch'" in unknown.stdout + unknown.stderr
+
+
+@needs_sources
+def test_growth_measures_sizes_and_growing_steps(warm: list[str], tmp_path: Path) -> None:
+    tiny = ("--batch=16", "--features=4", "--dim=4", "--runs=3", "--steps=2", "--growths=2")
+    flags = [*tiny, "--sizes=100,1000,2000000", "--max_keys=1000", "--new=1,0.5"]
+    done = run_benchmark("growth.py", *flags, f"--output={tmp_path}", warm=warm)
+    assert done.returncode == 0, done.stderr
+    record = json.loads((tmp_path / "growth.json").read_text())
+    assert [size["keys"] for size in record["sizes"]] == [100, 1000]
+    for size in record["sizes"]:
+        assert 0.0 < size["load"] <= 0.8
+        for op in ("lookup", "update", "evaluation"):
+            assert len(size["ratios"][op]) == 3 and min(size["nanoseconds"][op]) > 0
+    # 64 keys a step, of which all or a half are new.
+    assert [len(growth["milliseconds"]) for growth in record["growths"]] == [2, 2]
+    steps = [growth["of_medians"]["steps"] for growth in record["growths"]]
+    assert steps == [16, 32]
+    assert sum(record["growths"][0]["of_medians"]["histogram"]) == 16
+    # Three of times, two of bytes, two of each growth; memory is not judged below a million keys.
+    asked = {target["what"]: target for target in record["targets"]}
+    assert len(asked) == 9 and asked.pop("the same at the worst size of 1,000,000 keys or more")
+    assert all(t["reached"] == (t["value"] <= t["most"]) for t in asked.values() if t["value"])
+    table = (tmp_path / "growth.md").read_text()
+    assert "| 1,000 | lookup (training) |" in table and "| 50% | each step's median | 32 |" in table
+    plot = tmp_path / "growth.png"
+    assert plot.exists() or "matplotlib is not installed" in done.stdout
+
+
+@needs_sources
+def test_growth_refuses_what_does_not_fit(
+    warm: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    growth = load("growth", monkeypatch)
+    payload, gib = 128, 2**30
+    needed = growth.bytes_needed(50_000_000, payload)
+    assert 50_000_000 * (payload + 24) < needed < 12 * gib
+    growth.require_memory(50_000_000, payload, needed)
+    growth.require_memory(50_000_000, payload, None)
+    with pytest.raises(
+        growth.app.UsageError, match=r"50,000,000 x \(128 \+ 24 \+ 16\).*4.0 GiB"
+    ) as e:
+        growth.require_memory(50_000_000, payload, 4 * gib)
+    most = int(str(e.value).partition("--max_keys=")[2].partition(",")[0])
+    growth.require_memory(most, payload, 4 * gib)
+    assert most == growth.largest_that_fits(payload, 4 * gib) > 10_000_000
+    keys = growth.hashed(np.arange(1000))
+    assert keys.dtype == np.int64 and len(np.unique(keys)) == 1000 and keys.min() < 0 < keys.max()
+    rng = np.random.default_rng(0)
+    for of, count in ((10, 10), (50, 20), (1000, 20)):
+        drawn = growth.distinct(rng, of, count)
+        assert len(np.unique(drawn)) == count and 0 <= drawn.min() <= drawn.max() < of
+    done = run_benchmark("growth.py", "--sizes=1e12", f"--output={tmp_path}", warm=warm)
+    assert (
+        done.returncode == 1 and "1,000,000,000,000 x (128 + 24 + 16)" in done.stdout + done.stderr
+    )
+    few = run_benchmark("growth.py", "--sizes=100", f"--output={tmp_path}", warm=warm)
+    assert few.returncode == 1 and "above 53,248" in few.stdout + few.stderr
+
+
+@needs_sources
+def test_dlrm_step_lets_sides_learn_the_same_and_take_turns(tmp_path: Path) -> None:
+    tiny = ("--tables=3", "--cardinalities=50,3,20", "--batch=32", "--steps=8", "--dim=4")
+    flags = [*tiny, "--bottom=8", "--top=8", "--runs=2", "--checked=2", f"--output={tmp_path}"]
+    # Beside itself: PyTorch is not installed for a test.
+    done = run_benchmark("dlrm_step.py", *flags, "--ways=step,fit")
+    assert done.returncode == 0, done.stdout + done.stderr
+    record = json.loads((tmp_path / "dlrm_step.json").read_text())
+    assert len(record["milliseconds"]) == len(record["learned"]) == 4
+    assert all(len(runs) == 2 and min(runs) > 0 for runs in record["milliseconds"].values())
+    step, fit = (
+        record["learned"][f"slipstream_tf, {way}, float32"] for way in ("tf.function", "model.fit")
+    )
+    assert step["losses"] == pytest.approx(fit["losses"], abs=1e-5)
+    assert fit["losses"][1] < fit["losses"][0]
+    assert (tmp_path / "dlrm_step.md").read_text().count("| slipstream_tf, model.fit, ") == 2
+    wrong = run_benchmark("dlrm_step.py", "--cardinalities=1,2", f"--output={tmp_path}")
+    assert (
+        wrong.returncode == 1 and "one for each of the --tables=26" in wrong.stdout + wrong.stderr
+    )
+
+
+@needs_sources
+def test_dlrm_step_compares_within_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    dlrm_step = load("dlrm_step", monkeypatch)
+    ours, mixed, theirs = dlrm_step.choose(["step"], ["float32", "mixed_bfloat16"]) + (
+        dlrm_step.choose(["torch"], ["float32"])
+    )
+    found = {ours: [10.0, 20.0, 10.0], mixed: [5.0, 4.0, 8.0], theirs: [11.0, 40.0, 12.0]}
+    first, second = dlrm_step.comparisons(found)
+    assert first["ratios"] == [1.1, 2.0, 1.2] and first["ratio"] == 1.2
+    assert (first["asked"], first["reached"]) == (1.15, True)
+    assert (second["ratio"], second["asked"], second["reached"]) == (2.2, 2.0, True)
+    table = dlrm_step.markdown(found, [first, second], 2048)
+    assert "| PyTorch + FBGEMM, float32 | 1.20 | 1.15 | yes | 1.10 2.00 1.20 |" in table
+    assert "| slipstream_tf, tf.function, float32 | 204,800 | 10.00 |" in table
+    dlrm_step.sides_agree({ours: [0.7, 0.5], theirs: [0.7, 0.5005]})
+    with pytest.raises(SystemExit, match="do not train the same model"):
+        dlrm_step.sides_agree({ours: [0.7, 0.5], theirs: [0.7, 0.6]})
+    with pytest.raises(SystemExit, match="does not learn"):
+        dlrm_step.sides_agree({ours: [0.7, 0.7]})
+    with pytest.raises(dlrm_step.app.UsageError, match="--dtypes: 'float16'"):
+        dlrm_step.choose(["step"], ["float16"])
+
+
+@needs_sources
+def test_dlrm_quality_compares_precisions(warm: list[str], tmp_path: Path) -> None:
+    flags = ["--quality", "--data=generated:2500", "--seeds=3,4", f"--output={tmp_path}"]
+    flags += [f"--records={tmp_path / 'runs'}", *(f"--train_flag={flag}" for flag in TINY)]
+    done = run_benchmark("dlrm_step.py", *flags, warm=warm)
+    assert done.returncode == 0, done.stdout + done.stderr
+    record = json.loads((tmp_path / "dlrm_quality.json").read_text())
+    settings_of = [
+        json.loads((tmp_path / f"runs/seed3/{dtype}/metrics.json").read_text())["settings"]
+        for dtype in ("float32", "mixed_bfloat16")
+    ]
+    assert [found["precision"] for found in settings_of] == ["float32", "mixed_bfloat16"]
+    aucs = [record["quality"][dtype]["4"]["auc"] for dtype in ("float32", "mixed_bfloat16")]
+    assert record["differences"][1] == pytest.approx(aucs[1] - aucs[0])
+    assert abs(record["difference"]) < 0.02 and aucs[0] != aucs[1]
+    assert "| 4 |" in (tmp_path / "dlrm_quality.md").read_text()
 
 
 @needs_sources

@@ -181,6 +181,18 @@ def test_access_counts_are_exact_and_decay(batches, factor):
     assert list(zip((-values).tolist(), keys.tolist(), strict=True)) == expected
 
 
+def test_statistics_tell_size_and_load():
+    store = make_store()
+    assert store.statistics("t0").rows == store.statistics("t0").index_places == 0
+    for count in (100, 20_000):
+        lookup(store, {"f": np.arange(count)}, one_table())
+        found = store.statistics("t0")
+        assert found.rows == count
+        # At most 4/5 full; shards of few keys double, larger ones grow by a quarter.
+        assert found.rows / 0.8 <= found.index_places <= 4 * found.rows
+        assert found.allocated_bytes >= found.rows * 4 * 4 + found.index_places * 16
+
+
 @pytest.mark.parametrize("eviction", ["lfu", "lru"])
 def test_bounded_table_stays_within_its_capacity(eviction):
     store = make_store(capacity=50, eviction=eviction)

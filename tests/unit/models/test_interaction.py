@@ -44,6 +44,27 @@ def test_unknown_batch_keeps_the_static_width():
     assert function.get_concrete_function().structured_outputs.shape.as_list() == [None, 10]
 
 
+def test_dots_and_their_gradient_gather_and_scatter_nothing():
+    count, dim = 27, 16
+
+    @tf.function(input_signature=[tf.TensorSpec((None, count, dim))])
+    def both_passes(vectors):
+        with tf.GradientTape() as tape:
+            tape.watch(vectors)
+            loss = tf.reduce_sum(tf.square(pairwise_dots(vectors)))
+        return tape.gradient(loss, vectors)
+
+    found = both_passes.get_concrete_function().graph.get_operations()
+    kinds = {operation.type for operation in found}
+    assert not {kind for kind in kinds if "Gather" in kind or "Scatter" in kind}
+    # Two products of half the rows forward, and the two of each backward: no more multiplications
+    # than the whole [n, n] matrix and its gradients take, of which half the dots are not needed.
+    products = [operation for operation in found if operation.type.startswith("BatchMatMul")]
+    assert len(products) == 6
+    for product in products[:2]:
+        assert product.outputs[0].shape.as_list() == [None, count // 2, count]
+
+
 @pytest.mark.parametrize("rank", [None, 2])
 def test_cross_against_numpy(rank):
     layer = Cross(2, rank)

@@ -1,0 +1,269 @@
+"""Inputs per second of a whole DLRM training step, beside PyTorch with FBGEMM's embeddings.
+
+Criteo's shape: 13 numbers, 26 tables x 16, MLPs 13-512-256-64-16 and 512-256-1, batch 2,048, one
+Zipf 1.05 key per table, Adagrad. Every library is a process of its own, with the same batches, rows
+and weights to start from; first all must come to the same loss, then they take turns (A B C A B C
+...), and what counts is the ratio within a turn.
+
+    python benchmarks/dlrm_step.py --runs=7
+    python benchmarks/dlrm_step.py --quality
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import statistics
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import common
+import dlrm_quality
+import numpy as np
+from absl import app, flags
+from peers import Peer, Worker
+
+from slipstream_tf.telemetry.run_record import machine, write_json
+
+_RUNS = flags.DEFINE_integer("runs", 7, "Turns.", lower_bound=1)
+_STEPS = flags.DEFINE_integer("steps", 50, "Steps of a turn.", lower_bound=1)
+_BATCH = flags.DEFINE_integer("batch", 2048, "Inputs of a batch.", lower_bound=1)
+_THREADS = flags.DEFINE_integer("threads", 2, "Threads of each library.", lower_bound=1)
+_CARDINALITIES = flags.DEFINE_list(
+    "cardinalities", ["100000"], "Rows of each of the --tables tables, or one number for all."
+)
+_TABLES = flags.DEFINE_integer("tables", 26, "Tables.", lower_bound=1)
+_DIM = flags.DEFINE_integer("dim", 16, "Values of a row.", lower_bound=1)
+_BOTTOM = flags.DEFINE_list("bottom", ["512", "256", "64"], "Bottom MLP, before --dim.")
+_TOP = flags.DEFINE_list("top", ["512", "256"], "Top MLP, before the logit.")
+_DENSE_OPTIMIZER = flags.DEFINE_enum(
+    "dense_optimizer", "adagrad", ["adagrad", "sgd"], "Of the MLPs, on all sides."
+)
+_WAYS = flags.DEFINE_list("ways", ["step", "fit", "torch", "compiled"], "What takes turns.")
+_DTYPES = flags.DEFINE_list("dtypes", ["float32", "mixed_bfloat16"], "Of the MLPs and dots.")
+_CHECKED = flags.DEFINE_integer("checked", 4, "Turns after which losses agree.", lower_bound=1)
+_QUALITY = flags.DEFINE_bool(
+    "quality", False, "Instead: AUC on --data of slipstream-train in both dtypes."
+)
+_DATA = flags.DEFINE_string("data", None, "With --quality: its --data; none: globo.")
+_SEEDS = flags.DEFINE_list("seeds", ["0", "1", "2"], "With --quality.")
+_RECORDS = flags.DEFINE_string("records", "runs/dlrm_quality", "With --quality: of its runs.")
+_EXTRA = flags.DEFINE_multi_string("train_flag", [], "With --quality: name=value for all runs.")
+_ENVIRONMENTS = flags.DEFINE_string("environments", "runs/peers", "Folder of the peers' Pythons.")
+_OUTPUT = flags.DEFINE_string("output", "results", "Folder of the JSON and the table.")
+
+_NUMBERS, _ZIPF, _SEED = 13, 1.05, 0
+_ROWS_RATE, _DENSE_RATE = 0.01, 0.01
+WAYS: Mapping[str, Peer] = {
+    "step": Peer("slipstream_tf, tf.function", None, ["dlrm_native.py"]),
+    "fit": Peer("slipstream_tf, model.fit", None, ["dlrm_native.py", "fit"]),
+    "torch": Peer("PyTorch + FBGEMM", "torch", ["dlrm_fbgemm.py"]),
+    "compiled": Peer("PyTorch + FBGEMM, torch.compile", "torch", ["dlrm_fbgemm.py", "compiled"]),
+}
+_OURS = ("step", "fit")
+_DTYPE_CHOICES = ("float32", "mixed_bfloat16")
+# How many times as many inputs per second are asked, by our dtype and theirs.
+ASKED = {("float32", "float32"): 1.15, ("mixed_bfloat16", "float32"): 2.0}
+# Losses are means over a turn. Sums in another order, and bfloat16's 8 bits, take training slightly
+# elsewhere.
+TOLERANCE = {"float32": 1e-3, "mixed_bfloat16": 5e-3}
+
+
+@dataclasses.dataclass(frozen=True, order=True)
+class Side:
+    """What takes turns: a way in a dtype."""
+
+    dtype: str
+    way: str
+
+    @property
+    def label(self) -> str:
+        """Returns it in words."""
+        return f"{WAYS[self.way].label}, {self.dtype.removeprefix('mixed_')}"
+
+    @property
+    def is_ours(self) -> bool:
+        """Returns whether it is slipstream_tf."""
+        return self.way in _OURS
+
+
+def make_inputs(cardinalities: Sequence[int], steps: int, batch: int) -> dict[str, np.ndarray]:
+    """Draws batches whose labels can be learned: of hidden weights of keys and numbers.
+
+    Returns:
+        keys int64 [steps, batch, tables], dense float32 [steps, batch, 13], labels float32 [steps,
+        batch].
+    """
+    rng = np.random.default_rng(_SEED)
+    shape = (steps, batch)
+    columns = [common.zipf_keys(rng, rows, shape, _ZIPF) for rows in cardinalities]
+    dense = rng.normal(size=(*shape, _NUMBERS)).astype(np.float32)
+    logits = dense @ rng.normal(size=_NUMBERS) / np.sqrt(_NUMBERS)
+    for rows, column in zip(cardinalities, columns, strict=True):
+        logits += 2.0 * rng.normal(size=rows)[column] / np.sqrt(len(cardinalities))
+    labels = rng.random(shape) < 1.0 / (1.0 + np.exp(-logits))
+    return {"keys": np.stack(columns, 2), "dense": dense, "labels": labels.astype(np.float32)}
+
+
+def sides_agree(losses: Mapping[Side, Sequence[float]]) -> dict[str, Any]:
+    """Compares the losses of all sides with the first one's, turn by turn.
+
+    Returns:
+        Per side the mean losses of its turns, and the differences of the last one's.
+
+    Raises:
+        SystemExit: a difference is above the tolerance, or the loss has not fallen.
+    """
+    reference, *_ = losses
+    record = {}
+    for side, found in losses.items():
+        difference = found[-1] - losses[reference][-1]
+        tolerance = max(TOLERANCE[side.dtype], TOLERANCE[reference.dtype])
+        record[side.label] = {"losses": list(found), "difference": difference,
+                              "tolerance": tolerance}  # fmt: skip
+        print(f"{side.label}: losses {' '.join(f'{loss:.5f}' for loss in found)}", flush=True)
+        if len(found) > 1 and not found[-1] < found[0]:
+            raise SystemExit(f"{side.label} does not learn: losses {found}.")
+        if not abs(difference) <= tolerance:
+            raise SystemExit(
+                f"{side.label} ends at a loss of {found[-1]:.5f}, {reference.label} at "
+                f"{losses[reference][-1]:.5f}: more than {tolerance} apart, they do not train the "
+                "same model. Nothing is written."
+            )
+    return record
+
+
+def measure(
+    sides: Sequence[Side], settings: Mapping[str, Any]
+) -> tuple[dict[Side, list[float]], dict[str, Any], dict[str, str]]:
+    """Lets all sides learn the same, then take turns.
+
+    Returns:
+        Per side the milliseconds of a step, turn by turn; what they learned; versions.
+    """
+    with contextlib.ExitStack() as stack:
+        workers, versions, losses = {}, {}, {}
+        calls = {side: 1 if side.way == "fit" else _STEPS.value for side in sides}
+        for side in sides:
+            print(f"{side.label} starts ...", flush=True)
+            worker = Worker(WAYS[side.way], Path(_ENVIRONMENTS.value), _THREADS.value)
+            workers[side] = stack.enter_context(worker)
+            versions.update(worker.make({**settings, "dtype": side.dtype}))
+            losses[side] = [
+                statistics.mean(worker.losses(calls[side])) for _ in range(_CHECKED.value)
+            ]
+        learned = sides_agree(losses)
+        found: dict[Side, list[float]] = {side: [] for side in sides}
+        for _ in range(_RUNS.value):
+            for side, worker in workers.items():
+                found[side].append(sum(worker.run(calls[side])) / _STEPS.value)
+    return found, learned, versions
+
+
+def comparisons(found: Mapping[Side, Sequence[float]]) -> list[dict[str, Any]]:
+    """Returns how many times as many inputs per second our sides train as each of the others."""
+    results = []
+    for ours in (side for side in found if side.is_ours):
+        for theirs in (side for side in found if not side.is_ours):
+            ratios = [b / a for a, b in zip(found[ours], found[theirs], strict=True)]
+            asked = ASKED.get((ours.dtype, theirs.dtype))
+            median = statistics.median(ratios)
+            results.append(
+                {"ours": ours.label, "beside": theirs.label, "ratio": median, "ratios": ratios,
+                 "asked": asked, "reached": None if asked is None else median >= asked}
+            )  # fmt: skip
+    return results
+
+
+def markdown(
+    found: Mapping[Side, Sequence[float]], compared: Sequence[Mapping[str, Any]], batch: int
+) -> str:
+    """Returns the tables."""
+    reached = {None: "", True: "yes", False: "**no**"}
+    lines = ["# A DLRM's training step", ""]
+    lines += ["| slipstream_tf | beside | times as many inputs/s | asked | reached | all turns |"]
+    lines += ["|---|---|---|---|---|---|"]
+    for one in compared:
+        cells = (
+            one["ours"], one["beside"], f"{one['ratio']:.2f}", common.text(one["asked"], "{:.2f}"),
+            reached[one["reached"]], " ".join(f"{ratio:.2f}" for ratio in one["ratios"]),
+        )  # fmt: skip
+        lines.append("| " + " | ".join(cells) + " |")
+    lines += ["", "| library | inputs/s | median ms a step | all turns |", "|---|---|---|---|"]
+    for side, runs in found.items():
+        median = statistics.median(runs)
+        every = " ".join(f"{run:.2f}" for run in runs)
+        lines.append(f"| {side.label} | {1e3 * batch / median:,.0f} | {median:.2f} | {every} |")
+    return "\n".join(lines)
+
+
+def choose(ways: Sequence[str], dtypes: Sequence[str]) -> list[Side]:
+    """Returns what takes turns.
+
+    Raises:
+        app.UsageError: a name is unknown.
+    """
+    for flag, texts, allowed in (("ways", ways, WAYS), ("dtypes", dtypes, _DTYPE_CHOICES)):
+        for text in texts:
+            if text not in allowed:
+                raise app.UsageError(f"--{flag}: {text!r}. Allowed: {', '.join(allowed)}.")
+    return [Side(dtype, way) for dtype in dtypes for way in ways]
+
+
+def cardinalities_of(texts: Sequence[str], tables: int) -> list[int]:
+    """Returns the rows of each table.
+
+    Raises:
+        app.UsageError: not one number, nor one for each table.
+    """
+    rows = common.integers("cardinalities", texts)
+    if len(rows) not in (1, tables) or min(rows) < 1:
+        raise app.UsageError(
+            f"--cardinalities={','.join(texts)}. Allowed: one number, or one for each of the "
+            f"--tables={tables} tables; each at least 1."
+        )
+    return rows * tables if len(rows) == 1 else rows
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Measures, prints and writes."""
+    if len(arguments) > 1:
+        raise app.UsageError(f"{arguments[1]!r} is no flag. Allowed: --flag=value.")
+    output = Path(_OUTPUT.value)
+    if _QUALITY.value:
+        seeds = common.integers("seeds", _SEEDS.value)
+        shared = common.extra_flags(_EXTRA.value)
+        dlrm_quality.compare(_DATA.value, seeds, shared, Path(_RECORDS.value), output)
+        return
+    cardinalities = cardinalities_of(_CARDINALITIES.value, _TABLES.value)
+    sides = choose(_WAYS.value, _DTYPES.value)
+    settings: dict[str, Any] = {
+        "cardinalities": cardinalities, "dim": _DIM.value, "numbers": _NUMBERS,
+        "batch": _BATCH.value, "threads": _THREADS.value, "seed": _SEED,
+        "bottom": [*common.integers("bottom", _BOTTOM.value), _DIM.value],
+        "top": [*common.integers("top", _TOP.value), 1],
+        "dense_optimizer": _DENSE_OPTIMIZER.value,
+        "dense_rate": _DENSE_RATE, "rows_rate": _ROWS_RATE,
+    }  # fmt: skip
+    inputs = make_inputs(cardinalities, _STEPS.value, _BATCH.value)
+    with tempfile.TemporaryDirectory() as scratch:
+        files = {"keys": str(Path(scratch) / "keys.npy"), "inputs": str(Path(scratch) / "in.npz")}
+        np.save(files["keys"], inputs.pop("keys"))
+        np.savez(files["inputs"], **inputs)
+        found, learned, versions = measure(sides, {**settings, **files})
+    compared = comparisons(found)
+    table = markdown(found, compared, _BATCH.value)
+    write_json(
+        str(output / "dlrm_step.json"),
+        {"milliseconds": {side.label: runs for side, runs in found.items()},
+         "comparisons": compared, "learned": learned, "settings": settings,
+         "steps": _STEPS.value, "zipf": _ZIPF, "versions": versions, "machine": machine()},
+    )  # fmt: skip
+    (output / "dlrm_step.md").write_text(table + "\n", encoding="utf-8")
+    print(f"\n{table}")
+
+
+if __name__ == "__main__":
+    app.run(main)

@@ -1,0 +1,124 @@
+"""slipstream_tf's DLRM: a training step in a tf.function of one's own, or `model.fit`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+os.environ["KERAS_BACKEND"] = "tensorflow"
+
+import dlrm_start
+import keras
+import numpy as np
+import tensorflow as tf
+import worker
+
+import slipstream_tf as slip
+from slipstream_tf.models import DLRM
+from slipstream_tf.models.interaction import pair_order
+
+
+def _model(settings: Mapping[str, Any]) -> DLRM:
+    """The model with the weights and rows that all libraries start from."""
+    dim = settings["dim"]
+    tables = [slip.TableConfig(f"t{i}", dim) for i in range(len(settings["cardinalities"]))]
+    embeddings = slip.keras.EmbeddingCollection(
+        tables,
+        slip.optimizers.Adagrad(
+            settings["rows_rate"], 0.0, epsilon=dlrm_start.ROWS_EPSILON**2
+        ),
+        dtype=settings["dtype"],
+    )  # fmt: skip
+    for index, rows in enumerate(settings["cardinalities"]):
+        # In an order that is not that of the keys, as keys come in training.
+        order = np.random.default_rng(index).permutation(rows)
+        contents = {
+            "keys": order.astype(np.int64),
+            "rows": dlrm_start.initial_rows(settings, index)[order],
+            "slots": np.zeros((rows, dim), np.float32),
+            "counts": np.zeros(rows, np.float32),
+            "last_used": np.zeros(0, np.int64),
+            "steps": np.zeros(2, np.int64),
+        }
+        embeddings.store.import_table(f"t{index}", contents)
+    model = DLRM(
+        embeddings, settings["numbers"], settings["bottom"], settings["top"],
+        returns_logits=True, dtype=settings["dtype"],
+    )  # fmt: skip
+    bottom, top = dlrm_start.dense_weights(settings)
+    vectors = len(tables) + 1
+    place = {pair: number for number, pair in enumerate(dlrm_start.pairs(vectors))}
+    rows_of_dots = [dim + place[pair] for pair in pair_order(vectors)]
+    top[0] = top[0][[*range(dim), *rows_of_dots]]
+    model.bottom.set_weights(bottom)
+    model.top.set_weights(top)
+    return model
+
+
+def _optimizer(settings: Mapping[str, Any]) -> keras.optimizers.Optimizer:
+    if settings["dense_optimizer"] == "sgd":
+        return keras.optimizers.SGD(settings["dense_rate"])
+    return keras.optimizers.Adagrad(
+        settings["dense_rate"],
+        initial_accumulator_value=dlrm_start.DENSE_ACCUMULATOR,
+        epsilon=dlrm_start.DENSE_EPSILON,
+    )
+
+
+def make_step(settings: Mapping[str, Any], keys: np.ndarray) -> worker.Step:
+    """Makes the model and a step of its own; see `worker.serve`."""
+    worker.limit_threads(tf, settings["threads"])
+    model, optimizer = _model(settings), _optimizer(settings)
+    optimizer.build(model.trainable_variables)
+    loss_of = keras.losses.BinaryCrossentropy(from_logits=True)
+    given = dlrm_start.read_batches(settings)
+    batches = [
+        tuple(map(tf.constant, of_batch))
+        for of_batch in zip(given.dense, keys, given.labels, strict=True)
+    ]
+
+    @tf.function
+    def one(dense: tf.Tensor, of_batch: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            logits = model({"dense": dense, "keys": of_batch}, training=True)
+            loss = loss_of(labels, logits[:, 0])
+        variables = model.trainable_variables
+        optimizer.apply(tape.gradient(loss, [v.value for v in variables]), variables)
+        return loss
+
+    one.get_concrete_function(*batches[0])
+    return lambda number: float(one(*batches[number]))
+
+
+def make_fit(settings: Mapping[str, Any], keys: np.ndarray) -> worker.Step:
+    """Makes the model; a step is an epoch of `fit`, of as many batches as keys has."""
+    worker.limit_threads(tf, settings["threads"])
+    model = _model(settings)
+    model.compile(
+        optimizer=_optimizer(settings),
+        loss=keras.losses.BinaryCrossentropy(from_logits=True),
+        steps_per_execution=len(keys),
+        jit_compile=False,
+    )
+    given = dlrm_start.read_batches(settings)
+    inputs = {"dense": given.dense, "keys": keys}
+    data = tf.data.Dataset.from_tensor_slices((inputs, given.labels)).repeat().prefetch(2)
+
+    def step(_: int) -> float:
+        history = model.fit(data, steps_per_epoch=len(keys), verbose=0).history
+        return float(history["loss"][-1])
+
+    return step
+
+
+if __name__ == "__main__":
+    worker.serve(
+        make_fit if "fit" in sys.argv[1:] else make_step,
+        {
+            "tensorflow": tf.__version__,
+            "keras": keras.__version__,
+            "slipstream_tf": slip.__version__,
+        },
+    )

@@ -1,0 +1,322 @@
+"""One table from 100,000 to 50,000,000 keys: time per key, bytes per row, and steps while it grows.
+
+Keys are hashed numbers. An op call takes 26 x 2,048 of them, all different, present and drawn
+evenly. At every size the table and a small one take turns (A B A B ...), and what counts is the
+ratio within a turn. Writes growth.json, growth.md and growth.png.
+
+    python benchmarks/growth.py --runs=7
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import os
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+import growth_report
+import numpy as np
+import tensorflow as tf
+from absl import app, flags
+from growth_report import Growth, Size
+from resident import return_free_memory
+
+import slipstream_tf as slip
+from slipstream_tf.ops import features
+from slipstream_tf.stores import NativeStore
+from slipstream_tf.telemetry.run_record import machine, versions, write_json
+
+_SIZES = flags.DEFINE_list(
+    "sizes",
+    ["100000", "300000", "1000000", "3000000", "10000000", "30000000", "50000000"],
+    "Keys of the table at which it is measured, ascending.",
+)
+_MAX_KEYS = flags.DEFINE_integer("max_keys", None, "Leave out larger sizes.", lower_bound=1)
+_RUNS = flags.DEFINE_integer("runs", 7, "Turns at each size.", lower_bound=1)
+_STEPS = flags.DEFINE_integer("steps", 20, "Op calls of a turn.", lower_bound=1)
+_GROWTHS = flags.DEFINE_integer("growths", 3, "Growths for each of --new.", lower_bound=1)
+_BATCH = flags.DEFINE_integer("batch", 2048, "Inputs of an op call.", lower_bound=1)
+_FEATURES = flags.DEFINE_integer("features", 26, "Keys of an input.", lower_bound=1)
+_DIM = flags.DEFINE_integer("dim", 16, "Values of a row.", lower_bound=1)
+_THREADS = flags.DEFINE_integer("threads", 2, "Threads of TensorFlow.", lower_bound=1)
+_NEW = flags.DEFINE_list("new", ["1", "0.1"], "Shares of new keys in a step that makes it grow.")
+_OUTPUT = flags.DEFINE_string("output", "results", "Folder of the JSON, the table and the plot.")
+
+_OPS = ("lookup", "update", "evaluation")
+_TABLE = "keys"
+# What a process with TensorFlow and these batches takes beside the table.
+_BESIDE = 2 * 2**30
+
+
+def hashed(numbers: np.ndarray) -> np.ndarray:
+    """Keys for numbers: int64 of all 64 bits, all different (the finalizer of splitmix64)."""
+    keys = numbers.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
+    keys = (keys ^ (keys >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    keys = (keys ^ (keys >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return (keys ^ (keys >> np.uint64(31))).view(np.int64)
+
+
+def distinct(rng: np.random.Generator, keys: int, count: int) -> np.ndarray:
+    """Draws `count` different numbers below `keys`, evenly, in random order."""
+    if 4 * count >= keys:
+        return rng.permutation(keys)[:count]
+    found = np.unique(rng.integers(0, keys, count))
+    while len(found) < count:
+        found = np.unique(np.append(found, rng.integers(0, keys, count - len(found))))
+    return rng.permutation(found)
+
+
+def bytes_needed(keys: int, payload: int) -> int:
+    """Memory for a table of so many keys, its payload in bytes a row, and all beside it.
+
+    Beyond the payload 24 bytes a row are allowed; slabs of rows may be half empty for a moment.
+    """
+    return keys * (payload + 24) + keys * payload // 8 + _BESIDE
+
+
+def require_memory(keys: int, payload: int, available: int | None) -> None:
+    """Refuses what would not fit.
+
+    Raises:
+        app.UsageError: with the arithmetic.
+    """
+    needed = bytes_needed(keys, payload)
+    if available is not None and needed > available:
+        gib = 2**30
+        raise app.UsageError(
+            f"{keys:,} keys need {needed / gib:.1f} GiB: {keys:,} x ({payload} + 24 + "
+            f"{payload // 8}) bytes + {_BESIDE / gib:.0f} GiB; there are {available / gib:.1f} GiB "
+            f"free. Allowed: --max_keys={largest_that_fits(payload, available)}, or less."
+        )
+
+
+def largest_that_fits(payload: int, available: int) -> int:
+    """Returns the most keys that `require_memory` lets pass; at least 0."""
+    return max(0, (available - _BESIDE) // (payload + 24 + payload // 8 + 1))
+
+
+def available_memory() -> int | None:
+    """Bytes that can be taken without swapping; None where the system does not tell."""
+    try:
+        with open("/proc/meminfo", encoding="ascii") as file:
+            for line in file:
+                if line.startswith("MemAvailable:"):
+                    return 1024 * int(line.split()[1])
+    except OSError:
+        pass
+    return None
+
+
+class Table:
+    """A table with Adagrad and its ops, called one by one."""
+
+    def __init__(self) -> None:
+        self.store = NativeStore(
+            [slip.TableConfig(_TABLE, _DIM.value)],
+            slip.optimizers.Adagrad(0.01, initial_accumulator_value=0.0, epsilon=1e-8),
+        )
+        names = [f"f{i}" for i in range(_FEATURES.value)]
+        self._specs = [features.FeatureSpec(name, _TABLE) for name in names]
+        shape = [_BATCH.value, _FEATURES.value, _DIM.value]
+        self._gradient = tf.random.stateless_normal(shape, [0, 0])
+        self.made = 0
+
+    def step(self, keys: tf.Tensor) -> tuple[float, float]:
+        """Looks up and updates; returns the seconds of both."""
+        packed = features.pack(keys, self._specs)
+        start = time.perf_counter()
+        _, plan = self.store.lookup(packed, self._specs, training=True, stacked=True)
+        between = time.perf_counter()
+        self.store.apply_gradients(plan, [self._gradient])
+        return between - start, time.perf_counter() - between
+
+    def evaluate(self, keys: tf.Tensor) -> float:
+        """Looks up without training; returns the seconds."""
+        packed = features.pack(keys, self._specs)
+        start = time.perf_counter()
+        self.store.lookup(packed, self._specs, training=False, stacked=True)
+        return time.perf_counter() - start
+
+    def grow_to(self, keys: int, rng: np.random.Generator, new: float) -> list[float]:
+        """Makes steps with a share of new keys until the table has so many; returns their seconds.
+
+        The last step may have fewer new keys. The others are present and different.
+        """
+        width = _BATCH.value * _FEATURES.value
+        seconds = []
+        while self.made < keys:
+            fresh = min(max(1, round(new * width)), keys - self.made, width)
+            # A table with fewer keys than a batch: some come twice.
+            old = rng.integers(0, max(self.made, 1), width - fresh)
+            if self.made >= len(old):
+                old = distinct(rng, self.made, len(old))
+            numbers = np.concatenate([np.arange(self.made, self.made + fresh), old])
+            batch = tf.constant(hashed(rng.permutation(numbers)).reshape(_BATCH.value, -1))
+            seconds.append(sum(self.step(batch)))
+            self.made += fresh
+        return seconds
+
+    def batches(self, rng: np.random.Generator) -> list[tf.Tensor]:
+        """Batches of present keys, all different within a batch."""
+        width = _BATCH.value * _FEATURES.value
+        return [
+            tf.constant(hashed(distinct(rng, self.made, width)).reshape(_BATCH.value, -1))
+            for _ in range(_STEPS.value)
+        ]
+
+    def turn(self, batches: Sequence[tf.Tensor]) -> dict[str, float]:
+        """Calls the ops with every batch; returns nanoseconds per key of each op, the medians."""
+        seconds: dict[str, list[float]] = {op: [] for op in _OPS}
+        for batch in batches:
+            lookup, update = self.step(batch)
+            seconds["lookup"].append(lookup)
+            seconds["update"].append(update)
+        # Afterwards: what a step has just used is in a cache.
+        seconds["evaluation"] = [self.evaluate(batch) for batch in batches]
+        width = _BATCH.value * _FEATURES.value
+        return {op: 1e9 * statistics.median(found) / width for op, found in seconds.items()}
+
+
+@dataclasses.dataclass(frozen=True)
+class Begun:
+    """A table with a batch of rows, after a turn: all memory that does not grow with rows is there.
+
+    Attributes:
+        keys: that it has.
+        resident: bytes of the process; None: the system does not tell.
+    """
+
+    keys: int
+    resident: int | None
+
+
+def begin() -> tuple[Table, Begun]:
+    """Makes a table of one batch of rows."""
+    table, rng = Table(), np.random.default_rng(0)
+    table.grow_to(_BATCH.value * _FEATURES.value, rng, 1.0)
+    table.turn(table.batches(rng))
+    gc.collect()
+    return table, Begun(table.made, return_free_memory())
+
+
+def measure_size(table: Table, small: Table, begun: Begun, payload: int) -> Size:
+    """Measures the table beside the small one, and its memory."""
+    rng = np.random.default_rng(table.made)
+    batches, of_small = table.batches(rng), small.batches(rng)
+    table.turn(batches)
+    small.turn(of_small)
+    runs: dict[str, list[float]] = {op: [] for op in _OPS}
+    ratios: dict[str, list[float]] = {op: [] for op in _OPS}
+    for _ in range(_RUNS.value):
+        beside, found = small.turn(of_small), table.turn(batches)
+        for op in _OPS:
+            runs[op].append(found[op])
+            ratios[op].append(found[op] / beside[op])
+    told = table.store.statistics(_TABLE)
+    if told.rows != table.made:
+        raise SystemExit(f"The table has {told.rows:,} rows instead of {table.made:,}.")
+    del batches, of_small
+    resident, beyond = return_free_memory(), None
+    if resident is not None and begun.resident is not None:
+        beyond = (resident - begun.resident) / (told.rows - begun.keys) - payload
+    return Size(
+        keys=told.rows,
+        nanoseconds=runs,
+        ratios=ratios,
+        load=told.rows / told.index_places,
+        resident_beyond_payload=beyond,
+        allocated_beyond_payload=told.allocated_bytes / told.rows - payload,
+    )
+
+
+def grow(new: float, keys: int) -> list[list[float]]:
+    """Lets fresh tables grow, one after the other; returns the seconds of each one's steps."""
+    growths = []
+    for number in range(_GROWTHS.value):
+        print(f"growth {number + 1} of {_GROWTHS.value}, {new:.0%} new keys ...", flush=True)
+        table = Table()
+        # The same keys every time: what is the table's own comes back in the same step.
+        growths.append(table.grow_to(keys, np.random.default_rng(0), new))
+        del table
+        gc.collect()
+        return_free_memory()
+    return growths
+
+
+def read_settings() -> tuple[list[int], list[float]]:
+    """Returns sizes and shares of new keys.
+
+    Raises:
+        app.UsageError: a flag is out of range.
+    """
+    try:
+        sizes = [int(float(text)) for text in _SIZES.value]
+    except ValueError:
+        raise app.UsageError(f"--sizes={','.join(_SIZES.value)}. Allowed: integers.") from None
+    try:
+        shares = [float(text) for text in _NEW.value]
+    except ValueError:
+        shares = [0.0]
+    if not all(0.0 < share <= 1.0 for share in shares):
+        raise app.UsageError(f"--new={','.join(_NEW.value)}. Allowed: numbers in (0, 1].")
+    width = _BATCH.value * _FEATURES.value
+    sizes = [size for size in sizes if _MAX_KEYS.value is None or size <= _MAX_KEYS.value]
+    if sorted(set(sizes)) != sizes or not sizes or sizes[0] <= width:
+        raise app.UsageError(
+            f"--sizes, up to --max_keys: {sizes}. Allowed: one or more, ascending, all "
+            f"above {width:,} (--batch x --features: keys of a call are all different)."
+        )
+    return sizes, shares
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Measures, prints and writes."""
+    if len(arguments) > 1:
+        raise app.UsageError(f"{arguments[1]!r} is no flag. Allowed: --flag=value.")
+    sizes, shares = read_settings()
+    payload = 2 * 4 * _DIM.value  # Values and Adagrad's sums.
+    require_memory(sizes[-1], payload, available_memory())
+    tf.config.threading.set_intra_op_parallelism_threads(_THREADS.value)
+    tf.config.threading.set_inter_op_parallelism_threads(_THREADS.value)
+
+    rng = np.random.default_rng(0)
+    small = Table()
+    small.grow_to(sizes[0], rng, 1.0)
+    small.turn(small.batches(rng))
+    table, begun = begin()
+    found: list[Size] = []
+    for size in sizes:
+        table.grow_to(size, rng, 1.0)
+        found.append(measure_size(table, small, begun, payload))
+        print(f"{size:,} keys: {found[-1].median('lookup'):.1f} ns a lookup", flush=True)
+    del table, small
+    gc.collect()
+    growths = [Growth(share, sizes[-1], tuple(grow(share, sizes[-1]))) for share in shares]
+
+    settings: Mapping[str, Any] = {
+        flag.name: flag.value for flag in (_RUNS, _STEPS, _GROWTHS, _BATCH, _FEATURES, _DIM,
+                                           _THREADS)
+    }  # fmt: skip
+    output = Path(_OUTPUT.value)
+    targets = growth_report.targets(found, growths)
+    write_json(
+        str(output / "growth.json"),
+        {"sizes": [size.record() for size in found], "settings": settings,
+         "growths": [growth.record() for growth in growths],
+         "targets": [target.record() for target in targets],
+         "machine": machine(), "versions": versions()},
+    )  # fmt: skip
+    table_text = growth_report.markdown(found, growths, targets)
+    (output / "growth.md").write_text(table_text + "\n", encoding="utf-8")
+    print(f"\n{table_text}")
+    growth_report.plot(found, growths, output / "growth.png")
+
+
+if __name__ == "__main__":
+    app.run(main)
