@@ -22,7 +22,8 @@ std::vector<TableShard> EmptyShards(const TableOptions& options, SlabAllocator* 
                                     IndexMemory* index_memory) {
   std::vector<TableShard> shards;
   shards.reserve(kNumShards);
-  for (int s = 0; s < kNumShards; ++s) shards.emplace_back(Stride(options), memory, index_memory);
+  for (int s = 0; s < kNumShards; ++s)
+    shards.emplace_back(s, Stride(options), memory, index_memory);
   return shards;
 }
 

@@ -62,8 +62,8 @@ struct TableContents {
 
 // A part of the keys with its own index and rows; touched by one thread at a time.
 struct TableShard {
-  TableShard(int64_t stride, SlabAllocator* memory, IndexMemory* index_memory)
-      : index(index_memory), arena(stride, memory) {}
+  TableShard(int number, int64_t stride, SlabAllocator* memory, IndexMemory* index_memory)
+      : index(index_memory, number), arena(stride, memory) {}
   HashIndex index;
   RowArena arena;
   std::vector<int64_t> last_used;  // by slot; LRU tables only

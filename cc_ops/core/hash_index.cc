@@ -5,9 +5,17 @@
 namespace slipstream {
 namespace {
 
-// Above this many entries the index grows by a quarter instead of doubling:
+// From this many entries on the index grows by a quarter instead of doubling:
 // memory beyond the rows stays near 16 / 0.72 bytes a row.
 constexpr uint64_t kDoublingLimit = 1 << 12;
+
+// How many entries come after so many. Past the limit, shards are spread over a quarter.
+uint64_t NextCapacity(uint64_t capacity, uint64_t shard) {
+  if (capacity == 0) return 8;
+  if (capacity < kDoublingLimit) return capacity * 2;
+  const uint64_t larger = capacity + capacity / 4;
+  return capacity > kDoublingLimit ? larger : larger + larger / 4 * shard / kNumShards;
+}
 // Grows when more than 4/5 of the entries are used.
 constexpr uint64_t kLoadNumerator = 4, kLoadDenominator = 5;
 
@@ -21,11 +29,7 @@ HashIndex::Entry* HashIndex::Place(Entries* entries, const Entry& entry, uint64_
 }
 
 void HashIndex::Grow() {
-  const uint64_t capacity = entries_.size();
-  const uint64_t larger = capacity == 0               ? 8
-                          : capacity < kDoublingLimit ? capacity * 2
-                                                      : capacity + capacity / 4;
-  Entries entries(larger, entries_.get_allocator());
+  Entries entries(NextCapacity(entries_.size(), shard_), entries_.get_allocator());
   for (const Entry& entry : entries_) {
     if (entry.slot != kEmpty) Place(&entries, entry, HashKey(entry.key));
   }

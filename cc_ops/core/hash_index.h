@@ -24,8 +24,10 @@ class HashIndex {
 
   using Entries = std::vector<Entry, IndexAllocator<Entry>>;
 
-  // memory: where entries lie; it must outlive the index. Null: on the heap.
-  explicit HashIndex(IndexMemory* memory = nullptr) : entries_(IndexAllocator<Entry>(memory)) {}
+  // memory: where entries lie; it must outlive the index. Null: on the heap. shard: of those that
+  // fill up alike, which this is; each then grows at another size, not all in one step.
+  explicit HashIndex(IndexMemory* memory = nullptr, int shard = 0)
+      : entries_(IndexAllocator<Entry>(memory)), shard_(static_cast<uint64_t>(shard)) {}
 
   int64_t size() const { return size_; }
   const Entries& entries() const { return entries_; }
@@ -68,6 +70,7 @@ class HashIndex {
   Entry* Place(Entries* entries, const Entry& entry, uint64_t hash) const;
 
   Entries entries_;
+  uint64_t shard_;
   int64_t size_ = 0;
 };
 

@@ -66,6 +66,26 @@ void AgreesWithUnorderedMap(int64_t range) {
 TEST(HashIndex, FewKeysAgreeWithUnorderedMap) { AgreesWithUnorderedMap(12); }
 TEST(HashIndex, ManyKeysAgreeWithUnorderedMap) { AgreesWithUnorderedMap(5000); }
 
+// What all grow in one step makes that step long.
+TEST(HashIndex, ShardsThatFillAlikeGrowOneAfterTheOther) {
+  std::vector<HashIndex> shards;
+  for (int s = 0; s < kNumShards; ++s) shards.emplace_back(nullptr, s);
+  constexpr int64_t kKeys = 40000, kStep = 400;  // 1% of the keys at the end
+  for (int64_t begin = 0; begin < kKeys; begin += kStep) {
+    int grown = 0;
+    for (HashIndex& shard : shards) {
+      const size_t before = shard.entries().size();
+      for (int64_t key = begin; key < begin + kStep; ++key) {
+        shard.Insert(key, HashKey(key), static_cast<uint32_t>(key));
+      }
+      grown += shard.entries().size() != before;
+    }
+    if (begin >= 10000) {
+      EXPECT_LE(grown, static_cast<int>(6 * kNumShards * kStep / begin)) << begin;
+    }
+  }
+}
+
 TEST(HashIndex, LargeIndexStaysCompact) {
   HashIndex index;
   const int64_t n = 200000;

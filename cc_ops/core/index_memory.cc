@@ -1,5 +1,6 @@
 #include "cc_ops/core/index_memory.h"
 
+#include <algorithm>
 #include <new>
 #include <utility>
 
@@ -28,46 +29,54 @@ void GiveBack(char* begin, char* end) {
 #endif
 }
 
+// The most bytes of a block that lies with one of so many.
+size_t LargestOf(size_t bytes) {
+  size_t largest = kAlignment;
+  while (largest < bytes) largest = RoundUp(largest + largest / 4, kAlignment);
+  return largest;
+}
+
 }  // namespace
+
+IndexMemory::Region IndexMemory::MakeRegion(size_t bytes) const {
+  const bool is_huge = bytes >= kHugePage;
+  const std::align_val_t alignment{is_huge ? kHugePage : kAlignment};
+  Region region;
+  region.size = RoundUp(bytes, is_huge ? kHugePage : kAlignment);
+  // Pages that nobody has written to cost no memory.
+  region.memory = std::unique_ptr<char, Free>(
+      static_cast<char*>(::operator new(region.size, alignment)), Free(alignment));
+#if defined(__linux__)
+  // Only a wish: without huge pages everything works as well.
+  if (is_huge) madvise(region.memory.get(), region.size, MADV_HUGEPAGE);
+#endif
+  return region;
+}
 
 void* IndexMemory::Allocate(size_t bytes) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  const size_t block = RoundUp(bytes, kAlignment);
-  auto place = regions_.find(block);
-  if (place == regions_.end()) {
-    const size_t wanted = block * static_cast<size_t>(blocks_);
-    const bool is_huge = wanted >= kHugePage;
-    const size_t size = RoundUp(wanted, is_huge ? kHugePage : kAlignment);
-    const std::align_val_t alignment{is_huge ? kHugePage : kAlignment};
-    Region made;
-    // Pages that nobody has written to cost no memory.
-    made.memory = std::unique_ptr<char, Free>(static_cast<char*>(::operator new(size, alignment)),
-                                              Free(alignment));
-#if defined(__linux__)
-    // Only a wish: without huge pages everything works as well.
-    if (is_huge) madvise(made.memory.get(), size, MADV_HUGEPAGE);
-#endif
-    place = regions_.emplace(block, std::move(made)).first;
+  const size_t block = RoundUp(bytes, kAlignment), largest = LargestOf(block);
+  std::vector<Region>& regions = regions_[largest];
+  if (regions.empty() || regions.back().size - regions.back().begun < block) {
+    regions.push_back(MakeRegion(largest * static_cast<size_t>(blocks_)));
   }
-  Region& region = place->second;
-  for (int b = 0; b < blocks_; ++b) {
-    const uint64_t bit = uint64_t{1} << b;
-    if ((region.used & bit) != 0) continue;
-    region.used |= bit;
-    return region.memory.get() + static_cast<size_t>(b) * block;
-  }
-  throw std::bad_alloc();
+  Region& region = regions.back();
+  char* begin = region.memory.get() + region.begun;
+  region.begun += block;
+  ++region.blocks;
+  return begin;
 }
 
 void IndexMemory::Release(void* block, size_t bytes) {
   const std::lock_guard<std::mutex> lock(mutex_);
   const size_t size = RoundUp(bytes, kAlignment);
-  const auto region = regions_.find(size);
   char* begin = static_cast<char*>(block);
-  const size_t number = static_cast<size_t>(begin - region->second.memory.get()) / size;
-  region->second.used &= ~(uint64_t{1} << number);
-  if (region->second.used == 0) {
-    regions_.erase(region);
+  std::vector<Region>& regions = regions_[LargestOf(size)];
+  const auto region = std::find_if(regions.begin(), regions.end(), [&](const Region& r) {
+    return begin >= r.memory.get() && begin < r.memory.get() + r.size;
+  });
+  if (--region->blocks == 0) {
+    regions.erase(region);
   } else {
     GiveBack(begin, begin + size);
   }

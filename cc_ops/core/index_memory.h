@@ -1,4 +1,4 @@
-// Memory for the indexes of a table's shards: those of one size lie in one region, in huge pages
+// Memory for the indexes of a table's shards: those of like size lie in one region, in huge pages
 // where the system has them, so that random places cost fewer TLB misses.
 #ifndef SLIPSTREAM_CC_OPS_CORE_INDEX_MEMORY_H_
 #define SLIPSTREAM_CC_OPS_CORE_INDEX_MEMORY_H_
@@ -10,15 +10,16 @@
 #include <mutex>
 #include <new>
 #include <type_traits>
+#include <vector>
 
 namespace slipstream {
 
-// A shard's index that has outgrown its block takes one of the next size; shards are of like size
-// and do so one after the other, at about the same time. Pages of blocks that are left go back to
-// the system at once, a region with its last block. Thread-safe.
+// A shard's index that has outgrown its block takes one that is a quarter larger; shards are of
+// like size and do so one after the other. Pages of blocks that are left go back to the system at
+// once, a region with its last block. Thread-safe.
 class IndexMemory {
  public:
-  // blocks: most blocks of one size that are in use at a time.
+  // blocks: that there will be of each size, within a quarter; more are no error.
   explicit IndexMemory(int blocks) : blocks_(blocks) {}
   IndexMemory(const IndexMemory&) = delete;
   IndexMemory& operator=(const IndexMemory&) = delete;
@@ -35,14 +36,18 @@ class IndexMemory {
     std::align_val_t alignment;
     void operator()(char* p) const { ::operator delete(p, alignment); }
   };
+  // Blocks lie in it in the order in which they were taken.
   struct Region {
     std::unique_ptr<char, Free> memory;
-    uint64_t used = 0;  // a bit per block
+    size_t size = 0;
+    size_t begun = 0;  // bytes of all blocks, left ones too
+    int blocks = 0;    // in use
   };
+  Region MakeRegion(size_t bytes) const;
 
   const int blocks_;
   std::mutex mutex_;
-  std::map<size_t, Region> regions_;  // by the bytes of a block
+  std::map<size_t, std::vector<Region>> regions_;  // by the bytes of their largest block
 };
 
 // For std::vector; without an IndexMemory it takes from the heap.

@@ -14,7 +14,7 @@
 namespace slipstream {
 namespace {
 
-TEST(IndexMemory, BlocksOfOneSizeLieApartAndComeBack) {
+TEST(IndexMemory, BlocksOfLikeSizeLieSideBySide) {
   IndexMemory memory(3);
   std::vector<char*> blocks;
   for (int b = 0; b < 3; ++b) {
@@ -25,10 +25,16 @@ TEST(IndexMemory, BlocksOfOneSizeLieApartAndComeBack) {
   for (int b = 0; b < 3; ++b) {
     for (int i = 0; i < 100; ++i) EXPECT_EQ(blocks[b][i], b + 1);
   }
-  EXPECT_THROW(memory.Allocate(100), std::bad_alloc);
+  EXPECT_EQ(blocks[1], blocks[0] + 128);
+  EXPECT_EQ(blocks[2], blocks[0] + 256);
+  // More than were announced are no error.
+  char* further = static_cast<char*>(memory.Allocate(100));
+  std::memset(further, 9, 100);
   memory.Release(blocks[1], 100);
-  EXPECT_EQ(memory.Allocate(100), blocks[1]);
-  for (char* block : blocks) memory.Release(block, 100);
+  EXPECT_EQ(blocks[0][99], 1);
+  EXPECT_EQ(blocks[2][0], 3);
+  memory.Release(further, 100);
+  for (int b : {0, 2}) memory.Release(blocks[b], 100);
 }
 
 TEST(IndexMemory, PagesOfABlockThatIsLeftAreNoLongerThere) {
@@ -55,7 +61,7 @@ TEST(IndexMemory, ShardsGrowSideBySide) {
   constexpr int kShards = 8, kKeys = 30000;
   IndexMemory memory(kShards);
   std::vector<HashIndex> shards;
-  for (int s = 0; s < kShards; ++s) shards.emplace_back(&memory);
+  for (int s = 0; s < kShards; ++s) shards.emplace_back(&memory, 8 * s);
   std::vector<std::thread> threads;
   for (int s = 0; s < kShards; ++s) {
     threads.emplace_back([&shards, s] {

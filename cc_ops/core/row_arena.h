@@ -11,8 +11,8 @@
 
 namespace slipstream {
 
-// Rows are numbered by slot and never move: chunk c holds kFirstChunk << c rows,
-// so growing allocates one chunk and copies nothing.
+// Rows are numbered by slot and never move: growing allocates one chunk and copies nothing. Chunks
+// double until they hold kLargestChunk rows, so that little of the last one is in vain.
 class RowArena {
  public:
   // stride: floats from one row to the next, at least 1. `memory` owns the rows
@@ -20,8 +20,8 @@ class RowArena {
   RowArena(int64_t stride, SlabAllocator* memory) : stride_(stride), memory_(memory) {}
 
   float* Row(uint32_t slot) const {
-    const int chunk = ChunkOf(slot);
-    return chunks_[chunk] + (slot - FirstSlot(chunk)) * stride_;
+    const Place place = PlaceOf(slot);
+    return chunks_[place.chunk] + place.row * stride_;
   }
 
   // A slot for a new row, its memory uninitialised. Throws std::bad_alloc, changing nothing.
@@ -32,10 +32,11 @@ class RowArena {
       return slot;
     }
     if (next_ == 0xfffffff0u) throw std::bad_alloc();
-    const size_t chunk = static_cast<size_t>(ChunkOf(next_));
+    const size_t chunk = PlaceOf(next_).chunk;
     if (chunk == chunks_.size()) {
-      chunks_.reserve(chunk + 1);
-      const size_t bytes = (kFirstChunk << chunk) * static_cast<size_t>(stride_) * sizeof(float);
+      if (chunk == chunks_.capacity()) chunks_.reserve(2 * chunk + 8);
+      const uint64_t rows = chunk < kDoublings ? kFirstChunk << chunk : kLargestChunk;
+      const size_t bytes = rows * static_cast<size_t>(stride_) * sizeof(float);
       chunks_.push_back(static_cast<float*>(memory_->Allocate(bytes)));
     }
     return next_++;
@@ -49,9 +50,25 @@ class RowArena {
 
  private:
   static constexpr uint32_t kNone = 0xffffffffu;
-  static constexpr uint64_t kFirstChunk = 16;
-  static int ChunkOf(uint32_t slot) { return 63 - __builtin_clzll(slot / kFirstChunk + 1); }
-  static uint64_t FirstSlot(int chunk) { return (kFirstChunk << chunk) - kFirstChunk; }
+  static constexpr int kFirstBits = 4, kLargestBits = 10;
+  static constexpr uint64_t kFirstChunk = 1 << kFirstBits, kLargestChunk = 1 << kLargestBits;
+  static constexpr size_t kDoublings = kLargestBits - kFirstBits;
+
+  struct Place {
+    size_t chunk;
+    int64_t row;  // within it
+  };
+  // The chunks that double hold kFirstChunk rows less than one of the largest.
+  static Place PlaceOf(uint32_t slot) {
+    const uint64_t shifted = slot + kFirstChunk;
+    if (shifted >= kLargestChunk) {
+      return {kDoublings - 1 + static_cast<size_t>(shifted >> kLargestBits),
+              static_cast<int64_t>(shifted & (kLargestChunk - 1))};
+    }
+    const int bits = 63 - __builtin_clzll(shifted);
+    return {static_cast<size_t>(bits - kFirstBits),
+            static_cast<int64_t>(shifted - (uint64_t{1} << bits))};
+  }
 
   int64_t stride_;
   SlabAllocator* memory_;
