@@ -1,4 +1,4 @@
-"""Every reader of files, given any bytes: rows, or an error that names the file and what is wrong."""
+"""Every reader of files, given any bytes: rows, or an error that names the file."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ FORMS: dict[str, Form] = {
     "csv": ("a.csv", plain(table()), read_table),
     "movielens": (
         "ml-1m.zip",
-        lambda drawn: movielens(zipfile.ZIP_DEFLATED, dict(zip(("ratings", "users"), drawn, strict=True))),
+        lambda drawn: movielens(zipfile.ZIP_DEFLATED, {"ratings": drawn[0], "users": drawn[1]}),
         read_movielens,
     ),
     "movielens_zip": ("ml-1m.zip", plain(movielens(zipfile.ZIP_STORED)), read_movielens),

@@ -5,6 +5,7 @@ In: the archive ml-1m.zip as GroupLens publishes it. Out: readers of a random 90
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import re
@@ -78,7 +79,7 @@ def _rating_columns(content: bytes) -> list[np.ndarray]:
     table = None
     if content.strip() and not content.translate(None, b"0123456789:\r\n"):
         names = ["user", "movie", "stars", "timestamp"]
-        try:
+        with contextlib.suppress(pa.ArrowInvalid):
             table = pa_csv.read_csv(
                 io.BytesIO(content.replace(b"::", b"\t")),
                 read_options=pa_csv.ReadOptions(column_names=names, use_threads=False),
@@ -87,8 +88,6 @@ def _rating_columns(content: bytes) -> list[np.ndarray]:
                     column_types=dict.fromkeys(names, pa.int64()), null_values=[]
                 ),
             )
-        except pa.ArrowInvalid:
-            pass
     columns = [] if table is None else [column.to_numpy() for column in table.columns]
     if columns and ((columns[2] >= 1) & (columns[2] <= 5)).all():
         return columns
