@@ -1,4 +1,4 @@
-"""Lets the tests of this folder import what they share, which pytest's `importlib` mode does not."""
+"""Lets the tests of this folder import what they share; `importlib` mode does not by itself."""
 
 from __future__ import annotations
 
