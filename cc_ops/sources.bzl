@@ -41,6 +41,7 @@ CORE_HDRS = [
     "core/pooling.h",
     "core/row_arena.h",
     "core/row_compaction.h",
+    "core/row_dim.h",
     "core/row_exchange.h",
     "core/row_initializer.h",
     "core/row_rules.h",

@@ -6,6 +6,8 @@
 #include <string>
 #include <tuple>
 
+#include "cc_ops/core/row_dim.h"
+
 namespace slipstream {
 namespace {
 
@@ -42,10 +44,8 @@ void MakePlaceForMark(TableShard* shard, uint32_t slot) {
 
 Status ValidateTableOptions(const TableOptions& options) {
   if (options.name.empty()) return InvalidArgument("a table's name is empty; give it one");
-  if (options.dim < 1 || options.dim > 65536) {
-    return InvalidArgument("dim" + Place(options) + " is " + std::to_string(options.dim) +
-                           "; allowed: 1 to 65536");
-  }
+  const Status dim = ValidateDim(options.dim, Place(options));
+  if (!dim.ok()) return dim;
   if (options.capacity < 0) {
     return InvalidArgument("capacity" + Place(options) + " is " + std::to_string(options.capacity) +
                            "; allowed: 1 or more, or 0 for no bound");

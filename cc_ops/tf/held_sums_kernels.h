@@ -15,6 +15,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "cc_ops/core/held_sums.h"
+#include "cc_ops/core/row_dim.h"
 #include "cc_ops/tf/mask_kernels.h"
 #include "cc_ops/tf/one_table_op.h"
 #include "cc_ops/tf/replaced_resource.h"
@@ -133,6 +134,7 @@ class CreateHeldSumsKernel : public tensorflow::OpKernel {
  public:
   explicit CreateHeldSumsKernel(tensorflow::OpKernelConstruction* context) : OpKernel(context) {
     OP_REQUIRES_OK(context, context->GetAttr("dim", &dim_));
+    OP_REQUIRES_OK(context, ToAbsl(ValidateDim(dim_, " of held sums")));
   }
 
   void Compute(tensorflow::OpKernelContext* context) override {

@@ -27,7 +27,7 @@ absl::Status KeysAndRows(InferenceContext* c, int keys_input, int rows_input, Sh
 
 REGISTER_OP("SlipstreamHeldSums")
     .Output("handle: resource")
-    .Attr("dim: int >= 1")
+    .Attr("dim: int")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::ScalarShape)
     .Doc(R"doc(
@@ -35,7 +35,7 @@ Makes buffers for gradient sums of a variable's rows; they live until the last c
 gone. Without room, and by a rule that holds nothing, until SlipstreamHeldSumsConfigure.
 
 handle: Of the sums.
-dim: Values per row.
+dim: Values per row, 1 to 65536.
 )doc");
 
 REGISTER_OP("SlipstreamHeldSumsConfigure")

@@ -184,14 +184,18 @@ class _Part:
 
 
 def _cut(lines: bytes, first_rows: int, piece_rows: int) -> Iterator[_Part]:
-    """Cuts lines where pieces end: after `first_rows` lines, then after each `piece_rows`."""
+    """Cuts lines where pieces end: after `first_rows` lines, then after each `piece_rows`.
+
+    No part has more than `text.BLOCK_LINES`.
+    """
     num_rows = lines.count(b"\n") + (not lines.endswith(b"\n"))
-    if num_rows <= first_rows:
+    if num_rows <= min(first_rows, text.BLOCK_LINES):
         yield _Part(0, len(lines), num_rows)
         return
     ends = np.flatnonzero(np.frombuffer(lines, np.uint8) == _NEWLINE) + 1
     begin, row = 0, 0
-    for last in [*range(first_rows, num_rows, piece_rows), num_rows]:
+    pieces = range(first_rows, num_rows, piece_rows)
+    for last in sorted({*pieces, *range(text.BLOCK_LINES, num_rows, text.BLOCK_LINES), num_rows}):
         end = len(lines) if last == num_rows else int(ends[last - 1])
         yield _Part(begin, end, last - row)
         begin, row = end, last
@@ -284,7 +288,9 @@ class CsvParser:
         if not is_regular(plain) or plain.startswith(b"\n") or b"\n\n" in plain:
             return None
         used = self._schema.names()
-        names = [name if name in used else f"_{place}" for place, name in enumerate(header)]
+        # Longer than every column's name, so none of them.
+        other = "_".join(["", *used])
+        names = [name if name in used else f"{other}{i}" for i, name in enumerate(header)]
         try:
             table = pa_csv.read_csv(
                 pa.BufferReader(lines),

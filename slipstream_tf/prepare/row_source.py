@@ -101,8 +101,13 @@ class ParquetSource:
 
 def _opened(path: str) -> pq.ParquetFile:
     try:
-        return pq.ParquetFile(path)
-    except pa.ArrowException as error:
+        file = pq.ParquetFile(path)
+        file.schema_arrow.names  # noqa: B018  Not decoded before.
+        return file
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        # The system's own errors have a number; of damaged files Arrow says OSError, too.
+        if getattr(error, "errno", None) is not None:
+            raise
         raise ValueError(f"{path}: no Parquet file, or damaged: {error}") from error
 
 

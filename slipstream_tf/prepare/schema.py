@@ -101,7 +101,7 @@ def read_schema(path: str | os.PathLike[str]) -> Schema:
     with open(path, encoding="utf-8") as file:
         try:
             values = json.load(file)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"{os.fspath(path)}: not JSON: {error}") from None
     try:
         return parse_schema(values)
@@ -133,7 +133,7 @@ def parse_schema(values: Any) -> Schema:
     if values.get("columns") is not None:
         columns = tuple(_text("columns", v, "schema") for v in _list("columns", values["columns"]))
     missing = _list("missing", values, [""])
-    if not all(isinstance(value, str) for value in missing):
+    if not all(isinstance(value, str) and _is_text(value) for value in missing):
         raise invalid("missing", missing, "schema", "a list of texts")
     schema = Schema(
         label["column"],
@@ -188,11 +188,20 @@ def _list(setting: str, values: Any, default: Any = None) -> Any:
 
 
 def _text(setting: str, value: Any, place: str) -> str:
-    if not isinstance(value, str) or not value:
+    if not isinstance(value, str) or not value or not _is_text(value):
         raise invalid(setting, value, place, "a text that is not empty")
     return value
 
 
+def _is_text(value: str) -> bool:
+    """Whether a text can be written: JSON has halves of characters as well."""
+    return not any("\ud800" <= character <= "\udfff" for character in value)
+
+
 def _is_finite(value: Any) -> bool:
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return is_number and math.isfinite(value)
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:
+        return False

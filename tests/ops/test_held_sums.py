@@ -387,9 +387,16 @@ def test_more_than_there_is_memory_for_is_refused():
     assert holder.step([1]).keys.shape == (0,)
 
 
-def test_bad_dim():
-    with pytest.raises(BAD, match="dim"):
-        HeldBuffer(0)
+@pytest.mark.parametrize("dim", [-1, 0, 65537, 2**63 - 1])
+def test_bad_dim(dim):
+    with pytest.raises(BAD, match=f"dim of held sums is {dim}; allowed: 1 to 65536"):
+        HeldBuffer(dim)
+
+
+def test_the_largest_dim():
+    buffer = HeldBuffer(65536)
+    added = buffer.add(tf.constant([1], tf.int64), tf.ones([1, 65536]))
+    assert added.sums.shape == (1, 65536)
 
 
 def test_handle_of_something_else():

@@ -44,6 +44,10 @@ class FrappeReader(ArrayReader):
         names = (f"{part}_x", f"{part}_y")
         keys, label = read_arrays(os.fspath(path), names).values()
         require_integers(os.fspath(path), {names[0]: keys}, 64)
+        if label.dtype.kind not in "biuf":
+            raise ValueError(
+                f"{os.fspath(path)}: {names[1]!r} is of type {label.dtype}; allowed: numbers."
+            )
         require_all(
             f"{os.fspath(path)}: {names[1]!r}", label, (label == 0) | (label == 1), "0 or 1"
         )

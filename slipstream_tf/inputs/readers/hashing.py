@@ -46,8 +46,12 @@ def hash_strings(values: Any) -> np.ndarray:
         array = pa.array([v.encode() if isinstance(v, str) else v for v in values], pa.binary())
     if isinstance(array, pa.ChunkedArray):
         array = array.combine_chunks()
+    # As bytes: what a file calls text need not be.
+    types = pa.types
+    if types.is_string(array.type) or types.is_large_string(array.type):
+        array = array.cast(pa.binary() if types.is_string(array.type) else pa.large_binary())
     encoded = array.dictionary_encode()
-    distinct = [v.encode() if isinstance(v, str) else v for v in encoded.dictionary.to_pylist()]
+    distinct = encoded.dictionary.to_pylist()
     keys = np.array([hash_string(v) for v in distinct] + [MISSING_KEY], np.int64)
     places = encoded.indices.fill_null(len(distinct)).to_numpy(zero_copy_only=False)
     return keys[places]

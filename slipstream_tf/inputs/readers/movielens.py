@@ -5,12 +5,17 @@ In: the archive ml-1m.zip as GroupLens publishes it. Out: readers of a random 90
 
 from __future__ import annotations
 
+import contextlib
 import io
+import os
+import re
 import zipfile
-import zlib
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.csv as pa_csv
 
+from slipstream_tf.inputs.readers.archives import open_entry
 from slipstream_tf.inputs.readers.arrays import ArrayReader
 from slipstream_tf.inputs.spec import DataSpec
 
@@ -18,6 +23,14 @@ FIELDS = ("user", "movie", "gender", "age", "occupation", "region", "hour")
 _LIKED_FROM = 4  # Stars.
 _TEST_SHARE = 0.1
 _SPLIT_SEED = 0
+
+_RATINGS, _USERS = "ml-1m/ratings.dat", "ml-1m/users.dat"
+# Those of GroupLens have 24.6 million and 134 thousand bytes.
+_MOST_RATINGS_BYTES, _MOST_USERS_BYTES = 32 << 20, 1 << 20
+_RATING = re.compile(rb"[0-9]{1,18}::[0-9]{1,18}::[1-5]::[0-9]{1,18}")
+_RATING_FORM = "UserID::MovieID::Rating::Timestamp, integers, of 1 to 5 stars"
+_USER = re.compile(rb"([0-9]{1,18})::([FM])::([0-9]{1,3})::([0-9]{1,3})::([0-9]{2}).*")
+_USER_FORM = "UserID::Gender::Age::Occupation::Zip-code, of gender F or M and each user once"
 
 
 def read_archive(path: str) -> tuple[np.ndarray, np.ndarray]:
@@ -31,33 +44,83 @@ def read_archive(path: str) -> tuple[np.ndarray, np.ndarray]:
 
     Raises:
         OSError: the file cannot be read.
-        ValueError: it is no such archive.
+        ValueError: it is no such archive; the message names the file in it, and the line.
     """
-    try:
-        with zipfile.ZipFile(path) as archive:
-            ratings = _numbers(archive.read("ml-1m/ratings.dat"))
-            profiles = _profiles(archive.read("ml-1m/users.dat").decode("latin-1"))
-            user, movie, stars, timestamp = ratings.T
-            keys = np.column_stack([user, movie, profiles[user], timestamp // 3600 % 24])
-    except (zipfile.BadZipFile, zlib.error, KeyError, ValueError, IndexError) as error:
-        raise ValueError(f"{path}: not the archive ml-1m.zip of GroupLens ({error})") from None
+    with open(path, "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        try:
+            with zipfile.ZipFile(file) as archive:
+                with open_entry(archive, _RATINGS, size, _MOST_RATINGS_BYTES) as entry:
+                    ratings = entry.read()
+                with open_entry(archive, _USERS, size, _MOST_USERS_BYTES) as entry:
+                    users = entry.read()
+            return _joined(ratings, users)
+        except Exception as error:  # There are many kinds that a damaged archive is told by.
+            told = f"{error}" or type(error).__name__
+            raise ValueError(f"{path}: not the archive ml-1m.zip of GroupLens ({told})") from None
+
+
+def _joined(ratings: bytes, users: bytes) -> tuple[np.ndarray, np.ndarray]:
+    user, movie, stars, timestamp = _rating_columns(ratings)
+    known, profiles = _profiles(users)
+    places = np.searchsorted(known, user)
+    is_unknown = known[np.minimum(places, len(known) - 1)] != user
+    if is_unknown.any():
+        row = int(np.argmax(is_unknown))
+        number, line = [(n, line) for n, line in _lines(ratings) if line][row]
+        raise _malformed(_RATINGS, number, line, f"users that {_USERS} has")
+    keys = np.column_stack([user, movie, profiles[places], timestamp // 3600 % 24])
     return keys, (stars >= _LIKED_FROM).astype(np.float32)
 
 
-def _profiles(text: str) -> np.ndarray:
-    """Returns (is female, age group, occupation, region) by user id, int64 [ids, 4]."""
-    # UserID::Gender::Age::Occupation::Zip-code
-    lines = [line.split("::") for line in text.splitlines()]
-    profiles = np.zeros((max(int(user) for user, *_ in lines) + 1, 4), np.int64)
-    for user, gender, age, occupation, zip_code in lines:
-        profiles[int(user)] = (gender == "F", int(age), int(occupation), int(zip_code[:2]))
-    return profiles
+def _rating_columns(content: bytes) -> list[np.ndarray]:
+    """Returns users, movies, stars and timestamps, int64 [n] each; blank lines are passed over."""
+    # Arrow reads signs, spaces and hexadecimal numbers as well.
+    table = None
+    if content.strip() and not content.translate(None, b"0123456789:\r\n"):
+        names = ["user", "movie", "stars", "timestamp"]
+        with contextlib.suppress(pa.ArrowInvalid):
+            table = pa_csv.read_csv(
+                io.BytesIO(content.replace(b"::", b"\t")),
+                read_options=pa_csv.ReadOptions(column_names=names, use_threads=False),
+                parse_options=pa_csv.ParseOptions(delimiter="\t", quote_char=False),
+                convert_options=pa_csv.ConvertOptions(
+                    column_types=dict.fromkeys(names, pa.int64()), null_values=[]
+                ),
+            )
+    columns = [] if table is None else [column.to_numpy() for column in table.columns]
+    if columns and ((columns[2] >= 1) & (columns[2] <= 5)).all():
+        return columns
+    for number, line in _lines(content):
+        if line and not _RATING.fullmatch(line):
+            raise _malformed(_RATINGS, number, line, _RATING_FORM)
+    raise ValueError(f"{_RATINGS} has no ratings; allowed: lines of {_RATING_FORM}")
 
 
-def _numbers(content: bytes) -> np.ndarray:
-    # UserID::MovieID::Rating::Timestamp, all integers.
-    text = io.StringIO(content.decode("latin-1").replace("::", " "))
-    return np.loadtxt(text, dtype=np.int64, ndmin=2)
+def _profiles(content: bytes) -> tuple[np.ndarray, np.ndarray]:
+    """Returns users, ascending, int64 [n]; is female, age, occupation, region, int64 [n, 4]."""
+    profiles: dict[int, tuple[int, ...]] = {}
+    for number, line in _lines(content):
+        if not line:
+            continue
+        match = _USER.fullmatch(line)
+        if match is None or int(match[1]) in profiles:
+            raise _malformed(_USERS, number, line, _USER_FORM)
+        user, gender, *numbers = match.groups()
+        profiles[int(user)] = (gender == b"F", *map(int, numbers))
+    if not profiles:
+        raise ValueError(f"{_USERS} has no users; allowed: lines of {_USER_FORM}")
+    users = sorted(profiles)
+    return np.array(users, np.int64), np.array([profiles[user] for user in users], np.int64)
+
+
+def _lines(content: bytes) -> list[tuple[int, bytes]]:
+    return list(enumerate(content.splitlines(), 1))
+
+
+def _malformed(file: str, number: int, line: bytes, allowed: str) -> ValueError:
+    shown = line[:60].decode(errors="backslashreplace")
+    return ValueError(f"{file}:{number}: {shown!r}; allowed: {allowed}")
 
 
 def split_rows(count: int) -> tuple[np.ndarray, np.ndarray]:

@@ -3,25 +3,56 @@
 from __future__ import annotations
 
 import contextlib
+import math
+import os
 import zipfile
-import zlib
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from slipstream_tf.inputs.readers.archives import open_entry
+
+_HEADERS = {
+    (1, 0): np.lib.format.read_array_header_1_0,
+    (2, 0): np.lib.format.read_array_header_2_0,
+}
+
 
 @contextlib.contextmanager
-def _opened(path: str) -> Iterator[np.lib.npyio.NpzFile]:
+def _opened(path: str) -> Iterator[zipfile.ZipFile]:
     try:
-        arrays = np.load(path, allow_pickle=False)
-        if not isinstance(arrays, np.lib.npyio.NpzFile):
-            raise ValueError("it holds a single array")
-        with arrays:
-            yield arrays
+        with open(path, "rb") as file:
+            if file.read(len(np.lib.format.MAGIC_PREFIX)) == np.lib.format.MAGIC_PREFIX:
+                raise ValueError("it holds a single array")
+            with zipfile.ZipFile(file) as archive:
+                yield archive
     except FileNotFoundError:
         raise
-    except (ValueError, OSError, EOFError, zlib.error, zipfile.BadZipFile) as error:
-        raise ValueError(f"{path!r} is no .npz file of arrays, or damaged: {error}") from error
+    except Exception as error:  # There are many kinds that a damaged file is told by.
+        told = f"{error}" or type(error).__name__
+        raise ValueError(f"{path!r} is no .npz file of arrays, or damaged: {told}") from error
+
+
+def _names(archive: zipfile.ZipFile) -> tuple[str, ...]:
+    suffix = ".npy"
+    return tuple(n.removesuffix(suffix) for n in archive.namelist() if n.endswith(suffix))
+
+
+def _read(archive: zipfile.ZipFile, name: str, archive_bytes: int) -> np.ndarray:
+    with open_entry(archive, f"{name}.npy", archive_bytes) as file:
+        version = np.lib.format.read_magic(file)
+        if version not in _HEADERS:
+            raise ValueError(f"{name!r} is of version {version}; allowed: {list(_HEADERS)}")
+        shape, _, dtype = _HEADERS[version](file)
+        # NumPy makes the array before it reads.
+        size = file.tell() + math.prod(shape) * dtype.itemsize
+        if dtype.kind in "OV" or not dtype.itemsize:
+            raise ValueError(f"{name!r} is of type {dtype}; allowed: numbers")
+        found = archive.getinfo(f"{name}.npy").file_size
+        if size != found:
+            raise ValueError(f"{name!r} {shape} of {dtype} takes {size} bytes, but has {found}")
+    with open_entry(archive, f"{name}.npy", archive_bytes) as file:
+        return np.lib.format.read_array(file, allow_pickle=False)
 
 
 def array_names(path: str) -> tuple[str, ...]:
@@ -34,8 +65,8 @@ def array_names(path: str) -> tuple[str, ...]:
         FileNotFoundError: there is no such file.
         ValueError: it is no .npz file.
     """
-    with _opened(path) as arrays:
-        return tuple(arrays.files)
+    with _opened(path) as archive:
+        return _names(archive)
 
 
 def read_arrays(path: str, names: Sequence[str], limit: int | None = None) -> dict[str, np.ndarray]:
@@ -57,8 +88,9 @@ def read_arrays(path: str, names: Sequence[str], limit: int | None = None) -> di
     missing = [name for name in names if name not in found]
     if missing:
         raise ValueError(f"{path}: no columns {missing}; found {list(found)}.")
-    with _opened(path) as arrays:
-        return {name: np.atleast_1d(arrays[name])[:limit] for name in names}
+    size = os.path.getsize(path)
+    with _opened(path) as archive:
+        return {name: np.atleast_1d(_read(archive, name, size))[:limit] for name in names}
 
 
 def require_integers(path: str, arrays: dict[str, np.ndarray], bits: int) -> None:

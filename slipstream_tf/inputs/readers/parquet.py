@@ -104,7 +104,7 @@ class ParquetReader:
         for one in paths:
             if not os.path.exists(one):
                 raise FileNotFoundError(f"No data file or folder {one!r}.")
-        self._data = pa_dataset.dataset(paths if len(paths) > 1 else paths[0], format="parquet")
+        self._data = _dataset(paths)
         if not self._data.files:
             raise FileNotFoundError(f"No Parquet files in {self._path!r}.")
         self._is_listed = len(paths) > 1
@@ -190,7 +190,11 @@ class ParquetReader:
             begin = first = first if known_first is None else known_first
             for batch in self._record_batches(fragment):
                 table = pa.Table.from_batches([batch])
-                table = self._usable(table, np.arange(first, first + len(table)), fragment, begin)
+                rows = np.arange(first, first + len(table))
+                try:
+                    table = self._usable(table, rows, fragment, begin)
+                except pa.ArrowException as error:
+                    raise ValueError(f"{fragment.path}: damaged: {error}") from error
                 first += len(batch)
                 table = table.slice(0, left)
                 left = None if left is None else left - len(table)
@@ -290,6 +294,18 @@ class ParquetReader:
             if ids is not None:
                 features["id"] = ids[rows]
             yield features, label[rows]
+
+
+def _dataset(paths: list[str]) -> pa_dataset.Dataset:
+    try:
+        data = pa_dataset.dataset(paths if len(paths) > 1 else paths[0], format="parquet")
+        data.schema.names  # noqa: B018  Not decoded before.
+        return data
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        # The system's own errors have a number; of damaged files Arrow says OSError, too.
+        if getattr(error, "errno", None) is not None:
+            raise
+        raise ValueError(f"{paths[0]}: no Parquet file, or damaged: {error}") from error
 
 
 def is_list(kind: pa.DataType) -> bool:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+from collections.abc import Mapping
 from typing import Any
 
 from slipstream_tf.errors import require_choice
@@ -16,6 +18,20 @@ from slipstream_tf.inputs.spec import PARTS, DataSpec
 
 MANIFEST = "prepared.json"
 FORMAT_VERSION = 1
+
+_KINDS: dict[str, Any] = {
+    **{"name": str, "columns": dict, "source": dict, "is_complete": bool, "shards": list}
+}
+_COLUMN_KINDS: dict[str, Any] = {
+    **{"label": str, "dense": list, "keys": list, "lists": list, "id": str}
+}
+_NONE = type(None)
+_SHARD_KINDS: dict[str, Any] = {
+    **{"train": (dict, _NONE), "test": (dict, _NONE), "bad_lines": int},
+    **{"first_bad_line": (str, _NONE), "end": dict},
+}
+_FILE_KINDS: dict[str, Any] = {"file": str, "inputs": int, "clicks": (int, float)}
+_POSITION = ("file", "offset", "row", "id")
 
 
 def is_prepared(path: str | os.PathLike[str]) -> bool:
@@ -40,14 +56,55 @@ def read_manifest(folder: str | os.PathLike[str]) -> dict[str, Any]:
     with open(path, encoding="utf-8") as file:
         try:
             manifest = json.load(file)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"{path}: not JSON: {error}") from None
     version = manifest.get("format_version") if isinstance(manifest, dict) else None
     if version != FORMAT_VERSION:
         raise ValueError(
             f"{path}: format_version {version!r}. Allowed: {FORMAT_VERSION}; prepare the data anew."
         )
+    if (problem := _problem(manifest)) is not None:
+        raise ValueError(f"{path}: damaged: {problem}. Prepare the data anew.")
     return manifest
+
+
+def _problem(manifest: dict[str, Any]) -> str | None:
+    """What is wrong with a manifest, or None. A shard's file is one beside it, whatever it says."""
+    if (wrong := _wrong(manifest, _KINDS)) is not None:
+        return wrong
+    columns = manifest["columns"]
+    if (wrong := _wrong(columns, _COLUMN_KINDS)) is not None:
+        return f"`columns`: {wrong}"
+    for name in ("dense", "keys", "lists"):
+        if not all(isinstance(column, str) for column in columns[name]):
+            return f"`columns`: `{name}` is {columns[name]!r}"
+    for number, shard in enumerate(manifest["shards"]):
+        place = f"`shards`, {number}"
+        if (wrong := _wrong(shard, _SHARD_KINDS)) is not None:
+            return f"{place}: {wrong}"
+        end = shard["end"]
+        wrong = _wrong(end, dict.fromkeys(_POSITION, int))
+        if wrong is not None or len(end) != len(_POSITION) or min(end.values()) < 0:
+            return f"{place}: `end` is {end!r}"
+        for part in PARTS:
+            if shard[part] is None:
+                continue
+            if (wrong := _wrong(shard[part], _FILE_KINDS)) is not None:
+                return f"{place}: `{part}`: {wrong}"
+            file = shard[part]["file"]
+            if not re.fullmatch(rf"{part}/[0-9]+\.parquet", file) or shard[part]["inputs"] < 0:
+                return f"{place}: `{part}` is {shard[part]!r}"
+    return None
+
+
+def _wrong(values: Any, kinds: Mapping[str, Any]) -> str | None:
+    if not isinstance(values, dict):
+        return f"it is {values!r}, not an object with {', '.join(kinds)}"
+    for name, kind in kinds.items():
+        value = values.get(name)
+        if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+            return f"`{name}` is {value!r}"
+    return None
 
 
 class PreparedReader(ParquetReader):

@@ -24,6 +24,8 @@ from slipstream_tf.inputs.readers.rows import Rows, first_inputs, in_batches, is
 from slipstream_tf.inputs.spec import PARTS, DataSpec
 
 BLOCK_BYTES = 4 << 20
+# Of very short lines, what is known of each takes far more memory than the line.
+BLOCK_LINES = 1 << 16
 
 
 def _open(path: str) -> Any:
@@ -31,7 +33,7 @@ def _open(path: str) -> Any:
 
 
 def _blocks(path: str) -> Iterator[list[bytes]]:
-    """Lines of a file, without their ends, some megabytes at a time."""
+    """Lines of a file, without their ends, some megabytes at a time, or BLOCK_LINES."""
     rest = b""
     lines = 0
     with _open(path) as file:
@@ -45,8 +47,8 @@ def _blocks(path: str) -> Iterator[list[bytes]]:
             block = (rest + data).split(b"\n")
             rest = block.pop()[: MAX_LINE_BYTES + 1]
             lines += len(block)
-            if block:
-                yield block
+            for begin in range(0, len(block), BLOCK_LINES):
+                yield block[begin : begin + BLOCK_LINES]
     if rest:
         yield [rest]
 

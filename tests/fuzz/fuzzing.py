@@ -1,0 +1,175 @@
+"""Random bytes for what reads files, drawn by Hypothesis, and what every reading of them must keep.
+
+Rows or a clear error that names the file: no other kind of exception, no hang, and no memory far
+beyond the file's size.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import signal
+import time
+import tracemalloc
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+# Of all tests in this folder together; None: the bounded run.
+SECONDS = float(os.environ.get("SLIPSTREAM_FUZZ_SECONDS", "0"))
+CORPUS = Path(__file__).with_name("corpus")
+MOST_BYTES = 64 << 20
+# Address space that may be taken beyond what the process has: threads of Arrow take some.
+MOST_SPACE = 6 << 30
+MOST_SECONDS = 60
+
+Change = tuple[str, int, int, bytes]
+TOKENS = (
+    *(
+        b"",
+        b"\n",
+        b"\n\n",
+        b"\r",
+        b"\r\n",
+        b"\t",
+        b",",
+        b":",
+        b"::",
+        b'"',
+        b'""',
+        b"|",
+        b" ",
+        b"\0",
+    ),
+    *(b"-1", b"0", b"1", b"6", b"99999999999999999999", b"9223372036854775807", b"1e400", b"nan"),
+    *(
+        b"\xff",
+        b"\xc3",
+        b"\xed\xa0\x80",
+        b"0x1f",
+        b"null",
+        b"{}",
+        b"[]",
+        b"true",
+        b"\\ud800",
+        b"../",
+    ),
+)
+
+
+def changes() -> st.SearchStrategy[list[Change]]:
+    """Draws one change of a content or several; see `changed`."""
+    kind = st.sampled_from(("replace", "insert", "cut", "double", "end", "flip"))
+    place = st.integers(0, (1 << 16) - 1)
+    part = st.one_of(st.sampled_from(TOKENS), st.binary(max_size=12))
+    return st.lists(st.tuples(kind, place, place, part), min_size=1, max_size=4)
+
+
+def changed(content: bytes, drawn: list[Change]) -> bytes:
+    """Returns a content with changes; places are fractions of its length, in 2**-16."""
+    for kind, begin, length, part in drawn:
+        at = begin * (len(content) + 1) >> 16
+        after = min(len(content), at + 1 + (length & 15 if length & 1 else length >> 6))
+        if kind == "replace":
+            content = content[:at] + part + content[at + len(part) :]
+        elif kind == "insert":
+            content = content[:at] + part + content[at:]
+        elif kind == "cut":
+            content = content[:at] + content[after:]
+        elif kind == "double":
+            content = content[:after] + content[at:]
+        elif kind == "end":
+            content = content[:at]
+        elif at < len(content):
+            content = content[:at] + bytes([content[at] ^ 1 << (length & 7)]) + content[at + 1 :]
+    return content
+
+
+def fuzz(
+    draw: st.SearchStrategy[Any], check: Callable[[Any], None], cases: int, share: float
+) -> None:
+    """Has so many cases checked, and more as long as there is time.
+
+    Args:
+        draw: of the cases.
+        check: raises if a case fails.
+        cases: of the bounded run.
+        share: of SECONDS.
+    """
+    end = time.monotonic() + SECONDS * share
+    runs = 0
+    while not runs or time.monotonic() < end:
+        runs += 1
+        run = settings(
+            max_examples=cases,
+            deadline=None,
+            database=None,
+            derandomize=not SECONDS,
+            print_blob=False,
+            suppress_health_check=list(HealthCheck),
+        )(given(draw)(check))
+        run()
+
+
+@contextlib.contextmanager
+def bounded_space() -> Iterator[None]:
+    """Lets an absurd allocation fail, whoever makes it."""
+    now = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (now + MOST_SPACE, before[1]))
+    tracemalloc.start()
+    try:
+        yield
+    finally:
+        tracemalloc.stop()
+        resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+class Hang(BaseException):
+    """Nothing catches it."""
+
+
+def _hang(*_: Any) -> None:
+    raise Hang
+
+
+@contextlib.contextmanager
+def watched(most_bytes: int = MOST_BYTES) -> Iterator[None]:
+    """Fails if what is done takes too long or too much memory of Python and NumPy."""
+    before = signal.signal(signal.SIGALRM, _hang)
+    signal.alarm(MOST_SECONDS)
+    tracemalloc.reset_peak()
+    begin = tracemalloc.get_traced_memory()[0]
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+        taken = tracemalloc.get_traced_memory()[1] - begin
+        assert taken < most_bytes, f"{taken} bytes were allocated"
+
+
+def error_of(read: Callable[[], Any], *kinds: type[Exception], names: Path) -> Exception | None:
+    """Reads something.
+
+    Args:
+        read: does it.
+        kinds: of errors that may come, these and not kinds of them.
+        names: a file that the error's message must name.
+
+    Returns:
+        The error, or None.
+    """
+    with watched():
+        try:
+            read()
+        except Exception as error:
+            if type(error) not in kinds:
+                raise
+            assert str(names) in str(error), f"the message does not name {names}: {error}"
+            return error
+    return None

@@ -1,0 +1,312 @@
+"""Every reader of files, given any bytes: rows, or an error that names the file."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import re
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from absl import logging
+from fuzzing import CORPUS, bounded_space, changed, changes, error_of, fuzz, watched
+from hypothesis import strategies as st
+
+from slipstream_tf.inputs import BadLineError
+from slipstream_tf.inputs.readers import globo, registry, text
+from slipstream_tf.inputs.readers.avazu import HEADER, AvazuReader
+from slipstream_tf.inputs.readers.criteo import CriteoReader
+from slipstream_tf.inputs.readers.movielens import open_movielens
+from slipstream_tf.inputs.readers.parquet import ParquetReader
+from slipstream_tf.inputs.readers.prepared import PreparedReader
+from slipstream_tf.prepare.opening import open_source
+from slipstream_tf.prepare.preparation import Options, OtherPreparation, prepare
+from slipstream_tf.prepare.schema import parse_schema, read_schema
+from slipstream_tf.prepare.sources import Position, Source
+
+SCHEMA = {
+    "label": {"column": "rating", "positive_from": 4},
+    "keys": [
+        *("user", {"column": "genres", "separator": "|"}),
+        *({"column": "ad", "as": "integer"}, {"column": "site", "as": "hex"}),
+    ],
+    "dense": [{"column": "price", "transform": "log"}, "age"],
+    "missing": ["", "NA"],
+}
+COLUMNS = {"click": [0, 1, 1, 0] * 9, "row": list(range(36)), "text": ["a", "b", None, "ü"] * 9}
+COLUMNS |= {"list": [[1, 2], [], None, [3]] * 9, "price": [0.5, 1.5, None, 2.5] * 9}
+SHARE = 0.5 / 11
+
+
+def criteo() -> bytes:
+    lines = [
+        "\t".join([str(i % 2), *(str(i * j) if j % 3 else "" for j in range(13))]
+                  + [f"{i * j * 7919:08x}" if j % 5 else "" for j in range(26)])
+        for i in range(6)
+    ]  # fmt: skip
+    return ("\n".join(lines) + "\n").encode()
+
+
+def avazu() -> bytes:
+    lines = [f"{i},{i % 2},141021{i:02d}," + ",".join(f"v{i * j % 7}" for j in range(21))
+             for i in range(6)]  # fmt: skip
+    return HEADER + b"\n" + "\n".join(lines).encode() + b"\n"
+
+
+def table() -> bytes:
+    return (
+        b"rating,user,genres,ad,site,price,age,other\n"
+        b'4,"u 1",a|b,12,0a,1.5,3,x\n3,u2,,-7,ff,NA,,y\n5,"u,3",c,NA,,2e3,9,"z"\n'
+    )
+
+
+def movielens(pack: int, inner: Any = None) -> bytes:
+    ratings = "".join(f"{1 + i % 3}::{i}::{1 + i % 5}::{978300000 + i}\n" for i in range(12))
+    users = "1::F::1::10::48067\n2::M::56::16::70072-1234\n3::M::25::15::55117\n"
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w", pack) as archive:
+        for name, text in (("ratings", ratings), ("users", users)):
+            drawn = inner.get(name, []) if inner else []
+            archive.writestr(f"ml-1m/{name}.dat", changed(text.encode(), drawn))
+    return content.getvalue()
+
+
+def arrays(names: str, is_packed: bool) -> bytes:
+    content = io.BytesIO()
+    found = {name: np.arange(20, dtype=np.int32) for name in globo._COLUMNS}
+    if names == "frappe":
+        found = {"train_x": np.arange(200).reshape(20, 10), "train_y": np.arange(20) % 2}
+    (np.savez_compressed if is_packed else np.savez)(content, **found)
+    return content.getvalue()
+
+
+def parquet(**options: Any) -> bytes:
+    content = io.BytesIO()
+    pq.write_table(pa.table(COLUMNS), content, row_group_size=20, **options)
+    return content.getvalue()
+
+
+def taken(reader: Any) -> int:
+    """Reads all batches; they have the shapes that they should have."""
+    inputs = 0
+    for features, label in reader._batches():
+        keys = features["keys"]
+        assert label.ndim == 1 and np.isfinite(label).all()
+        if not isinstance(keys, dict):
+            assert keys.shape == (len(label), len(reader.spec.fields)) and keys.dtype == np.int64
+        inputs += len(label)
+    return inputs
+
+
+def parsed(source: Source) -> list[Any]:
+    """Parses all that a source has; returns the tables."""
+    tables = []
+    for block in source.blocks(Position(), 5):
+        found = source.parse(block)
+        assert len(found.is_good) == block.num_rows
+        assert found.is_good.sum() == len(found.table) == block.num_rows - len(found.reasons)
+        for place in found.reasons:
+            assert source.line(block, place)[1] >= 1
+        tables.append(found.table)
+    return tables
+
+
+def read_lines(reader_class: Any, path: Path) -> None:
+    reader = reader_class(path, 3)
+    keys = [rows.keys for rows in reader.rows()]
+    error = None
+    try:
+        taken(reader_class(path, 3, strict=True))
+    except BadLineError as raised:
+        error = raised
+        assert re.match(rf"{re.escape(str(path))}:\d+: ", str(error))
+    assert (error is None) == (reader.bad_lines.count == 0)
+    assert error is None or str(error) == reader.bad_lines.first
+    kind = "avazu" if reader_class is AvazuReader else "criteo"
+    tables = parsed(open_source([str(path)], kind)[0])
+    fields = reader.spec.fields
+    prepared = [np.stack([t[name].to_numpy() for name in fields], 1) for t in tables]
+    none = np.empty((0, len(fields)), np.int64)
+    np.testing.assert_array_equal(np.concatenate([none, *prepared]), np.concatenate([none, *keys]))
+
+
+def read_table(path: Path) -> None:
+    parsed(open_source([str(path)], "csv", parse_schema(SCHEMA))[0])
+
+
+def read_movielens(path: Path) -> None:
+    for part in ("train", "test"):
+        taken(open_movielens(str(path), part, 4, 0))
+    parsed(open_source([str(path)], "movielens")[0])
+
+
+def read_arrays(path: Path) -> None:
+    globo._task.cache_clear()
+    taken(registry.open_data(path, "train", 8))
+
+
+def read_parquet(path: Path) -> None:
+    for keys in (["row", "text"], ["row", "list"]):
+        taken(ParquetReader(path, 7, label="click", keys=keys, dense=["price"], ids=True))
+    schema = parse_schema({"label": "click", "keys": ["row", "text", "list"], "dense": ["price"]})
+    parsed(open_source([str(path)], "parquet", schema)[0])
+
+
+def packed_text(content: bytes) -> Callable[[Any], bytes]:
+    return lambda drawn: changed(gzip.compress(changed(content, drawn[0]), 1, mtime=0), drawn[1])
+
+
+Form = tuple[str, Callable[[Any], bytes], Callable[[Path], None]]
+PAIR = st.tuples(changes(), st.one_of(st.just([]), changes()))
+
+
+def plain(content: bytes) -> Callable[[Any], bytes]:
+    return lambda drawn: changed(content, drawn[0])
+
+
+FORMS: dict[str, Form] = {
+    "criteo": ("a.tsv", plain(criteo()), lambda path: read_lines(CriteoReader, path)),
+    "criteo_gz": ("a.tsv.gz", packed_text(criteo()), lambda path: read_lines(CriteoReader, path)),
+    "avazu": ("a.csv", plain(avazu()), lambda path: read_lines(AvazuReader, path)),
+    "avazu_gz": ("a.csv.gz", packed_text(avazu()), lambda path: read_lines(AvazuReader, path)),
+    "csv": ("a.csv", plain(table()), read_table),
+    "movielens": (
+        "ml-1m.zip",
+        lambda drawn: movielens(zipfile.ZIP_DEFLATED, {"ratings": drawn[0], "users": drawn[1]}),
+        read_movielens,
+    ),
+    "movielens_zip": ("ml-1m.zip", plain(movielens(zipfile.ZIP_STORED)), read_movielens),
+    "frappe": ("a.npz", plain(arrays("frappe", False)), read_arrays),
+    "globo": ("a.npz", plain(arrays("globo", True)), read_arrays),
+    "parquet": ("a.parquet", plain(parquet(compression="none")), read_parquet),
+    "parquet_packed": ("a.parquet", plain(parquet(compression="zstd")), read_parquet),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _bounded() -> Iterator[None]:
+    with bounded_space():
+        yield
+
+
+@pytest.fixture(autouse=True)
+def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(text, "BLOCK_BYTES", 300)
+    logging.set_verbosity(logging.ERROR)
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_any_file_gives_rows_or_an_error_that_names_it(name: str, tmp_path: Path) -> None:
+    file, make, read = FORMS[name]
+    path = tmp_path / file
+    path.write_bytes(make(([], [])))
+    read(path)
+
+    def check(drawn: Any) -> None:
+        path.write_bytes(drawn if isinstance(drawn, bytes) else make(drawn))
+        error_of(lambda: read(path), ValueError, names=path)
+
+    for example in sorted((CORPUS / name).glob("*")):
+        check(example.read_bytes())
+    fuzz(st.one_of(PAIR, PAIR, PAIR, PAIR, PAIR, PAIR, PAIR, st.binary()), check, 60, SHARE)
+
+
+def test_what_is_known_of_empty_lines_does_not_fill_the_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(text, "BLOCK_BYTES", 4 << 20)
+    path = tmp_path / "a.tsv.gz"
+    path.write_bytes(gzip.compress(b"\n" * 300_000))
+    reader = CriteoReader(path, 3)
+    with watched(48 << 20):
+        assert not list(reader.rows()) and reader.bad_lines.count == 300_000
+    source = open_source([str(path)], "criteo")[0]
+    with watched(48 << 20):
+        for block in source.blocks(Position(), 1 << 20):
+            assert block.num_rows <= text.BLOCK_LINES
+        source.parse(block)
+
+
+SCHEMA_TEXT = json.dumps({**SCHEMA, "delimiter": ",", "columns": None}).encode()
+
+
+def test_any_schema_is_read_or_refused(tmp_path: Path) -> None:
+    path, data = tmp_path / "schema.json", tmp_path / "data.csv"
+    data.write_bytes(table())
+
+    def check(content: Any) -> None:
+        path.write_bytes(content if isinstance(content, bytes) else changed(SCHEMA_TEXT, content))
+        found = []
+        error_of(lambda: found.append(read_schema(path)), ValueError, names=path)
+        if found:
+            read = lambda: parsed(open_source([str(data)], "csv", found[0])[0])  # noqa: E731
+            error_of(read, ValueError, names=data)
+
+    check([])
+    for example in sorted((CORPUS / "schema").glob("*")):
+        check(example.read_bytes())
+    fuzz(changes(), check, 80, SHARE)
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("prepared")
+    (folder / "a.csv").write_bytes(table() + b"4,u9,a|b,12,0a,1.5,3,x\n" * 20)
+    source, files = open_source([str(folder / "a.csv")], "csv", parse_schema(SCHEMA))
+    prepare(source, files, str(folder / "out"), Options(shard_rows=10))
+    return folder / "out"
+
+
+@pytest.mark.parametrize("what", ["prepared.json", "train/000000.parquet"])
+def test_any_prepared_data_is_read_or_refused(what: str, prepared: Path) -> None:
+    path = prepared / what
+    whole = path.read_bytes()
+
+    def check(drawn: Any) -> None:
+        path.write_bytes(drawn if isinstance(drawn, bytes) else changed(whole, drawn))
+        reader = lambda: taken(PreparedReader(prepared, 4, part="train", shuffle_seed=1))  # noqa: E731
+        # A manifest may name a shard or columns that are not there.
+        error_of(reader, ValueError, FileNotFoundError, names=prepared)
+
+    try:
+        check([])
+        for example in sorted((CORPUS / path.name).glob("*")):
+            check(example.read_bytes())
+        fuzz(changes(), check, 50, SHARE)
+    finally:
+        path.write_bytes(whole)
+
+
+@pytest.mark.parametrize("name", ["csv", "parquet"])
+def test_whatever_is_prepared_is_read_again(name: str, tmp_path: Path) -> None:
+    file, make, _ = FORMS[name]
+    path, number = tmp_path / file, 0
+    schema = SCHEMA if name == "csv" else {"label": "click", "keys": ["row", "list"]}
+
+    def check(drawn: Any) -> None:
+        nonlocal number
+        number += 1
+        path.write_bytes(make(drawn))
+        folder = tmp_path / f"out-{number}"
+
+        def work() -> None:
+            source, files = open_source([str(path)], name, parse_schema(schema))
+            prepare(source, files, str(folder), Options(shard_rows=10, count_bytes=1 << 20))
+            told = json.loads((folder / "prepared.json").read_text())
+            inputs = sum(s[p]["inputs"] for s in told["shards"] for p in ("train", "test") if s[p])
+            assert taken(PreparedReader(folder, 4)) == inputs
+
+        error = error_of(work, ValueError, OtherPreparation, names=path)
+        if error is None:
+            return
+        left = list(folder.rglob("*.part")) if folder.exists() else []
+        assert not left, f"{left} are left after {error}"
+
+    fuzz(PAIR, check, 15, SHARE)
