@@ -147,6 +147,9 @@ class Fuzzer:
             tables = [r.randrange(self.tables) for _ in range(self.features)]
             named = {"feature_keys": list(range(self.features)), "feature_table": tables}
             return named.get(attr.name, [r.choice(columns) for _ in range(self.features)])
+        if attr.name == "num_outputs" and r.random() < 0.1:
+            # TensorFlow makes a node of so many outputs before it asks the op.
+            return r.choice((-1, 0, -(2**40), 1000))
         if r.random() < 0.1:
             return r.choice((-1, 0, -(2**40), *HUGE))
         if attr.name in ("num_keys", "num_gradients", "num_outputs"):
