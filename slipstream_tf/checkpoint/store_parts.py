@@ -260,7 +260,9 @@ def replace_copies(store: Any, ready: list[ReadyTable], is_in_window: bool) -> N
     """
     for table in ready:
         if table.copies is not None:
-            copies = {name: v for name, v in table.copies.items() if is_in_window or name != "marks"}
+            copies = dict(table.copies)
+            if not is_in_window:
+                copies.pop("marks", None)
             store.import_copies(table.name, copies)
 
 
