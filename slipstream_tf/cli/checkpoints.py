@@ -221,7 +221,8 @@ class RunCheckpoints:
         if not self._saving.resume:
             return 0
         try:
-            last = self._saved.restore()
+            with self._comm.uncounted():
+                last = self._saved.restore()
         except (RuntimeError, ValueError) as error:
             raise RunError(f"The run cannot go on. {error}") from error
         if last is None:
