@@ -6,9 +6,11 @@ import dataclasses
 import tracemalloc
 
 import numpy as np
+import pytest
 
 from slipstream_tf.checkpoint import tree
 from slipstream_tf.ops.update_policy import UpdateCounts
+from slipstream_tf.saturation import report_log
 from slipstream_tf.saturation.report import (
     TableWindow,
     WindowReport,
@@ -83,3 +85,14 @@ def test_an_old_report_takes_a_tenth_of_a_new_one() -> None:
     tracemalloc.stop()
     new, old = used[1] - used[0], (used[-1] - used[2]) / (len(used) - 3)
     assert old < new / 8, (old, new)
+
+
+def test_a_block_that_unpacks_to_more_than_reports_take_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    log = ReportLog()
+    for window in range(2 * BLOCK):
+        log.append(report_of(window))
+    monkeypatch.setattr(report_log, "_MOST_BYTES", 1000)
+    with pytest.raises(ValueError, match="more than 1000 bytes"):
+        list(log)
