@@ -209,7 +209,7 @@ def test_what_cannot_go_on_is_refused(tmp_path: Path, capsys: pytest.CaptureFixt
     (output / "checkpoints" / "run.json").write_text("{")
     assert "run.json cannot be read" in refused(capsys, *small, "--resume")
     for flags in (("--resume",), ("--checkpoint_every=4",)):
-        assert "with --output" in refused(capsys, *SMALL, *flags)
+        assert "with --output" in refused(capsys, f"--data={data}", *SMALL, *flags)
     assert "with --checkpoint_every" in refused(
-        capsys, *SMALL, "--keep_checkpoints=2", f"--output={tmp_path / 'other'}"
+        capsys, f"--data={data}", *SMALL, "--keep_checkpoints=2", f"--output={tmp_path / 'other'}"
     )
