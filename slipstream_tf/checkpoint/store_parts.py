@@ -182,8 +182,6 @@ def _prepare_table(
     contents = saved.contents(owns if is_sharded else None)
     if is_same_job and is_sharded:
         contents["steps"][1] = saved.lookup_steps(rank.number)
-    if saved.is_replicated and not is_sharded:
-        contents = with_counts(contents, *saved.accesses(rank.number, rank.size))
     rule = rule_of(store)
     width = 0 if rule is None else rule.slots_per_row(table.dim)
     initial = _initial_slot(rule)
@@ -191,6 +189,14 @@ def _prepare_table(
         told = "are left out" if width == 0 else f"start anew, at {initial:g}"
         logging.warning("%s: the slots of table %r %s.", place, table.name, told)
     contents = with_slots(contents, width, initial)
+    if saved.is_replicated and not is_sharded:
+        accesses = saved.accesses(rank.number, rank.size)
+        if rank.size > 1 and rule is not None:
+            # A rank has met keys that rank 0 has not, whose gradients are held back.
+            missing = np.setdiff1d(accesses[0], contents["keys"])
+            rows = _initial_rows(table, rule, missing)
+            contents = with_rows(contents, missing, rows, initial)
+        contents = with_counts(contents, *accesses)
     pending = saved.pending(rank.number, rank.size)
     if rank.size == 1 and rule is not None:
         # A rank may hold a sum of a key that no rank has a row of yet.
@@ -234,14 +240,30 @@ def _prepare_table(
 
 
 def replace(store: Any, ready: list[ReadyTable]) -> None:
-    """Replaces rows, slots, counts and copies of all tables; nothing is held back then."""
+    """Replaces rows, slots and counts of all tables; nothing is held back then."""
     for table in ready:
         # What a live store held back belongs to the rows that it had.
         nothing = {name: values[:0] for name, values in table.pending.items() if np.ndim(values)}
         store.import_pending(table.name, {**table.pending, **nothing})
         store.import_table(table.name, table.contents)
+
+
+def replace_copies(store: Any, ready: list[ReadyTable], is_in_window: bool) -> None:
+    """Replaces copies of other ranks' rows, if as many ranks have saved theirs.
+
+    Args:
+        store: of which the engine has told already what holds in the window: rows are marked, and
+            others frozen, as they are now. Copies that are given back are as they were.
+        ready: the tables.
+        is_in_window: whether an engine has restored the window in which copies were marked; else
+            no mark of theirs would ever end.
+    """
+    for table in ready:
         if table.copies is not None:
-            store.import_copies(table.name, table.copies)
+            copies = dict(table.copies)
+            if not is_in_window:
+                copies.pop("marks", None)
+            store.import_copies(table.name, copies)
 
 
 def hold(

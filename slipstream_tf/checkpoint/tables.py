@@ -21,6 +21,9 @@ from slipstream_tf.checkpoint.errors import CheckpointError, CheckpointMismatchE
 _ROW_COLUMNS = ("keys", "rows", "slots", "counts")
 _PENDING_COLUMNS = ("keys", "ages", "ranks", "sums")
 _KINDS = {"keys": "<i8", "rows": "<f4", "slots": "<f4", "counts": "<f4", "last_used": "<i8"}
+_COPY_KINDS = {**_KINDS, "marks": "|u1"}
+# Columns that a file need not have.
+_OPTIONAL = ("last_used", "marks")
 _PENDING_KINDS = {"keys": "<i8", "ages": "<i8", "ranks": "<i4", "sums": "<f4"}
 
 
@@ -37,7 +40,8 @@ class TablePart:
             are the same as on rank 0.
         accesses: keys int64 [n] and counts float32 [n] of this rank where it has no contents.
         pending: gradient sums that are held back, as `store.export_pending`.
-        copies: of other ranks' rows, with this rank's accesses, like contents; or None.
+        copies: of other ranks' rows, with this rank's accesses, like contents, and their marks; or
+            None.
         is_shadow: whether the sums are shadow mode's, whose gradients were applied when they came.
         is_leaving: whether they all leave with the next step.
     """
@@ -62,6 +66,8 @@ class TablePart:
                 groups[name] = {column: contents[column] for column in _ROW_COLUMNS}
                 if len(contents["last_used"]) == len(contents["keys"]):
                     groups[name]["last_used"] = contents["last_used"]
+                if "marks" in contents:
+                    groups[name]["marks"] = contents["marks"]
                 meta[f"{name}_steps"] = [int(step) for step in contents["steps"]]
         if self.accesses is not None:
             groups["accesses"] = self.accesses
@@ -100,8 +106,8 @@ class SavedTable:
                     )
                     raise CheckpointError(path, problem)
             widths = {"rows": self.dim, "slots": self.slots}
-            for group in ("contents", "copies"):
-                _require_columns(path, file, group, _KINDS, widths)
+            _require_columns(path, file, "contents", _KINDS, widths)
+            _require_columns(path, file, "copies", _COPY_KINDS, widths)
             _require_columns(path, file, "pending", _PENDING_KINDS, {"sums": self.dim})
 
     @property
@@ -357,7 +363,7 @@ def _require_columns(
         return
     found = {column.name: column for column in file.groups[group].columns}
     for name, kind in kinds.items():
-        if name not in found and name == "last_used":
+        if name not in found and name in _OPTIONAL:
             continue
         shape = (widths[name],) if name in widths else ()
         column = found.get(name)

@@ -229,7 +229,7 @@ def _summary(files: RankFiles) -> dict[str, Any] | None:
         return None
     tracker = files.state["tracker"]
     return {
-        "window": len(tracker["reports"]),
+        "window": tracker["reports"]["windows"],
         "step": tracker["loop"]["step"],
         "threshold": tracker["loop"]["threshold"],
         "hot_keys": {name: len(table["keys"]) for name, table in tracker["tables"].items()},

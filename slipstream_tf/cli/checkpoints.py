@@ -6,6 +6,7 @@ and a folder per checkpoint; see `distributed.saving`.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -14,8 +15,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from slipstream_tf.cli.flag_set import RunError, UsageError
+from slipstream_tf.cli.flag_set import RunError, StoppedError, UsageError
 from slipstream_tf.cli.quiet import import_tensorflow
+from slipstream_tf.cli.stopping import Stop
 from slipstream_tf.telemetry.run_record import PhaseClock, write_json
 
 if TYPE_CHECKING:
@@ -208,6 +210,16 @@ class RunCheckpoints:
             own=own,
         )
         self._wall_before = 0.0
+        self._stop = Stop()
+
+    def noticing(self) -> contextlib.AbstractContextManager[None]:
+        """Returns a context in which SIGTERM ends training after a step, with a checkpoint.
+
+        Several ranks would have to agree on that step: their launcher ends them at once.
+        """
+        if self._saving.every and self._comm.size == 1:
+            return self._stop.noticing()
+        return contextlib.nullcontext()
 
     def restore(self) -> int:
         """Goes on from the newest whole checkpoint, if the flags say so and there is one.
@@ -221,7 +233,8 @@ class RunCheckpoints:
         if not self._saving.resume:
             return 0
         try:
-            last = self._saved.restore()
+            with self._comm.uncounted():
+                last = self._saved.restore()
         except (RuntimeError, ValueError) as error:
             raise RunError(f"The run cannot go on. {error}") from error
         if last is None:
@@ -251,14 +264,24 @@ class RunCheckpoints:
             write_json(str(self._saving.directory / RUN), self._run)
 
     def after_step(self, step: int) -> None:
-        """Saves, if it is time to.
+        """Saves, if it is time to, or if SIGTERM has come.
 
         Args:
             step: trained steps of the job, this one included.
+
+        Raises:
+            StoppedError: SIGTERM has come, and the checkpoint is on the disk.
+            RunError: a checkpoint cannot be written.
         """
-        every = self._saving.every
-        if every and step % every == 0:
+        every, stops = self._saving.every, self._stop.is_asked
+        if every and (stops or step % every == 0):
             self.save(step)
+        if stops:
+            self.wait()
+            raise StoppedError(
+                f"Stopped by SIGTERM after step {step:,}, and saved in {self._saving.directory}. "
+                "With --resume it goes on from there."
+            )
 
     def save(self, step: int) -> None:
         """Saves after a step.

@@ -16,6 +16,7 @@ from absl import flags, logging
 
 USAGE_ERROR = 2  # Exit code: something that the user gave is wrong.
 RUN_ERROR = 1  # Exit code: the run itself went wrong.
+STOPPED = 143  # Exit code: SIGTERM came, and the run can go on.
 
 _HELP_WIDTH = 99
 _HELP_INDENT = 20
@@ -24,6 +25,10 @@ _FULL = "--helpfull"
 
 class UsageError(Exception):
     """What the user gave is wrong; the message names the value, the flag and what is allowed."""
+
+
+class StoppedError(Exception):
+    """SIGTERM ended the run, which has saved where it was; the message says where."""
 
 
 class RunError(Exception):
@@ -307,7 +312,7 @@ def run_program(
         arguments: of the command line; default: those of this process.
 
     Returns:
-        The exit code: 0, `USAGE_ERROR` or `RUN_ERROR`.
+        The exit code: 0, `USAGE_ERROR`, `RUN_ERROR` or `STOPPED`.
     """
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     if asks_for_help(arguments):
@@ -326,6 +331,9 @@ def run_program(
     except RunError as error:
         print(f"{flag_set.program}: {error}", file=sys.stderr)
         return RUN_ERROR
+    except StoppedError as error:
+        print(f"{flag_set.program}: {error}", file=sys.stderr)
+        return STOPPED
     except KeyboardInterrupt:
         print(f"{flag_set.program}: interrupted", file=sys.stderr)
         return 130

@@ -17,9 +17,11 @@ from absl import logging
 from slipstream_tf import launch
 from slipstream_tf.cli.flag_set import (
     RUN_ERROR,
+    STOPPED,
     USAGE_ERROR,
     FlagSet,
     RunError,
+    StoppedError,
     UsageError,
     asks_for_help,
     run_program,
@@ -117,6 +119,9 @@ def run_rank(
                 raise problem
         assert prepared is not None
         carry_out(prepared, comm)
+    except StoppedError as error:  # of a job of one rank
+        print(f"{flag_set.program}: {error}", file=sys.stderr, flush=True)
+        return STOPPED
     except AgreedError as error:
         assert comm is not None
         if own_rank == 0:

@@ -10,6 +10,7 @@ import math
 import re
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import keras
@@ -145,7 +146,8 @@ def run(
                     saving, saved_run, model, slipstream, embeddings.store, batches, (read, seen),
                     comm, curve, timer, clock, training_since,
                 )  # fmt: skip
-            _fit(model, batches, callbacks, saved)
+            with nullcontext() if saved is None else saved.noticing():
+                _fit(model, batches, callbacks, saved)
     clock.move(curve.evaluation_seconds, "training", "evaluation")
     windows: list[dict[str, Any]] = []
     skipped, summary, shadow = 0, "", None

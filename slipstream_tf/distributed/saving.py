@@ -355,6 +355,12 @@ class JobCheckpoints:
             else:
                 logging.warning("%s was saved without an engine, which starts anew.", path)
             policies = self._engine.policies
+        if self._has_table_files:
+            is_in_window = self._engine is not None and bool(ready.states)
+            copy = functools.partial(
+                store_parts.replace_copies, self._store, ready.tables, is_in_window
+            )
+            self._together(copy, f"restore the copies of {path}")
         store_parts.hold(self._store, ready.tables, policies, self._together)
         logging.info("Restored %s, step %d.", path, manifest.step)
         rank = self._comm.rank

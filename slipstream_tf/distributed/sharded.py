@@ -335,18 +335,28 @@ class ShardedStore(ExchangedStore):
         return sum(self._copies.size(t.name) * _copy_bytes(width) for t, width in widths)
 
     def export_copies(self, table: str) -> dict[str, np.ndarray]:
-        """Returns this rank's copies of rows, with its own accesses, as `export_table` does."""
-        return NativeStore.export_table(self._holder, table, flush=False)
+        """Returns this rank's copies of rows, with its own accesses, as `export_table` does.
+
+        Beside these: marks uint8 [n], of those that are frozen or withheld in this window.
+        """
+        contents = NativeStore.export_table(self._holder, table, flush=False)
+        return {**contents, "marks": NativeStore.marks(self._holder, table, contents["keys"])}
 
     def import_copies(self, table: str, contents: Mapping[str, Any]) -> None:
-        """Replaces this rank's copies by those of `export_copies`; frozen ones are no longer so.
+        """Replaces this rank's copies by those of `export_copies`.
 
-        What is held back is let go without a trace: call it before `import_pending`.
+        Frozen ones are as old as they were. Call it in the midst of a window, after `mark_rows` and
+        `freeze`, whose marks copies keep where the contents have none; and before `import_pending`:
+        what is held back is let go without a trace.
         """
         self._index_of(table)
         if self.comm.size > 1:
-            self._copies.import_table(table, contents)
-            self._frozen[table] = 0
+            rows = dict(contents)
+            keys, marks = rows["keys"], rows.pop("marks", None)
+            if marks is None:
+                marks = self._copies.marks(table, keys)
+            self._copies.import_table(table, rows)
+            self._copies.mark_rows(table, keys, marks)
             self._outdate_announced()
 
     def hot_keys(self, table: str, k: int) -> tuple[np.ndarray, np.ndarray]:

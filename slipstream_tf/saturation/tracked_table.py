@@ -205,7 +205,10 @@ class TrackedTable:
 
     def _came_back(self, keys: np.ndarray) -> np.ndarray:
         """Keys whose rows left the store and came back since they were marked, without a mark."""
-        if not hasattr(self._store, "marks") or self._ranks.size > 1:
+        # A rank's own part of a sharded table is marked for what is watched alone; its copies keep
+        # their marks themselves.
+        is_marked = self._metric == "signal" or self._owners(keys) is None
+        if not hasattr(self._store, "marks") or not is_marked:
             return keys[:0]
         _, found = self._store.gather(self.name, keys)
         return keys[np.asarray(found, bool) & (self._store.marks(self.name, keys) == 0)]

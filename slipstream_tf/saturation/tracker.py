@@ -34,6 +34,7 @@ from slipstream_tf.saturation.report import (
     drift_histogram,
     drift_quantiles,
 )
+from slipstream_tf.saturation.report_log import ReportLog
 from slipstream_tf.saturation.resuming import part_of, require_restorable
 from slipstream_tf.saturation.scope import tables_to_track
 from slipstream_tf.saturation.states import KeyStates, next_states
@@ -123,7 +124,7 @@ class SaturationTracker:
         self._window_is_warming_up = True
         self._threshold = 0.0
         self._loss_threshold: float | None = None
-        self._reports: list[WindowReport] = []
+        self._reports = ReportLog()
         self._try_policies()
         self._begin_window(0, 0.0, None)
 
@@ -207,7 +208,7 @@ class SaturationTracker:
         return {
             "metric": self._config.metric,
             "loop": {name: getattr(self, f"_{name}") for name in _LOOP},
-            "reports": [report.state() for report in self._reports],
+            "reports": self._reports.state(),
             "steering": self._steerer.state(),
             "accesses": {
                 name: {"keys": keys, "counts": counts}
@@ -240,7 +241,7 @@ class SaturationTracker:
         state = part_of(states, self._ranks.rank, self._ranks.size)
         for name in _LOOP:
             setattr(self, f"_{name}", state["loop"][name])
-        self._reports = [WindowReport.from_state(report) for report in state["reports"]]
+        self._reports = ReportLog.from_state(state["reports"])
         self._steerer.restore(state["steering"])
         self._accesses = {
             name: (of_table["keys"], of_table["counts"])
@@ -314,48 +315,47 @@ class SaturationTracker:
             )
         drift = np.concatenate([m.drift for m in measured])
         state_counts = [table.states.counts() for table in self._tables]
-        self._reports.append(
-            WindowReport(
-                window=len(self._reports),
-                step=self._step,
-                is_warming_up=is_warming_up,
-                hot_keys=sum(hot_keys),
-                snapshot_bytes=snapshot_bytes,
-                evicted=sum(m.evicted for m in measured),
-                anomalies=int((~np.isfinite(drift)).sum()),
-                drift_quantiles=drift_quantiles(drift),
-                drift_histogram=drift_histogram(drift),
-                threshold=found.threshold,
-                is_threshold_capped=found.is_capped,
-                is_skipping=is_skipping,
-                saturated_keys=sum(c["saturated"] + c["probing"] for c in state_counts),
-                inputs_seen=counts.inputs_seen,
-                inputs_skipped=counts.inputs_skipped,
-                inputs_skippable=counts.inputs_skippable,
-                inputs_kept=counts.inputs_kept,
-                hot_inputs=counts.hot_inputs,
-                next_hot_keys=sum(table.states.keys.size for table in self._tables),
-                hot_set_overlap=overlap,
-                loss_threshold=loss_threshold,
-                target_share=steering.share,
-                log_loss=losses.mean_loss,
-                auc=losses.auc,
-                guard=steering.guard,
-                budget=steering.budget,
-                predicted_cost=steering.predicted_cost,
-                skippable_value=steering.value,
-                tables=tuple(
-                    TableWindow(table.name, table.dim, keys, states, counts)
-                    for table, keys, states, counts in zip(
-                        self._tables, hot_keys, state_counts, rows, strict=True
-                    )
-                ),
-                frozen_keys=self._frozen_keys(),
-                traffic=ranks.take_traffic(),
-                seconds=time.perf_counter() - start,
-            )
+        report = WindowReport(
+            window=len(self._reports),
+            step=self._step,
+            is_warming_up=is_warming_up,
+            hot_keys=sum(hot_keys),
+            snapshot_bytes=snapshot_bytes,
+            evicted=sum(m.evicted for m in measured),
+            anomalies=int((~np.isfinite(drift)).sum()),
+            drift_quantiles=drift_quantiles(drift),
+            drift_histogram=drift_histogram(drift),
+            threshold=found.threshold,
+            is_threshold_capped=found.is_capped,
+            is_skipping=is_skipping,
+            saturated_keys=sum(c["saturated"] + c["probing"] for c in state_counts),
+            inputs_seen=counts.inputs_seen,
+            inputs_skipped=counts.inputs_skipped,
+            inputs_skippable=counts.inputs_skippable,
+            inputs_kept=counts.inputs_kept,
+            hot_inputs=counts.hot_inputs,
+            next_hot_keys=sum(table.states.keys.size for table in self._tables),
+            hot_set_overlap=overlap,
+            loss_threshold=loss_threshold,
+            target_share=steering.share,
+            log_loss=losses.mean_loss,
+            auc=losses.auc,
+            guard=steering.guard,
+            budget=steering.budget,
+            predicted_cost=steering.predicted_cost,
+            skippable_value=steering.value,
+            tables=tuple(
+                TableWindow(table.name, table.dim, keys, states, counts)
+                for table, keys, states, counts in zip(
+                    self._tables, hot_keys, state_counts, rows, strict=True
+                )
+            ),
+            frozen_keys=self._frozen_keys(),
+            traffic=ranks.take_traffic(),
+            seconds=time.perf_counter() - start,
         )
-        return self._reports[-1]
+        self._reports.append(report)
+        return report
 
     def _begin_window(self, window: int, threshold: float, loss_threshold: float | None) -> bool:
         """Decides what holds in the window that begins; returns whether it may skip inputs."""
@@ -443,7 +443,7 @@ class SaturationTracker:
         steps = self._planned_steps if steps is None else steps
         if steps is None or not self._step:
             return None
-        skipped = just_skipped + sum(report.inputs_skipped for report in self._reports)
+        skipped = just_skipped + self._reports.inputs_skipped
         return round(steps * (self._inputs_seen - skipped) / self._step)
 
     def _publish(self, keys: list[np.ndarray], drifts: list[np.ndarray]) -> None:

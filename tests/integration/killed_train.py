@@ -1,8 +1,9 @@
 """slipstream-train that kills itself, as the tests of resuming need it.
 
-    killed_train.py STEP FLAGS...
+    killed_train.py SIGNAL STEP FLAGS...
 
-SIGKILL comes after a step and before the checkpoint that may be due then.
+SIGKILL comes after a step and before the checkpoint that may be due then; so does SIGTERM, which
+lets that be written.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ from slipstream_tf.cli.checkpoints import RunCheckpoints
 
 def main() -> None:
     """Runs until the step."""
-    at = int(sys.argv.pop(1))
+    by, at = signal.Signals[sys.argv.pop(1)], int(sys.argv.pop(1))
     end_step = RunCheckpoints.after_step
 
     def after_step(self: RunCheckpoints, step: int) -> None:
         if step == at:
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid(), by)
         end_step(self, step)
 
     RunCheckpoints.after_step = after_step  # type: ignore[method-assign]

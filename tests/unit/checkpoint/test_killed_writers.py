@@ -60,7 +60,7 @@ def save(directory: Path, step: int, keep: int = 2) -> None:
 def _state(step: int) -> dict[str, Any]:
     tables = {"t0": {"keys": np.full(5, step)}}
     loop = {"step": step, "threshold": 0.5}
-    return {"tracker": {"reports": [], "loop": loop, "tables": tables}}
+    return {"tracker": {"reports": {"windows": 0}, "loop": loop, "tables": tables}}
 
 
 def newest(directory: Path) -> int:

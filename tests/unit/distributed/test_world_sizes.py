@@ -6,6 +6,7 @@ ranks go on training together.
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -106,16 +107,26 @@ class Engine:
 class Job:
     """A rank's store, engine and checkpoints."""
 
-    def __init__(self, comm: Any, placement: str, directory: Path, **settings: Any) -> None:
+    def __init__(
+        self,
+        comm: Any,
+        placement: str,
+        directory: Path,
+        capacity: int | None = None,
+        cache_bytes: int = 1 << 20,
+        **settings: Any,
+    ) -> None:
         rule = optimizers.Adagrad(0.1, 0.0, 1e-8)
+        tables = [dataclasses.replace(t, capacity=capacity, eviction="lfu") for t in TABLES]
         self.comm = comm
         if comm.size == 1:
-            self.store: Any = NativeStore(TABLES, rule)
+            self.store: Any = NativeStore(tables, rule)
         elif placement == "sharded":
-            self.store = ShardedStore(TABLES, rule, comm)
+            self.store = ShardedStore(tables, rule, comm, cache_bytes=cache_bytes)
         else:
-            self.store = ReplicatedStore(TABLES, rule, comm)
-        config = SaturationConfig(**{**SETTINGS, **settings})
+            self.store = ReplicatedStore(tables, rule, comm)
+        chosen = {name: v for name, v in {**SETTINGS, **settings}.items() if v is not None}
+        config = SaturationConfig(**chosen)
         self.tracker = SaturationTracker(self.store, config, SPECS, comm)
         self.checkpoints = JobCheckpoints(
             directory,
@@ -125,11 +136,11 @@ class Job:
             engine=Engine(self.tracker),
         )
 
-    def train(self, begin: int, end: int) -> None:
+    def train(self, begin: int, end: int, batch: int = GLOBAL_BATCH) -> None:
         """Trains steps; a rank has its part of the global batch."""
         for step in range(begin, end):
             random = np.random.default_rng(step)
-            keys = (random.zipf(1.3, (GLOBAL_BATCH, 2)) % KEYS).astype(np.int64)
+            keys = (random.zipf(1.3, (batch, 2)) % KEYS).astype(np.int64)
             mine = keys[self.comm.rank :: self.comm.size]
             inputs = {"a": tf.constant(mine[:, 0]), "b": tf.constant(mine[:, 1])}
             self.tracker.classifier.classify(inputs, SPECS)
@@ -137,6 +148,12 @@ class Job:
             scale = 1.0 / len(mine)
             self.store.apply_gradients(plan, [scale * (rows - 0.1 * step) for rows in pooled])
             self.tracker.step()
+
+    def evaluate(self) -> None:
+        """Looks all keys up, which renews frozen copies, and makes room among copies."""
+        for first in range(0, KEYS, 8):
+            keys = tf.range(first, first + 8, dtype=tf.int64)
+            self.store.lookup(pack({"a": keys, "b": keys}, SPECS), SPECS, training=False)
 
     def found(self) -> dict[str, Any]:
         """All that this rank has."""
@@ -223,20 +240,62 @@ def test_nothing_is_lost_at_another_world_size(chain: Any, tmp_path: Path) -> No
         before, step = ([last for _, last in ranks], placement), step + 10
 
 
-@pytest.mark.parametrize("placement", ["sharded", "replicated"])
-def test_as_many_ranks_go_on_as_if_never_stopped(placement: str, tmp_path: Path) -> None:
-    straight = start(2, placement, tmp_path / "a", 0, 20, saves=False)
-    start(2, placement, tmp_path / "b", 0, 10, saves=True)
-    resumed = start(2, placement, tmp_path / "b", 10, 20, saves=False)
-    for (_, one), (_, other) in zip(straight, resumed, strict=True):
-        assert one["threshold"] == pytest.approx(other["threshold"], rel=1e-5)
+# Frozen copies are older than their rows, which move: gradients are held back, and sent.
+MOVING: dict[str, Any] = {
+    **{"batch": 48, "defer_movement": 0.02, "defer_max_age": 30, "snapshot_interval": 5},
+    **{"freeze_drift": 5.0, "target_skip": 0.9},
+}
+MASKED = {"skip": "gradients", "defer_movement": None, "defer_max_age": None}
+WAYS: dict[str, dict[str, Any]] = {
+    "replicated": {"placement": "replicated"},
+    "defer": {},
+    "frozen": MOVING,
+    "evaluated": {**MOVING, "evaluates": True},
+    "bounded": {**MOVING, "evaluates": True, "capacity": 17},
+    "few copies": {**MOVING, "evaluates": True, "cache_bytes": 5000},
+    "signal": {**MOVING, **MASKED, "batch": 24, "metric": "signal", "capacity": 13},
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_as_many_ranks_go_on_as_if_never_stopped(way: str, tmp_path: Path) -> None:
+    settings = dict(WAYS[way])
+    placement, batch = settings.pop("placement", "sharded"), settings.pop("batch", GLOBAL_BATCH)
+    evaluates = settings.pop("evaluates", False)
+
+    def run(directory: Path, begin: int, end: int, stop: int) -> list[Any]:
+        """Trains steps, in the midst of a window or not, and saves where another job goes on."""
+
+        def work(comm: Any) -> Any:
+            job = Job(comm, placement, directory, **settings)
+            job.checkpoints.restore()
+            for step in range(begin, end):
+                job.train(step, step + 1, batch)
+                if evaluates and step % 3 == 0:
+                    job.evaluate()
+            if end == stop:
+                job.checkpoints.save(end)
+                job.checkpoints.wait()
+            frozen = [getattr(job.store, "frozen_keys", lambda _: 0)(t.name) for t in TABLES]
+            statistics = [job.store.statistics(t.name) for t in TABLES]
+            return {**job.found(), "evicted": sum(s.evicted_rows for s in statistics)}, sum(frozen)
+
+        return Threads(2).run(work)
+
+    straight = run(tmp_path / "a", 0, 26, -1)
+    stopped = run(tmp_path / "b", 0, 13, 13)
+    resumed = run(tmp_path / "b", 13, 26, -1)
+    for (one, _), (other, _), (_, frozen) in zip(straight, resumed, stopped, strict=True):
+        assert (frozen > 0) == (placement == "sharded"), frozen
+        assert (one["evicted"] > 0) == (settings.get("capacity") is not None), one["evicted"]
+        assert one["threshold"] == other["threshold"] and one["reports"] == other["reports"]
         for table in ("a", "b"):
-            np.testing.assert_array_equal(one[table]["keys"], other[table]["keys"])
-            for name in ("rows", "slots"):
-                np.testing.assert_allclose(one[table][name], other[table][name], rtol=1e-5)
+            for part in (table, f"{table} held"):
+                for name, values in one[part].items():
+                    np.testing.assert_array_equal(values, other[part][name], f"{part} {name}")
             states, others = one[f"{table} states"], other[f"{table} states"]
-            np.testing.assert_array_equal(states.keys, others.keys)
-            np.testing.assert_array_equal(states.states, others.states)
+            for field in dataclasses.fields(states):
+                np.testing.assert_array_equal(*(getattr(s, field.name) for s in (states, others)))
 
 
 def saved_native(directory: Path) -> dict[str, Any]:

@@ -1,0 +1,98 @@
+"""Reports of many windows: packed ones come back as they were, and take little."""
+
+from __future__ import annotations
+
+import dataclasses
+import tracemalloc
+
+import numpy as np
+import pytest
+
+from slipstream_tf.checkpoint import tree
+from slipstream_tf.ops.update_policy import UpdateCounts
+from slipstream_tf.saturation import report_log
+from slipstream_tf.saturation.report import (
+    TableWindow,
+    WindowReport,
+    drift_histogram,
+    drift_quantiles,
+)
+from slipstream_tf.saturation.report_log import BLOCK, ReportLog
+
+
+def report_of(window: int, tables: int = 2) -> WindowReport:
+    random = np.random.default_rng(window)
+    drift = (10.0 ** random.normal(-3, 1, 50)).astype(np.float32)
+    counts = [
+        int(count) for count in random.integers(0, 10**7, len(dataclasses.fields(UpdateCounts)))
+    ]
+    return WindowReport(
+        window=window,
+        step=1000 * window,
+        is_warming_up=window < 3,
+        hot_keys=int(random.integers(10**6)),
+        snapshot_bytes=1 << 40,
+        evicted=0,
+        anomalies=window % 2,
+        drift_quantiles=drift_quantiles(drift),
+        drift_histogram=drift_histogram(drift),
+        threshold=np.float32(random.random()),
+        is_threshold_capped=bool(window % 3),
+        is_skipping=True,
+        saturated_keys=3,
+        inputs_seen=10,
+        inputs_skipped=window % 7,
+        hot_inputs=4,
+        next_hot_keys=5,
+        hot_set_overlap=random.random(),
+        seconds=0.1,
+        loss_threshold=None if window % 5 else float("inf"),
+        guard="relaxed",
+        tables=tuple(
+            TableWindow(f"t{i}", 4, 7, {"cold": i, "varying": window}, UpdateCounts(*counts))
+            for i in range(tables)
+        ),
+        traffic={"rows": window},
+    )
+
+
+def test_all_reports_come_back_in_order_from_a_checkpoint_too() -> None:
+    log, expected = ReportLog(), []
+    for window in range(3 * BLOCK + 5):
+        log.append(report_of(window))
+        expected.append(report_of(window))
+        assert len(log) == len(expected)
+    assert log.inputs_skipped == sum(report.inputs_skipped for report in expected)
+    skeleton, arrays = tree.flatten(log.state())
+    assert len(arrays) == 2
+    again = ReportLog.from_state(tree.unflatten(skeleton, arrays))
+    for found in (log, again):
+        reports = list(found)
+        assert reports == expected and reports[0].to_dict() == expected[0].to_dict()
+    for window in range(len(expected), 5 * BLOCK):
+        again.append(report_of(window))
+    assert [report.window for report in again] == list(range(5 * BLOCK))
+    assert again.inputs_skipped == sum(report.inputs_skipped for report in again)
+
+
+def test_an_old_report_takes_a_tenth_of_a_new_one() -> None:
+    tracemalloc.start()
+    log, used = ReportLog(), []
+    for window in range(8 * BLOCK):
+        if window % BLOCK == 0:
+            used.append(tracemalloc.get_traced_memory()[0])
+        log.append(report_of(window, tables=10))
+    tracemalloc.stop()
+    new, old = used[1] - used[0], (used[-1] - used[2]) / (len(used) - 3)
+    assert old < new / 8, (old, new)
+
+
+def test_a_block_that_unpacks_to_more_than_reports_take_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    log = ReportLog()
+    for window in range(2 * BLOCK):
+        log.append(report_of(window))
+    monkeypatch.setattr(report_log, "_MOST_BYTES", 1000)
+    with pytest.raises(ValueError, match="more than 1000 bytes"):
+        list(log)
