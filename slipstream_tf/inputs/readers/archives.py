@@ -5,8 +5,8 @@ from __future__ import annotations
 import zipfile
 from typing import IO
 
-# Deflate makes no content smaller than this part of itself.
-_LARGEST_RATIO = 1032
+# What is made of a byte at most, by method: LZMA needs some 0.3 bits for 273 bytes.
+_LARGEST_RATIO = {zipfile.ZIP_STORED: 1, zipfile.ZIP_DEFLATED: 1032, zipfile.ZIP_LZMA: 8192}
 
 
 def open_entry(
@@ -29,13 +29,14 @@ def open_entry(
             or is too large.
     """
     info = archive.getinfo(name)
-    if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+    largest_ratio = _LARGEST_RATIO.get(info.compress_type)
+    if largest_ratio is None:
         raise ValueError(
-            f"{name} is compressed by method {info.compress_type}; allowed: stored (0) or "
-            "deflated (8)"
+            f"{name} is compressed by method {info.compress_type}; allowed: stored (0), deflated "
+            "(8) or LZMA (14)"
         )
     compressed = min(info.compress_size, archive_bytes)
-    if info.compress_size > archive_bytes or info.file_size > _LARGEST_RATIO * compressed:
+    if info.compress_size > archive_bytes or info.file_size > largest_ratio * compressed:
         raise ValueError(
             f"{name} is said to have {info.file_size} bytes from {info.compress_size} in an "
             f"archive of {archive_bytes}, which cannot be"
