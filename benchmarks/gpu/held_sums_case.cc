@@ -128,9 +128,11 @@ void MeasureHeldSums(Bench* bench) {
   for (int64_t i = 0; i < n; ++i) waits[i] = may_wait[i] != 0;
   LeavingRows leaving;
   HeldCounts expected = {};
-  CheckDone(TakeDue(held.view(), rule, keys.data(), n, expected_places.data(), expected_sums.data(),
-                    waits.get(), KeySetView(), &leaving, &expected),
-            "TakeDue");
+  DuePlan due;
+  CheckDone(FindDue(held.view(), rule, keys.data(), n, expected_places.data(), expected_sums.data(),
+                    waits.get(), KeySetView(), &due, &leaving, &expected),
+            "FindDue");
+  KeepOthers(held.view(), rule, keys.data(), n, expected_sums.data(), due);
   const OnDevice<int64_t> leaving_keys(n + capacity);
   const OnDevice<float> leaving_sums((n + capacity) * kDim);
   const OnDevice<HeldCounts> counts(1);
