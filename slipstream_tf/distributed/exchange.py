@@ -184,6 +184,30 @@ def numbers_of_values(sizes: tf.Tensor, dims: Sequence[int]) -> tf.Tensor:
     return tf.reduce_sum(sizes * tf.constant(dims, tf.int64), axis=1)
 
 
+def gather_keys(
+    comm: Communicator, sizes: tf.Tensor, keys: tf.Tensor, names: Names, what: str, wire: Wire
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Gives every rank the keys of all.
+
+    Args:
+        comm: the ranks.
+        sizes: int64 [1, tables], keys of each table on this rank.
+        keys: int64 [n], by table.
+        names: names the collectives.
+        what: the keys are of, e.g. "gradients".
+        wire: how they travel.
+
+    Returns:
+        sizes int64 [ranks, tables] and keys int64 [m] of all ranks.
+    """
+    all_sizes = comm.gather(sizes, "control", names.of(f"{what}.sizes"))
+    name = names.of(f"{what}.keys")
+    if wire.packs:
+        packed, _ = pack_keys(sizes, keys)
+        return all_sizes, unpack_keys(all_sizes, comm.gather(packed, "keys", name))
+    return all_sizes, comm.gather(keys, "keys", name)
+
+
 def gather_rows(
     comm: Communicator,
     parcels: RowParcels,
@@ -192,7 +216,7 @@ def gather_rows(
     wire: Wire,
     kind: Any,
     rounds: Rounds,
-    dims: Sequence[int] | None,
+    dims: Sequence[int],
 ) -> RowParcels:
     """Gives every rank the rows of all.
 
@@ -204,7 +228,7 @@ def gather_rows(
         wire: how they travel.
         kind: what the values' bytes are counted as, see `Communicator`.
         rounds: from `wire.rounds`; the same on all ranks.
-        dims: of the tables; None: the rows are bytes already, from `serve_rows`.
+        dims: of the tables.
 
     Returns:
         The ranks' rows, sizes [ranks, tables].
@@ -212,20 +236,12 @@ def gather_rows(
     if comm.size == 1:
         return parcels
     # All are asked for at once: Horovod sends them together.
-    sizes = comm.gather(parcels.sizes, "control", names.of(f"{what}.sizes"))
-    keys, name = parcels.keys, names.of(f"{what}.keys")
-    if wire.packs:
-        packed, _ = pack_keys(parcels.sizes, keys)
-        keys = unpack_keys(sizes, comm.gather(packed, "keys", name))
-    else:
-        keys = comm.gather(keys, "keys", name)
-    sent = parcels.values
-    if dims is not None:
-        sent, _ = encode_values(sent, numbers_of_values(parcels.sizes, dims), wire, rounds)
+    sizes, keys = gather_keys(comm, parcels.sizes, parcels.keys, names, what, wire)
+    own = numbers_of_values(parcels.sizes, dims)
+    sent, _ = encode_values(parcels.values, own, wire, rounds)
     values = comm.gather(sent, kind, names.of(f"{what}.values"))
-    if dims is not None:
-        values = decode_values(values, numbers_of_values(sizes, dims), wire, rounds)
-    return RowParcels(sizes, keys, values)
+    everyones = numbers_of_values(sizes, dims)
+    return RowParcels(sizes, keys, decode_values(values, everyones, wire, rounds))
 
 
 def exchange_keys(

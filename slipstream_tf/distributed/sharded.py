@@ -25,7 +25,7 @@ from slipstream_tf.distributed.exchange import (
     decode_values,
     encode_values,
     exchange_keys,
-    gather_rows,
+    gather_keys,
     numbers_of_values,
 )
 from slipstream_tf.distributed.exchanged import ExchangedStore
@@ -295,8 +295,9 @@ class ShardedStore(ExchangedStore):
             gives_all=self._gives_all,
             packs=self.wire.packs,
         )
-        own = exchange_ops.RowParcels(sizes, flat, packed)
-        rows = gather_rows(self.comm, own, self._names, "frozen", self.wire, "rows", False, None)
+        all_sizes, all_keys = gather_keys(self.comm, sizes, flat, self._names, "frozen", self.wire)
+        received = self.comm.gather(packed, "rows", self._names.of("frozen.values"))
+        rows = exchange_ops.RowParcels(all_sizes, all_keys, received)
         exchange_ops.store_copies(
             self._copies._handles,
             rows,
