@@ -72,13 +72,15 @@ RUNS: Mapping[str, Sequence[str]] = {
         *("frozen", "frozen_0.05_25", "frozen_0.1_25", "frozen_0.1_100"),
         *("frozen_0.1_25_bf16", "defer_0.015_frozen_0.1_25_bf16"),
         *("defer_0.015_frozen_0.3_50", "defer_0.015_frozen_0.3_50_bf16"),
-        *("plain_prefetch", "defer_0.015_frozen_0.3_50_prefetch"),
+        *("defer_0.005_copies_0.02", "defer_0.003_copies_0.01_bf16"),
+        *("plain_prefetch", "defer_0.005_copies_0.02_prefetch"),
     ),
 }
 _NUMBER = r"\d+(?:\.\d+)?"
 _NAME = re.compile(
     rf"(?:(?P<skip>plain|mask|defer(?:_(?P<movement>{_NUMBER}))?)(?=_|$)|(?=frozen))"
     rf"(?:_?(?P<frozen>frozen)(?:_(?P<drift>{_NUMBER})_(?P<window>\d+))?)?"
+    rf"(?:_copies_(?P<copies>{_NUMBER}))?"
     r"(?:_age(?P<age>\d+))?(?P<bf16>_bf16)?(?P<packed>_packed)?(?P<prefetch>_prefetch)?"
 )
 _SKIPS: Mapping[str, Mapping[str, Any]] = {
@@ -99,8 +101,9 @@ def flags_of(name: str, placement: str) -> dict[str, Any]:
 
     A name is plain, mask, defer or defer_M (--defer_movement=M); then _frozen (ranks read copies of
     saturated rows, by the program's defaults) or _frozen_X_W (--freeze_drift=X
-    --snapshot_interval=W), of sharded tables; _ageA (--defer_max_age=A); _bf16; _packed (of plain
-    training: keys and rows are packed, as in all other runs); _prefetch, of sharded tables. A name
+    --snapshot_interval=W), and _copies_X (copies of hot rows: --copy_movement=X), of sharded
+    tables; _ageA (--defer_max_age=A); _bf16; _packed (of plain training: keys and rows are packed,
+    as in all other runs); _prefetch, of sharded tables. A name
     that begins with frozen is short for defer_frozen.
 
     Raises:
@@ -110,7 +113,7 @@ def flags_of(name: str, placement: str) -> dict[str, Any]:
     if found is None:
         raise app.UsageError(
             f"--runs: {name!r} is unknown. Allowed: plain, mask, defer or defer_M, then _frozen or "
-            "_frozen_X_W, then _ageA, then _bf16, then _packed, then _prefetch, e.g. "
+            "_frozen_X_W, then _copies_X, _ageA, _bf16, _packed and _prefetch, in this order, e.g. "
             "defer_0.01_bf16, frozen_0.1_25, plain_bf16_packed."
         )
     skip = (found["skip"] or "defer").split("_")[0]
@@ -123,6 +126,7 @@ def flags_of(name: str, placement: str) -> dict[str, Any]:
         "snapshot_interval": found["window"],
         "defer_movement": found["movement"],
         "defer_max_age": found["age"],
+        "copy_movement": found["copies"],
         "wire_dtype": "bfloat16" if found["bf16"] else None,
         "prefetch": True if found["prefetch"] else None,
     }
@@ -159,7 +163,7 @@ def plan(names: Sequence[str], placements: Sequence[str], ranks: Sequence[int]) 
 
 
 def _needs_sharded(name: str) -> bool:
-    return "frozen" in name or name.endswith("prefetch")
+    return "frozen" in name or "copies" in name or name.endswith("prefetch")
 
 
 def all_flags(case: Case, data: str, seed: int, batch: int, extra: Mapping[str, Any]) -> dict:

@@ -232,7 +232,7 @@ class Concurrency : public testing::Test {
         views[t].keys = keys.data();
       }
       RowParcels requests;
-      ASSERT_TRUE(RouteKeys(copies, views, 1, true, Threads(2), &requests).ok());
+      ASSERT_TRUE(RouteKeys(copies, views, RouteOptions(), Threads(2), &requests).ok());
       const RowParcelsView asked = {1,
                                     requests.sizes.data(),
                                     requests.keys.data(),

@@ -90,7 +90,7 @@ int64_t EmbeddingTable::bytes() const {
         static_cast<int64_t>(shard.last_used.capacity() * sizeof(int64_t) + shard.marks.capacity() +
                              shard.travelled.capacity() * sizeof(float));
   }
-  return bytes + deferred_bytes();
+  return bytes + deferred_bytes() + published_.bytes();
 }
 
 float* EmbeddingTable::InsertRow(TableShard* shard, int64_t key, uint64_t hash, float count,
@@ -409,7 +409,7 @@ void EmbeddingTable::MarkRows(const int64_t* keys, const uint8_t* marks, int64_t
     MakePlaceForMark(&shards_[ShardOf(hash)], slot);
   }
   for (TableShard& shard : shards_) {
-    std::fill(shard.marks.begin(), shard.marks.end(), uint8_t{0});
+    for (uint8_t& mark : shard.marks) mark &= kKept;
     std::fill(shard.travelled.begin(), shard.travelled.end(), 0.f);
   }
   is_watching_ = false;
@@ -417,7 +417,8 @@ void EmbeddingTable::MarkRows(const int64_t* keys, const uint8_t* marks, int64_t
     const uint64_t hash = HashKey(keys[i]);
     uint32_t slot = 0;
     if (marks[i] == 0 || Find(keys[i], hash, &slot) == nullptr) continue;
-    shards_[ShardOf(hash)].marks[slot] = marks[i];
+    uint8_t& mark = shards_[ShardOf(hash)].marks[slot];
+    mark = static_cast<uint8_t>((mark & kKept) | marks[i]);
     is_watching_ = is_watching_ || (marks[i] & kWatched) != 0;
   }
 }
@@ -426,6 +427,11 @@ void EmbeddingTable::AddMark(uint64_t hash, uint32_t slot, RowMark mark) {
   TableShard& shard = shards_[ShardOf(hash)];
   MakePlaceForMark(&shard, slot);
   shard.marks[slot] |= mark;
+}
+
+void EmbeddingTable::RemoveMark(uint64_t hash, uint32_t slot, RowMark mark) {
+  TableShard& shard = shards_[ShardOf(hash)];
+  if (slot < shard.marks.size()) shard.marks[slot] &= static_cast<uint8_t>(~mark);
 }
 
 void EmbeddingTable::Travelled(const int64_t* keys, int64_t n, float* travelled) const {

@@ -15,6 +15,7 @@
 #include "cc_ops/core/hash_index.h"
 #include "cc_ops/core/index_memory.h"
 #include "cc_ops/core/parallel.h"
+#include "cc_ops/core/published_rows.h"
 #include "cc_ops/core/row_arena.h"
 #include "cc_ops/core/row_initializer.h"
 #include "cc_ops/core/slab_allocator.h"
@@ -147,13 +148,14 @@ class EmbeddingTable {
   // `policy` must be valid. Sums that are held must have been flushed, unless only
   // numbers of the policy change. Throws std::bad_alloc, changing nothing.
   void SetPolicy(const UpdatePolicy& policy);
-  // keys, marks (RowMark bits): [n]. Replaces all marks and starts the sums of
-  // squared update lengths anew. makes_rows: whether keys without a row that get a mark
-  // get a row, too; else they are passed over. Throws std::bad_alloc: no mark has changed then,
-  // but some keys may have got their rows.
+  // keys, marks (RowMark bits): [n]. Replaces all marks, but that kKept stays, and starts the sums
+  // of squared update lengths anew. makes_rows: whether keys without a row that get a mark get a
+  // row, too; else they are passed over. Throws std::bad_alloc: no mark has changed then, but some
+  // keys may have got their rows.
   void MarkRows(const int64_t* keys, const uint8_t* marks, int64_t n, bool makes_rows = false);
   // Adds a mark to a row's, until the next MarkRows. Throws std::bad_alloc, changing nothing.
   void AddMark(uint64_t hash, uint32_t slot, RowMark mark);
+  void RemoveMark(uint64_t hash, uint32_t slot, RowMark mark);
   // travelled: [n], the sum of squared update lengths since MarkRows; 0 for a row
   // that is not watched.
   void Travelled(const int64_t* keys, int64_t n, float* travelled) const;
@@ -166,6 +168,9 @@ class EmbeddingTable {
   int64_t num_deferred() const;
   int64_t deferred_bytes() const;
   TableShard* shard(int64_t s) { return &shards_[s]; }
+  // Rows of which other ranks keep copies.
+  PublishedRows& published() { return published_; }
+  const PublishedRows& published() const { return published_; }
   // That of the last update, and of a flush after it.
   float last_learning_rate() const { return last_learning_rate_; }
   void set_last_learning_rate(float rate) { last_learning_rate_ = rate; }
@@ -193,6 +198,7 @@ class EmbeddingTable {
   std::unique_ptr<SlabAllocator> memory_;
   std::unique_ptr<IndexMemory> index_memory_;
   std::vector<TableShard> shards_;
+  PublishedRows published_;
   UpdatePolicy policy_;
   UpdateCounts earlier_counts_;  // under former policies
   bool is_watching_ = false;

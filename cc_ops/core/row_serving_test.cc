@@ -64,7 +64,10 @@ std::vector<int64_t> Route(EmbeddingTable* copies, const std::vector<int64_t>& k
   view.batch = view.num_keys = static_cast<int64_t>(keys.size());
   view.keys = keys.data();
   RowParcels requests;
-  EXPECT_TRUE(RouteKeys({copies}, {view}, ranks, reads_frozen, Parallel(), &requests).ok());
+  RouteOptions options;
+  options.ranks = ranks;
+  options.reads_frozen = reads_frozen;
+  EXPECT_TRUE(RouteKeys({copies}, {view}, options, Parallel(), &requests).ok());
   if (sizes != nullptr) *sizes = requests.sizes;
   return requests.keys;
 }

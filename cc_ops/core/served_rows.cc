@@ -43,13 +43,22 @@ int64_t GivenRowBytes(const EmbeddingTable& table, RowFormat format) {
 
 int64_t NumBitBytes(int64_t rows) { return (rows + 7) / 8; }
 
-bool IsGiven(const uint8_t* given, int64_t place) {
-  return (given[place / 8] >> (place % 8) & 1u) != 0;
+// The bits of so many rows that stand before them.
+int64_t NumHeadBytes(int64_t rows, RowFormat format) {
+  return NumBitBytes(rows) * (format.keeps ? 2 : 1);
+}
+
+bool IsSet(const uint8_t* bits, int64_t place) {
+  return (bits[place / 8] >> (place % 8) & 1u) != 0;
+}
+
+void Set(uint8_t* bits, int64_t place) {
+  bits[place / 8] |= static_cast<uint8_t>(1u << (place % 8));
 }
 
 int64_t CountGiven(const uint8_t* given, int64_t begin, int64_t end) {
   int64_t count = 0;
-  for (int64_t i = begin; i < end; ++i) count += IsGiven(given, i);
+  for (int64_t i = begin; i < end; ++i) count += IsSet(given, i);
   return count;
 }
 
@@ -122,21 +131,23 @@ RowPacker::RowPacker(const EmbeddingTable& table, RowFormat format, bool gives_a
       format_(format),
       gives_all_(gives_all),
       given_(bytes->size()),
-      first_row_(given_ + static_cast<size_t>(NumBitBytes(rows))),
+      kept_(given_ + static_cast<size_t>(NumBitBytes(rows))),
+      first_row_(given_ + static_cast<size_t>(NumHeadBytes(rows, format))),
       new_row_(static_cast<size_t>(table.dim() + table.slots_per_row())),
       bytes_(bytes) {
   table.options().rule.InitSlots(table.dim(), new_row_.data() + table.dim());
   bytes->resize(first_row_);
 }
 
-void RowPacker::Add(int64_t key, const float* row) {
+void RowPacker::Add(int64_t key, const float* row, bool is_kept, bool gives) {
   const int64_t place = place_++, dim = table_.dim();
   const size_t slot_bytes = static_cast<size_t>(table_.slots_per_row()) * sizeof(float);
-  if (row == nullptr && !gives_all_) return;
+  if (is_kept) Set(bytes_->data() + kept_, place);
+  gives = gives || gives_all_;
+  if (row == nullptr && !gives) return;
   // Slots first: those of a row that was ever updated tell without its initial values.
   const bool may_be_new =
-      row == nullptr ||
-      (!gives_all_ && std::memcmp(row + dim, new_row_.data() + dim, slot_bytes) == 0);
+      row == nullptr || (!gives && std::memcmp(row + dim, new_row_.data() + dim, slot_bytes) == 0);
   if (may_be_new) {
     table_.options().initializer.Fill(key, dim, new_row_.data());
     const size_t value_bytes = static_cast<size_t>(dim) * sizeof(float);
@@ -146,7 +157,7 @@ void RowPacker::Add(int64_t key, const float* row) {
       return;
     }
   }
-  (*bytes_)[given_ + static_cast<size_t>(place / 8)] |= static_cast<uint8_t>(1u << (place % 8));
+  Set(bytes_->data() + given_, place);
   if (HasSummary(table_, format_)) {
     const uint32_t bits = BitsOf(table_.options().rule.SlotSummary(dim, row));
     Append(static_cast<uint16_t>(bits >> 16), bytes_);
@@ -159,6 +170,8 @@ void RowPacker::Add(int64_t key, const float* row) {
     }
   }
 }
+
+void RowPacker::AddUnchanged() { Set(bytes_->data() + kept_, place_++); }
 
 void RowPacker::End() {
   if (!format_.packs) return;
@@ -178,15 +191,21 @@ RowUnpacker::RowUnpacker(const EmbeddingTable& table, RowFormat format, int64_t 
     : table_(table),
       format_(format),
       given_(bytes),
-      bytes_(bytes + NumBitBytes(rows)),
+      bytes_(bytes + NumHeadBytes(rows, format)),
       rows_(rows),
       row_bytes_(GivenRowBytes(table, format)) {}
+
+bool RowUnpacker::IsNextGiven() const { return IsSet(given_, place_); }
+
+bool RowUnpacker::IsNextKept() const {
+  return format_.keeps && IsSet(given_ + NumBitBytes(rows_), place_);
+}
 
 void RowUnpacker::Next(int64_t key, float* row) {
   const int64_t dim = table_.dim();
   const UpdateRule& rule = table_.options().rule;
   float summary = 0.f;
-  if (!IsGiven(given_, place_++)) {
+  if (!IsSet(given_, place_++)) {
     MakeNewRow(table_, key, row);
     if (HasSummary(table_, format_)) summary = rule.SlotSummary(dim, row);
   } else {
@@ -220,7 +239,7 @@ Status UnpackServedRows(const std::vector<EmbeddingTable*>& tables, const RowPar
   int64_t at = 0;
   for (size_t i = 0; i < static_cast<size_t>(parcels.ranks) * tables.size(); ++i) {
     const EmbeddingTable& table = *tables[i % tables.size()];
-    const int64_t rows = parcels.sizes[i], bits = NumBitBytes(rows);
+    const int64_t rows = parcels.sizes[i], bits = NumHeadBytes(rows, format);
     const int64_t before = SummaryBytes(table, format), row_bytes = GivenRowBytes(table, format);
     int64_t given = 0, wanted = bits;
     if (wanted <= num_bytes - at) {
@@ -253,7 +272,7 @@ Status CheckServedRows(const std::vector<EmbeddingTable*>& tables, const RowParc
   int64_t at = 0;
   for (size_t i = 0; i < static_cast<size_t>(parcels.ranks) * tables.size(); ++i) {
     const int64_t rows = parcels.sizes[i];
-    int64_t wanted = NumBitBytes(rows);
+    int64_t wanted = NumHeadBytes(rows, format);
     if (wanted <= num_bytes - at) {
       const int64_t given = CountGiven(bytes + at, 0, rows);
       wanted += given * GivenRowBytes(*tables[i % tables.size()], format);

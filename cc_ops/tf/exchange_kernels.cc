@@ -73,13 +73,13 @@ REGISTER_KERNEL_BUILDER(Name("SlipstreamCollectHeld").Device(tf::DEVICE_CPU),
                         MemoryChecked<CollectHeldOp>);
 
 // The inputs sizes, keys and, if there are any, values from `first` on.
-absl::Status ReadParcels(tf::OpKernelContext* c, int first, size_t num_tables, bool has_values,
+absl::Status ReadParcels(tf::OpKernelContext* c, int first, size_t of_rank, bool has_values,
                          RowParcelsView* view) {
   const tf::Tensor &sizes = c->input(first), &keys = c->input(first + 1),
                    &values = has_values ? c->input(first + 2) : keys;
-  if (sizes.dims() != 2 || sizes.dim_size(1) != static_cast<int64_t>(num_tables)) {
+  if (sizes.dims() != 2 || sizes.dim_size(1) != static_cast<int64_t>(of_rank)) {
     return absl::InvalidArgumentError(absl::StrCat("sizes have shape ", sizes.shape().DebugString(),
-                                                   "; allowed: [ranks, ", num_tables, "]"));
+                                                   "; allowed: [ranks, ", of_rank, "]"));
   }
   if (keys.dims() != 1 || values.dims() != 1) {
     return absl::InvalidArgumentError(absl::StrCat("keys have shape ", keys.shape().DebugString(),
@@ -99,9 +99,11 @@ absl::Status ReadParcels(tf::OpKernelContext* c, int first, size_t num_tables, b
 
 // The inputs "handles" and, behind them, parcels for these tables.
 struct TablesAndParcels {
-  absl::Status Read(tf::OpKernelContext* c, bool has_values) {
+  // keeps: with sizes of copies that ranks keep, too; see row_serving.h.
+  absl::Status Read(tf::OpKernelContext* c, bool has_values, bool keeps = false) {
     TF_RETURN_IF_ERROR(ReadTables(c, &resources, &tables));
-    return ReadParcels(c, static_cast<int>(tables.size()), tables.size(), has_values, &parcels);
+    const size_t of_rank = tables.size() * (keeps ? 2 : 1);
+    return ReadParcels(c, static_cast<int>(tables.size()), of_rank, has_values, &parcels);
   }
 
   TableResources resources;
@@ -137,8 +139,9 @@ class RouteKeysOp : public tf::OpKernel {
     int num_tables = 0;
     OP_REQUIRES_OK(c, c->GetAttr("num_tables", &num_tables));
     OP_REQUIRES_OK(c, inputs_.Init(c, num_tables));
-    OP_REQUIRES_OK(c, c->GetAttr("ranks", &ranks_));
-    OP_REQUIRES_OK(c, c->GetAttr("reads_frozen", &reads_frozen_));
+    OP_REQUIRES_OK(c, c->GetAttr("ranks", &options_.ranks));
+    OP_REQUIRES_OK(c, c->GetAttr("reads_frozen", &options_.reads_frozen));
+    OP_REQUIRES_OK(c, c->GetAttr("keeps", &options_.keeps));
   }
   void Compute(tf::OpKernelContext* c) override {
     TableResources resources;
@@ -148,18 +151,16 @@ class RouteKeysOp : public tf::OpKernel {
     OP_REQUIRES_OK(c, ReadTables(c, &resources, &tables));
     OP_REQUIRES_OK(c, inputs_.Read(c, &features, &batch));
     RowParcels requests;
-    OP_REQUIRES_OK(
-        c, ToAbsl(RouteKeys(tables, features, ranks_, reads_frozen_, ParallelOf(c), &requests)));
-    const int64_t num_tables = static_cast<int64_t>(tables.size());
-    OP_REQUIRES_OK(c, Output(c, 0, tf::TensorShape({ranks_, num_tables}), requests.sizes));
+    OP_REQUIRES_OK(c, ToAbsl(RouteKeys(tables, features, options_, ParallelOf(c), &requests)));
+    const int64_t of_rank = static_cast<int64_t>(tables.size()) * (options_.keeps ? 2 : 1);
+    OP_REQUIRES_OK(c, Output(c, 0, tf::TensorShape({options_.ranks, of_rank}), requests.sizes));
     const int64_t num_keys = static_cast<int64_t>(requests.keys.size());
     OP_REQUIRES_OK(c, Output(c, 1, tf::TensorShape({num_keys}), requests.keys));
   }
 
  private:
   FeatureInputs inputs_;
-  int ranks_ = 1;
-  bool reads_frozen_ = true;
+  RouteOptions options_;
 };
 REGISTER_KERNEL_BUILDER(Name("SlipstreamRouteKeys").Device(tf::DEVICE_CPU),
                         MemoryChecked<RouteKeysOp>);
@@ -176,11 +177,13 @@ class ServeRowsOp : public tf::OpKernel {
     OP_REQUIRES_OK(c, c->GetAttr("makes_rows", &options_.makes_rows));
     OP_REQUIRES_OK(c, c->GetAttr("gives_all", &options_.gives_all));
     OP_REQUIRES_OK(c, c->GetAttr("packs", &options_.format.packs));
+    OP_REQUIRES_OK(c, c->GetAttr("keeps", &options_.format.keeps));
+    OP_REQUIRES_OK(c, c->GetAttr("own_rank", &options_.own_rank));
   }
   void Compute(tf::OpKernelContext* c) override {
     TablesAndParcels in;
     ServeOptions options = options_;
-    OP_REQUIRES_OK(c, in.Read(c, false));
+    OP_REQUIRES_OK(c, in.Read(c, false, options.format.keeps));
     OP_REQUIRES_OK(c, ReadFormat(c, &options.format));
     std::vector<uint8_t> bytes;
     std::vector<int64_t> rank_bytes;
@@ -211,11 +214,12 @@ class StoreCopiesOp : public tf::OpKernel {
     OP_REQUIRES_OK(c, c->GetAttr("passed_over", &options_.passed_over));
     OP_REQUIRES_OK(c, c->GetAttr("makes_room", &options_.makes_room));
     OP_REQUIRES_OK(c, c->GetAttr("packed", &options_.format.packs));
+    OP_REQUIRES_OK(c, c->GetAttr("keeps", &options_.format.keeps));
   }
   void Compute(tf::OpKernelContext* c) override {
     TablesAndParcels in;
     CopyOptions options = options_;
-    OP_REQUIRES_OK(c, in.Read(c, false));
+    OP_REQUIRES_OK(c, in.Read(c, false, options.format.keeps));
     OP_REQUIRES_OK(c, ReadFormat(c, &options.format));
     const tf::Tensor& rows = c->input(c->num_inputs() - 3);
     OP_REQUIRES(c, rows.dims() == 1, absl::InvalidArgumentError("rows must be a vector"));

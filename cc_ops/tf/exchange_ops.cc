@@ -97,14 +97,17 @@ REGISTER_OP("SlipstreamRouteKeys")
     .Input("handles: num_tables * resource") SLIPSTREAM_FEATURE_INPUTS.Attr("num_tables: int >= 1")
     .Attr("ranks: int >= 1")
     .Attr("reads_frozen: bool = true")
+    .Attr("keeps: bool = false")
     .Output("request_sizes: int64")
     .Output("requests: int64")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) -> absl::Status {
       int ranks = 0, num_tables = 0;
+      bool keeps = false;
       TF_RETURN_IF_ERROR(c->GetAttr("ranks", &ranks));
       TF_RETURN_IF_ERROR(c->GetAttr("num_tables", &num_tables));
-      c->set_output(0, c->Matrix(ranks, num_tables));
+      TF_RETURN_IF_ERROR(c->GetAttr("keeps", &keeps));
+      c->set_output(0, c->Matrix(ranks, int64_t{num_tables} * (keeps ? 2 : 1)));
       c->set_output(1, c->Vector(InferenceContext::kUnknownDim));
       return absl::OkStatus();
     })
@@ -113,7 +116,9 @@ REGISTER_OP("SlipstreamRouteKeys")
         "handles: scalars, of the tables of copies that the batch will be looked up in.\n"
         "ranks: how many ranks own the keys, by hash.\n"
         "reads_frozen: whether keys with a frozen copy are left out.\n"
-        "request_sizes: [ranks, tables], keys for each rank.\n"
+        "keeps: whether keys with a kept copy stand apart.\n"
+        "request_sizes: [ranks, tables], keys for each rank; where copies are kept [ranks, 2 * "
+        "tables]: first those without one.\n"
         "requests: [n], by rank, then by table.\n" SLIPSTREAM_FEATURE_DOC);
 
 REGISTER_OP("SlipstreamServeRows")
@@ -126,6 +131,8 @@ REGISTER_OP("SlipstreamServeRows")
     .Attr("makes_rows: bool = true")
     .Attr("gives_all: bool = false")
     .Attr("packs: bool = false")
+    .Attr("keeps: bool = false")
+    .Attr("own_rank: int >= -1 = -1")
     .Output("rows: uint8")
     .Output("rank_bytes: int32")
     .SetIsStateful()
@@ -151,6 +158,9 @@ makes_rows: whether keys without a row get one and each counts as accessed; else
   the rows that they would start with.
 gives_all: whether rows that are as they start are given, too.
 packs: whether values are packed without loss, as SlipstreamPackFloats does.
+keeps: whether ranks keep copies of rows (see SlipstreamTablePublish); sizes are then
+  [ranks, 2 * tables], the second half of keys whose copy the rank keeps.
+own_rank: this one, which keeps no copies of its rows.
 )doc");
 
 REGISTER_OP("SlipstreamStoreCopies")
@@ -165,6 +175,7 @@ REGISTER_OP("SlipstreamStoreCopies")
     .Attr("passed_over: int >= -1 = -1")
     .Attr("makes_room: bool = false")
     .Attr("packed: bool = false")
+    .Attr("keeps: bool = false")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) -> absl::Status {
       ShapeHandle unused;
@@ -185,6 +196,7 @@ frozen: whether the copies are read, without asking, until rows are marked anew.
 passed_over: a rank whose rows are not copied; -1: none.
 makes_room: whether bounded tables let rows go for them; else a lookup must follow.
 packed: whether their values are, as they were served.
+keeps: whether they were served so; sizes are then [ranks, 2 * tables].
 )doc");
 
 }  // namespace slipstream

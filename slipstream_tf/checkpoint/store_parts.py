@@ -28,7 +28,7 @@ from slipstream_tf.checkpoint.tables import (
     without_least,
 )
 from slipstream_tf.config import TableConfig
-from slipstream_tf.ops.update_policy import UpdatePolicy
+from slipstream_tf.ops.update_policy import KEPT, UpdatePolicy
 from slipstream_tf.optimizers import SparseOptimizer
 
 _LONGEST = 1 << 40
@@ -57,6 +57,10 @@ class Rank:
 def has_table_files(store: Any) -> bool:
     """Whether a store's tables can be read and replaced with what they hold back."""
     return hasattr(store, "export_pending") and hasattr(store, "import_table")
+
+
+def _keeps_copies(store: Any) -> bool:
+    return getattr(store, "copy_movement", None) is not None
 
 
 def rule_of(store: Any) -> SparseOptimizer | None:
@@ -105,6 +109,11 @@ def cut(
                     if rank.placement == "sharded" and rank.size > 1
                     else None
                 ),
+                published=(
+                    store.export_published(table.name)
+                    if _keeps_copies(store) and rank.size > 1
+                    else None
+                ),
                 # What is on its way out was held in earnest, whatever the policy is now.
                 is_shadow=policies.get(table.name, UpdatePolicy()).is_shadow and not is_leaving,
                 is_leaving=is_leaving,
@@ -121,6 +130,7 @@ class ReadyTable:
         name: of the table.
         contents: for `import_table`.
         copies: for `import_copies`, or None.
+        published: for `import_published`, or None.
         pending: for `import_pending`.
         num_pending: sums that all ranks together held.
         is_shadow: whether they are shadow mode's, which are never applied.
@@ -130,6 +140,7 @@ class ReadyTable:
     name: str
     contents: Arrays
     copies: Arrays | None
+    published: Arrays | None
     pending: Arrays
     num_pending: int
     is_shadow: bool
@@ -227,11 +238,15 @@ def _prepare_table(
                 f"{store.size(table.name)} rows",
                 "Give the variable more rows, or map the keys to 0, 1, ... before training.",
             )
-    copies = saved.copies(rank.number) if is_same_job else None
+    copies = published = None
+    if is_same_job:
+        copies = saved.copies(rank.number)
+        published = saved.published(rank.number) if _keeps_copies(store) else None
     return ReadyTable(
         name=table.name,
         contents=contents,
         copies=copies,
+        published=published,
         pending=pending,
         num_pending=saved.num_pending,
         is_shadow=saved.is_shadow,
@@ -263,7 +278,12 @@ def replace_copies(store: Any, ready: list[ReadyTable], is_in_window: bool) -> N
             copies = dict(table.copies)
             if not is_in_window:
                 copies.pop("marks", None)
+            elif table.published is None and "marks" in copies:
+                # Their owners do not know what was sent.
+                copies["marks"] = copies["marks"] & ~KEPT
             store.import_copies(table.name, copies)
+            if is_in_window and table.published is not None:
+                store.import_published(table.name, table.published)
 
 
 def hold(

@@ -25,6 +25,7 @@ _COPY_KINDS = {**_KINDS, "marks": "|u1"}
 # Columns that a file need not have.
 _OPTIONAL = ("last_used", "marks")
 _PENDING_KINDS = {"keys": "<i8", "ages": "<i8", "ranks": "<i4", "sums": "<f4"}
+_PUBLISHED_KINDS = {"keys": "<i8", "rows": "<f4", "holders": "|u1"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,6 +43,8 @@ class TablePart:
         pending: gradient sums that are held back, as `store.export_pending`.
         copies: of other ranks' rows, with this rank's accesses, like contents, and their marks; or
             None.
+        published: what this rank sent last of rows that others keep copies of, as
+            `store.export_published`; or None.
         is_shadow: whether the sums are shadow mode's, whose gradients were applied when they came.
         is_leaving: whether they all leave with the next step.
     """
@@ -54,6 +57,7 @@ class TablePart:
     accesses: Arrays | None
     pending: Arrays
     copies: Arrays | None = None
+    published: Arrays | None = None
     is_shadow: bool = False
     is_leaving: bool = False
 
@@ -71,6 +75,8 @@ class TablePart:
                 meta[f"{name}_steps"] = [int(step) for step in contents["steps"]]
         if self.accesses is not None:
             groups["accesses"] = self.accesses
+        if self.published is not None:
+            groups["published"] = self.published
         groups["pending"] = {column: self.pending[column] for column in _PENDING_COLUMNS}
         meta["learning_rate"] = float(self.pending["learning_rate"])
         meta["pending_is_shadow"] = self.is_shadow
@@ -109,6 +115,8 @@ class SavedTable:
             _require_columns(path, file, "contents", _KINDS, widths)
             _require_columns(path, file, "copies", _COPY_KINDS, widths)
             _require_columns(path, file, "pending", _PENDING_KINDS, {"sums": self.dim})
+            widths = {"rows": self.dim + self.slots, "holders": (len(self._paths) + 7) // 8}
+            _require_columns(path, file, "published", _PUBLISHED_KINDS, widths)
 
     @property
     def is_replicated(self) -> bool:
@@ -190,6 +198,11 @@ class SavedTable:
         copies = file.read("copies")
         copies.setdefault("last_used", np.empty(0, np.int64))
         return {**copies, "steps": np.asarray(file.meta["copies_steps"], np.int64)}
+
+    def published(self, rank: int) -> Arrays | None:
+        """Returns what a rank sent last of rows that others keep copies of, or None."""
+        file = self._files[rank]
+        return file.read("published") if "published" in file.groups else None
 
     def pending(self, rank: int, size: int) -> Arrays:
         """Returns the sums that a rank of `size` is to hold, as `store.import_pending` takes them.

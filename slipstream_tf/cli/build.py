@@ -60,6 +60,7 @@ def build_embeddings(
         wire_coding=settings.wire_coding,
         wire_warmup_steps=wire_warmup_steps(settings, planned_steps),
         prefetch=settings.prefetch,
+        copy_movement=settings.copy_movement,
         dtype=settings.precision,
     )
 

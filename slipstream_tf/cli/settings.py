@@ -46,6 +46,8 @@ class Settings:
         wire_warmup_steps: steps before rows are rounded to `wire_dtype`; None: those of the
             warm-up.
         prefetch: whether a batch's keys are sent to their owners a step ahead.
+        copy_movement: how far hot rows may move before copies of them are sent anew; None: none are
+            kept.
         batch_size: inputs per step of each rank.
         skip: a mode of `SaturationConfig` but "random", which is a control.
         control: "none", "random" or "stop".
@@ -80,6 +82,7 @@ class Settings:
     wire_coding: str
     wire_warmup_steps: int | None
     prefetch: bool
+    copy_movement: float | None
     batch_size: int
     epochs: int
     max_inputs: int | None
@@ -272,11 +275,14 @@ def _refuse_idle_flags(settings: Settings, given: frozenset[str], data_name: str
     idle: dict[str, str] = {}
     if launch.rank() is None:
         several = "several ranks, started by horovodrun or mpirun"
-        for name in ("placement", "wire_dtype", "wire_coding", "wire_warmup_steps", "prefetch"):
+        for name in ("placement", "wire_dtype", "wire_coding", "wire_warmup_steps"):
             idle[name] = several
+        idle["prefetch"] = idle["copy_movement"] = several
     else:
         if settings.placement != "sharded":
-            idle["prefetch"] = "--placement=sharded"
+            idle["prefetch"] = idle["copy_movement"] = "--placement=sharded"
+        elif (settings.skip == "none" and not settings.track) or settings.engine.get("shadow"):
+            idle["copy_movement"] = "a --skip other than none, or --track, without --shadow"
         if settings.prefetch:
             # What was sent ahead would be sent once more, and count.
             idle["evaluate_every"] = "no --prefetch"
@@ -311,6 +317,8 @@ def _refuse_idle_flags(settings: Settings, given: frozenset[str], data_name: str
     if settings.skip == "defer" and by_movement:
         # Held whatever their drift.
         idle.update(dict.fromkeys(FLAGS_THAT_JUDGE_KEYS, "a --skip that judges keys"))
+        if settings.copy_movement is not None:
+            del idle["hot_budget_mb"]  # Bounds the rows that copies are kept of.
     engine = settings.engine
     if engine.get("max_auc_loss") is not None:
         idle["defer_movement"] = "no --max_auc_loss, which decides it"

@@ -155,6 +155,8 @@ def make_flags() -> FlagSet:
     flags.add("wire_coding", Choice(("packed", "plain")), "packed", text)
     text = "with --placement=sharded: send the next batch's keys while this one trains"
     flags.add_switch("prefetch", text)
+    text = "with --placement=sharded: read copies of hot rows until they have moved by this"
+    flags.add("copy_movement", Number(0), None, text, "no copies")
     flags.group("Skipping")
     text = "inputs: leave skippable ones out; gradients: mask those of saturated keys; defer: hold "
     text += "gradients back and apply their sum; both: inputs and defer"

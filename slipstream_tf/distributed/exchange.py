@@ -251,14 +251,14 @@ def exchange_keys(
 
     Args:
         comm: the ranks.
-        sizes: int64 [ranks, tables], keys for each.
+        sizes: int64 [ranks, parcels], keys for each.
         keys: int64 [n], by rank, then by table.
         names: names the collectives.
         what: the keys are for, e.g. "lookup".
         wire: how they travel.
 
     Returns:
-        sizes int64 [ranks, tables] and keys int64 [m] that came from each.
+        sizes int64 [ranks, parcels] and keys int64 [m] that came from each.
     """
     each = tf.ones([comm.size], tf.int32)
     received_sizes, _ = comm.exchange(sizes, each, "control", names.of(f"{what}.sizes"))

@@ -28,9 +28,10 @@ class KeyRequest(NamedTuple):
     """Keys that this rank asks for, and those it is asked for.
 
     Attributes:
-        sizes: int64 [ranks, tables], keys that each rank is asked for.
+        sizes: int64 [ranks, parcels], keys that each rank is asked for; a parcel is a table's, or,
+            where copies are kept, one of two.
         keys: int64 [n], by rank, then by table.
-        asked_sizes: int64 [ranks, tables], keys that each rank asks for.
+        asked_sizes: int64 [ranks, parcels], keys that each rank asks for.
         asked: int64 [m], by rank, then by table.
     """
 
@@ -47,19 +48,19 @@ class AnnouncedKeys:
     on a rank's own keys.
     """
 
-    def __init__(self, ranks: int, tables: int):
+    def __init__(self, ranks: int, parcels: int):
         """Makes room for one request.
 
         Args:
             ranks: of the job.
-            tables: of the store.
+            parcels: of a rank, see `KeyRequest`.
         """
         with tf.device("CPU:0"):
             self._is_announced = tf.Variable(False, trainable=False)
             self._holds = tf.Variable(False, trainable=False)
             self._batch = _vector()
             self._request = KeyRequest(
-                _matrix(ranks, tables), _vector(), _matrix(ranks, tables), _vector()
+                _matrix(ranks, parcels), _vector(), _matrix(ranks, parcels), _vector()
             )
 
     def announce(self, batch: tf.Tensor, request: Callable[[], KeyRequest]) -> None:
@@ -173,5 +174,5 @@ def _vector() -> tf.Variable:
     return tf.Variable(tf.zeros([0], tf.int64), shape=[None], trainable=False)
 
 
-def _matrix(ranks: int, tables: int) -> tf.Variable:
-    return tf.Variable(tf.zeros([ranks, tables], tf.int64), trainable=False)
+def _matrix(ranks: int, parcels: int) -> tf.Variable:
+    return tf.Variable(tf.zeros([ranks, parcels], tf.int64), trainable=False)

@@ -2,7 +2,8 @@
 
 In: each rank's batches. A batch's keys go to their owners, the rows come back and are looked up in
 a table of copies, gradients go to the owners. Copies of saturated rows can be frozen for a window:
-their keys and rows stay off the network.
+their keys and rows stay off the network. Copies of hot rows can be kept: of those only the keys
+travel, until the row has moved.
 """
 
 from __future__ import annotations
@@ -30,18 +31,20 @@ from slipstream_tf.distributed.exchange import (
 )
 from slipstream_tf.distributed.exchanged import ExchangedStore
 from slipstream_tf.distributed.prefetch import AnnouncedKeys, KeyRequest, identity_of
-from slipstream_tf.errors import invalid, require_integer
+from slipstream_tf.errors import invalid, require_integer, require_number
 from slipstream_tf.memory import require_room
 from slipstream_tf.ops import exchange as exchange_ops
+from slipstream_tf.ops import published as published_ops
 from slipstream_tf.ops import update_policy
 from slipstream_tf.ops.features import FeatureSpec, PackedFeatures
-from slipstream_tf.ops.update_policy import SATURATED, WATCHED, UpdatePolicy
+from slipstream_tf.ops.update_policy import KEPT, SATURATED, WATCHED, UpdatePolicy
 from slipstream_tf.stores.native import NativeStore
 
 # Of a copy, beside its values and slots: index entry, time of use, mark.
 _COPY_OVERHEAD = 64
 _FLOAT_BYTES = 4
-# Share of the copies' budget that frozen rows may take; a batch's rows need the rest.
+# Share of the copies' budget that frozen rows may take, and as many that the owners remember; a
+# batch's rows need the rest.
 _FROZEN_SHARE = 0.5
 
 
@@ -62,6 +65,11 @@ class ShardedStore(ExchangedStore):
     travels with every row of the store while the policy of one of its tables defers by movement,
     in shadow mode, too; else only the row's values do.
 
+    With a `copy_movement`, a rank keeps the copy of its last training lookup of a row that was
+    published (`publish`). It still asks for it, but is sent it only when the owner finds the row
+    further than the movement from what the ranks have. Evaluations read rows as they are, after
+    which copies are sent anew.
+
     With `prefetch=True` a batch's keys can be sent to their owners a step ahead (`announce`),
     beside what the step before still has to do. Its rows are read at its lookup all the same.
 
@@ -79,6 +87,7 @@ class ShardedStore(ExchangedStore):
         cache_bytes: int = 256 << 20,
         wire_warmup_steps: int = 0,
         prefetch: bool = False,
+        copy_movement: float | None = None,
     ):
         """Makes empty tables; a collective.
 
@@ -91,10 +100,14 @@ class ShardedStore(ExchangedStore):
             wire_coding: "packed" (lossless; rows that are as they start are not sent, either) or
                 "plain" (int64 keys, every row and every bit).
             cache_bytes: of all copies on a rank; must hold the distinct keys of a batch. Frozen
-                copies take at most half of it.
+                copies take at most half of it; what an owner remembers of published rows takes as
+                much beside it.
             wire_warmup_steps: updates of the tables before rows and gradients are rounded:
                 rounding disturbs the first ones most.
             prefetch: whether batches may be announced.
+            copy_movement: distance, of any value of a row, up to which kept copies may be from the
+                row; in the unit of the rows, at least 0. With 0 rows are read as their owners have
+                them. None: no copies are kept.
 
         Raises:
             ValueError: as `NativeStore`; the copies' budget holds no row; or the ranks' settings
@@ -102,8 +115,14 @@ class ShardedStore(ExchangedStore):
         """
         require_integer("cache_bytes", cache_bytes, 1, None, "ShardedStore")
         require_room("cache_bytes", cache_bytes, cache_bytes, "copies of rows", "ShardedStore")
+        if copy_movement is not None:
+            require_number("copy_movement", copy_movement, 0.0, place="ShardedStore")
         wire = Wire(wire_dtype, wire_coding, wire_warmup_steps)
-        settings = {"cache_bytes": cache_bytes, "prefetch": bool(prefetch)}
+        settings = {
+            "cache_bytes": cache_bytes,
+            "prefetch": bool(prefetch),
+            "copy_movement": copy_movement,
+        }
         super().__init__(tables, optimizer, comm, wire, "sharded", settings)
         self._widths = [t.dim + self.optimizer.slots_per_row(t.dim) for t in self.tables]
         row_bytes = sum(map(_copy_bytes, self._widths))
@@ -120,7 +139,10 @@ class ShardedStore(ExchangedStore):
         with tf.device("CPU:0"):
             # Whether rows travel with the summary of their slots; the same on all ranks.
             self._with_summary = tf.Variable(False, trainable=False)
-        self._announced = AnnouncedKeys(comm.size, len(self.tables)) if prefetch else None
+        self.copy_movement = copy_movement
+        # Of a rank: where copies are kept, their keys are asked for apart.
+        parcels = len(self.tables) * (1 if copy_movement is None else 2)
+        self._announced = AnnouncedKeys(comm.size, parcels) if prefetch else None
 
     @property
     def _holder(self) -> NativeStore:
@@ -145,7 +167,7 @@ class ShardedStore(ExchangedStore):
         if self.comm.size == 1:
             return super().lookup(packed, specs, training, stacked)
         what = "lookup" if training else "evaluation"
-        request = functools.partial(self._request, packed, specs, what, reads_frozen=training)
+        request = functools.partial(self._request, packed, specs, what, is_training=training)
         if self._announced is None:
             requested = request()
         elif training:
@@ -158,10 +180,19 @@ class ShardedStore(ExchangedStore):
         form = self._with_summary.read_value(), self._rounds()
         rows = self._fetch(requested, training, *form)
         stored = exchange_ops.store_copies(
-            copies, rows, *form, makes_room=not training, packed=self.wire.packs
+            copies,
+            rows,
+            *form,
+            makes_room=not training,
+            packed=self.wire.packs,
+            keeps=training and self._keeps,
         )
         with tf.control_dependencies([] if stored is None else [stored]):
             return self._copies.lookup(packed, specs, training, stacked)
+
+    @property
+    def _keeps(self) -> bool:
+        return self.copy_movement is not None
 
     @property
     def prefetches(self) -> bool:
@@ -187,7 +218,7 @@ class ShardedStore(ExchangedStore):
             raise invalid("prefetch", False, "announce of a ShardedStore", "prefetch=True")
         if self.comm.size == 1:
             return
-        request = functools.partial(self._request, packed, specs, "next", reads_frozen=True)
+        request = functools.partial(self._request, packed, specs, "next", is_training=True)
         self._announced.announce(self._identity_of(packed, specs), request)
 
     def forget_announced(self) -> None:
@@ -199,12 +230,20 @@ class ShardedStore(ExchangedStore):
         return identity_of(packed, [self._index_of(spec.table) for spec in specs])
 
     def _request(
-        self, packed: PackedFeatures, specs: Sequence[FeatureSpec], what: str, reads_frozen: bool
+        self, packed: PackedFeatures, specs: Sequence[FeatureSpec], what: str, is_training: bool
     ) -> KeyRequest:
-        """Tells the owners which rows a batch needs, and hears which ones others need."""
+        """Tells the owners which rows a batch needs, and hears which ones others need.
+
+        In training what is frozen is read here, and what is kept stands apart.
+        """
         feature_table = [self._index_of(spec.table) for spec in specs]
         sizes, keys = exchange_ops.route_keys(
-            self._copies._handles, packed, feature_table, self.comm.size, reads_frozen
+            self._copies._handles,
+            packed,
+            feature_table,
+            self.comm.size,
+            reads_frozen=is_training,
+            keeps=is_training and self._keeps,
         )
         asked = exchange_keys(self.comm, sizes, keys, self._names, what, self.wire)
         return KeyRequest(sizes, keys, *asked)
@@ -212,7 +251,14 @@ class ShardedStore(ExchangedStore):
     def _fetch(
         self, request: KeyRequest, makes_rows: bool, with_summary: tf.Tensor, rounds: Rounds
     ) -> exchange_ops.RowParcels:
-        """Serves what this rank is asked for, and gets what it asks for."""
+        """Serves what this rank is asked for, and gets what it asks for.
+
+        Args:
+            request: of the batch.
+            makes_rows: whether it is one of training, of whose rows copies are kept.
+            with_summary: whether slots travel.
+            rounds: whether rows are rounded.
+        """
         what = "lookup" if makes_rows else "evaluation"
         sizes, keys, asked_sizes, asked = request
         packed, splits = exchange_ops.serve_rows(
@@ -224,6 +270,8 @@ class ShardedStore(ExchangedStore):
             rounds,
             self._gives_all,
             self.wire.packs,
+            keeps=makes_rows and self._keeps,
+            own_rank=self.comm.rank,
         )
         name = self._names.of(f"{what}.rows")
         received, _ = self.comm.exchange(packed, splits, "rows", name)
@@ -309,6 +357,33 @@ class ShardedStore(ExchangedStore):
         )
         self._outdate_announced()
 
+    def publish(self, hot: Mapping[str, np.ndarray]) -> None:
+        """Says of which rows ranks keep copies, until they are named no more.
+
+        Call it on all ranks alike; nothing is sent. What ranks have of rows that stay among them
+        remains. Keys beyond the budget, of a table's the last ones, are passed over.
+
+        Args:
+            hot: table -> keys int64 [n], each once, the most accessed first; of tables not named no
+                copies are kept.
+
+        Raises:
+            ValueError: the store was made without a `copy_movement`.
+        """
+        movement = self.copy_movement
+        if movement is None:
+            raise invalid("copy_movement", None, "publish of a ShardedStore", "a number")
+        if self.comm.size == 1:
+            return
+        for table, handle in zip(self.tables, self._handles, strict=True):
+            keys = np.asarray(hot.get(table.name, ()), np.int64)[: self._most_frozen]
+            published_ops.publish(handle, keys[self._owns(keys)], movement, self.comm.size)
+
+    def published_keys(self, table: str) -> int:
+        """Returns of how many rows of this rank's others keep copies."""
+        handle = self._handles[self._index_of(table)]
+        return int(published_ops.export_published(handle)["keys"].size)
+
     def _outdate_announced(self) -> None:
         """What was asked ahead left out the keys that had frozen copies then."""
         if self._announced is not None:
@@ -343,19 +418,35 @@ class ShardedStore(ExchangedStore):
         contents = NativeStore.export_table(self._holder, table, flush=False)
         return {**contents, "marks": NativeStore.marks(self._holder, table, contents["keys"])}
 
+    def export_published(self, table: str) -> dict[str, np.ndarray]:
+        """Returns what this rank sent last of rows that are published, and to whom.
+
+        Returns:
+            keys int64 [n], rows float32 [n, dim + slots], holders uint8 [n, (ranks + 7) // 8].
+        """
+        return published_ops.export_published(self._handles[self._index_of(table)])
+
+    def import_published(self, table: str, contents: Mapping[str, Any]) -> None:
+        """Replaces what this rank sent last by what `export_published` gave, on as many ranks.
+
+        Call it with `import_copies` of the same moment, on all ranks alike, after `publish`.
+        """
+        handle = self._handles[self._index_of(table)]
+        published_ops.import_published(handle, dict(contents), self.comm.size)
+
     def import_copies(self, table: str, contents: Mapping[str, Any]) -> None:
         """Replaces this rank's copies by those of `export_copies`.
 
         Frozen ones are as old as they were. Call it in the midst of a window, after `mark_rows` and
-        `freeze`, whose marks copies keep where the contents have none; and before `import_pending`:
-        what is held back is let go without a trace.
+        `freeze`, whose marks copies keep where the contents have none (no copy is kept then); and
+        before `import_pending`: what is held back is let go without a trace.
         """
         self._index_of(table)
         if self.comm.size > 1:
             rows = dict(contents)
             keys, marks = rows["keys"], rows.pop("marks", None)
             if marks is None:
-                marks = self._copies.marks(table, keys)
+                marks = self._copies.marks(table, keys) & ~KEPT
             self._copies.import_table(table, rows)
             self._copies.mark_rows(table, keys, marks)
             self._outdate_announced()

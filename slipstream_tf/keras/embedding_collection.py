@@ -82,6 +82,9 @@ class EmbeddingCollection(keras.layers.Layer):
         prefetch: with sharded tables: whether the keys of `next_inputs` are sent to their owners
             while this batch trains. Results stay the same, bit for bit. With one rank nothing is
             sent.
+        copy_movement: with sharded tables: ranks keep copies of the engine's hot rows, and read
+            them until the row has moved further than this from its copy; in the unit of the rows.
+            0: results stay the same. None: no copies are kept.
         stacked: whether a dictionary gives one tensor [batch, features, dim], too.
         **kwargs: of `keras.layers.Layer`: name, dtype, trainable.
 
@@ -102,6 +105,7 @@ class EmbeddingCollection(keras.layers.Layer):
         wire_coding: str = "packed",
         wire_warmup_steps: int = 0,
         prefetch: bool = False,
+        copy_movement: float | None = None,
         **kwargs: Any,
     ) -> None:
         # No autocast: keys must reach the store as they are, and the anchor stays float32.
@@ -123,6 +127,7 @@ class EmbeddingCollection(keras.layers.Layer):
             comm,
             placement,
             bool(prefetch),
+            copy_movement,
             wire_dtype=wire_dtype,
             wire_coding=wire_coding,
             wire_warmup_steps=wire_warmup_steps,
@@ -342,6 +347,7 @@ def _open_store(
     comm: Communicator | None,
     placement: str,
     prefetch: bool,
+    copy_movement: float | None,
     **wire: Any,
 ) -> Any:
     require_choice("placement", placement, PLACEMENTS, "EmbeddingCollection")
@@ -351,6 +357,9 @@ def _open_store(
         if prefetch and not getattr(store, "prefetches", False):
             allowed = "a ShardedStore made with prefetch=True"
             raise invalid("store", store, "EmbeddingCollection with prefetch=True", allowed)
+        if copy_movement is not None and getattr(store, "copy_movement", None) != copy_movement:
+            place = f"EmbeddingCollection with copy_movement={copy_movement}"
+            raise invalid("store", store, place, "a ShardedStore made with it")
         if tuple(store.tables) != tuple(tables):
             names = [table.name for table in store.tables]
             raise invalid("store", names, "EmbeddingCollection", "a store of the given tables")
@@ -360,6 +369,8 @@ def _open_store(
         place = f"EmbeddingCollection, store={store!r}"
         if prefetch:
             raise invalid("prefetch", True, place, "False: SOK sends the keys")
+        if copy_movement is not None:
+            raise invalid("copy_movement", copy_movement, place, "None: SOK sends the rows")
         for name, value in (("wire_dtype", "float32"), ("wire_warmup_steps", 0)):
             if wire[name] != value:
                 raise invalid(name, wire[name], place, f"{value!r}: SOK sends the rows")
@@ -374,10 +385,13 @@ def _open_store(
         from slipstream_tf.distributed.sharded import ShardedStore
 
         if placement == "sharded":
-            return ShardedStore(tables, optimizer, comm, prefetch=prefetch, **wire)
-        if prefetch:
+            return ShardedStore(
+                tables, optimizer, comm, prefetch=prefetch, copy_movement=copy_movement, **wire
+            )
+        if prefetch or copy_movement is not None:
             allowed = "'sharded': replicated tables ask no other rank for rows"
-            raise invalid("placement", placement, "EmbeddingCollection, prefetch=True", allowed)
+            asked = "prefetch=True" if prefetch else f"copy_movement={copy_movement}"
+            raise invalid("placement", placement, f"EmbeddingCollection, {asked}", allowed)
         return ReplicatedStore(tables, optimizer, comm, **wire)
     from slipstream_tf.stores.native import NativeStore
 

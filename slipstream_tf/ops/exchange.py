@@ -161,6 +161,7 @@ def route_keys(
     feature_table: Sequence[int],
     ranks: int,
     reads_frozen: bool = True,
+    keeps: bool = False,
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Finds the distinct keys of a batch that must be asked for.
 
@@ -170,9 +171,11 @@ def route_keys(
         feature_table: per feature, the index of its table.
         ranks: how many ranks own the keys, by hash.
         reads_frozen: whether keys with a frozen copy are left out.
+        keeps: whether keys with a kept copy (see `ops.published`) stand apart.
 
     Returns:
-        sizes int64 [ranks, tables] and keys int64 [n], by owner, then by table.
+        sizes int64 [ranks, tables] and keys int64 [n], by owner, then by table; where copies are
+        kept, sizes [ranks, 2 * tables]: first of keys without one.
     """
     routed = _loader.library().slipstream_route_keys(
         handles=list(copies),
@@ -184,6 +187,7 @@ def route_keys(
         padding_key=PADDING_KEY,
         ranks=ranks,
         reads_frozen=reads_frozen,
+        keeps=keeps,
     )
     return routed.request_sizes, routed.requests
 
@@ -197,6 +201,8 @@ def serve_rows(
     rounds: Any = False,
     gives_all: bool = False,
     packs: bool = False,
+    keeps: bool = False,
+    own_rank: int = -1,
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Reads the rows of keys that ranks ask for.
 
@@ -211,6 +217,9 @@ def serve_rows(
         rounds: bool scalar, whether values are rounded to bfloat16.
         gives_all: whether rows that are as they start are given, too; else their keys tell them.
         packs: whether values are packed without loss, as by `pack_floats`.
+        keeps: whether ranks keep copies (see `ops.published`), and sizes are those of `route_keys`
+            with copies.
+        own_rank: this one, which keeps no copies of its rows.
 
     Returns:
         uint8 [bytes] and int32 [ranks], of these, the bytes of each rank's rows.
@@ -227,6 +236,8 @@ def serve_rows(
         makes_rows=makes_rows,
         gives_all=gives_all,
         packs=packs,
+        keeps=keeps,
+        own_rank=own_rank,
     )
 
 
@@ -257,6 +268,7 @@ def store_copies(
     passed_over: int = -1,
     makes_room: bool = False,
     packed: bool = False,
+    keeps: bool = False,
 ) -> tf.Operation | None:
     """Copies rows from `serve_rows`, without counting accesses.
 
@@ -271,13 +283,14 @@ def store_copies(
         makes_room: whether bounded tables let other rows go for them; else a lookup of them must
             follow, which does so.
         packed: whether values are packed, as they were served.
+        keeps: whether they were served so.
 
     Returns:
         The operation in a graph, None in eager mode.
 
     Raises:
-        tf.errors.InvalidArgumentError: the bytes are not those of these keys' rows; nothing is
-            copied then.
+        tf.errors.InvalidArgumentError: the bytes are not those of these keys' rows, or leave a
+            copy as it is that is not kept here; nothing is copied then.
     """
     return _loader.library().slipstream_store_copies(
         handles=list(copies),
@@ -290,4 +303,5 @@ def store_copies(
         passed_over=passed_over,
         makes_room=makes_room,
         packed=packed,
+        keeps=keeps,
     )

@@ -18,6 +18,8 @@ from slipstream_tf.ops import _loader
 
 SATURATED = np.uint8(1)
 WATCHED = np.uint8(2)
+# Of a copy that its owner sends anew when the row has moved; outlasts `mark_rows`.
+KEPT = np.uint8(8)
 MODES = ("apply", "mask", "defer")
 TRIGGERS = ("movement", "interval")
 # Of a native table; each shard may hold an even part of `max_rows`.
@@ -142,12 +144,12 @@ def set_policy(handle: tf.Tensor, policy: UpdatePolicy) -> None:
 
 
 def mark_rows(handle: tf.Tensor, keys: Any, marks: Any, makes_rows: bool = False) -> None:
-    """Replaces the marks of all rows of a table and starts their travelled lengths anew.
+    """Replaces the marks of all rows of a table, but KEPT, and starts their travelled lengths anew.
 
     Args:
         handle: the table.
         keys: int64 [n].
-        marks: uint8 [n], of SATURATED | WATCHED.
+        marks: uint8 [n], of SATURATED | WATCHED | KEPT.
         makes_rows: whether keys without a row that get a mark get a row; else they are passed over.
 
     Raises:

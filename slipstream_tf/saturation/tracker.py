@@ -114,6 +114,11 @@ class SaturationTracker:
         self._freezer: Any = None
         if config.may_freeze and self._ranks.size > 1 and hasattr(store, "freeze"):
             self._freezer = store
+        # A store whose ranks keep copies of hot rows.
+        self._publisher: Any = None
+        may_publish = getattr(store, "copy_movement", None) is not None and not config.shadow
+        if may_publish and self._ranks.size > 1:
+            self._publisher = store
         self._accesses: dict[str, tuple[np.ndarray, np.ndarray]] = {}
         self._steerer = Steerer(config)
         self._planned_steps: int | None = None
@@ -384,6 +389,8 @@ class SaturationTracker:
             table.publish_policy()
         if self._freezer is not None:
             self._freezer.freeze(self._keys_to_freeze() if is_active else {})
+        if self._publisher is not None:
+            self._publisher.publish(self._most_accessed_first() if is_active else {})
         self._publish(
             [table.states.keys for table in self._tables],
             [table.published_drift(self._threshold) for table in self._tables],
@@ -415,6 +422,14 @@ class SaturationTracker:
             keys, counts = self._accesses.get(table.name, (np.empty(0, np.int64), np.empty(0)))
             is_frozen = np.isin(keys, table.keys_to_freeze(self._freeze_drift))
             found[table.name] = (keys[is_frozen], counts[is_frozen])
+        return found
+
+    def _most_accessed_first(self) -> dict[str, np.ndarray]:
+        """Hot keys."""
+        found = {}
+        for table in self._tables:
+            keys, _ = self._accesses.get(table.name, (np.empty(0, np.int64), None))
+            found[table.name] = keys[np.isin(keys, table.states.keys)]
         return found
 
     def _frozen_keys(self) -> int:
@@ -454,13 +469,14 @@ class SaturationTracker:
 
     def _renew_hot_set(self, measured: list[Measured], threshold: float) -> float:
         """Chooses the next hot set and its states; returns its overlap with the old one."""
-        judges_keys = self._config.judges_keys or self._freezer is not None
-        budget = self._config.hot_budget_bytes if judges_keys else 0
+        copies = self._freezer or self._publisher
+        needs_hot_keys = self._config.judges_keys or copies is not None
+        budget = self._config.hot_budget_bytes if needs_hot_keys else 0
         if not budget:
             self._store.decay_counts(self._config.count_decay)
             return 0.0
-        # Where keys are judged for freezing alone, the others need not be followed.
-        least = 0.0 if self._config.judges_keys else self._freezer.least_accesses
+        # Where hot keys are found for copies alone, the others need not be followed.
+        least = 0.0 if self._config.judges_keys else copies.least_accesses
         candidates = []
         for table in self._tables:
             own = min(budget, self._config.table_hot_budget_bytes.get(table.name, budget))

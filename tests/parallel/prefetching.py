@@ -1,7 +1,8 @@
 """A rank of test_prefetch.py: sharded tables whose keys are sent ahead, beside ones where not.
 
 Arguments: number of cases, seed. What happens between the announcement of a batch and its lookup is
-drawn: rows are marked or frozen, an evaluation lets copies go, nothing, or the batch is forgotten.
+drawn: rows are marked, frozen or published, an evaluation lets copies go, nothing, or the batch is
+forgotten.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ LARGEST_KEY, STEPS = 64, 12
 NO_KEYS = np.empty(0, np.int64)
 # Room for some 30 copies of a table: what a batch needs, and few more.
 CACHE_BYTES = 30 * (2 * 64 + 4 * 2 * (4 + 3))
-EVENTS = ("nothing", "nothing", "mark", "freeze", "evaluation", "forget")
+EVENTS = ("nothing", "nothing", "mark", "freeze", "publish", "evaluation", "forget")
 
 
 def draw_inputs(random: np.random.Generator, size: int) -> dict[str, Any]:
@@ -64,8 +65,9 @@ class Case:
         self.random = np.random.default_rng([seed, number])
         self.own = np.random.default_rng([seed, number, comm.rank])
         rule = optimizers.Adagrad(0.1, 0.1)
+        settings = {"cache_bytes": CACHE_BYTES, "copy_movement": (None, 0.05)[number % 2]}
         self.ahead, self.at_once = (
-            ShardedStore(TABLES, rule, comm, cache_bytes=CACHE_BYTES, prefetch=prefetch)
+            ShardedStore(TABLES, rule, comm, prefetch=prefetch, **settings)
             for prefetch in (True, False)
         )
         policy = (UpdatePolicy(), UpdatePolicy("mask"), UpdatePolicy("defer", trigger="interval"))
@@ -110,6 +112,8 @@ class Case:
                     store.mark_rows(table.name, keys[:6], np.full(6, SATURATED))
             if event == "freeze":
                 store.freeze(hot)
+            if event == "publish" and store.copy_movement is not None:
+                store.publish({table.name: keys for table in TABLES})
             if event == "evaluation":
                 looked_up = [store.lookup(pack(x, SPECS), SPECS, training=False)[0] for x in seen]
                 results.append([rows for pooled in looked_up for rows in pooled])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import re
 import threading
 from collections.abc import Callable
@@ -10,6 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
+
+from slipstream_tf.distributed.comm import KINDS, Traffic
 
 
 class ThreadRank:
@@ -20,11 +23,16 @@ class ThreadRank:
     def __init__(self, rank: int, size: int, barrier: threading.Barrier, board: list[Any]):
         self.rank, self.size = rank, size
         self._barrier, self._board = barrier, board
+        # By kind: bytes that this rank sent to others by `exchange`.
+        self.sent: collections.Counter[str] = collections.Counter()
 
     def _meet(self, tensor: Any, name: str) -> list[np.ndarray]:
+        return self._meet_with(np.asarray(tensor), name)
+
+    def _meet_with(self, given: Any, name: str) -> list[Any]:
         # Ranks of one process share the numbers that `Names` gives to objects of one prefix.
         name = re.sub(r"\.\d+", "", name)
-        self._board[self.rank] = (name, np.asarray(tensor))
+        self._board[self.rank] = (name, given)
         self._barrier.wait(20)
         posted = list(self._board)
         self._barrier.wait(20)
@@ -38,6 +46,17 @@ class ThreadRank:
     def gather(self, tensor: Any, kind: Any, name: str) -> tf.Tensor:
         del kind
         return tf.constant(np.concatenate(self._meet(tensor, name)))
+
+    def exchange(self, tensor: Any, splits: Any, kind: Any, name: str) -> tuple[Any, Any]:
+        pieces = np.split(np.asarray(tensor), np.cumsum(splits)[:-1])
+        if isinstance(kind, str):
+            self.sent[kind] += sum(p.nbytes for r, p in enumerate(pieces) if r != self.rank)
+        mine = [sent[self.rank] for sent in self._meet_with(pieces, name)]
+        lengths = tf.constant([len(piece) for piece in mine], tf.int32)
+        return tf.constant(np.concatenate(mine)), lengths
+
+    def traffic(self) -> Traffic:
+        return Traffic({kind: self.sent[kind] for kind in KINDS})
 
 
 def _run_as_ranks(size: int, program: Callable[[Any], Any]) -> list[Any]:

@@ -1,0 +1,72 @@
+"""Typed wrappers of the ops on rows of which other ranks keep copies.
+
+The owner of a sharded table remembers what it sent last of its hot rows, and to which ranks. These
+read their copies, and are sent a row again when it has moved away from them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from slipstream_tf.ops import _loader
+
+
+def publish(handle: tf.Tensor, keys: Any, movement: float, ranks: int) -> tf.Operation | None:
+    """Says of which rows of a table other ranks keep copies from now on.
+
+    What was sent of rows that stay among them remains known.
+
+    Args:
+        handle: the table, on the rank that owns the rows.
+        keys: int64 [n], each once.
+        movement: a copy is sent anew when a value of the row is further away from it; at least 0,
+            in the unit of the rows.
+        ranks: how many there are.
+
+    Returns:
+        The operation in a graph, None in eager mode.
+
+    Raises:
+        tf.errors.InvalidArgumentError: the movement is negative or no number.
+    """
+    return _loader.library().slipstream_table_publish(
+        handle=handle,
+        keys=tf.convert_to_tensor(keys, tf.int64),
+        movement=tf.constant(movement, tf.float32),
+        ranks=ranks,
+    )
+
+
+def export_published(handle: tf.Tensor) -> dict[str, np.ndarray]:
+    """Returns what was sent last of these rows (eager only).
+
+    Returns:
+        keys int64 [n]; rows float32 [n, dim + slots], of a row that no rank has a copy of anything;
+        holders uint8 [n, (ranks + 7) // 8], whose bit r says whether rank r has a copy.
+    """
+    keys, rows, holders = _loader.library().slipstream_table_export_published(handle=handle)
+    return {"keys": keys.numpy(), "rows": rows.numpy(), "holders": holders.numpy()}
+
+
+def import_published(handle: tf.Tensor, contents: dict[str, np.ndarray], ranks: int) -> None:
+    """Replaces what was sent last of these rows; the movement stays.
+
+    Args:
+        handle: the table.
+        contents: as `export_published` returns it.
+        ranks: how many there are, as when it was exported.
+
+    Raises:
+        tf.errors.InvalidArgumentError: arrays do not fit, or a row is not finite; nothing has
+            changed then.
+    """
+    _loader.library().slipstream_table_import_published(
+        handle=handle,
+        keys=tf.constant(contents["keys"], tf.int64),
+        rows=tf.constant(contents["rows"], tf.float32),
+        holders=tf.constant(contents["holders"], tf.uint8),
+        ranks=ranks,
+    )

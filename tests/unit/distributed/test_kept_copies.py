@@ -1,0 +1,190 @@
+"""Copies of hot rows that ranks keep: never further from their rows than they may be, and cheap."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from slipstream_tf import SaturationConfig, TableConfig, optimizers
+from slipstream_tf.distributed import ReplicatedStore, ShardedStore, SingleProcess
+from slipstream_tf.keras import EmbeddingCollection
+from slipstream_tf.ops.features import FeatureSpec, pack
+from slipstream_tf.ops.update_policy import UpdatePolicy
+from slipstream_tf.saturation.tracker import SaturationTracker
+
+TABLES = [TableConfig("a", 4, seed=1), TableConfig("b", 3, seed=2)]
+SPECS = [FeatureSpec("a", "a"), FeatureSpec("b", "b")]
+KEYS, BATCH = 40, 24
+
+
+def batch(rank: int, step: int, size: int = BATCH) -> Any:
+    """A rank's keys of a step."""
+    random = np.random.default_rng([rank, step])
+    keys = (random.zipf(1.4, (size, 2)) % KEYS).astype(np.int64)
+    return pack({"a": tf.constant(keys[:, 0]), "b": tf.constant(keys[:, 1])}, SPECS)
+
+
+def everything() -> Any:
+    keys = tf.range(KEYS, dtype=tf.int64)
+    return pack({"a": keys, "b": keys}, SPECS)
+
+
+def make(comm: Any, **settings: Any) -> ShardedStore:
+    return ShardedStore(TABLES, optimizers.Adagrad(0.1), comm, **settings)
+
+
+def rows_of_owners(store: ShardedStore, table: str) -> np.ndarray:
+    """All rows of a table, as their owners have them: [KEYS, dim]."""
+    keys = np.arange(KEYS)
+    rows, _ = store.gather(table, keys)
+    mine = np.where((store.owners(table, keys) == store.comm.rank)[:, None], rows.numpy(), 0)
+    return store.comm.sum(mine, "control", "check").numpy()
+
+
+def train(comm: Any, store: ShardedStore, steps: int, evaluates: bool = False) -> list[Any]:
+    """Trains; the hot rows change every 10 steps. Returns pooled rows of all lookups."""
+    seen = []
+    for step in range(steps):
+        if store.copy_movement is not None and step % 10 == 5:
+            hot = np.arange(step % 3, KEYS, 2)
+            store.publish({"a": hot, "b": hot[:4]})
+        pooled, plan = store.lookup(batch(comm.rank, step), SPECS, training=True)
+        seen += pooled
+        store.apply_gradients(plan, [rows - 0.02 * step for rows in pooled])
+        if evaluates and step % 7 == 3:
+            seen += store.lookup(batch(comm.rank, step + 1000), SPECS, training=False)[0]
+    return seen
+
+
+@pytest.mark.parametrize("coding", ["packed", "plain"])
+@pytest.mark.parametrize("few", [False, True])
+def test_without_movement_every_bit_is_as_without_copies(
+    run_as_ranks: Any, coding: str, few: bool
+) -> None:
+    settings: dict[str, Any] = {"wire_coding": coding, "cache_bytes": 4800 if few else 1 << 20}
+
+    def program(comm: Any) -> Any:
+        plain, keeping = make(comm, **settings), make(comm, copy_movement=0.0, **settings)
+        policy = UpdatePolicy("defer", movement=0.02, max_age=10, max_rows=100)
+        for store in (plain, keeping):
+            store.set_update_policy("a", policy)
+        for one, other in zip(
+            train(comm, plain, 40, True), train(comm, keeping, 40, True), strict=True
+        ):
+            np.testing.assert_array_equal(one, other)
+        for table in ("a", "b"):
+            one, other = (s.export_table(table, flush=False) for s in (plain, keeping))
+            for name in ("keys", "rows", "slots", "counts"):
+                np.testing.assert_array_equal(one[name], other[name], name)
+
+    assert run_as_ranks(3, program) == [None] * 3
+
+
+@pytest.mark.parametrize("wire", ["float32", "bfloat16"])
+def test_copies_are_within_the_movement_and_evaluations_exact(run_as_ranks: Any, wire: str) -> None:
+    movement = 0.05
+    rounding = 0.0 if wire == "float32" else 2.0**-8
+
+    def program(comm: Any) -> Any:
+        store = make(comm, copy_movement=movement, wire_dtype=wire)
+        furthest = 0.0
+        for step in range(40):
+            if step % 10 == 5:
+                store.publish({"a": np.arange(0, KEYS, 2)})
+            inputs = batch(comm.rank, step)
+            now = rows_of_owners(store, "a")[inputs.keys[0].numpy()]
+            pooled, plan = store.lookup(inputs, SPECS, training=True)
+            furthest = max(furthest, float(np.abs(pooled[0].numpy() - now).max()))
+            store.apply_gradients(plan, [rows - 0.02 * step for rows in pooled])
+            if step == 32:
+                exact = store.lookup(everything(), SPECS, training=False)[0][0].numpy()
+                now = rows_of_owners(store, "a")
+                np.testing.assert_allclose(exact, now, atol=rounding, rtol=0)
+        return furthest
+
+    for furthest in run_as_ranks(2, program):
+        assert 0.2 * movement < furthest <= movement + rounding, furthest
+
+
+def test_rows_that_rest_are_sent_once(run_as_ranks: Any) -> None:
+    def program(comm: Any) -> Any:
+        store = make(comm, copy_movement=0.0, wire_coding="plain")
+        store.publish({"a": np.arange(KEYS), "b": np.arange(KEYS)})
+        sent = []
+        for _ in range(3):
+            before = comm.sent["rows"]
+            store.lookup(everything(), SPECS, training=True)
+            sent.append(comm.sent["rows"] - before)
+        store.publish({"a": np.arange(KEYS)})
+        for _ in range(2):
+            before = comm.sent["rows"]
+            store.lookup(everything(), SPECS, training=True)
+            sent.append(comm.sent["rows"] - before)
+        own = [int((store.owners(t.name, np.arange(KEYS)) == comm.rank).sum()) for t in TABLES]
+        # Two bits a row.
+        bits = sum(2 * -(-keys // 8) for keys in own)
+        rows = sum(keys * 4 * table.dim for keys, table in zip(own, TABLES, strict=True))
+        row_bytes_of_b = own[1] * 4 * TABLES[1].dim
+        return np.array(sent) - bits, rows, row_bytes_of_b
+
+    for sent, rows, of_b in run_as_ranks(2, program):
+        # What is published no more is sent at every step.
+        assert sent.tolist() == [rows, 0, 0, of_b, of_b]
+
+
+def test_ranks_need_a_store_that_keeps_copies(run_as_ranks: Any) -> None:
+    def program(comm: Any) -> Any:
+        with pytest.raises(ValueError, match="`copy_movement`: None for publish of a ShardedStore"):
+            make(comm).publish({"a": np.arange(3)})
+        with pytest.raises(ValueError, match="`copy_movement`: -1"):
+            make(comm, copy_movement=-1.0)
+        with pytest.raises(ValueError, match="copy_movement"):
+            make(comm, copy_movement=float(comm.rank))
+        rule = optimizers.SGD(0.1)
+        with pytest.raises(ValueError, match=r"copy_movement=0.1.*'sharded'"):
+            EmbeddingCollection(TABLES, rule, comm=comm, copy_movement=0.1)
+        layer = EmbeddingCollection(TABLES, rule, comm=comm, placement="sharded", copy_movement=0.1)
+        assert layer.store.copy_movement == 0.1
+        with pytest.raises(ValueError, match="a ShardedStore made with it"):
+            EmbeddingCollection(TABLES, rule, store=make(comm), copy_movement=0.1)
+        assert not hasattr(ReplicatedStore(TABLES, rule, comm), "copy_movement")
+
+    assert run_as_ranks(2, program) == [None] * 2
+    # One rank sends nothing.
+    alone = make(SingleProcess(), copy_movement=0.1)
+    alone.publish({"a": np.arange(3)})
+    assert alone.published_keys("a") == 0
+
+
+@pytest.mark.parametrize(
+    "settings, publishes",
+    [
+        ({"skip": "defer", "freeze_drift": 0.0}, True),
+        ({"skip": "defer"}, True),
+        ({"skip": "none"}, True),
+        ({"skip": "defer", "shadow": True}, False),
+    ],
+)
+def test_the_engine_publishes_hot_rows_after_the_warm_up(
+    run_as_ranks: Any, settings: dict[str, Any], publishes: bool
+) -> None:
+    def program(comm: Any) -> Any:
+        store = make(comm, copy_movement=0.1)
+        config = SaturationConfig(
+            snapshot_interval=4, warmup_steps=8, defer_movement=0.01, **settings
+        )
+        tracker = SaturationTracker(store, config, SPECS, comm)
+        published = []
+        for step in range(12):
+            _, plan = store.lookup(batch(comm.rank, step), SPECS, training=True)
+            store.apply_gradients(plan, [tf.zeros([BATCH, t.dim]) for t in TABLES])
+            tracker.step()
+            published.append(sum(store.published_keys(table.name) for table in TABLES))
+        return published
+
+    for published in run_as_ranks(2, program):
+        assert published[:7] == [0] * 7
+        assert all(count > 0 for count in published[7:]) if publishes else not any(published)
