@@ -99,7 +99,9 @@ def test_keras_embeddings_on_ranks(ranks):
 def test_a_killed_run_ends_as_one_that_was_not():
     lines = run_example("resume.py").splitlines()
     starts = [line for line in lines if line.startswith("starts at step")]
-    assert starts == ["starts at step 0", "starts at step 0", "starts at step 75"]
+    # The checkpoint before is the newest where one was being written.
+    newest = ("starts at step 75", "starts at step 50")
+    assert starts[:2] == ["starts at step 0"] * 2 and starts[2] in newest and len(starts) == 3
     assert lines.count("killed at step 90") == 1
     first, second = (line for line in lines if line.startswith("trained 120 steps: "))
     assert first == second
