@@ -42,8 +42,8 @@ def make_store(case: Case, rule: Any, comm: Communicator) -> Any:
     wire = {"wire_dtype": case.wire_dtype, "wire_warmup_steps": case.wire_warmup_steps}
     if case.placement == "replicated":
         return ReplicatedStore(case.tables, rule, comm, **wire)
-    prefetch = case.placement == "prefetched"
-    return ShardedStore(case.tables, rule, comm, **wire, prefetch=prefetch)
+    prefetch, movement = case.placement == "prefetched", 0.0 if case.keeps_copies else None
+    return ShardedStore(case.tables, rule, comm, **wire, prefetch=prefetch, copy_movement=movement)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,6 +65,8 @@ class Case:
         is_traced: whether steps run in a tf.function, which ranks trace at different times.
         policies: what is set before step 1 and, if there is a second one, in the middle.
         are_announced: bool [steps], batches whose keys are sent ahead.
+        keeps_copies: whether ranks keep copies of rows, of others every second step, until these
+            move at all.
     """
 
     number: int
@@ -81,6 +83,7 @@ class Case:
     is_traced: bool
     policies: tuple[UpdatePolicy, ...]
     are_announced: np.ndarray
+    keeps_copies: bool
 
     @property
     def is_even(self) -> bool:
@@ -149,6 +152,7 @@ def draw_case(seed: int, number: int, ranks: int, placement: str) -> Case:
         policies=tuple(policies),
         are_announced=(random.random(steps) < 0.8) & (placement == "prefetched"),
         wire_warmup_steps=int(random.choice([0, 2])),
+        keeps_copies=placement != "replicated" and bool(random.random() < 0.5),
     )
 
 
@@ -304,6 +308,8 @@ class Comparison:
         next_inputs = None
         if step + 1 < len(case.sizes) and case.are_announced[step + 1]:
             next_inputs = as_inputs(case, draw_batch(case, self.seed, step + 1, comm.rank)[0])
+        if case.keeps_copies and step % 2 == 1:
+            self.store.publish({t.name: self._some_keys(t, step) for t in case.tables})
         given = as_inputs(case, keys), list(map(tf.constant, gradients))
         pooled = self.train(*given, next_inputs)
         union = {n: [bag for batch, _ in batches for bag in batch[n]] for n in keys}
@@ -326,6 +332,11 @@ class Comparison:
 
     def _keys_of(self, table: TableConfig) -> np.ndarray:
         return np.array(sorted(self.seen[table.name]), np.int64)
+
+    def _some_keys(self, table: TableConfig, step: int) -> np.ndarray:
+        random = np.random.default_rng([self.seed, self.case.number, step, 98])
+        keys = self._keys_of(table)
+        return keys[random.random(keys.size) < 0.7]
 
     def _compare_before_flush(self) -> None:
         rows = []
