@@ -193,8 +193,10 @@ class Launcher:
             The exit code, what was written, and the bytes that each rank's host has sent by its
             kernel's count, of evaluation and all headers, too (without links of their own: None).
         """
-        # Not what lies in the working folder, which Python would put first.
-        paths = [path for path in sys.path if path and Path(path).resolve() != Path.cwd()]
+        # Not what lies in the working folder, which Python would put first, unless it is asked for.
+        asked = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+        here = Path.cwd()
+        paths = [p for p in sys.path if p and (Path(p).resolve() != here or p in asked)]
         code = f"import sys; sys.path[:] = {paths!r}; from slipstream_tf.cli import train; "
         program = ["-c", f"{code}train.entry_point()", *arguments]
         if ranks == 1 or self.rate is None:
@@ -260,7 +262,10 @@ def train(launcher: Launcher, ranks: int, given: Mapping[str, Any], folder: Path
         write_json(str(folder / common.FLAGS), given)
         code, output, sent = launcher.run(ranks, [*arguments, f"--output={folder.resolve()}"])
         if code:
-            tail = "\n".join(output.splitlines()[-20:])
+            # What ranks said comes before the launcher's traceback.
+            lines = output.splitlines()
+            said = [line for line in lines if line.startswith("[")]
+            tail = "\n".join([*said[-10:], *lines[-10:]])
             flag_texts = " ".join(arguments)
             raise SystemExit(
                 f"{tail}\nThe run {folder} failed (exit code {code}). Flags: {flag_texts}"

@@ -4,6 +4,7 @@
 
 #include "cc_ops/core/drift_classification.cu.h"
 #include "cc_ops/tf/gpu_step.h"
+#include "cc_ops/tf/memory_checked.h"
 
 namespace slipstream {
 namespace {
@@ -58,24 +59,24 @@ REGISTER_KERNEL_BUILDER(Name("SlipstreamDriftClassifier")
                             .Device(tensorflow::DEVICE_GPU)
                             .HostMemory("alpha")
                             .HostMemory("handle"),
-                        CreateDriftClassifierKernel);
+                        MemoryChecked<CreateDriftClassifierKernel>);
 REGISTER_KERNEL_BUILDER(Name("SlipstreamDriftClassifierSetDrift")
                             .Device(tensorflow::DEVICE_GPU)
                             .HostMemory("handle")
                             .HostMemory("tables")
                             .HostMemory("keys")
                             .HostMemory("drift"),
-                        SetDriftsGpuKernel);
+                        MemoryChecked<SetDriftsGpuKernel>);
 REGISTER_KERNEL_BUILDER(Name("SlipstreamDriftClassifierConfigure")
                             .Device(tensorflow::DEVICE_GPU)
                             .HostMemory("handle")
                             .HostMemory("threshold")
                             .HostMemory("random_share")
                             .HostMemory("keep_rate"),
-                        ConfigureDriftClassifierKernel);
+                        MemoryChecked<ConfigureDriftClassifierKernel>);
 REGISTER_KERNEL_BUILDER(
     Name("SlipstreamClassifyByDrift").Device(tensorflow::DEVICE_GPU).HostMemory("handle"),
-    ClassifyByDriftGpuKernel);
+    MemoryChecked<ClassifyByDriftGpuKernel>);
 
 }  // namespace
 }  // namespace slipstream

@@ -3,6 +3,7 @@
 #include "cc_ops/tf/drift_kernels.h"
 
 #include "cc_ops/core/drift.cu.h"
+#include "cc_ops/tf/memory_checked.h"
 
 namespace slipstream {
 namespace {
@@ -24,7 +25,8 @@ class RowDriftGpuOp : public RowDriftOpBase {
   }
 };
 
-REGISTER_KERNEL_BUILDER(Name("SlipstreamRowDrift").Device(tensorflow::DEVICE_GPU), RowDriftGpuOp);
+REGISTER_KERNEL_BUILDER(Name("SlipstreamRowDrift").Device(tensorflow::DEVICE_GPU),
+                        MemoryChecked<RowDriftGpuOp>);
 
 }  // namespace
 }  // namespace slipstream

@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <new>
 #include <utility>
 
 #include "absl/status/status.h"
@@ -53,7 +54,14 @@ class CountedGpuKernel : public tensorflow::AsyncOpKernel {
 
   void ComputeAsync(tensorflow::OpKernelContext* context, DoneCallback done) final {
     std::unique_ptr<Launch> launch;
-    const absl::Status status = Enqueue(context, &launch);
+    absl::Status status;
+    // What MemoryChecked is to kernels that are not asynchronous.
+    try {
+      status = Enqueue(context, &launch);
+    } catch (const std::bad_alloc&) {
+      status = absl::ResourceExhaustedError(
+          absl::StrCat("out of memory in ", type_string(), " '", name(), "'"));
+    }
     if (!status.ok()) {
       context->SetStatus(status);
       done();

@@ -7,6 +7,7 @@
 
 #include "cc_ops/core/held_sums.cu.h"
 #include "cc_ops/tf/gpu_step.h"
+#include "cc_ops/tf/memory_checked.h"
 
 namespace slipstream {
 namespace {
@@ -168,17 +169,17 @@ class TakeDueGpuKernel : public CountedGpuKernel {
 
 REGISTER_KERNEL_BUILDER(
     Name("SlipstreamHeldSums").Device(tensorflow::DEVICE_GPU).HostMemory("handle"),
-    CreateHeldSumsKernel);
+    MemoryChecked<CreateHeldSumsKernel>);
 REGISTER_KERNEL_BUILDER(Name("SlipstreamHeldSumsConfigure")
                             .Device(tensorflow::DEVICE_GPU)
                             .HostMemory("handle")
                             .HostMemory("capacity")
                             .HostMemory("max_rows")
                             .HostMemory("max_age"),
-                        ConfigureHeldSumsKernel<GpuDevice>);
+                        MemoryChecked<ConfigureHeldSumsKernel<GpuDevice>>);
 REGISTER_KERNEL_BUILDER(
     Name("SlipstreamHeldSumsLetGo").Device(tensorflow::DEVICE_GPU).HostMemory("handle"),
-    LetGoHeldSumsKernel<GpuDevice>);
+    MemoryChecked<LetGoHeldSumsKernel<GpuDevice>>);
 REGISTER_KERNEL_BUILDER(Name("SlipstreamHeldSumsState")
                             .Device(tensorflow::DEVICE_GPU)
                             .HostMemory("handle")
@@ -186,26 +187,26 @@ REGISTER_KERNEL_BUILDER(Name("SlipstreamHeldSumsState")
                             .HostMemory("pending")
                             .HostMemory("capacity")
                             .HostMemory("lets_go"),
-                        HeldSumsStateKernel);
+                        MemoryChecked<HeldSumsStateKernel>);
 REGISTER_KERNEL_BUILDER(Name("SlipstreamHeldSumsExport")
                             .Device(tensorflow::DEVICE_GPU)
                             .HostMemory("handle")
                             .HostMemory("keys")
                             .HostMemory("ages")
                             .HostMemory("sums"),
-                        ExportHeldSumsKernel<GpuDevice>);
+                        MemoryChecked<ExportHeldSumsKernel<GpuDevice>>);
 REGISTER_KERNEL_BUILDER(Name("SlipstreamHeldSumsImport")
                             .Device(tensorflow::DEVICE_GPU)
                             .HostMemory("handle")
                             .HostMemory("keys")
                             .HostMemory("ages")
                             .HostMemory("sums"),
-                        ImportHeldSumsKernel<GpuDevice>);
+                        MemoryChecked<ImportHeldSumsKernel<GpuDevice>>);
 REGISTER_KERNEL_BUILDER(Name("SlipstreamAddToHeld")
                             .Device(tensorflow::DEVICE_GPU)
                             .HostMemory("handle")
                             .HostMemory("by_movement"),
-                        AddToHeldGpuKernel);
+                        MemoryChecked<AddToHeldGpuKernel>);
 REGISTER_KERNEL_BUILDER(Name("SlipstreamTakeDue")
                             .Device(tensorflow::DEVICE_GPU)
                             .HostMemory("handle")

@@ -108,7 +108,8 @@ absl::Status OutputScalar(tensorflow::OpKernelContext* context, int index, T val
   return absl::OkStatus();
 }
 
-// A kernel whose input 0 are sums, and which may run out of memory before it changes them.
+// A kernel whose input 0 are sums. If it runs out of memory (see MemoryChecked), then before it
+// changes them.
 class HeldSumsKernel : public tensorflow::OpKernel {
  public:
   using OpKernel::OpKernel;
@@ -117,12 +118,7 @@ class HeldSumsKernel : public tensorflow::OpKernel {
     HeldSumsRef resource;
     OP_REQUIRES_OK(context, FindHeldSums(context, &resource));
     const std::lock_guard<std::mutex> lock(resource->mutex);
-    try {
-      OP_REQUIRES_OK(context, Run(context, resource.get()));
-    } catch (const std::bad_alloc&) {
-      OP_REQUIRES_OK(context, absl::ResourceExhaustedError(
-                                  "out of memory in a step of held sums; they are intact"));
-    }
+    OP_REQUIRES_OK(context, Run(context, resource.get()));
   }
 
  private:

@@ -7,6 +7,7 @@
 #include "cc_ops/core/access_sketch.cu.h"
 #include "cc_ops/core/hot_key_sketch.cu.h"
 #include "cc_ops/tf/gpu_step.h"
+#include "cc_ops/tf/memory_checked.h"
 
 namespace slipstream {
 namespace {
@@ -89,8 +90,9 @@ class EstimateAccessesGpuKernel : public HotKeysKernel {
   }
 };
 
-#define REGISTER_GPU(name, Kernel) \
-  REGISTER_KERNEL_BUILDER(Name(name).Device(tensorflow::DEVICE_GPU).HostMemory("handle"), Kernel)
+#define REGISTER_GPU(name, Kernel)                                                        \
+  REGISTER_KERNEL_BUILDER(Name(name).Device(tensorflow::DEVICE_GPU).HostMemory("handle"), \
+                          MemoryChecked<Kernel>)
 REGISTER_GPU("SlipstreamHotKeys", CreateHotKeysKernel<GpuDevice>);
 REGISTER_GPU("SlipstreamCountAccesses", CountAccessesGpuKernel);
 REGISTER_GPU("SlipstreamHotKeyCandidates", HotKeyCandidatesGpuKernel);
@@ -100,7 +102,7 @@ REGISTER_KERNEL_BUILDER(Name("SlipstreamDecayAccesses")
                             .Device(tensorflow::DEVICE_GPU)
                             .HostMemory("handle")
                             .HostMemory("factor"),
-                        DecayAccessesGpuKernel);
+                        MemoryChecked<DecayAccessesGpuKernel>);
 
 }  // namespace
 }  // namespace slipstream

@@ -4,6 +4,7 @@
 
 #include "cc_ops/core/key_probe.cu.h"
 #include "cc_ops/tf/gpu_step.h"
+#include "cc_ops/tf/memory_checked.h"
 
 namespace slipstream {
 namespace {
@@ -125,19 +126,19 @@ class LookUpStatesGpuKernel : public OpKernel {
 
 REGISTER_KERNEL_BUILDER(
     Name("SlipstreamKeyMap").Device(tensorflow::DEVICE_GPU).HostMemory("handle"),
-    CreateResourceKernel<KeyMapResource>);
+    MemoryChecked<CreateResourceKernel<KeyMapResource>>);
 REGISTER_KERNEL_BUILDER(Name("SlipstreamKeyMapAssign")
                             .Device(tensorflow::DEVICE_GPU)
                             .HostMemory("handle")
                             .HostMemory("keys")
                             .HostMemory("states"),
-                        AssignKeyMapGpuKernel);
+                        MemoryChecked<AssignKeyMapGpuKernel>);
 REGISTER_KERNEL_BUILDER(
     Name("SlipstreamProbeFrozen").Device(tensorflow::DEVICE_GPU).HostMemory("handle"),
     ProbeFrozenGpuKernel);
 REGISTER_KERNEL_BUILDER(
     Name("SlipstreamLookUpStates").Device(tensorflow::DEVICE_GPU).HostMemory("handle"),
-    LookUpStatesGpuKernel);
+    MemoryChecked<LookUpStatesGpuKernel>);
 
 }  // namespace
 }  // namespace slipstream

@@ -5,6 +5,7 @@
 
 #include "cc_ops/core/row_compaction.cu.h"
 #include "cc_ops/tf/gpu_step.h"
+#include "cc_ops/tf/memory_checked.h"
 
 namespace slipstream {
 namespace {
@@ -109,12 +110,12 @@ class MaskGradientsGpuKernel : public CountedGpuKernel {
 
 REGISTER_KERNEL_BUILDER(
     Name("SlipstreamKeySet").Device(tensorflow::DEVICE_GPU).HostMemory("handle"),
-    CreateResourceKernel<KeySetResource>);
+    MemoryChecked<CreateResourceKernel<KeySetResource>>);
 REGISTER_KERNEL_BUILDER(Name("SlipstreamKeySetAssign")
                             .Device(tensorflow::DEVICE_GPU)
                             .HostMemory("handle")
                             .HostMemory("keys"),
-                        AssignKeySetGpuKernel);
+                        MemoryChecked<AssignKeySetGpuKernel>);
 #define REGISTER_GPU(Key)                                     \
   REGISTER_KERNEL_BUILDER(Name("SlipstreamMaskGradients")     \
                               .Device(tensorflow::DEVICE_GPU) \
