@@ -17,6 +17,9 @@ from typing import Any
 
 import pytest
 
+# What tests of several folders share lies beside this file; `importlib` mode does not find it.
+sys.path.append(str(Path(__file__).parent))
+
 # What starts ranks, or measures time.
 JOBS = (
     "tests/parallel/",

@@ -51,6 +51,10 @@ absl::Status ReadTables(tf::OpKernelContext* c, TableResources* resources,
   TF_RETURN_IF_ERROR(c->input_list("handles", &handles));
   std::set<EmbeddingTable*> distinct;
   for (const tf::Tensor& handle : handles) {
+    if (handle.dims() != 0) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("a handle has shape ", handle.shape().DebugString(), "; allowed: a scalar"));
+    }
     tf::core::RefCountPtr<TableResource> resource;
     TF_RETURN_IF_ERROR(tf::LookupResource(c, handle.flat<tf::ResourceHandle>()(0), &resource));
     EmbeddingTable* table = resource->table();
@@ -163,6 +167,24 @@ class LookupOpBase : public tf::OpKernel {
                 absl::InvalidArgumentError(absl::StrCat("combiners has ", combiners.size(),
                                                         " entries; there are ",
                                                         inputs_.num_features(), " features")));
+    // Eager calls run no shape function.
+    int num_outputs = 0;
+    OP_REQUIRES_OK(c, c->GetAttr("num_outputs", &num_outputs));
+    const int needed = is_stacked_ ? 1 : inputs_.num_features();
+    OP_REQUIRES(c, num_outputs == needed,
+                absl::InvalidArgumentError(
+                    absl::StrCat("num_outputs is ", num_outputs, "; allowed: ", needed)));
+    OP_REQUIRES(
+        c, static_cast<int>(dims_.size()) == num_tables,
+        absl::InvalidArgumentError(absl::StrCat("table_dims has ", dims_.size(),
+                                                " entries; there are ", num_tables, " handles")));
+    const auto dim_of = [&](int f) { return dims_[inputs_.feature_table()[f]]; };
+    for (int f = 1; is_stacked_ && f < inputs_.num_features(); ++f) {
+      OP_REQUIRES(c, dim_of(f) == dim_of(0),
+                  absl::InvalidArgumentError(absl::StrCat("features 0 and ", f, " have dims ",
+                                                          dim_of(0), " and ", dim_of(f),
+                                                          "; is_stacked needs equal ones")));
+    }
     for (const std::string& name : combiners) {
       combiners_.push_back(name == "sum"    ? Combiner::kSum
                            : name == "mean" ? Combiner::kMean

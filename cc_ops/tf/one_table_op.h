@@ -25,6 +25,8 @@ class OneTableOp : public tensorflow::OpKernel {
  public:
   using OpKernel::OpKernel;
   void Compute(tensorflow::OpKernelContext* c) override {
+    // TensorFlow reads the first handle of a tensor without a look at how many there are.
+    OP_REQUIRES_OK(c, RequireRank(c, 0, "handle", 0));
     tensorflow::core::RefCountPtr<TableResource> resource;
     OP_REQUIRES_OK(c, tensorflow::LookupResource(c, tensorflow::HandleFromInput(c, 0), &resource));
     EmbeddingTable* table = resource->table();

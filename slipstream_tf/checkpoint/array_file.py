@@ -18,6 +18,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import os
 import struct
 import zlib
 from collections.abc import Iterator, Mapping
@@ -162,6 +163,8 @@ class ArrayFile:
             CheckpointError: it is missing, damaged, or of another checkpoint.
         """
         self._path = path
+        if not path.is_file() and os.path.lexists(path):
+            raise self._error("is no file")
         try:
             self._size = path.stat().st_size
             with open(path, "rb") as file:
@@ -177,7 +180,7 @@ class ArrayFile:
                     problem = f"says that its header has {header_bytes} bytes, but at most {most}"
                     raise self._error(f"{problem} are there", 8)
                 header = file.read(header_bytes)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             raise self._error("is missing") from None
         if zlib.crc32(header) != crc:
             raise self._error("the header has another checksum than when it was written", 12)

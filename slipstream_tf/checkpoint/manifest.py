@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import os
 import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -21,8 +22,11 @@ from slipstream_tf.checkpoint.errors import CheckpointError, CheckpointMismatchE
 FORMAT = 3
 _WITHOUT_CHECKSUM = 2
 NAME = "manifest.json"
-_FILE = re.compile(r"rank-(0|[1-9]\d*)/[A-Za-z0-9_][A-Za-z0-9_.-]*")
+PLACEMENTS = ("replicated", "sharded", "spread")
+_FILE = re.compile(r"rank-(0|[1-9]\d{0,8})/[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}", re.ASCII)
+_SHARD = re.compile(r"\.data-(\d{5})-of-(\d{5})", re.ASCII)
 _READ_BYTES = 1 << 20
+_MOST_BYTES = 64 << 20
 _SAVE_AGAIN = "Restore another checkpoint; this one was changed after it was written."
 
 
@@ -101,11 +105,13 @@ def read_manifest(folder: Path) -> Manifest:
     """
     path = folder / NAME
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = json.loads(_text_of(path))
         found = values.pop("format")
-    except FileNotFoundError:
-        raise CheckpointError(path, "is missing", "Restore another checkpoint.") from None
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        told = values.pop("checksum", None)
+        checksum = sealed({"format": found, **values})["checksum"]
+    except CheckpointError:
+        raise
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         problem = f"is damaged ({type(error).__name__}: {error})"
         raise CheckpointError(path, problem, _SAVE_AGAIN) from error
     if found not in (FORMAT, _WITHOUT_CHECKSUM):
@@ -115,12 +121,10 @@ def read_manifest(folder: Path) -> Manifest:
             remedy += f", {versions.get('slipstream_tf')}"
         problem = f"its format is {found!r}, this version reads {_WITHOUT_CHECKSUM} and {FORMAT}"
         raise CheckpointMismatchError(path, problem, remedy + ".")
-    if found == FORMAT:
-        told = values.pop("checksum", None)
-        if told != sealed({"format": found, **values})["checksum"]:
-            raise CheckpointError(path, "is damaged (has another checksum)", _SAVE_AGAIN)
+    if found == FORMAT and told != checksum:
+        raise CheckpointError(path, "is damaged (has another checksum)", _SAVE_AGAIN)
     for name, kind in _KINDS.items():
-        if not isinstance(values.get(name), kind):
+        if not _is(values.get(name), kind):
             problem = f"is damaged (`{name}` is {values.get(name)!r})"
             raise CheckpointError(path, problem, _SAVE_AGAIN)
     for name, entry in values["files"].items():
@@ -138,7 +142,35 @@ def read_manifest(folder: Path) -> Manifest:
     if values["world_size"] < 1 or values["step"] < 0 or set(values) != names:
         problem = f"is damaged (has {sorted(values)}, {values['world_size']} ranks)"
         raise CheckpointError(path, problem, _SAVE_AGAIN)
-    return Manifest(**values)
+    manifest = Manifest(**values)
+    _require_ranks(path, manifest)
+    return manifest
+
+
+def _text_of(path: Path) -> str:
+    if not path.is_file():
+        problem = "is no file" if os.path.lexists(path) else "is missing"
+        raise CheckpointError(path, problem, "Restore another checkpoint.")
+    size = path.stat().st_size
+    if size > _MOST_BYTES:
+        raise CheckpointError(path, f"has {size} bytes; allowed: {_MOST_BYTES}", _SAVE_AGAIN)
+    return path.read_text(encoding="utf-8")
+
+
+def _require_ranks(path: Path, manifest: Manifest) -> None:
+    """Raises CheckpointError unless all that is told of ranks is of as many, before any is read."""
+    size = manifest.world_size
+    with_files = {int(name.partition("/")[0].removeprefix("rank-")) for name in manifest.files}
+    if len(with_files) != size or max(with_files) != size - 1:
+        problem = f"has files of ranks {sorted(with_files)[:9]}, but `world_size` is {size}"
+    elif len(manifest.positions) != size or len(manifest.rng) != size:
+        told = f"{len(manifest.positions)} positions and {len(manifest.rng)} states of rng"
+        problem = f"has {told}, but `world_size` is {size}"
+    elif manifest.placement not in PLACEMENTS:
+        problem = f"has `placement` {manifest.placement!r}; allowed: {PLACEMENTS}"
+    else:
+        return
+    raise CheckpointError(path, f"is damaged ({problem})", _SAVE_AGAIN)
 
 
 def require_whole(folder: Path, manifest: Manifest, parts: Collection[str] = ()) -> None:
@@ -164,10 +196,36 @@ def require_whole(folder: Path, manifest: Manifest, parts: Collection[str] = ())
             raise CheckpointError(path, "has another checksum than when it was written")
 
 
+def require_named(folder: Path, manifest: Manifest, prefix: str) -> None:
+    """Raises CheckpointError unless a manifest names all files of a `tf.train.Checkpoint`.
+
+    TensorFlow is to read none that has not been compared with a checksum.
+
+    Args:
+        folder: of the checkpoint.
+        manifest: of it.
+        prefix: of the files, e.g. "rank-0/state".
+    """
+    found = {n.removeprefix(prefix): e for n, e in manifest.files.items() if n.startswith(prefix)}
+    shards = [match.groups() for match in map(_SHARD.fullmatch, found) if match]
+    wanted = [(f"{i:05d}", shards[0][1]) for i in range(len(shards))] if shards else None
+    if ".index" not in found or sorted(shards) != wanted or len(shards) != int(shards[0][1]):
+        problem = f"is damaged (of {prefix!r}, it names {sorted(found)} only)"
+        raise CheckpointError(folder / NAME, problem, _SAVE_AGAIN)
+    for end, entry in found.items():
+        if "sha256" not in entry:
+            problem = f"is damaged (has no checksum of {prefix + end!r})"
+            raise CheckpointError(folder / NAME, problem, _SAVE_AGAIN)
+
+
+def _is(value: Any, kind: type | tuple[type, ...]) -> bool:
+    return isinstance(value, kind) and not isinstance(value, bool)
+
+
 def _has_kinds(entry: Any, kinds: Mapping[str, type | tuple[type, ...]]) -> bool:
     """Whether an entry is an object of some of these values, of their kinds, and no others."""
     return isinstance(entry, dict) and all(
-        name in kinds and isinstance(value, kinds[name]) for name, value in entry.items()
+        name in kinds and _is(value, kinds[name]) for name, value in entry.items()
     )
 
 

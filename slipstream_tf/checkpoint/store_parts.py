@@ -16,7 +16,7 @@ import numpy as np
 from absl import logging
 
 from slipstream_tf.checkpoint.array_file import Arrays
-from slipstream_tf.checkpoint.errors import CheckpointMismatchError
+from slipstream_tf.checkpoint.errors import CheckpointError, CheckpointMismatchError
 from slipstream_tf.checkpoint.manifest import NAME, Manifest
 from slipstream_tf.checkpoint.tables import (
     SavedTable,
@@ -176,6 +176,9 @@ def prepare(folder: Path, manifest: Manifest, store: Any, rank: Rank) -> list[Re
         index, entry = entries[table.name]
         paths = [folder / file_name(r, index) for r in range(manifest.world_size)]
         saved = SavedTable(paths, manifest.checkpoint, entry)
+        if manifest.world_size > 1 and saved.is_replicated != (manifest.placement == "replicated"):
+            problem = f"says that table {table.name!r} is {manifest.placement}, but its files not"
+            raise CheckpointError(place, problem)
         saved.require(table.dim, None if rule is None else type(rule).__name__, place)
         ready.append(_prepare_table(saved, manifest, store, table, rank, place))
     return ready

@@ -61,10 +61,10 @@ class TablePart:
     is_shadow: bool = False
     is_leaving: bool = False
 
-    def write(self, path: Path, checkpoint: str) -> int:
-        """Writes it to a file, and returns the bytes."""
+    def write(self, path: Path, checkpoint: str, rank: int) -> int:
+        """Writes it to a file that is a rank's, and returns the bytes."""
         groups: dict[str, Arrays] = {}
-        meta: dict[str, Any] = {name: getattr(self, name) for name in _META}
+        meta: dict[str, Any] = {"rank": rank, **{name: getattr(self, name) for name in _META}}
         for name, contents in (("contents", self.contents), ("copies", self.copies)):
             if contents is not None:
                 groups[name] = {column: contents[column] for column in _ROW_COLUMNS}
@@ -104,7 +104,8 @@ class SavedTable:
         self._paths = list(paths)
         self._files = [ArrayFile(path, checkpoint) for path in self._paths]
         self.name, self.dim, self.slots = entry["name"], entry["dim"], entry["slots"]
-        for path, file in zip(self._paths, self._files, strict=True):
+        for rank, (path, file) in enumerate(zip(self._paths, self._files, strict=True)):
+            require_rank(path, file, rank)
             for name in _META:
                 if file.meta.get(name) != entry[name]:
                     problem = (
@@ -117,6 +118,10 @@ class SavedTable:
             _require_columns(path, file, "pending", _PENDING_KINDS, {"sums": self.dim})
             widths = {"rows": self.dim + self.slots, "holders": (len(self._paths) + 7) // 8}
             _require_columns(path, file, "published", _PUBLISHED_KINDS, widths)
+        rows = sum(f.groups["contents"].rows for f in self._files if "contents" in f.groups)
+        if rows != entry["rows"]:
+            problem = f"and the files of other ranks have {rows} rows, but the manifest"
+            raise CheckpointError(self._paths[0], f"{problem} {entry['rows']}")
 
     @property
     def is_replicated(self) -> bool:
@@ -241,6 +246,13 @@ class SavedTable:
                 f"table {self.name!r} was saved with the update rule {saved}, not {rule}",
                 "Their slots mean different things; restore it with the same rule.",
             )
+
+
+def require_rank(path: Path, file: ArrayFile, rank: int) -> None:
+    """Raises CheckpointError if a file is another rank's; older files do not tell."""
+    found = file.meta.get("rank", rank)
+    if found != rank:
+        raise CheckpointError(path, f"is a file of rank {found}, not {rank}")
 
 
 def on_ranks(pending: Arrays, ranks: int) -> Arrays:

@@ -23,7 +23,7 @@ from slipstream_tf.checkpoint.array_file import ArrayFile
 from slipstream_tf.checkpoint.errors import CheckpointError
 from slipstream_tf.checkpoint.manifest import Manifest, entry_of
 from slipstream_tf.checkpoint.store_parts import file_name
-from slipstream_tf.checkpoint.tables import TablePart
+from slipstream_tf.checkpoint.tables import TablePart, require_rank
 
 _PAUSE_SECONDS = 0.02
 # How often a rank that writes gives a sign of life, and how long rank 0 waits without one: some
@@ -75,9 +75,9 @@ def _write_rank(staging: Path, checkpoint: str, files: RankFiles) -> None:
     note: dict[str, Any] = {"checkpoint": checkpoint}
     try:
         for index, part in enumerate(files.tables):
-            part.write(staging / file_name(files.rank, index), checkpoint)
+            part.write(staging / file_name(files.rank, index), checkpoint, files.rank)
         skeleton, arrays = tree.flatten(files.state)
-        meta = {"state": skeleton, "learning_rate": files.learning_rate}
+        meta = {"rank": files.rank, "state": skeleton, "learning_rate": files.learning_rate}
         groups = {name: {"values": array} for name, array in arrays.items()}
         array_file.write(folder / _ENGINE, checkpoint, meta, groups)
         written = sorted(folder.iterdir())
@@ -141,6 +141,7 @@ def read_engines(folder: Path, manifest: Manifest) -> tuple[float | None, list[d
     for rank in range(manifest.world_size):
         path = folder / f"rank-{rank}" / _ENGINE
         file = ArrayFile(path, manifest.checkpoint)
+        require_rank(path, file, rank)
         arrays = {name: file.read(name)["values"] for name in file.groups}
         try:
             state = tree.unflatten(file.meta["state"], arrays)

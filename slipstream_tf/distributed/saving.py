@@ -30,7 +30,13 @@ from absl import logging
 from slipstream_tf.checkpoint import folders, store_parts
 from slipstream_tf.checkpoint.background import Background
 from slipstream_tf.checkpoint.errors import CheckpointError, CheckpointMismatchError
-from slipstream_tf.checkpoint.manifest import NAME, Manifest, read_manifest, require_whole
+from slipstream_tf.checkpoint.manifest import (
+    NAME,
+    Manifest,
+    read_manifest,
+    require_named,
+    require_whole,
+)
 from slipstream_tf.checkpoint.store_state import kept_apart
 from slipstream_tf.checkpoint.writing import (
     RankFiles,
@@ -284,6 +290,15 @@ class JobCheckpoints:
             return [f"rank-{rank}" for rank in reversed(range(world_size))]
         return [f"rank-{self._comm.rank}"]
 
+    def _prefixes(self, manifest: Manifest) -> list[str]:
+        """The `tf.train.Checkpoint`s that this rank reads."""
+        prefixes = [f"{part}/state" for part in self._parts(manifest.world_size)]
+        own = f"rank-{self._comm.rank}/own"
+        is_there = any(name.startswith(f"{own}.") for name in manifest.files)
+        if self._own is not None and manifest.world_size == self._comm.size and is_there:
+            prefixes.append(own)
+        return prefixes
+
     def _apart(self) -> Any:
         return kept_apart(self._store) if self._has_table_files else contextlib.nullcontext()
 
@@ -316,6 +331,8 @@ class JobCheckpoints:
         try:
             manifest = read_manifest(path)
             parts = self._parts(manifest.world_size)
+            for prefix in self._prefixes(manifest):
+                require_named(path, manifest, prefix)
             require_whole(path, manifest, [*parts, f"rank-{self._comm.rank}"])
             self._require_placement(path, manifest)
             tables = []
@@ -379,7 +396,7 @@ class JobCheckpoints:
         own = f"rank-{self._comm.rank}/own"
         if self._own is None:
             return
-        if manifest.world_size == self._comm.size and f"{own}.index" in manifest.files:
+        if own in self._prefixes(manifest):
             self._read_state(path, path / own, self._own)
         else:
             logging.warning("%s has nothing that is rank %d's alone.", path, self._comm.rank)

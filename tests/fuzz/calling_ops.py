@@ -2,7 +2,8 @@
 
 A program: `calling_ops.py SEED CASES SECONDS JOURNAL`. Each call must give a result or one of the
 errors that a caller can catch. What is called is written to the journal first, so that it names
-the call that ended the process. What worked is kept and varied: outputs, handles and plans, too.
+the call that ended the process. It begins with a valid call of every op; these and what worked
+besides are varied: outputs, handles and plans, too.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 from tensorflow.python.framework import op_def_registry
+from valid_calls import call_every_op
 
 from slipstream_tf.ops import _loader
 
@@ -59,6 +61,16 @@ class Fuzzer:
         self.handles += _valid_handles(library)
         self.kept_handles = len(self.handles)
         self.plans += [("nothing", _other_variant())]
+        self.kept_plans = len(self.plans)
+        # Calls that stay, to be varied.
+        self.valid: dict[str, list[dict[str, Any]]] = {n: [] for n in self.names}
+        self._turns: list[str] = []
+
+    def keep(self, name: str, arguments: dict[str, Any]) -> None:
+        """Remembers a valid call, and what has been made so far, to the end."""
+        if name not in self.makers:
+            self.valid[name].append(arguments)
+        self.kept_handles, self.kept_plans = len(self.handles), len(self.plans)
 
     def _makes_resource(self, name: str) -> bool:
         outputs = op_def_registry.get(name).output_arg
@@ -67,9 +79,12 @@ class Fuzzer:
     def case(self) -> tuple[str, dict[str, Any]]:
         """Returns the name of an op and its arguments."""
         r = self.random
-        name = r.choice(self.makers) if r.random() < 0.1 else r.choice(self.names)
-        if self.worked[name] and r.random() < 0.6:
-            return name, self._varied(name, dict(r.choice(self.worked[name])))
+        if not self._turns:
+            self._turns = r.sample(self.names, len(self.names))
+        name = r.choice(self.makers) if r.random() < 0.1 else self._turns.pop()
+        known = self.worked[name] if r.random() < 0.5 else self.valid[name]
+        if known and r.random() < 0.7:
+            return name, self._varied(name, dict(r.choice(known)))
         self._draw_sizes()
         definition = op_def_registry.get(name)
         wanted = {_SAME.get(a.name, a.name) for a in definition.input_arg}
@@ -101,6 +116,8 @@ class Fuzzer:
                 arguments[part.name] = self._attribute(name, part)
             elif r.random() < 0.5 and isinstance(arguments[part.name], np.ndarray):
                 arguments[part.name] = self._damaged(arguments[part.name])
+            elif isinstance(arguments[part.name], list) and r.random() < 0.5:
+                arguments[part.name] = self._with_one_other(name, part, arguments[part.name])
             elif isinstance(arguments[part.name], list):
                 count = {part.number_attr: len(arguments[part.name])}
                 arguments[part.name] = self._input(name, part, count)
@@ -109,7 +126,18 @@ class Fuzzer:
                 arguments[part.name] = self._tensor(name, tf.as_dtype(dtype), part.name)
         return arguments
 
+    def _with_one_other(self, name: str, part: Any, given: list[Any]) -> list[Any]:
+        if not given:
+            return given
+        place = self.random.randrange(len(given))
+        one = given[place]
+        is_array = isinstance(one, np.ndarray)
+        other = self._damaged(one) if is_array else self._tensor(name, one.dtype, part.name)
+        return [*given[:place], other, *given[place + 1 :]]
+
     def _damaged(self, array: np.ndarray) -> np.ndarray:
+        if array.dtype.kind not in "biuf":
+            return array
         r, flat = self.random, array.copy().reshape(-1)
         kind = r.randrange(5)
         if kind == 0 and flat.size:
@@ -131,7 +159,7 @@ class Fuzzer:
             allowed = [s.decode() for s in attr.allowed_values.list.s]
             return [r.choice(allowed) for _ in range(self._length())]
         if attr.type == "type":
-            return r.choice((tf.int32, tf.int64, tf.int64, tf.float32))
+            return r.choice((tf.int32, tf.int64, tf.int64, tf.float32, tf.float32, tf.uint16))
         if attr.type == "bool":
             return r.random() < 0.5
         if attr.type == "float":
@@ -187,8 +215,8 @@ class Fuzzer:
             wanted = {_handle_kind(name), *self.kinds[name]}
             known = [item for item in pool if item[0] in wanted]
             handle = r.choice(known if known and r.random() < 0.9 else pool)
-            if r.random() < 0.01:
-                return tf.stack([handle[1]] * r.randrange(3)) if dtype == tf.resource else handle[1]
+            if dtype == tf.resource and r.random() < 0.02:
+                return tf.gather(tf.stack([handle[1]] * 2), tf.range(r.randrange(3)))
             return handle[1]
         if self.arrays and r.random() < 0.3:
             alike = [a for a in self.arrays if a.dtype == dtype.as_numpy_dtype]
@@ -236,8 +264,8 @@ class Fuzzer:
             return np.arange(np.prod(shape)).reshape(shape).astype(dtype)
         return np.array(self.numpy.integers(0, 6, shape), dtype)
 
-    def call(self, name: str, arguments: dict[str, Any], mode: str) -> str:
-        """Calls an op; returns the kind of error, or "" and keeps what came out."""
+    def call(self, name: str, arguments: dict[str, Any], mode: str) -> tuple[str, Any]:
+        """Calls an op; returns an error's kind and text, or "" with what came out, and keeps it."""
         function = getattr(self.library, name)
         try:
             results = _called(function, arguments, mode)
@@ -245,12 +273,12 @@ class Fuzzer:
         except EXPECTED as error:
             if isinstance(error, NEVER) or not str(error):
                 raise AssertionError(f"{name} gives {type(error).__name__}: {error}") from error
-            return type(error).__name__
+            return type(error).__name__, error
         except AssertionError as error:
             # What TensorFlow says of a tensor whose dtype has no place, while it traces.
             if str(error) != "Unreachable":
                 raise
-            return "TypeError"
+            return "TypeError", error
         self._learn(name, arguments)
         self._record(name, arguments, results)
         for output in outputs:
@@ -264,9 +292,9 @@ class Fuzzer:
                 self.arrays.append(output.numpy())
         # The oldest go, which frees their tables.
         self.handles[self.kept_handles :] = self.handles[self.kept_handles :][-40:]
-        self.plans[1:] = self.plans[1:][-10:]
+        self.plans[self.kept_plans :] = self.plans[self.kept_plans :][-10:]
         self.arrays = self.arrays[-150:]
-        return ""
+        return "", results
 
     def _record(self, name: str, arguments: dict[str, Any], results: Any) -> None:
         record = {n: v for n, v in arguments.items() if isinstance(v, np.ndarray)}
@@ -394,18 +422,35 @@ def main(seed: int, cases: int, seconds: float, journal: Path) -> None:
     results: dict[str, dict[str, int]] = {name: {} for name in fuzzer.names}
     end = time.monotonic() + seconds
     with open(journal, "w") as file:
-        for number in range(cases):
-            if time.monotonic() > end:
-                break
-            name, arguments = fuzzer.case()
-            mode = fuzzer.random.choice(("eager", "eager", "eager", "constants", "fed"))
+
+        def called(number: int, name: str, arguments: dict[str, Any], mode: str) -> tuple[str, Any]:
             told = {n: _described(v) for n, v in arguments.items()}
             file.seek(0)
             file.truncate()
             file.write(json.dumps({"case": number, "op": name, "mode": mode, "arguments": told}))
             file.flush()
-            result = fuzzer.call(name, arguments, mode) or "result"
-            results[name][result] = results[name].get(result, 0) + 1
+            error, found = fuzzer.call(name, arguments, mode)
+            kind = error or ("valid" if number < 0 else "result")
+            results[name][kind] = results[name].get(kind, 0) + 1
+            return error, found
+
+        def valid(name: str, **arguments: Any) -> Any:
+            # Scalars are arrays of no dimension, as those that are drawn.
+            given = {
+                n: np.asarray(v) if isinstance(v, np.generic) else v for n, v in arguments.items()
+            }
+            error, found = called(-1, name, given, "eager")
+            assert not error, f"a valid call of {name} gives {error}: {found}"
+            fuzzer.keep(name, given)
+            return found
+
+        call_every_op(valid)
+        for number in range(cases):
+            if time.monotonic() > end:
+                break
+            name, arguments = fuzzer.case()
+            mode = fuzzer.random.choice(("eager", "eager", "eager", "constants", "fed"))
+            called(number, name, arguments, mode)
     print(json.dumps(results))
 
 

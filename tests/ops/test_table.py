@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from slipstream_tf import initializers, optimizers
 from slipstream_tf.config import TableConfig
-from slipstream_tf.ops import features
+from slipstream_tf.ops import _loader, features
 from slipstream_tf.ops.features import FeatureSpec
 from slipstream_tf.stores import NativeStore
 
@@ -355,3 +355,49 @@ def test_rows_and_updates_do_not_depend_on_threads(tmp_path):
         with np.load(out) as arrays:
             results.append({name: arrays[name].tobytes() for name in arrays})
     assert results[0] == results[1]
+
+
+@pytest.mark.parametrize("is_training", [True, False])
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"num_outputs": 1}, "num_outputs is 1; allowed: 2"),
+        ({"num_outputs": 3}, "num_outputs is 3; allowed: 2"),
+        ({"num_outputs": 2, "is_stacked": True}, "num_outputs is 2; allowed: 1"),
+        ({"num_outputs": 1, "is_stacked": True}, "have dims 3 and 2; is_stacked needs equal ones"),
+        ({"table_dims": [3]}, "table_dims has 1 entries; there are 2 handles"),
+        ({"combiners": ["sum"]}, "combiners has 1 entries; there are 2 features"),
+    ],
+)
+def test_a_layout_that_does_not_fit_is_refused_without_a_graph(is_training, changes, message):
+    """Shape functions, which refuse it in graphs, are not called then."""
+    library = _loader.library()
+    op = library.SlipstreamLookup if is_training else library.SlipstreamEvaluationLookup
+    handles = [library.SlipstreamTable(table_name="t", dim=dim) for dim in (3, 2)]
+    layout = {"table_dims": [3, 2], "combiners": ["sum"] * 2, "is_stacked": False, "num_outputs": 2}
+    features = {"feature_keys": [0, 0], "feature_column": [-1, -1], "feature_splits": [-1, -1]}
+    features |= {"feature_weights": [-1, -1], "feature_table": [0, 1]}
+    keys = {"keys": [tf.constant([5, 7], tf.int64)], "row_splits": [], "weights": []}
+    op(handles=handles, **keys, **features, **layout)
+    with pytest.raises(tf.errors.InvalidArgumentError, match=message):
+        op(handles=handles, **keys, **features, **{**layout, **changes})
+
+
+@pytest.mark.parametrize("count", [0, 2])
+def test_a_handle_must_be_a_scalar_in_graphs_that_do_not_know(count):
+    """Of none TensorFlow would read the first."""
+    library = _loader.library()
+    handle = library.SlipstreamTable(table_name="t", dim=2)
+
+    @tf.function(input_signature=[tf.TensorSpec(None, tf.int32)])
+    def call(place):
+        return library.SlipstreamTableStatistics(handle=tf.gather(tf.stack([handle]), place))
+
+    @tf.function(input_signature=[tf.TensorSpec(None, tf.int32)])
+    def call_of_several(place):
+        return library.SlipstreamCollectHeld(handles=[tf.gather(tf.stack([handle]), place)])[0]
+
+    for function in (call, call_of_several):
+        function(tf.constant(0))
+        with pytest.raises(tf.errors.InvalidArgumentError, match=rf"handle has shape \[{count}\]"):
+            function(tf.zeros([count], tf.int32))

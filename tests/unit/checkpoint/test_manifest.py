@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from slipstream_tf.checkpoint import CheckpointError, CheckpointMismatchError, read_manifest
-from slipstream_tf.checkpoint.manifest import Manifest, entry_of, require_whole, sealed
+from slipstream_tf.checkpoint.manifest import (
+    Manifest,
+    entry_of,
+    require_named,
+    require_whole,
+    sealed,
+)
 
 TABLE = {"name": "t", "dim": 2, "dtype": "float32", "slots": 2, "rule": None, "rows": 3}
 
@@ -50,6 +57,8 @@ def test_it_comes_back(tmp_path: Path) -> None:
         "rank-0\\state",
         "rank-0/a\n",
         "",
+        "rank-" + "9" * 5000 + "/engine",
+        "rank-0/" + "a" * 201,
     ],
 )
 def test_a_path_out_of_the_folder_is_refused(tmp_path: Path, name: str) -> None:
@@ -86,6 +95,13 @@ def test_a_link_is_refused(tmp_path: Path) -> None:
         {"positions": "drop"},
         {"saturation": "drop"},
         {"unknown": 1},
+        {"step": True},
+        {"world_size": 2},
+        {"world_size": 2**60},
+        {"positions": [None, None]},
+        {"rng": []},
+        {"placement": "anywhere"},
+        {"files": {"rank-1/state.index": {"bytes": 7}}},
     ],
     ids=str,
 )
@@ -130,3 +146,57 @@ def test_a_manifest_from_before_there_were_checksums(tmp_path: Path) -> None:
     path.write_text(json.dumps(values))
     with pytest.raises(CheckpointError, match=r"is damaged \(has another checksum\)"):
         read_manifest(tmp_path)
+
+
+def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
+    """A pipe would be waited for, and of some devices there is no end."""
+    folder = manifest(tmp_path)
+    path = folder / "manifest.json"
+    for put in (path.mkdir, lambda: os.mkfifo(path), lambda: path.symlink_to("/dev/zero")):
+        path.rmdir() if path.is_dir() else path.unlink()
+        put()
+        with pytest.raises(CheckpointError, match=r"manifest\.json: is no file"):
+            read_manifest(folder)
+    path.unlink()
+    path.symlink_to(path)
+    with pytest.raises(CheckpointError, match=r"manifest\.json: is no file"):
+        read_manifest(folder)
+    with pytest.raises(CheckpointError, match=r"manifest\.json: is missing"):
+        read_manifest(folder / "rank-0" / "state.index")
+
+
+def test_what_is_nested_or_large_without_end_is_refused(tmp_path: Path) -> None:
+    path = manifest(tmp_path) / "manifest.json"
+    whole = path.read_text()
+    nested = "[" * 100_000 + "]" * 100_000
+    path.write_text(whole.replace("[null]", nested, 1))
+    with pytest.raises(CheckpointError, match=r"is damaged \(RecursionError"):
+        read_manifest(tmp_path)
+    with path.open("w") as file:
+        file.truncate(65 << 20)
+    with pytest.raises(CheckpointError, match="has 68157440 bytes; allowed: 67108864"):
+        read_manifest(tmp_path)
+
+
+INDEX, SHARD = {"bytes": 7, "sha256": "0"}, "rank-0/state.data-0000{}-of-0000{}"
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"rank-0/own.index": INDEX},
+        {"rank-0/state.index": INDEX},
+        {SHARD.format(0, 1): INDEX},
+        {"rank-0/state.index": INDEX, SHARD.format(0, 2): INDEX},
+        {"rank-0/state.index": INDEX, SHARD.format(1, 1): INDEX},
+        {"rank-0/state.index": {"bytes": 7}, SHARD.format(0, 1): INDEX},
+        {"rank-0/state.index": INDEX, SHARD.format(0, 1): {"bytes": 7}},
+    ],
+    ids=str,
+)
+def test_what_tensorflow_reads_must_be_named_with_checksums(tmp_path: Path, files: Any) -> None:
+    found = read_manifest(manifest(tmp_path, files=files))
+    with pytest.raises(CheckpointError, match=r"manifest\.json: is damaged .*rank-0/state"):
+        require_named(tmp_path, found, "rank-0/state")
+    both = {"rank-0/state.index": INDEX, SHARD.format(1, 2): INDEX, SHARD.format(0, 2): INDEX}
+    require_named(tmp_path, read_manifest(manifest(tmp_path, files=both)), "rank-0/state")

@@ -7,7 +7,7 @@ ranks go on training together.
 from __future__ import annotations
 
 import dataclasses
-import threading
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,157 +15,15 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
+from thread_jobs import GLOBAL_BATCH, KEYS, SPECS, TABLES, Job, Threads
 
-from slipstream_tf import SaturationConfig, TableConfig, optimizers
+from slipstream_tf import TableConfig, optimizers
 from slipstream_tf.checkpoint import CheckpointMismatchError
-from slipstream_tf.distributed import JobCheckpoints, ReplicatedStore, ShardedStore, SingleProcess
+from slipstream_tf.checkpoint.manifest import sealed
+from slipstream_tf.distributed import JobCheckpoints, SingleProcess
 from slipstream_tf.ops.features import FeatureSpec, pack
 from slipstream_tf.ops.update_policy import UpdatePolicy
-from slipstream_tf.saturation.tracker import SaturationTracker
 from slipstream_tf.stores import NativeStore, VariableStore
-
-TABLES = (TableConfig("a", 4, seed=1), TableConfig("b", 3, seed=2))
-SPECS = [FeatureSpec("a", "a", "sum"), FeatureSpec("b", "b", "sum")]
-GLOBAL_BATCH, KEYS = 12, 40
-SETTINGS: dict[str, Any] = {
-    **{"skip": "defer", "defer_movement": 0.15, "defer_max_age": 6, "metric": "l2"},
-    **{"snapshot_interval": 4, "warmup_steps": 0, "freeze_drift": 1.0},
-}
-
-
-class Threads:
-    """The ranks of a job in one process: collectives meet at a barrier, in the order of calls."""
-
-    def __init__(self, size: int) -> None:
-        self.size, self.barrier, self.given = size, threading.Barrier(size), [None] * size
-
-    def run(self, work: Callable[[Any], Any]) -> list[Any]:
-        """Runs work(communicator) on every rank; returns the results, rank 0 first."""
-        results: list[Any] = [None] * self.size
-        errors: list[BaseException] = []
-
-        def run(rank: int) -> None:
-            try:
-                results[rank] = work(OneThread(self, rank))
-            except BaseException as error:
-                errors.append(error)
-                self.barrier.abort()
-
-        threads = [threading.Thread(target=run, args=(rank,)) for rank in range(self.size)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        real = [e for e in errors if not isinstance(e, threading.BrokenBarrierError)]
-        if errors:
-            raise (real or errors)[0]
-        return results
-
-
-class OneThread(SingleProcess):
-    """One of the ranks."""
-
-    def __init__(self, job: Threads, rank: int) -> None:
-        self._job, self.rank, self.size = job, rank, job.size
-
-    def _all(self, value: Any) -> list[Any]:
-        self._job.given[self.rank] = value
-        self._job.barrier.wait()
-        found = list(self._job.given)
-        self._job.barrier.wait()
-        return found
-
-    def gather(self, tensor: Any, kind: Any, name: str) -> tf.Tensor:
-        return tf.concat(self._all(tf.convert_to_tensor(tensor)), 0)
-
-    def exchange(self, tensor: Any, splits: Any, kind: Any, name: str) -> Any:
-        pieces = tf.split(tf.convert_to_tensor(tensor), np.asarray(splits))
-        mine = [sent[self.rank] for sent in self._all(pieces)]
-        return tf.concat(mine, 0), tf.constant([len(piece) for piece in mine], tf.int32)
-
-
-class Engine:
-    """The tracker alone, as `Slipstream` has it."""
-
-    def __init__(self, tracker: SaturationTracker) -> None:
-        self.tracker = tracker
-
-    @property
-    def policies(self) -> Any:
-        return self.tracker.policies
-
-    def state(self) -> Any:
-        return {"tracker": self.tracker.state()}
-
-    def check(self, states: Any) -> None:
-        self.tracker.check([state["tracker"] for state in states])
-
-    def restore(self, states: Any) -> None:
-        self.tracker.restore([state["tracker"] for state in states])
-
-
-class Job:
-    """A rank's store, engine and checkpoints."""
-
-    def __init__(
-        self,
-        comm: Any,
-        placement: str,
-        directory: Path,
-        capacity: int | None = None,
-        cache_bytes: int = 1 << 20,
-        copy_movement: float | None = None,
-        **settings: Any,
-    ) -> None:
-        rule = optimizers.Adagrad(0.1, 0.0, 1e-8)
-        tables = [dataclasses.replace(t, capacity=capacity, eviction="lfu") for t in TABLES]
-        self.comm = comm
-        if comm.size == 1:
-            self.store: Any = NativeStore(tables, rule)
-        elif placement == "sharded":
-            copies: dict[str, Any] = {"cache_bytes": cache_bytes, "copy_movement": copy_movement}
-            self.store = ShardedStore(tables, rule, comm, **copies)
-        else:
-            self.store = ReplicatedStore(tables, rule, comm)
-        chosen = {name: v for name, v in {**SETTINGS, **settings}.items() if v is not None}
-        config = SaturationConfig(**chosen)
-        self.tracker = SaturationTracker(self.store, config, SPECS, comm)
-        self.checkpoints = JobCheckpoints(
-            directory,
-            tf.train.Checkpoint(),
-            comm,
-            self.store,
-            engine=Engine(self.tracker),
-        )
-
-    def train(self, begin: int, end: int, batch: int = GLOBAL_BATCH) -> None:
-        """Trains steps; a rank has its part of the global batch."""
-        for step in range(begin, end):
-            random = np.random.default_rng(step)
-            keys = (random.zipf(1.3, (batch, 2)) % KEYS).astype(np.int64)
-            mine = keys[self.comm.rank :: self.comm.size]
-            inputs = {"a": tf.constant(mine[:, 0]), "b": tf.constant(mine[:, 1])}
-            self.tracker.classifier.classify(inputs, SPECS)
-            pooled, plan = self.store.lookup(pack(inputs, SPECS), SPECS, training=True)
-            scale = 1.0 / len(mine)
-            self.store.apply_gradients(plan, [scale * (rows - 0.1 * step) for rows in pooled])
-            self.tracker.step()
-
-    def evaluate(self) -> None:
-        """Looks all keys up, which renews frozen copies, and makes room among copies."""
-        for first in range(0, KEYS, 8):
-            keys = tf.range(first, first + 8, dtype=tf.int64)
-            self.store.lookup(pack({"a": keys, "b": keys}, SPECS), SPECS, training=False)
-
-    def found(self) -> dict[str, Any]:
-        """All that this rank has."""
-        found: dict[str, Any] = {"threshold": self.tracker._threshold}
-        for table in TABLES:
-            found[table.name] = self.store.export_table(table.name, flush=False)
-            found[f"{table.name} held"] = self.store.export_pending(table.name)
-            found[f"{table.name} states"] = self.tracker.states[table.name]
-        found["reports"] = len(self.tracker.reports)
-        return found
 
 
 def start(size: int, placement: str, directory: Path, begin: int, end: int, saves: bool) -> Any:
@@ -479,6 +337,41 @@ def test_a_damaged_file_leaves_the_store_alone(where: str, how: str, tmp_path: P
         for column, values in before[table].items():
             np.testing.assert_array_equal(values, after[table][column])
         assert len(before[f"{table} held"]["keys"]) == len(after[f"{table} held"]["keys"])
+
+
+def exchange(folder: Path, name: str) -> None:
+    ours, theirs = folder / "rank-0" / name, folder / "rank-1" / name
+    content = ours.read_bytes()
+    ours.write_bytes(theirs.read_bytes())
+    theirs.write_bytes(content)
+
+
+def edit(folder: Path, change: Callable[[Any], Any]) -> None:
+    """Changes a manifest, which then has the checksum of what it says and the files' sizes."""
+    path = folder / "manifest.json"
+    values = json.loads(path.read_text())
+    change(values)
+    for name, entry in values["files"].items():
+        entry["bytes"] = (folder / name).stat().st_size
+    path.write_text(json.dumps(sealed(values)))
+
+
+EDITS: dict[str, tuple[Callable[[Path], Any], Callable[[Any], Any], str]] = {
+    "tables": (lambda folder: exchange(folder, "table-000"), id, "table-000: is a file of rank 1"),
+    "engines": (lambda folder: exchange(folder, "engine"), id, "engine: is a file of rank 1"),
+    "rows": (id, lambda v: v["tables"][1].update(rows=1), r"have \d+ rows, but the manifest 1"),
+    "placement": (id, lambda v: v.update(placement="replicated"), "is replicated, but its files"),
+}
+
+
+@pytest.mark.parametrize("what", EDITS)
+def test_files_of_other_ranks_and_a_manifest_of_other_files(what: str, tmp_path: Path) -> None:
+    start(2, "sharded", tmp_path, 0, 10, saves=True)
+    change_files, change, message = EDITS[what]
+    change_files(tmp_path / "checkpoint-000001")
+    edit(tmp_path / "checkpoint-000001", change)
+    with pytest.raises(RuntimeError, match=f"No checkpoint is whole: .*{message}"):
+        start(2, "sharded", tmp_path, 10, 11, saves=False)
 
 
 def test_an_engine_of_another_metric_is_refused(tmp_path: Path) -> None:

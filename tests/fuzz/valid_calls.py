@@ -1,0 +1,265 @@
+"""A valid call of every Slipstream* op, in an order in which each finds what it works on.
+
+In: what calls an op. Out: calls of all ops, on objects that they make themselves; outputs of one
+are inputs of another, e.g. packed rows, plans and exported windows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+# Calls an op by its name with arguments, inputs as arrays; returns what the op returns.
+Call = Callable[..., Any]
+
+KEYS = np.array([5, 7, 5, 9, -1])
+IDS = np.arange(5)
+MARKS = np.array([1, 2, 3], np.uint8)
+# One feature [batch], one with row splits and weights, one column of a [batch, width] tensor.
+FEATURES: dict[str, Any] = {
+    "keys": [np.array([5, 7, 9]), np.array([1, 1, 2, 4]), np.array([[1, 5], [7, 2], [3, 3]])],
+    "row_splits": [np.array([0, 2, 2, 4])],
+    "weights": [np.float32([1, 0.5, 2, 0])],
+    "feature_keys": [0, 1, 2],
+    "feature_column": [-1, -1, 1],
+    "feature_splits": [-1, 0, -1],
+    "feature_weights": [-1, 0, -1],
+    "feature_table": [0, 1, 0],
+    "padding_key": -1,
+}
+LOOKUP = {
+    **FEATURES,
+    "combiners": ["sum", "mean", "sqrtn"],
+    "table_dims": [2, 3],
+    "is_stacked": False,
+    "num_outputs": 3,
+}
+RATE = np.float32(0.1)
+
+
+def call_every_op(call: Call) -> None:
+    """Calls them all."""
+    call_table_ops(call)
+    call_exchange_ops(call)
+    call_held_sums_ops(call)
+    call_counting_ops(call)
+    call_classifier_ops(call)
+    call_drift_classifier_ops(call)
+
+
+def call_table_ops(call: Call) -> None:
+    """Looks up, updates, defers, exports and imports."""
+    tables = _tables(call)
+    looked_up = call("SlipstreamLookup", handles=tables, **LOOKUP)
+    call("SlipstreamEvaluationLookup", handles=tables, **LOOKUP)
+    update = {"plan": looked_up.plan, "learning_rate": RATE}
+    call("SlipstreamApplyGradients", gradients=_gradients(looked_up), **update)
+    table = tables[0]
+    keys = np.array([5, 7, 9])
+    call("SlipstreamTableGather", handle=table, keys=keys, dim=2)
+    call("SlipstreamTableHotKeys", handle=table, k=np.int64(2))
+    call("SlipstreamTableDecayCounts", handle=table, factor=np.float32(0.5))
+    call("SlipstreamTableMarkRows", handle=table, keys=keys, marks=MARKS, makes_rows=True)
+    call("SlipstreamTableMarks", handle=table, keys=keys)
+    call("SlipstreamTableSetTravelled", handle=table, keys=keys, travelled=np.ones(3, np.float32))
+    call("SlipstreamTableTravelled", handle=table, keys=keys)
+    call("SlipstreamTableSetPolicy", handle=table, **_deferring())
+    call("SlipstreamApplyGradients", gradients=_gradients(looked_up), **update)
+    held = call("SlipstreamTableExportPending", handle=table)
+    call("SlipstreamTableImportPending", handle=table, **_as_inputs(held))
+    call("SlipstreamTableFlush", handle=table)
+    call("SlipstreamTableUpdateCounts", handle=table)
+    call("SlipstreamTableStatistics", handle=table)
+    whole = call("SlipstreamTableExport", handle=table)
+    call("SlipstreamTableImport", handle=table, **_as_inputs(whole))
+
+
+def call_exchange_ops(call: Call) -> None:
+    """Gathers and applies others' rows; asks for, serves, packs and copies them."""
+    owners, copies, deferring = _tables(call), _tables(call), _tables(call)
+    looked_up = call("SlipstreamLookup", handles=owners, **LOOKUP)
+    update = {"gradients": _gradients(looked_up), "learning_rate": RATE}
+    found = call("SlipstreamCollectGradients", plan=looked_up.plan, ranks=2, **update)
+    call("SlipstreamApplyRows", handles=owners, learning_rate=RATE, **_as_inputs(found))
+    for table in deferring:
+        call("SlipstreamTableSetPolicy", handle=table, is_exchanged=True, **_deferring())
+    later = call("SlipstreamLookup", handles=deferring, **LOOKUP)
+    call("SlipstreamCollectGradients", plan=later.plan, **update)
+    call("SlipstreamCollectHeld", handles=deferring, ranks=2)
+
+    asked = call("SlipstreamRouteKeys", handles=copies, ranks=2, **FEATURES)
+    sizes, keys = (part.numpy() for part in asked)
+    form = {"sizes": sizes, "keys": keys, "with_summary": np.True_, "rounds": np.False_}
+    for is_packed in (False, True):
+        served = call("SlipstreamServeRows", handles=owners, packs=is_packed, **form)
+        call(
+            "SlipstreamStoreCopies",
+            handles=copies,
+            rows=served.rows.numpy(),
+            packed=is_packed,
+            makes_room=True,
+            **form,
+        )
+    call_copying_ops(call, owners, copies)
+    packed = call("SlipstreamPackKeys", sizes=sizes, keys=keys).packed.numpy()
+    call("SlipstreamUnpackKeys", sizes=sizes, packed=packed)
+    lengths = np.array([3, 0, 2])
+    for values in (np.float32([0.5, -1, 2, np.inf, 0]), np.arange(5, dtype=np.uint16)):
+        floats = call("SlipstreamPackFloats", sizes=lengths, values=values).packed.numpy()
+        call("SlipstreamUnpackFloats", sizes=lengths, packed=floats, T=values.dtype)
+
+
+def call_copying_ops(call: Call, owners: list[Any], copies: list[Any]) -> None:
+    """Keeps copies of rows: all are sent, then none."""
+    hot = {"keys": np.array([5, 7, 9]), "movement": np.float32(0.5), "ranks": 2}
+    for table in owners:
+        call("SlipstreamTablePublish", handle=table, **hot)
+    for _ in range(2):
+        asked = call("SlipstreamRouteKeys", handles=copies, ranks=2, keeps=True, **FEATURES)
+        sizes, keys = (part.numpy() for part in asked)
+        form = {"sizes": sizes, "keys": keys, "with_summary": np.True_, "rounds": np.False_}
+        served = call("SlipstreamServeRows", handles=owners, keeps=True, own_rank=0, **form)
+        call(
+            "SlipstreamStoreCopies",
+            handles=copies,
+            rows=served.rows.numpy(),
+            keeps=True,
+            **form,
+        )
+    published = call("SlipstreamTableExportPublished", handle=owners[0])
+    call("SlipstreamTableImportPublished", handle=owners[0], ranks=2, **_as_inputs(published))
+
+
+def call_held_sums_ops(call: Call) -> None:
+    """Holds sums of a variable's rows, beside a set of its marked keys."""
+    held, marked = call("SlipstreamHeldSums", dim=2), call("SlipstreamKeySet")
+    keys = np.array([5, 7, 9])
+    call("SlipstreamKeySetAssign", handle=marked, keys=keys)
+    gradients = np.arange(6, dtype=np.float32).reshape(3, 2)
+    call("SlipstreamMaskGradients", handle=marked, keys=keys, gradients=gradients)
+    call(
+        "SlipstreamHeldSumsConfigure",
+        handle=held,
+        capacity=np.int64(16),
+        max_rows=np.int64(8),
+        max_age=np.int64(9),
+        defers=True,
+        by_movement=False,
+    )
+    added = call("SlipstreamAddToHeld", handle=held, keys=keys, gradients=gradients)
+    call(
+        "SlipstreamTakeDue",
+        handle=held,
+        marked=marked,
+        keys=keys,
+        places=added.places.numpy(),
+        sums=added.sums.numpy(),
+        may_wait=np.array([True, False, True]),
+    )
+    call("SlipstreamHeldSumsState", handle=held)
+    sums = call("SlipstreamHeldSumsExport", handle=held)
+    call("SlipstreamHeldSumsImport", handle=held, **_as_inputs(sums))
+    call("SlipstreamHeldSumsLetGo", handle=held)
+
+
+def call_counting_ops(call: Call) -> None:
+    """Counts accesses, maps keys to states, and measures drift."""
+    sketch = call("SlipstreamHotKeys", log2_width=4)
+    call("SlipstreamCountAccesses", handle=sketch, keys=KEYS, counts=np.ones(5, bool))
+    call("SlipstreamDecayAccesses", handle=sketch, factor=np.float64(0.5))
+    call("SlipstreamEstimateAccesses", handle=sketch, keys=KEYS)
+    call("SlipstreamHotKeyCandidates", handle=sketch)
+    key_map = call("SlipstreamKeyMap")
+    call("SlipstreamKeyMapAssign", handle=key_map, keys=np.array([5, 7, 9]), states=MARKS)
+    call("SlipstreamProbeFrozen", handle=key_map, keys=KEYS)
+    call("SlipstreamLookUpStates", handle=key_map, keys=KEYS)
+    rows = np.arange(6, dtype=np.float32).reshape(3, 2)
+    call("SlipstreamRowDrift", current=rows, snapshot=rows[::-1].copy(), metric="l2")
+
+
+def call_classifier_ops(call: Call) -> None:
+    """Classifies inputs by drift and remembered loss, and exports and imports what it knows."""
+    classifier = call(
+        "SlipstreamClassifier",
+        alpha=np.float64(0.5),
+        num_tables=2,
+        reservoir_size=8,
+        loss_memory_bytes=1 << 12,
+        max_skips=2,
+        weighs_visits=True,
+    )
+    tables, keys = np.array([0, 0, 1], np.int32), np.array([5, 7, 1])
+    drift = np.float32([0, 0.5, np.inf])
+    call("SlipstreamClassifierSetDrift", handle=classifier, tables=tables, keys=keys, drift=drift)
+    since = np.float32([0, 1, 2])
+    given = {"tables": tables, "keys": keys, "since": since}
+    call("SlipstreamClassifierSetSaturated", handle=classifier, **given)
+    call(
+        "SlipstreamClassifierConfigure",
+        handle=classifier,
+        threshold=np.float32(0.6),
+        random_share=np.float64(0),
+        keep_rate=np.float64(0.1),
+        window=np.int64(3),
+        mode="remembered_loss",
+    )
+    inputs = {**FEATURES, "ids": IDS[:3]}
+    found = call("SlipstreamClassifyInputs", handle=classifier, **inputs)
+    losses = {"losses": np.float32([0.1, 0.7, 2]), "labels": np.float32([0, 1, 1])}
+    call(
+        "SlipstreamRecordLosses",
+        handle=classifier,
+        ids=IDS[:3],
+        skippable=found.skippable.numpy(),
+        weights=np.ones(3, np.float32),
+        **losses,
+    )
+    call("SlipstreamClassifierReservoirLosses", handle=classifier)
+    call("SlipstreamClassifierReservoirScores", handle=classifier)
+    memory = call("SlipstreamClassifierExportMemory", handle=classifier)
+    call("SlipstreamClassifierImportMemory", handle=classifier, **_as_inputs(memory))
+    window = call("SlipstreamClassifierExportWindow", handle=classifier)
+    call("SlipstreamClassifierImportWindow", handle=classifier, **_as_inputs(window))
+    call("SlipstreamClassifierTakeLossStatistics", handle=classifier)
+    call("SlipstreamClassifierEndWindow", handle=classifier)
+
+
+def call_drift_classifier_ops(call: Call) -> None:
+    """The classifier of inputs that are on a device."""
+    classifier = call("SlipstreamDriftClassifier", alpha=np.float64(0.5), num_tables=2)
+    tables, keys = np.array([0, 0, 1], np.int32), np.array([5, 7, 1])
+    given = {"tables": tables, "keys": keys, "drift": np.float32([0, 0.5, 1])}
+    call("SlipstreamDriftClassifierSetDrift", handle=classifier, **given)
+    call(
+        "SlipstreamDriftClassifierConfigure",
+        handle=classifier,
+        threshold=np.float32(0.6),
+        random_share=np.float64(0),
+        keep_rate=np.float64(0.1),
+        mode="drift",
+    )
+    inputs = {"keys": keys, "tables": tables, "row_splits": np.array([0, 2, 3])}
+    call("SlipstreamClassifyByDrift", handle=classifier, **inputs)
+
+
+def _tables(call: Call) -> list[Any]:
+    return [
+        call("SlipstreamTable", table_name="a", dim=2, rule="sgd"),
+        call("SlipstreamTable", table_name="b", dim=3, rule="adagrad", capacity=90),
+    ]
+
+
+def _deferring() -> dict[str, Any]:
+    """Holds all sums back, but for those that move a row by 100."""
+    numbers = {"movement": np.float32(100), "max_age": np.int64(50), "max_rows": np.int64(1000)}
+    return {**numbers, "mode": "defer"}
+
+
+def _gradients(looked_up: Any) -> list[np.ndarray]:
+    return [np.full(pooled.shape, 0.25, np.float32) for pooled in looked_up.pooled]
+
+
+def _as_inputs(outputs: Any) -> dict[str, np.ndarray]:
+    return {name: value.numpy() for name, value in outputs._asdict().items()}
