@@ -49,7 +49,8 @@ class Ranks:
         def start(comm: Any) -> Job:
             dense, own = tf.Variable(tf.zeros([5])), tf.Variable(0)
             parts = tf.train.Checkpoint(dense=dense), tf.train.Checkpoint(own=own)
-            job = Job(comm, placement, directory, checkpoint=parts[0], own=parts[1])
+            copies = {"copy_movement": 0.1} if placement == "sharded" else {}
+            job = Job(comm, placement, directory, checkpoint=parts[0], own=parts[1], **copies)
             job.dense, job.own = dense, own
             return job
 
@@ -102,6 +103,7 @@ def _digests(job: Any) -> dict[str, str]:
         found["states"] = vars(job.tracker.states[table.name])
         if hasattr(job.store, "export_copies"):
             found["copies"] = job.store.export_copies(table.name)
+            found["published"] = job.store.export_published(table.name)
         state[table.name] = found
     state |= {"dense": job.dense.numpy(), "own": job.own.numpy()}
     return {name: _checksum(part) for name, part in state.items()}
