@@ -41,7 +41,7 @@ class Rank:
     Attributes:
         number: of the rank.
         size: ranks in all.
-        placement: "replicated" or "sharded".
+        placement: "replicated", "sharded" or, of tables in SOK, "spread".
     """
 
     number: int
@@ -51,12 +51,22 @@ class Rank:
     @property
     def has_all_rows(self) -> bool:
         """Whether this rank's rows are those that others may read for all."""
-        return self.number == 0 or self.placement == "sharded"
+        return self.number == 0 or self.placement != "replicated"
+
+    @property
+    def has_a_part(self) -> bool:
+        """Whether other ranks have rows that this one has not."""
+        return self.size > 1 and self.placement != "replicated"
 
 
 def has_table_files(store: Any) -> bool:
     """Whether a store's tables can be read and replaced with what they hold back."""
     return hasattr(store, "export_pending") and hasattr(store, "import_table")
+
+
+def is_in_sok(store: Any) -> bool:
+    """Whether a store's tables are in SOK, each row on the rank that SOK puts it on."""
+    return hasattr(store, "reserved_keys")
 
 
 def rule_of(store: Any) -> SparseOptimizer | None:
@@ -91,6 +101,10 @@ def cut(
         pending = store.export_pending(table.name)
         is_leaving = bool(pending.pop("is_leaving", False))
         is_own = rank.has_all_rows
+        accesses = None if is_own else {n: contents[n] for n in ("keys", "counts")}
+        if hasattr(store, "export_accesses"):
+            accesses = store.export_accesses(table.name)
+        has_copies = rank.placement != "replicated" and hasattr(store, "export_copies")
         parts.append(
             TablePart(
                 name=table.name,
@@ -98,13 +112,9 @@ def cut(
                 slots=int(contents["slots"].shape[1]),
                 rule=None if rule is None else type(rule).__name__,
                 contents=contents if is_own else None,
-                accesses=None if is_own else {n: contents[n] for n in ("keys", "counts")},
+                accesses=accesses,
                 pending=pending,
-                copies=(
-                    store.export_copies(table.name)
-                    if rank.placement == "sharded" and rank.size > 1
-                    else None
-                ),
+                copies=store.export_copies(table.name) if has_copies else None,
                 # What is on its way out was held in earnest, whatever the policy is now.
                 is_shadow=policies.get(table.name, UpdatePolicy()).is_shadow and not is_leaving,
                 is_leaving=is_leaving,
@@ -120,6 +130,7 @@ class ReadyTable:
     Attributes:
         name: of the table.
         contents: for `import_table`.
+        accesses: for `import_accesses`, of a store that counts apart from its rows; or None.
         copies: for `import_copies`, or None.
         pending: for `import_pending`.
         num_pending: sums that all ranks together held.
@@ -129,6 +140,7 @@ class ReadyTable:
 
     name: str
     contents: Arrays
+    accesses: Arrays | None
     copies: Arrays | None
     pending: Arrays
     num_pending: int
@@ -174,13 +186,12 @@ def _prepare_table(
     saved: SavedTable, manifest: Manifest, store: Any, table: TableConfig, rank: Rank, place: str
 ) -> ReadyTable:
     is_same_job = (manifest.world_size, manifest.placement) == (rank.size, rank.placement)
-    is_sharded = rank.placement == "sharded" and rank.size > 1
 
     def owns(keys: np.ndarray) -> np.ndarray:
         return store.owners(table.name, keys) == rank.number
 
-    contents = saved.contents(owns if is_sharded else None)
-    if is_same_job and is_sharded:
+    contents = saved.contents(owns if rank.has_a_part else None)
+    if is_same_job and rank.has_a_part:
         contents["steps"][1] = saved.lookup_steps(rank.number)
     rule = rule_of(store)
     width = 0 if rule is None else rule.slots_per_row(table.dim)
@@ -189,16 +200,20 @@ def _prepare_table(
         told = "are left out" if width == 0 else f"start anew, at {initial:g}"
         logging.warning("%s: the slots of table %r %s.", place, table.name, told)
     contents = with_slots(contents, width, initial)
-    if saved.is_replicated and not is_sharded:
-        accesses = saved.accesses(rank.number, rank.size)
-        if rank.size > 1 and rule is not None:
-            # A rank has met keys that rank 0 has not, whose gradients are held back.
-            missing = np.setdiff1d(accesses[0], contents["keys"])
-            rows = _initial_rows(table, rule, missing)
-            contents = with_rows(contents, missing, rows, initial)
-        contents = with_counts(contents, *accesses)
-    pending = saved.pending(rank.number, rank.size)
-    if rank.size == 1 and rule is not None:
+    holds_own = rank.has_a_part and getattr(store, "holds_at_owners", False)
+    pending = saved.pending(rank.number, rank.size, owns if holds_own else None)
+    accesses: Arrays | None = None
+    if is_in_sok(store):
+        # It makes rows of keys that have none, and counts accesses apart.
+        keys, counts = saved.accesses(rank.number, rank.size)
+        accesses = {"keys": keys, "counts": counts}
+        if saved.powers is not None:
+            contents["powers"] = saved.powers
+        _require_free(store, table, np.concatenate([contents["keys"], pending["keys"]]), place)
+    else:
+        contents.pop("trained", None)
+        contents = _with_accesses(contents, saved, table, rank, rule)
+    if rank.size == 1 and rule is not None and not is_in_sok(store):
         # A rank may hold a sum of a key that no rank has a row of yet.
         missing = np.setdiff1d(pending["keys"], contents["keys"])
         if missing.size:
@@ -231,12 +246,48 @@ def _prepare_table(
     return ReadyTable(
         name=table.name,
         contents=contents,
+        accesses=accesses,
         copies=copies,
         pending=pending,
         num_pending=saved.num_pending,
         is_shadow=saved.is_shadow,
         is_leaving=saved.is_leaving,
     )
+
+
+def _with_accesses(
+    contents: Arrays,
+    saved: SavedTable,
+    table: TableConfig,
+    rank: Rank,
+    rule: SparseOptimizer | None,
+) -> Arrays:
+    """Returns contents with the access counts that a rank of a native job has with its rows."""
+    if rank.has_a_part:
+        # An owner counts what all ranks access of its rows.
+        return with_counts(contents, *saved.accesses(0, 1)) if saved.has_counts_apart else contents
+    if not (saved.is_replicated or saved.has_counts_apart):
+        return contents
+    accesses = saved.accesses(rank.number, rank.size)
+    if rank.size > 1 and rule is not None:
+        # A rank has met keys that rank 0 has not, whose gradients are held back.
+        missing = np.setdiff1d(accesses[0], contents["keys"])
+        rows = _initial_rows(table, rule, missing)
+        contents = with_rows(contents, missing, rows, _initial_slot(rule))
+    return with_counts(contents, *accesses)
+
+
+def _require_free(store: Any, table: TableConfig, keys: np.ndarray, place: str) -> None:
+    """Raises CheckpointMismatchError if a key is one that SOK's tables use themselves."""
+    reserved = store.reserved_keys(table.name)
+    found = keys[np.isin(keys, reserved)]
+    if found.size:
+        raise CheckpointMismatchError(
+            place,
+            f"table {table.name!r} has key {int(found[0])}, one of {reserved} that SOK's tables "
+            "use themselves",
+            "Hash keys to others before training, or restore it into a native table.",
+        )
 
 
 def replace(store: Any, ready: list[ReadyTable]) -> None:
@@ -246,6 +297,8 @@ def replace(store: Any, ready: list[ReadyTable]) -> None:
         nothing = {name: values[:0] for name, values in table.pending.items() if np.ndim(values)}
         store.import_pending(table.name, {**table.pending, **nothing})
         store.import_table(table.name, table.contents)
+        if table.accesses is not None:
+            store.import_accesses(table.name, table.accesses)
 
 
 def replace_copies(store: Any, ready: list[ReadyTable], is_in_window: bool) -> None:
@@ -259,7 +312,8 @@ def replace_copies(store: Any, ready: list[ReadyTable], is_in_window: bool) -> N
             no mark of theirs would ever end.
     """
     for table in ready:
-        if table.copies is not None:
+        # Of stores that hold tables in SOK one kind alone has copies.
+        if table.copies is not None and hasattr(store, "import_copies"):
             copies = dict(table.copies)
             if not is_in_window:
                 copies.pop("marks", None)
@@ -310,13 +364,16 @@ def hold(
                 table.name,
             )
         holding = UpdatePolicy("defer", max_age=_LONGEST, max_rows=table.num_pending)
-        if rule_of(store) is None:
+        if rule_of(store) is None or is_in_sok(store):
             holding = dataclasses.replace(holding, trigger="interval")
         elif policy.trigger == "movement":
             # Of another kind than the policy to come, before which all leave.
             holding = dataclasses.replace(holding, trigger="interval")
         store.set_update_policy(table.name, holding)
         together(functools.partial(_import_pending, store, table, UpdatePolicy()), what)
+        if is_in_sok(store) and not hasattr(store, "let_go_of"):
+            # The policy to come may be of the same kind, and keep them.
+            store.flush()
         store.set_update_policy(table.name, policy)
 
 

@@ -151,6 +151,12 @@ class SokTable:
         """Returns int64 [n], what this rank's gradients have in place of its keys."""
         return np.asarray(self.variable.key_map(np.asarray(own_keys, np.int64)), np.int64)
 
+    def keys_of(self, indices: np.ndarray) -> np.ndarray:
+        """Returns int64 [n], the keys of this rank that have these `indices`."""
+        if self.is_dynamic or self.variable.target_gpu >= 0:
+            return np.asarray(indices, np.int64)
+        return np.asarray(indices, np.int64) * self.ranks + self.rank
+
     def read(self, own_keys: np.ndarray) -> tf.Tensor:
         """Returns float32 [n, dim], rows of this rank; SOK makes those that are missing."""
         return self.variable.sparse_read(tf.constant(self.indices(own_keys), tf.int64))
@@ -168,15 +174,20 @@ class SokTable:
             raise invalid("mode", mode, f"lookup of table {self.name!r}", allowed)
         return self.sok.all2all_dense_embedding(self.variable, self.checked(keys))
 
+    @property
+    def reserved_keys(self) -> tuple[int, ...]:
+        """Keys by which its hash table marks places, and which have no row."""
+        return _RESERVED[self.variable.backend_type] if self.is_dynamic else ()
+
     def checked(self, keys: tf.Tensor) -> tf.Tensor:
         """Returns the keys, int64 [n], of which none is one that SOK's table uses itself.
 
         Its hash tables mark free places by such keys. HKV passes over them without a word: what is
         read is no row; under an hbm table the program dies.
         """
-        if not self.is_dynamic:
+        reserved = self.reserved_keys
+        if not reserved:
             return keys
-        reserved = _RESERVED[self.variable.backend_type]
         is_reserved = functools.reduce(tf.logical_or, [keys == key for key in reserved])
         place = (
             f" of table {self.name!r}: SOK's {self.variable.backend_type} tables use "

@@ -462,6 +462,60 @@ class SokStore:
         """Multiplies the access counts of all tables by `factor`, 0 to 1."""
         self._counter.decay(factor)
 
+    @property
+    def holds_at_owners(self) -> bool:
+        """Whether a rank holds sums of its own rows only."""
+        return True
+
+    def export_pending(self, table: str) -> dict[str, np.ndarray]:
+        """Returns the gradient sums that this rank holds back, of its own rows; they stay.
+
+        As `ops.pending` describes them; and "is_leaving", a bool: whether they all leave with the
+        next step.
+        """
+        found = self._require(table)
+        held = self._held[table]
+        indices, ages, sums = held.export()
+        return {
+            "keys": found.keys_of(indices),
+            "ages": ages,
+            "ranks": np.zeros(indices.size, np.int32),
+            "sums": sums,
+            "learning_rate": np.float32(0.0),
+            "is_leaving": np.bool_(held.is_leaving),
+        }
+
+    def import_pending(self, table: str, contents: Mapping[str, Any]) -> None:
+        """Replaces the gradient sums that are held back; those of one key are added up.
+
+        Args:
+            table: name of the table.
+            contents: as `export_pending` gave them; keys that other ranks own are passed over.
+
+        Raises:
+            RuntimeError: there are some, but the policy defers nothing.
+        """
+        found = self._require(table)
+        is_own = found.owners(contents["keys"]) == found.rank
+        keys, ages, sums = (contents[name][is_own] for name in ("keys", "ages", "sums"))
+        self._held[table].replace(found.indices(keys), ages, sums)
+
+    def let_go_of(self, table: str) -> None:
+        """Makes all sums that a table holds leave with the next step, whatever the policy."""
+        self._held[self._require(table).name].let_go_of_all()
+
+    def export_accesses(self, table: str) -> dict[str, np.ndarray]:
+        """Returns what this rank's batches accessed of a table, of any rank's keys.
+
+        Returns:
+            "keys" int64 [n], ascending; "counts" float32 [n], decayed, above 0.
+        """
+        return self._counter.export(self._require(table).name)
+
+    def import_accesses(self, table: str, accesses: Mapping[str, np.ndarray]) -> None:
+        """Replaces access counts by what `export_accesses` gave; estimated ones start anew."""
+        self._counter.replace(self._require(table).name, accesses)
+
     def _require(self, table: str) -> SokTable:
         if table not in self._tables:
             names = ", ".join(map(repr, self._tables))

@@ -1,7 +1,7 @@
 """Embedding tables of our own that SOK holds: what is the same however their rows are looked up.
 
 In: the tables' settings and a rule of this package. Out: variables of SOK with an optimizer, rows,
-and checkpoints of any number of ranks.
+and what checkpoints of any number of ranks, and of any kind of store, need of them.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from absl import logging
 
 from slipstream_tf import optimizers
 from slipstream_tf.config import TableConfig
@@ -145,42 +146,86 @@ class SokTables(abc.ABC):
         if policy.ranks > 1:
             raise invalid("simulated_ranks", policy.ranks, place, "1")
 
-    def export_table(self, table: str) -> dict[str, np.ndarray]:
+    @abc.abstractmethod
+    def flush(self) -> None:
+        """See `EmbeddingStore.flush`."""
+
+    @abc.abstractmethod
+    def export_accesses(self, table: str) -> dict[str, np.ndarray]:
+        """Returns what this rank's batches accessed of a table, of any rank's keys.
+
+        Returns:
+            "keys" int64 [n], ascending; "counts" float32 [n], decayed, above 0.
+        """
+
+    @abc.abstractmethod
+    def import_accesses(self, table: str, accesses: Mapping[str, np.ndarray]) -> None:
+        """Replaces access counts by what `export_accesses` gave.
+
+        Marks are lost; so are held sums where they are kept beside the counts.
+        """
+
+    def reserved_keys(self, table: str) -> tuple[int, ...]:
+        """Returns the keys that SOK's table uses itself, and can have no row of."""
+        return self._tables[self._index_of(table)].reserved_keys
+
+    def export_table(self, table: str, flush: bool = True) -> dict[str, np.ndarray]:
         """See `EmbeddingStore.export_table`; of the rows on this rank.
+
+        Args:
+            table: name of the table.
+            flush: whether deferred gradients are to be in; else they stay, and are not in.
 
         Returns:
             The arrays of `ops.table.export_table`, from which a native table can be made, too;
             "trained", float32 [n, dim], the rows as SOK has them; "powers", float32, what Adam's
-            bias correction goes by. Access counts are 0.
+            bias correction goes by. Access counts are those of a single rank, and 0 of several:
+            a rank knows those of its own batches only (`export_accesses`).
 
         Raises:
-            RuntimeError: this rank holds sums back.
+            RuntimeError: deferred gradients are to be in, and one of several ranks holds some back.
         """
         index = self._index_of(table)
-        pending = self.update_counts(table).pending
-        if pending and not self._policies[table].is_shadow:
-            raise RuntimeError(
-                f"Rank {self._tables[0].rank} holds back {pending} gradient sums of table "
-                f"{table!r}. Call flush() of the store on all ranks first."
-            )
         found = self._tables[index]
+        if flush:
+            self._require_flushed(table)
         keys, trained = (part.numpy() for part in self._sok.export(found.variable))
         order = np.argsort(keys)
         keys, trained = keys[order], trained[order]
         slots = [slot.sparse_read(tf.constant(keys)).numpy() for slot in self._slots(found)]
+        counts = np.zeros(keys.size, np.float32)
+        if found.ranks == 1:
+            counts = _counts_of(keys, self.export_accesses(table))
         return {
             "keys": keys,
             "rows": self._with_initial(index, keys, tf.constant(trained)).numpy(),
             "slots": np.concatenate([np.empty((keys.size, 0), np.float32), *slots], axis=1),
-            "counts": np.zeros(keys.size, np.float32),
+            "counts": counts,
             "last_used": np.empty(0, np.int64),
             "steps": self._steps.numpy(),
             "trained": trained,
             "powers": np.array([power.numpy() for power in self._powers()], np.float32),
         }
 
+    def _require_flushed(self, table: str) -> None:
+        pending = self.update_counts(table).pending
+        if not pending or self._policies[table].is_shadow:
+            return
+        if self._tables[0].ranks == 1:
+            self.flush()
+            return
+        raise RuntimeError(
+            f"Rank {self._tables[0].rank} holds back {pending} gradient sums of table "
+            f"{table!r}. Call flush() of the store on all ranks first."
+        )
+
     def import_table(self, table: str, contents: Mapping[str, Any]) -> None:
-        """Replaces all of a table by what `export_table` gave, of any ranks; all or nothing.
+        """Replaces all of a table by what `export_table` gave, of any ranks and kind of store.
+
+        SOK cannot take keys out: those that the table has and the contents do not start anew, and
+        take room as before. A single rank takes the access counts over. What SOK holds is a row
+        less its initial row: of other stores' contents that difference is rounded, so that a row
+        comes back to within 2^-23 of the two values' magnitudes.
 
         Args:
             table: name of the table.
@@ -188,46 +233,84 @@ class SokTables(abc.ABC):
                 "powers" are missing.
 
         Raises:
-            ValueError: an array is missing, or of another shape.
-            RuntimeError: the table has other keys already; SOK cannot take them out.
+            ValueError: an array is missing, or of another shape, or a key is one that SOK uses.
+                Nothing is changed then.
+            RuntimeError: the table had no room, and SOK evicted rows of the contents.
         """
         index = self._index_of(table)
         if self._parts is not None:
             self._parts[table].append(contents)
             return
         found = self._tables[index]
-        keys = np.asarray(contents["keys"], np.int64)
+        everyones = np.asarray(contents["keys"], np.int64)
         slots = self._slots(found)
         width = len(slots) * found.dim
-        if contents["slots"].shape != (keys.size, width):
-            allowed = f"float32 [{keys.size}, {width}]"
-            raise invalid("slots", list(contents["slots"].shape), f"table {table!r}", allowed)
-        is_own = found.owners(keys) == found.rank
-        keys = keys[is_own]
-        present, _ = self._sok.export(found.variable)
-        others = np.setdiff1d(present.numpy(), keys)
-        if others.size:
-            raise RuntimeError(
-                f"Table {table!r} has {others.size} keys that are not to be loaded, such as "
-                f"{others[0]}, and SOK cannot take keys out. Load into a new store."
-            )
-        trained = contents.get("trained")
-        if trained is None:
-            zeros = tf.zeros([keys.size, found.dim])
-            trained = contents["rows"][is_own] - self._with_initial(index, keys, zeros).numpy()
-        else:
-            trained = trained[is_own]
+        for name, columns in (("rows", found.dim), ("slots", width)):
+            if np.shape(contents[name]) != (everyones.size, columns):
+                allowed = f"float32 [{everyones.size}, {columns}]"
+                shape = list(np.shape(contents[name]))
+                raise invalid(name, shape, f"table {table!r}", allowed)
+        reserved = np.isin(everyones, found.reserved_keys)
+        if reserved.any():
+            allowed = f"others than {', '.join(map(str, found.reserved_keys))}, which SOK uses"
+            raise invalid("keys", int(everyones[reserved][0]), f"table {table!r}", allowed)
+        is_own = found.owners(everyones) == found.rank
+        own = {
+            name: np.asarray(contents[name])[is_own]
+            for name in ("keys", "rows", "slots", "trained")
+            if name in contents
+        }
+        keys = own["keys"]
+        others = np.setdiff1d(self._sok.export(found.variable)[0].numpy(), keys)
+        initial_slot = float(getattr(self.optimizer, "initial_accumulator_value", 0.0))
+        # Before the others: what is written last is evicted last.
+        for variable, value in ((found.variable, 0.0), *((slot, initial_slot) for slot in slots)):
+            rows = tf.fill([others.size, found.dim], np.float32(value))
+            self._sok.assign(variable, tf.constant(others, tf.int64), rows)
+        trained = self._trained(index, own)
         self._sok.assign(found.variable, tf.constant(keys), tf.constant(trained))
-        for slot, values in zip(
-            slots, np.split(contents["slots"], len(slots) or 1, 1), strict=False
-        ):
-            self._sok.assign(slot, tf.constant(keys), tf.constant(values[is_own]))
+        for slot, values in zip(slots, np.split(own["slots"], len(slots) or 1, 1), strict=False):
+            self._sok.assign(slot, tf.constant(keys), tf.constant(values))
+        if found.size() < keys.size + others.size:
+            self._require_rows(found, keys)
         self._steps.assign(contents["steps"])
         powers = contents.get("powers")
         if powers is None:
             powers = np.array(self._betas()) ** (int(contents["steps"][0]) + 1)
         for power, value in zip(self._powers(), powers, strict=True):
             power.assign(value)
+        if found.ranks == 1:
+            is_accessed = np.asarray(contents["counts"]) > 0.0
+            self.import_accesses(
+                table, {n: np.asarray(contents[n])[is_accessed] for n in ("keys", "counts")}
+            )
+
+    def _trained(self, index: int, own: Mapping[str, np.ndarray]) -> np.ndarray:
+        """What SOK is to hold of rows, float32 [n, dim]: as it held them, or their difference."""
+        keys, rows = own["keys"], np.asarray(own["rows"], np.float32)
+        zeros = tf.zeros([keys.size, self.tables[index].dim])
+        difference = rows - self._with_initial(index, keys, zeros).numpy()
+        if "trained" not in own:
+            return difference
+        # Of a table of another seed or initializer the sum would be another row.
+        trained = np.asarray(own["trained"], np.float32)
+        sums = self._with_initial(index, keys, tf.constant(trained)).numpy()
+        return np.where((sums == rows).all(axis=1, keepdims=True), trained, difference)
+
+    def _require_rows(self, found: SokTable, keys: np.ndarray) -> None:
+        """Raises RuntimeError unless SOK kept the rows that were written just now."""
+        kept = self._sok.export(found.variable)[0].numpy()
+        lost = np.setdiff1d(keys, kept)
+        if lost.size:
+            raise RuntimeError(
+                f"Table {found.name!r} had no room for {keys.size} rows on rank {found.rank}: SOK "
+                f"evicted {lost.size} of them, such as {lost[0]}, and others that were there. Give "
+                "the table more capacity, and load into a new store."
+            )
+        logging.warning(
+            "Table %r had no room for its rows and those that were loaded: SOK evicted older ones.",
+            found.name,
+        )
 
     @contextlib.contextmanager
     def joining_parts(self) -> Iterator[None]:
@@ -270,6 +353,15 @@ class SokTables(abc.ABC):
 
     def _index_of(self, table: str) -> int:
         return self._initial._index_of(table)
+
+
+def _counts_of(keys: np.ndarray, accesses: Mapping[str, np.ndarray]) -> np.ndarray:
+    """The counts of keys, both int64 ascending, float32 [n]; 0 of those without an access."""
+    counts = np.zeros(keys.size, np.float32)
+    place = np.searchsorted(keys, accesses["keys"])
+    is_there = np.isin(accesses["keys"], keys)
+    counts[place[is_there]] = accesses["counts"][is_there]
+    return counts
 
 
 def _joined(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -1,0 +1,31 @@
+"""Checkpoints of tables in SOK: exact where as many ranks go on, and read by stores of any kind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+CASES = (
+    *("sok,adagrad,mask", "sok,adam,interval", "sok,sgd,movement"),
+    *("sok_pooled,adam,mask", "sok_pooled,adagrad,movement", "sok_pooled,sgd,interval"),
+)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_as_many_ranks_go_on_as_if_never_stopped(run_sok: Callable[..., str], ranks: int) -> None:
+    run_sok("going_on.py", ranks, *CASES)
+
+
+def test_nothing_is_lost_between_stores_and_ranks(
+    run_sok: Callable[..., str], tmp_path: Path
+) -> None:
+    folder = str(tmp_path)
+    first = ("none:native:a", "a:sok:b", "b:sok_pooled:c", "c:native:d")
+    run_sok("moving.py", 1, folder, *first)
+    then = ("a:sok:e", "e:sharded:f", "f:sok:g", "g:replicated:h", "h:sok_pooled:i", "c:sok:j")
+    run_sok("moving.py", 2, folder, *then)
+    # Tables of two ranks, by one; and the other way round.
+    run_sok("moving.py", 1, folder, "e:native:k", "g:sok:l", "i:sok_pooled:m", "i:native:n")
+    run_sok("moving.py", 2, folder, "l:sok:o", "m:sok_pooled:p", "l:sharded:q")
