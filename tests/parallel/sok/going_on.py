@@ -36,7 +36,8 @@ def compare(comm, folder: Path, store: str, rule: str, way: str) -> None:
     one, other = straight.found(), resumed.found()
     same(one, other)
     held = sum(was[f"{name} held keys"].size for name in DIMS)
-    masked = sum(r.rows_masked for r in resumed.engine.tracker.reports)
+    reports = resumed.engine.tracker.reports
+    masked = sum(table.rows.masked for report in reports for table in report.tables)
     assert (masked > 0) == (way == "mask"), masked
     held = sum(gather_json(comm, held, f"held.{store}.{rule}.{way}"))
     assert (held > 0) == (way != "mask"), held

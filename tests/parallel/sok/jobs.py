@@ -41,7 +41,7 @@ class Job:
     """A rank's layer, dense weight, engine and checkpoints."""
 
     def __init__(
-        self, comm: Any, store: str, rule: str, way: str, seed: int = 2, **settings: Any
+        self, comm: Any, store: str, rule: str, way: str, seed: int = 2, is_traced: bool = True
     ) -> None:
         """Makes empty tables.
 
@@ -51,7 +51,7 @@ class Job:
             rule: of `RULES`.
             way: of `WAYS`.
             seed: of the initial rows of table "two".
-            **settings: of the engine, instead of those of the way.
+            is_traced: whether steps are a `tf.function`, which takes longer to make than to run.
         """
         self.comm, self.is_in_sok = comm, store.startswith("sok")
         bounds = {"capacity": 1 << 10, "eviction": "lru"} if self.is_in_sok else {}
@@ -67,10 +67,10 @@ class Job:
             **placement,
         )  # fmt: skip
         self.store, self.tables = self.layer.store, tables
-        config = slip.SaturationConfig(**{**ENGINE, **WAYS[way], **settings})
+        config = slip.SaturationConfig(**{**ENGINE, **WAYS[way]})
         self.engine = slip.Slipstream(self.layer, config)
         self.head = tf.Variable(tf.ones([sum(DIMS[t] for t in FEATURES.values())]))
-        self._step = tf.function(self._train, autograph=False)
+        self._step = tf.function(self._train, autograph=False) if is_traced else self._train
 
     def checkpoints(self, folder: Path) -> JobCheckpoints:
         state = tf.train.Checkpoint(layer=self.layer, head=self.head)
