@@ -30,6 +30,7 @@ from slipstream_tf.checkpoint.tables import (
 from slipstream_tf.config import TableConfig
 from slipstream_tf.ops.update_policy import UpdatePolicy
 from slipstream_tf.optimizers import SparseOptimizer
+from slipstream_tf.stores.sok_rules import SlotLayout
 
 _LONGEST = 1 << 40
 
@@ -93,7 +94,6 @@ def cut(
         rank: whose.
         policies: that hold now, by table; tables not named hold nothing in shadow mode.
     """
-    rule = rule_of(store)
     policies = {} if policies is None else policies
     parts = []
     for table in store.tables:
@@ -110,7 +110,7 @@ def cut(
                 name=table.name,
                 dim=table.dim,
                 slots=int(contents["slots"].shape[1]),
-                rule=None if rule is None else type(rule).__name__,
+                rule=_layout(store, table).rule,
                 contents=contents if is_own else None,
                 accesses=accesses,
                 pending=pending,
@@ -171,13 +171,12 @@ def prepare(folder: Path, manifest: Manifest, store: Any, rank: Rank) -> list[Re
             f"was saved with tables {sorted(entries, key=str)}, this program has {sorted(here)}",
             "Restore it into the same tables.",
         )
-    rule = rule_of(store)
     ready = []
     for table in store.tables:
         index, entry = entries[table.name]
         paths = [folder / file_name(r, index) for r in range(manifest.world_size)]
         saved = SavedTable(paths, manifest.checkpoint, entry)
-        saved.require(table.dim, None if rule is None else type(rule).__name__, place)
+        saved.require(table.dim, _layout(store, table).rule, place)
         ready.append(_prepare_table(saved, manifest, store, table, rank, place))
     return ready
 
@@ -194,12 +193,11 @@ def _prepare_table(
     if is_same_job and rank.has_a_part:
         contents["steps"][1] = saved.lookup_steps(rank.number)
     rule = rule_of(store)
-    width = 0 if rule is None else rule.slots_per_row(table.dim)
-    initial = _initial_slot(rule)
-    if contents["slots"].shape[1] != width and contents["keys"].size:
-        told = "are left out" if width == 0 else f"start anew, at {initial:g}"
+    initial = _layout(store, table).initial
+    if contents["slots"].shape[1] != initial.size and contents["keys"].size:
+        told = f"start anew, at {initial[0]:g}" if initial.size else "are left out"
         logging.warning("%s: the slots of table %r %s.", place, table.name, told)
-    contents = with_slots(contents, width, initial)
+    contents = with_slots(contents, initial)
     holds_own = rank.has_a_part and getattr(store, "holds_at_owners", False)
     pending = saved.pending(rank.number, rank.size, owns if holds_own else None)
     accesses: Arrays | None = None
@@ -232,14 +230,15 @@ def _prepare_table(
             f"capacity of {table.capacity}",
             "Give the table more capacity, or restore with more ranks if it is sharded.",
         )
-    if rule is None:
+    num_keys = _num_keys(store, table)
+    if num_keys is not None:
         keys = np.concatenate([contents["keys"], pending["keys"]])
-        outside = keys[(keys < 0) | (keys >= store.size(table.name))]
+        outside = keys[(keys < 0) | (keys >= num_keys)]
         if outside.size:
             raise CheckpointMismatchError(
                 place,
                 f"table {table.name!r} has key {int(outside[0])}, but its variable has "
-                f"{store.size(table.name)} rows",
+                f"{num_keys} rows",
                 "Give the variable more rows, or map the keys to 0, 1, ... before training.",
             )
     copies = saved.copies(rank.number) if is_same_job else None
@@ -273,7 +272,7 @@ def _with_accesses(
         # A rank has met keys that rank 0 has not, whose gradients are held back.
         missing = np.setdiff1d(accesses[0], contents["keys"])
         rows = _initial_rows(table, rule, missing)
-        contents = with_rows(contents, missing, rows, _initial_slot(rule))
+        contents = with_rows(contents, missing, rows, _slots_at_start(rule, table))
     return with_counts(contents, *accesses)
 
 
@@ -383,8 +382,26 @@ def _import_pending(store: Any, table: ReadyTable, policy: UpdatePolicy) -> None
         store.let_go_of(table.name)
 
 
-def _initial_slot(rule: SparseOptimizer | None) -> float:
-    return float(getattr(rule, "initial_accumulator_value", 0.0))
+def _layout(store: Any, table: TableConfig) -> SlotLayout:
+    """Whose slots the rows of a table have, and how those of a new row are."""
+    if hasattr(store, "slot_layout"):
+        return store.slot_layout(table.name)
+    rule = rule_of(store)
+    if rule is None:
+        return SlotLayout(None, np.empty(0, np.float32))
+    return SlotLayout(type(rule).__name__, _slots_at_start(rule, table))
+
+
+def _slots_at_start(rule: SparseOptimizer, table: TableConfig) -> np.ndarray:
+    initial = float(getattr(rule, "initial_accumulator_value", 0.0))
+    return np.full(rule.slots_per_row(table.dim), initial, np.float32)
+
+
+def _num_keys(store: Any, table: TableConfig) -> int | None:
+    """How many keys, from 0, a variable has rows of; None: a table may have any."""
+    if is_in_sok(store):
+        return store.num_keys(table.name) if hasattr(store, "num_keys") else None
+    return store.size(table.name) if rule_of(store) is None else None
 
 
 def _initial_rows(table: TableConfig, rule: SparseOptimizer, keys: np.ndarray) -> np.ndarray:

@@ -297,18 +297,16 @@ def with_counts(contents: Arrays, keys: np.ndarray, counts: np.ndarray) -> Array
     return {**contents, "counts": changed}
 
 
-def with_slots(contents: Arrays, width: int, initial: float) -> Arrays:
+def with_slots(contents: Arrays, initial: np.ndarray) -> Arrays:
     """Returns contents whose rows have as many slots as a rule wants, as those of new rows.
 
     Args:
         contents: of a store that kept none, or others.
-        width: float32 values per row.
-        initial: of each.
+        initial: float32 [slots per row], of a new row.
     """
-    if contents["slots"].shape[1] == width:
+    if contents["slots"].shape[1] == initial.size:
         return contents
-    slots = np.full((len(contents["keys"]), width), initial, np.float32)
-    return {**contents, "slots": slots}
+    return {**contents, "slots": np.tile(initial, (len(contents["keys"]), 1))}
 
 
 def without_least(contents: Arrays, most: int, pinned: np.ndarray, eviction: str) -> Arrays:
@@ -333,19 +331,19 @@ def without_least(contents: Arrays, most: int, pinned: np.ndarray, eviction: str
     return {**contents, **{name: contents[name][stays] for name in columns}}
 
 
-def with_rows(contents: Arrays, keys: np.ndarray, rows: np.ndarray, initial: float) -> Arrays:
+def with_rows(contents: Arrays, keys: np.ndarray, rows: np.ndarray, initial: np.ndarray) -> Arrays:
     """Returns contents with rows of further keys, which have not been accessed.
 
     Args:
         contents: sorted by key.
         keys: int64 [n], none of which is in the contents.
         rows: float32 [n, dim].
-        initial: value of their slots.
+        initial: float32 [slots per row], their slots.
     """
     added = {
         "keys": keys,
         "rows": rows,
-        "slots": np.full((keys.size, contents["slots"].shape[1]), initial, np.float32),
+        "slots": np.tile(initial, (keys.size, 1)),
         "counts": np.zeros(keys.size, np.float32),
     }
     if len(contents["last_used"]) == len(contents["keys"]):

@@ -128,6 +128,11 @@ class SokTable:
         """Returns the number of rows on this rank."""
         return int(self.variable.size[0] if self.is_dynamic else self.variable.shape[0])
 
+    @property
+    def num_keys(self) -> int | None:
+        """Keys that it has rows of, 0 to that number, on all ranks; None: any number of any."""
+        return None if self.is_dynamic else int(self.variable._global_shape[0])
+
     def owners(self, keys: np.ndarray) -> np.ndarray:
         """Returns int64 [n], the rank that owns each key."""
         if self.variable.target_gpu >= 0:
@@ -199,6 +204,14 @@ class SokTable:
             fine = tf.debugging.Assert(~tf.reduce_any(is_reserved), [message])
         with tf.control_dependencies([] if fine is None else [fine]):
             return tf.identity(keys)
+
+    @property
+    def initial_value(self) -> float | None:
+        """What all values of a new row are; None: they are random, or given."""
+        try:
+            return float(self.variable.initializer_str) if self.is_dynamic else None
+        except (TypeError, ValueError):
+            return None
 
     def touch(self, own_keys: np.ndarray, slots: Iterable[Any] = ()) -> None:
         """Writes rows as they are, so that HKV takes them for young.

@@ -26,6 +26,8 @@ from slipstream_tf.stores.access_counts import AccessCounts, EstimatedCounts, Ex
 from slipstream_tf.stores.frozen_rows import FrozenRows
 from slipstream_tf.stores.held_sums import HeldSums
 from slipstream_tf.stores.sok import SokTable, open_table, slots_of, wrap_optimizer
+from slipstream_tf.stores.sok_contents import export_rows, own_part, replace_rows
+from slipstream_tf.stores.sok_rules import SlotLayout, UserRule
 from slipstream_tf.stores.unchanged_keys import UnchangedKeys
 
 # Sums that there is room for at first, in a table of few rows; more as it grows.
@@ -142,6 +144,7 @@ class SokStore:
             num_keys = None if table.is_dynamic else table.size()
             self._held[name] = HeldSums(table.dim, device, num_keys)
             self._frozen[name] = FrozenRows(table.dim, device)
+        self._rule = UserRule(optimizer)
         self._unknown_movement = sok_movement.unknown_optimizer(optimizer)
         if self._unknown_movement is None:
             dynamic = [t.variable for t in self._tables.values() if t.is_dynamic]
@@ -461,6 +464,65 @@ class SokStore:
     def decay_counts(self, factor: float) -> None:
         """Multiplies the access counts of all tables by `factor`, 0 to 1."""
         self._counter.decay(factor)
+
+    def reserved_keys(self, table: str) -> tuple[int, ...]:
+        """Returns the keys that SOK's table uses itself, and can have no row of."""
+        return self._require(table).reserved_keys
+
+    def num_keys(self, table: str) -> int | None:
+        """Returns how many keys, from 0, a table has on all ranks; None: any number of any."""
+        return self._require(table).num_keys
+
+    def slot_layout(self, table: str) -> SlotLayout:
+        """Returns whose slots the rows of a table have, and how they start."""
+        return self._rule.layout(self._require(table))
+
+    def export_table(self, table: str, flush: bool = False) -> dict[str, np.ndarray]:
+        """Returns this rank's rows, with the optimizer's slots of dynamic variables.
+
+        Args:
+            table: name of the table.
+            flush: must be false: what is held back is not in; `flush` of the store applies it.
+
+        Returns:
+            The arrays of `ops.table.export_table`, with counts of 0 (`export_accesses` has them);
+            and "powers", float32, what Adam's bias correction goes by.
+
+        Raises:
+            ValueError: `flush` is true.
+        """
+        found = self._require(table)
+        if flush:
+            place = f"export_table of table {table!r} of a SokStore"
+            raise invalid("flush", True, place, "False; SokStore.flush applies sums")
+        contents = export_rows(found, self._rule.slots(found))
+        return {
+            **contents,
+            "counts": np.zeros(contents["keys"].size, np.float32),
+            "last_used": np.empty(0, np.int64),
+            **self._rule.export(),
+        }
+
+    def import_table(self, table: str, contents: Mapping[str, Any]) -> None:
+        """Replaces this rank's rows and slots by what `export_table` of any store gave.
+
+        SOK cannot take keys out: those that a dynamic variable has and the contents do not start
+        anew, if its initializer is a number; else they stay. Those of a `sok.Variable` stay.
+
+        Args:
+            table: name of the table.
+            contents: keys that other ranks own are passed over.
+
+        Raises:
+            ValueError: an array is of another shape, or a key is one that SOK uses. Nothing is
+                changed then.
+            RuntimeError: the table had no room, and SOK evicted rows of the contents.
+        """
+        found = self._require(table)
+        slots = self._rule.slots(found)
+        own = own_part(found, len(slots), contents)
+        replace_rows(found, slots, own, found.initial_value, self._rule.initial_slots())
+        self._rule.replace(contents)
 
     @property
     def holds_at_owners(self) -> bool:

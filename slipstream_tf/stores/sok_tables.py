@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from absl import logging
 
 from slipstream_tf import optimizers
 from slipstream_tf.config import TableConfig
@@ -23,10 +22,10 @@ from slipstream_tf.ops.update_policy import WATCHED, UpdateCounts, UpdatePolicy
 from slipstream_tf.stores import hkv
 from slipstream_tf.stores.native import NativeStore
 from slipstream_tf.stores.sok import SokTable, open_sok, slots_of, wrap_optimizer
+from slipstream_tf.stores.sok_contents import export_rows, own_part, replace_rows
+from slipstream_tf.stores.sok_rules import SLOTS, powers_of
 
 VAR_TYPES = ("hybrid", "hbm")
-# Slots of an optimizer by SOK's names, in the order of a native table's.
-_SLOTS = {"Adagrad": ("accumulator",), "Adam": ("m", "v")}
 
 
 class SokTables(abc.ABC):
@@ -189,17 +188,15 @@ class SokTables(abc.ABC):
         found = self._tables[index]
         if flush:
             self._require_flushed(table)
-        keys, trained = (part.numpy() for part in self._sok.export(found.variable))
-        order = np.argsort(keys)
-        keys, trained = keys[order], trained[order]
-        slots = [slot.sparse_read(tf.constant(keys)).numpy() for slot in self._slots(found)]
+        own = export_rows(found, self._slots(found))
+        keys, trained = own["keys"], own["rows"]
         counts = np.zeros(keys.size, np.float32)
         if found.ranks == 1:
             counts = _counts_of(keys, self.export_accesses(table))
         return {
             "keys": keys,
             "rows": self._with_initial(index, keys, tf.constant(trained)).numpy(),
-            "slots": np.concatenate([np.empty((keys.size, 0), np.float32), *slots], axis=1),
+            "slots": own["slots"],
             "counts": counts,
             "last_used": np.empty(0, np.int64),
             "steps": self._steps.numpy(),
@@ -242,37 +239,11 @@ class SokTables(abc.ABC):
             self._parts[table].append(contents)
             return
         found = self._tables[index]
-        everyones = np.asarray(contents["keys"], np.int64)
         slots = self._slots(found)
-        width = len(slots) * found.dim
-        for name, columns in (("rows", found.dim), ("slots", width)):
-            if np.shape(contents[name]) != (everyones.size, columns):
-                allowed = f"float32 [{everyones.size}, {columns}]"
-                shape = list(np.shape(contents[name]))
-                raise invalid(name, shape, f"table {table!r}", allowed)
-        reserved = np.isin(everyones, found.reserved_keys)
-        if reserved.any():
-            allowed = f"others than {', '.join(map(str, found.reserved_keys))}, which SOK uses"
-            raise invalid("keys", int(everyones[reserved][0]), f"table {table!r}", allowed)
-        is_own = found.owners(everyones) == found.rank
-        own = {
-            name: np.asarray(contents[name])[is_own]
-            for name in ("keys", "rows", "slots", "trained")
-            if name in contents
-        }
-        keys = own["keys"]
-        others = np.setdiff1d(self._sok.export(found.variable)[0].numpy(), keys)
-        initial_slot = float(getattr(self.optimizer, "initial_accumulator_value", 0.0))
-        # Before the others: what is written last is evicted last.
-        for variable, value in ((found.variable, 0.0), *((slot, initial_slot) for slot in slots)):
-            rows = tf.fill([others.size, found.dim], np.float32(value))
-            self._sok.assign(variable, tf.constant(others, tf.int64), rows)
-        trained = self._trained(index, own)
-        self._sok.assign(found.variable, tf.constant(keys), tf.constant(trained))
-        for slot, values in zip(slots, np.split(own["slots"], len(slots) or 1, 1), strict=False):
-            self._sok.assign(slot, tf.constant(keys), tf.constant(values))
-        if found.size() < keys.size + others.size:
-            self._require_rows(found, keys)
+        own = own_part(found, len(slots), contents, optional=("trained",))
+        own["rows"] = self._trained(index, own)
+        start = float(getattr(self.optimizer, "initial_accumulator_value", 0.0))
+        replace_rows(found, slots, own, 0.0, [start] * len(slots))
         self._steps.assign(contents["steps"])
         powers = contents.get("powers")
         if powers is None:
@@ -296,21 +267,6 @@ class SokTables(abc.ABC):
         trained = np.asarray(own["trained"], np.float32)
         sums = self._with_initial(index, keys, tf.constant(trained)).numpy()
         return np.where((sums == rows).all(axis=1, keepdims=True), trained, difference)
-
-    def _require_rows(self, found: SokTable, keys: np.ndarray) -> None:
-        """Raises RuntimeError unless SOK kept the rows that were written just now."""
-        kept = self._sok.export(found.variable)[0].numpy()
-        lost = np.setdiff1d(keys, kept)
-        if lost.size:
-            raise RuntimeError(
-                f"Table {found.name!r} had no room for {keys.size} rows on rank {found.rank}: SOK "
-                f"evicted {lost.size} of them, such as {lost[0]}, and others that were there. Give "
-                "the table more capacity, and load into a new store."
-            )
-        logging.warning(
-            "Table %r had no room for its rows and those that were loaded: SOK evicted older ones.",
-            found.name,
-        )
 
     @contextlib.contextmanager
     def joining_parts(self) -> Iterator[None]:
@@ -344,12 +300,11 @@ class SokTables(abc.ABC):
 
     def _powers(self) -> list[tf.Variable]:
         """Adam's betas to the power of its updates and one: of the first beta, of the second."""
-        by_name = sorted(self._updater._non_slot_dict.items(), key=lambda item: item[0][0])
-        return [power for _, power in by_name]
+        return powers_of(self._updater)
 
     def _slots(self, table: SokTable) -> list[Any]:
         slots = slots_of(self._updater, table.variable)
-        return [slots[name] for name in _SLOTS.get(type(self.optimizer).__name__, ())]
+        return [slots[name] for name in SLOTS.get(type(self.optimizer).__name__, ())]
 
     def _index_of(self, table: str) -> int:
         return self._initial._index_of(table)
