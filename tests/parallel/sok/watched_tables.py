@@ -127,7 +127,7 @@ def go_on(comm, folder: Path, name: str, way: str, is_static: bool = False) -> d
     return was
 
 
-def in_native_tables(comm, folder: Path, name: str, was: dict) -> None:
+def in_native_tables(comm, folder: Path, name: str, way: str, was: dict) -> None:
     """And back: SOK's rows are what they are, so that all is exact."""
 
     def store(rule):
@@ -139,7 +139,8 @@ def in_native_tables(comm, folder: Path, name: str, was: dict) -> None:
 
     here = store(NATIVE[name])
     assert saved(here, folder).restore().placement == "spread"
-    assert "Adam" not in name or here.export_table("t", flush=False)["steps"][0] == SAVED
+    if "Adam" in name and way == "mask":  # Held sums, which are applied now, are an update more.
+        assert here.export_table("t", flush=False)["steps"][0] == SAVED
     saved(here, folder / "native").save(1)
     back = Loop(comm, name, "mask")
     checkpoints = saved(back.store, folder / "native")
@@ -148,7 +149,7 @@ def in_native_tables(comm, folder: Path, name: str, was: dict) -> None:
     rows, slots = everyones(comm, f"native.{name}", contents)
     own_rows, own_slots = everyones(comm, f"sok.{name}", now)
     assert rows == own_rows and slots == own_slots
-    if not was["held keys"].size and comm.size == 1:
+    if way == "mask" and comm.size == 1:
         same(was, now, ("keys", "rows", "slots"))
 
 
@@ -172,7 +173,7 @@ def main() -> None:
         name, way = case.split(",")
         was = go_on(comm, folder, name, way, is_static=name == "static")
         if name in NATIVE:
-            in_native_tables(comm, folder, name, was)
+            in_native_tables(comm, folder, name, way, was)
         print(case)
     print("all is well")
 
