@@ -246,7 +246,8 @@ class SokTables(abc.ABC):
         replace_rows(found, slots, own, 0.0, [start] * len(slots))
         self._steps.assign(contents["steps"])
         powers = contents.get("powers")
-        if powers is None:
+        if powers is None or len(powers) != len(self._powers()):
+            # Of a store whose optimizer counts in another way.
             powers = np.array(self._betas()) ** (int(contents["steps"][0]) + 1)
         for power, value in zip(self._powers(), powers, strict=True):
             power.assign(value)

@@ -140,18 +140,20 @@ def together(work: Callable[[], Any], what: str) -> list[Any]:
 
 
 def restore(
-    folder: Path, manifest: Manifest, stores: Sequence[Any], placement: str, defers: bool = True
+    folder: Path,
+    manifest: Manifest,
+    stores: Sequence[Any],
+    placement: str,
+    policy: UpdatePolicy = DEFERS,
 ) -> None:
-    """Reads them into the tables of another job, whose policies defer."""
-    policies = {"t": DEFERS} if defers else {}
+    """Reads them into the tables of another job."""
     for number, store in enumerate(stores):
         rank = store_parts.Rank(number, len(stores), placement)
         ready = store_parts.prepare(folder, manifest, store, rank)
         store_parts.replace(store, ready)
-        if defers:
-            store.set_update_policy("t", DEFERS)
+        store.set_update_policy("t", policy)
         store_parts.replace_copies(store, ready, is_in_window=True)
-        store_parts.hold(store, ready, policies, together)
+        store_parts.hold(store, ready, {"t": policy}, together)
 
 
 def rows(stores: Sequence[Any], column: str) -> dict[int, list[float]]:
@@ -293,12 +295,11 @@ def test_sums_go_to_the_owner_where_he_holds_them(size: int, tmp_path: Path) -> 
 def test_sums_that_no_policy_holds_are_applied_at_once(tmp_path: Path) -> None:
     manifest = save(tmp_path / "a", [InSok(0, 1).fill([2, 3, 5])], "spread")
     store = InSok(0, 1)
-    restore(tmp_path / "a", manifest, [store], "spread", defers=False)
+    policy = UpdatePolicy("mask", "interval")
+    restore(tmp_path / "a", manifest, [store], "spread", policy)
     # By interval: a rank cannot judge how far rows would move, whose slots SOK has.
-    assert [(p.mode, p.trigger) for p in store.policies] == [
-        ("defer", "interval"),
-        ("apply", "movement"),
-    ]
+    held = [(p.mode, p.trigger) for p in store.policies]
+    assert held == [("mask", "interval"), ("defer", "interval"), ("mask", "interval")]
     assert store.flushed == 1 and store.pending["keys"].size == 1
 
 
