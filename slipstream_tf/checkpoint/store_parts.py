@@ -30,6 +30,7 @@ from slipstream_tf.checkpoint.tables import (
 from slipstream_tf.config import TableConfig
 from slipstream_tf.ops.update_policy import KEPT, UpdatePolicy
 from slipstream_tf.optimizers import SparseOptimizer
+from slipstream_tf.stores.sok_rules import SlotLayout
 
 _LONGEST = 1 << 40
 
@@ -41,7 +42,7 @@ class Rank:
     Attributes:
         number: of the rank.
         size: ranks in all.
-        placement: "replicated" or "sharded".
+        placement: "replicated", "sharded" or, of tables in SOK, "spread".
     """
 
     number: int
@@ -51,7 +52,12 @@ class Rank:
     @property
     def has_all_rows(self) -> bool:
         """Whether this rank's rows are those that others may read for all."""
-        return self.number == 0 or self.placement == "sharded"
+        return self.number == 0 or self.placement != "replicated"
+
+    @property
+    def has_a_part(self) -> bool:
+        """Whether other ranks have rows that this one has not."""
+        return self.size > 1 and self.placement != "replicated"
 
 
 def has_table_files(store: Any) -> bool:
@@ -61,6 +67,11 @@ def has_table_files(store: Any) -> bool:
 
 def _keeps_copies(store: Any) -> bool:
     return getattr(store, "copy_movement", None) is not None
+
+
+def is_in_sok(store: Any) -> bool:
+    """Whether a store's tables are in SOK, each row on the rank that SOK puts it on."""
+    return hasattr(store, "reserved_keys")
 
 
 def rule_of(store: Any) -> SparseOptimizer | None:
@@ -87,7 +98,6 @@ def cut(
         rank: whose.
         policies: that hold now, by table; tables not named hold nothing in shadow mode.
     """
-    rule = rule_of(store)
     policies = {} if policies is None else policies
     parts = []
     for table in store.tables:
@@ -95,25 +105,23 @@ def cut(
         pending = store.export_pending(table.name)
         is_leaving = bool(pending.pop("is_leaving", False))
         is_own = rank.has_all_rows
+        accesses = None if is_own else {n: contents[n] for n in ("keys", "counts")}
+        if hasattr(store, "export_accesses"):
+            accesses = store.export_accesses(table.name)
+        is_apart = rank.size > 1 or is_in_sok(store)
+        has_copies = rank.placement != "replicated" and is_apart and hasattr(store, "export_copies")
+        has_published = rank.size > 1 and _keeps_copies(store)
         parts.append(
             TablePart(
                 name=table.name,
                 dim=table.dim,
                 slots=int(contents["slots"].shape[1]),
-                rule=None if rule is None else type(rule).__name__,
+                rule=_layout(store, table).rule,
                 contents=contents if is_own else None,
-                accesses=None if is_own else {n: contents[n] for n in ("keys", "counts")},
+                accesses=accesses,
                 pending=pending,
-                copies=(
-                    store.export_copies(table.name)
-                    if rank.placement == "sharded" and rank.size > 1
-                    else None
-                ),
-                published=(
-                    store.export_published(table.name)
-                    if _keeps_copies(store) and rank.size > 1
-                    else None
-                ),
+                copies=store.export_copies(table.name) if has_copies else None,
+                published=store.export_published(table.name) if has_published else None,
                 # What is on its way out was held in earnest, whatever the policy is now.
                 is_shadow=policies.get(table.name, UpdatePolicy()).is_shadow and not is_leaving,
                 is_leaving=is_leaving,
@@ -129,6 +137,7 @@ class ReadyTable:
     Attributes:
         name: of the table.
         contents: for `import_table`.
+        accesses: for `import_accesses`, of a store that counts apart from its rows; or None.
         copies: for `import_copies`, or None.
         published: for `import_published`, or None.
         pending: for `import_pending`.
@@ -139,6 +148,7 @@ class ReadyTable:
 
     name: str
     contents: Arrays
+    accesses: Arrays | None
     copies: Arrays | None
     published: Arrays | None
     pending: Arrays
@@ -170,7 +180,6 @@ def prepare(folder: Path, manifest: Manifest, store: Any, rank: Rank) -> list[Re
             f"was saved with tables {sorted(entries, key=str)}, this program has {sorted(here)}",
             "Restore it into the same tables.",
         )
-    rule = rule_of(store)
     ready = []
     for table in store.tables:
         index, entry = entries[table.name]
@@ -179,7 +188,7 @@ def prepare(folder: Path, manifest: Manifest, store: Any, rank: Rank) -> list[Re
         if manifest.world_size > 1 and saved.is_replicated != (manifest.placement == "replicated"):
             problem = f"says that table {table.name!r} is {manifest.placement}, but its files not"
             raise CheckpointError(place, problem)
-        saved.require(table.dim, None if rule is None else type(rule).__name__, place)
+        saved.require(table.dim, _layout(store, table).rule, place)
         ready.append(_prepare_table(saved, manifest, store, table, rank, place))
     return ready
 
@@ -188,31 +197,33 @@ def _prepare_table(
     saved: SavedTable, manifest: Manifest, store: Any, table: TableConfig, rank: Rank, place: str
 ) -> ReadyTable:
     is_same_job = (manifest.world_size, manifest.placement) == (rank.size, rank.placement)
-    is_sharded = rank.placement == "sharded" and rank.size > 1
 
     def owns(keys: np.ndarray) -> np.ndarray:
         return store.owners(table.name, keys) == rank.number
 
-    contents = saved.contents(owns if is_sharded else None)
-    if is_same_job and is_sharded:
+    contents = saved.contents(owns if rank.has_a_part else None)
+    if is_same_job and rank.has_a_part:
         contents["steps"][1] = saved.lookup_steps(rank.number)
     rule = rule_of(store)
-    width = 0 if rule is None else rule.slots_per_row(table.dim)
-    initial = _initial_slot(rule)
-    if contents["slots"].shape[1] != width and contents["keys"].size:
-        told = "are left out" if width == 0 else f"start anew, at {initial:g}"
+    initial = _layout(store, table).initial
+    if contents["slots"].shape[1] != initial.size and contents["keys"].size:
+        told = f"start anew, at {initial[0]:g}" if initial.size else "are left out"
         logging.warning("%s: the slots of table %r %s.", place, table.name, told)
-    contents = with_slots(contents, width, initial)
-    if saved.is_replicated and not is_sharded:
-        accesses = saved.accesses(rank.number, rank.size)
-        if rank.size > 1 and rule is not None:
-            # A rank has met keys that rank 0 has not, whose gradients are held back.
-            missing = np.setdiff1d(accesses[0], contents["keys"])
-            rows = _initial_rows(table, rule, missing)
-            contents = with_rows(contents, missing, rows, initial)
-        contents = with_counts(contents, *accesses)
-    pending = saved.pending(rank.number, rank.size)
-    if rank.size == 1 and rule is not None:
+    contents = with_slots(contents, initial)
+    holds_own = rank.has_a_part and getattr(store, "holds_at_owners", False)
+    pending = saved.pending(rank.number, rank.size, owns if holds_own else None)
+    accesses: Arrays | None = None
+    if is_in_sok(store):
+        # It makes rows of keys that have none, and counts accesses apart.
+        keys, counts = saved.accesses(rank.number, rank.size)
+        accesses = {"keys": keys, "counts": counts}
+        if saved.powers is not None:
+            contents["powers"] = saved.powers
+        _require_free(store, table, np.concatenate([contents["keys"], pending["keys"]]), place)
+    else:
+        contents.pop("trained", None)
+        contents = _with_accesses(contents, saved, table, rank, rule)
+    if rank.size == 1 and rule is not None and not is_in_sok(store):
         # A rank may hold a sum of a key that no rank has a row of yet.
         missing = np.setdiff1d(pending["keys"], contents["keys"])
         if missing.size:
@@ -231,14 +242,15 @@ def _prepare_table(
             f"capacity of {table.capacity}",
             "Give the table more capacity, or restore with more ranks if it is sharded.",
         )
-    if rule is None:
+    num_keys = _num_keys(store, table)
+    if num_keys is not None:
         keys = np.concatenate([contents["keys"], pending["keys"]])
-        outside = keys[(keys < 0) | (keys >= store.size(table.name))]
+        outside = keys[(keys < 0) | (keys >= num_keys)]
         if outside.size:
             raise CheckpointMismatchError(
                 place,
                 f"table {table.name!r} has key {int(outside[0])}, but its variable has "
-                f"{store.size(table.name)} rows",
+                f"{num_keys} rows",
                 "Give the variable more rows, or map the keys to 0, 1, ... before training.",
             )
     copies = published = None
@@ -248,6 +260,7 @@ def _prepare_table(
     return ReadyTable(
         name=table.name,
         contents=contents,
+        accesses=accesses,
         copies=copies,
         published=published,
         pending=pending,
@@ -257,6 +270,41 @@ def _prepare_table(
     )
 
 
+def _with_accesses(
+    contents: Arrays,
+    saved: SavedTable,
+    table: TableConfig,
+    rank: Rank,
+    rule: SparseOptimizer | None,
+) -> Arrays:
+    """Returns contents with the access counts that a rank of a native job has with its rows."""
+    if rank.has_a_part:
+        # An owner counts what all ranks access of its rows.
+        return with_counts(contents, *saved.accesses(0, 1)) if saved.has_counts_apart else contents
+    if not (saved.is_replicated or saved.has_counts_apart):
+        return contents
+    accesses = saved.accesses(rank.number, rank.size)
+    if rank.size > 1 and rule is not None:
+        # A rank has met keys that rank 0 has not, whose gradients are held back.
+        missing = np.setdiff1d(accesses[0], contents["keys"])
+        rows = _initial_rows(table, rule, missing)
+        contents = with_rows(contents, missing, rows, _slots_at_start(rule, table))
+    return with_counts(contents, *accesses)
+
+
+def _require_free(store: Any, table: TableConfig, keys: np.ndarray, place: str) -> None:
+    """Raises CheckpointMismatchError if a key is one that SOK's tables use themselves."""
+    reserved = store.reserved_keys(table.name)
+    found = keys[np.isin(keys, reserved)]
+    if found.size:
+        raise CheckpointMismatchError(
+            place,
+            f"table {table.name!r} has key {int(found[0])}, one of {reserved} that SOK's tables "
+            "use themselves",
+            "Hash keys to others before training, or restore it into a native table.",
+        )
+
+
 def replace(store: Any, ready: list[ReadyTable]) -> None:
     """Replaces rows, slots and counts of all tables; nothing is held back then."""
     for table in ready:
@@ -264,6 +312,8 @@ def replace(store: Any, ready: list[ReadyTable]) -> None:
         nothing = {name: values[:0] for name, values in table.pending.items() if np.ndim(values)}
         store.import_pending(table.name, {**table.pending, **nothing})
         store.import_table(table.name, table.contents)
+        if table.accesses is not None:
+            store.import_accesses(table.name, table.accesses)
 
 
 def replace_copies(store: Any, ready: list[ReadyTable], is_in_window: bool) -> None:
@@ -277,7 +327,8 @@ def replace_copies(store: Any, ready: list[ReadyTable], is_in_window: bool) -> N
             no mark of theirs would ever end.
     """
     for table in ready:
-        if table.copies is not None:
+        # Of stores that hold tables in SOK one kind alone has copies.
+        if table.copies is not None and hasattr(store, "import_copies"):
             copies = dict(table.copies)
             if not is_in_window:
                 copies.pop("marks", None)
@@ -333,13 +384,16 @@ def hold(
                 table.name,
             )
         holding = UpdatePolicy("defer", max_age=_LONGEST, max_rows=table.num_pending)
-        if rule_of(store) is None:
+        if rule_of(store) is None or is_in_sok(store):
             holding = dataclasses.replace(holding, trigger="interval")
         elif policy.trigger == "movement":
             # Of another kind than the policy to come, before which all leave.
             holding = dataclasses.replace(holding, trigger="interval")
         store.set_update_policy(table.name, holding)
         together(functools.partial(_import_pending, store, table, UpdatePolicy()), what)
+        if is_in_sok(store) and not hasattr(store, "let_go_of"):
+            # The policy to come may be of the same kind, and keep them.
+            store.flush()
         store.set_update_policy(table.name, policy)
 
 
@@ -349,8 +403,26 @@ def _import_pending(store: Any, table: ReadyTable, policy: UpdatePolicy) -> None
         store.let_go_of(table.name)
 
 
-def _initial_slot(rule: SparseOptimizer | None) -> float:
-    return float(getattr(rule, "initial_accumulator_value", 0.0))
+def _layout(store: Any, table: TableConfig) -> SlotLayout:
+    """Whose slots the rows of a table have, and how those of a new row are."""
+    if hasattr(store, "slot_layout"):
+        return store.slot_layout(table.name)
+    rule = rule_of(store)
+    if rule is None:
+        return SlotLayout(None, np.empty(0, np.float32))
+    return SlotLayout(type(rule).__name__, _slots_at_start(rule, table))
+
+
+def _slots_at_start(rule: SparseOptimizer, table: TableConfig) -> np.ndarray:
+    initial = float(getattr(rule, "initial_accumulator_value", 0.0))
+    return np.full(rule.slots_per_row(table.dim), initial, np.float32)
+
+
+def _num_keys(store: Any, table: TableConfig) -> int | None:
+    """How many keys, from 0, a variable has rows of; None: a table may have any."""
+    if is_in_sok(store):
+        return store.num_keys(table.name) if hasattr(store, "num_keys") else None
+    return store.size(table.name) if rule_of(store) is None else None
 
 
 def _initial_rows(table: TableConfig, rule: SparseOptimizer, keys: np.ndarray) -> np.ndarray:

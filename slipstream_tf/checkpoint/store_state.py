@@ -23,6 +23,8 @@ from slipstream_tf.ops.classifier import InputClassifier
 FORMAT = 1
 _MANIFEST = "manifest"
 _LEARNING_RATE = "learning_rate"
+# What stores of tables in SOK export of a table for themselves.
+_OF_SOK = ("trained", "powers")
 
 
 def export_state(store: Any) -> dict[str, np.ndarray]:
@@ -75,7 +77,10 @@ def restore_state(store: Any, arrays: Mapping[str, Any], place: str) -> None:
     for index, table in enumerate(manifest["tables"]):
         prefix = f"table_{index}_"
         names = [name for name in arrays if name.startswith(prefix)]
-        exported[table["name"]] = {n[len(prefix) :]: np.asarray(arrays[n]) for n in names}
+        parts = {n[len(prefix) :]: np.asarray(arrays[n]) for n in names}
+        if not hasattr(store, "reserved_keys"):
+            parts = {n: values for n, values in parts.items() if n not in _OF_SOK}
+        exported[table["name"]] = parts
     for table in store.tables:
         store.import_table(table.name, exported[table.name])
     store.learning_rate.assign(np.asarray(arrays[_LEARNING_RATE], np.float32))

@@ -20,10 +20,14 @@ from slipstream_tf.checkpoint.errors import CheckpointError, CheckpointMismatchE
 
 _ROW_COLUMNS = ("keys", "rows", "slots", "counts")
 _PENDING_COLUMNS = ("keys", "ages", "ranks", "sums")
-_KINDS = {"keys": "<i8", "rows": "<f4", "slots": "<f4", "counts": "<f4", "last_used": "<i8"}
-_COPY_KINDS = {**_KINDS, "marks": "|u1"}
+_COPY_KINDS = {
+    **{"keys": "<i8", "rows": "<f4", "slots": "<f4", "counts": "<f4", "last_used": "<i8"},
+    "marks": "|u1",
+}
+_KINDS = {**{n: kind for n, kind in _COPY_KINDS.items() if n != "marks"}, "trained": "<f4"}
+_ACCESS_KINDS = {"keys": "<i8", "counts": "<f4"}
 # Columns that a file need not have.
-_OPTIONAL = ("last_used", "marks")
+_OPTIONAL = ("last_used", "marks", "trained")
 _PENDING_KINDS = {"keys": "<i8", "ages": "<i8", "ranks": "<i4", "sums": "<f4"}
 _PUBLISHED_KINDS = {"keys": "<i8", "rows": "<f4", "holders": "|u1"}
 
@@ -39,7 +43,8 @@ class TablePart:
         rule: class name of the update rule; None: the rows are not the store's to update.
         contents: of the rows on this rank, as `store.export_table(name, flush=False)`; None: they
             are the same as on rank 0.
-        accesses: keys int64 [n] and counts float32 [n] of this rank where it has no contents.
+        accesses: keys int64 [n] and counts float32 [n] of this rank where its contents do not have
+            them, or it has none.
         pending: gradient sums that are held back, as `store.export_pending`.
         copies: of other ranks' rows, with this rank's accesses, like contents, and their marks; or
             None.
@@ -70,14 +75,19 @@ class TablePart:
                 groups[name] = {column: contents[column] for column in _ROW_COLUMNS}
                 if len(contents["last_used"]) == len(contents["keys"]):
                     groups[name]["last_used"] = contents["last_used"]
-                if "marks" in contents:
-                    groups[name]["marks"] = contents["marks"]
+                for column in ("marks", "trained"):
+                    if column in contents:
+                        groups[name][column] = contents[column]
                 meta[f"{name}_steps"] = [int(step) for step in contents["steps"]]
+        if self.copies is not None:
+            meta["copies_have_slots"] = self.copies["slots"].shape[1] == self.slots
         if self.accesses is not None:
             groups["accesses"] = self.accesses
         if self.published is not None:
             groups["published"] = self.published
         groups["pending"] = {column: self.pending[column] for column in _PENDING_COLUMNS}
+        if self.contents is not None and "powers" in self.contents:
+            meta["powers"] = [float(power) for power in self.contents["powers"]]
         meta["learning_rate"] = float(self.pending["learning_rate"])
         meta["pending_is_shadow"] = self.is_shadow
         meta["pending_is_leaving"] = self.is_leaving
@@ -112,9 +122,14 @@ class SavedTable:
                         f"has {name} {file.meta.get(name)!r}, but the manifest {entry[name]!r}"
                     )
                     raise CheckpointError(path, problem)
-            widths = {"rows": self.dim, "slots": self.slots}
+            widths = {"rows": self.dim, "slots": self.slots, "trained": self.dim}
             _require_columns(path, file, "contents", _KINDS, widths)
-            _require_columns(path, file, "copies", _COPY_KINDS, widths)
+            # Copies in front of tables in SOK have no slots.
+            of_copies = (
+                widths if file.meta.get("copies_have_slots", True) else {**widths, "slots": 0}
+            )
+            _require_columns(path, file, "copies", _COPY_KINDS, of_copies)
+            _require_columns(path, file, "accesses", _ACCESS_KINDS, {})
             _require_columns(path, file, "pending", _PENDING_KINDS, {"sums": self.dim})
             widths = {"rows": self.dim + self.slots, "holders": (len(self._paths) + 7) // 8}
             _require_columns(path, file, "published", _PUBLISHED_KINDS, widths)
@@ -128,8 +143,21 @@ class SavedTable:
         """Whether rank 0 has all rows."""
         return all("contents" not in file.groups for file in self._files[1:])
 
+    @property
+    def has_counts_apart(self) -> bool:
+        """Whether accesses are not with their rows: each rank counted those of its batches."""
+        return any({"contents", "accesses"} <= set(file.groups) for file in self._files)
+
+    @property
+    def powers(self) -> np.ndarray | None:
+        """What Adam's bias correction goes by in SOK, float32; None: steps tell it."""
+        powers = self._files[0].meta.get("powers")
+        return None if powers is None else np.asarray(powers, np.float32)
+
     def contents(self, owns: Callable[[np.ndarray], np.ndarray] | None = None) -> Arrays:
         """Returns the rows of some keys, sorted by key, as `store.import_table` takes them.
+
+        Those of tables in SOK have "trained" besides.
 
         Args:
             owns: of keys int64 [n]: bool [n], which to take; None: all.
@@ -144,8 +172,9 @@ class SavedTable:
                 taken = slice(None) if owns is None else owns(block["keys"])
                 found.append({name: values[taken] for name, values in block.items()})
         names = [*_ROW_COLUMNS]
-        if found and all("last_used" in block for block in found):
-            names.append("last_used")
+        for name in ("last_used", "trained"):
+            if found and all(name in block for block in found):
+                names.append(name)
         joined = _joined(found, names, self.dim, self.slots)
         order = np.argsort(joined["keys"], kind="stable")
         joined = {name: values[order] for name, values in joined.items()}
@@ -186,7 +215,7 @@ class SavedTable:
         heirs = _heirs(self._files, rank, size)
         keys, counts = [np.empty(0, np.int64)], [np.empty(0, np.float32)]
         for file in heirs:
-            group = "contents" if "contents" in file.groups else "accesses"
+            group = "accesses" if "accesses" in file.groups else "contents"
             for block in file.blocks(group):
                 keys.append(block["keys"])
                 counts.append(block["counts"])
@@ -209,14 +238,24 @@ class SavedTable:
         file = self._files[rank]
         return file.read("published") if "published" in file.groups else None
 
-    def pending(self, rank: int, size: int) -> Arrays:
+    def pending(
+        self, rank: int, size: int, owns: Callable[[np.ndarray], np.ndarray] | None = None
+    ) -> Arrays:
         """Returns the sums that a rank of `size` is to hold, as `store.import_pending` takes them.
 
         Nothing that was held is lost: where another number of ranks saved them, the sums of each go
         to the rank of its number modulo `size`; of one key they are added up.
+
+        Args:
+            rank: that is to hold them.
+            size: ranks in all.
+            owns: of keys int64 [n]: bool [n], whose sums the rank takes, of any rank's; None: it
+                holds sums of any keys.
         """
-        heirs = _heirs(self._files, rank, size)
+        heirs = _heirs(self._files, rank, size) if owns is None else self._files
         parts = [file.read("pending") for file in heirs]
+        if owns is not None:
+            parts = [{n: v[owns(part["keys"])] for n, v in part.items()} for part in parts]
         rate = float((heirs or self._files)[0].meta["learning_rate"])
         if len(parts) == 1:
             return {**parts[0], "learning_rate": np.float32(rate)}
@@ -283,18 +322,16 @@ def with_counts(contents: Arrays, keys: np.ndarray, counts: np.ndarray) -> Array
     return {**contents, "counts": changed}
 
 
-def with_slots(contents: Arrays, width: int, initial: float) -> Arrays:
+def with_slots(contents: Arrays, initial: np.ndarray) -> Arrays:
     """Returns contents whose rows have as many slots as a rule wants, as those of new rows.
 
     Args:
         contents: of a store that kept none, or others.
-        width: float32 values per row.
-        initial: of each.
+        initial: float32 [slots per row], of a new row.
     """
-    if contents["slots"].shape[1] == width:
+    if contents["slots"].shape[1] == initial.size:
         return contents
-    slots = np.full((len(contents["keys"]), width), initial, np.float32)
-    return {**contents, "slots": slots}
+    return {**contents, "slots": np.tile(initial, (len(contents["keys"]), 1))}
 
 
 def without_least(contents: Arrays, most: int, pinned: np.ndarray, eviction: str) -> Arrays:
@@ -319,19 +356,19 @@ def without_least(contents: Arrays, most: int, pinned: np.ndarray, eviction: str
     return {**contents, **{name: contents[name][stays] for name in columns}}
 
 
-def with_rows(contents: Arrays, keys: np.ndarray, rows: np.ndarray, initial: float) -> Arrays:
+def with_rows(contents: Arrays, keys: np.ndarray, rows: np.ndarray, initial: np.ndarray) -> Arrays:
     """Returns contents with rows of further keys, which have not been accessed.
 
     Args:
         contents: sorted by key.
         keys: int64 [n], none of which is in the contents.
         rows: float32 [n, dim].
-        initial: value of their slots.
+        initial: float32 [slots per row], their slots.
     """
     added = {
         "keys": keys,
         "rows": rows,
-        "slots": np.full((keys.size, contents["slots"].shape[1]), initial, np.float32),
+        "slots": np.tile(initial, (keys.size, 1)),
         "counts": np.zeros(keys.size, np.float32),
     }
     if len(contents["last_used"]) == len(contents["keys"]):
@@ -342,7 +379,7 @@ def with_rows(contents: Arrays, keys: np.ndarray, rows: np.ndarray, initial: flo
 
 
 def _joined(blocks: Sequence[Arrays], names: Sequence[str], dim: int, slots: int) -> Arrays:
-    shapes = {"rows": (0, dim), "slots": (0, slots)}
+    shapes = {"rows": (0, dim), "slots": (0, slots), "trained": (0, dim)}
     return {
         name: np.concatenate(
             [np.empty(shapes.get(name, (0,)), _KINDS[name]), *(block[name] for block in blocks)]

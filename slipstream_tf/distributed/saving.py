@@ -112,15 +112,20 @@ class JobCheckpoints:
     variables of the program. The tables of the store (rows, slots, counts, gradient sums that are
     held back) and the engine (states of keys, T, hot set, snapshots, windows, remembered losses)
     are in files of their own, which any number of ranks may restore, replicated or sharded, and
-    a store of another kind. As many ranks as saved them go on as if never stopped: what is held
-    back is saved as it is, not flushed.
+    a store of another kind: native tables, a `VariableStore`, tables in SOK. As many ranks as
+    saved them go on as if never stopped: what is held back is saved as it is, not flushed.
 
     With another number of ranks, what was held back by a rank goes to another; the sample of the
     window's inputs is drawn anew; copies that sharded tables had are made anew, and with them the
     accesses by which the next hot set is chosen; what `own` reaches is not restored.
 
-    Of tables in SOK every rank writes its own rows within the `tf.train.Checkpoint`, after `flush`;
-    as many ranks read their own part, others all parts.
+    Of tables in SOK every rank writes its own rows; `SokEmbeddingStore` and `SokPooledStore` twice:
+    as others read them, and as SOK holds them, less their initial rows. What others wrote is
+    rounded to that difference. SOK does not tell in which order rows would be evicted: after a
+    restart they are as young as one another. It takes no keys out: restore into new tables, or keys
+    that are not in the checkpoint start anew. Estimated access counts
+    (`SokStore(..., counts_on_device=True)`) start anew, too. Checkpoints of earlier versions, whose
+    tables in SOK are within each rank's `tf.train.Checkpoint`, are read by the first two.
 
     `save` returns as soon as what is to be written has been copied: beside the tables there must be
     room for a copy of their rows, slots and counts, and for a moment for another one of the largest
@@ -156,16 +161,14 @@ class JobCheckpoints:
             ValueError: `keep` is no integer >= 1, or the store is no embedding store.
         """
         require_integer("keep", keep, 1, None, "JobCheckpoints")
-        is_store = hasattr(store, "flush") or store_parts.has_table_files(store)
-        if store is not None and not is_store:
+        if store is not None and not store_parts.has_table_files(store):
             raise invalid("store", type(store).__name__, "JobCheckpoints", "an embedding store")
         self._directory, self._checkpoint, self._keep = Path(directory), checkpoint, keep
         self._comm, self._store, self._engine, self._own = comm, store, engine, own
         is_sharded = comm.size > 1 and isinstance(store, ShardedStore)
         self._placement = "sharded" if is_sharded else "replicated"
-        if hasattr(store, "joining_parts"):
+        if store_parts.is_in_sok(store):
             self._placement = "spread"
-        self._has_table_files = self._placement != "spread" and store_parts.has_table_files(store)
         self._rank = store_parts.Rank(comm.rank, comm.size, self._placement)
         self._names = Names("checkpoints")
         self._background, self._work = background, Background()
@@ -193,8 +196,6 @@ class JobCheckpoints:
         same = {"step": step, "placement": self._placement}
         require_same(self._comm, same, self._names.of("same"), "a checkpoint")
         self.wait()
-        if self._store is not None and not self._has_table_files:
-            self._store.flush()
         name, identity = self._together(self._begin, "make a folder for a checkpoint")[0]
         files: list[RankFiles] = []
 
@@ -240,9 +241,9 @@ class JobCheckpoints:
 
         Raises:
             RuntimeError: there are checkpoints, but none is whole.
-            ValueError: the newest whole one is of another placement (SOK), or of other tables,
-                dimensions, update rules or variables; `checkpoint.CheckpointMismatchError` if it is
-                of another version.
+            ValueError: the newest whole one is of other tables, dimensions, update rules or
+                variables, or has what these tables cannot; `checkpoint.CheckpointMismatchError` if
+                it is of another version.
         """
         self.wait()
         listed = gather_json(self._comm, folders.names(self._directory), self._names.of("listed"))
@@ -277,22 +278,18 @@ class JobCheckpoints:
     def _staging(self) -> Path:
         return self._directory / folders.STAGING
 
-    @property
-    def _writes_state(self) -> bool:
-        return self._comm.rank == 0 or self._placement == "spread"
-
-    def _parts(self, world_size: int) -> list[str]:
+    def _parts(self, manifest: Manifest) -> list[str]:
         """The folders whose `tf.train.Checkpoint` this rank reads."""
-        if self._placement != "spread":
+        if not _has_tables_within(manifest):
             return ["rank-0"]
-        if world_size != self._comm.size:
+        if manifest.world_size != self._comm.size:
             # What all ranks have a copy of is that of the last.
-            return [f"rank-{rank}" for rank in reversed(range(world_size))]
+            return [f"rank-{rank}" for rank in reversed(range(manifest.world_size))]
         return [f"rank-{self._comm.rank}"]
 
     def _prefixes(self, manifest: Manifest) -> list[str]:
         """The `tf.train.Checkpoint`s that this rank reads."""
-        prefixes = [f"{part}/state" for part in self._parts(manifest.world_size)]
+        prefixes = [f"{part}/state" for part in self._parts(manifest)]
         own = f"rank-{self._comm.rank}/own"
         is_there = any(name.startswith(f"{own}.") for name in manifest.files)
         if self._own is not None and manifest.world_size == self._comm.size and is_there:
@@ -300,19 +297,19 @@ class JobCheckpoints:
         return prefixes
 
     def _apart(self) -> Any:
-        return kept_apart(self._store) if self._has_table_files else contextlib.nullcontext()
+        return contextlib.nullcontext() if self._store is None else kept_apart(self._store)
 
     def _cut(self, told: list[Any]) -> RankFiles:
         """Writes what TensorFlow writes, and copies the rest."""
         folder = self._staging / f"rank-{self._comm.rank}"
         folder.mkdir()
-        if self._writes_state:
+        if self._comm.rank == 0:
             with self._apart():
                 self._checkpoint.write(str(folder / "state"))
         if self._own is not None:
             self._own.write(str(folder / "own"))
         parts, rate = [], None
-        if self._has_table_files:
+        if self._store is not None:
             policies = None if self._engine is None else self._engine.policies
             parts = store_parts.cut(self._store, self._rank, policies)
             if store_parts.rule_of(self._store) is not None:
@@ -330,13 +327,13 @@ class JobCheckpoints:
         """Reads a checkpoint without a change to anything; returns why it is not whole."""
         try:
             manifest = read_manifest(path)
-            parts = self._parts(manifest.world_size)
+            parts = self._parts(manifest)
             for prefix in self._prefixes(manifest):
                 require_named(path, manifest, prefix)
             require_whole(path, manifest, [*parts, f"rank-{self._comm.rank}"])
             self._require_placement(path, manifest)
             tables = []
-            if self._has_table_files:
+            if self._store is not None and not _has_tables_within(manifest):
                 tables = store_parts.prepare(path, manifest, self._store, self._rank)
             rate, states = read_engines(path, manifest)
         except CheckpointMismatchError:
@@ -349,18 +346,19 @@ class JobCheckpoints:
         return None
 
     def _require_placement(self, path: Path, manifest: Manifest) -> None:
-        if (manifest.placement == "spread") != (self._placement == "spread"):
+        if _has_tables_within(manifest) and not hasattr(self._store, "joining_parts"):
             raise CheckpointMismatchError(
                 path / NAME,
                 f"was saved with {manifest.placement} tables, but this job has {self._placement} "
                 "ones",
-                "Restore it with the kind of store that saved it.",
+                "Its tables in SOK are within each rank's tf.train.Checkpoint: restore it with the "
+                "kind of store that saved it, and save it again; any store restores that.",
             )
 
     def _replace(self, ready: _Ready) -> SavedJob:
         path, manifest = ready.path, ready.manifest
         self._together(lambda: self._read_states(path, manifest), f"restore {path}")
-        if self._has_table_files:
+        if ready.tables:
             replace = functools.partial(store_parts.replace, self._store, ready.tables)
             self._together(replace, f"restore the tables of {path}")
             if ready.learning_rate is not None and store_parts.rule_of(self._store) is not None:
@@ -372,7 +370,7 @@ class JobCheckpoints:
             else:
                 logging.warning("%s was saved without an engine, which starts anew.", path)
             policies = self._engine.policies
-        if self._has_table_files:
+        if ready.tables:
             is_in_window = self._engine is not None and bool(ready.states)
             copy = functools.partial(
                 store_parts.replace_copies, self._store, ready.tables, is_in_window
@@ -388,10 +386,11 @@ class JobCheckpoints:
         return SavedJob(path, manifest.step, manifest.world_size, manifest.placement, *told)
 
     def _read_states(self, path: Path, manifest: Manifest) -> None:
-        parts = self._parts(manifest.world_size)
+        parts = self._parts(manifest)
+        is_within = _has_tables_within(manifest)
         with self._store.joining_parts() if len(parts) > 1 else contextlib.nullcontext():
             for part in parts:
-                with self._apart():
+                with contextlib.nullcontext() if is_within else self._apart():
                     self._read_state(path, path / part / "state", self._checkpoint)
         own = f"rank-{self._comm.rank}/own"
         if self._own is None:
@@ -412,6 +411,11 @@ class JobCheckpoints:
                 "were any. Call the model on a batch, and optimizer.build("
                 f"model.trainable_variables), before restore(). TensorFlow says: {error}"
             ) from error
+
+
+def _has_tables_within(manifest: Manifest) -> bool:
+    """Whether tables in SOK are in the ranks' `tf.train.Checkpoint`s, as they once were."""
+    return manifest.placement == "spread" and not manifest.tables
 
 
 @dataclasses.dataclass(frozen=True)

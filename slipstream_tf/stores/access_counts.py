@@ -1,6 +1,6 @@
 """Access counts of tables whose rows are elsewhere: exact in host memory, or estimated on a GPU.
 
-In: the packed keys of batches. Out: the most accessed keys of a table.
+In: the packed keys of batches. Out: the most accessed keys of a table, and counts for checkpoints.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from typing import Protocol
 
 import numpy as np
 import tensorflow as tf
+from absl import logging
 
 from slipstream_tf.config import TableConfig
 from slipstream_tf.initializers import Zeros
@@ -33,6 +34,56 @@ class AccessCounts(Protocol):
     def decay(self, factor: float) -> None:
         """Multiplies the counts of all tables by `factor`, 0 to 1."""
         ...
+
+    def export(self, table: str) -> dict[str, np.ndarray]:
+        """Returns keys int64 [n], ascending, and their counts float32 [n], above 0."""
+        ...
+
+    def replace(self, table: str, accesses: Mapping[str, np.ndarray]) -> None:
+        """Replaces the counts of a table by what `export` gave."""
+        ...
+
+
+def export_accesses(counter: NativeStore, table: str) -> dict[str, np.ndarray]:
+    """Returns the keys of a native table that were accessed, and their counts.
+
+    Args:
+        counter: has the table.
+        table: its name.
+
+    Returns:
+        "keys" int64 [n], ascending; "counts" float32 [n], above 0.
+    """
+    contents = counter.export_table(table, flush=False)
+    is_accessed = contents["counts"] > 0.0
+    return {name: contents[name][is_accessed] for name in ("keys", "counts")}
+
+
+def import_accesses(counter: NativeStore, table: str, accesses: Mapping[str, np.ndarray]) -> None:
+    """Replaces all of a native table by keys and counts; its rows are zeros, nothing is held.
+
+    Args:
+        counter: has the table; its rule has no slots.
+        table: its name.
+        accesses: as `export_accesses` gave them. Of more keys than the table has room for, those of
+            the lowest counts are left out.
+    """
+    (config,) = (config for config in counter.tables if config.name == table)
+    keys, counts = accesses["keys"], accesses["counts"]
+    if config.capacity is not None and keys.size > config.capacity:
+        most = np.sort(np.lexsort((keys, -counts))[: config.capacity])
+        keys, counts = keys[most], counts[most]
+    counter.import_table(
+        table,
+        {
+            "keys": keys,
+            "rows": np.zeros((keys.size, config.dim), np.float32),
+            "slots": np.empty((keys.size, 0), np.float32),
+            "counts": counts,
+            "last_used": np.empty(0, np.int64),
+            "steps": np.zeros(2, np.int64),
+        },
+    )
 
 
 class ExactCounts:
@@ -63,6 +114,14 @@ class ExactCounts:
         """See `AccessCounts.decay`."""
         self._counter.decay_counts(factor)
 
+    def export(self, table: str) -> dict[str, np.ndarray]:
+        """See `AccessCounts.export`."""
+        return export_accesses(self._counter, table)
+
+    def replace(self, table: str, accesses: Mapping[str, np.ndarray]) -> None:
+        """See `AccessCounts.replace`."""
+        import_accesses(self._counter, table, accesses)
+
 
 class EstimatedCounts:
     """Counts on the tables' devices, where keys already are: estimates; see `HotKeySketch`."""
@@ -74,8 +133,10 @@ class EstimatedCounts:
             devices: table name -> device.
             counted_keys: counters a row, of each table; the next power of two.
         """
-        width = max(counted_keys, 2)
-        self._sketches = {name: HotKeySketch(width, device) for name, device in devices.items()}
+        self._width = max(counted_keys, 2)
+        self._sketches = {
+            name: HotKeySketch(self._width, device) for name, device in devices.items()
+        }
 
     def count(self, packed: PackedFeatures, specs: Sequence[FeatureSpec]) -> None:
         """See `AccessCounts.count`."""
@@ -97,3 +158,19 @@ class EstimatedCounts:
         """See `AccessCounts.decay`."""
         for sketch in self._sketches.values():
             sketch.decay(factor)
+
+    def export(self, table: str) -> dict[str, np.ndarray]:
+        """See `AccessCounts.export`; of the keys that are known to be hot."""
+        keys, counts = self._sketches[table].hottest(self._width)
+        order = np.argsort(keys)
+        return {"keys": keys[order], "counts": counts[order]}
+
+    def replace(self, table: str, accesses: Mapping[str, np.ndarray]) -> None:
+        """Starts anew: keys of a sketch cannot be told from those that share their counters."""
+        self._sketches[table].decay(0.0)
+        if accesses["keys"].size:
+            logging.warning(
+                "Estimated access counts of table %r start anew; the next hot set is chosen by "
+                "fewer accesses.",
+                table,
+            )

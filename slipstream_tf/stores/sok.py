@@ -128,6 +128,11 @@ class SokTable:
         """Returns the number of rows on this rank."""
         return int(self.variable.size[0] if self.is_dynamic else self.variable.shape[0])
 
+    @property
+    def num_keys(self) -> int | None:
+        """Keys that it has rows of, 0 to that number, on all ranks; None: any number of any."""
+        return None if self.is_dynamic else int(self.variable._global_shape[0])
+
     def owners(self, keys: np.ndarray) -> np.ndarray:
         """Returns int64 [n], the rank that owns each key."""
         if self.variable.target_gpu >= 0:
@@ -151,6 +156,12 @@ class SokTable:
         """Returns int64 [n], what this rank's gradients have in place of its keys."""
         return np.asarray(self.variable.key_map(np.asarray(own_keys, np.int64)), np.int64)
 
+    def keys_of(self, indices: np.ndarray) -> np.ndarray:
+        """Returns int64 [n], the keys of this rank that have these `indices`."""
+        if self.is_dynamic or self.variable.target_gpu >= 0:
+            return np.asarray(indices, np.int64)
+        return np.asarray(indices, np.int64) * self.ranks + self.rank
+
     def read(self, own_keys: np.ndarray) -> tf.Tensor:
         """Returns float32 [n, dim], rows of this rank; SOK makes those that are missing."""
         return self.variable.sparse_read(tf.constant(self.indices(own_keys), tf.int64))
@@ -168,15 +179,20 @@ class SokTable:
             raise invalid("mode", mode, f"lookup of table {self.name!r}", allowed)
         return self.sok.all2all_dense_embedding(self.variable, self.checked(keys))
 
+    @property
+    def reserved_keys(self) -> tuple[int, ...]:
+        """Keys by which its hash table marks places, and which have no row."""
+        return _RESERVED[self.variable.backend_type] if self.is_dynamic else ()
+
     def checked(self, keys: tf.Tensor) -> tf.Tensor:
         """Returns the keys, int64 [n], of which none is one that SOK's table uses itself.
 
         Its hash tables mark free places by such keys. HKV passes over them without a word: what is
         read is no row; under an hbm table the program dies.
         """
-        if not self.is_dynamic:
+        reserved = self.reserved_keys
+        if not reserved:
             return keys
-        reserved = _RESERVED[self.variable.backend_type]
         is_reserved = functools.reduce(tf.logical_or, [keys == key for key in reserved])
         place = (
             f" of table {self.name!r}: SOK's {self.variable.backend_type} tables use "
@@ -188,6 +204,14 @@ class SokTable:
             fine = tf.debugging.Assert(~tf.reduce_any(is_reserved), [message])
         with tf.control_dependencies([] if fine is None else [fine]):
             return tf.identity(keys)
+
+    @property
+    def initial_value(self) -> float | None:
+        """What all values of a new row are; None: they are random, or given."""
+        try:
+            return float(self.variable.initializer_str) if self.is_dynamic else None
+        except (TypeError, ValueError):
+            return None
 
     def touch(self, own_keys: np.ndarray, slots: Iterable[Any] = ()) -> None:
         """Writes rows as they are, so that HKV takes them for young.

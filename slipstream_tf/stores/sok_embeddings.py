@@ -24,6 +24,7 @@ from slipstream_tf.ops import update_policy
 from slipstream_tf.ops.features import FeatureSpec, PackedFeatures
 from slipstream_tf.ops.update_policy import SATURATED, UpdateCounts, UpdatePolicy
 from slipstream_tf.stores import sok_traffic
+from slipstream_tf.stores.access_counts import export_accesses, import_accesses
 from slipstream_tf.stores.native import NativeStore
 from slipstream_tf.stores.sok import SokTable, slots_of
 from slipstream_tf.stores.sok_tables import SokTables
@@ -261,6 +262,41 @@ class SokEmbeddingStore(SokTables):
         """Returns how many keys of a table have frozen copies in this window."""
         self._index_of(table)
         return self._frozen[table]
+
+    def export_pending(self, table: str) -> dict[str, np.ndarray]:
+        """See `EmbeddingStore.export_pending`; of the sums of this rank's own batches."""
+        return self._copies.export_pending(table)
+
+    def import_pending(self, table: str, contents: Mapping[str, Any]) -> None:
+        """See `EmbeddingStore.import_pending`; of what this rank is to hold back."""
+        self._copies.import_pending(table, contents)
+
+    def export_accesses(self, table: str) -> dict[str, np.ndarray]:
+        """See `SokTables.export_accesses`."""
+        return export_accesses(self._copies, table)
+
+    def import_accesses(self, table: str, accesses: Mapping[str, np.ndarray]) -> None:
+        """See `SokTables.import_accesses`; nothing is frozen, marked or held then."""
+        import_accesses(self._copies, table, accesses)
+        self._frozen[table] = 0
+
+    def export_copies(self, table: str) -> dict[str, np.ndarray]:
+        """Returns this rank's copies of rows, with its own accesses; see `ShardedStore`."""
+        contents = self._copies.export_table(table, flush=False)
+        return {**contents, "marks": self._copies.marks(table, contents["keys"])}
+
+    def import_copies(self, table: str, contents: Mapping[str, Any]) -> None:
+        """Replaces this rank's copies by those of `export_copies`; see `ShardedStore`.
+
+        Frozen ones are as old as they were. Call it in the midst of a window, after `mark_rows` and
+        `freeze`, and before `import_pending`: what is held back is let go without a trace.
+        """
+        rows = dict(contents)
+        keys, marks = rows["keys"], rows.pop("marks", None)
+        if marks is None:
+            marks = self._copies.marks(table, keys)
+        self._copies.import_table(table, rows)
+        self._copies.mark_rows(table, keys, marks)
 
     def hot_keys(self, table: str, k: int) -> tuple[np.ndarray, np.ndarray]:
         """See `EmbeddingStore.hot_keys`; of this rank's own batches."""

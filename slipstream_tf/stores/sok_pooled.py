@@ -244,6 +244,31 @@ class SokPooledStore(SokTables):
         self._require_unwatched(table, np.asarray(marks, np.uint8))
         self._watching.mark_rows(table, keys, marks)
 
+    @property
+    def holds_at_owners(self) -> bool:
+        """Whether a rank holds sums of its own rows only."""
+        return True
+
+    def export_pending(self, table: str) -> dict[str, np.ndarray]:
+        """See `SokStore.export_pending`."""
+        return self._watching.export_pending(table)
+
+    def import_pending(self, table: str, contents: Mapping[str, Any]) -> None:
+        """See `SokStore.import_pending`."""
+        self._watching.import_pending(table, contents)
+
+    def let_go_of(self, table: str) -> None:
+        """See `SokStore.let_go_of`."""
+        self._watching.let_go_of(table)
+
+    def export_accesses(self, table: str) -> dict[str, np.ndarray]:
+        """See `SokTables.export_accesses`."""
+        return self._watching.export_accesses(table)
+
+    def import_accesses(self, table: str, accesses: Mapping[str, np.ndarray]) -> None:
+        """See `SokTables.import_accesses`; marks and held sums stay."""
+        self._watching.import_accesses(table, accesses)
+
     def hot_keys(self, table: str, k: int) -> tuple[np.ndarray, np.ndarray]:
         """See `EmbeddingStore.hot_keys`; of this rank's own batches."""
         return self._watching.hot_keys(table, k)

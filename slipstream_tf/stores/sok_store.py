@@ -26,6 +26,8 @@ from slipstream_tf.stores.access_counts import AccessCounts, EstimatedCounts, Ex
 from slipstream_tf.stores.frozen_rows import FrozenRows
 from slipstream_tf.stores.held_sums import HeldSums
 from slipstream_tf.stores.sok import SokTable, open_table, slots_of, wrap_optimizer
+from slipstream_tf.stores.sok_contents import export_rows, own_part, replace_rows
+from slipstream_tf.stores.sok_rules import SlotLayout, UserRule
 from slipstream_tf.stores.unchanged_keys import UnchangedKeys
 
 # Sums that there is room for at first, in a table of few rows; more as it grows.
@@ -142,6 +144,7 @@ class SokStore:
             num_keys = None if table.is_dynamic else table.size()
             self._held[name] = HeldSums(table.dim, device, num_keys)
             self._frozen[name] = FrozenRows(table.dim, device)
+        self._rule = UserRule(optimizer)
         self._unknown_movement = sok_movement.unknown_optimizer(optimizer)
         if self._unknown_movement is None:
             dynamic = [t.variable for t in self._tables.values() if t.is_dynamic]
@@ -461,6 +464,119 @@ class SokStore:
     def decay_counts(self, factor: float) -> None:
         """Multiplies the access counts of all tables by `factor`, 0 to 1."""
         self._counter.decay(factor)
+
+    def reserved_keys(self, table: str) -> tuple[int, ...]:
+        """Returns the keys that SOK's table uses itself, and can have no row of."""
+        return self._require(table).reserved_keys
+
+    def num_keys(self, table: str) -> int | None:
+        """Returns how many keys, from 0, a table has on all ranks; None: any number of any."""
+        return self._require(table).num_keys
+
+    def slot_layout(self, table: str) -> SlotLayout:
+        """Returns whose slots the rows of a table have, and how they start."""
+        return self._rule.layout(self._require(table))
+
+    def export_table(self, table: str, flush: bool = False) -> dict[str, np.ndarray]:
+        """Returns this rank's rows, with the optimizer's slots of dynamic variables.
+
+        Args:
+            table: name of the table.
+            flush: must be false: what is held back is not in; `flush` of the store applies it.
+
+        Returns:
+            The arrays of `ops.table.export_table`, with counts of 0 (`export_accesses` has them);
+            and "powers", float32, what Adam's bias correction goes by.
+
+        Raises:
+            ValueError: `flush` is true.
+        """
+        found = self._require(table)
+        if flush:
+            place = f"export_table of table {table!r} of a SokStore"
+            raise invalid("flush", True, place, "False; SokStore.flush applies sums")
+        contents = export_rows(found, self._rule.slots(found))
+        return {
+            **contents,
+            "counts": np.zeros(contents["keys"].size, np.float32),
+            "last_used": np.empty(0, np.int64),
+            **self._rule.export(),
+        }
+
+    def import_table(self, table: str, contents: Mapping[str, Any]) -> None:
+        """Replaces this rank's rows and slots by what `export_table` of any store gave.
+
+        SOK cannot take keys out: those that a dynamic variable has and the contents do not start
+        anew, if its initializer is a number; else they stay. Those of a `sok.Variable` stay.
+
+        Args:
+            table: name of the table.
+            contents: keys that other ranks own are passed over.
+
+        Raises:
+            ValueError: an array is of another shape, or a key is one that SOK uses. Nothing is
+                changed then.
+            RuntimeError: the table had no room, and SOK evicted rows of the contents.
+        """
+        found = self._require(table)
+        slots = self._rule.slots(found)
+        own = own_part(found, len(slots), contents)
+        replace_rows(found, slots, own, found.initial_value, self._rule.initial_slots())
+        self._rule.replace(contents)
+
+    @property
+    def holds_at_owners(self) -> bool:
+        """Whether a rank holds sums of its own rows only."""
+        return True
+
+    def export_pending(self, table: str) -> dict[str, np.ndarray]:
+        """Returns the gradient sums that this rank holds back, of its own rows; they stay.
+
+        As `ops.pending` describes them; and "is_leaving", a bool: whether they all leave with the
+        next step.
+        """
+        found = self._require(table)
+        held = self._held[table]
+        indices, ages, sums = held.export()
+        return {
+            "keys": found.keys_of(indices),
+            "ages": ages,
+            "ranks": np.zeros(indices.size, np.int32),
+            "sums": sums,
+            "learning_rate": np.float32(0.0),
+            "is_leaving": np.bool_(held.is_leaving),
+        }
+
+    def import_pending(self, table: str, contents: Mapping[str, Any]) -> None:
+        """Replaces the gradient sums that are held back; those of one key are added up.
+
+        Args:
+            table: name of the table.
+            contents: as `export_pending` gave them; keys that other ranks own are passed over.
+
+        Raises:
+            RuntimeError: there are some, but the policy defers nothing.
+        """
+        found = self._require(table)
+        is_own = found.owners(contents["keys"]) == found.rank
+        keys, ages, sums = (contents[name][is_own] for name in ("keys", "ages", "sums"))
+        self._held[table].replace(found.indices(keys), ages, sums)
+
+    def let_go_of(self, table: str) -> None:
+        """Makes all sums that a table holds leave with the next step, whatever the policy."""
+        self._held[self._require(table).name].let_go_of_all()
+
+    def export_accesses(self, table: str) -> dict[str, np.ndarray]:
+        """Returns what this rank's batches accessed of a table, of any rank's keys.
+
+        Returns:
+            "keys" int64 [n], ascending; "counts" float32 [n], decayed, above 0.
+        """
+        return self._counter.export(self._require(table).name)
+
+    def import_accesses(self, table: str, accesses: Mapping[str, np.ndarray]) -> None:
+        """Replaces access counts by what `export_accesses` gave; estimated ones start anew."""
+        self._counter.replace(self._require(table).name, accesses)
 
     def _require(self, table: str) -> SokTable:
         if table not in self._tables:

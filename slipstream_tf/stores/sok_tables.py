@@ -1,7 +1,7 @@
 """Embedding tables of our own that SOK holds: what is the same however their rows are looked up.
 
 In: the tables' settings and a rule of this package. Out: variables of SOK with an optimizer, rows,
-and checkpoints of any number of ranks.
+and what checkpoints of any number of ranks, and of any kind of store, need of them.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from slipstream_tf.ops.update_policy import WATCHED, UpdateCounts, UpdatePolicy
 from slipstream_tf.stores import hkv
 from slipstream_tf.stores.native import NativeStore
 from slipstream_tf.stores.sok import SokTable, open_sok, slots_of, wrap_optimizer
+from slipstream_tf.stores.sok_contents import export_rows, own_part, replace_rows
+from slipstream_tf.stores.sok_rules import SLOTS, powers_of
 
 VAR_TYPES = ("hybrid", "hbm")
-# Slots of an optimizer by SOK's names, in the order of a native table's.
-_SLOTS = {"Adagrad": ("accumulator",), "Adam": ("m", "v")}
 
 
 class SokTables(abc.ABC):
@@ -145,42 +145,84 @@ class SokTables(abc.ABC):
         if policy.ranks > 1:
             raise invalid("simulated_ranks", policy.ranks, place, "1")
 
-    def export_table(self, table: str) -> dict[str, np.ndarray]:
+    @abc.abstractmethod
+    def flush(self) -> None:
+        """See `EmbeddingStore.flush`."""
+
+    @abc.abstractmethod
+    def export_accesses(self, table: str) -> dict[str, np.ndarray]:
+        """Returns what this rank's batches accessed of a table, of any rank's keys.
+
+        Returns:
+            "keys" int64 [n], ascending; "counts" float32 [n], decayed, above 0.
+        """
+
+    @abc.abstractmethod
+    def import_accesses(self, table: str, accesses: Mapping[str, np.ndarray]) -> None:
+        """Replaces access counts by what `export_accesses` gave.
+
+        Marks are lost; so are held sums where they are kept beside the counts.
+        """
+
+    def reserved_keys(self, table: str) -> tuple[int, ...]:
+        """Returns the keys that SOK's table uses itself, and can have no row of."""
+        return self._tables[self._index_of(table)].reserved_keys
+
+    def export_table(self, table: str, flush: bool = True) -> dict[str, np.ndarray]:
         """See `EmbeddingStore.export_table`; of the rows on this rank.
+
+        Args:
+            table: name of the table.
+            flush: whether deferred gradients are to be in; else they stay, and are not in.
 
         Returns:
             The arrays of `ops.table.export_table`, from which a native table can be made, too;
             "trained", float32 [n, dim], the rows as SOK has them; "powers", float32, what Adam's
-            bias correction goes by. Access counts are 0.
+            bias correction goes by. Access counts are those of a single rank, and 0 of several:
+            a rank knows those of its own batches only (`export_accesses`).
 
         Raises:
-            RuntimeError: this rank holds sums back.
+            RuntimeError: deferred gradients are to be in, and one of several ranks holds some back.
         """
         index = self._index_of(table)
-        pending = self.update_counts(table).pending
-        if pending and not self._policies[table].is_shadow:
-            raise RuntimeError(
-                f"Rank {self._tables[0].rank} holds back {pending} gradient sums of table "
-                f"{table!r}. Call flush() of the store on all ranks first."
-            )
         found = self._tables[index]
-        keys, trained = (part.numpy() for part in self._sok.export(found.variable))
-        order = np.argsort(keys)
-        keys, trained = keys[order], trained[order]
-        slots = [slot.sparse_read(tf.constant(keys)).numpy() for slot in self._slots(found)]
+        if flush:
+            self._require_flushed(table)
+        own = export_rows(found, self._slots(found))
+        keys, trained = own["keys"], own["rows"]
+        counts = np.zeros(keys.size, np.float32)
+        if found.ranks == 1:
+            counts = _counts_of(keys, self.export_accesses(table))
         return {
             "keys": keys,
             "rows": self._with_initial(index, keys, tf.constant(trained)).numpy(),
-            "slots": np.concatenate([np.empty((keys.size, 0), np.float32), *slots], axis=1),
-            "counts": np.zeros(keys.size, np.float32),
+            "slots": own["slots"],
+            "counts": counts,
             "last_used": np.empty(0, np.int64),
             "steps": self._steps.numpy(),
             "trained": trained,
             "powers": np.array([power.numpy() for power in self._powers()], np.float32),
         }
 
+    def _require_flushed(self, table: str) -> None:
+        pending = self.update_counts(table).pending
+        if not pending or self._policies[table].is_shadow:
+            return
+        if self._tables[0].ranks == 1:
+            self.flush()
+            return
+        raise RuntimeError(
+            f"Rank {self._tables[0].rank} holds back {pending} gradient sums of table "
+            f"{table!r}. Call flush() of the store on all ranks first."
+        )
+
     def import_table(self, table: str, contents: Mapping[str, Any]) -> None:
-        """Replaces all of a table by what `export_table` gave, of any ranks; all or nothing.
+        """Replaces all of a table by what `export_table` gave, of any ranks and kind of store.
+
+        SOK cannot take keys out: those that the table has and the contents do not start anew, and
+        take room as before. A single rank takes the access counts over. What SOK holds is a row
+        less its initial row: of other stores' contents that difference is rounded, so that a row
+        comes back to within 2^-23 of the two values' magnitudes.
 
         Args:
             table: name of the table.
@@ -188,46 +230,44 @@ class SokTables(abc.ABC):
                 "powers" are missing.
 
         Raises:
-            ValueError: an array is missing, or of another shape.
-            RuntimeError: the table has other keys already; SOK cannot take them out.
+            ValueError: an array is missing, or of another shape, or a key is one that SOK uses.
+                Nothing is changed then.
+            RuntimeError: the table had no room, and SOK evicted rows of the contents.
         """
         index = self._index_of(table)
         if self._parts is not None:
             self._parts[table].append(contents)
             return
         found = self._tables[index]
-        keys = np.asarray(contents["keys"], np.int64)
         slots = self._slots(found)
-        width = len(slots) * found.dim
-        if contents["slots"].shape != (keys.size, width):
-            allowed = f"float32 [{keys.size}, {width}]"
-            raise invalid("slots", list(contents["slots"].shape), f"table {table!r}", allowed)
-        is_own = found.owners(keys) == found.rank
-        keys = keys[is_own]
-        present, _ = self._sok.export(found.variable)
-        others = np.setdiff1d(present.numpy(), keys)
-        if others.size:
-            raise RuntimeError(
-                f"Table {table!r} has {others.size} keys that are not to be loaded, such as "
-                f"{others[0]}, and SOK cannot take keys out. Load into a new store."
-            )
-        trained = contents.get("trained")
-        if trained is None:
-            zeros = tf.zeros([keys.size, found.dim])
-            trained = contents["rows"][is_own] - self._with_initial(index, keys, zeros).numpy()
-        else:
-            trained = trained[is_own]
-        self._sok.assign(found.variable, tf.constant(keys), tf.constant(trained))
-        for slot, values in zip(
-            slots, np.split(contents["slots"], len(slots) or 1, 1), strict=False
-        ):
-            self._sok.assign(slot, tf.constant(keys), tf.constant(values[is_own]))
+        own = own_part(found, len(slots), contents, optional=("trained",))
+        own["rows"] = self._trained(index, own)
+        start = float(getattr(self.optimizer, "initial_accumulator_value", 0.0))
+        replace_rows(found, slots, own, 0.0, [start] * len(slots))
         self._steps.assign(contents["steps"])
         powers = contents.get("powers")
-        if powers is None:
+        if powers is None or len(powers) != len(self._powers()):
+            # Of a store whose optimizer counts in another way.
             powers = np.array(self._betas()) ** (int(contents["steps"][0]) + 1)
         for power, value in zip(self._powers(), powers, strict=True):
             power.assign(value)
+        if found.ranks == 1:
+            is_accessed = np.asarray(contents["counts"]) > 0.0
+            self.import_accesses(
+                table, {n: np.asarray(contents[n])[is_accessed] for n in ("keys", "counts")}
+            )
+
+    def _trained(self, index: int, own: Mapping[str, np.ndarray]) -> np.ndarray:
+        """What SOK is to hold of rows, float32 [n, dim]: as it held them, or their difference."""
+        keys, rows = own["keys"], np.asarray(own["rows"], np.float32)
+        zeros = tf.zeros([keys.size, self.tables[index].dim])
+        difference = rows - self._with_initial(index, keys, zeros).numpy()
+        if "trained" not in own:
+            return difference
+        # Of a table of another seed or initializer the sum would be another row.
+        trained = np.asarray(own["trained"], np.float32)
+        sums = self._with_initial(index, keys, tf.constant(trained)).numpy()
+        return np.where((sums == rows).all(axis=1, keepdims=True), trained, difference)
 
     @contextlib.contextmanager
     def joining_parts(self) -> Iterator[None]:
@@ -261,15 +301,23 @@ class SokTables(abc.ABC):
 
     def _powers(self) -> list[tf.Variable]:
         """Adam's betas to the power of its updates and one: of the first beta, of the second."""
-        by_name = sorted(self._updater._non_slot_dict.items(), key=lambda item: item[0][0])
-        return [power for _, power in by_name]
+        return powers_of(self._updater)
 
     def _slots(self, table: SokTable) -> list[Any]:
         slots = slots_of(self._updater, table.variable)
-        return [slots[name] for name in _SLOTS.get(type(self.optimizer).__name__, ())]
+        return [slots[name] for name in SLOTS.get(type(self.optimizer).__name__, ())]
 
     def _index_of(self, table: str) -> int:
         return self._initial._index_of(table)
+
+
+def _counts_of(keys: np.ndarray, accesses: Mapping[str, np.ndarray]) -> np.ndarray:
+    """The counts of keys, both int64 ascending, float32 [n]; 0 of those without an access."""
+    counts = np.zeros(keys.size, np.float32)
+    place = np.searchsorted(keys, accesses["keys"])
+    is_there = np.isin(accesses["keys"], keys)
+    counts[place[is_there]] = accesses["counts"][is_there]
+    return counts
 
 
 def _joined(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -88,13 +88,47 @@ def save_and_load(comm, rule, var_type: str) -> None:
     if comm.size == 1:
         np.testing.assert_allclose(native.gather("t", np.arange(90))[0], rows_of(saved), rtol=1e-4)
     exported = loaded.export_table("t")
-    some = {name: values if name == "steps" else values[:3] for name, values in exported.items()}
+    load_fewer(loaded, exported)
+
+
+def load_fewer(loaded, exported) -> None:
+    """Keys that SOK cannot take out start anew, with their slots."""
+    kept = exported["keys"][:3]
+    some = {
+        name: values if name in ("steps", "powers") else values[:3]
+        for name, values in exported.items()
+    }
+    loaded.import_table("t", some)
+    now = loaded.export_table("t")
+    np.testing.assert_array_equal(now["keys"], exported["keys"])
+    is_kept = np.isin(now["keys"], kept)
+    for name in ("rows", "slots", "trained"):
+        np.testing.assert_array_equal(now[name][is_kept], some[name])
+    assert not now["trained"][~is_kept].any() and exported["trained"][~is_kept].any()
+    start = getattr(loaded.optimizer, "initial_accumulator_value", 0.0)
+    np.testing.assert_array_equal(now["slots"][~is_kept], np.float32(start))
+
+
+def take_no_more_than_there_is_room_for(comm) -> None:
+    tables = [slip.TableConfig("t", 4, capacity=n, eviction="lru") for n in (64, 16)]
+    rule = slip.optimizers.Adagrad(0.1)
+    large, small = (SokEmbeddingStore([table], rule, comm) for table in tables)
+    train(large, 3, comm.rank)
+    contents = large.export_table("t")
+    assert contents["keys"].size > 16
     try:
-        loaded.import_table("t", some)
+        small.import_table("t", contents)
     except RuntimeError as error:
-        assert "cannot take keys out" in str(error)
+        assert "evicted" in str(error) and "more capacity" in str(error)
     else:
-        raise AssertionError("rows that are not there were left in the table")
+        raise AssertionError("rows were lost without a word")
+    # Rows that were there make room for those that are loaded.
+    fine = {name: v[:16] if v.ndim and len(v) > 16 else v for name, v in contents.items()}
+    small.import_table("t", fine)
+    for name in ("keys", "rows", "slots"):
+        np.testing.assert_array_equal(small.export_table("t")[name], fine[name])
+    bad = {**fine, "keys": np.arange(16) - 1}
+    refuses("others than", small.import_table, "t", bad)
 
 
 def fit(comm, store: str) -> None:
@@ -128,6 +162,7 @@ def main() -> None:
     save_and_load(comm, slip.optimizers.Adam(0.1), "hybrid")
     save_and_load(comm, slip.optimizers.Adagrad(0.1), "hbm")
     save_and_load(comm, slip.optimizers.SGD(0.1), "hybrid")
+    take_no_more_than_there_is_room_for(comm)
     fit(comm, "sok")
     fit(comm, "sok_pooled")
     print("all is well")

@@ -3,7 +3,8 @@
     resuming.py FOLDER FROM TO
 
 FROM: a job of FOLDER whose checkpoint is restored, or "none". TO: this job, which trains from there
-to the end, saves on the way, and must end with the rows that the job "whole" had.
+to the end, saves on the way, and must end with the rows that the job "whole" had, or "older", which
+is the same, but applies held sums and writes a checkpoint as earlier versions did.
 """
 
 from __future__ import annotations
@@ -15,7 +16,10 @@ import numpy as np
 import tensorflow as tf
 
 import slipstream_tf as slip
+from slipstream_tf.checkpoint.manifest import Manifest, entry_of
+from slipstream_tf.checkpoint.writing import RankFiles, write_rank
 from slipstream_tf.distributed import JobCheckpoints, init
+from slipstream_tf.distributed.agreement import gather_json
 from slipstream_tf.ops.update_policy import UpdatePolicy
 
 KEYS, BATCH, STEPS, SAVED = 50, 24, 8, 4
@@ -34,6 +38,43 @@ def batch_of(step: int, comm) -> dict:
     return {"t": tf.constant(np.split(keys, comm.size)[comm.rank])}
 
 
+class Policies:
+    """In place of an engine: what becomes of gradients; it has no state."""
+
+    def __init__(self, policy: UpdatePolicy) -> None:
+        self.policies = {"t": policy}
+
+    def state(self) -> None:
+        return None
+
+
+def train(comm, layer, head, name: str, step: int) -> None:
+    with tf.GradientTape() as tape:
+        rows = layer(batch_of(step, comm), training=True)["t"]
+        loss = tf.reduce_mean(tf.square(rows * head - 1.0))
+    anchor = layer.update_anchor.value
+    gradient, _ = tape.gradient(loss, [head, anchor])
+    head.assign_sub(0.1 * comm.sum(gradient, "dense", f"head.{name}.{step}") / comm.size)
+
+
+def write_older(directory: Path, checkpoint: tf.train.Checkpoint, comm) -> None:
+    """Each rank's rows are within its `tf.train.Checkpoint`; there are no files of tables."""
+    folder = directory / "checkpoint-000001"
+    prefix = f"rank-{comm.rank}/state"
+    checkpoint.write(str(folder / prefix))
+    files = RankFiles(comm.rank, [], None, None, None, None)
+    write_rank(folder, "older", files)
+    gather_json(comm, 0, f"older.{directory.name}")
+    if comm.rank == 0:
+        parts = sorted(path for path in folder.glob("rank-*/*"))
+        entries = {f"{path.parent.name}/{path.name}": entry_of(path) for path in parts}
+        ranks = [None] * comm.size
+        Manifest("older", SAVED, comm.size, "spread", [], entries, ranks, ranks, None, {}).write(
+            folder
+        )
+    gather_json(comm, 0, f"older.{directory.name}.done")
+
+
 def compare(comm, folder: Path, name: str, source: str, job: str) -> None:
     store, rule, policy = CASES[name]
     tables = [slip.TableConfig("t", 4, combiner="mean", capacity=256, eviction="lru")]
@@ -41,36 +82,40 @@ def compare(comm, folder: Path, name: str, source: str, job: str) -> None:
     layer.store.set_update_policy("t", policy)
     head, step_of = tf.Variable(tf.ones([4])), tf.Variable(0)
     checkpoint = tf.train.Checkpoint(layer=layer, head=head, step=step_of)
-    checkpoints = JobCheckpoints(folder / job / name, checkpoint, comm, layer.store)
+
+    def checkpoints_of(job: str) -> JobCheckpoints:
+        engine = Policies(policy)
+        return JobCheckpoints(folder / job / name, checkpoint, comm, layer.store, engine=engine)
+
+    checkpoints = checkpoints_of(job)
     start = 0
     if source != "none":
-        saved = JobCheckpoints(folder / source / name, checkpoint, comm, layer.store).restore()
+        saved = checkpoints_of(source).restore()
         assert saved is not None and saved.placement == "spread" and saved.step == SAVED
         assert int(step_of) == start + SAVED
         start = saved.step
     held = 0
     for step in range(start, STEPS):
-        with tf.GradientTape() as tape:
-            rows = layer(batch_of(step, comm), training=True)["t"]
-            loss = tf.reduce_mean(tf.square(rows * head - 1.0))
-        anchor = layer.update_anchor.value
-        gradient, _ = tape.gradient(loss, [head, anchor])
-        head.assign_sub(0.1 * comm.sum(gradient, "dense", f"head.{name}.{step}") / comm.size)
+        train(comm, layer, head, name, step)
         held += layer.store.update_counts("t").pending
         if step + 1 == SAVED:
             step_of.assign(step + 1)
-            checkpoints.save(step + 1)
+            if job == "older":
+                layer.store.flush()
+                write_older(folder / job / name, checkpoint, comm)
+            else:
+                checkpoints.save(step + 1)
     layer.store.flush()
     assert (held > 0) == (policy.mode == "defer")
     keys = np.arange(KEYS)
     rows = layer({"t": keys})["t"].numpy()
     file = folder / f"{name}.npz"
-    if job == "whole":
+    if job in ("whole", "older"):
         if comm.rank == 0:
             np.savez(file, rows=rows, head=head.numpy(), size=comm.size)
         return
     whole = np.load(file)
-    same = comm.size == whole["size"] and source in ("none", "whole")
+    same = comm.size == whole["size"] and source in ("none", "whole", "older")
     for mine, theirs in ((rows, whole["rows"]), (head.numpy(), whole["head"])):
         if same:
             np.testing.assert_array_equal(mine, theirs)

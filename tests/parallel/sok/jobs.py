@@ -1,0 +1,130 @@
+"""What moving.py and going_on.py share: a job on tables of any kind, with engine and checkpoints.
+
+Not run by itself.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+import slipstream_tf as slip
+from slipstream_tf.distributed import JobCheckpoints
+
+KEYS, GLOBAL_BATCH = 60, 24
+DIMS = {"one": 4, "two": 3}
+FEATURES = {"a": "one", "bag": "one", "b": "two"}
+RULES = {
+    "sgd": slip.optimizers.SGD(0.1),
+    "adagrad": slip.optimizers.Adagrad(0.1, 0.1, 1e-12),
+    "adam": slip.optimizers.Adam(0.05),
+}
+ENGINE = {
+    **{"snapshot_interval": 4, "warmup_steps": 0, "target_skip": 0.6, "seed": 3},
+    **{"metric": "l2", "hot_budget_bytes": 1 << 20, "revisit_every": 3},
+}
+WAYS: dict[str, dict[str, Any]] = {
+    "mask": {"skip": "gradients", "freeze_drift": 1.0},
+    "interval": {
+        **{"skip": "defer", "defer_trigger": "interval", "defer_steps": 7},
+        **{"freeze_drift": 1.0},
+    },
+    "movement": {"skip": "defer", "defer_movement": 0.05, "defer_max_age": 9, "freeze_drift": 0},
+}
+
+
+class Job:
+    """A rank's layer, dense weight, engine and checkpoints."""
+
+    def __init__(
+        self, comm: Any, store: str, rule: str, way: str, seed: int = 2, is_traced: bool = True
+    ) -> None:
+        """Makes empty tables.
+
+        Args:
+            comm: the ranks.
+            store: "native", "sharded", "replicated", "sok" or "sok_pooled".
+            rule: of `RULES`.
+            way: of `WAYS`.
+            seed: of the initial rows of table "two".
+            is_traced: whether steps are a `tf.function`, which takes longer to make than to run.
+        """
+        self.comm, self.is_in_sok = comm, store.startswith("sok")
+        bounds = {"capacity": 1 << 10, "eviction": "lru"} if self.is_in_sok else {}
+        tables = [
+            slip.TableConfig(
+                name, dim, combiner="mean", seed=seed if name == "two" else 1, **bounds
+            )
+            for name, dim in DIMS.items()
+        ]
+        placement = {"placement": store} if store in ("sharded", "replicated") else {}
+        self.layer = slip.keras.EmbeddingCollection(
+            tables, RULES[rule], FEATURES, store=store if self.is_in_sok else "native", comm=comm,
+            **placement,
+        )  # fmt: skip
+        self.store, self.tables = self.layer.store, tables
+        config = slip.SaturationConfig(**{**ENGINE, **WAYS[way]})
+        self.engine = slip.Slipstream(self.layer, config)
+        self.head = tf.Variable(tf.ones([sum(DIMS[t] for t in FEATURES.values())]))
+        self._step = tf.function(self._train, autograph=False) if is_traced else self._train
+
+    def checkpoints(self, folder: Path) -> JobCheckpoints:
+        state = tf.train.Checkpoint(layer=self.layer, head=self.head)
+        return JobCheckpoints(
+            folder, state, self.comm, self.store, engine=self.engine, background=False
+        )
+
+    def _train(self, inputs: Any, step: Any) -> Any:
+        with tf.GradientTape() as tape:
+            rows = self.layer(inputs, training=True)
+            joined = tf.concat([rows[name] for name in FEATURES], axis=1)
+            wanted = tf.cast(tf.range(self.head.shape[0]), tf.float32) / 7.0 - 0.01 * step
+            loss = tf.reduce_mean(tf.square(joined * self.head - wanted))
+        gradient, anchor = tape.gradient(loss, [self.head, self.layer.update_anchor.value])
+        everyones = self.comm.sum(gradient, "dense", "head") / self.comm.size
+        with tf.control_dependencies([anchor]):
+            return self.head.assign_sub(0.02 * everyones)
+
+    def train(self, begin: int, end: int) -> None:
+        """Trains steps; a rank has its part of the global batch."""
+        for step in range(begin, end):
+            random = np.random.default_rng(step)
+            keys = np.minimum(random.zipf(1.3, (GLOBAL_BATCH, 4)), KEYS).astype(np.int64)
+            mine = keys[self.comm.rank :: self.comm.size]
+            inputs = {
+                "a": tf.constant(mine[:, 0]),
+                "bag": tf.constant(mine[:, 1:3]),
+                "b": tf.constant(mine[:, 3] + 2**40),
+            }
+            self.engine.observe(inputs)
+            self._step(inputs, tf.constant(float(step)))
+            self.engine.step()
+
+    def found(self) -> dict[str, Any]:
+        """All that this rank has, as arrays by name."""
+        tracker = self.engine.tracker
+        found: dict[str, Any] = {
+            "head": self.head.numpy(),
+            "threshold": tracker._threshold,
+            "reports": len(tracker.reports),
+        }
+        for name in DIMS:
+            contents = self.store.export_table(name, flush=False)
+            accesses = {n: contents[n] for n in ("keys", "counts")}
+            if self.is_in_sok:
+                accesses = self.store.export_accesses(name)
+            of_table = {
+                **{part: contents[part] for part in contents if part != "counts"},
+                **{f"accessed {part}": values for part, values in accesses.items()},
+                **{f"held {p}": v for p, v in self.store.export_pending(name).items()},
+                **{
+                    f"states {field.name}": getattr(tracker.states[name], field.name)
+                    for field in dataclasses.fields(tracker.states[name])
+                },
+            }
+            found |= {f"{name} {part}": values for part, values in of_table.items()}
+        return found

@@ -1,0 +1,34 @@
+"""Checkpoints of tables in SOK: exact where as many ranks go on, and read by stores of any kind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+CASES = {
+    "sok": ("adagrad,mask", "adam,interval", "sgd,movement"),
+    "sok_pooled": ("adam,mask", "adagrad,movement", "sgd,interval"),
+}
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("store", CASES)
+def test_as_many_ranks_go_on_as_if_never_stopped(
+    run_sok: Callable[..., str], store: str, ranks: int
+) -> None:
+    run_sok("going_on.py", ranks, *(f"{store},{case}" for case in CASES[store]))
+
+
+def test_nothing_is_lost_between_stores_and_ranks(
+    run_sok: Callable[..., str], tmp_path: Path
+) -> None:
+    folder = str(tmp_path)
+    first = ("none:native:a", "a:sok:b", "b:sok_pooled:c", "c:native:d")
+    run_sok("moving.py", 1, folder, *first)
+    then = ("a:sok:e", "e:sharded:f", "f:sok:g", "g:replicated:h", "h:sok_pooled:i")
+    run_sok("moving.py", 2, folder, *then)
+    # Tables of two ranks, by one; and the other way round.
+    run_sok("moving.py", 1, folder, "e:native:j", "g:sok:k", "i:sok_pooled:l")
+    run_sok("moving.py", 2, folder, "k:sok:m", "l:sok_pooled:n")

@@ -1,0 +1,330 @@
+"""Tables of SOK in checkpoints, by a stand-in without SOK: what moves to other stores and ranks.
+
+SOK's own code is tested with the same moves in tests/parallel/sok.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from slipstream_tf import TableConfig, optimizers
+from slipstream_tf.checkpoint import CheckpointMismatchError, store_parts
+from slipstream_tf.checkpoint.manifest import Manifest
+from slipstream_tf.ops.features import FeatureSpec, pack
+from slipstream_tf.ops.update_policy import UpdatePolicy
+from slipstream_tf.stores import NativeStore, VariableStore
+
+TABLE = TableConfig("t", 2, seed=4)
+RULE = optimizers.Adagrad(0.1, 0.5)
+SPECS = [FeatureSpec("t", "t", "sum")]
+DEFERS = UpdatePolicy("defer", "interval", max_age=1000, max_rows=100)
+
+
+class InSok:
+    """A rank's part of a table as SOK's stores have it: rows by key modulo ranks, counts apart."""
+
+    def __init__(self, rank: int, ranks: int, holds_at_owners: bool = False) -> None:
+        self.rank, self.ranks, self.holds_at_owners = rank, ranks, holds_at_owners
+        self.tables, self.optimizer = (TABLE,), RULE
+        self.learning_rate = tf.Variable(0.1)
+        self.contents: dict[str, np.ndarray] = {}
+        self.accesses = {"keys": np.empty(0, np.int64), "counts": np.empty(0, np.float32)}
+        self.pending: dict[str, Any] = {}
+        self.policies: list[UpdatePolicy] = []
+        self.flushed = 0
+
+    def fill(self, keys: Sequence[int], powers: Sequence[float] = ()) -> InSok:
+        """Makes rows of its own keys; ranks access all keys, and hold sums of some."""
+        everyones = np.array(keys, np.int64)
+        own = everyones[everyones % self.ranks == self.rank]
+        values = (own[:, None] + np.array([0.0, 0.5])).astype(np.float32)
+        self.contents = {
+            **{"keys": own, "rows": values, "slots": values + 7, "trained": values - 1},
+            **{"counts": np.zeros(own.size, np.float32), "last_used": np.empty(0, np.int64)},
+            **{"steps": np.array([5, 6]), "powers": np.array(powers, np.float32)},
+        }
+        counts = (1.0 + self.rank + everyones % 3).astype(np.float32)
+        self.accesses = {"keys": everyones, "counts": counts}
+        held = (own if self.holds_at_owners else everyones)[:: 3 + self.rank]
+        self.pending = {
+            **{"keys": held, "ages": np.arange(held.size)[::-1].copy()},
+            **{"ranks": np.zeros(held.size, np.int32), "learning_rate": np.float32(0.1)},
+            "sums": np.stack([held + 0.25, -held - 1.0 - self.rank], 1).astype(np.float32),
+        }
+        return self
+
+    def owners(self, table: str, keys: np.ndarray) -> np.ndarray:
+        return keys % self.ranks
+
+    def reserved_keys(self, table: str) -> tuple[int, ...]:
+        return (-4, -3, -2, -1)
+
+    def export_table(self, table: str, flush: bool = True) -> dict[str, np.ndarray]:
+        assert not flush
+        return dict(self.contents)
+
+    def import_table(self, table: str, contents: dict[str, np.ndarray]) -> None:
+        self.contents = contents
+
+    def export_accesses(self, table: str) -> dict[str, np.ndarray]:
+        return self.accesses
+
+    def import_accesses(self, table: str, accesses: dict[str, np.ndarray]) -> None:
+        self.accesses = accesses
+
+    def export_pending(self, table: str) -> dict[str, Any]:
+        return dict(self.pending)
+
+    def import_pending(self, table: str, contents: dict[str, Any]) -> None:
+        self.pending = contents
+
+    def set_update_policy(self, table: str, policy: UpdatePolicy) -> None:
+        self.policies.append(policy)
+
+    def flush(self) -> None:
+        self.flushed += 1
+
+
+class WithCopies(InSok):
+    """Which has copies of rows, without slots, as `SokEmbeddingStore` has."""
+
+    copies: dict[str, np.ndarray] | None = None
+
+    def export_copies(self, table: str) -> dict[str, np.ndarray]:
+        keys = self.accesses["keys"]
+        return {
+            **self.accesses,
+            **{"rows": np.ones((keys.size, 2), np.float32), "steps": np.array([3, 4])},
+            **{"slots": np.empty((keys.size, 0), np.float32), "last_used": keys % 4},
+            "marks": (keys % 2).astype(np.uint8),
+        }
+
+    def import_copies(self, table: str, contents: dict[str, np.ndarray]) -> None:
+        self.copies = contents
+
+
+def native(keys: Sequence[int]) -> NativeStore:
+    """A native table that has trained keys, of which it holds sums."""
+    store = NativeStore([TABLE], RULE)
+    for step in range(3):
+        if step == 2:
+            store.set_update_policy("t", DEFERS)
+            store.mark_rows("t", keys[::2], np.ones(len(keys[::2]), np.uint8))
+        packed = pack({"t": tf.constant(keys[: len(keys) - step], tf.int64)}, SPECS)
+        (rows,), plan = store.lookup(packed, SPECS, training=True)
+        store.apply_gradients(plan, [rows + 1.0])
+    return store
+
+
+def save(folder: Path, stores: Sequence[Any], placement: str) -> Manifest:
+    """Writes the files of a job's tables."""
+    (folder / "rank-0").parent.mkdir(exist_ok=True)
+    entries: list[dict[str, Any]] = []
+    for number, store in enumerate(stores):
+        (part,) = store_parts.cut(store, store_parts.Rank(number, len(stores), placement))
+        (folder / f"rank-{number}").mkdir()
+        part.write(folder / store_parts.file_name(number, 0), "this")
+        entries.append({n: getattr(part, n) for n in ("name", "dim", "slots", "rule")})
+    described = {**entries[0], "dtype": "float32", "rows": 0}
+    return Manifest("this", 1, len(stores), placement, [described], {}, [], [], None, {})
+
+
+def together(work: Callable[[], Any], what: str) -> list[Any]:
+    return [work()]
+
+
+def restore(
+    folder: Path,
+    manifest: Manifest,
+    stores: Sequence[Any],
+    placement: str,
+    policy: UpdatePolicy = DEFERS,
+) -> None:
+    """Reads them into the tables of another job."""
+    for number, store in enumerate(stores):
+        rank = store_parts.Rank(number, len(stores), placement)
+        ready = store_parts.prepare(folder, manifest, store, rank)
+        store_parts.replace(store, ready)
+        store.set_update_policy("t", policy)
+        store_parts.replace_copies(store, ready, is_in_window=True)
+        store_parts.hold(store, ready, {"t": policy}, together)
+
+
+def rows(stores: Sequence[Any], column: str) -> dict[int, list[float]]:
+    found: dict[int, list[float]] = {}
+    for store in stores:
+        contents = store.export_table("t", flush=False)
+        for key, values in zip(contents["keys"].tolist(), contents[column].tolist(), strict=True):
+            assert key not in found
+            found[key] = values
+    return found
+
+
+def total(arrays: Sequence[dict[str, Any]], column: str) -> dict[int, Any]:
+    found: dict[int, Any] = {}
+    for array in arrays:
+        for key, value in zip(array["keys"].tolist(), array[column], strict=True):
+            found[key] = found.get(key, 0.0) + value
+    return {key: np.asarray(value).tolist() for key, value in found.items()}
+
+
+def test_native_tables_go_into_sok_and_back(tmp_path: Path) -> None:
+    keys = [8, 3, 11, 6, 1, 40]
+    first = native(keys)
+    was, held = first.export_table("t", flush=False), first.export_pending("t")
+    assert held["keys"].size == 2
+    manifest = save(tmp_path / "a", [first], "replicated")
+    spread = [InSok(r, 3) for r in range(3)]
+    restore(tmp_path / "a", manifest, spread, "spread")
+    for rank, store in enumerate(spread):
+        assert (store.contents["keys"] % 3 == rank).all()
+        assert {"trained", "powers"}.isdisjoint(store.contents)
+        assert store.contents["steps"].tolist() == was["steps"].tolist()
+        store.contents["trained"] = store.contents["rows"]
+    by_key = [dict(zip(was["keys"].tolist(), was[n].tolist(), strict=True)) for n in was if n in
+              ("rows", "slots")]  # fmt: skip
+    assert [rows(spread, "rows"), rows(spread, "slots")] == by_key
+    counts = dict(zip(was["keys"].tolist(), was["counts"].tolist(), strict=True))
+    assert total([s.accesses for s in spread], "counts") == counts
+    assert total([s.pending for s in spread], "sums") == total([held], "sums")
+
+    manifest = save(tmp_path / "b", spread, "spread")
+    back = NativeStore([TABLE], RULE)
+    restore(tmp_path / "b", manifest, [back], "replicated")
+    now = back.export_table("t", flush=False)
+    for column in ("keys", "rows", "slots", "counts"):
+        np.testing.assert_array_equal(now[column], was[column], column)
+    assert total([back.export_pending("t")], "sums") == total([held], "sums")
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_tables_in_sok_go_to_any_number_of_ranks(size: int, tmp_path: Path) -> None:
+    keys = [2, 3, 5, 7, 11, 13, 17, 19]
+    saved = [InSok(r, 2).fill(keys, [0.5, 0.25]) for r in range(2)]
+    manifest = save(tmp_path / "a", saved, "spread")
+    now = [InSok(r, size) for r in range(size)]
+    restore(tmp_path / "a", manifest, now, "spread")
+    for column in ("rows", "slots", "trained"):
+        assert rows(now, column) == rows(saved, column)
+    for store in now:
+        assert store.contents["powers"].tolist() == [0.5, 0.25]
+    for of in ("accesses", "pending"):
+        column = "counts" if of == "accesses" else "sums"
+        parts = [[getattr(s, of) for s in stores] for stores in (now, saved)]
+        assert total(parts[0], column) == total(parts[1], column)
+    if size == 2:
+        for store, old in zip(now, saved, strict=True):
+            assert store.accesses["counts"].tolist() == old.accesses["counts"].tolist()
+            assert store.pending["keys"].tolist() == old.pending["keys"].tolist()
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_accesses_that_sok_counts_apart_are_with_native_rows(size: int, tmp_path: Path) -> None:
+    keys = [2, 3, 5, 7, 11, 13]
+    saved = [InSok(r, 3).fill(keys) for r in range(3)]
+    manifest = save(tmp_path / "a", saved, "spread")
+    now = [NativeStore([TABLE], RULE) for _ in range(size)]
+    restore(tmp_path / "a", manifest, now, "replicated")
+    parts = [store.export_table("t", flush=False) for store in now]
+    assert total(parts, "counts") == total([s.accesses for s in saved], "counts")
+    for part in parts:
+        assert dict(zip(part["keys"].tolist(), part["rows"].tolist(), strict=True)) == rows(
+            saved, "rows"
+        )
+
+
+def test_an_owner_counts_what_all_ranks_accessed(tmp_path: Path) -> None:
+    class Sharded(NativeStore):
+        def __init__(self, rank: int) -> None:
+            super().__init__([TABLE], RULE)
+            self.rank = rank
+
+        def owners(self, table: str, keys: np.ndarray) -> np.ndarray:
+            return (keys // 2) % 2
+
+        def import_copies(self, table: str, contents: Any) -> None:
+            raise AssertionError("copies of another kind of store")
+
+    saved = [WithCopies(r, 2).fill([2, 3, 5, 7, 11, 13]) for r in range(2)]
+    manifest = save(tmp_path / "a", saved, "spread")
+    now = [Sharded(r) for r in range(2)]
+    for number, store in enumerate(now):
+        rank = store_parts.Rank(number, 2, "sharded")
+        ready = store_parts.prepare(tmp_path / "a", manifest, store, rank)
+        store_parts.replace(store, ready)
+        store_parts.replace_copies(store, ready, is_in_window=True)
+    parts = [store.export_table("t", flush=False) for store in now]
+    assert total(parts, "counts") == total([s.accesses for s in saved], "counts")
+    assert all(part["keys"].size for part in parts)
+
+
+def test_copies_come_back_to_as_many_ranks_of_a_store_that_has_them(tmp_path: Path) -> None:
+    saved = [WithCopies(r, 2).fill([2, 3, 5]) for r in range(2)]
+    manifest = save(tmp_path / "a", saved, "spread")
+    now = [WithCopies(r, 2) for r in range(2)]
+    restore(tmp_path / "a", manifest, now, "spread")
+    for store, old in zip(now, saved, strict=True):
+        assert store.copies is not None
+        for name, values in old.export_copies("t").items():
+            np.testing.assert_array_equal(store.copies[name], values, name)
+    (alone,) = one = [WithCopies(0, 1)]
+    restore(tmp_path / "a", manifest, one, "spread")
+    assert alone.copies is None
+    restore(tmp_path / "a", manifest, [InSok(r, 2) for r in range(2)], "spread")
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_sums_go_to_the_owner_where_he_holds_them(size: int, tmp_path: Path) -> None:
+    saved = [InSok(r, 2).fill(range(2, 20)) for r in range(2)]
+    manifest = save(tmp_path / "a", saved, "spread")
+    now = [InSok(r, size, holds_at_owners=True) for r in range(size)]
+    restore(tmp_path / "a", manifest, now, "spread")
+    sums = [[s.pending for s in stores] for stores in (now, saved)]
+    assert total(sums[0], "sums") == total(sums[1], "sums")
+    for rank, store in enumerate(now):
+        held = store.pending["keys"]
+        assert held.size and (held % size == rank).all() and np.unique(held).size == held.size
+
+
+def test_sums_that_no_policy_holds_are_applied_at_once(tmp_path: Path) -> None:
+    manifest = save(tmp_path / "a", [InSok(0, 1).fill([2, 3, 5])], "spread")
+    store = InSok(0, 1)
+    policy = UpdatePolicy("mask", "interval")
+    restore(tmp_path / "a", manifest, [store], "spread", policy)
+    # By interval: a rank cannot judge how far rows would move, whose slots SOK has.
+    held = [(p.mode, p.trigger) for p in store.policies]
+    assert held == [("mask", "interval"), ("defer", "interval"), ("mask", "interval")]
+    assert store.flushed == 1 and store.pending["keys"].size == 1
+
+
+def test_variables_take_rows_of_sok(tmp_path: Path) -> None:
+    saved = [InSok(r, 2).fill([2, 3, 5]) for r in range(2)]
+    manifest = save(tmp_path / "a", saved, "spread")
+    store = VariableStore({"t": tf.Variable(tf.zeros([6, 2]))})
+    restore(tmp_path / "a", manifest, [store], "replicated")
+    now, was = store.export_table("t"), rows(saved, "rows")
+    assert {k: now["rows"][k].tolist() for k in was} == was
+    assert now["counts"][[2, 3, 5]].tolist() == [7.0, 3.0, 7.0]
+
+
+@pytest.mark.parametrize("key", [-1, -4])
+def test_keys_that_sok_uses_itself_are_refused(key: int, tmp_path: Path) -> None:
+    manifest = save(tmp_path / "a", [native([3, key, 8])], "replicated")
+    store = InSok(0, 1).fill([1])
+    with pytest.raises(CheckpointMismatchError, match=f"has key {key}, one of .* into a native"):
+        restore(tmp_path / "a", manifest, [store], "spread")
+    assert store.contents["keys"].tolist() == [1]
+
+
+def test_more_rows_than_a_rank_s_capacity_are_refused(tmp_path: Path) -> None:
+    manifest = save(tmp_path / "a", [native([1, 2, 3])], "replicated")
+    store = InSok(0, 1)
+    store.tables = (TableConfig("t", 2, capacity=2, eviction="lru"),)
+    with pytest.raises(CheckpointMismatchError, match="3 rows for rank 0, more than its capacity"):
+        restore(tmp_path / "a", manifest, [store], "spread")
