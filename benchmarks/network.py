@@ -58,6 +58,9 @@ _EXTRA = flags.DEFINE_multi_string(
 )
 _TIMEOUT = flags.DEFINE_float("timeout", 7200.0, "Seconds after which a run has failed.")
 _OUTPUT = flags.DEFINE_string("output", "results", "Folder of the JSON, the table and the plot.")
+_EARLIER = flags.DEFINE_list(
+    "earlier", [], "JSON results of other calls of this program, whose runs are in the tables, too."
+)
 _RECORDS = flags.DEFINE_string("records", "runs/network", "Folder of the runs' metrics.json.")
 
 # What is run without --runs. A name is made of parts: see `flags_of`.
@@ -317,6 +320,50 @@ def check() -> list[int]:
     return ranks
 
 
+class Report:
+    """The results so far, written whenever a comparison is whole.
+
+    Attributes:
+        table: in Markdown.
+    """
+
+    def __init__(self, name: str, link: str, settings: Mapping[str, Any]) -> None:
+        """Reads the earlier results.
+
+        Args:
+            name: of the data.
+            link: between the ranks.
+            settings: flags of each case.
+
+        Raises:
+            UsageError: results are of other data or another link.
+        """
+        self.table = ""
+        self._title, self._of = f"{name}, {link}", {"data": name, "link": link}
+        self._settings = dict(settings)
+        self._earlier: list[dict[str, Any]] = []
+        for path in _EARLIER.value:
+            results = json.loads(Path(path).read_text(encoding="utf-8"))
+            if {part: results[part] for part in self._of} != self._of:
+                raise app.UsageError(f"--earlier: {path} is not of {self._title}.")
+            self._earlier += results["runs"]
+            self._settings = {**results["flags"], **self._settings}
+
+    def write(self, trials: Sequence[tuple[Case, int, int, Mapping[str, Any]]]) -> None:
+        """Writes the JSON, the table and the plot of these runs and the earlier ones."""
+        figures = network_report.joined([self._earlier, network_report.collect(trials)])
+        output, file = Path(_OUTPUT.value), f"network_{'_'.join(self._of.values())}"
+        seeds = sorted({figure["seed"] for figure in figures})
+        write_json(
+            str(output / f"{file}.json"),
+            {**self._of, "seeds": seeds, "repeats": _REPEATS.value, "flags": self._settings,
+             "runs": figures, "machine": machine(), "versions": versions()},
+        )  # fmt: skip
+        self.table = network_report.markdown(self._title, figures)
+        (output / f"{file}.md").write_text(self.table + "\n", encoding="utf-8")
+        network_report.plot(self._title, figures, output / f"{file}.png")
+
+
 def main(arguments: Sequence[str]) -> None:
     """Runs what has not run yet, then writes and prints the comparison."""
     if len(arguments) > 1:
@@ -340,7 +387,11 @@ def main(arguments: Sequence[str]) -> None:
         for case in cases
         if case != ALONE or repeat == 0
     ]
-    trials = []
+    trials, settings = [], {}
+    for case in cases:
+        settings[str(case)] = all_flags(case, data, 0, _BATCH.value, extra)
+        del settings[str(case)]["data"], settings[str(case)]["seed"]
+    report = Report(name, link, settings)
     with ends_on_sigterm():
         for number, (seed, repeat, case) in enumerate(turns, 1):
             label = f"{name}, {link}, seed {seed}, repeat {repeat}: {case}"
@@ -352,21 +403,9 @@ def main(arguments: Sequence[str]) -> None:
             given = all_flags(case, data, seed, _BATCH.value, extra)
             record = train(launcher, case.ranks, given, folder)
             trials.append((case, seed, repeat, record))
-    figures = network_report.collect(trials)
-    output, file = Path(_OUTPUT.value), f"network_{name}_{link}"
-    settings = {}
-    for case in cases:
-        settings[str(case)] = all_flags(case, data, 0, _BATCH.value, extra)
-        del settings[str(case)]["data"], settings[str(case)]["seed"]
-    write_json(
-        str(output / f"{file}.json"),
-        {"data": name, "link": link, "seeds": seeds, "repeats": _REPEATS.value, "flags": settings,
-         "runs": figures, "machine": machine(), "versions": versions()},
-    )  # fmt: skip
-    table = network_report.markdown(f"{name}, {link}", figures)
-    (output / f"{file}.md").write_text(table + "\n", encoding="utf-8")
-    print(f"\n{table}")
-    network_report.plot(f"{name}, {link}", figures, output / f"{file}.png")
+            if case == cases[-1]:
+                report.write(trials)
+    print(f"\n{report.table}")
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import itertools
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
@@ -89,6 +90,17 @@ def collect(trials: Iterable[tuple[Case, int, int, Mapping[str, Any]]]) -> list[
             }
         )
     return figures
+
+
+def joined(results: Iterable[Figures]) -> list[dict[str, Any]]:
+    """Returns the runs of several results, by placement, ranks and seed; of a run the last one."""
+    found = {}
+    for trial in itertools.chain.from_iterable(results):
+        case = trial["placement"], trial["ranks"], trial["run"], trial["seed"], trial["repeat"]
+        found[case] = dict(trial)
+    # The cases in the order in which they came first, each with its seeds.
+    places = {case: place for place, case in enumerate(dict.fromkeys(c[:3] for c in found))}
+    return [found[case] for case in sorted(found, key=lambda c: (places[c[:3]], *c[3:]))]
 
 
 def _traffic(record: Mapping[str, Any], plain: Mapping[str, Any]) -> dict[str, Any]:

@@ -165,8 +165,15 @@ def test_network_compares_bytes_of_ranks_and_does_not_repeat_runs(
     assert plot.exists() or "matplotlib is not installed" in first.stdout
 
     written = {path: path.stat().st_mtime_ns for path in records.rglob("metrics.json")}
-    again = run_benchmark("network.py", *flags, warm=warm)
+    # Beside these, runs of another call; of this seed's, those of this call.
+    others = [{**run, "seed": seed, "auc": 0.25} for run in result["runs"] for seed in (3, 7)]
+    earlier = tmp_path / "earlier.json"
+    earlier.write_text(json.dumps({**result, "runs": others}))
+    again = run_benchmark("network.py", *flags, f"--earlier={earlier}", warm=warm)
     assert again.returncode == 0 and len(written) == 3
+    result = json.loads((output / "network_generated_unshaped.json").read_text())
+    assert result["seeds"] == [3, 7] and [run["seed"] for run in result["runs"]] == [3, 7] * 3
+    assert [run["auc"] == 0.25 for run in result["runs"]] == [False, True] * 3
     assert {path: path.stat().st_mtime_ns for path in records.rglob("metrics.json")} == written
 
 
