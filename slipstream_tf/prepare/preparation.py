@@ -22,6 +22,7 @@ from slipstream_tf.errors import require_integer
 from slipstream_tf.inputs.bad_lines import BadLineError, BadLines
 from slipstream_tf.inputs.readers.prepared import MANIFEST, is_prepared, read_manifest
 from slipstream_tf.inputs.spec import PARTS
+from slipstream_tf.memory import require_room
 from slipstream_tf.prepare import statistics as stats
 from slipstream_tf.prepare.counts import BYTES_PER_KEY, KeyCounts
 from slipstream_tf.prepare.shards import (
@@ -72,6 +73,7 @@ class Options:
         for name in ("shard_rows", "dim", "hot_budget_bytes", "threads"):
             require_integer(name, getattr(self, name), 1, None, "Options")
         require_integer("count_bytes", self.count_bytes, 1 << 20, None, "Options")
+        require_room("count_bytes", self.count_bytes, self.count_bytes, "counts of keys", "Options")
         if self.compression not in COMPRESSIONS:
             raise ValueError(
                 f"Invalid `compression`: {self.compression!r}. Allowed: {COMPRESSIONS}."

@@ -11,6 +11,7 @@ import slipstream_tf as slip
 from slipstream_tf import memory
 from slipstream_tf.ops.classifier import InputClassifier
 from slipstream_tf.ops.features import FeatureSpec
+from slipstream_tf.prepare.preparation import Options
 from slipstream_tf.saturation.scope import tables_to_track
 from slipstream_tf.stores.native import NativeStore
 
@@ -135,3 +136,9 @@ def test_budgets_of_remembered_losses_and_of_copies() -> None:
     tables = [slip.TableConfig("user", dim=4)]
     with pytest.raises(ValueError, match=r"`cache_bytes`.*the machine has 8.0 GiB"):
         slip.distributed.ShardedStore(tables, slip.optimizers.SGD(0.1), comm, cache_bytes=9 * GIB)
+
+
+@pytest.mark.usefixtures("small")
+def test_budget_of_counts_in_preparation() -> None:
+    with pytest.raises(ValueError, match=r"`count_bytes`.*the machine has 8.0 GiB"):
+        Options(count_bytes=9 * GIB)
