@@ -11,7 +11,9 @@ DATA ?=
 DEMO_FLAGS ?=
 PYTEST_FLAGS ?=
 FUZZ_MINUTES ?= 10
-CLANG ?= $(shell command -v clang++)
+# Where it can link libFuzzer, whose runtime Debian packages apart (libclang-rt-dev).
+CLANG ?= $(shell echo 'extern "C" int LLVMFuzzerTestOneInput(const char*, long) { return 0; }' \
+	| clang++ -x c++ -fsanitize=fuzzer -o /dev/null - 2> /dev/null && command -v clang++)
 BAZEL_FLAGS ?= --color=no --noshow_progress
 
 SHELL := /bin/bash
