@@ -43,10 +43,10 @@ def die_while_writing() -> None:
     write = tables.TablePart.write
     count = 0
 
-    def torn(part: tables.TablePart, path: Path, checkpoint: str) -> int:
+    def torn(part: tables.TablePart, path: Path, checkpoint: str, rank: int) -> int:
         nonlocal count
         count += 1
-        written = write(part, path, checkpoint)
+        written = write(part, path, checkpoint, rank)
         if count == 3 * FIELDS - 1:
             os.kill(os.getpid(), signal.SIGKILL)
         return written
