@@ -390,7 +390,7 @@ class SaturationTracker:
         if self._freezer is not None:
             self._freezer.freeze(self._keys_to_freeze() if is_active else {})
         if self._publisher is not None:
-            self._publisher.publish(self._most_accessed_first() if is_active else {})
+            self._publisher.publish(self._keys_to_publish() if is_active else {})
         self._publish(
             [table.states.keys for table in self._tables],
             [table.published_drift(self._threshold) for table in self._tables],
@@ -417,20 +417,22 @@ class SaturationTracker:
 
     def _keys_to_freeze(self) -> dict[str, tuple[np.ndarray, np.ndarray]]:
         """Keys to freeze and their access counts over all ranks, the most accessed first."""
-        found = {}
-        for table in self._tables:
-            keys, counts = self._accesses.get(table.name, (np.empty(0, np.int64), np.empty(0)))
-            is_frozen = np.isin(keys, table.keys_to_freeze(self._freeze_drift))
-            found[table.name] = (keys[is_frozen], counts[is_frozen])
-        return found
+        return {
+            table.name: self._accesses_of(table, table.keys_to_freeze(self._freeze_drift))
+            for table in self._tables
+        }
 
-    def _most_accessed_first(self) -> dict[str, np.ndarray]:
-        """Hot keys."""
-        found = {}
-        for table in self._tables:
-            keys, _ = self._accesses.get(table.name, (np.empty(0, np.int64), None))
-            found[table.name] = keys[np.isin(keys, table.states.keys)]
-        return found
+    def _keys_to_publish(self) -> dict[str, np.ndarray]:
+        """Hot keys, the most accessed first: owners remember no more than they have room for."""
+        return {
+            table.name: self._accesses_of(table, table.states.keys)[0] for table in self._tables
+        }
+
+    def _accesses_of(self, table: TrackedTable, among: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Those of some keys over all ranks, with the counts; the most accessed first."""
+        keys, counts = self._accesses.get(table.name, (np.empty(0, np.int64), np.empty(0)))
+        is_among = np.isin(keys, among)
+        return keys[is_among], counts[is_among]
 
     def _frozen_keys(self) -> int:
         if self._freezer is None:
