@@ -1,11 +1,11 @@
 // Registrations of the ops on rows of which other ranks keep copies.
+#include "cc_ops/tf/shape_checks.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/shape_inference.h"
 
 namespace slipstream {
 
 using tensorflow::shape_inference::InferenceContext;
-using tensorflow::shape_inference::ShapeHandle;
 
 REGISTER_OP("SlipstreamTablePublish")
     .Input("handle: resource")
@@ -13,12 +13,7 @@ REGISTER_OP("SlipstreamTablePublish")
     .Input("movement: float")
     .Attr("ranks: int >= 1")
     .SetIsStateful()
-    .SetShapeFn([](InferenceContext* c) -> absl::Status {
-      ShapeHandle unused;
-      TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 0, &unused));
-      TF_RETURN_IF_ERROR(c->WithRank(c->input(1), 1, &unused));
-      return c->WithRank(c->input(2), 0, &unused);
-    })
+    .SetShapeFn([](InferenceContext* c) -> absl::Status { return CheckRanks(c, {0, 1, 0}); })
     .Doc(R"doc(
 Says of which rows of a table, which this rank owns, other ranks keep copies.
 
@@ -37,8 +32,7 @@ REGISTER_OP("SlipstreamTableExportPublished")
     .Output("holders: uint8")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) -> absl::Status {
-      ShapeHandle unused;
-      TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 0, &unused));
+      TF_RETURN_IF_ERROR(CheckRanks(c, {0}));
       constexpr auto kUnknown = InferenceContext::kUnknownDim;
       c->set_output(0, c->Vector(kUnknown));
       c->set_output(1, c->Matrix(kUnknown, kUnknown));
@@ -61,13 +55,7 @@ REGISTER_OP("SlipstreamTableImportPublished")
     .Input("holders: uint8")
     .Attr("ranks: int >= 1")
     .SetIsStateful()
-    .SetShapeFn([](InferenceContext* c) -> absl::Status {
-      ShapeHandle unused;
-      TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 0, &unused));
-      TF_RETURN_IF_ERROR(c->WithRank(c->input(1), 1, &unused));
-      TF_RETURN_IF_ERROR(c->WithRank(c->input(2), 2, &unused));
-      return c->WithRank(c->input(3), 2, &unused);
-    })
+    .SetShapeFn([](InferenceContext* c) -> absl::Status { return CheckRanks(c, {0, 1, 2, 2}); })
     .Doc(R"doc(
 Replaces what was sent last of the rows of which other ranks keep copies; the movement stays.
 
