@@ -75,6 +75,12 @@ struct TableShard {
   UpdateCounts counts;
 
   uint8_t MarkOf(uint32_t slot) const { return slot < marks.size() ? marks[slot] : 0; }
+  // Asks for what a lookup reads first; the arena's chunks need this to have come.
+  void Prefetch() const {
+    __builtin_prefetch(&index);
+    __builtin_prefetch(&arena);
+    __builtin_prefetch(&arena + 1);
+  }
 };
 
 // Callers hold `mutex()`: shared for const members, exclusive for the others.
@@ -120,6 +126,18 @@ class EmbeddingTable {
   // different shards may run at the same time. `slot` identifies the row within
   // its shard. Throws TableOutOfMemory, changing nothing.
   float* FindOrInsert(int64_t key, uint64_t hash, float accesses, uint32_t* slot);
+
+  // The same for a key whose entry is in the first line of the index that is looked at; else asks
+  // for the second one and returns nullptr, changing nothing.
+  float* FindAtOnce(TableShard* shard, int64_t key, uint64_t hash, float accesses,
+                    uint32_t* slot) const {
+    HashIndex::Entry* const entry = shard->index.FindAtHome(key, hash);
+    if (entry == nullptr) return nullptr;
+    entry->count += accesses;
+    *slot = entry->slot;
+    if (tracks_use()) shard->last_used[*slot] = lookup_step_;
+    return shard->arena.Row(*slot);
+  }
 
   // Makes room for `incoming` new keys by removing the least valuable rows,
   // never one of `pinned` (sorted). At least 1/64 of the capacity leaves at once

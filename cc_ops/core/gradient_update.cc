@@ -37,16 +37,37 @@ Status DescribeNonFinite(const LookupPlan& plan, const std::vector<PooledGradien
   return OkStatus();
 }
 
+// Whether the features' gradients of an example lie one behind the other, those of the next example
+// after them, as in one tensor of all features.
+bool IsStacked(const LookupPlan& plan, const std::vector<PooledGradient>& gradients) {
+  int64_t offset = 0;
+  for (size_t f = 0; f < gradients.size(); ++f) {
+    if (gradients[f].data != gradients[0].data + offset) return false;
+    offset += plan.tables[plan.feature_table[f]]->dim();
+  }
+  return std::all_of(gradients.begin(), gradients.end(),
+                     [&](const PooledGradient& g) { return g.stride == offset; });
+}
+
+// Reads memory in its order.
 bool AllFinite(const LookupPlan& plan, const std::vector<PooledGradient>& gradients,
                const Parallel& parallel) {
+  const bool is_stacked = IsStacked(plan, gradients);
   std::atomic<bool> all_finite{true};
   parallel.run(parallel.threads, [&](int task) {
     const CellRange range = CellsOf(task, parallel.threads, plan.batch);
     bool is_finite = true;
     for (size_t f = 0; f < gradients.size(); ++f) {
+      const int64_t stride = gradients[f].stride;
+      const float* first = gradients[f].data + range.begin * stride;
       const int64_t dim = plan.tables[plan.feature_table[f]]->dim();
-      for (int64_t i = range.begin; i < range.end; ++i) {
-        is_finite &= RowIsFinite(gradients[f].data + i * gradients[f].stride, dim);
+      if (is_stacked || stride == dim) {
+        is_finite &= RowIsFinite(first, (range.end - range.begin) * stride);
+        if (is_stacked) break;
+        continue;
+      }
+      for (int64_t i = 0; i < range.end - range.begin; ++i) {
+        is_finite &= RowIsFinite(first + i * stride, dim);
       }
     }
     if (!is_finite) all_finite = false;

@@ -9,12 +9,15 @@ namespace {
 // memory beyond the rows stays near 16 / 0.72 bytes a row.
 constexpr uint64_t kDoublingLimit = 1 << 12;
 
-// How many entries come after so many. Past the limit, shards are spread over a quarter.
+// How many entries come after so many: whole lines of 64 bytes. Past the limit, shards are spread
+// over a quarter.
 uint64_t NextCapacity(uint64_t capacity, uint64_t shard) {
-  if (capacity == 0) return 8;
+  constexpr uint64_t kLine = 64 / sizeof(HashIndex::Entry);
+  if (capacity == 0) return 2 * kLine;
   if (capacity < kDoublingLimit) return capacity * 2;
-  const uint64_t larger = capacity + capacity / 4;
-  return capacity > kDoublingLimit ? larger : larger + larger / 4 * shard / kNumShards;
+  uint64_t larger = capacity + capacity / 4;
+  if (capacity == kDoublingLimit) larger += larger / 4 * shard / kNumShards;
+  return larger & ~(kLine - 1);
 }
 // Grows when more than 4/5 of the entries are used.
 constexpr uint64_t kLoadNumerator = 4, kLoadDenominator = 5;

@@ -11,8 +11,9 @@
 
 namespace slipstream {
 
-// Every int64 is a legal key. Linear probing; erasing shifts entries back, so
-// there are no tombstones. Not thread-safe: a shard has one owner at a time.
+// Every int64 is a legal key. Linear probing from the start of a cache line, so that most keys are
+// found in the one line that was asked for; erasing shifts entries back, so there are no
+// tombstones. Not thread-safe: a shard has one owner at a time.
 class HashIndex {
  public:
   static constexpr uint32_t kEmpty = 0xffffffffu;
@@ -41,11 +42,21 @@ class HashIndex {
   // The entry of `key`, or nullptr. Valid until the next Insert or Erase.
   Entry* Find(int64_t key, uint64_t hash) {
     if (entries_.empty()) return nullptr;
-    for (uint64_t i = Home(hash);; i = Next(i)) {
-      Entry& entry = entries_[i];
-      if (entry.slot == kEmpty) return nullptr;
-      if (entry.key == key) return &entry;
+    for (uint64_t line = Home(hash);; line = NextLine(line)) {
+      Entry* const found = FindInLine(line, key);
+      if (found != nullptr) return found;
+      // Entries before a used one, back to its home, are in use.
+      if (entries_[line + kLine - 1].slot == kEmpty) return nullptr;
     }
+  }
+  // The same if the entry is in the line that Prefetch asks for, where most are. If it isn't, asks
+  // for the next one and returns nullptr.
+  Entry* FindAtHome(int64_t key, uint64_t hash) {
+    if (entries_.empty()) return nullptr;
+    const uint64_t line = Home(hash);
+    Entry* const found = FindInLine(line, key);
+    if (found == nullptr) __builtin_prefetch(&entries_[NextLine(line)]);
+    return found;
   }
   const Entry* Find(int64_t key, uint64_t hash) const {
     return const_cast<HashIndex*>(this)->Find(key, hash);
@@ -59,12 +70,28 @@ class HashIndex {
   bool Erase(int64_t key, uint64_t hash);
 
  private:
-  // Uses the bits below those that chose the shard.
+  // Entries of a cache line; every capacity is a multiple of it.
+  static constexpr uint64_t kLine = 64 / sizeof(Entry);
+
+  // The first entry of a line. Uses the bits below those that chose the shard.
   static uint64_t HomeIn(uint64_t hash, uint64_t capacity) {
-    return static_cast<uint64_t>((static_cast<unsigned __int128>(hash << kShardBits) * capacity) >>
-                                 64);
+    const unsigned __int128 wide = static_cast<unsigned __int128>(hash << kShardBits) * capacity;
+    return static_cast<uint64_t>(wide >> 64) & ~(kLine - 1);
   }
   uint64_t Home(uint64_t hash) const { return HomeIn(hash, entries_.size()); }
+  uint64_t NextLine(uint64_t line) const {
+    return line + kLine == entries_.size() ? 0 : line + kLine;
+  }
+  // All of a line's entries without a branch between them: where in it a key is, nobody can
+  // predict.
+  Entry* FindInLine(uint64_t line, int64_t key) {
+    Entry* const entries = &entries_[line];
+    uint32_t found = 0;
+    for (uint64_t j = 0; j < kLine; ++j) {
+      found |= static_cast<uint32_t>((entries[j].key == key) & (entries[j].slot != kEmpty)) << j;
+    }
+    return found == 0 ? nullptr : entries + __builtin_ctz(found);
+  }
   uint64_t Next(uint64_t i) const { return i + 1 == entries_.size() ? 0 : i + 1; }
   void Grow();
   Entry* Place(Entries* entries, const Entry& entry, uint64_t hash) const;

@@ -62,19 +62,21 @@ class IndexAllocator {
 
   T* allocate(size_t n) {
     const size_t bytes = n * sizeof(T);
-    return static_cast<T*>(memory_ != nullptr ? memory_->Allocate(bytes) : ::operator new(bytes));
+    return static_cast<T*>(memory_ != nullptr ? memory_->Allocate(bytes)
+                                              : ::operator new(bytes, kAlignment));
   }
   void deallocate(T* p, size_t n) {
     if (memory_ != nullptr) {
       memory_->Release(p, n * sizeof(T));
     } else {
-      ::operator delete(p);
+      ::operator delete(p, kAlignment);
     }
   }
   bool operator==(const IndexAllocator& other) const { return memory_ == other.memory_; }
   bool operator!=(const IndexAllocator& other) const { return memory_ != other.memory_; }
 
  private:
+  static constexpr std::align_val_t kAlignment{64};
   IndexMemory* memory_;
 };
 

@@ -28,11 +28,15 @@ class BucketResolver {
                  LookupPlan* plan)
       : sorted_(sorted), targets_(targets), scratch_(scratch), plan_(plan) {}
 
+  void PrefetchShard(int64_t bucket) { ShardOfBucket(bucket)->Prefetch(); }
+
   void Deduplicate(int64_t bucket) {
     const int64_t begin = sorted_.begin[bucket], n = sorted_.begin[bucket + 1] - begin;
     plan_->unique_count[bucket] = 0;
     if (n == 0) return;
-    const HashIndex& index = ShardOfBucket(bucket)->index;
+    const TableShard* shard = ShardOfBucket(bucket);
+    shard->arena.PrefetchChunks();
+    const HashIndex& index = shard->index;
     Buffers& buffers = scratch_->buffers[bucket % 2];
     // At most a quarter full.
     int64_t num_places = 64;
@@ -57,7 +61,8 @@ class BucketResolver {
       index.Prefetch(hash);
       // The hash's top bits chose the shard.
       uint64_t at = hash & mask;
-      while (places[at] >= 0 && unique[places[at]] != key) at = (at + 1) & mask;
+      // One branch, hardly ever taken, not one more on whether the place is free.
+      while ((places[at] >= 0) & (unique[std::max(places[at], 0)] != key)) at = (at + 1) & mask;
       // Written without a branch on whether the key is new, which nobody can predict: what is
       // written for a known one is overwritten by the next new one.
       const int32_t found = places[at];
@@ -83,16 +88,28 @@ class BucketResolver {
     const int64_t dim = table->dim();
     const Buffers& buffers = scratch_->buffers[bucket % 2];
     const uint64_t* hashes = buffers.hash.data();
+    const int64_t* __restrict__ keys = plan_->unique_key.data() + begin;
+    const int64_t* __restrict__ uses = plan_->uses_end.data() + begin;
+    float** __restrict__ rows = plan_->unique_row.data() + begin;
+    uint32_t* __restrict__ slots = plan_->unique_slot.data() + begin;
+    // In two passes: a key that is not where it was asked for would stop all behind it.
+    scratch_->missed.clear();
     for (int64_t u = 0; u < count; ++u) {
       if (count > kManyKeys && u + kPrefetchDistance < count) {
         shard->index.Prefetch(hashes[u + kPrefetchDistance]);
       }
       uint32_t slot = 0;
-      float* row = table->FindOrInsert(plan_->unique_key[begin + u], hashes[u],
-                                       static_cast<float>(plan_->uses_end[begin + u]), &slot);
-      for (int64_t j = 0; j < dim; j += kLineFloats) __builtin_prefetch(row + j);
-      plan_->unique_row[begin + u] = row;
-      plan_->unique_slot[begin + u] = slot;
+      rows[u] = table->FindAtOnce(shard, keys[u], hashes[u], static_cast<float>(uses[u]), &slot);
+      slots[u] = slot;
+      if (rows[u] == nullptr) scratch_->missed.push_back(static_cast<int32_t>(u));
+    }
+    for (const int32_t u : scratch_->missed) {
+      rows[u] = table->FindOrInsert(keys[u], hashes[u], static_cast<float>(uses[u]), &slots[u]);
+    }
+    // Many rows would leave the cache again before they are used.
+    const int64_t asked = std::min(count, kManyKeys);
+    for (int64_t u = 0; u < asked; ++u) {
+      for (int64_t j = 0; j < dim; j += kLineFloats) __builtin_prefetch(rows[u] + j);
     }
     // A counting sort of the uses by key: uses_end first holds counts, then starts, and, once
     // every use is placed, ends.
@@ -173,6 +190,7 @@ void ResolveBuckets(const SortedKeys& sorted, int64_t first, int64_t last,
                     const RowTargets& targets, ResolveScratch* scratch, LookupPlan* plan) {
   BucketResolver resolver(sorted, targets, scratch, plan);
   for (int64_t bucket = first; bucket < last + 2; ++bucket) {
+    if (bucket + 1 < last) resolver.PrefetchShard(bucket + 1);
     if (bucket < last) resolver.Deduplicate(bucket);
     if (bucket - 1 >= first && bucket - 1 < last) resolver.Find(bucket - 1);
     if (bucket - 2 >= first) resolver.Deliver(bucket - 2);

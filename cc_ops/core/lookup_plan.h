@@ -53,6 +53,7 @@ struct ResolveScratch {
     std::vector<uint64_t> hash;      // of the distinct keys
   };
   std::vector<int32_t> places;  // hash table: number of a distinct key, or -1
+  std::vector<int32_t> missed;  // distinct keys that were not found at once
   Buffers buffers[2];           // of buckets with even and with odd numbers
 };
 
