@@ -64,8 +64,8 @@ def compare(
         for name, peer in peers.items():
             workers[name] = stack.enter_context(Worker(peer, folder, settings["threads"]))
             versions.update(workers[name].make(settings))
-        # A step of `fit` is an epoch.
-        steps = {name: 1 if name == "fit" else _STEPS.value for name in peers}
+        # One of ours, and of `fit`, makes all steps of a turn.
+        steps = {name: 1 if name in ("ops", "fit") else _STEPS.value for name in peers}
         for name, worker in workers.items():
             worker.run(steps[name])
         found: dict[str, list[float]] = {name: [] for name in peers}

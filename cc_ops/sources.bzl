@@ -59,6 +59,7 @@ CORE_HDRS = [
     "core/update_policy.h",
     "core/update_rule.h",
     "core/use_sums.h",
+    "core/work_crew.h",
 ]
 CORE_SRCS = [
     "core/access_sketch.cc",
@@ -97,6 +98,7 @@ CORE_SRCS = [
     "core/table_room.cc",
     "core/update_policy.cc",
     "core/update_rule.cc",
+    "core/work_crew.cc",
 ]
 
 # One GoogleTest program each, without a main function.
@@ -127,6 +129,7 @@ CORE_TESTS = [
     "core/served_rows_test.cc",
     "core/skip_score_test.cc",
     "core/update_rule_test.cc",
+    "core/work_crew_test.cc",
 ]
 
 # What several of them use.

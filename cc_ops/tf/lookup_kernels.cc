@@ -1,6 +1,7 @@
 // Kernels that run in every step: lookups and the update after them.
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <set>
@@ -12,6 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "cc_ops/core/batch_lookup.h"
 #include "cc_ops/core/gradient_update.h"
+#include "cc_ops/core/work_crew.h"
 #include "cc_ops/tf/feature_inputs.h"
 #include "cc_ops/tf/memory_checked.h"
 #include "cc_ops/tf/one_table_op.h"
@@ -22,7 +24,6 @@
 #include "tensorflow/core/framework/variant_op_registry.h"
 #include "tensorflow/core/framework/variant_tensor_data.h"
 #include "tensorflow/core/lib/core/threadpool.h"
-#include "tensorflow/core/util/work_sharder.h"
 
 namespace slipstream {
 namespace tf = tensorflow;
@@ -34,14 +35,9 @@ Parallel ParallelOf(tf::OpKernelContext* context) {
   parallel.threads = std::max(1, workers->num_threads);
   tf::thread::ThreadPool* pool = workers->workers;
   if (parallel.threads == 1 || pool == nullptr) return parallel;
-  parallel.run = [pool](int tasks, const std::function<void(int)>& fn) {
-    TaskErrors errors;
-    // A high cost per task makes each its own block.
-    tf::Shard(tasks, pool, tasks, 1 << 24, [&](int64_t begin, int64_t end) {
-      for (int64_t t = begin; t < end; ++t) errors.Run(fn, static_cast<int>(t));
-    });
-    errors.Rethrow();
-  };
+  const auto schedule = [pool](std::function<void()> fn) { pool->Schedule(std::move(fn)); };
+  parallel.run = [crew = std::make_shared<WorkCrew>(parallel.threads, schedule)](
+                     int tasks, const std::function<void(int)>& fn) { crew->Run(tasks, fn); };
   return parallel;
 }
 
