@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import awake
 import common
 import dlrm_quality
 import numpy as np
@@ -252,6 +253,7 @@ def main(arguments: Sequence[str]) -> None:
         files = {"keys": str(Path(scratch) / "keys.npy"), "inputs": str(Path(scratch) / "in.npz")}
         np.save(files["keys"], inputs.pop("keys"))
         np.savez(files["inputs"], **inputs)
+        is_awake = awake.keep()
         found, learned, versions = measure(sides, {**settings, **files})
     compared = comparisons(found)
     table = markdown(found, compared, _BATCH.value)
@@ -259,7 +261,8 @@ def main(arguments: Sequence[str]) -> None:
         str(output / "dlrm_step.json"),
         {"milliseconds": {side.label: runs for side, runs in found.items()},
          "comparisons": compared, "learned": learned, "settings": settings,
-         "steps": _STEPS.value, "zipf": _ZIPF, "versions": versions, "machine": machine()},
+         "steps": _STEPS.value, "zipf": _ZIPF, "versions": versions, "awake": is_awake,
+         "machine": machine()},
     )  # fmt: skip
     (output / "dlrm_step.md").write_text(table + "\n", encoding="utf-8")
     print(f"\n{table}")

@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import awake
 import common
 import numpy as np
 from absl import app, flags
@@ -125,6 +126,7 @@ def main(arguments: Sequence[str]) -> None:
         "|---|---|---|---|---|---|",
     ]
     runs, versions = [], {}
+    is_awake = awake.keep()
     print("\n".join(lines))
     for text, (tables, rows, dim) in shapes.items():
         shape = (_STEPS.value, _BATCH.value, tables)
@@ -146,7 +148,7 @@ def main(arguments: Sequence[str]) -> None:
     write_json(
         str(output / "embedding_step.json"),
         {"runs": runs, "steps": _STEPS.value, "zipf": _ZIPF, "versions": versions,
-         "machine": machine()},
+         "awake": is_awake, "machine": machine()},
     )  # fmt: skip
     (output / "embedding_step.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
 

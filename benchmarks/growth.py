@@ -20,6 +20,7 @@ from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
+import awake
 import growth_report
 import numpy as np
 import tensorflow as tf
@@ -285,6 +286,7 @@ def main(arguments: Sequence[str]) -> None:
     tf.config.threading.set_intra_op_parallelism_threads(_THREADS.value)
     tf.config.threading.set_inter_op_parallelism_threads(_THREADS.value)
 
+    is_awake = awake.keep()
     rng = np.random.default_rng(0)
     small = Table()
     small.grow_to(sizes[0], rng, 1.0)
@@ -310,7 +312,7 @@ def main(arguments: Sequence[str]) -> None:
         {"sizes": [size.record() for size in found], "settings": settings,
          "growths": [growth.record() for growth in growths],
          "targets": [target.record() for target in targets],
-         "machine": machine(), "versions": versions()},
+         "awake": is_awake, "machine": machine(), "versions": versions()},
     )  # fmt: skip
     table_text = growth_report.markdown(found, growths, targets)
     (output / "growth.md").write_text(table_text + "\n", encoding="utf-8")

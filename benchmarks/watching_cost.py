@@ -22,6 +22,7 @@ from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
+import awake
 import common
 import keras
 import numpy as np
@@ -221,6 +222,7 @@ def main(arguments: Sequence[str]) -> None:
     tf.config.threading.set_intra_op_parallelism_threads(_THREADS.value)
     tf.config.threading.set_inter_op_parallelism_threads(_THREADS.value)
     batches = make_batches(_WINDOW.value * _WINDOWS.value)
+    is_awake = awake.keep()
     # What TensorFlow takes once must not count for the first side that is measured.
     Arm(batches, None).run()
     results = []
@@ -241,6 +243,7 @@ def main(arguments: Sequence[str]) -> None:
             "results": results,
             "settings": {**settings, "tables": _TABLES, "dense": _DENSE, "dim": _DIM,
                          "bottom": _BOTTOM, "top": _TOP, "zipf": _ZIPF},
+            "awake": is_awake,
             "machine": machine(),
             "versions": versions(),
         },
