@@ -11,6 +11,7 @@
 #include <set>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "cc_ops/core/batch_lookup.h"
@@ -83,9 +84,12 @@ class TableFuzzer {
     const Difference difference = Evicted(wanted, table_->num_evicted() - evicted);
     if (!difference.empty()) return difference;
     ++lookups_;
+    // A key's accesses are added as one number: decayed counts are rounded by each addition.
+    std::unordered_map<int64_t, float> accesses;
+    for (int64_t key : keys_) accesses[key] += 1.f;
     for (size_t i = 0; i < keys_.size(); ++i) {
       Row& row = model_[keys_[i]];
-      row.count += 1.f;
+      row.count += std::exchange(accesses[keys_[i]], 0.f);
       row.last_used = lookups_;
       SLIPSTREAM_AGREE(pooled[i * kDim] == row.total);
     }
