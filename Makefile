@@ -107,7 +107,7 @@ ifneq ($(CLANG),)
 		cc_ops/core/container_fuzzer.cc \
 		$(filter-out %_test.cc %.cu.cc %_fuzzer.cc,$(wildcard cc_ops/core/*.cc)) -lpthread
 	@build/fuzz/container_fuzzer -max_total_time=$$(($(FUZZ_MINUTES) * 20)) -max_len=4096 \
-		-artifact_prefix=build/fuzz/ build/fuzz/corpus
+		-artifact_prefix=build/fuzz/ build/fuzz/corpus cc_ops/core/container_corpus
 else
 	@echo "No clang++: random bytes instead of libFuzzer"
 	@PYTHON_BIN_PATH=$(BIN)/python $(BAZEL) test $(BAZEL_FLAGS) --config=asan --cache_test_results=no \

@@ -1,14 +1,12 @@
 // The drivers under libFuzzer (`make fuzz`, where clang is): the first byte chooses one.
 #include <cstdint>
 #include <cstdio>
-#include <iterator>
 
 #include "cc_ops/core/fuzz_targets.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  using slipstream::fuzz::kTargets;
   if (size == 0) return 0;
-  const slipstream::fuzz::Target& target = kTargets[data[0] % std::size(kTargets)];
+  const slipstream::fuzz::Target& target = slipstream::fuzz::TargetOf(data[0]);
   const slipstream::fuzz::Difference difference =
       target.run(slipstream::fuzz::Bytes(data + 1, size - 1));
   if (!difference.empty()) {

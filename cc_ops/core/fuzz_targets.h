@@ -2,6 +2,9 @@
 #ifndef SLIPSTREAM_CC_OPS_CORE_FUZZ_TARGETS_H_
 #define SLIPSTREAM_CC_OPS_CORE_FUZZ_TARGETS_H_
 
+#include <cstdint>
+#include <iterator>
+
 #include "cc_ops/core/container_fuzz.h"
 #include "cc_ops/core/table_fuzz.h"
 
@@ -22,6 +25,9 @@ inline constexpr Target kTargets[] = {
     {"KeyPacking", FuzzKeyPacking},
     {"EmbeddingTable", FuzzTable},
 };
+
+// That of an input of libFuzzer, by its first byte.
+inline const Target& TargetOf(uint8_t first) { return kTargets[first % std::size(kTargets)]; }
 
 }  // namespace fuzz
 }  // namespace slipstream
