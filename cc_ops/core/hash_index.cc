@@ -12,7 +12,7 @@ constexpr uint64_t kDoublingLimit = 1 << 12;
 // How many entries come after so many: whole lines of 64 bytes. Past the limit, shards are spread
 // over a quarter.
 uint64_t NextCapacity(uint64_t capacity, uint64_t shard) {
-  constexpr uint64_t kLine = 64 / sizeof(HashIndex::Entry);
+  constexpr uint64_t kLine = HashIndex::kLine;
   if (capacity == 0) return 2 * kLine;
   if (capacity < kDoublingLimit) return capacity * 2;
   uint64_t larger = capacity + capacity / 4;

@@ -23,6 +23,9 @@ class HashIndex {
     float count = 0.f;       // decayed number of lookups
   };
 
+  // Entries of a cache line; every capacity is a multiple of it.
+  static constexpr uint64_t kLine = 64 / sizeof(Entry);
+
   using Entries = std::vector<Entry, IndexAllocator<Entry>>;
 
   // memory: where entries lie; it must outlive the index. Null: on the heap. shard: of those that
@@ -70,9 +73,6 @@ class HashIndex {
   bool Erase(int64_t key, uint64_t hash);
 
  private:
-  // Entries of a cache line; every capacity is a multiple of it.
-  static constexpr uint64_t kLine = 64 / sizeof(Entry);
-
   // The first entry of a line. Uses the bits below those that chose the shard.
   static uint64_t HomeIn(uint64_t hash, uint64_t capacity) {
     const unsigned __int128 wide = static_cast<unsigned __int128>(hash << kShardBits) * capacity;
