@@ -105,6 +105,7 @@ def make_fit(settings: Mapping[str, Any], keys: np.ndarray) -> worker.Step:
     given = dlrm_start.read_batches(settings)
     inputs = {"dense": given.dense, "keys": keys}
     data = tf.data.Dataset.from_tensor_slices((inputs, given.labels)).repeat().prefetch(2)
+    data = worker.without_autotune(tf, data)
 
     def step(_: int) -> float:
         history = model.fit(data, steps_per_epoch=len(keys), verbose=0).history

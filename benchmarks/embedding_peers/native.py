@@ -92,7 +92,7 @@ def make_fit(settings: Mapping[str, Any], keys: np.ndarray) -> worker.Step:
     shape = [settings["batch"], settings["tables"], settings["dim"]]
     model = GivenGradient(layer, tf.random.stateless_normal(shape, [0, 0]))
     model.compile(optimizer="sgd", steps_per_execution=len(keys), jit_compile=False)
-    data = tf.data.Dataset.from_tensor_slices(keys).repeat()
+    data = worker.without_autotune(tf, tf.data.Dataset.from_tensor_slices(keys).repeat())
 
     def step(_: int) -> None:
         model.fit(data, steps_per_epoch=len(keys), verbose=0)
