@@ -4,10 +4,12 @@
 
 #include <cstdint>
 #include <limits>
+#include <memory>
 #include <vector>
 
 #include "cc_ops/core/hash.h"
 #include "cc_ops/core/host_device.h"
+#include "cc_ops/core/index_memory.h"
 #include "cc_ops/core/status.h"
 
 namespace slipstream {
@@ -18,35 +20,50 @@ struct Lookup {
   int32_t table;
 };
 
-// Reads a DriftIndex's slots, which the index owns, or a copy of them in GPU memory.
+// Reads a DriftIndex's slots, which the index owns, or a copy of them in GPU memory. Linear probing
+// by cache lines: most keys are in the line that probing begins with.
 struct DriftIndexView {
   static constexpr float kUntracked = std::numeric_limits<float>::infinity();
   static constexpr int32_t kFree = -1;
 
-  struct alignas(16) Slot {  // four to a cache line, one load each on a GPU
+  struct alignas(16) Slot {  // one load each on a GPU
     int64_t key = 0;
     int32_t table = kFree;
     float drift = 0.0f;
   };
+  static constexpr int64_t kLine = 64 / sizeof(Slot);
 
   const Slot* slots = nullptr;  // [num_slots]
-  int64_t num_slots = 0;        // 0 or a power of two
+  int64_t num_slots = 0;        // 0 or a multiple of kLine, some of them free
 
-  SLIPSTREAM_HOST_DEVICE uint64_t mask() const { return static_cast<uint64_t>(num_slots) - 1; }
-
-  SLIPSTREAM_HOST_DEVICE uint64_t Home(const Lookup& lookup) const {
+  SLIPSTREAM_HOST_DEVICE static uint64_t Hash(const Lookup& lookup) {
     // The table enters before mixing: two tables may track the same key.
-    return Mix64(static_cast<uint64_t>(lookup.key) + 0xd1b54a32d192ed03ULL * (lookup.table + 1)) &
-           mask();
+    return Mix64(static_cast<uint64_t>(lookup.key) + 0xd1b54a32d192ed03ULL * (lookup.table + 1));
+  }
+  // The first slot of the line that probing begins with.
+  SLIPSTREAM_HOST_DEVICE int64_t Home(const Lookup& lookup) const {
+    const auto lines = static_cast<uint64_t>(num_slots / kLine);
+    return kLine * static_cast<int64_t>(ScaleHash(Hash(lookup), lines));
+  }
+  SLIPSTREAM_HOST_DEVICE int64_t NextLine(int64_t line) const {
+    return line + kLine == num_slots ? 0 : line + kLine;
   }
 
   // The drift, or kUntracked.
   SLIPSTREAM_HOST_DEVICE float Find(const Lookup& lookup) const {
     if (num_slots == 0) return kUntracked;
-    for (uint64_t i = Home(lookup);; i = (i + 1) & mask()) {
-      const Slot slot = slots[i];
-      if (slot.table == kFree) return kUntracked;
-      if (slot.key == lookup.key && slot.table == lookup.table) return slot.drift;
+    for (int64_t line = Home(lookup);; line = NextLine(line)) {
+      // Where in a line a key is, nobody can predict: no branch between its slots.
+      float drift = kUntracked;
+      bool is_found = false;
+      for (int64_t i = line; i < line + kLine; ++i) {
+        const Slot slot = slots[i];
+        const bool is_it = (slot.key == lookup.key) & (slot.table == lookup.table);
+        drift = is_it ? slot.drift : drift;
+        is_found |= is_it;
+      }
+      // A line's free slots are its last ones; a key is no further than the first of them.
+      if (is_found | (slots[line + kLine - 1].table == kFree)) return drift;
     }
   }
 };
@@ -56,6 +73,10 @@ class DriftIndex {
  public:
   static constexpr float kUntracked = DriftIndexView::kUntracked;
 
+  DriftIndex() = default;
+  DriftIndex(const DriftIndex&) = delete;
+  DriftIndex& operator=(const DriftIndex&) = delete;
+
   // Replaces the content.
   //   tables, keys, drifts: [n], owned by the caller; a table is in [0, num_tables).
   // A drift that is not finite is an anomaly: its key stays untracked, so that it is
@@ -63,6 +84,11 @@ class DriftIndex {
   // a key given twice; the index is then unchanged.
   Status Build(int num_tables, const int32_t* tables, const int64_t* keys, const float* drifts,
                int64_t n);
+
+  // Of entry i, the errors of Build but for keys that are given twice.
+  static Status Check(int num_tables, const int32_t* tables, const float* drifts, int64_t i);
+
+  void Swap(DriftIndex* other);
 
   int64_t size() const { return size_; }
 
@@ -78,8 +104,12 @@ class DriftIndex {
   DriftIndexView view() const { return {slots_.data(), static_cast<int64_t>(slots_.size())}; }
 
  private:
-  // A power of two, at least twice the keys: probes stay short and end.
-  std::vector<DriftIndexView::Slot> slots_;
+  using Slots = std::vector<DriftIndexView::Slot, IndexAllocator<DriftIndexView::Slot>>;
+
+  // Before the slots, which lie in it.
+  std::unique_ptr<IndexMemory> memory_ = std::make_unique<IndexMemory>(1);
+  // A quarter or more of them is free: probes stay short and end.
+  Slots slots_{IndexAllocator<DriftIndexView::Slot>(memory_.get())};
   int64_t size_ = 0;
 };
 

@@ -6,6 +6,7 @@
 #include <string>
 #include <tuple>
 
+#include "cc_ops/core/radix_sort.h"
 #include "cc_ops/core/row_dim.h"
 
 namespace slipstream {
@@ -231,7 +232,8 @@ void EmbeddingTable::HotKeys(int64_t k, const Parallel& parallel, std::vector<in
       }
     }
     prune(&hot);
-    std::sort(hot.begin(), hot.end());
+    RadixSort(&hot, [](const Hot& h) { return AscendingBits(h.key); });
+    RadixSort(&hot, [](const Hot& h) { return DescendingBits(h.count); });
   });
   std::vector<Hot> hot;
   for (const std::vector<Hot>& part : parts) {

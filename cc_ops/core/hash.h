@@ -21,6 +21,15 @@ SLIPSTREAM_HOST_DEVICE inline uint64_t HashKey(int64_t key) {
   return Mix64(static_cast<uint64_t>(key));
 }
 
+// A hash as a place among n: its top bits count. Below n.
+SLIPSTREAM_HOST_DEVICE inline uint64_t ScaleHash(uint64_t hash, uint64_t n) {
+#ifdef __CUDA_ARCH__
+  return __umul64hi(hash, n);
+#else
+  return static_cast<uint64_t>((static_cast<unsigned __int128>(hash) * n) >> 64);
+#endif
+}
+
 // Random number `counter` of the stream `seed`: needs no state, so that results depend on
 // neither threads nor call sizes.
 SLIPSTREAM_HOST_DEVICE inline uint64_t CounterRandom(uint64_t seed, uint64_t counter) {

@@ -75,8 +75,7 @@ class HashIndex {
  private:
   // The first entry of a line. Uses the bits below those that chose the shard.
   static uint64_t HomeIn(uint64_t hash, uint64_t capacity) {
-    const unsigned __int128 wide = static_cast<unsigned __int128>(hash << kShardBits) * capacity;
-    return static_cast<uint64_t>(wide >> 64) & ~(kLine - 1);
+    return ScaleHash(hash << kShardBits, capacity) & ~(kLine - 1);
   }
   uint64_t Home(uint64_t hash) const { return HomeIn(hash, entries_.size()); }
   uint64_t NextLine(uint64_t line) const {

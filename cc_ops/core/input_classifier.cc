@@ -32,6 +32,34 @@ void ListLookups(const std::vector<FeatureView>& features, int64_t batch, int nu
   }
 }
 
+// Tells lookups that a sample surely does not have from those that it probably has: a bit for each.
+class LookupFilter {
+ public:
+  explicit LookupFilter(const InputReservoir& sample) {
+    size_t lookups = 0;
+    for (int64_t i = 0; i < sample.size(); ++i) lookups += sample.input(i).size();
+    size_t words = 1;
+    while (words * 4 < lookups) words *= 2;  // 16 bits and more for each
+    words_.resize(words);
+    for (int64_t i = 0; i < sample.size(); ++i) {
+      for (const Lookup& lookup : sample.input(i)) {
+        const uint64_t hash = DriftIndexView::Hash(lookup);
+        words_[WordOf(hash)] |= BitOf(hash);
+      }
+    }
+  }
+  bool MayHave(const Lookup& lookup) const {
+    const uint64_t hash = DriftIndexView::Hash(lookup);
+    return (words_[WordOf(hash)] & BitOf(hash)) != 0;
+  }
+
+ private:
+  size_t WordOf(uint64_t hash) const { return ScaleHash(hash, words_.size()); }
+  static uint64_t BitOf(uint64_t hash) { return uint64_t{1} << (hash & 63); }
+
+  std::vector<uint64_t> words_;
+};
+
 }  // namespace
 
 Status InputClassifier::Validate(const ClassifierOptions& options) {
@@ -156,7 +184,7 @@ Status InputClassifier::SetDrift(const int32_t* tables, const int64_t* keys, con
   Status status = index.Build(options_.num_tables, tables, keys, drifts, n);
   if (!status.ok()) return status;
   const std::lock_guard<std::mutex> lock(mutex_);
-  std::swap(index_, index);
+  index_.Swap(&index);
   return OkStatus();
 }
 
@@ -166,7 +194,7 @@ Status InputClassifier::SetSaturated(const int32_t* tables, const int64_t* keys,
   Status status = index.Build(options_.num_tables, tables, keys, since, n);
   if (!status.ok()) return status;
   const std::lock_guard<std::mutex> lock(mutex_);
-  std::swap(since_, index);
+  since_.Swap(&index);
   return OkStatus();
 }
 
@@ -178,16 +206,35 @@ Status InputClassifier::Configure(const ClassifierSettings& settings) {
   return OkStatus();
 }
 
-std::vector<float> InputClassifier::ReservoirScores() const {
+Status InputClassifier::ReservoirScores(const int32_t* tables, const int64_t* keys,
+                                        const float* drifts, int64_t n,
+                                        std::vector<float>* scores) const {
   const std::lock_guard<std::mutex> lock(mutex_);
-  std::vector<float> scores(reservoir_.size());
+  // An index of millions of keys takes longer than to leave out most that no input asks for.
+  const LookupFilter asked_for(reservoir_);
+  std::vector<int32_t> own_tables;
+  std::vector<int64_t> own_keys;
+  std::vector<float> own_drifts;
+  for (int64_t i = 0; i < n; ++i) {
+    const Status status = DriftIndex::Check(options_.num_tables, tables, drifts, i);
+    if (!status.ok()) return status;
+    if (!asked_for.MayHave({keys[i], tables[i]})) continue;
+    own_tables.push_back(tables[i]);
+    own_keys.push_back(keys[i]);
+    own_drifts.push_back(drifts[i]);
+  }
+  DriftIndex index;
+  const Status status = index.Build(options_.num_tables, own_tables.data(), own_keys.data(),
+                                    own_drifts.data(), static_cast<int64_t>(own_keys.size()));
+  if (!status.ok()) return status;
+  scores->assign(static_cast<size_t>(reservoir_.size()), 0.0f);
   std::vector<float> scratch;
   for (int64_t i = 0; i < reservoir_.size(); ++i) {
     const std::vector<Lookup>& lookups = reservoir_.input(i);
-    scores[i] = SkipScore(index_, options_.alpha, lookups.data(),
-                          static_cast<int64_t>(lookups.size()), &scratch);
+    (*scores)[i] = SkipScore(index, options_.alpha, lookups.data(),
+                             static_cast<int64_t>(lookups.size()), &scratch);
   }
-  return scores;
+  return OkStatus();
 }
 
 std::vector<float> InputClassifier::ReservoirLosses() const {

@@ -75,8 +75,10 @@ class InputClassifier {
   // From the next batch on. InvalidArgument for a setting out of its range.
   Status Configure(const ClassifierSettings& settings);
 
-  // Skip scores by drift of the sampled inputs under the current drifts.
-  std::vector<float> ReservoirScores() const;
+  // Skip scores by drift of the sampled inputs, if drifts were these; those that were set do not
+  // count. Errors as SetDrift, but keys that no sampled input has may be there twice.
+  Status ReservoirScores(const int32_t* tables, const int64_t* keys, const float* drifts, int64_t n,
+                         std::vector<float>* scores) const;
   // Remembered losses that the sampled inputs had when they came, of those that had one.
   std::vector<float> ReservoirLosses() const;
 

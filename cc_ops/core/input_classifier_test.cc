@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <random>
 #include <string>
 #include <thread>
 #include <vector>
@@ -56,11 +57,18 @@ ClassifierOptions TwoTables() {
   return options;
 }
 
+constexpr int32_t kTables[] = {0, 0, 1};
+constexpr int64_t kKeys[] = {1, 2, 1};
+constexpr float kDrifts[] = {0.1f, 0.2f, 0.3f};
+
 void SetDrift(InputClassifier* classifier) {
-  const std::vector<int32_t> tables = {0, 0, 1};
-  const std::vector<int64_t> keys = {1, 2, 1};
-  const std::vector<float> drifts = {0.1f, 0.2f, 0.3f};
-  ASSERT_TRUE(classifier->SetDrift(tables.data(), keys.data(), drifts.data(), 3).ok());
+  ASSERT_TRUE(classifier->SetDrift(kTables, kKeys, kDrifts, 3).ok());
+}
+
+std::vector<float> ScoresOfSample(const InputClassifier& classifier) {
+  std::vector<float> scores;
+  EXPECT_TRUE(classifier.ReservoirScores(kTables, kKeys, kDrifts, 3, &scores).ok());
+  return scores;
 }
 
 TEST(InputClassifier, ReadsEveryLayout) {
@@ -104,12 +112,12 @@ TEST(InputClassifier, CountsObservedInputsOfTheWindow) {
   const std::vector<int64_t> keys = {1, 2, 3};
   Classify(&classifier, {Column(keys)}, 3);
   Classify(&classifier, {Column(keys)}, 3, /*observe=*/false);
-  EXPECT_EQ(classifier.ReservoirScores(), (std::vector<float>{0.1f, 0.2f, kInf}));
+  EXPECT_EQ(ScoresOfSample(classifier), (std::vector<float>{0.1f, 0.2f, kInf}));
   const ClassifierCounts counts = classifier.EndWindow();
   EXPECT_EQ(counts.inputs_seen, 3);
   EXPECT_EQ(counts.inputs_skipped, 1);
   EXPECT_EQ(counts.hot_inputs, 2);
-  EXPECT_TRUE(classifier.ReservoirScores().empty());
+  EXPECT_TRUE(ScoresOfSample(classifier).empty());
   EXPECT_EQ(classifier.EndWindow().inputs_seen, 0);
 }
 
@@ -320,6 +328,40 @@ TEST(LossStatistics, AreKeptApartAndTaken) {
   EXPECT_EQ(classifier.TakeLossStatistics().others.count, 0);
 }
 
+TEST(InputClassifier, ScoresOfTheSampleAreThoseOfClassifying) {
+  constexpr int64_t kInputs = 500, kMany = 20000;
+  ClassifierOptions options = TwoTables();
+  options.alpha = 0.6;
+  options.reservoir_size = kInputs;
+  InputClassifier classifier(options);
+  std::mt19937_64 random(1);
+  std::vector<int32_t> tables;
+  std::vector<int64_t> keys;
+  std::vector<float> drifts;
+  for (int64_t key = 0; key < kMany; ++key) {
+    tables.push_back(static_cast<int32_t>(key % 2));
+    keys.push_back(key / 2);
+    drifts.push_back(key % 11 == 0 ? kInf : static_cast<float>(random() % 1000));
+  }
+  // Wide ones, some of whose keys are not tracked.
+  std::vector<int64_t> looked_up(kInputs * 5);
+  for (int64_t& key : looked_up) key = static_cast<int64_t>(random() % (kMany / 2 + 500));
+  FeatureView wide = Column(looked_up);
+  wide.batch = kInputs;
+  wide.width = wide.stride = 5;
+  ASSERT_TRUE(classifier.SetDrift(tables.data(), keys.data(), drifts.data(), kMany).ok());
+  const auto expected = Classify(&classifier, {wide}, kInputs).score;
+  SetDrift(&classifier);  // does not matter
+  std::vector<float> scores;
+  ASSERT_TRUE(
+      classifier.ReservoirScores(tables.data(), keys.data(), drifts.data(), kMany, &scores).ok());
+  EXPECT_EQ(scores, expected);
+  tables[kMany - 1] = 7;
+  const Status status =
+      classifier.ReservoirScores(tables.data(), keys.data(), drifts.data(), kMany, &scores);
+  EXPECT_NE(status.message().find("tables is 7 at position 19999"), std::string::npos);
+}
+
 TEST(InputClassifier, ThreadsMayShareIt) {
   InputClassifier classifier(TwoTables());
   const std::vector<int64_t> keys(100, 1);
@@ -329,7 +371,7 @@ TEST(InputClassifier, ThreadsMayShareIt) {
       for (int i = 0; i < 50; ++i) {
         Classify(&classifier, {Column(keys)}, 100);
         SetDrift(&classifier);
-        classifier.ReservoirScores();
+        ScoresOfSample(classifier);
       }
     });
   }

@@ -129,7 +129,20 @@ class ClassifyKernel : public ClassifierKernel {
   bool observe_ = true;
 };
 
-// Passes tables, keys and a number per key on to one of the classifier's setters.
+// Inputs 1 to 3 are tables, keys and a number per key.
+absl::Status RequireNumbersOfKeys(OpKernelContext* context) {
+  const Tensor &tables = context->input(1), &keys = context->input(2);
+  const Tensor& values = context->input(3);
+  if (tables.dims() == 1 && keys.shape() == tables.shape() && values.shape() == tables.shape()) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("tables, keys and their values have shapes ", tables.shape().DebugString(), ", ",
+                   keys.shape().DebugString(), " and ", values.shape().DebugString(),
+                   "; allowed: three vectors of one length"));
+}
+
+// Passes them on to one of the classifier's setters.
 template <Status (InputClassifier::*kSet)(const int32_t*, const int64_t*, const float*, int64_t)>
 class SetKeysKernel : public ClassifierKernel {
  public:
@@ -137,16 +150,11 @@ class SetKeysKernel : public ClassifierKernel {
 
  private:
   absl::Status Run(OpKernelContext* context, InputClassifier* classifier) override {
-    const Tensor &tables = context->input(1), &keys = context->input(2);
-    const Tensor& values = context->input(3);
-    if (tables.dims() != 1 || keys.shape() != tables.shape() || values.shape() != tables.shape()) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("tables, keys and their values have shapes ", tables.shape().DebugString(),
-                       ", ", keys.shape().DebugString(), " and ", values.shape().DebugString(),
-                       "; allowed: three vectors of one length"));
-    }
-    return ToAbsl((classifier->*kSet)(tables.flat<int32_t>().data(), keys.flat<int64_t>().data(),
-                                      values.flat<float>().data(), tables.NumElements()));
+    TF_RETURN_IF_ERROR(RequireNumbersOfKeys(context));
+    const Tensor& tables = context->input(1);
+    return ToAbsl(
+        (classifier->*kSet)(tables.flat<int32_t>().data(), context->input(2).flat<int64_t>().data(),
+                            context->input(3).flat<float>().data(), tables.NumElements()));
   }
 };
 
@@ -372,20 +380,37 @@ class ImportWindowKernel : public ClassifierKernel {
   }
 };
 
-// Returns a vector that the classifier gives.
-template <std::vector<float> (InputClassifier::*kGet)() const>
-class VectorKernel : public ClassifierKernel {
+absl::Status OutputVector(OpKernelContext* context, const std::vector<float>& values) {
+  Tensor* output = nullptr;
+  TF_RETURN_IF_ERROR(
+      context->allocate_output(0, TensorShape({static_cast<int64_t>(values.size())}), &output));
+  std::copy(values.begin(), values.end(), output->flat<float>().data());
+  return absl::OkStatus();
+}
+
+class ReservoirScoresKernel : public ClassifierKernel {
  public:
   using ClassifierKernel::ClassifierKernel;
 
  private:
   absl::Status Run(OpKernelContext* context, InputClassifier* classifier) override {
-    const std::vector<float> values = (classifier->*kGet)();
-    Tensor* output = nullptr;
-    TF_RETURN_IF_ERROR(
-        context->allocate_output(0, TensorShape({static_cast<int64_t>(values.size())}), &output));
-    std::copy(values.begin(), values.end(), output->flat<float>().data());
-    return absl::OkStatus();
+    TF_RETURN_IF_ERROR(RequireNumbersOfKeys(context));
+    const Tensor& tables = context->input(1);
+    std::vector<float> scores;
+    TF_RETURN_IF_ERROR(ToAbsl(classifier->ReservoirScores(
+        tables.flat<int32_t>().data(), context->input(2).flat<int64_t>().data(),
+        context->input(3).flat<float>().data(), tables.NumElements(), &scores)));
+    return OutputVector(context, scores);
+  }
+};
+
+class ReservoirLossesKernel : public ClassifierKernel {
+ public:
+  using ClassifierKernel::ClassifierKernel;
+
+ private:
+  absl::Status Run(OpKernelContext* context, InputClassifier* classifier) override {
+    return OutputVector(context, classifier->ReservoirLosses());
   }
 };
 
@@ -478,10 +503,8 @@ REGISTER_CPU("SlipstreamClassifyInputs", ClassifyKernel);
 REGISTER_CPU("SlipstreamClassifierSetDrift", SetKeysKernel<&InputClassifier::SetDrift>);
 REGISTER_CPU("SlipstreamClassifierSetSaturated", SetKeysKernel<&InputClassifier::SetSaturated>);
 REGISTER_CPU("SlipstreamClassifierConfigure", ConfigureKernel);
-REGISTER_CPU("SlipstreamClassifierReservoirScores",
-             VectorKernel<&InputClassifier::ReservoirScores>);
-REGISTER_CPU("SlipstreamClassifierReservoirLosses",
-             VectorKernel<&InputClassifier::ReservoirLosses>);
+REGISTER_CPU("SlipstreamClassifierReservoirScores", ReservoirScoresKernel);
+REGISTER_CPU("SlipstreamClassifierReservoirLosses", ReservoirLossesKernel);
 REGISTER_CPU("SlipstreamRecordLosses", RecordLossesKernel);
 REGISTER_CPU("SlipstreamClassifierTakeLossStatistics", TakeLossStatisticsKernel);
 REGISTER_CPU("SlipstreamClassifierExportMemory", ExportMemoryKernel);

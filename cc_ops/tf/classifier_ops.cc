@@ -359,13 +359,25 @@ losses: [sampled inputs].
 
 REGISTER_OP("SlipstreamClassifierReservoirScores")
     .Input("handle: resource")
+    .Input("tables: int32")
+    .Input("keys: int64")
+    .Input("drift: float")
     .Output("scores: float")
     .SetIsStateful()
-    .SetShapeFn(VectorFromScalars)
+    .SetShapeFn([](InferenceContext* c) -> absl::Status {
+      TF_RETURN_IF_ERROR(SetDriftShape(c));
+      c->set_output(0, c->Vector(InferenceContext::kUnknownDim));
+      return absl::OkStatus();
+    })
     .Doc(R"doc(
-Skip scores of the sampled inputs of this window under the current drifts.
+Skip scores of the sampled inputs of this window, if the drifts of keys were these.
+
+The drifts that SlipstreamClassifierSetDrift set do not count, and stay.
 
 handle: Of the classifier.
+tables: [n]. Index of each key's table.
+keys: [n]. Each key of a table once.
+drift: [n]. At least 0. A key whose drift is not finite counts as not tracked.
 scores: [sampled inputs]. +inf for an input that is not hot.
 )doc");
 

@@ -362,9 +362,27 @@ class InputClassifier:
         arrays = {name: tf.constant(np.asarray(contents[name], t)) for name, t in WINDOW.items()}
         _loader.library().slipstream_classifier_import_window(handle=self._handle, **arrays)
 
-    def reservoir_scores(self) -> np.ndarray:
-        """Skip scores of the window's sampled inputs under the current drifts: float32 [sample]."""
-        scores = _loader.library().slipstream_classifier_reservoir_scores(handle=self._handle)
+    def reservoir_scores(self, tables: Any, keys: Any, drift: Any) -> np.ndarray:
+        """Returns what scores the window's sampled inputs would have.
+
+        Args:
+            tables: as for `set_drift`, whose drifts do not count, and stay.
+            keys: likewise.
+            drift: likewise.
+
+        Returns:
+            float32 [sample].
+
+        Raises:
+            tf.errors.InvalidArgumentError: as `set_drift`; keys that no sampled input has may be
+                there twice.
+        """
+        scores = _loader.library().slipstream_classifier_reservoir_scores(
+            handle=self._handle,
+            tables=tf.convert_to_tensor(tables, tf.int32),
+            keys=tf.convert_to_tensor(keys, tf.int64),
+            drift=tf.convert_to_tensor(drift, tf.float32),
+        )
         return scores.numpy()
 
     def end_window(self) -> ClassifierCounts:

@@ -1,4 +1,4 @@
-"""Choice of the hot set: the most accessed keys whose snapshots fit a byte budget. Pure NumPy."""
+"""Choice of the hot set: the most accessed keys whose snapshots fit a byte budget. No state."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from slipstream_tf.errors import invalid, require_integer
+from slipstream_tf.ops.sorting import sort_keys
 
 _BYTES_PER_VALUE = 4  # float32
 
@@ -68,7 +69,10 @@ def choose_hot_keys(tables: Sequence[Candidates], budget_bytes: int) -> list[np.
     accessed = [np.asarray(table.keys, np.int64)[table.counts > 0.0] for table in tables]
     sizes = [snapshot_bytes(table.dim) for table in tables]
     if sum(keys.size * size for keys, size in zip(accessed, sizes, strict=True)) <= budget_bytes:
-        return [np.sort(keys) for keys in accessed]
+        return sort_keys(accessed)
+    if len(set(sizes)) == 1:
+        counts = [np.asarray(table.counts)[table.counts > 0.0] for table in tables]
+        return _most_accessed(accessed, counts, budget_bytes // sizes[0])
     lengths = [len(table.keys) for table in tables]
     keys = np.concatenate([np.asarray(table.keys, np.int64) for table in tables])
     counts = np.concatenate([np.asarray(table.counts, np.float32) for table in tables])
@@ -78,7 +82,25 @@ def choose_hot_keys(tables: Sequence[Candidates], budget_bytes: int) -> list[np.
     order = np.lexsort((keys, owner, -counts))
     order = order[counts[order] > 0.0]
     chosen = order[_take_greedily(row_bytes[order], budget_bytes)]
-    return [np.sort(keys[chosen[owner[chosen] == index]]) for index in range(len(tables))]
+    return sort_keys([keys[chosen[owner[chosen] == index]] for index in range(len(tables))])
+
+
+def _most_accessed(
+    keys: Sequence[np.ndarray], counts: Sequence[np.ndarray], most: int
+) -> list[np.ndarray]:
+    """The same for rows of one size, of which `most` fit, fewer than there are; without sorting."""
+    if most < 1:
+        return [own_keys[:0] for own_keys in keys]
+    all_counts = np.concatenate(counts)
+    place = all_counts.size - most
+    least = np.partition(all_counts, place)[place]
+    room = most - int((all_counts > least).sum())
+    chosen = []
+    last = sort_keys([k[c == least] for k, c in zip(keys, counts, strict=True)])
+    for own_keys, own_counts, own_last in zip(keys, counts, last, strict=True):
+        chosen.append(np.concatenate([own_keys[own_counts > least], own_last[:room]]))
+        room -= min(room, own_last.size)
+    return sort_keys(chosen)
 
 
 def _take_greedily(row_bytes: np.ndarray, budget_bytes: int) -> np.ndarray:

@@ -281,6 +281,8 @@ def _find(keys: np.ndarray, wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray]
 
 def _take(values: np.ndarray, source: np.ndarray, is_known: np.ndarray, other: float) -> np.ndarray:
     """values[source] where known, `other` elsewhere; of the values' type."""
+    if is_known.all():
+        return values[source]
     taken = np.full(source.shape, other, values.dtype)
     taken[is_known] = values[source[is_known]]
     return taken

@@ -58,6 +58,8 @@ class TrackedTable:
         self._ranks = ranks
         self._metric = metric
         self._snapshot = tf.zeros((0, table.dim), tf.float32)
+        # Whose rows, as they are now, the snapshot has: from `measure` to `renew`.
+        self._gathered: np.ndarray | None = None
         self._counts = store.update_counts(table.name)
         self.name = table.name
         self.dim = table.dim
@@ -80,7 +82,9 @@ class TrackedTable:
         return self.states.keys[is_saturated & (self.states.drift < most_drift)]
 
     def measure(self, are_withheld: bool, release: float) -> Measured:
-        """Drifts since the snapshot was taken.
+        """Drifts since the snapshot was taken; the rows that were measured take its place.
+
+        Call `renew` next, before any of them changes.
 
         Args:
             are_withheld: whether saturated keys' gradients were masked, or are yet to come.
@@ -94,6 +98,9 @@ class TrackedTable:
         metric = "l2" if self._metric == "signal" else self._metric
         with tf.device("CPU:0"):
             drift = row_drift(rows, self._snapshot, metric).numpy()
+        # Most windows have the hot keys of the one before: their rows are read once.
+        self._snapshot = tf.convert_to_tensor(rows, tf.float32)  # a copy of the store's own
+        self._gathered = own_keys if np.asarray(found, bool).all() else None
         if self._metric == "signal":
             drift = signal(drift, self._store.travelled(self.name, own_keys))
         drift = self._of_all_ranks(drift, owners, "drift")
@@ -111,14 +118,19 @@ class TrackedTable:
         Keys that the store lost since the hot set was chosen are dropped.
         """
         owners = self._owners(states.keys)
-        rows, found = self._store.gather(self.name, self._own(states.keys, owners))
+        own_keys, gathered = self._own(states.keys, owners), self._gathered
+        self._gathered = None
+        if gathered is not None and np.array_equal(own_keys, gathered):
+            rows, found = self._snapshot, np.ones(own_keys.shape, bool)
+        else:
+            rows, found = self._store.gather(self.name, own_keys)
         is_there = self._of_all_ranks(np.asarray(found, bool), owners, "present")
         if not is_there.all():
             fields = dataclasses.fields(states)
             states = KeyStates(**{f.name: getattr(states, f.name)[is_there] for f in fields})
             rows = tf.boolean_mask(rows, np.asarray(found, bool))
         self.states = states
-        self._snapshot = tf.convert_to_tensor(rows, tf.float32)  # a copy of the store's own
+        self._snapshot = tf.convert_to_tensor(rows, tf.float32)
 
     def _owners(self, keys: np.ndarray) -> np.ndarray | None:
         """The rank that has each key's row; None: every rank has all rows."""

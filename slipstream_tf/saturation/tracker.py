@@ -275,9 +275,10 @@ class SaturationTracker:
         measured = [table.measure(self._is_withholding, release) for table in self._tables]
         names = [table.name for table in self._tables]
         notices.log_anomalies(len(self._reports), self._step, names, measured)
-        self._publish([m.keys for m in measured], [m.judged for m in measured])
         ranks = self._ranks
-        scores = self._classifier.reservoir_scores()
+        scores = self._classifier.reservoir_scores(
+            *_joined([m.keys for m in measured], [m.judged for m in measured])
+        )
         if self._config.threshold is None and self._config.judges_keys:
             scores = ranks.concatenate(scores, "scores")
         losses = ranks.total_losses(self._classifier.take_loss_statistics())
@@ -391,9 +392,11 @@ class SaturationTracker:
             self._freezer.freeze(self._keys_to_freeze() if is_active else {})
         if self._publisher is not None:
             self._publisher.publish(self._keys_to_publish() if is_active else {})
-        self._publish(
-            [table.states.keys for table in self._tables],
-            [table.published_drift(self._threshold) for table in self._tables],
+        self._classifier.set_drift(
+            *_joined(
+                [table.states.keys for table in self._tables],
+                [table.published_drift(self._threshold) for table in self._tables],
+            )
         )
         if self._remembers_losses:
             all_count = counts_all_keys(self._config)
@@ -401,9 +404,7 @@ class SaturationTracker:
             # windows, too.
             saturated = [table.saturated_since(all_count) for table in self._tables]
             self._classifier.set_saturated(
-                _table_indices([keys for keys, _ in saturated]),
-                np.concatenate([keys for keys, _ in saturated]),
-                np.concatenate([since for _, since in saturated]),
+                *_joined([keys for keys, _ in saturated], [since for _, since in saturated])
             )
         settings, may_skip = classifier_settings(
             self._config,
@@ -463,12 +464,6 @@ class SaturationTracker:
         skipped = just_skipped + self._reports.inputs_skipped
         return round(steps * (self._inputs_seen - skipped) / self._step)
 
-    def _publish(self, keys: list[np.ndarray], drifts: list[np.ndarray]) -> None:
-        """Gives the classifier the drifts of all tables."""
-        self._classifier.set_drift(
-            _table_indices(keys), np.concatenate(keys), np.concatenate(drifts)
-        )
-
     def _renew_hot_set(self, measured: list[Measured], threshold: float) -> float:
         """Chooses the next hot set and its states; returns its overlap with the old one."""
         copies = self._freezer or self._publisher
@@ -513,6 +508,9 @@ class SaturationTracker:
         return common / total if total else 0.0
 
 
-def _table_indices(keys: list[np.ndarray]) -> np.ndarray:
-    """The index of each key's table, int32, for keys listed table by table."""
-    return np.repeat(np.arange(len(keys), dtype=np.int32), [k.size for k in keys])
+def _joined(
+    keys: list[np.ndarray], numbers: list[np.ndarray]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The index of each key's table, int32 [n], keys and numbers, listed table by table."""
+    tables = np.repeat(np.arange(len(keys), dtype=np.int32), [k.size for k in keys])
+    return tables, np.concatenate(keys), np.concatenate(numbers)

@@ -171,6 +171,7 @@ def call_counting_ops(call: Call) -> None:
     call("SlipstreamDecayAccesses", handle=sketch, factor=np.float64(0.5))
     call("SlipstreamEstimateAccesses", handle=sketch, keys=KEYS)
     call("SlipstreamHotKeyCandidates", handle=sketch)
+    call("SlipstreamSortKeys", keys=[KEYS, IDS])
     key_map = call("SlipstreamKeyMap")
     call("SlipstreamKeyMapAssign", handle=key_map, keys=np.array([5, 7, 9]), states=MARKS)
     call("SlipstreamProbeFrozen", handle=key_map, keys=KEYS)
@@ -217,7 +218,8 @@ def call_classifier_ops(call: Call) -> None:
         **losses,
     )
     call("SlipstreamClassifierReservoirLosses", handle=classifier)
-    call("SlipstreamClassifierReservoirScores", handle=classifier)
+    drifts = {"tables": tables, "keys": keys, "drift": drift}
+    call("SlipstreamClassifierReservoirScores", handle=classifier, **drifts)
     memory = call("SlipstreamClassifierExportMemory", handle=classifier)
     call("SlipstreamClassifierImportMemory", handle=classifier, **_as_inputs(memory))
     window = call("SlipstreamClassifierExportWindow", handle=classifier)

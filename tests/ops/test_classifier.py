@@ -36,7 +36,15 @@ def make(alpha: float = 1.0, drifts: dict | None = None, **settings_) -> InputCl
 
 
 def set_drifts(classifier: InputClassifier, drifts: dict) -> None:
-    classifier.set_drift(
+    classifier.set_drift(*as_arrays(drifts))
+
+
+def scores_of_sample(classifier: InputClassifier, drifts: dict | None = None) -> np.ndarray:
+    return classifier.reservoir_scores(*as_arrays(drifts or {}))
+
+
+def as_arrays(drifts: dict) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    return (
         np.array([table for table, _ in drifts], np.int32),
         np.array([key for _, key in drifts], np.int64),
         np.array(list(drifts.values()), np.float32),
@@ -71,7 +79,7 @@ def test_scores_equal_the_reference(batch, drifts, percent, threshold, is_padded
     ]
     np.testing.assert_array_equal(score, np.array(expected, np.float32))
     np.testing.assert_array_equal(skippable, np.array(expected, np.float32) < threshold)
-    np.testing.assert_array_equal(np.sort(classifier.reservoir_scores()), np.sort(expected))
+    np.testing.assert_array_equal(np.sort(scores_of_sample(classifier, drifts)), np.sort(expected))
     hot = int(np.isfinite(expected).sum())
     skipped = int(np.sum(np.array(expected, np.float32) < threshold))
     assert classifier.end_window() == ClassifierCounts(len(batch), skipped, hot, skipped)
@@ -111,7 +119,7 @@ def test_empty_batches_and_inputs_without_lookups():
     np.testing.assert_array_equal(score, [INF, INF])
     assert classifier.end_window() == ClassifierCounts(2, 0, 0)
     assert classifier.end_window() == ClassifierCounts(0, 0, 0)
-    assert classifier.reservoir_scores().shape == (0,)
+    assert scores_of_sample(classifier, {(0, 1): 1.0}).shape == (0,)
 
 
 def test_drift_that_is_not_finite_is_never_below_the_threshold():
@@ -132,17 +140,18 @@ def test_set_drift_replaces_everything():
 def test_unobserved_inputs_leave_no_trace():
     classifier = make(drifts={(0, 1): 1.0})
     classifier.classify({"user": np.array([1, 2])}, TWO_TABLES[:1], observe=False)
-    assert classifier.reservoir_scores().size == 0
+    assert scores_of_sample(classifier).size == 0
     assert classifier.end_window() == ClassifierCounts(0, 0, 0)
 
 
 def test_reservoir_is_a_uniform_sample_of_the_window():
     inputs, capacity, windows = 400, 20, 500
-    classifier = make(drifts={(0, k): float(k) for k in range(inputs)}, reservoir_size=capacity)
+    drifts = {(0, k): float(k) for k in range(inputs)}
+    classifier = make(reservoir_size=capacity)
     chosen = np.zeros(inputs)
     for _ in range(windows):
         classifier.classify({"user": np.arange(inputs)}, TWO_TABLES[:1])
-        sample = classifier.reservoir_scores()
+        sample = scores_of_sample(classifier, drifts)
         assert sample.shape == (capacity,) and np.unique(sample).size == capacity
         chosen[sample.astype(int)] += 1
         classifier.end_window()
@@ -154,14 +163,15 @@ def test_reservoir_is_a_uniform_sample_of_the_window():
 def test_same_seed_same_sample_and_same_random_skips():
     results = []
     for seed in (1, 1, 2):
-        classifier = make(drifts={(0, k): k for k in range(100)}, reservoir_size=10, seed=seed)
+        drifts = {(0, k): k for k in range(100)}
+        classifier = make(reservoir_size=10, seed=seed)
         classifier.configure("random", random_share=0.5)
         skips = [
             classifier.classify({"user": np.arange(100)}, TWO_TABLES[:1])[0].numpy()
             for _ in range(2)
         ]
         assert (skips[0] != skips[1]).any(), "a later input has its own random number"
-        results.append((np.concatenate(skips), classifier.reservoir_scores()))
+        results.append((np.concatenate(skips), scores_of_sample(classifier, drifts)))
     np.testing.assert_array_equal(results[0][0], results[1][0])
     np.testing.assert_array_equal(results[0][1], results[1][1])
     assert (results[0][0] != results[2][0]).any()
@@ -237,7 +247,9 @@ def test_ignored_tables_count_neither_as_saturated_nor_as_moving():
     classifier.set_drift([0], [1], [0.25])
     matrix = np.array([[1, 9], [2, 1]])
     np.testing.assert_array_equal(classifier.classify(matrix, TWO_TABLES).score, [0.25, INF])
-    np.testing.assert_array_equal(np.sort(classifier.reservoir_scores()), [0.25, INF])
+    np.testing.assert_array_equal(
+        np.sort(scores_of_sample(classifier, {(0, 1): 0.25})), [0.25, INF]
+    )
     only_ignored = classifier.classify({"item": np.array([1])}, TWO_TABLES[1:])
     np.testing.assert_array_equal(only_ignored.score, [INF])
 
@@ -362,4 +374,4 @@ def test_handle_of_something_else():
     variable = tf.Variable(1.0)
     classifier._handle = variable.handle
     with pytest.raises(tf.errors.OpError):
-        classifier.reservoir_scores()
+        scores_of_sample(classifier)

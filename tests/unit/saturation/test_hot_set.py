@@ -31,17 +31,15 @@ def reference(tables: list[Candidates], budget: int) -> list[list[int]]:
     return [sorted(keys) for keys in chosen]
 
 
-table_lists = st.lists(
-    st.builds(
-        candidates,
-        st.dictionaries(st.integers(-20, 20), st.integers(0, 5).map(float), max_size=20),
-        st.sampled_from([1, 2, 8, 16]),
-    ),
-    max_size=4,
+def table_lists(dims: st.SearchStrategy) -> st.SearchStrategy:
+    keys = st.dictionaries(st.integers(-20, 20), st.integers(0, 5).map(float), max_size=20)
+    return st.lists(st.builds(candidates, keys, dims), max_size=4)
+
+
+@given(
+    tables=table_lists(st.sampled_from([1, 2, 8, 16])) | table_lists(st.just(4)),
+    budget=st.integers(1, 2000),
 )
-
-
-@given(tables=table_lists, budget=st.integers(1, 2000))
 def test_equals_a_pass_in_order_of_the_counts(tables, budget):
     chosen = choose_hot_keys(tables, budget)
     assert [keys.tolist() for keys in chosen] == reference(tables, budget)
