@@ -37,8 +37,8 @@ def limit_threads(tensorflow: Any, threads: int) -> None:
 def without_autotune(tensorflow: Any, data: Any) -> Any:
     """Returns a data set whose iterators end at once.
 
-    With autotuning, one that has more to give waits for the tuner's next turn, of which there are
-    10, 20, 40, ... milliseconds after the other: a short `fit` of an endless data set takes as long.
+    With autotuning, one that has more to give waits at its end for the tuner's next turn; turns are
+    10, 20, 40, ... milliseconds apart. A short `fit` of an endless data set takes as long.
     """
     options = tensorflow.data.Options()
     options.autotune.enabled = False
