@@ -25,7 +25,7 @@ TEST(RadixSort, KeysOfAnySignAscendAndEqualOnesKeepTheirOrder) {
       std::vector<Item> items;
       for (size_t i = 0; i < count; ++i) {
         const auto key = static_cast<int64_t>(random() & mask);
-        items.push_back({i % 7 == 0 ? kLeast + key % 3 : key, static_cast<int>(i)});
+        items.push_back({i % 7 == 0 ? kLeast + (key & 3) : key, static_cast<int>(i)});
       }
       std::vector<Item> expected = items;
       std::stable_sort(expected.begin(), expected.end(),
