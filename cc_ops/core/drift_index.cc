@@ -1,5 +1,6 @@
 #include "cc_ops/core/drift_index.h"
 
+#include <algorithm>
 #include <cmath>
 #include <string>
 #include <utility>
@@ -10,6 +11,24 @@ namespace {
 std::string At(int64_t position) { return " at position " + std::to_string(position); }
 
 }  // namespace
+
+void DriftIndex::Find(const Lookup* lookups, int64_t n, float* drifts) const {
+  constexpr int64_t kAhead = 16;
+  const DriftIndexView index = view();
+  if (index.num_slots == 0) {
+    std::fill_n(drifts, n, kUntracked);
+    return;
+  }
+  int64_t homes[kAhead];
+  for (int64_t i = 0; i < n + kAhead; ++i) {
+    int64_t* const home = &homes[i % kAhead];
+    if (i >= kAhead) drifts[i - kAhead] = index.FindFrom(*home, lookups[i - kAhead]);
+    if (i < n) {
+      *home = index.Home(lookups[i]);
+      __builtin_prefetch(&slots_[static_cast<size_t>(*home)]);
+    }
+  }
+}
 
 Status DriftIndex::Check(int num_tables, const int32_t* tables, const float* drifts, int64_t i) {
   if (tables[i] < 0 || tables[i] >= num_tables) {

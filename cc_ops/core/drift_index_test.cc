@@ -27,7 +27,11 @@ TEST(DriftIndex, EmptyIndexTracksNothing) {
   EXPECT_TRUE(Build(&index, {}, {}, {}).ok());
   EXPECT_EQ(index.size(), 0);
   EXPECT_EQ(index.Find({7, 0}), kInf);
-  index.Prefetch({7, 0});
+  const Lookup lookups[] = {{7, 0}, {8, 1}};
+  float drifts[] = {0.f, 0.f};
+  index.Find(lookups, 2, drifts);
+  EXPECT_EQ(drifts[0], kInf);
+  EXPECT_EQ(drifts[1], kInf);
 }
 
 TEST(DriftIndex, SameKeyOfTwoTablesIsTwoKeys) {
@@ -57,6 +61,14 @@ TEST(DriftIndex, AgreesWithAMap) {
   EXPECT_EQ(index.size(), static_cast<int64_t>(expected.size()));
   for (const auto& [key, drift] : expected) EXPECT_EQ(index.Find({key, 1}), drift);
   for (int64_t key = 1; key < 20000; key += 2) EXPECT_EQ(index.Find({key, 1}), kInf);
+  std::vector<Lookup> lookups;
+  for (int64_t key = -50; key < 20000; key += 3) lookups.push_back({key, 1});
+  // Fewer than are asked for ahead, too.
+  for (const size_t n : {size_t{0}, size_t{1}, size_t{15}, size_t{17}, lookups.size()}) {
+    std::vector<float> found(n);
+    index.Find(lookups.data(), static_cast<int64_t>(n), found.data());
+    for (size_t i = 0; i < n; ++i) ASSERT_EQ(found[i], index.Find(lookups[i])) << i << " of " << n;
+  }
 }
 
 TEST(DriftIndex, NonFiniteDriftIsUntracked) {

@@ -12,9 +12,6 @@
 namespace slipstream {
 namespace {
 
-// Lookups ahead of the one being read; hides the latency of an index beyond the caches.
-constexpr size_t kPrefetchDistance = 16;
-
 // Lists the lookups input by input; input i's end at (*ends)[i].
 void ListLookups(const std::vector<FeatureView>& features, int64_t batch, int num_tables,
                  std::vector<Lookup>* lookups, std::vector<int64_t>* ends) {
@@ -108,7 +105,10 @@ Status InputClassifier::Classify(const std::vector<FeatureView>& features, int64
   if (needs_lookups) ListLookups(features, batch, options_.num_tables, &lookups_, &ends_);
   ClassifierCounts counts;
   counts.inputs_seen = batch;
-  size_t prefetched = 0;
+  if (has_drifts && !by_loss) {
+    drifts_.resize(lookups_.size());
+    index_.Find(lookups_.data(), static_cast<int64_t>(lookups_.size()), drifts_.data());
+  }
   for (int64_t i = 0, begin = 0; i < batch; ++i) {
     float score = DriftIndex::kUntracked;
     LossMemory::Entry* entry = ids == nullptr ? nullptr : memory_.Find(ids[i]);
@@ -118,9 +118,7 @@ Status InputClassifier::Classify(const std::vector<FeatureView>& features, int64
       if (by_loss) {
         score = RememberedScore(entry, lookups, end - begin);
       } else if (has_drifts) {
-        const size_t ahead = std::min(lookups_.size(), end + kPrefetchDistance);
-        for (; prefetched < ahead; ++prefetched) index_.Prefetch(lookups_[prefetched]);
-        score = SkipScore(index_, options_.alpha, lookups, end - begin, &scratch_);
+        score = SkipScore(options_.alpha, drifts_.data() + begin, end - begin);
       }
       if (observe) {
         const float nothing = std::numeric_limits<float>::quiet_NaN();

@@ -121,6 +121,7 @@ class InputClassifier {
   // Reused from batch to batch.
   std::vector<Lookup> lookups_;
   std::vector<int64_t> ends_;
+  std::vector<float> drifts_;
   std::vector<float> scratch_;
 };
 

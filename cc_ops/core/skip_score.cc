@@ -1,31 +1,37 @@
 #include "cc_ops/core/skip_score.h"
 
 #include <algorithm>
+#include <limits>
 
 namespace slipstream {
 
+float SkipScore(double alpha, float* drifts, int64_t m) {
+  if (m == 0) return DriftIndex::kUntracked;
+  constexpr int64_t kFew = 8;
+  const int64_t required = RequiredLookups(alpha, m), may_move = m - required;
+  if (may_move >= kFew) {
+    std::nth_element(drifts, drifts + (required - 1), drifts + m);
+    return drifts[required - 1];
+  }
+  // The largest ones, descending: no branch on a drift, which nobody can predict.
+  float largest[kFew];
+  std::fill_n(largest, kFew, -std::numeric_limits<float>::infinity());
+  for (int64_t i = 0; i < m; ++i) {
+    float next = drifts[i];
+    for (int64_t j = 0; j <= may_move; ++j) {
+      const float smaller = std::min(largest[j], next);
+      largest[j] = std::max(largest[j], next);
+      next = smaller;
+    }
+  }
+  return largest[may_move];
+}
+
 float SkipScore(const DriftIndex& index, double alpha, const Lookup* lookups, int64_t m,
                 std::vector<float>* scratch) {
-  if (m == 0 || index.size() == 0) return DriftIndex::kUntracked;
-  const int64_t required = RequiredLookups(alpha, m);
-  if (required == m) {  // the paper's rule: the largest drift, known at the first untracked key
-    float largest = 0.0f;
-    for (int64_t i = 0; i < m; ++i) {
-      largest = std::max(largest, index.Find(lookups[i]));
-      if (largest == DriftIndex::kUntracked) break;
-    }
-    return largest;
-  }
-  scratch->clear();
-  for (int64_t i = 0; i < m; ++i) {
-    const float drift = index.Find(lookups[i]);
-    if (drift != DriftIndex::kUntracked) scratch->push_back(drift);
-    const int64_t still_possible = static_cast<int64_t>(scratch->size()) + (m - 1 - i);
-    if (still_possible < required) return DriftIndex::kUntracked;
-  }
-  const auto nth = scratch->begin() + (required - 1);
-  std::nth_element(scratch->begin(), nth, scratch->end());
-  return *nth;
+  scratch->resize(static_cast<size_t>(m));
+  index.Find(lookups, m, scratch->data());
+  return SkipScore(alpha, scratch->data(), m);
 }
 
 }  // namespace slipstream

@@ -25,9 +25,13 @@ SLIPSTREAM_HOST_DEVICE inline int64_t RequiredLookups(double alpha, int64_t m) {
   return required < 1 ? 1 : (required > m ? m : required);
 }
 
-// The skip score of one input: the RequiredLookups(alpha, m)-th smallest drift among its m
-// lookups, where untracked keys count as +inf; +inf for an input without lookups.
-//   alpha: in (0, 1].   scratch: reused between calls to spare allocations.
+// The skip score of one input: the RequiredLookups(alpha, m)-th smallest of its m lookups' drifts,
+// kUntracked for keys that are not tracked; kUntracked for an input without lookups.
+//   alpha: in (0, 1].   drifts: [m], not NaN; their order is lost.
+float SkipScore(double alpha, float* drifts, int64_t m);
+
+// The same of lookups [m].
+//   scratch: reused between calls to spare allocations.
 float SkipScore(const DriftIndex& index, double alpha, const Lookup* lookups, int64_t m,
                 std::vector<float>* scratch);
 

@@ -1,7 +1,9 @@
 #include "cc_ops/core/skip_score.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <limits>
+#include <random>
 #include <vector>
 
 #include "gtest/gtest.h"
@@ -64,6 +66,22 @@ TEST_F(SkipScoreTest, NineTenthsOfTenIsTheNinthSmallest) {
 TEST_F(SkipScoreTest, UntrackedKeysCountAsInfinite) {
   EXPECT_EQ(Score(0.5, {77, 9, 78, 0}), 9.0f);
   EXPECT_EQ(Score(0.5, {77, 9, 78, 79}), kInf);
+}
+
+TEST_F(SkipScoreTest, IsTheSameForFewAndManyThatMayMove) {
+  std::mt19937 random(1);
+  for (int64_t m = 1; m <= 60; ++m) {
+    std::vector<float> drifts;
+    for (int64_t i = 0; i < m; ++i) {
+      drifts.push_back(random() % 5 == 0 ? kInf : static_cast<float>(random() % 20));
+    }
+    std::vector<float> ordered = drifts;
+    std::sort(ordered.begin(), ordered.end());
+    for (const double alpha : {0.05, 0.5, 0.8, 0.9, 1.0}) {
+      std::vector<float> own = drifts;
+      EXPECT_EQ(SkipScore(alpha, own.data(), m), ordered[RequiredLookups(alpha, m) - 1]) << m;
+    }
+  }
 }
 
 TEST_F(SkipScoreTest, DuplicateLookupsCountEachTime) {
