@@ -35,11 +35,36 @@ constexpr uint32_t kEscape = 3;
 constexpr int kEscapeBits = 2;
 constexpr uint32_t kLongest = 8;
 
-int SmallBits(uint32_t number) {
+constexpr int SmallBits(uint32_t number) {
   if (number < kEscape) return kEscapeBits;
   const uint32_t ones = number - kEscape;
   return kEscapeBits + (ones < kLongest ? static_cast<int>(ones) + 1 : kLongest + kExponentBits);
 }
+// Codes of up to kFewBits bits, which most are, without branches: nobody can predict them.
+constexpr int kFewBits = 8;
+constexpr uint32_t kFew = kFewBits + 1;  // numbers below have such codes
+struct SmallCodes {
+  constexpr SmallCodes() {
+    for (uint32_t number = 0; number <= kMaxExponent; ++number) {
+      bits[number] = static_cast<uint8_t>(SmallBits(number));
+    }
+    for (uint32_t number = 0; number < kFew; ++number) {
+      // From three on, as many ones less one, and a zero.
+      code[number] = static_cast<uint8_t>(number < kEscape ? number : (1u << (number - 1)) - 1);
+      for (uint32_t next = code[number]; next < 1u << kFewBits; next += 1u << bits[number]) {
+        found[next] = {static_cast<uint8_t>(number), bits[number]};
+      }
+    }
+  }
+  struct Found {
+    uint8_t number = 0, bits = 0;
+  };
+  uint8_t bits[kMaxExponent + 1] = {};  // of every number's code
+  uint8_t code[kFew] = {};              // of few numbers
+  Found found[1 << kFewBits] = {};      // whose code bits begin with, if it is of few
+};
+constexpr SmallCodes kSmall;
+constexpr uint32_t kManyOnes = (1u << kFewBits) - 1;  // bits that no code of few begins with
 
 // Signed differences of exponents, modulo 256, as numbers that are small where these are.
 uint32_t Fold(uint32_t difference) {
@@ -48,18 +73,42 @@ uint32_t Fold(uint32_t difference) {
 }
 uint32_t Unfold(uint32_t folded) { return folded % 2 == 0 ? folded / 2 : 256 - (folded + 1) / 2; }
 
+// Lowest byte first; compilers do not see one load or store in a loop over bytes.
+#if defined(__BYTE_ORDER__) && __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
+uint64_t Load64(const uint8_t* from) {
+  uint64_t number = 0;
+  std::memcpy(&number, from, sizeof(number));
+  return number;
+}
+void Store32(uint32_t number, uint8_t* to) { std::memcpy(to, &number, sizeof(number)); }
+#else
+uint64_t Load64(const uint8_t* from) {
+  uint64_t number = 0;
+  for (int i = 0; i < 8; ++i) number |= static_cast<uint64_t>(from[i]) << (8 * i);
+  return number;
+}
+void Store32(uint32_t number, uint8_t* to) {
+  for (int i = 0; i < 4; ++i) to[i] = static_cast<uint8_t>(number >> (8 * i));
+}
+#endif
+
 // Lowest bits first.
 class BitWriter {
  public:
-  explicit BitWriter(std::vector<uint8_t>* bytes) : bytes_(bytes) {}
+  // most_bits: that will be put.
+  BitWriter(std::vector<uint8_t>* bytes, int64_t most_bits) : bytes_(bytes), at_(bytes->size()) {
+    bytes_->resize(at_ + static_cast<size_t>(most_bits / 8) + sizeof(uint64_t));
+  }
 
   // count: 0 to 32.
   void Put(uint32_t bits, int count) {
     held_ |= static_cast<uint64_t>(bits) << num_held_;
     num_held_ += count;
-    for (; num_held_ >= 8; num_held_ -= 8, held_ >>= 8) {
-      bytes_->push_back(static_cast<uint8_t>(held_));
-    }
+    if (num_held_ < 32) return;
+    Store32(static_cast<uint32_t>(held_), bytes_->data() + at_);
+    at_ += 4;
+    held_ >>= 32;
+    num_held_ -= 32;
   }
   void PutSmall(uint32_t number) {
     if (number < kEscape) return Put(number, kEscapeBits);
@@ -69,14 +118,19 @@ class BitWriter {
     Put((1u << kLongest) - 1, kLongest);
     Put(number, kExponentBits);
   }
+  // After all others.
   void EndByte() {
-    if (num_held_ > 0) Put(0, 8 - num_held_);
+    for (; num_held_ > 0; num_held_ -= 8, held_ >>= 8) {
+      (*bytes_)[at_++] = static_cast<uint8_t>(held_);
+    }
+    bytes_->resize(at_);
   }
 
  private:
   std::vector<uint8_t>* bytes_;
+  size_t at_;
   uint64_t held_ = 0;
-  int num_held_ = 0;
+  int num_held_ = 0;  // below 32
 };
 
 class BitReader {
@@ -101,6 +155,20 @@ class BitReader {
     ++at_;
     return kEscape + ones;
   }
+  // A small number, and `count` bits behind it, up to 32.
+  uint32_t GetSmall(int count, uint32_t* behind) {
+    const uint64_t bits = Peek();
+    const uint32_t first = bits & ((1u << kFewBits) - 1);
+    if (first == kManyOnes) {
+      const uint32_t number = GetSmall();
+      *behind = Get(count);
+      return number;
+    }
+    const SmallCodes::Found found = kSmall.found[first];
+    *behind = static_cast<uint32_t>(bits >> found.bits & ((uint64_t{1} << count) - 1));
+    at_ += found.bits + count;
+    return found.number;
+  }
   // Whether more was read than there is.
   bool Passed() const { return at_ > 8 * num_bytes_; }
   int64_t BytesRead() const { return (at_ + 7) / 8; }
@@ -112,7 +180,7 @@ class BitReader {
     uint64_t bits = 0;
     const int64_t left = num_bytes_ - byte;
     if (left >= 8) {
-      for (int i = 0; i < 8; ++i) bits |= static_cast<uint64_t>(bytes_[byte + i]) << (8 * i);
+      bits = Load64(bytes_ + byte);
     } else {
       for (int64_t i = 0; i < left; ++i) bits |= static_cast<uint64_t>(bytes_[byte + i]) << (8 * i);
     }
@@ -129,7 +197,9 @@ class BitReader {
 template <class Bits>
 void PackFloats(const Bits* values, int64_t n, std::vector<uint8_t>* packed) {
   using F = Format<Bits>;
-  BitWriter to(packed);
+  constexpr int kRestBits = F::kMantissaBits + 1;
+  // A block takes a bit more than it would as it is, at most.
+  BitWriter to(packed, n * F::kBits + n / kBlock + 1);
   uint32_t before = 0;
   for (int64_t begin = 0; begin < n; begin += kBlock) {
     const Bits *first = values + begin, *end = values + std::min(begin + kBlock, n);
@@ -140,7 +210,7 @@ void PackFloats(const Bits* values, int64_t n, std::vector<uint8_t>* packed) {
     const uint32_t change = Fold(greatest - before);
     int bits = SmallBits(change);
     for (const Bits* value = first; value < end; ++value) {
-      bits += SmallBits(greatest - F::Exponent(*value));
+      bits += kSmall.bits[greatest - F::Exponent(*value)];
     }
     const bool is_shorter = bits < kExponentBits * static_cast<int>(end - first);
     to.Put(is_shorter, 1);
@@ -150,8 +220,14 @@ void PackFloats(const Bits* values, int64_t n, std::vector<uint8_t>* packed) {
     }
     for (const Bits* value = first; value < end; ++value) {
       if (is_shorter) {
-        to.PutSmall(greatest - F::Exponent(*value));
-        to.Put(F::Rest(*value), F::kMantissaBits + 1);
+        const uint32_t distance = greatest - F::Exponent(*value), rest = F::Rest(*value);
+        if (distance < kFew) {
+          const int bits_of_it = kSmall.bits[distance];
+          to.Put(kSmall.code[distance] | rest << bits_of_it, bits_of_it + kRestBits);
+        } else {
+          to.PutSmall(distance);
+          to.Put(rest, kRestBits);
+        }
       } else {
         to.Put(*value, F::kBits);
       }
@@ -172,9 +248,10 @@ Status UnpackFloats(const uint8_t* packed, int64_t bytes, int64_t n, Bits* value
     if (is_shorter) before = (before + Unfold(from.GetSmall())) & kMaxExponent;
     for (Bits* value = first; value < end; ++value) {
       if (is_shorter) {
-        const uint32_t distance = from.GetSmall();
+        uint32_t rest = 0;
+        const uint32_t distance = from.GetSmall(F::kMantissaBits + 1, &rest);
         is_damaged |= distance > before;
-        *value = F::Value((before - distance) & kMaxExponent, from.Get(F::kMantissaBits + 1));
+        *value = F::Value((before - distance) & kMaxExponent, rest);
       } else {
         *value = static_cast<Bits>(from.Get(F::kBits));
       }
