@@ -17,7 +17,7 @@ namespace {
 constexpr int kTables = 26;  // an input looks up one key of each
 
 // Drifts from 0 to 1 of keys 0 to keys_per_table - 1.
-DriftIndex MakeIndex(int64_t keys_per_table) {
+void FillIndex(int64_t keys_per_table, DriftIndex* index) {
   std::vector<int32_t> tables;
   std::vector<int64_t> keys;
   std::vector<float> drifts;
@@ -28,16 +28,15 @@ DriftIndex MakeIndex(int64_t keys_per_table) {
       drifts.push_back(0.5f + 0.5f * RandomFloat(5, key * kTables + table));
     }
   }
-  DriftIndex index;
-  const Status status = index.Build(kTables, tables.data(), keys.data(), drifts.data(),
-                                    static_cast<int64_t>(keys.size()));
+  const Status status = index->Build(kTables, tables.data(), keys.data(), drifts.data(),
+                                     static_cast<int64_t>(keys.size()));
   if (!status.ok()) throw std::runtime_error(status.message());
-  return index;
 }
 
 void MeasureOne(Bench* bench, int64_t batch, int64_t keys_per_table, double alpha,
                 bool has_target) {
-  const DriftIndex index = MakeIndex(keys_per_table);
+  DriftIndex index;
+  FillIndex(keys_per_table, &index);
   const int64_t n = batch * kTables;
   std::vector<int64_t> keys(static_cast<size_t>(n));
   std::vector<int32_t> tables(static_cast<size_t>(n));
