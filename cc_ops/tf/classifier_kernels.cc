@@ -13,6 +13,7 @@
 #include "cc_ops/core/input_classifier.h"
 #include "cc_ops/tf/feature_inputs.h"
 #include "cc_ops/tf/memory_checked.h"
+#include "cc_ops/tf/one_table_op.h"
 #include "cc_ops/tf/replaced_resource.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/resource_mgr.h"
@@ -380,14 +381,6 @@ class ImportWindowKernel : public ClassifierKernel {
   }
 };
 
-absl::Status OutputVector(OpKernelContext* context, const std::vector<float>& values) {
-  Tensor* output = nullptr;
-  TF_RETURN_IF_ERROR(
-      context->allocate_output(0, TensorShape({static_cast<int64_t>(values.size())}), &output));
-  std::copy(values.begin(), values.end(), output->flat<float>().data());
-  return absl::OkStatus();
-}
-
 class ReservoirScoresKernel : public ClassifierKernel {
  public:
   using ClassifierKernel::ClassifierKernel;
@@ -400,7 +393,7 @@ class ReservoirScoresKernel : public ClassifierKernel {
     TF_RETURN_IF_ERROR(ToAbsl(classifier->ReservoirScores(
         tables.flat<int32_t>().data(), context->input(2).flat<int64_t>().data(),
         context->input(3).flat<float>().data(), tables.NumElements(), &scores)));
-    return OutputVector(context, scores);
+    return Output(context, 0, TensorShape({static_cast<int64_t>(scores.size())}), scores);
   }
 };
 
@@ -410,7 +403,8 @@ class ReservoirLossesKernel : public ClassifierKernel {
 
  private:
   absl::Status Run(OpKernelContext* context, InputClassifier* classifier) override {
-    return OutputVector(context, classifier->ReservoirLosses());
+    const std::vector<float> losses = classifier->ReservoirLosses();
+    return Output(context, 0, TensorShape({static_cast<int64_t>(losses.size())}), losses);
   }
 };
 
