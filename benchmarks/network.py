@@ -84,7 +84,7 @@ _NAME = re.compile(
     rf"(?:(?P<skip>plain|mask|defer(?:_(?P<movement>{_NUMBER}))?)(?=_|$)|(?=frozen))"
     rf"(?:_?(?P<frozen>frozen)(?:_(?P<drift>{_NUMBER})_(?P<window>\d+))?)?"
     rf"(?:_copies_(?P<copies>{_NUMBER}))?"
-    r"(?:_age(?P<age>\d+))?(?P<bf16>_bf16)?(?P<packed>_packed)?(?P<prefetch>_prefetch)?"
+    r"(?:_age(?P<age>\d+))?(?P<bf16>_bf16)?(?P<coding>_packed|_unpacked)?(?P<prefetch>_prefetch)?"
 )
 _SKIPS: Mapping[str, Mapping[str, Any]] = {
     # Watched for the traffic of its windows, with next to no hot keys, of which their ends tell.
@@ -94,9 +94,9 @@ _SKIPS: Mapping[str, Mapping[str, Any]] = {
 }
 # A rank has one core of a small machine; --train_flag=threads=N for others.
 _SEVERAL = {"threads": 1}
-# What plain training is compared by: keys and rows as Horovod's own sparse exchange sends them. All
-# other runs send packed ones.
-_PLAIN_CODING = "plain"
+# Values of --wire_coding, and how a name calls them. Plain training sends keys and rows as
+# Horovod's own sparse exchange does, all other runs packed ones, unless their name says otherwise.
+_CODINGS = {"packed": "_packed", "plain": "_unpacked"}
 
 
 def flags_of(name: str, placement: str) -> dict[str, Any]:
@@ -106,8 +106,8 @@ def flags_of(name: str, placement: str) -> dict[str, Any]:
     saturated rows, by the program's defaults) or _frozen_X_W (--freeze_drift=X
     --snapshot_interval=W), and _copies_X (copies of hot rows: --copy_movement=X), of sharded
     tables; _ageA (--defer_max_age=A); _bf16; _packed (of plain training: keys and rows are packed,
-    as in all other runs); _prefetch, of sharded tables. A name
-    that begins with frozen is short for defer_frozen.
+    as in all other runs) or _unpacked (of the others: neither is, as in plain training);
+    _prefetch, of sharded tables. A name that begins with frozen is short for defer_frozen.
 
     Raises:
         UsageError: it is none.
@@ -116,14 +116,17 @@ def flags_of(name: str, placement: str) -> dict[str, Any]:
     if found is None:
         raise app.UsageError(
             f"--runs: {name!r} is unknown. Allowed: plain, mask, defer or defer_M, then _frozen or "
-            "_frozen_X_W, then _copies_X, _ageA, _bf16, _packed and _prefetch, in this order, e.g. "
-            "defer_0.01_bf16, frozen_0.1_25, plain_bf16_packed."
+            "_frozen_X_W, then _copies_X, _ageA, _bf16, _packed or _unpacked, and _prefetch, in "
+            "this order, e.g. defer_0.01_bf16, frozen_0.1_25, plain_bf16_packed."
         )
     skip = (found["skip"] or "defer").split("_")[0]
     if (skip == "plain" and found["frozen"]) or (skip != "defer" and found["age"]):
         raise app.UsageError(f"--runs: {name!r}: nothing is frozen or held in a run of {skip}.")
-    if skip != "plain" and found["packed"]:
-        raise app.UsageError(f"--runs: {name!r}: a run of {skip} is packed anyway.")
+    coding = "plain" if skip == "plain" else "packed"
+    if found["coding"] == _CODINGS[coding]:
+        raise app.UsageError(f"--runs: {name!r}: a run of {skip} is {found['coding'][1:]} anyway.")
+    if found["coding"]:
+        coding = next(value for value, part in _CODINGS.items() if part == found["coding"])
     given: dict[str, Any] = {
         "placement": placement,
         "snapshot_interval": found["window"],
@@ -133,8 +136,8 @@ def flags_of(name: str, placement: str) -> dict[str, Any]:
         "wire_dtype": "bfloat16" if found["bf16"] else None,
         "prefetch": True if found["prefetch"] else None,
     }
-    if skip == "plain" and not found["packed"]:
-        given["wire_coding"] = _PLAIN_CODING
+    if coding != "packed":
+        given["wire_coding"] = coding
     if placement == "sharded" and skip != "plain":
         given["freeze_drift"] = found["drift"] or (None if found["frozen"] else 0)
     return {**_SKIPS[skip], **{flag: value for flag, value in given.items() if value is not None}}

@@ -84,7 +84,7 @@ class DLRM(ClickModel):
         if self.bottom is None:
             return self.top(pairwise_dots(stacked), training=training)
         bottom = self.bottom(dense, training=training)
-        dots = pairwise_dots(tf.concat([bottom[:, tf.newaxis], stacked], axis=1))
+        dots = pairwise_dots(tf.concat([tf.expand_dims(bottom, 1), stacked], axis=1))
         return self.top(tf.concat([bottom, dots], axis=1), training=training)
 
     def get_config(self) -> dict[str, Any]:

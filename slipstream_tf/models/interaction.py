@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -14,13 +15,16 @@ from slipstream_tf.errors import invalid, require_integer
 _compat.require_keras()
 
 
-def pairwise_dots(vectors: tf.Tensor) -> tf.Tensor:
+@tf.custom_gradient
+def pairwise_dots(vectors: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
     """Dot products of all pairs of different vectors, each pair once.
 
     The strictly lower triangle of the [n, n] matrix of dots is folded into a rectangle: row i of
-    the triangle has i entries and row n-i has n-i, so row i fills up with row n-i, reversed. Two
-    products of half the rows, a select by a constant mask, a reshape and a slice do it; a gather
-    over [batch, n * n] and its scatter in the backward pass are far slower.
+    the triangle has i entries and row n-i has n-i, so row i fills up with row n-i, reversed. A
+    product, a select by a constant mask, a reshape and a slice do it; a gather over [batch, n * n]
+    and its scatter in the backward pass are far slower. So are the gradients of slices, of which
+    TensorFlow copies one number at a time: the backward pass here has none, but unfolds the
+    gradient of the dots into a matrix and multiplies once.
 
     Args:
         vectors: [batch, n, dim], n >= 2 known statically.
@@ -29,14 +33,38 @@ def pairwise_dots(vectors: tf.Tensor) -> tf.Tensor:
         [batch, n * (n - 1) / 2]: dots (1,0), then for row i from 1 on its columns 0..i-1 followed
         by those of row n-i, columns n-i-1..0; see `pair_order`.
     """
-    count = vectors.shape[1]
+
+    def gradient(of_dots: tf.Tensor) -> tf.Tensor:
+        lower = _unfold(of_dots, vectors.shape[1])
+        return tf.matmul(lower + tf.linalg.matrix_transpose(lower), vectors)
+
+    return _fold(tf.matmul(vectors, vectors, transpose_b=True)), gradient
+
+
+def _fold(square: tf.Tensor) -> tf.Tensor:
+    """Returns the strictly lower triangles of [batch, n, n] as [batch, n * (n - 1) / 2]."""
+    count = square.shape[1]
     half = count // 2
-    backward = tf.reverse(vectors, axis=[1])
-    top = tf.matmul(vectors[:, 1 : half + 1], vectors, transpose_b=True)
-    bottom = tf.matmul(backward[:, :half], backward, transpose_b=True)
-    mask = np.tril(np.ones((half, count), bool))
-    folded = tf.where(tf.constant(mask), top, bottom)
+    bottom = tf.reverse(square[:, count - half :], axis=[1, 2])
+    folded = tf.where(_is_of_top(count), square[:, 1 : half + 1], bottom)
     return tf.reshape(folded, [-1, half * count])[:, : count * (count - 1) // 2]
+
+
+def _unfold(pairs: tf.Tensor, count: int) -> tf.Tensor:
+    """Returns what `_fold` folded as strictly lower triangles of [batch, n, n], zero elsewhere."""
+    half = count // 2
+    # Of an even number of vectors, the second half of the middle row is none of the pairs.
+    rest = half * count - count * (count - 1) // 2
+    folded = tf.reshape(tf.pad(pairs, [[0, 0], [0, rest]]), [-1, half, count])
+    of_top, zero = _is_of_top(count), tf.zeros([], pairs.dtype)
+    top = tf.where(of_top, folded, zero)
+    bottom = tf.reverse(tf.where(of_top, zero, folded), axis=[1, 2])
+    return tf.concat([tf.zeros_like(top[:, :1]), top, bottom[:, 2 * half + 1 - count :]], axis=1)
+
+
+def _is_of_top(count: int) -> np.ndarray:
+    """Returns bool [n // 2, n]: the places of rows 1 to n // 2 in the folded triangle."""
+    return np.tril(np.ones((count // 2, count), bool))
 
 
 def pair_order(count: int) -> list[tuple[int, int]]:

@@ -133,7 +133,7 @@ class TBSM(ClickModel):
         if self.bottom is not None:
             numbers = tf.reshape(dense, [-1, self.dense_features])
             bottom = self.bottom(numbers, training=training)
-            vectors = tf.concat([bottom[:, tf.newaxis], vectors], axis=1)
+            vectors = tf.concat([tf.expand_dims(bottom, 1), vectors], axis=1)
         parts = [tf.reshape(vectors, [-1, vectors.shape[1] * vectors.shape[2]])]
         if vectors.shape[1] > 1:
             parts.append(pairwise_dots(vectors))

@@ -71,8 +71,8 @@ def choose_hot_keys(tables: Sequence[Candidates], budget_bytes: int) -> list[np.
     if sum(keys.size * size for keys, size in zip(accessed, sizes, strict=True)) <= budget_bytes:
         return sort_keys(accessed)
     if len(set(sizes)) == 1:
-        counts = [np.asarray(table.counts)[table.counts > 0.0] for table in tables]
-        return _most_accessed(accessed, counts, budget_bytes // sizes[0])
+        accesses = [np.asarray(table.counts)[table.counts > 0.0] for table in tables]
+        return _most_accessed(accessed, accesses, budget_bytes // sizes[0])
     lengths = [len(table.keys) for table in tables]
     keys = np.concatenate([np.asarray(table.keys, np.int64) for table in tables])
     counts = np.concatenate([np.asarray(table.counts, np.float32) for table in tables])
