@@ -57,7 +57,8 @@ def collect(trials: Iterable[tuple[Case, int, int, Mapping[str, Any]]]) -> list[
 
     Bytes are those of all ranks from the first step after the run's warm-up to the end of training,
     the exchange of what was held until then included. What plain training sends is counted over the
-    same steps, by its windows (in parts, where its windows are others).
+    same steps, by its windows (in parts, where its windows are others). Plain training has windows
+    for nothing else: the time of their ends is not in its seconds.
 
     Args:
         trials: case, seed, repeat, metrics.json; `ALONE` and the plain runs are among them, repeat
@@ -72,7 +73,7 @@ def collect(trials: Iterable[tuple[Case, int, int, Mapping[str, Any]]]) -> list[
     for case, seed, repeat, record in trials:
         alone = records[ALONE, seed, 0]
         plain = records[dataclasses.replace(case, run="plain"), seed, repeat]
-        auc, seconds = record["test"]["auc"], record["seconds_per_step_after_warmup"]
+        auc, seconds = record["test"]["auc"], seconds_per_step(record)
         figures.append(
             {
                 **dataclasses.asdict(case),
@@ -83,7 +84,7 @@ def collect(trials: Iterable[tuple[Case, int, int, Mapping[str, Any]]]) -> list[
                 "auc_difference_plain": difference(auc, plain["test"]["auc"]),
                 "log_loss": record["test"]["log_loss"],
                 "seconds_per_step": seconds,
-                "seconds_share": _ratio(seconds, plain["seconds_per_step_after_warmup"]),
+                "seconds_share": _ratio(seconds, seconds_per_step(plain)),
                 **_traffic(record, plain),
                 "bytes_in_training": record["ranks"]["bytes"],
                 "bytes_on_wire_by_rank": record.get("sent_bytes"),
@@ -128,6 +129,17 @@ def _traffic(record: Mapping[str, Any], plain: Mapping[str, Any]) -> dict[str, A
         *(_ratio(with_control, plain_with_control), statistics.mean(frozen or [0])),
     )
     return dict(zip(none, values, strict=True))
+
+
+def seconds_per_step(record: Mapping[str, Any]) -> float | None:
+    """Returns the mean after the warm-up; of a plain run, without the ends of its windows."""
+    seconds, windows = record["seconds_per_step_after_warmup"], record["windows"]
+    if seconds is None or not windows or record["engine"]["skip"] != "none":
+        return seconds
+    # The timer begins after the warm-up. A last window that is not whole is ended outside of it.
+    before, interval = max(1, record["engine"]["warmup_steps"]), windows[0]["step"]
+    timed = [w["seconds"] for w in windows if w["step"] > before and not w["step"] % interval]
+    return seconds - sum(timed) / (windows[-1]["step"] - before)
 
 
 def _first_step(record: Mapping[str, Any]) -> int:

@@ -218,6 +218,21 @@ def test_bytes_after_a_step_count_parts_of_windows(monkeypatch: pytest.MonkeyPat
 
 
 @needs_sources
+def test_plain_training_does_not_pay_for_its_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    report = load("network", monkeypatch).network_report
+    # Of 25 steps 20 are timed; the window's end at step 4 comes before, the one at 25 after them.
+    ends = ((4, 7.0), (8, 1.0), (12, 2.0), (16, 0.0), (20, 3.0), (24, 4.0), (25, 9.0))
+    record = {
+        "seconds_per_step_after_warmup": 1.5,
+        "windows": [{"step": step, "seconds": seconds} for step, seconds in ends],
+        "engine": {"skip": "none", "warmup_steps": 5},
+    }
+    assert report.seconds_per_step(record) == pytest.approx(1.0)
+    record["engine"]["skip"] = "defer"
+    assert report.seconds_per_step(record) == 1.5
+
+
+@needs_sources
 def test_watching_cost_writes_ratios_and_memory(warm: list[str], tmp_path: Path) -> None:
     done = run_benchmark(
         "watching_cost.py",
