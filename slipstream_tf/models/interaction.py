@@ -21,10 +21,10 @@ def pairwise_dots(vectors: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], 
 
     The strictly lower triangle of the [n, n] matrix of dots is folded into a rectangle: row i of
     the triangle has i entries and row n-i has n-i, so row i fills up with row n-i, reversed. A
-    product, a select by a constant mask, a reshape and a slice do it; a gather over [batch, n * n]
-    and its scatter in the backward pass are far slower. So are the gradients of slices, of which
-    TensorFlow copies one number at a time: the backward pass here has none, but unfolds the
-    gradient of the dots into a matrix and multiplies once.
+    product, two slices and a select by a constant mask do it; a gather over [batch, n * n] and its
+    scatter in the backward pass are far slower. So are the gradients of slices, of which TensorFlow
+    copies one number at a time: the backward pass here has none, but unfolds the gradient of the
+    dots into a matrix and multiplies once.
 
     Args:
         vectors: [batch, n, dim], n >= 2 known statically.
@@ -44,27 +44,20 @@ def pairwise_dots(vectors: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], 
 def _fold(square: tf.Tensor) -> tf.Tensor:
     """Returns the strictly lower triangles of [batch, n, n] as [batch, n * (n - 1) / 2]."""
     count = square.shape[1]
-    half = count // 2
-    bottom = tf.reverse(square[:, count - half :], axis=[1, 2])
-    folded = tf.where(_is_of_top(count), square[:, 1 : half + 1], bottom)
-    return tf.reshape(folded, [-1, half * count])[:, : count * (count - 1) // 2]
+    pairs = count * (count - 1) // 2
+    # Rows one after the other: the first row has no pair, and from behind come rows reversed.
+    flat = tf.reshape(square, [-1, count * count])
+    bottom = tf.reverse(flat[:, count * count - pairs :], axis=[1])
+    is_of_top = np.tril(np.ones((count // 2, count), bool)).reshape(1, -1)[:, :pairs]
+    return tf.where(is_of_top, flat[:, count : count + pairs], bottom)
 
 
 def _unfold(pairs: tf.Tensor, count: int) -> tf.Tensor:
     """Returns what `_fold` folded as strictly lower triangles of [batch, n, n], zero elsewhere."""
-    half = count // 2
-    # Of an even number of vectors, the second half of the middle row is none of the pairs.
-    rest = half * count - count * (count - 1) // 2
-    folded = tf.reshape(tf.pad(pairs, [[0, 0], [0, rest]]), [-1, half, count])
-    of_top, zero = _is_of_top(count), tf.zeros([], pairs.dtype)
-    top = tf.where(of_top, folded, zero)
-    bottom = tf.reverse(tf.where(of_top, zero, folded), axis=[1, 2])
-    return tf.concat([tf.zeros_like(top[:, :1]), top, bottom[:, 2 * half + 1 - count :]], axis=1)
-
-
-def _is_of_top(count: int) -> np.ndarray:
-    """Returns bool [n // 2, n]: the places of rows 1 to n // 2 in the folded triangle."""
-    return np.tril(np.ones((count // 2, count), bool))
+    first_row = tf.zeros([tf.shape(pairs)[0], count], pairs.dtype)
+    flat = tf.concat([first_row, pairs, tf.reverse(pairs, axis=[1])], axis=1)
+    is_lower = np.tril(np.ones((count, count), bool), -1).reshape(1, -1)
+    return tf.reshape(tf.where(is_lower, flat, tf.zeros([], pairs.dtype)), [-1, count, count])
 
 
 def pair_order(count: int) -> list[tuple[int, int]]:
