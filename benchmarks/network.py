@@ -81,7 +81,7 @@ RUNS: Mapping[str, Sequence[str]] = {
 }
 _NUMBER = r"\d+(?:\.\d+)?"
 _NAME = re.compile(
-    rf"(?:(?P<skip>plain|mask|defer(?:_(?P<movement>{_NUMBER}))?)(?=_|$)|(?=frozen))"
+    rf"(?:(?P<skip>plain|unwatched|mask|defer(?:_(?P<movement>{_NUMBER}))?)(?=_|$)|(?=frozen))"
     rf"(?:_?(?P<frozen>frozen)(?:_(?P<drift>{_NUMBER})_(?P<window>\d+))?)?"
     rf"(?:_copies_(?P<copies>{_NUMBER}))?"
     r"(?:_age(?P<age>\d+))?(?P<bf16>_bf16)?(?P<coding>_packed|_unpacked)?(?P<prefetch>_prefetch)?"
@@ -89,6 +89,7 @@ _NAME = re.compile(
 _SKIPS: Mapping[str, Mapping[str, Any]] = {
     # Watched for the traffic of its windows, with next to no hot keys, of which their ends tell.
     "plain": {"skip": "none", "track": True, "hot_budget_mb": 0.01, "snapshot_interval": 100},
+    "unwatched": {"skip": "none"},
     "mask": {"skip": "gradients"},
     "defer": {"skip": "defer"},
 }
@@ -102,12 +103,13 @@ _CODINGS = {"packed": "_packed", "plain": "_unpacked"}
 def flags_of(name: str, placement: str) -> dict[str, Any]:
     """Returns the flags of slipstream-train that a run's name stands for.
 
-    A name is plain, mask, defer or defer_M (--defer_movement=M); then _frozen (ranks read copies of
-    saturated rows, by the program's defaults) or _frozen_X_W (--freeze_drift=X
-    --snapshot_interval=W), and _copies_X (copies of hot rows: --copy_movement=X), of sharded
-    tables; _ageA (--defer_max_age=A); _bf16; _packed (of plain training: keys and rows are packed,
-    as in all other runs) or _unpacked (of the others: neither is, as in plain training);
-    _prefetch, of sharded tables. A name that begins with frozen is short for defer_frozen.
+    A name is plain, unwatched (plain, but without the engine, whose windows tell what plain sends),
+    mask, defer or defer_M (--defer_movement=M); then _frozen (ranks read copies of saturated rows,
+    by the program's defaults) or _frozen_X_W (--freeze_drift=X --snapshot_interval=W), and
+    _copies_X (copies of hot rows: --copy_movement=X), of sharded tables; _ageA (--defer_max_age=A);
+    _bf16; _packed (of plain training: keys and rows are packed, as in all other runs) or _unpacked
+    (of the others: neither is, as in plain training); _prefetch, of sharded tables. A name that
+    begins with frozen is short for defer_frozen.
 
     Raises:
         UsageError: it is none.
@@ -115,14 +117,19 @@ def flags_of(name: str, placement: str) -> dict[str, Any]:
     found = _NAME.fullmatch(name)
     if found is None:
         raise app.UsageError(
-            f"--runs: {name!r} is unknown. Allowed: plain, mask, defer or defer_M, then _frozen or "
-            "_frozen_X_W, then _copies_X, _ageA, _bf16, _packed or _unpacked, and _prefetch, in "
-            "this order, e.g. defer_0.01_bf16, frozen_0.1_25, plain_bf16_packed."
+            f"--runs: {name!r} is unknown. Allowed: plain, unwatched, mask, defer or defer_M, then "
+            "_frozen or _frozen_X_W, then _copies_X, _ageA, _bf16, _packed or _unpacked, and "
+            "_prefetch, in this order, e.g. defer_0.01_bf16, frozen_0.1_25, plain_bf16_packed."
         )
     skip = (found["skip"] or "defer").split("_")[0]
-    if (skip == "plain" and found["frozen"]) or (skip != "defer" and found["age"]):
-        raise app.UsageError(f"--runs: {name!r}: nothing is frozen or held in a run of {skip}.")
-    coding = "plain" if skip == "plain" else "packed"
+    is_plain = skip in ("plain", "unwatched")
+    is_without_hot_keys = skip == "unwatched" and found["copies"]
+    is_frozen = is_plain and found["frozen"]
+    if is_without_hot_keys or is_frozen or (skip != "defer" and found["age"]):
+        raise app.UsageError(
+            f"--runs: {name!r}: nothing is frozen, copied or held in a run of {skip}."
+        )
+    coding = "plain" if is_plain else "packed"
     if found["coding"] == _CODINGS[coding]:
         raise app.UsageError(f"--runs: {name!r}: a run of {skip} is {found['coding'][1:]} anyway.")
     if found["coding"]:
@@ -138,7 +145,7 @@ def flags_of(name: str, placement: str) -> dict[str, Any]:
     }
     if coding != "packed":
         given["wire_coding"] = coding
-    if placement == "sharded" and skip != "plain":
+    if placement == "sharded" and not is_plain:
         given["freeze_drift"] = found["drift"] or (None if found["frozen"] else 0)
     return {**_SKIPS[skip], **{flag: value for flag, value in given.items() if value is not None}}
 
