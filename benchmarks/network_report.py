@@ -110,11 +110,7 @@ def _traffic(record: Mapping[str, Any], plain: Mapping[str, Any]) -> dict[str, A
     names = ("bytes_per_step", "embedding_bytes_per_step", "embedding_and_control_bytes_per_step")
     none = (*names, "steps_after_warmup", "bytes_share", "bytes_share_with_control", "frozen_keys")
     start = _first_step(record) if windows else 0
-    # Inputs are read ahead: the record leaves out a last window whose inputs came before it.
-    steps = math.ceil(
-        record["inputs"]["trained"] / (record["settings"]["batch_size"] * record["ranks"]["size"])
-    )
-    steps = max([steps, *(window["step"] for window in windows[-1:])]) - start
+    steps = _steps(record) - start
     if not windows or record["ranks"]["size"] == 1 or steps <= 0:
         return dict.fromkeys(none)
     own, others = ({k: b / steps for k, b in sent_after(r, start).items()} for r in (record, plain))
@@ -139,7 +135,15 @@ def seconds_per_step(record: Mapping[str, Any]) -> float | None:
     # The timer begins after the warm-up. A last window that is not whole is ended outside of it.
     before, interval = max(1, record["engine"]["warmup_steps"]), windows[0]["step"]
     timed = [w["seconds"] for w in windows if w["step"] > before and not w["step"] % interval]
-    return seconds - sum(timed) / (windows[-1]["step"] - before)
+    return seconds - sum(timed) / (_steps(record) - before)
+
+
+def _steps(record: Mapping[str, Any]) -> int:
+    """Returns the steps of training."""
+    # Inputs are read ahead: the record leaves out a last window whose inputs came before it.
+    batch = record["settings"]["batch_size"] * record["ranks"]["size"]
+    steps = math.ceil(record["inputs"]["trained"] / batch)
+    return max([steps, *(window["step"] for window in record["windows"][-1:])])
 
 
 def _first_step(record: Mapping[str, Any]) -> int:
