@@ -133,7 +133,8 @@ def seconds_per_step(record: Mapping[str, Any]) -> float | None:
     if seconds is None or not windows or record["engine"]["skip"] != "none":
         return seconds
     # The timer begins after the warm-up. A last window that is not whole is ended outside of it.
-    before, interval = max(1, record["engine"]["warmup_steps"]), windows[0]["step"]
+    before = max(1, record["engine"]["warmup_steps"])
+    interval = record["settings"]["snapshot_interval"]
     timed = [w["seconds"] for w in windows if w["step"] > before and not w["step"] % interval]
     return seconds - sum(timed) / (_steps(record) - before)
 
