@@ -95,9 +95,6 @@ _SKIPS: Mapping[str, Mapping[str, Any]] = {
 }
 # A rank has one core of a small machine; --train_flag=threads=N for others.
 _SEVERAL = {"threads": 1}
-# Values of --wire_coding, and how a name calls them. Plain training sends keys and rows as
-# Horovod's own sparse exchange does, all other runs packed ones, unless their name says otherwise.
-_CODINGS = {"packed": "_packed", "plain": "_unpacked"}
 
 
 def flags_of(name: str, placement: str) -> dict[str, Any]:
@@ -129,11 +126,10 @@ def flags_of(name: str, placement: str) -> dict[str, Any]:
         raise app.UsageError(
             f"--runs: {name!r}: nothing is frozen, copied or held in a run of {skip}."
         )
-    coding = "plain" if is_plain else "packed"
-    if found["coding"] == _CODINGS[coding]:
-        raise app.UsageError(f"--runs: {name!r}: a run of {skip} is {found['coding'][1:]} anyway.")
-    if found["coding"]:
-        coding = next(value for value, part in _CODINGS.items() if part == found["coding"])
+    # Plain training sends keys and rows as Horovod's own sparse exchange does, others packed ones.
+    usual = "_unpacked" if is_plain else "_packed"
+    if found["coding"] == usual:
+        raise app.UsageError(f"--runs: {name!r}: a run of {skip} is {usual[1:]} anyway.")
     given: dict[str, Any] = {
         "placement": placement,
         "snapshot_interval": found["window"],
@@ -143,8 +139,8 @@ def flags_of(name: str, placement: str) -> dict[str, Any]:
         "wire_dtype": "bfloat16" if found["bf16"] else None,
         "prefetch": True if found["prefetch"] else None,
     }
-    if coding != "packed":
-        given["wire_coding"] = coding
+    if (found["coding"] or usual) == "_unpacked":
+        given["wire_coding"] = "plain"
     if placement == "sharded" and not is_plain:
         given["freeze_drift"] = found["drift"] or (None if found["frozen"] else 0)
     return {**_SKIPS[skip], **{flag: value for flag, value in given.items() if value is not None}}

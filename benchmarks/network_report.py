@@ -128,12 +128,14 @@ def _traffic(record: Mapping[str, Any], plain: Mapping[str, Any]) -> dict[str, A
 
 
 def seconds_per_step(record: Mapping[str, Any]) -> float | None:
-    """Returns the mean after the warm-up; of a plain run, without the ends of its windows."""
+    """Returns the mean after the warm-up; without ends of windows that are there to count bytes."""
     seconds, windows = record["seconds_per_step_after_warmup"], record["windows"]
     if seconds is None or not windows or record["engine"]["skip"] != "none":
         return seconds
+    if record["settings"]["copy_movement"] is not None:  # Copies are of the windows' hot rows.
+        return seconds
     # The timer begins after the warm-up. A last window that is not whole is ended outside of it.
-    before = max(1, record["engine"]["warmup_steps"])
+    before = max(1, _first_step(record))
     interval = record["settings"]["snapshot_interval"]
     timed = [w["seconds"] for w in windows if w["step"] > before and not w["step"] % interval]
     return seconds - sum(timed) / (_steps(record) - before)

@@ -78,6 +78,7 @@ class DeepFM(ClickModel):
     def logits(self, dense: Any, vectors: list[Any] | Any, training: bool | None) -> Any:
         """Returns [batch, 1]; see `ClickModel.logits`."""
         rows = tf.stack(vectors, axis=1) if isinstance(vectors, list) else vectors
+        # Not slices: see `pairwise_dots` on their gradients.
         weights, factors = tf.split(rows, [1, rows.shape[2] - 1], axis=2)
         deep = tf.reshape(factors, [-1, factors.shape[1] * factors.shape[2]])
         linear = tf.reduce_sum(tf.cast(weights, tf.float32), axis=1)

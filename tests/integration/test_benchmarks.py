@@ -231,7 +231,7 @@ def test_plain_training_does_not_pay_for_its_windows(monkeypatch: pytest.MonkeyP
     ends = ((4, 7.0), (8, 1.0), (12, 2.0), (16, 0.0), (20, 3.0), (24, 4.0), (25, 9.0))
     record: dict[str, Any] = {
         "inputs": {"trained": 1600},
-        "settings": {"batch_size": 32, "snapshot_interval": 4},
+        "settings": {"batch_size": 32, "snapshot_interval": 4, "copy_movement": None},
         "ranks": {"size": 2},
         "seconds_per_step_after_warmup": 1.5,
         "windows": [{"step": step, "seconds": seconds} for step, seconds in ends],
@@ -240,7 +240,9 @@ def test_plain_training_does_not_pay_for_its_windows(monkeypatch: pytest.MonkeyP
     assert report.seconds_per_step(record) == pytest.approx(1.0)
     record["windows"].pop()
     assert report.seconds_per_step(record) == pytest.approx(1.0)
-    record["engine"]["skip"] = "defer"
+    record["settings"]["copy_movement"] = 0.01
+    assert report.seconds_per_step(record) == 1.5
+    record["engine"]["skip"], record["settings"]["copy_movement"] = "defer", None
     assert report.seconds_per_step(record) == 1.5
     # A window that is longer than training.
     record["windows"] = [{"step": 25, "seconds": 9.0}]
