@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <string>
+#include <tuple>
 #include <vector>
 
 namespace slipstream {
@@ -146,6 +147,50 @@ TEST(EmbeddingTable, LruEvictsTheLongestUnused) {
   EXPECT_FALSE(Has(table, 1));
   EXPECT_TRUE(Has(table, 0));
   EXPECT_EQ(table.Export().last_used, (std::vector<int64_t>{4, 3}));
+}
+
+// Equal counts, many more rows than leave, pinned ones among the least: the same rows stay as where
+// all are sorted.
+TEST(EmbeddingTable, WhatIsEvictedIsWhatASortSays) {
+  constexpr int64_t kRows = 2000;
+  for (const bool is_lru : {false, true}) {
+    for (const int64_t incoming : {1, 31, 32, 700}) {
+      TableOptions options = Options(kRows);
+      if (is_lru) options.eviction = TableOptions::Eviction::kLru;
+      EmbeddingTable table(options);
+      std::vector<std::tuple<int64_t, int64_t, uint64_t, int64_t>> order;
+      std::vector<int64_t> pinned;
+      for (int64_t key = 0; key < kRows; ++key) {
+        const int64_t count = 1 + (key * 7919) % 5;
+        if (key % 400 == 0) table.NextLookupStep();
+        Touch(&table, key, static_cast<int>(count));
+        const int64_t last_used = is_lru ? 1 + key / 400 : 0;
+        if (key % 3 == 0) {
+          pinned.push_back(key);
+        } else {
+          order.emplace_back(last_used, count, HashKey(key), key);
+        }
+      }
+      std::sort(order.begin(), order.end());
+      const int64_t leaving = std::max<int64_t>(incoming, kRows / 64);
+      table.MakeRoom(incoming, pinned);
+      EXPECT_EQ(table.num_evicted(), leaving);
+      EXPECT_EQ(table.size(), kRows - leaving);
+      for (int64_t i = 0; i < static_cast<int64_t>(order.size()); ++i) {
+        const int64_t key = std::get<3>(order[i]);
+        EXPECT_EQ(Has(table, key), i >= leaving) << key << " " << incoming << " " << is_lru;
+      }
+      for (const int64_t key : pinned) EXPECT_TRUE(Has(table, key)) << key;
+    }
+  }
+}
+
+TEST(EmbeddingTable, OnlyPinnedRowsNoneLeaves) {
+  EmbeddingTable table(Options(4));
+  for (int64_t key = 0; key < 4; ++key) Touch(&table, key);
+  table.MakeRoom(1, {0, 1, 2, 3});
+  EXPECT_EQ(table.size(), 4);
+  EXPECT_EQ(table.num_evicted(), 0);
 }
 
 TEST(EmbeddingTable, ImportIsAllOrNothing) {
