@@ -184,6 +184,7 @@ GPU_TESTS = [
 
 # The TensorFlow layer: op registrations and kernels.
 TF_HDRS = [
+    "tf/classifier_resource.h",
     "tf/drift_classifier_kernels.h",
     "tf/drift_kernels.h",
     "tf/feature_inputs.h",
@@ -203,6 +204,7 @@ TF_SRCS = [
     "tf/build_info.cc",
     "tf/classifier_kernels.cc",
     "tf/classifier_ops.cc",
+    "tf/classifier_state_kernels.cc",
     "tf/drift_classifier_kernels.cc",
     "tf/drift_classifier_ops.cc",
     "tf/drift_kernels.cc",

@@ -1,9 +1,11 @@
 #include "cc_ops/core/input_classifier.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstddef>
 #include <limits>
+#include <random>
 #include <string>
 #include <utility>
 
@@ -12,21 +14,37 @@
 namespace slipstream {
 namespace {
 
+// Appends the lookups of input i.
+void AppendLookups(const std::vector<FeatureView>& features, int64_t i, int num_tables,
+                   std::vector<Lookup>* lookups) {
+  for (const FeatureView& feature : features) {
+    if (feature.table == num_tables) continue;
+    const int64_t end = feature.end(i);
+    for (int64_t position = feature.begin(i); position < end; ++position) {
+      if (feature.is_key(position)) lookups->push_back({feature.keys[position], feature.table});
+    }
+  }
+}
+
 // Lists the lookups input by input; input i's end at (*ends)[i].
 void ListLookups(const std::vector<FeatureView>& features, int64_t batch, int num_tables,
                  std::vector<Lookup>* lookups, std::vector<int64_t>* ends) {
   lookups->clear();
   ends->resize(batch);
   for (int64_t i = 0; i < batch; ++i) {
-    for (const FeatureView& feature : features) {
-      if (feature.table == num_tables) continue;
-      const int64_t end = feature.end(i);
-      for (int64_t position = feature.begin(i); position < end; ++position) {
-        if (feature.is_key(position)) lookups->push_back({feature.keys[position], feature.table});
-      }
-    }
+    AppendLookups(features, i, num_tables, lookups);
     (*ends)[i] = static_cast<int64_t>(lookups->size());
   }
+}
+
+// Never 0, and in all likelihood none that another process gave: scores that were found ahead may
+// be saved with a training's input pipeline, and read where other drifts hold.
+int64_t NewGeneration() {
+  static std::atomic<uint64_t> next{(static_cast<uint64_t>(std::random_device{}()) << 32) |
+                                    std::random_device{}()};
+  uint64_t generation = next++;
+  while (generation == 0) generation = next++;
+  return static_cast<int64_t>(generation);
 }
 
 // Tells lookups that a sample surely does not have from those that it probably has: a bit for each.
@@ -82,11 +100,11 @@ Status InputClassifier::Validate(const ClassifierOptions& options) {
 
 InputClassifier::InputClassifier(const ClassifierOptions& options)
     : options_(options),
+      generation_(NewGeneration()),
       memory_(options.loss_memory_bytes),
       reservoir_(options.reservoir_size, options.seed) {}
 
-Status InputClassifier::Classify(const std::vector<FeatureView>& features, int64_t batch,
-                                 const int64_t* ids, bool observe, const Classified& result) {
+Status InputClassifier::Check(const std::vector<FeatureView>& features) const {
   for (size_t f = 0; f < features.size(); ++f) {
     if (features[f].table < 0 || features[f].table > options_.num_tables) {
       return InvalidArgument("table of feature " + std::to_string(f) + " is " +
@@ -95,36 +113,103 @@ Status InputClassifier::Classify(const std::vector<FeatureView>& features, int64
                              std::to_string(options_.num_tables) + " to pass the feature over");
     }
   }
+  return OkStatus();
+}
+
+void InputClassifier::ScoreByDrift(const DriftIndex& index,
+                                   const std::vector<FeatureView>& features, int64_t batch,
+                                   Scratch* scratch, float* scores) const {
+  if (index.size() == 0) {
+    std::fill(scores, scores + batch, DriftIndex::kUntracked);
+    return;
+  }
+  ListLookups(features, batch, options_.num_tables, &scratch->lookups, &scratch->ends);
+  scratch->drifts.resize(scratch->lookups.size());
+  float* drifts = scratch->drifts.data();
+  index.Find(scratch->lookups.data(), static_cast<int64_t>(scratch->lookups.size()), drifts);
+  for (int64_t i = 0, begin = 0; i < batch; begin = scratch->ends[i], ++i) {
+    scores[i] = SkipScore(options_.alpha, drifts + begin, scratch->ends[i] - begin);
+  }
+}
+
+Status InputClassifier::Score(const std::vector<FeatureView>& features, int64_t batch,
+                              float* scores, int64_t* generation) {
+  const Status status = Check(features);
+  if (!status.ok()) return status;
+  std::shared_ptr<const DriftIndex> index;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const bool by_loss = settings_.mode == SkipMode::kRememberedLoss;
+    const bool has_scores = !by_loss && index_->size() > 0;
+    index = has_scores ? index_ : std::make_shared<DriftIndex>();
+    *generation = has_scores ? generation_ : 0;
+  }
+  const std::lock_guard<std::mutex> lock(scoring_mutex_);
+  ScoreByDrift(*index, features, batch, &scoring_, scores);
+  return OkStatus();
+}
+
+int64_t InputClassifier::StrideOf(int64_t batch, int64_t window_batches) const {
+  // Chosen inputs are to be few among those classified, as they are among all.
+  constexpr int64_t kInputsPerChosen = 4;
+  const bool keeps_all = settings_.is_shadow || settings_.mode == SkipMode::kNone;
+  if (window_batches <= 0 || batch <= 0 || !keeps_all) return 1;
+  const double inputs = static_cast<double>(window_batches) * static_cast<double>(batch);
+  const double enough = static_cast<double>(kInputsPerChosen * options_.reservoir_size);
+  return static_cast<int64_t>(std::clamp(inputs / enough, 1.0, static_cast<double>(kMostStride)));
+}
+
+bool InputClassifier::IsInStride(int64_t batch, int64_t stride) const {
+  if (stride == 1) return true;
+  // One of every `stride` batches, at random: data may come in periods.
+  constexpr uint64_t kStrideStream = 0x9fb21c651e98df25ULL;
+  const uint64_t number = inputs_observed_ / static_cast<uint64_t>(batch);
+  const auto n = static_cast<uint64_t>(stride);
+  return number % n == CounterRandom(options_.seed ^ kStrideStream, number / n) % n;
+}
+
+Status InputClassifier::Classify(const std::vector<FeatureView>& features, int64_t batch,
+                                 const int64_t* ids, bool observe, const Classified& result,
+                                 const FoundScores& found, int64_t window_batches) {
+  const Status status = Check(features);
+  if (!status.ok()) return status;
   const std::lock_guard<std::mutex> lock(mutex_);
   const bool by_loss = settings_.mode == SkipMode::kRememberedLoss;
   if (by_loss && ids == nullptr) {
     return InvalidArgument("there are no ids; skipping by remembered loss needs one per input");
   }
-  const bool has_drifts = index_.size() > 0;
-  const bool needs_lookups = has_drifts || observe || by_loss;
-  if (needs_lookups) ListLookups(features, batch, options_.num_tables, &lookups_, &ends_);
-  ClassifierCounts counts;
-  counts.inputs_seen = batch;
-  if (has_drifts && !by_loss) {
-    drifts_.resize(lookups_.size());
-    index_.Find(lookups_.data(), static_cast<int64_t>(lookups_.size()), drifts_.data());
+  const int64_t stride = observe && !by_loss ? StrideOf(batch, window_batches) : 1;
+  if (!IsInStride(batch, stride)) {
+    std::fill(result.skippable, result.skippable + batch, false);
+    std::fill(result.score, result.score + batch, DriftIndex::kUntracked);
+    std::fill(result.weight, result.weight + batch, 1.0f);
+    inputs_observed_ += static_cast<uint64_t>(batch);
+    counts_.inputs_seen += batch;
+    return OkStatus();
   }
-  for (int64_t i = 0, begin = 0; i < batch; ++i) {
-    float score = DriftIndex::kUntracked;
+  if (by_loss) {
+    ListLookups(features, batch, options_.num_tables, &scratch_.lookups, &scratch_.ends);
+  } else if (found.scores != nullptr && found.generation == generation_) {
+    std::copy(found.scores, found.scores + batch, result.score);
+  } else {
+    ScoreByDrift(*index_, features, batch, &scratch_, result.score);
+  }
+  ClassifierCounts counts;
+  for (int64_t i = 0; i < batch; ++i) {
     LossMemory::Entry* entry = ids == nullptr ? nullptr : memory_.Find(ids[i]);
-    if (needs_lookups) {
-      const int64_t end = ends_[i];
-      const Lookup* lookups = lookups_.data() + begin;
-      if (by_loss) {
-        score = RememberedScore(entry, lookups, end - begin);
-      } else if (has_drifts) {
-        score = SkipScore(options_.alpha, drifts_.data() + begin, end - begin);
-      }
-      if (observe) {
-        const float nothing = std::numeric_limits<float>::quiet_NaN();
-        reservoir_.Offer(lookups, end - begin, entry == nullptr ? nothing : entry->loss);
-      }
-      begin = end;
+    if (by_loss) {
+      const int64_t begin = i == 0 ? 0 : scratch_.ends[i - 1];
+      result.score[i] =
+          RememberedScore(entry, scratch_.lookups.data() + begin, scratch_.ends[i] - begin);
+    }
+    const float score = result.score[i];
+    if (observe) {
+      const float nothing = std::numeric_limits<float>::quiet_NaN();
+      reservoir_.OfferListed(entry == nullptr ? nothing : entry->loss, [&] {
+        of_input_.clear();
+        AppendLookups(features, i, options_.num_tables, &of_input_);
+        return std::pair<const Lookup*, int64_t>(of_input_.data(), of_input_.size());
+      });
     }
     const uint64_t number = inputs_observed_ + static_cast<uint64_t>(i);
     const bool is_skippable = IsSkippable(settings_, options_.seed, score, number);
@@ -142,7 +227,6 @@ Status InputClassifier::Classify(const std::vector<FeatureView>& features, int64
       if (observe && weight == 0.0f && entry->skips < LossMemory::kLargestSkips) ++entry->skips;
     }
     result.skippable[i] = is_skippable;
-    result.score[i] = score;
     const bool is_kept = weight > 0.0f;
     result.weight[i] = settings_.is_shadow ? 1.0f : weight;
     counts.inputs_skippable += is_skippable;
@@ -152,11 +236,11 @@ Status InputClassifier::Classify(const std::vector<FeatureView>& features, int64
   }
   if (observe) {
     inputs_observed_ += static_cast<uint64_t>(batch);
-    counts_.inputs_seen += counts.inputs_seen;
+    counts_.inputs_seen += batch;
     counts_.inputs_skipped += counts.inputs_skipped;
-    counts_.hot_inputs += counts.hot_inputs;
-    counts_.inputs_skippable += counts.inputs_skippable;
-    counts_.inputs_kept += counts.inputs_kept;
+    counts_.hot_inputs += stride * counts.hot_inputs;
+    counts_.inputs_skippable += stride * counts.inputs_skippable;
+    counts_.inputs_kept += stride * counts.inputs_kept;
   }
   return OkStatus();
 }
@@ -165,7 +249,7 @@ float InputClassifier::RememberedScore(const LossMemory::Entry* entry, const Loo
                                        int64_t m) {
   if (entry == nullptr) return DriftIndex::kUntracked;
   // Of the lookups that must be saturated, the one that became so last.
-  const float since = SkipScore(since_, options_.alpha, lookups, m, &scratch_);
+  const float since = SkipScore(since_, options_.alpha, lookups, m, &since_of_input_);
   return since <= static_cast<float>(entry->window) ? entry->loss : DriftIndex::kUntracked;
 }
 
@@ -178,11 +262,14 @@ bool InputClassifier::MustReturn(const LossMemory::Entry* entry) const {
 
 Status InputClassifier::SetDrift(const int32_t* tables, const int64_t* keys, const float* drifts,
                                  int64_t n) {
-  DriftIndex index;  // built outside the lock: classification goes on meanwhile
-  Status status = index.Build(options_.num_tables, tables, keys, drifts, n);
+  // Built outside the lock: classification goes on meanwhile.
+  auto index = std::make_shared<DriftIndex>();
+  const Status status = index->Build(options_.num_tables, tables, keys, drifts, n);
   if (!status.ok()) return status;
+  std::shared_ptr<const DriftIndex> before = std::move(index);  // freed outside the lock
   const std::lock_guard<std::mutex> lock(mutex_);
-  index_.Swap(&index);
+  index_.swap(before);
+  generation_ = NewGeneration();
   return OkStatus();
 }
 
@@ -320,7 +407,12 @@ Status InputClassifier::ImportWindow(const ClassifierWindow& window) {
 ClassifierCounts InputClassifier::EndWindow() {
   const std::lock_guard<std::mutex> lock(mutex_);
   reservoir_.Clear();
-  return std::exchange(counts_, ClassifierCounts());
+  ClassifierCounts counts = std::exchange(counts_, ClassifierCounts());
+  // A window may have begun or ended between two batches that count for others.
+  for (int64_t* count : {&counts.hot_inputs, &counts.inputs_skippable, &counts.inputs_kept}) {
+    *count = std::min(*count, counts.inputs_seen);
+  }
+  return counts;
 }
 
 }  // namespace slipstream

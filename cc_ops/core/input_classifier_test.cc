@@ -303,6 +303,118 @@ TEST(Shadow, FindsSkippableInputsAndKeepsThem) {
   EXPECT_EQ(counts.inputs_skipped, 0);
 }
 
+Status ClassifyBy(InputClassifier* classifier, const std::vector<FeatureView>& features,
+                  int64_t batch, const FoundScores& found, int64_t window_batches, Result* result) {
+  *result = {std::vector<uint8_t>(batch), std::vector<float>(batch), std::vector<float>(batch)};
+  const Classified out = {reinterpret_cast<bool*>(result->skippable.data()), result->score.data(),
+                          result->weight.data()};
+  return classifier->Classify(features, batch, nullptr, true, out, found, window_batches);
+}
+
+TEST(InputClassifier, ScoresFoundAheadHoldUntilDriftsAreReplaced) {
+  InputClassifier classifier(TwoTables()), other(TwoTables());
+  const std::vector<int64_t> keys = {1, 2, 3};
+  std::vector<float> scores(3);
+  int64_t generation = -1;
+  ASSERT_TRUE(classifier.Score({Column(keys)}, 3, scores.data(), &generation).ok());
+  EXPECT_EQ(generation, 0);
+  EXPECT_EQ(scores, (std::vector<float>{kInf, kInf, kInf}));
+  SetDrift(&classifier);
+  ASSERT_TRUE(classifier.Configure(Settings(SkipMode::kDrift, 0.15f, 0.0)).ok());
+  ASSERT_TRUE(classifier.Score({Column(keys)}, 3, scores.data(), &generation).ok());
+  EXPECT_NE(generation, 0);
+  EXPECT_EQ(scores, (std::vector<float>{0.1f, 0.2f, kInf}));
+  EXPECT_EQ(classifier.EndWindow().inputs_seen, 0);
+
+  // Others than these would be found: they are taken as they are.
+  const std::vector<float> told = {0.3f, 0.1f, 0.2f};
+  Result result;
+  ASSERT_TRUE(
+      ClassifyBy(&classifier, {Column(keys)}, 3, {told.data(), generation}, 0, &result).ok());
+  EXPECT_EQ(result.score, told);
+  EXPECT_EQ(result.skippable, (std::vector<uint8_t>{0, 1, 0}));
+  EXPECT_EQ(ScoresOfSample(classifier), scores);  // the sample has the inputs' own lookups
+  EXPECT_EQ(classifier.EndWindow().hot_inputs, 3);
+
+  // The threshold is read at once; drifts that are replaced, even by the same ones, and those of
+  // another classifier are not the present ones.
+  ASSERT_TRUE(classifier.Configure(Settings(SkipMode::kDrift, 0.25f, 0.0)).ok());
+  ASSERT_TRUE(
+      ClassifyBy(&classifier, {Column(keys)}, 3, {told.data(), generation}, 0, &result).ok());
+  EXPECT_EQ(result.skippable, (std::vector<uint8_t>{0, 1, 1}));
+  SetDrift(&classifier);
+  SetDrift(&other);
+  for (InputClassifier* one : {&classifier, &other}) {
+    ASSERT_TRUE(ClassifyBy(one, {Column(keys)}, 3, {told.data(), generation}, 0, &result).ok());
+    EXPECT_EQ(result.score, scores);
+  }
+  FeatureView bad = Column(keys);
+  bad.table = 3;
+  EXPECT_FALSE(classifier.Score({bad}, 3, scores.data(), &generation).ok());
+}
+
+TEST(InputClassifier, NothingIsFoundAheadByRememberedLoss) {
+  InputClassifier classifier(WithMemory(0));
+  SetDrift(&classifier);
+  ASSERT_TRUE(classifier.Configure(Settings(SkipMode::kRememberedLoss, 0.5f, 0.0)).ok());
+  const std::vector<int64_t> keys = {1};
+  float score = 0.0f;
+  int64_t generation = -1;
+  ASSERT_TRUE(classifier.Score({Column(keys)}, 1, &score, &generation).ok());
+  EXPECT_EQ(generation, 0);
+  EXPECT_EQ(score, kInf);
+}
+
+TEST(Shadow, AShareOfTheBatchesCountsForAll) {
+  constexpr int64_t kBatch = 100, kBatches = 160;
+  const std::vector<int64_t> keys(kBatch, 1);
+  for (const bool is_shadow : {true, false}) {
+    InputClassifier classifier(TwoTables());
+    SetDrift(&classifier);
+    ClassifierSettings settings = Settings(SkipMode::kDrift, 0.15f, 0.0);
+    settings.is_shadow = is_shadow;
+    ASSERT_TRUE(classifier.Configure(settings).ok());
+    int classified = 0;
+    for (int64_t i = 0; i < kBatches; ++i) {
+      Result result;
+      ASSERT_TRUE(ClassifyBy(&classifier, {Column(keys)}, kBatch, {}, kBatches, &result).ok());
+      const bool is_classified = result.score[0] == 0.1f;
+      classified += is_classified;
+      EXPECT_EQ(result.skippable, std::vector<uint8_t>(kBatch, is_classified));
+      EXPECT_EQ(result.weight, std::vector<float>(kBatch, is_shadow ? 1.f : 0.f));
+    }
+    EXPECT_EQ(classified, is_shadow ? kBatches / InputClassifier::kMostStride : kBatches);
+    EXPECT_EQ(ScoresOfSample(classifier).size(), 16u);
+    const ClassifierCounts counts = classifier.EndWindow();
+    EXPECT_EQ(counts.inputs_seen, kBatch * kBatches);
+    EXPECT_EQ(counts.inputs_skippable, kBatch * kBatches);
+    EXPECT_EQ(counts.hot_inputs, kBatch * kBatches);
+    EXPECT_EQ(counts.inputs_skipped, is_shadow ? 0 : kBatch * kBatches);
+  }
+}
+
+TEST(Shadow, FewBatchesAreAllClassifiedAndCountsStayBelowWhatWasSeen) {
+  constexpr int64_t kBatch = 100;
+  const std::vector<int64_t> keys(kBatch, 1);
+  InputClassifier classifier(TwoTables());
+  SetDrift(&classifier);
+  ClassifierSettings settings = Settings(SkipMode::kDrift, 0.15f, 0.0);
+  settings.is_shadow = true;
+  ASSERT_TRUE(classifier.Configure(settings).ok());
+  Result result;
+  // A window of one batch has 6 inputs for each of the sample's 16: one in one.
+  ASSERT_TRUE(ClassifyBy(&classifier, {Column(keys)}, kBatch, {}, 1, &result).ok());
+  EXPECT_EQ(classifier.EndWindow().inputs_skippable, kBatch);
+  // One in 16 of those to come, in windows that end after each.
+  for (int i = 0; i < 64; ++i) {
+    ASSERT_TRUE(ClassifyBy(&classifier, {Column(keys)}, kBatch, {}, 1000, &result).ok());
+    const ClassifierCounts counts = classifier.EndWindow();
+    EXPECT_EQ(counts.inputs_seen, kBatch);
+    EXPECT_EQ(counts.inputs_skippable, result.skippable[0] ? kBatch : 0);
+  }
+  ASSERT_TRUE(ClassifyBy(&classifier, {Column({})}, 0, {}, 1000, &result).ok());
+}
+
 TEST(LossStatistics, AreKeptApartAndTaken) {
   InputClassifier classifier(WithMemory(0));
   const std::vector<int64_t> ids = {1, 2, 3};

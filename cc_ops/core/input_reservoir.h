@@ -18,9 +18,11 @@ class InputReservoir {
   // capacity: most inputs kept, at least 1.
   InputReservoir(int64_t capacity, uint64_t seed) : capacity_(capacity), seed_(seed) {}
 
-  // Offers the next input: lookups [m], copied if the input is chosen, and its remembered
-  // loss (NaN: none). Throws std::bad_alloc: the input was not offered then.
-  void Offer(const Lookup* lookups, int64_t m, float loss) {
+  // Offers the next input and its remembered loss (NaN: none).
+  //   list: called if the input is chosen; returns its lookups and their number, which are copied.
+  // Throws std::bad_alloc: the input was not offered then.
+  template <class List>
+  void OfferListed(float loss, List list) {
     const int64_t position = offered_in_window_;
     int64_t place = position;
     if (position >= capacity_) {
@@ -32,10 +34,16 @@ class InputReservoir {
       const size_t wanted = static_cast<size_t>(place) + 1;
       if (inputs_.size() < wanted) inputs_.resize(wanted);
       if (losses_.size() < wanted) losses_.resize(wanted);
-      Keep(place, lookups, m, loss);
+      const std::pair<const Lookup*, int64_t> listed = list();
+      Keep(place, listed.first, listed.second, loss);
     }
     ++offered_total_;
     ++offered_in_window_;
+  }
+
+  // The same of an input whose lookups [m] are listed.
+  void Offer(const Lookup* lookups, int64_t m, float loss) {
+    OfferListed(loss, [&] { return std::make_pair(lookups, m); });
   }
 
   // Number of inputs kept now.

@@ -16,7 +16,7 @@ import tensorflow as tf
 from slipstream_tf.errors import invalid, require_integer
 from slipstream_tf.inputs.batches import num_rows, static_batch_size
 from slipstream_tf.inputs.spec import ID, SKIPPABLE
-from slipstream_tf.ops.classifier import InputClassifier
+from slipstream_tf.ops.classifier import FoundScores, InputClassifier
 from slipstream_tf.ops.features import FeatureSpec
 
 
@@ -30,11 +30,15 @@ def skip_inputs(
     weighted: bool = False,
     marked: bool = False,
     get_ids: Callable[..., Any] | None = None,
+    window_batches: int = 0,
+    scores_ahead: bool = False,
 ) -> tf.data.Dataset:
     """Leaves out skippable inputs and refills the batches; no kept input is lost, doubled or moved.
 
     A batch is classified when the training loop pulls it, so the threshold of the present window
-    applies at once and the same seed gives the same run. Anything upstream may be prefetched. A
+    applies at once and the same seed gives the same run. With `scores_ahead`, what takes time,
+    finding the drifts of its keys, is done one batch ahead on another thread, and again if a window
+    has ended since; what is skipped stays the same. Anything upstream may be prefetched. A
     `.prefetch(n)` after this transformation makes every new threshold take effect n batches late,
     and inputs of those batches count for the window in which they were classified.
 
@@ -59,6 +63,9 @@ def skip_inputs(
         get_ids: called like `get_keys`; returns what the classifier takes for ids, int64 [batch].
             Default: `features["id"]` if the features are a mapping where it is integers [batch]
             and no spec's keys; else there are none.
+        window_batches: see `InputClassifier.classify`; 0: all batches are classified.
+        scores_ahead: whether drifts are looked up one batch ahead (but by remembered loss). What is
+            upstream is then read a batch ahead, too.
 
     Returns:
         The dataset; its batch dimension is known if `drop_remainder` is true.
@@ -87,22 +94,43 @@ def skip_inputs(
     is_tuple = isinstance(dataset.element_spec, tuple)
     _require_places(dataset.element_spec, weighted, marked)
 
-    def compact(*components: Any) -> Any:
+    # Where most batches are not classified, nothing is worth being found ahead.
+    scores_ahead = scores_ahead and not (classifier.remembers_losses or window_batches)
+
+    def score(*components: Any) -> Any:
         # `map` unpacks tuples and nothing else.
         element = components if is_tuple else components[0]
-        found = classifier.classify(keys_of(*components), specs, ids=ids_of(*components))
-        with tf.control_dependencies([_assert_same_batch(element, found.skippable)]):
-            is_kept = found.weight > 0.0
+        return element, classifier.score(keys_of(*components), specs)
+
+    def compact(element: Any, found: FoundScores | None) -> Any:
+        components = element if is_tuple else (element,)
+        classified = classifier.classify(
+            keys_of(*components),
+            specs,
+            ids=ids_of(*components),
+            found=found,
+            window_batches=window_batches,
+        )
+        with tf.control_dependencies([_assert_same_batch(element, classified.skippable)]):
+            is_kept = classified.weight > 0.0
             if weighted:
-                element = (*element[:2], _weights(found.weight, *element[2:]))
+                element = (*element[:2], _weights(classified.weight, *element[2:]))
             if marked:
                 features: Any = element[0] if is_tuple else element
-                features = {**features, SKIPPABLE: found.skippable}
+                features = {**features, SKIPPABLE: classified.skippable}
                 element = (features, *element[1:]) if is_tuple else features
             return tf.cond(tf.reduce_all(is_kept), lambda: element, lambda: _keep(element, is_kept))
 
-    # The map is stateful and sequential: tf.data neither parallelises it nor runs it ahead.
-    kept = dataset.map(compact).rebatch(batch_size, drop_remainder=drop_remainder)
+    def compact_unscored(*components: Any) -> Any:
+        return compact(components if is_tuple else components[0], None)
+
+    # The maps are stateful and sequential: tf.data neither parallelises them nor runs the one that
+    # classifies ahead.
+    if scores_ahead:
+        compacted = dataset.map(score).prefetch(1).map(compact)
+    else:
+        compacted = dataset.map(compact_unscored)
+    kept = compacted.rebatch(batch_size, drop_remainder=drop_remainder)
     options = tf.data.Options()
     options.deterministic = True
     options.experimental_optimization.inject_prefetch = False

@@ -172,6 +172,7 @@ class Slipstream(tf.train.experimental.PythonState):
         batch_size: int | None = None,
         get_keys: Callable[..., Any] | None = None,
         drop_remainder: bool = False,
+        scores_ahead: bool = False,
     ) -> tf.data.Dataset:
         """Leaves out skippable inputs and refills the batches. For training data only.
 
@@ -196,6 +197,12 @@ class Slipstream(tf.train.experimental.PythonState):
                 the embedding layer takes. Default: `features["keys"]`, or the features themselves
                 but for "id".
             drop_remainder: whether a last batch that is not full is left out.
+            scores_ahead: whether the drifts of a batch's keys are looked up one batch ahead, on
+                another thread; what is skipped stays the same. `dataset` is then read a batch
+                ahead, too: not for one that predicts, or counts where training is, as it is read.
+
+        In shadow mode without `estimates_cost`, budget or guard, a window of many batches is
+        counted by a share of them, one in 16 at least, chosen at random.
 
         With score="remembered_loss" the features must be a mapping with "id", int64 [batch]: what
         tells an input from all others in every pass (see `inputs.with_ids`; readers have `ids`).
@@ -220,10 +227,18 @@ class Slipstream(tf.train.experimental.PythonState):
             drop_remainder,
             weighted=self._config.weighs_inputs,
             marked=self.needs_losses,
+            window_batches=self._window_batches,
+            scores_ahead=scores_ahead,
         )
         if self._config.skip != "none":
             kept = self._warn_without_steps(kept)
         return even_ends(kept, self._comm)
+
+    @property
+    def _window_batches(self) -> int:
+        """Batches of a window whose inputs are only counted; 0: all of them are classified."""
+        only_counts = self._config.shadow and not self.needs_losses
+        return self._config.snapshot_interval if only_counts else 0
 
     def observe(self, inputs: Any) -> Classified:
         """Shows a training batch to the engine, in a loop whose data does not go through `apply`.

@@ -206,8 +206,10 @@ def call_classifier_ops(call: Call) -> None:
         window=np.int64(3),
         mode="remembered_loss",
     )
-    inputs = {**FEATURES, "ids": IDS[:3]}
-    found = call("SlipstreamClassifyInputs", handle=classifier, **inputs)
+    scored = call("SlipstreamScoreInputs", handle=classifier, **FEATURES)
+    inputs = {**FEATURES, "ids": IDS[:3], "found": scored.score.numpy()}
+    given = {**inputs, "generation": scored.generation.numpy(), "window_batches": 2}
+    found = call("SlipstreamClassifyInputs", handle=classifier, **given)
     losses = {"losses": np.float32([0.1, 0.7, 2]), "labels": np.float32([0, 1, 1])}
     call(
         "SlipstreamRecordLosses",

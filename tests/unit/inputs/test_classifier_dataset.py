@@ -63,8 +63,11 @@ def in_batches(sizes, keys):
     saturated=st.sets(st.integers(0, 5)),
     drop_remainder=st.booleans(),
     seed=st.integers(0, 1000),
+    ahead=st.booleans(),
 )
-def test_stream_of_kept_inputs_is_unchanged(sizes, batch_size, saturated, drop_remainder, seed):
+def test_stream_of_kept_inputs_is_unchanged(
+    sizes, batch_size, saturated, drop_remainder, seed, ahead
+):
     keys = np.random.default_rng(seed).integers(0, 6, sum(sizes))
     classifier = make_classifier(saturated)
     result = list(
@@ -74,6 +77,7 @@ def test_stream_of_kept_inputs_is_unchanged(sizes, batch_size, saturated, drop_r
             SPECS,
             batch_size=batch_size,
             drop_remainder=drop_remainder,
+            scores_ahead=ahead,
         )
     )
     expected = [i for i, key in enumerate(keys) if key not in saturated]
@@ -114,11 +118,11 @@ def test_batch_size_comes_from_the_element_spec():
     assert full.element_spec[1].shape.as_list() == [2]
 
 
-def test_classification_keeps_step_with_training():
+@pytest.mark.parametrize("ahead", [False, True])
+def test_classification_keeps_step_with_training(ahead):
     classifier = make_classifier()
-    iterator = iter(
-        skip_inputs(matrix_batches(np.arange(40) % 4, 4).prefetch(2), classifier, SPECS)
-    )
+    dataset = matrix_batches(np.arange(40) % 4, 4).prefetch(2)
+    iterator = iter(skip_inputs(dataset, classifier, SPECS, scores_ahead=ahead))
     for _ in range(3):
         next(iterator)
     assert classifier.end_window().inputs_seen == 12, "nothing is classified ahead"
@@ -126,6 +130,26 @@ def test_classification_keeps_step_with_training():
     _, label = next(iterator)
     np.testing.assert_array_equal(label, [14, 15, 18, 19])
     assert classifier.end_window().inputs_seen == 8
+
+
+def test_scores_are_found_ahead_and_anew_where_drifts_were_replaced(monkeypatch):
+    classifier = make_classifier([1])
+    taken = []
+    classify = classifier.classify
+
+    def classify_and_note(*args, found, **values):
+        result = classify(*args, found=found, **values)
+        tf.py_function(lambda *g: taken.append(int(g[0])), [found.generation], [])
+        return result
+
+    monkeypatch.setattr(classifier, "classify", classify_and_note)
+    dataset = matrix_batches([1, 2] * 20, 2)
+    iterator = iter(skip_inputs(dataset, classifier, SPECS, 1, scores_ahead=True))
+    seen = [next(iterator)[1].numpy()[0] for _ in range(5)]
+    set_saturated(classifier, [2])
+    seen += [next(iterator)[1].numpy()[0] for _ in range(5)]
+    assert seen == [1, 3, 5, 7, 9, 10, 12, 14, 16, 18]
+    assert len(set(taken)) == 2 and 0 not in taken
 
 
 def test_same_seed_same_stream_and_each_pass_draws_anew():
