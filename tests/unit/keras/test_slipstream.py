@@ -66,6 +66,46 @@ def test_fit_skips_and_counts_every_trained_step(epochs):
     assert (trained - epochs) * BATCH_SIZE < kept <= trained * BATCH_SIZE
 
 
+def train_on(batches, ahead=False, estimates_cost=False, **settings):
+    """The labels that were trained on, batch by batch, and the reports."""
+    keras.utils.set_random_seed(0)
+    embeddings = make_embeddings()
+    slipstream = Slipstream(embeddings, config(**settings), estimates_cost=estimates_cost)
+    keys = np.minimum(np.random.default_rng(0).zipf(1.5, (batches * BATCH_SIZE, 2)), 50)
+    pairs = tf.data.Dataset.from_tensor_slices(({"keys": keys}, np.arange(len(keys))))
+    trained = []
+    data = slipstream.apply(pairs.batch(BATCH_SIZE), BATCH_SIZE, scores_ahead=ahead)
+    for features, labels in data:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(embeddings(features["keys"], training=True) ** 2)
+        tape.gradient(loss, embeddings.trainable_variables)
+        trained.append(labels.numpy().tolist())
+        slipstream.step()
+    return trained, slipstream.tracker.reports
+
+
+def test_scores_that_are_found_ahead_skip_the_same_inputs():
+    trained, reports = train_on(60)
+    ahead, reports_ahead = train_on(60, ahead=True)
+    assert ahead == trained
+    assert [r.inputs_skipped for r in reports_ahead] == [r.inputs_skipped for r in reports]
+    assert sum(r.inputs_skipped for r in reports) > 0
+
+
+def test_shadow_mode_counts_long_windows_by_a_share_of_their_batches():
+    # Of 320 inputs, 32 are four for each of the sample's 8: one batch in ten.
+    settings = {"shadow": True, "snapshot_interval": 40, "reservoir_size": 8}
+    trained, reports = train_on(160, **settings)
+    assert len(trained) == 160
+    assert [r.inputs_seen for r in reports] == [320] * 4
+    counts = [r.inputs_skippable for r in reports] + [r.hot_inputs for r in reports]
+    assert any(counts) and all(count % 10 == 0 for count in counts)
+    _, exact = train_on(160, **settings, estimates_cost=True)
+    assert any(r.hot_inputs % 10 for r in exact), "each one is needed beside its loss"
+    _, short = train_on(160, **{**settings, "snapshot_interval": 4})
+    assert any(r.hot_inputs % 10 for r in short)
+
+
 @pytest.mark.parametrize("steps_per_execution", [1, 3])
 def test_the_callback_counts_whatever_the_steps_per_execution(steps_per_execution):
     embeddings = make_embeddings()
