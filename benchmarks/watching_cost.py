@@ -230,6 +230,7 @@ def main(arguments: Sequence[str]) -> None:
         for metric in _METRICS.value:
             print(f"skip={skip}, metric={metric} ...", flush=True)
             results.append(measure(skip, metric, batches))
+            print(markdown(results[-1:]), flush=True)
             # Two models are held at a time, not all of them.
             keras.backend.clear_session()
             gc.collect()
