@@ -132,7 +132,7 @@ def seconds_per_step(record: Mapping[str, Any]) -> float | None:
     seconds, windows = record["seconds_per_step_after_warmup"], record["windows"]
     if seconds is None or not windows or record["engine"]["skip"] != "none":
         return seconds
-    if record["settings"]["copy_movement"] is not None:  # Copies are of the windows' hot rows.
+    if record["settings"].get("copy_movement") is not None:  # Copies are of the windows' hot rows.
         return seconds
     # The timer begins after the warm-up. A last window that is not whole is ended outside of it.
     before = max(1, _first_step(record))
