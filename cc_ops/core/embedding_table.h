@@ -143,7 +143,7 @@ class EmbeddingTable {
   // never one of `pinned` (sorted). At least 1/64 of the capacity leaves at once
   // where that many may, so that a full table doesn't search at every step.
   // Pinned and incoming keys together must fit in the capacity. Throws std::bad_alloc, changing
-  // nothing.
+  // nothing. In table_room.cc.
   void MakeRoom(int64_t incoming, const std::vector<int64_t>& pinned);
 
   // keys: [n]. rows: [n, dim], found: [n]; the row of an absent key is what its

@@ -139,10 +139,13 @@ Status InputClassifier::Score(const std::vector<FeatureView>& features, int64_t 
   std::shared_ptr<const DriftIndex> index;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
-    const bool by_loss = settings_.mode == SkipMode::kRememberedLoss;
-    const bool has_scores = !by_loss && index_->size() > 0;
-    index = has_scores ? index_ : std::make_shared<DriftIndex>();
-    *generation = has_scores ? generation_ : 0;
+    if (settings_.mode == SkipMode::kRememberedLoss || index_->size() == 0) {
+      *generation = 0;
+      std::fill(scores, scores + batch, DriftIndex::kUntracked);
+      return OkStatus();
+    }
+    index = index_;
+    *generation = generation_;
   }
   const std::lock_guard<std::mutex> lock(scoring_mutex_);
   ScoreByDrift(*index, features, batch, &scoring_, scores);
