@@ -122,7 +122,9 @@ def run(settings: Settings) -> dict[str, Any]:
     if config.skips_inputs:
         dataset = dataset.map(predicted)
     trained, start = 0, time.perf_counter()
-    for features, label, *weight in slipstream.apply(dataset, batch_size=settings.batch_size):
+    # What is upstream predicts as it is read: nothing may be read ahead.
+    kept = slipstream.apply(dataset, batch_size=settings.batch_size, ahead=False)
+    for features, label, *weight in kept:
         logit = train_step(features, label, weight[0] if weight else None)
         if not config.skips_inputs:
             note(logit, label)

@@ -1,11 +1,9 @@
 #include "cc_ops/core/input_classifier.h"
 
 #include <algorithm>
-#include <atomic>
 #include <cmath>
 #include <cstddef>
 #include <limits>
-#include <random>
 #include <string>
 #include <utility>
 
@@ -35,16 +33,6 @@ void ListLookups(const std::vector<FeatureView>& features, int64_t batch, int nu
     AppendLookups(features, i, num_tables, lookups);
     (*ends)[i] = static_cast<int64_t>(lookups->size());
   }
-}
-
-// Never 0, and in all likelihood none that another process gave: scores that were found ahead may
-// be saved with a training's input pipeline, and read where other drifts hold.
-int64_t NewGeneration() {
-  static std::atomic<uint64_t> next{(static_cast<uint64_t>(std::random_device{}()) << 32) |
-                                    std::random_device{}()};
-  uint64_t generation = next++;
-  while (generation == 0) generation = next++;
-  return static_cast<int64_t>(generation);
 }
 
 // Tells lookups that a sample surely does not have from those that it probably has: a bit for each.
@@ -100,7 +88,6 @@ Status InputClassifier::Validate(const ClassifierOptions& options) {
 
 InputClassifier::InputClassifier(const ClassifierOptions& options)
     : options_(options),
-      generation_(NewGeneration()),
       memory_(options.loss_memory_bytes),
       reservoir_(options.reservoir_size, options.seed) {}
 
@@ -132,26 +119,6 @@ void InputClassifier::ScoreByDrift(const DriftIndex& index,
   }
 }
 
-Status InputClassifier::Score(const std::vector<FeatureView>& features, int64_t batch,
-                              float* scores, int64_t* generation) {
-  const Status status = Check(features);
-  if (!status.ok()) return status;
-  std::shared_ptr<const DriftIndex> index;
-  {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    if (settings_.mode == SkipMode::kRememberedLoss || index_->size() == 0) {
-      *generation = 0;
-      std::fill(scores, scores + batch, DriftIndex::kUntracked);
-      return OkStatus();
-    }
-    index = index_;
-    *generation = generation_;
-  }
-  const std::lock_guard<std::mutex> lock(scoring_mutex_);
-  ScoreByDrift(*index, features, batch, &scoring_, scores);
-  return OkStatus();
-}
-
 int64_t InputClassifier::StrideOf(int64_t batch, int64_t window_batches) const {
   // Chosen inputs are to be few among those classified, as they are among all.
   constexpr int64_t kInputsPerChosen = 4;
@@ -173,11 +140,14 @@ bool InputClassifier::IsInStride(int64_t batch, int64_t stride) const {
 
 Status InputClassifier::Classify(const std::vector<FeatureView>& features, int64_t batch,
                                  const int64_t* ids, bool observe, const Classified& result,
-                                 const FoundScores& found, int64_t window_batches) {
+                                 int64_t window_batches) {
   const Status status = Check(features);
   if (!status.ok()) return status;
-  const std::lock_guard<std::mutex> lock(mutex_);
-  const bool by_loss = settings_.mode == SkipMode::kRememberedLoss;
+  const std::lock_guard<std::mutex> one_at_a_time(classifying_);
+  std::unique_lock<std::mutex> lock(mutex_);
+  const ClassifierSettings settings = settings_;
+  const std::shared_ptr<const DriftIndex> index = index_;
+  const bool by_loss = settings.mode == SkipMode::kRememberedLoss;
   if (by_loss && ids == nullptr) {
     return InvalidArgument("there are no ids; skipping by remembered loss needs one per input");
   }
@@ -192,10 +162,10 @@ Status InputClassifier::Classify(const std::vector<FeatureView>& features, int64
   }
   if (by_loss) {
     ListLookups(features, batch, options_.num_tables, &scratch_.lookups, &scratch_.ends);
-  } else if (found.scores != nullptr && found.generation == generation_) {
-    std::copy(found.scores, found.scores + batch, result.score);
   } else {
-    ScoreByDrift(*index_, features, batch, &scratch_, result.score);
+    lock.unlock();
+    ScoreByDrift(*index, features, batch, &scratch_, result.score);
+    lock.lock();
   }
   ClassifierCounts counts;
   for (int64_t i = 0; i < batch; ++i) {
@@ -215,25 +185,25 @@ Status InputClassifier::Classify(const std::vector<FeatureView>& features, int64
       });
     }
     const uint64_t number = inputs_observed_ + static_cast<uint64_t>(i);
-    const bool is_skippable = IsSkippable(settings_, options_.seed, score, number);
+    const bool is_skippable = IsSkippable(settings, options_.seed, score, number);
     const bool returns = by_loss && is_skippable && MustReturn(entry);
-    float weight = returns ? 1.0f : WeightOf(settings_, options_.seed, is_skippable, number);
+    float weight = returns ? 1.0f : WeightOf(settings, options_.seed, is_skippable, number);
     if (by_loss && entry != nullptr) {
       // With a keep rate, the inputs that were kept already stand for the skipped ones.
-      const bool weighs = options_.weighs_visits && settings_.keep_rate == 0.0;
+      const bool weighs = options_.weighs_visits && settings.keep_rate == 0.0;
       if (weight == 1.0f && weighs) weight += static_cast<float>(entry->skips);
       if (observe && returns) {
         entry->has_returned = 1;
         // A visit does that, but in shadow mode those that were to be skipped are visited, too.
-        if (settings_.is_shadow) entry->skips = 0;
+        if (settings.is_shadow) entry->skips = 0;
       }
       if (observe && weight == 0.0f && entry->skips < LossMemory::kLargestSkips) ++entry->skips;
     }
     result.skippable[i] = is_skippable;
     const bool is_kept = weight > 0.0f;
-    result.weight[i] = settings_.is_shadow ? 1.0f : weight;
+    result.weight[i] = settings.is_shadow ? 1.0f : weight;
     counts.inputs_skippable += is_skippable;
-    counts.inputs_skipped += !is_kept && !settings_.is_shadow;
+    counts.inputs_skipped += !is_kept && !settings.is_shadow;
     counts.inputs_kept += is_skippable && is_kept;
     counts.hot_inputs += std::isfinite(score);
   }
@@ -272,7 +242,6 @@ Status InputClassifier::SetDrift(const int32_t* tables, const int64_t* keys, con
   std::shared_ptr<const DriftIndex> before = std::move(index);  // freed outside the lock
   const std::lock_guard<std::mutex> lock(mutex_);
   index_.swap(before);
-  generation_ = NewGeneration();
   return OkStatus();
 }
 

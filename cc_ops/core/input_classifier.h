@@ -40,12 +40,6 @@ struct ClassifierCounts {
   int64_t inputs_kept = 0;       // skippable ones that thinning or max_skips kept
 };
 
-// Skip scores of a batch that `InputClassifier::Score` found ahead.
-struct FoundScores {
-  const float* scores = nullptr;  // [batch]
-  int64_t generation = 0;         // of the drifts that they are by; 0: there are none
-};
-
 // What has come in since the present window began, and where random choices are.
 struct ClassifierWindow {
   LossStatistics statistics;
@@ -64,28 +58,18 @@ class InputClassifier {
   // `options` must be valid.
   explicit InputClassifier(const ClassifierOptions& options);
 
-  // Classifies a batch.
+  // Classifies a batch by the drifts and settings that hold when it is called. Other calls but
+  // Classify may go on while drifts are looked up.
   //   features: keys of every feature, all of `batch` inputs; not kept.
   //   ids: [batch], or nullptr where the score needs none.
   //   observe: adds the inputs to the window's sample and counts.
-  //   found: of these features, by `Score`; used if they are by the present drifts.
   //   window_batches: of a window, or 0. Where it is given, inputs are observed and nothing may be
   //     left out, as many batches as a window's sample needs are classified and count for the
   //     others, one in kMostStride at least. Inputs of the others are not skippable.
   // InvalidArgument for a feature of a table that the classifier does not have, or missing ids.
   Status Classify(const std::vector<FeatureView>& features, int64_t batch, const int64_t* ids,
-                  bool observe, const Classified& result, const FoundScores& found = {},
-                  int64_t window_batches = 0);
+                  bool observe, const Classified& result, int64_t window_batches = 0);
   static constexpr int64_t kMostStride = 16;
-
-  // Finds the skip scores by drift of a batch ahead of its classification, beside other calls;
-  // nothing is observed.
-  //   scores: [batch], kUntracked where there are none to find.
-  //   generation: of the drifts, never 0 and never another classifier's; 0: nothing was found, as
-  //     no key is tracked or losses are the scores.
-  // InvalidArgument as Classify.
-  Status Score(const std::vector<FeatureView>& features, int64_t batch, float* scores,
-               int64_t* generation);
 
   // Replaces all drifts; see DriftIndex::Build.
   Status SetDrift(const int32_t* tables, const int64_t* keys, const float* drifts, int64_t n);
@@ -144,22 +128,19 @@ class InputClassifier {
   bool MustReturn(const LossMemory::Entry* entry) const;
 
   const ClassifierOptions options_;
+  std::mutex classifying_;  // one batch at a time; locked before mutex_; guards scratch_
+  Scratch scratch_;
   mutable std::mutex mutex_;  // guards all below
   std::shared_ptr<const DriftIndex> index_ = std::make_shared<DriftIndex>();
-  int64_t generation_;  // of the index
-  DriftIndex since_;    // of saturated keys: the window since which they are
+  DriftIndex since_;  // of saturated keys: the window since which they are
   ClassifierSettings settings_;
   LossMemory memory_;
   LossStatistics statistics_;
   uint64_t inputs_observed_ = 0;  // since the start; numbers the inputs for random choices
   ClassifierCounts counts_;
   InputReservoir reservoir_;
-  Scratch scratch_;
   std::vector<Lookup> of_input_;
   std::vector<float> since_of_input_;
-
-  std::mutex scoring_mutex_;  // guards what follows
-  Scratch scoring_;
 };
 
 }  // namespace slipstream

@@ -304,65 +304,11 @@ TEST(Shadow, FindsSkippableInputsAndKeepsThem) {
 }
 
 Status ClassifyBy(InputClassifier* classifier, const std::vector<FeatureView>& features,
-                  int64_t batch, const FoundScores& found, int64_t window_batches, Result* result) {
+                  int64_t batch, int64_t window_batches, Result* result) {
   *result = {std::vector<uint8_t>(batch), std::vector<float>(batch), std::vector<float>(batch)};
   const Classified out = {reinterpret_cast<bool*>(result->skippable.data()), result->score.data(),
                           result->weight.data()};
-  return classifier->Classify(features, batch, nullptr, true, out, found, window_batches);
-}
-
-TEST(InputClassifier, ScoresFoundAheadHoldUntilDriftsAreReplaced) {
-  InputClassifier classifier(TwoTables()), other(TwoTables());
-  const std::vector<int64_t> keys = {1, 2, 3};
-  std::vector<float> scores(3);
-  int64_t generation = -1;
-  ASSERT_TRUE(classifier.Score({Column(keys)}, 3, scores.data(), &generation).ok());
-  EXPECT_EQ(generation, 0);
-  EXPECT_EQ(scores, (std::vector<float>{kInf, kInf, kInf}));
-  SetDrift(&classifier);
-  ASSERT_TRUE(classifier.Configure(Settings(SkipMode::kDrift, 0.15f, 0.0)).ok());
-  ASSERT_TRUE(classifier.Score({Column(keys)}, 3, scores.data(), &generation).ok());
-  EXPECT_NE(generation, 0);
-  EXPECT_EQ(scores, (std::vector<float>{0.1f, 0.2f, kInf}));
-  EXPECT_EQ(classifier.EndWindow().inputs_seen, 0);
-
-  // Others than these would be found: they are taken as they are.
-  const std::vector<float> told = {0.3f, 0.1f, 0.2f};
-  Result result;
-  ASSERT_TRUE(
-      ClassifyBy(&classifier, {Column(keys)}, 3, {told.data(), generation}, 0, &result).ok());
-  EXPECT_EQ(result.score, told);
-  EXPECT_EQ(result.skippable, (std::vector<uint8_t>{0, 1, 0}));
-  EXPECT_EQ(ScoresOfSample(classifier), scores);  // the sample has the inputs' own lookups
-  EXPECT_EQ(classifier.EndWindow().hot_inputs, 3);
-
-  // The threshold is read at once; drifts that are replaced, even by the same ones, and those of
-  // another classifier are not the present ones.
-  ASSERT_TRUE(classifier.Configure(Settings(SkipMode::kDrift, 0.25f, 0.0)).ok());
-  ASSERT_TRUE(
-      ClassifyBy(&classifier, {Column(keys)}, 3, {told.data(), generation}, 0, &result).ok());
-  EXPECT_EQ(result.skippable, (std::vector<uint8_t>{0, 1, 1}));
-  SetDrift(&classifier);
-  SetDrift(&other);
-  for (InputClassifier* one : {&classifier, &other}) {
-    ASSERT_TRUE(ClassifyBy(one, {Column(keys)}, 3, {told.data(), generation}, 0, &result).ok());
-    EXPECT_EQ(result.score, scores);
-  }
-  FeatureView bad = Column(keys);
-  bad.table = 3;
-  EXPECT_FALSE(classifier.Score({bad}, 3, scores.data(), &generation).ok());
-}
-
-TEST(InputClassifier, NothingIsFoundAheadByRememberedLoss) {
-  InputClassifier classifier(WithMemory(0));
-  SetDrift(&classifier);
-  ASSERT_TRUE(classifier.Configure(Settings(SkipMode::kRememberedLoss, 0.5f, 0.0)).ok());
-  const std::vector<int64_t> keys = {1};
-  float score = 0.0f;
-  int64_t generation = -1;
-  ASSERT_TRUE(classifier.Score({Column(keys)}, 1, &score, &generation).ok());
-  EXPECT_EQ(generation, 0);
-  EXPECT_EQ(score, kInf);
+  return classifier->Classify(features, batch, nullptr, true, out, window_batches);
 }
 
 TEST(Shadow, AShareOfTheBatchesCountsForAll) {
@@ -377,7 +323,7 @@ TEST(Shadow, AShareOfTheBatchesCountsForAll) {
     int classified = 0;
     for (int64_t i = 0; i < kBatches; ++i) {
       Result result;
-      ASSERT_TRUE(ClassifyBy(&classifier, {Column(keys)}, kBatch, {}, kBatches, &result).ok());
+      ASSERT_TRUE(ClassifyBy(&classifier, {Column(keys)}, kBatch, kBatches, &result).ok());
       const bool is_classified = result.score[0] == 0.1f;
       classified += is_classified;
       EXPECT_EQ(result.skippable, std::vector<uint8_t>(kBatch, is_classified));
@@ -403,16 +349,16 @@ TEST(Shadow, FewBatchesAreAllClassifiedAndCountsStayBelowWhatWasSeen) {
   ASSERT_TRUE(classifier.Configure(settings).ok());
   Result result;
   // A window of one batch has 6 inputs for each of the sample's 16: one in one.
-  ASSERT_TRUE(ClassifyBy(&classifier, {Column(keys)}, kBatch, {}, 1, &result).ok());
+  ASSERT_TRUE(ClassifyBy(&classifier, {Column(keys)}, kBatch, 1, &result).ok());
   EXPECT_EQ(classifier.EndWindow().inputs_skippable, kBatch);
   // One in 16 of those to come, in windows that end after each.
   for (int i = 0; i < 64; ++i) {
-    ASSERT_TRUE(ClassifyBy(&classifier, {Column(keys)}, kBatch, {}, 1000, &result).ok());
+    ASSERT_TRUE(ClassifyBy(&classifier, {Column(keys)}, kBatch, 1000, &result).ok());
     const ClassifierCounts counts = classifier.EndWindow();
     EXPECT_EQ(counts.inputs_seen, kBatch);
     EXPECT_EQ(counts.inputs_skippable, result.skippable[0] ? kBatch : 0);
   }
-  ASSERT_TRUE(ClassifyBy(&classifier, {Column({})}, 0, {}, 1000, &result).ok());
+  ASSERT_TRUE(ClassifyBy(&classifier, {Column({})}, 0, 1000, &result).ok());
 }
 
 TEST(LossStatistics, AreKeptApartAndTaken) {

@@ -79,11 +79,8 @@ class ClassifyKernel : public ClassifierKernel {
     std::vector<FeatureView> features;
     int64_t batch = 0;
     TF_RETURN_IF_ERROR(inputs_.Read(context, &features, &batch));
-    const int last = context->num_inputs() - 1;
-    const Tensor &ids = context->input(last - 2), &found = context->input(last - 1);
+    const Tensor& ids = context->input(context->num_inputs() - 1);
     TF_RETURN_IF_ERROR(RequireOptional(ids, "ids", batch));
-    TF_RETURN_IF_ERROR(RequireOptional(found, "found", batch));
-    TF_RETURN_IF_ERROR(RequireScalar(context->input(last), "generation"));
     Tensor *skippable = nullptr, *score = nullptr, *weight = nullptr;
     TF_RETURN_IF_ERROR(context->allocate_output(0, TensorShape({batch}), &skippable));
     TF_RETURN_IF_ERROR(context->allocate_output(1, TensorShape({batch}), &score));
@@ -91,34 +88,12 @@ class ClassifyKernel : public ClassifierKernel {
     return ToAbsl(classifier->Classify(
         features, batch, OptionalData<int64_t>(ids, batch), observe_,
         {skippable->flat<bool>().data(), score->flat<float>().data(), weight->flat<float>().data()},
-        {OptionalData<float>(found, batch), context->input(last).scalar<int64_t>()()},
         window_batches_));
   }
 
   FeatureInputs inputs_;
   bool observe_ = true;
   int64_t window_batches_ = 0;
-};
-
-class ScoreKernel : public ClassifierKernel {
- public:
-  explicit ScoreKernel(OpKernelConstruction* context) : ClassifierKernel(context) {
-    OP_REQUIRES_OK(context, inputs_.Init(context, std::numeric_limits<int>::max()));
-  }
-
- private:
-  absl::Status Run(OpKernelContext* context, InputClassifier* classifier) override {
-    std::vector<FeatureView> features;
-    int64_t batch = 0;
-    TF_RETURN_IF_ERROR(inputs_.Read(context, &features, &batch));
-    Tensor *score = nullptr, *generation = nullptr;
-    TF_RETURN_IF_ERROR(context->allocate_output(0, TensorShape({batch}), &score));
-    TF_RETURN_IF_ERROR(context->allocate_output(1, TensorShape({}), &generation));
-    return ToAbsl(classifier->Score(features, batch, score->flat<float>().data(),
-                                    &generation->scalar<int64_t>()()));
-  }
-
-  FeatureInputs inputs_;
 };
 
 // Inputs 1 to 3 are tables, keys and a number per key.
@@ -252,7 +227,6 @@ class EndWindowKernel : public ClassifierKernel {
   REGISTER_KERNEL_BUILDER(Name(name).Device(tensorflow::DEVICE_CPU), MemoryChecked<kernel>)
 REGISTER_CPU("SlipstreamClassifier", CreateKernel);
 REGISTER_CPU("SlipstreamClassifyInputs", ClassifyKernel);
-REGISTER_CPU("SlipstreamScoreInputs", ScoreKernel);
 REGISTER_CPU("SlipstreamClassifierSetDrift", SetKeysKernel<&InputClassifier::SetDrift>);
 REGISTER_CPU("SlipstreamClassifierSetSaturated", SetKeysKernel<&InputClassifier::SetSaturated>);
 REGISTER_CPU("SlipstreamClassifierConfigure", ConfigureKernel);

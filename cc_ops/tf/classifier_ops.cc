@@ -52,19 +52,8 @@ absl::Status ClassifyShape(InferenceContext* c) {
   DimensionHandle batch;
   TF_RETURN_IF_ERROR(BatchOfFeatures(c, &batch));
   ShapeHandle unused;
-  const int last = c->num_inputs() - 1;
-  TF_RETURN_IF_ERROR(c->WithRank(c->input(last - 2), 1, &unused));
-  TF_RETURN_IF_ERROR(c->WithRank(c->input(last - 1), 1, &unused));
-  TF_RETURN_IF_ERROR(c->WithRank(c->input(last), 0, &unused));
+  TF_RETURN_IF_ERROR(c->WithRank(c->input(c->num_inputs() - 1), 1, &unused));
   for (int i = 0; i < 3; ++i) c->set_output(i, c->Vector(batch));
-  return absl::OkStatus();
-}
-
-absl::Status ScoreShape(InferenceContext* c) {
-  DimensionHandle batch;
-  TF_RETURN_IF_ERROR(BatchOfFeatures(c, &batch));
-  c->set_output(0, c->Vector(batch));
-  c->set_output(1, c->Scalar());
   return absl::OkStatus();
 }
 
@@ -124,8 +113,6 @@ weighs_visits: By remembered loss: an input that was skipped weighs 1 + its skip
 REGISTER_OP("SlipstreamClassifyInputs")
     .Input("handle: resource")  //
     SLIPSTREAM_FEATURE_INPUTS.Input("ids: int64")
-    .Input("found: float")
-    .Input("generation: int64")
     .Output("skippable: bool")
     .Output("score: float")
     .Output("weight: float")
@@ -141,9 +128,6 @@ REGISTER_OP("SlipstreamClassifyInputs")
         SLIPSTREAM_FEATURE_DOC
         "  A feature of table num_tables is passed over.\n"
         "ids: [batch], or [0]: none; what remembered losses belong to.\n"
-        "found: [batch], or [0]: none. Scores of SlipstreamScoreInputs of the same inputs; found "
-        "anew if they are by other drifts than the present ones.\n"
-        "generation: Of the drifts that `found` is by.\n"
         "skippable: [batch]. By drift or loss: whether the score is below the threshold. At "
         "random: "
         "true with the share's probability, determined by the seed and the input's number.\n"
@@ -155,21 +139,6 @@ REGISTER_OP("SlipstreamClassifyInputs")
         "window_batches: Batches of a window, or 0. Where inputs are observed and nothing may be "
         "left out (shadow mode, or mode none), as many batches as the sample needs are classified, "
         "one in 16 at least, and count for the others, whose inputs are not skippable.\n");
-
-REGISTER_OP("SlipstreamScoreInputs")
-    .Input("handle: resource")  //
-    SLIPSTREAM_FEATURE_INPUTS   //
-    .Output("score: float")
-    .Output("generation: int64")
-    .SetIsStateful()
-    .SetShapeFn(ScoreShape)
-    .Doc(
-        "Finds the skip scores by drift of a batch, ahead of its classification; nothing is "
-        "observed.\n\n"
-        "handle: Of the classifier.\n"  //
-        SLIPSTREAM_FEATURE_DOC
-        "score: [batch]. As SlipstreamClassifyInputs gives them now.\n"
-        "generation: Of the drifts that the scores are by; 0: there was nothing to find.\n");
 
 REGISTER_OP("SlipstreamClassifierSetDrift")
     .Input("handle: resource")

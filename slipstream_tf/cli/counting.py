@@ -13,6 +13,8 @@ import keras
 import tensorflow as tf
 
 from slipstream_tf import _compat
+from slipstream_tf.distributed.batches import element_of
+from slipstream_tf.inputs.look_ahead import LookAhead
 from slipstream_tf.telemetry.progress import TrainingBar
 
 _compat.require_keras()
@@ -40,6 +42,32 @@ def counted(dataset: tf.data.Dataset, counter: tf.Variable) -> tf.data.Dataset:
             return tf.nest.map_structure(tf.identity, batch)
 
     return dataset.map(count)
+
+
+def handed_out(
+    dataset: tf.data.Dataset,
+    seen: tf.Variable,
+    pulled: tf.Variable,
+    look_ahead: LookAhead | None = None,
+) -> tf.data.Dataset:
+    """Notes in `pulled` what `seen` was when the batch that is pulled had been made.
+
+    Args:
+        dataset: of batches.
+        seen, pulled: int64 variables on the CPU.
+        look_ahead: has batches made while the ones before train, if given; `seen` is ahead then.
+    """
+    spec = dataset.element_spec
+
+    def note(*parts: Any) -> Any:
+        return element_of(spec, parts), seen.read_value()
+
+    def hand_out(batch: Any, count: tf.Tensor) -> Any:
+        with tf.control_dependencies([pulled.assign(count)]):
+            return tf.nest.map_structure(tf.identity, batch, expand_composites=True)
+
+    noted = dataset.map(note)
+    return (noted if look_ahead is None else look_ahead.read(noted)).map(hand_out)
 
 
 def _size(batch: Any) -> tf.Tensor:

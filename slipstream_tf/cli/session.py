@@ -24,7 +24,7 @@ from slipstream_tf.cli.build import (
     warmup_steps,
 )
 from slipstream_tf.cli.checkpoints import RunCheckpoints, Saving, describe, require_same_run
-from slipstream_tf.cli.counting import BarCallback, StepTimer, counted, first_inputs
+from slipstream_tf.cli.counting import BarCallback, StepTimer, counted, first_inputs, handed_out
 from slipstream_tf.cli.curve import CurveCallback
 from slipstream_tf.cli.data import Parts
 from slipstream_tf.cli.evaluation import evaluate, predictor
@@ -44,6 +44,7 @@ from slipstream_tf.distributed import Communicator, even_ends, with_next
 from slipstream_tf.distributed.batches import no_inputs
 from slipstream_tf.distributed.settings import require_same
 from slipstream_tf.export import saved_model
+from slipstream_tf.inputs.look_ahead import LookAhead
 from slipstream_tf.inputs.segregation import profile_hot_keys, segregate
 from slipstream_tf.keras import RanksCallback, Slipstream
 from slipstream_tf.saturation.hot_set import snapshot_bytes
@@ -113,13 +114,23 @@ def run(
             except ValueError as error:
                 raise UsageError(str(error)) from None
         with tf.device("CPU:0"):
-            read, seen = (tf.Variable(0, dtype=tf.int64, trainable=False) for _ in range(2))
+            read, seen, pulled = (tf.Variable(0, dtype=tf.int64, trainable=False) for _ in range(3))
         dataset = counted(_all_inputs(settings, parts.train.dataset()), read)
         if settings.needs_ids:
             dataset = share_by_id(dataset, settings.batch_size, comm)
         else:
             dataset = share_of_rank(dataset, comm)
-        dataset = _training_data(settings, counted(dataset, seen), slipstream, hot_keys, comm)
+        look_ahead = LookAhead() if slipstream is None else slipstream.look_ahead
+        if settings.needs_ids:
+            # What steps record may decide on the next batch: it is read ahead, and no more.
+            dataset = counted(look_ahead.read(dataset), seen)
+            dataset = _training_data(settings, dataset, slipstream, hot_keys)
+            dataset = handed_out(dataset, seen, pulled)
+        else:
+            dataset = _training_data(settings, counted(dataset, seen), slipstream, hot_keys)
+            dataset = handed_out(dataset, seen, pulled, look_ahead)
+        dataset = even_ends(dataset.with_options(_data_options(settings)), comm)
+        dataset = with_next(dataset) if settings.prefetch else dataset
         predict, test = predictor(model), _test_data(settings, parts, comm)
 
         def evaluate_on_the_way() -> ClickMetrics:
@@ -127,11 +138,14 @@ def run(
                 return evaluate(predict, test, comm)
 
         curve = CurveCallback(
-            lambda: int(seen.numpy()), evaluate_on_the_way, settings.evaluate_every, timer.leave_out
+            lambda: int(pulled.numpy()),
+            evaluate_on_the_way,
+            settings.evaluate_every,
+            timer.leave_out,
         )
         own = None if planned is None else inputs_of_rank(planned, settings.batch_size, comm)
         with TrainingBar(own, _title(settings, comm), comm.rank == 0) as bar:
-            shows = BarCallback(bar, None if slipstream is None else lambda: int(seen.numpy()))
+            shows = BarCallback(bar, None if slipstream is None else lambda: int(pulled.numpy()))
             callbacks: list[Any] = [shows] if comm.rank == 0 else []
             if slipstream is None:
                 callbacks.append(RanksCallback(comm, embeddings.store))
@@ -143,8 +157,8 @@ def run(
                 _build_variables(model, dataset.element_spec)
             if saving.is_used:
                 saved = RunCheckpoints(
-                    saving, saved_run, model, slipstream, embeddings.store, batches, (read, seen),
-                    comm, curve, timer, clock, training_since,
+                    saving, saved_run, model, slipstream, embeddings.store, batches,
+                    (read, seen, pulled), look_ahead, comm, curve, timer, clock, training_since,
                 )  # fmt: skip
             with nullcontext() if saved is None else saved.noticing():
                 _fit(model, batches, callbacks, saved)
@@ -297,24 +311,26 @@ def _training_data(
     dataset: tf.data.Dataset,
     slipstream: Slipstream | None,
     hot_keys: Sequence[Any] | None,
-    comm: Communicator,
 ) -> tf.data.Dataset:
-    """A rank's batches, segregated or with skippable inputs left out, as many as other ranks'."""
+    """A rank's batches, segregated or with skippable inputs left out."""
     if hot_keys is not None:
         dataset = segregate(dataset, hot_keys, settings.batch_size)
+    if slipstream is None:
+        return dataset
+    # Nothing leaves in shadow mode: batches stay as they are.
+    batch_size = None if slipstream.config.shadow else settings.batch_size
+    return slipstream.leave_out(dataset, batch_size, ahead=False)
+
+
+def _data_options(settings: Settings) -> tf.data.Options:
     options = tf.data.Options()
-    # Nothing reads ahead: where the data are is where training is, for those who count and save.
+    # Nothing but `LookAhead` works ahead, which those who count and save wait for.
     options.experimental_optimization.inject_prefetch = False
     options.experimental_optimization.map_parallelization = False
     options.experimental_external_state_policy = tf.data.experimental.ExternalStatePolicy.IGNORE
     if settings.threads is not None:
         options.threading.private_threadpool_size = settings.threads
-    dataset = dataset.with_options(options)
-    if slipstream is None:
-        dataset = even_ends(dataset, comm)
-    else:
-        dataset = slipstream.apply(dataset, batch_size=settings.batch_size)
-    return with_next(dataset) if settings.prefetch else dataset
+    return options
 
 
 def _build_variables(model: Any, element_spec: Any) -> None:

@@ -16,7 +16,7 @@ import tensorflow as tf
 from slipstream_tf.errors import invalid, require_integer
 from slipstream_tf.inputs.batches import num_rows, static_batch_size
 from slipstream_tf.inputs.spec import ID, SKIPPABLE
-from slipstream_tf.ops.classifier import FoundScores, InputClassifier
+from slipstream_tf.ops.classifier import InputClassifier
 from slipstream_tf.ops.features import FeatureSpec
 
 
@@ -31,16 +31,15 @@ def skip_inputs(
     marked: bool = False,
     get_ids: Callable[..., Any] | None = None,
     window_batches: int = 0,
-    scores_ahead: bool = False,
+    refill: bool = True,
 ) -> tf.data.Dataset:
     """Leaves out skippable inputs and refills the batches; no kept input is lost, doubled or moved.
 
-    A batch is classified when the training loop pulls it, so the threshold of the present window
-    applies at once and the same seed gives the same run. With `scores_ahead`, what takes time,
-    finding the drifts of its keys, is done one batch ahead on another thread, and again if a window
-    has ended since; what is skipped stays the same. Anything upstream may be prefetched. A
-    `.prefetch(n)` after this transformation makes every new threshold take effect n batches late,
-    and inputs of those batches count for the window in which they were classified.
+    A batch is classified when it is pulled, so the threshold of the present window applies at once
+    and the same seed gives the same run; `LookAhead.read` after this transformation keeps it so,
+    and has that done on another thread. A `.prefetch(n)` makes every new threshold take effect n
+    batches late, and inputs of those batches count for the window in which they were classified.
+    Anything upstream may be prefetched.
 
     Args:
         dataset: its elements are batches: nested structures of dense tensors and RaggedTensors,
@@ -64,11 +63,12 @@ def skip_inputs(
             Default: `features["id"]` if the features are a mapping where it is integers [batch]
             and no spec's keys; else there are none.
         window_batches: see `InputClassifier.classify`; 0: all batches are classified.
-        scores_ahead: whether drifts are looked up one batch ahead (but by remembered loss). What is
-            upstream is then read a batch ahead, too.
+        refill: whether batches may lose inputs, and are refilled. False, where the classifier
+            leaves none out: they stay as they are, unless `batch_size` is another than theirs.
 
     Returns:
-        The dataset; its batch dimension is known if `drop_remainder` is true.
+        The dataset; its batch dimension is known if `drop_remainder` is true, or if it was and
+        batches stay as they are.
 
     Raises:
         ValueError: the batch size is neither given nor known, a component of the dataset has no
@@ -79,14 +79,17 @@ def skip_inputs(
     known_size = static_batch_size(dataset.element_spec)
     if batch_size is None:
         batch_size = known_size
-    if batch_size is None:
+    stays = not refill and batch_size == known_size
+    stays = stays and not (drop_remainder and known_size is None)
+    if batch_size is None and not stays:
         raise invalid(
             "batch_size",
             None,
             "skip_inputs",
             "an integer >= 1; None only for a dataset made by .batch(n, drop_remainder=True)",
         )
-    require_integer("batch_size", batch_size, 1, None, "skip_inputs")
+    if batch_size is not None:
+        require_integer("batch_size", batch_size, 1, None, "skip_inputs")
     names = frozenset(spec.name for spec in specs)
     keys_of = get_keys or functools.partial(_default_keys, names)
     ids_of = get_ids or functools.partial(_default_ids, names)
@@ -94,43 +97,31 @@ def skip_inputs(
     is_tuple = isinstance(dataset.element_spec, tuple)
     _require_places(dataset.element_spec, weighted, marked)
 
-    # Where most batches are not classified, nothing is worth being found ahead.
-    scores_ahead = scores_ahead and not (classifier.remembers_losses or window_batches)
-
-    def score(*components: Any) -> Any:
+    def compact(*components: Any) -> Any:
         # `map` unpacks tuples and nothing else.
         element = components if is_tuple else components[0]
-        return element, classifier.score(keys_of(*components), specs)
-
-    def compact(element: Any, found: FoundScores | None) -> Any:
-        components = element if is_tuple else (element,)
         classified = classifier.classify(
             keys_of(*components),
             specs,
             ids=ids_of(*components),
-            found=found,
             window_batches=window_batches,
         )
         with tf.control_dependencies([_assert_same_batch(element, classified.skippable)]):
-            is_kept = classified.weight > 0.0
             if weighted:
                 element = (*element[:2], _weights(classified.weight, *element[2:]))
             if marked:
                 features: Any = element[0] if is_tuple else element
                 features = {**features, SKIPPABLE: classified.skippable}
                 element = (features, *element[1:]) if is_tuple else features
+            if not refill:
+                return tf.nest.map_structure(tf.identity, element, expand_composites=True)
+            is_kept = classified.weight > 0.0
             return tf.cond(tf.reduce_all(is_kept), lambda: element, lambda: _keep(element, is_kept))
 
-    def compact_unscored(*components: Any) -> Any:
-        return compact(components if is_tuple else components[0], None)
-
-    # The maps are stateful and sequential: tf.data neither parallelises them nor runs the one that
-    # classifies ahead.
-    if scores_ahead:
-        compacted = dataset.map(score).prefetch(1).map(compact)
-    else:
-        compacted = dataset.map(compact_unscored)
-    kept = compacted.rebatch(batch_size, drop_remainder=drop_remainder)
+    # The map is stateful and sequential: tf.data neither parallelises it nor runs it ahead.
+    kept = dataset.map(compact)
+    if not stays:
+        kept = kept.rebatch(batch_size, drop_remainder=drop_remainder)
     options = tf.data.Options()
     options.deterministic = True
     options.experimental_optimization.inject_prefetch = False

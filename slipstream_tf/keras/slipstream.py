@@ -19,6 +19,7 @@ from slipstream_tf.distributed.settings import require_same
 from slipstream_tf.errors import invalid
 from slipstream_tf.inputs.batches import static_batch_size
 from slipstream_tf.inputs.classifier import skip_inputs
+from slipstream_tf.inputs.look_ahead import LookAhead
 from slipstream_tf.inputs.spec import ID
 from slipstream_tf.keras.callback import SaturationCallback
 from slipstream_tf.keras.embedding_collection import EmbeddingCollection
@@ -104,6 +105,8 @@ class Slipstream(tf.train.experimental.PythonState):
             require_same(self._comm, settings, "slipstream.settings", "Slipstream")
         self._tracker = SaturationTracker(self._store, config, self._specs, self._comm)
         self._loss_memory = LossMemoryState(self._tracker.classifier)
+        self._look_ahead = LookAhead()
+        self._begin_window()
         self._steps = 0
         self._batches_per_epoch: int | None = None
         self._planned_steps = 0
@@ -172,12 +175,14 @@ class Slipstream(tf.train.experimental.PythonState):
         batch_size: int | None = None,
         get_keys: Callable[..., Any] | None = None,
         drop_remainder: bool = False,
-        scores_ahead: bool = False,
+        ahead: bool = True,
     ) -> tf.data.Dataset:
         """Leaves out skippable inputs and refills the batches. For training data only.
 
-        Put it last: a `.prefetch(n)` after it makes every new threshold n batches late. Evaluate on
-        data that did not go through it.
+        The next batch is read, classified and refilled on another thread while one trains, but not
+        before the window ends that comes before it: what is skipped stays the same. Put it last: a
+        `.prefetch(n)` after it makes every new threshold n batches late. Evaluate on data that did
+        not go through it.
 
         An epoch ends earlier than the data's number of batches says; Keras then warns that "your
         input ran out of data", and nothing is lost. With several epochs, however, Keras holds the
@@ -197,9 +202,9 @@ class Slipstream(tf.train.experimental.PythonState):
                 the embedding layer takes. Default: `features["keys"]`, or the features themselves
                 but for "id".
             drop_remainder: whether a last batch that is not full is left out.
-            scores_ahead: whether the drifts of a batch's keys are looked up one batch ahead, on
-                another thread; what is skipped stays the same. `dataset` is then read a batch
-                ahead, too: not for one that predicts, or counts where training is, as it is read.
+            ahead: whether to work a batch ahead. Not for a `dataset` that predicts, or tells where
+                training is, as it is read. An iteration that ends early has then read a batch that
+                is not trained, and classified it, but by remembered loss.
 
         In shadow mode without `estimates_cost`, budget or guard, a window of many batches is
         counted by a share of them, one in 16 at least, chosen at random.
@@ -215,9 +220,28 @@ class Slipstream(tf.train.experimental.PythonState):
         Raises:
             ValueError: as `slipstream_tf.inputs.classifier.skip_inputs`; or ids are missing.
         """
-        if self._config.score == "remembered_loss":
+        dataset = self.leave_out(dataset, batch_size, get_keys, drop_remainder, ahead)
+        return even_ends(self.read_ahead(dataset) if ahead else dataset, self._comm)
+
+    def leave_out(
+        self,
+        dataset: tf.data.Dataset,
+        batch_size: int | None = None,
+        get_keys: Callable[..., Any] | None = None,
+        drop_remainder: bool = False,
+        ahead: bool = True,
+    ) -> tf.data.Dataset:
+        """The first part of `apply`, for those who put something between: see there.
+
+        `read_ahead` may follow; with several ranks, `distributed.even_ends` must.
+        """
+        by_remembered_loss = self._config.score == "remembered_loss"
+        if by_remembered_loss:
             _require_ids(dataset.element_spec)
         self._batches_per_epoch = _batches_after(dataset, batch_size)
+        if by_remembered_loss and ahead:
+            # What steps record may decide on the next batch.
+            dataset = self._look_ahead.read(dataset)
         kept = skip_inputs(
             dataset,
             self._tracker.classifier,
@@ -228,11 +252,23 @@ class Slipstream(tf.train.experimental.PythonState):
             weighted=self._config.weighs_inputs,
             marked=self.needs_losses,
             window_batches=self._window_batches,
-            scores_ahead=scores_ahead,
+            refill=not self._config.shadow,
         )
-        if self._config.skip != "none":
-            kept = self._warn_without_steps(kept)
-        return even_ends(kept, self._comm)
+        return kept if self._config.skip == "none" else self._warn_without_steps(kept)
+
+    def read_ahead(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
+        """The second part of `apply`: has each batch made while the one before trains.
+
+        By remembered loss `leave_out` has that done before it classifies, and nothing is left.
+        """
+        if self._config.score == "remembered_loss":
+            return dataset
+        return self._look_ahead.read(dataset)
+
+    @property
+    def look_ahead(self) -> LookAhead:
+        """How far its data works ahead; `settle` it before reading what that data changes."""
+        return self._look_ahead
 
     @property
     def _window_batches(self) -> int:
@@ -330,6 +366,8 @@ class Slipstream(tf.train.experimental.PythonState):
             snapshots, the present window, reports, remembered losses. Rows, counts and held sums
             are the store's.
         """
+        # A batch that is being made is counted, and in the iterator's checkpoint.
+        self._look_ahead.settle()
         return {
             "steps": self._steps,
             "planned_steps": self._planned_steps,
@@ -350,7 +388,9 @@ class Slipstream(tf.train.experimental.PythonState):
         Raises:
             ValueError: the tables or the drift metric differ; nothing is changed.
         """
+        self._look_ahead.settle()
         self._tracker.restore([state["tracker"] for state in states])
+        self._begin_window()
         self._steps, self._planned_steps = states[0]["steps"], states[0]["planned_steps"]
         self._goes_by_restored_plan = self._planned_steps > 0
 
@@ -410,13 +450,27 @@ class Slipstream(tf.train.experimental.PythonState):
         """
         self._steps += steps
         self._restored = None
-        return self._tracker.step(steps)
+        if steps >= self._tracker.steps_left:
+            self._look_ahead.settle()
+        report = self._tracker.step(steps)
+        if report is not None:
+            self._begin_window()
+        return report
 
     def end_window(self) -> WindowReport:
         """Ends the present window now, however many steps it had; returns its report."""
         self._steps += 1
         self._restored = None
-        return self._tracker.end_window()
+        self._look_ahead.settle()
+        report = self._tracker.end_window()
+        self._begin_window()
+        return report
+
+    def _begin_window(self) -> None:
+        if self._config.score == "remembered_loss":
+            return  # Only reading is done ahead, which no window changes.
+        length = self._config.snapshot_interval
+        self._look_ahead.begin_window(length, length - self._tracker.steps_left)
 
     def _warn_without_steps(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
         """Warns once if two windows' worth of batches went through and no step was counted."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -55,18 +55,6 @@ class ClassifierCounts:
     hot_inputs: int
     inputs_skippable: int = 0
     inputs_kept: int = 0
-
-
-class FoundScores(NamedTuple):
-    """What `InputClassifier.score` found of a batch.
-
-    Attributes:
-        score: float32 [batch], skip scores by drift.
-        generation: int64 scalar, of the drifts that they are by; 0: there was nothing to find.
-    """
-
-    score: Any
-    generation: Any
 
 
 class InputClassifier:
@@ -146,25 +134,6 @@ class InputClassifier:
         """Whether it has memory for losses, by which inputs may be classified."""
         return self._remembers_losses
 
-    def score(self, inputs: Any, specs: Sequence[features.FeatureSpec]) -> FoundScores:
-        """Finds a batch's skip scores by drift ahead of `classify`, which then has less to do.
-
-        Nothing is observed, and other threads may call the classifier meanwhile.
-
-        Args:
-            inputs: keys of the batch in any format that `features.pack` takes.
-            specs: the features, in order.
-
-        Raises:
-            ValueError, tf.errors.InvalidArgumentError: as `classify`.
-        """
-        packed = features.pack(inputs, specs)
-        with tf.device("CPU:0"):
-            result = _loader.library().slipstream_score_inputs(
-                handle=self._handle, **self._features(packed, specs)
-            )
-        return FoundScores(result.score, result.generation)
-
     def _features(
         self, packed: features.PackedFeatures, specs: Sequence[features.FeatureSpec]
     ) -> dict[str, Any]:
@@ -186,7 +155,6 @@ class InputClassifier:
         specs: Sequence[features.FeatureSpec],
         ids: Any = None,
         observe: bool = True,
-        found: FoundScores | None = None,
         window_batches: int = 0,
     ) -> Classified:
         """Tells which inputs of a batch can be skipped.
@@ -196,8 +164,6 @@ class InputClassifier:
             specs: the features, in order.
             ids: int64 [batch], what remembered losses belong to; None where none are used.
             observe: whether the inputs enter the window's sample and counts.
-            found: what `score` found of the same inputs; scores by drifts that have been replaced
-                since are found anew.
             window_batches: batches of a window, or 0. Where inputs are observed and nothing may be
                 left out (in shadow mode, or mode "none"), as many batches of a window are
                 classified as give four inputs for each of the sample, one in 16 at least, chosen
@@ -215,12 +181,9 @@ class InputClassifier:
         require_integer("window_batches", window_batches, 0, None, "InputClassifier.classify")
         packed = features.pack(inputs, specs)
         with tf.device("CPU:0"):
-            found = found or FoundScores(tf.zeros([0]), tf.zeros([], tf.int64))
             result = _loader.library().slipstream_classify_inputs(
                 handle=self._handle,
                 ids=_ids(ids),
-                found=found.score,
-                generation=found.generation,
                 observe=observe,
                 window_batches=window_batches,
                 **self._features(packed, specs),

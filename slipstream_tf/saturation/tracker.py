@@ -168,6 +168,11 @@ class SaturationTracker:
         return warmup is None or self._step < warmup
 
     @property
+    def steps_left(self) -> int:
+        """Steps until the present window ends, at least 1."""
+        return self._config.snapshot_interval - self._steps_in_window
+
+    @property
     def policies(self) -> dict[str, UpdatePolicy]:
         """What becomes of the gradients of the tracked tables in the present window."""
         return {table.name: table.policy for table in self._tables}

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
 # Calls an op by its name with arguments, inputs as arrays; returns what the op returns.
 Call = Callable[..., Any]
@@ -47,6 +48,7 @@ def call_every_op(call: Call) -> None:
     call_counting_ops(call)
     call_classifier_ops(call)
     call_drift_classifier_ops(call)
+    call_look_ahead_ops(call)
 
 
 def call_table_ops(call: Call) -> None:
@@ -206,9 +208,7 @@ def call_classifier_ops(call: Call) -> None:
         window=np.int64(3),
         mode="remembered_loss",
     )
-    scored = call("SlipstreamScoreInputs", handle=classifier, **FEATURES)
-    inputs = {**FEATURES, "ids": IDS[:3], "found": scored.score.numpy()}
-    given = {**inputs, "generation": scored.generation.numpy(), "window_batches": 2}
+    given = {**FEATURES, "ids": IDS[:3], "window_batches": 2}
     found = call("SlipstreamClassifyInputs", handle=classifier, **given)
     losses = {"losses": np.float32([0.1, 0.7, 2]), "labels": np.float32([0, 1, 1])}
     call(
@@ -228,6 +228,20 @@ def call_classifier_ops(call: Call) -> None:
     call("SlipstreamClassifierImportWindow", handle=classifier, **_as_inputs(window))
     call("SlipstreamClassifierTakeLossStatistics", handle=classifier)
     call("SlipstreamClassifierEndWindow", handle=classifier)
+
+
+def call_look_ahead_ops(call: Call) -> None:
+    """Data sets that work ahead within a window."""
+    handle = call("SlipstreamLookAhead")
+    call("SlipstreamLookAheadBeginWindow", handle=handle, batches=np.int64(3), pulled=np.int64(1))
+    call(
+        "SlipstreamAheadDataset",
+        input_dataset=tf.data.experimental.to_variant(tf.data.Dataset.range(3)),
+        handle=handle,
+        output_types=[tf.int64],
+        output_shapes=[[]],
+    )
+    call("SlipstreamLookAheadSettle", handle=handle)
 
 
 def call_drift_classifier_ops(call: Call) -> None:

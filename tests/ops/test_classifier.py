@@ -133,21 +133,6 @@ def test_drift_that_is_not_finite_is_never_below_the_threshold():
     np.testing.assert_array_equal(skippable, [False, False, False, True])
 
 
-def test_scores_found_ahead_are_taken_as_long_as_their_drifts_hold():
-    classifier = make(drifts={(0, 1): 0.25, (0, 2): 0.75})
-    classifier.configure("drift", 0.5)
-    keys, specs = {"user": np.array([1, 2, 3])}, TWO_TABLES[:1]
-    found = classifier.score(keys, specs)
-    np.testing.assert_array_equal(found.score, [0.25, 0.75, INF])
-    others = found._replace(score=tf.constant([0.1, 0.2, 0.3]))
-    np.testing.assert_array_equal(classifier.classify(keys, specs, found=others).score, others[0])
-    set_drifts(classifier, {(0, 1): 1.0})
-    result = classifier.classify(keys, specs, found=others)
-    np.testing.assert_array_equal(result.score, [1.0, INF, INF])
-    with pytest.raises(tf.errors.InvalidArgumentError, match=r"found have shape \[2\].*\[3\]"):
-        classifier.classify(keys, specs, found=found._replace(score=tf.zeros([2])))
-
-
 def test_in_shadow_mode_a_share_of_the_batches_counts_for_all():
     classifier = make(drifts={(0, 1): 0.25}, reservoir_size=8)
     classifier.configure("drift", 0.5, shadow=True)

@@ -63,11 +63,8 @@ def in_batches(sizes, keys):
     saturated=st.sets(st.integers(0, 5)),
     drop_remainder=st.booleans(),
     seed=st.integers(0, 1000),
-    ahead=st.booleans(),
 )
-def test_stream_of_kept_inputs_is_unchanged(
-    sizes, batch_size, saturated, drop_remainder, seed, ahead
-):
+def test_stream_of_kept_inputs_is_unchanged(sizes, batch_size, saturated, drop_remainder, seed):
     keys = np.random.default_rng(seed).integers(0, 6, sum(sizes))
     classifier = make_classifier(saturated)
     result = list(
@@ -77,7 +74,6 @@ def test_stream_of_kept_inputs_is_unchanged(
             SPECS,
             batch_size=batch_size,
             drop_remainder=drop_remainder,
-            scores_ahead=ahead,
         )
     )
     expected = [i for i, key in enumerate(keys) if key not in saturated]
@@ -118,11 +114,10 @@ def test_batch_size_comes_from_the_element_spec():
     assert full.element_spec[1].shape.as_list() == [2]
 
 
-@pytest.mark.parametrize("ahead", [False, True])
-def test_classification_keeps_step_with_training(ahead):
+def test_classification_keeps_step_with_training():
     classifier = make_classifier()
     dataset = matrix_batches(np.arange(40) % 4, 4).prefetch(2)
-    iterator = iter(skip_inputs(dataset, classifier, SPECS, scores_ahead=ahead))
+    iterator = iter(skip_inputs(dataset, classifier, SPECS))
     for _ in range(3):
         next(iterator)
     assert classifier.end_window().inputs_seen == 12, "nothing is classified ahead"
@@ -132,24 +127,19 @@ def test_classification_keeps_step_with_training(ahead):
     assert classifier.end_window().inputs_seen == 8
 
 
-def test_scores_are_found_ahead_and_anew_where_drifts_were_replaced(monkeypatch):
+def test_batches_that_lose_nothing_stay_as_they_are():
     classifier = make_classifier([1])
-    taken = []
-    classify = classifier.classify
-
-    def classify_and_note(*args, found, **values):
-        result = classify(*args, found=found, **values)
-        tf.py_function(lambda *g: taken.append(int(g[0])), [found.generation], [])
-        return result
-
-    monkeypatch.setattr(classifier, "classify", classify_and_note)
-    dataset = matrix_batches([1, 2] * 20, 2)
-    iterator = iter(skip_inputs(dataset, classifier, SPECS, 1, scores_ahead=True))
-    seen = [next(iterator)[1].numpy()[0] for _ in range(5)]
-    set_saturated(classifier, [2])
-    seen += [next(iterator)[1].numpy()[0] for _ in range(5)]
-    assert seen == [1, 3, 5, 7, 9, 10, 12, 14, 16, 18]
-    assert len(set(taken)) == 2 and 0 not in taken
+    sizes, keys = [3, 0, 1, 5], [1, 2, 1, 3, 1, 1, 4, 1, 1]
+    stay = skip_inputs(in_batches(sizes, keys), classifier, SPECS, refill=False)
+    assert [label.shape[0] for _, label, _ in stay] == sizes
+    assert classifier.end_window().inputs_seen == 9
+    full = skip_inputs(matrix_batches([1, 2, 1, 3], 2), classifier, SPECS, 2, refill=False)
+    assert labels_of(full) == [[0, 1], [2, 3]]
+    assert full.element_spec[1].shape.as_list() == [2]
+    other = skip_inputs(in_batches(sizes, keys), classifier, SPECS, 4, refill=False)
+    assert [label.shape[0] for _, label, _ in other] == [4, 4, 1]
+    with pytest.raises(ValueError, match="Invalid `batch_size`: None"):
+        skip_inputs(in_batches(sizes, keys), classifier, SPECS, None, None, True, refill=False)
 
 
 def test_same_seed_same_stream_and_each_pass_draws_anew():

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from slipstream_tf.inputs import with_ids
 from slipstream_tf.inputs.classifier import skip_inputs
-from slipstream_tf.ops.classifier import Classified, FoundScores, InputClassifier
+from slipstream_tf.ops.classifier import Classified, InputClassifier
 from slipstream_tf.ops.features import FeatureSpec, pack
 
 SPECS = [FeatureSpec("key", "table")]
@@ -20,8 +20,7 @@ KEEP_WEIGHT = 4.0
 class FakeClassifier:
     """Key k: k % 3 == 1 is skippable and left out, k % 3 == 2 is skippable and kept."""
 
-    def __init__(self, is_scored_ahead=False):
-        self.is_scored_ahead = is_scored_ahead
+    def __init__(self):
         # A variable: a Python function here can wait for the generator's, which waits for it.
         self._ids = tf.Variable(tf.zeros([0], tf.int64), shape=[None], trainable=False)
 
@@ -29,19 +28,8 @@ class FakeClassifier:
     def ids(self):
         return self._ids.numpy().tolist()
 
-    remembers_losses = False
-
-    def score(self, inputs, specs):
-        keys = pack(inputs, specs).keys[0]
-        return FoundScores(tf.cast(tf.size(keys), tf.float32)[None], tf.constant(7, tf.int64))
-
-    def classify(self, inputs, specs, ids=None, observe=True, found=None, window_batches=0):
+    def classify(self, inputs, specs, ids=None, observe=True, window_batches=0):
         assert observe and not window_batches
-        assert (found is not None) == self.is_scored_ahead
-        if found is not None:
-            of_these = tf.cast(tf.size(pack(inputs, specs).keys[0]), tf.float32)
-            with tf.control_dependencies([tf.debugging.assert_equal(found.score, of_these[None])]):
-                inputs = tf.nest.map_structure(tf.identity, inputs, expand_composites=True)
         if ids is not None:
             assert ids.dtype.is_integer
             self._ids.assign(tf.concat([self._ids, tf.cast(ids, tf.int64)], axis=0))
@@ -91,13 +79,12 @@ def ragged_batches(sizes, keys, with_weight):
     weighted=st.booleans(),
     marked=st.booleans(),
     seed=st.integers(0, 1000),
-    ahead=st.booleans(),
 )
 def test_weights_marks_and_ids_stay_with_their_inputs(
-    sizes, batch_size, with_weight, weighted, marked, seed, ahead
+    sizes, batch_size, with_weight, weighted, marked, seed
 ):
     keys = np.random.default_rng(seed).integers(0, 9, sum(sizes))
-    classifier = FakeClassifier(ahead)
+    classifier = FakeClassifier()
     dataset = skip_inputs(
         ragged_batches(sizes, keys, with_weight),
         classifier,
@@ -105,7 +92,6 @@ def test_weights_marks_and_ids_stay_with_their_inputs(
         batch_size,
         weighted=weighted,
         marked=marked,
-        scores_ahead=ahead,
     )
     expected = expected_weights(keys)
     order = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 import warnings
 
 import keras
@@ -66,7 +67,7 @@ def test_fit_skips_and_counts_every_trained_step(epochs):
     assert (trained - epochs) * BATCH_SIZE < kept <= trained * BATCH_SIZE
 
 
-def train_on(batches, ahead=False, estimates_cost=False, **settings):
+def train_on(batches, ahead=True, estimates_cost=False, **settings):
     """The labels that were trained on, batch by batch, and the reports."""
     keras.utils.set_random_seed(0)
     embeddings = make_embeddings()
@@ -74,8 +75,8 @@ def train_on(batches, ahead=False, estimates_cost=False, **settings):
     keys = np.minimum(np.random.default_rng(0).zipf(1.5, (batches * BATCH_SIZE, 2)), 50)
     pairs = tf.data.Dataset.from_tensor_slices(({"keys": keys}, np.arange(len(keys))))
     trained = []
-    data = slipstream.apply(pairs.batch(BATCH_SIZE), BATCH_SIZE, scores_ahead=ahead)
-    for features, labels in data:
+    data = slipstream.apply(pairs.batch(BATCH_SIZE), BATCH_SIZE, ahead=ahead)
+    for features, labels, *_ in data:
         with tf.GradientTape() as tape:
             loss = tf.reduce_sum(embeddings(features["keys"], training=True) ** 2)
         tape.gradient(loss, embeddings.trainable_variables)
@@ -84,12 +85,38 @@ def train_on(batches, ahead=False, estimates_cost=False, **settings):
     return trained, slipstream.tracker.reports
 
 
-def test_scores_that_are_found_ahead_skip_the_same_inputs():
-    trained, reports = train_on(60)
-    ahead, reports_ahead = train_on(60, ahead=True)
-    assert ahead == trained
-    assert [r.inputs_skipped for r in reports_ahead] == [r.inputs_skipped for r in reports]
+@pytest.mark.parametrize("keep_rate", [0.0, 0.3])
+def test_working_ahead_skips_the_same_inputs(keep_rate):
+    trained, reports = train_on(60, keep_rate=keep_rate)
+    alone, reports_alone = train_on(60, ahead=False, keep_rate=keep_rate)
+    assert alone == trained
+    assert len(reports) == len(reports_alone) > 3
+    for one, other in zip(reports, reports_alone, strict=True):
+        one, other = (dict(r.to_dict(), seconds=0, traffic=0) for r in (one, other))
+        assert one == other
     assert sum(r.inputs_skipped for r in reports) > 0
+
+
+def test_a_window_that_is_ended_by_hand_waits_for_the_batch_that_is_being_made():
+    embeddings = make_embeddings()
+    slipstream = Slipstream(embeddings, config(snapshot_interval=100))
+    keys = np.arange(40 * BATCH_SIZE).reshape(-1, 2) % 50
+    delay = 0.05
+
+    def slow(features):
+        time.sleep(delay)
+        return features
+
+    data = tf.data.Dataset.from_tensor_slices(keys).batch(BATCH_SIZE)
+    data = data.map(
+        lambda part: {"keys": tf.ensure_shape(tf.numpy_function(slow, [part], tf.int64), [None, 2])}
+    )
+    batches = iter(slipstream.apply(data, BATCH_SIZE))
+    for made in (2, 3, 4):
+        next(batches)
+        assert slipstream.end_window().inputs_seen == BATCH_SIZE * (2 if made == 2 else 1)
+    slipstream.look_ahead.settle()
+    assert slipstream.end_window().inputs_seen == 0
 
 
 def test_shadow_mode_counts_long_windows_by_a_share_of_their_batches():
