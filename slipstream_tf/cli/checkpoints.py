@@ -11,7 +11,7 @@ import dataclasses
 import json
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from slipstream_tf.cli.curve import CurveCallback
     from slipstream_tf.cli.settings import Settings
     from slipstream_tf.distributed import Communicator
-    from slipstream_tf.inputs.look_ahead import LookAhead
     from slipstream_tf.keras import Slipstream
 
 FOLDER = "checkpoints"
@@ -165,7 +164,7 @@ class RunCheckpoints:
         store: of the embedding rows.
         inputs: the iterator of this rank's batches.
         counters: variables of this rank that count inputs.
-        look_ahead: how far `inputs` works ahead.
+        settle: waits until no batch of `inputs` is being made.
         comm: the ranks.
         curve, timer: callbacks, whose notes are saved, too.
         clock: of the run; at work on the phase "training" since `training_since`.
@@ -181,7 +180,7 @@ class RunCheckpoints:
         store: Any,
         inputs: Any,
         counters: Sequence[tf.Variable],
-        look_ahead: LookAhead,
+        settle: Callable[[], None],
         comm: Communicator,
         curve: CurveCallback,
         timer: StepTimer,
@@ -193,7 +192,7 @@ class RunCheckpoints:
         from slipstream_tf.distributed import JobCheckpoints
 
         self._saving, self._run, self._comm = saving, run, comm
-        self._look_ahead = look_ahead
+        self._settle = settle
         self._curve, self._timer, self._clock = curve, timer, clock
         self._training_since = training_since
         self._store = store
@@ -295,7 +294,7 @@ class RunCheckpoints:
         """
         start = time.perf_counter()
         # A batch that is being made is in the iterator, and counted.
-        self._look_ahead.settle()
+        self._settle()
         seconds = dict(self._clock.seconds)
         seconds["training"] += start - self._training_since
         told = {

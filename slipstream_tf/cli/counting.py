@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from slipstream_tf import _compat
 from slipstream_tf.distributed.batches import element_of
-from slipstream_tf.inputs.look_ahead import LookAhead
+from slipstream_tf.keras import Slipstream
 from slipstream_tf.telemetry.progress import TrainingBar
 
 _compat.require_keras()
@@ -48,14 +48,14 @@ def handed_out(
     dataset: tf.data.Dataset,
     seen: tf.Variable,
     pulled: tf.Variable,
-    look_ahead: LookAhead | None = None,
+    slipstream: Slipstream | None,
 ) -> tf.data.Dataset:
     """Notes in `pulled` what `seen` was when the batch that is pulled had been made.
 
     Args:
         dataset: of batches.
         seen, pulled: int64 variables on the CPU.
-        look_ahead: has batches made while the ones before train, if given; `seen` is ahead then.
+        slipstream: has batches made while the ones before train, if given; `seen` is ahead then.
     """
     spec = dataset.element_spec
 
@@ -67,7 +67,7 @@ def handed_out(
             return tf.nest.map_structure(tf.identity, batch, expand_composites=True)
 
     noted = dataset.map(note)
-    return (noted if look_ahead is None else look_ahead.read(noted)).map(hand_out)
+    return (noted if slipstream is None else slipstream.read_ahead(noted)).map(hand_out)
 
 
 def _size(batch: Any) -> tf.Tensor:

@@ -120,15 +120,16 @@ def run(
             dataset = share_by_id(dataset, settings.batch_size, comm)
         else:
             dataset = share_of_rank(dataset, comm)
-        look_ahead = LookAhead() if slipstream is None else slipstream.look_ahead
-        if settings.needs_ids:
-            # What steps record may decide on the next batch: it is read ahead, and no more.
-            dataset = counted(look_ahead.read(dataset), seen)
-            dataset = _training_data(settings, dataset, slipstream, hot_keys)
-            dataset = handed_out(dataset, seen, pulled)
-        else:
-            dataset = _training_data(settings, counted(dataset, seen), slipstream, hot_keys)
-            dataset = handed_out(dataset, seen, pulled, look_ahead)
+        reading = LookAhead()
+        dataset = counted(reading.read(dataset), seen)
+        dataset = _training_data(settings, dataset, slipstream, hot_keys)
+        dataset = handed_out(dataset, seen, pulled, slipstream)
+
+        def settle() -> None:
+            if slipstream is not None:
+                slipstream.settle()
+            reading.settle()
+
         dataset = even_ends(dataset.with_options(_data_options(settings)), comm)
         dataset = with_next(dataset) if settings.prefetch else dataset
         predict, test = predictor(model), _test_data(settings, parts, comm)
@@ -158,7 +159,7 @@ def run(
             if saving.is_used:
                 saved = RunCheckpoints(
                     saving, saved_run, model, slipstream, embeddings.store, batches,
-                    (read, seen, pulled), look_ahead, comm, curve, timer, clock, training_since,
+                    (read, seen, pulled), settle, comm, curve, timer, clock, training_since,
                 )  # fmt: skip
             with nullcontext() if saved is None else saved.noticing():
                 _fit(model, batches, callbacks, saved)

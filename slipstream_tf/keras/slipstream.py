@@ -105,7 +105,7 @@ class Slipstream(tf.train.experimental.PythonState):
             require_same(self._comm, settings, "slipstream.settings", "Slipstream")
         self._tracker = SaturationTracker(self._store, config, self._specs, self._comm)
         self._loss_memory = LossMemoryState(self._tracker.classifier)
-        self._look_ahead = LookAhead()
+        self._reading, self._look_ahead = LookAhead(), LookAhead()
         self._begin_window()
         self._steps = 0
         self._batches_per_epoch: int | None = None
@@ -235,13 +235,12 @@ class Slipstream(tf.train.experimental.PythonState):
 
         `read_ahead` may follow; with several ranks, `distributed.even_ends` must.
         """
-        by_remembered_loss = self._config.score == "remembered_loss"
-        if by_remembered_loss:
+        if self._config.score == "remembered_loss":
             _require_ids(dataset.element_spec)
         self._batches_per_epoch = _batches_after(dataset, batch_size)
-        if by_remembered_loss and ahead:
-            # What steps record may decide on the next batch.
-            dataset = self._look_ahead.read(dataset)
+        if ahead:
+            # Into the next window, too: only what follows depends on it.
+            dataset = self._reading.read(dataset)
         kept = skip_inputs(
             dataset,
             self._tracker.classifier,
@@ -259,16 +258,20 @@ class Slipstream(tf.train.experimental.PythonState):
     def read_ahead(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
         """The second part of `apply`: has each batch made while the one before trains.
 
-        By remembered loss `leave_out` has that done before it classifies, and nothing is left.
+        Not by remembered loss, as what a step records may decide on the next batch.
         """
         if self._config.score == "remembered_loss":
             return dataset
         return self._look_ahead.read(dataset)
 
-    @property
-    def look_ahead(self) -> LookAhead:
-        """How far its data works ahead; `settle` it before reading what that data changes."""
-        return self._look_ahead
+    def settle(self) -> None:
+        """Waits until no batch is being made ahead of training, nor read for the one after.
+
+        Call it before reading or saving what `dataset` changes as it is read, e.g. counts of its
+        own. `state`, `end_window` and a checkpoint of the iterator do so themselves.
+        """
+        self._look_ahead.settle()
+        self._reading.settle()
 
     @property
     def _window_batches(self) -> int:
@@ -367,7 +370,7 @@ class Slipstream(tf.train.experimental.PythonState):
             are the store's.
         """
         # A batch that is being made is counted, and in the iterator's checkpoint.
-        self._look_ahead.settle()
+        self.settle()
         return {
             "steps": self._steps,
             "planned_steps": self._planned_steps,
@@ -388,7 +391,7 @@ class Slipstream(tf.train.experimental.PythonState):
         Raises:
             ValueError: the tables or the drift metric differ; nothing is changed.
         """
-        self._look_ahead.settle()
+        self.settle()
         self._tracker.restore([state["tracker"] for state in states])
         self._begin_window()
         self._steps, self._planned_steps = states[0]["steps"], states[0]["planned_steps"]
@@ -468,7 +471,7 @@ class Slipstream(tf.train.experimental.PythonState):
 
     def _begin_window(self) -> None:
         if self._config.score == "remembered_loss":
-            return  # Only reading is done ahead, which no window changes.
+            return
         length = self._config.snapshot_interval
         self._look_ahead.begin_window(length, length - self._tracker.steps_left)
 

@@ -275,6 +275,27 @@ def test_watching_cost_writes_ratios_and_memory(warm: list[str], tmp_path: Path)
 
 
 @needs_sources
+def test_input_waits_writes_every_wait(warm: list[str], tmp_path: Path) -> None:
+    flags = ["--lines=900", "--batch=32", "--steps=60", "--window=20", "--runs=2"]
+    done = run_benchmark("input_waits.py", *flags, f"--output={tmp_path}", warm=warm)
+    assert done.returncode == 0, done.stderr
+    record = json.loads((tmp_path / "input_waits.json").read_text())
+    results = {(result["source"], result["way"]): result for result in record["results"]}
+    ways = ("ahead", "at the pull", "ready")
+    assert list(results) == [(source, way) for source in ("text", "prepared") for way in ways]
+    for (_, way), result in results.items():
+        assert [len(waits) for waits in result["waits"]] == [60, 60]
+        assert 0 < result["share_of_time"] < 1
+        assert list(result["wait_quantiles"]) == ["50", "95", "99", "100"]
+        assert result["skipped_share"] == 0 or way != "ready"
+    # What is skipped does not depend on when batches are made.
+    for source in ("text", "prepared"):
+        ahead, pulled, _ = (results[source, way]["skipped_share"] for way in ways)
+        assert ahead == pulled > 0
+    assert "| text | at the pull |" in (tmp_path / "input_waits.md").read_text()
+
+
+@needs_sources
 def test_embedding_step_lets_libraries_take_turns(tmp_path: Path) -> None:
     flags = ["--shapes=2x50x4", "--batch=16", "--steps=3", "--runs=2", f"--output={tmp_path}"]
     done = run_benchmark("embedding_step.py", *flags, "--peers=fit,keras", "--rules=adagrad")

@@ -115,7 +115,7 @@ def test_a_window_that_is_ended_by_hand_waits_for_the_batch_that_is_being_made()
     for made in (2, 3, 4):
         next(batches)
         assert slipstream.end_window().inputs_seen == BATCH_SIZE * (2 if made == 2 else 1)
-    slipstream.look_ahead.settle()
+    slipstream.settle()
     assert slipstream.end_window().inputs_seen == 0
 
 

@@ -1,0 +1,212 @@
+"""How long training steps wait for their input, with the next batch made beside them and without.
+
+A DLRM of Criteo's shape (13 numbers, 26 keys; `prepare_rate.py`'s lines) trains on batches of 2,048
+whose saturated inputs are skipped: read, hashed, classified and refilled by `Slipstream.apply`,
+with `ahead` and without. Data are text or what `slipstream-prepare` makes of it. What is
+measured is the time in which a loop of its own waits for `next(batches)`; beside it stands the
+control, a batch that is in memory and ready. All take turns in one process. Writes
+input_waits.json and .md.
+
+    python benchmarks/input_waits.py --awake --runs=5
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+import awake
+import keras
+import numpy as np
+import prepare_rate
+import tensorflow as tf
+from absl import app, flags
+
+import slipstream_tf as slip
+from slipstream_tf.inputs.readers import registry
+from slipstream_tf.inputs.readers.prepared import PreparedReader
+from slipstream_tf.keras import EmbeddingCollection, Slipstream
+from slipstream_tf.models import DLRM
+from slipstream_tf.prepare.opening import open_source
+from slipstream_tf.prepare.preparation import Options, prepare
+from slipstream_tf.telemetry.run_record import machine, versions, write_json
+
+# `--lines`, `--threads` and `--folder` are those of `prepare_rate`.
+_RUNS = flags.DEFINE_integer("runs", 5, "Measured runs of each way.", lower_bound=1)
+_STEPS = flags.DEFINE_integer("steps", 100, "Steps of a run.", lower_bound=1)
+_BATCH = flags.DEFINE_integer("batch", 2048, "Inputs of a batch.", lower_bound=1)
+_WINDOW = flags.DEFINE_integer("window", 50, "Steps of a window.", lower_bound=1)
+_SOURCES = flags.DEFINE_list("sources", ["text", "prepared"], "Data to read.")
+_OUTPUT = flags.DEFINE_string("output", "results", "Folder of the JSON and the table.")
+
+_DENSE, _DIM = 13, 16
+_BOTTOM, _TOP = (512, 256, 64, _DIM), (512, 256, 1)
+_TARGET_SKIP = 0.3
+# Windows before states are in force.
+_WINDOWS_BEFORE = 3
+_SHARES = (0.5, 0.95, 0.99, 1)
+_WAYS = ("ahead", "at the pull", "ready")
+
+
+class Training:
+    """A model, and batches that are made in one of the ways."""
+
+    def __init__(self, path: str, way: str) -> None:
+        """Opens the data and trains until inputs are skipped."""
+        keras.utils.set_random_seed(0)
+        opened = PreparedReader if os.path.isdir(path) else registry.open_data
+        train = opened(path, part="train", batch_size=_BATCH.value)
+        tables = [slip.TableConfig(field, _DIM) for field in train.spec.fields]
+        embeddings = EmbeddingCollection(tables, slip.optimizers.Adagrad(0.01))
+        self.model = DLRM(embeddings, _DENSE, _BOTTOM, _TOP, returns_logits=True)
+        loss = keras.losses.BinaryCrossentropy(from_logits=True)
+        self.model.compile(optimizer=keras.optimizers.Adam(1e-3), loss=loss)
+        config = slip.SaturationConfig(
+            skip="inputs", warmup_steps=0, snapshot_interval=_WINDOW.value, target_skip=_TARGET_SKIP
+        )
+        self.engine = Slipstream(embeddings, config)
+        dataset = train.dataset().repeat()
+        if way == "ready":
+            dataset = dataset.rebatch(_BATCH.value, drop_remainder=True).take(1).cache().repeat()
+            self.batches: Iterator[Any] = iter(dataset.prefetch(1))
+        else:
+            ahead = way == "ahead"
+            self.batches = iter(self.engine.apply(dataset, _BATCH.value, ahead=ahead))
+        self._train = tf.function(
+            lambda features, label: self.model.train_step((features, label)), reduce_retracing=True
+        )
+        for _ in range(_WINDOWS_BEFORE * _WINDOW.value):
+            self.step()
+
+    def step(self) -> tuple[float, float]:
+        """Trains a step; returns milliseconds of waiting and of the step, without windows' ends."""
+        start = time.perf_counter()
+        features, label = next(self.batches)
+        pulled = time.perf_counter()
+        logs = self._train(features, label)
+        float(logs["loss"])
+        end = time.perf_counter()
+        self.engine.step()
+        return 1e3 * (pulled - start), 1e3 * (end - start)
+
+    def run(self) -> list[tuple[float, float]]:
+        """Trains the steps of a run."""
+        return [self.step() for _ in range(_STEPS.value)]
+
+
+def measure(source: str, path: str) -> list[dict[str, Any]]:
+    """Measures the ways on a source, in turn."""
+    trainings = {way: Training(path, way) for way in _WAYS}
+    steps: dict[str, list[list[tuple[float, float]]]] = {way: [] for way in _WAYS}
+    for _ in range(_RUNS.value):
+        for way, training in trainings.items():
+            steps[way].append(training.run())
+    results = []
+    for way, runs in steps.items():
+        waits = np.array([wait for run in runs for wait, _ in run])
+        times = np.array([total for run in runs for _, total in run])
+        reports = trainings[way].engine.tracker.reports
+        seen = sum(report.inputs_seen for report in reports)
+        results.append(
+            {
+                "source": source,
+                "way": way,
+                "wait_quantiles": {
+                    f"{100 * share:g}": float(np.quantile(waits, share)) for share in _SHARES
+                },
+                "step_milliseconds": float(np.median(times)),
+                "share_of_time": float(waits.sum() / times.sum()),
+                "shares_of_runs": [
+                    sum(wait for wait, _ in run) / sum(total for _, total in run) for run in runs
+                ],
+                "milliseconds_per_step_of_runs": [
+                    statistics.fmean(total for _, total in run) for run in runs
+                ],
+                "skipped_share": sum(r.inputs_skipped for r in reports) / seen if seen else 0.0,
+                "waits": [[round(wait, 3) for wait, _ in run] for run in runs],
+            }
+        )
+    return results
+
+
+def markdown(results: Sequence[dict[str, Any]]) -> str:
+    """Returns the table."""
+    header = (
+        *("data", "batches are made", "waiting, share of time", "of runs"),
+        *("a wait, median ms", "95%", "99%", "longest", "a step, median ms"),
+        *("steps' mean ms, by run", "inputs skipped"),
+    )
+    lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
+    for result in results:
+        cells = (
+            result["source"],
+            result["way"],
+            f"**{result['share_of_time']:.1%}**",
+            " ".join(f"{share:.1%}" for share in result["shares_of_runs"]),
+            *(f"{wait:.2f}" for wait in result["wait_quantiles"].values()),
+            f"{result['step_milliseconds']:.1f}",
+            " ".join(f"{mean:.1f}" for mean in result["milliseconds_per_step_of_runs"]),
+            f"{result['skipped_share']:.1%}",
+        )
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def make_sources(folder: Path) -> dict[str, str]:
+    """Writes the lines, and prepares them where that is asked for; returns paths by name."""
+    text = folder / "lines.tsv"
+    if not text.exists():
+        prepare_rate.write_lines(text, flags.FLAGS.lines)
+    paths = {"text": str(text), "prepared": str(folder / "prepared")}
+    if "prepared" in _SOURCES.value:
+        source, files = open_source([str(text)])
+        options = Options(threads=flags.FLAGS.threads, overwrite=True)
+        prepare(source, files, paths["prepared"], options, lambda *_: None)
+    return {name: paths[name] for name in _SOURCES.value}
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Measures, prints and writes."""
+    if len(arguments) > 1:
+        raise app.UsageError(f"{arguments[1]!r} is no flag. Allowed: --flag=value.")
+    unknown = set(_SOURCES.value) - {"text", "prepared"}
+    if unknown:
+        raise app.UsageError(f"--sources={','.join(_SOURCES.value)}. Allowed: text, prepared.")
+    tf.config.threading.set_intra_op_parallelism_threads(flags.FLAGS.threads)
+    tf.config.threading.set_inter_op_parallelism_threads(flags.FLAGS.threads)
+    is_awake = awake.keep()
+    results: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(flags.FLAGS.folder or temporary)
+        for source, path in make_sources(folder).items():
+            print(f"{source} ...", flush=True)
+            results += measure(source, path)
+            print(markdown(results), flush=True)
+            keras.backend.clear_session()
+    table = markdown(results)
+    output = Path(_OUTPUT.value)
+    names = ("runs", "steps", "batch", "window", "lines", "threads")
+    write_json(
+        str(output / "input_waits.json"),
+        {
+            "results": results,
+            "settings": {name: flags.FLAGS[name].value for name in names},
+            "awake": is_awake,
+            "machine": machine(),
+            "versions": versions(),
+        },
+    )
+    title = "# Waiting for input, per step of a DLRM whose saturated inputs are skipped"
+    (output / "input_waits.md").write_text(f"{title}\n\n{table}\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    flags.FLAGS.set_default("lines", 200_000)
+    app.run(main)
