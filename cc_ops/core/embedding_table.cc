@@ -146,25 +146,28 @@ void EmbeddingTable::Gather(const int64_t* keys, int64_t n, const Parallel& para
   constexpr int64_t kIndexAhead = 16, kRowAhead = 8;
   parallel.run(parallel.threads, [&](int task) {
     const int64_t begin = n * task / parallel.threads, end = n * (task + 1) / parallel.threads;
-    for (int64_t i = begin; i < end; ++i) {
+    const float* ahead[kRowAhead];  // rows of keys [i, i + kRowAhead), from i % kRowAhead on
+    for (int64_t i = begin - kRowAhead; i < end; ++i) {
+      const float** const slot = &ahead[(i - begin + kRowAhead) % kRowAhead];
+      if (i >= begin) {
+        found[i] = *slot != nullptr;
+        if (*slot != nullptr) {
+          std::copy(*slot, *slot + options_.dim, rows + i * options_.dim);
+        } else {
+          options_.initializer.Fill(keys[i], options_.dim, rows + i * options_.dim);
+        }
+      }
       if (i + kIndexAhead < end) Prefetch(HashKey(keys[i + kIndexAhead]));
       if (i + kRowAhead < end) {
-        const float* ahead = Find(keys[i + kRowAhead], HashKey(keys[i + kRowAhead]));
-        if (ahead != nullptr) __builtin_prefetch(ahead);
-      }
-      const float* row = Find(keys[i], HashKey(keys[i]));
-      found[i] = row != nullptr;
-      if (row != nullptr) {
-        std::copy(row, row + options_.dim, rows + i * options_.dim);
-      } else {
-        options_.initializer.Fill(keys[i], options_.dim, rows + i * options_.dim);
+        *slot = Find(keys[i + kRowAhead], HashKey(keys[i + kRowAhead]));
+        if (*slot != nullptr) __builtin_prefetch(*slot);
       }
     }
   });
 }
 
-void EmbeddingTable::HotKeys(int64_t k, const Parallel& parallel, std::vector<int64_t>* keys,
-                             std::vector<float>* counts) const {
+void EmbeddingTable::HotKeys(int64_t k, HotKeyOrder order, const Parallel& parallel,
+                             std::vector<int64_t>* keys, std::vector<float>* counts) const {
   struct Hot {
     float count;
     int64_t key;
@@ -195,15 +198,22 @@ void EmbeddingTable::HotKeys(int64_t k, const Parallel& parallel, std::vector<in
       }
     }
     prune(&hot);
+    if (order == HotKeyOrder::kByKey) return;
     RadixSort(&hot, [](const Hot& h) { return AscendingBits(h.key); });
     RadixSort(&hot, [](const Hot& h) { return DescendingBits(h.count); });
   });
   std::vector<Hot> hot;
-  for (const std::vector<Hot>& part : parts) {
+  for (std::vector<Hot>& part : parts) {
     const auto middle = hot.insert(hot.end(), part.begin(), part.end());
-    std::inplace_merge(hot.begin(), middle, hot.end());
+    if (order == HotKeyOrder::kByCount) std::inplace_merge(hot.begin(), middle, hot.end());
+    std::vector<Hot>().swap(part);
   }
-  if (hot.size() > most) hot.resize(most);
+  if (order == HotKeyOrder::kByKey) {
+    prune(&hot);
+    RadixSort(&hot, [](const Hot& h) { return AscendingBits(h.key); });
+  } else if (hot.size() > most) {
+    hot.resize(most);
+  }
   keys->reserve(hot.size());
   counts->reserve(hot.size());
   for (const Hot& h : hot) {

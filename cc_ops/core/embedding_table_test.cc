@@ -112,14 +112,14 @@ TEST(EmbeddingTable, HotKeysAreSortedAndDecay) {
   for (int64_t key = 0; key < 3000; ++key) Touch(&table, key, 1 + static_cast<int>(key % 7));
   std::vector<int64_t> keys;
   std::vector<float> counts;
-  table.HotKeys(3, Parallel(), &keys, &counts);
+  table.HotKeys(3, EmbeddingTable::HotKeyOrder::kByCount, Parallel(), &keys, &counts);
   EXPECT_EQ(keys, (std::vector<int64_t>{6, 13, 20}));
   EXPECT_EQ(counts, (std::vector<float>{7, 7, 7}));
   table.DecayCounts(0.5f);
-  table.HotKeys(1, Parallel(), &keys, &counts);
+  table.HotKeys(1, EmbeddingTable::HotKeyOrder::kByCount, Parallel(), &keys, &counts);
   EXPECT_EQ(counts[0], 3.5f);
   table.DecayCounts(0.f);
-  table.HotKeys(10, Parallel(), &keys, &counts);
+  table.HotKeys(10, EmbeddingTable::HotKeyOrder::kByCount, Parallel(), &keys, &counts);
   EXPECT_TRUE(keys.empty());
 }
 

@@ -88,9 +88,8 @@ class KeyStates:
 
     def counts(self) -> dict[str, int]:
         """Returns the number of keys per state, for the ledger: lower-case name -> keys."""
-        per_state = np.bincount(self.states, minlength=len(KeyState))
         hot = [state for state in KeyState if state is not KeyState.COLD]
-        return {state.name.lower(): int(per_state[state]) for state in hot}
+        return {state.name.lower(): int(np.count_nonzero(self.states == state)) for state in hot}
 
 
 def next_states(
