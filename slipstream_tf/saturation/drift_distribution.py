@@ -33,7 +33,7 @@ class DriftDistribution:
         Args:
             drift: float32 [n] each, n its own; not negative.
         """
-        parts = [np.ascontiguousarray(part, np.float32) for part in drift]
+        parts = [np.ascontiguousarray(part, np.float32) for part in drift if len(part)]
         halves = [_upper_halves(part) for part in parts]
         counts = np.zeros(1 << 15, np.int64)
         for half in halves:

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
 
-
 from slipstream_tf.ops.update_policy import UpdateCounts
 
 _KEY_BYTES, _VALUE_BYTES = 8, 4

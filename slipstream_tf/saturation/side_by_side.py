@@ -13,6 +13,8 @@ from typing import Any, TypeVar
 import tensorflow as tf
 
 _Result = TypeVar("_Result")
+# Fewer keys in all cost more to hand to threads than these save.
+LEAST_KEYS = 1 << 19
 
 
 def useful_threads() -> int:

@@ -20,7 +20,7 @@ from slipstream_tf.errors import require_integer
 from slipstream_tf.ops.classifier import InputClassifier
 from slipstream_tf.ops.features import FeatureSpec
 from slipstream_tf.ops.update_policy import UpdatePolicy
-from slipstream_tf.saturation import hot_set, notices
+from slipstream_tf.saturation import hot_set, notices, side_by_side
 from slipstream_tf.saturation.classifying import (
     classifier_settings,
     counts_all_keys,
@@ -33,7 +33,6 @@ from slipstream_tf.saturation.report import TableWindow, WindowReport
 from slipstream_tf.saturation.report_log import ReportLog
 from slipstream_tf.saturation.resuming import part_of, require_restorable
 from slipstream_tf.saturation.scope import tables_to_track
-from slipstream_tf.saturation.side_by_side import map_tables, useful_threads
 from slipstream_tf.saturation.states import KeyStates, next_states
 from slipstream_tf.saturation.steering import Steerer, WindowWork
 from slipstream_tf.saturation.threshold import find_threshold
@@ -262,13 +261,24 @@ class SaturationTracker:
         self._classifier.import_window(state["window"])
         self._ranks.restore_traffic(state["traffic"])
 
-    def _of_tables(self, function: Callable[..., _Result], *others: Sequence[Any]) -> list[_Result]:
+    def _of_tables(
+        self, keys: int, function: Callable[..., _Result], *others: Sequence[Any]
+    ) -> list[_Result]:
         """What a function gives of each table and what else is listed; side by side if it may.
 
-        Ranks that have to talk of a table all take the tables in order.
+        Where ranks have to talk of a table, all take the tables in order.
+
+        Args:
+            keys: of all tables, that there is work on.
+            function: as for `side_by_side.map_tables`.
+            others: lists as long as there are tables.
         """
-        threads = useful_threads() if self._has_tables_apart else 1
-        return map_tables(function, self._tables, *others, threads=threads)
+        is_worth_it = self._has_tables_apart and keys >= side_by_side.LEAST_KEYS
+        threads = side_by_side.useful_threads() if is_worth_it else 1
+        return side_by_side.map_tables(function, self._tables, *others, threads=threads)
+
+    def _hot_key_count(self) -> int:
+        return sum(table.states.keys.size for table in self._tables)
 
     def end_window(self) -> WindowReport:
         """Ends the window now, however many steps it had, and starts the next one.
@@ -280,7 +290,7 @@ class SaturationTracker:
         hot_keys = [table.states.keys.size for table in self._tables]
         snapshot_bytes = sum(table.snapshot_bytes for table in self._tables)
         withholds, release = self._is_withholding, self._config.release
-        measured = self._of_tables(lambda table: table.measure(withholds, release))
+        measured = self._of_tables(sum(hot_keys), lambda table: table.measure(withholds, release))
         names = [table.name for table in self._tables]
         notices.log_anomalies(len(self._reports), self._step, names, measured)
         ranks = self._ranks
@@ -348,7 +358,7 @@ class SaturationTracker:
             inputs_skippable=counts.inputs_skippable,
             inputs_kept=counts.inputs_kept,
             hot_inputs=counts.hot_inputs,
-            next_hot_keys=sum(table.states.keys.size for table in self._tables),
+            next_hot_keys=self._hot_key_count(),
             hot_set_overlap=overlap,
             loss_threshold=loss_threshold,
             target_share=steering.share,
@@ -399,7 +409,7 @@ class SaturationTracker:
             table.publish_policy()
             return table.published_drift(self._threshold)
 
-        drifts = self._of_tables(tell_store)
+        drifts = self._of_tables(self._hot_key_count(), tell_store)
         if self._freezer is not None:
             self._freezer.freeze(self._keys_to_freeze() if is_active else {})
         if self._publisher is not None:
@@ -508,8 +518,8 @@ class SaturationTracker:
             table.renew(states)
             return int(np.count_nonzero(table.states.windows_watched > 0))
 
-        common = sum(self._of_tables(renew, chosen, measured))
-        total = sum(table.states.keys.size for table in self._tables)
+        keys = sum(own.size for own in chosen)
+        common, total = sum(self._of_tables(keys, renew, chosen, measured)), self._hot_key_count()
         return common / total if total else 0.0
 
     def _hot_keys(self, budget: int) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -523,7 +533,7 @@ class SaturationTracker:
             keys, counts = self._store.hot_keys(table.name, most, **order)
             return np.asarray(keys), np.asarray(counts)
 
-        return self._of_tables(find)
+        return self._of_tables(self._hot_key_count(), find)
 
 
 def _most_accessed_first(keys: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -103,9 +103,7 @@ class NativeStore:
         index = self._index_of(table)
         return table_ops.gather(self._handles[index], keys, self.tables[index].dim)
 
-    def hot_keys(
-        self, table: str, k: int, by_key: bool = False
-    ) -> tuple[np.ndarray, np.ndarray]:
+    def hot_keys(self, table: str, k: int, by_key: bool = False) -> tuple[np.ndarray, np.ndarray]:
         """See `EmbeddingStore.hot_keys`; `by_key`: ascending by key, which takes less time."""
         keys, counts = table_ops.hot_keys(self._handles[self._index_of(table)], k, by_key)
         return keys.numpy(), counts.numpy()
