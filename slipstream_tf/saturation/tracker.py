@@ -518,8 +518,9 @@ class SaturationTracker:
             table.renew(states)
             return int(np.count_nonzero(table.states.windows_watched > 0))
 
-        keys = sum(own.size for own in chosen)
-        common, total = sum(self._of_tables(keys, renew, chosen, measured)), self._hot_key_count()
+        size = sum(keys.size for keys in chosen)
+        common = sum(self._of_tables(size, renew, chosen, measured))
+        total = self._hot_key_count()
         return common / total if total else 0.0
 
     def _hot_keys(self, budget: int) -> list[tuple[np.ndarray, np.ndarray]]:
