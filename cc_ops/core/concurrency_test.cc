@@ -120,7 +120,7 @@ class Concurrency : public testing::Test {
         std::vector<float> counts;
         {
           const std::shared_lock<std::shared_mutex> lock(table->mutex());
-          table->HotKeys(100, Threads(2), &hot, &counts);
+          table->HotKeys(100, EmbeddingTable::HotKeyOrder::kByCount, Threads(2), &hot, &counts);
         }
         ASSERT_TRUE(std::is_sorted(counts.rbegin(), counts.rend()));
         std::vector<uint8_t> marks;

@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <cmath>
+#include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 namespace slipstream {
 namespace {
@@ -25,7 +27,7 @@ void DriftIndex::Find(const Lookup* lookups, int64_t n, float* drifts) const {
     if (i >= kAhead) drifts[i - kAhead] = index.FindFrom(*home, lookups[i - kAhead]);
     if (i < n) {
       *home = index.Home(lookups[i]);
-      __builtin_prefetch(&slots_[static_cast<size_t>(*home)]);
+      __builtin_prefetch(&slots_[*home]);
     }
   }
 }
@@ -45,37 +47,120 @@ Status DriftIndex::Check(int num_tables, const int32_t* tables, const float* dri
 void DriftIndex::Swap(DriftIndex* other) {
   std::swap(memory_, other->memory_);
   std::swap(slots_, other->slots_);
+  std::swap(num_slots_, other->num_slots_);
   std::swap(size_, other->size_);
 }
 
+struct DriftIndex::Part {
+  int64_t begin = 0, end = 0;
+  int64_t size = 0;           // keys with a drift
+  std::vector<int64_t> left;  // entries that found no free slot up to the end
+  int64_t failed = -1;        // the first entry that is wrong, if any
+  Status status;
+
+  void Fail(int64_t entry, Status why) {
+    failed = entry;
+    status = std::move(why);
+  }
+};
+
+namespace {
+
+enum class Placed { kYes, kTwice, kNoRoom };
+
+// Puts an entry into the first free slot from `home`, before `end`.
+Placed Place(DriftIndexView::Slot* slots, int64_t home, int64_t end, const Lookup& lookup,
+             float drift) {
+  for (int64_t place = home; place < end; ++place) {
+    DriftIndexView::Slot* const slot = &slots[place];
+    if (slot->table == DriftIndexView::kFree) {
+      // An anomaly keeps a slot, so that a second mention is still found. 0 is added so that there
+      // is one zero: scores are the same bytes wherever they are made.
+      *slot = {lookup.key, lookup.table,
+               std::isfinite(drift) ? drift + 0.0f : DriftIndexView::kUntracked};
+      return Placed::kYes;
+    }
+    if (slot->key == lookup.key && slot->table == lookup.table) return Placed::kTwice;
+  }
+  return Placed::kNoRoom;
+}
+
+Status GivenTwice(const Lookup& lookup) {
+  return InvalidArgument("key " + std::to_string(lookup.key) + " of table " +
+                         std::to_string(lookup.table) +
+                         " is given twice; allowed: one drift per key");
+}
+
+}  // namespace
+
+void DriftIndex::Fill(int num_tables, const int32_t* tables, const int64_t* keys,
+                      const float* drifts, int64_t n, Part* part) {
+  constexpr int64_t kAhead = 16, kBlock = 1024;
+  std::uninitialized_fill(slots_ + part->begin, slots_ + part->end, DriftIndexView::Slot());
+  const DriftIndexView index = view();
+  int64_t own[kBlock], homes[kBlock];
+  for (int64_t begin = 0; begin < n; begin += kBlock) {
+    // Which entries are its own, no branch could predict.
+    int64_t m = 0;
+    for (int64_t i = begin; i < std::min(n, begin + kBlock); ++i) {
+      const int64_t home = index.Home({keys[i], tables[i]});
+      own[m] = i;
+      homes[m] = home;
+      m += (home >= part->begin) & (home < part->end);
+    }
+    for (int64_t j = 0; j < std::min(kAhead, m); ++j) __builtin_prefetch(&slots_[homes[j]], 1);
+    for (int64_t j = 0; j < m; ++j) {
+      if (j + kAhead < m) __builtin_prefetch(&slots_[homes[j + kAhead]], 1);
+      const int64_t i = own[j];
+      Status status = Check(num_tables, tables, drifts, i);
+      if (!status.ok()) return part->Fail(i, std::move(status));
+      const Lookup lookup = {keys[i], tables[i]};
+      const Placed placed = Place(slots_, homes[j], part->end, lookup, drifts[i]);
+      if (placed == Placed::kTwice) return part->Fail(i, GivenTwice(lookup));
+      if (placed == Placed::kNoRoom) part->left.push_back(i);
+      part->size += std::isfinite(drifts[i]);
+    }
+  }
+}
+
 Status DriftIndex::Build(int num_tables, const int32_t* tables, const int64_t* keys,
-                         const float* drifts, int64_t n) {
-  constexpr int64_t kAhead = 16, kLine = DriftIndexView::kLine;
+                         const float* drifts, int64_t n, const Parallel& parallel) {
+  constexpr int64_t kPerTask = 1 << 14, kLine = DriftIndexView::kLine;
   DriftIndex built;
-  if (n > 0) built.slots_.resize(static_cast<size_t>(kLine * (n / (kLine - 1) + 1)));
-  const DriftIndexView view = built.view();
-  for (int64_t i = 0; i < n; ++i) {
-    if (i + kAhead < n) {
-      const int64_t ahead = view.Home({keys[i + kAhead], tables[i + kAhead]});
-      __builtin_prefetch(&built.slots_[static_cast<size_t>(ahead)], 1);
-    }
-    const Status status = Check(num_tables, tables, drifts, i);
-    if (!status.ok()) return status;
-    int64_t place = view.Home({keys[i], tables[i]});
-    while (view.slots[place].table != DriftIndexView::kFree) {
-      if (view.slots[place].key == keys[i] && view.slots[place].table == tables[i]) {
-        return InvalidArgument("key " + std::to_string(keys[i]) + " of table " +
-                               std::to_string(tables[i]) +
-                               " is given twice; allowed: one drift per key");
+  if (n > 0) {
+    const int64_t lines = n / (kLine - 1) + 1;
+    built.memory_ = std::make_unique<IndexMemory>(1);
+    built.slots_ = static_cast<DriftIndexView::Slot*>(
+        built.memory_->Allocate(static_cast<size_t>(kLine * lines) * sizeof(DriftIndexView::Slot)));
+    built.num_slots_ = kLine * lines;
+    const int tasks = TasksFor(n, kPerTask, parallel);
+    std::vector<Part> parts(static_cast<size_t>(tasks));
+    parallel.run(tasks, [&](int task) {
+      Part* const part = &parts[static_cast<size_t>(task)];
+      const TaskRange range = RangeOf(task, tasks, lines);
+      part->begin = kLine * range.begin;
+      part->end = kLine * range.end;
+      built.Fill(num_tables, tables, keys, drifts, n, part);
+    });
+    // Entries beyond a part's end; a second mention of one of them is there, too.
+    for (Part& part : parts) {
+      for (const int64_t i : part.left) {
+        const Lookup lookup = {keys[i], tables[i]};
+        const int64_t home = built.view().Home(lookup);
+        Placed placed = Place(built.slots_, home, built.num_slots_, lookup, drifts[i]);
+        if (placed == Placed::kNoRoom) placed = Place(built.slots_, 0, home, lookup, drifts[i]);
+        if (placed != Placed::kTwice) continue;
+        if (part.failed < 0 || i < part.failed) part.Fail(i, GivenTwice(lookup));
+        break;
       }
-      place = place + 1 == view.num_slots ? 0 : place + 1;
     }
-    // An anomaly keeps a slot, so that a second mention is still found.
-    const bool is_finite = std::isfinite(drifts[i]);
-    // 0 is added so that there is one zero: scores are the same bytes wherever they are made.
-    built.slots_[static_cast<size_t>(place)] = {keys[i], tables[i],
-                                                is_finite ? drifts[i] + 0.0f : kUntracked};
-    built.size_ += is_finite ? 1 : 0;
+    const Part* first = nullptr;
+    for (const Part& part : parts) {
+      built.size_ += part.size;
+      const bool is_first = first == nullptr || part.failed < first->failed;
+      if (part.failed >= 0 && is_first) first = &part;
+    }
+    if (first != nullptr) return first->status;
   }
   Swap(&built);
   return OkStatus();

@@ -5,11 +5,11 @@
 #include <cstdint>
 #include <limits>
 #include <memory>
-#include <vector>
 
 #include "cc_ops/core/hash.h"
 #include "cc_ops/core/host_device.h"
 #include "cc_ops/core/index_memory.h"
+#include "cc_ops/core/parallel.h"
 #include "cc_ops/core/status.h"
 
 namespace slipstream {
@@ -82,9 +82,12 @@ class DriftIndex {
   //   tables, keys, drifts: [n], owned by the caller; a table is in [0, num_tables).
   // A drift that is not finite is an anomaly: its key stays untracked, so that it is
   // below no threshold. InvalidArgument for a table out of range, a negative drift or
-  // a key given twice; the index is then unchanged.
+  // a key given twice, of the first such entry; the index is then unchanged, as it is when
+  // std::bad_alloc is thrown.
+  //   parallel: threads share the slots; where a key lies may depend on how many they are, what is
+  //     found does not.
   Status Build(int num_tables, const int32_t* tables, const int64_t* keys, const float* drifts,
-               int64_t n);
+               int64_t n, const Parallel& parallel = {});
 
   // Of entry i, the errors of Build but for keys that are given twice.
   static Status Check(int num_tables, const int32_t* tables, const float* drifts, int64_t i);
@@ -99,15 +102,18 @@ class DriftIndex {
   void Find(const Lookup* lookups, int64_t n, float* drifts) const;
 
   // Valid until the next Build.
-  DriftIndexView view() const { return {slots_.data(), static_cast<int64_t>(slots_.size())}; }
+  DriftIndexView view() const { return {slots_, num_slots_}; }
 
  private:
-  using Slots = std::vector<DriftIndexView::Slot, IndexAllocator<DriftIndexView::Slot>>;
+  // Slots [begin, end) of one task: keys whose lines are in it go there.
+  struct Part;
+  void Fill(int num_tables, const int32_t* tables, const int64_t* keys, const float* drifts,
+            int64_t n, Part* part);
 
-  // Before the slots, which lie in it.
-  std::unique_ptr<IndexMemory> memory_ = std::make_unique<IndexMemory>(1);
+  std::unique_ptr<IndexMemory> memory_;  // of the slots
   // A quarter or more of them is free: probes stay short and end.
-  Slots slots_{IndexAllocator<DriftIndexView::Slot>(memory_.get())};
+  DriftIndexView::Slot* slots_ = nullptr;
+  int64_t num_slots_ = 0;
   int64_t size_ = 0;
 };
 

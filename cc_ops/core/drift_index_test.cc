@@ -7,6 +7,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "cc_ops/core/test_threads.h"
 #include "gtest/gtest.h"
 
 namespace slipstream {
@@ -90,6 +91,78 @@ TEST(DriftIndex, BadInputIsAnErrorThatNamesItAndChangesNothing) {
   EXPECT_NE(Build(&index, {0, 0}, {1, 1}, {0.0f, kNan}).message().find("twice"), std::string::npos);
   EXPECT_NE(Build(&index, {0}, {1}, {-0.5f}).message().find("drift"), std::string::npos);
   EXPECT_EQ(index.Find({9, 0}), 0.25f);
+}
+
+// As many keys as several threads share; every 100th drift is an anomaly.
+struct ManyKeys {
+  std::vector<int32_t> tables;
+  std::vector<int64_t> keys;
+  std::vector<float> drifts;
+
+  explicit ManyKeys(int64_t n) {
+    for (int64_t i = 0; i < n; ++i) {
+      tables.push_back(static_cast<int32_t>(i % 3));
+      keys.push_back(i / 3 * 7);
+      drifts.push_back(i % 100 == 0 ? kNan : static_cast<float>(i));
+    }
+  }
+  Status Build(DriftIndex* index, int threads) const {
+    return index->Build(3, tables.data(), keys.data(), drifts.data(),
+                        static_cast<int64_t>(keys.size()), Threads(threads));
+  }
+};
+
+TEST(DriftIndex, ThreadsFindWhatOneThreadFinds) {
+  const ManyKeys many(200001);
+  DriftIndex one;
+  ASSERT_TRUE(many.Build(&one, 1).ok());
+  for (const int threads : {2, 3, 7, 12}) {
+    DriftIndex index;
+    ASSERT_TRUE(many.Build(&index, threads).ok());
+    EXPECT_EQ(index.size(), one.size());
+    EXPECT_EQ(index.view().num_slots, one.view().num_slots);
+    for (size_t i = 0; i < many.keys.size(); ++i) {
+      const float expected = i % 100 == 0 ? kInf : static_cast<float>(i);
+      ASSERT_EQ(index.Find({many.keys[i], many.tables[i]}), expected) << i;
+      ASSERT_EQ(index.Find({many.keys[i] + 1, many.tables[i]}), kInf) << i;
+    }
+  }
+}
+
+TEST(DriftIndex, ThreadsReportTheFirstError) {
+  std::mt19937_64 random(2);
+  for (int trial = 0; trial < 20; ++trial) {
+    ManyKeys many(60000);
+    for (int error = 0; error < 3; ++error) {
+      const size_t i = random() % many.keys.size();
+      if (error == 0) many.tables[i] = 3;
+      if (error == 1) many.drifts[i] = -1.0f;
+      if (error != 2) continue;
+      const size_t other = random() % many.keys.size();
+      many.keys[i] = many.keys[other];
+      many.tables[i] = many.tables[other];
+    }
+    DriftIndex one, index;
+    const Status expected = many.Build(&one, 1);
+    ASSERT_FALSE(expected.ok());
+    const Status status = many.Build(&index, 3);
+    EXPECT_EQ(status.message(), expected.message());
+    EXPECT_EQ(index.size(), 0);
+  }
+}
+
+// Where parts of the slots end, keys go on in the next one: a second mention there is found, too.
+TEST(DriftIndex, ThreadsFindEverySecondMention) {
+  const ManyKeys many(50000);
+  for (size_t i = 0; i < many.keys.size(); i += 970) {
+    ManyKeys twice = many;
+    twice.keys.push_back(many.keys[i]);
+    twice.tables.push_back(many.tables[i]);
+    twice.drifts.push_back(0.5f);
+    DriftIndex index;
+    const Status status = twice.Build(&index, 3);
+    ASSERT_NE(status.message().find("is given twice"), std::string::npos) << i;
+  }
 }
 
 }  // namespace

@@ -11,6 +11,9 @@
 namespace slipstream {
 namespace {
 
+// How many keys ahead of the one at hand the index is asked for a key's line.
+constexpr int64_t kIndexAhead = 16;
+
 std::string Place(const TableOptions& options) { return " of table '" + options.name + "'"; }
 
 // Floats from one row to the next: 16-byte steps, so that whole rows share
@@ -28,10 +31,6 @@ std::vector<TableShard> EmptyShards(const TableOptions& options, SlabAllocator* 
     shards.emplace_back(s, Stride(options), memory, index_memory);
   return shards;
 }
-
-}  // namespace
-
-namespace {
 
 void MakePlaceForMark(TableShard* shard, uint32_t slot) {
   if (slot < shard->marks.size()) return;
@@ -143,28 +142,31 @@ void EmbeddingTable::ForgetRow(TableShard* shard, int64_t key, uint64_t hash) {
 
 void EmbeddingTable::Gather(const int64_t* keys, int64_t n, const Parallel& parallel, float* rows,
                             bool* found) const {
-  constexpr int64_t kIndexAhead = 16, kRowAhead = 8;
+  constexpr int64_t kRowAhead = 8;
   parallel.run(parallel.threads, [&](int task) {
     const int64_t begin = n * task / parallel.threads, end = n * (task + 1) / parallel.threads;
-    for (int64_t i = begin; i < end; ++i) {
+    const float* ahead[kRowAhead];  // rows of keys [i, i + kRowAhead), from i % kRowAhead on
+    for (int64_t i = begin - kRowAhead; i < end; ++i) {
+      const float** const slot = &ahead[(i - begin + kRowAhead) % kRowAhead];
+      if (i >= begin) {
+        found[i] = *slot != nullptr;
+        if (*slot != nullptr) {
+          std::copy(*slot, *slot + options_.dim, rows + i * options_.dim);
+        } else {
+          options_.initializer.Fill(keys[i], options_.dim, rows + i * options_.dim);
+        }
+      }
       if (i + kIndexAhead < end) Prefetch(HashKey(keys[i + kIndexAhead]));
       if (i + kRowAhead < end) {
-        const float* ahead = Find(keys[i + kRowAhead], HashKey(keys[i + kRowAhead]));
-        if (ahead != nullptr) __builtin_prefetch(ahead);
-      }
-      const float* row = Find(keys[i], HashKey(keys[i]));
-      found[i] = row != nullptr;
-      if (row != nullptr) {
-        std::copy(row, row + options_.dim, rows + i * options_.dim);
-      } else {
-        options_.initializer.Fill(keys[i], options_.dim, rows + i * options_.dim);
+        *slot = Find(keys[i + kRowAhead], HashKey(keys[i + kRowAhead]));
+        if (*slot != nullptr) __builtin_prefetch(*slot);
       }
     }
   });
 }
 
-void EmbeddingTable::HotKeys(int64_t k, const Parallel& parallel, std::vector<int64_t>* keys,
-                             std::vector<float>* counts) const {
+void EmbeddingTable::HotKeys(int64_t k, HotKeyOrder order, const Parallel& parallel,
+                             std::vector<int64_t>* keys, std::vector<float>* counts) const {
   struct Hot {
     float count;
     int64_t key;
@@ -195,15 +197,22 @@ void EmbeddingTable::HotKeys(int64_t k, const Parallel& parallel, std::vector<in
       }
     }
     prune(&hot);
+    if (order == HotKeyOrder::kByKey) return;
     RadixSort(&hot, [](const Hot& h) { return AscendingBits(h.key); });
     RadixSort(&hot, [](const Hot& h) { return DescendingBits(h.count); });
   });
   std::vector<Hot> hot;
-  for (const std::vector<Hot>& part : parts) {
+  for (std::vector<Hot>& part : parts) {
     const auto middle = hot.insert(hot.end(), part.begin(), part.end());
-    std::inplace_merge(hot.begin(), middle, hot.end());
+    if (order == HotKeyOrder::kByCount) std::inplace_merge(hot.begin(), middle, hot.end());
+    std::vector<Hot>().swap(part);
   }
-  if (hot.size() > most) hot.resize(most);
+  if (order == HotKeyOrder::kByKey) {
+    prune(&hot);
+    RadixSort(&hot, [](const Hot& h) { return AscendingBits(h.key); });
+  } else if (hot.size() > most) {
+    hot.resize(most);
+  }
   keys->reserve(hot.size());
   counts->reserve(hot.size());
   for (const Hot& h : hot) {
@@ -362,7 +371,9 @@ void EmbeddingTable::SetPolicy(const UpdatePolicy& policy) {
 void EmbeddingTable::MarkRows(const int64_t* keys, const uint8_t* marks, int64_t n,
                               bool makes_rows) {
   // Whatever needs memory comes first.
+  std::vector<uint32_t> slots(static_cast<size_t>(n), HashIndex::kEmpty);
   for (int64_t i = 0; i < n; ++i) {
+    if (i + kIndexAhead < n) Prefetch(HashKey(keys[i + kIndexAhead]));
     const uint64_t hash = HashKey(keys[i]);
     uint32_t slot = 0;
     if (marks[i] == 0) continue;
@@ -372,6 +383,7 @@ void EmbeddingTable::MarkRows(const int64_t* keys, const uint8_t* marks, int64_t
       continue;
     }
     MakePlaceForMark(&shards_[ShardOf(hash)], slot);
+    slots[static_cast<size_t>(i)] = slot;
   }
   for (TableShard& shard : shards_) {
     for (uint8_t& mark : shard.marks) mark &= kKept;
@@ -379,10 +391,9 @@ void EmbeddingTable::MarkRows(const int64_t* keys, const uint8_t* marks, int64_t
   }
   is_watching_ = false;
   for (int64_t i = 0; i < n; ++i) {
-    const uint64_t hash = HashKey(keys[i]);
-    uint32_t slot = 0;
-    if (marks[i] == 0 || Find(keys[i], hash, &slot) == nullptr) continue;
-    uint8_t& mark = shards_[ShardOf(hash)].marks[slot];
+    const uint32_t slot = slots[static_cast<size_t>(i)];
+    if (slot == HashIndex::kEmpty) continue;
+    uint8_t& mark = shards_[ShardOf(HashKey(keys[i]))].marks[slot];
     mark = static_cast<uint8_t>((mark & kKept) | marks[i]);
     is_watching_ = is_watching_ || (marks[i] & kWatched) != 0;
   }
@@ -401,6 +412,7 @@ void EmbeddingTable::RemoveMark(uint64_t hash, uint32_t slot, RowMark mark) {
 
 void EmbeddingTable::Travelled(const int64_t* keys, int64_t n, float* travelled) const {
   for (int64_t i = 0; i < n; ++i) {
+    if (i + kIndexAhead < n) Prefetch(HashKey(keys[i + kIndexAhead]));
     const uint64_t hash = HashKey(keys[i]);
     const TableShard& shard = shards_[ShardOf(hash)];
     uint32_t slot = 0;

@@ -151,9 +151,10 @@ class EmbeddingTable {
   void Gather(const int64_t* keys, int64_t n, const Parallel& parallel, float* rows,
               bool* found) const;
 
-  // The at most k keys with the highest access counts above 0, by count
-  // descending, then key ascending.
-  void HotKeys(int64_t k, const Parallel& parallel, std::vector<int64_t>* keys,
+  // The at most k keys with the highest access counts above 0 (ties: the smaller key), by count
+  // descending, then key ascending; or, which takes less time, by key alone.
+  enum class HotKeyOrder { kByCount, kByKey };
+  void HotKeys(int64_t k, HotKeyOrder order, const Parallel& parallel, std::vector<int64_t>* keys,
                std::vector<float>* counts) const;
 
   void DecayCounts(float factor);

@@ -4,9 +4,13 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
+#include <memory>
 #include <string>
 #include <tuple>
 #include <vector>
+
+#include "cc_ops/core/test_threads.h"
 
 namespace slipstream {
 namespace {
@@ -112,15 +116,58 @@ TEST(EmbeddingTable, HotKeysAreSortedAndDecay) {
   for (int64_t key = 0; key < 3000; ++key) Touch(&table, key, 1 + static_cast<int>(key % 7));
   std::vector<int64_t> keys;
   std::vector<float> counts;
-  table.HotKeys(3, Parallel(), &keys, &counts);
+  table.HotKeys(3, EmbeddingTable::HotKeyOrder::kByCount, Parallel(), &keys, &counts);
   EXPECT_EQ(keys, (std::vector<int64_t>{6, 13, 20}));
   EXPECT_EQ(counts, (std::vector<float>{7, 7, 7}));
   table.DecayCounts(0.5f);
-  table.HotKeys(1, Parallel(), &keys, &counts);
+  table.HotKeys(1, EmbeddingTable::HotKeyOrder::kByCount, Parallel(), &keys, &counts);
   EXPECT_EQ(counts[0], 3.5f);
   table.DecayCounts(0.f);
-  table.HotKeys(10, Parallel(), &keys, &counts);
+  table.HotKeys(10, EmbeddingTable::HotKeyOrder::kByCount, Parallel(), &keys, &counts);
   EXPECT_TRUE(keys.empty());
+}
+
+TEST(EmbeddingTable, HotKeysByKeyAreTheSameKeys) {
+  using Order = EmbeddingTable::HotKeyOrder;
+  EmbeddingTable table(Options());
+  for (int64_t key = -2000; key < 3000; ++key) Touch(&table, key, 1 + static_cast<int>(key & 7));
+  for (const int64_t k : {0, 1, 700, 5000, 9000}) {
+    std::vector<int64_t> keys, by_key;
+    std::vector<float> counts, of_keys;
+    table.HotKeys(k, Order::kByCount, Threads(2), &keys, &counts);
+    std::map<int64_t, float> expected;
+    for (size_t i = 0; i < keys.size(); ++i) expected[keys[i]] = counts[i];
+    for (const int threads : {1, 3}) {
+      table.HotKeys(k, Order::kByKey, Threads(threads), &by_key, &of_keys);
+      EXPECT_TRUE(std::is_sorted(by_key.begin(), by_key.end()));
+      std::map<int64_t, float> found;
+      for (size_t i = 0; i < by_key.size(); ++i) found[by_key[i]] = of_keys[i];
+      EXPECT_EQ(by_key.size(), keys.size());
+      EXPECT_EQ(found, expected);
+    }
+  }
+}
+
+TEST(EmbeddingTable, GatherFindsTheRowsOfManyKeysByAnyThreads) {
+  EmbeddingTable table(Options());
+  for (int64_t key = 0; key < 100; key += 2) {
+    Touch(&table, key);
+    *table.Find(key, HashKey(key)) = static_cast<float>(key);
+  }
+  for (const int64_t n : {0, 1, 7, 8, 9, 17, 100}) {
+    std::vector<int64_t> keys(static_cast<size_t>(n));
+    for (int64_t i = 0; i < n; ++i) keys[i] = 99 - i;
+    std::vector<float> rows(static_cast<size_t>(n * table.dim()));
+    const std::unique_ptr<bool[]> found(new bool[n + 1]);
+    for (const int threads : {1, 3, 5}) {
+      table.Gather(keys.data(), n, Threads(threads), rows.data(), found.get());
+      for (int64_t i = 0; i < n; ++i) {
+        EXPECT_EQ(found[i], keys[i] % 2 == 0);
+        if (!found[i]) continue;
+        EXPECT_EQ(rows[i * table.dim()], static_cast<float>(keys[i]));
+      }
+    }
+  }
 }
 
 TEST(EmbeddingTable, LfuEvictsTheLeastCounted) {

@@ -234,10 +234,10 @@ bool InputClassifier::MustReturn(const LossMemory::Entry* entry) const {
 }
 
 Status InputClassifier::SetDrift(const int32_t* tables, const int64_t* keys, const float* drifts,
-                                 int64_t n) {
+                                 int64_t n, const Parallel& parallel) {
   // Built outside the lock: classification goes on meanwhile.
   auto index = std::make_shared<DriftIndex>();
-  const Status status = index->Build(options_.num_tables, tables, keys, drifts, n);
+  const Status status = index->Build(options_.num_tables, tables, keys, drifts, n, parallel);
   if (!status.ok()) return status;
   std::shared_ptr<const DriftIndex> before = std::move(index);  // freed outside the lock
   const std::lock_guard<std::mutex> lock(mutex_);
@@ -246,9 +246,9 @@ Status InputClassifier::SetDrift(const int32_t* tables, const int64_t* keys, con
 }
 
 Status InputClassifier::SetSaturated(const int32_t* tables, const int64_t* keys, const float* since,
-                                     int64_t n) {
+                                     int64_t n, const Parallel& parallel) {
   DriftIndex index;
-  Status status = index.Build(options_.num_tables, tables, keys, since, n);
+  Status status = index.Build(options_.num_tables, tables, keys, since, n, parallel);
   if (!status.ok()) return status;
   const std::lock_guard<std::mutex> lock(mutex_);
   since_.Swap(&index);
@@ -264,33 +264,58 @@ Status InputClassifier::Configure(const ClassifierSettings& settings) {
 }
 
 Status InputClassifier::ReservoirScores(const int32_t* tables, const int64_t* keys,
-                                        const float* drifts, int64_t n,
-                                        std::vector<float>* scores) const {
+                                        const float* drifts, int64_t n, std::vector<float>* scores,
+                                        const Parallel& parallel) const {
+  constexpr int64_t kKeysPerTask = 1 << 14, kInputsPerTask = 256;
+  // Entries that inputs may ask for, of a range of all.
+  struct Part {
+    std::vector<int32_t> tables;
+    std::vector<int64_t> keys;
+    std::vector<float> drifts;
+    Status status;
+  };
   const std::lock_guard<std::mutex> lock(mutex_);
   // An index of millions of keys takes longer than to leave out most that no input asks for.
   const LookupFilter asked_for(reservoir_);
-  std::vector<int32_t> own_tables;
-  std::vector<int64_t> own_keys;
-  std::vector<float> own_drifts;
-  for (int64_t i = 0; i < n; ++i) {
-    const Status status = DriftIndex::Check(options_.num_tables, tables, drifts, i);
-    if (!status.ok()) return status;
-    if (!asked_for.MayHave({keys[i], tables[i]})) continue;
-    own_tables.push_back(tables[i]);
-    own_keys.push_back(keys[i]);
-    own_drifts.push_back(drifts[i]);
+  const int tasks = TasksFor(n, kKeysPerTask, parallel);
+  std::vector<Part> parts(static_cast<size_t>(tasks));
+  parallel.run(tasks, [&](int task) {
+    Part own;
+    const TaskRange range = RangeOf(task, tasks, n);
+    for (int64_t i = range.begin; i < range.end && own.status.ok(); ++i) {
+      own.status = DriftIndex::Check(options_.num_tables, tables, drifts, i);
+      if (!asked_for.MayHave({keys[i], tables[i]})) continue;
+      own.tables.push_back(tables[i]);
+      own.keys.push_back(keys[i]);
+      own.drifts.push_back(drifts[i]);
+    }
+    parts[static_cast<size_t>(task)] = std::move(own);
+  });
+  Part all = std::move(parts[0]);
+  for (size_t task = 1; task < parts.size() && all.status.ok(); ++task) {
+    const Part& own = parts[task];
+    all.tables.insert(all.tables.end(), own.tables.begin(), own.tables.end());
+    all.keys.insert(all.keys.end(), own.keys.begin(), own.keys.end());
+    all.drifts.insert(all.drifts.end(), own.drifts.begin(), own.drifts.end());
+    all.status = own.status;
   }
+  if (!all.status.ok()) return all.status;
   DriftIndex index;
-  const Status status = index.Build(options_.num_tables, own_tables.data(), own_keys.data(),
-                                    own_drifts.data(), static_cast<int64_t>(own_keys.size()));
+  const Status status =
+      index.Build(options_.num_tables, all.tables.data(), all.keys.data(), all.drifts.data(),
+                  static_cast<int64_t>(all.keys.size()), parallel);
   if (!status.ok()) return status;
   scores->assign(static_cast<size_t>(reservoir_.size()), 0.0f);
-  std::vector<float> scratch;
-  for (int64_t i = 0; i < reservoir_.size(); ++i) {
-    const std::vector<Lookup>& lookups = reservoir_.input(i);
-    (*scores)[i] = SkipScore(index, options_.alpha, lookups.data(),
-                             static_cast<int64_t>(lookups.size()), &scratch);
-  }
+  const int scorers = TasksFor(reservoir_.size(), kInputsPerTask, parallel);
+  parallel.run(scorers, [&](int task) {
+    std::vector<float> scratch;
+    const TaskRange range = RangeOf(task, scorers, reservoir_.size());
+    for (int64_t i = range.begin; i < range.end; ++i) {
+      const std::vector<Lookup>& lookups = reservoir_.input(i);
+      (*scores)[static_cast<size_t>(i)] = SkipScore(index, options_.alpha, lookups.data(),
+                                                    static_cast<int64_t>(lookups.size()), &scratch);
+    }
+  });
   return OkStatus();
 }
 

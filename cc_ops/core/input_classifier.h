@@ -13,6 +13,7 @@
 #include "cc_ops/core/input_reservoir.h"
 #include "cc_ops/core/loss_memory.h"
 #include "cc_ops/core/loss_statistics.h"
+#include "cc_ops/core/parallel.h"
 #include "cc_ops/core/skip_rule.h"
 #include "cc_ops/core/status.h"
 
@@ -72,11 +73,13 @@ class InputClassifier {
   static constexpr int64_t kMostStride = 16;
 
   // Replaces all drifts; see DriftIndex::Build.
-  Status SetDrift(const int32_t* tables, const int64_t* keys, const float* drifts, int64_t n);
+  Status SetDrift(const int32_t* tables, const int64_t* keys, const float* drifts, int64_t n,
+                  const Parallel& parallel = {});
 
   // tables, keys: [n], the saturated keys; since: [n], the first window of each key's present
   // run of windows in which it was saturated. Replaces them all; errors as SetDrift.
-  Status SetSaturated(const int32_t* tables, const int64_t* keys, const float* since, int64_t n);
+  Status SetSaturated(const int32_t* tables, const int64_t* keys, const float* since, int64_t n,
+                      const Parallel& parallel = {});
 
   // From the next batch on. InvalidArgument for a setting out of its range.
   Status Configure(const ClassifierSettings& settings);
@@ -84,7 +87,7 @@ class InputClassifier {
   // Skip scores by drift of the sampled inputs, if drifts were these; those that were set do not
   // count. Errors as SetDrift, but keys that no sampled input has may be there twice.
   Status ReservoirScores(const int32_t* tables, const int64_t* keys, const float* drifts, int64_t n,
-                         std::vector<float>* scores) const;
+                         std::vector<float>* scores, const Parallel& parallel = {}) const;
   // Remembered losses that the sampled inputs had when they came, of those that had one.
   std::vector<float> ReservoirLosses() const;
 

@@ -9,6 +9,7 @@
 #include <thread>
 #include <vector>
 
+#include "cc_ops/core/test_threads.h"
 #include "gtest/gtest.h"
 
 namespace slipstream {
@@ -387,7 +388,7 @@ TEST(LossStatistics, AreKeptApartAndTaken) {
 }
 
 TEST(InputClassifier, ScoresOfTheSampleAreThoseOfClassifying) {
-  constexpr int64_t kInputs = 500, kMany = 20000;
+  constexpr int64_t kInputs = 1000, kMany = 50000;
   ClassifierOptions options = TwoTables();
   options.alpha = 0.6;
   options.reservoir_size = kInputs;
@@ -410,14 +411,22 @@ TEST(InputClassifier, ScoresOfTheSampleAreThoseOfClassifying) {
   ASSERT_TRUE(classifier.SetDrift(tables.data(), keys.data(), drifts.data(), kMany).ok());
   const auto expected = Classify(&classifier, {wide}, kInputs).score;
   SetDrift(&classifier);  // does not matter
+  const auto score = [&](int threads, std::vector<float>* scores) {
+    return classifier.ReservoirScores(tables.data(), keys.data(), drifts.data(), kMany, scores,
+                                      Threads(threads));
+  };
   std::vector<float> scores;
-  ASSERT_TRUE(
-      classifier.ReservoirScores(tables.data(), keys.data(), drifts.data(), kMany, &scores).ok());
-  EXPECT_EQ(scores, expected);
+  for (const int threads : {1, 3}) {
+    ASSERT_TRUE(score(threads, &scores).ok());
+    EXPECT_EQ(scores, expected);
+  }
+  // Of two errors the first is told, whatever thread finds it.
   tables[kMany - 1] = 7;
-  const Status status =
-      classifier.ReservoirScores(tables.data(), keys.data(), drifts.data(), kMany, &scores);
-  EXPECT_NE(status.message().find("tables is 7 at position 19999"), std::string::npos);
+  tables[kMany / 2] = 8;
+  for (const int threads : {1, 3}) {
+    EXPECT_NE(score(threads, &scores).message().find("tables is 8 at position 25000"),
+              std::string::npos);
+  }
 }
 
 TEST(InputClassifier, ThreadsMayShareIt) {

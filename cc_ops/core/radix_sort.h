@@ -31,16 +31,17 @@ void RadixSort(std::vector<T>* items, const BitsOf& bits_of) {
     return static_cast<size_t>(bits_of(item) >> (digit * kDigitBits)) & (kRadix - 1);
   };
   if (items->size() < 2) return;
-  std::vector<std::array<size_t, kRadix>> places(kDigits);
+  const uint64_t first = bits_of(items->front());
+  uint64_t differing = 0;
+  for (const T& item : *items) differing |= bits_of(item) ^ first;
   std::vector<T> sorted(items->size());
-  for (const T& item : *items) {
-    for (int d = 0; d < kDigits; ++d) ++places[d][digit_of(item, d)];
-  }
   for (int d = 0; d < kDigits; ++d) {
-    if (places[d][digit_of(items->front(), d)] == items->size()) continue;
+    if (((differing >> (d * kDigitBits)) & (kRadix - 1)) == 0) continue;
+    std::array<size_t, kRadix> places{};
+    for (const T& item : *items) ++places[digit_of(item, d)];
     size_t total = 0;
-    for (size_t& place : places[d]) total += std::exchange(place, total);
-    for (const T& item : *items) sorted[places[d][digit_of(item, d)]++] = item;
+    for (size_t& place : places) total += std::exchange(place, total);
+    for (const T& item : *items) sorted[places[digit_of(item, d)]++] = item;
     items->swap(sorted);
   }
 }

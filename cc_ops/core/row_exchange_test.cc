@@ -282,7 +282,8 @@ TEST(Exchange, DropsRowsOfKeysThatAreGone) {
   EXPECT_EQ(process.tables[0]->size(), 1);
   std::vector<int64_t> keys;
   std::vector<float> counts;
-  process.tables[0]->HotKeys(5, process.parallel, &keys, &counts);
+  process.tables[0]->HotKeys(5, EmbeddingTable::HotKeyOrder::kByCount, process.parallel, &keys,
+                             &counts);
   EXPECT_TRUE(keys.empty());  // an update is no access
 }
 

@@ -102,7 +102,7 @@ TEST(Serve, MakesRowsInTrainingOnly) {
     EXPECT_EQ(evaluated.bytes, trained.bytes);
     std::vector<int64_t> keys;
     std::vector<float> counts;
-    owner->HotKeys(9, Parallel(), &keys, &counts);
+    owner->HotKeys(9, EmbeddingTable::HotKeyOrder::kByCount, Parallel(), &keys, &counts);
     EXPECT_EQ(keys, (std::vector<int64_t>{3, -7}));
     EXPECT_EQ(counts, (std::vector<float>{2.f, 1.f}));
   }
@@ -155,7 +155,7 @@ TEST(Copies, HoldWhatTheOwnerServed) {
   }
   std::vector<int64_t> keys;
   std::vector<float> counts;
-  copies->HotKeys(9, Parallel(), &keys, &counts);
+  copies->HotKeys(9, EmbeddingTable::HotKeyOrder::kByCount, Parallel(), &keys, &counts);
   EXPECT_TRUE(keys.empty());  // a copy is no access
   // What comes later replaces it.
   owner->Find(5, HashKey(5))[0] = 42.f;

@@ -240,7 +240,7 @@ class TableFuzzer {
     const int64_t k = bytes_.Below(50);
     std::vector<int64_t> keys;
     std::vector<float> counts, expected;
-    table_->HotKeys(k, Parallel(), &keys, &counts);
+    table_->HotKeys(k, EmbeddingTable::HotKeyOrder::kByCount, Parallel(), &keys, &counts);
     for (const auto& known : model_) {
       if (known.second.count > 0.f) expected.push_back(known.second.count);
     }

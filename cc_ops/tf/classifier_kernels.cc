@@ -14,6 +14,7 @@
 #include "cc_ops/tf/memory_checked.h"
 #include "cc_ops/tf/one_table_op.h"
 #include "cc_ops/tf/replaced_resource.h"
+#include "cc_ops/tf/table_resource.h"
 #include "tensorflow/core/framework/op_kernel.h"
 
 namespace slipstream {
@@ -110,7 +111,8 @@ absl::Status RequireNumbersOfKeys(OpKernelContext* context) {
 }
 
 // Passes them on to one of the classifier's setters.
-template <Status (InputClassifier::*kSet)(const int32_t*, const int64_t*, const float*, int64_t)>
+template <Status (InputClassifier::*kSet)(const int32_t*, const int64_t*, const float*, int64_t,
+                                          const Parallel&)>
 class SetKeysKernel : public ClassifierKernel {
  public:
   using ClassifierKernel::ClassifierKernel;
@@ -119,9 +121,9 @@ class SetKeysKernel : public ClassifierKernel {
   absl::Status Run(OpKernelContext* context, InputClassifier* classifier) override {
     TF_RETURN_IF_ERROR(RequireNumbersOfKeys(context));
     const Tensor& tables = context->input(1);
-    return ToAbsl(
-        (classifier->*kSet)(tables.flat<int32_t>().data(), context->input(2).flat<int64_t>().data(),
-                            context->input(3).flat<float>().data(), tables.NumElements()));
+    return ToAbsl((classifier->*kSet)(
+        tables.flat<int32_t>().data(), context->input(2).flat<int64_t>().data(),
+        context->input(3).flat<float>().data(), tables.NumElements(), ParallelOf(context)));
   }
 };
 
@@ -188,7 +190,8 @@ class ReservoirScoresKernel : public ClassifierKernel {
     std::vector<float> scores;
     TF_RETURN_IF_ERROR(ToAbsl(classifier->ReservoirScores(
         tables.flat<int32_t>().data(), context->input(2).flat<int64_t>().data(),
-        context->input(3).flat<float>().data(), tables.NumElements(), &scores)));
+        context->input(3).flat<float>().data(), tables.NumElements(), &scores,
+        ParallelOf(context))));
     return Output(context, 0, TensorShape({static_cast<int64_t>(scores.size())}), scores);
   }
 };

@@ -89,10 +89,10 @@ class SetDriftsKernel : public tensorflow::OpKernel {
                          keys.shape().DebugString(), " and ", drift.shape().DebugString(),
                          "; allowed: three vectors of one length")));
     auto content = std::make_shared<DriftContent>();
-    OP_REQUIRES_OK(context,
-                   ToAbsl(content->drifts.Build(resource->num_tables, tables.flat<int32_t>().data(),
-                                                keys.flat<int64_t>().data(),
-                                                drift.flat<float>().data(), keys.NumElements())));
+    OP_REQUIRES_OK(context, ToAbsl(content->drifts.Build(
+                                resource->num_tables, tables.flat<int32_t>().data(),
+                                keys.flat<int64_t>().data(), drift.flat<float>().data(),
+                                keys.NumElements(), ParallelOf(context))));
     OP_REQUIRES_OK(context, CopyToDevice(context, content.get()));
     resource->Replace(std::move(content));
   }

@@ -99,7 +99,11 @@ REGISTER_KERNEL_BUILDER(Name("SlipstreamTableGather").Device(tf::DEVICE_CPU),
 
 class HotKeysOp : public OneTableOp {
  public:
-  using OneTableOp::OneTableOp;
+  explicit HotKeysOp(tf::OpKernelConstruction* c) : OneTableOp(c) {
+    bool by_key = false;
+    OP_REQUIRES_OK(c, c->GetAttr("by_key", &by_key));
+    if (by_key) order_ = EmbeddingTable::HotKeyOrder::kByKey;
+  }
 
  protected:
   absl::Status Run(tf::OpKernelContext* c, EmbeddingTable* table) override {
@@ -110,12 +114,15 @@ class HotKeysOp : public OneTableOp {
     std::vector<float> counts;
     {
       const SharedLock lock(table->mutex());
-      table->HotKeys(k, ParallelOf(c), &keys, &counts);
+      table->HotKeys(k, order_, ParallelOf(c), &keys, &counts);
     }
     const tf::TensorShape shape({static_cast<int64_t>(keys.size())});
     TF_RETURN_IF_ERROR(Output(c, 0, shape, keys));
     return Output(c, 1, shape, counts);
   }
+
+ private:
+  EmbeddingTable::HotKeyOrder order_ = EmbeddingTable::HotKeyOrder::kByCount;
 };
 REGISTER_KERNEL_BUILDER(Name("SlipstreamTableHotKeys").Device(tf::DEVICE_CPU),
                         MemoryChecked<HotKeysOp>);

@@ -198,6 +198,7 @@ REGISTER_OP("SlipstreamTableHotKeys")
     .Input("k: int64")
     .Output("keys: int64")
     .Output("counts: float")
+    .Attr("by_key: bool = false")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) -> absl::Status {
       TF_RETURN_IF_ERROR(CheckScalars(c, 0, 2));
@@ -207,12 +208,13 @@ REGISTER_OP("SlipstreamTableHotKeys")
       return absl::OkStatus();
     })
     .Doc(R"doc(
-The keys with the highest decayed access counts above 0.
+The keys with the highest decayed access counts above 0; of equal counts, the smaller keys.
 
 handle: scalar.
 k: scalar, at most so many.
 keys: [m <= k], by count descending, then key ascending.
 counts: [m].
+by_key: keys are ascending, whatever their counts; that takes less time.
 )doc");
 
 REGISTER_OP("SlipstreamTableDecayCounts")

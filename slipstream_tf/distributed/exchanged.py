@@ -36,6 +36,8 @@ class ExchangedStore(NativeStore):
         wire: how rows travel.
     """
 
+    has_tables_apart = False
+
     def __init__(
         self,
         tables: Sequence[TableConfig],

@@ -451,9 +451,9 @@ class ShardedStore(ExchangedStore):
             self._copies.mark_rows(table, keys, marks)
             self._outdate_announced()
 
-    def hot_keys(self, table: str, k: int) -> tuple[np.ndarray, np.ndarray]:
-        """See `EmbeddingStore.hot_keys`; of this rank's own batches."""
-        return NativeStore.hot_keys(self._holder, table, k)
+    def hot_keys(self, table: str, k: int, by_key: bool = False) -> tuple[np.ndarray, np.ndarray]:
+        """See `NativeStore.hot_keys`; of this rank's own batches."""
+        return NativeStore.hot_keys(self._holder, table, k, by_key)
 
     def decay_counts(self, factor: float) -> None:
         """See `EmbeddingStore.decay_counts`."""

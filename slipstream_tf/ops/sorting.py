@@ -18,7 +18,7 @@ def sort_keys(lists: Sequence[np.ndarray]) -> list[np.ndarray]:
         lists: int64 [n] each, n its own.
 
     Returns:
-        As many, int64 [n], ascending.
+        As many, int64 [n], ascending; those that are so already, as they are.
 
     Raises:
         ValueError: a list is not int64 [n].
@@ -27,8 +27,13 @@ def sort_keys(lists: Sequence[np.ndarray]) -> list[np.ndarray]:
         if keys.dtype != np.int64 or keys.ndim != 1:
             given = f"{keys.dtype} {keys.shape}"
             raise invalid("lists", given, f"sort_keys, list {number}", "int64 [n]")
-    if not lists:
-        return []
-    with tf.device("CPU:0"):
-        ordered = _loader.library().slipstream_sort_keys(keys=[tf.constant(k) for k in lists])
-    return [keys.numpy() for keys in ordered]
+    ordered = list(lists)
+    unordered = [i for i, keys in enumerate(lists) if (keys[1:] < keys[:-1]).any()]
+    if unordered:
+        with tf.device("CPU:0"):
+            found = _loader.library().slipstream_sort_keys(
+                keys=[tf.constant(lists[i]) for i in unordered]
+            )
+        for i, keys in zip(unordered, found, strict=True):
+            ordered[i] = keys.numpy()
+    return ordered

@@ -66,12 +66,12 @@ def choose_hot_keys(tables: Sequence[Candidates], budget_bytes: int) -> list[np.
         require_integer("dim", table.dim, 1, None, f"candidates {index}")
     if not tables:
         return []
-    accessed = [np.asarray(table.keys, np.int64)[table.counts > 0.0] for table in tables]
+    accessed = [_where(table.counts > 0.0, np.asarray(table.keys, np.int64)) for table in tables]
     sizes = [snapshot_bytes(table.dim) for table in tables]
     if sum(keys.size * size for keys, size in zip(accessed, sizes, strict=True)) <= budget_bytes:
         return sort_keys(accessed)
     if len(set(sizes)) == 1:
-        accesses = [np.asarray(table.counts)[table.counts > 0.0] for table in tables]
+        accesses = [_where(table.counts > 0.0, np.asarray(table.counts)) for table in tables]
         return _most_accessed(accessed, accesses, budget_bytes // sizes[0])
     lengths = [len(table.keys) for table in tables]
     keys = np.concatenate([np.asarray(table.keys, np.int64) for table in tables])
@@ -83,6 +83,11 @@ def choose_hot_keys(tables: Sequence[Candidates], budget_bytes: int) -> list[np.
     order = order[counts[order] > 0.0]
     chosen = order[_take_greedily(row_bytes[order], budget_bytes)]
     return sort_keys([keys[chosen[owner[chosen] == index]] for index in range(len(tables))])
+
+
+def _where(is_wanted: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """The wanted values; without a copy if all are."""
+    return values if is_wanted.all() else values[is_wanted]
 
 
 def _most_accessed(

@@ -88,9 +88,8 @@ class KeyStates:
 
     def counts(self) -> dict[str, int]:
         """Returns the number of keys per state, for the ledger: lower-case name -> keys."""
-        per_state = np.bincount(self.states, minlength=len(KeyState))
         hot = [state for state in KeyState if state is not KeyState.COLD]
-        return {state.name.lower(): int(per_state[state]) for state in hot}
+        return {state.name.lower(): int(np.count_nonzero(self.states == state)) for state in hot}
 
 
 def next_states(
@@ -182,18 +181,17 @@ def next_states(
     is_judged = watched >= min(protect_windows, NEVER)
     is_saturated = is_judged & is_low
 
-    states = np.full(hot_keys.size, KeyState.WARMING, np.uint8)
-    states[is_judged] = KeyState.VARYING
-    states[is_saturated] = KeyState.SATURATED
+    states = np.where(is_judged, np.uint8(KeyState.VARYING), np.uint8(KeyState.WARMING))
+    states = np.where(is_saturated, np.uint8(KeyState.SATURATED), states)
     if revisit_every:
         saturated = np.flatnonzero(is_saturated)
-        turn = _mix(hot_keys[saturated]) % np.uint64(revisit_every)
+        mixed, every = _mix(hot_keys[saturated]), np.uint64(revisit_every)
+        turn = mixed - mixed // every * every  # as mixed % every, which NumPy is slower at
         is_turn = turn == np.uint64((window + 1) % revisit_every)
         states[saturated[is_turn]] = KeyState.PROBING
-    since = np.full(hot_keys.size, NEVER, np.int32)
-    since[is_saturated] = window + 1
-    goes_on = is_saturated & has_run
-    since[goes_on] = previous.since[source[goes_on]]
+    began = _take(previous.since, source, is_known, NEVER)
+    since = np.where(has_run, began, np.int32(window + 1))
+    since = np.where(is_saturated, since, np.int32(NEVER))
     return KeyStates(hot_keys, states, watched, since, drift_now)
 
 
@@ -223,7 +221,7 @@ def judged_drifts(
     if are_masked:
         could_not_move = previous.states[positions] == KeyState.SATURATED
         could_not_move &= np.isfinite(judged)
-        judged[could_not_move] = previous.drift[positions[could_not_move]]
+        np.copyto(judged, previous.drift[positions], where=could_not_move)
     return judged
 
 
@@ -250,14 +248,14 @@ def effective_drifts(states: KeyStates, threshold: float) -> np.ndarray:
     return np.where(is_saturated, np.minimum(known, highest_below), np.maximum(known, limit))
 
 
-def _positions(states: KeyStates, keys: np.ndarray, drift: np.ndarray) -> np.ndarray:
-    """Positions of the drifted keys, int64 [k], each in the states and given once."""
+def _positions(states: KeyStates, keys: np.ndarray, drift: np.ndarray) -> np.ndarray | slice:
+    """Positions of the drifted keys, int64 [k] or all, each in the states and given once."""
     if np.ndim(keys) != 1 or np.shape(keys) != np.shape(drift):
         allowed = f"the shape of its keys, [k]; they have {np.shape(keys)}"
         raise invalid("drift", np.shape(drift), "drifted_keys", allowed)
     if np.array_equal(keys, states.keys):  # the usual case: nothing was evicted
-        return np.arange(states.keys.size)
-    positions, is_found = _find(states.keys, keys)
+        return slice(None)
+    positions, is_found = _search(states.keys, keys)
     if not is_found.all():
         unknown = int(np.asarray(keys)[~is_found][0])
         allowed = "keys of the hot set of the window that ends"
@@ -268,10 +266,15 @@ def _positions(states: KeyStates, keys: np.ndarray, drift: np.ndarray) -> np.nda
     return positions
 
 
-def _find(keys: np.ndarray, wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Positions in `keys` (ascending) of the wanted keys, and whether they are there."""
+def _find(keys: np.ndarray, wanted: np.ndarray) -> tuple[np.ndarray | slice, np.ndarray]:
+    """Positions in `keys` (ascending) of the wanted keys, or all, and whether they are there."""
     if np.array_equal(keys, wanted):
-        return np.arange(keys.size), np.ones(keys.shape, bool)
+        return slice(None), np.ones(keys.shape, bool)
+    return _search(keys, wanted)
+
+
+def _search(keys: np.ndarray, wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Positions in `keys` (ascending) of the wanted keys, and whether they are there."""
     positions = np.searchsorted(keys, wanted)
     if not keys.size:
         return positions, np.zeros(positions.shape, bool)
@@ -279,12 +282,17 @@ def _find(keys: np.ndarray, wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray]
     return positions, keys[positions] == wanted
 
 
-def _take(values: np.ndarray, source: np.ndarray, is_known: np.ndarray, other: float) -> np.ndarray:
-    """values[source] where known, `other` elsewhere; of the values' type."""
+def _take(
+    values: np.ndarray, source: np.ndarray | slice, is_known: np.ndarray, other: float
+) -> np.ndarray:
+    """values[source] where known, `other` elsewhere; of the values' type; may be a view."""
     if is_known.all():
         return values[source]
-    taken = np.full(source.shape, other, values.dtype)
-    taken[is_known] = values[source[is_known]]
+    taken = np.full(is_known.shape, other, values.dtype)
+    if isinstance(source, slice):
+        np.copyto(taken, values, where=is_known)
+    else:
+        taken[is_known] = values[source[is_known]]
     return taken
 
 

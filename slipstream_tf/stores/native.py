@@ -23,7 +23,12 @@ class NativeStore:
     """Embedding tables in C++ hash tables that grow as keys arrive or stay within a capacity.
 
     Access counts are kept in float32: exact up to 16,777,216 lookups of a key (after decay).
+
+    Attributes:
+        has_tables_apart: see `TrackedStore`.
     """
+
+    has_tables_apart = True
 
     def __init__(self, tables: Sequence[TableConfig], optimizer: SparseOptimizer):
         """Makes empty tables.
@@ -98,9 +103,9 @@ class NativeStore:
         index = self._index_of(table)
         return table_ops.gather(self._handles[index], keys, self.tables[index].dim)
 
-    def hot_keys(self, table: str, k: int) -> tuple[np.ndarray, np.ndarray]:
-        """See `EmbeddingStore.hot_keys`."""
-        keys, counts = table_ops.hot_keys(self._handles[self._index_of(table)], k)
+    def hot_keys(self, table: str, k: int, by_key: bool = False) -> tuple[np.ndarray, np.ndarray]:
+        """See `EmbeddingStore.hot_keys`; `by_key`: ascending by key, which takes less time."""
+        keys, counts = table_ops.hot_keys(self._handles[self._index_of(table)], k, by_key)
         return keys.numpy(), counts.numpy()
 
     def decay_counts(self, factor: float) -> None:

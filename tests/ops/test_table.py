@@ -179,6 +179,10 @@ def test_access_counts_are_exact_and_decay(batches, factor):
     keys, values = store.hot_keys("t0", 1000)
     expected = sorted((-c, k) for k, c in counts.items() if c > 0)
     assert list(zip((-values).tolist(), keys.tolist(), strict=True)) == expected
+    for k in (0, 7, 1000):
+        keys, values = store.hot_keys("t0", k, by_key=True)
+        by_key = sorted((key, -count) for count, key in expected[:k])
+        assert list(zip(keys.tolist(), values.tolist(), strict=True)) == by_key
 
 
 def test_statistics_tell_size_and_load():
