@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -17,6 +18,22 @@ def element_of(spec: Any, parts: tuple[Any, ...]) -> Any:
         parts: the function's arguments: `map` unpacks tuples and nothing else.
     """
     return parts if isinstance(spec, tuple) else parts[0]
+
+
+def map_in_step(dataset: tf.data.Dataset, function: Callable[..., Any]) -> tf.data.Dataset:
+    """`dataset.map(function)` whose elements are made when they are pulled, and no sooner.
+
+    tf.data makes those of a map without side effects some elements ahead, by itself, and with them
+    what is upstream: inputs would be classified before a window ends, and ranks would ask each
+    other for batches that nobody has pulled.
+    """
+
+    def apply(*parts: Any) -> Any:
+        # The time is of no use, but reading it counts as a side effect.
+        with tf.control_dependencies([tf.timestamp()]):
+            return tf.nest.map_structure(tf.identity, function(*parts), expand_composites=True)
+
+    return dataset.map(apply)
 
 
 def no_inputs(spec: Any, place: str) -> Any:

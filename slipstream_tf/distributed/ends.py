@@ -10,7 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from slipstream_tf.distributed.batches import element_of, loosen, no_inputs
+from slipstream_tf.distributed.batches import element_of, loosen, map_in_step, no_inputs
 from slipstream_tf.distributed.comm import Communicator
 from slipstream_tf.distributed.exchange import Names
 
@@ -42,7 +42,9 @@ def even_ends(dataset: tf.data.Dataset, comm: Communicator) -> tf.data.Dataset:
     if comm.size == 1:
         return dataset
     name = Names("even_ends").of("more")
-    real = dataset.map(lambda *parts: (loosen(element_of(spec, parts)), tf.constant(1, tf.int64)))
+    real = map_in_step(
+        dataset, lambda *parts: (loosen(element_of(spec, parts)), tf.constant(1, tf.int64))
+    )
     empty = tf.data.Dataset.from_tensors(0).repeat()
     empty = empty.map(lambda _: (loosen(filler), tf.constant(0, tf.int64)))
 
@@ -52,7 +54,7 @@ def even_ends(dataset: tf.data.Dataset, comm: Communicator) -> tf.data.Dataset:
     together = real.concatenate(empty).map(ask).take_while(lambda _, count: count > 0)
     options = tf.data.Options()
     options.deterministic = True
-    return together.map(lambda element, _: element).with_options(options)
+    return map_in_step(together, lambda element, _: element).with_options(options)
 
 
 def scale_loss(loss: tf.Tensor, batch_size: Any, comm: Communicator) -> tf.Tensor:

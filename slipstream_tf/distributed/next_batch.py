@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from slipstream_tf.distributed.batches import element_of, loosen, no_inputs
+from slipstream_tf.distributed.batches import element_of, loosen, map_in_step, no_inputs
 from slipstream_tf.errors import invalid
 
 KEYS = "keys"
@@ -33,7 +33,7 @@ def with_next(dataset: tf.data.Dataset) -> tf.data.Dataset:
     spec = dataset.element_spec
     _require_keys(spec)
     end = loosen(tf.nest.map_structure(lambda part: no_inputs(part, "with_next"), spec))
-    batches = dataset.map(lambda *parts: loosen(element_of(spec, parts)))
+    batches = map_in_step(dataset, lambda *parts: loosen(element_of(spec, parts)))
 
     def pair(before: tuple[tf.Tensor, ...], element: Any) -> Any:
         complete = _with_keys(_packed_as(element, before), _features(element)[KEYS])

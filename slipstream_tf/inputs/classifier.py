@@ -106,7 +106,7 @@ def skip_inputs(
             ids=ids_of(*components),
             window_batches=window_batches,
         )
-        with tf.control_dependencies([_assert_same_batch(element, classified.skippable)]):
+        with tf.control_dependencies(_assert_same_batch(element, classified.skippable)):
             if weighted:
                 element = (*element[:2], _weights(classified.weight, *element[2:]))
             if marked:
@@ -171,13 +171,17 @@ def _require_places(element_spec: Any, weighted: bool, marked: bool) -> None:
         raise invalid("dataset", sorted(features), "the features of its elements", allowed)
 
 
-def _assert_same_batch(element: Any, skippable: tf.Tensor) -> tf.Operation:
+def _assert_same_batch(element: Any, skippable: tf.Tensor) -> list[Any]:
+    known = {component.shape[0] for component in (*tf.nest.flatten(element), skippable)}
+    if len(known) == 1 and None not in known:
+        return [skippable]
     rows = tf.stack([num_rows(component) for component in tf.nest.flatten(element)])
-    return tf.debugging.assert_equal(
+    equal = tf.debugging.assert_equal(
         rows,
         tf.size(skippable, out_type=tf.int64),
         "The components of a batch must have as many rows as its keys have inputs.",
     )
+    return [equal]
 
 
 def _keep(element: Any, is_kept: tf.Tensor) -> Any:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from slipstream_tf.distributed import SingleProcess, even_ends, scale_loss
+from slipstream_tf.distributed import SingleProcess, even_ends, scale_loss, with_next
 
 
 class WithOthers:
@@ -118,3 +120,24 @@ def test_averaged_gradients_are_those_of_all_inputs(run_as_ranks, sizes):
     union = np.concatenate(inputs)
     wanted = union.mean() if union.size else 0.0
     np.testing.assert_allclose(np.mean([gradient for _, gradient in got]), wanted)
+
+
+@pytest.mark.parametrize(("transform", "ahead"), [("even_ends", 0), ("with_next", 1)])
+def test_no_batch_is_made_before_it_is_pulled(transform, ahead):
+    made = tf.Variable(0, dtype=tf.int64)
+
+    def note(number):
+        with tf.control_dependencies([made.assign_add(1)]):
+            return {"keys": tf.identity(number)}
+
+    options = tf.data.Options()
+    # `Slipstream.apply` sets it: a prefetch that TensorFlow adds is another matter.
+    options.experimental_optimization.inject_prefetch = False
+    data = tf.data.Dataset.range(50).batch(2).map(note).with_options(options)
+    data = even_ends(data, WithOthers(99)) if transform == "even_ends" else with_next(data)
+    batches = iter(data)
+    for pulled in range(1, 9):
+        next(batches)
+        # What else ran would run by itself.
+        time.sleep(0.02)
+        assert made.numpy() == pulled + ahead
