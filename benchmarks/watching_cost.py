@@ -104,13 +104,19 @@ class Arm:
             self.batches = self.slipstream.apply(batches, batch_size=_BATCH.value)
             self.callbacks = [self.slipstream.callback()]
 
-    def run(self) -> float:
-        """Trains over all batches; returns milliseconds per step, window ends included."""
-        start = time.perf_counter()
+    def run(self) -> tuple[float, float]:
+        """Trains over all batches.
+
+        Returns:
+            Milliseconds per step, window ends included, and those of processors.
+        """
+        start, processors_start = time.perf_counter(), time.process_time()
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Your input ran out of data")
             self.model.fit(self.batches, verbose=0, shuffle=False, callbacks=self.callbacks)
-        return 1e3 * (time.perf_counter() - start) / (_WINDOW.value * _WINDOWS.value)
+        seconds = time.perf_counter() - start, time.process_time() - processors_start
+        wall, processors = (1e3 * s / (_WINDOW.value * _WINDOWS.value) for s in seconds)
+        return wall, processors
 
 
 def warm_arm(batches: tf.data.Dataset, skip: str | None, metric: str = "linf") -> Arm:
@@ -130,16 +136,22 @@ def measure(skip: str, metric: str, batches: tf.data.Dataset) -> dict[str, Any]:
     end = return_free_memory()
     assert watched.slipstream is not None
     windows_before = len(watched.slipstream.tracker.reports)
-    milliseconds: dict[str, list[float]] = {"plain": [], "watched": []}
+    arms = {"plain": plain, "watched": watched}
+    milliseconds: dict[str, list[float]] = {name: [] for name in arms}
+    of_processors: dict[str, list[float]] = {name: [] for name in arms}
     for _ in range(_RUNS.value):
-        milliseconds["plain"].append(plain.run())
-        milliseconds["watched"].append(watched.run())
+        for name, arm in arms.items():
+            wall, processors = arm.run()
+            milliseconds[name].append(wall)
+            of_processors[name].append(processors)
     reports = watched.slipstream.tracker.reports[windows_before:]
     steps = len(reports) * _WINDOW.value
     ends = 1e3 * sum(report.seconds for report in reports)
     medians = {name: statistics.median(runs) for name, runs in milliseconds.items()}
-    pairs = zip(milliseconds["watched"], milliseconds["plain"], strict=True)
-    ratios = [a / b for a, b in pairs]
+    ratios, processor_ratios = (
+        [a / b for a, b in zip(times["watched"], times["plain"], strict=True)]
+        for times in (milliseconds, of_processors)
+    )
     # Ends are as many in every window, however many steps it has; pair by pair they are not known.
     saved = (ends / steps - ends / len(reports) / _DEFAULT_WINDOW) / medians["plain"]
     at_default = statistics.median(ratios) - saved
@@ -153,6 +165,9 @@ def measure(skip: str, metric: str, batches: tf.data.Dataset) -> dict[str, Any]:
         "medians": medians,
         "ratio": statistics.median(ratios),
         "ratios": ratios,
+        "processor_milliseconds_per_step": of_processors,
+        "processor_ratio": statistics.median(processor_ratios),
+        "processor_ratios": processor_ratios,
         "ratio_without_ends": statistics.median(ratios) - ends / steps / medians["plain"],
         "window_end_milliseconds": ends / len(reports),
         "ratio_at_default_window": at_default,
@@ -177,6 +192,7 @@ def markdown(results: Sequence[dict[str, Any]]) -> str:
     """Returns the table."""
     header = (
         *("skip", "metric", "plain ms", "watched ms", "ratio", "ratios of runs"),
+        *("processors' ratio", "of runs"),
         *("without ends", "a window end, ms", f"at {_DEFAULT_WINDOW:,} steps a window"),
         *("asked", "reached", "hot keys", "snapshots MiB", "of", "held MiB", "of"),
         *("within", "process MiB"),
@@ -197,6 +213,8 @@ def markdown(results: Sequence[dict[str, Any]]) -> str:
             f"{result['medians']['watched']:.2f}",
             f"{result['ratio']:.3f}",
             " ".join(f"{ratio:.3f}" for ratio in result["ratios"]),
+            f"{result['processor_ratio']:.3f}",
+            " ".join(f"{ratio:.3f}" for ratio in result["processor_ratios"]),
             f"{result['ratio_without_ends']:.3f}",
             f"{result['window_end_milliseconds']:.0f}",
             f"{result['ratio_at_default_window']:.3f}",
