@@ -320,7 +320,7 @@ def _training_data(
         return dataset
     # Nothing leaves in shadow mode: batches stay as they are.
     batch_size = None if slipstream.config.shadow else settings.batch_size
-    return slipstream.leave_out(dataset, batch_size, ahead=False)
+    return slipstream.leave_out(dataset, batch_size)
 
 
 def _data_options(settings: Settings) -> tf.data.Options:

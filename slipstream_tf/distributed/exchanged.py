@@ -36,7 +36,7 @@ class ExchangedStore(NativeStore):
         wire: how rows travel.
     """
 
-    has_tables_apart = False
+    lists_hot_keys_by_key = False  # Ranks publish the most accessed ones first.
 
     def __init__(
         self,

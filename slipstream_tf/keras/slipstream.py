@@ -220,8 +220,11 @@ class Slipstream(tf.train.experimental.PythonState):
         Raises:
             ValueError: as `slipstream_tf.inputs.classifier.skip_inputs`; or ids are missing.
         """
-        dataset = self.leave_out(dataset, batch_size, get_keys, drop_remainder, ahead)
-        return even_ends(self.read_ahead(dataset) if ahead else dataset, self._comm)
+        if ahead:
+            # Into the next window, too: only what follows depends on it.
+            dataset = self._reading.read(dataset)
+        kept = self.leave_out(dataset, batch_size, get_keys, drop_remainder)
+        return even_ends(self.read_ahead(kept) if ahead else kept, self._comm)
 
     def leave_out(
         self,
@@ -229,7 +232,6 @@ class Slipstream(tf.train.experimental.PythonState):
         batch_size: int | None = None,
         get_keys: Callable[..., Any] | None = None,
         drop_remainder: bool = False,
-        ahead: bool = True,
     ) -> tf.data.Dataset:
         """The first part of `apply`, for those who put something between: see there.
 
@@ -238,9 +240,6 @@ class Slipstream(tf.train.experimental.PythonState):
         if self._config.score == "remembered_loss":
             _require_ids(dataset.element_spec)
         self._batches_per_epoch = _batches_after(dataset, batch_size)
-        if ahead:
-            # Into the next window, too: only what follows depends on it.
-            dataset = self._reading.read(dataset)
         kept = skip_inputs(
             dataset,
             self._tracker.classifier,

@@ -7,9 +7,15 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
+
 from slipstream_tf.ops.update_policy import UpdateCounts
 
 _KEY_BYTES, _VALUE_BYTES = 8, 4
+DRIFT_QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
+# Bounds of a drift histogram's buckets: as wide in every window, so that windows can be compared.
+_BUCKETS_PER_DECADE = 4
+_LEAST_DECADE, _MOST_DECADE = -9, 9
 
 
 @dataclasses.dataclass(frozen=True)
@@ -190,6 +196,34 @@ class WindowReport:
         histogram = tuple((low, high, count) for low, high, count in state["drift_histogram"])
         changed = {"tables": tables, "drift_quantiles": quantiles, "drift_histogram": histogram}
         return cls(**{**state, **changed})
+
+
+def drift_quantiles(drift: np.ndarray) -> Mapping[float, float]:
+    """Quantiles of the finite values of `drift`, float32 [n]; empty without any."""
+    finite = drift[np.isfinite(drift)]
+    if not finite.size:
+        return MappingProxyType({})
+    values = np.quantile(finite, DRIFT_QUANTILES)
+    return MappingProxyType(dict(zip(DRIFT_QUANTILES, map(float, values), strict=True)))
+
+
+def drift_histogram(drift: np.ndarray) -> tuple[tuple[float, float, int], ...]:
+    """Counts the finite values of `drift` in buckets of a quarter of a decade.
+
+    Args:
+        drift: float32 [n], not negative.
+
+    Returns:
+        (lower bound, upper bound, count) of each bucket that is not empty. The lowest is from 0 to
+        1e-9, and what is above the highest, 1e9, is counted in it.
+    """
+    steps = np.arange(_LEAST_DECADE * _BUCKETS_PER_DECADE, _MOST_DECADE * _BUCKETS_PER_DECADE + 1)
+    bounds = np.concatenate([[0.0], 10.0 ** (steps / _BUCKETS_PER_DECADE)])
+    finite = np.minimum(drift[np.isfinite(drift)], bounds[-1])
+    counts, _ = np.histogram(finite, bounds)
+    return tuple(
+        (float(bounds[i]), float(bounds[i + 1]), int(counts[i])) for i in np.flatnonzero(counts)
+    )
 
 
 def random_shares(reports: Iterable[WindowReport]) -> tuple[float, ...]:

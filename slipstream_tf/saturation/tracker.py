@@ -9,9 +9,9 @@ deferring are this project's.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -20,16 +20,20 @@ from slipstream_tf.errors import require_integer
 from slipstream_tf.ops.classifier import InputClassifier
 from slipstream_tf.ops.features import FeatureSpec
 from slipstream_tf.ops.update_policy import UpdatePolicy
-from slipstream_tf.saturation import hot_set, notices, side_by_side
+from slipstream_tf.saturation import hot_set, notices
 from slipstream_tf.saturation.classifying import (
     classifier_settings,
     counts_all_keys,
     threshold_of_keys,
 )
-from slipstream_tf.saturation.drift_distribution import DriftDistribution
 from slipstream_tf.saturation.policies import UpdatePolicies, freeze_drift
 from slipstream_tf.saturation.ranks import Communicator, Ranks
-from slipstream_tf.saturation.report import TableWindow, WindowReport
+from slipstream_tf.saturation.report import (
+    TableWindow,
+    WindowReport,
+    drift_histogram,
+    drift_quantiles,
+)
 from slipstream_tf.saturation.report_log import ReportLog
 from slipstream_tf.saturation.resuming import part_of, require_restorable
 from slipstream_tf.saturation.scope import tables_to_track
@@ -48,7 +52,6 @@ _LOOP = (
 )
 
 
-_Result = TypeVar("_Result")
 _NOTHING: Mapping[str, np.ndarray] = MappingProxyType({})
 
 
@@ -118,7 +121,7 @@ class SaturationTracker:
             self._publisher = store
         # Of each table, keys and counts: with several ranks the most accessed key first.
         self._accesses: dict[str, tuple[np.ndarray, np.ndarray]] = {}
-        self._has_tables_apart = getattr(store, "has_tables_apart", False)
+        self._lists_by_key = getattr(store, "lists_hot_keys_by_key", False)
         self._steerer = Steerer(config)
         self._planned_steps: int | None = None
         self._step = 0
@@ -266,22 +269,6 @@ class SaturationTracker:
         self._classifier.import_window(state["window"])
         self._ranks.restore_traffic(state["traffic"])
 
-    def _of_tables(
-        self, keys: int, function: Callable[..., _Result], *others: Sequence[Any]
-    ) -> list[_Result]:
-        """What a function gives of each table and what else is listed; side by side if it may.
-
-        Where ranks have to talk of a table, all take the tables in order.
-
-        Args:
-            keys: of all tables, that there is work on.
-            function: as for `side_by_side.map_tables`.
-            others: lists as long as there are tables.
-        """
-        is_worth_it = self._has_tables_apart and keys >= side_by_side.LEAST_KEYS
-        threads = side_by_side.useful_threads() if is_worth_it else 1
-        return side_by_side.map_tables(function, self._tables, *others, threads=threads)
-
     def _hot_key_count(self) -> int:
         return sum(table.states.keys.size for table in self._tables)
 
@@ -295,7 +282,7 @@ class SaturationTracker:
         hot_keys = [table.states.keys.size for table in self._tables]
         snapshot_bytes = sum(table.snapshot_bytes for table in self._tables)
         withholds, release = self._is_withholding, self._config.release
-        measured = self._of_tables(sum(hot_keys), lambda table: table.measure(withholds, release))
+        measured = [table.measure(withholds, release) for table in self._tables]
         names = [table.name for table in self._tables]
         notices.log_anomalies(len(self._reports), self._step, names, measured)
         ranks = self._ranks
@@ -342,7 +329,7 @@ class SaturationTracker:
             notices.warn_of_first_window(
                 self._config, self.warmup_steps, offered, self._inputs_seen
             )
-        distribution = DriftDistribution([m.drift for m in measured])
+        drift = np.concatenate([m.drift for m in measured])
         state_counts = [table.states.counts() for table in self._tables]
         report = WindowReport(
             window=len(self._reports),
@@ -351,9 +338,9 @@ class SaturationTracker:
             hot_keys=sum(hot_keys),
             snapshot_bytes=snapshot_bytes,
             evicted=sum(m.evicted for m in measured),
-            anomalies=distribution.not_finite,
-            drift_quantiles=distribution.quantiles(),
-            drift_histogram=distribution.histogram(),
+            anomalies=int((~np.isfinite(drift)).sum()),
+            drift_quantiles=drift_quantiles(drift),
+            drift_histogram=drift_histogram(drift),
             threshold=found.threshold,
             is_threshold_capped=found.is_capped,
             is_skipping=is_skipping,
@@ -408,18 +395,19 @@ class SaturationTracker:
         """
         is_active = not self._window_is_warming_up
         withholds = self._config.withholds_saturated and is_active
-
-        def tell_store(table: TrackedTable) -> np.ndarray:
+        for table in self._tables:
             table.mark(withholds, unmarked.get(table.name))
             table.publish_policy()
-            return table.published_drift(self._threshold)
-
-        drifts = self._of_tables(self._hot_key_count(), tell_store)
         if self._freezer is not None:
             self._freezer.freeze(self._keys_to_freeze() if is_active else {})
         if self._publisher is not None:
             self._publisher.publish(self._keys_to_publish() if is_active else {})
-        self._classifier.set_drift(*_joined([t.states.keys for t in self._tables], drifts))
+        self._classifier.set_drift(
+            *_joined(
+                [table.states.keys for table in self._tables],
+                [table.published_drift(self._threshold) for table in self._tables],
+            )
+        )
         if self._remembers_losses:
             all_count = counts_all_keys(self._config)
             # Where all hot keys count as saturated, they did at any visit, in another run's
@@ -497,49 +485,42 @@ class SaturationTracker:
         # Where hot keys are found for copies alone, the others need not be followed.
         least = 0.0 if self._config.judges_keys else copies.least_accesses
         candidates = []
-        for table, found in zip(self._tables, self._hot_keys(budget), strict=True):
-            keys, counts = self._ranks.merge_accesses(*found, f"hot_keys.{table.name}", least)
+        for table in self._tables:
+            own = self._hot_keys(table, budget)
+            keys, counts = self._ranks.merge_accesses(*own, f"hot_keys.{table.name}", least)
             candidates.append(hot_set.Candidates(keys, counts, table.dim))
             self._accesses[table.name] = (keys, counts)
         chosen = hot_set.choose_hot_keys(candidates, budget)
         # After the choice: a factor of 0 would leave nothing to choose by.
         self._store.decay_counts(self._config.count_decay)
 
-        window, are_masked = len(self._reports), self._is_withholding
-
-        def renew(table: TrackedTable, keys: np.ndarray, found: Measured) -> int:
+        common = 0
+        for table, keys, found in zip(self._tables, chosen, measured, strict=True):
             states = next_states(
                 table.states,
                 keys,
                 found.keys,
                 found.drift,
                 threshold,
-                window,
+                len(self._reports),
                 release=self._config.release,
                 revisit_every=self._config.probing_interval,
                 protect_windows=self._config.protect_windows,
-                are_masked=are_masked,
+                are_masked=self._is_withholding,
             )
             table.renew(states)
-            return int(np.count_nonzero(table.states.windows_watched > 0))
-
-        size = sum(keys.size for keys in chosen)
-        common = sum(self._of_tables(size, renew, chosen, measured))
+            common += int(np.count_nonzero(table.states.windows_watched > 0))
         total = self._hot_key_count()
         return common / total if total else 0.0
 
-    def _hot_keys(self, budget: int) -> list[tuple[np.ndarray, np.ndarray]]:
-        """This rank's most accessed keys of each table that fit a budget, and their counts."""
+    def _hot_keys(self, table: TrackedTable, budget: int) -> tuple[np.ndarray, np.ndarray]:
+        """This rank's most accessed keys of a table that fit a budget, and their counts."""
+        own = min(budget, self._config.table_hot_budget_bytes.get(table.name, budget))
         # No other order of the keys is asked for than the one that states have.
-        order = {"by_key": True} if self._has_tables_apart else {}
-
-        def find(table: TrackedTable) -> tuple[np.ndarray, np.ndarray]:
-            own = min(budget, self._config.table_hot_budget_bytes.get(table.name, budget))
-            most = hot_set.most_candidates(table.dim, own)
-            keys, counts = self._store.hot_keys(table.name, most, **order)
-            return np.asarray(keys), np.asarray(counts)
-
-        return self._of_tables(self._hot_key_count(), find)
+        order = {"by_key": True} if self._lists_by_key else {}
+        most = hot_set.most_candidates(table.dim, own)
+        keys, counts = self._store.hot_keys(table.name, most, **order)
+        return np.asarray(keys), np.asarray(counts)
 
 
 def _most_accessed_first(keys: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -19,10 +19,9 @@ class TrackedStore(Protocol):
 
     A store whose rows are spread over ranks also has `owners(table, keys)`, int64 [n]: `gather` and
     `travelled` are then asked for a rank's own keys only. A store with copies of other ranks' rows
-    has `freeze`, `frozen_keys` and `least_accesses`; see `distributed.ShardedStore`. A store whose
-    methods several threads may call at once, each for other tables, and none of which is a
-    collective, has `has_tables_apart = True`; its `hot_keys` then takes `by_key=True`, with which
-    the keys are ascending.
+    has `freeze`, `frozen_keys` and `least_accesses`; see `distributed.ShardedStore`. A store with
+    `lists_hot_keys_by_key = True` has a `hot_keys` that takes `by_key=True`: the keys are then
+    ascending.
 
     Attributes:
         tables: the tables, in the order that table indices refer to.

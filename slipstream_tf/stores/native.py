@@ -25,10 +25,10 @@ class NativeStore:
     Access counts are kept in float32: exact up to 16,777,216 lookups of a key (after decay).
 
     Attributes:
-        has_tables_apart: see `TrackedStore`.
+        lists_hot_keys_by_key: see `TrackedStore`.
     """
 
-    has_tables_apart = True
+    lists_hot_keys_by_key = True
 
     def __init__(self, tables: Sequence[TableConfig], optimizer: SparseOptimizer):
         """Makes empty tables.

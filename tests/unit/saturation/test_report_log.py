@@ -11,14 +11,18 @@ import pytest
 from slipstream_tf.checkpoint import tree
 from slipstream_tf.ops.update_policy import UpdateCounts
 from slipstream_tf.saturation import report_log
-from slipstream_tf.saturation.drift_distribution import DriftDistribution
-from slipstream_tf.saturation.report import TableWindow, WindowReport
+from slipstream_tf.saturation.report import (
+    TableWindow,
+    WindowReport,
+    drift_histogram,
+    drift_quantiles,
+)
 from slipstream_tf.saturation.report_log import BLOCK, ReportLog
 
 
 def report_of(window: int, tables: int = 2) -> WindowReport:
     random = np.random.default_rng(window)
-    drift = DriftDistribution([(10.0 ** random.normal(-3, 1, 50)).astype(np.float32)])
+    drift = (10.0 ** random.normal(-3, 1, 50)).astype(np.float32)
     counts = [
         int(count) for count in random.integers(0, 10**7, len(dataclasses.fields(UpdateCounts)))
     ]
@@ -30,8 +34,8 @@ def report_of(window: int, tables: int = 2) -> WindowReport:
         snapshot_bytes=1 << 40,
         evicted=0,
         anomalies=window % 2,
-        drift_quantiles=drift.quantiles(),
-        drift_histogram=drift.histogram(),
+        drift_quantiles=drift_quantiles(drift),
+        drift_histogram=drift_histogram(drift),
         threshold=np.float32(random.random()),
         is_threshold_capped=bool(window % 3),
         is_skipping=True,

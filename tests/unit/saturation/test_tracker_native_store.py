@@ -12,7 +12,6 @@ from slipstream_tf import optimizers
 from slipstream_tf.config import SaturationConfig, TableConfig
 from slipstream_tf.inputs.classifier import skip_inputs
 from slipstream_tf.ops import features
-from slipstream_tf.saturation import side_by_side
 from slipstream_tf.saturation.report import random_shares
 from slipstream_tf.saturation.tracker import SaturationTracker
 from slipstream_tf.stores.native import NativeStore
@@ -72,22 +71,19 @@ def test_skips_after_the_warmup_counts_every_input_and_repeats_bitwise():
 
 @pytest.mark.parametrize("metric", ["linf", "signal"])
 @pytest.mark.parametrize("skip", ["inputs", "gradients"])
-def test_tables_side_by_side_end_as_tables_in_turn(monkeypatch, metric, skip):
-    def run(least_keys, has_tables_apart):
-        monkeypatch.setattr(side_by_side, "LEAST_KEYS", least_keys)
-        monkeypatch.setattr(side_by_side, "useful_threads", lambda: 3)
-        monkeypatch.setattr(NativeStore, "has_tables_apart", has_tables_apart)
+def test_windows_end_alike_in_whatever_order_hot_keys_are_listed(monkeypatch, metric, skip):
+    def run(by_key):
+        monkeypatch.setattr(NativeStore, "lists_hot_keys_by_key", by_key)
         store, tracker, _ = train(skip=skip, metric=metric, target_skip=0.3, warmup_steps=60)
         state = tracker.state()
         reports = [dataclasses.replace(r, seconds=0.0) for r in tracker.reports]
         return reports, state["tables"], state["accesses"], store.export_table("item")
 
-    in_turn = run(1 << 60, True)
-    assert max(report.saturated_keys for report in in_turn[0]) > 0
-    for other in (run(0, True), run(0, False)):
-        assert in_turn[0] == other[0]
-        for mine, others in zip(in_turn[1:], other[1:], strict=True):
-            tf.nest.map_structure(np.testing.assert_array_equal, mine, others)
+    by_key, by_count = run(True), run(False)
+    assert max(report.saturated_keys for report in by_key[0]) > 0
+    assert by_key[0] == by_count[0]
+    for mine, others in zip(by_key[1:], by_count[1:], strict=True):
+        tf.nest.map_structure(np.testing.assert_array_equal, mine, others)
 
 
 def test_random_control_skips_the_same_share():

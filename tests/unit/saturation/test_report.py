@@ -1,0 +1,34 @@
+"""What a window's report says of its drifts."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from slipstream_tf.saturation.report import drift_histogram
+
+
+def test_no_finite_drift_has_no_bucket():
+    assert drift_histogram(np.empty(0, np.float32)) == ()
+    assert drift_histogram(np.array([np.nan, np.inf], np.float32)) == ()
+
+
+def test_buckets_are_quarters_of_a_decade():
+    found = drift_histogram(np.array([0.0, 0.011, 0.012, 0.02, 1e30, 5e-10], np.float32))
+    assert [count for _, _, count in found] == [2, 2, 1, 1]
+    np.testing.assert_allclose(
+        [bounds[:2] for bounds in found],
+        [[0.0, 1e-9], [0.01, 10**-1.75], [10**-1.75, 10**-1.5], [10**8.75, 1e9]],
+    )
+
+
+@given(hnp.arrays(np.float32, st.integers(0, 50), elements=st.floats(0, 1e8, width=32)))
+def test_every_finite_drift_is_in_its_bucket(drift):
+    drift, given_drift = drift.astype(np.float64), drift
+    found = drift_histogram(given_drift)
+    assert sum(count for _, _, count in found) == drift.size
+    for lower, upper, count in found:
+        assert count == ((drift >= lower) & (drift < upper)).sum() > 0
+    assert list(found) == sorted(found)
