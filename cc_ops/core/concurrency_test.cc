@@ -127,9 +127,10 @@ class Concurrency : public testing::Test {
         for (int64_t key : hot)
           marks.push_back(MayBeMasked(key) ? kSaturated | kWatched : kWatched);
         const std::unique_lock<std::shared_mutex> lock(table->mutex());
-        table->MarkRows(hot.data(), marks.data(), static_cast<int64_t>(hot.size()));
+        table->MarkRows(hot.data(), marks.data(), static_cast<int64_t>(hot.size()), Parallel());
         std::vector<float> travelled(hot.size());
-        table->Travelled(hot.data(), static_cast<int64_t>(hot.size()), travelled.data());
+        table->Travelled(hot.data(), static_cast<int64_t>(hot.size()), Parallel(),
+                         travelled.data());
         if (table != unbounded_.get()) table->DecayCounts(0.5f);
         UpdatePolicy policy;
         policy.mode = random() % 2 == 0 ? UpdatePolicy::Mode::kDefer : UpdatePolicy::Mode::kMask;

@@ -33,10 +33,9 @@ std::vector<TableShard> EmptyShards(const TableOptions& options, SlabAllocator* 
 }
 
 void MakePlaceForMark(TableShard* shard, uint32_t slot) {
-  if (slot < shard->marks.size()) return;
+  if (slot < shard->marked.size()) return;
   const size_t wanted = std::max<size_t>(slot + 1, static_cast<size_t>(shard->index.size()));
-  shard->travelled.resize(wanted);
-  shard->marks.resize(wanted);
+  shard->marked.resize(wanted);
 }
 
 }  // namespace
@@ -85,9 +84,8 @@ int64_t EmbeddingTable::bytes() const {
   int64_t bytes = memory_->bytes();
   for (const TableShard& shard : shards_) {
     bytes +=
-        shard.index.bytes() +
-        static_cast<int64_t>(shard.last_used.capacity() * sizeof(int64_t) + shard.marks.capacity() +
-                             shard.travelled.capacity() * sizeof(float));
+        shard.index.bytes() + static_cast<int64_t>(shard.last_used.capacity() * sizeof(int64_t) +
+                                                   shard.marked.capacity() * sizeof(MarkedRow));
   }
   return bytes + deferred_bytes() + published_.bytes();
 }
@@ -128,7 +126,7 @@ float* EmbeddingTable::FindOrInsert(int64_t key, uint64_t hash, float accesses, 
 
 void EmbeddingTable::ForgetRow(TableShard* shard, int64_t key, uint64_t hash) {
   const uint32_t slot = shard->index.Find(key, hash)->slot;
-  if (slot < shard->marks.size()) shard->marks[slot] = 0;
+  if (slot < shard->marked.size()) shard->marked[slot].marks = 0;
   for (DeferredSums& sums : shard->deferred) {
     if (policy_.is_exchanged) break;
     const uint32_t place = sums.Find(key, hash);
@@ -368,58 +366,85 @@ void EmbeddingTable::SetPolicy(const UpdatePolicy& policy) {
   policy_ = policy;
 }
 
+template <typename See>
+void EmbeddingTable::SeeSlots(const int64_t* keys, int64_t begin, int64_t end, See see) const {
+  constexpr int64_t kMarkAhead = 8;
+  uint32_t ahead[kMarkAhead];  // slots of keys [i, i + kMarkAhead), from i % kMarkAhead on
+  for (int64_t i = begin - kMarkAhead; i < end; ++i) {
+    uint32_t* const place = &ahead[(i - begin + kMarkAhead) % kMarkAhead];
+    if (i >= begin) see(i, *place);
+    if (i + kIndexAhead < end) Prefetch(HashKey(keys[i + kIndexAhead]));
+    if (i + kMarkAhead >= end) continue;
+    const uint64_t hash = HashKey(keys[i + kMarkAhead]);
+    *place = HashIndex::kEmpty;
+    if (Find(keys[i + kMarkAhead], hash, place) == nullptr) continue;
+    const std::vector<MarkedRow>& marked = shards_[ShardOf(hash)].marked;
+    if (*place < marked.size()) __builtin_prefetch(&marked[*place], 1);
+  }
+}
+
 void EmbeddingTable::MarkRows(const int64_t* keys, const uint8_t* marks, int64_t n,
-                              bool makes_rows) {
+                              const Parallel& parallel, bool makes_rows) {
   // Whatever needs memory comes first.
   std::vector<uint32_t> slots(static_cast<size_t>(n), HashIndex::kEmpty);
-  for (int64_t i = 0; i < n; ++i) {
-    if (i + kIndexAhead < n) Prefetch(HashKey(keys[i + kIndexAhead]));
-    const uint64_t hash = HashKey(keys[i]);
-    uint32_t slot = 0;
-    if (marks[i] == 0) continue;
-    if (makes_rows) {
-      FindOrInsert(keys[i], hash, 0.f, &slot);
-    } else if (Find(keys[i], hash, &slot) == nullptr) {
-      continue;
+  if (makes_rows) {
+    for (int64_t i = 0; i < n; ++i) {
+      if (marks[i] != 0) FindOrInsert(keys[i], HashKey(keys[i]), 0.f, &slots[i]);
     }
-    MakePlaceForMark(&shards_[ShardOf(hash)], slot);
-    slots[static_cast<size_t>(i)] = slot;
+  } else {
+    parallel.run(parallel.threads, [&](int task) {
+      const TaskRange range = RangeOf(task, parallel.threads, n);
+      SeeSlots(keys, range.begin, range.end, [&](int64_t i, uint32_t slot) {
+        if (marks[i] != 0) slots[i] = slot;
+      });
+    });
   }
-  for (TableShard& shard : shards_) {
-    for (uint8_t& mark : shard.marks) mark &= kKept;
-    std::fill(shard.travelled.begin(), shard.travelled.end(), 0.f);
-  }
-  is_watching_ = false;
   for (int64_t i = 0; i < n; ++i) {
-    const uint32_t slot = slots[static_cast<size_t>(i)];
-    if (slot == HashIndex::kEmpty) continue;
-    uint8_t& mark = shards_[ShardOf(HashKey(keys[i]))].marks[slot];
-    mark = static_cast<uint8_t>((mark & kKept) | marks[i]);
-    is_watching_ = is_watching_ || (marks[i] & kWatched) != 0;
+    if (slots[i] == HashIndex::kEmpty) continue;
+    MakePlaceForMark(&shards_[ShardOf(HashKey(keys[i]))], slots[i]);
+  }
+  // A shard is marked by one task, in the order of the keys.
+  parallel.run(parallel.threads, [&](int task) {
+    const TaskRange own = RangeOf(task, parallel.threads, kNumShards);
+    for (int64_t s = own.begin; s < own.end; ++s) {
+      for (MarkedRow& row : shards_[s].marked) {
+        row = {0.f, static_cast<uint8_t>(row.marks & kKept)};
+      }
+    }
+    for (int64_t i = 0; i < n; ++i) {
+      const int64_t s = ShardOf(HashKey(keys[i]));
+      if (s < own.begin || s >= own.end || slots[i] == HashIndex::kEmpty) continue;
+      uint8_t& mark = shards_[s].marked[slots[i]].marks;
+      mark = static_cast<uint8_t>((mark & kKept) | marks[i]);
+    }
+  });
+  is_watching_ = false;
+  for (int64_t i = 0; i < n && !is_watching_; ++i) {
+    is_watching_ = slots[i] != HashIndex::kEmpty && (marks[i] & kWatched) != 0;
   }
 }
 
 void EmbeddingTable::AddMark(uint64_t hash, uint32_t slot, RowMark mark) {
   TableShard& shard = shards_[ShardOf(hash)];
   MakePlaceForMark(&shard, slot);
-  shard.marks[slot] |= mark;
+  shard.marked[slot].marks |= mark;
 }
 
 void EmbeddingTable::RemoveMark(uint64_t hash, uint32_t slot, RowMark mark) {
   TableShard& shard = shards_[ShardOf(hash)];
-  if (slot < shard.marks.size()) shard.marks[slot] &= static_cast<uint8_t>(~mark);
+  if (slot < shard.marked.size()) shard.marked[slot].marks &= static_cast<uint8_t>(~mark);
 }
 
-void EmbeddingTable::Travelled(const int64_t* keys, int64_t n, float* travelled) const {
-  for (int64_t i = 0; i < n; ++i) {
-    if (i + kIndexAhead < n) Prefetch(HashKey(keys[i + kIndexAhead]));
-    const uint64_t hash = HashKey(keys[i]);
-    const TableShard& shard = shards_[ShardOf(hash)];
-    uint32_t slot = 0;
-    const bool is_watched =
-        Find(keys[i], hash, &slot) != nullptr && (shard.MarkOf(slot) & kWatched) != 0;
-    travelled[i] = is_watched ? shard.travelled[slot] : 0.f;
-  }
+void EmbeddingTable::Travelled(const int64_t* keys, int64_t n, const Parallel& parallel,
+                               float* travelled) const {
+  parallel.run(parallel.threads, [&](int task) {
+    const TaskRange range = RangeOf(task, parallel.threads, n);
+    SeeSlots(keys, range.begin, range.end, [&](int64_t i, uint32_t slot) {
+      const TableShard& shard = shards_[ShardOf(HashKey(keys[i]))];
+      const bool is_watched = slot != HashIndex::kEmpty && (shard.MarkOf(slot) & kWatched) != 0;
+      travelled[i] = is_watched ? shard.marked[slot].travelled : 0.f;
+    });
+  });
 }
 
 void EmbeddingTable::Marks(const int64_t* keys, int64_t n, uint8_t* marks) const {
@@ -437,7 +462,7 @@ void EmbeddingTable::SetTravelled(const int64_t* keys, const float* travelled, i
     TableShard& shard = shards_[ShardOf(hash)];
     uint32_t slot = 0;
     if (Find(keys[i], hash, &slot) != nullptr && (shard.MarkOf(slot) & kWatched) != 0) {
-      shard.travelled[slot] = travelled[i];
+      shard.marked[slot].travelled = travelled[i];
     }
   }
 }

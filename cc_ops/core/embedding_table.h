@@ -61,20 +61,24 @@ struct TableContents {
   int64_t lookup_step = 0;
 };
 
+// What window ends say of a row, and how far it came since.
+struct MarkedRow {
+  float travelled = 0.f;  // sum of squared update lengths, of a watched row
+  uint8_t marks = 0;      // RowMark bits
+};
+
 // A part of the keys with its own index and rows; touched by one thread at a time.
 struct TableShard {
   TableShard(int number, int64_t stride, SlabAllocator* memory, IndexMemory* index_memory)
       : index(index_memory, number), arena(stride, memory) {}
   HashIndex index;
   RowArena arena;
-  std::vector<int64_t> last_used;  // by slot; LRU tables only
-  // By slot, RowMark bits; slots beyond its end have none.
-  std::vector<uint8_t> marks;
-  std::vector<float> travelled;        // by slot, of watched rows; as long as `marks`
+  std::vector<int64_t> last_used;      // by slot; LRU tables only
+  std::vector<MarkedRow> marked;       // by slot; slots beyond its end have no marks
   std::vector<DeferredSums> deferred;  // by simulated rank; empty unless gradients are held
   UpdateCounts counts;
 
-  uint8_t MarkOf(uint32_t slot) const { return slot < marks.size() ? marks[slot] : 0; }
+  uint8_t MarkOf(uint32_t slot) const { return slot < marked.size() ? marked[slot].marks : 0; }
   // Asks for what a lookup reads first; the arena's chunks need this to have come.
   void Prefetch() const {
     __builtin_prefetch(&index);
@@ -171,13 +175,14 @@ class EmbeddingTable {
   // of squared update lengths anew. makes_rows: whether keys without a row that get a mark get a
   // row, too; else they are passed over. Throws std::bad_alloc: no mark has changed then, but some
   // keys may have got their rows.
-  void MarkRows(const int64_t* keys, const uint8_t* marks, int64_t n, bool makes_rows = false);
+  void MarkRows(const int64_t* keys, const uint8_t* marks, int64_t n, const Parallel& parallel,
+                bool makes_rows = false);
   // Adds a mark to a row's, until the next MarkRows. Throws std::bad_alloc, changing nothing.
   void AddMark(uint64_t hash, uint32_t slot, RowMark mark);
   void RemoveMark(uint64_t hash, uint32_t slot, RowMark mark);
   // travelled: [n], the sum of squared update lengths since MarkRows; 0 for a row
   // that is not watched.
-  void Travelled(const int64_t* keys, int64_t n, float* travelled) const;
+  void Travelled(const int64_t* keys, int64_t n, const Parallel& parallel, float* travelled) const;
   // marks: [n], RowMark bits; 0 for a key without a row.
   void Marks(const int64_t* keys, int64_t n, uint8_t* marks) const;
   // Replaces these sums, [n], of watched rows; other keys are passed over.
@@ -203,6 +208,10 @@ class EmbeddingTable {
   Status Import(const TableContents& contents);
 
  private:
+  // Calls see(i, slot) for the keys [begin, end), in order, with the row's slot in its shard or
+  // HashIndex::kEmpty. What marks tell of the row was asked for ahead.
+  template <typename See>
+  void SeeSlots(const int64_t* keys, int64_t begin, int64_t end, See see) const;
   // Only a bounded table needs to know when its rows were last used.
   bool tracks_use() const {
     return options_.capacity > 0 && options_.eviction == TableOptions::Eviction::kLru;

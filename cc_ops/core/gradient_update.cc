@@ -75,79 +75,138 @@ bool AllFinite(const LookupPlan& plan, const std::vector<PooledGradient>& gradie
   return all_finite;
 }
 
-// The distinct keys of a bucket, and of the one after it whose rows are asked for ahead.
+// The distinct keys of a bucket and the part of the table that has their rows.
 struct KeyRange {
   int64_t begin, end;
+  TableShard* shard;
 };
 
 KeyRange KeysOf(const LookupPlan& plan, int64_t bucket) {
   const int64_t begin = plan.unique_begin[bucket];
-  return {begin, begin + plan.unique_count[bucket]};
+  TableShard* shard = plan.tables[bucket / kNumShards]->shard(bucket % kNumShards);
+  return {begin, begin + plan.unique_count[bucket], shard};
 }
 
-// Sums the gradients of every key of the bucket, whose rows are all there, and applies the rule.
+// Memory for a row's gradient and for a row as it was, [dim] each.
+struct RowBuffers {
+  float *summed, *before;
+};
+
+// Squared length of the way from `before`, which is overwritten, to `row`. A function of its own:
+// inlined it makes compilers take the update's loops apart, too.
+__attribute__((noinline)) float SquaredWay(int64_t dim, const float* __restrict__ row,
+                                           float* __restrict__ before) {
+  for (int64_t j = 0; j < dim; ++j) before[j] = row[j] - before[j];
+  return SumOfSquares(dim, before);
+}
+
+// Sums the gradients of every key of the bucket, whose rows are all there, and applies the rule;
+// with kByMarks not to rows that are masked, and with the lengths of watched rows' ways.
 // next: the keys that this thread comes to after them.
-template <UpdateRule::Kind kKind>
+template <UpdateRule::Kind kKind, bool kByMarks>
 SLIPSTREAM_ALWAYS_INLINE void UpdateRows(const BucketUpdate& update, KeyRange keys, KeyRange next,
-                                         int64_t dim, float* __restrict__ summed) {
+                                         int64_t dim, RowBuffers buffers) {
   const LookupPlan& plan = *update.plan;
   const UpdateRule rule = update.table->options().rule;
+  const UpdatePolicy& policy = update.table->policy();
+  TableShard* const shard = keys.shard;
+  const bool masks = policy.mode == UpdatePolicy::Mode::kMask;
+  float* const summed = buffers.summed;
   const int64_t row_floats = dim + rule.SlotsPerRow(dim);
   // From keys ahead, past the end of the bucket, to those of the next one.
   const int64_t jump = next.begin - keys.end;
-  int64_t use = keys.begin;
+  int64_t use = keys.begin, masked = 0;
   for (int64_t u = keys.begin; u < keys.end; ++u) {
     int64_t ahead = u + kUpdatePrefetch;
-    if (ahead >= keys.end) ahead += jump;
-    if (ahead < keys.end || (ahead >= next.begin && ahead < next.end)) {
+    const bool is_in_next = ahead >= keys.end;
+    if (is_in_next) ahead += jump;
+    if (!is_in_next || (ahead >= next.begin && ahead < next.end)) {
       PrefetchRow(plan.unique_row[ahead], row_floats);
+      if (kByMarks) {
+        const std::vector<MarkedRow>& its = is_in_next ? next.shard->marked : shard->marked;
+        const uint32_t slot = plan.unique_slot[ahead];
+        if (slot < its.size()) __builtin_prefetch(&its[slot], 1);
+      }
     }
-    SumUses(plan, *update.gradients, use, plan.uses_end[u], dim, summed);
+    const int64_t first_use = use;
     use = plan.uses_end[u];
-    ApplyRule<kKind>(rule, update.rate, dim, summed, plan.unique_row[u]);
+    float* const row = plan.unique_row[u];
+    const uint8_t mark = kByMarks ? shard->MarkOf(plan.unique_slot[u]) : 0;
+    if (kByMarks && masks && (mark & kSaturated) != 0) {
+      ++masked;
+      if (!policy.is_shadow) {
+        if (policy.decay_skipped) rule.DecaySlots(dim, row);
+        continue;
+      }
+    }
+    SumUses(plan, *update.gradients, first_use, use, dim, summed);
+    if (kByMarks && (mark & kWatched) != 0) {
+      std::memcpy(buffers.before, row, static_cast<size_t>(dim) * sizeof(float));
+      ApplyRule<kKind>(rule, update.rate, dim, summed, row);
+      shard->marked[plan.unique_slot[u]].travelled += SquaredWay(dim, row, buffers.before);
+    } else {
+      ApplyRule<kKind>(rule, update.rate, dim, summed, row);
+    }
   }
+  shard->counts.offered += keys.end - keys.begin;
+  shard->counts.sent += keys.end - keys.begin - masked;
+  shard->counts.masked += masked;
 }
 
-template <UpdateRule::Kind kKind>
+template <UpdateRule::Kind kKind, bool kByMarks>
 SLIPSTREAM_ALWAYS_INLINE void UpdateRowsOfDim(const BucketUpdate& update, KeyRange keys,
-                                              KeyRange next, float* summed) {
+                                              KeyRange next, RowBuffers buffers) {
   // With a dim that the compiler knows loops become a few instructions.
   switch (update.table->dim()) {
     case 16: {
-      float known[16];
-      return UpdateRows<kKind>(update, keys, next, 16, known);
+      float summed[16];
+      return UpdateRows<kKind, kByMarks>(update, keys, next, 16, {summed, buffers.before});
     }
     case 32: {
-      float known[32];
-      return UpdateRows<kKind>(update, keys, next, 32, known);
+      float summed[32];
+      return UpdateRows<kKind, kByMarks>(update, keys, next, 32, {summed, buffers.before});
     }
     case 64: {
-      float known[64];
-      return UpdateRows<kKind>(update, keys, next, 64, known);
+      float summed[64];
+      return UpdateRows<kKind, kByMarks>(update, keys, next, 64, {summed, buffers.before});
     }
     default:
-      return UpdateRows<kKind>(update, keys, next, update.table->dim(), summed);
+      return UpdateRows<kKind, kByMarks>(update, keys, next, update.table->dim(), buffers);
+  }
+}
+
+template <bool kByMarks>
+SLIPSTREAM_ALWAYS_INLINE void UpdateRowsOfRule(const BucketUpdate& update, KeyRange keys,
+                                               KeyRange next, RowBuffers buffers) {
+  switch (update.table->options().rule.kind) {
+    case UpdateRule::Kind::kSgd:
+      return UpdateRowsOfDim<UpdateRule::Kind::kSgd, kByMarks>(update, keys, next, buffers);
+    case UpdateRule::Kind::kAdagrad:
+      return UpdateRowsOfDim<UpdateRule::Kind::kAdagrad, kByMarks>(update, keys, next, buffers);
+    case UpdateRule::Kind::kRowWiseAdagrad:
+      return UpdateRowsOfDim<UpdateRule::Kind::kRowWiseAdagrad, kByMarks>(update, keys, next,
+                                                                          buffers);
+    case UpdateRule::Kind::kAdam:
+      return UpdateRowsOfDim<UpdateRule::Kind::kAdam, kByMarks>(update, keys, next, buffers);
   }
 }
 
 SLIPSTREAM_SIMD_CLONES void UpdateAllRows(const BucketUpdate& update, KeyRange keys, KeyRange next,
-                                          float* summed) {
-  switch (update.table->options().rule.kind) {
-    case UpdateRule::Kind::kSgd:
-      return UpdateRowsOfDim<UpdateRule::Kind::kSgd>(update, keys, next, summed);
-    case UpdateRule::Kind::kAdagrad:
-      return UpdateRowsOfDim<UpdateRule::Kind::kAdagrad>(update, keys, next, summed);
-    case UpdateRule::Kind::kRowWiseAdagrad:
-      return UpdateRowsOfDim<UpdateRule::Kind::kRowWiseAdagrad>(update, keys, next, summed);
-    case UpdateRule::Kind::kAdam:
-      return UpdateRowsOfDim<UpdateRule::Kind::kAdam>(update, keys, next, summed);
-  }
+                                          RowBuffers buffers) {
+  UpdateRowsOfRule<false>(update, keys, next, buffers);
+}
+
+SLIPSTREAM_SIMD_CLONES void UpdateRowsByMarks(const BucketUpdate& update, KeyRange keys,
+                                              KeyRange next, RowBuffers buffers) {
+  UpdateRowsOfRule<true>(update, keys, next, buffers);
 }
 
 // The same where rows may have left the table since the lookup.
 void UpdateRowsThatAreThere(const BucketUpdate& update, KeyRange keys, float* summed) {
   const LookupPlan& plan = *update.plan;
   const int64_t dim = update.table->dim();
+  keys.shard->counts.offered += keys.end - keys.begin;
+  keys.shard->counts.sent += keys.end - keys.begin;
   int64_t use = keys.begin;
   for (int64_t u = keys.begin; u < keys.end; ++u) {
     float* row = update.table->Find(plan.unique_key[u], HashKey(plan.unique_key[u]));
@@ -161,14 +220,21 @@ void UpdateRowsThatAreThere(const BucketUpdate& update, KeyRange keys, float* su
   }
 }
 
-// Applies the rule to every row of the bucket.
-void UpdateBucket(const BucketUpdate& update, int64_t next_bucket, float* summed) {
+// Updates the bucket's rows as the table's policy says. next_bucket: what this thread comes to
+// next.
+void UpdateBucket(const BucketUpdate& update, int64_t next_bucket, PolicyScratch* scratch) {
   const KeyRange keys = KeysOf(*update.plan, update.bucket);
-  TableShard* shard = update.table->shard(update.bucket % kNumShards);
-  shard->counts.offered += keys.end - keys.begin;
-  shard->counts.sent += keys.end - keys.begin;
-  if (update.is_stale) return UpdateRowsThatAreThere(update, keys, summed);
-  UpdateAllRows(update, keys, KeysOf(*update.plan, next_bucket), summed);
+  const KeyRange next = KeysOf(*update.plan, next_bucket);
+  const RowBuffers buffers = {scratch->sum.data(), scratch->before.data()};
+  const UpdatePolicy& policy = update.table->policy();
+  if (!update.table->UpdatesByPolicy(update.bucket % kNumShards)) {
+    if (update.is_stale) return UpdateRowsThatAreThere(update, keys, buffers.summed);
+    UpdateAllRows(update, keys, next, buffers);
+  } else if (policy.mode != UpdatePolicy::Mode::kDefer && policy.ranks == 1 && !update.is_stale) {
+    UpdateRowsByMarks(update, keys, next, buffers);
+  } else {
+    UpdateBucketByPolicy(update, scratch);
+  }
 }
 
 }  // namespace
@@ -215,12 +281,7 @@ Status ApplyGradients(const LookupPlan& plan, const std::vector<PooledGradient>&
         int64_t dropped_here = 0;
         const BucketUpdate update = {&plan,    &gradients,  plan.tables[t], b,
                                      rates[t], is_stale[t], &dropped_here};
-        if (plan.tables[t]->UpdatesByPolicy(b % kNumShards)) {
-          UpdateBucketByPolicy(update, &scratch);
-        } else {
-          const int64_t next = std::min(b + 1, bounds[task + 1] - 1);
-          UpdateBucket(update, next, scratch.sum.data());
-        }
+        UpdateBucket(update, std::min(b + 1, bounds[task + 1] - 1), &scratch);
         if (dropped_here > 0) dropped[t] += dropped_here;
       }
     };

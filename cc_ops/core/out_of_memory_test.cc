@@ -427,7 +427,8 @@ TEST(OutOfMemory, MarksAndPoliciesAreSetOrNot) {
   std::vector<uint8_t> marks(keys.size(), kWatched);
   for (size_t i = 0; i < marks.size(); i += 3) marks[i] = kSaturated;
   const auto mark = [&](Trained* t) {
-    t->table->MarkRows(keys.data(), marks.data(), static_cast<int64_t>(keys.size()), true);
+    t->table->MarkRows(keys.data(), marks.data(), static_cast<int64_t>(keys.size()), Parallel(),
+                       true);
     return OkStatus();
   };
   const auto is_intact = [](const Image& before, const Image& after) {

@@ -114,14 +114,14 @@ TEST(PendingUpdates, WatchedRowsTakeWhatTheyTravelled) {
   const auto table = MakeTable(3);
   const std::vector<int64_t> keys = {0, 1, 2, 99};
   const std::vector<uint8_t> marks = {kWatched, kSaturated, kWatched, kWatched};
-  table->MarkRows(keys.data(), marks.data(), 4);
+  table->MarkRows(keys.data(), marks.data(), 4, Parallel());
   const std::vector<float> given = {1.f, 2.f, 3.f, 4.f};
   table->SetTravelled(keys.data(), given.data(), 4);
   std::vector<uint8_t> marked(4);
   table->Marks(keys.data(), 4, marked.data());
   EXPECT_EQ(marked, (std::vector<uint8_t>{kWatched, kSaturated, kWatched, 0}));
   std::vector<float> found(4);
-  table->Travelled(keys.data(), 4, found.data());
+  table->Travelled(keys.data(), 4, Parallel(), found.data());
   EXPECT_EQ(found, (std::vector<float>{1.f, 0.f, 3.f, 0.f}));
 }
 

@@ -2,9 +2,11 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <memory>
+#include <numeric>
 #include <random>
 #include <vector>
 
@@ -17,6 +19,9 @@ namespace {
 using Mode = UpdatePolicy::Mode;
 using Trigger = UpdatePolicy::Trigger;
 constexpr int64_t kDim = 4;
+constexpr UpdateRule::Kind kAllRules[] = {UpdateRule::Kind::kSgd, UpdateRule::Kind::kAdagrad,
+                                          UpdateRule::Kind::kRowWiseAdagrad,
+                                          UpdateRule::Kind::kAdam};
 
 UpdateRule Rule(UpdateRule::Kind kind) {
   UpdateRule rule;
@@ -33,11 +38,12 @@ UpdateRule Rule(UpdateRule::Kind kind) {
 
 // A table of one or two features, trained on given keys and gradients.
 struct Training {
-  explicit Training(UpdateRule::Kind kind, int64_t capacity = 0, int threads = 2)
-      : parallel(Threads(threads)) {
+  explicit Training(UpdateRule::Kind kind, int64_t capacity = 0, int threads = 2,
+                    int64_t dim = kDim)
+      : dim(dim), parallel(Threads(threads)) {
     TableOptions options;
     options.name = "t";
-    options.dim = kDim;
+    options.dim = dim;
     options.capacity = capacity;
     options.rule = Rule(kind);
     table = std::make_unique<EmbeddingTable>(options);
@@ -54,14 +60,14 @@ struct Training {
     for (int f = 0; f < features; ++f) {
       views[f].batch = views[f].num_keys = batch;
       views[f].keys = keys.data() + f * batch;
-      pooled[f].resize(batch * kDim);
+      pooled[f].resize(batch * dim);
       for (int64_t i = 0; i < batch; ++i) {
-        for (int64_t j = 0; j < kDim; ++j) {
+        for (int64_t j = 0; j < dim; ++j) {
           upstream[f].push_back(gradient[f * batch + i] * static_cast<float>(j + 1));
         }
       }
-      outputs.push_back({pooled[f].data(), kDim});
-      gradients.push_back({upstream[f].data(), kDim});
+      outputs.push_back({pooled[f].data(), dim});
+      gradients.push_back({upstream[f].data(), dim});
     }
     const std::vector<Combiner> combiners(features, Combiner::kSum);
     ASSERT_TRUE(
@@ -77,14 +83,15 @@ struct Training {
 
   std::vector<float> Row(int64_t key) const {
     const float* row = table->Find(key, HashKey(key));
-    return std::vector<float>(row, row + kDim + table->slots_per_row());
+    return std::vector<float>(row, row + dim + table->slots_per_row());
   }
 
   void Mark(const std::vector<int64_t>& keys, uint8_t mark) {
     const std::vector<uint8_t> marks(keys.size(), mark);
-    table->MarkRows(keys.data(), marks.data(), static_cast<int64_t>(keys.size()));
+    table->MarkRows(keys.data(), marks.data(), static_cast<int64_t>(keys.size()), Parallel());
   }
 
+  const int64_t dim;
   float rate = 0.1f;
   Parallel parallel;
   std::unique_ptr<EmbeddingTable> table;
@@ -346,14 +353,55 @@ TEST(Watch, SumsSquaredUpdateLengths) {
   training.Step({1, 2}, {-1.f, 1.f});
   const std::vector<int64_t> keys = {1, 2, 3};
   std::vector<float> travelled(3);
-  training.table->Travelled(keys.data(), 3, travelled.data());
+  training.table->Travelled(keys.data(), 3, Parallel(), travelled.data());
   // Each step moves the row by 0.1 * (1, 2, 3, 4).
   EXPECT_NEAR(travelled[0], 2 * 0.01f * 30, 1e-5);
   EXPECT_EQ(travelled[1], 0.f);
   EXPECT_EQ(travelled[2], 0.f);
   training.Mark({1}, kWatched);
-  training.table->Travelled(keys.data(), 3, travelled.data());
+  training.table->Travelled(keys.data(), 3, Parallel(), travelled.data());
   EXPECT_EQ(travelled[0], 0.f);
+}
+
+// One rank's masks and ways are the work of the vectorised update, several ranks' that of the
+// general one; with a mask alone both must come to the same rows.
+TEST(Mask, OneRankUpdatesAsSeveralDo) {
+  for (const UpdateRule::Kind kind : kAllRules) {
+    for (const int64_t dim : {4, 16, 32, 64}) {
+      for (const bool is_shadow : {false, true}) {
+        for (const bool decays : {false, true}) {
+          const bool can_decay = decays && kind == UpdateRule::Kind::kAdam && !is_shadow;
+          if (decays && !can_decay) continue;
+          Training one(kind, 0, 2, dim), several(kind, 0, 3, dim);
+          std::vector<int64_t> keys(40);
+          std::iota(keys.begin(), keys.end(), 0);
+          for (Training* training : {&one, &several}) {
+            UpdatePolicy policy;
+            policy.mode = Mode::kMask;
+            policy.decay_skipped = decays;
+            policy.is_shadow = is_shadow;
+            policy.ranks = training == &one ? 1 : 3;
+            TrainAtRandom(training, 2);
+            training->table->SetPolicy(policy);
+            std::vector<uint8_t> marks;
+            for (const int64_t key : keys) marks.push_back(static_cast<uint8_t>(key % 4));
+            training->table->MarkRows(keys.data(), marks.data(), 40, training->parallel);
+            TrainAtRandom(training, 20, 2, 6);
+          }
+          EXPECT_EQ(one.State(), several.State());
+          std::vector<float> way(40), other(40);
+          one.table->Travelled(keys.data(), 40, one.parallel, way.data());
+          several.table->Travelled(keys.data(), 40, several.parallel, other.data());
+          EXPECT_EQ(way, other);
+          EXPECT_GT(*std::max_element(way.begin(), way.end()), 0.f);
+          const UpdateCounts counts = one.table->update_counts();
+          EXPECT_GT(counts.masked, 0);
+          EXPECT_GT(counts.sent, 0);
+          EXPECT_EQ(counts.masked + counts.sent, counts.offered);
+        }
+      }
+    }
+  }
 }
 
 TEST(Policy, RefusesBadSettings) {

@@ -181,7 +181,7 @@ TEST(Copies, OutlastMarksButNotOtherCopies) {
   job.LookUp({{}, {1, 2}});
   const int64_t marked[] = {1, 1};
   const uint8_t marks[] = {kWatched, kSaturated};
-  job.copies(1)->MarkRows(marked, marks, 2);
+  job.copies(1)->MarkRows(marked, marks, 2, Parallel());
   uint8_t mark = 0;
   job.copies(1)->Marks(marked, 1, &mark);
   EXPECT_EQ(mark, kSaturated | kKept) << "the last one counts";

@@ -200,7 +200,7 @@ TEST(Copies, FrozenOnesAreNotAskedForUntilMarkedAnew) {
   ASSERT_TRUE(request.Store({copies.get()}, options).ok());
   EXPECT_EQ(Route(copies.get(), {5, 6, 7, 5}, 1), (std::vector<int64_t>{7}));
   EXPECT_EQ(Route(copies.get(), {5, 6, 7}, 1, false).size(), 3u);
-  copies->MarkRows(nullptr, nullptr, 0);
+  copies->MarkRows(nullptr, nullptr, 0, Parallel());
   EXPECT_EQ(Route(copies.get(), {5, 6, 7}, 1).size(), 3u);
   options.passed_over = 0;
   ASSERT_TRUE(request.Store({copies.get()}, options).ok());

@@ -2,10 +2,10 @@
 #ifndef SLIPSTREAM_CC_OPS_CORE_ROW_UPDATE_H_
 #define SLIPSTREAM_CC_OPS_CORE_ROW_UPDATE_H_
 
-#include <algorithm>
 #include <cstdint>
 
 #include "cc_ops/core/embedding_table.h"
+#include "cc_ops/core/row_rules.h"
 
 namespace slipstream {
 
@@ -17,11 +17,10 @@ inline void UpdateRow(const UpdateRule& rule, float rate, int64_t dim, const flo
     rule.Apply(rate, dim, gradient, row);
     return;
   }
-  std::copy_n(row, dim, before);
+  for (int64_t j = 0; j < dim; ++j) before[j] = row[j];
   rule.Apply(rate, dim, gradient, row);
-  float squares = 0.f;
-  for (int64_t j = 0; j < dim; ++j) squares += (row[j] - before[j]) * (row[j] - before[j]);
-  shard->travelled[slot] += squares;
+  for (int64_t j = 0; j < dim; ++j) before[j] = row[j] - before[j];
+  shard->marked[slot].travelled += SumOfSquares(dim, before);
 }
 
 }  // namespace slipstream

@@ -180,7 +180,7 @@ class TableFuzzer {
   Difference Mark() {
     const std::vector<int64_t> keys = bytes_.Keys(40);
     const std::vector<uint8_t> marks(keys.size(), kSaturated);
-    table_->MarkRows(keys.data(), marks.data(), static_cast<int64_t>(keys.size()));
+    table_->MarkRows(keys.data(), marks.data(), static_cast<int64_t>(keys.size()), Parallel());
     for (auto& known : model_) known.second.mark = 0;
     for (int64_t key : keys) {
       if (model_.count(key) > 0) model_[key].mark = kSaturated;

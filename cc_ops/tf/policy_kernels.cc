@@ -80,7 +80,7 @@ class MarkRowsOp : public OneTableOp {
     }
     const ExclusiveLock lock(table->mutex());
     table->MarkRows(keys.flat<int64_t>().data(), marks.flat<uint8_t>().data(), keys.NumElements(),
-                    makes_rows_);
+                    ParallelOf(c), makes_rows_);
     return absl::OkStatus();
   }
 
@@ -101,7 +101,7 @@ class TravelledOp : public OneTableOp {
     tf::Tensor* travelled = nullptr;
     TF_RETURN_IF_ERROR(c->allocate_output(0, keys.shape(), &travelled));
     const SharedLock lock(table->mutex());
-    table->Travelled(keys.flat<int64_t>().data(), keys.NumElements(),
+    table->Travelled(keys.flat<int64_t>().data(), keys.NumElements(), ParallelOf(c),
                      travelled->flat<float>().data());
     return absl::OkStatus();
   }
