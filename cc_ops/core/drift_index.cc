@@ -47,6 +47,7 @@ Status DriftIndex::Check(int num_tables, const int32_t* tables, const float* dri
 void DriftIndex::Swap(DriftIndex* other) {
   std::swap(memory_, other->memory_);
   std::swap(slots_, other->slots_);
+  std::swap(capacity_, other->capacity_);
   std::swap(num_slots_, other->num_slots_);
   std::swap(size_, other->size_);
 }
@@ -123,47 +124,65 @@ void DriftIndex::Fill(int num_tables, const int32_t* tables, const int64_t* keys
   }
 }
 
+void DriftIndex::MakeSlots(int64_t number) {
+  num_slots_ = size_ = 0;
+  if (number > capacity_ || number < capacity_ / 2) {
+    memory_.reset();
+    slots_ = nullptr;
+    capacity_ = 0;
+    if (number == 0) return;
+    memory_ = std::make_unique<IndexMemory>(1);
+    const size_t bytes = static_cast<size_t>(number) * sizeof(DriftIndexView::Slot);
+    slots_ = static_cast<DriftIndexView::Slot*>(memory_->Allocate(bytes));
+    capacity_ = number;
+  }
+  num_slots_ = number;
+}
+
 Status DriftIndex::Build(int num_tables, const int32_t* tables, const int64_t* keys,
                          const float* drifts, int64_t n, const Parallel& parallel) {
-  constexpr int64_t kPerTask = 1 << 14, kLine = DriftIndexView::kLine;
   DriftIndex built;
-  if (n > 0) {
-    const int64_t lines = n / (kLine - 1) + 1;
-    built.memory_ = std::make_unique<IndexMemory>(1);
-    built.slots_ = static_cast<DriftIndexView::Slot*>(
-        built.memory_->Allocate(static_cast<size_t>(kLine * lines) * sizeof(DriftIndexView::Slot)));
-    built.num_slots_ = kLine * lines;
-    const int tasks = TasksFor(n, kPerTask, parallel);
-    std::vector<Part> parts(static_cast<size_t>(tasks));
-    parallel.run(tasks, [&](int task) {
-      Part* const part = &parts[static_cast<size_t>(task)];
-      const TaskRange range = RangeOf(task, tasks, lines);
-      part->begin = kLine * range.begin;
-      part->end = kLine * range.end;
-      built.Fill(num_tables, tables, keys, drifts, n, part);
-    });
-    // Entries beyond a part's end; a second mention of one of them is there, too.
-    for (Part& part : parts) {
-      for (const int64_t i : part.left) {
-        const Lookup lookup = {keys[i], tables[i]};
-        const int64_t home = built.view().Home(lookup);
-        Placed placed = Place(built.slots_, home, built.num_slots_, lookup, drifts[i]);
-        if (placed == Placed::kNoRoom) placed = Place(built.slots_, 0, home, lookup, drifts[i]);
-        if (placed != Placed::kTwice) continue;
-        if (part.failed < 0 || i < part.failed) part.Fail(i, GivenTwice(lookup));
-        break;
-      }
+  const Status status = built.Rebuild(num_tables, tables, keys, drifts, n, parallel);
+  if (status.ok()) Swap(&built);
+  return status;
+}
+
+Status DriftIndex::Rebuild(int num_tables, const int32_t* tables, const int64_t* keys,
+                           const float* drifts, int64_t n, const Parallel& parallel) {
+  constexpr int64_t kPerTask = 1 << 14, kLine = DriftIndexView::kLine;
+  const int64_t lines = n > 0 ? n / (kLine - 1) + 1 : 0;
+  MakeSlots(kLine * lines);
+  if (n == 0) return OkStatus();
+  const int tasks = TasksFor(n, kPerTask, parallel);
+  std::vector<Part> parts(static_cast<size_t>(tasks));
+  parallel.run(tasks, [&](int task) {
+    Part* const part = &parts[static_cast<size_t>(task)];
+    const TaskRange range = RangeOf(task, tasks, lines);
+    part->begin = kLine * range.begin;
+    part->end = kLine * range.end;
+    Fill(num_tables, tables, keys, drifts, n, part);
+  });
+  // Entries beyond a part's end; a second mention of one of them is there, too.
+  for (Part& part : parts) {
+    for (const int64_t i : part.left) {
+      const Lookup lookup = {keys[i], tables[i]};
+      const int64_t home = view().Home(lookup);
+      Placed placed = Place(slots_, home, num_slots_, lookup, drifts[i]);
+      if (placed == Placed::kNoRoom) placed = Place(slots_, 0, home, lookup, drifts[i]);
+      if (placed != Placed::kTwice) continue;
+      if (part.failed < 0 || i < part.failed) part.Fail(i, GivenTwice(lookup));
+      break;
     }
-    const Part* first = nullptr;
-    for (const Part& part : parts) {
-      built.size_ += part.size;
-      const bool is_first = first == nullptr || part.failed < first->failed;
-      if (part.failed >= 0 && is_first) first = &part;
-    }
-    if (first != nullptr) return first->status;
   }
-  Swap(&built);
-  return OkStatus();
+  const Part* first = nullptr;
+  for (const Part& part : parts) {
+    size_ += part.size;
+    const bool is_first = first == nullptr || part.failed < first->failed;
+    if (part.failed >= 0 && is_first) first = &part;
+  }
+  if (first == nullptr) return OkStatus();
+  num_slots_ = size_ = 0;
+  return first->status;
 }
 
 }  // namespace slipstream

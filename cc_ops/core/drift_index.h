@@ -69,7 +69,7 @@ struct DriftIndexView {
   }
 };
 
-// Immutable after Build, so any number of threads may read it.
+// Any number of threads may read it, while none builds it.
 class DriftIndex {
  public:
   static constexpr float kUntracked = DriftIndexView::kUntracked;
@@ -88,6 +88,11 @@ class DriftIndex {
   //     found does not.
   Status Build(int num_tables, const int32_t* tables, const int64_t* keys, const float* drifts,
                int64_t n, const Parallel& parallel = {});
+  // The same in the memory that the index has, if that is neither too small nor twice what is
+  // needed: pages that are new cost more time than filling them. On an error the index is empty;
+  // after std::bad_alloc it may only be rebuilt.
+  Status Rebuild(int num_tables, const int32_t* tables, const int64_t* keys, const float* drifts,
+                 int64_t n, const Parallel& parallel = {});
 
   // Of entry i, the errors of Build but for keys that are given twice.
   static Status Check(int num_tables, const int32_t* tables, const float* drifts, int64_t i);
@@ -101,18 +106,20 @@ class DriftIndex {
   // The same of lookups [n], drifts [n]; faster, as it asks for memory ahead.
   void Find(const Lookup* lookups, int64_t n, float* drifts) const;
 
-  // Valid until the next Build.
+  // Valid until the next Build or Rebuild.
   DriftIndexView view() const { return {slots_, num_slots_}; }
 
  private:
   // Slots [begin, end) of one task: keys whose lines are in it go there.
   struct Part;
+  void MakeSlots(int64_t number);
   void Fill(int num_tables, const int32_t* tables, const int64_t* keys, const float* drifts,
             int64_t n, Part* part);
 
   std::unique_ptr<IndexMemory> memory_;  // of the slots
   // A quarter or more of them is free: probes stay short and end.
   DriftIndexView::Slot* slots_ = nullptr;
+  int64_t capacity_ = 0;  // slots that there is memory for
   int64_t num_slots_ = 0;
   int64_t size_ = 0;
 };

@@ -165,5 +165,38 @@ TEST(DriftIndex, ThreadsFindEverySecondMention) {
   }
 }
 
+TEST(DriftIndex, RebuildsInTheMemoryThatItHas) {
+  const auto rebuild = [](DriftIndex* index, int64_t n, float drift) {
+    std::vector<int32_t> tables(static_cast<size_t>(n), 1);
+    std::vector<int64_t> keys(static_cast<size_t>(n));
+    for (int64_t i = 0; i < n; ++i) keys[static_cast<size_t>(i)] = 7 * i;
+    const std::vector<float> drifts(static_cast<size_t>(n), drift);
+    return index->Rebuild(3, tables.data(), keys.data(), drifts.data(), n, Threads(2));
+  };
+  DriftIndex index;
+  ASSERT_TRUE(rebuild(&index, 1000, 0.5f).ok());
+  const DriftIndexView::Slot* const memory = index.view().slots;
+  ASSERT_TRUE(rebuild(&index, 900, 0.25f).ok());
+  EXPECT_EQ(index.view().slots, memory);
+  EXPECT_EQ(index.size(), 900);
+  EXPECT_EQ(index.Find({7 * 899, 1}), 0.25f);
+  EXPECT_EQ(index.Find({7 * 900, 1}), DriftIndex::kUntracked);
+  // An error leaves it empty, with its memory.
+  EXPECT_NE(rebuild(&index, 900, -1.f).message().find("drift is -1"), std::string::npos);
+  EXPECT_EQ(index.size(), 0);
+  EXPECT_EQ(index.Find({0, 1}), DriftIndex::kUntracked);
+  ASSERT_TRUE(rebuild(&index, 950, 2.f).ok());
+  EXPECT_EQ(index.view().slots, memory);
+  EXPECT_EQ(index.Find({7 * 949, 1}), 2.f);
+  // Too small, twice too large, none at all.
+  ASSERT_TRUE(rebuild(&index, 2000, 3.f).ok());
+  EXPECT_EQ(index.size(), 2000);
+  ASSERT_TRUE(rebuild(&index, 10, 4.f).ok());
+  EXPECT_EQ(index.size(), 10);
+  EXPECT_LT(index.view().num_slots, 100);
+  ASSERT_TRUE(rebuild(&index, 0, 4.f).ok());
+  EXPECT_EQ(index.Find({0, 1}), DriftIndex::kUntracked);
+}
+
 }  // namespace
 }  // namespace slipstream

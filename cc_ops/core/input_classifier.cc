@@ -35,34 +35,6 @@ void ListLookups(const std::vector<FeatureView>& features, int64_t batch, int nu
   }
 }
 
-// Tells lookups that a sample surely does not have from those that it probably has: a bit for each.
-class LookupFilter {
- public:
-  explicit LookupFilter(const InputReservoir& sample) {
-    size_t lookups = 0;
-    for (int64_t i = 0; i < sample.size(); ++i) lookups += sample.input(i).size();
-    size_t words = 1;
-    while (words * 4 < lookups) words *= 2;  // 16 bits and more for each
-    words_.resize(words);
-    for (int64_t i = 0; i < sample.size(); ++i) {
-      for (const Lookup& lookup : sample.input(i)) {
-        const uint64_t hash = DriftIndexView::Hash(lookup);
-        words_[WordOf(hash)] |= BitOf(hash);
-      }
-    }
-  }
-  bool MayHave(const Lookup& lookup) const {
-    const uint64_t hash = DriftIndexView::Hash(lookup);
-    return (words_[WordOf(hash)] & BitOf(hash)) != 0;
-  }
-
- private:
-  size_t WordOf(uint64_t hash) const { return ScaleHash(hash, words_.size()); }
-  static uint64_t BitOf(uint64_t hash) { return uint64_t{1} << (hash & 63); }
-
-  std::vector<uint64_t> words_;
-};
-
 }  // namespace
 
 Status InputClassifier::Validate(const ClassifierOptions& options) {
@@ -103,17 +75,16 @@ Status InputClassifier::Check(const std::vector<FeatureView>& features) const {
   return OkStatus();
 }
 
-void InputClassifier::ScoreByDrift(const DriftIndex& index,
-                                   const std::vector<FeatureView>& features, int64_t batch,
+void InputClassifier::ScoreByDrift(const std::vector<FeatureView>& features, int64_t batch,
                                    Scratch* scratch, float* scores) const {
-  if (index.size() == 0) {
+  if (index_.size() == 0) {
     std::fill(scores, scores + batch, DriftIndex::kUntracked);
     return;
   }
   ListLookups(features, batch, options_.num_tables, &scratch->lookups, &scratch->ends);
   scratch->drifts.resize(scratch->lookups.size());
   float* drifts = scratch->drifts.data();
-  index.Find(scratch->lookups.data(), static_cast<int64_t>(scratch->lookups.size()), drifts);
+  index_.Find(scratch->lookups.data(), static_cast<int64_t>(scratch->lookups.size()), drifts);
   for (int64_t i = 0, begin = 0; i < batch; begin = scratch->ends[i], ++i) {
     scores[i] = SkipScore(options_.alpha, drifts + begin, scratch->ends[i] - begin);
   }
@@ -146,7 +117,6 @@ Status InputClassifier::Classify(const std::vector<FeatureView>& features, int64
   const std::lock_guard<std::mutex> one_at_a_time(classifying_);
   std::unique_lock<std::mutex> lock(mutex_);
   const ClassifierSettings settings = settings_;
-  const std::shared_ptr<const DriftIndex> index = index_;
   const bool by_loss = settings.mode == SkipMode::kRememberedLoss;
   if (by_loss && ids == nullptr) {
     return InvalidArgument("there are no ids; skipping by remembered loss needs one per input");
@@ -164,7 +134,7 @@ Status InputClassifier::Classify(const std::vector<FeatureView>& features, int64
     ListLookups(features, batch, options_.num_tables, &scratch_.lookups, &scratch_.ends);
   } else {
     lock.unlock();
-    ScoreByDrift(*index, features, batch, &scratch_, result.score);
+    ScoreByDrift(features, batch, &scratch_, result.score);
     lock.lock();
   }
   ClassifierCounts counts;
@@ -235,14 +205,18 @@ bool InputClassifier::MustReturn(const LossMemory::Entry* entry) const {
 
 Status InputClassifier::SetDrift(const int32_t* tables, const int64_t* keys, const float* drifts,
                                  int64_t n, const Parallel& parallel) {
-  // Built outside the lock: classification goes on meanwhile.
-  auto index = std::make_shared<DriftIndex>();
-  const Status status = index->Build(options_.num_tables, tables, keys, drifts, n, parallel);
-  if (!status.ok()) return status;
-  std::shared_ptr<const DriftIndex> before = std::move(index);  // freed outside the lock
+  DriftIndex index;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    index.Swap(&spare_);
+  }
+  // Built outside the locks: classification goes on meanwhile.
+  const Status status = index.Rebuild(options_.num_tables, tables, keys, drifts, n, parallel);
+  const std::lock_guard<std::mutex> between_batches(classifying_);
   const std::lock_guard<std::mutex> lock(mutex_);
-  index_.swap(before);
-  return OkStatus();
+  if (status.ok()) index_.Swap(&index);
+  spare_.Swap(&index);
+  return status;
 }
 
 Status InputClassifier::SetSaturated(const int32_t* tables, const int64_t* keys, const float* since,
@@ -266,45 +240,11 @@ Status InputClassifier::Configure(const ClassifierSettings& settings) {
 Status InputClassifier::ReservoirScores(const int32_t* tables, const int64_t* keys,
                                         const float* drifts, int64_t n, std::vector<float>* scores,
                                         const Parallel& parallel) const {
-  constexpr int64_t kKeysPerTask = 1 << 14, kInputsPerTask = 256;
-  // Entries that inputs may ask for, of a range of all.
-  struct Part {
-    std::vector<int32_t> tables;
-    std::vector<int64_t> keys;
-    std::vector<float> drifts;
-    Status status;
-  };
-  const std::lock_guard<std::mutex> lock(mutex_);
-  // An index of millions of keys takes longer than to leave out most that no input asks for.
-  const LookupFilter asked_for(reservoir_);
-  const int tasks = TasksFor(n, kKeysPerTask, parallel);
-  std::vector<Part> parts(static_cast<size_t>(tasks));
-  parallel.run(tasks, [&](int task) {
-    Part own;
-    const TaskRange range = RangeOf(task, tasks, n);
-    for (int64_t i = range.begin; i < range.end && own.status.ok(); ++i) {
-      own.status = DriftIndex::Check(options_.num_tables, tables, drifts, i);
-      if (!asked_for.MayHave({keys[i], tables[i]})) continue;
-      own.tables.push_back(tables[i]);
-      own.keys.push_back(keys[i]);
-      own.drifts.push_back(drifts[i]);
-    }
-    parts[static_cast<size_t>(task)] = std::move(own);
-  });
-  Part all = std::move(parts[0]);
-  for (size_t task = 1; task < parts.size() && all.status.ok(); ++task) {
-    const Part& own = parts[task];
-    all.tables.insert(all.tables.end(), own.tables.begin(), own.tables.end());
-    all.keys.insert(all.keys.end(), own.keys.begin(), own.keys.end());
-    all.drifts.insert(all.drifts.end(), own.drifts.begin(), own.drifts.end());
-    all.status = own.status;
-  }
-  if (!all.status.ok()) return all.status;
+  constexpr int64_t kInputsPerTask = 256;
   DriftIndex index;
-  const Status status =
-      index.Build(options_.num_tables, all.tables.data(), all.keys.data(), all.drifts.data(),
-                  static_cast<int64_t>(all.keys.size()), parallel);
+  const Status status = index.Build(options_.num_tables, tables, keys, drifts, n, parallel);
   if (!status.ok()) return status;
+  const std::lock_guard<std::mutex> lock(mutex_);
   scores->assign(static_cast<size_t>(reservoir_.size()), 0.0f);
   const int scorers = TasksFor(reservoir_.size(), kInputsPerTask, parallel);
   parallel.run(scorers, [&](int task) {

@@ -4,7 +4,6 @@
 #define SLIPSTREAM_CC_OPS_CORE_INPUT_CLASSIFIER_H_
 
 #include <cstdint>
-#include <memory>
 #include <mutex>
 #include <vector>
 
@@ -85,7 +84,7 @@ class InputClassifier {
   Status Configure(const ClassifierSettings& settings);
 
   // Skip scores by drift of the sampled inputs, if drifts were these; those that were set do not
-  // count. Errors as SetDrift, but keys that no sampled input has may be there twice.
+  // count, and keys that no sampled input has make no difference. Errors as SetDrift.
   Status ReservoirScores(const int32_t* tables, const int64_t* keys, const float* drifts, int64_t n,
                          std::vector<float>* scores, const Parallel& parallel = {}) const;
   // Remembered losses that the sampled inputs had when they came, of those that had one.
@@ -123,19 +122,20 @@ class InputClassifier {
   };
 
   Status Check(const std::vector<FeatureView>& features) const;
-  void ScoreByDrift(const DriftIndex& index, const std::vector<FeatureView>& features,
-                    int64_t batch, Scratch* scratch, float* scores) const;
+  void ScoreByDrift(const std::vector<FeatureView>& features, int64_t batch, Scratch* scratch,
+                    float* scores) const;
   int64_t StrideOf(int64_t batch, int64_t window_batches) const;
   bool IsInStride(int64_t batch, int64_t stride) const;
   float RememberedScore(const LossMemory::Entry* entry, const Lookup* lookups, int64_t m);
   bool MustReturn(const LossMemory::Entry* entry) const;
 
   const ClassifierOptions options_;
-  std::mutex classifying_;  // one batch at a time; locked before mutex_; guards scratch_
+  std::mutex classifying_;  // one batch at a time; locked before mutex_; guards scratch_, index_
   Scratch scratch_;
+  DriftIndex index_;
   mutable std::mutex mutex_;  // guards all below
-  std::shared_ptr<const DriftIndex> index_ = std::make_shared<DriftIndex>();
-  DriftIndex since_;  // of saturated keys: the window since which they are
+  DriftIndex spare_;          // memory for the next index
+  DriftIndex since_;          // of saturated keys: the window since which they are
   ClassifierSettings settings_;
   LossMemory memory_;
   LossStatistics statistics_;

@@ -387,7 +387,7 @@ The drifts that SlipstreamClassifierSetDrift set do not count, and stay.
 
 handle: Of the classifier.
 tables: [n]. Index of each key's table.
-keys: [n]. Each key of a table once.
+keys: [n]. Each key of a table once; those that no sampled input has make no difference.
 drift: [n]. At least 0. A key whose drift is not finite counts as not tracked.
 scores: [sampled inputs]. +inf for an input that is not hot.
 )doc");

@@ -391,15 +391,14 @@ class InputClassifier:
 
         Args:
             tables: as for `set_drift`, whose drifts do not count, and stay.
-            keys: likewise.
+            keys: likewise; those that no sampled input has make no difference.
             drift: likewise.
 
         Returns:
             float32 [sample].
 
         Raises:
-            tf.errors.InvalidArgumentError: as `set_drift`; keys that no sampled input has may be
-                there twice.
+            tf.errors.InvalidArgumentError: as `set_drift`.
         """
         scores = _loader.library().slipstream_classifier_reservoir_scores(
             handle=self._handle,

@@ -5,6 +5,7 @@ In: settings, and the skip scores of a window. Out: T, and the classifier's argu
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,33 @@ def counts_all_keys(config: SaturationConfig) -> bool:
     """Whether every hot key counts as saturated, however far it moves."""
     by_share = config.threshold is None and config.max_threshold is None
     return by_share and config.score == "remembered_loss" and config.saturated_share == 1.0
+
+
+def sampled_drifts(
+    window: Mapping[str, np.ndarray], keys: Sequence[np.ndarray], drifts: Sequence[np.ndarray]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Picks the drifts of keys that sampled inputs have: a small part of the millions that are hot.
+
+    Args:
+        window: "tables" and "keys" of the sampled inputs' lookups, as
+            `ops.classifier.InputClassifier.export_window` gives them.
+        keys: of each table int64 [n], ascending.
+        drifts: of each table float32 [n], along its keys.
+
+    Returns:
+        The index of each key's table, int32 [m], keys int64 [m], drifts float32 [m], each key of a
+        table once: arguments of `InputClassifier.reservoir_scores`.
+    """
+    found: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
+    for table, (hot, drift) in enumerate(zip(keys, drifts, strict=True)):
+        asked = np.unique(window["keys"][window["tables"] == table])
+        places = np.searchsorted(hot, asked)
+        is_hot = places < hot.size
+        is_hot[is_hot] = hot[places[is_hot]] == asked[is_hot]
+        asked = asked[is_hot]
+        found.append((np.full(asked.size, table, np.int32), asked, drift[places[is_hot]]))
+    tables, asked, drift = (np.concatenate(part) for part in zip(*found, strict=True))
+    return tables, asked, drift
 
 
 def threshold_of_keys(

@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import tensorflow as tf
 
 from slipstream_tf.config import SaturationConfig
 from slipstream_tf.errors import require_integer
@@ -24,6 +25,7 @@ from slipstream_tf.saturation import hot_set, notices
 from slipstream_tf.saturation.classifying import (
     classifier_settings,
     counts_all_keys,
+    sampled_drifts,
     threshold_of_keys,
 )
 from slipstream_tf.saturation.policies import UpdatePolicies, freeze_drift
@@ -287,7 +289,11 @@ class SaturationTracker:
         notices.log_anomalies(len(self._reports), self._step, names, measured)
         ranks = self._ranks
         scores = self._classifier.reservoir_scores(
-            *_joined([m.keys for m in measured], [m.judged for m in measured])
+            *sampled_drifts(
+                self._classifier.export_window(),
+                [m.keys for m in measured],
+                [m.judged for m in measured],
+            )
         )
         if self._config.threshold is None and self._config.judges_keys:
             scores = ranks.concatenate(scores, "scores")
@@ -531,7 +537,9 @@ def _most_accessed_first(keys: np.ndarray, counts: np.ndarray) -> tuple[np.ndarr
 
 def _joined(
     keys: list[np.ndarray], numbers: list[np.ndarray]
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """The index of each key's table, int32 [n], keys and numbers, listed table by table."""
-    tables = np.repeat(np.arange(len(keys), dtype=np.int32), [k.size for k in keys])
-    return tables, np.concatenate(keys), np.concatenate(numbers)
+    # Tensors at once: of arrays as large a copy would be made.
+    with tf.device("CPU:0"):
+        tables = tf.repeat(tf.range(len(keys), dtype=tf.int32), [k.size for k in keys])
+        return tables, tf.concat(keys, 0), tf.concat(numbers, 0)
