@@ -283,20 +283,15 @@ class AheadDatasetOp : public UnaryDatasetOpKernel {
 
  protected:
   void MakeDataset(OpKernelContext* context, DatasetBase* input, DatasetBase** output) override {
-    const Tensor& handle = context->input(1);
-    OP_REQUIRES(context, handle.dims() == 0,
-                absl::InvalidArgumentError(absl::StrCat(
-                    "handle has shape ", handle.shape().DebugString(), "; allowed: a scalar")));
     OP_REQUIRES(context, types_ == input->output_dtypes(),
                 absl::InvalidArgumentError(absl::StrCat(
                     "output_types are ", tensorflow::DataTypeVectorString(types_),
                     "; allowed: ", tensorflow::DataTypeVectorString(input->output_dtypes()),
                     ", those of input_dataset")));
     LookAheadRef ahead;
-    OP_REQUIRES_OK(context, tensorflow::LookupResource(
-                                context, tensorflow::HandleFromInput(context, 1), &ahead));
+    OP_REQUIRES_OK(context, FindLookAhead(context, 1, &ahead));
     try {
-      *output = new AheadDataset(context, input, std::move(ahead), handle);
+      *output = new AheadDataset(context, input, std::move(ahead), context->input(1));
     } catch (const std::bad_alloc&) {
       context->CtxFailure(absl::ResourceExhaustedError("out of memory in SlipstreamAheadDataset"));
     }

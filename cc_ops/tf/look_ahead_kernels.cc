@@ -21,15 +21,6 @@ absl::Status ReadCount(OpKernelContext* context, int input, const char* name, in
   return absl::InvalidArgumentError(absl::StrCat(name, " is ", *count, "; allowed: 0 or more"));
 }
 
-absl::Status Look(OpKernelContext* context, LookAheadRef* resource) {
-  // TensorFlow reads the first handle of a tensor without a look at how many there are.
-  if (context->input(0).dims() != 0) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "handle has shape ", context->input(0).shape().DebugString(), "; allowed: a scalar"));
-  }
-  return tensorflow::LookupResource(context, tensorflow::HandleFromInput(context, 0), resource);
-}
-
 class BeginWindowKernel : public OpKernel {
  public:
   using OpKernel::OpKernel;
@@ -37,7 +28,7 @@ class BeginWindowKernel : public OpKernel {
   void Compute(OpKernelContext* context) override {
     LookAheadRef resource;
     int64_t batches = 0, pulled = 0;
-    OP_REQUIRES_OK(context, Look(context, &resource));
+    OP_REQUIRES_OK(context, FindLookAhead(context, 0, &resource));
     OP_REQUIRES_OK(context, ReadCount(context, 1, "batches", &batches));
     OP_REQUIRES_OK(context, ReadCount(context, 2, "pulled", &pulled));
     resource->ahead.BeginWindow(batches, pulled);
@@ -50,7 +41,7 @@ class SettleKernel : public OpKernel {
 
   void Compute(OpKernelContext* context) override {
     LookAheadRef resource;
-    OP_REQUIRES_OK(context, Look(context, &resource));
+    OP_REQUIRES_OK(context, FindLookAhead(context, 0, &resource));
     resource->ahead.Settle();
   }
 };
