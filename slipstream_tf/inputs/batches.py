@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import tensorflow as tf
@@ -28,6 +29,20 @@ def static_batch_size(element_spec: Any) -> int | None:
         if component.shape.rank is not None and component.shape[0] is not None:
             size = int(component.shape[0])
     return size
+
+
+def batches_after(dataset: tf.data.Dataset, batch_size: int | None) -> int | None:
+    """Batches of `batch_size` that a data set makes; None if it does not know its length.
+
+    Where its batches do not tell their size, they are taken to have this one.
+    """
+    batches = int(dataset.cardinality().numpy())
+    if batches < 0:
+        return None
+    before = static_batch_size(dataset.element_spec)
+    if before is None or batch_size is None:
+        return batches
+    return math.ceil(batches * before / batch_size)
 
 
 def num_rows(component: Any) -> tf.Tensor:

@@ -151,3 +151,19 @@ def _mix(values: tf.Tensor) -> tf.Tensor:
 
 def _shifted(values: tf.Tensor, shift: int) -> tf.Tensor:
     return tf.bitwise.bitwise_xor(values, tf.bitwise.right_shift(values, _seed(shift)))
+
+
+def require_ids(element_spec: Any) -> None:
+    """Raises ValueError if batches have no ids, which `Slipstream.apply` needs to remember losses.
+
+    Args:
+        element_spec: of a data set of features, or of tuples that begin with them.
+    """
+    features = element_spec[0] if isinstance(element_spec, tuple) else element_spec
+    if not (isinstance(features, Mapping) and ID in features):
+        raise invalid(
+            "dataset",
+            element_spec,
+            "Slipstream.apply with score='remembered_loss'",
+            "features with 'id', int64 [batch]: use inputs.with_ids, or a reader's ids=True",
+        )

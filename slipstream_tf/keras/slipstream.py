@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -17,10 +16,10 @@ from slipstream_tf.distributed.comm import Communicator, SingleProcess
 from slipstream_tf.distributed.ends import even_ends
 from slipstream_tf.distributed.settings import require_same
 from slipstream_tf.errors import invalid
-from slipstream_tf.inputs.batches import static_batch_size
+from slipstream_tf.inputs.batches import batches_after
 from slipstream_tf.inputs.classifier import skip_inputs
+from slipstream_tf.inputs.ids import require_ids
 from slipstream_tf.inputs.look_ahead import LookAhead
-from slipstream_tf.inputs.spec import ID
 from slipstream_tf.keras.callback import SaturationCallback
 from slipstream_tf.keras.embedding_collection import EmbeddingCollection
 from slipstream_tf.keras.feature_specs import resolve_features
@@ -238,8 +237,8 @@ class Slipstream(tf.train.experimental.PythonState):
         `read_ahead` may follow; with several ranks, `distributed.even_ends` must.
         """
         if self._config.score == "remembered_loss":
-            _require_ids(dataset.element_spec)
-        self._batches_per_epoch = _batches_after(dataset, batch_size)
+            require_ids(dataset.element_spec)
+        self._batches_per_epoch = batches_after(dataset, batch_size)
         kept = skip_inputs(
             dataset,
             self._tracker.classifier,
@@ -499,28 +498,3 @@ class Slipstream(tf.train.experimental.PythonState):
             return element
 
         return dataset.enumerate().map(at_limit)
-
-
-def _batches_after(dataset: tf.data.Dataset, batch_size: int | None) -> int | None:
-    """Batches of `batch_size` that a data set makes; None if it does not know its length.
-
-    Where its batches do not tell their size, they are taken to have this one.
-    """
-    batches = int(dataset.cardinality().numpy())
-    if batches < 0:
-        return None
-    before = static_batch_size(dataset.element_spec)
-    if before is None or batch_size is None:
-        return batches
-    return math.ceil(batches * before / batch_size)
-
-
-def _require_ids(element_spec: Any) -> None:
-    features = element_spec[0] if isinstance(element_spec, tuple) else element_spec
-    if not (isinstance(features, Mapping) and ID in features):
-        raise invalid(
-            "dataset",
-            element_spec,
-            "Slipstream.apply with score='remembered_loss'",
-            "features with 'id', int64 [batch]: use inputs.with_ids, or a reader's ids=True",
-        )
