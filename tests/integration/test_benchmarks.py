@@ -263,13 +263,18 @@ def test_watching_cost_writes_ratios_and_memory(warm: list[str], tmp_path: Path)
     assert done.returncode == 0, done.stderr
     record = json.loads((tmp_path / "watching_cost.json").read_text())
     (result,) = record["results"]
-    assert len(result["ratios"]) == record["settings"]["runs"] == result["windows"]
+    assert len(result["ratios"]) == record["settings"]["runs"] == result["windows"] == 2
+    # Windows of 12 steps in turns of 5, 5 and 2.
+    assert [len(run[side]) for run in result["turns"] for side in run] == [3, 3, 3, 3]
+    for ratio, run in zip(result["ratios"], result["turns"], strict=True):
+        assert ratio == pytest.approx(sum(run["watched"]) / sum(run["plain"]), rel=0.01)
+    assert result["standard_error"] > 0 and len(result["window_end_milliseconds"]) == 2
     assert 0 < result["snapshot_bytes"] <= result["snapshot_budget_bytes"]
     assert 0 <= result["held_bytes"] <= result["held_budget_bytes"]
     assert result["within_budgets"] and result["asked"] == 1.02
     assert result["reached"] == (result["ratio_at_default_window"] <= 1.02)
     assert result["ratio"] in [pytest.approx(sum(result["ratios"]) / 2)]
-    # Windows of 4 steps: an end costs less of a longer one, and more than nothing.
+    # Windows of 12 steps: an end costs less of a longer one, and more than nothing.
     assert result["ratio_without_ends"] < result["ratio_at_default_window"] < result["ratio"]
     assert "| gradients | signal |" in (tmp_path / "watching_cost.md").read_text()
 
