@@ -87,31 +87,17 @@ KeyRange KeysOf(const LookupPlan& plan, int64_t bucket) {
   return {begin, begin + plan.unique_count[bucket], shard};
 }
 
-// Memory for a row's gradient and for a row as it was, [dim] each.
-struct RowBuffers {
-  float *summed, *before;
-};
-
-// Squared length of the way from `before`, which is overwritten, to `row`. A function of its own:
-// inlined it makes compilers take the update's loops apart, too.
-__attribute__((noinline)) float SquaredWay(int64_t dim, const float* __restrict__ row,
-                                           float* __restrict__ before) {
-  for (int64_t j = 0; j < dim; ++j) before[j] = row[j] - before[j];
-  return SumOfSquares(dim, before);
-}
-
 // Sums the gradients of every key of the bucket, whose rows are all there, and applies the rule;
 // with kByMarks not to rows that are masked, and with the lengths of watched rows' ways.
 // next: the keys that this thread comes to after them.
 template <UpdateRule::Kind kKind, bool kByMarks>
 SLIPSTREAM_ALWAYS_INLINE void UpdateRows(const BucketUpdate& update, KeyRange keys, KeyRange next,
-                                         int64_t dim, RowBuffers buffers) {
+                                         int64_t dim, float* summed) {
   const LookupPlan& plan = *update.plan;
   const UpdateRule rule = update.table->options().rule;
   const UpdatePolicy& policy = update.table->policy();
   TableShard* const shard = keys.shard;
   const bool masks = policy.mode == UpdatePolicy::Mode::kMask;
-  float* const summed = buffers.summed;
   const int64_t row_floats = dim + rule.SlotsPerRow(dim);
   // From keys ahead, past the end of the bucket, to those of the next one.
   const int64_t jump = next.begin - keys.end;
@@ -141,11 +127,10 @@ SLIPSTREAM_ALWAYS_INLINE void UpdateRows(const BucketUpdate& update, KeyRange ke
     }
     SumUses(plan, *update.gradients, first_use, use, dim, summed);
     if (kByMarks && (mark & kWatched) != 0) {
-      std::memcpy(buffers.before, row, static_cast<size_t>(dim) * sizeof(float));
-      ApplyRule<kKind>(rule, update.rate, dim, summed, row);
-      shard->marked[plan.unique_slot[u]].travelled += SquaredWay(dim, row, buffers.before);
+      ApplyRule<kKind, true>(rule, update.rate, dim, summed, row);
+      shard->marked[plan.unique_slot[u]].travelled += SumOfSquares(dim, summed);
     } else {
-      ApplyRule<kKind>(rule, update.rate, dim, summed, row);
+      ApplyRule<kKind, false>(rule, update.rate, dim, summed, row);
     }
   }
   shard->counts.offered += keys.end - keys.begin;
@@ -155,50 +140,50 @@ SLIPSTREAM_ALWAYS_INLINE void UpdateRows(const BucketUpdate& update, KeyRange ke
 
 template <UpdateRule::Kind kKind, bool kByMarks>
 SLIPSTREAM_ALWAYS_INLINE void UpdateRowsOfDim(const BucketUpdate& update, KeyRange keys,
-                                              KeyRange next, RowBuffers buffers) {
+                                              KeyRange next, float* summed) {
   // With a dim that the compiler knows loops become a few instructions.
   switch (update.table->dim()) {
     case 16: {
-      float summed[16];
-      return UpdateRows<kKind, kByMarks>(update, keys, next, 16, {summed, buffers.before});
+      float sum[16];
+      return UpdateRows<kKind, kByMarks>(update, keys, next, 16, sum);
     }
     case 32: {
-      float summed[32];
-      return UpdateRows<kKind, kByMarks>(update, keys, next, 32, {summed, buffers.before});
+      float sum[32];
+      return UpdateRows<kKind, kByMarks>(update, keys, next, 32, sum);
     }
     case 64: {
-      float summed[64];
-      return UpdateRows<kKind, kByMarks>(update, keys, next, 64, {summed, buffers.before});
+      float sum[64];
+      return UpdateRows<kKind, kByMarks>(update, keys, next, 64, sum);
     }
     default:
-      return UpdateRows<kKind, kByMarks>(update, keys, next, update.table->dim(), buffers);
+      return UpdateRows<kKind, kByMarks>(update, keys, next, update.table->dim(), summed);
   }
 }
 
 template <bool kByMarks>
 SLIPSTREAM_ALWAYS_INLINE void UpdateRowsOfRule(const BucketUpdate& update, KeyRange keys,
-                                               KeyRange next, RowBuffers buffers) {
+                                               KeyRange next, float* summed) {
   switch (update.table->options().rule.kind) {
     case UpdateRule::Kind::kSgd:
-      return UpdateRowsOfDim<UpdateRule::Kind::kSgd, kByMarks>(update, keys, next, buffers);
+      return UpdateRowsOfDim<UpdateRule::Kind::kSgd, kByMarks>(update, keys, next, summed);
     case UpdateRule::Kind::kAdagrad:
-      return UpdateRowsOfDim<UpdateRule::Kind::kAdagrad, kByMarks>(update, keys, next, buffers);
+      return UpdateRowsOfDim<UpdateRule::Kind::kAdagrad, kByMarks>(update, keys, next, summed);
     case UpdateRule::Kind::kRowWiseAdagrad:
       return UpdateRowsOfDim<UpdateRule::Kind::kRowWiseAdagrad, kByMarks>(update, keys, next,
-                                                                          buffers);
+                                                                          summed);
     case UpdateRule::Kind::kAdam:
-      return UpdateRowsOfDim<UpdateRule::Kind::kAdam, kByMarks>(update, keys, next, buffers);
+      return UpdateRowsOfDim<UpdateRule::Kind::kAdam, kByMarks>(update, keys, next, summed);
   }
 }
 
 SLIPSTREAM_SIMD_CLONES void UpdateAllRows(const BucketUpdate& update, KeyRange keys, KeyRange next,
-                                          RowBuffers buffers) {
-  UpdateRowsOfRule<false>(update, keys, next, buffers);
+                                          float* summed) {
+  UpdateRowsOfRule<false>(update, keys, next, summed);
 }
 
 SLIPSTREAM_SIMD_CLONES void UpdateRowsByMarks(const BucketUpdate& update, KeyRange keys,
-                                              KeyRange next, RowBuffers buffers) {
-  UpdateRowsOfRule<true>(update, keys, next, buffers);
+                                              KeyRange next, float* summed) {
+  UpdateRowsOfRule<true>(update, keys, next, summed);
 }
 
 // The same where rows may have left the table since the lookup.
@@ -225,13 +210,13 @@ void UpdateRowsThatAreThere(const BucketUpdate& update, KeyRange keys, float* su
 void UpdateBucket(const BucketUpdate& update, int64_t next_bucket, PolicyScratch* scratch) {
   const KeyRange keys = KeysOf(*update.plan, update.bucket);
   const KeyRange next = KeysOf(*update.plan, next_bucket);
-  const RowBuffers buffers = {scratch->sum.data(), scratch->before.data()};
+  float* const summed = scratch->sum.data();
   const UpdatePolicy& policy = update.table->policy();
   if (!update.table->UpdatesByPolicy(update.bucket % kNumShards)) {
-    if (update.is_stale) return UpdateRowsThatAreThere(update, keys, buffers.summed);
-    UpdateAllRows(update, keys, next, buffers);
+    if (update.is_stale) return UpdateRowsThatAreThere(update, keys, summed);
+    UpdateAllRows(update, keys, next, summed);
   } else if (policy.mode != UpdatePolicy::Mode::kDefer && policy.ranks == 1 && !update.is_stale) {
-    UpdateRowsByMarks(update, keys, next, buffers);
+    UpdateRowsByMarks(update, keys, next, summed);
   } else {
     UpdateBucketByPolicy(update, scratch);
   }

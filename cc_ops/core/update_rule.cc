@@ -14,13 +14,13 @@ SLIPSTREAM_SIMD_CLONES void ApplyByKind(const UpdateRule& rule, float rate, int6
                                         float* __restrict__ row) {
   switch (rule.kind) {
     case UpdateRule::Kind::kSgd:
-      return ApplyRule<UpdateRule::Kind::kSgd>(rule, rate, dim, gradient, row);
+      return ApplyRule<UpdateRule::Kind::kSgd, false>(rule, rate, dim, gradient, row);
     case UpdateRule::Kind::kAdagrad:
-      return ApplyRule<UpdateRule::Kind::kAdagrad>(rule, rate, dim, gradient, row);
+      return ApplyRule<UpdateRule::Kind::kAdagrad, false>(rule, rate, dim, gradient, row);
     case UpdateRule::Kind::kRowWiseAdagrad:
-      return ApplyRule<UpdateRule::Kind::kRowWiseAdagrad>(rule, rate, dim, gradient, row);
+      return ApplyRule<UpdateRule::Kind::kRowWiseAdagrad, false>(rule, rate, dim, gradient, row);
     case UpdateRule::Kind::kAdam:
-      return ApplyRule<UpdateRule::Kind::kAdam>(rule, rate, dim, gradient, row);
+      return ApplyRule<UpdateRule::Kind::kAdam, false>(rule, rate, dim, gradient, row);
   }
 }
 

@@ -109,7 +109,7 @@ class TrackedTable:
             keys, drift = keys[is_there], drift[is_there]
             is_saturated = is_saturated[is_there]
         judged = judged_drifts(self.states, keys, drift, are_masked=are_withheld)
-        judged[is_saturated] /= np.float32(release)
+        np.divide(judged, np.float32(release), out=judged, where=is_saturated)
         return Measured(keys, drift, judged, int((~is_there).sum()))
 
     def renew(self, states: KeyStates) -> None:
@@ -156,10 +156,12 @@ class TrackedTable:
         marks = np.where(is_saturated, SATURATED, np.uint8(0))
         if self._metric == "signal":
             marks |= WATCHED
-        marked = marks > 0
+        keys, marked = self.states.keys, marks > 0
         if but is not None:
-            marked &= ~np.isin(self.states.keys, but)
-        self._store.mark_rows(self.name, self.states.keys[marked], marks[marked])
+            marked &= ~np.isin(keys, but)
+        if not marked.all():
+            keys, marks = keys[marked], marks[marked]
+        self._store.mark_rows(self.name, keys, marks)
 
     def published_drift(self, threshold: float) -> np.ndarray:
         """Returns the drifts that make "below T" mean "saturated": float32, along the keys."""

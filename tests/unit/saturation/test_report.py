@@ -32,3 +32,17 @@ def test_every_finite_drift_is_in_its_bucket(drift):
     for lower, upper, count in found:
         assert count == ((drift >= lower) & (drift < upper)).sum() > 0
     assert list(found) == sorted(found)
+
+
+def test_many_drifts_of_all_sizes_are_in_their_buckets():
+    rng = np.random.default_rng(0)
+    drift = (10.0 ** rng.uniform(-12, 12, 150_000)).astype(np.float32)
+    bounds = (10.0 ** (np.arange(-36, 37) / 4)).astype(np.float32)
+    # About bounds, where the least digits decide.
+    beside = [np.nextafter(bounds, np.float32(to)) for to in (0.0, np.inf)]
+    drift = np.concatenate([drift, bounds, *beside, np.zeros(9, np.float32), [np.nan, np.inf]])
+    found = drift_histogram(drift.astype(np.float32))
+    exact = np.concatenate([[0.0], 10.0 ** (np.arange(-36, 37) / 4)])
+    values = np.minimum(drift[np.isfinite(drift)].astype(np.float64), 1e9)
+    counts, _ = np.histogram(values, exact)
+    assert found == tuple(zip(exact[:-1], exact[1:], counts, strict=True))
