@@ -144,12 +144,15 @@ def main(arguments: Sequence[str]) -> None:
                 runs.append({"settings": settings, "milliseconds": found})
                 lines += rows_of(text, rule, found)
                 print("\n".join(lines[-len(found) :]), flush=True)
+                # A measurement that is stopped leaves what it has measured.
+                record = {"runs": runs, "steps": _STEPS.value, "zipf": _ZIPF}
+                write(lines, {**record, "versions": versions, "awake": is_awake})
+
+
+def write(lines: Sequence[str], record: Mapping[str, Any]) -> None:
+    """Writes embedding_step.json and .md."""
     output = Path(_OUTPUT.value)
-    write_json(
-        str(output / "embedding_step.json"),
-        {"runs": runs, "steps": _STEPS.value, "zipf": _ZIPF, "versions": versions,
-         "awake": is_awake, "machine": machine()},
-    )  # fmt: skip
+    write_json(str(output / "embedding_step.json"), {**record, "machine": machine()})
     (output / "embedding_step.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 

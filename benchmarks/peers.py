@@ -6,6 +6,7 @@ without taking time until it is told to make steps; see embedding_peers/worker.p
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -122,12 +123,14 @@ class Worker:
 
     def _ask(self, command: Mapping[str, Any]) -> dict[str, Any]:
         assert self._process.stdin is not None
-        print(json.dumps(command), file=self._process.stdin, flush=True)
+        with contextlib.suppress(BrokenPipeError):  # There is no answer then.
+            print(json.dumps(command), file=self._process.stdin, flush=True)
         answer = self._answers.readline()
         if not answer:
             code = self._process.wait()
             raise SystemExit(
                 f"{self._peer.label} ended with code {code} when asked for {command}; what it "
-                "wrote stands above."
+                "wrote stands above. With -9 memory may have ended: all libraries hold their "
+                "tables at once; take fewer --peers."
             )
         return json.loads(answer)
