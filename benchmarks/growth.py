@@ -299,8 +299,16 @@ def main(arguments: Sequence[str]) -> None:
         print(f"{size:,} keys: {found[-1].median('lookup'):.1f} ns a lookup", flush=True)
     del table, small
     gc.collect()
-    growths = [Growth(share, sizes[-1], tuple(grow(share, sizes[-1]))) for share in shares]
+    growths: list[Growth] = []
+    for share in shares:
+        # A measurement that is stopped leaves what it has measured.
+        write(found, growths, is_awake)
+        growths.append(Growth(share, sizes[-1], tuple(grow(share, sizes[-1]))))
+    print(f"\n{write(found, growths, is_awake)}")
 
+
+def write(found: Sequence[Size], growths: Sequence[Growth], is_awake: bool) -> str:
+    """Writes growth.json, .md and .png; returns the table."""
     settings: Mapping[str, Any] = {
         flag.name: flag.value for flag in (_RUNS, _STEPS, _GROWTHS, _BATCH, _FEATURES, _DIM,
                                            _THREADS)
@@ -314,10 +322,10 @@ def main(arguments: Sequence[str]) -> None:
          "targets": [target.record() for target in targets],
          "awake": is_awake, "machine": machine(), "versions": versions()},
     )  # fmt: skip
-    table_text = growth_report.markdown(found, growths, targets)
-    (output / "growth.md").write_text(table_text + "\n", encoding="utf-8")
-    print(f"\n{table_text}")
+    text = growth_report.markdown(found, growths, targets)
+    (output / "growth.md").write_text(text + "\n", encoding="utf-8")
     growth_report.plot(found, growths, output / "growth.png")
+    return text
 
 
 if __name__ == "__main__":
