@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+WARM = Path(__file__).resolve().parents[1] / "warm.py"
 Start = Callable[..., "subprocess.Popen[str]"]
 
 
@@ -130,12 +131,23 @@ def test_ranks_are_not_alike(start: Start) -> None:
     ],
 )  # fmt: skip
 def test_a_process_that_has_begun_to_work_does_not_fork(
-    servers: Any, tmp_path: Path, text: str, problem: str, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, text: str, problem: str
 ) -> None:
     (tmp_path / "busy.py").write_text(text)
+    # One server alone: two would write their tracebacks into each other's lines.
+    ended = subprocess.run(
+        [sys.executable, str(WARM), "serve", str(tmp_path / "0"), "busy"],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)}, timeout=60,
+        stdin=subprocess.DEVNULL, capture_output=True, text=True,
+    )  # fmt: skip
+    assert ended.returncode == 1 and ended.stdout == ""
+    assert re.search(problem, ended.stderr)
+
+
+def test_a_server_that_is_not_ready_is_noticed(servers: Any, tmp_path: Path) -> None:
+    (tmp_path / "bad.py").write_text("raise SystemExit(1)")
     with pytest.raises(AssertionError):
-        servers.start({**os.environ, "PYTHONPATH": str(tmp_path)}, ["busy"])
-    assert re.search(problem, capfd.readouterr().err)
+        servers.start({**os.environ, "PYTHONPATH": str(tmp_path)}, ["bad"])
 
 
 def test_what_a_program_starts_is_a_fork_too_if_wanted(start: Start, servers: Any) -> None:
