@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from slipstream_tf.config import SaturationConfig
+from slipstream_tf.saturation.states import search_keys
 from slipstream_tf.saturation.steering import Steering
 from slipstream_tf.saturation.threshold import (
     LARGEST_THRESHOLD,
@@ -44,9 +45,7 @@ def sampled_drifts(
     found: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
     for table, (hot, drift) in enumerate(zip(keys, drifts, strict=True)):
         asked = np.unique(window["keys"][window["tables"] == table])
-        places = np.searchsorted(hot, asked)
-        is_hot = places < hot.size
-        is_hot[is_hot] = hot[places[is_hot]] == asked[is_hot]
+        places, is_hot = search_keys(hot, asked)
         asked = asked[is_hot]
         found.append((np.full(asked.size, table, np.int32), asked, drift[places[is_hot]]))
     tables, asked, drift = (np.concatenate(part) for part in zip(*found, strict=True))

@@ -255,7 +255,7 @@ def _positions(states: KeyStates, keys: np.ndarray, drift: np.ndarray) -> np.nda
         raise invalid("drift", np.shape(drift), "drifted_keys", allowed)
     if np.array_equal(keys, states.keys):  # the usual case: nothing was evicted
         return slice(None)
-    positions, is_found = _search(states.keys, keys)
+    positions, is_found = search_keys(states.keys, keys)
     if not is_found.all():
         unknown = int(np.asarray(keys)[~is_found][0])
         allowed = "keys of the hot set of the window that ends"
@@ -270,11 +270,19 @@ def _find(keys: np.ndarray, wanted: np.ndarray) -> tuple[np.ndarray | slice, np.
     """Positions in `keys` (ascending) of the wanted keys, or all, and whether they are there."""
     if np.array_equal(keys, wanted):
         return slice(None), np.ones(keys.shape, bool)
-    return _search(keys, wanted)
+    return search_keys(keys, wanted)
 
 
-def _search(keys: np.ndarray, wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Positions in `keys` (ascending) of the wanted keys, and whether they are there."""
+def search_keys(keys: np.ndarray, wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Finds keys among others.
+
+    Args:
+        keys: int64 [n], ascending.
+        wanted: int64 [m].
+
+    Returns:
+        Positions in `keys`, int64 [m], valid where found; and whether they are there, bool [m].
+    """
     positions = np.searchsorted(keys, wanted)
     if not keys.size:
         return positions, np.zeros(positions.shape, bool)

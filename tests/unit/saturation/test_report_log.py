@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import tracemalloc
 
 import numpy as np
@@ -75,16 +76,17 @@ def test_all_reports_come_back_in_order_from_a_checkpoint_too() -> None:
     assert again.inputs_skipped == sum(report.inputs_skipped for report in again)
 
 
-def test_an_old_report_takes_a_small_part_of_a_new_one() -> None:
+def test_an_old_report_takes_at_most_an_eighth_of_a_new_one() -> None:
     tracemalloc.start()
     log, used = ReportLog(), []
     for window in range(8 * BLOCK):
         if window % BLOCK == 0:
+            gc.collect()  # What waits to be collected, of other tests, too, is not the log's.
             used.append(tracemalloc.get_traced_memory()[0])
         log.append(report_of(window, tables=10))
     tracemalloc.stop()
     new, old = used[1] - used[0], (used[-1] - used[2]) / (len(used) - 3)
-    assert old < new / 6, (old, new)
+    assert old < new / 8, (old, new)
 
 
 def test_a_block_that_unpacks_to_more_than_reports_take_is_refused(
