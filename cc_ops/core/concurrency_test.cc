@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <cmath>
 #include <cstdlib>
 #include <functional>
 #include <memory>
@@ -111,18 +112,39 @@ class Concurrency : public testing::Test {
     }
   }
 
-  // Hot keys, marks, decay, another policy.
+  void Measure(const EmbeddingTable& table, const std::vector<int64_t>& keys) {
+    const int64_t n = static_cast<int64_t>(keys.size());
+    std::vector<float> snapshot(keys.size() * kDim), rows(snapshot), drift(keys.size());
+    const auto found = std::make_unique<bool[]>(keys.size());
+    const std::shared_lock<std::shared_mutex> lock(table.mutex());
+    table.Measure(keys.data(), snapshot.data(), n, Measurement(), Threads(2), rows.data(),
+                  found.get(), drift.data());
+    // Whole updates only, and what was read is what was measured.
+    for (int64_t i = 0; i < n; ++i) {
+      ASSERT_EQ(rows[i * kDim], rows[i * kDim + 1]);
+      ASSERT_EQ(drift[i], std::abs(rows[i * kDim]));
+    }
+  }
+
+  // Hot keys, drifts, marks, decay, another policy.
   void EndWindows() {
     std::mt19937_64 random(200);
     while (!is_over_) {
       for (EmbeddingTable* table : {unbounded_.get(), lfu_.get(), lru_.get()}) {
         std::vector<int64_t> hot;
         std::vector<float> counts;
+        // Of ascending keys the table finds which marks change.
+        const bool by_key = random() % 2 == 0;
         {
           const std::shared_lock<std::shared_mutex> lock(table->mutex());
-          table->HotKeys(100, EmbeddingTable::HotKeyOrder::kByCount, Threads(2), &hot, &counts);
+          table->HotKeys(
+              100,
+              by_key ? EmbeddingTable::HotKeyOrder::kByKey : EmbeddingTable::HotKeyOrder::kByCount,
+              Threads(2), &hot, &counts);
         }
-        ASSERT_TRUE(std::is_sorted(counts.rbegin(), counts.rend()));
+        ASSERT_TRUE(by_key ? std::is_sorted(hot.begin(), hot.end())
+                           : std::is_sorted(counts.rbegin(), counts.rend()));
+        Measure(*table, hot);
         std::vector<uint8_t> marks;
         for (int64_t key : hot)
           marks.push_back(MayBeMasked(key) ? kSaturated | kWatched : kWatched);

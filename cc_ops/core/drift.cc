@@ -2,15 +2,17 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "cc_ops/core/float_bits.h"
+#include "cc_ops/core/simd_clones.h"
 
 namespace slipstream {
 namespace {
 
 // The bit patterns of non-negative floats are ordered like their values, with NaN above infinity:
 // an integer maximum keeps a NaN, where std::max and std::fmax would drop it.
-float MaxAbsDifference(const float* a, const float* b, int64_t dim) {
+SLIPSTREAM_ALWAYS_INLINE float MaxAbsDifference(const float* a, const float* b, int64_t dim) {
   uint32_t largest = 0;
   for (int64_t j = 0; j < dim; ++j) {
     largest = std::max(largest, BitsOf(std::fabs(a[j] - b[j])));
@@ -22,7 +24,7 @@ float MaxAbsDifference(const float* a, const float* b, int64_t dim) {
 constexpr int64_t kLanes = 4;
 
 template <typename Term>
-double SumOverRow(int64_t dim, Term term) {
+SLIPSTREAM_ALWAYS_INLINE double SumOverRow(int64_t dim, Term term) {
   double lanes[kLanes] = {0, 0, 0, 0};
   int64_t j = 0;
   for (; j + kLanes <= dim; j += kLanes) {
@@ -33,14 +35,14 @@ double SumOverRow(int64_t dim, Term term) {
   return sum;
 }
 
-double DistanceL2(const float* a, const float* b, int64_t dim) {
+SLIPSTREAM_ALWAYS_INLINE double DistanceL2(const float* a, const float* b, int64_t dim) {
   return std::sqrt(SumOverRow(dim, [a, b](int64_t j) {
     const double difference = static_cast<double>(a[j]) - static_cast<double>(b[j]);
     return difference * difference;
   }));
 }
 
-double NormL2(const float* b, int64_t dim) {
+SLIPSTREAM_ALWAYS_INLINE double NormL2(const float* b, int64_t dim) {
   return std::sqrt(SumOverRow(dim, [b](int64_t j) {
     const double value = b[j];
     return value * value;
@@ -49,8 +51,9 @@ double NormL2(const float* b, int64_t dim) {
 
 }  // namespace
 
-void RowDrift(const float* current, const float* snapshot, int64_t begin, int64_t end, int64_t dim,
-              DriftMetric metric, double epsilon, float* drift) {
+SLIPSTREAM_SIMD_CLONES void RowDrift(const float* current, const float* snapshot, int64_t begin,
+                                     int64_t end, int64_t dim, DriftMetric metric, double epsilon,
+                                     float* drift) {
   for (int64_t row = begin; row < end; ++row) {
     const float* a = current + row * dim;
     const float* b = snapshot + row * dim;
@@ -66,6 +69,12 @@ void RowDrift(const float* current, const float* snapshot, int64_t begin, int64_
         break;
     }
   }
+}
+
+float SignalOfDrift(float net, float travelled) {
+  const double squares = travelled;
+  if (net == 0.f) return std::isfinite(travelled) ? 0.f : std::numeric_limits<float>::quiet_NaN();
+  return static_cast<float>(static_cast<double>(net) * net / squares);
 }
 
 }  // namespace slipstream

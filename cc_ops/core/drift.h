@@ -27,6 +27,14 @@ enum class DriftMetric {
 void RowDrift(const float* current, const float* snapshot, int64_t begin, int64_t end, int64_t dim,
               DriftMetric metric, double epsilon, float* drift);
 
+// Net squared drift over the sum of squared update lengths: about 1 for a random walk, about n for
+// n equal updates in one direction. 0 for a row that is where it was; infinite for one that moved
+// without an update, as an import replaced it; not finite where an argument is not.
+//
+//   net        l2 distance from the snapshot.
+//   travelled  sum of squared update lengths since then.
+float SignalOfDrift(float net, float travelled);
+
 }  // namespace slipstream
 
 #endif  // CC_OPS_CORE_DRIFT_H_

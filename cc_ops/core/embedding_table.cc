@@ -11,9 +11,6 @@
 namespace slipstream {
 namespace {
 
-// How many keys ahead of the one at hand the index is asked for a key's line.
-constexpr int64_t kIndexAhead = 16;
-
 std::string Place(const TableOptions& options) { return " of table '" + options.name + "'"; }
 
 // Floats from one row to the next: 16-byte steps, so that whole rows share
@@ -30,12 +27,6 @@ std::vector<TableShard> EmptyShards(const TableOptions& options, SlabAllocator* 
   for (int s = 0; s < kNumShards; ++s)
     shards.emplace_back(s, Stride(options), memory, index_memory);
   return shards;
-}
-
-void MakePlaceForMark(TableShard* shard, uint32_t slot) {
-  if (slot < shard->marked.size()) return;
-  const size_t wanted = std::max<size_t>(slot + 1, static_cast<size_t>(shard->index.size()));
-  shard->marked.resize(wanted);
 }
 
 }  // namespace
@@ -87,6 +78,7 @@ int64_t EmbeddingTable::bytes() const {
         shard.index.bytes() + static_cast<int64_t>(shard.last_used.capacity() * sizeof(int64_t) +
                                                    shard.marked.capacity() * sizeof(MarkedRow));
   }
+  bytes += static_cast<int64_t>(told_.keys.capacity() * sizeof(int64_t) + told_.marks.capacity());
   return bytes + deferred_bytes() + published_.bytes();
 }
 
@@ -136,31 +128,6 @@ void EmbeddingTable::ForgetRow(TableShard* shard, int64_t key, uint64_t hash) {
   }
   shard->arena.Release(slot);
   shard->index.Erase(key, hash);
-}
-
-void EmbeddingTable::Gather(const int64_t* keys, int64_t n, const Parallel& parallel, float* rows,
-                            bool* found) const {
-  constexpr int64_t kRowAhead = 8;
-  parallel.run(parallel.threads, [&](int task) {
-    const int64_t begin = n * task / parallel.threads, end = n * (task + 1) / parallel.threads;
-    const float* ahead[kRowAhead];  // rows of keys [i, i + kRowAhead), from i % kRowAhead on
-    for (int64_t i = begin - kRowAhead; i < end; ++i) {
-      const float** const slot = &ahead[(i - begin + kRowAhead) % kRowAhead];
-      if (i >= begin) {
-        found[i] = *slot != nullptr;
-        if (*slot != nullptr) {
-          std::copy(*slot, *slot + options_.dim, rows + i * options_.dim);
-        } else {
-          options_.initializer.Fill(keys[i], options_.dim, rows + i * options_.dim);
-        }
-      }
-      if (i + kIndexAhead < end) Prefetch(HashKey(keys[i + kIndexAhead]));
-      if (i + kRowAhead < end) {
-        *slot = Find(keys[i + kRowAhead], HashKey(keys[i + kRowAhead]));
-        if (*slot != nullptr) __builtin_prefetch(*slot);
-      }
-    }
-  });
 }
 
 void EmbeddingTable::HotKeys(int64_t k, HotKeyOrder order, const Parallel& parallel,
@@ -364,107 +331,6 @@ void EmbeddingTable::SetPolicy(const UpdatePolicy& policy) {
     if (shards_[s].deferred.size() != ranks) shards_[s].deferred.swap(empty[s]);
   }
   policy_ = policy;
-}
-
-template <typename See>
-void EmbeddingTable::SeeSlots(const int64_t* keys, int64_t begin, int64_t end, See see) const {
-  constexpr int64_t kMarkAhead = 8;
-  uint32_t ahead[kMarkAhead];  // slots of keys [i, i + kMarkAhead), from i % kMarkAhead on
-  for (int64_t i = begin - kMarkAhead; i < end; ++i) {
-    uint32_t* const place = &ahead[(i - begin + kMarkAhead) % kMarkAhead];
-    if (i >= begin) see(i, *place);
-    if (i + kIndexAhead < end) Prefetch(HashKey(keys[i + kIndexAhead]));
-    if (i + kMarkAhead >= end) continue;
-    const uint64_t hash = HashKey(keys[i + kMarkAhead]);
-    *place = HashIndex::kEmpty;
-    if (Find(keys[i + kMarkAhead], hash, place) == nullptr) continue;
-    const std::vector<MarkedRow>& marked = shards_[ShardOf(hash)].marked;
-    if (*place < marked.size()) __builtin_prefetch(&marked[*place], 1);
-  }
-}
-
-void EmbeddingTable::MarkRows(const int64_t* keys, const uint8_t* marks, int64_t n,
-                              const Parallel& parallel, bool makes_rows) {
-  // Whatever needs memory comes first.
-  std::vector<uint32_t> slots(static_cast<size_t>(n), HashIndex::kEmpty);
-  if (makes_rows) {
-    for (int64_t i = 0; i < n; ++i) {
-      if (marks[i] != 0) FindOrInsert(keys[i], HashKey(keys[i]), 0.f, &slots[i]);
-    }
-  } else {
-    parallel.run(parallel.threads, [&](int task) {
-      const TaskRange range = RangeOf(task, parallel.threads, n);
-      SeeSlots(keys, range.begin, range.end, [&](int64_t i, uint32_t slot) {
-        if (marks[i] != 0) slots[i] = slot;
-      });
-    });
-  }
-  for (int64_t i = 0; i < n; ++i) {
-    if (slots[i] == HashIndex::kEmpty) continue;
-    MakePlaceForMark(&shards_[ShardOf(HashKey(keys[i]))], slots[i]);
-  }
-  // A shard is marked by one task, in the order of the keys.
-  parallel.run(parallel.threads, [&](int task) {
-    const TaskRange own = RangeOf(task, parallel.threads, kNumShards);
-    for (int64_t s = own.begin; s < own.end; ++s) {
-      for (MarkedRow& row : shards_[s].marked) {
-        row = {0.f, static_cast<uint8_t>(row.marks & kKept)};
-      }
-    }
-    for (int64_t i = 0; i < n; ++i) {
-      const int64_t s = ShardOf(HashKey(keys[i]));
-      if (s < own.begin || s >= own.end || slots[i] == HashIndex::kEmpty) continue;
-      uint8_t& mark = shards_[s].marked[slots[i]].marks;
-      mark = static_cast<uint8_t>((mark & kKept) | marks[i]);
-    }
-  });
-  is_watching_ = false;
-  for (int64_t i = 0; i < n && !is_watching_; ++i) {
-    is_watching_ = slots[i] != HashIndex::kEmpty && (marks[i] & kWatched) != 0;
-  }
-}
-
-void EmbeddingTable::AddMark(uint64_t hash, uint32_t slot, RowMark mark) {
-  TableShard& shard = shards_[ShardOf(hash)];
-  MakePlaceForMark(&shard, slot);
-  shard.marked[slot].marks |= mark;
-}
-
-void EmbeddingTable::RemoveMark(uint64_t hash, uint32_t slot, RowMark mark) {
-  TableShard& shard = shards_[ShardOf(hash)];
-  if (slot < shard.marked.size()) shard.marked[slot].marks &= static_cast<uint8_t>(~mark);
-}
-
-void EmbeddingTable::Travelled(const int64_t* keys, int64_t n, const Parallel& parallel,
-                               float* travelled) const {
-  parallel.run(parallel.threads, [&](int task) {
-    const TaskRange range = RangeOf(task, parallel.threads, n);
-    SeeSlots(keys, range.begin, range.end, [&](int64_t i, uint32_t slot) {
-      const TableShard& shard = shards_[ShardOf(HashKey(keys[i]))];
-      const bool is_watched = slot != HashIndex::kEmpty && (shard.MarkOf(slot) & kWatched) != 0;
-      travelled[i] = is_watched ? shard.marked[slot].travelled : 0.f;
-    });
-  });
-}
-
-void EmbeddingTable::Marks(const int64_t* keys, int64_t n, uint8_t* marks) const {
-  for (int64_t i = 0; i < n; ++i) {
-    const uint64_t hash = HashKey(keys[i]);
-    uint32_t slot = 0;
-    const bool is_there = Find(keys[i], hash, &slot) != nullptr;
-    marks[i] = is_there ? shards_[ShardOf(hash)].MarkOf(slot) : 0;
-  }
-}
-
-void EmbeddingTable::SetTravelled(const int64_t* keys, const float* travelled, int64_t n) {
-  for (int64_t i = 0; i < n; ++i) {
-    const uint64_t hash = HashKey(keys[i]);
-    TableShard& shard = shards_[ShardOf(hash)];
-    uint32_t slot = 0;
-    if (Find(keys[i], hash, &slot) != nullptr && (shard.MarkOf(slot) & kWatched) != 0) {
-      shard.marked[slot].travelled = travelled[i];
-    }
-  }
 }
 
 UpdateCounts EmbeddingTable::update_counts() const {

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "cc_ops/core/deferred_sums.h"
+#include "cc_ops/core/drift.h"
 #include "cc_ops/core/hash.h"
 #include "cc_ops/core/hash_index.h"
 #include "cc_ops/core/index_memory.h"
@@ -65,6 +66,13 @@ struct TableContents {
 struct MarkedRow {
   float travelled = 0.f;  // sum of squared update lengths, of a watched row
   uint8_t marks = 0;      // RowMark bits
+};
+
+// How drifts are measured.
+struct Measurement {
+  DriftMetric metric = DriftMetric::kLinf;
+  bool is_signal = false;  // SignalOfDrift of the l2 distance, instead
+  double epsilon = 1e-12;  // see RowDrift
 };
 
 // A part of the keys with its own index and rows; touched by one thread at a time.
@@ -155,6 +163,12 @@ class EmbeddingTable {
   void Gather(const int64_t* keys, int64_t n, const Parallel& parallel, float* rows,
               bool* found) const;
 
+  // The same, and drift: [n], of each row from snapshot: [n, dim]. A row that is not watched has
+  // travelled 0.
+  void Measure(const int64_t* keys, const float* snapshot, int64_t n,
+               const Measurement& measurement, const Parallel& parallel, float* rows, bool* found,
+               float* drift) const;
+
   // The at most k keys with the highest access counts above 0 (ties: the smaller key), by count
   // descending, then key ascending; or, which takes less time, by key alone.
   enum class HotKeyOrder { kByCount, kByKey };
@@ -173,11 +187,12 @@ class EmbeddingTable {
   void SetPolicy(const UpdatePolicy& policy);
   // keys, marks (RowMark bits): [n]. Replaces all marks, but that kKept stays, and starts the sums
   // of squared update lengths anew. makes_rows: whether keys without a row that get a mark get a
-  // row, too; else they are passed over. Throws std::bad_alloc: no mark has changed then, but some
-  // keys may have got their rows.
+  // row, too; else they are passed over. Takes little where most marks stay as they were, keys are
+  // ascending, all that got a mark last had a row, and none has left since; else all are set anew.
+  // Throws std::bad_alloc: no mark has changed then, but some keys may have got their rows.
   void MarkRows(const int64_t* keys, const uint8_t* marks, int64_t n, const Parallel& parallel,
                 bool makes_rows = false);
-  // Adds a mark to a row's, until the next MarkRows. Throws std::bad_alloc, changing nothing.
+  // Adds kFrozen, until the next MarkRows, or kKept. Throws std::bad_alloc, changing nothing.
   void AddMark(uint64_t hash, uint32_t slot, RowMark mark);
   void RemoveMark(uint64_t hash, uint32_t slot, RowMark mark);
   // travelled: [n], the sum of squared update lengths since MarkRows; 0 for a row
@@ -208,10 +223,43 @@ class EmbeddingTable {
   Status Import(const TableContents& contents);
 
  private:
-  // Calls see(i, slot) for the keys [begin, end), in order, with the row's slot in its shard or
-  // HashIndex::kEmpty. What marks tell of the row was asked for ahead.
-  template <typename See>
-  void SeeSlots(const int64_t* keys, int64_t begin, int64_t end, See see) const;
+  struct RowPlace {
+    const float* row;  // nullptr: not there
+    const TableShard* shard;
+    uint32_t slot;  // within the shard
+  };
+  struct MarkView {
+    const int64_t* keys;   // [n]
+    const uint8_t* marks;  // [n], RowMark bits
+    int64_t n;
+  };
+  struct MarkList {
+    std::vector<int64_t> keys;
+    std::vector<uint8_t> marks;
+    void Add(int64_t key, uint8_t mark) {
+      keys.push_back(key);
+      marks.push_back(mark);
+    }
+    MarkView View() const { return {keys.data(), marks.data(), static_cast<int64_t>(keys.size())}; }
+  };
+  static constexpr int64_t kNothingTold = -1;
+
+  // Calls see(i, place) for the keys [begin, end), in order, and ahead of it ask(place) for those
+  // that are there, to ask for what `see` will read.
+  template <typename Ask, typename See>
+  void SeeRows(const int64_t* keys, int64_t begin, int64_t end, Ask ask, See see) const;
+  // The row, or what the initializer would give. row: [dim].
+  void CopyRow(int64_t key, const RowPlace& place, float* row) const;
+  static float TravelledOf(const RowPlace& place);
+  // Marks that differ from `told_`. Of a key that is wanted again, whatever the order of the keys,
+  // the last mark that is not 0 holds, as where all are set anew.
+  MarkList MarkChanges(const MarkView& wanted) const;
+  // The slot of each key of a list in its shard, with a place for a mark, or HashIndex::kEmpty.
+  std::vector<uint32_t> PlacesForMarks(const MarkView& list, bool makes_rows, bool takes_zeros,
+                                       const Parallel& parallel);
+  // Copies a list to `told_`, valid once `told_generation_` is set; false if changes cannot be told
+  // from it, as its keys are not ascending or it has kKept, or are not, as it makes rows.
+  bool Remember(const MarkView& list, bool makes_rows);
   // Only a bounded table needs to know when its rows were last used.
   bool tracks_use() const {
     return options_.capacity > 0 && options_.eviction == TableOptions::Eviction::kLru;
@@ -230,6 +278,8 @@ class EmbeddingTable {
   UpdatePolicy policy_;
   UpdateCounts earlier_counts_;  // under former policies
   bool is_watching_ = false;
+  MarkList told_;                           // by the last MarkRows, keys ascending
+  int64_t told_generation_ = kNothingTold;  // in which rows have the marks of `told_`
   float last_learning_rate_ = 0.f;
   int64_t generation_ = 0;
   int64_t num_evicted_ = 0;

@@ -437,6 +437,19 @@ TEST(OutOfMemory, MarksAndPoliciesAreSetOrNot) {
     return !has_marks && after.Holds(before);
   };
   FailEach<Trained>(Made(), mark, is_intact);
+  // Of rows that have marks, some change.
+  const std::vector<int64_t> there = Range(0, 80), next = Range(5, 78);
+  const std::vector<uint8_t> before(there.size(), kWatched);
+  const auto made = [&] {
+    std::unique_ptr<Trained> trained = Made()();
+    trained->table->MarkRows(there.data(), before.data(), 80, Parallel());
+    return trained;
+  };
+  const auto change = [&](Trained* t) {
+    t->table->MarkRows(next.data(), marks.data(), static_cast<int64_t>(next.size()), Parallel());
+    return OkStatus();
+  };
+  FailEach<Trained>(made, change, Same);
   bool has_ended = false;
   for (int64_t n = 0; !has_ended; ++n) {
     Trained subject;

@@ -97,6 +97,47 @@ class GatherOp : public OneTableOp {
 REGISTER_KERNEL_BUILDER(Name("SlipstreamTableGather").Device(tf::DEVICE_CPU),
                         MemoryChecked<GatherOp>);
 
+class MeasureOp : public OneTableOp {
+ public:
+  explicit MeasureOp(tf::OpKernelConstruction* c) : OneTableOp(c) {
+    std::string metric;
+    OP_REQUIRES_OK(c, c->GetAttr("metric", &metric));
+    // The registration allows no other value.
+    measurement_.is_signal = metric == "signal";
+    measurement_.metric = metric == "l2"         ? DriftMetric::kL2
+                          : metric == "relative" ? DriftMetric::kRelative
+                                                 : DriftMetric::kLinf;
+  }
+
+ protected:
+  absl::Status Run(tf::OpKernelContext* c, EmbeddingTable* table) override {
+    TF_RETURN_IF_ERROR(RequireRank(c, 1, "keys", 1));
+    const tf::Tensor &keys = c->input(1), &snapshot = c->input(2);
+    const int64_t n = keys.NumElements();
+    const tf::TensorShape shape({n, table->dim()});
+    if (snapshot.shape() != shape) {
+      return absl::InvalidArgumentError(absl::StrCat("snapshot of table '", table->options().name,
+                                                     "' has shape ", snapshot.shape().DebugString(),
+                                                     "; allowed: ", shape.DebugString(),
+                                                     ", a row for each key"));
+    }
+    tf::Tensor *rows = nullptr, *found = nullptr, *drift = nullptr;
+    TF_RETURN_IF_ERROR(c->allocate_output(0, shape, &rows));
+    TF_RETURN_IF_ERROR(c->allocate_output(1, keys.shape(), &found));
+    TF_RETURN_IF_ERROR(c->allocate_output(2, keys.shape(), &drift));
+    const SharedLock lock(table->mutex());
+    table->Measure(keys.flat<int64_t>().data(), snapshot.flat<float>().data(), n, measurement_,
+                   ParallelOf(c), rows->flat<float>().data(), found->flat<bool>().data(),
+                   drift->flat<float>().data());
+    return absl::OkStatus();
+  }
+
+ private:
+  Measurement measurement_;
+};
+REGISTER_KERNEL_BUILDER(Name("SlipstreamTableMeasure").Device(tf::DEVICE_CPU),
+                        MemoryChecked<MeasureOp>);
+
 class HotKeysOp : public OneTableOp {
  public:
   explicit HotKeysOp(tf::OpKernelConstruction* c) : OneTableOp(c) {

@@ -8,6 +8,7 @@ namespace slipstream {
 namespace {
 
 namespace tf = tensorflow;
+using tf::shape_inference::DimensionHandle;
 using tf::shape_inference::InferenceContext;
 using tf::shape_inference::ShapeHandle;
 
@@ -191,6 +192,41 @@ keys: [n].
 dim: that of the table.
 rows: [n, dim]; an absent key gives its initial row.
 found: [n], whether the key is there.
+)doc");
+
+REGISTER_OP("SlipstreamTableMeasure")
+    .Input("handle: resource")
+    .Input("keys: int64")
+    .Input("snapshot: float")
+    .Attr("metric: {'linf', 'l2', 'relative', 'signal'} = 'linf'")
+    .Output("rows: float")
+    .Output("found: bool")
+    .Output("drift: float")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) -> absl::Status {
+      ShapeHandle keys, snapshot;
+      DimensionHandle n;
+      TF_RETURN_IF_ERROR(CheckScalars(c, 0, 1));
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(1), 1, &keys));
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(2), 2, &snapshot));
+      TF_RETURN_IF_ERROR(c->Merge(c->Dim(keys, 0), c->Dim(snapshot, 0), &n));
+      c->set_output(0, c->Matrix(n, c->Dim(snapshot, 1)));
+      c->set_output(1, c->Vector(n));
+      c->set_output(2, c->Vector(n));
+      return absl::OkStatus();
+    })
+    .Doc(R"doc(
+Reads rows by key as SlipstreamTableGather does, and measures how far they have come.
+
+handle: scalar.
+keys: [n].
+snapshot: [n, dim], the rows at the start of the window.
+metric: as of SlipstreamRowDrift (epsilon 1e-12); or `signal`: the squared l2 distance over the sum
+  of the squared lengths of the row's updates, as SlipstreamTableTravelled gives it; infinite where
+  that is 0 though the row has moved.
+rows: [n, dim]; an absent key gives its initial row.
+found: [n], whether the key is there.
+drift: [n]. A row with a NaN or an infinity in either has a non-finite drift.
 )doc");
 
 REGISTER_OP("SlipstreamTableHotKeys")

@@ -37,6 +37,7 @@ class ExchangedStore(NativeStore):
     """
 
     lists_hot_keys_by_key = False  # Ranks publish the most accessed ones first.
+    takes_tables_at_once = False  # Ranks meet for each, in one order.
 
     def __init__(
         self,

@@ -85,4 +85,14 @@ class ReplicatedStore(ExchangedStore):
         all ranks until its first gradient is exchanged.
         """
         rows, found = super().gather(table, keys)
-        return rows, found if self.comm.size == 1 else tf.ones_like(found)
+        return rows, self._as_found(found)
+
+    def measure(
+        self, table: str, keys: Any, snapshot: tf.Tensor, metric: str
+    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        """See `NativeStore.measure`; every key counts as found, as in `gather`."""
+        rows, found, drift = super().measure(table, keys, snapshot, metric)
+        return rows, self._as_found(found), drift
+
+    def _as_found(self, found: tf.Tensor) -> tf.Tensor:
+        return found if self.comm.size == 1 else tf.ones_like(found)

@@ -11,7 +11,8 @@ import tensorflow as tf
 
 from slipstream_tf import initializers
 from slipstream_tf.config import TableConfig
-from slipstream_tf.ops import _loader
+from slipstream_tf.errors import require_choice
+from slipstream_tf.ops import _loader, drift
 from slipstream_tf.ops.features import PADDING_KEY, PackedFeatures
 from slipstream_tf.optimizers import SparseOptimizer
 
@@ -147,6 +148,36 @@ def apply_gradients(
 def gather(handle: tf.Tensor, keys: Any, dim: int) -> tuple[tf.Tensor, tf.Tensor]:
     """Reads rows by key: (rows float32 [n, dim], found bool [n]); absent keys: initial rows."""
     return _loader.library().slipstream_table_gather(handle=handle, keys=keys, dim=dim)
+
+
+METRICS = (*drift.METRICS, "signal")
+
+
+def measure(
+    handle: tf.Tensor, keys: Any, snapshot: tf.Tensor, metric: str
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """Reads rows by key, and how far they are from a snapshot, in one pass.
+
+    Args:
+        handle: the table.
+        keys: int64 [n].
+        snapshot: float32 [n, dim], the rows at the start of the window.
+        metric: "linf", "l2" or "relative", as of `ops.drift.row_drift`; or "signal": the squared
+            l2 distance over `ops.update_policy.travelled`. Of a row that is where it was it is 0;
+            infinite of one that moved without an update that is known: it is not watched, or was
+            imported.
+
+    Returns:
+        (rows float32 [n, dim], found bool [n], drift float32 [n]); absent keys: initial rows.
+
+    Raises:
+        ValueError: `metric` is unknown.
+        tf.errors.InvalidArgumentError: the snapshot is not [n, dim].
+    """
+    require_choice("metric", metric, METRICS, "measure")
+    return _loader.library().slipstream_table_measure(
+        handle=handle, keys=keys, snapshot=snapshot, metric=metric
+    )
 
 
 def hot_keys(handle: tf.Tensor, k: int, by_key: bool = False) -> tuple[tf.Tensor, tf.Tensor]:

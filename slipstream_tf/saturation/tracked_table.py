@@ -94,15 +94,10 @@ class TrackedTable:
         is_saturated = self.states.states == KeyState.SATURATED
         owners = self._owners(keys)
         own_keys = self._own(keys, owners)
-        rows, found = self._store.gather(self.name, own_keys)
-        metric = "l2" if self._metric == "signal" else self._metric
-        with tf.device("CPU:0"):
-            drift = row_drift(rows, self._snapshot, metric).numpy()
+        rows, found, drift = self._drift_of(own_keys)
         # Most windows have the hot keys of the one before: their rows are read once.
         self._snapshot = tf.convert_to_tensor(rows, tf.float32)  # a copy of the store's own
         self._gathered = own_keys if np.asarray(found, bool).all() else None
-        if self._metric == "signal":
-            drift = signal(drift, self._store.travelled(self.name, own_keys))
         drift = self._of_all_ranks(drift, owners, "drift")
         is_there = self._of_all_ranks(np.asarray(found, bool), owners, "found")
         if not is_there.all():
@@ -111,6 +106,19 @@ class TrackedTable:
         judged = judged_drifts(self.states, keys, drift, are_masked=are_withheld)
         np.divide(judged, np.float32(release), out=judged, where=is_saturated)
         return Measured(keys, drift, judged, int((~is_there).sum()))
+
+    def _drift_of(self, keys: np.ndarray) -> tuple[tf.Tensor, tf.Tensor, np.ndarray]:
+        """Rows of keys, float32 [n, dim]; whether they are there; drifts from the snapshot."""
+        if hasattr(self._store, "measure"):
+            rows, found, drift = self._store.measure(self.name, keys, self._snapshot, self._metric)
+            return rows, found, drift.numpy()
+        rows, found = self._store.gather(self.name, keys)
+        metric = "l2" if self._metric == "signal" else self._metric
+        with tf.device("CPU:0"):
+            drift = row_drift(rows, self._snapshot, metric).numpy()
+        if self._metric == "signal":
+            drift = signal(drift, self._store.travelled(self.name, keys))
+        return rows, found, drift
 
     def renew(self, states: KeyStates) -> None:
         """Takes over the states of the window that begins and copies the hot rows.
@@ -274,6 +282,8 @@ def _since(now: UpdateCounts, before: UpdateCounts) -> UpdateCounts:
 
 def signal(net: np.ndarray, travelled: np.ndarray) -> np.ndarray:
     """Net squared drift over the sum of squared update lengths.
+
+    For stores without `measure`, whose op computes the same, bit for bit.
 
     About 1 for a random walk and about n for n equal updates in one direction; a row that was not
     updated gives 0.

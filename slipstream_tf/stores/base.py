@@ -17,11 +17,15 @@ from slipstream_tf.optimizers import SparseOptimizer
 class TrackedStore(Protocol):
     """What the saturation engine asks of a store.
 
-    A store whose rows are spread over ranks also has `owners(table, keys)`, int64 [n]: `gather` and
-    `travelled` are then asked for a rank's own keys only. A store with copies of other ranks' rows
-    has `freeze`, `frozen_keys` and `least_accesses`; see `distributed.ShardedStore`. A store with
-    `lists_hot_keys_by_key = True` has a `hot_keys` that takes `by_key=True`: the keys are then
-    ascending.
+    A store whose rows are spread over ranks also has `owners(table, keys)`, int64 [n]: `gather`,
+    `travelled` and `measure` are then asked for a rank's own keys only. A store with copies of
+    other ranks' rows has `freeze`, `frozen_keys` and `least_accesses`; see
+    `distributed.ShardedStore`. A store with `lists_hot_keys_by_key = True` has a `hot_keys` that
+    takes `by_key=True`: the keys are then ascending. One with `takes_tables_at_once = True` may be
+    asked for several tables by several threads. A store that can read rows, their drifts and
+    `travelled` in one pass has `measure`, which is then asked instead of the others; see
+    `NativeStore`. A subclass of such a store that has a `gather` or `travelled` of its own needs a
+    `measure` of its own, too.
 
     Attributes:
         tables: the tables, in the order that table indices refer to.

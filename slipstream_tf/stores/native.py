@@ -26,9 +26,11 @@ class NativeStore:
 
     Attributes:
         lists_hot_keys_by_key: see `TrackedStore`.
+        takes_tables_at_once: see `TrackedStore`.
     """
 
     lists_hot_keys_by_key = True
+    takes_tables_at_once = True
 
     def __init__(self, tables: Sequence[TableConfig], optimizer: SparseOptimizer):
         """Makes empty tables.
@@ -102,6 +104,12 @@ class NativeStore:
         """See `EmbeddingStore.gather`."""
         index = self._index_of(table)
         return table_ops.gather(self._handles[index], keys, self.tables[index].dim)
+
+    def measure(
+        self, table: str, keys: Any, snapshot: tf.Tensor, metric: str
+    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        """Reads rows and how far they are from a snapshot, in one pass; see `ops.table.measure`."""
+        return table_ops.measure(self._handles[self._index_of(table)], keys, snapshot, metric)
 
     def hot_keys(self, table: str, k: int, by_key: bool = False) -> tuple[np.ndarray, np.ndarray]:
         """See `EmbeddingStore.hot_keys`; `by_key`: ascending by key, which takes less time."""

@@ -65,6 +65,8 @@ def call_table_ops(call: Call) -> None:
     call("SlipstreamTableDecayCounts", handle=table, factor=np.float32(0.5))
     call("SlipstreamTableMarkRows", handle=table, keys=keys, marks=MARKS, makes_rows=True)
     call("SlipstreamTableMarks", handle=table, keys=keys)
+    snapshot = np.zeros((3, 2), np.float32)
+    call("SlipstreamTableMeasure", handle=table, keys=keys, snapshot=snapshot, metric="signal")
     call("SlipstreamTableSetTravelled", handle=table, keys=keys, travelled=np.ones(3, np.float32))
     call("SlipstreamTableTravelled", handle=table, keys=keys)
     call("SlipstreamTableSetPolicy", handle=table, **_deferring())
