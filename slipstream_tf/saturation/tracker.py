@@ -9,9 +9,9 @@ deferring are this project's.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import tensorflow as tf
@@ -39,6 +39,7 @@ from slipstream_tf.saturation.report import (
 from slipstream_tf.saturation.report_log import ReportLog
 from slipstream_tf.saturation.resuming import part_of, require_restorable
 from slipstream_tf.saturation.scope import tables_to_track
+from slipstream_tf.saturation.side_by_side import FEW_KEYS, for_each, tables_at_once
 from slipstream_tf.saturation.states import KeyStates, next_states
 from slipstream_tf.saturation.steering import Steerer, WindowWork
 from slipstream_tf.saturation.threshold import find_threshold
@@ -47,6 +48,7 @@ from slipstream_tf.saturation.tracked_table import Measured, TrackedTable
 if TYPE_CHECKING:
     from slipstream_tf.stores.base import TrackedStore
 
+_Result = TypeVar("_Result")
 # Of the window loop, beside the parts that have states of their own.
 _LOOP = (
     *("planned_steps", "step", "steps_in_window", "inputs_seen", "windows_after_warmup"),
@@ -112,6 +114,7 @@ class SaturationTracker:
             weigh_visits=config.weigh_visits,
             ignored_tables=config.exempt_tables,
         )
+        self._tables_at_once = tables_at_once(store, self._ranks.size)
         # A store with copies of other ranks' rows, if they are to be used.
         self._freezer: Any = None
         if config.may_freeze and self._ranks.size > 1 and hasattr(store, "freeze"):
@@ -274,6 +277,13 @@ class SaturationTracker:
     def _hot_key_count(self) -> int:
         return sum(table.states.keys.size for table in self._tables)
 
+    def _for_each_table(
+        self, work: Callable[..., _Result], *others: Iterable[Any]
+    ) -> list[_Result]:
+        """Results of work on each table and what belongs to it, in order; tables maybe at once."""
+        threads = 1 if self._hot_key_count() < FEW_KEYS else self._tables_at_once
+        return for_each(work, threads, self._tables, *others)
+
     def end_window(self) -> WindowReport:
         """Ends the window now, however many steps it had, and starts the next one.
 
@@ -284,7 +294,7 @@ class SaturationTracker:
         hot_keys = [table.states.keys.size for table in self._tables]
         snapshot_bytes = sum(table.snapshot_bytes for table in self._tables)
         withholds, release = self._is_withholding, self._config.release
-        measured = [table.measure(withholds, release) for table in self._tables]
+        measured = self._for_each_table(lambda table: table.measure(withholds, release))
         names = [table.name for table in self._tables]
         notices.log_anomalies(len(self._reports), self._step, names, measured)
         ranks = self._ranks
@@ -401,9 +411,12 @@ class SaturationTracker:
         """
         is_active = not self._window_is_warming_up
         withholds = self._config.withholds_saturated and is_active
-        for table in self._tables:
+
+        def tell_store(table: TrackedTable) -> None:
             table.mark(withholds, unmarked.get(table.name))
             table.publish_policy()
+
+        self._for_each_table(tell_store)
         if self._freezer is not None:
             self._freezer.freeze(self._keys_to_freeze() if is_active else {})
         if self._publisher is not None:
@@ -491,8 +504,8 @@ class SaturationTracker:
         # Where hot keys are found for copies alone, the others need not be followed.
         least = 0.0 if self._config.judges_keys else copies.least_accesses
         candidates = []
-        for table in self._tables:
-            own = self._hot_keys(table, budget)
+        hot = self._for_each_table(lambda table: self._hot_keys(table, budget))
+        for table, own in zip(self._tables, hot, strict=True):
             keys, counts = self._ranks.merge_accesses(*own, f"hot_keys.{table.name}", least)
             candidates.append(hot_set.Candidates(keys, counts, table.dim))
             self._accesses[table.name] = (keys, counts)
@@ -500,8 +513,7 @@ class SaturationTracker:
         # After the choice: a factor of 0 would leave nothing to choose by.
         self._store.decay_counts(self._config.count_decay)
 
-        common = 0
-        for table, keys, found in zip(self._tables, chosen, measured, strict=True):
+        def renew(table: TrackedTable, keys: np.ndarray, found: Measured) -> int:
             states = next_states(
                 table.states,
                 keys,
@@ -515,7 +527,9 @@ class SaturationTracker:
                 are_masked=self._is_withholding,
             )
             table.renew(states)
-            common += int(np.count_nonzero(table.states.windows_watched > 0))
+            return int(np.count_nonzero(table.states.windows_watched > 0))
+
+        common = sum(self._for_each_table(renew, chosen, measured))
         total = self._hot_key_count()
         return common / total if total else 0.0
 

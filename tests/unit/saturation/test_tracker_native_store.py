@@ -86,6 +86,21 @@ def test_windows_end_alike_in_whatever_order_hot_keys_are_listed(monkeypatch, me
         tf.nest.map_structure(np.testing.assert_array_equal, mine, others)
 
 
+@pytest.mark.parametrize("metric", ["linf", "l2", "relative", "signal"])
+def test_windows_end_alike_where_a_store_cannot_measure_in_one_pass(monkeypatch, metric):
+    def run():
+        store, tracker, _ = train(skip="gradients", metric=metric, target_skip=0.3, warmup_steps=60)
+        reports = [dataclasses.replace(r, seconds=0.0) for r in tracker.reports]
+        return reports, store.export_table("item")
+
+    at_once = run()
+    monkeypatch.delattr(NativeStore, "measure")
+    one_by_one = run()
+    assert max(report.saturated_keys for report in at_once[0]) > 0
+    assert at_once[0] == one_by_one[0]
+    tf.nest.map_structure(np.testing.assert_array_equal, at_once[1], one_by_one[1])
+
+
 def test_random_control_skips_the_same_share():
     _, tracker, trained = train(target_skip=0.5, warmup_steps=40)
     _, _, control = train(
