@@ -1,5 +1,8 @@
 #include "cc_ops/core/hash_index.h"
 
+#include <algorithm>
+#include <new>
+
 #include "cc_ops/core/hash.h"
 
 namespace slipstream {
@@ -22,6 +25,13 @@ uint64_t NextCapacity(uint64_t capacity, uint64_t shard) {
 // Grows when more than 4/5 of the entries are used.
 constexpr uint64_t kLoadNumerator = 4, kLoadDenominator = 5;
 
+uint64_t MostUsed(uint64_t capacity) { return capacity * kLoadNumerator / kLoadDenominator; }
+
+// What grows by a megabyte or more gets ready for it over the last hundredth of its entries.
+constexpr uint64_t kPreparedFrom = 1 << 16;
+
+uint64_t PreparedAfter(uint64_t capacity) { return MostUsed(capacity) - capacity / 100; }
+
 }  // namespace
 
 HashIndex::Entry* HashIndex::Place(Entries* entries, const Entry& entry, uint64_t hash) const {
@@ -31,17 +41,36 @@ HashIndex::Entry* HashIndex::Place(Entries* entries, const Entry& entry, uint64_
   return &(*entries)[i];
 }
 
-void HashIndex::Grow() {
-  Entries entries(NextCapacity(entries_.size(), shard_), entries_.get_allocator());
-  for (const Entry& entry : entries_) {
-    if (entry.slot != kEmpty) Place(&entries, entry, HashKey(entry.key));
+void HashIndex::Prepare() {
+  const uint64_t capacity = entries_.size(), after = PreparedAfter(capacity);
+  const uint64_t all = NextCapacity(capacity, shard_);
+  const uint64_t done = static_cast<uint64_t>(size_) + 1 - after,
+                 steps = MostUsed(capacity) - after;
+  try {
+    next_.reserve(all);
+    next_.resize(std::max<uint64_t>(next_.size(), all * std::min(done, steps) / steps));
+  } catch (const std::bad_alloc&) {
+    // Not needed yet.
   }
-  entries_.swap(entries);
+}
+
+void HashIndex::Grow() {
+  const uint64_t capacity = NextCapacity(entries_.size(), shard_);
+  next_.reserve(capacity);
+  next_.resize(capacity);
+  for (const Entry& entry : entries_) {
+    if (entry.slot != kEmpty) Place(&next_, entry, HashKey(entry.key));
+  }
+  entries_.swap(next_);
+  Entries(next_.get_allocator()).swap(next_);
 }
 
 HashIndex::Entry* HashIndex::Insert(int64_t key, uint64_t hash, uint32_t slot) {
-  if (static_cast<uint64_t>(size_ + 1) * kLoadDenominator > entries_.size() * kLoadNumerator) {
+  const uint64_t used = static_cast<uint64_t>(size_) + 1, capacity = entries_.size();
+  if (used > MostUsed(capacity)) {
     Grow();
+  } else if (capacity >= kPreparedFrom && used > PreparedAfter(capacity)) {
+    Prepare();
   }
   Entry entry;
   entry.key = key;

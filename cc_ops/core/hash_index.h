@@ -31,12 +31,18 @@ class HashIndex {
   // memory: where entries lie; it must outlive the index. Null: on the heap. shard: of those that
   // fill up alike, which this is; each then grows at another size, not all in one step.
   explicit HashIndex(IndexMemory* memory = nullptr, int shard = 0)
-      : entries_(IndexAllocator<Entry>(memory)), shard_(static_cast<uint64_t>(shard)) {}
+      : entries_(IndexAllocator<Entry>(memory)),
+        next_(IndexAllocator<Entry>(memory)),
+        shard_(static_cast<uint64_t>(shard)) {}
 
   int64_t size() const { return size_; }
   const Entries& entries() const { return entries_; }
   Entries& entries() { return entries_; }
-  int64_t bytes() const { return static_cast<int64_t>(entries_.capacity() * sizeof(Entry)); }
+  // How many of the entries that it will have next are there.
+  int64_t prepared() const { return static_cast<int64_t>(next_.size()); }
+  int64_t bytes() const {
+    return static_cast<int64_t>((entries_.capacity() + next_.capacity()) * sizeof(Entry));
+  }
 
   void Prefetch(uint64_t hash) const {
     if (!entries_.empty()) __builtin_prefetch(&entries_[Home(hash)]);
@@ -92,10 +98,14 @@ class HashIndex {
     return found == 0 ? nullptr : entries + __builtin_ctz(found);
   }
   uint64_t Next(uint64_t i) const { return i + 1 == entries_.size() ? 0 : i + 1; }
+  // Has a part of the next entries ready: all of them once this one has no place left. Fresh memory
+  // may take longer than all else that an insertion does. Without memory it does nothing.
+  void Prepare();
   void Grow();
   Entry* Place(Entries* entries, const Entry& entry, uint64_t hash) const;
 
   Entries entries_;
+  Entries next_;  // free ones, which take the place of entries_ when it grows
   uint64_t shard_;
   int64_t size_ = 0;
 };

@@ -6,6 +6,7 @@
 #include <limits>
 #include <random>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "cc_ops/core/hash.h"
@@ -91,6 +92,56 @@ TEST(HashIndex, LargeIndexStaysCompact) {
   const int64_t n = 200000;
   for (int64_t key = 0; key < n; ++key) index.Insert(key, HashKey(key), 0);
   EXPECT_LE(static_cast<double>(index.entries().size()) * sizeof(HashIndex::Entry) / n, 25.1);
+}
+
+// Keys come and go while an index gets ready to grow, and after it.
+TEST(HashIndex, LargeIndexThatGrowsKeepsWhatItHas) {
+  std::mt19937_64 random(2);
+  HashIndex index;
+  std::vector<int64_t> keys;
+  int64_t next = 0;
+  int grown = 0;
+  while (grown < 9 || index.entries().size() < 200000) {
+    const size_t before = index.entries().size();
+    keys.push_back(next);
+    index.Insert(next, HashKey(next), static_cast<uint32_t>(next))->count = 3.f;
+    ++next;
+    grown += index.entries().size() != before;
+    if (random() % 3 == 0) {
+      std::swap(keys[random() % keys.size()], keys.back());
+      ASSERT_TRUE(index.Erase(keys.back(), HashKey(keys.back())));
+      keys.pop_back();
+    }
+  }
+  ASSERT_EQ(index.size(), static_cast<int64_t>(keys.size()));
+  for (const int64_t key : keys) {
+    const HashIndex::Entry* const found = index.Find(key, HashKey(key));
+    ASSERT_NE(found, nullptr);
+    ASSERT_EQ(found->slot, static_cast<uint32_t>(key));
+    ASSERT_EQ(found->count, 3.f);
+  }
+}
+
+// A step that had to wait for all of the memory at once would be long.
+TEST(HashIndex, LargeIndexHasItsNextEntriesReadyBeforeItGrows) {
+  HashIndex index;
+  int grown = 0;
+  for (int64_t key = 0; grown < 3; ++key) {
+    const int64_t before = static_cast<int64_t>(index.entries().size());
+    const int64_t prepared = index.prepared();
+    index.Insert(key, HashKey(key), 0);
+    const int64_t now = static_cast<int64_t>(index.entries().size());
+    if (now == before) {
+      // A hundred and twenty-five at a time, in the last hundredth.
+      ASSERT_LE(index.prepared(), prepared + 130);
+      ASSERT_EQ(index.prepared() > 0, before >= 1 << 16 && key + 1 > before * 4 / 5 - before / 100);
+    } else if (before >= 1 << 16) {
+      EXPECT_EQ(prepared, now);
+      ++grown;
+    }
+    const int64_t all = now + (index.prepared() > 0 ? now + now / 4 : 0);
+    ASSERT_NEAR(static_cast<double>(index.bytes()), static_cast<double>(all * 16), 64);
+  }
 }
 
 }  // namespace

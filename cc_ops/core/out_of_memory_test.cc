@@ -492,6 +492,29 @@ TEST(OutOfMemory, AReleasedSlotIsUsedAgain) {
   EXPECT_EQ(table.size(), 40);
 }
 
+TEST(OutOfMemory, AnIndexThatCannotGetReadyGrowsLater) {
+  HashIndex index;
+  size_t refused = 0, grown = 0;
+  for (int64_t key = 0; key < 150'000; ++key) {
+    const size_t before = index.entries().size();
+    allocations_left = 0;
+    try {
+      index.Insert(key, HashKey(key), static_cast<uint32_t>(key));
+    } catch (const std::bad_alloc&) {
+      ++refused;
+      ASSERT_EQ(index.size(), key);
+      index.Insert(key, HashKey(key), static_cast<uint32_t>(key));
+    }
+    allocations_left = -1;
+    grown += index.entries().size() != before;
+  }
+  EXPECT_EQ(refused, grown);
+  EXPECT_GT(index.entries().size(), 150'000u);
+  for (int64_t key = 0; key < 150'000; ++key) {
+    ASSERT_EQ(index.Find(key, HashKey(key))->slot, static_cast<uint32_t>(key));
+  }
+}
+
 TEST(OutOfMemory, WhatCannotGrowIsNamed) {
   Trained subject;
   Batch batch(Range(200, 5000));
