@@ -27,7 +27,8 @@ constexpr uint64_t kLoadNumerator = 4, kLoadDenominator = 5;
 
 uint64_t MostUsed(uint64_t capacity) { return capacity * kLoadNumerator / kLoadDenominator; }
 
-// What grows by a megabyte or more gets ready for it over the last hundredth of its entries.
+// An index of a megabyte or more gets its next entries ready while it is 79 to 80% full, and drops
+// them when it is 78% full again.
 constexpr uint64_t kPreparedFrom = 1 << 16;
 
 uint64_t PreparedAfter(uint64_t capacity) { return MostUsed(capacity) - capacity / 100; }
@@ -40,6 +41,14 @@ HashIndex::Entry* HashIndex::Place(Entries* entries, const Entry& entry, uint64_
   (*entries)[i] = entry;
   return &(*entries)[i];
 }
+
+bool HashIndex::IsDue(uint64_t keys) const {
+  const uint64_t capacity = entries_.size();
+  return capacity >= kPreparedFrom && keys > PreparedAfter(capacity) &&
+         entries_.get_allocator() != IndexAllocator<Entry>();
+}
+
+void HashIndex::DropPrepared() { Entries(next_.get_allocator()).swap(next_); }
 
 void HashIndex::Prepare() {
   const uint64_t capacity = entries_.size(), after = PreparedAfter(capacity);
@@ -62,14 +71,14 @@ void HashIndex::Grow() {
     if (entry.slot != kEmpty) Place(&next_, entry, HashKey(entry.key));
   }
   entries_.swap(next_);
-  Entries(next_.get_allocator()).swap(next_);
+  DropPrepared();
 }
 
 HashIndex::Entry* HashIndex::Insert(int64_t key, uint64_t hash, uint32_t slot) {
-  const uint64_t used = static_cast<uint64_t>(size_) + 1, capacity = entries_.size();
-  if (used > MostUsed(capacity)) {
+  const uint64_t used = static_cast<uint64_t>(size_) + 1;
+  if (used > MostUsed(entries_.size())) {
     Grow();
-  } else if (capacity >= kPreparedFrom && used > PreparedAfter(capacity)) {
+  } else if (IsDue(used)) {
     Prepare();
   }
   Entry entry;
@@ -93,6 +102,10 @@ bool HashIndex::Erase(int64_t key, uint64_t hash) {
   }
   entries_[hole] = Entry();
   --size_;
+  const uint64_t capacity = entries_.size();
+  if (next_.capacity() > 0 && !IsDue(static_cast<uint64_t>(size_) + capacity / 100)) {
+    DropPrepared();
+  }
   return true;
 }
 

@@ -28,8 +28,9 @@ class HashIndex {
 
   using Entries = std::vector<Entry, IndexAllocator<Entry>>;
 
-  // memory: where entries lie; it must outlive the index. Null: on the heap. shard: of those that
-  // fill up alike, which this is; each then grows at another size, not all in one step.
+  // memory: where entries lie; it must outlive the index, which also gets ready to grow, so that no
+  // step waits for much fresh memory. Null: on the heap, and nothing is prepared. shard: of those
+  // that fill up alike, which this is; each then grows at another size, not all in one step.
   explicit HashIndex(IndexMemory* memory = nullptr, int shard = 0)
       : entries_(IndexAllocator<Entry>(memory)),
         next_(IndexAllocator<Entry>(memory)),
@@ -98,9 +99,12 @@ class HashIndex {
     return found == 0 ? nullptr : entries + __builtin_ctz(found);
   }
   uint64_t Next(uint64_t i) const { return i + 1 == entries_.size() ? 0 : i + 1; }
-  // Has a part of the next entries ready: all of them once this one has no place left. Fresh memory
-  // may take longer than all else that an insertion does. Without memory it does nothing.
+  // Whether so many keys are so near to the most that next entries are to be prepared.
+  bool IsDue(uint64_t keys) const;
+  // Has a part of the next entries ready, all of them once there are as many keys as may be. Fresh
+  // memory may take longer than all else that an insertion does. Does nothing if there is none.
   void Prepare();
+  void DropPrepared();
   void Grow();
   Entry* Place(Entries* entries, const Entry& entry, uint64_t hash) const;
 

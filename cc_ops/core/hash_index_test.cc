@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "cc_ops/core/hash.h"
+#include "cc_ops/core/index_memory.h"
 
 namespace slipstream {
 namespace {
@@ -97,19 +98,18 @@ TEST(HashIndex, LargeIndexStaysCompact) {
 // Keys come and go while an index gets ready to grow, and after it.
 TEST(HashIndex, LargeIndexThatGrowsKeepsWhatItHas) {
   std::mt19937_64 random(2);
-  HashIndex index;
-  std::vector<int64_t> keys;
+  IndexMemory memory(1);
+  HashIndex index(&memory);
+  std::vector<int64_t> keys, erased;
   int64_t next = 0;
-  int grown = 0;
-  while (grown < 9 || index.entries().size() < 200000) {
-    const size_t before = index.entries().size();
+  while (index.entries().size() < 200000) {
     keys.push_back(next);
     index.Insert(next, HashKey(next), static_cast<uint32_t>(next))->count = 3.f;
     ++next;
-    grown += index.entries().size() != before;
     if (random() % 3 == 0) {
       std::swap(keys[random() % keys.size()], keys.back());
       ASSERT_TRUE(index.Erase(keys.back(), HashKey(keys.back())));
+      erased.push_back(keys.back());
       keys.pop_back();
     }
   }
@@ -120,11 +120,13 @@ TEST(HashIndex, LargeIndexThatGrowsKeepsWhatItHas) {
     ASSERT_EQ(found->slot, static_cast<uint32_t>(key));
     ASSERT_EQ(found->count, 3.f);
   }
+  for (const int64_t key : erased) ASSERT_EQ(index.Find(key, HashKey(key)), nullptr);
 }
 
 // A step that had to wait for all of the memory at once would be long.
 TEST(HashIndex, LargeIndexHasItsNextEntriesReadyBeforeItGrows) {
-  HashIndex index;
+  IndexMemory memory(1);
+  HashIndex index(&memory);
   int grown = 0;
   for (int64_t key = 0; grown < 3; ++key) {
     const int64_t before = static_cast<int64_t>(index.entries().size());
@@ -141,6 +143,33 @@ TEST(HashIndex, LargeIndexHasItsNextEntriesReadyBeforeItGrows) {
     }
     const int64_t all = now + (index.prepared() > 0 ? now + now / 4 : 0);
     ASSERT_NEAR(static_cast<double>(index.bytes()), static_cast<double>(all * 16), 64);
+  }
+}
+
+TEST(HashIndex, WhatGetsReadyIsDroppedWhenKeysLeave) {
+  IndexMemory memory(1);
+  HashIndex index(&memory);
+  int64_t key = 0;
+  for (; index.prepared() == 0; ++key) index.Insert(key, HashKey(key), 0);
+  const int64_t leaving = static_cast<int64_t>(index.entries().size() / 100) + 1;
+  const int64_t with_next = index.bytes();
+  for (int64_t i = 0; i < leaving; ++i) {
+    ASSERT_EQ(index.bytes(), with_next) << i;
+    --key;
+    ASSERT_TRUE(index.Erase(key, HashKey(key)));
+  }
+  EXPECT_EQ(index.prepared(), 0);
+  EXPECT_EQ(index.bytes(), static_cast<int64_t>(index.entries().size() * 16));
+  // It gets ready again.
+  for (int64_t i = 0; i < leaving; ++i, ++key) index.Insert(key, HashKey(key), 0);
+  EXPECT_GT(index.prepared(), 0);
+}
+
+TEST(HashIndex, OnTheHeapNothingIsPrepared) {
+  HashIndex index;
+  for (int64_t key = 0; key < 200000; ++key) {
+    index.Insert(key, HashKey(key), 0);
+    ASSERT_EQ(index.bytes(), static_cast<int64_t>(index.entries().size() * 16));
   }
 }
 

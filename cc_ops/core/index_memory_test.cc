@@ -58,7 +58,7 @@ TEST(IndexMemory, PagesOfABlockThatIsLeftAreNoLongerThere) {
 }
 
 TEST(IndexMemory, ShardsGrowSideBySide) {
-  constexpr int kShards = 8, kKeys = 30000;
+  constexpr int kShards = 8, kKeys = 80000;  // They get ready to grow, too.
   IndexMemory memory(kShards);
   std::vector<HashIndex> shards;
   for (int s = 0; s < kShards; ++s) shards.emplace_back(&memory, 8 * s);
