@@ -124,6 +124,7 @@ CORE_TESTS = [
     "core/key_set_test.cc",
     "core/look_ahead_test.cc",
     "core/loss_memory_test.cc",
+    "core/out_of_memory_parts_test.cc",
     "core/out_of_memory_test.cc",
     "core/pending_updates_test.cc",
     "core/policy_update_test.cc",
@@ -142,6 +143,7 @@ CORE_TESTS = [
 # What several of them use.
 TEST_HDRS = [
     "core/container_fuzz.h",
+    "core/failing_memory.h",
     "core/fuzz_targets.h",
     "core/table_fuzz.h",
     "core/test_gpu.h",

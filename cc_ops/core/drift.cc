@@ -51,6 +51,11 @@ SLIPSTREAM_ALWAYS_INLINE double NormL2(const float* b, int64_t dim) {
 
 }  // namespace
 
+DriftMetric DriftMetricNamed(const std::string& name) {
+  if (name == "l2") return DriftMetric::kL2;
+  return name == "relative" ? DriftMetric::kRelative : DriftMetric::kLinf;
+}
+
 SLIPSTREAM_SIMD_CLONES void RowDrift(const float* current, const float* snapshot, int64_t begin,
                                      int64_t end, int64_t dim, DriftMetric metric, double epsilon,
                                      float* drift) {

@@ -5,6 +5,7 @@
 #define CC_OPS_CORE_DRIFT_H_
 
 #include <cstdint>
+#include <string>
 
 namespace slipstream {
 
@@ -13,6 +14,9 @@ enum class DriftMetric {
   kL2,        // ||a - b||
   kRelative,  // ||a - b|| / (||b|| + epsilon)
 };
+
+// The metric that ops call "linf", "l2" or "relative".
+DriftMetric DriftMetricNamed(const std::string& name);
 
 // Writes the drift of rows [begin, end).
 //

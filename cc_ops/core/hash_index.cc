@@ -50,14 +50,13 @@ bool HashIndex::IsDue(uint64_t keys) const {
 
 void HashIndex::DropPrepared() { Entries(next_.get_allocator()).swap(next_); }
 
-void HashIndex::Prepare() {
+void HashIndex::Prepare(uint64_t keys) {
   const uint64_t capacity = entries_.size(), after = PreparedAfter(capacity);
   const uint64_t all = NextCapacity(capacity, shard_);
-  const uint64_t done = static_cast<uint64_t>(size_) + 1 - after,
-                 steps = MostUsed(capacity) - after;
+  const uint64_t part = all * (keys - after) / (MostUsed(capacity) - after);
   try {
     next_.reserve(all);
-    next_.resize(std::max<uint64_t>(next_.size(), all * std::min(done, steps) / steps));
+    next_.resize(std::max<uint64_t>(next_.size(), part));
   } catch (const std::bad_alloc&) {
     // Not needed yet.
   }
@@ -79,7 +78,7 @@ HashIndex::Entry* HashIndex::Insert(int64_t key, uint64_t hash, uint32_t slot) {
   if (used > MostUsed(entries_.size())) {
     Grow();
   } else if (IsDue(used)) {
-    Prepare();
+    Prepare(used);
   }
   Entry entry;
   entry.key = key;

@@ -101,9 +101,9 @@ class HashIndex {
   uint64_t Next(uint64_t i) const { return i + 1 == entries_.size() ? 0 : i + 1; }
   // Whether so many keys are so near to the most that next entries are to be prepared.
   bool IsDue(uint64_t keys) const;
-  // Has a part of the next entries ready, all of them once there are as many keys as may be. Fresh
-  // memory may take longer than all else that an insertion does. Does nothing if there is none.
-  void Prepare();
+  // Has a part of the next entries ready for so many keys, all of them for the most that may be.
+  // Fresh memory may take longer than all else that an insertion does. Does nothing without any.
+  void Prepare(uint64_t keys);
   void DropPrepared();
   void Grow();
   Entry* Place(Entries* entries, const Entry& entry, uint64_t hash) const;

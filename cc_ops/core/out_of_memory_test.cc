@@ -5,64 +5,18 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <functional>
 #include <memory>
-#include <new>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "cc_ops/core/batch_lookup.h"
-#include "cc_ops/core/held_sums.h"
-#include "cc_ops/core/input_classifier.h"
-#include "cc_ops/core/key_map.h"
+#include "cc_ops/core/failing_memory.h"
 #include "cc_ops/core/pending_updates.h"
 #include "cc_ops/core/policy_update.h"
 #include "cc_ops/core/row_exchange.h"
 #include "cc_ops/core/row_serving.h"
 #include "cc_ops/core/table_room.h"
-#include "cc_ops/core/test_threads.h"
-
-namespace {
-
-// Allocations of this thread until one fails; negative: none does.
-thread_local int64_t allocations_left = -1;
-
-void* Take(std::size_t size, std::size_t alignment) {
-  if (allocations_left >= 0 && allocations_left-- == 0) throw std::bad_alloc();
-  const std::size_t whole =
-      (std::max<std::size_t>(size, 1) + alignment - 1) / alignment * alignment;
-  void* memory = std::aligned_alloc(alignment, whole);
-  if (memory == nullptr) throw std::bad_alloc();
-  return memory;
-}
-
-// Of its own, so that compilers do not take it for a mistake.
-__attribute__((noinline)) void GiveBack(void* memory) { std::free(memory); }
-
-}  // namespace
-
-// All forms: sanitizers have their own of each.
-void* operator new(std::size_t size) { return Take(size, alignof(std::max_align_t)); }
-void* operator new[](std::size_t size) { return Take(size, alignof(std::max_align_t)); }
-void* operator new(std::size_t size, std::align_val_t alignment) {
-  return Take(size, static_cast<std::size_t>(alignment));
-}
-void* operator new(std::size_t size, const std::nothrow_t&) noexcept {
-  try {
-    return Take(size, alignof(std::max_align_t));
-  } catch (const std::bad_alloc&) {
-    return nullptr;
-  }
-}
-void operator delete(void* memory) noexcept { GiveBack(memory); }
-void operator delete[](void* memory) noexcept { GiveBack(memory); }
-void operator delete(void* memory, std::size_t) noexcept { GiveBack(memory); }
-void operator delete[](void* memory, std::size_t) noexcept { GiveBack(memory); }
-void operator delete(void* memory, std::align_val_t) noexcept { GiveBack(memory); }
-void operator delete(void* memory, std::size_t, std::align_val_t) noexcept { GiveBack(memory); }
-void operator delete(void* memory, const std::nothrow_t&) noexcept { GiveBack(memory); }
 
 namespace slipstream {
 namespace {
@@ -187,29 +141,6 @@ struct Image {
   std::vector<uint8_t> marks;
   int64_t generation;
 };
-
-// Whether an operation ran out of memory at its n-th allocation; `has_ended`: it has fewer.
-bool FailsAt(int64_t n, const std::function<Status()>& operation, bool* has_ended) {
-  Status status;
-  bool has_thrown = false;
-  allocations_left = n;
-  try {
-    status = operation();
-  } catch (const std::bad_alloc&) {
-    has_thrown = true;
-  }
-  *has_ended = allocations_left >= 0;
-  allocations_left = -1;
-  if (*has_ended) {
-    EXPECT_TRUE(!has_thrown && status.ok()) << status.message();
-  }
-  if (!status.ok()) {
-    EXPECT_EQ(status.code(), StatusCode::kResourceExhausted);
-    EXPECT_NE(status.message().find("table 'item' ("), std::string::npos) << status.message();
-    EXPECT_NE(status.message().find(" rows, "), std::string::npos) << status.message();
-  }
-  return has_thrown || !status.ok();
-}
 
 // Fails each allocation of an operation on a table made anew by `make`. is_intact: of the table
 // before and after a failure. Afterwards the operation must leave what it leaves undisturbed, but
@@ -492,37 +423,6 @@ TEST(OutOfMemory, AReleasedSlotIsUsedAgain) {
   EXPECT_EQ(table.size(), 40);
 }
 
-TEST(OutOfMemory, AnIndexThatCannotGetReadyGrowsLater) {
-  // Memory is refused for 300 keys in 600, or all the time.
-  for (const bool comes_back : {false, true}) {
-    IndexMemory memory(1);
-    HashIndex index(&memory);
-    size_t refused = 0, last_refused = 0, grown = 0;
-    for (int64_t key = 0; key < 150'000; ++key) {
-      const size_t before = index.entries().size();
-      if (!comes_back || key / 300 % 2 == 0) allocations_left = 0;
-      try {
-        index.Insert(key, HashKey(key), static_cast<uint32_t>(key));
-      } catch (const std::bad_alloc&) {
-        ++refused;
-        ASSERT_EQ(index.size(), key);
-        index.Insert(key, HashKey(key), static_cast<uint32_t>(key));
-      }
-      allocations_left = -1;
-      const bool has_grown = index.entries().size() != before;
-      grown += has_grown;
-      // What is ready needs no memory to grow.
-      ASSERT_FALSE(has_grown && comes_back && before >= 1 << 16 && refused > last_refused);
-      last_refused = refused;
-    }
-    if (!comes_back) EXPECT_EQ(refused, grown);
-    EXPECT_GT(index.entries().size(), 150'000u);
-    for (int64_t key = 0; key < 150'000; ++key) {
-      ASSERT_EQ(index.Find(key, HashKey(key))->slot, static_cast<uint32_t>(key));
-    }
-  }
-}
-
 TEST(OutOfMemory, WhatCannotGrowIsNamed) {
   Trained subject;
   Batch batch(Range(200, 5000));
@@ -539,82 +439,6 @@ TEST(OutOfMemory, WhatCannotGrowIsNamed) {
   allocations_left = -1;
   EXPECT_NE(status.message().find("while looking up a batch: table 'item' ("), std::string::npos)
       << status.message();
-}
-
-TEST(OutOfMemory, HeldSumsOfAVariableStay) {
-  std::vector<int64_t> held_keys(8, HeldSums::kFree), since(8, 0);
-  std::vector<float> held_sums(8 * kDim, 0.f);
-  held_keys[2] = 5;
-  held_keys[4] = 9;
-  const HoldRule rule = {7, 3, 8, true, false, true};
-  const std::vector<int64_t> keys = {5, 6, 7}, places = {2, -1, -1};
-  const std::vector<float> sums(3 * kDim, 1.f);
-  const bool may_wait[] = {false, true, true};
-  bool has_ended = false;
-  for (int64_t n = 0; !has_ended; ++n) {
-    const HeldSums held = {held_keys.data(), since.data(), held_sums.data(), 8, kDim};
-    DuePlan plan;
-    LeavingRows leaving;
-    HeldCounts counts;
-    FailsAt(
-        n,
-        [&] {
-          return FindDue(held, rule, keys.data(), 3, places.data(), sums.data(), may_wait, {},
-                         &plan, &leaving, &counts);
-        },
-        &has_ended);
-    EXPECT_EQ(held_keys[2], 5);
-    EXPECT_EQ(held_keys[4], 9);
-    EXPECT_EQ(std::count(held_keys.begin(), held_keys.end(), HeldSums::kFree), 6);
-  }
-}
-
-TEST(OutOfMemory, AClassifierGoesOn) {
-  ClassifierOptions options;
-  options.reservoir_size = 40;
-  options.loss_memory_bytes = 1 << 14;
-  const Batch batch(Range(0, 30));
-  std::vector<int64_t> ids = Range(0, 30);
-  const std::vector<float> losses(30, 0.5f), labels(30, 1.f);
-  std::unique_ptr<bool[]> skippable(new bool[30]());
-  std::vector<float> scores(30), weights(30);
-  const Classified result = {skippable.get(), scores.data(), weights.data()};
-  ClassifierWindow window;
-  std::vector<float> sampled_scores;
-  const auto step = [&](InputClassifier* classifier) {
-    const Status status = classifier->Classify(batch.features, 30, ids.data(), true, result);
-    if (!status.ok()) return status;
-    classifier->RecordLosses(ids.data(), losses.data(), labels.data(), skippable.get(), nullptr,
-                             30);
-    window = classifier->ExportWindow();
-    const std::vector<int32_t> tables(30, 0);
-    Status set = classifier->SetDrift(tables.data(), batch.keys.data(), losses.data(), 30);
-    if (!set.ok()) return set;
-    set = classifier->ReservoirScores(tables.data(), batch.keys.data(), losses.data(), 30,
-                                      &sampled_scores);
-    return set.ok() ? classifier->ImportWindow(window) : set;
-  };
-  bool has_ended = false;
-  for (int64_t n = 0; !has_ended; ++n) {
-    InputClassifier classifier(options);
-    FailsAt(n, [&] { return step(&classifier); }, &has_ended);
-    // The sample and the memory are whole: the sanitizers watch.
-    for (int again = 0; again < 3; ++again) ASSERT_TRUE(step(&classifier).ok());
-    EXPECT_EQ(sampled_scores.size(), 40u);
-    EXPECT_EQ(classifier.ReservoirLosses().size() <= 40u, true);
-  }
-}
-
-TEST(OutOfMemory, WhatATaskThrowsReachesTheCaller) {
-  const Parallel parallel = Threads(3);
-  EXPECT_THROW(parallel.run(3,
-                            [](int task) {
-                              if (task == 1) throw std::bad_alloc();
-                            }),
-               std::bad_alloc);
-  int done = 0;
-  parallel.run(1, [&](int) { ++done; });
-  EXPECT_EQ(done, 1);
 }
 
 }  // namespace

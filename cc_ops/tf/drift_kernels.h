@@ -24,9 +24,7 @@ class RowDriftOpBase : public tensorflow::OpKernel {
                 absl::InvalidArgumentError(absl::StrCat("Invalid `epsilon`: ", epsilon_,
                                                         ". Use a positive finite number.")));
     // The registration allows no other value.
-    metric_ = metric == "linf" ? DriftMetric::kLinf
-              : metric == "l2" ? DriftMetric::kL2
-                               : DriftMetric::kRelative;
+    metric_ = DriftMetricNamed(metric);
   }
 
   void Compute(tensorflow::OpKernelContext* context) override {

@@ -104,9 +104,7 @@ class MeasureOp : public OneTableOp {
     OP_REQUIRES_OK(c, c->GetAttr("metric", &metric));
     // The registration allows no other value.
     measurement_.is_signal = metric == "signal";
-    measurement_.metric = metric == "l2"         ? DriftMetric::kL2
-                          : metric == "relative" ? DriftMetric::kRelative
-                                                 : DriftMetric::kLinf;
+    if (!measurement_.is_signal) measurement_.metric = DriftMetricNamed(metric);
   }
 
  protected:
