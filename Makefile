@@ -104,10 +104,10 @@ ifneq ($(CLANG),)
 	@mkdir -p build/fuzz/corpus
 	@$(CLANG) -std=c++17 -O1 -g -D_GLIBCXX_ASSERTIONS -fsanitize=fuzzer,address,undefined \
 		-fno-sanitize-recover=all -I. -o build/fuzz/container_fuzzer \
-		cc_ops/core/container_fuzzer.cc \
-		$(filter-out %_test.cc %.cu.cc %_fuzzer.cc,$(wildcard cc_ops/core/*.cc)) -lpthread
+		cc_ops/core/testing/container_fuzzer.cc \
+		$(filter-out %_test.cc %.cu.cc %_fuzzer.cc,$(shell find cc_ops/core -name "*.cc")) -lpthread
 	@build/fuzz/container_fuzzer -max_total_time=$$(($(FUZZ_MINUTES) * 20)) -max_len=4096 \
-		-artifact_prefix=build/fuzz/ build/fuzz/corpus cc_ops/core/container_corpus
+		-artifact_prefix=build/fuzz/ build/fuzz/corpus cc_ops/core/testing/container_corpus
 else
 	@echo "No clang++: random bytes instead of libFuzzer"
 	@PYTHON_BIN_PATH=$(BIN)/python $(BAZEL) test $(BAZEL_FLAGS) --config=asan --cache_test_results=no \

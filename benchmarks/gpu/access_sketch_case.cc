@@ -6,8 +6,8 @@
 
 #include "benchmarks/gpu/bench.h"
 #include "benchmarks/gpu/device.h"
-#include "cc_ops/core/access_sketch.cu.h"
-#include "cc_ops/core/access_sketch.h"
+#include "cc_ops/core/hot_keys/access_sketch.cu.h"
+#include "cc_ops/core/hot_keys/access_sketch.h"
 
 namespace slipstream {
 

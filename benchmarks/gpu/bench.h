@@ -14,7 +14,7 @@
 
 #include "benchmarks/gpu/device.h"
 #include "benchmarks/gpu/stopwatch.h"
-#include "cc_ops/core/hash.h"
+#include "cc_ops/core/base/hash.h"
 
 namespace slipstream {
 

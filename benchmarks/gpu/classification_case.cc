@@ -7,9 +7,9 @@
 
 #include "benchmarks/gpu/bench.h"
 #include "benchmarks/gpu/device.h"
-#include "cc_ops/core/drift_classification.cu.h"
-#include "cc_ops/core/drift_classification.h"
-#include "cc_ops/core/drift_index.h"
+#include "cc_ops/core/saturation/drift_classification.cu.h"
+#include "cc_ops/core/saturation/drift_classification.h"
+#include "cc_ops/core/saturation/drift_index.h"
 
 namespace slipstream {
 namespace {

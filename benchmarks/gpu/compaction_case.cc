@@ -7,10 +7,10 @@
 
 #include "benchmarks/gpu/bench.h"
 #include "benchmarks/gpu/device.h"
-#include "cc_ops/core/key_set.h"
-#include "cc_ops/core/parallel.h"
-#include "cc_ops/core/row_compaction.cu.h"
-#include "cc_ops/core/row_compaction.h"
+#include "cc_ops/core/base/parallel.h"
+#include "cc_ops/core/containers/key_set.h"
+#include "cc_ops/core/update/row_compaction.cu.h"
+#include "cc_ops/core/update/row_compaction.h"
 
 namespace slipstream {
 namespace {

@@ -6,8 +6,8 @@
 
 #include "benchmarks/gpu/bench.h"
 #include "benchmarks/gpu/device.h"
-#include "cc_ops/core/drift.cu.h"
-#include "cc_ops/core/drift.h"
+#include "cc_ops/core/base/drift.h"
+#include "cc_ops/core/saturation/drift.cu.h"
 
 namespace slipstream {
 namespace {

@@ -7,9 +7,9 @@
 
 #include "benchmarks/gpu/bench.h"
 #include "benchmarks/gpu/device.h"
-#include "cc_ops/core/held_sums.cu.h"
-#include "cc_ops/core/held_sums.h"
-#include "cc_ops/core/status.h"
+#include "cc_ops/core/base/status.h"
+#include "cc_ops/core/deferral/held_sums.cu.h"
+#include "cc_ops/core/deferral/held_sums.h"
 
 namespace slipstream {
 namespace {

@@ -4,7 +4,7 @@
 
 #include <exception>
 
-#include "cc_ops/core/launch.cu.h"
+#include "cc_ops/core/gpu/launch.cu.h"
 #include "merlin_hashtable.cuh"
 
 namespace slipstream {

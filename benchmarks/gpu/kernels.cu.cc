@@ -2,8 +2,8 @@
 
 #include <cuda_runtime.h>
 
-#include "cc_ops/core/hash.h"
-#include "cc_ops/core/launch.cu.h"
+#include "cc_ops/core/base/hash.h"
+#include "cc_ops/core/gpu/launch.cu.h"
 
 namespace slipstream {
 namespace {

@@ -1,6 +1,6 @@
 #include "benchmarks/gpu/probed_keys.h"
 
-#include "cc_ops/core/key_probe.cu.h"
+#include "cc_ops/core/containers/key_probe.cu.h"
 
 namespace slipstream {
 namespace {

@@ -8,8 +8,8 @@
 
 #include "benchmarks/gpu/bench.h"
 #include "benchmarks/gpu/device.h"
-#include "cc_ops/core/hash.h"
-#include "cc_ops/core/key_map.h"
+#include "cc_ops/core/base/hash.h"
+#include "cc_ops/core/containers/key_map.h"
 
 namespace slipstream {
 

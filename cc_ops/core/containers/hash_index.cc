@@ -1,0 +1,111 @@
+#include "cc_ops/core/containers/hash_index.h"
+
+#include <algorithm>
+#include <new>
+
+#include "cc_ops/core/base/hash.h"
+
+namespace slipstream {
+namespace {
+
+// From this many entries on the index grows by a quarter instead of doubling:
+// memory beyond the rows stays near 16 / 0.72 bytes a row.
+constexpr uint64_t kDoublingLimit = 1 << 12;
+
+// How many entries come after so many: whole lines of 64 bytes. Past the limit, shards are spread
+// over a quarter.
+uint64_t NextCapacity(uint64_t capacity, uint64_t shard) {
+  constexpr uint64_t kLine = HashIndex::kLine;
+  if (capacity == 0) return 2 * kLine;
+  if (capacity < kDoublingLimit) return capacity * 2;
+  uint64_t larger = capacity + capacity / 4;
+  if (capacity == kDoublingLimit) larger += larger / 4 * shard / kNumShards;
+  return larger & ~(kLine - 1);
+}
+// Grows when more than 4/5 of the entries are used.
+constexpr uint64_t kLoadNumerator = 4, kLoadDenominator = 5;
+
+uint64_t MostUsed(uint64_t capacity) { return capacity * kLoadNumerator / kLoadDenominator; }
+
+// An index of a megabyte or more gets its next entries ready while it is 79 to 80% full, and drops
+// them when it is 78% full again.
+constexpr uint64_t kPreparedFrom = 1 << 16;
+
+uint64_t PreparedAfter(uint64_t capacity) { return MostUsed(capacity) - capacity / 100; }
+
+}  // namespace
+
+HashIndex::Entry* HashIndex::Place(Entries* entries, const Entry& entry, uint64_t hash) const {
+  uint64_t i = HomeIn(hash, entries->size());
+  while ((*entries)[i].slot != kEmpty) i = i + 1 == entries->size() ? 0 : i + 1;
+  (*entries)[i] = entry;
+  return &(*entries)[i];
+}
+
+bool HashIndex::IsDue(uint64_t keys) const {
+  const uint64_t capacity = entries_.size();
+  return capacity >= kPreparedFrom && keys > PreparedAfter(capacity) &&
+         entries_.get_allocator() != IndexAllocator<Entry>();
+}
+
+void HashIndex::DropPrepared() { Entries(next_.get_allocator()).swap(next_); }
+
+void HashIndex::Prepare(uint64_t keys) {
+  const uint64_t capacity = entries_.size(), after = PreparedAfter(capacity);
+  const uint64_t all = NextCapacity(capacity, shard_);
+  const uint64_t part = all * (keys - after) / (MostUsed(capacity) - after);
+  try {
+    next_.reserve(all);
+    next_.resize(std::max<uint64_t>(next_.size(), part));
+  } catch (const std::bad_alloc&) {
+    // Not needed yet.
+  }
+}
+
+void HashIndex::Grow() {
+  const uint64_t capacity = NextCapacity(entries_.size(), shard_);
+  next_.reserve(capacity);
+  next_.resize(capacity);
+  for (const Entry& entry : entries_) {
+    if (entry.slot != kEmpty) Place(&next_, entry, HashKey(entry.key));
+  }
+  entries_.swap(next_);
+  DropPrepared();
+}
+
+HashIndex::Entry* HashIndex::Insert(int64_t key, uint64_t hash, uint32_t slot) {
+  const uint64_t used = static_cast<uint64_t>(size_) + 1;
+  if (used > MostUsed(entries_.size())) {
+    Grow();
+  } else if (IsDue(used)) {
+    Prepare(used);
+  }
+  Entry entry;
+  entry.key = key;
+  entry.slot = slot;
+  ++size_;
+  return Place(&entries_, entry, hash);
+}
+
+bool HashIndex::Erase(int64_t key, uint64_t hash) {
+  Entry* found = Find(key, hash);
+  if (found == nullptr) return false;
+  uint64_t hole = static_cast<uint64_t>(found - entries_.data());
+  for (uint64_t i = Next(hole); entries_[i].slot != kEmpty; i = Next(i)) {
+    // An entry may fill the hole unless its home lies cyclically in (hole, i].
+    const uint64_t home = Home(HashKey(entries_[i].key));
+    const bool stays = hole < i ? (home > hole && home <= i) : (home > hole || home <= i);
+    if (stays) continue;
+    entries_[hole] = entries_[i];
+    hole = i;
+  }
+  entries_[hole] = Entry();
+  --size_;
+  const uint64_t capacity = entries_.size();
+  if (next_.capacity() > 0 && !IsDue(static_cast<uint64_t>(size_) + capacity / 100)) {
+    DropPrepared();
+  }
+  return true;
+}
+
+}  // namespace slipstream

@@ -1,0 +1,177 @@
+#include "cc_ops/core/containers/hash_index.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <limits>
+#include <random>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "cc_ops/core/base/hash.h"
+#include "cc_ops/core/memory/index_memory.h"
+
+namespace slipstream {
+namespace {
+
+TEST(HashIndex, EmptyFindsNothing) {
+  HashIndex index;
+  EXPECT_EQ(index.Find(7, HashKey(7)), nullptr);
+  EXPECT_FALSE(index.Erase(7, HashKey(7)));
+  EXPECT_EQ(index.size(), 0);
+}
+
+TEST(HashIndex, EveryInt64IsAKey) {
+  HashIndex index;
+  const std::vector<int64_t> keys = {0, -1, 1, std::numeric_limits<int64_t>::min(),
+                                     std::numeric_limits<int64_t>::max()};
+  for (size_t i = 0; i < keys.size(); ++i) {
+    index.Insert(keys[i], HashKey(keys[i]), static_cast<uint32_t>(i));
+  }
+  for (size_t i = 0; i < keys.size(); ++i) {
+    ASSERT_NE(index.Find(keys[i], HashKey(keys[i])), nullptr);
+    EXPECT_EQ(index.Find(keys[i], HashKey(keys[i]))->slot, i);
+  }
+}
+
+// Few keys in a small index wrap around its end all the time: the case that
+// backward-shift deletion must get right. Many keys make it grow.
+void AgreesWithUnorderedMap(int64_t range) {
+  std::mt19937_64 random(1);
+  HashIndex index;
+  std::unordered_map<int64_t, uint32_t> reference;
+  for (int step = 0; step < 200000; ++step) {
+    const int64_t key = static_cast<int64_t>(random() % static_cast<uint64_t>(range)) - range / 2;
+    const uint64_t hash = HashKey(key);
+    HashIndex::Entry* found = index.Find(key, hash);
+    ASSERT_EQ(found != nullptr, reference.count(key) == 1) << "key " << key;
+    if (random() % 2 == 0) {
+      if (found == nullptr) {
+        index.Insert(key, hash, static_cast<uint32_t>(step))->count = 2.f;
+        reference[key] = static_cast<uint32_t>(step);
+      } else {
+        ASSERT_EQ(found->slot, reference[key]);
+        ASSERT_EQ(found->count, 2.f);
+      }
+    } else {
+      ASSERT_EQ(index.Erase(key, hash), reference.erase(key) == 1);
+    }
+    ASSERT_EQ(index.size(), static_cast<int64_t>(reference.size()));
+  }
+  for (const auto& [key, slot] : reference) {
+    ASSERT_NE(index.Find(key, HashKey(key)), nullptr);
+    EXPECT_EQ(index.Find(key, HashKey(key))->slot, slot);
+  }
+}
+
+TEST(HashIndex, FewKeysAgreeWithUnorderedMap) { AgreesWithUnorderedMap(12); }
+TEST(HashIndex, ManyKeysAgreeWithUnorderedMap) { AgreesWithUnorderedMap(5000); }
+
+// What all grow in one step makes that step long.
+TEST(HashIndex, ShardsThatFillAlikeGrowOneAfterTheOther) {
+  std::vector<HashIndex> shards;
+  for (int s = 0; s < kNumShards; ++s) shards.emplace_back(nullptr, s);
+  constexpr int64_t kKeys = 40000, kStep = 400;  // 1% of the keys at the end
+  for (int64_t begin = 0; begin < kKeys; begin += kStep) {
+    int grown = 0;
+    for (HashIndex& shard : shards) {
+      const size_t before = shard.entries().size();
+      for (int64_t key = begin; key < begin + kStep; ++key) {
+        shard.Insert(key, HashKey(key), static_cast<uint32_t>(key));
+      }
+      grown += shard.entries().size() != before;
+    }
+    if (begin >= 10000) {
+      EXPECT_LE(grown, static_cast<int>(6 * kNumShards * kStep / begin)) << begin;
+    }
+  }
+}
+
+TEST(HashIndex, LargeIndexStaysCompact) {
+  HashIndex index;
+  const int64_t n = 200000;
+  for (int64_t key = 0; key < n; ++key) index.Insert(key, HashKey(key), 0);
+  EXPECT_LE(static_cast<double>(index.entries().size()) * sizeof(HashIndex::Entry) / n, 25.1);
+}
+
+// Keys come and go while an index gets ready to grow, and after it.
+TEST(HashIndex, LargeIndexThatGrowsKeepsWhatItHas) {
+  std::mt19937_64 random(2);
+  IndexMemory memory(1);
+  HashIndex index(&memory);
+  std::vector<int64_t> keys, erased;
+  int64_t next = 0;
+  while (index.entries().size() < 200000) {
+    keys.push_back(next);
+    index.Insert(next, HashKey(next), static_cast<uint32_t>(next))->count = 3.f;
+    ++next;
+    if (random() % 3 == 0) {
+      std::swap(keys[random() % keys.size()], keys.back());
+      ASSERT_TRUE(index.Erase(keys.back(), HashKey(keys.back())));
+      erased.push_back(keys.back());
+      keys.pop_back();
+    }
+  }
+  ASSERT_EQ(index.size(), static_cast<int64_t>(keys.size()));
+  for (const int64_t key : keys) {
+    const HashIndex::Entry* const found = index.Find(key, HashKey(key));
+    ASSERT_NE(found, nullptr);
+    ASSERT_EQ(found->slot, static_cast<uint32_t>(key));
+    ASSERT_EQ(found->count, 3.f);
+  }
+  for (const int64_t key : erased) ASSERT_EQ(index.Find(key, HashKey(key)), nullptr);
+}
+
+// A step that had to wait for all of the memory at once would be long.
+TEST(HashIndex, LargeIndexHasItsNextEntriesReadyBeforeItGrows) {
+  IndexMemory memory(1);
+  HashIndex index(&memory);
+  int grown = 0;
+  for (int64_t key = 0; grown < 3; ++key) {
+    const int64_t before = static_cast<int64_t>(index.entries().size());
+    const int64_t prepared = index.prepared();
+    index.Insert(key, HashKey(key), 0);
+    const int64_t now = static_cast<int64_t>(index.entries().size());
+    if (now == before) {
+      // A hundred and twenty-five at a time, in the last hundredth.
+      ASSERT_LE(index.prepared(), prepared + 130);
+      ASSERT_EQ(index.prepared() > 0, before >= 1 << 16 && key + 1 > before * 4 / 5 - before / 100);
+    } else if (before >= 1 << 16) {
+      EXPECT_EQ(prepared, now);
+      ++grown;
+    }
+    const int64_t all = now + (index.prepared() > 0 ? now + now / 4 : 0);
+    ASSERT_NEAR(static_cast<double>(index.bytes()), static_cast<double>(all * 16), 64);
+  }
+}
+
+TEST(HashIndex, WhatGetsReadyIsDroppedWhenKeysLeave) {
+  IndexMemory memory(1);
+  HashIndex index(&memory);
+  int64_t key = 0;
+  for (; index.prepared() == 0; ++key) index.Insert(key, HashKey(key), 0);
+  const int64_t leaving = static_cast<int64_t>(index.entries().size() / 100) + 1;
+  const int64_t with_next = index.bytes();
+  for (int64_t i = 0; i < leaving; ++i) {
+    ASSERT_EQ(index.bytes(), with_next) << i;
+    --key;
+    ASSERT_TRUE(index.Erase(key, HashKey(key)));
+  }
+  EXPECT_EQ(index.prepared(), 0);
+  EXPECT_EQ(index.bytes(), static_cast<int64_t>(index.entries().size() * 16));
+  // It gets ready again.
+  for (int64_t i = 0; i < leaving; ++i, ++key) index.Insert(key, HashKey(key), 0);
+  EXPECT_GT(index.prepared(), 0);
+}
+
+TEST(HashIndex, OnTheHeapNothingIsPrepared) {
+  HashIndex index;
+  for (int64_t key = 0; key < 200000; ++key) {
+    index.Insert(key, HashKey(key), 0);
+    ASSERT_EQ(index.bytes(), static_cast<int64_t>(index.entries().size() * 16));
+  }
+}
+
+}  // namespace
+}  // namespace slipstream

@@ -1,0 +1,44 @@
+#include "cc_ops/core/deferral/update_policy.h"
+
+#include <cmath>
+#include <string>
+
+namespace slipstream {
+
+Status ValidateUpdatePolicy(const UpdatePolicy& policy) {
+  if (policy.ranks < 1 || policy.ranks > 64) {
+    return InvalidArgument("ranks is " + std::to_string(policy.ranks) + "; allowed: 1 to 64");
+  }
+  if (policy.is_exchanged && policy.ranks > 1) {
+    return InvalidArgument("ranks is " + std::to_string(policy.ranks) +
+                           "; allowed where gradients are exchanged between processes: 1");
+  }
+  if (policy.mode != UpdatePolicy::Mode::kDefer) return OkStatus();
+  if (!(policy.movement >= 0.f) || !std::isfinite(policy.movement)) {
+    return InvalidArgument("movement is " + std::to_string(policy.movement) +
+                           "; allowed: a finite number, 0 or more");
+  }
+  if (policy.max_age < 1) {
+    return InvalidArgument("max_age is " + std::to_string(policy.max_age) +
+                           "; allowed: 1 update or more");
+  }
+  if (policy.max_rows < 0) {
+    return InvalidArgument("max_rows is " + std::to_string(policy.max_rows) +
+                           "; allowed: 0 or more");
+  }
+  return OkStatus();
+}
+
+void UpdateCounts::Add(const UpdateCounts& other, int64_t factor) {
+  offered += factor * other.offered;
+  sent += factor * other.sent;
+  masked += factor * other.masked;
+  held += factor * other.held;
+  due_by_movement += factor * other.due_by_movement;
+  due_by_age += factor * other.due_by_age;
+  flushed += factor * other.flushed;
+  refused += factor * other.refused;
+  evicted += factor * other.evicted;
+}
+
+}  // namespace slipstream

@@ -1,0 +1,70 @@
+// Gradient rows on their way between processes: collected from a batch, packed by
+// rank and table, and applied where they arrive.
+#ifndef SLIPSTREAM_CC_OPS_CORE_EXCHANGE_ROW_EXCHANGE_H_
+#define SLIPSTREAM_CC_OPS_CORE_EXCHANGE_ROW_EXCHANGE_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "cc_ops/core/base/parallel.h"
+#include "cc_ops/core/base/status.h"
+#include "cc_ops/core/lookup/lookup_plan.h"
+#include "cc_ops/core/update/gradient_update.h"
+
+namespace slipstream {
+
+// The rank that owns a key of a sharded table. Independent of the shard within a table.
+inline int OwnerOf(int64_t key, int ranks) {
+  return static_cast<int>(Mix64(HashKey(key)) % static_cast<uint64_t>(ranks));
+}
+
+// Keys and rows for, or from, several ranks: by rank, then by table. What is collected
+// ascends by key within a rank and table.
+struct RowParcels {
+  int ranks = 1;
+  std::vector<int64_t> sizes;  // [ranks, tables], rows
+  std::vector<int64_t> keys;   // [n]
+  std::vector<float> values;   // the rows behind each other, each as wide as its table
+};
+
+// The same in memory of others.
+struct RowParcelsView {
+  int ranks = 1;
+  const int64_t* sizes = nullptr;
+  const int64_t* keys = nullptr;
+  int64_t num_keys = 0;
+  const float* values = nullptr;
+  int64_t num_values = 0;
+};
+
+// InvalidArgument, naming the place, if sizes, keys and values do not fit together.
+// row_floats: [tables], of a row; 0 where keys come without values.
+Status CheckParcels(const std::vector<EmbeddingTable*>& tables, const RowParcelsView& parcels,
+                    const std::vector<int64_t>& row_floats);
+
+// Sums the gradients of each distinct key, as ApplyGradients does, and collects what
+// the tables' policies let go: the sums of this batch, or held ones that are due. A
+// key's rows go to the rank that owns it; with ranks = 1 all go into one parcel. The
+// order of rows does not depend on the number of threads. InvalidArgument on a
+// gradient that is not finite: nothing is held or collected then. Takes the tables'
+// mutexes.
+// counts_update: whether this is an update of the tables, whose rows are then
+// applied to others, instead of being applied to them.
+Status CollectGradients(const LookupPlan& plan, const std::vector<PooledGradient>& gradients,
+                        float learning_rate, int ranks, bool counts_update,
+                        const Parallel& parallel, RowParcels* parcels);
+
+// Collects every sum that the tables hold. Takes the tables' mutexes.
+void CollectHeld(const std::vector<EmbeddingTable*>& tables, int ranks, RowParcels* parcels);
+
+// Applies gradient rows: those of a key are added in the order in which they come,
+// multiplied by `scale`, and applied as one gradient in one update of every table.
+// makes_rows: whether a key without a row gets one, without an access; else its rows
+// are counted as dropped updates. InvalidArgument if sizes, keys and values do not
+// fit together, or a value is not finite: no row is changed then. Takes the mutexes.
+Status ApplyRows(const std::vector<EmbeddingTable*>& tables, const RowParcelsView& parcels,
+                 float learning_rate, float scale, bool makes_rows, const Parallel& parallel);
+
+}  // namespace slipstream
+
+#endif  // SLIPSTREAM_CC_OPS_CORE_EXCHANGE_ROW_EXCHANGE_H_

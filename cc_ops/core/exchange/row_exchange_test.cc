@@ -1,0 +1,309 @@
+#include "cc_ops/core/exchange/row_exchange.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+#include <map>
+#include <memory>
+#include <random>
+#include <vector>
+
+#include "cc_ops/core/lookup/batch_lookup.h"
+#include "cc_ops/core/testing/test_threads.h"
+#include "cc_ops/core/update/policy_update.h"
+
+namespace slipstream {
+namespace {
+
+std::unique_ptr<EmbeddingTable> MakeTable(UpdateRule::Kind kind, int64_t dim, int64_t capacity) {
+  TableOptions options;
+  options.name = "t" + std::to_string(dim);
+  options.dim = dim;
+  options.capacity = capacity;
+  options.rule.kind = kind;
+  options.rule.b = 1e-8f;
+  return std::make_unique<EmbeddingTable>(options);
+}
+
+// A process: a table of dim 4 and one of dim 3, each with a feature.
+struct Process {
+  explicit Process(UpdateRule::Kind kind, int64_t capacity = 0, int threads = 3)
+      : parallel(Threads(threads)) {
+    owned.push_back(MakeTable(kind, 4, capacity));
+    owned.push_back(MakeTable(kind, 3, capacity));
+    for (auto& table : owned) tables.push_back(table.get());
+  }
+
+  // Looks up keys[f] of each feature; the gradient of example i is gradient[f][i] in each value.
+  void Lookup(const std::vector<std::vector<int64_t>>& keys,
+              const std::vector<std::vector<float>>& gradient) {
+    std::vector<FeatureView> views(2);
+    std::vector<std::vector<float>> pooled(2);
+    std::vector<PooledOutput> outputs;
+    upstream.assign(2, {});
+    views_of_gradients.clear();
+    for (int f = 0; f < 2; ++f) {
+      const int64_t batch = static_cast<int64_t>(keys[f].size()), dim = tables[f]->dim();
+      views[f].table = f;
+      views[f].batch = views[f].num_keys = batch;
+      views[f].keys = keys[f].data();
+      pooled[f].resize(static_cast<size_t>(batch * dim));
+      for (const float g : gradient[f]) upstream[f].insert(upstream[f].end(), dim, g);
+      outputs.push_back({pooled[f].data(), dim});
+    }
+    for (int f = 0; f < 2; ++f) {
+      views_of_gradients.push_back({upstream[f].data(), tables[f]->dim()});
+    }
+    ASSERT_TRUE(LookupForTraining(tables, views, {Combiner::kSum, Combiner::kSum}, outputs,
+                                  parallel, &workspace)
+                    .ok());
+  }
+
+  RowParcels Collect(int ranks = 1) {
+    RowParcels parcels;
+    EXPECT_TRUE(
+        CollectGradients(workspace.plan, views_of_gradients, 0.1f, ranks, false, parallel, &parcels)
+            .ok());
+    return parcels;
+  }
+
+  Status Apply(const RowParcels& parcels, float scale = 1.f, bool makes_rows = true) {
+    return ApplyRows(tables, View(parcels), 0.1f, scale, makes_rows, parallel);
+  }
+
+  static RowParcelsView View(const RowParcels& parcels) {
+    return {parcels.ranks,         parcels.sizes.data(),
+            parcels.keys.data(),   static_cast<int64_t>(parcels.keys.size()),
+            parcels.values.data(), static_cast<int64_t>(parcels.values.size())};
+  }
+
+  std::vector<float> State() const {
+    std::vector<float> state;
+    for (const EmbeddingTable* table : tables) {
+      const TableContents contents = table->Export();
+      state.insert(state.end(), contents.rows.begin(), contents.rows.end());
+      state.insert(state.end(), contents.slots.begin(), contents.slots.end());
+    }
+    return state;
+  }
+
+  Parallel parallel;
+  std::vector<std::unique_ptr<EmbeddingTable>> owned;
+  std::vector<EmbeddingTable*> tables;
+  LookupWorkspace workspace;
+  std::vector<std::vector<float>> upstream;
+  std::vector<PooledGradient> views_of_gradients;
+};
+
+// Parcels of several processes as one gathers them.
+RowParcels Gather(const std::vector<RowParcels>& parts) {
+  RowParcels all;
+  all.ranks = static_cast<int>(parts.size());
+  for (const RowParcels& part : parts) {
+    all.sizes.insert(all.sizes.end(), part.sizes.begin(), part.sizes.end());
+    all.keys.insert(all.keys.end(), part.keys.begin(), part.keys.end());
+    all.values.insert(all.values.end(), part.values.begin(), part.values.end());
+  }
+  return all;
+}
+
+struct Batch {
+  std::vector<std::vector<int64_t>> keys{2};
+  std::vector<std::vector<float>> gradients{2};
+  void Append(const Batch& other) {
+    for (int f = 0; f < 2; ++f) {
+      keys[f].insert(keys[f].end(), other.keys[f].begin(), other.keys[f].end());
+      gradients[f].insert(gradients[f].end(), other.gradients[f].begin(), other.gradients[f].end());
+    }
+  }
+};
+
+Batch RandomBatch(std::mt19937_64* random, int size) {
+  Batch batch;
+  for (int f = 0; f < 2; ++f) {
+    for (int i = 0; i < size; ++i) {
+      batch.keys[f].push_back(static_cast<int64_t>((*random)() % (1u << ((*random)() % 9))));
+      batch.gradients[f].push_back(static_cast<float>((*random)() % 2001) / 1000.f - 1.f);
+    }
+  }
+  return batch;
+}
+
+UpdatePolicy Defer(float movement, int64_t max_age) {
+  UpdatePolicy policy;
+  policy.mode = UpdatePolicy::Mode::kDefer;
+  policy.movement = movement;
+  policy.max_age = max_age;
+  policy.max_rows = 1 << 20;
+  policy.is_exchanged = true;
+  return policy;
+}
+
+TEST(Exchange, OfOneProcessIsItsUpdate) {
+  for (const auto kind : {UpdateRule::Kind::kSgd, UpdateRule::Kind::kAdagrad}) {
+    Process direct(kind), exchanged(kind, 0, 1);
+    std::mt19937_64 random(3);
+    for (int step = 0; step < 10; ++step) {
+      const Batch batch = RandomBatch(&random, 50);
+      direct.Lookup(batch.keys, batch.gradients);
+      ASSERT_TRUE(
+          ApplyGradients(direct.workspace.plan, direct.views_of_gradients, 0.1f, direct.parallel)
+              .ok());
+      exchanged.Lookup(batch.keys, batch.gradients);
+      ASSERT_TRUE(exchanged.Apply(exchanged.Collect()).ok());
+    }
+    EXPECT_EQ(direct.State(), exchanged.State());
+    EXPECT_EQ(direct.tables[0]->update_step(), exchanged.tables[0]->update_step());
+  }
+}
+
+TEST(Exchange, ProcessesStayEqualAndGiveTheUnionsUpdate) {
+  for (const auto kind : {UpdateRule::Kind::kSgd, UpdateRule::Kind::kAdagrad}) {
+    constexpr int kRanks = 3;
+    Process whole(kind);
+    std::vector<std::unique_ptr<Process>> ranks;
+    for (int r = 0; r < kRanks; ++r) ranks.push_back(std::make_unique<Process>(kind, 0, r + 1));
+    std::mt19937_64 random(4);
+    for (int step = 0; step < 10; ++step) {
+      Batch all;
+      std::vector<RowParcels> parcels;
+      for (int r = 0; r < kRanks; ++r) {
+        // The last rank has nothing at times.
+        const Batch batch = RandomBatch(&random, r == 2 && step % 2 ? 0 : 30);
+        all.Append(batch);
+        ranks[r]->Lookup(batch.keys, batch.gradients);
+        parcels.push_back(ranks[r]->Collect());
+      }
+      for (auto& rank : ranks) ASSERT_TRUE(rank->Apply(Gather(parcels), 0.5f).ok());
+      for (auto& of_feature : all.gradients) {
+        for (float& g : of_feature) g *= 0.5f;
+      }
+      whole.Lookup(all.keys, all.gradients);
+      ASSERT_TRUE(
+          ApplyGradients(whole.workspace.plan, whole.views_of_gradients, 0.1f, whole.parallel)
+              .ok());
+    }
+    EXPECT_EQ(ranks[0]->State(), ranks[1]->State());
+    EXPECT_EQ(ranks[0]->State(), ranks[2]->State());
+    const std::vector<float> wanted = whole.State(), got = ranks[0]->State();
+    ASSERT_EQ(wanted.size(), got.size());
+    for (size_t i = 0; i < wanted.size(); ++i) ASSERT_NEAR(wanted[i], got[i], 1e-4);
+  }
+}
+
+TEST(Exchange, LosesNoHeldGradient) {
+  // Rows come and go in a table of 16, whose held sums must outlive them.
+  for (const int64_t capacity : {0, 600}) {
+    Process process(UpdateRule::Kind::kSgd, capacity);
+    std::mt19937_64 random(5);
+    std::vector<std::map<int64_t, double>> given(2), taken(2);
+    const auto take = [&](const RowParcels& parcels) {
+      size_t key = 0, value = 0;
+      for (size_t t = 0; t < 2; ++t) {
+        for (int64_t i = 0; i < parcels.sizes[t]; ++i) {
+          taken[t][parcels.keys[key++]] += parcels.values[value];
+          value += static_cast<size_t>(process.tables[t]->dim());
+        }
+      }
+      EXPECT_EQ(key, parcels.keys.size());
+      EXPECT_EQ(value, parcels.values.size());
+    };
+    for (int step = 0; step < 60; ++step) {
+      if (step == 5) {
+        for (EmbeddingTable* table : process.tables) table->SetPolicy(Defer(0.15f, 8));
+      }
+      Batch batch = RandomBatch(&random, 200);
+      for (auto& of_feature : batch.keys) {
+        for (int64_t& key : of_feature) key += step * 20;
+      }
+      for (int f = 0; f < 2; ++f) {
+        for (size_t i = 0; i < batch.keys[f].size(); ++i) {
+          given[f][batch.keys[f][i]] += batch.gradients[f][i];
+        }
+      }
+      process.Lookup(batch.keys, batch.gradients);
+      const RowParcels parcels = process.Collect();
+      take(parcels);
+      ASSERT_TRUE(process.Apply(parcels, 1.f, capacity == 0).ok());
+      FlushDeferred(process.tables[0], process.parallel);  // must leave them
+    }
+    EXPECT_GT(process.tables[0]->num_deferred(), 0);
+    EXPECT_EQ(process.tables[0]->num_evicted() > 0, capacity > 0);
+    RowParcels held;
+    CollectHeld(process.tables, 1, &held);
+    EXPECT_GT(held.keys.size(), 0u);
+    take(held);
+    EXPECT_EQ(process.tables[0]->num_deferred() + process.tables[1]->num_deferred(), 0);
+    for (int f = 0; f < 2; ++f) {
+      for (const auto& [key, sum] : given[f]) {
+        ASSERT_NEAR(sum, taken[f][key], 1e-4) << "key " << key;
+      }
+    }
+  }
+}
+
+TEST(Exchange, ParcelsGoToOwners) {
+  Process process(UpdateRule::Kind::kSgd);
+  std::mt19937_64 random(6);
+  const Batch batch = RandomBatch(&random, 300);
+  process.Lookup(batch.keys, batch.gradients);
+  constexpr int kRanks = 3;
+  const RowParcels parcels = process.Collect(kRanks);
+  ASSERT_EQ(parcels.sizes.size(), 6u);
+  size_t key = 0;
+  for (int rank = 0; rank < kRanks; ++rank) {
+    for (int t = 0; t < 2; ++t) {
+      EXPECT_GT(parcels.sizes[rank * 2 + t], 0);
+      for (int64_t i = 0; i < parcels.sizes[rank * 2 + t]; ++i) {
+        EXPECT_EQ(OwnerOf(parcels.keys[key++], kRanks), rank);
+      }
+    }
+  }
+  EXPECT_EQ(key, parcels.keys.size());
+  // The same rows, whoever they are for.
+  Process whole(UpdateRule::Kind::kSgd);
+  whole.Lookup(batch.keys, batch.gradients);
+  ASSERT_TRUE(whole.Apply(whole.Collect()).ok());
+  ASSERT_TRUE(process.Apply(parcels).ok());
+  EXPECT_EQ(whole.State(), process.State());
+}
+
+TEST(Exchange, DropsRowsOfKeysThatAreGone) {
+  Process process(UpdateRule::Kind::kSgd);
+  RowParcels parcels;
+  parcels.sizes = {1, 0};
+  parcels.keys = {7};
+  parcels.values = {1.f, 1.f, 1.f, 1.f};
+  ASSERT_TRUE(process.Apply(parcels, 1.f, false).ok());
+  EXPECT_EQ(process.tables[0]->num_dropped_updates(), 1);
+  EXPECT_EQ(process.tables[0]->size(), 0);
+  ASSERT_TRUE(process.Apply(parcels, 1.f, true).ok());
+  EXPECT_EQ(process.tables[0]->size(), 1);
+  std::vector<int64_t> keys;
+  std::vector<float> counts;
+  process.tables[0]->HotKeys(5, EmbeddingTable::HotKeyOrder::kByCount, process.parallel, &keys,
+                             &counts);
+  EXPECT_TRUE(keys.empty());  // an update is no access
+}
+
+TEST(Exchange, RefusesWhatDoesNotFit) {
+  Process process(UpdateRule::Kind::kSgd);
+  RowParcels parcels;
+  parcels.sizes = {2, 0};
+  parcels.keys = {7};
+  parcels.values = {1.f, 1.f, 1.f, 1.f};
+  EXPECT_NE(process.Apply(parcels).message().find("sizes[0, 0] is 2 rows of table 't4'"),
+            std::string::npos);
+  parcels.sizes = {0, 0};
+  EXPECT_NE(process.Apply(parcels).message().find("sizes name 0 keys"), std::string::npos);
+  parcels.sizes = {-1, 0};
+  EXPECT_NE(process.Apply(parcels).message().find("is -1"), std::string::npos);
+  parcels.sizes = {1, 0};
+  parcels.values[2] = std::numeric_limits<float>::quiet_NaN();
+  EXPECT_NE(process.Apply(parcels).message().find("key 7 of table 't4'"), std::string::npos);
+  EXPECT_EQ(process.tables[0]->size(), 0);
+}
+
+}  // namespace
+}  // namespace slipstream

@@ -1,0 +1,280 @@
+#include "cc_ops/core/exchange/row_serving.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <memory>
+#include <random>
+#include <set>
+#include <string>
+#include <vector>
+
+namespace slipstream {
+namespace {
+
+using Kind = UpdateRule::Kind;
+constexpr int64_t kDim = 4;
+
+std::unique_ptr<EmbeddingTable> MakeTable(Kind kind, int64_t capacity = 0) {
+  TableOptions options;
+  options.name = "t";
+  options.dim = kDim;
+  options.capacity = capacity;
+  options.eviction = TableOptions::Eviction::kLru;
+  options.initializer.kind = RowInitializer::Kind::kUniform;
+  options.initializer.a = -1.f;
+  options.initializer.b = 1.f;
+  options.rule.kind = kind;
+  options.rule.a = kind == Kind::kAdam ? 0.9f : 0.1f;
+  options.rule.b = kind == Kind::kAdam ? 0.999f : 1e-7f;
+  options.rule.c = 1e-7f;
+  return std::make_unique<EmbeddingTable>(options);
+}
+
+// What one rank asks of one table.
+struct Request {
+  explicit Request(std::vector<int64_t> wanted) : keys(std::move(wanted)) {
+    sizes = {static_cast<int64_t>(keys.size())};
+  }
+  RowParcelsView Keys() const {
+    return {1, sizes.data(), keys.data(), static_cast<int64_t>(keys.size()), nullptr, 0};
+  }
+  Status Serve(const std::vector<EmbeddingTable*>& tables, bool makes_rows,
+               bool with_summary = false) {
+    ServeOptions options;
+    options.makes_rows = makes_rows;
+    options.format.with_summary = with_summary;
+    std::vector<int64_t> rank_bytes;
+    const Status status = ServeRows(tables, Keys(), options, &bytes, &rank_bytes);
+    if (status.ok()) {
+      EXPECT_EQ(rank_bytes, std::vector<int64_t>{static_cast<int64_t>(bytes.size())});
+    }
+    return status;
+  }
+  Status Store(const std::vector<EmbeddingTable*>& copies, const CopyOptions& options) const {
+    return StoreCopies(copies, Keys(), bytes.data(), static_cast<int64_t>(bytes.size()), options);
+  }
+  std::vector<int64_t> keys, sizes;
+  std::vector<uint8_t> bytes;
+};
+
+std::vector<int64_t> Route(EmbeddingTable* copies, const std::vector<int64_t>& keys, int ranks,
+                           bool reads_frozen = true, std::vector<int64_t>* sizes = nullptr) {
+  FeatureView view;
+  view.batch = view.num_keys = static_cast<int64_t>(keys.size());
+  view.keys = keys.data();
+  RowParcels requests;
+  RouteOptions options;
+  options.ranks = ranks;
+  options.reads_frozen = reads_frozen;
+  EXPECT_TRUE(RouteKeys({copies}, {view}, options, Parallel(), &requests).ok());
+  if (sizes != nullptr) *sizes = requests.sizes;
+  return requests.keys;
+}
+
+TEST(Route, AsksOwnersForDistinctKeys) {
+  auto copies = MakeTable(Kind::kSgd);
+  std::vector<int64_t> keys, sizes;
+  for (int64_t i = 0; i < 500; ++i) keys.push_back(i * i % 97 - 20);
+  const std::vector<int64_t> asked = Route(copies.get(), keys, 3, true, &sizes);
+  EXPECT_EQ(std::set<int64_t>(asked.begin(), asked.end()),
+            std::set<int64_t>(keys.begin(), keys.end()));
+  EXPECT_EQ(std::set<int64_t>(asked.begin(), asked.end()).size(), asked.size());
+  ASSERT_EQ(sizes.size(), 3u);
+  size_t place = 0;
+  for (int rank = 0; rank < 3; ++rank) {
+    EXPECT_GT(sizes[rank], 0);
+    for (int64_t i = 0; i < sizes[rank]; ++i) EXPECT_EQ(OwnerOf(asked[place++], 3), rank);
+  }
+  EXPECT_EQ(place, asked.size());
+  EXPECT_EQ(copies->size(), 0);
+  EXPECT_TRUE(Route(copies.get(), {}, 2).empty());
+}
+
+TEST(Serve, MakesRowsInTrainingOnly) {
+  for (const Kind kind : {Kind::kSgd, Kind::kAdagrad, Kind::kRowWiseAdagrad, Kind::kAdam}) {
+    auto owner = MakeTable(kind);
+    Request evaluated({3, -7, 3}), trained = evaluated;
+    ASSERT_TRUE(evaluated.Serve({owner.get()}, false, true).ok());
+    EXPECT_EQ(owner->size(), 0);
+    ASSERT_TRUE(trained.Serve({owner.get()}, true, true).ok());
+    EXPECT_EQ(owner->size(), 2);
+    EXPECT_EQ(evaluated.bytes, trained.bytes);
+    std::vector<int64_t> keys;
+    std::vector<float> counts;
+    owner->HotKeys(9, EmbeddingTable::HotKeyOrder::kByCount, Parallel(), &keys, &counts);
+    EXPECT_EQ(keys, (std::vector<int64_t>{3, -7}));
+    EXPECT_EQ(counts, (std::vector<float>{2.f, 1.f}));
+  }
+}
+
+TEST(Serve, TellsTheBytesOfEachRank) {
+  auto owner = MakeTable(Kind::kSgd);
+  const std::vector<int64_t> keys = {1, 2, 3}, sizes = {1, 0, 2};
+  ServeOptions options;
+  options.gives_all = true;
+  std::vector<uint8_t> bytes;
+  std::vector<int64_t> rank_bytes;
+  ASSERT_TRUE(ServeRows({owner.get()}, {3, sizes.data(), keys.data(), 3, nullptr, 0}, options,
+                        &bytes, &rank_bytes)
+                  .ok());
+  EXPECT_EQ(rank_bytes, (std::vector<int64_t>{1 + 4 * kDim, 0, 1 + 8 * kDim}));
+}
+
+TEST(Serve, BoundedTablesRefuseWhatTheyCannotHold) {
+  auto owner = MakeTable(Kind::kSgd, 3);
+  const Status status = Request({1, 2, 3, 4}).Serve({owner.get()}, true);
+  EXPECT_EQ(status.code(), StatusCode::kResourceExhausted);
+  EXPECT_NE(status.message().find("need 4 rows of table 't'"), std::string::npos);
+  EXPECT_EQ(owner->size(), 0);
+  ASSERT_TRUE(Request({1, 2, 3}).Serve({owner.get()}, true).ok());
+  ASSERT_TRUE(Request({4, 3}).Serve({owner.get()}, true).ok());
+  EXPECT_EQ(owner->size(), 3);
+  EXPECT_NE(owner->Find(3, HashKey(3)), nullptr);
+}
+
+TEST(Serve, BoundedTablesGiveNothingUpIfOneCannotHoldItsKeys) {
+  auto first = MakeTable(Kind::kSgd, 3), second = MakeTable(Kind::kSgd, 3);
+  ASSERT_TRUE(Request({1, 2, 3}).Serve({first.get()}, true).ok());
+  Request request({4, 5, 1, 2, 3, 4});
+  request.sizes = {2, 4};
+  const Status status = request.Serve({first.get(), second.get()}, true);
+  EXPECT_EQ(status.code(), StatusCode::kResourceExhausted);
+  EXPECT_EQ(first->size(), 3);
+  EXPECT_EQ(first->num_evicted(), 0);
+}
+
+TEST(Copies, HoldWhatTheOwnerServed) {
+  auto owner = MakeTable(Kind::kAdagrad), copies = MakeTable(Kind::kAdagrad, 50);
+  Request request({5, 6});
+  ASSERT_TRUE(request.Serve({owner.get()}, true, false).ok());
+  ASSERT_TRUE(request.Store({copies.get()}, CopyOptions()).ok());
+  for (const int64_t key : {5, 6}) {
+    const float *own = owner->Find(key, HashKey(key)), *copy = copies->Find(key, HashKey(key));
+    EXPECT_TRUE(std::equal(own, own + kDim, copy));
+  }
+  std::vector<int64_t> keys;
+  std::vector<float> counts;
+  copies->HotKeys(9, EmbeddingTable::HotKeyOrder::kByCount, Parallel(), &keys, &counts);
+  EXPECT_TRUE(keys.empty());  // a copy is no access
+  // What comes later replaces it.
+  owner->Find(5, HashKey(5))[0] = 42.f;
+  ASSERT_TRUE(request.Serve({owner.get()}, true, false).ok());
+  ASSERT_TRUE(request.Store({copies.get()}, CopyOptions()).ok());
+  EXPECT_EQ(copies->Find(5, HashKey(5))[0], 42.f);
+}
+
+// Frozen ones, too: their slots may be read after the switch to judging movements.
+TEST(Copies, WithoutSummaryNeverUnderestimateAMovement) {
+  for (const Kind kind : {Kind::kAdagrad, Kind::kRowWiseAdagrad, Kind::kAdam}) {
+    auto owner = MakeTable(kind), copies = MakeTable(kind, 50);
+    const UpdateRule rule = owner->options().rule;
+    Request request({5});
+    ASSERT_TRUE(request.Serve({owner.get()}, true, true).ok());
+    float* own = owner->Find(5, HashKey(5));
+    const std::vector<float> gradient = {0.5f, 0.1f, -0.2f, 0.3f};
+    rule.Apply(0.1f, kDim, gradient.data(), own);
+    ASSERT_TRUE(request.Serve({owner.get()}, true, true).ok());
+    CopyOptions options;
+    options.format.with_summary = true;
+    ASSERT_TRUE(request.Store({copies.get()}, options).ok());
+    options = CopyOptions();
+    options.frozen = true;
+    // The owner's may have become smaller since.
+    rule.InitSlots(kDim, own + kDim);
+    ASSERT_TRUE(request.Serve({owner.get()}, false, false).ok());
+    ASSERT_TRUE(request.Store({copies.get()}, options).ok());
+    const float* copy = copies->Find(5, HashKey(5));
+    EXPECT_TRUE(std::equal(own, own + kDim, copy));
+    EXPECT_GE(rule.Movement(0.1f, kDim, gradient.data(), copy),
+              rule.Movement(0.1f, kDim, gradient.data(), own));
+  }
+}
+
+TEST(Copies, FrozenOnesAreNotAskedForUntilMarkedAnew) {
+  auto owner = MakeTable(Kind::kSgd), copies = MakeTable(Kind::kSgd);
+  Request request({5, 6});
+  ASSERT_TRUE(request.Serve({owner.get()}, true, false).ok());
+  CopyOptions options;
+  options.frozen = true;
+  ASSERT_TRUE(request.Store({copies.get()}, options).ok());
+  EXPECT_EQ(Route(copies.get(), {5, 6, 7, 5}, 1), (std::vector<int64_t>{7}));
+  EXPECT_EQ(Route(copies.get(), {5, 6, 7}, 1, false).size(), 3u);
+  copies->MarkRows(nullptr, nullptr, 0, Parallel());
+  EXPECT_EQ(Route(copies.get(), {5, 6, 7}, 1).size(), 3u);
+  options.passed_over = 0;
+  ASSERT_TRUE(request.Store({copies.get()}, options).ok());
+  EXPECT_EQ(Route(copies.get(), {5, 6, 7}, 1).size(), 3u);
+}
+
+TEST(Copies, StayWithinTheirBound) {
+  auto owner = MakeTable(Kind::kSgd), copies = MakeTable(Kind::kSgd, 8);
+  CopyOptions options;
+  options.makes_room = true;
+  for (int64_t first = 0; first < 100; first += 5) {
+    Request request({first, first + 1, first + 2, first + 3, first + 4});
+    ASSERT_TRUE(request.Serve({owner.get()}, true, false).ok());
+    ASSERT_TRUE(request.Store({copies.get()}, options).ok());
+    EXPECT_LE(copies->size(), 8);
+    for (const int64_t key : request.keys) EXPECT_NE(copies->Find(key, HashKey(key)), nullptr);
+  }
+}
+
+TEST(Copies, RefuseBytesThatDoNotFit) {
+  auto owner = MakeTable(Kind::kAdagrad), copies = MakeTable(Kind::kAdagrad);
+  Request request({1, 2});
+  ASSERT_TRUE(request.Serve({owner.get()}, true).ok());
+  for (const int64_t key : {1, 2}) owner->Find(key, HashKey(key))[0] = 5.f;
+  ASSERT_TRUE(request.Serve({owner.get()}, true).ok());
+  const Request whole = request;
+  const auto refusal = [&] {
+    const Status status = request.Store({copies.get()}, CopyOptions());
+    EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
+    return status.message();
+  };
+  request.bytes.pop_back();
+  EXPECT_NE(refusal().find("rows of table 't' from rank 0 take at least 33 bytes; left are 32"),
+            std::string::npos);
+  request.bytes.clear();
+  EXPECT_NE(refusal().find("left are 0"), std::string::npos);
+  request = whole;
+  request.bytes.push_back(0);
+  EXPECT_NE(refusal().find("the rows take 33 bytes; there are 34"), std::string::npos);
+  request.sizes = {1};
+  EXPECT_NE(refusal().find("sizes name 1 keys"), std::string::npos);
+  request.sizes = {-1};
+  EXPECT_NE(refusal().find("is -1"), std::string::npos);
+  EXPECT_EQ(request.Serve({owner.get()}, false).code(), StatusCode::kInvalidArgument);
+  EXPECT_EQ(copies->size(), 0);
+  // Served without slots, stored with them.
+  request = whole;
+  CopyOptions with_slots;
+  with_slots.format.with_summary = true;
+  EXPECT_FALSE(request.Store({copies.get()}, with_slots).ok());
+  EXPECT_EQ(copies->size(), 0);
+}
+
+TEST(SlotSummary, NeverUnderestimatesAMovement) {
+  std::mt19937_64 random(1);
+  const auto uniform = [&] { return static_cast<float>(random() % 10001) / 5000.f - 1.f; };
+  for (const Kind kind : {Kind::kSgd, Kind::kAdagrad, Kind::kRowWiseAdagrad, Kind::kAdam}) {
+    auto table = MakeTable(kind);
+    const UpdateRule rule = table->options().rule;
+    for (int i = 0; i < 200; ++i) {
+      std::vector<float> row(static_cast<size_t>(kDim + table->slots_per_row())), gradient(kDim);
+      rule.InitSlots(kDim, row.data() + kDim);
+      for (int step = 0; step < 5; ++step) {
+        for (float& g : gradient) g = uniform();
+        rule.Apply(0.1f, kDim, gradient.data(), row.data());
+      }
+      std::vector<float> copy = row;
+      rule.FillSlots(kDim, rule.SlotSummary(kDim, row.data()), copy.data());
+      for (float& g : gradient) g = uniform();
+      EXPECT_GE(rule.Movement(0.1f, kDim, gradient.data(), copy.data()) * 1.00001f,
+                rule.Movement(0.1f, kDim, gradient.data(), row.data()));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace slipstream

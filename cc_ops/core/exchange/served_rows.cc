@@ -1,0 +1,286 @@
+#include "cc_ops/core/exchange/served_rows.h"
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+
+#include "cc_ops/core/base/float_bits.h"
+#include "cc_ops/core/exchange/float_packing.h"
+
+namespace slipstream {
+namespace {
+
+float FromUpperHalf(const uint8_t* bytes) {
+  uint16_t upper;
+  std::memcpy(&upper, bytes, sizeof(upper));
+  return FloatOf(static_cast<uint32_t>(upper) << 16);
+}
+
+// To the nearest bfloat16, ties to even.
+uint16_t Round(float value) {
+  const uint32_t bits = BitsOf(value);
+  if (value != value) return static_cast<uint16_t>((bits >> 16) | 0x40u);
+  return static_cast<uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
+}
+
+constexpr int64_t kSummaryBytes = 2;
+
+bool HasSummary(const EmbeddingTable& table, RowFormat format) {
+  return format.with_summary && table.slots_per_row() > 0;
+}
+
+int64_t SummaryBytes(const EmbeddingTable& table, RowFormat format) {
+  return HasSummary(table, format) ? kSummaryBytes : 0;
+}
+
+int64_t ValueBytes(const EmbeddingTable& table, RowFormat format) {
+  return table.dim() * (format.rounds ? 2 : 4);
+}
+
+int64_t GivenRowBytes(const EmbeddingTable& table, RowFormat format) {
+  return SummaryBytes(table, format) + ValueBytes(table, format);
+}
+
+int64_t NumBitBytes(int64_t rows) { return (rows + 7) / 8; }
+
+// The bits of so many rows that stand before them.
+int64_t NumHeadBytes(int64_t rows, RowFormat format) {
+  return NumBitBytes(rows) * (format.keeps ? 2 : 1);
+}
+
+bool IsSet(const uint8_t* bits, int64_t place) {
+  return (bits[place / 8] >> (place % 8) & 1u) != 0;
+}
+
+void Set(uint8_t* bits, int64_t place) {
+  bits[place / 8] |= static_cast<uint8_t>(1u << (place % 8));
+}
+
+int64_t CountGiven(const uint8_t* given, int64_t begin, int64_t end) {
+  int64_t count = 0;
+  for (int64_t i = begin; i < end; ++i) count += IsSet(given, i);
+  return count;
+}
+
+// row: values, then slots.
+void MakeNewRow(const EmbeddingTable& table, int64_t key, float* row) {
+  table.options().initializer.Fill(key, table.dim(), row);
+  table.options().rule.InitSlots(table.dim(), row + table.dim());
+}
+
+// What is wrong with the bytes of parcel i.
+Status TooShort(const std::vector<EmbeddingTable*>& tables, const RowParcelsView& parcels, size_t i,
+                int64_t wanted, int64_t left) {
+  return InvalidArgument("the " + std::to_string(parcels.sizes[i]) + " rows of table '" +
+                         tables[i % tables.size()]->options().name + "' from rank " +
+                         std::to_string(i / tables.size()) + " take at least " +
+                         std::to_string(wanted) + " bytes; left are " + std::to_string(left));
+}
+
+Status CheckEnd(int64_t at, int64_t num_bytes) {
+  if (at == num_bytes) return OkStatus();
+  return InvalidArgument("the rows take " + std::to_string(at) + " bytes; there are " +
+                         std::to_string(num_bytes));
+}
+
+// Given rows, behind each other, with what stands before their values: [rows, before + values].
+template <class Bits>
+void PackRows(const std::vector<uint8_t>& given, int64_t before, int64_t row_bytes,
+              std::vector<uint8_t>* packed) {
+  const int64_t rows = static_cast<int64_t>(given.size()) / row_bytes;
+  const int64_t dim = (row_bytes - before) / static_cast<int64_t>(sizeof(Bits));
+  std::vector<Bits> values(static_cast<size_t>(rows * dim));
+  for (int64_t r = 0; r < rows; ++r) {
+    const uint8_t* row = given.data() + r * row_bytes;
+    packed->insert(packed->end(), row, row + before);
+    std::memcpy(values.data() + r * dim, row + before, static_cast<size_t>(row_bytes - before));
+  }
+  PackFloats(values.data(), rows * dim, packed);
+}
+
+// The other way, to the end of `plain`.
+template <class Bits>
+Status UnpackRows(const uint8_t* packed, int64_t bytes, int64_t rows, int64_t before,
+                  int64_t row_bytes, std::vector<uint8_t>* plain, int64_t* used) {
+  const int64_t dim = (row_bytes - before) / static_cast<int64_t>(sizeof(Bits));
+  std::vector<Bits> values(static_cast<size_t>(rows * dim));
+  const Status status =
+      UnpackFloats(packed + rows * before, bytes - rows * before, rows * dim, values.data(), used);
+  if (!status.ok()) return status;
+  *used += rows * before;
+  for (int64_t r = 0; r < rows; ++r) {
+    plain->insert(plain->end(), packed + r * before, packed + (r + 1) * before);
+    const auto* of_row = reinterpret_cast<const uint8_t*>(values.data() + r * dim);
+    plain->insert(plain->end(), of_row, of_row + row_bytes - before);
+  }
+  return OkStatus();
+}
+
+template <class T>
+void Append(T value, std::vector<uint8_t>* bytes) {
+  const size_t end = bytes->size();
+  bytes->resize(end + sizeof(value));
+  std::memcpy(bytes->data() + end, &value, sizeof(value));
+}
+
+}  // namespace
+
+RowPacker::RowPacker(const EmbeddingTable& table, RowFormat format, bool gives_all, int64_t rows,
+                     std::vector<uint8_t>* bytes)
+    : table_(table),
+      format_(format),
+      gives_all_(gives_all),
+      given_(bytes->size()),
+      kept_(given_ + static_cast<size_t>(NumBitBytes(rows))),
+      first_row_(given_ + static_cast<size_t>(NumHeadBytes(rows, format))),
+      new_row_(static_cast<size_t>(table.dim() + table.slots_per_row())),
+      bytes_(bytes) {
+  table.options().rule.InitSlots(table.dim(), new_row_.data() + table.dim());
+  bytes->resize(first_row_);
+}
+
+void RowPacker::Add(int64_t key, const float* row, bool is_kept, bool gives) {
+  const int64_t place = place_++, dim = table_.dim();
+  const size_t slot_bytes = static_cast<size_t>(table_.slots_per_row()) * sizeof(float);
+  if (is_kept) Set(bytes_->data() + kept_, place);
+  gives = gives || gives_all_;
+  if (row == nullptr && !gives) return;
+  // Slots first: those of a row that was ever updated tell without its initial values.
+  const bool may_be_new =
+      row == nullptr || (!gives && std::memcmp(row + dim, new_row_.data() + dim, slot_bytes) == 0);
+  if (may_be_new) {
+    table_.options().initializer.Fill(key, dim, new_row_.data());
+    const size_t value_bytes = static_cast<size_t>(dim) * sizeof(float);
+    if (row == nullptr) {
+      row = new_row_.data();
+    } else if (std::memcmp(row, new_row_.data(), value_bytes) == 0) {
+      return;
+    }
+  }
+  Set(bytes_->data() + given_, place);
+  if (HasSummary(table_, format_)) {
+    const uint32_t bits = BitsOf(table_.options().rule.SlotSummary(dim, row));
+    Append(static_cast<uint16_t>(bits >> 16), bytes_);
+  }
+  for (int64_t j = 0; j < dim; ++j) {
+    if (format_.rounds) {
+      Append(Round(row[j]), bytes_);
+    } else {
+      Append(row[j], bytes_);
+    }
+  }
+}
+
+void RowPacker::AddUnchanged() { Set(bytes_->data() + kept_, place_++); }
+
+void RowPacker::End() {
+  if (!format_.packs) return;
+  const std::vector<uint8_t> rows(bytes_->begin() + static_cast<int64_t>(first_row_),
+                                  bytes_->end());
+  bytes_->resize(first_row_);
+  const int64_t before = SummaryBytes(table_, format_), row_bytes = GivenRowBytes(table_, format_);
+  if (format_.rounds) {
+    PackRows<uint16_t>(rows, before, row_bytes, bytes_);
+  } else {
+    PackRows<uint32_t>(rows, before, row_bytes, bytes_);
+  }
+}
+
+RowUnpacker::RowUnpacker(const EmbeddingTable& table, RowFormat format, int64_t rows,
+                         const uint8_t* bytes)
+    : table_(table),
+      format_(format),
+      given_(bytes),
+      bytes_(bytes + NumHeadBytes(rows, format)),
+      rows_(rows),
+      row_bytes_(GivenRowBytes(table, format)) {}
+
+bool RowUnpacker::IsNextGiven() const { return IsSet(given_, place_); }
+
+bool RowUnpacker::IsNextKept() const {
+  return format_.keeps && IsSet(given_ + NumBitBytes(rows_), place_);
+}
+
+void RowUnpacker::Next(int64_t key, float* row) {
+  const int64_t dim = table_.dim();
+  const UpdateRule& rule = table_.options().rule;
+  float summary = 0.f;
+  if (!IsSet(given_, place_++)) {
+    MakeNewRow(table_, key, row);
+    if (HasSummary(table_, format_)) summary = rule.SlotSummary(dim, row);
+  } else {
+    const uint8_t* from = bytes_;
+    if (HasSummary(table_, format_)) {
+      summary = FromUpperHalf(from);
+      from += 2;
+    }
+    if (format_.rounds) {
+      for (int64_t j = 0; j < dim; ++j) row[j] = FromUpperHalf(from + 2 * j);
+    } else {
+      std::memcpy(row, from, static_cast<size_t>(dim) * sizeof(float));
+    }
+    bytes_ += row_bytes_;
+  }
+  rule.FillSlots(dim, summary, row);
+}
+
+const uint8_t* RowUnpacker::End() {
+  bytes_ += CountGiven(given_, place_, rows_) * row_bytes_;
+  place_ = rows_;
+  return bytes_;
+}
+
+Status UnpackServedRows(const std::vector<EmbeddingTable*>& tables, const RowParcelsView& parcels,
+                        RowFormat format, const uint8_t* bytes, int64_t num_bytes,
+                        std::vector<uint8_t>* plain) {
+  Status status = CheckParcels(tables, parcels, std::vector<int64_t>(tables.size(), 0));
+  if (!status.ok()) return status;
+  plain->clear();
+  int64_t at = 0;
+  for (size_t i = 0; i < static_cast<size_t>(parcels.ranks) * tables.size(); ++i) {
+    const EmbeddingTable& table = *tables[i % tables.size()];
+    const int64_t rows = parcels.sizes[i], bits = NumHeadBytes(rows, format);
+    const int64_t before = SummaryBytes(table, format), row_bytes = GivenRowBytes(table, format);
+    int64_t given = 0, wanted = bits;
+    if (wanted <= num_bytes - at) {
+      given = CountGiven(bytes + at, 0, rows);
+      const int64_t values = given * table.dim();
+      wanted += given * before + (format.rounds ? LeastPackedBytes<uint16_t>(values)
+                                                : LeastPackedBytes<uint32_t>(values));
+    }
+    if (wanted > num_bytes - at) return TooShort(tables, parcels, i, wanted, num_bytes - at);
+    plain->insert(plain->end(), bytes + at, bytes + at + bits);
+    at += bits;
+    int64_t used = 0;
+    status = format.rounds ? UnpackRows<uint16_t>(bytes + at, num_bytes - at, given, before,
+                                                  row_bytes, plain, &used)
+                           : UnpackRows<uint32_t>(bytes + at, num_bytes - at, given, before,
+                                                  row_bytes, plain, &used);
+    if (!status.ok()) {
+      return InvalidArgument("table '" + table.options().name + "' from rank " +
+                             std::to_string(i / tables.size()) + ": " + status.message());
+    }
+    at += used;
+  }
+  return CheckEnd(at, num_bytes);
+}
+
+Status CheckServedRows(const std::vector<EmbeddingTable*>& tables, const RowParcelsView& parcels,
+                       RowFormat format, const uint8_t* bytes, int64_t num_bytes) {
+  Status status = CheckParcels(tables, parcels, std::vector<int64_t>(tables.size(), 0));
+  if (!status.ok()) return status;
+  int64_t at = 0;
+  for (size_t i = 0; i < static_cast<size_t>(parcels.ranks) * tables.size(); ++i) {
+    const int64_t rows = parcels.sizes[i];
+    int64_t wanted = NumHeadBytes(rows, format);
+    if (wanted <= num_bytes - at) {
+      const int64_t given = CountGiven(bytes + at, 0, rows);
+      wanted += given * GivenRowBytes(*tables[i % tables.size()], format);
+    }
+    if (wanted > num_bytes - at) return TooShort(tables, parcels, i, wanted, num_bytes - at);
+    at += wanted;
+  }
+  return CheckEnd(at, num_bytes);
+}
+
+}  // namespace slipstream

@@ -1,0 +1,75 @@
+// A count-min sketch of accesses (Cormode and Muthukrishnan, 2005): counts of any number of keys in
+// a fixed amount of memory, never too low, and the keys with the highest among some.
+#ifndef SLIPSTREAM_CC_OPS_CORE_HOT_KEYS_ACCESS_SKETCH_H_
+#define SLIPSTREAM_CC_OPS_CORE_HOT_KEYS_ACCESS_SKETCH_H_
+
+#include <cstdint>
+
+#include "cc_ops/core/base/hash.h"
+#include "cc_ops/core/base/host_device.h"
+
+namespace slipstream {
+
+// A view: nothing is owned. Counters are integers, so that sums do not depend on the order in which
+// threads add, and start at 0. (Raising only the lowest counters of a key would err less, but
+// depends on the order.)
+struct AccessSketch {
+  static constexpr int kRows = 4;
+  static constexpr int kMaxLog2Width = 30;
+
+  int64_t* counters;  // [kRows, 1 << log2_width], each from 0 to 2^63 - 1
+  int log2_width;     // 1 to kMaxLog2Width
+
+  SLIPSTREAM_HOST_DEVICE int64_t NumCounters() const { return int64_t{kRows} << log2_width; }
+
+  // Of a key; `row` is from 0 to kRows - 1.
+  SLIPSTREAM_HOST_DEVICE int64_t* Counter(int row, int64_t key) const {
+    const uint64_t hash = Mix64(HashKey(key) + static_cast<uint64_t>(row));
+    return counters + (int64_t{row} << log2_width) +
+           static_cast<int64_t>(hash >> (64 - log2_width));
+  }
+
+  // The accesses of a key, and of those that share all of its counters.
+  SLIPSTREAM_HOST_DEVICE int64_t Estimate(int64_t key) const {
+    int64_t lowest = *Counter(0, key);
+    for (int row = 1; row < kRows; ++row) {
+      const int64_t count = *Counter(row, key);
+      lowest = count < lowest ? count : lowest;
+    }
+    return lowest;
+  }
+};
+
+// A factor from 0 to 1 in units of 2^-32: what counts are decayed by, the same on every device.
+constexpr uint64_t kNoDecay = uint64_t{1} << 32;
+
+// Rounded down.
+SLIPSTREAM_HOST_DEVICE inline int64_t Decayed(int64_t count, uint64_t factor) {
+  const uint64_t high = static_cast<uint64_t>(count) >> 32;
+  const uint64_t low = static_cast<uint64_t>(count) & 0xffffffffu;
+  return static_cast<int64_t>(high * factor + ((low * factor) >> 32));
+}
+
+// Adds a batch's accesses.
+//   keys: [n]; any int64 is a legal key, one given twice counts twice.
+//   accesses: [n], of each; nullptr: 1.
+void AddAccesses(const AccessSketch& sketch, const int64_t* keys, const uint32_t* accesses,
+                 int64_t n);
+
+// Multiplies all counts by `factor`, up to kNoDecay. Each is rounded down: where fractions must
+// survive, accesses are given as multiples of a unit.
+void DecayAccesses(const AccessSketch& sketch, uint64_t factor);
+
+// estimates: [n], owned by the caller; of keys [n].
+void EstimateAccesses(const AccessSketch& sketch, const int64_t* keys, int64_t n,
+                      int64_t* estimates);
+
+// The k candidates with the highest estimates, descending; of equals those given first.
+//   candidates: [n], k at most n of them are taken.
+//   top_keys, top_estimates: [k], owned by the caller.
+void TopAccessed(const AccessSketch& sketch, const int64_t* candidates, int64_t n, int64_t k,
+                 int64_t* top_keys, int64_t* top_estimates);
+
+}  // namespace slipstream
+
+#endif  // SLIPSTREAM_CC_OPS_CORE_HOT_KEYS_ACCESS_SKETCH_H_

@@ -1,0 +1,253 @@
+// The access sketch on the CPU and, where there is one, on a GPU, both against exact counts and a
+// plain reference.
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+#include <map>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "cc_ops/core/base/hash.h"
+#include "cc_ops/core/hot_keys/access_sketch.h"
+#include "cc_ops/core/testing/test_gpu.h"
+#include "gtest/gtest.h"
+
+#ifdef SLIPSTREAM_WITH_CUDA
+#include "cc_ops/core/hot_keys/access_sketch.cu.h"
+#endif
+
+namespace slipstream {
+namespace {
+
+struct Top {
+  std::vector<int64_t> keys, estimates;
+};
+
+// A sketch that owns its counters.
+class Sketch {
+ public:
+  virtual ~Sketch() = default;
+  // Empty `accesses`: one of each key.
+  virtual void Add(const std::vector<int64_t>& keys, const std::vector<uint32_t>& accesses) = 0;
+  virtual void Decay(uint64_t factor) = 0;
+  virtual std::vector<int64_t> Estimate(const std::vector<int64_t>& keys) = 0;
+  virtual Top TopOf(const std::vector<int64_t>& candidates, int64_t k) = 0;
+};
+
+class SketchOnCpu : public Sketch {
+ public:
+  explicit SketchOnCpu(int log2_width)
+      : counters_(static_cast<size_t>(AccessSketch::kRows) << log2_width),
+        view_{counters_.data(), log2_width} {}
+
+  void Add(const std::vector<int64_t>& keys, const std::vector<uint32_t>& accesses) override {
+    AddAccesses(view_, keys.data(), accesses.empty() ? nullptr : accesses.data(),
+                static_cast<int64_t>(keys.size()));
+  }
+  void Decay(uint64_t factor) override { DecayAccesses(view_, factor); }
+  std::vector<int64_t> Estimate(const std::vector<int64_t>& keys) override {
+    std::vector<int64_t> estimates(keys.size());
+    EstimateAccesses(view_, keys.data(), static_cast<int64_t>(keys.size()), estimates.data());
+    return estimates;
+  }
+  Top TopOf(const std::vector<int64_t>& candidates, int64_t k) override {
+    Top top = {std::vector<int64_t>(k), std::vector<int64_t>(k)};
+    TopAccessed(view_, candidates.data(), static_cast<int64_t>(candidates.size()), k,
+                top.keys.data(), top.estimates.data());
+    return top;
+  }
+
+ private:
+  std::vector<int64_t> counters_;
+  AccessSketch view_;
+};
+
+#ifdef SLIPSTREAM_WITH_CUDA
+class SketchOnGpu : public Sketch {
+ public:
+  explicit SketchOnGpu(int log2_width)
+      : counters_(std::vector<int64_t>(static_cast<size_t>(AccessSketch::kRows) << log2_width, 0)),
+        view_{counters_.data(), log2_width} {}
+
+  void Add(const std::vector<int64_t>& keys, const std::vector<uint32_t>& accesses) override {
+    OnDevice<int64_t> device_keys(keys);
+    OnDevice<uint32_t> device_accesses(accesses);
+    EXPECT_EQ(LaunchAddAccesses(stream_.get(), view_, device_keys.data(),
+                                accesses.empty() ? nullptr : device_accesses.data(),
+                                static_cast<int64_t>(keys.size())),
+              cudaSuccess);
+    stream_.Wait();
+  }
+  void Decay(uint64_t factor) override {
+    EXPECT_EQ(LaunchDecayAccesses(stream_.get(), view_, factor), cudaSuccess);
+    stream_.Wait();
+  }
+  std::vector<int64_t> Estimate(const std::vector<int64_t>& keys) override {
+    OnDevice<int64_t> device_keys(keys), estimates(keys.size());
+    EXPECT_EQ(LaunchEstimateAccesses(stream_.get(), view_, device_keys.data(),
+                                     static_cast<int64_t>(keys.size()), estimates.data()),
+              cudaSuccess);
+    stream_.Wait();
+    return estimates.ToHost();
+  }
+  Top TopOf(const std::vector<int64_t>& candidates, int64_t k) override {
+    const auto n = static_cast<int64_t>(candidates.size());
+    size_t bytes = 0;
+    EXPECT_EQ(TopAccessedWorkspaceBytes(n, &bytes), cudaSuccess);
+    OnDevice<char> workspace(bytes);
+    OnDevice<int64_t> device_candidates(candidates), keys(k), estimates(k);
+    const auto launch = [&](int64_t taken, size_t given) {
+      return LaunchTopAccessed(stream_.get(), view_, device_candidates.data(), n, taken,
+                               workspace.data(), given, keys.data(), estimates.data());
+    };
+    EXPECT_EQ(launch(n + 1, bytes), cudaErrorInvalidValue);
+    if (bytes > 0) {
+      EXPECT_EQ(launch(k, bytes - 1), cudaErrorInvalidValue);
+    }
+    EXPECT_EQ(launch(k, bytes), cudaSuccess);
+    stream_.Wait();
+    return {keys.ToHost(), estimates.ToHost()};
+  }
+
+ private:
+  TestStream stream_;
+  OnDevice<int64_t> counters_;
+  AccessSketch view_;
+};
+#endif
+
+class AccessSketchTest : public OnPlaces {
+ protected:
+  std::unique_ptr<Sketch> MakeSketch(int log2_width) {
+#ifdef SLIPSTREAM_WITH_CUDA
+    if (GetParam() == Place::kGpu) return std::make_unique<SketchOnGpu>(log2_width);
+#endif
+    return std::make_unique<SketchOnCpu>(log2_width);
+  }
+};
+
+// A few keys own most of the accesses.
+std::vector<int64_t> SomeKeys(int64_t n, uint64_t seed) {
+  std::vector<int64_t> keys;
+  for (int64_t i = 0; i < n; ++i) {
+    const uint64_t random = Mix64(seed + static_cast<uint64_t>(i));
+    const uint64_t range = uint64_t{1} << (random % 14);
+    keys.push_back(static_cast<int64_t>((random >> 20) % range) - 40);
+  }
+  return keys;
+}
+
+TEST_P(AccessSketchTest, ManyCountersCountExactly) {
+  const std::unique_ptr<Sketch> sketch = MakeSketch(20);
+  std::map<int64_t, int64_t> exact;
+  for (uint64_t batch = 0; batch < 3; ++batch) {
+    const std::vector<int64_t> keys = SomeKeys(5000, 100000 * batch);
+    std::vector<uint32_t> accesses;
+    if (batch > 0) {
+      for (size_t i = 0; i < keys.size(); ++i) accesses.push_back(static_cast<uint32_t>(i % 7));
+    }
+    sketch->Add(keys, accesses);
+    for (size_t i = 0; i < keys.size(); ++i) exact[keys[i]] += batch == 0 ? 1 : i % 7;
+  }
+  std::vector<int64_t> keys, counts;
+  for (const auto& [key, count] : exact) {
+    keys.push_back(key);
+    counts.push_back(count);
+  }
+  EXPECT_EQ(sketch->Estimate(keys), counts);
+  EXPECT_EQ(sketch->Estimate({123456789, -123456789}), (std::vector<int64_t>{0, 0}));
+}
+
+TEST_P(AccessSketchTest, FewCountersNeverCountTooLow) {
+  constexpr int64_t kAccesses = 20000;
+  const std::unique_ptr<Sketch> sketch = MakeSketch(8);
+  const std::vector<int64_t> keys = SomeKeys(kAccesses, 5);
+  sketch->Add(keys, {});
+  std::map<int64_t, int64_t> exact;
+  for (int64_t key : keys) ++exact[key];
+  int64_t too_high = 0;
+  for (const auto& [key, count] : exact) {
+    const int64_t estimate = sketch->Estimate({key})[0];
+    EXPECT_GE(estimate, count);
+    // The sketch's bound: an error above e/width of all accesses has a chance of e^-rows.
+    too_high += estimate > count + kAccesses * 2718 / 1000 / 256;
+  }
+  EXPECT_LT(too_high, static_cast<int64_t>(exact.size()) / 50);
+}
+
+TEST_P(AccessSketchTest, TheSmallestSketchStillCounts) {
+  const std::unique_ptr<Sketch> sketch = MakeSketch(1);
+  sketch->Add({1, 2, 3, 4, 5}, {});
+  for (int64_t estimate : sketch->Estimate({1, 2, 3, 4, 5})) {
+    EXPECT_GE(estimate, 1);
+    EXPECT_LE(estimate, 5);
+  }
+}
+
+TEST_P(AccessSketchTest, DecayRoundsDownAndIsTheSameEverywhere) {
+  const std::unique_ptr<Sketch> sketch = MakeSketch(16);
+  const std::vector<int64_t> keys = {1, 2, 3, 4};
+  sketch->Add(keys, {1000, 999, 1, 4294967295u});
+  sketch->Decay(kNoDecay);
+  EXPECT_EQ(sketch->Estimate(keys), (std::vector<int64_t>{1000, 999, 1, 4294967295}));
+  sketch->Decay(kNoDecay / 2);
+  EXPECT_EQ(sketch->Estimate(keys), (std::vector<int64_t>{500, 499, 0, 2147483647}));
+  sketch->Decay(kNoDecay / 10 * 9);
+  EXPECT_EQ(sketch->Estimate(keys), (std::vector<int64_t>{449, 449, 0, 1932735279}));
+  sketch->Decay(0);
+  EXPECT_EQ(sketch->Estimate(keys), (std::vector<int64_t>{0, 0, 0, 0}));
+}
+
+TEST_P(AccessSketchTest, CountsBeyond32BitsAreDecayed) {
+  const std::unique_ptr<Sketch> sketch = MakeSketch(10);
+  const std::vector<uint32_t> many(6, 4294967295u);
+  sketch->Add(std::vector<int64_t>(6, -9), many);
+  sketch->Decay(kNoDecay / 4 * 3);
+  EXPECT_EQ(sketch->Estimate({-9})[0], int64_t{6} * 4294967295 * 3 / 4);
+  EXPECT_EQ(Decayed(std::numeric_limits<int64_t>::max(), kNoDecay),
+            std::numeric_limits<int64_t>::max());
+}
+
+TEST_P(AccessSketchTest, TheTopIsThatOfASort) {
+  const std::unique_ptr<Sketch> sketch = MakeSketch(12);
+  sketch->Add(SomeKeys(9000, 3), {});
+  for (int64_t n : {1, 2, 257, 3000}) {
+    const std::vector<int64_t> candidates = SomeKeys(n, 77);
+    const std::vector<int64_t> estimates = sketch->Estimate(candidates);
+    std::vector<std::pair<int64_t, int64_t>> order;
+    for (int64_t i = 0; i < n; ++i) order.emplace_back(-estimates[i], i);
+    std::sort(order.begin(), order.end());
+    for (int64_t k : {int64_t{0}, int64_t{1}, n / 2, n}) {
+      const Top top = sketch->TopOf(candidates, k);
+      ASSERT_EQ(static_cast<int64_t>(top.keys.size()), k);
+      for (int64_t i = 0; i < k; ++i) {
+        EXPECT_EQ(top.keys[i], candidates[order[i].second]) << n << " " << k << " " << i;
+        EXPECT_EQ(top.estimates[i], -order[i].first) << n << " " << k << " " << i;
+      }
+    }
+  }
+}
+
+TEST_P(AccessSketchTest, NothingIsAddedAskedOrRanked) {
+  const std::unique_ptr<Sketch> sketch = MakeSketch(4);
+  sketch->Add({}, {});
+  EXPECT_TRUE(sketch->Estimate({}).empty());
+  EXPECT_TRUE(sketch->TopOf({}, 0).keys.empty());
+  EXPECT_EQ(sketch->Estimate({7})[0], 0);
+}
+
+TEST_P(AccessSketchTest, EveryInt64IsAKey) {
+  const std::vector<int64_t> keys = {std::numeric_limits<int64_t>::min(), -1, 0,
+                                     std::numeric_limits<int64_t>::max()};
+  const std::unique_ptr<Sketch> sketch = MakeSketch(AccessSketch::kRows * 4);
+  sketch->Add(keys, {1, 2, 3, 4});
+  EXPECT_EQ(sketch->Estimate(keys), (std::vector<int64_t>{1, 2, 3, 4}));
+  EXPECT_EQ(sketch->TopOf(keys, 1).keys[0], keys[3]);
+}
+
+INSTANTIATE_TEST_SUITE_P(Devices, AccessSketchTest, testing::Values(Place::kCpu, Place::kGpu),
+                         [](const auto& place) { return NameOfPlace(place); });
+
+}  // namespace
+}  // namespace slipstream

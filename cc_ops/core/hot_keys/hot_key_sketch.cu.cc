@@ -1,0 +1,70 @@
+#include "cc_ops/core/hot_keys/hot_key_sketch.cu.h"
+
+#include <cuda_runtime.h>
+
+#include "cc_ops/core/gpu/launch.cu.h"
+
+namespace slipstream {
+namespace {
+
+__device__ unsigned long long* Unsigned(int64_t* counter) {
+  return reinterpret_cast<unsigned long long*>(counter);
+}
+__device__ unsigned long long* Unsigned(uint64_t* challenge) {
+  return reinterpret_cast<unsigned long long*>(challenge);
+}
+
+__device__ bool IsCounted(const bool* counts, int64_t i) { return counts == nullptr || counts[i]; }
+
+__global__ void AddKernel(AccessSketch sketch, const int64_t* __restrict__ keys,
+                          const bool* __restrict__ counts, int64_t n, int64_t unit) {
+  for (int64_t i = ThreadOfGrid(); i < n; i += ThreadsOfGrid()) {
+    if (!IsCounted(counts, i)) continue;
+    for (int row = 0; row < AccessSketch::kRows; ++row) {
+      atomicAdd(Unsigned(sketch.Counter(row, keys[i])), static_cast<unsigned long long>(unit));
+    }
+  }
+}
+
+__global__ void ClaimKernel(HotKeySketch hot, const int64_t* __restrict__ keys,
+                            const bool* __restrict__ counts, int64_t n) {
+  for (int64_t i = ThreadOfGrid(); i < n; i += ThreadsOfGrid()) {
+    if (!IsCounted(counts, i) || keys[i] == HotKeySketch::kNobody) continue;
+    const uint64_t claim = HotKeySketch::ClaimOf(hot.sketch.Estimate(keys[i]), i);
+    for (int row = 0; row < AccessSketch::kRows; ++row) {
+      const int64_t counter = hot.sketch.Counter(row, keys[i]) - hot.sketch.counters;
+      atomicMax(Unsigned(hot.challenges + counter), static_cast<unsigned long long>(claim));
+    }
+  }
+}
+
+// Only the winner of a counter finds its own claim there; once it has cleared it, nobody does.
+__global__ void SettleKernel(HotKeySketch hot, const int64_t* __restrict__ keys,
+                             const bool* __restrict__ counts, int64_t n) {
+  for (int64_t i = ThreadOfGrid(); i < n; i += ThreadsOfGrid()) {
+    if (!IsCounted(counts, i) || keys[i] == HotKeySketch::kNobody) continue;
+    const int64_t estimate = hot.sketch.Estimate(keys[i]);
+    const uint64_t claim = HotKeySketch::ClaimOf(estimate, i);
+    for (int row = 0; row < AccessSketch::kRows; ++row) {
+      const int64_t counter = hot.sketch.Counter(row, keys[i]) - hot.sketch.counters;
+      if (hot.challenges[counter] != claim) continue;
+      if (hot.TakesOver(hot.owners[counter], estimate)) hot.owners[counter] = keys[i];
+      hot.challenges[counter] = 0;
+    }
+  }
+}
+
+}  // namespace
+
+cudaError_t LaunchCountAccesses(cudaStream_t stream, const HotKeySketch& hot, const int64_t* keys,
+                                const bool* counts, int64_t n, int64_t unit) {
+  if (n > HotKeySketch::kMaxBatch) return cudaErrorInvalidValue;
+  // clang-format off
+  AddKernel<<<BlocksFor(n), kThreadsPerBlock, 0, stream>>>(hot.sketch, keys, counts, n, unit);
+  ClaimKernel<<<BlocksFor(n), kThreadsPerBlock, 0, stream>>>(hot, keys, counts, n);
+  SettleKernel<<<BlocksFor(n), kThreadsPerBlock, 0, stream>>>(hot, keys, counts, n);
+  // clang-format on
+  return cudaGetLastError();
+}
+
+}  // namespace slipstream

@@ -1,0 +1,22 @@
+// CUDA launcher of the sketch of hot keys (see hot_key_sketch.h): raw device pointers and a stream.
+#ifndef SLIPSTREAM_CC_OPS_CORE_HOT_KEYS_HOT_KEY_SKETCH_CU_H_
+#define SLIPSTREAM_CC_OPS_CORE_HOT_KEYS_HOT_KEY_SKETCH_CU_H_
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "cc_ops/core/hot_keys/hot_key_sketch.h"
+
+namespace slipstream {
+
+// Enqueues CountAccesses on `stream`; returns at once and never waits for the device. All pointers,
+// those of the sketch, too, are to device memory that the caller owns and keeps until the stream
+// has passed. The result equals the CPU's. cudaErrorInvalidValue if n > HotKeySketch::kMaxBatch;
+// otherwise the launches' error. Errors while running appear when the caller synchronizes.
+cudaError_t LaunchCountAccesses(cudaStream_t stream, const HotKeySketch& hot, const int64_t* keys,
+                                const bool* counts, int64_t n, int64_t unit);
+
+}  // namespace slipstream
+
+#endif  // SLIPSTREAM_CC_OPS_CORE_HOT_KEYS_HOT_KEY_SKETCH_CU_H_

@@ -1,0 +1,63 @@
+// Keys of one feature over one batch, in any of the layouts that users feed.
+#ifndef SLIPSTREAM_CC_OPS_CORE_LOOKUP_FEATURE_VIEW_H_
+#define SLIPSTREAM_CC_OPS_CORE_LOOKUP_FEATURE_VIEW_H_
+
+#include <cstdint>
+#include <string>
+
+#include "cc_ops/core/base/status.h"
+
+namespace slipstream {
+
+// A view: nothing is owned. Example i's keys are
+//   ragged: keys[row_splits[i] .. row_splits[i + 1])
+//   dense:  keys[i * stride .. i * stride + width), where, if has_padding, keys
+//           equal to padding_key are not there.
+// Weights, where given, lie like the keys.
+struct FeatureView {
+  int table = 0;      // index into the tables of the call
+  int64_t batch = 0;  // examples
+  const int64_t* keys = nullptr;
+  int64_t num_keys = 0;                 // elements readable behind `keys`
+  int64_t width = 1;                    // dense layout: keys per example
+  int64_t stride = 1;                   // dense layout: keys from one example to the next
+  const int64_t* row_splits = nullptr;  // [batch + 1]; nullptr: dense layout
+  const float* weights = nullptr;       // nullptr: every weight is 1
+  bool has_padding = false;
+  int64_t padding_key = -1;
+
+  int64_t begin(int64_t example) const {
+    return row_splits != nullptr ? row_splits[example] : example * stride;
+  }
+  int64_t end(int64_t example) const {
+    return row_splits != nullptr ? row_splits[example + 1] : example * stride + width;
+  }
+  bool is_key(int64_t position) const { return !has_padding || keys[position] != padding_key; }
+};
+
+// InvalidArgument unless row splits start at 0, never decrease and end at the
+// number of keys. `index` names the feature in the message.
+inline Status ValidateRowSplits(const FeatureView& f, int index) {
+  if (f.row_splits == nullptr) return OkStatus();
+  const std::string place = "row_splits of feature " + std::to_string(index);
+  if (f.row_splits[0] != 0) {
+    return InvalidArgument(place + " start at " + std::to_string(f.row_splits[0]) +
+                           "; they must start at 0");
+  }
+  for (int64_t i = 0; i < f.batch; ++i) {
+    if (f.row_splits[i + 1] < f.row_splits[i]) {
+      return InvalidArgument(place + " decrease from " + std::to_string(f.row_splits[i]) + " to " +
+                             std::to_string(f.row_splits[i + 1]) + " at position " +
+                             std::to_string(i + 1) + "; they must never decrease");
+    }
+  }
+  if (f.row_splits[f.batch] != f.num_keys) {
+    return InvalidArgument(place + " end at " + std::to_string(f.row_splits[f.batch]) +
+                           "; they must end at the number of keys, " + std::to_string(f.num_keys));
+  }
+  return OkStatus();
+}
+
+}  // namespace slipstream
+
+#endif  // SLIPSTREAM_CC_OPS_CORE_LOOKUP_FEATURE_VIEW_H_

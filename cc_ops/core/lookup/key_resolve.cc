@@ -1,0 +1,200 @@
+#include "cc_ops/core/lookup/key_resolve.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "cc_ops/core/base/hash.h"
+
+namespace slipstream {
+namespace {
+
+// Keys and rows ahead of the one at work that are asked for, where a bucket has so many that what
+// was asked for first may have left the cache again.
+constexpr int64_t kPrefetchDistance = 16;
+constexpr int64_t kManyKeys = 512;
+
+template <int kBytes>
+void CopyRow(const float* row, float* out) {
+  std::memcpy(out, row, kBytes);
+}
+
+// Buckets go through three stages, so that memory asked for in one has come by the next:
+//   Deduplicate  gives distinct keys numbers         asks for their places in the index
+//   Find         looks for their rows, groups uses   asks for the rows
+//   Deliver      copies the rows to where they are used
+class BucketResolver {
+ public:
+  BucketResolver(const SortedKeys& sorted, const RowTargets& targets, ResolveScratch* scratch,
+                 LookupPlan* plan)
+      : sorted_(sorted), targets_(targets), scratch_(scratch), plan_(plan) {}
+
+  void PrefetchShard(int64_t bucket) { ShardOfBucket(bucket)->Prefetch(); }
+
+  void Deduplicate(int64_t bucket) {
+    const int64_t begin = sorted_.begin[bucket], n = sorted_.begin[bucket + 1] - begin;
+    plan_->unique_count[bucket] = 0;
+    if (n == 0) return;
+    const TableShard* shard = ShardOfBucket(bucket);
+    shard->arena.PrefetchChunks();
+    const HashIndex& index = shard->index;
+    Buffers& buffers = scratch_->buffers[bucket % 2];
+    // At most a quarter full.
+    int64_t num_places = 64;
+    while (num_places < 4 * n) num_places *= 2;
+    const uint64_t mask = static_cast<uint64_t>(num_places - 1);
+    scratch_->places.assign(static_cast<size_t>(num_places), -1);
+    // Apart: memory may have run out between the two in an earlier batch.
+    if (buffers.hash.size() < static_cast<size_t>(n)) buffers.hash.resize(static_cast<size_t>(n));
+    if (buffers.number_of.size() < static_cast<size_t>(n)) {
+      buffers.number_of.resize(static_cast<size_t>(n));
+    }
+    int32_t* __restrict__ places = scratch_->places.data();
+    int32_t* __restrict__ number_of = buffers.number_of.data();
+    uint64_t* __restrict__ hashes = buffers.hash.data();
+    const int64_t* __restrict__ keys = sorted_.key.data() + begin;
+    int64_t* __restrict__ unique = plan_->unique_key.data() + begin;
+    int64_t* __restrict__ uses = plan_->uses_end.data() + begin;
+    int32_t count = 0;
+    for (int64_t i = 0; i < n; ++i) {
+      const int64_t key = keys[i];
+      const uint64_t hash = HashKey(key);
+      index.Prefetch(hash);
+      // The hash's top bits chose the shard.
+      uint64_t at = hash & mask;
+      // One branch, hardly ever taken, not one more on whether the place is free.
+      while ((places[at] >= 0) & (unique[std::max(places[at], 0)] != key)) at = (at + 1) & mask;
+      // Written without a branch on whether the key is new, which nobody can predict: what is
+      // written for a known one is overwritten by the next new one.
+      const int32_t found = places[at];
+      const bool is_new = found < 0;
+      const int32_t number = is_new ? count : found;
+      places[at] = number;
+      number_of[i] = number;
+      unique[count] = key;
+      hashes[count] = hash;
+      uses[count] = 0;
+      ++uses[number];
+      count += is_new ? 1 : 0;
+    }
+    plan_->unique_count[bucket] = count;
+  }
+
+  void Find(int64_t bucket) {
+    const int64_t begin = sorted_.begin[bucket], n = sorted_.begin[bucket + 1] - begin;
+    const int64_t count = plan_->unique_count[bucket];
+    if (count == 0) return;
+    EmbeddingTable* table = plan_->tables[bucket / kNumShards];
+    TableShard* shard = ShardOfBucket(bucket);
+    const int64_t dim = table->dim();
+    const Buffers& buffers = scratch_->buffers[bucket % 2];
+    const uint64_t* hashes = buffers.hash.data();
+    const int64_t* __restrict__ keys = plan_->unique_key.data() + begin;
+    const int64_t* __restrict__ uses = plan_->uses_end.data() + begin;
+    float** __restrict__ rows = plan_->unique_row.data() + begin;
+    uint32_t* __restrict__ slots = plan_->unique_slot.data() + begin;
+    // In two passes: a key that is not where it was asked for would stop all behind it.
+    scratch_->missed.clear();
+    for (int64_t u = 0; u < count; ++u) {
+      if (count > kManyKeys && u + kPrefetchDistance < count) {
+        shard->index.Prefetch(hashes[u + kPrefetchDistance]);
+      }
+      uint32_t slot = 0;
+      rows[u] = table->FindAtOnce(shard, keys[u], hashes[u], static_cast<float>(uses[u]), &slot);
+      slots[u] = slot;
+      if (rows[u] == nullptr) scratch_->missed.push_back(static_cast<int32_t>(u));
+    }
+    for (const int32_t u : scratch_->missed) {
+      rows[u] = table->FindOrInsert(keys[u], hashes[u], static_cast<float>(uses[u]), &slots[u]);
+    }
+    // Many rows would leave the cache again before they are used.
+    const int64_t asked = std::min(count, kManyKeys);
+    for (int64_t u = 0; u < asked; ++u) {
+      for (int64_t j = 0; j < dim; j += kLineFloats) __builtin_prefetch(rows[u] + j);
+    }
+    // A counting sort of the uses by key: uses_end first holds counts, then starts, and, once
+    // every use is placed, ends.
+    int64_t next = begin;
+    for (int64_t u = begin; u < begin + count; ++u) {
+      const int64_t uses = plan_->uses_end[u];
+      plan_->uses_end[u] = next;
+      next += uses;
+    }
+    const bool has_positions = !sorted_.position.empty();
+    for (int64_t i = 0; i < n; ++i) {
+      const int64_t at = plan_->uses_end[begin + buffers.number_of[i]]++;
+      const Occurrence& use = sorted_.use[begin + i];
+      plan_->uses[at] = use;
+      if (has_positions) plan_->use_position[at] = sorted_.position[begin + i];
+      const PooledOutput& out = targets_.copies[use.feature];
+      if (out.data != nullptr) __builtin_prefetch(out.data + use.example * out.stride, 1);
+    }
+  }
+
+  void Deliver(int64_t bucket) {
+    if (plan_->unique_count[bucket] == 0) return;
+    const int64_t dim = plan_->tables[bucket / kNumShards]->dim();
+    switch (dim) {
+      case 16:
+        return DeliverBy(bucket, CopyRow<64>);
+      case 32:
+        return DeliverBy(bucket, CopyRow<128>);
+      case 64:
+        return DeliverBy(bucket, CopyRow<256>);
+      case 128:
+        return DeliverBy(bucket, CopyRow<512>);
+      default:
+        return DeliverBy(bucket, [dim](const float* row, float* out) {
+          std::memcpy(out, row, static_cast<size_t>(dim) * sizeof(float));
+        });
+    }
+  }
+
+ private:
+  using Buffers = ResolveScratch::Buffers;
+  static constexpr int64_t kLineFloats = 16;
+
+  TableShard* ShardOfBucket(int64_t bucket) const {
+    return plan_->tables[bucket / kNumShards]->shard(bucket % kNumShards);
+  }
+
+  template <class Copy>
+  void DeliverBy(int64_t bucket, const Copy& copy) {
+    const int64_t begin = sorted_.begin[bucket], end = begin + plan_->unique_count[bucket];
+    int64_t use = begin;
+    for (int64_t u = begin; u < end; ++u) {
+      if (end - begin > kManyKeys && u + kPrefetchDistance < end) {
+        __builtin_prefetch(plan_->unique_row[u + kPrefetchDistance]);
+      }
+      float* row = plan_->unique_row[u];
+      for (; use < plan_->uses_end[u]; ++use) {
+        const Occurrence& o = plan_->uses[use];
+        const PooledOutput& out = targets_.copies[o.feature];
+        if (out.data != nullptr) {
+          copy(row, out.data + o.example * out.stride);
+        } else {
+          (*targets_.row_of_position)[plan_->use_position[use]] = row;
+        }
+      }
+    }
+  }
+
+  const SortedKeys& sorted_;
+  const RowTargets& targets_;
+  ResolveScratch* scratch_;
+  LookupPlan* plan_;
+};
+
+}  // namespace
+
+void ResolveBuckets(const SortedKeys& sorted, int64_t first, int64_t last,
+                    const RowTargets& targets, ResolveScratch* scratch, LookupPlan* plan) {
+  BucketResolver resolver(sorted, targets, scratch, plan);
+  for (int64_t bucket = first; bucket < last + 2; ++bucket) {
+    if (bucket + 1 < last) resolver.PrefetchShard(bucket + 1);
+    if (bucket < last) resolver.Deduplicate(bucket);
+    if (bucket - 1 >= first && bucket - 1 < last) resolver.Find(bucket - 1);
+    if (bucket - 2 >= first) resolver.Deliver(bucket - 2);
+  }
+}
+
+}  // namespace slipstream

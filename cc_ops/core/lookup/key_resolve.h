@@ -1,0 +1,36 @@
+// Finds or makes the rows of a batch's keys, bucket by bucket, each distinct key once.
+#ifndef SLIPSTREAM_CC_OPS_CORE_LOOKUP_KEY_RESOLVE_H_
+#define SLIPSTREAM_CC_OPS_CORE_LOOKUP_KEY_RESOLVE_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "cc_ops/core/lookup/lookup_plan.h"
+
+namespace slipstream {
+
+// Where a feature's pooled vectors lie: example i's begins at data + i * stride and
+// has the dim of the feature's table.
+struct PooledOutput {
+  float* data = nullptr;
+  int64_t stride = 0;
+};
+
+// What becomes of the rows that are found.
+struct RowTargets {
+  // Of features whose row is their pooled vector: where it goes. data is null for the others.
+  std::vector<PooledOutput> copies;  // [features]
+  // By position, for the other features; null if there are none.
+  std::vector<float*>* row_of_position = nullptr;
+};
+
+// Resolves the buckets [first, last) of the sorted keys, whose shards no other thread touches:
+// counts accesses, makes missing rows, fills the plan's entries of these buckets and delivers the
+// rows. Rows are made in the order in which their keys appear. Throws std::bad_alloc, leaving the
+// tables intact.
+void ResolveBuckets(const SortedKeys& sorted, int64_t first, int64_t last,
+                    const RowTargets& targets, ResolveScratch* scratch, LookupPlan* plan);
+
+}  // namespace slipstream
+
+#endif  // SLIPSTREAM_CC_OPS_CORE_LOOKUP_KEY_RESOLVE_H_

@@ -1,0 +1,53 @@
+// Sorts the keys of a batch by (table, shard), keeping the batch's order within one.
+#ifndef SLIPSTREAM_CC_OPS_CORE_LOOKUP_KEY_SORT_H_
+#define SLIPSTREAM_CC_OPS_CORE_LOOKUP_KEY_SORT_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "cc_ops/core/base/parallel.h"
+#include "cc_ops/core/lookup/feature_view.h"
+#include "cc_ops/core/lookup/lookup_plan.h"
+
+namespace slipstream {
+
+// Splits the cells (feature, example), numbered feature * batch + example, into
+// one contiguous range per task.
+struct CellRange {
+  int64_t begin, end;
+};
+inline CellRange CellsOf(int task, int tasks, int64_t cells) {
+  return {cells * task / tasks, cells * (task + 1) / tasks};
+}
+
+// Positions of all features in one numbering: feature f's position p is
+// base[f] + p. A column of a matrix is read with the stride of all columns, so
+// its positions are divided by it.
+struct Positions {
+  explicit Positions(const std::vector<FeatureView>& features) {
+    for (const FeatureView& f : features) {
+      base.push_back(total);
+      is_column.push_back(f.row_splits == nullptr && f.width == 1);
+      total += is_column.back() ? f.batch : f.num_keys;
+    }
+  }
+  int64_t of(int feature, int64_t example, int64_t position) const {
+    return base[feature] + (is_column[feature] ? example : position);
+  }
+  std::vector<int64_t> base;
+  std::vector<bool> is_column;
+  int64_t total = 0;
+};
+
+// A counting sort; the result does not depend on the number of tasks. sorted->position is filled
+// if `with_positions`, else left empty.
+void SortByBucket(const std::vector<FeatureView>& features, int64_t batch, int num_tables,
+                  const Positions& positions, bool with_positions, const Parallel& parallel,
+                  SortedKeys* sorted);
+
+// Task boundaries [tasks + 1] over buckets so that each task gets about as many keys.
+std::vector<int64_t> BalancedBuckets(const std::vector<int64_t>& begin, int tasks);
+
+}  // namespace slipstream
+
+#endif  // SLIPSTREAM_CC_OPS_CORE_LOOKUP_KEY_SORT_H_

@@ -1,0 +1,70 @@
+// What a lookup of a batch finds out and the update after it needs.
+#ifndef SLIPSTREAM_CC_OPS_CORE_LOOKUP_LOOKUP_PLAN_H_
+#define SLIPSTREAM_CC_OPS_CORE_LOOKUP_LOOKUP_PLAN_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "cc_ops/core/table/embedding_table.h"
+
+namespace slipstream {
+
+// A use of a key: whose pooled vector its row went into.
+struct Occurrence {
+  int32_t feature;
+  int32_t example;
+};
+
+// What the forward pass found out for the backward pass.
+struct LookupPlan {
+  std::vector<EmbeddingTable*> tables;
+  std::vector<int64_t> generations;  // of the tables at the lookup
+  std::vector<int> feature_table;    // [features]
+  int64_t batch = 0;
+  // Bucket b = table * kNumShards + shard holds the distinct keys
+  // unique_begin[b] .. unique_begin[b] + unique_count[b].
+  std::vector<int64_t> unique_begin;  // [buckets + 1]; room for every use
+  std::vector<int64_t> unique_count;  // [buckets]
+  std::vector<int64_t> unique_key;
+  std::vector<float*> unique_row;
+  std::vector<uint32_t> unique_slot;  // of the row, within its shard
+  std::vector<int64_t> uses_end;      // end of the key's uses; they begin where the
+                                      // previous key of the bucket ends
+  std::vector<Occurrence> uses;       // by bucket, then key, then batch order
+  // Number of each use's key position over all features. Empty where every feature has one
+  // unweighted key per example: then nobody asks.
+  std::vector<int64_t> use_position;
+  // Per position: weight over the combiner's divisor. Empty: all are 1.
+  std::vector<float> scale;
+};
+
+// The batch's keys sorted by bucket, and in batch order within one.
+struct SortedKeys {
+  std::vector<int64_t> begin;  // [buckets + 1]
+  std::vector<int64_t> key;
+  std::vector<Occurrence> use;
+  std::vector<int64_t> position;  // as LookupPlan::use_position
+};
+
+// What a thread needs while it looks for the rows of a bucket's keys.
+struct ResolveScratch {
+  struct Buffers {
+    std::vector<int32_t> number_of;  // of each use's key among the bucket's distinct ones
+    std::vector<uint64_t> hash;      // of the distinct keys
+  };
+  std::vector<int32_t> places;  // hash table: number of a distinct key, or -1
+  std::vector<int32_t> missed;  // distinct keys that were not found at once
+  Buffers buffers[2];           // of buckets with even and with odd numbers
+};
+
+// The memory of a lookup. Reused from step to step it costs no allocation.
+struct LookupWorkspace {
+  LookupPlan plan;
+  SortedKeys sorted;
+  std::vector<float*> row_of_position;
+  std::vector<ResolveScratch> scratches;  // one per task
+};
+
+}  // namespace slipstream
+
+#endif  // SLIPSTREAM_CC_OPS_CORE_LOOKUP_LOOKUP_PLAN_H_

@@ -1,0 +1,83 @@
+// Memory of one shard's rows: values and optimizer slots of a row side by side.
+#ifndef SLIPSTREAM_CC_OPS_CORE_MEMORY_ROW_ARENA_H_
+#define SLIPSTREAM_CC_OPS_CORE_MEMORY_ROW_ARENA_H_
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <new>
+#include <vector>
+
+#include "cc_ops/core/memory/slab_allocator.h"
+
+namespace slipstream {
+
+// Rows are numbered by slot and never move: growing allocates one chunk and copies nothing. Chunks
+// double until they hold kLargestChunk rows, so that little of the last one is in vain.
+class RowArena {
+ public:
+  // stride: floats from one row to the next, at least 1. `memory` owns the rows
+  // and must outlive the arena.
+  RowArena(int64_t stride, SlabAllocator* memory) : stride_(stride), memory_(memory) {}
+
+  float* Row(uint32_t slot) const {
+    const Place place = PlaceOf(slot);
+    return chunks_[place.chunk] + place.row * stride_;
+  }
+
+  // Asks for the addresses of small arenas' rows.
+  void PrefetchChunks() const { __builtin_prefetch(chunks_.data()); }
+
+  // A slot for a new row, its memory uninitialised. Throws std::bad_alloc, changing nothing.
+  uint32_t Allocate() {
+    if (free_ != kNone) {
+      const uint32_t slot = free_;
+      std::memcpy(&free_, Row(slot), sizeof(free_));
+      return slot;
+    }
+    if (next_ == 0xfffffff0u) throw std::bad_alloc();
+    const size_t chunk = PlaceOf(next_).chunk;
+    if (chunk == chunks_.size()) {
+      if (chunk == chunks_.capacity()) chunks_.reserve(2 * chunk + 8);
+      const uint64_t rows = chunk < kDoublings ? kFirstChunk << chunk : kLargestChunk;
+      const size_t bytes = rows * static_cast<size_t>(stride_) * sizeof(float);
+      chunks_.push_back(static_cast<float*>(memory_->Allocate(bytes)));
+    }
+    return next_++;
+  }
+
+  // Needs no memory: a row that is free holds the slot of the one that became so before it.
+  void Release(uint32_t slot) noexcept {
+    std::memcpy(Row(slot), &free_, sizeof(free_));
+    free_ = slot;
+  }
+
+ private:
+  static constexpr uint32_t kNone = 0xffffffffu;
+  static constexpr int kFirstBits = 4, kLargestBits = 10;
+  static constexpr uint64_t kFirstChunk = 1 << kFirstBits, kLargestChunk = 1 << kLargestBits;
+  static constexpr size_t kDoublings = kLargestBits - kFirstBits;
+
+  struct Place {
+    size_t chunk;
+    int64_t row;  // within it
+  };
+  // Without a branch, which for slots on both sides of a chunk's end nobody can predict. The chunks
+  // that double hold kFirstChunk rows less than one of the largest.
+  static Place PlaceOf(uint32_t slot) {
+    const uint64_t shifted = slot + kFirstChunk;
+    const int bits = std::min(63 - __builtin_clzll(shifted), kLargestBits);
+    return {static_cast<size_t>(bits - kFirstBits - 1) + static_cast<size_t>(shifted >> bits),
+            static_cast<int64_t>(shifted & ((uint64_t{1} << bits) - 1))};
+  }
+
+  int64_t stride_;
+  SlabAllocator* memory_;
+  std::vector<float*> chunks_;
+  uint32_t free_ = kNone;  // released last
+  uint32_t next_ = 0;
+};
+
+}  // namespace slipstream
+
+#endif  // SLIPSTREAM_CC_OPS_CORE_MEMORY_ROW_ARENA_H_

@@ -1,0 +1,85 @@
+#include "cc_ops/core/saturation/drift.cu.h"
+
+#include <cuda_runtime.h>
+
+#include "cc_ops/core/gpu/launch.cu.h"
+
+namespace slipstream {
+namespace {
+
+constexpr unsigned kFullWarp = 0xffffffffu;
+
+__device__ double WarpSum(double value) {
+  for (int offset = kWarpSize / 2; offset > 0; offset >>= 1) {
+    value += __shfl_down_sync(kFullWarp, value, offset);
+  }
+  return value;
+}
+
+// Bit patterns are compared, so that a NaN wins over every number (see drift.cc).
+__device__ unsigned WarpMax(unsigned value) {
+  for (int offset = kWarpSize / 2; offset > 0; offset >>= 1) {
+    value = max(value, __shfl_down_sync(kFullWarp, value, offset));
+  }
+  return value;
+}
+
+// One warp per row; `kMetric` is a template argument so that linf carries no double arithmetic.
+template <DriftMetric kMetric>
+__global__ void RowDriftKernel(const float* __restrict__ current,
+                               const float* __restrict__ snapshot, int64_t rows, int64_t dim,
+                               double epsilon, float* __restrict__ drift) {
+  const int lane = threadIdx.x % kWarpSize;
+  const int64_t step = ThreadsOfGrid() / kWarpSize;
+  for (int64_t row = ThreadOfGrid() / kWarpSize; row < rows; row += step) {
+    const float* a = current + row * dim;
+    const float* b = snapshot + row * dim;
+    if (kMetric == DriftMetric::kLinf) {
+      unsigned largest = 0;
+      for (int64_t j = lane; j < dim; j += kWarpSize) {
+        largest = max(largest, __float_as_uint(fabsf(a[j] - b[j])));
+      }
+      largest = WarpMax(largest);
+      if (lane == 0) drift[row] = __uint_as_float(largest);
+    } else {
+      double distance = 0, norm = 0;
+      for (int64_t j = lane; j < dim; j += kWarpSize) {
+        const double value = b[j];
+        const double difference = static_cast<double>(a[j]) - value;
+        distance += difference * difference;
+        if (kMetric == DriftMetric::kRelative) norm += value * value;
+      }
+      distance = sqrt(WarpSum(distance));
+      if (kMetric == DriftMetric::kRelative) distance /= sqrt(WarpSum(norm)) + epsilon;
+      if (lane == 0) drift[row] = static_cast<float>(distance);
+    }
+  }
+}
+
+}  // namespace
+
+cudaError_t LaunchRowDrift(cudaStream_t stream, const float* current, const float* snapshot,
+                           int64_t rows, int64_t dim, DriftMetric metric, double epsilon,
+                           float* drift) {
+  if (rows == 0) return cudaSuccess;
+  const unsigned blocks = BlocksFor(rows * kWarpSize);
+  // clang-format off
+  switch (metric) {
+    case DriftMetric::kLinf:
+      RowDriftKernel<DriftMetric::kLinf><<<blocks, kThreadsPerBlock, 0, stream>>>(
+          current, snapshot, rows, dim, epsilon, drift);
+      break;
+    case DriftMetric::kL2:
+      RowDriftKernel<DriftMetric::kL2><<<blocks, kThreadsPerBlock, 0, stream>>>(
+          current, snapshot, rows, dim, epsilon, drift);
+      break;
+    case DriftMetric::kRelative:
+      RowDriftKernel<DriftMetric::kRelative><<<blocks, kThreadsPerBlock, 0, stream>>>(
+          current, snapshot, rows, dim, epsilon, drift);
+      break;
+  }
+  // clang-format on
+  return cudaGetLastError();
+}
+
+}  // namespace slipstream

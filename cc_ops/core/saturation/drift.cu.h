@@ -1,0 +1,26 @@
+// CUDA launcher of the row drift (see drift.h): raw device pointers and a stream, nothing else.
+#ifndef CC_OPS_CORE_DRIFT_CU_H_
+#define CC_OPS_CORE_DRIFT_CU_H_
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "cc_ops/core/base/drift.h"
+
+namespace slipstream {
+
+// Enqueues on `stream` the drift of all rows; returns at once.
+//
+//   current, snapshot  [rows, dim], row-major, in device memory, owned by the caller.
+//   drift              [rows], in device memory, owned by the caller.
+//
+// Linf equals the CPU's result bit for bit; l2 and relative sum in another (fixed) order.
+// Returns the launch's error; errors while running appear when the caller synchronizes.
+cudaError_t LaunchRowDrift(cudaStream_t stream, const float* current, const float* snapshot,
+                           int64_t rows, int64_t dim, DriftMetric metric, double epsilon,
+                           float* drift);
+
+}  // namespace slipstream
+
+#endif  // CC_OPS_CORE_DRIFT_CU_H_

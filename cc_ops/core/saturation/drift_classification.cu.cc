@@ -1,0 +1,92 @@
+#include "cc_ops/core/saturation/drift_classification.cu.h"
+
+#include <cuda_runtime.h>
+
+#include "cc_ops/core/gpu/launch.cu.h"
+#include "cc_ops/core/saturation/skip_score.h"
+
+namespace slipstream {
+namespace {
+
+constexpr unsigned kFullWarp = 0xffffffffu;
+// Bits of a float that is not negative, but for the sign: the highest first.
+constexpr int kHighestBit = 30;
+
+// The `required`-th smallest of m values, all of them bits of floats that are not negative, whose
+// order is theirs. Found bit by bit: it is the largest number that less than `required` values are
+// below. Lane j of the warp reads values j, j + 32, ... by `value_at`, which no other lane reads.
+template <class ValueAt>
+__device__ unsigned NthSmallest(int64_t m, int64_t required, int lane, const ValueAt& value_at) {
+  unsigned found = 0;
+  for (int bit = kHighestBit; bit >= 0; --bit) {
+    const unsigned candidate = found | (1u << bit);
+    unsigned below = 0;
+    for (int64_t j = lane; j < m; j += kWarpSize) below += value_at(j) < candidate ? 1u : 0u;
+    if (__reduce_add_sync(kFullWarp, below) < required) found = candidate;
+  }
+  return found;
+}
+
+__device__ int64_t Clamped(int64_t value, int64_t least, int64_t most) {
+  return value < least ? least : (value > most ? most : value);
+}
+
+// One warp per input.
+__global__ void ClassifyKernel(DriftIndexView drifts, DriftClassifier classifier,
+                               LookupLists lookups, uint64_t first_number,
+                               uint32_t* __restrict__ scratch, Classified result) {
+  const int lane = threadIdx.x % kWarpSize;
+  const int64_t step = ThreadsOfGrid() / kWarpSize;
+  for (int64_t i = ThreadOfGrid() / kWarpSize; i < lookups.batch; i += step) {
+    const int64_t begin = Clamped(lookups.offsets[i], 0, lookups.num_lookups);
+    // Of lookups and padding.
+    const int64_t size = Clamped(lookups.offsets[i + 1], begin, lookups.num_lookups) - begin;
+    const int64_t* const keys = lookups.keys + begin;
+    const int32_t* const tables = lookups.tables + begin;
+    unsigned own_lookups = 0;
+    for (int64_t j = lane; j < size; j += kWarpSize) own_lookups += tables[j] >= 0 ? 1u : 0u;
+    const auto m = static_cast<int64_t>(__reduce_add_sync(kFullWarp, own_lookups));
+    const int64_t required = m == 0 ? 0 : RequiredLookups(classifier.alpha, m);
+    // Padding is behind all lookups, like keys that are not tracked: it is never the required one.
+    const auto drift_of = [&](int64_t j) {
+      const float drift =
+          tables[j] < 0 ? DriftIndexView::kUntracked : drifts.Find({keys[j], tables[j]});
+      return __float_as_uint(drift);
+    };
+    unsigned score = __float_as_uint(DriftIndexView::kUntracked);
+    if (m > 0 && required == m) {
+      unsigned largest = 0;
+      for (int64_t j = lane; j < size; j += kWarpSize) {
+        if (tables[j] >= 0) largest = max(largest, drift_of(j));
+      }
+      score = __reduce_max_sync(kFullWarp, largest);
+    } else if (m > 0 && size <= kWarpSize) {
+      const unsigned own = lane < size ? drift_of(lane) : 0;
+      score = NthSmallest(size, required, lane, [own](int64_t) { return own; });
+    } else if (m > 0) {
+      uint32_t* const own = scratch + begin;
+      for (int64_t j = lane; j < size; j += kWarpSize) own[j] = drift_of(j);
+      score = NthSmallest(size, required, lane, [own](int64_t j) { return own[j]; });
+    }
+    if (lane == 0) {
+      classifier.Write(__uint_as_float(score), first_number + static_cast<uint64_t>(i), i, result);
+    }
+  }
+}
+
+}  // namespace
+
+cudaError_t LaunchClassifyByDrift(cudaStream_t stream, const DriftIndexView& drifts,
+                                  const DriftClassifier& classifier, const LookupLists& lookups,
+                                  uint64_t first_number, uint32_t* scratch,
+                                  const Classified& result) {
+  if (classifier.settings.mode == SkipMode::kRememberedLoss) return cudaErrorInvalidValue;
+  if (lookups.batch == 0) return cudaSuccess;
+  // clang-format off
+  ClassifyKernel<<<BlocksFor(lookups.batch * kWarpSize), kThreadsPerBlock, 0, stream>>>(
+      drifts, classifier, lookups, first_number, scratch, result);
+  // clang-format on
+  return cudaGetLastError();
+}
+
+}  // namespace slipstream

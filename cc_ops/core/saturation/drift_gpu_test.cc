@@ -1,0 +1,87 @@
+// The CUDA launcher against the CPU's result. Skipped, visibly, where there is nothing to run it.
+#include "cc_ops/core/testing/test_gpu.h"
+#include "gtest/gtest.h"
+
+#ifndef SLIPSTREAM_WITH_CUDA
+
+TEST(LaunchRowDrift, EqualsTheCpu) { GTEST_SKIP() << slipstream::WhyNoGpu(); }
+
+#else
+
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <vector>
+
+#include "cc_ops/core/base/drift.h"
+#include "cc_ops/core/saturation/drift.cu.h"
+
+namespace slipstream {
+namespace {
+
+constexpr double kEpsilon = 1e-12;
+
+std::vector<float> DriftOnGpu(const std::vector<float>& current, const std::vector<float>& snapshot,
+                              int64_t rows, int64_t dim, DriftMetric metric) {
+  OnDevice<float> a(current), b(snapshot), drift(std::vector<float>(rows, -1.0f));
+  const TestStream stream;
+  EXPECT_EQ(
+      LaunchRowDrift(stream.get(), a.data(), b.data(), rows, dim, metric, kEpsilon, drift.data()),
+      cudaSuccess);
+  stream.Wait();
+  return drift.ToHost();
+}
+
+class LaunchRowDriftTest : public testing::TestWithParam<DriftMetric> {
+ protected:
+  void SetUp() override {
+    if (!WhyNoGpu().empty()) GTEST_SKIP() << WhyNoGpu();
+  }
+};
+
+TEST_P(LaunchRowDriftTest, EqualsTheCpu) {
+  for (int64_t dim : {0, 1, 16, 31, 32, 33, 200}) {
+    for (int64_t rows : {0, 1, 7, 8, 9, 1000}) {
+      std::vector<float> current(rows * dim), snapshot(rows * dim), expected(rows);
+      for (int64_t i = 0; i < rows * dim; ++i) {
+        current[i] = static_cast<float>((i * 7919) % 1009) / 7.0f - 50.0f;
+        snapshot[i] = static_cast<float>((i * 104729) % 997) / 3.0f;
+      }
+      RowDrift(current.data(), snapshot.data(), 0, rows, dim, GetParam(), kEpsilon,
+               expected.data());
+      const std::vector<float> drift = DriftOnGpu(current, snapshot, rows, dim, GetParam());
+      for (int64_t row = 0; row < rows; ++row) {
+        if (GetParam() == DriftMetric::kLinf) {
+          EXPECT_EQ(drift[row], expected[row]) << dim << " " << row;
+        } else {
+          EXPECT_FLOAT_EQ(drift[row], expected[row]) << dim << " " << row;
+        }
+      }
+    }
+  }
+}
+
+TEST_P(LaunchRowDriftTest, WhatIsNotFiniteIsKept) {
+  constexpr int64_t kDim = 40;
+  for (float bad :
+       {std::numeric_limits<float>::quiet_NaN(), -std::numeric_limits<float>::quiet_NaN(),
+        std::numeric_limits<float>::infinity()}) {
+    for (int64_t column : {0, 31, 32, 39}) {
+      std::vector<float> current(3 * kDim, 2.0f), snapshot(3 * kDim, 1.0f);
+      current[kDim + column] = bad;
+      const std::vector<float> drift = DriftOnGpu(current, snapshot, 3, kDim, GetParam());
+      EXPECT_TRUE(std::isfinite(drift[0]));
+      EXPECT_FALSE(std::isfinite(drift[1])) << column;
+      EXPECT_TRUE(std::isfinite(drift[2]));
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Metrics, LaunchRowDriftTest,
+                         testing::Values(DriftMetric::kLinf, DriftMetric::kL2,
+                                         DriftMetric::kRelative));
+
+}  // namespace
+}  // namespace slipstream
+
+#endif  // SLIPSTREAM_WITH_CUDA

@@ -1,0 +1,125 @@
+// A uniform sample of a window's inputs: the keys each of them looks up.
+#ifndef SLIPSTREAM_CC_OPS_CORE_SATURATION_INPUT_RESERVOIR_H_
+#define SLIPSTREAM_CC_OPS_CORE_SATURATION_INPUT_RESERVOIR_H_
+
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "cc_ops/core/base/hash.h"
+#include "cc_ops/core/saturation/drift_index.h"
+
+namespace slipstream {
+
+// Algorithm R (Vitter, 1985) with counter-based random numbers: the same seed and inputs give
+// the same sample. Memory: 16 bytes for each lookup of each kept input. Not thread-safe.
+class InputReservoir {
+ public:
+  // capacity: most inputs kept, at least 1.
+  InputReservoir(int64_t capacity, uint64_t seed) : capacity_(capacity), seed_(seed) {}
+
+  // Offers the next input and its remembered loss (NaN: none).
+  //   list: called if the input is chosen; returns its lookups and their number, which are copied.
+  // Throws std::bad_alloc: the input was not offered then.
+  template <class List>
+  void OfferListed(float loss, List list) {
+    const int64_t position = offered_in_window_;
+    int64_t place = position;
+    if (position >= capacity_) {
+      const unsigned __int128 product =
+          static_cast<unsigned __int128>(CounterRandom(seed_, offered_total_)) * (position + 1);
+      place = static_cast<int64_t>(product >> 64);  // uniform in [0, position]
+    }
+    if (place < capacity_) {
+      const size_t wanted = static_cast<size_t>(place) + 1;
+      if (inputs_.size() < wanted) inputs_.resize(wanted);
+      if (losses_.size() < wanted) losses_.resize(wanted);
+      const std::pair<const Lookup*, int64_t> listed = list();
+      Keep(place, listed.first, listed.second, loss);
+    }
+    ++offered_total_;
+    ++offered_in_window_;
+  }
+
+  // The same of an input whose lookups [m] are listed.
+  void Offer(const Lookup* lookups, int64_t m, float loss) {
+    OfferListed(loss, [&] { return std::make_pair(lookups, m); });
+  }
+
+  // Number of inputs kept now.
+  int64_t size() const { return offered_in_window_ < capacity_ ? offered_in_window_ : capacity_; }
+  const std::vector<Lookup>& input(int64_t i) const { return inputs_[i]; }
+  float loss(int64_t i) const { return losses_[i]; }
+
+  // The sample and where its random numbers are, as arrays.
+  struct State {
+    uint64_t offered_total = 0;
+    int64_t offered_in_window = 0;
+    std::vector<int64_t> ends;    // [size]: of an input's lookups
+    std::vector<Lookup> lookups;  // [last end]
+    std::vector<float> losses;    // [size]
+  };
+
+  State Export() const {
+    State state;
+    state.offered_total = offered_total_;
+    state.offered_in_window = offered_in_window_;
+    for (int64_t i = 0; i < size(); ++i) {
+      state.lookups.insert(state.lookups.end(), inputs_[i].begin(), inputs_[i].end());
+      state.ends.push_back(static_cast<int64_t>(state.lookups.size()));
+      state.losses.push_back(losses_[i]);
+    }
+    return state;
+  }
+
+  // Whether `Import` can take a state: its arrays fit each other and the capacity.
+  bool Fits(const State& state) const {
+    const int64_t n = static_cast<int64_t>(state.ends.size());
+    const int64_t offered = state.offered_in_window;
+    if (offered < 0 || n != (offered < capacity_ ? offered : capacity_)) return false;
+    if (static_cast<int64_t>(state.losses.size()) != n) return false;
+    int64_t begin = 0;
+    for (const int64_t end : state.ends) {
+      if (end < begin) return false;
+      begin = end;
+    }
+    return begin == static_cast<int64_t>(state.lookups.size());
+  }
+
+  // `state` must fit. Throws std::bad_alloc, changing nothing.
+  void Import(const State& state) {
+    InputReservoir made(capacity_, seed_);
+    made.offered_total_ = state.offered_total;
+    made.offered_in_window_ = state.offered_in_window;
+    made.inputs_.resize(state.ends.size());
+    made.losses_.resize(state.ends.size());
+    int64_t begin = 0;
+    for (size_t i = 0; i < state.ends.size(); ++i) {
+      const int64_t end = state.ends[i];
+      made.Keep(static_cast<int64_t>(i), state.lookups.data() + begin, end - begin,
+                state.losses[i]);
+      begin = end;
+    }
+    *this = std::move(made);
+  }
+
+  // Starts the next window's sample. Random numbers go on and never repeat.
+  void Clear() { offered_in_window_ = 0; }
+
+ private:
+  void Keep(int64_t place, const Lookup* lookups, int64_t m, float loss) {
+    inputs_[place].assign(lookups, lookups + m);
+    losses_[place] = loss;
+  }
+
+  int64_t capacity_;
+  uint64_t seed_;
+  uint64_t offered_total_ = 0;
+  int64_t offered_in_window_ = 0;
+  std::vector<std::vector<Lookup>> inputs_;  // keep their memory from window to window
+  std::vector<float> losses_;
+};
+
+}  // namespace slipstream
+
+#endif  // SLIPSTREAM_CC_OPS_CORE_SATURATION_INPUT_RESERVOIR_H_

@@ -1,0 +1,55 @@
+// Sums over the losses of a window's trained inputs, for the guard and the learning curve.
+#ifndef SLIPSTREAM_CC_OPS_CORE_SATURATION_LOSS_STATISTICS_H_
+#define SLIPSTREAM_CC_OPS_CORE_SATURATION_LOSS_STATISTICS_H_
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdint>
+
+namespace slipstream {
+
+struct LossMoments {
+  int64_t count = 0;
+  double sum = 0.0;
+  double squares = 0.0;            // of the losses
+  double squared_residuals = 0.0;  // of (1 - exp(-loss)): |p - y| of binary cross-entropy
+
+  void Add(double loss) {
+    ++count;
+    sum += loss;
+    squares += loss * loss;
+    const double residual = -std::expm1(-loss);
+    squared_residuals += residual * residual;
+  }
+};
+
+struct LossStatistics {
+  // Odd: a prediction of 0.5 lies within a bin, not on the edge of two.
+  static constexpr int kBins = 511;
+
+  LossMoments skippable, others;
+  LossMoments paired;  // loss now less remembered loss, of skippable inputs
+  // Over all inputs, each counted with the inputs that it stands for.
+  double weight = 0.0, weighted_sum = 0.0, weighted_squared_residuals = 0.0;
+  int64_t not_finite = 0;
+  // Inputs by label (0, 1) and predicted probability, for an AUC.
+  std::array<std::array<double, kBins>, 2> histogram = {};
+
+  // loss: finite. stands_for: inputs, this one included.
+  void Add(double loss, bool is_positive, bool is_skippable, double stands_for) {
+    (is_skippable ? skippable : others).Add(loss);
+    const double residual = -std::expm1(-loss);
+    weight += stands_for;
+    weighted_sum += stands_for * loss;
+    weighted_squared_residuals += stands_for * residual * residual;
+    const double matched = std::exp(-loss);  // the probability of the label
+    const double predicted = is_positive ? matched : 1.0 - matched;
+    const int bin = std::clamp(static_cast<int>(predicted * kBins), 0, kBins - 1);
+    histogram[is_positive ? 1 : 0][static_cast<size_t>(bin)] += stands_for;
+  }
+};
+
+}  // namespace slipstream
+
+#endif  // SLIPSTREAM_CC_OPS_CORE_SATURATION_LOSS_STATISTICS_H_

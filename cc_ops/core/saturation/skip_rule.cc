@@ -1,0 +1,26 @@
+#include "cc_ops/core/saturation/skip_rule.h"
+
+#include <string>
+
+namespace slipstream {
+
+Status ValidateSettings(const ClassifierSettings& settings) {
+  if (!(settings.threshold >= 0.0f)) {
+    return InvalidArgument("threshold is " + std::to_string(settings.threshold) +
+                           "; allowed: at least 0");
+  }
+  if (!(settings.random_share >= 0.0 && settings.random_share <= 1.0)) {
+    return InvalidArgument("random_share is " + std::to_string(settings.random_share) +
+                           "; allowed: 0 to 1");
+  }
+  if (!(settings.keep_rate >= 0.0 && settings.keep_rate < 1.0)) {
+    return InvalidArgument("keep_rate is " + std::to_string(settings.keep_rate) +
+                           "; allowed: 0 to below 1");
+  }
+  if (settings.window < 0) {
+    return InvalidArgument("window is " + std::to_string(settings.window) + "; allowed: 0 or more");
+  }
+  return OkStatus();
+}
+
+}  // namespace slipstream

@@ -1,0 +1,46 @@
+#include "cc_ops/core/table/out_of_memory.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <new>
+
+namespace slipstream {
+namespace {
+
+constexpr size_t kMostNamed = 3;
+
+std::string Describe(const EmbeddingTable& table) {
+  return "table '" + table.options().name + "' (" + std::to_string(table.size()) + " rows, " +
+         std::to_string(table.bytes()) + " bytes)";
+}
+
+std::string DescribeLargest(std::vector<EmbeddingTable*> tables) {
+  std::stable_sort(tables.begin(), tables.end(),
+                   [](EmbeddingTable* a, EmbeddingTable* b) { return a->bytes() > b->bytes(); });
+  std::string text;
+  for (size_t t = 0; t < std::min(tables.size(), kMostNamed); ++t) {
+    text += (t > 0 ? ", " : "") + Describe(*tables[t]);
+  }
+  if (tables.size() > kMostNamed) {
+    text += " and " + std::to_string(tables.size() - kMostNamed) + " smaller ones";
+  }
+  return text;
+}
+
+}  // namespace
+
+Status OutOfMemory(const std::string& doing, const std::vector<EmbeddingTable*>& tables) {
+  std::string where;
+  try {
+    throw;
+  } catch (const TableOutOfMemory& error) {
+    where = Describe(*error.table()) + " cannot grow";
+  } catch (...) {
+    where = "at work on " + DescribeLargest(tables);
+  }
+  return ResourceExhausted("out of memory while " + doing + ": " + where +
+                           "; all rows are intact. Bound the tables by `capacity`, make the "
+                           "batches smaller, or free memory and go on");
+}
+
+}  // namespace slipstream

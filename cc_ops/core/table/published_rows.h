@@ -1,0 +1,77 @@
+// What the owner of a sharded table has sent last of its hot rows, and to which ranks: those keep
+// their copies, and are sent a row again when it has moved away from them.
+#ifndef SLIPSTREAM_CC_OPS_CORE_TABLE_PUBLISHED_ROWS_H_
+#define SLIPSTREAM_CC_OPS_CORE_TABLE_PUBLISHED_ROWS_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "cc_ops/core/base/status.h"
+#include "cc_ops/core/containers/key_map.h"
+
+namespace slipstream {
+
+// All of it, to be saved.
+struct PublishedContents {
+  std::vector<int64_t> keys;     // [n]
+  std::vector<float> rows;       // [n, stride]; of a row that no rank has a copy of, 0
+  std::vector<uint8_t> holders;  // [n, HolderBytes]; bit r of a row: rank r has a copy
+};
+
+class PublishedRows {
+ public:
+  static constexpr int32_t kNowhere = KeyMapView::kNowhere;
+  static int64_t HolderBytes(int ranks) { return (ranks + 7) / 8; }
+
+  // Says of which rows copies are kept from now on. What was sent of rows that stay among them
+  // remains known.
+  //   keys: [n]; of one given twice the first counts. stride: floats of a row with its slots.
+  //   movement: distance, of any value, from which a copy is too old.
+  // InvalidArgument for more keys than KeyMap takes, ResourceExhausted without memory: nothing has
+  // changed then.
+  Status Publish(const int64_t* keys, int64_t n, int64_t stride, int ranks, float movement);
+
+  int64_t size() const { return static_cast<int64_t>(keys_.size()); }
+  int64_t bytes() const;
+  int ranks() const { return ranks_; }
+  int64_t stride() const { return stride_; }
+
+  // The place of a key; kNowhere if no copies of its row are kept.
+  int32_t Find(int64_t key) const { return map_.view().Find(key).place; }
+
+  // What ranks are to have as a copy of the row at `place`: what was sent last or, if the row has
+  // moved away from that or nobody has it, the row itself, which no rank has then.
+  //   row: [stride], as it is now; its first `dim` values are compared.
+  const float* Current(int32_t place, const float* row, int64_t dim);
+  bool HasCopy(int32_t place, int rank) const {
+    return (*Holder(place, rank) >> (rank % 8) & 1u) != 0;
+  }
+  void SetHasCopy(int32_t place, int rank) {
+    *Holder(place, rank) |= static_cast<uint8_t>(1u << (rank % 8));
+  }
+
+  PublishedContents Export() const { return {keys_, rows_, holders_}; }
+  // Replaces what was sent; the movement stays. InvalidArgument for arrays of the wrong length and
+  // values that are not finite, else as Publish: nothing has changed then.
+  Status Import(PublishedContents contents, int64_t stride, int ranks);
+
+ private:
+  uint8_t* Holder(int32_t place, int rank) {
+    return holders_.data() + place * HolderBytes(ranks_) + rank / 8;
+  }
+  const uint8_t* Holder(int32_t place, int rank) const {
+    return const_cast<PublishedRows*>(this)->Holder(place, rank);
+  }
+
+  float movement_ = 0.f;
+  int ranks_ = 1;
+  int64_t stride_ = 0;
+  KeyMap map_;
+  std::vector<int64_t> keys_;
+  std::vector<float> rows_;
+  std::vector<uint8_t> holders_;
+};
+
+}  // namespace slipstream
+
+#endif  // SLIPSTREAM_CC_OPS_CORE_TABLE_PUBLISHED_ROWS_H_

@@ -1,0 +1,264 @@
+// Copies that ranks keep: routed, served and stored beside those that are read once.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "cc_ops/core/exchange/row_serving.h"
+
+namespace slipstream {
+namespace {
+
+using Kind = UpdateRule::Kind;
+constexpr int64_t kDim = 4;
+
+std::unique_ptr<EmbeddingTable> MakeTable(int64_t capacity = 0) {
+  TableOptions options;
+  options.name = "t";
+  options.dim = kDim;
+  options.capacity = capacity;
+  options.eviction = TableOptions::Eviction::kLru;
+  options.initializer.kind = RowInitializer::Kind::kUniform;
+  options.initializer.a = -1.f;
+  options.initializer.b = 1.f;
+  options.rule.kind = Kind::kAdagrad;
+  options.rule.a = 0.1f;
+  options.rule.b = 1e-7f;
+  return std::make_unique<EmbeddingTable>(options);
+}
+
+// One owner, number 0, and ranks that ask it for rows.
+class Job {
+ public:
+  Job(int ranks, RowFormat format) : ranks_(ranks), format_(format), owner_(MakeTable()) {
+    format_.keeps = true;
+    for (int rank = 0; rank < ranks; ++rank) copies_.push_back(MakeTable());
+  }
+
+  EmbeddingTable* owner() { return owner_.get(); }
+  EmbeddingTable* copies(int rank) { return copies_[static_cast<size_t>(rank)].get(); }
+
+  void Publish(const std::vector<int64_t>& keys, float movement) {
+    const int64_t stride = owner_->dim() + owner_->slots_per_row();
+    ASSERT_TRUE(
+        owner_->published()
+            .Publish(keys.data(), static_cast<int64_t>(keys.size()), stride, ranks_, movement)
+            .ok());
+  }
+
+  // Every rank looks up its keys. Returns the bytes that went to each.
+  std::vector<int64_t> LookUp(const std::vector<std::vector<int64_t>>& keys) {
+    std::vector<int64_t> sizes, all, rank_bytes;
+    std::vector<RowParcels> requests;
+    for (int rank = 0; rank < ranks_; ++rank) {
+      requests.push_back(Route(rank, keys[static_cast<size_t>(rank)]));
+      sizes.insert(sizes.end(), requests.back().sizes.begin(), requests.back().sizes.end());
+      all.insert(all.end(), requests.back().keys.begin(), requests.back().keys.end());
+    }
+    ServeOptions options;
+    options.makes_rows = true;
+    options.format = format_;
+    options.own_rank = 0;
+    std::vector<uint8_t> bytes;
+    const RowParcelsView view = {
+        ranks_, sizes.data(), all.data(), static_cast<int64_t>(all.size()), nullptr, 0};
+    EXPECT_TRUE(ServeRows({owner_.get()}, view, options, &bytes, &rank_bytes).ok());
+    int64_t at = 0;
+    for (int rank = 0; rank < ranks_; ++rank) {
+      const Status status = Store(rank, requests[static_cast<size_t>(rank)], bytes.data() + at,
+                                  rank_bytes[static_cast<size_t>(rank)]);
+      EXPECT_TRUE(status.ok()) << status.message();
+      at += rank_bytes[static_cast<size_t>(rank)];
+    }
+    EXPECT_EQ(at, static_cast<int64_t>(bytes.size()));
+    return rank_bytes;
+  }
+
+  RowParcels Route(int rank, const std::vector<int64_t>& keys) {
+    FeatureView view;
+    view.batch = view.num_keys = static_cast<int64_t>(keys.size());
+    view.keys = keys.data();
+    RouteOptions options;
+    options.keeps = true;
+    RowParcels requests;
+    EXPECT_TRUE(RouteKeys({copies(rank)}, {view}, options, Parallel(), &requests).ok());
+    EXPECT_EQ(requests.sizes.size(), 2u);
+    return requests;
+  }
+
+  Status Store(int rank, const RowParcels& requests, const uint8_t* bytes, int64_t num_bytes) {
+    const RowParcelsView view = {1,
+                                 requests.sizes.data(),
+                                 requests.keys.data(),
+                                 static_cast<int64_t>(requests.keys.size()),
+                                 nullptr,
+                                 0};
+    CopyOptions options;
+    options.format = format_;
+    return StoreCopies({copies(rank)}, view, bytes, num_bytes, options);
+  }
+
+  // As copies of a rank have it; NaN: it has none.
+  float Value(EmbeddingTable* table, int64_t key) {
+    const float* row = table->Find(key, HashKey(key));
+    return row == nullptr ? std::nanf("") : row[0];
+  }
+  void Move(int64_t key, float by) { owner_->Find(key, HashKey(key))[0] += by; }
+  bool IsKept(int rank, int64_t key) {
+    uint8_t mark = 0;
+    copies(rank)->Marks(&key, 1, &mark);
+    return (mark & kKept) != 0;
+  }
+
+ private:
+  const int ranks_;
+  RowFormat format_;
+  std::unique_ptr<EmbeddingTable> owner_;
+  std::vector<std::unique_ptr<EmbeddingTable>> copies_;
+};
+
+std::vector<RowFormat> Formats() {
+  std::vector<RowFormat> formats(3);
+  formats[1].packs = true;
+  formats[2].packs = formats[2].with_summary = true;
+  return formats;
+}
+
+TEST(Copies, OfHotRowsAreKeptUntilTheyMoved) {
+  for (const RowFormat format : Formats()) {
+    Job job(3, format);
+    job.LookUp({{}, {1, 2, 3}, {1}});
+    job.Publish({1, 2}, 0.5f);
+    job.Move(1, 0.125f);
+    job.LookUp({{1}, {1, 2, 3}, {}});
+    EXPECT_FALSE(job.IsKept(0, 1)) << "the owner needs no copy";
+    EXPECT_TRUE(job.IsKept(1, 1));
+    EXPECT_FALSE(job.IsKept(1, 3));
+    const float before = job.Value(job.owner(), 1);
+    EXPECT_EQ(job.Value(job.copies(1), 1), before);
+
+    job.Move(1, 0.25f);
+    job.Move(3, 0.25f);
+    const std::vector<int64_t> bytes = job.LookUp({{1}, {1, 2, 3}, {1}});
+    EXPECT_EQ(job.Value(job.copies(0), 1), job.Value(job.owner(), 1));
+    EXPECT_EQ(job.Value(job.copies(1), 1), before);
+    EXPECT_EQ(job.Value(job.copies(2), 1), before) << "as all ranks have it";
+    EXPECT_EQ(job.Value(job.copies(1), 3), job.Value(job.owner(), 3));
+    EXPECT_TRUE(job.IsKept(2, 1));
+    // Two bits each, and the row of 3.
+    const int64_t row = 4 * kDim + (format.with_summary ? 2 : 0);
+    if (!format.packs) EXPECT_EQ(bytes[1], 2 + 2 + row);
+
+    job.Move(1, 0.5f);
+    job.LookUp({{}, {1}, {}});
+    EXPECT_EQ(job.Value(job.copies(1), 1), job.Value(job.owner(), 1));
+    EXPECT_EQ(job.Value(job.copies(2), 1), before);
+    job.LookUp({{}, {}, {1}});
+    EXPECT_EQ(job.Value(job.copies(2), 1), job.Value(job.owner(), 1));
+  }
+}
+
+TEST(Copies, OfRowsThatAreNoLongerHotAreGivenBack) {
+  Job job(2, RowFormat());
+  job.Publish({1, 2}, 0.5f);
+  job.LookUp({{}, {1, 2}});
+  EXPECT_TRUE(job.IsKept(1, 1)) << "a row that is as it starts, too";
+  job.Move(1, 0.25f);
+  job.Publish({2}, 0.5f);
+  job.LookUp({{}, {1, 2}});
+  EXPECT_FALSE(job.IsKept(1, 1));
+  EXPECT_EQ(job.Value(job.copies(1), 1), job.Value(job.owner(), 1));
+  EXPECT_TRUE(job.IsKept(1, 2));
+}
+
+TEST(Copies, OutlastMarksButNotOtherCopies) {
+  Job job(2, RowFormat());
+  job.Publish({1, 2}, 0.5f);
+  job.LookUp({{}, {1, 2}});
+  const int64_t marked[] = {1, 1};
+  const uint8_t marks[] = {kWatched, kSaturated};
+  job.copies(1)->MarkRows(marked, marks, 2, Parallel());
+  uint8_t mark = 0;
+  job.copies(1)->Marks(marked, 1, &mark);
+  EXPECT_EQ(mark, kSaturated | kKept) << "the last one counts";
+  // As an evaluation reads it.
+  const std::vector<int64_t> key = {1}, size = {1};
+  const RowParcelsView view = {1, size.data(), key.data(), 1, nullptr, 0};
+  std::vector<uint8_t> bytes;
+  std::vector<int64_t> rank_bytes;
+  ASSERT_TRUE(ServeRows({job.owner()}, view, ServeOptions(), &bytes, &rank_bytes).ok());
+  ASSERT_TRUE(StoreCopies({job.copies(1)}, view, bytes.data(), rank_bytes[0], CopyOptions()).ok());
+  EXPECT_FALSE(job.IsKept(1, 1));
+  EXPECT_TRUE(job.IsKept(1, 2));
+}
+
+TEST(Copies, ThatAreNotHereCannotStand) {
+  Job job(2, RowFormat());
+  RowParcels requests;
+  requests.sizes = {0, 1};
+  requests.keys = {7};
+  // Not given, to be kept.
+  const uint8_t bytes[] = {0, 1};
+  const Status status = job.Store(1, requests, bytes, 2);
+  EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
+  EXPECT_NE(status.message().find("key 7 of table 't' did not come from rank 0"),
+            std::string::npos);
+  EXPECT_EQ(job.copies(1)->size(), 0);
+}
+
+TEST(Copies, AreThoseOfAsManyRanks) {
+  Job job(2, RowFormat());
+  job.Publish({1}, 0.5f);
+  const std::vector<int64_t> sizes(6, 0);
+  const RowParcelsView view = {3, sizes.data(), nullptr, 0, nullptr, 0};
+  ServeOptions options;
+  options.format.keeps = true;
+  std::vector<uint8_t> bytes;
+  std::vector<int64_t> rank_bytes;
+  const Status status = ServeRows({job.owner()}, view, options, &bytes, &rank_bytes);
+  EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
+  EXPECT_NE(status.message().find("kept by 2 ranks; sizes are those of 3"), std::string::npos);
+}
+
+// Any sequence of lookups, moves, and sets of hot rows.
+TEST(Copies, AreNeverFurtherFromTheirRowThanTheMovement) {
+  constexpr int kRanks = 3;
+  constexpr int64_t kKeys = 12;
+  for (const float movement : {0.f, 0.3f}) {
+    for (const RowFormat format : Formats()) {
+      Job job(kRanks, format);
+      std::mt19937 random(7);
+      const auto some_keys = [&] {
+        std::vector<int64_t> keys;
+        for (int64_t key = 0; key < kKeys; ++key) {
+          if (random() % 2 == 0) keys.push_back(key);
+        }
+        return keys;
+      };
+      int64_t kept = 0;
+      for (int step = 0; step < 400; ++step) {
+        if (step % 20 == 0) job.Publish(some_keys(), movement);
+        const std::vector<std::vector<int64_t>> keys = {some_keys(), some_keys(), some_keys()};
+        job.LookUp(keys);
+        for (int rank = 0; rank < kRanks; ++rank) {
+          for (const int64_t key : keys[static_cast<size_t>(rank)]) {
+            const float distance =
+                std::fabs(job.Value(job.copies(rank), key) - job.Value(job.owner(), key));
+            const bool may_be_old = rank != 0 && job.IsKept(rank, key);
+            EXPECT_LE(distance, may_be_old ? movement : 0.f);
+            kept += distance > 0.f;
+          }
+        }
+        for (const int64_t key : keys[1]) job.Move(key, random() % 2 == 0 ? 0.125f : -0.125f);
+      }
+      EXPECT_EQ(kept > 0, movement > 0.f);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace slipstream

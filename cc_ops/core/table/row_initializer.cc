@@ -1,0 +1,44 @@
+#include "cc_ops/core/table/row_initializer.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "cc_ops/core/base/hash.h"
+
+namespace slipstream {
+namespace {
+
+// Uniform on [0, 1) with 24 bits, which a float holds exactly.
+float UnitFloat(uint64_t bits) { return static_cast<float>(bits >> 40) * 0x1p-24f; }
+
+}  // namespace
+
+void RowInitializer::Fill(int64_t key, int64_t dim, float* row) const {
+  switch (kind) {
+    case Kind::kZeros:
+      std::fill(row, row + dim, 0.f);
+      return;
+    case Kind::kConstant:
+      std::fill(row, row + dim, a);
+      return;
+    case Kind::kUniform:
+    case Kind::kNormal:
+      break;
+  }
+  // A counter-based generator: element j is a hash of (seed, key, j).
+  const uint64_t stream = Mix64(Mix64(seed) ^ HashKey(key));
+  for (int64_t j = 0; j < dim; ++j) {
+    const uint64_t bits = Mix64(stream + static_cast<uint64_t>(j) * 0xd1342543de82ef95ULL);
+    if (kind == Kind::kUniform) {
+      row[j] = a + UnitFloat(bits) * (b - a);
+    } else {
+      // Box-Muller; 1 - u keeps the logarithm's argument above zero.
+      const double u = 1.0 - static_cast<double>(bits >> 40) * 0x1p-24;
+      const double v = static_cast<double>((bits >> 16) & 0xffffff) * 0x1p-24;
+      const double z = std::sqrt(-2.0 * std::log(u)) * std::cos(6.283185307179586 * v);
+      row[j] = static_cast<float>(a + b * z);
+    }
+  }
+}
+
+}  // namespace slipstream

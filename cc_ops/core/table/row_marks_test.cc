@@ -1,0 +1,269 @@
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <random>
+#include <set>
+#include <vector>
+
+#include "cc_ops/core/base/drift.h"
+#include "cc_ops/core/lookup/batch_lookup.h"
+#include "cc_ops/core/table/embedding_table.h"
+#include "cc_ops/core/testing/test_threads.h"
+#include "cc_ops/core/update/gradient_update.h"
+
+namespace slipstream {
+namespace {
+
+constexpr int64_t kDim = 5, kKeys = 300;
+
+class MarkedTable {
+ public:
+  explicit MarkedTable(int64_t capacity = 0, int threads = 2) : parallel(Threads(threads)) {
+    TableOptions options;
+    options.name = "t";
+    options.dim = kDim;
+    options.capacity = capacity;
+    options.initializer.kind = RowInitializer::Kind::kUniform;
+    options.initializer.a = -1.f;
+    options.initializer.b = 1.f;
+    table = std::make_unique<EmbeddingTable>(options);
+  }
+
+  void Train(const std::vector<int64_t>& keys, float gradient) {
+    FeatureView view;
+    view.batch = view.num_keys = static_cast<int64_t>(keys.size());
+    view.keys = keys.data();
+    std::vector<float> pooled(keys.size() * kDim), upstream(pooled.size(), gradient);
+    ASSERT_TRUE(LookupForTraining({table.get()}, {view}, {Combiner::kSum}, {{pooled.data(), kDim}},
+                                  parallel, &workspace)
+                    .ok());
+    ASSERT_TRUE(ApplyGradients(workspace.plan, {{upstream.data(), kDim}}, 0.1f, parallel).ok());
+  }
+
+  void Mark(const std::vector<int64_t>& keys, const std::vector<uint8_t>& marks) {
+    table->MarkRows(keys.data(), marks.data(), static_cast<int64_t>(keys.size()), parallel);
+  }
+
+  // Backwards, which is no ascending list: all marks are set anew.
+  void MarkAnew(std::vector<int64_t> keys, std::vector<uint8_t> marks) {
+    std::reverse(keys.begin(), keys.end());
+    std::reverse(marks.begin(), marks.end());
+    Mark(keys, marks);
+  }
+
+  std::vector<uint8_t> Marks(const std::vector<int64_t>& keys) const {
+    std::vector<uint8_t> marks(keys.size());
+    table->Marks(keys.data(), static_cast<int64_t>(keys.size()), marks.data());
+    return marks;
+  }
+
+  std::vector<float> Travelled(const std::vector<int64_t>& keys) const {
+    std::vector<float> travelled(keys.size());
+    table->Travelled(keys.data(), static_cast<int64_t>(keys.size()), parallel, travelled.data());
+    return travelled;
+  }
+
+  bool Has(int64_t key) const { return table->Find(key, HashKey(key)) != nullptr; }
+
+  void Add(int64_t key, RowMark mark) {
+    uint32_t slot = 0;
+    if (table->Find(key, HashKey(key), &slot)) table->AddMark(HashKey(key), slot, mark);
+  }
+
+  Parallel parallel;
+  std::unique_ptr<EmbeddingTable> table;
+  LookupWorkspace workspace;
+};
+
+std::vector<int64_t> Range(int64_t begin, int64_t end) {
+  std::vector<int64_t> keys;
+  for (int64_t key = begin; key < end; ++key) keys.push_back(key);
+  return keys;
+}
+
+// Tables that are told the same, as ascending keys and so that all marks are set anew. Hot keys
+// have rows, but for a window in eight. Returns in how many windows changes could be told.
+int MarksAlike(int64_t capacity, uint64_t seed) {
+  MarkedTable changes(capacity), anew(capacity);
+  std::mt19937_64 random(seed);
+  const auto below = [&](int64_t n) {
+    return static_cast<int64_t>(random() % static_cast<uint64_t>(n));
+  };
+  const std::vector<int64_t> everyone = Range(-5, kKeys + 5);
+  std::vector<int64_t> hot = Range(0, kKeys);
+  std::vector<uint8_t> marks(hot.size(), kWatched);
+  int64_t told_generation = -1;
+  int told = 0;
+  for (int window = 0; window < 80; ++window) {
+    const bool may_evict = window == 0 || below(3) == 0;
+    for (int step = 0; step < 2; ++step) {
+      std::vector<int64_t> keys;
+      while (keys.size() < 60) {
+        const int64_t key = below(kKeys);
+        if (may_evict || changes.Has(key)) keys.push_back(key);
+      }
+      const float gradient = static_cast<float>(below(9)) - 4.f;
+      changes.Train(keys, gradient);
+      anew.Train(keys, gradient);
+    }
+    const int64_t copied = below(kKeys);
+    for (MarkedTable* one : {&changes, &anew}) {
+      one->Add(copied, kFrozen);
+      one->Add(copied + 1, kKept);
+    }
+    EXPECT_EQ(changes.Travelled(everyone), anew.Travelled(everyone)) << window;
+    if (below(4) != 0) {  // As in most windows, most keys are those of the one before.
+      std::set<int64_t> others(hot.begin(), hot.end());
+      for (int64_t i = below(5); i > 0; --i) others.erase(below(kKeys));
+      for (int64_t i = below(5); i > 0; --i) others.insert(below(kKeys));
+      hot.assign(others.begin(), others.end());
+    }
+    if (below(8) != 0) {
+      const auto is_gone = [&](int64_t key) { return !changes.Has(key); };
+      hot.erase(std::remove_if(hot.begin(), hot.end(), is_gone), hot.end());
+    }
+    marks.resize(hot.size(), kWatched);
+    for (uint8_t& mark : marks) {
+      if (below(8) == 0) mark = static_cast<uint8_t>(below(4));
+    }
+    told += changes.table->generation() == told_generation;
+    changes.Mark(hot, marks);
+    anew.MarkAnew(hot, marks);
+    bool have_rows = true;
+    for (size_t i = 0; i < hot.size(); ++i) have_rows &= marks[i] == 0 || changes.Has(hot[i]);
+    told_generation = have_rows ? changes.table->generation() : -1;
+    EXPECT_EQ(changes.Marks(everyone), anew.Marks(everyone)) << window;
+    EXPECT_EQ(changes.Travelled(everyone), std::vector<float>(everyone.size())) << window;
+    EXPECT_EQ(changes.table->Export().rows, anew.table->Export().rows) << window;
+    if (window % 20 == 19) {
+      EXPECT_TRUE(changes.table->Import(changes.table->Export()).ok());
+      EXPECT_TRUE(anew.table->Import(anew.table->Export()).ok());
+    }
+  }
+  EXPECT_EQ(capacity > 0, changes.table->num_evicted() > 0);
+  return told;
+}
+
+TEST(Marks, AreWhatTheyWouldBeIfAllWereSetAnew) {
+  for (uint64_t seed = 1; seed <= 5; ++seed) EXPECT_GT(MarksAlike(0, seed), 40);
+}
+
+TEST(Marks, AreWhatTheyWouldBeWhereRowsLeave) {
+  for (uint64_t seed = 1; seed <= 5; ++seed) {
+    const int told = MarksAlike(150, seed);
+    EXPECT_GT(told, 15);
+    EXPECT_LT(told, 65);
+  }
+}
+
+TEST(Marks, MayBeToldInAnyOrderAndAgain) {
+  MarkedTable marked;
+  marked.Train({1, 2, 3, 4}, 1.f);
+  const std::vector<int64_t> again = {4, 3, 3, 1, 1};
+  const std::vector<uint8_t> marks = {kWatched, kWatched, kSaturated, kWatched, 0};
+  for (const uint8_t before : {0, 1, 2, 3}) {
+    marked.Mark({1, 2, 3, 4}, std::vector<uint8_t>(4, before));
+    marked.Mark(again, marks);
+    EXPECT_EQ(marked.Marks({1, 2, 3, 4}),
+              std::vector<uint8_t>({kWatched, 0, kSaturated, kWatched}));
+  }
+}
+
+TEST(Marks, OfAKeyThatGotItsRowLaterAreSetByTheNextList) {
+  MarkedTable marked;
+  marked.Train({1, 2}, 1.f);
+  marked.Mark({1, 2, 3}, {kWatched, kWatched, kWatched});
+  marked.Train({3}, 1.f);
+  EXPECT_EQ(marked.Marks({3}), std::vector<uint8_t>({0}));
+  marked.Mark({1, 2, 3}, {kWatched, kWatched, kWatched});
+  EXPECT_EQ(marked.Marks({3}), std::vector<uint8_t>({kWatched}));
+}
+
+TEST(Marks, OfRowsThatLeftAndCameBackAreSetByTheNextList) {
+  MarkedTable marked(60);
+  const std::vector<uint8_t> marks(60, kWatched);
+  marked.Train(Range(0, 60), 1.f);
+  marked.Mark(Range(0, 60), marks);
+  marked.Train(Range(100, 160), 1.f);
+  marked.Train(Range(0, 60), 1.f);
+  EXPECT_EQ(marked.Marks(Range(0, 60)), std::vector<uint8_t>(60));
+  marked.Mark(Range(0, 60), marks);
+  EXPECT_EQ(marked.Marks(Range(0, 60)), marks);
+}
+
+TEST(Marks, OfCopiesAreSetWhateverWasToldBefore) {
+  MarkedTable marked;
+  marked.Train({1, 2}, 1.f);
+  const std::vector<int64_t> keys = {1, 2};
+  const std::vector<uint8_t> saturated(2, kSaturated), none(2, 0);
+  marked.Mark(keys, saturated);
+  marked.table->MarkRows(keys.data(), none.data(), 2, marked.parallel, true);
+  EXPECT_EQ(marked.Marks(keys), none);
+  marked.Mark(keys, saturated);
+  EXPECT_EQ(marked.Marks(keys), saturated);
+}
+
+TEST(Measure, GivesRowsAndDriftsAsOneByOne) {
+  for (const int threads : {1, 3}) {
+    MarkedTable marked(0, threads);
+    marked.Train(Range(0, kKeys), 1.f);
+    marked.Mark(Range(0, kKeys - 50), std::vector<uint8_t>(kKeys - 50, kWatched));
+    const std::vector<int64_t> keys = Range(-3, kKeys + 3);  // some of which are not there
+    const int64_t n = static_cast<int64_t>(keys.size());
+    std::vector<float> snapshot(n * kDim), rows(n * kDim), measured(n * kDim);
+    const auto found = std::make_unique<bool[]>(n), seen = std::make_unique<bool[]>(n);
+    marked.table->Gather(keys.data(), n, marked.parallel, snapshot.data(), found.get());
+    marked.Train(Range(7, 200), 1.f);
+    marked.Train(Range(100, kKeys), -1.5f);
+    marked.table->Find(150, HashKey(150))[2] = std::numeric_limits<float>::quiet_NaN();
+    marked.table->Gather(keys.data(), n, marked.parallel, rows.data(), found.get());
+    const std::vector<float> travelled = marked.Travelled(keys);
+    for (const DriftMetric metric :
+         {DriftMetric::kLinf, DriftMetric::kL2, DriftMetric::kRelative}) {
+      for (const bool is_signal : {false, true}) {
+        Measurement measurement;
+        measurement.metric = metric;
+        measurement.is_signal = is_signal;
+        std::vector<float> expected(n), drift(n);
+        RowDrift(rows.data(), snapshot.data(), 0, n, kDim, is_signal ? DriftMetric::kL2 : metric,
+                 measurement.epsilon, expected.data());
+        for (int64_t i = 0; is_signal && i < n; ++i) {
+          expected[i] = SignalOfDrift(expected[i], travelled[i]);
+        }
+        marked.table->Measure(keys.data(), snapshot.data(), n, measurement, marked.parallel,
+                              measured.data(), seen.get(), drift.data());
+        for (int64_t i = 0; i < n; ++i) {
+          EXPECT_EQ(seen[i], found[i]) << keys[i];
+          EXPECT_EQ(found[i], keys[i] >= 0 && keys[i] < kKeys) << keys[i];
+          if (keys[i] == 150) {
+            EXPECT_FALSE(std::isfinite(drift[i]));
+          } else {
+            EXPECT_EQ(drift[i], expected[i]) << keys[i];
+            EXPECT_TRUE(std::equal(&rows[i * kDim], &rows[(i + 1) * kDim], &measured[i * kDim]));
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(SignalOfDrift, IsOneForOneUpdateAndNotFiniteWhereThatCannotBeTold) {
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  EXPECT_EQ(SignalOfDrift(3.f, 9.f), 1.f);
+  EXPECT_EQ(SignalOfDrift(6.f, 18.f), 2.f);  // two equal updates of length 3
+  EXPECT_EQ(SignalOfDrift(0.f, 9.f), 0.f);
+  EXPECT_EQ(SignalOfDrift(0.f, 0.f), 0.f);
+  EXPECT_EQ(SignalOfDrift(3.f, 0.f), kInfinity);
+  EXPECT_EQ(SignalOfDrift(1e30f, 1e30f), 1e30f);  // squares beyond float
+  EXPECT_TRUE(std::isnan(SignalOfDrift(0.f, nan)));
+  EXPECT_TRUE(std::isnan(SignalOfDrift(0.f, kInfinity)));
+  EXPECT_TRUE(std::isnan(SignalOfDrift(nan, 1.f)));
+}
+
+}  // namespace
+}  // namespace slipstream

@@ -1,0 +1,364 @@
+// Lookups, updates, window ends, eviction, export and import at the same time, on the same tables,
+// for SLIPSTREAM_CONCURRENCY_SECONDS (default 5). Locks are taken as the op layer takes them.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cmath>
+#include <cstdlib>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <random>
+#include <set>
+#include <shared_mutex>
+#include <thread>
+#include <vector>
+
+#include "cc_ops/core/exchange/row_serving.h"
+#include "cc_ops/core/lookup/batch_lookup.h"
+#include "cc_ops/core/table/embedding_table.h"
+#include "cc_ops/core/testing/test_threads.h"
+#include "cc_ops/core/update/gradient_update.h"
+#include "cc_ops/core/update/pending_updates.h"
+#include "cc_ops/core/update/policy_update.h"
+
+namespace slipstream {
+namespace {
+
+constexpr int64_t kDim = 2, kKeys = 3000, kCapacity = 500, kBatch = 64;
+constexpr float kRate = 1.f;
+// Of a float that counts in ones.
+constexpr int64_t kMostExact = 1 << 24;
+
+std::unique_ptr<EmbeddingTable> MakeTable(const char* name, int64_t capacity,
+                                          TableOptions::Eviction eviction) {
+  TableOptions options;
+  options.name = name;
+  options.dim = kDim;
+  options.capacity = capacity;
+  options.eviction = eviction;
+  return std::make_unique<EmbeddingTable>(options);  // rows start at 0; SGD
+}
+
+// The keys whose gradients a window end may mask: of these some are lost by intent.
+bool MayBeMasked(int64_t key) { return key % 8 == 0; }
+
+// Each key's gradients of 1: those of an update that has begun, and of one that has returned.
+struct Ledger {
+  std::vector<std::atomic<int64_t>> begun = std::vector<std::atomic<int64_t>>(kKeys);
+  std::vector<std::atomic<int64_t>> done = std::vector<std::atomic<int64_t>>(kKeys);
+};
+
+// Readers that come one after the other may keep writers out.
+void LetOthersIn() { std::this_thread::sleep_for(std::chrono::microseconds(200)); }
+
+class Concurrency : public testing::Test {
+ protected:
+  // Looks up and updates; every other thread gives the tables in the other order.
+  void Train(int thread) {
+    std::mt19937_64 random(thread);
+    const bool is_swapped = thread % 2 == 1;
+    const std::vector<EmbeddingTable*> tables =
+        is_swapped ? std::vector<EmbeddingTable*>{lru_.get(), unbounded_.get(), lfu_.get()}
+                   : std::vector<EmbeddingTable*>{unbounded_.get(), lfu_.get(), lru_.get()};
+    std::vector<std::vector<float>> pooled(3, std::vector<float>(kBatch * kDim));
+    const std::vector<float> ones(kBatch * kDim, 1.f);
+    std::vector<PooledOutput> outputs;
+    for (auto& values : pooled) outputs.push_back({values.data(), kDim});
+    const std::vector<PooledGradient> gradients(3, {ones.data(), kDim});
+    LookupWorkspace workspace;
+    while (!is_over_) {
+      std::vector<int64_t> keys(kBatch);
+      const int64_t spread = int64_t{1} << random() % 12;
+      for (int64_t& key : keys) key = static_cast<int64_t>(random() % spread) % kKeys;
+      std::vector<FeatureView> views(3);
+      for (int t = 0; t < 3; ++t) {
+        views[t].table = t;
+        views[t].batch = views[t].num_keys = kBatch;
+        views[t].keys = keys.data();
+      }
+      ASSERT_TRUE(LookupForTraining(tables, views, std::vector<Combiner>(3, Combiner::kSum),
+                                    outputs, Threads(2), &workspace)
+                      .ok());
+      lookups_ += kBatch;
+      if (random() % 8 == 0) continue;  // a step whose gradients never come
+      std::set<int64_t> distinct(keys.begin(), keys.end());
+      for (int64_t key : keys) ++ledger_.begun[key];
+      updates_ += static_cast<int64_t>(distinct.size());
+      ASSERT_TRUE(ApplyGradients(workspace.plan, gradients, kRate, Threads(2)).ok());
+      for (int64_t key : keys) ++ledger_.done[key];
+      ++steps_;
+    }
+  }
+
+  void Evaluate(int thread) {
+    std::mt19937_64 random(100 + thread);
+    std::vector<float> pooled(kBatch * kDim);
+    while (!is_over_) {
+      std::vector<int64_t> keys(kBatch);
+      for (int64_t& key : keys) key = static_cast<int64_t>(random() % kKeys);
+      FeatureView view;
+      view.batch = view.num_keys = kBatch;
+      view.keys = keys.data();
+      EmbeddingTable* const table = random() % 2 == 0 ? unbounded_.get() : lfu_.get();
+      ASSERT_TRUE(FlushBeforeReading({table}, Threads(2)).ok());
+      ASSERT_TRUE(LookupForEvaluation({table}, {view}, {Combiner::kSum}, {{pooled.data(), kDim}},
+                                      Threads(2))
+                      .ok());
+      // Whole updates only: both values of a row have had the same gradients.
+      for (int64_t i = 0; i < kBatch; ++i) ASSERT_EQ(pooled[i * kDim], pooled[i * kDim + 1]);
+      LetOthersIn();
+    }
+  }
+
+  void Measure(const EmbeddingTable& table, const std::vector<int64_t>& keys) {
+    const int64_t n = static_cast<int64_t>(keys.size());
+    std::vector<float> snapshot(keys.size() * kDim), rows(snapshot), drift(keys.size());
+    const auto found = std::make_unique<bool[]>(keys.size());
+    const std::shared_lock<std::shared_mutex> lock(table.mutex());
+    table.Measure(keys.data(), snapshot.data(), n, Measurement(), Threads(2), rows.data(),
+                  found.get(), drift.data());
+    // Whole updates only, and what was read is what was measured.
+    for (int64_t i = 0; i < n; ++i) {
+      ASSERT_EQ(rows[i * kDim], rows[i * kDim + 1]);
+      ASSERT_EQ(drift[i], std::abs(rows[i * kDim]));
+    }
+  }
+
+  // Hot keys, drifts, marks, decay, another policy.
+  void EndWindows() {
+    std::mt19937_64 random(200);
+    while (!is_over_) {
+      for (EmbeddingTable* table : {unbounded_.get(), lfu_.get(), lru_.get()}) {
+        std::vector<int64_t> hot;
+        std::vector<float> counts;
+        // Of ascending keys the table finds which marks change.
+        const bool by_key = random() % 2 == 0;
+        {
+          const std::shared_lock<std::shared_mutex> lock(table->mutex());
+          table->HotKeys(
+              100,
+              by_key ? EmbeddingTable::HotKeyOrder::kByKey : EmbeddingTable::HotKeyOrder::kByCount,
+              Threads(2), &hot, &counts);
+        }
+        ASSERT_TRUE(by_key ? std::is_sorted(hot.begin(), hot.end())
+                           : std::is_sorted(counts.rbegin(), counts.rend()));
+        Measure(*table, hot);
+        std::vector<uint8_t> marks;
+        for (int64_t key : hot)
+          marks.push_back(MayBeMasked(key) ? kSaturated | kWatched : kWatched);
+        const std::unique_lock<std::shared_mutex> lock(table->mutex());
+        table->MarkRows(hot.data(), marks.data(), static_cast<int64_t>(hot.size()), Parallel());
+        std::vector<float> travelled(hot.size());
+        table->Travelled(hot.data(), static_cast<int64_t>(hot.size()), Parallel(),
+                         travelled.data());
+        if (table != unbounded_.get()) table->DecayCounts(0.5f);
+        UpdatePolicy policy;
+        policy.mode = random() % 2 == 0 ? UpdatePolicy::Mode::kDefer : UpdatePolicy::Mode::kMask;
+        policy.trigger =
+            random() % 2 == 0 ? UpdatePolicy::Trigger::kInterval : UpdatePolicy::Trigger::kMovement;
+        policy.movement = static_cast<float>(random() % 20);
+        policy.max_age = 1 + static_cast<int64_t>(random() % 50);
+        policy.max_rows = 1000;
+        FlushDeferred(table, Threads(2));
+        table->SetPolicy(policy);
+      }
+      ++windows_;
+      std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    }
+  }
+
+  void Flush() {
+    while (!is_over_) {
+      for (EmbeddingTable* table : {unbounded_.get(), lfu_.get(), lru_.get()}) {
+        const std::unique_lock<std::shared_mutex> lock(table->mutex());
+        FlushDeferred(table, Threads(2));
+        ASSERT_EQ(table->num_deferred(), 0);
+      }
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
+  }
+
+  // A checkpoint is a cut: no gradient that had been applied before is missing, none that came
+  // later is there. It is read into another table, and at times back into the same.
+  void Checkpoint() {
+    std::mt19937_64 random(300);
+    while (!is_over_) {
+      for (EmbeddingTable* table : {unbounded_.get(), lfu_.get(), lru_.get()}) {
+        std::vector<int64_t> before(kKeys), after(kKeys);
+        TableContents contents;
+        PendingUpdates pending;
+        UpdatePolicy policy;
+        for (int64_t k = 0; k < kKeys; ++k) before[k] = ledger_.done[k];
+        {
+          const std::unique_lock<std::shared_mutex> lock(table->mutex());
+          contents = table->Export();
+          pending = ExportPending(table);
+          policy = table->policy();
+          if (random() % 4 == 0) {
+            ASSERT_TRUE(table->Import(contents).ok());
+            ASSERT_TRUE(ImportPending(table, pending).ok());
+          }
+        }
+        for (int64_t k = 0; k < kKeys; ++k) after[k] = ledger_.begun[k];
+        auto restored = MakeTable("restored", 0, TableOptions::Eviction::kLfu);
+        restored->SetPolicy(policy);
+        if (!contents.last_used.empty()) contents.last_used.clear();
+        ASSERT_TRUE(restored->Import(contents).ok());
+        ASSERT_TRUE(ImportPending(restored.get(), pending).ok());
+        restored->set_last_learning_rate(kRate);
+        FlushDeferred(restored.get(), Threads(1));
+        CheckCut(*table, restored->Export(), before, after);
+        ++checkpoints_;
+      }
+    }
+  }
+
+  void CheckCut(const EmbeddingTable& table, const TableContents& cut,
+                const std::vector<int64_t>& before, const std::vector<int64_t>& after) {
+    const bool is_bounded = table.options().capacity > 0;
+    ASSERT_TRUE(std::adjacent_find(cut.keys.begin(), cut.keys.end(),
+                                   std::greater_equal<int64_t>()) == cut.keys.end());
+    if (is_bounded) {
+      ASSERT_LE(static_cast<int64_t>(cut.keys.size()), kCapacity);
+    }
+    for (size_t i = 0; i < cut.keys.size(); ++i) {
+      const int64_t key = cut.keys[i];
+      ASSERT_GE(key, 0);
+      ASSERT_LT(key, kKeys);
+      ASSERT_EQ(cut.rows[i * kDim], cut.rows[i * kDim + 1]);
+      const int64_t applied = -static_cast<int64_t>(cut.rows[i * kDim]);
+      ASSERT_LE(applied, after[key]) << "key " << key << " of " << table.options().name;
+      if (!is_bounded && !MayBeMasked(key)) {
+        ASSERT_GE(applied, before[key]) << "key " << key;
+      }
+    }
+    if (is_bounded) return;
+    size_t known = 0;
+    for (int64_t key = 0; key < kKeys; ++key) known += before[key] > 0;
+    ASSERT_GE(cut.keys.size(), known) << "a row was lost";
+  }
+
+  // Rows of a bounded and of an unbounded table, copied to where another rank would look them up.
+  void Serve() {
+    std::mt19937_64 random(400);
+    const std::vector<EmbeddingTable*> owners = {unbounded_.get(), lfu_.get()};
+    const std::vector<EmbeddingTable*> copies = {copies_[0].get(), copies_[1].get()};
+    while (!is_over_) {
+      std::vector<int64_t> keys(kBatch);
+      for (int64_t& key : keys) key = static_cast<int64_t>(random() % 200);
+      std::vector<FeatureView> views(2);
+      for (int t = 0; t < 2; ++t) {
+        views[t].table = t;
+        views[t].batch = views[t].num_keys = kBatch;
+        views[t].keys = keys.data();
+      }
+      RowParcels requests;
+      ASSERT_TRUE(RouteKeys(copies, views, RouteOptions(), Threads(2), &requests).ok());
+      const RowParcelsView asked = {1,
+                                    requests.sizes.data(),
+                                    requests.keys.data(),
+                                    static_cast<int64_t>(requests.keys.size()),
+                                    nullptr,
+                                    0};
+      std::vector<uint8_t> bytes;
+      std::vector<int64_t> rank_bytes;
+      ServeOptions serve;
+      serve.gives_all = true;
+      ASSERT_TRUE(ServeRows(owners, asked, serve, &bytes, &rank_bytes).ok());
+      CopyOptions copy;
+      copy.makes_room = true;
+      ASSERT_TRUE(
+          StoreCopies(copies, asked, bytes.data(), static_cast<int64_t>(bytes.size()), copy).ok());
+      LetOthersIn();
+    }
+  }
+
+  std::unique_ptr<EmbeddingTable> unbounded_ =
+      MakeTable("unbounded", 0, TableOptions::Eviction::kLfu);
+  std::unique_ptr<EmbeddingTable> lfu_ = MakeTable("lfu", kCapacity, TableOptions::Eviction::kLfu);
+  std::unique_ptr<EmbeddingTable> lru_ = MakeTable("lru", kCapacity, TableOptions::Eviction::kLru);
+  std::unique_ptr<EmbeddingTable> copies_[2] = {
+      MakeTable("copies of unbounded", 0, TableOptions::Eviction::kLfu),
+      MakeTable("copies of lfu", kCapacity, TableOptions::Eviction::kLru)};
+  Ledger ledger_;
+  std::atomic<bool> is_over_{false};
+  std::atomic<int64_t> lookups_{0}, updates_{0}, steps_{0};
+  int64_t windows_ = 0, checkpoints_ = 0;
+};
+
+TEST_F(Concurrency, NothingIsLostAndNothingRaces) {
+  UpdatePolicy policy;
+  policy.mode = UpdatePolicy::Mode::kMask;
+  for (EmbeddingTable* table : {unbounded_.get(), lfu_.get(), lru_.get()}) {
+    table->SetPolicy(policy);
+  }
+  const char* const seconds = std::getenv("SLIPSTREAM_CONCURRENCY_SECONDS");
+  std::vector<std::thread> threads;
+  const auto start = [&](std::function<void()> work) {
+    threads.emplace_back([this, work = std::move(work)] {
+      work();
+      if (HasFatalFailure()) is_over_ = true;
+    });
+  };
+  for (int t = 0; t < 3; ++t) start([this, t] { Train(t); });
+  for (int t = 0; t < 2; ++t) start([this, t] { Evaluate(t); });
+  start([this] { EndWindows(); });
+  start([this] { Flush(); });
+  start([this] { Checkpoint(); });
+  start([this] { Serve(); });
+  const auto end = std::chrono::steady_clock::now() +
+                   std::chrono::seconds(seconds == nullptr ? 5 : std::atoll(seconds));
+  int64_t most = 0;
+  while (!is_over_ && most < kMostExact / 2 && std::chrono::steady_clock::now() < end) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    most = 0;
+    for (const auto& count : ledger_.begun) most = std::max<int64_t>(most, count);
+  }
+  is_over_ = true;
+  for (std::thread& thread : threads) thread.join();
+  if (HasFatalFailure()) return;
+
+  int64_t offered = 0;
+  for (EmbeddingTable* table : {unbounded_.get(), lfu_.get(), lru_.get()}) {
+    FlushDeferred(table, Threads(2));
+    ASSERT_EQ(table->num_deferred(), 0);
+    EXPECT_EQ(table->update_step(), steps_);
+    const UpdateCounts counts = table->update_counts();
+    offered = counts.offered;
+    // A gradient of a key that had left is dropped, and counted there.
+    EXPECT_EQ(offered + table->num_dropped_updates(), updates_) << table->options().name;
+    EXPECT_LE(counts.sent + counts.masked, offered + counts.due_by_age + counts.flushed);
+  }
+  EXPECT_EQ(unbounded_->num_dropped_updates(), 0);
+  EXPECT_LE(lfu_->size(), kCapacity);
+  EXPECT_LE(lru_->size(), kCapacity);
+  EXPECT_GT(lfu_->num_evicted(), 0);
+  EXPECT_GT(lru_->num_evicted(), 0);
+  EXPECT_GT(unbounded_->update_counts().masked, 0);
+  EXPECT_GT(unbounded_->update_counts().held, 0);
+
+  const TableContents contents = unbounded_->Export();
+  double accesses = 0;
+  for (size_t i = 0; i < contents.keys.size(); ++i) {
+    const int64_t key = contents.keys[i], sent = ledger_.done[key];
+    EXPECT_EQ(sent, ledger_.begun[key]);
+    const float applied = -contents.rows[i * kDim];
+    if (MayBeMasked(key)) {
+      EXPECT_LE(applied, static_cast<float>(sent)) << key;
+    } else {
+      EXPECT_EQ(applied, static_cast<float>(sent)) << key;
+    }
+    accesses += contents.counts[i];
+  }
+  EXPECT_EQ(static_cast<int64_t>(accesses), lookups_);
+  RecordProperty("steps", std::to_string(steps_));
+  std::printf("%lld steps, %lld updates of rows, %lld window ends, %lld checkpoints\n",
+              static_cast<long long>(steps_), static_cast<long long>(updates_),
+              static_cast<long long>(windows_), static_cast<long long>(checkpoints_));
+}
+
+}  // namespace
+}  // namespace slipstream

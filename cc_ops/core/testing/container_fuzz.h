@@ -1,0 +1,310 @@
+// For tests: bytes become a sequence of calls on a container and on a standard one that does the
+// same, which must agree after each. Any bytes are a legal sequence.
+#ifndef SLIPSTREAM_CC_OPS_CORE_TESTING_CONTAINER_FUZZ_H_
+#define SLIPSTREAM_CC_OPS_CORE_TESTING_CONTAINER_FUZZ_H_
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <iterator>
+#include <limits>
+#include <list>
+#include <string>
+#include <unordered_map>
+#include <unordered_set>
+#include <utility>
+#include <vector>
+
+#include "cc_ops/core/base/hash.h"
+#include "cc_ops/core/containers/hash_index.h"
+#include "cc_ops/core/containers/key_map.h"
+#include "cc_ops/core/containers/key_set.h"
+#include "cc_ops/core/deferral/deferred_sums.h"
+#include "cc_ops/core/exchange/key_packing.h"
+#include "cc_ops/core/hot_keys/hot_key_sketch.h"
+#include "cc_ops/core/memory/index_memory.h"
+
+namespace slipstream {
+namespace fuzz {
+
+// The key of a hash: what collides can be chosen. Undoes Mix64, step by step.
+inline int64_t KeyWithHash(uint64_t hash) {
+  const auto undo = [](uint64_t x, int shift) {
+    uint64_t found = x;
+    for (int bits = shift; bits < 64; bits += shift) found = x ^ (found >> shift);
+    return found;
+  };
+  uint64_t x = undo(hash, 31) * 0x319642b2d24d8ec3ULL;
+  x = undo(x, 27) * 0x96de1b173f119089ULL;
+  return static_cast<int64_t>(undo(x, 30) - 0x9e3779b97f4a7c15ULL);
+}
+
+// Reads bytes from their beginning; beyond their end there are zeros.
+class Bytes {
+ public:
+  Bytes(const uint8_t* data, size_t size) : data_(data), left_(size) {}
+  bool empty() const { return left_ == 0; }
+
+  uint8_t Byte() {
+    if (left_ == 0) return 0;
+    --left_;
+    return *data_++;
+  }
+  uint64_t Word() {
+    uint64_t word = 0;
+    for (int i = 0; i < 8; ++i) word = word << 8 | Byte();
+    return word;
+  }
+  int64_t Below(int64_t n) { return (Byte() << 8 | Byte()) % n; }
+
+  // Few and many, those at the ends of their range, and some that want the same place of an
+  // index, its last one included.
+  int64_t Key() {
+    const uint8_t kind = Byte();
+    switch (kind % 6) {
+      case 0:
+        return kind / 6 - 20;
+      case 1:
+        return Byte();
+      case 2:
+        return Below(1 << 16) * 1000003;
+      case 3:
+        return (kind & 64 ? std::numeric_limits<int64_t>::min() + Byte() % 3
+                          : std::numeric_limits<int64_t>::max() - Byte() % 3);
+      case 4:
+        return KeyWithHash((kind & 64 ? ~uint64_t{0xff} : 0) | Byte());
+      default:
+        return static_cast<int64_t>(Word());
+    }
+  }
+  std::vector<int64_t> Keys(int64_t most) {
+    std::vector<int64_t> keys(static_cast<size_t>(Below(most + 1)));
+    for (int64_t& key : keys) key = Key();
+    return keys;
+  }
+
+ private:
+  const uint8_t* data_;
+  size_t left_;
+};
+
+// What a driver returns: empty if all agreed, else what did not.
+using Difference = std::string;
+
+#define SLIPSTREAM_AGREE(condition)                                                    \
+  do {                                                                                 \
+    if (!(condition)) {                                                                \
+      return std::string(__FILE__) + ":" + std::to_string(__LINE__) + ": " #condition; \
+    }                                                                                  \
+  } while (false)
+
+inline Difference FuzzHashIndex(Bytes bytes) {
+  struct Known {
+    uint32_t slot;
+    float count;
+  };
+  IndexMemory memory(1);
+  HashIndex index(bytes.Byte() % 2 == 0 ? nullptr : &memory);
+  std::unordered_map<int64_t, Known> model;
+  uint32_t slot = 0;
+  while (!bytes.empty()) {
+    const uint8_t what = bytes.Byte() % 8;
+    const int64_t key = bytes.Key();
+    const uint64_t hash = HashKey(key);
+    const auto known = model.find(key);
+    HashIndex::Entry* entry = index.Find(key, hash);
+    SLIPSTREAM_AGREE((entry != nullptr) == (known != model.end()));
+    if (entry != nullptr) {
+      SLIPSTREAM_AGREE(entry->key == key && entry->slot == known->second.slot);
+      SLIPSTREAM_AGREE(entry->count == known->second.count);
+    }
+    if (what < 2) {
+      SLIPSTREAM_AGREE(index.Erase(key, hash) == (model.erase(key) > 0));
+    } else if (entry == nullptr) {
+      entry = index.Insert(key, hash, ++slot);
+      entry->count = static_cast<float>(what);
+      model[key] = {slot, entry->count};
+    } else {
+      entry->count += 1.f;
+      known->second.count += 1.f;
+    }
+    SLIPSTREAM_AGREE(index.size() == static_cast<int64_t>(model.size()));
+  }
+  for (const auto& known : model) {
+    const HashIndex::Entry* entry = index.Find(known.first, HashKey(known.first));
+    SLIPSTREAM_AGREE(entry != nullptr && entry->slot == known.second.slot);
+    SLIPSTREAM_AGREE(entry->count == known.second.count);
+  }
+  int64_t used = 0;
+  for (const HashIndex::Entry& entry : index.entries()) used += entry.slot != HashIndex::kEmpty;
+  SLIPSTREAM_AGREE(used == index.size());
+  return "";
+}
+
+inline Difference FuzzKeySet(Bytes bytes) {
+  KeySet set;
+  while (!bytes.empty()) {
+    const std::vector<int64_t> keys = bytes.Keys(300);
+    SLIPSTREAM_AGREE(set.Build(keys.data(), static_cast<int64_t>(keys.size())).ok());
+    const std::unordered_set<int64_t> model(keys.begin(), keys.end());
+    SLIPSTREAM_AGREE(set.size() == static_cast<int64_t>(model.size()));
+    for (int64_t key : keys) SLIPSTREAM_AGREE(set.Contains(key));
+    for (int64_t key : bytes.Keys(30))
+      SLIPSTREAM_AGREE(set.Contains(key) == (model.count(key) > 0));
+  }
+  return "";
+}
+
+inline Difference FuzzKeyMap(Bytes bytes) {
+  KeyMap map;
+  while (!bytes.empty()) {
+    const std::vector<int64_t> keys = bytes.Keys(300);
+    std::vector<uint8_t> states;
+    for (size_t i = 0; i < keys.size(); ++i) states.push_back(bytes.Byte());
+    const bool has_states = bytes.Byte() % 2 == 0;
+    const int64_t n = static_cast<int64_t>(keys.size());
+    SLIPSTREAM_AGREE(map.Build(keys.data(), has_states ? states.data() : nullptr, n).ok());
+    std::unordered_map<int64_t, int64_t> places;
+    for (int64_t i = 0; i < n; ++i) places.emplace(keys[i], i);
+    SLIPSTREAM_AGREE(map.size() == static_cast<int64_t>(places.size()));
+    std::vector<int64_t> asked = bytes.Keys(30);
+    asked.insert(asked.end(), keys.begin(), keys.end());
+    for (int64_t key : asked) {
+      const KeyMapView::Slot slot = map.view().Find(key);
+      const auto place = places.find(key);
+      SLIPSTREAM_AGREE((slot.place == KeyMapView::kNowhere) == (place == places.end()));
+      if (place == places.end()) continue;
+      SLIPSTREAM_AGREE(slot.key == key && slot.place == place->second);
+      SLIPSTREAM_AGREE(slot.state == (has_states ? states[place->second] : 0));
+    }
+  }
+  return "";
+}
+
+inline Difference FuzzDeferredSums(Bytes bytes) {
+  struct Held {
+    int64_t key, since;
+    std::vector<float> sum;
+  };
+  const int64_t dim = 1 + bytes.Byte() % 5;
+  DeferredSums sums(dim);
+  std::list<Held> model;  // the oldest first
+  std::unordered_map<int64_t, std::list<Held>::iterator> places;
+  for (int64_t step = 0; !bytes.empty(); ++step) {
+    const uint8_t what = bytes.Byte();
+    const int64_t key = bytes.Key();
+    const uint64_t hash = HashKey(key);
+    const auto known = places.find(key);
+    const uint32_t place = sums.Find(key, hash);
+    SLIPSTREAM_AGREE((place != DeferredSums::kNone) == (known != places.end()));
+    if (what == 255) {
+      sums.Clear();
+      model.clear();
+      places.clear();
+    } else if (place == DeferredSums::kNone) {
+      model.push_back({key, step, std::vector<float>(dim, static_cast<float>(what))});
+      places[key] = std::prev(model.end());
+      std::fill_n(sums.Sum(sums.Insert(key, hash, step)), dim, static_cast<float>(what));
+    } else if (what % 2 == 0) {
+      sums.Remove(place);
+      model.erase(known->second);
+      places.erase(known);
+    } else {
+      sums.Sum(place)[what % dim] += 1.f;
+      known->second->sum[what % dim] += 1.f;
+    }
+    SLIPSTREAM_AGREE(sums.size() == static_cast<int64_t>(model.size()));
+  }
+  uint32_t at = sums.oldest();
+  for (const Held& held : model) {
+    SLIPSTREAM_AGREE(at != DeferredSums::kNone);
+    SLIPSTREAM_AGREE(sums.key(at) == held.key && sums.since(at) == held.since);
+    SLIPSTREAM_AGREE(sums.Find(held.key, HashKey(held.key)) == at);
+    SLIPSTREAM_AGREE(std::equal(held.sum.begin(), held.sum.end(), sums.Sum(at)));
+    at = sums.next(at);
+  }
+  SLIPSTREAM_AGREE(at == DeferredSums::kNone);
+  return "";
+}
+
+inline Difference FuzzHotKeySketch(Bytes bytes) {
+  AccessSketch sketch;
+  sketch.log2_width = 1 + bytes.Byte() % 6;
+  const size_t n = static_cast<size_t>(sketch.NumCounters());
+  std::vector<int64_t> counters(n), owners(n, HotKeySketch::kNobody), expected(owners);
+  std::vector<uint64_t> challenges(n);
+  sketch.counters = counters.data();
+  const HotKeySketch hot = {sketch, owners.data(), challenges.data()};
+  std::unordered_map<int64_t, int64_t> accesses;
+  const int64_t unit = int64_t{1} << bytes.Byte() % 34;
+  while (!bytes.empty()) {
+    const std::vector<int64_t> keys = bytes.Keys(60);
+    const bool some = bytes.Byte() % 2 == 0;
+    const std::vector<uint8_t> counted(keys.size(), bytes.Byte() % 4 != 0);
+    CountAccesses(hot, keys.data(), some ? reinterpret_cast<const bool*>(counted.data()) : nullptr,
+                  static_cast<int64_t>(keys.size()), unit);
+    if (!keys.empty() && (!some || counted[0] != 0)) {
+      // Of the batch's keys that come to a counter, the first of the highest estimate.
+      std::unordered_map<int64_t, int64_t> winners;
+      for (int64_t key : keys) {
+        accesses[key] += unit;
+        if (key == HotKeySketch::kNobody) continue;
+        for (int row = 0; row < AccessSketch::kRows; ++row) {
+          const int64_t counter = sketch.Counter(row, key) - sketch.counters;
+          const auto [winner, is_new] = winners.emplace(counter, key);
+          const auto bounded = [&](int64_t k) {
+            return std::min<int64_t>(sketch.Estimate(k), 0xffffffff);
+          };
+          if (!is_new && bounded(key) > bounded(winner->second)) winner->second = key;
+        }
+      }
+      for (const auto& [counter, winner] : winners) {
+        int64_t& owner = expected[static_cast<size_t>(counter)];
+        if (hot.TakesOver(owner, sketch.Estimate(winner))) owner = winner;
+      }
+    }
+    SLIPSTREAM_AGREE(owners == expected);
+    SLIPSTREAM_AGREE(std::count(challenges.begin(), challenges.end(), 0u) ==
+                     static_cast<int64_t>(n));
+    for (const auto& [key, count] : accesses) SLIPSTREAM_AGREE(sketch.Estimate(key) >= count);
+  }
+  return "";
+}
+
+// Keys come back as they were packed; other bytes give an error or as many keys as were announced.
+inline Difference FuzzKeyPacking(Bytes bytes) {
+  std::vector<int64_t> sizes, keys, ends, unpacked;
+  for (int parcels = bytes.Byte() % 5; parcels > 0; --parcels) {
+    std::vector<int64_t> parcel = bytes.Keys(40);
+    if (bytes.Byte() % 2 == 0) std::sort(parcel.begin(), parcel.end());
+    sizes.push_back(static_cast<int64_t>(parcel.size()));
+    keys.insert(keys.end(), parcel.begin(), parcel.end());
+  }
+  const int64_t parcels = static_cast<int64_t>(sizes.size());
+  std::vector<uint8_t> packed;
+  PackKeys(sizes.data(), parcels, keys.data(), &packed, &ends);
+  const auto size_of = [&] { return static_cast<int64_t>(packed.size()); };
+  SLIPSTREAM_AGREE(UnpackKeys(sizes.data(), parcels, packed.data(), size_of(), &unpacked).ok());
+  SLIPSTREAM_AGREE(unpacked == keys);
+  SLIPSTREAM_AGREE(ends.size() == sizes.size());
+  SLIPSTREAM_AGREE(ends.empty() || ends.back() == size_of());
+  if (!packed.empty()) {
+    packed[static_cast<size_t>(bytes.Below(size_of()))] ^= bytes.Byte();
+    packed.resize(static_cast<size_t>(bytes.Below(size_of() + 1)));
+  }
+  packed.shrink_to_fit();
+  if (!sizes.empty()) sizes[0] += static_cast<int8_t>(bytes.Byte()) / 32;
+  if (!sizes.empty() && bytes.Byte() == 0) sizes.back() = static_cast<int64_t>(bytes.Word());
+  if (UnpackKeys(sizes.data(), parcels, packed.data(), size_of(), &unpacked).ok()) {
+    int64_t announced = 0;
+    for (int64_t size : sizes) announced += size;
+    SLIPSTREAM_AGREE(static_cast<int64_t>(unpacked.size()) == announced);
+  }
+  SLIPSTREAM_AGREE(unpacked.size() <= packed.size());
+  return "";
+}
+
+}  // namespace fuzz
+}  // namespace slipstream
+
+#endif  // SLIPSTREAM_CC_OPS_CORE_TESTING_CONTAINER_FUZZ_H_

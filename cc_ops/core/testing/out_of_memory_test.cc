@@ -1,0 +1,447 @@
+// Every allocation of every operation on tables fails once: what remains is checked, and the
+// operation then succeeds.
+#include "cc_ops/core/table/out_of_memory.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cc_ops/core/exchange/row_exchange.h"
+#include "cc_ops/core/exchange/row_serving.h"
+#include "cc_ops/core/lookup/batch_lookup.h"
+#include "cc_ops/core/table/table_room.h"
+#include "cc_ops/core/testing/failing_memory.h"
+#include "cc_ops/core/update/pending_updates.h"
+#include "cc_ops/core/update/policy_update.h"
+
+namespace slipstream {
+namespace {
+
+constexpr int64_t kDim = 5;
+const Parallel kOneThread;
+
+TableOptions Options(int64_t capacity = 0) {
+  TableOptions options;
+  options.name = "item";
+  options.dim = kDim;
+  options.capacity = capacity;
+  options.eviction = TableOptions::Eviction::kLru;
+  options.initializer.kind = RowInitializer::Kind::kUniform;
+  options.initializer.a = -1.f;
+  options.initializer.b = 1.f;
+  options.rule.kind = UpdateRule::Kind::kAdagrad;
+  options.rule.b = 1e-8f;
+  return options;
+}
+
+// Keys of one feature, one an example, and the gradients of their rows.
+struct Batch {
+  explicit Batch(std::vector<int64_t> of) : keys(std::move(of)) {
+    const size_t values = keys.size() * kDim;
+    pooled.resize(values);
+    for (size_t i = 0; i < values; ++i)
+      upstream.push_back(0.01f * static_cast<float>(i % 17) - 0.05f);
+    FeatureView view;
+    view.batch = view.num_keys = static_cast<int64_t>(keys.size());
+    view.keys = keys.data();
+    features = {view};
+    outputs = {{pooled.data(), kDim}};
+    gradients = {{upstream.data(), kDim}};
+  }
+  std::vector<int64_t> keys;
+  std::vector<float> pooled, upstream;
+  std::vector<FeatureView> features;
+  std::vector<Combiner> combiners = {Combiner::kSum};
+  std::vector<PooledOutput> outputs;
+  std::vector<PooledGradient> gradients;
+};
+
+std::vector<int64_t> Range(int64_t begin, int64_t end) {
+  std::vector<int64_t> keys;
+  for (int64_t key = begin; key < end; ++key) keys.push_back(key * 7919);
+  return keys;
+}
+
+UpdatePolicy Defer(bool is_exchanged, float movement = 1e9f) {
+  UpdatePolicy policy;
+  policy.mode = UpdatePolicy::Mode::kDefer;
+  policy.movement = movement;
+  policy.max_age = 3;
+  policy.max_rows = 1 << 20;
+  policy.is_exchanged = is_exchanged;
+  return policy;
+}
+
+// A table that has been trained for some steps, with sums that it holds back.
+struct Trained {
+  explicit Trained(int64_t capacity = 0, bool defers = false, bool is_exchanged = false)
+      : table(std::make_unique<EmbeddingTable>(Options(capacity))), tables({table.get()}) {
+    if (defers) table->SetPolicy(Defer(is_exchanged));
+    for (int64_t step = 0; step < 2; ++step) {
+      Batch batch(Range(20 * step, 20 * step + 60));
+      EXPECT_TRUE(Lookup(&batch).ok());
+      EXPECT_TRUE(Apply(batch).ok());
+    }
+  }
+  Status Lookup(Batch* batch) {
+    return LookupForTraining(tables, batch->features, batch->combiners, batch->outputs, kOneThread,
+                             &workspace);
+  }
+  Status Apply(const Batch& batch) {
+    return ApplyGradients(workspace.plan, batch.gradients, 0.1f, kOneThread);
+  }
+  std::unique_ptr<EmbeddingTable> table;
+  std::vector<EmbeddingTable*> tables;
+  LookupWorkspace workspace;
+};
+
+// All that can be told of a table.
+struct Image {
+  explicit Image(EmbeddingTable* table)
+      : contents(table->Export()), pending(ExportPending(table)), generation(table->generation()) {
+    marks.resize(contents.keys.size());
+    const int64_t n = static_cast<int64_t>(marks.size());
+    table->Marks(contents.keys.data(), n, marks.data());
+  }
+  bool operator==(const Image& other) const {
+    return contents.keys == other.contents.keys && contents.rows == other.contents.rows &&
+           contents.slots == other.contents.slots && contents.counts == other.contents.counts &&
+           contents.last_used == other.contents.last_used &&
+           contents.update_step == other.contents.update_step &&
+           contents.lookup_step == other.contents.lookup_step && generation == other.generation &&
+           pending.keys == other.pending.keys && pending.ages == other.pending.ages &&
+           pending.sums == other.pending.sums && marks == other.marks;
+  }
+  // Whether all rows of another image are here, as they were.
+  bool Holds(const Image& other) const {
+    for (size_t i = 0; i < other.contents.keys.size(); ++i) {
+      const auto at =
+          std::lower_bound(contents.keys.begin(), contents.keys.end(), other.contents.keys[i]);
+      if (at == contents.keys.end() || *at != other.contents.keys[i]) return false;
+      const size_t place = static_cast<size_t>(at - contents.keys.begin());
+      const size_t slots = contents.slots.size() / contents.keys.size();
+      const auto same = [&](const std::vector<float>& a, const std::vector<float>& b,
+                            size_t width) {
+        return std::equal(a.begin() + place * width, a.begin() + (place + 1) * width,
+                          b.begin() + i * width);
+      };
+      if (!same(contents.rows, other.contents.rows, kDim) ||
+          !same(contents.slots, other.contents.slots, slots)) {
+        return false;
+      }
+    }
+    return pending.keys == other.pending.keys && pending.sums == other.pending.sums;
+  }
+  TableContents contents;
+  PendingUpdates pending;
+  std::vector<uint8_t> marks;
+  int64_t generation;
+};
+
+// Fails each allocation of an operation on a table made anew by `make`. is_intact: of the table
+// before and after a failure. Afterwards the operation must leave what it leaves undisturbed, but
+// for access counts, steps and times, which may count a batch twice, if `counts_twice`.
+template <class Subject>
+void FailEach(const std::function<std::unique_ptr<Subject>()>& make,
+              const std::function<Status(Subject*)>& operation,
+              const std::function<bool(const Image&, const Image&)>& is_intact,
+              bool counts_twice = false) {
+  const std::unique_ptr<Subject> undisturbed = make();
+  ASSERT_TRUE(operation(undisturbed.get()).ok());
+  const Image expected(undisturbed->table.get());
+  int64_t failures = 0;
+  bool has_ended = false;
+  for (int64_t n = 0; !has_ended; ++n) {
+    const std::unique_ptr<Subject> subject = make();
+    const Image before(subject->table.get());
+    const bool failed = FailsAt(n, [&] { return operation(subject.get()); }, &has_ended);
+    failures += failed;
+    if (failed) {
+      ASSERT_TRUE(is_intact(before, Image(subject->table.get()))) << "allocation " << n;
+      const Status again = operation(subject.get());
+      ASSERT_TRUE(again.ok()) << again.message();
+      Image after(subject->table.get());
+      if (counts_twice) {
+        ASSERT_EQ(after.contents.keys, expected.contents.keys) << "allocation " << n;
+        ASSERT_TRUE(after.Holds(expected)) << "allocation " << n;
+      } else {
+        ASSERT_TRUE(after == expected) << "allocation " << n;
+      }
+    }
+  }
+  EXPECT_GT(failures, 0);
+}
+
+bool Same(const Image& before, const Image& after) { return before == after; }
+bool Held(const Image& before, const Image& after) { return after.Holds(before); }
+
+std::function<std::unique_ptr<Trained>()> Made(int64_t capacity = 0, bool defers = false,
+                                               bool is_exchanged = false) {
+  return [=] { return std::make_unique<Trained>(capacity, defers, is_exchanged); };
+}
+
+TEST(OutOfMemory, ALookupWithNewKeysLeavesAllRows) {
+  for (const int64_t capacity : {0, 1200}) {
+    Batch batch(Range(30, 900));
+    FailEach<Trained>(Made(capacity), [&](Trained* t) { return t->Lookup(&batch); }, Held, true);
+  }
+}
+
+TEST(OutOfMemory, ALookupThatEvictsLeavesRowsThatAreWhole) {
+  Batch batch(Range(60, 120));
+  const auto is_intact = [](const Image& before, const Image& after) {
+    // A row that left is gone, or has come back as it started.
+    const std::vector<int64_t>& keys = after.contents.keys;
+    return before.contents.keys.size() <= 100 && keys.size() <= 100 &&
+           std::is_sorted(keys.begin(), keys.end());
+  };
+  FailEach<Trained>(Made(100), [&](Trained* t) { return t->Lookup(&batch); }, is_intact, true);
+}
+
+TEST(OutOfMemory, AnEvaluationAppliesWhatIsHeldOrLeavesIt) {
+  Batch batch(Range(0, 100));
+  const auto operation = [&](Trained* t) {
+    const Status flushed = FlushBeforeReading(t->tables, kOneThread);
+    if (!flushed.ok()) return flushed;
+    return LookupForEvaluation(t->tables, batch.features, batch.combiners, batch.outputs,
+                               kOneThread);
+  };
+  const auto is_intact = [](const Image& before, const Image& after) {
+    return before == after || after.pending.keys.empty();
+  };
+  FailEach<Trained>(Made(0, true), operation, is_intact);
+}
+
+// Trained, with a lookup whose gradients are to come.
+struct LookedUp : Trained {
+  LookedUp(bool defers, bool is_exchanged)
+      : Trained(0, defers, is_exchanged), batch(Range(30, 90)) {
+    EXPECT_TRUE(Lookup(&batch).ok());
+  }
+  Batch batch;
+};
+
+TEST(OutOfMemory, AnUpdateIsDoneOrNotDone) {
+  const auto apply = [](LookedUp* t) { return t->Apply(t->batch); };
+  const auto make = [](bool defers) {
+    return [=] { return std::make_unique<LookedUp>(defers, false); };
+  };
+  FailEach<LookedUp>(make(false), apply, Same);
+}
+
+TEST(OutOfMemory, ASumThatCannotBeHeldIsApplied) {
+  // What cannot be held is applied at once: nothing is lost, and no step fails for it.
+  bool has_ended = false;
+  int64_t refused = 0;
+  for (int64_t n = 0; !has_ended; ++n) {
+    LookedUp subject(true, false);
+    const Image before(subject.table.get());
+    const bool failed = FailsAt(n, [&] { return subject.Apply(subject.batch); }, &has_ended);
+    if (failed) {
+      ASSERT_TRUE(before == Image(subject.table.get())) << "allocation " << n;
+    }
+    refused += subject.table->update_counts().refused;
+    FlushDeferred(subject.table.get(), kOneThread);
+    EXPECT_EQ(subject.table->num_deferred(), 0);
+  }
+  EXPECT_GT(refused, 0);
+}
+
+TEST(OutOfMemory, GradientsAreCollectedOrStay) {
+  bool has_ended = false;
+  int64_t failures = 0;
+  const auto collect = [](LookedUp* t, RowParcels* parcels) {
+    return CollectGradients(t->workspace.plan, t->batch.gradients, 0.1f, 2, true, kOneThread,
+                            parcels);
+  };
+  for (int64_t n = 0; !has_ended; ++n) {
+    LookedUp subject(true, true);
+    const Image before(subject.table.get());
+    RowParcels parcels;
+    const bool failed = FailsAt(n, [&] { return collect(&subject, &parcels); }, &has_ended);
+    failures += failed;
+    if (failed) {
+      ASSERT_TRUE(before == Image(subject.table.get())) << "allocation " << n;
+    }
+  }
+  EXPECT_GT(failures, 0);
+}
+
+TEST(OutOfMemory, HeldSumsAreCollectedOrStay) {
+  bool has_ended = false;
+  for (int64_t n = 0; !has_ended; ++n) {
+    Trained subject(0, true, true);
+    const Image before(subject.table.get());
+    RowParcels parcels;
+    const auto collect = [&] {
+      CollectHeld(subject.tables, 2, &parcels);
+      return OkStatus();
+    };
+    const bool failed = FailsAt(n, collect, &has_ended);
+    if (failed) {
+      ASSERT_TRUE(before == Image(subject.table.get())) << "allocation " << n;
+    }
+    if (!failed) {
+      EXPECT_EQ(parcels.keys.size(), before.pending.keys.size());
+    }
+  }
+}
+
+TEST(OutOfMemory, RowsFromOtherRanksAreAppliedOrNot) {
+  RowParcels parcels;
+  parcels.keys = Range(40, 900);
+  parcels.sizes = {static_cast<int64_t>(parcels.keys.size())};
+  parcels.values.assign(parcels.keys.size() * kDim, 0.5f);
+  const RowParcelsView view = {1,
+                               parcels.sizes.data(),
+                               parcels.keys.data(),
+                               static_cast<int64_t>(parcels.keys.size()),
+                               parcels.values.data(),
+                               static_cast<int64_t>(parcels.values.size())};
+  const auto apply = [&](Trained* t) {
+    return ApplyRows(t->tables, view, 0.1f, 1.f, true, kOneThread);
+  };
+  // Rows may have been made; none was changed.
+  FailEach<Trained>(Made(), apply, Held);
+}
+
+TEST(OutOfMemory, RowsAreServedAndCopied) {
+  std::vector<int64_t> keys = Range(40, 400);
+  std::sort(keys.begin(), keys.end());
+  const std::vector<int64_t> sizes = {static_cast<int64_t>(keys.size())};
+  const RowParcelsView view = {1, sizes.data(), keys.data(), sizes[0], nullptr, 0};
+  std::vector<uint8_t> bytes;
+  std::vector<int64_t> rank_bytes;
+  ServeOptions options;
+  options.makes_rows = options.gives_all = true;
+  const auto serve = [&](Trained* t) {
+    return ServeRows(t->tables, view, options, &bytes, &rank_bytes);
+  };
+  FailEach<Trained>(Made(), serve, Held, true);
+  Trained owner;
+  ASSERT_TRUE(serve(&owner).ok());
+  CopyOptions copied;
+  copied.format = options.format;
+  copied.frozen = true;
+  const auto copy = [&](Trained* t) {
+    return StoreCopies(t->tables, view, bytes.data(), static_cast<int64_t>(bytes.size()), copied);
+  };
+  const auto is_intact = [](const Image&, const Image&) { return true; };
+  FailEach<Trained>(Made(), copy, is_intact);
+}
+
+TEST(OutOfMemory, ExportsAndImportsAreWholeOrNothing) {
+  const auto export_all = [](Trained* t) {
+    const TableContents contents = t->table->Export();
+    const PendingUpdates pending = ExportPending(t->table.get());
+    return OkStatus();
+  };
+  FailEach<Trained>(Made(0, true), export_all, Same);
+  Trained other(0, true);
+  Batch more(Range(500, 900));
+  ASSERT_TRUE(other.Lookup(&more).ok());
+  ASSERT_TRUE(other.Apply(more).ok());
+  const Image image(other.table.get());
+  const auto import_table = [&](Trained* t) { return t->table->Import(image.contents); };
+  FailEach<Trained>(Made(), import_table, Same);
+  FailEach<Trained>(Made(1000), import_table, Same);
+  PendingUpdates some = ExportPending(Trained(0, true).table.get());
+  for (float& value : some.sums) value *= 2.f;
+  const auto import_pending = [&](Trained* t) { return ImportPending(t->table.get(), some); };
+  FailEach<Trained>(Made(0, true), import_pending, Same);
+}
+
+TEST(OutOfMemory, MarksAndPoliciesAreSetOrNot) {
+  const std::vector<int64_t> keys = Range(10, 300);
+  std::vector<uint8_t> marks(keys.size(), kWatched);
+  for (size_t i = 0; i < marks.size(); i += 3) marks[i] = kSaturated;
+  const auto mark = [&](Trained* t) {
+    t->table->MarkRows(keys.data(), marks.data(), static_cast<int64_t>(keys.size()), Parallel(),
+                       true);
+    return OkStatus();
+  };
+  const auto is_intact = [](const Image& before, const Image& after) {
+    const bool has_marks =
+        std::any_of(after.marks.begin(), after.marks.end(), [](uint8_t m) { return m != 0; });
+    return !has_marks && after.Holds(before);
+  };
+  FailEach<Trained>(Made(), mark, is_intact);
+  // Of rows that have marks, some change.
+  const std::vector<int64_t> there = Range(0, 80), next = Range(5, 78);
+  const std::vector<uint8_t> before(there.size(), kWatched);
+  const auto made = [&] {
+    std::unique_ptr<Trained> trained = Made()();
+    trained->table->MarkRows(there.data(), before.data(), 80, Parallel());
+    return trained;
+  };
+  const auto change = [&](Trained* t) {
+    t->table->MarkRows(next.data(), marks.data(), static_cast<int64_t>(next.size()), Parallel());
+    return OkStatus();
+  };
+  FailEach<Trained>(made, change, Same);
+  bool has_ended = false;
+  for (int64_t n = 0; !has_ended; ++n) {
+    Trained subject;
+    const int64_t offered = subject.table->update_counts().offered;
+    const auto set = [&] {
+      subject.table->SetPolicy(Defer(false));
+      return OkStatus();
+    };
+    const bool failed = FailsAt(n, set, &has_ended);
+    EXPECT_EQ(subject.table->update_counts().offered, offered);
+    EXPECT_EQ(subject.table->policy().mode == UpdatePolicy::Mode::kApply, failed);
+    subject.table->SetPolicy(Defer(false));
+    EXPECT_EQ(subject.table->update_counts().offered, offered);
+  }
+}
+
+TEST(OutOfMemory, FlushesAndRoomAreMadeOrNot) {
+  const auto flush = [](Trained* t) {
+    FlushDeferred(t->table.get(), kOneThread);
+    return OkStatus();
+  };
+  FailEach<Trained>(Made(0, true), flush, Same);
+  const auto make_room = [](Trained* t) {
+    return MakeRoomFor({{t->table.get(), Range(70, 130)}}, "a batch needs");
+  };
+  FailEach<Trained>(Made(100), make_room, Same);
+}
+
+TEST(OutOfMemory, AReleasedSlotIsUsedAgain) {
+  EmbeddingTable table(Options(40));
+  for (int64_t round = 0; round < 50; ++round) {
+    const std::vector<int64_t> keys = Range(17 * round, 17 * round + 40);
+    ASSERT_TRUE(MakeRoomFor({{&table, keys}}, "a batch needs").ok());
+    uint32_t slot = 0;
+    for (const int64_t key : keys) {
+      table.FindOrInsert(key, HashKey(key), 1.f, &slot);
+      EXPECT_LT(slot, 40u);
+    }
+  }
+  EXPECT_EQ(table.size(), 40);
+}
+
+TEST(OutOfMemory, WhatCannotGrowIsNamed) {
+  Trained subject;
+  Batch batch(Range(200, 5000));
+  allocations_left = 60;
+  Status status = subject.Lookup(&batch);
+  for (int64_t n = 60; status.ok() || status.message().find("cannot grow") == std::string::npos;
+       ++n) {
+    ASSERT_LT(n, 10000);
+    allocations_left = n;
+    status = subject.Lookup(&batch);
+    allocations_left = -1;
+    if (status.ok()) subject = Trained();
+  }
+  allocations_left = -1;
+  EXPECT_NE(status.message().find("while looking up a batch: table 'item' ("), std::string::npos)
+      << status.message();
+}
+
+}  // namespace
+}  // namespace slipstream

@@ -1,0 +1,287 @@
+#include "cc_ops/core/update/gradient_update.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <functional>
+#include <new>
+#include <string>
+
+#include "cc_ops/core/base/simd_clones.h"
+#include "cc_ops/core/lookup/key_sort.h"
+#include "cc_ops/core/table/out_of_memory.h"
+#include "cc_ops/core/table/table_locks.h"
+#include "cc_ops/core/update/policy_update.h"
+#include "cc_ops/core/update/rules/row_rules.h"
+#include "cc_ops/core/update/use_sums.h"
+
+namespace slipstream {
+namespace {
+
+// Names the first gradient that is not finite.
+Status DescribeNonFinite(const LookupPlan& plan, const std::vector<PooledGradient>& gradients) {
+  for (size_t f = 0; f < gradients.size(); ++f) {
+    const EmbeddingTable& table = *plan.tables[plan.feature_table[f]];
+    for (int64_t i = 0; i < plan.batch; ++i) {
+      for (int64_t j = 0; j < table.dim(); ++j) {
+        const float value = gradients[f].data[i * gradients[f].stride + j];
+        if (value - value != 0.f) {
+          return InvalidArgument("gradient of feature " + std::to_string(f) + " (table '" +
+                                 table.options().name + "'), example " + std::to_string(i) +
+                                 ", element " + std::to_string(j) + " is " + std::to_string(value) +
+                                 "; allowed: finite values. No row was updated");
+        }
+      }
+    }
+  }
+  return OkStatus();
+}
+
+// Whether the features' gradients of an example lie one behind the other, those of the next example
+// after them, as in one tensor of all features.
+bool IsStacked(const LookupPlan& plan, const std::vector<PooledGradient>& gradients) {
+  int64_t offset = 0;
+  for (size_t f = 0; f < gradients.size(); ++f) {
+    if (gradients[f].data != gradients[0].data + offset) return false;
+    offset += plan.tables[plan.feature_table[f]]->dim();
+  }
+  return std::all_of(gradients.begin(), gradients.end(),
+                     [&](const PooledGradient& g) { return g.stride == offset; });
+}
+
+// Reads memory in its order.
+bool AllFinite(const LookupPlan& plan, const std::vector<PooledGradient>& gradients,
+               const Parallel& parallel) {
+  const bool is_stacked = IsStacked(plan, gradients);
+  std::atomic<bool> all_finite{true};
+  parallel.run(parallel.threads, [&](int task) {
+    const CellRange range = CellsOf(task, parallel.threads, plan.batch);
+    bool is_finite = true;
+    for (size_t f = 0; f < gradients.size(); ++f) {
+      const int64_t stride = gradients[f].stride;
+      const float* first = gradients[f].data + range.begin * stride;
+      const int64_t dim = plan.tables[plan.feature_table[f]]->dim();
+      if (is_stacked || stride == dim) {
+        is_finite &= RowIsFinite(first, (range.end - range.begin) * stride);
+        if (is_stacked) break;
+        continue;
+      }
+      for (int64_t i = 0; i < range.end - range.begin; ++i) {
+        is_finite &= RowIsFinite(first + i * stride, dim);
+      }
+    }
+    if (!is_finite) all_finite = false;
+  });
+  return all_finite;
+}
+
+// The distinct keys of a bucket and the part of the table that has their rows.
+struct KeyRange {
+  int64_t begin, end;
+  TableShard* shard;
+};
+
+KeyRange KeysOf(const LookupPlan& plan, int64_t bucket) {
+  const int64_t begin = plan.unique_begin[bucket];
+  TableShard* shard = plan.tables[bucket / kNumShards]->shard(bucket % kNumShards);
+  return {begin, begin + plan.unique_count[bucket], shard};
+}
+
+// Sums the gradients of every key of the bucket, whose rows are all there, and applies the rule;
+// with kByMarks not to rows that are masked, and with the lengths of watched rows' ways.
+// next: the keys that this thread comes to after them.
+template <UpdateRule::Kind kKind, bool kByMarks>
+SLIPSTREAM_ALWAYS_INLINE void UpdateRows(const BucketUpdate& update, KeyRange keys, KeyRange next,
+                                         int64_t dim, float* summed) {
+  const LookupPlan& plan = *update.plan;
+  const UpdateRule rule = update.table->options().rule;
+  const UpdatePolicy& policy = update.table->policy();
+  TableShard* const shard = keys.shard;
+  const bool masks = policy.mode == UpdatePolicy::Mode::kMask;
+  const int64_t row_floats = dim + rule.SlotsPerRow(dim);
+  // From keys ahead, past the end of the bucket, to those of the next one.
+  const int64_t jump = next.begin - keys.end;
+  int64_t use = keys.begin, masked = 0;
+  for (int64_t u = keys.begin; u < keys.end; ++u) {
+    int64_t ahead = u + kUpdatePrefetch;
+    const bool is_in_next = ahead >= keys.end;
+    if (is_in_next) ahead += jump;
+    if (!is_in_next || (ahead >= next.begin && ahead < next.end)) {
+      PrefetchRow(plan.unique_row[ahead], row_floats);
+      if (kByMarks) {
+        const std::vector<MarkedRow>& its = is_in_next ? next.shard->marked : shard->marked;
+        const uint32_t slot = plan.unique_slot[ahead];
+        if (slot < its.size()) __builtin_prefetch(&its[slot], 1);
+      }
+    }
+    const int64_t first_use = use;
+    use = plan.uses_end[u];
+    float* const row = plan.unique_row[u];
+    const uint8_t mark = kByMarks ? shard->MarkOf(plan.unique_slot[u]) : 0;
+    if (kByMarks && masks && (mark & kSaturated) != 0) {
+      ++masked;
+      if (!policy.is_shadow) {
+        if (policy.decay_skipped) rule.DecaySlots(dim, row);
+        continue;
+      }
+    }
+    SumUses(plan, *update.gradients, first_use, use, dim, summed);
+    if (kByMarks && (mark & kWatched) != 0) {
+      ApplyRule<kKind, true>(rule, update.rate, dim, summed, row);
+      shard->marked[plan.unique_slot[u]].travelled += SumOfSquares(dim, summed);
+    } else {
+      ApplyRule<kKind, false>(rule, update.rate, dim, summed, row);
+    }
+  }
+  shard->counts.offered += keys.end - keys.begin;
+  shard->counts.sent += keys.end - keys.begin - masked;
+  shard->counts.masked += masked;
+}
+
+template <UpdateRule::Kind kKind, bool kByMarks>
+SLIPSTREAM_ALWAYS_INLINE void UpdateRowsOfDim(const BucketUpdate& update, KeyRange keys,
+                                              KeyRange next, float* summed) {
+  // With a dim that the compiler knows loops become a few instructions.
+  switch (update.table->dim()) {
+    case 16: {
+      float sum[16];
+      return UpdateRows<kKind, kByMarks>(update, keys, next, 16, sum);
+    }
+    case 32: {
+      float sum[32];
+      return UpdateRows<kKind, kByMarks>(update, keys, next, 32, sum);
+    }
+    case 64: {
+      float sum[64];
+      return UpdateRows<kKind, kByMarks>(update, keys, next, 64, sum);
+    }
+    default:
+      return UpdateRows<kKind, kByMarks>(update, keys, next, update.table->dim(), summed);
+  }
+}
+
+template <bool kByMarks>
+SLIPSTREAM_ALWAYS_INLINE void UpdateRowsOfRule(const BucketUpdate& update, KeyRange keys,
+                                               KeyRange next, float* summed) {
+  switch (update.table->options().rule.kind) {
+    case UpdateRule::Kind::kSgd:
+      return UpdateRowsOfDim<UpdateRule::Kind::kSgd, kByMarks>(update, keys, next, summed);
+    case UpdateRule::Kind::kAdagrad:
+      return UpdateRowsOfDim<UpdateRule::Kind::kAdagrad, kByMarks>(update, keys, next, summed);
+    case UpdateRule::Kind::kRowWiseAdagrad:
+      return UpdateRowsOfDim<UpdateRule::Kind::kRowWiseAdagrad, kByMarks>(update, keys, next,
+                                                                          summed);
+    case UpdateRule::Kind::kAdam:
+      return UpdateRowsOfDim<UpdateRule::Kind::kAdam, kByMarks>(update, keys, next, summed);
+  }
+}
+
+SLIPSTREAM_SIMD_CLONES void UpdateAllRows(const BucketUpdate& update, KeyRange keys, KeyRange next,
+                                          float* summed) {
+  UpdateRowsOfRule<false>(update, keys, next, summed);
+}
+
+SLIPSTREAM_SIMD_CLONES void UpdateRowsByMarks(const BucketUpdate& update, KeyRange keys,
+                                              KeyRange next, float* summed) {
+  UpdateRowsOfRule<true>(update, keys, next, summed);
+}
+
+// The same where rows may have left the table since the lookup.
+void UpdateRowsThatAreThere(const BucketUpdate& update, KeyRange keys, float* summed) {
+  const LookupPlan& plan = *update.plan;
+  const int64_t dim = update.table->dim();
+  keys.shard->counts.offered += keys.end - keys.begin;
+  keys.shard->counts.sent += keys.end - keys.begin;
+  int64_t use = keys.begin;
+  for (int64_t u = keys.begin; u < keys.end; ++u) {
+    float* row = update.table->Find(plan.unique_key[u], HashKey(plan.unique_key[u]));
+    if (row == nullptr) {
+      ++*update.dropped;
+    } else {
+      SumUses(plan, *update.gradients, use, plan.uses_end[u], dim, summed);
+      update.table->options().rule.Apply(update.rate, dim, summed, row);
+    }
+    use = plan.uses_end[u];
+  }
+}
+
+// Updates the bucket's rows as the table's policy says. next_bucket: what this thread comes to
+// next.
+void UpdateBucket(const BucketUpdate& update, int64_t next_bucket, PolicyScratch* scratch) {
+  const KeyRange keys = KeysOf(*update.plan, update.bucket);
+  const KeyRange next = KeysOf(*update.plan, next_bucket);
+  float* const summed = scratch->sum.data();
+  const UpdatePolicy& policy = update.table->policy();
+  if (!update.table->UpdatesByPolicy(update.bucket % kNumShards)) {
+    if (update.is_stale) return UpdateRowsThatAreThere(update, keys, summed);
+    UpdateAllRows(update, keys, next, summed);
+  } else if (policy.mode != UpdatePolicy::Mode::kDefer && policy.ranks == 1 && !update.is_stale) {
+    UpdateRowsByMarks(update, keys, next, summed);
+  } else {
+    UpdateBucketByPolicy(update, scratch);
+  }
+}
+
+}  // namespace
+
+// On the bits, which compilers vectorise: a sum of floats has an order to keep.
+SLIPSTREAM_SIMD_CLONES bool RowIsFinite(const float* row, int64_t dim) {
+  constexpr uint32_t kExponent = 0x7f800000u;
+  uint32_t is_bad = 0;
+  for (int64_t j = 0; j < dim; ++j) {
+    uint32_t bits;
+    std::memcpy(&bits, row + j, sizeof(bits));
+    is_bad |= (bits & kExponent) == kExponent;
+  }
+  return is_bad == 0;
+}
+
+Status CheckFinite(const LookupPlan& plan, const std::vector<PooledGradient>& gradients,
+                   float learning_rate, const Parallel& parallel) {
+  if (!(learning_rate - learning_rate == 0.f)) {
+    return InvalidArgument("learning_rate is " + std::to_string(learning_rate) +
+                           "; allowed: a finite number");
+  }
+  return AllFinite(plan, gradients, parallel) ? OkStatus() : DescribeNonFinite(plan, gradients);
+}
+
+Status ApplyGradients(const LookupPlan& plan, const std::vector<PooledGradient>& gradients,
+                      float learning_rate, const Parallel& parallel) {
+  const Status status = CheckFinite(plan, gradients, learning_rate, parallel);
+  if (!status.ok()) return status;
+  const ExclusiveTableLocks locks(plan.tables);
+  const size_t num_tables = plan.tables.size();
+  try {
+    // Whatever needs memory comes first: rows are updated all or none.
+    std::vector<PolicyScratch> scratches(parallel.threads, PolicyScratch(plan.tables));
+    std::vector<float> rates(num_tables);
+    std::vector<bool> is_stale(num_tables);
+    const std::vector<int64_t> bounds = BalancedBuckets(plan.unique_begin, parallel.threads);
+    std::vector<std::atomic<int64_t>> dropped(num_tables);
+    for (auto& count : dropped) count = 0;
+    const std::function<void(int)> update_buckets = [&](int task) {
+      PolicyScratch& scratch = scratches[task];
+      for (int64_t b = bounds[task]; b < bounds[task + 1]; ++b) {
+        const size_t t = static_cast<size_t>(b / kNumShards);
+        int64_t dropped_here = 0;
+        const BucketUpdate update = {&plan,    &gradients,  plan.tables[t], b,
+                                     rates[t], is_stale[t], &dropped_here};
+        UpdateBucket(update, std::min(b + 1, bounds[task + 1] - 1), &scratch);
+        if (dropped_here > 0) dropped[t] += dropped_here;
+      }
+    };
+    for (size_t t = 0; t < num_tables; ++t) {
+      EmbeddingTable* table = plan.tables[t];
+      rates[t] = table->options().rule.EffectiveRate(learning_rate, table->NextUpdateStep());
+      table->set_last_learning_rate(learning_rate);
+      is_stale[t] = table->generation() != plan.generations[t];
+    }
+    parallel.run(parallel.threads, update_buckets);
+    for (size_t t = 0; t < num_tables; ++t) plan.tables[t]->CountDroppedUpdates(dropped[t]);
+  } catch (const std::bad_alloc&) {
+    return OutOfMemory("updating rows", plan.tables);
+  }
+  return OkStatus();
+}
+
+}  // namespace slipstream

@@ -1,0 +1,129 @@
+#include "cc_ops/core/update/pending_updates.h"
+
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cc_ops/core/base/hash.h"
+
+namespace slipstream {
+namespace {
+
+constexpr int64_t kDim = 3;
+
+std::unique_ptr<EmbeddingTable> MakeTable(int64_t keys, int ranks = 2, bool is_exchanged = false) {
+  TableOptions options;
+  options.name = "t";
+  options.dim = kDim;
+  auto table = std::make_unique<EmbeddingTable>(options);
+  uint32_t slot = 0;
+  for (int64_t key = 0; key < keys; ++key) table->FindOrInsert(key, HashKey(key), 1.f, &slot);
+  UpdatePolicy policy;
+  policy.mode = UpdatePolicy::Mode::kDefer;
+  policy.max_age = 1000;
+  policy.max_rows = 1000;
+  policy.ranks = ranks;
+  policy.is_exchanged = is_exchanged;
+  table->SetPolicy(policy);
+  for (int i = 0; i < 50; ++i) table->NextUpdateStep();
+  return table;
+}
+
+PendingUpdates Some(int64_t keys) {
+  PendingUpdates pending;
+  for (int64_t key = 0; key < keys; ++key) {
+    pending.keys.push_back(key);
+    pending.ages.push_back(keys - key);  // the oldest first
+    pending.ranks.push_back(static_cast<int32_t>(key % 2));
+    for (int64_t j = 0; j < kDim; ++j) pending.sums.push_back(static_cast<float>(10 * key + j));
+  }
+  return pending;
+}
+
+TEST(PendingUpdates, ComeBackAsTheyWere) {
+  const auto table = MakeTable(200);
+  ASSERT_TRUE(ImportPending(table.get(), Some(200)).ok());
+  EXPECT_EQ(table->num_deferred(), 200);
+  const PendingUpdates first = ExportPending(table.get());
+  ASSERT_EQ(first.keys.size(), 200u);
+  for (size_t i = 0; i < first.keys.size(); ++i) {
+    EXPECT_EQ(first.ages[i], 200 - first.keys[i]);
+    EXPECT_EQ(first.ranks[i], first.keys[i] % 2);
+    EXPECT_EQ(first.sums[i * kDim + 2], static_cast<float>(10 * first.keys[i] + 2));
+  }
+  // Into a table that has had another number of updates: ages count.
+  const auto other = MakeTable(200);
+  other->NextUpdateStep();
+  ASSERT_TRUE(ImportPending(other.get(), first).ok());
+  const PendingUpdates second = ExportPending(other.get());
+  EXPECT_EQ(first.keys, second.keys);
+  EXPECT_EQ(first.ages, second.ages);
+  EXPECT_EQ(first.ranks, second.ranks);
+  EXPECT_EQ(first.sums, second.sums);
+}
+
+TEST(PendingUpdates, NoneReplaceSome) {
+  const auto table = MakeTable(20);
+  ASSERT_TRUE(ImportPending(table.get(), Some(20)).ok());
+  ASSERT_TRUE(ImportPending(table.get(), PendingUpdates()).ok());
+  EXPECT_EQ(table->num_deferred(), 0);
+}
+
+TEST(PendingUpdates, RefusesWhatDoesNotFitAndChangesNothing) {
+  const auto table = MakeTable(20);
+  ASSERT_TRUE(ImportPending(table.get(), Some(10)).ok());
+  const auto refused = [&](const PendingUpdates& pending) {
+    const Status status = ImportPending(table.get(), pending);
+    EXPECT_EQ(table->num_deferred(), 10);
+    EXPECT_FALSE(status.ok());
+    return status.message();
+  };
+  PendingUpdates wrong = Some(12);
+  wrong.sums.pop_back();
+  EXPECT_NE(refused(wrong).find("have 12 keys"), std::string::npos);
+  wrong = Some(12);
+  wrong.ranks[11] = 2;
+  EXPECT_NE(refused(wrong).find("rank of pending update 11"), std::string::npos);
+  wrong = Some(12);
+  wrong.ages[5] = -1;
+  EXPECT_NE(refused(wrong).find("age of pending update 5"), std::string::npos);
+  wrong = Some(12);
+  wrong.keys[7] = wrong.keys[5];  // of the same rank
+  EXPECT_NE(refused(wrong).find("has come before"), std::string::npos);
+  wrong = Some(12);
+  wrong.keys[3] = 12345;
+  EXPECT_NE(refused(wrong).find("keys with a row"), std::string::npos);
+}
+
+TEST(PendingUpdates, ExchangedSumsNeedNoRow) {
+  const auto table = MakeTable(0, 2, true);
+  EXPECT_TRUE(ImportPending(table.get(), Some(5)).ok());
+  EXPECT_EQ(table->num_deferred(), 5);
+}
+
+TEST(PendingUpdates, RefusesSumsWithoutAPolicyThatHoldsThem) {
+  const auto table = MakeTable(5);
+  table->SetPolicy(UpdatePolicy());
+  EXPECT_FALSE(ImportPending(table.get(), Some(5)).ok());
+  EXPECT_TRUE(ImportPending(table.get(), PendingUpdates()).ok());
+}
+
+TEST(PendingUpdates, WatchedRowsTakeWhatTheyTravelled) {
+  const auto table = MakeTable(3);
+  const std::vector<int64_t> keys = {0, 1, 2, 99};
+  const std::vector<uint8_t> marks = {kWatched, kSaturated, kWatched, kWatched};
+  table->MarkRows(keys.data(), marks.data(), 4, Parallel());
+  const std::vector<float> given = {1.f, 2.f, 3.f, 4.f};
+  table->SetTravelled(keys.data(), given.data(), 4);
+  std::vector<uint8_t> marked(4);
+  table->Marks(keys.data(), 4, marked.data());
+  EXPECT_EQ(marked, (std::vector<uint8_t>{kWatched, kSaturated, kWatched, 0}));
+  std::vector<float> found(4);
+  table->Travelled(keys.data(), 4, Parallel(), found.data());
+  EXPECT_EQ(found, (std::vector<float>{1.f, 0.f, 3.f, 0.f}));
+}
+
+}  // namespace
+}  // namespace slipstream

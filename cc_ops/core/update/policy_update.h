@@ -1,0 +1,69 @@
+// Updates under a policy that masks, holds back or watches gradients.
+#ifndef SLIPSTREAM_CC_OPS_CORE_UPDATE_POLICY_UPDATE_H_
+#define SLIPSTREAM_CC_OPS_CORE_UPDATE_POLICY_UPDATE_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "cc_ops/core/base/parallel.h"
+#include "cc_ops/core/lookup/lookup_plan.h"
+#include "cc_ops/core/update/gradient_update.h"
+
+namespace slipstream {
+
+// One table's keys of one shard in a batch, and what their update needs.
+struct BucketUpdate {
+  const LookupPlan* plan;
+  const std::vector<PooledGradient>* gradients;
+  EmbeddingTable* table;
+  int64_t bucket;    // in the plan
+  float rate;        // UpdateRule::EffectiveRate
+  bool is_stale;     // whether rows may have left the table since the lookup
+  int64_t* dropped;  // counts updates whose key was evicted since the lookup
+};
+
+// Memory of a thread that updates rows of at most `dim` values.
+struct PolicyScratch {
+  explicit PolicyScratch(int64_t dim) : sum(dim), due(dim), before(dim) {}
+  // Of the widest of several tables.
+  explicit PolicyScratch(const std::vector<EmbeddingTable*>& tables);
+  std::vector<float> sum;     // of one rank's gradients of a key
+  std::vector<float> due;     // of all ranks' sums that are applied
+  std::vector<float> before;  // a watched row as it was
+};
+
+// Updates the bucket's rows as the table's policy says. A key's sums that are due on
+// several simulated ranks are added and applied as one gradient. Touches nothing but
+// the bucket's shard.
+void UpdateBucketByPolicy(const BucketUpdate& update, PolicyScratch* scratch);
+
+// Gradient sums of one table that are to be exchanged instead of applied.
+struct CollectedRows {
+  std::vector<int64_t> keys;  // [n]
+  std::vector<float> rows;    // [n, dim]
+};
+
+// As UpdateBucketByPolicy, but what would be applied is added to `collected`, which must have room
+// for it. Touches no row. A key that was evicted since the lookup keeps its gradients, too.
+void CollectBucketByPolicy(const BucketUpdate& update, PolicyScratch* scratch,
+                           CollectedRows* collected);
+
+// Most rows that CollectBucketByPolicy gives of a bucket.
+int64_t MostCollected(const LookupPlan& plan, int64_t bucket);
+
+// Moves every sum that is held to `collected`, which must have room for them; in shadow mode
+// forgets them. The caller holds the table's mutex exclusively.
+void CollectDeferred(EmbeddingTable* table, PolicyScratch* scratch, CollectedRows* collected);
+
+// Applies every sum that is held, each as one gradient; in shadow mode, where the
+// gradients were applied when they came, forgets them. Sums that are to be exchanged
+// stay. The caller holds the table's mutex exclusively. Throws std::bad_alloc, changing nothing.
+void FlushDeferred(EmbeddingTable* table, const Parallel& parallel);
+
+// The same of several tables, whose mutexes it takes: an evaluation sees every gradient.
+// ResourceExhausted without memory; tables are flushed one after the other.
+Status FlushBeforeReading(const std::vector<EmbeddingTable*>& tables, const Parallel& parallel);
+
+}  // namespace slipstream
+
+#endif  // SLIPSTREAM_CC_OPS_CORE_UPDATE_POLICY_UPDATE_H_

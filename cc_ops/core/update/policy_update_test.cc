@@ -1,0 +1,421 @@
+#include "cc_ops/core/update/policy_update.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <memory>
+#include <numeric>
+#include <random>
+#include <vector>
+
+#include "cc_ops/core/lookup/batch_lookup.h"
+#include "cc_ops/core/testing/test_threads.h"
+
+namespace slipstream {
+namespace {
+
+using Mode = UpdatePolicy::Mode;
+using Trigger = UpdatePolicy::Trigger;
+constexpr int64_t kDim = 4;
+constexpr UpdateRule::Kind kAllRules[] = {UpdateRule::Kind::kSgd, UpdateRule::Kind::kAdagrad,
+                                          UpdateRule::Kind::kRowWiseAdagrad,
+                                          UpdateRule::Kind::kAdam};
+
+UpdateRule Rule(UpdateRule::Kind kind) {
+  UpdateRule rule;
+  rule.kind = kind;
+  if (kind == UpdateRule::Kind::kAdam) {
+    rule.a = 0.9f;
+    rule.b = 0.999f;
+    rule.c = 1e-7f;
+  } else {
+    rule.b = 1e-8f;
+  }
+  return rule;
+}
+
+// A table of one or two features, trained on given keys and gradients.
+struct Training {
+  explicit Training(UpdateRule::Kind kind, int64_t capacity = 0, int threads = 2,
+                    int64_t dim = kDim)
+      : dim(dim), parallel(Threads(threads)) {
+    TableOptions options;
+    options.name = "t";
+    options.dim = dim;
+    options.capacity = capacity;
+    options.rule = Rule(kind);
+    table = std::make_unique<EmbeddingTable>(options);
+  }
+
+  // One key per example; the gradient of example i is `gradient[i]` in each value.
+  void Step(const std::vector<int64_t>& keys, const std::vector<float>& gradient,
+            int features = 1) {
+    const int64_t batch = static_cast<int64_t>(keys.size()) / features;
+    std::vector<FeatureView> views(features);
+    std::vector<std::vector<float>> pooled(features), upstream(features);
+    std::vector<PooledOutput> outputs;
+    std::vector<PooledGradient> gradients;
+    for (int f = 0; f < features; ++f) {
+      views[f].batch = views[f].num_keys = batch;
+      views[f].keys = keys.data() + f * batch;
+      pooled[f].resize(batch * dim);
+      for (int64_t i = 0; i < batch; ++i) {
+        for (int64_t j = 0; j < dim; ++j) {
+          upstream[f].push_back(gradient[f * batch + i] * static_cast<float>(j + 1));
+        }
+      }
+      outputs.push_back({pooled[f].data(), dim});
+      gradients.push_back({upstream[f].data(), dim});
+    }
+    const std::vector<Combiner> combiners(features, Combiner::kSum);
+    ASSERT_TRUE(
+        LookupForTraining({table.get()}, views, combiners, outputs, parallel, &workspace).ok());
+    ASSERT_TRUE(ApplyGradients(workspace.plan, gradients, rate, parallel).ok());
+  }
+
+  std::vector<float> State() const {
+    TableContents contents = table->Export();
+    contents.rows.insert(contents.rows.end(), contents.slots.begin(), contents.slots.end());
+    return contents.rows;
+  }
+
+  std::vector<float> Row(int64_t key) const {
+    const float* row = table->Find(key, HashKey(key));
+    return std::vector<float>(row, row + dim + table->slots_per_row());
+  }
+
+  void Mark(const std::vector<int64_t>& keys, uint8_t mark) {
+    const std::vector<uint8_t> marks(keys.size(), mark);
+    table->MarkRows(keys.data(), marks.data(), static_cast<int64_t>(keys.size()), Parallel());
+  }
+
+  const int64_t dim;
+  float rate = 0.1f;
+  Parallel parallel;
+  std::unique_ptr<EmbeddingTable> table;
+  LookupWorkspace workspace;
+};
+
+UpdatePolicy Defer(float movement, int64_t max_age, int ranks = 1) {
+  UpdatePolicy policy;
+  policy.mode = Mode::kDefer;
+  policy.movement = movement;
+  policy.max_age = max_age;
+  policy.max_rows = 1 << 20;
+  policy.ranks = ranks;
+  return policy;
+}
+
+// The same random steps for every training.
+void TrainAtRandom(Training* training, int steps, int features = 1, uint64_t seed = 5) {
+  std::mt19937_64 random(seed);
+  for (int step = 0; step < steps; ++step) {
+    std::vector<int64_t> keys;
+    std::vector<float> gradients;
+    for (int i = 0; i < 64 * features; ++i) {
+      const int64_t spread = 1 << (random() % 10);
+      keys.push_back(static_cast<int64_t>(random() % spread));
+      gradients.push_back(static_cast<float>(random() % 2001) / 1000.f - 1.f);
+    }
+    training->Step(keys, gradients, features);
+  }
+}
+
+TEST(Defer, LosesNoGradient) {
+  for (const Trigger trigger : {Trigger::kMovement, Trigger::kInterval}) {
+    for (const int ranks : {1, 4}) {
+      Training plain(UpdateRule::Kind::kSgd), deferred(UpdateRule::Kind::kSgd);
+      UpdatePolicy policy = Defer(0.1f, 7, ranks);
+      policy.trigger = trigger;
+      deferred.table->SetPolicy(policy);
+      if (trigger == Trigger::kInterval) {
+        TrainAtRandom(&plain, 1);
+        TrainAtRandom(&deferred, 1);
+        deferred.Mark({0, 1, 2, 3, 5, 8, 13}, kSaturated);
+      }
+      TrainAtRandom(&plain, 60, 2, 6);
+      TrainAtRandom(&deferred, 60, 2, 6);
+      EXPECT_GT(deferred.table->num_deferred(), 0);
+      FlushDeferred(deferred.table.get(), deferred.parallel);
+      EXPECT_EQ(deferred.table->num_deferred(), 0);
+      const std::vector<float> expected = plain.State(), actual = deferred.State();
+      ASSERT_EQ(expected.size(), actual.size());
+      for (size_t i = 0; i < expected.size(); ++i) {
+        ASSERT_NEAR(actual[i], expected[i], 2e-5) << i << " ranks " << ranks;
+      }
+      const UpdateCounts counts = deferred.table->update_counts();
+      // What came in was held or sent; a held sum is sent once more when it is due.
+      EXPECT_GE(counts.held + counts.sent, counts.offered);
+      EXPECT_LT(counts.sent, counts.offered);
+      EXPECT_GT(counts.due_by_age, 0);
+      EXPECT_GT(counts.flushed, 0);
+    }
+  }
+}
+
+TEST(Defer, HoldsUntilTheRowWouldMove) {
+  Training training(UpdateRule::Kind::kSgd);
+  training.table->SetPolicy(Defer(0.1f, 1000));
+  // The fourth value moves most: 0.1 * 4 * 0.1 = 0.04 a step.
+  training.Step({7}, {0.1f});
+  training.Step({7}, {0.1f});
+  EXPECT_EQ(training.Row(7), std::vector<float>(kDim, 0.f));
+  training.Step({7}, {0.1f});
+  EXPECT_NEAR(training.Row(7)[3], -0.12f, 1e-6);
+  EXPECT_EQ(training.table->num_deferred(), 0);
+  const UpdateCounts counts = training.table->update_counts();
+  EXPECT_EQ(counts.offered, 3);
+  EXPECT_EQ(counts.held, 2);
+  EXPECT_EQ(counts.sent, 1);
+  EXPECT_EQ(counts.due_by_movement, 1);
+}
+
+TEST(Defer, HoldsNoSumLongerThanItsAge) {
+  for (const int ranks : {1, 3}) {
+    Training training(UpdateRule::Kind::kSgd);
+    training.table->SetPolicy(Defer(1e9f, 3, ranks));
+    training.Step({7, 8, 7}, {1.f, 1.f, 1.f});
+    for (int step = 1; step <= 2; ++step) {
+      training.Step({9}, {0.f});
+      EXPECT_EQ(training.Row(7)[0], 0.f) << step;
+    }
+    training.Step({9}, {0.f});
+    EXPECT_NEAR(training.Row(7)[0], -0.2f, 1e-6);
+    EXPECT_NEAR(training.Row(8)[0], -0.1f, 1e-6);
+  }
+}
+
+TEST(Defer, AppliesRanksSumsAsOneGradient) {
+  // Adagrad's first step has the same length whatever the gradient: two applied one
+  // after the other would move the row farther.
+  Training one(UpdateRule::Kind::kAdagrad), two(UpdateRule::Kind::kAdagrad);
+  one.table->SetPolicy(Defer(1e9f, 2, 1));
+  two.table->SetPolicy(Defer(1e9f, 2, 2));
+  for (Training* training : {&one, &two}) {
+    training->Step({7, 7}, {1.f, 2.f});
+    training->Step({9, 9}, {0.f, 0.f});
+    training->Step({9, 9}, {0.f, 0.f});
+  }
+  EXPECT_EQ(one.Row(7), two.Row(7));
+  EXPECT_EQ(one.Row(7)[0], -0.1f);
+  EXPECT_EQ(two.table->update_counts().due_by_age, 2 * one.table->update_counts().due_by_age);
+}
+
+TEST(Defer, HoldsOnlySaturatedRowsByInterval) {
+  Training training(UpdateRule::Kind::kSgd);
+  training.Step({1, 2}, {0.f, 0.f});
+  UpdatePolicy policy = Defer(0.f, 100);
+  policy.trigger = Trigger::kInterval;
+  training.table->SetPolicy(policy);
+  training.Mark({1}, kSaturated);
+  training.Step({1, 2}, {1.f, 1.f});
+  EXPECT_EQ(training.Row(1)[0], 0.f);
+  EXPECT_NEAR(training.Row(2)[0], -0.1f, 1e-7);
+  // A released row's sum goes with its next gradient.
+  training.Mark({}, 0);
+  training.Step({1}, {1.f});
+  EXPECT_NEAR(training.Row(1)[0], -0.2f, 1e-7);
+}
+
+TEST(Defer, AppliesAtOnceWhatHasNoRoom) {
+  Training plain(UpdateRule::Kind::kAdagrad), training(UpdateRule::Kind::kAdagrad);
+  UpdatePolicy policy = Defer(1e9f, 1000);
+  policy.max_rows = 0;
+  training.table->SetPolicy(policy);
+  TrainAtRandom(&plain, 5);
+  TrainAtRandom(&training, 5);
+  EXPECT_EQ(plain.State(), training.State());
+  const UpdateCounts counts = training.table->update_counts();
+  EXPECT_EQ(counts.refused, counts.offered);
+  EXPECT_GT(counts.refused, 0);
+}
+
+TEST(Defer, DoesNotHoldADamagedRow) {
+  Training training(UpdateRule::Kind::kAdagrad);
+  training.Step({1}, {1.f});
+  training.table->Find(1, HashKey(1))[kDim] = std::numeric_limits<float>::quiet_NaN();
+  training.table->SetPolicy(Defer(1e9f, 1000));
+  training.Step({1}, {1.f});
+  EXPECT_EQ(training.table->num_deferred(), 0);
+}
+
+TEST(Defer, ForgetsTheSumsOfEvictedRows) {
+  Training training(UpdateRule::Kind::kSgd, 4);
+  training.table->SetPolicy(Defer(1e9f, 1000));
+  training.Step({1, 2, 3, 4}, {1.f, 1.f, 1.f, 1.f});
+  training.Step({5, 6, 7, 8}, {1.f, 1.f, 1.f, 1.f});
+  EXPECT_EQ(training.table->num_deferred(), 4);
+  EXPECT_EQ(training.table->update_counts().evicted, 4);
+  training.Step({1}, {0.f});
+  FlushDeferred(training.table.get(), training.parallel);
+  EXPECT_EQ(training.Row(1)[0], 0.f);
+}
+
+TEST(Defer, IsTheSameWithAnyNumberOfThreads) {
+  std::vector<std::vector<float>> states;
+  for (const int threads : {1, 2, 7}) {
+    Training training(UpdateRule::Kind::kAdagrad, 0, threads);
+    UpdatePolicy policy = Defer(0.05f, 9, 2);
+    policy.max_rows = 200;
+    training.table->SetPolicy(policy);
+    TrainAtRandom(&training, 40, 2);
+    FlushDeferred(training.table.get(), training.parallel);
+    states.push_back(training.State());
+  }
+  EXPECT_EQ(states[0], states[1]);
+  EXPECT_EQ(states[0], states[2]);
+}
+
+TEST(Defer, EvaluationSeesEveryGradient) {
+  Training training(UpdateRule::Kind::kSgd);
+  training.table->SetPolicy(Defer(1e9f, 1000));
+  training.Step({7}, {1.f});
+  const int64_t key = 7;
+  FeatureView view;
+  view.batch = view.num_keys = 1;
+  view.keys = &key;
+  std::vector<float> pooled(kDim);
+  ASSERT_TRUE(FlushBeforeReading({training.table.get()}, training.parallel).ok());
+  ASSERT_TRUE(LookupForEvaluation({training.table.get()}, {view}, {Combiner::kSum},
+                                  {{pooled.data(), kDim}}, training.parallel)
+                  .ok());
+  EXPECT_NEAR(pooled[0], -0.1f, 1e-7);
+  EXPECT_EQ(training.table->update_counts().flushed, 1);
+}
+
+TEST(Mask, LeavesSaturatedRowsAndTheirSlots) {
+  for (const auto kind : {UpdateRule::Kind::kSgd, UpdateRule::Kind::kAdagrad,
+                          UpdateRule::Kind::kRowWiseAdagrad, UpdateRule::Kind::kAdam}) {
+    Training training(kind);
+    training.Step({1, 2}, {1.f, 1.f});
+    UpdatePolicy policy;
+    policy.mode = Mode::kMask;
+    training.table->SetPolicy(policy);
+    training.Mark({1, 99}, kSaturated);
+    const std::vector<float> saturated = training.Row(1), varying = training.Row(2);
+    training.Step({1, 2, 1}, {1.f, 1.f, 1.f});
+    EXPECT_EQ(training.Row(1), saturated);
+    EXPECT_NE(training.Row(2), varying);
+    const UpdateCounts counts = training.table->update_counts();
+    EXPECT_EQ(counts.masked, 1);
+    EXPECT_EQ(counts.offered, 4);
+    EXPECT_EQ(counts.sent, 3);
+  }
+}
+
+TEST(Mask, DecaysAdamsMomentsOnRequest) {
+  Training training(UpdateRule::Kind::kAdam);
+  training.Step({1}, {1.f});
+  UpdatePolicy policy;
+  policy.mode = Mode::kMask;
+  policy.decay_skipped = true;
+  training.table->SetPolicy(policy);
+  training.Mark({1}, kSaturated);
+  std::vector<float> expected = training.Row(1);
+  training.Step({1}, {1.f});
+  for (int64_t j = 0; j < kDim; ++j) {
+    expected[kDim + j] *= 0.9f;
+    expected[2 * kDim + j] *= 0.999f;
+  }
+  EXPECT_EQ(training.Row(1), expected);
+}
+
+TEST(Shadow, TrainsLikePlainAndCountsWhatItWouldHaveDone) {
+  for (const Mode mode : {Mode::kMask, Mode::kDefer}) {
+    Training plain(UpdateRule::Kind::kAdagrad), shadow(UpdateRule::Kind::kAdagrad);
+    UpdatePolicy policy = Defer(0.05f, 9);
+    policy.mode = mode;
+    policy.is_shadow = true;
+    shadow.table->SetPolicy(policy);
+    TrainAtRandom(&plain, 5);
+    TrainAtRandom(&shadow, 5);
+    std::vector<int64_t> keys;
+    for (int64_t key = 0; key < 300; ++key) keys.push_back(key);
+    shadow.Mark(keys, kSaturated);
+    TrainAtRandom(&plain, 30);
+    TrainAtRandom(&shadow, 30);
+    FlushDeferred(shadow.table.get(), shadow.parallel);
+    EXPECT_EQ(plain.State(), shadow.State());
+    const UpdateCounts counts = shadow.table->update_counts();
+    EXPECT_GT(counts.offered, 0);
+    EXPECT_GT(mode == Mode::kMask ? counts.masked : counts.held, 0);
+    const double offered = static_cast<double>(plain.table->update_counts().offered);
+    EXPECT_NEAR(static_cast<double>(counts.offered), offered, 0.6 * offered);
+  }
+}
+
+TEST(Watch, SumsSquaredUpdateLengths) {
+  Training training(UpdateRule::Kind::kSgd);
+  training.Step({1, 2}, {0.f, 0.f});
+  training.Mark({1}, kWatched);
+  training.Step({1, 2}, {1.f, 1.f});
+  training.Step({1, 2}, {-1.f, 1.f});
+  const std::vector<int64_t> keys = {1, 2, 3};
+  std::vector<float> travelled(3);
+  training.table->Travelled(keys.data(), 3, Parallel(), travelled.data());
+  // Each step moves the row by 0.1 * (1, 2, 3, 4).
+  EXPECT_NEAR(travelled[0], 2 * 0.01f * 30, 1e-5);
+  EXPECT_EQ(travelled[1], 0.f);
+  EXPECT_EQ(travelled[2], 0.f);
+  training.Mark({1}, kWatched);
+  training.table->Travelled(keys.data(), 3, Parallel(), travelled.data());
+  EXPECT_EQ(travelled[0], 0.f);
+}
+
+// One rank's masks and ways are the work of the vectorised update, several ranks' that of the
+// general one; with a mask alone both must come to the same rows.
+TEST(Mask, OneRankUpdatesAsSeveralDo) {
+  for (const UpdateRule::Kind kind : kAllRules) {
+    for (const int64_t dim : {4, 16, 32, 64}) {
+      for (const bool is_shadow : {false, true}) {
+        for (const bool decays : {false, true}) {
+          const bool can_decay = decays && kind == UpdateRule::Kind::kAdam && !is_shadow;
+          if (decays && !can_decay) continue;
+          Training one(kind, 0, 2, dim), several(kind, 0, 3, dim);
+          std::vector<int64_t> keys(40);
+          std::iota(keys.begin(), keys.end(), 0);
+          for (Training* training : {&one, &several}) {
+            UpdatePolicy policy;
+            policy.mode = Mode::kMask;
+            policy.decay_skipped = decays;
+            policy.is_shadow = is_shadow;
+            policy.ranks = training == &one ? 1 : 3;
+            TrainAtRandom(training, 2);
+            training->table->SetPolicy(policy);
+            std::vector<uint8_t> marks;
+            for (const int64_t key : keys) marks.push_back(static_cast<uint8_t>(key % 4));
+            training->table->MarkRows(keys.data(), marks.data(), 40, training->parallel);
+            TrainAtRandom(training, 20, 2, 6);
+          }
+          EXPECT_EQ(one.State(), several.State());
+          std::vector<float> way(40), other(40);
+          one.table->Travelled(keys.data(), 40, one.parallel, way.data());
+          several.table->Travelled(keys.data(), 40, several.parallel, other.data());
+          EXPECT_EQ(way, other);
+          EXPECT_GT(*std::max_element(way.begin(), way.end()), 0.f);
+          const UpdateCounts counts = one.table->update_counts();
+          EXPECT_GT(counts.masked, 0);
+          EXPECT_GT(counts.sent, 0);
+          EXPECT_EQ(counts.masked + counts.sent, counts.offered);
+        }
+      }
+    }
+  }
+}
+
+TEST(Policy, RefusesBadSettings) {
+  UpdatePolicy policy = Defer(-1.f, 1);
+  EXPECT_NE(ValidateUpdatePolicy(policy).message().find("movement is -1"), std::string::npos);
+  policy = Defer(1.f, 0);
+  EXPECT_NE(ValidateUpdatePolicy(policy).message().find("max_age is 0"), std::string::npos);
+  policy = Defer(1.f, 1, 65);
+  EXPECT_NE(ValidateUpdatePolicy(policy).message().find("ranks is 65"), std::string::npos);
+  policy = Defer(1.f, 1);
+  policy.max_rows = -1;
+  EXPECT_NE(ValidateUpdatePolicy(policy).message().find("max_rows is -1"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace slipstream

@@ -1,0 +1,165 @@
+#include "cc_ops/core/update/row_compaction.cu.h"
+
+#include <cuda_runtime.h>
+
+#include <algorithm>
+
+#include "cc_ops/core/gpu/launch.cu.h"
+#include "cc_ops/core/gpu/scan_and_sort.cu.h"
+
+namespace slipstream {
+namespace {
+
+// The parts of the workspace, one after the other.
+template <class Key>
+struct Workspace {
+  // Lays the parts out from `base`, which may be null to learn the total only.
+  cudaError_t Layout(void* base, int64_t n, bool deduplicate) {
+    cudaError_t error = ScanBytes(n, &scratch_bytes);
+    if (error != cudaSuccess) return error;
+    if (deduplicate) {
+      size_t sort_bytes = 0;
+      error = SortBytes<Key>(n, &sort_bytes);
+      if (error != cudaSuccess) return error;
+      scratch_bytes = std::max(scratch_bytes, sort_bytes);
+    }
+    WorkspaceParts parts(base);
+    slots = parts.Take<int32_t>(n);
+    if (deduplicate) {
+      sorted_keys = parts.Take<Key>(n);
+      positions = parts.Take<int32_t>(n);
+      sorted_positions = parts.Take<int32_t>(n);
+    }
+    scratch = parts.Take<char>(static_cast<int64_t>(scratch_bytes));
+    bytes = parts.bytes();
+    return cudaSuccess;
+  }
+
+  int32_t* slots = nullptr;  // 1 where an output row begins, then its place in the output
+  Key* sorted_keys = nullptr;
+  int32_t* positions = nullptr;
+  int32_t* sorted_positions = nullptr;
+  void* scratch = nullptr;
+  size_t scratch_bytes = 0;
+  size_t bytes = 0;
+};
+
+__global__ void CountUpKernel(int64_t n, int32_t* __restrict__ values) {
+  for (int64_t i = ThreadOfGrid(); i < n; i += ThreadsOfGrid()) {
+    values[i] = static_cast<int32_t>(i);
+  }
+}
+
+// Whether a row of its own begins at i: everywhere, or where the sorted keys change.
+template <class Key>
+__device__ bool IsHead(const Key* keys, int64_t i, bool is_sorted) {
+  return !is_sorted || i == 0 || keys[i] != keys[i - 1];
+}
+
+// `counts` starts at zero; sums of integers do not depend on the order of the blocks.
+template <class Key>
+__global__ void FlagKernel(const Key* __restrict__ keys, int64_t n, KeySetView masked,
+                           bool is_sorted, int32_t* __restrict__ flags,
+                           CompactionCounts* __restrict__ counts) {
+  const int64_t step = ThreadsOfGrid();
+  const int64_t first = static_cast<int64_t>(blockIdx.x) * blockDim.x;
+  // All threads of a block make the same number of rounds: they count together.
+  for (int64_t begin = first; begin < n; begin += step) {
+    const int64_t i = begin + threadIdx.x;
+    const bool is_head = i < n && IsHead(keys, i, is_sorted);
+    const bool is_kept = is_head && !masked.Contains(keys[i]);
+    if (i < n) flags[i] = is_kept ? 1 : 0;
+    const int heads = __syncthreads_count(is_head);
+    const int kept = __syncthreads_count(is_kept);
+    if (threadIdx.x == 0) {
+      atomicAdd(reinterpret_cast<unsigned long long*>(&counts->offered),
+                static_cast<unsigned long long>(heads));
+      atomicAdd(reinterpret_cast<unsigned long long*>(&counts->kept),
+                static_cast<unsigned long long>(kept));
+    }
+  }
+}
+
+// One warp per position; those where no output row begins leave at once. The row of a key that
+// occurs often is summed by one warp, one occurrence after the other, so that the sum is the CPU's.
+template <class Key>
+__global__ void WriteKernel(const Key* __restrict__ keys, const float* __restrict__ rows,
+                            const int32_t* __restrict__ order, int64_t n, int64_t dim,
+                            KeySetView masked, bool is_sorted, const int32_t* __restrict__ slots,
+                            Key* __restrict__ kept_keys, float* __restrict__ kept_rows) {
+  const int lane = threadIdx.x % kWarpSize;
+  const int64_t step = ThreadsOfGrid() / kWarpSize;
+  for (int64_t i = ThreadOfGrid() / kWarpSize; i < n; i += step) {
+    const Key key = keys[i];
+    if (!IsHead(keys, i, is_sorted) || masked.Contains(key)) continue;
+    const int64_t slot = slots[i];
+    if (lane == 0) kept_keys[slot] = key;
+    for (int64_t j = lane; j < dim; j += kWarpSize) {
+      float sum = rows[(is_sorted ? order[i] : i) * dim + j];
+      if (is_sorted) {
+        for (int64_t other = i + 1; other < n && keys[other] == key; ++other) {
+          sum += rows[order[other] * dim + j];
+        }
+      }
+      kept_rows[slot * dim + j] = sum;
+    }
+  }
+}
+
+}  // namespace
+
+template <class Key>
+cudaError_t CompactRowsWorkspaceBytes(int64_t n, bool deduplicate, size_t* bytes) {
+  *bytes = 0;
+  if (n > kMaxCompactedRows) return cudaErrorInvalidValue;
+  if (n == 0) return cudaSuccess;
+  Workspace<Key> workspace;
+  const cudaError_t error = workspace.Layout(nullptr, n, deduplicate);
+  *bytes = workspace.bytes;
+  return error;
+}
+
+template <class Key>
+cudaError_t LaunchCompactRows(cudaStream_t stream, const Key* keys, const float* rows, int64_t n,
+                              int64_t dim, const KeySetView& masked, bool deduplicate,
+                              void* workspace, size_t workspace_bytes, Key* kept_keys,
+                              float* kept_rows, CompactionCounts* counts) {
+  if (n > kMaxCompactedRows) return cudaErrorInvalidValue;
+  cudaError_t error = cudaMemsetAsync(counts, 0, sizeof(*counts), stream);
+  if (error != cudaSuccess || n == 0) return error;
+  Workspace<Key> parts;
+  error = parts.Layout(workspace, n, deduplicate);
+  if (error != cudaSuccess) return error;
+  if (workspace == nullptr || parts.bytes > workspace_bytes) return cudaErrorInvalidValue;
+
+  const Key* ordered_keys = keys;
+  // clang-format off
+  if (deduplicate) {
+    CountUpKernel<<<BlocksFor(n), kThreadsPerBlock, 0, stream>>>(n, parts.positions);
+    // Stable: within a key, positions stay in the order of the input.
+    error = LaunchSort(stream, parts.scratch, parts.scratch_bytes, n, keys, parts.positions,
+                       parts.sorted_keys, parts.sorted_positions);
+    if (error != cudaSuccess) return error;
+    ordered_keys = parts.sorted_keys;
+  }
+  FlagKernel<<<BlocksFor(n), kThreadsPerBlock, 0, stream>>>(
+      ordered_keys, n, masked, deduplicate, parts.slots, counts);
+  error = LaunchScan(stream, parts.scratch, parts.scratch_bytes, n, parts.slots);
+  if (error != cudaSuccess) return error;
+  WriteKernel<<<BlocksFor(n * kWarpSize), kThreadsPerBlock, 0, stream>>>(
+      ordered_keys, rows, parts.sorted_positions, n, dim, masked, deduplicate, parts.slots,
+      kept_keys, kept_rows);
+  // clang-format on
+  return cudaGetLastError();
+}
+
+template cudaError_t CompactRowsWorkspaceBytes<int32_t>(int64_t, bool, size_t*);
+template cudaError_t CompactRowsWorkspaceBytes<int64_t>(int64_t, bool, size_t*);
+template cudaError_t LaunchCompactRows(cudaStream_t, const int32_t*, const float*, int64_t, int64_t,
+                                       const KeySetView&, bool, void*, size_t, int32_t*, float*,
+                                       CompactionCounts*);
+template cudaError_t LaunchCompactRows(cudaStream_t, const int64_t*, const float*, int64_t, int64_t,
+                                       const KeySetView&, bool, void*, size_t, int64_t*, float*,
+                                       CompactionCounts*);
+
+}  // namespace slipstream

@@ -1,0 +1,214 @@
+// The row compaction on the CPU and, where there is one, on a GPU, both against a plain reference.
+// The GPU's tests are skipped, visibly, where there is nothing to run them.
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "cc_ops/core/base/parallel.h"
+#include "cc_ops/core/containers/key_set.h"
+#include "cc_ops/core/testing/test_gpu.h"
+#include "cc_ops/core/testing/test_threads.h"
+#include "cc_ops/core/update/row_compaction.h"
+#include "gtest/gtest.h"
+
+#ifdef SLIPSTREAM_WITH_CUDA
+#include "cc_ops/core/update/row_compaction.cu.h"
+#endif
+
+namespace slipstream {
+namespace {
+
+template <class Key>
+struct Rows {
+  std::vector<Key> keys;
+  std::vector<float> values;  // [keys, dim]
+  int64_t offered = 0;
+};
+
+// The definition, one row after the other.
+template <class Key>
+Rows<Key> Reference(const Rows<Key>& rows, int64_t dim, const KeySet& masked, bool deduplicate) {
+  Rows<Key> kept;
+  const auto row_of = [&](size_t i) { return rows.values.begin() + static_cast<int64_t>(i) * dim; };
+  if (!deduplicate) {
+    for (size_t i = 0; i < rows.keys.size(); ++i) {
+      ++kept.offered;
+      if (masked.Contains(rows.keys[i])) continue;
+      kept.keys.push_back(rows.keys[i]);
+      kept.values.insert(kept.values.end(), row_of(i), row_of(i) + dim);
+    }
+    return kept;
+  }
+  std::map<Key, std::vector<float>> sums;
+  for (size_t i = 0; i < rows.keys.size(); ++i) {
+    const auto added = sums.emplace(rows.keys[i], std::vector<float>(row_of(i), row_of(i) + dim));
+    if (added.second) continue;
+    for (int64_t j = 0; j < dim; ++j) added.first->second[j] += row_of(i)[j];
+  }
+  for (const auto& [key, sum] : sums) {
+    ++kept.offered;
+    if (masked.Contains(key)) continue;
+    kept.keys.push_back(key);
+    kept.values.insert(kept.values.end(), sum.begin(), sum.end());
+  }
+  return kept;
+}
+
+template <class Key>
+Rows<Key> CompactOnCpu(const Rows<Key>& rows, int64_t dim, const KeySet& masked, bool deduplicate,
+                       int threads) {
+  const Parallel parallel = Threads(threads);
+  RowCompaction compaction;
+  compaction.Plan(rows.keys.data(), static_cast<int64_t>(rows.keys.size()), masked.view(),
+                  deduplicate, parallel);
+  Rows<Key> kept;
+  kept.keys.resize(static_cast<size_t>(compaction.kept()));
+  kept.values.resize(static_cast<size_t>(compaction.kept() * dim));
+  kept.offered = compaction.offered();
+  compaction.Write(rows.keys.data(), rows.values.data(), dim, parallel, kept.keys.data(),
+                   kept.values.data());
+  return kept;
+}
+
+#ifdef SLIPSTREAM_WITH_CUDA
+template <class Key>
+Rows<Key> CompactOnGpu(const Rows<Key>& rows, int64_t dim, const KeySet& masked, bool deduplicate) {
+  const auto n = static_cast<int64_t>(rows.keys.size());
+  KeySetView view = masked.view();
+  OnDevice<int64_t> slots(std::vector<int64_t>(view.slots, view.slots + view.num_slots));
+  view.slots = slots.data();
+  size_t bytes = 0;
+  EXPECT_EQ(CompactRowsWorkspaceBytes<Key>(n, deduplicate, &bytes), cudaSuccess);
+  OnDevice<char> workspace(bytes);
+  OnDevice<Key> keys(rows.keys), kept_keys(rows.keys.size());
+  OnDevice<float> values(rows.values), kept_values(rows.values.size());
+  OnDevice<CompactionCounts> counts(1);
+  const TestStream stream;
+  if (bytes > 0) {
+    EXPECT_EQ(LaunchCompactRows(stream.get(), keys.data(), values.data(), n, dim, view, deduplicate,
+                                workspace.data(), bytes - 1, kept_keys.data(), kept_values.data(),
+                                counts.data()),
+              cudaErrorInvalidValue);
+  }
+  EXPECT_EQ(LaunchCompactRows(stream.get(), keys.data(), values.data(), n, dim, view, deduplicate,
+                              workspace.data(), bytes, kept_keys.data(), kept_values.data(),
+                              counts.data()),
+            cudaSuccess);
+  stream.Wait();
+  const CompactionCounts found = counts.ToHost(1)[0];
+  return {kept_keys.ToHost(static_cast<size_t>(found.kept)),
+          kept_values.ToHost(static_cast<size_t>(found.kept * dim)), found.offered};
+}
+#endif
+
+// Where the compaction runs: that many threads, or the GPU.
+constexpr int kGpu = 0;
+
+class RowCompactionTest : public testing::TestWithParam<int> {
+ protected:
+  void SetUp() override {
+    if (GetParam() == kGpu && !WhyNoGpu().empty()) GTEST_SKIP() << WhyNoGpu();
+  }
+
+  template <class Key>
+  Rows<Key> Compact(const Rows<Key>& rows, int64_t dim, const KeySet& masked, bool deduplicate) {
+#ifdef SLIPSTREAM_WITH_CUDA
+    if (GetParam() == kGpu) return CompactOnGpu(rows, dim, masked, deduplicate);
+#endif
+    return CompactOnCpu(rows, dim, masked, deduplicate, GetParam());
+  }
+
+  template <class Key>
+  void ExpectReference(const Rows<Key>& rows, int64_t dim, const KeySet& masked) {
+    for (bool deduplicate : {false, true}) {
+      const Rows<Key> expected = Reference(rows, dim, masked, deduplicate);
+      const Rows<Key> kept = Compact(rows, dim, masked, deduplicate);
+      const std::string place =
+          std::to_string(rows.keys.size()) + " rows of " + std::to_string(dim);
+      EXPECT_EQ(kept.keys, expected.keys) << place;
+      EXPECT_EQ(kept.offered, expected.offered) << place;
+      ASSERT_EQ(kept.values.size(), expected.values.size()) << place;
+      // Bit for bit: -0 is not 0.
+      const size_t bytes = kept.values.size() * sizeof(float);
+      EXPECT_TRUE(bytes == 0 || std::memcmp(kept.values.data(), expected.values.data(), bytes) == 0)
+          << place;
+    }
+  }
+};
+
+// Keys repeat; values of mixed size, so that the order of a sum shows.
+template <class Key>
+Rows<Key> SomeRows(int64_t n, int64_t dim, int64_t different_keys) {
+  Rows<Key> rows;
+  for (int64_t i = 0; i < n; ++i) {
+    rows.keys.push_back(static_cast<Key>((i * i * 7919 + i) % different_keys - different_keys / 3));
+    for (int64_t j = 0; j < dim; ++j) {
+      const auto value = static_cast<float>((i * 104729 + j * 31) % 1009);
+      rows.values.push_back(i % 3 == 0 ? value * 1e4f : value / 7.0f - 50.0f);
+    }
+  }
+  return rows;
+}
+
+KeySet EveryThirdOf(int64_t different_keys) {
+  std::vector<int64_t> keys;
+  for (int64_t key = -different_keys; key < different_keys; key += 3) keys.push_back(key);
+  KeySet masked;
+  EXPECT_TRUE(masked.Build(keys.data(), static_cast<int64_t>(keys.size())).ok());
+  return masked;
+}
+
+TEST_P(RowCompactionTest, EqualsTheReference) {
+  for (int64_t n : {0, 1, 2, 255, 256, 257, 5000, 30000}) {
+    for (int64_t dim : {0, 1, 3, 16, 33}) {
+      for (int64_t different_keys : {1, 5, 4000}) {
+        const KeySet masked = EveryThirdOf(different_keys);
+        ExpectReference(SomeRows<int64_t>(n, dim, different_keys), dim, masked);
+        ExpectReference(SomeRows<int32_t>(n, dim, different_keys), dim, masked);
+      }
+    }
+  }
+}
+
+TEST_P(RowCompactionTest, NothingAndEverythingMasked) {
+  const Rows<int64_t> rows = SomeRows<int64_t>(1000, 4, 100);
+  ExpectReference(rows, 4, KeySet());
+  KeySet all;
+  ASSERT_TRUE(all.Build(rows.keys.data(), 1000).ok());
+  ExpectReference(rows, 4, all);
+  EXPECT_TRUE(Compact(rows, 4, all, true).keys.empty());
+}
+
+TEST_P(RowCompactionTest, EveryInt64IsAKey) {
+  constexpr int64_t kLowest = std::numeric_limits<int64_t>::min();
+  constexpr int64_t kHighest = std::numeric_limits<int64_t>::max();
+  Rows<int64_t> rows;
+  rows.keys = {kHighest, -1, kLowest, 0, kHighest, kLowest + 1, kLowest, -1};
+  for (size_t i = 0; i < rows.keys.size(); ++i) rows.values.push_back(static_cast<float>(i) + 0.5f);
+  for (int64_t key : {kHighest, int64_t{-1}, kLowest, kLowest + 1, int64_t{7}}) {
+    KeySet masked;
+    ASSERT_TRUE(masked.Build(&key, 1).ok());
+    ExpectReference(rows, 1, masked);
+  }
+}
+
+TEST_P(RowCompactionTest, WhatIsNotFiniteIsPassedOn) {
+  Rows<int64_t> rows;
+  rows.keys = {4, 5, 6};
+  rows.values = {std::numeric_limits<float>::infinity(), -0.0f,
+                 -std::numeric_limits<float>::infinity()};
+  ExpectReference(rows, 1, EveryThirdOf(5));
+}
+
+INSTANTIATE_TEST_SUITE_P(Devices, RowCompactionTest, testing::Values(1, 2, 7, kGpu),
+                         [](const testing::TestParamInfo<int>& place) {
+                           return place.param == kGpu
+                                      ? std::string("Gpu")
+                                      : "Cpu" + std::to_string(place.param) + "Threads";
+                         });
+
+}  // namespace
+}  // namespace slipstream

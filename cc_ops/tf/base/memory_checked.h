@@ -1,0 +1,41 @@
+// Kernels that end a step with an error where memory runs out.
+#ifndef SLIPSTREAM_CC_OPS_TF_BASE_MEMORY_CHECKED_H_
+#define SLIPSTREAM_CC_OPS_TF_BASE_MEMORY_CHECKED_H_
+
+#include <new>
+#include <stdexcept>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "tensorflow/core/framework/op_kernel.h"
+
+namespace slipstream {
+
+// A kernel as it is registered, so that none ends the process. Those that know what they work on
+// say more themselves. The core's functions say what they leave behind.
+template <class Kernel>
+class MemoryChecked final : public Kernel {
+ public:
+  using Kernel::Kernel;
+
+  void Compute(tensorflow::OpKernelContext* context) override {
+    try {
+      Kernel::Compute(context);
+    } catch (const std::bad_alloc&) {
+      context->CtxFailure(Exhausted());
+    } catch (const std::length_error&) {
+      context->CtxFailure(Exhausted());
+    }
+  }
+
+ private:
+  absl::Status Exhausted() const {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "out of memory in ", this->type_string(), " '", this->name(),
+        "'; what it works on is intact. Make the batches smaller, or free memory and go on"));
+  }
+};
+
+}  // namespace slipstream
+
+#endif  // SLIPSTREAM_CC_OPS_TF_BASE_MEMORY_CHECKED_H_

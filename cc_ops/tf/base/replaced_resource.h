@@ -1,0 +1,70 @@
+// Resources that steps read while they are replaced: a content never changes, but another takes its
+// place, and steps that are running keep the one they began with.
+#ifndef SLIPSTREAM_CC_OPS_TF_BASE_REPLACED_RESOURCE_H_
+#define SLIPSTREAM_CC_OPS_TF_BASE_REPLACED_RESOURCE_H_
+
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/resource_handle.h"
+#include "tensorflow/core/framework/resource_mgr.h"
+#include "tensorflow/core/framework/tensor.h"
+#include "tensorflow/core/framework/tensor_shape.h"
+#include "tensorflow/core/platform/refcount.h"
+
+namespace slipstream {
+
+// Content: default-constructible, with `std::string Describe() const`.
+template <class Content>
+class ReplacedResource : public tensorflow::ResourceBase {
+ public:
+  std::string DebugString() const override { return content()->Describe(); }
+  std::shared_ptr<const Content> content() const {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return content_;
+  }
+  void Replace(std::shared_ptr<const Content> content) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    content_ = std::move(content);
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  std::shared_ptr<const Content> content_ = std::make_shared<Content>();
+};
+
+// Gives a new resource away: output 0 is its handle. The same on all devices: only the memory type
+// of the handle differs.
+template <class Resource>
+absl::Status OutputResource(tensorflow::OpKernelContext* context,
+                            tensorflow::core::RefCountPtr<Resource> resource) {
+  tensorflow::Tensor* handle = nullptr;
+  tensorflow::AllocatorAttributes on_host;
+  on_host.set_on_host(true);
+  TF_RETURN_IF_ERROR(context->allocate_output(0, tensorflow::TensorShape({}), &handle, on_host));
+  // The handle takes over the reference.
+  handle->scalar<tensorflow::ResourceHandle>()() =
+      tensorflow::ResourceHandle::MakeRefCountingHandle(resource.release(),
+                                                        context->device()->name());
+  return absl::OkStatus();
+}
+
+// Makes an empty resource.
+template <class Resource>
+class CreateResourceKernel : public tensorflow::OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(tensorflow::OpKernelContext* context) override {
+    tensorflow::core::RefCountPtr<Resource> resource(new Resource);
+    OP_REQUIRES_OK(context, OutputResource(context, std::move(resource)));
+  }
+};
+
+}  // namespace slipstream
+
+#endif  // SLIPSTREAM_CC_OPS_TF_BASE_REPLACED_RESOURCE_H_

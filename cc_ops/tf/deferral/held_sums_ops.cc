@@ -1,0 +1,220 @@
+// Registration of the ops that hold gradient sums of a variable's rows until they are due.
+#include "absl/status/status.h"
+#include "cc_ops/tf/base/shape_checks.h"
+#include "tensorflow/core/framework/common_shape_fns.h"
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/shape_inference.h"
+
+namespace slipstream {
+namespace {
+
+using tensorflow::shape_inference::DimensionHandle;
+using tensorflow::shape_inference::InferenceContext;
+using tensorflow::shape_inference::ShapeHandle;
+
+// Inputs `keys` [n] and `rows` [n, dim].
+absl::Status KeysAndRows(InferenceContext* c, int keys_input, int rows_input, ShapeHandle* keys,
+                         ShapeHandle* rows) {
+  DimensionHandle n;
+  TF_RETURN_IF_ERROR(c->WithRank(c->input(keys_input), 1, keys));
+  TF_RETURN_IF_ERROR(c->WithRank(c->input(rows_input), 2, rows));
+  TF_RETURN_IF_ERROR(c->Merge(c->Dim(*keys, 0), c->Dim(*rows, 0), &n));
+  *keys = c->Vector(n);
+  return c->ReplaceDim(*rows, 0, n, rows);
+}
+
+}  // namespace
+
+REGISTER_OP("SlipstreamHeldSums")
+    .Output("handle: resource")
+    .Attr("dim: int")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::ScalarShape)
+    .Doc(R"doc(
+Makes buffers for gradient sums of a variable's rows; they live until the last copy of the handle is
+gone. Without room, and by a rule that holds nothing, until SlipstreamHeldSumsConfigure.
+
+handle: Of the sums.
+dim: Values per row, 1 to 65536.
+)doc");
+
+REGISTER_OP("SlipstreamHeldSumsConfigure")
+    .Input("handle: resource")
+    .Input("capacity: int64")
+    .Input("max_rows: int64")
+    .Input("max_age: int64")
+    .Attr("defers: bool")
+    .Attr("by_movement: bool")
+    .Attr("is_shadow: bool = false")
+    .SetIsStateful()
+    .SetShapeFn(ScalarInputs)
+    .Doc(R"doc(
+Says how sums are held from the next step on. What is held stays.
+
+Call it between steps. On a GPU it waits for copies if the room changes.
+
+handle: Of the sums.
+capacity: Scalar, from 0. Room to make, in sums; there is more if more are held.
+max_rows: Scalar, from 0. Sums held at most; further gradients leave at once.
+max_age: Scalar, from 1. Steps after which a sum leaves.
+defers: Whether anything more is held.
+by_movement: Whether the caller judges the sums; else those of marked rows may wait.
+is_shadow: Whether steps are counted only: their own gradients are to be applied.
+)doc");
+
+REGISTER_OP("SlipstreamHeldSumsLetGo")
+    .Input("handle: resource")
+    .Attr("drops: bool = false")
+    .SetIsStateful()
+    .SetShapeFn(ScalarInputs)
+    .Doc(R"doc(
+Makes all sums leave with the next step, in which nothing is held.
+
+handle: Of the sums.
+drops: Whether they are dropped at once instead, as those of shadow mode are, unless they are on
+  their way out. They are counted as flushed.
+)doc");
+
+REGISTER_OP("SlipstreamHeldSumsState")
+    .Input("handle: resource")
+    .Output("counts: int64")
+    .Output("pending: int64")
+    .Output("capacity: int64")
+    .Output("lets_go: bool")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) -> absl::Status {
+      TF_RETURN_IF_ERROR(ScalarInputs(c));
+      c->set_output(0, c->Vector(6));
+      for (int i = 1; i < 4; ++i) c->set_output(i, c->Scalar());
+      return absl::OkStatus();
+    })
+    .Doc(R"doc(
+Says what became of the gradient rows of all steps so far. All outputs are in host memory.
+
+handle: Of the sums.
+counts: [6]. Rows that were added to a sum that stayed; that left because of their sum; sums that
+  left because of their age; because all were let go; rows that found no room; sums that left in a
+  step without a gradient for their key.
+pending: Scalar. Sums that are held.
+capacity: Scalar. Sums that there is room for: 16 + 4 * dim bytes each.
+lets_go: Scalar. Whether all leave with the next step.
+)doc");
+
+REGISTER_OP("SlipstreamHeldSumsExport")
+    .Input("handle: resource")
+    .Output("keys: int64")
+    .Output("ages: int64")
+    .Output("sums: float")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) -> absl::Status {
+      TF_RETURN_IF_ERROR(ScalarInputs(c));
+      const auto held = c->UnknownDim();
+      c->set_output(0, c->Vector(held));
+      c->set_output(1, c->Vector(held));
+      c->set_output(2, c->Matrix(held, InferenceContext::kUnknownDim));
+      return absl::OkStatus();
+    })
+    .Doc(R"doc(
+Gives the sums that are held. All outputs are in host memory; call it between steps.
+
+handle: Of the sums.
+keys: [n]. The oldest first; of one age, ascending.
+ages: [n]. Steps since each sum began.
+sums: [n, dim].
+)doc");
+
+REGISTER_OP("SlipstreamHeldSumsImport")
+    .Input("handle: resource")
+    .Input("keys: int64")
+    .Input("ages: int64")
+    .Input("sums: float")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) -> absl::Status {
+      ShapeHandle handle, keys, sums, of_keys;
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 0, &handle));
+      TF_RETURN_IF_ERROR(KeysAndRows(c, 1, 3, &keys, &sums));
+      return c->Merge(keys, c->input(2), &of_keys);
+    })
+    .Doc(R"doc(
+Holds these sums instead of those that are held. All inputs are in host memory; call it between
+steps.
+
+handle: Of the sums.
+keys: [n]. Each once, in any order.
+ages: [n], from 0. Steps since each sum began.
+sums: [n, dim]. There is room for all of them afterwards.
+)doc");
+
+REGISTER_OP("SlipstreamAddToHeld")
+    .Input("handle: resource")
+    .Input("keys: int64")
+    .Input("gradients: float")
+    .Output("places: int64")
+    .Output("sums: float")
+    .Output("by_movement: bool")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) -> absl::Status {
+      ShapeHandle handle, keys, gradients;
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 0, &handle));
+      TF_RETURN_IF_ERROR(KeysAndRows(c, 1, 2, &keys, &gradients));
+      c->set_output(0, keys);
+      c->set_output(1, gradients);
+      c->set_output(2, c->Scalar());
+      return absl::OkStatus();
+    })
+    .Doc(R"doc(
+First half of a step: what the sums would be. It changes nothing.
+
+handle: Of the sums.
+keys: [n]. Each once, which the CPU checks; on a GPU a gradient may be lost otherwise.
+gradients: [n, dim]. Of each key.
+places: [n]. For the second half.
+sums: [n, dim]. Each gradient and what is held of its key, added.
+by_movement: Scalar, in host memory. Whether the second half will read `may_wait`.
+)doc");
+
+REGISTER_OP("SlipstreamTakeDue")
+    .Input("handle: resource")
+    .Input("marked: resource")
+    .Input("keys: int64")
+    .Input("places: int64")
+    .Input("sums: float")
+    .Input("may_wait: bool")
+    .Output("due_keys: int64")
+    .Output("due_sums: float")
+    .Output("is_shadow: bool")
+    .Output("defers: bool")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) -> absl::Status {
+      ShapeHandle handle, keys, sums, of_keys;
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 0, &handle));
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(1), 0, &handle));
+      TF_RETURN_IF_ERROR(KeysAndRows(c, 2, 4, &keys, &sums));
+      TF_RETURN_IF_ERROR(c->Merge(keys, c->input(3), &of_keys));
+      TF_RETURN_IF_ERROR(c->Merge(keys, c->input(5), &of_keys));
+      c->set_output(0, c->Vector(InferenceContext::kUnknownDim));
+      c->set_output(1, c->Matrix(c->UnknownDim(), c->Dim(sums, 1)));
+      c->set_output(2, c->Scalar());
+      c->set_output(3, c->Scalar());
+      return absl::OkStatus();
+    })
+    .Doc(R"doc(
+Second half of a step: keeps the sums that may wait, and takes out those that are due.
+
+A sum leaves if it may not wait, has a value that is not finite, has come of age, found no room, or
+if all are let go. On a GPU a step takes memory for n + capacity rows besides.
+
+handle: Of the sums.
+marked: Handle of a SlipstreamKeySet on the same device: the rows that may wait, unless sums are
+  judged by the caller.
+keys: [n]. As the first half got them.
+places: [n]. As the first half gave them, in the same step.
+sums: [n, dim]. As the first half gave them.
+may_wait: [n]. The caller's judgement; read only if the first half said so.
+due_keys: [due]. Ascending, each once.
+due_sums: [due, dim].
+is_shadow: Scalar, in host memory. Whether to apply the step's own gradients instead of the sums.
+defers: Scalar, in host memory. Whether anything will be held from now on.
+)doc");
+
+}  // namespace slipstream

@@ -1,0 +1,237 @@
+// Kernels that collect gradient rows for other processes and apply theirs.
+#include <limits>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "cc_ops/core/exchange/row_exchange.h"
+#include "cc_ops/core/exchange/row_serving.h"
+#include "cc_ops/tf/base/kernel_values.h"
+#include "cc_ops/tf/base/memory_checked.h"
+#include "cc_ops/tf/lookup/feature_inputs.h"
+#include "cc_ops/tf/lookup/plan_variant.h"
+#include "cc_ops/tf/table/table_resource.h"
+#include "tensorflow/core/framework/op_kernel.h"
+
+namespace slipstream {
+namespace {
+
+namespace tf = tensorflow;
+
+absl::Status OutputParcels(tf::OpKernelContext* c, const RowParcels& parcels) {
+  const int64_t ranks = parcels.ranks;
+  const int64_t tables = static_cast<int64_t>(parcels.sizes.size()) / ranks;
+  TF_RETURN_IF_ERROR(Output(c, 0, tf::TensorShape({ranks, tables}), parcels.sizes));
+  const auto vector_of = [](size_t n) { return tf::TensorShape({static_cast<int64_t>(n)}); };
+  TF_RETURN_IF_ERROR(Output(c, 1, vector_of(parcels.keys.size()), parcels.keys));
+  return Output(c, 2, vector_of(parcels.values.size()), parcels.values);
+}
+
+class CollectGradientsOp : public tf::OpKernel {
+ public:
+  explicit CollectGradientsOp(tf::OpKernelConstruction* c) : OpKernel(c) {
+    OP_REQUIRES_OK(c, c->GetAttr("ranks", &ranks_));
+    OP_REQUIRES_OK(c, c->GetAttr("counts_update", &counts_update_));
+  }
+  void Compute(tf::OpKernelContext* c) override {
+    const LookupPlan* plan = nullptr;
+    std::vector<PooledGradient> gradients;
+    OP_REQUIRES_OK(c, ReadPlanAndGradients(c, &plan, &gradients));
+    float rate = 0.f;
+    OP_REQUIRES_OK(c, ReadScalar(c, c->num_inputs() - 1, "learning_rate", &rate));
+    RowParcels parcels;
+    OP_REQUIRES_OK(c, ToAbsl(CollectGradients(*plan, gradients, rate, ranks_, counts_update_,
+                                              ParallelOf(c), &parcels)));
+    OP_REQUIRES_OK(c, OutputParcels(c, parcels));
+  }
+
+ private:
+  int ranks_ = 1;
+  bool counts_update_ = false;
+};
+REGISTER_KERNEL_BUILDER(Name("SlipstreamCollectGradients").Device(tf::DEVICE_CPU),
+                        MemoryChecked<CollectGradientsOp>);
+
+class CollectHeldOp : public tf::OpKernel {
+ public:
+  explicit CollectHeldOp(tf::OpKernelConstruction* c) : OpKernel(c) {
+    OP_REQUIRES_OK(c, c->GetAttr("ranks", &ranks_));
+  }
+  void Compute(tf::OpKernelContext* c) override {
+    TableResources resources;
+    std::vector<EmbeddingTable*> tables;
+    OP_REQUIRES_OK(c, ReadTables(c, &resources, &tables));
+    RowParcels parcels;
+    CollectHeld(tables, ranks_, &parcels);
+    OP_REQUIRES_OK(c, OutputParcels(c, parcels));
+  }
+
+ private:
+  int ranks_ = 1;
+};
+REGISTER_KERNEL_BUILDER(Name("SlipstreamCollectHeld").Device(tf::DEVICE_CPU),
+                        MemoryChecked<CollectHeldOp>);
+
+// The inputs sizes, keys and, if there are any, values from `first` on.
+absl::Status ReadParcels(tf::OpKernelContext* c, int first, size_t of_rank, bool has_values,
+                         RowParcelsView* view) {
+  const tf::Tensor &sizes = c->input(first), &keys = c->input(first + 1),
+                   &values = has_values ? c->input(first + 2) : keys;
+  if (sizes.dims() != 2 || sizes.dim_size(1) != static_cast<int64_t>(of_rank)) {
+    return absl::InvalidArgumentError(absl::StrCat("sizes have shape ", sizes.shape().DebugString(),
+                                                   "; allowed: [ranks, ", of_rank, "]"));
+  }
+  if (keys.dims() != 1 || values.dims() != 1) {
+    return absl::InvalidArgumentError(absl::StrCat("keys have shape ", keys.shape().DebugString(),
+                                                   " and values ", values.shape().DebugString(),
+                                                   "; allowed: rank 1"));
+  }
+  view->ranks = static_cast<int>(sizes.dim_size(0));
+  view->sizes = sizes.flat<int64_t>().data();
+  view->keys = keys.flat<int64_t>().data();
+  view->num_keys = keys.NumElements();
+  if (has_values) {
+    view->values = values.flat<float>().data();
+    view->num_values = values.NumElements();
+  }
+  return absl::OkStatus();
+}
+
+// The inputs "handles" and, behind them, parcels for these tables.
+struct TablesAndParcels {
+  // keeps: with sizes of copies that ranks keep, too; see row_serving.h.
+  absl::Status Read(tf::OpKernelContext* c, bool has_values, bool keeps = false) {
+    TF_RETURN_IF_ERROR(ReadTables(c, &resources, &tables));
+    const size_t of_rank = tables.size() * (keeps ? 2 : 1);
+    return ReadParcels(c, static_cast<int>(tables.size()), of_rank, has_values, &parcels);
+  }
+
+  TableResources resources;
+  std::vector<EmbeddingTable*> tables;
+  RowParcelsView parcels;
+};
+
+class ApplyRowsOp : public tf::OpKernel {
+ public:
+  explicit ApplyRowsOp(tf::OpKernelConstruction* c) : OpKernel(c) {
+    OP_REQUIRES_OK(c, c->GetAttr("scale", &scale_));
+    OP_REQUIRES_OK(c, c->GetAttr("makes_rows", &makes_rows_));
+  }
+  void Compute(tf::OpKernelContext* c) override {
+    TablesAndParcels in;
+    float rate = 0.f;
+    OP_REQUIRES_OK(c, in.Read(c, true));
+    OP_REQUIRES_OK(c, ReadScalar(c, c->num_inputs() - 1, "learning_rate", &rate));
+    OP_REQUIRES_OK(
+        c, ToAbsl(ApplyRows(in.tables, in.parcels, rate, scale_, makes_rows_, ParallelOf(c))));
+  }
+
+ private:
+  float scale_ = 1.f;
+  bool makes_rows_ = true;
+};
+REGISTER_KERNEL_BUILDER(Name("SlipstreamApplyRows").Device(tf::DEVICE_CPU),
+                        MemoryChecked<ApplyRowsOp>);
+
+class RouteKeysOp : public tf::OpKernel {
+ public:
+  explicit RouteKeysOp(tf::OpKernelConstruction* c) : OpKernel(c) {
+    int num_tables = 0;
+    OP_REQUIRES_OK(c, c->GetAttr("num_tables", &num_tables));
+    OP_REQUIRES_OK(c, inputs_.Init(c, num_tables));
+    OP_REQUIRES_OK(c, c->GetAttr("ranks", &options_.ranks));
+    OP_REQUIRES_OK(c, c->GetAttr("reads_frozen", &options_.reads_frozen));
+    OP_REQUIRES_OK(c, c->GetAttr("keeps", &options_.keeps));
+  }
+  void Compute(tf::OpKernelContext* c) override {
+    TableResources resources;
+    std::vector<EmbeddingTable*> tables;
+    std::vector<FeatureView> features;
+    int64_t batch = 0;
+    OP_REQUIRES_OK(c, ReadTables(c, &resources, &tables));
+    OP_REQUIRES_OK(c, inputs_.Read(c, &features, &batch));
+    RowParcels requests;
+    OP_REQUIRES_OK(c, ToAbsl(RouteKeys(tables, features, options_, ParallelOf(c), &requests)));
+    const int64_t of_rank = static_cast<int64_t>(tables.size()) * (options_.keeps ? 2 : 1);
+    OP_REQUIRES_OK(c, Output(c, 0, tf::TensorShape({options_.ranks, of_rank}), requests.sizes));
+    const int64_t num_keys = static_cast<int64_t>(requests.keys.size());
+    OP_REQUIRES_OK(c, Output(c, 1, tf::TensorShape({num_keys}), requests.keys));
+  }
+
+ private:
+  FeatureInputs inputs_;
+  RouteOptions options_;
+};
+REGISTER_KERNEL_BUILDER(Name("SlipstreamRouteKeys").Device(tf::DEVICE_CPU),
+                        MemoryChecked<RouteKeysOp>);
+
+// The inputs with_summary and rounds, the last ones.
+absl::Status ReadFormat(tf::OpKernelContext* c, RowFormat* format) {
+  TF_RETURN_IF_ERROR(ReadScalar(c, c->num_inputs() - 2, "with_summary", &format->with_summary));
+  return ReadScalar(c, c->num_inputs() - 1, "rounds", &format->rounds);
+}
+
+class ServeRowsOp : public tf::OpKernel {
+ public:
+  explicit ServeRowsOp(tf::OpKernelConstruction* c) : OpKernel(c) {
+    OP_REQUIRES_OK(c, c->GetAttr("makes_rows", &options_.makes_rows));
+    OP_REQUIRES_OK(c, c->GetAttr("gives_all", &options_.gives_all));
+    OP_REQUIRES_OK(c, c->GetAttr("packs", &options_.format.packs));
+    OP_REQUIRES_OK(c, c->GetAttr("keeps", &options_.format.keeps));
+    OP_REQUIRES_OK(c, c->GetAttr("own_rank", &options_.own_rank));
+  }
+  void Compute(tf::OpKernelContext* c) override {
+    TablesAndParcels in;
+    ServeOptions options = options_;
+    OP_REQUIRES_OK(c, in.Read(c, false, options.format.keeps));
+    OP_REQUIRES_OK(c, ReadFormat(c, &options.format));
+    std::vector<uint8_t> bytes;
+    std::vector<int64_t> rank_bytes;
+    OP_REQUIRES_OK(c, ToAbsl(ServeRows(in.tables, in.parcels, options, &bytes, &rank_bytes)));
+    std::vector<int32_t> splits;
+    for (const int64_t size : rank_bytes) {
+      OP_REQUIRES(c, size <= std::numeric_limits<int32_t>::max(),
+                  absl::ResourceExhaustedError(absl::StrCat(
+                      "the rows that a rank asks for take ", size,
+                      " bytes; at most 2^31 - 1 can be sent: make the batches smaller")));
+      splits.push_back(static_cast<int32_t>(size));
+    }
+    const auto vector_of = [](size_t n) { return tf::TensorShape({static_cast<int64_t>(n)}); };
+    OP_REQUIRES_OK(c, Output(c, 0, vector_of(bytes.size()), bytes));
+    OP_REQUIRES_OK(c, Output(c, 1, vector_of(splits.size()), splits));
+  }
+
+ private:
+  ServeOptions options_;
+};
+REGISTER_KERNEL_BUILDER(Name("SlipstreamServeRows").Device(tf::DEVICE_CPU),
+                        MemoryChecked<ServeRowsOp>);
+
+class StoreCopiesOp : public tf::OpKernel {
+ public:
+  explicit StoreCopiesOp(tf::OpKernelConstruction* c) : OpKernel(c) {
+    OP_REQUIRES_OK(c, c->GetAttr("frozen", &options_.frozen));
+    OP_REQUIRES_OK(c, c->GetAttr("passed_over", &options_.passed_over));
+    OP_REQUIRES_OK(c, c->GetAttr("makes_room", &options_.makes_room));
+    OP_REQUIRES_OK(c, c->GetAttr("packed", &options_.format.packs));
+    OP_REQUIRES_OK(c, c->GetAttr("keeps", &options_.format.keeps));
+  }
+  void Compute(tf::OpKernelContext* c) override {
+    TablesAndParcels in;
+    CopyOptions options = options_;
+    OP_REQUIRES_OK(c, in.Read(c, false, options.format.keeps));
+    OP_REQUIRES_OK(c, ReadFormat(c, &options.format));
+    const tf::Tensor& rows = c->input(c->num_inputs() - 3);
+    OP_REQUIRES(c, rows.dims() == 1, absl::InvalidArgumentError("rows must be a vector"));
+    OP_REQUIRES_OK(c, ToAbsl(StoreCopies(in.tables, in.parcels, rows.flat<uint8_t>().data(),
+                                         rows.NumElements(), options)));
+  }
+
+ private:
+  CopyOptions options_;
+};
+REGISTER_KERNEL_BUILDER(Name("SlipstreamStoreCopies").Device(tf::DEVICE_CPU),
+                        MemoryChecked<StoreCopiesOp>);
+
+}  // namespace
+}  // namespace slipstream

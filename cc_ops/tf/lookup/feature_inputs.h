@@ -1,0 +1,66 @@
+// Reads the keys, row splits and weights of several features from op inputs.
+#ifndef SLIPSTREAM_CC_OPS_TF_LOOKUP_FEATURE_INPUTS_H_
+#define SLIPSTREAM_CC_OPS_TF_LOOKUP_FEATURE_INPUTS_H_
+
+#include <vector>
+
+#include "absl/status/status.h"
+#include "cc_ops/core/lookup/feature_view.h"
+#include "tensorflow/core/framework/op_kernel.h"
+
+// The inputs and attributes that every op over features registers:
+//   REGISTER_OP("X").Input("...") SLIPSTREAM_FEATURE_INPUTS ...
+#define SLIPSTREAM_FEATURE_INPUTS              \
+  .Input("keys: num_keys * int64")             \
+      .Input("row_splits: num_splits * int64") \
+      .Input("weights: num_weights * float")   \
+      .Attr("num_keys: int >= 1")              \
+      .Attr("num_splits: int >= 0")            \
+      .Attr("num_weights: int >= 0")           \
+      .Attr("feature_keys: list(int) >= 1")    \
+      .Attr("feature_column: list(int) >= 1")  \
+      .Attr("feature_splits: list(int) >= 1")  \
+      .Attr("feature_weights: list(int) >= 1") \
+      .Attr("feature_table: list(int) >= 1")   \
+      .Attr("padding_key: int = -1")
+
+// Text for the .Doc of such an op.
+#define SLIPSTREAM_FEATURE_DOC                                                         \
+  "keys: int64 [batch] or [batch, width], or [total] for a feature with row splits.\n" \
+  "row_splits: int64 [batch + 1].\n"                                                   \
+  "weights: float32, laid out like the keys they belong to.\n"                         \
+  "feature_keys: per feature, the index of its keys tensor.\n"                         \
+  "feature_column: per feature, its column of a [batch, width] tensor (one key per "   \
+  "example), or -1: all of the tensor (a bag; padding_key marks absent keys).\n"       \
+  "feature_splits: per feature, the index of its row splits, or -1.\n"                 \
+  "feature_weights: per feature, the index of its weights, or -1.\n"                   \
+  "feature_table: per feature, the index of its table.\n"                              \
+  "padding_key: the key that stands for no key in a padded bag of rank 2.\n"
+
+namespace slipstream {
+
+// Parsed once in a kernel's constructor; Read() once per step.
+class FeatureInputs {
+ public:
+  // InvalidArgument if the attribute lists differ in length or index beyond
+  // the op's inputs or `num_tables`.
+  absl::Status Init(tensorflow::OpKernelConstruction* context, int num_tables);
+
+  // Views of this step's inputs, one per feature; `batch` gets the number of
+  // examples. Checks ranks, columns, row splits, weights' lengths and that all
+  // features have the same batch size.
+  absl::Status Read(tensorflow::OpKernelContext* context, std::vector<FeatureView>* features,
+                    int64_t* batch) const;
+
+  int num_features() const { return static_cast<int>(feature_keys_.size()); }
+  const std::vector<int>& feature_table() const { return feature_table_; }
+
+ private:
+  std::vector<int> feature_keys_, feature_column_, feature_splits_, feature_weights_,
+      feature_table_;
+  int64_t padding_key_ = -1;
+};
+
+}  // namespace slipstream
+
+#endif  // SLIPSTREAM_CC_OPS_TF_LOOKUP_FEATURE_INPUTS_H_

@@ -1,0 +1,128 @@
+// Registrations of lookups and of the update that belongs to one.
+#include "cc_ops/tf/base/shape_checks.h"
+#include "cc_ops/tf/lookup/feature_inputs.h"
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/shape_inference.h"
+
+namespace slipstream {
+namespace {
+
+namespace tf = tensorflow;
+using tf::shape_inference::InferenceContext;
+using tf::shape_inference::ShapeHandle;
+
+absl::Status LookupShape(InferenceContext* c) {
+  int num_tables = 0, num_keys = 0, num_splits = 0;
+  bool is_stacked = false;
+  std::vector<int> feature_keys, feature_splits, feature_table, dims;
+  TF_RETURN_IF_ERROR(c->GetAttr("num_tables", &num_tables));
+  TF_RETURN_IF_ERROR(c->GetAttr("num_keys", &num_keys));
+  TF_RETURN_IF_ERROR(c->GetAttr("num_splits", &num_splits));
+  TF_RETURN_IF_ERROR(c->GetAttr("is_stacked", &is_stacked));
+  TF_RETURN_IF_ERROR(c->GetAttr("feature_keys", &feature_keys));
+  TF_RETURN_IF_ERROR(c->GetAttr("feature_splits", &feature_splits));
+  TF_RETURN_IF_ERROR(c->GetAttr("feature_table", &feature_table));
+  TF_RETURN_IF_ERROR(c->GetAttr("table_dims", &dims));
+  TF_RETURN_IF_ERROR(CheckScalars(c, 0, num_tables));
+  const size_t num_features = feature_keys.size();
+  if (feature_splits.size() != num_features || feature_table.size() != num_features ||
+      dims.size() != static_cast<size_t>(num_tables)) {
+    return absl::InvalidArgumentError(
+        "feature_* lists, or table_dims and handles, differ in length");
+  }
+  tf::shape_inference::DimensionHandle batch = c->UnknownDim();
+  for (size_t f = 0; f < num_features; ++f) {
+    if (feature_keys[f] < 0 || feature_keys[f] >= num_keys || feature_splits[f] >= num_splits ||
+        feature_table[f] < 0 || feature_table[f] >= num_tables) {
+      return absl::InvalidArgumentError("a feature_* list has an index beyond the op's inputs");
+    }
+    ShapeHandle shape;
+    if (feature_splits[f] >= 0) {
+      TF_RETURN_IF_ERROR(
+          c->WithRank(c->input(num_tables + num_keys + feature_splits[f]), 1, &shape));
+      tf::shape_inference::DimensionHandle examples;
+      TF_RETURN_IF_ERROR(c->Subtract(c->Dim(shape, 0), 1, &examples));
+      TF_RETURN_IF_ERROR(c->Merge(batch, examples, &batch));
+    } else {
+      TF_RETURN_IF_ERROR(c->WithRankAtLeast(c->input(num_tables + feature_keys[f]), 1, &shape));
+      TF_RETURN_IF_ERROR(c->WithRankAtMost(shape, 2, &shape));
+      if (c->RankKnown(shape)) TF_RETURN_IF_ERROR(c->Merge(batch, c->Dim(shape, 0), &batch));
+    }
+  }
+  int num_outputs = 0;
+  TF_RETURN_IF_ERROR(c->GetAttr("num_outputs", &num_outputs));
+  if (is_stacked) {
+    if (num_outputs != 1) return absl::InvalidArgumentError("is_stacked needs num_outputs = 1");
+    for (int table : feature_table) {
+      if (dims[table] != dims[feature_table[0]]) {
+        return absl::InvalidArgumentError("is_stacked needs tables of equal dim");
+      }
+    }
+    c->set_output(0, c->MakeShape({batch, c->MakeDim(static_cast<int64_t>(num_features)),
+                                   c->MakeDim(dims[feature_table[0]])}));
+  } else {
+    if (num_outputs != static_cast<int>(num_features)) {
+      return absl::InvalidArgumentError("num_outputs must be the number of features");
+    }
+    for (size_t f = 0; f < num_features; ++f) {
+      c->set_output(static_cast<int>(f), c->Matrix(batch, c->MakeDim(dims[feature_table[f]])));
+    }
+  }
+  if (c->num_outputs() > num_outputs) c->set_output(num_outputs, c->Scalar());  // the plan
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+#define SLIPSTREAM_LOOKUP_ATTRS                               \
+  .Attr("num_tables: int >= 1")                               \
+      .Attr("table_dims: list(int) >= 1")                     \
+      .Attr("combiners: list({'sum', 'mean', 'sqrtn'}) >= 1") \
+      .Attr("is_stacked: bool")                               \
+      .Attr("num_outputs: int >= 1")
+
+#define SLIPSTREAM_LOOKUP_DOC                                                                 \
+  "table_dims: the dim of each table.\n"                                                      \
+  "combiners: per feature, how the rows of a bag become one vector.\n"                        \
+  "is_stacked: one output float32 [batch, features, dim] instead of one [batch, dim] each.\n" \
+  "handles: scalars, one per table; no table may come twice.\n"                               \
+  "pooled: float32 [batch, dim] per feature, or [batch, features, dim].\n" SLIPSTREAM_FEATURE_DOC
+
+REGISTER_OP("SlipstreamLookup")
+    .Input("handles: num_tables * resource") SLIPSTREAM_FEATURE_INPUTS SLIPSTREAM_LOOKUP_ATTRS
+    .Output("pooled: num_outputs * float")
+    .Output("plan: variant")
+    .SetIsStateful()
+    .SetShapeFn(LookupShape)
+    .Doc(
+        "Looks up the keys of a training batch: makes missing keys and counts accesses.\n\n"
+        "plan: scalar, for SlipstreamApplyGradients.\n" SLIPSTREAM_LOOKUP_DOC);
+
+REGISTER_OP("SlipstreamEvaluationLookup")
+    .Input("handles: num_tables * resource") SLIPSTREAM_FEATURE_INPUTS SLIPSTREAM_LOOKUP_ATTRS
+    .Output("pooled: num_outputs * float")
+    .SetIsStateful()
+    .SetShapeFn(LookupShape)
+    .Doc(
+        "Looks up keys without making or counting any; absent keys give their initial "
+        "rows.\n\n" SLIPSTREAM_LOOKUP_DOC);
+
+REGISTER_OP("SlipstreamApplyGradients")
+    .Input("plan: variant")
+    .Input("gradients: num_gradients * float")
+    .Input("learning_rate: float")
+    .Attr("num_gradients: int >= 1")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) -> absl::Status {
+      TF_RETURN_IF_ERROR(CheckScalars(c, 0, 1));
+      return CheckScalars(c, c->num_inputs() - 1, c->num_inputs());
+    })
+    .Doc(R"doc(
+Sums the gradients of each key in batch order and applies its table's rule once.
+
+plan: scalar, from SlipstreamLookup.
+gradients: of its pooled outputs, in their shapes; all must be finite.
+learning_rate: scalar.
+)doc");
+
+}  // namespace slipstream

@@ -1,0 +1,412 @@
+// Registration of the input classifier's ops (Slipstream, arXiv 2404.04270, input classifier
+// block).
+#include "absl/status/status.h"
+#include "cc_ops/core/saturation/loss_statistics.h"
+#include "cc_ops/tf/lookup/feature_inputs.h"
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/shape_inference.h"
+
+namespace slipstream {
+namespace {
+
+using tensorflow::shape_inference::DimensionHandle;
+using tensorflow::shape_inference::InferenceContext;
+using tensorflow::shape_inference::ShapeHandle;
+
+absl::Status ScalarOutput(InferenceContext* c) {
+  ShapeHandle alpha;
+  TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 0, &alpha));
+  c->set_output(0, c->Scalar());
+  return absl::OkStatus();
+}
+
+// Ranks of the keys and row splits; the batch size, where a feature's layout tells it.
+absl::Status BatchOfFeatures(InferenceContext* c, DimensionHandle* result) {
+  ShapeHandle handle;
+  TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 0, &handle));
+  int num_keys, num_splits;
+  TF_RETURN_IF_ERROR(c->GetAttr("num_keys", &num_keys));
+  TF_RETURN_IF_ERROR(c->GetAttr("num_splits", &num_splits));
+  DimensionHandle batch = c->UnknownDim();
+  for (int i = 0; i < num_keys; ++i) {
+    ShapeHandle keys;
+    TF_RETURN_IF_ERROR(c->WithRankAtLeast(c->input(1 + i), 1, &keys));
+    TF_RETURN_IF_ERROR(c->WithRankAtMost(keys, 2, &keys));
+    // A vector may be flat keys with row splits; a matrix has a row per input.
+    if (c->RankKnown(keys) && c->Rank(keys) == 2) {
+      TF_RETURN_IF_ERROR(c->Merge(batch, c->Dim(keys, 0), &batch));
+    }
+  }
+  for (int i = 0; i < num_splits; ++i) {
+    ShapeHandle splits;
+    DimensionHandle rows;
+    TF_RETURN_IF_ERROR(c->WithRank(c->input(1 + num_keys + i), 1, &splits));
+    TF_RETURN_IF_ERROR(c->Subtract(c->Dim(splits, 0), 1, &rows));
+    TF_RETURN_IF_ERROR(c->Merge(batch, rows, &batch));
+  }
+  *result = batch;
+  return absl::OkStatus();
+}
+
+absl::Status ClassifyShape(InferenceContext* c) {
+  DimensionHandle batch;
+  TF_RETURN_IF_ERROR(BatchOfFeatures(c, &batch));
+  ShapeHandle unused;
+  TF_RETURN_IF_ERROR(c->WithRank(c->input(c->num_inputs() - 1), 1, &unused));
+  for (int i = 0; i < 3; ++i) c->set_output(i, c->Vector(batch));
+  return absl::OkStatus();
+}
+
+absl::Status SetDriftShape(InferenceContext* c) {
+  ShapeHandle handle, merged;
+  TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 0, &handle));
+  TF_RETURN_IF_ERROR(c->WithRank(c->input(1), 1, &merged));
+  TF_RETURN_IF_ERROR(c->Merge(merged, c->input(2), &merged));
+  return c->Merge(merged, c->input(3), &merged);
+}
+
+absl::Status AllScalarInputs(InferenceContext* c) {
+  for (int i = 0; i < c->num_inputs(); ++i) {
+    ShapeHandle scalar;
+    TF_RETURN_IF_ERROR(c->WithRank(c->input(i), 0, &scalar));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status VectorFromScalars(InferenceContext* c) {
+  TF_RETURN_IF_ERROR(AllScalarInputs(c));
+  c->set_output(0, c->Vector(InferenceContext::kUnknownDim));
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+REGISTER_OP("SlipstreamClassifier")
+    .Input("alpha: double")
+    .Output("handle: resource")
+    .Attr("num_tables: int >= 1")
+    .Attr("reservoir_size: int >= 1 = 8192")
+    .Attr("seed: int = 0")
+    .Attr("loss_memory_bytes: int >= 0 = 0")
+    .Attr("max_skips: int >= 0 = 0")
+    .Attr("weighs_visits: bool = false")
+    .SetIsStateful()
+    .SetShapeFn(ScalarOutput)
+    .Doc(R"doc(
+Creates an input classifier; it lives until the last copy of its handle is gone.
+
+It holds the drifts of the tracked keys, a threshold, a uniform sample of the window's inputs and
+counts. At first no key is tracked and nothing is skipped.
+
+alpha: Share of an input's lookups that must be saturated: above 0, at most 1. An input (of type
+  double: in float32, ceil(0.6 * 10) is 7) rather than an attribute.
+handle: The new classifier.
+num_tables: Number of tables; keys of different tables are different keys.
+reservoir_size: Most inputs in the sample.
+seed: Seeds the sample, thinning and random skipping.
+loss_memory_bytes: For remembered losses, 16 bytes an input; 0: none are remembered.
+max_skips: By remembered loss: an input is visited after so many skips (the first time, by its id,
+  after as many or fewer); 0: no limit.
+weighs_visits: By remembered loss: an input that was skipped weighs 1 + its skips when visited.
+)doc");
+
+REGISTER_OP("SlipstreamClassifyInputs")
+    .Input("handle: resource")  //
+    SLIPSTREAM_FEATURE_INPUTS.Input("ids: int64")
+    .Output("skippable: bool")
+    .Output("score: float")
+    .Output("weight: float")
+    .Attr("observe: bool = true")
+    .Attr("window_batches: int >= 0 = 0")
+    .SetIsStateful()
+    .SetShapeFn(ClassifyShape)
+    .Doc(
+        "Tells which inputs of a batch can be skipped.\n\n"
+        "The skip score of an input with m lookups is its ceil(alpha * m)-th smallest drift, "
+        "untracked keys counting as +inf; +inf for an input without lookups.\n\n"
+        "handle: Of the classifier.\n"  //
+        SLIPSTREAM_FEATURE_DOC
+        "  A feature of table num_tables is passed over.\n"
+        "ids: [batch], or [0]: none; what remembered losses belong to.\n"
+        "skippable: [batch]. By drift or loss: whether the score is below the threshold. At "
+        "random: "
+        "true with the share's probability, determined by the seed and the input's number.\n"
+        "score: [batch]. Skip scores, in the drift's unit. By remembered loss: that loss, or +inf "
+        "if there is none or the input's keys have not been saturated since.\n"
+        "weight: [batch]. 0: the input is left out. Else the inputs that it stands for: 1, or 1 / "
+        "keep_rate for a skippable one that is kept, or 1 + its skips.\n"
+        "observe: Whether the inputs enter the window's sample and counts.\n"
+        "window_batches: Batches of a window, or 0. Where inputs are observed and nothing may be "
+        "left out (shadow mode, or mode none), as many batches as the sample needs are classified, "
+        "one in 16 at least, and count for the others, whose inputs are not skippable.\n");
+
+REGISTER_OP("SlipstreamClassifierSetDrift")
+    .Input("handle: resource")
+    .Input("tables: int32")
+    .Input("keys: int64")
+    .Input("drift: float")
+    .SetIsStateful()
+    .SetShapeFn(SetDriftShape)
+    .Doc(R"doc(
+Replaces the drifts of all tracked keys.
+
+handle: Of the classifier.
+tables: [n]. Index of each key's table.
+keys: [n]. No key of a table may occur twice.
+drift: [n]. At least 0. A key whose drift is not finite is not tracked: it is below no threshold.
+)doc");
+
+REGISTER_OP("SlipstreamClassifierSetSaturated")
+    .Input("handle: resource")
+    .Input("tables: int32")
+    .Input("keys: int64")
+    .Input("since: float")
+    .SetIsStateful()
+    .SetShapeFn(SetDriftShape)
+    .Doc(R"doc(
+Replaces the saturated keys, which remembered losses hold for.
+
+handle: Of the classifier.
+tables: [n]. Index of each key's table.
+keys: [n]. No key of a table may occur twice.
+since: [n]. First window of the key's present run of windows in which it was saturated.
+)doc");
+
+REGISTER_OP("SlipstreamClassifierConfigure")
+    .Input("handle: resource")
+    .Input("threshold: float")
+    .Input("random_share: double")
+    .Input("keep_rate: double")
+    .Input("window: int64")
+    .Attr("mode: {'none', 'drift', 'remembered_loss', 'random'}")
+    .Attr("is_shadow: bool = false")
+    .SetIsStateful()
+    .SetShapeFn(AllScalarInputs)
+    .Doc(R"doc(
+Sets what is skippable from the next batch on.
+
+handle: Of the classifier.
+threshold: At least 0. Read by `drift` and `remembered_loss`: inputs with a lower skip score are
+  skippable.
+random_share: 0 to 1. Read by `random`: the probability of an input to be skippable.
+keep_rate: 0 to below 1. Share of the skippable inputs that is kept, with a weight; not `random`.
+window: Number of the window, noted with remembered losses.
+mode: `none`: nothing is skippable.
+is_shadow: All inputs are kept, with weight 1.
+)doc");
+
+REGISTER_OP("SlipstreamRecordLosses")
+    .Input("handle: resource")
+    .Input("ids: int64")
+    .Input("losses: float")
+    .Input("labels: float")
+    .Input("skippable: bool")
+    .Input("weights: float")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) -> absl::Status {
+      ShapeHandle unused, batch;
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 0, &unused));
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(1), 1, &unused));
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(5), 1, &unused));
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(2), 1, &batch));
+      TF_RETURN_IF_ERROR(c->Merge(batch, c->input(3), &batch));
+      return c->Merge(batch, c->input(4), &batch);
+    })
+    .Doc(R"doc(
+Takes in the losses of a batch's inputs: remembers them and adds to the window's statistics.
+
+handle: Of the classifier.
+ids: [batch], or [0]: nothing is remembered.
+losses: [batch]. Binary cross-entropy of each input before it is trained on. One that is not
+  finite is counted, and its input forgotten.
+labels: [batch]. 0.5 or more is positive.
+skippable: [batch]. Whether the input could have been skipped.
+weights: [batch], or [0]: all are 1. Inputs that each one stands for.
+)doc");
+
+REGISTER_OP("SlipstreamClassifierTakeLossStatistics")
+    .Input("handle: resource")
+    .Output("sums: double")
+    .Output("histogram: double")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) -> absl::Status {
+      TF_RETURN_IF_ERROR(AllScalarInputs(c));
+      c->set_output(0, c->Vector(16));
+      c->set_output(1, c->Matrix(2, LossStatistics::kBins));
+      return absl::OkStatus();
+    })
+    .Doc(R"doc(
+Returns the statistics of the losses recorded since the last call.
+
+handle: Of the classifier.
+sums: [16]. Count, sum, sum of squares and sum of squared residuals (1 - exp(-loss))^2 of the
+  losses of skippable inputs; the same of other inputs; the same of loss less remembered loss, of
+  skippable inputs that had one; sum of the weights, weighted sum of the losses and weighted sum of
+  the squared residuals of all inputs; losses that were not finite.
+histogram: [2, bins]. Weights of the inputs by label and predicted probability.
+)doc");
+
+REGISTER_OP("SlipstreamClassifierReservoirLosses")
+    .Input("handle: resource")
+    .Output("losses: float")
+    .SetIsStateful()
+    .SetShapeFn(VectorFromScalars)
+    .Doc(R"doc(
+Remembered losses that the sampled inputs of this window had when they came.
+
+handle: Of the classifier.
+losses: [sampled inputs with one].
+)doc");
+
+REGISTER_OP("SlipstreamClassifierExportMemory")
+    .Input("handle: resource")
+    .Output("ids: int64")
+    .Output("losses: float")
+    .Output("visits: int32")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) -> absl::Status {
+      TF_RETURN_IF_ERROR(AllScalarInputs(c));
+      const DimensionHandle n = c->UnknownDim();
+      c->set_output(0, c->Vector(n));
+      c->set_output(1, c->Vector(n));
+      c->set_output(2, c->Matrix(n, 3));
+      return absl::OkStatus();
+    })
+    .Doc(R"doc(
+All remembered losses, by id.
+
+handle: Of the classifier.
+ids: [n].
+losses: [n].
+visits: [n, 3]. Window of the visit; skips since; whether it returned after skips before.
+)doc");
+
+REGISTER_OP("SlipstreamClassifierImportMemory")
+    .Input("handle: resource")
+    .Input("ids: int64")
+    .Input("losses: float")
+    .Input("visits: int32")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) -> absl::Status {
+      ShapeHandle unused;
+      const int ranks[] = {0, 1, 1, 2};
+      for (int i = 0; i < 4; ++i) TF_RETURN_IF_ERROR(c->WithRank(c->input(i), ranks[i], &unused));
+      return absl::OkStatus();
+    })
+    .Doc(R"doc(
+Replaces all remembered losses by exported ones; those beyond the budget are left out.
+
+handle: Of the classifier.
+ids: [n].
+losses: [n].
+visits: [n, 3].
+)doc");
+
+REGISTER_OP("SlipstreamClassifierExportWindow")
+    .Input("handle: resource")
+    .Output("sums: double")
+    .Output("histogram: double")
+    .Output("numbers: int64")
+    .Output("tables: int32")
+    .Output("keys: int64")
+    .Output("ends: int64")
+    .Output("losses: float")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) -> absl::Status {
+      TF_RETURN_IF_ERROR(AllScalarInputs(c));
+      const DimensionHandle lookups = c->UnknownDim(), inputs = c->UnknownDim();
+      c->set_output(0, c->Vector(16));
+      c->set_output(1, c->Matrix(2, LossStatistics::kBins));
+      c->set_output(2, c->Vector(9));
+      c->set_output(3, c->Vector(lookups));
+      c->set_output(4, c->Vector(lookups));
+      c->set_output(5, c->Vector(inputs));
+      c->set_output(6, c->Vector(inputs));
+      return absl::OkStatus();
+    })
+    .Doc(R"doc(
+What has come in since the window began, and where random choices are; all of it stays.
+
+handle: Of the classifier.
+sums: [16], as SlipstreamClassifierTakeLossStatistics gives them; and
+histogram: [2, bins].
+numbers: [9]. The window's counts, as SlipstreamClassifierEndWindow gives them; inputs observed
+  since the start; largest hash of a remembered id, its 64 bits; inputs offered to the sample
+  since the start and in this window.
+tables: [lookups] of the sampled inputs.
+keys: [lookups].
+ends: [sampled inputs], of their lookups.
+losses: [sampled inputs], remembered when they came; NaN: none.
+)doc");
+
+REGISTER_OP("SlipstreamClassifierImportWindow")
+    .Input("handle: resource")
+    .Input("sums: double")
+    .Input("histogram: double")
+    .Input("numbers: int64")
+    .Input("tables: int32")
+    .Input("keys: int64")
+    .Input("ends: int64")
+    .Input("losses: float")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) -> absl::Status {
+      ShapeHandle unused;
+      const int ranks[] = {0, 1, 2, 1, 1, 1, 1, 1};
+      for (int i = 0; i < 8; ++i) TF_RETURN_IF_ERROR(c->WithRank(c->input(i), ranks[i], &unused));
+      return absl::OkStatus();
+    })
+    .Doc(R"doc(
+Replaces what SlipstreamClassifierExportWindow gives; all or nothing.
+
+handle: Of the classifier.
+sums: [16].
+histogram: [2, bins].
+numbers: [9].
+tables: [lookups].
+keys: [lookups].
+ends: [sampled inputs].
+losses: [sampled inputs].
+)doc");
+
+REGISTER_OP("SlipstreamClassifierReservoirScores")
+    .Input("handle: resource")
+    .Input("tables: int32")
+    .Input("keys: int64")
+    .Input("drift: float")
+    .Output("scores: float")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) -> absl::Status {
+      TF_RETURN_IF_ERROR(SetDriftShape(c));
+      c->set_output(0, c->Vector(InferenceContext::kUnknownDim));
+      return absl::OkStatus();
+    })
+    .Doc(R"doc(
+Skip scores of the sampled inputs of this window, if the drifts of keys were these.
+
+The drifts that SlipstreamClassifierSetDrift set do not count, and stay.
+
+handle: Of the classifier.
+tables: [n]. Index of each key's table.
+keys: [n]. Each key of a table once; those that no sampled input has make no difference.
+drift: [n]. At least 0. A key whose drift is not finite counts as not tracked.
+scores: [sampled inputs]. +inf for an input that is not hot.
+)doc");
+
+REGISTER_OP("SlipstreamClassifierEndWindow")
+    .Input("handle: resource")
+    .Output("counts: int64")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) -> absl::Status {
+      TF_RETURN_IF_ERROR(AllScalarInputs(c));
+      c->set_output(0, c->Vector(5));
+      return absl::OkStatus();
+    })
+    .Doc(R"doc(
+Returns the window's counts and starts the next window with an empty sample.
+
+handle: Of the classifier.
+counts: [5]. Inputs seen; left out; hot (with a finite skip score); skippable; kept though
+  skippable, by thinning.
+)doc");
+
+}  // namespace slipstream

@@ -1,0 +1,267 @@
+// Kernels that take, export and import what an input classifier knows.
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <iterator>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "cc_ops/core/saturation/input_classifier.h"
+#include "cc_ops/tf/base/kernel_values.h"
+#include "cc_ops/tf/base/memory_checked.h"
+#include "cc_ops/tf/saturation/classifier_resource.h"
+#include "tensorflow/core/framework/op_kernel.h"
+
+namespace slipstream {
+namespace {
+
+using tensorflow::OpKernelContext;
+using tensorflow::Tensor;
+using tensorflow::TensorShape;
+
+constexpr int kStatisticsSums = 16;
+
+// Gives statistics as outputs 0 and 1.
+absl::Status OutputStatistics(OpKernelContext* context, const LossStatistics& statistics) {
+  Tensor *sums = nullptr, *histogram = nullptr;
+  TF_RETURN_IF_ERROR(context->allocate_output(0, TensorShape({kStatisticsSums}), &sums));
+  TF_RETURN_IF_ERROR(
+      context->allocate_output(1, TensorShape({2, LossStatistics::kBins}), &histogram));
+  double* out = sums->flat<double>().data();
+  for (const LossMoments* moments :
+       {&statistics.skippable, &statistics.others, &statistics.paired}) {
+    *out++ = static_cast<double>(moments->count);
+    *out++ = moments->sum;
+    *out++ = moments->squares;
+    *out++ = moments->squared_residuals;
+  }
+  *out++ = statistics.weight;
+  *out++ = statistics.weighted_sum;
+  *out++ = statistics.weighted_squared_residuals;
+  *out = static_cast<double>(statistics.not_finite);
+  double* bins = histogram->flat<double>().data();
+  for (const auto& label : statistics.histogram) bins = std::copy(label.begin(), label.end(), bins);
+  return absl::OkStatus();
+}
+
+// Sums are finite, counts and bins not negative.
+absl::Status CheckStatistics(const Tensor& sums, const Tensor& histogram) {
+  constexpr double kMostCounted = 9007199254740992.0;  // above it, not all integers are doubles
+  for (int i = 0; i < kStatisticsSums; ++i) {
+    const double value = sums.flat<double>()(i);
+    const bool is_count = i % 4 == 0 ? i < 12 : i == kStatisticsSums - 1;
+    if (std::isfinite(value) && (!is_count || (value >= 0.0 && value <= kMostCounted))) continue;
+    return absl::InvalidArgumentError(absl::StrCat(
+        "sums[", i, "] is ", value, "; allowed: ", is_count ? "a count from 0" : "a finite number",
+        ". Nothing was imported"));
+  }
+  for (int64_t i = 0; i < histogram.NumElements(); ++i) {
+    const double value = histogram.flat<double>()(i);
+    if (std::isfinite(value) && value >= 0.0) continue;
+    return absl::InvalidArgumentError(absl::StrCat("histogram[", i / LossStatistics::kBins, ", ",
+                                                   i % LossStatistics::kBins, "] is ", value,
+                                                   "; allowed: from 0. Nothing was imported"));
+  }
+  return absl::OkStatus();
+}
+
+// The reverse of OutputStatistics; the values are right.
+LossStatistics StatisticsOf(const Tensor& sums, const Tensor& histogram) {
+  LossStatistics statistics;
+  const double* in = sums.flat<double>().data();
+  for (LossMoments* moments : {&statistics.skippable, &statistics.others, &statistics.paired}) {
+    moments->count = static_cast<int64_t>(*in++);
+    moments->sum = *in++;
+    moments->squares = *in++;
+    moments->squared_residuals = *in++;
+  }
+  statistics.weight = *in++;
+  statistics.weighted_sum = *in++;
+  statistics.weighted_squared_residuals = *in++;
+  statistics.not_finite = static_cast<int64_t>(*in);
+  const double* bins = histogram.flat<double>().data();
+  for (auto& label : statistics.histogram) {
+    std::copy(bins, bins + label.size(), label.begin());
+    bins += label.size();
+  }
+  return statistics;
+}
+
+class TakeLossStatisticsKernel : public ClassifierKernel {
+ public:
+  using ClassifierKernel::ClassifierKernel;
+
+ private:
+  absl::Status Run(OpKernelContext* context, InputClassifier* classifier) override {
+    return OutputStatistics(context, classifier->TakeLossStatistics());
+  }
+};
+
+// Numbers of a window, in the order of the op's `numbers`.
+constexpr int kWindowNumbers = 9;
+
+class ExportWindowKernel : public ClassifierKernel {
+ public:
+  using ClassifierKernel::ClassifierKernel;
+
+ private:
+  absl::Status Run(OpKernelContext* context, InputClassifier* classifier) override {
+    const ClassifierWindow window = classifier->ExportWindow();
+    TF_RETURN_IF_ERROR(OutputStatistics(context, window.statistics));
+    const ClassifierCounts& counts = window.counts;
+    const int64_t numbers[kWindowNumbers] = {counts.inputs_seen,
+                                             counts.inputs_skipped,
+                                             counts.hot_inputs,
+                                             counts.inputs_skippable,
+                                             counts.inputs_kept,
+                                             static_cast<int64_t>(window.inputs_observed),
+                                             static_cast<int64_t>(window.largest_hash),
+                                             static_cast<int64_t>(window.reservoir.offered_total),
+                                             window.reservoir.offered_in_window};
+    const InputReservoir::State& sample = window.reservoir;
+    const int64_t n = static_cast<int64_t>(sample.ends.size());
+    const int64_t m = static_cast<int64_t>(sample.lookups.size());
+    Tensor *out = nullptr, *tables = nullptr, *keys = nullptr, *ends = nullptr, *losses = nullptr;
+    TF_RETURN_IF_ERROR(context->allocate_output(2, TensorShape({kWindowNumbers}), &out));
+    TF_RETURN_IF_ERROR(context->allocate_output(3, TensorShape({m}), &tables));
+    TF_RETURN_IF_ERROR(context->allocate_output(4, TensorShape({m}), &keys));
+    TF_RETURN_IF_ERROR(context->allocate_output(5, TensorShape({n}), &ends));
+    TF_RETURN_IF_ERROR(context->allocate_output(6, TensorShape({n}), &losses));
+    std::copy(std::begin(numbers), std::end(numbers), out->flat<int64_t>().data());
+    for (int64_t i = 0; i < m; ++i) {
+      tables->vec<int32_t>()(i) = sample.lookups[i].table;
+      keys->vec<int64_t>()(i) = sample.lookups[i].key;
+    }
+    std::copy(sample.ends.begin(), sample.ends.end(), ends->flat<int64_t>().data());
+    std::copy(sample.losses.begin(), sample.losses.end(), losses->flat<float>().data());
+    return absl::OkStatus();
+  }
+};
+
+class ImportWindowKernel : public ClassifierKernel {
+ public:
+  using ClassifierKernel::ClassifierKernel;
+
+ private:
+  absl::Status Run(OpKernelContext* context, InputClassifier* classifier) override {
+    const TensorShape statistics_shapes[] = {TensorShape({kStatisticsSums}),
+                                             TensorShape({2, LossStatistics::kBins}),
+                                             TensorShape({kWindowNumbers})};
+    const char* names[] = {"handle", "sums", "histogram", "numbers",
+                           "tables", "keys", "ends",      "losses"};
+    for (int i = 1; i < 8; ++i) {
+      const TensorShape& shape = context->input(i).shape();
+      if (i < 4 ? shape != statistics_shapes[i - 1] : shape.dims() != 1) {
+        return absl::InvalidArgumentError(
+            absl::StrCat(names[i], " has shape ", shape.DebugString(), "; allowed: ",
+                         i < 4 ? statistics_shapes[i - 1].DebugString() : std::string("a vector")));
+      }
+    }
+    TF_RETURN_IF_ERROR(CheckStatistics(context->input(1), context->input(2)));
+    const Tensor &tables = context->input(4), &keys = context->input(5);
+    if (tables.shape() != keys.shape()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("tables and keys have shapes ", tables.shape().DebugString(), " and ",
+                       keys.shape().DebugString(), "; allowed: vectors of one length"));
+    }
+    ClassifierWindow window;
+    const auto numbers = context->input(3).vec<int64_t>();
+    for (int i = 0; i < kWindowNumbers; ++i) {
+      if (numbers(i) < 0 && i != 6) {  // a hash may be any number
+        return absl::InvalidArgumentError(
+            absl::StrCat("numbers[", i, "] is ", numbers(i), "; allowed: 0 or more"));
+      }
+    }
+    window.statistics = StatisticsOf(context->input(1), context->input(2));
+    window.counts = {numbers(0), numbers(1), numbers(2), numbers(3), numbers(4)};
+    window.inputs_observed = static_cast<uint64_t>(numbers(5));
+    window.largest_hash = static_cast<uint64_t>(numbers(6));
+    window.reservoir.offered_total = static_cast<uint64_t>(numbers(7));
+    window.reservoir.offered_in_window = numbers(8);
+    for (int64_t i = 0; i < keys.NumElements(); ++i) {
+      window.reservoir.lookups.push_back({keys.vec<int64_t>()(i), tables.vec<int32_t>()(i)});
+    }
+    const auto ends = context->input(6).vec<int64_t>();
+    const auto losses = context->input(7).vec<float>();
+    window.reservoir.ends.assign(ends.data(), ends.data() + ends.size());
+    window.reservoir.losses.assign(losses.data(), losses.data() + losses.size());
+    return ToAbsl(classifier->ImportWindow(window));
+  }
+};
+
+class ExportMemoryKernel : public ClassifierKernel {
+ public:
+  using ClassifierKernel::ClassifierKernel;
+
+ private:
+  absl::Status Run(OpKernelContext* context, InputClassifier* classifier) override {
+    const std::vector<LossMemory::Entry> entries = classifier->ExportMemory();
+    const int64_t n = static_cast<int64_t>(entries.size());
+    Tensor *ids = nullptr, *losses = nullptr, *visits = nullptr;
+    TF_RETURN_IF_ERROR(context->allocate_output(0, TensorShape({n}), &ids));
+    TF_RETURN_IF_ERROR(context->allocate_output(1, TensorShape({n}), &losses));
+    TF_RETURN_IF_ERROR(context->allocate_output(2, TensorShape({n, 3}), &visits));
+    for (int64_t i = 0; i < n; ++i) {
+      ids->vec<int64_t>()(i) = entries[i].id;
+      losses->vec<float>()(i) = entries[i].loss;
+      visits->matrix<int32_t>()(i, 0) = static_cast<int32_t>(entries[i].window);
+      visits->matrix<int32_t>()(i, 1) = static_cast<int32_t>(entries[i].skips);
+      visits->matrix<int32_t>()(i, 2) = static_cast<int32_t>(entries[i].has_returned);
+    }
+    return absl::OkStatus();
+  }
+};
+
+class ImportMemoryKernel : public ClassifierKernel {
+ public:
+  using ClassifierKernel::ClassifierKernel;
+
+ private:
+  absl::Status Run(OpKernelContext* context, InputClassifier* classifier) override {
+    const Tensor &ids = context->input(1), &losses = context->input(2);
+    const Tensor& visits = context->input(3);
+    const int64_t n = ids.NumElements();
+    if (ids.dims() != 1 || losses.shape() != ids.shape() || visits.shape() != TensorShape({n, 3})) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("ids, losses and visits have shapes ", ids.shape().DebugString(), ", ",
+                       losses.shape().DebugString(), " and ", visits.shape().DebugString(),
+                       "; allowed: [n], [n] and [n, 3]"));
+    }
+    std::vector<LossMemory::Entry> entries(n);
+    for (int64_t i = 0; i < n; ++i) {
+      const int32_t window = visits.matrix<int32_t>()(i, 0), skips = visits.matrix<int32_t>()(i, 1);
+      if (window < 0 || window > static_cast<int32_t>(LossMemory::kLargestWindow) || skips < 0 ||
+          skips > static_cast<int32_t>(LossMemory::kLargestSkips)) {
+        return absl::InvalidArgumentError(absl::StrCat(
+            "visits[", i, "] is (", window, ", ", skips, "); allowed: a window of 0 to ",
+            LossMemory::kLargestWindow, " and 0 to ", LossMemory::kLargestSkips, " skips"));
+      }
+      if (!std::isfinite(losses.vec<float>()(i))) {
+        return absl::InvalidArgumentError(absl::StrCat(
+            "loss of id ", ids.vec<int64_t>()(i), ", at place ", i, ", is ", losses.vec<float>()(i),
+            "; allowed: finite numbers. Nothing was imported"));
+      }
+      entries[i].id = ids.vec<int64_t>()(i);
+      entries[i].loss = losses.vec<float>()(i);
+      entries[i].window = static_cast<uint32_t>(window);
+      entries[i].skips = static_cast<uint32_t>(skips);
+      entries[i].has_returned = visits.matrix<int32_t>()(i, 2) != 0;
+    }
+    classifier->ImportMemory(entries);
+    return absl::OkStatus();
+  }
+};
+
+#define REGISTER_CPU(name, kernel) \
+  REGISTER_KERNEL_BUILDER(Name(name).Device(tensorflow::DEVICE_CPU), MemoryChecked<kernel>)
+REGISTER_CPU("SlipstreamClassifierTakeLossStatistics", TakeLossStatisticsKernel);
+REGISTER_CPU("SlipstreamClassifierExportMemory", ExportMemoryKernel);
+REGISTER_CPU("SlipstreamClassifierImportMemory", ImportMemoryKernel);
+REGISTER_CPU("SlipstreamClassifierExportWindow", ExportWindowKernel);
+REGISTER_CPU("SlipstreamClassifierImportWindow", ImportWindowKernel);
+#undef REGISTER_CPU
+
+}  // namespace
+}  // namespace slipstream

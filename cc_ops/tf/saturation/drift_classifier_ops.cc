@@ -1,0 +1,113 @@
+// Registration of the ops that classify inputs by drift on the device that their keys are on.
+#include "absl/status/status.h"
+#include "cc_ops/tf/base/shape_checks.h"
+#include "tensorflow/core/framework/common_shape_fns.h"
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/shape_inference.h"
+
+namespace slipstream {
+namespace {
+
+using tensorflow::shape_inference::DimensionHandle;
+using tensorflow::shape_inference::InferenceContext;
+using tensorflow::shape_inference::ShapeHandle;
+
+}  // namespace
+
+REGISTER_OP("SlipstreamDriftClassifier")
+    .Input("alpha: double")
+    .Output("handle: resource")
+    .Attr("num_tables: int >= 1")
+    .Attr("seed: int >= 0 = 0")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) -> absl::Status {
+      TF_RETURN_IF_ERROR(ScalarInputs(c));
+      c->set_output(0, c->Scalar());
+      return absl::OkStatus();
+    })
+    .Doc(R"doc(
+Makes a classifier that knows no drift and skips nothing; it lives until the last copy of its handle
+is gone.
+
+alpha: Scalar, above 0, at most 1. Share of an input's lookups that must be saturated.
+handle: Of the classifier.
+num_tables: Tables that keys may be of.
+seed: Of thinning, and of skipping at random.
+)doc");
+
+REGISTER_OP("SlipstreamDriftClassifierSetDrift")
+    .Input("handle: resource")
+    .Input("tables: int32")
+    .Input("keys: int64")
+    .Input("drift: float")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) -> absl::Status {
+      ShapeHandle handle, n;
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 0, &handle));
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(1), 1, &n));
+      TF_RETURN_IF_ERROR(c->Merge(n, c->input(2), &n));
+      return c->Merge(n, c->input(3), &n);
+    })
+    .Doc(R"doc(
+Replaces the drifts of all tracked keys. All inputs are in host memory.
+
+handle: Of the classifier.
+tables: [n]. Index of each key's table.
+keys: [n]. Each once in a table.
+drift: [n]. At least 0; a key whose drift is not finite is not tracked.
+)doc");
+
+REGISTER_OP("SlipstreamDriftClassifierConfigure")
+    .Input("handle: resource")
+    .Input("threshold: float")
+    .Input("random_share: double")
+    .Input("keep_rate: double")
+    .Attr("mode: {'none', 'drift', 'random'}")
+    .Attr("is_shadow: bool = false")
+    .SetIsStateful()
+    .SetShapeFn(ScalarInputs)
+    .Doc(R"doc(
+Sets what is skippable from the next batch on.
+
+handle: Of the classifier.
+threshold: Scalar, at least 0. Read by `drift`: inputs with a lower skip score are skippable.
+random_share: Scalar, 0 to 1. Read by `random`: the probability of an input to be skippable.
+keep_rate: Scalar, 0 to below 1. Share of the skippable inputs that is kept, with a weight; not
+  `random`.
+mode: `none`: nothing is skippable.
+is_shadow: All inputs are kept, with weight 1.
+)doc");
+
+REGISTER_OP("SlipstreamClassifyByDrift")
+    .Input("handle: resource")
+    .Input("keys: int64")
+    .Input("tables: int32")
+    .Input("row_splits: int64")
+    .Output("skippable: bool")
+    .Output("score: float")
+    .Output("weight: float")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) -> absl::Status {
+      ShapeHandle handle, n, splits;
+      DimensionHandle batch;
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 0, &handle));
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(1), 1, &n));
+      TF_RETURN_IF_ERROR(c->Merge(n, c->input(2), &n));
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(3), 1, &splits));
+      TF_RETURN_IF_ERROR(c->Subtract(c->Dim(splits, 0), 1, &batch));
+      for (int i = 0; i < 3; ++i) c->set_output(i, c->Vector(batch));
+      return absl::OkStatus();
+    })
+    .Doc(R"doc(
+Says which inputs of a batch can be skipped. On a GPU nothing is read on the host.
+
+handle: Of the classifier.
+keys: [n]. Of the inputs, one input after the other.
+tables: [n]. Index of each key's table; below 0, a key is padding.
+row_splits: [batch + 1]. Where the keys of each input begin, and n; which the CPU checks.
+skippable: [batch].
+score: [batch]. Skip scores: the drift that a share of alpha of an input's lookups reach at most.
+weight: [batch]. 0: the input is left out; else the number of inputs that it stands for.
+)doc");
+
+}  // namespace slipstream

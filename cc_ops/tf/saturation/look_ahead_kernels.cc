@@ -1,0 +1,57 @@
+// Kernels that say how far data sets work ahead.
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "cc_ops/tf/base/kernel_values.h"
+#include "cc_ops/tf/base/memory_checked.h"
+#include "cc_ops/tf/base/replaced_resource.h"
+#include "cc_ops/tf/saturation/look_ahead_resource.h"
+#include "tensorflow/core/framework/op_kernel.h"
+
+namespace slipstream {
+namespace {
+
+using tensorflow::OpKernel;
+using tensorflow::OpKernelContext;
+
+absl::Status ReadCount(OpKernelContext* context, int input, const char* name, int64_t* count) {
+  TF_RETURN_IF_ERROR(ReadScalar(context, input, name, count));
+  if (*count >= 0) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(name, " is ", *count, "; allowed: 0 or more"));
+}
+
+class BeginWindowKernel : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(OpKernelContext* context) override {
+    LookAheadRef resource;
+    int64_t batches = 0, pulled = 0;
+    OP_REQUIRES_OK(context, FindLookAhead(context, 0, &resource));
+    OP_REQUIRES_OK(context, ReadCount(context, 1, "batches", &batches));
+    OP_REQUIRES_OK(context, ReadCount(context, 2, "pulled", &pulled));
+    resource->ahead.BeginWindow(batches, pulled);
+  }
+};
+
+class SettleKernel : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(OpKernelContext* context) override {
+    LookAheadRef resource;
+    OP_REQUIRES_OK(context, FindLookAhead(context, 0, &resource));
+    resource->ahead.Settle();
+  }
+};
+
+REGISTER_KERNEL_BUILDER(Name("SlipstreamLookAhead").Device(tensorflow::DEVICE_CPU),
+                        MemoryChecked<CreateResourceKernel<LookAheadResource>>);
+REGISTER_KERNEL_BUILDER(Name("SlipstreamLookAheadBeginWindow").Device(tensorflow::DEVICE_CPU),
+                        MemoryChecked<BeginWindowKernel>);
+REGISTER_KERNEL_BUILDER(Name("SlipstreamLookAheadSettle").Device(tensorflow::DEVICE_CPU),
+                        MemoryChecked<SettleKernel>);
+
+}  // namespace
+}  // namespace slipstream

@@ -1,0 +1,227 @@
+// Registrations of the native store's ops.
+#include "cc_ops/tf/base/shape_checks.h"
+#include "tensorflow/core/framework/common_shape_fns.h"
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/shape_inference.h"
+
+namespace slipstream {
+namespace {
+
+namespace tf = tensorflow;
+using tf::shape_inference::DimensionHandle;
+using tf::shape_inference::InferenceContext;
+using tf::shape_inference::ShapeHandle;
+
+}  // namespace
+
+REGISTER_OP("SlipstreamTable")
+    .Output("handle: resource")
+    .Attr("table_name: string")
+    .Attr("dim: int")
+    .Attr("capacity: int = 0")
+    .Attr("eviction: {'lfu', 'lru'} = 'lfu'")
+    .Attr("initializer: {'zeros', 'constant', 'uniform', 'normal'} = 'zeros'")
+    .Attr("initializer_a: float = 0")
+    .Attr("initializer_b: float = 0")
+    .Attr("seed: int = 0")
+    .Attr("rule: {'sgd', 'adagrad', 'rowwise_adagrad', 'adam'} = 'sgd'")
+    .Attr("rule_a: float = 0")
+    .Attr("rule_b: float = 0")
+    .Attr("rule_c: float = 0")
+    .SetIsStateful()
+    .SetShapeFn(tf::shape_inference::ScalarShape)
+    .Doc(R"doc(
+Makes an embedding table, which lives as long as its last handle.
+
+table_name: for messages.
+dim: values per row.
+capacity: most rows; 0 grows without bound.
+eviction: which rows leave a full table: lowest access count or longest unused.
+initializer: how a new key's row starts, a function of (seed, key).
+initializer_a: constant: value; uniform: low; normal: mean.
+initializer_b: uniform: high; normal: standard deviation.
+seed: of the initializer.
+rule: the sparse optimizer.
+rule_a: Adagrad: initial accumulator; Adam: beta 1.
+rule_b: Adagrad: epsilon; Adam: beta 2.
+rule_c: Adam: epsilon.
+handle: scalar.
+)doc");
+
+REGISTER_OP("SlipstreamTableGather")
+    .Input("handle: resource")
+    .Input("keys: int64")
+    .Attr("dim: int >= 1")
+    .Output("rows: float")
+    .Output("found: bool")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) -> absl::Status {
+      ShapeHandle keys;
+      int dim = 0;
+      TF_RETURN_IF_ERROR(CheckScalars(c, 0, 1));
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(1), 1, &keys));
+      TF_RETURN_IF_ERROR(c->GetAttr("dim", &dim));
+      c->set_output(0, c->Matrix(c->Dim(keys, 0), dim));
+      c->set_output(1, keys);
+      return absl::OkStatus();
+    })
+    .Doc(R"doc(
+Reads rows by key, without making or counting any.
+
+handle: scalar.
+keys: [n].
+dim: that of the table.
+rows: [n, dim]; an absent key gives its initial row.
+found: [n], whether the key is there.
+)doc");
+
+REGISTER_OP("SlipstreamTableMeasure")
+    .Input("handle: resource")
+    .Input("keys: int64")
+    .Input("snapshot: float")
+    .Attr("metric: {'linf', 'l2', 'relative', 'signal'} = 'linf'")
+    .Output("rows: float")
+    .Output("found: bool")
+    .Output("drift: float")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) -> absl::Status {
+      ShapeHandle keys, snapshot;
+      DimensionHandle n;
+      TF_RETURN_IF_ERROR(CheckScalars(c, 0, 1));
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(1), 1, &keys));
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(2), 2, &snapshot));
+      TF_RETURN_IF_ERROR(c->Merge(c->Dim(keys, 0), c->Dim(snapshot, 0), &n));
+      c->set_output(0, c->Matrix(n, c->Dim(snapshot, 1)));
+      c->set_output(1, c->Vector(n));
+      c->set_output(2, c->Vector(n));
+      return absl::OkStatus();
+    })
+    .Doc(R"doc(
+Reads rows by key as SlipstreamTableGather does, and measures how far they have come.
+
+handle: scalar.
+keys: [n].
+snapshot: [n, dim], the rows at the start of the window.
+metric: as of SlipstreamRowDrift (epsilon 1e-12); or `signal`: the squared l2 distance over the sum
+  of the squared lengths of the row's updates, as SlipstreamTableTravelled gives it; infinite where
+  that is 0 though the row has moved.
+rows: [n, dim]; an absent key gives its initial row.
+found: [n], whether the key is there.
+drift: [n]. A row with a NaN or an infinity in either has a non-finite drift.
+)doc");
+
+REGISTER_OP("SlipstreamTableHotKeys")
+    .Input("handle: resource")
+    .Input("k: int64")
+    .Output("keys: int64")
+    .Output("counts: float")
+    .Attr("by_key: bool = false")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) -> absl::Status {
+      TF_RETURN_IF_ERROR(CheckScalars(c, 0, 2));
+      const ShapeHandle out = c->Vector(c->UnknownDim());
+      c->set_output(0, out);
+      c->set_output(1, out);
+      return absl::OkStatus();
+    })
+    .Doc(R"doc(
+The keys with the highest decayed access counts above 0; of equal counts, the smaller keys.
+
+handle: scalar.
+k: scalar, at most so many.
+keys: [m <= k], by count descending, then key ascending.
+counts: [m].
+by_key: keys are ascending, whatever their counts; that takes less time.
+)doc");
+
+REGISTER_OP("SlipstreamTableDecayCounts")
+    .Input("handle: resource")
+    .Input("factor: float")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) -> absl::Status { return CheckScalars(c, 0, 2); })
+    .Doc(R"doc(
+Multiplies all access counts of a table.
+
+handle: scalar.
+factor: scalar, 0 to 1.
+)doc");
+
+REGISTER_OP("SlipstreamTableStatistics")
+    .Input("handle: resource")
+    .Output("statistics: int64")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) -> absl::Status {
+      TF_RETURN_IF_ERROR(CheckScalars(c, 0, 1));
+      c->set_output(0, c->Vector(5));
+      return absl::OkStatus();
+    })
+    .Doc(R"doc(
+Size of a table.
+
+handle: scalar.
+statistics: [5]: rows; bytes allocated; rows evicted so far; updates dropped because
+  their key was evicted between lookup and update; keys that the index has places for.
+)doc");
+
+REGISTER_OP("SlipstreamTableExport")
+    .Input("handle: resource")
+    .Attr("flushes: bool = true")
+    .Output("keys: int64")
+    .Output("rows: float")
+    .Output("slots: float")
+    .Output("counts: float")
+    .Output("last_used: int64")
+    .Output("steps: int64")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) -> absl::Status {
+      TF_RETURN_IF_ERROR(CheckScalars(c, 0, 1));
+      const tf::shape_inference::DimensionHandle n = c->UnknownDim();
+      c->set_output(0, c->Vector(n));
+      c->set_output(1, c->Matrix(n, c->UnknownDim()));
+      c->set_output(2, c->Matrix(n, c->UnknownDim()));
+      c->set_output(3, c->Vector(n));
+      c->set_output(4, c->Vector(c->UnknownDim()));
+      c->set_output(5, c->Vector(2));
+      return absl::OkStatus();
+    })
+    .Doc(R"doc(
+All of a table, sorted by key.
+
+handle: scalar.
+flushes: whether held gradient sums are applied before; else they stay, and are not in the rows.
+keys: [n].
+rows: [n, dim].
+slots: [n, slots per row], the optimizer's.
+counts: [n], decayed access counts.
+last_used: [n], number of the last lookup, for tables bounded by LRU; else [0].
+steps: [2]: updates, lookups so far.
+)doc");
+
+REGISTER_OP("SlipstreamTableImport")
+    .Input("handle: resource")
+    .Input("keys: int64")
+    .Input("rows: float")
+    .Input("slots: float")
+    .Input("counts: float")
+    .Input("last_used: int64")
+    .Input("steps: int64")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) -> absl::Status {
+      const int ranks[] = {0, 1, 2, 2, 1, 1, 1};
+      ShapeHandle unused;
+      for (int i = 0; i < 7; ++i) TF_RETURN_IF_ERROR(c->WithRank(c->input(i), ranks[i], &unused));
+      return absl::OkStatus();
+    })
+    .Doc(R"doc(
+Replaces all of a table by what SlipstreamTableExport gave; all or nothing.
+
+handle: scalar.
+keys: [n], each once.
+rows: [n, dim].
+slots: [n, slots per row].
+counts: [n].
+last_used: [n] or [0].
+steps: [2].
+)doc");
+
+}  // namespace slipstream

@@ -1,0 +1,33 @@
+#include "cc_ops/tf/table/table_resource.h"
+
+#include <set>
+#include <utility>
+
+namespace slipstream {
+namespace tf = tensorflow;
+
+absl::Status ReadTables(tf::OpKernelContext* c, TableResources* resources,
+                        std::vector<EmbeddingTable*>* tables) {
+  tf::OpInputList handles;
+  TF_RETURN_IF_ERROR(c->input_list("handles", &handles));
+  std::set<EmbeddingTable*> distinct;
+  for (const tf::Tensor& handle : handles) {
+    if (handle.dims() != 0) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("a handle has shape ", handle.shape().DebugString(), "; allowed: a scalar"));
+    }
+    tf::core::RefCountPtr<TableResource> resource;
+    TF_RETURN_IF_ERROR(tf::LookupResource(c, handle.flat<tf::ResourceHandle>()(0), &resource));
+    EmbeddingTable* table = resource->table();
+    if (!distinct.insert(table).second) {
+      return absl::InvalidArgumentError(absl::StrCat("table '", table->options().name,
+                                                     "' comes twice among the handles; "
+                                                     "allowed: distinct tables"));
+    }
+    tables->push_back(table);
+    resources->push_back(std::move(resource));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace slipstream

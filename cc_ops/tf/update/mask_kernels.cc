@@ -1,0 +1,60 @@
+// CPU kernels of gradient masking: checks of shapes, then calls into cc_ops/core.
+#include "cc_ops/tf/update/mask_kernels.h"
+
+#include "cc_ops/core/update/row_compaction.h"
+#include "cc_ops/tf/base/kernel_values.h"
+#include "cc_ops/tf/base/memory_checked.h"
+
+namespace slipstream {
+namespace {
+
+using tensorflow::OpKernel;
+using tensorflow::OpKernelConstruction;
+using tensorflow::OpKernelContext;
+using tensorflow::Tensor;
+using tensorflow::TensorShape;
+
+template <class Key>
+class MaskGradientsCpuKernel : public OpKernel {
+ public:
+  explicit MaskGradientsCpuKernel(OpKernelConstruction* context) : OpKernel(context) {
+    OP_REQUIRES_OK(context, context->GetAttr("deduplicate", &deduplicate_));
+  }
+
+  void Compute(OpKernelContext* context) override {
+    tensorflow::core::RefCountPtr<KeySetResource> resource;
+    OP_REQUIRES_OK(context, FindKeySet(context, &resource));
+    const Tensor &keys = context->input(1), &gradients = context->input(2);
+    OP_REQUIRES_OK(context, CheckGradients(keys, gradients));
+    const Parallel parallel = ParallelOf(context);
+    const std::shared_ptr<const KeySetContent> masked = resource->content();
+    RowCompaction compaction;
+    compaction.Plan(keys.flat<Key>().data(), keys.NumElements(), masked->keys.view(), deduplicate_,
+                    parallel);
+    TensorShape kept_shape = gradients.shape();
+    kept_shape.set_dim(0, compaction.kept());
+    Tensor *kept_keys = nullptr, *kept_gradients = nullptr, *left_out = nullptr, *offered = nullptr;
+    OP_REQUIRES_OK(context,
+                   context->allocate_output(0, TensorShape({compaction.kept()}), &kept_keys));
+    OP_REQUIRES_OK(context, context->allocate_output(1, kept_shape, &kept_gradients));
+    OP_REQUIRES_OK(context, context->allocate_output(2, TensorShape({}), &left_out));
+    OP_REQUIRES_OK(context, context->allocate_output(3, TensorShape({}), &offered));
+    compaction.Write(keys.flat<Key>().data(), gradients.flat<float>().data(), RowSize(gradients),
+                     parallel, kept_keys->flat<Key>().data(), kept_gradients->flat<float>().data());
+    left_out->scalar<int64_t>()() = compaction.offered() - compaction.kept();
+    offered->scalar<int64_t>()() = compaction.offered();
+  }
+
+ private:
+  bool deduplicate_ = true;
+};
+
+REGISTER_KERNEL_BUILDER(
+    Name("SlipstreamMaskGradients").Device(tensorflow::DEVICE_CPU).TypeConstraint<int32_t>("Tkeys"),
+    MemoryChecked<MaskGradientsCpuKernel<int32_t>>);
+REGISTER_KERNEL_BUILDER(
+    Name("SlipstreamMaskGradients").Device(tensorflow::DEVICE_CPU).TypeConstraint<int64_t>("Tkeys"),
+    MemoryChecked<MaskGradientsCpuKernel<int64_t>>);
+
+}  // namespace
+}  // namespace slipstream

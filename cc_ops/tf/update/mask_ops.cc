@@ -1,0 +1,63 @@
+// Registration of the masking of sparse gradients.
+#include "absl/status/status.h"
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/shape_inference.h"
+
+namespace slipstream {
+namespace {
+
+using tensorflow::shape_inference::DimensionHandle;
+using tensorflow::shape_inference::InferenceContext;
+using tensorflow::shape_inference::ShapeHandle;
+
+absl::Status MaskGradientsShape(InferenceContext* c) {
+  ShapeHandle handle, keys, gradients, kept;
+  DimensionHandle rows;
+  TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 0, &handle));
+  TF_RETURN_IF_ERROR(c->WithRank(c->input(1), 1, &keys));
+  TF_RETURN_IF_ERROR(c->WithRankAtLeast(c->input(2), 1, &gradients));
+  if (c->RankKnown(gradients)) {
+    TF_RETURN_IF_ERROR(c->Merge(c->Dim(keys, 0), c->Dim(gradients, 0), &rows));
+    TF_RETURN_IF_ERROR(c->ReplaceDim(gradients, 0, c->UnknownDim(), &kept));
+  } else {
+    kept = c->UnknownShape();
+  }
+  c->set_output(0, c->Vector(InferenceContext::kUnknownDim));
+  c->set_output(1, kept);
+  c->set_output(2, c->Scalar());
+  c->set_output(3, c->Scalar());
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+REGISTER_OP("SlipstreamMaskGradients")
+    .Input("handle: resource")
+    .Input("keys: Tkeys")
+    .Input("gradients: float")
+    .Output("kept_keys: Tkeys")
+    .Output("kept_gradients: float")
+    .Output("masked: int64")
+    .Output("offered: int64")
+    .Attr("Tkeys: {int32, int64}")
+    .Attr("deduplicate: bool = true")
+    .SetIsStateful()
+    .SetShapeFn(MaskGradientsShape)
+    .Doc(R"doc(
+Leaves out the gradient rows of the keys in a set: compacted away, not set to zero.
+
+A row that is left out is not looked at. The result depends on the inputs only, bit for bit.
+
+handle: Of the set.
+keys: [n]. The key of each row.
+gradients: [n, ...]. One row of any shape per key.
+kept_keys: [kept].
+kept_gradients: [kept, ...].
+masked: Scalar, in host memory. Rows left out: offered - kept.
+offered: Scalar, in host memory. Rows before masking: n, or the number of different keys with
+  `deduplicate`.
+deduplicate: Whether the rows of one key are summed first, in the order of the input; the kept keys
+  then ascend. Otherwise every row is its own, and the order of the input is kept.
+)doc");
+
+}  // namespace slipstream

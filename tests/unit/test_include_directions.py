@@ -1,0 +1,158 @@
+"""Includes of the C++ sources point down only, from room to room, and never in a circle.
+
+A room is a folder. A file may include its own room, and rooms that stand before it; nobody but tests
+includes `testing`, and `core` knows nothing of `tf`. The checker is itself tested on made-up trees.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+SOURCES = Path(__file__).parents[2] / "cc_ops"
+# Who may include whom: a room those before it.
+CORE = (
+    "base",
+    "gpu",
+    "memory",
+    "containers",
+    "update/rules",
+    "deferral",
+    "table",
+    "lookup",
+    "update",
+    "saturation",
+    "hot_keys",
+    "exchange",
+)
+# These two stand side by side.
+SIDE_BY_SIDE = {frozenset({"saturation", "hot_keys"})}
+ORDER = [f"core/{room}" for room in CORE] + [f"tf/{room}" for room in CORE]
+TESTING = "core/testing"
+INCLUDE = re.compile(r'^\s*#\s*include\s*"cc_ops/([^"]+)"', re.MULTILINE)
+README_LINES = 8
+
+
+def room_of(file: str) -> str:
+    """Returns the folder of a file that is named from cc_ops on."""
+    return file.rpartition("/")[0]
+
+
+def is_test(file: str) -> bool:
+    """Returns whether no library is built from a file."""
+    return room_of(file) == TESTING or file.endswith("_test.cc")
+
+
+def includes_of(root: Path) -> dict[str, list[str]]:
+    """Returns the included files of each file below `root`, all named from there on."""
+    found = {}
+    for path in sorted(root.rglob("*")):
+        if path.suffix in (".h", ".cc"):
+            name = path.relative_to(root).as_posix()
+            found[name] = INCLUDE.findall(path.read_text(encoding="utf-8"))
+    return found
+
+
+def upward(includes: Mapping[str, list[str]]) -> Iterator[str]:
+    """Yields a line for each include of what does not stand below."""
+    for file, included in includes.items():
+        room = room_of(file)
+        if room not in ORDER and room != TESTING:
+            yield f"{file}: the room {room!r} has no place in the order of rooms"
+            continue
+        for other in included:
+            target = room_of(other)
+            if other not in includes:
+                yield f"{file} includes {other}, which is not there"
+            elif is_test(file) or target == room:
+                continue
+            elif target == TESTING:
+                yield f"{file} includes {other}, which is for tests"
+            elif target in ORDER and (
+                ORDER.index(target) > ORDER.index(room)
+                or {target[5:], room[5:]} in SIDE_BY_SIDE
+                and target[:5] == room[:5]
+            ):
+                yield f"{file} includes {other}, which does not stand below it"
+
+
+def circles(includes: Mapping[str, list[str]]) -> Iterator[str]:
+    """Yields each circle of files that include each other."""
+    done: set[str] = set()
+    for start in includes:
+        path: list[str] = []
+
+        def walk(file: str, path: list[str]) -> Iterator[str]:
+            if file in path:
+                yield " > ".join([*path[path.index(file) :], file])
+                return
+            if file in done:
+                return
+            for other in includes.get(file, ()):
+                yield from walk(other, [*path, file])
+            done.add(file)
+
+        yield from walk(start, path)
+
+
+def test_includes_point_down() -> None:
+    includes = includes_of(SOURCES)
+    assert "core/table/embedding_table.h" in includes and "core/base/status.h" in includes
+    assert list(upward(includes)) == []
+    assert list(circles(includes)) == []
+
+
+def test_rooms_say_what_they_are_for() -> None:
+    rooms = {SOURCES / room_of(file) for file in includes_of(SOURCES)}
+    for room in sorted(rooms):
+        lines = (room / "README.md").read_text(encoding="utf-8").splitlines()
+        assert 0 < len(lines) <= README_LINES, room
+
+
+BELOW = {
+    "core/base/status.h": [],
+    "core/memory/slabs.h": ["core/base/status.h"],
+    "core/update/rules/sgd.h": ["core/base/status.h"],
+    "core/table/table.h": ["core/update/rules/sgd.h", "core/memory/slabs.h"],
+    "core/table/table_test.cc": ["core/update/step.h", "core/testing/threads.h"],
+    "core/update/step.h": ["core/table/table.h"],
+    "core/testing/threads.h": ["core/update/step.h"],
+    "tf/table/kernels.cc": ["core/exchange/rows.h"],
+    "core/exchange/rows.h": ["core/update/step.h"],
+}
+
+
+def test_checker_accepts_downward_includes() -> None:
+    assert list(upward(BELOW)) == list(circles(BELOW)) == []
+
+
+@pytest.mark.parametrize(
+    ("file", "included", "named"),
+    [
+        ("core/table/table.h", "core/update/step.h", "does not stand below"),
+        ("core/update/rules/sgd.h", "core/table/table.h", "does not stand below"),
+        ("core/base/status.h", "tf/table/kernels.cc", "does not stand below"),
+        ("core/hot_keys/sketch.h", "core/saturation/drift.h", "does not stand below"),
+        ("core/saturation/x.h", "core/hot_keys/x.h", "does not stand below"),
+        ("core/table/table.h", "core/testing/threads.h", "is for tests"),
+        ("core/table/table.h", "core/base/gone.h", "is not there"),
+        ("core/attic/x.h", "core/base/status.h", "no place"),
+    ],
+)
+def test_checker_finds_an_upward_include(file: str, included: str, named: str) -> None:
+    tree = {
+        **BELOW,
+        "core/saturation/drift.h": [],
+        "core/hot_keys/x.h": [],
+        file: [included],
+    }
+    found = list(upward(tree))
+    assert len(found) == 1 and file in found[0] and named in found[0], found
+
+
+def test_checker_finds_a_circle() -> None:
+    tree = {"core/table/a.h": ["core/table/b.h"], "core/table/b.h": ["core/table/a.h"]}
+    assert list(circles(tree)) == ["core/table/a.h > core/table/b.h > core/table/a.h"]
