@@ -8,14 +8,6 @@
 
 namespace slipstream {
 
-// Marks of a row, set at window ends.
-enum RowMark : uint8_t {
-  kSaturated = 1,  // its gradients are masked, or deferred by Trigger::kInterval
-  kWatched = 2,    // the squared lengths of its updates are summed (drift metric "signal")
-  kFrozen = 4,     // a copy of another rank's row that is read until the next marks
-  kKept = 8,       // a copy that its owner sends anew when the row has moved; outlasts marks
-};
-
 struct UpdatePolicy {
   enum class Mode { kApply, kMask, kDefer };
   enum class Trigger {

@@ -194,8 +194,8 @@ class RowUpdater {
       const int64_t key = arrivals[begin].key;
       const uint64_t hash = HashKey(key);
       FoundRow& place = (*found)[begin];
-      place.row = makes_rows_ ? table_->FindOrInsert(key, hash, 0.f, &place.slot)
-                              : table_->Find(key, hash, &place.slot);
+      place.row = makes_rows_ ? table_->rows().FindOrInsert(key, hash, 0.f, &place.slot)
+                              : table_->rows().Find(key, hash, &place.slot);
     });
   }
 
@@ -217,7 +217,7 @@ class RowUpdater {
         for (float& value : sum_) value *= scale_;
       }
       UpdateRow(rule_, rate_, dim_, sum_.data(), found[begin].slot, found[begin].row,
-                table_->shard(arrivals[begin].shard), before_.data());
+                table_->flags().shard(arrivals[begin].shard), before_.data());
     });
     return dropped;
   }
@@ -273,8 +273,9 @@ Status CollectGradients(const LookupPlan& plan, const std::vector<PooledGradient
     std::vector<bool> is_stale;
     for (size_t t = 0; t < num_tables; ++t) {
       const EmbeddingTable* table = plan.tables[t];
-      rates.push_back(table->options().rule.EffectiveRate(learning_rate, table->update_step() + 1));
-      is_stale.push_back(table->generation() != plan.generations[t]);
+      rates.push_back(
+          table->options().rule.EffectiveRate(learning_rate, table->updates().step() + 1));
+      is_stale.push_back(table->rows().generation() != plan.generations[t]);
     }
     const std::vector<int64_t> bounds = BalancedBuckets(plan.unique_begin, parallel.threads);
     std::vector<std::vector<CollectedRows>> parts(parallel.threads,
@@ -302,7 +303,7 @@ Status CollectGradients(const LookupPlan& plan, const std::vector<PooledGradient
       }
     });
     if (counts_update) {
-      for (EmbeddingTable* table : plan.tables) table->NextUpdateStep();
+      for (EmbeddingTable* table : plan.tables) table->updates().NextStep();
     }
     packer.Pack(parts);
   } catch (const std::bad_alloc&) {
@@ -317,7 +318,7 @@ void CollectHeld(const std::vector<EmbeddingTable*>& tables, int ranks, RowParce
   std::vector<PolicyScratch> scratches;
   std::vector<int64_t> most;
   for (size_t t = 0; t < tables.size(); ++t) {
-    most.push_back(tables[t]->num_deferred());
+    most.push_back(tables[t]->updates().num_deferred());
     Reserve(most[t], tables[t]->dim(), &parts[0][t]);
     scratches.emplace_back(tables[t]->dim());
   }
@@ -351,7 +352,7 @@ Status ApplyRows(const std::vector<EmbeddingTable*>& tables, const RowParcelsVie
     }
     for (int task = 0; task < parallel.threads; ++task) {
       for (EmbeddingTable* table : tables) {
-        const int64_t step = table->update_step() + 1;
+        const int64_t step = table->updates().step() + 1;
         const float rate = table->options().rule.EffectiveRate(learning_rate, step);
         updaters.emplace_back(table, rate, scale, makes_rows);
       }
@@ -375,11 +376,11 @@ Status ApplyRows(const std::vector<EmbeddingTable*>& tables, const RowParcelsVie
     });
     // From here on nothing needs memory: rows are updated all or none.
     for (EmbeddingTable* table : tables) {
-      table->NextUpdateStep();
-      table->set_last_learning_rate(learning_rate);
+      table->updates().NextStep();
+      table->updates().set_last_learning_rate(learning_rate);
     }
     parallel.run(parallel.threads, update_rows);
-    for (size_t t = 0; t < num_tables; ++t) tables[t]->CountDroppedUpdates(dropped[t]);
+    for (size_t t = 0; t < num_tables; ++t) tables[t]->updates().AddDropped(dropped[t]);
   } catch (const std::bad_alloc&) {
     return OutOfMemory("applying the ranks' gradients", tables);
   }

@@ -154,7 +154,7 @@ TEST(Exchange, OfOneProcessIsItsUpdate) {
       ASSERT_TRUE(exchanged.Apply(exchanged.Collect()).ok());
     }
     EXPECT_EQ(direct.State(), exchanged.State());
-    EXPECT_EQ(direct.tables[0]->update_step(), exchanged.tables[0]->update_step());
+    EXPECT_EQ(direct.tables[0]->updates().step(), exchanged.tables[0]->updates().step());
   }
 }
 
@@ -211,7 +211,7 @@ TEST(Exchange, LosesNoHeldGradient) {
     };
     for (int step = 0; step < 60; ++step) {
       if (step == 5) {
-        for (EmbeddingTable* table : process.tables) table->SetPolicy(Defer(0.15f, 8));
+        for (EmbeddingTable* table : process.tables) table->updates().SetPolicy(Defer(0.15f, 8));
       }
       Batch batch = RandomBatch(&random, 200);
       for (auto& of_feature : batch.keys) {
@@ -228,13 +228,15 @@ TEST(Exchange, LosesNoHeldGradient) {
       ASSERT_TRUE(process.Apply(parcels, 1.f, capacity == 0).ok());
       FlushDeferred(process.tables[0], process.parallel);  // must leave them
     }
-    EXPECT_GT(process.tables[0]->num_deferred(), 0);
-    EXPECT_EQ(process.tables[0]->num_evicted() > 0, capacity > 0);
+    EXPECT_GT(process.tables[0]->updates().num_deferred(), 0);
+    EXPECT_EQ(process.tables[0]->rows().num_evicted() > 0, capacity > 0);
     RowParcels held;
     CollectHeld(process.tables, 1, &held);
     EXPECT_GT(held.keys.size(), 0u);
     take(held);
-    EXPECT_EQ(process.tables[0]->num_deferred() + process.tables[1]->num_deferred(), 0);
+    EXPECT_EQ(
+        process.tables[0]->updates().num_deferred() + process.tables[1]->updates().num_deferred(),
+        0);
     for (int f = 0; f < 2; ++f) {
       for (const auto& [key, sum] : given[f]) {
         ASSERT_NEAR(sum, taken[f][key], 1e-4) << "key " << key;
@@ -276,14 +278,14 @@ TEST(Exchange, DropsRowsOfKeysThatAreGone) {
   parcels.keys = {7};
   parcels.values = {1.f, 1.f, 1.f, 1.f};
   ASSERT_TRUE(process.Apply(parcels, 1.f, false).ok());
-  EXPECT_EQ(process.tables[0]->num_dropped_updates(), 1);
-  EXPECT_EQ(process.tables[0]->size(), 0);
+  EXPECT_EQ(process.tables[0]->updates().num_dropped(), 1);
+  EXPECT_EQ(process.tables[0]->rows().size(), 0);
   ASSERT_TRUE(process.Apply(parcels, 1.f, true).ok());
-  EXPECT_EQ(process.tables[0]->size(), 1);
+  EXPECT_EQ(process.tables[0]->rows().size(), 1);
   std::vector<int64_t> keys;
   std::vector<float> counts;
-  process.tables[0]->HotKeys(5, EmbeddingTable::HotKeyOrder::kByCount, process.parallel, &keys,
-                             &counts);
+  process.tables[0]->rows().HotKeys(5, RowStore::HotKeyOrder::kByCount, process.parallel, &keys,
+                                    &counts);
   EXPECT_TRUE(keys.empty());  // an update is no access
 }
 
@@ -302,7 +304,7 @@ TEST(Exchange, RefusesWhatDoesNotFit) {
   parcels.sizes = {1, 0};
   parcels.values[2] = std::numeric_limits<float>::quiet_NaN();
   EXPECT_NE(process.Apply(parcels).message().find("key 7 of table 't4'"), std::string::npos);
-  EXPECT_EQ(process.tables[0]->size(), 0);
+  EXPECT_EQ(process.tables[0]->rows().size(), 0);
 }
 
 }  // namespace

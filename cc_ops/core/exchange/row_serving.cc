@@ -6,9 +6,9 @@
 #include <utility>
 
 #include "cc_ops/core/lookup/key_sort.h"
+#include "cc_ops/core/table/eviction.h"
 #include "cc_ops/core/table/out_of_memory.h"
 #include "cc_ops/core/table/table_locks.h"
-#include "cc_ops/core/table/table_room.h"
 
 namespace slipstream {
 namespace {
@@ -50,7 +50,7 @@ void ForEachParcel(const std::vector<EmbeddingTable*>& tables, const RowParcelsV
 
 void PrefetchAhead(const Parcel& parcel, int64_t i) {
   if (i + kPrefetchAhead < parcel.rows) {
-    parcel.table->Prefetch(HashKey(parcel.keys[i + kPrefetchAhead]));
+    parcel.table->rows().Prefetch(HashKey(parcel.keys[i + kPrefetchAhead]));
   }
 }
 
@@ -67,7 +67,7 @@ Status MakeRoomForParcels(const std::vector<EmbeddingTable*>& tables, const RowP
     });
     wanted.push_back({bounded, std::move(keys)});
   }
-  return MakeRoomFor(std::move(wanted), "the ranks' batches need");
+  return EvictFor(std::move(wanted), "the ranks' batches need");
 }
 
 // Packs the row of a key whose copies ranks keep.
@@ -93,8 +93,9 @@ Status CheckUnchanged(const std::vector<EmbeddingTable*>& copies, const RowParce
       if (unpacker.IsNextGiven()) continue;
       const uint64_t hash = HashKey(parcel.keys[i]);
       uint32_t slot = 0;
-      const bool is_kept = parcel.table->Find(parcel.keys[i], hash, &slot) != nullptr &&
-                           (parcel.table->shard(ShardOf(hash))->MarkOf(slot) & kKept) != 0;
+      const bool is_kept =
+          parcel.table->rows().Find(parcel.keys[i], hash, &slot) != nullptr &&
+          (parcel.table->flags().shard(ShardOf(hash))->Of(slot) & kRefreshedReplica) != 0;
       if (is_kept || !status.ok()) continue;
       status = InvalidArgument("the row of key " + std::to_string(parcel.keys[i]) + " of table '" +
                                parcel.table->options().name + "' did not come from rank " +
@@ -133,11 +134,11 @@ Status RouteKeys(const std::vector<EmbeddingTable*>& copies,
         for (auto key = begin; key != end; ++key) {
           uint32_t slot = 0;
           const uint64_t hash = HashKey(*key);
-          const bool is_here = copies[t]->Find(*key, hash, &slot) != nullptr;
-          const uint8_t mark = is_here ? copies[t]->shard(ShardOf(hash))->MarkOf(slot) : 0;
-          if (options.reads_frozen && (mark & kFrozen) != 0) continue;
+          const bool is_here = copies[t]->rows().Find(*key, hash, &slot) != nullptr;
+          const uint8_t mark = is_here ? copies[t]->flags().shard(ShardOf(hash))->Of(slot) : 0;
+          if (options.reads_frozen && (mark & kReadOnlyReplica) != 0) continue;
           const size_t owner = static_cast<size_t>(OwnerOf(*key, options.ranks));
-          const bool is_kept = options.keeps && (mark & kKept) != 0;
+          const bool is_kept = options.keeps && (mark & kRefreshedReplica) != 0;
           parts[task][owner * of_rank + t + (is_kept ? num_tables : 0)].push_back(*key);
         }
       }
@@ -180,7 +181,7 @@ Status ServeRows(const std::vector<EmbeddingTable*>& tables, const RowParcelsVie
     if (options.makes_rows) {
       status = MakeRoomForParcels(tables, requests, keeps, -1);
       if (!status.ok()) return status;
-      for (EmbeddingTable* table : tables) table->NextLookupStep();
+      for (EmbeddingTable* table : tables) table->rows().NextLookupStep();
     }
     bytes->clear();
     rank_bytes->assign(static_cast<size_t>(requests.ranks), 0);
@@ -194,8 +195,8 @@ Status ServeRows(const std::vector<EmbeddingTable*>& tables, const RowParcelsVie
         uint32_t slot = 0;
         const int64_t key = parcel.keys[i];
         const uint64_t hash = HashKey(key);
-        const float* row = options.makes_rows ? table->FindOrInsert(key, hash, 1.f, &slot)
-                                              : table->Find(key, hash);
+        const float* row = options.makes_rows ? table->rows().FindOrInsert(key, hash, 1.f, &slot)
+                                              : table->rows().Find(key, hash);
         const int32_t place =
             is_others && row != nullptr ? table->published().Find(key) : PublishedRows::kNowhere;
         if (place == PublishedRows::kNowhere) {
@@ -253,13 +254,13 @@ Status StoreCopies(const std::vector<EmbeddingTable*>& copies, const RowParcelsV
           unpacker.Pass();
           continue;
         }
-        float* row = table->FindOrInsert(key, hash, 0.f, &slot);
-        if (options.frozen) table->AddMark(hash, slot, kFrozen);
+        float* row = table->rows().FindOrInsert(key, hash, 0.f, &slot);
+        if (options.frozen) table->flags().Add(hash, slot, kReadOnlyReplica, table->rows());
         // Told to be kept only if it is there: what failed in between is asked for again.
-        table->RemoveMark(hash, slot, kKept);
+        table->flags().Remove(hash, slot, kRefreshedReplica);
         const bool is_kept = unpacker.IsNextKept();
         unpacker.Next(key, row);
-        if (is_kept) table->AddMark(hash, slot, kKept);
+        if (is_kept) table->flags().Add(hash, slot, kRefreshedReplica, table->rows());
       }
       bytes = unpacker.End();
     });

@@ -2,9 +2,9 @@
 // and copied to where they are looked up.
 // Slots travel where copies are to judge how far gradients move a row.
 //
-// Where copies are kept (kKept, published_rows.h), parcels have twice as many sizes, [ranks, 2 *
-// tables]: first the keys whose rows are asked for, then those whose copy the rank keeps, of which
-// it is sent what has moved too far.
+// Where copies are kept (kRefreshedReplica, published_rows.h), parcels have twice as many sizes,
+// [ranks, 2 * tables]: first the keys whose rows are asked for, then those whose copy the rank
+// keeps, of which it is sent what has moved too far.
 #ifndef SLIPSTREAM_CC_OPS_CORE_EXCHANGE_ROW_SERVING_H_
 #define SLIPSTREAM_CC_OPS_CORE_EXCHANGE_ROW_SERVING_H_
 
@@ -53,7 +53,7 @@ struct CopyOptions {
   // As they were served. Without slots, a copy's are 0, beside which no movement is
   // underestimated.
   RowFormat format;
-  bool frozen = false;      // mark them kFrozen
+  bool frozen = false;      // mark them kReadOnlyReplica
   int passed_over = -1;     // a rank whose rows are not copied
   bool makes_room = false;  // bounded tables let others go for them; else a lookup must
                             // follow that does so

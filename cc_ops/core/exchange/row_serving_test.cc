@@ -87,7 +87,7 @@ TEST(Route, AsksOwnersForDistinctKeys) {
     for (int64_t i = 0; i < sizes[rank]; ++i) EXPECT_EQ(OwnerOf(asked[place++], 3), rank);
   }
   EXPECT_EQ(place, asked.size());
-  EXPECT_EQ(copies->size(), 0);
+  EXPECT_EQ(copies->rows().size(), 0);
   EXPECT_TRUE(Route(copies.get(), {}, 2).empty());
 }
 
@@ -96,13 +96,13 @@ TEST(Serve, MakesRowsInTrainingOnly) {
     auto owner = MakeTable(kind);
     Request evaluated({3, -7, 3}), trained = evaluated;
     ASSERT_TRUE(evaluated.Serve({owner.get()}, false, true).ok());
-    EXPECT_EQ(owner->size(), 0);
+    EXPECT_EQ(owner->rows().size(), 0);
     ASSERT_TRUE(trained.Serve({owner.get()}, true, true).ok());
-    EXPECT_EQ(owner->size(), 2);
+    EXPECT_EQ(owner->rows().size(), 2);
     EXPECT_EQ(evaluated.bytes, trained.bytes);
     std::vector<int64_t> keys;
     std::vector<float> counts;
-    owner->HotKeys(9, EmbeddingTable::HotKeyOrder::kByCount, Parallel(), &keys, &counts);
+    owner->rows().HotKeys(9, RowStore::HotKeyOrder::kByCount, Parallel(), &keys, &counts);
     EXPECT_EQ(keys, (std::vector<int64_t>{3, -7}));
     EXPECT_EQ(counts, (std::vector<float>{2.f, 1.f}));
   }
@@ -126,11 +126,11 @@ TEST(Serve, BoundedTablesRefuseWhatTheyCannotHold) {
   const Status status = Request({1, 2, 3, 4}).Serve({owner.get()}, true);
   EXPECT_EQ(status.code(), StatusCode::kResourceExhausted);
   EXPECT_NE(status.message().find("need 4 rows of table 't'"), std::string::npos);
-  EXPECT_EQ(owner->size(), 0);
+  EXPECT_EQ(owner->rows().size(), 0);
   ASSERT_TRUE(Request({1, 2, 3}).Serve({owner.get()}, true).ok());
   ASSERT_TRUE(Request({4, 3}).Serve({owner.get()}, true).ok());
-  EXPECT_EQ(owner->size(), 3);
-  EXPECT_NE(owner->Find(3, HashKey(3)), nullptr);
+  EXPECT_EQ(owner->rows().size(), 3);
+  EXPECT_NE(owner->rows().Find(3, HashKey(3)), nullptr);
 }
 
 TEST(Serve, BoundedTablesGiveNothingUpIfOneCannotHoldItsKeys) {
@@ -140,8 +140,8 @@ TEST(Serve, BoundedTablesGiveNothingUpIfOneCannotHoldItsKeys) {
   request.sizes = {2, 4};
   const Status status = request.Serve({first.get(), second.get()}, true);
   EXPECT_EQ(status.code(), StatusCode::kResourceExhausted);
-  EXPECT_EQ(first->size(), 3);
-  EXPECT_EQ(first->num_evicted(), 0);
+  EXPECT_EQ(first->rows().size(), 3);
+  EXPECT_EQ(first->rows().num_evicted(), 0);
 }
 
 TEST(Copies, HoldWhatTheOwnerServed) {
@@ -150,18 +150,19 @@ TEST(Copies, HoldWhatTheOwnerServed) {
   ASSERT_TRUE(request.Serve({owner.get()}, true, false).ok());
   ASSERT_TRUE(request.Store({copies.get()}, CopyOptions()).ok());
   for (const int64_t key : {5, 6}) {
-    const float *own = owner->Find(key, HashKey(key)), *copy = copies->Find(key, HashKey(key));
+    const float *own = owner->rows().Find(key, HashKey(key)),
+                *copy = copies->rows().Find(key, HashKey(key));
     EXPECT_TRUE(std::equal(own, own + kDim, copy));
   }
   std::vector<int64_t> keys;
   std::vector<float> counts;
-  copies->HotKeys(9, EmbeddingTable::HotKeyOrder::kByCount, Parallel(), &keys, &counts);
+  copies->rows().HotKeys(9, RowStore::HotKeyOrder::kByCount, Parallel(), &keys, &counts);
   EXPECT_TRUE(keys.empty());  // a copy is no access
   // What comes later replaces it.
-  owner->Find(5, HashKey(5))[0] = 42.f;
+  owner->rows().Find(5, HashKey(5))[0] = 42.f;
   ASSERT_TRUE(request.Serve({owner.get()}, true, false).ok());
   ASSERT_TRUE(request.Store({copies.get()}, CopyOptions()).ok());
-  EXPECT_EQ(copies->Find(5, HashKey(5))[0], 42.f);
+  EXPECT_EQ(copies->rows().Find(5, HashKey(5))[0], 42.f);
 }
 
 // Frozen ones, too: their slots may be read after the switch to judging movements.
@@ -171,7 +172,7 @@ TEST(Copies, WithoutSummaryNeverUnderestimateAMovement) {
     const UpdateRule rule = owner->options().rule;
     Request request({5});
     ASSERT_TRUE(request.Serve({owner.get()}, true, true).ok());
-    float* own = owner->Find(5, HashKey(5));
+    float* own = owner->rows().Find(5, HashKey(5));
     const std::vector<float> gradient = {0.5f, 0.1f, -0.2f, 0.3f};
     rule.Apply(0.1f, kDim, gradient.data(), own);
     ASSERT_TRUE(request.Serve({owner.get()}, true, true).ok());
@@ -184,7 +185,7 @@ TEST(Copies, WithoutSummaryNeverUnderestimateAMovement) {
     rule.InitSlots(kDim, own + kDim);
     ASSERT_TRUE(request.Serve({owner.get()}, false, false).ok());
     ASSERT_TRUE(request.Store({copies.get()}, options).ok());
-    const float* copy = copies->Find(5, HashKey(5));
+    const float* copy = copies->rows().Find(5, HashKey(5));
     EXPECT_TRUE(std::equal(own, own + kDim, copy));
     EXPECT_GE(rule.Movement(0.1f, kDim, gradient.data(), copy),
               rule.Movement(0.1f, kDim, gradient.data(), own));
@@ -200,7 +201,7 @@ TEST(Copies, FrozenOnesAreNotAskedForUntilMarkedAnew) {
   ASSERT_TRUE(request.Store({copies.get()}, options).ok());
   EXPECT_EQ(Route(copies.get(), {5, 6, 7, 5}, 1), (std::vector<int64_t>{7}));
   EXPECT_EQ(Route(copies.get(), {5, 6, 7}, 1, false).size(), 3u);
-  copies->MarkRows(nullptr, nullptr, 0, Parallel());
+  copies->SetFlags(nullptr, nullptr, 0, Parallel());
   EXPECT_EQ(Route(copies.get(), {5, 6, 7}, 1).size(), 3u);
   options.passed_over = 0;
   ASSERT_TRUE(request.Store({copies.get()}, options).ok());
@@ -215,8 +216,9 @@ TEST(Copies, StayWithinTheirBound) {
     Request request({first, first + 1, first + 2, first + 3, first + 4});
     ASSERT_TRUE(request.Serve({owner.get()}, true, false).ok());
     ASSERT_TRUE(request.Store({copies.get()}, options).ok());
-    EXPECT_LE(copies->size(), 8);
-    for (const int64_t key : request.keys) EXPECT_NE(copies->Find(key, HashKey(key)), nullptr);
+    EXPECT_LE(copies->rows().size(), 8);
+    for (const int64_t key : request.keys)
+      EXPECT_NE(copies->rows().Find(key, HashKey(key)), nullptr);
   }
 }
 
@@ -224,7 +226,7 @@ TEST(Copies, RefuseBytesThatDoNotFit) {
   auto owner = MakeTable(Kind::kAdagrad), copies = MakeTable(Kind::kAdagrad);
   Request request({1, 2});
   ASSERT_TRUE(request.Serve({owner.get()}, true).ok());
-  for (const int64_t key : {1, 2}) owner->Find(key, HashKey(key))[0] = 5.f;
+  for (const int64_t key : {1, 2}) owner->rows().Find(key, HashKey(key))[0] = 5.f;
   ASSERT_TRUE(request.Serve({owner.get()}, true).ok());
   const Request whole = request;
   const auto refusal = [&] {
@@ -245,13 +247,13 @@ TEST(Copies, RefuseBytesThatDoNotFit) {
   request.sizes = {-1};
   EXPECT_NE(refusal().find("is -1"), std::string::npos);
   EXPECT_EQ(request.Serve({owner.get()}, false).code(), StatusCode::kInvalidArgument);
-  EXPECT_EQ(copies->size(), 0);
+  EXPECT_EQ(copies->rows().size(), 0);
   // Served without slots, stored with them.
   request = whole;
   CopyOptions with_slots;
   with_slots.format.with_summary = true;
   EXPECT_FALSE(request.Store({copies.get()}, with_slots).ok());
-  EXPECT_EQ(copies->size(), 0);
+  EXPECT_EQ(copies->rows().size(), 0);
 }
 
 TEST(SlotSummary, NeverUnderestimatesAMovement) {

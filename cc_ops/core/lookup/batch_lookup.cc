@@ -7,9 +7,9 @@
 
 #include "cc_ops/core/base/hash.h"
 #include "cc_ops/core/lookup/key_sort.h"
+#include "cc_ops/core/table/eviction.h"
 #include "cc_ops/core/table/out_of_memory.h"
 #include "cc_ops/core/table/table_locks.h"
-#include "cc_ops/core/table/table_room.h"
 
 namespace slipstream {
 namespace {
@@ -24,7 +24,7 @@ Status MakeRoomForBatch(const std::vector<EmbeddingTable*>& tables, const Sorted
     if (!MayOverflow(*tables[t], end - begin)) continue;
     wanted.push_back({tables[t], {sorted.key.begin() + begin, sorted.key.begin() + end}});
   }
-  return MakeRoomFor(std::move(wanted), "a batch needs");
+  return EvictFor(std::move(wanted), "a batch needs");
 }
 
 // Whether every example's pooled vector is its row: one unweighted key each.
@@ -134,8 +134,8 @@ Status LookupForTraining(const std::vector<EmbeddingTable*>& tables,
     if (!room.ok()) return room;
     plan->generations.clear();
     for (EmbeddingTable* table : tables) {
-      table->NextLookupStep();
-      plan->generations.push_back(table->generation());
+      table->rows().NextLookupStep();
+      plan->generations.push_back(table->rows().generation());
     }
     const size_t n = sorted.key.size();
     plan->unique_begin = sorted.begin;
@@ -191,7 +191,7 @@ Status LookupForEvaluation(const std::vector<EmbeddingTable*>& tables,
         const FeatureView& view = features[f];
         const EmbeddingTable& table = *tables[view.table];
         if (view.row_splits == nullptr && i + kPrefetchDistance < batch && view.width > 0) {
-          table.Prefetch(HashKey(view.keys[view.begin(i + kPrefetchDistance)]));
+          table.rows().Prefetch(HashKey(view.keys[view.begin(i + kPrefetchDistance)]));
         }
         initial.resize(static_cast<size_t>(table.dim()));
         const bool is_unscaled = IsUnscaled(view, combiners[f]);
@@ -200,7 +200,7 @@ Status LookupForEvaluation(const std::vector<EmbeddingTable*>& tables,
             view, i, table.dim(), is_unscaled,
             [&](int64_t p) -> const float* {
               const int64_t key = view.keys[p];
-              const float* row = table.Find(key, HashKey(key));
+              const float* row = table.rows().Find(key, HashKey(key));
               if (row != nullptr) return row;
               table.options().initializer.Fill(key, table.dim(), initial.data());
               return initial.data();

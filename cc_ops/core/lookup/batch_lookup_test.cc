@@ -96,13 +96,13 @@ TEST(BatchLookup, EvaluationNeitherMakesNorCounts) {
   ASSERT_TRUE(LookupForEvaluation({table.get()}, {OneKeyEach(0, keys)}, {Combiner::kSum},
                                   {{evaluated.data(), 4}}, Threads(2))
                   .ok());
-  EXPECT_EQ(table->size(), 0);
+  EXPECT_EQ(table->rows().size(), 0);
   LookupWorkspace workspace;
   ASSERT_TRUE(LookupForTraining({table.get()}, {OneKeyEach(0, keys)}, {Combiner::kSum},
                                 {{trained.data(), 4}}, Threads(2), &workspace)
                   .ok());
   EXPECT_EQ(evaluated, trained);
-  EXPECT_EQ(table->size(), 2);
+  EXPECT_EQ(table->rows().size(), 2);
   EXPECT_EQ(table->Export().counts, (std::vector<float>{2, 1}));
 }
 
@@ -114,7 +114,7 @@ TEST(BatchLookup, EmptyBatch) {
                                 {{nullptr, 4}}, Threads(2), &workspace)
                   .ok());
   EXPECT_TRUE(ApplyGradients(workspace.plan, {{nullptr, 4}}, 0.1f, Threads(2)).ok());
-  EXPECT_EQ(table->size(), 0);
+  EXPECT_EQ(table->rows().size(), 0);
 }
 
 TEST(BatchLookup, NonFiniteGradientChangesNothing) {
@@ -165,7 +165,7 @@ TEST(BatchLookup, UpdateOfAnEvictedKeyIsDroppedAndCounted) {
   const TableContents before = table->Export();
   const std::vector<float> gradient = {1.f, 1.f, 1.f, 1.f};
   ASSERT_TRUE(ApplyGradients(workspace.plan, {{gradient.data(), 2}}, 0.1f, Threads(1)).ok());
-  EXPECT_EQ(table->num_dropped_updates(), 1);
+  EXPECT_EQ(table->updates().num_dropped(), 1);
   const TableContents after = table->Export();
   EXPECT_NE(after.rows[0], before.rows[0]);  // key 2 was updated,
   EXPECT_EQ(after.rows[2], before.rows[2]);  // key 3, in the slot of key 1, was not
@@ -198,7 +198,7 @@ TEST(BatchLookup, ColumnsOfAMatrixAreCopiedAndPaddingGivesZeros) {
   for (int64_t i = 0; i < kBatch; ++i) {
     for (int f = 0; f < 2; ++f) {
       const int64_t key = keys[2 * i + f];
-      const float* row = key == -1 ? nullptr : tables[f]->Find(key, HashKey(key));
+      const float* row = key == -1 ? nullptr : tables[f]->rows().Find(key, HashKey(key));
       ASSERT_EQ(row == nullptr, key == -1);
       const int64_t dim = tables[f]->dim();
       const float* pooled = f == 0 ? first.data() + i * dim : second.data() + i * dim;

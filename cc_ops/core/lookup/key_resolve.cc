@@ -34,7 +34,7 @@ class BucketResolver {
     const int64_t begin = sorted_.begin[bucket], n = sorted_.begin[bucket + 1] - begin;
     plan_->unique_count[bucket] = 0;
     if (n == 0) return;
-    const TableShard* shard = ShardOfBucket(bucket);
+    const RowShard* shard = ShardOfBucket(bucket);
     shard->arena.PrefetchChunks();
     const HashIndex& index = shard->index;
     Buffers& buffers = scratch_->buffers[bucket % 2];
@@ -84,7 +84,7 @@ class BucketResolver {
     const int64_t count = plan_->unique_count[bucket];
     if (count == 0) return;
     EmbeddingTable* table = plan_->tables[bucket / kNumShards];
-    TableShard* shard = ShardOfBucket(bucket);
+    RowShard* shard = ShardOfBucket(bucket);
     const int64_t dim = table->dim();
     const Buffers& buffers = scratch_->buffers[bucket % 2];
     const uint64_t* hashes = buffers.hash.data();
@@ -99,12 +99,14 @@ class BucketResolver {
         shard->index.Prefetch(hashes[u + kPrefetchDistance]);
       }
       uint32_t slot = 0;
-      rows[u] = table->FindAtOnce(shard, keys[u], hashes[u], static_cast<float>(uses[u]), &slot);
+      rows[u] =
+          table->rows().FindAtOnce(shard, keys[u], hashes[u], static_cast<float>(uses[u]), &slot);
       slots[u] = slot;
       if (rows[u] == nullptr) scratch_->missed.push_back(static_cast<int32_t>(u));
     }
     for (const int32_t u : scratch_->missed) {
-      rows[u] = table->FindOrInsert(keys[u], hashes[u], static_cast<float>(uses[u]), &slots[u]);
+      rows[u] =
+          table->rows().FindOrInsert(keys[u], hashes[u], static_cast<float>(uses[u]), &slots[u]);
     }
     // Many rows would leave the cache again before they are used.
     const int64_t asked = std::min(count, kManyKeys);
@@ -153,8 +155,8 @@ class BucketResolver {
   using Buffers = ResolveScratch::Buffers;
   static constexpr int64_t kLineFloats = 16;
 
-  TableShard* ShardOfBucket(int64_t bucket) const {
-    return plan_->tables[bucket / kNumShards]->shard(bucket % kNumShards);
+  RowShard* ShardOfBucket(int64_t bucket) const {
+    return plan_->tables[bucket / kNumShards]->rows().shard(bucket % kNumShards);
   }
 
   template <class Copy>

@@ -29,11 +29,11 @@ TableOptions Options(int64_t capacity = 0) {
 
 void Touch(EmbeddingTable* table, int64_t key, int times = 1) {
   uint32_t slot = 0;
-  for (int i = 0; i < times; ++i) table->FindOrInsert(key, HashKey(key), 1.f, &slot);
+  for (int i = 0; i < times; ++i) table->rows().FindOrInsert(key, HashKey(key), 1.f, &slot);
 }
 
 bool Has(const EmbeddingTable& table, int64_t key) {
-  return table.Find(key, HashKey(key)) != nullptr;
+  return table.rows().Find(key, HashKey(key)) != nullptr;
 }
 
 TEST(TableOptions, BadOptionsAreNamed) {
@@ -89,26 +89,26 @@ TEST(EmbeddingTable, GatherGivesInitialRowsOfAbsentKeys) {
   const int64_t keys[] = {1, 2};
   float rows[6];
   bool found[2];
-  table.Gather(keys, 2, Parallel(), rows, found);
+  table.rows().Gather(keys, 2, Parallel(), rows, found);
   EXPECT_TRUE(found[0]);
   EXPECT_FALSE(found[1]);
-  EXPECT_EQ(table.size(), 1);
+  EXPECT_EQ(table.rows().size(), 1);
   Touch(&table, 2);
-  EXPECT_EQ(table.Find(2, HashKey(2))[1], rows[4]);
+  EXPECT_EQ(table.rows().Find(2, HashKey(2))[1], rows[4]);
 }
 
 TEST(EmbeddingTable, IndexIsAtMostFourFifthsFull) {
   EmbeddingTable table(Options());
-  EXPECT_EQ(table.index_places(), 0);
+  EXPECT_EQ(table.rows().index_capacity(), 0);
   int64_t before = 0;
   for (int64_t key = 0; key < 20000; ++key) {
     Touch(&table, key);
-    ASSERT_GE(4 * table.index_places(), 5 * table.size());
-    ASSERT_GE(table.index_places(), before);
-    before = table.index_places();
+    ASSERT_GE(4 * table.rows().index_capacity(), 5 * table.rows().size());
+    ASSERT_GE(table.rows().index_capacity(), before);
+    before = table.rows().index_capacity();
   }
-  EXPECT_LE(table.index_places(), 4 * table.size());
-  EXPECT_LE(table.index_places() * 16, table.bytes());
+  EXPECT_LE(table.rows().index_capacity(), 4 * table.rows().size());
+  EXPECT_LE(table.rows().index_capacity() * 16, table.bytes());
 }
 
 TEST(EmbeddingTable, HotKeysAreSortedAndDecay) {
@@ -116,29 +116,29 @@ TEST(EmbeddingTable, HotKeysAreSortedAndDecay) {
   for (int64_t key = 0; key < 3000; ++key) Touch(&table, key, 1 + static_cast<int>(key % 7));
   std::vector<int64_t> keys;
   std::vector<float> counts;
-  table.HotKeys(3, EmbeddingTable::HotKeyOrder::kByCount, Parallel(), &keys, &counts);
+  table.rows().HotKeys(3, RowStore::HotKeyOrder::kByCount, Parallel(), &keys, &counts);
   EXPECT_EQ(keys, (std::vector<int64_t>{6, 13, 20}));
   EXPECT_EQ(counts, (std::vector<float>{7, 7, 7}));
-  table.DecayCounts(0.5f);
-  table.HotKeys(1, EmbeddingTable::HotKeyOrder::kByCount, Parallel(), &keys, &counts);
+  table.rows().DecayCounts(0.5f);
+  table.rows().HotKeys(1, RowStore::HotKeyOrder::kByCount, Parallel(), &keys, &counts);
   EXPECT_EQ(counts[0], 3.5f);
-  table.DecayCounts(0.f);
-  table.HotKeys(10, EmbeddingTable::HotKeyOrder::kByCount, Parallel(), &keys, &counts);
+  table.rows().DecayCounts(0.f);
+  table.rows().HotKeys(10, RowStore::HotKeyOrder::kByCount, Parallel(), &keys, &counts);
   EXPECT_TRUE(keys.empty());
 }
 
 TEST(EmbeddingTable, HotKeysByKeyAreTheSameKeys) {
-  using Order = EmbeddingTable::HotKeyOrder;
+  using Order = RowStore::HotKeyOrder;
   EmbeddingTable table(Options());
   for (int64_t key = -2000; key < 3000; ++key) Touch(&table, key, 1 + static_cast<int>(key & 7));
   for (const int64_t k : {0, 1, 700, 5000, 9000}) {
     std::vector<int64_t> keys, by_key;
     std::vector<float> counts, of_keys;
-    table.HotKeys(k, Order::kByCount, Threads(2), &keys, &counts);
+    table.rows().HotKeys(k, Order::kByCount, Threads(2), &keys, &counts);
     std::map<int64_t, float> expected;
     for (size_t i = 0; i < keys.size(); ++i) expected[keys[i]] = counts[i];
     for (const int threads : {1, 3}) {
-      table.HotKeys(k, Order::kByKey, Threads(threads), &by_key, &of_keys);
+      table.rows().HotKeys(k, Order::kByKey, Threads(threads), &by_key, &of_keys);
       EXPECT_TRUE(std::is_sorted(by_key.begin(), by_key.end()));
       std::map<int64_t, float> found;
       for (size_t i = 0; i < by_key.size(); ++i) found[by_key[i]] = of_keys[i];
@@ -152,7 +152,7 @@ TEST(EmbeddingTable, GatherFindsTheRowsOfManyKeysByAnyThreads) {
   EmbeddingTable table(Options());
   for (int64_t key = 0; key < 100; key += 2) {
     Touch(&table, key);
-    *table.Find(key, HashKey(key)) = static_cast<float>(key);
+    *table.rows().Find(key, HashKey(key)) = static_cast<float>(key);
   }
   for (const int64_t n : {0, 1, 7, 8, 9, 17, 100}) {
     std::vector<int64_t> keys(static_cast<size_t>(n));
@@ -160,7 +160,7 @@ TEST(EmbeddingTable, GatherFindsTheRowsOfManyKeysByAnyThreads) {
     std::vector<float> rows(static_cast<size_t>(n * table.dim()));
     const std::unique_ptr<bool[]> found(new bool[n + 1]);
     for (const int threads : {1, 3, 5}) {
-      table.Gather(keys.data(), n, Threads(threads), rows.data(), found.get());
+      table.rows().Gather(keys.data(), n, Threads(threads), rows.data(), found.get());
       for (int64_t i = 0; i < n; ++i) {
         EXPECT_EQ(found[i], keys[i] % 2 == 0);
         if (!found[i]) continue;
@@ -173,13 +173,13 @@ TEST(EmbeddingTable, GatherFindsTheRowsOfManyKeysByAnyThreads) {
 TEST(EmbeddingTable, LfuEvictsTheLeastCounted) {
   EmbeddingTable table(Options(4));
   for (int64_t key = 0; key < 4; ++key) Touch(&table, key, static_cast<int>(4 - key));
-  table.MakeRoom(1, {});
-  EXPECT_EQ(table.size(), 3);
+  table.Evict(1, {});
+  EXPECT_EQ(table.rows().size(), 3);
   EXPECT_FALSE(Has(table, 3));
-  table.MakeRoom(2, {2});  // the least counted is pinned: the next one leaves
+  table.Evict(2, {2});  // the least counted is pinned: the next one leaves
   EXPECT_TRUE(Has(table, 2));
   EXPECT_FALSE(Has(table, 1));
-  EXPECT_EQ(table.num_evicted(), 2);
+  EXPECT_EQ(table.rows().num_evicted(), 2);
 }
 
 TEST(EmbeddingTable, LruEvictsTheLongestUnused) {
@@ -187,10 +187,10 @@ TEST(EmbeddingTable, LruEvictsTheLongestUnused) {
   options.eviction = TableOptions::Eviction::kLru;
   EmbeddingTable table(options);
   for (int64_t key : {0, 1, 2, 0}) {
-    table.NextLookupStep();
+    table.rows().NextLookupStep();
     Touch(&table, key);
   }
-  table.MakeRoom(1, {});
+  table.Evict(1, {});
   EXPECT_FALSE(Has(table, 1));
   EXPECT_TRUE(Has(table, 0));
   EXPECT_EQ(table.Export().last_used, (std::vector<int64_t>{4, 3}));
@@ -209,7 +209,7 @@ TEST(EmbeddingTable, WhatIsEvictedIsWhatASortSays) {
       std::vector<int64_t> pinned;
       for (int64_t key = 0; key < kRows; ++key) {
         const int64_t count = 1 + (key * 7919) % 5;
-        if (key % 400 == 0) table.NextLookupStep();
+        if (key % 400 == 0) table.rows().NextLookupStep();
         Touch(&table, key, static_cast<int>(count));
         const int64_t last_used = is_lru ? 1 + key / 400 : 0;
         if (key % 3 == 0) {
@@ -220,9 +220,9 @@ TEST(EmbeddingTable, WhatIsEvictedIsWhatASortSays) {
       }
       std::sort(order.begin(), order.end());
       const int64_t leaving = std::max<int64_t>(incoming, kRows / 64);
-      table.MakeRoom(incoming, pinned);
-      EXPECT_EQ(table.num_evicted(), leaving);
-      EXPECT_EQ(table.size(), kRows - leaving);
+      table.Evict(incoming, pinned);
+      EXPECT_EQ(table.rows().num_evicted(), leaving);
+      EXPECT_EQ(table.rows().size(), kRows - leaving);
       for (int64_t i = 0; i < static_cast<int64_t>(order.size()); ++i) {
         const int64_t key = std::get<3>(order[i]);
         EXPECT_EQ(Has(table, key), i >= leaving) << key << " " << incoming << " " << is_lru;
@@ -235,9 +235,9 @@ TEST(EmbeddingTable, WhatIsEvictedIsWhatASortSays) {
 TEST(EmbeddingTable, OnlyPinnedRowsNoneLeaves) {
   EmbeddingTable table(Options(4));
   for (int64_t key = 0; key < 4; ++key) Touch(&table, key);
-  table.MakeRoom(1, {0, 1, 2, 3});
-  EXPECT_EQ(table.size(), 4);
-  EXPECT_EQ(table.num_evicted(), 0);
+  table.Evict(1, {0, 1, 2, 3});
+  EXPECT_EQ(table.rows().size(), 4);
+  EXPECT_EQ(table.rows().num_evicted(), 0);
 }
 
 TEST(EmbeddingTable, ImportIsAllOrNothing) {

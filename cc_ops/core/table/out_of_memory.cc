@@ -10,8 +10,8 @@ namespace {
 constexpr size_t kMostNamed = 3;
 
 std::string Describe(const EmbeddingTable& table) {
-  return "table '" + table.options().name + "' (" + std::to_string(table.size()) + " rows, " +
-         std::to_string(table.bytes()) + " bytes)";
+  return "table '" + table.options().name + "' (" + std::to_string(table.rows().size()) +
+         " rows, " + std::to_string(table.bytes()) + " bytes)";
 }
 
 std::string DescribeLargest(std::vector<EmbeddingTable*> tables) {
@@ -34,7 +34,10 @@ Status OutOfMemory(const std::string& doing, const std::vector<EmbeddingTable*>&
   try {
     throw;
   } catch (const TableOutOfMemory& error) {
-    where = Describe(*error.table()) + " cannot grow";
+    const auto full = std::find_if(tables.begin(), tables.end(), [&](const EmbeddingTable* table) {
+      return &table->rows() == error.rows();
+    });
+    where = (full == tables.end() ? "a table" : Describe(**full)) + " cannot grow";
   } catch (...) {
     where = "at work on " + DescribeLargest(tables);
   }

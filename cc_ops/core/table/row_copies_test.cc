@@ -104,14 +104,14 @@ class Job {
 
   // As copies of a rank have it; NaN: it has none.
   float Value(EmbeddingTable* table, int64_t key) {
-    const float* row = table->Find(key, HashKey(key));
+    const float* row = table->rows().Find(key, HashKey(key));
     return row == nullptr ? std::nanf("") : row[0];
   }
-  void Move(int64_t key, float by) { owner_->Find(key, HashKey(key))[0] += by; }
+  void Move(int64_t key, float by) { owner_->rows().Find(key, HashKey(key))[0] += by; }
   bool IsKept(int rank, int64_t key) {
     uint8_t mark = 0;
-    copies(rank)->Marks(&key, 1, &mark);
-    return (mark & kKept) != 0;
+    copies(rank)->flags().Get(&key, 1, copies(rank)->rows(), &mark);
+    return (mark & kRefreshedReplica) != 0;
   }
 
  private:
@@ -181,10 +181,10 @@ TEST(Copies, OutlastMarksButNotOtherCopies) {
   job.LookUp({{}, {1, 2}});
   const int64_t marked[] = {1, 1};
   const uint8_t marks[] = {kWatched, kSaturated};
-  job.copies(1)->MarkRows(marked, marks, 2, Parallel());
+  job.copies(1)->SetFlags(marked, marks, 2, Parallel());
   uint8_t mark = 0;
-  job.copies(1)->Marks(marked, 1, &mark);
-  EXPECT_EQ(mark, kSaturated | kKept) << "the last one counts";
+  job.copies(1)->flags().Get(marked, 1, job.copies(1)->rows(), &mark);
+  EXPECT_EQ(mark, kSaturated | kRefreshedReplica) << "the last one counts";
   // As an evaluation reads it.
   const std::vector<int64_t> key = {1}, size = {1};
   const RowParcelsView view = {1, size.data(), key.data(), 1, nullptr, 0};
@@ -207,7 +207,7 @@ TEST(Copies, ThatAreNotHereCannotStand) {
   EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
   EXPECT_NE(status.message().find("key 7 of table 't' did not come from rank 0"),
             std::string::npos);
-  EXPECT_EQ(job.copies(1)->size(), 0);
+  EXPECT_EQ(job.copies(1)->rows().size(), 0);
 }
 
 TEST(Copies, AreThoseOfAsManyRanks) {

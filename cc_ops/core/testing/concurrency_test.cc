@@ -18,6 +18,7 @@
 
 #include "cc_ops/core/exchange/row_serving.h"
 #include "cc_ops/core/lookup/batch_lookup.h"
+#include "cc_ops/core/saturation/measurement.h"
 #include "cc_ops/core/table/embedding_table.h"
 #include "cc_ops/core/testing/test_threads.h"
 #include "cc_ops/core/update/gradient_update.h"
@@ -118,8 +119,8 @@ class Concurrency : public testing::Test {
     std::vector<float> snapshot(keys.size() * kDim), rows(snapshot), drift(keys.size());
     const auto found = std::make_unique<bool[]>(keys.size());
     const std::shared_lock<std::shared_mutex> lock(table.mutex());
-    table.Measure(keys.data(), snapshot.data(), n, Measurement(), Threads(2), rows.data(),
-                  found.get(), drift.data());
+    MeasureRows(table, keys.data(), snapshot.data(), n, Measurement(), Threads(2), rows.data(),
+                found.get(), drift.data());
     // Whole updates only, and what was read is what was measured.
     for (int64_t i = 0; i < n; ++i) {
       ASSERT_EQ(rows[i * kDim], rows[i * kDim + 1]);
@@ -138,9 +139,8 @@ class Concurrency : public testing::Test {
         const bool by_key = random() % 2 == 0;
         {
           const std::shared_lock<std::shared_mutex> lock(table->mutex());
-          table->HotKeys(
-              100,
-              by_key ? EmbeddingTable::HotKeyOrder::kByKey : EmbeddingTable::HotKeyOrder::kByCount,
+          table->rows().HotKeys(
+              100, by_key ? RowStore::HotKeyOrder::kByKey : RowStore::HotKeyOrder::kByCount,
               Threads(2), &hot, &counts);
         }
         ASSERT_TRUE(by_key ? std::is_sorted(hot.begin(), hot.end())
@@ -150,11 +150,11 @@ class Concurrency : public testing::Test {
         for (int64_t key : hot)
           marks.push_back(MayBeMasked(key) ? kSaturated | kWatched : kWatched);
         const std::unique_lock<std::shared_mutex> lock(table->mutex());
-        table->MarkRows(hot.data(), marks.data(), static_cast<int64_t>(hot.size()), Parallel());
+        table->SetFlags(hot.data(), marks.data(), static_cast<int64_t>(hot.size()), Parallel());
         std::vector<float> travelled(hot.size());
-        table->Travelled(hot.data(), static_cast<int64_t>(hot.size()), Parallel(),
-                         travelled.data());
-        if (table != unbounded_.get()) table->DecayCounts(0.5f);
+        table->flags().GetSquaredUpdateLengths(hot.data(), static_cast<int64_t>(hot.size()),
+                                               Parallel(), table->rows(), travelled.data());
+        if (table != unbounded_.get()) table->rows().DecayCounts(0.5f);
         UpdatePolicy policy;
         policy.mode = random() % 2 == 0 ? UpdatePolicy::Mode::kDefer : UpdatePolicy::Mode::kMask;
         policy.trigger =
@@ -163,7 +163,7 @@ class Concurrency : public testing::Test {
         policy.max_age = 1 + static_cast<int64_t>(random() % 50);
         policy.max_rows = 1000;
         FlushDeferred(table, Threads(2));
-        table->SetPolicy(policy);
+        table->updates().SetPolicy(policy);
       }
       ++windows_;
       std::this_thread::sleep_for(std::chrono::milliseconds(2));
@@ -175,7 +175,7 @@ class Concurrency : public testing::Test {
       for (EmbeddingTable* table : {unbounded_.get(), lfu_.get(), lru_.get()}) {
         const std::unique_lock<std::shared_mutex> lock(table->mutex());
         FlushDeferred(table, Threads(2));
-        ASSERT_EQ(table->num_deferred(), 0);
+        ASSERT_EQ(table->updates().num_deferred(), 0);
       }
       std::this_thread::sleep_for(std::chrono::milliseconds(5));
     }
@@ -196,7 +196,7 @@ class Concurrency : public testing::Test {
           const std::unique_lock<std::shared_mutex> lock(table->mutex());
           contents = table->Export();
           pending = ExportPending(table);
-          policy = table->policy();
+          policy = table->updates().policy();
           if (random() % 4 == 0) {
             ASSERT_TRUE(table->Import(contents).ok());
             ASSERT_TRUE(ImportPending(table, pending).ok());
@@ -204,11 +204,11 @@ class Concurrency : public testing::Test {
         }
         for (int64_t k = 0; k < kKeys; ++k) after[k] = ledger_.begun[k];
         auto restored = MakeTable("restored", 0, TableOptions::Eviction::kLfu);
-        restored->SetPolicy(policy);
+        restored->updates().SetPolicy(policy);
         if (!contents.last_used.empty()) contents.last_used.clear();
         ASSERT_TRUE(restored->Import(contents).ok());
         ASSERT_TRUE(ImportPending(restored.get(), pending).ok());
-        restored->set_last_learning_rate(kRate);
+        restored->updates().set_last_learning_rate(kRate);
         FlushDeferred(restored.get(), Threads(1));
         CheckCut(*table, restored->Export(), before, after);
         ++checkpoints_;
@@ -293,7 +293,7 @@ TEST_F(Concurrency, NothingIsLostAndNothingRaces) {
   UpdatePolicy policy;
   policy.mode = UpdatePolicy::Mode::kMask;
   for (EmbeddingTable* table : {unbounded_.get(), lfu_.get(), lru_.get()}) {
-    table->SetPolicy(policy);
+    table->updates().SetPolicy(policy);
   }
   const char* const seconds = std::getenv("SLIPSTREAM_CONCURRENCY_SECONDS");
   std::vector<std::thread> threads;
@@ -324,21 +324,21 @@ TEST_F(Concurrency, NothingIsLostAndNothingRaces) {
   int64_t offered = 0;
   for (EmbeddingTable* table : {unbounded_.get(), lfu_.get(), lru_.get()}) {
     FlushDeferred(table, Threads(2));
-    ASSERT_EQ(table->num_deferred(), 0);
-    EXPECT_EQ(table->update_step(), steps_);
-    const UpdateCounts counts = table->update_counts();
+    ASSERT_EQ(table->updates().num_deferred(), 0);
+    EXPECT_EQ(table->updates().step(), steps_);
+    const UpdateCounts counts = table->updates().counts();
     offered = counts.offered;
     // A gradient of a key that had left is dropped, and counted there.
-    EXPECT_EQ(offered + table->num_dropped_updates(), updates_) << table->options().name;
+    EXPECT_EQ(offered + table->updates().num_dropped(), updates_) << table->options().name;
     EXPECT_LE(counts.sent + counts.masked, offered + counts.due_by_age + counts.flushed);
   }
-  EXPECT_EQ(unbounded_->num_dropped_updates(), 0);
-  EXPECT_LE(lfu_->size(), kCapacity);
-  EXPECT_LE(lru_->size(), kCapacity);
-  EXPECT_GT(lfu_->num_evicted(), 0);
-  EXPECT_GT(lru_->num_evicted(), 0);
-  EXPECT_GT(unbounded_->update_counts().masked, 0);
-  EXPECT_GT(unbounded_->update_counts().held, 0);
+  EXPECT_EQ(unbounded_->updates().num_dropped(), 0);
+  EXPECT_LE(lfu_->rows().size(), kCapacity);
+  EXPECT_LE(lru_->rows().size(), kCapacity);
+  EXPECT_GT(lfu_->rows().num_evicted(), 0);
+  EXPECT_GT(lru_->rows().num_evicted(), 0);
+  EXPECT_GT(unbounded_->updates().counts().masked, 0);
+  EXPECT_GT(unbounded_->updates().counts().held, 0);
 
   const TableContents contents = unbounded_->Export();
   double accesses = 0;

@@ -13,7 +13,7 @@
 #include "cc_ops/core/exchange/row_exchange.h"
 #include "cc_ops/core/exchange/row_serving.h"
 #include "cc_ops/core/lookup/batch_lookup.h"
-#include "cc_ops/core/table/table_room.h"
+#include "cc_ops/core/table/eviction.h"
 #include "cc_ops/core/testing/failing_memory.h"
 #include "cc_ops/core/update/pending_updates.h"
 #include "cc_ops/core/update/policy_update.h"
@@ -80,7 +80,7 @@ UpdatePolicy Defer(bool is_exchanged, float movement = 1e9f) {
 struct Trained {
   explicit Trained(int64_t capacity = 0, bool defers = false, bool is_exchanged = false)
       : table(std::make_unique<EmbeddingTable>(Options(capacity))), tables({table.get()}) {
-    if (defers) table->SetPolicy(Defer(is_exchanged));
+    if (defers) table->updates().SetPolicy(Defer(is_exchanged));
     for (int64_t step = 0; step < 2; ++step) {
       Batch batch(Range(20 * step, 20 * step + 60));
       EXPECT_TRUE(Lookup(&batch).ok());
@@ -102,10 +102,12 @@ struct Trained {
 // All that can be told of a table.
 struct Image {
   explicit Image(EmbeddingTable* table)
-      : contents(table->Export()), pending(ExportPending(table)), generation(table->generation()) {
+      : contents(table->Export()),
+        pending(ExportPending(table)),
+        generation(table->rows().generation()) {
     marks.resize(contents.keys.size());
     const int64_t n = static_cast<int64_t>(marks.size());
-    table->Marks(contents.keys.data(), n, marks.data());
+    table->flags().Get(contents.keys.data(), n, table->rows(), marks.data());
   }
   bool operator==(const Image& other) const {
     return contents.keys == other.contents.keys && contents.rows == other.contents.rows &&
@@ -244,9 +246,9 @@ TEST(OutOfMemory, ASumThatCannotBeHeldIsApplied) {
     if (failed) {
       ASSERT_TRUE(before == Image(subject.table.get())) << "allocation " << n;
     }
-    refused += subject.table->update_counts().refused;
+    refused += subject.table->updates().counts().refused;
     FlushDeferred(subject.table.get(), kOneThread);
-    EXPECT_EQ(subject.table->num_deferred(), 0);
+    EXPECT_EQ(subject.table->updates().num_deferred(), 0);
   }
   EXPECT_GT(refused, 0);
 }
@@ -360,7 +362,7 @@ TEST(OutOfMemory, MarksAndPoliciesAreSetOrNot) {
   std::vector<uint8_t> marks(keys.size(), kWatched);
   for (size_t i = 0; i < marks.size(); i += 3) marks[i] = kSaturated;
   const auto mark = [&](Trained* t) {
-    t->table->MarkRows(keys.data(), marks.data(), static_cast<int64_t>(keys.size()), Parallel(),
+    t->table->SetFlags(keys.data(), marks.data(), static_cast<int64_t>(keys.size()), Parallel(),
                        true);
     return OkStatus();
   };
@@ -375,27 +377,27 @@ TEST(OutOfMemory, MarksAndPoliciesAreSetOrNot) {
   const std::vector<uint8_t> before(there.size(), kWatched);
   const auto made = [&] {
     std::unique_ptr<Trained> trained = Made()();
-    trained->table->MarkRows(there.data(), before.data(), 80, Parallel());
+    trained->table->SetFlags(there.data(), before.data(), 80, Parallel());
     return trained;
   };
   const auto change = [&](Trained* t) {
-    t->table->MarkRows(next.data(), marks.data(), static_cast<int64_t>(next.size()), Parallel());
+    t->table->SetFlags(next.data(), marks.data(), static_cast<int64_t>(next.size()), Parallel());
     return OkStatus();
   };
   FailEach<Trained>(made, change, Same);
   bool has_ended = false;
   for (int64_t n = 0; !has_ended; ++n) {
     Trained subject;
-    const int64_t offered = subject.table->update_counts().offered;
+    const int64_t offered = subject.table->updates().counts().offered;
     const auto set = [&] {
-      subject.table->SetPolicy(Defer(false));
+      subject.table->updates().SetPolicy(Defer(false));
       return OkStatus();
     };
     const bool failed = FailsAt(n, set, &has_ended);
-    EXPECT_EQ(subject.table->update_counts().offered, offered);
-    EXPECT_EQ(subject.table->policy().mode == UpdatePolicy::Mode::kApply, failed);
-    subject.table->SetPolicy(Defer(false));
-    EXPECT_EQ(subject.table->update_counts().offered, offered);
+    EXPECT_EQ(subject.table->updates().counts().offered, offered);
+    EXPECT_EQ(subject.table->updates().policy().mode == UpdatePolicy::Mode::kApply, failed);
+    subject.table->updates().SetPolicy(Defer(false));
+    EXPECT_EQ(subject.table->updates().counts().offered, offered);
   }
 }
 
@@ -406,7 +408,7 @@ TEST(OutOfMemory, FlushesAndRoomAreMadeOrNot) {
   };
   FailEach<Trained>(Made(0, true), flush, Same);
   const auto make_room = [](Trained* t) {
-    return MakeRoomFor({{t->table.get(), Range(70, 130)}}, "a batch needs");
+    return EvictFor({{t->table.get(), Range(70, 130)}}, "a batch needs");
   };
   FailEach<Trained>(Made(100), make_room, Same);
 }
@@ -415,14 +417,14 @@ TEST(OutOfMemory, AReleasedSlotIsUsedAgain) {
   EmbeddingTable table(Options(40));
   for (int64_t round = 0; round < 50; ++round) {
     const std::vector<int64_t> keys = Range(17 * round, 17 * round + 40);
-    ASSERT_TRUE(MakeRoomFor({{&table, keys}}, "a batch needs").ok());
+    ASSERT_TRUE(EvictFor({{&table, keys}}, "a batch needs").ok());
     uint32_t slot = 0;
     for (const int64_t key : keys) {
-      table.FindOrInsert(key, HashKey(key), 1.f, &slot);
+      table.rows().FindOrInsert(key, HashKey(key), 1.f, &slot);
       EXPECT_LT(slot, 40u);
     }
   }
-  EXPECT_EQ(table.size(), 40);
+  EXPECT_EQ(table.rows().size(), 40);
 }
 
 TEST(OutOfMemory, WhatCannotGrowIsNamed) {

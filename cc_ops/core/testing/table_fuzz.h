@@ -66,7 +66,7 @@ class TableFuzzer {
     view.keys = keys_.data();
     std::vector<float> pooled(keys_.size() * kDim), evaluated(pooled);
     const std::set<int64_t> wanted(keys_.begin(), keys_.end());
-    const int64_t evicted = table_->num_evicted();
+    const int64_t evicted = table_->rows().num_evicted();
     // Rows as they are before, absent ones as they begin; what is held is applied.
     SLIPSTREAM_AGREE(FlushBeforeReading({table_.get()}, Parallel()).ok());
     SLIPSTREAM_AGREE(LookupForEvaluation({table_.get()}, {view}, {Combiner::kSum},
@@ -77,12 +77,12 @@ class TableFuzzer {
     has_plan_ = status.ok();
     if (options_.capacity > 0 && wanted.size() > static_cast<size_t>(options_.capacity)) {
       SLIPSTREAM_AGREE(status.code() == StatusCode::kResourceExhausted);
-      SLIPSTREAM_AGREE(table_->num_evicted() == evicted);
+      SLIPSTREAM_AGREE(table_->rows().num_evicted() == evicted);
       return "";
     }
     SLIPSTREAM_AGREE(status.ok());
     SLIPSTREAM_AGREE(pooled == evaluated);
-    const Difference difference = Evicted(wanted, table_->num_evicted() - evicted);
+    const Difference difference = Evicted(wanted, table_->rows().num_evicted() - evicted);
     if (!difference.empty()) return difference;
     ++lookups_;
     // A key's accesses are added as one number: decayed counts are rounded by each addition.
@@ -105,7 +105,7 @@ class TableFuzzer {
     };
     double most_gone = -1, least_there = std::numeric_limits<double>::infinity();
     for (auto known = model_.begin(); known != model_.end();) {
-      if (table_->Find(known->first, HashKey(known->first)) == nullptr) {
+      if (table_->rows().Find(known->first, HashKey(known->first)) == nullptr) {
         SLIPSTREAM_AGREE(wanted.count(known->first) == 0);
         most_gone = std::max(most_gone, value(known->second));
         known = model_.erase(known);
@@ -130,9 +130,9 @@ class TableFuzzer {
       const float gradient = static_cast<float>(static_cast<int8_t>(bytes_.Byte())) / 32.f;
       gradients.insert(gradients.end(), kDim, gradient);
     }
-    const int64_t dropped = table_->num_dropped_updates();
-    const int64_t masked = table_->update_counts().masked;
-    const int64_t offered = table_->update_counts().offered;
+    const int64_t dropped = table_->updates().num_dropped();
+    const int64_t masked = table_->updates().counts().masked;
+    const int64_t offered = table_->updates().counts().offered;
     const bool is_bad = !gradients.empty() && bytes_.Byte() == 0;
     if (is_bad) gradients.back() = std::numeric_limits<float>::quiet_NaN();
     const Status status =
@@ -145,15 +145,17 @@ class TableFuzzer {
       const auto known = model_.find(keys_[i]);
       if (known == model_.end()) {
         gone.insert(keys_[i]);
-      } else if (table_->policy().mode == UpdatePolicy::Mode::kMask && known->second.mark != 0) {
+      } else if (table_->updates().policy().mode == UpdatePolicy::Mode::kMask &&
+                 known->second.mark != 0) {
         silenced.insert(keys_[i]);
       } else {
         known->second.total -= kRate * gradients[i * kDim];
       }
     }
     const int64_t there = static_cast<int64_t>(wanted.size() - gone.size());
-    SLIPSTREAM_AGREE(table_->num_dropped_updates() - dropped == static_cast<int64_t>(gone.size()));
-    const UpdateCounts counts = table_->update_counts();
+    SLIPSTREAM_AGREE(table_->updates().num_dropped() - dropped ==
+                     static_cast<int64_t>(gone.size()));
+    const UpdateCounts counts = table_->updates().counts();
     SLIPSTREAM_AGREE(counts.masked - masked == static_cast<int64_t>(silenced.size()));
     SLIPSTREAM_AGREE(counts.offered - offered == there);
     return "";
@@ -163,7 +165,7 @@ class TableFuzzer {
     switch (what % 16) {
       case 11:
         FlushDeferred(table_.get(), Parallel());
-        SLIPSTREAM_AGREE(table_->num_deferred() == 0);
+        SLIPSTREAM_AGREE(table_->updates().num_deferred() == 0);
         return "";
       case 12:
         return Mark();
@@ -172,7 +174,7 @@ class TableFuzzer {
       case 14:
         return what & 16 ? Reimport() : BadImport();
       default:
-        table_->DecayCounts(0.5f);
+        table_->rows().DecayCounts(0.5f);
         for (auto& known : model_) known.second.count *= 0.5f;
         return HotKeys();
     }
@@ -185,7 +187,7 @@ class TableFuzzer {
       keys.erase(std::unique(keys.begin(), keys.end()), keys.end());
     }
     const std::vector<uint8_t> marks(keys.size(), kSaturated);
-    table_->MarkRows(keys.data(), marks.data(), static_cast<int64_t>(keys.size()), Parallel());
+    table_->SetFlags(keys.data(), marks.data(), static_cast<int64_t>(keys.size()), Parallel());
     for (auto& known : model_) known.second.mark = 0;
     for (int64_t key : keys) {
       if (model_.count(key) > 0) model_[key].mark = kSaturated;
@@ -202,7 +204,7 @@ class TableFuzzer {
     policy.max_rows = bytes_.Byte() * 16;
     SLIPSTREAM_AGREE(ValidateUpdatePolicy(policy).ok());
     FlushDeferred(table_.get(), Parallel());
-    table_->SetPolicy(policy);
+    table_->updates().SetPolicy(policy);
     return "";
   }
 
@@ -211,7 +213,7 @@ class TableFuzzer {
     const TableContents contents = table_->Export();
     const PendingUpdates pending = ExportPending(table_.get());
     auto other = std::make_unique<EmbeddingTable>(options_);
-    other->SetPolicy(table_->policy());
+    other->updates().SetPolicy(table_->updates().policy());
     SLIPSTREAM_AGREE(other->Import(contents).ok());
     SLIPSTREAM_AGREE(ImportPending(other.get(), pending).ok());
     const TableContents again = other->Export();
@@ -245,7 +247,7 @@ class TableFuzzer {
     const int64_t k = bytes_.Below(50);
     std::vector<int64_t> keys;
     std::vector<float> counts, expected;
-    table_->HotKeys(k, EmbeddingTable::HotKeyOrder::kByCount, Parallel(), &keys, &counts);
+    table_->rows().HotKeys(k, RowStore::HotKeyOrder::kByCount, Parallel(), &keys, &counts);
     for (const auto& known : model_) {
       if (known.second.count > 0.f) expected.push_back(known.second.count);
     }
@@ -258,8 +260,8 @@ class TableFuzzer {
 
   Difference Compare() {
     const TableContents contents = table_->Export();
-    SLIPSTREAM_AGREE(table_->size() == static_cast<int64_t>(model_.size()));
-    SLIPSTREAM_AGREE(options_.capacity == 0 || table_->size() <= options_.capacity);
+    SLIPSTREAM_AGREE(table_->rows().size() == static_cast<int64_t>(model_.size()));
+    SLIPSTREAM_AGREE(options_.capacity == 0 || table_->rows().size() <= options_.capacity);
     SLIPSTREAM_AGREE(contents.keys.size() == model_.size());
     std::unordered_map<int64_t, float> held;
     const PendingUpdates pending = ExportPending(table_.get());
@@ -268,7 +270,7 @@ class TableFuzzer {
       SLIPSTREAM_AGREE(model_.count(pending.keys[i]) > 0);
     }
     SLIPSTREAM_AGREE(held.size() == pending.keys.size());
-    SLIPSTREAM_AGREE(table_->num_deferred() == static_cast<int64_t>(held.size()));
+    SLIPSTREAM_AGREE(table_->updates().num_deferred() == static_cast<int64_t>(held.size()));
     for (size_t i = 0; i < contents.keys.size(); ++i) {
       const auto known = model_.find(contents.keys[i]);
       SLIPSTREAM_AGREE(known != model_.end());
@@ -282,7 +284,7 @@ class TableFuzzer {
         SLIPSTREAM_AGREE(contents.last_used[i] == known->second.last_used);
       }
       uint8_t mark = 0;
-      table_->Marks(&contents.keys[i], 1, &mark);
+      table_->flags().Get(&contents.keys[i], 1, table_->rows(), &mark);
       SLIPSTREAM_AGREE(mark == known->second.mark);
     }
     return "";

@@ -78,13 +78,16 @@ bool AllFinite(const LookupPlan& plan, const std::vector<PooledGradient>& gradie
 // The distinct keys of a bucket and the part of the table that has their rows.
 struct KeyRange {
   int64_t begin, end;
-  TableShard* shard;
+  ShardFlags* flags;
+  ShardUpdates* updates;
 };
 
 KeyRange KeysOf(const LookupPlan& plan, int64_t bucket) {
   const int64_t begin = plan.unique_begin[bucket];
-  TableShard* shard = plan.tables[bucket / kNumShards]->shard(bucket % kNumShards);
-  return {begin, begin + plan.unique_count[bucket], shard};
+  EmbeddingTable* const table = plan.tables[bucket / kNumShards];
+  const int64_t shard = bucket % kNumShards;
+  return {begin, begin + plan.unique_count[bucket], table->flags().shard(shard),
+          table->updates().shard(shard)};
 }
 
 // Sums the gradients of every key of the bucket, whose rows are all there, and applies the rule;
@@ -95,8 +98,7 @@ SLIPSTREAM_ALWAYS_INLINE void UpdateRows(const BucketUpdate& update, KeyRange ke
                                          int64_t dim, float* summed) {
   const LookupPlan& plan = *update.plan;
   const UpdateRule rule = update.table->options().rule;
-  const UpdatePolicy& policy = update.table->policy();
-  TableShard* const shard = keys.shard;
+  const UpdatePolicy& policy = update.table->updates().policy();
   const bool masks = policy.mode == UpdatePolicy::Mode::kMask;
   const int64_t row_floats = dim + rule.SlotsPerRow(dim);
   // From keys ahead, past the end of the bucket, to those of the next one.
@@ -109,15 +111,13 @@ SLIPSTREAM_ALWAYS_INLINE void UpdateRows(const BucketUpdate& update, KeyRange ke
     if (!is_in_next || (ahead >= next.begin && ahead < next.end)) {
       PrefetchRow(plan.unique_row[ahead], row_floats);
       if (kByMarks) {
-        const std::vector<MarkedRow>& its = is_in_next ? next.shard->marked : shard->marked;
-        const uint32_t slot = plan.unique_slot[ahead];
-        if (slot < its.size()) __builtin_prefetch(&its[slot], 1);
+        (is_in_next ? next : keys).flags->Prefetch(plan.unique_slot[ahead]);
       }
     }
     const int64_t first_use = use;
     use = plan.uses_end[u];
     float* const row = plan.unique_row[u];
-    const uint8_t mark = kByMarks ? shard->MarkOf(plan.unique_slot[u]) : 0;
+    const uint8_t mark = kByMarks ? keys.flags->Of(plan.unique_slot[u]) : 0;
     if (kByMarks && masks && (mark & kSaturated) != 0) {
       ++masked;
       if (!policy.is_shadow) {
@@ -128,14 +128,14 @@ SLIPSTREAM_ALWAYS_INLINE void UpdateRows(const BucketUpdate& update, KeyRange ke
     SumUses(plan, *update.gradients, first_use, use, dim, summed);
     if (kByMarks && (mark & kWatched) != 0) {
       ApplyRule<kKind, true>(rule, update.rate, dim, summed, row);
-      shard->marked[plan.unique_slot[u]].travelled += SumOfSquares(dim, summed);
+      keys.flags->AddSquaredUpdateLength(plan.unique_slot[u], SumOfSquares(dim, summed));
     } else {
       ApplyRule<kKind, false>(rule, update.rate, dim, summed, row);
     }
   }
-  shard->counts.offered += keys.end - keys.begin;
-  shard->counts.sent += keys.end - keys.begin - masked;
-  shard->counts.masked += masked;
+  keys.updates->counts.offered += keys.end - keys.begin;
+  keys.updates->counts.sent += keys.end - keys.begin - masked;
+  keys.updates->counts.masked += masked;
 }
 
 template <UpdateRule::Kind kKind, bool kByMarks>
@@ -190,11 +190,11 @@ SLIPSTREAM_SIMD_CLONES void UpdateRowsByMarks(const BucketUpdate& update, KeyRan
 void UpdateRowsThatAreThere(const BucketUpdate& update, KeyRange keys, float* summed) {
   const LookupPlan& plan = *update.plan;
   const int64_t dim = update.table->dim();
-  keys.shard->counts.offered += keys.end - keys.begin;
-  keys.shard->counts.sent += keys.end - keys.begin;
+  keys.updates->counts.offered += keys.end - keys.begin;
+  keys.updates->counts.sent += keys.end - keys.begin;
   int64_t use = keys.begin;
   for (int64_t u = keys.begin; u < keys.end; ++u) {
-    float* row = update.table->Find(plan.unique_key[u], HashKey(plan.unique_key[u]));
+    float* row = update.table->rows().Find(plan.unique_key[u], HashKey(plan.unique_key[u]));
     if (row == nullptr) {
       ++*update.dropped;
     } else {
@@ -211,7 +211,7 @@ void UpdateBucket(const BucketUpdate& update, int64_t next_bucket, PolicyScratch
   const KeyRange keys = KeysOf(*update.plan, update.bucket);
   const KeyRange next = KeysOf(*update.plan, next_bucket);
   float* const summed = scratch->sum.data();
-  const UpdatePolicy& policy = update.table->policy();
+  const UpdatePolicy& policy = update.table->updates().policy();
   if (!update.table->UpdatesByPolicy(update.bucket % kNumShards)) {
     if (update.is_stale) return UpdateRowsThatAreThere(update, keys, summed);
     UpdateAllRows(update, keys, next, summed);
@@ -272,12 +272,12 @@ Status ApplyGradients(const LookupPlan& plan, const std::vector<PooledGradient>&
     };
     for (size_t t = 0; t < num_tables; ++t) {
       EmbeddingTable* table = plan.tables[t];
-      rates[t] = table->options().rule.EffectiveRate(learning_rate, table->NextUpdateStep());
-      table->set_last_learning_rate(learning_rate);
-      is_stale[t] = table->generation() != plan.generations[t];
+      rates[t] = table->options().rule.EffectiveRate(learning_rate, table->updates().NextStep());
+      table->updates().set_last_learning_rate(learning_rate);
+      is_stale[t] = table->rows().generation() != plan.generations[t];
     }
     parallel.run(parallel.threads, update_buckets);
-    for (size_t t = 0; t < num_tables; ++t) plan.tables[t]->CountDroppedUpdates(dropped[t]);
+    for (size_t t = 0; t < num_tables; ++t) plan.tables[t]->updates().AddDropped(dropped[t]);
   } catch (const std::bad_alloc&) {
     return OutOfMemory("updating rows", plan.tables);
   }

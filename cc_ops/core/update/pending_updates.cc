@@ -21,18 +21,18 @@ std::string Place(const EmbeddingTable& table, size_t i) {
 
 PendingUpdates ExportPending(EmbeddingTable* table) {
   PendingUpdates pending;
-  const size_t n = static_cast<size_t>(table->num_deferred());
+  const size_t n = static_cast<size_t>(table->updates().num_deferred());
   pending.keys.reserve(n);
   pending.ages.reserve(n);
   pending.ranks.reserve(n);
   pending.sums.reserve(n * static_cast<size_t>(table->dim()));
   for (int64_t s = 0; s < kNumShards; ++s) {
-    std::vector<DeferredSums>& ranks = table->shard(s)->deferred;
+    std::vector<DeferredSums>& ranks = table->updates().shard(s)->deferred;
     for (size_t rank = 0; rank < ranks.size(); ++rank) {
       DeferredSums& sums = ranks[rank];
       for (uint32_t at = sums.oldest(); at != DeferredSums::kNone; at = sums.next(at)) {
         pending.keys.push_back(sums.key(at));
-        pending.ages.push_back(table->update_step() - sums.since(at));
+        pending.ages.push_back(table->updates().step() - sums.since(at));
         pending.ranks.push_back(static_cast<int32_t>(rank));
         pending.sums.insert(pending.sums.end(), sums.Sum(at), sums.Sum(at) + table->dim());
       }
@@ -42,7 +42,7 @@ PendingUpdates ExportPending(EmbeddingTable* table) {
 }
 
 Status ImportPending(EmbeddingTable* table, const PendingUpdates& pending) {
-  const UpdatePolicy& policy = table->policy();
+  const UpdatePolicy& policy = table->updates().policy();
   const size_t n = pending.keys.size(), dim = static_cast<size_t>(table->dim());
   if (pending.ages.size() != n || pending.ranks.size() != n || pending.sums.size() != n * dim) {
     return InvalidArgument("pending updates of table '" + table->options().name + "' have " +
@@ -59,7 +59,7 @@ Status ImportPending(EmbeddingTable* table, const PendingUpdates& pending) {
   std::vector<std::vector<DeferredSums>> held(kNumShards);
   std::vector<std::vector<int64_t>> youngest(kNumShards);
   for (int64_t s = 0; s < kNumShards; ++s) {
-    const size_t ranks = table->shard(s)->deferred.size();
+    const size_t ranks = table->updates().shard(s)->deferred.size();
     held[s].assign(ranks, DeferredSums(table->dim()));
     youngest[s].assign(ranks, 0);
   }
@@ -97,14 +97,14 @@ Status ImportPending(EmbeddingTable* table, const PendingUpdates& pending) {
       return InvalidArgument("key" + Place(*table, i) + " is " + std::to_string(key) +
                              ", which has come before; each may come once per rank");
     }
-    if (!policy.is_exchanged && table->Find(key, hash) == nullptr) {
+    if (!policy.is_exchanged && table->rows().Find(key, hash) == nullptr) {
       return InvalidArgument("key" + Place(*table, i) + " is " + std::to_string(key) +
                              "; allowed: keys with a row");
     }
-    const uint32_t place = sums.Insert(key, hash, table->update_step() - age);
+    const uint32_t place = sums.Insert(key, hash, table->updates().step() - age);
     std::copy_n(sum, dim, sums.Sum(place));
   }
-  for (int64_t s = 0; s < kNumShards; ++s) table->shard(s)->deferred = std::move(held[s]);
+  for (int64_t s = 0; s < kNumShards; ++s) table->updates().shard(s)->deferred = std::move(held[s]);
   return OkStatus();
 }
 

@@ -19,15 +19,16 @@ std::unique_ptr<EmbeddingTable> MakeTable(int64_t keys, int ranks = 2, bool is_e
   options.dim = kDim;
   auto table = std::make_unique<EmbeddingTable>(options);
   uint32_t slot = 0;
-  for (int64_t key = 0; key < keys; ++key) table->FindOrInsert(key, HashKey(key), 1.f, &slot);
+  for (int64_t key = 0; key < keys; ++key)
+    table->rows().FindOrInsert(key, HashKey(key), 1.f, &slot);
   UpdatePolicy policy;
   policy.mode = UpdatePolicy::Mode::kDefer;
   policy.max_age = 1000;
   policy.max_rows = 1000;
   policy.ranks = ranks;
   policy.is_exchanged = is_exchanged;
-  table->SetPolicy(policy);
-  for (int i = 0; i < 50; ++i) table->NextUpdateStep();
+  table->updates().SetPolicy(policy);
+  for (int i = 0; i < 50; ++i) table->updates().NextStep();
   return table;
 }
 
@@ -45,7 +46,7 @@ PendingUpdates Some(int64_t keys) {
 TEST(PendingUpdates, ComeBackAsTheyWere) {
   const auto table = MakeTable(200);
   ASSERT_TRUE(ImportPending(table.get(), Some(200)).ok());
-  EXPECT_EQ(table->num_deferred(), 200);
+  EXPECT_EQ(table->updates().num_deferred(), 200);
   const PendingUpdates first = ExportPending(table.get());
   ASSERT_EQ(first.keys.size(), 200u);
   for (size_t i = 0; i < first.keys.size(); ++i) {
@@ -55,7 +56,7 @@ TEST(PendingUpdates, ComeBackAsTheyWere) {
   }
   // Into a table that has had another number of updates: ages count.
   const auto other = MakeTable(200);
-  other->NextUpdateStep();
+  other->updates().NextStep();
   ASSERT_TRUE(ImportPending(other.get(), first).ok());
   const PendingUpdates second = ExportPending(other.get());
   EXPECT_EQ(first.keys, second.keys);
@@ -68,7 +69,7 @@ TEST(PendingUpdates, NoneReplaceSome) {
   const auto table = MakeTable(20);
   ASSERT_TRUE(ImportPending(table.get(), Some(20)).ok());
   ASSERT_TRUE(ImportPending(table.get(), PendingUpdates()).ok());
-  EXPECT_EQ(table->num_deferred(), 0);
+  EXPECT_EQ(table->updates().num_deferred(), 0);
 }
 
 TEST(PendingUpdates, RefusesWhatDoesNotFitAndChangesNothing) {
@@ -76,7 +77,7 @@ TEST(PendingUpdates, RefusesWhatDoesNotFitAndChangesNothing) {
   ASSERT_TRUE(ImportPending(table.get(), Some(10)).ok());
   const auto refused = [&](const PendingUpdates& pending) {
     const Status status = ImportPending(table.get(), pending);
-    EXPECT_EQ(table->num_deferred(), 10);
+    EXPECT_EQ(table->updates().num_deferred(), 10);
     EXPECT_FALSE(status.ok());
     return status.message();
   };
@@ -100,12 +101,12 @@ TEST(PendingUpdates, RefusesWhatDoesNotFitAndChangesNothing) {
 TEST(PendingUpdates, ExchangedSumsNeedNoRow) {
   const auto table = MakeTable(0, 2, true);
   EXPECT_TRUE(ImportPending(table.get(), Some(5)).ok());
-  EXPECT_EQ(table->num_deferred(), 5);
+  EXPECT_EQ(table->updates().num_deferred(), 5);
 }
 
 TEST(PendingUpdates, RefusesSumsWithoutAPolicyThatHoldsThem) {
   const auto table = MakeTable(5);
-  table->SetPolicy(UpdatePolicy());
+  table->updates().SetPolicy(UpdatePolicy());
   EXPECT_FALSE(ImportPending(table.get(), Some(5)).ok());
   EXPECT_TRUE(ImportPending(table.get(), PendingUpdates()).ok());
 }
@@ -114,14 +115,14 @@ TEST(PendingUpdates, WatchedRowsTakeWhatTheyTravelled) {
   const auto table = MakeTable(3);
   const std::vector<int64_t> keys = {0, 1, 2, 99};
   const std::vector<uint8_t> marks = {kWatched, kSaturated, kWatched, kWatched};
-  table->MarkRows(keys.data(), marks.data(), 4, Parallel());
+  table->SetFlags(keys.data(), marks.data(), 4, Parallel());
   const std::vector<float> given = {1.f, 2.f, 3.f, 4.f};
-  table->SetTravelled(keys.data(), given.data(), 4);
+  table->flags().SetSquaredUpdateLengths(keys.data(), given.data(), 4, table->rows());
   std::vector<uint8_t> marked(4);
-  table->Marks(keys.data(), 4, marked.data());
+  table->flags().Get(keys.data(), 4, table->rows(), marked.data());
   EXPECT_EQ(marked, (std::vector<uint8_t>{kWatched, kSaturated, kWatched, 0}));
   std::vector<float> found(4);
-  table->Travelled(keys.data(), 4, Parallel(), found.data());
+  table->flags().GetSquaredUpdateLengths(keys.data(), 4, Parallel(), table->rows(), found.data());
   EXPECT_EQ(found, (std::vector<float>{1.f, 0.f, 3.f, 0.f}));
 }
 

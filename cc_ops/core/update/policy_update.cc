@@ -31,9 +31,10 @@ class ShardUpdater {
   ShardUpdater(EmbeddingTable* table, int64_t shard, float rate, int64_t step,
                PolicyScratch* scratch, CollectedRows* collected)
       : table_(table),
-        shard_(table->shard(shard)),
+        updates_(table->updates().shard(shard)),
+        flags_(table->flags().shard(shard)),
         shard_number_(shard),
-        policy_(table->policy()),
+        policy_(table->updates().policy()),
         rule_(table->options().rule),
         dim_(table->dim()),
         rate_(rate),
@@ -48,7 +49,7 @@ class ShardUpdater {
   // the table, which only a collection meets, is null.
   void Update(const BucketUpdate& update, int64_t key, uint32_t slot, float* row, int64_t begin,
               int64_t end) {
-    const uint8_t mark = shard_->MarkOf(slot);
+    const uint8_t mark = flags_->Of(slot);
     const bool holds = policy_.mode == UpdatePolicy::Mode::kDefer && is_sampled_;
     if (holds) Hold(update, key, row, begin, end, mark);
     if (holds && !policy_.is_shadow) {
@@ -68,8 +69,8 @@ class ShardUpdater {
   // Applies the sums that have come of age and whose keys were not in the batch.
   void ApplyExpired() {
     if (!is_sampled_) return;
-    for (size_t rank = 0; rank < shard_->deferred.size(); ++rank) {
-      DeferredSums& sums = shard_->deferred[rank];
+    for (size_t rank = 0; rank < updates_->deferred.size(); ++rank) {
+      DeferredSums& sums = updates_->deferred[rank];
       while (sums.oldest() != DeferredSums::kNone && IsExpired(sums, sums.oldest())) {
         ApplyHeld(sums.key(sums.oldest()), rank, false);
       }
@@ -77,8 +78,8 @@ class ShardUpdater {
   }
 
   void Flush() {
-    for (size_t rank = 0; rank < shard_->deferred.size(); ++rank) {
-      DeferredSums& sums = shard_->deferred[rank];
+    for (size_t rank = 0; rank < updates_->deferred.size(); ++rank) {
+      DeferredSums& sums = updates_->deferred[rank];
       while (sums.oldest() != DeferredSums::kNone) {
         ApplyHeld(sums.key(sums.oldest()), rank, true);
       }
@@ -101,8 +102,8 @@ class ShardUpdater {
     for (int rank = 0; policy_.ranks > 1 && rank < policy_.ranks; ++rank) {
       rows += HasUse(plan, begin, end, ExamplesOf(plan, rank));
     }
-    shard_->counts.offered += rows;
-    (is_masked ? shard_->counts.masked : shard_->counts.sent) += rows;
+    updates_->counts.offered += rows;
+    (is_masked ? updates_->counts.masked : updates_->counts.sent) += rows;
   }
 
   // Adds each rank's gradients to its sum; leaves in `due_` what is to be applied.
@@ -111,7 +112,7 @@ class ShardUpdater {
     any_due_ = false;
     const uint64_t hash = HashKey(key);
     for (int rank = 0; rank < policy_.ranks; ++rank) {
-      DeferredSums& sums = shard_->deferred[static_cast<size_t>(rank)];
+      DeferredSums& sums = updates_->deferred[static_cast<size_t>(rank)];
       const CellRange examples = ExamplesOf(*update.plan, rank);
       const bool has_new = policy_.ranks == 1 || HasUse(*update.plan, begin, end, examples);
       const uint32_t place = sums.Find(key, hash);
@@ -120,24 +121,24 @@ class ShardUpdater {
       if (!has_new && !is_expired) continue;
       if (has_new) {
         SumUsesOf(examples, *update.plan, *update.gradients, begin, end, dim_, sum_);
-        ++shard_->counts.offered;
+        ++updates_->counts.offered;
         if (is_held) AddTo(sum_, sums.Sum(place), dim_);
       } else {
         std::copy_n(sums.Sum(place), dim_, sum_);
       }
       if (is_expired) {
-        ++shard_->counts.due_by_age;
+        ++updates_->counts.due_by_age;
       } else if (!MayWait(row, mark)) {
-        shard_->counts.due_by_movement += policy_.trigger == UpdatePolicy::Trigger::kMovement;
+        updates_->counts.due_by_movement += policy_.trigger == UpdatePolicy::Trigger::kMovement;
       } else if (is_held) {
         std::copy_n(sum_, dim_, sums.Sum(place));
-        ++shard_->counts.held;
+        ++updates_->counts.held;
         continue;
       } else if (sums.size() < Allowed(rank) && Keep(&sums, key, hash)) {
-        ++shard_->counts.held;
+        ++updates_->counts.held;
         continue;
       } else {
-        ++shard_->counts.refused;
+        ++updates_->counts.refused;
       }
       if (is_held) sums.Remove(place);
       AddDue();
@@ -168,7 +169,7 @@ class ShardUpdater {
   }
 
   void AddDue() {
-    ++shard_->counts.sent;
+    ++updates_->counts.sent;
     if (any_due_) {
       AddTo(due_, sum_, dim_);
     } else {
@@ -182,26 +183,26 @@ class ShardUpdater {
   void ApplyHeld(int64_t key, size_t first, bool is_flush) {
     const uint64_t hash = HashKey(key);
     any_due_ = false;
-    for (size_t rank = first; rank < shard_->deferred.size(); ++rank) {
-      DeferredSums& sums = shard_->deferred[rank];
+    for (size_t rank = first; rank < updates_->deferred.size(); ++rank) {
+      DeferredSums& sums = updates_->deferred[rank];
       const uint32_t place = sums.Find(key, hash);
       if (place == DeferredSums::kNone || !(is_flush || IsExpired(sums, place))) continue;
       std::copy_n(sums.Sum(place), dim_, sum_);
       sums.Remove(place);
-      ++(is_flush ? shard_->counts.flushed : shard_->counts.due_by_age);
+      ++(is_flush ? updates_->counts.flushed : updates_->counts.due_by_age);
       AddDue();
     }
     if (policy_.is_shadow) return;
     if (collected_ != nullptr) return Collect(due_, key);
     uint32_t slot = 0;
     // A row that leaves the table takes its sums with it: the row is there.
-    float* row = table_->Find(key, hash, &slot);
+    float* row = table_->rows().Find(key, hash, &slot);
     Apply(due_, key, slot, row);
   }
 
   void Apply(const float* gradient, int64_t key, uint32_t slot, float* row) {
     if (collected_ != nullptr) return Collect(gradient, key);
-    UpdateRow(rule_, rate_, dim_, gradient, slot, row, shard_, before_);
+    UpdateRow(rule_, rate_, dim_, gradient, slot, row, flags_, before_);
   }
 
   void Collect(const float* gradient, int64_t key) {
@@ -210,7 +211,8 @@ class ShardUpdater {
   }
 
   EmbeddingTable* table_;
-  TableShard* shard_;
+  ShardUpdates* updates_;
+  ShardFlags* flags_;
   const int64_t shard_number_;
   const UpdatePolicy& policy_;
   const UpdateRule rule_;
@@ -239,7 +241,7 @@ void UpdateOrCollect(const BucketUpdate& update, int64_t step, PolicyScratch* sc
     float* row = plan.unique_row[u];
     uint32_t slot = plan.unique_slot[u];
     if (update.is_stale) {
-      row = table->Find(plan.unique_key[u], HashKey(plan.unique_key[u]), &slot);
+      row = table->rows().Find(plan.unique_key[u], HashKey(plan.unique_key[u]), &slot);
       if (row == nullptr && collected == nullptr) {
         ++*update.dropped;
         continue;
@@ -263,20 +265,20 @@ PolicyScratch::PolicyScratch(const std::vector<EmbeddingTable*>& tables)
     : PolicyScratch(WidestRow(tables)) {}
 
 void UpdateBucketByPolicy(const BucketUpdate& update, PolicyScratch* scratch) {
-  UpdateOrCollect(update, update.table->update_step(), scratch, nullptr);
+  UpdateOrCollect(update, update.table->updates().step(), scratch, nullptr);
 }
 
 void CollectBucketByPolicy(const BucketUpdate& update, PolicyScratch* scratch,
                            CollectedRows* collected) {
   // The update that these rows will be part of.
-  UpdateOrCollect(update, update.table->update_step() + 1, scratch, collected);
+  UpdateOrCollect(update, update.table->updates().step() + 1, scratch, collected);
 }
 
 int64_t MostCollected(const LookupPlan& plan, int64_t bucket) {
   EmbeddingTable* table = plan.tables[static_cast<size_t>(bucket / kNumShards)];
-  const int64_t step = table->update_step() + 1, max_age = table->policy().max_age;
+  const int64_t step = table->updates().step() + 1, max_age = table->updates().policy().max_age;
   int64_t most = plan.unique_count[static_cast<size_t>(bucket)];
-  for (const DeferredSums& sums : table->shard(bucket % kNumShards)->deferred) {
+  for (const DeferredSums& sums : table->updates().shard(bucket % kNumShards)->deferred) {
     for (uint32_t at = sums.oldest(); at != DeferredSums::kNone; at = sums.next(at)) {
       if (step - sums.since(at) < max_age) break;
       ++most;
@@ -286,23 +288,23 @@ int64_t MostCollected(const LookupPlan& plan, int64_t bucket) {
 }
 
 void CollectDeferred(EmbeddingTable* table, PolicyScratch* scratch, CollectedRows* collected) {
-  if (table->num_deferred() == 0) return;
+  if (table->updates().num_deferred() == 0) return;
   for (int64_t s = 0; s < kNumShards; ++s) {
-    ShardUpdater(table, s, 0.f, table->update_step(), scratch, collected).Flush();
+    ShardUpdater(table, s, 0.f, table->updates().step(), scratch, collected).Flush();
   }
 }
 
 void FlushDeferred(EmbeddingTable* table, const Parallel& parallel) {
-  if (table->num_deferred() == 0 || table->policy().is_exchanged) return;
-  const float rate =
-      table->options().rule.EffectiveRate(table->last_learning_rate(), table->update_step());
+  if (table->updates().num_deferred() == 0 || table->updates().policy().is_exchanged) return;
+  const float rate = table->options().rule.EffectiveRate(table->updates().last_learning_rate(),
+                                                         table->updates().step());
   // All that needs memory; from here on sums are applied all or none.
   std::vector<PolicyScratch> scratches(parallel.threads, PolicyScratch(table->dim()));
   parallel.run(parallel.threads, [&](int task) {
     PolicyScratch& scratch = scratches[task];
     const CellRange range = CellsOf(task, parallel.threads, kNumShards);
     for (int64_t s = range.begin; s < range.end; ++s) {
-      ShardUpdater(table, s, rate, table->update_step(), &scratch, nullptr).Flush();
+      ShardUpdater(table, s, rate, table->updates().step(), &scratch, nullptr).Flush();
     }
   });
 }
@@ -311,7 +313,7 @@ Status FlushBeforeReading(const std::vector<EmbeddingTable*>& tables, const Para
   for (EmbeddingTable* table : tables) {
     {
       const std::shared_lock<std::shared_mutex> lock(table->mutex());
-      if (table->num_deferred() == 0) continue;
+      if (table->updates().num_deferred() == 0) continue;
     }
     const std::unique_lock<std::shared_mutex> lock(table->mutex());
     try {

@@ -82,13 +82,13 @@ struct Training {
   }
 
   std::vector<float> Row(int64_t key) const {
-    const float* row = table->Find(key, HashKey(key));
+    const float* row = table->rows().Find(key, HashKey(key));
     return std::vector<float>(row, row + dim + table->slots_per_row());
   }
 
   void Mark(const std::vector<int64_t>& keys, uint8_t mark) {
     const std::vector<uint8_t> marks(keys.size(), mark);
-    table->MarkRows(keys.data(), marks.data(), static_cast<int64_t>(keys.size()), Parallel());
+    table->SetFlags(keys.data(), marks.data(), static_cast<int64_t>(keys.size()), Parallel());
   }
 
   const int64_t dim;
@@ -129,7 +129,7 @@ TEST(Defer, LosesNoGradient) {
       Training plain(UpdateRule::Kind::kSgd), deferred(UpdateRule::Kind::kSgd);
       UpdatePolicy policy = Defer(0.1f, 7, ranks);
       policy.trigger = trigger;
-      deferred.table->SetPolicy(policy);
+      deferred.table->updates().SetPolicy(policy);
       if (trigger == Trigger::kInterval) {
         TrainAtRandom(&plain, 1);
         TrainAtRandom(&deferred, 1);
@@ -137,15 +137,15 @@ TEST(Defer, LosesNoGradient) {
       }
       TrainAtRandom(&plain, 60, 2, 6);
       TrainAtRandom(&deferred, 60, 2, 6);
-      EXPECT_GT(deferred.table->num_deferred(), 0);
+      EXPECT_GT(deferred.table->updates().num_deferred(), 0);
       FlushDeferred(deferred.table.get(), deferred.parallel);
-      EXPECT_EQ(deferred.table->num_deferred(), 0);
+      EXPECT_EQ(deferred.table->updates().num_deferred(), 0);
       const std::vector<float> expected = plain.State(), actual = deferred.State();
       ASSERT_EQ(expected.size(), actual.size());
       for (size_t i = 0; i < expected.size(); ++i) {
         ASSERT_NEAR(actual[i], expected[i], 2e-5) << i << " ranks " << ranks;
       }
-      const UpdateCounts counts = deferred.table->update_counts();
+      const UpdateCounts counts = deferred.table->updates().counts();
       // What came in was held or sent; a held sum is sent once more when it is due.
       EXPECT_GE(counts.held + counts.sent, counts.offered);
       EXPECT_LT(counts.sent, counts.offered);
@@ -157,15 +157,15 @@ TEST(Defer, LosesNoGradient) {
 
 TEST(Defer, HoldsUntilTheRowWouldMove) {
   Training training(UpdateRule::Kind::kSgd);
-  training.table->SetPolicy(Defer(0.1f, 1000));
+  training.table->updates().SetPolicy(Defer(0.1f, 1000));
   // The fourth value moves most: 0.1 * 4 * 0.1 = 0.04 a step.
   training.Step({7}, {0.1f});
   training.Step({7}, {0.1f});
   EXPECT_EQ(training.Row(7), std::vector<float>(kDim, 0.f));
   training.Step({7}, {0.1f});
   EXPECT_NEAR(training.Row(7)[3], -0.12f, 1e-6);
-  EXPECT_EQ(training.table->num_deferred(), 0);
-  const UpdateCounts counts = training.table->update_counts();
+  EXPECT_EQ(training.table->updates().num_deferred(), 0);
+  const UpdateCounts counts = training.table->updates().counts();
   EXPECT_EQ(counts.offered, 3);
   EXPECT_EQ(counts.held, 2);
   EXPECT_EQ(counts.sent, 1);
@@ -175,7 +175,7 @@ TEST(Defer, HoldsUntilTheRowWouldMove) {
 TEST(Defer, HoldsNoSumLongerThanItsAge) {
   for (const int ranks : {1, 3}) {
     Training training(UpdateRule::Kind::kSgd);
-    training.table->SetPolicy(Defer(1e9f, 3, ranks));
+    training.table->updates().SetPolicy(Defer(1e9f, 3, ranks));
     training.Step({7, 8, 7}, {1.f, 1.f, 1.f});
     for (int step = 1; step <= 2; ++step) {
       training.Step({9}, {0.f});
@@ -191,8 +191,8 @@ TEST(Defer, AppliesRanksSumsAsOneGradient) {
   // Adagrad's first step has the same length whatever the gradient: two applied one
   // after the other would move the row farther.
   Training one(UpdateRule::Kind::kAdagrad), two(UpdateRule::Kind::kAdagrad);
-  one.table->SetPolicy(Defer(1e9f, 2, 1));
-  two.table->SetPolicy(Defer(1e9f, 2, 2));
+  one.table->updates().SetPolicy(Defer(1e9f, 2, 1));
+  two.table->updates().SetPolicy(Defer(1e9f, 2, 2));
   for (Training* training : {&one, &two}) {
     training->Step({7, 7}, {1.f, 2.f});
     training->Step({9, 9}, {0.f, 0.f});
@@ -200,7 +200,7 @@ TEST(Defer, AppliesRanksSumsAsOneGradient) {
   }
   EXPECT_EQ(one.Row(7), two.Row(7));
   EXPECT_EQ(one.Row(7)[0], -0.1f);
-  EXPECT_EQ(two.table->update_counts().due_by_age, 2 * one.table->update_counts().due_by_age);
+  EXPECT_EQ(two.table->updates().counts().due_by_age, 2 * one.table->updates().counts().due_by_age);
 }
 
 TEST(Defer, HoldsOnlySaturatedRowsByInterval) {
@@ -208,7 +208,7 @@ TEST(Defer, HoldsOnlySaturatedRowsByInterval) {
   training.Step({1, 2}, {0.f, 0.f});
   UpdatePolicy policy = Defer(0.f, 100);
   policy.trigger = Trigger::kInterval;
-  training.table->SetPolicy(policy);
+  training.table->updates().SetPolicy(policy);
   training.Mark({1}, kSaturated);
   training.Step({1, 2}, {1.f, 1.f});
   EXPECT_EQ(training.Row(1)[0], 0.f);
@@ -223,11 +223,11 @@ TEST(Defer, AppliesAtOnceWhatHasNoRoom) {
   Training plain(UpdateRule::Kind::kAdagrad), training(UpdateRule::Kind::kAdagrad);
   UpdatePolicy policy = Defer(1e9f, 1000);
   policy.max_rows = 0;
-  training.table->SetPolicy(policy);
+  training.table->updates().SetPolicy(policy);
   TrainAtRandom(&plain, 5);
   TrainAtRandom(&training, 5);
   EXPECT_EQ(plain.State(), training.State());
-  const UpdateCounts counts = training.table->update_counts();
+  const UpdateCounts counts = training.table->updates().counts();
   EXPECT_EQ(counts.refused, counts.offered);
   EXPECT_GT(counts.refused, 0);
 }
@@ -235,19 +235,19 @@ TEST(Defer, AppliesAtOnceWhatHasNoRoom) {
 TEST(Defer, DoesNotHoldADamagedRow) {
   Training training(UpdateRule::Kind::kAdagrad);
   training.Step({1}, {1.f});
-  training.table->Find(1, HashKey(1))[kDim] = std::numeric_limits<float>::quiet_NaN();
-  training.table->SetPolicy(Defer(1e9f, 1000));
+  training.table->rows().Find(1, HashKey(1))[kDim] = std::numeric_limits<float>::quiet_NaN();
+  training.table->updates().SetPolicy(Defer(1e9f, 1000));
   training.Step({1}, {1.f});
-  EXPECT_EQ(training.table->num_deferred(), 0);
+  EXPECT_EQ(training.table->updates().num_deferred(), 0);
 }
 
 TEST(Defer, ForgetsTheSumsOfEvictedRows) {
   Training training(UpdateRule::Kind::kSgd, 4);
-  training.table->SetPolicy(Defer(1e9f, 1000));
+  training.table->updates().SetPolicy(Defer(1e9f, 1000));
   training.Step({1, 2, 3, 4}, {1.f, 1.f, 1.f, 1.f});
   training.Step({5, 6, 7, 8}, {1.f, 1.f, 1.f, 1.f});
-  EXPECT_EQ(training.table->num_deferred(), 4);
-  EXPECT_EQ(training.table->update_counts().evicted, 4);
+  EXPECT_EQ(training.table->updates().num_deferred(), 4);
+  EXPECT_EQ(training.table->updates().counts().evicted, 4);
   training.Step({1}, {0.f});
   FlushDeferred(training.table.get(), training.parallel);
   EXPECT_EQ(training.Row(1)[0], 0.f);
@@ -259,7 +259,7 @@ TEST(Defer, IsTheSameWithAnyNumberOfThreads) {
     Training training(UpdateRule::Kind::kAdagrad, 0, threads);
     UpdatePolicy policy = Defer(0.05f, 9, 2);
     policy.max_rows = 200;
-    training.table->SetPolicy(policy);
+    training.table->updates().SetPolicy(policy);
     TrainAtRandom(&training, 40, 2);
     FlushDeferred(training.table.get(), training.parallel);
     states.push_back(training.State());
@@ -270,7 +270,7 @@ TEST(Defer, IsTheSameWithAnyNumberOfThreads) {
 
 TEST(Defer, EvaluationSeesEveryGradient) {
   Training training(UpdateRule::Kind::kSgd);
-  training.table->SetPolicy(Defer(1e9f, 1000));
+  training.table->updates().SetPolicy(Defer(1e9f, 1000));
   training.Step({7}, {1.f});
   const int64_t key = 7;
   FeatureView view;
@@ -282,7 +282,7 @@ TEST(Defer, EvaluationSeesEveryGradient) {
                                   {{pooled.data(), kDim}}, training.parallel)
                   .ok());
   EXPECT_NEAR(pooled[0], -0.1f, 1e-7);
-  EXPECT_EQ(training.table->update_counts().flushed, 1);
+  EXPECT_EQ(training.table->updates().counts().flushed, 1);
 }
 
 TEST(Mask, LeavesSaturatedRowsAndTheirSlots) {
@@ -292,13 +292,13 @@ TEST(Mask, LeavesSaturatedRowsAndTheirSlots) {
     training.Step({1, 2}, {1.f, 1.f});
     UpdatePolicy policy;
     policy.mode = Mode::kMask;
-    training.table->SetPolicy(policy);
+    training.table->updates().SetPolicy(policy);
     training.Mark({1, 99}, kSaturated);
     const std::vector<float> saturated = training.Row(1), varying = training.Row(2);
     training.Step({1, 2, 1}, {1.f, 1.f, 1.f});
     EXPECT_EQ(training.Row(1), saturated);
     EXPECT_NE(training.Row(2), varying);
-    const UpdateCounts counts = training.table->update_counts();
+    const UpdateCounts counts = training.table->updates().counts();
     EXPECT_EQ(counts.masked, 1);
     EXPECT_EQ(counts.offered, 4);
     EXPECT_EQ(counts.sent, 3);
@@ -311,7 +311,7 @@ TEST(Mask, DecaysAdamsMomentsOnRequest) {
   UpdatePolicy policy;
   policy.mode = Mode::kMask;
   policy.decay_skipped = true;
-  training.table->SetPolicy(policy);
+  training.table->updates().SetPolicy(policy);
   training.Mark({1}, kSaturated);
   std::vector<float> expected = training.Row(1);
   training.Step({1}, {1.f});
@@ -328,7 +328,7 @@ TEST(Shadow, TrainsLikePlainAndCountsWhatItWouldHaveDone) {
     UpdatePolicy policy = Defer(0.05f, 9);
     policy.mode = mode;
     policy.is_shadow = true;
-    shadow.table->SetPolicy(policy);
+    shadow.table->updates().SetPolicy(policy);
     TrainAtRandom(&plain, 5);
     TrainAtRandom(&shadow, 5);
     std::vector<int64_t> keys;
@@ -338,10 +338,10 @@ TEST(Shadow, TrainsLikePlainAndCountsWhatItWouldHaveDone) {
     TrainAtRandom(&shadow, 30);
     FlushDeferred(shadow.table.get(), shadow.parallel);
     EXPECT_EQ(plain.State(), shadow.State());
-    const UpdateCounts counts = shadow.table->update_counts();
+    const UpdateCounts counts = shadow.table->updates().counts();
     EXPECT_GT(counts.offered, 0);
     EXPECT_GT(mode == Mode::kMask ? counts.masked : counts.held, 0);
-    const double offered = static_cast<double>(plain.table->update_counts().offered);
+    const double offered = static_cast<double>(plain.table->updates().counts().offered);
     EXPECT_NEAR(static_cast<double>(counts.offered), offered, 0.6 * offered);
   }
 }
@@ -354,13 +354,15 @@ TEST(Watch, SumsSquaredUpdateLengths) {
   training.Step({1, 2}, {-1.f, 1.f});
   const std::vector<int64_t> keys = {1, 2, 3};
   std::vector<float> travelled(3);
-  training.table->Travelled(keys.data(), 3, Parallel(), travelled.data());
+  training.table->flags().GetSquaredUpdateLengths(keys.data(), 3, Parallel(),
+                                                  training.table->rows(), travelled.data());
   // Each step moves the row by 0.1 * (1, 2, 3, 4).
   EXPECT_NEAR(travelled[0], 2 * 0.01f * 30, 1e-5);
   EXPECT_EQ(travelled[1], 0.f);
   EXPECT_EQ(travelled[2], 0.f);
   training.Mark({1}, kWatched);
-  training.table->Travelled(keys.data(), 3, Parallel(), travelled.data());
+  training.table->flags().GetSquaredUpdateLengths(keys.data(), 3, Parallel(),
+                                                  training.table->rows(), travelled.data());
   EXPECT_EQ(travelled[0], 0.f);
 }
 
@@ -383,19 +385,21 @@ TEST(Mask, OneRankUpdatesAsSeveralDo) {
             policy.is_shadow = is_shadow;
             policy.ranks = training == &one ? 1 : 3;
             TrainAtRandom(training, 2);
-            training->table->SetPolicy(policy);
+            training->table->updates().SetPolicy(policy);
             std::vector<uint8_t> marks;
             for (const int64_t key : keys) marks.push_back(static_cast<uint8_t>(key % 4));
-            training->table->MarkRows(keys.data(), marks.data(), 40, training->parallel);
+            training->table->SetFlags(keys.data(), marks.data(), 40, training->parallel);
             TrainAtRandom(training, 20, 2, 6);
           }
           EXPECT_EQ(one.State(), several.State());
           std::vector<float> way(40), other(40);
-          one.table->Travelled(keys.data(), 40, one.parallel, way.data());
-          several.table->Travelled(keys.data(), 40, several.parallel, other.data());
+          one.table->flags().GetSquaredUpdateLengths(keys.data(), 40, one.parallel,
+                                                     one.table->rows(), way.data());
+          several.table->flags().GetSquaredUpdateLengths(keys.data(), 40, several.parallel,
+                                                         several.table->rows(), other.data());
           EXPECT_EQ(way, other);
           EXPECT_GT(*std::max_element(way.begin(), way.end()), 0.f);
-          const UpdateCounts counts = one.table->update_counts();
+          const UpdateCounts counts = one.table->updates().counts();
           EXPECT_GT(counts.masked, 0);
           EXPECT_GT(counts.sent, 0);
           EXPECT_EQ(counts.masked + counts.sent, counts.offered);

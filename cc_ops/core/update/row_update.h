@@ -9,18 +9,18 @@
 
 namespace slipstream {
 
-// Applies the rule to a row of the shard; of a watched one, adds the squared length of its
-// way to what it has travelled. before: [dim], overwritten.
+// Applies the rule to a row; of a watched one, adds the squared length of the update. before:
+// [dim], overwritten.
 inline void UpdateRow(const UpdateRule& rule, float rate, int64_t dim, const float* gradient,
-                      uint32_t slot, float* row, TableShard* shard, float* before) {
-  if ((shard->MarkOf(slot) & kWatched) == 0) {
+                      uint32_t slot, float* row, ShardFlags* flags, float* before) {
+  if (!flags->IsWatched(slot)) {
     rule.Apply(rate, dim, gradient, row);
     return;
   }
   for (int64_t j = 0; j < dim; ++j) before[j] = row[j];
   rule.Apply(rate, dim, gradient, row);
   for (int64_t j = 0; j < dim; ++j) before[j] = row[j] - before[j];
-  shard->marked[slot].travelled += SumOfSquares(dim, before);
+  flags->AddSquaredUpdateLength(slot, SumOfSquares(dim, before));
 }
 
 }  // namespace slipstream

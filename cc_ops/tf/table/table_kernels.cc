@@ -9,6 +9,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "cc_ops/core/update/policy_update.h"
+#include "cc_ops/core/saturation/measurement.h"
 #include "cc_ops/tf/base/kernel_values.h"
 #include "cc_ops/tf/base/memory_checked.h"
 #include "cc_ops/tf/table/one_table_op.h"
@@ -86,8 +87,8 @@ class GatherOp : public OneTableOp {
     TF_RETURN_IF_ERROR(c->allocate_output(0, tf::TensorShape({n, dim_}), &rows));
     TF_RETURN_IF_ERROR(c->allocate_output(1, tf::TensorShape({n}), &found));
     const SharedLock lock(table->mutex());
-    table->Gather(keys.flat<int64_t>().data(), n, ParallelOf(c), rows->flat<float>().data(),
-                  found->flat<bool>().data());
+    table->rows().Gather(keys.flat<int64_t>().data(), n, ParallelOf(c), rows->flat<float>().data(),
+                         found->flat<bool>().data());
     return absl::OkStatus();
   }
 
@@ -124,9 +125,9 @@ class MeasureOp : public OneTableOp {
     TF_RETURN_IF_ERROR(c->allocate_output(1, keys.shape(), &found));
     TF_RETURN_IF_ERROR(c->allocate_output(2, keys.shape(), &drift));
     const SharedLock lock(table->mutex());
-    table->Measure(keys.flat<int64_t>().data(), snapshot.flat<float>().data(), n, measurement_,
-                   ParallelOf(c), rows->flat<float>().data(), found->flat<bool>().data(),
-                   drift->flat<float>().data());
+    MeasureRows(*table, keys.flat<int64_t>().data(), snapshot.flat<float>().data(), n, measurement_,
+                ParallelOf(c), rows->flat<float>().data(), found->flat<bool>().data(),
+                drift->flat<float>().data());
     return absl::OkStatus();
   }
 
@@ -141,7 +142,7 @@ class HotKeysOp : public OneTableOp {
   explicit HotKeysOp(tf::OpKernelConstruction* c) : OneTableOp(c) {
     bool by_key = false;
     OP_REQUIRES_OK(c, c->GetAttr("by_key", &by_key));
-    if (by_key) order_ = EmbeddingTable::HotKeyOrder::kByKey;
+    if (by_key) order_ = RowStore::HotKeyOrder::kByKey;
   }
 
  protected:
@@ -153,7 +154,7 @@ class HotKeysOp : public OneTableOp {
     std::vector<float> counts;
     {
       const SharedLock lock(table->mutex());
-      table->HotKeys(k, order_, ParallelOf(c), &keys, &counts);
+      table->rows().HotKeys(k, order_, ParallelOf(c), &keys, &counts);
     }
     const tf::TensorShape shape({static_cast<int64_t>(keys.size())});
     TF_RETURN_IF_ERROR(Output(c, 0, shape, keys));
@@ -161,7 +162,7 @@ class HotKeysOp : public OneTableOp {
   }
 
  private:
-  EmbeddingTable::HotKeyOrder order_ = EmbeddingTable::HotKeyOrder::kByCount;
+  RowStore::HotKeyOrder order_ = RowStore::HotKeyOrder::kByCount;
 };
 REGISTER_KERNEL_BUILDER(Name("SlipstreamTableHotKeys").Device(tf::DEVICE_CPU),
                         MemoryChecked<HotKeysOp>);
@@ -178,7 +179,7 @@ class DecayCountsOp : public OneTableOp {
       return absl::InvalidArgumentError(absl::StrCat("factor is ", factor, "; allowed: 0 to 1"));
     }
     const ExclusiveLock lock(table->mutex());
-    table->DecayCounts(factor);
+    table->rows().DecayCounts(factor);
     return absl::OkStatus();
   }
 };
@@ -194,8 +195,8 @@ class StatisticsOp : public OneTableOp {
     std::vector<int64_t> values;
     {
       const SharedLock lock(table->mutex());
-      values = {table->size(), table->bytes(), table->num_evicted(), table->num_dropped_updates(),
-                table->index_places()};
+      values = {table->rows().size(), table->bytes(), table->rows().num_evicted(),
+                table->updates().num_dropped(), table->rows().index_capacity()};
     }
     return Output(c, 0, tf::TensorShape({5}), values);
   }

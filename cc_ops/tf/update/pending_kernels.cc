@@ -29,7 +29,7 @@ class ExportPendingOp : public OneTableOp {
     {
       const ExclusiveLock lock(table->mutex());
       pending = ExportPending(table);
-      rate = table->last_learning_rate();
+      rate = table->updates().last_learning_rate();
     }
     const int64_t n = static_cast<int64_t>(pending.keys.size());
     TF_RETURN_IF_ERROR(Output(c, 0, tf::TensorShape({n}), pending.keys));
@@ -71,7 +71,7 @@ class ImportPendingOp : public OneTableOp {
     Copy(c->input(4), &pending.sums);
     const ExclusiveLock lock(table->mutex());
     TF_RETURN_IF_ERROR(ToAbsl(ImportPending(table, pending)));
-    table->set_last_learning_rate(rate);
+    table->updates().set_last_learning_rate(rate);
     return absl::OkStatus();
   }
 
@@ -96,7 +96,8 @@ class MarksOp : public OneTableOp {
     tf::Tensor* marks = nullptr;
     TF_RETURN_IF_ERROR(c->allocate_output(0, keys.shape(), &marks));
     const SharedLock lock(table->mutex());
-    table->Marks(keys.flat<int64_t>().data(), keys.NumElements(), marks->flat<uint8_t>().data());
+    table->flags().Get(keys.flat<int64_t>().data(), keys.NumElements(), table->rows(),
+                       marks->flat<uint8_t>().data());
     return absl::OkStatus();
   }
 };
@@ -124,8 +125,9 @@ class SetTravelledOp : public OneTableOp {
           "', at place ", i, ", is ", values(i), "; allowed: 0 or more. Nothing was replaced"));
     }
     const ExclusiveLock lock(table->mutex());
-    table->SetTravelled(keys.flat<int64_t>().data(), travelled.flat<float>().data(),
-                        keys.NumElements());
+    table->flags().SetSquaredUpdateLengths(keys.flat<int64_t>().data(),
+                                           travelled.flat<float>().data(), keys.NumElements(),
+                                           table->rows());
     return absl::OkStatus();
   }
 };

@@ -41,18 +41,18 @@ class SetPolicyOp : public OneTableOp {
     policy.max_rows = c->input(3).scalar<int64_t>()();
     TF_RETURN_IF_ERROR(ToAbsl(ValidateUpdatePolicy(policy)));
     const ExclusiveLock lock(table->mutex());
-    const UpdatePolicy& now = table->policy();
+    const UpdatePolicy& now = table->updates().policy();
     if (now.mode != policy.mode || now.trigger != policy.trigger || now.ranks != policy.ranks ||
         now.is_shadow != policy.is_shadow || now.is_exchanged != policy.is_exchanged) {
       FlushDeferred(table, ParallelOf(c));
-      if (table->num_deferred() > 0 && !now.is_shadow) {
-        return absl::FailedPreconditionError(
-            absl::StrCat(table->num_deferred(), " gradient sums of table '", table->options().name,
-                         "' are held to be exchanged with other processes; they must be collected "
-                         "before its policy becomes another"));
+      if (table->updates().num_deferred() > 0 && !now.is_shadow) {
+        return absl::FailedPreconditionError(absl::StrCat(
+            table->updates().num_deferred(), " gradient sums of table '", table->options().name,
+            "' are held to be exchanged with other processes; they must be collected "
+            "before its policy becomes another"));
       }
     }
-    table->SetPolicy(policy);
+    table->updates().SetPolicy(policy);
     return absl::OkStatus();
   }
 
@@ -78,9 +78,8 @@ class MarkRowsOp : public OneTableOp {
                        "; allowed: that of the keys, ", keys.shape().DebugString()));
     }
     const ExclusiveLock lock(table->mutex());
-    table->MarkRows(keys.flat<int64_t>().data(), marks.flat<uint8_t>().data(), keys.NumElements(),
-                    ParallelOf(c), makes_rows_);
-    return absl::OkStatus();
+    return ToAbsl(table->SetFlags(keys.flat<int64_t>().data(), marks.flat<uint8_t>().data(),
+                                  keys.NumElements(), ParallelOf(c), makes_rows_));
   }
 
  private:
@@ -100,8 +99,9 @@ class TravelledOp : public OneTableOp {
     tf::Tensor* travelled = nullptr;
     TF_RETURN_IF_ERROR(c->allocate_output(0, keys.shape(), &travelled));
     const SharedLock lock(table->mutex());
-    table->Travelled(keys.flat<int64_t>().data(), keys.NumElements(), ParallelOf(c),
-                     travelled->flat<float>().data());
+    table->flags().GetSquaredUpdateLengths(keys.flat<int64_t>().data(), keys.NumElements(),
+                                           ParallelOf(c), table->rows(),
+                                           travelled->flat<float>().data());
     return absl::OkStatus();
   }
 };
@@ -117,7 +117,7 @@ class UpdateCountsOp : public OneTableOp {
     std::vector<int64_t> values;
     {
       const SharedLock lock(table->mutex());
-      const UpdateCounts n = table->update_counts();
+      const UpdateCounts n = table->updates().counts();
       values = {n.offered,
                 n.sent,
                 n.masked,
@@ -127,8 +127,8 @@ class UpdateCountsOp : public OneTableOp {
                 n.flushed,
                 n.refused,
                 n.evicted,
-                table->num_deferred(),
-                table->deferred_bytes()};
+                table->updates().num_deferred(),
+                table->updates().deferred_bytes()};
     }
     return Output(c, 0, tf::TensorShape({static_cast<int64_t>(values.size())}), values);
   }

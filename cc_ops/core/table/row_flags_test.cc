@@ -11,6 +11,7 @@
 
 #include "cc_ops/core/base/drift.h"
 #include "cc_ops/core/lookup/batch_lookup.h"
+#include "cc_ops/core/saturation/measurement.h"
 #include "cc_ops/core/table/embedding_table.h"
 #include "cc_ops/core/testing/test_threads.h"
 #include "cc_ops/core/update/gradient_update.h"
@@ -45,7 +46,7 @@ class MarkedTable {
   }
 
   void Mark(const std::vector<int64_t>& keys, const std::vector<uint8_t>& marks) {
-    table->MarkRows(keys.data(), marks.data(), static_cast<int64_t>(keys.size()), parallel);
+    table->SetFlags(keys.data(), marks.data(), static_cast<int64_t>(keys.size()), parallel);
   }
 
   // Backwards, which is no ascending list: all marks are set anew.
@@ -57,21 +58,23 @@ class MarkedTable {
 
   std::vector<uint8_t> Marks(const std::vector<int64_t>& keys) const {
     std::vector<uint8_t> marks(keys.size());
-    table->Marks(keys.data(), static_cast<int64_t>(keys.size()), marks.data());
+    table->flags().Get(keys.data(), static_cast<int64_t>(keys.size()), table->rows(), marks.data());
     return marks;
   }
 
   std::vector<float> Travelled(const std::vector<int64_t>& keys) const {
     std::vector<float> travelled(keys.size());
-    table->Travelled(keys.data(), static_cast<int64_t>(keys.size()), parallel, travelled.data());
+    table->flags().GetSquaredUpdateLengths(keys.data(), static_cast<int64_t>(keys.size()), parallel,
+                                           table->rows(), travelled.data());
     return travelled;
   }
 
-  bool Has(int64_t key) const { return table->Find(key, HashKey(key)) != nullptr; }
+  bool Has(int64_t key) const { return table->rows().Find(key, HashKey(key)) != nullptr; }
 
-  void Add(int64_t key, RowMark mark) {
+  void Add(int64_t key, RowFlag mark) {
     uint32_t slot = 0;
-    if (table->Find(key, HashKey(key), &slot)) table->AddMark(HashKey(key), slot, mark);
+    if (table->rows().Find(key, HashKey(key), &slot))
+      table->flags().Add(HashKey(key), slot, mark, table->rows());
   }
 
   Parallel parallel;
@@ -112,8 +115,8 @@ int MarksAlike(int64_t capacity, uint64_t seed) {
     }
     const int64_t copied = below(kKeys);
     for (MarkedTable* one : {&changes, &anew}) {
-      one->Add(copied, kFrozen);
-      one->Add(copied + 1, kKept);
+      one->Add(copied, kReadOnlyReplica);
+      one->Add(copied + 1, kRefreshedReplica);
     }
     EXPECT_EQ(changes.Travelled(everyone), anew.Travelled(everyone)) << window;
     if (below(4) != 0) {  // As in most windows, most keys are those of the one before.
@@ -130,12 +133,12 @@ int MarksAlike(int64_t capacity, uint64_t seed) {
     for (uint8_t& mark : marks) {
       if (below(8) == 0) mark = static_cast<uint8_t>(below(4));
     }
-    told += changes.table->generation() == told_generation;
+    told += changes.table->rows().generation() == told_generation;
     changes.Mark(hot, marks);
     anew.MarkAnew(hot, marks);
     bool have_rows = true;
     for (size_t i = 0; i < hot.size(); ++i) have_rows &= marks[i] == 0 || changes.Has(hot[i]);
-    told_generation = have_rows ? changes.table->generation() : -1;
+    told_generation = have_rows ? changes.table->rows().generation() : -1;
     EXPECT_EQ(changes.Marks(everyone), anew.Marks(everyone)) << window;
     EXPECT_EQ(changes.Travelled(everyone), std::vector<float>(everyone.size())) << window;
     EXPECT_EQ(changes.table->Export().rows, anew.table->Export().rows) << window;
@@ -144,7 +147,7 @@ int MarksAlike(int64_t capacity, uint64_t seed) {
       EXPECT_TRUE(anew.table->Import(anew.table->Export()).ok());
     }
   }
-  EXPECT_EQ(capacity > 0, changes.table->num_evicted() > 0);
+  EXPECT_EQ(capacity > 0, changes.table->rows().num_evicted() > 0);
   return told;
 }
 
@@ -201,7 +204,7 @@ TEST(Marks, OfCopiesAreSetWhateverWasToldBefore) {
   const std::vector<int64_t> keys = {1, 2};
   const std::vector<uint8_t> saturated(2, kSaturated), none(2, 0);
   marked.Mark(keys, saturated);
-  marked.table->MarkRows(keys.data(), none.data(), 2, marked.parallel, true);
+  marked.table->SetFlags(keys.data(), none.data(), 2, marked.parallel, true);
   EXPECT_EQ(marked.Marks(keys), none);
   marked.Mark(keys, saturated);
   EXPECT_EQ(marked.Marks(keys), saturated);
@@ -216,11 +219,11 @@ TEST(Measure, GivesRowsAndDriftsAsOneByOne) {
     const int64_t n = static_cast<int64_t>(keys.size());
     std::vector<float> snapshot(n * kDim), rows(n * kDim), measured(n * kDim);
     const auto found = std::make_unique<bool[]>(n), seen = std::make_unique<bool[]>(n);
-    marked.table->Gather(keys.data(), n, marked.parallel, snapshot.data(), found.get());
+    marked.table->rows().Gather(keys.data(), n, marked.parallel, snapshot.data(), found.get());
     marked.Train(Range(7, 200), 1.f);
     marked.Train(Range(100, kKeys), -1.5f);
-    marked.table->Find(150, HashKey(150))[2] = std::numeric_limits<float>::quiet_NaN();
-    marked.table->Gather(keys.data(), n, marked.parallel, rows.data(), found.get());
+    marked.table->rows().Find(150, HashKey(150))[2] = std::numeric_limits<float>::quiet_NaN();
+    marked.table->rows().Gather(keys.data(), n, marked.parallel, rows.data(), found.get());
     const std::vector<float> travelled = marked.Travelled(keys);
     for (const DriftMetric metric :
          {DriftMetric::kLinf, DriftMetric::kL2, DriftMetric::kRelative}) {
@@ -234,8 +237,8 @@ TEST(Measure, GivesRowsAndDriftsAsOneByOne) {
         for (int64_t i = 0; is_signal && i < n; ++i) {
           expected[i] = SignalOfDrift(expected[i], travelled[i]);
         }
-        marked.table->Measure(keys.data(), snapshot.data(), n, measurement, marked.parallel,
-                              measured.data(), seen.get(), drift.data());
+        MeasureRows(*marked.table, keys.data(), snapshot.data(), n, measurement, marked.parallel,
+                    measured.data(), seen.get(), drift.data());
         for (int64_t i = 0; i < n; ++i) {
           EXPECT_EQ(seen[i], found[i]) << keys[i];
           EXPECT_EQ(found[i], keys[i] >= 0 && keys[i] < kKeys) << keys[i];
@@ -263,6 +266,36 @@ TEST(SignalOfDrift, IsOneForOneUpdateAndNotFiniteWhereThatCannotBeTold) {
   EXPECT_TRUE(std::isnan(SignalOfDrift(0.f, nan)));
   EXPECT_TRUE(std::isnan(SignalOfDrift(0.f, kInfinity)));
   EXPECT_TRUE(std::isnan(SignalOfDrift(nan, 1.f)));
+}
+
+TEST(RowFlags, CreatedRowsStayWithinTheCapacity) {
+  MarkedTable marked(4);
+  marked.Train({1, 2, 3, 4}, 1.f);
+  const std::vector<int64_t> many = {11, 12, 13, 14, 15}, some = {11, 12, 13};
+  const std::vector<uint8_t> flags(many.size(), kSaturated);
+  const Status status = marked.table->SetFlags(many.data(), flags.data(), 5, marked.parallel, true);
+  EXPECT_EQ(status.code(), StatusCode::kResourceExhausted);
+  EXPECT_NE(status.message().find("5 rows of table 't' at once; its capacity is 4"),
+            std::string::npos)
+      << status.message();
+  EXPECT_TRUE(marked.Has(1) && !marked.Has(11));
+  ASSERT_TRUE(marked.table->SetFlags(some.data(), flags.data(), 3, marked.parallel, true).ok());
+  EXPECT_EQ(marked.table->rows().size(), 4);
+  EXPECT_EQ(marked.Marks(some), std::vector<uint8_t>(3, kSaturated));
+}
+
+TEST(RowFlags, RefusesBitsThatAreNoFlags) {
+  MarkedTable marked;
+  marked.Train({1, 2}, 1.f);
+  marked.Mark({1}, {kSaturated});
+  const int64_t keys[] = {1, 2};
+  const uint8_t flags[] = {kWatched, 16};
+  const Status status = marked.table->SetFlags(keys, flags, 2, marked.parallel);
+  EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
+  EXPECT_NE(status.message().find("key 2 of table 't', at index 1, are 16; allowed: 0 to 15"),
+            std::string::npos)
+      << status.message();
+  EXPECT_EQ(marked.Marks({1}), std::vector<uint8_t>(1, kSaturated));
 }
 
 }  // namespace

@@ -1,6 +1,6 @@
-// Room in bounded tables for the rows of a batch.
-#ifndef SLIPSTREAM_CC_OPS_CORE_TABLE_TABLE_ROOM_H_
-#define SLIPSTREAM_CC_OPS_CORE_TABLE_TABLE_ROOM_H_
+// Evicts rows of bounded tables for those that a batch needs.
+#ifndef SLIPSTREAM_CC_OPS_CORE_TABLE_EVICTION_H_
+#define SLIPSTREAM_CC_OPS_CORE_TABLE_EVICTION_H_
 
 #include <cstdint>
 #include <string>
@@ -14,7 +14,7 @@ namespace slipstream {
 // Whether so many more keys, if all are distinct and new, do not fit in a bounded table.
 inline bool MayOverflow(const EmbeddingTable& table, int64_t keys) {
   const int64_t capacity = table.options().capacity;
-  return capacity > 0 && table.size() + keys > capacity;
+  return capacity > 0 && table.rows().size() + keys > capacity;
 }
 
 struct WantedKeys {
@@ -22,11 +22,11 @@ struct WantedKeys {
   std::vector<int64_t> keys;  // that are to have rows at once; may come several times
 };
 
-// Lets rows go that the keys need the place of, none of a key that is wanted. who: for
+// Evicts as many rows as the keys need, none of a key that is wanted. who: for
 // the error, e.g. "a batch needs". ResourceExhausted if a table cannot hold its keys:
 // nothing is changed then. The caller holds the tables' mutexes.
-Status MakeRoomFor(std::vector<WantedKeys> wanted, const std::string& who);
+Status EvictFor(std::vector<WantedKeys> wanted, const std::string& who);
 
 }  // namespace slipstream
 
-#endif  // SLIPSTREAM_CC_OPS_CORE_TABLE_TABLE_ROOM_H_
+#endif  // SLIPSTREAM_CC_OPS_CORE_TABLE_EVICTION_H_

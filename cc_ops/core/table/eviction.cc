@@ -1,0 +1,34 @@
+#include "cc_ops/core/table/eviction.h"
+
+#include <algorithm>
+
+#include "cc_ops/core/base/hash.h"
+
+namespace slipstream {
+
+Status EvictFor(std::vector<WantedKeys> wanted, const std::string& who) {
+  for (WantedKeys& of_table : wanted) {
+    std::vector<int64_t>& keys = of_table.keys;
+    std::sort(keys.begin(), keys.end());
+    keys.erase(std::unique(keys.begin(), keys.end()), keys.end());
+    const TableOptions& options = of_table.table->options();
+    if (static_cast<int64_t>(keys.size()) > options.capacity) {
+      return ResourceExhausted(who + " " + std::to_string(keys.size()) + " rows of table '" +
+                               options.name + "' at once; its capacity is " +
+                               std::to_string(options.capacity) +
+                               ": raise the capacity or make the batches smaller");
+    }
+  }
+  for (WantedKeys& of_table : wanted) {
+    std::vector<int64_t>& keys = of_table.keys;
+    const size_t rows = keys.size();
+    const auto is_absent = [&](int64_t key) {
+      return of_table.table->rows().Find(key, HashKey(key)) == nullptr;
+    };
+    keys.erase(std::remove_if(keys.begin(), keys.end(), is_absent), keys.end());
+    of_table.table->Evict(static_cast<int64_t>(rows - keys.size()), keys);
+  }
+  return OkStatus();
+}
+
+}  // namespace slipstream

@@ -1,0 +1,180 @@
+#include "cc_ops/core/table/row_flags.h"
+
+#include <algorithm>
+
+namespace slipstream {
+namespace {
+
+// The flags that Set alone sets and takes away.
+constexpr uint8_t kSetAtWindowEnds = kSaturated | kWatched;
+
+}  // namespace
+
+void ShardFlags::Reserve(uint32_t slot, int64_t rows) {
+  if (slot < states_.size()) return;
+  states_.resize(std::max<size_t>(slot + 1, static_cast<size_t>(rows)));
+}
+
+int64_t RowFlags::bytes() const {
+  size_t bytes = last_.keys.capacity() * sizeof(int64_t) + last_.flags.capacity();
+  for (const ShardFlags& shard : shards_) {
+    bytes += shard.states_.capacity() * sizeof(ShardFlags::State);
+  }
+  return static_cast<int64_t>(bytes);
+}
+
+RowFlags::List RowFlags::ChangesTo(const View& wanted) const {
+  List changes;
+  const size_t known = last_.keys.size();
+  size_t old = 0;
+  const auto take_away = [&](size_t at) {
+    if (last_.flags[at] != 0) changes.Add(last_.keys[at], 0);
+  };
+  for (int64_t i = 0; i < wanted.n; ++i) {
+    const int64_t key = wanted.keys[i];
+    while (old < known && last_.keys[old] < key) take_away(old++);
+    const bool is_known = old < known && last_.keys[old] == key;
+    const uint8_t before = is_known ? last_.flags[old] : 0;
+    if (wanted.flags[i] != before) changes.Add(key, wanted.flags[i]);
+    old += is_known;
+  }
+  while (old < known) take_away(old++);
+  return changes;
+}
+
+std::vector<uint32_t> RowFlags::SlotsOf(const View& list, bool create_missing, bool takes_zeros,
+                                        const Parallel& parallel, RowStore* rows) {
+  std::vector<uint32_t> slots(static_cast<size_t>(list.n), HashIndex::kEmpty);
+  if (create_missing) {
+    for (int64_t i = 0; i < list.n; ++i) {
+      if (list.flags[i] == 0) continue;
+      rows->FindOrInsert(list.keys[i], HashKey(list.keys[i]), 0.f, &slots[i]);
+    }
+  } else {
+    parallel.run(parallel.threads, [&](int task) {
+      const TaskRange range = RangeOf(task, parallel.threads, list.n);
+      rows->VisitRows(
+          list.keys, range.begin, range.end,
+          [&](const RowStore::Visited& row) { shards_[row.shard].Prefetch(row.slot); },
+          [&](int64_t i, const RowStore::Visited& row) {
+            if (row.row != nullptr && (takes_zeros || list.flags[i] != 0)) slots[i] = row.slot;
+          });
+    });
+  }
+  for (int64_t i = 0; i < list.n; ++i) {
+    if (slots[i] == HashIndex::kEmpty) continue;
+    const int s = ShardOf(HashKey(list.keys[i]));
+    shards_[s].Reserve(slots[i], rows->shard(s)->index.size());
+  }
+  return slots;
+}
+
+void RowFlags::Set(const int64_t* keys, const uint8_t* flags, int64_t n, const Parallel& parallel,
+                   bool create_missing, RowStore* rows) {
+  // Whatever needs memory comes first.
+  const View wanted = {keys, flags, n};
+  const bool are_changes = !create_missing && last_generation_ == rows->generation();
+  const List changes = are_changes ? ChangesTo(wanted) : List();
+  const View list = are_changes ? changes.view() : wanted;
+  const std::vector<uint32_t> slots = SlotsOf(list, create_missing, are_changes, parallel, rows);
+  const bool is_remembered = Remember(wanted, create_missing);
+
+  // A shard's flags are set by one task, in the order of the keys.
+  const uint8_t stays = kRefreshedReplica | (are_changes ? kSetAtWindowEnds : 0);
+  parallel.run(parallel.threads, [&](int task) {
+    const TaskRange own = RangeOf(task, parallel.threads, kNumShards);
+    for (int64_t s = own.begin; s < own.end; ++s) {
+      for (ShardFlags::State& row : shards_[s].states_) {
+        row = {0.f, static_cast<uint8_t>(row.flags & stays)};
+      }
+    }
+    for (int64_t i = 0; i < list.n; ++i) {
+      const int64_t s = ShardOf(HashKey(list.keys[i]));
+      if (s < own.begin || s >= own.end || slots[i] == HashIndex::kEmpty) continue;
+      uint8_t& state = shards_[s].states_[slots[i]].flags;
+      state = static_cast<uint8_t>((state & kRefreshedReplica) | list.flags[i]);
+    }
+  });
+  bool all_have_rows = true;
+  for (int64_t i = 0; i < list.n; ++i) {
+    all_have_rows &= list.flags[i] == 0 || slots[i] != HashIndex::kEmpty;
+  }
+  if (is_remembered && all_have_rows) last_generation_ = rows->generation();
+  is_watching_ = false;
+  for (int64_t i = 0; i < n && !is_watching_; ++i) {
+    is_watching_ = (flags[i] & kWatched) != 0 && (are_changes || slots[i] != HashIndex::kEmpty);
+  }
+}
+
+bool RowFlags::Remember(const View& list, bool create_missing) {
+  last_generation_ = kNever;
+  bool is_plain = !create_missing;
+  for (int64_t i = 0; i < list.n && is_plain; ++i) {
+    is_plain =
+        (list.flags[i] & ~kSetAtWindowEnds) == 0 && (i == 0 || list.keys[i - 1] < list.keys[i]);
+  }
+  if (!is_plain) {
+    last_ = List();
+    return false;
+  }
+  last_.keys.assign(list.keys, list.keys + list.n);
+  last_.flags.assign(list.flags, list.flags + list.n);
+  return true;
+}
+
+void RowFlags::Add(uint64_t hash, uint32_t slot, RowFlag flag, const RowStore& rows) {
+  const int s = ShardOf(hash);
+  shards_[s].Reserve(slot, rows.shard(s)->index.size());
+  shards_[s].states_[slot].flags |= flag;
+}
+
+void RowFlags::Remove(uint64_t hash, uint32_t slot, RowFlag flag) {
+  std::vector<ShardFlags::State>& states = shards_[ShardOf(hash)].states_;
+  if (slot < states.size()) states[slot].flags &= static_cast<uint8_t>(~flag);
+}
+
+void RowFlags::Clear(uint64_t hash, uint32_t slot) noexcept {
+  std::vector<ShardFlags::State>& states = shards_[ShardOf(hash)].states_;
+  if (slot < states.size()) states[slot].flags = 0;
+}
+
+void RowFlags::Clear() noexcept {
+  for (ShardFlags& shard : shards_) std::vector<ShardFlags::State>().swap(shard.states_);
+  is_watching_ = false;
+}
+
+void RowFlags::Get(const int64_t* keys, int64_t n, const RowStore& rows, uint8_t* flags) const {
+  for (int64_t i = 0; i < n; ++i) {
+    const uint64_t hash = HashKey(keys[i]);
+    uint32_t slot = 0;
+    const bool is_there = rows.Find(keys[i], hash, &slot) != nullptr;
+    flags[i] = is_there ? shards_[ShardOf(hash)].Of(slot) : 0;
+  }
+}
+
+void RowFlags::GetSquaredUpdateLengths(const int64_t* keys, int64_t n, const Parallel& parallel,
+                                       const RowStore& rows, float* lengths) const {
+  parallel.run(parallel.threads, [&](int task) {
+    const TaskRange range = RangeOf(task, parallel.threads, n);
+    rows.VisitRows(
+        keys, range.begin, range.end,
+        [&](const RowStore::Visited& row) { shards_[row.shard].Prefetch(row.slot); },
+        [&](int64_t i, const RowStore::Visited& row) {
+          lengths[i] = row.row == nullptr ? 0.f : shards_[row.shard].SquaredUpdateLength(row.slot);
+        });
+  });
+}
+
+void RowFlags::SetSquaredUpdateLengths(const int64_t* keys, const float* lengths, int64_t n,
+                                       const RowStore& rows) {
+  for (int64_t i = 0; i < n; ++i) {
+    const uint64_t hash = HashKey(keys[i]);
+    ShardFlags& shard = shards_[ShardOf(hash)];
+    uint32_t slot = 0;
+    if (rows.Find(keys[i], hash, &slot) != nullptr && shard.IsWatched(slot)) {
+      shard.states_[slot].squared_update_length = lengths[i];
+    }
+  }
+}
+
+}  // namespace slipstream

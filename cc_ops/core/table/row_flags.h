@@ -1,0 +1,124 @@
+// What window ends say of a table's rows: flags, and how far watched rows have come since.
+#ifndef SLIPSTREAM_CC_OPS_CORE_TABLE_ROW_FLAGS_H_
+#define SLIPSTREAM_CC_OPS_CORE_TABLE_ROW_FLAGS_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "cc_ops/core/base/hash.h"
+#include "cc_ops/core/base/parallel.h"
+#include "cc_ops/core/table/row_store.h"
+
+namespace slipstream {
+
+enum RowFlag : uint8_t {
+  kSaturated = 1,         // its gradients are masked, or deferred by Trigger::kInterval
+  kWatched = 2,           // the squared lengths of its updates are summed (drift metric "signal")
+  kReadOnlyReplica = 4,   // a copy of another rank's row that is read until flags are set again
+  kRefreshedReplica = 8,  // a copy that its owner sends anew when the row has moved
+};
+
+constexpr uint8_t kAllFlags = kSaturated | kWatched | kReadOnlyReplica | kRefreshedReplica;
+
+// Of the rows of one shard.
+class ShardFlags {
+ public:
+  uint8_t Of(uint32_t slot) const { return slot < states_.size() ? states_[slot].flags : 0; }
+  bool IsWatched(uint32_t slot) const { return (Of(slot) & kWatched) != 0; }
+  void Prefetch(uint32_t slot) const {
+    if (slot < states_.size()) __builtin_prefetch(&states_[slot], 1);
+  }
+  // Sum of squared update lengths since flags were set; 0 of a row that is not watched.
+  float SquaredUpdateLength(uint32_t slot) const {
+    return IsWatched(slot) ? states_[slot].squared_update_length : 0.f;
+  }
+  // Of a watched row.
+  void AddSquaredUpdateLength(uint32_t slot, float length) {
+    states_[slot].squared_update_length += length;
+  }
+
+ private:
+  friend class RowFlags;
+  struct State {
+    float squared_update_length = 0.f;
+    uint8_t flags = 0;
+  };
+  // rows: of the shard. Throws std::bad_alloc, changing nothing.
+  void Reserve(uint32_t slot, int64_t rows);
+
+  std::vector<State> states_;  // by slot; slots beyond its end have no flags
+};
+
+// Callers hold the table's mutex, as for RowStore.
+class RowFlags {
+ public:
+  RowFlags() : shards_(kNumShards) {}
+
+  int64_t bytes() const;
+  bool is_watching() const { return is_watching_; }
+  ShardFlags* shard(int64_t s) { return &shards_[s]; }
+  const ShardFlags* shard(int64_t s) const { return &shards_[s]; }
+
+  // keys, flags (RowFlag bits): [n]. Replaces all flags, but that kRefreshedReplica stays, and
+  // starts the sums of squared update lengths anew. create_missing: whether keys without a row that
+  // get a flag get a row, too; else they are ignored. Takes little where most flags stay as they
+  // were, keys are ascending, all that got a flag last had a row, and none has left since; else all
+  // are set anew. EmbeddingTable::SetFlags checks what comes from outside.
+  // Throws std::bad_alloc: no flag has changed then, but some keys may have got their rows.
+  void Set(const int64_t* keys, const uint8_t* flags, int64_t n, const Parallel& parallel,
+           bool create_missing, RowStore* rows);
+  // Adds kReadOnlyReplica, until the next Set, or kRefreshedReplica to a row. Throws
+  // std::bad_alloc, changing nothing.
+  void Add(uint64_t hash, uint32_t slot, RowFlag flag, const RowStore& rows);
+  void Remove(uint64_t hash, uint32_t slot, RowFlag flag);
+  // Of a row that leaves.
+  void Clear(uint64_t hash, uint32_t slot) noexcept;
+  // Of all rows, which are being replaced.
+  void Clear() noexcept;
+
+  // flags: [n], RowFlag bits; 0 for a key without a row.
+  void Get(const int64_t* keys, int64_t n, const RowStore& rows, uint8_t* flags) const;
+  // lengths: [n], the sum of squared update lengths since Set; 0 for a row that is not watched.
+  void GetSquaredUpdateLengths(const int64_t* keys, int64_t n, const Parallel& parallel,
+                               const RowStore& rows, float* lengths) const;
+  // Replaces these sums, [n], of watched rows; other keys are ignored.
+  void SetSquaredUpdateLengths(const int64_t* keys, const float* lengths, int64_t n,
+                               const RowStore& rows);
+
+ private:
+  struct View {
+    const int64_t* keys;   // [n]
+    const uint8_t* flags;  // [n], RowFlag bits
+    int64_t n;
+  };
+  struct List {
+    std::vector<int64_t> keys;
+    std::vector<uint8_t> flags;
+    void Add(int64_t key, uint8_t flag) {
+      keys.push_back(key);
+      flags.push_back(flag);
+    }
+    View view() const { return {keys.data(), flags.data(), static_cast<int64_t>(keys.size())}; }
+  };
+  static constexpr int64_t kNever = -1;
+
+  // Flags that differ from `last_`. Of a key that comes again, whatever the order of the keys,
+  // the last flags that are not 0 hold, as where all are set anew.
+  List ChangesTo(const View& wanted) const;
+  // The slot of each key of a list in its shard, with a state for it, or HashIndex::kEmpty.
+  std::vector<uint32_t> SlotsOf(const View& list, bool create_missing, bool takes_zeros,
+                                const Parallel& parallel, RowStore* rows);
+  // Copies a list to `last_`, valid once `last_generation_` is set; false if changes cannot be told
+  // from it, as its keys are not ascending or it has a refreshed replica, or are not, as it creates
+  // rows.
+  bool Remember(const View& list, bool create_missing);
+
+  std::vector<ShardFlags> shards_;
+  bool is_watching_ = false;
+  List last_;                         // of the last Set, keys ascending
+  int64_t last_generation_ = kNever;  // of the rows that have the flags of `last_`
+};
+
+}  // namespace slipstream
+
+#endif  // SLIPSTREAM_CC_OPS_CORE_TABLE_ROW_FLAGS_H_

@@ -1,0 +1,377 @@
+#include "cc_ops/core/table/row_store.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <memory>
+#include <tuple>
+
+#include "cc_ops/core/base/radix_sort.h"
+#include "cc_ops/core/base/row_dim.h"
+
+namespace slipstream {
+namespace {
+
+std::string Of(const TableOptions& options) { return " of table '" + options.name + "'"; }
+
+// Floats from one row to the next: 16-byte steps, so that whole rows share
+// cache lines where their size allows it.
+int64_t Stride(const TableOptions& options) {
+  const int64_t floats = options.dim + options.rule.SlotsPerRow(options.dim);
+  return (floats + 3) / 4 * 4;
+}
+
+std::vector<RowShard> EmptyShards(const TableOptions& options, SlabAllocator* memory,
+                                  IndexMemory* index_memory) {
+  std::vector<RowShard> shards;
+  shards.reserve(kNumShards);
+  for (int s = 0; s < kNumShards; ++s) {
+    shards.emplace_back(s, Stride(options), memory, index_memory);
+  }
+  return shards;
+}
+
+}  // namespace
+
+Status ValidateTableOptions(const TableOptions& options) {
+  if (options.name.empty()) return InvalidArgument("a table's name is empty; give it one");
+  const Status dim = ValidateDim(options.dim, Of(options));
+  if (!dim.ok()) return dim;
+  if (options.capacity < 0) {
+    return InvalidArgument("capacity" + Of(options) + " is " + std::to_string(options.capacity) +
+                           "; allowed: 1 or more, or 0 for no bound");
+  }
+  const float values[] = {options.initializer.a, options.initializer.b, options.rule.a,
+                          options.rule.b, options.rule.c};
+  for (float value : values) {
+    if (!std::isfinite(value)) {
+      return InvalidArgument("a parameter of the initializer or the update rule" + Of(options) +
+                             " is " + std::to_string(value) + "; allowed: finite numbers");
+    }
+  }
+  return OkStatus();
+}
+
+RowStore::RowStore(const TableOptions& options)
+    : options_(options),
+      slots_(options.rule.SlotsPerRow(options.dim)),
+      memory_(std::make_unique<SlabAllocator>()),
+      index_memory_(std::make_unique<IndexMemory>(kNumShards)),
+      shards_(EmptyShards(options, memory_.get(), index_memory_.get())) {}
+
+int64_t RowStore::size() const {
+  int64_t size = 0;
+  for (const RowShard& shard : shards_) size += shard.index.size();
+  return size;
+}
+
+int64_t RowStore::index_capacity() const {
+  int64_t entries = 0;
+  for (const RowShard& shard : shards_) {
+    entries += static_cast<int64_t>(shard.index.entries().size());
+  }
+  return entries;
+}
+
+int64_t RowStore::bytes() const {
+  int64_t bytes = memory_->bytes();
+  for (const RowShard& shard : shards_) {
+    bytes +=
+        shard.index.bytes() + static_cast<int64_t>(shard.last_used.capacity() * sizeof(int64_t));
+  }
+  return bytes;
+}
+
+float* RowStore::InsertRow(RowShard* shard, int64_t key, uint64_t hash, float count,
+                           uint32_t* slot) {
+  HashIndex::Entry* entry = nullptr;
+  bool has_slot = false;
+  try {
+    *slot = shard->arena.Allocate();
+    has_slot = true;
+    if (tracks_use() && shard->last_used.size() <= *slot) shard->last_used.resize(*slot + 1);
+    entry = shard->index.Insert(key, hash, *slot);
+  } catch (const std::bad_alloc&) {
+    if (has_slot) shard->arena.Release(*slot);
+    throw TableOutOfMemory(this);
+  }
+  entry->count = count;
+  return shard->arena.Row(*slot);
+}
+
+float* RowStore::FindOrInsert(int64_t key, uint64_t hash, float accesses, uint32_t* slot) {
+  RowShard& shard = shards_[ShardOf(hash)];
+  float* row = nullptr;
+  HashIndex::Entry* entry = shard.index.Find(key, hash);
+  if (entry != nullptr) {
+    entry->count += accesses;
+    *slot = entry->slot;
+    row = shard.arena.Row(*slot);
+  } else {
+    row = InsertRow(&shard, key, hash, accesses, slot);
+    options_.initializer.Fill(key, options_.dim, row);
+    options_.rule.InitSlots(options_.dim, row + options_.dim);
+  }
+  if (tracks_use()) shard.last_used[*slot] = lookup_step_;
+  return row;
+}
+
+void RowStore::CopyRow(int64_t key, const float* found, float* row) const {
+  if (found != nullptr) {
+    std::copy_n(found, options_.dim, row);
+  } else {
+    options_.initializer.Fill(key, options_.dim, row);
+  }
+}
+
+void RowStore::Gather(const int64_t* keys, int64_t n, const Parallel& parallel, float* rows,
+                      bool* found) const {
+  parallel.run(parallel.threads, [&](int task) {
+    const TaskRange range = RangeOf(task, parallel.threads, n);
+    VisitRows(
+        keys, range.begin, range.end,
+        [](const Visited& visited) { __builtin_prefetch(visited.row); },
+        [&](int64_t i, const Visited& visited) {
+          found[i] = visited.row != nullptr;
+          CopyRow(keys[i], visited.row, rows + i * options_.dim);
+        });
+  });
+}
+
+void RowStore::HotKeys(int64_t k, HotKeyOrder order, const Parallel& parallel,
+                       std::vector<int64_t>* keys, std::vector<float>* counts) const {
+  struct Hot {
+    float count;
+    int64_t key;
+    bool operator<(const Hot& other) const {
+      return count != other.count ? count > other.count : key < other.key;
+    }
+  };
+  keys->clear();
+  counts->clear();
+  k = std::min(k, size());
+  if (k <= 0) return;
+  // Keeps at most 2k candidates: when full, only the best k stay.
+  const size_t most = static_cast<size_t>(k), limit = std::max<size_t>(2 * most, 1024);
+  const auto prune = [most](std::vector<Hot>* hot) {
+    if (hot->size() <= most) return;
+    std::nth_element(hot->begin(), hot->begin() + static_cast<int64_t>(most), hot->end());
+    hot->resize(most);
+  };
+  std::vector<std::vector<Hot>> parts(parallel.threads);
+  parallel.run(parallel.threads, [&](int task) {
+    std::vector<Hot>& hot = parts[task];
+    const int end = kNumShards * (task + 1) / parallel.threads;
+    for (int s = kNumShards * task / parallel.threads; s < end; ++s) {
+      for (const HashIndex::Entry& entry : shards_[s].index.entries()) {
+        if (entry.slot == HashIndex::kEmpty || !(entry.count > 0.f)) continue;
+        hot.push_back({entry.count, entry.key});
+        if (hot.size() >= limit) prune(&hot);
+      }
+    }
+    prune(&hot);
+    if (order == HotKeyOrder::kByKey) return;
+    RadixSort(&hot, [](const Hot& h) { return AscendingBits(h.key); });
+    RadixSort(&hot, [](const Hot& h) { return DescendingBits(h.count); });
+  });
+  std::vector<Hot> hot;
+  for (std::vector<Hot>& part : parts) {
+    const auto middle = hot.insert(hot.end(), part.begin(), part.end());
+    if (order == HotKeyOrder::kByCount) std::inplace_merge(hot.begin(), middle, hot.end());
+    std::vector<Hot>().swap(part);
+  }
+  if (order == HotKeyOrder::kByKey) {
+    prune(&hot);
+    RadixSort(&hot, [](const Hot& h) { return AscendingBits(h.key); });
+  } else if (hot.size() > most) {
+    hot.resize(most);
+  }
+  keys->reserve(hot.size());
+  counts->reserve(hot.size());
+  for (const Hot& h : hot) {
+    keys->push_back(h.key);
+    counts->push_back(h.count);
+  }
+}
+
+void RowStore::DecayCounts(float factor) {
+  for (RowShard& shard : shards_) {
+    for (HashIndex::Entry& entry : shard.index.entries()) entry.count *= factor;
+  }
+}
+
+std::vector<EvictedKey> RowStore::KeysToEvict(int64_t incoming,
+                                              const std::vector<int64_t>& pinned) const {
+  const int64_t needed = size() + incoming - options_.capacity;
+  if (options_.capacity == 0 || needed <= 0) return {};
+  // Value first, then the hash of the key: ties fall the same way everywhere.
+  struct Candidate {
+    double value;
+    float count;
+    uint64_t hash;
+    int64_t key;
+    bool operator<(const Candidate& other) const {
+      return std::tie(value, count, hash) < std::tie(other.value, other.count, other.hash);
+    }
+  };
+  // Keeps at most twice the rows to leave. When full, only the best of them stay, and from then on
+  // most rows cost one comparison: neither a hash nor a search among the pinned ones.
+  const auto leaving = static_cast<size_t>(std::max(needed, options_.capacity / 64));
+  std::vector<Candidate> candidates;
+  candidates.reserve(std::min(2 * leaving, static_cast<size_t>(size())));
+  double most_value = std::numeric_limits<double>::infinity();
+  const auto keep_the_best = [&] {
+    if (candidates.size() <= leaving) return;
+    const auto last = candidates.begin() + static_cast<int64_t>(leaving) - 1;
+    std::nth_element(candidates.begin(), last, candidates.end());
+    most_value = last->value;
+    candidates.resize(leaving);
+  };
+  for (const RowShard& shard : shards_) {
+    for (const HashIndex::Entry& entry : shard.index.entries()) {
+      if (entry.slot == HashIndex::kEmpty) continue;
+      const double value =
+          tracks_use() ? static_cast<double>(shard.last_used[entry.slot]) : entry.count;
+      if (value > most_value || std::binary_search(pinned.begin(), pinned.end(), entry.key)) {
+        continue;
+      }
+      candidates.push_back({value, entry.count, HashKey(entry.key), entry.key});
+      if (candidates.size() == 2 * leaving) keep_the_best();
+    }
+  }
+  keep_the_best();
+  std::vector<EvictedKey> keys;
+  keys.reserve(candidates.size());
+  for (const Candidate& candidate : candidates) keys.push_back({candidate.key, candidate.hash});
+  return keys;
+}
+
+void RowStore::Remove(const std::vector<EvictedKey>& keys) noexcept {
+  if (keys.empty()) return;
+  for (const EvictedKey& evicted : keys) {
+    RowShard& shard = shards_[ShardOf(evicted.hash)];
+    shard.arena.Release(shard.index.Find(evicted.key, evicted.hash)->slot);
+    shard.index.Erase(evicted.key, evicted.hash);
+  }
+  num_evicted_ += static_cast<int64_t>(keys.size());
+  ++generation_;
+}
+
+TableContents RowStore::Export() const {
+  struct Exported {
+    int64_t key;
+    int shard;
+    HashIndex::Entry entry;
+    bool operator<(const Exported& other) const { return key < other.key; }
+  };
+  std::vector<Exported> entries;
+  entries.reserve(static_cast<size_t>(size()));
+  for (int s = 0; s < kNumShards; ++s) {
+    for (const HashIndex::Entry& entry : shards_[s].index.entries()) {
+      if (entry.slot != HashIndex::kEmpty) entries.push_back({entry.key, s, entry});
+    }
+  }
+  std::sort(entries.begin(), entries.end());
+  TableContents contents;
+  contents.lookup_step = lookup_step_;
+  const size_t n = entries.size();
+  contents.keys.reserve(n);
+  contents.counts.reserve(n);
+  contents.rows.reserve(n * static_cast<size_t>(options_.dim));
+  contents.slots.reserve(n * static_cast<size_t>(slots_));
+  for (const Exported& exported : entries) {
+    const RowShard& shard = shards_[exported.shard];
+    const float* row = shard.arena.Row(exported.entry.slot);
+    contents.keys.push_back(exported.key);
+    contents.counts.push_back(exported.entry.count);
+    contents.rows.insert(contents.rows.end(), row, row + options_.dim);
+    contents.slots.insert(contents.slots.end(), row + options_.dim, row + options_.dim + slots_);
+    if (tracks_use()) contents.last_used.push_back(shard.last_used[exported.entry.slot]);
+  }
+  return contents;
+}
+
+Status RowStore::CheckValues(const TableContents& contents) const {
+  const auto bad = [&](const char* what, size_t i, const std::string& value, const char* allowed) {
+    return InvalidArgument(std::string(what) + " of key " + std::to_string(contents.keys[i]) +
+                           " to import" + Of(options_) + ", at index " + std::to_string(i) +
+                           ", is " + value + "; allowed: " + allowed + ". Nothing was imported");
+  };
+  const auto first_not_finite = [](const std::vector<float>& values) {
+    const auto is_bad = [](float value) { return !std::isfinite(value); };
+    return std::find_if(values.begin(), values.end(), is_bad) - values.begin();
+  };
+  const size_t row = static_cast<size_t>(first_not_finite(contents.rows));
+  if (row < contents.rows.size()) {
+    return bad("a value", row / options_.dim, std::to_string(contents.rows[row]), "finite numbers");
+  }
+  const size_t slot = static_cast<size_t>(first_not_finite(contents.slots));
+  if (slot < contents.slots.size()) {
+    return bad("a slot", slot / slots_, std::to_string(contents.slots[slot]), "finite numbers");
+  }
+  for (size_t i = 0; i < contents.counts.size(); ++i) {
+    if (std::isfinite(contents.counts[i]) && contents.counts[i] >= 0.f) continue;
+    return bad("the access count", i, std::to_string(contents.counts[i]), "a finite number from 0");
+  }
+  for (size_t i = 0; i < contents.last_used.size(); ++i) {
+    if (contents.last_used[i] >= 0 && contents.last_used[i] <= contents.lookup_step) continue;
+    return bad("the time of last use", i, std::to_string(contents.last_used[i]),
+               "from 0 to the number of lookups");
+  }
+  if (contents.update_step < 0 || contents.lookup_step < 0) {
+    return InvalidArgument("the steps to import" + Of(options_) + " are " +
+                           std::to_string(contents.update_step) + " updates and " +
+                           std::to_string(contents.lookup_step) +
+                           " lookups; allowed: from 0. Nothing was imported");
+  }
+  return OkStatus();
+}
+
+Status RowStore::Import(const TableContents& contents) {
+  const size_t n = contents.keys.size();
+  if (options_.capacity > 0 && n > static_cast<size_t>(options_.capacity)) {
+    return InvalidArgument(std::to_string(n) + " keys to import exceed the capacity" +
+                           Of(options_) + ", " + std::to_string(options_.capacity));
+  }
+  if (contents.rows.size() != n * options_.dim || contents.slots.size() != n * slots_ ||
+      contents.counts.size() != n ||
+      (!contents.last_used.empty() && contents.last_used.size() != n)) {
+    return InvalidArgument("arrays to import for " + std::to_string(n) + " keys" + Of(options_) +
+                           " have " + std::to_string(contents.rows.size()) + " row values, " +
+                           std::to_string(contents.slots.size()) + " slot values and " +
+                           std::to_string(contents.counts.size()) + " counts; each key has " +
+                           std::to_string(options_.dim) + ", " + std::to_string(slots_) + " and 1");
+  }
+  const Status values = CheckValues(contents);
+  if (!values.ok()) return values;
+  std::vector<int64_t> sorted = contents.keys;
+  std::sort(sorted.begin(), sorted.end());
+  const auto twice = std::adjacent_find(sorted.begin(), sorted.end());
+  if (twice != sorted.end()) {
+    return InvalidArgument("key " + std::to_string(*twice) + " to import" + Of(options_) +
+                           " comes twice; each key may come once");
+  }
+  auto memory = std::make_unique<SlabAllocator>();
+  auto index_memory = std::make_unique<IndexMemory>(kNumShards);
+  std::vector<RowShard> shards = EmptyShards(options_, memory.get(), index_memory.get());
+  for (size_t i = 0; i < n; ++i) {
+    const int64_t key = contents.keys[i];
+    const uint64_t hash = HashKey(key);
+    RowShard& shard = shards[ShardOf(hash)];
+    uint32_t slot = 0;
+    float* row = InsertRow(&shard, key, hash, contents.counts[i], &slot);
+    std::copy_n(contents.rows.data() + i * options_.dim, options_.dim, row);
+    std::copy_n(contents.slots.data() + i * slots_, slots_, row + options_.dim);
+    if (tracks_use()) {
+      shard.last_used[slot] = contents.last_used.empty() ? 0 : contents.last_used[i];
+    }
+  }
+  shards_.swap(shards);
+  memory_.swap(memory);
+  index_memory_.swap(index_memory);
+  lookup_step_ = contents.lookup_step;
+  ++generation_;
+  return OkStatus();
+}
+
+}  // namespace slipstream

@@ -1,0 +1,208 @@
+// The rows of a table by key, in 64 shards by hash: values with optimizer slots beside them, and
+// decayed access counts.
+#ifndef SLIPSTREAM_CC_OPS_CORE_TABLE_ROW_STORE_H_
+#define SLIPSTREAM_CC_OPS_CORE_TABLE_ROW_STORE_H_
+
+#include <cstdint>
+#include <memory>
+#include <new>
+#include <string>
+#include <vector>
+
+#include "cc_ops/core/base/hash.h"
+#include "cc_ops/core/base/parallel.h"
+#include "cc_ops/core/base/status.h"
+#include "cc_ops/core/containers/hash_index.h"
+#include "cc_ops/core/memory/index_memory.h"
+#include "cc_ops/core/memory/row_arena.h"
+#include "cc_ops/core/memory/slab_allocator.h"
+#include "cc_ops/core/table/row_initializer.h"
+#include "cc_ops/core/update/rules/update_rule.h"
+
+namespace slipstream {
+
+struct TableOptions {
+  enum class Eviction { kLfu, kLru };
+  std::string name;
+  int64_t dim = 0;
+  int64_t capacity = 0;  // most rows; 0: no bound
+  Eviction eviction = Eviction::kLfu;
+  RowInitializer initializer;
+  UpdateRule rule;
+};
+
+// InvalidArgument naming the option, its value and what is allowed.
+Status ValidateTableOptions(const TableOptions& options);
+
+class RowStore;
+
+// Thrown where a table's rows cannot grow; they are intact.
+class TableOutOfMemory : public std::bad_alloc {
+ public:
+  explicit TableOutOfMemory(const RowStore* rows) : rows_(rows) {}
+  const RowStore* rows() const { return rows_; }
+
+ private:
+  const RowStore* rows_;
+};
+
+// All rows of a table, sorted by key.
+struct TableContents {
+  std::vector<int64_t> keys;       // [n]
+  std::vector<float> rows;         // [n, dim]
+  std::vector<float> slots;        // [n, slots per row]
+  std::vector<float> counts;       // [n]
+  std::vector<int64_t> last_used;  // [n]: lookup number of the last access; LRU tables only
+  int64_t update_step = 0;
+  int64_t lookup_step = 0;
+};
+
+// A part of the keys with its own index and rows; touched by one thread at a time.
+struct RowShard {
+  RowShard(int number, int64_t stride, SlabAllocator* memory, IndexMemory* index_memory)
+      : index(index_memory, number), arena(stride, memory) {}
+  HashIndex index;
+  RowArena arena;
+  std::vector<int64_t> last_used;  // by slot; LRU tables only
+
+  // Asks for what a lookup reads first; the arena's chunks need this to have come.
+  void Prefetch() const {
+    __builtin_prefetch(&index);
+    __builtin_prefetch(&arena);
+    __builtin_prefetch(&arena + 1);
+  }
+};
+
+// A key that is to leave a bounded table.
+struct EvictedKey {
+  int64_t key;
+  uint64_t hash;
+};
+
+// Callers hold the table's mutex: shared for const members, exclusive for the others.
+class RowStore {
+ public:
+  // `options` must be valid, and outlive the store.
+  explicit RowStore(const TableOptions& options);
+
+  int64_t slots_per_row() const { return slots_; }
+  int64_t size() const;
+  int64_t bytes() const;
+  // Entries that the shards' indexes have memory for; size() over it is their load.
+  int64_t index_capacity() const;
+  // Changes when a row leaves or all are replaced: row pointers from before may
+  // then belong to other keys.
+  int64_t generation() const { return generation_; }
+  int64_t num_evicted() const { return num_evicted_; }
+  int64_t NextLookupStep() { return ++lookup_step_; }
+  RowShard* shard(int64_t s) { return &shards_[s]; }
+  const RowShard* shard(int64_t s) const { return &shards_[s]; }
+
+  // The row of a key, or nullptr if it is not there.
+  float* Find(int64_t key, uint64_t hash) const {
+    const RowShard& shard = shards_[ShardOf(hash)];
+    const HashIndex::Entry* entry = shard.index.Find(key, hash);
+    return entry == nullptr ? nullptr : shard.arena.Row(entry->slot);
+  }
+  // The same; `slot` identifies the row within its shard.
+  float* Find(int64_t key, uint64_t hash, uint32_t* slot) const {
+    const RowShard& shard = shards_[ShardOf(hash)];
+    const HashIndex::Entry* entry = shard.index.Find(key, hash);
+    if (entry == nullptr) return nullptr;
+    *slot = entry->slot;
+    return shard.arena.Row(entry->slot);
+  }
+  void Prefetch(uint64_t hash) const { shards_[ShardOf(hash)].index.Prefetch(hash); }
+
+  // The row of a key, made if need be, and `accesses` more of them counted. Calls for
+  // different shards may run at the same time. Throws TableOutOfMemory, changing nothing.
+  float* FindOrInsert(int64_t key, uint64_t hash, float accesses, uint32_t* slot);
+
+  // The same for a key whose entry is in the first line of the index that is looked at; else asks
+  // for the second one and returns nullptr, changing nothing.
+  float* FindAtOnce(RowShard* shard, int64_t key, uint64_t hash, float accesses,
+                    uint32_t* slot) const {
+    HashIndex::Entry* const entry = shard->index.FindAtHome(key, hash);
+    if (entry == nullptr) return nullptr;
+    entry->count += accesses;
+    *slot = entry->slot;
+    if (tracks_use()) shard->last_used[*slot] = lookup_step_;
+    return shard->arena.Row(*slot);
+  }
+
+  // A key that VisitRows comes to.
+  struct Visited {
+    const float* row;  // nullptr: not there
+    int shard;
+    uint32_t slot;  // within the shard
+  };
+  // Calls see(i, visited) for the keys [begin, end), in order, and ahead of it ask(visited) for
+  // those that are there, to ask for what `see` will read.
+  template <typename Ask, typename See>
+  void VisitRows(const int64_t* keys, int64_t begin, int64_t end, Ask ask, See see) const {
+    constexpr int64_t kIndexAhead = 16, kRowAhead = 8;
+    Visited ahead[kRowAhead];  // of keys [i, i + kRowAhead), from i % kRowAhead on
+    for (int64_t i = begin - kRowAhead; i < end; ++i) {
+      Visited* const visited = &ahead[(i - begin + kRowAhead) % kRowAhead];
+      if (i >= begin) see(i, *visited);
+      if (i + kIndexAhead < end) Prefetch(HashKey(keys[i + kIndexAhead]));
+      if (i + kRowAhead >= end) continue;
+      const int64_t key = keys[i + kRowAhead];
+      const uint64_t hash = HashKey(key);
+      visited->shard = ShardOf(hash);
+      visited->row = Find(key, hash, &visited->slot);
+      if (visited->row != nullptr) ask(*visited);
+    }
+  }
+  // A row, or, where there is none, what the initializer gives the key. row: [dim].
+  void CopyRow(int64_t key, const float* found, float* row) const;
+  // keys: [n]. rows: [n, dim], found: [n]; the row of an absent key is what its
+  // initializer would give.
+  void Gather(const int64_t* keys, int64_t n, const Parallel& parallel, float* rows,
+              bool* found) const;
+
+  // The at most k keys with the highest access counts above 0 (ties: the smaller key), by count
+  // descending, then key ascending; or, which takes less time, by key alone.
+  enum class HotKeyOrder { kByCount, kByKey };
+  void HotKeys(int64_t k, HotKeyOrder order, const Parallel& parallel, std::vector<int64_t>* keys,
+               std::vector<float>* counts) const;
+
+  void DecayCounts(float factor);
+
+  // The least valuable keys that must leave for `incoming` new ones, never one of `pinned`
+  // (sorted); empty where there is room. At least 1/64 of the capacity leaves at once where that
+  // many may, so that a full table doesn't search at every step. Throws std::bad_alloc.
+  std::vector<EvictedKey> KeysToEvict(int64_t incoming, const std::vector<int64_t>& pinned) const;
+  // Removes keys that are there; pointers to their rows are void, see generation().
+  void Remove(const std::vector<EvictedKey>& keys) noexcept;
+
+  // All but the number of updates, which is not the rows'.
+  TableContents Export() const;
+  // Replaces everything. InvalidArgument on a key that comes twice, on more keys
+  // than the capacity, on arrays of the wrong length, and on a row, slot or count that is not
+  // finite or, of counts and times of use, negative; nothing is changed then. Throws
+  // std::bad_alloc, changing nothing.
+  Status Import(const TableContents& contents);
+
+ private:
+  // Only a bounded table needs to know when its rows were last used.
+  bool tracks_use() const {
+    return options_.capacity > 0 && options_.eviction == TableOptions::Eviction::kLru;
+  }
+  // Of arrays of the right length.
+  Status CheckValues(const TableContents& contents) const;
+  float* InsertRow(RowShard* shard, int64_t key, uint64_t hash, float count, uint32_t* slot);
+
+  const TableOptions& options_;
+  const int64_t slots_;
+  std::unique_ptr<SlabAllocator> memory_;
+  std::unique_ptr<IndexMemory> index_memory_;
+  std::vector<RowShard> shards_;
+  int64_t generation_ = 0;
+  int64_t num_evicted_ = 0;
+  int64_t lookup_step_ = 0;
+};
+
+}  // namespace slipstream
+
+#endif  // SLIPSTREAM_CC_OPS_CORE_TABLE_ROW_STORE_H_
