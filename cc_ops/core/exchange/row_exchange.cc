@@ -41,6 +41,10 @@ class ParcelPacker {
     rows_.reserve(rows);
   }
 
+  // How much may be collected.
+  int64_t most_rows() const { return static_cast<int64_t>(parcels_->keys.capacity()); }
+  int64_t most_values() const { return static_cast<int64_t>(parcels_->values.capacity()); }
+
   // parts: [tasks][tables], in order.
   void Pack(const std::vector<std::vector<CollectedRows>>& parts) {
     const size_t num_tables = tables_.size();
@@ -66,7 +70,6 @@ class ParcelPacker {
       }
     }
     for (size_t i = 0; i < sizes.size(); ++i) {
-      // By key: neighbours are packed well.
       std::sort(rows_.begin() + ends_[i] - sizes[i], rows_.begin() + ends_[i]);
       for (int64_t r = ends_[i] - sizes[i]; r < ends_[i]; ++r) {
         const float* row = rows_[r].second;
@@ -262,9 +265,9 @@ Status CheckParcels(const std::vector<EmbeddingTable*>& tables, const RowParcels
 }
 
 Status CollectGradients(const LookupPlan& plan, const std::vector<PooledGradient>& gradients,
-                        float learning_rate, int ranks, bool counts_update,
-                        const Parallel& parallel, RowParcels* parcels) {
-  const Status status = CheckFinite(plan, gradients, learning_rate, parallel);
+                        const CollectOptions& options, const Parallel& parallel,
+                        RowParcels* parcels) {
+  Status status = CheckFinite(plan, gradients, options.learning_rate, parallel);
   if (!status.ok()) return status;
   const ExclusiveTableLocks locks(plan.tables);
   const size_t num_tables = plan.tables.size();
@@ -274,7 +277,7 @@ Status CollectGradients(const LookupPlan& plan, const std::vector<PooledGradient
     for (size_t t = 0; t < num_tables; ++t) {
       const EmbeddingTable* table = plan.tables[t];
       rates.push_back(
-          table->options().rule.EffectiveRate(learning_rate, table->updates().step() + 1));
+          table->options().rule.EffectiveRate(options.learning_rate, table->updates().step() + 1));
       is_stale.push_back(table->rows().generation() != plan.generations[t]);
     }
     const std::vector<int64_t> bounds = BalancedBuckets(plan.unique_begin, parallel.threads);
@@ -292,7 +295,9 @@ Status CollectGradients(const LookupPlan& plan, const std::vector<PooledGradient
         most[t] += of_task[t];
       }
     }
-    ParcelPacker packer(plan.tables, most, ranks, parcels);
+    ParcelPacker packer(plan.tables, most, options.ranks, parcels);
+    status = options.reserve(packer.most_rows(), packer.most_values());
+    if (!status.ok()) return status;
     parallel.run(parallel.threads, [&](int task) {
       for (int64_t b = bounds[task]; b < bounds[task + 1]; ++b) {
         const size_t t = static_cast<size_t>(b / kNumShards);
@@ -302,7 +307,7 @@ Status CollectGradients(const LookupPlan& plan, const std::vector<PooledGradient
         CollectBucketByPolicy(update, &scratches[task], &parts[task][t]);
       }
     });
-    if (counts_update) {
+    if (options.advance_step) {
       for (EmbeddingTable* table : plan.tables) table->updates().NextStep();
     }
     packer.Pack(parts);
@@ -312,7 +317,8 @@ Status CollectGradients(const LookupPlan& plan, const std::vector<PooledGradient
   return OkStatus();
 }
 
-void CollectHeld(const std::vector<EmbeddingTable*>& tables, int ranks, RowParcels* parcels) {
+Status CollectAllDeferred(const std::vector<EmbeddingTable*>& tables, const CollectOptions& options,
+                          RowParcels* parcels) try {
   const ExclusiveTableLocks locks(tables);
   std::vector<std::vector<CollectedRows>> parts(1, std::vector<CollectedRows>(tables.size()));
   std::vector<PolicyScratch> scratches;
@@ -322,11 +328,16 @@ void CollectHeld(const std::vector<EmbeddingTable*>& tables, int ranks, RowParce
     Reserve(most[t], tables[t]->dim(), &parts[0][t]);
     scratches.emplace_back(tables[t]->dim());
   }
-  ParcelPacker packer(tables, most, ranks, parcels);
+  ParcelPacker packer(tables, most, options.ranks, parcels);
+  const Status status = options.reserve(packer.most_rows(), packer.most_values());
+  if (!status.ok()) return status;
   for (size_t t = 0; t < tables.size(); ++t) {
     CollectDeferred(tables[t], &scratches[t], &parts[0][t]);
   }
   packer.Pack(parts);
+  return OkStatus();
+} catch (const std::bad_alloc&) {
+  return OutOfMemory("collecting deferred gradients", tables);
 }
 
 Status ApplyRows(const std::vector<EmbeddingTable*>& tables, const RowParcelsView& parcels,

@@ -4,6 +4,7 @@
 #define SLIPSTREAM_CC_OPS_CORE_EXCHANGE_ROW_EXCHANGE_H_
 
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 #include "cc_ops/core/base/parallel.h"
@@ -42,20 +43,32 @@ struct RowParcelsView {
 Status CheckParcels(const std::vector<EmbeddingTable*>& tables, const RowParcelsView& parcels,
                     const std::vector<int64_t>& row_floats);
 
+struct CollectOptions {
+  float learning_rate = 0.f;  // decides how far a sum would move its row
+  int ranks = 1;
+  // Whether this is an update of the tables, whose rows are then applied to others, instead of
+  // being applied to them.
+  bool advance_step = false;
+  // Takes memory for what is done with at most so many rows, of so many values in all, before any
+  // deferred gradient leaves its table. On its error nothing has left.
+  std::function<Status(int64_t rows, int64_t values)> reserve = [](int64_t, int64_t) {
+    return OkStatus();
+  };
+};
+
 // Sums the gradients of each distinct key, as ApplyGradients does, and collects what
-// the tables' policies let go: the sums of this batch, or held ones that are due. A
+// the tables' policies do not defer: the sums of this batch, or deferred ones that are due. A
 // key's rows go to the rank that owns it; with ranks = 1 all go into one parcel. The
 // order of rows does not depend on the number of threads. InvalidArgument on a
 // gradient that is not finite: nothing is held or collected then. Takes the tables'
 // mutexes.
-// counts_update: whether this is an update of the tables, whose rows are then
-// applied to others, instead of being applied to them.
 Status CollectGradients(const LookupPlan& plan, const std::vector<PooledGradient>& gradients,
-                        float learning_rate, int ranks, bool counts_update,
-                        const Parallel& parallel, RowParcels* parcels);
+                        const CollectOptions& options, const Parallel& parallel,
+                        RowParcels* parcels);
 
-// Collects every sum that the tables hold. Takes the tables' mutexes.
-void CollectHeld(const std::vector<EmbeddingTable*>& tables, int ranks, RowParcels* parcels);
+// Collects every deferred gradient of the tables. Takes the tables' mutexes.
+Status CollectAllDeferred(const std::vector<EmbeddingTable*>& tables, const CollectOptions& options,
+                          RowParcels* parcels);
 
 // Applies gradient rows: those of a key are added in the order in which they come,
 // multiplied by `scale`, and applied as one gradient in one update of every table.

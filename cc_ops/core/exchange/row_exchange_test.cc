@@ -63,7 +63,7 @@ struct Process {
   RowParcels Collect(int ranks = 1) {
     RowParcels parcels;
     EXPECT_TRUE(
-        CollectGradients(workspace.plan, views_of_gradients, 0.1f, ranks, false, parallel, &parcels)
+        CollectGradients(workspace.plan, views_of_gradients, {0.1f, ranks}, parallel, &parcels)
             .ok());
     return parcels;
   }
@@ -230,8 +230,28 @@ TEST(Exchange, LosesNoHeldGradient) {
     }
     EXPECT_GT(process.tables[0]->updates().num_deferred(), 0);
     EXPECT_EQ(process.tables[0]->rows().num_evicted() > 0, capacity > 0);
+    // Without memory for what comes after, nothing leaves.
+    CollectOptions without_memory;
+    int64_t most_rows = 0, most_values = 0;
+    without_memory.reserve = [&](int64_t rows, int64_t values) {
+      most_rows = rows;
+      most_values = values;
+      return ResourceExhausted("no memory for outputs");
+    };
+    const int64_t deferred = process.tables[0]->updates().num_deferred();
     RowParcels held;
-    CollectHeld(process.tables, 1, &held);
+    EXPECT_EQ(CollectAllDeferred(process.tables, without_memory, &held).message(),
+              "no memory for outputs");
+    EXPECT_EQ(process.tables[0]->updates().num_deferred(), deferred);
+    EXPECT_EQ(most_rows, deferred + process.tables[1]->updates().num_deferred());
+    EXPECT_EQ(most_values, 3 * most_rows + deferred);  // dims 4 and 3
+    process.Lookup({{1, 2}, {3, 4}}, {{0.f, 0.f}, {0.f, 0.f}});
+    without_memory.learning_rate = 0.1f;
+    EXPECT_FALSE(CollectGradients(process.workspace.plan, process.views_of_gradients,
+                                  without_memory, process.parallel, &held)
+                     .ok());
+    EXPECT_GE(process.tables[0]->updates().num_deferred(), capacity > 0 ? 1 : deferred);
+    ASSERT_TRUE(CollectAllDeferred(process.tables, {}, &held).ok());
     EXPECT_GT(held.keys.size(), 0u);
     take(held);
     EXPECT_EQ(

@@ -70,9 +70,16 @@ Status MakeRoomForParcels(const std::vector<EmbeddingTable*>& tables, const RowP
   return EvictFor(std::move(wanted), "the ranks' batches need");
 }
 
-// Packs the row of a key whose copies ranks keep.
+// A rank that will have a replica of a row once what is packed has been sent.
+struct NewHolder {
+  PublishedRows* published;
+  int32_t place;
+  int rank;
+};
+
+// Packs the row of a key of which ranks have refreshed replicas.
 void PackPublished(const Parcel& parcel, int32_t place, int64_t key, const float* row,
-                   RowPacker* packer) {
+                   RowPacker* packer, std::vector<NewHolder>* new_holders) {
   PublishedRows& published = parcel.table->published();
   const float* current = published.Current(place, row, parcel.table->dim());
   if (parcel.is_of_copies && published.HasCopy(place, parcel.rank)) {
@@ -80,7 +87,7 @@ void PackPublished(const Parcel& parcel, int32_t place, int64_t key, const float
     return;
   }
   packer->Add(key, current, true, parcel.is_of_copies);
-  published.SetHasCopy(place, parcel.rank);
+  new_holders->push_back({&published, place, parcel.rank});
 }
 
 // InvalidArgument if a row is not given whose copy is not kept here.
@@ -152,7 +159,6 @@ Status RouteKeys(const std::vector<EmbeddingTable*>& copies,
       for (const Keys& part : parts) {
         requests->keys.insert(requests->keys.end(), part[parcel].begin(), part[parcel].end());
       }
-      // Neighbours are packed well.
       std::sort(requests->keys.begin() + static_cast<int64_t>(before), requests->keys.end());
       requests->sizes.push_back(static_cast<int64_t>(requests->keys.size() - before));
     }
@@ -183,13 +189,14 @@ Status ServeRows(const std::vector<EmbeddingTable*>& tables, const RowParcelsVie
       if (!status.ok()) return status;
       for (EmbeddingTable* table : tables) table->rows().NextLookupStep();
     }
+    std::vector<NewHolder> new_holders;
     bytes->clear();
     rank_bytes->assign(static_cast<size_t>(requests.ranks), 0);
     ForEachParcel(tables, requests, keeps, [&](const Parcel& parcel) {
       EmbeddingTable* table = parcel.table;
       const size_t before = bytes->size();
       const bool is_others = keeps && parcel.rank != options.own_rank;
-      RowPacker packer(*table, options.format, options.gives_all, parcel.rows, bytes);
+      RowPacker packer(*table, options.format, parcel.rows, bytes);
       for (int64_t i = 0; i < parcel.rows; ++i) {
         PrefetchAhead(parcel, i);
         uint32_t slot = 0;
@@ -202,13 +209,22 @@ Status ServeRows(const std::vector<EmbeddingTable*>& tables, const RowParcelsVie
         if (place == PublishedRows::kNowhere) {
           packer.Add(key, row, false, parcel.is_of_copies);
         } else {
-          PackPublished(parcel, place, key, row, &packer);
+          PackPublished(parcel, place, key, row, &packer, &new_holders);
         }
       }
-      packer.End();
       (*rank_bytes)[static_cast<size_t>(parcel.rank)] +=
           static_cast<int64_t>(bytes->size() - before);
     });
+    const int64_t most = *std::max_element(rank_bytes->begin(), rank_bytes->end());
+    if (most > options.most_rank_bytes) {
+      return ResourceExhausted("the rows that a rank requests take " + std::to_string(most) +
+                               " bytes; at most " + std::to_string(options.most_rank_bytes) +
+                               " can be sent: make the batches smaller");
+    }
+    // From here on nothing fails: a rank that is sent nothing must not count as having a replica.
+    for (const NewHolder& holder : new_holders) {
+      holder.published->SetHasCopy(holder.place, holder.rank);
+    }
   } catch (const std::bad_alloc&) {
     return OutOfMemory("serving rows", tables);
   }
@@ -219,18 +235,7 @@ Status StoreCopies(const std::vector<EmbeddingTable*>& copies, const RowParcelsV
                    const uint8_t* bytes, int64_t num_bytes, const CopyOptions& options) {
   const bool keeps = options.format.keeps;
   const std::vector<EmbeddingTable*> of_parcels = TablesOfParcels(copies, keeps);
-  std::vector<uint8_t> plain;
-  Status status;
-  if (options.format.packs) {
-    try {
-      status = UnpackServedRows(of_parcels, keys, options.format, bytes, num_bytes, &plain);
-    } catch (const std::bad_alloc&) {
-      return ResourceExhausted("out of memory while unpacking rows");
-    }
-    bytes = plain.data();
-  } else {
-    status = CheckServedRows(of_parcels, keys, options.format, bytes, num_bytes);
-  }
+  Status status = CheckServedRows(of_parcels, keys, options.format, bytes, num_bytes);
   if (!status.ok()) return status;
   const ExclusiveTableLocks locks(copies);
   try {

@@ -36,14 +36,14 @@ struct ServeOptions {
   // Keys without a row get one, and each key counts as accessed once; else they give the
   // rows they would start with.
   bool makes_rows = false;
-  // Rows that are as they start are given, too.
-  bool gives_all = false;
   // Where the format keeps copies: this rank, which has its rows and needs none.
   int own_rank = -1;
+  int64_t most_rank_bytes = (int64_t{1} << 31) - 1;  // what an alltoall can send to a rank
   RowFormat format;
 };
 // bytes: see served_rows.h; rank_bytes: [ranks], of these, each rank's.
-// ResourceExhausted: a bounded table cannot hold the rows. Takes the mutexes.
+// ResourceExhausted: a bounded table cannot hold the rows, or they are too many bytes; then no rank
+// counts as having a replica that it had not before. Takes the mutexes.
 Status ServeRows(const std::vector<EmbeddingTable*>& tables, const RowParcelsView& requests,
                  const ServeOptions& options, std::vector<uint8_t>* bytes,
                  std::vector<int64_t>* rank_bytes);
@@ -58,9 +58,9 @@ struct CopyOptions {
   bool makes_room = false;  // bounded tables let others go for them; else a lookup must
                             // follow that does so
 };
-// InvalidArgument if the bytes are not those of the keys' rows, or leave a copy as it is that is
-// not kept here: nothing is copied then. Copies that are not told to be kept, are not from then on.
-// Takes the mutexes.
+// InvalidArgument if the bytes are not those of the keys' rows, a value is not finite, or they
+// leave a copy as it is that is not kept here: nothing is copied then. Copies that are not told to
+// be kept, are not from then on. Takes the mutexes.
 Status StoreCopies(const std::vector<EmbeddingTable*>& copies, const RowParcelsView& keys,
                    const uint8_t* bytes, int64_t num_bytes, const CopyOptions& options);
 

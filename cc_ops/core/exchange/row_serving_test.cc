@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <limits>
 #include <memory>
 #include <random>
 #include <set>
@@ -111,8 +112,11 @@ TEST(Serve, MakesRowsInTrainingOnly) {
 TEST(Serve, TellsTheBytesOfEachRank) {
   auto owner = MakeTable(Kind::kSgd);
   const std::vector<int64_t> keys = {1, 2, 3}, sizes = {1, 0, 2};
+  for (const int64_t key : keys) {
+    uint32_t slot = 0;
+    owner->rows().FindOrInsert(key, HashKey(key), 0.f, &slot)[0] = 42.f;
+  }
   ServeOptions options;
-  options.gives_all = true;
   std::vector<uint8_t> bytes;
   std::vector<int64_t> rank_bytes;
   ASSERT_TRUE(ServeRows({owner.get()}, {3, sizes.data(), keys.data(), 3, nullptr, 0}, options,
@@ -219,6 +223,27 @@ TEST(Copies, StayWithinTheirBound) {
     EXPECT_LE(copies->rows().size(), 8);
     for (const int64_t key : request.keys)
       EXPECT_NE(copies->rows().Find(key, HashKey(key)), nullptr);
+  }
+}
+
+TEST(Copies, RefuseRowsThatAreNotFinite) {
+  for (const bool rounds : {false, true}) {
+    auto owner = MakeTable(Kind::kAdagrad), copies = MakeTable(Kind::kAdagrad);
+    Request request({1, 2});
+    ASSERT_TRUE(request.Serve({owner.get()}, true).ok());
+    owner->rows().Find(2, HashKey(2))[3] = std::numeric_limits<float>::infinity();
+    ServeOptions serve;
+    serve.format.rounds = rounds;
+    std::vector<int64_t> rank_bytes;
+    ASSERT_TRUE(ServeRows({owner.get()}, request.Keys(), serve, &request.bytes, &rank_bytes).ok());
+    CopyOptions options;
+    options.format.rounds = rounds;
+    const Status status = request.Store({copies.get()}, options);
+    EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
+    EXPECT_NE(status.message().find("row of key 2 of table 't' that came from its owner is not"),
+              std::string::npos)
+        << status.message();
+    EXPECT_EQ(copies->rows().size(), 0);
   }
 }
 

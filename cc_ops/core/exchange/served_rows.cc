@@ -5,7 +5,6 @@
 #include <string>
 
 #include "cc_ops/core/base/float_bits.h"
-#include "cc_ops/core/exchange/float_packing.h"
 
 namespace slipstream {
 namespace {
@@ -68,6 +67,39 @@ void MakeNewRow(const EmbeddingTable& table, int64_t key, float* row) {
   table.options().rule.InitSlots(table.dim(), row + table.dim());
 }
 
+// Whether the values of a given row are finite.
+bool IsFinite(const EmbeddingTable& table, RowFormat format, const uint8_t* row) {
+  row += SummaryBytes(table, format);
+  for (int64_t j = 0; j < table.dim(); ++j) {
+    uint32_t bits = 0;
+    if (format.rounds) {
+      std::memcpy(&bits, row + 2 * j, 2);
+      bits <<= 16;
+    } else {
+      std::memcpy(&bits, row + 4 * j, 4);
+    }
+    if ((bits & 0x7f800000u) == 0x7f800000u) return false;
+  }
+  return true;
+}
+
+// InvalidArgument that names the first of a parcel's given rows that is not finite.
+Status CheckFiniteRows(const EmbeddingTable& table, RowFormat format, const int64_t* keys,
+                       int64_t rows, const uint8_t* bytes) {
+  const uint8_t* row = bytes + NumHeadBytes(rows, format);
+  for (int64_t i = 0; i < rows; ++i) {
+    if (!IsSet(bytes, i)) continue;
+    if (!IsFinite(table, format, row)) {
+      return InvalidArgument("the row of key " + std::to_string(keys[i]) + " of table '" +
+                             table.options().name +
+                             "' that came from its owner is not finite; allowed: finite values. "
+                             "No replica was changed");
+    }
+    row += GivenRowBytes(table, format);
+  }
+  return OkStatus();
+}
+
 // What is wrong with the bytes of parcel i.
 Status TooShort(const std::vector<EmbeddingTable*>& tables, const RowParcelsView& parcels, size_t i,
                 int64_t wanted, int64_t left) {
@@ -83,39 +115,6 @@ Status CheckEnd(int64_t at, int64_t num_bytes) {
                          std::to_string(num_bytes));
 }
 
-// Given rows, behind each other, with what stands before their values: [rows, before + values].
-template <class Bits>
-void PackRows(const std::vector<uint8_t>& given, int64_t before, int64_t row_bytes,
-              std::vector<uint8_t>* packed) {
-  const int64_t rows = static_cast<int64_t>(given.size()) / row_bytes;
-  const int64_t dim = (row_bytes - before) / static_cast<int64_t>(sizeof(Bits));
-  std::vector<Bits> values(static_cast<size_t>(rows * dim));
-  for (int64_t r = 0; r < rows; ++r) {
-    const uint8_t* row = given.data() + r * row_bytes;
-    packed->insert(packed->end(), row, row + before);
-    std::memcpy(values.data() + r * dim, row + before, static_cast<size_t>(row_bytes - before));
-  }
-  PackFloats(values.data(), rows * dim, packed);
-}
-
-// The other way, to the end of `plain`.
-template <class Bits>
-Status UnpackRows(const uint8_t* packed, int64_t bytes, int64_t rows, int64_t before,
-                  int64_t row_bytes, std::vector<uint8_t>* plain, int64_t* used) {
-  const int64_t dim = (row_bytes - before) / static_cast<int64_t>(sizeof(Bits));
-  std::vector<Bits> values(static_cast<size_t>(rows * dim));
-  const Status status =
-      UnpackFloats(packed + rows * before, bytes - rows * before, rows * dim, values.data(), used);
-  if (!status.ok()) return status;
-  *used += rows * before;
-  for (int64_t r = 0; r < rows; ++r) {
-    plain->insert(plain->end(), packed + r * before, packed + (r + 1) * before);
-    const auto* of_row = reinterpret_cast<const uint8_t*>(values.data() + r * dim);
-    plain->insert(plain->end(), of_row, of_row + row_bytes - before);
-  }
-  return OkStatus();
-}
-
 template <class T>
 void Append(T value, std::vector<uint8_t>* bytes) {
   const size_t end = bytes->size();
@@ -125,25 +124,22 @@ void Append(T value, std::vector<uint8_t>* bytes) {
 
 }  // namespace
 
-RowPacker::RowPacker(const EmbeddingTable& table, RowFormat format, bool gives_all, int64_t rows,
+RowPacker::RowPacker(const EmbeddingTable& table, RowFormat format, int64_t rows,
                      std::vector<uint8_t>* bytes)
     : table_(table),
       format_(format),
-      gives_all_(gives_all),
       given_(bytes->size()),
       kept_(given_ + static_cast<size_t>(NumBitBytes(rows))),
-      first_row_(given_ + static_cast<size_t>(NumHeadBytes(rows, format))),
       new_row_(static_cast<size_t>(table.dim() + table.slots_per_row())),
       bytes_(bytes) {
   table.options().rule.InitSlots(table.dim(), new_row_.data() + table.dim());
-  bytes->resize(first_row_);
+  bytes->resize(given_ + static_cast<size_t>(NumHeadBytes(rows, format)));
 }
 
 void RowPacker::Add(int64_t key, const float* row, bool is_kept, bool gives) {
   const int64_t place = place_++, dim = table_.dim();
   const size_t slot_bytes = static_cast<size_t>(table_.slots_per_row()) * sizeof(float);
   if (is_kept) Set(bytes_->data() + kept_, place);
-  gives = gives || gives_all_;
   if (row == nullptr && !gives) return;
   // Slots first: those of a row that was ever updated tell without its initial values.
   const bool may_be_new =
@@ -172,19 +168,6 @@ void RowPacker::Add(int64_t key, const float* row, bool is_kept, bool gives) {
 }
 
 void RowPacker::AddUnchanged() { Set(bytes_->data() + kept_, place_++); }
-
-void RowPacker::End() {
-  if (!format_.packs) return;
-  const std::vector<uint8_t> rows(bytes_->begin() + static_cast<int64_t>(first_row_),
-                                  bytes_->end());
-  bytes_->resize(first_row_);
-  const int64_t before = SummaryBytes(table_, format_), row_bytes = GivenRowBytes(table_, format_);
-  if (format_.rounds) {
-    PackRows<uint16_t>(rows, before, row_bytes, bytes_);
-  } else {
-    PackRows<uint32_t>(rows, before, row_bytes, bytes_);
-  }
-}
 
 RowUnpacker::RowUnpacker(const EmbeddingTable& table, RowFormat format, int64_t rows,
                          const uint8_t* bytes)
@@ -230,46 +213,11 @@ const uint8_t* RowUnpacker::End() {
   return bytes_;
 }
 
-Status UnpackServedRows(const std::vector<EmbeddingTable*>& tables, const RowParcelsView& parcels,
-                        RowFormat format, const uint8_t* bytes, int64_t num_bytes,
-                        std::vector<uint8_t>* plain) {
-  Status status = CheckParcels(tables, parcels, std::vector<int64_t>(tables.size(), 0));
-  if (!status.ok()) return status;
-  plain->clear();
-  int64_t at = 0;
-  for (size_t i = 0; i < static_cast<size_t>(parcels.ranks) * tables.size(); ++i) {
-    const EmbeddingTable& table = *tables[i % tables.size()];
-    const int64_t rows = parcels.sizes[i], bits = NumHeadBytes(rows, format);
-    const int64_t before = SummaryBytes(table, format), row_bytes = GivenRowBytes(table, format);
-    int64_t given = 0, wanted = bits;
-    if (wanted <= num_bytes - at) {
-      given = CountGiven(bytes + at, 0, rows);
-      const int64_t values = given * table.dim();
-      wanted += given * before + (format.rounds ? LeastPackedBytes<uint16_t>(values)
-                                                : LeastPackedBytes<uint32_t>(values));
-    }
-    if (wanted > num_bytes - at) return TooShort(tables, parcels, i, wanted, num_bytes - at);
-    plain->insert(plain->end(), bytes + at, bytes + at + bits);
-    at += bits;
-    int64_t used = 0;
-    status = format.rounds ? UnpackRows<uint16_t>(bytes + at, num_bytes - at, given, before,
-                                                  row_bytes, plain, &used)
-                           : UnpackRows<uint32_t>(bytes + at, num_bytes - at, given, before,
-                                                  row_bytes, plain, &used);
-    if (!status.ok()) {
-      return InvalidArgument("table '" + table.options().name + "' from rank " +
-                             std::to_string(i / tables.size()) + ": " + status.message());
-    }
-    at += used;
-  }
-  return CheckEnd(at, num_bytes);
-}
-
 Status CheckServedRows(const std::vector<EmbeddingTable*>& tables, const RowParcelsView& parcels,
                        RowFormat format, const uint8_t* bytes, int64_t num_bytes) {
   Status status = CheckParcels(tables, parcels, std::vector<int64_t>(tables.size(), 0));
   if (!status.ok()) return status;
-  int64_t at = 0;
+  int64_t at = 0, key = 0;
   for (size_t i = 0; i < static_cast<size_t>(parcels.ranks) * tables.size(); ++i) {
     const int64_t rows = parcels.sizes[i];
     int64_t wanted = NumHeadBytes(rows, format);
@@ -278,7 +226,11 @@ Status CheckServedRows(const std::vector<EmbeddingTable*>& tables, const RowParc
       wanted += given * GivenRowBytes(*tables[i % tables.size()], format);
     }
     if (wanted > num_bytes - at) return TooShort(tables, parcels, i, wanted, num_bytes - at);
+    status =
+        CheckFiniteRows(*tables[i % tables.size()], format, parcels.keys + key, rows, bytes + at);
+    if (!status.ok()) return status;
     at += wanted;
+    key += rows;
   }
   return CheckEnd(at, num_bytes);
 }

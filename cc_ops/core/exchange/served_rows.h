@@ -4,8 +4,7 @@
 // bit for each, set if the rank is to keep its copy; then the given rows: the upper half of
 // UpdateRule::SlotSummary, if slots travel and the rule has any, and the values, as float32 or
 // rounded to bfloat16. A row that is not given is as a new one, which its key tells. Slots are
-// rounded down: no movement is underestimated. Packed, all upper halves of slots stand before all
-// values, which float_packing.h packs.
+// rounded down: no movement is underestimated.
 #ifndef SLIPSTREAM_CC_OPS_CORE_EXCHANGE_SERVED_ROWS_H_
 #define SLIPSTREAM_CC_OPS_CORE_EXCHANGE_SERVED_ROWS_H_
 
@@ -21,15 +20,14 @@ namespace slipstream {
 struct RowFormat {
   bool with_summary = false;  // slots travel
   bool rounds = false;        // values are rounded to bfloat16
-  bool packs = false;         // values are packed, without loss
   bool keeps = false;         // it is told which copies are kept
 };
 
 // Appends the rows of one rank and table.
 class RowPacker {
  public:
-  // gives_all: new rows, too. Writes to the end of `bytes`.
-  RowPacker(const EmbeddingTable& table, RowFormat format, bool gives_all, int64_t rows,
+  // Writes to the end of `bytes`.
+  RowPacker(const EmbeddingTable& table, RowFormat format, int64_t rows,
             std::vector<uint8_t>* bytes);
 
   // The next row; null: the key has none, and so a new one. is_kept: whether the rank is to keep
@@ -37,22 +35,18 @@ class RowPacker {
   void Add(int64_t key, const float* row, bool is_kept = false, bool gives = false);
   // The next row is not given: the rank's copy stands.
   void AddUnchanged();
-  // Behind the last row: packs them, if the format says so.
-  void End();
 
  private:
   const EmbeddingTable& table_;
   const RowFormat format_;
-  const bool gives_all_;
-  const size_t given_;      // place of the bits
-  const size_t kept_;       // of those that tell what is kept
-  const size_t first_row_;  // and of the first row behind them
+  const size_t given_;  // place of the bits
+  const size_t kept_;   // of those that tell what is kept
   int64_t place_ = 0;
   std::vector<float> new_row_;
   std::vector<uint8_t>* bytes_;
 };
 
-// Reads the rows of one rank and table, not packed, of a view that CheckServedRows has passed.
+// Reads the rows of one rank and table, of a view that CheckServedRows has passed.
 class RowUnpacker {
  public:
   RowUnpacker(const EmbeddingTable& table, RowFormat format, int64_t rows, const uint8_t* bytes);
@@ -75,12 +69,8 @@ class RowUnpacker {
   int64_t place_ = 0;
 };
 
-// Makes packed rows plain ones. InvalidArgument as CheckServedRows, which they then pass.
-Status UnpackServedRows(const std::vector<EmbeddingTable*>& tables, const RowParcelsView& parcels,
-                        RowFormat format, const uint8_t* bytes, int64_t num_bytes,
-                        std::vector<uint8_t>* plain);
-
-// InvalidArgument if `bytes`, not packed, are not those of so many rows of each rank and table.
+// InvalidArgument if `bytes` are not those of so many rows of each rank and table, or a value is
+// not finite.
 Status CheckServedRows(const std::vector<EmbeddingTable*>& tables, const RowParcelsView& parcels,
                        RowFormat format, const uint8_t* bytes, int64_t num_bytes);
 

@@ -51,20 +51,19 @@ TEST(ServedRows, ComeBackAsTheyWere) {
   std::mt19937 random(1);
   for (const Kind kind : {Kind::kSgd, Kind::kAdagrad, Kind::kRowWiseAdagrad, Kind::kAdam}) {
     for (const int64_t dim : {1, 3, 16}) {
-      for (int variant = 0; variant < 8; ++variant) {
+      for (int variant = 0; variant < 4; ++variant) {
         const RowFormat format = {(variant & 1) != 0, (variant & 2) != 0};
-        const bool gives_all = (variant & 4) != 0;
         auto table = MakeTable(kind, dim);
         const UpdateRule rule = table->options().rule;
         for (const int64_t count : {0, 1, 8, 21}) {
           const auto rows = MakeRows(*table, count, &random);
           std::vector<uint8_t> bytes = {7, 7};
-          RowPacker packer(*table, format, gives_all, count, &bytes);
+          RowPacker packer(*table, format, count, &bytes);
           for (int64_t key = 0; key < count; ++key) {
             packer.Add(key, key % 6 == 0 ? nullptr : rows[static_cast<size_t>(key)].data());
           }
           const bool has_summary = format.with_summary && kind != Kind::kSgd;
-          const int64_t given = gives_all ? count : count - (count + 2) / 3;
+          const int64_t given = count - (count + 2) / 3;
           const int64_t row_bytes = dim * (format.rounds ? 2 : 4) + (has_summary ? 2 : 0);
           const int64_t size = (count + 7) / 8 + given * row_bytes;
           ASSERT_EQ(static_cast<int64_t>(bytes.size()), 2 + size);
@@ -79,7 +78,7 @@ TEST(ServedRows, ComeBackAsTheyWere) {
             const auto& own = rows[static_cast<size_t>(key)];
             std::vector<float> copy(own.size(), 42.f);
             unpacker.Next(key, copy.data());
-            const bool is_told = !gives_all && key % 3 == 0;
+            const bool is_told = key % 3 == 0;
             for (int64_t j = 0; j < dim; ++j) {
               const float allowed = format.rounds && !is_told ? std::fabs(own[j]) / 256.f : 0.f;
               EXPECT_NEAR(copy[j], own[j], allowed) << key;
@@ -102,56 +101,6 @@ TEST(ServedRows, ComeBackAsTheyWere) {
   }
 }
 
-// Packs rows as ServeRows does, for one rank and two tables.
-std::vector<uint8_t> ServedBytes(const std::vector<EmbeddingTable*>& tables, RowFormat format,
-                                 const std::vector<std::vector<std::vector<float>>>& rows) {
-  std::vector<uint8_t> bytes;
-  for (size_t t = 0; t < tables.size(); ++t) {
-    RowPacker packer(*tables[t], format, false, static_cast<int64_t>(rows[t].size()), &bytes);
-    for (size_t key = 0; key < rows[t].size(); ++key) {
-      packer.Add(static_cast<int64_t>(key), rows[t][key].data());
-    }
-    packer.End();
-  }
-  return bytes;
-}
-
-TEST(ServedRows, PackedOnesAreThePlainOnes) {
-  std::mt19937 random(1);
-  const auto adagrad = MakeTable(Kind::kAdagrad, 16), sgd = MakeTable(Kind::kSgd, 3);
-  const std::vector<EmbeddingTable*> tables = {adagrad.get(), sgd.get()};
-  for (int variant = 0; variant < 4; ++variant) {
-    const RowFormat plain_format = {(variant & 1) != 0, (variant & 2) != 0};
-    RowFormat format = plain_format;
-    format.packs = true;
-    for (const int64_t count : {0, 1, 21, 200}) {
-      const std::vector<std::vector<std::vector<float>>> rows = {
-          MakeRows(*adagrad, count, &random), MakeRows(*sgd, count / 2, &random)};
-      const auto plain = ServedBytes(tables, plain_format, rows);
-      const auto packed = ServedBytes(tables, format, rows);
-      const int64_t size = static_cast<int64_t>(packed.size());
-      if (count == 200) {
-        EXPECT_LT(packed.size(), plain.size() * 9 / 10);
-      }
-      const int64_t sizes[] = {count, count / 2};
-      std::vector<int64_t> keys(static_cast<size_t>(count + count / 2));
-      const RowParcelsView view = {1, sizes, keys.data(), count + count / 2, nullptr, 0};
-      std::vector<uint8_t> unpacked;
-      const Status status = UnpackServedRows(tables, view, format, packed.data(), size, &unpacked);
-      ASSERT_TRUE(status.ok()) << status.message();
-      EXPECT_EQ(unpacked, plain);
-      for (int64_t end = 0; end < size; ++end) {
-        // Apart, so that a sanitizer finds what is read behind the end.
-        const std::vector<uint8_t> cut(packed.begin(), packed.begin() + end);
-        EXPECT_FALSE(UnpackServedRows(tables, view, format, cut.data(), end, &unpacked).ok());
-      }
-      std::vector<uint8_t> more = packed;
-      more.push_back(0);
-      EXPECT_FALSE(UnpackServedRows(tables, view, format, more.data(), size + 1, &unpacked).ok());
-    }
-  }
-}
-
 // A table that was imported without its slots has rows that are not as they start.
 TEST(ServedRows, RowsWithNewSlotsAndOtherValuesAreGiven) {
   auto table = MakeTable(Kind::kAdagrad, 2);
@@ -159,7 +108,7 @@ TEST(ServedRows, RowsWithNewSlotsAndOtherValuesAreGiven) {
   auto row = MakeRows(*table, 1, &random)[0];
   row[1] += 1.f;
   std::vector<uint8_t> bytes;
-  RowPacker(*table, RowFormat(), false, 1, &bytes).Add(0, row.data());
+  RowPacker(*table, RowFormat(), 1, &bytes).Add(0, row.data());
   ASSERT_EQ(bytes.size(), 9u);
   std::vector<float> copy(4);
   RowUnpacker(*table, RowFormat(), 1, bytes.data()).Next(0, copy.data());
@@ -171,7 +120,7 @@ TEST(ServedRows, RoundingKeepsWhatIsNoNumber) {
   const float infinity = std::numeric_limits<float>::infinity();
   const float row[] = {std::nanf(""), infinity, -infinity, std::numeric_limits<float>::max()};
   std::vector<uint8_t> bytes;
-  RowPacker(*table, {false, true}, false, 1, &bytes).Add(0, row);
+  RowPacker(*table, {false, true}, 1, &bytes).Add(0, row);
   std::vector<float> copy(4);
   RowUnpacker(*table, {false, true}, 1, bytes.data()).Next(0, copy.data());
   EXPECT_TRUE(std::isnan(copy[0]));

@@ -122,9 +122,8 @@ class Job {
 };
 
 std::vector<RowFormat> Formats() {
-  std::vector<RowFormat> formats(3);
-  formats[1].packs = true;
-  formats[2].packs = formats[2].with_summary = true;
+  std::vector<RowFormat> formats(2);
+  formats[1].with_summary = true;
   return formats;
 }
 
@@ -151,7 +150,7 @@ TEST(Copies, OfHotRowsAreKeptUntilTheyMoved) {
     EXPECT_TRUE(job.IsKept(2, 1));
     // Two bits each, and the row of 3.
     const int64_t row = 4 * kDim + (format.with_summary ? 2 : 0);
-    if (!format.packs) EXPECT_EQ(bytes[1], 2 + 2 + row);
+    EXPECT_EQ(bytes[1], 2 + 2 + row);
 
     job.Move(1, 0.5f);
     job.LookUp({{}, {1}, {}});
@@ -208,6 +207,29 @@ TEST(Copies, ThatAreNotHereCannotStand) {
   EXPECT_NE(status.message().find("key 7 of table 't' did not come from rank 0"),
             std::string::npos);
   EXPECT_EQ(job.copies(1)->rows().size(), 0);
+}
+
+TEST(Copies, OfRowsThatWereNotSentDoNotCount) {
+  Job job(2, RowFormat());
+  job.LookUp({{1, 2}, {}});
+  job.Move(1, 0.5f);
+  job.Publish({1, 2}, 0.5f);
+  const PublishedContents before = job.owner()->published().Export();
+  const std::vector<int64_t> keys = {1, 2}, sizes = {0, 0, 2, 0};
+  const RowParcelsView view = {2, sizes.data(), keys.data(), 2, nullptr, 0};
+  ServeOptions options;
+  options.format.keeps = true;
+  options.own_rank = 0;
+  options.most_rank_bytes = 8;
+  std::vector<uint8_t> bytes;
+  std::vector<int64_t> rank_bytes;
+  const Status status = ServeRows({job.owner()}, view, options, &bytes, &rank_bytes);
+  EXPECT_EQ(status.code(), StatusCode::kResourceExhausted);
+  EXPECT_NE(status.message().find("at most 8 can be sent"), std::string::npos);
+  EXPECT_EQ(job.owner()->published().Export().holders, before.holders);
+  // Asked as one that has no replica, the rank is sent both rows.
+  job.LookUp({{}, {1, 2}});
+  EXPECT_TRUE(job.IsKept(1, 1) && job.IsKept(1, 2));
 }
 
 TEST(Copies, AreThoseOfAsManyRanks) {

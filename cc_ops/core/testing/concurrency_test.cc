@@ -266,7 +266,6 @@ class Concurrency : public testing::Test {
       std::vector<uint8_t> bytes;
       std::vector<int64_t> rank_bytes;
       ServeOptions serve;
-      serve.gives_all = true;
       ASSERT_TRUE(ServeRows(owners, asked, serve, &bytes, &rank_bytes).ok());
       CopyOptions copy;
       copy.makes_room = true;

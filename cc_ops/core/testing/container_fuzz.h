@@ -20,7 +20,6 @@
 #include "cc_ops/core/containers/key_map.h"
 #include "cc_ops/core/containers/key_set.h"
 #include "cc_ops/core/deferral/deferred_sums.h"
-#include "cc_ops/core/exchange/key_packing.h"
 #include "cc_ops/core/hot_keys/hot_key_sketch.h"
 #include "cc_ops/core/memory/index_memory.h"
 
@@ -268,39 +267,6 @@ inline Difference FuzzHotKeySketch(Bytes bytes) {
                      static_cast<int64_t>(n));
     for (const auto& [key, count] : accesses) SLIPSTREAM_AGREE(sketch.Estimate(key) >= count);
   }
-  return "";
-}
-
-// Keys come back as they were packed; other bytes give an error or as many keys as were announced.
-inline Difference FuzzKeyPacking(Bytes bytes) {
-  std::vector<int64_t> sizes, keys, ends, unpacked;
-  for (int parcels = bytes.Byte() % 5; parcels > 0; --parcels) {
-    std::vector<int64_t> parcel = bytes.Keys(40);
-    if (bytes.Byte() % 2 == 0) std::sort(parcel.begin(), parcel.end());
-    sizes.push_back(static_cast<int64_t>(parcel.size()));
-    keys.insert(keys.end(), parcel.begin(), parcel.end());
-  }
-  const int64_t parcels = static_cast<int64_t>(sizes.size());
-  std::vector<uint8_t> packed;
-  PackKeys(sizes.data(), parcels, keys.data(), &packed, &ends);
-  const auto size_of = [&] { return static_cast<int64_t>(packed.size()); };
-  SLIPSTREAM_AGREE(UnpackKeys(sizes.data(), parcels, packed.data(), size_of(), &unpacked).ok());
-  SLIPSTREAM_AGREE(unpacked == keys);
-  SLIPSTREAM_AGREE(ends.size() == sizes.size());
-  SLIPSTREAM_AGREE(ends.empty() || ends.back() == size_of());
-  if (!packed.empty()) {
-    packed[static_cast<size_t>(bytes.Below(size_of()))] ^= bytes.Byte();
-    packed.resize(static_cast<size_t>(bytes.Below(size_of() + 1)));
-  }
-  packed.shrink_to_fit();
-  if (!sizes.empty()) sizes[0] += static_cast<int8_t>(bytes.Byte()) / 32;
-  if (!sizes.empty() && bytes.Byte() == 0) sizes.back() = static_cast<int64_t>(bytes.Word());
-  if (UnpackKeys(sizes.data(), parcels, packed.data(), size_of(), &unpacked).ok()) {
-    int64_t announced = 0;
-    for (int64_t size : sizes) announced += size;
-    SLIPSTREAM_AGREE(static_cast<int64_t>(unpacked.size()) == announced);
-  }
-  SLIPSTREAM_AGREE(unpacked.size() <= packed.size());
   return "";
 }
 

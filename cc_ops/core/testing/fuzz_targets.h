@@ -22,7 +22,6 @@ inline constexpr Target kTargets[] = {
     {"KeyMap", FuzzKeyMap},
     {"DeferredSums", FuzzDeferredSums},
     {"HotKeySketch", FuzzHotKeySketch},
-    {"KeyPacking", FuzzKeyPacking},
     {"EmbeddingTable", FuzzTable},
 };
 

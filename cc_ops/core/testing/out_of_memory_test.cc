@@ -257,7 +257,7 @@ TEST(OutOfMemory, GradientsAreCollectedOrStay) {
   bool has_ended = false;
   int64_t failures = 0;
   const auto collect = [](LookedUp* t, RowParcels* parcels) {
-    return CollectGradients(t->workspace.plan, t->batch.gradients, 0.1f, 2, true, kOneThread,
+    return CollectGradients(t->workspace.plan, t->batch.gradients, {0.1f, 2, true}, kOneThread,
                             parcels);
   };
   for (int64_t n = 0; !has_ended; ++n) {
@@ -279,10 +279,9 @@ TEST(OutOfMemory, HeldSumsAreCollectedOrStay) {
     Trained subject(0, true, true);
     const Image before(subject.table.get());
     RowParcels parcels;
-    const auto collect = [&] {
-      CollectHeld(subject.tables, 2, &parcels);
-      return OkStatus();
-    };
+    CollectOptions options;
+    options.ranks = 2;
+    const auto collect = [&] { return CollectAllDeferred(subject.tables, options, &parcels); };
     const bool failed = FailsAt(n, collect, &has_ended);
     if (failed) {
       ASSERT_TRUE(before == Image(subject.table.get())) << "allocation " << n;
@@ -319,7 +318,7 @@ TEST(OutOfMemory, RowsAreServedAndCopied) {
   std::vector<uint8_t> bytes;
   std::vector<int64_t> rank_bytes;
   ServeOptions options;
-  options.makes_rows = options.gives_all = true;
+  options.makes_rows = true;
   const auto serve = [&](Trained* t) {
     return ServeRows(t->tables, view, options, &bytes, &rank_bytes);
   };

@@ -1,5 +1,6 @@
 // Kernels that collect gradient rows for other processes and apply theirs.
-#include <limits>
+#include <algorithm>
+#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -18,56 +19,89 @@ namespace {
 
 namespace tf = tensorflow;
 
-absl::Status OutputParcels(tf::OpKernelContext* c, const RowParcels& parcels) {
-  const int64_t ranks = parcels.ranks;
-  const int64_t tables = static_cast<int64_t>(parcels.sizes.size()) / ranks;
-  TF_RETURN_IF_ERROR(Output(c, 0, tf::TensorShape({ranks, tables}), parcels.sizes));
-  const auto vector_of = [](size_t n) { return tf::TensorShape({static_cast<int64_t>(n)}); };
-  TF_RETURN_IF_ERROR(Output(c, 1, vector_of(parcels.keys.size()), parcels.keys));
-  return Output(c, 2, vector_of(parcels.values.size()), parcels.values);
-}
-
-class CollectGradientsOp : public tf::OpKernel {
+// The outputs sizes, keys and values. Their memory is taken before rows leave their tables.
+class RowOutputs {
  public:
-  explicit CollectGradientsOp(tf::OpKernelConstruction* c) : OpKernel(c) {
-    OP_REQUIRES_OK(c, c->GetAttr("ranks", &ranks_));
-    OP_REQUIRES_OK(c, c->GetAttr("counts_update", &counts_update_));
+  RowOutputs(tf::OpKernelContext* c, int ranks, size_t tables)
+      : c_(c), shape_({ranks, static_cast<int64_t>(tables)}) {}
+
+  Status Reserve(int64_t rows, int64_t values) {
+    absl::Status status = c_->allocate_output(0, shape_, &sizes_);
+    if (status.ok()) {
+      status = c_->allocate_temp(tf::DT_INT64, tf::TensorShape({rows}), &keys_);
+    }
+    if (status.ok()) {
+      status = c_->allocate_temp(tf::DT_FLOAT, tf::TensorShape({values}), &values_);
+    }
+    return status.ok() ? OkStatus() : ResourceExhausted(std::string(status.message()));
+  }
+
+  void Set(const RowParcels& parcels) {
+    std::copy(parcels.sizes.begin(), parcels.sizes.end(), sizes_->flat<int64_t>().data());
+    std::copy(parcels.keys.begin(), parcels.keys.end(), keys_.flat<int64_t>().data());
+    std::copy(parcels.values.begin(), parcels.values.end(), values_.flat<float>().data());
+    c_->set_output(1, keys_.Slice(0, static_cast<int64_t>(parcels.keys.size())));
+    c_->set_output(2, values_.Slice(0, static_cast<int64_t>(parcels.values.size())));
+  }
+
+ private:
+  tf::OpKernelContext* c_;
+  const tf::TensorShape shape_;
+  tf::Tensor* sizes_ = nullptr;
+  tf::Tensor keys_, values_;
+};
+
+// An op that collects rows: its attribute `ranks`, and its outputs.
+class CollectOp : public tf::OpKernel {
+ public:
+  explicit CollectOp(tf::OpKernelConstruction* c) : OpKernel(c) {
+    OP_REQUIRES_OK(c, c->GetAttr("ranks", &options_.ranks));
+  }
+
+ protected:
+  // collect(options, &parcels) for so many tables.
+  template <class Collect>
+  void Output(tf::OpKernelContext* c, size_t tables, CollectOptions options, Collect collect) {
+    RowOutputs outputs(c, options.ranks, tables);
+    options.reserve = [&](int64_t rows, int64_t values) { return outputs.Reserve(rows, values); };
+    RowParcels parcels;
+    OP_REQUIRES_OK(c, ToAbsl(collect(options, &parcels)));
+    outputs.Set(parcels);
+  }
+
+  CollectOptions options_;
+};
+
+class CollectGradientsOp : public CollectOp {
+ public:
+  explicit CollectGradientsOp(tf::OpKernelConstruction* c) : CollectOp(c) {
+    OP_REQUIRES_OK(c, c->GetAttr("counts_update", &options_.advance_step));
   }
   void Compute(tf::OpKernelContext* c) override {
     const LookupPlan* plan = nullptr;
     std::vector<PooledGradient> gradients;
     OP_REQUIRES_OK(c, ReadPlanAndGradients(c, &plan, &gradients));
-    float rate = 0.f;
-    OP_REQUIRES_OK(c, ReadScalar(c, c->num_inputs() - 1, "learning_rate", &rate));
-    RowParcels parcels;
-    OP_REQUIRES_OK(c, ToAbsl(CollectGradients(*plan, gradients, rate, ranks_, counts_update_,
-                                              ParallelOf(c), &parcels)));
-    OP_REQUIRES_OK(c, OutputParcels(c, parcels));
+    CollectOptions options = options_;
+    OP_REQUIRES_OK(c, ReadScalar(c, c->num_inputs() - 1, "learning_rate", &options.learning_rate));
+    Output(c, plan->tables.size(), options, [&](const CollectOptions& given, RowParcels* parcels) {
+      return CollectGradients(*plan, gradients, given, ParallelOf(c), parcels);
+    });
   }
-
- private:
-  int ranks_ = 1;
-  bool counts_update_ = false;
 };
 REGISTER_KERNEL_BUILDER(Name("SlipstreamCollectGradients").Device(tf::DEVICE_CPU),
                         MemoryChecked<CollectGradientsOp>);
 
-class CollectHeldOp : public tf::OpKernel {
+class CollectHeldOp : public CollectOp {
  public:
-  explicit CollectHeldOp(tf::OpKernelConstruction* c) : OpKernel(c) {
-    OP_REQUIRES_OK(c, c->GetAttr("ranks", &ranks_));
-  }
+  using CollectOp::CollectOp;
   void Compute(tf::OpKernelContext* c) override {
     TableResources resources;
     std::vector<EmbeddingTable*> tables;
     OP_REQUIRES_OK(c, ReadTables(c, &resources, &tables));
-    RowParcels parcels;
-    CollectHeld(tables, ranks_, &parcels);
-    OP_REQUIRES_OK(c, OutputParcels(c, parcels));
+    Output(c, tables.size(), options_, [&](const CollectOptions& given, RowParcels* parcels) {
+      return CollectAllDeferred(tables, given, parcels);
+    });
   }
-
- private:
-  int ranks_ = 1;
 };
 REGISTER_KERNEL_BUILDER(Name("SlipstreamCollectHeld").Device(tf::DEVICE_CPU),
                         MemoryChecked<CollectHeldOp>);
@@ -175,8 +209,6 @@ class ServeRowsOp : public tf::OpKernel {
  public:
   explicit ServeRowsOp(tf::OpKernelConstruction* c) : OpKernel(c) {
     OP_REQUIRES_OK(c, c->GetAttr("makes_rows", &options_.makes_rows));
-    OP_REQUIRES_OK(c, c->GetAttr("gives_all", &options_.gives_all));
-    OP_REQUIRES_OK(c, c->GetAttr("packs", &options_.format.packs));
     OP_REQUIRES_OK(c, c->GetAttr("keeps", &options_.format.keeps));
     OP_REQUIRES_OK(c, c->GetAttr("own_rank", &options_.own_rank));
   }
@@ -188,14 +220,7 @@ class ServeRowsOp : public tf::OpKernel {
     std::vector<uint8_t> bytes;
     std::vector<int64_t> rank_bytes;
     OP_REQUIRES_OK(c, ToAbsl(ServeRows(in.tables, in.parcels, options, &bytes, &rank_bytes)));
-    std::vector<int32_t> splits;
-    for (const int64_t size : rank_bytes) {
-      OP_REQUIRES(c, size <= std::numeric_limits<int32_t>::max(),
-                  absl::ResourceExhaustedError(absl::StrCat(
-                      "the rows that a rank asks for take ", size,
-                      " bytes; at most 2^31 - 1 can be sent: make the batches smaller")));
-      splits.push_back(static_cast<int32_t>(size));
-    }
+    const std::vector<int32_t> splits(rank_bytes.begin(), rank_bytes.end());
     const auto vector_of = [](size_t n) { return tf::TensorShape({static_cast<int64_t>(n)}); };
     OP_REQUIRES_OK(c, Output(c, 0, vector_of(bytes.size()), bytes));
     OP_REQUIRES_OK(c, Output(c, 1, vector_of(splits.size()), splits));
@@ -213,7 +238,6 @@ class StoreCopiesOp : public tf::OpKernel {
     OP_REQUIRES_OK(c, c->GetAttr("frozen", &options_.frozen));
     OP_REQUIRES_OK(c, c->GetAttr("passed_over", &options_.passed_over));
     OP_REQUIRES_OK(c, c->GetAttr("makes_room", &options_.makes_room));
-    OP_REQUIRES_OK(c, c->GetAttr("packed", &options_.format.packs));
     OP_REQUIRES_OK(c, c->GetAttr("keeps", &options_.format.keeps));
   }
   void Compute(tf::OpKernelContext* c) override {

@@ -129,8 +129,6 @@ REGISTER_OP("SlipstreamServeRows")
     .Input("rounds: bool")
     .Attr("num_tables: int >= 1")
     .Attr("makes_rows: bool = true")
-    .Attr("gives_all: bool = false")
-    .Attr("packs: bool = false")
     .Attr("keeps: bool = false")
     .Attr("own_rank: int >= -1 = -1")
     .Output("rows: uint8")
@@ -156,8 +154,6 @@ rows: the rows as bytes; those that are as they start are left out.
 rank_bytes: [ranks], of these, the bytes for each rank.
 makes_rows: whether keys without a row get one and each counts as accessed; else they give
   the rows that they would start with.
-gives_all: whether rows that are as they start are given, too.
-packs: whether values are packed without loss, as SlipstreamPackFloats does.
 keeps: whether ranks keep copies of rows (see SlipstreamTablePublish); sizes are then
   [ranks, 2 * tables], the second half of keys whose copy the rank keeps.
 own_rank: this one, which keeps no copies of its rows.
@@ -174,7 +170,6 @@ REGISTER_OP("SlipstreamStoreCopies")
     .Attr("frozen: bool = false")
     .Attr("passed_over: int >= -1 = -1")
     .Attr("makes_room: bool = false")
-    .Attr("packed: bool = false")
     .Attr("keeps: bool = false")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) -> absl::Status {
@@ -195,7 +190,6 @@ rounds: scalar, as they were served.
 frozen: whether the copies are read, without asking, until rows are marked anew.
 passed_over: a rank whose rows are not copied; -1: none.
 makes_room: whether bounded tables let rows go for them; else a lookup must follow.
-packed: whether their values are, as they were served.
 keeps: whether they were served so; sizes are then [ranks, 2 * tables].
 )doc");
 
