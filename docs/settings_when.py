@@ -130,8 +130,6 @@ FLAGS: Mapping[str, str] = {
     "placement": "Tables do not fit one rank: `sharded`.",
     "wire_dtype": "The network is what you wait for: half of the bytes of rows.",
     "wire_warmup_steps": "Quality falls with `bfloat16`: later.",
-    "wire_coding": "Links of 1 Gbit/s: packing takes longer than what it saves. Keys are hashes: "
-    "packed ones take more bytes then, rows fewer.",
     "prefetch": "Sharded tables and time to hide; memory for one batch more.",
     "copy_movement": "Sharded tables whose rows are most of what travels: a fifth of the rows' "
     "learning rate. 0 changes no result, and saves what rests.",

@@ -57,7 +57,6 @@ def build_embeddings(
         comm=comm,
         placement=settings.placement,
         wire_dtype=settings.wire_dtype,
-        wire_coding=settings.wire_coding,
         wire_warmup_steps=wire_warmup_steps(settings, planned_steps),
         prefetch=settings.prefetch,
         copy_movement=settings.copy_movement,

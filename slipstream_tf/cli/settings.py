@@ -17,7 +17,7 @@ _COLUMNS = ("label_column", "key_columns", "dense_columns")
 _MUST_MATCH = (
     "data", "split", *_COLUMNS, "shuffle_shards", "max_inputs", "batch_size", "model", "dim",
     "bottom", "mlp", "cross_layers", "epochs", "store", "capacity", "eviction", "placement",
-    "wire_dtype", "wire_coding", "wire_warmup_steps", "snapshot_interval", "warmup_steps",
+    "wire_dtype", "wire_warmup_steps", "snapshot_interval", "warmup_steps",
 )  # fmt: skip
 # What makes a control another run than the one that it is compared with.
 _NOT_REPEATED = (
@@ -42,7 +42,6 @@ class Settings:
         eviction: which rows leave a full table: "lru" or "lfu".
         placement: where the ranks of a job hold embedding rows: "replicated", all of them on each.
         wire_dtype: in which rows travel between ranks.
-        wire_coding: how keys and rows are written.
         wire_warmup_steps: steps before rows are rounded to `wire_dtype`; None: those of the
             warm-up.
         prefetch: whether a batch's keys are sent to their owners a step ahead.
@@ -79,7 +78,6 @@ class Settings:
     store: str
     placement: str
     wire_dtype: str
-    wire_coding: str
     wire_warmup_steps: int | None
     prefetch: bool
     copy_movement: float | None
@@ -275,7 +273,7 @@ def _refuse_idle_flags(settings: Settings, given: frozenset[str], data_name: str
     idle: dict[str, str] = {}
     if launch.rank() is None:
         several = "several ranks, started by horovodrun or mpirun"
-        for name in ("placement", "wire_dtype", "wire_coding", "wire_warmup_steps"):
+        for name in ("placement", "wire_dtype", "wire_warmup_steps"):
             idle[name] = several
         idle["prefetch"] = idle["copy_movement"] = several
     else:

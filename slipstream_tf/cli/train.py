@@ -151,8 +151,6 @@ def make_flags() -> FlagSet:
     flags.add("wire_dtype", Choice(("float32", "bfloat16")), "float32", text)
     text = "steps before rows are rounded to --wire_dtype: rounding disturbs the first ones most"
     flags.add("wire_warmup_steps", Integer(0), None, text, "the steps of --warmup")
-    text = "how keys and rows are written between ranks; packed is lossless"
-    flags.add("wire_coding", Choice(("packed", "plain")), "packed", text)
     text = "with --placement=sharded: send the next batch's keys while this one trains"
     flags.add_switch("prefetch", text)
     text = "with --placement=sharded: read copies of hot rows until they have moved by this"

@@ -16,16 +16,11 @@ import tensorflow as tf
 
 from slipstream_tf.distributed.comm import Communicator
 from slipstream_tf.errors import require_choice, require_integer
-from slipstream_tf.ops.exchange import (
-    RowParcels,
-    pack_floats,
-    pack_keys,
-    unpack_floats,
-    unpack_keys,
-)
+from slipstream_tf.ops.exchange import RowParcels
 
 WIRE_DTYPES = ("float32", "bfloat16")
-WIRE_CODINGS = ("packed", "plain")
+# What one rank can send another at once.
+_MOST_SENT = 2**31 - 1
 # Whether rows are rounded: always or never, or as a tensor says.
 Rounds: TypeAlias = "bool | tf.Tensor"
 
@@ -69,25 +64,15 @@ class Wire:
 
     Attributes:
         dtype: "float32", or "bfloat16", to which rows are rounded before they are sent.
-        coding: "packed" (lossless: one or two bytes for a key where keys lie densely, some 27 bits
-            for a value of float32 and 11 for one of bfloat16; rows that are as they start are told
-            by their key) or "plain" (int64 keys, every row and every bit is sent).
         warmup_steps: updates of the tables before rows are rounded.
     """
 
     dtype: str = "float32"
-    coding: str = "packed"
     warmup_steps: int = 0
 
     def __post_init__(self) -> None:
         require_choice("wire_dtype", self.dtype, WIRE_DTYPES, "rows between ranks")
-        require_choice("wire_coding", self.coding, WIRE_CODINGS, "rows between ranks")
         require_integer("wire_warmup_steps", self.warmup_steps, 0, None, "rows between ranks")
-
-    @property
-    def packs(self) -> bool:
-        """Whether keys and values are packed."""
-        return self.coding == "packed"
 
     def rounds(self, steps: tf.Tensor) -> Rounds:
         """Returns whether rows are rounded after so many updates: a bool, or a bool scalar."""
@@ -132,51 +117,19 @@ def from_wire(sent: tf.Tensor, rounds: Rounds) -> tf.Tensor:
     )
 
 
-def encode_values(
-    values: tf.Tensor, sizes: tf.Tensor, wire: Wire, rounds: Rounds
-) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns what is sent for values, and how long each part of it is.
+def splits_of(sizes: tf.Tensor, what: str) -> tf.Tensor:
+    """Returns int32 sizes of what is sent to each rank, for int64 ones.
 
     Args:
-        values: float32 [n].
-        sizes: int64 [parts], values of each part.
-        wire: how they travel.
-        rounds: from `wire.rounds`.
+        sizes: int64 [ranks].
+        what: is sent, for the error, e.g. "keys".
 
-    Returns:
-        A vector, and int32 [parts].
+    Raises:
+        tf.errors.InvalidArgumentError: one is more than 2^31 - 1.
     """
-    if not wire.packs:
-        splits = tf.cast(sizes, tf.int32)
-        return to_wire(values, rounds), splits_on_wire(splits, rounds)
-    if isinstance(rounds, bool):
-        return pack_floats(sizes, to_wire(values, rounds))
-    return tf.cond(
-        rounds,
-        lambda: pack_floats(sizes, to_wire(values, True)),
-        lambda: pack_floats(sizes, values),
-    )
-
-
-def decode_values(sent: tf.Tensor, sizes: tf.Tensor, wire: Wire, rounds: Rounds) -> tf.Tensor:
-    """Returns the values float32 [n] of what `encode_values` made on the ranks.
-
-    Args:
-        sent: a vector, part by part.
-        sizes: int64 [parts], values of each part.
-        wire: as they were sent.
-        rounds: as they were sent.
-    """
-    if not wire.packs:
-        return from_wire(sent, rounds)
-    if isinstance(rounds, bool):
-        dtype = tf.uint16 if rounds else tf.float32
-        return from_wire(unpack_floats(sizes, sent, dtype), rounds)
-    return tf.cond(
-        rounds,
-        lambda: from_wire(unpack_floats(sizes, sent, tf.uint16), True),
-        lambda: unpack_floats(sizes, sent, tf.float32),
-    )
+    message = f"{what} for one rank are more than 2^31 - 1: make the batches smaller"
+    tf.debugging.assert_less_equal(sizes, tf.constant(_MOST_SENT, tf.int64), message)
+    return tf.cast(sizes, tf.int32)
 
 
 def numbers_of_values(sizes: tf.Tensor, dims: Sequence[int]) -> tf.Tensor:
@@ -185,7 +138,7 @@ def numbers_of_values(sizes: tf.Tensor, dims: Sequence[int]) -> tf.Tensor:
 
 
 def gather_keys(
-    comm: Communicator, sizes: tf.Tensor, keys: tf.Tensor, names: Names, what: str, wire: Wire
+    comm: Communicator, sizes: tf.Tensor, keys: tf.Tensor, names: Names, what: str
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Gives every rank the keys of all.
 
@@ -195,16 +148,12 @@ def gather_keys(
         keys: int64 [n], by table.
         names: names the collectives.
         what: the keys are of, e.g. "gradients".
-        wire: how they travel.
 
     Returns:
         sizes int64 [ranks, tables] and keys int64 [m] of all ranks.
     """
     all_sizes = comm.gather(sizes, "control", names.of(f"{what}.sizes"))
     name = names.of(f"{what}.keys")
-    if wire.packs:
-        packed, _ = pack_keys(sizes, keys)
-        return all_sizes, unpack_keys(all_sizes, comm.gather(packed, "keys", name))
     return all_sizes, comm.gather(keys, "keys", name)
 
 
@@ -213,10 +162,8 @@ def gather_rows(
     parcels: RowParcels,
     names: Names,
     what: str,
-    wire: Wire,
     kind: Any,
     rounds: Rounds,
-    dims: Sequence[int],
 ) -> RowParcels:
     """Gives every rank the rows of all.
 
@@ -225,10 +172,8 @@ def gather_rows(
         parcels: of this rank, for all: sizes [1, tables].
         names: names the collectives.
         what: the rows are, e.g. "gradients".
-        wire: how they travel.
         kind: what the values' bytes are counted as, see `Communicator`.
-        rounds: from `wire.rounds`; the same on all ranks.
-        dims: of the tables.
+        rounds: from `Wire.rounds`; the same on all ranks.
 
     Returns:
         The ranks' rows, sizes [ranks, tables].
@@ -236,16 +181,14 @@ def gather_rows(
     if comm.size == 1:
         return parcels
     # All are asked for at once: Horovod sends them together.
-    sizes, keys = gather_keys(comm, parcels.sizes, parcels.keys, names, what, wire)
-    own = numbers_of_values(parcels.sizes, dims)
-    sent, _ = encode_values(parcels.values, own, wire, rounds)
+    sizes, keys = gather_keys(comm, parcels.sizes, parcels.keys, names, what)
+    sent = to_wire(parcels.values, rounds)
     values = comm.gather(sent, kind, names.of(f"{what}.values"))
-    everyones = numbers_of_values(sizes, dims)
-    return RowParcels(sizes, keys, decode_values(values, everyones, wire, rounds))
+    return RowParcels(sizes, keys, from_wire(values, rounds))
 
 
 def exchange_keys(
-    comm: Communicator, sizes: tf.Tensor, keys: tf.Tensor, names: Names, what: str, wire: Wire
+    comm: Communicator, sizes: tf.Tensor, keys: tf.Tensor, names: Names, what: str
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Sends each rank the keys that are meant for it.
 
@@ -255,7 +198,6 @@ def exchange_keys(
         keys: int64 [n], by rank, then by table.
         names: names the collectives.
         what: the keys are for, e.g. "lookup".
-        wire: how they travel.
 
     Returns:
         sizes int64 [ranks, parcels] and keys int64 [m] that came from each.
@@ -263,10 +205,6 @@ def exchange_keys(
     each = tf.ones([comm.size], tf.int32)
     received_sizes, _ = comm.exchange(sizes, each, "control", names.of(f"{what}.sizes"))
     name = names.of(f"{what}.keys")
-    if wire.packs:
-        packed, rank_bytes = pack_keys(sizes, keys)
-        received, _ = comm.exchange(packed, rank_bytes, "keys", name)
-        return received_sizes, unpack_keys(received_sizes, received)
-    splits = tf.cast(tf.reduce_sum(sizes, axis=1), tf.int32)
+    splits = splits_of(tf.reduce_sum(sizes, axis=1), "keys")
     received, _ = comm.exchange(keys, splits, "keys", name)
     return received_sizes, received

@@ -39,7 +39,6 @@ class ReplicatedStore(ExchangedStore):
         optimizer: optimizers.SparseOptimizer,
         comm: Communicator,
         wire_dtype: str = "float32",
-        wire_coding: str = "packed",
         wire_warmup_steps: int = 0,
     ):
         """Makes empty tables; a collective.
@@ -50,7 +49,6 @@ class ReplicatedStore(ExchangedStore):
             comm: the ranks.
             wire_dtype: "float32" or "bfloat16", to which gradient rows are rounded before they are
                 sent; they are added up in float32.
-            wire_coding: "packed" (lossless) or "plain" (int64 keys, every bit).
             wire_warmup_steps: updates of the tables before rows are rounded: rounding disturbs
                 the first ones most.
 
@@ -63,7 +61,7 @@ class ReplicatedStore(ExchangedStore):
                 place = f"replicated table {table.name!r}"
                 allowed = "None: ranks would evict different rows (sharded tables may be bounded)"
                 raise invalid("capacity", table.capacity, place, allowed)
-        wire = Wire(wire_dtype, wire_coding, wire_warmup_steps)
+        wire = Wire(wire_dtype, wire_warmup_steps)
         super().__init__(tables, optimizer, comm, wire, "replicated", {})
 
     def _deliver(
@@ -73,9 +71,7 @@ class ReplicatedStore(ExchangedStore):
         kind: Any,
         rounds: Rounds,
     ) -> tf.Operation | None:
-        rows = gather_rows(
-            self.comm, collected, self._names, what, self.wire, kind, rounds, self._dims
-        )
+        rows = gather_rows(self.comm, collected, self._names, what, kind, rounds)
         return exchange_ops.apply_rows(self._handles, rows, self.learning_rate)
 
     def gather(self, table: str, keys: Any) -> tuple[tf.Tensor, tf.Tensor]:

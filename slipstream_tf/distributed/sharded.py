@@ -23,11 +23,13 @@ from slipstream_tf.distributed.comm import Communicator
 from slipstream_tf.distributed.exchange import (
     Rounds,
     Wire,
-    decode_values,
-    encode_values,
     exchange_keys,
+    from_wire,
     gather_keys,
     numbers_of_values,
+    splits_of,
+    splits_on_wire,
+    to_wire,
 )
 from slipstream_tf.distributed.exchanged import ExchangedStore
 from slipstream_tf.distributed.prefetch import AnnouncedKeys, KeyRequest, identity_of
@@ -83,7 +85,6 @@ class ShardedStore(ExchangedStore):
         optimizer: optimizers.SparseOptimizer,
         comm: Communicator,
         wire_dtype: str = "float32",
-        wire_coding: str = "packed",
         cache_bytes: int = 256 << 20,
         wire_warmup_steps: int = 0,
         prefetch: bool = False,
@@ -97,8 +98,6 @@ class ShardedStore(ExchangedStore):
             comm: the ranks.
             wire_dtype: "float32" or "bfloat16", to which rows and gradients are rounded before they
                 are sent.
-            wire_coding: "packed" (lossless; rows that are as they start are not sent, either) or
-                "plain" (int64 keys, every row and every bit).
             cache_bytes: of all copies on a rank; must hold the distinct keys of a batch. Frozen
                 copies take at most half of it; what an owner remembers of published rows takes as
                 much beside it.
@@ -117,7 +116,7 @@ class ShardedStore(ExchangedStore):
         require_room("cache_bytes", cache_bytes, cache_bytes, "copies of rows", "ShardedStore")
         if copy_movement is not None:
             require_number("copy_movement", copy_movement, 0.0, place="ShardedStore")
-        wire = Wire(wire_dtype, wire_coding, wire_warmup_steps)
+        wire = Wire(wire_dtype, wire_warmup_steps)
         settings = {
             "cache_bytes": cache_bytes,
             "prefetch": bool(prefetch),
@@ -152,10 +151,6 @@ class ShardedStore(ExchangedStore):
     def _owners(self) -> int:
         return self.comm.size
 
-    @property
-    def _gives_all(self) -> bool:
-        return not self.wire.packs
-
     def lookup(
         self,
         packed: PackedFeatures,
@@ -184,7 +179,6 @@ class ShardedStore(ExchangedStore):
             rows,
             *form,
             makes_room=not training,
-            packed=self.wire.packs,
             keeps=training and self._keeps,
         )
         with tf.control_dependencies([] if stored is None else [stored]):
@@ -245,7 +239,7 @@ class ShardedStore(ExchangedStore):
             reads_frozen=is_training,
             keeps=is_training and self._keeps,
         )
-        asked = exchange_keys(self.comm, sizes, keys, self._names, what, self.wire)
+        asked = exchange_keys(self.comm, sizes, keys, self._names, what)
         return KeyRequest(sizes, keys, *asked)
 
     def _fetch(
@@ -268,8 +262,6 @@ class ShardedStore(ExchangedStore):
             makes_rows,
             with_summary,
             rounds,
-            self._gives_all,
-            self.wire.packs,
             keeps=makes_rows and self._keeps,
             own_rank=self.comm.rank,
         )
@@ -284,14 +276,11 @@ class ShardedStore(ExchangedStore):
         kind: Any,
         rounds: Rounds,
     ) -> tf.Operation | None:
-        sizes, keys = exchange_keys(
-            self.comm, collected.sizes, collected.keys, self._names, what, self.wire
-        )
-        leaving, coming = (numbers_of_values(of, self._dims) for of in (collected.sizes, sizes))
-        sent, splits = encode_values(collected.values, leaving, self.wire, rounds)
+        sizes, keys = exchange_keys(self.comm, collected.sizes, collected.keys, self._names, what)
+        leaving = splits_of(numbers_of_values(collected.sizes, self._dims), "gradient values")
+        sent, splits = to_wire(collected.values, rounds), splits_on_wire(leaving, rounds)
         received, _ = self.comm.exchange(sent, splits, kind, self._names.of(f"{what}.values"))
-        values = decode_values(received, coming, self.wire, rounds)
-        rows = exchange_ops.RowParcels(sizes, keys, values)
+        rows = exchange_ops.RowParcels(sizes, keys, from_wire(received, rounds))
         # A row that left a bounded table since it was served is not made anew by its gradient.
         is_bounded = any(table.capacity is not None for table in self.tables)
         return exchange_ops.apply_rows(
@@ -340,10 +329,8 @@ class ShardedStore(ExchangedStore):
             flat,
             False,
             *form,
-            gives_all=self._gives_all,
-            packs=self.wire.packs,
         )
-        all_sizes, all_keys = gather_keys(self.comm, sizes, flat, self._names, "frozen", self.wire)
+        all_sizes, all_keys = gather_keys(self.comm, sizes, flat, self._names, "frozen")
         received = self.comm.gather(packed, "rows", self._names.of("frozen.values"))
         rows = exchange_ops.RowParcels(all_sizes, all_keys, received)
         exchange_ops.store_copies(
@@ -353,7 +340,6 @@ class ShardedStore(ExchangedStore):
             frozen=True,
             passed_over=self.comm.rank,
             makes_room=True,
-            packed=self.wire.packs,
         )
         self._outdate_announced()
 

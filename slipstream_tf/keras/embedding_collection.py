@@ -77,7 +77,6 @@ class EmbeddingCollection(keras.layers.Layer):
         placement: with `comm`: "replicated" (every rank holds all rows) or "sharded" (rows are
             spread over the ranks by hash; a layer saves and loads the rows of its own rank).
         wire_dtype: "float32" or "bfloat16", in which rows travel between ranks.
-        wire_coding: "packed" (lossless) or "plain", in which keys and rows do.
         wire_warmup_steps: updates of the tables before rows are rounded to `wire_dtype`.
         prefetch: with sharded tables: whether the keys of `next_inputs` are sent to their owners
             while this batch trains. Results stay the same, bit for bit. With one rank nothing is
@@ -102,7 +101,6 @@ class EmbeddingCollection(keras.layers.Layer):
         comm: Communicator | None = None,
         placement: str = "replicated",
         wire_dtype: str = "float32",
-        wire_coding: str = "packed",
         wire_warmup_steps: int = 0,
         prefetch: bool = False,
         copy_movement: float | None = None,
@@ -129,7 +127,6 @@ class EmbeddingCollection(keras.layers.Layer):
             bool(prefetch),
             copy_movement,
             wire_dtype=wire_dtype,
-            wire_coding=wire_coding,
             wire_warmup_steps=wire_warmup_steps,
         )
         self._announces = getattr(self.store, "prefetches", False)

@@ -102,59 +102,6 @@ def apply_rows(
     )
 
 
-def pack_keys(sizes: tf.Tensor, keys: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Packs keys losslessly; ascending ones take one or two bytes each where they lie densely.
-
-    Args:
-        sizes: int64 [ranks, tables], keys of each.
-        keys: int64 [n], by rank, then by table.
-
-    Returns:
-        uint8 [bytes] and int32 [ranks], of these, the bytes of each rank's keys.
-
-    Raises:
-        tf.errors.InvalidArgumentError: sizes do not fit the keys.
-    """
-    return _loader.library().slipstream_pack_keys(sizes=sizes, keys=keys)
-
-
-def unpack_keys(sizes: tf.Tensor, packed: tf.Tensor) -> tf.Tensor:
-    """Returns int64 [n], the keys that `pack_keys` packed.
-
-    Raises:
-        tf.errors.InvalidArgumentError: the bytes are not those of so many keys.
-    """
-    return _loader.library().slipstream_unpack_keys(sizes=sizes, packed=packed)
-
-
-def pack_floats(sizes: tf.Tensor, values: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Packs floats without loss; neighbours share the bits of their magnitude.
-
-    Rows of embeddings and gradients take some 27 bits a value instead of 32, and 11 instead of 16;
-    none takes more than before, but for a bit in every 16 values.
-
-    Args:
-        sizes: int64 [parts], values of each.
-        values: float32 [n], or uint16 [n], the bits of bfloat16.
-
-    Returns:
-        uint8 [bytes] and int32 [parts], of these, the bytes of each part.
-
-    Raises:
-        tf.errors.InvalidArgumentError: sizes do not fit the values.
-    """
-    return _loader.library().slipstream_pack_floats(sizes=sizes, values=values)
-
-
-def unpack_floats(sizes: tf.Tensor, packed: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
-    """Returns the values that `pack_floats` packed, of `dtype` float32 or uint16, [n].
-
-    Raises:
-        tf.errors.InvalidArgumentError: the bytes are not those of so many values.
-    """
-    return _loader.library().slipstream_unpack_floats(sizes=sizes, packed=packed, T=dtype)
-
-
 def route_keys(
     copies: Sequence[tf.Tensor],
     packed: PackedFeatures,
@@ -199,8 +146,6 @@ def serve_rows(
     makes_rows: bool,
     with_summary: Any,
     rounds: Any = False,
-    gives_all: bool = False,
-    packs: bool = False,
     keeps: bool = False,
     own_rank: int = -1,
 ) -> tuple[tf.Tensor, tf.Tensor]:
@@ -215,8 +160,6 @@ def serve_rows(
         with_summary: bool scalar, whether a number for a row's slots goes with it, if its rule has
             any.
         rounds: bool scalar, whether values are rounded to bfloat16.
-        gives_all: whether rows that are as they start are given, too; else their keys tell them.
-        packs: whether values are packed without loss, as by `pack_floats`.
         keeps: whether ranks keep copies (see `ops.published`), and sizes are those of `route_keys`
             with copies.
         own_rank: this one, which keeps no copies of its rows.
@@ -234,8 +177,6 @@ def serve_rows(
         with_summary=with_summary,
         rounds=rounds,
         makes_rows=makes_rows,
-        gives_all=gives_all,
-        packs=packs,
         keeps=keeps,
         own_rank=own_rank,
     )
@@ -267,7 +208,6 @@ def store_copies(
     frozen: bool = False,
     passed_over: int = -1,
     makes_room: bool = False,
-    packed: bool = False,
     keeps: bool = False,
 ) -> tf.Operation | None:
     """Copies rows from `serve_rows`, without counting accesses.
@@ -282,7 +222,6 @@ def store_copies(
         passed_over: a rank whose rows are not copied; -1: none.
         makes_room: whether bounded tables let other rows go for them; else a lookup of them must
             follow, which does so.
-        packed: whether values are packed, as they were served.
         keeps: whether they were served so.
 
     Returns:
@@ -302,6 +241,5 @@ def store_copies(
         frozen=frozen,
         passed_over=passed_over,
         makes_room=makes_room,
-        packed=packed,
         keeps=keeps,
     )

@@ -14,7 +14,6 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 import tensorflow as tf
 
-from slipstream_tf.ops.exchange import pack_keys, unpack_keys
 from slipstream_tf.ops.loss_statistics import LossStatistics, Moments
 
 _Counts = TypeVar("_Counts")
@@ -68,14 +67,6 @@ class Ranks:
         tensor = tf.constant(values)
         return self._comm.gather(tensor, "control", f"slipstream.window.{name}").numpy()
 
-    def _concatenate_keys(self, keys: np.ndarray, name: str) -> np.ndarray:
-        """The same of ascending int64 keys, which take a quarter of the bytes when packed."""
-        sizes = tf.constant(self.concatenate(np.array([keys.size]), f"{name}.sizes")[:, None])
-        own = tf.constant([[keys.size]], tf.int64)
-        packed, _ = pack_keys(own, tf.constant(keys))
-        gathered = self.concatenate(packed.numpy(), name)
-        return unpack_keys(sizes, tf.constant(gathered)).numpy()
-
     def total(self, values: np.ndarray, name: str) -> np.ndarray:
         """Returns the sums of the ranks' arrays [n], added in the order of ranks."""
         if self._comm is None:
@@ -103,7 +94,7 @@ class Ranks:
             matters = counts >= least / self.size
             keys, counts = keys[matters], counts[matters]
         order = np.argsort(keys)
-        all_keys = self._concatenate_keys(np.asarray(keys, np.int64)[order], f"{name}.keys")
+        all_keys = self.concatenate(np.asarray(keys, np.int64)[order], f"{name}.keys")
         all_counts = self.concatenate(np.asarray(counts, np.float32)[order], f"{name}.counts")
         merged, place = np.unique(all_keys, return_inverse=True)
         total = np.zeros(merged.size, np.float32)

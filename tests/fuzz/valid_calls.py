@@ -81,7 +81,7 @@ def call_table_ops(call: Call) -> None:
 
 
 def call_exchange_ops(call: Call) -> None:
-    """Gathers and applies others' rows; asks for, serves, packs and copies them."""
+    """Gathers and applies others' rows; asks for, serves and copies them."""
     owners, copies, deferring = _tables(call), _tables(call), _tables(call)
     looked_up = call("SlipstreamLookup", handles=owners, **LOOKUP)
     update = {"gradients": _gradients(looked_up), "learning_rate": RATE}
@@ -96,23 +96,10 @@ def call_exchange_ops(call: Call) -> None:
     asked = call("SlipstreamRouteKeys", handles=copies, ranks=2, **FEATURES)
     sizes, keys = (part.numpy() for part in asked)
     form = {"sizes": sizes, "keys": keys, "with_summary": np.True_, "rounds": np.False_}
-    for is_packed in (False, True):
-        served = call("SlipstreamServeRows", handles=owners, packs=is_packed, **form)
-        call(
-            "SlipstreamStoreCopies",
-            handles=copies,
-            rows=served.rows.numpy(),
-            packed=is_packed,
-            makes_room=True,
-            **form,
-        )
+    served = call("SlipstreamServeRows", handles=owners, **form)
+    rows = served.rows.numpy()
+    call("SlipstreamStoreCopies", handles=copies, rows=rows, makes_room=True, **form)
     call_copying_ops(call, owners, copies)
-    packed = call("SlipstreamPackKeys", sizes=sizes, keys=keys).packed.numpy()
-    call("SlipstreamUnpackKeys", sizes=sizes, packed=packed)
-    lengths = np.array([3, 0, 2])
-    for values in (np.float32([0.5, -1, 2, np.inf, 0]), np.arange(5, dtype=np.uint16)):
-        floats = call("SlipstreamPackFloats", sizes=lengths, values=values).packed.numpy()
-        call("SlipstreamUnpackFloats", sizes=lengths, packed=floats, T=values.dtype)
 
 
 def call_copying_ops(call: Call, owners: list[Any], copies: list[Any]) -> None:

@@ -188,67 +188,6 @@ def test_shapes_are_known_and_checked_when_a_graph_is_built():
     assert collect().shape == (0,)
 
 
-def test_keys_are_packed_without_loss():
-    sizes = tf.constant([[2, 0], [1, 3]], tf.int64)
-    keys = tf.constant([5, 9, -(2**63), 2**63 - 1, 0, -1], tf.int64)
-    packed, rank_bytes = exchange.pack_keys(sizes, keys)
-    assert packed.dtype == tf.uint8
-    assert rank_bytes.numpy().tolist() == [2, packed.shape[0] - 2]
-    np.testing.assert_array_equal(exchange.unpack_keys(sizes, packed), keys)
-
-
-def test_sizes_that_do_not_fit_packed_keys():
-    with pytest.raises(tf.errors.InvalidArgumentError, match="sizes name 1 keys; there are 2"):
-        exchange.pack_keys(tf.constant([[1]], tf.int64), tf.constant([1, 2], tf.int64))
-    packed, _ = exchange.pack_keys(tf.constant([[2]], tf.int64), tf.constant([1, 2], tf.int64))
-    with pytest.raises(tf.errors.InvalidArgumentError, match="left are 2 bytes"):
-        exchange.unpack_keys(tf.constant([[3]], tf.int64), packed)
-
-
-@pytest.mark.parametrize("dtype", [tf.float32, tf.uint16])
-def test_packed_floats_come_back_bit_for_bit(dtype):
-    random = np.random.default_rng(7)
-    values = random.normal(size=1000).astype(np.float32)
-    special = np.float32([0, -0.0, np.inf, -np.inf, np.nan, 1e-45, 3e38])
-    values[::50] = random.choice(special, 20)
-    given = tf.constant(values)
-    if dtype == tf.uint16:
-        given = tf.bitcast(tf.cast(given, tf.bfloat16), tf.uint16)
-    sizes = tf.constant([400, 0, 599, 1], tf.int64)
-    packed, part_bytes = exchange.pack_floats(sizes, given)
-    assert packed.dtype == tf.uint8 and part_bytes.dtype == tf.int32
-    assert part_bytes.numpy()[1] == 0 and part_bytes.numpy().sum() == packed.shape[0]
-    assert packed.shape[0] < 0.95 * 1000 * dtype.size
-    unpacked = exchange.unpack_floats(sizes, packed, dtype)
-    assert unpacked.numpy().tobytes() == given.numpy().tobytes()
-    # Each part on its own.
-    last = packed[-int(part_bytes[3]) :]
-    alone = exchange.unpack_floats(tf.constant([1], tf.int64), last, dtype)
-    assert alone.numpy().tobytes() == given[-1:].numpy().tobytes()
-
-
-def test_no_floats_are_packed():
-    for sizes in ([], [0, 0]):
-        counts = tf.constant(sizes, tf.int64)
-        packed, part_bytes = exchange.pack_floats(counts, tf.zeros([0]))
-        assert packed.shape == (0,) and part_bytes.numpy().tolist() == sizes
-        assert exchange.unpack_floats(counts, packed, tf.float32).shape == (0,)
-
-
-def test_sizes_that_do_not_fit_packed_floats():
-    def sizes(*values):
-        return tf.constant(values, tf.int64)
-
-    with pytest.raises(tf.errors.InvalidArgumentError, match="sizes name 3 values; there are 2"):
-        exchange.pack_floats(sizes(1, 2), tf.zeros([2]))
-    with pytest.raises(tf.errors.InvalidArgumentError, match="-1 in place 1"):
-        exchange.pack_floats(sizes(3, -1), tf.zeros([2]))
-    packed, _ = exchange.pack_floats(sizes(40), tf.range(40.0))
-    for wrong in (sizes(1), sizes(20, 19), sizes(41), sizes(1 << 60), sizes(1 << 62, 1 << 62)):
-        with pytest.raises(tf.errors.InvalidArgumentError, match=r"packed|sizes"):
-            exchange.unpack_floats(wrong, packed, tf.float32)
-
-
 RULES = [optimizers.SGD(RATE), optimizers.Adagrad(RATE), optimizers.Adam(RATE)]
 
 
@@ -292,6 +231,7 @@ def test_served_rows_are_copied_and_slots_travel_only_if_asked_for(rule, with_su
 def test_whether_slots_travel_and_rows_are_rounded_changes_without_a_new_trace():
     handles, keys = make_tables(), tf.constant([5, 7, 1], tf.int64)
     sizes = tf.constant([[2, 1]], tf.int64)
+    exchange.apply_rows(handles, parcels([[2, 1]], [5, 7, 1], np.ones(8)), RATE)
     with_summary, rounds = tf.Variable(False), tf.Variable(False)
     traces = []
 
@@ -299,7 +239,7 @@ def test_whether_slots_travel_and_rows_are_rounded_changes_without_a_new_trace()
     def serve_and_store():
         traces.append(1)
         form = with_summary.read_value(), rounds.read_value()
-        packed, _ = exchange.serve_rows(handles, sizes, keys, False, *form, gives_all=True)
+        packed, _ = exchange.serve_rows(handles, sizes, keys, False, *form)
         exchange.store_copies(handles, RowParcels(sizes, keys, packed), *form, makes_room=True)
         return packed
 
@@ -321,28 +261,6 @@ def test_rows_that_are_as_they_start_do_not_travel():
         np.testing.assert_array_equal(
             table.export_table(own)["rows"], table.export_table(copy)["rows"]
         )
-
-
-@pytest.mark.parametrize("rounds", [False, True])
-@pytest.mark.parametrize("with_summary", [False, True])
-def test_rows_are_served_packed(with_summary, rounds):
-    owners, plain_copies, plain = served_and_copied(RULES[1], with_summary, rounds)
-    copies, form = make_tables(RULES[1]), (with_summary, rounds)
-    sizes, keys = tf.constant([[2, 2]], tf.int64), tf.constant([5, 7, 1, 9], tf.int64)
-    packed, splits = exchange.serve_rows(owners, sizes, keys, False, *form, packs=True)
-    assert splits.numpy().tolist() == [packed.shape[0]]
-    assert packed.shape[0] <= plain.shape[0] + len(TABLES)
-    parcels = RowParcels(sizes, keys, packed)
-    with pytest.raises(tf.errors.InvalidArgumentError, match=r"take|damaged"):
-        exchange.store_copies(
-            copies, RowParcels(sizes, keys, packed[:-1]), *form, makes_room=True, packed=True
-        )
-    assert table.statistics(copies[0]).rows == 0
-    exchange.store_copies(copies, parcels, *form, makes_room=True, packed=True)
-    for copy, wanted in zip(copies, plain_copies, strict=True):
-        got, expected = table.export_table(copy), table.export_table(wanted)
-        for part in ("keys", "rows", "slots"):
-            np.testing.assert_array_equal(got[part], expected[part])
 
 
 @pytest.mark.parametrize("counts", [(9, 0), (0, 1), (8, 17), (0, 0)])
@@ -375,7 +293,8 @@ def test_no_rows_are_served_and_stored():
 def test_rows_that_were_served_otherwise_are_not_stored():
     handles, owners = make_tables(), make_tables()
     sizes, keys = tf.constant([[1, 0]], tf.int64), tf.constant([5], tf.int64)
-    packed, _ = exchange.serve_rows(owners, sizes, keys, True, True, gives_all=True)
+    exchange.apply_rows(owners, parcels([[1, 0]], [5], [1, 2, 3]), RATE)
+    packed, _ = exchange.serve_rows(owners, sizes, keys, True, True)
     rows = RowParcels(sizes, keys, packed)
     with pytest.raises(tf.errors.InvalidArgumentError, match="take 13 bytes; there are 15"):
         exchange.store_copies(handles, rows, with_summary=False)

@@ -52,7 +52,7 @@ def stay_in_budget(comm: Communicator) -> None:
 def send_slots_when_needed(comm: Communicator) -> None:
     """Compares the bytes of rows under several policies, in one traced function."""
     # Packed values take fewer bytes, but not always as many.
-    store = ShardedStore(TABLES[:1], optimizers.Adagrad(0.1), comm, wire_coding="plain")
+    store = ShardedStore(TABLES[:1], optimizers.Adagrad(0.1), comm)
     inputs = {"a": tf.range(100, dtype=tf.int64)}
     traces = []
 

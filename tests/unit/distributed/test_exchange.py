@@ -71,27 +71,10 @@ def test_values_are_rounded_after_the_warmup():
     assert exchange.Wire("float32", warmup_steps=2).rounds(tf.constant(3)) is False
 
 
-@pytest.mark.parametrize("coding", exchange.WIRE_CODINGS)
-@pytest.mark.parametrize("dtype", exchange.WIRE_DTYPES)
-def test_encoded_values_come_back_before_and_after_the_warmup(dtype, coding):
-    wire = exchange.Wire(dtype, coding, warmup_steps=2)
-    values = tf.random.stateless_normal([100], [1, 2])
-    rounded = tf.cast(tf.cast(values, tf.bfloat16), tf.float32)
-    sizes = exchange.numbers_of_values(tf.constant([[10, 0], [0, 0], [3, 24]], tf.int64), [4, 2])
-
-    @tf.function
-    def there_and_back(step):
-        rounds = wire.rounds(step)
-        sent, splits = exchange.encode_values(values, sizes, wire, rounds)
-        return sent, splits, exchange.decode_values(sent, sizes, wire, rounds)
-
-    for step in (1, 2):
-        sent, splits, got = there_and_back(tf.constant(step))
-        rounds = dtype == "bfloat16" and step == 2
-        np.testing.assert_array_equal(got, rounded if rounds else values)
-        assert splits.numpy().tolist()[1] == 0 and tf.reduce_sum(splits) == tf.size(sent)
-        sent_bytes = int(tf.size(sent)) * sent.dtype.size
-        assert (sent_bytes < 0.9 * 100 * (2 if rounds else 4)) == (coding == "packed")
+def test_more_than_can_be_sent_is_refused():
+    assert exchange.splits_of(tf.constant([3, 2**31 - 1], tf.int64), "keys").dtype == tf.int32
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"keys for one rank.*2\^31 - 1"):
+        exchange.splits_of(tf.constant([3, 2**31], tf.int64), "keys")
 
 
 def parcels(sizes, keys, values) -> RowParcels:
@@ -103,29 +86,23 @@ def parcels(sizes, keys, values) -> RowParcels:
 def test_rows_of_one_process_stay_where_they_are():
     own = parcels([1, 0], [4], [1.0, 2.0])
     names = exchange.Names("test_alone")
-    wire = exchange.Wire("bfloat16")
-    got = exchange.gather_rows(SingleProcess(), own, names, "rows", wire, "gradients", True, [2, 1])
+    got = exchange.gather_rows(SingleProcess(), own, names, "rows", "gradients", True)
     assert got is own
 
 
 def test_settings_of_the_wire_are_checked():
     with pytest.raises(ValueError, match=r"wire_dtype.*float16"):
         exchange.Wire("float16")
-    with pytest.raises(ValueError, match=r"wire_coding.*int32"):
-        exchange.Wire("float32", "int32")
     with pytest.raises(ValueError, match=r"wire_warmup_steps.*-1"):
         exchange.Wire("bfloat16", warmup_steps=-1)
 
 
-@pytest.mark.parametrize("coding", exchange.WIRE_CODINGS)
-def test_all_ranks_get_the_rows_of_all(run_as_ranks, coding):
+def test_all_ranks_get_the_rows_of_all(run_as_ranks):
     sent = [parcels([1, 1], [4, 5], [1, 2, 3]), parcels([0, 0], [], []), parcels([0, 1], [6], [4])]
-    names = exchange.Names(f"test_rows_{coding}")
+    names = exchange.Names("test_rows")
 
     def program(comm):
-        own = sent[comm.rank]
-        wire = exchange.Wire("bfloat16", coding)
-        return exchange.gather_rows(comm, own, names, "rows", wire, "gradients", True, [2, 1])
+        return exchange.gather_rows(comm, sent[comm.rank], names, "rows", "gradients", True)
 
     for got in run_as_ranks(3, program):
         assert got.sizes.numpy().tolist() == [[1, 1], [0, 0], [0, 1]]

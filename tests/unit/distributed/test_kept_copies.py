@@ -59,12 +59,9 @@ def train(comm: Any, store: ShardedStore, steps: int, evaluates: bool = False) -
     return seen
 
 
-@pytest.mark.parametrize("coding", ["packed", "plain"])
 @pytest.mark.parametrize("few", [False, True])
-def test_without_movement_every_bit_is_as_without_copies(
-    run_as_ranks: Any, coding: str, few: bool
-) -> None:
-    settings: dict[str, Any] = {"wire_coding": coding, "cache_bytes": 4800 if few else 1 << 20}
+def test_without_movement_every_bit_is_as_without_copies(run_as_ranks: Any, few: bool) -> None:
+    settings: dict[str, Any] = {"cache_bytes": 4800 if few else 1 << 20}
 
     def program(comm: Any) -> Any:
         plain, keeping = make(comm, **settings), make(comm, copy_movement=0.0, **settings)
@@ -111,7 +108,7 @@ def test_copies_are_within_the_movement_and_evaluations_exact(run_as_ranks: Any,
 
 def test_rows_that_rest_are_sent_once(run_as_ranks: Any) -> None:
     def program(comm: Any) -> Any:
-        store = make(comm, copy_movement=0.0, wire_coding="plain")
+        store = make(comm, copy_movement=0.0)
         store.publish({"a": np.arange(KEYS), "b": np.arange(KEYS)})
         sent = []
         for _ in range(3):
