@@ -109,6 +109,9 @@ def test_copies_are_within_the_movement_and_evaluations_exact(run_as_ranks: Any,
 def test_rows_that_rest_are_sent_once(run_as_ranks: Any) -> None:
     def program(comm: Any) -> Any:
         store = make(comm, copy_movement=0.0)
+        # A row that is as it starts is told by its key.
+        pooled, plan = store.lookup(everything(), SPECS, training=True)
+        store.apply_gradients(plan, [tf.ones_like(rows) for rows in pooled])
         store.publish({"a": np.arange(KEYS), "b": np.arange(KEYS)})
         sent = []
         for _ in range(3):
