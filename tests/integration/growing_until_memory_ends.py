@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import resource
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -17,40 +18,47 @@ from slipstream_tf import TableConfig, optimizers
 from slipstream_tf.ops.features import FeatureSpec, pack
 from slipstream_tf.stores.native import NativeStore
 
-DIM, BATCH = 256, 1 << 14
+DIM, BATCH, KNOWN = 256, 1 << 14, 1 << 16
 SPECS = [FeatureSpec("f", "user")]
+# Bytes left to the process: many times what a step and `rows_of` need, and less than the table asks
+# for when it grows, as much as it has: so it is the table that memory ends for, and nothing else.
+ROOM = 64 << 20
 
 
 def step(store: NativeStore, first: int) -> None:
-    """Looks BATCH keys up, and trains their rows."""
-    packed = pack({"f": tf.range(first, first + BATCH, dtype=tf.int64)}, SPECS)
+    """Looks BATCH keys up, as one bag, and trains their rows."""
+    packed = pack({"f": tf.range(first, first + BATCH, dtype=tf.int64)[tf.newaxis]}, SPECS)
     pooled, plan = store.lookup(packed, SPECS, training=True)
     assert plan is not None
     store.apply_gradients(plan, [tf.ones_like(pooled[0])])
 
 
+def rows_of(store: NativeStore, count: int) -> Iterator[np.ndarray]:
+    """Gives the rows of the first keys, some at a time."""
+    for keys in np.array_split(np.arange(count), count >> 10):
+        yield store.gather("user", keys)[0].numpy()
+
+
 def main() -> None:
     """Grows the table to the limit, looks at what is there, and trains on."""
     store = NativeStore([TableConfig("user", DIM)], optimizers.Adagrad(0.1))
-    for first in range(0, 4 * BATCH, BATCH):
+    for first in range(0, KNOWN, BATCH):
         step(store, first)
-    known = np.arange(4 * BATCH)
-    before = store.gather("user", known)[0].numpy()
+    before = list(rows_of(store, KNOWN))
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     used, unlimited = pages * resource.getpagesize(), resource.getrlimit(resource.RLIMIT_AS)
-    # Room for tensors of some batches, and for some more slabs of rows.
-    resource.setrlimit(resource.RLIMIT_AS, (used + (640 << 20), unlimited[1]))
+    resource.setrlimit(resource.RLIMIT_AS, (used + ROOM, unlimited[1]))
     message, kind = "", ""
     try:
-        for first in range(4 * BATCH, 4096 * BATCH, BATCH):
+        for first in range(KNOWN, 64 * KNOWN, BATCH):
             step(store, first)
     except tf.errors.OpError as error:
         message, kind = str(error), type(error).__name__
     failed = {"kind": kind, "message": message, "rows": store.size("user")}
-    is_intact = bool((store.gather("user", known)[0].numpy() == before).all())
-    step(store, 0)  # of known keys, while there is no more memory
-    trained = store.gather("user", known[:BATCH])[0].numpy()
-    goes_on = bool((trained != before[:BATCH]).all())
+    is_intact = all(map(np.array_equal, before, rows_of(store, KNOWN)))
+    step(store, 0)  # of known keys, while the table cannot grow
+    trained = rows_of(store, BATCH)
+    goes_on = all((now != then).all() for now, then in zip(trained, before, strict=False))
     resource.setrlimit(resource.RLIMIT_AS, unlimited)
     step(store, 1 << 40)
     grows = store.size("user") >= failed["rows"] + 1

@@ -89,6 +89,7 @@ def test_skipping_compares_runs_and_does_not_repeat_them(warm: list[str], tmp_pa
     assert other.returncode != 0 and "was made with other flags" in other.stdout + other.stderr
 
 
+@pytest.mark.slow
 @needs_sources
 def test_what_is_held_at_the_end_counts_as_sent(warm: list[str], tmp_path: Path) -> None:
     output, records = tmp_path / "results", tmp_path / "runs"
@@ -126,6 +127,7 @@ def test_every_run_has_flags_that_the_program_takes(monkeypatch: pytest.MonkeyPa
             assert skipping.skipping_report.baseline(ranks) in {other.name for other in runs}
 
 
+@pytest.mark.slow
 @needs_sources
 def test_network_compares_bytes_of_ranks_and_does_not_repeat_runs(
     warm: list[str], tmp_path: Path
@@ -279,6 +281,7 @@ def test_watching_cost_writes_ratios_and_memory(warm: list[str], tmp_path: Path)
     assert "| gradients | signal |" in (tmp_path / "watching_cost.md").read_text()
 
 
+@pytest.mark.slow
 @needs_sources
 def test_input_waits_writes_every_wait(warm: list[str], tmp_path: Path) -> None:
     flags = ["--lines=900", "--batch=32", "--steps=60", "--window=20", "--runs=2"]
@@ -418,6 +421,7 @@ def test_dlrm_step_compares_within_turns(monkeypatch: pytest.MonkeyPatch) -> Non
         dlrm_step.choose(["step"], ["float16"])
 
 
+@pytest.mark.slow
 @needs_sources
 def test_dlrm_quality_compares_precisions(warm: list[str], tmp_path: Path) -> None:
     flags = ["--quality", "--data=generated:2500", "--seeds=3,4", f"--output={tmp_path}"]
@@ -547,6 +551,7 @@ def test_gpu_launchers_name_the_toolkit_that_is_missing(
     assert f"CUDA_HOME={tmp_path / 'cuda'}" in done.stderr
 
 
+@pytest.mark.slow
 @needs_sources
 def test_gpu_launchers_compile(tmp_path: Path) -> None:
     found = subprocess.run(

@@ -137,6 +137,7 @@ def test_options_are_told_as_they_are_here(here: Report) -> None:
             assert finding["state"] != BROKEN or finding["fix"]
 
 
+@pytest.mark.slow
 def test_without_horovod_everything_else_works(tmp_path: Path) -> None:
     result = run_doctor(PATIENT, path=path_without(tmp_path, "horovod"))
     assert result.returncode == 0, result.stdout + result.stderr
@@ -199,6 +200,7 @@ def test_without_tensorflow_the_report_is_whole(tmp_path: Path) -> None:
     assert "Traceback" not in text + result.stderr
 
 
+@pytest.mark.slow
 def test_a_wrong_backend_is_a_finding_of_keras_alone() -> None:
     result = run_doctor("--json", PATIENT, KERAS_BACKEND="no_such_backend")
     assert result.returncode == 1

@@ -32,14 +32,15 @@ def test_example(name, capsys):
     assert not totals[0].startswith("0 of")
 
 
-def run_example(name, *arguments, launcher=()):
+def run_example(warm, name, *arguments, launcher=(), **variables):
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
         "CUDA_VISIBLE_DEVICES": "",
         "TF_CPP_MIN_LOG_LEVEL": "3",
+        **variables,
     }
-    command = [*launcher, sys.executable, str(EXAMPLES / name), *arguments]
+    command = [*launcher, sys.executable, *warm, str(EXAMPLES / name), *arguments]
     # Not here, where `python -m slipstream_tf...` would find the sources.
     done = subprocess.run(
         command, env=environment, cwd=EXAMPLES, capture_output=True, text=True, check=False
@@ -82,22 +83,22 @@ def test_parquet_files_are_trained_from(tmp_path, capsys, monkeypatch):
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_keras_embeddings_on_ranks(ranks):
+def test_keras_embeddings_on_ranks(ranks, warm):
     launcher = ()
     if ranks > 1:
         if importlib.util.find_spec("horovod") is None:
             pytest.skip("no Horovod: run `make horovod`")
         horovodrun = str(pathlib.Path(sys.executable).parent / "horovodrun")
         launcher = (horovodrun, "-np", "2", "--gloo", "-H", "localhost:2")
-    text = run_example("keras_embedding_ranks.py", launcher=launcher)
+    text = run_example(warm, "keras_embedding_ranks.py", launcher=launcher)
     assert f"trained by {ranks} rank(s)" in text and auc_in(text) > 0.75
     sent = re.search(r"([\d,]+) gradient rows \(([\d.]+)%\) have been sent", text)
     assert 0 < float(sent[2]) < 90
     assert ("'deferred': 0" in text or "'deferred'" not in text) is (ranks == 1)
 
 
-def test_a_killed_run_ends_as_one_that_was_not():
-    lines = run_example("resume.py").splitlines()
+def test_a_killed_run_ends_as_one_that_was_not(warm):
+    lines = run_example(warm, "resume.py", WARM_PYTHON=f"{warm[-1]}/python").splitlines()
     starts = [line for line in lines if line.startswith("starts at step")]
     # The checkpoint before is the newest where one was being written.
     newest = ("starts at step 75", "starts at step 50")
@@ -107,17 +108,18 @@ def test_a_killed_run_ends_as_one_that_was_not():
     assert first == second
 
 
-def test_a_report_of_shadow_mode(tmp_path):
+def test_a_report_of_shadow_mode(warm, tmp_path):
     pytest.importorskip("matplotlib")
-    text = run_example("shadow_report.py", str(tmp_path), "generated:20000")
+    text = run_example(warm, "shadow_report.py", str(tmp_path), "generated:20000")
     for part in ("You would have saved", "at an estimated cost of", "To switch on", "inputs: "):
         assert part in text
     assert (tmp_path / "report" / "report.html").stat().st_size > 10_000
     assert list((tmp_path / "report" / "png").iterdir())
 
 
-def test_sok_example_says_that_it_trains_without_sok():
-    lines = run_example("sok_dlrm.py", "--data=generated:19200", "--batch_size=96").splitlines()
+def test_sok_example_says_that_it_trains_without_sok(warm):
+    flags = ("--data=generated:19200", "--batch_size=96")
+    lines = run_example(warm, "sok_dlrm.py", *flags).splitlines()
     assert sum(line.startswith("No SOK here (") for line in lines) == 1
     assert float(lines[-1].split()[2]) > 0.6 and lines[-1].startswith("test AUC ")
 

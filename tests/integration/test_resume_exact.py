@@ -27,14 +27,14 @@ HALF, WAYS, WINDOW = program.HALF, program.WAYS, program.WINDOW
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def results(warm: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folders "straight" and "resumed", with a file per way."""
     folder = tmp_path_factory.mktemp("runs")
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     for what, directory in (("straight", "a"), ("killed", "b"), ("resumed", "b")):
         (folder / what).mkdir()
         done = subprocess.run(
-            [sys.executable, PROGRAM, folder / directory, folder / what, what],
+            [sys.executable, *warm, PROGRAM, folder / directory, folder / what, what],
             env=environment,
             capture_output=True,
             text=True,

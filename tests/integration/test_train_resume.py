@@ -121,7 +121,11 @@ def require_same_checkpoint(one: Path, other: Path) -> None:
             np.testing.assert_array_equal(*values, err_msg=name)
 
 
-@pytest.mark.parametrize("way", SKIPS)
+@pytest.mark.parametrize(
+    "way",
+    # What these do, the others do, too.
+    [pytest.param(w, marks=pytest.mark.slow) if w in ("none", "inputs") else w for w in SKIPS],
+)
 def test_killed_and_resumed_is_as_if_never_stopped(
     way: str, data: str, warm: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

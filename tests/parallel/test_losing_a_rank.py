@@ -15,6 +15,7 @@ TIMEOUT = 12.0
 SLACK = 30.0
 SILENT = "its host has not answered for 12 seconds"
 DEAD = "its process has ended without a word"
+FAILED = "its program has failed: ValueError: no such column: price"
 
 
 def lose(
@@ -69,12 +70,12 @@ def loss_of(rank: int, count: int, reason: str) -> str:
 @pytest.mark.parametrize(
     "count, what, seconds, reason",
     [
-        (2, "raise", 0.0, "its program has failed: ValueError: no such column: price"),
-        (3, "raise", 0.0, "its program has failed: ValueError: no such column: price"),
+        pytest.param(2, "raise", 0.0, FAILED, marks=pytest.mark.slow),
+        (3, "raise", 0.0, FAILED),
         (2, "kill", 0.0, DEAD),
-        (3, "kill", 0.0, DEAD),
+        pytest.param(3, "kill", 0.0, DEAD, marks=pytest.mark.slow),
         (2, "leave", 0.0, "its program has come to its end, while this rank's has not"),
-        (2, "cut", 1.1 * TIMEOUT + 1.0, SILENT),
+        pytest.param(2, "cut", 1.1 * TIMEOUT + 1.0, SILENT, marks=pytest.mark.slow),
         (3, "cut", 1.1 * TIMEOUT + 1.0, SILENT),
         (3, "stop", 1.5 * TIMEOUT + 5.0, "its program did not answer within 11 seconds"),
     ],

@@ -8,7 +8,11 @@ import pytest
 
 
 @pytest.mark.parametrize(
-    "count, how, rule", [(2, "tape", "sgd"), (3, "tape", "adagrad"), (3, "fit", "sgd")]
+    "count, how, rule",
+    [
+        pytest.param(2, "tape", "sgd", marks=pytest.mark.slow),
+        *((3, "tape", "adagrad"), (3, "fit", "sgd")),
+    ],
 )
 def test_ranks_train_as_one_process_does(run_ranks: Any, count: int, how: str, rule: str) -> None:
     done = run_ranks("plain_keras.py", count, how, rule)
@@ -18,7 +22,11 @@ def test_ranks_train_as_one_process_does(run_ranks: Any, count: int, how: str, r
 
 
 @pytest.mark.parametrize(
-    "count, how, trigger", [(2, "tape", "movement"), (2, "fit", "movement"), (3, "fit", "interval")]
+    "count, how, trigger",
+    [
+        *((2, "tape", "movement"), (3, "fit", "interval")),
+        pytest.param(2, "fit", "movement", marks=pytest.mark.slow),
+    ],
 )
 def test_deferring_loses_nothing_and_sends_less(
     run_ranks: Any, count: int, how: str, trigger: str

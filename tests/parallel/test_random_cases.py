@@ -10,9 +10,11 @@ import pytest
 @pytest.mark.parametrize(
     "placement, count, cases",
     [
-        *(("replicated", 2, 100), ("replicated", 3, 64), ("replicated", 4, 40)),
-        *(("sharded", 2, 60), ("sharded", 3, 40)),
-        *(("prefetched", 2, 24), ("prefetched", 3, 16)),
+        *(("replicated", 3, 64), ("sharded", 3, 40), ("prefetched", 2, 24)),
+        pytest.param("replicated", 2, 100, marks=pytest.mark.slow),
+        pytest.param("replicated", 4, 40, marks=pytest.mark.slow),
+        pytest.param("sharded", 2, 60, marks=pytest.mark.slow),
+        pytest.param("prefetched", 3, 16, marks=pytest.mark.slow),
     ],
 )
 def test_ranks_train_as_one_process_does(

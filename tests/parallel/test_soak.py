@@ -44,6 +44,7 @@ def test_repeated_and_missing_steps_are_found(report: ModuleType) -> None:
     assert found[0]["largest_difference"] == 0.0 and found[2]["largest_difference"] > 0.1
 
 
+@pytest.mark.slow
 def test_a_minute(report: ModuleType, tmp_path: Path) -> None:
     if importlib.util.find_spec("horovod") is None:
         pytest.skip("no Horovod: run `make horovod`")

@@ -37,7 +37,7 @@ def train_on_two(
     return json.loads((output / "metrics.json").read_text()), done
 
 
-@pytest.mark.parametrize("controller", ["gloo", "mpi"])
+@pytest.mark.parametrize("controller", ["gloo", pytest.param("mpi", marks=pytest.mark.slow)])
 def test_two_ranks_train_what_one_process_does(
     run_ranks: Any, alone: dict[str, Any], controller: str, tmp_path: Path
 ) -> None:

@@ -66,7 +66,7 @@ def numbers(value: Any) -> Any:
     return pytest.approx(value, rel=1e-4, abs=1e-6) if isinstance(value, float) else value
 
 
-@pytest.mark.parametrize("way", SKIPS)
+@pytest.mark.parametrize("way", [pytest.param("replicated", marks=pytest.mark.slow), "sharded"])
 def test_a_killed_rank(run_ranks: Any, way: str, data: str, tmp_path: Path) -> None:
     flags, killed = (data, *SKIPS[way]), tmp_path / "killed"
     done = run(run_ranks, tmp_path / "straight", *flags)

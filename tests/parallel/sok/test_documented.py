@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_blocks_run(run_sok: Callable[..., str], ranks: int) -> None:
     run_sok("documented.py", ranks)
 

@@ -28,7 +28,7 @@ def rows_of(output: str) -> tuple[int, int]:
     return applied, offered
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_with_sok_and_without(
     run_ranks: Callable[..., subprocess.CompletedProcess[str]],
     request: pytest.FixtureRequest,

@@ -13,7 +13,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.slow), 2])
 @pytest.mark.parametrize("store", CASES)
 def test_as_many_ranks_go_on_as_if_never_stopped(
     run_sok: Callable[..., str], store: str, ranks: int
