@@ -7,7 +7,7 @@ import os
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,13 @@ from slipstream_tf.cli.flag_set import USAGE_ERROR
 from slipstream_tf.telemetry.run_record import write_json
 
 RECORD, FLAGS = "metrics.json", "flags.json"
+# Arguments of a Python that runs slipstream-train of this process's package: from the working
+# folder, which `-c` puts first, it would import sources without an op library.
+TRAIN = (
+    "-c",
+    f"import sys; sys.path[:] = {[p for p in sys.path if p]!r}; "
+    "from slipstream_tf.cli.train import entry_point; entry_point()",
+)
 
 
 def in_data_folder(file: str) -> str:
@@ -75,12 +82,8 @@ def train(given: Mapping[str, Any], folder: Path, match: Path | None = None) -> 
     arguments = [f"--{name}={value}" for name, value in given.items()]
     if match is not None:
         arguments.append(f"--match={match}")
-    program = (
-        f"import sys; sys.path[:] = {sys.path!r}; "
-        "from slipstream_tf.cli.train import entry_point; entry_point()"
-    )
     write_json(str(folder / FLAGS), given)
-    command = [sys.executable, "-c", program, *arguments, f"--output={folder}"]
+    command = [sys.executable, *TRAIN, *arguments, f"--output={folder}"]
     code = subprocess.run(command, stdout=subprocess.DEVNULL, check=False).returncode
     if code:
         reason = "was refused" if code == USAGE_ERROR else f"failed (exit code {code})"
@@ -96,23 +99,6 @@ def difference(value: float | None, other: float | None) -> float | None:
 def spread(values: Sequence[float]) -> float:
     """Standard deviation; 0 for one value."""
     return statistics.stdev(values) if len(values) > 1 else 0.0
-
-
-def text(value: float | None, form: str) -> str:
-    """Returns a table's cell."""
-    return "n/a" if value is None else form.format(value)
-
-
-def mean(values: Sequence[float | None], form: str) -> str:
-    """Mean, and with two values or more "± standard deviation"."""
-    known = [value for value in values if value is not None]
-    if len(known) < len(values) or not known:
-        return "n/a"
-    cell = form.format(statistics.mean(known))
-    if len(known) == 1:
-        return cell
-    plain: Callable[[float], str] = form.replace("+", "").format
-    return f"{cell} ± {plain(statistics.stdev(known))}"
 
 
 def zipf_keys(

@@ -11,7 +11,6 @@ counts is the ratio within a turn.
 from __future__ import annotations
 
 import contextlib
-import statistics
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,10 +19,9 @@ from typing import Any
 import awake
 import common
 import numpy as np
+import summary
 from absl import app, flags
 from peers import Peer, Worker
-
-from slipstream_tf.telemetry.run_record import machine, write_json
 
 _RUNS = flags.DEFINE_integer("runs", 7, "Turns of each comparison.", lower_bound=1)
 _STEPS = flags.DEFINE_integer("steps", 50, "Steps of a turn.", lower_bound=1)
@@ -35,7 +33,6 @@ _SHAPES = flags.DEFINE_list(
 _RULES = flags.DEFINE_list("rules", ["sgd", "adagrad", "rowwise_adagrad", "adam"], "Update rules.")
 _PEERS = flags.DEFINE_list("peers", ["fit", "fbgemm", "tfra", "keras"], "Measured beside the ops.")
 _ENVIRONMENTS = flags.DEFINE_string("environments", "runs/peers", "Folder of the peers' Pythons.")
-_OUTPUT = flags.DEFINE_string("output", "results", "Folder of the JSON and the table.")
 
 _ZIPF = 1.05
 _RATE = 0.01
@@ -49,6 +46,13 @@ PEERS: Mapping[str, Peer] = {
     "tfra": Peer("TFRA, dynamic embedding", "tfra", ["tfra.py"], ("sgd", "adagrad")),
     "keras": Peer("Keras 3, Embedding", None, ["keras_layers.py"], ("sgd", "adagrad")),
 }
+# How many times as long as our ops others are to take. Those beside TFRA and Keras were set by
+# what Adagrad had taken.
+TARGETS = {
+    ("sgd", "fbgemm"): 2.0, ("adagrad", "fbgemm"): 4.0, ("rowwise_adagrad", "fbgemm"): 8.0,
+    **{(rule, "tfra"): 10.0 for rule in ("sgd", "adagrad")},
+    **{(rule, "keras"): 30.0 for rule in ("sgd", "adagrad")},
+}  # fmt: skip
 
 
 def compare(
@@ -76,17 +80,36 @@ def compare(
     return found, versions
 
 
-def rows_of(shape: str, rule: str, found: Mapping[str, Sequence[float]]) -> list[str]:
-    """The lines of the table for one comparison."""
-    lines = []
-    for name, runs in found.items():
-        ratios = [theirs / ours for theirs, ours in zip(runs, found["ops"], strict=True)]
-        label = (OURS if name == "ops" else PEERS[name]).label
-        ratio = "" if name == "ops" else f"{statistics.median(ratios):.2f}"
-        every = " ".join(f"{run:.2f}" for run in runs)
-        median = f"{statistics.median(runs):.2f}"
-        lines.append(f"| {shape} | {rule} | {label} | {ratio} | {median} | {every} |")
-    return lines
+def table_of(found: Mapping[str, Mapping[str, Sequence[float]]]) -> list[dict[str, Any]]:
+    """Returns the columns of a shape: by rule and library, milliseconds of every turn."""
+    names = [(rule, name) for rule, by_name in found.items() for name in by_name]
+    ratios = [None if name == "ops" else times_as_long(found[rule], name) for rule, name in names]
+    labels = [(OURS if name == "ops" else PEERS[name]).label for _, name in names]
+    every = [list(found[rule][name]) for rule, name in names]
+    return [
+        summary.column("rule", [rule for rule, _ in names]),
+        summary.column("library", labels),
+        summary.column("times as long as our ops", ratios, "{:.2f}", "median each"),
+        summary.column("ms a step", every, "{:.2f}", "median each"),
+    ]
+
+
+def times_as_long(found: Mapping[str, Sequence[float]], name: str) -> list[float]:
+    """Returns the ratios to our ops, turn by turn."""
+    return [theirs / ours for theirs, ours in zip(found[name], found["ops"], strict=True)]
+
+
+def claims_of(dim: int, found: Mapping[str, Mapping[str, Sequence[float]]]) -> dict[str, Any]:
+    """Returns the claims of a shape; those of rows of 16 have no ending."""
+    ending = "" if dim == 16 else f"_d{dim}"
+    return {
+        f"{rule.replace('_adagrad', '')}_over_{name}{ending}": summary.claim(
+            times_as_long(by_name, name), TARGETS.get((rule, name)), "higher"
+        )
+        for rule, by_name in found.items()
+        for name in by_name
+        if name not in ("ops", "fit")
+    }
 
 
 def read_shape(text: str) -> tuple[int, int, int]:
@@ -121,16 +144,13 @@ def main(arguments: Sequence[str]) -> None:
     shapes = {text: read_shape(text) for text in _SHAPES.value}
     peers = choose(_PEERS.value, _RULES.value)
     folder = Path(_ENVIRONMENTS.value)
-    lines = [
-        "| tables x rows x dim | rule | library | times as long | median ms a step | all turns |",
-        "|---|---|---|---|---|---|",
-    ]
-    runs, versions = [], {}
-    is_awake = awake.keep()
-    print("\n".join(lines))
+    versions: dict[str, str] = {}
+    awake.keep()
     for text, (tables, rows, dim) in shapes.items():
         shape = (_STEPS.value, _BATCH.value, tables)
         keys = common.zipf_keys(np.random.default_rng(0), rows, shape, _ZIPF)
+        part = f"{text}, beside {', '.join(name for name in _PEERS.value if name != 'fit')}"
+        found = {}
         with tempfile.TemporaryDirectory() as scratch:
             file = Path(scratch) / "keys.npy"
             np.save(file, keys)
@@ -138,22 +158,12 @@ def main(arguments: Sequence[str]) -> None:
                 settings = {"tables": tables, "rows": rows, "dim": dim, "batch": _BATCH.value,
                             "rule": rule, "learning_rate": _RATE, "threads": _THREADS.value,
                             "keys": str(file)}  # fmt: skip
-                found, told = compare(chosen, settings, folder)
+                found[rule], told = compare(chosen, settings, folder)
                 versions.update(told)
-                del settings["keys"]
-                runs.append({"settings": settings, "milliseconds": found})
-                lines += rows_of(text, rule, found)
-                print("\n".join(lines[-len(found) :]), flush=True)
                 # A measurement that is stopped leaves what it has measured.
-                record = {"runs": runs, "steps": _STEPS.value, "zipf": _ZIPF}
-                write(lines, {**record, "versions": versions, "awake": is_awake})
-
-
-def write(lines: Sequence[str], record: Mapping[str, Any]) -> None:
-    """Writes embedding_step.json and .md."""
-    output = Path(_OUTPUT.value)
-    write_json(str(output / "embedding_step.json"), {**record, "machine": machine()})
-    (output / "embedding_step.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+                columns, claims = table_of(found), claims_of(dim, found)
+                page = summary.write("embedding_step", part, {"": columns}, claims, versions)
+                print(page, flush=True)
 
 
 if __name__ == "__main__":

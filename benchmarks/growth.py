@@ -2,7 +2,7 @@
 
 Keys are hashed numbers. An op call takes 26 x 2,048 of them, all different, present and drawn
 evenly. At every size the table and a small one take turns (A B A B ...), and what counts is the
-ratio within a turn. Writes growth.json, growth.md and growth.png.
+ratio within a turn.
 
     python benchmarks/growth.py --runs=7
 """
@@ -15,23 +15,20 @@ import os
 import statistics
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import awake
-import growth_report
 import numpy as np
+import summary
 import tensorflow as tf
 from absl import app, flags
-from growth_report import Growth, Size
 from resident import return_free_memory
 
 import slipstream_tf as slip
 from slipstream_tf.ops import features
 from slipstream_tf.stores import NativeStore
-from slipstream_tf.telemetry.run_record import machine, versions, write_json
 
 _SIZES = flags.DEFINE_list(
     "sizes",
@@ -47,12 +44,43 @@ _FEATURES = flags.DEFINE_integer("features", 26, "Keys of an input.", lower_boun
 _DIM = flags.DEFINE_integer("dim", 16, "Values of a row.", lower_bound=1)
 _THREADS = flags.DEFINE_integer("threads", 2, "Threads of TensorFlow.", lower_bound=1)
 _NEW = flags.DEFINE_list("new", ["1", "0.1"], "Shares of new keys in a step that makes it grow.")
-_OUTPUT = flags.DEFINE_string("output", "results", "Folder of the JSON, the table and the plot.")
 
-_OPS = ("lookup", "update", "evaluation")
+_OPS = {"lookup": "lookup (training)", "update": "update (Adagrad)", "evaluation": "evaluation"}
 _TABLE = "keys"
 # What a process with TensorFlow and these batches takes beside the table.
 _BESIDE = 2 * 2**30
+MOST_TIMES_AS_LONG, MOST_BYTES, MOST_TIMES_MEDIAN = 4.0, 24.0, 10.0
+# Memory comes in huge pages: with few keys in 64 shards their unused parts are most of it.
+_ENOUGH_KEYS = 1_000_000
+# Edges of the histogram of steps, in medians.
+_EDGES = (0.0, 0.75, 1.25, 2.0, 3.0, 5.0, 10.0, np.inf)
+
+
+@dataclasses.dataclass(frozen=True)
+class Size:
+    """The table at one size.
+
+    Attributes:
+        keys: that it has.
+        nanoseconds: by op, per key and turn.
+        ratios: by op, per turn, to the small table's nanoseconds.
+        load: keys per place of the index.
+        resident_beyond_payload: bytes that the process has grown by for each row after the
+            first batch of them, beyond values and slots; None: the system does not tell.
+        allocated_beyond_payload: the same of what the table has asked for; pages that it has not
+            touched yet are in.
+    """
+
+    keys: int
+    nanoseconds: Mapping[str, Sequence[float]]
+    ratios: Mapping[str, Sequence[float]]
+    load: float
+    resident_beyond_payload: float | None
+    allocated_beyond_payload: float
+
+
+# Share of new keys -> seconds of the steps of each growth, which all have the same keys.
+Growths = Mapping[float, Sequence[Sequence[float]]]
 
 
 def hashed(numbers: np.ndarray) -> np.ndarray:
@@ -286,7 +314,7 @@ def main(arguments: Sequence[str]) -> None:
     tf.config.threading.set_intra_op_parallelism_threads(_THREADS.value)
     tf.config.threading.set_inter_op_parallelism_threads(_THREADS.value)
 
-    is_awake = awake.keep()
+    awake.keep()
     rng = np.random.default_rng(0)
     small = Table()
     small.grow_to(sizes[0], rng, 1.0)
@@ -296,36 +324,94 @@ def main(arguments: Sequence[str]) -> None:
     for size in sizes:
         table.grow_to(size, rng, 1.0)
         found.append(measure_size(table, small, begun, payload))
-        print(f"{size:,} keys: {found[-1].median('lookup'):.1f} ns a lookup", flush=True)
+        print(
+            f"{size:,} keys: {statistics.median(found[-1].nanoseconds['lookup']):.1f} ns a lookup",
+            flush=True,
+        )
     del table, small
     gc.collect()
-    growths: list[Growth] = []
+    growths: dict[float, Sequence[Sequence[float]]] = {}
     for share in shares:
         # A measurement that is stopped leaves what it has measured.
-        write(found, growths, is_awake)
-        growths.append(Growth(share, sizes[-1], tuple(grow(share, sizes[-1]))))
-    print(f"\n{write(found, growths, is_awake)}")
+        write(found, growths)
+        growths[share] = grow(share, sizes[-1])
+    print(f"\n{write(found, growths)}")
 
 
-def write(found: Sequence[Size], growths: Sequence[Growth], is_awake: bool) -> str:
-    """Writes growth.json, .md and .png; returns the table."""
-    settings: Mapping[str, Any] = {
-        flag.name: flag.value for flag in (_RUNS, _STEPS, _GROWTHS, _BATCH, _FEATURES, _DIM,
-                                           _THREADS)
-    }  # fmt: skip
-    output = Path(_OUTPUT.value)
-    targets = growth_report.targets(found, growths)
-    write_json(
-        str(output / "growth.json"),
-        {"sizes": [size.record() for size in found], "settings": settings,
-         "growths": [growth.record() for growth in growths],
-         "targets": [target.record() for target in targets],
-         "awake": is_awake, "machine": machine(), "versions": versions()},
-    )  # fmt: skip
-    text = growth_report.markdown(found, growths, targets)
-    (output / "growth.md").write_text(text + "\n", encoding="utf-8")
-    growth_report.plot(found, growths, output / "growth.png")
-    return text
+def write(found: Sequence[Size], growths: Growths) -> str:
+    """Writes the summary; returns its page."""
+    part = f"rows of {_DIM.value}, up to {found[-1].keys:,} keys"
+    return summary.write("growth", part, tables_of(found, growths), claims_of(found, growths))
+
+
+def claims_of(sizes: Sequence[Size], growths: Growths) -> dict[str, Any]:
+    """Returns the claims: of the largest size, and of the slowest step."""
+    enough = [size.resident_beyond_payload for size in sizes if size.keys >= _ENOUGH_KEYS]
+    claims = {
+        f"{op}_times_as_long": summary.claim(sizes[-1].ratios[op], MOST_TIMES_AS_LONG)
+        for op in _OPS
+    }
+    last = [sizes[-1].resident_beyond_payload]
+    claims["bytes_beyond_payload"] = summary.claim(last, MOST_BYTES)
+    worst = max((size for size in enough if size is not None), default=None)
+    claims["bytes_beyond_payload_worst_size"] = summary.claim([worst], MOST_BYTES)
+    for share, runs in growths.items():
+        typical, *_, worst_growth = [in_medians(np.median(runs, axis=0)).max(),
+                                     *sorted(in_medians(run).max() for run in runs)]  # fmt: skip
+        name = f"slowest_step_{100 * share:g}_percent_new"
+        claims[name] = summary.claim([typical], MOST_TIMES_MEDIAN)
+        claims[f"{name}_worst_growth"] = summary.claim([worst_growth], MOST_TIMES_MEDIAN)
+    return claims
+
+
+def in_medians(seconds: Sequence[float] | np.ndarray) -> np.ndarray:
+    """Returns steps' times as multiples of their median."""
+    return np.asarray(seconds) / np.median(seconds)
+
+
+def tables_of(sizes: Sequence[Size], growths: Growths) -> dict[str, Any]:
+    """Returns the tables: times, bytes, and steps while the table grows from empty."""
+    cells = [(size, op) for size in sizes for op in _OPS]
+    tables = {
+        "Time per key": [
+            summary.column("keys", [size.keys for size, _ in cells], "{:,}"),
+            summary.column("op", [_OPS[op] for _, op in cells]),
+            summary.column(
+                "times as long", [size.ratios[op] for size, op in cells], "{:.2f}", "median each"
+            ),
+            summary.column("ns", [size.nanoseconds[op] for size, op in cells], "{:.1f}", "median"),
+        ],
+        "Bytes a row beyond the payload": [
+            summary.column("keys", [size.keys for size in sizes], "{:,}"),
+            summary.column("resident", [s.resident_beyond_payload for s in sizes], "{:.1f}"),
+            summary.column("asked for", [s.allocated_beyond_payload for s in sizes], "{:.1f}"),
+            summary.column("load of the index", [size.load for size in sizes], "{:.3f}"),
+        ],
+    }
+    steps = [
+        (share, name, 1e3 * np.asarray(seconds))
+        for share, runs in growths.items()
+        for name, seconds in [
+            *((str(number + 1), run) for number, run in enumerate(runs)),
+            ("each step's median", np.median(runs, axis=0)),
+        ]
+    ]
+    if steps:
+        counts = np.array([np.histogram(in_medians(ms), _EDGES)[0] for *_, ms in steps])
+        names = [*(f"to {edge:g} medians" for edge in _EDGES[1:-1]), f"over {_EDGES[-2]:g}"]
+        tables["Steps while the table grows from empty"] = [
+            summary.column("new keys", [share for share, *_ in steps], "{:.0%}"),
+            summary.column("growth", [name for _, name, _ in steps]),
+            summary.column("steps", [len(ms) for *_, ms in steps], "{:,}"),
+            summary.column("median ms", [np.median(ms) for *_, ms in steps], "{:.2f}"),
+            summary.column("p99", [np.percentile(ms, 99) for *_, ms in steps], "{:.2f}"),
+            summary.column("most", [ms.max() for *_, ms in steps], "{:.2f}"),
+            *(
+                summary.column(name, list(map(int, column)), "{:,}")
+                for name, column in zip(names, counts.T, strict=True)
+            ),
+        ]
+    return tables
 
 
 if __name__ == "__main__":

@@ -4,8 +4,7 @@ A DLRM of Criteo's shape (13 numbers, 26 keys; `prepare_rate.py`'s lines) trains
 whose saturated inputs are skipped: read, hashed, classified and refilled by `Slipstream.apply`,
 with `ahead` and without. Data are text or what `slipstream-prepare` makes of it. What is
 measured is the time in which a loop of its own waits for `next(batches)`; beside it stands the
-control, a batch that is in memory and ready. All take turns in one process. Writes
-input_waits.json and .md.
+control, a batch that is in memory and ready. All take turns in one process.
 
     python benchmarks/input_waits.py --awake --runs=5
 """
@@ -13,7 +12,6 @@ input_waits.json and .md.
 from __future__ import annotations
 
 import os
-import statistics
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -26,6 +24,7 @@ import awake
 import keras
 import numpy as np
 import prepare_rate
+import summary
 import tensorflow as tf
 from absl import app, flags
 
@@ -36,22 +35,19 @@ from slipstream_tf.keras import EmbeddingCollection, Slipstream
 from slipstream_tf.models import DLRM
 from slipstream_tf.prepare.opening import open_source
 from slipstream_tf.prepare.preparation import Options, prepare
-from slipstream_tf.telemetry.run_record import machine, versions, write_json
 
-# `--lines`, `--threads` and `--folder` are those of `prepare_rate`.
-_RUNS = flags.DEFINE_integer("runs", 5, "Measured runs of each way.", lower_bound=1)
+# `--lines`, `--threads`, `--runs` and `--folder` are those of `prepare_rate`.
 _STEPS = flags.DEFINE_integer("steps", 100, "Steps of a run.", lower_bound=1)
 _BATCH = flags.DEFINE_integer("batch", 2048, "Inputs of a batch.", lower_bound=1)
 _WINDOW = flags.DEFINE_integer("window", 50, "Steps of a window.", lower_bound=1)
 _SOURCES = flags.DEFINE_list("sources", ["text", "prepared"], "Data to read.")
-_OUTPUT = flags.DEFINE_string("output", "results", "Folder of the JSON and the table.")
 
 _DENSE, _DIM = 13, 16
 _BOTTOM, _TOP = (512, 256, 64, _DIM), (512, 256, 1)
 _TARGET_SKIP = 0.3
 # Windows before states are in force.
 _WINDOWS_BEFORE = 3
-_SHARES = (0.5, 0.95, 0.99, 1)
+_QUANTILES = {0.5: "median", 0.95: "95%", 0.99: "99%", 1.0: "longest"}
 _WAYS = ("ahead", "at the pull", "ready")
 
 
@@ -105,58 +101,43 @@ def measure(source: str, path: str) -> list[dict[str, Any]]:
     """Measures the ways on a source, in turn."""
     trainings = {way: Training(path, way) for way in _WAYS}
     steps: dict[str, list[list[tuple[float, float]]]] = {way: [] for way in _WAYS}
-    for _ in range(_RUNS.value):
+    for _ in range(flags.FLAGS.runs):
         for way, training in trainings.items():
             steps[way].append(training.run())
     results = []
     for way, runs in steps.items():
-        waits = np.array([wait for run in runs for wait, _ in run])
-        times = np.array([total for run in runs for _, total in run])
+        waits, times = np.array(runs).transpose(2, 0, 1)  # [runs, steps] each
         reports = trainings[way].engine.tracker.reports
         seen = sum(report.inputs_seen for report in reports)
         results.append(
             {
                 "source": source,
                 "way": way,
-                "wait_quantiles": {
-                    f"{100 * share:g}": float(np.quantile(waits, share)) for share in _SHARES
+                "share of time waiting": list(waits.sum(axis=1) / times.sum(axis=1)),
+                **{
+                    f"a wait, {name} ms": float(np.quantile(waits, share))
+                    for share, name in _QUANTILES.items()
                 },
-                "step_milliseconds": float(np.median(times)),
-                "share_of_time": float(waits.sum() / times.sum()),
-                "shares_of_runs": [
-                    sum(wait for wait, _ in run) / sum(total for _, total in run) for run in runs
-                ],
-                "milliseconds_per_step_of_runs": [
-                    statistics.fmean(total for _, total in run) for run in runs
-                ],
-                "skipped_share": sum(r.inputs_skipped for r in reports) / seen if seen else 0.0,
-                "waits": [[round(wait, 3) for wait, _ in run] for run in runs],
+                "ms a step": list(times.mean(axis=1)),
+                "inputs skipped": sum(r.inputs_skipped for r in reports) / seen if seen else 0.0,
             }
         )
     return results
 
 
-def markdown(results: Sequence[dict[str, Any]]) -> str:
-    """Returns the table."""
-    header = (
-        *("data", "batches are made", "waiting, share of time", "of runs"),
-        *("a wait, median ms", "95%", "99%", "longest", "a step, median ms"),
-        *("steps' mean ms, by run", "inputs skipped"),
-    )
-    lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
-    for result in results:
-        cells = (
-            result["source"],
-            result["way"],
-            f"**{result['share_of_time']:.1%}**",
-            " ".join(f"{share:.1%}" for share in result["shares_of_runs"]),
-            *(f"{wait:.2f}" for wait in result["wait_quantiles"].values()),
-            f"{result['step_milliseconds']:.1f}",
-            " ".join(f"{mean:.1f}" for mean in result["milliseconds_per_step_of_runs"]),
-            f"{result['skipped_share']:.1%}",
-        )
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+def results_of(results: Sequence[dict[str, Any]]) -> tuple[Any, Any]:
+    """Returns the table and the claims."""
+    forms = {"source": "{}", "way": "{}", "share of time waiting": "{:.1%}",
+             "ms a step": "{:.1f}", "inputs skipped": "{:.1%}"}  # fmt: skip
+    columns = [
+        summary.column(name, [r[name] for r in results], forms.get(name, "{:.2f}"), "median each")
+        for name in results[0]
+    ]
+    claims = {
+        f"{r['source']}_{r['way'].replace(' ', '_')}": summary.claim(r["share of time waiting"])
+        for r in results
+    }
+    return {"": columns}, claims
 
 
 def make_sources(folder: Path) -> dict[str, str]:
@@ -181,32 +162,19 @@ def main(arguments: Sequence[str]) -> None:
         raise app.UsageError(f"--sources={','.join(_SOURCES.value)}. Allowed: text, prepared.")
     tf.config.threading.set_intra_op_parallelism_threads(flags.FLAGS.threads)
     tf.config.threading.set_inter_op_parallelism_threads(flags.FLAGS.threads)
-    is_awake = awake.keep()
+    awake.keep()
     results: list[dict[str, Any]] = []
+    part = f"batches of {_BATCH.value:,}, windows of {_WINDOW.value:,} steps"
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(flags.FLAGS.folder or temporary)
         for source, path in make_sources(folder).items():
             print(f"{source} ...", flush=True)
             results += measure(source, path)
-            print(markdown(results), flush=True)
+            print(summary.write("input_waits", part, *results_of(results)), flush=True)
             keras.backend.clear_session()
-    table = markdown(results)
-    output = Path(_OUTPUT.value)
-    names = ("runs", "steps", "batch", "window", "lines", "threads")
-    write_json(
-        str(output / "input_waits.json"),
-        {
-            "results": results,
-            "settings": {name: flags.FLAGS[name].value for name in names},
-            "awake": is_awake,
-            "machine": machine(),
-            "versions": versions(),
-        },
-    )
-    title = "# Waiting for input, per step of a DLRM whose saturated inputs are skipped"
-    (output / "input_waits.md").write_text(f"{title}\n\n{table}\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
     flags.FLAGS.set_default("lines", 200_000)
+    flags.FLAGS.set_default("runs", 5)
     app.run(main)

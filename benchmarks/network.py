@@ -26,12 +26,13 @@ from typing import Any
 
 import common
 import network_report
+import summary
 from absl import app, flags
 from network_report import ALONE, Case
 
 from slipstream_tf.cli import data as train_data
 from slipstream_tf.cli.flag_set import UsageError
-from slipstream_tf.telemetry.run_record import machine, versions, write_json
+from slipstream_tf.telemetry.run_record import write_json
 
 _DATA = flags.DEFINE_string(
     "data",
@@ -57,10 +58,6 @@ _EXTRA = flags.DEFINE_multi_string(
     "train_flag", [], "name=value of slipstream-train, for every run; goes before the run's own."
 )
 _TIMEOUT = flags.DEFINE_float("timeout", 7200.0, "Seconds after which a run has failed.")
-_OUTPUT = flags.DEFINE_string("output", "results", "Folder of the JSON, the table and the plot.")
-_EARLIER = flags.DEFINE_list(
-    "earlier", [], "JSON results of other calls of this program, whose runs are in the tables, too."
-)
 _RECORDS = flags.DEFINE_string("records", "runs/network", "Folder of the runs' metrics.json.")
 
 # What is run without --runs. A name is made of parts: see `flags_of`.
@@ -202,12 +199,7 @@ class Launcher:
             The exit code, what was written, and the bytes that each rank's host has sent by its
             kernel's count, of evaluation and all headers, too (without links of their own: None).
         """
-        # Not what lies in the working folder, which Python would put first, unless it is asked for.
-        asked = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-        here = Path.cwd()
-        paths = [p for p in sys.path if p and (Path(p).resolve() != here or p in asked)]
-        code = f"import sys; sys.path[:] = {paths!r}; from slipstream_tf.cli import train; "
-        program = ["-c", f"{code}train.entry_point()", *arguments]
+        program = [*common.TRAIN, *arguments]
         if ranks == 1 or self.rate is None:
             command = [sys.executable, *program]
             if ranks > 1:
@@ -222,8 +214,7 @@ class Launcher:
         return code, "\n".join(rank.output for rank in ended), sent
 
     def _run(self, command: Sequence[str]) -> tuple[int, str]:
-        path = os.pathsep.join(filter(None, [*sys.path, os.environ.get("PYTHONPATH")]))
-        environment = {"TF_CPP_MIN_LOG_LEVEL": "2", **os.environ, "PYTHONPATH": path}
+        environment = {"TF_CPP_MIN_LOG_LEVEL": "2", **os.environ}
         process = subprocess.Popen(
             command, env=environment, text=True, errors="replace",
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
@@ -326,48 +317,23 @@ def check() -> list[int]:
     return ranks
 
 
-class Report:
-    """The results so far, written whenever a comparison is whole.
+def write(title: str, trials: Sequence[tuple[Case, int, int, Mapping[str, Any]]]) -> str:
+    """Writes a part for each placement and number of ranks; returns the page.
 
-    Attributes:
-        table: in Markdown.
+    Args:
+        title: data, link and flags of all runs.
+        trials: as of `network_report.collect`.
     """
-
-    def __init__(self, name: str, link: str, settings: Mapping[str, Any]) -> None:
-        """Reads the earlier results.
-
-        Args:
-            name: of the data.
-            link: between the ranks.
-            settings: flags of each case.
-
-        Raises:
-            UsageError: results are of other data or another link.
-        """
-        self.table = ""
-        self._title, self._of = f"{name}, {link}", {"data": name, "link": link}
-        self._settings = dict(settings)
-        self._earlier: list[dict[str, Any]] = []
-        for path in _EARLIER.value:
-            results = json.loads(Path(path).read_text(encoding="utf-8"))
-            if {part: results[part] for part in self._of} != self._of:
-                raise app.UsageError(f"--earlier: {path} is not of {self._title}.")
-            self._earlier += results["runs"]
-            self._settings = {**results["flags"], **self._settings}
-
-    def write(self, trials: Sequence[tuple[Case, int, int, Mapping[str, Any]]]) -> None:
-        """Writes the JSON, the table and the plot of these runs and the earlier ones."""
-        figures = network_report.joined([self._earlier, network_report.collect(trials)])
-        output, file = Path(_OUTPUT.value), f"network_{'_'.join(self._of.values())}"
-        seeds = sorted({figure["seed"] for figure in figures})
-        write_json(
-            str(output / f"{file}.json"),
-            {**self._of, "seeds": seeds, "repeats": _REPEATS.value, "flags": self._settings,
-             "runs": figures, "machine": machine(), "versions": versions()},
-        )  # fmt: skip
-        self.table = network_report.markdown(self._title, figures)
-        (output / f"{file}.md").write_text(self.table + "\n", encoding="utf-8")
-        network_report.plot(self._title, figures, output / f"{file}.png")
+    figures, page = network_report.collect(trials), ""
+    places = dict.fromkeys((f["placement"], f["ranks"]) for f in figures if f["ranks"] > 1)
+    for placement, ranks in places:
+        part = f"{title}, {placement}, {ranks} ranks"
+        label = re.sub(r"[^a-z0-9.]+", "_", part.removesuffix(" ranks"))
+        beside = {(ALONE.placement, ALONE.ranks), (placement, ranks)}
+        chosen = [f for f in figures if (f["placement"], f["ranks"]) in beside]
+        results = network_report.results_of(chosen, label, _RATE.value is not None)
+        page = summary.write("network", part, *results)
+    return page
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -379,6 +345,7 @@ def main(arguments: Sequence[str]) -> None:
     seeds = common.integers("seeds", _SEEDS.value)
     name, data = locate(_DATA.value)
     extra = common.extra_flags(_EXTRA.value)
+    title = ", ".join([name, _RATE.value or "unshaped", *(f"{k}={v}" for k, v in extra.items())])
     if _MAX_INPUTS.value is not None:
         extra["max_inputs"] = _MAX_INPUTS.value
     link = _RATE.value or "unshaped"
@@ -393,11 +360,7 @@ def main(arguments: Sequence[str]) -> None:
         for case in cases
         if case != ALONE or repeat == 0
     ]
-    trials, settings = [], {}
-    for case in cases:
-        settings[str(case)] = all_flags(case, data, 0, _BATCH.value, extra)
-        del settings[str(case)]["data"], settings[str(case)]["seed"]
-    report = Report(name, link, settings)
+    trials, page = [], ""
     with ends_on_sigterm():
         for number, (seed, repeat, case) in enumerate(turns, 1):
             label = f"{name}, {link}, seed {seed}, repeat {repeat}: {case}"
@@ -410,8 +373,8 @@ def main(arguments: Sequence[str]) -> None:
             record = train(launcher, case.ranks, given, folder)
             trials.append((case, seed, repeat, record))
             if case == cases[-1]:
-                report.write(trials)
-    print(f"\n{report.table}")
+                page = write(title, trials)
+    print(f"\n{page}")
 
 
 if __name__ == "__main__":

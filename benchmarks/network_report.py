@@ -4,29 +4,18 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import itertools
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from common import difference, mean, pyplot, spread, text
+import summary
+from common import difference
 
 EMBEDDING = ("keys", "rows", "gradients", "deferred")
 _KINDS = (*EMBEDDING, "dense", "control")
 # What is asked of bytes (float32, bfloat16) and of AUC.
-_SHARES, _AUC_LOSS = (0.6, 0.3), 0.0005
-_HEADER = (
-    *("placement", "ranks", "run", "bytes / plain", "with control", "seconds / plain"),
-    *("AUC - alone", "AUC - plain", "AUC", "kB per step"),
-    *_KINDS,
-    *("ms per step", "frozen keys"),
-)
-_EACH = (
-    *("placement", "ranks", "run", "seed", "repeat", "bytes / plain", "with control"),
-    *("seconds / plain", "AUC - alone", "AUC - plain", "AUC", "kB per step", "ms per step"),
-)
+SHARES, AUC_LOSS = (0.6, 0.3), 0.0005
 
 Figures = Sequence[Mapping[str, Any]]
 
@@ -82,49 +71,27 @@ def collect(trials: Iterable[tuple[Case, int, int, Mapping[str, Any]]]) -> list[
                 "auc": auc,
                 "auc_difference_alone": difference(auc, alone["test"]["auc"]),
                 "auc_difference_plain": difference(auc, plain["test"]["auc"]),
-                "log_loss": record["test"]["log_loss"],
                 "seconds_per_step": seconds,
                 "seconds_share": _ratio(seconds, seconds_per_step(plain)),
                 **_traffic(record, plain),
-                "bytes_in_training": record["ranks"]["bytes"],
-                "bytes_on_wire_by_rank": record.get("sent_bytes"),
             }
         )
     return figures
 
 
-def joined(results: Iterable[Figures]) -> list[dict[str, Any]]:
-    """Returns the runs of several results, by placement, ranks and seed; of a run the last one."""
-    found = {}
-    for trial in itertools.chain.from_iterable(results):
-        case = trial["placement"], trial["ranks"], trial["run"], trial["seed"], trial["repeat"]
-        found[case] = dict(trial)
-    # The cases in the order in which they came first, each with its seeds.
-    places = {case: place for place, case in enumerate(dict.fromkeys(c[:3] for c in found))}
-    return [found[case] for case in sorted(found, key=lambda c: (places[c[:3]], *c[3:]))]
-
-
 def _traffic(record: Mapping[str, Any], plain: Mapping[str, Any]) -> dict[str, Any]:
     """Bytes per step after the warm-up, and as a share of plain training's."""
-    windows = record["windows"]
-    names = ("bytes_per_step", "embedding_bytes_per_step", "embedding_and_control_bytes_per_step")
-    none = (*names, "steps_after_warmup", "bytes_share", "bytes_share_with_control", "frozen_keys")
-    start = _first_step(record) if windows else 0
+    names = ("bytes_per_step", "steps_after_warmup", "bytes_share", "bytes_share_with_control")
+    start = _first_step(record) if record["windows"] else 0
     steps = _steps(record) - start
-    if not windows or record["ranks"]["size"] == 1 or steps <= 0:
-        return dict.fromkeys(none)
+    if not record["windows"] or record["ranks"]["size"] == 1 or steps <= 0:
+        return dict.fromkeys(names)
     own, others = ({k: b / steps for k, b in sent_after(r, start).items()} for r in (record, plain))
-    embedding, plain_embedding = (sum(sent[kind] for kind in EMBEDDING) for sent in (own, others))
-    with_control, plain_with_control = (
-        embedding + own["control"],
-        plain_embedding + others["control"],
-    )
-    frozen = [window["frozen_keys"] for window in windows if not window["is_warming_up"]]
-    values = (
-        *(own, embedding, with_control, steps, _ratio(embedding, plain_embedding)),
-        *(_ratio(with_control, plain_with_control), statistics.mean(frozen or [0])),
-    )
-    return dict(zip(none, values, strict=True))
+    shares = [
+        _ratio(*(sum(sent[kind] for kind in kinds) for sent in (own, others)))
+        for kinds in (EMBEDDING, (*EMBEDDING, "control"))
+    ]
+    return dict(zip(names, (own, steps, *shares), strict=True))
 
 
 def seconds_per_step(record: Mapping[str, Any]) -> float | None:
@@ -177,130 +144,57 @@ def _ratio(value: float | None, other: float | None) -> float | None:
     return None if value is None or not other else value / other
 
 
-def _by_case(figures: Figures) -> dict[Case, Figures]:
-    found: dict[Case, list[Mapping[str, Any]]] = collections.defaultdict(list)
+def results_of(figures: Figures, label: str, is_shaped: bool) -> tuple[Any, Any]:
+    """Returns the table and the claims of one placement and number of ranks.
+
+    Args:
+        figures: of `collect`, all of one placement and number of ranks, or of one process.
+        label: begins the names of claims.
+        is_shaped: the link: seconds are claimed instead of bytes and AUC.
+    """
+    by_run: dict[str, list[Mapping[str, Any]]] = collections.defaultdict(list)
     for trial in figures:
-        found[Case(trial["run"], trial["placement"], trial["ranks"])].append(trial)
-    return dict(found)
+        by_run["one process" if trial["ranks"] == 1 else trial["run"]].append(trial)
+    rows = list(by_run.values())
 
+    def of(name: str, figure: str, form: str, show: str, unit: float = 1.0) -> Any:
+        found = [[trial[figure] for trial in trials] for trials in rows]
+        known = [None if None in values else [v / unit for v in values] for values in found]
+        return summary.column(name, list(map(_of_repeats, known)), form, show)
 
-def _by_seed(trials: Figures, figure: str, kind: str | None = None) -> list[float | None]:
-    """A figure of each seed: the mean over its repeats."""
-    found: dict[int, list[float | None]] = collections.defaultdict(list)
-    for trial in trials:
-        value = trial[figure]
-        found[trial["seed"]].append(value if kind is None or value is None else value[kind])
-    return [
-        None if any(value is None for value in values) else statistics.mean(values)
-        for values in found.values()
+    def kilobytes(*kinds: str) -> list[float | None]:
+        sent = [[trial["bytes_per_step"] for trial in trials] for trials in rows]
+        totals = [[b and sum(b[kind] for kind in kinds) / 1e3 for b in trials] for trials in sent]
+        return [None if None in values else statistics.fmean(values) for values in totals]
+
+    columns = [
+        summary.column("run", list(by_run)),
+        of("bytes / plain", "bytes_share", "{:.1%}", "mean"),
+        of("with control", "bytes_share_with_control", "{:.1%}", "mean"),
+        of("seconds / plain", "seconds_share", "{:.2f}", "median each" if is_shaped else "median"),
+        of("ms per step", "seconds_per_step", "{:.1f}", "median", 1e-3),
+        of("AUC - plain", "auc_difference_plain", "{:+.4f}", "mean each"),
+        of("AUC - one process", "auc_difference_alone", "{:+.4f}", "mean"),
+        summary.column("kB per step", kilobytes(*EMBEDDING), "{:,.1f}"),
+        *(summary.column(kind, kilobytes(kind), "{:,.1f}") for kind in _KINDS),
     ]
-
-
-def _median(trials: Figures, figure: str) -> float | None:
-    values = [trial[figure] for trial in trials]
-    return None if any(value is None for value in values) else statistics.median(values)
-
-
-def markdown(title: str, figures: Figures) -> str:
-    """Returns a table of means and medians, and one of every run."""
-    seeds = sorted({trial["seed"] for trial in figures})
-    repeats = 1 + max(trial["repeat"] for trial in figures)
-    counts = f"seeds {', '.join(map(str, seeds))}" + (f" x {repeats}" if repeats > 1 else "")
-    lines = [f"# Network, {title}, {counts}", "", *_head(_HEADER)]
-    for case, trials in _by_case(figures).items():
-        kinds = [_by_seed(trials, "bytes_per_step", kind) for kind in _KINDS]
-        lines.append(
-            _row(
-                case.placement,
-                str(case.ranks),
-                case.run,
-                mean(_by_seed(trials, "bytes_share"), "{:.1%}"),
-                mean(_by_seed(trials, "bytes_share_with_control"), "{:.1%}"),
-                text(_median(trials, "seconds_share"), "{:.2f}"),
-                mean(_by_seed(trials, "auc_difference_alone"), "{:+.4f}"),
-                mean(_by_seed(trials, "auc_difference_plain"), "{:+.4f}"),
-                mean(_by_seed(trials, "auc"), "{:.4f}"),
-                text(_mean_kilobytes(_by_seed(trials, "embedding_bytes_per_step")), "{:,.1f}"),
-                *(text(_mean_kilobytes(values), "{:,.1f}") for values in kinds),
-                text(_milliseconds(_median(trials, "seconds_per_step")), "{:.1f}"),
-                mean(_by_seed(trials, "frozen_keys"), "{:,.0f}"),
-            )
+    claims = {}
+    for run, trials in by_run.items():
+        seconds, shares, losses = (
+            [trial[name] for trial in trials]
+            for name in ("seconds_share", "bytes_share", "auc_difference_plain")
         )
-    lines += ["", "## Every run", "", *_head(_EACH)]
-    for trial in figures:
-        lines.append(
-            _row(
-                *(str(trial[name]) for name in ("placement", "ranks", "run", "seed", "repeat")),
-                *(text(trial[f"bytes_share{end}"], "{:.1%}") for end in ("", "_with_control")),
-                text(trial["seconds_share"], "{:.2f}"),
-                text(trial["auc_difference_alone"], "{:+.4f}"),
-                text(trial["auc_difference_plain"], "{:+.4f}"),
-                text(trial["auc"], "{:.4f}"),
-                text(_mean_kilobytes([trial["embedding_bytes_per_step"]]), "{:,.1f}"),
-                text(_milliseconds(trial["seconds_per_step"]), "{:.1f}"),
-            )
-        )
-    return "\n".join(lines)
+        if run in ("one process", "plain", "unwatched"):
+            continue
+        if is_shaped:
+            claims[f"{label}_{run}_seconds"] = summary.claim(seconds, 1.0)
+            continue
+        mean = statistics.fmean
+        claims[f"{label}_{run}_bytes"] = summary.claim(shares, SHARES["bf16" in run], "lower", mean)
+        claims[f"{label}_{run}_auc"] = summary.claim(losses, -AUC_LOSS, "higher", mean)
+    return {"": columns}, claims
 
 
-def _mean_kilobytes(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return statistics.mean(known) / 1e3 if known else None
-
-
-def _milliseconds(seconds: float | None) -> float | None:
-    return None if seconds is None else 1e3 * seconds
-
-
-def _head(names: Sequence[str]) -> list[str]:
-    return [_row(*names), "|" + "---|" * len(names)]
-
-
-def _row(*cells: str) -> str:
-    return "| " + " | ".join(cells) + " |"
-
-
-def plot(title: str, figures: Figures, path: Path) -> None:
-    """Draws the change of AUC over the share of embedding bytes, both against plain training."""
-    cases = {
-        case: trials
-        for case, trials in _by_case(figures).items()
-        if case.run != "plain" and None not in _by_seed(trials, "bytes_share")
-        and None not in _by_seed(trials, "auc_difference_plain")
-    }  # fmt: skip
-    plots = pyplot(path.name) if cases else None
-    if plots is None:
-        return
-    placements = list(dict.fromkeys(case.placement for case in cases))
-    ranks = sorted({case.ranks for case in cases})
-    runs = list(dict.fromkeys(case.run for case in cases))
-    figure, panels = plots.subplots(
-        1, len(placements), figsize=(4 + 5 * len(placements), 6), layout="constrained",
-        squeeze=False, sharey=True,
-    )  # fmt: skip
-    colors = plots.get_cmap("tab20").colors
-    for axes, placement in zip(panels[0], placements, strict=True):
-        axes.axhline(0.0, color="gray", linewidth=0.8)
-        axes.axhline(-_AUC_LOSS, color="gray", linewidth=0.8, linestyle=":")
-        for share in _SHARES:
-            axes.axvline(share, color="gray", linewidth=0.8, linestyle=":")
-        axes.set_xlabel("embedding bytes after warm-up, as a share of plain float32's")
-        axes.set_title(f"{title}: {placement}")
-    panels[0][0].set_ylabel("test AUC, difference to plain training of as many ranks")
-    for case, trials in cases.items():
-        share, auc = (_by_seed(trials, name) for name in ("bytes_share", "auc_difference_plain"))
-        panels[0][placements.index(case.placement)].errorbar(
-            statistics.mean(share), statistics.mean(auc), xerr=spread(share), yerr=spread(auc),
-            marker="osD^v"[ranks.index(case.ranks) % 5], capsize=3, linestyle="none",
-            color=colors[runs.index(case.run) % len(colors)], label=f"{case.run}, {case.ranks}",
-        )  # fmt: skip
-    handles: dict[str, Any] = {}
-    for axes in panels[0]:
-        axes.set_xlim(0.0, max(1.05, axes.get_xlim()[1]))
-        handles.update(
-            {label: h for h, label in zip(*axes.get_legend_handles_labels(), strict=True)}
-        )
-    figure.legend(handles.values(), handles, loc="outside right upper", title="run, ranks")
-    figure.savefig(path, dpi=110)
-    plots.close(figure)
-    print(f"Plot: {path}")
+def _of_repeats(values: list[float] | None) -> list[float] | float | None:
+    """Returns one value where all are the same, as bytes and AUC of repeats are."""
+    return values[0] if values and len(set(values)) == 1 else values

@@ -88,10 +88,9 @@ class Worker:
             "ANSWERS": str(told),
             "TF_CPP_MIN_LOG_LEVEL": "3",
             "OMP_NUM_THREADS": str(threads),
-            "PYTHONPATH": os.pathsep.join([str(programs), os.environ.get("PYTHONPATH", "")]),
         }
         if peer.environment is not None:
-            environment["PYTHONPATH"] = str(programs)
+            environment.pop("PYTHONPATH", None)
         command = [python_of(peer.environment, folder), str(programs / peer.program[0])]
         self._peer = peer
         self._process = subprocess.Popen(

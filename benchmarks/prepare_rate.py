@@ -1,8 +1,8 @@
 """How fast `slipstream-prepare` is: Criteo lines per second, from generated lines to statistics.
 
-Prints lines per second of wall time and of processor time (of all threads together), with the load
-of the machine before and after. Lines have Criteo's form: 13 counts, 26 keys of eight hexadecimal
-digits whose fields have 10 to 1,000,000 keys, Zipf 1.05; a tenth of the values is missing.
+Lines per second are those of wall time and of processor time (of all threads together). Lines have
+Criteo's form: 13 counts, 26 keys of eight hexadecimal digits whose fields have 10 to 1,000,000
+keys, Zipf 1.05; a tenth of the values is missing.
 
     python benchmarks/prepare_rate.py --lines=2000000 --threads=2
 """
@@ -12,11 +12,14 @@ from __future__ import annotations
 import os
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import numpy as np
+import summary
 from absl import app, flags
 
 from slipstream_tf.prepare.opening import open_source
@@ -25,6 +28,7 @@ from slipstream_tf.prepare.preparation import Options, prepare
 _LINES = flags.DEFINE_integer("lines", 2_000_000, "Generated lines.", lower_bound=1)
 _THREADS = flags.DEFINE_integer("threads", 2, "Threads that parse.", lower_bound=1)
 _SHARD_ROWS = flags.DEFINE_integer("shard_rows", 1_000_000, "Lines per shard.", lower_bound=1)
+_RUNS = flags.DEFINE_integer("runs", 1, "Measured runs.", lower_bound=1)
 _FOLDER = flags.DEFINE_string("folder", None, "Folder for the files; default: a temporary one.")
 
 _BLOCK = 100_000  # Lines drawn; the file repeats them with other keys.
@@ -54,8 +58,12 @@ def write_lines(path: Path, count: int) -> None:
                 file.write("\t".join([str(labels[row]), *values]) + "\n")
 
 
-def measure(folder: Path) -> None:
-    """Prepares generated lines and prints the rates."""
+def measure(folder: Path) -> dict[str, tuple[float, float]]:
+    """Prepares generated lines once and prints the sizes.
+
+    Returns:
+        By phase, lines per second of wall time and of processor time until its end.
+    """
     path = folder / "lines.tsv"
     if not path.exists():
         write_lines(path, _LINES.value)
@@ -75,25 +83,36 @@ def measure(folder: Path) -> None:
     lines = sum(statistics["inputs"].values())
     print(
         f"{lines:,} lines, {path.stat().st_size >> 20:,} MiB to {size >> 20:,} MiB, "
-        f"{_THREADS.value} threads, {len(os.sched_getaffinity(0))} cores; load {load:.1f} before, "
-        f"{os.getloadavg()[0]:.1f} after"
+        f"{_THREADS.value} threads; load {load:.1f} before, {os.getloadavg()[0]:.1f} after"
     )
-    for phase, (wall, cpu) in ends.items():
-        print(
-            f"  until the end of {phase}: {lines / wall:,.0f} lines/s of wall time, "
-            f"{lines / cpu:,.0f} per processor second"
-        )
+    return {phase: (lines / wall, lines / cpu) for phase, (wall, cpu) in ends.items()}
+
+
+def results_of(runs: Sequence[dict[str, tuple[float, float]]]) -> tuple[Any, Any]:
+    """Returns the table and the claims of the runs' rates."""
+    phases = list(runs[0])
+    walls, processors = ([[run[phase][i] for run in runs] for phase in phases] for i in (0, 1))
+    columns = [
+        summary.column("until the end of", phases),
+        summary.column("lines/s", walls, "{:,.0f}", "median each"),
+        summary.column("lines per second of a processor", processors, "{:,.0f}", "median each"),
+    ]
+    claims = {
+        f"lines_per_second_to_{phase.replace(' ', '_')}": summary.claim(rates, None, "higher")
+        for phase, rates in zip(phases, walls, strict=True)
+    }
+    return {"": columns}, claims
 
 
 def main(arguments: list[str]) -> None:
-    """Measures once."""
+    """Measures, prints and writes."""
     if len(arguments) > 1:
         raise app.UsageError(f"Unexpected argument {arguments[1]!r}.")
-    if _FOLDER.value is not None:
-        measure(Path(_FOLDER.value))
-        return
-    with tempfile.TemporaryDirectory() as folder:
-        measure(Path(folder))
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(_FOLDER.value or temporary)
+        runs = [measure(folder) for _ in range(_RUNS.value)]
+    part = f"{_LINES.value:,} lines, {_THREADS.value} threads"
+    print(summary.write("prepare_rate", part, *results_of(runs)))
 
 
 if __name__ == "__main__":

@@ -15,11 +15,11 @@ from typing import Any
 
 import common
 import skipping_report
+import summary
 from absl import app, flags
 
 from slipstream_tf.cli import data as train_data
 from slipstream_tf.cli.flag_set import UsageError
-from slipstream_tf.telemetry.run_record import machine, versions, write_json
 
 _DATA = flags.DEFINE_string(
     "data",
@@ -30,7 +30,6 @@ _DATA = flags.DEFINE_string(
 )
 _SEEDS = flags.DEFINE_list("seeds", ["0", "1", "2"], "Seeds of each run.")
 _RUNS = flags.DEFINE_list("runs", [], "Names of runs; those they are compared with are added.")
-_OUTPUT = flags.DEFINE_string("output", "results", "Folder of the JSON, the table and the plot.")
 _RECORDS = flags.DEFINE_string("records", "runs/skipping", "Folder of the runs' metrics.json.")
 _EXTRA = flags.DEFINE_multi_string(
     "train_flag", [], "name=value of slipstream-train, for every run that is no control."
@@ -112,9 +111,15 @@ _INTERVAL = (Run("defer_interval_4", {**_DEFER_4, "defer_trigger": "interval", "
 _BOTH = (Run("both_4", {"skip": "both", "defer_movement": 0.01, "simulated_ranks": 4}),)
 # What the quality budget makes of the paper's rule, of a mask and of deferring.
 _BUDGET = (
-    Run("budget_paper", {"skip": "inputs", "keep_rate": 0.5, "max_auc_loss": 0.001}),
-    Run("budget_mask_4", {"skip": "gradients", "max_auc_loss": 0.001, "simulated_ranks": 4}),
-    Run("budget_defer_4", {**_DEFER_4, "max_auc_loss": 0.001}),
+    Run(
+        "budget_paper",
+        {"skip": "inputs", "keep_rate": 0.5, "max_auc_loss": skipping_report.MOST_AUC_LOSS},
+    ),
+    Run(
+        "budget_mask_4",
+        {"skip": "gradients", "max_auc_loss": skipping_report.MOST_AUC_LOSS, "simulated_ranks": 4},
+    ),
+    Run("budget_defer_4", {**_DEFER_4, "max_auc_loss": skipping_report.MOST_AUC_LOSS}),
 )
 _WITHHOLD = (*_MASK, _defer(0.005, 4), _defer(0.01, 4), *_BOTH)
 RUNS: Mapping[str, tuple[Run, ...]] = {
@@ -203,20 +208,10 @@ def main(arguments: Sequence[str]) -> None:
             records[run.name][seed] = common.train(given, folder / run.name, match)
     matches = {run.name: run.match for run in runs if run.match is not None}
     figures = skipping_report.collect(records, matches)
-    table = skipping_report.markdown(name, figures)
-    output = Path(_OUTPUT.value)
-    settings = {run.name: {**flags_of(run, data, 0, shared), "match": run.match} for run in runs}
-    for flag_values in settings.values():
-        for flag in ("data", "seed"):
-            flag_values.pop(flag, None)
-    write_json(
-        str(output / f"skipping_{name}.json"),
-        {"data": name, "seeds": seeds, "flags": settings, "runs": figures,
-         "machine": machine(), "versions": versions()},
-    )  # fmt: skip
-    (output / f"skipping_{name}.md").write_text(table + "\n", encoding="utf-8")
-    print(f"\n{table}")
-    skipping_report.plot(name, figures, output / f"frontier_{name}.png")
+    part, columns = f"{name}, {len(seeds)} seeds", skipping_report.table_of(figures)
+    claims = skipping_report.claims_of(name, figures)
+    print(summary.write("skipping", part, {"": columns}, claims))
+    skipping_report.plot(name, figures, summary.output() / f"frontier_{name}.png")
 
 
 if __name__ == "__main__":

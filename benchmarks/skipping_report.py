@@ -7,14 +7,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from common import difference, mean, pyplot, spread, text
+import summary
+from common import difference, pyplot, spread
 
 Figures = Mapping[str, Mapping[int, Mapping[str, Any]]]
-_HEADER = (
-    *("run", "AUC", "AUC by seed", "AUC - plain", "log loss", "calibration", "inputs"),
-    *("ranks", "rows offered", "rows sent", "sent / plain", "MB sent", "seconds"),
-)
-
+MOST_AUC_LOSS = 0.001  # Of runs within a quality budget.
+_CLAIMED = ("paper", "memory", "mask", "defer_0.0", "budget")
 _MARKERS = {"stop": "v", "random": "x", "budget": "^", "memory": "D", "mask": "s", "fae": "*"}
 _NEAR = 0.003
 
@@ -47,7 +45,9 @@ def collect(
             test, inputs, phases = record["test"], record["inputs"], record["seconds"]
             figures[name][seed] = {
                 "auc": test["auc"],
-                "auc_difference": difference(test["auc"], plain["test"]["auc"]),
+                "auc_difference": None
+                if name == "plain"
+                else difference(test["auc"], plain["test"]["auc"]),
                 "log_loss": test["log_loss"],
                 "calibration": test["calibration"],
                 "inputs_trained": inputs["trained"],
@@ -105,39 +105,35 @@ def _sums(windows: Sequence[Mapping[str, Any]]) -> dict[str, int]:
     }
 
 
-def markdown(data: str, figures: Figures) -> str:
-    """Returns the table: mean ± standard deviation over seeds, and every seed's AUC."""
-    seeds = sorted({seed for by_seed in figures.values() for seed in by_seed})
-    lines = [
-        f"# Skipping, {data}, seeds {', '.join(map(str, seeds))}",
-        "",
-        "| " + " | ".join(_HEADER) + " |",
-        "|" + "---|" * len(_HEADER),
-    ]
-    for name, by_seed in figures.items():
-        values = {
-            figure: [by_seed[seed][figure] for seed in sorted(by_seed)]
-            for figure in next(iter(by_seed.values()))
-        }
-        ranks = values["ranks"][0]
-        megabytes = [None if b is None else b / 1e6 for b in values["bytes_sent"]]
-        cells = (
-            name,
-            mean(values["auc"], "{:.4f}"),
-            " ".join(text(auc, "{:.4f}") for auc in values["auc"]),
-            "" if name == "plain" else mean(values["auc_difference"], "{:+.4f}"),
-            mean(values["log_loss"], "{:.4f}"),
-            mean(values["calibration"], "{:.3f}"),
-            mean(values["inputs_share"], "{:.1%}"),
-            "n/a" if ranks is None else str(ranks),
-            mean(values["rows_offered"], "{:,.0f}"),
-            mean(values["rows_sent"], "{:,.0f}"),
-            mean(values["rows_share"], "{:.1%}"),
-            mean(megabytes, "{:,.1f}"),
-            mean(values["seconds"], "{:.1f}"),
+def table_of(figures: Figures) -> list[dict[str, Any]]:
+    """Returns the columns: a row for each run, with the values of its seeds."""
+
+    def of(name: str, figure: str, form: str, show: str = "mean") -> Any:
+        found = [[seed[figure] for seed in by_seed.values()] for by_seed in figures.values()]
+        known = [None if None in values else values for values in found]
+        return summary.column(name, known, form, show)
+
+    return [
+        summary.column("run", list(figures)),
+        of("AUC", "auc", "{:.4f}"), of("AUC - plain", "auc_difference", "{:+.4f}", "mean each"),
+        of("log loss", "log_loss", "{:.4f}"), of("calibration", "calibration", "{:.3f}"),
+        of("inputs", "inputs_share", "{:.1%}"), of("rows sent / plain", "rows_share", "{:.1%}"),
+        of("seconds", "seconds", "{:.1f}"),
+    ]  # fmt: skip
+
+
+def claims_of(data: str, figures: Figures) -> dict[str, Any]:
+    """Returns the change of AUC of some runs; those within a quality budget have a target."""
+    return {
+        f"{data}_{name}_auc_minus_plain": summary.claim(
+            [figures[name][seed]["auc_difference"] for seed in figures[name]],
+            -MOST_AUC_LOSS if name.startswith("budget") else None,
+            "higher",
+            statistics.fmean,
         )
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+        for name in figures
+        if name.startswith(_CLAIMED)
+    }
 
 
 def plot(data: str, figures: Figures, path: Path) -> None:

@@ -2,9 +2,9 @@
 
 Supervises `horovodrun -np 2 slipstream-train`, sharded, deferring, with bounded tables and a
 checkpoint every minute; kills a random rank with SIGKILL, waits for the job to end by itself, and
-starts it again with --resume. Writes soak.json, soak.md and soak.png: kills, seconds to the end and
-to the first step after it, steps trained again and whether their losses are what they were,
-resident memory and its slope, hangs.
+starts it again with --resume. Measures kills, seconds to the end and to the first step after it,
+steps trained again and whether their losses are what they were, resident memory and its slope,
+hangs. The summary, notes of every step and a plot go to --output, where no earlier soak may be.
 
     python benchmarks/soak.py --minutes=120 --kill_every=5 --step_seconds=0.5 --output=runs/soak
 
@@ -14,11 +14,9 @@ A step takes at least --step_seconds, so that what the ranks do not need is left
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import os
 import random
-import shlex
 import signal
 import subprocess
 import sys
@@ -28,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import soak_report
+import summary
 from absl import app, flags
 
 HERE = Path(__file__).resolve().parent
@@ -50,7 +49,6 @@ _HANG = flags.DEFINE_float(
     "hang_seconds", 300.0, "Without a step, after which a job counts as hung."
 )
 _DATA = flags.DEFINE_string("data", "generated:20000:2000", "As of slipstream-train.")
-_OUTPUT = flags.DEFINE_string("output", "runs/soak", "Folder; an earlier soak in it is an error.")
 _SEED = flags.DEFINE_integer("seed", 0, "Of the choice of ranks and moments.")
 _TRAIN_FLAG = flags.DEFINE_multi_string("train_flag", [], "name=value for slipstream-train.")
 
@@ -102,8 +100,9 @@ class Soak:
         self.parts: list[Part] = []
         self.memory: list[dict[str, Any]] = []
 
-    def run(self) -> None:
-        """Runs to the end."""
+    def run(self) -> dict[str, bool]:
+        """Runs to the end; returns the verdicts."""
+        verdicts: dict[str, bool] = {}
         while time.time() < self._end:
             part = Part(len(self.parts), time.time())
             self.parts.append(part)
@@ -125,9 +124,10 @@ class Soak:
                 lost = f" has lost rank {part.killed_rank} "
                 part.names_peer = lost in log.read_text(encoding="utf-8", errors="replace")
             print(f"part {part.number}: {dataclasses.asdict(part)}", flush=True)
-            self._write()
+            verdicts = self._write()
             if part.is_unexpected and part.seconds_to_first_step is None:
                 raise SystemExit(f"The job ended before its first step; see {log}.")
+        return verdicts
 
     def _notes_of(self, part: Part) -> Path:
         return self._notes / f"part-{part.number:03d}"
@@ -191,21 +191,15 @@ class Soak:
                 sample = {"pid": process["pid"], "rank": process["rank"], "time": now}
                 self.memory.append({**sample, "bytes": size})
 
-    def _write(self) -> None:
-        """Writes the report of what has happened so far."""
+    def _write(self) -> dict[str, bool]:
+        """Writes the summary of what has happened so far; returns the verdicts."""
         notes = soak_report.read_notes(self._notes)
         events = [dataclasses.asdict(part) for part in self.parts]
-        summary = soak_report.summarise(notes, events, self.memory, _WARM_UP.value, _FLAT.value)
-        curve = {
-            str(process["pid"]): {"rank": process["rank"], "steps": process["steps"]}
-            for process in notes
-        }
-        whole = {"summary": summary, "parts": events, "memory": self.memory, "curve": curve}
-        (self._output / "soak.json").write_text(json.dumps(whole) + "\n", encoding="utf-8")
-        command = shlex.join(["python", "benchmarks/soak.py", *sys.argv[1:]])
-        page = soak_report.markdown(summary, command)
-        (self._output / "soak.md").write_text(page, encoding="utf-8")
+        found = soak_report.summarise(notes, events, self.memory, _WARM_UP.value, _FLAT.value)
+        part = f"{_RANKS} ranks, a step at least {_STEP.value:g} s"
+        print(summary.write("soak", part, *soak_report.results_of(found, _FLAT.value)))
         soak_report.plot(notes, self.memory, self._output / "soak.png")
+        return found["verdicts"]
 
 
 def _resident_bytes(pid: int) -> int | None:
@@ -236,19 +230,16 @@ def _command_line(pid: int) -> bytes:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Runs the soak and prints its page."""
+    """Runs the soak."""
     if len(arguments) > 1:
         raise app.UsageError(f"Unexpected argument {arguments[1]!r}.")
-    output = Path(_OUTPUT.value).resolve()
+    output = summary.output().resolve()
     if output.exists() and any(output.iterdir()):
         raise app.UsageError(f"--output={output}: something is there. Allowed: an empty folder.")
     output.mkdir(parents=True, exist_ok=True)
-    Soak(output).run()
-    page = (output / "soak.md").read_text(encoding="utf-8")
-    print(page)
-    verdicts = json.loads((output / "soak.json").read_text())["summary"]["verdicts"]
-    sys.exit(0 if all(verdicts.values()) else 1)
+    sys.exit(0 if all(Soak(output).run().values()) else 1)
 
 
 if __name__ == "__main__":
+    flags.FLAGS.set_default("output", "runs/soak")
     app.run(main)

@@ -1,6 +1,6 @@
 """What a soak has shown: parts of a run, its kills and its samples of memory become a verdict.
 
-In: what `soak.py` noted. Out: a summary, Markdown, a plot. Nothing here starts or kills anything.
+In: what `soak.py` noted. Out: a summary and a plot. Nothing here starts or kills anything.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import summary
 
 MIB = 2**20
 # Of the loss of a step that is trained again, relative to what it was.
@@ -122,15 +123,16 @@ def summarise(
     ]
     between = slope_of([([m[0] for m in means], [m[1] for m in means])]) if means else None
     ranks = {p["rank"] for p in notes}
-    resumed = {
-        str(rank): continuity([p["steps"] for p in notes if p["rank"] == rank]) for rank in ranks
-    }
-    every = [entry for entries in resumed.values() for entry in entries]
+    every = [
+        entry
+        for rank in ranks
+        for entry in continuity([p["steps"] for p in notes if p["rank"] == rank])
+    ]
     kills = [event for event in events if event["killed_rank"] is not None]
     starts = [event["seconds_to_first_step"] for event in events if event["number"] > 0]
     starts = [seconds for seconds in starts if seconds is not None]
     ends = [event["seconds_to_exit"] for event in kills if event["seconds_to_exit"] is not None]
-    summary = {
+    found = {
         "minutes": (max(e["ended"] for e in events) - events[0]["started"]) / 60 if events else 0,
         "kills": len(kills),
         "kills_without_named_peer": sum(not event["names_peer"] for event in kills),
@@ -147,36 +149,42 @@ def summarise(
         "rss_mib": _spread([size / MIB for _, sizes in groups for size in sizes]),
         "rss_slope_within_processes_mib_per_hour": slope,
         "rss_slope_between_processes_mib_per_hour": between,
-        "resumed": resumed,
     }
-    summary["verdicts"] = {
-        "no hang": summary["hangs"] == 0,
+    found["verdicts"] = {
+        "no hang": found["hangs"] == 0,
         "every kill ended the job, which named the lost rank": (
-            summary["kills_without_named_peer"] == 0 and len(ends) == len(kills)
+            found["kills_without_named_peer"] == 0 and len(ends) == len(kills)
         ),
-        "no other end": summary["unexpected_ends"] == 0,
+        "no other end": found["unexpected_ends"] == 0,
         "loss curve unbroken": (
-            summary["steps_missing"] == 0
-            and summary["largest_difference_of_repeated_losses"] <= TOLERANCE
+            found["steps_missing"] == 0
+            and found["largest_difference_of_repeated_losses"] <= TOLERANCE
         ),
         "memory flat": slope is not None and slope <= flat_mib_per_hour,
     }
-    return summary
+    return found
 
 
-def markdown(summary: Mapping[str, Any], command: str) -> str:
-    """Returns the summary as a page.
+def results_of(found: Mapping[str, Any], flat_mib_per_hour: float) -> tuple[Any, Any]:
+    """Returns the table and the claims.
 
     Args:
-        summary: of `summarise`.
-        command: line that made it.
+        found: of `summarise`.
+        flat_mib_per_hour: as there.
     """
-    names = [name for name in summary if name not in ("verdicts", "resumed")]
-    lines = ["# Soak", "", f"    {command}", "", "| promise | held |", "|---|---|"]
-    lines += [f"| {name} | {'yes' if v else 'NO'} |" for name, v in summary["verdicts"].items()]
-    lines += ["", "| what | value |", "|---|---|"]
-    lines += [f"| {name.replace('_', ' ')} | {_shown(summary[name])} |" for name in names]
-    return "\n".join([*lines, "", "![loss and memory](soak.png)", ""])
+    targets = {
+        "hangs": 0, "kills_without_named_peer": 0, "unexpected_ends": 0, "steps_missing": 0,
+        "largest_difference_of_repeated_losses": TOLERANCE,
+        "rss_slope_within_processes_mib_per_hour": flat_mib_per_hour,
+    }  # fmt: skip
+    names = [name for name in found if name not in targets and name != "verdicts"]
+    columns = [
+        summary.column("what", [name.replace("_", " ") for name in names]),
+        summary.column(
+            "value, or least, mean and most", [found[name] for name in names], "{:,.4g}"
+        ),
+    ]
+    return {"": columns}, {name: summary.claim([found[name]], t) for name, t in targets.items()}
 
 
 def plot(
@@ -208,13 +216,5 @@ def plot(
     pyplot.close(figure)
 
 
-def _spread(values: Sequence[float]) -> dict[str, float] | None:
-    if not values:
-        return None
-    return {"least": min(values), "mean": math.fsum(values) / len(values), "most": max(values)}
-
-
-def _shown(value: Any) -> str:
-    if isinstance(value, Mapping):
-        return ", ".join(f"{name} {_shown(part)}" for name, part in value.items())
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+def _spread(values: Sequence[float]) -> list[float] | None:
+    return [min(values), math.fsum(values) / len(values), max(values)] if values else None

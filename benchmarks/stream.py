@@ -9,8 +9,8 @@ model is trained on it, skipped inputs too, and the AUC of these predictions is 
 
 from __future__ import annotations
 
-import json
 import math
+import statistics
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,20 +18,21 @@ from typing import Any
 
 import common
 import numpy as np
+import summary
 from absl import app, flags
 
 from slipstream_tf.cli import train
 from slipstream_tf.cli.data import name_of, open_parts
 from slipstream_tf.cli.quiet import import_tensorflow
 from slipstream_tf.cli.settings import Settings, resolve
-from slipstream_tf.telemetry.run_record import machine, versions, write_json
+from slipstream_tf.telemetry.run_record import write_json
 
 _DATA = flags.DEFINE_string(
     "data", None, "globo clicks (.npz); default: in $SLIPSTREAM_DATA, else in ../shared/data."
 )
 _SEEDS = flags.DEFINE_list("seeds", ["0", "1", "2"], "Seeds of each run.")
 _RUNS = flags.DEFINE_list("runs", [], "Names of runs, beside plain; none: all.")
-_OUTPUT = flags.DEFINE_string("output", "results", "Folder of the JSON and the table.")
+_RECORDS = flags.DEFINE_string("records", "runs/stream", "Folder of the runs' figures.")
 _EXTRA = flags.DEFINE_multi_string("train_flag", [], "name=value of slipstream-train, for all.")
 
 # Once saturated, always saturated.
@@ -54,14 +55,12 @@ RUNS: Mapping[str, Mapping[str, Any]] = {
     "defer_0.005": {"skip": "defer", "defer_movement": 0.005},
     "defer_0.01": {"skip": "defer", "defer_movement": 0.01},
 }
-_HEADER = ("run", "AUC", "AUC by seed", "AUC - plain", "log loss", "inputs", "sent / plain")
 
 
 def settings_of(data: str, seed: int, flag_values: Mapping[str, Any]) -> Settings:
     """Returns the settings that slipstream-train would have with these flags."""
     given = {"data": data, "split": "time", "seed": seed, **flag_values}
     arguments = [f"--{name}={value}" for name, value in given.items()]
-    arguments += [f"--{text.removeprefix('--')}" for text in _EXTRA.value]
     values, names = train.make_flags().parse(arguments)
     return resolve(values, names, name_of)
 
@@ -147,31 +146,42 @@ def run(settings: Settings) -> dict[str, Any]:
     }
 
 
-def markdown(figures: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
-    """Returns the table: mean ± standard deviation over seeds."""
+def results_of(figures: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> tuple[Any, Any]:
+    """Returns the table and the claims of the figures by run and seed."""
     plain = figures["plain"]
-    lines = ["| " + " | ".join(_HEADER) + " |", "|" + "---|" * len(_HEADER)]
-    for name, by_seed in figures.items():
-        seeds = sorted(by_seed)
-        auc = [by_seed[seed]["auc"] for seed in seeds]
-        difference = [by_seed[seed]["auc"] - plain[seed]["auc"] for seed in seeds]
-        cells = (
-            name,
-            common.mean(auc, "{:.4f}"),
-            " ".join(f"{value:.4f}" for value in auc),
-            "" if name == "plain" else common.mean(difference, "{:+.4f}"),
-            common.mean([by_seed[seed]["log_loss"] for seed in seeds], "{:.4f}"),
-            *(
-                common.mean([by_seed[seed][part] / plain[seed][part] for seed in seeds], "{:.1%}")
-                for part in ("inputs_trained", "rows_sent")
-            ),
+    differences = [
+        None if name == "plain" else [run["auc"] - plain[seed]["auc"] for seed, run in runs.items()]
+        for name, runs in figures.items()
+    ]
+
+    def of(name: str, figure: str, form: str, is_share: bool = False) -> dict[str, Any]:
+        found = [
+            [run[figure] / (plain[seed][figure] if is_share else 1) for seed, run in runs.items()]
+            for runs in figures.values()
+        ]
+        return summary.column(name, found, form, "mean")
+
+    columns = [
+        summary.column("run", list(figures)),
+        of("AUC", "auc", "{:.4f}"),
+        summary.column("AUC - plain", differences, "{:+.4f}", "mean each"),
+        of("log loss", "log_loss", "{:.4f}"),
+        of("inputs", "inputs_trained", "{:.1%}", True),
+        of("rows sent / plain", "rows_sent", "{:.1%}", True),
+    ]
+    claims = {
+        f"{name}_auc_minus_plain": summary.claim(
+            values, -_BUDGET["max_auc_loss"] if "budget" in name else None,
+            "higher", statistics.fmean,
         )
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+        for name, values in zip(figures, differences, strict=True)
+        if values is not None
+    }  # fmt: skip
+    return {"": columns}, claims
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Runs what the JSON does not have yet, then writes and prints the comparison."""
+    """Runs what has not run yet, then writes and prints the comparison."""
     if len(arguments) > 1:
         raise app.UsageError(f"{arguments[1]!r} is no flag. Allowed: --flag=value.")
     for name in _RUNS.value:
@@ -182,30 +192,21 @@ def main(arguments: Sequence[str]) -> None:
             raise app.UsageError(f"--seeds={seed}. Allowed: integers of at least 0.")
     import_tensorflow()
     data = _DATA.value or common.in_data_folder("globo_clicks.npz")
-    output = Path(_OUTPUT.value)
-    path = output / "stream.json"
-    before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    done = before.get("runs", {}) if before.get("train_flags") == _EXTRA.value else {}
+    shared = common.extra_flags(_EXTRA.value)
     chosen = [name for name in RUNS if not _RUNS.value or name in {"plain", *_RUNS.value}]
     figures: dict[str, dict[str, Any]] = {name: {} for name in chosen}
     for seed in _SEEDS.value:
         for name in chosen:
-            found = done.get(name, {}).get(seed)
-            if found is None or found["flags"] != dict(RUNS[name]):
+            folder, given = Path(_RECORDS.value) / f"seed{seed}" / name, {**RUNS[name], **shared}
+            found = common.finished(folder, given)
+            if found is None:
                 print(f"seed {seed}: {name}", flush=True)
-                settings = settings_of(data, int(seed), RUNS[name])
-                found = {**run(settings), "flags": dict(RUNS[name])}
+                found = run(settings_of(data, int(seed), given))
+                write_json(str(folder / common.FLAGS), given)
+                write_json(str(folder / common.RECORD), found)
             figures[name][seed] = found
-            done.setdefault(name, {})[seed] = found
-            write_json(
-                str(path),
-                {"train_flags": _EXTRA.value, "runs": done, "machine": machine(),
-                 "versions": versions()},
-            )  # fmt: skip
-    title = f"# Drifting stream, globo in time order, seeds {', '.join(_SEEDS.value)}"
-    table = f"{title}\n\n{markdown(figures)}"
-    (output / "stream.md").write_text(table + "\n", encoding="utf-8")
-    print(f"\n{table}")
+    part = f"globo in time order, {len(_SEEDS.value)} seeds"
+    print(summary.write("stream", part, *results_of(figures)))
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 Criteo's shape: 13 numbers, 26 tables of 100,000 rows x 16, batch 2,048, one Zipf 1.05 key per
 table. A run is a window of the default length with its end. Both models train in one process and
 take turns of a few steps (A B B A ...), as a busy host's speed changes within a second. Asked: at
-most 1.02, and memory within its budgets. Writes watching_cost.json and .md.
+most 1.02, and memory within its budgets.
 
     python benchmarks/watching_cost.py --runs=3 --awake
     python benchmarks/watching_cost.py --runs=5 --window=100 --skips=inputs --metrics=linf
@@ -16,7 +16,6 @@ import os
 import statistics
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -25,6 +24,7 @@ import awake
 import common
 import keras
 import numpy as np
+import summary
 import tensorflow as tf
 from absl import app, flags
 from resident import return_free_memory
@@ -33,7 +33,6 @@ import slipstream_tf as slip
 from slipstream_tf.keras import EmbeddingCollection, Slipstream
 from slipstream_tf.models import DLRM
 from slipstream_tf.ops import features
-from slipstream_tf.telemetry.run_record import machine, versions, write_json
 
 _DEFAULT_WINDOW = slip.SaturationConfig().snapshot_interval
 _RUNS = flags.DEFINE_integer("runs", 3, "Measured windows of each model.", lower_bound=1)
@@ -48,7 +47,6 @@ _HOT_BUDGET = flags.DEFINE_float("hot_budget_mb", 256.0, "MiB of snapshots.", lo
 _DEFER_BUDGET = flags.DEFINE_float("defer_budget_mb", 64.0, "MiB of held sums.", lower_bound=1e-3)
 _THREADS = flags.DEFINE_integer("threads", 2, "Threads of TensorFlow.", lower_bound=1)
 _QUICK = flags.DEFINE_bool("quick", False, "A small model for seconds: shows that it runs.")
-_OUTPUT = flags.DEFINE_string("output", "results", "Folder of the JSON and the table.")
 
 _TABLES, _DENSE, _DIM, _ZIPF = 26, 13, 16, 1.05
 _BOTTOM, _TOP = (512, 256, 64, _DIM), (512, 256, 1)
@@ -166,40 +164,25 @@ def measure(skip: str, metric: str, batches: tf.data.Dataset) -> dict[str, Any]:
     totals = np.array([run.sum(axis=1) for run in runs])  # [runs, sides, 2]
     ratios, processor_ratios = (totals[:, 1] / totals[:, 0]).T
     without_ends = [(run[1] - end) / run[0] for run, end in zip(totals[:, :, 0], ends, strict=True)]
-    per_step = totals.mean(axis=0) / _WINDOW.value  # [sides, 2]
-    # As if all turns were of a window that is as long as the default one.
-    saved = statistics.median(ends) * (1 / _WINDOW.value - 1 / _DEFAULT_WINDOW) / per_step[0, 0]
-    at_default = statistics.median(ratios) - saved
-    held = max(sum(t.rows.pending_bytes for t in r.tables) for r in reports)
-    snapshots = max(report.snapshot_bytes for report in reports)
+    saved = statistics.median(ends) * (1 / _WINDOW.value - 1 / _DEFAULT_WINDOW)
+    saved /= totals[:, 0, 0].mean() / _WINDOW.value
     config = watched.slipstream.config
     return {
         "skip": skip,
         "metric": metric,
-        "milliseconds_per_step": dict(zip(("plain", "watched"), per_step[:, 0], strict=True)),
-        "ratio": statistics.median(ratios),
+        "milliseconds": totals[:, :, 0].T / _WINDOW.value,
         "ratios": list(ratios),
         "standard_error": standard_error(runs, ends),
-        "processor_ratio": statistics.median(processor_ratios),
         "processor_ratios": list(processor_ratios),
-        "ratio_without_ends": statistics.median(without_ends),
+        "ratios_without_ends": without_ends,
         "window_end_milliseconds": ends,
-        "turns": [
-            {"plain": run[0, :, 0].round(2).tolist(), "watched": run[1, :, 0].round(2).tolist()}
-            for run in runs
-        ],
-        "ratio_at_default_window": at_default,
-        "asked": _MOST_TIMES,
-        "reached": at_default <= _MOST_TIMES,
-        "windows": len(reports),
+        # As if all turns were of a window that is as long as the default one.
+        "ratios_at_default_window": list(ratios - saved),
         "hot_keys": reports[-1].hot_keys,
-        "saturated_share": reports[-1].saturated_share,
-        "snapshot_bytes": snapshots,
+        "snapshot_bytes": max(report.snapshot_bytes for report in reports),
         "snapshot_budget_bytes": config.hot_budget_bytes,
-        "held_bytes": held,
+        "held_bytes": max(sum(t.rows.pending_bytes for t in r.tables) for r in reports),
         "held_budget_bytes": config.defer_budget_bytes,
-        "within_budgets": snapshots <= config.hot_budget_bytes
-        and held <= config.defer_budget_bytes,
         "process_bytes": None
         if start is None or between is None or end is None
         else (end - between) - (between - start),
@@ -216,46 +199,52 @@ def standard_error(runs: Sequence[np.ndarray], ends: Sequence[float]) -> float:
     return float(np.std(differences) / np.sqrt(len(plain)) / plain.mean())
 
 
-def markdown(results: Sequence[dict[str, Any]]) -> str:
-    """Returns the table."""
-    header = (
-        *("skip", "metric", "plain ms", "watched ms", "ratio", "± of all runs", "ratios of runs"),
-        *("processors' ratio", "of runs"),
-        *("without ends", "a window end, ms", f"at {_DEFAULT_WINDOW:,} steps a window"),
-        *("asked", "reached", "hot keys", "snapshots MiB", "of", "held MiB", "of"),
-        *("within", "process MiB"),
-    )
-    lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
+def tables_of(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Returns the tables: times and memory."""
+
+    def of(name: str, figure: str, form: str, show: str = "", unit: float = 1.0) -> dict[str, Any]:
+        found = [result[figure] for result in results]
+        if unit != 1.0:
+            found = [None if value is None else value / unit for value in found]
+        return summary.column(name, found, form, show)
+
+    ways = [of("skip", "skip", "{}"), of("metric", "metric", "{}")]
+    sides = zip(*(result["milliseconds"] for result in results), strict=True)
+    times = [
+        summary.column(f"{side} ms", [list(ms) for ms in found], "{:.2f}", "mean")
+        for side, found in zip(("plain", "watched"), sides, strict=True)
+    ]
+    return {
+        "Time of a step": [
+            *ways, *times, of("watched / plain", "ratios", "{:.3f}", "median each"),
+            of("± of all windows", "standard_error", "{:.3f}"),
+            of("of processors", "processor_ratios", "{:.3f}", "median"),
+            of("without windows' ends", "ratios_without_ends", "{:.3f}", "median"),
+            of("a window's end, ms", "window_end_milliseconds", "{:.0f}"),
+        ],
+        "Memory, MiB": [
+            *ways, of("hot keys", "hot_keys", "{:,}"),
+            of("snapshots", "snapshot_bytes", "{:.1f}", "", 2**20),
+            of("budget", "snapshot_budget_bytes", "{:.1f}", "", 2**20),
+            of("deferred sums", "held_bytes", "{:.1f}", "", 2**20),
+            of("their budget", "held_budget_bytes", "{:.1f}", "", 2**20),
+            of("process", "process_bytes", "{:.0f}", "", 2**20),
+        ],
+    }  # fmt: skip
+
+
+def claims_of(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Returns the claims: the ratio at windows of the default length, and budgets."""
+    claims = {}
     for result in results:
-        mebibytes = [
-            f"{result[name] / 2**20:.1f}"
-            for name in (
-                *("snapshot_bytes", "snapshot_budget_bytes"),
-                *("held_bytes", "held_budget_bytes"),
-            )
+        name = f"{result['skip']}_{result['metric']}"
+        claims[name] = summary.claim(result["ratios_at_default_window"], _MOST_TIMES)
+        shares = [
+            result[f"{what}_bytes"] / result[f"{what}_budget_bytes"]
+            for what in ("snapshot", "held")
         ]
-        cells = (
-            result["skip"],
-            result["metric"],
-            f"{result['milliseconds_per_step']['plain']:.2f}",
-            f"{result['milliseconds_per_step']['watched']:.2f}",
-            f"{result['ratio']:.3f}",
-            f"{result['standard_error']:.3f}",
-            " ".join(f"{ratio:.3f}" for ratio in result["ratios"]),
-            f"{result['processor_ratio']:.3f}",
-            " ".join(f"{ratio:.3f}" for ratio in result["processor_ratios"]),
-            f"{result['ratio_without_ends']:.3f}",
-            " ".join(f"{end:.0f}" for end in result["window_end_milliseconds"]),
-            f"{result['ratio_at_default_window']:.3f}",
-            f"{result['asked']:.2f}",
-            "yes" if result["reached"] else "**no**",
-            f"{result['hot_keys']:,}",
-            *mebibytes,
-            "yes" if result["within_budgets"] else "**no**",
-            "n/a" if result["process_bytes"] is None else f"{result['process_bytes'] / 2**20:.0f}",
-        )
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+        claims[f"{name}_share_of_budget"] = summary.claim([max(shares)], 1.0)
+    return claims
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -269,41 +258,21 @@ def main(arguments: Sequence[str]) -> None:
     tf.config.threading.set_intra_op_parallelism_threads(_THREADS.value)
     tf.config.threading.set_inter_op_parallelism_threads(_THREADS.value)
     batches = make_batches()
-    is_awake = awake.keep()
+    awake.keep()
     # What TensorFlow takes once must not count for the first side that is measured.
     Arm(batches, None)
-    results = []
+    results: list[dict[str, Any]] = []
+    part = f"windows of {_WINDOW.value:,} steps, {_ROWS.value:,} rows a table"
     for skip in _SKIPS.value:
         for metric in _METRICS.value:
             print(f"skip={skip}, metric={metric} ...", flush=True)
             results.append(measure(skip, metric, batches))
-            print(markdown(results[-1:]), flush=True)
             # A measurement that is stopped leaves what it has measured.
-            write(results, is_awake)
+            tables, claims = tables_of(results), claims_of(results)
+            print(summary.write("watching_cost", part, tables, claims), flush=True)
             # Two models are held at a time, not all of them.
             keras.backend.clear_session()
             gc.collect()
-    print(markdown(results))
-
-
-def write(results: Sequence[dict[str, Any]], is_awake: bool) -> None:
-    """Writes watching_cost.json and .md."""
-    output = Path(_OUTPUT.value)
-    chosen = ("runs", "window", "turn", "batches", "rows", "batch", "threads", "quick")
-    settings = {name: flags.FLAGS[name].value for name in chosen}
-    write_json(
-        str(output / "watching_cost.json"),
-        {
-            "results": results,
-            "settings": {**settings, "tables": _TABLES, "dense": _DENSE, "dim": _DIM,
-                         "bottom": _BOTTOM, "top": _TOP, "zipf": _ZIPF},
-            "awake": is_awake,
-            "machine": machine(),
-            "versions": versions(),
-        },
-    )  # fmt: skip
-    title = "# Cost of watching (shadow mode), per step, window ends included"
-    (output / "watching_cost.md").write_text(f"{title}\n\n{markdown(results)}\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

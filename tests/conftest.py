@@ -23,7 +23,7 @@ sys.path.append(str(Path(__file__).parent))
 # What starts ranks, or measures time.
 JOBS = (
     "tests/parallel/",
-    "tests/integration/test_benchmarks.py",
+    "tests/integration/test_benchmark",
     "tests/integration/test_demo.py",
 )
 WARM = Path(__file__).resolve().parent / "warm.py"

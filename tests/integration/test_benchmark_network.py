@@ -1,0 +1,126 @@
+"""benchmarks/network.py with tiny settings: it compares what ranks send."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from benchmark_programs import load, needs_sources, rows_of, run_benchmark
+
+from slipstream_tf.cli import settings, train
+
+DEFER = "generated/unshaped/sharded_2/seed3/repeat0/defer/metrics.json"
+
+
+@needs_sources
+def test_network_compares_bytes_of_ranks_and_does_not_repeat_runs(
+    warm: list[str], tmp_path: Path
+) -> None:
+    if importlib.util.find_spec("horovod") is None:
+        pytest.skip("no Horovod: run `make horovod`")
+    output, records = tmp_path / "results", tmp_path / "runs"
+    tiny = ("dim=4", "mlp=8", "bottom=8", "snapshot_interval=4")
+    flags = [
+        "--data=generated:2500", "--seeds=3", "--ranks=2", "--placements=sharded",
+        "--global_batch=64", "--max_inputs=1600", "--runs=defer", f"--output={output}",
+        f"--records={records}", *(f"--train_flag={flag}" for flag in tiny),
+    ]  # fmt: skip
+    first = run_benchmark("network.py", *flags, warm=warm)
+    assert first.returncode == 0, first.stdout + first.stderr
+    alone, plain, defer = rows_of(output, "network")
+    assert [run["run"] for run in (alone, plain, defer)] == ["one process", "plain", "defer"]
+    assert alone["bytes / plain"] is None and plain["bytes / plain"] == 1
+    assert abs(plain["AUC - one process"]) < 0.002 and plain["AUC - plain"] == 0
+    assert plain["seconds / plain"] == 1 and defer["seconds / plain"] > 0
+
+    # 25 steps. What is held at the end is sent then, and counts.
+    record = json.loads((records / DEFER).read_text())
+    early = [window for window in record["windows"] if window["is_warming_up"]]
+    steps = 25 - early[-1]["step"]
+    for kind, total in record["ranks"]["bytes"].items():
+        after = total - sum(window["traffic"][kind] for window in early)
+        assert defer[kind] == pytest.approx(after / steps / 1e3, abs=1e-3)
+    assert defer["deferred"] > 0
+    rows = {table: counts["pending"] for table, counts in record["gradient_rows"].items()}
+    assert not any(rows.values())
+
+    written = {path: path.stat().st_mtime_ns for path in records.rglob("metrics.json")}
+    again = run_benchmark("network.py", *flags, warm=warm)
+    assert again.returncode == 0 and len(written) == 3
+    assert {path: path.stat().st_mtime_ns for path in records.rglob("metrics.json")} == written
+
+
+@needs_sources
+def test_every_network_run_has_flags_that_the_program_takes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    network = load("network", monkeypatch)
+    monkeypatch.setenv("HOROVOD_RANK", "0")
+    names = [*network.RUNS["sharded"], "defer_0.02_frozen_age500_bf16", "mask_frozen_0.1_25"]
+    cases = network.plan(names, ["replicated", "sharded"], [2, 4])
+    assert cases[0] == network.ALONE and len(cases) == len(set(cases))
+    for case in cases[1:]:
+        given = network.all_flags(case, "x", 0, 1024, {})
+        assert given["batch_size"] * case.ranks == 1024
+        values, found = train.make_flags().parse([f"--{k}={v}" for k, v in given.items()])
+        resolved = settings.resolve(values, found, lambda _: "globo")
+        assert resolved.placement == case.placement
+        assert (resolved.wire_dtype == "bfloat16") == case.run.endswith("bf16")
+        if case.run.startswith("plain"):
+            assert resolved.track and resolved.snapshot_interval == 100
+        elif case.placement == "sharded":
+            assert (resolved.engine.get("freeze_drift") != 0) == ("frozen" in case.run)
+    assert network.flags_of("defer_0.015", "replicated")["defer_movement"] == "0.015"
+    frozen = network.flags_of("frozen_0.1_25", "sharded")
+    assert (frozen["freeze_drift"], frozen["snapshot_interval"]) == ("0.1", "25")
+    assert network.flags_of("unwatched", "sharded").get("track") is None
+    assert network.flags_of("plain_packed", "sharded").get("wire_coding") is None
+    assert network.flags_of("defer_unpacked", "sharded")["wire_coding"] == "plain"
+    for name in ("plain_unpacked", "defer_packed", "unwatched_copies_0.1"):
+        with pytest.raises(network.app.UsageError, match="--runs"):
+            network.flags_of(name, "sharded")
+    for name in ("deferred", "plain_frozen", "mask_age20", "defer_0.01_fp16"):
+        with pytest.raises(network.app.UsageError, match="--runs"):
+            network.flags_of(name, "sharded")
+
+
+@needs_sources
+def test_bytes_after_a_step_count_parts_of_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    network = load("network", monkeypatch)
+    windows = [
+        {"step": 10, "traffic": {"keys": 100}},
+        {"step": 20, "traffic": {"keys": 50}},
+    ]
+    record = {"ranks": {"bytes": {"keys": 157}}, "windows": windows}
+    sent = [network.network_report.sent_after(record, step)["keys"] for step in (0, 4, 10, 15, 20)]
+    assert sent == [157, 117, 57, 32, 7]
+
+
+@needs_sources
+def test_plain_training_does_not_pay_for_its_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    report = load("network", monkeypatch).network_report
+    # Of 25 steps 20 are timed; the window's end at step 4 comes before, the one at 25 after them.
+    # The record may lack the last window.
+    ends = ((4, 7.0), (8, 1.0), (12, 2.0), (16, 0.0), (20, 3.0), (24, 4.0), (25, 9.0))
+    record: dict[str, Any] = {
+        "inputs": {"trained": 1600},
+        "settings": {"batch_size": 32, "snapshot_interval": 4, "copy_movement": None},
+        "ranks": {"size": 2},
+        "seconds_per_step_after_warmup": 1.5,
+        "windows": [{"step": step, "seconds": seconds} for step, seconds in ends],
+        "engine": {"skip": "none", "warmup_steps": 5},
+    }
+    assert report.seconds_per_step(record) == pytest.approx(1.0)
+    record["windows"].pop()
+    assert report.seconds_per_step(record) == pytest.approx(1.0)
+    record["settings"]["copy_movement"] = 0.01
+    assert report.seconds_per_step(record) == 1.5
+    record["engine"]["skip"], record["settings"]["copy_movement"] = "defer", None
+    assert report.seconds_per_step(record) == 1.5
+    # A window that is longer than training.
+    record["windows"] = [{"step": 25, "seconds": 9.0}]
+    record["engine"]["skip"], record["settings"]["snapshot_interval"] = "none", 100
+    assert report.seconds_per_step(record) == 1.5

@@ -1,0 +1,172 @@
+"""The kept results of the benchmarks: small, of one form, and drawn and quoted as they are."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS = ROOT / "benchmarks" / "results"
+FILES = sorted(RESULTS.glob("*.json"))
+pytestmark = pytest.mark.skipif(not RESULTS.is_dir(), reason="no benchmarks/ beside tests/")
+
+
+@pytest.fixture
+def summary(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The module benchmarks/summary.py."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    return importlib.import_module("summary")
+
+
+def made() -> dict[str, Any]:
+    told = dict.fromkeys(("commit", "command", "machine", "date"), "x")
+    return {**told, "versions": {"python": "3"}}
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_results_have_one_form(summary: ModuleType, file: Path) -> None:
+    assert file.stat().st_size <= summary.LIMIT == 20_000
+    found = json.loads(file.read_text(encoding="utf-8"))
+    assert list(found) == ["program", *summary.MADE, "claims", "parts"]
+    assert found["program"] == file.stem and found["parts"]
+    assert (ROOT / "benchmarks" / f"{file.stem}.py").exists()
+    for name, claim in found["claims"].items():
+        assert re.fullmatch(r"[a-z0-9_.]+", name) and list(claim) == list(summary.CLAIM), name
+        assert claim["better"] in ("lower", "higher") and claim["part"] in found["parts"]
+        assert (claim["interval"] is None) == (claim["n"] == 1), name
+        if claim["interval"] is not None:
+            least, most = claim["interval"]
+            assert least <= claim["value"] <= most, name
+    for part in (found, *found["parts"].values()):
+        assert re.fullmatch(r"[0-9a-f]{7,40}", part["commit"])
+        assert re.fullmatch(r"\d{4}-\d\d-\d\d", part["date"])
+        assert part["command"].startswith(f"python benchmarks/{file.stem}.py") and part["machine"]
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_pages_are_drawn_from_the_results(summary: ModuleType, file: Path) -> None:
+    page = file.with_suffix(".md").read_text(encoding="utf-8")
+    assert page == summary.draw(json.loads(file.read_text(encoding="utf-8")))
+
+
+def test_nothing_else_is_kept() -> None:
+    others = {path.name for path in RESULTS.iterdir()} - {
+        f"{file.stem}{ending}" for file in FILES for ending in (".json", ".md")
+    }
+    assert all(name.endswith(".png") for name in others)
+    pages = [*ROOT.glob("*.md"), *ROOT.glob("benchmarks/*.md"), *ROOT.glob("docs/**/*.md")]
+    shown = "".join(page.read_text(encoding="utf-8") for page in pages)
+    assert all(f"results/{name}" in shown for name in others)
+
+
+def test_a_call_replaces_its_part(
+    summary: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(summary, "output", lambda: tmp_path / "results")
+
+    def write(part: str, values: list[float], name: str = "time") -> str:
+        claims = {name: summary.claim(values, 2.0), "unknown": summary.claim([None])}
+        columns = [summary.column("way", ["a"]), summary.column("ms", [values], "{:.1f}", "median")]
+        return summary.write("some", part, {"": columns}, claims, made=made())
+
+    write("first", [1.0, 4.0, 3.0])
+    write("second", [1.0], "other")
+    page = write("first", [1.23456789], "another")
+    found = json.loads((tmp_path / "results/some.json").read_text())
+    assert list(found["parts"]) == ["first", "second"]
+    assert list(found["claims"]) == ["other", "another"]
+    assert found["claims"]["another"]["value"] == 1.23457
+    assert page == (tmp_path / "results/some.md").read_text() == summary.draw(found)
+    assert "| another | 1.235 | at most 2 | yes | 1 |  |" in page and "| a | 1.2 |" in page
+    with pytest.raises(ValueError, match=r"Allowed: 20,000"):
+        write("third", [float(n) for n in range(10_000)])
+    assert json.loads((tmp_path / "results/some.json").read_text()) == found
+
+
+def test_cells_are_written_as_their_columns_say(summary: ModuleType) -> None:
+    values = [[0.12345, 0.2, 0.3], [None, 0.1], None, 0.5, True, "text"]
+    shown = {"": "12% 20% 30%", "mean": "21% ± 9%", "median each": "20% (12% 20% 30%)"}
+    for show, first in shown.items():
+        column = summary.column("x", values, "{:.0%}", show)
+        cells = [line.split("|")[1].strip() for line in summary._table(column)[2:]]
+        assert cells == [first, "n/a", "", "50%", "yes", "text"]
+    assert summary.claim([1.0, None]) is None
+    assert summary.reached({"value": 1.0, "target": 1.0, "better": "lower"})
+    assert not summary.reached({"value": 0.9, "target": 1.0, "better": "higher"})
+
+
+def result(program: str) -> dict[str, Any]:
+    return json.loads((RESULTS / f"{program}.json").read_text(encoding="utf-8"))
+
+
+def tables_of_readme(header: str) -> list[list[list[str]]]:
+    """The cells of README.md's tables whose header begins so."""
+    found = []
+    for block in (ROOT / "README.md").read_text(encoding="utf-8").split("\n\n"):
+        head, *lines = block.strip().splitlines() or [""]
+        if head.startswith(header):
+            found.append([[c.strip(" *") for c in line.split("|")[1:-1]] for line in lines[1:]])
+    assert found, header
+    return found
+
+
+def test_readme_quotes_the_speed() -> None:
+    embedding, dlrm = (result(name)["claims"] for name in ("embedding_step", "dlrm_step"))
+    (rows,) = tables_of_readme("| what | beside | times as fast |")
+    for row, ending in zip((*rows[:7], *rows[7:14]), [""] * 7 + ["_d64"] * 7, strict=True):
+        rule = next(r for r in ("SGD", "row-wise", "Adagrad") if r in row[0])
+        peer = next(p for p in ("fbgemm", "tfra", "keras") if p in row[1].lower())
+        claim = embedding[f"{rule.lower().replace('-', '')}_over_{peer}{ending}"]
+        assert float(row[2]) == pytest.approx(claim["value"], abs=6e-3), row
+        assert float(row[4]) == claim["target"], row
+    names = [
+        f"{dtype}_over_{w}" for dtype in ("float32", "bfloat16") for w in ("torch", "compiled")
+    ]
+    for row, name in zip(rows[14:], names, strict=False):
+        assert row[2] == f"{dlrm[name]['value']:.2f}", row
+        assert row[3] == f"{dlrm[f'fit_{name}']['value']:.2f}", row
+        assert float(row[4]) == dlrm[name]["target"], row
+
+
+def test_readme_quotes_watching() -> None:
+    claims = result("watching_cost")["claims"]
+    (rows,) = tables_of_readme("| skip | metric | watched / plain |")
+    assert len(rows) == 6
+    for skip, metric, ratio, *_ in rows:
+        assert float(ratio) == pytest.approx(claims[f"{skip}_{metric}"]["value"], abs=6e-4)
+
+
+def test_readme_quotes_quality() -> None:
+    tables = tables_of_readme("| run | test AUC |")
+    (stream,) = tables_of_readme("| run | AUC | AUC by seed |")
+    parts = result("skipping")["parts"]
+    data = [f"{name}, 3 seeds" for name in ("frappe", "frappe_short", "generated", "globo")]
+    of_stream = result("stream")["parts"].values()
+    for part, rows in zip((*map(parts.get, data), *of_stream), (*tables, stream), strict=True):
+        columns = {column["name"]: column["values"] for column in part["tables"][""]}
+        for run, auc, _, difference, *_ in rows:
+            place = columns["run"].index(run)
+            quoted = [float(auc.split()[0]), float(difference.split()[0] if difference else 0)]
+            values = [columns[name][place] or [0] for name in ("AUC", "AUC - plain")]
+            means = [sum(seeds) / len(seeds) for seeds in values]
+            assert quoted == pytest.approx(means, abs=6e-5), (part["command"], run)
+
+
+def test_readme_quotes_bytes_of_ranks() -> None:
+    claims = result("network")["claims"].items()
+    wanted = {
+        (name.split("_unshaped_")[1].split("_defer")[0], "bf16" in name): claim["value"]
+        for name, claim in claims
+        if name.endswith("_bytes")
+    }
+    (rows,) = tables_of_readme("| ranks | rows | run (`--skip=defer`) |")
+    assert len(rows) == len(wanted) == 8
+    for ranks, placement, run, share, *_ in rows:
+        value = wanted[f"{placement}_{ranks}", "bfloat16" in run]
+        assert share.startswith(f"{value:.1%} "), (placement, ranks, run)
