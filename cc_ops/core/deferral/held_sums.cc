@@ -171,7 +171,17 @@ void KeepOthers(const HeldSums& held, const HoldRule& rule, const int64_t* keys,
   }
 }
 
-void CopyHeld(const HeldSums& held, const HeldSums& to) {
+int64_t CountHeld(const HeldSums& held) {
+  return held.capacity - std::count(held.keys, held.keys + held.capacity, HeldSums::kFree);
+}
+
+Status CopyHeld(const HeldSums& held, const HeldSums& to) {
+  const int64_t n = CountHeld(held);
+  if (n > to.capacity) {
+    return InvalidArgument(std::to_string(n) + " deferred gradients do not fit into buffers of " +
+                           std::to_string(to.capacity) + "; allowed: up to " +
+                           std::to_string(to.capacity));
+  }
   int64_t next = 0;
   for (int64_t p = 0; p < held.capacity; ++p) {
     if (held.keys[p] == HeldSums::kFree) continue;
@@ -181,6 +191,7 @@ void CopyHeld(const HeldSums& held, const HeldSums& to) {
     ++next;
   }
   std::fill(to.keys + next, to.keys + to.capacity, HeldSums::kFree);
+  return OkStatus();
 }
 
 }  // namespace slipstream

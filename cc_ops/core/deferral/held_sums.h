@@ -105,8 +105,12 @@ Status FindDue(const HeldSums& held, const HoldRule& rule, const int64_t* keys, 
 void KeepOthers(const HeldSums& held, const HoldRule& rule, const int64_t* keys, int64_t n,
                 const float* sums, const DuePlan& plan);
 
-// Copies what is held to the first places of other buffers, which have room for it; frees the rest.
-void CopyHeld(const HeldSums& held, const HeldSums& to);
+// Sums that are held.
+int64_t CountHeld(const HeldSums& held);
+
+// Copies what is held to the first places of other buffers and frees the rest. InvalidArgument,
+// changing nothing, if they have no room for it.
+Status CopyHeld(const HeldSums& held, const HeldSums& to);
 
 }  // namespace slipstream
 

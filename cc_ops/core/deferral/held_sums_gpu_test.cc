@@ -387,11 +387,27 @@ TEST(HeldSumsOnCpuTest, WhatIsHeldMovesToOtherBuffers) {
   std::vector<float> sums = {0, 0, 1, 2, 0, 0, 3, 4};
   std::vector<int64_t> other_keys(3), other_since(3);
   std::vector<float> other_sums(6);
-  CopyHeld({keys.data(), since.data(), sums.data(), 4, 2},
-           {other_keys.data(), other_since.data(), other_sums.data(), 3, 2});
+  ASSERT_TRUE(CopyHeld({keys.data(), since.data(), sums.data(), 4, 2},
+                       {other_keys.data(), other_since.data(), other_sums.data(), 3, 2})
+                  .ok());
   EXPECT_EQ(other_keys, (std::vector<int64_t>{7, -3, HeldSums::kFree}));
   EXPECT_EQ(other_since, (std::vector<int64_t>{5, 6, 0}));
   EXPECT_EQ(other_sums, (std::vector<float>{1, 2, 3, 4, 0, 0}));
+}
+
+// The memory behind the other buffers is not theirs.
+TEST(HeldSumsOnCpuTest, BuffersWithoutRoomAreLeftAsTheyAre) {
+  std::vector<int64_t> keys = {4, 7, HeldSums::kFree, -3}, since = {4, 5, 0, 6};
+  std::vector<float> sums = {1, 2, 3, 4};
+  std::vector<int64_t> other_keys(3, 99), other_since(3, 98);
+  std::vector<float> other_sums(3, 97);
+  const Status status = CopyHeld({keys.data(), since.data(), sums.data(), 4, 1},
+                                 {other_keys.data(), other_since.data(), other_sums.data(), 2, 1});
+  EXPECT_EQ(status.message(),
+            "3 deferred gradients do not fit into buffers of 2; allowed: up to 2");
+  EXPECT_EQ(other_keys, std::vector<int64_t>(3, 99));
+  EXPECT_EQ(other_since, std::vector<int64_t>(3, 98));
+  EXPECT_EQ(other_sums, std::vector<float>(3, 97));
 }
 
 TEST(HeldSumsOnCpuTest, WhatCannotBeIsRefused) {

@@ -158,7 +158,7 @@ absl::Status ReplaceBuffers(tensorflow::OpKernelContext* context, int64_t capaci
   TF_RETURN_IF_ERROR(context->allocate_temp(tensorflow::DT_INT64, places, &made.keys, on_host));
   TF_RETURN_IF_ERROR(context->allocate_temp(tensorflow::DT_INT64, places, &made.since, on_host));
   TF_RETURN_IF_ERROR(context->allocate_temp(tensorflow::DT_FLOAT, rows, &made.sums, on_host));
-  CopyHeld(before.View(resource->dim), made.View(resource->dim));
+  TF_RETURN_IF_ERROR(ToAbsl(CopyHeld(before.View(resource->dim), made.View(resource->dim))));
   TF_RETURN_IF_ERROR(Device::ToDevice(context, made.keys, &moved.keys));
   TF_RETURN_IF_ERROR(Device::ToDevice(context, made.since, &moved.since));
   TF_RETURN_IF_ERROR(Device::ToDevice(context, made.sums, &moved.sums));
@@ -174,14 +174,16 @@ absl::Status BuffersOnHost(tensorflow::OpKernelContext* context, const HeldBuffe
   return Device::ToHost(context, buffers.sums, &on_host->sums);
 }
 
-// Makes buffers of another number of places; what is held stays if `keeps`.
+// Makes buffers of another number of places, or of more if more sums are held. These are counted in
+// the buffers: what steps count a GPU knows only after them.
 template <class Device>
-absl::Status Rebuild(tensorflow::OpKernelContext* context, int64_t capacity, bool keeps,
-                     HeldSumsResource* resource) {
+absl::Status Resize(tensorflow::OpKernelContext* context, int64_t capacity,
+                    HeldSumsResource* resource) {
+  if (capacity == resource->buffers.capacity()) return absl::OkStatus();
   HeldBuffers before;
-  if (keeps && resource->counts.pending > 0) {
-    TF_RETURN_IF_ERROR(BuffersOnHost<Device>(context, resource->buffers, &before));
-  }
+  TF_RETURN_IF_ERROR(BuffersOnHost<Device>(context, resource->buffers, &before));
+  capacity = std::max(capacity, CountHeld(before.View(resource->dim)));
+  if (capacity == resource->buffers.capacity()) return absl::OkStatus();
   return ReplaceBuffers<Device>(context, capacity, before, resource);
 }
 
@@ -202,10 +204,7 @@ class ConfigureHeldSumsKernel : public tensorflow::OpKernel {
     OP_REQUIRES_OK(context, Read(context, 2, "max_rows", 0, kAny, &max_rows));
     OP_REQUIRES_OK(context, Read(context, 3, "max_age", 1, kAny, &max_age));
     const std::lock_guard<std::mutex> lock(resource->mutex);
-    capacity = std::max(capacity, resource->counts.pending);
-    if (capacity != resource->buffers.capacity()) {
-      OP_REQUIRES_OK(context, Rebuild<Device>(context, capacity, /*keeps=*/true, resource.get()));
-    }
+    OP_REQUIRES_OK(context, Resize<Device>(context, capacity, resource.get()));
     HoldRule& rule = resource->rule;
     rule = {rule.step, max_age, max_rows, defers_, rule.lets_go, by_movement_};
     resource->is_shadow = is_shadow_;
@@ -241,8 +240,8 @@ class LetGoHeldSumsKernel : public tensorflow::OpKernel {
     if (!drops_ || resource->rule.lets_go) {
       resource->rule.lets_go = counts.pending > 0;
     } else if (counts.pending > 0) {
-      OP_REQUIRES_OK(context, Rebuild<Device>(context, resource->buffers.capacity(),
-                                              /*keeps=*/false, resource.get()));
+      OP_REQUIRES_OK(context, ReplaceBuffers<Device>(context, resource->buffers.capacity(),
+                                                     HeldBuffers(), resource.get()));
       counts.flushed += counts.pending;
       counts.left_alone += counts.pending;
       counts.pending = 0;
