@@ -119,10 +119,10 @@ float* EmbeddingTable::FindOrInsert(int64_t key, uint64_t hash, float accesses, 
 void EmbeddingTable::ForgetRow(TableShard* shard, int64_t key, uint64_t hash) {
   const uint32_t slot = shard->index.Find(key, hash)->slot;
   if (slot < shard->marked.size()) shard->marked[slot].marks = 0;
-  for (DeferredSums& sums : shard->deferred) {
+  for (DeferredGradients& sums : shard->deferred) {
     if (policy_.is_exchanged) break;
     const uint32_t place = sums.Find(key, hash);
-    if (place == DeferredSums::kNone) continue;
+    if (place == DeferredGradients::kNone) continue;
     sums.Remove(place);
     ++shard->counts.evicted;
   }
@@ -321,9 +321,9 @@ Status EmbeddingTable::Import(const TableContents& contents) {
 void EmbeddingTable::SetPolicy(const UpdatePolicy& policy) {
   const bool holds = policy.mode == UpdatePolicy::Mode::kDefer;
   const size_t ranks = holds ? static_cast<size_t>(policy.ranks) : 0;
-  std::vector<std::vector<DeferredSums>> empty(kNumShards);
+  std::vector<std::vector<DeferredGradients>> empty(kNumShards);
   for (int s = 0; s < kNumShards; ++s) {
-    if (shards_[s].deferred.size() != ranks) empty[s].assign(ranks, DeferredSums(dim()));
+    if (shards_[s].deferred.size() != ranks) empty[s].assign(ranks, DeferredGradients(dim()));
   }
   earlier_counts_ = update_counts();
   for (int s = 0; s < kNumShards; ++s) {
@@ -343,7 +343,7 @@ UpdateCounts EmbeddingTable::update_counts() const {
 int64_t EmbeddingTable::num_deferred() const {
   int64_t n = 0;
   for (const TableShard& shard : shards_) {
-    for (const DeferredSums& sums : shard.deferred) n += sums.size();
+    for (const DeferredGradients& sums : shard.deferred) n += sums.size();
   }
   return n;
 }
@@ -351,7 +351,7 @@ int64_t EmbeddingTable::num_deferred() const {
 int64_t EmbeddingTable::deferred_bytes() const {
   int64_t bytes = 0;
   for (const TableShard& shard : shards_) {
-    for (const DeferredSums& sums : shard.deferred) bytes += sums.bytes();
+    for (const DeferredGradients& sums : shard.deferred) bytes += sums.bytes();
   }
   return bytes;
 }

@@ -15,7 +15,7 @@
 #include "cc_ops/core/base/parallel.h"
 #include "cc_ops/core/base/status.h"
 #include "cc_ops/core/containers/hash_index.h"
-#include "cc_ops/core/deferral/deferred_sums.h"
+#include "cc_ops/core/deferral/deferred_gradients.h"
 #include "cc_ops/core/deferral/update_policy.h"
 #include "cc_ops/core/memory/index_memory.h"
 #include "cc_ops/core/memory/row_arena.h"
@@ -81,9 +81,9 @@ struct TableShard {
       : index(index_memory, number), arena(stride, memory) {}
   HashIndex index;
   RowArena arena;
-  std::vector<int64_t> last_used;      // by slot; LRU tables only
-  std::vector<MarkedRow> marked;       // by slot; slots beyond its end have no marks
-  std::vector<DeferredSums> deferred;  // by simulated rank; empty unless gradients are held
+  std::vector<int64_t> last_used;           // by slot; LRU tables only
+  std::vector<MarkedRow> marked;            // by slot; slots beyond its end have no marks
+  std::vector<DeferredGradients> deferred;  // by simulated rank; empty unless gradients are held
   UpdateCounts counts;
 
   uint8_t MarkOf(uint32_t slot) const { return slot < marked.size() ? marked[slot].marks : 0; }

@@ -15,7 +15,7 @@
 #include "cc_ops/core/lookup/batch_lookup.h"
 #include "cc_ops/core/table/table_room.h"
 #include "cc_ops/core/testing/failing_memory.h"
-#include "cc_ops/core/update/pending_updates.h"
+#include "cc_ops/core/update/deferred_export.h"
 #include "cc_ops/core/update/policy_update.h"
 
 namespace slipstream {
@@ -102,7 +102,7 @@ struct Trained {
 // All that can be told of a table.
 struct Image {
   explicit Image(EmbeddingTable* table)
-      : contents(table->Export()), pending(ExportPending(table)), generation(table->generation()) {
+      : contents(table->Export()), pending(ExportDeferred(table)), generation(table->generation()) {
     marks.resize(contents.keys.size());
     const int64_t n = static_cast<int64_t>(marks.size());
     table->Marks(contents.keys.data(), n, marks.data());
@@ -137,7 +137,7 @@ struct Image {
     return pending.keys == other.pending.keys && pending.sums == other.pending.sums;
   }
   TableContents contents;
-  PendingUpdates pending;
+  DeferredContents pending;
   std::vector<uint8_t> marks;
   int64_t generation;
 };
@@ -244,7 +244,7 @@ TEST(OutOfMemory, ASumThatCannotBeHeldIsApplied) {
     if (failed) {
       ASSERT_TRUE(before == Image(subject.table.get())) << "allocation " << n;
     }
-    refused += subject.table->update_counts().refused;
+    refused += subject.table->update_counts().over_budget;
     FlushDeferred(subject.table.get(), kOneThread);
     EXPECT_EQ(subject.table->num_deferred(), 0);
   }
@@ -337,7 +337,7 @@ TEST(OutOfMemory, RowsAreServedAndCopied) {
 TEST(OutOfMemory, ExportsAndImportsAreWholeOrNothing) {
   const auto export_all = [](Trained* t) {
     const TableContents contents = t->table->Export();
-    const PendingUpdates pending = ExportPending(t->table.get());
+    const DeferredContents pending = ExportDeferred(t->table.get());
     return OkStatus();
   };
   FailEach<Trained>(Made(0, true), export_all, Same);
@@ -349,9 +349,9 @@ TEST(OutOfMemory, ExportsAndImportsAreWholeOrNothing) {
   const auto import_table = [&](Trained* t) { return t->table->Import(image.contents); };
   FailEach<Trained>(Made(), import_table, Same);
   FailEach<Trained>(Made(1000), import_table, Same);
-  PendingUpdates some = ExportPending(Trained(0, true).table.get());
+  DeferredContents some = ExportDeferred(Trained(0, true).table.get());
   for (float& value : some.sums) value *= 2.f;
-  const auto import_pending = [&](Trained* t) { return ImportPending(t->table.get(), some); };
+  const auto import_pending = [&](Trained* t) { return ImportDeferred(t->table.get(), some); };
   FailEach<Trained>(Made(0, true), import_pending, Same);
 }
 

@@ -8,12 +8,13 @@
 #include <string>
 
 #include "cc_ops/core/base/simd_clones.h"
-#include "cc_ops/core/lookup/key_sort.h"
 #include "cc_ops/core/table/out_of_memory.h"
 #include "cc_ops/core/table/table_locks.h"
 #include "cc_ops/core/update/policy_update.h"
-#include "cc_ops/core/update/rules/row_rules.h"
-#include "cc_ops/core/update/use_sums.h"
+#include "cc_ops/core/update/update_loop.h"
+
+// Of lambdas in functions that are compiled for several instruction sets.
+#define SLIPSTREAM_INLINE_LAMBDA __attribute__((always_inline))
 
 namespace slipstream {
 namespace {
@@ -75,54 +76,47 @@ bool AllFinite(const LookupPlan& plan, const std::vector<PooledGradient>& gradie
   return all_finite;
 }
 
-// The distinct keys of a bucket and the part of the table that has their rows.
-struct KeyRange {
-  int64_t begin, end;
-  TableShard* shard;
-};
-
-KeyRange KeysOf(const LookupPlan& plan, int64_t bucket) {
-  const int64_t begin = plan.unique_begin[bucket];
-  TableShard* shard = plan.tables[bucket / kNumShards]->shard(bucket % kNumShards);
-  return {begin, begin + plan.unique_count[bucket], shard};
+TableShard* ShardOfBucket(const LookupPlan& plan, int64_t bucket) {
+  return plan.tables[bucket / kNumShards]->shard(bucket % kNumShards);
 }
 
-// Sums the gradients of every key of the bucket, whose rows are all there, and applies the rule;
-// with kByMarks not to rows that are masked, and with the lengths of watched rows' ways.
-// next: the keys that this thread comes to after them.
+// Sums the gradients of every key of the bucket and applies the rule; with kByMarks not to rows
+// that are masked, and with the squared update lengths of watched rows. next: the bucket that this
+// thread comes to after it.
 template <UpdateRule::Kind kKind, bool kByMarks>
-SLIPSTREAM_ALWAYS_INLINE void UpdateRows(const BucketUpdate& update, KeyRange keys, KeyRange next,
-                                         int64_t dim, float* summed) {
+SLIPSTREAM_ALWAYS_INLINE void UpdateRows(const BucketUpdate& update, int64_t next, int64_t dim,
+                                         float* summed) {
   const LookupPlan& plan = *update.plan;
   const UpdateRule rule = update.table->options().rule;
   const UpdatePolicy& policy = update.table->policy();
-  TableShard* const shard = keys.shard;
-  const bool masks = policy.mode == UpdatePolicy::Mode::kMask;
+  const bool masks = policy.mode == UpdatePolicy::Mode::kMask, is_stale = update.is_stale;
   const int64_t row_floats = dim + rule.SlotsPerRow(dim);
-  // From keys ahead, past the end of the bucket, to those of the next one.
-  const int64_t jump = next.begin - keys.end;
+  TableShard* const shard = ShardOfBucket(plan, update.bucket);
+  const TableShard* const next_shard = ShardOfBucket(plan, next);
+  const CellRange keys = KeysOf(plan, update.bucket);
   int64_t use = keys.begin, masked = 0;
-  for (int64_t u = keys.begin; u < keys.end; ++u) {
-    int64_t ahead = u + kUpdatePrefetch;
-    const bool is_in_next = ahead >= keys.end;
-    if (is_in_next) ahead += jump;
-    if (!is_in_next || (ahead >= next.begin && ahead < next.end)) {
-      PrefetchRow(plan.unique_row[ahead], row_floats);
-      if (kByMarks) {
-        const std::vector<MarkedRow>& its = is_in_next ? next.shard->marked : shard->marked;
-        const uint32_t slot = plan.unique_slot[ahead];
-        if (slot < its.size()) __builtin_prefetch(&its[slot], 1);
-      }
+  const auto prefetch = [&](int64_t u, bool is_next) SLIPSTREAM_INLINE_LAMBDA {
+    PrefetchRow(plan.unique_row[u], row_floats);
+    if (kByMarks) {
+      const std::vector<MarkedRow>& marked = is_next ? next_shard->marked : shard->marked;
+      const uint32_t slot = plan.unique_slot[u];
+      if (slot < marked.size()) __builtin_prefetch(&marked[slot], 1);
     }
+  };
+  UpdateEach(keys, KeysOf(plan, next), prefetch, [&](int64_t u) SLIPSTREAM_INLINE_LAMBDA {
     const int64_t first_use = use;
     use = plan.uses_end[u];
-    float* const row = plan.unique_row[u];
+    float* const row = is_stale ? RowOf(update, u).row : plan.unique_row[u];
+    if (row == nullptr) {
+      ++*update.dropped;
+      return;
+    }
     const uint8_t mark = kByMarks ? shard->MarkOf(plan.unique_slot[u]) : 0;
     if (kByMarks && masks && (mark & kSaturated) != 0) {
       ++masked;
       if (!policy.is_shadow) {
         if (policy.decay_skipped) rule.DecaySlots(dim, row);
-        continue;
+        return;
       }
     }
     SumUses(plan, *update.gradients, first_use, use, dim, summed);
@@ -132,91 +126,68 @@ SLIPSTREAM_ALWAYS_INLINE void UpdateRows(const BucketUpdate& update, KeyRange ke
     } else {
       ApplyRule<kKind, false>(rule, update.rate, dim, summed, row);
     }
-  }
+  });
   shard->counts.offered += keys.end - keys.begin;
   shard->counts.sent += keys.end - keys.begin - masked;
   shard->counts.masked += masked;
 }
 
 template <UpdateRule::Kind kKind, bool kByMarks>
-SLIPSTREAM_ALWAYS_INLINE void UpdateRowsOfDim(const BucketUpdate& update, KeyRange keys,
-                                              KeyRange next, float* summed) {
+SLIPSTREAM_ALWAYS_INLINE void UpdateRowsOfDim(const BucketUpdate& update, int64_t next,
+                                              float* summed) {
   // With a dim that the compiler knows loops become a few instructions.
   switch (update.table->dim()) {
     case 16: {
       float sum[16];
-      return UpdateRows<kKind, kByMarks>(update, keys, next, 16, sum);
+      return UpdateRows<kKind, kByMarks>(update, next, 16, sum);
     }
     case 32: {
       float sum[32];
-      return UpdateRows<kKind, kByMarks>(update, keys, next, 32, sum);
+      return UpdateRows<kKind, kByMarks>(update, next, 32, sum);
     }
     case 64: {
       float sum[64];
-      return UpdateRows<kKind, kByMarks>(update, keys, next, 64, sum);
+      return UpdateRows<kKind, kByMarks>(update, next, 64, sum);
     }
     default:
-      return UpdateRows<kKind, kByMarks>(update, keys, next, update.table->dim(), summed);
+      return UpdateRows<kKind, kByMarks>(update, next, update.table->dim(), summed);
   }
 }
 
 template <bool kByMarks>
-SLIPSTREAM_ALWAYS_INLINE void UpdateRowsOfRule(const BucketUpdate& update, KeyRange keys,
-                                               KeyRange next, float* summed) {
+SLIPSTREAM_ALWAYS_INLINE void UpdateRowsOfRule(const BucketUpdate& update, int64_t next,
+                                               float* summed) {
+  using Kind = UpdateRule::Kind;
   switch (update.table->options().rule.kind) {
-    case UpdateRule::Kind::kSgd:
-      return UpdateRowsOfDim<UpdateRule::Kind::kSgd, kByMarks>(update, keys, next, summed);
-    case UpdateRule::Kind::kAdagrad:
-      return UpdateRowsOfDim<UpdateRule::Kind::kAdagrad, kByMarks>(update, keys, next, summed);
-    case UpdateRule::Kind::kRowWiseAdagrad:
-      return UpdateRowsOfDim<UpdateRule::Kind::kRowWiseAdagrad, kByMarks>(update, keys, next,
-                                                                          summed);
-    case UpdateRule::Kind::kAdam:
-      return UpdateRowsOfDim<UpdateRule::Kind::kAdam, kByMarks>(update, keys, next, summed);
+    case Kind::kSgd:
+      return UpdateRowsOfDim<Kind::kSgd, kByMarks>(update, next, summed);
+    case Kind::kAdagrad:
+      return UpdateRowsOfDim<Kind::kAdagrad, kByMarks>(update, next, summed);
+    case Kind::kRowWiseAdagrad:
+      return UpdateRowsOfDim<Kind::kRowWiseAdagrad, kByMarks>(update, next, summed);
+    case Kind::kAdam:
+      return UpdateRowsOfDim<Kind::kAdam, kByMarks>(update, next, summed);
   }
 }
 
-SLIPSTREAM_SIMD_CLONES void UpdateAllRows(const BucketUpdate& update, KeyRange keys, KeyRange next,
-                                          float* summed) {
-  UpdateRowsOfRule<false>(update, keys, next, summed);
+SLIPSTREAM_SIMD_CLONES void UpdateAllRows(const BucketUpdate& update, int64_t next, float* summed) {
+  UpdateRowsOfRule<false>(update, next, summed);
 }
 
-SLIPSTREAM_SIMD_CLONES void UpdateRowsByMarks(const BucketUpdate& update, KeyRange keys,
-                                              KeyRange next, float* summed) {
-  UpdateRowsOfRule<true>(update, keys, next, summed);
+SLIPSTREAM_SIMD_CLONES void UpdateRowsByMarks(const BucketUpdate& update, int64_t next,
+                                              float* summed) {
+  UpdateRowsOfRule<true>(update, next, summed);
 }
 
-// The same where rows may have left the table since the lookup.
-void UpdateRowsThatAreThere(const BucketUpdate& update, KeyRange keys, float* summed) {
-  const LookupPlan& plan = *update.plan;
-  const int64_t dim = update.table->dim();
-  keys.shard->counts.offered += keys.end - keys.begin;
-  keys.shard->counts.sent += keys.end - keys.begin;
-  int64_t use = keys.begin;
-  for (int64_t u = keys.begin; u < keys.end; ++u) {
-    float* row = update.table->Find(plan.unique_key[u], HashKey(plan.unique_key[u]));
-    if (row == nullptr) {
-      ++*update.dropped;
-    } else {
-      SumUses(plan, *update.gradients, use, plan.uses_end[u], dim, summed);
-      update.table->options().rule.Apply(update.rate, dim, summed, row);
-    }
-    use = plan.uses_end[u];
-  }
-}
-
-// Updates the bucket's rows as the table's policy says. next_bucket: what this thread comes to
-// next.
-void UpdateBucket(const BucketUpdate& update, int64_t next_bucket, PolicyScratch* scratch) {
-  const KeyRange keys = KeysOf(*update.plan, update.bucket);
-  const KeyRange next = KeysOf(*update.plan, next_bucket);
+// Updates the bucket's rows as the table's policy says. next: the bucket that this thread comes to
+// after it.
+void UpdateBucket(const BucketUpdate& update, int64_t next, PolicyScratch* scratch) {
   float* const summed = scratch->sum.data();
   const UpdatePolicy& policy = update.table->policy();
   if (!update.table->UpdatesByPolicy(update.bucket % kNumShards)) {
-    if (update.is_stale) return UpdateRowsThatAreThere(update, keys, summed);
-    UpdateAllRows(update, keys, next, summed);
+    UpdateAllRows(update, next, summed);
   } else if (policy.mode != UpdatePolicy::Mode::kDefer && policy.ranks == 1 && !update.is_stale) {
-    UpdateRowsByMarks(update, keys, next, summed);
+    UpdateRowsByMarks(update, next, summed);
   } else {
     UpdateBucketByPolicy(update, scratch);
   }
