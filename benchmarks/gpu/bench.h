@@ -102,7 +102,7 @@ std::string WithCommas(int64_t number);
 void MeasureDrift(Bench* bench);
 void MeasureCompaction(Bench* bench);
 void MeasureClassification(Bench* bench);
-void MeasureHeldSums(Bench* bench);
+void MeasureDeferredGradients(Bench* bench);
 void MeasureAccessSketch(Bench* bench);
 void MeasureKeyProbe(Bench* bench);
 // The key probe beside HierarchicalKV's find: keys per second on the same keys.

@@ -58,7 +58,7 @@ int Main(int runs, bool is_quick) {
     MeasureDrift(&bench);
     MeasureCompaction(&bench);
     MeasureClassification(&bench);
-    MeasureHeldSums(&bench);
+    MeasureDeferredGradients(&bench);
     MeasureAccessSketch(&bench);
     MeasureKeyProbe(&bench);
 #ifdef WITH_HIERARCHICAL_KV

@@ -1,7 +1,7 @@
-"""Typed wrappers of the ops that mask, hold back or watch a table's gradients.
+"""Typed wrappers of the ops that mask, defer or watch a table's gradients.
 
 A policy says what becomes of the gradient rows (one per key, update and simulated rank) of a
-native table; the marks say which rows are saturated or watched; the counts tell what happened.
+native table; the row flags say which rows are saturated or watched; the counts tell what happened.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MODES = ("apply", "mask", "defer")
 TRIGGERS = ("movement", "interval")
 # Of a native table; each shard may hold an even part of `max_rows`.
 NUM_SHARDS = 64
-# Beside the values of a held sum: its key, age and neighbours; the index at its emptiest.
+# Beside the values of a deferred gradient: its key, age and neighbours; the index at its emptiest.
 _PLACE_BYTES, _INDEX_BYTES = 24, 40
 
 
@@ -32,7 +32,7 @@ _PLACE_BYTES, _INDEX_BYTES = 24, 40
 class UpdatePolicy:
     """What becomes of gradients before a table's update rule sees them.
 
-    A sum of gradients that were held back is applied as one gradient. Under SGD that gives the row
+    A sum of deferred gradients is applied as one gradient. Under SGD that gives the row
     that the single gradients would have given. Adagrad adds the square of the sum, not the sum of
     the squares, to its accumulator: more where the gradients agree, less where they cancel. Adam
     takes one step of its moments for the sum where it would have taken one per gradient.
@@ -40,13 +40,13 @@ class UpdatePolicy:
     Attributes:
         mode: "apply", "mask" (gradients of saturated rows are thrown away; their slots stay) or
             "defer" (gradients are summed per row and applied later).
-        trigger: "movement": any row's sum is held until applying it would move one of the row's
-            values by `movement`; "interval": only saturated rows' sums are held. Both: never
-            longer than `max_age`.
+        trigger: "movement": any row's sum is deferred until applying it would move one of the row's
+            values by `movement`; "interval": only saturated rows' sums are deferred. Both:
+            never longer than `max_age`.
         movement: in the unit of the rows. For Adam the moments' damping is left out: it is
             learning rate * |sum| / root of the second moment.
         max_age: in updates of the table.
-        max_rows: sums held at most; gradients of further rows are applied at once.
+        max_rows: sums deferred at most; gradients of further rows are applied at once.
         decay_skipped: whether masking a row's gradient decays its moments (Adam).
         ranks: simulated ranks: each has an even part of every batch and sums of its own.
         is_shadow: apply everything, and count for one key in 16 what would have been done.
@@ -73,7 +73,7 @@ class UpdatePolicy:
         require_integer("ranks", self.ranks, 1, 64, place)
 
     def keeps_sums_of(self, before: UpdatePolicy) -> bool:
-        """Whether sums held under another policy may stay; else they leave before it changes."""
+        """Whether sums deferred under another policy may stay; else they leave first."""
         if before.mode != "defer":
             return True  # There are none.
         return (before.mode, before.trigger, before.is_shadow) == (
@@ -91,15 +91,15 @@ class UpdateCounts:
 
     Attributes:
         offered: came in.
-        sent: were applied (ranks: exchanged), held sums included.
+        sent: were applied (ranks: exchanged), deferred ones included.
         masked: were thrown away.
         held: were added to a sum that stayed.
         due_by_movement, due_by_age, flushed, refused: of those sent, the ones whose sum would have
             moved the row far enough, came of age, was asked for by an evaluation or export, or
             found no room.
         evicted: sums that left with their row.
-        pending: sums held now.
-        pending_bytes: bytes of the buffers that hold them.
+        pending: sums deferred now.
+        pending_bytes: bytes of the buffers that they are in.
     """
 
     offered: int = 0
@@ -116,15 +116,15 @@ class UpdateCounts:
 
 
 def held_row_bytes(dim: int) -> int:
-    """Bytes that a held sum of `dim` values takes at most, room to grow included.
+    """Bytes that a deferred gradient of `dim` values takes at most, room to grow included.
 
-    Each shard of a table that holds any takes up to 128 bytes more (8 entries of an index).
+    Each shard of a table that has any takes up to 128 bytes more (8 entries of an index).
     """
     return math.ceil(1.25 * (4 * dim + _PLACE_BYTES)) + _INDEX_BYTES
 
 
 def set_policy(handle: tf.Tensor, policy: UpdatePolicy) -> None:
-    """Sets a table's policy; sums held under one of another kind are applied first.
+    """Sets a table's policy; sums deferred under one of another kind are applied first.
 
     Raises:
         tf.errors.FailedPreconditionError: there are such sums, but they are to be exchanged.
@@ -144,28 +144,28 @@ def set_policy(handle: tf.Tensor, policy: UpdatePolicy) -> None:
 
 
 def mark_rows(handle: tf.Tensor, keys: Any, marks: Any, makes_rows: bool = False) -> None:
-    """Replaces the marks of all rows of a table, but KEPT, and starts their travelled lengths anew.
+    """Replaces the flags of all rows of a table, but KEPT, and starts their update lengths anew.
 
     Args:
         handle: the table.
         keys: int64 [n].
         marks: uint8 [n], of SATURATED | WATCHED | KEPT.
-        makes_rows: whether keys without a row that get a mark get a row; else they are passed over.
+        makes_rows: whether keys without a row that get a flag get a row; else they are skipped.
 
     Raises:
         tf.errors.InvalidArgumentError: the lengths differ.
     """
-    _loader.library().slipstream_table_mark_rows(
+    _loader.library().slipstream_table_set_row_flags(
         handle=handle,
         keys=tf.convert_to_tensor(keys, tf.int64),
-        marks=tf.convert_to_tensor(marks, tf.uint8),
-        makes_rows=makes_rows,
+        flags=tf.convert_to_tensor(marks, tf.uint8),
+        create_missing=makes_rows,
     )
 
 
 def travelled(handle: tf.Tensor, keys: Any) -> tf.Tensor:
     """Returns float32 [n], the sum of squared update lengths of watched rows since `mark_rows`."""
-    return _loader.library().slipstream_table_travelled(
+    return _loader.library().slipstream_table_squared_update_lengths(
         handle=handle, keys=tf.convert_to_tensor(keys, tf.int64)
     )
 
@@ -177,5 +177,5 @@ def update_counts(handle: tf.Tensor) -> UpdateCounts:
 
 
 def flush(handle: tf.Tensor) -> tf.Operation | None:
-    """Applies every held sum of a table, each as one gradient."""
+    """Applies all deferred gradients of a table, each as one."""
     return _loader.library().slipstream_table_flush(handle=handle)

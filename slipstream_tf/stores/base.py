@@ -152,7 +152,7 @@ class EmbeddingStore(TrackedStore, Protocol):
         ...
 
     def export_pending(self, table: str) -> dict[str, np.ndarray]:
-        """Returns the gradient sums that are held back, as `ops.pending` describes; they stay."""
+        """Returns the deferred gradients, as `ops.table_state` describes them; they stay."""
         ...
 
     def import_pending(self, table: str, contents: Mapping[str, Any]) -> None:

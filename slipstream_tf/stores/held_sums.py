@@ -11,7 +11,7 @@ from collections.abc import Callable
 import numpy as np
 import tensorflow as tf
 
-from slipstream_tf.ops.held_sums import HeldBuffer, HeldCounts
+from slipstream_tf.ops.deferred_gradients import DeferredCounts, DeferredGradients
 from slipstream_tf.ops.mask import KeySet
 from slipstream_tf.ops.update_policy import UpdatePolicy
 
@@ -33,7 +33,7 @@ class HeldSums:
         """
         self._num_keys = num_keys
         self._policy = UpdatePolicy()
-        self._buffer, self._marked = HeldBuffer(dim, device), KeySet(device)
+        self._buffer, self._marked = DeferredGradients(dim, device), KeySet(device)
         with tf.device("CPU:0"):
             self._is_active = tf.Variable(False, trainable=False)
             self._movement = tf.Variable(0.0, trainable=False)
@@ -46,7 +46,7 @@ class HeldSums:
     @property
     def holds(self) -> bool:
         """Whether sums may be held that are still to be applied."""
-        is_shadow = self._policy.is_shadow and not self._buffer.state().lets_go
+        is_shadow = self._policy.is_shadow and not self._buffer.state().flushes
         return bool(self._is_active.numpy()) and not is_shadow
 
     def configure(self, policy: UpdatePolicy, marked: np.ndarray) -> None:
@@ -58,7 +58,7 @@ class HeldSums:
         """
         before, self._policy = self._policy, policy
         if not policy.keeps_sums_of(before):
-            self._buffer.let_go(drops=before.is_shadow)
+            self._buffer.flush(drops=before.is_shadow)
         defers = policy.mode == "defer"
         most = policy.max_rows
         if self._num_keys is not None:
@@ -72,16 +72,16 @@ class HeldSums:
 
     def let_go(self) -> None:
         """Makes all sums leave with the next step; those of shadow mode are dropped at once."""
-        self._buffer.let_go(drops=self._policy.is_shadow)
+        self._buffer.flush(drops=self._policy.is_shadow)
 
     @property
     def is_leaving(self) -> bool:
         """Whether all sums that are held leave with the next step (eager only)."""
-        return self._buffer.state().lets_go
+        return self._buffer.state().flushes
 
     def let_go_of_all(self) -> None:
         """Makes all sums leave with the next step, those that shadow mode would drop, too."""
-        self._buffer.let_go()
+        self._buffer.flush()
 
     def take(
         self, slices: tf.IndexedSlices, movement: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
@@ -141,9 +141,9 @@ class HeldSums:
 
     def pending(self) -> int:
         """Returns how many sums are held (eager only)."""
-        return self._buffer.state().pending
+        return self._buffer.state().num_deferred
 
-    def counts(self) -> HeldCounts:
+    def counts(self) -> DeferredCounts:
         """Returns what became of the gradients so far (eager only)."""
         return self._buffer.state().counts
 

@@ -11,9 +11,8 @@ import tensorflow as tf
 from slipstream_tf.config import TableConfig
 from slipstream_tf.errors import invalid
 from slipstream_tf.memory import require_room
-from slipstream_tf.ops import pending as pending_ops
 from slipstream_tf.ops import table as table_ops
-from slipstream_tf.ops import update_policy
+from slipstream_tf.ops import table_state, update_policy
 from slipstream_tf.ops.features import FeatureSpec, PackedFeatures
 from slipstream_tf.optimizers import SparseOptimizer
 from slipstream_tf.optimizers import get as get_optimizer
@@ -156,20 +155,22 @@ class NativeStore:
         table_ops.import_table(self._handles[self._index_of(table)], contents)
 
     def export_pending(self, table: str) -> dict[str, np.ndarray]:
-        """Returns the gradient sums that are held back; see `ops.pending.export_pending`."""
-        return pending_ops.export_pending(self._handles[self._index_of(table)])
+        """Returns the gradient sums that are held back; see `ops.table_state.export_deferred`."""
+        return table_state.export_deferred(self._handles[self._index_of(table)])
 
     def import_pending(self, table: str, contents: Mapping[str, Any]) -> None:
-        """Replaces the gradient sums that are held back; see `ops.pending.import_pending`."""
-        pending_ops.import_pending(self._handles[self._index_of(table)], contents)
+        """Replaces the gradient sums that are held back; see `ops.table_state.import_deferred`."""
+        table_state.import_deferred(self._handles[self._index_of(table)], contents)
 
     def marks(self, table: str, keys: Any) -> np.ndarray:
-        """Returns uint8 [n], the marks that rows still have; see `ops.pending.marks`."""
-        return pending_ops.marks(self._handles[self._index_of(table)], keys)
+        """Returns uint8 [n], the marks that rows still have; see `ops.table_state.row_flags`."""
+        return table_state.row_flags(self._handles[self._index_of(table)], keys)
 
     def set_travelled(self, table: str, keys: Any, travelled: Any) -> None:
         """Replaces what `travelled` gives of watched rows, float32 [n]; after `mark_rows`."""
-        pending_ops.set_travelled(self._handles[self._index_of(table)], keys, travelled)
+        table_state.set_squared_update_lengths(
+            self._handles[self._index_of(table)], keys, travelled
+        )
 
 
 # Of a row: 16 bytes of an index that is at most 4/5 full.

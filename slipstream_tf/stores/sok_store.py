@@ -424,13 +424,13 @@ class SokStore:
         counts = held.counts()
         return UpdateCounts(
             offered=offered,
-            sent=offered - masked - counts.held + counts.left_alone,
+            sent=offered - masked - counts.deferred + counts.without_gradient,
             masked=masked,
-            held=counts.held,
+            held=counts.deferred,
             due_by_movement=counts.due_by_movement,
             due_by_age=counts.due_by_age,
             flushed=counts.flushed,
-            refused=counts.refused,
+            refused=counts.over_budget,
             pending=held.pending(),
             pending_bytes=held.buffer_bytes(),
         )
@@ -532,8 +532,8 @@ class SokStore:
     def export_pending(self, table: str) -> dict[str, np.ndarray]:
         """Returns the gradient sums that this rank holds back, of its own rows; they stay.
 
-        As `ops.pending` describes them; and "is_leaving", a bool: whether they all leave with the
-        next step.
+        As `ops.table_state` describes them; and "is_leaving", a bool: whether they all leave with
+        the next step.
         """
         found = self._require(table)
         held = self._held[table]

@@ -271,13 +271,13 @@ class VariableStore:
         counts = held.counts()
         return UpdateCounts(
             offered=offered,
-            sent=offered - masked - counts.held + counts.left_alone,
+            sent=offered - masked - counts.deferred + counts.without_gradient,
             masked=masked,
-            held=counts.held,
+            held=counts.deferred,
             due_by_movement=counts.due_by_movement,
             due_by_age=counts.due_by_age,
             flushed=counts.flushed,
-            refused=counts.refused,
+            refused=counts.over_budget,
             pending=held.pending(),
             pending_bytes=held.buffer_bytes(),
         )
@@ -407,7 +407,7 @@ class VariableStore:
         self._counts[table].assign(counts)
 
     def export_pending(self, table: str) -> dict[str, np.ndarray]:
-        """Returns the gradient sums that are held back; they stay. See `ops.pending`.
+        """Returns the gradient sums that are held back; they stay. See `ops.table_state`.
 
         And "is_leaving", a bool: whether they all leave with the next step.
         """

@@ -44,7 +44,7 @@ def call_every_op(call: Call) -> None:
     """Calls them all."""
     call_table_ops(call)
     call_exchange_ops(call)
-    call_held_sums_ops(call)
+    call_deferred_gradients_ops(call)
     call_counting_ops(call)
     call_classifier_ops(call)
     call_drift_classifier_ops(call)
@@ -63,16 +63,17 @@ def call_table_ops(call: Call) -> None:
     call("SlipstreamTableGather", handle=table, keys=keys, dim=2)
     call("SlipstreamTableHotKeys", handle=table, k=np.int64(2))
     call("SlipstreamTableDecayCounts", handle=table, factor=np.float32(0.5))
-    call("SlipstreamTableMarkRows", handle=table, keys=keys, marks=MARKS, makes_rows=True)
-    call("SlipstreamTableMarks", handle=table, keys=keys)
+    call("SlipstreamTableSetRowFlags", handle=table, keys=keys, flags=MARKS, create_missing=True)
+    call("SlipstreamTableRowFlags", handle=table, keys=keys)
     snapshot = np.zeros((3, 2), np.float32)
     call("SlipstreamTableMeasure", handle=table, keys=keys, snapshot=snapshot, metric="signal")
-    call("SlipstreamTableSetTravelled", handle=table, keys=keys, travelled=np.ones(3, np.float32))
-    call("SlipstreamTableTravelled", handle=table, keys=keys)
+    lengths = np.ones(3, np.float32)
+    call("SlipstreamTableSetSquaredUpdateLengths", handle=table, keys=keys, lengths=lengths)
+    call("SlipstreamTableSquaredUpdateLengths", handle=table, keys=keys)
     call("SlipstreamTableSetPolicy", handle=table, **_deferring())
     call("SlipstreamApplyGradients", gradients=_gradients(looked_up), **update)
-    held = call("SlipstreamTableExportPending", handle=table)
-    call("SlipstreamTableImportPending", handle=table, **_as_inputs(held))
+    held = call("SlipstreamTableExportDeferred", handle=table)
+    call("SlipstreamTableImportDeferred", handle=table, **_as_inputs(held))
     call("SlipstreamTableFlush", handle=table)
     call("SlipstreamTableUpdateCounts", handle=table)
     call("SlipstreamTableStatistics", handle=table)
@@ -123,36 +124,36 @@ def call_copying_ops(call: Call, owners: list[Any], copies: list[Any]) -> None:
     call("SlipstreamTableImportPublished", handle=owners[0], ranks=2, **_as_inputs(published))
 
 
-def call_held_sums_ops(call: Call) -> None:
-    """Holds sums of a variable's rows, beside a set of its marked keys."""
-    held, marked = call("SlipstreamHeldSums", dim=2), call("SlipstreamKeySet")
+def call_deferred_gradients_ops(call: Call) -> None:
+    """Defers gradients of a variable's rows, beside a set of its saturated keys."""
+    deferred, saturated = call("SlipstreamDeferredGradients", dim=2), call("SlipstreamKeySet")
     keys = np.array([5, 7, 9])
-    call("SlipstreamKeySetAssign", handle=marked, keys=keys)
+    call("SlipstreamKeySetAssign", handle=saturated, keys=keys)
     gradients = np.arange(6, dtype=np.float32).reshape(3, 2)
-    call("SlipstreamMaskGradients", handle=marked, keys=keys, gradients=gradients)
+    call("SlipstreamMaskGradients", handle=saturated, keys=keys, gradients=gradients)
     call(
-        "SlipstreamHeldSumsConfigure",
-        handle=held,
+        "SlipstreamDeferredGradientsConfigure",
+        handle=deferred,
         capacity=np.int64(16),
         max_rows=np.int64(8),
         max_age=np.int64(9),
         defers=True,
         by_movement=False,
     )
-    added = call("SlipstreamAddToHeld", handle=held, keys=keys, gradients=gradients)
+    added = call("SlipstreamAddDeferred", handle=deferred, keys=keys, gradients=gradients)
     call(
         "SlipstreamTakeDue",
-        handle=held,
-        marked=marked,
+        handle=deferred,
+        saturated=saturated,
         keys=keys,
-        places=added.places.numpy(),
+        indices=added.indices.numpy(),
         sums=added.sums.numpy(),
         may_wait=np.array([True, False, True]),
     )
-    call("SlipstreamHeldSumsState", handle=held)
-    sums = call("SlipstreamHeldSumsExport", handle=held)
-    call("SlipstreamHeldSumsImport", handle=held, **_as_inputs(sums))
-    call("SlipstreamHeldSumsLetGo", handle=held)
+    call("SlipstreamDeferredGradientsState", handle=deferred)
+    sums = call("SlipstreamDeferredGradientsExport", handle=deferred)
+    call("SlipstreamDeferredGradientsImport", handle=deferred, **_as_inputs(sums))
+    call("SlipstreamDeferredGradientsFlush", handle=deferred)
 
 
 def call_counting_ops(call: Call) -> None:

@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from slipstream_tf import TableConfig, optimizers
-from slipstream_tf.ops.held_sums import HeldBuffer
+from slipstream_tf.ops.deferred_gradients import DeferredGradients
 from slipstream_tf.ops.update_policy import UpdatePolicy
 from slipstream_tf.stores import NativeStore, VariableStore
 
@@ -63,8 +63,8 @@ def test_tables(column: str, place: Any, value: Any, message: str) -> None:
 @pytest.mark.parametrize(
     ("column", "place", "value", "message"),
     [
-        ("sums", (1, 1), NAN, "sum of pending update 1 of table 't', key 8, has nan"),
-        ("ages", 0, 1 << 62, "age of pending update 0 .* key 3, is 4611686018427387904"),
+        ("sums", (1, 1), NAN, "sum of deferred gradient 1 of table 't', key 8, has nan"),
+        ("ages", 0, 1 << 62, "age of deferred gradient 0 .* key 3, is 4611686018427387904"),
     ],
 )
 def test_pending(column: str, place: Any, value: Any, message: str) -> None:
@@ -79,14 +79,18 @@ def test_pending(column: str, place: Any, value: Any, message: str) -> None:
     assert np.isfinite(store.export_pending("t")["sums"]).all()
 
 
-def test_held_sums_and_variables() -> None:
-    buffer = HeldBuffer(2)
+def test_deferred_gradients_and_variables() -> None:
+    buffer = DeferredGradients(2)
     keys, ages = np.array([3, 8]), np.array([1, 0])
-    with pytest.raises(tf.errors.InvalidArgumentError, match="sum of key 8, at place 1, has nan"):
+    with pytest.raises(
+        tf.errors.InvalidArgumentError, match="sum of deferred gradient 1, key 8, has nan"
+    ):
         buffer.replace(keys, ages, np.array([[1, 1], [NAN, 1]], np.float32))
-    with pytest.raises(tf.errors.InvalidArgumentError, match=r"age 4611.* of key 3, at place 0"):
+    with pytest.raises(
+        tf.errors.InvalidArgumentError, match="age of deferred gradient 0, key 3, is 4611"
+    ):
         buffer.replace(keys, np.array([1 << 62, 0]), np.ones((2, 2), np.float32))
-    assert buffer.state().pending == 0
+    assert buffer.state().num_deferred == 0
     store = VariableStore({"t": tf.Variable(tf.zeros([9, 2]))})
     bad = contents()
     bad["rows"][1, 1] = NAN

@@ -30,15 +30,12 @@ Status ValidateUpdatePolicy(const UpdatePolicy& policy) {
 }
 
 void UpdateCounts::Add(const UpdateCounts& other, int64_t factor) {
-  offered += factor * other.offered;
-  sent += factor * other.sent;
-  masked += factor * other.masked;
-  held += factor * other.held;
-  due_by_movement += factor * other.due_by_movement;
-  due_by_age += factor * other.due_by_age;
-  flushed += factor * other.flushed;
-  refused += factor * other.refused;
-  evicted += factor * other.evicted;
+  using C = UpdateCounts;
+  for (int64_t C::* counter :
+       {&C::offered, &C::sent, &C::masked, &C::deferred, &C::due_by_movement, &C::due_by_age,
+        &C::flushed, &C::over_budget, &C::evicted, &C::without_gradient}) {
+    this->*counter += factor * other.*counter;
+  }
 }
 
 }  // namespace slipstream

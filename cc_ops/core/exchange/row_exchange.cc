@@ -12,8 +12,6 @@
 #include "cc_ops/core/table/out_of_memory.h"
 #include "cc_ops/core/table/table_locks.h"
 #include "cc_ops/core/update/policy_update.h"
-#include "cc_ops/core/update/row_update.h"
-#include "cc_ops/core/update/use_sums.h"
 
 namespace slipstream {
 namespace {
@@ -171,12 +169,6 @@ void ForEachKey(const std::vector<Arrival>& arrivals, CellRange range, const Fn&
   }
 }
 
-// Where a key's row is; null if it has none.
-struct FoundRow {
-  float* row;
-  uint32_t slot;
-};
-
 // Applies sums to the rows of one table, in two passes: only the first needs memory.
 class RowUpdater {
  public:
@@ -219,7 +211,7 @@ class RowUpdater {
       if (scale_ != 1.f) {
         for (float& value : sum_) value *= scale_;
       }
-      UpdateRow(rule_, rate_, dim_, sum_.data(), found[begin].slot, found[begin].row,
+      UpdateRow(rule_, rate_, dim_, sum_.data(), found[begin],
                 table_->flags().shard(arrivals[begin].shard), before_.data());
     });
     return dropped;

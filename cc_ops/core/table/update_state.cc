@@ -5,9 +5,9 @@ namespace slipstream {
 void UpdateState::SetPolicy(const UpdatePolicy& policy) {
   const bool defers = policy.mode == UpdatePolicy::Mode::kDefer;
   const size_t ranks = defers ? static_cast<size_t>(policy.ranks) : 0;
-  std::vector<std::vector<DeferredSums>> empty(kNumShards);
+  std::vector<std::vector<DeferredGradients>> empty(kNumShards);
   for (int s = 0; s < kNumShards; ++s) {
-    if (shards_[s].deferred.size() != ranks) empty[s].assign(ranks, DeferredSums(dim_));
+    if (shards_[s].deferred.size() != ranks) empty[s].assign(ranks, DeferredGradients(dim_));
   }
   earlier_counts_ = counts();
   for (int s = 0; s < kNumShards; ++s) {
@@ -27,7 +27,7 @@ UpdateCounts UpdateState::counts() const {
 int64_t UpdateState::num_deferred() const {
   int64_t n = 0;
   for (const ShardUpdates& shard : shards_) {
-    for (const DeferredSums& sums : shard.deferred) n += sums.size();
+    for (const DeferredGradients& sums : shard.deferred) n += sums.size();
   }
   return n;
 }
@@ -35,7 +35,7 @@ int64_t UpdateState::num_deferred() const {
 int64_t UpdateState::deferred_bytes() const {
   int64_t bytes = 0;
   for (const ShardUpdates& shard : shards_) {
-    for (const DeferredSums& sums : shard.deferred) bytes += sums.bytes();
+    for (const DeferredGradients& sums : shard.deferred) bytes += sums.bytes();
   }
   return bytes;
 }
@@ -43,9 +43,9 @@ int64_t UpdateState::deferred_bytes() const {
 void UpdateState::DropDeferred(int64_t key, uint64_t hash) {
   if (policy_.is_exchanged) return;
   ShardUpdates& shard = shards_[ShardOf(hash)];
-  for (DeferredSums& sums : shard.deferred) {
+  for (DeferredGradients& sums : shard.deferred) {
     const uint32_t index = sums.Find(key, hash);
-    if (index == DeferredSums::kNone) continue;
+    if (index == DeferredGradients::kNone) continue;
     sums.Remove(index);
     ++shard.counts.evicted;
   }
@@ -53,7 +53,7 @@ void UpdateState::DropDeferred(int64_t key, uint64_t hash) {
 
 void UpdateState::DropAllDeferred() {
   for (ShardUpdates& shard : shards_) {
-    for (DeferredSums& sums : shard.deferred) sums.Clear();
+    for (DeferredGradients& sums : shard.deferred) sums.Clear();
   }
 }
 

@@ -6,14 +6,15 @@
 #include <vector>
 
 #include "cc_ops/core/base/hash.h"
-#include "cc_ops/core/deferral/deferred_sums.h"
+#include "cc_ops/core/deferral/deferred_gradients.h"
 #include "cc_ops/core/deferral/update_policy.h"
 
 namespace slipstream {
 
 // Of the rows of one shard.
 struct ShardUpdates {
-  std::vector<DeferredSums> deferred;  // by simulated rank; empty unless gradients are deferred
+  std::vector<DeferredGradients>
+      deferred;  // by simulated rank; empty unless gradients are deferred
   UpdateCounts counts;
 };
 

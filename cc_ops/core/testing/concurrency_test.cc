@@ -21,8 +21,8 @@
 #include "cc_ops/core/saturation/measurement.h"
 #include "cc_ops/core/table/embedding_table.h"
 #include "cc_ops/core/testing/test_threads.h"
+#include "cc_ops/core/update/deferred_export.h"
 #include "cc_ops/core/update/gradient_update.h"
-#include "cc_ops/core/update/pending_updates.h"
 #include "cc_ops/core/update/policy_update.h"
 
 namespace slipstream {
@@ -189,17 +189,17 @@ class Concurrency : public testing::Test {
       for (EmbeddingTable* table : {unbounded_.get(), lfu_.get(), lru_.get()}) {
         std::vector<int64_t> before(kKeys), after(kKeys);
         TableContents contents;
-        PendingUpdates pending;
+        DeferredContents pending;
         UpdatePolicy policy;
         for (int64_t k = 0; k < kKeys; ++k) before[k] = ledger_.done[k];
         {
           const std::unique_lock<std::shared_mutex> lock(table->mutex());
           contents = table->Export();
-          pending = ExportPending(table);
+          pending = ExportDeferred(table);
           policy = table->updates().policy();
           if (random() % 4 == 0) {
             ASSERT_TRUE(table->Import(contents).ok());
-            ASSERT_TRUE(ImportPending(table, pending).ok());
+            ASSERT_TRUE(ImportDeferred(table, pending).ok());
           }
         }
         for (int64_t k = 0; k < kKeys; ++k) after[k] = ledger_.begun[k];
@@ -207,7 +207,7 @@ class Concurrency : public testing::Test {
         restored->updates().SetPolicy(policy);
         if (!contents.last_used.empty()) contents.last_used.clear();
         ASSERT_TRUE(restored->Import(contents).ok());
-        ASSERT_TRUE(ImportPending(restored.get(), pending).ok());
+        ASSERT_TRUE(ImportDeferred(restored.get(), pending).ok());
         restored->updates().set_last_learning_rate(kRate);
         FlushDeferred(restored.get(), Threads(1));
         CheckCut(*table, restored->Export(), before, after);
@@ -337,7 +337,7 @@ TEST_F(Concurrency, NothingIsLostAndNothingRaces) {
   EXPECT_GT(lfu_->rows().num_evicted(), 0);
   EXPECT_GT(lru_->rows().num_evicted(), 0);
   EXPECT_GT(unbounded_->updates().counts().masked, 0);
-  EXPECT_GT(unbounded_->updates().counts().held, 0);
+  EXPECT_GT(unbounded_->updates().counts().deferred, 0);
 
   const TableContents contents = unbounded_->Export();
   double accesses = 0;

@@ -19,7 +19,7 @@
 #include "cc_ops/core/containers/hash_index.h"
 #include "cc_ops/core/containers/key_map.h"
 #include "cc_ops/core/containers/key_set.h"
-#include "cc_ops/core/deferral/deferred_sums.h"
+#include "cc_ops/core/deferral/deferred_gradients.h"
 #include "cc_ops/core/hot_keys/hot_key_sketch.h"
 #include "cc_ops/core/memory/index_memory.h"
 
@@ -180,13 +180,13 @@ inline Difference FuzzKeyMap(Bytes bytes) {
   return "";
 }
 
-inline Difference FuzzDeferredSums(Bytes bytes) {
+inline Difference FuzzDeferredGradients(Bytes bytes) {
   struct Held {
     int64_t key, since;
     std::vector<float> sum;
   };
   const int64_t dim = 1 + bytes.Byte() % 5;
-  DeferredSums sums(dim);
+  DeferredGradients sums(dim);
   std::list<Held> model;  // the oldest first
   std::unordered_map<int64_t, std::list<Held>::iterator> places;
   for (int64_t step = 0; !bytes.empty(); ++step) {
@@ -195,12 +195,12 @@ inline Difference FuzzDeferredSums(Bytes bytes) {
     const uint64_t hash = HashKey(key);
     const auto known = places.find(key);
     const uint32_t place = sums.Find(key, hash);
-    SLIPSTREAM_AGREE((place != DeferredSums::kNone) == (known != places.end()));
+    SLIPSTREAM_AGREE((place != DeferredGradients::kNone) == (known != places.end()));
     if (what == 255) {
       sums.Clear();
       model.clear();
       places.clear();
-    } else if (place == DeferredSums::kNone) {
+    } else if (place == DeferredGradients::kNone) {
       model.push_back({key, step, std::vector<float>(dim, static_cast<float>(what))});
       places[key] = std::prev(model.end());
       std::fill_n(sums.Sum(sums.Insert(key, hash, step)), dim, static_cast<float>(what));
@@ -216,13 +216,13 @@ inline Difference FuzzDeferredSums(Bytes bytes) {
   }
   uint32_t at = sums.oldest();
   for (const Held& held : model) {
-    SLIPSTREAM_AGREE(at != DeferredSums::kNone);
+    SLIPSTREAM_AGREE(at != DeferredGradients::kNone);
     SLIPSTREAM_AGREE(sums.key(at) == held.key && sums.since(at) == held.since);
     SLIPSTREAM_AGREE(sums.Find(held.key, HashKey(held.key)) == at);
     SLIPSTREAM_AGREE(std::equal(held.sum.begin(), held.sum.end(), sums.Sum(at)));
     at = sums.next(at);
   }
-  SLIPSTREAM_AGREE(at == DeferredSums::kNone);
+  SLIPSTREAM_AGREE(at == DeferredGradients::kNone);
   return "";
 }
 

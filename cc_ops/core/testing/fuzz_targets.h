@@ -20,7 +20,7 @@ inline constexpr Target kTargets[] = {
     {"HashIndex", FuzzHashIndex},
     {"KeySet", FuzzKeySet},
     {"KeyMap", FuzzKeyMap},
-    {"DeferredSums", FuzzDeferredSums},
+    {"DeferredGradients", FuzzDeferredGradients},
     {"HotKeySketch", FuzzHotKeySketch},
     {"EmbeddingTable", FuzzTable},
 };

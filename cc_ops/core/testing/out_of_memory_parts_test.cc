@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "cc_ops/core/containers/hash_index.h"
-#include "cc_ops/core/deferral/held_sums.h"
+#include "cc_ops/core/deferral/deferred_buffers.h"
 #include "cc_ops/core/memory/index_memory.h"
 #include "cc_ops/core/saturation/input_classifier.h"
 #include "cc_ops/core/testing/failing_memory.h"
@@ -53,31 +53,29 @@ TEST(OutOfMemory, AnIndexThatCannotGetReadyGrowsLater) {
   }
 }
 
-TEST(OutOfMemory, HeldSumsOfAVariableStay) {
-  std::vector<int64_t> held_keys(8, HeldSums::kFree), since(8, 0);
-  std::vector<float> held_sums(8 * kDim, 0.f);
-  held_keys[2] = 5;
-  held_keys[4] = 9;
-  const HoldRule rule = {7, 3, 8, true, false, true};
-  const std::vector<int64_t> keys = {5, 6, 7}, places = {2, -1, -1};
+TEST(OutOfMemory, DeferredGradientsOfAVariableStay) {
+  std::vector<int64_t> deferred_keys(8, DeferredBuffers::kFree), since(8, 0);
+  std::vector<float> deferred_sums(8 * kDim, 0.f);
+  deferred_keys[2] = 5;
+  deferred_keys[4] = 9;
+  const DeferralRule rule = {7, 3, 8, true, false, true};
+  const std::vector<int64_t> keys = {5, 6, 7}, indices = {2, -1, -1};
   const std::vector<float> sums(3 * kDim, 1.f);
   const bool may_wait[] = {false, true, true};
+  const StepRows rows = {keys.data(), 3, indices.data(), sums.data(), may_wait, {}};
   bool has_ended = false;
   for (int64_t n = 0; !has_ended; ++n) {
-    const HeldSums held = {held_keys.data(), since.data(), held_sums.data(), 8, kDim};
-    DuePlan plan;
-    LeavingRows leaving;
-    HeldCounts counts;
+    StepPlan plan;
     FailsAt(
         n,
         [&] {
-          return FindDue(held, rule, keys.data(), 3, places.data(), sums.data(), may_wait, {},
-                         &plan, &leaving, &counts);
+          return FindDue({deferred_keys.data(), since.data(), deferred_sums.data(), 8, kDim}, rule,
+                         rows, &plan);
         },
         &has_ended);
-    EXPECT_EQ(held_keys[2], 5);
-    EXPECT_EQ(held_keys[4], 9);
-    EXPECT_EQ(std::count(held_keys.begin(), held_keys.end(), HeldSums::kFree), 6);
+    EXPECT_EQ(deferred_keys[2], 5);
+    EXPECT_EQ(deferred_keys[4], 9);
+    EXPECT_EQ(std::count(deferred_keys.begin(), deferred_keys.end(), DeferredBuffers::kFree), 6);
   }
 }
 

@@ -15,7 +15,7 @@
 #include "cc_ops/core/lookup/batch_lookup.h"
 #include "cc_ops/core/table/eviction.h"
 #include "cc_ops/core/testing/failing_memory.h"
-#include "cc_ops/core/update/pending_updates.h"
+#include "cc_ops/core/update/deferred_export.h"
 #include "cc_ops/core/update/policy_update.h"
 
 namespace slipstream {
@@ -103,7 +103,7 @@ struct Trained {
 struct Image {
   explicit Image(EmbeddingTable* table)
       : contents(table->Export()),
-        pending(ExportPending(table)),
+        pending(ExportDeferred(table)),
         generation(table->rows().generation()) {
     marks.resize(contents.keys.size());
     const int64_t n = static_cast<int64_t>(marks.size());
@@ -139,7 +139,7 @@ struct Image {
     return pending.keys == other.pending.keys && pending.sums == other.pending.sums;
   }
   TableContents contents;
-  PendingUpdates pending;
+  DeferredContents pending;
   std::vector<uint8_t> marks;
   int64_t generation;
 };
@@ -246,7 +246,7 @@ TEST(OutOfMemory, ASumThatCannotBeHeldIsApplied) {
     if (failed) {
       ASSERT_TRUE(before == Image(subject.table.get())) << "allocation " << n;
     }
-    refused += subject.table->updates().counts().refused;
+    refused += subject.table->updates().counts().over_budget;
     FlushDeferred(subject.table.get(), kOneThread);
     EXPECT_EQ(subject.table->updates().num_deferred(), 0);
   }
@@ -338,7 +338,7 @@ TEST(OutOfMemory, RowsAreServedAndCopied) {
 TEST(OutOfMemory, ExportsAndImportsAreWholeOrNothing) {
   const auto export_all = [](Trained* t) {
     const TableContents contents = t->table->Export();
-    const PendingUpdates pending = ExportPending(t->table.get());
+    const DeferredContents pending = ExportDeferred(t->table.get());
     return OkStatus();
   };
   FailEach<Trained>(Made(0, true), export_all, Same);
@@ -350,9 +350,9 @@ TEST(OutOfMemory, ExportsAndImportsAreWholeOrNothing) {
   const auto import_table = [&](Trained* t) { return t->table->Import(image.contents); };
   FailEach<Trained>(Made(), import_table, Same);
   FailEach<Trained>(Made(1000), import_table, Same);
-  PendingUpdates some = ExportPending(Trained(0, true).table.get());
+  DeferredContents some = ExportDeferred(Trained(0, true).table.get());
   for (float& value : some.sums) value *= 2.f;
-  const auto import_pending = [&](Trained* t) { return ImportPending(t->table.get(), some); };
+  const auto import_pending = [&](Trained* t) { return ImportDeferred(t->table.get(), some); };
   FailEach<Trained>(Made(0, true), import_pending, Same);
 }
 

@@ -17,8 +17,8 @@
 #include "cc_ops/core/lookup/batch_lookup.h"
 #include "cc_ops/core/table/embedding_table.h"
 #include "cc_ops/core/testing/container_fuzz.h"
+#include "cc_ops/core/update/deferred_export.h"
 #include "cc_ops/core/update/gradient_update.h"
-#include "cc_ops/core/update/pending_updates.h"
 #include "cc_ops/core/update/policy_update.h"
 
 namespace slipstream {
@@ -211,34 +211,34 @@ class TableFuzzer {
   // As a checkpoint does: everything into another table, which takes this one's place.
   Difference Reimport() {
     const TableContents contents = table_->Export();
-    const PendingUpdates pending = ExportPending(table_.get());
+    const DeferredContents pending = ExportDeferred(table_.get());
     auto other = std::make_unique<EmbeddingTable>(options_);
     other->updates().SetPolicy(table_->updates().policy());
     SLIPSTREAM_AGREE(other->Import(contents).ok());
-    SLIPSTREAM_AGREE(ImportPending(other.get(), pending).ok());
+    SLIPSTREAM_AGREE(ImportDeferred(other.get(), pending).ok());
     const TableContents again = other->Export();
     SLIPSTREAM_AGREE(again.keys == contents.keys && again.rows == contents.rows);
     SLIPSTREAM_AGREE(again.counts == contents.counts && again.last_used == contents.last_used);
-    SLIPSTREAM_AGREE(ExportPending(other.get()).sums == pending.sums);
+    SLIPSTREAM_AGREE(ExportDeferred(other.get()).sums == pending.sums);
     SLIPSTREAM_AGREE(table_->Import(contents).ok());
-    SLIPSTREAM_AGREE(ImportPending(table_.get(), pending).ok());
+    SLIPSTREAM_AGREE(ImportDeferred(table_.get(), pending).ok());
     for (auto& known : model_) known.second.mark = 0;
     return "";
   }
 
   Difference BadImport() {
     TableContents contents = table_->Export();
-    PendingUpdates pending = ExportPending(table_.get());
+    DeferredContents pending = ExportDeferred(table_.get());
     std::vector<int64_t>* const lists[] = {&contents.keys, &contents.last_used, &pending.keys,
                                            &pending.ages};
     std::vector<int64_t>* const list = lists[bytes_.Byte() % 4];
     if (list == &contents.last_used && list->empty()) return "";
     list->push_back(bytes_.Key());
-    SLIPSTREAM_AGREE(!table_->Import(contents).ok() || !ImportPending(table_.get(), pending).ok());
+    SLIPSTREAM_AGREE(!table_->Import(contents).ok() || !ImportDeferred(table_.get(), pending).ok());
     // A table's own content that was taken before the pending updates were refused dropped them.
     if (list != &pending.keys && list != &pending.ages) return "";
     list->pop_back();
-    SLIPSTREAM_AGREE(ImportPending(table_.get(), pending).ok());
+    SLIPSTREAM_AGREE(ImportDeferred(table_.get(), pending).ok());
     for (auto& known : model_) known.second.mark = 0;
     return "";
   }
@@ -264,7 +264,7 @@ class TableFuzzer {
     SLIPSTREAM_AGREE(options_.capacity == 0 || table_->rows().size() <= options_.capacity);
     SLIPSTREAM_AGREE(contents.keys.size() == model_.size());
     std::unordered_map<int64_t, float> held;
-    const PendingUpdates pending = ExportPending(table_.get());
+    const DeferredContents pending = ExportDeferred(table_.get());
     for (size_t i = 0; i < pending.keys.size(); ++i) {
       held[pending.keys[i]] = pending.sums[i * kDim];
       SLIPSTREAM_AGREE(model_.count(pending.keys[i]) > 0);

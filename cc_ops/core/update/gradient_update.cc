@@ -8,12 +8,13 @@
 #include <string>
 
 #include "cc_ops/core/base/simd_clones.h"
-#include "cc_ops/core/lookup/key_sort.h"
 #include "cc_ops/core/table/out_of_memory.h"
 #include "cc_ops/core/table/table_locks.h"
 #include "cc_ops/core/update/policy_update.h"
-#include "cc_ops/core/update/rules/row_rules.h"
-#include "cc_ops/core/update/use_sums.h"
+#include "cc_ops/core/update/update_loop.h"
+
+// Of lambdas in functions that are compiled for several instruction sets.
+#define SLIPSTREAM_INLINE_LAMBDA __attribute__((always_inline))
 
 namespace slipstream {
 namespace {
@@ -75,148 +76,117 @@ bool AllFinite(const LookupPlan& plan, const std::vector<PooledGradient>& gradie
   return all_finite;
 }
 
-// The distinct keys of a bucket and the part of the table that has their rows.
-struct KeyRange {
-  int64_t begin, end;
-  ShardFlags* flags;
-  ShardUpdates* updates;
-};
-
-KeyRange KeysOf(const LookupPlan& plan, int64_t bucket) {
-  const int64_t begin = plan.unique_begin[bucket];
-  EmbeddingTable* const table = plan.tables[bucket / kNumShards];
-  const int64_t shard = bucket % kNumShards;
-  return {begin, begin + plan.unique_count[bucket], table->flags().shard(shard),
-          table->updates().shard(shard)};
+ShardFlags* FlagsOfBucket(const LookupPlan& plan, int64_t bucket) {
+  return plan.tables[bucket / kNumShards]->flags().shard(bucket % kNumShards);
 }
 
-// Sums the gradients of every key of the bucket, whose rows are all there, and applies the rule;
-// with kByMarks not to rows that are masked, and with the lengths of watched rows' ways.
-// next: the keys that this thread comes to after them.
-template <UpdateRule::Kind kKind, bool kByMarks>
-SLIPSTREAM_ALWAYS_INLINE void UpdateRows(const BucketUpdate& update, KeyRange keys, KeyRange next,
-                                         int64_t dim, float* summed) {
+// Sums the gradients of every key of the bucket and applies the rule; with kByFlags not to rows
+// that are masked, and with the squared update lengths of watched rows. next: the bucket that this
+// thread comes to after it.
+template <UpdateRule::Kind kKind, bool kByFlags>
+SLIPSTREAM_ALWAYS_INLINE void UpdateRows(const BucketUpdate& update, int64_t next, int64_t dim,
+                                         float* summed) {
   const LookupPlan& plan = *update.plan;
   const UpdateRule rule = update.table->options().rule;
   const UpdatePolicy& policy = update.table->updates().policy();
-  const bool masks = policy.mode == UpdatePolicy::Mode::kMask;
+  const bool masks = policy.mode == UpdatePolicy::Mode::kMask, is_stale = update.is_stale;
   const int64_t row_floats = dim + rule.SlotsPerRow(dim);
-  // From keys ahead, past the end of the bucket, to those of the next one.
-  const int64_t jump = next.begin - keys.end;
+  ShardFlags* const flags = FlagsOfBucket(plan, update.bucket);
+  const ShardFlags* const next_flags = FlagsOfBucket(plan, next);
+  const CellRange keys = KeysOf(plan, update.bucket);
   int64_t use = keys.begin, masked = 0;
-  for (int64_t u = keys.begin; u < keys.end; ++u) {
-    int64_t ahead = u + kUpdatePrefetch;
-    const bool is_in_next = ahead >= keys.end;
-    if (is_in_next) ahead += jump;
-    if (!is_in_next || (ahead >= next.begin && ahead < next.end)) {
-      PrefetchRow(plan.unique_row[ahead], row_floats);
-      if (kByMarks) {
-        (is_in_next ? next : keys).flags->Prefetch(plan.unique_slot[ahead]);
-      }
+  const auto prefetch = [&](int64_t u, bool is_next) SLIPSTREAM_INLINE_LAMBDA {
+    PrefetchRow(plan.unique_row[u], row_floats);
+    if (kByFlags) {
+      (is_next ? next_flags : flags)->Prefetch(plan.unique_slot[u]);
     }
+  };
+  UpdateEach(keys, KeysOf(plan, next), prefetch, [&](int64_t u) SLIPSTREAM_INLINE_LAMBDA {
     const int64_t first_use = use;
     use = plan.uses_end[u];
-    float* const row = plan.unique_row[u];
-    const uint8_t mark = kByMarks ? keys.flags->Of(plan.unique_slot[u]) : 0;
-    if (kByMarks && masks && (mark & kSaturated) != 0) {
+    float* const row = is_stale ? RowOf(update, u).row : plan.unique_row[u];
+    if (row == nullptr) {
+      ++*update.dropped;
+      return;
+    }
+    const uint8_t row_flags = kByFlags ? flags->Of(plan.unique_slot[u]) : 0;
+    if (kByFlags && masks && (row_flags & kSaturated) != 0) {
       ++masked;
       if (!policy.is_shadow) {
         if (policy.decay_skipped) rule.DecaySlots(dim, row);
-        continue;
+        return;
       }
     }
     SumUses(plan, *update.gradients, first_use, use, dim, summed);
-    if (kByMarks && (mark & kWatched) != 0) {
+    if (kByFlags && (row_flags & kWatched) != 0) {
       ApplyRule<kKind, true>(rule, update.rate, dim, summed, row);
-      keys.flags->AddSquaredUpdateLength(plan.unique_slot[u], SumOfSquares(dim, summed));
+      flags->AddSquaredUpdateLength(plan.unique_slot[u], SumOfSquares(dim, summed));
     } else {
       ApplyRule<kKind, false>(rule, update.rate, dim, summed, row);
     }
-  }
-  keys.updates->counts.offered += keys.end - keys.begin;
-  keys.updates->counts.sent += keys.end - keys.begin - masked;
-  keys.updates->counts.masked += masked;
+  });
+  UpdateCounts& counts = update.table->updates().shard(update.bucket % kNumShards)->counts;
+  counts.offered += keys.end - keys.begin;
+  counts.sent += keys.end - keys.begin - masked;
+  counts.masked += masked;
 }
 
-template <UpdateRule::Kind kKind, bool kByMarks>
-SLIPSTREAM_ALWAYS_INLINE void UpdateRowsOfDim(const BucketUpdate& update, KeyRange keys,
-                                              KeyRange next, float* summed) {
+template <UpdateRule::Kind kKind, bool kByFlags>
+SLIPSTREAM_ALWAYS_INLINE void UpdateRowsOfDim(const BucketUpdate& update, int64_t next,
+                                              float* summed) {
   // With a dim that the compiler knows loops become a few instructions.
   switch (update.table->dim()) {
     case 16: {
       float sum[16];
-      return UpdateRows<kKind, kByMarks>(update, keys, next, 16, sum);
+      return UpdateRows<kKind, kByFlags>(update, next, 16, sum);
     }
     case 32: {
       float sum[32];
-      return UpdateRows<kKind, kByMarks>(update, keys, next, 32, sum);
+      return UpdateRows<kKind, kByFlags>(update, next, 32, sum);
     }
     case 64: {
       float sum[64];
-      return UpdateRows<kKind, kByMarks>(update, keys, next, 64, sum);
+      return UpdateRows<kKind, kByFlags>(update, next, 64, sum);
     }
     default:
-      return UpdateRows<kKind, kByMarks>(update, keys, next, update.table->dim(), summed);
+      return UpdateRows<kKind, kByFlags>(update, next, update.table->dim(), summed);
   }
 }
 
-template <bool kByMarks>
-SLIPSTREAM_ALWAYS_INLINE void UpdateRowsOfRule(const BucketUpdate& update, KeyRange keys,
-                                               KeyRange next, float* summed) {
+template <bool kByFlags>
+SLIPSTREAM_ALWAYS_INLINE void UpdateRowsOfRule(const BucketUpdate& update, int64_t next,
+                                               float* summed) {
+  using Kind = UpdateRule::Kind;
   switch (update.table->options().rule.kind) {
-    case UpdateRule::Kind::kSgd:
-      return UpdateRowsOfDim<UpdateRule::Kind::kSgd, kByMarks>(update, keys, next, summed);
-    case UpdateRule::Kind::kAdagrad:
-      return UpdateRowsOfDim<UpdateRule::Kind::kAdagrad, kByMarks>(update, keys, next, summed);
-    case UpdateRule::Kind::kRowWiseAdagrad:
-      return UpdateRowsOfDim<UpdateRule::Kind::kRowWiseAdagrad, kByMarks>(update, keys, next,
-                                                                          summed);
-    case UpdateRule::Kind::kAdam:
-      return UpdateRowsOfDim<UpdateRule::Kind::kAdam, kByMarks>(update, keys, next, summed);
+    case Kind::kSgd:
+      return UpdateRowsOfDim<Kind::kSgd, kByFlags>(update, next, summed);
+    case Kind::kAdagrad:
+      return UpdateRowsOfDim<Kind::kAdagrad, kByFlags>(update, next, summed);
+    case Kind::kRowWiseAdagrad:
+      return UpdateRowsOfDim<Kind::kRowWiseAdagrad, kByFlags>(update, next, summed);
+    case Kind::kAdam:
+      return UpdateRowsOfDim<Kind::kAdam, kByFlags>(update, next, summed);
   }
 }
 
-SLIPSTREAM_SIMD_CLONES void UpdateAllRows(const BucketUpdate& update, KeyRange keys, KeyRange next,
-                                          float* summed) {
-  UpdateRowsOfRule<false>(update, keys, next, summed);
+SLIPSTREAM_SIMD_CLONES void UpdateAllRows(const BucketUpdate& update, int64_t next, float* summed) {
+  UpdateRowsOfRule<false>(update, next, summed);
 }
 
-SLIPSTREAM_SIMD_CLONES void UpdateRowsByMarks(const BucketUpdate& update, KeyRange keys,
-                                              KeyRange next, float* summed) {
-  UpdateRowsOfRule<true>(update, keys, next, summed);
+SLIPSTREAM_SIMD_CLONES void UpdateRowsByFlags(const BucketUpdate& update, int64_t next,
+                                              float* summed) {
+  UpdateRowsOfRule<true>(update, next, summed);
 }
 
-// The same where rows may have left the table since the lookup.
-void UpdateRowsThatAreThere(const BucketUpdate& update, KeyRange keys, float* summed) {
-  const LookupPlan& plan = *update.plan;
-  const int64_t dim = update.table->dim();
-  keys.updates->counts.offered += keys.end - keys.begin;
-  keys.updates->counts.sent += keys.end - keys.begin;
-  int64_t use = keys.begin;
-  for (int64_t u = keys.begin; u < keys.end; ++u) {
-    float* row = update.table->rows().Find(plan.unique_key[u], HashKey(plan.unique_key[u]));
-    if (row == nullptr) {
-      ++*update.dropped;
-    } else {
-      SumUses(plan, *update.gradients, use, plan.uses_end[u], dim, summed);
-      update.table->options().rule.Apply(update.rate, dim, summed, row);
-    }
-    use = plan.uses_end[u];
-  }
-}
-
-// Updates the bucket's rows as the table's policy says. next_bucket: what this thread comes to
-// next.
-void UpdateBucket(const BucketUpdate& update, int64_t next_bucket, PolicyScratch* scratch) {
-  const KeyRange keys = KeysOf(*update.plan, update.bucket);
-  const KeyRange next = KeysOf(*update.plan, next_bucket);
+// Updates the bucket's rows as the table's policy says. next: the bucket that this thread comes to
+// after it.
+void UpdateBucket(const BucketUpdate& update, int64_t next, PolicyScratch* scratch) {
   float* const summed = scratch->sum.data();
   const UpdatePolicy& policy = update.table->updates().policy();
   if (!update.table->UpdatesByPolicy(update.bucket % kNumShards)) {
-    if (update.is_stale) return UpdateRowsThatAreThere(update, keys, summed);
-    UpdateAllRows(update, keys, next, summed);
+    UpdateAllRows(update, next, summed);
   } else if (policy.mode != UpdatePolicy::Mode::kDefer && policy.ranks == 1 && !update.is_stale) {
-    UpdateRowsByMarks(update, keys, next, summed);
+    UpdateRowsByFlags(update, next, summed);
   } else {
     UpdateBucketByPolicy(update, scratch);
   }

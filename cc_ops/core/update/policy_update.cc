@@ -5,10 +5,8 @@
 #include <new>
 #include <shared_mutex>
 
-#include "cc_ops/core/lookup/key_sort.h"
+#include "cc_ops/core/deferral/deferral.h"
 #include "cc_ops/core/table/out_of_memory.h"
-#include "cc_ops/core/update/row_update.h"
-#include "cc_ops/core/update/use_sums.h"
 
 namespace slipstream {
 namespace {
@@ -17,17 +15,48 @@ void AddTo(float* total, const float* part, int64_t dim) {
   for (int64_t j = 0; j < dim; ++j) total[j] += part[j];
 }
 
-bool HasUse(const LookupPlan& plan, int64_t begin, int64_t end, CellRange examples) {
-  return std::any_of(plan.uses.begin() + begin, plan.uses.begin() + end,
+bool HasUse(const LookupPlan& plan, CellRange uses, CellRange examples) {
+  return std::any_of(plan.uses.begin() + uses.begin, plan.uses.begin() + uses.end,
                      [&](const Occurrence& use) {
                        return use.example >= examples.begin && use.example < examples.end;
                      });
 }
 
+// What the deferrals of a table go by.
+DeferralRule RuleOf(const UpdatePolicy& policy, int64_t step) {
+  DeferralRule rule;
+  rule.step = step;
+  rule.max_age = policy.max_age;
+  rule.defers = policy.mode == UpdatePolicy::Mode::kDefer;
+  rule.by_movement = policy.trigger == UpdatePolicy::Trigger::kMovement;
+  return rule;
+}
+
+// Gradients of one key that are due at once on several simulated ranks, added to one.
+class DueSum {
+ public:
+  DueSum(float* sum, int64_t dim) : sum_(sum), dim_(dim) {}
+  void Add(const float* gradient) {
+    if (has_any_) {
+      AddTo(sum_, gradient, dim_);
+    } else {
+      std::copy_n(gradient, dim_, sum_);
+    }
+    has_any_ = true;
+  }
+  // Null if nothing is due.
+  const float* get() const { return has_any_ ? sum_ : nullptr; }
+
+ private:
+  float* sum_;
+  int64_t dim_;
+  bool has_any_ = false;
+};
+
 // Works on one shard of one table.
 class ShardUpdater {
  public:
-  // step: number of the update. collected: null if sums are to be applied.
+  // step: number of the update. collected: null if gradients are to be applied.
   ShardUpdater(EmbeddingTable* table, int64_t shard, float rate, int64_t step,
                PolicyScratch* scratch, CollectedRows* collected)
       : table_(table),
@@ -35,56 +64,54 @@ class ShardUpdater {
         flags_(table->flags().shard(shard)),
         shard_number_(shard),
         policy_(table->updates().policy()),
-        rule_(table->options().rule),
+        update_rule_(table->options().rule),
         dim_(table->dim()),
         rate_(rate),
-        step_(step),
+        rule_(RuleOf(policy_, step)),
         is_sampled_(policy_.Samples(shard)),
-        sum_(scratch->sum.data()),
-        due_(scratch->due.data()),
-        before_(scratch->before.data()),
+        scratch_(scratch),
         collected_(collected) {}
 
-  // Updates the row of one key of the batch from its uses [begin, end). A row that left
-  // the table, which only a collection meets, is null.
-  void Update(const BucketUpdate& update, int64_t key, uint32_t slot, float* row, int64_t begin,
-              int64_t end) {
-    const uint8_t mark = flags_->Of(slot);
-    const bool holds = policy_.mode == UpdatePolicy::Mode::kDefer && is_sampled_;
-    if (holds) Hold(update, key, row, begin, end, mark);
-    if (holds && !policy_.is_shadow) {
-      if (any_due_) Apply(due_, key, slot, row);
-      return;
+  // Updates the row of key u of the plan, whose uses begin at first_use. A row that left the table,
+  // which only a collection meets, is null.
+  void Update(const BucketUpdate& update, int64_t u, int64_t first_use, FoundRow found) {
+    const LookupPlan& plan = *update.plan;
+    const CellRange uses = {first_use, plan.uses_end[u]};
+    const int64_t key = plan.unique_key[u];
+    const bool is_saturated = (flags_->Of(found.slot) & kSaturated) != 0;
+    if (rule_.defers && is_sampled_) {
+      const DueSum due = Defer(update, key, uses, found.row, is_saturated);
+      if (!policy_.is_shadow) return Apply(due.get(), key, found);
+    } else {
+      const bool is_masked = policy_.mode == UpdatePolicy::Mode::kMask && is_saturated;
+      const int64_t rows = RowsOffered(plan, uses);
+      updates_->counts.offered += rows;
+      (is_masked ? updates_->counts.masked : updates_->counts.sent) += rows;
+      if (is_masked && !policy_.is_shadow) {
+        if (policy_.decay_skipped && found.row != nullptr) update_rule_.DecaySlots(dim_, found.row);
+        return;
+      }
     }
-    const bool is_masked = policy_.mode == UpdatePolicy::Mode::kMask && (mark & kSaturated) != 0;
-    if (!holds) Count(*update.plan, begin, end, is_masked);
-    if (is_masked && !policy_.is_shadow) {
-      if (policy_.decay_skipped && row != nullptr) rule_.DecaySlots(dim_, row);
-      return;
-    }
-    SumUses(*update.plan, *update.gradients, begin, end, dim_, sum_);
-    Apply(sum_, key, slot, row);
+    float* const sum = scratch_->sum.data();
+    SumUses(plan, *update.gradients, uses.begin, uses.end, dim_, sum);
+    Apply(sum, key, found);
   }
 
-  // Applies the sums that have come of age and whose keys were not in the batch.
+  // Applies what is due without a gradient in this update.
   void ApplyExpired() {
-    if (!is_sampled_) return;
     for (size_t rank = 0; rank < updates_->deferred.size(); ++rank) {
-      DeferredSums& sums = updates_->deferred[rank];
-      while (sums.oldest() != DeferredSums::kNone && IsExpired(sums, sums.oldest())) {
-        ApplyHeld(sums.key(sums.oldest()), rank, false);
+      const DeferredGradients& deferred = updates_->deferred[rank];
+      while (deferred.oldest() != DeferredGradients::kNone &&
+             IsDueAt(deferred, deferred.oldest())) {
+        ApplyDeferred(deferred.key(deferred.oldest()), rank);
       }
     }
   }
 
   void Flush() {
-    for (size_t rank = 0; rank < updates_->deferred.size(); ++rank) {
-      DeferredSums& sums = updates_->deferred[rank];
-      while (sums.oldest() != DeferredSums::kNone) {
-        ApplyHeld(sums.key(sums.oldest()), rank, true);
-      }
-      sums.Clear();
-    }
+    rule_.flushes = true;
+    ApplyExpired();
+    for (DeferredGradients& deferred : updates_->deferred) deferred.Clear();
   }
 
  private:
@@ -93,119 +120,104 @@ class ShardUpdater {
     return CellsOf(rank, policy_.ranks, plan.batch);
   }
 
-  bool IsExpired(const DeferredSums& sums, uint32_t place) const {
-    return step_ - sums.since(place) >= policy_.max_age;
-  }
-
-  void Count(const LookupPlan& plan, int64_t begin, int64_t end, bool is_masked) {
-    int64_t rows = policy_.ranks == 1;
-    for (int rank = 0; policy_.ranks > 1 && rank < policy_.ranks; ++rank) {
-      rows += HasUse(plan, begin, end, ExamplesOf(plan, rank));
+  // The ranks that have a gradient of a key.
+  int64_t RowsOffered(const LookupPlan& plan, CellRange uses) const {
+    if (policy_.ranks == 1) return 1;
+    int64_t rows = 0;
+    for (int rank = 0; rank < policy_.ranks; ++rank) {
+      rows += HasUse(plan, uses, ExamplesOf(plan, rank));
     }
-    updates_->counts.offered += rows;
-    (is_masked ? updates_->counts.masked : updates_->counts.sent) += rows;
+    return rows;
   }
 
-  // Adds each rank's gradients to its sum; leaves in `due_` what is to be applied.
-  void Hold(const BucketUpdate& update, int64_t key, const float* row, int64_t begin, int64_t end,
-            uint8_t mark) {
-    any_due_ = false;
+  // Adds each rank's gradient to what it has deferred. Returns what is due.
+  DueSum Defer(const BucketUpdate& update, int64_t key, CellRange uses, const float* row,
+               bool is_saturated) {
+    DueSum due(scratch_->due.data(), dim_);
+    float* const sum = scratch_->sum.data();
     const uint64_t hash = HashKey(key);
     for (int rank = 0; rank < policy_.ranks; ++rank) {
-      DeferredSums& sums = updates_->deferred[static_cast<size_t>(rank)];
+      DeferredGradients& deferred = updates_->deferred[static_cast<size_t>(rank)];
       const CellRange examples = ExamplesOf(*update.plan, rank);
-      const bool has_new = policy_.ranks == 1 || HasUse(*update.plan, begin, end, examples);
-      const uint32_t place = sums.Find(key, hash);
-      const bool is_held = place != DeferredSums::kNone;
-      const bool is_expired = is_held && IsExpired(sums, place);
-      if (!has_new && !is_expired) continue;
-      if (has_new) {
-        SumUsesOf(examples, *update.plan, *update.gradients, begin, end, dim_, sum_);
+      const bool has_gradient = policy_.ranks == 1 || HasUse(*update.plan, uses, examples);
+      const uint32_t index = deferred.Find(key, hash);
+      const bool is_deferred = index != DeferredGradients::kNone;
+      // What expires on this rank is applied together with what is due on others.
+      if (!has_gradient && !(is_deferred && IsDueAt(deferred, index))) continue;
+      if (has_gradient) {
+        SumUsesOf(examples, *update.plan, *update.gradients, uses.begin, uses.end, dim_, sum);
         ++updates_->counts.offered;
-        if (is_held) AddTo(sum_, sums.Sum(place), dim_);
+        if (is_deferred) AddTo(sum, deferred.Sum(index), dim_);
       } else {
-        std::copy_n(sums.Sum(place), dim_, sum_);
+        std::copy_n(deferred.Sum(index), dim_, sum);
       }
-      if (is_expired) {
-        ++updates_->counts.due_by_age;
-      } else if (!MayWait(row, mark)) {
-        updates_->counts.due_by_movement += policy_.trigger == UpdatePolicy::Trigger::kMovement;
-      } else if (is_held) {
-        std::copy_n(sum_, dim_, sums.Sum(place));
-        ++updates_->counts.held;
-        continue;
-      } else if (sums.size() < Allowed(rank) && Keep(&sums, key, hash)) {
-        ++updates_->counts.held;
-        continue;
-      } else {
-        ++updates_->counts.refused;
+      Decision decision = Decide(rule_, is_deferred, is_deferred ? deferred.since(index) : 0,
+                                 MayWait(sum, row, is_saturated));
+      if (decision == Decision::kBegin && !Begin(sum, key, hash, rank)) {
+        decision = Decision::kOverBudget;
       }
-      if (is_held) sums.Remove(place);
-      AddDue();
+      Count(decision, has_gradient, &updates_->counts);
+      if (decision == Decision::kStay) std::copy_n(sum, dim_, deferred.Sum(index));
+      if (!IsDue(decision)) continue;
+      if (is_deferred) deferred.Remove(index);
+      due.Add(sum);
     }
+    return due;
   }
 
-  // Whether the sum in `sum_` may be held longer. A NaN anywhere may not.
-  bool MayWait(const float* row, uint8_t mark) const {
-    if (policy_.trigger == UpdatePolicy::Trigger::kInterval) return (mark & kSaturated) != 0;
-    return row != nullptr && rule_.Movement(rate_, dim_, sum_, row) < policy_.movement;
+  bool IsDueAt(const DeferredGradients& deferred, uint32_t index) const {
+    return IsDue(DecideWithoutGradient(rule_, deferred.since(index)));
   }
 
-  // The sums that a rank may hold in this shard: its part of what the table may.
-  int64_t Allowed(int rank) const {
+  // Whether a sum may be deferred longer. A NaN anywhere may not.
+  bool MayWait(const float* sum, const float* row, bool is_saturated) const {
+    if (!rule_.by_movement) return is_saturated;
+    return row != nullptr && update_rule_.Movement(rate_, dim_, sum, row) < policy_.movement;
+  }
+
+  // Begins to defer; false if the part of the budget that a rank has in this shard, or memory, has
+  // no room.
+  bool Begin(const float* sum, int64_t key, uint64_t hash, int rank) {
+    DeferredGradients& deferred = updates_->deferred[static_cast<size_t>(rank)];
     const int64_t parts = static_cast<int64_t>(kNumShards) * policy_.ranks;
     const int64_t part = rank * kNumShards + shard_number_;
-    return policy_.max_rows / parts + (part < policy_.max_rows % parts);
-  }
-
-  // Starts a sum; false if memory ran out.
-  bool Keep(DeferredSums* sums, int64_t key, uint64_t hash) {
+    DeferralRule rule = rule_;
+    rule.max_rows = policy_.max_rows / parts + (part < policy_.max_rows % parts);
+    if (!rule.HasBudget(deferred.size())) return false;
     try {
-      std::copy_n(sum_, dim_, sums->Sum(sums->Insert(key, hash, step_)));
-      return true;
+      std::copy_n(sum, dim_, deferred.Sum(deferred.Insert(key, hash, rule_.step)));
     } catch (const std::bad_alloc&) {
       return false;
     }
+    return true;
   }
 
-  void AddDue() {
-    ++updates_->counts.sent;
-    if (any_due_) {
-      AddTo(due_, sum_, dim_);
-    } else {
-      std::copy_n(sum_, dim_, due_);
-    }
-    any_due_ = true;
-  }
-
-  // Applies a key's held sums of `first` and later ranks: those that have come of
-  // age, or all of them in a flush.
-  void ApplyHeld(int64_t key, size_t first, bool is_flush) {
+  // Applies what `first` and later ranks have deferred of a key, as far as it is due.
+  void ApplyDeferred(int64_t key, size_t first) {
+    DueSum due(scratch_->due.data(), dim_);
     const uint64_t hash = HashKey(key);
-    any_due_ = false;
     for (size_t rank = first; rank < updates_->deferred.size(); ++rank) {
-      DeferredSums& sums = updates_->deferred[rank];
-      const uint32_t place = sums.Find(key, hash);
-      if (place == DeferredSums::kNone || !(is_flush || IsExpired(sums, place))) continue;
-      std::copy_n(sums.Sum(place), dim_, sum_);
-      sums.Remove(place);
-      ++(is_flush ? updates_->counts.flushed : updates_->counts.due_by_age);
-      AddDue();
+      DeferredGradients& deferred = updates_->deferred[rank];
+      const uint32_t index = deferred.Find(key, hash);
+      if (index == DeferredGradients::kNone || !IsDueAt(deferred, index)) continue;
+      Count(DecideWithoutGradient(rule_, deferred.since(index)), /*has_gradient=*/false,
+            &updates_->counts);
+      due.Add(deferred.Sum(index));
+      deferred.Remove(index);
     }
     if (policy_.is_shadow) return;
-    if (collected_ != nullptr) return Collect(due_, key);
-    uint32_t slot = 0;
-    // A row that leaves the table takes its sums with it: the row is there.
-    float* row = table_->rows().Find(key, hash, &slot);
-    Apply(due_, key, slot, row);
+    FoundRow found = {nullptr, 0};
+    // A row that leaves the table takes what is deferred with it: the row is there.
+    if (collected_ == nullptr) found.row = table_->rows().Find(key, hash, &found.slot);
+    Apply(due.get(), key, found);
   }
 
-  void Apply(const float* gradient, int64_t key, uint32_t slot, float* row) {
-    if (collected_ != nullptr) return Collect(gradient, key);
-    UpdateRow(rule_, rate_, dim_, gradient, slot, row, flags_, before_);
-  }
-
-  void Collect(const float* gradient, int64_t key) {
+  // gradient: null if nothing is due.
+  void Apply(const float* gradient, int64_t key, FoundRow found) {
+    if (gradient == nullptr) return;
+    if (collected_ == nullptr) {
+      return UpdateRow(update_rule_, rate_, dim_, gradient, found, flags_, scratch_->before.data());
+    }
     collected_->keys.push_back(key);
     collected_->rows.insert(collected_->rows.end(), gradient, gradient + dim_);
   }
@@ -215,14 +227,13 @@ class ShardUpdater {
   ShardFlags* flags_;
   const int64_t shard_number_;
   const UpdatePolicy& policy_;
-  const UpdateRule rule_;
+  const UpdateRule update_rule_;
   const int64_t dim_;
   const float rate_;
-  const int64_t step_;
+  DeferralRule rule_;
   const bool is_sampled_;
-  float *sum_, *due_, *before_;
+  PolicyScratch* scratch_;
   CollectedRows* collected_;
-  bool any_due_ = false;
 };
 
 void UpdateOrCollect(const BucketUpdate& update, int64_t step, PolicyScratch* scratch,
@@ -230,26 +241,21 @@ void UpdateOrCollect(const BucketUpdate& update, int64_t step, PolicyScratch* sc
   const LookupPlan& plan = *update.plan;
   EmbeddingTable* table = update.table;
   ShardUpdater updater(table, update.bucket % kNumShards, update.rate, step, scratch, collected);
-  const int64_t begin = plan.unique_begin[update.bucket];
-  const int64_t end = begin + plan.unique_count[update.bucket];
+  const CellRange keys = KeysOf(plan, update.bucket);
   const int64_t row_floats = table->dim() + table->slots_per_row();
-  int64_t use = begin;
-  for (int64_t u = begin; u < end; ++u) {
-    if (u + kUpdatePrefetch < end) PrefetchRow(plan.unique_row[u + kUpdatePrefetch], row_floats);
-    const int64_t first_use = use;
-    use = plan.uses_end[u];
-    float* row = plan.unique_row[u];
-    uint32_t slot = plan.unique_slot[u];
-    if (update.is_stale) {
-      row = table->rows().Find(plan.unique_key[u], HashKey(plan.unique_key[u]), &slot);
-      if (row == nullptr && collected == nullptr) {
-        ++*update.dropped;
-        continue;
-      }
-      if (row == nullptr) slot = HashIndex::kEmpty;
-    }
-    updater.Update(update, plan.unique_key[u], slot, row, first_use, use);
-  }
+  int64_t use = keys.begin;
+  UpdateEach(
+      keys, {keys.end, keys.end},
+      [&](int64_t u, bool /*is_next*/) { PrefetchRow(plan.unique_row[u], row_floats); },
+      [&](int64_t u) {
+        const FoundRow found = RowOf(update, u);
+        if (found.row == nullptr && collected == nullptr) {
+          ++*update.dropped;
+        } else {
+          updater.Update(update, u, use, found);
+        }
+        use = plan.uses_end[u];
+      });
   updater.ApplyExpired();
 }
 
@@ -276,11 +282,12 @@ void CollectBucketByPolicy(const BucketUpdate& update, PolicyScratch* scratch,
 
 int64_t MostCollected(const LookupPlan& plan, int64_t bucket) {
   EmbeddingTable* table = plan.tables[static_cast<size_t>(bucket / kNumShards)];
-  const int64_t step = table->updates().step() + 1, max_age = table->updates().policy().max_age;
+  const DeferralRule rule = RuleOf(table->updates().policy(), table->updates().step() + 1);
   int64_t most = plan.unique_count[static_cast<size_t>(bucket)];
-  for (const DeferredSums& sums : table->updates().shard(bucket % kNumShards)->deferred) {
-    for (uint32_t at = sums.oldest(); at != DeferredSums::kNone; at = sums.next(at)) {
-      if (step - sums.since(at) < max_age) break;
+  for (const DeferredGradients& deferred :
+       table->updates().shard(bucket % kNumShards)->deferred) {
+    for (uint32_t at = deferred.oldest(); at != DeferredGradients::kNone; at = deferred.next(at)) {
+      if (!rule.IsExpired(deferred.since(at))) break;
       ++most;
     }
   }
@@ -298,7 +305,7 @@ void FlushDeferred(EmbeddingTable* table, const Parallel& parallel) {
   if (table->updates().num_deferred() == 0 || table->updates().policy().is_exchanged) return;
   const float rate = table->options().rule.EffectiveRate(table->updates().last_learning_rate(),
                                                          table->updates().step());
-  // All that needs memory; from here on sums are applied all or none.
+  // All that needs memory; from here on they are applied all or none.
   std::vector<PolicyScratch> scratches(parallel.threads, PolicyScratch(table->dim()));
   parallel.run(parallel.threads, [&](int task) {
     PolicyScratch& scratch = scratches[task];
@@ -319,7 +326,7 @@ Status FlushBeforeReading(const std::vector<EmbeddingTable*>& tables, const Para
     try {
       FlushDeferred(table, parallel);
     } catch (const std::bad_alloc&) {
-      return OutOfMemory("applying what is held back", {table});
+      return OutOfMemory("applying deferred gradients", {table});
     }
   }
   return OkStatus();

@@ -1,4 +1,4 @@
-// Updates under a policy that masks, holds back or watches gradients.
+// Updates under a policy that masks, defers or watches gradients.
 #ifndef SLIPSTREAM_CC_OPS_CORE_UPDATE_POLICY_UPDATE_H_
 #define SLIPSTREAM_CC_OPS_CORE_UPDATE_POLICY_UPDATE_H_
 
@@ -6,21 +6,9 @@
 #include <vector>
 
 #include "cc_ops/core/base/parallel.h"
-#include "cc_ops/core/lookup/lookup_plan.h"
-#include "cc_ops/core/update/gradient_update.h"
+#include "cc_ops/core/update/update_loop.h"
 
 namespace slipstream {
-
-// One table's keys of one shard in a batch, and what their update needs.
-struct BucketUpdate {
-  const LookupPlan* plan;
-  const std::vector<PooledGradient>* gradients;
-  EmbeddingTable* table;
-  int64_t bucket;    // in the plan
-  float rate;        // UpdateRule::EffectiveRate
-  bool is_stale;     // whether rows may have left the table since the lookup
-  int64_t* dropped;  // counts updates whose key was evicted since the lookup
-};
 
 // Memory of a thread that updates rows of at most `dim` values.
 struct PolicyScratch {
@@ -32,9 +20,8 @@ struct PolicyScratch {
   std::vector<float> before;  // a watched row as it was
 };
 
-// Updates the bucket's rows as the table's policy says. A key's sums that are due on
-// several simulated ranks are added and applied as one gradient. Touches nothing but
-// the bucket's shard.
+// Updates the bucket's rows as the table's policy says. What is due of a key on several simulated
+// ranks is added and applied as one gradient. Touches nothing but the bucket's shard.
 void UpdateBucketByPolicy(const BucketUpdate& update, PolicyScratch* scratch);
 
 // Gradient sums of one table that are to be exchanged instead of applied.
@@ -51,13 +38,13 @@ void CollectBucketByPolicy(const BucketUpdate& update, PolicyScratch* scratch,
 // Most rows that CollectBucketByPolicy gives of a bucket.
 int64_t MostCollected(const LookupPlan& plan, int64_t bucket);
 
-// Moves every sum that is held to `collected`, which must have room for them; in shadow mode
+// Moves all deferred gradients to `collected`, which must have room for them; in shadow mode
 // forgets them. The caller holds the table's mutex exclusively.
 void CollectDeferred(EmbeddingTable* table, PolicyScratch* scratch, CollectedRows* collected);
 
-// Applies every sum that is held, each as one gradient; in shadow mode, where the
-// gradients were applied when they came, forgets them. Sums that are to be exchanged
-// stay. The caller holds the table's mutex exclusively. Throws std::bad_alloc, changing nothing.
+// Applies all deferred gradients, each as one; in shadow mode, where they were applied when they
+// came, forgets them. Those that are to be exchanged stay. The caller holds the table's mutex
+// exclusively. Throws std::bad_alloc, changing nothing.
 void FlushDeferred(EmbeddingTable* table, const Parallel& parallel);
 
 // The same of several tables, whose mutexes it takes: an evaluation sees every gradient.

@@ -147,7 +147,7 @@ TEST(Defer, LosesNoGradient) {
       }
       const UpdateCounts counts = deferred.table->updates().counts();
       // What came in was held or sent; a held sum is sent once more when it is due.
-      EXPECT_GE(counts.held + counts.sent, counts.offered);
+      EXPECT_GE(counts.deferred + counts.sent, counts.offered);
       EXPECT_LT(counts.sent, counts.offered);
       EXPECT_GT(counts.due_by_age, 0);
       EXPECT_GT(counts.flushed, 0);
@@ -167,7 +167,7 @@ TEST(Defer, HoldsUntilTheRowWouldMove) {
   EXPECT_EQ(training.table->updates().num_deferred(), 0);
   const UpdateCounts counts = training.table->updates().counts();
   EXPECT_EQ(counts.offered, 3);
-  EXPECT_EQ(counts.held, 2);
+  EXPECT_EQ(counts.deferred, 2);
   EXPECT_EQ(counts.sent, 1);
   EXPECT_EQ(counts.due_by_movement, 1);
 }
@@ -228,8 +228,8 @@ TEST(Defer, AppliesAtOnceWhatHasNoRoom) {
   TrainAtRandom(&training, 5);
   EXPECT_EQ(plain.State(), training.State());
   const UpdateCounts counts = training.table->updates().counts();
-  EXPECT_EQ(counts.refused, counts.offered);
-  EXPECT_GT(counts.refused, 0);
+  EXPECT_EQ(counts.over_budget, counts.offered);
+  EXPECT_GT(counts.over_budget, 0);
 }
 
 TEST(Defer, DoesNotHoldADamagedRow) {
@@ -340,7 +340,7 @@ TEST(Shadow, TrainsLikePlainAndCountsWhatItWouldHaveDone) {
     EXPECT_EQ(plain.State(), shadow.State());
     const UpdateCounts counts = shadow.table->updates().counts();
     EXPECT_GT(counts.offered, 0);
-    EXPECT_GT(mode == Mode::kMask ? counts.masked : counts.held, 0);
+    EXPECT_GT(mode == Mode::kMask ? counts.masked : counts.deferred, 0);
     const double offered = static_cast<double>(plain.table->updates().counts().offered);
     EXPECT_NEAR(static_cast<double>(counts.offered), offered, 0.6 * offered);
   }

@@ -44,6 +44,21 @@ absl::Status Output(tensorflow::OpKernelContext* c, int index, const tensorflow:
   return absl::OkStatus();
 }
 
+template <class T>
+absl::Status OutputScalar(tensorflow::OpKernelContext* c, int index, T value) {
+  tensorflow::Tensor* out = nullptr;
+  TF_RETURN_IF_ERROR(c->allocate_output(index, tensorflow::TensorShape({}), &out));
+  out->scalar<T>()() = value;
+  return absl::OkStatus();
+}
+
+// The values of a tensor in host memory, row-major.
+template <class T>
+std::vector<T> ValuesOf(const tensorflow::Tensor& tensor) {
+  const T* data = tensor.flat<T>().data();
+  return {data, data + tensor.NumElements()};
+}
+
 }  // namespace slipstream
 
 #endif  // SLIPSTREAM_CC_OPS_TF_BASE_KERNEL_VALUES_H_

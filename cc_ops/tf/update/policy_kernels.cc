@@ -46,10 +46,11 @@ class SetPolicyOp : public OneTableOp {
         now.is_shadow != policy.is_shadow || now.is_exchanged != policy.is_exchanged) {
       FlushDeferred(table, ParallelOf(c));
       if (table->updates().num_deferred() > 0 && !now.is_shadow) {
-        return absl::FailedPreconditionError(absl::StrCat(
-            table->updates().num_deferred(), " gradient sums of table '", table->options().name,
-            "' are held to be exchanged with other processes; they must be collected "
-            "before its policy becomes another"));
+        return absl::FailedPreconditionError(
+            absl::StrCat(table->updates().num_deferred(), " deferred gradients of table '",
+                         table->options().name,
+                         "' wait to be exchanged with other processes; they must be collected "
+                         "before its policy becomes another"));
       }
     }
     table->updates().SetPolicy(policy);
@@ -62,33 +63,33 @@ class SetPolicyOp : public OneTableOp {
 REGISTER_KERNEL_BUILDER(Name("SlipstreamTableSetPolicy").Device(tf::DEVICE_CPU),
                         MemoryChecked<SetPolicyOp>);
 
-class MarkRowsOp : public OneTableOp {
+class SetRowFlagsOp : public OneTableOp {
  public:
-  explicit MarkRowsOp(tf::OpKernelConstruction* c) : OneTableOp(c) {
-    OP_REQUIRES_OK(c, c->GetAttr("makes_rows", &makes_rows_));
+  explicit SetRowFlagsOp(tf::OpKernelConstruction* c) : OneTableOp(c) {
+    OP_REQUIRES_OK(c, c->GetAttr("create_missing", &create_missing_));
   }
 
  protected:
   absl::Status Run(tf::OpKernelContext* c, EmbeddingTable* table) override {
-    const tf::Tensor &keys = c->input(1), &marks = c->input(2);
+    const tf::Tensor &keys = c->input(1), &flags = c->input(2);
     TF_RETURN_IF_ERROR(RequireRank(c, 1, "keys", 1));
-    if (marks.shape() != keys.shape()) {
+    if (flags.shape() != keys.shape()) {
       return absl::InvalidArgumentError(
-          absl::StrCat("marks have shape ", marks.shape().DebugString(),
+          absl::StrCat("flags have shape ", flags.shape().DebugString(),
                        "; allowed: that of the keys, ", keys.shape().DebugString()));
     }
     const ExclusiveLock lock(table->mutex());
-    return ToAbsl(table->SetFlags(keys.flat<int64_t>().data(), marks.flat<uint8_t>().data(),
-                                  keys.NumElements(), ParallelOf(c), makes_rows_));
+    return ToAbsl(table->SetFlags(keys.flat<int64_t>().data(), flags.flat<uint8_t>().data(),
+                                  keys.NumElements(), ParallelOf(c), create_missing_));
   }
 
  private:
-  bool makes_rows_ = false;
+  bool create_missing_ = false;
 };
-REGISTER_KERNEL_BUILDER(Name("SlipstreamTableMarkRows").Device(tf::DEVICE_CPU),
-                        MemoryChecked<MarkRowsOp>);
+REGISTER_KERNEL_BUILDER(Name("SlipstreamTableSetRowFlags").Device(tf::DEVICE_CPU),
+                        MemoryChecked<SetRowFlagsOp>);
 
-class TravelledOp : public OneTableOp {
+class SquaredUpdateLengthsOp : public OneTableOp {
  public:
   using OneTableOp::OneTableOp;
 
@@ -96,17 +97,17 @@ class TravelledOp : public OneTableOp {
   absl::Status Run(tf::OpKernelContext* c, EmbeddingTable* table) override {
     TF_RETURN_IF_ERROR(RequireRank(c, 1, "keys", 1));
     const tf::Tensor& keys = c->input(1);
-    tf::Tensor* travelled = nullptr;
-    TF_RETURN_IF_ERROR(c->allocate_output(0, keys.shape(), &travelled));
+    tf::Tensor* lengths = nullptr;
+    TF_RETURN_IF_ERROR(c->allocate_output(0, keys.shape(), &lengths));
     const SharedLock lock(table->mutex());
     table->flags().GetSquaredUpdateLengths(keys.flat<int64_t>().data(), keys.NumElements(),
                                            ParallelOf(c), table->rows(),
-                                           travelled->flat<float>().data());
+                                           lengths->flat<float>().data());
     return absl::OkStatus();
   }
 };
-REGISTER_KERNEL_BUILDER(Name("SlipstreamTableTravelled").Device(tf::DEVICE_CPU),
-                        MemoryChecked<TravelledOp>);
+REGISTER_KERNEL_BUILDER(Name("SlipstreamTableSquaredUpdateLengths").Device(tf::DEVICE_CPU),
+                        MemoryChecked<SquaredUpdateLengthsOp>);
 
 class UpdateCountsOp : public OneTableOp {
  public:
@@ -121,11 +122,11 @@ class UpdateCountsOp : public OneTableOp {
       values = {n.offered,
                 n.sent,
                 n.masked,
-                n.held,
+                n.deferred,
                 n.due_by_movement,
                 n.due_by_age,
                 n.flushed,
-                n.refused,
+                n.over_budget,
                 n.evicted,
                 table->updates().num_deferred(),
                 table->updates().deferred_bytes()};

@@ -30,43 +30,43 @@ REGISTER_OP("SlipstreamTableSetPolicy")
 Says what becomes of the gradients of a table's rows from the next update on.
 
 handle: scalar.
-movement: scalar, in the unit of the rows: a held sum is applied when that would move a
+movement: scalar, in the unit of the rows: a deferred gradient is applied when that would move a
   value of its row so far (trigger "movement").
-max_age: scalar, in updates: no sum is held longer.
-max_rows: scalar: sums held at most; gradients of other rows are applied at once.
-mode: "apply" as they come; "mask": those of rows marked saturated are thrown away; "defer":
+max_age: scalar, in updates: none is deferred longer.
+max_rows: scalar: gradients deferred at most; those of other rows are applied at once.
+mode: "apply" as they come; "mask": those of saturated rows are thrown away; "defer":
   they are summed per row, and a sum is applied as one gradient when it is due.
-trigger: which rows' gradients are held: "movement": any row's; "interval": those of rows
-  marked saturated.
+trigger: which rows' gradients are deferred: "movement": any row's; "interval": those of
+  saturated rows.
 decay_skipped: whether the moments of masked rows decay (Adam).
-ranks: simulated ranks that share each batch evenly and hold sums of their own.
-is_shadow: nothing is masked or held, but what would have been is counted, for a sample of
-  one in 16 keys. Sums held before are applied when the mode, the trigger, the ranks
-  or this changes.
-is_exchanged: sums leave by SlipstreamCollectGradients and SlipstreamCollectHeld only; an
+ranks: simulated ranks that share each batch evenly and defer gradients of their own.
+is_shadow: nothing is masked or deferred, but what would have been is counted, for a sample of
+  one in 16 keys. What was deferred before is applied when the mode, the trigger, the ranks or this
+  changes.
+is_exchanged: deferred gradients leave by SlipstreamCollectGradients and SlipstreamCollectHeld only; an
   evaluation, a flush or an eviction leaves them where they are.
 )doc");
 
-REGISTER_OP("SlipstreamTableMarkRows")
+REGISTER_OP("SlipstreamTableSetRowFlags")
     .Input("handle: resource")
     .Input("keys: int64")
-    .Input("marks: uint8")
-    .Attr("makes_rows: bool = false")
+    .Input("flags: uint8")
+    .Attr("create_missing: bool = false")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) -> absl::Status { return CheckRanks(c, {0, 1, 1}); })
     .Doc(R"doc(
-Replaces the marks of a table's rows and starts their travelled lengths anew.
+Replaces the flags of a table's rows and starts their squared update lengths anew.
 
 handle: scalar.
-keys: [n]; rows that are not named have no mark.
-marks: [n]; bit 0: saturated, bit 1: watched.
-makes_rows: whether keys without a row that get a mark get a row; else they are passed over.
+keys: [n]; rows that are not named have no flag.
+flags: [n]; bit 0: saturated, bit 1: watched.
+create_missing: whether keys without a row that get a flag get a row; else they are skipped.
 )doc");
 
-REGISTER_OP("SlipstreamTableTravelled")
+REGISTER_OP("SlipstreamTableSquaredUpdateLengths")
     .Input("handle: resource")
     .Input("keys: int64")
-    .Output("travelled: float")
+    .Output("lengths: float")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) -> absl::Status {
       TF_RETURN_IF_ERROR(CheckRanks(c, {0, 1}));
@@ -74,11 +74,11 @@ REGISTER_OP("SlipstreamTableTravelled")
       return absl::OkStatus();
     })
     .Doc(R"doc(
-Sums of the squared lengths of the updates of watched rows.
+The sums of the squared update lengths of watched rows.
 
 handle: scalar.
 keys: [n].
-travelled: [n], since SlipstreamTableMarkRows; 0 for a row that is not watched.
+lengths: [n], since SlipstreamTableSetRowFlags; 0 for a row that is not watched.
 )doc");
 
 REGISTER_OP("SlipstreamTableUpdateCounts")
@@ -94,9 +94,9 @@ REGISTER_OP("SlipstreamTableUpdateCounts")
 What became of a table's gradient rows (one per key, update and rank) so far.
 
 handle: scalar.
-counts: [11]: offered; sent (applied, held ones included); masked; held (added to a sum that
-  stayed); of those sent: due by movement, due by age, flushed, without room to be held;
-  sums whose row was evicted; sums held now; their bytes.
+counts: [11]: offered; sent (applied, deferred ones included); masked; deferred (added to a sum that
+  stayed); of those sent: due by movement, due by age, flushed, over budget; deferred gradients whose
+  row was evicted; those deferred now; their bytes.
 )doc");
 
 REGISTER_OP("SlipstreamTableFlush")
@@ -104,7 +104,7 @@ REGISTER_OP("SlipstreamTableFlush")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) -> absl::Status { return CheckRanks(c, {0}); })
     .Doc(R"doc(
-Applies every gradient sum that is held, each as one gradient.
+Applies all deferred gradients, each as one.
 
 handle: scalar.
 )doc");

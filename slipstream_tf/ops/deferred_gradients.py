@@ -1,7 +1,7 @@
-"""Gradient sums of rows that are held back until they are due: the two halves of a step.
+"""Deferred gradients of rows, which wait until they are due: the two halves of a step.
 
 In: a step's gradients, one row per key. Out: the rows to apply now. Between the halves the caller
-judges the sums. CPU and GPU; graph or eager.
+decides which sums may wait. CPU and GPU; graph or eager.
 """
 
 from __future__ import annotations
@@ -16,64 +16,64 @@ from slipstream_tf.ops.mask import KeySet
 from slipstream_tf.ops.update_policy import UpdatePolicy
 
 
-class HeldCounts(NamedTuple):
+class DeferredCounts(NamedTuple):
     """What became of gradient rows; see `ops.update_policy.UpdateCounts`.
 
     Attributes:
-        held: were added to a sum that stayed.
-        due_by_movement: left because of their sum.
+        deferred: were added to a sum that stayed.
+        due_by_movement: left because of their movement.
         due_by_age: sums that left because of their age.
-        flushed: sums that left because all were let go.
-        refused: found no room.
-        left_alone: sums that left in a step without a gradient for their key.
+        flushed: sums that left because of a flush.
+        over_budget: found no room.
+        without_gradient: sums that left in a step without a gradient for their key.
     """
 
-    held: int
+    deferred: int
     due_by_movement: int
     due_by_age: int
     flushed: int
-    refused: int
-    left_alone: int
+    over_budget: int
+    without_gradient: int
 
 
-class HeldState(NamedTuple):
-    """What `HeldBuffer.state` returns.
+class DeferredState(NamedTuple):
+    """What `DeferredGradients.state` returns.
 
     Attributes:
         counts: of all steps so far.
-        pending: sums that are held.
+        num_deferred: sums that are deferred.
         nbytes: of the buffers, of those that are empty, too.
-        lets_go: whether all leave with the next step.
+        flushes: whether all leave with the next step.
     """
 
-    counts: HeldCounts
-    pending: int
+    counts: DeferredCounts
+    num_deferred: int
     nbytes: int
-    lets_go: bool
+    flushes: bool
 
 
 class AddedSums(NamedTuple):
-    """What `HeldBuffer.add` returns.
+    """What `DeferredGradients.add` returns.
 
     Attributes:
-        places: int64 [n], for `HeldBuffer.take_due`.
-        sums: float32 [n, dim], each gradient and what is held of its key, added.
+        indices: int64 [n], for `DeferredGradients.take_due`.
+        sums: float32 [n, dim], each gradient and what is deferred of its key, added.
         by_movement: bool scalar, whether `take_due` goes by `may_wait`.
     """
 
-    places: tf.Tensor
+    indices: tf.Tensor
     sums: tf.Tensor
     by_movement: tf.Tensor
 
 
 class DueSums(NamedTuple):
-    """What `HeldBuffer.take_due` returns.
+    """What `DeferredGradients.take_due` returns.
 
     Attributes:
         keys: int64 [due], ascending, each once.
         sums: float32 [due, dim].
         is_shadow: bool scalar, whether to apply the step's own gradients instead.
-        defers: bool scalar, whether anything will be held from now on.
+        defers: bool scalar, whether anything will be deferred from now on.
     """
 
     keys: tf.Tensor
@@ -82,16 +82,18 @@ class DueSums(NamedTuple):
     defers: tf.Tensor
 
 
-class HeldBuffer:
-    """Held sums, and the rule that steps read at run time: another one retraces nothing.
+class DeferredGradients:
+    """Deferred gradients of a variable's rows, and the rule that steps read at run time.
+
+    Another rule retraces nothing.
 
     The C++ resource lives as long as this object or a `tf.function` that uses it. Steps have no
     gradient. On a GPU a step does not wait for the device, and takes memory for as many rows as
-    there are gradients and places besides.
+    there are gradients and room for deferred ones besides.
     """
 
     def __init__(self, dim: int, device: str | None = None):
-        """Has no room, and holds nothing.
+        """Has no room, and defers nothing.
 
         Args:
             dim: values per row.
@@ -100,7 +102,7 @@ class HeldBuffer:
         """
         self._dim = dim
         with tf.init_scope(), tf.device(device):
-            self._handle = _loader.library().slipstream_held_sums(dim=dim)
+            self._handle = _loader.library().slipstream_deferred_gradients(dim=dim)
 
     @property
     def handle(self) -> tf.Tensor:
@@ -108,11 +110,11 @@ class HeldBuffer:
         return self._handle
 
     def configure(self, policy: UpdatePolicy, capacity: int) -> None:
-        """Says how sums are held from the next step on; what is held stays (eager only).
+        """Sets how gradients are deferred from the next step on; those deferred stay (eager only).
 
         Args:
-            policy: of any mode; but for "defer", nothing more is held.
-            capacity: sums to make room for; there is more if more are held.
+            policy: of any mode; but for "defer", nothing more is deferred.
+            capacity: sums to make room for; there is more if more are deferred.
 
         Raises:
             tf.errors.InvalidArgumentError: the capacity is negative, or more than a GPU can hold.
@@ -122,7 +124,7 @@ class HeldBuffer:
             numbers = [
                 tf.constant(n, tf.int64) for n in (capacity, policy.max_rows, policy.max_age)
             ]
-        _loader.library().slipstream_held_sums_configure(
+        _loader.library().slipstream_deferred_gradients_configure(
             handle=self._handle,
             capacity=numbers[0],
             max_rows=numbers[1],
@@ -132,32 +134,32 @@ class HeldBuffer:
             is_shadow=policy.is_shadow,
         )
 
-    def let_go(self, drops: bool = False) -> None:
-        """Makes all sums leave with the next step, in which nothing is held.
+    def flush(self, drops: bool = False) -> None:
+        """Makes all sums leave with the next step, in which nothing is deferred.
 
         Args:
             drops: whether they are dropped at once instead, unless they are on their way out.
         """
-        _loader.library().slipstream_held_sums_let_go(handle=self._handle, drops=drops)
+        _loader.library().slipstream_deferred_gradients_flush(handle=self._handle, drops=drops)
 
-    def state(self) -> HeldState:
-        """Returns what is held, and what became of the gradients so far (eager only)."""
-        found = _loader.library().slipstream_held_sums_state(handle=self._handle)
-        counts = HeldCounts(*(int(count) for count in found.counts.numpy()))
+    def state(self) -> DeferredState:
+        """Returns what is deferred, and what became of the gradients so far (eager only)."""
+        found = _loader.library().slipstream_deferred_gradients_state(handle=self._handle)
+        counts = DeferredCounts(*(int(count) for count in found.counts.numpy()))
         nbytes = int(found.capacity) * (16 + 4 * self._dim)
-        return HeldState(counts, int(found.pending), nbytes, bool(found.lets_go))
+        return DeferredState(counts, int(found.num_deferred), nbytes, bool(found.flushes))
 
     def export(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Returns what is held (eager only).
+        """Returns what is deferred (eager only).
 
         Returns:
             Keys int64 [n], the oldest first; ages int64 [n], in steps; sums float32 [n, dim].
         """
-        held = _loader.library().slipstream_held_sums_export(handle=self._handle)
-        return held.keys.numpy(), held.ages.numpy(), held.sums.numpy()
+        found = _loader.library().slipstream_deferred_gradients_export(handle=self._handle)
+        return found.keys.numpy(), found.ages.numpy(), found.sums.numpy()
 
     def replace(self, keys: np.ndarray, ages: np.ndarray, sums: np.ndarray) -> None:
-        """Holds these sums instead of those that are held (eager only).
+        """Defers these sums instead of those that are deferred (eager only).
 
         Args:
             keys: int64 [n], each once.
@@ -170,10 +172,10 @@ class HeldBuffer:
             tf.errors.ResourceExhaustedError: there is no memory for so many.
         """
         with tf.device("CPU:0"):
-            held = tf.constant(keys, tf.int64), tf.constant(ages, tf.int64)
+            columns = tf.constant(keys, tf.int64), tf.constant(ages, tf.int64)
             rows = tf.reshape(tf.constant(sums, tf.float32), [len(keys), self._dim])
-        _loader.library().slipstream_held_sums_import(
-            handle=self._handle, keys=held[0], ages=held[1], sums=rows
+        _loader.library().slipstream_deferred_gradients_import(
+            handle=self._handle, keys=columns[0], ages=columns[1], sums=rows
         )
 
     def add(self, keys: tf.Tensor, gradients: tf.Tensor) -> AddedSums:
@@ -187,32 +189,32 @@ class HeldBuffer:
             tf.errors.InvalidArgumentError: shapes do not fit; or a key is given twice (on a CPU).
         """
         return AddedSums(
-            *_loader.library().slipstream_add_to_held(
+            *_loader.library().slipstream_add_deferred(
                 handle=self._handle, keys=keys, gradients=gradients
             )
         )
 
     def take_due(
-        self, marked: KeySet, keys: tf.Tensor, added: AddedSums, may_wait: tf.Tensor
+        self, saturated: KeySet, keys: tf.Tensor, added: AddedSums, may_wait: tf.Tensor
     ) -> DueSums:
         """Second half of a step: keeps the sums that may wait and takes out those that are due.
 
         Args:
-            marked: rows that may wait, unless the rule goes by movement; on the same device.
+            saturated: rows that may wait, unless the rule goes by movement; on the same device.
             keys: int64 [n], as `add` got them.
             added: what `add` returned, in the same step.
             may_wait: bool [n], which sums may wait if the rule goes by movement.
 
         Raises:
-            tf.errors.InvalidArgumentError: shapes do not fit; or places are none of the keys' (on a
-                CPU).
+            tf.errors.InvalidArgumentError: shapes do not fit; or indices are none of the keys' (on
+                a CPU).
         """
         due = DueSums(
             *_loader.library().slipstream_take_due(
                 handle=self._handle,
-                marked=marked.handle,
+                saturated=saturated.handle,
                 keys=keys,
-                places=added.places,
+                indices=added.indices,
                 sums=added.sums,
                 may_wait=may_wait,
             )
@@ -221,5 +223,5 @@ class HeldBuffer:
         return due
 
 
-tf.no_gradient("SlipstreamAddToHeld")
+tf.no_gradient("SlipstreamAddDeferred")
 tf.no_gradient("SlipstreamTakeDue")

@@ -1,4 +1,4 @@
-"""The ops that read and replace pending updates, marks and travelled lengths; and a window."""
+"""The ops that read and replace deferred gradients, row flags and update lengths; and a window."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from slipstream_tf import TableConfig, initializers, optimizers
-from slipstream_tf.ops import pending
+from slipstream_tf.ops import table_state
 from slipstream_tf.ops.classifier import InputClassifier
 from slipstream_tf.ops.features import FeatureSpec, pack
 from slipstream_tf.ops.update_policy import SATURATED, WATCHED, UpdatePolicy
@@ -76,8 +76,8 @@ def test_nothing_held_and_nothing_asked() -> None:
 BAD: dict[str, tuple[dict[str, Any], str]] = {
     "sums": ({"sums": np.zeros((1, 3), np.float32)}, r"sums of table 't' have shape \[1,3\]"),
     "ages": ({"ages": [0, 1]}, "have 1 keys, 2 ages"),
-    "rank": ({"ranks": [1]}, "rank of pending update 0 of table 't' is 1"),
-    "age": ({"ages": [-1]}, "age of pending update 0 of table 't' is -1"),
+    "rank": ({"ranks": [1]}, "rank of deferred gradient 0 of table 't' is 1"),
+    "age": ({"ages": [-1]}, "age of deferred gradient 0 of table 't', key 1, is -1"),
     "key": ({"keys": [8]}, "is 8; allowed: keys with a row"),
     "matrix": ({"keys": [[1]]}, "keys has shape|Shape must be rank 1"),
 }
@@ -95,7 +95,7 @@ def test_bad_sums_are_refused_and_nothing_changes(what: str) -> None:
 
 
 def test_arrays_that_are_missing_or_unknown() -> None:
-    with pytest.raises(ValueError, match="Invalid pending updates: arrays"):
+    with pytest.raises(ValueError, match="Invalid deferred gradients: arrays"):
         make_store().import_pending("t", {"keys": [1]})
     classifier = InputClassifier(["t"])
     with pytest.raises(ValueError, match="Invalid `contents`"):
@@ -121,9 +121,9 @@ def test_marks_and_travelled_lengths() -> None:
     # Two values moved by 0.5 * 2.
     np.testing.assert_allclose(store.travelled("t", [2]), [8.0])
     with pytest.raises(tf.errors.InvalidArgumentError):
-        pending.set_travelled(store._handles[0], [1, 2], [1.0])
+        table_state.set_squared_update_lengths(store._handles[0], [1, 2], [1.0])
     with pytest.raises(tf.errors.InvalidArgumentError):
-        pending.marks(store._handles[0], [[1, 2]])
+        table_state.row_flags(store._handles[0], [[1, 2]])
 
 
 def classifier() -> InputClassifier:

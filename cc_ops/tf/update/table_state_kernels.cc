@@ -1,13 +1,12 @@
-// Kernels that read and replace what a table holds beside its rows: pending updates, and how far
-// watched rows have travelled.
+// Kernels that read and replace what a table has beside its rows: deferred gradients, row flags and
+// squared update lengths.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "cc_ops/core/update/pending_updates.h"
+#include "cc_ops/core/update/deferred_export.h"
 #include "cc_ops/tf/base/kernel_values.h"
 #include "cc_ops/tf/base/memory_checked.h"
 #include "cc_ops/tf/table/one_table_op.h"
@@ -18,31 +17,31 @@ namespace {
 
 namespace tf = tensorflow;
 
-class ExportPendingOp : public OneTableOp {
+class ExportDeferredOp : public OneTableOp {
  public:
   using OneTableOp::OneTableOp;
 
  protected:
   absl::Status Run(tf::OpKernelContext* c, EmbeddingTable* table) override {
-    PendingUpdates pending;
+    DeferredContents contents;
     float rate = 0.f;
     {
       const ExclusiveLock lock(table->mutex());
-      pending = ExportPending(table);
+      contents = ExportDeferred(table);
       rate = table->updates().last_learning_rate();
     }
-    const int64_t n = static_cast<int64_t>(pending.keys.size());
-    TF_RETURN_IF_ERROR(Output(c, 0, tf::TensorShape({n}), pending.keys));
-    TF_RETURN_IF_ERROR(Output(c, 1, tf::TensorShape({n}), pending.ages));
-    TF_RETURN_IF_ERROR(Output(c, 2, tf::TensorShape({n}), pending.ranks));
-    TF_RETURN_IF_ERROR(Output(c, 3, tf::TensorShape({n, table->dim()}), pending.sums));
-    return Output(c, 4, tf::TensorShape({}), std::vector<float>{rate});
+    const int64_t n = contents.size();
+    TF_RETURN_IF_ERROR(Output(c, 0, tf::TensorShape({n}), contents.keys));
+    TF_RETURN_IF_ERROR(Output(c, 1, tf::TensorShape({n}), contents.ages));
+    TF_RETURN_IF_ERROR(Output(c, 2, tf::TensorShape({n}), contents.ranks));
+    TF_RETURN_IF_ERROR(Output(c, 3, tf::TensorShape({n, table->dim()}), contents.sums));
+    return OutputScalar(c, 4, rate);
   }
 };
-REGISTER_KERNEL_BUILDER(Name("SlipstreamTableExportPending").Device(tf::DEVICE_CPU),
-                        MemoryChecked<ExportPendingOp>);
+REGISTER_KERNEL_BUILDER(Name("SlipstreamTableExportDeferred").Device(tf::DEVICE_CPU),
+                        MemoryChecked<ExportDeferredOp>);
 
-class ImportPendingOp : public OneTableOp {
+class ImportDeferredOp : public OneTableOp {
  public:
   using OneTableOp::OneTableOp;
 
@@ -61,31 +60,22 @@ class ImportPendingOp : public OneTableOp {
     TF_RETURN_IF_ERROR(ReadScalar(c, 5, "learning_rate", &rate));
     if (!std::isfinite(rate)) {
       return absl::InvalidArgumentError(
-          absl::StrCat("learning_rate of the pending updates of table '", table->options().name,
+          absl::StrCat("learning_rate of the deferred gradients of table '", table->options().name,
                        "' is ", rate, "; allowed: a finite number"));
     }
-    PendingUpdates pending;
-    Copy(c->input(1), &pending.keys);
-    Copy(c->input(2), &pending.ages);
-    Copy(c->input(3), &pending.ranks);
-    Copy(c->input(4), &pending.sums);
+    const DeferredContents contents = {
+        ValuesOf<int64_t>(c->input(1)), ValuesOf<int64_t>(c->input(2)),
+        ValuesOf<int32_t>(c->input(3)), ValuesOf<float>(c->input(4))};
     const ExclusiveLock lock(table->mutex());
-    TF_RETURN_IF_ERROR(ToAbsl(ImportPending(table, pending)));
+    TF_RETURN_IF_ERROR(ToAbsl(ImportDeferred(table, contents)));
     table->updates().set_last_learning_rate(rate);
     return absl::OkStatus();
   }
-
- private:
-  template <class T>
-  static void Copy(const tf::Tensor& tensor, std::vector<T>* out) {
-    const T* data = tensor.flat<T>().data();
-    out->assign(data, data + tensor.NumElements());
-  }
 };
-REGISTER_KERNEL_BUILDER(Name("SlipstreamTableImportPending").Device(tf::DEVICE_CPU),
-                        MemoryChecked<ImportPendingOp>);
+REGISTER_KERNEL_BUILDER(Name("SlipstreamTableImportDeferred").Device(tf::DEVICE_CPU),
+                        MemoryChecked<ImportDeferredOp>);
 
-class MarksOp : public OneTableOp {
+class RowFlagsOp : public OneTableOp {
  public:
   using OneTableOp::OneTableOp;
 
@@ -93,46 +83,47 @@ class MarksOp : public OneTableOp {
   absl::Status Run(tf::OpKernelContext* c, EmbeddingTable* table) override {
     TF_RETURN_IF_ERROR(RequireRank(c, 1, "keys", 1));
     const tf::Tensor& keys = c->input(1);
-    tf::Tensor* marks = nullptr;
-    TF_RETURN_IF_ERROR(c->allocate_output(0, keys.shape(), &marks));
+    tf::Tensor* flags = nullptr;
+    TF_RETURN_IF_ERROR(c->allocate_output(0, keys.shape(), &flags));
     const SharedLock lock(table->mutex());
     table->flags().Get(keys.flat<int64_t>().data(), keys.NumElements(), table->rows(),
-                       marks->flat<uint8_t>().data());
+                       flags->flat<uint8_t>().data());
     return absl::OkStatus();
   }
 };
-REGISTER_KERNEL_BUILDER(Name("SlipstreamTableMarks").Device(tf::DEVICE_CPU),
-                        MemoryChecked<MarksOp>);
+REGISTER_KERNEL_BUILDER(Name("SlipstreamTableRowFlags").Device(tf::DEVICE_CPU),
+                        MemoryChecked<RowFlagsOp>);
 
-class SetTravelledOp : public OneTableOp {
+class SetSquaredUpdateLengthsOp : public OneTableOp {
  public:
   using OneTableOp::OneTableOp;
 
  protected:
   absl::Status Run(tf::OpKernelContext* c, EmbeddingTable* table) override {
-    const tf::Tensor &keys = c->input(1), &travelled = c->input(2);
+    const tf::Tensor &keys = c->input(1), &lengths = c->input(2);
     TF_RETURN_IF_ERROR(RequireRank(c, 1, "keys", 1));
-    if (travelled.shape() != keys.shape()) {
+    if (lengths.shape() != keys.shape()) {
       return absl::InvalidArgumentError(
-          absl::StrCat("travelled has shape ", travelled.shape().DebugString(),
+          absl::StrCat("lengths has shape ", lengths.shape().DebugString(),
                        "; allowed: that of the keys, ", keys.shape().DebugString()));
     }
-    const auto values = travelled.flat<float>();
+    const auto values = lengths.flat<float>();
     for (int64_t i = 0; i < values.size(); ++i) {
       if (values(i) >= 0.f) continue;
-      return absl::InvalidArgumentError(absl::StrCat(
-          "travelled of key ", keys.flat<int64_t>()(i), " of table '", table->options().name,
-          "', at place ", i, ", is ", values(i), "; allowed: 0 or more. Nothing was replaced"));
+      return absl::InvalidArgumentError(
+          absl::StrCat("squared update length of key ", keys.flat<int64_t>()(i), " of table '",
+                       table->options().name, "', at index ", i, ", is ", values(i),
+                       "; allowed: 0 or more. Nothing was replaced"));
     }
     const ExclusiveLock lock(table->mutex());
     table->flags().SetSquaredUpdateLengths(keys.flat<int64_t>().data(),
-                                           travelled.flat<float>().data(), keys.NumElements(),
+                                           lengths.flat<float>().data(), keys.NumElements(),
                                            table->rows());
     return absl::OkStatus();
   }
 };
-REGISTER_KERNEL_BUILDER(Name("SlipstreamTableSetTravelled").Device(tf::DEVICE_CPU),
-                        MemoryChecked<SetTravelledOp>);
+REGISTER_KERNEL_BUILDER(Name("SlipstreamTableSetSquaredUpdateLengths").Device(tf::DEVICE_CPU),
+                        MemoryChecked<SetSquaredUpdateLengthsOp>);
 
 }  // namespace
 }  // namespace slipstream

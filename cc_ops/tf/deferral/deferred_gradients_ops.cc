@@ -1,4 +1,4 @@
-// Registration of the ops that hold gradient sums of a variable's rows until they are due.
+// Registration of the ops that defer the gradients of a variable's rows until they are due.
 #include "absl/status/status.h"
 #include "cc_ops/tf/base/shape_checks.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
@@ -25,20 +25,21 @@ absl::Status KeysAndRows(InferenceContext* c, int keys_input, int rows_input, Sh
 
 }  // namespace
 
-REGISTER_OP("SlipstreamHeldSums")
+REGISTER_OP("SlipstreamDeferredGradients")
     .Output("handle: resource")
     .Attr("dim: int")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::ScalarShape)
     .Doc(R"doc(
-Makes buffers for gradient sums of a variable's rows; they live until the last copy of the handle is
-gone. Without room, and by a rule that holds nothing, until SlipstreamHeldSumsConfigure.
+Makes buffers for deferred gradients of a variable's rows; they live until the last copy of the
+handle is gone. Without room, and by a rule that defers nothing, until
+SlipstreamDeferredGradientsConfigure.
 
-handle: Of the sums.
+handle: Of the deferred gradients.
 dim: Values per row, 1 to 65536.
 )doc");
 
-REGISTER_OP("SlipstreamHeldSumsConfigure")
+REGISTER_OP("SlipstreamDeferredGradientsConfigure")
     .Input("handle: resource")
     .Input("capacity: int64")
     .Input("max_rows: int64")
@@ -49,38 +50,38 @@ REGISTER_OP("SlipstreamHeldSumsConfigure")
     .SetIsStateful()
     .SetShapeFn(ScalarInputs)
     .Doc(R"doc(
-Says how sums are held from the next step on. What is held stays.
+Says how gradients are deferred from the next step on. What is deferred stays.
 
 Call it between steps. On a GPU it waits for copies if the room changes.
 
-handle: Of the sums.
-capacity: Scalar, from 0. Room to make, in sums; there is more if more are held.
-max_rows: Scalar, from 0. Sums held at most; further gradients leave at once.
+handle: Of the deferred gradients.
+capacity: Scalar, from 0. Rows to make room for; there is more if more are deferred.
+max_rows: Scalar, from 0. Rows deferred at most; further gradients leave at once.
 max_age: Scalar, from 1. Steps after which a sum leaves.
-defers: Whether anything more is held.
-by_movement: Whether the caller judges the sums; else those of marked rows may wait.
+defers: Whether anything more is deferred.
+by_movement: Whether the caller decides which sums may wait; else those of saturated rows may.
 is_shadow: Whether steps are counted only: their own gradients are to be applied.
 )doc");
 
-REGISTER_OP("SlipstreamHeldSumsLetGo")
+REGISTER_OP("SlipstreamDeferredGradientsFlush")
     .Input("handle: resource")
     .Attr("drops: bool = false")
     .SetIsStateful()
     .SetShapeFn(ScalarInputs)
     .Doc(R"doc(
-Makes all sums leave with the next step, in which nothing is held.
+Makes all sums leave with the next step, in which nothing is deferred.
 
-handle: Of the sums.
+handle: Of the deferred gradients.
 drops: Whether they are dropped at once instead, as those of shadow mode are, unless they are on
   their way out. They are counted as flushed.
 )doc");
 
-REGISTER_OP("SlipstreamHeldSumsState")
+REGISTER_OP("SlipstreamDeferredGradientsState")
     .Input("handle: resource")
     .Output("counts: int64")
-    .Output("pending: int64")
+    .Output("num_deferred: int64")
     .Output("capacity: int64")
-    .Output("lets_go: bool")
+    .Output("flushes: bool")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) -> absl::Status {
       TF_RETURN_IF_ERROR(ScalarInputs(c));
@@ -91,16 +92,16 @@ REGISTER_OP("SlipstreamHeldSumsState")
     .Doc(R"doc(
 Says what became of the gradient rows of all steps so far. All outputs are in host memory.
 
-handle: Of the sums.
-counts: [6]. Rows that were added to a sum that stayed; that left because of their sum; sums that
-  left because of their age; because all were let go; rows that found no room; sums that left in a
-  step without a gradient for their key.
-pending: Scalar. Sums that are held.
+handle: Of the deferred gradients.
+counts: [6]. Rows that were added to a sum that stayed; that left because of their movement; sums
+  that left because of their age; because of a flush; rows over budget; sums that left in a step
+  without a gradient for their key.
+num_deferred: Scalar. Sums that are deferred.
 capacity: Scalar. Sums that there is room for: 16 + 4 * dim bytes each.
-lets_go: Scalar. Whether all leave with the next step.
+flushes: Scalar. Whether all leave with the next step.
 )doc");
 
-REGISTER_OP("SlipstreamHeldSumsExport")
+REGISTER_OP("SlipstreamDeferredGradientsExport")
     .Input("handle: resource")
     .Output("keys: int64")
     .Output("ages: int64")
@@ -108,22 +109,22 @@ REGISTER_OP("SlipstreamHeldSumsExport")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) -> absl::Status {
       TF_RETURN_IF_ERROR(ScalarInputs(c));
-      const auto held = c->UnknownDim();
-      c->set_output(0, c->Vector(held));
-      c->set_output(1, c->Vector(held));
-      c->set_output(2, c->Matrix(held, InferenceContext::kUnknownDim));
+      const auto n = c->UnknownDim();
+      c->set_output(0, c->Vector(n));
+      c->set_output(1, c->Vector(n));
+      c->set_output(2, c->Matrix(n, InferenceContext::kUnknownDim));
       return absl::OkStatus();
     })
     .Doc(R"doc(
-Gives the sums that are held. All outputs are in host memory; call it between steps.
+Gives the sums that are deferred. All outputs are in host memory; call it between steps.
 
-handle: Of the sums.
+handle: Of the deferred gradients.
 keys: [n]. The oldest first; of one age, ascending.
 ages: [n]. Steps since each sum began.
 sums: [n, dim].
 )doc");
 
-REGISTER_OP("SlipstreamHeldSumsImport")
+REGISTER_OP("SlipstreamDeferredGradientsImport")
     .Input("handle: resource")
     .Input("keys: int64")
     .Input("ages: int64")
@@ -136,20 +137,20 @@ REGISTER_OP("SlipstreamHeldSumsImport")
       return c->Merge(keys, c->input(2), &of_keys);
     })
     .Doc(R"doc(
-Holds these sums instead of those that are held. All inputs are in host memory; call it between
+Defers these sums instead of those that are deferred. All inputs are in host memory; call it between
 steps.
 
-handle: Of the sums.
+handle: Of the deferred gradients.
 keys: [n]. Each once, in any order.
 ages: [n], from 0. Steps since each sum began.
 sums: [n, dim]. There is room for all of them afterwards.
 )doc");
 
-REGISTER_OP("SlipstreamAddToHeld")
+REGISTER_OP("SlipstreamAddDeferred")
     .Input("handle: resource")
     .Input("keys: int64")
     .Input("gradients: float")
-    .Output("places: int64")
+    .Output("indices: int64")
     .Output("sums: float")
     .Output("by_movement: bool")
     .SetIsStateful()
@@ -165,19 +166,19 @@ REGISTER_OP("SlipstreamAddToHeld")
     .Doc(R"doc(
 First half of a step: what the sums would be. It changes nothing.
 
-handle: Of the sums.
+handle: Of the deferred gradients.
 keys: [n]. Each once, which the CPU checks; on a GPU a gradient may be lost otherwise.
 gradients: [n, dim]. Of each key.
-places: [n]. For the second half.
-sums: [n, dim]. Each gradient and what is held of its key, added.
+indices: [n]. For the second half.
+sums: [n, dim]. Each gradient and what is deferred of its key, added.
 by_movement: Scalar, in host memory. Whether the second half will read `may_wait`.
 )doc");
 
 REGISTER_OP("SlipstreamTakeDue")
     .Input("handle: resource")
-    .Input("marked: resource")
+    .Input("saturated: resource")
     .Input("keys: int64")
-    .Input("places: int64")
+    .Input("indices: int64")
     .Input("sums: float")
     .Input("may_wait: bool")
     .Output("due_keys: int64")
@@ -201,20 +202,20 @@ REGISTER_OP("SlipstreamTakeDue")
     .Doc(R"doc(
 Second half of a step: keeps the sums that may wait, and takes out those that are due.
 
-A sum leaves if it may not wait, has a value that is not finite, has come of age, found no room, or
-if all are let go. On a GPU a step takes memory for n + capacity rows besides.
+A sum leaves if it may not wait, has a value that is not finite, has come of age, is over budget,
+or in a flush. On a GPU a step takes memory for n + capacity rows besides.
 
-handle: Of the sums.
-marked: Handle of a SlipstreamKeySet on the same device: the rows that may wait, unless sums are
-  judged by the caller.
+handle: Of the deferred gradients.
+saturated: Handle of a SlipstreamKeySet on the same device: the rows that may wait, unless the caller
+  decides.
 keys: [n]. As the first half got them.
-places: [n]. As the first half gave them, in the same step.
+indices: [n]. As the first half gave them, in the same step.
 sums: [n, dim]. As the first half gave them.
-may_wait: [n]. The caller's judgement; read only if the first half said so.
+may_wait: [n]. The caller's decision; read only if the first half said so.
 due_keys: [due]. Ascending, each once.
 due_sums: [due, dim].
 is_shadow: Scalar, in host memory. Whether to apply the step's own gradients instead of the sums.
-defers: Scalar, in host memory. Whether anything will be held from now on.
+defers: Scalar, in host memory. Whether anything will be deferred from now on.
 )doc");
 
 }  // namespace slipstream

@@ -1,4 +1,4 @@
-"""slipstream_tf.ops.held_sums against a dictionary of sums."""
+"""slipstream_tf.ops.deferred_gradients against a dictionary of sums."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slipstream_tf.ops import _loader
-from slipstream_tf.ops.held_sums import AddedSums, HeldBuffer, HeldCounts
+from slipstream_tf.ops.deferred_gradients import AddedSums, DeferredCounts, DeferredGradients
 from slipstream_tf.ops.mask import KeySet
 from slipstream_tf.ops.update_policy import UpdatePolicy
 
@@ -36,7 +36,7 @@ class Reference:
         self.sums: dict[int, np.ndarray] = {}
         self.since: dict[int, int] = {}
         self.steps, self.lets_go = 0, False
-        self.counts = dict.fromkeys(HeldCounts._fields, 0)
+        self.counts = dict.fromkeys(DeferredCounts._fields, 0)
 
     def step(self, policy, capacity, marked, keys, gradients):
         """Returns the rows that leave: keys, ascending, and sums."""
@@ -57,7 +57,7 @@ class Reference:
                 self._drop(key)
             elif is_held:
                 self.sums[key] = total
-                self.counts["held"] += 1
+                self.counts["deferred"] += 1
             else:
                 wants_room.append((key, total))
         for key in list(self.sums):
@@ -65,10 +65,10 @@ class Reference:
                 leaving[key] = self.sums[key]
                 self._drop(key)
                 self.counts["flushed" if self.lets_go else "due_by_age"] += 1
-                self.counts["left_alone"] += 1
+                self.counts["without_gradient"] += 1
         for key, total in wants_room:
             has_room = len(self.sums) < min(capacity, policy.max_rows)
-            self.counts["held" if has_room else "refused"] += 1
+            self.counts["deferred" if has_room else "over_budget"] += 1
             if has_room:
                 self.sums[key], self.since[key] = total, self.steps
             else:
@@ -86,7 +86,11 @@ class Holder:
     """A buffer, and a judgement of its sums."""
 
     def __init__(self, device: str = "CPU:0"):
-        self.device, self.buffer, self.marked = device, HeldBuffer(DIM, device), KeySet(device)
+        self.device, self.buffer, self.marked = (
+            device,
+            DeferredGradients(DIM, device),
+            KeySet(device),
+        )
         self.policy, self.capacity = UpdatePolicy(), 0
 
     def configure(self, policy, capacity, marked=()):
@@ -131,10 +135,10 @@ def test_equals_a_dictionary(device, seed):
             holder.configure(policy, capacity, marked)
             capacity = max(capacity, len(reference.sums))
         if rng.random() < 0.15:
-            holder.buffer.let_go()
+            holder.buffer.flush()
             reference.lets_go = len(reference.sums) > 0
         keys, gradients = some_rows(rng, rng.integers(0, 14))
-        assert holder.buffer.state().lets_go == reference.lets_go
+        assert holder.buffer.state().flushes == reference.lets_go
         due = holder.step(keys, gradients)
         expected_keys, expected_sums = reference.step(policy, capacity, marked, keys, gradients)
         assert due.keys.numpy().tolist() == expected_keys
@@ -142,7 +146,7 @@ def test_equals_a_dictionary(device, seed):
         assert device in due.keys.device and device in due.sums.device
         assert bool(due.defers) == (policy.mode == "defer") and not bool(due.is_shadow)
         state = holder.buffer.state()
-        assert state.pending == len(reference.sums)
+        assert state.num_deferred == len(reference.sums)
         assert state.counts._asdict() == reference.counts
         if rng.random() < 0.2:
             held = dict(
@@ -159,10 +163,10 @@ def test_equals_a_dictionary(device, seed):
             went_on = Holder(device)
             went_on.configure(policy, capacity, marked)
             went_on.buffer.replace(keys, ages, sums)
-            if state.lets_go:
-                went_on.buffer.let_go()
+            if state.flushes:
+                went_on.buffer.flush()
             capacity = max(capacity, len(keys))
-            reference.counts = dict.fromkeys(HeldCounts._fields, 0)
+            reference.counts = dict.fromkeys(DeferredCounts._fields, 0)
             holder = went_on
 
 
@@ -171,8 +175,8 @@ def test_equals_a_dictionary(device, seed):
     ("keys", "ages", "shape", "why"),
     [
         ([1, 2, 1], [0, 0, 0], (3, DIM), "key 1 comes twice"),
-        ([LOWEST], [0], (1, DIM), "cannot be held"),
-        ([7], [-1], (1, DIM), "age -1 of key 7"),
+        ([LOWEST], [0], (1, DIM), "cannot be deferred"),
+        ([7], [-1], (1, DIM), "age of deferred gradient 0, key 7, is -1"),
         ([7, 8], [1], (2, DIM), "."),
         ([7], [1], (1, DIM + 1), "."),
     ],
@@ -186,7 +190,7 @@ def test_what_cannot_be_held_is_refused(device, keys, ages, shape, why):
     kept = holder.buffer.export()
     assert kept[0].tolist() == [5] and kept[1].tolist() == [0]
     holder.buffer.replace(np.empty(0), np.empty(0), np.empty((0, DIM)))
-    assert holder.buffer.state().pending == 0
+    assert holder.buffer.state().num_deferred == 0
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -203,7 +207,7 @@ def test_many_rows(device):
         np.testing.assert_array_equal(due.keys, expected_keys)
         np.testing.assert_array_equal(due.sums, expected_sums)
     assert holder.buffer.state().counts._asdict() == reference.counts
-    assert reference.counts["held"] > 0 and reference.counts["refused"] > 0
+    assert reference.counts["deferred"] > 0 and reference.counts["over_budget"] > 0
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -216,7 +220,7 @@ def test_empty_steps_and_no_room(device):
     holder.configure(INTERVAL, 2, {4})
     assert holder.step([4]).keys.shape == (0,)
     assert [holder.step([]).keys.numpy().tolist() for _ in range(4)] == [[], [], [], [4]]
-    assert holder.buffer.state().pending == 0
+    assert holder.buffer.state().num_deferred == 0
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -227,10 +231,10 @@ def test_what_is_held_stays_when_room_changes(device):
     for capacity, expected in ((3, 4), (40, 40), (0, 4)):
         holder.configure(INTERVAL, capacity, {1, 3, 4})
         assert holder.buffer.state().nbytes == expected * (16 + 4 * DIM)
-        assert holder.buffer.state().pending == 4
+        assert holder.buffer.state().num_deferred == 4
     due = holder.step([2, 3])
     assert due.keys.numpy().tolist() == [2] and due.sums.numpy()[0, 0] == 2.0
-    holder.buffer.let_go()
+    holder.buffer.flush()
     due = holder.step([])
     assert due.keys.numpy().tolist() == [1, 3, 4]
     np.testing.assert_array_equal(due.sums[:, 0], [1.0, 2.0, 1.0])
@@ -243,11 +247,11 @@ def test_sums_that_replace_those_on_their_way_out_stay(device):
     holder = Holder(device)
     holder.configure(INTERVAL, 4, {1, 2})
     holder.step([1])
-    holder.buffer.let_go()
+    holder.buffer.flush()
     holder.buffer.replace(np.array([2]), np.array([0]), np.ones((1, DIM), np.float32))
-    assert not holder.buffer.state().lets_go
+    assert not holder.buffer.state().flushes
     assert holder.step([]).keys.shape == (0,)
-    assert holder.buffer.state().pending == 1
+    assert holder.buffer.state().num_deferred == 1
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -256,14 +260,14 @@ def test_shadow_mode_is_said_and_its_sums_can_be_dropped(device):
     shadow = dataclasses.replace(INTERVAL, is_shadow=True)
     holder.configure(shadow, 6, {1, 2})
     assert bool(holder.step([1, 2, 3]).is_shadow)
-    holder.buffer.let_go(drops=True)
+    holder.buffer.flush(drops=True)
     state = holder.buffer.state()
-    assert (state.pending, state.counts.flushed, state.counts.left_alone) == (0, 2, 2)
-    assert not state.lets_go and state.nbytes > 0
+    assert (state.num_deferred, state.counts.flushed, state.counts.without_gradient) == (0, 2, 2)
+    assert not state.flushes and state.nbytes > 0
     assert holder.step([1]).keys.shape == (0,), "its sum begins anew"
-    holder.buffer.let_go()
-    holder.buffer.let_go(drops=True)
-    assert holder.buffer.state().lets_go, "they are on their way out"
+    holder.buffer.flush()
+    holder.buffer.flush(drops=True)
+    assert holder.buffer.state().flushes, "they are on their way out"
     due = holder.step([])
     assert not bool(due.is_shadow) and due.keys.numpy().tolist() == [1]
 
@@ -301,7 +305,7 @@ def test_shapes_of_unknown_gradients():
     @tf.function(input_signature=[tf.TensorSpec(None, tf.int64), tf.TensorSpec(None, tf.float32)])
     def step(keys, gradients):
         added = holder.buffer.add(keys, gradients)
-        assert added.places.shape.rank == 1 and added.sums.shape.rank == 2
+        assert added.indices.shape.rank == 1 and added.sums.shape.rank == 2
         due = holder.buffer.take_due(holder.marked, keys, added, tf.zeros_like(keys, tf.bool))
         assert due.sums.shape.as_list() == [None, DIM]
         return due.keys
@@ -313,7 +317,7 @@ def test_all_keys_but_the_lowest_can_be_held():
     holder = Holder()
     holder.configure(INTERVAL, 6, {LOWEST, LOWEST + 1, HIGHEST})
     assert holder.step([LOWEST, LOWEST + 1, HIGHEST]).keys.numpy().tolist() == [LOWEST]
-    assert holder.buffer.state().pending == 2
+    assert holder.buffer.state().num_deferred == 2
 
 
 @pytest.mark.parametrize(
@@ -328,16 +332,16 @@ def test_bad_shapes_of_gradients(keys, shape):
 @pytest.mark.parametrize(
     "change",
     [
-        {"places": [-1]},
-        {"places": [[-1, -1]]},
+        {"indices": [-1]},
+        {"indices": [[-1, -1]]},
         {"sums": [[1.0] * DIM]},
         {"sums": [[1.0] * (DIM + 1)] * 2},
         {"may_wait": [True]},
         {"may_wait": True},
-        {"places": [-1, 0]},
-        {"places": [-1, 1]},
-        {"places": [-2, -1]},
-        {"places": [-1, 4]},
+        {"indices": [-1, 0]},
+        {"indices": [-1, 1]},
+        {"indices": [-2, -1]},
+        {"indices": [-1, 4]},
     ],
 )
 def test_what_the_second_half_refuses_changes_nothing(change):
@@ -346,15 +350,15 @@ def test_what_the_second_half_refuses_changes_nothing(change):
     holder.step([5])
     keys = tf.constant([5, 6], tf.int64)
     added = holder.buffer.add(keys, tf.ones([2, DIM]))
-    assert added.places.numpy().tolist() == [0, -1] and not bool(added.by_movement)
+    assert added.indices.numpy().tolist() == [0, -1] and not bool(added.by_movement)
     may_wait = tf.constant(change.pop("may_wait", [True, True]))
-    types = {"places": tf.int64, "sums": tf.float32}
+    types = {"indices": tf.int64, "sums": tf.float32}
     changed = {name: tf.constant(value, types[name]) for name, value in change.items()}
     with pytest.raises(BAD, match=r"allowed|rank|Dimension|Shapes"):
         holder.buffer.take_due(holder.marked, keys, added._replace(**changed), may_wait)
-    assert holder.buffer.state().counts.held == 1
+    assert holder.buffer.state().counts.deferred == 1
     due = holder.buffer.take_due(holder.marked, keys, added, tf.constant([True, True]))
-    assert due.keys.shape == (0,) and holder.buffer.state().pending == 2
+    assert due.keys.shape == (0,) and holder.buffer.state().num_deferred == 2
 
 
 def test_a_key_that_is_given_twice_is_refused():
@@ -368,9 +372,9 @@ def test_a_key_that_is_given_twice_is_refused():
 def test_bad_settings(name, value):
     numbers = {"capacity": 1, "max_rows": 1, "max_age": 1, name: value}
     tensors = {key: tf.constant(number, tf.int64) for key, number in numbers.items()}
-    buffer = HeldBuffer(DIM)
+    buffer = DeferredGradients(DIM)
     with pytest.raises(BAD, match=rf"{name}.*allowed|rank"):
-        _loader.library().slipstream_held_sums_configure(
+        _loader.library().slipstream_deferred_gradients_configure(
             handle=buffer.handle, **tensors, defers=True, by_movement=True
         )
     assert buffer.state().nbytes == 0
@@ -383,44 +387,44 @@ def test_more_than_there_is_memory_for_is_refused():
     for capacity in (2**62, 2**44):
         with pytest.raises(tf.errors.OpError):
             holder.buffer.configure(INTERVAL, capacity)
-    assert holder.buffer.state().pending == 1
+    assert holder.buffer.state().num_deferred == 1
     assert holder.step([1]).keys.shape == (0,)
 
 
 @pytest.mark.parametrize("dim", [-1, 0, 65537, 2**63 - 1])
 def test_bad_dim(dim):
-    with pytest.raises(BAD, match=f"dim of held sums is {dim}; allowed: 1 to 65536"):
-        HeldBuffer(dim)
+    with pytest.raises(BAD, match=f"dim of deferred gradients is {dim}; allowed: 1 to 65536"):
+        DeferredGradients(dim)
 
 
 def test_the_largest_dim():
-    buffer = HeldBuffer(65536)
+    buffer = DeferredGradients(65536)
     added = buffer.add(tf.constant([1], tf.int64), tf.ones([1, 65536]))
     assert added.sums.shape == (1, 65536)
 
 
 def test_handle_of_something_else():
-    buffer, other = HeldBuffer(DIM), KeySet()
+    buffer, other = DeferredGradients(DIM), KeySet()
     added = buffer.add(tf.constant([1], tf.int64), tf.ones([1, DIM]))
     buffer._handle = other.handle
     keys, may_wait = tf.constant([1], tf.int64), tf.constant([True])
     for call in (
         buffer.state,
-        buffer.let_go,
+        buffer.flush,
         lambda: buffer.configure(INTERVAL, 1),
         lambda: buffer.add(keys, tf.ones([1, DIM])),
         lambda: buffer.take_due(other, keys, added, may_wait),
     ):
         with pytest.raises(tf.errors.OpError):
             call()
-    sound, no_set = HeldBuffer(DIM), KeySet()
+    sound, no_set = DeferredGradients(DIM), KeySet()
     no_set._handle = sound.handle
     with pytest.raises(tf.errors.OpError):
         sound.take_due(no_set, keys, AddedSums(*added), may_wait)
 
 
 def test_resource_dies_with_its_last_handle():
-    handle = weakref.ref(HeldBuffer(DIM).handle)
+    handle = weakref.ref(DeferredGradients(DIM).handle)
     gc.collect()
     assert handle() is None
 
@@ -428,12 +432,15 @@ def test_resource_dies_with_its_last_handle():
 @pytest.mark.parametrize(
     ("op", "arguments"),
     [
-        ("held_sums", ("dim",)),
-        ("held_sums_configure", ("handle", "capacity", "max_rows", "max_age", "is_shadow")),
-        ("held_sums_let_go", ("handle", "drops")),
-        ("held_sums_state", ("handle", "counts", "pending", "capacity", "lets_go")),
-        ("add_to_held", ("handle", "keys", "gradients", "places", "sums", "by_movement")),
-        ("take_due", ("handle", "marked", "keys", "may_wait", "due_keys", "due_sums", "defers")),
+        ("deferred_gradients", ("dim",)),
+        (
+            "deferred_gradients_configure",
+            ("handle", "capacity", "max_rows", "max_age", "is_shadow"),
+        ),
+        ("deferred_gradients_flush", ("handle", "drops")),
+        ("deferred_gradients_state", ("handle", "counts", "num_deferred", "capacity", "flushes")),
+        ("add_deferred", ("handle", "keys", "gradients", "indices", "sums", "by_movement")),
+        ("take_due", ("handle", "saturated", "keys", "may_wait", "due_keys", "due_sums", "defers")),
     ],
 )
 def test_every_argument_is_documented(op, arguments):

@@ -1,4 +1,4 @@
-#include "cc_ops/core/update/pending_updates.h"
+#include "cc_ops/core/update/deferred_export.h"
 
 #include <gtest/gtest.h>
 
@@ -32,22 +32,22 @@ std::unique_ptr<EmbeddingTable> MakeTable(int64_t keys, int ranks = 2, bool is_e
   return table;
 }
 
-PendingUpdates Some(int64_t keys) {
-  PendingUpdates pending;
+DeferredContents Some(int64_t keys) {
+  DeferredContents contents;
   for (int64_t key = 0; key < keys; ++key) {
-    pending.keys.push_back(key);
-    pending.ages.push_back(keys - key);  // the oldest first
-    pending.ranks.push_back(static_cast<int32_t>(key % 2));
-    for (int64_t j = 0; j < kDim; ++j) pending.sums.push_back(static_cast<float>(10 * key + j));
+    contents.keys.push_back(key);
+    contents.ages.push_back(keys - key);  // the oldest first
+    contents.ranks.push_back(static_cast<int32_t>(key % 2));
+    for (int64_t j = 0; j < kDim; ++j) contents.sums.push_back(static_cast<float>(10 * key + j));
   }
-  return pending;
+  return contents;
 }
 
-TEST(PendingUpdates, ComeBackAsTheyWere) {
+TEST(DeferredExport, ComeBackAsTheyWere) {
   const auto table = MakeTable(200);
-  ASSERT_TRUE(ImportPending(table.get(), Some(200)).ok());
+  ASSERT_TRUE(ImportDeferred(table.get(), Some(200)).ok());
   EXPECT_EQ(table->updates().num_deferred(), 200);
-  const PendingUpdates first = ExportPending(table.get());
+  const DeferredContents first = ExportDeferred(table.get());
   ASSERT_EQ(first.keys.size(), 200u);
   for (size_t i = 0; i < first.keys.size(); ++i) {
     EXPECT_EQ(first.ages[i], 200 - first.keys[i]);
@@ -57,61 +57,61 @@ TEST(PendingUpdates, ComeBackAsTheyWere) {
   // Into a table that has had another number of updates: ages count.
   const auto other = MakeTable(200);
   other->updates().NextStep();
-  ASSERT_TRUE(ImportPending(other.get(), first).ok());
-  const PendingUpdates second = ExportPending(other.get());
+  ASSERT_TRUE(ImportDeferred(other.get(), first).ok());
+  const DeferredContents second = ExportDeferred(other.get());
   EXPECT_EQ(first.keys, second.keys);
   EXPECT_EQ(first.ages, second.ages);
   EXPECT_EQ(first.ranks, second.ranks);
   EXPECT_EQ(first.sums, second.sums);
 }
 
-TEST(PendingUpdates, NoneReplaceSome) {
+TEST(DeferredExport, NoneReplaceSome) {
   const auto table = MakeTable(20);
-  ASSERT_TRUE(ImportPending(table.get(), Some(20)).ok());
-  ASSERT_TRUE(ImportPending(table.get(), PendingUpdates()).ok());
+  ASSERT_TRUE(ImportDeferred(table.get(), Some(20)).ok());
+  ASSERT_TRUE(ImportDeferred(table.get(), DeferredContents()).ok());
   EXPECT_EQ(table->updates().num_deferred(), 0);
 }
 
-TEST(PendingUpdates, RefusesWhatDoesNotFitAndChangesNothing) {
+TEST(DeferredExport, RefusesWhatDoesNotFitAndChangesNothing) {
   const auto table = MakeTable(20);
-  ASSERT_TRUE(ImportPending(table.get(), Some(10)).ok());
-  const auto refused = [&](const PendingUpdates& pending) {
-    const Status status = ImportPending(table.get(), pending);
+  ASSERT_TRUE(ImportDeferred(table.get(), Some(10)).ok());
+  const auto refused = [&](const DeferredContents& contents) {
+    const Status status = ImportDeferred(table.get(), contents);
     EXPECT_EQ(table->updates().num_deferred(), 10);
     EXPECT_FALSE(status.ok());
     return status.message();
   };
-  PendingUpdates wrong = Some(12);
+  DeferredContents wrong = Some(12);
   wrong.sums.pop_back();
   EXPECT_NE(refused(wrong).find("have 12 keys"), std::string::npos);
   wrong = Some(12);
   wrong.ranks[11] = 2;
-  EXPECT_NE(refused(wrong).find("rank of pending update 11"), std::string::npos);
+  EXPECT_NE(refused(wrong).find("rank of deferred gradient 11"), std::string::npos);
   wrong = Some(12);
   wrong.ages[5] = -1;
-  EXPECT_NE(refused(wrong).find("age of pending update 5"), std::string::npos);
+  EXPECT_NE(refused(wrong).find("age of deferred gradient 5"), std::string::npos);
   wrong = Some(12);
   wrong.keys[7] = wrong.keys[5];  // of the same rank
-  EXPECT_NE(refused(wrong).find("has come before"), std::string::npos);
+  EXPECT_NE(refused(wrong).find("each once per rank"), std::string::npos);
   wrong = Some(12);
   wrong.keys[3] = 12345;
   EXPECT_NE(refused(wrong).find("keys with a row"), std::string::npos);
 }
 
-TEST(PendingUpdates, ExchangedSumsNeedNoRow) {
+TEST(DeferredExport, ExchangedGradientsNeedNoRow) {
   const auto table = MakeTable(0, 2, true);
-  EXPECT_TRUE(ImportPending(table.get(), Some(5)).ok());
+  EXPECT_TRUE(ImportDeferred(table.get(), Some(5)).ok());
   EXPECT_EQ(table->updates().num_deferred(), 5);
 }
 
-TEST(PendingUpdates, RefusesSumsWithoutAPolicyThatHoldsThem) {
+TEST(DeferredExport, RefusesThemWithoutAPolicyThatDefers) {
   const auto table = MakeTable(5);
   table->updates().SetPolicy(UpdatePolicy());
-  EXPECT_FALSE(ImportPending(table.get(), Some(5)).ok());
-  EXPECT_TRUE(ImportPending(table.get(), PendingUpdates()).ok());
+  EXPECT_FALSE(ImportDeferred(table.get(), Some(5)).ok());
+  EXPECT_TRUE(ImportDeferred(table.get(), DeferredContents()).ok());
 }
 
-TEST(PendingUpdates, WatchedRowsTakeWhatTheyTravelled) {
+TEST(DeferredExport, WatchedRowsTakeWhatTheyTravelled) {
   const auto table = MakeTable(3);
   const std::vector<int64_t> keys = {0, 1, 2, 99};
   const std::vector<uint8_t> marks = {kWatched, kSaturated, kWatched, kWatched};

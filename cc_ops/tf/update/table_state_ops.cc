@@ -1,4 +1,4 @@
-// Registrations of the ops that read and replace what a table holds beside its rows.
+// Registrations of the ops that read and replace what a table has beside its rows.
 #include "cc_ops/tf/base/shape_checks.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
@@ -14,7 +14,7 @@ using tf::shape_inference::ShapeHandle;
 
 }  // namespace
 
-REGISTER_OP("SlipstreamTableExportPending")
+REGISTER_OP("SlipstreamTableExportDeferred")
     .Input("handle: resource")
     .Output("keys: int64")
     .Output("ages: int64")
@@ -31,17 +31,17 @@ REGISTER_OP("SlipstreamTableExportPending")
       return absl::OkStatus();
     })
     .Doc(R"doc(
-The gradient sums that a table holds back; they stay.
+The deferred gradients of a table; they stay.
 
 handle: scalar.
-keys: [n], in an order that SlipstreamTableImportPending takes.
+keys: [n], in an order that SlipstreamTableImportDeferred takes.
 ages: [n], updates of the table since the sum began.
 ranks: [n], simulated ranks.
 sums: [n, dim].
 learning_rate: scalar, of the last update; a flush goes by it.
 )doc");
 
-REGISTER_OP("SlipstreamTableImportPending")
+REGISTER_OP("SlipstreamTableImportDeferred")
     .Input("handle: resource")
     .Input("keys: int64")
     .Input("ages: int64")
@@ -53,20 +53,20 @@ REGISTER_OP("SlipstreamTableImportPending")
       return CheckRanks(c, {0, 1, 1, 1, 2, 0});
     })
     .Doc(R"doc(
-Replaces the gradient sums that a table holds back; all or nothing.
+Replaces the deferred gradients of a table; all or nothing.
 
-handle: scalar. The table's policy must defer gradients, unless there is no sum.
-keys: [n], each once per rank; with a row, unless sums are exchanged.
+handle: scalar. The table's policy must defer gradients, unless there are none.
+keys: [n], each once per rank; with a row, unless they are exchanged.
 ages: [n], the oldest first.
 ranks: [n], simulated ranks.
 sums: [n, dim].
 learning_rate: scalar.
 )doc");
 
-REGISTER_OP("SlipstreamTableMarks")
+REGISTER_OP("SlipstreamTableRowFlags")
     .Input("handle: resource")
     .Input("keys: int64")
-    .Output("marks: uint8")
+    .Output("flags: uint8")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) -> absl::Status {
       TF_RETURN_IF_ERROR(CheckRanks(c, {0, 1}));
@@ -74,17 +74,17 @@ REGISTER_OP("SlipstreamTableMarks")
       return absl::OkStatus();
     })
     .Doc(R"doc(
-The marks that rows have; a row that left the table and came back has none.
+The flags of rows; a row that left the table and came back has none.
 
 handle: scalar.
 keys: [n].
-marks: [n], as SlipstreamTableMarkRows takes them; 0 for a key without a row.
+flags: [n], as SlipstreamTableSetRowFlags takes them; 0 for a key without a row.
 )doc");
 
-REGISTER_OP("SlipstreamTableSetTravelled")
+REGISTER_OP("SlipstreamTableSetSquaredUpdateLengths")
     .Input("handle: resource")
     .Input("keys: int64")
-    .Input("travelled: float")
+    .Input("lengths: float")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) -> absl::Status {
       ShapeHandle keys;
@@ -92,11 +92,11 @@ REGISTER_OP("SlipstreamTableSetTravelled")
       return c->Merge(c->input(1), c->input(2), &keys);
     })
     .Doc(R"doc(
-Replaces the sums of the squared lengths of the updates of watched rows.
+Replaces the squared update lengths of watched rows.
 
 handle: scalar.
-keys: [n]; those that are not watched are passed over.
-travelled: [n].
+keys: [n]; those that are not watched are skipped.
+lengths: [n].
 )doc");
 
 }  // namespace slipstream

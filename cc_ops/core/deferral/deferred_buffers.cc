@@ -1,0 +1,222 @@
+#include "cc_ops/core/deferral/deferred_buffers.h"
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+#include <utility>
+
+#include "cc_ops/core/base/hash.h"
+
+namespace slipstream {
+namespace {
+
+constexpr int64_t kNowhere = -1;
+
+// Rows of a step by their keys. Of the step: it has fewer rows than there are sums, all of which
+// are looked at in every step anyhow.
+class RowIndex {
+ public:
+  explicit RowIndex(const int64_t* keys, int64_t n) : keys_(keys) {
+    size_t slots = 16;
+    while (slots < 2 * static_cast<size_t>(n)) slots *= 2;
+    rows_.resize(slots, kNowhere);
+  }
+
+  // The row of a key, or kNowhere: then the key can be put there.
+  int64_t& Find(int64_t key) {
+    const uint64_t mask = rows_.size() - 1;
+    uint64_t i = HashKey(key) & mask;
+    while (rows_[i] != kNowhere && keys_[rows_[i]] != key) i = (i + 1) & mask;
+    return rows_[i];
+  }
+
+ private:
+  const int64_t* keys_;
+  std::vector<int64_t> rows_;
+};
+
+Status CheckRoom(int64_t n, const DeferredBuffers& buffers) {
+  if (n <= buffers.capacity) return OkStatus();
+  const std::string capacity = std::to_string(buffers.capacity);
+  return InvalidArgument(std::to_string(n) + " deferred gradients do not fit into buffers of " +
+                         capacity + "; allowed: up to " + capacity);
+}
+
+void Put(int64_t key, int64_t since, const float* sum, int64_t p, const DeferredBuffers& to) {
+  to.keys[p] = key;
+  to.since[p] = since;
+  std::copy_n(sum, to.dim, to.sums + p * to.dim);
+}
+
+}  // namespace
+
+Status AddDeferred(const DeferredBuffers& buffers, const int64_t* keys, const float* gradients,
+                   int64_t n, int64_t* indices, float* sums) {
+  RowIndex rows(keys, n);
+  for (int64_t i = 0; i < n; ++i) {
+    int64_t& row = rows.Find(keys[i]);
+    if (row != kNowhere) {
+      return InvalidArgument("keys[" + std::to_string(row) + "] and keys[" + std::to_string(i) +
+                             "] are both " + std::to_string(keys[i]) + "; allowed: each key once");
+    }
+    row = i;
+  }
+  std::fill_n(indices, n, kNowhere);
+  for (int64_t p = 0; p < buffers.capacity && n > 0; ++p) {
+    if (buffers.keys[p] == DeferredBuffers::kFree) continue;
+    const int64_t row = rows.Find(buffers.keys[p]);
+    if (row != kNowhere) indices[row] = p;
+  }
+  for (int64_t i = 0; i < n; ++i) {
+    for (int64_t j = 0; j < buffers.dim; ++j) {
+      const float before = indices[i] < 0 ? 0.0f : buffers.sums[indices[i] * buffers.dim + j];
+      sums[i * buffers.dim + j] = gradients[i * buffers.dim + j] + before;
+    }
+  }
+  return OkStatus();
+}
+
+Status FindDue(const DeferredBuffers& buffers, const DeferralRule& rule, const StepRows& rows,
+               StepPlan* plan) {
+  const int64_t n = rows.n, capacity = buffers.capacity, dim = buffers.dim;
+  StepCounts& counts = plan->counts = StepCounts();
+  counts.offered = n;
+  plan->decisions.assign(static_cast<size_t>(n), Decision::kApply);
+  plan->is_freed.assign(static_cast<size_t>(capacity), 0);
+  plan->targets.assign(static_cast<size_t>(n), kNowhere);
+  std::vector<std::pair<int64_t, int64_t>> due;  // keys, each with its row, or n + its index
+  for (int64_t i = 0; i < n; ++i) {
+    const int64_t key = rows.keys[i], p = rows.indices[i];
+    const bool is_deferred = p != kNowhere;
+    if (is_deferred && (p < 0 || p >= capacity || buffers.keys[p] != key)) {
+      return InvalidArgument("indices[" + std::to_string(i) + "] is " + std::to_string(p) +
+                             ", where nothing is deferred of key " + std::to_string(key) +
+                             "; allowed: what the first half of the step gave");
+    }
+    // Others than finite values are the optimizer's matter at once.
+    const float* sum = rows.sums + i * dim;
+    const bool may_wait =
+        (rule.by_movement ? rows.may_wait[i] : rows.saturated.Contains(key)) &&
+        key != DeferredBuffers::kFree &&
+        std::all_of(sum, sum + dim, [](float value) { return std::isfinite(value); });
+    const Decision decision =
+        Decide(rule, is_deferred, is_deferred ? buffers.since[p] : 0, may_wait);
+    plan->decisions[i] = decision;
+    if (decision == Decision::kBegin) continue;  // It is not known yet what is free.
+    Count(decision, /*has_gradient=*/true, &counts);
+    if (decision == Decision::kStay) {
+      plan->targets[i] = p;
+    } else {
+      if (is_deferred) plan->is_freed[p] = 1;
+      due.emplace_back(key, i);
+    }
+  }
+  for (int64_t p = 0; p < capacity; ++p) {
+    if (buffers.keys[p] == DeferredBuffers::kFree || plan->is_freed[p]) continue;
+    const Decision decision = DecideWithoutGradient(rule, buffers.since[p]);
+    counts.num_deferred += !IsDue(decision);
+    if (!IsDue(decision)) continue;
+    Count(decision, /*has_gradient=*/false, &counts);
+    plan->is_freed[p] = 1;
+    due.emplace_back(buffers.keys[p], n + p);
+  }
+  int64_t free = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    if (plan->decisions[i] != Decision::kBegin) continue;
+    if (counts.num_deferred < capacity && rule.HasBudget(counts.num_deferred)) {
+      while (buffers.keys[free] != DeferredBuffers::kFree && !plan->is_freed[free]) ++free;
+      plan->targets[i] = free++;
+      ++counts.num_deferred;
+    } else {
+      plan->decisions[i] = Decision::kOverBudget;
+      due.emplace_back(rows.keys[i], i);
+    }
+    Count(plan->decisions[i], /*has_gradient=*/true, &counts);
+  }
+  std::sort(due.begin(), due.end());
+  plan->due_keys.resize(due.size());
+  plan->due_sums.resize(due.size() * static_cast<size_t>(dim));
+  for (size_t r = 0; r < due.size(); ++r) {
+    const auto [key, source] = due[r];
+    plan->due_keys[r] = key;
+    const float* sum = source < n ? rows.sums + source * dim : buffers.sums + (source - n) * dim;
+    std::copy_n(sum, dim, plan->due_sums.data() + r * static_cast<size_t>(dim));
+  }
+  return OkStatus();
+}
+
+void KeepOthers(const DeferredBuffers& buffers, const DeferralRule& rule, const StepRows& rows,
+                const StepPlan& plan) {
+  for (int64_t p = 0; p < buffers.capacity; ++p) {
+    if (plan.is_freed[p]) buffers.keys[p] = DeferredBuffers::kFree;
+  }
+  for (int64_t i = 0; i < rows.n; ++i) {
+    const int64_t target = plan.targets[i];
+    if (target == kNowhere) continue;
+    if (plan.decisions[i] == Decision::kBegin) {
+      buffers.keys[target] = rows.keys[i];
+      buffers.since[target] = rule.step;
+    }
+    std::copy_n(rows.sums + i * buffers.dim, buffers.dim, buffers.sums + target * buffers.dim);
+  }
+}
+
+int64_t CountDeferred(const DeferredBuffers& buffers) {
+  return buffers.capacity -
+         std::count(buffers.keys, buffers.keys + buffers.capacity, DeferredBuffers::kFree);
+}
+
+Status CopyDeferred(const DeferredBuffers& from, const DeferredBuffers& to) {
+  Status status = CheckRoom(CountDeferred(from), to);
+  if (!status.ok()) return status;
+  int64_t next = 0;
+  for (int64_t p = 0; p < from.capacity; ++p) {
+    if (from.keys[p] == DeferredBuffers::kFree) continue;
+    Put(from.keys[p], from.since[p], from.sums + p * from.dim, next++, to);
+  }
+  std::fill(to.keys + next, to.keys + to.capacity, DeferredBuffers::kFree);
+  return status;
+}
+
+DeferredContents ExportDeferred(const DeferredBuffers& buffers, int64_t step) {
+  std::vector<int64_t> order;
+  for (int64_t p = 0; p < buffers.capacity; ++p) {
+    if (buffers.keys[p] != DeferredBuffers::kFree) order.push_back(p);
+  }
+  std::sort(order.begin(), order.end(), [&](int64_t a, int64_t b) {
+    return std::pair(buffers.since[a], buffers.keys[a]) <
+           std::pair(buffers.since[b], buffers.keys[b]);
+  });
+  DeferredContents contents;
+  for (int64_t p : order) {
+    contents.Add(buffers.keys[p], step - buffers.since[p], buffers.sums + p * buffers.dim,
+                 buffers.dim);
+  }
+  return contents;
+}
+
+Status ImportDeferred(const DeferredContents& contents, int64_t step,
+                      const DeferredBuffers& buffers) {
+  Status status = CheckDeferred(contents, buffers.dim, "");
+  if (status.ok()) status = CheckRoom(contents.size(), buffers);
+  if (!status.ok()) return status;
+  std::vector<int64_t> sorted = contents.keys;
+  std::sort(sorted.begin(), sorted.end());
+  const auto twice = std::adjacent_find(sorted.begin(), sorted.end());
+  if (twice != sorted.end()) {
+    return InvalidArgument("key " + std::to_string(*twice) + " comes twice; allowed: each once");
+  }
+  if (!sorted.empty() && sorted.front() == DeferredBuffers::kFree) {
+    return InvalidArgument("key " + std::to_string(sorted.front()) +
+                           " cannot be deferred; allowed: all others");
+  }
+  for (int64_t i = 0; i < contents.size(); ++i) {
+    const float* sum = contents.sums.data() + i * buffers.dim;
+    Put(contents.keys[i], step - contents.ages[i], sum, i, buffers);
+  }
+  std::fill(buffers.keys + contents.size(), buffers.keys + buffers.capacity,
+            DeferredBuffers::kFree);
+  return status;
+}
+
+}  // namespace slipstream

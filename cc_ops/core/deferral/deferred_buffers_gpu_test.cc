@@ -1,0 +1,473 @@
+// Deferred gradients in flat buffers, on the CPU and, where there is one, on a GPU, both against a
+// plain reference, over many steps.
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "cc_ops/core/base/hash.h"
+#include "cc_ops/core/containers/key_set.h"
+#include "cc_ops/core/deferral/deferred_buffers.h"
+#include "cc_ops/core/testing/test_gpu.h"
+#include "gtest/gtest.h"
+
+#ifdef SLIPSTREAM_WITH_CUDA
+#include "cc_ops/core/deferral/deferred_buffers.cu.h"
+#endif
+
+namespace slipstream {
+namespace {
+
+// A whole second half on the CPU.
+Status TakeDue(const DeferredBuffers& buffers, const DeferralRule& rule, const StepRows& rows,
+               StepPlan* plan) {
+  const Status status = FindDue(buffers, rule, rows, plan);
+  if (status.ok()) KeepOthers(buffers, rule, rows, *plan);
+  return status;
+}
+
+using Row = std::vector<float>;
+
+// A step's gradients: keys ascend.
+struct Gradients {
+  std::vector<int64_t> keys;
+  std::vector<float> values;  // [keys, dim]
+};
+
+struct Left {
+  std::vector<int64_t> keys;
+  std::vector<float> sums;
+  StepCounts counts;
+};
+
+// What may wait, by a rule that looks at the sums as a caller does between the halves.
+bool IsSmall(const float* sum, int64_t dim) {
+  float largest = 0.0f;
+  for (int64_t j = 0; j < dim; ++j) largest = std::max(largest, std::fabs(sum[j]));
+  return largest < 60.0f;
+}
+
+// The buffers, and both halves of a step over them.
+class Deferring {
+ public:
+  Deferring(int64_t capacity, int64_t dim) : capacity_(capacity), dim_(dim) {}
+  virtual ~Deferring() = default;
+  virtual Left Step(const DeferralRule& rule, const Gradients& gradients,
+                    const KeySet& saturated) = 0;
+
+ protected:
+  // std::vector<bool> has no data.
+  std::unique_ptr<bool[]> WhatMayWait(const std::vector<float>& sums, int64_t n) const {
+    std::unique_ptr<bool[]> may_wait(new bool[static_cast<size_t>(n) + 1]);
+    for (int64_t i = 0; i < n; ++i) may_wait[i] = IsSmall(sums.data() + i * dim_, dim_);
+    return may_wait;
+  }
+
+  int64_t capacity_, dim_;
+};
+
+class OnCpu : public Deferring {
+ public:
+  OnCpu(int64_t capacity, int64_t dim)
+      : Deferring(capacity, dim),
+        keys_(capacity, DeferredBuffers::kFree),
+        since_(capacity),
+        sums_(capacity * dim) {}
+
+  Left Step(const DeferralRule& rule, const Gradients& gradients,
+            const KeySet& saturated) override {
+    const auto n = static_cast<int64_t>(gradients.keys.size());
+    const DeferredBuffers buffers = {keys_.data(), since_.data(), sums_.data(), capacity_, dim_};
+    std::vector<int64_t> indices(gradients.keys.size());
+    std::vector<float> sums(gradients.values.size());
+    EXPECT_TRUE(AddDeferred(buffers, gradients.keys.data(), gradients.values.data(), n,
+                            indices.data(), sums.data())
+                    .ok());
+    const std::unique_ptr<bool[]> may_wait = WhatMayWait(sums, n);
+    StepPlan plan;
+    EXPECT_TRUE(TakeDue(buffers, rule,
+                        {gradients.keys.data(), n, indices.data(), sums.data(), may_wait.get(),
+                         saturated.view()},
+                        &plan)
+                    .ok());
+    return {plan.due_keys, plan.due_sums, plan.counts};
+  }
+
+ private:
+  std::vector<int64_t> keys_, since_;
+  std::vector<float> sums_;
+};
+
+#ifdef SLIPSTREAM_WITH_CUDA
+class OnGpu : public Deferring {
+ public:
+  OnGpu(int64_t capacity, int64_t dim)
+      : Deferring(capacity, dim),
+        keys_(std::vector<int64_t>(capacity, DeferredBuffers::kFree)),
+        since_(std::vector<int64_t>(capacity, 0)),
+        sums_(std::vector<float>(capacity * dim, 0.0f)) {}
+
+  Left Step(const DeferralRule& rule, const Gradients& gradients,
+            const KeySet& saturated) override {
+    const auto n = static_cast<int64_t>(gradients.keys.size());
+    const DeferredBuffers buffers = {keys_.data(), since_.data(), sums_.data(), capacity_, dim_};
+    size_t bytes = 0;
+    EXPECT_EQ(DeferralWorkspaceBytes(n, capacity_, &bytes), cudaSuccess);
+    OnDevice<char> workspace(bytes);
+    OnDevice<int64_t> keys(gradients.keys), indices(gradients.keys.size());
+    OnDevice<float> values(gradients.values), sums(gradients.values.size());
+    const TestStream stream;
+    const auto add = [&](size_t given) {
+      return LaunchAddDeferred(stream.get(), buffers, keys.data(), values.data(), n,
+                               {workspace.data(), given}, indices.data(), sums.data());
+    };
+    EXPECT_EQ(add(bytes - 1), cudaErrorInvalidValue);
+    EXPECT_EQ(add(bytes), cudaSuccess);
+    stream.Wait();
+
+    const std::unique_ptr<bool[]> waits = WhatMayWait(sums.ToHost(), n);
+    OnDevice<bool> may_wait(gradients.keys.size());
+    EXPECT_EQ(
+        cudaMemcpy(may_wait.data(), waits.get(), gradients.keys.size(), cudaMemcpyHostToDevice),
+        cudaSuccess);
+    KeySetView view = saturated.view();
+    OnDevice<int64_t> slots(std::vector<int64_t>(view.slots, view.slots + view.num_slots));
+    view.slots = slots.data();
+    OnDevice<int64_t> due_keys(static_cast<size_t>(n + capacity_));
+    OnDevice<float> due_sums(static_cast<size_t>((n + capacity_) * dim_));
+    OnDevice<StepCounts> counts(1);
+    EXPECT_EQ(
+        LaunchTakeDue(stream.get(), buffers, rule,
+                      {keys.data(), n, indices.data(), sums.data(),
+                       rule.by_movement ? may_wait.data() : nullptr, view},
+                      {workspace.data(), bytes}, due_keys.data(), due_sums.data(), counts.data()),
+        cudaSuccess);
+    stream.Wait();
+    const StepCounts found = counts.ToHost()[0];
+    return {due_keys.ToHost(static_cast<size_t>(found.sent)),
+            due_sums.ToHost(static_cast<size_t>(found.sent * dim_)), found};
+  }
+
+ private:
+  OnDevice<int64_t> keys_, since_;
+  OnDevice<float> sums_;
+};
+#endif
+
+// The definition: a map from keys to sums.
+class Reference {
+ public:
+  Reference(int64_t capacity, int64_t dim) : capacity_(capacity), dim_(dim) {}
+
+  Left Step(const DeferralRule& rule, const Gradients& gradients, const KeySet& saturated) {
+    Left left = {};
+    left.counts.offered = static_cast<int64_t>(gradients.keys.size());
+    std::map<int64_t, Row> leaving;
+    const bool may_defer = rule.defers && !rule.flushes;
+    std::vector<size_t> wait_for_budget;
+    std::map<int64_t, Row> sums;
+    for (size_t i = 0; i < gradients.keys.size(); ++i) {
+      const int64_t key = gradients.keys[i];
+      const auto found = deferred_.find(key);
+      Row sum(gradients.values.begin() + i * dim_, gradients.values.begin() + (i + 1) * dim_);
+      bool is_sound = true;
+      for (int64_t j = 0; j < dim_; ++j) {
+        sum[j] += found == deferred_.end() ? 0.0f : found->second.sum[j];
+        is_sound = is_sound && std::isfinite(sum[j]);
+      }
+      const bool is_old =
+          found != deferred_.end() && rule.step - found->second.since >= rule.max_age;
+      bool waits = rule.by_movement ? IsSmall(sum.data(), dim_) : saturated.Contains(key);
+      waits = waits && is_sound && !is_old && may_defer;
+      sums[key] = sum;
+      if (waits && found != deferred_.end()) {
+        found->second.sum = sum;
+        ++left.counts.deferred;
+      } else if (waits) {
+        wait_for_budget.push_back(i);
+      } else {
+        leaving[key] = sum;
+        left.counts.due_by_age += is_old;
+        left.counts.due_by_movement += !is_old && rule.by_movement && may_defer;
+        if (found != deferred_.end()) deferred_.erase(found);
+      }
+    }
+    for (auto next = deferred_.begin(); next != deferred_.end();) {
+      const auto here = next++;
+      if (!rule.flushes && rule.step - here->second.since < rule.max_age) continue;
+      leaving[here->first] = here->second.sum;
+      deferred_.erase(here);
+      ++left.counts.without_gradient;
+    }
+    (rule.flushes ? left.counts.flushed : left.counts.due_by_age) += left.counts.without_gradient;
+    for (size_t i : wait_for_budget) {
+      const int64_t key = gradients.keys[i];
+      if (static_cast<int64_t>(deferred_.size()) < std::min(capacity_, rule.max_rows)) {
+        deferred_[key] = {rule.step, sums[key]};
+        ++left.counts.deferred;
+      } else {
+        leaving[key] = sums[key];
+        ++left.counts.over_budget;
+      }
+    }
+    for (const auto& [key, sum] : leaving) {
+      left.keys.push_back(key);
+      left.sums.insert(left.sums.end(), sum.begin(), sum.end());
+    }
+    left.counts.sent = static_cast<int64_t>(left.keys.size());
+    left.counts.num_deferred = static_cast<int64_t>(deferred_.size());
+    return left;
+  }
+
+ private:
+  struct Deferred {
+    int64_t since = 0;
+    Row sum;
+  };
+  int64_t capacity_, dim_;
+  std::map<int64_t, Deferred> deferred_;
+};
+
+std::array<int64_t, 9> Numbers(const StepCounts& counts) {
+  return {counts.offered,          counts.deferred, counts.due_by_movement,
+          counts.due_by_age,       counts.flushed,  counts.over_budget,
+          counts.without_gradient, counts.sent,     counts.num_deferred};
+}
+
+Gradients SomeGradients(int64_t n, int64_t dim, int64_t different, uint64_t seed) {
+  std::set<int64_t> keys;
+  for (int64_t i = 0; i < n; ++i) {
+    const uint64_t random = Mix64(seed * 1000003 + static_cast<uint64_t>(i));
+    keys.insert(static_cast<int64_t>(random % static_cast<uint64_t>(different)) - different / 3);
+  }
+  Gradients gradients;
+  gradients.keys.assign(keys.begin(), keys.end());
+  for (size_t i = 0; i < gradients.keys.size() * dim; ++i) {
+    const uint64_t random = Mix64(seed ^ (i * 7919 + 13));
+    gradients.values.push_back(static_cast<float>(random % 1009) / 12.0f - 40.0f);
+  }
+  return gradients;
+}
+
+KeySet EverySecondOf(int64_t different) {
+  std::vector<int64_t> keys;
+  for (int64_t key = -different; key < different; key += 2) keys.push_back(key);
+  KeySet saturated;
+  EXPECT_TRUE(saturated.Build(keys.data(), static_cast<int64_t>(keys.size())).ok());
+  return saturated;
+}
+
+class DeferredBuffersTest : public OnPlaces {
+ protected:
+  std::unique_ptr<Deferring> MakeDevice(int64_t capacity, int64_t dim) {
+#ifdef SLIPSTREAM_WITH_CUDA
+    if (GetParam() == Place::kGpu) return std::make_unique<OnGpu>(capacity, dim);
+#endif
+    return std::make_unique<OnCpu>(capacity, dim);
+  }
+
+  static void ExpectEqual(const Left& left, const Left& expected, const std::string& place) {
+    EXPECT_EQ(left.keys, expected.keys) << place;
+    EXPECT_EQ(Numbers(left.counts), Numbers(expected.counts)) << place;
+    ASSERT_EQ(left.sums.size(), expected.sums.size()) << place;
+    // Bit for bit: a NaN equals itself, and -0 is not 0.
+    const size_t bytes = left.sums.size() * sizeof(float);
+    EXPECT_TRUE(bytes == 0 || std::memcmp(left.sums.data(), expected.sums.data(), bytes) == 0)
+        << place;
+  }
+
+  // Twenty steps, with a change of mind: nothing more is deferred from the 15th on, and step 18
+  // flushes.
+  void ExpectReference(int64_t capacity, int64_t dim, int64_t n, int64_t different,
+                       DeferralRule rule) {
+    const std::unique_ptr<Deferring> deferring = MakeDevice(capacity, dim);
+    Reference reference(capacity, dim);
+    const KeySet saturated = EverySecondOf(different);
+    for (int64_t step = 1; step <= 20; ++step) {
+      rule.step = step;
+      rule.defers = step < 15;
+      rule.flushes = step == 9 || step == 18;
+      const Gradients gradients =
+          SomeGradients(step % 6 == 5 ? 0 : n, dim, different, static_cast<uint64_t>(step));
+      ExpectEqual(deferring->Step(rule, gradients, saturated),
+                  reference.Step(rule, gradients, saturated),
+                  "step " + std::to_string(step) + ", capacity " + std::to_string(capacity) +
+                      ", dim " + std::to_string(dim) + ", rows " + std::to_string(n));
+    }
+  }
+};
+
+TEST_P(DeferredBuffersTest, EqualsTheReference) {
+  for (bool by_movement : {false, true}) {
+    for (int64_t n : {1, 40, 700}) {
+      for (int64_t dim : {1, 5, 33}) {
+        for (int64_t capacity : {0, 1, 17, 300, 2000}) {
+          DeferralRule rule = {};
+          rule.max_age = 4;
+          rule.max_rows = 1000;
+          rule.by_movement = by_movement;
+          ExpectReference(capacity, dim, n, 900, rule);
+        }
+      }
+    }
+  }
+}
+
+TEST_P(DeferredBuffersTest, NoMoreAreDeferredThanAllowed) {
+  for (int64_t max_rows : {0, 1, 16, 299}) {
+    for (int64_t max_age : {1, 1000}) {
+      DeferralRule rule = {};
+      rule.max_age = max_age;
+      rule.max_rows = max_rows;
+      ExpectReference(300, 2, 200, 400, rule);
+    }
+  }
+}
+
+TEST_P(DeferredBuffersTest, MoreMayBeDeferredThanAllowedNow) {
+  const std::unique_ptr<Deferring> deferring = MakeDevice(8, 1);
+  DeferralRule rule = {1, 100, 8, true, false, false};
+  const KeySet saturated = EverySecondOf(20);
+  const auto deferred = [&](int64_t max_rows, const std::vector<int64_t>& keys) {
+    ++rule.step;
+    rule.max_rows = max_rows;
+    return deferring->Step(rule, {keys, std::vector<float>(keys.size(), 1.0f)}, saturated)
+        .counts.deferred;
+  };
+  EXPECT_EQ(deferred(8, {-2, 0, 2}), 3);
+  EXPECT_EQ(deferred(2, {0, 4}), 1);
+  EXPECT_EQ(deferred(4, {4, 6}), 1);
+}
+
+TEST_P(DeferredBuffersTest, SumsThatAreNotFiniteLeaveAtOnce) {
+  const std::unique_ptr<Deferring> deferring = MakeDevice(4, 40);
+  const KeySet saturated = EverySecondOf(20);
+  DeferralRule rule = {1, 100, 4, true, false, false};
+  std::vector<float> values(80, 1.0f);
+  EXPECT_TRUE(deferring->Step(rule, {{2, 4}, values}, saturated).keys.empty());
+  values[79] = std::numeric_limits<float>::infinity();
+  values[3] = -0.0f;
+  ++rule.step;
+  const Left left = deferring->Step(rule, {{2, 4}, values}, saturated);
+  EXPECT_EQ(left.keys, std::vector<int64_t>{4});
+  EXPECT_EQ(left.sums[0], 2.0f);
+  EXPECT_TRUE(std::isinf(left.sums[39]));
+  values[79] = std::numeric_limits<float>::quiet_NaN();
+  EXPECT_EQ(deferring->Step(rule, {{2, 4}, values}, saturated).keys, std::vector<int64_t>{4});
+}
+
+constexpr int64_t kLowest = std::numeric_limits<int64_t>::min();
+constexpr int64_t kHighest = std::numeric_limits<int64_t>::max();
+
+TEST_P(DeferredBuffersTest, TheLowestKeyLeavesAtOnce) {
+  KeySet saturated;
+  ASSERT_TRUE(saturated.Build(&kLowest, 1).ok());
+  for (bool by_movement : {false, true}) {
+    const std::unique_ptr<Deferring> deferring = MakeDevice(4, 1);
+    const DeferralRule rule = {1, 100, 4, true, false, by_movement};
+    const Left left = deferring->Step(rule, {{kLowest}, {1}}, saturated);
+    EXPECT_EQ(left.keys, std::vector<int64_t>{kLowest});
+    EXPECT_EQ(left.sums, std::vector<float>{1});
+    EXPECT_EQ(left.counts.num_deferred, 0);
+  }
+}
+
+TEST_P(DeferredBuffersTest, AllKeysButTheLowestCanBeDeferred) {
+  const std::vector<int64_t> keys = {kLowest + 1, -1, 0, kHighest};
+  KeySet saturated;
+  ASSERT_TRUE(saturated.Build(keys.data(), 4).ok());
+  const std::unique_ptr<Deferring> deferring = MakeDevice(6, 1);
+  DeferralRule rule = {1, 100, 6, true, false, false};
+  EXPECT_TRUE(deferring->Step(rule, {keys, {1, 2, 3, 4}}, saturated).keys.empty());
+  rule.flushes = true;
+  const Left left = deferring->Step(rule, {{0, 5}, {10, 20}}, saturated);
+  EXPECT_EQ(left.keys, (std::vector<int64_t>{kLowest + 1, -1, 0, 5, kHighest}));
+  EXPECT_EQ(left.sums, (std::vector<float>{1, 2, 13, 20, 4}));
+}
+
+TEST(DeferredBuffersOnCpuTest, WhatIsDeferredMovesToOtherBuffers) {
+  std::vector<int64_t> keys = {DeferredBuffers::kFree, 7, DeferredBuffers::kFree, -3},
+                       since = {0, 5, 0, 6};
+  std::vector<float> sums = {0, 0, 1, 2, 0, 0, 3, 4};
+  std::vector<int64_t> other_keys(3), other_since(3);
+  std::vector<float> other_sums(6);
+  ASSERT_TRUE(CopyDeferred({keys.data(), since.data(), sums.data(), 4, 2},
+                           {other_keys.data(), other_since.data(), other_sums.data(), 3, 2})
+                  .ok());
+  EXPECT_EQ(other_keys, (std::vector<int64_t>{7, -3, DeferredBuffers::kFree}));
+  EXPECT_EQ(other_since, (std::vector<int64_t>{5, 6, 0}));
+  EXPECT_EQ(other_sums, (std::vector<float>{1, 2, 3, 4, 0, 0}));
+}
+
+// The memory behind the other buffers is not theirs.
+TEST(DeferredBuffersOnCpuTest, BuffersWithoutRoomAreLeftAsTheyAre) {
+  std::vector<int64_t> keys = {4, 7, DeferredBuffers::kFree, -3}, since = {4, 5, 0, 6};
+  std::vector<float> sums = {1, 2, 3, 4};
+  std::vector<int64_t> other_keys(3, 99), other_since(3, 98);
+  std::vector<float> other_sums(3, 97);
+  const Status status =
+      CopyDeferred({keys.data(), since.data(), sums.data(), 4, 1},
+                   {other_keys.data(), other_since.data(), other_sums.data(), 2, 1});
+  EXPECT_EQ(status.message(),
+            "3 deferred gradients do not fit into buffers of 2; allowed: up to 2");
+  EXPECT_EQ(other_keys, std::vector<int64_t>(3, 99));
+  EXPECT_EQ(other_since, std::vector<int64_t>(3, 98));
+  EXPECT_EQ(other_sums, std::vector<float>(3, 97));
+}
+
+TEST(DeferredBuffersOnCpuTest, WhatCannotBeIsRefused) {
+  std::vector<int64_t> deferred_keys = {7, DeferredBuffers::kFree}, since = {1, 0};
+  std::vector<float> deferred_sums = {1, 2};
+  const DeferredBuffers buffers = {deferred_keys.data(), since.data(), deferred_sums.data(), 2, 1};
+  const std::vector<int64_t> twice = {5, 7, 5};
+  std::vector<int64_t> indices(3);
+  std::vector<float> sums(3);
+  const Status added =
+      AddDeferred(buffers, twice.data(), sums.data(), 3, indices.data(), sums.data());
+  EXPECT_EQ(added.message(), "keys[0] and keys[2] are both 5; allowed: each key once");
+  const bool may_wait = true;
+  const DeferralRule rule = {2, 9, 9, true, false, true};
+  for (int64_t index : {-2, 1, 2}) {
+    StepPlan plan;
+    const Status taken =
+        TakeDue(buffers, rule, {&deferred_keys[0], 1, &index, sums.data(), &may_wait, {}}, &plan);
+    EXPECT_NE(taken.message().find("indices[0] is " + std::to_string(index)), std::string::npos);
+    EXPECT_EQ(deferred_keys[0], 7);
+  }
+}
+
+TEST(DeferredBuffersOnCpuTest, ContentsComeBackByAge) {
+  std::vector<int64_t> keys(4), since(4);
+  std::vector<float> sums(8);
+  const DeferredBuffers buffers = {keys.data(), since.data(), sums.data(), 4, 2};
+  const DeferredContents contents = {{9, 3, 7}, {0, 2, 2}, {}, {1, 2, 3, 4, 5, 6}};
+  ASSERT_TRUE(ImportDeferred(contents, 5, buffers).ok());
+  EXPECT_EQ(CountDeferred(buffers), 3);
+  const DeferredContents found = ExportDeferred(buffers, 6);
+  EXPECT_EQ(found.keys, (std::vector<int64_t>{3, 7, 9}));
+  EXPECT_EQ(found.ages, (std::vector<int64_t>{3, 3, 1}));
+  EXPECT_EQ(found.sums, (std::vector<float>{3, 4, 5, 6, 1, 2}));
+  const auto refused = [&](const DeferredContents& bad) {
+    const Status status = ImportDeferred(bad, 5, buffers);
+    EXPECT_EQ(ExportDeferred(buffers, 6).keys, found.keys);
+    return status.message();
+  };
+  EXPECT_EQ(refused({{5, 5}, {0, 0}, {}, {1, 2, 3, 4}}), "key 5 comes twice; allowed: each once");
+  EXPECT_NE(refused({{kLowest}, {0}, {}, {1, 2}}).find("cannot be deferred"), std::string::npos);
+  EXPECT_NE(
+      refused({{1, 2, 3, 4, 5}, {0, 0, 0, 0, 0}, {}, std::vector<float>(10)}).find("do not fit"),
+      std::string::npos);
+}
+
+INSTANTIATE_TEST_SUITE_P(Devices, DeferredBuffersTest, testing::Values(Place::kCpu, Place::kGpu),
+                         [](const auto& place) { return NameOfPlace(place); });
+
+}  // namespace
+}  // namespace slipstream

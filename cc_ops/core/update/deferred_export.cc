@@ -1,0 +1,90 @@
+#include "cc_ops/core/update/deferred_export.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cc_ops/core/base/hash.h"
+
+namespace slipstream {
+
+DeferredContents ExportDeferred(EmbeddingTable* table) {
+  DeferredContents contents;
+  const size_t n = static_cast<size_t>(table->updates().num_deferred());
+  contents.keys.reserve(n);
+  contents.ages.reserve(n);
+  contents.ranks.reserve(n);
+  contents.sums.reserve(n * static_cast<size_t>(table->dim()));
+  for (int64_t s = 0; s < kNumShards; ++s) {
+    std::vector<DeferredGradients>& ranks = table->updates().shard(s)->deferred;
+    for (size_t rank = 0; rank < ranks.size(); ++rank) {
+      DeferredGradients& deferred = ranks[rank];
+      for (uint32_t at = deferred.oldest(); at != DeferredGradients::kNone;
+           at = deferred.next(at)) {
+        contents.Add(deferred.key(at), table->updates().step() - deferred.since(at),
+                     deferred.Sum(at), table->dim());
+        contents.ranks.push_back(static_cast<int32_t>(rank));
+      }
+    }
+  }
+  return contents;
+}
+
+Status ImportDeferred(EmbeddingTable* table, const DeferredContents& contents) {
+  const UpdatePolicy& policy = table->updates().policy();
+  const std::string of = " of table '" + table->options().name + "'";
+  const size_t n = contents.keys.size(), dim = static_cast<size_t>(table->dim());
+  if (contents.ages.size() != n || contents.ranks.size() != n || contents.sums.size() != n * dim) {
+    return InvalidArgument("deferred gradients" + of + " have " + std::to_string(n) + " keys, " +
+                           std::to_string(contents.ages.size()) + " ages, " +
+                           std::to_string(contents.ranks.size()) + " ranks and " +
+                           std::to_string(contents.sums.size()) + " values; allowed: 1, 1 and " +
+                           std::to_string(dim) + " per key");
+  }
+  if (n > 0 && policy.mode != UpdatePolicy::Mode::kDefer) {
+    return InvalidArgument("the policy" + of + " defers nothing, but " + std::to_string(n) +
+                           " deferred gradients come; set a policy that defers first");
+  }
+  const Status status = CheckDeferred(contents, table->dim(), of);
+  if (!status.ok()) return status;
+  std::vector<std::vector<DeferredGradients>> imported(kNumShards);
+  std::vector<std::vector<int64_t>> last_age(kNumShards);
+  for (int64_t s = 0; s < kNumShards; ++s) {
+    const size_t ranks = table->updates().shard(s)->deferred.size();
+    imported[s].assign(ranks, DeferredGradients(table->dim()));
+    last_age[s].assign(ranks, contents.kMostAge);
+  }
+  for (size_t i = 0; i < n; ++i) {
+    const int64_t key = contents.keys[i], rank = contents.ranks[i], age = contents.ages[i];
+    const uint64_t hash = HashKey(key);
+    const int s = ShardOf(hash);
+    const auto refused = [&](const std::string& what, int64_t value, const std::string& allowed) {
+      return InvalidArgument(what + " of deferred gradient " + std::to_string(i) + of + " is " +
+                             std::to_string(value) + "; allowed: " + allowed);
+    };
+    if (rank < 0 || rank >= static_cast<int64_t>(imported[s].size())) {
+      return refused("rank", rank, "0 to " + std::to_string(imported[s].size() - 1));
+    }
+    // Shadow mode applies none: those of keys that it does not sample are nobody's.
+    if (!policy.Samples(s)) continue;
+    DeferredGradients& deferred = imported[s][static_cast<size_t>(rank)];
+    if (age > last_age[s][static_cast<size_t>(rank)]) {
+      return refused("age", age, "the oldest first");
+    }
+    last_age[s][static_cast<size_t>(rank)] = age;
+    if (deferred.Find(key, hash) != DeferredGradients::kNone) {
+      return refused("key", key, "each once per rank");
+    }
+    if (!policy.is_exchanged && table->rows().Find(key, hash) == nullptr) {
+      return refused("key", key, "keys with a row");
+    }
+    const uint32_t index = deferred.Insert(key, hash, table->updates().step() - age);
+    std::copy_n(contents.sums.data() + i * dim, dim, deferred.Sum(index));
+  }
+  for (int64_t s = 0; s < kNumShards; ++s)
+    table->updates().shard(s)->deferred = std::move(imported[s]);
+  return OkStatus();
+}
+
+}  // namespace slipstream

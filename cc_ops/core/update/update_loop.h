@@ -1,0 +1,135 @@
+// What all updates of rows share: the loop over keys, the sum of a key's gradients in a batch, and
+// a row's step.
+#ifndef SLIPSTREAM_CC_OPS_CORE_UPDATE_UPDATE_LOOP_H_
+#define SLIPSTREAM_CC_OPS_CORE_UPDATE_UPDATE_LOOP_H_
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+#include "cc_ops/core/base/simd_clones.h"
+#include "cc_ops/core/lookup/key_sort.h"
+#include "cc_ops/core/lookup/lookup_plan.h"
+#include "cc_ops/core/update/gradient_update.h"
+#include "cc_ops/core/update/rules/row_rules.h"
+
+namespace slipstream {
+
+// Rows, and uses, ahead of the one at work whose memory is prefetched.
+constexpr int64_t kUpdatePrefetch = 8;
+
+SLIPSTREAM_ALWAYS_INLINE void PrefetchRow(const float* row, int64_t floats) {
+  constexpr int64_t kCacheLine = 16;
+  for (int64_t j = 0; j < floats; j += kCacheLine) __builtin_prefetch(row + j, 1);
+}
+
+// Calls update(i) for each i of `range`, and ahead of it prefetch(i, is_next), at the end for the
+// first ones of `next`, which the thread comes to after them. Both are to be inlined.
+template <class Prefetch, class Update>
+SLIPSTREAM_ALWAYS_INLINE void UpdateEach(CellRange range, CellRange next, const Prefetch& prefetch,
+                                         const Update& update) {
+  // From i ahead, past the end of the range, to the next one.
+  const int64_t jump = next.begin - range.end;
+  for (int64_t i = range.begin; i < range.end; ++i) {
+    int64_t ahead = i + kUpdatePrefetch;
+    const bool is_next = ahead >= range.end;
+    if (is_next) ahead += jump;
+    if (!is_next || (ahead >= next.begin && ahead < next.end)) prefetch(ahead, is_next);
+    update(i);
+  }
+}
+
+// One table's keys of one shard in a batch, and what their update needs.
+struct BucketUpdate {
+  const LookupPlan* plan;
+  const std::vector<PooledGradient>* gradients;
+  EmbeddingTable* table;
+  int64_t bucket;    // in the plan
+  float rate;        // UpdateRule::EffectiveRate
+  bool is_stale;     // whether rows may have left the table since the lookup
+  int64_t* dropped;  // counts updates whose key was evicted since the lookup
+};
+
+// The numbers of a bucket's distinct keys.
+inline CellRange KeysOf(const LookupPlan& plan, int64_t bucket) {
+  const int64_t begin = plan.unique_begin[bucket];
+  return {begin, begin + plan.unique_count[bucket]};
+}
+
+// Where the row of a key is; null if it has none.
+struct FoundRow {
+  float* row;
+  uint32_t slot;  // within the shard
+};
+
+// The row of a key of the plan, looked up again if rows may have left the table since.
+inline FoundRow RowOf(const BucketUpdate& update, int64_t u) {
+  const LookupPlan& plan = *update.plan;
+  FoundRow found = {plan.unique_row[u], plan.unique_slot[u]};
+  if (update.is_stale) {
+    found.slot = HashIndex::kEmpty;
+    found.row =
+        update.table->rows().Find(plan.unique_key[u], HashKey(plan.unique_key[u]), &found.slot);
+  }
+  return found;
+}
+
+// summed: [dim], overwritten by the sum over the plan's uses [begin, end), in order.
+SLIPSTREAM_ALWAYS_INLINE void SumUses(const LookupPlan& plan,
+                                      const std::vector<PooledGradient>& gradients, int64_t begin,
+                                      int64_t end, int64_t dim, float* __restrict__ summed) {
+  const int64_t num_uses = static_cast<int64_t>(plan.uses.size());
+  for (int64_t j = 0; j < dim; ++j) summed[j] = 0.f;
+  for (int64_t use = begin; use < end; ++use) {
+    if (use + kUpdatePrefetch < num_uses) {
+      const Occurrence& next = plan.uses[use + kUpdatePrefetch];
+      const PooledGradient& gradient = gradients[next.feature];
+      PrefetchRow(gradient.data + next.example * gradient.stride, dim);
+    }
+    const Occurrence& o = plan.uses[use];
+    const float* __restrict__ g =
+        gradients[o.feature].data + o.example * gradients[o.feature].stride;
+    if (plan.scale.empty()) {
+      for (int64_t j = 0; j < dim; ++j) summed[j] += g[j];
+    } else {
+      const float scale = plan.scale[plan.use_position[use]];
+      for (int64_t j = 0; j < dim; ++j) summed[j] += scale * g[j];
+    }
+  }
+}
+
+// The same over the uses by examples of a range; all of them if it is the batch.
+inline void SumUsesOf(CellRange examples, const LookupPlan& plan,
+                      const std::vector<PooledGradient>& gradients, int64_t begin, int64_t end,
+                      int64_t dim, float* __restrict__ summed) {
+  if (examples.begin == 0 && examples.end == plan.batch) {
+    return SumUses(plan, gradients, begin, end, dim, summed);
+  }
+  std::fill_n(summed, dim, 0.f);
+  for (int64_t use = begin; use < end; ++use) {
+    const Occurrence& o = plan.uses[use];
+    if (o.example < examples.begin || o.example >= examples.end) continue;
+    const float scale = plan.scale.empty() ? 1.f : plan.scale[plan.use_position[use]];
+    const float* g = gradients[o.feature].data + o.example * gradients[o.feature].stride;
+    for (int64_t j = 0; j < dim; ++j) summed[j] += scale * g[j];
+  }
+}
+
+// Applies the rule to a row; of a watched one, adds the squared length of its step to
+// those before. scratch: [dim], overwritten.
+inline void UpdateRow(const UpdateRule& rule, float rate, int64_t dim, const float* gradient,
+                      FoundRow found, ShardFlags* flags, float* scratch) {
+  float* const row = found.row;
+  if (!flags->IsWatched(found.slot)) {
+    rule.Apply(rate, dim, gradient, row);
+    return;
+  }
+  std::copy_n(row, dim, scratch);
+  rule.Apply(rate, dim, gradient, row);
+  for (int64_t j = 0; j < dim; ++j) scratch[j] = row[j] - scratch[j];
+  flags->AddSquaredUpdateLength(found.slot, SumOfSquares(dim, scratch));
+}
+
+}  // namespace slipstream
+
+#endif  // SLIPSTREAM_CC_OPS_CORE_UPDATE_UPDATE_LOOP_H_
