@@ -378,10 +378,11 @@ def hold(
             continue
         if not table.is_leaving:
             logging.warning(
-                "%d gradient sums of table %r that were held back are applied now, as its policy "
-                "holds none, or holds them in shadow mode only.",
+                "%d deferred gradients of table %r are applied %s, as its policy defers none, or "
+                "does so in shadow mode only.",
                 table.num_pending,
                 table.name,
+                "with the next step" if rule_of(store) is None else "now",
             )
         holding = UpdatePolicy("defer", max_age=_LONGEST, max_rows=table.num_pending)
         if rule_of(store) is None or is_in_sok(store):

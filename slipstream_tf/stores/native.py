@@ -160,7 +160,13 @@ class NativeStore:
         return pending_ops.export_pending(self._handles[self._index_of(table)])
 
     def import_pending(self, table: str, contents: Mapping[str, Any]) -> None:
-        """Replaces the gradient sums that are held back; see `ops.pending.import_pending`."""
+        """Replaces the deferred gradients; see `ops.pending.import_pending`.
+
+        A learning rate of 0, as of a store that does not know the rate, stands for this store's:
+        a flush before the next update would apply them without moving a row.
+        """
+        if not contents.get("learning_rate", True):
+            contents = {**contents, "learning_rate": self.learning_rate.numpy()}
         pending_ops.import_pending(self._handles[self._index_of(table)], contents)
 
     def marks(self, table: str, keys: Any) -> np.ndarray:

@@ -265,7 +265,7 @@ class SokEmbeddingStore(SokTables):
 
     def export_pending(self, table: str) -> dict[str, np.ndarray]:
         """See `EmbeddingStore.export_pending`; of the sums of this rank's own batches."""
-        return self._copies.export_pending(table)
+        return {**self._copies.export_pending(table), "learning_rate": self.learning_rate.numpy()}
 
     def import_pending(self, table: str, contents: Mapping[str, Any]) -> None:
         """See `EmbeddingStore.import_pending`; of what this rank is to hold back."""

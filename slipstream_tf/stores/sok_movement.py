@@ -79,10 +79,11 @@ def movement(optimizer: Any, variable: Any, keys: tf.Tensor, sums: tf.Tensor) ->
         epsilon = getattr(_inner(optimizer), "epsilon", 0.0)
         roots = tf.sqrt(accumulated + tf.square(sums)) + epsilon
         steps = tf.math.divide_no_nan(tf.abs(sums), roots)
-    return _learning_rate(optimizer) * tf.reduce_max(steps, axis=1)
+    return learning_rate(optimizer) * tf.reduce_max(steps, axis=1)
 
 
-def _learning_rate(optimizer: Any) -> tf.Tensor:
+def learning_rate(optimizer: Any) -> tf.Tensor:
+    """Returns the rate, a scalar, by which one of the `KNOWN` moves rows now."""
     inner = _inner(optimizer)
     if inner is optimizer:  # sok.SGD
         return tf.cast(optimizer.lr, tf.float32)

@@ -251,7 +251,8 @@ class SokPooledStore(SokTables):
 
     def export_pending(self, table: str) -> dict[str, np.ndarray]:
         """See `SokStore.export_pending`."""
-        return self._watching.export_pending(table)
+        pending = self._watching.export_pending(table)
+        return {**pending, "learning_rate": self.learning_rate.numpy()}
 
     def import_pending(self, table: str, contents: Mapping[str, Any]) -> None:
         """See `SokStore.import_pending`."""

@@ -532,10 +532,11 @@ class SokStore:
     def export_pending(self, table: str) -> dict[str, np.ndarray]:
         """Returns the gradient sums that this rank holds back, of its own rows; they stay.
 
-        As `ops.pending` describes them; and "is_leaving", a bool: whether they all leave with the
-        next step.
+        As `ops.pending` describes them, with a learning rate of 0 where the store does not know
+        that of the optimizer; and "is_leaving", a bool: whether they all leave with the next step.
         """
         found = self._require(table)
+        is_known = self._unknown_movement is None
         held = self._held[table]
         indices, ages, sums = held.export()
         return {
@@ -543,7 +544,9 @@ class SokStore:
             "ages": ages,
             "ranks": np.zeros(indices.size, np.int32),
             "sums": sums,
-            "learning_rate": np.float32(0.0),
+            "learning_rate": np.float32(
+                sok_movement.learning_rate(self.optimizer) if is_known else 0.0
+            ),
             "is_leaving": np.bool_(held.is_leaving),
         }
 

@@ -285,11 +285,15 @@ class SokTables(abc.ABC):
                 self.import_table(table, _joined(contents))
 
     def _apply_held(self, apply: Callable[[], Any]) -> None:
-        """Applies held sums as if they had come with the last update: it counts as none."""
+        """Applies held sums as if they had come with the last update: it counts as none.
+
+        Of before the first update they are a part of it.
+        """
         powers = self._powers()
         before = [power.read_value() for power in powers]
         for power, beta in zip(powers, self._betas(), strict=True):
-            power.assign(tf.math.divide_no_nan(power, beta))
+            last = tf.math.divide_no_nan(power, beta)
+            power.assign(tf.where(self._steps[0] > 0, last, power))
         apply()
         for power, value in zip(powers, before, strict=True):
             power.assign(value)

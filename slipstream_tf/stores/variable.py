@@ -409,16 +409,19 @@ class VariableStore:
     def export_pending(self, table: str) -> dict[str, np.ndarray]:
         """Returns the gradient sums that are held back; they stay. See `ops.pending`.
 
-        And "is_leaving", a bool: whether they all leave with the next step.
+        The learning rate is the optimizer's, or 0 where the store does not know it. And
+        "is_leaving", a bool: whether they all leave with the next step.
         """
-        held = self._held[self._require(table)]
+        held, rate = self._held[self._require(table)], self.learning_rate
+        # Of the optimizers of Keras 2 it may be a schedule.
+        is_known = rate is not None and not callable(rate)
         keys, ages, sums = held.export()
         return {
             "keys": keys,
             "ages": ages,
             "ranks": np.zeros(keys.size, np.int32),
             "sums": sums,
-            "learning_rate": np.float32(0.0),
+            "learning_rate": np.float32(rate if is_known else 0.0),
             "is_leaving": np.bool_(held.is_leaving),
         }
 

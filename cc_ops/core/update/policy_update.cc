@@ -294,15 +294,19 @@ void CollectDeferred(EmbeddingTable* table, PolicyScratch* scratch, CollectedRow
 
 void FlushDeferred(EmbeddingTable* table, const Parallel& parallel) {
   if (table->num_deferred() == 0 || table->policy().is_exchanged) return;
+  const int64_t step = table->update_step();
+  // Sums can be imported before the first update. Without a rate they stay until it tells one.
+  if (step == 0 && table->last_learning_rate() == 0.f && !table->policy().is_shadow) return;
+  // They count as a part of that update: a bias correction of 0 updates is no number.
   const float rate =
-      table->options().rule.EffectiveRate(table->last_learning_rate(), table->update_step());
+      table->options().rule.EffectiveRate(table->last_learning_rate(), std::max<int64_t>(step, 1));
   // All that needs memory; from here on sums are applied all or none.
   std::vector<PolicyScratch> scratches(parallel.threads, PolicyScratch(table->dim()));
   parallel.run(parallel.threads, [&](int task) {
     PolicyScratch& scratch = scratches[task];
     const CellRange range = CellsOf(task, parallel.threads, kNumShards);
     for (int64_t s = range.begin; s < range.end; ++s) {
-      ShardUpdater(table, s, rate, table->update_step(), &scratch, nullptr).Flush();
+      ShardUpdater(table, s, rate, step, &scratch, nullptr).Flush();
     }
   });
 }

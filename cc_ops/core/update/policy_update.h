@@ -57,7 +57,8 @@ void CollectDeferred(EmbeddingTable* table, PolicyScratch* scratch, CollectedRow
 
 // Applies every sum that is held, each as one gradient; in shadow mode, where the
 // gradients were applied when they came, forgets them. Sums that are to be exchanged
-// stay. The caller holds the table's mutex exclusively. Throws std::bad_alloc, changing nothing.
+// stay, and so do imported ones of a table that has had neither an update nor a learning rate. The
+// caller holds the table's mutex exclusively. Throws std::bad_alloc, changing nothing.
 void FlushDeferred(EmbeddingTable* table, const Parallel& parallel);
 
 // The same of several tables, whose mutexes it takes: an evaluation sees every gradient.

@@ -46,10 +46,12 @@ class SetPolicyOp : public OneTableOp {
         now.is_shadow != policy.is_shadow || now.is_exchanged != policy.is_exchanged) {
       FlushDeferred(table, ParallelOf(c));
       if (table->num_deferred() > 0 && !now.is_shadow) {
-        return absl::FailedPreconditionError(
-            absl::StrCat(table->num_deferred(), " gradient sums of table '", table->options().name,
-                         "' are held to be exchanged with other processes; they must be collected "
-                         "before its policy becomes another"));
+        const char* why = now.is_exchanged ? "are held to be exchanged with other processes; they "
+                                             "must be collected before its policy becomes another"
+                                           : "cannot be applied before its policy becomes another: "
+                                             "it has had neither an update nor a learning rate";
+        return absl::FailedPreconditionError(absl::StrCat(
+            table->num_deferred(), " gradient sums of table '", table->options().name, "' ", why));
       }
     }
     table->SetPolicy(policy);
