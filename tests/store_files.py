@@ -17,6 +17,7 @@ from slipstream_tf.checkpoint import store_parts
 from slipstream_tf.checkpoint.manifest import Manifest
 from slipstream_tf.ops.features import FeatureSpec
 from slipstream_tf.ops.update_policy import UpdatePolicy
+from slipstream_tf.stores.base import SavedStore
 
 TABLE = TableConfig("t", 2, seed=4)
 RULE = optimizers.Adagrad(0.1, 0.5)
@@ -24,8 +25,11 @@ SPECS = [FeatureSpec("t", "t", "sum")]
 DEFERS = UpdatePolicy("defer", "interval", max_age=1000, max_rows=100)
 
 
-class InSok:
+class InSok(SavedStore):
     """A rank's part of a table as SOK's stores have it: rows by key modulo ranks, counts apart."""
+
+    is_in_sok = True
+    is_spread = True
 
     def __init__(
         self, rank: int, ranks: int, holds_at_owners: bool = False, optimizer: Any = RULE

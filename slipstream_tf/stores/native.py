@@ -17,20 +17,18 @@ from slipstream_tf.ops import update_policy
 from slipstream_tf.ops.features import FeatureSpec, PackedFeatures
 from slipstream_tf.optimizers import SparseOptimizer
 from slipstream_tf.optimizers import get as get_optimizer
+from slipstream_tf.stores.base import EmbeddingStore
 
 
-class NativeStore:
+class NativeStore(EmbeddingStore):
     """Embedding tables in C++ hash tables that grow as keys arrive or stay within a capacity.
 
     Access counts are kept in float32: exact up to 16,777,216 lookups of a key (after decay).
-
-    Attributes:
-        lists_hot_keys_by_key: see `TrackedStore`.
-        takes_tables_at_once: see `TrackedStore`.
     """
 
     lists_hot_keys_by_key = True
     takes_tables_at_once = True
+    forgets_marks = True
 
     def __init__(self, tables: Sequence[TableConfig], optimizer: SparseOptimizer):
         """Makes empty tables.
@@ -58,7 +56,7 @@ class NativeStore:
 
     def _index_of(self, table: str) -> int:
         if table not in self._index:
-            raise invalid("table", table, "a store", "one of " + ", ".join(map(repr, self._index)))
+            self._require(table)
         return self._index[table]
 
     def _layout(self, specs: Sequence[FeatureSpec], stacked: bool) -> table_ops.LookupLayout:

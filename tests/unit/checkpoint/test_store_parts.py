@@ -24,6 +24,7 @@ from slipstream_tf.stores import NativeStore, VariableStore
 class WithCopies(InSok):
     """Which has copies of rows, without slots, as `SokEmbeddingStore` has."""
 
+    has_copies = True
     copies: dict[str, np.ndarray] | None = None
 
     def export_copies(self, table: str) -> dict[str, np.ndarray]:
@@ -137,6 +138,9 @@ def test_accesses_that_sok_counts_apart_are_with_native_rows(size: int, tmp_path
 
 def test_an_owner_counts_what_all_ranks_accessed(tmp_path: Path) -> None:
     class Sharded(NativeStore):
+        is_spread = True
+        has_copies = True
+
         def __init__(self, rank: int) -> None:
             super().__init__([TABLE], RULE)
             self.rank = rank
