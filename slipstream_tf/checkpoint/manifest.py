@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -123,28 +123,38 @@ def read_manifest(folder: Path) -> Manifest:
         raise CheckpointMismatchError(path, problem, remedy + ".")
     if found == FORMAT and told != checksum:
         raise CheckpointError(path, "is damaged (has another checksum)", _SAVE_AGAIN)
+    for problem in _problems(values):
+        raise CheckpointError(path, problem, _SAVE_AGAIN)
+    return Manifest(**values)
+
+
+def _problems(values: Mapping[str, Any]) -> Iterator[str]:
+    """Yields what is wrong with a manifest; each check relies on those before it."""
     for name, kind in _KINDS.items():
         if not _is(values.get(name), kind):
-            problem = f"is damaged (`{name}` is {values.get(name)!r})"
-            raise CheckpointError(path, problem, _SAVE_AGAIN)
+            yield f"is damaged (`{name}` is {values.get(name)!r})"
     for name, entry in values["files"].items():
         if not _FILE.fullmatch(name):
-            problem = f"names {name!r}; allowed: files in folders rank-0, rank-1, ... beside it"
-            raise CheckpointError(path, problem, _SAVE_AGAIN)
+            yield f"names {name!r}; allowed: files in folders rank-0, rank-1, ... beside it"
         if not _has_kinds(entry, _FILE_KINDS) or "bytes" not in entry:
-            problem = f"is damaged (`files` has {entry!r} for {name!r})"
-            raise CheckpointError(path, problem, _SAVE_AGAIN)
+            yield f"is damaged (`files` has {entry!r} for {name!r})"
     for entry in values["tables"]:
         if not _has_kinds(entry, _TABLE_KINDS) or set(entry) != set(_TABLE_KINDS):
-            problem = f"is damaged (`tables` has {entry!r})"
-            raise CheckpointError(path, problem, _SAVE_AGAIN)
-    names = {field.name for field in dataclasses.fields(Manifest)}
-    if values["world_size"] < 1 or values["step"] < 0 or set(values) != names:
-        problem = f"is damaged (has {sorted(values)}, {values['world_size']} ranks)"
-        raise CheckpointError(path, problem, _SAVE_AGAIN)
-    manifest = Manifest(**values)
-    _require_ranks(path, manifest)
-    return manifest
+            yield f"is damaged (`tables` has {entry!r})"
+    size, names = values["world_size"], {field.name for field in dataclasses.fields(Manifest)}
+    if size < 1 or values["step"] < 0 or set(values) != names:
+        yield f"is damaged (has {sorted(values)}, {size} ranks)"
+    # All that is told of ranks is of as many, before any is read.
+    with_files = {int(name.partition("/")[0].removeprefix("rank-")) for name in values["files"]}
+    if len(with_files) != size or max(with_files) != size - 1:
+        ranks = sorted(with_files)[:9]
+        yield f"is damaged (has files of ranks {ranks}, but `world_size` is {size})"
+    positions, rng, placement = values["positions"], values["rng"], values["placement"]
+    if len(positions) != size or len(rng) != size:
+        told = f"{len(positions)} positions and {len(rng)} states of rng"
+        yield f"is damaged (has {told}, but `world_size` is {size})"
+    if placement not in PLACEMENTS:
+        yield f"is damaged (has `placement` {placement!r}; allowed: {PLACEMENTS})"
 
 
 def _text_of(path: Path) -> str:
@@ -155,22 +165,6 @@ def _text_of(path: Path) -> str:
     if size > _MOST_BYTES:
         raise CheckpointError(path, f"has {size} bytes; allowed: {_MOST_BYTES}", _SAVE_AGAIN)
     return path.read_text(encoding="utf-8")
-
-
-def _require_ranks(path: Path, manifest: Manifest) -> None:
-    """Raises CheckpointError unless all that is told of ranks is of as many, before any is read."""
-    size = manifest.world_size
-    with_files = {int(name.partition("/")[0].removeprefix("rank-")) for name in manifest.files}
-    if len(with_files) != size or max(with_files) != size - 1:
-        problem = f"has files of ranks {sorted(with_files)[:9]}, but `world_size` is {size}"
-    elif len(manifest.positions) != size or len(manifest.rng) != size:
-        told = f"{len(manifest.positions)} positions and {len(manifest.rng)} states of rng"
-        problem = f"has {told}, but `world_size` is {size}"
-    elif manifest.placement not in PLACEMENTS:
-        problem = f"has `placement` {manifest.placement!r}; allowed: {PLACEMENTS}"
-    else:
-        return
-    raise CheckpointError(path, f"is damaged ({problem})", _SAVE_AGAIN)
 
 
 def require_whole(folder: Path, manifest: Manifest, parts: Collection[str] = ()) -> None:

@@ -7,6 +7,7 @@ number of ranks and any kind of store, tables that are made ready before the sto
 from __future__ import annotations
 
 import dataclasses
+import enum
 import functools
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -30,7 +31,8 @@ from slipstream_tf.checkpoint.tables import (
 from slipstream_tf.config import TableConfig
 from slipstream_tf.ops.update_policy import KEPT, UpdatePolicy
 from slipstream_tf.optimizers import SparseOptimizer
-from slipstream_tf.stores.sok_rules import SlotLayout
+from slipstream_tf.stores.base import SavedStore, initial_slots
+from slipstream_tf.stores.native import NativeStore
 
 _LONGEST = 1 << 40
 
@@ -62,22 +64,7 @@ class Rank:
 
 def has_table_files(store: Any) -> bool:
     """Whether a store's tables can be read and replaced with what they hold back."""
-    return hasattr(store, "export_pending") and hasattr(store, "import_table")
-
-
-def _keeps_copies(store: Any) -> bool:
-    return getattr(store, "copy_movement", None) is not None
-
-
-def is_in_sok(store: Any) -> bool:
-    """Whether a store's tables are in SOK, each row on the rank that SOK puts it on."""
-    return hasattr(store, "reserved_keys")
-
-
-def rule_of(store: Any) -> SparseOptimizer | None:
-    """Returns the update rule of a store's rows; None: they are not the store's to update."""
-    rule = getattr(store, "optimizer", None)
-    return rule if isinstance(rule, SparseOptimizer) else None
+    return isinstance(store, SavedStore)
 
 
 def file_name(rank: int, index: int) -> str:
@@ -86,7 +73,7 @@ def file_name(rank: int, index: int) -> str:
 
 
 def cut(
-    store: Any, rank: Rank, policies: Mapping[str, UpdatePolicy] | None = None
+    store: SavedStore, rank: Rank, policies: Mapping[str, UpdatePolicy] | None = None
 ) -> list[TablePart]:
     """Copies all tables as they are now; nothing is flushed.
 
@@ -94,40 +81,45 @@ def cut(
     those of the largest table once more while it is copied.
 
     Args:
-        store: whose `export_pending` and `export_table` are asked.
+        store: whose tables they are.
         rank: whose.
         policies: that hold now, by table; tables not named hold nothing in shadow mode.
     """
     policies = {} if policies is None else policies
-    parts = []
-    for table in store.tables:
-        contents = store.export_table(table.name, flush=False)
-        pending = store.export_pending(table.name)
-        is_leaving = bool(pending.pop("is_leaving", False))
-        is_own = rank.has_all_rows
-        accesses = None if is_own else {n: contents[n] for n in ("keys", "counts")}
-        if hasattr(store, "export_accesses"):
-            accesses = store.export_accesses(table.name)
-        is_apart = rank.size > 1 or is_in_sok(store)
-        has_copies = rank.placement != "replicated" and is_apart and hasattr(store, "export_copies")
-        has_published = rank.size > 1 and _keeps_copies(store)
-        parts.append(
-            TablePart(
-                name=table.name,
-                dim=table.dim,
-                slots=int(contents["slots"].shape[1]),
-                rule=_layout(store, table).rule,
-                contents=contents if is_own else None,
-                accesses=accesses,
-                pending=pending,
-                copies=store.export_copies(table.name) if has_copies else None,
-                published=store.export_published(table.name) if has_published else None,
-                # What is on its way out was held in earnest, whatever the policy is now.
-                is_shadow=policies.get(table.name, UpdatePolicy()).is_shadow and not is_leaving,
-                is_leaving=is_leaving,
-            )
-        )
-    return parts
+    return [
+        _cut_table(store, table, rank, policies.get(table.name, UpdatePolicy()))
+        for table in store.tables
+    ]
+
+
+def _cut_table(
+    store: SavedStore, table: TableConfig, rank: Rank, policy: UpdatePolicy
+) -> TablePart:
+    name, contents = table.name, store.export_table(table.name, flush=False)
+    pending = store.export_pending(name)
+    is_leaving = bool(pending.pop("is_leaving", False))
+    accesses = None
+    if store.is_in_sok:
+        accesses = store.export_accesses(name)
+    elif not rank.has_all_rows:
+        accesses = {n: contents[n] for n in ("keys", "counts")}
+    is_apart = rank.size > 1 or store.is_in_sok
+    has_copies = rank.placement != "replicated" and is_apart and store.has_copies
+    has_published = rank.size > 1 and store.copy_movement is not None
+    return TablePart(
+        name=name,
+        dim=table.dim,
+        slots=int(contents["slots"].shape[1]),
+        rule=store.slot_layout(name).rule,
+        contents=contents if rank.has_all_rows else None,
+        accesses=accesses,
+        pending=pending,
+        copies=store.export_copies(name) if has_copies else None,
+        published=store.export_published(name) if has_published else None,
+        # What is on its way out was held in earnest, whatever the policy is now.
+        is_shadow=policy.is_shadow and not is_leaving,
+        is_leaving=is_leaving,
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,9 +133,7 @@ class ReadyTable:
         copies: for `import_copies`, or None.
         published: for `import_published`, or None.
         pending: for `import_pending`.
-        num_pending: sums that all ranks together held.
-        is_shadow: whether they are shadow mode's, which are never applied.
-        is_leaving: whether they are to leave with the next step.
+        saved: whose `num_pending`, `is_shadow` and `is_leaving` say what they are.
     """
 
     name: str
@@ -152,12 +142,10 @@ class ReadyTable:
     copies: Arrays | None
     published: Arrays | None
     pending: Arrays
-    num_pending: int
-    is_shadow: bool
-    is_leaving: bool
+    saved: SavedTable
 
 
-def prepare(folder: Path, manifest: Manifest, store: Any, rank: Rank) -> list[ReadyTable]:
+def prepare(folder: Path, manifest: Manifest, store: SavedStore, rank: Rank) -> list[ReadyTable]:
     """Reads a checkpoint's tables for a rank of any job; the store is not touched.
 
     Args:
@@ -188,124 +176,141 @@ def prepare(folder: Path, manifest: Manifest, store: Any, rank: Rank) -> list[Re
         if manifest.world_size > 1 and saved.is_replicated != (manifest.placement == "replicated"):
             problem = f"says that table {table.name!r} is {manifest.placement}, but its files not"
             raise CheckpointError(place, problem)
-        saved.require(table.dim, _layout(store, table).rule, place)
-        ready.append(_prepare_table(saved, manifest, store, table, rank, place))
+        saved.require(table.dim, store.slot_layout(table.name).rule, place)
+        is_same_job = (manifest.world_size, manifest.placement) == (rank.size, rank.placement)
+        ready.append(_prepare_table(_Target(store, table, rank, place), saved, is_same_job))
     return ready
 
 
-def _prepare_table(
-    saved: SavedTable, manifest: Manifest, store: Any, table: TableConfig, rank: Rank, place: str
-) -> ReadyTable:
-    is_same_job = (manifest.world_size, manifest.placement) == (rank.size, rank.placement)
+@dataclasses.dataclass(frozen=True)
+class _Target:
+    """A table of the program that a checkpoint is to go into.
 
-    def owns(keys: np.ndarray) -> np.ndarray:
-        return store.owners(table.name, keys) == rank.number
+    Attributes:
+        store: whose table it is.
+        table: the table.
+        rank: of the store.
+        place: the manifest's file, for errors.
+    """
 
-    contents = saved.contents(owns if rank.has_a_part else None)
+    store: SavedStore
+    table: TableConfig
+    rank: Rank
+    place: str
+
+    def owns(self, keys: np.ndarray) -> np.ndarray:
+        """Returns bool [n]: whether this rank owns keys, int64 [n]."""
+        return self.store.owners(self.table.name, keys) == self.rank.number
+
+    @property
+    def rule(self) -> SparseOptimizer | None:
+        """Of a table whose rows the store makes itself."""
+        return None if self.store.is_in_sok else self.store.rule
+
+    def with_initial_rows(self, contents: Arrays, keys: np.ndarray) -> Arrays:
+        """Adds the rows of keys that are not in the contents, as before their first gradient."""
+        missing = np.setdiff1d(keys, contents["keys"])
+        assert self.rule is not None
+        rows = NativeStore([self.table], self.rule).gather(self.table.name, missing)[0].numpy()
+        return with_rows(contents, missing, rows, initial_slots(self.rule, self.table.dim))
+
+
+def _prepare_table(target: _Target, saved: SavedTable, is_same_job: bool) -> ReadyTable:
+    store, rank, name = target.store, target.rank, target.table.name
+    contents = saved.contents(target.owns if rank.has_a_part else None)
     if is_same_job and rank.has_a_part:
         contents["steps"][1] = saved.lookup_steps(rank.number)
-    rule = rule_of(store)
-    initial = _layout(store, table).initial
+    initial = store.slot_layout(name).initial
     if contents["slots"].shape[1] != initial.size and contents["keys"].size:
         told = f"start anew, at {initial[0]:g}" if initial.size else "are left out"
-        logging.warning("%s: the slots of table %r %s.", place, table.name, told)
+        logging.warning("%s: the slots of table %r %s.", target.place, name, told)
     contents = with_slots(contents, initial)
-    holds_own = rank.has_a_part and getattr(store, "holds_at_owners", False)
-    pending = saved.pending(rank.number, rank.size, owns if holds_own else None)
+    holds_own = rank.has_a_part and store.holds_at_owners
+    pending = saved.pending(rank.number, rank.size, target.owns if holds_own else None)
     accesses: Arrays | None = None
-    if is_in_sok(store):
+    if store.is_in_sok:
         # It makes rows of keys that have none, and counts accesses apart.
         keys, counts = saved.accesses(rank.number, rank.size)
         accesses = {"keys": keys, "counts": counts}
         if saved.powers is not None:
             contents["powers"] = saved.powers
-        _require_free(store, table, np.concatenate([contents["keys"], pending["keys"]]), place)
     else:
         contents.pop("trained", None)
-        contents = _with_accesses(contents, saved, table, rank, rule)
-    if rank.size == 1 and rule is not None and not is_in_sok(store):
-        # A rank may hold a sum of a key that no rank has a row of yet.
-        missing = np.setdiff1d(pending["keys"], contents["keys"])
-        if missing.size:
-            if table.capacity is not None and len(contents["keys"]) <= table.capacity:
-                # As when the sums are applied: rows leave for those that are new.
-                contents = without_least(
-                    contents, table.capacity - missing.size, pending["keys"], table.eviction
-                )
-            rows = _initial_rows(table, rule, missing)
-            contents = with_rows(contents, missing, rows, initial)
-    rows_here = len(contents["keys"])
-    if table.capacity is not None and rows_here > table.capacity:
-        raise CheckpointMismatchError(
-            place,
-            f"table {table.name!r} has {rows_here} rows for rank {rank.number}, more than its "
-            f"capacity of {table.capacity}",
-            "Give the table more capacity, or restore with more ranks if it is sharded.",
-        )
-    num_keys = _num_keys(store, table)
-    if num_keys is not None:
-        keys = np.concatenate([contents["keys"], pending["keys"]])
-        outside = keys[(keys < 0) | (keys >= num_keys)]
-        if outside.size:
-            raise CheckpointMismatchError(
-                place,
-                f"table {table.name!r} has key {int(outside[0])}, but its variable has "
-                f"{num_keys} rows",
-                "Give the variable more rows, or map the keys to 0, 1, ... before training.",
-            )
-    copies = published = None
-    if is_same_job:
-        copies = saved.copies(rank.number)
-        published = saved.published(rank.number) if _keeps_copies(store) else None
+        contents = _with_accesses(target, contents, saved)
+    if rank.size == 1 and target.rule is not None:
+        contents = _with_pending_rows(target, contents, pending["keys"])
+    _require_fit(target, contents["keys"], pending["keys"])
+    keeps_copies = is_same_job and store.copy_movement is not None
     return ReadyTable(
-        name=table.name,
+        name=name,
         contents=contents,
         accesses=accesses,
-        copies=copies,
-        published=published,
+        copies=saved.copies(rank.number) if is_same_job else None,
+        published=saved.published(rank.number) if keeps_copies else None,
         pending=pending,
-        num_pending=saved.num_pending,
-        is_shadow=saved.is_shadow,
-        is_leaving=saved.is_leaving,
+        saved=saved,
     )
 
 
-def _with_accesses(
-    contents: Arrays,
-    saved: SavedTable,
-    table: TableConfig,
-    rank: Rank,
-    rule: SparseOptimizer | None,
-) -> Arrays:
+def _with_accesses(target: _Target, contents: Arrays, saved: SavedTable) -> Arrays:
     """Returns contents with the access counts that a rank of a native job has with its rows."""
+    rank = target.rank
     if rank.has_a_part:
         # An owner counts what all ranks access of its rows.
         return with_counts(contents, *saved.accesses(0, 1)) if saved.has_counts_apart else contents
     if not (saved.is_replicated or saved.has_counts_apart):
         return contents
     accesses = saved.accesses(rank.number, rank.size)
-    if rank.size > 1 and rule is not None:
+    if rank.size > 1 and target.rule is not None:
         # A rank has met keys that rank 0 has not, whose gradients are held back.
-        missing = np.setdiff1d(accesses[0], contents["keys"])
-        rows = _initial_rows(table, rule, missing)
-        contents = with_rows(contents, missing, rows, _slots_at_start(rule, table))
+        contents = target.with_initial_rows(contents, accesses[0])
     return with_counts(contents, *accesses)
 
 
-def _require_free(store: Any, table: TableConfig, keys: np.ndarray, place: str) -> None:
-    """Raises CheckpointMismatchError if a key is one that SOK's tables use themselves."""
-    reserved = store.reserved_keys(table.name)
-    found = keys[np.isin(keys, reserved)]
+def _with_pending_rows(target: _Target, contents: Arrays, keys: np.ndarray) -> Arrays:
+    """Adds rows of keys with deferred gradients: a rank may hold some that no rank has yet."""
+    missing, capacity = np.setdiff1d(keys, contents["keys"]), target.table.capacity
+    if not missing.size:
+        return contents
+    if capacity is not None and len(contents["keys"]) <= capacity:
+        # As when the sums are applied: rows leave for those that are new.
+        contents = without_least(contents, capacity - missing.size, keys, target.table.eviction)
+    return target.with_initial_rows(contents, keys)
+
+
+def _require_fit(target: _Target, keys: np.ndarray, pending_keys: np.ndarray) -> None:
+    """Raises CheckpointMismatchError if the table cannot have the rows or deferred gradients."""
+    table, capacity = target.table, target.table.capacity
+    all_keys = np.concatenate([keys, pending_keys])
+    reserved = target.store.reserved_keys(table.name)
+    found = all_keys[np.isin(all_keys, reserved)]
     if found.size:
         raise CheckpointMismatchError(
-            place,
+            target.place,
             f"table {table.name!r} has key {int(found[0])}, one of {reserved} that SOK's tables "
             "use themselves",
             "Hash keys to others before training, or restore it into a native table.",
         )
+    if capacity is not None and keys.size > capacity:
+        raise CheckpointMismatchError(
+            target.place,
+            f"table {table.name!r} has {keys.size} rows for rank {target.rank.number}, more than "
+            f"its capacity of {capacity}",
+            "Give the table more capacity, or restore with more ranks if it is sharded.",
+        )
+    num_keys = target.store.num_keys(table.name)
+    if num_keys is None:
+        return
+    outside = all_keys[(all_keys < 0) | (all_keys >= num_keys)]
+    if outside.size:
+        raise CheckpointMismatchError(
+            target.place,
+            f"table {table.name!r} has key {int(outside[0])}, but its variable has {num_keys} rows",
+            "Give the variable more rows, or map the keys to 0, 1, ... before training.",
+        )
 
 
-def replace(store: Any, ready: list[ReadyTable]) -> None:
+def replace(store: SavedStore, ready: list[ReadyTable]) -> None:
     """Replaces rows, slots and counts of all tables; nothing is held back then."""
     for table in ready:
         # What a live store held back belongs to the rows that it had.
@@ -316,7 +321,7 @@ def replace(store: Any, ready: list[ReadyTable]) -> None:
             store.import_accesses(table.name, table.accesses)
 
 
-def replace_copies(store: Any, ready: list[ReadyTable], is_in_window: bool) -> None:
+def replace_copies(store: SavedStore, ready: list[ReadyTable], is_in_window: bool) -> None:
     """Replaces copies of other ranks' rows, if as many ranks have saved theirs.
 
     Args:
@@ -328,7 +333,7 @@ def replace_copies(store: Any, ready: list[ReadyTable], is_in_window: bool) -> N
     """
     for table in ready:
         # Of stores that hold tables in SOK one kind alone has copies.
-        if table.copies is not None and hasattr(store, "import_copies"):
+        if table.copies is not None and store.has_copies:
             copies = dict(table.copies)
             if not is_in_window:
                 copies.pop("marks", None)
@@ -340,13 +345,46 @@ def replace_copies(store: Any, ready: list[ReadyTable], is_in_window: bool) -> N
                 store.import_published(table.name, table.published)
 
 
+class Handling(enum.Enum):
+    """What is to be done with the deferred gradients of a checkpoint.
+
+    Attributes:
+        LEAVE_OUT: they are shadow mode's, whose gradients were applied when they came.
+        DEFER: the policy defers them further.
+        APPLY: the policy does not, or they were to leave already: they do so before it begins.
+    """
+
+    LEAVE_OUT = enum.auto()
+    DEFER = enum.auto()
+    APPLY = enum.auto()
+
+
+def handling(
+    policy: UpdatePolicy, is_shadow: bool, is_leaving: bool, flushes_with_next_step: bool
+) -> Handling:
+    """Decides what is to be done with the deferred gradients of a checkpoint.
+
+    Args:
+        policy: that holds now.
+        is_shadow: whether the gradients are shadow mode's.
+        is_leaving: whether they are to leave with the next step.
+        flushes_with_next_step: whether the store can do that itself; see `SavedStore`.
+    """
+    is_same = policy.mode == "defer" and policy.is_shadow == is_shadow
+    if is_shadow and not is_same:
+        return Handling.LEAVE_OUT
+    if is_same and (flushes_with_next_step or not is_leaving):
+        return Handling.DEFER
+    return Handling.APPLY
+
+
 def hold(
-    store: Any,
+    store: SavedStore,
     ready: list[ReadyTable],
     policies: Mapping[str, UpdatePolicy],
     together: Callable[[Callable[[], Any], str], Any],
 ) -> None:
-    """Gives a store the sums to hold back; where its policy holds none, they are applied now.
+    """Gives a store the sums to hold back; where its policy holds none, they are applied.
 
     Those of shadow mode are held where it goes on, and left out elsewhere: their gradients were
     applied when they came. Those that were to leave with the next step do so.
@@ -361,72 +399,47 @@ def hold(
             failed.
     """
     for table in ready:
-        if not table.num_pending:
+        if not table.saved.num_pending:
             continue
         policy = policies.get(table.name, UpdatePolicy())
-        if table.is_shadow and not (policy.mode == "defer" and policy.is_shadow):
+        is_late = store.flushes_with_next_step
+        what = handling(policy, table.saved.is_shadow, table.saved.is_leaving, is_late)
+        told = f"take the sums that table {table.name!r} holds back"
+        if what is Handling.LEAVE_OUT:
             logging.info(
                 "%d gradient sums of table %r that shadow mode counted are left out.",
-                table.num_pending,
+                table.saved.num_pending,
                 table.name,
             )
-            continue
-        what = f"take the sums that table {table.name!r} holds back"
-        is_same = policy.mode == "defer" and policy.is_shadow == table.is_shadow
-        if is_same and not (table.is_leaving and not hasattr(store, "let_go_of")):
-            together(functools.partial(_import_pending, store, table, policy), what)
-            continue
-        if not table.is_leaving:
-            logging.warning(
-                "%d gradient sums of table %r that were held back are applied now, as its policy "
-                "holds none, or holds them in shadow mode only.",
-                table.num_pending,
-                table.name,
-            )
-        holding = UpdatePolicy("defer", max_age=_LONGEST, max_rows=table.num_pending)
-        if rule_of(store) is None or is_in_sok(store):
-            holding = dataclasses.replace(holding, trigger="interval")
-        elif policy.trigger == "movement":
-            # Of another kind than the policy to come, before which all leave.
-            holding = dataclasses.replace(holding, trigger="interval")
-        store.set_update_policy(table.name, holding)
-        together(functools.partial(_import_pending, store, table, UpdatePolicy()), what)
-        if is_in_sok(store) and not hasattr(store, "let_go_of"):
-            # The policy to come may be of the same kind, and keep them.
-            store.flush()
-        store.set_update_policy(table.name, policy)
+        elif what is Handling.DEFER:
+            together(functools.partial(_import_pending, store, table, policy), told)
+        else:
+            if not table.saved.is_leaving:
+                logging.warning(
+                    "%d deferred gradients of table %r are applied %s, as its policy defers none, "
+                    "or does so in shadow mode only.",
+                    table.saved.num_pending,
+                    table.name,
+                    "with the next step" if is_late else "now",
+                )
+            _set_holding_policy(store, table, policy)
+            together(functools.partial(_import_pending, store, table, UpdatePolicy()), told)
+            if store.is_in_sok and not is_late:
+                # The policy to come may be of the same kind, and keep them.
+                store.flush()
+            store.set_update_policy(table.name, policy)
 
 
-def _import_pending(store: Any, table: ReadyTable, policy: UpdatePolicy) -> None:
+def _set_holding_policy(store: SavedStore, table: ReadyTable, policy: UpdatePolicy) -> None:
+    """Has a store defer gradients that it applies before another policy begins."""
+    can_judge = store.rule is not None and not store.is_in_sok
+    # Of another kind than the policy to come.
+    trigger = "movement" if can_judge and policy.trigger != "movement" else "interval"
+    holding = UpdatePolicy("defer", trigger, max_age=_LONGEST, max_rows=table.saved.num_pending)
+    store.set_update_policy(table.name, holding)
+
+
+def _import_pending(store: SavedStore, table: ReadyTable, policy: UpdatePolicy) -> None:
     store.import_pending(table.name, on_ranks(table.pending, policy.ranks))
-    if table.is_leaving and hasattr(store, "let_go_of"):
+    if table.saved.is_leaving and store.flushes_with_next_step:
         store.let_go_of(table.name)
-
-
-def _layout(store: Any, table: TableConfig) -> SlotLayout:
-    """Whose slots the rows of a table have, and how those of a new row are."""
-    if hasattr(store, "slot_layout"):
-        return store.slot_layout(table.name)
-    rule = rule_of(store)
-    if rule is None:
-        return SlotLayout(None, np.empty(0, np.float32))
-    return SlotLayout(type(rule).__name__, _slots_at_start(rule, table))
-
-
-def _slots_at_start(rule: SparseOptimizer, table: TableConfig) -> np.ndarray:
-    initial = float(getattr(rule, "initial_accumulator_value", 0.0))
-    return np.full(rule.slots_per_row(table.dim), initial, np.float32)
-
-
-def _num_keys(store: Any, table: TableConfig) -> int | None:
-    """How many keys, from 0, a variable has rows of; None: a table may have any."""
-    if is_in_sok(store):
-        return store.num_keys(table.name) if hasattr(store, "num_keys") else None
-    return store.size(table.name) if rule_of(store) is None else None
-
-
-def _initial_rows(table: TableConfig, rule: SparseOptimizer, keys: np.ndarray) -> np.ndarray:
-    """The rows that keys have before their first gradient, float32 [n, dim]."""
-    from slipstream_tf.stores.native import NativeStore
-
-    return NativeStore([table], rule).gather(table.name, keys)[0].numpy()

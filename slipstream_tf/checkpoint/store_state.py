@@ -78,7 +78,7 @@ def restore_state(store: Any, arrays: Mapping[str, Any], place: str) -> None:
         prefix = f"table_{index}_"
         names = [name for name in arrays if name.startswith(prefix)]
         parts = {n[len(prefix) :]: np.asarray(arrays[n]) for n in names}
-        if not hasattr(store, "reserved_keys"):
+        if not store.is_in_sok:
             parts = {n: values for n, values in parts.items() if n not in _OF_SOK}
         exported[table["name"]] = parts
     for table in store.tables:
@@ -93,23 +93,26 @@ def _check_manifest(store: Any, manifest: Mapping[str, Any], place: str) -> None
         )
     saved = {table["name"]: table["dim"] for table in manifest["tables"]}
     here = {table.name: table.dim for table in store.tables}
+    other = next((name for name in here if saved.get(name) != here[name]), None)
+    problem = None
     if set(saved) != set(here):
-        raise ValueError(
-            f"{place}: saved with tables {sorted(saved)}, but this layer has tables "
-            f"{sorted(here)}. Load into a layer with the same tables."
+        problem = (
+            f"saved with tables {sorted(saved)}, but this layer has tables {sorted(here)}. Load "
+            "into a layer with the same tables."
         )
-    for name, dim in here.items():
-        if saved[name] != dim:
-            raise ValueError(
-                f"{place}: table {name!r} was saved with dim={saved[name]}, but this layer has "
-                f"dim={dim}. Load into a layer with the same dimensions."
-            )
-    saved_rule, rule = manifest["optimizer"]["class_name"], type(store.optimizer).__name__
-    if saved_rule != rule:
-        raise ValueError(
-            f"{place}: saved with the update rule {saved_rule}, but this layer uses {rule}. Their "
-            "slots mean different things; load into a layer with the same rule."
+    elif other is not None:
+        problem = (
+            f"table {other!r} was saved with dim={saved[other]}, but this layer has "
+            f"dim={here[other]}. Load into a layer with the same dimensions."
         )
+    elif manifest["optimizer"]["class_name"] != type(store.optimizer).__name__:
+        problem = (
+            f"saved with the update rule {manifest['optimizer']['class_name']}, but this layer "
+            f"uses {type(store.optimizer).__name__}. Their slots mean different things; load into "
+            "a layer with the same rule."
+        )
+    if problem is not None:
+        raise ValueError(f"{place}: {problem}")
 
 
 _apart: set[int] = set()

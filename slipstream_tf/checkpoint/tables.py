@@ -17,6 +17,7 @@ import numpy as np
 from slipstream_tf.checkpoint import array_file
 from slipstream_tf.checkpoint.array_file import ArrayFile, Arrays
 from slipstream_tf.checkpoint.errors import CheckpointError, CheckpointMismatchError
+from slipstream_tf.stores.by_key import added_up, counts_of
 
 _ROW_COLUMNS = ("keys", "rows", "slots", "counts")
 _PENDING_COLUMNS = ("keys", "ages", "ranks", "sums")
@@ -212,9 +213,9 @@ class SavedTable:
         Where another number of ranks saved them, the counts of each go to the rank of its number
         modulo `size`.
         """
-        heirs = _heirs(self._files, rank, size)
+        assigned = _assigned_files(self._files, rank, size)
         keys, counts = [np.empty(0, np.int64)], [np.empty(0, np.float32)]
-        for file in heirs:
+        for file in assigned:
             group = "accesses" if "accesses" in file.groups else "contents"
             for block in file.blocks(group):
                 keys.append(block["keys"])
@@ -252,11 +253,11 @@ class SavedTable:
             owns: of keys int64 [n]: bool [n], whose sums the rank takes, of any rank's; None: it
                 holds sums of any keys.
         """
-        heirs = _heirs(self._files, rank, size) if owns is None else self._files
-        parts = [file.read("pending") for file in heirs]
+        assigned = _assigned_files(self._files, rank, size) if owns is None else self._files
+        parts = [file.read("pending") for file in assigned]
         if owns is not None:
             parts = [{n: v[owns(part["keys"])] for n, v in part.items()} for part in parts]
-        rate = float((heirs or self._files)[0].meta["learning_rate"])
+        rate = float((assigned or self._files)[0].meta["learning_rate"])
         if len(parts) == 1:
             return {**parts[0], "learning_rate": np.float32(rate)}
         empty = {n: np.empty(0, kind) for n, kind in _PENDING_KINDS.items() if n != "sums"}
@@ -314,12 +315,7 @@ def with_counts(contents: Arrays, keys: np.ndarray, counts: np.ndarray) -> Array
         keys: int64 [n], ascending.
         counts: float32 [n]; rows of other keys have a count of 0.
     """
-    changed = np.zeros(len(contents["keys"]), np.float32)
-    place = np.minimum(np.searchsorted(contents["keys"], keys), max(len(changed) - 1, 0))
-    if len(changed):
-        is_there = contents["keys"][place] == keys
-        changed[place[is_there]] = counts[is_there]
-    return {**contents, "counts": changed}
+    return {**contents, "counts": counts_of(contents["keys"], keys, counts)}
 
 
 def with_slots(contents: Arrays, initial: np.ndarray) -> Arrays:
@@ -391,12 +387,7 @@ def _joined(blocks: Sequence[Arrays], names: Sequence[str], dim: int, slots: int
 def _added_up(pending: Arrays) -> Arrays:
     """Returns sums of which each rank has one per key, the oldest first."""
     owners = np.stack([pending["keys"], pending["ranks"].astype(np.int64)])
-    merged, place = np.unique(owners, axis=1, return_inverse=True)
-    place = place.ravel()
-    sums = np.zeros((merged.shape[1], pending["sums"].shape[1]), np.float32)
-    np.add.at(sums, place, pending["sums"])
-    ages = np.zeros(merged.shape[1], np.int64)
-    np.maximum.at(ages, place, pending["ages"])
+    merged, ages, sums = added_up(owners, pending["ages"], pending["sums"])
     order = np.argsort(-ages, kind="stable")
     return {
         "keys": merged[0][order],
@@ -407,7 +398,7 @@ def _added_up(pending: Arrays) -> Arrays:
     }
 
 
-def _heirs(files: Sequence[ArrayFile], rank: int, size: int) -> Sequence[ArrayFile]:
+def _assigned_files(files: Sequence[ArrayFile], rank: int, size: int) -> Sequence[ArrayFile]:
     return files[rank : rank + 1] if len(files) == size else files[rank::size]
 
 

@@ -169,7 +169,11 @@ class ExchangedStore(NativeStore):
 
     def export_pending(self, table: str) -> dict[str, np.ndarray]:
         """See `NativeStore.export_pending`; of what this rank holds back."""
-        return NativeStore.export_pending(self._holder, table)
+        pending = NativeStore.export_pending(self._holder, table)
+        if self._holder is not self:
+            # Copies are never updated.
+            pending["learning_rate"] = np.float32(self.learning_rate.numpy())
+        return pending
 
     def import_pending(self, table: str, contents: Mapping[str, Any]) -> None:
         """See `NativeStore.import_pending`; of what this rank is to hold back."""

@@ -167,7 +167,7 @@ class JobCheckpoints:
         self._comm, self._store, self._engine, self._own = comm, store, engine, own
         is_sharded = comm.size > 1 and isinstance(store, ShardedStore)
         self._placement = "sharded" if is_sharded else "replicated"
-        if store_parts.is_in_sok(store):
+        if store is not None and store.is_in_sok:
             self._placement = "spread"
         self._rank = store_parts.Rank(comm.rank, comm.size, self._placement)
         self._names = Names("checkpoints")
@@ -312,7 +312,7 @@ class JobCheckpoints:
         if self._store is not None:
             policies = None if self._engine is None else self._engine.policies
             parts = store_parts.cut(self._store, self._rank, policies)
-            if store_parts.rule_of(self._store) is not None:
+            if self._store.rule is not None:
                 rate = float(self._store.learning_rate.numpy())
         state = None if self._engine is None else self._engine.state()
         return RankFiles(self._comm.rank, parts, rate, state, *told)
@@ -346,7 +346,9 @@ class JobCheckpoints:
         return None
 
     def _require_placement(self, path: Path, manifest: Manifest) -> None:
-        if _has_tables_within(manifest) and not hasattr(self._store, "joining_parts"):
+        if _has_tables_within(manifest) and not (
+            self._store is not None and self._store.joins_parts
+        ):
             raise CheckpointMismatchError(
                 path / NAME,
                 f"was saved with {manifest.placement} tables, but this job has {self._placement} "
@@ -361,7 +363,7 @@ class JobCheckpoints:
         if ready.tables:
             replace = functools.partial(store_parts.replace, self._store, ready.tables)
             self._together(replace, f"restore the tables of {path}")
-            if ready.learning_rate is not None and store_parts.rule_of(self._store) is not None:
+            if ready.learning_rate is not None and self._store.rule is not None:
                 self._store.learning_rate.assign(ready.learning_rate)
         policies: Mapping[str, UpdatePolicy] = {}
         if self._engine is not None:

@@ -8,14 +8,12 @@ travel, until the row has moved.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from absl import logging
 
 from slipstream_tf import optimizers
 from slipstream_tf.config import TableConfig
@@ -33,21 +31,13 @@ from slipstream_tf.distributed.exchange import (
 )
 from slipstream_tf.distributed.exchanged import ExchangedStore
 from slipstream_tf.distributed.prefetch import AnnouncedKeys, KeyRequest, identity_of
-from slipstream_tf.errors import invalid, require_integer, require_number
-from slipstream_tf.memory import require_room
+from slipstream_tf.errors import invalid, require_number
 from slipstream_tf.ops import exchange as exchange_ops
 from slipstream_tf.ops import published as published_ops
-from slipstream_tf.ops import update_policy
 from slipstream_tf.ops.features import FeatureSpec, PackedFeatures
-from slipstream_tf.ops.update_policy import KEPT, SATURATED, WATCHED, UpdatePolicy
+from slipstream_tf.ops.update_policy import WATCHED, UpdatePolicy
+from slipstream_tf.stores.copies import CopiedRows, copy_bytes, export_copies, rows_within
 from slipstream_tf.stores.native import NativeStore
-
-# Of a copy, beside its values and slots: index entry, time of use, mark.
-_COPY_OVERHEAD = 64
-_FLOAT_BYTES = 4
-# Share of the copies' budget that frozen rows may take, and as many that the owners remember; a
-# batch's rows need the rest.
-_FROZEN_SHARE = 0.5
 
 
 class ShardedStore(ExchangedStore):
@@ -78,6 +68,10 @@ class ShardedStore(ExchangedStore):
     `size`, `gather` and `export_table` are of the rows that this rank owns; `hot_keys` and
     `update_counts` of this rank's own batches. A table's capacity is that of each rank's part.
     """
+
+    is_spread = True
+    may_freeze = True
+    has_copies = True
 
     def __init__(
         self,
@@ -112,8 +106,8 @@ class ShardedStore(ExchangedStore):
             ValueError: as `NativeStore`; the copies' budget holds no row; or the ranks' settings
                 differ: the error says in what.
         """
-        require_integer("cache_bytes", cache_bytes, 1, None, "ShardedStore")
-        require_room("cache_bytes", cache_bytes, cache_bytes, "copies of rows", "ShardedStore")
+        rule = optimizers.get(optimizer)
+        rows = rows_within(cache_bytes, tables, rule, "ShardedStore")
         if copy_movement is not None:
             require_number("copy_movement", copy_movement, 0.0, place="ShardedStore")
         wire = Wire(wire_dtype, wire_warmup_steps)
@@ -123,18 +117,8 @@ class ShardedStore(ExchangedStore):
             "copy_movement": copy_movement,
         }
         super().__init__(tables, optimizer, comm, wire, "sharded", settings)
-        self._widths = [t.dim + self.optimizer.slots_per_row(t.dim) for t in self.tables]
-        row_bytes = sum(map(_copy_bytes, self._widths))
-        rows = cache_bytes // row_bytes
-        if rows < 2:
-            raise invalid("cache_bytes", cache_bytes, "ShardedStore", f"{2 * row_bytes} or more")
-        self._most_frozen = int(rows * _FROZEN_SHARE)
-        self._frozen = {table.name: 0 for table in self.tables}
         if comm.size > 1:
-            copies = [
-                dataclasses.replace(table, capacity=rows, eviction="lru") for table in self.tables
-            ]
-            self._copies = NativeStore(copies, self.optimizer)
+            self._copies = CopiedRows(self.tables, self.optimizer, rows)
         with tf.device("CPU:0"):
             # Whether rows travel with the summary of their slots; the same on all ranks.
             self._with_summary = tf.Variable(False, trainable=False)
@@ -142,6 +126,7 @@ class ShardedStore(ExchangedStore):
         # Of a rank: where copies are kept, their keys are asked for apart.
         parcels = len(self.tables) * (1 if copy_movement is None else 2)
         self._announced = AnnouncedKeys(comm.size, parcels) if prefetch else None
+        self.prefetches = self._announced is not None
 
     @property
     def _holder(self) -> NativeStore:
@@ -187,11 +172,6 @@ class ShardedStore(ExchangedStore):
     @property
     def _keeps(self) -> bool:
         return self.copy_movement is not None
-
-    @property
-    def prefetches(self) -> bool:
-        """Whether batches may be announced."""
-        return self._announced is not None
 
     def announce(self, packed: PackedFeatures, specs: Sequence[FeatureSpec]) -> None:
         """Sends the keys of the next training batch to their owners; a collective.
@@ -316,9 +296,7 @@ class ShardedStore(ExchangedStore):
             return
         chosen = []
         for table in self.tables:
-            keys, counts = hot.get(table.name, (np.empty(0, np.int64), np.empty(0, np.float32)))
-            keys = keys[: self._most_frozen][counts[: self._most_frozen] >= self.least_accesses]
-            self._frozen[table.name] = keys.size
+            keys = self._copies.choose_frozen(table.name, hot, self.least_accesses)
             chosen.append(keys[self._owns(keys)])
         sizes = tf.constant([[keys.size for keys in chosen]], tf.int64)
         flat = tf.constant(np.concatenate(chosen), tf.int64)
@@ -362,7 +340,7 @@ class ShardedStore(ExchangedStore):
         if self.comm.size == 1:
             return
         for table, handle in zip(self.tables, self._handles, strict=True):
-            keys = np.asarray(hot.get(table.name, ()), np.int64)[: self._most_frozen]
+            keys = np.asarray(hot.get(table.name, ()), np.int64)[: self._copies.most_frozen]
             published_ops.publish(handle, keys[self._owns(keys)], movement, self.comm.size)
 
     def published_keys(self, table: str) -> int:
@@ -387,22 +365,20 @@ class ShardedStore(ExchangedStore):
     def frozen_keys(self, table: str) -> int:
         """Returns how many keys of a table have frozen copies in this window."""
         self._index_of(table)
-        return self._frozen[table]
+        return 0 if self.comm.size == 1 else self._copies.frozen[table]
 
     def copy_bytes(self) -> int:
         """Returns the bytes of all copies on this rank, as `cache_bytes` counts them."""
         if self.comm.size == 1:
             return 0
-        widths = zip(self.tables, self._widths, strict=True)
-        return sum(self._copies.size(t.name) * _copy_bytes(width) for t, width in widths)
+        return sum(self._copies.size(t.name) * copy_bytes(t, self.optimizer) for t in self.tables)
 
     def export_copies(self, table: str) -> dict[str, np.ndarray]:
         """Returns this rank's copies of rows, with its own accesses, as `export_table` does.
 
         Beside these: marks uint8 [n], of those that are frozen or withheld in this window.
         """
-        contents = NativeStore.export_table(self._holder, table, flush=False)
-        return {**contents, "marks": NativeStore.marks(self._holder, table, contents["keys"])}
+        return export_copies(self._holder, table)
 
     def export_published(self, table: str) -> dict[str, np.ndarray]:
         """Returns what this rank sent last of rows that are published, and to whom.
@@ -429,12 +405,7 @@ class ShardedStore(ExchangedStore):
         """
         self._index_of(table)
         if self.comm.size > 1:
-            rows = dict(contents)
-            keys, marks = rows["keys"], rows.pop("marks", None)
-            if marks is None:
-                marks = self._copies.marks(table, keys) & ~KEPT
-            self._copies.import_table(table, rows)
-            self._copies.mark_rows(table, keys, marks)
+            self._copies.replace(table, contents)
             self._outdate_announced()
 
     def hot_keys(self, table: str, k: int, by_key: bool = False) -> tuple[np.ndarray, np.ndarray]:
@@ -457,26 +428,8 @@ class ShardedStore(ExchangedStore):
         keys, marks = np.asarray(keys, np.int64), np.asarray(marks, np.uint8)
         own = self._owns(keys)
         super().mark_rows(table, keys[own], marks[own] & WATCHED)
-        # Copies may come later in the window: what is to be withheld then is marked now.
-        withheld = keys[(marks & SATURATED) > 0]
-        if withheld.size > self._most_frozen:
-            logging.warning(
-                "%d of %d saturated keys of table %r are not withheld: cache_bytes has no room for "
-                "their marks.",
-                withheld.size - self._most_frozen,
-                withheld.size,
-                table,
-            )
-            withheld = withheld[: self._most_frozen]
-        handle = self._copies._handles[self._index_of(table)]
-        of_copies = np.full(withheld.size, SATURATED)
-        update_policy.mark_rows(handle, withheld, of_copies, makes_rows=True)
-        self._frozen[table] = 0
+        self._copies.withhold(table, keys, marks)
         self._outdate_announced()
-
-
-def _copy_bytes(width: int) -> int:
-    return width * _FLOAT_BYTES + _COPY_OVERHEAD
 
 
 def owner_of(keys: np.ndarray, ranks: int) -> np.ndarray:

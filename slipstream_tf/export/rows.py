@@ -14,6 +14,7 @@ import tensorflow as tf
 from slipstream_tf import _compat
 from slipstream_tf.config import TableConfig
 from slipstream_tf.errors import invalid
+from slipstream_tf.stores.base import EmbeddingStore
 
 Result = TypeVar("Result")
 
@@ -85,7 +86,7 @@ def layers_of(model: Any) -> list[Any]:
         parts = _compat.layers_in(model)
     except TypeError as error:
         raise invalid("model", model, "an export", allowed) from error
-    found = [part for part in parts if hasattr(getattr(part, "store", None), "export_table")]
+    found = [part for part in parts if isinstance(getattr(part, "store", None), EmbeddingStore)]
     if not found:
         raise invalid("model", model, "an export", allowed)
     return found
@@ -135,9 +136,9 @@ def collect(model: Any, keys: Mapping[str, Any] | None) -> list[TableRows] | Non
         layer.store.flush()
     collected = []
     for index, (layer, config, name) in enumerate(named):
-        comm: Any = getattr(layer.store, "comm", None)
+        comm = layer.store.comm
         is_alone = comm is None or comm.size == 1
-        is_spread = not is_alone and hasattr(layer.store, "owners")
+        is_spread = not is_alone and layer.store.is_spread
         if not is_alone and not is_spread and comm.rank > 0:
             continue  # Rank 0 has the same rows.
         part = _read(layer.store, config, name, wanted.get(name))
@@ -187,7 +188,7 @@ def on_rank_zero(model: Any, work: Callable[[], Result], what: str) -> Result | 
     Raises:
         RuntimeError: on other ranks: rank 0 failed. It raises its own error.
     """
-    comms = [getattr(layer.store, "comm", None) for layer in layers_of(model)]
+    comms = [layer.store.comm for layer in layers_of(model)]
     comm = max(comms, key=lambda c: 1 if c is None else c.size)
     if comm is None or comm.size == 1:
         return work()

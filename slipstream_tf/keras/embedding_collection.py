@@ -129,7 +129,7 @@ class EmbeddingCollection(keras.layers.Layer):
             wire_dtype=wire_dtype,
             wire_warmup_steps=wire_warmup_steps,
         )
-        self._announces = getattr(self.store, "prefetches", False)
+        self._announces = self.store.prefetches
         self.prefetch = bool(prefetch) or self._announces
         self.update_anchor = self.add_weight(
             name="update_anchor", shape=(), initializer="zeros", dtype="float32", trainable=True
@@ -351,10 +351,10 @@ def _open_store(
     if not isinstance(store, str):
         if comm is not None:
             raise invalid("comm", comm, "EmbeddingCollection with a store", "None: the store's own")
-        if prefetch and not getattr(store, "prefetches", False):
+        if prefetch and not store.prefetches:
             allowed = "a ShardedStore made with prefetch=True"
             raise invalid("store", store, "EmbeddingCollection with prefetch=True", allowed)
-        if copy_movement is not None and getattr(store, "copy_movement", None) != copy_movement:
+        if copy_movement is not None and store.copy_movement != copy_movement:
             place = f"EmbeddingCollection with copy_movement={copy_movement}"
             raise invalid("store", store, place, "a ShardedStore made with it")
         if tuple(store.tables) != tuple(tables):
@@ -371,8 +371,8 @@ def _open_store(
         for name, value in (("wire_dtype", "float32"), ("wire_warmup_steps", 0)):
             if wire[name] != value:
                 raise invalid(name, wire[name], place, f"{value!r}: SOK sends the rows")
-        from slipstream_tf.stores.sok_embeddings import SokEmbeddingStore
-        from slipstream_tf.stores.sok_pooled import SokPooledStore
+        from slipstream_tf.stores.sok.embeddings import SokEmbeddingStore
+        from slipstream_tf.stores.sok.pooled import SokPooledStore
 
         kind = SokEmbeddingStore if store == "sok" else SokPooledStore
         return kind(tables, optimizer, comm)

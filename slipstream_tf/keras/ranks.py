@@ -91,7 +91,7 @@ class RanksCallback(keras.callbacks.Callback):
         elif isinstance(self._store, ExchangedStore):
             updates = {"num_updates": self._store.num_updates}
             require_same(comm, updates, "slipstream.updates", "the rows that ranks loaded")
-        rate = getattr(self._store, "learning_rate", None)
+        rate = self._store.learning_rate
         if rate is not None and hasattr(rate, "assign"):
             name = "slipstream.rows_learning_rate"
             rate.assign(comm.broadcast(tf.convert_to_tensor(rate), 0, "control", name))
@@ -135,9 +135,9 @@ class RanksCallback(keras.callbacks.Callback):
     def _flush(self) -> None:
         if isinstance(self._store, VariableStore):
             flush_held(self._store, self._store.optimizer or self.model.optimizer, self._comm)
-        elif self._comm.size > 1 and hasattr(self._store, "flush"):
+        elif self._comm.size > 1:
             self._store.flush()
 
     def _forget_announced(self) -> None:
-        if getattr(self._store, "prefetches", False):
+        if self._store.prefetches:
             self._store.forget_announced()

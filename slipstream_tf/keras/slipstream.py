@@ -28,7 +28,7 @@ from slipstream_tf.ops.features import FeatureSpec, pack
 from slipstream_tf.ops.update_policy import UpdatePolicy
 from slipstream_tf.saturation.report import WindowReport
 from slipstream_tf.saturation.tracker import SaturationTracker
-from slipstream_tf.stores.sok_store import SokStore
+from slipstream_tf.stores.sok.store import SokStore
 from slipstream_tf.stores.variable import VariableStore
 from slipstream_tf.telemetry.ledger import Ledger, summarise
 from slipstream_tf.telemetry.shadow import ShadowEstimate, estimate_shadow
@@ -98,7 +98,7 @@ class Slipstream(tf.train.experimental.PythonState):
             raise invalid("estimates_cost", True, "Slipstream without shadow", allowed)
         self._estimates_cost = estimates_cost
         self._config = config
-        self._comm = comm or getattr(self._store, "comm", None) or SingleProcess()
+        self._comm = comm or self._store.comm or SingleProcess()
         if self._comm.size > 1:
             settings = {**config.get_config(), "features": [repr(spec) for spec in self._specs]}
             require_same(self._comm, settings, "slipstream.settings", "Slipstream")

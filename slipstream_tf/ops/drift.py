@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import tensorflow as tf
 
 from slipstream_tf.ops import _loader
@@ -47,6 +48,30 @@ def row_drift(
     return _loader.library().slipstream_row_drift(
         current=current, snapshot=snapshot, metric=metric, epsilon=epsilon
     )
+
+
+def signal(net: np.ndarray, travelled: np.ndarray) -> np.ndarray:
+    """Net squared drift over the sum of squared update lengths.
+
+    The op of `ops.table.measure` computes the same, bit for bit.
+
+    About 1 for a random walk and about n for n equal updates in one direction; a row that was not
+    updated gives 0.
+
+    Args:
+        net: float32 [n], l2 distance from the snapshot.
+        travelled: float32 [n], sum of squared update lengths since then.
+
+    Returns:
+        float32 [n]; not finite where an argument is not.
+    """
+    net = np.asarray(net, np.float64)
+    squares = np.asarray(travelled, np.float64)
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        ratio = net**2 / squares
+        # A row that moved without an update was replaced by an import.
+        ratio = np.where(net == 0.0, np.where(np.isfinite(squares), 0.0, np.nan), ratio)
+        return ratio.astype(np.float32)
 
 
 def _float_matrix(value: tf.Tensor, name: str) -> tf.Tensor:

@@ -28,7 +28,8 @@ def export_deferred(handle: tf.Tensor) -> dict[str, np.ndarray]:
 
     Returns:
         keys int64 [n]; ages int64 [n], updates of the table since the sum began; ranks int32 [n],
-        simulated ranks; sums float32 [n, dim]; learning_rate float32 [], of the last update.
+        simulated ranks; sums float32 [n, dim]; learning_rate float32 [], of the last update, or 0
+        before the first.
     """
     result = _loader.library().slipstream_table_export_deferred(handle=handle)
     return {name: getattr(result, name).numpy() for name in DEFERRED}

@@ -30,7 +30,7 @@ def tables_at_once(store: TrackedStore, ranks: int) -> int:
     same order on all of them; else as many as TensorFlow has threads for a kernel, at most
     `MOST_AT_ONCE`.
     """
-    if ranks > 1 or not getattr(store, "takes_tables_at_once", False):
+    if ranks > 1 or not store.takes_tables_at_once:
         return 1
     threads = tf.config.threading.get_intra_op_parallelism_threads()
     return min(threads or len(os.sched_getaffinity(0)), MOST_AT_ONCE)

@@ -14,7 +14,6 @@ import numpy as np
 import tensorflow as tf
 
 from slipstream_tf.config import SaturationConfig, TableConfig
-from slipstream_tf.ops.drift import row_drift
 from slipstream_tf.ops.update_policy import SATURATED, WATCHED, UpdateCounts, UpdatePolicy
 from slipstream_tf.saturation.ranks import Ranks
 from slipstream_tf.saturation.states import KeyState, KeyStates, effective_drifts, judged_drifts
@@ -109,16 +108,8 @@ class TrackedTable:
 
     def _drift_of(self, keys: np.ndarray) -> tuple[tf.Tensor, tf.Tensor, np.ndarray]:
         """Rows of keys, float32 [n, dim]; whether they are there; drifts from the snapshot."""
-        if hasattr(self._store, "measure"):
-            rows, found, drift = self._store.measure(self.name, keys, self._snapshot, self._metric)
-            return rows, found, drift.numpy()
-        rows, found = self._store.gather(self.name, keys)
-        metric = "l2" if self._metric == "signal" else self._metric
-        with tf.device("CPU:0"):
-            drift = row_drift(rows, self._snapshot, metric).numpy()
-        if self._metric == "signal":
-            drift = signal(drift, self._store.travelled(self.name, keys))
-        return rows, found, drift
+        rows, found, drift = self._store.measure(self.name, keys, self._snapshot, self._metric)
+        return rows, found, np.asarray(drift)
 
     def renew(self, states: KeyStates) -> None:
         """Takes over the states of the window that begins and copies the hot rows.
@@ -142,8 +133,9 @@ class TrackedTable:
 
     def _owners(self, keys: np.ndarray) -> np.ndarray | None:
         """The rank that has each key's row; None: every rank has all rows."""
-        owners = getattr(self._store, "owners", None)
-        return None if owners is None or self._ranks.size == 1 else owners(self.name, keys)
+        if self._ranks.size == 1 or not self._store.is_spread:
+            return None
+        return self._store.owners(self.name, keys)
 
     def _own(self, keys: np.ndarray, owners: np.ndarray | None) -> np.ndarray:
         return keys if owners is None else keys[owners == self._ranks.rank]
@@ -230,7 +222,7 @@ class TrackedTable:
         # A rank's own part of a sharded table is marked for what is watched alone; its copies keep
         # their marks themselves.
         is_marked = self._metric == "signal" or self._owners(keys) is None
-        if not hasattr(self._store, "marks") or not is_marked:
+        if not self._store.forgets_marks or not is_marked:
             return keys[:0]
         _, found = self._store.gather(self.name, keys)
         return keys[np.asarray(found, bool) & (self._store.marks(self.name, keys) == 0)]
@@ -278,27 +270,3 @@ def _since(now: UpdateCounts, before: UpdateCounts) -> UpdateCounts:
             for f in dataclasses.fields(UpdateCounts)
         }
     )
-
-
-def signal(net: np.ndarray, travelled: np.ndarray) -> np.ndarray:
-    """Net squared drift over the sum of squared update lengths.
-
-    For stores without `measure`, whose op computes the same, bit for bit.
-
-    About 1 for a random walk and about n for n equal updates in one direction; a row that was not
-    updated gives 0.
-
-    Args:
-        net: float32 [n], l2 distance from the snapshot.
-        travelled: float32 [n], sum of squared update lengths since then.
-
-    Returns:
-        float32 [n]; not finite where an argument is not.
-    """
-    net = np.asarray(net, np.float64)
-    squares = np.asarray(travelled, np.float64)
-    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        ratio = net**2 / squares
-        # A row that moved without an update was replaced by an import.
-        ratio = np.where(net == 0.0, np.where(np.isfinite(squares), 0.0, np.nan), ratio)
-        return ratio.astype(np.float32)

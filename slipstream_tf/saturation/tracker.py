@@ -100,8 +100,7 @@ class SaturationTracker:
         self._ranks = Ranks(comm)
         tracked = tables_to_track(store.tables, config, specs, self._ranks.size)
         self._tables = [TrackedTable(store, table, config.metric, self._ranks) for table in tracked]
-        rate = getattr(store, "learning_rate", None)
-        rate = None if rate is None else float(rate)
+        rate = None if store.learning_rate is None else float(store.learning_rate)
         self.update_policies = UpdatePolicies(config, tracked, rate)
         self._freeze_drift = freeze_drift(config, rate)
         self._classifier = InputClassifier(
@@ -117,16 +116,16 @@ class SaturationTracker:
         self._tables_at_once = tables_at_once(store, self._ranks.size)
         # A store with copies of other ranks' rows, if they are to be used.
         self._freezer: Any = None
-        if config.may_freeze and self._ranks.size > 1 and hasattr(store, "freeze"):
+        if config.may_freeze and self._ranks.size > 1 and store.may_freeze:
             self._freezer = store
         # A store whose ranks keep copies of hot rows.
         self._publisher: Any = None
-        may_publish = getattr(store, "copy_movement", None) is not None and not config.shadow
+        may_publish = store.copy_movement is not None and not config.shadow
         if may_publish and self._ranks.size > 1:
             self._publisher = store
         # Of each table, keys and counts: with several ranks the most accessed key first.
         self._accesses: dict[str, tuple[np.ndarray, np.ndarray]] = {}
-        self._lists_by_key = getattr(store, "lists_hot_keys_by_key", False)
+        self._lists_by_key = store.lists_hot_keys_by_key
         self._steerer = Steerer(config)
         self._planned_steps: int | None = None
         self._step = 0
@@ -471,7 +470,7 @@ class SaturationTracker:
 
     def _sizes(self) -> dict[str, int]:
         """Rows of each table over all ranks; of sharded tables by this rank's even part."""
-        parts = self._ranks.size if hasattr(self._store, "owners") else 1
+        parts = self._ranks.size if self._store.is_spread else 1
         return {table.name: parts * self._store.size(table.name) for table in self._tables}
 
     @property

@@ -6,11 +6,13 @@ NVIDIA's Sparse Operation Kit on GPUs.
 
 from __future__ import annotations
 
-from slipstream_tf.stores.base import EmbeddingStore
+from slipstream_tf.stores.base import EmbeddingStore, TrackedStore
 from slipstream_tf.stores.native import NativeStore
-from slipstream_tf.stores.sok_embeddings import SokEmbeddingStore
-from slipstream_tf.stores.sok_pooled import SokPooledStore
-from slipstream_tf.stores.sok_store import SokStore
+from slipstream_tf.stores.sok import files as sok_files
+from slipstream_tf.stores.sok import hkv
+from slipstream_tf.stores.sok.embeddings import SokEmbeddingStore
+from slipstream_tf.stores.sok.pooled import SokPooledStore
+from slipstream_tf.stores.sok.store import SokStore
 from slipstream_tf.stores.variable import VariableStore
 
 __all__ = [
@@ -19,5 +21,8 @@ __all__ = [
     "SokEmbeddingStore",
     "SokPooledStore",
     "SokStore",
+    "TrackedStore",
     "VariableStore",
+    "hkv",
+    "sok_files",
 ]

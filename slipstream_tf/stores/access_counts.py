@@ -6,7 +6,7 @@ In: the packed keys of batches. Out: the most accessed keys of a table, and coun
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Protocol
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -17,76 +17,41 @@ from slipstream_tf.initializers import Zeros
 from slipstream_tf.ops.features import PADDING_KEY, FeatureSpec, PackedFeatures
 from slipstream_tf.ops.hot_keys import HotKeySketch
 from slipstream_tf.optimizers import SGD
+from slipstream_tf.stores.base import table_contents
 from slipstream_tf.stores.native import NativeStore
 
 
-class AccessCounts(Protocol):
-    """Counts the accesses of keys, table by table."""
+class CountingStore(NativeStore):
+    """Native tables that are there for their access counts, whatever their rows are."""
 
-    def count(self, packed: PackedFeatures, specs: Sequence[FeatureSpec]) -> None:
-        """Counts a batch: the keys, from `features.pack` with the same specs."""
-        ...
+    def export_accesses(self, table: str) -> dict[str, np.ndarray]:
+        """Returns the keys of a table that were accessed, and their counts.
 
-    def hot_keys(self, table: str, k: int) -> tuple[np.ndarray, np.ndarray]:
-        """See `TrackedStore.hot_keys`."""
-        ...
+        Returns:
+            "keys" int64 [n], ascending; "counts" float32 [n], above 0.
+        """
+        contents = self.export_table(table, flush=False)
+        is_accessed = contents["counts"] > 0.0
+        return {name: contents[name][is_accessed] for name in ("keys", "counts")}
 
-    def decay(self, factor: float) -> None:
-        """Multiplies the counts of all tables by `factor`, 0 to 1."""
-        ...
+    def import_accesses(self, table: str, accesses: Mapping[str, np.ndarray]) -> None:
+        """Replaces all of a table by keys and counts; its rows are zeros, nothing is held.
 
-    def export(self, table: str) -> dict[str, np.ndarray]:
-        """Returns keys int64 [n], ascending, and their counts float32 [n], above 0."""
-        ...
-
-    def replace(self, table: str, accesses: Mapping[str, np.ndarray]) -> None:
-        """Replaces the counts of a table by what `export` gave."""
-        ...
-
-
-def export_accesses(counter: NativeStore, table: str) -> dict[str, np.ndarray]:
-    """Returns the keys of a native table that were accessed, and their counts.
-
-    Args:
-        counter: has the table.
-        table: its name.
-
-    Returns:
-        "keys" int64 [n], ascending; "counts" float32 [n], above 0.
-    """
-    contents = counter.export_table(table, flush=False)
-    is_accessed = contents["counts"] > 0.0
-    return {name: contents[name][is_accessed] for name in ("keys", "counts")}
+        Args:
+            table: its name; the rule has no slots.
+            accesses: as `export_accesses` gave them. Of more keys than the table has room for,
+                those of the lowest counts are left out.
+        """
+        config = self.tables[self._index_of(table)]
+        keys, counts = accesses["keys"], accesses["counts"]
+        if config.capacity is not None and keys.size > config.capacity:
+            most = np.sort(np.lexsort((keys, -counts))[: config.capacity])
+            keys, counts = keys[most], counts[most]
+        rows = np.zeros((keys.size, config.dim), np.float32)
+        self.import_table(table, table_contents(keys, rows, counts=counts))
 
 
-def import_accesses(counter: NativeStore, table: str, accesses: Mapping[str, np.ndarray]) -> None:
-    """Replaces all of a native table by keys and counts; its rows are zeros, nothing is held.
-
-    Args:
-        counter: has the table; its rule has no slots.
-        table: its name.
-        accesses: as `export_accesses` gave them. Of more keys than the table has room for, those of
-            the lowest counts are left out.
-    """
-    (config,) = (config for config in counter.tables if config.name == table)
-    keys, counts = accesses["keys"], accesses["counts"]
-    if config.capacity is not None and keys.size > config.capacity:
-        most = np.sort(np.lexsort((keys, -counts))[: config.capacity])
-        keys, counts = keys[most], counts[most]
-    counter.import_table(
-        table,
-        {
-            "keys": keys,
-            "rows": np.zeros((keys.size, config.dim), np.float32),
-            "slots": np.empty((keys.size, 0), np.float32),
-            "counts": counts,
-            "last_used": np.empty(0, np.int64),
-            "steps": np.zeros(2, np.int64),
-        },
-    )
-
-
-class ExactCounts:
+class ExactCounts(CountingStore):
     """Counts in host memory, exact; the least accessed of the counted keys makes room for new."""
 
     def __init__(self, tables: Iterable[str], counted_keys: int):
@@ -96,31 +61,12 @@ class ExactCounts:
             tables: their names.
             counted_keys: of a table, at most; at least those of a batch.
         """
-        configs = [
-            TableConfig(name, dim=1, capacity=counted_keys, eviction="lfu", initializer=Zeros())
-            for name in tables
-        ]
-        self._counter = NativeStore(configs, SGD())
+        bounds: Any = {"capacity": counted_keys, "eviction": "lfu", "initializer": Zeros()}
+        super().__init__([TableConfig(name, dim=1, **bounds) for name in tables], SGD())
 
     def count(self, packed: PackedFeatures, specs: Sequence[FeatureSpec]) -> None:
-        """See `AccessCounts.count`."""
-        self._counter.lookup(packed, specs, training=True)
-
-    def hot_keys(self, table: str, k: int) -> tuple[np.ndarray, np.ndarray]:
-        """See `AccessCounts.hot_keys`."""
-        return self._counter.hot_keys(table, k)
-
-    def decay(self, factor: float) -> None:
-        """See `AccessCounts.decay`."""
-        self._counter.decay_counts(factor)
-
-    def export(self, table: str) -> dict[str, np.ndarray]:
-        """See `AccessCounts.export`."""
-        return export_accesses(self._counter, table)
-
-    def replace(self, table: str, accesses: Mapping[str, np.ndarray]) -> None:
-        """See `AccessCounts.replace`."""
-        import_accesses(self._counter, table, accesses)
+        """Counts a batch: the keys, from `features.pack` with the same specs."""
+        self.lookup(packed, specs, training=True)
 
 
 class EstimatedCounts:
@@ -139,7 +85,7 @@ class EstimatedCounts:
         }
 
     def count(self, packed: PackedFeatures, specs: Sequence[FeatureSpec]) -> None:
-        """See `AccessCounts.count`."""
+        """See `ExactCounts.count`."""
         columns, tensors = packed.attrs["feature_column"], packed.attrs["feature_keys"]
         for spec, column, tensor in zip(specs, columns, tensors, strict=True):
             keys, counts = packed.keys[tensor], None
@@ -151,21 +97,21 @@ class EstimatedCounts:
             self._sketches[spec.table].count(keys, counts)
 
     def hot_keys(self, table: str, k: int) -> tuple[np.ndarray, np.ndarray]:
-        """See `AccessCounts.hot_keys`."""
+        """See `TrackedStore.hot_keys`."""
         return self._sketches[table].hottest(k)
 
-    def decay(self, factor: float) -> None:
-        """See `AccessCounts.decay`."""
+    def decay_counts(self, factor: float) -> None:
+        """See `TrackedStore.decay_counts`."""
         for sketch in self._sketches.values():
             sketch.decay(factor)
 
-    def export(self, table: str) -> dict[str, np.ndarray]:
-        """See `AccessCounts.export`; of the keys that are known to be hot."""
+    def export_accesses(self, table: str) -> dict[str, np.ndarray]:
+        """See `CountingStore.export_accesses`; of the keys that are known to be hot."""
         keys, counts = self._sketches[table].hottest(self._width)
         order = np.argsort(keys)
         return {"keys": keys[order], "counts": counts[order]}
 
-    def replace(self, table: str, accesses: Mapping[str, np.ndarray]) -> None:
+    def import_accesses(self, table: str, accesses: Mapping[str, np.ndarray]) -> None:
         """Starts anew: keys of a sketch cannot be told from those that share their counters."""
         self._sketches[table].decay(0.0)
         if accesses["keys"].size:
@@ -174,3 +120,6 @@ class EstimatedCounts:
                 "fewer accesses.",
                 table,
             )
+
+
+AccessCounts = ExactCounts | EstimatedCounts

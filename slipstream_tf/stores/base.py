@@ -1,41 +1,85 @@
-"""The contract of an embedding store, which the saturation engine and the layers rely on."""
+"""The contracts of stores, which the saturation engine, the layers and checkpoints rely on.
+
+A store derives from one of these classes. What not every store can do is a field of the class, with
+what holds for most as its default: nobody looks whether a store has a method.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
 from slipstream_tf.config import TableConfig
+from slipstream_tf.errors import invalid
+from slipstream_tf.ops.drift import row_drift, signal
 from slipstream_tf.ops.features import FeatureSpec, PackedFeatures
-from slipstream_tf.ops.update_policy import UpdateCounts, UpdatePolicy
+from slipstream_tf.ops.update_policy import WATCHED, UpdateCounts, UpdatePolicy
 from slipstream_tf.optimizers import SparseOptimizer
 
 
-class TrackedStore(Protocol):
-    """What the saturation engine asks of a store.
+class SlotLayout(NamedTuple):
+    """The slots of a table's rows.
 
-    A store whose rows are spread over ranks also has `owners(table, keys)`, int64 [n]: `gather`,
-    `travelled` and `measure` are then asked for a rank's own keys only. A store with copies of
-    other ranks' rows has `freeze`, `frozen_keys` and `least_accesses`; see
-    `distributed.ShardedStore`. A store with `lists_hot_keys_by_key = True` has a `hot_keys` that
-    takes `by_key=True`: the keys are then ascending. One with `takes_tables_at_once = True` may be
-    asked for several tables by several threads. A store that can read rows, their drifts and
-    `travelled` in one pass has `measure`, which is then asked instead of the others; see
-    `NativeStore`. A subclass of such a store that has a `gather` or `travelled` of its own needs a
-    `measure` of its own, too.
+    Attributes:
+        rule: whose they are: a class of `slipstream_tf.optimizers`, or an optimizer's own name;
+            None: nobody knows them.
+        initial: float32 [slots per row], of a new row.
+    """
+
+    rule: str | None
+    initial: np.ndarray
+
+
+class TrackedStore:
+    """What the saturation engine asks of a store; the others are kinds of it.
 
     Attributes:
         tables: the tables, in the order that table indices refer to.
+        comm: the ranks that train the tables together; None: this process alone, or whoever gives
+            the store gradients knows them.
+        optimizer: what updates the rows; None: the store was not told.
+        learning_rate: of the optimizer, a scalar; None: the store does not know it.
+        is_spread: whether each row is on one rank, which `owners` names; `size`, `gather`,
+            `travelled` and `measure` are then of a rank's own keys only.
+        may_freeze: whether ranks can have read-only copies of others' rows: `freeze`, `frozen_keys`
+            and `least_accesses`; see `distributed.ShardedStore`.
+        copy_movement: up to which distance copies of hot rows may be from the rows: `publish`,
+            `export_published` and `import_published`, see `distributed.ShardedStore`; None: no
+            copies are kept.
+        prefetches: whether batches may be announced; see `distributed.ShardedStore.announce`.
+        lists_hot_keys_by_key: whether `hot_keys` takes `by_key=True`: keys are then ascending.
+        takes_tables_at_once: whether several threads may ask for several tables.
+        forgets_marks: whether a row that leaves and comes back has lost its marks, which `marks`
+            tells.
     """
 
     tables: tuple[TableConfig, ...]
+    comm: Any = None
+    optimizer: Any = None
+    learning_rate: Any = None
+    is_spread = False
+    may_freeze = False
+    copy_movement: float | None = None
+    prefetches = False
+    lists_hot_keys_by_key = False
+    takes_tables_at_once = False
+    forgets_marks = False
+
+    @property
+    def rule(self) -> SparseOptimizer | None:
+        """The update rule of the rows; None: they are not the store's to update."""
+        return self.optimizer if isinstance(self.optimizer, SparseOptimizer) else None
 
     def size(self, table: str) -> int:
         """Returns the number of keys in a table."""
-        ...
+        raise NotImplementedError
+
+    def owners(self, table: str, keys: np.ndarray) -> np.ndarray:
+        """Returns int64 [n]: the rank that owns each key, int64 [n], where `is_spread`."""
+        raise NotImplementedError
 
     def gather(self, table: str, keys: Any) -> tuple[tf.Tensor, tf.Tensor]:
         """Reads rows without making or counting keys.
@@ -47,7 +91,22 @@ class TrackedStore(Protocol):
         Returns:
             rows float32 [n, dim] and found bool [n]; an absent key gives its initial row.
         """
-        ...
+        raise NotImplementedError
+
+    def measure(
+        self, table: str, keys: Any, snapshot: tf.Tensor, metric: str
+    ) -> tuple[Any, Any, Any]:
+        """Reads rows, and how far they are from a snapshot; see `ops.table.measure`.
+
+        Goes by `gather` and `travelled`. A store that does it in one pass, as `NativeStore`, has a
+        method of its own; a subclass of that with another `gather` or `travelled` needs one, too.
+        """
+        rows, found = self.gather(table, keys)
+        with tf.device("CPU:0"):
+            drift = row_drift(rows, snapshot, "l2" if metric == "signal" else metric).numpy()
+        if metric == "signal":
+            drift = signal(drift, self.travelled(table, keys))
+        return rows, found, drift
 
     def hot_keys(self, table: str, k: int) -> tuple[np.ndarray, np.ndarray]:
         """Returns the at most k most accessed keys.
@@ -56,15 +115,15 @@ class TrackedStore(Protocol):
             keys int64 [m] and decayed counts float32 [m], by count descending, then key
             ascending; keys with a count of 0 are left out.
         """
-        ...
+        raise NotImplementedError
 
     def decay_counts(self, factor: float) -> None:
         """Multiplies the access counts of all tables by `factor`, 0 to 1."""
-        ...
+        raise NotImplementedError
 
     def set_update_policy(self, table: str, policy: UpdatePolicy) -> None:
         """Says what becomes of a table's gradients from the next update on."""
-        ...
+        raise NotImplementedError
 
     def mark_rows(self, table: str, keys: Any, marks: Any) -> None:
         """Replaces the marks of a table's rows.
@@ -75,22 +134,127 @@ class TrackedStore(Protocol):
             marks: uint8 [n], of `ops.update_policy.SATURATED` (masked, or deferred by interval)
                 and WATCHED (the squared lengths of its updates are summed, from 0).
         """
-        ...
+        raise NotImplementedError
+
+    def marks(self, table: str, keys: Any) -> np.ndarray:
+        """Returns uint8 [n], the marks that rows still have, where `forgets_marks`."""
+        raise NotImplementedError
 
     def travelled(self, table: str, keys: Any) -> np.ndarray:
         """Returns float32 [n]: the watched rows' summed squared update lengths; 0 for others."""
-        ...
+        raise NotImplementedError
 
     def set_travelled(self, table: str, keys: Any, travelled: Any) -> None:
         """Replaces what `travelled` gives of watched rows, float32 [n]; after `mark_rows`."""
-        ...
+        raise NotImplementedError
 
     def update_counts(self, table: str) -> UpdateCounts:
         """Returns what became of a table's gradient rows since the store was made."""
-        ...
+        raise NotImplementedError
+
+    def _require(self, table: str) -> str:
+        names = [config.name for config in self.tables]
+        if table not in names:
+            raise invalid("table", table, "a store", "one of " + ", ".join(map(repr, names)))
+        return table
 
 
-class EmbeddingStore(TrackedStore, Protocol):
+class SavedStore(TrackedStore):
+    """What checkpoints ask of a store besides.
+
+    Attributes:
+        is_in_sok: whether the rows are in SOK: it makes those that are missing, some keys are
+            `reserved_keys`, and accesses are counted apart (`export_accesses`).
+        has_copies: whether a rank has copies of others' rows (`export_copies`).
+        holds_at_owners: whether a rank defers gradients of its own rows only.
+        flushes_with_next_step: whether deferred gradients cannot be applied at once: they leave
+            with the gradients of the next step (`let_go_of`).
+        joins_parts: whether a table can be imported in parts; see `SokTables.joining_parts`.
+    """
+
+    is_in_sok = False
+    has_copies = False
+    holds_at_owners = False
+    flushes_with_next_step = False
+    joins_parts = False
+
+    def slot_layout(self, table: str) -> SlotLayout:
+        """Returns whose slots the rows of a table have, and how they start."""
+        self._require(table)
+        (dim,) = (config.dim for config in self.tables if config.name == table)
+        if self.rule is None:
+            return SlotLayout(None, np.empty(0, np.float32))
+        return SlotLayout(type(self.rule).__name__, initial_slots(self.rule, dim))
+
+    def num_keys(self, table: str) -> int | None:
+        """Returns how many keys, from 0, a table has on all ranks; None: any number of any."""
+        self._require(table)
+        return None
+
+    def reserved_keys(self, table: str) -> tuple[int, ...]:
+        """Returns the keys that can have no row."""
+        self._require(table)
+        return ()
+
+    def export_table(self, table: str, flush: bool = True) -> dict[str, np.ndarray]:
+        """Returns all of a table as arrays, sorted by key.
+
+        Args:
+            table: name of the table.
+            flush: whether deferred gradients are applied before; else they stay, and are not in.
+        """
+        raise NotImplementedError
+
+    def import_table(self, table: str, contents: Mapping[str, Any]) -> None:
+        """Replaces all of a table by what `export_table` gave; all or nothing."""
+        raise NotImplementedError
+
+    def export_accesses(self, table: str) -> dict[str, np.ndarray]:
+        """Returns what this rank's batches accessed of a table, of any rank's keys.
+
+        Returns:
+            "keys" int64 [n], ascending; "counts" float32 [n], decayed, above 0.
+        """
+        raise NotImplementedError
+
+    def import_accesses(self, table: str, accesses: Mapping[str, np.ndarray]) -> None:
+        """Replaces access counts by what `export_accesses` gave."""
+        raise NotImplementedError
+
+    def export_pending(self, table: str) -> dict[str, np.ndarray]:
+        """Returns the deferred gradients, as `ops.table_state` describes them; they stay."""
+        raise NotImplementedError
+
+    def import_pending(self, table: str, contents: Mapping[str, Any]) -> None:
+        """Replaces the gradient sums that are held back by what `export_pending` gave."""
+        raise NotImplementedError
+
+    def flush(self) -> None:
+        """Applies all deferred gradients; evaluation lookups and exports do so by themselves."""
+        raise NotImplementedError
+
+    def let_go_of(self, table: str) -> None:
+        """Makes all deferred gradients of a table leave with the next step, whatever the policy."""
+        raise NotImplementedError
+
+    def export_copies(self, table: str) -> dict[str, np.ndarray]:
+        """Returns this rank's copies of rows, where it `has_copies`; see `ShardedStore`."""
+        raise NotImplementedError
+
+    def import_copies(self, table: str, contents: Mapping[str, Any]) -> None:
+        """Replaces this rank's copies by those of `export_copies`."""
+        raise NotImplementedError
+
+    def export_published(self, table: str) -> dict[str, np.ndarray]:
+        """Returns what this rank sent of rows that others keep, where there is `copy_movement`."""
+        raise NotImplementedError
+
+    def import_published(self, table: str, contents: Mapping[str, Any]) -> None:
+        """Replaces what this rank sent by what `export_published` gave."""
+        raise NotImplementedError
+
+
+class EmbeddingStore(SavedStore):
     """Owns the rows, optimizer slots and access counts of one or more tables.
 
     Attributes:
@@ -107,7 +271,7 @@ class EmbeddingStore(TrackedStore, Protocol):
         specs: Sequence[FeatureSpec],
         training: bool,
         stacked: bool = False,
-    ) -> tuple[list[tf.Tensor], tf.Tensor | None]:
+    ) -> tuple[list[tf.Tensor], Any]:
         """Pools the rows of a batch.
 
         Args:
@@ -120,11 +284,9 @@ class EmbeddingStore(TrackedStore, Protocol):
         Returns:
             (pooled, plan): float32 tensors; the plan for `apply_gradients`, None unless training.
         """
-        ...
+        raise NotImplementedError
 
-    def apply_gradients(
-        self, plan: tf.Tensor, gradients: Sequence[tf.Tensor]
-    ) -> tf.Operation | None:
+    def apply_gradients(self, plan: Any, gradients: Sequence[tf.Tensor]) -> tf.Operation | None:
         """Sums the gradients of each key of a lookup and applies the optimizer's rule once.
 
         Args:
@@ -132,29 +294,71 @@ class EmbeddingStore(TrackedStore, Protocol):
             gradients: float32, of its pooled outputs. Used as given: those of a loss that is a
                 mean over the batch stay so.
         """
-        ...
+        raise NotImplementedError
 
-    def flush(self) -> None:
-        """Applies all deferred gradients; evaluation lookups and exports do so by themselves."""
-        ...
 
-    def export_table(self, table: str, flush: bool = True) -> dict[str, np.ndarray]:
-        """Returns all of a table as arrays, sorted by key.
+class UpdatedElsewhere(SavedStore):
+    """Base of stores that do not see updates: rows are not watched, and moments are not theirs."""
 
-        Args:
-            table: name of the table.
-            flush: whether deferred gradients are applied before; else they stay, and are not in.
+    _whose_moments = "the optimizer is not the store's"
+
+    def travelled(self, table: str, keys: Any) -> np.ndarray:
+        """Refuses: the store does not see updates.
+
+        Raises:
+            ValueError: always.
         """
-        ...
+        del keys
+        allowed = "another drift metric, or the native store"
+        raise invalid("metric", "signal", self._place_of(table), allowed)
 
-    def import_table(self, table: str, contents: Mapping[str, Any]) -> None:
-        """Replaces all of a table by what `export_table` gave; all or nothing."""
-        ...
+    def _policy_of(self, table: str) -> UpdatePolicy:
+        """The update policy of a table, as last set."""
+        raise NotImplementedError
 
-    def export_pending(self, table: str) -> dict[str, np.ndarray]:
-        """Returns the deferred gradients, as `ops.table_state` describes them; they stay."""
-        ...
+    def _place_of(self, table: str) -> str:
+        return f"table {self._require(table)!r} of a {type(self).__name__}"
 
-    def import_pending(self, table: str, contents: Mapping[str, Any]) -> None:
-        """Replaces the gradient sums that are held back by what `export_pending` gave."""
-        ...
+    def _require_unwatched(self, table: str, marks: np.ndarray) -> None:
+        if (marks & WATCHED).any():
+            allowed = "another drift metric than 'signal', which needs the native store"
+            raise invalid("marks", "WATCHED", self._place_of(table), allowed)
+
+    def _require_policy(self, table: str, policy: UpdatePolicy) -> None:
+        place = self._place_of(table)
+        if policy.decay_skipped:
+            raise invalid("decay_skipped", True, place, f"False: {self._whose_moments}")
+        if policy.ranks > 1:
+            raise invalid("simulated_ranks", policy.ranks, place, "1")
+
+
+def initial_slots(rule: SparseOptimizer, dim: int) -> np.ndarray:
+    """Returns float32 [slots per row], the slots of a new row of `dim` values."""
+    initial = float(getattr(rule, "initial_accumulator_value", 0.0))
+    return np.full(rule.slots_per_row(dim), initial, np.float32)
+
+
+def table_contents(
+    keys: np.ndarray,
+    rows: np.ndarray,
+    slots: np.ndarray | None = None,
+    counts: np.ndarray | None = None,
+    steps: np.ndarray | None = None,
+) -> dict[str, np.ndarray]:
+    """Returns the arrays of `ops.table.export_table` of a store that does not have all of them.
+
+    Args:
+        keys: int64 [n], ascending.
+        rows: float32 [n, dim].
+        slots: float32 [n, slots per row]; None: there are none.
+        counts: float32 [n]; None: 0.
+        steps: int64 [2], updates and lookups; None: 0.
+    """
+    return {
+        "keys": keys,
+        "rows": rows,
+        "slots": np.empty((keys.size, 0), np.float32) if slots is None else slots,
+        "counts": np.zeros(keys.size, np.float32) if counts is None else counts,
+        "last_used": np.empty(0, np.int64),
+        "steps": np.zeros(2, np.int64) if steps is None else steps,
+    }

@@ -16,20 +16,18 @@ from slipstream_tf.ops import table_state, update_policy
 from slipstream_tf.ops.features import FeatureSpec, PackedFeatures
 from slipstream_tf.optimizers import SparseOptimizer
 from slipstream_tf.optimizers import get as get_optimizer
+from slipstream_tf.stores.base import EmbeddingStore
 
 
-class NativeStore:
+class NativeStore(EmbeddingStore):
     """Embedding tables in C++ hash tables that grow as keys arrive or stay within a capacity.
 
     Access counts are kept in float32: exact up to 16,777,216 lookups of a key (after decay).
-
-    Attributes:
-        lists_hot_keys_by_key: see `TrackedStore`.
-        takes_tables_at_once: see `TrackedStore`.
     """
 
     lists_hot_keys_by_key = True
     takes_tables_at_once = True
+    forgets_marks = True
 
     def __init__(self, tables: Sequence[TableConfig], optimizer: SparseOptimizer):
         """Makes empty tables.
@@ -57,7 +55,7 @@ class NativeStore:
 
     def _index_of(self, table: str) -> int:
         if table not in self._index:
-            raise invalid("table", table, "a store", "one of " + ", ".join(map(repr, self._index)))
+            self._require(table)
         return self._index[table]
 
     def _layout(self, specs: Sequence[FeatureSpec], stacked: bool) -> table_ops.LookupLayout:
@@ -159,7 +157,13 @@ class NativeStore:
         return table_state.export_deferred(self._handles[self._index_of(table)])
 
     def import_pending(self, table: str, contents: Mapping[str, Any]) -> None:
-        """Replaces the gradient sums that are held back; see `ops.table_state.import_deferred`."""
+        """Replaces the deferred gradients; see `ops.table_state.import_deferred`.
+
+        A learning rate of 0, as of a store that does not know the rate, stands for this store's:
+        a flush before the next update would apply them without moving a row.
+        """
+        if not contents.get("learning_rate", True):
+            contents = {**contents, "learning_rate": self.learning_rate.numpy()}
         table_state.import_deferred(self._handles[self._index_of(table)], contents)
 
     def marks(self, table: str, keys: Any) -> np.ndarray:

@@ -6,7 +6,6 @@ updates them; the store counts accesses from the gradients, and masks or holds b
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,13 +15,14 @@ import tensorflow as tf
 from slipstream_tf._compat import tensorflow_variable
 from slipstream_tf.config import TableConfig
 from slipstream_tf.errors import invalid, require_integer, require_number
-from slipstream_tf.ops.mask import KeySet, mask_gradients
-from slipstream_tf.ops.update_policy import SATURATED, WATCHED, UpdateCounts, UpdatePolicy
-from slipstream_tf.stores.held_sums import HeldSums
-from slipstream_tf.stores.movement import KNOWN, movement, unknown_optimizer
+from slipstream_tf.ops.update_policy import UpdatePolicy
+from slipstream_tf.stores.base import table_contents
+from slipstream_tf.stores.movement import KerasMovements
+from slipstream_tf.stores.watched_gradients import WatchedGradients
+from slipstream_tf.stores.watching import WatchingStore
 
 
-class VariableStore:
+class VariableStore(WatchingStore):
     """Watches variables of shape [rows, dim] for saturation; it owns no rows and looks none up.
 
     It has what the saturation engine reads of an `EmbeddingStore` (tables, size, gather, hot keys,
@@ -44,9 +44,9 @@ class VariableStore:
         masked_rows: table -> int64 scalar variable: those of them that were left out.
     """
 
-    tables: tuple[TableConfig, ...]
     offered_rows: Mapping[str, tf.Variable]
     masked_rows: Mapping[str, tf.Variable]
+    _movements = KerasMovements()
 
     def __init__(self, variables: Mapping[str, Any], optimizer: Any = None):
         """Starts with counts of zero and no saturated key.
@@ -64,7 +64,7 @@ class VariableStore:
             raise invalid("variables", variables, "VariableStore", "one variable or more")
         self._variables = {name: _checked(name, value) for name, value in variables.items()}
         self._given = dict(variables)
-        self._optimizer = optimizer
+        self.optimizer = self._updater = optimizer
         self._is_traced_without = False
         self._table_of: dict[Any, str] = {}
         for name, variable in self._variables.items():
@@ -76,26 +76,16 @@ class VariableStore:
             TableConfig(name, dim=variable.shape[1]) for name, variable in self._variables.items()
         )
         self._counts: dict[str, tf.Variable] = {}
-        self._masked: dict[str, KeySet] = {}
-        self._held: dict[str, HeldSums] = {}
-        self._nothing: dict[str, KeySet] = {}
-        self._is_shadow: dict[str, tf.Variable] = {}
-        self._policies = dict.fromkeys(self._variables, UpdatePolicy("mask"))
-        self._marked = dict.fromkeys(self._variables, np.empty(0, np.int64))
+        self._watched: dict[str, WatchedGradients] = {}
         for name, variable in self._variables.items():
+            rows, dim = variable.shape
             with tf.device(variable.device):
                 self._counts[name] = tf.Variable(
-                    tf.zeros([variable.shape[0]]), trainable=False, name=f"{name}_access_counts"
+                    tf.zeros([rows]), trainable=False, name=f"{name}_access_counts"
                 )
-            self._masked[name] = KeySet(variable.device)
-            rows, dim = variable.shape
-            self._held[name] = HeldSums(dim, variable.device, rows)
-            self._nothing[name] = KeySet(variable.device)
-            with tf.device("CPU:0"):
-                self._is_shadow[name] = tf.Variable(False, trainable=False)
-        with tf.device("CPU:0"):
-            self.offered_rows = {name: _row_count(name, "offered") for name in self._variables}
-            self.masked_rows = {name: _row_count(name, "masked") for name in self._variables}
+            self._watched[name] = WatchedGradients(name, dim, variable.device)
+        self.offered_rows = {name: w.offered_rows for name, w in self._watched.items()}
+        self.masked_rows = {name: w.masked_rows for name, w in self._watched.items()}
 
     def table_of(self, variable: Any) -> str | None:
         """Returns the name of a variable's table, or None if the store does not watch it.
@@ -125,43 +115,25 @@ class VariableStore:
             TypeError: these are no sparse gradients.
             tf.errors.InvalidArgumentError: an index is out of range (on a CPU).
         """
-        self._require(table)
-        result = mask_gradients(gradients, self._masked[table])
-        # A tensor's condition: the policy may change without retracing.
-        kept = tf.cond(
-            self._is_shadow[table],
-            lambda: mask_gradients(gradients, self._nothing[table]).slices,
-            lambda: result.slices,
-        )
+        kept = super().mask_gradients(table, gradients)
         ones = tf.ones_like(gradients.indices, tf.float32)
         self._counts[table].scatter_add(tf.IndexedSlices(ones, gradients.indices))
-        with tf.device("CPU:0"):
-            self.offered_rows[table].assign_add(result.offered)
-            self.masked_rows[table].assign_add(result.masked)
-        held = self._held[table]
-        indices, values = tf.cond(
-            held.is_active,
-            lambda: _parts(held.take(kept, functools.partial(self._movement, table))),
-            lambda: _parts(kept),
-        )
-        return tf.IndexedSlices(values, indices, gradients.dense_shape)
+        return kept
 
     def _movement(self, table: str, keys: tf.Tensor, sums: tf.Tensor) -> tf.Tensor:
-        if unknown_optimizer(self._optimizer) is not None:
-            # Of a branch that no policy takes; a graph keeps it.
-            self._is_traced_without |= not tf.executing_eagerly()
-            return tf.fill(tf.shape(keys), np.float32(np.inf))
-        return movement(self._optimizer, self._variables[table], keys, sums)
-
-    @property
-    def optimizer(self) -> Any:
-        """What updates the variables, or None if the store was not told."""
-        return self._optimizer
+        is_unknown = self._movements.unknown(self._updater) is not None
+        self._is_traced_without |= is_unknown and not tf.executing_eagerly()
+        return super()._movement(table, keys, sums)
 
     @property
     def learning_rate(self) -> Any:
         """The optimizer's, a scalar; None if the store does not know the optimizer."""
-        return getattr(self._optimizer, "learning_rate", None)
+        return getattr(self.optimizer, "learning_rate", None)
+
+    def _known_rate(self) -> Any:
+        rate = self.learning_rate
+        # Of the optimizers of Keras 2 it may be a schedule.
+        return 0.0 if rate is None or callable(rate) else rate
 
     def use_optimizer(self, optimizer: Any) -> None:
         """Says which optimizer updates the variables; call it before the first step.
@@ -175,9 +147,9 @@ class VariableStore:
         Raises:
             ValueError: gradients are deferred by movement, which is not known under it.
         """
-        for table, policy in self._policies.items():
-            self._require_optimizer(policy, optimizer, f"table {table!r} of a VariableStore")
-        self._optimizer = optimizer
+        for table, watched in self._watched.items():
+            self._require_movement(table, watched.policy, optimizer)
+        self.optimizer = self._updater = optimizer
 
     def variable(self, table: str) -> Any:
         """Returns a table's variable as it was given."""
@@ -185,102 +157,33 @@ class VariableStore:
 
     def is_deferring(self, table: str) -> tf.Variable:
         """Returns a scalar bool variable: whether rows are, or were, held back (shadow or not)."""
-        return self._held[self._require(table)].is_active
+        return self._watched[self._require(table)].is_active
 
     def let_go(self) -> None:
         """Makes all held sums leave with the next step's gradients, whatever the policy says."""
-        for held in self._held.values():
-            held.let_go()
+        for watched in self._watched.values():
+            watched.let_go()
 
     def pending(self) -> dict[str, int]:
         """Returns, for each table, the held sums that are still to be applied (eager only)."""
-        return {name: held.pending() if held.holds else 0 for name, held in self._held.items()}
+        return {name: w.pending() if w.holds else 0 for name, w in self._watched.items()}
 
-    def mark_rows(self, table: str, keys: Any, marks: Any) -> None:
-        """Replaces the saturated keys of a table by those marked so; see `TrackedStore.mark_rows`.
-
-        Raises:
-            ValueError: a mark is WATCHED: the store does not see updates, so that the drift metric
-                "signal" needs another store.
-        """
-        marks = np.asarray(marks, np.uint8)
-        if (marks & WATCHED).any():
-            allowed = "another drift metric than 'signal', which needs the native store"
-            raise invalid("marks", "WATCHED", f"table {table!r} of a VariableStore", allowed)
-        self._marked[table] = np.asarray(keys, np.int64)[(marks & SATURATED) > 0]
-        self._apply_policy(table)
-
-    def set_update_policy(self, table: str, policy: UpdatePolicy) -> None:
-        """Says whether gradients are masked or held back, from the next step on.
-
-        Sums that were held under a policy of another kind leave with the next step.
-
-        Args:
-            table: name of the table.
-            policy: the buffers that it needs are allocated here: `max_rows` sums at most, and
-                never more than the table has rows.
-
-        Raises:
-            ValueError: gradients are to be deferred by movement, but how the optimizer moves rows
-                is not known; moments are to decay, or ranks to be simulated: the optimizer is not
-                the store's.
-        """
-        place = f"table {self._require(table)!r} of a VariableStore"
-        self._require_optimizer(policy, self._optimizer, place)
-        if policy.decay_skipped:
-            raise invalid("decay_skipped", True, place, "False: the optimizer is not the store's")
-        if policy.ranks > 1:
-            raise invalid("simulated_ranks", policy.ranks, place, "1")
-        self._policies[table] = policy
-        self._apply_policy(table)
-
-    def _require_optimizer(self, policy: UpdatePolicy, optimizer: Any, place: str) -> None:
-        unknown = unknown_optimizer(optimizer)
+    def _require_movement(self, table: str, policy: UpdatePolicy, optimizer: Any) -> None:
+        if policy.mode != "defer":
+            return
+        place, unknown = self._place_of(table), self._movements.unknown(optimizer)
         if self._is_traced_without and unknown is None:
             unknown = "an optimizer that the store was told of after a step had been traced"
-        if policy.mode == "defer" and policy.trigger == "movement" and unknown is not None:
+        if policy.trigger == "movement" and unknown is not None:
             allowed = (
-                f"defer_trigger='interval'; or {KNOWN}, given as VariableStore(..., optimizer=...) "
-                "or by making the DistributedOptimizer with the store first"
+                f"defer_trigger='interval'; or {self._movements.known}, given as "
+                "VariableStore(..., optimizer=...) or by making the DistributedOptimizer with the "
+                "store first"
             )
             raise invalid("defer_trigger", "movement", f"{place} with {unknown}", allowed)
         steps = getattr(optimizer, "gradient_accumulation_steps", None)
-        if policy.mode == "defer" and steps:
+        if steps:
             raise invalid("gradient_accumulation_steps", steps, f"{place} that defers", "None")
-
-    def _apply_policy(self, table: str) -> None:
-        policy, marked = self._policies[table], self._marked[table]
-        self._is_shadow[table].assign(policy.is_shadow and policy.mode == "mask")
-        self._masked[table].assign(marked if policy.mode == "mask" else np.empty(0, np.int64))
-        self._held[table].configure(policy, marked)
-
-    def travelled(self, table: str, keys: Any) -> np.ndarray:
-        """Refuses: the store does not see updates.
-
-        Raises:
-            ValueError: always.
-        """
-        del keys
-        place = f"table {self._require(table)!r} of a VariableStore"
-        raise invalid("metric", "signal", place, "another drift metric, or the native store")
-
-    def update_counts(self, table: str) -> UpdateCounts:
-        """Returns what became, or in shadow mode would have become, of a table's gradient rows."""
-        offered = int(self.offered_rows[self._require(table)])
-        masked, held = int(self.masked_rows[table]), self._held[table]
-        counts = held.counts()
-        return UpdateCounts(
-            offered=offered,
-            sent=offered - masked - counts.deferred + counts.without_gradient,
-            masked=masked,
-            held=counts.deferred,
-            due_by_movement=counts.due_by_movement,
-            due_by_age=counts.due_by_age,
-            flushed=counts.flushed,
-            refused=counts.over_budget,
-            pending=held.pending(),
-            pending_bytes=held.buffer_bytes(),
-        )
 
     def set_saturated(self, table: str, keys: Any) -> None:
         """Replaces the saturated keys of a table; steps see them from the next one on.
@@ -305,10 +208,18 @@ class VariableStore:
         outside = keys[(keys < 0) | (keys >= rows)]
         if outside.size:
             raise invalid("keys", int(outside[0]), f"table {table!r}", f"0 to {rows - 1}")
-        self._marked[table] = keys.astype(np.int64)
-        self._apply_policy(table)
-        if self._policies[table].mode != "defer":
-            self._masked[table].assign(self._marked[table])
+        watched = self._watched[table]
+        watched.saturated = keys.astype(np.int64)
+        self._configure(table, watched.policy)
+        if watched.policy.mode != "defer":
+            watched.masked.assign(watched.saturated)
+
+    def _variable(self, table: str) -> tf.Variable:
+        return self._variables[table]
+
+    def num_keys(self, table: str) -> int:
+        """See `SavedStore.num_keys`."""
+        return self.size(table)
 
     def size(self, table: str) -> int:
         """Returns the number of rows of a table, all of which are keys."""
@@ -365,17 +276,10 @@ class VariableStore:
             ValueError: `flush` is true.
         """
         if flush:
-            place = f"export_table of table {self._require(table)!r} of a VariableStore"
+            place = f"export_table of {self._place_of(table)}"
             raise invalid("flush", True, place, "False; distributed.flush_held applies sums")
         rows = self._variables[self._require(table)].numpy()
-        return {
-            "keys": np.arange(len(rows)),
-            "rows": rows,
-            "slots": np.empty((len(rows), 0), np.float32),
-            "counts": self._counts[table].numpy(),
-            "last_used": np.empty(0, np.int64),
-            "steps": np.zeros(2, np.int64),
-        }
+        return table_contents(np.arange(len(rows)), rows, counts=self._counts[table].numpy())
 
     def import_table(self, table: str, contents: Mapping[str, Any]) -> None:
         """Replaces rows and access counts by what `export_table` of any store gave.
@@ -406,41 +310,6 @@ class VariableStore:
         self._variables[table].assign(values)
         self._counts[table].assign(counts)
 
-    def export_pending(self, table: str) -> dict[str, np.ndarray]:
-        """Returns the gradient sums that are held back; they stay. See `ops.table_state`.
-
-        And "is_leaving", a bool: whether they all leave with the next step.
-        """
-        held = self._held[self._require(table)]
-        keys, ages, sums = held.export()
-        return {
-            "keys": keys,
-            "ages": ages,
-            "ranks": np.zeros(keys.size, np.int32),
-            "sums": sums,
-            "learning_rate": np.float32(0.0),
-            "is_leaving": np.bool_(held.is_leaving),
-        }
-
-    def let_go_of(self, table: str) -> None:
-        """Makes all sums that a table holds leave with the next step, whatever the policy."""
-        self._held[self._require(table)].let_go_of_all()
-
-    def import_pending(self, table: str, contents: Mapping[str, Any]) -> None:
-        """Replaces the gradient sums that are held back; those of one key are added up.
-
-        Raises:
-            RuntimeError: there are some, but the policy defers nothing.
-        """
-        held = self._held[self._require(table)]
-        held.replace(contents["keys"], contents["ages"], contents["sums"])
-
-    def _require(self, table: str) -> str:
-        if table not in self._variables:
-            names = ", ".join(map(repr, self._variables))
-            raise invalid("table", table, "a store", f"one of {names}")
-        return table
-
 
 def _checked(name: str, value: Any) -> tf.Variable:
     variable = tensorflow_variable(value)
@@ -451,11 +320,3 @@ def _checked(name: str, value: Any) -> tf.Variable:
         described = f"{variable.dtype.name} {variable.shape}"
         raise invalid("variables", described, f"table {name!r}", "float32 [rows >= 1, dim >= 1]")
     return variable
-
-
-def _parts(slices: tf.IndexedSlices) -> tuple[tf.Tensor, tf.Tensor]:
-    return slices.indices, slices.values
-
-
-def _row_count(table: str, kind: str) -> tf.Variable:
-    return tf.Variable(0, trainable=False, dtype=tf.int64, name=f"{table}_{kind}_rows")

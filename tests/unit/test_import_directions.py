@@ -44,7 +44,7 @@ RESTRICTED = {
     "keras": {"keras", "models", "cli", "_compat"},
     "tf_keras": set(),
     "horovod": {"distributed.comm"},
-    "sparse_operation_kit": {"stores.sok"},
+    "sparse_operation_kit": {"stores.sok.library"},
 }
 
 
@@ -137,7 +137,7 @@ def _tree(root: Path, files: dict[str, str]) -> Path:
 ALLOWED = {
     "ops/table.py": "import tensorflow as tf\nfrom slipstream_tf.config import TableConfig",
     "stores/native.py": "from slipstream_tf.ops import table\nfrom .base import Store",
-    "stores/sok.py": "import sparse_operation_kit as sok",
+    "stores/sok/library.py": "import sparse_operation_kit as sok",
     "saturation/tracker.py": "from ..stores import native\nfrom slipstream_tf import errors",
     "distributed/comm.py": "import horovod.tensorflow as hvd",
     "models/dlrm.py": "import keras\nfrom slipstream_tf.keras.layer import Layer",

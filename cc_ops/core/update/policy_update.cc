@@ -284,8 +284,7 @@ int64_t MostCollected(const LookupPlan& plan, int64_t bucket) {
   EmbeddingTable* table = plan.tables[static_cast<size_t>(bucket / kNumShards)];
   const DeferralRule rule = RuleOf(table->updates().policy(), table->updates().step() + 1);
   int64_t most = plan.unique_count[static_cast<size_t>(bucket)];
-  for (const DeferredGradients& deferred :
-       table->updates().shard(bucket % kNumShards)->deferred) {
+  for (const DeferredGradients& deferred : table->updates().shard(bucket % kNumShards)->deferred) {
     for (uint32_t at = deferred.oldest(); at != DeferredGradients::kNone; at = deferred.next(at)) {
       if (!rule.IsExpired(deferred.since(at))) break;
       ++most;
@@ -303,15 +302,19 @@ void CollectDeferred(EmbeddingTable* table, PolicyScratch* scratch, CollectedRow
 
 void FlushDeferred(EmbeddingTable* table, const Parallel& parallel) {
   if (table->updates().num_deferred() == 0 || table->updates().policy().is_exchanged) return;
-  const float rate = table->options().rule.EffectiveRate(table->updates().last_learning_rate(),
-                                                         table->updates().step());
+  const int64_t step = table->updates().step();
+  const float last_rate = table->updates().last_learning_rate();
+  // They can be imported before the first update. Without a rate they stay until it tells one.
+  if (step == 0 && last_rate == 0.f && !table->updates().policy().is_shadow) return;
+  // They count as a part of that update: a bias correction of 0 updates is no number.
+  const float rate = table->options().rule.EffectiveRate(last_rate, std::max<int64_t>(step, 1));
   // All that needs memory; from here on they are applied all or none.
   std::vector<PolicyScratch> scratches(parallel.threads, PolicyScratch(table->dim()));
   parallel.run(parallel.threads, [&](int task) {
     PolicyScratch& scratch = scratches[task];
     const CellRange range = CellsOf(task, parallel.threads, kNumShards);
     for (int64_t s = range.begin; s < range.end; ++s) {
-      ShardUpdater(table, s, rate, table->updates().step(), &scratch, nullptr).Flush();
+      ShardUpdater(table, s, rate, step, &scratch, nullptr).Flush();
     }
   });
 }

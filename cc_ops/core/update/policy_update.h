@@ -43,8 +43,9 @@ int64_t MostCollected(const LookupPlan& plan, int64_t bucket);
 void CollectDeferred(EmbeddingTable* table, PolicyScratch* scratch, CollectedRows* collected);
 
 // Applies all deferred gradients, each as one; in shadow mode, where they were applied when they
-// came, forgets them. Those that are to be exchanged stay. The caller holds the table's mutex
-// exclusively. Throws std::bad_alloc, changing nothing.
+// came, forgets them. Those that are to be exchanged stay, and so do imported
+// ones of a table that has had neither an update nor a learning rate. The caller holds the table's
+// mutex exclusively. Throws std::bad_alloc, changing nothing.
 void FlushDeferred(EmbeddingTable* table, const Parallel& parallel);
 
 // The same of several tables, whose mutexes it takes: an evaluation sees every gradient.

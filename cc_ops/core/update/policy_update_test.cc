@@ -12,6 +12,7 @@
 
 #include "cc_ops/core/lookup/batch_lookup.h"
 #include "cc_ops/core/testing/test_threads.h"
+#include "cc_ops/core/update/deferred_export.h"
 
 namespace slipstream {
 namespace {
@@ -121,6 +122,56 @@ void TrainAtRandom(Training* training, int steps, int features = 1, uint64_t see
     }
     training->Step(keys, gradients, features);
   }
+}
+
+TEST(Flush, SumsOfBeforeTheFirstUpdateWaitForARateAndAreThenPartOfIt) {
+  DeferredContents pending;
+  pending.keys = {3, 8, 11};
+  pending.ages = {0, 0, 0};
+  pending.ranks = {0, 0, 0};
+  const std::vector<float> gradients = {0.5f, -1.f, 0.25f};
+  for (const float gradient : gradients) {
+    for (int64_t j = 1; j <= kDim; ++j) pending.sums.push_back(gradient * static_cast<float>(j));
+  }
+  for (const UpdateRule::Kind kind : kAllRules) {
+    Training updated(kind), flushed(kind);
+    uint32_t slot = 0;
+    for (const int64_t key : pending.keys) {
+      flushed.table->rows().FindOrInsert(key, HashKey(key), 1.f, &slot);
+    }
+    const std::vector<float> initial = flushed.State();
+    flushed.table->updates().SetPolicy(Defer(1e9f, 1000));
+    ASSERT_TRUE(ImportDeferred(flushed.table.get(), pending).ok());
+    FlushDeferred(flushed.table.get(), flushed.parallel);
+    EXPECT_EQ(flushed.table->updates().num_deferred(), 3);
+    EXPECT_EQ(flushed.State(), initial);
+    flushed.table->updates().set_last_learning_rate(updated.rate);
+    FlushDeferred(flushed.table.get(), flushed.parallel);
+    EXPECT_EQ(flushed.table->updates().num_deferred(), 0);
+    updated.Step(pending.keys, gradients);
+    EXPECT_EQ(flushed.State(), updated.State());
+    EXPECT_NE(flushed.State(), initial);
+  }
+}
+
+TEST(Flush, ShadowSumsOfBeforeTheFirstUpdateAreForgotten) {
+  Training training(UpdateRule::Kind::kSgd);
+  DeferredContents pending;
+  uint32_t slot = 0;
+  for (int64_t key = 0; key < 500; ++key) {
+    training.table->rows().FindOrInsert(key, HashKey(key), 1.f, &slot);
+    pending.keys.push_back(key);
+    pending.sums.insert(pending.sums.end(), kDim, 1.f);
+  }
+  pending.ages.assign(500, 0);
+  pending.ranks.assign(500, 0);
+  UpdatePolicy policy = Defer(1e9f, 1000);
+  policy.is_shadow = true;
+  training.table->updates().SetPolicy(policy);
+  ASSERT_TRUE(ImportDeferred(training.table.get(), pending).ok());
+  EXPECT_GT(training.table->updates().num_deferred(), 0);
+  FlushDeferred(training.table.get(), training.parallel);
+  EXPECT_EQ(training.table->updates().num_deferred(), 0);
 }
 
 TEST(Defer, LosesNoGradient) {

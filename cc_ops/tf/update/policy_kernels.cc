@@ -46,11 +46,14 @@ class SetPolicyOp : public OneTableOp {
         now.is_shadow != policy.is_shadow || now.is_exchanged != policy.is_exchanged) {
       FlushDeferred(table, ParallelOf(c));
       if (table->updates().num_deferred() > 0 && !now.is_shadow) {
-        return absl::FailedPreconditionError(
-            absl::StrCat(table->updates().num_deferred(), " deferred gradients of table '",
-                         table->options().name,
-                         "' wait to be exchanged with other processes; they must be collected "
-                         "before its policy becomes another"));
+        const char* why = now.is_exchanged
+                              ? "wait to be exchanged with other processes; they must be collected "
+                                "before its policy becomes another"
+                              : "cannot be applied before its policy becomes another: it has had "
+                                "neither an update nor a learning rate";
+        return absl::FailedPreconditionError(absl::StrCat(table->updates().num_deferred(),
+                                                          " deferred gradients of table '",
+                                                          table->options().name, "' ", why));
       }
     }
     table->updates().SetPolicy(policy);

@@ -13,7 +13,8 @@ import tensorflow as tf
 
 import slipstream_tf as slip
 from slipstream_tf.distributed import init
-from slipstream_tf.ops.features import FeatureSpec
+from slipstream_tf.ops.features import FeatureSpec, pack
+from slipstream_tf.ops.update_policy import UpdatePolicy
 
 KEYS, BATCH, STEPS, INTERVAL = 60, 16, 40, 8
 TABLES = {"one": 4, "two": 3}
@@ -194,6 +195,25 @@ def refuse_what_would_go_wrong(comm) -> None:
             raise AssertionError("not refused")
 
 
+def flush_before_the_first_update(comm, kind: type) -> None:
+    """Deferred gradients of another job's variables: they move rows as a first update does."""
+    table, rule = slip.TableConfig("t", 2, seed=3), RULES["adam"]
+    store, native = kind([table], rule, comm, "hbm"), slip.stores.NativeStore([table], rule)
+    keys = np.arange(6)
+    own = keys[store.owners("t", keys) == comm.rank]
+    policy = UpdatePolicy("defer", "interval", max_age=99, max_rows=99)
+    store.set_update_policy("t", policy)
+    sums = np.stack([own + 1.0, -0.5 * own], 1).astype(np.float32)
+    pending = {"keys": own, "ages": np.zeros_like(own), "ranks": np.zeros(own.size, np.int32)}
+    store.import_pending("t", {**pending, "sums": sums, "learning_rate": np.float32(0.0)})
+    store.flush()
+    specs = [FeatureSpec("t", "t")]
+    _, plan = native.lookup(pack({"t": tf.constant(own)}, specs), specs, training=True)
+    native.apply_gradients(plan, [tf.constant(sums)])
+    rows, _ = store.gather("t", own)
+    np.testing.assert_allclose(rows, native.gather("t", own)[0], rtol=1e-5)
+
+
 def refuse_pythons_without_find_loader(comm) -> None:
     find_loader = importlib.find_loader
     del importlib.find_loader
@@ -212,6 +232,8 @@ def main() -> None:
     refuse_pythons_without_find_loader(comm)
     refuse_what_would_go_wrong(comm)
     look_up_batches_of_other_sizes(comm)
+    for kind in (slip.stores.SokPooledStore, slip.stores.SokEmbeddingStore):
+        flush_before_the_first_update(comm, kind)
     for case in sys.argv[1:]:
         compare(comm, *case.split(","))
     print("all is well")

@@ -92,7 +92,7 @@ def mask_or_only_count(comm) -> None:
     store.mark_rows("t", everyone[is_odd], np.full(is_odd.sum(), SATURATED))
     for is_shadow in (True, False):
         store.set_update_policy("t", UpdatePolicy("mask", is_shadow=is_shadow))
-        pairs = store.withhold([(slices, store._tables["t"].variable), (None, other), (1.0, other)])
+        pairs = store.withhold([(slices, store.opened[0].variable), (None, other), (1.0, other)])
         assert pairs[1:] == [(None, other), (1.0, other)]
         left = pairs[0][0]
         if is_shadow:

@@ -150,7 +150,7 @@ def test_ranks_need_a_store_that_keeps_copies(run_as_ranks: Any) -> None:
         assert layer.store.copy_movement == 0.1
         with pytest.raises(ValueError, match="a ShardedStore made with it"):
             EmbeddingCollection(TABLES, rule, store=make(comm), copy_movement=0.1)
-        assert not hasattr(ReplicatedStore(TABLES, rule, comm), "copy_movement")
+        assert ReplicatedStore(TABLES, rule, comm).copy_movement is None
 
     assert run_as_ranks(2, program) == [None] * 2
     # One rank sends nothing.

@@ -14,6 +14,7 @@ from slipstream_tf.ops.features import FeatureSpec
 from slipstream_tf.ops.update_policy import SATURATED, WATCHED, UpdateCounts, held_row_bytes
 from slipstream_tf.saturation.states import KeyState
 from slipstream_tf.saturation.tracker import SaturationTracker
+from slipstream_tf.stores import TrackedStore
 
 DIM = 2
 ROW_BYTES = 4 * DIM
@@ -21,7 +22,7 @@ SPECS = [FeatureSpec("user", "user"), FeatureSpec("item", "item")]
 DRIFTS = {0: 0.1, 1: 0.2, 2: 0.3, 3: 0.4}
 
 
-class Store:
+class Store(TrackedStore):
     """What the tracker needs of a store, in dictionaries; notes what it is told."""
 
     def __init__(self):

@@ -14,12 +14,13 @@ from slipstream_tf.ops.features import FeatureSpec
 from slipstream_tf.ops.update_policy import UpdateCounts
 from slipstream_tf.saturation.report import random_shares
 from slipstream_tf.saturation.tracker import SaturationTracker
+from slipstream_tf.stores import TrackedStore
 
 DIM = 2
 SPECS = [FeatureSpec("user", "user"), FeatureSpec("item", "item")]
 
 
-class SmallStore:
+class SmallStore(TrackedStore):
     """What the tracker needs of an EmbeddingStore, in dictionaries."""
 
     def __init__(self, *names: str):

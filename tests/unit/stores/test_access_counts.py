@@ -45,7 +45,7 @@ def test_they_agree(is_graph):
             (tf.function(step) if is_graph else step)()
         assert_equal(*counters)
         for counter in counters:
-            counter.decay(0.5)
+            counter.decay_counts(0.5)
     assert -1 not in counters[1].hot_keys("b", 100)[0]
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipstream_tf.stores import hkv
+from slipstream_tf.stores.sok import hkv
 
 GOOD = {"init_capacity": 1 << 10, "max_capacity": 1 << 20, "max_hbm_for_vectors": 2}
 

@@ -13,26 +13,19 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from absl import logging
 
 from slipstream_tf import optimizers
 from slipstream_tf.config import TableConfig
-from slipstream_tf.errors import invalid, require_integer
-from slipstream_tf.memory import require_room
+from slipstream_tf.errors import invalid
 from slipstream_tf.ops import exchange as exchange_ops
 from slipstream_tf.ops import update_policy
 from slipstream_tf.ops.features import FeatureSpec, PackedFeatures
-from slipstream_tf.ops.update_policy import SATURATED, UpdateCounts, UpdatePolicy
-from slipstream_tf.stores import sok_traffic
-from slipstream_tf.stores.access_counts import export_accesses, import_accesses
-from slipstream_tf.stores.native import NativeStore
-from slipstream_tf.stores.sok import SokTable, slots_of
-from slipstream_tf.stores.sok_tables import SokTables
-
-# Of a copy, beside its values: index entry, time of use, mark.
-_COPY_OVERHEAD = 64
-# Share of the copies' budget that frozen rows may take; a batch's rows need the rest.
-_FROZEN_SHARE = 0.5
+from slipstream_tf.ops.update_policy import UpdateCounts, UpdatePolicy
+from slipstream_tf.stores.copies import CopiedRows, export_copies, rows_within
+from slipstream_tf.stores.sok import traffic
+from slipstream_tf.stores.sok.library import slots_of
+from slipstream_tf.stores.sok.table import SokTable
+from slipstream_tf.stores.sok.tables import SokTables
 
 
 class SokEmbeddingStore(SokTables):
@@ -57,6 +50,9 @@ class SokEmbeddingStore(SokTables):
         comm: the ranks, or None.
     """
 
+    may_freeze = True
+    has_copies = True
+
     def __init__(
         self,
         tables: Sequence[TableConfig],
@@ -74,7 +70,7 @@ class SokEmbeddingStore(SokTables):
             optimizer: the rule of all tables: `SGD`, `Adagrad` or `Adam`.
             comm: the ranks, from `distributed.init()`; None: this process alone.
             var_type: "hybrid" (HierarchicalKV: GPU and host memory) or "hbm" (GPU memory only).
-            settings: of HKV, for all tables; see `stores.hkv.NAMES`.
+            settings: of HKV, for all tables; see `stores.sok.hkv.NAMES`.
             cache_bytes: of the copies on this rank; must hold the distinct keys of a batch. Frozen
                 copies take at most half of it.
 
@@ -82,21 +78,13 @@ class SokEmbeddingStore(SokTables):
             ImportError: SOK cannot be loaded here.
             ValueError: a table or setting that SOK cannot have, or a rule that it does not know.
         """
-        require_integer("cache_bytes", cache_bytes, 1, None, "SokEmbeddingStore")
-        require_room("cache_bytes", cache_bytes, cache_bytes, "copies of rows", "SokEmbeddingStore")
-        super().__init__(tables, optimizer, comm, var_type, settings)
-        row_bytes = sum(4 * table.dim + _COPY_OVERHEAD for table in self.tables)
-        rows = cache_bytes // max(row_bytes, 1)
-        if rows < 2:
-            raise invalid("cache_bytes", cache_bytes, "SokEmbeddingStore", f"{2 * row_bytes}")
-        self._most_frozen = int(rows * _FROZEN_SHARE)
-        self._frozen = {table.name: 0 for table in self.tables}
-        self._marked = {table.name: np.empty(0, np.int64) for table in self.tables}
         # Gradients pass through the copies' tables, but rows are not updated there.
-        self._copies = NativeStore(
-            [dataclasses.replace(t, capacity=rows, eviction="lru") for t in self.tables],
-            optimizers.SGD(self.optimizer.learning_rate),
-        )
+        rule = optimizers.SGD(optimizers.get(optimizer).learning_rate)
+        rows = rows_within(cache_bytes, tables, rule, "SokEmbeddingStore")
+        super().__init__(tables, optimizer, comm, var_type, settings)
+        self._policies = {table.name: UpdatePolicy() for table in self.tables}
+        self._saturated = {table.name: np.empty(0, np.int64) for table in self.tables}
+        self._copies = CopiedRows(self.tables, rule, rows)
         self._handles = self._copies._handles
         with tf.device("CPU:0"):
             self._defers = tf.Variable(False, trainable=False)
@@ -109,15 +97,15 @@ class SokEmbeddingStore(SokTables):
         stacked: bool = False,
     ) -> tuple[list[tf.Tensor], tf.Tensor | None]:
         """See `EmbeddingStore.lookup`; a collective."""
-        feature_table = [self._index_of(spec.table) for spec in specs]
+        feature_table = [self._copies._index_of(spec.table) for spec in specs]
         # Keys with a frozen copy are left out: they never enter SOK's exchange.
         sizes, keys = exchange_ops.route_keys(
             self._handles, packed, feature_table, ranks=1, reads_frozen=training
         )
         parts = tf.split(keys, sizes[0], num=len(self.tables))
         fetched = [
-            self._with_initial(i, part, sok_traffic.lookup(self.comm, self._tables[i], part))
-            for i, part in enumerate(parts)
+            self._with_initial(found.name, part, traffic.lookup(self.comm, found, part))
+            for found, part in zip(self._opened.values(), parts, strict=True)
         ]
         rows = exchange_ops.RowParcels(sizes, keys, exchange_ops.pack_rows(fetched))
         stored = exchange_ops.store_copies(
@@ -130,9 +118,8 @@ class SokEmbeddingStore(SokTables):
         self, plan: tf.Tensor, gradients: Sequence[tf.Tensor]
     ) -> tf.Operation | None:
         """See `EmbeddingStore.apply_gradients`; averages over the ranks. A collective."""
-        ranks = self._tables[0].ranks
         # SOK adds up what the ranks send.
-        shares = [gradient / ranks for gradient in gradients]
+        shares = [gradient / self._ranks for gradient in gradients]
         collected = exchange_ops.collect_gradients(
             plan, shares, self.learning_rate, counts_update=True
         )
@@ -146,8 +133,8 @@ class SokEmbeddingStore(SokTables):
         keys = tf.split(collected.keys, sizes, num=len(dims))
         values = tf.split(collected.values, sizes * dims, num=len(dims))
         pairs = []
-        for table, dim, own_keys, own_values in zip(self._tables, dims, keys, values, strict=True):
-            rows = tf.reshape(own_values, [-1, dim])
+        for table, own_keys, own_values in zip(self._opened.values(), keys, values, strict=True):
+            rows = tf.reshape(own_values, [-1, table.dim])
             pairs.append((self._to_owners(table, own_keys, rows, is_deferred), table.variable))
         return self._updater.apply_gradients(pairs)
 
@@ -157,7 +144,7 @@ class SokEmbeddingStore(SokTables):
         """What the backward pass of SOK's lookup does, for keys that are not those of a lookup."""
         ops, talk = self._sok.raw_ops, self._sok.communication
         selected, order, splits = ops.dist_select(keys, num_splits=table.ranks)
-        sok_traffic.count_delivery(self.comm, table, splits, is_deferred)
+        traffic.count_delivery(self.comm, table, splits, is_deferred)
         own_keys, _ = talk.alltoall(selected, splits)
         own_rows, _ = talk.alltoall(ops.gather_ex(rows, order), splits)
         shape = tf.stack([tf.shape(own_keys)[0], table.dim])
@@ -175,8 +162,7 @@ class SokEmbeddingStore(SokTables):
                 judges the sums of its own batches, before they are sent, and slots would have to
                 travel to it; or moments are to decay, or ranks to be simulated.
         """
-        index = self._index_of(table)
-        place = f"table {table!r} of a SokEmbeddingStore"
+        place = self._place_of(table)
         by_movement = policy.mode == "defer" and policy.trigger == "movement"
         if by_movement and not isinstance(self.optimizer, optimizers.SGD):
             allowed = (
@@ -189,7 +175,7 @@ class SokEmbeddingStore(SokTables):
         before = self._policies[table]
         if not policy.keeps_sums_of(before):
             self.flush()
-        update_policy.set_policy(self._handles[index], policy)
+        update_policy.set_policy(self._handles[self._copies._index_of(table)], policy)
         self._policies[table] = policy
         policies = self._policies.values()
         self._defers.assign(any(p.mode == "defer" and not p.is_shadow for p in policies))
@@ -200,28 +186,13 @@ class SokEmbeddingStore(SokTables):
         Raises:
             ValueError: a mark is WATCHED: rows are updated by SOK.
         """
-        index = self._index_of(table)
         keys, marks = np.asarray(keys, np.int64), np.asarray(marks, np.uint8)
         self._require_unwatched(table, marks)
-        withheld = keys[(marks & SATURATED) > 0]
-        if withheld.size > self._most_frozen:
-            logging.warning(
-                "%d of %d saturated keys of table %r are not withheld: cache_bytes has no room for "
-                "their marks.",
-                withheld.size - self._most_frozen,
-                withheld.size,
-                table,
-            )
-            withheld = withheld[: self._most_frozen]
-        # Copies may come later in the window: what is to be withheld then is marked now.
-        of_copies = np.full(withheld.size, SATURATED)
-        update_policy.mark_rows(self._handles[index], withheld, of_copies, makes_rows=True)
-        found = self._tables[index]
-        own = found.own(withheld)
+        found, before = self._table(table), self._saturated[table]
+        own = found.own(self._copies.withhold(table, keys, marks))
         slots = slots_of(self._updater, found.variable).values()
-        found.touch(np.union1d(self._marked[table], own), slots)
-        self._marked[table] = own
-        self._frozen[table] = 0
+        found.touch(np.union1d(before, own), slots)
+        self._saturated[table] = own
 
     def freeze(self, hot: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> None:
         """Gives every rank copies of rows that it reads without asking until `mark_rows`.
@@ -232,40 +203,28 @@ class SokEmbeddingStore(SokTables):
             hot: table -> keys int64 [n] and access counts float32 [n] over all ranks, by count
                 descending; tables not named freeze nothing.
         """
-        if self.comm is None or self.comm.size == 1:
+        if self._ranks == 1:
             return
-        nothing = np.empty(0, np.int64), np.empty(0, np.float32)
-        for index, (table, found) in enumerate(zip(self.tables, self._tables, strict=True)):
-            keys, counts = hot.get(table.name, nothing)
-            keys = keys[: self._most_frozen][counts[: self._most_frozen] >= self.least_accesses]
-            self._frozen[table.name] = keys.size
-            own = found.own(keys)
-            name = f"slipstream.sok.frozen.{table.name}"
-            everyones = self.comm.gather(tf.constant(own, tf.int64), "keys", f"{name}.keys")
-            trained = self.comm.gather(found.read(own), "rows", f"{name}.rows")
-            rows = self._with_initial(index, everyones, trained)
+        for handle, (name, found) in zip(self._handles, self._opened.items(), strict=True):
+            keys = self._copies.choose_frozen(name, hot, self.least_accesses)
+            everyones, trained = self._everyones(found, keys)
+            rows = self._with_initial(name, everyones, trained)
             size = tf.reshape(tf.size(everyones, tf.int64), [1, 1])
             exchange_ops.store_copies(
-                self._handles[index : index + 1],
+                [handle],
                 exchange_ops.RowParcels(size, everyones, exchange_ops.pack_rows([rows])),
                 with_summary=False,
                 frozen=True,
                 makes_room=True,
             )
 
-    @property
-    def least_accesses(self) -> float:
-        """Decayed accesses from which a copy on every rank is less to send than single rows."""
-        return 2.0 * self._tables[0].ranks
-
     def frozen_keys(self, table: str) -> int:
         """Returns how many keys of a table have frozen copies in this window."""
-        self._index_of(table)
-        return self._frozen[table]
+        return self._copies.frozen[self._require(table)]
 
     def export_pending(self, table: str) -> dict[str, np.ndarray]:
         """See `EmbeddingStore.export_pending`; of the sums of this rank's own batches."""
-        return self._copies.export_pending(table)
+        return {**self._copies.export_pending(table), "learning_rate": self.learning_rate.numpy()}
 
     def import_pending(self, table: str, contents: Mapping[str, Any]) -> None:
         """See `EmbeddingStore.import_pending`; of what this rank is to hold back."""
@@ -273,17 +232,16 @@ class SokEmbeddingStore(SokTables):
 
     def export_accesses(self, table: str) -> dict[str, np.ndarray]:
         """See `SokTables.export_accesses`."""
-        return export_accesses(self._copies, table)
+        return self._copies.export_accesses(table)
 
     def import_accesses(self, table: str, accesses: Mapping[str, np.ndarray]) -> None:
         """See `SokTables.import_accesses`; nothing is frozen, marked or held then."""
-        import_accesses(self._copies, table, accesses)
-        self._frozen[table] = 0
+        self._copies.import_accesses(table, accesses)
+        self._copies.frozen[table] = 0
 
     def export_copies(self, table: str) -> dict[str, np.ndarray]:
         """Returns this rank's copies of rows, with its own accesses; see `ShardedStore`."""
-        contents = self._copies.export_table(table, flush=False)
-        return {**contents, "marks": self._copies.marks(table, contents["keys"])}
+        return export_copies(self._copies, table)
 
     def import_copies(self, table: str, contents: Mapping[str, Any]) -> None:
         """Replaces this rank's copies by those of `export_copies`; see `ShardedStore`.
@@ -291,12 +249,10 @@ class SokEmbeddingStore(SokTables):
         Frozen ones are as old as they were. Call it in the midst of a window, after `mark_rows` and
         `freeze`, and before `import_pending`: what is held back is let go without a trace.
         """
-        rows = dict(contents)
-        keys, marks = rows["keys"], rows.pop("marks", None)
-        if marks is None:
-            marks = self._copies.marks(table, keys)
-        self._copies.import_table(table, rows)
-        self._copies.mark_rows(table, keys, marks)
+        self._copies.replace(table, contents)
+
+    def _policy_of(self, table: str) -> UpdatePolicy:
+        return self._policies[table]
 
     def hot_keys(self, table: str, k: int) -> tuple[np.ndarray, np.ndarray]:
         """See `EmbeddingStore.hot_keys`; of this rank's own batches."""

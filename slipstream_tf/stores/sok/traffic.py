@@ -11,7 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from slipstream_tf.stores.sok import SokTable
+from slipstream_tf.stores.sok.table import SokTable
 
 KEY_BYTES = 8
 FLOAT_BYTES = 4

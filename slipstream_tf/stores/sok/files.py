@@ -13,8 +13,8 @@ import numpy as np
 import tensorflow as tf
 
 from slipstream_tf.errors import invalid
-from slipstream_tf.stores.sok import open_sok, slots_of
-from slipstream_tf.stores.sok_store import SokStore
+from slipstream_tf.stores.sok.library import open_sok, slots_of
+from slipstream_tf.stores.sok.store import SokStore
 
 _FIRST = "OptimizerWrapperV1"
 

@@ -10,18 +10,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
 import tensorflow as tf
 
 from slipstream_tf import optimizers
 from slipstream_tf.config import TableConfig
-from slipstream_tf.errors import invalid
+from slipstream_tf.errors import invalid, require_integer
 from slipstream_tf.ops.features import PADDING_KEY, FeatureSpec, PackedFeatures
-from slipstream_tf.ops.update_policy import UpdateCounts, UpdatePolicy
-from slipstream_tf.stores import sok_traffic
-from slipstream_tf.stores.sok import require_lookup_sparse
-from slipstream_tf.stores.sok_store import SokStore
-from slipstream_tf.stores.sok_tables import SokTables
+from slipstream_tf.stores.access_counts import ExactCounts
+from slipstream_tf.stores.sok import traffic
+from slipstream_tf.stores.sok.library import require_lookup_sparse
+from slipstream_tf.stores.sok.tables import SokTables
+from slipstream_tf.stores.sok.watched import WatchedTables
 
 # Values per row up to which SOK multiplies rows by weights.
 _WIDEST_WEIGHTED = 256
@@ -45,7 +44,7 @@ class PooledPlan(NamedTuple):
     sent_bytes: tf.Tensor
 
 
-class SokPooledStore(SokTables):
+class SokPooledStore(SokTables, WatchedTables):
     """Embedding tables whose rows SOK holds and pools, spread by key modulo the number of ranks.
 
     Beside `SokEmbeddingStore`, whose exchanges carry the distinct keys of a batch with their rows
@@ -90,7 +89,7 @@ class SokPooledStore(SokTables):
             optimizer: the rule of all tables: `SGD`, `Adagrad` or `Adam`.
             comm: the ranks, from `distributed.init()`; None: this process alone.
             var_type: "hybrid" (HierarchicalKV: GPU and host memory) or "hbm" (GPU memory only).
-            settings: of HKV, for all tables; see `stores.hkv.NAMES`.
+            settings: of HKV, for all tables; see `stores.sok.hkv.NAMES`.
             counted_keys: keys of a table whose accesses are counted; at least those of a batch.
 
         Raises:
@@ -100,8 +99,8 @@ class SokPooledStore(SokTables):
         """
         super().__init__(tables, optimizer, comm, var_type, settings)
         require_lookup_sparse()
-        variables = {table.name: table.variable for table in self._tables}
-        self._watching = SokStore(variables, self._updater, comm, counted_keys)
+        require_integer("counted_keys", counted_keys, 1, None, "SokPooledStore")
+        self._watch(self._updater, ExactCounts(self._opened, counted_keys))
 
     def lookup(
         self,
@@ -116,18 +115,20 @@ class SokPooledStore(SokTables):
             ValueError: keys have weights, and rows are too wide for SOK to weigh.
             tf.errors.InvalidArgumentError: a key is one that SOK's tables use themselves.
         """
-        widest = max(self.tables[self._index_of(spec.table)].dim for spec in specs)
+        found = [self._table(spec.table) for spec in specs]
+        widest = max(table.dim for table in found)
         if packed.weights and widest > _WIDEST_WEIGHTED:
             allowed = (
                 f"none where a table's dim is above {_WIDEST_WEIGHTED} (here {widest}): SOK 2.1.0 "
                 "divides wider rows by their weights"
             )
-            raise invalid("weights", f"{len(packed.weights)} features'", self._place, allowed)
+            place = type(self).__name__
+            raise invalid("weights", f"{len(packed.weights)} features'", place, allowed)
         initial, _ = self._initial.lookup(packed, specs, training=False)
         if training:
-            self._watching.count_accesses(packed, specs)
-        indices = sorted({self._index_of(spec.table) for spec in specs})
-        variables = [self._tables[index].variable for index in indices]
+            self.count_accesses(packed, specs)
+        names = {table.name for table in found}
+        variables = [table.variable for name, table in self._opened.items() if name in names]
         # The initial rows' lookup has checked the keys' layout, which SOK does not.
         with (
             tf.control_dependencies(initial),
@@ -152,13 +153,13 @@ class SokPooledStore(SokTables):
         """
         bags = [_bags_of(packed, place) for place in range(len(specs))]
         bags = [
-            bag.with_values(self._tables[self._index_of(spec.table)].checked(bag.values))
+            bag.with_values(self._table(spec.table).checked(bag.values))
             for spec, bag in zip(specs, bags, strict=True)
         ]
         batch = bags[0].nrows()
         # SOK takes all ranks to have as many inputs, one at least.
         most = tf.maximum(batch, 1)
-        if self.comm is not None and self.comm.size > 1:
+        if self._ranks > 1:
             sizes = self.comm.gather(
                 tf.reshape(most, [1]), "control", _unique("slipstream.sok.batch")
             )
@@ -171,16 +172,16 @@ class SokPooledStore(SokTables):
             ]
         sent_bytes = self._pooled_bytes(specs, most)
         self._count_keys(padded, is_weighted=weights is not None)
-        sok_traffic.count(self.comm, sent_bytes, "rows")
+        traffic.count(self.comm, sent_bytes, "rows")
         sums = self._sok.lookup_sparse(
-            [self._tables[self._index_of(spec.table)].variable for spec in specs],
+            [self._table(spec.table).variable for spec in specs],
             padded,
             sp_weights=weights,
             combiners=["sum"] * len(specs),
         )
         found = []
         for place, spec in enumerate(specs):
-            dim = self.tables[self._index_of(spec.table)].dim
+            dim = self._table(spec.table).dim
             rows = tf.ensure_shape(sums[place][:batch], [None, dim])
             if spec.combiner != "sum":
                 divisors = _divisors(spec, _weights_of(packed, place, bags[place]))
@@ -190,16 +191,16 @@ class SokPooledStore(SokTables):
 
     def _pooled_bytes(self, specs: Sequence[FeatureSpec], inputs: tf.Tensor) -> tf.Tensor:
         """Bytes of the pooled vectors that this rank has for others' inputs."""
-        width = sum(self.tables[self._index_of(spec.table)].dim for spec in specs)
-        return inputs * (width * sok_traffic.FLOAT_BYTES * (self._tables[0].ranks - 1))
+        width = sum(self._table(spec.table).dim for spec in specs)
+        return inputs * (width * traffic.FLOAT_BYTES * (self._ranks - 1))
 
     def _count_keys(self, bags: Sequence[tf.RaggedTensor], is_weighted: bool) -> None:
         """Counts keys, weights and the bags' lengths, which go to every other rank."""
-        each = sok_traffic.KEY_BYTES + is_weighted * sok_traffic.FLOAT_BYTES
+        each = traffic.KEY_BYTES + is_weighted * traffic.FLOAT_BYTES
         keys = [tf.size(bag.values, tf.int64) * each for bag in bags]
-        lengths = [bag.nrows() * sok_traffic.KEY_BYTES for bag in bags]
-        others = self._tables[0].ranks - 1
-        sok_traffic.count(self.comm, tf.add_n([*keys, *lengths]) * others, "keys")
+        lengths = [bag.nrows() * traffic.KEY_BYTES for bag in bags]
+        others = self._ranks - 1
+        traffic.count(self.comm, tf.add_n([*keys, *lengths]) * others, "keys")
 
     def apply_gradients(
         self, plan: PooledPlan, gradients: Sequence[tf.Tensor]
@@ -209,77 +210,25 @@ class SokPooledStore(SokTables):
         Raises:
             tf.errors.InvalidArgumentError: a gradient is not finite; nothing is sent then.
         """
-        ranks = self._tables[0].ranks
         by_feature = tf.unstack(gradients[0], axis=1) if plan.is_stacked else gradients
         # SOK adds up what the ranks send.
         shares = [
-            tf.debugging.check_numerics(gradient / ranks, "Gradient of bags that SOK pools")
+            tf.debugging.check_numerics(gradient / self._ranks, "Gradient of bags that SOK pools")
             for gradient in by_feature
         ]
         handles = [variable.handle for variable in plan.variables]
-        sok_traffic.count(self.comm, plan.sent_bytes, "gradients")
+        traffic.count(self.comm, plan.sent_bytes, "gradients")
         slices = plan.tape.gradient(plan.trained, handles, output_gradients=shares)
         self._steps.assign_add([1, 1])
-        pairs = self._watching.withhold(zip(slices, plan.variables, strict=True))
+        pairs = self.withhold(zip(slices, plan.variables, strict=True))
         return self._updater.apply_gradients(pairs)
 
     def flush(self) -> None:
         """Applies what this rank holds back of its own rows; no collective."""
-        self._apply_held(self._watching.flush)
+        self._apply_held(lambda: self._flush_by(self._updater))
 
-    def set_update_policy(self, table: str, policy: UpdatePolicy) -> None:
-        """See `SokStore.set_update_policy`."""
-        self._index_of(table)
-        self._require_policy(table, policy)
-        self._watching.set_update_policy(table, policy)
-        self._policies[table] = policy
-
-    def mark_rows(self, table: str, keys: Any, marks: Any) -> None:
-        """See `EmbeddingStore.mark_rows`.
-
-        Raises:
-            ValueError: a mark is WATCHED: rows are updated by SOK.
-        """
-        self._index_of(table)
-        self._require_unwatched(table, np.asarray(marks, np.uint8))
-        self._watching.mark_rows(table, keys, marks)
-
-    @property
-    def holds_at_owners(self) -> bool:
-        """Whether a rank holds sums of its own rows only."""
-        return True
-
-    def export_pending(self, table: str) -> dict[str, np.ndarray]:
-        """See `SokStore.export_pending`."""
-        return self._watching.export_pending(table)
-
-    def import_pending(self, table: str, contents: Mapping[str, Any]) -> None:
-        """See `SokStore.import_pending`."""
-        self._watching.import_pending(table, contents)
-
-    def let_go_of(self, table: str) -> None:
-        """See `SokStore.let_go_of`."""
-        self._watching.let_go_of(table)
-
-    def export_accesses(self, table: str) -> dict[str, np.ndarray]:
-        """See `SokTables.export_accesses`."""
-        return self._watching.export_accesses(table)
-
-    def import_accesses(self, table: str, accesses: Mapping[str, np.ndarray]) -> None:
-        """See `SokTables.import_accesses`; marks and held sums stay."""
-        self._watching.import_accesses(table, accesses)
-
-    def hot_keys(self, table: str, k: int) -> tuple[np.ndarray, np.ndarray]:
-        """See `EmbeddingStore.hot_keys`; of this rank's own batches."""
-        return self._watching.hot_keys(table, k)
-
-    def decay_counts(self, factor: float) -> None:
-        """See `EmbeddingStore.decay_counts`."""
-        self._watching.decay_counts(factor)
-
-    def update_counts(self, table: str) -> UpdateCounts:
-        """See `EmbeddingStore.update_counts`; of the gradient rows of this rank's own keys."""
-        return self._watching.update_counts(table)
+    def _known_rate(self) -> Any:
+        return self.learning_rate
 
 
 def _unique(name: str) -> str:

@@ -14,7 +14,7 @@ import tensorflow as tf
 from absl import logging
 
 from slipstream_tf.errors import invalid
-from slipstream_tf.stores.sok import SokTable
+from slipstream_tf.stores.sok.table import SokTable
 
 
 def export_rows(found: SokTable, slots: Sequence[Any]) -> dict[str, np.ndarray]:

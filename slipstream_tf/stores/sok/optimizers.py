@@ -1,0 +1,211 @@
+"""Optimizers of SOK's variables: what they keep of rows, count, and how far they move rows.
+
+In: what `sok.wrap_optimizer` returned. Out: the update rule of this package whose slots these are,
+if there is one; the slots; steps and powers, as they are saved and restored; lengths of steps.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from slipstream_tf import optimizers
+from slipstream_tf.errors import invalid
+from slipstream_tf.stores.base import SlotLayout
+from slipstream_tf.stores.movement import Movements
+from slipstream_tf.stores.sok.library import slots_of
+from slipstream_tf.stores.sok.table import SokTable
+
+# Of this package's rules: their slots by SOK's names, in the order of a native table's.
+SLOTS: Mapping[str, tuple[str, ...]] = {"SGD": (), "Adagrad": ("accumulator",), "Adam": ("m", "v")}
+# Steps after which a power of Adam's is 0 in float32, and tells no more.
+_MANY_STEPS = 1 << 20
+
+
+class UserRule:
+    """The rule of an optimizer that `SokStore` was given."""
+
+    def __init__(self, optimizer: Any) -> None:
+        """Takes the optimizer; None: there is none."""
+        self._optimizer = optimizer
+        # `sok.SGD` has no slots, nor names of any.
+        names: list[str] = getattr(optimizer, "get_slot_names", list)()
+        self._name = _kind(optimizer)
+        self._slots = tuple(sorted(names))
+        if sorted(SLOTS.get(self._name, ())) == sorted(names):
+            self._slots = SLOTS.get(self._name, ())
+        else:
+            # Not those of this package's rule, as of SGD with momentum.
+            self._name = f"{self._name}({', '.join(self._slots)})"
+
+    def layout(self, table: SokTable) -> SlotLayout:
+        """Returns the slots of a table's rows; unknown are those of a `sok.Variable`."""
+        if self._optimizer is None or not table.is_dynamic:
+            return SlotLayout(None, np.empty(0, np.float32))
+        return SlotLayout(
+            self._name, np.repeat(np.array(self.initial_slots(), np.float32), table.dim)
+        )
+
+    def initial_slots(self) -> list[float]:
+        """Returns the value of each new slot."""
+        if not self._slots:
+            return []
+        made = self._optimizer._initial_vals
+        return [float(np.ravel(made[name].numpy())[0]) for name in self._slots]
+
+    def slots(self, table: SokTable) -> list[Any]:
+        """Returns the variables that are a table's slots; makes them where a step would."""
+        if self._optimizer is None or not table.is_dynamic or not self._slots:
+            return []
+        self._optimizer._create_slots([table.variable])
+        slots = slots_of(self._optimizer, table.variable)
+        return [slots[name] for name in self._slots]
+
+    def export(self) -> tuple[np.ndarray, np.ndarray]:
+        """Returns steps int64 [2], updates and 0, and the powers of Adam's bias, float32."""
+        steps = 0
+        powers = [float(power.numpy()) for power in self._powers()]
+        if hasattr(self._optimizer, "_iterations"):
+            steps = int(self._optimizer._iterations.numpy())
+        elif powers:
+            beta, power = self._betas()[-1], powers[-1]
+            steps = _MANY_STEPS
+            if 0.0 < beta < 1.0 and power > 0.0:
+                steps = max(round(math.log(power) / math.log(beta)) - 1, 0)
+        return np.array([steps, 0]), np.array(powers, np.float32)
+
+    def replace(self, contents: Mapping[str, Any]) -> None:
+        """Goes on from the steps and powers of any store's contents; "powers" may be missing."""
+        steps, own = int(contents["steps"][0]), self._powers()
+        if hasattr(self._optimizer, "_iterations"):
+            self._optimizer._iterations.assign(steps)
+        powers = contents.get("powers")
+        if powers is None or len(powers) != len(own):
+            powers = [beta ** (steps + 1) for beta in self._betas()] if own else []
+        for variable, value in zip(own, powers, strict=True):
+            variable.assign(value)
+
+    def _powers(self) -> list[Any]:
+        return powers_of(self._optimizer) if self._name == "Adam" else []
+
+    def _betas(self) -> list[float]:
+        inner = _inner(self._optimizer)
+        values = (inner._call_if_callable(beta) for beta in (inner._beta1, inner._beta2))
+        return [float(value) for value in values]
+
+
+def same_rule(rule: optimizers.SparseOptimizer, learning_rate: tf.Variable) -> Any:
+    """Returns the optimizer of TensorFlow that has a rule of this package, for SOK's wrapper.
+
+    Raises:
+        ValueError: SOK's tables cannot have the rule.
+    """
+    first = tf.compat.v1.train
+    kind = type(rule)
+
+    def rate() -> tf.Tensor:
+        return learning_rate.read_value()
+
+    if kind is optimizers.SGD:
+        return first.GradientDescentOptimizer(rate)
+    if isinstance(rule, optimizers.Adagrad) and kind is optimizers.Adagrad:
+        start = rule.initial_accumulator_value
+        # TensorFlow's rule has no epsilon: it must not matter beside what is accumulated.
+        if not start > 0.0 or rule.epsilon > 1e-5 * start:
+            allowed = "initial_accumulator_value > 0, and epsilon at most 1e-5 times it"
+            raise invalid("optimizer", rule, "SOK's tables", allowed)
+        return first.AdagradOptimizer(rate, start)
+    if isinstance(rule, optimizers.Adam):
+        return first.AdamOptimizer(rate, rule.beta_1, rule.beta_2, rule.epsilon)
+    raise invalid("optimizer", kind.__name__, "SOK's tables", "SGD, Adagrad or Adam")
+
+
+def powers_of(optimizer: Any) -> list[Any]:
+    """Returns the variables of Adam's betas to the power of its updates and one, the first first.
+
+    Args:
+        optimizer: SOK's wrapper of one of `tf.compat.v1.train`; of others there are none.
+    """
+    by_name = getattr(optimizer, "_non_slot_dict", {})
+    return [power for _, power in sorted(by_name.items(), key=lambda item: item[0][0])]
+
+
+class SokMovements(Movements):
+    """Optimizers that update dynamic variables; accumulated squares are read where they are."""
+
+    known = (
+        "tf.compat.v1.train.GradientDescentOptimizer or AdagradOptimizer, sok.SGD, or "
+        "tf_keras.optimizers.legacy.SGD without momentum or Adagrad"
+    )
+    # Of classes of the same names, whose steps are these: TensorFlow's, Keras's and SOK's own.
+    _makers = ("tensorflow", "keras", "tf_keras", "sparse_operation_kit")
+
+    def unknown(self, optimizer: Any) -> str | None:
+        """See `Movements.unknown`."""
+        if optimizer is None:
+            return "no optimizer"
+        inner = _inner(optimizer)
+        kind = type(inner)
+        if self.rule(optimizer) is None or kind.__module__.split(".")[0] not in self._makers:
+            return kind.__name__
+        if getattr(inner, "_momentum", False):
+            return f"{kind.__name__} with momentum"
+        return None
+
+    def prepare(self, optimizer: Any, variables: list[Any]) -> None:
+        """Makes what `of` reads, which a graph cannot make.
+
+        Args:
+            optimizer: one of the `known`.
+            variables: `sok.DynamicVariable`s that it updates.
+        """
+        inner = _inner(optimizer)
+        with tf.init_scope():
+            if hasattr(inner, "_create_hypers"):
+                inner._create_hypers()
+            if self.rule(optimizer) == "Adagrad":
+                optimizer._create_slots(variables)
+
+    def learning_rate(self, optimizer: Any) -> tf.Tensor:
+        """See `Movements.learning_rate`."""
+        inner = _inner(optimizer)
+        if inner is optimizer:  # sok.SGD
+            return tf.cast(optimizer.lr, tf.float32)
+        if not hasattr(inner, "_get_hyper"):  # of tf.compat.v1.train
+            return tf.cast(inner._call_if_callable(inner._learning_rate), tf.float32)
+        # As legacy optimizers reckon it, but by the wrapper's count of updates.
+        steps = tf.cast(optimizer._iterations, tf.float32)
+        rate = inner._get_hyper("learning_rate", tf.float32)
+        if callable(rate):
+            rate = tf.cast(rate(steps), tf.float32)
+        return rate / (1.0 + inner._initial_decay * steps)
+
+    def rule(self, optimizer: Any) -> str | None:
+        """See `Movements.rule`."""
+        kind = _kind(optimizer)
+        return kind if kind in ("SGD", "Adagrad") else None
+
+    def _by_adagrad(
+        self, optimizer: Any, variable: Any, keys: tf.Tensor, sums: tf.Tensor
+    ) -> tf.Tensor:
+        # SOK's read makes slots that are missing, as the optimizer's first update of the key would,
+        # with the same values: they are no more keys than the variable has.
+        accumulated = slots_of(optimizer, variable)["accumulator"].sparse_read(keys)
+        epsilon = getattr(_inner(optimizer), "epsilon", 0.0)
+        roots = tf.sqrt(accumulated + tf.square(sums)) + epsilon
+        return tf.reduce_max(tf.math.divide_no_nan(tf.abs(sums), roots), axis=1)
+
+
+def _inner(optimizer: Any) -> Any:
+    """The optimizer that SOK's wrapper has; `sok.SGD` has none."""
+    return getattr(optimizer, "_optimizer", optimizer)
+
+
+def _kind(optimizer: Any) -> str:
+    """The name of an optimizer's class, as a rule of this package."""
+    kind = type(_inner(optimizer)).__name__.removesuffix("Optimizer")
+    return "SGD" if kind == "GradientDescent" else kind

@@ -1,0 +1,131 @@
+"""Stores of one table "t", and the files of a job's checkpoint, without the job. For tests.
+
+`InSok` stands for a store of a table in SOK, of which it needs neither the code nor a GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from slipstream_tf import TableConfig, optimizers
+from slipstream_tf.checkpoint import store_parts
+from slipstream_tf.checkpoint.manifest import Manifest
+from slipstream_tf.ops.features import FeatureSpec
+from slipstream_tf.ops.update_policy import UpdatePolicy
+from slipstream_tf.stores.base import SavedStore
+
+TABLE = TableConfig("t", 2, seed=4)
+RULE = optimizers.Adagrad(0.1, 0.5)
+SPECS = [FeatureSpec("t", "t", "sum")]
+DEFERS = UpdatePolicy("defer", "interval", max_age=1000, max_rows=100)
+
+
+class InSok(SavedStore):
+    """A rank's part of a table as SOK's stores have it: rows by key modulo ranks, counts apart."""
+
+    is_in_sok = True
+    is_spread = True
+
+    def __init__(
+        self, rank: int, ranks: int, holds_at_owners: bool = False, optimizer: Any = RULE
+    ) -> None:
+        self.rank, self.ranks, self.holds_at_owners = rank, ranks, holds_at_owners
+        self.tables, self.optimizer = (TABLE,), optimizer
+        self.learning_rate = tf.Variable(0.1)
+        self.contents: dict[str, np.ndarray] = {}
+        self.accesses = {"keys": np.empty(0, np.int64), "counts": np.empty(0, np.float32)}
+        self.pending: dict[str, Any] = {}
+        self.policies: list[UpdatePolicy] = []
+        self.flushed = 0
+
+    def fill(self, keys: Sequence[int], powers: Sequence[float] = ()) -> InSok:
+        """Makes rows of its own keys; ranks access all keys, and hold sums of some."""
+        everyones = np.array(keys, np.int64)
+        own = everyones[everyones % self.ranks == self.rank]
+        values = (own[:, None] + np.array([0.0, 0.5])).astype(np.float32)
+        self.contents = {
+            **{"keys": own, "rows": values, "slots": values + 7, "trained": values - 1},
+            **{"counts": np.zeros(own.size, np.float32), "last_used": np.empty(0, np.int64)},
+            **{"steps": np.array([5, 6]), "powers": np.array(powers, np.float32)},
+        }
+        counts = (1.0 + self.rank + everyones % 3).astype(np.float32)
+        self.accesses = {"keys": everyones, "counts": counts}
+        held = (own if self.holds_at_owners else everyones)[:: 3 + self.rank]
+        self.pending = {
+            **{"keys": held, "ages": np.arange(held.size)[::-1].copy()},
+            **{"ranks": np.zeros(held.size, np.int32), "learning_rate": np.float32(0.1)},
+            "sums": np.stack([held + 0.25, -held - 1.0 - self.rank], 1).astype(np.float32),
+        }
+        return self
+
+    def owners(self, table: str, keys: np.ndarray) -> np.ndarray:
+        return keys % self.ranks
+
+    def reserved_keys(self, table: str) -> tuple[int, ...]:
+        return (-4, -3, -2, -1)
+
+    def export_table(self, table: str, flush: bool = True) -> dict[str, np.ndarray]:
+        assert not flush
+        return dict(self.contents)
+
+    def import_table(self, table: str, contents: dict[str, np.ndarray]) -> None:
+        self.contents = contents
+
+    def export_accesses(self, table: str) -> dict[str, np.ndarray]:
+        return self.accesses
+
+    def import_accesses(self, table: str, accesses: dict[str, np.ndarray]) -> None:
+        self.accesses = accesses
+
+    def export_pending(self, table: str) -> dict[str, Any]:
+        return dict(self.pending)
+
+    def import_pending(self, table: str, contents: dict[str, Any]) -> None:
+        self.pending = contents
+
+    def set_update_policy(self, table: str, policy: UpdatePolicy) -> None:
+        self.policies.append(policy)
+
+    def flush(self) -> None:
+        self.flushed += 1
+
+
+def save(folder: Path, stores: Sequence[Any], placement: str) -> Manifest:
+    """Writes the files of a job's tables."""
+    (folder / "rank-0").parent.mkdir(exist_ok=True)
+    entries: list[dict[str, Any]] = []
+    rows = 0
+    for number, store in enumerate(stores):
+        (part,) = store_parts.cut(store, store_parts.Rank(number, len(stores), placement))
+        (folder / f"rank-{number}").mkdir()
+        part.write(folder / store_parts.file_name(number, 0), "this", number)
+        rows += 0 if part.contents is None else len(part.contents["keys"])
+        entries.append({n: getattr(part, n) for n in ("name", "dim", "slots", "rule")})
+    described = {**entries[0], "dtype": "float32", "rows": rows}
+    return Manifest("this", 1, len(stores), placement, [described], {}, [], [], None, {})
+
+
+def together(work: Callable[[], Any], what: str) -> list[Any]:
+    return [work()]
+
+
+def restore(
+    folder: Path,
+    manifest: Manifest,
+    stores: Sequence[Any],
+    placement: str,
+    policy: UpdatePolicy = DEFERS,
+) -> None:
+    """Reads them into the tables of another job."""
+    for number, store in enumerate(stores):
+        rank = store_parts.Rank(number, len(stores), placement)
+        ready = store_parts.prepare(folder, manifest, store, rank)
+        store_parts.replace(store, ready)
+        store.set_update_policy("t", policy)
+        store_parts.replace_copies(store, ready, is_in_window=True)
+        store_parts.hold(store, ready, {"t": policy}, together)

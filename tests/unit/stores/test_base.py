@@ -1,0 +1,82 @@
+"""What a store can do is said by the fields of its class: nobody looks whether it has a method."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import slipstream_tf
+from slipstream_tf import TableConfig, optimizers
+from slipstream_tf.stores import NativeStore, VariableStore
+from slipstream_tf.stores.base import SavedStore, TrackedStore
+
+ASKING = ("hasattr", "getattr")
+
+
+def questions(source: str) -> Iterator[str]:
+    """Yields the calls that ask an object called a store what it has."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.args:
+            asked = ast.unparse(node.args[0]).split(".")[-1]
+            if node.func.id in ASKING and asked.lstrip("_").endswith("store"):
+                yield ast.unparse(node)
+
+
+def test_no_code_asks_what_a_store_has() -> None:
+    root = Path(slipstream_tf.__file__).parent
+    sources = {path: path.read_text(encoding="utf-8") for path in root.rglob("*.py")}
+    found = {str(path): list(questions(source)) for path, source in sources.items()}
+    assert {path: calls for path, calls in found.items() if calls} == {}
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["hasattr(store, 'f')", "getattr(self._store, 'f', None)", "x = [hasattr(a.store, 'f')]"],
+)
+def test_questions_are_found(source: str) -> None:
+    assert len(list(questions(source))) == 1
+
+
+def test_others_may_be_asked() -> None:
+    assert list(questions("hasattr(optimizer, 'f') or getattr(store.optimizer, 'f', 0)")) == []
+
+
+def test_a_store_that_cannot_measure_in_one_pass_gathers() -> None:
+    class Gathers(TrackedStore):
+        tables = (TableConfig("t", 2),)
+
+        def gather(self, table: str, keys: np.ndarray) -> tuple[tf.Tensor, tf.Tensor]:
+            rows = tf.stack([keys, 2 * keys], 1)
+            return tf.cast(rows, tf.float32), tf.ones(keys.size, tf.bool)
+
+        def travelled(self, table: str, keys: np.ndarray) -> np.ndarray:
+            return np.full(keys.size, 10.0, np.float32)
+
+    keys, snapshot = np.array([0, 3, 5]), tf.zeros([3, 2])
+    rows, found, drift = Gathers().measure("t", keys, snapshot, "linf")
+    assert np.asarray(found).all() and rows.numpy()[:, 1].tolist() == [0.0, 6.0, 10.0]
+    assert drift.tolist() == [0.0, 6.0, 10.0]
+    _, _, signal = Gathers().measure("t", keys, snapshot, "signal")
+    np.testing.assert_allclose(signal, [0.0, 4.5, 12.5], rtol=1e-6)
+
+
+def test_slots_follow_from_the_rule() -> None:
+    table = TableConfig("t", 3)
+    for rule, slots in (
+        (optimizers.SGD(), []),
+        (optimizers.Adagrad(0.1, 0.5), [0.5, 0.5, 0.5]),
+        (optimizers.RowWiseAdagrad(0.1, 0.5), [0.5]),
+        (optimizers.Adam(), [0.0] * 6),
+    ):
+        layout = NativeStore([table], rule).slot_layout("t")
+        assert (layout.rule, layout.initial.tolist()) == (type(rule).__name__, slots)
+    variables: SavedStore = VariableStore({"t": tf.Variable(tf.zeros([4, 3]))})
+    assert variables.slot_layout("t").rule is None
+    assert variables.num_keys("t") == 4 and variables.reserved_keys("t") == ()
+    with pytest.raises(ValueError, match="table"):
+        variables.slot_layout("other")
