@@ -86,8 +86,8 @@ class SaturationCallback(RanksCallback):
         elif self._slipstream.needs_losses:
             logging.warning(
                 "The saturation engine needs the inputs' losses (score, guard, budget or estimate "
-                "of cost), but %s does not tell them: make it a slipstream_tf.keras.LossFeedback, or call "
-                "slipstream.record_losses in its train_step. Until then %s.",
+                "of cost), but %s does not tell them: make it a slipstream_tf.keras.LossFeedback, "
+                "or call slipstream.record_losses in its train_step. Until then %s.",
                 type(self.model).__name__,
                 "nothing is skipped" if config.skips_by_losses else "nothing is told of them",
             )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import keras
 import numpy as np
@@ -27,13 +27,6 @@ _compat.require_keras()
 STORES = ("native", "sok", "sok_pooled")
 PLACEMENTS = ("replicated", "sharded")
 _ENGINE = "engine"  # name of its state in weight files
-
-
-class BackedUpEngine(Protocol):
-    """What the layer needs of a `keras.Slipstream` whose state goes into weight files."""
-
-    def serialize(self) -> bytes: ...
-    def restore_backup(self, content: bytes) -> None: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,19 +143,19 @@ class EmbeddingCollection(keras.layers.Layer):
             name="update_anchor", shape=(), initializer="zeros", dtype="float32", trainable=True
         )
         self._store_state = StoreState(self.store, f"layer {self.name!r}")
-        self._engine: BackedUpEngine | None = None
+        self._engine: Any = None
         self.built = True
 
     def when_restored(self, listener: Callable[[], None]) -> None:
         """Calls a function whenever a `tf.train.Checkpoint` has replaced the tables."""
         self._store_state.when_restored(listener)
 
-    def include_engine(self, engine: BackedUpEngine | None) -> None:
+    def include_engine(self, engine: Any) -> None:
         """Puts an engine's state into the layer's part of weight files.
 
         Args:
-            engine: whose state is saved, and restored when a file that has it is loaded; None: the
-                files have the tables alone.
+            engine: a `Slipstream`, whose state is saved, and restored when a file that has it is
+                loaded; None: the files have the tables alone.
         """
         # Past Keras, which would track the engine's state as the layer's.
         object.__setattr__(self, "_engine", engine)

@@ -8,7 +8,6 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from slipstream_tf.checkpoint.store_state import LossMemoryState, tree_from_bytes, tree_to_bytes
@@ -17,7 +16,7 @@ from slipstream_tf.distributed.comm import Communicator, SingleProcess
 from slipstream_tf.distributed.ends import even_ends
 from slipstream_tf.distributed.settings import require_same
 from slipstream_tf.errors import invalid
-from slipstream_tf.inputs.batches import batches_after
+from slipstream_tf.inputs.batches import batches_after, call_at
 from slipstream_tf.inputs.classifier import skip_inputs
 from slipstream_tf.inputs.ids import require_ids
 from slipstream_tf.inputs.look_ahead import LookAhead
@@ -265,7 +264,9 @@ class Slipstream(tf.train.experimental.PythonState):
             window_batches=self._window_batches,
             refill=not self._config.shadow,
         )
-        return kept if self._config.skip == "none" else self._warn_without_steps(kept)
+        if self._config.skip == "none":
+            return kept
+        return call_at(kept, 2 * self._config.snapshot_interval, self._warn_without_steps)
 
     def read_ahead(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
         """The second part of `apply`: has each batch made while the one before trains.
@@ -464,8 +465,7 @@ class Slipstream(tf.train.experimental.PythonState):
         self._go_on(steps)
         if steps >= self._tracker.steps_left:
             self._look_ahead.settle()
-        report = self._tracker.step(steps)
-        if report is not None:
+        if (report := self._tracker.step(steps)) is not None:
             self._begin_window()
         return report
 
@@ -487,28 +487,14 @@ class Slipstream(tf.train.experimental.PythonState):
         length = self._config.snapshot_interval
         self._look_ahead.begin_window(length, length - self._tracker.steps_left)
 
-    def _warn_without_steps(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
-        """Warns once if two windows' worth of batches went through and no step was counted."""
-        limit = 2 * self._config.snapshot_interval
-
-        def check() -> np.int64:
-            if self._steps == 0:
-                warnings.warn(
-                    f"{limit} batches went through Slipstream.apply, but no step was counted: no "
-                    "window ends and nothing is skipped. Give `slipstream.callback()` to "
-                    "model.fit, or call `slipstream.step()` after each training step.",
-                    RuntimeWarning,
-                    stacklevel=2,
-                )
-            return np.int64(0)
-
-        def at_limit(index: tf.Tensor, element: Any) -> Any:
-            # Python is entered in one batch only.
-            tf.cond(
-                tf.equal(index, limit),
-                lambda: tf.numpy_function(check, [], tf.int64),
-                lambda: tf.constant(0, tf.int64),
+    def _warn_without_steps(self) -> None:
+        """Warns if no step was counted when two windows' worth of batches went through."""
+        if self._steps == 0:
+            warnings.warn(
+                f"{2 * self._config.snapshot_interval} batches went through Slipstream.apply, but "
+                "no step was counted: no window ends and nothing is skipped. Give "
+                "`slipstream.callback()` to model.fit, or call `slipstream.step()` after each "
+                "training step.",
+                RuntimeWarning,
+                stacklevel=2,
             )
-            return element
-
-        return dataset.enumerate().map(at_limit)

@@ -19,10 +19,9 @@ from slipstream_tf.errors import invalid, require_choice, require_integer, requi
 from slipstream_tf.memory import require_room
 from slipstream_tf.ops import _loader, features
 from slipstream_tf.ops.drift_classifier import Classified, DriftClassifier
-from slipstream_tf.ops.loss_statistics import LossStatistics, Moments
+from slipstream_tf.ops.loss_statistics import LossStatistics
 
 MODES = ("none", "drift", "remembered_loss", "random")
-_MOMENTS = 4  # values of the op's sums per `Moments`
 # Arrays of `export_window`.
 WINDOW = {
     "sums": np.float64,
@@ -330,14 +329,7 @@ class InputClassifier:
     def take_loss_statistics(self) -> LossStatistics:
         """Returns the statistics of the losses recorded since the last call."""
         result = _loader.library().slipstream_classifier_take_loss_statistics(handle=self._handle)
-        sums = result.sums.numpy()
-        skippable, others, paired = (
-            Moments(int(part[0]), *map(float, part[1:]))
-            for part in sums[: 3 * _MOMENTS].reshape(3, _MOMENTS)
-        )
-        weighted = map(float, sums[3 * _MOMENTS : -1])
-        histogram = result.histogram.numpy()
-        return LossStatistics(skippable, others, paired, int(sums[-1]), histogram, *weighted)
+        return LossStatistics.from_sums(result.sums.numpy(), result.histogram.numpy())
 
     def reservoir_losses(self) -> np.ndarray:
         """Remembered losses of the window's sampled inputs when they came: float32 [with one]."""
