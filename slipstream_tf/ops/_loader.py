@@ -1,7 +1,8 @@
 """Loads the op library on first use, after checking that it was built for this TensorFlow.
 
 A library built for another minor release of TensorFlow may load without an error and then
-misbehave, so the check reads the build stamp (cc_ops/tf/base/build_info.cc) from the file beforehand.
+misbehave, so the check reads the build stamp (cc_ops/tf/base/build_info.cc) from the file
+beforehand.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ import tensorflow as tf
 from slipstream_tf.errors import invalid, require_choice, require_integer, require_number
 from slipstream_tf.memory import require_room
 from slipstream_tf.ops import _loader, features
-from slipstream_tf.ops.drift_classifier import Classified, DriftClassifier
+from slipstream_tf.ops.drift_classifier import Classified, DriftClassifier, drift_tensors
 from slipstream_tf.ops.loss_statistics import LossStatistics
 
 MODES = ("none", "drift", "remembered_loss", "random")
@@ -128,11 +128,6 @@ class InputClassifier:
         """Names of the tables; a table's position is its index."""
         return self._tables
 
-    @property
-    def remembers_losses(self) -> bool:
-        """Whether it has memory for losses, by which inputs may be classified."""
-        return self._remembers_losses
-
     def _features(
         self, packed: features.PackedFeatures, specs: Sequence[features.FeatureSpec]
     ) -> dict[str, Any]:
@@ -201,12 +196,8 @@ class InputClassifier:
             tf.errors.InvalidArgumentError: a table is out of range, a drift is negative, a key is
                 given twice, or the lengths differ. The drifts are then as they were.
         """
-        _loader.library().slipstream_classifier_set_drift(
-            handle=self._handle,
-            tables=tf.convert_to_tensor(tables, tf.int32),
-            keys=tf.convert_to_tensor(keys, tf.int64),
-            drift=tf.convert_to_tensor(drift, tf.float32),
-        )
+        drifts = drift_tensors(tables, keys, drift)
+        _loader.library().slipstream_classifier_set_drift(handle=self._handle, **drifts)
         for copy in self._copies:
             copy.set_drift(tables, keys, drift)
 
@@ -393,10 +384,7 @@ class InputClassifier:
             tf.errors.InvalidArgumentError: as `set_drift`.
         """
         scores = _loader.library().slipstream_classifier_reservoir_scores(
-            handle=self._handle,
-            tables=tf.convert_to_tensor(tables, tf.int32),
-            keys=tf.convert_to_tensor(keys, tf.int64),
-            drift=tf.convert_to_tensor(drift, tf.float32),
+            handle=self._handle, **drift_tensors(tables, keys, drift)
         )
         return scores.numpy()
 
