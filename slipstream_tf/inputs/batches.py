@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from slipstream_tf.errors import invalid
@@ -43,6 +45,30 @@ def batches_after(dataset: tf.data.Dataset, batch_size: int | None) -> int | Non
     if before is None or batch_size is None:
         return batches
     return math.ceil(batches * before / batch_size)
+
+
+def call_at(dataset: tf.data.Dataset, batch: int, function: Callable[[], None]) -> tf.data.Dataset:
+    """Returns the data set, which calls a function in Python when it gives one of its batches.
+
+    Args:
+        dataset: of any elements.
+        batch: number of the batch, from 0; of no other is Python entered.
+        function: called once per iteration.
+    """
+
+    def call() -> np.int64:
+        function()
+        return np.int64(0)
+
+    def check(index: tf.Tensor, element: Any) -> Any:
+        tf.cond(
+            tf.equal(index, batch),
+            lambda: tf.numpy_function(call, [], tf.int64),
+            lambda: tf.constant(0, tf.int64),
+        )
+        return element
+
+    return dataset.enumerate().map(check)
 
 
 def num_rows(component: Any) -> tf.Tensor:

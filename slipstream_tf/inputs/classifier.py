@@ -17,6 +17,7 @@ from slipstream_tf.errors import invalid, require_integer
 from slipstream_tf.inputs.batches import num_rows, static_batch_size
 from slipstream_tf.inputs.spec import ID, SKIPPABLE
 from slipstream_tf.ops.classifier import InputClassifier
+from slipstream_tf.ops.drift_classifier import Classified
 from slipstream_tf.ops.features import FeatureSpec
 
 
@@ -76,58 +77,57 @@ def skip_inputs(
             weights or marks.
         tf.errors.InvalidArgumentError: while iterating: components differ in their batch size.
     """
-    known_size = static_batch_size(dataset.element_spec)
-    if batch_size is None:
-        batch_size = known_size
-    stays = not refill and batch_size == known_size
-    stays = stays and not (drop_remainder and known_size is None)
-    if batch_size is None and not stays:
-        raise invalid(
-            "batch_size",
-            None,
-            "skip_inputs",
-            "an integer >= 1; None only for a dataset made by .batch(n, drop_remainder=True)",
-        )
-    if batch_size is not None:
-        require_integer("batch_size", batch_size, 1, None, "skip_inputs")
+    element_spec = dataset.element_spec
+    _require_places(element_spec, weighted, marked)
+    known_size = static_batch_size(element_spec)
+    size = known_size if batch_size is None else batch_size
+    stays = not refill and size == known_size and not (drop_remainder and size is None)
+    if not stays:
+        _require_batch_size(size)
     names = frozenset(spec.name for spec in specs)
     keys_of = get_keys or functools.partial(_default_keys, names)
     ids_of = get_ids or functools.partial(_default_ids, names)
 
-    is_tuple = isinstance(dataset.element_spec, tuple)
-    _require_places(dataset.element_spec, weighted, marked)
-
     def compact(*components: Any) -> Any:
-        # `map` unpacks tuples and nothing else.
-        element = components if is_tuple else components[0]
-        classified = classifier.classify(
-            keys_of(*components),
-            specs,
-            ids=ids_of(*components),
-            window_batches=window_batches,
-        )
-        with tf.control_dependencies(_assert_same_batch(element, classified.skippable)):
-            if weighted:
-                element = (*element[:2], _weights(classified.weight, *element[2:]))
-            if marked:
-                features: Any = element[0] if is_tuple else element
-                features = {**features, SKIPPABLE: classified.skippable}
-                element = (features, *element[1:]) if is_tuple else features
-            if not refill:
-                return tf.nest.map_structure(tf.identity, element, expand_composites=True)
-            is_kept = classified.weight > 0.0
-            return tf.cond(tf.reduce_all(is_kept), lambda: element, lambda: _keep(element, is_kept))
+        keys, ids = keys_of(*components), ids_of(*components)
+        classified = classifier.classify(keys, specs, ids=ids, window_batches=window_batches)
+        with tf.control_dependencies(_assert_same_batch(components, classified.skippable)):
+            noted = _with_notes(components, classified, weighted, marked)
+            kept = _keep(noted, classified.weight > 0.0) if refill else _copied(noted)
+        return kept if isinstance(element_spec, tuple) else kept[0]
 
     # The map is stateful and sequential: tf.data neither parallelises it nor runs it ahead.
     kept = dataset.map(compact)
     if not stays:
-        kept = kept.rebatch(batch_size, drop_remainder=drop_remainder)
+        kept = kept.rebatch(size, drop_remainder=drop_remainder)
+    return kept.with_options(_options())
+
+
+def _options() -> tf.data.Options:
     options = tf.data.Options()
     options.deterministic = True
     options.experimental_optimization.inject_prefetch = False
     # The classifier's state is not the iterator's: `distributed.JobCheckpoints` saves both.
     options.experimental_external_state_policy = tf.data.experimental.ExternalStatePolicy.IGNORE
-    return kept.with_options(options)
+    return options
+
+
+def _require_batch_size(size: int | None) -> None:
+    if size is None:
+        allowed = "an integer >= 1; None only for a dataset made by .batch(n, drop_remainder=True)"
+        raise invalid("batch_size", None, "skip_inputs", allowed)
+    require_integer("batch_size", size, 1, None, "skip_inputs")
+
+
+def _with_notes(
+    element: tuple[Any, ...], classified: Classified, weighted: bool, marked: bool
+) -> tuple[Any, ...]:
+    """Adds what could have been left out to the features, and weights behind the label."""
+    if weighted:
+        element = (*element[:2], _weights(classified.weight, *element[2:]))
+    if marked:
+        element = ({**element[0], SKIPPABLE: classified.skippable}, *element[1:])
+    return element
 
 
 def _default_keys(names: frozenset[str], *element: Any) -> Any:
@@ -185,5 +185,12 @@ def _assert_same_batch(element: Any, skippable: tf.Tensor) -> list[Any]:
 
 
 def _keep(element: Any, is_kept: tf.Tensor) -> Any:
-    rows = tf.where(is_kept)[:, 0]
-    return tf.nest.map_structure(lambda component: tf.gather(component, rows), element)
+    def some() -> Any:
+        rows = tf.where(is_kept)[:, 0]
+        return tf.nest.map_structure(lambda component: tf.gather(component, rows), element)
+
+    return tf.cond(tf.reduce_all(is_kept), lambda: element, some)
+
+
+def _copied(element: Any) -> Any:
+    return tf.nest.map_structure(tf.identity, element, expand_composites=True)

@@ -3,21 +3,40 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import keras
 from absl import logging
 
 from slipstream_tf._compat import callbacks_beside
+from slipstream_tf.config import SaturationConfig
+from slipstream_tf.distributed.comm import Communicator
 from slipstream_tf.keras.loss_feedback import LossFeedback
 from slipstream_tf.keras.ranks import RanksCallback
+from slipstream_tf.saturation.report import WindowReport
 from slipstream_tf.telemetry.tensorboard import WindowWriter
 
-if TYPE_CHECKING:
-    from slipstream_tf.keras.slipstream import Slipstream
+
+class Engine(Protocol):
+    """What the callback needs of a `keras.Slipstream`, whose methods these are."""
+
+    @property
+    def comm(self) -> Communicator: ...
+    @property
+    def store(self) -> Any: ...
+    @property
+    def config(self) -> SaturationConfig: ...
+    @property
+    def needs_losses(self) -> bool: ...
+    @property
+    def record_losses(self) -> Any: ...
+
+    def back_up(self, is_backed_up: bool) -> None: ...
+    def plan_epochs(self, epochs: int) -> None: ...
+    def step(self, steps: int = 1) -> WindowReport | None: ...
 
 
-class SaturationCallback(keras.callbacks.Callback):
+class SaturationCallback(RanksCallback):
     """Ends the engine's windows while `model.fit` runs; `evaluate` and `predict` don't count.
 
     With `steps_per_execution` above 1 a window ends with the execution in which it gets full. With
@@ -31,12 +50,9 @@ class SaturationCallback(keras.callbacks.Callback):
             `keras.callbacks.TensorBoard` beside this one, if there is one. Rank 0 writes.
     """
 
-    def __init__(
-        self, slipstream: Slipstream, log_dir: str | os.PathLike[str] | None = None
-    ) -> None:
-        super().__init__()
+    def __init__(self, slipstream: Engine, log_dir: str | os.PathLike[str] | None = None) -> None:
+        super().__init__(slipstream.comm, slipstream.store)
         self._slipstream = slipstream
-        self._ranks = RanksCallback(slipstream.comm, slipstream.store)
         self._iterations = 0
         self._log_dir = log_dir
         self._writer: WindowWriter | None = None
@@ -49,8 +65,7 @@ class SaturationCallback(keras.callbacks.Callback):
                 "with scaled gradients. Use float32 or mixed_bfloat16 without loss scaling."
             )
         self._open_writer()
-        self._ranks.set_model(self.model)
-        self._ranks.on_train_begin(logs)
+        super().on_train_begin(logs)
         config = self._slipstream.config
         others = callbacks_beside(self)
         backups = [c for c in others if isinstance(c, keras.callbacks.BackupAndRestore)]
@@ -71,15 +86,14 @@ class SaturationCallback(keras.callbacks.Callback):
         elif self._slipstream.needs_losses:
             logging.warning(
                 "The saturation engine needs the inputs' losses (score, guard, budget or estimate "
-                "of cost), but %s "
-                "does not tell them: make it a slipstream_tf.keras.LossFeedback, or call "
-                "slipstream.record_losses in its train_step. Until then %s.",
+                "of cost), but %s does not tell them: make it a slipstream_tf.keras.LossFeedback, "
+                "or call slipstream.record_losses in its train_step. Until then %s.",
                 type(self.model).__name__,
                 "nothing is skipped" if config.skips_by_losses else "nothing is told of them",
             )
 
     def _open_writer(self) -> None:
-        if self._writer is not None or self._slipstream.comm.rank:
+        if self._writer is not None or self._comm.rank:
             return
         folder = self._log_dir
         for other in callbacks_beside(self) if folder is None else ():
@@ -88,19 +102,11 @@ class SaturationCallback(keras.callbacks.Callback):
         if folder is not None:
             self._writer = WindowWriter(folder)
 
-    def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """See `RanksCallback`."""
-        self._ranks.on_test_begin(logs)
-
-    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        """Exchanges what ranks hold back, so that all of them end with the same rows."""
-        self._ranks.on_train_end(logs)
-
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Forgets a batch announced in the epoch before, whose data may have ended."""
         # Here, not as training begins: a BackupAndRestore behind this one sets them then.
         self._iterations = int(self.model.optimizer.iterations.numpy())
-        self._ranks.on_epoch_begin(epoch, logs)
+        super().on_epoch_begin(epoch, logs)
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Counts the steps of one execution of the train function."""
@@ -117,7 +123,7 @@ class SaturationCallback(keras.callbacks.Callback):
         """
         if self.model.steps_per_execution > 1:
             self._count_iterations()
-        self._ranks.on_epoch_end(epoch, logs)
+        super().on_epoch_end(epoch, logs)
 
     def _count_iterations(self) -> None:
         # What `batch` means with several steps per execution changed between versions of Keras.

@@ -29,6 +29,16 @@ PLACEMENTS = ("replicated", "sharded")
 _ENGINE = "engine"  # name of its state in weight files
 
 
+@dataclasses.dataclass(frozen=True)
+class _Exchange:
+    """How the rows of a layer's tables go between ranks; see `EmbeddingCollection`."""
+
+    placement: str
+    prefetch: bool
+    copy_movement: float | None
+    wire: dict[str, Any]
+
+
 @keras.saving.register_keras_serializable(package="slipstream_tf")
 class EmbeddingCollection(keras.layers.Layer):
     """Embedding tables with their own sparse optimizer, for any number of features.
@@ -118,41 +128,34 @@ class EmbeddingCollection(keras.layers.Layer):
         if self.stacked:
             self._require_one_dim("stacked=True")
         self._store_name = store if isinstance(store, str) else None
-        self.store = _open_store(
-            store,
-            self.tables,
-            optimizers.get(optimizer),
-            comm,
-            placement,
-            bool(prefetch),
-            copy_movement,
-            wire_dtype=wire_dtype,
-            wire_warmup_steps=wire_warmup_steps,
-        )
+        wire = {
+            "wire_dtype": wire_dtype,
+            "wire_warmup_steps": wire_warmup_steps,
+        }
+        exchange = _Exchange(placement, bool(prefetch), copy_movement, wire)
+        self.store = _open_store(store, self.tables, optimizers.get(optimizer), comm, exchange)
         self._announces = self.store.prefetches
         self.prefetch = bool(prefetch) or self._announces
         self.update_anchor = self.add_weight(
             name="update_anchor", shape=(), initializer="zeros", dtype="float32", trainable=True
         )
         self._store_state = StoreState(self.store, f"layer {self.name!r}")
-        self._read_engine: Callable[[], bytes | None] | None = None
-        self._write_engine: Callable[[bytes], None] | None = None
+        self._engine: Any = None
         self.built = True
 
     def when_restored(self, listener: Callable[[], None]) -> None:
         """Calls a function whenever a `tf.train.Checkpoint` has replaced the tables."""
         self._store_state.when_restored(listener)
 
-    def include_engine(
-        self, read: Callable[[], bytes | None], write: Callable[[bytes], None]
-    ) -> None:
+    def include_engine(self, engine: Any) -> None:
         """Puts an engine's state into the layer's part of weight files.
 
         Args:
-            read: returns the state, or None if it is not to be in the file.
-            write: takes it, when a file that has it is loaded.
+            engine: a `Slipstream`, whose state is saved, and restored when a file that has it is
+                loaded; None: the files have the tables alone.
         """
-        self._read_engine, self._write_engine = read, write
+        # Past Keras, which would track the engine's state as the layer's.
+        object.__setattr__(self, "_engine", engine)
 
     @property
     def learning_rate(self) -> Any:
@@ -277,10 +280,10 @@ class EmbeddingCollection(keras.layers.Layer):
             allowed = ("int32", "int64")
             require_choice("dtype", keras.backend.standardize_dtype(tensor.dtype), allowed, name)
         self._gives_tensor(inputs)
-        shapes = {name: tuple(tensor.shape) for name, tensor in given.items()}
-        shape = self.compute_output_shape(
-            shapes if isinstance(inputs, Mapping) else shapes["the key matrix"]
-        )
+        shapes: Any = {name: tuple(tensor.shape) for name, tensor in given.items()}
+        if not isinstance(inputs, Mapping):
+            (shapes,) = shapes.values()
+        shape = self.compute_output_shape(shapes)
         if isinstance(shape, Mapping):
             return {n: keras.KerasTensor(s, dtype=self.compute_dtype) for n, s in shape.items()}
         return keras.KerasTensor(shape, dtype=self.compute_dtype)
@@ -298,16 +301,15 @@ class EmbeddingCollection(keras.layers.Layer):
         """Writes rows, slots, counts and step of all tables (`save_weights`, `model.save`)."""
         for name, value in export_state(self.store).items():
             store[name] = value
-        content = None if self._read_engine is None else self._read_engine()
-        if content is not None:
-            store[_ENGINE] = np.frombuffer(content, np.uint8)
+        if self._engine is not None:
+            store[_ENGINE] = np.frombuffer(self._engine.serialize(), np.uint8)
 
     def load_own_variables(self, store: Any) -> None:
         """Replaces the state of all tables by the saved one; refuses other tables or rules."""
         arrays = {name: store[name] for name in store.keys()}  # noqa: SIM118
         restore_state(self.store, arrays, f"layer {self.name!r}")
-        if _ENGINE in arrays and self._write_engine is not None:
-            self._write_engine(np.asarray(arrays[_ENGINE], np.uint8).tobytes())
+        if _ENGINE in arrays and self._engine is not None:
+            self._engine.restore_backup(np.asarray(arrays[_ENGINE], np.uint8).tobytes())
 
     def get_config(self) -> dict[str, Any]:
         """Returns a JSON-serialisable dictionary for `from_config`; no rows in it."""
@@ -342,57 +344,64 @@ def _open_store(
     tables: Sequence[TableConfig],
     optimizer: Any,
     comm: Communicator | None,
-    placement: str,
-    prefetch: bool,
-    copy_movement: float | None,
-    **wire: Any,
+    exchange: _Exchange,
 ) -> Any:
-    require_choice("placement", placement, PLACEMENTS, "EmbeddingCollection")
+    require_choice("placement", exchange.placement, PLACEMENTS, "EmbeddingCollection")
     if not isinstance(store, str):
-        if comm is not None:
-            raise invalid("comm", comm, "EmbeddingCollection with a store", "None: the store's own")
-        if prefetch and not store.prefetches:
-            allowed = "a ShardedStore made with prefetch=True"
-            raise invalid("store", store, "EmbeddingCollection with prefetch=True", allowed)
-        if copy_movement is not None and store.copy_movement != copy_movement:
-            place = f"EmbeddingCollection with copy_movement={copy_movement}"
-            raise invalid("store", store, place, "a ShardedStore made with it")
-        if tuple(store.tables) != tuple(tables):
-            names = [table.name for table in store.tables]
-            raise invalid("store", names, "EmbeddingCollection", "a store of the given tables")
+        _require_fit(store, tables, comm, exchange)
         return store
     require_choice("store", store, STORES, "EmbeddingCollection")
+    prefetch, copy_movement, wire = exchange.prefetch, exchange.copy_movement, exchange.wire
     if store in ("sok", "sok_pooled"):
-        place = f"EmbeddingCollection, store={store!r}"
-        if prefetch:
-            raise invalid("prefetch", True, place, "False: SOK sends the keys")
-        if copy_movement is not None:
-            raise invalid("copy_movement", copy_movement, place, "None: SOK sends the rows")
-        for name, value in (("wire_dtype", "float32"), ("wire_warmup_steps", 0)):
-            if wire[name] != value:
-                raise invalid(name, wire[name], place, f"{value!r}: SOK sends the rows")
+        for name, value, default, what in (
+            ("prefetch", prefetch, False, "keys"),
+            ("copy_movement", copy_movement, None, "rows"),
+            ("wire_dtype", wire["wire_dtype"], "float32", "rows"),
+            ("wire_warmup_steps", wire["wire_warmup_steps"], 0, "rows"),
+        ):
+            if value != default:
+                place = f"EmbeddingCollection, store={store!r}"
+                raise invalid(name, value, place, f"{default!r}: SOK sends the {what}")
         from slipstream_tf.stores.sok.embeddings import SokEmbeddingStore
         from slipstream_tf.stores.sok.pooled import SokPooledStore
 
         kind = SokEmbeddingStore if store == "sok" else SokPooledStore
         return kind(tables, optimizer, comm)
     # Imported here, so that the layer's module loads where the op library is not built.
-    if comm is not None and comm.size > 1:
-        from slipstream_tf.distributed.replicated import ReplicatedStore
-        from slipstream_tf.distributed.sharded import ShardedStore
+    if comm is None or comm.size == 1:
+        from slipstream_tf.stores.native import NativeStore
 
-        if placement == "sharded":
-            return ShardedStore(
-                tables, optimizer, comm, prefetch=prefetch, copy_movement=copy_movement, **wire
-            )
-        if prefetch or copy_movement is not None:
-            allowed = "'sharded': replicated tables ask no other rank for rows"
-            asked = "prefetch=True" if prefetch else f"copy_movement={copy_movement}"
-            raise invalid("placement", placement, f"EmbeddingCollection, {asked}", allowed)
-        return ReplicatedStore(tables, optimizer, comm, **wire)
-    from slipstream_tf.stores.native import NativeStore
+        return NativeStore(tables, optimizer)
+    from slipstream_tf.distributed.replicated import ReplicatedStore
+    from slipstream_tf.distributed.sharded import ShardedStore
 
-    return NativeStore(tables, optimizer)
+    if exchange.placement == "sharded":
+        options = {"prefetch": prefetch, "copy_movement": copy_movement, **wire}
+        return ShardedStore(tables, optimizer, comm, **options)
+    if prefetch or copy_movement is not None:
+        allowed = "'sharded': replicated tables ask no other rank for rows"
+        requested = "prefetch=True" if prefetch else f"copy_movement={copy_movement}"
+        place = f"EmbeddingCollection, {requested}"
+        raise invalid("placement", exchange.placement, place, allowed)
+    return ReplicatedStore(tables, optimizer, comm, **wire)
+
+
+def _require_fit(
+    store: Any, tables: Sequence[TableConfig], comm: Communicator | None, exchange: _Exchange
+) -> None:
+    """Refuses a store of the user's own that is not as the layer's other arguments say."""
+    if comm is not None:
+        raise invalid("comm", comm, "EmbeddingCollection with a store", "None: the store's own")
+    if exchange.prefetch and not store.prefetches:
+        allowed = "a ShardedStore made with prefetch=True"
+        raise invalid("store", store, "EmbeddingCollection with prefetch=True", allowed)
+    movement = exchange.copy_movement
+    if movement is not None and store.copy_movement != movement:
+        place = f"EmbeddingCollection with copy_movement={movement}"
+        raise invalid("store", store, place, "a ShardedStore made with it")
+    if tuple(store.tables) != tuple(tables):
+        names = [table.name for table in store.tables]
+        raise invalid("store", names, "EmbeddingCollection", "a store of the given tables")
 
 
 def _refuse_loss_scaling(policy: Any, layer: str) -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from slipstream_tf.checkpoint.store_state import LossMemoryState, tree_from_bytes, tree_to_bytes
@@ -16,7 +16,7 @@ from slipstream_tf.distributed.comm import Communicator, SingleProcess
 from slipstream_tf.distributed.ends import even_ends
 from slipstream_tf.distributed.settings import require_same
 from slipstream_tf.errors import invalid
-from slipstream_tf.inputs.batches import batches_after
+from slipstream_tf.inputs.batches import batches_after, call_at
 from slipstream_tf.inputs.classifier import skip_inputs
 from slipstream_tf.inputs.ids import require_ids
 from slipstream_tf.inputs.look_ahead import LookAhead
@@ -32,6 +32,20 @@ from slipstream_tf.stores.sok.store import SokStore
 from slipstream_tf.stores.variable import VariableStore
 from slipstream_tf.telemetry.ledger import Ledger, summarise
 from slipstream_tf.telemetry.shadow import ShadowEstimate, estimate_shadow
+
+
+@dataclasses.dataclass(frozen=True)
+class _Restored:
+    """What a restored state leaves behind until training goes on.
+
+    Attributes:
+        content: that `serialize` gave; restored again where its tables are replaced after it. None:
+            they are not, or training has gone on.
+        plan_stands: whether the next `fit` is one that was planned before.
+    """
+
+    content: bytes | None = None
+    plan_stands: bool = False
 
 
 class Slipstream(tf.train.experimental.PythonState):
@@ -75,11 +89,11 @@ class Slipstream(tf.train.experimental.PythonState):
         estimates_cost: bool = False,
     ) -> None:
         super().__init__()
-        self._restored: bytes | None = None
-        self._is_backed_up = False
+        self._restored = _Restored()
+        self._layer: EmbeddingCollection | None = None
         if isinstance(embeddings, EmbeddingCollection):
             embeddings.when_restored(self._restore_again)
-            embeddings.include_engine(self._read_for_backup, self._write_of_backup)
+            self._layer = embeddings
             for name, value in (("features", features), ("comm", comm)):
                 if value is not None:
                     raise invalid(name, value, "Slipstream with a layer", "None: it has its own")
@@ -109,7 +123,6 @@ class Slipstream(tf.train.experimental.PythonState):
         self._steps = 0
         self._batches_per_epoch: int | None = None
         self._planned_steps = 0
-        self._goes_by_restored_plan = False
 
     @property
     def config(self) -> SaturationConfig:
@@ -251,7 +264,9 @@ class Slipstream(tf.train.experimental.PythonState):
             window_batches=self._window_batches,
             refill=not self._config.shadow,
         )
-        return kept if self._config.skip == "none" else self._warn_without_steps(kept)
+        if self._config.skip == "none":
+            return kept
+        return call_at(kept, 2 * self._config.snapshot_interval, self._warn_without_steps)
 
     def read_ahead(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
         """The second part of `apply`: has each batch made while the one before trains.
@@ -323,9 +338,9 @@ class Slipstream(tf.train.experimental.PythonState):
         Args:
             epochs: passes over the data given to `apply`, beside those planned before.
         """
-        if self._goes_by_restored_plan:
+        if self._restored.plan_stands:
             # The `fit` that goes on is the one that was planned.
-            self._goes_by_restored_plan = False
+            self._restored = dataclasses.replace(self._restored, plan_stands=False)
             return
         batches = self._batches_per_epoch
         if self._comm.size > 1:
@@ -393,7 +408,7 @@ class Slipstream(tf.train.experimental.PythonState):
         self._tracker.restore([state["tracker"] for state in states])
         self._begin_window()
         self._steps, self._planned_steps = states[0]["steps"], states[0]["planned_steps"]
-        self._goes_by_restored_plan = self._planned_steps > 0
+        self._restored = _Restored(plan_stands=self._planned_steps > 0)
 
     def serialize(self) -> bytes:
         """Returns `state` as the bytes of an .npz file, for `tf.train.Checkpoint`."""
@@ -408,28 +423,26 @@ class Slipstream(tf.train.experimental.PythonState):
                 "ranks."
             )
         self.restore([tree_from_bytes(string_value, "Slipstream")])
-        self._restored = string_value
+        self._restored = dataclasses.replace(self._restored, content=string_value)
 
     def _restore_again(self) -> None:
         """Tells tables that TensorFlow has replaced after the engine which rows are marked."""
-        if self._restored is not None:
-            self.restore([tree_from_bytes(self._restored, "Slipstream")])
+        if self._restored.content is not None:
+            self.deserialize(self._restored.content)
 
     def back_up(self, is_backed_up: bool) -> None:
         """Says whether weight files have the engine's state, too, and loading them restores it.
 
         For `keras.callbacks.BackupAndRestore`; `callback` does so where it is beside one.
         """
-        self._is_backed_up = is_backed_up and self._comm.size == 1
+        if self._layer is not None:
+            is_included = is_backed_up and self._comm.size == 1
+            self._layer.include_engine(self if is_included else None)
 
-    def _read_for_backup(self) -> bytes | None:
-        return self.serialize() if self._is_backed_up else None
-
-    def _write_of_backup(self, content: bytes) -> None:
-        if self._is_backed_up:
-            self.deserialize(content)
-            # The `fit` that restores has told of its epochs before.
-            self._goes_by_restored_plan = False
+    def restore_backup(self, content: bytes) -> None:
+        """Goes on from what `serialize` returned, in a `fit` that has told of its epochs."""
+        self.deserialize(content)
+        self._restored = dataclasses.replace(self._restored, plan_stands=False)
 
     def callback(self, log_dir: str | os.PathLike[str] | None = None) -> SaturationCallback:
         """Returns a Keras callback that counts the steps of `fit`; one `fit` at a time.
@@ -449,23 +462,24 @@ class Slipstream(tf.train.experimental.PythonState):
         Returns:
             The window's report if one ended, else None.
         """
-        self._steps += steps
-        self._restored = None
+        self._go_on(steps)
         if steps >= self._tracker.steps_left:
             self._look_ahead.settle()
-        report = self._tracker.step(steps)
-        if report is not None:
+        if (report := self._tracker.step(steps)) is not None:
             self._begin_window()
         return report
 
     def end_window(self) -> WindowReport:
         """Ends the present window now, however many steps it had; returns its report."""
-        self._steps += 1
-        self._restored = None
+        self._go_on(1)
         self._look_ahead.settle()
         report = self._tracker.end_window()
         self._begin_window()
         return report
+
+    def _go_on(self, steps: int) -> None:
+        self._steps += steps
+        self._restored = dataclasses.replace(self._restored, content=None)
 
     def _begin_window(self) -> None:
         if self._config.score == "remembered_loss":
@@ -473,28 +487,14 @@ class Slipstream(tf.train.experimental.PythonState):
         length = self._config.snapshot_interval
         self._look_ahead.begin_window(length, length - self._tracker.steps_left)
 
-    def _warn_without_steps(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
-        """Warns once if two windows' worth of batches went through and no step was counted."""
-        limit = 2 * self._config.snapshot_interval
-
-        def check() -> np.int64:
-            if self._steps == 0:
-                warnings.warn(
-                    f"{limit} batches went through Slipstream.apply, but no step was counted: no "
-                    "window ends and nothing is skipped. Give `slipstream.callback()` to "
-                    "model.fit, or call `slipstream.step()` after each training step.",
-                    RuntimeWarning,
-                    stacklevel=2,
-                )
-            return np.int64(0)
-
-        def at_limit(index: tf.Tensor, element: Any) -> Any:
-            # Python is entered in one batch only.
-            tf.cond(
-                tf.equal(index, limit),
-                lambda: tf.numpy_function(check, [], tf.int64),
-                lambda: tf.constant(0, tf.int64),
+    def _warn_without_steps(self) -> None:
+        """Warns if no step was counted when two windows' worth of batches went through."""
+        if self._steps == 0:
+            warnings.warn(
+                f"{2 * self._config.snapshot_interval} batches went through Slipstream.apply, but "
+                "no step was counted: no window ends and nothing is skipped. Give "
+                "`slipstream.callback()` to model.fit, or call `slipstream.step()` after each "
+                "training step.",
+                RuntimeWarning,
+                stacklevel=2,
             )
-            return element
-
-        return dataset.enumerate().map(at_limit)

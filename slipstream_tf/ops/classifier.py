@@ -18,11 +18,10 @@ import tensorflow as tf
 from slipstream_tf.errors import invalid, require_choice, require_integer, require_number
 from slipstream_tf.memory import require_room
 from slipstream_tf.ops import _loader, features
-from slipstream_tf.ops.drift_classifier import Classified, DriftClassifier
-from slipstream_tf.ops.loss_statistics import LossStatistics, Moments
+from slipstream_tf.ops.drift_classifier import Classified, DriftClassifier, drift_tensors
+from slipstream_tf.ops.loss_statistics import LossStatistics
 
 MODES = ("none", "drift", "remembered_loss", "random")
-_MOMENTS = 4  # values of the op's sums per `Moments`
 # Arrays of `export_window`.
 WINDOW = {
     "sums": np.float64,
@@ -129,11 +128,6 @@ class InputClassifier:
         """Names of the tables; a table's position is its index."""
         return self._tables
 
-    @property
-    def remembers_losses(self) -> bool:
-        """Whether it has memory for losses, by which inputs may be classified."""
-        return self._remembers_losses
-
     def _features(
         self, packed: features.PackedFeatures, specs: Sequence[features.FeatureSpec]
     ) -> dict[str, Any]:
@@ -202,12 +196,8 @@ class InputClassifier:
             tf.errors.InvalidArgumentError: a table is out of range, a drift is negative, a key is
                 given twice, or the lengths differ. The drifts are then as they were.
         """
-        _loader.library().slipstream_classifier_set_drift(
-            handle=self._handle,
-            tables=tf.convert_to_tensor(tables, tf.int32),
-            keys=tf.convert_to_tensor(keys, tf.int64),
-            drift=tf.convert_to_tensor(drift, tf.float32),
-        )
+        drifts = drift_tensors(tables, keys, drift)
+        _loader.library().slipstream_classifier_set_drift(handle=self._handle, **drifts)
         for copy in self._copies:
             copy.set_drift(tables, keys, drift)
 
@@ -330,14 +320,7 @@ class InputClassifier:
     def take_loss_statistics(self) -> LossStatistics:
         """Returns the statistics of the losses recorded since the last call."""
         result = _loader.library().slipstream_classifier_take_loss_statistics(handle=self._handle)
-        sums = result.sums.numpy()
-        skippable, others, paired = (
-            Moments(int(part[0]), *map(float, part[1:]))
-            for part in sums[: 3 * _MOMENTS].reshape(3, _MOMENTS)
-        )
-        weighted = map(float, sums[3 * _MOMENTS : -1])
-        histogram = result.histogram.numpy()
-        return LossStatistics(skippable, others, paired, int(sums[-1]), histogram, *weighted)
+        return LossStatistics.from_sums(result.sums.numpy(), result.histogram.numpy())
 
     def reservoir_losses(self) -> np.ndarray:
         """Remembered losses of the window's sampled inputs when they came: float32 [with one]."""
@@ -401,10 +384,7 @@ class InputClassifier:
             tf.errors.InvalidArgumentError: as `set_drift`.
         """
         scores = _loader.library().slipstream_classifier_reservoir_scores(
-            handle=self._handle,
-            tables=tf.convert_to_tensor(tables, tf.int32),
-            keys=tf.convert_to_tensor(keys, tf.int64),
-            drift=tf.convert_to_tensor(drift, tf.float32),
+            handle=self._handle, **drift_tensors(tables, keys, drift)
         )
         return scores.numpy()
 

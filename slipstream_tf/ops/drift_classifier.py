@@ -36,6 +36,15 @@ class Classified(NamedTuple):
     weight: tf.Tensor
 
 
+def drift_tensors(tables: Any, keys: Any, drift: Any) -> dict[str, tf.Tensor]:
+    """Returns arguments of the ops that take drifts: int32, int64 and float32 [n]."""
+    return {
+        "tables": tf.convert_to_tensor(tables, tf.int32),
+        "keys": tf.convert_to_tensor(keys, tf.int64),
+        "drift": tf.convert_to_tensor(drift, tf.float32),
+    }
+
+
 class DriftClassifier:
     """Says which inputs can be skipped by drift or at random; it keeps no sample and no counts.
 
@@ -82,12 +91,8 @@ class DriftClassifier:
     def set_drift(self, tables: Any, keys: Any, drift: Any) -> None:
         """Replaces the drifts of all tracked keys; see `InputClassifier.set_drift`."""
         with tf.device("CPU:0"):
-            tables = tf.convert_to_tensor(tables, tf.int32)
-            keys = tf.convert_to_tensor(keys, tf.int64)
-            drift = tf.convert_to_tensor(drift, tf.float32)
-        _loader.library().slipstream_drift_classifier_set_drift(
-            handle=self._handle, tables=tables, keys=keys, drift=drift
-        )
+            drifts = drift_tensors(tables, keys, drift)
+        _loader.library().slipstream_drift_classifier_set_drift(handle=self._handle, **drifts)
 
     def configure(
         self,

@@ -63,23 +63,17 @@ def _pack_matrix(inputs: Any, specs: Sequence[FeatureSpec]) -> PackedFeatures:
     keys = _keys_tensor(inputs, "the key matrix")
     count = len(specs)
     if keys.shape.rank != 2 or keys.shape[1] not in (None, count):
-        raise invalid(
-            "keys",
-            keys.shape,
-            "the key matrix",
-            f"shape [batch, {count}], a column per feature: " + ", ".join(s.name for s in specs),
-        )
-    return PackedFeatures(
-        [keys],
-        [],
-        [],
-        {
-            "feature_keys": [0] * count,
-            "feature_column": list(range(count)),
-            "feature_splits": [-1] * count,
-            "feature_weights": [-1] * count,
-        },
-    )
+        names = ", ".join(spec.name for spec in specs)
+        allowed = f"shape [batch, {count}], a column per feature: {names}"
+        raise invalid("keys", keys.shape, "the key matrix", allowed)
+    none = [-1] * count
+    attrs = {
+        "feature_keys": [0] * count,
+        "feature_column": list(range(count)),
+        "feature_splits": none,
+        "feature_weights": none,
+    }
+    return PackedFeatures([keys], [], [], attrs)
 
 
 def _flat_weights(value: Any, keys_value: Any, place: str) -> tf.Tensor:
@@ -115,54 +109,41 @@ def pack(
     weights = dict(weights or {})
     if not isinstance(inputs, Mapping):
         if weights:
-            raise invalid(
-                "weights", sorted(weights), "a key matrix", "weights with dictionary input"
-            )
+            allowed = "weights with dictionary input"
+            raise invalid("weights", sorted(weights), "a key matrix", allowed)
         return _pack_matrix(inputs, specs)
-    names = [spec.name for spec in specs]
+    features = [spec.name for spec in specs]
     for given, what in ((inputs, "inputs"), (weights, "weights")):
-        unknown = sorted(set(given) - set(names))
+        unknown = sorted(set(given) - set(features))
         if unknown:
-            raise invalid(what, unknown, "the features of a batch", "features " + ", ".join(names))
-    missing = [name for name in names if name not in inputs]
+            allowed = "features " + ", ".join(features)
+            raise invalid(what, unknown, "the features of a batch", allowed)
+    missing = [name for name in features if name not in inputs]
     if missing:
-        raise invalid(
-            "inputs", sorted(inputs), "a batch", "all features; missing: " + ", ".join(missing)
-        )
-
-    packed = PackedFeatures(
-        [],
-        [],
-        [],
-        {"feature_keys": [], "feature_column": [], "feature_splits": [], "feature_weights": []},
-    )
+        allowed = "all features; missing: " + ", ".join(missing)
+        raise invalid("inputs", sorted(inputs), "a batch", allowed)
+    names = ("feature_keys", "feature_column", "feature_splits", "feature_weights")
+    packed = PackedFeatures([], [], [], {name: [] for name in names})
     for spec in specs:
-        value = inputs[spec.name]
-        place = f"feature {spec.name!r}"
+        value, place = inputs[spec.name], f"feature {spec.name!r}"
+        split = weight = -1
         if isinstance(value, tf.RaggedTensor):
             if value.ragged_rank != 1 or value.flat_values.shape.rank != 1:
                 raise invalid("keys", value.shape, place, "one ragged dimension: [batch, None]")
-            packed.attrs["feature_splits"].append(len(packed.row_splits))
+            split = len(packed.row_splits)
             packed.row_splits.append(tf.cast(value.row_splits, tf.int64))
             keys = _keys_tensor(value.flat_values, place)
         else:
             keys = _keys_tensor(value, place)
             if keys.shape.rank not in (1, 2):
-                raise invalid(
-                    "keys",
-                    keys.shape,
-                    place,
-                    "[batch], [batch, width] or a RaggedTensor [batch, None]",
-                )
-            packed.attrs["feature_splits"].append(-1)
-        packed.attrs["feature_keys"].append(len(packed.keys))
-        packed.attrs["feature_column"].append(-1)
-        packed.keys.append(keys)
+                allowed = "[batch], [batch, width] or a RaggedTensor [batch, None]"
+                raise invalid("keys", keys.shape, place, allowed)
         if weights.get(spec.name) is not None:
-            packed.attrs["feature_weights"].append(len(packed.weights))
+            weight = len(packed.weights)
             packed.weights.append(_flat_weights(weights[spec.name], value, place))
-        else:
-            packed.attrs["feature_weights"].append(-1)
+        for name, index in zip(packed.attrs, (len(packed.keys), -1, split, weight), strict=True):
+            packed.attrs[name].append(index)
+        packed.keys.append(keys)
     return packed
 
 

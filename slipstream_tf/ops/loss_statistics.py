@@ -63,6 +63,22 @@ class LossStatistics:
     weighted_total: float = 0.0
     weighted_squared_residuals: float = 0.0
 
+    @classmethod
+    def from_sums(cls, sums: np.ndarray, histogram: np.ndarray) -> LossStatistics:
+        """Returns the statistics of which `sums` are had, float64 [16], and the histogram."""
+        skippable, others, paired = (
+            Moments(int(part[0]), *map(float, part[1:])) for part in sums[:12].reshape(3, 4)
+        )
+        weighted = map(float, sums[12:15])
+        return cls(skippable, others, paired, int(sums[15]), histogram, *weighted)
+
+    def sums(self) -> np.ndarray:
+        """Returns all but the histogram, float64 [16], in the order that the classifier has."""
+        moments = (self.skippable, self.others, self.paired)
+        values = [value for part in moments for value in dataclasses.astuple(part)]
+        weighted = (self.weight, self.weighted_total, self.weighted_squared_residuals)
+        return np.array([*values, *weighted, self.not_finite], np.float64)
+
     @property
     def mean_loss(self) -> float | None:
         """Mean loss over the inputs that the trained ones stand for; None for none."""

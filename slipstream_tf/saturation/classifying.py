@@ -64,13 +64,13 @@ def threshold_of_keys(
         freeze_drift: T where keys are judged for freezing alone.
     """
     if not config.judges_keys:
-        return fixed_threshold(scores, freeze_drift)
+        return fixed_threshold(freeze_drift)
     if config.threshold is not None:
-        found = fixed_threshold(scores, config.threshold)
+        found = fixed_threshold(config.threshold)
     elif counts_all_keys(config) and np.isfinite(scores).any():
         # All keys, not those below the largest score of a sample: over the windows of an epoch
         # one key of many would drift further now and then, and the memory never hold.
-        found = fixed_threshold(scores, LARGEST_THRESHOLD)
+        found = fixed_threshold(LARGEST_THRESHOLD)
     else:
         by_loss = config.score == "remembered_loss"
         share = config.saturated_share if by_loss else steering.share

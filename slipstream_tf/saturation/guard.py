@@ -12,8 +12,6 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
 from slipstream_tf.errors import require_number
 
 BASELINE_INPUTS = 2000  # kept inputs that the baseline is the mean of
@@ -53,17 +51,6 @@ class LossSummary:
     count: int = 0
     mean: float = 0.0
     std_error: float | None = 0.0
-
-    @classmethod
-    def of(cls, losses: Any) -> LossSummary:
-        """Summarises losses, float [n]."""
-        values = np.asarray(losses, np.float64).ravel()
-        if not values.size:
-            return cls()
-        error = None
-        if values.size > 1:
-            error = float(values.std(ddof=1) / math.sqrt(values.size))
-        return cls(int(values.size), float(values.mean()), error)
 
     def plus(self, other: LossSummary) -> LossSummary:
         """The mean over the inputs of both, each of which must have its standard error."""

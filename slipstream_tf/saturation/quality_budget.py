@@ -38,7 +38,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -158,20 +157,13 @@ def fit_learning_curve(curve: Sequence[CurvePoint]) -> LearningCurve | None:
     return LearningCurve(slope, error, bound, len(later))
 
 
-def squared_residuals(losses: Any) -> np.ndarray:
-    """(1 - exp(-loss))**2 of binary cross-entropies: (label - prediction)**2, float64 [n].
-
-    label - prediction is the gradient with respect to the logit; it scales the gradients of all
-    rows and weights that the input touches.
-    """
-    return np.square(np.expm1(-np.asarray(losses, np.float64)))
-
-
 def relative_value(kept_mean: float, kept_inputs: int, all_mean: float) -> float:
     """What training on a skipped input is worth, in average inputs.
 
-    That is the ratio of mean squared residuals: what the model already predicts well teaches it
-    little. The skippable inputs that thinning kept stand for the skipped ones.
+    That is the ratio of mean squared residuals, (label - prediction)**2: what the model already
+    predicts well teaches it little. label - prediction is the gradient with respect to the logit;
+    it scales the gradients of all rows and weights that the input touches. The skippable inputs
+    that thinning kept stand for the skipped ones.
 
     It is a proxy: inputs can be well predicted because they are trained on, and a rare, confident
     error is missed where few inputs are kept. It was not measured against what skipping such
@@ -179,7 +171,7 @@ def relative_value(kept_mean: float, kept_inputs: int, all_mean: float) -> float
     average input where fewer than `MIN_KEPT_INPUTS` were kept. Above 1 it is believed.
 
     Args:
-        kept_mean: mean of `squared_residuals` of the kept skippable inputs.
+        kept_mean: mean squared residual of the kept skippable inputs.
         kept_inputs: how many they were.
         all_mean: the same mean over all inputs, the kept ones counted 1 / keep_rate times.
 

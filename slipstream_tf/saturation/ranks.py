@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 import tensorflow as tf
 
-from slipstream_tf.ops.loss_statistics import LossStatistics, Moments
+from slipstream_tf.ops.loss_statistics import LossStatistics
 
 _Counts = TypeVar("_Counts")
 
@@ -139,24 +139,11 @@ class Ranks:
         """Adds up the ranks' statistics of losses."""
         if self._comm is None:
             return losses
-        parts = (losses.skippable, losses.others, losses.paired)
-        own = [value for part in parts for value in dataclasses.astuple(part)]
-        own += [losses.not_finite, losses.weight, losses.weighted_total]
-        own.append(losses.weighted_squared_residuals)
-        shape = losses.histogram.shape
-        flat = np.concatenate([np.asarray(own, np.float64), losses.histogram.ravel()])
+        sums = losses.sums()
+        flat = np.concatenate([sums, losses.histogram.ravel()])
         total = self.total(flat, "losses")
-        moments = [Moments(int(m[0]), *map(float, m[1:])) for m in total[:12].reshape(3, 4)]
-        return LossStatistics(
-            skippable=moments[0],
-            others=moments[1],
-            paired=moments[2],
-            not_finite=int(total[12]),
-            histogram=total[16:].reshape(shape),
-            weight=float(total[13]),
-            weighted_total=float(total[14]),
-            weighted_squared_residuals=float(total[15]),
-        )
+        histogram = total[sums.size :].reshape(losses.histogram.shape)
+        return LossStatistics.from_sums(total[: sums.size], histogram)
 
     def take_traffic(self) -> dict[str, int]:
         """Returns the bytes by kind that all ranks gave to the network since the last call."""

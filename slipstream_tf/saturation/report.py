@@ -44,15 +44,13 @@ class TableWindow:
 
     def to_dict(self) -> dict[str, Any]:
         """Returns all fields, and the bytes, as JSON-serialisable values."""
-        return {
-            "table": self.table,
-            "dim": self.dim,
-            "hot_keys": self.hot_keys,
-            "states": dict(self.states),
-            "rows": dataclasses.asdict(self.rows),
-            "bytes_offered": self.rows.offered * self.row_bytes,
-            "bytes_sent": self.rows.sent * self.row_bytes,
-        }
+        sent, offered = self.rows.sent * self.row_bytes, self.rows.offered * self.row_bytes
+        return {**self.state(), "bytes_offered": offered, "bytes_sent": sent}
+
+    def state(self) -> dict[str, Any]:
+        """Returns all fields as JSON-serialisable values."""
+        fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        return {**fields, "states": dict(self.states), "rows": dataclasses.asdict(self.rows)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,8 +157,7 @@ class WindowReport:
 
     def to_dict(self) -> dict[str, Any]:
         """Returns all fields and shares as JSON-serialisable values."""
-        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        values["traffic"] = dict(self.traffic)
+        values = self.state()
         values["tables"] = [table.to_dict() for table in self.tables]
         values["drift_quantiles"] = {f"{q:g}": v for q, v in self.drift_quantiles.items()}
         for share in ("saturated_share", "skipped_share", "hot_input_share"):
@@ -173,14 +170,7 @@ class WindowReport:
         values["traffic"] = dict(self.traffic)
         values["drift_quantiles"] = [list(pair) for pair in self.drift_quantiles.items()]
         values["drift_histogram"] = [list(bucket) for bucket in self.drift_histogram]
-        values["tables"] = [
-            {
-                **{f.name: getattr(table, f.name) for f in dataclasses.fields(table)},
-                "states": dict(table.states),
-                "rows": dataclasses.asdict(table.rows),
-            }
-            for table in self.tables
-        ]
+        values["tables"] = [table.state() for table in self.tables]
         return values
 
     @classmethod

@@ -82,14 +82,45 @@ class KeyStates:
             drift=np.empty(0, np.float32),
         )
 
+    @property
+    def is_saturated(self) -> np.ndarray:
+        """Which keys are saturated, and not probing: bool [n]."""
+        return self.states == KeyState.SATURATED
+
     def keys_in(self, state: KeyState) -> np.ndarray:
         """Returns the keys in a state, other than COLD: int64, ascending."""
         return self.keys[self.states == state]
+
+    def take(self, is_taken: np.ndarray) -> KeyStates:
+        """Returns the states of some of the keys, those of a mask bool [n]."""
+        fields = dataclasses.fields(self)
+        return KeyStates(**{f.name: getattr(self, f.name)[is_taken] for f in fields})
 
     def counts(self) -> dict[str, int]:
         """Returns the number of keys per state, for the ledger: lower-case name -> keys."""
         hot = [state for state in KeyState if state is not KeyState.COLD]
         return {state.name.lower(): int(np.count_nonzero(self.states == state)) for state in hot}
+
+
+@dataclasses.dataclass(frozen=True)
+class TransitionRules:
+    """When a key's state changes, beside its drift and T.
+
+    Attributes:
+        release: factor on T above which a saturated key is released, at least 1.
+        revisit_every: windows from probe to probe; 0: no probes.
+        protect_windows: full windows before a key is judged, at least 1.
+    """
+
+    release: float
+    revisit_every: int
+    protect_windows: int
+
+    def __post_init__(self) -> None:
+        place = "next_states"
+        require_number("release", self.release, 1.0, place=place)
+        require_integer("revisit_every", self.revisit_every, 0, NEVER, place)
+        require_integer("protect_windows", self.protect_windows, 1, None, place)
 
 
 def next_states(
@@ -99,10 +130,7 @@ def next_states(
     drift: np.ndarray,
     threshold: float,
     window: int,
-    *,
-    release: float,
-    revisit_every: int,
-    protect_windows: int,
+    rules: TransitionRules,
     are_masked: bool,
 ) -> KeyStates:
     """Finds the states of the window after the one that ends.
@@ -139,9 +167,7 @@ def next_states(
         drift: float32 [k], their drifts over the window that ends.
         threshold: T, at least 0; compared as float32, as the classifier does.
         window: number of the window that ends, from 0.
-        release: factor on T above which a saturated key is released, at least 1.
-        revisit_every: windows from probe to probe; 0: no probes.
-        protect_windows: full windows before a key is judged, at least 1.
+        rules: settings of the transitions.
         are_masked: whether updates of saturated keys were withheld in the window that ends.
 
     Returns:
@@ -151,48 +177,61 @@ def next_states(
         ValueError: an argument is out of its range, keys are not ascending or occur twice,
             lengths differ, or a drifted key is not one of the previous keys.
     """
-    place = "next_states"
-    _require_ascending("hot_keys", hot_keys, place)
-    require_integer("window", window, 0, NEVER - 2, place)
-    require_number("release", release, 1.0, place=place)
-    require_integer("revisit_every", revisit_every, 0, NEVER, place)
-    require_integer("protect_windows", protect_windows, 1, None, place)
-    limit = _threshold_as_float32(threshold, place)
-    release_limit = _as_float32(release * float(limit))
+    _require_ascending("hot_keys", hot_keys, "next_states")
+    require_integer("window", window, 0, NEVER - 2, "next_states")
+    limit = _threshold_as_float32(threshold, "next_states")
+    before = _aligned_with(hot_keys, previous, drifted_keys, drift, are_masked)
+    watched = before.windows_watched + np.int32(1)
+    is_judged = watched >= min(rules.protect_windows, NEVER)
+    is_saturated = is_judged & _is_low(before, limit, rules.release)
+    states = np.where(is_judged, np.uint8(KeyState.VARYING), np.uint8(KeyState.WARMING))
+    states = np.where(is_saturated, np.uint8(KeyState.SATURATED), states)
+    if rules.revisit_every:
+        saturated = np.flatnonzero(is_saturated)
+        is_due = _is_probed(hot_keys[saturated], window + 1, rules.revisit_every)
+        states[saturated[is_due]] = KeyState.PROBING
+    has_run = before.is_saturated | (before.states == KeyState.PROBING)
+    since = np.where(has_run, before.since, np.int32(window + 1))
+    since = np.where(is_saturated, since, np.int32(NEVER))
+    return KeyStates(hot_keys, states, watched, since, before.drift)
 
+
+def _aligned_with(
+    hot_keys: np.ndarray,
+    previous: KeyStates,
+    drifted_keys: np.ndarray,
+    drift: np.ndarray,
+    are_masked: bool,
+) -> KeyStates:
+    """What is known of the hot keys from the window that ends; new and evicted ones are cold."""
     positions = _positions(previous, drifted_keys, drift)
     survives = np.zeros(previous.keys.size, bool)
     survives[positions] = True
     last_drift = previous.drift.copy()
     last_drift[positions] = judged_drifts(previous, drifted_keys, drift, are_masked=are_masked)
-
-    # Everything below is aligned with hot_keys; `source` is the key's position in `previous`.
     source, is_known = _find(previous.keys, hot_keys)
     is_known &= _take(survives, source, is_known, False)
-    state_before = _take(previous.states, source, is_known, KeyState.COLD)
-    watched = _take(previous.windows_watched, source, is_known, -1) + np.int32(1)
-    drift_now = _take(last_drift, source, is_known, np.nan)
+    return KeyStates(
+        hot_keys,
+        _take(previous.states, source, is_known, KeyState.COLD),
+        _take(previous.windows_watched, source, is_known, -1),
+        _take(previous.since, source, is_known, NEVER),
+        _take(last_drift, source, is_known, np.nan),
+    )
 
-    was_saturated = state_before == KeyState.SATURATED
-    has_run = was_saturated | (state_before == KeyState.PROBING)
+
+def _is_low(before: KeyStates, limit: np.float32, release: float) -> np.ndarray:
+    """Whether drifts are below T or, of saturated keys, at most release * T: bool [n]."""
     # Comparisons with NaN are false. An infinite drift is not below an infinite T either.
-    is_low = (drift_now < limit) | (was_saturated & (drift_now <= release_limit))
-    is_low &= np.isfinite(drift_now) & (limit > 0.0)
-    is_judged = watched >= min(protect_windows, NEVER)
-    is_saturated = is_judged & is_low
+    may_stay = before.is_saturated & (before.drift <= _as_float32(release * float(limit)))
+    return ((before.drift < limit) | may_stay) & np.isfinite(before.drift) & (limit > 0.0)
 
-    states = np.where(is_judged, np.uint8(KeyState.VARYING), np.uint8(KeyState.WARMING))
-    states = np.where(is_saturated, np.uint8(KeyState.SATURATED), states)
-    if revisit_every:
-        saturated = np.flatnonzero(is_saturated)
-        mixed, every = _mix(hot_keys[saturated]), np.uint64(revisit_every)
-        turn = mixed - mixed // every * every  # as mixed % every, which NumPy is slower at
-        is_turn = turn == np.uint64((window + 1) % revisit_every)
-        states[saturated[is_turn]] = KeyState.PROBING
-    began = _take(previous.since, source, is_known, NEVER)
-    since = np.where(has_run, began, np.int32(window + 1))
-    since = np.where(is_saturated, since, np.int32(NEVER))
-    return KeyStates(hot_keys, states, watched, since, drift_now)
+
+def _is_probed(keys: np.ndarray, window: int, revisit_every: int) -> np.ndarray:
+    """Whether saturated keys are probing in a window: bool [n]."""
+    mixed, every = _mix(keys), np.uint64(revisit_every)
+    # As mixed % every, which NumPy is slower at.
+    return mixed - mixed // every * every == np.uint64(window % revisit_every)
 
 
 def judged_drifts(
@@ -219,8 +258,7 @@ def judged_drifts(
     positions = _positions(previous, drifted_keys, drift)
     judged = np.array(drift, np.float32)
     if are_masked:
-        could_not_move = previous.states[positions] == KeyState.SATURATED
-        could_not_move &= np.isfinite(judged)
+        could_not_move = previous.is_saturated[positions] & np.isfinite(judged)
         np.copyto(judged, previous.drift[positions], where=could_not_move)
     return judged
 
@@ -244,7 +282,7 @@ def effective_drifts(states: KeyStates, threshold: float) -> np.ndarray:
     limit = _threshold_as_float32(threshold, "effective_drifts")
     highest_below = np.nextafter(limit, np.float32(0.0))
     known = np.where(np.isfinite(states.drift), states.drift, np.float32(np.inf))
-    is_saturated = (states.states == KeyState.SATURATED) & (limit > 0.0)
+    is_saturated = states.is_saturated & (limit > 0.0)
     return np.where(is_saturated, np.minimum(known, highest_below), np.maximum(known, limit))
 
 

@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from slipstream_tf.ops.loss_statistics import LossStatistics, Moments
+from slipstream_tf.ops.loss_statistics import LossStatistics
 from slipstream_tf.saturation import guard
 from slipstream_tf.saturation.quality_budget import (
     CurvePoint,
@@ -200,12 +200,5 @@ class Steerer:
 
 
 def _observation(losses: LossStatistics) -> guard.Losses:
-    return guard.Losses(
-        kept=_summary(losses.skippable),
-        others=_summary(losses.others),
-        paired=_summary(losses.paired),
-    )
-
-
-def _summary(moments: Moments) -> guard.LossSummary:
-    return guard.LossSummary(moments.count, moments.mean, moments.std_error)
+    moments = (losses.skippable, losses.others, losses.paired)
+    return guard.Losses(*(guard.LossSummary(m.count, m.mean, m.std_error) for m in moments))

@@ -22,45 +22,25 @@ LARGEST_THRESHOLD = float(np.finfo(np.float32).max)
 
 @dataclasses.dataclass(frozen=True)
 class ThresholdResult:
-    """A threshold and the sample that it was found from.
+    """A threshold, and how it was found.
 
     Attributes:
         threshold: T, a float32 value; inputs with a score strictly below it are skippable.
-        num_inputs: inputs in the sample.
-        num_hot: those with a finite score.
-        num_below: those with a score below T; at most target_skip * num_hot.
         is_capped: whether `max_threshold` lowered T.
     """
 
     threshold: float
-    num_inputs: int
-    num_hot: int
-    num_below: int
-    is_capped: bool
+    is_capped: bool = False
 
     def scaled(self, factor: float) -> ThresholdResult:
-        """Returns T times `factor`, 0 to 1; `num_below` stays that of the unscaled T."""
+        """Returns T times `factor`, 0 to 1."""
         return dataclasses.replace(self, threshold=float(np.float32(self.threshold * factor)))
 
 
-def fixed_threshold(scores: Any, threshold: float) -> ThresholdResult:
-    """Returns a T that was set, with what it means for the sample.
-
-    Args:
-        scores: float32 [n], skip scores of sampled inputs; one that is not finite is not hot.
-        threshold: at least 0; lowered to a float32.
-    """
+def fixed_threshold(threshold: float) -> ThresholdResult:
+    """Returns a T that was set, at least 0; lowered to a float32."""
     require_number("threshold", threshold, 0.0, place="fixed_threshold")
-    scores = np.asarray(scores, np.float32).ravel()
-    hot = scores[np.isfinite(scores)]
-    limit = _float32_at_most(threshold)
-    return ThresholdResult(
-        threshold=float(limit),
-        num_inputs=int(scores.size),
-        num_hot=int(hot.size),
-        num_below=int((hot < limit).sum()),
-        is_capped=False,
-    )
+    return ThresholdResult(float(_float32_at_most(threshold)))
 
 
 def find_threshold(
@@ -78,7 +58,7 @@ def find_threshold(
         max_threshold: upper bound of T, or None.
 
     Returns:
-        The threshold and its sample's counts.
+        The threshold, and whether the bound lowered it.
 
     Raises:
         ValueError: `target_skip` or `max_threshold` is out of its range.
@@ -99,13 +79,7 @@ def find_threshold(
         cap = _float32_at_most(max_threshold)
         is_capped = bool(threshold > cap)
         threshold = min(threshold, cap)
-    return ThresholdResult(
-        threshold=float(threshold),
-        num_inputs=int(scores.size),
-        num_hot=int(hot.size),
-        num_below=int(np.searchsorted(hot, threshold, side="left")),
-        is_capped=is_capped,
-    )
+    return ThresholdResult(float(threshold), is_capped)
 
 
 def _floor_of_share(share: float, count: int) -> int:

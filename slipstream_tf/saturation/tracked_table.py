@@ -16,7 +16,7 @@ import tensorflow as tf
 from slipstream_tf.config import SaturationConfig, TableConfig
 from slipstream_tf.ops.update_policy import SATURATED, WATCHED, UpdateCounts, UpdatePolicy
 from slipstream_tf.saturation.ranks import Ranks
-from slipstream_tf.saturation.states import KeyState, KeyStates, effective_drifts, judged_drifts
+from slipstream_tf.saturation.states import KeyStates, effective_drifts, judged_drifts
 
 if TYPE_CHECKING:
     from slipstream_tf.stores.base import TrackedStore
@@ -73,12 +73,11 @@ class TrackedTable:
     @property
     def saturated_keys(self) -> np.ndarray:
         """Keys that are saturated in this window, int64, ascending."""
-        return self.states.keys[self.states.states == KeyState.SATURATED]
+        return self.states.keys[self.states.is_saturated]
 
     def keys_to_freeze(self, most_drift: float) -> np.ndarray:
         """Saturated keys whose last drift was below a bound, int64, ascending."""
-        is_saturated = self.states.states == KeyState.SATURATED
-        return self.states.keys[is_saturated & (self.states.drift < most_drift)]
+        return self.states.keys[self.states.is_saturated & (self.states.drift < most_drift)]
 
     def measure(self, are_withheld: bool, release: float) -> Measured:
         """Drifts since the snapshot was taken; the rows that were measured take its place.
@@ -90,7 +89,7 @@ class TrackedTable:
             release: a saturated key stays so up to a drift of release * T.
         """
         keys = self.states.keys
-        is_saturated = self.states.states == KeyState.SATURATED
+        is_saturated = self.states.is_saturated
         owners = self._owners(keys)
         own_keys = self._own(keys, owners)
         rows, found, drift = self._drift_of(own_keys)
@@ -125,8 +124,7 @@ class TrackedTable:
             rows, found = self._store.gather(self.name, own_keys)
         is_there = self._of_all_ranks(np.asarray(found, bool), owners, "present")
         if not is_there.all():
-            fields = dataclasses.fields(states)
-            states = KeyStates(**{f.name: getattr(states, f.name)[is_there] for f in fields})
+            states = states.take(is_there)
             rows = tf.boolean_mask(rows, np.asarray(found, bool))
         self.states = states
         self._snapshot = tf.convert_to_tensor(rows, tf.float32)
@@ -136,6 +134,11 @@ class TrackedTable:
         if self._ranks.size == 1 or not self._store.is_spread:
             return None
         return self._store.owners(self.name, keys)
+
+    @property
+    def _own_keys(self) -> np.ndarray:
+        """Hot keys whose rows are this rank's."""
+        return self._own(self.states.keys, self._owners(self.states.keys))
 
     def _own(self, keys: np.ndarray, owners: np.ndarray | None) -> np.ndarray:
         return keys if owners is None else keys[owners == self._ranks.rank]
@@ -152,7 +155,7 @@ class TrackedTable:
             withholds: whether gradients of saturated rows are masked or held back.
             but: keys int64 [n] whose rows have no mark, whatever their state.
         """
-        is_saturated = (self.states.states == KeyState.SATURATED) & withholds
+        is_saturated = self.states.is_saturated & withholds
         marks = np.where(is_saturated, SATURATED, np.uint8(0))
         if self._metric == "signal":
             marks |= WATCHED
@@ -179,7 +182,7 @@ class TrackedTable:
         Args:
             always: give window 0 for all of them.
         """
-        is_saturated = self.states.states == KeyState.SATURATED
+        is_saturated = self.states.is_saturated
         since = self.states.since[is_saturated]
         return self.states.keys[is_saturated], np.zeros_like(since) if always else since
 
@@ -201,7 +204,7 @@ class TrackedTable:
             rank's, "snapshot_keys" int64 [n], "snapshot" float32 [n, dim] and "travelled"
             float32 [n]; and "unmarked" int64 [m], of them those whose row came back in this window.
         """
-        own = self._own(self.states.keys, self._owners(self.states.keys))
+        own = self._own_keys
         travelled = np.zeros(own.size, np.float32)
         if self._metric == "signal":
             travelled = self._store.travelled(self.name, own)
@@ -239,25 +242,20 @@ class TrackedTable:
             ranks=config.simulated_ranks,
             decay_skipped=policy.decay_skipped and config.decay_skipped,
         )
-        places = self._places(state)
-        self._snapshot = tf.constant(state["snapshot"][places], tf.float32)
+        self._snapshot = tf.constant(state["snapshot"][self._places(state)], tf.float32)
         before, now = UpdateCounts(**state["counts"]), self._store.update_counts(self.name)
         self._counts = _since(now, before)
 
     def restore_travelled(self, state: Mapping[str, Any]) -> None:
         """Tells the store how far watched rows have come in this window; after `mark`."""
         if self._metric == "signal":
-            own, places = (
-                self._own(self.states.keys, self._owners(self.states.keys)),
-                self._places(state),
-            )
-            self._store.set_travelled(self.name, own, state["travelled"][places])
+            squared_lengths = state["travelled"][self._places(state)]
+            self._store.set_travelled(self.name, self._own_keys, squared_lengths)
 
     def _places(self, state: Mapping[str, Any]) -> np.ndarray:
         """Where the snapshots of this rank's own hot keys are."""
-        own = self._own(self.states.keys, self._owners(self.states.keys))
         order = np.argsort(state["snapshot_keys"])
-        found = np.searchsorted(state["snapshot_keys"], own, sorter=order)
+        found = np.searchsorted(state["snapshot_keys"], self._own_keys, sorter=order)
         return order[found]
 
 

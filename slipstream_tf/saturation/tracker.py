@@ -26,24 +26,22 @@ from slipstream_tf.saturation.classifying import (
     classifier_settings,
     counts_all_keys,
     sampled_drifts,
-    threshold_of_keys,
 )
 from slipstream_tf.saturation.policies import UpdatePolicies, freeze_drift
 from slipstream_tf.saturation.ranks import Communicator, Ranks
 from slipstream_tf.saturation.report import (
     TableWindow,
     WindowReport,
-    drift_histogram,
-    drift_quantiles,
 )
 from slipstream_tf.saturation.report_log import ReportLog
 from slipstream_tf.saturation.resuming import part_of, require_restorable
+from slipstream_tf.saturation.row_copies import RowCopies
 from slipstream_tf.saturation.scope import tables_to_track
 from slipstream_tf.saturation.side_by_side import FEW_KEYS, for_each, tables_at_once
-from slipstream_tf.saturation.states import KeyStates, next_states
-from slipstream_tf.saturation.steering import Steerer, WindowWork
-from slipstream_tf.saturation.threshold import find_threshold
-from slipstream_tf.saturation.tracked_table import Measured, TrackedTable
+from slipstream_tf.saturation.states import KeyStates
+from slipstream_tf.saturation.steering import Steerer
+from slipstream_tf.saturation.tracked_table import TrackedTable
+from slipstream_tf.saturation.window_end import Findings, decide, describe
 
 if TYPE_CHECKING:
     from slipstream_tf.stores.base import TrackedStore
@@ -102,7 +100,6 @@ class SaturationTracker:
         self._tables = [TrackedTable(store, table, config.metric, self._ranks) for table in tracked]
         rate = None if store.learning_rate is None else float(store.learning_rate)
         self.update_policies = UpdatePolicies(config, tracked, rate)
-        self._freeze_drift = freeze_drift(config, rate)
         self._classifier = InputClassifier(
             [table.name for table in self._tables],
             config.alpha,
@@ -115,16 +112,15 @@ class SaturationTracker:
         )
         self._tables_at_once = tables_at_once(store, self._ranks.size)
         # A store with copies of other ranks' rows, if they are to be used.
-        self._freezer: Any = None
+        freezer: Any = None
         if config.may_freeze and self._ranks.size > 1 and store.may_freeze:
-            self._freezer = store
+            freezer = store
         # A store whose ranks keep copies of hot rows.
-        self._publisher: Any = None
+        publisher: Any = None
         may_publish = store.copy_movement is not None and not config.shadow
         if may_publish and self._ranks.size > 1:
-            self._publisher = store
-        # Of each table, keys and counts: with several ranks the most accessed key first.
-        self._accesses: dict[str, tuple[np.ndarray, np.ndarray]] = {}
+            publisher = store
+        self._copies = RowCopies(freezer, publisher, freeze_drift(config, rate))
         self._lists_by_key = store.lists_hot_keys_by_key
         self._steerer = Steerer(config)
         self._planned_steps: int | None = None
@@ -226,10 +222,7 @@ class SaturationTracker:
             "loop": {name: getattr(self, f"_{name}") for name in _LOOP},
             "reports": self._reports.state(),
             "steering": self._steerer.state(),
-            "accesses": {
-                name: dict(zip(("keys", "counts"), _most_accessed_first(*found), strict=True))
-                for name, found in self._accesses.items()
-            },
+            "accesses": self._copies.state(),
             "tables": {table.name: table.state() for table in self._tables},
             "window": self._classifier.export_window(),
             "memory": self._classifier.export_memory(),
@@ -259,10 +252,7 @@ class SaturationTracker:
             setattr(self, f"_{name}", state["loop"][name])
         self._reports = ReportLog.from_state(state["reports"])
         self._steerer.restore(state["steering"])
-        self._accesses = {
-            name: (of_table["keys"], of_table["counts"])
-            for name, of_table in state["accesses"].items()
-        }
+        self._copies.restore(state["accesses"])
         for table in self._tables:
             table.restore(state["tables"][table.name], self._config)
         unmarked = {name: table["unmarked"] for name, table in state["tables"].items()}
@@ -280,8 +270,11 @@ class SaturationTracker:
         self, work: Callable[..., _Result], *others: Iterable[Any]
     ) -> list[_Result]:
         """Results of work on each table and what belongs to it, in order; tables maybe at once."""
-        threads = 1 if self._hot_key_count() < FEW_KEYS else self._tables_at_once
-        return for_each(work, threads, self._tables, *others)
+        return for_each(work, self._threads, self._tables, *others)
+
+    @property
+    def _threads(self) -> int:
+        return 1 if self._hot_key_count() < FEW_KEYS else self._tables_at_once
 
     def end_window(self) -> WindowReport:
         """Ends the window now, however many steps it had, and starts the next one.
@@ -290,103 +283,86 @@ class SaturationTracker:
             The report, which is also the last of `reports`.
         """
         start = time.perf_counter()
-        hot_keys = [table.states.keys.size for table in self._tables]
         snapshot_bytes = sum(table.snapshot_bytes for table in self._tables)
-        withholds, release = self._is_withholding, self._config.release
+        findings = self._collect()
+        self._inputs_seen += findings.inputs.inputs_seen
+        planned_inputs = self._planned_inputs(findings.inputs.inputs_skipped)
+        steering = self._steerer.next(findings.work, planned_inputs)
+        decision = decide(
+            self._config, findings, steering, self._copies.freeze_drift, self._threads
+        )
+
+        was_warming_up = self._window_is_warming_up
+        overlap = self._renew_hot_set(decision.states)
+        is_skipping = self._begin_window(
+            findings.window + 1, decision.found.threshold, decision.loss_threshold
+        )
+        self._ranks.require_agreement(
+            findings.window + 1,
+            decision.found.threshold,
+            (table.saturated_keys for table in self._tables),
+        )
+        if not self._reports:
+            offered = findings.work.rows_offered
+            notices.warn_of_first_window(
+                self._config, self.warmup_steps, offered, self._inputs_seen
+            )
+        tables = [
+            TableWindow(table.name, table.dim, before.keys.size, table.states.counts(), rows)
+            for table, before, rows in zip(
+                self._tables, findings.states, findings.rows, strict=True
+            )
+        ]
+        report = describe(
+            findings,
+            steering,
+            decision,
+            step=self._step,
+            is_warming_up=was_warming_up,
+            snapshot_bytes=snapshot_bytes,
+            is_skipping=is_skipping,
+            saturated_keys=sum(t.states["saturated"] + t.states["probing"] for t in tables),
+            next_hot_keys=self._hot_key_count(),
+            hot_set_overlap=overlap,
+            tables=tuple(tables),
+            frozen_keys=self._copies.frozen_keys(self._tables),
+            traffic=self._ranks.take_traffic(),
+            seconds=time.perf_counter() - start,
+        )
+        self._reports.append(report)
+        return report
+
+    def _collect(self) -> Findings:
+        """Gathers what the window brought, from the store, the classifier and the other ranks."""
+        withholds, release, ranks = self._is_withholding, self._config.release, self._ranks
         measured = self._for_each_table(lambda table: table.measure(withholds, release))
         names = [table.name for table in self._tables]
         notices.log_anomalies(len(self._reports), self._step, names, measured)
-        ranks = self._ranks
-        scores = self._classifier.reservoir_scores(
-            *sampled_drifts(
-                self._classifier.export_window(),
-                [m.keys for m in measured],
-                [m.judged for m in measured],
-            )
+        sample = sampled_drifts(
+            self._classifier.export_window(),
+            [found.keys for found in measured],
+            [found.judged for found in measured],
         )
+        scores = self._classifier.reservoir_scores(*sample)
         if self._config.threshold is None and self._config.judges_keys:
             scores = ranks.concatenate(scores, "scores")
         losses = ranks.total_losses(self._classifier.take_loss_statistics())
         remembered = None
         if self._remembers_losses:
             remembered = ranks.concatenate(self._classifier.reservoir_losses(), "remembered")
-        (counts,) = ranks.total_counts([self._classifier.end_window()], "inputs")
-        rows = ranks.total_counts([table.take_counts() for table in self._tables], "rows")
-        self._inputs_seen += counts.inputs_seen
-
-        steering = self._steerer.next(
-            WindowWork(
-                inputs_seen=counts.inputs_seen,
-                inputs_skipped=counts.inputs_skipped,
-                hot_inputs=counts.hot_inputs,
-                rows_offered=sum(r.offered for r in rows),
-                rows_masked=sum(r.masked for r in rows),
-                losses=losses,
-            ),
-            self._planned_inputs(counts.inputs_skipped),
-        )
-        freeze_drift = self._freeze_drift if self._freezer else 0.0
-        found = threshold_of_keys(self._config, scores, steering, freeze_drift)
-        loss_threshold = None
-        if remembered is not None:
-            by_loss = find_threshold(remembered, steering.share)
-            loss_threshold = by_loss.scaled(steering.scale).threshold
-        overlap = self._renew_hot_set(measured, found.threshold)
-        is_warming_up = self._window_is_warming_up
-        next_window = len(self._reports) + 1
-        is_skipping = self._begin_window(next_window, found.threshold, loss_threshold)
-        ranks.require_agreement(
-            next_window, found.threshold, (table.saturated_keys for table in self._tables)
-        )
-
-        if not self._reports:
-            offered = sum(r.offered for r in rows)
-            notices.warn_of_first_window(
-                self._config, self.warmup_steps, offered, self._inputs_seen
-            )
-        drift = np.concatenate([m.drift for m in measured])
-        state_counts = [table.states.counts() for table in self._tables]
-        report = WindowReport(
+        (inputs,) = ranks.total_counts([self._classifier.end_window()], "inputs")
+        return Findings(
             window=len(self._reports),
-            step=self._step,
-            is_warming_up=is_warming_up,
-            hot_keys=sum(hot_keys),
-            snapshot_bytes=snapshot_bytes,
-            evicted=sum(m.evicted for m in measured),
-            anomalies=int((~np.isfinite(drift)).sum()),
-            drift_quantiles=drift_quantiles(drift),
-            drift_histogram=drift_histogram(drift),
-            threshold=found.threshold,
-            is_threshold_capped=found.is_capped,
-            is_skipping=is_skipping,
-            saturated_keys=sum(c["saturated"] + c["probing"] for c in state_counts),
-            inputs_seen=counts.inputs_seen,
-            inputs_skipped=counts.inputs_skipped,
-            inputs_skippable=counts.inputs_skippable,
-            inputs_kept=counts.inputs_kept,
-            hot_inputs=counts.hot_inputs,
-            next_hot_keys=self._hot_key_count(),
-            hot_set_overlap=overlap,
-            loss_threshold=loss_threshold,
-            target_share=steering.share,
-            log_loss=losses.mean_loss,
-            auc=losses.auc,
-            guard=steering.guard,
-            budget=steering.budget,
-            predicted_cost=steering.predicted_cost,
-            skippable_value=steering.value,
-            tables=tuple(
-                TableWindow(table.name, table.dim, keys, states, counts)
-                for table, keys, states, counts in zip(
-                    self._tables, hot_keys, state_counts, rows, strict=True
-                )
-            ),
-            frozen_keys=self._frozen_keys(),
-            traffic=ranks.take_traffic(),
-            seconds=time.perf_counter() - start,
+            are_withheld=withholds,
+            states=[table.states for table in self._tables],
+            measured=measured,
+            scores=scores,
+            remembered=remembered,
+            losses=losses,
+            inputs=inputs,
+            rows=ranks.total_counts([table.take_counts() for table in self._tables], "rows"),
+            candidates=self._candidates(),
         )
-        self._reports.append(report)
-        return report
 
     def _begin_window(self, window: int, threshold: float, loss_threshold: float | None) -> bool:
         """Decides what holds in the window that begins; returns whether it may skip inputs."""
@@ -416,10 +392,7 @@ class SaturationTracker:
             table.publish_policy()
 
         self._for_each_table(tell_store)
-        if self._freezer is not None:
-            self._freezer.freeze(self._keys_to_freeze() if is_active else {})
-        if self._publisher is not None:
-            self._publisher.publish(self._keys_to_publish() if is_active else {})
+        self._copies.publish(self._tables, is_active)
         self._classifier.set_drift(
             *_joined(
                 [table.states.keys for table in self._tables],
@@ -443,30 +416,6 @@ class SaturationTracker:
         )
         self._classifier.configure(**settings)
         return may_skip
-
-    def _keys_to_freeze(self) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-        """Keys to freeze and their access counts over all ranks, the most accessed first."""
-        return {
-            table.name: self._accesses_of(table, table.keys_to_freeze(self._freeze_drift))
-            for table in self._tables
-        }
-
-    def _keys_to_publish(self) -> dict[str, np.ndarray]:
-        """Hot keys, the most accessed first: owners remember no more than they have room for."""
-        return {
-            table.name: self._accesses_of(table, table.states.keys)[0] for table in self._tables
-        }
-
-    def _accesses_of(self, table: TrackedTable, among: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Those of some keys over all ranks, with the counts; the most accessed first."""
-        keys, counts = self._accesses.get(table.name, (np.empty(0, np.int64), np.empty(0)))
-        is_among = np.isin(keys, among)
-        return keys[is_among], counts[is_among]
-
-    def _frozen_keys(self) -> int:
-        if self._freezer is None:
-            return 0
-        return sum(self._freezer.frozen_keys(table.name) for table in self._tables)
 
     def _sizes(self) -> dict[str, int]:
         """Rows of each table over all ranks; of sharded tables by this rank's even part."""
@@ -492,60 +441,43 @@ class SaturationTracker:
         skipped = just_skipped + self._reports.inputs_skipped
         return round(steps * (self._inputs_seen - skipped) / self._step)
 
-    def _renew_hot_set(self, measured: list[Measured], threshold: float) -> float:
-        """Chooses the next hot set and its states; returns its overlap with the old one."""
-        copies = self._freezer or self._publisher
-        needs_hot_keys = self._config.judges_keys or copies is not None
-        budget = self._config.hot_budget_bytes if needs_hot_keys else 0
-        if not budget:
-            self._store.decay_counts(self._config.count_decay)
-            return 0.0
+    def _candidates(self) -> list[hot_set.Candidates] | None:
+        """Keys that may be hot in the next window; None: hot keys are of no use."""
+        if not self._config.judges_keys and not self._copies.are_used:
+            return None
         # Where hot keys are found for copies alone, the others need not be followed.
-        least = 0.0 if self._config.judges_keys else copies.least_accesses
+        least = 0.0 if self._config.judges_keys else self._copies.least_accesses
         candidates = []
-        hot = self._for_each_table(lambda table: self._hot_keys(table, budget))
-        for table, own in zip(self._tables, hot, strict=True):
-            keys, counts = self._ranks.merge_accesses(*own, f"hot_keys.{table.name}", least)
-            candidates.append(hot_set.Candidates(keys, counts, table.dim))
-            self._accesses[table.name] = (keys, counts)
-        chosen = hot_set.choose_hot_keys(candidates, budget)
+        for table, own in zip(self._tables, self._for_each_table(self._hot_keys), strict=True):
+            found = self._ranks.merge_accesses(*own, f"hot_keys.{table.name}", least)
+            self._copies.note_accesses(table.name, *found)
+            candidates.append(hot_set.Candidates(*found, table.dim))
+        return candidates
+
+    def _renew_hot_set(self, states: Sequence[KeyStates] | None) -> float:
+        """Lets the tables go on with the next hot set; returns its overlap with the old one."""
         # After the choice: a factor of 0 would leave nothing to choose by.
         self._store.decay_counts(self._config.count_decay)
+        if states is None:
+            return 0.0
 
-        def renew(table: TrackedTable, keys: np.ndarray, found: Measured) -> int:
-            states = next_states(
-                table.states,
-                keys,
-                found.keys,
-                found.drift,
-                threshold,
-                len(self._reports),
-                release=self._config.release,
-                revisit_every=self._config.probing_interval,
-                protect_windows=self._config.protect_windows,
-                are_masked=self._is_withholding,
-            )
+        def renew(table: TrackedTable, states: KeyStates) -> int:
             table.renew(states)
             return int(np.count_nonzero(table.states.windows_watched > 0))
 
-        common = sum(self._for_each_table(renew, chosen, measured))
+        common = sum(self._for_each_table(renew, states))
         total = self._hot_key_count()
         return common / total if total else 0.0
 
-    def _hot_keys(self, table: TrackedTable, budget: int) -> tuple[np.ndarray, np.ndarray]:
-        """This rank's most accessed keys of a table that fit a budget, and their counts."""
+    def _hot_keys(self, table: TrackedTable) -> tuple[np.ndarray, np.ndarray]:
+        """This rank's most accessed keys of a table that fit its budget, and their counts."""
+        budget = self._config.hot_budget_bytes
         own = min(budget, self._config.table_hot_budget_bytes.get(table.name, budget))
         # No other order of the keys is asked for than the one that states have.
         order = {"by_key": True} if self._lists_by_key else {}
         most = hot_set.most_candidates(table.dim, own)
         keys, counts = self._store.hot_keys(table.name, most, **order)
         return np.asarray(keys), np.asarray(counts)
-
-
-def _most_accessed_first(keys: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The same keys and counts, by count descending, then key ascending."""
-    order = np.lexsort((keys, -counts))
-    return keys[order], counts[order]
 
 
 def _joined(

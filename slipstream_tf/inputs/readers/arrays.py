@@ -6,18 +6,16 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
-from slipstream_tf.errors import require_integer
-from slipstream_tf.inputs.bad_lines import BadLines
-from slipstream_tf.inputs.readers.passes import Passes
+from slipstream_tf.inputs.readers.base import BatchReader
+from slipstream_tf.inputs.readers.rows import Rows
 from slipstream_tf.inputs.spec import DataSpec
 
 # Rows widened to int64 at a time: large enough to cost nothing per batch.
 _BATCHES_AT_ONCE = 64
 
 
-class ArrayReader:
+class ArrayReader(BatchReader):
     """Batches of arrays, in their order or shuffled anew in every pass.
 
     The arrays may be of any integer type; batches are int64.
@@ -51,63 +49,40 @@ class ArrayReader:
             ValueError: the arrays do not fit together, keys are no integers, a label or
                 a dense number is not finite, or the batch size is below 1.
         """
-        require_integer("batch_size", batch_size, 1)
+        super().__init__(batch_size, drop_remainder=drop_remainder, ids=ids)
         count = label.shape[0] if label.ndim == 1 else -1
-        dense_shape = (count, 0) if dense is None else dense.shape
-        if keys.shape != (count, len(spec.fields)) or dense_shape != (count, spec.num_dense):
+        dense = np.empty((max(count, 0), 0), np.float32) if dense is None else dense
+        if keys.shape != (count, len(spec.fields)) or dense.shape != (count, spec.num_dense):
             raise ValueError(
                 f"Arrays of {spec.name!r} do not fit: keys {keys.shape}, label {label.shape}, "
-                f"dense {None if dense is None else dense.shape}; allowed: "
+                f"dense {dense.shape}; allowed: "
                 f"[n, {len(spec.fields)}], [n], [n, {spec.num_dense}]."
             )
         if keys.dtype.kind not in "iu":
             raise ValueError(f"Keys of {spec.name!r} are of type {keys.dtype}; allowed: integers.")
         require_all(f"Label of {spec.name!r}", label, np.isfinite(label), "finite numbers")
-        if dense is not None:
+        if dense.size:
             require_all(f"Dense of {spec.name!r}", dense, np.isfinite(dense), "finite numbers")
         self.spec = spec
-        self.bad_lines = BadLines()
         self._keys, self._label, self._dense = keys, label, dense
-        self._batch_size = batch_size
         self._shuffle_seed = shuffle_seed
-        self._drop_remainder = drop_remainder
-        self._ids = ids
-        self._passes = Passes(self._batches)
 
-    def dataset(self) -> tf.data.Dataset:
-        """Returns the batches; each iteration is a pass of its own."""
-        batch = self._batch_size if self._drop_remainder else None
-        features = {"keys": tf.TensorSpec([batch, len(self.spec.fields)], tf.int64)}
-        if self._dense is not None:
-            features["dense"] = tf.TensorSpec([batch, self.spec.num_dense], tf.float32)
-        if self._ids:
-            features["id"] = tf.TensorSpec([batch], tf.int64)
-        return self._passes.dataset((features, tf.TensorSpec([batch], tf.float32)))
-
-    def _batches(self, number: int = 0) -> Iterator[Any]:
-        count, size = len(self._label), self._batch_size
-        if self._drop_remainder:
-            count = count // size * size
+    def _blocks(self, number: int) -> Iterator[Rows]:
+        count, size = len(self._label), self._batch_size * _BATCHES_AT_ONCE
         order = None
         if self._shuffle_seed is not None:
-            order = np.random.default_rng([self._shuffle_seed, number]).permutation(
-                len(self._label)
-            )
-        for begin in range(0, count, size * _BATCHES_AT_ONCE):
-            rows: Any = slice(begin, min(begin + size * _BATCHES_AT_ONCE, count))
+            order = np.random.default_rng([self._shuffle_seed, number]).permutation(count)
+        for begin in range(0, count, size):
+            places: Any = slice(begin, min(begin + size, count))
+            numbers = np.arange(places.start, places.stop) if order is None else order[places]
             if order is not None:
-                rows = order[rows]
-            keys = _take(self._keys, rows).astype(np.int64)
-            label = _take(self._label, rows).astype(np.float32)
-            dense = None if self._dense is None else _take(self._dense, rows).astype(np.float32)
-            numbers = np.arange(rows.start, rows.stop) if order is None else rows
-            for i in range(0, len(label), size):
-                features: dict[str, Any] = {"keys": keys[i : i + size]}
-                if dense is not None:
-                    features["dense"] = dense[i : i + size]
-                if self._ids:
-                    features["id"] = numbers[i : i + size]
-                yield features, label[i : i + size]
+                places = numbers
+            yield Rows(
+                _take(self._label, places).astype(np.float32),
+                _take(self._dense, places).astype(np.float32),
+                _take(self._keys, places).astype(np.int64),
+                numbers if self._ids else None,
+            )
 
 
 def _take(array: np.ndarray, rows: Any) -> np.ndarray:

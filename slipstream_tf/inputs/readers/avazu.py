@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from slipstream_tf.inputs.readers.hashing import hash_string, hash_strings
+from slipstream_tf.inputs.readers.lines import shown
 from slipstream_tf.inputs.readers.rows import Rows
 from slipstream_tf.inputs.readers.text import TextReader
 from slipstream_tf.inputs.spec import MISSING_KEY
@@ -31,9 +32,7 @@ _HOUR = re.compile(rb"[0-9]{8}")
 
 def _parse_hour(value: bytes) -> tuple[int, int]:
     if not _HOUR.fullmatch(value):
-        raise ValueError(
-            f"hour {value[:40].decode(errors='backslashreplace')!r}; allowed: YYMMDDHH"
-        )
+        raise ValueError(f"hour {shown(value)}; allowed: YYMMDDHH")
     year, month, day, hour = (int(value[i : i + 2]) for i in (0, 2, 4, 6))
     try:
         moment = datetime.datetime(2000 + year, month, day, hour)
@@ -55,8 +54,7 @@ class AvazuFormat:
     def parse_line(self, columns: Sequence[bytes]) -> tuple[float, list[float], list[int]]:
         """See `LineFormat.parse_line`."""
         if columns[1] not in (b"0", b"1"):
-            shown = columns[1][:40].decode(errors="backslashreplace")
-            raise ValueError(f"click {shown!r}; allowed: 0 or 1")
+            raise ValueError(f"click {shown(columns[1])}; allowed: 0 or 1")
         hour, weekday = _parse_hour(columns[2])
         keys = [hash_string(value) if value else MISSING_KEY for value in columns[3:]]
         return float(columns[1] == b"1"), [], [hour, weekday, *keys]

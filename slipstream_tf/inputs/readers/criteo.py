@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from slipstream_tf.inputs.readers.hashing import parse_hex, parse_integers, text_offsets
+from slipstream_tf.inputs.readers.lines import shown
 from slipstream_tf.inputs.readers.rows import Rows
 from slipstream_tf.inputs.readers.text import TextReader
 from slipstream_tf.inputs.spec import MISSING_KEY
@@ -46,7 +47,7 @@ class CriteoFormat:
     def parse_line(self, columns: Sequence[bytes]) -> tuple[float, list[float], list[int]]:
         """See `LineFormat.parse_line`."""
         if columns[0] not in (b"0", b"1"):
-            raise ValueError(f"label {_text(columns[0])}; allowed: 0 or 1")
+            raise ValueError(f"label {shown(columns[0])}; allowed: 0 or 1")
         dense = []
         for i, value in enumerate(columns[1 : 1 + NUM_DENSE]):
             if not value:
@@ -54,7 +55,7 @@ class CriteoFormat:
             elif _INTEGER.fullmatch(value):
                 dense.append(float(transform_count(np.float64(int(value)))))
             else:
-                raise ValueError(f"I{i + 1} {_text(value)}; allowed: an integer or nothing")
+                raise ValueError(f"I{i + 1} {shown(value)}; allowed: an integer or nothing")
         keys = []
         for i, value in enumerate(columns[1 + NUM_DENSE :]):
             if not value:
@@ -63,7 +64,7 @@ class CriteoFormat:
                 keys.append(int(value, 16))
             else:
                 raise ValueError(
-                    f"C{i + 1} {_text(value)}; allowed: 1 to 15 hexadecimal digits or nothing"
+                    f"C{i + 1} {shown(value)}; allowed: 1 to 15 hexadecimal digits or nothing"
                 )
         return float(columns[0] == b"1"), dense, keys
 
@@ -94,10 +95,6 @@ def _counts(column: pa.Array) -> tuple[np.ndarray, np.ndarray]:
 
 def _numpy(array: pa.Array) -> np.ndarray:
     return array.to_numpy(zero_copy_only=False)
-
-
-def _text(value: bytes) -> str:
-    return repr(value[:40].decode(errors="backslashreplace"))
 
 
 class CriteoReader(TextReader):

@@ -41,15 +41,12 @@ class FrappeReader(ArrayReader):
             ValueError: the part is unknown, or the file is damaged or has not its arrays.
         """
         require_choice("part", part, FRAPPE_PARTS, "Frappe")
-        names = (f"{part}_x", f"{part}_y")
-        keys, label = read_arrays(os.fspath(path), names).values()
-        require_integers(os.fspath(path), {names[0]: keys}, 64)
+        name, names = os.fspath(path), (f"{part}_x", f"{part}_y")
+        keys, label = read_arrays(name, names).values()
+        require_integers(name, {names[0]: keys}, 64)
+        what = f"{name}: {names[1]!r}"
         if label.dtype.kind not in "biuf":
-            raise ValueError(
-                f"{os.fspath(path)}: {names[1]!r} is of type {label.dtype}; allowed: numbers."
-            )
-        require_all(
-            f"{os.fspath(path)}: {names[1]!r}", label, (label == 0) | (label == 1), "0 or 1"
-        )
+            raise ValueError(f"{what} is of type {label.dtype}; allowed: numbers.")
+        require_all(what, label, (label == 0) | (label == 1), "0 or 1")
         spec = DataSpec("frappe", FIELDS, num_inputs=len(label))
         super().__init__(spec, keys, label, batch_size, shuffle_seed=shuffle_seed, **options)

@@ -11,12 +11,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
 from slipstream_tf.errors import invalid, require_choice, require_integer, require_number
-from slipstream_tf.inputs.bad_lines import BadLines
-from slipstream_tf.inputs.readers.passes import Passes
-from slipstream_tf.inputs.readers.rows import Rows, in_batches
+from slipstream_tf.inputs.readers.base import BatchReader
+from slipstream_tf.inputs.readers.rows import Rows
 from slipstream_tf.inputs.spec import PARTS, DataSpec
 
 CLICK_RATE = 0.25
@@ -99,14 +97,33 @@ class _Law:
     """How inputs and their clicks are drawn: keys, numbers, and the hidden model of the label."""
 
     def __init__(
-        self, cardinalities: Sequence[int], num_dense: int, zipf: float, drift: float, seed: int
+        self,
+        seed: int = 0,
+        fields: int = 26,
+        dense: int = 13,
+        cardinalities: Sequence[int] | None = None,
+        zipf: float = 1.05,
+        drift: float = 0.0,
     ):
-        self._cardinalities = np.array(cardinalities, np.int64)
+        """See `GeneratedReader`."""
+        place = "GeneratedReader"
+        require_integer("seed", seed, 0, None, place)
+        require_integer("fields", fields, 1, None, place)
+        require_integer("dense", dense, 0, None, place)
+        require_number("zipf", zipf, 0.0, 10.0, place, open_minimum=True)
+        require_number("drift", drift, 0.0, 1.0, place)
+        sizes = default_cardinalities(fields) if cardinalities is None else tuple(cardinalities)
+        if len(sizes) != fields:
+            raise invalid("cardinalities", sizes, place, f"one integer for each of {fields} fields")
+        for size in sizes:
+            require_integer("cardinalities", size, 1, _LARGEST_KEY // fields, place)
+        self.seed, self.sizes, self.num_dense = seed, sizes, dense
+        self._cardinalities = np.array(sizes, np.int64)
         self._zipf, self._drift = zipf, drift
         law = np.random.default_rng([seed, _LAW_STREAM])
-        self._salts = law.integers(0, 1 << 63, len(cardinalities), dtype=np.uint64)
-        self._dense_center = law.uniform(-1.0, 3.0, num_dense)
-        self._dense_weights = law.choice([-1.0, 1.0], num_dense) * _DENSE_WEIGHT
+        self._salts = law.integers(0, 1 << 63, fields, dtype=np.uint64)
+        self._dense_center = law.uniform(-1.0, 3.0, dense)
+        self._dense_weights = law.choice([-1.0, 1.0], dense) * _DENSE_WEIGHT
         # The logit is scaled and shifted so that every seed gives the same difficulty.
         self._mean, self._scale, self._intercept = 0.0, 1.0, 0.0
         sample = self.draw(np.random.default_rng([seed, _CALIBRATION_STREAM]), 2 * BLOCK_INPUTS)
@@ -166,7 +183,7 @@ def _find_intercept(logits: np.ndarray) -> float:
     return (low + high) / 2
 
 
-class GeneratedReader:
+class GeneratedReader(BatchReader):
     """Draws one part of a generated data set, in batches.
 
     The keys of a field are 0 .. cardinality - 1, the most popular first. About a quarter of the
@@ -179,14 +196,9 @@ class GeneratedReader:
         part: str,
         batch_size: int,
         *,
-        seed: int = 0,
-        fields: int = 26,
-        dense: int = 13,
-        cardinalities: Sequence[int] | None = None,
-        zipf: float = 1.05,
-        drift: float = 0.0,
         drop_remainder: bool = False,
         ids: bool = False,
+        **law: Any,
     ):
         """Draws the law, not the inputs.
 
@@ -194,53 +206,30 @@ class GeneratedReader:
             num_inputs: inputs of this part.
             part: "train" or "test".
             batch_size: inputs of a batch.
-            seed: of the law and of the inputs.
-            fields: categorical fields, at least 1.
-            dense: numbers per input; each is log1p of a log-normal one, so above 0.
-            cardinalities: keys per field, [fields]; None: 10 to 100,000.
-            zipf: exponent of the keys' popularity; larger is more skewed.
-            drift: share of its field's keys by which the ranking of popularity moves on from the
-                first to the last training input; the test part has the ranking of the end. With a
-                drift, training inputs depend on `num_inputs`.
             drop_remainder: leave out a last batch that is not full.
             ids: add features["id"], int64 [batch]: an input's number in its part, from 0.
+            **law: what inputs are drawn from, by name:
+                seed (default 0), of the law and of the inputs;
+                fields (26), categorical ones, at least 1;
+                dense (13), numbers per input; each is log1p of a log-normal one, so above 0;
+                cardinalities (None), keys per field, [fields]; None: 10 to 100,000;
+                zipf (1.05), exponent of the keys' popularity; larger is more skewed;
+                drift (0.0), share of its field's keys by which the ranking of popularity moves on
+                from the first to the last training input; the test part has the ranking of the end.
+                With a drift, training inputs depend on `num_inputs`.
 
         Raises:
             ValueError: an argument is out of its range.
         """
-        place = "GeneratedReader"
-        require_integer("num_inputs", num_inputs, 1, None, place)
-        require_choice("part", part, PARTS, place)
-        require_integer("batch_size", batch_size, 1, None, place)
-        require_integer("seed", seed, 0, None, place)
-        require_integer("fields", fields, 1, None, place)
-        require_integer("dense", dense, 0, None, place)
-        require_number("zipf", zipf, 0.0, 10.0, place, open_minimum=True)
-        require_number("drift", drift, 0.0, 1.0, place)
-        sizes = default_cardinalities(fields) if cardinalities is None else tuple(cardinalities)
-        if len(sizes) != fields:
-            raise invalid("cardinalities", sizes, place, f"one integer for each of {fields} fields")
-        for size in sizes:
-            require_integer("cardinalities", size, 1, _LARGEST_KEY // fields, place)
-        names = tuple(f"c{i}" for i in range(1, fields + 1))
-        self.spec = DataSpec("generated", names, dense, num_inputs)
-        self.cardinalities = sizes
-        self.bad_lines = BadLines()
-        self._law = _Law(sizes, dense, zipf, drift, seed)
-        self._num_inputs, self._part, self._seed = num_inputs, part, seed
-        self._batch_size, self._drop_remainder = batch_size, drop_remainder
-        self._ids = ids
-        self._passes = Passes(self._batches)
-
-    def dataset(self) -> tf.data.Dataset:
-        """Returns the batches; each iteration draws the same ones."""
-        batch = self._batch_size if self._drop_remainder else None
-        features = {"keys": tf.TensorSpec([batch, len(self.spec.fields)], tf.int64)}
-        if self.spec.num_dense:
-            features["dense"] = tf.TensorSpec([batch, self.spec.num_dense], tf.float32)
-        if self._ids:
-            features["id"] = tf.TensorSpec([batch], tf.int64)
-        return self._passes.dataset((features, tf.TensorSpec([batch], tf.float32)))
+        super().__init__(batch_size, drop_remainder=drop_remainder, ids=ids)
+        require_integer("num_inputs", num_inputs, 1, None, "GeneratedReader")
+        require_choice("part", part, PARTS, "GeneratedReader")
+        self._law = _Law(**law)
+        self._num_inputs = num_inputs
+        self._stream = PARTS.index(part)
+        self.cardinalities = self._law.sizes
+        names = tuple(f"c{i}" for i in range(1, len(self.cardinalities) + 1))
+        self.spec = DataSpec("generated", names, self._law.num_dense, num_inputs)
 
     def click_logits(self, keys: np.ndarray, dense: np.ndarray) -> np.ndarray:
         """Returns the hidden law's log odds of a click: the best that a model can do.
@@ -256,9 +245,9 @@ class GeneratedReader:
 
     def _block(self, index: int) -> Rows:
         begin = index * BLOCK_INPUTS
-        generator = np.random.default_rng([self._seed, PARTS.index(self._part), index])
+        generator = np.random.default_rng([self._law.seed, self._stream, index])
         progress: Any = 1.0
-        if self._part == "train":
+        if self._stream == PARTS.index("train"):
             places = np.arange(begin, begin + BLOCK_INPUTS) / self._num_inputs
             progress = np.minimum(places, 1.0)[:, None]
         keys, dense = self._law.draw(generator, BLOCK_INPUTS, progress)
@@ -268,8 +257,6 @@ class GeneratedReader:
         ids = np.arange(begin, begin + end) if self._ids else None
         return Rows(label[:end], dense[:end], keys[:end], ids)
 
-    def _batches(self, number: int = 0) -> Iterator[Any]:
+    def _blocks(self, number: int) -> Iterator[Rows]:
         del number  # All passes are alike.
-        blocks = (self._block(i) for i in range(-(-self._num_inputs // BLOCK_INPUTS)))
-        for batch in in_batches(blocks, self._batch_size, self._drop_remainder):
-            yield batch.element()
+        return map(self._block, range(-(-self._num_inputs // BLOCK_INPUTS)))

@@ -78,10 +78,8 @@ def _task(path: str, modified: int, split: str, seed: int) -> dict[str, tuple[An
     is_train = np.zeros(len(label), bool)
     chosen = np.random.default_rng(seed).permutation(len(label))[: int(len(label) * TRAIN_SHARE)]
     is_train[chosen] = True
-    return {
-        "train": (keys[is_train], label[is_train]),
-        "test": (keys[~is_train], label[~is_train]),
-    }
+    parts = {"train": is_train, "test": ~is_train}
+    return {part: (keys[is_in], label[is_in]) for part, is_in in parts.items()}
 
 
 class GloboReader(ArrayReader):

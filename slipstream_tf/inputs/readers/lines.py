@@ -67,6 +67,11 @@ class ParsedLines:
     reasons: dict[int, str] = dataclasses.field(default_factory=dict)
 
 
+def shown(value: bytes) -> str:
+    """Returns the begin of a malformed value, for an error message."""
+    return repr(value[:40].decode(errors="backslashreplace"))
+
+
 def require_header(line_format: LineFormat, path: str, first_line: bytes) -> None:
     """Raises ValueError unless a file starts as its format says."""
     header = line_format.header

@@ -16,17 +16,16 @@ import pyarrow.compute as pc
 import pyarrow.dataset as pa_dataset
 import tensorflow as tf
 
-from slipstream_tf.errors import invalid, require_choice, require_integer, require_number
-from slipstream_tf.inputs.bad_lines import BadLines
+from slipstream_tf.errors import invalid, require_integer, require_number
+from slipstream_tf.inputs.readers.base import BatchReader
 from slipstream_tf.inputs.readers.hashing import hash_strings
-from slipstream_tf.inputs.readers.passes import Passes
 from slipstream_tf.inputs.readers.rows import is_in_part
-from slipstream_tf.inputs.spec import MISSING_KEY, PARTS, DataSpec
+from slipstream_tf.inputs.spec import MISSING_KEY, DataSpec
 
 ROWS_AT_ONCE = 32_768
 
 
-class ParquetReader:
+class ParquetReader(BatchReader):
     """Reads Parquet files in batches, whatever their size.
 
     The files of a folder, at any depth, are read in the order of their paths. Rows are counted
@@ -44,14 +43,10 @@ class ParquetReader:
         label: str,
         keys: Sequence[str],
         dense: Sequence[str] = (),
-        part: str | None = None,
         missing_dense: float = -1.0,
-        strict: bool = False,
-        drop_remainder: bool = False,
-        max_inputs: int | None = None,
-        ids: bool = False,
         id_column: str | None = None,
         shuffle_seed: int | None = None,
+        **options: Any,
     ):
         """Reads the names and types of the columns.
 
@@ -64,91 +59,61 @@ class ParquetReader:
                 list of one MISSING_KEY, which an empty list is not. Integers -1 and -2 mean
                 padding and missing.
             dense: columns of numbers, used as they are.
-            part: "train", "test" or None for all rows.
             missing_dense: what a missing number (null or NaN) becomes.
-            strict: make the first row that cannot be used an error instead of leaving it out.
-            drop_remainder: leave out a last batch that is not full.
-            max_inputs: stop after so many inputs, or None.
-            ids: add features["id"], int64 [batch]: the number of an input's row, from 0, counted
-                over all files and both parts; rows that cannot be used are counted.
-            id_column: column of integers that are the inputs' numbers instead, where `ids` is set.
+            id_column: column of integers that are the inputs' numbers, where `ids` is set. None:
+                an input's number is that of its row, from 0, counted over all files and both parts;
+                rows that cannot be used are counted.
             shuffle_seed: None keeps the order of the files; with a seed, pass e (counted over the
                 passes of this reader) reads them in the order that (seed, e) gives. Which rows are
                 of which part, and their numbers, stay as they are.
+            **options: of all readers: part ("train", "test" or None for all rows), strict (make the
+                first row that cannot be used an error instead of leaving it out), drop_remainder
+                (leave out a last batch that is not full), max_inputs (stop after so many inputs, or
+                None) and ids (add features["id"], int64 [batch]).
 
         Raises:
             FileNotFoundError: there is no such file, or the folder has none.
             ValueError: it is no Parquet file, a column is missing or of a type that is not read,
                 or another argument is out of its range.
         """
+        super().__init__(batch_size, **options)
         place = "ParquetReader"
-        require_integer("batch_size", batch_size, 1, None, place)
-        if part is not None:
-            require_choice("part", part, PARTS, place)
         require_number("missing_dense", missing_dense, place=place)
-        if max_inputs is not None:
-            require_integer("max_inputs", max_inputs, 1, None, place)
-        for argument, names in (("keys", keys), ("dense", dense)):
-            if isinstance(names, str):
-                raise invalid(argument, names, place, "a sequence of column names")
-        if not keys:
-            raise invalid("keys", keys, place, "one column name or more")
-        self._label, self._keys, self._dense = label, tuple(keys), tuple(dense)
-        self._columns = (label, *self._dense, *self._keys)
-        for name in self._columns:
-            if self._columns.count(name) > 1:
-                raise invalid("keys", name, place, "each column once, as label, dense or key")
-        several = [path] if isinstance(path, (str, os.PathLike)) else path
-        paths = [os.fspath(one) for one in several]
-        self._path = paths[0]
-        for one in paths:
-            if not os.path.exists(one):
-                raise FileNotFoundError(f"No data file or folder {one!r}.")
-        self._data = _dataset(paths)
-        if not self._data.files:
-            raise FileNotFoundError(f"No Parquet files in {self._path!r}.")
-        self._is_listed = len(paths) > 1
         if shuffle_seed is not None:
             require_integer("shuffle_seed", shuffle_seed, 0, None, place)
-        self._shuffle_seed, self._passes = shuffle_seed, Passes(self._batches)
+        self._label, self._missing_dense = label, np.float32(missing_dense)
+        self._keys, self._dense = _column_names(label, keys, dense)
+        self._columns = (label, *self._dense, *self._keys)
+        # The number of inputs is not known without reading.
+        self.spec = DataSpec("parquet", self._keys, len(self._dense))
+        self._shuffle_seed = shuffle_seed
+        several = [path] if isinstance(path, (str, os.PathLike)) else path
+        paths = [os.fspath(one) for one in several]
+        self._path, self._is_listed = paths[0], len(paths) > 1
+        self._data = _dataset(paths)
         self._require_columns(self._path, self._data.schema)
         self._check_types()
         self._lists = {name for name in self._keys if is_list(self._type(name))}
-        self._batch_size = batch_size
-        self._part = part
-        self._missing_dense = np.float32(missing_dense)
-        self._drop_remainder = drop_remainder
-        self._max_inputs = max_inputs
         # Longer than every column's name, so none of them.
-        self._id_column = "_".join(["id", *self._columns]) if ids else None
-        if ids and id_column is not None:
+        self._id_column = "_".join(["id", *self._columns])
+        if self._ids and id_column is not None:
             self._id_column = id_column
             self._columns = (*self._columns, id_column)
             self._require_columns(self._path, self._data.schema)
-        self.bad_lines = BadLines(strict)
-
-    @property
-    def spec(self) -> DataSpec:
-        """What the batches hold; the number of inputs is not known without reading."""
-        return DataSpec("parquet", self._keys, len(self._dense))
 
     def dataset(self) -> tf.data.Dataset:
         """Returns the batches; each iteration reads the files anew."""
-        batch = self._batch_size if self._drop_remainder else None
-        splits = None if batch is None else batch + 1
-        keys: Any = tf.TensorSpec([batch, len(self._keys)], tf.int64)
-        if self._lists:
-            keys = {name: tf.TensorSpec([batch], tf.int64) for name in self._keys}
-            for name in self._lists:
-                keys[name] = (tf.TensorSpec([None], tf.int64), tf.TensorSpec([splits], tf.int64))
-        features = {"keys": keys}
-        if self._dense:
-            features["dense"] = tf.TensorSpec([batch, len(self._dense)], tf.float32)
-        if self._id_column is not None:
-            features["id"] = tf.TensorSpec([batch], tf.int64)
-        batches = self._passes.dataset((features, tf.TensorSpec([batch], tf.float32)))
+        batches = super().dataset()
         # A RaggedTensor made here, in the graph, is many times cheaper than one made in Python.
         return batches.map(self._with_ragged) if self._lists else batches
+
+    def _key_spec(self, batch: int | None) -> Any:
+        if not self._lists:
+            return super()._key_spec(batch)
+        splits = tf.TensorSpec([None if batch is None else batch + 1], tf.int64)
+        ragged = (tf.TensorSpec([None], tf.int64), splits)
+        flat = tf.TensorSpec([batch], tf.int64)
+        return {name: ragged if name in self._lists else flat for name in self._keys}
 
     def _with_ragged(self, features: Any, label: tf.Tensor) -> Any:
         keys = dict(features["keys"])
@@ -252,7 +217,7 @@ class ParquetReader:
             name, value, _, allowed = next(reason for reason in reasons if reason[2][i])
             text = f"{name} {table[name][int(i)].as_py()}; {allowed}"
             self.bad_lines.add(fragment.path, int(rows[i]) - begin + 1, text)
-        if self._id_column is not None and self._id_column not in self._columns:
+        if self._ids and self._id_column not in self._columns:
             table = table.append_column(self._id_column, pa.array(rows))
         return table if is_good.all() else table.filter(pa.array(is_good))
 
@@ -276,7 +241,7 @@ class ParquetReader:
             dense[:, place] = np.where(np.isnan(values), self._missing_dense, values)
         columns = {name: to_keys(table[name]) for name in self._keys if name not in self._lists}
         lists = {name: to_list_keys(table[name]) for name in self._lists}
-        ids = None if self._id_column is None else table[self._id_column].to_numpy()
+        ids = table[self._id_column].to_numpy() if self._ids else None
         matrix = None if lists else np.stack([columns[name] for name in self._keys], axis=1)
         for begin in range(0, len(table), self._batch_size):
             rows = slice(begin, begin + self._batch_size)
@@ -296,16 +261,38 @@ class ParquetReader:
             yield features, label[rows]
 
 
+def _column_names(
+    label: str, keys: Sequence[str], dense: Sequence[str]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Returns the columns of keys and of numbers, each of which is there for one use."""
+    place = "ParquetReader"
+    for argument, names in (("keys", keys), ("dense", dense)):
+        if isinstance(names, str):
+            raise invalid(argument, names, place, "a sequence of column names")
+    if not keys:
+        raise invalid("keys", keys, place, "one column name or more")
+    columns = (label, *dense, *keys)
+    for name in columns:
+        if columns.count(name) > 1:
+            raise invalid("keys", name, place, "each column once, as label, dense or key")
+    return tuple(keys), tuple(dense)
+
+
 def _dataset(paths: list[str]) -> pa_dataset.Dataset:
+    for path in paths:
+        if not os.path.exists(path):
+            raise FileNotFoundError(f"No data file or folder {path!r}.")
     try:
         data = pa_dataset.dataset(paths if len(paths) > 1 else paths[0], format="parquet")
         data.schema.names  # noqa: B018  Not decoded before.
-        return data
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         # The system's own errors have a number; of damaged files Arrow says OSError, too.
         if getattr(error, "errno", None) is not None:
             raise
         raise ValueError(f"{paths[0]}: no Parquet file, or damaged: {error}") from error
+    if not data.files:
+        raise FileNotFoundError(f"No Parquet files in {paths[0]!r}.")
+    return data
 
 
 def is_list(kind: pa.DataType) -> bool:

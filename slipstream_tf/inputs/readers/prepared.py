@@ -6,6 +6,7 @@ gives.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import re
@@ -14,7 +15,7 @@ from typing import Any
 
 from slipstream_tf.errors import require_choice
 from slipstream_tf.inputs.readers.parquet import ParquetReader
-from slipstream_tf.inputs.spec import PARTS, DataSpec
+from slipstream_tf.inputs.spec import PARTS
 
 MANIFEST = "prepared.json"
 FORMAT_VERSION = 1
@@ -149,8 +150,6 @@ class PreparedReader(ParquetReader):
         if not shards:
             raise ValueError(f"{name}: no inputs in the part {part or 'train or test'}.")
         columns = manifest["columns"]
-        self._name = manifest["name"]
-        self._num_inputs = sum(shard["inputs"] for shard in shards)
         super().__init__(
             [os.path.join(name, *shard["file"].split("/")) for shard in shards],
             batch_size,
@@ -161,8 +160,5 @@ class PreparedReader(ParquetReader):
             shuffle_seed=shuffle_seed,
             **options,
         )
-
-    @property
-    def spec(self) -> DataSpec:
-        """What the batches hold."""
-        return DataSpec(self._name, self._keys, len(self._dense), self._num_inputs)
+        num_inputs = sum(shard["inputs"] for shard in shards)
+        self.spec = dataclasses.replace(self.spec, name=manifest["name"], num_inputs=num_inputs)

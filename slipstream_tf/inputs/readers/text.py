@@ -9,19 +9,16 @@ from collections.abc import Generator, Iterator, Sequence
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
-from slipstream_tf.errors import require_choice, require_integer
-from slipstream_tf.inputs.bad_lines import BadLines
+from slipstream_tf.inputs.readers.base import BatchReader
 from slipstream_tf.inputs.readers.lines import (
     MAX_LINE_BYTES,
     LineFormat,
     parse_lines,
     require_header,
 )
-from slipstream_tf.inputs.readers.passes import Passes
-from slipstream_tf.inputs.readers.rows import Rows, first_inputs, in_batches, is_in_part
-from slipstream_tf.inputs.spec import PARTS, DataSpec
+from slipstream_tf.inputs.readers.rows import Rows, first_inputs, is_in_part
+from slipstream_tf.inputs.spec import DataSpec
 
 BLOCK_BYTES = 4 << 20
 # Of very short lines, what is known of each takes far more memory than the line.
@@ -53,7 +50,7 @@ def _blocks(path: str) -> Iterator[list[bytes]]:
         yield [rest]
 
 
-class TextReader:
+class TextReader(BatchReader):
     """Reads delimited text files in batches, whatever their size.
 
     The part of a line depends on its place alone: of each ten consecutive runs of 100 data lines
@@ -89,29 +86,22 @@ class TextReader:
             FileNotFoundError: a path is no file.
             ValueError: another argument is out of its range.
         """
+        super().__init__(
+            batch_size,
+            part=part,
+            strict=strict,
+            drop_remainder=drop_remainder,
+            max_inputs=max_inputs,
+            ids=ids,
+        )
         several = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
         self._paths = [os.fspath(path) for path in several]
         for path in self._paths:
             if not os.path.isfile(path):
                 raise FileNotFoundError(f"No data file {path!r}.")
-        require_integer("batch_size", batch_size, 1)
-        if max_inputs is not None:
-            require_integer("max_inputs", max_inputs, 1)
-        if part is not None:
-            require_choice("part", part, PARTS)
         self._format = line_format
-        self._batch_size = batch_size
-        self._part = part
-        self._drop_remainder = drop_remainder
-        self._max_inputs = max_inputs
-        self._ids = ids
-        self.bad_lines = BadLines(strict)
-        self._passes = Passes(self._batches)
-
-    @property
-    def spec(self) -> DataSpec:
-        """What the batches hold; the number of inputs is not known without reading."""
-        return DataSpec(self._format.name, self._format.fields, self._format.num_dense)
+        # The number of inputs is not known without reading.
+        self.spec = DataSpec(line_format.name, line_format.fields, line_format.num_dense)
 
     def rows(self) -> Iterator[Rows]:
         """Yields parsed rows of the part, in file order, some thousands at a time.
@@ -134,51 +124,29 @@ class TextReader:
 
     def _file_rows(self, path: str, first: int) -> Generator[Rows, None, int]:
         """Yields the rows of a file whose data lines have ids from `first`; returns their count."""
-        header = self._format.header
         first_line = 1
         index = 0  # of the next data line
-        for block in _blocks(path):
-            lines = block
-            if header is not None and first_line == 1:
+        for lines in _blocks(path):
+            if self._format.header is not None and first_line == 1:
                 require_header(self._format, path, lines[0])
                 lines = lines[1:]
                 first_line = 2
-            numbers = np.arange(first_line, first_line + len(lines))
-            ids = np.arange(first + index, first + index + len(lines))
-            if self._part is not None:
-                chosen = np.flatnonzero(is_in_part(index, len(lines), self._part))
-                numbers, ids = numbers[chosen], ids[chosen]
-                wanted_lines = [lines[i] for i in chosen]
-            else:
-                wanted_lines = lines
+            chosen = np.flatnonzero(is_in_part(index, len(lines), self._part))
+            if chosen.size:
+                numbers, ids = chosen + first_line, chosen + first + index
+                yield self._parse(path, numbers, ids, [lines[i] for i in chosen])
             index += len(lines)
             first_line += len(lines)
-            if wanted_lines:
-                yield self._parse(path, numbers, ids if self._ids else None, wanted_lines)
         return index
 
-    def _parse(
-        self, path: str, numbers: np.ndarray, ids: np.ndarray | None, lines: list[bytes]
-    ) -> Rows:
+    def _parse(self, path: str, numbers: np.ndarray, ids: np.ndarray, lines: list[bytes]) -> Rows:
         parsed = parse_lines(self._format, lines)
         for i, reason in parsed.reasons.items():
             self.bad_lines.add(path, int(numbers[i]), reason)
         rows = parsed.rows
-        rows.ids = None if ids is None else ids[parsed.is_good]
+        rows.ids = ids[parsed.is_good] if self._ids else None
         return rows
 
-    def dataset(self) -> tf.data.Dataset:
-        """Returns the batches; each iteration reads the files anew."""
-        fields, dense = len(self._format.fields), self._format.num_dense
-        batch = self._batch_size if self._drop_remainder else None
-        features = {"keys": tf.TensorSpec([batch, fields], tf.int64)}
-        if dense:
-            features["dense"] = tf.TensorSpec([batch, dense], tf.float32)
-        if self._ids:
-            features["id"] = tf.TensorSpec([batch], tf.int64)
-        return self._passes.dataset((features, tf.TensorSpec([batch], tf.float32)))
-
-    def _batches(self, number: int = 0) -> Iterator[Any]:
+    def _blocks(self, number: int) -> Iterator[Rows]:
         del number  # All passes are alike.
-        for rows in in_batches(self.rows(), self._batch_size, self._drop_remainder):
-            yield rows.element()
+        return self.rows()

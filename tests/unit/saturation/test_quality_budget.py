@@ -16,7 +16,6 @@ from slipstream_tf.saturation.quality_budget import (
     fit_learning_curve,
     plan_share,
     relative_value,
-    squared_residuals,
 )
 
 WINDOW = 25_000
@@ -240,13 +239,6 @@ def test_following_the_plan_ends_within_the_budget():
         costs.append(slope * math.log(total / (total - effective)))
     assert np.mean(np.array(costs) <= 0.002) >= 0.95
     assert np.median(costs) > 0.001  # most of the budget is used
-
-
-def test_residuals_are_those_of_the_prediction():
-    prediction, label = np.array([0.1, 0.9, 0.4]), np.array([0.0, 1.0, 1.0])
-    losses = -np.log(np.where(label == 1, prediction, 1 - prediction))
-    np.testing.assert_allclose(squared_residuals(losses), (label - prediction) ** 2)
-    assert squared_residuals([0.0, math.inf]).tolist() == [0.0, 1.0]
 
 
 @pytest.mark.parametrize(

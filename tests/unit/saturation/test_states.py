@@ -13,6 +13,7 @@ from slipstream_tf.saturation.states import (
     NEVER,
     KeyState,
     KeyStates,
+    TransitionRules,
     effective_drifts,
     judged_drifts,
     next_states,
@@ -20,7 +21,15 @@ from slipstream_tf.saturation.states import (
 
 COLD, WARMING, VARYING, SATURATED, PROBING = KeyState
 NAN, INF = float("nan"), float("inf")
-NO_PROBES = {"release": 1.5, "revisit_every": 0, "protect_windows": 1, "are_masked": False}
+NO_PROBES = {"release": 1.5, "revisit_every": 0, "protect_windows": 1}
+
+
+def next_by(*arguments, are_masked=False, **settings):
+    """`next_states` with settings by name, those of `NO_PROBES` by default."""
+    names = [field.name for field in dataclasses.fields(TransitionRules)]
+    chosen = {**NO_PROBES, **settings}
+    rules = TransitionRules(**{name: chosen.pop(name) for name in names})
+    return next_states(*arguments, rules=rules, are_masked=are_masked, **chosen)
 
 
 def one_key(state: KeyState, drift: float, watched: int = 5, since: int = NEVER) -> KeyStates:
@@ -34,14 +43,14 @@ def one_key(state: KeyState, drift: float, watched: int = 5, since: int = NEVER)
 
 
 def advance(states, hot, drifts, threshold, window, **settings):
-    return next_states(
+    return next_by(
         states,
         np.array(sorted(hot), np.int64),
         np.array(list(drifts), np.int64),
         np.array(list(drifts.values()), np.float32),
         threshold,
         window,
-        **{**NO_PROBES, **settings},
+        **settings,
     )
 
 
@@ -331,10 +340,9 @@ def test_bad_arguments(changes, message):
         "drift": np.ones(1, np.float32),
         "threshold": 1.0,
         "window": 3,
-        **NO_PROBES,
     }
     with pytest.raises(ValueError, match=message):
-        next_states(**{**arguments, **changes})
+        next_by(**{**arguments, **changes})
 
 
 def test_states_must_match_their_keys():

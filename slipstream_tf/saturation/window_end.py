@@ -1,0 +1,158 @@
+"""What a window's end decides: T, the next hot set, the keys' states; and its report. Pure.
+
+In: what a window brought, over all ranks, and how much to skip. Out: decisions for `tracker` to
+carry out, and a `WindowReport` of both.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from slipstream_tf.config import SaturationConfig
+from slipstream_tf.ops.classifier import ClassifierCounts
+from slipstream_tf.ops.loss_statistics import LossStatistics
+from slipstream_tf.ops.update_policy import UpdateCounts
+from slipstream_tf.saturation.classifying import threshold_of_keys
+from slipstream_tf.saturation.hot_set import Candidates, choose_hot_keys
+from slipstream_tf.saturation.report import WindowReport, drift_histogram, drift_quantiles
+from slipstream_tf.saturation.side_by_side import for_each
+from slipstream_tf.saturation.states import KeyStates, TransitionRules, next_states
+from slipstream_tf.saturation.steering import Steering, WindowWork
+from slipstream_tf.saturation.threshold import ThresholdResult, find_threshold
+from slipstream_tf.saturation.tracked_table import Measured
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Findings:
+    """What a window brought, over all ranks; lists have an entry per tracked table.
+
+    Attributes:
+        window: its number.
+        are_withheld: whether gradients of saturated keys did not reach their rows.
+        states: of its hot keys.
+        measured: their drifts.
+        scores: float32 [n], skip scores by drift of its sampled inputs.
+        remembered: float32 [m], remembered losses of its sampled inputs; None with another score.
+        losses: of its trained inputs, before they were trained on.
+        inputs: how many were classified, skipped, ...
+        rows: what became of its gradient rows.
+        candidates: keys that may be hot in the next window; None: hot keys are of no use.
+    """
+
+    window: int
+    are_withheld: bool
+    states: Sequence[KeyStates]
+    measured: Sequence[Measured]
+    scores: np.ndarray
+    remembered: np.ndarray | None
+    losses: LossStatistics
+    inputs: ClassifierCounts
+    rows: Sequence[UpdateCounts]
+    candidates: Sequence[Candidates] | None
+
+    @property
+    def work(self) -> WindowWork:
+        """What guard and budget go by."""
+        return WindowWork(
+            inputs_seen=self.inputs.inputs_seen,
+            inputs_skipped=self.inputs.inputs_skipped,
+            hot_inputs=self.inputs.hot_inputs,
+            rows_offered=sum(rows.offered for rows in self.rows),
+            rows_masked=sum(rows.masked for rows in self.rows),
+            losses=self.losses,
+        )
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Decision:
+    """What holds in the next window.
+
+    Attributes:
+        found: T.
+        loss_threshold: bound of the remembered loss; None with another score.
+        states: of the next hot keys, table by table; None: there is no hot set.
+    """
+
+    found: ThresholdResult
+    loss_threshold: float | None
+    states: Sequence[KeyStates] | None
+
+
+def decide(
+    config: SaturationConfig,
+    findings: Findings,
+    steering: Steering,
+    freeze_drift: float = 0.0,
+    threads: int = 1,
+) -> Decision:
+    """Decides what holds in the window after the one that ends.
+
+    Args:
+        config: settings of the engine.
+        findings: what the window brought.
+        steering: how much to skip.
+        freeze_drift: T where keys are judged for freezing alone.
+        threads: so many tables are worked on at once.
+    """
+    found = threshold_of_keys(config, findings.scores, steering, freeze_drift)
+    loss_threshold = None
+    if findings.remembered is not None:
+        by_loss = find_threshold(findings.remembered, steering.share)
+        loss_threshold = by_loss.scaled(steering.scale).threshold
+    if findings.candidates is None:
+        return Decision(found, loss_threshold, None)
+    rules = TransitionRules(config.release, config.probing_interval, config.protect_windows)
+
+    def advance(before: KeyStates, hot_keys: np.ndarray, measured: Measured) -> KeyStates:
+        return next_states(
+            before,
+            hot_keys,
+            measured.keys,
+            measured.drift,
+            found.threshold,
+            findings.window,
+            rules,
+            findings.are_withheld,
+        )
+
+    hot_keys = choose_hot_keys(findings.candidates, config.hot_budget_bytes)
+    states = for_each(advance, threads, findings.states, hot_keys, findings.measured)
+    return Decision(found, loss_threshold, states)
+
+
+def describe(
+    findings: Findings, steering: Steering, decision: Decision, **others: Any
+) -> WindowReport:
+    """Returns the report of a window that has ended.
+
+    Args:
+        findings: what it brought.
+        steering: how much the next one is to skip.
+        decision: what holds in the next one.
+        **others: fields of the report that follow from none of these.
+    """
+    drift = np.concatenate([measured.drift for measured in findings.measured])
+    return WindowReport(
+        window=findings.window,
+        hot_keys=sum(states.keys.size for states in findings.states),
+        evicted=sum(measured.evicted for measured in findings.measured),
+        anomalies=int((~np.isfinite(drift)).sum()),
+        drift_quantiles=drift_quantiles(drift),
+        drift_histogram=drift_histogram(drift),
+        threshold=decision.found.threshold,
+        is_threshold_capped=decision.found.is_capped,
+        loss_threshold=decision.loss_threshold,
+        target_share=steering.share,
+        log_loss=findings.losses.mean_loss,
+        auc=findings.losses.auc,
+        guard=steering.guard,
+        budget=steering.budget,
+        predicted_cost=steering.predicted_cost,
+        skippable_value=steering.value,
+        **dataclasses.asdict(findings.inputs),
+        **others,
+    )

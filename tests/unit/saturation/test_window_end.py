@@ -1,0 +1,169 @@
+"""saturation.window_end: what a window's end decides and reports, from plain values."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from slipstream_tf.config import SaturationConfig
+from slipstream_tf.ops.classifier import ClassifierCounts
+from slipstream_tf.ops.loss_statistics import LossStatistics, Moments
+from slipstream_tf.ops.update_policy import UpdateCounts
+from slipstream_tf.saturation.hot_set import Candidates
+from slipstream_tf.saturation.states import KeyState, KeyStates
+from slipstream_tf.saturation.steering import Steering
+from slipstream_tf.saturation.tracked_table import Measured
+from slipstream_tf.saturation.window_end import Findings, decide, describe
+
+NO_LOSSES = LossStatistics(Moments(), Moments(), Moments(), 0, np.zeros((2, 4)))
+DIM = 4
+
+
+def measured(keys, drift, evicted=0):
+    drift = np.array(drift, np.float32)
+    return Measured(np.array(keys, np.int64), drift, drift, evicted)
+
+
+def warming(keys):
+    """States of keys that were hot for the first window."""
+    count = len(keys)
+    return KeyStates(
+        np.array(keys, np.int64),
+        np.full(count, KeyState.WARMING, np.uint8),
+        np.zeros(count, np.int32),
+        np.full(count, np.iinfo(np.int32).max, np.int32),
+        np.full(count, np.nan, np.float32),
+    )
+
+
+def candidates(counts):
+    keys = np.array(list(counts), np.int64)
+    return Candidates(keys, np.array(list(counts.values()), np.float32), DIM)
+
+
+def findings(**changes):
+    """Two tables: keys 1 to 4 with drifts of 0.1 to 0.4, and key 9, which was evicted."""
+    values = {
+        "window": 5,
+        "are_withheld": False,
+        "states": [warming([1, 2, 3, 4]), warming([9])],
+        "measured": [measured([1, 2, 3, 4], [0.1, 0.2, 0.3, 0.4]), measured([], [], evicted=1)],
+        "scores": np.array([0.1, 0.2, 0.3, 0.4, np.inf], np.float32),
+        "remembered": None,
+        "losses": NO_LOSSES,
+        "inputs": ClassifierCounts(100, 20, 80, 30, 10),
+        "rows": [UpdateCounts(offered=7, masked=2), UpdateCounts(offered=5)],
+        "candidates": [candidates({1: 5, 2: 4, 3: 3, 7: 2}), candidates({9: 1})],
+    }
+    return Findings(**{**values, **changes})
+
+
+def settings(**changes):
+    return SaturationConfig(**{"revisit_every": 0, "hot_budget_bytes": 4096, **changes})
+
+
+def by_state(states):
+    return {
+        key: KeyState(s).name.lower() for key, s in zip(states.keys, states.states, strict=True)
+    }
+
+
+def test_keys_below_the_quantile_of_the_scores_are_saturated():
+    decision = decide(settings(), findings(), Steering(0.5))
+    assert decision.found.threshold == np.float32(0.3)
+    assert decision.loss_threshold is None
+    user, item = decision.states
+    assert by_state(user) == {1: "saturated", 2: "saturated", 3: "varying", 7: "warming"}
+    assert by_state(item) == {9: "warming"}, "an evicted key starts again"
+    assert user.since.tolist()[:2] == [6, 6]
+
+
+def test_the_budget_takes_the_most_accessed_keys_of_all_tables():
+    decision = decide(settings(hot_budget_bytes=3 * 4 * DIM), findings(), Steering(0.5))
+    assert [states.keys.tolist() for states in decision.states] == [[1, 2, 3], []]
+
+
+def test_without_candidates_there_is_no_hot_set():
+    config = settings(skip="defer")
+    decision = decide(config, findings(candidates=None), Steering(0.5), freeze_drift=0.25)
+    assert decision.states is None
+    assert decision.found.threshold == 0.25, "keys are judged for replicas alone"
+
+
+def test_guard_scales_both_thresholds():
+    config = settings(score="remembered_loss", saturated_share=0.5, max_skips=2)
+    losses = np.array([1.0, 2.0, 3.0, 4.0], np.float32)
+    whole, halved = (
+        decide(config, findings(remembered=losses), Steering(0.75, scale)) for scale in (1.0, 0.5)
+    )
+    assert (whole.found.threshold, whole.loss_threshold) == (np.float32(0.3), 4.0)
+    assert (halved.found.threshold, halved.loss_threshold) == (np.float32(0.15), 2.0)
+
+
+@pytest.mark.parametrize("are_withheld", [False, True])
+def test_a_withheld_key_is_judged_by_its_last_free_drift(are_withheld):
+    before = dataclasses.replace(
+        warming([1]),
+        states=np.array([KeyState.SATURATED], np.uint8),
+        since=np.array([2], np.int32),
+        drift=np.array([0.9], np.float32),
+    )
+    found = findings(
+        are_withheld=are_withheld,
+        states=[before],
+        measured=[measured([1], [0.0])],
+        candidates=[candidates({1: 1})],
+        rows=[UpdateCounts()],
+    )
+    (states,) = decide(settings(threshold=0.5, skip="gradients"), found, Steering(0.5)).states
+    assert by_state(states) == {1: "varying" if are_withheld else "saturated"}
+
+
+@given(
+    drift=hnp.arrays(np.float32, 20, elements=st.floats(0, 10, width=32) | st.just(np.nan)),
+    share=st.integers(0, 100),
+    threads=st.sampled_from([1, 2]),
+)
+def test_equals_a_reference_and_changes_nothing(drift, share, threads):
+    keys = np.arange(20)
+    found = findings(
+        states=[warming(keys)],
+        measured=[measured(keys, drift)],
+        scores=drift,
+        candidates=[candidates(dict.fromkeys(keys.tolist(), 1))],
+    )
+    before = drift.copy()
+    decision = decide(settings(), found, Steering(share / 100), threads=threads)
+    finite = np.sort(drift[np.isfinite(drift)])
+    rank = share * finite.size // 100
+    limit = np.append(finite, np.nextafter(finite[-1:], np.float32(np.inf)))[rank] if rank else 0.0
+    assert decision.found.threshold == limit
+    is_saturated = decision.states[0].states == KeyState.SATURATED
+    np.testing.assert_array_equal(is_saturated, drift < limit)
+    np.testing.assert_array_equal(drift, before)
+
+
+def test_report_tells_what_was_found_and_decided():
+    found, steering = findings(), Steering(0.5, 0.5, "guarded", "planned", 0.01, 0.3)
+    decision = decide(settings(), found, steering)
+    report = describe(
+        found,
+        steering,
+        decision,
+        **{"step": 60, "is_warming_up": False, "snapshot_bytes": 80, "is_skipping": True},
+        **{"saturated_keys": 1, "next_hot_keys": 5, "hot_set_overlap": 0.8, "seconds": 0.1},
+    )
+    assert (report.window, report.hot_keys, report.evicted, report.anomalies) == (5, 5, 1, 0)
+    assert report.drift_quantiles[1.0] == pytest.approx(0.4)
+    assert sum(count for _, _, count in report.drift_histogram) == 4
+    assert report.threshold == decision.found.threshold == np.float32(0.15)
+    assert (report.inputs_seen, report.inputs_skipped, report.inputs_kept) == (100, 20, 10)
+    assert (report.hot_inputs, report.inputs_skippable) == (80, 30)
+    assert (report.target_share, report.guard, report.budget) == (0.5, "guarded", "planned")
+    assert (report.predicted_cost, report.skippable_value) == (0.01, 0.3)
+    assert (found.work.rows_offered, found.work.rows_masked) == (12, 2)
