@@ -9,7 +9,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from slipstream_tf.cli.flag_set import UsageError
-from slipstream_tf.cli.quiet import import_tensorflow
+from slipstream_tf.cli.program import import_tensorflow
 
 if TYPE_CHECKING:
     from slipstream_tf.cli.settings import Settings

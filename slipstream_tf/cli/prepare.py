@@ -21,10 +21,8 @@ from slipstream_tf.cli.flag_set import (
     RunError,
     Text,
     UsageError,
-    run_program,
 )
-from slipstream_tf.cli.folders import make_output
-from slipstream_tf.cli.quiet import import_tensorflow
+from slipstream_tf.cli.program import import_tensorflow, make_output, run_program
 from slipstream_tf.telemetry.table import format_table
 
 _DATA = "DATA"

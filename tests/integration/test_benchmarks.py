@@ -17,7 +17,7 @@ import pytest
 from absl.flags import FLAGS
 
 from slipstream_tf.cli import settings, train
-from slipstream_tf.cli.flag_set import run_program
+from slipstream_tf.cli.program import run_program
 
 DEFER = "generated/unshaped/sharded_2/seed3/repeat0/defer/metrics.json"
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
