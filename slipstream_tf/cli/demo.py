@@ -59,9 +59,8 @@ def make_flags() -> FlagSet:
     flags.add_switch("quick", f"{_QUICK_INPUTS:,} inputs, generated if no --data is given")
     flags.group("Runs")
     flags.add("target_skip", Number(0, 1), None, "share of the hot inputs to skip", "the data's")
-    flags.add(
-        "alpha", Number(0, 1, True), None, "share of lookups that must be saturated", "the data's"
-    )
+    text = "share of lookups that must be saturated"
+    flags.add("alpha", Number(0, 1, True), None, text, "the data's")
     flags.add("seed", Integer(0, (1 << 31) - 1), 0, "of all four runs")
     flags.add("threads", Integer(1, 1024), None, "threads of TensorFlow and the data", "all cores")
     return flags

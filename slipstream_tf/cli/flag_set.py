@@ -64,25 +64,10 @@ class _Parser(flags.ArgumentParser):
         return self.allowed
 
 
-class Integer(_Parser):
-    """An integer in [minimum, maximum]."""
-
-    def __init__(self, minimum: int, maximum: int | None = None) -> None:
-        self._minimum, self._maximum = minimum, maximum
-        self.allowed = f"an integer >= {minimum}"
-        self.brief = f">= {minimum}" if maximum is None else f"{minimum} to {maximum}"
-        if maximum is not None:
-            self.allowed += f" and <= {maximum}"
-
-    def convert(self, argument: Any) -> int:
-        value = int(str(argument).replace("_", ""))
-        if value < self._minimum or (self._maximum is not None and value > self._maximum):
-            raise ValueError
-        return value
-
-
 class Number(_Parser):
     """A number in [minimum, maximum]; an open end is excluded."""
+
+    _noun = "a number"
 
     def __init__(
         self,
@@ -93,21 +78,40 @@ class Number(_Parser):
     ) -> None:
         self._minimum, self._maximum = minimum, maximum
         self._open = (open_minimum, open_maximum)
-        self.brief = f"{'>' if open_minimum else '>='} {minimum:g}"
+        low, high = self._shown(minimum), self._shown(maximum)
+        self.brief = f"{'>' if open_minimum else '>='} {low}"
         if maximum != float("inf"):
-            self.brief += f" and {'<' if open_maximum else '<='} {maximum:g}"
-        self.allowed = f"a number {self.brief}"
+            self.brief += f" and {'<' if open_maximum else '<='} {high}"
+        self.allowed = f"{self._noun} {self.brief}"
         if maximum != float("inf") and not (open_minimum or open_maximum):
-            self.brief = f"{minimum:g} to {maximum:g}"
+            self.brief = f"{low} to {high}"
 
     def convert(self, argument: Any) -> float:
-        value = float(argument)
+        value = self._read(argument)
         above = value > self._minimum if self._open[0] else value >= self._minimum
         below = value < self._maximum if self._open[1] else value <= self._maximum
         # Not a number compares false; infinity is no setting either.
         if not (above and below) or value == float("inf"):
             raise ValueError
         return value
+
+    def _read(self, argument: Any) -> float:
+        return float(argument)
+
+    def _shown(self, value: float) -> str:
+        return f"{value:g}"
+
+
+class Integer(Number):
+    """An integer in [minimum, maximum]."""
+
+    _noun = "an integer"
+
+    def _read(self, argument: Any) -> int:
+        return int(str(argument).replace("_", ""))
+
+    def _shown(self, value: float) -> str:
+        return str(value)
 
 
 class Choice(_Parser):

@@ -272,64 +272,52 @@ def _split(split: str | None, is_given: bool, data_name: str) -> str | None:
 
 def _refuse_idle_flags(settings: Settings, given: frozenset[str], data_name: str) -> None:
     """A flag that would do nothing is an error, not a surprise."""
-    engine = settings.engine
-    is_rank, is_sharded = launch.rank() is not None, settings.placement == "sharded"
-    is_plain = settings.skip == "none"
-    is_unwatched = is_plain and not settings.track
-    is_without_windows = is_unwatched and settings.control != "random"
-    is_exact = settings.wire_dtype == "float32"
+    engine, control = settings.engine, settings.control
+    is_alone, is_sharded = launch.rank() is None, settings.placement == "sharded"
+    skips = settings.skip != "none"
+    watches, is_shadow = skips or settings.track, bool(engine.get("shadow"))
+    has_windows, is_exact = watches or control == "random", settings.wire_dtype == "float32"
     # Gradients are deferred whatever the drift of their rows.
     by_movement = engine.get("defer_trigger", "movement") == "movement"
     judges_no_keys = settings.skip == "defer" and by_movement
     by_losses = engine.get("score") == "remembered_loss"
     several = "several ranks, started by horovodrun or mpirun"
-    watching = "a --skip other than none, or --track"
-    judging = "a --skip that judges keys"
-    for is_idle, needs, names in (
-        (not is_rank, several, ("placement", "wire_dtype", "wire_coding", "wire_warmup_steps")),
-        (not is_rank, several, ("prefetch", "copy_movement")),
-        (is_rank and not is_sharded, "--placement=sharded", ("prefetch", "copy_movement")),
-        (
-            is_rank and is_sharded and (is_unwatched or bool(engine.get("shadow"))),
-            f"{watching}, without --shadow",
-            ("copy_movement",),
-        ),
+    watching, judging = "a --skip other than none, or --track", "a --skip that judges keys"
+    at_windows, by_warmup = ("snapshot_interval", "tensorboard"), ("warmup", "warmup_steps")
+    sharded, unwatched = ("prefetch", "copy_movement"), f"{watching}, without --shadow"
+    of_ranks = ("placement", "wire_dtype", "wire_coding", "wire_warmup_steps", *sharded)
+    for names, needs, is_idle in (
+        (of_ranks, several, is_alone),
+        (sharded, "--placement=sharded", not is_alone and not is_sharded),
+        (["copy_movement"], unwatched, not is_alone and is_sharded and (not watches or is_shadow)),
         # What was sent ahead would be sent once more, and count.
-        (is_rank and settings.prefetch, "no --prefetch", ("evaluate_every",)),
-        (is_rank and is_exact, "--wire_dtype=bfloat16", ("wire_warmup_steps",)),
-        (data_name != "parquet", "Parquet data that slipstream-prepare did not write", _COLUMNS),
-        (settings.capacity is None, "--capacity", ("eviction",)),
-        (settings.model != "dlrm", "--model=dlrm", ("bottom",)),
-        (settings.model != "dcn", "--model=dcn", ("cross_layers",)),
-        (is_unwatched, watching, ("target_skip", "alpha", "metric", "max_threshold")),
-        (is_unwatched and not settings.segregate, watching, ("hot_budget_mb",)),
-        (is_without_windows, watching, ("snapshot_interval", "tensorboard")),
-        (is_without_windows and is_exact, watching, ("warmup", "warmup_steps")),
+        (["evaluate_every"], "no --prefetch", not is_alone and settings.prefetch),
+        (["wire_warmup_steps"], "--wire_dtype=bfloat16", not is_alone and is_exact),
+        (_COLUMNS, "Parquet data that slipstream-prepare did not write", data_name != "parquet"),
+        (["eviction"], "--capacity", settings.capacity is None),
+        (["bottom"], "--model=dlrm", settings.model != "dlrm"),
+        (["cross_layers"], "--model=dcn", settings.model != "dcn"),
+        (["target_skip", "alpha", "metric", "max_threshold"], watching, not watches),
+        (["hot_budget_mb"], watching, not watches and not settings.segregate),
+        (at_windows, watching, not has_windows),
+        (by_warmup, watching, not has_windows and is_exact),
         # Skipping refills batches, with inputs of both kinds.
-        (
-            not is_plain or settings.control != "none",
-            "--skip=none and --control=none",
-            ("segregate",),
-        ),
-        (
-            not is_plain or settings.control == "random",
-            "--skip=none without --control=random",
-            ("track",),
-        ),
-        (judges_no_keys, judging, FLAGS_THAT_JUDGE_KEYS),
+        (["segregate"], "--skip=none and --control=none", skips or control != "none"),
+        (["track"], "--skip=none without --control=random", skips or control == "random"),
+        (FLAGS_THAT_JUDGE_KEYS, judging, judges_no_keys),
         # With copies it bounds the rows that these are kept of.
-        (judges_no_keys and settings.copy_movement is None, judging, ("hot_budget_mb",)),
+        (["hot_budget_mb"], judging, judges_no_keys and settings.copy_movement is None),
         (
-            engine.get("max_auc_loss") is not None,
+            ["defer_movement"],
             "no --max_auc_loss, which decides it",
-            ("defer_movement",),
+            engine.get("max_auc_loss") is not None,
         ),
         (
-            engine.get("threshold") is not None and not by_losses,
+            ["target_skip"],
             "no --threshold, which decides it",
-            ("target_skip",),
+            engine.get("threshold") is not None and not by_losses,
         ),
-        (settings.rows_optimizer != "adam", "--rows_optimizer=adam", ("decay_skipped",)),
+        (["decay_skipped"], "--rows_optimizer=adam", settings.rows_optimizer != "adam"),
     ):
         for name in names:
             if is_idle and name in given:

@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from slipstream_tf.cli import presets
-from slipstream_tf.cli.data import DATA_HELP
 from slipstream_tf.cli.flag_set import (
     Choice,
     FlagSet,
@@ -24,6 +23,12 @@ from slipstream_tf.cli.flag_set import (
 )
 from slipstream_tf.saturation_config import DEFER_TRIGGERS, DRIFT_METRICS, SCORES, SaturationConfig
 
+DATA_HELP = (
+    "folder of slipstream-prepare, Criteo TSV (.tsv, .txt, also .gz), Avazu CSV (.csv, also .gz), "
+    "globo or Frappe .npz, Parquet (.parquet or a folder; name its columns), MovieLens ml-1m.zip; "
+    "or 'generated' or 'generated:COUNT', inputs drawn from a fixed law ('generated:COUNT:KEYS': "
+    "with fields of at most so many keys)"
+)
 _SKIP_MODES = ("none", "inputs", "gradients", "defer", "both", "inputs+gradients")
 _BY_INPUTS, _BY_DEFER = ("inputs", "both", "inputs+gradients"), ("defer", "both")
 
@@ -153,35 +158,6 @@ ENGINE_FLAGS: Mapping[str, EngineFlag] = {
     ),
 }  # fmt: skip
 
-_PRESET = {
-    "model": (Choice(("dlrm", "dcn", "deepfm")), "the model: DLRM, DCN-v2 or DeepFM"),
-    "dim": (Integer(1, 65536), "values per embedding row"),
-    "bottom": (
-        Widths(True),
-        "units of the hidden layers of DLRM's bottom MLP (data with numbers only)",
-    ),
-    "mlp": (Widths(True), "units of the hidden layers of DLRM's top MLP, or the others' deep MLP"),
-    "cross_layers": (Integer(1), "number of cross layers of DCN-v2"),
-    "dropout": (Number(0, 1, open_maximum=True), "share of hidden units dropped in training"),
-    "batch_size": (Integer(1, 1 << 24), "inputs per step, of each rank"),
-    "epochs": (Integer(1), "passes over the training part"),
-    "rows_optimizer": (
-        Choice(("sgd", "adagrad", "rowwise_adagrad", "adam")),
-        "update rule of the embedding rows; Adagrad's sums of squares start at 0",
-    ),
-    "rows_learning_rate": (Number(0), "learning rate of the rows, in their unit per step"),
-    "rows_init": (Number(0), "rows start uniform between minus this and this, in their unit"),
-    "learning_rate": (Number(0), "learning rate of Adam on the dense layers, per step"),
-    "snapshot_interval": (
-        Integer(1),
-        "window length in steps; the default of 1000 becomes a 20th of the planned steps, but not "
-        "less than 5, where that is shorter",
-    ),
-    "target_skip": (Number(0, 1), "share of the hot inputs to skip"),
-    "alpha": (Number(0, 1, True), "share of an input's lookups that must be saturated"),
-    "hot_budget_mb": (Number(0, open_minimum=True), "MiB of snapshots; bounds the hot set"),
-}
-
 # What `--help` lists: a screen of them.
 _BASIC = (
     *("data", "max_inputs", "output", "model", "dim", "batch_size", "epochs"),
@@ -207,10 +183,8 @@ def make_flags() -> FlagSet:
         basic=_BASIC,
     )
 
-    def add_presets(*names: str) -> None:
-        for name in names:
-            parser, text = _PRESET[name]
-            flags.add(name, parser, None, text, presets.describe(name))
+    def add_preset(name: str, parser: Any, text: str) -> None:
+        flags.add(name, parser, None, text, presets.describe(name))
 
     flags.group("Data and output")
     flags.add("data", Text(), None, DATA_HELP)
@@ -220,9 +194,8 @@ def make_flags() -> FlagSet:
     flags.add("dense_columns", Names(), None, "columns of numbers, of Parquet data")
     text = "read the shards of slipstream-prepare in an order that --seed and the epoch give"
     flags.add_switch("shuffle_shards", text)
-    flags.add(
-        "max_inputs", Integer(1), None, "stop after this many inputs, over all epochs and ranks"
-    )
+    text = "stop after this many inputs, over all epochs and ranks"
+    flags.add("max_inputs", Integer(1), None, text)
     flags.add_switch("strict", "a line that cannot be read ends the run, instead of being counted")
     flags.add("output", Text(), None, "folder for metrics.json; without it nothing is written")
     text = "folder for a SavedModel of the trained model; it needs TensorFlow alone"
@@ -237,25 +210,34 @@ def make_flags() -> FlagSet:
     text = "go on from the newest checkpoint, of the same flags; without one, from the beginning"
     flags.add_switch("resume", text)
     flags.group("Model")
-    add_presets("model", "dim", "bottom", "mlp", "cross_layers", "dropout")
+    add_preset("model", Choice(("dlrm", "dcn", "deepfm")), "the model: DLRM, DCN-v2 or DeepFM")
+    add_preset("dim", Integer(1, 65536), "values per embedding row")
+    text = "units of the hidden layers of DLRM's bottom MLP (data with numbers only)"
+    add_preset("bottom", Widths(True), text)
+    text = "units of the hidden layers of DLRM's top MLP, or the others' deep MLP"
+    add_preset("mlp", Widths(True), text)
+    add_preset("cross_layers", Integer(1), "number of cross layers of DCN-v2")
+    text = "share of hidden units dropped in training"
+    add_preset("dropout", Number(0, 1, open_maximum=True), text)
     flags.add("store", Choice(("native",)), "native", "what holds the embedding rows")
     text = "most rows of each table, on each rank; not with replicated tables of several"
     flags.add("capacity", Integer(1), None, text, "no bound")
     text = "which row leaves a full table: the one not used for longest, or least often"
     flags.add("eviction", Choice(("lru", "lfu")), "lru", text)
     flags.group("Training")
-    add_presets("batch_size", "epochs", "rows_optimizer", "rows_learning_rate", "rows_init")
-    add_presets("learning_rate")
+    add_preset("batch_size", Integer(1, 1 << 24), "inputs per step, of each rank")
+    add_preset("epochs", Integer(1), "passes over the training part")
+    text = "update rule of the embedding rows; Adagrad's sums of squares start at 0"
+    add_preset("rows_optimizer", Choice(("sgd", "adagrad", "rowwise_adagrad", "adam")), text)
+    add_preset("rows_learning_rate", Number(0), "learning rate of the rows, in their unit per step")
+    text = "rows start uniform between minus this and this, in their unit"
+    add_preset("rows_init", Number(0), text)
+    add_preset("learning_rate", Number(0), "learning rate of Adam on the dense layers, per step")
     flags.add("seed", Integer(0, (1 << 31) - 1), 0, "of rows, layers, data order and sampling")
     precisions = Choice(("float32", "mixed_bfloat16"))
     flags.add("precision", precisions, "float32", "of the dense layers; rows are float32")
-    flags.add(
-        "threads",
-        Integer(1, 1024),
-        None,
-        "threads of TensorFlow and the data, of each rank",
-        "all cores",
-    )
+    text = "threads of TensorFlow and the data, of each rank"
+    flags.add("threads", Integer(1, 1024), None, text, "all cores")
     flags.group("Several ranks (under horovodrun or mpirun)")
     placements = Choice(("replicated", "sharded"))
     text = (
@@ -276,12 +258,19 @@ def make_flags() -> FlagSet:
     text = "inputs: leave skippable ones out; gradients: mask those of saturated keys; defer: hold "
     text += "gradients back and apply their sum; both: inputs and defer"
     flags.add("skip", Choice(_SKIP_MODES), "none", text)
-    add_presets("target_skip", "alpha")
+    add_preset("target_skip", Number(0, 1), "share of the hot inputs to skip")
+    add_preset("alpha", Number(0, 1, True), "share of an input's lookups that must be saturated")
     flags.add("metric", Choice(DRIFT_METRICS), "linf", "drift of a row from its snapshot")
-    flags.add(
-        "max_threshold", Number(0), None, "upper bound of the threshold T, in the unit of --metric"
+    text = "upper bound of the threshold T, in the unit of --metric"
+    flags.add("max_threshold", Number(0), None, text)
+    add_preset(
+        "snapshot_interval",
+        Integer(1),
+        "window length in steps; the default of 1000 becomes a 20th of the planned steps, but not "
+        "less than 5, where that is shorter",
     )
-    add_presets("snapshot_interval", "hot_budget_mb")
+    text = "MiB of snapshots; bounds the hot set"
+    add_preset("hot_budget_mb", Number(0, open_minimum=True), text)
     flags.add("warmup", Number(0, 1), 0.25, "share of the planned steps before any skipping")
     flags.add("warmup_steps", Integer(0), None, "the same in steps", "by --warmup")
     for name, flag in ENGINE_FLAGS.items():
@@ -300,12 +289,8 @@ def make_flags() -> FlagSet:
         "random: leave out as many inputs as the matched run, whatever their keys; stop: train "
         "plainly until as many are trained",
     )
-    flags.add(
-        "match",
-        Text(),
-        None,
-        "metrics.json of the run that the control repeats; settings not given come from it",
-    )
+    text = "metrics.json of the run that the control repeats; settings not given come from it"
+    flags.add("match", Text(), None, text)
     flags.add_switch(
         "segregate",
         "train on batches of hot and batches of cold inputs; hot keys, within --hot_budget_mb, are "

@@ -1,7 +1,8 @@
 """The rows that keys start with, in TensorFlow's own ops. In: keys. Out: float32 rows.
 
-The same function of (seed, key) as `cc_ops/core/table/row_initializer.cc`, so that a serving process
-without the op library gives a key it has never seen the row that training would have given it.
+The same function of (seed, key) as `cc_ops/core/table/row_initializer.cc`, so that a serving
+process without the op library gives a key it has never seen the row that training would have given
+it.
 """
 
 from __future__ import annotations

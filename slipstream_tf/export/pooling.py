@@ -1,4 +1,7 @@
-"""How rows of a bag become one vector, in TensorFlow's own ops; see `cc_ops/core/lookup/pooling.h`."""
+"""How rows of a bag become one vector, in TensorFlow's own ops.
+
+The same as `cc_ops/core/lookup/pooling.h`.
+"""
 
 from __future__ import annotations
 
