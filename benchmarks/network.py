@@ -63,11 +63,11 @@ _RECORDS = flags.DEFINE_string("records", "runs/network", "Folder of the runs' m
 # What is run without --runs. A name is made of parts: see `flags_of`.
 RUNS: Mapping[str, Sequence[str]] = {
     "replicated": (
-        *("plain", "plain_packed", "plain_bf16", "mask", "defer", "defer_0.01", "defer_0.015"),
+        *("plain", "plain_bf16", "mask", "defer", "defer_0.01", "defer_0.015"),
         *("defer_bf16", "defer_0.01_bf16", "defer_0.015_bf16"),
     ),
     "sharded": (
-        *("plain", "plain_packed", "plain_bf16", "mask", "defer", "defer_0.01", "defer_0.015"),
+        *("plain", "plain_bf16", "mask", "defer", "defer_0.01", "defer_0.015"),
         *("defer_bf16", "defer_0.01_bf16", "defer_0.015_bf16"),
         *("frozen", "frozen_0.05_25", "frozen_0.1_25", "frozen_0.1_100"),
         *("frozen_0.1_25_bf16", "defer_0.015_frozen_0.1_25_bf16"),
@@ -81,7 +81,7 @@ _NAME = re.compile(
     rf"(?:(?P<skip>plain|unwatched|mask|defer(?:_(?P<movement>{_NUMBER}))?)(?=_|$)|(?=frozen))"
     rf"(?:_?(?P<frozen>frozen)(?:_(?P<drift>{_NUMBER})_(?P<window>\d+))?)?"
     rf"(?:_copies_(?P<copies>{_NUMBER}))?"
-    r"(?:_age(?P<age>\d+))?(?P<bf16>_bf16)?(?P<coding>_packed|_unpacked)?(?P<prefetch>_prefetch)?"
+    r"(?:_age(?P<age>\d+))?(?P<bf16>_bf16)?(?P<prefetch>_prefetch)?"
 )
 _SKIPS: Mapping[str, Mapping[str, Any]] = {
     # Watched for the traffic of its windows, with next to no hot keys, of which their ends tell.
@@ -101,9 +101,7 @@ def flags_of(name: str, placement: str) -> dict[str, Any]:
     mask, defer or defer_M (--defer_movement=M); then _frozen (ranks read copies of saturated rows,
     by the program's defaults) or _frozen_X_W (--freeze_drift=X --snapshot_interval=W), and
     _copies_X (copies of hot rows: --copy_movement=X), of sharded tables; _ageA (--defer_max_age=A);
-    _bf16; _packed (of plain training: keys and rows are packed, as in all other runs) or _unpacked
-    (of the others: neither is, as in plain training); _prefetch, of sharded tables. A name that
-    begins with frozen is short for defer_frozen.
+    _bf16; _prefetch, of sharded tables. A name that begins with frozen is short for defer_frozen.
 
     Raises:
         UsageError: it is none.
@@ -112,8 +110,8 @@ def flags_of(name: str, placement: str) -> dict[str, Any]:
     if found is None:
         raise app.UsageError(
             f"--runs: {name!r} is unknown. Allowed: plain, unwatched, mask, defer or defer_M, then "
-            "_frozen or _frozen_X_W, then _copies_X, _ageA, _bf16, _packed or _unpacked, and "
-            "_prefetch, in this order, e.g. defer_0.01_bf16, frozen_0.1_25, plain_bf16_packed."
+            "_frozen or _frozen_X_W, then _copies_X, _ageA, _bf16 and _prefetch, in this order, "
+            "e.g. defer_0.01_bf16, frozen_0.1_25, plain_bf16."
         )
     skip = (found["skip"] or "defer").split("_")[0]
     is_plain = skip in ("plain", "unwatched")
@@ -123,10 +121,6 @@ def flags_of(name: str, placement: str) -> dict[str, Any]:
         raise app.UsageError(
             f"--runs: {name!r}: nothing is frozen, copied or held in a run of {skip}."
         )
-    # Plain training sends keys and rows as Horovod's own sparse exchange does, others packed ones.
-    usual = "_unpacked" if is_plain else "_packed"
-    if found["coding"] == usual:
-        raise app.UsageError(f"--runs: {name!r}: a run of {skip} is {usual[1:]} anyway.")
     given: dict[str, Any] = {
         "placement": placement,
         "snapshot_interval": found["window"],
@@ -136,8 +130,6 @@ def flags_of(name: str, placement: str) -> dict[str, Any]:
         "wire_dtype": "bfloat16" if found["bf16"] else None,
         "prefetch": True if found["prefetch"] else None,
     }
-    if (found["coding"] or usual) == "_unpacked":
-        given["wire_coding"] = "plain"
     if placement == "sharded" and not is_plain:
         given["freeze_drift"] = found["drift"] or (None if found["frozen"] else 0)
     return {**_SKIPS[skip], **{flag: value for flag, value in given.items() if value is not None}}

@@ -23,7 +23,7 @@ from absl import app, flags
 
 from slipstream_tf.cli import train
 from slipstream_tf.cli.data import name_of, open_parts
-from slipstream_tf.cli.quiet import import_tensorflow
+from slipstream_tf.cli.program import import_tensorflow
 from slipstream_tf.cli.settings import Settings, resolve
 from slipstream_tf.telemetry.run_record import write_json
 

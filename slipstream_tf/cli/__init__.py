@@ -1,5 +1,7 @@
 """The programs: `train` (one run), `demo` (it and its controls), `doctor` (what is there).
 
-`flag_set` parses, `settings` resolves, `presets` has the defaults per data set, `session` runs;
-`checks` looks for what the doctor reports, `findings` judges it.
+`flag_set` parses, `program` runs a program to its exit code, alone or as a rank. `settings`
+resolves the `train_flags` with the `presets` per data set. `session` trains: it takes inputs from
+`pipeline`, makes what `build` says, watches with `callbacks`, saves with `checkpoints`, and adds up
+with `totals`. `checks` looks for what the doctor reports, `findings` judges it.
 """

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import keras
 
 from slipstream_tf import _compat, initializers, optimizers
-from slipstream_tf.cli.counting import InputCount
+from slipstream_tf.cli.callbacks import InputCount
+from slipstream_tf.cli.flag_set import UsageError
 from slipstream_tf.cli.settings import Settings
 from slipstream_tf.config import SaturationConfig, TableConfig
 from slipstream_tf.distributed import Communicator, DistributedOptimizer
-from slipstream_tf.keras import EmbeddingCollection
+from slipstream_tf.keras import EmbeddingCollection, Slipstream
 from slipstream_tf.models import DLRM, DCNv2, DeepFM
 
 _compat.require_keras()
@@ -57,7 +59,7 @@ def build_embeddings(
         comm=comm,
         placement=settings.placement,
         wire_dtype=settings.wire_dtype,
-        wire_warmup_steps=wire_warmup_steps(settings, planned_steps),
+        wire_warmup_steps=_wire_warmup_steps(settings, planned_steps),
         prefetch=settings.prefetch,
         copy_movement=settings.copy_movement,
         dtype=settings.precision,
@@ -141,6 +143,40 @@ def saturation_config(settings: Settings, planned_steps: int | None) -> Saturati
     )
 
 
+def build_engine(
+    settings: Settings, embeddings: EmbeddingCollection, planned_steps: int | None
+) -> Slipstream | None:
+    """Makes the saturation engine, or None where the run has none.
+
+    Args:
+        settings: of the run.
+        embeddings: the tables.
+        planned_steps: as of `saturation_config`.
+
+    Raises:
+        UsageError: its warm-up is a share of steps whose number is not known.
+    """
+    if not settings.uses_engine:
+        return None
+    _require_known_warmup(settings, planned_steps)
+    config = saturation_config(settings, planned_steps)
+    return Slipstream(embeddings, config, estimates_cost=config.shadow)
+
+
+def planned_inputs(settings: Settings, num_inputs: int | None) -> int | None:
+    """Returns the inputs that will come in, over all epochs; None if the reader cannot tell."""
+    limits = [n for n in (settings.max_inputs, settings.stop_after) if n is not None]
+    if num_inputs is not None:
+        limits.append(num_inputs * settings.epochs)
+    return min(limits, default=None)
+
+
+def planned_steps(settings: Settings, num_inputs: int | None, ranks: int) -> int | None:
+    """Returns the steps of the job, over all epochs; None if the reader cannot tell."""
+    planned = planned_inputs(settings, num_inputs)
+    return None if planned is None else math.ceil(planned / (settings.batch_size * ranks))
+
+
 def warmup_steps(settings: Settings, planned_steps: int | None) -> int:
     """Returns the steps of the warm-up; by `planned_steps`, where they are a share of these."""
     if settings.warmup_steps is not None:
@@ -148,8 +184,26 @@ def warmup_steps(settings: Settings, planned_steps: int | None) -> int:
     return round(settings.warmup * (planned_steps or 0))
 
 
-def wire_warmup_steps(settings: Settings, planned_steps: int | None) -> int:
-    """Returns the steps before rows between ranks are rounded."""
+def steps_before_skipping(settings: Settings, planned_steps: int | None) -> int:
+    """Returns those of the warm-up, at least 1; with skipping, up to the end of its last window."""
+    steps = warmup_steps(settings, planned_steps)
+    if settings.skip != "none" or settings.control == "random":
+        steps = -(-steps // settings.snapshot_interval) * settings.snapshot_interval
+    return max(1, steps)
+
+
+def _wire_warmup_steps(settings: Settings, planned_steps: int | None) -> int:
+    """Steps before rows between ranks are rounded."""
     if settings.wire_warmup_steps is not None:
         return settings.wire_warmup_steps
+    if settings.wire_dtype != "float32":
+        _require_known_warmup(settings, planned_steps)
     return warmup_steps(settings, planned_steps)
+
+
+def _require_known_warmup(settings: Settings, planned_steps: int | None) -> None:
+    if planned_steps is None and settings.warmup_steps is None and settings.warmup > 0:
+        raise UsageError(
+            f"Invalid flag --warmup={settings.warmup:g}: how many inputs the data has is not "
+            "known, so a share of the steps is not, either. Give --warmup_steps or --max_inputs."
+        )

@@ -10,21 +10,20 @@ import contextlib
 import dataclasses
 import json
 import os
-import time
-from collections.abc import Callable, Mapping, Sequence
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from slipstream_tf.cli.flag_set import RunError, StoppedError, UsageError
-from slipstream_tf.cli.quiet import import_tensorflow
-from slipstream_tf.cli.stopping import Stop
-from slipstream_tf.telemetry.run_record import PhaseClock, write_json
+from slipstream_tf.cli.program import import_tensorflow
+from slipstream_tf.telemetry.run_record import write_json
 
 if TYPE_CHECKING:
     import tensorflow as tf
 
-    from slipstream_tf.cli.counting import StepTimer
-    from slipstream_tf.cli.curve import CurveCallback
     from slipstream_tf.cli.settings import Settings
     from slipstream_tf.distributed import Communicator
     from slipstream_tf.keras import Slipstream
@@ -44,14 +43,12 @@ class Saving:
         every: steps of the job from one to the next; 0: none are saved.
         keep: so many are kept.
         resume: whether to go on from the newest.
-        started: when the program started, by `time.perf_counter`.
     """
 
     output: str | None = None
     every: int = 0
     keep: int = 3
     resume: bool = False
-    started: float = dataclasses.field(default_factory=time.perf_counter)
 
     @property
     def directory(self) -> Path:
@@ -65,24 +62,18 @@ class Saving:
         return self.output is not None and (self.every > 0 or self.resume)
 
 
-def saving_of(values: Mapping[str, Any], given: frozenset[str], started: float) -> Saving:
+def saving_of(values: Mapping[str, Any], given: frozenset[str]) -> Saving:
     """Takes the flags in.
 
     Args:
         values: by flag, as parsed.
         given: flags that stood on the command line.
-        started: see `Saving`.
 
     Raises:
         UsageError: a flag that does nothing, or checkpoints that would be mixed with others.
     """
-    saving = Saving(
-        values["output"],
-        values["checkpoint_every"],
-        values["keep_checkpoints"],
-        values["resume"],
-        started,
-    )
+    names = ("output", "checkpoint_every", "keep_checkpoints", "resume")
+    saving = Saving(*(values[name] for name in names))
     for name in ("checkpoint_every", "resume"):
         if values[name] and saving.output is None:
             raise UsageError(f"Flag --{name} does nothing here. Allowed: with --output.")
@@ -159,50 +150,37 @@ class RunCheckpoints:
     Args:
         saving: what the flags say.
         run: what `describe` gave.
-        model: compiled and built.
-        slipstream: the engine, or None.
-        store: of the embedding rows.
-        inputs: the iterator of this rank's batches.
-        counters: variables of this rank that count inputs.
-        settle: waits until no batch of `inputs` is being made.
         comm: the ranks.
-        curve, timer: callbacks, whose notes are saved, too.
-        clock: of the run; at work on the phase "training" since `training_since`.
-        training_since: by `time.perf_counter`.
+        model: compiled and built.
+        store: of the embedding rows.
+        slipstream: the engine, or None.
+        batches: the iterator of this rank's batches.
+        counters: variables of this rank that count inputs.
+
+    Attributes:
+        resumed_at: steps after which the run was gone on with.
     """
 
     def __init__(
         self,
         saving: Saving,
         run: Mapping[str, Any],
-        model: Any,
-        slipstream: Slipstream | None,
-        store: Any,
-        inputs: Any,
-        counters: Sequence[tf.Variable],
-        settle: Callable[[], None],
         comm: Communicator,
-        curve: CurveCallback,
-        timer: StepTimer,
-        clock: PhaseClock,
-        training_since: float,
+        model: Any,
+        store: Any,
+        slipstream: Slipstream | None,
+        batches: Any,
+        counters: Sequence[tf.Variable],
     ) -> None:
         import tensorflow as tf
 
         from slipstream_tf.distributed import JobCheckpoints
 
         self._saving, self._run, self._comm = saving, run, comm
-        self._settle = settle
-        self._curve, self._timer, self._clock = curve, timer, clock
-        self._training_since = training_since
-        self._store = store
-        self.bytes_before: dict[str, int] = {}
-        self.rows_before: dict[str, dict[str, int]] = {}
         self.resumed_at: list[int] = []
         # Random numbers of layers and metrics are each rank's own.
         states = [v.value for v in model.variables if not v.value.dtype.is_floating]
         states += [v.value for v in model.metrics_variables]
-        own = tf.train.Checkpoint(inputs=inputs, counters=list(counters), states=states)
         self._saved = JobCheckpoints(
             saving.directory,
             tf.train.Checkpoint(model=model, optimizer=model.optimizer),
@@ -210,31 +188,43 @@ class RunCheckpoints:
             store,
             keep=saving.keep,
             engine=slipstream,
-            own=own,
+            own=tf.train.Checkpoint(inputs=batches, counters=list(counters), states=states),
         )
-        self._wall_before = 0.0
-        self._stop = Stop()
+        self._stop_is_requested = False
 
-    def noticing(self) -> contextlib.AbstractContextManager[None]:
-        """Returns a context in which SIGTERM ends training after a step, with a checkpoint.
+    @contextlib.contextmanager
+    def noticing(self) -> Iterator[None]:
+        """Makes SIGTERM end training after a step, with a checkpoint, instead of the process.
 
-        Several ranks would have to agree on that step: their launcher ends them at once.
+        Several ranks would have to agree on that step: their launcher ends them at once. Beside the
+        main thread there are no signals.
         """
-        if self._saving.every and self._comm.size == 1:
-            return self._stop.noticing()
-        return contextlib.nullcontext()
+        is_main = threading.current_thread() is threading.main_thread()
+        if not self._saving.every or self._comm.size > 1 or not is_main:
+            yield
+            return
+        before = signal.signal(signal.SIGTERM, self._note_stop)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGTERM, before)
 
-    def restore(self) -> int:
+    def _note_stop(self, number: int, frame: FrameType | None) -> None:
+        del number, frame
+        self._stop_is_requested = True
+
+    def restore(self) -> tuple[int, dict[str, Any] | None]:
         """Goes on from the newest whole checkpoint, if the flags say so and there is one.
 
         Returns:
-            The steps that are trained already.
+            The steps that are trained already, and the notes that `after_step` was given then; 0
+            and None from the beginning.
 
         Raises:
             RunError: there are checkpoints, and none can be restored.
         """
         if not self._saving.resume:
-            return 0
+            return 0, None
         try:
             with self._comm.uncounted():
                 last = self._saved.restore()
@@ -242,43 +232,31 @@ class RunCheckpoints:
             raise RunError(f"The run cannot go on. {error}") from error
         if last is None:
             self._say(f"no checkpoint in {self._saving.directory}: from the beginning")
-            return 0
-        told = last.position
-        self._curve.restore(told["curve"])
-        self._timer.restore(told["timer"])
-        for name, seconds in told["seconds"].items():
-            self._clock.seconds[name] += seconds
-        self._wall_before = told["wall_seconds"]
-        self.bytes_before = told["bytes"]
-        # Less what restoring itself counts.
-        self.rows_before = {
-            name: {kind: rows[kind] - now for kind, now in self._rows(name).items()}
-            for name, rows in told["gradient_rows"].items()
-        }
-        self.resumed_at = [*told["resumed_at"], last.step]
+            return 0, None
+        self.resumed_at = [*last.position["resumed_at"], last.step]
         self._say(f"goes on from {last.path}, step {last.step:,}")
-        return last.step
+        return last.step, last.position
 
     def begin(self) -> None:
-        """Says in the folder what run it is of; called before the first `save`."""
-        if not self._saving.every:
-            return
-        if self._comm.rank == 0:
+        """Says in the folder what run it is of; called before the first step."""
+        if self._saving.every and self._comm.rank == 0:
             write_json(str(self._saving.directory / RUN), self._run)
 
-    def after_step(self, step: int) -> None:
+    def after_step(self, step: int, notes: Callable[[], Mapping[str, Any]]) -> None:
         """Saves, if it is time to, or if SIGTERM has come.
 
         Args:
             step: trained steps of the job, this one included.
+            notes: gives what is saved beside, JSON-serialisable; afterwards no batch is being made.
 
         Raises:
             StoppedError: SIGTERM has come, and the checkpoint is on the disk.
             RunError: a checkpoint cannot be written.
         """
-        every, stops = self._saving.every, self._stop.is_asked
+        every, stops = self._saving.every, self._stop_is_requested
         if every and (stops or step % every == 0):
-            self.save(step)
+            with _written():
+                self._saved.save(step, position={**notes(), "resumed_at": self.resumed_at})
         if stops:
             self.wait()
             raise StoppedError(
@@ -286,68 +264,26 @@ class RunCheckpoints:
                 "With --resume it goes on from there."
             )
 
-    def save(self, step: int) -> None:
-        """Saves after a step.
-
-        Raises:
-            RunError: a checkpoint cannot be written.
-        """
-        start = time.perf_counter()
-        # A batch that is being made is in the iterator, and counted.
-        self._settle()
-        seconds = dict(self._clock.seconds)
-        seconds["training"] += start - self._training_since
-        told = {
-            "curve": self._curve.state(),
-            "timer": self._timer.state(),
-            "seconds": seconds,
-            "wall_seconds": self._wall_before + start - self._saving.started,
-            "bytes": self.bytes_so_far(),
-            "gradient_rows": {name: self._rows(name) for name in self._tables()},
-            "resumed_at": self.resumed_at,
-        }
-        try:
-            self._saved.save(step, position=told)
-        except OSError as error:
-            raise RunError(f"A checkpoint was not written: {error}") from error
-        self._timer.leave_out(time.perf_counter() - start)
-
     def wait(self) -> None:
         """Waits until all is on the disk.
 
         Raises:
             RunError: a checkpoint cannot be written.
         """
-        try:
+        with _written():
             self._saved.wait()
-        except OSError as error:
-            raise RunError(f"A checkpoint was not written: {error}") from error
-
-    @property
-    def wall_seconds_before(self) -> float:
-        """Of the parts of the run before this one, up to their last checkpoints."""
-        return self._wall_before
-
-    def bytes_so_far(self) -> dict[str, int]:
-        """Returns the bytes that this rank gave to the network, by kind, in all parts."""
-        kinds = {kind: int(count) for kind, count in self._comm.traffic().bytes.items()}
-        before = self.bytes_before
-        return {kind: kinds.get(kind, 0) + before.get(kind, 0) for kind in {**before, **kinds}}
-
-    def _tables(self) -> list[str]:
-        return [table.name for table in self._store.tables]
-
-    def _rows(self, table: str) -> dict[str, int]:
-        """What became of this rank's gradient rows, in all parts."""
-        before = self.rows_before.get(table, {})
-        counts = dataclasses.asdict(self._store.update_counts(table))
-        # These two are not counted, but are as they are.
-        flows = {kind: n for kind, n in counts.items() if not kind.startswith("pending")}
-        return {kind: n + before.get(kind, 0) for kind, n in flows.items()}
 
     def _say(self, text: str) -> None:
         if self._comm.rank == 0:
             print(f"slipstream-train --resume: {text}", flush=True)
+
+
+@contextlib.contextmanager
+def _written() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise RunError(f"A checkpoint was not written: {error}") from error
 
 
 def _names(directory: Path) -> list[str]:

@@ -131,7 +131,10 @@ def _sections(start: Callable[..., Future[Outcome]], limit: float) -> Iterator[S
     tensorflow_probe, packages = start(_TENSORFLOW), start(_PACKAGES)
     is_supported = sys.version_info >= _MINIMUM_PYTHON
     python = findings.judge_python(platform.python_version(), is_supported)
-    extras = (findings.judge_extra(name, _version(name), *rest) for name, *rest in _EXTRAS)
+    extras = (
+        findings.judge_tool(name, _version(name), f"not installed; only {used_by} needs it", fix)
+        for name, used_by, fix in _EXTRAS
+    )
     yield _section("python", "Python", python, findings.judge_packages(packages.result()), *extras)
 
     outcome = tensorflow_probe.result()

@@ -9,7 +9,8 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from slipstream_tf.cli.flag_set import UsageError
-from slipstream_tf.cli.quiet import import_tensorflow
+from slipstream_tf.cli.program import import_tensorflow
+from slipstream_tf.cli.train_flags import DATA_HELP
 
 if TYPE_CHECKING:
     from slipstream_tf.cli.settings import Settings
@@ -21,12 +22,6 @@ _LEAST_GENERATED = 100
 # Text and Parquet readers take one in ten runs of lines for the test part; so do generated inputs.
 _TEST_SHARE = 0.1
 _SAMPLE_BYTES = 1 << 20
-DATA_HELP = (
-    "folder of slipstream-prepare, Criteo TSV (.tsv, .txt, also .gz), Avazu CSV (.csv, also .gz), "
-    "globo or Frappe .npz, Parquet (.parquet or a folder; name its columns), MovieLens ml-1m.zip; "
-    "or 'generated' or 'generated:COUNT', inputs drawn from a fixed law ('generated:COUNT:KEYS': "
-    "with fields of at most so many keys)"
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,18 +111,13 @@ def _require_header(data: str) -> None:
 def _open(settings: Settings, part: str, ids: bool) -> Reader:
     data, batch_size = settings.data, settings.batch_size
     name = name_of(data)
+    options: dict[str, Any] = {"part": part, "strict": settings.strict, "ids": ids}
     if _prepared(data) is not None:
         from slipstream_tf.inputs.readers.prepared import PreparedReader
 
         is_shuffled = settings.shuffle_shards and part == "train"
-        return PreparedReader(
-            data,
-            batch_size,
-            part=part,
-            shuffle_seed=settings.seed if is_shuffled else None,
-            strict=settings.strict,
-            ids=ids,
-        )
+        seed = settings.seed if is_shuffled else None
+        return PreparedReader(data, batch_size, shuffle_seed=seed, **options)
     if settings.shuffle_shards:
         raise UsageError(
             "Flag --shuffle_shards does nothing here. Allowed: with data that slipstream-prepare "
@@ -146,33 +136,18 @@ def _open(settings: Settings, part: str, ids: bool) -> Reader:
     if name == PARQUET:
         from slipstream_tf.inputs.readers.parquet import ParquetReader
 
-        if settings.label_column is None or not settings.key_columns:
+        label, keys, dense = settings.label_column, settings.key_columns, settings.dense_columns
+        if label is None or not keys:
             raise UsageError(
                 "Missing flags --label_column and --key_columns: Parquet data needs the names of "
                 "its columns."
             )
-        return ParquetReader(
-            data,
-            batch_size,
-            label=settings.label_column,
-            keys=settings.key_columns,
-            dense=settings.dense_columns,
-            part=part,
-            strict=settings.strict,
-            ids=ids,
-        )
+        return ParquetReader(data, batch_size, label=label, keys=keys, dense=dense, **options)
     from slipstream_tf.inputs.readers import registry
 
-    options: dict[str, Any] = {} if settings.split is None else {"split": settings.split}
-    return registry.open_data(
-        data,
-        part=part,
-        batch_size=batch_size,
-        strict=settings.strict,
-        seed=settings.seed,
-        ids=ids,
-        **options,
-    )
+    if settings.split is not None:
+        options["split"] = settings.split
+    return registry.open_data(data, batch_size=batch_size, seed=settings.seed, **options)
 
 
 def _prepared(data: str) -> dict[str, Any] | None:

@@ -16,7 +16,8 @@ from typing import Any
 from slipstream_tf._version import __version__
 from slipstream_tf.cli import checks, findings
 from slipstream_tf.cli.findings import Finding, Section
-from slipstream_tf.cli.flag_set import FlagSet, Number, RunError, run_program
+from slipstream_tf.cli.flag_set import FlagSet, Number, RunError
+from slipstream_tf.cli.program import run_program
 
 SCHEMA = 1
 _WIDTH = 96

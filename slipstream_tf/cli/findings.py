@@ -86,18 +86,6 @@ def judge_packages(outcome: Outcome) -> Finding:
     return Finding("packages", OK, detail, "", True, outcome.facts)
 
 
-def judge_extra(name: str, version: str | None, used_by: str, fix: str) -> Finding:
-    """Judges a package that only one of the programs needs.
-
-    Args:
-        name: of the package.
-        version: None if it is not installed.
-        used_by: the program.
-        fix: the command that installs it.
-    """
-    return judge_tool(name, version, f"not installed; only {used_by} needs it", fix)
-
-
 def judge_tensorflow(outcome: Outcome, packages: Sequence[str]) -> Finding:
     """Judges TensorFlow.
 
@@ -194,22 +182,29 @@ def judge_kernels(
     return Finding("kernels", OK, f"{detail}, which needs a machine with one", facts=facts)
 
 
-def judge_self_test(name: str, outcome: Outcome) -> Finding:
-    """Judges a store by its self-test."""
+def judge_self_test(
+    name: str, outcome: Outcome, fix: str = REBUILD_LIBRARY, is_needed: bool = True
+) -> Finding:
+    """Judges a store by its self-test.
+
+    Args:
+        name: of the store.
+        outcome: of the probe that tests it.
+        fix: the command that mends it.
+        is_needed: whether training in one process needs the store.
+    """
     if outcome.error:
-        return Finding(name, BROKEN, outcome.error, REBUILD_LIBRARY, True, outcome.facts)
+        return Finding(name, BROKEN, outcome.error, fix, is_needed, outcome.facts)
     detail = f"as computed by hand ({outcome.facts['seconds']:.2f} s)"
-    return Finding(name, OK, detail, "", True, outcome.facts)
+    return Finding(name, OK, detail, "", is_needed, outcome.facts)
 
 
 def judge_sok_self_test(name: str, outcome: Outcome, gpus: Sequence[str]) -> Finding:
     """Judges SOK's tables by their self-test; nothing but store="sok" needs them."""
-    if outcome.error:
-        detail = outcome.error if gpus else f"{outcome.error} (TensorFlow sees no GPU)"
-        fix = INSTALL_SOK if gpus else ""
-        return Finding(name, BROKEN, detail, fix, facts=outcome.facts)
-    detail = f"as computed by hand ({outcome.facts['seconds']:.2f} s)"
-    return Finding(name, OK, detail, facts=outcome.facts)
+    if outcome.error and not gpus:
+        error = f"{outcome.error} (TensorFlow sees no GPU)"
+        outcome = dataclasses.replace(outcome, error=error)
+    return judge_self_test(name, outcome, INSTALL_SOK if gpus else "", is_needed=False)
 
 
 def judge_horovod(outcome: Outcome) -> Finding:

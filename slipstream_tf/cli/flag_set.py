@@ -6,13 +6,11 @@ it was started, and it can run several times in one process.
 
 from __future__ import annotations
 
-import os
-import sys
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from absl import flags, logging
+from absl import flags
 
 USAGE_ERROR = 2  # Exit code: something that the user gave is wrong.
 RUN_ERROR = 1  # Exit code: the run itself went wrong.
@@ -20,18 +18,28 @@ STOPPED = 143  # Exit code: SIGTERM came, and the run can go on.
 
 _HELP_WIDTH = 99
 _HELP_INDENT = 20
-_FULL = "--helpfull"
+FULL_HELP = "--helpfull"
 
 
-class UsageError(Exception):
+class ProgramError(Exception):
+    """What ends a program in a way that is understood; `code` is its exit code."""
+
+    code = RUN_ERROR
+
+
+class UsageError(ProgramError):
     """What the user gave is wrong; the message names the value, the flag and what is allowed."""
 
+    code = USAGE_ERROR
 
-class StoppedError(Exception):
+
+class StoppedError(ProgramError):
     """SIGTERM ended the run, which has saved where it was; the message says where."""
 
+    code = STOPPED
 
-class RunError(Exception):
+
+class RunError(ProgramError):
     """The run went wrong in a way that is understood; the message says how."""
 
 
@@ -56,25 +64,10 @@ class _Parser(flags.ArgumentParser):
         return self.allowed
 
 
-class Integer(_Parser):
-    """An integer in [minimum, maximum]."""
-
-    def __init__(self, minimum: int, maximum: int | None = None) -> None:
-        self._minimum, self._maximum = minimum, maximum
-        self.allowed = f"an integer >= {minimum}"
-        self.brief = f">= {minimum}" if maximum is None else f"{minimum} to {maximum}"
-        if maximum is not None:
-            self.allowed += f" and <= {maximum}"
-
-    def convert(self, argument: Any) -> int:
-        value = int(str(argument).replace("_", ""))
-        if value < self._minimum or (self._maximum is not None and value > self._maximum):
-            raise ValueError
-        return value
-
-
 class Number(_Parser):
     """A number in [minimum, maximum]; an open end is excluded."""
+
+    _noun = "a number"
 
     def __init__(
         self,
@@ -85,21 +78,40 @@ class Number(_Parser):
     ) -> None:
         self._minimum, self._maximum = minimum, maximum
         self._open = (open_minimum, open_maximum)
-        self.brief = f"{'>' if open_minimum else '>='} {minimum:g}"
+        low, high = self._shown(minimum), self._shown(maximum)
+        self.brief = f"{'>' if open_minimum else '>='} {low}"
         if maximum != float("inf"):
-            self.brief += f" and {'<' if open_maximum else '<='} {maximum:g}"
-        self.allowed = f"a number {self.brief}"
+            self.brief += f" and {'<' if open_maximum else '<='} {high}"
+        self.allowed = f"{self._noun} {self.brief}"
         if maximum != float("inf") and not (open_minimum or open_maximum):
-            self.brief = f"{minimum:g} to {maximum:g}"
+            self.brief = f"{low} to {high}"
 
     def convert(self, argument: Any) -> float:
-        value = float(argument)
+        value = self._read(argument)
         above = value > self._minimum if self._open[0] else value >= self._minimum
         below = value < self._maximum if self._open[1] else value <= self._maximum
         # Not a number compares false; infinity is no setting either.
         if not (above and below) or value == float("inf"):
             raise ValueError
         return value
+
+    def _read(self, argument: Any) -> float:
+        return float(argument)
+
+    def _shown(self, value: float) -> str:
+        return f"{value:g}"
+
+
+class Integer(Number):
+    """An integer in [minimum, maximum]."""
+
+    _noun = "an integer"
+
+    def _read(self, argument: Any) -> int:
+        return int(str(argument).replace("_", ""))
+
+    def _shown(self, value: float) -> str:
+        return str(value)
 
 
 class Choice(_Parser):
@@ -294,47 +306,3 @@ class FlagSet:
         if self._arguments:
             values[self._arguments] = rest
         return values, given
-
-
-def asks_for_help(arguments: Sequence[str]) -> bool:
-    """Whether a command line asks for the help instead of a run."""
-    return any(argument in ("--help", "-h", "-help", _FULL) for argument in arguments)
-
-
-def run_program(
-    flag_set: FlagSet, main: Callable[[dict[str, Any], frozenset[str]], None], arguments: Any = None
-) -> int:
-    """Runs a program: parses its flags, prints help or one line for what went wrong.
-
-    Args:
-        flag_set: its flags.
-        main: takes what `FlagSet.parse` returns.
-        arguments: of the command line; default: those of this process.
-
-    Returns:
-        The exit code: 0, `USAGE_ERROR`, `RUN_ERROR` or `STOPPED`.
-    """
-    arguments = sys.argv[1:] if arguments is None else list(arguments)
-    if asks_for_help(arguments):
-        try:
-            print(flag_set.help_text(_FULL in arguments), flush=True)
-        except BrokenPipeError:
-            # The reader (`head`) has seen enough; the interpreter flushes once more at its end.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
-    logging.set_verbosity(logging.WARNING)
-    try:
-        main(*flag_set.parse(arguments))
-    except UsageError as error:
-        print(f"{flag_set.program}: {error}", file=sys.stderr)
-        return USAGE_ERROR
-    except RunError as error:
-        print(f"{flag_set.program}: {error}", file=sys.stderr)
-        return RUN_ERROR
-    except StoppedError as error:
-        print(f"{flag_set.program}: {error}", file=sys.stderr)
-        return STOPPED
-    except KeyboardInterrupt:
-        print(f"{flag_set.program}: interrupted", file=sys.stderr)
-        return 130
-    return 0

@@ -11,8 +11,6 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import tqdm
-
 from slipstream_tf.cli.flag_set import (
     Choice,
     FlagSet,
@@ -21,15 +19,12 @@ from slipstream_tf.cli.flag_set import (
     RunError,
     Text,
     UsageError,
-    run_program,
 )
-from slipstream_tf.cli.folders import make_output
-from slipstream_tf.cli.quiet import import_tensorflow
+from slipstream_tf.cli.program import import_tensorflow, make_output, run_program
+from slipstream_tf.telemetry.progress import open_bar
 from slipstream_tf.telemetry.table import format_table
 
 _DATA = "DATA"
-_SECONDS_BETWEEN_DRAWS = 0.2
-_SECONDS_BETWEEN_LINES = 10.0  # Where the output is no terminal.
 _FORMATS = ("auto", "criteo", "avazu", "movielens", "csv", "parquet")
 
 
@@ -150,16 +145,9 @@ def summary(statistics: Mapping[str, Any]) -> str:
 
     rows = []
     for name, field in statistics["fields"].items():
-        about = "" if field["is_exact"] else "~"
-        rows.append(
-            (
-                name,
-                f"{field['lookups']:,}",
-                f"{about}{field['keys']:,}",
-                f"{about}{percent(field['top_share'])}",
-                percent(field["missing_share"]),
-            )
-        )
+        about, missing = "" if field["is_exact"] else "~", percent(field["missing_share"])
+        keys, top = f"{about}{field['keys']:,}", f"{about}{percent(field['top_share'])}"
+        rows.append((name, f"{field['lookups']:,}", keys, top, missing))
     header = ("field", "lookups", "keys", "top 1% of keys take", "missing")
     lines = [format_table(header, rows), ""]
     inputs, clicks, hot = statistics["inputs"], statistics["clicks"], statistics["hot"]
@@ -195,12 +183,9 @@ class _Bars:
         if phase != self._phase:
             self.close()
             self._phase, self._begin, self._first_rows = phase, time.monotonic(), rows
-            is_terminal = sys.stderr.isatty()
-            self._bar = tqdm.tqdm(
-                total=total,
-                desc=phase,
-                dynamic_ncols=is_terminal,
-                mininterval=_SECONDS_BETWEEN_DRAWS if is_terminal else _SECONDS_BETWEEN_LINES,
+            self._bar = open_bar(
+                total,
+                phase,
                 bar_format="{desc} {percentage:3.0f}%|{bar}| [{elapsed}<{remaining}]",
                 # What an earlier run did took none of this run's time.
                 initial=done,

@@ -12,7 +12,8 @@ from typing import Any
 
 import tqdm
 
-from slipstream_tf.cli.flag_set import FlagSet, RunError, Text, UsageError, run_program
+from slipstream_tf.cli.flag_set import FlagSet, RunError, Text, UsageError
+from slipstream_tf.cli.program import run_program
 from slipstream_tf.telemetry.report.drawing import require_matplotlib
 from slipstream_tf.telemetry.report.runs import RecordError, read_runs
 from slipstream_tf.telemetry.report.writing import write_report

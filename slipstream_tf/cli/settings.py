@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from slipstream_tf import launch
-from slipstream_tf.cli import engine_flags
 from slipstream_tf.cli.flag_set import UsageError
 from slipstream_tf.cli.presets import preset
+from slipstream_tf.cli.train_flags import engine_settings
 
 _COLUMNS = ("label_column", "key_columns", "dense_columns")
 # A control repeats a run; with other values of these, its numbers would compare different things.
@@ -24,7 +24,7 @@ _NOT_REPEATED = (
     "skip", "control", "track", "segregate", "random_shares", "stop_after", "engine", "tensorboard",
 )  # fmt: skip
 # Of no use where gradients are held whatever their rows' drift.
-FLAGS_THAT_JUDGE_KEYS = ("target_skip", "alpha", "max_threshold", "metric", "hot_budget_mb")
+FLAGS_THAT_JUDGE_KEYS = ("target_skip", "alpha", "max_threshold", "metric")
 _LISTS = ("bottom", "mlp", "key_columns", "dense_columns")
 
 
@@ -59,7 +59,7 @@ class Settings:
         tensorboard: folder for TensorBoard; or None.
         random_shares: of the matched run, per window after its warm-up (control "random").
         stop_after: inputs that the matched run trained (control "stop").
-        engine: further settings of `SaturationConfig`; see `cli.engine_flags`.
+        engine: further settings of `SaturationConfig`; see `cli.train_flags`.
         The rest: see `presets.Preset`, `config.SaturationConfig` and `slipstream-train --help`.
     """
 
@@ -160,7 +160,7 @@ def resolve(
         merged.update(_controlled(values["control"], matched))
     merged["skip"], by_default = _shadowed(merged, values, given)
     watches = merged["skip"] == "none" and merged["track"]
-    chosen_engine = engine_flags.choose(values, given, "track" if watches else merged["skip"])
+    chosen_engine = engine_settings(values, given, "track" if watches else merged["skip"])
     merged["engine"] = {**by_default, **chosen_engine}
     merged["split"] = _split(merged["split"], "split" in given, data_name)
     for name in _LISTS:
@@ -270,62 +270,55 @@ def _split(split: str | None, is_given: bool, data_name: str) -> str | None:
 
 def _refuse_idle_flags(settings: Settings, given: frozenset[str], data_name: str) -> None:
     """A flag that would do nothing is an error, not a surprise."""
-    idle: dict[str, str] = {}
-    if launch.rank() is None:
-        several = "several ranks, started by horovodrun or mpirun"
-        for name in ("placement", "wire_dtype", "wire_warmup_steps"):
-            idle[name] = several
-        idle["prefetch"] = idle["copy_movement"] = several
-    else:
-        if settings.placement != "sharded":
-            idle["prefetch"] = idle["copy_movement"] = "--placement=sharded"
-        elif (settings.skip == "none" and not settings.track) or settings.engine.get("shadow"):
-            idle["copy_movement"] = "a --skip other than none, or --track, without --shadow"
-        if settings.prefetch:
-            # What was sent ahead would be sent once more, and count.
-            idle["evaluate_every"] = "no --prefetch"
-        if settings.wire_dtype == "float32":
-            idle["wire_warmup_steps"] = "--wire_dtype=bfloat16"
-    if data_name != "parquet":
-        idle.update(dict.fromkeys(_COLUMNS, "Parquet data that slipstream-prepare did not write"))
-    if settings.capacity is None:
-        idle["eviction"] = "--capacity"
-    if settings.model != "dlrm":
-        idle["bottom"] = "--model=dlrm"
-    if settings.model != "dcn":
-        idle["cross_layers"] = "--model=dcn"
-    if settings.skip == "none":
-        is_random = settings.control == "random"
-        needs = "a --skip other than none, or --track"
-        for name in ("target_skip", "alpha", "metric", "max_threshold", "hot_budget_mb"):
-            if not settings.track:
-                idle[name] = needs
-        if settings.segregate:
-            idle.pop("hot_budget_mb", None)
-        if not settings.track and not is_random:
-            idle["snapshot_interval"] = idle["tensorboard"] = needs
-            if settings.wire_dtype == "float32":
-                idle["warmup"] = idle["warmup_steps"] = needs
-    if settings.skip != "none" or settings.control != "none":
+    engine, control = settings.engine, settings.control
+    is_alone, is_sharded = launch.rank() is None, settings.placement == "sharded"
+    skips = settings.skip != "none"
+    watches, is_shadow = skips or settings.track, bool(engine.get("shadow"))
+    has_windows, is_exact = watches or control == "random", settings.wire_dtype == "float32"
+    # Gradients are deferred whatever the drift of their rows.
+    by_movement = engine.get("defer_trigger", "movement") == "movement"
+    judges_no_keys = settings.skip == "defer" and by_movement
+    by_losses = engine.get("score") == "remembered_loss"
+    several = "several ranks, started by horovodrun or mpirun"
+    watching, judging = "a --skip other than none, or --track", "a --skip that judges keys"
+    at_windows, by_warmup = ("snapshot_interval", "tensorboard"), ("warmup", "warmup_steps")
+    sharded, unwatched = ("prefetch", "copy_movement"), f"{watching}, without --shadow"
+    of_ranks = ("placement", "wire_dtype", "wire_warmup_steps", *sharded)
+    for names, needs, is_idle in (
+        (of_ranks, several, is_alone),
+        (sharded, "--placement=sharded", not is_alone and not is_sharded),
+        (["copy_movement"], unwatched, not is_alone and is_sharded and (not watches or is_shadow)),
+        # What was sent ahead would be sent once more, and count.
+        (["evaluate_every"], "no --prefetch", not is_alone and settings.prefetch),
+        (["wire_warmup_steps"], "--wire_dtype=bfloat16", not is_alone and is_exact),
+        (_COLUMNS, "Parquet data that slipstream-prepare did not write", data_name != "parquet"),
+        (["eviction"], "--capacity", settings.capacity is None),
+        (["bottom"], "--model=dlrm", settings.model != "dlrm"),
+        (["cross_layers"], "--model=dcn", settings.model != "dcn"),
+        (["target_skip", "alpha", "metric", "max_threshold"], watching, not watches),
+        (["hot_budget_mb"], watching, not watches and not settings.segregate),
+        (at_windows, watching, not has_windows),
+        (by_warmup, watching, not has_windows and is_exact),
         # Skipping refills batches, with inputs of both kinds.
-        idle["segregate"] = "--skip=none and --control=none"
-    if settings.skip != "none" or settings.control == "random":
-        idle["track"] = "--skip=none without --control=random"
-    by_movement = settings.engine.get("defer_trigger", "movement") == "movement"
-    if settings.skip == "defer" and by_movement:
-        # Held whatever their drift.
-        idle.update(dict.fromkeys(FLAGS_THAT_JUDGE_KEYS, "a --skip that judges keys"))
-        if settings.copy_movement is not None:
-            del idle["hot_budget_mb"]  # Bounds the rows that copies are kept of.
-    engine = settings.engine
-    if engine.get("max_auc_loss") is not None:
-        idle["defer_movement"] = "no --max_auc_loss, which decides it"
-    if engine.get("threshold") is not None and engine.get("score") != "remembered_loss":
-        idle["target_skip"] = "no --threshold, which decides it"
-    if settings.rows_optimizer != "adam":
-        idle["decay_skipped"] = "--rows_optimizer=adam"
-    for name, needs in idle.items():
-        if name in given:
-            raise UsageError(f"Flag --{name} does nothing here. Allowed: with {needs}.")
+        (["segregate"], "--skip=none and --control=none", skips or control != "none"),
+        (["track"], "--skip=none without --control=random", skips or control == "random"),
+        (FLAGS_THAT_JUDGE_KEYS, judging, judges_no_keys),
+        # With copies it bounds the rows that these are kept of.
+        (["hot_budget_mb"], judging, judges_no_keys and settings.copy_movement is None),
+        (
+            ["defer_movement"],
+            "no --max_auc_loss, which decides it",
+            engine.get("max_auc_loss") is not None,
+        ),
+        (
+            ["target_skip"],
+            "no --threshold, which decides it",
+            engine.get("threshold") is not None and not by_losses,
+        ),
+        (["decay_skipped"], "--rows_optimizer=adam", settings.rows_optimizer != "adam"),
+    ):
+        for name in names:
+            if is_idle and name in given:
+                raise UsageError(f"Flag --{name} does nothing here. Allowed: with {needs}.")
     if "warmup" in given and "warmup_steps" in given:
         raise UsageError("Flags --warmup and --warmup_steps exclude each other. Give one of them.")

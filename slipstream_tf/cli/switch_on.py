@@ -10,8 +10,8 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
-from slipstream_tf.cli import engine_flags
 from slipstream_tf.cli.settings import FLAGS_THAT_JUDGE_KEYS, Settings
+from slipstream_tf.cli.train_flags import ENGINE_FLAGS
 from slipstream_tf.telemetry.run_record import RECORD
 
 _SAVES = {"inputs": "inputs", "defer": "gradient rows"}
@@ -74,11 +74,11 @@ def _that_matter(flags: Mapping[str, Any], mode: str, settings: Settings) -> dic
     chosen.pop("shadow", None)
     kept = {}
     for name, value in flags.items():
-        flag = engine_flags.ENGINE_FLAGS.get(name)
-        if flag is not None and not flag.matters(mode, chosen):
+        flag = ENGINE_FLAGS.get(name)
+        if flag is not None and not flag.need.is_met(mode, chosen):
             continue
         by_movement = chosen.get("defer_trigger", "movement") == "movement"
-        if mode == "defer" and by_movement and name in FLAGS_THAT_JUDGE_KEYS:
+        if mode == "defer" and by_movement and name in (*FLAGS_THAT_JUDGE_KEYS, "hot_budget_mb"):
             continue
         kept[name] = value
     return kept

@@ -1,4 +1,4 @@
-"""Shares the data out to the ranks of a run, and adds up what they counted.
+"""What the ranks of a run have together: what they counted, sent and predicted.
 
 Every total is summed over ranks and is a collective.
 """
@@ -7,49 +7,54 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
+from slipstream_tf.cli.flag_set import RunError
 from slipstream_tf.distributed import Communicator
 from slipstream_tf.distributed.agreement import gather_json
-from slipstream_tf.inputs.spec import ID
 from slipstream_tf.saturation.ranks import Ranks
+from slipstream_tf.telemetry.metrics import ClickMetrics, click_metrics
 
 
-def share_of_rank(dataset: tf.data.Dataset, comm: Communicator) -> tf.data.Dataset:
-    """Returns batches rank, rank + size, rank + 2 * size, ... of a data set of batches."""
-    return dataset if comm.size == 1 else dataset.shard(comm.size, comm.rank)
+def predictor(model: Any) -> Callable[[Any], tf.Tensor]:
+    """Returns the function from features to a model's outputs, for inference; changes nothing."""
+    return tf.function(lambda features: model(features, training=False), reduce_retracing=True)
 
 
-def share_by_id(dataset: tf.data.Dataset, batch_size: int, comm: Communicator) -> tf.data.Dataset:
-    """Returns the inputs whose number belongs to this rank, the same ones in every pass.
-
-    A rank remembers losses of its own inputs, which would go to another rank in another pass if
-    whole batches were shared out.
+def evaluate(
+    predict: Callable[[Any], tf.Tensor], dataset: tf.data.Dataset, comm: Communicator
+) -> ClickMetrics:
+    """Measures predictions. A collective.
 
     Args:
-        dataset: batches (features, label) with features["id"].
-        batch_size: of the batches that come out.
+        predict: gives logits, float [batch] or [batch, 1], of a batch's features.
+        dataset: this rank's batches (features, label); there may be none.
         comm: the ranks.
+
+    Returns:
+        The exact metrics of the inputs of all ranks.
+
+    Raises:
+        RunError: no rank has inputs, or a logit is not finite.
     """
-    if comm.size == 1:
-        return dataset
-
-    def own(features: Any, label: Any) -> Any:
-        is_own = tf.equal(tf.math.floormod(features[ID], comm.size), comm.rank)
-        rows = tf.where(is_own)[:, 0]
-        return tf.nest.map_structure(lambda part: tf.gather(part, rows), (features, label))
-
-    return dataset.map(own).rebatch(batch_size)
-
-
-def inputs_of_rank(inputs: int, batch_size: int, comm: Communicator) -> int:
-    """Returns how many of so many inputs, in batches, are this rank's share."""
-    batches, rest = divmod(inputs, batch_size)
-    own = len(range(comm.rank, batches, comm.size)) * batch_size
-    return own + rest if batches % comm.size == comm.rank else own
+    labels, logits = [np.empty(0, np.float32)], [np.empty(0, np.float32)]
+    for features, label in dataset:
+        logits.append(predict(features).numpy().ravel())
+        labels.append(label.numpy().ravel().astype(np.float32))
+    all_labels, all_logits = (
+        comm.gather(tf.constant(np.concatenate(own)), "control", f"slipstream.evaluation.{name}")
+        for name, own in (("labels", labels), ("logits", logits))
+    )
+    if not all_labels.shape[0]:
+        raise RunError("The test part has no inputs; nothing can be measured.")
+    try:
+        return click_metrics(all_labels.numpy(), all_logits.numpy())
+    except ValueError as error:
+        raise RunError(f"The model cannot be measured on the test part. {error}") from None
 
 
 def total(comm: Communicator, count: int, name: str) -> int:
@@ -78,41 +83,66 @@ def total_metrics(model: Any, comm: Communicator) -> dict[str, Any]:
     }
 
 
-def total_gradient_rows(
-    embeddings: Any, comm: Communicator, before: Mapping[str, Mapping[str, int]]
-) -> dict[str, dict[str, int]]:
-    """Returns what became of each table's gradient rows, by table.
+class Exchanged:
+    """What became of gradient rows, and what was sent, in all parts of a run that was resumed.
 
     Args:
-        embeddings: the tables.
+        store: of the embedding rows.
         comm: the ranks.
-        before: rows of this rank by table and field, from parts of the run before this one.
     """
-    names = [table.name for table in embeddings.tables]
-    counts = []
-    for name in names:
-        now = embeddings.store.update_counts(name)
-        more = {kind: getattr(now, kind) + rows for kind, rows in before.get(name, {}).items()}
-        counts.append(dataclasses.replace(now, **more))
-    totals = Ranks(comm).total_counts(counts, "gradient_rows")
-    return {name: dataclasses.asdict(sums) for name, sums in zip(names, totals, strict=True)}
 
+    def __init__(self, store: Any, comm: Communicator) -> None:
+        self._store, self._comm = store, comm
+        # Of this rank, from parts of the run before this one.
+        self._bytes: dict[str, int] = {}
+        self._rows: dict[str, dict[str, int]] = {}
 
-def traffic_record(comm: Communicator, before: Mapping[str, int] | None = None) -> dict[str, Any]:
-    """Returns the entry "ranks" of the record: how many there are, and what they sent so far.
+    def state(self) -> dict[str, Any]:
+        """Returns this rank's bytes by kind and gradient rows by table, JSON-serialisable."""
+        return {
+            "bytes": self._own_bytes(),
+            "gradient_rows": {t.name: self._own_rows(t.name) for t in self._store.tables},
+        }
 
-    Args:
-        comm: the ranks.
-        before: bytes of this rank by kind that it does not count any more, from parts of the run
-            before this one.
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Goes on from what `state` gave, after the rows have been restored."""
+        # Less what restoring itself counts.
+        self._rows = {
+            name: {kind: rows[kind] - now for kind, now in self._own_rows(name).items()}
+            for name, rows in state["gradient_rows"].items()
+        }
+        self._bytes = dict(state["bytes"])
 
-    Returns:
-        size; bytes: kind -> bytes of all ranks; bytes_by_rank: the same of each, rank 0 first.
-    """
-    own = collections.Counter(before or {})
-    own.update({kind: int(count) for kind, count in comm.traffic().bytes.items()})
-    by_rank = gather_json(comm, dict(own), "slipstream.traffic")
-    totals: collections.Counter[str] = collections.Counter()
-    for of_rank in by_rank:
-        totals.update(of_rank)
-    return {"size": comm.size, "bytes": dict(totals), "bytes_by_rank": by_rank}
+    def gradient_rows(self) -> dict[str, dict[str, int]]:
+        """Returns what became of each table's gradient rows, by table. A collective."""
+        names = [table.name for table in self._store.tables]
+        counts = [
+            dataclasses.replace(self._store.update_counts(name), **self._own_rows(name))
+            for name in names
+        ]
+        totals = Ranks(self._comm).total_counts(counts, "gradient_rows")
+        return {name: dataclasses.asdict(sums) for name, sums in zip(names, totals, strict=True)}
+
+    def traffic(self) -> dict[str, Any]:
+        """Returns the record's entry "ranks": how many, and what they sent so far. A collective.
+
+        Returns:
+            size; bytes: kind -> bytes of all ranks; bytes_by_rank: the same of each, rank 0 first.
+        """
+        by_rank = gather_json(self._comm, self._own_bytes(), "slipstream.traffic")
+        totals: collections.Counter[str] = collections.Counter()
+        for of_rank in by_rank:
+            totals.update(of_rank)
+        return {"size": self._comm.size, "bytes": dict(totals), "bytes_by_rank": by_rank}
+
+    def _own_bytes(self) -> dict[str, int]:
+        own = collections.Counter(self._bytes)
+        own.update({kind: int(count) for kind, count in self._comm.traffic().bytes.items()})
+        return dict(own)
+
+    def _own_rows(self, table: str) -> dict[str, int]:
+        before = self._rows.get(table, {})
+        counts = dataclasses.asdict(self._store.update_counts(table))
+        # What is pending is not counted, but is as it is.
+        flows = {kind: n for kind, n in counts.items() if not kind.startswith("pending")}
+        return {kind: n + before.get(kind, 0) for kind, n in flows.items()}

@@ -1,6 +1,6 @@
 """How rows of a bag become one vector, in TensorFlow's own ops.
 
-See `cc_ops/core/lookup/pooling.h`.
+The same as `cc_ops/core/lookup/pooling.h`.
 """
 
 from __future__ import annotations

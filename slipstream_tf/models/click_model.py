@@ -1,8 +1,8 @@
-"""What the click models share: inputs, embeddings and output. A model adds `logits`."""
+"""What the click models share: inputs, embeddings, MLPs and output. A model adds `logits`."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
@@ -14,6 +14,7 @@ from slipstream_tf.errors import invalid, require_integer
 from slipstream_tf.inputs.spec import ID, SKIPPABLE
 from slipstream_tf.keras.embedding_collection import EmbeddingCollection
 from slipstream_tf.keras.loss_feedback import LossFeedback
+from slipstream_tf.models.mlp import MLP, require_dropout, require_widths
 
 
 class ClickModel(LossFeedback, keras.Model):
@@ -65,6 +66,19 @@ class ClickModel(LossFeedback, keras.Model):
             [batch, 1].
         """
         raise NotImplementedError
+
+    def mlp(self, name: str, widths: Sequence[int], inputs: int, **options: Any) -> MLP:
+        """Returns a built MLP of the model's dtype policy.
+
+        Args:
+            name: of the layer.
+            widths: of its layers.
+            inputs: values per row that it takes.
+            **options: of `MLP`.
+        """
+        layer = MLP(widths, name=name, dtype=self.dtype_policy, **options)
+        layer.build((None, inputs))
+        return layer
 
     def __call__(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         """Calls the model; see `call`."""
@@ -201,3 +215,69 @@ class ClickModel(LossFeedback, keras.Model):
             config["embeddings"], custom_objects=custom_objects
         )
         return cls(**config)
+
+
+class DotsModel(ClickModel):
+    """Base of models with a bottom MLP over the numbers, dots of pairs, and a top MLP.
+
+    Args:
+        embeddings: tables of one dimension.
+        dense_features: numeric features per input; without any there is no bottom MLP.
+        bottom: widths of the bottom MLP; the last one equals the tables' dimension.
+        top: widths of the top MLP; the last one is 1, the logit.
+        dropout: share of units dropped after each hidden layer of the top MLP, 0 to below 1.
+        returns_logits: whether the output is a logit instead of a probability.
+        **kwargs: of `keras.Model`.
+
+    Attributes:
+        dim: of the tables.
+        num_vectors: of which dots are taken: features, and the bottom MLP's output.
+
+    Raises:
+        ValueError: widths that do not fit, or tables of several dimensions.
+    """
+
+    def __init__(
+        self,
+        embeddings: EmbeddingCollection,
+        dense_features: int,
+        bottom: Sequence[int],
+        top: Sequence[int],
+        dropout: float,
+        returns_logits: bool,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(embeddings, dense_features, returns_logits, **kwargs)
+        place = type(self).__name__
+        require_widths("bottom", bottom, place, may_be_empty=not dense_features)
+        require_widths("top", top, place, may_be_empty=False)
+        require_dropout(dropout, place)
+        self.bottom_widths, self.top_widths = tuple(bottom), tuple(top)
+        self.dropout = float(dropout)
+        self.dim = self.one_dim("dots")
+        if self.top_widths[-1] != 1:
+            raise invalid("top", list(top), place, "a list that ends with 1, the logit")
+        if dense_features and self.bottom_widths[-1] != self.dim:
+            allowed = f"a list that ends with {self.dim}, the dim of the embedding tables"
+            place += f", whose bottom MLP ends with {self.bottom_widths[-1]}"
+            raise invalid("bottom", list(bottom), place, allowed)
+        self.num_vectors = len(embeddings.specs) + (1 if dense_features else 0)
+        self.bottom = None
+        if dense_features:
+            self.bottom = self.mlp("bottom", self.bottom_widths, dense_features)
+
+    def end_with_top(self, inputs: int) -> None:
+        """Makes the top MLP, the last of the model's layers, for `inputs` values per row."""
+        self.top = self.mlp(
+            "top", self.top_widths, inputs, last_is_linear=True, dropout=self.dropout
+        )
+        self.built = True
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns a JSON-serialisable dictionary for `from_config`; no weights or rows in it."""
+        return {
+            **super().get_config(),
+            "bottom": list(self.bottom_widths),
+            "top": list(self.top_widths),
+            "dropout": self.dropout,
+        }

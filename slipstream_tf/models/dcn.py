@@ -11,7 +11,7 @@ import tensorflow as tf
 from slipstream_tf.keras.embedding_collection import EmbeddingCollection
 from slipstream_tf.models.click_model import ClickModel
 from slipstream_tf.models.interaction import Cross
-from slipstream_tf.models.mlp import MLP, require_dropout, require_widths
+from slipstream_tf.models.mlp import require_dropout, require_widths
 
 
 @keras.saving.register_keras_serializable(package="slipstream_tf")
@@ -58,10 +58,7 @@ class DCNv2(ClickModel):
         self.cross.build((None, width))
         self.deep = None
         if self.deep_widths:
-            self.deep = MLP(
-                self.deep_widths, dropout=self.dropout, name="deep", dtype=self.dtype_policy
-            )
-            self.deep.build((None, width))
+            self.deep = self.mlp("deep", self.deep_widths, width, dropout=self.dropout)
         # In float32, as the last layer of `MLP`: bfloat16 logits tie.
         self.head = keras.layers.Dense(1, name="head", dtype="float32")
         self.head.build((None, width + (self.deep_widths[-1] if self.deep_widths else 0)))

@@ -12,7 +12,7 @@ from slipstream_tf.errors import invalid
 from slipstream_tf.keras.embedding_collection import EmbeddingCollection
 from slipstream_tf.models.click_model import ClickModel
 from slipstream_tf.models.interaction import sum_of_dots
-from slipstream_tf.models.mlp import MLP, require_dropout, require_widths
+from slipstream_tf.models.mlp import require_dropout, require_widths
 
 
 @keras.saving.register_keras_serializable(package="slipstream_tf")
@@ -65,14 +65,10 @@ class DeepFM(ClickModel):
                 shape=(dense_features, dim - 1),
                 initializer=keras.initializers.RandomUniform(-0.05, 0.05),
             )
-        self.deep = MLP(
-            [*self.deep_widths, 1],
-            last_is_linear=True,
-            dropout=self.dropout,
-            name="deep",
-            dtype=self.dtype_policy,
+        inputs = len(embeddings.specs) * (dim - 1) + dense_features
+        self.deep = self.mlp(
+            "deep", [*self.deep_widths, 1], inputs, last_is_linear=True, dropout=dropout
         )
-        self.deep.build((None, len(embeddings.specs) * (dim - 1) + dense_features))
         self.built = True
 
     def logits(self, dense: Any, vectors: list[Any] | Any, training: bool | None) -> Any:

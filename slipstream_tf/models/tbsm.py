@@ -10,15 +10,15 @@ import tensorflow as tf
 
 from slipstream_tf.errors import invalid
 from slipstream_tf.keras.embedding_collection import EmbeddingCollection
-from slipstream_tf.models.click_model import ClickModel
+from slipstream_tf.models.click_model import DotsModel
 from slipstream_tf.models.interaction import pairwise_dots
-from slipstream_tf.models.mlp import MLP, require_dropout, require_widths
+from slipstream_tf.models.mlp import require_widths
 from slipstream_tf.models.time_attention import TimeAttention
 from slipstream_tf.ops.features import PADDING_KEY
 
 
 @keras.saving.register_keras_serializable(package="slipstream_tf")
-class TBSM(ClickModel):
+class TBSM(DotsModel):
     """Time-based sequence model (Ishkhanov et al., arXiv:2008.11922).
 
     An input is a sequence of steps, such as the items that a user looked at; the last step is the
@@ -67,38 +67,15 @@ class TBSM(ClickModel):
         returns_logits: bool = False,
         **kwargs: Any,
     ) -> None:
-        super().__init__(embeddings, dense_features, returns_logits, **kwargs)
-        require_widths("bottom", bottom, "TBSM", may_be_empty=not dense_features)
+        super().__init__(embeddings, dense_features, bottom, top, dropout, returns_logits, **kwargs)
         require_widths("step", step, "TBSM", may_be_empty=False)
-        require_widths("top", top, "TBSM", may_be_empty=False)
-        require_dropout(dropout, "TBSM")
-        self.bottom_widths, self.step_widths = tuple(bottom), tuple(step)
-        self.top_widths, self.dropout = tuple(top), float(dropout)
-        dim = self.one_dim("dots")
-        if self.top_widths[-1] != 1:
-            raise invalid("top", list(top), "TBSM", "a list that ends with 1, the logit")
-        if dense_features and self.bottom_widths[-1] != dim:
-            allowed = f"a list that ends with {dim}, the dim of the embedding tables"
-            raise invalid("bottom", list(bottom), "TBSM", allowed)
-        self.bottom = None
-        if dense_features:
-            self.bottom = MLP(self.bottom_widths, name="bottom", dtype=self.dtype_policy)
-            self.bottom.build((None, dense_features))
-        vectors = len(embeddings.specs) + (1 if dense_features else 0)
-        self.step = MLP(self.step_widths, last_is_linear=True, name="step", dtype=self.dtype_policy)
-        self.step.build((None, vectors * dim + vectors * (vectors - 1) // 2))
-        width = self.step_widths[-1]
+        self.step_widths = tuple(step)
+        vectors, width = self.num_vectors, self.step_widths[-1]
+        inputs = vectors * self.dim + vectors * (vectors - 1) // 2
+        self.step = self.mlp("step", self.step_widths, inputs, last_is_linear=True)
         self.attention = TimeAttention(heads, name="attention", dtype=self.dtype_policy)
         self.attention.build((None, width))
-        self.top = MLP(
-            self.top_widths,
-            last_is_linear=True,
-            dropout=self.dropout,
-            name="top",
-            dtype=self.dtype_policy,
-        )
-        self.top.build((None, (1 + heads) * width))
-        self.built = True
+        self.end_with_top((1 + heads) * width)
 
     def call(self, inputs: Mapping[str, Any], training: bool | None = None) -> tf.Tensor:
         """Predicts clicks on the last steps.
@@ -156,11 +133,8 @@ class TBSM(ClickModel):
         """Returns a JSON-serialisable dictionary for `from_config`; no weights or rows in it."""
         return {
             **super().get_config(),
-            "bottom": list(self.bottom_widths),
             "step": list(self.step_widths),
             "heads": self.attention.heads,
-            "top": list(self.top_widths),
-            "dropout": self.dropout,
         }
 
 

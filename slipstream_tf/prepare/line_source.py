@@ -10,7 +10,7 @@ import gzip
 import os
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -26,52 +26,21 @@ from slipstream_tf.inputs.readers.lines import (
 )
 from slipstream_tf.prepare.columns import columns_of, convert
 from slipstream_tf.prepare.schema import Schema
-from slipstream_tf.prepare.sources import (
-    Block,
-    Columns,
-    ParsedRows,
-    Position,
-    is_test_row,
-    rows_left,
-)
+from slipstream_tf.prepare.sources import Block, Columns, ParsedRows, Position, Source, table_of
 
 _NEWLINE = 10
 _DAMAGES = (EOFError, gzip.BadGzipFile, zlib.error)
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
-class LineParser(Protocol):
-    """What the lines of a data set mean."""
-
-    name: str
-    columns: Columns
-    has_header: bool
-
-    def describe(self) -> Mapping[str, Any]:
-        """Returns JSON-serialisable values that tell this parser from others."""
-        ...
-
-    def read_header(self, path: str, first_line: bytes) -> Any:
-        """Returns what `parse` needs to know of a file; first_line has no line end.
-
-        Raises:
-            ValueError: the header is not what it should be.
-        """
-        ...
-
-    def parse(self, header: Any, lines: bytes) -> ParsedRows:
-        """Parses whole lines; the last one may lack its end."""
-        ...
-
-
-class LineSource:
+class LineSource(Source):
     """Reads text files, whatever their size; ".gz" files are decompressed.
 
     The parts are those of `TextReader`: of each ten consecutive runs of 100 data lines of a file,
     the last run is the test part.
     """
 
-    def __init__(self, parser: LineParser, paths: Sequence[str]):
+    def __init__(self, parser: FormatParser | CsvParser, paths: Sequence[str]):
         """Reads the files' first lines.
 
         Args:
@@ -83,10 +52,11 @@ class LineSource:
             ValueError: a file's header is not what it should be.
         """
         self.name, self.columns = parser.name, parser.columns
-        self._parser, self._paths = parser, tuple(paths)
-        self._bytes = [os.path.getsize(path) for path in self._paths]
+        self._parser, self.paths = parser, tuple(paths)
+        self.header_lines = int(parser.has_header)
+        self._bytes = [os.path.getsize(path) for path in self.paths]
         self.size = sum(self._bytes)
-        self._headers = [parser.read_header(path, first_line(path)) for path in self._paths]
+        self._headers = [parser.read_header(path, first_line(path)) for path in self.paths]
 
     def describe(self) -> Mapping[str, Any]:
         """See `Source.describe`."""
@@ -94,12 +64,12 @@ class LineSource:
 
     def blocks(self, start: Position, piece_rows: int) -> Iterator[Block]:
         """See `Source.blocks`."""
-        while start.file < len(self._paths):
+        while start.file < len(self.paths):
             yield from self._file_blocks(start, piece_rows)
             start = Position(start.file + 1, 0, 0, self._last.id)
 
     def _file_blocks(self, start: Position, piece_rows: int) -> Iterator[Block]:
-        path = self._paths[start.file]
+        path = self.paths[start.file]
         done = sum(self._bytes[: start.file])
         self._last = at = start
         with _open(path) as file:
@@ -107,40 +77,28 @@ class LineSource:
             try:
                 if at.offset:
                     file.seek(at.offset)
-                elif self._parser.has_header:
+                elif self.header_lines:
                     file.readline(MAX_LINE_BYTES)
                 at = Position(at.file, file.tell(), at.row, at.id)
                 for lines, num_bytes in _whole_lines(file):
                     end = at.offset + num_bytes
-                    for part in _cut(lines, rows_left(at.row, piece_rows), piece_rows):
-                        lines_left = len(lines) - part.end
-                        offset = end if not lines_left else end - lines_left
-                        rows = part.rows
+                    first_rows = at.rows_left(piece_rows)
+                    for first, last, rows in _cut(lines, first_rows, piece_rows):
+                        offset = end - (len(lines) - last)
                         after = Position(at.file, offset, at.row + rows, at.id + rows)
                         # Of a compressed file its own bytes, which its size is told in.
                         raw = file.fileobj if isinstance(file, gzip.GzipFile) else None
                         read = offset if raw is None else cast(Any, raw).tell()
-                        content = lines[part.begin : part.end]
+                        content = lines[first:last]
                         yield Block(at, after, content, done + min(read, self._bytes[at.file]))
                         self._last = at = after
             except _DAMAGES as error:
-                raise ValueError(f"{path}: damaged after line {self._line(at)}: {error}") from error
-
-    def _line(self, at: Position) -> int:
-        """Lines of the file before a position."""
-        return at.row + self._parser.has_header
+                line = at.row + self.header_lines
+                raise ValueError(f"{path}: damaged after line {line}: {error}") from error
 
     def parse(self, block: Block) -> ParsedRows:
         """See `Source.parse`."""
         return self._parser.parse(self._headers[block.start.file], block.content)
-
-    def is_test(self, block: Block) -> np.ndarray:
-        """See `Source.is_test`."""
-        return is_test_row(block.start.row, block.num_rows)
-
-    def line(self, block: Block, place: int) -> tuple[str, int]:
-        """See `Source.line`."""
-        return self._paths[block.start.file], self._line(block.start) + place + 1
 
 
 def first_line(path: str) -> bytes:
@@ -176,28 +134,22 @@ def _whole_lines(file: Any) -> Iterator[tuple[bytes, int]]:
         yield rest, rest_bytes
 
 
-class _Part:
-    """Lines `begin` to `end` (bytes) of a block."""
-
-    def __init__(self, begin: int, end: int, rows: int):
-        self.begin, self.end, self.rows = begin, end, rows
-
-
-def _cut(lines: bytes, first_rows: int, piece_rows: int) -> Iterator[_Part]:
+def _cut(lines: bytes, first_rows: int, piece_rows: int) -> Iterator[tuple[int, int, int]]:
     """Cuts lines where pieces end: after `first_rows` lines, then after each `piece_rows`.
 
-    No part has more than `text.BLOCK_LINES`.
+    Yields:
+        (first byte, end, lines) of parts of at most `text.BLOCK_LINES` lines.
     """
     num_rows = lines.count(b"\n") + (not lines.endswith(b"\n"))
     if num_rows <= min(first_rows, text.BLOCK_LINES):
-        yield _Part(0, len(lines), num_rows)
+        yield 0, len(lines), num_rows
         return
     ends = np.flatnonzero(np.frombuffer(lines, np.uint8) == _NEWLINE) + 1
     begin, row = 0, 0
     pieces = range(first_rows, num_rows, piece_rows)
     for last in sorted({*pieces, *range(text.BLOCK_LINES, num_rows, text.BLOCK_LINES), num_rows}):
         end = len(lines) if last == num_rows else int(ends[last - 1])
-        yield _Part(begin, end, last - row)
+        yield begin, end, last - row
         begin, row = end, last
 
 
@@ -218,23 +170,23 @@ class FormatParser:
         self.columns = Columns(label, dense, line_format.fields)
 
     def describe(self) -> Mapping[str, Any]:
-        """See `LineParser.describe`."""
+        """Returns JSON-serialisable values that tell this parser from others."""
         return {"format": self.name}
 
     def read_header(self, path: str, first_line: bytes) -> Any:
-        """See `LineParser.read_header`."""
+        """Returns what `parse` needs to know of a file; first_line has no line end.
+
+        Raises:
+            ValueError: the header is not what it should be.
+        """
         require_header(self._format, path, first_line)
 
     def parse(self, header: Any, lines: bytes) -> ParsedRows:
-        """See `LineParser.parse`."""
+        """Parses whole lines; the last one may lack its end."""
         parsed = parse_block(self._format, lines)
         rows = parsed.rows
-        values = {self.columns.label: pa.array(rows.label)}
-        for i, name in enumerate(self.columns.dense):
-            values[name] = pa.array(np.ascontiguousarray(rows.dense[:, i]))
-        for i, name in enumerate(self.columns.keys):
-            values[name] = pa.array(np.ascontiguousarray(rows.keys[:, i]))
-        return ParsedRows(pa.table(values), parsed.is_good, parsed.reasons)
+        table = table_of(self.columns, rows.label, rows.dense, rows.keys)
+        return ParsedRows(table, parsed.is_good, parsed.reasons)
 
 
 class CsvParser:
@@ -250,7 +202,7 @@ class CsvParser:
         self.columns = columns_of(schema, dict.fromkeys(schema.names(), pa.binary()))
 
     def describe(self) -> Mapping[str, Any]:
-        """See `LineParser.describe`."""
+        """See `FormatParser.describe`."""
         return {"format": "csv", "schema": self._schema.to_dict()}
 
     def read_header(self, path: str, first_line: bytes) -> tuple[str, ...]:
@@ -273,7 +225,7 @@ class CsvParser:
         return names
 
     def parse(self, header: Any, lines: bytes) -> ParsedRows:
-        """See `LineParser.parse`."""
+        """See `FormatParser.parse`."""
         if not lines.endswith(b"\n"):
             lines += b"\n"
         columns = self._columns(header, lines)

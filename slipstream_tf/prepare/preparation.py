@@ -12,6 +12,7 @@ import contextlib
 import dataclasses
 import fcntl
 import functools
+import itertools
 import os
 from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import Any
@@ -33,6 +34,7 @@ from slipstream_tf.prepare.shards import (
     write_manifest,
 )
 from slipstream_tf.prepare.sources import Block, ParsedRows, Position, Source
+from slipstream_tf.telemetry.run_record import write_json
 
 _LOCK = ".lock"
 _BLOCKS_AHEAD = 2  # Beyond one for each thread.
@@ -214,40 +216,34 @@ def _write_shards(
     told: Progress,
 ) -> None:
     bad_lines = BadLines(options.strict)
-    start = Position()
     _recount(folder, manifest, counts, told)
-    for shard in manifest["shards"]:
-        start = Position(**shard["end"])
-    writer: ShardWriter | None = None
-    piece = None
-    end = start
+    shards = manifest["shards"]
+    start = Position(**shards[-1]["end"]) if shards else Position()
+    blocks = source.blocks(start, options.shard_rows)
     rows = 0
-    counting = _InOrder()
-    try:
-        blocks = source.blocks(start, options.shard_rows)
-        with counting, contextlib.closing(_parsed(source, blocks, options.threads)) as all_parsed:
-            for block, parsed in all_parsed:
-                own = (block.start.file, block.start.row // options.shard_rows)
-                if writer is not None and own != piece:
-                    entry = _finish(folder, manifest, writer, end)
-                    counting.run(_count, folder, entry, counts)
-                    writer = None
-                if writer is None:
-                    writer = ShardWriter(
-                        folder, len(manifest["shards"]), source.columns, options.compression
-                    )
-                piece, end = own, block.end
-                _tell_bad(source, block, parsed, bad_lines, writer)
-                writer.add(parsed, block.start.id, source.is_test(block))
-                rows += block.num_rows
-                told("preparing", block.done, source.size, rows)
-            if writer is not None:
-                counting.run(_count, folder, _finish(folder, manifest, writer, end), counts)
-                writer = None
-    except BaseException:
-        if writer is not None:
-            writer.discard()
-        raise
+
+    def piece_of(item: tuple[Block, ParsedRows]) -> tuple[int, int]:
+        start = item[0].start
+        return start.file, start.row // options.shard_rows
+
+    with (
+        _workers(1) as counter,
+        contextlib.closing(_parsed(source, blocks, options.threads)) as all_parsed,
+    ):
+        calls = []
+        for _, piece in itertools.groupby(all_parsed, piece_of):
+            number, end = len(shards), start
+            with ShardWriter(folder, number, source.columns, options.compression) as writer:
+                for block, parsed in piece:
+                    _tell_bad(source, block, parsed, bad_lines, writer)
+                    writer.add(parsed, block.start.id, source.is_test(block))
+                    rows, end = rows + block.num_rows, block.end
+                    told("preparing", block.done, source.size, rows)
+                shards.append(writer.close(end))
+                write_manifest(folder, manifest)
+            calls.append(counter.submit(_count, folder, shards[-1], counts))
+        for call in calls:
+            call.result()
     totals = _totals(manifest)
     if not sum(totals["inputs"].values()):
         first = _first_bad_line(manifest) or "the files have no rows"
@@ -256,34 +252,14 @@ def _write_shards(
     write_manifest(folder, manifest)
 
 
-def _finish(
-    folder: str, manifest: dict[str, Any], writer: ShardWriter, end: Position
-) -> dict[str, Any]:
-    entry = writer.close(end)
-    manifest["shards"].append(entry)
-    write_manifest(folder, manifest)
-    return entry
-
-
-class _InOrder:
-    """Runs calls one after the other in a thread beside; leaving the context waits for them."""
-
-    def __init__(self) -> None:
-        self._executor = concurrent.futures.ThreadPoolExecutor(1)
-        self._calls: list[concurrent.futures.Future[Any]] = []
-
-    def run(self, function: Callable[..., Any], *arguments: Any) -> None:
-        self._calls = [call for call in self._calls if not call.done() or call.exception()]
-        self._calls.append(self._executor.submit(function, *arguments))
-
-    def __enter__(self) -> _InOrder:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._executor.shutdown(cancel_futures=kind is not None)
-        if kind is None:
-            for call in self._calls:
-                call.result()
+@contextlib.contextmanager
+def _workers(threads: int) -> Iterator[concurrent.futures.ThreadPoolExecutor]:
+    """Threads that are done, with nothing left to do, when the context is left."""
+    executor = concurrent.futures.ThreadPoolExecutor(threads)
+    try:
+        yield executor
+    finally:
+        executor.shutdown(cancel_futures=True)
 
 
 def _tell_bad(
@@ -302,17 +278,14 @@ def _parsed(
 ) -> Generator[tuple[Block, ParsedRows], None, None]:
     """Yields blocks with their inputs, in order; some are parsed ahead, in threads."""
     waiting: collections.deque[tuple[Block, Any]] = collections.deque()
-    executor = concurrent.futures.ThreadPoolExecutor(threads)
-    try:
+    with _workers(threads) as workers:
         for block in blocks:
-            waiting.append((block, executor.submit(source.parse, block)))
+            waiting.append((block, workers.submit(source.parse, block)))
             while len(waiting) > threads + _BLOCKS_AHEAD:
                 done, future = waiting.popleft()
                 yield done, future.result()
         for done, future in waiting:
             yield done, future.result()
-    finally:
-        executor.shutdown(cancel_futures=True)
 
 
 def _recount(folder: str, manifest: Mapping[str, Any], counts: KeyCounts, told: Progress) -> None:
@@ -327,7 +300,8 @@ def _recount(folder: str, manifest: Mapping[str, Any], counts: KeyCounts, told: 
 def _count(folder: str, shard: Mapping[str, Any], counts: KeyCounts) -> int:
     inputs = 0
     for table in _tables(folder, shard, tuple(counts.fields)):
-        stats.count_table(table, counts)
+        for field in counts.fields:
+            counts.add(field, stats.field_keys(table[field])[0])
         inputs += len(table)
     return inputs
 
@@ -358,15 +332,12 @@ def _write_statistics(
         return hot_inputs.count(shard["train"]["file"], tables)
 
     num_hot = done = 0
-    executor = concurrent.futures.ThreadPoolExecutor(options.threads)
-    try:
-        for shard, inputs in zip(train_shards, executor.map(count, train_shards), strict=True):
+    with _workers(options.threads) as workers:
+        for shard, inputs in zip(train_shards, workers.map(count, train_shards), strict=True):
             hot_inputs.keep(shard["train"]["file"], inputs)
             num_hot += inputs
             done += shard["train"]["inputs"]
             told("finding hot inputs", done, totals["inputs"]["train"], done)
-    finally:
-        executor.shutdown(cancel_futures=True)
     lookups = sum(field.lookups for field in counts.fields.values())
     train = totals["inputs"]["train"]
     statistics = {
@@ -383,7 +354,7 @@ def _write_statistics(
             "input_share": num_hot / train if train else None,
         },
     }
-    stats.write_statistics(folder, statistics)
+    write_json(os.path.join(folder, stats.STATISTICS), statistics)
     hot_inputs.finish()
     return statistics
 
@@ -399,13 +370,12 @@ def _is_of(statistics: Mapping[str, Any], options: Options) -> bool:
 
 def _totals(manifest: Mapping[str, Any]) -> dict[str, Any]:
     shards = manifest["shards"]
+    counted = {
+        what: {part: sum(shard[part][what] for shard in shards if shard[part]) for part in PARTS}
+        for what in ("inputs", "clicks")
+    }
     return {
-        "inputs": {
-            part: sum(shard[part]["inputs"] for shard in shards if shard[part]) for part in PARTS
-        },
-        "clicks": {
-            part: sum(shard[part]["clicks"] for shard in shards if shard[part]) for part in PARTS
-        },
+        **counted,
         "bad_lines": sum(shard["bad_lines"] for shard in shards),
         "first_bad_line": _first_bad_line(manifest),
         "shards": len(shards),

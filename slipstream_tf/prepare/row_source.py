@@ -12,19 +12,13 @@ import pyarrow.parquet as pq
 
 from slipstream_tf.inputs.readers.movielens import FIELDS, read_archive, split_rows
 from slipstream_tf.inputs.readers.parquet import ROWS_AT_ONCE
+from slipstream_tf.inputs.readers.rows import is_in_part
 from slipstream_tf.prepare.columns import columns_of, convert
 from slipstream_tf.prepare.schema import Schema
-from slipstream_tf.prepare.sources import (
-    Block,
-    Columns,
-    ParsedRows,
-    Position,
-    is_test_row,
-    rows_left,
-)
+from slipstream_tf.prepare.sources import Block, Columns, ParsedRows, Position, Source, table_of
 
 
-class ParquetSource:
+class ParquetSource(Source):
     """Reads Parquet files in order; the parts are those of `ParquetReader`: by row, over all."""
 
     name = "table"
@@ -41,10 +35,10 @@ class ParquetSource:
             ValueError: it is no Parquet file, or a column is missing or of a type that its use
                 does not allow.
         """
-        self._schema, self._paths = schema, tuple(paths)
+        self._schema, self.paths = schema, tuple(paths)
         self._types: list[dict[str, pa.DataType]] = []
         self._rows: list[int] = []
-        for path in self._paths:
+        for path in self.paths:
             with _opened(path) as file:
                 self._types.append(_types(path, file, schema))
                 self._rows.append(file.metadata.num_rows)
@@ -56,7 +50,7 @@ class ParquetSource:
                 self.columns = columns
             elif columns != self.columns:
                 raise ValueError(
-                    f"{path}: its lists are {list(columns.lists)}; {self._paths[0]} has "
+                    f"{path}: its lists are {list(columns.lists)}; {self.paths[0]} has "
                     f"{list(self.columns.lists)}."
                 )
         self.size = sum(self._rows)
@@ -68,16 +62,16 @@ class ParquetSource:
     def blocks(self, start: Position, piece_rows: int) -> Iterator[Block]:
         """See `Source.blocks`."""
         at = start
-        for number in range(start.file, len(self._paths)):
+        for number in range(start.file, len(self.paths)):
             if number != start.file:
                 at = Position(number, 0, 0, at.id)
-            path = self._paths[number]
+            path = self.paths[number]
             done = sum(self._rows[:number])
             with _opened(path) as file:
                 try:
                     for batch in _batches(file, at.row, self._schema.names()):
                         while len(batch):
-                            rows = min(len(batch), rows_left(at.row, piece_rows))
+                            rows = min(len(batch), at.rows_left(piece_rows))
                             row = at.row + rows
                             after = Position(number, row, row, at.id + rows)
                             yield Block(at, after, batch.slice(0, rows), done + row)
@@ -92,11 +86,7 @@ class ParquetSource:
 
     def is_test(self, block: Block) -> np.ndarray:
         """See `Source.is_test`."""
-        return is_test_row(block.start.id, block.num_rows)
-
-    def line(self, block: Block, place: int) -> tuple[str, int]:
-        """See `Source.line`."""
-        return self._paths[block.start.file], block.start.row + place + 1
+        return is_in_part(block.start.id, block.num_rows, "test")
 
 
 def _opened(path: str) -> pq.ParquetFile:
@@ -137,7 +127,7 @@ def _batches(file: pq.ParquetFile, first: int, columns: Sequence[str]) -> Iterat
         left_out = max(0, left_out - len(batch))
 
 
-class MovieLensSource:
+class MovieLensSource(Source):
     """MovieLens 1M as `open_movielens` splits it; its "files" are the two parts."""
 
     name = "movielens"
@@ -149,8 +139,8 @@ class MovieLensSource:
         Raises:
             OSError, ValueError: as `read_archive`.
         """
-        self._path = os.fspath(path)
-        keys, labels = read_archive(self._path)
+        self.paths = (os.fspath(path),) * 2
+        keys, labels = read_archive(self.paths[0])
         self._parts = [(keys[rows], labels[rows]) for rows in split_rows(len(labels))]
         self.size = len(labels)
 
@@ -168,7 +158,7 @@ class MovieLensSource:
             count = len(self._parts[number][1])
             done = sum(len(labels) for _, labels in self._parts[:number])
             while at.row < count:
-                row = min(count, at.row + min(ROWS_AT_ONCE, rows_left(at.row, piece_rows)))
+                row = min(count, at.row + min(ROWS_AT_ONCE, at.rows_left(piece_rows)))
                 after = Position(number, row, row, row)
                 yield Block(at, after, None, done + row)
                 at = after
@@ -177,15 +167,9 @@ class MovieLensSource:
         """See `Source.parse`."""
         keys, labels = self._parts[block.start.file]
         rows = slice(block.start.row, block.end.row)
-        table = {"label": pa.array(labels[rows])}
-        for i, name in enumerate(FIELDS):
-            table[name] = pa.array(np.ascontiguousarray(keys[rows, i]))
-        return ParsedRows(pa.table(table), np.ones(block.num_rows, bool), {})
+        table = table_of(self.columns, labels[rows], None, keys[rows])
+        return ParsedRows(table, np.ones(block.num_rows, bool), {})
 
     def is_test(self, block: Block) -> np.ndarray:
         """See `Source.is_test`."""
         return np.full(block.num_rows, block.start.file == 1)
-
-    def line(self, block: Block, place: int) -> tuple[str, int]:
-        """See `Source.line`."""
-        return self._path, block.start.row + place + 1

@@ -7,6 +7,7 @@ that an interrupted preparation ends with the same bytes.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -109,13 +110,17 @@ class ShardWriter:
         entry: dict[str, Any] = {part: self._parts[part].close() for part in PARTS}
         entry["bad_lines"] = self._bad_lines
         entry["first_bad_line"] = self._first_bad_line
-        entry["end"] = end.to_dict()
+        entry["end"] = dataclasses.asdict(end)
         return entry
 
-    def discard(self) -> None:
-        """Removes what is not whole."""
-        for writer in self._parts.values():
-            writer.discard()
+    def __enter__(self) -> ShardWriter:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Removes what is not whole, after an error."""
+        if kind is not None:
+            for writer in self._parts.values():
+                writer.discard()
 
 
 class _PartWriter:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -28,9 +28,9 @@ class Position:
     row: int = 0
     id: int = 0
 
-    def to_dict(self) -> dict[str, int]:
-        """Returns the fields by name."""
-        return dataclasses.asdict(self)
+    def rows_left(self, piece_rows: int) -> int:
+        """Returns how many rows the piece still has that begins or goes on here."""
+        return piece_rows - self.row % piece_rows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,22 +80,26 @@ class Columns:
     lists: tuple[str, ...] = ()
 
 
-class Source(Protocol):
-    """Where inputs come from.
+class Source:
+    """Where inputs come from; a base, in which parts go by the place of a row in its file.
 
     Attributes:
         name: of the data set, which presets go by.
         columns: of the inputs.
         size: of all files, in the unit of `Block.done`.
+        paths: of the files, in order.
+        header_lines: of each file.
     """
 
     name: str
     columns: Columns
     size: int
+    paths: tuple[str, ...]
+    header_lines = 0
 
     def describe(self) -> Mapping[str, Any]:
         """Returns JSON-serialisable values that tell this source from others."""
-        ...
+        raise NotImplementedError
 
     def blocks(self, start: Position, piece_rows: int) -> Iterator[Block]:
         """Yields the rows from `start` on, in order.
@@ -107,26 +111,32 @@ class Source(Protocol):
         Raises:
             ValueError: a file is damaged.
         """
-        ...
+        raise NotImplementedError
 
     def parse(self, block: Block) -> ParsedRows:
         """Parses a block; several threads may at the same time."""
-        ...
+        raise NotImplementedError
 
     def is_test(self, block: Block) -> np.ndarray:
         """Tells which rows of a block are of the test part, bool [rows of the block]."""
-        ...
+        return is_in_part(block.start.row, block.num_rows, "test")
 
     def line(self, block: Block, place: int) -> tuple[str, int]:
         """Returns (file, line or row in it from 1) of a block's row, for messages."""
-        ...
+        return self.paths[block.start.file], self.header_lines + block.start.row + place + 1
 
 
-def is_test_row(first: int, count: int) -> np.ndarray:
-    """Tells which of `count` rows from `first` on are of the test part, as the readers do."""
-    return is_in_part(first, count, "test")
+def table_of(columns: Columns, label: np.ndarray, dense: Any, keys: np.ndarray) -> pa.Table:
+    """Returns inputs of one key per field as a table.
 
-
-def rows_left(row: int, piece_rows: int) -> int:
-    """Returns how many rows a piece still has, at a row."""
-    return piece_rows - row % piece_rows
+    Args:
+        columns: their names.
+        label: [n].
+        dense: [n, numbers]; not looked at without numbers.
+        keys: int64 [n, fields].
+    """
+    values = {columns.label: pa.array(label)}
+    for names, numbers in ((columns.dense, dense), (columns.keys, keys)):
+        for i, name in enumerate(names):
+            values[name] = pa.array(np.ascontiguousarray(numbers[:, i]))
+    return pa.table(values)

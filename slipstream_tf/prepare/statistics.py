@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from slipstream_tf.inputs.spec import MISSING_KEY
-from slipstream_tf.prepare.counts import FieldCounts, KeyCounts
+from slipstream_tf.prepare.counts import FieldCounts
 from slipstream_tf.saturation.hot_set import Candidates, choose_hot_keys, most_candidates
 from slipstream_tf.telemetry.run_record import write_json
 
@@ -29,12 +29,6 @@ TOP_SHARE = 0.01
 HOT_INPUTS = ".hot_inputs.json"  # While they are counted.
 _GROUP_ROWS = 1 << 20
 _COUNTS_SCHEMA = pa.schema([("field", pa.string()), ("key", pa.int64()), ("count", pa.int64())])
-
-
-def count_table(table: pa.Table, counts: KeyCounts) -> None:
-    """Counts the keys of all fields of a table."""
-    for field in counts.fields:
-        counts.add(field, field_keys(table[field])[0])
 
 
 def field_keys(column: pa.ChunkedArray) -> tuple[np.ndarray, np.ndarray | None]:
@@ -197,13 +191,8 @@ def write_counts(
     os.replace(partial, path)
 
 
-def write_statistics(folder: str, statistics: Mapping[str, Any]) -> None:
-    """Writes statistics.json."""
-    write_json(os.path.join(folder, STATISTICS), statistics)
-
-
 def read_statistics(folder: str) -> dict[str, Any] | None:
-    """Returns what `write_statistics` wrote, or None if it is not there or damaged."""
+    """Returns the content of statistics.json, or None if it is not there or damaged."""
     try:
         with open(os.path.join(folder, STATISTICS), encoding="utf-8") as file:
             statistics = json.load(file)

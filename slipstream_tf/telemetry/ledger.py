@@ -5,6 +5,7 @@ In: window reports. Out: a frozen `Ledger`, a summary in words, JSON lines.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import json
 import os
@@ -20,6 +21,11 @@ from slipstream_tf.telemetry.table import format_table
 _COLUMNS = (
     *("window", "step", "inputs seen", "skipped", "share", "kept", "rows offered", "sent", "share"),
     *("hot keys", "saturated", "T", "seconds"),
+)
+
+
+_INPUT_TOTALS = (
+    *("inputs_seen", "inputs_skipped", "inputs_skippable", "inputs_kept", "skipped_share"),
 )
 
 
@@ -69,11 +75,10 @@ class Ledger:
     @property
     def rows(self) -> UpdateCounts:
         """Gradient rows of all tables over all windows; `pending` as of the last window's end."""
-        total = {field.name: 0 for field in dataclasses.fields(UpdateCounts)}
+        total: collections.Counter[str] = collections.Counter()
         for report in self.reports:
             for table in report.tables:
-                for name in total:
-                    total[name] += getattr(table.rows, name)
+                total.update(dataclasses.asdict(table.rows))
         last = self.reports[-1].tables if self.reports else ()
         total["pending"] = sum(table.rows.pending for table in last)
         total["pending_bytes"] = sum(table.rows.pending_bytes for table in last)
@@ -82,11 +87,10 @@ class Ledger:
     @property
     def traffic(self) -> Mapping[str, int]:
         """Bytes by kind that the ranks gave to the network; empty for one process."""
-        total: dict[str, int] = {}
+        total: collections.Counter[str] = collections.Counter()
         for report in self.reports:
-            for kind, count in report.traffic.items():
-                total[kind] = total.get(kind, 0) + count
-        return total
+            total.update(report.traffic)
+        return dict(total)
 
     @property
     def bytes_offered(self) -> int:
@@ -101,11 +105,7 @@ class Ledger:
     def to_dict(self) -> dict[str, Any]:
         """Returns the totals and all windows as JSON-serialisable values."""
         return {
-            "inputs_seen": self.inputs_seen,
-            "inputs_skipped": self.inputs_skipped,
-            "inputs_skippable": self.inputs_skippable,
-            "inputs_kept": self.inputs_kept,
-            "skipped_share": self.skipped_share,
+            **{name: getattr(self, name) for name in _INPUT_TOTALS},
             "rows": dataclasses.asdict(self.rows),
             "bytes_offered": self.bytes_offered,
             "bytes_sent": self.bytes_sent,

@@ -3,13 +3,30 @@
 from __future__ import annotations
 
 import sys
-from types import TracebackType
-from typing import TextIO
+from typing import Any, TextIO
 
 import tqdm
 
 _SECONDS_BETWEEN_LINES = 10.0  # Where the output is no terminal, e.g. a log file.
 _SECONDS_BETWEEN_DRAWS = 0.2
+
+
+def open_bar(
+    total: int | None, title: str, stream: TextIO | None = None, **options: Any
+) -> tqdm.tqdm:
+    """Opens a bar that is drawn often on a terminal, and seldom in a log file.
+
+    Args:
+        total: of what is counted, or None if that is not known.
+        title: short text in front of the bar.
+        stream: where to; default: standard error.
+        **options: of tqdm.
+    """
+    stream = sys.stderr if stream is None else stream
+    is_terminal = stream.isatty()
+    seconds = _SECONDS_BETWEEN_DRAWS if is_terminal else _SECONDS_BETWEEN_LINES
+    options.update(file=stream, dynamic_ncols=is_terminal, mininterval=seconds)
+    return tqdm.tqdm(total=total, desc=title, **options)
 
 
 class TrainingBar:
@@ -31,18 +48,8 @@ class TrainingBar:
         is_shown: bool = True,
         stream: TextIO | None = None,
     ) -> None:
-        stream = sys.stderr if stream is None else stream
-        is_terminal = stream.isatty()
-        self._bar = tqdm.tqdm(
-            total=planned_inputs,
-            desc=title,
-            unit=" inputs",
-            unit_scale=True,
-            file=stream,
-            disable=not is_shown,
-            dynamic_ncols=is_terminal,
-            mininterval=_SECONDS_BETWEEN_DRAWS if is_terminal else _SECONDS_BETWEEN_LINES,
-        )
+        options = {"unit": " inputs", "unit_scale": True, "disable": not is_shown}
+        self._bar = open_bar(planned_inputs, title, stream, **options)
 
     def update(
         self, inputs_seen: int, inputs_trained: int, loss: float | None, auc: float | None
@@ -71,10 +78,5 @@ class TrainingBar:
     def __enter__(self) -> TrainingBar:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()

@@ -34,15 +34,36 @@ class PhaseClock:
 
     def __init__(self) -> None:
         self.seconds = dict.fromkeys(PHASES, 0.0)
+        self._began = time.perf_counter()  # What a part of the run before this one took is earlier.
+        self._phase, self._phase_began = "", 0.0
 
     @contextmanager
     def phase(self, name: str) -> Any:
         """Adds the time of the `with` block to a phase."""
-        start = time.perf_counter()
+        self._phase, self._phase_began = name, time.perf_counter()
         try:
             yield
         finally:
-            self.seconds[name] += time.perf_counter() - start
+            self.seconds[name] += time.perf_counter() - self._phase_began
+            self._phase = ""
+
+    @property
+    def wall_seconds(self) -> float:
+        """Seconds since the clock was made, with those of the parts of the run before."""
+        return time.perf_counter() - self._began
+
+    def state(self) -> dict[str, Any]:
+        """Returns the seconds so far, of a phase that goes on as well, JSON-serialisable."""
+        seconds = dict(self.seconds)
+        if self._phase:
+            seconds[self._phase] += time.perf_counter() - self._phase_began
+        return {"seconds": seconds, "wall_seconds": self.wall_seconds}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Adds what `state` gave in a part of the run before this one."""
+        for name, seconds in state["seconds"].items():
+            self.seconds[name] += seconds
+        self._began -= state["wall_seconds"]
 
     def move(self, seconds: float, source: str, target: str) -> None:
         """Counts time measured within the phase `source` for `target` instead."""

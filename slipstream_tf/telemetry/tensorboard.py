@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from slipstream_tf.saturation.report import WindowReport
+from slipstream_tf.telemetry.ledger import Ledger
 
 SUB_FOLDER = "slipstream"
 # What `tf.summary.scalar` and `histogram` write; these need TensorBoard, which not every TensorFlow
@@ -24,8 +25,7 @@ _HISTOGRAM = tf.compat.v1.SummaryMetadata(
 
 def scalars(report: WindowReport) -> Mapping[str, float]:
     """The numbers of a window that are worth a curve: name -> value, all finite."""
-    rows = [table.rows for table in report.tables]
-    offered = sum(r.offered for r in rows)
+    rows = Ledger([report]).rows
     states: collections.Counter[str] = collections.Counter()
     for table in report.tables:
         states.update(table.states)
@@ -34,11 +34,11 @@ def scalars(report: WindowReport) -> Mapping[str, float]:
         "inputs/skipped": report.inputs_skipped,
         "inputs/skipped_share": report.skipped_share,
         "inputs/kept_by_thinning": report.inputs_kept,
-        "rows/offered": offered,
-        "rows/sent": sum(r.sent for r in rows),
-        "rows/sent_share": sum(r.sent for r in rows) / offered if offered else None,
-        "rows/masked": sum(r.masked for r in rows),
-        "rows/pending": sum(r.pending for r in rows),
+        "rows/offered": rows.offered,
+        "rows/sent": rows.sent,
+        "rows/sent_share": rows.sent / rows.offered if rows.offered else None,
+        "rows/masked": rows.masked,
+        "rows/pending": rows.pending,
         "keys/hot": report.hot_keys,
         "keys/saturated": report.saturated_keys,
         "keys/saturated_share": report.saturated_share,

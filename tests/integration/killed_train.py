@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from typing import Any
 
 from slipstream_tf.cli import train
 from slipstream_tf.cli.checkpoints import RunCheckpoints
@@ -21,10 +22,10 @@ def main() -> None:
     by, at = signal.Signals[sys.argv.pop(1)], int(sys.argv.pop(1))
     end_step = RunCheckpoints.after_step
 
-    def after_step(self: RunCheckpoints, step: int) -> None:
+    def after_step(self: RunCheckpoints, step: int, notes: Any) -> None:
         if step == at:
             os.kill(os.getpid(), by)
-        end_step(self, step)
+        end_step(self, step, notes)
 
     RunCheckpoints.after_step = after_step  # type: ignore[method-assign]
     train.entry_point()

@@ -77,12 +77,14 @@ def test_every_network_run_has_flags_that_the_program_takes(
     frozen = network.flags_of("frozen_0.1_25", "sharded")
     assert (frozen["freeze_drift"], frozen["snapshot_interval"]) == ("0.1", "25")
     assert network.flags_of("unwatched", "sharded").get("track") is None
-    assert network.flags_of("plain_packed", "sharded").get("wire_coding") is None
-    assert network.flags_of("defer_unpacked", "sharded")["wire_coding"] == "plain"
-    for name in ("plain_unpacked", "defer_packed", "unwatched_copies_0.1"):
-        with pytest.raises(network.app.UsageError, match="--runs"):
-            network.flags_of(name, "sharded")
-    for name in ("deferred", "plain_frozen", "mask_age20", "defer_0.01_fp16"):
+    for name in (
+        "deferred",
+        "defer_packed",
+        "unwatched_copies_0.1",
+        "plain_frozen",
+        "mask_age20",
+        "defer_0.01_fp16",
+    ):
         with pytest.raises(network.app.UsageError, match="--runs"):
             network.flags_of(name, "sharded")
 

@@ -24,7 +24,7 @@ from benchmark_programs import (
 )
 
 from slipstream_tf.cli import settings, train
-from slipstream_tf.cli.flag_set import run_program
+from slipstream_tf.cli.program import run_program
 
 
 @needs_sources

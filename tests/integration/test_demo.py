@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from slipstream_tf.cli import demo, demo_data
-from slipstream_tf.cli.flag_set import run_program
-from slipstream_tf.cli.verdict import verdict
+from slipstream_tf.cli.program import run_program
 
 
 @pytest.fixture(scope="module", name="demo_output")
@@ -69,16 +68,16 @@ def _records(plain: float, paper: float, random: float, stop: float) -> dict[str
 
 
 def test_verdict_follows_from_the_numbers() -> None:
-    worse = verdict(_records(0.72, 0.715, 0.7149, 0.718))
+    worse = demo.verdict(_records(0.72, 0.715, 0.7149, 0.718))
     assert "20.0%" in worse and "lost 0.0050 AUC" in worse
     assert "level with random" in worse and "worse than plain training stopped" in worse
     assert "nothing shows" in worse
-    better = verdict(_records(0.72, 0.7202, 0.71, 0.715))
+    better = demo.verdict(_records(0.72, 0.7202, 0.71, 0.715))
     assert "better than random" in better and "was worth more" in better
     assert "better still" in worse and "better still" not in better
     nothing = _records(0.72, 0.72, 0.72, 0.72)
     nothing["paper"]["inputs"] = {"seen": 1000, "trained": 1000, "skipped": 0}
-    assert "skipped nothing" in verdict(nothing)
+    assert "skipped nothing" in demo.verdict(nothing)
 
 
 def test_demo_data_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ import tensorflow as tf
 import slipstream_tf
 from slipstream_tf.cli import checks, doctor
 from slipstream_tf.cli.findings import BROKEN, MISSING, OK, Finding, Section
-from slipstream_tf.cli.flag_set import run_program
+from slipstream_tf.cli.program import run_program
 from slipstream_tf.ops import _loader
 
 SECTIONS = [

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from slipstream_tf.cli import prepare, train
-from slipstream_tf.cli.flag_set import run_program
+from slipstream_tf.cli.program import run_program
 from slipstream_tf.inputs.readers.prepared import PreparedReader
 from slipstream_tf.inputs.readers.registry import open_data
 

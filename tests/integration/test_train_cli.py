@@ -16,7 +16,7 @@ import pytest
 import tensorflow as tf
 
 from slipstream_tf.cli import train
-from slipstream_tf.cli.flag_set import run_program
+from slipstream_tf.cli.program import run_program
 from slipstream_tf.cli.settings import resolve
 from slipstream_tf.inputs.readers import movielens
 

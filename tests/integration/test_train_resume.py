@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from slipstream_tf.checkpoint.array_file import ArrayFile
 from slipstream_tf.cli import train
-from slipstream_tf.cli.flag_set import run_program
+from slipstream_tf.cli.program import run_program
 
 PROGRAM = Path(__file__).with_name("killed_train.py")
 INPUTS = 1_600

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from slipstream_tf.cli import train
-from slipstream_tf.cli.flag_set import run_program
+from slipstream_tf.cli.program import run_program
 
 # 31 batches of 128: rank 1 has one less than rank 0, whose last is a short one.
 INPUTS, BATCH = 3_900, 128

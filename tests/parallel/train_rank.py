@@ -19,9 +19,9 @@ def break_off() -> None:
     import numpy as np
     import tensorflow as tf
 
-    from slipstream_tf.cli import session
+    from slipstream_tf.cli import pipeline
 
-    whole = session.share_of_rank
+    whole = pipeline.share_of_rank
 
     def check(index: np.int64) -> np.int64:
         if index == 2:
@@ -35,7 +35,7 @@ def break_off() -> None:
 
         return whole(dataset, comm).enumerate().map(read)
 
-    session.share_of_rank = torn
+    pipeline.share_of_rank = torn
 
 
 def kill_after(last: int) -> None:
@@ -44,10 +44,10 @@ def kill_after(last: int) -> None:
 
     after_step = RunCheckpoints.after_step
 
-    def kill(self: RunCheckpoints, step: int) -> None:
+    def kill(self: RunCheckpoints, step: int, notes: Any) -> None:
         if step == last:
             os.kill(os.getpid(), signal.SIGKILL)
-        after_step(self, step)
+        after_step(self, step, notes)
 
     RunCheckpoints.after_step = kill  # type: ignore[method-assign]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from slipstream_tf.telemetry.report.runs import Run
 
@@ -65,7 +65,7 @@ class Panel:
     def filled(
         self,
         runs: Iterable[Run],
-        points_of: Callable[[Run], dict[str, Sequence[Point]]],
+        points_of: Callable[[Run], Mapping[str, Sequence[Point]]],
         note_of: Callable[[Run], str] = lambda run: "",
     ) -> Panel:
         """Returns the panel with what runs have for it.

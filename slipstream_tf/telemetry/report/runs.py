@@ -48,6 +48,15 @@ class Run:
         found = self.value(key)
         return [e for e in found if isinstance(e, Mapping)] if isinstance(found, list) else []
 
+    def points(self, key: str, x: str, y: str) -> list[tuple[float | None, float | None]]:
+        """Returns two numbers of each of the objects of a list, None where one is missing."""
+        return [(number(place.get(x)), number(place.get(y))) for place in self.entries(key)]
+
+    @property
+    def training_seconds(self) -> float | None:
+        """Seconds of training, window ends included; None where the record has none."""
+        return total([self.number("seconds", phase) for phase in ("training", "window_ends")])
+
 
 def entry(values: Any, *keys: str) -> Any:
     """Returns what lies in nested objects under these keys; None where nothing does."""
@@ -65,6 +74,12 @@ def number(value: Any) -> float | None:
     except OverflowError:
         return None
     return value if math.isfinite(value) else None
+
+
+def total(counts: Sequence[float | None]) -> float | None:
+    """Returns the sum; None if a number is missing, or all are."""
+    known = [count for count in counts if count is not None]
+    return sum(known) if known and len(known) == len(counts) else None
 
 
 def read_runs(paths: Sequence[str]) -> list[Run]:

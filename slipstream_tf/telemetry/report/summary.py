@@ -7,8 +7,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from slipstream_tf.telemetry.report.quality import training_seconds
-from slipstream_tf.telemetry.report.runs import Run, number
+from slipstream_tf.telemetry.report.runs import Run, number, total
 
 _LONGEST_VALUE = 80
 _NOT_SET = "(not set)"
@@ -55,18 +54,17 @@ class Measure:
 
 def _rows_sent(run: Run) -> float | None:
     tables = run.value("gradient_rows")
-    if not isinstance(tables, Mapping) or not tables:
+    if not isinstance(tables, Mapping):
         return None
-    counts = [number(t.get("sent")) for t in tables.values() if isinstance(t, Mapping)]
-    return None if not counts or None in counts else sum(c for c in counts if c is not None)
+    return total([number(t.get("sent")) for t in tables.values() if isinstance(t, Mapping)])
 
 
 def _megabytes(run: Run) -> float | None:
     kinds = run.value("ranks", "bytes")
     if not isinstance(kinds, Mapping):
         return None
-    counts = [number(count) for count in kinds.values()]
-    return None if None in counts else sum(c for c in counts if c is not None) / 1e6
+    sent = total([number(count) for count in kinds.values()] or [0.0])
+    return None if sent is None else sent / 1e6
 
 
 MEASURES = (
@@ -76,7 +74,7 @@ MEASURES = (
     Measure("inputs trained", lambda run: run.number("inputs", "trained"), "{:,.0f}"),
     Measure("gradient rows sent", _rows_sent, "{:,.0f}"),
     Measure("MB between ranks", _megabytes, "{:,.1f}"),
-    Measure("seconds of training", training_seconds, "{:,.1f}"),
+    Measure("seconds of training", lambda run: run.training_seconds, "{:,.1f}"),
 )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from slipstream_tf.telemetry.report.panels import Panel, Point
-from slipstream_tf.telemetry.report.runs import Run, entry, number
+from slipstream_tf.telemetry.report.runs import Run, entry, number, total
 
 SATURATION, SKIPPING = "Saturation", "Skipped and deferred"
 _ACROSS = (
@@ -114,10 +114,9 @@ def _threshold(window: Mapping[str, Any]) -> float | None:
 
 def _rows(window: Mapping[str, Any], fate: str) -> float | None:
     tables = window.get("tables")
-    if not isinstance(tables, list) or not tables:
+    if not isinstance(tables, list):
         return None
-    counts = [number(entry(table, "rows", fate)) for table in tables]
-    return None if None in counts else sum(count for count in counts if count is not None)
+    return total([number(entry(table, "rows", fate)) for table in tables])
 
 
 def _share(window: Mapping[str, Any], fate: str) -> float | None:

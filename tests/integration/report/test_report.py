@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from slipstream_tf.cli import report
-from slipstream_tf.cli.flag_set import run_program
+from slipstream_tf.cli.program import run_program
 
 needs_matplotlib = pytest.mark.skipif(
     __import__("importlib.util").util.find_spec("matplotlib") is None,

@@ -95,10 +95,10 @@ def test_kernels_are_missed_only_where_there_is_a_gpu():
 
 
 def test_a_package_that_one_program_needs():
-    assert findings.judge_extra("matplotlib", "3.9", "slipstream-report", "x").state == "ok"
-    absent = findings.judge_extra("matplotlib", None, "slipstream-report", "get it")
+    assert findings.judge_tool("matplotlib", "3.9", "only the report needs it", "x").state == "ok"
+    absent = findings.judge_tool("matplotlib", None, "only the report needs it", "get it")
     assert (absent.state, absent.fix, absent.is_needed) == ("missing", "get it", False)
-    assert absent.detail == "not installed; only slipstream-report needs it"
+    assert absent.detail == "only the report needs it"
 
 
 def test_horovod():

@@ -8,7 +8,8 @@ import re
 
 import pytest
 
-from slipstream_tf.cli.flag_set import Choice, Integer, Number, Text, Widths, run_program
+from slipstream_tf.cli.flag_set import Choice, Integer, Number, Text, Widths
+from slipstream_tf.cli.program import run_program
 
 SETUP = pathlib.Path(__file__).parents[3] / "setup.py"
 PROGRAMS = dict(re.findall(r'"(slipstream-[a-z]+) = ([\w.]+):entry_point"', SETUP.read_text()))

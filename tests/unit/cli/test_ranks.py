@@ -1,4 +1,4 @@
-"""cli.ranks and cli.totals with ranks in one process: shares, agreement, who is refused."""
+"""cli.program and cli.pipeline with ranks in one process: shares, agreement, who is refused."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import pytest
 import tensorflow as tf
 
 from slipstream_tf.cli import demo, train
-from slipstream_tf.cli.flag_set import RUN_ERROR, USAGE_ERROR, RunError, UsageError, run_program
-from slipstream_tf.cli.ranks import AgreedError, agreed
-from slipstream_tf.cli.totals import inputs_of_rank, share_by_id, share_of_rank
+from slipstream_tf.cli.flag_set import RUN_ERROR, USAGE_ERROR, RunError, UsageError
+from slipstream_tf.cli.pipeline import inputs_of_rank, share_by_id, share_of_rank
+from slipstream_tf.cli.program import AgreedError, agreed, run_program
 from slipstream_tf.distributed import SingleProcess
 from slipstream_tf.distributed.agreement import gather_json
 

@@ -1,0 +1,179 @@
+"""The inputs of a run, shared out to its ranks, and counted where they pass.
+
+In: a reader's data set and the settings. Out: this rank's batches of all epochs. Inputs are counted
+where they are read, where they come in and where a step pulls them, apart from the count of those
+trained: an input lost between them would show.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from slipstream_tf.cli.settings import Settings
+from slipstream_tf.distributed import Communicator, even_ends, with_next
+from slipstream_tf.distributed.batches import element_of
+from slipstream_tf.inputs.look_ahead import LookAhead
+from slipstream_tf.inputs.segregation import segregate
+from slipstream_tf.inputs.spec import ID
+from slipstream_tf.keras import Slipstream
+
+
+class TrainingInputs:
+    """The batches that a rank trains.
+
+    Batch i of the data goes to rank i % size, so that a step of the job is `comm.size` batches in a
+    row. Where losses are remembered, an input goes to the rank that its number says, in every
+    epoch.
+
+    Args:
+        settings: of the run.
+        dataset: the training part, one pass of it, as all ranks read it.
+        comm: the ranks.
+        slipstream: the engine, which may leave inputs out; or None.
+        hot_keys: of `profile_hot_keys`: hot and cold inputs come in batches of their own.
+
+    Attributes:
+        dataset: the batches.
+        read, seen, pulled: int64 variables on the CPU: inputs that were read by now, that came in
+            to this rank, and that had come in when the batch that is pulled had been made.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        dataset: tf.data.Dataset,
+        comm: Communicator,
+        slipstream: Slipstream | None,
+        hot_keys: Sequence[Any] | None,
+    ) -> None:
+        with tf.device("CPU:0"):
+            self.read, self.seen, self.pulled = (
+                tf.Variable(0, dtype=tf.int64, trainable=False) for _ in range(3)
+            )
+        self._slipstream, self._reading = slipstream, LookAhead()
+        dataset = _counted(_all_epochs(settings, dataset), self.read)
+        if settings.needs_ids:
+            dataset = share_by_id(dataset, settings.batch_size, comm)
+        else:
+            dataset = share_of_rank(dataset, comm)
+        dataset = _counted(self._reading.read(dataset), self.seen)
+        if hot_keys is not None:
+            dataset = segregate(dataset, hot_keys, settings.batch_size)
+        if slipstream is not None:
+            # Nothing leaves in shadow mode: batches stay as they are.
+            batch_size = None if slipstream.config.shadow else settings.batch_size
+            dataset = slipstream.leave_out(dataset, batch_size)
+        dataset = even_ends(self._handed_out(dataset).with_options(_options(settings)), comm)
+        self.dataset = with_next(dataset) if settings.prefetch else dataset
+
+    def settle(self) -> None:
+        """Waits until no batch is being made."""
+        if self._slipstream is not None:
+            self._slipstream.settle()
+        self._reading.settle()
+
+    def _handed_out(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
+        """Notes in `pulled` what `seen` was when the batch that is pulled had been made.
+
+        With an engine, batches are made while the ones before train; `seen` is ahead then.
+        """
+        spec = dataset.element_spec
+
+        def note(*parts: Any) -> Any:
+            return element_of(spec, parts), self.seen.read_value()
+
+        def hand_out(batch: Any, count: tf.Tensor) -> Any:
+            with tf.control_dependencies([self.pulled.assign(count)]):
+                return tf.nest.map_structure(tf.identity, batch, expand_composites=True)
+
+        noted = dataset.map(note)
+        if self._slipstream is not None:
+            noted = self._slipstream.read_ahead(noted)
+        return noted.map(hand_out)
+
+
+def share_of_rank(dataset: tf.data.Dataset, comm: Communicator) -> tf.data.Dataset:
+    """Returns batches rank, rank + size, rank + 2 * size, ... of a data set of batches."""
+    return dataset if comm.size == 1 else dataset.shard(comm.size, comm.rank)
+
+
+def share_by_id(dataset: tf.data.Dataset, batch_size: int, comm: Communicator) -> tf.data.Dataset:
+    """Returns the inputs whose number belongs to this rank, the same ones in every pass.
+
+    A rank remembers losses of its own inputs, which would go to another rank in another pass if
+    whole batches were shared out.
+
+    Args:
+        dataset: batches (features, label) with features["id"].
+        batch_size: of the batches that come out.
+        comm: the ranks.
+    """
+    if comm.size == 1:
+        return dataset
+
+    def own(features: Any, label: Any) -> Any:
+        is_own = tf.equal(tf.math.floormod(features[ID], comm.size), comm.rank)
+        rows = tf.where(is_own)[:, 0]
+        return tf.nest.map_structure(lambda part: tf.gather(part, rows), (features, label))
+
+    return dataset.map(own).rebatch(batch_size)
+
+
+def inputs_of_rank(inputs: int, batch_size: int, comm: Communicator) -> int:
+    """Returns how many of so many inputs, in batches, are this rank's share."""
+    batches, rest = divmod(inputs, batch_size)
+    own = len(range(comm.rank, batches, comm.size)) * batch_size
+    return own + rest if batches % comm.size == comm.rank else own
+
+
+def _all_epochs(settings: Settings, dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """All epochs in a row, limited: what all ranks train together.
+
+    One data set over all epochs keeps batches full across their ends, and lets a limit fall in any.
+    """
+    if settings.epochs > 1:
+        dataset = dataset.repeat(settings.epochs).rebatch(settings.batch_size)
+    for limit in (settings.max_inputs, settings.stop_after):
+        if limit is not None:
+            dataset = _first_inputs(dataset, limit)
+    return dataset
+
+
+def _first_inputs(dataset: tf.data.Dataset, count: int) -> tf.data.Dataset:
+    """Ends a dataset of batches after `count` inputs; the last batch may become smaller."""
+
+    def cut(seen: tf.Tensor, batch: Any) -> Any:
+        kept = tf.minimum(_size(batch), count - seen)
+        return seen + kept, tf.nest.map_structure(lambda part: part[:kept], batch)
+
+    limited = dataset.scan(tf.constant(0, tf.int64), cut)
+    return limited.take_while(lambda *batch: _size(batch) > 0)
+
+
+def _counted(dataset: tf.data.Dataset, counter: tf.Variable) -> tf.data.Dataset:
+    """Adds the size of every batch that passes to `counter`."""
+
+    def count(*batch: Any) -> Any:
+        with tf.control_dependencies([counter.assign_add(_size(batch))]):
+            return tf.nest.map_structure(tf.identity, batch)
+
+    return dataset.map(count)
+
+
+def _size(batch: Any) -> tf.Tensor:
+    _, label = batch
+    return tf.shape(label, out_type=tf.int64)[0]
+
+
+def _options(settings: Settings) -> tf.data.Options:
+    options = tf.data.Options()
+    # Nothing but `LookAhead` works ahead, which those who count and save wait for.
+    options.experimental_optimization.inject_prefetch = False
+    options.experimental_optimization.map_parallelization = False
+    options.experimental_external_state_policy = tf.data.experimental.ExternalStatePolicy.IGNORE
+    if settings.threads is not None:
+        options.threading.private_threadpool_size = settings.threads
+    return options

@@ -1,0 +1,316 @@
+"""The flags of `slipstream-train`.
+
+Those of the saturation engine beyond the paper's carry the names of `SaturationConfig`'s fields,
+whose defaults hold where a flag is not given.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from slipstream_tf.cli import presets
+from slipstream_tf.cli.flag_set import (
+    Choice,
+    FlagSet,
+    Integer,
+    Names,
+    Number,
+    Text,
+    UsageError,
+    Widths,
+)
+from slipstream_tf.saturation_config import DEFER_TRIGGERS, DRIFT_METRICS, SCORES, SaturationConfig
+
+DATA_HELP = (
+    "folder of slipstream-prepare, Criteo TSV (.tsv, .txt, also .gz), Avazu CSV (.csv, also .gz), "
+    "globo or Frappe .npz, Parquet (.parquet or a folder; name its columns), MovieLens ml-1m.zip; "
+    "or 'generated' or 'generated:COUNT', inputs drawn from a fixed law ('generated:COUNT:KEYS': "
+    "with fields of at most so many keys)"
+)
+_SKIP_MODES = ("none", "inputs", "gradients", "defer", "both", "inputs+gradients")
+_BY_INPUTS, _BY_DEFER = ("inputs", "both", "inputs+gradients"), ("defer", "both")
+
+
+class Need(NamedTuple):
+    """What a flag of the engine needs to matter.
+
+    Attributes:
+        words: flags that must be so.
+        is_met: whether they are, given the chosen skip mode ("track": --skip=none with --track)
+            and the other engine flags.
+    """
+
+    words: str
+    is_met: Callable[[str, Mapping[str, Any]], bool]
+
+
+class EngineFlag(NamedTuple):
+    """One flag of the engine.
+
+    Attributes:
+        parser: of its values; None: a switch.
+        text: for --help; of a number, in which unit.
+        need: to matter.
+    """
+
+    parser: Any
+    text: str
+    need: Need
+
+
+def _defers_by(trigger: str, skip: str, chosen: Mapping[str, Any]) -> bool:
+    chosen_trigger = chosen.get("defer_trigger", SaturationConfig.defer_trigger)
+    return skip in _BY_DEFER and chosen_trigger == trigger
+
+
+# How --help tells the default of what is None by default.
+_DEFAULTS = {
+    "threshold": "by --target_skip",
+    "revisit_every": "10 where gradients are withheld, 100 where inputs are skipped, 0 with losses",
+    "max_auc_loss": "no bound",
+    "max_log_loss_increase": "no bound",
+    "guard_tolerance": "no guard",
+    "freeze_drift": "0.25 * --rows_learning_rate",
+    "defer_movement": "0.05 * --rows_learning_rate",
+    "exempt_tables": "none",
+}
+_INPUTS = Need("--skip=inputs or both", lambda skip, chosen: skip in _BY_INPUTS)
+_LOSS = Need(
+    "--score=remembered_loss",
+    lambda skip, chosen: skip in _BY_INPUTS and chosen.get("score") == "remembered_loss",
+)
+_DEFER = Need("--skip=defer or both", lambda skip, chosen: skip in _BY_DEFER)
+_MOVEMENT = Need("--defer_trigger=movement", functools.partial(_defers_by, "movement"))
+_INTERVAL = Need("--defer_trigger=interval", functools.partial(_defers_by, "interval"))
+_MASK = Need("--skip=gradients", lambda skip, chosen: skip in ("gradients", "inputs+gradients"))
+_STATES = Need(
+    "a --skip that judges keys (inputs, gradients, both, or --defer_trigger=interval)",
+    lambda skip, chosen: (
+        skip not in ("none", "track") and (skip != "defer" or _defers_by("interval", skip, chosen))
+    ),
+)
+_SKIP = Need("a --skip other than none", lambda skip, chosen: skip not in ("none", "track"))
+_SHADOW = Need(f"{_SKIP.words}, or without a --skip", _SKIP.is_met)
+_TRACKING = Need("a --skip other than none, or --track", lambda skip, chosen: skip != "none")
+ENGINE_FLAGS: Mapping[str, EngineFlag] = {
+    "score": EngineFlag(
+        Choice(SCORES), "what makes an input skippable: its keys' drift (paper), or its last loss",
+        _INPUTS,
+    ),
+    "saturated_share": EngineFlag(
+        Number(0, 1), "share of the hot inputs whose keys count as saturated", _LOSS
+    ),
+    "max_skips": EngineFlag(
+        Integer(0, 127), "skips after which an input is trained on again; 0: no limit", _LOSS
+    ),
+    "keep_rate": EngineFlag(
+        Number(0, 0.999), "share of skippable inputs that is kept, with weight 1 / keep_rate",
+        _INPUTS,
+    ),
+    "threshold": EngineFlag(
+        Number(0), "T itself, in the unit of --metric, instead of a share of inputs", _STATES
+    ),
+    "release": EngineFlag(
+        Number(1), "factor on T up to which a saturated key's drift may rise before it varies",
+        _STATES,
+    ),
+    "revisit_every": EngineFlag(
+        Integer(0), "windows from probe to probe of a saturated key; 0: never", _STATES
+    ),
+    "protect_windows": EngineFlag(
+        Integer(1), "windows before a key that became hot is judged", _STATES
+    ),
+    "guard_tolerance": EngineFlag(
+        Number(0), "rise of the kept inputs' loss at which T is halved, as a share of that loss",
+        _STATES,
+    ),
+    "max_auc_loss": EngineFlag(
+        Number(0, 1, True), "most AUC that skipping may cost, by the budget's estimate", _SKIP
+    ),
+    "max_log_loss_increase": EngineFlag(
+        Number(0, open_minimum=True), "the same in log loss", _STATES
+    ),
+    "defer_trigger": EngineFlag(
+        Choice(DEFER_TRIGGERS), "movement: hold any row's gradients until they would move it; "
+        "interval: hold those of saturated rows", _DEFER,
+    ),
+    "freeze_drift": EngineFlag(
+        Number(0), "drift below which saturated rows are read from copies (sharded), in the unit "
+        "of --metric; 0: none",
+        _SKIP,
+    ),
+    "defer_movement": EngineFlag(
+        Number(0, open_minimum=True), "gradients of a row are held until they would move it by "
+        "this, in the unit of the rows", _MOVEMENT,
+    ),
+    "defer_max_age": EngineFlag(Integer(1), "most steps that a sum is held", _MOVEMENT),
+    "defer_steps": EngineFlag(Integer(1), "steps that a sum is held", _INTERVAL),
+    "simulated_ranks": EngineFlag(
+        Integer(1, 64), "count rows as if so many ranks shared each batch", _TRACKING
+    ),
+    "exempt_tables": EngineFlag(Names(), "tables that are neither tracked nor skipped", _TRACKING),
+    "decay_skipped": EngineFlag(None, "masking a row's gradient decays its moments (Adam)", _MASK),
+    "shadow": EngineFlag(
+        None, "skip nothing, and tell what --skip (inputs and defer if it is not given) would have "
+        "saved, at what estimated cost", _SHADOW
+    ),
+}  # fmt: skip
+
+# What `--help` lists: a screen of them.
+_BASIC = (
+    *("data", "max_inputs", "output", "model", "dim", "batch_size", "epochs"),
+    *("seed", "skip", "target_skip", "warmup", "score", "defer_movement", "shadow", "control"),
+    "match",
+)
+
+
+def make_flags() -> FlagSet:
+    """Returns the program's flags."""
+    flags = FlagSet(
+        "slipstream-train",
+        "Trains a click model plainly, with skipping (--skip), in shadow mode (--shadow), or as a "
+        "control (--control). Ends with a table, and writes metrics.json. Under horovodrun or "
+        "mpirun the ranks train one model; --batch_size is that of each rank.",
+        (
+            "slipstream-train --data=globo_clicks.npz --shadow",
+            "slipstream-train --data=globo_clicks.npz --output=runs/plain",
+            "slipstream-train --data=globo_clicks.npz --skip=inputs --output=runs/paper",
+            "slipstream-train --control=random --match=runs/paper/metrics.json --output=runs/rnd",
+            "horovodrun -np 2 slipstream-train --data=globo_clicks.npz --output=runs/ranks",
+        ),
+        basic=_BASIC,
+    )
+
+    def add_preset(name: str, parser: Any, text: str) -> None:
+        flags.add(name, parser, None, text, presets.describe(name))
+
+    flags.group("Data and output")
+    flags.add("data", Text(), None, DATA_HELP)
+    flags.add("split", Choice(("random", "time")), None, "split of the globo task", "random")
+    flags.add("label_column", Text(), None, "column of the label, of Parquet data")
+    flags.add("key_columns", Names(), None, "columns of the keys, of Parquet data")
+    flags.add("dense_columns", Names(), None, "columns of numbers, of Parquet data")
+    text = "read the shards of slipstream-prepare in an order that --seed and the epoch give"
+    flags.add_switch("shuffle_shards", text)
+    text = "stop after this many inputs, over all epochs and ranks"
+    flags.add("max_inputs", Integer(1), None, text)
+    flags.add_switch("strict", "a line that cannot be read ends the run, instead of being counted")
+    flags.add("output", Text(), None, "folder for metrics.json; without it nothing is written")
+    text = "folder for a SavedModel of the trained model; it needs TensorFlow alone"
+    flags.add("export", Text(), None, text)
+    text = "folder for TensorBoard's curves and histograms of the windows"
+    flags.add("tensorboard", Text(), None, text)
+    text = "steps between measurements of the test part in training; their time is evaluation's"
+    flags.add("evaluate_every", Integer(1), None, text, "at the end only")
+    text = "steps of the job between checkpoints in OUTPUT/checkpoints; 0: none are saved"
+    flags.add("checkpoint_every", Integer(0), 0, text)
+    flags.add("keep_checkpoints", Integer(1), 3, "checkpoints that are kept, the newest ones")
+    text = "go on from the newest checkpoint, of the same flags; without one, from the beginning"
+    flags.add_switch("resume", text)
+    flags.group("Model")
+    add_preset("model", Choice(("dlrm", "dcn", "deepfm")), "the model: DLRM, DCN-v2 or DeepFM")
+    add_preset("dim", Integer(1, 65536), "values per embedding row")
+    text = "units of the hidden layers of DLRM's bottom MLP (data with numbers only)"
+    add_preset("bottom", Widths(True), text)
+    text = "units of the hidden layers of DLRM's top MLP, or the others' deep MLP"
+    add_preset("mlp", Widths(True), text)
+    add_preset("cross_layers", Integer(1), "number of cross layers of DCN-v2")
+    text = "share of hidden units dropped in training"
+    add_preset("dropout", Number(0, 1, open_maximum=True), text)
+    flags.add("store", Choice(("native",)), "native", "what holds the embedding rows")
+    text = "most rows of each table, on each rank; not with replicated tables of several"
+    flags.add("capacity", Integer(1), None, text, "no bound")
+    text = "which row leaves a full table: the one not used for longest, or least often"
+    flags.add("eviction", Choice(("lru", "lfu")), "lru", text)
+    flags.group("Training")
+    add_preset("batch_size", Integer(1, 1 << 24), "inputs per step, of each rank")
+    add_preset("epochs", Integer(1), "passes over the training part")
+    text = "update rule of the embedding rows; Adagrad's sums of squares start at 0"
+    add_preset("rows_optimizer", Choice(("sgd", "adagrad", "rowwise_adagrad", "adam")), text)
+    add_preset("rows_learning_rate", Number(0), "learning rate of the rows, in their unit per step")
+    text = "rows start uniform between minus this and this, in their unit"
+    add_preset("rows_init", Number(0), text)
+    add_preset("learning_rate", Number(0), "learning rate of Adam on the dense layers, per step")
+    flags.add("seed", Integer(0, (1 << 31) - 1), 0, "of rows, layers, data order and sampling")
+    precisions = Choice(("float32", "mixed_bfloat16"))
+    flags.add("precision", precisions, "float32", "of the dense layers; rows are float32")
+    text = "threads of TensorFlow and the data, of each rank"
+    flags.add("threads", Integer(1, 1024), None, text, "all cores")
+    flags.group("Several ranks (under horovodrun or mpirun)")
+    placements = Choice(("replicated", "sharded"))
+    text = (
+        "where embedding rows are held: all of them on every rank, or spread over the ranks by hash"
+    )
+    flags.add("placement", placements, "replicated", text)
+    text = "in which embedding rows travel between ranks"
+    flags.add("wire_dtype", Choice(("float32", "bfloat16")), "float32", text)
+    text = "steps before rows are rounded to --wire_dtype: rounding disturbs the first ones most"
+    flags.add("wire_warmup_steps", Integer(0), None, text, "the steps of --warmup")
+    text = "with --placement=sharded: send the next batch's keys while this one trains"
+    flags.add_switch("prefetch", text)
+    text = "with --placement=sharded: read copies of hot rows until they have moved by this"
+    flags.add("copy_movement", Number(0), None, text, "no copies")
+    flags.group("Skipping")
+    text = "inputs: leave skippable ones out; gradients: mask those of saturated keys; defer: hold "
+    text += "gradients back and apply their sum; both: inputs and defer"
+    flags.add("skip", Choice(_SKIP_MODES), "none", text)
+    add_preset("target_skip", Number(0, 1), "share of the hot inputs to skip")
+    add_preset("alpha", Number(0, 1, True), "share of an input's lookups that must be saturated")
+    flags.add("metric", Choice(DRIFT_METRICS), "linf", "drift of a row from its snapshot")
+    text = "upper bound of the threshold T, in the unit of --metric"
+    flags.add("max_threshold", Number(0), None, text)
+    add_preset(
+        "snapshot_interval",
+        Integer(1),
+        "window length in steps; the default of 1000 becomes a 20th of the planned steps, but not "
+        "less than 5, where that is shorter",
+    )
+    text = "MiB of snapshots; bounds the hot set"
+    add_preset("hot_budget_mb", Number(0, open_minimum=True), text)
+    flags.add("warmup", Number(0, 1), 0.25, "share of the planned steps before any skipping")
+    flags.add("warmup_steps", Integer(0), None, "the same in steps", "by --warmup")
+    for name, flag in ENGINE_FLAGS.items():
+        if flag.parser is None:
+            flags.add_switch(name, flag.text)
+        else:
+            default = _DEFAULTS.get(name) or str(getattr(SaturationConfig, name))
+            flags.add(name, flag.parser, None, flag.text, default)
+    flags.add_switch("track", "with --skip=none: find T and saturated keys all the same")
+    flags.group("Controls")
+    kinds = Choice(("none", "random", "stop"))
+    flags.add(
+        "control",
+        kinds,
+        "none",
+        "random: leave out as many inputs as the matched run, whatever their keys; stop: train "
+        "plainly until as many are trained",
+    )
+    text = "metrics.json of the run that the control repeats; settings not given come from it"
+    flags.add("match", Text(), None, text)
+    flags.add_switch(
+        "segregate",
+        "train on batches of hot and batches of cold inputs; hot keys, within --hot_budget_mb, are "
+        "chosen in a pass over the data before training",
+    )
+    return flags
+
+
+def engine_settings(values: Mapping[str, Any], given: frozenset[str], skip: str) -> dict[str, Any]:
+    """Collects the given flags, as settings of `SaturationConfig`.
+
+    Args:
+        values: by flag, as parsed.
+        given: flags that stand on the command line.
+        skip: the chosen skip mode, or "track".
+
+    Raises:
+        UsageError: one does nothing with the other settings.
+    """
+    chosen = {name: values[name] for name in ENGINE_FLAGS if name in given}
+    for name in chosen:
+        if not ENGINE_FLAGS[name].need.is_met(skip, chosen):
+            needs = ENGINE_FLAGS[name].need.words
+            raise UsageError(f"Flag --{name} does nothing here. Allowed: with {needs}.")
+    return chosen
