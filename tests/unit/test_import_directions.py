@@ -29,6 +29,7 @@ LEAVES = {
     "_compat",
     "_version",
     "config",
+    "disk",
     "errors",
     "initializers",
     "launch",
