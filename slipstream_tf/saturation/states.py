@@ -16,6 +16,7 @@ import enum
 import numpy as np
 
 from slipstream_tf.errors import invalid, require_integer, require_number
+from slipstream_tf.hashing import hash_keys
 
 NEVER = int(np.iinfo(np.int32).max)  # `since` of a key that is not saturated
 
@@ -185,7 +186,8 @@ def next_states(
     states = np.where(is_saturated, np.uint8(KeyState.SATURATED), states)
     if revisit_every:
         saturated = np.flatnonzero(is_saturated)
-        mixed, every = _mix(hot_keys[saturated]), np.uint64(revisit_every)
+        # Hashed, so that neighbours probe at different windows.
+        mixed, every = hash_keys(hot_keys[saturated]), np.uint64(revisit_every)
         turn = mixed - mixed // every * every  # as mixed % every, which NumPy is slower at
         is_turn = turn == np.uint64((window + 1) % revisit_every)
         states[saturated[is_turn]] = KeyState.PROBING
@@ -302,14 +304,6 @@ def _take(
     else:
         taken[is_known] = values[source[is_known]]
     return taken
-
-
-def _mix(keys: np.ndarray) -> np.ndarray:
-    """Scrambles keys, so that neighbours probe at different windows: uint64 [n] (SplitMix64)."""
-    x = keys.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
 
 
 def _threshold_as_float32(threshold: float, place: str) -> np.float32:

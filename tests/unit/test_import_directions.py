@@ -31,6 +31,7 @@ LEAVES = {
     "config",
     "disk",
     "errors",
+    "hashing",
     "initializers",
     "launch",
     "memory",
