@@ -3,18 +3,59 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import keras
 from absl import logging
 
 from slipstream_tf._compat import callbacks_beside
-from slipstream_tf.keras.loss_feedback import LossFeedback
+from slipstream_tf.config import SaturationConfig
+from slipstream_tf.distributed.comm import Communicator
+from slipstream_tf.keras.loss_feedback import LossFeedback, Recorder
 from slipstream_tf.keras.ranks import RanksCallback
+from slipstream_tf.saturation.report import WindowReport
 from slipstream_tf.telemetry.tensorboard import WindowWriter
 
-if TYPE_CHECKING:
-    from slipstream_tf.keras.slipstream import Slipstream
+
+class Engine(Protocol):
+    """What the callback needs of a `Slipstream`, which makes it."""
+
+    @property
+    def config(self) -> SaturationConfig:
+        """The settings."""
+        ...
+
+    @property
+    def comm(self) -> Communicator:
+        """The ranks."""
+        ...
+
+    @property
+    def store(self) -> Any:
+        """The store whose tables are tracked."""
+        ...
+
+    @property
+    def needs_losses(self) -> bool:
+        """Whether the settings need the inputs' losses."""
+        ...
+
+    @property
+    def record_losses(self) -> Recorder:
+        """Takes in the losses of a training step."""
+        ...
+
+    def back_up(self, is_backed_up: bool) -> None:
+        """Says whether weight files have the engine's state, too."""
+        ...
+
+    def plan_epochs(self, epochs: int) -> None:
+        """Tells of passes over the data to come."""
+        ...
+
+    def step(self, steps: int) -> WindowReport | None:
+        """Counts trained steps; returns the report of a window that ended."""
+        ...
 
 
 class SaturationCallback(keras.callbacks.Callback):
@@ -31,9 +72,7 @@ class SaturationCallback(keras.callbacks.Callback):
             `keras.callbacks.TensorBoard` beside this one, if there is one. Rank 0 writes.
     """
 
-    def __init__(
-        self, slipstream: Slipstream, log_dir: str | os.PathLike[str] | None = None
-    ) -> None:
+    def __init__(self, slipstream: Engine, log_dir: str | os.PathLike[str] | None = None) -> None:
         super().__init__()
         self._slipstream = slipstream
         self._ranks = RanksCallback(slipstream.comm, slipstream.store)
