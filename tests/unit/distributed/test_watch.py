@@ -240,8 +240,9 @@ def test_a_line_without_an_end_takes_little_memory(watched):
 
 def test_a_peer_that_reads_nothing_holds_nobody_up(watched):
     _, (first, second) = watched
+    first.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
     first.settimeout(1.0)
     with contextlib.suppress(TimeoutError):
-        first.sendall(ASK * 200_000)
+        first.sendall(ASK * 2_000_000)
     second.sendall(ASK)
     assert second.recv(100) == b'{"event": "answer"}\n'
