@@ -27,6 +27,7 @@ from absl import app, flags
 from resident import return_free_memory
 
 import slipstream_tf as slip
+from slipstream_tf.hashing import hash_keys
 from slipstream_tf.ops import features
 from slipstream_tf.stores import NativeStore
 
@@ -85,10 +86,7 @@ Growths = Mapping[float, Sequence[Sequence[float]]]
 
 def hashed(numbers: np.ndarray) -> np.ndarray:
     """Keys for numbers: int64 of all 64 bits, all different (the finalizer of splitmix64)."""
-    keys = numbers.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
-    keys = (keys ^ (keys >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    keys = (keys ^ (keys >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return (keys ^ (keys >> np.uint64(31))).view(np.int64)
+    return hash_keys(numbers).view(np.int64)
 
 
 def distinct(rng: np.random.Generator, keys: int, count: int) -> np.ndarray:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
-import inspect
 from collections.abc import Mapping
 from typing import Any
 
@@ -115,21 +115,26 @@ def layers_in(model: Any) -> list[Any]:
 
 
 def callbacks_beside(callback: Any) -> list[Any]:
-    """The callbacks of the `fit` that is calling a method of `callback`, itself included.
+    """The callbacks of the `fit` that a callback was last given to, itself included.
 
-    No version of Keras 3 tells a callback of the others, but the list of them is what calls it.
+    No version of Keras 3 tells a callback of the others. But all of them are in the lists that it
+    is in, and a `fit` gives its callbacks one dictionary of parameters, which no other has.
 
     Args:
-        callback: a `keras.callbacks.Callback`, whose method is running.
+        callback: a `keras.callbacks.Callback`.
 
     Returns:
-        The callbacks, in order; empty if another caller is at work.
+        The callbacks, in order; empty before the first `fit`.
     """
     keras = importlib.import_module("keras")
-    frame = inspect.currentframe()
-    while frame is not None:
-        caller = frame.f_locals.get("self")
-        if isinstance(caller, keras.callbacks.CallbackList) and callback in caller.callbacks:
-            return list(caller.callbacks)
-        frame = frame.f_back
-    return []
+    if callback.params is None:
+        return []
+    lists = [holder for holder in gc.get_referrers(callback) if isinstance(holder, list)]
+    # The longest first: Keras's own, to which a nested one is a part.
+    members = [member for held in sorted(lists, key=len, reverse=True) for member in held]
+    found = {
+        id(member): member
+        for member in members
+        if isinstance(member, keras.callbacks.Callback) and member.params is callback.params
+    }
+    return list(found.values())

@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-from slipstream_tf.checkpoint import disk
+from slipstream_tf import disk
 from slipstream_tf.checkpoint.errors import CheckpointError, CheckpointMismatchError
 
 MAGIC = b"slipckp2"

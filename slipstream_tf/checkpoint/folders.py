@@ -11,7 +11,7 @@ import contextlib
 import re
 from pathlib import Path
 
-from slipstream_tf.checkpoint import disk
+from slipstream_tf import disk
 from slipstream_tf.checkpoint.errors import CheckpointError
 from slipstream_tf.checkpoint.manifest import Manifest, read_manifest, require_whole
 
@@ -48,8 +48,7 @@ def finish(directory: Path, name: str, manifest: Manifest, keep: int) -> None:
     """
     staging = directory / STAGING
     manifest.write(staging)
-    disk.rename(staging, directory / name)
-    disk.sync(directory)
+    disk.publish(staging, directory / name)
     found = names(directory)
     whole = [other for other in found if is_whole(directory / other)]
     if len(whole) >= keep:

@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from slipstream_tf.checkpoint import disk
+from slipstream_tf import disk
 from slipstream_tf.checkpoint.array_file import MAGIC
 from slipstream_tf.checkpoint.errors import CheckpointError, CheckpointMismatchError
 

@@ -17,8 +17,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from slipstream_tf import disk
 from slipstream_tf._version import __version__
-from slipstream_tf.checkpoint import array_file, disk, folders, tree
+from slipstream_tf.checkpoint import array_file, folders, tree
 from slipstream_tf.checkpoint.array_file import ArrayFile
 from slipstream_tf.checkpoint.errors import CheckpointError
 from slipstream_tf.checkpoint.manifest import Manifest, entry_of

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from slipstream_tf.cli.flag_set import RunError, StoppedError, UsageError
 from slipstream_tf.cli.program import import_tensorflow
-from slipstream_tf.telemetry.run_record import write_json
+from slipstream_tf.telemetry.run_record import to_json, write_json
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -138,10 +138,10 @@ def describe(settings: Settings, spec: Any, ranks: int) -> dict[str, Any]:
         spec: `DataSpec` of its training part.
         ranks: of the job.
     """
-    data = {name: _plain(value) for name, value in dataclasses.asdict(spec).items()}
+    data = to_json(dataclasses.asdict(spec))
     if os.path.isfile(settings.data):
         data["bytes"] = os.path.getsize(settings.data)
-    return {"ranks": ranks, "settings": _plain(settings.to_dict()), "data": data}
+    return {"ranks": ranks, "settings": to_json(settings.to_dict()), "data": data}
 
 
 class RunCheckpoints:
@@ -318,12 +318,3 @@ def _shown(value: Any) -> str:
     if isinstance(value, list):
         return ",".join(map(str, value))
     return "no value" if value is None else str(value)
-
-
-def _plain(value: Any) -> Any:
-    """As JSON gives it back."""
-    if isinstance(value, Mapping):
-        return {str(name): _plain(part) for name, part in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(part) for part in value]
-    return value

@@ -11,6 +11,7 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
+from slipstream_tf import disk
 from slipstream_tf.cli.flag_set import UsageError
 
 ENVIRONMENT = "SLIPSTREAM_DATA"
@@ -118,17 +119,13 @@ def download_movielens(folder: Path) -> Path:
     if path.is_file() and _sha256(path) == MOVIELENS_SHA256:
         return path
     folder.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(f".{os.getpid()}.part")
-    try:
+    with disk.whole_file(path) as partial:
         try:
             _fetch(url, partial)
         except urllib.error.URLError as error:
             raise OSError(f"{url}: {error.reason}") from None
         if _sha256(partial) != MOVIELENS_SHA256:
             raise ValueError(f"{url}: not the archive that is expected (its SHA-256 differs)")
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
     return path
 
 

@@ -10,9 +10,7 @@ import tensorflow as tf
 
 from slipstream_tf.distributed.agreement import gather_json
 from slipstream_tf.distributed.comm import Communicator
-
-_FACTOR = np.uint64(0x9E3779B97F4A7C15)
-_SHIFT = np.uint64(29)
+from slipstream_tf.hashing import mix64
 
 
 def require_same_rows(store: Any, comm: Communicator) -> None:
@@ -92,6 +90,5 @@ def _hashes(rows: np.ndarray) -> np.ndarray:
     words = np.ascontiguousarray(rows, np.float32).view(np.uint32)
     hashes = np.zeros(len(rows), np.uint64)
     for column in words.T:
-        hashes = (hashes ^ column) * _FACTOR
-        hashes ^= hashes >> _SHIFT
+        hashes = mix64(hashes ^ column)
     return hashes.view(np.int64)

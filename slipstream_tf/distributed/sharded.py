@@ -32,6 +32,7 @@ from slipstream_tf.distributed.exchange import (
 from slipstream_tf.distributed.exchanged import ExchangedStore
 from slipstream_tf.distributed.prefetch import AnnouncedKeys, KeyRequest, identity_of
 from slipstream_tf.errors import invalid, require_number
+from slipstream_tf.hashing import hash_keys, mix64
 from slipstream_tf.ops import exchange as exchange_ops
 from slipstream_tf.ops import published as published_ops
 from slipstream_tf.ops.features import FeatureSpec, PackedFeatures
@@ -439,14 +440,4 @@ def owner_of(keys: np.ndarray, ranks: int) -> np.ndarray:
         keys: int64 [n].
         ranks: number of ranks.
     """
-    hashed = _mix(_mix(np.asarray(keys, np.int64).astype(np.uint64)))
-    return (hashed % np.uint64(ranks)).astype(np.int64)
-
-
-def _mix(x: np.ndarray) -> np.ndarray:
-    """SplitMix64's finaliser, as the tables hash."""
-    with np.errstate(over="ignore"):
-        x = x + np.uint64(0x9E3779B97F4A7C15)
-        x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        return x ^ (x >> np.uint64(31))
+    return (mix64(hash_keys(keys)) % np.uint64(ranks)).astype(np.int64)

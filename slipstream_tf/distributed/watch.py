@@ -32,6 +32,8 @@ from slipstream_tf.distributed import mesh
 _MARKS = ("Horovod", "gloo", "MPI_")
 _ADVICE = "The job cannot go on without it: start it again from its last checkpoint."
 _LONGEST_REASON = 500
+# In bytes; a reason in JSON has up to twelve a character.
+_LONGEST_MESSAGE = 1 << 14
 
 
 class PeerLostError(RuntimeError):
@@ -216,9 +218,11 @@ class Watch:
                 self._selector.unregister(peer.connection)
                 if not peer.has_left:
                     self._lose(peer.rank, self._reason(peer))
-            *lines, peer.unread = (peer.unread + data).split(b"\n")
+            *lines, rest = (peer.unread + data).split(b"\n")
+            # Of a longer one, which nobody sends, what is cut off makes it no message.
+            peer.unread = rest[:_LONGEST_MESSAGE]
             for line in lines:
-                self._hear(peer, json.loads(line))
+                self._hear(peer, _message_of(line))
             self._changed.notify_all()
 
     def _reason(self, peer: _Peer) -> str:
@@ -230,7 +234,7 @@ class Watch:
         )
 
     def _hear(self, peer: _Peer, message: dict[str, Any]) -> None:
-        event = message["event"]
+        event, rank, reason = message.get("event"), message.get("rank"), message.get("reason")
         if event == "ask":
             _send(peer, b'{"event": "answer"}\n')
         elif event == "answer":
@@ -239,10 +243,9 @@ class Watch:
             peer.has_left = True
         elif event == "failed":
             peer.has_left = True
-            self._lose(peer.rank, f"its program has failed: {message['reason']}")
-        elif event == "lost" and message["rank"] in self._peers:
-            reason = f"{message['reason']} (seen by rank {peer.rank})"
-            self._lost.setdefault(message["rank"], reason)
+            self._lose(peer.rank, f"its program has failed: {reason}")
+        elif event == "lost" and isinstance(rank, int) and rank in self._peers:
+            self._lost.setdefault(rank, f"{reason} (seen by rank {peer.rank})")
 
     def _lose(self, rank: int, reason: str) -> None:
         # Told at once, so that peers know of it before they hear that this rank ends.
@@ -251,11 +254,22 @@ class Watch:
             self._tell_urgently({"event": "lost", "rank": rank, "reason": reason})
 
 
-def _send(peer: _Peer, line: bytes) -> None:
-    # A peer that cannot be told is gone, which the thread notices by itself.
+def _message_of(line: bytes) -> dict[str, Any]:
+    """Returns what a line says; nothing if it is no message: whoever sent it, the watch goes on."""
     try:
-        peer.connection.send(line)
+        message = json.loads(line)
+    except (ValueError, RecursionError):
+        return {}
+    return message if isinstance(message, dict) else {}
+
+
+def _send(peer: _Peer, line: bytes) -> None:
+    try:
+        peer.connection.send(line, socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        pass  # It does not read what it is sent: nobody waits for that.
     except OSError as error:
+        # A peer that cannot be told is gone, which the thread notices by itself.
         peer.error = error
 
 

@@ -11,12 +11,10 @@ import numpy as np
 import tensorflow as tf
 
 from slipstream_tf.config import TableConfig
+from slipstream_tf.hashing import mix64
 from slipstream_tf.initializers import op_attributes
 
 _BITS = (1 << 64) - 1
-_GOLDEN = 0x9E3779B97F4A7C15
-_FIRST = 0xBF58476D1CE4E5B9
-_SECOND = 0x94D049BB133111EB
 _ELEMENT = 0xD1342543DE82EF95
 
 
@@ -40,41 +38,21 @@ def initial_rows(table: TableConfig, keys: tf.Tensor) -> tf.Tensor:
         float32 [n, dim].
     """
     kind, first, second = op_attributes(table.initializer)
-    seed = _unsigned(_mixed(table.seed & _BITS))
-    stream = _mix(tf.bitwise.bitwise_xor(_mix(tf.bitcast(keys, tf.uint64)), seed))
+    seed = mix64(np.array(table.seed & _BITS, np.uint64, ndmin=1))
+    stream = mix64(mix64(tf.bitcast(keys, tf.uint64)) ^ seed)
     elements = np.array([(j * _ELEMENT) & _BITS for j in range(table.dim)], np.uint64)
-    bits = _mix(stream[:, tf.newaxis] + tf.constant(elements))
+    bits = mix64(stream[:, tf.newaxis] + tf.constant(elements))
     if kind == "uniform":
         low, high = np.float32(first), np.float32(second)
         unit = tf.cast(_shifted(bits, 40), tf.float32) * np.float32(2.0**-24)
         return low + unit * (high - low)
     mean, deviation = np.float64(np.float32(first)), np.float64(np.float32(second))
     u = 1.0 - tf.cast(_shifted(bits, 40), tf.float64) * 2.0**-24
-    v = tf.bitwise.bitwise_and(_shifted(bits, 16), _unsigned(0xFFFFFF))
+    v = tf.bitwise.bitwise_and(_shifted(bits, 16), np.uint64(0xFFFFFF))
     angle = 6.283185307179586 * (tf.cast(v, tf.float64) * 2.0**-24)
     z = tf.sqrt(-2.0 * tf.math.log(u)) * tf.cos(angle)
     return tf.cast(mean + deviation * z, tf.float32)
 
 
-def _mixed(x: int) -> int:
-    """`_mix` of a Python integer."""
-    x = (x + _GOLDEN) & _BITS
-    x = ((x ^ (x >> 30)) * _FIRST) & _BITS
-    x = ((x ^ (x >> 27)) * _SECOND) & _BITS
-    return x ^ (x >> 31)
-
-
-def _mix(x: tf.Tensor) -> tf.Tensor:
-    """SplitMix64's finaliser, as the tables hash."""
-    x = x + _unsigned(_GOLDEN)
-    x = tf.bitwise.bitwise_xor(x, _shifted(x, 30)) * _unsigned(_FIRST)
-    x = tf.bitwise.bitwise_xor(x, _shifted(x, 27)) * _unsigned(_SECOND)
-    return tf.bitwise.bitwise_xor(x, _shifted(x, 31))
-
-
 def _shifted(x: tf.Tensor, bits: int) -> tf.Tensor:
-    return tf.bitwise.right_shift(x, _unsigned(bits))
-
-
-def _unsigned(value: int) -> tf.Tensor:
-    return tf.constant(value, tf.uint64)
+    return tf.bitwise.right_shift(x, np.uint64(bits))

@@ -9,16 +9,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from slipstream_tf.errors import invalid, require_choice
+from slipstream_tf.hashing import finalise, mix64
 from slipstream_tf.inputs.batches import num_rows, static_batch_size
 from slipstream_tf.inputs.spec import ID, SKIPPABLE
 from slipstream_tf.ops.features import PADDING_KEY
 
 WAYS = ("position", "hash")
-# Any odd constants: where values and places start, so that 0 is mixed, too.
-_VALUE, _PLACE = 0x9E3779B97F4A7C15, 0xD1B54A32D192ED03
+# Any odd constant but SplitMix64's own: where places start, so that 0 is mixed, too.
+_PLACE = np.uint64(0xD1B54A32D192ED03)
 
 
 def with_ids(dataset: tf.data.Dataset, by: str = "position") -> tf.data.Dataset:
@@ -103,7 +105,7 @@ def _hash_rows(component: Any, is_key: bool) -> tf.Tensor:
         return tf.math.unsorted_segment_sum(_placed(values, place), row, component.nrows())
     if component.shape.rank is None:
         raise invalid("dataset", component, "with_ids", "components of known rank (ensure_shape)")
-    hashed = _mix(_bits(component) + _seed(_VALUE))
+    hashed = mix64(_bits(component))
     if is_key and component.dtype in (tf.int32, tf.int64):
         hashed = tf.where(tf.equal(component, PADDING_KEY), tf.zeros_like(hashed), hashed)
     # Axis by axis, so that a place does not depend on how wide the padded last axis is.
@@ -118,8 +120,8 @@ def _join_last_axis(hashed: tf.Tensor) -> tf.Tensor:
 
 def _placed(hashed: tf.Tensor, place: tf.Tensor) -> tf.Tensor:
     """Mixes hashes with their places, so that a sum of them tells the order; 0 stays 0."""
-    salt = _mix(tf.cast(place, tf.uint64) + _seed(_PLACE))
-    return tf.where(tf.equal(hashed, _seed(0)), tf.zeros_like(hashed), _mix(hashed + salt))
+    salt = finalise(tf.cast(place, tf.uint64) + _PLACE)
+    return tf.where(tf.equal(hashed, 0), tf.zeros_like(hashed), finalise(hashed + salt))
 
 
 def _bits(component: tf.Tensor) -> tf.Tensor:
@@ -136,21 +138,6 @@ def _bits(component: tf.Tensor) -> tf.Tensor:
     if kind == tf.uint64:
         return component
     return tf.bitcast(tf.cast(component, tf.int64), tf.uint64)
-
-
-def _seed(value: int) -> tf.Tensor:
-    return tf.constant(value, tf.uint64)
-
-
-def _mix(values: tf.Tensor) -> tf.Tensor:
-    """Scrambles uint64 values one to one: the finaliser of SplitMix64."""
-    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-        values = _shifted(values, shift) * _seed(factor)
-    return _shifted(values, 31)
-
-
-def _shifted(values: tf.Tensor, shift: int) -> tf.Tensor:
-    return tf.bitwise.bitwise_xor(values, tf.bitwise.right_shift(values, _seed(shift)))
 
 
 def require_ids(element_spec: Any) -> None:

@@ -13,6 +13,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from slipstream_tf.hashing import hash_keys
+
 # What an entry takes: 16 bytes, and as much again while two runs are merged.
 BYTES_PER_KEY = 32
 _SMALLEST = 1 << 16  # Hashes kept: a relative error of 1 / sqrt of it, 0.4%.
@@ -66,7 +68,7 @@ class FieldCounts:
         keys = self._runs[0][0]
         if not self.count_error:
             return len(keys)
-        smallest = _smallest(self._dropped, _hashes(keys))
+        smallest = _smallest(self._dropped, hash_keys(keys))
         if len(smallest) < _SMALLEST:
             return len(smallest)
         return max(len(keys), round((_SMALLEST - 1) * 2.0**64 / float(smallest[-1])))
@@ -78,7 +80,7 @@ class FieldCounts:
         if kept == len(keys):
             return
         self.count_error += int(counts[kept])
-        self._dropped = _smallest(self._dropped, _hashes(keys[kept:]))
+        self._dropped = _smallest(self._dropped, hash_keys(keys[kept:]))
         order = np.argsort(keys[:kept])
         self._runs = [(keys[:kept][order], counts[:kept][order])]
 
@@ -118,14 +120,6 @@ class KeyCounts:
         while sum(counts.num_entries for counts in self.fields.values()) > self._most_keys:
             largest = max(self.fields.values(), key=lambda counts: counts.num_entries)
             largest.drop_rarest()
-
-
-def _hashes(keys: np.ndarray) -> np.ndarray:
-    """Scrambles int64 keys to uint64 one to one: the finaliser of SplitMix64."""
-    values = keys.view(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
-    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-        values = (values ^ (values >> np.uint64(shift))) * np.uint64(factor)
-    return values ^ (values >> np.uint64(31))
 
 
 def _smallest(first: np.ndarray, second: np.ndarray) -> np.ndarray:

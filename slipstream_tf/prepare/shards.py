@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from slipstream_tf import disk
 from slipstream_tf.inputs.readers.prepared import FORMAT_VERSION, MANIFEST
 from slipstream_tf.inputs.spec import PARTS
 from slipstream_tf.prepare.schema import ID_COLUMN
@@ -127,10 +129,9 @@ class _PartWriter:
     """Writes one file in row groups of GROUP_ROWS, however the inputs arrive."""
 
     def __init__(self, folder: str, name: str, columns: Columns, compression: str):
-        self._path, self._name = os.path.join(folder, name), name
-        place, file = os.path.split(self._path)
+        self._path, self._name = Path(folder, name), name
         # Names with a dot in front are passed over by readers of folders.
-        self._partial = os.path.join(place, f".{file}.part")
+        self._partial = self._path.with_name(f".{self._path.name}.part")
         self._columns, self._compression = columns, compression
         self._writer: pq.ParquetWriter | None = None
         self._waiting: list[pa.Table] = []
@@ -151,7 +152,7 @@ class _PartWriter:
         # One chunk per column: what is written must not depend on how the inputs arrived.
         group = table.slice(0, rows).combine_chunks()
         if self._writer is None:
-            os.makedirs(os.path.dirname(self._path), exist_ok=True)
+            self._path.parent.mkdir(parents=True, exist_ok=True)
             self._writer = pq.ParquetWriter(
                 self._partial,
                 group.schema,
@@ -170,25 +171,14 @@ class _PartWriter:
         assert self._writer is not None
         self._writer.close()
         self._writer = None
-        with open(self._partial, "rb") as file:
-            os.fsync(file.fileno())
-        os.replace(self._partial, self._path)
-        _sync_folder(os.path.dirname(self._path))
+        disk.publish(self._partial, self._path)
         return {"file": self._name, "inputs": self._inputs, "clicks": self._clicks}
 
     def discard(self) -> None:
         if self._writer is not None:
             self._writer.close()
-            os.unlink(self._partial)
+            self._partial.unlink()
             self._writer = None
-
-
-def _sync_folder(path: str) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def row_groups(folder: str, entry: Mapping[str, Any], part: str) -> Iterator[tuple[Any, int]]:

@@ -11,6 +11,7 @@ import json
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from slipstream_tf import disk
 from slipstream_tf.inputs.spec import MISSING_KEY
 from slipstream_tf.prepare.counts import FieldCounts
 from slipstream_tf.saturation.hot_set import Candidates, choose_hot_keys, most_candidates
@@ -178,9 +180,10 @@ def write_counts(
         fields: names of the fields.
         counted: per field keys int64 [n] and their counts int64 [n].
     """
-    path = os.path.join(folder, COUNTS)
-    partial = os.path.join(folder, f"{COUNTS}.part")
-    with pq.ParquetWriter(partial, _COUNTS_SCHEMA, use_dictionary=["field"]) as writer:
+    with (
+        disk.whole_file(Path(folder, COUNTS)) as partial,
+        pq.ParquetWriter(partial, _COUNTS_SCHEMA, use_dictionary=["field"]) as writer,
+    ):
         for field, (keys, counts) in zip(fields, counted, strict=True):
             for begin in range(0, len(keys), _GROUP_ROWS):
                 rows = slice(begin, begin + _GROUP_ROWS)
@@ -188,7 +191,6 @@ def write_counts(
                 writer.write_table(
                     pa.table([*columns, pa.array(counts[rows])], schema=_COUNTS_SCHEMA)
                 )
-    os.replace(partial, path)
 
 
 def read_statistics(folder: str) -> dict[str, Any] | None:

@@ -16,6 +16,7 @@ import enum
 import numpy as np
 
 from slipstream_tf.errors import invalid, require_integer, require_number
+from slipstream_tf.hashing import hash_keys
 
 NEVER = int(np.iinfo(np.int32).max)  # `since` of a key that is not saturated
 
@@ -229,7 +230,7 @@ def _is_low(before: KeyStates, limit: np.float32, release: float) -> np.ndarray:
 
 def _is_probed(keys: np.ndarray, window: int, revisit_every: int) -> np.ndarray:
     """Whether saturated keys are probing in a window: bool [n]."""
-    mixed, every = _mix(keys), np.uint64(revisit_every)
+    mixed, every = hash_keys(keys), np.uint64(revisit_every)
     # As mixed % every, which NumPy is slower at.
     return mixed - mixed // every * every == np.uint64(window % revisit_every)
 
@@ -340,14 +341,6 @@ def _take(
     else:
         taken[is_known] = values[source[is_known]]
     return taken
-
-
-def _mix(keys: np.ndarray) -> np.ndarray:
-    """Scrambles keys, so that neighbours probe at different windows: uint64 [n] (SplitMix64)."""
-    x = keys.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
 
 
 def _threshold_as_float32(threshold: float, place: str) -> np.float32:

@@ -10,12 +10,13 @@ import json
 import math
 import os
 import platform
-import tempfile
 import time
 from collections.abc import Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
+from slipstream_tf import disk
 from slipstream_tf._version import __version__
 
 RECORD = "metrics.json"
@@ -122,34 +123,24 @@ def write_json(path: str, record: Mapping[str, Any]) -> None:
     Raises:
         OSError: the folder cannot be made or written.
     """
-    folder = os.path.dirname(os.path.abspath(path))
-    os.makedirs(folder, exist_ok=True)
-    text = json.dumps(_jsonable(record), indent=2, allow_nan=False) + "\n"
-    handle, temporary = tempfile.mkstemp(dir=folder, prefix=os.path.basename(path) + ".")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        # mkstemp makes files that only their owner reads; a result is for others, too.
-        os.chmod(temporary, 0o666 & ~_umask())
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+    whole = Path(path).absolute()
+    whole.parent.mkdir(parents=True, exist_ok=True)
+    disk.write_text(whole, json.dumps(to_json(record), indent=2, allow_nan=False) + "\n")
 
 
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+def to_json(value: Any) -> Any:
+    """Returns a value as JSON gives it back.
 
+    Args:
+        value: nested mappings, lists and tuples of what JSON has, and NumPy scalars.
 
-def _jsonable(value: Any) -> Any:
+    Returns:
+        Dictionaries with text as keys, and lists; a float that is not finite becomes None.
+    """
     if isinstance(value, Mapping):
-        return {str(k): _jsonable(v) for k, v in value.items()}
+        return {str(name): to_json(part) for name, part in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_jsonable(v) for v in value]
+        return [to_json(part) for part in value]
     if hasattr(value, "item") and getattr(value, "ndim", None) == 0:
         value = value.item()
     if isinstance(value, float) and not math.isfinite(value):

@@ -21,7 +21,7 @@ import numpy as np
 import tensorflow as tf
 
 import slipstream_tf as slip
-from slipstream_tf.checkpoint import disk
+from slipstream_tf import disk
 
 HALF, BATCH, FIELDS, WINDOW = 45, 32, 3, 8
 COMMON = {"snapshot_interval": WINDOW, "warmup_steps": 0, "hot_budget_bytes": 1 << 12}

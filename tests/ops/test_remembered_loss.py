@@ -9,21 +9,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from slipstream_tf.hashing import hash_keys
 from slipstream_tf.ops.classifier import ClassifierCounts, InputClassifier
 from slipstream_tf.ops.features import FeatureSpec
 
 INF = np.float32(np.inf)
 SPECS = [FeatureSpec("user", "user"), FeatureSpec("item", "item")]
 MEMORY = 1 << 16
-
-
-def hash_of(key: int) -> int:
-    """SplitMix64's finaliser, by which first returns are spread."""
-    mask = (1 << 64) - 1
-    x = (key + 0x9E3779B97F4A7C15) & mask
-    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & mask
-    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & mask
-    return x ^ (x >> 31)
 
 
 class Reference:
@@ -48,7 +40,7 @@ class Reference:
             if skippable and self.max_skips:
                 limit = self.max_skips
                 if not entry[3]:
-                    limit = hash_of(input_id) % (self.max_skips + 1)
+                    limit = int(hash_keys(np.array([input_id]))[0]) % (self.max_skips + 1)
                 returns = skips >= limit
             weight = 0.0 if skippable and not returns else 1.0 + skips * self.weighs
             if returns:

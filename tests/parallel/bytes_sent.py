@@ -16,7 +16,7 @@ from pathlib import Path
 
 import tensorflow as tf
 
-from slipstream_tf.distributed import comm
+from slipstream_tf import distributed
 
 # Until what a collective left in the queues is on the wire; also the time of "idle".
 REST = 0.5
@@ -26,7 +26,7 @@ WIDTH = 64
 def main() -> None:
     """Runs each collective once, after one that is not measured."""
     counters, rows = Path(sys.argv[1]), int(sys.argv[2])
-    job = comm.init()
+    job = distributed.init()
     tensor = tf.ones([rows, WIDTH])
     part = rows // job.size
     splits = tf.constant([part] * (job.size - 1) + [rows - part * (job.size - 1)], tf.int32)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import tensorflow as tf
 
-from slipstream_tf.distributed import comm
+from slipstream_tf import distributed
 
 
 def rows_of(rank: int) -> np.ndarray:
@@ -18,7 +18,7 @@ def part_for(sender: int, receiver: int) -> np.ndarray:
     return np.full((abs(sender - receiver), 3), 10 * sender + receiver, np.float32)
 
 
-def check(job: comm.Communicator) -> None:
+def check(job: distributed.Communicator) -> None:
     """One round, in eager code or in a tf.function."""
     ranks = range(job.size)
     total = job.sum(tf.constant([1.0, job.rank]), "dense", "sum")
@@ -37,7 +37,7 @@ def check(job: comm.Communicator) -> None:
 
 def main() -> None:
     """Checks both ways, then the bytes."""
-    job = comm.init()
+    job = distributed.init()
     check(job)
     tf.function(lambda: check(job))()
     sent = job.traffic().bytes

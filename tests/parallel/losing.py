@@ -16,7 +16,7 @@ import time
 
 import tensorflow as tf
 
-from slipstream_tf.distributed import comm
+from slipstream_tf import distributed
 
 STEPS_BEFORE = 20
 
@@ -24,7 +24,7 @@ STEPS_BEFORE = 20
 def main() -> None:
     """Sums in a tf.function, step by step."""
     timeout, what, *meanwhile = sys.argv[1:]
-    job = comm.init(timeout_seconds=float(timeout))
+    job = distributed.init(timeout_seconds=float(timeout))
     step = tf.function(lambda tensor: job.sum(tensor, "dense", "sum"))
     for _ in range(STEPS_BEFORE):
         step(tf.ones([1000]))

@@ -1,5 +1,7 @@
 """Imports point down only: cli > keras, models > inputs, ... > saturation > stores > ops.
 
+And no modules import each other, in whatever circle.
+
 The checker reads the sources of the installed package by ast and knows, besides the rooms' order,
 which outside packages may be imported where. It is itself tested on made-up trees.
 """
@@ -29,7 +31,9 @@ LEAVES = {
     "_compat",
     "_version",
     "config",
+    "disk",
     "errors",
+    "hashing",
     "initializers",
     "launch",
     "memory",
@@ -43,8 +47,9 @@ TF_KERAS = ("tf.keras", "tensorflow.keras")
 RESTRICTED = {
     "keras": {"keras", "models", "cli", "_compat"},
     "tf_keras": set(),
-    "horovod": {"distributed.comm"},
+    "horovod": {"distributed.horovod"},
     "sparse_operation_kit": {"stores.sok.library"},
+    "inspect": set(),  # Nobody goes by who calls.
 }
 
 
@@ -117,6 +122,54 @@ def _problem(module: str, room: str, name: str) -> str | None:
     return f"{room} imports {name}, which is not below it"
 
 
+def imports_between_modules(root: Path) -> dict[str, set[str]]:
+    """Returns which modules of the package each of its modules imports, wherever in its file.
+
+    Imports within functions count: they only put off when a circle is closed. So do those for type
+    checkers alone: who reads either module must know the other. What a package's `__init__` imports
+    counts for those alone that take a name from the package, not from a module in it.
+    """
+    files = dict(modules_of(root))
+    graph: dict[str, set[str]] = {}
+    for module, path in files.items():
+        graph[module] = set()
+        for _, name in imported_names(path, module):
+            parts = name.split(".")
+            if parts[0] != PACKAGE:
+                continue
+            target = ".".join(parts[1:])
+            while (
+                target and target not in files
+            ):  # A name in a module: of the longest path that is one.
+                target = target.rpartition(".")[0]
+            graph[module] |= {target} & set(files)
+    return graph
+
+
+def circles(root: Path) -> list[list[str]]:
+    """Returns the strongly connected components of two and more modules, each sorted."""
+    graph = imports_between_modules(root)
+    reached: dict[str, set[str]] = {}
+    for module in graph:
+        found: set[str] = set()
+        waiting = [module]
+        while waiting:
+            new = graph[waiting.pop()] - found
+            found |= new
+            waiting += new
+        reached[module] = found
+    components = {
+        tuple(sorted(m for m in reached[module] if module in reached[m])) for module in graph
+    }
+    return sorted(list(component) for component in components if component)
+
+
+def test_no_modules_of_the_installed_package_import_each_other() -> None:
+    root = Path(slipstream_tf.__file__).parent
+    assert {"ops.table", "config"} <= imports_between_modules(root)["stores.native"]
+    assert circles(root) == []
+
+
 def test_installed_package_points_down() -> None:
     root = Path(slipstream_tf.__file__).parent
     names = [name for name, _ in modules_of(root)]
@@ -139,7 +192,7 @@ ALLOWED = {
     "stores/native.py": "from slipstream_tf.ops import table\nfrom .base import Store",
     "stores/sok/library.py": "import sparse_operation_kit as sok",
     "saturation/tracker.py": "from ..stores import native\nfrom slipstream_tf import errors",
-    "distributed/comm.py": "import horovod.tensorflow as hvd",
+    "distributed/horovod.py": "import horovod.tensorflow as hvd",
     "models/dlrm.py": "import keras\nfrom slipstream_tf.keras.layer import Layer",
     "cli/train.py": "from slipstream_tf import __version__, keras, models\nimport tensorflow.keras",
 }
@@ -147,6 +200,48 @@ ALLOWED = {
 
 def test_checker_accepts_downward_imports(tmp_path: Path) -> None:
     assert violations(_tree(tmp_path, ALLOWED)) == []
+
+
+@pytest.mark.parametrize(
+    ("files", "found"),
+    [
+        ({}, []),
+        (
+            {"ops/a.py": "from slipstream_tf.ops import b", "ops/b.py": "from .a import f"},
+            [["ops.a", "ops.b"]],
+        ),
+        (
+            {
+                "ops/a.py": "def f():\n    import slipstream_tf.ops.b",
+                "ops/b.py": "from typing import TYPE_CHECKING\n"
+                "if TYPE_CHECKING:\n    from slipstream_tf.ops.c import C",
+                "ops/c.py": "import importlib\nimportlib.import_module('slipstream_tf.ops.a')",
+                "ops/d.py": "from slipstream_tf.ops.a import f",
+            },
+            [["ops.a", "ops.b", "ops.c"]],
+        ),
+        (
+            {"ops/__init__.py": "from .a import f", "ops/a.py": "from slipstream_tf.ops import g"},
+            [["ops", "ops.a"]],
+        ),
+        (
+            {"ops/__init__.py": "from .a import f", "ops/a.py": "", "ops/b.py": "from . import a"},
+            [],
+        ),
+        (
+            {
+                **{f"ops/{n}.py": f"from . import {m}" for n, m in ("ab", "ba", "cd", "dc")},
+                "ops/e.py": "from . import a, c",
+            },
+            [["ops.a", "ops.b"], ["ops.c", "ops.d"]],
+        ),
+        ({"ops/a.py": "from slipstream_tf.ops.a import f"}, [["ops.a"]]),
+    ],
+)
+def test_checker_finds_circles(
+    tmp_path: Path, files: dict[str, str], found: list[list[str]]
+) -> None:
+    assert circles(_tree(tmp_path, {**ALLOWED, **files})) == found
 
 
 @pytest.mark.parametrize(
@@ -166,6 +261,7 @@ def test_checker_accepts_downward_imports(tmp_path: Path) -> None:
         ("models/x.py", "from slipstream_tf.cli import train", "slipstream_tf.cli"),
         ("distributed/ends.py", "from horovod import tensorflow", "horovod may be imported"),
         ("cli/x.py", "import sparse_operation_kit", "sparse_operation_kit may be"),
+        ("_compat.py", "def f():\n    import inspect", "inspect may be imported in [] only"),
         ("stores/x.py", "import importlib\nimportlib.import_module('keras')", "keras may be"),
         ("config.py", "from slipstream_tf.ops import table", "leaf config"),
         ("attic/x.py", "import os", "'attic' has no place"),

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from slipstream_tf.errors import invalid, require_choice, require_integer, require_number
+from slipstream_tf.hashing import stream
 from slipstream_tf.inputs.readers.base import BatchReader
 from slipstream_tf.inputs.readers.rows import Rows
 from slipstream_tf.inputs.spec import PARTS, DataSpec
@@ -86,13 +87,6 @@ def zipf_ranks(uniform: np.ndarray, cardinalities: np.ndarray, exponent: float) 
     return np.clip(place, 1.0, cardinalities).astype(np.int64) - 1
 
 
-def _mix(values: np.ndarray) -> np.ndarray:
-    """Scrambles uint64 values: the finaliser of SplitMix64."""
-    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return values ^ (values >> np.uint64(31))
-
-
 class _Law:
     """How inputs and their clicks are drawn: keys, numbers, and the hidden model of the label."""
 
@@ -156,7 +150,7 @@ class _Law:
         A key has a weight and a point in the plane, all of them from its hash; the points of
         neighbouring fields are multiplied, so that pairs of fields matter.
         """
-        hashed = _mix(keys.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) + self._salts)
+        hashed = stream(self._salts, keys.astype(np.uint64))
         weight, x, y = (_latent(hashed, place) for place in range(3))
         raw = weight.sum(axis=1, dtype=np.float64)
         pairs = x[:, :-1] * x[:, 1:] + y[:, :-1] * y[:, 1:]

@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from slipstream_tf.checkpoint import disk, folders
+from slipstream_tf import disk
+from slipstream_tf.checkpoint import folders
 from slipstream_tf.checkpoint.manifest import Manifest, read_manifest, require_whole
 from slipstream_tf.checkpoint.tables import SavedTable, TablePart
 from slipstream_tf.checkpoint.writing import RankFiles, finish_with_all, read_engines, write_rank

@@ -39,7 +39,7 @@ def test_it_comes_back(tmp_path: Path) -> None:
     found = read_manifest(manifest(tmp_path, tables=[TABLE, {**TABLE, "rule": "Adagrad"}]))
     assert (found.step, found.world_size, found.versions) == (7, 1, {"tensorflow": "2"})
     require_whole(tmp_path, found, ["rank-0"])
-    assert not list(tmp_path.glob("*.partial"))
+    assert not list(tmp_path.glob("*.part"))
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from slipstream_tf import launch
-from slipstream_tf.distributed import comm
+from slipstream_tf.distributed import comm, horovod
 
 
 def test_collectives_of_one_rank_return_their_own_tensor():
@@ -42,20 +42,20 @@ def test_splits_for_other_ranks_than_there_are():
 def test_without_a_launcher_a_process_is_alone(monkeypatch):
     for name in launch.RANK_VARIABLES:
         monkeypatch.delenv(name, raising=False)
-    assert isinstance(comm.init(), comm.SingleProcess)
+    assert isinstance(horovod.init(), comm.SingleProcess)
 
 
 def test_a_rank_without_horovod_says_how_to_get_it(monkeypatch):
     monkeypatch.setenv("HOROVOD_RANK", "1")
     monkeypatch.setitem(sys.modules, "horovod.tensorflow", None)
     with pytest.raises(ImportError, match=r"HOROVOD_RANK is set.*make horovod"):
-        comm.init()
+        horovod.init()
 
 
 @pytest.mark.parametrize("size", [2, 3, 4, 5, 8, 13])
 @pytest.mark.parametrize("root", [0, 1])
 def test_a_broadcast_reaches_every_other_rank_once(size, root):
-    sends = [comm._ranks_below(rank, root, size) for rank in range(size)]
+    sends = [horovod._ranks_below(rank, root, size) for rank in range(size)]
     assert sum(sends) == size - 1
     assert sends[root] == max(sends) == (size - 1).bit_length()
 
@@ -63,4 +63,4 @@ def test_a_broadcast_reaches_every_other_rank_once(size, root):
 @pytest.mark.parametrize("timeout", [0, 0.5, float("nan"), "30"])
 def test_a_timeout_out_of_range_is_refused(timeout):
     with pytest.raises(ValueError, match="Invalid `timeout_seconds`"):
-        comm.init(timeout_seconds=timeout)
+        horovod.init(timeout_seconds=timeout)

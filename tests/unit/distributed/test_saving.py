@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from slipstream_tf import TableConfig
-from slipstream_tf.checkpoint import CheckpointMismatchError, disk
+from slipstream_tf import TableConfig, disk
+from slipstream_tf.checkpoint import CheckpointMismatchError
 from slipstream_tf.checkpoint.manifest import sealed
 from slipstream_tf.distributed import JobCheckpoints, SingleProcess
 from slipstream_tf.distributed.agreement import together

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import json
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -18,24 +20,45 @@ HOROVOD_ERROR = RuntimeError("Horovod has been shut down.")
 TIMEOUT = 60.0
 
 
+# What strangers say; the fourth is nested deeper than Python follows.
+GREETINGS = (
+    b"GET / HTTP/1.0\n",
+    b'{"job": "other", "rank": 1}\n',
+    b"3\n",
+    b"[" * 4000 + b"\n",
+    b"\xff\n",
+    b'{"job": [], "rank": []}\n',
+    b"x" * 10_000,
+)
+
+
+def place_of(card: str) -> tuple[str, int]:
+    """The address and port that a rank listens at."""
+    host, port = json.loads(card)["places"][0]
+    return host, port
+
+
 class Texts:
     """A `gather` for threads."""
 
-    def __init__(self, size: int):
-        self._texts = [""] * size
+    def __init__(self, size: int, before: Callable[[str], None] = lambda text: None):
+        self._texts, self._before = [""] * size, before
         self._barrier = threading.Barrier(size, timeout=TIMEOUT)
 
     def gather_of(self, rank: int) -> Callable[[str], list[str]]:
         def gather(text: str) -> list[str]:
             self._texts[rank] = text
+            self._before(text)
             self._barrier.wait()
             return list(self._texts)
 
         return gather
 
 
-def connected(size: int, timeout: float = TIMEOUT) -> list[tuple[str, dict[int, mesh.Link]]]:
-    texts = Texts(size)
+def connected(
+    size: int, timeout: float = TIMEOUT, before: Callable[[str], None] = lambda text: None
+) -> list[tuple[str, dict[int, mesh.Link]]]:
+    texts = Texts(size, before)
     with concurrent.futures.ThreadPoolExecutor(size) as pool:
         tasks = [
             pool.submit(mesh.connect, rank, size, texts.gather_of(rank), timeout)
@@ -72,9 +95,8 @@ def test_strangers_are_turned_away():
     """One that says nothing right comes before the rank that is waited for."""
 
     def gather(text: str) -> list[str]:
-        port = json.loads(text)["port"]
-        for greeting in (b"GET / HTTP/1.0\n", b'{"job": "other", "rank": 1}\n', b"3\n"):
-            with socket.create_connection(("127.0.0.1", port)) as stranger:
+        for greeting in GREETINGS:
+            with socket.create_connection(place_of(text)) as stranger:
                 stranger.sendall(greeting)
         return [text, text]
 
@@ -82,9 +104,47 @@ def test_strangers_are_turned_away():
         mesh.connect(0, 2, gather, 0.5)
 
 
+@pytest.mark.parametrize("greeting", [b"", b"half a line", *GREETINGS])
+def test_strangers_hold_nobody_up(greeting):
+    """They are before the ranks at each door, many, and stay."""
+    strangers = []
+
+    def meet(text):
+        for _ in range(mesh._MOST_STRANGERS // 2):
+            strangers.append(socket.create_connection(place_of(text)))
+            with contextlib.suppress(OSError):  # Turned away already.
+                strangers[-1].sendall(greeting)
+
+    start = time.monotonic()
+    links = connected(3, timeout=20.0, before=meet)
+    assert time.monotonic() - start < 4.0  # Each alone was waited for for five seconds.
+    for rank, (_, peers) in enumerate(links):
+        assert set(peers) == {0, 1, 2} - {rank}
+        for link in peers.values():
+            link.connection.close()
+    for stranger in strangers:
+        stranger.close()
+
+
+def test_only_the_interface_of_the_job_is_listened_at(monkeypatch):
+    """All of 127.0.0.0/8 is this host; of it, the job has one address."""
+    monkeypatch.setenv("HOROVOD_GLOO_IFACE", "lo")
+
+    def gather(text):
+        host, port = place_of(text)
+        assert host == "127.0.0.1"
+        socket.create_connection((host, port)).close()
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.2", port))
+        return [text, text]
+
+    with pytest.raises(ConnectionError, match="waited in vain"):
+        mesh.connect(0, 2, gather, 0.1)
+
+
 def test_a_rank_that_cannot_be_reached_is_named():
     def gather(text: str) -> list[str]:
-        return [json.dumps({"job": "x", "addresses": ["127.0.0.1"], "port": 1}), text]
+        return [json.dumps({"job": "x", "places": [["127.0.0.1", 1]]}), text]
 
     with pytest.raises(ConnectionError, match=r"Rank 1 cannot connect to rank 0.*127\.0\.0\.1:1"):
         mesh.connect(1, 2, gather, 5.0)
@@ -94,9 +154,11 @@ def test_own_addresses_are_those_of_the_chosen_interface(monkeypatch):
     monkeypatch.setenv("HOROVOD_GLOO_IFACE", "lo")
     assert mesh.own_addresses() == ["127.0.0.1"]
     monkeypatch.delenv("HOROVOD_GLOO_IFACE")
+    monkeypatch.setenv("HOROVOD_GLOO_RENDEZVOUS_ADDR", "127.0.0.1")
+    assert mesh.own_addresses() == ["127.0.0.1"]
+    monkeypatch.delenv("HOROVOD_GLOO_RENDEZVOUS_ADDR")
     addresses = mesh.own_addresses()
-    assert "127.0.0.1" in addresses
-    assert addresses == sorted(addresses, key=lambda address: address.startswith("127."))
+    assert addresses == ["127.0.0.1"] or not any(a.startswith("127.") for a in addresses)
 
 
 def test_an_error_of_another_cause_is_left_alone(watches):
@@ -128,3 +190,59 @@ def test_a_rank_that_left_too_early(watches):
     watches[1].leave()
     lost = watches[0].explain(HOROVOD_ERROR)
     assert lost.rank == 1 and "has come to its end, while this rank's has not" in str(lost)
+
+
+@pytest.fixture
+def watched() -> Iterator[tuple[Watch, list[socket.socket]]]:
+    """Rank 0, and the ends of ranks 1 and 2, which say what a test has them say."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        ends = [socket.create_connection(server.getsockname(), 10.0) for _ in range(2)]
+        links = {rank: mesh.Link("there", server.accept()[0]) for rank in (1, 2)}
+    watch = Watch(0, "here", links, TIMEOUT)
+    yield watch, ends
+    watch.leave()
+    watch.close()
+    for end in ends:
+        end.close()
+
+
+ASK = b'{"event": "ask"}\n'
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"GET / HTTP/1.0\r\n\r\n",
+        b"\xff\xfe\n",
+        b"3\n[]\nnull\n{}\n",
+        b'{"event": []}\n',
+        b'{"event": "lost", "rank": []}\n{"event": "lost", "rank": 0}\n{"event": "lost"}\n',
+        b"[" * 100_000 + b"\n",
+        b"x" * 1_000_000 + b"\n",
+    ],
+)
+def test_what_is_no_message_changes_nothing(watched, said):
+    watch, (first, second) = watched
+    first.sendall(said)
+    for end in (first, second):
+        end.sendall(ASK)
+        assert end.recv(100) == b'{"event": "answer"}\n'
+    assert not watch._lost
+
+
+def test_a_line_without_an_end_takes_little_memory(watched):
+    watch, (first, second) = watched
+    first.sendall(b'{"event": "' + 1_000_000 * b"x")
+    second.sendall(ASK)
+    assert second.recv(100) == b'{"event": "answer"}\n'
+    assert len(watch._peers[1].unread) < 1 << 15
+
+
+def test_a_peer_that_reads_nothing_holds_nobody_up(watched):
+    _, (first, second) = watched
+    first.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
+    first.settimeout(1.0)
+    with contextlib.suppress(TimeoutError):
+        first.sendall(ASK * 2_000_000)
+    second.sendall(ASK)
+    assert second.recv(100) == b'{"event": "answer"}\n'

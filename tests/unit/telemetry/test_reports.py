@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from slipstream_tf import disk
 from slipstream_tf.telemetry import run_record, table
 from slipstream_tf.telemetry.progress import TrainingBar
 
@@ -38,7 +39,7 @@ def test_a_failed_rename_leaves_no_temporary_file(
     def fail(*_: str) -> None:
         raise OSError("no space")
 
-    monkeypatch.setattr(run_record.os, "replace", fail)
+    monkeypatch.setattr(disk, "rename", fail)
     with pytest.raises(OSError, match="no space"):
         run_record.write_json(str(tmp_path / "metrics.json"), {"run": 1})
     assert os.listdir(tmp_path) == []

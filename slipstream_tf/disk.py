@@ -1,4 +1,4 @@
-"""All that checkpoints do to a disk: write, wait until it is there, rename, remove.
+"""What is done to a disk where a file must never be half there: write, wait, rename, remove.
 
 A name appears only after what it names is on the disk: whoever is killed leaves either what was
 there before or what is to be there after.
@@ -6,8 +6,10 @@ there before or what is to be there after.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,19 +34,45 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def write_text(path: Path, text: str) -> None:
-    """Writes a file that has all of a text or is not there, under its name."""
-    partial = path.with_name(path.name + ".partial")
-    with open(partial, "wb", buffering=0) as file:
-        write(file, text.encode())
+def publish(partial: Path, path: Path) -> None:
+    """Gives a file, or a folder whose files are on the disk, its name, once all of it is there.
+
+    Args:
+        partial: what was written, on the file system of `path`.
+        path: its name; a former file is replaced.
+    """
     sync(partial)
     rename(partial, path)
     sync(path.parent)
 
 
+@contextlib.contextmanager
+def whole_file(path: Path) -> Iterator[Path]:
+    """Gives a path to write to; what lies there is published as `path` if no error is raised.
+
+    The path is the file's own with more behind it, and of this process alone.
+
+    Args:
+        path: of the file, which is replaced; its folder is there.
+    """
+    partial = path.with_name(f"{path.name}.{os.getpid()}.part")
+    try:
+        yield partial
+        publish(partial, path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes a file that has all of a text or is not there, under its name."""
+    with whole_file(path) as partial, open(partial, "wb", buffering=0) as file:
+        write(file, text.encode())
+
+
 def rename(old: Path, new: Path) -> None:
     """Gives a file or folder another name on the same file system."""
-    os.rename(old, new)
+    os.replace(old, new)
 
 
 def make_folder(path: Path) -> None:

@@ -1,0 +1,194 @@
+"""The ranks of a Horovod job. The only file that imports Horovod.
+
+In: the environment that a launcher has made. Out: the job's communicator, whose ranks watch each
+other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import math
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from slipstream_tf import launch
+from slipstream_tf.distributed import watch
+from slipstream_tf.distributed.agreement import gather_json
+from slipstream_tf.distributed.comm import (
+    KINDS,
+    Communicator,
+    Kind,
+    SingleProcess,
+    Traffic,
+    index_of,
+)
+from slipstream_tf.errors import require_number
+
+_MISSING = (
+    "This process was started as one rank of many ({variable} is set), but Horovod cannot be "
+    "imported: {error}. Install it: make horovod, or python build_support/install_horovod.py."
+)
+# Of the job that `init` has joined: what is done once for a process is done.
+_job: HorovodCommunicator | None = None
+
+
+class HorovodCommunicator:
+    """The ranks of a Horovod job."""
+
+    def __init__(self, horovod: Any):
+        """Takes an initialised `horovod.tensorflow`."""
+        self._hvd = horovod
+        self.rank, self.size = int(horovod.rank()), int(horovod.size())
+        self.local_rank = int(horovod.local_rank())
+        with tf.device("CPU:0"):
+            # int32 has no place on a GPU; int64 counts a lifetime of bytes.
+            self._bytes = tf.Variable(tf.zeros([len(KINDS)], tf.int64), trainable=False)
+            self._zero = tf.Variable(0, trainable=False)
+
+    def sum(self, tensor: Any, kind: Kind, name: str) -> tf.Tensor:
+        """See `Communicator.sum`."""
+        tensor = self._never_constant(tensor)
+        # Of a ring, whose every rank sends 2 * (size - 1) parts of 1 / size.
+        nbytes = _nbytes(tensor) * 2 * (self.size - 1) // self.size
+        with tf.control_dependencies([self._count(nbytes, kind, name)]):
+            return self._hvd.allreduce(tensor, op=self._hvd.Sum, name=name)
+
+    def gather(self, tensor: Any, kind: Kind, name: str) -> tf.Tensor:
+        """See `Communicator.gather`."""
+        tensor = self._never_constant(tensor)
+        nbytes = _nbytes(tensor) * (self.size - 1)
+        with tf.control_dependencies([self._count(nbytes, kind, name)]):
+            return self._hvd.allgather(tensor, name=name)
+
+    def exchange(
+        self, tensor: Any, splits: Any, kind: Kind, name: str
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """See `Communicator.exchange`."""
+        tensor, splits = self._never_constant(tensor), tf.convert_to_tensor(splits)
+        row = tf.cast(tf.reduce_prod(tf.shape(tensor)[1:]), tf.int64) * tensor.dtype.size
+        others = tf.cast(tf.reduce_sum(splits) - splits[self.rank], tf.int64)
+        with tf.control_dependencies([self._count(row * others, kind, name)]):
+            received, received_splits = self._hvd.alltoall(tensor, splits=splits, name=name)
+        return received, received_splits
+
+    def broadcast(self, tensor: Any, root: int, kind: Kind, name: str) -> tf.Tensor:
+        """See `Communicator.broadcast`."""
+        tensor = self._never_constant(tensor)
+        nbytes = _nbytes(tensor) * _ranks_below(self.rank, root, self.size)
+        with tf.control_dependencies([self._count(nbytes, kind, name)]):
+            return self._hvd.broadcast(tensor, root_rank=root, name=name)
+
+    def traffic(self) -> Traffic:
+        """Returns the bytes that this rank gave to the network."""
+        counts = self._bytes.numpy()
+        return Traffic({kind: int(count) for kind, count in zip(KINDS, counts, strict=True)})
+
+    def count_sent(self, nbytes: Any, kind: Kind, name: str) -> Any:
+        """See `Communicator.count_sent`."""
+        return self._count(tf.cast(nbytes, tf.int64), kind, name)
+
+    @contextlib.contextmanager
+    def uncounted(self) -> Iterator[None]:
+        """See `Communicator.uncounted`."""
+        before = self._bytes.numpy()
+        try:
+            yield
+        finally:
+            self._bytes.assign(before)
+
+    def _never_constant(self, tensor: Any) -> tf.Tensor:
+        """Returns the tensor, uncopied; TensorFlow cannot know its value before it runs a graph.
+
+        Horovod's ops are not stateful: TensorFlow would run one of a constant (the size of a batch
+        of known shape) once, while it optimises a graph on one rank, and then leave it out. It does
+        so behind an identity and a placeholder's default, but not behind a variable.
+        """
+        tensor = tf.convert_to_tensor(tensor)
+        if tf.executing_eagerly():
+            return tensor
+        # Into its own shape, whose rank depends on the variable: a scalar's would be known.
+        passed = tf.reshape(tensor, tf.shape(tensor)[self._zero.read_value() :])
+        passed.set_shape(tensor.shape)
+        return passed
+
+    def _count(self, nbytes: Any, kind: Kind, name: str) -> Any:
+        with tf.device("CPU:0"):
+            place = tf.reshape(tf.cast(index_of(kind, name), tf.int64), [1])
+            return self._bytes.scatter_add(tf.IndexedSlices(tf.reshape(nbytes, [1]), place))
+
+
+def _ranks_below(rank: int, root: int, size: int) -> int:
+    """Returns to how many others a rank of Gloo's broadcast tree sends."""
+    # In round i, whoever has the tensor, the 2 ** i first from the root, sends it 2 ** i further.
+    place = (rank - root) % size
+    return sum(place < 2**i and place + 2**i < size for i in range(size.bit_length()))
+
+
+def _nbytes(tensor: tf.Tensor) -> tf.Tensor:
+    return tf.size(tensor, tf.int64) * tensor.dtype.size
+
+
+def init(timeout_seconds: float | None = 30.0) -> Communicator:
+    """Joins the job that this process was started in: Horovod's, or one of this process alone.
+
+    A process is a rank of a job if a launcher (horovodrun, mpirun) says so in its environment.
+    Calling it again gives the same communicator.
+
+    Sums are added up in the same order every time: Horovod's fusion, which depends on chance, is
+    off unless the environment has HOROVOD_FUSION_THRESHOLD.
+
+    A job that loses a rank ends. From then on the next collective of every other rank raises, and
+    an error that nobody catches is reported as a `watch.PeerLostError` that names the lost rank and
+    the address of its host. A rank is lost
+
+    - at once, if its program fails, ends before the others, or is killed;
+    - after the timeout and a tenth of it, or a second, if its host or a link is down;
+    - after one and a half times the timeout and five seconds, if its process has stopped.
+
+    A rank that does not end by itself, because it is not in a collective or catches the error, is
+    ended when the timeout has passed once more.
+
+    Args:
+        timeout_seconds: at least 1. Gloo's own timeout is set to it as well, rounded up, unless the
+            environment has HOROVOD_GLOO_TIMEOUT_SECONDS; by Gloo, ranks must also start within it
+            of each other. None: Gloo's is left alone, and lost ranks are not named. Only the first
+            call's counts.
+
+    Returns:
+        The communicator.
+
+    Raises:
+        ImportError: there is a job, but no Horovod.
+        ValueError: `timeout_seconds` is out of range.
+        ConnectionError: the ranks cannot connect to each other.
+    """
+    global _job
+    if timeout_seconds is not None:
+        require_number("timeout_seconds", timeout_seconds, 1, place="init")
+    launched = launch.rank_variable()
+    if launched is None:
+        return SingleProcess()
+    if _job is not None:
+        return _job
+    try:
+        horovod: Any = importlib.import_module("horovod.tensorflow")
+    except ImportError as error:
+        raise ImportError(_MISSING.format(variable=launched, error=error)) from error
+    if timeout_seconds is not None:
+        os.environ.setdefault("HOROVOD_GLOO_TIMEOUT_SECONDS", str(math.ceil(timeout_seconds)))
+    # What Horovod finds waiting at one time it would add up as one tensor, in parts that depend on
+    # what there is: the same job would end with other bits each time.
+    os.environ.setdefault("HOROVOD_FUSION_THRESHOLD", "0")
+    horovod.init()
+    if timeout_seconds is not None and horovod.size() > 1:
+        # By a communicator of its own, whose bytes nobody counts.
+        own = HorovodCommunicator(horovod)
+        gather = functools.partial(gather_json, own, name="slipstream_watch")
+        watch.start(horovod.rank(), horovod.size(), gather, timeout_seconds)
+    _job = HorovodCommunicator(horovod)
+    return _job

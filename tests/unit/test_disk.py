@@ -1,0 +1,44 @@
+"""disk: a file is whole under its name, or what was there before."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from slipstream_tf import disk
+
+
+def test_a_file_gets_its_name_when_all_of_it_is_on_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, done = tmp_path / "file", []
+    path.write_text("before")
+    for name in ("sync", "rename"):
+        action = getattr(disk, name)
+
+        def act(*paths: Path, action: object = action, name: str = name) -> None:
+            done.append((name, paths[0].name.replace(str(os.getpid()), "PID"), path.read_text()))
+            action(*paths)  # type: ignore[operator]
+
+        monkeypatch.setattr(disk, name, act)
+    disk.write_text(path, "after")
+    assert done == [
+        ("sync", "file.PID.part", "before"),
+        ("rename", "file.PID.part", "before"),
+        ("sync", tmp_path.name, "after"),
+    ]
+    assert os.listdir(tmp_path) == ["file"]
+
+
+@pytest.mark.parametrize("is_there", [False, True])
+def test_a_writer_that_fails_leaves_what_was_there(tmp_path: Path, is_there: bool) -> None:
+    path = tmp_path / "file"
+    if is_there:
+        path.write_text("before")
+    with pytest.raises(KeyboardInterrupt), disk.whole_file(path) as partial:
+        partial.write_text("half")
+        raise KeyboardInterrupt
+    assert os.listdir(tmp_path) == (["file"] if is_there else [])
+    assert not is_there or path.read_text() == "before"
