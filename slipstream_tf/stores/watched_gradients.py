@@ -177,7 +177,7 @@ class WatchedGradients:
         offered, masked, state = int(self.offered_rows), int(self.masked_rows), self._buffer.state()
         held = state.counts._asdict()
         sent = offered - masked - held["held"] + held.pop("left_alone")
-        of_buffer = {"pending": state.pending, "pending_bytes": state.nbytes}
+        of_buffer = {"pending": state.num_deferred, "pending_bytes": state.nbytes}
         return UpdateCounts(offered=offered, sent=sent, masked=masked, **held, **of_buffer)
 
 
