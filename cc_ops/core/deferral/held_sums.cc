@@ -5,35 +5,12 @@
 #include <string>
 #include <utility>
 
-#include "cc_ops/core/base/hash.h"
+#include "cc_ops/core/containers/flat_table.h"
 
 namespace slipstream {
 namespace {
 
 constexpr int64_t kNowhere = -1;
-
-// Rows of a step by their keys. Of the step: it has fewer rows than there are sums, all of which
-// are looked at in every step anyhow.
-class RowIndex {
- public:
-  explicit RowIndex(const int64_t* keys, int64_t n) : keys_(keys) {
-    size_t slots = 16;
-    while (slots < 2 * static_cast<size_t>(n)) slots *= 2;
-    rows_.resize(slots, kNowhere);
-  }
-
-  // The row of a key, or kNowhere: then the key can be put there.
-  int64_t& Find(int64_t key) {
-    const uint64_t mask = rows_.size() - 1;
-    uint64_t i = HashKey(key) & mask;
-    while (rows_[i] != kNowhere && keys_[rows_[i]] != key) i = (i + 1) & mask;
-    return rows_[i];
-  }
-
- private:
-  const int64_t* keys_;
-  std::vector<int64_t> rows_;
-};
 
 // Keys that leave, each with its row, or n + its place.
 using Leaves = std::vector<std::pair<int64_t, int64_t>>;
@@ -105,9 +82,12 @@ void JudgePlaces(const HeldSums& held, const HoldRule& rule, const int64_t* keys
 
 Status AddToHeld(const HeldSums& held, const int64_t* keys, const float* gradients, int64_t n,
                  int64_t* places, float* sums) {
-  RowIndex rows(keys, n);
+  // Of the step: it has fewer rows than there are sums, all of which are looked at in every step
+  // anyhow.
+  FlatTable<KeyNumber<int64_t>> rows;
+  rows.Reset(rows.PowerOfTwo(2 * n));
   for (int64_t i = 0; i < n; ++i) {
-    int64_t& row = rows.Find(keys[i]);
+    int64_t& row = rows.Probe({keys, keys[i]})->number;
     if (row != kNowhere) {
       return InvalidArgument("keys[" + std::to_string(row) + "] and keys[" + std::to_string(i) +
                              "] are both " + std::to_string(keys[i]) + "; allowed: each key once");
@@ -117,7 +97,7 @@ Status AddToHeld(const HeldSums& held, const int64_t* keys, const float* gradien
   std::fill_n(places, n, kNowhere);
   for (int64_t p = 0; p < held.capacity && n > 0; ++p) {
     if (held.keys[p] == HeldSums::kFree) continue;
-    const int64_t row = rows.Find(held.keys[p]);
+    const int64_t row = rows.Probe({keys, held.keys[p]})->number;
     if (row != kNowhere) places[row] = p;
   }
   for (int64_t i = 0; i < n; ++i) {

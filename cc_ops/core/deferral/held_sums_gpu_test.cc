@@ -136,8 +136,9 @@ class HolderOnGpu : public Holder {
         cudaMemcpy(may_wait.data(), waits.get(), gradients.keys.size(), cudaMemcpyHostToDevice),
         cudaSuccess);
     KeySetView view = marked.view();
-    OnDevice<int64_t> slots(std::vector<int64_t>(view.slots, view.slots + view.num_slots));
-    view.slots = slots.data();
+    OnDevice<KeySetEntry> entries(
+        std::vector<KeySetEntry>(view.entries, view.entries + view.capacity));
+    view.entries = entries.data();
     OnDevice<int64_t> leaving_keys(static_cast<size_t>(n + capacity_));
     OnDevice<float> leaving_sums(static_cast<size_t>((n + capacity_) * dim_));
     OnDevice<HeldCounts> counts(1);
