@@ -45,12 +45,8 @@ TARGET = 0.8
 HKV = "third_party/HierarchicalKV/include"  # In merlin-sok's source package.
 # Of the CPU's references beside the sources that have a launcher's name.
 _REFERENCES = (
-    *(
-        "core/saturation/drift_index.cc",
-        "core/memory/index_memory.cc",
-        "core/containers/key_map.cc",
-        "core/containers/key_set.cc",
-    ),
+    "core/saturation/drift_index.cc",
+    "core/memory/page_memory.cc",
     "core/saturation/skip_score.cc",
 )
 _WITH_HKV = ("hierarchical_kv.cu.cc", "probe_turns.cc")

@@ -53,8 +53,8 @@ void MeasureOne(Bench* bench, int64_t batch, int64_t keys_per_table, double alph
   classifier.settings.threshold = 0.97f;
 
   const DriftIndexView view = index.view();
-  const OnDevice<DriftIndexView::Slot> slots(
-      std::vector<DriftIndexView::Slot>(view.slots, view.slots + view.num_slots));
+  const OnDevice<DriftEntry> slots(
+      std::vector<DriftEntry>(view.entries, view.entries + view.capacity));
   const OnDevice<int64_t> keys_on_device(keys), offsets_on_device(offsets);
   const OnDevice<int32_t> tables_on_device(tables);
   const LookupLists lookups = {keys.data(), tables.data(), n, offsets.data(), batch};
@@ -72,7 +72,7 @@ void MeasureOne(Bench* bench, int64_t batch, int64_t keys_per_table, double alph
                   "keys, tables, offsets; skippable, score, weight (not the index)",
                   item * n + 8 * (batch + 1) + 9 * batch, has_target, nullptr,
                   [&](cudaStream_t stream) {
-                    Check(LaunchClassifyByDrift(stream, {slots.data(), view.num_slots}, classifier,
+                    Check(LaunchClassifyByDrift(stream, {slots.data(), view.capacity}, classifier,
                                                 lookups_on_device, 0, scratch.data(), result),
                           "LaunchClassifyByDrift");
                   },

@@ -49,8 +49,9 @@ void MeasureOne(Bench* bench, const Gradients& gradients, const OnDevice<float>&
   for (const int64_t key : gradients.keys) unmasked += masked.Contains(key) ? 0 : 1;
 
   KeySetView view = masked.view();
-  const OnDevice<int64_t> slots(std::vector<int64_t>(view.slots, view.slots + view.num_slots));
-  view.slots = slots.data();
+  const OnDevice<KeySetEntry> entries(
+      std::vector<KeySetEntry>(view.entries, view.entries + view.capacity));
+  view.entries = entries.data();
   const OnDevice<int64_t> keys(gradients.keys), kept_keys(n);
   const OnDevice<float> kept_rows(n * dim);
   const OnDevice<CompactionCounts> counts(1);

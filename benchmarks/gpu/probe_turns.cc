@@ -56,7 +56,7 @@ void ExpectRows(const Found& found, const std::vector<int64_t>& keys, const Prob
   const std::vector<float> rows = found.rows.ToHost();
   for (size_t i = 0; i < keys.size(); ++i) {
     const int64_t place = map.PlaceOf(keys[i]);
-    const uint8_t is_found = place != KeyMapView::kNowhere ? 1 : 0;
+    const uint8_t is_found = place != KeyMapEntry::kNowhere ? 1 : 0;
     ExpectEqual(&flags[i], &is_found, 1, what + ", found of key " + std::to_string(i) + ", ");
     const std::vector<float> expected(kDim, static_cast<float>(place));
     if (is_found) {

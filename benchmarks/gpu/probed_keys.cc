@@ -32,7 +32,7 @@ void FrozenProbe::ExpectResults(const std::vector<int64_t>& keys, const ProbedMa
   std::vector<int64_t> places, hits, misses;
   for (int64_t i = 0; i < n_; ++i) {
     places.push_back(map.PlaceOf(keys[i]));
-    (places.back() != KeyMapView::kNowhere ? hits : misses).push_back(i);
+    (places.back() != KeyMapEntry::kNowhere ? hits : misses).push_back(i);
   }
   const auto num_hits = static_cast<int64_t>(hits.size());
   ExpectEqual(num_hits_.ToHost(), {num_hits}, "num_hits");

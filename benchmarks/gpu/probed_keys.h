@@ -27,9 +27,9 @@ class ProbedMap {
 
   const std::vector<int64_t>& keys() const { return keys_; }
   int64_t size() const { return static_cast<int64_t>(keys_.size()); }
-  int64_t PlaceOf(int64_t key) const { return map_.view().Find(key).place; }
+  int64_t PlaceOf(int64_t key) const { return map_.view().Find(key).index; }
   uint8_t StateOf(int64_t key) const { return static_cast<uint8_t>(map_.view().Find(key).state); }
-  KeyMapView on_device() const { return {slots_.data(), map_.view().num_slots}; }
+  KeyMapView on_device() const { return {slots_.data(), map_.view().capacity}; }
   int64_t bytes_on_device() const { return static_cast<int64_t>(slots_.bytes()); }
 
   // n keys, drawn evenly: of those in the map with probability hits_percent / 100, else of as many
@@ -60,13 +60,13 @@ class ProbedMap {
     if (map.size() != n) throw std::logic_error("ProbedKey gives a key twice");
     return map;
   }
-  static std::vector<KeyMapView::Slot> SlotsOf(const KeyMap& map) {
-    return {map.view().slots, map.view().slots + map.view().num_slots};
+  static std::vector<KeyMapEntry> SlotsOf(const KeyMap& map) {
+    return {map.view().entries, map.view().entries + map.view().capacity};
   }
 
   std::vector<int64_t> keys_;
   KeyMap map_;
-  OnDevice<KeyMapView::Slot> slots_;
+  OnDevice<KeyMapEntry> slots_;
 };
 
 // What LaunchFrozenProbe needs and writes, for batches of n keys.

@@ -175,10 +175,19 @@ class WatchedGradients:
     def counts(self) -> UpdateCounts:
         """Returns what became, or in shadow mode would have become, of gradient rows."""
         offered, masked, state = int(self.offered_rows), int(self.masked_rows), self._buffer.state()
-        held = state.counts._asdict()
-        sent = offered - masked - held["held"] + held.pop("left_alone")
-        of_buffer = {"pending": state.num_deferred, "pending_bytes": state.nbytes}
-        return UpdateCounts(offered=offered, sent=sent, masked=masked, **held, **of_buffer)
+        counts = state.counts
+        return UpdateCounts(
+            offered=offered,
+            sent=offered - masked - counts.deferred + counts.without_gradient,
+            masked=masked,
+            held=counts.deferred,
+            due_by_movement=counts.due_by_movement,
+            due_by_age=counts.due_by_age,
+            flushed=counts.flushed,
+            refused=counts.over_budget,
+            pending=state.num_deferred,
+            pending_bytes=state.nbytes,
+        )
 
 
 def _parts(slices: tf.IndexedSlices) -> tuple[tf.Tensor, tf.Tensor]:

@@ -9,6 +9,8 @@
 #include <utility>
 #include <vector>
 
+#include "cc_ops/core/base/parallel.h"
+
 namespace slipstream {
 
 // The order of int64 keys, and of float numbers from 0 with the largest first.
@@ -22,26 +24,45 @@ inline uint64_t DescendingBits(float number) {
 }
 
 // Sorts items by bits_of(item), an unsigned integer; equal ones keep their order. Digits that all
-// items agree in cost nothing but a look. Throws std::bad_alloc, leaving items as they were.
+// items agree in cost nothing but a look. Without threads it throws only std::bad_alloc, leaving
+// items as they were; with some, whatever `parallel` does.
 template <class T, class BitsOf>
-void RadixSort(std::vector<T>* items, const BitsOf& bits_of) {
+void RadixSort(std::vector<T>* items, const BitsOf& bits_of, const Parallel& parallel = {}) {
   constexpr int kDigitBits = 11, kDigits = (64 + kDigitBits - 1) / kDigitBits;
   constexpr size_t kRadix = size_t{1} << kDigitBits;
-  const auto digit_of = [&bits_of](const T& item, int digit) {
-    return static_cast<size_t>(bits_of(item) >> (digit * kDigitBits)) & (kRadix - 1);
+  constexpr int64_t kItemsPerTask = 4096;
+  const auto n = static_cast<int64_t>(items->size());
+  if (n < 2) return;
+  const int tasks = TasksFor(n, kItemsPerTask, parallel);
+  struct Counts {
+    uint64_t differing = 0;
+    std::array<size_t, kRadix> of_digit;  // items, then where the next one goes
   };
-  if (items->size() < 2) return;
-  const uint64_t first = bits_of(items->front());
-  uint64_t differing = 0;
-  for (const T& item : *items) differing |= bits_of(item) ^ first;
+  std::vector<Counts> counts(static_cast<size_t>(tasks));
   std::vector<T> sorted(items->size());
-  for (int d = 0; d < kDigits; ++d) {
-    if (((differing >> (d * kDigitBits)) & (kRadix - 1)) == 0) continue;
-    std::array<size_t, kRadix> places{};
-    for (const T& item : *items) ++places[digit_of(item, d)];
+  const auto for_each = [&](const auto& fn) {
+    parallel.run(tasks, [&](int task) {
+      const TaskRange range = RangeOf(task, tasks, n);
+      Counts* const own = &counts[static_cast<size_t>(task)];
+      for (int64_t i = range.begin; i < range.end; ++i) fn((*items)[i], own);
+    });
+  };
+  const uint64_t first = bits_of(items->front());
+  for_each([&](const T& item, Counts* own) { own->differing |= bits_of(item) ^ first; });
+  uint64_t differing = 0;
+  for (const Counts& own : counts) differing |= own.differing;
+  for (int shift = 0; shift < kDigits * kDigitBits; shift += kDigitBits) {
+    const auto digit_of = [&](uint64_t bits) { return (bits >> shift) & (kRadix - 1); };
+    if (digit_of(differing) == 0) continue;
+    for (Counts& own : counts) own.of_digit.fill(0);
+    for_each([&](const T& item, Counts* own) { ++own->of_digit[digit_of(bits_of(item))]; });
     size_t total = 0;
-    for (size_t& place : places) total += std::exchange(place, total);
-    for (const T& item : *items) sorted[places[digit_of(item, d)]++] = item;
+    for (size_t digit = 0; digit < kRadix; ++digit) {
+      for (Counts& own : counts) total += std::exchange(own.of_digit[digit], total);
+    }
+    for_each([&](const T& item, Counts* own) {
+      sorted[own->of_digit[digit_of(bits_of(item))]++] = item;
+    });
     items->swap(sorted);
   }
 }

@@ -18,7 +18,7 @@ TEST(KeyMap, ANewOneIsEmpty) {
   const KeyMap map;
   EXPECT_EQ(map.size(), 0);
   for (int64_t key : {kLowest, int64_t{-1}, int64_t{0}, kHighest}) {
-    EXPECT_EQ(map.view().Find(key).place, KeyMapView::kNowhere);
+    EXPECT_EQ(map.view().Find(key).index, KeyMapEntry::kNowhere);
     EXPECT_EQ(map.view().Find(key).state, 0u);
   }
 }
@@ -32,7 +32,7 @@ TEST(KeyMap, EveryInt64IsAKey) {
     ASSERT_TRUE(map.Build(others.data(), nullptr, static_cast<int64_t>(others.size())).ok());
     for (size_t i = 0; i < keys.size(); ++i) {
       const int32_t place = static_cast<int32_t>(i < without ? i : i - 1);
-      EXPECT_EQ(map.view().Find(keys[i]).place, i == without ? KeyMapView::kNowhere : place);
+      EXPECT_EQ(map.view().Find(keys[i]).index, i == without ? KeyMapEntry::kNowhere : place);
     }
   }
 }
@@ -43,9 +43,9 @@ TEST(KeyMap, OfAKeyGivenTwiceTheFirstCounts) {
   KeyMap map;
   ASSERT_TRUE(map.Build(keys.data(), states.data(), 5).ok());
   EXPECT_EQ(map.size(), 3);
-  EXPECT_EQ(map.view().Find(7).place, 0);
+  EXPECT_EQ(map.view().Find(7).index, 0);
   EXPECT_EQ(map.view().Find(8).state, 2u);
-  EXPECT_EQ(map.view().Find(9).place, 3);
+  EXPECT_EQ(map.view().Find(9).index, 3);
   EXPECT_EQ(map.view().Find(9).state, 255u);
 }
 
@@ -55,11 +55,11 @@ TEST(KeyMap, BuildReplacesTheContent) {
   KeyMap map;
   ASSERT_TRUE(map.Build(keys.data(), states.data(), 2).ok());
   ASSERT_TRUE(map.Build(others.data(), nullptr, 2).ok());
-  EXPECT_EQ(map.view().Find(1).place, KeyMapView::kNowhere);
-  EXPECT_EQ(map.view().Find(2).place, 0);
+  EXPECT_EQ(map.view().Find(1).index, KeyMapEntry::kNowhere);
+  EXPECT_EQ(map.view().Find(2).index, 0);
   EXPECT_EQ(map.view().Find(2).state, 0u);
   ASSERT_TRUE(map.Build(nullptr, nullptr, 0).ok());
-  EXPECT_EQ(map.view().Find(2).place, KeyMapView::kNowhere);
+  EXPECT_EQ(map.view().Find(2).index, KeyMapEntry::kNowhere);
   EXPECT_EQ(map.size(), 0);
 }
 
@@ -70,7 +70,7 @@ TEST(KeyMap, TooManyKeysChangeNothing) {
   const Status status = map.Build(&key, nullptr, KeyMap::kMaxKeys + 1);
   EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
   EXPECT_NE(status.message().find("2147483648"), std::string::npos) << status.message();
-  EXPECT_EQ(map.view().Find(4).place, 0);
+  EXPECT_EQ(map.view().Find(4).index, 0);
 }
 
 TEST(KeyMap, EqualsAStandardMap) {
@@ -87,8 +87,8 @@ TEST(KeyMap, EqualsAStandardMap) {
   EXPECT_EQ(map.size(), static_cast<int64_t>(expected.size()));
   for (int64_t key = -16000; key < 16000; ++key) {
     const auto found = expected.find(key);
-    EXPECT_EQ(map.view().Find(key).place,
-              found == expected.end() ? KeyMapView::kNowhere : found->second);
+    EXPECT_EQ(map.view().Find(key).index,
+              found == expected.end() ? KeyMapEntry::kNowhere : found->second);
   }
 }
 

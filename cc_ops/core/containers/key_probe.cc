@@ -19,8 +19,8 @@ int64_t ProbeFrozen(const int64_t* keys, int64_t n, const KeyMapView& frozen,
     const TaskRange range = RangeOf(task, tasks, n);
     int64_t found = 0;
     for (int64_t i = range.begin; i < range.end; ++i) {
-      places[i] = frozen.Find(keys[i]).place;
-      found += places[i] != KeyMapView::kNowhere;
+      places[i] = frozen.Find(keys[i]).index;
+      found += places[i] != KeyMapEntry::kNowhere;
     }
     hits[task] = found;
   });
@@ -29,7 +29,7 @@ int64_t ProbeFrozen(const int64_t* keys, int64_t n, const KeyMapView& frozen,
 
 void SplitProbed(const int64_t* places, int64_t n, int64_t* hits, int64_t* misses) {
   for (int64_t i = 0; i < n; ++i) {
-    int64_t*& end = places[i] != KeyMapView::kNowhere ? hits : misses;
+    int64_t*& end = places[i] != KeyMapEntry::kNowhere ? hits : misses;
     *end++ = i;
   }
 }

@@ -29,9 +29,9 @@ struct Workspace {
 __global__ void FrozenProbeKernel(const int64_t* __restrict__ keys, int64_t n, KeyMapView frozen,
                                   int64_t* __restrict__ places, int32_t* __restrict__ flags) {
   for (int64_t i = ThreadOfGrid(); i < n; i += ThreadsOfGrid()) {
-    const int32_t place = frozen.Find(keys[i]).place;
+    const int32_t place = frozen.Find(keys[i]).index;
     places[i] = place;
-    flags[i] = place != KeyMapView::kNowhere ? 1 : 0;
+    flags[i] = place != KeyMapEntry::kNowhere ? 1 : 0;
   }
 }
 
@@ -39,7 +39,7 @@ __global__ void SplitKernel(const int64_t* __restrict__ places, const int32_t* _
                             int64_t n, int64_t* __restrict__ hits, int64_t* __restrict__ misses,
                             int64_t* __restrict__ num_hits) {
   for (int64_t i = ThreadOfGrid(); i < n; i += ThreadsOfGrid()) {
-    const bool is_hit = places[i] != KeyMapView::kNowhere;
+    const bool is_hit = places[i] != KeyMapEntry::kNowhere;
     const int64_t hits_before = ranks[i];
     if (is_hit) {
       hits[hits_before] = i;

@@ -23,7 +23,7 @@ cudaError_t FrozenProbeWorkspaceBytes(int64_t n, size_t* bytes);
 //   keys          [n].
 //   frozen        its slots are in device memory too.
 //   workspace     FrozenProbeWorkspaceBytes(n) bytes, 256-byte aligned.
-//   places        [n]: the key's place in `frozen`, or KeyMapView::kNowhere.
+//   places        [n]: the key's place in `frozen`, or KeyMapEntry::kNowhere.
 //   hits, misses  [n] each: first the positions of the frozen keys, or of the others, ascending.
 //   num_hits      one value: how many of `hits` are written; of `misses` n less that.
 //

@@ -11,7 +11,7 @@ namespace slipstream {
 
 // The frozen-cache probe, first half: looks keys up among the frozen ones.
 //   keys    [n], owned by the caller.
-//   places  [n], owned by the caller: the key's place in `frozen`, or KeyMapView::kNowhere.
+//   places  [n], owned by the caller: the key's place in `frozen`, or KeyMapEntry::kNowhere.
 // Returns the number of keys that are frozen.
 int64_t ProbeFrozen(const int64_t* keys, int64_t n, const KeyMapView& frozen,
                     const Parallel& parallel, int64_t* places);

@@ -43,14 +43,14 @@ std::vector<uint8_t> StatesOnCpu(const std::vector<int64_t>& keys, const KeyMap&
 }
 
 #ifdef SLIPSTREAM_WITH_CUDA
-std::vector<KeyMapView::Slot> SlotsOf(const KeyMap& map) {
-  return {map.view().slots, map.view().slots + map.view().num_slots};
+std::vector<KeyMapEntry> SlotsOf(const KeyMap& map) {
+  return {map.view().entries, map.view().entries + map.view().capacity};
 }
 
 Probed ProbeOnGpu(const std::vector<int64_t>& keys, const KeyMap& frozen) {
   const auto n = static_cast<int64_t>(keys.size());
-  OnDevice<KeyMapView::Slot> slots(SlotsOf(frozen));
-  const KeyMapView view = {slots.data(), frozen.view().num_slots};
+  OnDevice<KeyMapEntry> slots(SlotsOf(frozen));
+  const KeyMapView view = {slots.data(), frozen.view().capacity};
   size_t bytes = 0;
   EXPECT_EQ(FrozenProbeWorkspaceBytes(n, &bytes), cudaSuccess);
   OnDevice<char> workspace(bytes);
@@ -72,12 +72,12 @@ Probed ProbeOnGpu(const std::vector<int64_t>& keys, const KeyMap& frozen) {
 }
 
 std::vector<uint8_t> StatesOnGpu(const std::vector<int64_t>& keys, const KeyMap& known) {
-  OnDevice<KeyMapView::Slot> slots(SlotsOf(known));
+  OnDevice<KeyMapEntry> slots(SlotsOf(known));
   OnDevice<int64_t> device_keys(keys);
   OnDevice<uint8_t> states(std::vector<uint8_t>(keys.size(), 77));
   const TestStream stream;
   EXPECT_EQ(LaunchStateLookup(stream.get(), device_keys.data(), static_cast<int64_t>(keys.size()),
-                              {slots.data(), known.view().num_slots}, states.data()),
+                              {slots.data(), known.view().capacity}, states.data()),
             cudaSuccess);
   stream.Wait();
   return states.ToHost();

@@ -2,56 +2,59 @@
 #ifndef SLIPSTREAM_CC_OPS_CORE_CONTAINERS_KEY_SET_H_
 #define SLIPSTREAM_CC_OPS_CORE_CONTAINERS_KEY_SET_H_
 
+#include <algorithm>
 #include <cstdint>
 #include <limits>
-#include <vector>
 
 #include "cc_ops/core/base/hash.h"
 #include "cc_ops/core/base/host_device.h"
 #include "cc_ops/core/base/status.h"
+#include "cc_ops/core/containers/flat_table.h"
 
 namespace slipstream {
 
-// Reads a KeySet's slots, which the set owns, or a copy of them in GPU memory.
-struct KeySetView {
-  // Marks a free slot. It is a legal key too: whether it is in the set stands beside the slots.
+struct KeySetEntry {
+  using Key = int64_t;
+  static constexpr int64_t kLine = 1;
   static constexpr int64_t kFree = std::numeric_limits<int64_t>::min();
 
-  const int64_t* slots = nullptr;  // [num_slots]
-  int64_t num_slots = 0;           // 0 or a power of two
+  int64_t key = kFree;
+
+  SLIPSTREAM_HOST_DEVICE static uint64_t Hash(int64_t key) { return HashKey(key); }
+  SLIPSTREAM_HOST_DEVICE bool is_free() const { return key == kFree; }
+  SLIPSTREAM_HOST_DEVICE bool Is(int64_t other) const { return key == other; }
+};
+
+// What marks a free entry is a legal key, too: whether it is in the set stands beside the entries.
+struct KeySetView : FlatTableView<KeySetEntry> {
   bool has_free_key = false;
 
   SLIPSTREAM_HOST_DEVICE bool Contains(int64_t key) const {
-    if (key == kFree) return has_free_key;
-    if (num_slots == 0) return false;
-    const uint64_t mask = static_cast<uint64_t>(num_slots) - 1;
-    for (uint64_t i = HashKey(key) & mask;; i = (i + 1) & mask) {
-      const int64_t slot = slots[i];
-      if (slot == key) return true;
-      if (slot == kFree) return false;
-    }
+    return key == KeySetEntry::kFree ? has_free_key : !Find(key).is_free();
   }
 };
 
-// Open addressing with linear probing, 8 bytes a slot. Immutable after Build, so any number of
-// threads may read it.
+// Immutable after Build, so any number of threads may read it.
 class KeySet {
  public:
   // Replaces the content.
   //   keys: [n], owned by the caller; any int64 is a legal key, and one given twice counts once.
-  // ResourceExhausted if there is no memory for the slots; the set is then unchanged.
-  Status Build(const int64_t* keys, int64_t n);
+  // ResourceExhausted if there is no memory for the entries; the set is then unchanged.
+  Status Build(const int64_t* keys, int64_t n) {
+    const auto entry_of = [&](int64_t i) -> KeySetEntry { return {keys[i]}; };
+    const Status status = table_.Build("a set", keys, n, entry_of, &size_);
+    if (status.ok()) has_free_key_ = std::count(keys, keys + n, KeySetEntry::kFree) > 0;
+    return status;
+  }
 
-  int64_t size() const { return size_; }
+  int64_t size() const { return size_ + (has_free_key_ ? 1 : 0); }
   bool Contains(int64_t key) const { return view().Contains(key); }
 
   // Valid until the next Build.
-  KeySetView view() const {
-    return {slots_.data(), static_cast<int64_t>(slots_.size()), has_free_key_};
-  }
+  KeySetView view() const { return {table_.view(), has_free_key_}; }
 
  private:
-  std::vector<int64_t> slots_;  // at least twice the keys: probes stay short and end
+  FlatTable<KeySetEntry> table_;
   int64_t size_ = 0;
   bool has_free_key_ = false;
 };

@@ -5,35 +5,12 @@
 #include <string>
 #include <utility>
 
-#include "cc_ops/core/base/hash.h"
+#include "cc_ops/core/containers/flat_table.h"
 
 namespace slipstream {
 namespace {
 
 constexpr int64_t kNowhere = -1;
-
-// Rows of a step by their keys. Of the step: it has fewer rows than there are sums, all of which
-// are looked at in every step anyhow.
-class RowIndex {
- public:
-  explicit RowIndex(const int64_t* keys, int64_t n) : keys_(keys) {
-    size_t slots = 16;
-    while (slots < 2 * static_cast<size_t>(n)) slots *= 2;
-    rows_.resize(slots, kNowhere);
-  }
-
-  // The row of a key, or kNowhere: then the key can be put there.
-  int64_t& Find(int64_t key) {
-    const uint64_t mask = rows_.size() - 1;
-    uint64_t i = HashKey(key) & mask;
-    while (rows_[i] != kNowhere && keys_[rows_[i]] != key) i = (i + 1) & mask;
-    return rows_[i];
-  }
-
- private:
-  const int64_t* keys_;
-  std::vector<int64_t> rows_;
-};
 
 Status CheckRoom(int64_t n, const DeferredBuffers& buffers) {
   if (n <= buffers.capacity) return OkStatus();
@@ -52,9 +29,12 @@ void Put(int64_t key, int64_t since, const float* sum, int64_t p, const Deferred
 
 Status AddDeferred(const DeferredBuffers& buffers, const int64_t* keys, const float* gradients,
                    int64_t n, int64_t* indices, float* sums) {
-  RowIndex rows(keys, n);
+  // Of the step: it has fewer rows than there are sums, all of which are looked at in every step
+  // anyhow.
+  FlatTable<KeyNumber<int64_t>> rows;
+  rows.Reset(rows.PowerOfTwo(2 * n));
   for (int64_t i = 0; i < n; ++i) {
-    int64_t& row = rows.Find(keys[i]);
+    int64_t& row = rows.Probe({keys, keys[i]})->number;
     if (row != kNowhere) {
       return InvalidArgument("keys[" + std::to_string(row) + "] and keys[" + std::to_string(i) +
                              "] are both " + std::to_string(keys[i]) + "; allowed: each key once");
@@ -64,7 +44,7 @@ Status AddDeferred(const DeferredBuffers& buffers, const int64_t* keys, const fl
   std::fill_n(indices, n, kNowhere);
   for (int64_t p = 0; p < buffers.capacity && n > 0; ++p) {
     if (buffers.keys[p] == DeferredBuffers::kFree) continue;
-    const int64_t row = rows.Find(buffers.keys[p]);
+    const int64_t row = rows.Probe({keys, buffers.keys[p]})->number;
     if (row != kNowhere) indices[row] = p;
   }
   for (int64_t i = 0; i < n; ++i) {

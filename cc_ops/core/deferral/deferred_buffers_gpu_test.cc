@@ -138,8 +138,9 @@ class OnGpu : public Deferring {
         cudaMemcpy(may_wait.data(), waits.get(), gradients.keys.size(), cudaMemcpyHostToDevice),
         cudaSuccess);
     KeySetView view = saturated.view();
-    OnDevice<int64_t> slots(std::vector<int64_t>(view.slots, view.slots + view.num_slots));
-    view.slots = slots.data();
+    OnDevice<KeySetEntry> entries(
+        std::vector<KeySetEntry>(view.entries, view.entries + view.capacity));
+    view.entries = entries.data();
     OnDevice<int64_t> due_keys(static_cast<size_t>(n + capacity_));
     OnDevice<float> due_sums(static_cast<size_t>((n + capacity_) * dim_));
     OnDevice<StepCounts> counts(1);

@@ -56,16 +56,5 @@ TEST(DeferredGradients, ListsFromTheOldestToTheYoungest) {
 }
 
 // As a budget in bytes reckons with it; see ops/update_policy.py.
-TEST(DeferredGradients, TakesNoMoreBytesThanABudgetAllows) {
-  constexpr int64_t kBytesPerRow = (4 * kDim + 24) * 5 / 4 + 40;
-  DeferredGradients sums(kDim);
-  for (int64_t key = 0; key < 5000; ++key) {
-    sums.Insert(key, HashKey(key), key);
-    if (sums.size() >= 16) {
-      ASSERT_LE(sums.bytes(), sums.size() * kBytesPerRow * 3 / 2) << key;
-    }
-  }
-}
-
 }  // namespace
 }  // namespace slipstream

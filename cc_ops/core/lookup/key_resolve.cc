@@ -38,17 +38,15 @@ class BucketResolver {
     shard->arena.PrefetchChunks();
     const HashIndex& index = shard->index;
     Buffers& buffers = scratch_->buffers[bucket % 2];
-    // At most a quarter full.
-    int64_t num_places = 64;
-    while (num_places < 4 * n) num_places *= 2;
-    const uint64_t mask = static_cast<uint64_t>(num_places - 1);
-    scratch_->places.assign(static_cast<size_t>(num_places), -1);
+    // At most a quarter full, where there are few keys an eighth.
+    scratch_->numbers.Reset(scratch_->numbers.PowerOfTwo(std::max<int64_t>(64, 4 * n)));
     // Apart: memory may have run out between the two in an earlier batch.
     if (buffers.hash.size() < static_cast<size_t>(n)) buffers.hash.resize(static_cast<size_t>(n));
     if (buffers.number_of.size() < static_cast<size_t>(n)) {
       buffers.number_of.resize(static_cast<size_t>(n));
     }
-    int32_t* __restrict__ places = scratch_->places.data();
+    KeyNumber<int32_t>* __restrict__ entries = scratch_->numbers.begin();
+    const FlatTableView<KeyNumber<int32_t>> numbers = {entries, scratch_->numbers.capacity()};
     int32_t* __restrict__ number_of = buffers.number_of.data();
     uint64_t* __restrict__ hashes = buffers.hash.data();
     const int64_t* __restrict__ keys = sorted_.key.data() + begin;
@@ -60,15 +58,13 @@ class BucketResolver {
       const uint64_t hash = HashKey(key);
       index.Prefetch(hash);
       // The hash's top bits chose the shard.
-      uint64_t at = hash & mask;
-      // One branch, hardly ever taken, not one more on whether the place is free.
-      while ((places[at] >= 0) & (unique[std::max(places[at], 0)] != key)) at = (at + 1) & mask;
+      KeyNumber<int32_t>* const entry = &entries[numbers.Probe(numbers.Home(hash), {unique, key})];
       // Written without a branch on whether the key is new, which nobody can predict: what is
       // written for a known one is overwritten by the next new one.
-      const int32_t found = places[at];
+      const int32_t found = entry->number;
       const bool is_new = found < 0;
       const int32_t number = is_new ? count : found;
-      places[at] = number;
+      entry->number = number;
       number_of[i] = number;
       unique[count] = key;
       hashes[count] = hash;

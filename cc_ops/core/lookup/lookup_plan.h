@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "cc_ops/core/containers/flat_table.h"
 #include "cc_ops/core/table/embedding_table.h"
 
 namespace slipstream {
@@ -52,9 +53,9 @@ struct ResolveScratch {
     std::vector<int32_t> number_of;  // of each use's key among the bucket's distinct ones
     std::vector<uint64_t> hash;      // of the distinct keys
   };
-  std::vector<int32_t> places;  // hash table: number of a distinct key, or -1
-  std::vector<int32_t> missed;  // distinct keys that were not found at once
-  Buffers buffers[2];           // of buckets with even and with odd numbers
+  FlatTable<KeyNumber<int32_t>> numbers;  // of the distinct keys
+  std::vector<int32_t> missed;            // distinct keys that were not found at once
+  Buffers buffers[2];                     // of buckets with even and with odd numbers
 };
 
 // The memory of a lookup. Reused from step to step it costs no allocation.

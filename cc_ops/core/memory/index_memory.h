@@ -6,11 +6,12 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
-#include <memory>
 #include <mutex>
 #include <new>
 #include <type_traits>
 #include <vector>
+
+#include "cc_ops/core/memory/page_memory.h"
 
 namespace slipstream {
 
@@ -30,20 +31,12 @@ class IndexMemory {
   void Release(void* block, size_t bytes);
 
  private:
-  struct Free {
-    Free() : alignment{} {}
-    explicit Free(std::align_val_t of_memory) : alignment(of_memory) {}
-    std::align_val_t alignment;
-    void operator()(char* p) const { ::operator delete(p, alignment); }
-  };
   // Blocks lie in it in the order in which they were taken.
   struct Region {
-    std::unique_ptr<char, Free> memory;
-    size_t size = 0;
+    PageMemory memory;
     size_t begun = 0;  // bytes of all blocks, left ones too
     int blocks = 0;    // in use
   };
-  Region MakeRegion(size_t bytes) const;
 
   const int blocks_;
   std::mutex mutex_;
@@ -76,7 +69,7 @@ class IndexAllocator {
   bool operator!=(const IndexAllocator& other) const { return memory_ != other.memory_; }
 
  private:
-  static constexpr std::align_val_t kAlignment{64};
+  static constexpr std::align_val_t kAlignment{kLineBytes};
   IndexMemory* memory_;
 };
 

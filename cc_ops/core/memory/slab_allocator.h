@@ -3,11 +3,12 @@
 #ifndef SLIPSTREAM_CC_OPS_CORE_MEMORY_SLAB_ALLOCATOR_H_
 #define SLIPSTREAM_CC_OPS_CORE_MEMORY_SLAB_ALLOCATOR_H_
 
+#include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <mutex>
-#include <new>
 #include <vector>
+
+#include "cc_ops/core/memory/page_memory.h"
 
 namespace slipstream {
 
@@ -21,15 +22,8 @@ class SlabAllocator {
   int64_t bytes() const;
 
  private:
-  struct Free {
-    Free() : alignment{} {}
-    explicit Free(std::align_val_t of_memory) : alignment(of_memory) {}
-    std::align_val_t alignment;
-    void operator()(char* p) const { ::operator delete(p, alignment); }
-  };
-
   mutable std::mutex mutex_;
-  std::vector<std::unique_ptr<char, Free>> slabs_;
+  std::vector<PageMemory> slabs_;
   char* next_ = nullptr;  // free part of the last slab
   size_t left_ = 0;
   size_t total_ = 0;

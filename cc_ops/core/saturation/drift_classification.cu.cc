@@ -50,10 +50,10 @@ __global__ void ClassifyKernel(DriftIndexView drifts, DriftClassifier classifier
     // Padding is behind all lookups, like keys that are not tracked: it is never the required one.
     const auto drift_of = [&](int64_t j) {
       const float drift =
-          tables[j] < 0 ? DriftIndexView::kUntracked : drifts.Find({keys[j], tables[j]});
+          tables[j] < 0 ? DriftEntry::kUntracked : drifts.Find({keys[j], tables[j]}).drift;
       return __float_as_uint(drift);
     };
-    unsigned score = __float_as_uint(DriftIndexView::kUntracked);
+    unsigned score = __float_as_uint(DriftEntry::kUntracked);
     if (m > 0 && required == m) {
       unsigned largest = 0;
       for (int64_t j = lane; j < size; j += kWarpSize) {

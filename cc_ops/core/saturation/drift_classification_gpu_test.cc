@@ -107,8 +107,8 @@ class DriftClassificationTest : public OnPlaces {
     if (GetParam() == Place::kGpu) {
       const auto batch = static_cast<size_t>(inputs.batch());
       const DriftIndexView view = index.view();
-      OnDevice<DriftIndexView::Slot> slots(
-          std::vector<DriftIndexView::Slot>(view.slots, view.slots + view.num_slots));
+      OnDevice<DriftEntry> slots(
+          std::vector<DriftEntry>(view.entries, view.entries + view.capacity));
       OnDevice<int64_t> keys(inputs.lookup_keys), offsets(inputs.offsets);
       OnDevice<int32_t> tables(inputs.lookup_tables);
       OnDevice<uint32_t> scratch(inputs.lookup_keys.size());
@@ -120,7 +120,7 @@ class DriftClassificationTest : public OnPlaces {
       lookups.offsets = offsets.data();
       const TestStream stream;
       EXPECT_EQ(
-          LaunchClassifyByDrift(stream.get(), {slots.data(), view.num_slots}, classifier, lookups,
+          LaunchClassifyByDrift(stream.get(), {slots.data(), view.capacity}, classifier, lookups,
                                 first_number, classifier.alpha == 1.0 ? nullptr : scratch.data(),
                                 {skippable.data(), score.data(), weight.data()}),
           cudaSuccess);

@@ -10,24 +10,108 @@
 namespace slipstream {
 namespace {
 
+// Keys, or homes, ahead of the one at work whose entries are asked for.
+constexpr int64_t kAhead = 16;
+
 std::string At(int64_t position) { return " at position " + std::to_string(position); }
+
+// What an index is built of.
+struct Drifts {
+  int num_tables;
+  const int32_t* tables;
+  const int64_t* keys;
+  const float* drifts;
+  int64_t n;
+
+  Lookup LookupOf(int64_t i) const { return {keys[i], tables[i]}; }
+  // An anomaly keeps an entry, so that a second mention is still found. 0 is added so that there is
+  // one zero: scores are the same bytes wherever they are made.
+  DriftEntry EntryOf(int64_t i) const {
+    return {keys[i], tables[i],
+            std::isfinite(drifts[i]) ? drifts[i] + 0.0f : DriftEntry::kUntracked};
+  }
+};
+
+Status GivenTwice(const DriftEntry& entry) {
+  return InvalidArgument("key " + std::to_string(entry.key) + " of table " +
+                         std::to_string(entry.table) +
+                         " is given twice; allowed: one drift per key");
+}
+
+enum class Placed { kYes, kTwice, kNoRoom };
+
+// Puts an entry into the first free one of [begin, end).
+Placed Place(DriftEntry* begin, DriftEntry* end, const DriftEntry& entry) {
+  for (; begin < end; ++begin) {
+    if (begin->is_free()) {
+      *begin = entry;
+      return Placed::kYes;
+    }
+    if (begin->Is({entry.key, entry.table})) return Placed::kTwice;
+  }
+  return Placed::kNoRoom;
+}
+
+// Entries [begin, end) of one task: keys whose homes are in it go there.
+struct Part {
+  int64_t begin = 0, end = 0;
+  int64_t size = 0;           // keys with a drift
+  std::vector<int64_t> left;  // what found no free entry up to the end
+  int64_t failed = -1;        // the first that is wrong, if any
+  Status status;
+
+  void Fail(int64_t i, Status why) {
+    failed = i;
+    status = std::move(why);
+  }
+
+  void Fill(const Drifts& drifts, const FlatTable<DriftEntry>& table) {
+    constexpr int64_t kBlock = 1024;
+    DriftEntry* const entries = table.begin();
+    std::uninitialized_fill(entries + begin, entries + end, DriftEntry());
+    int64_t own[kBlock], homes[kBlock];
+    for (int64_t first = 0; first < drifts.n; first += kBlock) {
+      // Which are its own, no branch could predict.
+      int64_t m = 0;
+      for (int64_t i = first; i < std::min(drifts.n, first + kBlock); ++i) {
+        const int64_t home = table.view().Home(DriftEntry::Hash(drifts.LookupOf(i)));
+        own[m] = i;
+        homes[m] = home;
+        m += (home >= begin) & (home < end);
+      }
+      for (int64_t j = 0; j < std::min(kAhead, m); ++j) __builtin_prefetch(&entries[homes[j]], 1);
+      for (int64_t j = 0; j < m; ++j) {
+        if (j + kAhead < m) __builtin_prefetch(&entries[homes[j + kAhead]], 1);
+        const int64_t i = own[j];
+        Status checked = DriftIndex::Check(drifts.num_tables, drifts.tables, drifts.drifts, i);
+        if (!checked.ok()) return Fail(i, std::move(checked));
+        const DriftEntry entry = drifts.EntryOf(i);
+        const Placed placed = Place(entries + homes[j], entries + end, entry);
+        if (placed == Placed::kTwice) return Fail(i, GivenTwice(entry));
+        if (placed == Placed::kNoRoom) left.push_back(i);
+        size += std::isfinite(entry.drift);
+      }
+    }
+  }
+};
 
 }  // namespace
 
 void DriftIndex::Find(const Lookup* lookups, int64_t n, float* drifts) const {
-  constexpr int64_t kAhead = 16;
   const DriftIndexView index = view();
-  if (index.num_slots == 0) {
+  if (index.capacity == 0) {
     std::fill_n(drifts, n, kUntracked);
     return;
   }
   int64_t homes[kAhead];
   for (int64_t i = 0; i < n + kAhead; ++i) {
     int64_t* const home = &homes[i % kAhead];
-    if (i >= kAhead) drifts[i - kAhead] = index.FindFrom(*home, lookups[i - kAhead]);
+    if (i >= kAhead) {
+      drifts[i - kAhead] = index.entries[index.Probe(*home, lookups[i - kAhead])].drift;
+    }
     if (i < n) {
-      *home = index.Home(lookups[i]);
-      __builtin_prefetch(&slots_[*home]);
+      *home = index.Home(DriftEntry::Hash(lookups[i]));
+      __builtin_prefetch(&index.entries[*home]);
     }
   }
 }
@@ -44,101 +128,6 @@ Status DriftIndex::Check(int num_tables, const int32_t* tables, const float* dri
   return OkStatus();
 }
 
-void DriftIndex::Swap(DriftIndex* other) {
-  std::swap(memory_, other->memory_);
-  std::swap(slots_, other->slots_);
-  std::swap(capacity_, other->capacity_);
-  std::swap(num_slots_, other->num_slots_);
-  std::swap(size_, other->size_);
-}
-
-struct DriftIndex::Part {
-  int64_t begin = 0, end = 0;
-  int64_t size = 0;           // keys with a drift
-  std::vector<int64_t> left;  // entries that found no free slot up to the end
-  int64_t failed = -1;        // the first entry that is wrong, if any
-  Status status;
-
-  void Fail(int64_t entry, Status why) {
-    failed = entry;
-    status = std::move(why);
-  }
-};
-
-namespace {
-
-enum class Placed { kYes, kTwice, kNoRoom };
-
-// Puts an entry into the first free slot from `home`, before `end`.
-Placed Place(DriftIndexView::Slot* slots, int64_t home, int64_t end, const Lookup& lookup,
-             float drift) {
-  for (int64_t place = home; place < end; ++place) {
-    DriftIndexView::Slot* const slot = &slots[place];
-    if (slot->table == DriftIndexView::kFree) {
-      // An anomaly keeps a slot, so that a second mention is still found. 0 is added so that there
-      // is one zero: scores are the same bytes wherever they are made.
-      *slot = {lookup.key, lookup.table,
-               std::isfinite(drift) ? drift + 0.0f : DriftIndexView::kUntracked};
-      return Placed::kYes;
-    }
-    if (slot->key == lookup.key && slot->table == lookup.table) return Placed::kTwice;
-  }
-  return Placed::kNoRoom;
-}
-
-Status GivenTwice(const Lookup& lookup) {
-  return InvalidArgument("key " + std::to_string(lookup.key) + " of table " +
-                         std::to_string(lookup.table) +
-                         " is given twice; allowed: one drift per key");
-}
-
-}  // namespace
-
-void DriftIndex::Fill(int num_tables, const int32_t* tables, const int64_t* keys,
-                      const float* drifts, int64_t n, Part* part) {
-  constexpr int64_t kAhead = 16, kBlock = 1024;
-  std::uninitialized_fill(slots_ + part->begin, slots_ + part->end, DriftIndexView::Slot());
-  const DriftIndexView index = view();
-  int64_t own[kBlock], homes[kBlock];
-  for (int64_t begin = 0; begin < n; begin += kBlock) {
-    // Which entries are its own, no branch could predict.
-    int64_t m = 0;
-    for (int64_t i = begin; i < std::min(n, begin + kBlock); ++i) {
-      const int64_t home = index.Home({keys[i], tables[i]});
-      own[m] = i;
-      homes[m] = home;
-      m += (home >= part->begin) & (home < part->end);
-    }
-    for (int64_t j = 0; j < std::min(kAhead, m); ++j) __builtin_prefetch(&slots_[homes[j]], 1);
-    for (int64_t j = 0; j < m; ++j) {
-      if (j + kAhead < m) __builtin_prefetch(&slots_[homes[j + kAhead]], 1);
-      const int64_t i = own[j];
-      Status status = Check(num_tables, tables, drifts, i);
-      if (!status.ok()) return part->Fail(i, std::move(status));
-      const Lookup lookup = {keys[i], tables[i]};
-      const Placed placed = Place(slots_, homes[j], part->end, lookup, drifts[i]);
-      if (placed == Placed::kTwice) return part->Fail(i, GivenTwice(lookup));
-      if (placed == Placed::kNoRoom) part->left.push_back(i);
-      part->size += std::isfinite(drifts[i]);
-    }
-  }
-}
-
-void DriftIndex::MakeSlots(int64_t number) {
-  num_slots_ = size_ = 0;
-  if (number > capacity_ || number < capacity_ / 2) {
-    memory_.reset();
-    slots_ = nullptr;
-    capacity_ = 0;
-    if (number == 0) return;
-    memory_ = std::make_unique<IndexMemory>(1);
-    const size_t bytes = static_cast<size_t>(number) * sizeof(DriftIndexView::Slot);
-    slots_ = static_cast<DriftIndexView::Slot*>(memory_->Allocate(bytes));
-    capacity_ = number;
-  }
-  num_slots_ = number;
-}
-
 Status DriftIndex::Build(int num_tables, const int32_t* tables, const int64_t* keys,
                          const float* drifts, int64_t n, const Parallel& parallel) {
   DriftIndex built;
@@ -149,9 +138,12 @@ Status DriftIndex::Build(int num_tables, const int32_t* tables, const int64_t* k
 
 Status DriftIndex::Rebuild(int num_tables, const int32_t* tables, const int64_t* keys,
                            const float* drifts, int64_t n, const Parallel& parallel) {
-  constexpr int64_t kPerTask = 1 << 14, kLine = DriftIndexView::kLine;
-  const int64_t lines = n > 0 ? n / (kLine - 1) + 1 : 0;
-  MakeSlots(kLine * lines);
+  constexpr int64_t kPerTask = 1 << 14, kLine = DriftEntry::kLine;
+  const Drifts given = {num_tables, tables, keys, drifts, n};
+  const int64_t lines = n > 0 ? n / (kLine - 1) + 1 : 0, capacity = kLine * lines;
+  size_ = 0;
+  if (capacity > table_.reserved() || capacity < table_.reserved() / 2) table_ = {};
+  table_.ResetUninitialized(capacity);
   if (n == 0) return OkStatus();
   const int tasks = TasksFor(n, kPerTask, parallel);
   std::vector<Part> parts(static_cast<size_t>(tasks));
@@ -160,17 +152,17 @@ Status DriftIndex::Rebuild(int num_tables, const int32_t* tables, const int64_t*
     const TaskRange range = RangeOf(task, tasks, lines);
     part->begin = kLine * range.begin;
     part->end = kLine * range.end;
-    Fill(num_tables, tables, keys, drifts, n, part);
+    part->Fill(given, table_);
   });
-  // Entries beyond a part's end; a second mention of one of them is there, too.
+  // What goes beyond a part's end; a second mention of it is there, too.
   for (Part& part : parts) {
     for (const int64_t i : part.left) {
-      const Lookup lookup = {keys[i], tables[i]};
-      const int64_t home = view().Home(lookup);
-      Placed placed = Place(slots_, home, num_slots_, lookup, drifts[i]);
-      if (placed == Placed::kNoRoom) placed = Place(slots_, 0, home, lookup, drifts[i]);
+      const DriftEntry entry = given.EntryOf(i);
+      DriftEntry* const home = table_.begin() + view().Home(DriftEntry::Hash(given.LookupOf(i)));
+      Placed placed = Place(home, table_.end(), entry);
+      if (placed == Placed::kNoRoom) placed = Place(table_.begin(), home, entry);
       if (placed != Placed::kTwice) continue;
-      if (part.failed < 0 || i < part.failed) part.Fail(i, GivenTwice(lookup));
+      if (part.failed < 0 || i < part.failed) part.Fail(i, GivenTwice(entry));
       break;
     }
   }
@@ -181,7 +173,8 @@ Status DriftIndex::Rebuild(int num_tables, const int32_t* tables, const int64_t*
     if (part.failed >= 0 && is_first) first = &part;
   }
   if (first == nullptr) return OkStatus();
-  num_slots_ = size_ = 0;
+  table_.ResetUninitialized(0);
+  size_ = 0;
   return first->status;
 }
 

@@ -4,11 +4,12 @@
 #include <cmath>
 #include <new>
 #include <string>
+#include <utility>
 
 namespace slipstream {
 
 Status LossMemory::ValidateBudget(int64_t budget_bytes) {
-  const int64_t least = static_cast<int64_t>(kSmallest * sizeof(Entry));
+  const int64_t least = kSmallest * static_cast<int64_t>(sizeof(Entry));
   if (budget_bytes >= least) return OkStatus();
   return InvalidArgument("loss_memory_bytes is " + std::to_string(budget_bytes) +
                          "; allowed: at least " + std::to_string(least) + ", " +
@@ -18,19 +19,14 @@ Status LossMemory::ValidateBudget(int64_t budget_bytes) {
 
 LossMemory::LossMemory(int64_t budget_bytes) : most_entries_(0) {
   // Divided, as the bytes of a next size may be beyond 2^63.
-  const auto most = static_cast<size_t>(std::max<int64_t>(budget_bytes, 0)) / sizeof(Entry);
-  for (size_t n = kSmallest; n <= most; n *= 2) {
-    most_entries_ = n;
-  }
+  const int64_t most = budget_bytes / static_cast<int64_t>(sizeof(Entry));
+  for (int64_t n = kSmallest; n <= most; n *= 2) most_entries_ = n;
 }
 
 LossMemory::Entry* LossMemory::Find(int64_t id) {
-  if (entries_.empty()) return nullptr;
-  for (size_t i = Home(id);; i = (i + 1) & (entries_.size() - 1)) {
-    Entry& entry = entries_[i];
-    if (entry.is_free()) return nullptr;
-    if (entry.id == id) return &entry;
-  }
+  if (table_.capacity() == 0) return nullptr;
+  Entry* const entry = table_.Probe(id);
+  return entry->is_free() ? nullptr : entry;
 }
 
 void LossMemory::Record(int64_t id, float loss, int64_t window) {
@@ -38,7 +34,9 @@ void LossMemory::Record(int64_t id, float loss, int64_t window) {
       static_cast<uint32_t>(std::clamp<int64_t>(window, 0, int64_t{kLargestWindow}));
   Entry* entry = Find(id);
   if (!std::isfinite(loss)) {
-    if (entry != nullptr) Erase(entry);
+    if (entry == nullptr) return;
+    table_.Erase(entry);
+    --size_;
     return;
   }
   if (entry != nullptr) {
@@ -47,71 +45,48 @@ void LossMemory::Record(int64_t id, float loss, int64_t window) {
     entry->skips = 0;
     return;
   }
-  if (most_entries_ > 0 && IsInSample(id) && IsFull(entries_.size())) MakeRoom();
-  if (entries_.empty() || !IsInSample(id)) {
-    ++num_refused_;
-    return;
-  }
+  if (most_entries_ > 0 && IsInSample(id) && IsFull()) Grow();
+  if (table_.capacity() == 0 || !IsInSample(id)) return;
   Entry added;
   added.id = id;
   added.loss = loss;
   added.window = visited;
-  Place(added);
+  *table_.Probe(id) = added;
   ++size_;
 }
 
-void LossMemory::MakeRoom() {
-  if (entries_.size() < most_entries_) {
+void LossMemory::Grow() {
+  if (table_.capacity() < most_entries_) {
     try {
-      Rebuild(std::max(kSmallest, entries_.size() * 2));
+      Rebuild(std::max(kSmallest, table_.capacity() * 2));
       return;
     } catch (const std::bad_alloc&) {
-      most_entries_ = entries_.size();
+      most_entries_ = table_.capacity();
     }
   }
   // An eighth of the sample leaves at once, so that this is not done for every id.
-  while (!entries_.empty() && IsFull(entries_.size())) {
+  while (table_.capacity() > 0 && IsFull()) {
     largest_hash_ -= largest_hash_ / 8;
-    const int64_t before = size_;
-    Rebuild(entries_.size());
-    num_forgotten_ += before - size_;
+    Rebuild(table_.capacity());
   }
 }
 
-void LossMemory::Rebuild(size_t capacity) {
-  std::vector<Entry> old(capacity);
-  old.swap(entries_);
+void LossMemory::Rebuild(int64_t capacity) {
+  FlatTable<Entry> rebuilt;
+  rebuilt.Reset(capacity);
   size_ = 0;
-  for (const Entry& entry : old) {
+  for (const Entry& entry : table_) {
     if (entry.is_free() || !IsInSample(entry.id)) continue;
-    Place(entry);
+    *rebuilt.Probe(entry.id) = entry;
     ++size_;
   }
-}
-
-void LossMemory::Place(const Entry& entry) {
-  size_t i = Home(entry.id);
-  while (!entries_[i].is_free()) i = (i + 1) & (entries_.size() - 1);
-  entries_[i] = entry;
-}
-
-void LossMemory::Erase(Entry* entry) {
-  const size_t mask = entries_.size() - 1;
-  size_t hole = static_cast<size_t>(entry - entries_.data());
-  for (size_t i = (hole + 1) & mask; !entries_[i].is_free(); i = (i + 1) & mask) {
-    // An entry may move back to the hole unless its home lies behind the hole.
-    if (((i - Home(entries_[i].id)) & mask) < ((i - hole) & mask)) continue;
-    entries_[hole] = entries_[i];
-    hole = i;
-  }
-  entries_[hole] = Entry();
-  --size_;
+  table_ = std::move(rebuilt);
 }
 
 std::vector<LossMemory::Entry> LossMemory::Export() const {
   std::vector<Entry> kept;
   kept.reserve(static_cast<size_t>(size_));
-  for (const Entry& entry : entries_) {
+  for (const Entry& entry : table_) {
     if (!entry.is_free()) kept.push_back(entry);
   }
   std::sort(kept.begin(), kept.end(), [](const Entry& a, const Entry& b) { return a.id < b.id; });
@@ -119,7 +94,7 @@ std::vector<LossMemory::Entry> LossMemory::Export() const {
 }
 
 void LossMemory::Import(const std::vector<Entry>& entries) {
-  entries_.clear();
+  table_.ResetUninitialized(0);
   size_ = 0;
   largest_hash_ = ~uint64_t{0};
   for (const Entry& entry : entries) {

@@ -8,24 +8,31 @@
 
 #include "cc_ops/core/base/hash.h"
 #include "cc_ops/core/base/status.h"
+#include "cc_ops/core/containers/flat_table.h"
 
 namespace slipstream {
 
-// Open addressing with linear probing, 16 bytes an entry, at most 4/5 full. Any int64
-// is a legal id. Not thread-safe.
+// A table of 16 bytes an entry, at most 4/5 full. Any int64 is a legal id. Not thread-safe.
 class LossMemory {
  public:
   static constexpr uint32_t kLargestWindow = (1u << 24) - 2;
   static constexpr uint32_t kLargestSkips = 127;
 
   struct Entry {
+    using Key = int64_t;
+    static constexpr int64_t kLine = 1;
+
     int64_t id = 0;
     float loss = 0.f;
     uint32_t window : 24;       // of the visit; later ones count as kLargestWindow
     uint32_t skips : 7;         // since the visit; stays at kLargestSkips
     uint32_t has_returned : 1;  // whether it was made to be visited after its skips before
     Entry() : window(kFree), skips(0), has_returned(0) {}
+
+    static uint64_t Hash(int64_t id) { return HashKey(id); }
     bool is_free() const { return window == kFree; }
+    bool Is(int64_t other) const { return id == other; }
+    int64_t key() const { return id; }
   };
 
   // InvalidArgument for a budget that cannot hold the smallest array.
@@ -40,13 +47,11 @@ class LossMemory {
   // Remembers the loss of a visit in `window` and that no skip followed. A loss that is not
   // finite makes the input forgotten. Where the budget is full, the memory keeps to a
   // sample of the ids, drawn by their hashes: an input in it is there in every epoch,
-  // whatever the order. Others are forgotten or refused.
+  // whatever the order. Others are forgotten.
   void Record(int64_t id, float loss, int64_t window);
 
   int64_t size() const { return size_; }
-  int64_t bytes() const { return static_cast<int64_t>(entries_.capacity() * sizeof(Entry)); }
-  int64_t num_forgotten() const { return num_forgotten_; }
-  int64_t num_refused() const { return num_refused_; }
+  int64_t bytes() const { return table_.view().bytes(); }
 
   // Ids whose hash is above it are not remembered; the largest number at first.
   uint64_t largest_hash() const { return largest_hash_; }
@@ -54,30 +59,23 @@ class LossMemory {
 
   // All entries, by id.
   std::vector<Entry> Export() const;
-  // Replaces everything by entries with different ids; those that do not fit are refused.
+  // Replaces everything by entries with different ids; those that do not fit are left out.
   void Import(const std::vector<Entry>& entries);
 
  private:
   static constexpr uint32_t kFree = (1u << 24) - 1;
-  static constexpr size_t kSmallest = 16;
+  static constexpr int64_t kSmallest = 16;
 
-  size_t Home(int64_t id) const { return HashKey(id) & (entries_.size() - 1); }
-  bool IsFull(size_t capacity) const {
-    return (size_ + 1) * 5 > static_cast<int64_t>(capacity) * 4;
-  }
-  void Erase(Entry* entry);
+  bool IsFull() const { return (size_ + 1) * 5 > table_.capacity() * 4; }
   bool IsInSample(int64_t id) const { return HashKey(id) <= largest_hash_; }
-  // Makes room for one more id, which may have left the sample by then.
-  void MakeRoom();
-  void Rebuild(size_t capacity);
-  void Place(const Entry& entry);
+  // Gets a free entry for one more id, which may have left the sample by then.
+  void Grow();
+  void Rebuild(int64_t capacity);
 
-  size_t most_entries_;                   // a power of two, or 0
+  int64_t most_entries_;                  // a power of two, or 0
   uint64_t largest_hash_ = ~uint64_t{0};  // of an id in the sample
-  std::vector<Entry> entries_;
+  FlatTable<Entry> table_;
   int64_t size_ = 0;
-  int64_t num_forgotten_ = 0;
-  int64_t num_refused_ = 0;
 };
 
 }  // namespace slipstream

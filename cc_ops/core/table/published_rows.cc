@@ -44,9 +44,9 @@ Status PublishedRows::Publish(const int64_t* keys, int64_t n, int64_t stride, in
 }
 
 int64_t PublishedRows::bytes() const {
-  const int64_t slots = map_.view().num_slots * static_cast<int64_t>(sizeof(KeyMapView::Slot));
-  return slots + static_cast<int64_t>(keys_.capacity() * sizeof(int64_t) +
-                                      rows_.capacity() * sizeof(float) + holders_.capacity());
+  return map_.view().bytes() +
+         static_cast<int64_t>(keys_.capacity() * sizeof(int64_t) +
+                              rows_.capacity() * sizeof(float) + holders_.capacity());
 }
 
 const float* PublishedRows::Current(int32_t place, const float* row, int64_t dim) {

@@ -20,7 +20,7 @@ struct PublishedContents {
 
 class PublishedRows {
  public:
-  static constexpr int32_t kNowhere = KeyMapView::kNowhere;
+  static constexpr int32_t kNowhere = KeyMapEntry::kNowhere;
   static int64_t HolderBytes(int ranks) { return (ranks + 7) / 8; }
 
   // Says of which rows copies are kept from now on. What was sent of rows that stay among them
@@ -37,7 +37,7 @@ class PublishedRows {
   int64_t stride() const { return stride_; }
 
   // The place of a key; kNowhere if no copies of its row are kept.
-  int32_t Find(int64_t key) const { return map_.view().Find(key).place; }
+  int32_t Find(int64_t key) const { return map_.view().Find(key).index; }
 
   // What ranks are to have as a copy of the row at `place`: what was sent last or, if the row has
   // moved away from that or nobody has it, the row itself, which no rank has then.

@@ -169,12 +169,12 @@ inline Difference FuzzKeyMap(Bytes bytes) {
     std::vector<int64_t> asked = bytes.Keys(30);
     asked.insert(asked.end(), keys.begin(), keys.end());
     for (int64_t key : asked) {
-      const KeyMapView::Slot slot = map.view().Find(key);
+      const KeyMapEntry entry = map.view().Find(key);
       const auto place = places.find(key);
-      SLIPSTREAM_AGREE((slot.place == KeyMapView::kNowhere) == (place == places.end()));
+      SLIPSTREAM_AGREE((entry.index == KeyMapEntry::kNowhere) == (place == places.end()));
       if (place == places.end()) continue;
-      SLIPSTREAM_AGREE(slot.key == key && slot.place == place->second);
-      SLIPSTREAM_AGREE(slot.state == (has_states ? states[place->second] : 0));
+      SLIPSTREAM_AGREE(entry.key == key && entry.index == place->second);
+      SLIPSTREAM_AGREE(entry.state == (has_states ? states[place->second] : 0));
     }
   }
   return "";

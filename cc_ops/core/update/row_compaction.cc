@@ -1,67 +1,20 @@
 #include "cc_ops/core/update/row_compaction.h"
 
 #include <algorithm>
-#include <utility>
+
+#include "cc_ops/core/base/radix_sort.h"
 
 namespace slipstream {
 namespace {
 
-// A key and where it came from. Keys are biased so that unsigned order is theirs.
+// A key and where it came from.
 struct Item {
-  uint64_t key;
+  int64_t key;
   int64_t position;
 };
 
-uint64_t Biased(int64_t key) { return static_cast<uint64_t>(key) ^ (uint64_t{1} << 63); }
-int64_t Unbiased(uint64_t key) { return static_cast<int64_t>(key ^ (uint64_t{1} << 63)); }
-
 // Below this many positions a task costs more than it saves.
 constexpr int64_t kPositionsPerTask = 4096;
-
-// A stable radix sort by key; digits that all keys share cost nothing, and keys of a dense
-// variable share all but the lowest two or three.
-void SortByKey(std::vector<Item>* items, const Parallel& parallel) {
-  constexpr int kDigitBits = 11;
-  constexpr int kDigits = 1 << kDigitBits;
-  const auto n = static_cast<int64_t>(items->size());
-  const int tasks = TasksFor(n, kPositionsPerTask, parallel);
-  std::vector<uint64_t> differing(static_cast<size_t>(tasks), 0);
-  parallel.run(tasks, [&](int task) {
-    const TaskRange range = RangeOf(task, tasks, n);
-    uint64_t bits = 0;
-    for (int64_t i = range.begin; i < range.end; ++i) bits |= (*items)[i].key ^ (*items)[0].key;
-    differing[task] = bits;
-  });
-  uint64_t all_differing = 0;
-  for (uint64_t bits : differing) all_differing |= bits;
-
-  std::vector<Item> sorted(items->size());
-  std::vector<std::vector<int64_t>> place(static_cast<size_t>(tasks));
-  for (int shift = 0; shift < 64; shift += kDigitBits) {
-    if (((all_differing >> shift) & (kDigits - 1)) == 0) continue;
-    const auto digit_of = [shift](const Item& item) {
-      return static_cast<int>((item.key >> shift) & (kDigits - 1));
-    };
-    parallel.run(tasks, [&](int task) {
-      place[task].assign(kDigits, 0);
-      const TaskRange range = RangeOf(task, tasks, n);
-      for (int64_t i = range.begin; i < range.end; ++i) ++place[task][digit_of((*items)[i])];
-    });
-    int64_t total = 0;
-    for (int digit = 0; digit < kDigits; ++digit) {
-      for (int task = 0; task < tasks; ++task) {
-        total += std::exchange(place[task][digit], total);
-      }
-    }
-    parallel.run(tasks, [&](int task) {
-      const TaskRange range = RangeOf(task, tasks, n);
-      for (int64_t i = range.begin; i < range.end; ++i) {
-        sorted[place[task][digit_of((*items)[i])]++] = (*items)[i];
-      }
-    });
-    items->swap(sorted);
-  }
-}
 
 }  // namespace
 
@@ -74,9 +27,9 @@ void RowCompaction::Plan(const Key* keys, int64_t n, const KeySetView& masked, b
     items.resize(static_cast<size_t>(n));
     parallel.run(tasks, [&](int task) {
       const TaskRange range = RangeOf(task, tasks, n);
-      for (int64_t i = range.begin; i < range.end; ++i) items[i] = {Biased(keys[i]), i};
+      for (int64_t i = range.begin; i < range.end; ++i) items[i] = {keys[i], i};
     });
-    SortByKey(&items, parallel);
+    RadixSort(&items, [](const Item& item) { return AscendingBits(item.key); }, parallel);
   }
   positions_ = n;
   order_.resize(items.size());
@@ -97,7 +50,7 @@ void RowCompaction::Plan(const Key* keys, int64_t n, const KeySetView& masked, b
       order_[i] = items[i].position;
       if (i > 0 && items[i].key == items[i - 1].key) continue;
       ++offered[task];
-      if (masked.Contains(Unbiased(items[i].key))) continue;
+      if (masked.Contains(items[i].key)) continue;
       int64_t end = i + 1;
       while (end < n && items[end].key == items[i].key) ++end;
       found[task].push_back({i, end});

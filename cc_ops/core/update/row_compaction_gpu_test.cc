@@ -78,8 +78,9 @@ template <class Key>
 Rows<Key> CompactOnGpu(const Rows<Key>& rows, int64_t dim, const KeySet& masked, bool deduplicate) {
   const auto n = static_cast<int64_t>(rows.keys.size());
   KeySetView view = masked.view();
-  OnDevice<int64_t> slots(std::vector<int64_t>(view.slots, view.slots + view.num_slots));
-  view.slots = slots.data();
+  OnDevice<KeySetEntry> entries(
+      std::vector<KeySetEntry>(view.entries, view.entries + view.capacity));
+  view.entries = entries.data();
   size_t bytes = 0;
   EXPECT_EQ(CompactRowsWorkspaceBytes<Key>(n, deduplicate, &bytes), cudaSuccess);
   OnDevice<char> workspace(bytes);

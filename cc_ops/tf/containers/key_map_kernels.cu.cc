@@ -5,6 +5,7 @@
 #include "cc_ops/core/containers/key_probe.cu.h"
 #include "cc_ops/tf/base/gpu_step.h"
 #include "cc_ops/tf/base/memory_checked.h"
+#include "cc_ops/tf/containers/table_on_gpu.h"
 
 namespace slipstream {
 namespace {
@@ -13,14 +14,6 @@ using tensorflow::OpKernel;
 using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
 using tensorflow::TensorShape;
-
-// Of the copy in GPU memory.
-KeyMapView ViewOnDevice(const KeyMapContent& content) {
-  const int64_t slots = content.keys.view().num_slots;
-  if (slots == 0) return KeyMapView();
-  return {reinterpret_cast<const KeyMapView::Slot*>(content.on_device.flat<uint8_t>().data()),
-          slots};
-}
 
 absl::Status CheckNumber(int64_t n) {
   if (n <= kMaxProbedKeys) return absl::OkStatus();
@@ -34,16 +27,9 @@ class AssignKeyMapGpuKernel : public AssignKeyMapKernel {
 
  private:
   absl::Status CopyToDevice(OpKernelContext* context, KeyMapContent* content) override {
-    const KeyMapView view = content->keys.view();
-    const auto bytes = static_cast<int64_t>(view.num_slots * sizeof(KeyMapView::Slot));
-    TF_RETURN_IF_ERROR(
-        context->allocate_temp(tensorflow::DT_UINT8, TensorShape({bytes}), &content->on_device));
-    if (bytes == 0) return absl::OkStatus();
-    // Pageable memory: returns when the slots have been read. Once a window.
-    return Checked(
-        cudaMemcpyAsync(content->on_device.flat<uint8_t>().data(), view.slots,
-                        static_cast<size_t>(bytes), cudaMemcpyHostToDevice, StreamOf(context)),
-        "SlipstreamKeyMapAssign could not copy the map to the GPU");
+    return CopyToGpu(context, content->keys.view(),
+                     "SlipstreamKeyMapAssign could not copy the map to the GPU",
+                     &content->on_device);
   }
 };
 
@@ -88,13 +74,14 @@ class ProbeFrozenGpuKernel : public CountedGpuKernel {
     TF_RETURN_IF_ERROR(AllocateOnHost(context, 1, &launch->num_hits_on_host));
     const cudaStream_t stream = StreamOf(context);
     int64_t* const num_hits = launch->num_hits.flat<int64_t>().data();
-    TF_RETURN_IF_ERROR(Checked(
-        LaunchFrozenProbe(stream, keys.flat<int64_t>().data(), n, ViewOnDevice(*launch->frozen),
-                          launch->workspace.flat<uint8_t>().data(), workspace_bytes,
-                          launch->places.flat<int64_t>().data(),
-                          launch->hits.flat<int64_t>().data(),
-                          launch->misses.flat<int64_t>().data(), num_hits),
-        "SlipstreamProbeFrozen could not be launched"));
+    TF_RETURN_IF_ERROR(
+        Checked(LaunchFrozenProbe(stream, keys.flat<int64_t>().data(), n,
+                                  ViewOnGpu(launch->frozen->keys.view(), launch->frozen->on_device),
+                                  launch->workspace.flat<uint8_t>().data(), workspace_bytes,
+                                  launch->places.flat<int64_t>().data(),
+                                  launch->hits.flat<int64_t>().data(),
+                                  launch->misses.flat<int64_t>().data(), num_hits),
+                "SlipstreamProbeFrozen could not be launched"));
     TF_RETURN_IF_ERROR(
         Checked(cudaMemcpyAsync(launch->num_hits_on_host.flat<int64_t>().data(), num_hits,
                                 sizeof(*num_hits), cudaMemcpyDeviceToHost, stream),
@@ -118,7 +105,8 @@ class LookUpStatesGpuKernel : public OpKernel {
     OP_REQUIRES_OK(context, context->allocate_output(0, keys.shape(), &states));
     OP_REQUIRES_OK(context,
                    Checked(LaunchStateLookup(StreamOf(context), keys.flat<int64_t>().data(),
-                                             keys.NumElements(), ViewOnDevice(*known),
+                                             keys.NumElements(),
+                                             ViewOnGpu(known->keys.view(), known->on_device),
                                              states->flat<uint8_t>().data()),
                            "SlipstreamLookUpStates could not be launched"));
   }

@@ -27,7 +27,7 @@ struct KeyMapContent {
   }
 
   KeyMap keys;
-  tensorflow::Tensor on_device;  // uint8, a copy of the slots in GPU memory; unused on the CPU
+  tensorflow::Tensor on_device;  // uint8, a copy of the entries in GPU memory; unused on the CPU
 };
 
 using KeyMapResource = ReplacedResource<KeyMapContent>;

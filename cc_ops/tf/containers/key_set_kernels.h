@@ -26,7 +26,7 @@ struct KeySetContent {
   }
 
   KeySet keys;
-  tensorflow::Tensor on_device;  // int64 [slots], a copy in GPU memory; unused on the CPU
+  tensorflow::Tensor on_device;  // uint8, a copy of the entries in GPU memory; unused on the CPU
 };
 
 using KeySetResource = ReplacedResource<KeySetContent>;
@@ -46,7 +46,7 @@ inline absl::Status FindKeySet(tensorflow::OpKernelContext* context,
 // Of the copy in GPU memory.
 inline KeySetView ViewOnDevice(const KeySetContent& content) {
   KeySetView view = content.keys.view();
-  if (view.num_slots > 0) view.slots = content.on_device.flat<int64_t>().data();
+  view.entries = static_cast<const KeySetEntry*>(content.on_device.data());
   return view;
 }
 

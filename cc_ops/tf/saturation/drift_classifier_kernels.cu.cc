@@ -3,8 +3,8 @@
 #include "cc_ops/tf/saturation/drift_classifier_kernels.h"
 
 #include "cc_ops/core/saturation/drift_classification.cu.h"
-#include "cc_ops/tf/base/gpu_step.h"
 #include "cc_ops/tf/base/memory_checked.h"
+#include "cc_ops/tf/containers/table_on_gpu.h"
 
 namespace slipstream {
 namespace {
@@ -19,16 +19,9 @@ class SetDriftsGpuKernel : public SetDriftsKernel {
 
  private:
   absl::Status CopyToDevice(OpKernelContext* context, DriftContent* content) override {
-    const DriftIndexView view = content->drifts.view();
-    const auto bytes = static_cast<int64_t>(view.num_slots * sizeof(DriftIndexView::Slot));
-    TF_RETURN_IF_ERROR(
-        context->allocate_temp(tensorflow::DT_UINT8, TensorShape({bytes}), &content->on_device));
-    if (bytes == 0) return absl::OkStatus();
-    // Pageable memory: returns when the slots have been read. Once a window.
-    return Checked(
-        cudaMemcpyAsync(content->on_device.data(), view.slots, static_cast<size_t>(bytes),
-                        cudaMemcpyHostToDevice, StreamOf(context)),
-        "SlipstreamDriftClassifierSetDrift could not copy the drifts to the GPU");
+    return CopyToGpu(context, content->drifts.view(),
+                     "SlipstreamDriftClassifierSetDrift could not copy the drifts to the GPU",
+                     &content->on_device);
   }
 };
 
@@ -40,10 +33,7 @@ class ClassifyByDriftGpuKernel : public ClassifyByDriftKernel {
   absl::Status Classify(OpKernelContext* context, const DriftContent& content,
                         const DriftClassifier& classifier, const LookupLists& lookups,
                         uint64_t first_number, const Classified& result) override {
-    DriftIndexView view = content.drifts.view();
-    if (view.num_slots > 0) {
-      view.slots = static_cast<const DriftIndexView::Slot*>(content.on_device.data());
-    }
+    const DriftIndexView view = ViewOnGpu(content.drifts.view(), content.on_device);
     // TensorFlow reuses this memory, and drifts that were replaced, in the order of this stream.
     Tensor scratch;
     const int64_t values = classifier.alpha == 1.0 ? 0 : lookups.num_lookups;

@@ -1,0 +1,33 @@
+#include "cc_ops/core/memory/page_memory.h"
+
+#if defined(__linux__)
+#include <sys/mman.h>
+#include <unistd.h>
+#endif
+
+namespace slipstream {
+
+PageMemory::PageMemory(size_t bytes) {
+  constexpr size_t kHugePage = size_t{2} << 20;
+  const size_t unit = bytes >= kHugePage ? kHugePage : kLineBytes;
+  const std::align_val_t alignment{unit};
+  size_ = RoundUp(bytes, unit);
+  data_ = {static_cast<char*>(::operator new(size_, alignment)), Free{alignment}};
+#if defined(__linux__)
+  // Only a wish: without huge pages everything works as well.
+  if (unit == kHugePage) madvise(data_.get(), size_, MADV_HUGEPAGE);
+#endif
+}
+
+void DropPages(char* begin, char* end) {
+#if defined(__linux__)
+  static const size_t page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+  const size_t first = RoundUp(reinterpret_cast<size_t>(begin), page);
+  const size_t last = reinterpret_cast<size_t>(end) / page * page;
+  if (first < last) madvise(reinterpret_cast<void*>(first), last - first, MADV_DONTNEED);
+#else
+  (void)begin, (void)end;
+#endif
+}
+
+}  // namespace slipstream
