@@ -16,6 +16,7 @@ from typing import Any
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 DOCS = "docs"
 COPIES = "repository"  # Where the site has copies of files that are no pages.
+RESULTS = "benchmarks/results/"  # Copies of these are pages, which link to nothing.
 
 _INCLUDE = re.compile(r'^--8<-- "([^":]+)(?::[^"]+)?"$', re.MULTILINE)
 _LINK = re.compile(r"(!?)\[([^\[\]]*)\]\(([^)\s]+)\)")
@@ -106,7 +107,7 @@ class Site:
             return place
         if (ROOT / target).is_dir():
             return None
-        if target.endswith(".md"):
+        if target.endswith(".md") and not target.startswith(RESULTS):
             raise FileNotFoundError(f"No page of the site includes {target}, which is linked to")
         self.copied.add(target)
         return f"{COPIES}/{target}"

@@ -1,0 +1,123 @@
+"""Draws which room builds on which: the includes of cc_ops/core and the imports of the package.
+
+    python docs/pictures/graphs.py
+
+Writes `includes.svg` and `imports.svg` beside this program. An arrow on the right leads to a room
+that stands above in the list, on which others build. One on the left would lead the other way,
+which the tests of directions forbid. `includes_before.svg` and `imports_before.svg` are of the
+sources before the core had rooms, drawn in the rooms that their files have now.
+"""
+
+from __future__ import annotations
+
+import ast
+import collections
+import pathlib
+import re
+import sys
+
+HERE = pathlib.Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+sys.path.insert(0, str(HERE))
+
+from drawing import INK, MUTED, SATURATED, VARYING, Picture  # noqa: E402
+
+INCLUDE = re.compile(r'#\s*include\s*"cc_ops/core/([^"]+)"')
+CORE = (
+    *("base", "gpu", "memory", "containers", "update/rules", "deferral", "table", "lookup"),
+    *("update", "saturation", "hot_keys", "exchange"),
+)
+PACKAGE = (
+    *("leaves", "ops", "stores", "saturation", "checkpoint", "inputs", "distributed", "export"),
+    *("telemetry", "keras", "models", "prepare", "cli"),
+)
+Edges = collections.Counter[tuple[str, str]]
+
+
+def sources(folder: pathlib.Path) -> dict[str, pathlib.Path]:
+    """Returns the files of the core but tests, named from cc_ops/core on."""
+    found = sorted(p for p in folder.rglob("*") if p.suffix in (".h", ".cc"))
+    names = {path.relative_to(folder).as_posix(): path for path in found}
+    return {n: p for n, p in names.items() if "_test." not in n and "fuzz" not in n}
+
+
+def includes(tree: pathlib.Path) -> tuple[dict[str, int], Edges]:
+    """Returns the number of files of each room, and of includes between two rooms."""
+
+    def room(name: str) -> str:
+        return name.rpartition("/")[0]
+
+    sizes: dict[str, int] = collections.Counter()
+    edges: Edges = collections.Counter()
+    for name, path in sources(tree / "cc_ops/core").items():
+        sizes[room(name)] += 1
+        for other in INCLUDE.findall(path.read_text(encoding="utf-8")):
+            edges[room(name), room(other)] += 1
+    return sizes, edges
+
+
+def imports(tree: pathlib.Path) -> tuple[dict[str, int], Edges]:
+    """Returns the number of modules of each room, and of imports between two rooms."""
+    package = tree / "slipstream_tf"
+    sizes: dict[str, int] = collections.Counter()
+    edges: Edges = collections.Counter()
+
+    def room(parts: list[str]) -> str:
+        return parts[0] if parts and parts[0] in PACKAGE else "leaves"
+
+    for path in sorted(package.rglob("*.py")):
+        own = room(list(path.relative_to(package).with_suffix("").parts))
+        if path == package / "__init__.py":
+            continue
+        sizes[own] += 1
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("slipstream_tf"):
+                inner = (node.module or "").split(".")[1:]
+                for name in [inner] if inner else [[alias.name] for alias in node.names]:
+                    edges[own, room(name)] += 1
+    return sizes, edges
+
+
+def draw(rooms: tuple[str, ...], sizes: dict[str, int], edges: Edges, title: str) -> Picture:
+    """Draws the rooms below each other, and an arc for those that build on each other."""
+    row = 34
+    picture = Picture(60 + row * len(rooms), title)
+    picture.text(240, 24, title, bold=True)
+    height = {name: 54 + row * place for place, name in enumerate(rooms)}
+    up = sum(
+        n for (a, b), n in edges.items() if a in height and b in height and height[b] > height[a]
+    )
+    for (user, used), count in sorted(edges.items(), key=lambda edge: edge[1]):
+        if user == used or user not in height or used not in height:
+            continue
+        begin, end = height[user], height[used]
+        is_up = end > begin
+        side, x = (-1, 165) if is_up else (1, 315)
+        reach = x + side * (16 + 0.32 * abs(end - begin))
+        bend = [(x, begin), (reach, begin + (end - begin) / 5), (reach, end - (end - begin) / 5)]
+        color = VARYING if is_up else SATURATED
+        picture.line([*bend, (x, end)], color, 0.8 + 0.5 * min(count, 9) ** 0.5, arrow=True)
+    for name in rooms:
+        picture.text(240, height[name] + 5, f"{name} ({sizes.get(name, 0)})", 14, INK)
+    words = f"{up} point up" if up else "none points up"
+    picture.text(240, 52 + row * len(rooms), f"files in brackets; of the arrows {words}", 13, MUTED)
+    return picture
+
+
+def picture_of(kind: str) -> Picture:
+    """Returns the picture of "includes" or "imports"."""
+    rooms, read, where = {
+        "includes": (CORE, includes, "cc_ops/core"),
+        "imports": (PACKAGE, imports, "slipstream_tf"),
+    }[kind]
+    sizes, edges = read(ROOT)
+    return draw(rooms, sizes, edges, f"{kind.capitalize()} between the rooms of {where}")
+
+
+def main() -> None:
+    for kind in ("includes", "imports"):
+        (HERE / f"{kind}.svg").write_text(picture_of(kind).svg(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
