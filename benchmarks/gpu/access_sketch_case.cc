@@ -1,4 +1,4 @@
-// The count-min sketch of accesses: adding, decaying, asking, and the keys with the most.
+// The count-min sketch of accesses: decaying and asking.
 #include <algorithm>
 #include <cstdint>
 #include <string>
@@ -13,7 +13,7 @@ namespace slipstream {
 
 void MeasureAccessSketch(Bench* bench) {
   const int log2_width = static_cast<int>(bench->Size(24, 12));
-  const int64_t n = bench->Size(1 << 23, 1 << 10), k = n / 16;
+  const int64_t n = bench->Size(1 << 23, 1 << 10);
   constexpr uint64_t kDecay = kNoDecay / 10 * 9;
   std::vector<int64_t> keys;
   for (int64_t i = 0; i < n; ++i) keys.push_back(RandomBelow(11, i, n));
@@ -21,26 +21,18 @@ void MeasureAccessSketch(Bench* bench) {
   std::vector<int64_t> counters(static_cast<size_t>(AccessSketch::kRows) << log2_width, 0);
   const AccessSketch expected = {counters.data(), log2_width};
   const int64_t num_counters = expected.NumCounters();
-  const std::vector<int64_t> zeros(counters.size(), 0);
-  AddAccesses(expected, keys.data(), nullptr, n);
+  for (int64_t key : keys) {
+    for (int row = 0; row < AccessSketch::kRows; ++row) ++*expected.Counter(row, key);
+  }
   const std::vector<int64_t> added = counters;
 
-  const OnDevice<int64_t> at_first(zeros), after_adding(added), keys_on_device(keys);
+  const OnDevice<int64_t> after_adding(added), keys_on_device(keys);
   OnDevice<int64_t> on_device(num_counters);
   const AccessSketch sketch = {on_device.data(), log2_width};
   const std::string width =
       ", sketch of " + std::to_string(static_cast<int64_t>(on_device.bytes()) >> 20) + " MiB";
   constexpr int64_t kCounters = 8 * AccessSketch::kRows;  // bytes of a key's
   const auto restore = [&](cudaStream_t stream) { CopyAsync(stream, after_adding, &on_device); };
-
-  bench->Measure({"access sketch, add", WithCommas(n) + " keys" + width,
-                  "keys, 4 counters of a key read and written", (8 + 2 * kCounters) * n, false,
-                  [&](cudaStream_t stream) { CopyAsync(stream, at_first, &on_device); },
-                  [&](cudaStream_t stream) {
-                    Check(LaunchAddAccesses(stream, sketch, keys_on_device.data(), nullptr, n),
-                          "LaunchAddAccesses");
-                  },
-                  [&] { ExpectEqual(on_device.ToHost(), added, "counters"); }});
 
   bench->Measure({"access sketch, decay", WithCommas(num_counters) + " counters",
                   "counters read and written", 16 * num_counters, true, restore,
@@ -65,27 +57,6 @@ void MeasureAccessSketch(Bench* bench) {
          std::vector<int64_t> expected_estimates(keys.size());
          EstimateAccesses(expected, keys.data(), n, expected_estimates.data());
          ExpectEqual(estimates.ToHost(), expected_estimates, "estimates");
-       }});
-
-  const OnDevice<int64_t> top_keys(k), top_estimates(k);
-  size_t workspace_bytes = 0;
-  Check(TopAccessedWorkspaceBytes(n, &workspace_bytes), "TopAccessedWorkspaceBytes");
-  const OnDevice<char> workspace(static_cast<int64_t>(workspace_bytes));
-  bench->Measure(
-      {"access sketch, top", WithCommas(k) + " of " + WithCommas(n) + " keys" + width,
-       "keys, 4 counters of a key; top keys, estimates", (8 + kCounters) * n + 16 * k, false,
-       restore,
-       [&](cudaStream_t stream) {
-         Check(LaunchTopAccessed(stream, sketch, keys_on_device.data(), n, k, workspace.data(),
-                                 workspace_bytes, top_keys.data(), top_estimates.data()),
-               "LaunchTopAccessed");
-       },
-       [&] {
-         std::vector<int64_t> expected_keys(static_cast<size_t>(k));
-         std::vector<int64_t> expected_estimates(expected_keys.size());
-         TopAccessed(expected, keys.data(), n, k, expected_keys.data(), expected_estimates.data());
-         ExpectEqual(top_keys.ToHost(), expected_keys, "top_keys");
-         ExpectEqual(top_estimates.ToHost(), expected_estimates, "top_estimates");
        }});
 }
 

@@ -6,13 +6,6 @@
 
 namespace slipstream {
 
-int64_t DeferredSums::BytesPerRow(int64_t dim) {
-  // The index is at least 0.4 full: it doubles, at most, when it is 0.8 full.
-  constexpr int64_t kIndexBytes = static_cast<int64_t>(sizeof(HashIndex::Entry)) * 5 / 2;
-  const int64_t place = dim * static_cast<int64_t>(sizeof(float)) + sizeof(Node);
-  return place + (place + 3) / 4 + kIndexBytes;
-}
-
 int64_t DeferredSums::bytes() const {
   return index_.bytes() + static_cast<int64_t>(nodes_.capacity() * sizeof(Node)) +
          static_cast<int64_t>(sums_.capacity() * sizeof(float));

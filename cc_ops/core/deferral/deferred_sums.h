@@ -18,9 +18,6 @@ class DeferredSums {
   // dim: values of a sum, at least 1.
   explicit DeferredSums(int64_t dim) : dim_(dim) {}
 
-  // Bytes that a held sum takes at most, once its buffers have their size.
-  static int64_t BytesPerRow(int64_t dim);
-
   int64_t size() const { return index_.size(); }
   int64_t bytes() const;
 

@@ -55,15 +55,5 @@ TEST(DeferredSums, ListsFromTheOldestToTheYoungest) {
   EXPECT_EQ(sums.bytes(), 0);
 }
 
-TEST(DeferredSums, TakesNoMoreBytesThanItSays) {
-  DeferredSums sums(kDim);
-  for (int64_t key = 0; key < 5000; ++key) {
-    sums.Insert(key, HashKey(key), key);
-    if (sums.size() >= 16) {
-      ASSERT_LE(sums.bytes(), sums.size() * DeferredSums::BytesPerRow(kDim) * 3 / 2) << key;
-    }
-  }
-}
-
 }  // namespace
 }  // namespace slipstream

@@ -1,5 +1,5 @@
 // A count-min sketch of accesses (Cormode and Muthukrishnan, 2005): counts of any number of keys in
-// a fixed amount of memory, never too low, and the keys with the highest among some.
+// a fixed amount of memory, never too low. A HotKeySketch adds them.
 #ifndef SLIPSTREAM_CC_OPS_CORE_HOT_KEYS_ACCESS_SKETCH_H_
 #define SLIPSTREAM_CC_OPS_CORE_HOT_KEYS_ACCESS_SKETCH_H_
 
@@ -50,12 +50,6 @@ SLIPSTREAM_HOST_DEVICE inline int64_t Decayed(int64_t count, uint64_t factor) {
   return static_cast<int64_t>(high * factor + ((low * factor) >> 32));
 }
 
-// Adds a batch's accesses.
-//   keys: [n]; any int64 is a legal key, one given twice counts twice.
-//   accesses: [n], of each; nullptr: 1.
-void AddAccesses(const AccessSketch& sketch, const int64_t* keys, const uint32_t* accesses,
-                 int64_t n);
-
 // Multiplies all counts by `factor`, up to kNoDecay. Each is rounded down: where fractions must
 // survive, accesses are given as multiples of a unit.
 void DecayAccesses(const AccessSketch& sketch, uint64_t factor);
@@ -63,12 +57,6 @@ void DecayAccesses(const AccessSketch& sketch, uint64_t factor);
 // estimates: [n], owned by the caller; of keys [n].
 void EstimateAccesses(const AccessSketch& sketch, const int64_t* keys, int64_t n,
                       int64_t* estimates);
-
-// The k candidates with the highest estimates, descending; of equals those given first.
-//   candidates: [n], k at most n of them are taken.
-//   top_keys, top_estimates: [k], owned by the caller.
-void TopAccessed(const AccessSketch& sketch, const int64_t* candidates, int64_t n, int64_t k,
-                 int64_t* top_keys, int64_t* top_estimates);
 
 }  // namespace slipstream
 

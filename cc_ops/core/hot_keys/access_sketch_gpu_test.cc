@@ -5,7 +5,6 @@
 #include <limits>
 #include <map>
 #include <memory>
-#include <utility>
 #include <vector>
 
 #include "cc_ops/core/base/hash.h"
@@ -20,45 +19,30 @@
 namespace slipstream {
 namespace {
 
-struct Top {
-  std::vector<int64_t> keys, estimates;
-};
-
-// A sketch that owns its counters.
+// A sketch whose counters are on the host, where a test adds accesses.
 class Sketch {
  public:
-  virtual ~Sketch() = default;
-  // Empty `accesses`: one of each key.
-  virtual void Add(const std::vector<int64_t>& keys, const std::vector<uint32_t>& accesses) = 0;
-  virtual void Decay(uint64_t factor) = 0;
-  virtual std::vector<int64_t> Estimate(const std::vector<int64_t>& keys) = 0;
-  virtual Top TopOf(const std::vector<int64_t>& candidates, int64_t k) = 0;
-};
-
-class SketchOnCpu : public Sketch {
- public:
-  explicit SketchOnCpu(int log2_width)
+  explicit Sketch(int log2_width)
       : counters_(static_cast<size_t>(AccessSketch::kRows) << log2_width),
         view_{counters_.data(), log2_width} {}
+  virtual ~Sketch() = default;
 
-  void Add(const std::vector<int64_t>& keys, const std::vector<uint32_t>& accesses) override {
-    AddAccesses(view_, keys.data(), accesses.empty() ? nullptr : accesses.data(),
-                static_cast<int64_t>(keys.size()));
+  // Empty `accesses`: one of each key.
+  void Add(const std::vector<int64_t>& keys, const std::vector<uint32_t>& accesses) {
+    for (size_t i = 0; i < keys.size(); ++i) {
+      for (int row = 0; row < AccessSketch::kRows; ++row) {
+        *view_.Counter(row, keys[i]) += accesses.empty() ? 1 : accesses[i];
+      }
+    }
   }
-  void Decay(uint64_t factor) override { DecayAccesses(view_, factor); }
-  std::vector<int64_t> Estimate(const std::vector<int64_t>& keys) override {
+  virtual void Decay(uint64_t factor) { DecayAccesses(view_, factor); }
+  virtual std::vector<int64_t> Estimate(const std::vector<int64_t>& keys) {
     std::vector<int64_t> estimates(keys.size());
     EstimateAccesses(view_, keys.data(), static_cast<int64_t>(keys.size()), estimates.data());
     return estimates;
   }
-  Top TopOf(const std::vector<int64_t>& candidates, int64_t k) override {
-    Top top = {std::vector<int64_t>(k), std::vector<int64_t>(k)};
-    TopAccessed(view_, candidates.data(), static_cast<int64_t>(candidates.size()), k,
-                top.keys.data(), top.estimates.data());
-    return top;
-  }
 
- private:
+ protected:
   std::vector<int64_t> counters_;
   AccessSketch view_;
 };
@@ -66,54 +50,28 @@ class SketchOnCpu : public Sketch {
 #ifdef SLIPSTREAM_WITH_CUDA
 class SketchOnGpu : public Sketch {
  public:
-  explicit SketchOnGpu(int log2_width)
-      : counters_(std::vector<int64_t>(static_cast<size_t>(AccessSketch::kRows) << log2_width, 0)),
-        view_{counters_.data(), log2_width} {}
+  using Sketch::Sketch;
 
-  void Add(const std::vector<int64_t>& keys, const std::vector<uint32_t>& accesses) override {
-    OnDevice<int64_t> device_keys(keys);
-    OnDevice<uint32_t> device_accesses(accesses);
-    EXPECT_EQ(LaunchAddAccesses(stream_.get(), view_, device_keys.data(),
-                                accesses.empty() ? nullptr : device_accesses.data(),
-                                static_cast<int64_t>(keys.size())),
+  void Decay(uint64_t factor) override {
+    OnDevice<int64_t> counters(counters_);
+    EXPECT_EQ(LaunchDecayAccesses(stream_.get(), {counters.data(), view_.log2_width}, factor),
               cudaSuccess);
     stream_.Wait();
-  }
-  void Decay(uint64_t factor) override {
-    EXPECT_EQ(LaunchDecayAccesses(stream_.get(), view_, factor), cudaSuccess);
-    stream_.Wait();
+    const std::vector<int64_t> decayed = counters.ToHost();
+    std::copy(decayed.begin(), decayed.end(), counters_.begin());
   }
   std::vector<int64_t> Estimate(const std::vector<int64_t>& keys) override {
-    OnDevice<int64_t> device_keys(keys), estimates(keys.size());
-    EXPECT_EQ(LaunchEstimateAccesses(stream_.get(), view_, device_keys.data(),
-                                     static_cast<int64_t>(keys.size()), estimates.data()),
+    OnDevice<int64_t> counters(counters_), device_keys(keys), estimates(keys.size());
+    EXPECT_EQ(LaunchEstimateAccesses(stream_.get(), {counters.data(), view_.log2_width},
+                                     device_keys.data(), static_cast<int64_t>(keys.size()),
+                                     estimates.data()),
               cudaSuccess);
     stream_.Wait();
     return estimates.ToHost();
   }
-  Top TopOf(const std::vector<int64_t>& candidates, int64_t k) override {
-    const auto n = static_cast<int64_t>(candidates.size());
-    size_t bytes = 0;
-    EXPECT_EQ(TopAccessedWorkspaceBytes(n, &bytes), cudaSuccess);
-    OnDevice<char> workspace(bytes);
-    OnDevice<int64_t> device_candidates(candidates), keys(k), estimates(k);
-    const auto launch = [&](int64_t taken, size_t given) {
-      return LaunchTopAccessed(stream_.get(), view_, device_candidates.data(), n, taken,
-                               workspace.data(), given, keys.data(), estimates.data());
-    };
-    EXPECT_EQ(launch(n + 1, bytes), cudaErrorInvalidValue);
-    if (bytes > 0) {
-      EXPECT_EQ(launch(k, bytes - 1), cudaErrorInvalidValue);
-    }
-    EXPECT_EQ(launch(k, bytes), cudaSuccess);
-    stream_.Wait();
-    return {keys.ToHost(), estimates.ToHost()};
-  }
 
  private:
   TestStream stream_;
-  OnDevice<int64_t> counters_;
-  AccessSketch view_;
 };
 #endif
 
@@ -123,7 +81,7 @@ class AccessSketchTest : public OnPlaces {
 #ifdef SLIPSTREAM_WITH_CUDA
     if (GetParam() == Place::kGpu) return std::make_unique<SketchOnGpu>(log2_width);
 #endif
-    return std::make_unique<SketchOnCpu>(log2_width);
+    return std::make_unique<Sketch>(log2_width);
   }
 };
 
@@ -209,31 +167,10 @@ TEST_P(AccessSketchTest, CountsBeyond32BitsAreDecayed) {
             std::numeric_limits<int64_t>::max());
 }
 
-TEST_P(AccessSketchTest, TheTopIsThatOfASort) {
-  const std::unique_ptr<Sketch> sketch = MakeSketch(12);
-  sketch->Add(SomeKeys(9000, 3), {});
-  for (int64_t n : {1, 2, 257, 3000}) {
-    const std::vector<int64_t> candidates = SomeKeys(n, 77);
-    const std::vector<int64_t> estimates = sketch->Estimate(candidates);
-    std::vector<std::pair<int64_t, int64_t>> order;
-    for (int64_t i = 0; i < n; ++i) order.emplace_back(-estimates[i], i);
-    std::sort(order.begin(), order.end());
-    for (int64_t k : {int64_t{0}, int64_t{1}, n / 2, n}) {
-      const Top top = sketch->TopOf(candidates, k);
-      ASSERT_EQ(static_cast<int64_t>(top.keys.size()), k);
-      for (int64_t i = 0; i < k; ++i) {
-        EXPECT_EQ(top.keys[i], candidates[order[i].second]) << n << " " << k << " " << i;
-        EXPECT_EQ(top.estimates[i], -order[i].first) << n << " " << k << " " << i;
-      }
-    }
-  }
-}
-
-TEST_P(AccessSketchTest, NothingIsAddedAskedOrRanked) {
+TEST_P(AccessSketchTest, NothingIsAddedOrAsked) {
   const std::unique_ptr<Sketch> sketch = MakeSketch(4);
   sketch->Add({}, {});
   EXPECT_TRUE(sketch->Estimate({}).empty());
-  EXPECT_TRUE(sketch->TopOf({}, 0).keys.empty());
   EXPECT_EQ(sketch->Estimate({7})[0], 0);
 }
 
@@ -243,7 +180,6 @@ TEST_P(AccessSketchTest, EveryInt64IsAKey) {
   const std::unique_ptr<Sketch> sketch = MakeSketch(AccessSketch::kRows * 4);
   sketch->Add(keys, {1, 2, 3, 4});
   EXPECT_EQ(sketch->Estimate(keys), (std::vector<int64_t>{1, 2, 3, 4}));
-  EXPECT_EQ(sketch->TopOf(keys, 1).keys[0], keys[3]);
 }
 
 INSTANTIATE_TEST_SUITE_P(Devices, AccessSketchTest, testing::Values(Place::kCpu, Place::kGpu),

@@ -41,11 +41,6 @@ class InputReservoir {
     ++offered_in_window_;
   }
 
-  // The same of an input whose lookups [m] are listed.
-  void Offer(const Lookup* lookups, int64_t m, float loss) {
-    OfferListed(loss, [&] { return std::make_pair(lookups, m); });
-  }
-
   // Number of inputs kept now.
   int64_t size() const { return offered_in_window_ < capacity_ ? offered_in_window_ : capacity_; }
   const std::vector<Lookup>& input(int64_t i) const { return inputs_[i]; }

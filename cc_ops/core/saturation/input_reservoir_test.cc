@@ -1,6 +1,7 @@
 #include "cc_ops/core/saturation/input_reservoir.h"
 
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "gtest/gtest.h"
@@ -8,19 +9,20 @@
 namespace slipstream {
 namespace {
 
+void Offer(InputReservoir* reservoir, const std::vector<Lookup>& lookups, float loss) {
+  reservoir->OfferListed(
+      loss, [&] { return std::pair<const Lookup*, int64_t>(lookups.data(), lookups.size()); });
+}
+
 void OfferNumbers(InputReservoir* reservoir, int64_t count) {
-  for (int64_t i = 0; i < count; ++i) {
-    const Lookup lookup = {i, 0};
-    reservoir->Offer(&lookup, 1, 0.5f);
-  }
+  for (int64_t i = 0; i < count; ++i) Offer(reservoir, {{i, 0}}, 0.5f);
 }
 
 TEST(InputReservoir, KeepsAllInputsUntilItIsFull) {
   InputReservoir reservoir(4, 0);
   EXPECT_EQ(reservoir.size(), 0);
-  reservoir.Offer(nullptr, 0, 0.5f);  // an input without lookups is an input
-  const std::vector<Lookup> lookups = {{5, 1}, {6, 0}};
-  reservoir.Offer(lookups.data(), 2, 0.25f);
+  Offer(&reservoir, {}, 0.5f);  // an input without lookups is an input
+  Offer(&reservoir, {{5, 1}, {6, 0}}, 0.25f);
   ASSERT_EQ(reservoir.size(), 2);
   EXPECT_TRUE(reservoir.input(0).empty());
   EXPECT_EQ(reservoir.input(1)[0].key, 5);

@@ -46,10 +46,7 @@ void LossMemory::Record(int64_t id, float loss, int64_t window) {
     return;
   }
   if (most_entries_ > 0 && IsInSample(id) && IsFull()) Grow();
-  if (table_.capacity() == 0 || !IsInSample(id)) {
-    ++num_refused_;
-    return;
-  }
+  if (table_.capacity() == 0 || !IsInSample(id)) return;
   Entry added;
   added.id = id;
   added.loss = loss;
@@ -70,9 +67,7 @@ void LossMemory::Grow() {
   // An eighth of the sample leaves at once, so that this is not done for every id.
   while (table_.capacity() > 0 && IsFull()) {
     largest_hash_ -= largest_hash_ / 8;
-    const int64_t before = size_;
     Rebuild(table_.capacity());
-    num_forgotten_ += before - size_;
   }
 }
 

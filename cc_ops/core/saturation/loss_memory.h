@@ -47,13 +47,11 @@ class LossMemory {
   // Remembers the loss of a visit in `window` and that no skip followed. A loss that is not
   // finite makes the input forgotten. Where the budget is full, the memory keeps to a
   // sample of the ids, drawn by their hashes: an input in it is there in every epoch,
-  // whatever the order. Others are forgotten or refused.
+  // whatever the order. Others are forgotten.
   void Record(int64_t id, float loss, int64_t window);
 
   int64_t size() const { return size_; }
   int64_t bytes() const { return table_.view().bytes(); }
-  int64_t num_forgotten() const { return num_forgotten_; }
-  int64_t num_refused() const { return num_refused_; }
 
   // Ids whose hash is above it are not remembered; the largest number at first.
   uint64_t largest_hash() const { return largest_hash_; }
@@ -61,7 +59,7 @@ class LossMemory {
 
   // All entries, by id.
   std::vector<Entry> Export() const;
-  // Replaces everything by entries with different ids; those that do not fit are refused.
+  // Replaces everything by entries with different ids; those that do not fit are left out.
   void Import(const std::vector<Entry>& entries);
 
  private:
@@ -78,8 +76,6 @@ class LossMemory {
   uint64_t largest_hash_ = ~uint64_t{0};  // of an id in the sample
   FlatTable<Entry> table_;
   int64_t size_ = 0;
-  int64_t num_forgotten_ = 0;
-  int64_t num_refused_ = 0;
 };
 
 }  // namespace slipstream

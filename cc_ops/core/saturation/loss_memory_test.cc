@@ -33,7 +33,6 @@ TEST(LossMemory, RemembersWhatAMapRemembers) {
       ASSERT_EQ(entry->window, model[asked].second);
     }
   }
-  EXPECT_EQ(memory.num_forgotten() + memory.num_refused(), 0);
 }
 
 TEST(LossMemory, RemembersTheSameSampleInEveryEpochWhenFull) {
@@ -56,8 +55,6 @@ TEST(LossMemory, RemembersTheSameSampleInEveryEpochWhenFull) {
     }
     before = sample;
   }
-  EXPECT_GT(memory.num_forgotten(), 0);
-  EXPECT_GT(memory.num_refused(), 0);
 }
 
 TEST(LossMemory, StaysWithinTheSmallestBudget) {
@@ -65,7 +62,6 @@ TEST(LossMemory, StaysWithinTheSmallestBudget) {
   for (int64_t id = 0; id < 100000; ++id) memory.Record(id, 1.f, 5);
   EXPECT_LE(memory.size(), 12);
   EXPECT_GE(memory.size(), 1);
-  EXPECT_EQ(memory.size() + memory.num_forgotten() + memory.num_refused(), 100000);
   const int64_t known = memory.Export()[0].id;
   memory.Record(known, 2.f, 6);
   EXPECT_EQ(memory.Find(known)->loss, 2.f);
