@@ -88,7 +88,7 @@ TEST(DriftIndex, NonFiniteDriftIsUntracked) {
 TEST(DriftIndex, BadInputIsAnErrorThatNamesItAndChangesNothing) {
   DriftIndex index;
   ASSERT_TRUE(Build(&index, {0}, {9}, {0.25f}).ok());
-  for (const int32_t table : {-1, 3}) {
+  for (const int32_t table : {-1, 3, std::numeric_limits<int32_t>::max()}) {
     const Status status = Build(&index, {0, table}, {1, 2}, {0.0f, 0.0f});
     EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
     EXPECT_NE(status.message().find("position 1"), std::string::npos);
