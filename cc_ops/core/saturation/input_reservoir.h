@@ -15,6 +15,9 @@ namespace slipstream {
 // the same sample. Memory: 16 bytes for each lookup of each kept input. Not thread-safe.
 class InputReservoir {
  public:
+  // Most inputs offered in a window that `Import` takes, so that no count overflows after it.
+  static constexpr int64_t kMostOffered = int64_t{1} << 62;
+
   // capacity: most inputs kept, at least 1.
   InputReservoir(int64_t capacity, uint64_t seed) : capacity_(capacity), seed_(seed) {}
 
@@ -71,7 +74,8 @@ class InputReservoir {
   bool Fits(const State& state) const {
     const int64_t n = static_cast<int64_t>(state.ends.size());
     const int64_t offered = state.offered_in_window;
-    if (offered < 0 || n != (offered < capacity_ ? offered : capacity_)) return false;
+    if (offered < 0 || offered > kMostOffered) return false;
+    if (n != (offered < capacity_ ? offered : capacity_)) return false;
     if (static_cast<int64_t>(state.losses.size()) != n) return false;
     int64_t begin = 0;
     for (const int64_t end : state.ends) {

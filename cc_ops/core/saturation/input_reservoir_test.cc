@@ -1,6 +1,7 @@
 #include "cc_ops/core/saturation/input_reservoir.h"
 
 #include <cstdint>
+#include <limits>
 #include <utility>
 #include <vector>
 
@@ -109,6 +110,14 @@ TEST(InputReservoir, KnowsAStateThatDoesNotFit) {
   EXPECT_FALSE(reservoir.Fits(state));
   state.offered_in_window = 3;
   EXPECT_FALSE(reservoir.Fits(state));
+  // Counting on from it would overflow.
+  state.offered_in_window = std::numeric_limits<int64_t>::max();
+  EXPECT_FALSE(reservoir.Fits(state));
+  state.offered_in_window = InputReservoir::kMostOffered;
+  ASSERT_TRUE(reservoir.Fits(state));
+  reservoir.Import(state);
+  OfferNumbers(&reservoir, 3);
+  EXPECT_EQ(reservoir.size(), 5);
 }
 
 }  // namespace
