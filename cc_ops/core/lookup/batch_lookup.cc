@@ -116,6 +116,10 @@ Status LookupForTraining(const std::vector<EmbeddingTable*>& tables,
                          LookupWorkspace* workspace) {
   LookupPlan* plan = &workspace->plan;
   const int64_t batch = features.empty() ? 0 : features[0].batch;
+  if (batch > kMaxBatch) {
+    return InvalidArgument("a batch has " + std::to_string(batch) + " examples; allowed: up to " +
+                           std::to_string(kMaxBatch));
+  }
   plan->tables = tables;
   plan->batch = batch;
   plan->feature_table.clear();

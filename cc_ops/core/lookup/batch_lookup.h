@@ -23,6 +23,7 @@ namespace slipstream {
 // Pools the rows of every feature and example into `outputs` (one per feature).
 // The plan for the update is left in
 // `workspace`, which may come from an earlier lookup. Missing keys are made, accesses counted.
+// InvalidArgument for more than kMaxBatch examples (key_sort.h).
 // Takes the tables' mutexes. On an error no key is made, unless memory ran out (the tables stay
 // intact then too).
 Status LookupForTraining(const std::vector<EmbeddingTable*>& tables,

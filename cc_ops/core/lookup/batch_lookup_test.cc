@@ -214,5 +214,18 @@ TEST(BatchLookup, ColumnsOfAMatrixAreCopiedAndPaddingGivesZeros) {
   }
 }
 
+TEST(BatchLookup, ABatchHasAsManyExamplesAsTheirNumbersReach) {
+  auto table = MakeTable(1);
+  FeatureView without_keys;
+  without_keys.batch = int64_t{1} << 31;
+  without_keys.width = without_keys.stride = 0;
+  float out = 0.f;  // of all examples: nothing is looked up
+  LookupWorkspace workspace;
+  const Status status = LookupForTraining({table.get()}, {without_keys}, {Combiner::kSum},
+                                          {{&out, 0}}, Parallel(), &workspace);
+  EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
+  EXPECT_NE(status.message().find("2147483648"), std::string::npos) << status.message();
+}
+
 }  // namespace
 }  // namespace slipstream

@@ -3,6 +3,7 @@
 #define SLIPSTREAM_CC_OPS_CORE_LOOKUP_KEY_SORT_H_
 
 #include <cstdint>
+#include <limits>
 #include <vector>
 
 #include "cc_ops/core/base/parallel.h"
@@ -39,8 +40,11 @@ struct Positions {
   int64_t total = 0;
 };
 
+// Most examples of a batch: an Occurrence numbers them.
+constexpr int64_t kMaxBatch = std::numeric_limits<int32_t>::max();
+
 // A counting sort; the result does not depend on the number of tasks. sorted->position is filled
-// if `with_positions`, else left empty.
+// if `with_positions`, else left empty. Of more than kMaxBatch examples, the uses are not right.
 void SortByBucket(const std::vector<FeatureView>& features, int64_t batch, int num_tables,
                   const Positions& positions, bool with_positions, const Parallel& parallel,
                   SortedKeys* sorted);
