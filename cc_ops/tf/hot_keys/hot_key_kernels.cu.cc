@@ -12,7 +12,6 @@
 namespace slipstream {
 namespace {
 
-using tensorflow::OpKernel;
 using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
 
@@ -24,68 +23,23 @@ struct GpuDevice {
                                    cudaMemcpyHostToDevice, StreamOf(context)),
                    "SlipstreamHotKeys could not fill its memory");
   }
-};
-
-class CountAccessesGpuKernel : public HotKeysKernel {
- public:
-  explicit CountAccessesGpuKernel(tensorflow::OpKernelConstruction* context)
-      : HotKeysKernel(context) {
-    OP_REQUIRES_OK(context, context->GetAttr("unit", &unit_));
-  }
-
- private:
-  absl::Status Run(OpKernelContext* context, HotKeysResource* resource) override {
-    const Tensor &keys = context->input(1), &counts = context->input(2);
-    TF_RETURN_IF_ERROR(CheckCounted(keys, counts));
-    return Checked(
-        LaunchCountAccesses(StreamOf(context), resource->View(), keys.flat<int64_t>().data(),
-                            counts.flat<bool>().data(), keys.NumElements(), unit_),
-        "SlipstreamCountAccesses could not be launched");
-  }
-
-  int64_t unit_ = 1;
-};
-
-class DecayAccessesGpuKernel : public HotKeysKernel {
- public:
-  using HotKeysKernel::HotKeysKernel;
-
- private:
-  absl::Status Run(OpKernelContext* context, HotKeysResource* resource) override {
-    uint64_t factor = 0;
-    TF_RETURN_IF_ERROR(ReadFactor(context, &factor));
-    return Checked(LaunchDecayAccesses(StreamOf(context), resource->View().sketch, factor),
-                   "SlipstreamDecayAccesses could not be launched");
-  }
-};
-
-class HotKeyCandidatesGpuKernel : public HotKeysKernel {
- public:
-  using HotKeysKernel::HotKeysKernel;
-
- private:
-  absl::Status Run(OpKernelContext* context, HotKeysResource* resource) override {
-    Tensor* keys = nullptr;
-    TF_RETURN_IF_ERROR(context->allocate_output(0, resource->owners.shape(), &keys));
-    return Checked(cudaMemcpyAsync(keys->data(), resource->owners.data(), keys->TotalBytes(),
+  static absl::Status Copy(OpKernelContext* context, const Tensor& from, Tensor* to) {
+    return Checked(cudaMemcpyAsync(to->data(), from.data(), to->TotalBytes(),
                                    cudaMemcpyDeviceToDevice, StreamOf(context)),
                    "SlipstreamHotKeyCandidates could not copy the keys");
   }
-};
-
-class EstimateAccessesGpuKernel : public HotKeysKernel {
- public:
-  using HotKeysKernel::HotKeysKernel;
-
- private:
-  absl::Status Run(OpKernelContext* context, HotKeysResource* resource) override {
-    const Tensor& keys = context->input(1);
-    TF_RETURN_IF_ERROR(CheckKeys(keys));
-    Tensor* estimates = nullptr;
-    TF_RETURN_IF_ERROR(context->allocate_output(0, keys.shape(), &estimates));
-    return Checked(LaunchEstimateAccesses(StreamOf(context), resource->View().sketch,
-                                          keys.flat<int64_t>().data(), keys.NumElements(),
-                                          estimates->flat<int64_t>().data()),
+  static absl::Status Count(OpKernelContext* context, const HotKeySketch& hot, const int64_t* keys,
+                            const bool* counts, int64_t n, int64_t unit) {
+    return Checked(LaunchCountAccesses(StreamOf(context), hot, keys, counts, n, unit),
+                   "SlipstreamCountAccesses could not be launched");
+  }
+  static absl::Status Decay(OpKernelContext* context, const AccessSketch& sketch, uint64_t factor) {
+    return Checked(LaunchDecayAccesses(StreamOf(context), sketch, factor),
+                   "SlipstreamDecayAccesses could not be launched");
+  }
+  static absl::Status Estimate(OpKernelContext* context, const AccessSketch& sketch,
+                               const int64_t* keys, int64_t n, int64_t* estimates) {
+    return Checked(LaunchEstimateAccesses(StreamOf(context), sketch, keys, n, estimates),
                    "SlipstreamEstimateAccesses could not be launched");
   }
 };
@@ -94,15 +48,15 @@ class EstimateAccessesGpuKernel : public HotKeysKernel {
   REGISTER_KERNEL_BUILDER(Name(name).Device(tensorflow::DEVICE_GPU).HostMemory("handle"), \
                           MemoryChecked<Kernel>)
 REGISTER_GPU("SlipstreamHotKeys", CreateHotKeysKernel<GpuDevice>);
-REGISTER_GPU("SlipstreamCountAccesses", CountAccessesGpuKernel);
-REGISTER_GPU("SlipstreamHotKeyCandidates", HotKeyCandidatesGpuKernel);
-REGISTER_GPU("SlipstreamEstimateAccesses", EstimateAccessesGpuKernel);
+REGISTER_GPU("SlipstreamCountAccesses", CountAccessesKernel<GpuDevice>);
+REGISTER_GPU("SlipstreamHotKeyCandidates", HotKeyCandidatesKernel<GpuDevice>);
+REGISTER_GPU("SlipstreamEstimateAccesses", EstimateAccessesKernel<GpuDevice>);
 #undef REGISTER_GPU
 REGISTER_KERNEL_BUILDER(Name("SlipstreamDecayAccesses")
                             .Device(tensorflow::DEVICE_GPU)
                             .HostMemory("handle")
                             .HostMemory("factor"),
-                        MemoryChecked<DecayAccessesGpuKernel>);
+                        MemoryChecked<DecayAccessesKernel<GpuDevice>>);
 
 }  // namespace
 }  // namespace slipstream

@@ -105,7 +105,11 @@ class HotKeysKernel : public tensorflow::OpKernel {
   virtual absl::Status Run(tensorflow::OpKernelContext* context, HotKeysResource* resource) = 0;
 };
 
-// Device: Fill sets all values of an int64 tensor of the device.
+// Of a Device, which calls or launches what cc_ops/core has for it:
+//   Fill(context, value, tensor)    sets all values of an int64 tensor of the device
+//   Copy(context, from, to)         copies a tensor of the device
+//   Count(context, hot, keys, counts, n, unit), Decay(context, sketch, factor),
+//   Estimate(context, sketch, keys, n, estimates)
 template <class Device>
 class CreateHotKeysKernel : public tensorflow::OpKernel {
  public:
@@ -133,6 +137,66 @@ class CreateHotKeysKernel : public tensorflow::OpKernel {
 
  private:
   int log2_width_ = 1;
+};
+
+template <class Device>
+class CountAccessesKernel : public HotKeysKernel {
+ public:
+  explicit CountAccessesKernel(tensorflow::OpKernelConstruction* context) : HotKeysKernel(context) {
+    OP_REQUIRES_OK(context, context->GetAttr("unit", &unit_));
+  }
+
+ private:
+  absl::Status Run(tensorflow::OpKernelContext* context, HotKeysResource* resource) override {
+    const tensorflow::Tensor &keys = context->input(1), &counts = context->input(2);
+    TF_RETURN_IF_ERROR(CheckCounted(keys, counts));
+    return Device::Count(context, resource->View(), keys.flat<int64_t>().data(),
+                         counts.flat<bool>().data(), keys.NumElements(), unit_);
+  }
+
+  int64_t unit_ = 1;
+};
+
+template <class Device>
+class DecayAccessesKernel : public HotKeysKernel {
+ public:
+  using HotKeysKernel::HotKeysKernel;
+
+ private:
+  absl::Status Run(tensorflow::OpKernelContext* context, HotKeysResource* resource) override {
+    uint64_t factor = 0;
+    TF_RETURN_IF_ERROR(ReadFactor(context, &factor));
+    return Device::Decay(context, resource->View().sketch, factor);
+  }
+};
+
+template <class Device>
+class HotKeyCandidatesKernel : public HotKeysKernel {
+ public:
+  using HotKeysKernel::HotKeysKernel;
+
+ private:
+  absl::Status Run(tensorflow::OpKernelContext* context, HotKeysResource* resource) override {
+    tensorflow::Tensor* keys = nullptr;
+    TF_RETURN_IF_ERROR(context->allocate_output(0, resource->owners.shape(), &keys));
+    return Device::Copy(context, resource->owners, keys);
+  }
+};
+
+template <class Device>
+class EstimateAccessesKernel : public HotKeysKernel {
+ public:
+  using HotKeysKernel::HotKeysKernel;
+
+ private:
+  absl::Status Run(tensorflow::OpKernelContext* context, HotKeysResource* resource) override {
+    const tensorflow::Tensor& keys = context->input(1);
+    TF_RETURN_IF_ERROR(CheckKeys(keys));
+    tensorflow::Tensor* estimates = nullptr;
+    TF_RETURN_IF_ERROR(context->allocate_output(0, keys.shape(), &estimates));
+    return Device::Estimate(context, resource->View().sketch, keys.flat<int64_t>().data(),
+                            keys.NumElements(), estimates->flat<int64_t>().data());
+  }
 };
 
 }  // namespace slipstream
