@@ -70,7 +70,7 @@ struct Workspace {
   }
 
   // The same in a caller's memory.
-  cudaError_t LayoutIn(const DeferralWorkspace& memory, int64_t n, int64_t capacity) {
+  cudaError_t LayoutIn(const DeviceWorkspace& memory, int64_t n, int64_t capacity) {
     const cudaError_t error = Layout(memory.data, n, capacity);
     if (error != cudaSuccess) return error;
     return memory.data == nullptr || bytes > memory.bytes ? cudaErrorInvalidValue : cudaSuccess;
@@ -275,7 +275,7 @@ cudaError_t DeferralWorkspaceBytes(int64_t n, int64_t capacity, size_t* bytes) {
 
 cudaError_t LaunchAddDeferred(cudaStream_t stream, const DeferredBuffers& buffers,
                               const int64_t* keys, const float* gradients, int64_t n,
-                              const DeferralWorkspace& workspace, int64_t* indices, float* sums) {
+                              const DeviceWorkspace& workspace, int64_t* indices, float* sums) {
   Workspace parts;
   cudaError_t error = parts.LayoutIn(workspace, n, buffers.capacity);
   if (error != cudaSuccess) return error;
@@ -293,7 +293,7 @@ cudaError_t LaunchAddDeferred(cudaStream_t stream, const DeferredBuffers& buffer
 
 cudaError_t LaunchTakeDue(cudaStream_t stream, const DeferredBuffers& buffers,
                           const DeferralRule& rule, const StepRows& rows,
-                          const DeferralWorkspace& workspace, int64_t* due_keys, float* due_sums,
+                          const DeviceWorkspace& workspace, int64_t* due_keys, float* due_sums,
                           StepCounts* counts) {
   const int64_t n = rows.n, capacity = buffers.capacity, entries = n + capacity;
   Workspace parts;

@@ -80,16 +80,16 @@ TableShard* ShardOfBucket(const LookupPlan& plan, int64_t bucket) {
   return plan.tables[bucket / kNumShards]->shard(bucket % kNumShards);
 }
 
-// Sums the gradients of every key of the bucket and applies the rule; with kByMarks not to rows
-// that are masked, and with the squared update lengths of watched rows. next: the bucket that this
-// thread comes to after it.
+// Sums the gradients of every key of the bucket, whose rows are all there, and applies the rule;
+// with kByMarks not to rows that are masked, and with the squared update lengths of watched rows.
+// next: the bucket that this thread comes to after it.
 template <UpdateRule::Kind kKind, bool kByMarks>
 SLIPSTREAM_ALWAYS_INLINE void UpdateRows(const BucketUpdate& update, int64_t next, int64_t dim,
                                          float* summed) {
   const LookupPlan& plan = *update.plan;
   const UpdateRule rule = update.table->options().rule;
   const UpdatePolicy& policy = update.table->policy();
-  const bool masks = policy.mode == UpdatePolicy::Mode::kMask, is_stale = update.is_stale;
+  const bool masks = policy.mode == UpdatePolicy::Mode::kMask;
   const int64_t row_floats = dim + rule.SlotsPerRow(dim);
   TableShard* const shard = ShardOfBucket(plan, update.bucket);
   const TableShard* const next_shard = ShardOfBucket(plan, next);
@@ -106,11 +106,7 @@ SLIPSTREAM_ALWAYS_INLINE void UpdateRows(const BucketUpdate& update, int64_t nex
   UpdateEach(keys, KeysOf(plan, next), prefetch, [&](int64_t u) SLIPSTREAM_INLINE_LAMBDA {
     const int64_t first_use = use;
     use = plan.uses_end[u];
-    float* const row = is_stale ? RowOf(update, u).row : plan.unique_row[u];
-    if (row == nullptr) {
-      ++*update.dropped;
-      return;
-    }
+    float* const row = plan.unique_row[u];
     const uint8_t mark = kByMarks ? shard->MarkOf(plan.unique_slot[u]) : 0;
     if (kByMarks && masks && (mark & kSaturated) != 0) {
       ++masked;
@@ -179,12 +175,31 @@ SLIPSTREAM_SIMD_CLONES void UpdateRowsByMarks(const BucketUpdate& update, int64_
   UpdateRowsOfRule<true>(update, next, summed);
 }
 
+// The same where rows may have left the table since the lookup.
+void UpdateStaleRows(const BucketUpdate& update, float* summed) {
+  const LookupPlan& plan = *update.plan;
+  const int64_t dim = update.table->dim();
+  const CellRange keys = KeysOf(plan, update.bucket);
+  UpdateCounts& counts = ShardOfBucket(plan, update.bucket)->counts;
+  counts.offered += keys.end - keys.begin;
+  counts.sent += keys.end - keys.begin;
+  UpdateEachKey(update, [&](int64_t u, int64_t first_use, FoundRow found) {
+    if (found.row == nullptr) {
+      ++*update.dropped;
+      return;
+    }
+    SumUses(plan, *update.gradients, first_use, plan.uses_end[u], dim, summed);
+    update.table->options().rule.Apply(update.rate, dim, summed, found.row);
+  });
+}
+
 // Updates the bucket's rows as the table's policy says. next: the bucket that this thread comes to
 // after it.
 void UpdateBucket(const BucketUpdate& update, int64_t next, PolicyScratch* scratch) {
   float* const summed = scratch->sum.data();
   const UpdatePolicy& policy = update.table->policy();
   if (!update.table->UpdatesByPolicy(update.bucket % kNumShards)) {
+    if (update.is_stale) return UpdateStaleRows(update, summed);
     UpdateAllRows(update, next, summed);
   } else if (policy.mode != UpdatePolicy::Mode::kDefer && policy.ranks == 1 && !update.is_stale) {
     UpdateRowsByMarks(update, next, summed);

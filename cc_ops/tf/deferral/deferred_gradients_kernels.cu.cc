@@ -58,7 +58,7 @@ absl::Status AllocateWorkspace(OpKernelContext* context, int64_t n, int64_t capa
                                 workspace);
 }
 
-DeferralWorkspace ViewOf(const Tensor& workspace) {
+DeviceWorkspace ViewOf(const Tensor& workspace) {
   return {workspace.data(), workspace.TotalBytes()};
 }
 
@@ -161,53 +161,37 @@ class TakeDueGpuKernel : public CountedGpuKernel {
   }
 };
 
-REGISTER_KERNEL_BUILDER(
-    Name("SlipstreamDeferredGradients").Device(tensorflow::DEVICE_GPU).HostMemory("handle"),
-    MemoryChecked<CreateDeferredKernel>);
-REGISTER_KERNEL_BUILDER(Name("SlipstreamDeferredGradientsConfigure")
-                            .Device(tensorflow::DEVICE_GPU)
-                            .HostMemory("handle")
+#define GPU(name) Name(name).Device(tensorflow::DEVICE_GPU).HostMemory("handle")
+REGISTER_KERNEL_BUILDER(GPU("SlipstreamDeferredGradients"), MemoryChecked<CreateDeferredKernel>);
+REGISTER_KERNEL_BUILDER(GPU("SlipstreamDeferredGradientsConfigure")
                             .HostMemory("capacity")
                             .HostMemory("max_rows")
                             .HostMemory("max_age"),
                         MemoryChecked<ConfigureDeferredKernel<GpuDevice>>);
-REGISTER_KERNEL_BUILDER(
-    Name("SlipstreamDeferredGradientsFlush").Device(tensorflow::DEVICE_GPU).HostMemory("handle"),
-    MemoryChecked<FlushDeferredKernel<GpuDevice>>);
-REGISTER_KERNEL_BUILDER(Name("SlipstreamDeferredGradientsState")
-                            .Device(tensorflow::DEVICE_GPU)
-                            .HostMemory("handle")
+REGISTER_KERNEL_BUILDER(GPU("SlipstreamDeferredGradientsFlush"),
+                        MemoryChecked<FlushDeferredKernel<GpuDevice>>);
+REGISTER_KERNEL_BUILDER(GPU("SlipstreamDeferredGradientsState")
                             .HostMemory("counts")
                             .HostMemory("num_deferred")
                             .HostMemory("capacity")
                             .HostMemory("flushes"),
                         MemoryChecked<DeferredStateKernel>);
-REGISTER_KERNEL_BUILDER(Name("SlipstreamDeferredGradientsExport")
-                            .Device(tensorflow::DEVICE_GPU)
-                            .HostMemory("handle")
+REGISTER_KERNEL_BUILDER(GPU("SlipstreamDeferredGradientsExport")
                             .HostMemory("keys")
                             .HostMemory("ages")
                             .HostMemory("sums"),
                         MemoryChecked<ExportDeferredKernel<GpuDevice>>);
-REGISTER_KERNEL_BUILDER(Name("SlipstreamDeferredGradientsImport")
-                            .Device(tensorflow::DEVICE_GPU)
-                            .HostMemory("handle")
+REGISTER_KERNEL_BUILDER(GPU("SlipstreamDeferredGradientsImport")
                             .HostMemory("keys")
                             .HostMemory("ages")
                             .HostMemory("sums"),
                         MemoryChecked<ImportDeferredKernel<GpuDevice>>);
-REGISTER_KERNEL_BUILDER(Name("SlipstreamAddDeferred")
-                            .Device(tensorflow::DEVICE_GPU)
-                            .HostMemory("handle")
-                            .HostMemory("by_movement"),
+REGISTER_KERNEL_BUILDER(GPU("SlipstreamAddDeferred").HostMemory("by_movement"),
                         MemoryChecked<AddDeferredGpuKernel>);
-REGISTER_KERNEL_BUILDER(Name("SlipstreamTakeDue")
-                            .Device(tensorflow::DEVICE_GPU)
-                            .HostMemory("handle")
-                            .HostMemory("saturated")
-                            .HostMemory("is_shadow")
-                            .HostMemory("defers"),
-                        TakeDueGpuKernel);
+REGISTER_KERNEL_BUILDER(
+    GPU("SlipstreamTakeDue").HostMemory("saturated").HostMemory("is_shadow").HostMemory("defers"),
+    TakeDueGpuKernel);
+#undef GPU
 
 }  // namespace
 }  // namespace slipstream

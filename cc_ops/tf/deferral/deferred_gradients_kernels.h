@@ -135,14 +135,25 @@ class CreateDeferredKernel : public tensorflow::OpKernel {
   int64_t dim_ = 1;
 };
 
-// Makes new buffers in host memory, has them filled by `fill(view)`, which returns a Status, and
-// then replaces those of the resource by them. The caller holds the mutex. No step's work: it may
-// wait for the device.
+// What is deferred after the last step. The caller holds the mutex. No step's work: it may wait for
+// the device.
 //
 // Device: ToHost and ToDevice copy a tensor, where that is needed, and wait for it.
-template <class Device, class Fill>
+template <class Device>
+absl::Status ReadBuffers(tensorflow::OpKernelContext* context, DeferredGradientsResource* resource,
+                         DeferredContents* contents) {
+  DeferredTensors on_host;
+  TF_RETURN_IF_ERROR(Device::ToHost(context, resource->tensors.keys, &on_host.keys));
+  TF_RETURN_IF_ERROR(Device::ToHost(context, resource->tensors.since, &on_host.since));
+  TF_RETURN_IF_ERROR(Device::ToHost(context, resource->tensors.sums, &on_host.sums));
+  *contents = ExportDeferred(on_host.View(resource->dim), resource->rule.step);
+  return absl::OkStatus();
+}
+
+// Gives the resource new buffers with these contents; as ReadBuffers.
+template <class Device>
 absl::Status ReplaceBuffers(tensorflow::OpKernelContext* context, int64_t capacity,
-                            const Fill& fill, DeferredGradientsResource* resource) {
+                            const DeferredContents& contents, DeferredGradientsResource* resource) {
   tensorflow::AllocatorAttributes on_host;
   on_host.set_on_host(true);
   tensorflow::TensorShape keys, rows;
@@ -152,20 +163,13 @@ absl::Status ReplaceBuffers(tensorflow::OpKernelContext* context, int64_t capaci
   TF_RETURN_IF_ERROR(context->allocate_temp(tensorflow::DT_INT64, keys, &made.keys, on_host));
   TF_RETURN_IF_ERROR(context->allocate_temp(tensorflow::DT_INT64, keys, &made.since, on_host));
   TF_RETURN_IF_ERROR(context->allocate_temp(tensorflow::DT_FLOAT, rows, &made.sums, on_host));
-  TF_RETURN_IF_ERROR(ToAbsl(fill(made.View(resource->dim))));
+  TF_RETURN_IF_ERROR(
+      ToAbsl(ImportDeferred(contents, resource->rule.step, made.View(resource->dim))));
   TF_RETURN_IF_ERROR(Device::ToDevice(context, made.keys, &moved.keys));
   TF_RETURN_IF_ERROR(Device::ToDevice(context, made.since, &moved.since));
   TF_RETURN_IF_ERROR(Device::ToDevice(context, made.sums, &moved.sums));
   resource->tensors = moved;
   return absl::OkStatus();
-}
-
-template <class Device>
-absl::Status BuffersOnHost(tensorflow::OpKernelContext* context, const DeferredTensors& tensors,
-                           DeferredTensors* on_host) {
-  TF_RETURN_IF_ERROR(Device::ToHost(context, tensors.keys, &on_host->keys));
-  TF_RETURN_IF_ERROR(Device::ToHost(context, tensors.since, &on_host->since));
-  return Device::ToHost(context, tensors.sums, &on_host->sums);
 }
 
 template <class Device>
@@ -187,25 +191,17 @@ class ConfigureDeferredKernel : public DeferredKernel {
     TF_RETURN_IF_ERROR(Read(context, 1, "capacity", 0, Device::kMaxCapacity, &capacity));
     TF_RETURN_IF_ERROR(Read(context, 2, "max_rows", 0, kAny, &max_rows));
     TF_RETURN_IF_ERROR(Read(context, 3, "max_age", 1, kAny, &max_age));
-    TF_RETURN_IF_ERROR(Resize(context, capacity, resource));
+    if (capacity != resource->tensors.capacity()) {
+      // Counted in the buffers: what steps count a GPU knows only after them.
+      DeferredContents contents;
+      TF_RETURN_IF_ERROR(ReadBuffers<Device>(context, resource, &contents));
+      TF_RETURN_IF_ERROR(
+          ReplaceBuffers<Device>(context, std::max(capacity, contents.size()), contents, resource));
+    }
     DeferralRule& rule = resource->rule;
     rule = {rule.step, max_age, max_rows, defers_, rule.flushes, by_movement_};
     resource->is_shadow = is_shadow_;
     return absl::OkStatus();
-  }
-
-  // Makes room for `capacity`, or for more if more are deferred, which it counts in the buffers.
-  static absl::Status Resize(tensorflow::OpKernelContext* context, int64_t capacity,
-                             DeferredGradientsResource* resource) {
-    if (capacity == resource->tensors.capacity()) return absl::OkStatus();
-    DeferredTensors tensors;
-    TF_RETURN_IF_ERROR(BuffersOnHost<Device>(context, resource->tensors, &tensors));
-    const DeferredBuffers before = tensors.View(resource->dim);
-    capacity = std::max(capacity, CountDeferred(before));
-    if (capacity == resource->tensors.capacity()) return absl::OkStatus();
-    return ReplaceBuffers<Device>(
-        context, capacity, [&](const DeferredBuffers& to) { return CopyDeferred(before, to); },
-        resource);
   }
 
   static absl::Status Read(tensorflow::OpKernelContext* context, int input, const char* name,
@@ -235,9 +231,8 @@ class FlushDeferredKernel : public DeferredKernel {
     if (!drops_ || resource->rule.flushes) {
       resource->rule.flushes = counts.num_deferred > 0;
     } else if (counts.num_deferred > 0) {
-      TF_RETURN_IF_ERROR(ReplaceBuffers<Device>(
-          context, resource->tensors.capacity(),
-          [](const DeferredBuffers& to) { return ImportDeferred({}, 0, to); }, resource));
+      TF_RETURN_IF_ERROR(
+          ReplaceBuffers<Device>(context, resource->tensors.capacity(), {}, resource));
       counts.flushed += counts.num_deferred;
       counts.without_gradient += counts.num_deferred;
       counts.num_deferred = 0;
@@ -276,10 +271,8 @@ class ExportDeferredKernel : public DeferredKernel {
  private:
   absl::Status Run(tensorflow::OpKernelContext* context,
                    DeferredGradientsResource* resource) override {
-    DeferredTensors on_host;
-    TF_RETURN_IF_ERROR(BuffersOnHost<Device>(context, resource->tensors, &on_host));
-    const DeferredContents contents =
-        ExportDeferred(on_host.View(resource->dim), resource->rule.step);
+    DeferredContents contents;
+    TF_RETURN_IF_ERROR(ReadBuffers<Device>(context, resource, &contents));
     const int64_t n = contents.size();
     TF_RETURN_IF_ERROR(Output(context, 0, tensorflow::TensorShape({n}), contents.keys));
     TF_RETURN_IF_ERROR(Output(context, 1, tensorflow::TensorShape({n}), contents.ages));
@@ -311,12 +304,8 @@ class ImportDeferredKernel : public DeferredKernel {
     }
     const DeferredContents contents = {
         ValuesOf<int64_t>(keys), ValuesOf<int64_t>(ages), {}, ValuesOf<float>(sums)};
-    TF_RETURN_IF_ERROR(ReplaceBuffers<Device>(
-        context, std::max(n, resource->tensors.capacity()),
-        [&](const DeferredBuffers& to) {
-          return ImportDeferred(contents, resource->rule.step, to);
-        },
-        resource));
+    TF_RETURN_IF_ERROR(ReplaceBuffers<Device>(context, std::max(n, resource->tensors.capacity()),
+                                              contents, resource));
     resource->counts.num_deferred = n;
     // What was on its way out is gone.
     resource->rule.flushes = false;
