@@ -223,20 +223,6 @@ class ShardUpdater {
   CollectedRows* collected_;
 };
 
-void UpdateOrCollect(const BucketUpdate& update, int64_t step, PolicyScratch* scratch,
-                     CollectedRows* collected) {
-  ShardUpdater updater(update.table, update.bucket % kNumShards, update.rate, step, scratch,
-                       collected);
-  UpdateEachKey(update, [&](int64_t u, int64_t first_use, FoundRow found) {
-    if (found.row == nullptr && collected == nullptr) {
-      ++*update.dropped;
-    } else {
-      updater.Update(update, u, first_use, found);
-    }
-  });
-  updater.ApplyExpired();
-}
-
 int64_t WidestRow(const std::vector<EmbeddingTable*>& tables) {
   int64_t widest = 0;
   for (const EmbeddingTable* table : tables) widest = std::max(widest, table->dim());
@@ -248,14 +234,20 @@ int64_t WidestRow(const std::vector<EmbeddingTable*>& tables) {
 PolicyScratch::PolicyScratch(const std::vector<EmbeddingTable*>& tables)
     : PolicyScratch(WidestRow(tables)) {}
 
-void UpdateBucketByPolicy(const BucketUpdate& update, PolicyScratch* scratch) {
-  UpdateOrCollect(update, update.table->update_step(), scratch, nullptr);
-}
-
-void CollectBucketByPolicy(const BucketUpdate& update, PolicyScratch* scratch,
-                           CollectedRows* collected) {
-  // The update that these rows will be part of.
-  UpdateOrCollect(update, update.table->update_step() + 1, scratch, collected);
+void UpdateBucketByPolicy(const BucketUpdate& update, PolicyScratch* scratch,
+                          CollectedRows* collected) {
+  // Collected rows will be part of the next update.
+  const int64_t step = update.table->update_step() + (collected == nullptr ? 0 : 1);
+  ShardUpdater updater(update.table, update.bucket % kNumShards, update.rate, step, scratch,
+                       collected);
+  UpdateEachKey(update, [&](int64_t u, int64_t first_use, FoundRow found) {
+    if (found.row == nullptr && collected == nullptr) {
+      ++*update.dropped;
+    } else {
+      updater.Update(update, u, first_use, found);
+    }
+  });
+  updater.ApplyExpired();
 }
 
 int64_t MostCollected(const LookupPlan& plan, int64_t bucket) {

@@ -62,29 +62,23 @@ DeviceWorkspace ViewOf(const Tensor& workspace) {
   return {workspace.data(), workspace.TotalBytes()};
 }
 
-class AddDeferredGpuKernel : public DeferredKernel {
- public:
-  using DeferredKernel::DeferredKernel;
-
- private:
-  absl::Status Run(OpKernelContext* context, DeferredGradientsResource* resource) override {
-    const Tensor &keys = context->input(1), &gradients = context->input(2);
-    TF_RETURN_IF_ERROR(CheckRows(keys, gradients, resource->dim));
-    const int64_t n = keys.NumElements();
-    Tensor *indices = nullptr, *sums = nullptr, workspace;
-    TF_RETURN_IF_ERROR(context->allocate_output(0, keys.shape(), &indices));
-    TF_RETURN_IF_ERROR(context->allocate_output(1, gradients.shape(), &sums));
-    const DeferralRule& rule = resource->rule;
-    TF_RETURN_IF_ERROR(OutputScalar(context, 2, rule.by_movement && rule.MayDefer()));
-    const DeferredBuffers buffers = resource->tensors.View(resource->dim);
-    // TensorFlow reuses this memory, and buffers that were replaced, in the order of this stream.
-    TF_RETURN_IF_ERROR(AllocateWorkspace(context, n, buffers.capacity, &workspace));
-    return Checked(LaunchAddDeferred(StreamOf(context), buffers, keys.flat<int64_t>().data(),
-                                     gradients.flat<float>().data(), n, ViewOf(workspace),
-                                     indices->flat<int64_t>().data(), sums->flat<float>().data()),
-                   "SlipstreamAddDeferred could not be launched");
-  }
-};
+absl::Status AddOnGpu(OpKernelContext* context, DeferredGradientsResource* resource) {
+  const Tensor &keys = context->input(1), &gradients = context->input(2);
+  TF_RETURN_IF_ERROR(CheckRows(keys, gradients, resource->dim));
+  const int64_t n = keys.NumElements();
+  Tensor *indices = nullptr, *sums = nullptr, workspace;
+  TF_RETURN_IF_ERROR(context->allocate_output(0, keys.shape(), &indices));
+  TF_RETURN_IF_ERROR(context->allocate_output(1, gradients.shape(), &sums));
+  const DeferralRule& rule = resource->rule;
+  TF_RETURN_IF_ERROR(OutputScalar(context, 2, rule.by_movement && rule.MayDefer()));
+  const DeferredBuffers buffers = resource->tensors.View(resource->dim);
+  // TensorFlow reuses this memory, and buffers that were replaced, in the order of this stream.
+  TF_RETURN_IF_ERROR(AllocateWorkspace(context, n, buffers.capacity, &workspace));
+  return Checked(LaunchAddDeferred(StreamOf(context), buffers, keys.flat<int64_t>().data(),
+                                   gradients.flat<float>().data(), n, ViewOf(workspace),
+                                   indices->flat<int64_t>().data(), sums->flat<float>().data()),
+                 "SlipstreamAddDeferred could not be launched");
+}
 
 class TakeDueLaunch : public CountedGpuKernel::Launch {
  public:
@@ -175,19 +169,19 @@ REGISTER_KERNEL_BUILDER(GPU("SlipstreamDeferredGradientsState")
                             .HostMemory("num_deferred")
                             .HostMemory("capacity")
                             .HostMemory("flushes"),
-                        MemoryChecked<DeferredStateKernel>);
+                        MemoryChecked<DeferredFunctionKernel<OutputState>>);
 REGISTER_KERNEL_BUILDER(GPU("SlipstreamDeferredGradientsExport")
                             .HostMemory("keys")
                             .HostMemory("ages")
                             .HostMemory("sums"),
-                        MemoryChecked<ExportDeferredKernel<GpuDevice>>);
+                        MemoryChecked<DeferredFunctionKernel<OutputDeferred<GpuDevice>>>);
 REGISTER_KERNEL_BUILDER(GPU("SlipstreamDeferredGradientsImport")
                             .HostMemory("keys")
                             .HostMemory("ages")
                             .HostMemory("sums"),
-                        MemoryChecked<ImportDeferredKernel<GpuDevice>>);
+                        MemoryChecked<DeferredFunctionKernel<InputDeferred<GpuDevice>>>);
 REGISTER_KERNEL_BUILDER(GPU("SlipstreamAddDeferred").HostMemory("by_movement"),
-                        MemoryChecked<AddDeferredGpuKernel>);
+                        MemoryChecked<DeferredFunctionKernel<AddOnGpu>>);
 REGISTER_KERNEL_BUILDER(
     GPU("SlipstreamTakeDue").HostMemory("saturated").HostMemory("is_shadow").HostMemory("defers"),
     TakeDueGpuKernel);

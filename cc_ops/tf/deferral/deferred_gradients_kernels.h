@@ -118,6 +118,19 @@ class DeferredKernel : public tensorflow::OpKernel {
                            DeferredGradientsResource* resource) = 0;
 };
 
+// One without attributes.
+template <absl::Status (*kRun)(tensorflow::OpKernelContext*, DeferredGradientsResource*)>
+class DeferredFunctionKernel : public DeferredKernel {
+ public:
+  using DeferredKernel::DeferredKernel;
+
+ private:
+  absl::Status Run(tensorflow::OpKernelContext* context,
+                   DeferredGradientsResource* resource) override {
+    return kRun(context, resource);
+  }
+};
+
 class CreateDeferredKernel : public tensorflow::OpKernel {
  public:
   explicit CreateDeferredKernel(tensorflow::OpKernelConstruction* context) : OpKernel(context) {
@@ -244,74 +257,56 @@ class FlushDeferredKernel : public DeferredKernel {
 };
 
 // All outputs are in host memory.
-class DeferredStateKernel : public DeferredKernel {
- public:
-  using DeferredKernel::DeferredKernel;
-
- private:
-  absl::Status Run(tensorflow::OpKernelContext* context,
-                   DeferredGradientsResource* resource) override {
-    const StepCounts& counts = resource->counts;
-    const std::vector<int64_t> numbers = {counts.deferred,    counts.due_by_movement,
-                                          counts.due_by_age,  counts.flushed,
-                                          counts.over_budget, counts.without_gradient};
-    TF_RETURN_IF_ERROR(Output(context, 0, tensorflow::TensorShape({6}), numbers));
-    TF_RETURN_IF_ERROR(OutputScalar(context, 1, counts.num_deferred));
-    TF_RETURN_IF_ERROR(OutputScalar(context, 2, resource->tensors.capacity()));
-    return OutputScalar(context, 3, resource->rule.flushes);
-  }
-};
+inline absl::Status OutputState(tensorflow::OpKernelContext* context,
+                                DeferredGradientsResource* resource) {
+  const StepCounts& counts = resource->counts;
+  const std::vector<int64_t> numbers = {counts.deferred,    counts.due_by_movement,
+                                        counts.due_by_age,  counts.flushed,
+                                        counts.over_budget, counts.without_gradient};
+  TF_RETURN_IF_ERROR(Output(context, 0, tensorflow::TensorShape({6}), numbers));
+  TF_RETURN_IF_ERROR(OutputScalar(context, 1, counts.num_deferred));
+  TF_RETURN_IF_ERROR(OutputScalar(context, 2, resource->tensors.capacity()));
+  return OutputScalar(context, 3, resource->rule.flushes);
+}
 
 // All outputs are in host memory.
 template <class Device>
-class ExportDeferredKernel : public DeferredKernel {
- public:
-  using DeferredKernel::DeferredKernel;
-
- private:
-  absl::Status Run(tensorflow::OpKernelContext* context,
-                   DeferredGradientsResource* resource) override {
-    DeferredContents contents;
-    TF_RETURN_IF_ERROR(ReadBuffers<Device>(context, resource, &contents));
-    const int64_t n = contents.size();
-    TF_RETURN_IF_ERROR(Output(context, 0, tensorflow::TensorShape({n}), contents.keys));
-    TF_RETURN_IF_ERROR(Output(context, 1, tensorflow::TensorShape({n}), contents.ages));
-    return Output(context, 2, tensorflow::TensorShape({n, resource->dim}), contents.sums);
-  }
-};
+absl::Status OutputDeferred(tensorflow::OpKernelContext* context,
+                            DeferredGradientsResource* resource) {
+  DeferredContents contents;
+  TF_RETURN_IF_ERROR(ReadBuffers<Device>(context, resource, &contents));
+  const int64_t n = contents.size();
+  TF_RETURN_IF_ERROR(Output(context, 0, tensorflow::TensorShape({n}), contents.keys));
+  TF_RETURN_IF_ERROR(Output(context, 1, tensorflow::TensorShape({n}), contents.ages));
+  return Output(context, 2, tensorflow::TensorShape({n, resource->dim}), contents.sums);
+}
 
 // All inputs are in host memory.
 template <class Device>
-class ImportDeferredKernel : public DeferredKernel {
- public:
-  using DeferredKernel::DeferredKernel;
-
- private:
-  absl::Status Run(tensorflow::OpKernelContext* context,
-                   DeferredGradientsResource* resource) override {
-    const tensorflow::Tensor &keys = context->input(1), &ages = context->input(2),
-                             &sums = context->input(3);
-    TF_RETURN_IF_ERROR(CheckRows(keys, sums, resource->dim));
-    if (ages.shape() != keys.shape()) {
-      return absl::InvalidArgumentError(absl::StrCat("ages has shape ", ages.shape().DebugString(),
-                                                     "; allowed: that of the keys, ",
-                                                     keys.shape().DebugString()));
-    }
-    const int64_t n = keys.NumElements();
-    if (n > Device::kMaxCapacity) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "there are ", n, " deferred gradients; allowed: up to ", Device::kMaxCapacity));
-    }
-    const DeferredContents contents = {
-        ValuesOf<int64_t>(keys), ValuesOf<int64_t>(ages), {}, ValuesOf<float>(sums)};
-    TF_RETURN_IF_ERROR(ReplaceBuffers<Device>(context, std::max(n, resource->tensors.capacity()),
-                                              contents, resource));
-    resource->counts.num_deferred = n;
-    // What was on its way out is gone.
-    resource->rule.flushes = false;
-    return absl::OkStatus();
+absl::Status InputDeferred(tensorflow::OpKernelContext* context,
+                           DeferredGradientsResource* resource) {
+  const tensorflow::Tensor &keys = context->input(1), &ages = context->input(2),
+                           &sums = context->input(3);
+  TF_RETURN_IF_ERROR(CheckRows(keys, sums, resource->dim));
+  if (ages.shape() != keys.shape()) {
+    return absl::InvalidArgumentError(absl::StrCat("ages has shape ", ages.shape().DebugString(),
+                                                   "; allowed: that of the keys, ",
+                                                   keys.shape().DebugString()));
   }
-};
+  const int64_t n = keys.NumElements();
+  if (n > Device::kMaxCapacity) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "there are ", n, " deferred gradients; allowed: up to ", Device::kMaxCapacity));
+  }
+  const DeferredContents contents = {
+      ValuesOf<int64_t>(keys), ValuesOf<int64_t>(ages), {}, ValuesOf<float>(sums)};
+  TF_RETURN_IF_ERROR(ReplaceBuffers<Device>(context, std::max(n, resource->tensors.capacity()),
+                                            contents, resource));
+  resource->counts.num_deferred = n;
+  // What was on its way out is gone.
+  resource->rule.flushes = false;
+  return absl::OkStatus();
+}
 
 }  // namespace slipstream
 

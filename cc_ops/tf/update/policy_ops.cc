@@ -44,8 +44,8 @@ ranks: simulated ranks that share each batch evenly and defer gradients of their
 is_shadow: nothing is masked or deferred, but what would have been is counted, for a sample of
   one in 16 keys. What was deferred before is applied when the mode, the trigger, the ranks or this
   changes.
-is_exchanged: deferred gradients leave by SlipstreamCollectGradients and SlipstreamCollectHeld only; an
-  evaluation, a flush or an eviction leaves them where they are.
+is_exchanged: deferred gradients leave by SlipstreamCollectGradients and SlipstreamCollectHeld
+  only; an evaluation, a flush or an eviction leaves them where they are.
 )doc");
 
 REGISTER_OP("SlipstreamTableSetRowFlags")
@@ -96,8 +96,8 @@ What became of a table's gradient rows (one per key, update and rank) so far.
 
 handle: scalar.
 counts: [11]: offered; sent (applied, deferred ones included); masked; deferred (added to a sum that
-  stayed); of those sent: due by movement, due by age, flushed, over budget; deferred gradients whose
-  row was evicted; those deferred now; their bytes.
+  stayed); of those sent: due by movement, due by age, flushed, over budget; deferred gradients
+  whose row was evicted; those deferred now; their bytes.
 )doc");
 
 REGISTER_OP("SlipstreamTableFlush")
