@@ -60,23 +60,24 @@ void MeasureOne(Bench* bench, const Gradients& gradients, const OnDevice<float>&
         "CompactRowsWorkspaceBytes");
   const OnDevice<char> workspace(static_cast<int64_t>(workspace_bytes));
   const int64_t read = 8 * n + 4 * dim * unmasked, written = (8 + 4 * dim) * expected.kept();
-  bench->Measure({deduplicate ? "compact (sums by key)" : "mask", Shape(n, dim),
-                  "keys, rows of unmasked keys; kept keys and rows", read + written, !deduplicate,
-                  nullptr,
-                  [&](cudaStream_t stream) {
-                    Check(LaunchCompactRows(stream, keys.data(), rows.data(), n, dim, view,
-                                            deduplicate, workspace.data(), workspace_bytes,
-                                            kept_keys.data(), kept_rows.data(), counts.data()),
-                          "LaunchCompactRows");
-                  },
-                  [&] {
-                    const CompactionCounts found = counts.ToHost()[0];
-                    const int64_t kept = expected.kept(), offered = expected.offered();
-                    ExpectEqual(&found.kept, &kept, 1, "kept");
-                    ExpectEqual(&found.offered, &offered, 1, "offered");
-                    ExpectEqual(kept_keys.ToHost(kept), expected_keys, "kept_keys");
-                    ExpectEqual(kept_rows.ToHost(kept * dim), expected_rows, "kept_rows");
-                  }});
+  bench->Measure(
+      {deduplicate ? "compact (sums by key)" : "mask", Shape(n, dim),
+       "keys, rows of unmasked keys; kept keys and rows", read + written, !deduplicate, nullptr,
+       [&](cudaStream_t stream) {
+         Check(LaunchCompactRows<int64_t>(stream,
+                                          {keys.data(), rows.data(), n, dim, view, deduplicate},
+                                          {workspace.data(), workspace_bytes}, kept_keys.data(),
+                                          kept_rows.data(), counts.data()),
+               "LaunchCompactRows");
+       },
+       [&] {
+         const CompactionCounts found = counts.ToHost()[0];
+         const int64_t kept = expected.kept(), offered = expected.offered();
+         ExpectEqual(&found.kept, &kept, 1, "kept");
+         ExpectEqual(&found.offered, &offered, 1, "offered");
+         ExpectEqual(kept_keys.ToHost(kept), expected_keys, "kept_keys");
+         ExpectEqual(kept_rows.ToHost(kept * dim), expected_rows, "kept_rows");
+       }});
 }
 
 }  // namespace

@@ -105,7 +105,7 @@ void MeasureDeferredGradients(Bench* bench) {
   size_t workspace_bytes = 0;
   Check(DeferralWorkspaceBytes(n, capacity, &workspace_bytes), "DeferralWorkspaceBytes");
   const OnDevice<char> workspace(static_cast<int64_t>(workspace_bytes));
-  const DeferralWorkspace memory = {workspace.data(), workspace_bytes};
+  const DeviceWorkspace memory = {workspace.data(), workspace_bytes};
   const std::string shape =
       Shape(n, kDim) + ", " + std::to_string(100 * found / n) + "% of them deferred";
   constexpr int64_t kRow = 4 * kDim;

@@ -194,8 +194,8 @@ def test_bad_policies_are_refused(arguments, message):
         UpdatePolicy(**arguments)
 
 
-def test_marks_of_another_length_are_refused():
-    with pytest.raises(tf.errors.InvalidArgumentError, match="marks have shape"):
+def test_flags_of_another_length_are_refused():
+    with pytest.raises(tf.errors.InvalidArgumentError, match="flags have shape"):
         make_store().mark_rows("t", [1, 2], np.full(1, SATURATED))
 
 

@@ -27,13 +27,13 @@ struct DeferralRule {
 
 // What becomes of a gradient, or of one that is deferred.
 enum class Decision : uint8_t {
-  kApply,          // leaves, with what is deferred of its key; so do all up to kOverBudget
+  kApply,  // leaves, with what is deferred of its key; so do all up to kOverBudget
   kDueByMovement,
   kDueByAge,
   kFlush,
-  kOverBudget,     // would begin to be deferred, but the budget has no room
-  kBegin,          // begins to be deferred if the budget has room, else becomes kOverBudget
-  kStay,           // is added to what is deferred, which stays
+  kOverBudget,  // would begin to be deferred, but the budget has no room
+  kBegin,       // begins to be deferred if the budget has room, else becomes kOverBudget
+  kStay,        // is added to what is deferred, which stays
 };
 
 SLIPSTREAM_HOST_DEVICE inline bool IsDue(Decision decision) {

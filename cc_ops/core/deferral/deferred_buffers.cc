@@ -12,19 +12,6 @@ namespace {
 
 constexpr int64_t kNowhere = -1;
 
-Status CheckRoom(int64_t n, const DeferredBuffers& buffers) {
-  if (n <= buffers.capacity) return OkStatus();
-  const std::string capacity = std::to_string(buffers.capacity);
-  return InvalidArgument(std::to_string(n) + " deferred gradients do not fit into buffers of " +
-                         capacity + "; allowed: up to " + capacity);
-}
-
-void Put(int64_t key, int64_t since, const float* sum, int64_t p, const DeferredBuffers& to) {
-  to.keys[p] = key;
-  to.since[p] = since;
-  std::copy_n(sum, to.dim, to.sums + p * to.dim);
-}
-
 }  // namespace
 
 Status AddDeferred(const DeferredBuffers& buffers, const int64_t* keys, const float* gradients,
@@ -141,23 +128,6 @@ void KeepOthers(const DeferredBuffers& buffers, const DeferralRule& rule, const 
   }
 }
 
-int64_t CountDeferred(const DeferredBuffers& buffers) {
-  return buffers.capacity -
-         std::count(buffers.keys, buffers.keys + buffers.capacity, DeferredBuffers::kFree);
-}
-
-Status CopyDeferred(const DeferredBuffers& from, const DeferredBuffers& to) {
-  Status status = CheckRoom(CountDeferred(from), to);
-  if (!status.ok()) return status;
-  int64_t next = 0;
-  for (int64_t p = 0; p < from.capacity; ++p) {
-    if (from.keys[p] == DeferredBuffers::kFree) continue;
-    Put(from.keys[p], from.since[p], from.sums + p * from.dim, next++, to);
-  }
-  std::fill(to.keys + next, to.keys + to.capacity, DeferredBuffers::kFree);
-  return status;
-}
-
 DeferredContents ExportDeferred(const DeferredBuffers& buffers, int64_t step) {
   std::vector<int64_t> order;
   for (int64_t p = 0; p < buffers.capacity; ++p) {
@@ -177,25 +147,28 @@ DeferredContents ExportDeferred(const DeferredBuffers& buffers, int64_t step) {
 
 Status ImportDeferred(const DeferredContents& contents, int64_t step,
                       const DeferredBuffers& buffers) {
-  Status status = CheckDeferred(contents, buffers.dim, "");
-  if (status.ok()) status = CheckRoom(contents.size(), buffers);
+  const Status status = CheckDeferred(contents, buffers.dim, "");
   if (!status.ok()) return status;
+  const int64_t n = contents.size();
+  if (n > buffers.capacity) {
+    const std::string capacity = std::to_string(buffers.capacity);
+    return InvalidArgument(std::to_string(n) + " deferred gradients do not fit into buffers of " +
+                           capacity + "; allowed: up to " + capacity);
+  }
   std::vector<int64_t> sorted = contents.keys;
   std::sort(sorted.begin(), sorted.end());
   const auto twice = std::adjacent_find(sorted.begin(), sorted.end());
   if (twice != sorted.end()) {
     return InvalidArgument("key " + std::to_string(*twice) + " comes twice; allowed: each once");
   }
-  if (!sorted.empty() && sorted.front() == DeferredBuffers::kFree) {
+  if (n > 0 && sorted.front() == DeferredBuffers::kFree) {
     return InvalidArgument("key " + std::to_string(sorted.front()) +
                            " cannot be deferred; allowed: all others");
   }
-  for (int64_t i = 0; i < contents.size(); ++i) {
-    const float* sum = contents.sums.data() + i * buffers.dim;
-    Put(contents.keys[i], step - contents.ages[i], sum, i, buffers);
-  }
-  std::fill(buffers.keys + contents.size(), buffers.keys + buffers.capacity,
-            DeferredBuffers::kFree);
+  std::copy_n(contents.keys.data(), n, buffers.keys);
+  std::fill(buffers.keys + n, buffers.keys + buffers.capacity, DeferredBuffers::kFree);
+  for (int64_t i = 0; i < n; ++i) buffers.since[i] = step - contents.ages[i];
+  std::copy_n(contents.sums.data(), n * buffers.dim, buffers.sums);
   return status;
 }
 

@@ -70,7 +70,7 @@ struct Workspace {
   }
 
   // The same in a caller's memory.
-  cudaError_t LayoutIn(const DeferralWorkspace& memory, int64_t n, int64_t capacity) {
+  cudaError_t LayoutIn(const DeviceWorkspace& memory, int64_t n, int64_t capacity) {
     const cudaError_t error = Layout(memory.data, n, capacity);
     if (error != cudaSuccess) return error;
     return memory.data == nullptr || bytes > memory.bytes ? cudaErrorInvalidValue : cudaSuccess;
@@ -208,8 +208,8 @@ __global__ void TargetKernel(int64_t capacity, DeferralRule rule, StepRows rows,
   }
 }
 
-// Lists the entries that leave. The rest is filled with a key behind which none comes: as equal
-// keys keep their order, it also comes behind a row of that key.
+// Lists the entries that leave, and frees their indices. The rest is filled with a key behind which
+// none comes: as equal keys keep their order, it also comes behind a row of that key.
 __global__ void ListKernel(DeferredBuffers buffers, StepRows rows, Workspace parts,
                            StepCounts* __restrict__ counts) {
   const int64_t entries = rows.n + buffers.capacity;
@@ -218,7 +218,9 @@ __global__ void ListKernel(DeferredBuffers buffers, StepRows rows, Workspace par
   for (int64_t i = ThreadOfGrid(); i < entries; i += ThreadsOfGrid()) {
     if (IsSet(parts.leaves, i)) {
       const int32_t at = parts.leaves[i];
-      parts.keys[at] = i < rows.n ? rows.keys[i] : buffers.keys[i - rows.n];
+      int64_t* const key = i < rows.n ? nullptr : &buffers.keys[i - rows.n];
+      parts.keys[at] = key == nullptr ? rows.keys[i] : *key;
+      if (key != nullptr) *key = DeferredBuffers::kFree;
       parts.sources[at] = static_cast<int32_t>(i);
     }
     if (i >= leaving) {
@@ -239,12 +241,6 @@ __global__ void WriteKernel(DeferredBuffers buffers, StepRows rows, Workspace pa
         source < n ? rows.sums + source * dim : buffers.sums + (source - n) * dim;
     if (lane == 0) due_keys[r] = parts.sorted_keys[r];
     for (int64_t j = lane; j < dim; j += kWarpSize) due_sums[r * dim + j] = row[j];
-  }
-}
-
-__global__ void FreeDueKernel(DeferredBuffers buffers, const int32_t* __restrict__ leaves) {
-  for (int64_t p = ThreadOfGrid(); p < buffers.capacity; p += ThreadsOfGrid()) {
-    if (IsSet(leaves, p)) buffers.keys[p] = DeferredBuffers::kFree;
   }
 }
 
@@ -275,7 +271,7 @@ cudaError_t DeferralWorkspaceBytes(int64_t n, int64_t capacity, size_t* bytes) {
 
 cudaError_t LaunchAddDeferred(cudaStream_t stream, const DeferredBuffers& buffers,
                               const int64_t* keys, const float* gradients, int64_t n,
-                              const DeferralWorkspace& workspace, int64_t* indices, float* sums) {
+                              const DeviceWorkspace& workspace, int64_t* indices, float* sums) {
   Workspace parts;
   cudaError_t error = parts.LayoutIn(workspace, n, buffers.capacity);
   if (error != cudaSuccess) return error;
@@ -293,7 +289,7 @@ cudaError_t LaunchAddDeferred(cudaStream_t stream, const DeferredBuffers& buffer
 
 cudaError_t LaunchTakeDue(cudaStream_t stream, const DeferredBuffers& buffers,
                           const DeferralRule& rule, const StepRows& rows,
-                          const DeferralWorkspace& workspace, int64_t* due_keys, float* due_sums,
+                          const DeviceWorkspace& workspace, int64_t* due_keys, float* due_sums,
                           StepCounts* counts) {
   const int64_t n = rows.n, capacity = buffers.capacity, entries = n + capacity;
   Workspace parts;
@@ -330,7 +326,6 @@ cudaError_t LaunchTakeDue(cudaStream_t stream, const DeferredBuffers& buffers,
   }
   WriteKernel<<<BlocksFor(entries * kWarpSize), kThreadsPerBlock, 0, stream>>>(
       buffers, rows, parts, counts, due_keys, due_sums);
-  FreeDueKernel<<<BlocksFor(capacity), kThreadsPerBlock, 0, stream>>>(buffers, parts.leaves + n);
   KeepKernel<<<warps_of_rows, kThreadsPerBlock, 0, stream>>>(buffers, rule.step, rows, parts);
   // clang-format on
   return cudaGetLastError();

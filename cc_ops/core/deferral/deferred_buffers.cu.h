@@ -9,6 +9,7 @@
 #include <cstdint>
 
 #include "cc_ops/core/deferral/deferred_buffers.h"
+#include "cc_ops/core/gpu/device_workspace.h"
 
 namespace slipstream {
 
@@ -19,15 +20,11 @@ constexpr int64_t kMaxDeferredRows = (int64_t{1} << 30) - 1;
 // memory. Returns the error of cub's size query, which needs a device.
 cudaError_t DeferralWorkspaceBytes(int64_t n, int64_t capacity, size_t* bytes);
 
-struct DeferralWorkspace {
-  void* data;    // 256-byte aligned
-  size_t bytes;  // DeferralWorkspaceBytes(n, buffers.capacity) at least
-};
-
 // Enqueue the halves of a step on `stream`; return at once and never wait for the device. Between
 // them the caller decides which sums may wait.
 //
 //   buffers, rows      views of device memory.
+//   workspace          DeferralWorkspaceBytes(n, buffers.capacity) bytes.
 //   indices, sums      [n] and [n, dim]; see AddDeferred.
 //   due_keys, due_sums [n + buffers.capacity] and that by dim; the first counts->sent rows are
 //                      written.
@@ -43,11 +40,11 @@ struct DeferralWorkspace {
 // the launches' error. Errors while running appear when the caller synchronizes.
 cudaError_t LaunchAddDeferred(cudaStream_t stream, const DeferredBuffers& buffers,
                               const int64_t* keys, const float* gradients, int64_t n,
-                              const DeferralWorkspace& workspace, int64_t* indices, float* sums);
+                              const DeviceWorkspace& workspace, int64_t* indices, float* sums);
 
 cudaError_t LaunchTakeDue(cudaStream_t stream, const DeferredBuffers& buffers,
                           const DeferralRule& rule, const StepRows& rows,
-                          const DeferralWorkspace& workspace, int64_t* due_keys, float* due_sums,
+                          const DeviceWorkspace& workspace, int64_t* due_keys, float* due_sums,
                           StepCounts* counts);
 
 }  // namespace slipstream

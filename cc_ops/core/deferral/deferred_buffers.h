@@ -67,17 +67,11 @@ Status FindDue(const DeferredBuffers& buffers, const DeferralRule& rule, const S
 void KeepOthers(const DeferredBuffers& buffers, const DeferralRule& rule, const StepRows& rows,
                 const StepPlan& plan);
 
-int64_t CountDeferred(const DeferredBuffers& buffers);
-
-// Copies what is deferred to the first indices of other buffers and frees the rest.
-// InvalidArgument, changing nothing, if they have no room for it.
-Status CopyDeferred(const DeferredBuffers& from, const DeferredBuffers& to);
-
 // What is deferred, the oldest first; of one age, by key. step: the last one.
 DeferredContents ExportDeferred(const DeferredBuffers& buffers, int64_t step);
 
 // Replaces all that is deferred. contents: in any order. InvalidArgument, changing nothing, as
-// CheckDeferred, if a key comes twice or is kFree, and as CopyDeferred.
+// CheckDeferred, if the buffers have no room, or if a key comes twice or is kFree.
 Status ImportDeferred(const DeferredContents& contents, int64_t step,
                       const DeferredBuffers& buffers);
 

@@ -395,32 +395,30 @@ TEST_P(DeferredBuffersTest, AllKeysButTheLowestCanBeDeferred) {
 
 TEST(DeferredBuffersOnCpuTest, WhatIsDeferredMovesToOtherBuffers) {
   std::vector<int64_t> keys = {DeferredBuffers::kFree, 7, DeferredBuffers::kFree, -3},
-                       since = {0, 5, 0, 6};
+                       since = {0, 6, 0, 5};
   std::vector<float> sums = {0, 0, 1, 2, 0, 0, 3, 4};
+  const DeferredContents contents =
+      ExportDeferred({keys.data(), since.data(), sums.data(), 4, 2}, 9);
   std::vector<int64_t> other_keys(3), other_since(3);
   std::vector<float> other_sums(6);
-  ASSERT_TRUE(CopyDeferred({keys.data(), since.data(), sums.data(), 4, 2},
-                           {other_keys.data(), other_since.data(), other_sums.data(), 3, 2})
-                  .ok());
-  EXPECT_EQ(other_keys, (std::vector<int64_t>{7, -3, DeferredBuffers::kFree}));
+  const DeferredBuffers other = {other_keys.data(), other_since.data(), other_sums.data(), 3, 2};
+  ASSERT_TRUE(ImportDeferred(contents, 9, other).ok());
+  EXPECT_EQ(other_keys, (std::vector<int64_t>{-3, 7, DeferredBuffers::kFree}));
   EXPECT_EQ(other_since, (std::vector<int64_t>{5, 6, 0}));
-  EXPECT_EQ(other_sums, (std::vector<float>{1, 2, 3, 4, 0, 0}));
+  EXPECT_EQ(other_sums, (std::vector<float>{3, 4, 1, 2, 0, 0}));
 }
 
-// The memory behind the other buffers is not theirs.
+// The memory behind the buffers is not theirs.
 TEST(DeferredBuffersOnCpuTest, BuffersWithoutRoomAreLeftAsTheyAre) {
-  std::vector<int64_t> keys = {4, 7, DeferredBuffers::kFree, -3}, since = {4, 5, 0, 6};
-  std::vector<float> sums = {1, 2, 3, 4};
-  std::vector<int64_t> other_keys(3, 99), other_since(3, 98);
-  std::vector<float> other_sums(3, 97);
-  const Status status =
-      CopyDeferred({keys.data(), since.data(), sums.data(), 4, 1},
-                   {other_keys.data(), other_since.data(), other_sums.data(), 2, 1});
+  const DeferredContents contents = {{4, 7, -3}, {1, 2, 3}, {}, {1, 2, 3}};
+  std::vector<int64_t> keys(3, 99), since(3, 98);
+  std::vector<float> sums(3, 97);
+  const Status status = ImportDeferred(contents, 5, {keys.data(), since.data(), sums.data(), 2, 1});
   EXPECT_EQ(status.message(),
             "3 deferred gradients do not fit into buffers of 2; allowed: up to 2");
-  EXPECT_EQ(other_keys, std::vector<int64_t>(3, 99));
-  EXPECT_EQ(other_since, std::vector<int64_t>(3, 98));
-  EXPECT_EQ(other_sums, std::vector<float>(3, 97));
+  EXPECT_EQ(keys, std::vector<int64_t>(3, 99));
+  EXPECT_EQ(since, std::vector<int64_t>(3, 98));
+  EXPECT_EQ(sums, std::vector<float>(3, 97));
 }
 
 TEST(DeferredBuffersOnCpuTest, WhatCannotBeIsRefused) {
@@ -450,7 +448,6 @@ TEST(DeferredBuffersOnCpuTest, ContentsComeBackByAge) {
   const DeferredBuffers buffers = {keys.data(), since.data(), sums.data(), 4, 2};
   const DeferredContents contents = {{9, 3, 7}, {0, 2, 2}, {}, {1, 2, 3, 4, 5, 6}};
   ASSERT_TRUE(ImportDeferred(contents, 5, buffers).ok());
-  EXPECT_EQ(CountDeferred(buffers), 3);
   const DeferredContents found = ExportDeferred(buffers, 6);
   EXPECT_EQ(found.keys, (std::vector<int64_t>{3, 7, 9}));
   EXPECT_EQ(found.ages, (std::vector<int64_t>{3, 3, 1}));
@@ -462,9 +459,6 @@ TEST(DeferredBuffersOnCpuTest, ContentsComeBackByAge) {
   };
   EXPECT_EQ(refused({{5, 5}, {0, 0}, {}, {1, 2, 3, 4}}), "key 5 comes twice; allowed: each once");
   EXPECT_NE(refused({{kLowest}, {0}, {}, {1, 2}}).find("cannot be deferred"), std::string::npos);
-  EXPECT_NE(
-      refused({{1, 2, 3, 4, 5}, {0, 0, 0, 0, 0}, {}, std::vector<float>(10)}).find("do not fit"),
-      std::string::npos);
 }
 
 INSTANTIATE_TEST_SUITE_P(Devices, DeferredBuffersTest, testing::Values(Place::kCpu, Place::kGpu),

@@ -296,7 +296,7 @@ Status CollectGradients(const LookupPlan& plan, const std::vector<PooledGradient
         int64_t dropped = 0;
         const BucketUpdate update = {&plan,    &gradients,  plan.tables[t], b,
                                      rates[t], is_stale[t], &dropped};
-        CollectBucketByPolicy(update, &scratches[task], &parts[task][t]);
+        UpdateBucketByPolicy(update, &scratches[task], &parts[task][t]);
       }
     });
     if (options.advance_step) {

@@ -80,16 +80,20 @@ ShardFlags* FlagsOfBucket(const LookupPlan& plan, int64_t bucket) {
   return plan.tables[bucket / kNumShards]->flags().shard(bucket % kNumShards);
 }
 
-// Sums the gradients of every key of the bucket and applies the rule; with kByFlags not to rows
-// that are masked, and with the squared update lengths of watched rows. next: the bucket that this
-// thread comes to after it.
+UpdateCounts* CountsOf(const BucketUpdate& update) {
+  return &update.table->updates().shard(update.bucket % kNumShards)->counts;
+}
+
+// Sums the gradients of every key of the bucket, whose rows are all there, and applies the rule;
+// with kByFlags not to rows that are masked, and with the squared update lengths of watched rows.
+// next: the bucket that this thread comes to after it.
 template <UpdateRule::Kind kKind, bool kByFlags>
 SLIPSTREAM_ALWAYS_INLINE void UpdateRows(const BucketUpdate& update, int64_t next, int64_t dim,
                                          float* summed) {
   const LookupPlan& plan = *update.plan;
   const UpdateRule rule = update.table->options().rule;
   const UpdatePolicy& policy = update.table->updates().policy();
-  const bool masks = policy.mode == UpdatePolicy::Mode::kMask, is_stale = update.is_stale;
+  const bool masks = policy.mode == UpdatePolicy::Mode::kMask;
   const int64_t row_floats = dim + rule.SlotsPerRow(dim);
   ShardFlags* const flags = FlagsOfBucket(plan, update.bucket);
   const ShardFlags* const next_flags = FlagsOfBucket(plan, next);
@@ -104,11 +108,7 @@ SLIPSTREAM_ALWAYS_INLINE void UpdateRows(const BucketUpdate& update, int64_t nex
   UpdateEach(keys, KeysOf(plan, next), prefetch, [&](int64_t u) SLIPSTREAM_INLINE_LAMBDA {
     const int64_t first_use = use;
     use = plan.uses_end[u];
-    float* const row = is_stale ? RowOf(update, u).row : plan.unique_row[u];
-    if (row == nullptr) {
-      ++*update.dropped;
-      return;
-    }
+    float* const row = plan.unique_row[u];
     const uint8_t row_flags = kByFlags ? flags->Of(plan.unique_slot[u]) : 0;
     if (kByFlags && masks && (row_flags & kSaturated) != 0) {
       ++masked;
@@ -125,10 +125,10 @@ SLIPSTREAM_ALWAYS_INLINE void UpdateRows(const BucketUpdate& update, int64_t nex
       ApplyRule<kKind, false>(rule, update.rate, dim, summed, row);
     }
   });
-  UpdateCounts& counts = update.table->updates().shard(update.bucket % kNumShards)->counts;
-  counts.offered += keys.end - keys.begin;
-  counts.sent += keys.end - keys.begin - masked;
-  counts.masked += masked;
+  UpdateCounts* const counts = CountsOf(update);
+  counts->offered += keys.end - keys.begin;
+  counts->sent += keys.end - keys.begin - masked;
+  counts->masked += masked;
 }
 
 template <UpdateRule::Kind kKind, bool kByFlags>
@@ -178,12 +178,31 @@ SLIPSTREAM_SIMD_CLONES void UpdateRowsByFlags(const BucketUpdate& update, int64_
   UpdateRowsOfRule<true>(update, next, summed);
 }
 
+// The same where rows may have left the table since the lookup.
+void UpdateStaleRows(const BucketUpdate& update, float* summed) {
+  const LookupPlan& plan = *update.plan;
+  const int64_t dim = update.table->dim();
+  const CellRange keys = KeysOf(plan, update.bucket);
+  UpdateCounts* const counts = CountsOf(update);
+  counts->offered += keys.end - keys.begin;
+  counts->sent += keys.end - keys.begin;
+  UpdateEachKey(update, [&](int64_t u, int64_t first_use, FoundRow found) {
+    if (found.row == nullptr) {
+      ++*update.dropped;
+      return;
+    }
+    SumUses(plan, *update.gradients, first_use, plan.uses_end[u], dim, summed);
+    update.table->options().rule.Apply(update.rate, dim, summed, found.row);
+  });
+}
+
 // Updates the bucket's rows as the table's policy says. next: the bucket that this thread comes to
 // after it.
 void UpdateBucket(const BucketUpdate& update, int64_t next, PolicyScratch* scratch) {
   float* const summed = scratch->sum.data();
   const UpdatePolicy& policy = update.table->updates().policy();
   if (!update.table->UpdatesByPolicy(update.bucket % kNumShards)) {
+    if (update.is_stale) return UpdateStaleRows(update, summed);
     UpdateAllRows(update, next, summed);
   } else if (policy.mode != UpdatePolicy::Mode::kDefer && policy.ranks == 1 && !update.is_stale) {
     UpdateRowsByFlags(update, next, summed);

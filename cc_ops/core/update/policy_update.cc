@@ -32,27 +32,6 @@ DeferralRule RuleOf(const UpdatePolicy& policy, int64_t step) {
   return rule;
 }
 
-// Gradients of one key that are due at once on several simulated ranks, added to one.
-class DueSum {
- public:
-  DueSum(float* sum, int64_t dim) : sum_(sum), dim_(dim) {}
-  void Add(const float* gradient) {
-    if (has_any_) {
-      AddTo(sum_, gradient, dim_);
-    } else {
-      std::copy_n(gradient, dim_, sum_);
-    }
-    has_any_ = true;
-  }
-  // Null if nothing is due.
-  const float* get() const { return has_any_ ? sum_ : nullptr; }
-
- private:
-  float* sum_;
-  int64_t dim_;
-  bool has_any_ = false;
-};
-
 // Works on one shard of one table.
 class ShardUpdater {
  public:
@@ -80,8 +59,9 @@ class ShardUpdater {
     const int64_t key = plan.unique_key[u];
     const bool is_saturated = (flags_->Of(found.slot) & kSaturated) != 0;
     if (rule_.defers && is_sampled_) {
-      const DueSum due = Defer(update, key, uses, found.row, is_saturated);
-      if (!policy_.is_shadow) return Apply(due.get(), key, found);
+      const bool any_due = Defer(update, key, uses, found.row, is_saturated);
+      if (any_due && !policy_.is_shadow) Apply(scratch_->due.data(), key, found);
+      if (!policy_.is_shadow) return;
     } else {
       const bool is_masked = policy_.mode == UpdatePolicy::Mode::kMask && is_saturated;
       const int64_t rows = RowsOffered(plan, uses);
@@ -130,10 +110,11 @@ class ShardUpdater {
     return rows;
   }
 
-  // Adds each rank's gradient to what it has deferred. Returns what is due.
-  DueSum Defer(const BucketUpdate& update, int64_t key, CellRange uses, const float* row,
-               bool is_saturated) {
-    DueSum due(scratch_->due.data(), dim_);
+  // Adds each rank's gradient to what it has deferred. Returns whether there is something due,
+  // whose sum is in the scratch then.
+  bool Defer(const BucketUpdate& update, int64_t key, CellRange uses, const float* row,
+             bool is_saturated) {
+    bool any_due = false;
     float* const sum = scratch_->sum.data();
     const uint64_t hash = HashKey(key);
     for (int rank = 0; rank < policy_.ranks; ++rank) {
@@ -160,9 +141,9 @@ class ShardUpdater {
       if (decision == Decision::kStay) std::copy_n(sum, dim_, deferred.Sum(index));
       if (!IsDue(decision)) continue;
       if (is_deferred) deferred.Remove(index);
-      due.Add(sum);
+      AddDue(sum, &any_due);
     }
-    return due;
+    return any_due;
   }
 
   bool IsDueAt(const DeferredGradients& deferred, uint32_t index) const {
@@ -194,7 +175,7 @@ class ShardUpdater {
 
   // Applies what `first` and later ranks have deferred of a key, as far as it is due.
   void ApplyDeferred(int64_t key, size_t first) {
-    DueSum due(scratch_->due.data(), dim_);
+    bool any_due = false;
     const uint64_t hash = HashKey(key);
     for (size_t rank = first; rank < updates_->deferred.size(); ++rank) {
       DeferredGradients& deferred = updates_->deferred[rank];
@@ -202,19 +183,27 @@ class ShardUpdater {
       if (index == DeferredGradients::kNone || !IsDueAt(deferred, index)) continue;
       Count(DecideWithoutGradient(rule_, deferred.since(index)), /*has_gradient=*/false,
             &updates_->counts);
-      due.Add(deferred.Sum(index));
+      AddDue(deferred.Sum(index), &any_due);
       deferred.Remove(index);
     }
     if (policy_.is_shadow) return;
     FoundRow found = {nullptr, 0};
     // A row that leaves the table takes what is deferred with it: the row is there.
     if (collected_ == nullptr) found.row = table_->rows().Find(key, hash, &found.slot);
-    Apply(due.get(), key, found);
+    Apply(scratch_->due.data(), key, found);
   }
 
-  // gradient: null if nothing is due.
+  // Adds to what is due of a key at once on several simulated ranks.
+  void AddDue(const float* gradient, bool* any_due) {
+    if (*any_due) {
+      AddTo(scratch_->due.data(), gradient, dim_);
+    } else {
+      std::copy_n(gradient, dim_, scratch_->due.data());
+    }
+    *any_due = true;
+  }
+
   void Apply(const float* gradient, int64_t key, FoundRow found) {
-    if (gradient == nullptr) return;
     if (collected_ == nullptr) {
       return UpdateRow(update_rule_, rate_, dim_, gradient, found, flags_, scratch_->before.data());
     }
@@ -236,29 +225,6 @@ class ShardUpdater {
   CollectedRows* collected_;
 };
 
-void UpdateOrCollect(const BucketUpdate& update, int64_t step, PolicyScratch* scratch,
-                     CollectedRows* collected) {
-  const LookupPlan& plan = *update.plan;
-  EmbeddingTable* table = update.table;
-  ShardUpdater updater(table, update.bucket % kNumShards, update.rate, step, scratch, collected);
-  const CellRange keys = KeysOf(plan, update.bucket);
-  const int64_t row_floats = table->dim() + table->slots_per_row();
-  int64_t use = keys.begin;
-  UpdateEach(
-      keys, {keys.end, keys.end},
-      [&](int64_t u, bool /*is_next*/) { PrefetchRow(plan.unique_row[u], row_floats); },
-      [&](int64_t u) {
-        const FoundRow found = RowOf(update, u);
-        if (found.row == nullptr && collected == nullptr) {
-          ++*update.dropped;
-        } else {
-          updater.Update(update, u, use, found);
-        }
-        use = plan.uses_end[u];
-      });
-  updater.ApplyExpired();
-}
-
 int64_t WidestRow(const std::vector<EmbeddingTable*>& tables) {
   int64_t widest = 0;
   for (const EmbeddingTable* table : tables) widest = std::max(widest, table->dim());
@@ -270,14 +236,20 @@ int64_t WidestRow(const std::vector<EmbeddingTable*>& tables) {
 PolicyScratch::PolicyScratch(const std::vector<EmbeddingTable*>& tables)
     : PolicyScratch(WidestRow(tables)) {}
 
-void UpdateBucketByPolicy(const BucketUpdate& update, PolicyScratch* scratch) {
-  UpdateOrCollect(update, update.table->updates().step(), scratch, nullptr);
-}
-
-void CollectBucketByPolicy(const BucketUpdate& update, PolicyScratch* scratch,
-                           CollectedRows* collected) {
-  // The update that these rows will be part of.
-  UpdateOrCollect(update, update.table->updates().step() + 1, scratch, collected);
+void UpdateBucketByPolicy(const BucketUpdate& update, PolicyScratch* scratch,
+                          CollectedRows* collected) {
+  // Collected rows will be part of the next update.
+  const int64_t step = update.table->updates().step() + (collected == nullptr ? 0 : 1);
+  ShardUpdater updater(update.table, update.bucket % kNumShards, update.rate, step, scratch,
+                       collected);
+  UpdateEachKey(update, [&](int64_t u, int64_t first_use, FoundRow found) {
+    if (found.row == nullptr && collected == nullptr) {
+      ++*update.dropped;
+    } else {
+      updater.Update(update, u, first_use, found);
+    }
+  });
+  updater.ApplyExpired();
 }
 
 int64_t MostCollected(const LookupPlan& plan, int64_t bucket) {

@@ -20,22 +20,20 @@ struct PolicyScratch {
   std::vector<float> before;  // a watched row as it was
 };
 
-// Updates the bucket's rows as the table's policy says. What is due of a key on several simulated
-// ranks is added and applied as one gradient. Touches nothing but the bucket's shard.
-void UpdateBucketByPolicy(const BucketUpdate& update, PolicyScratch* scratch);
-
 // Gradient sums of one table that are to be exchanged instead of applied.
 struct CollectedRows {
   std::vector<int64_t> keys;  // [n]
   std::vector<float> rows;    // [n, dim]
 };
 
-// As UpdateBucketByPolicy, but what would be applied is added to `collected`, which must have room
-// for it. Touches no row. A key that was evicted since the lookup keeps its gradients, too.
-void CollectBucketByPolicy(const BucketUpdate& update, PolicyScratch* scratch,
-                           CollectedRows* collected);
+// Updates the bucket's rows as the table's policy says. What is due of a key on several simulated
+// ranks is added and applied as one gradient. Touches nothing but the bucket's shard. With
+// `collected`, what would be applied is added to that, which must have room for it, and no row is
+// touched; a key that was evicted since the lookup keeps its gradients then.
+void UpdateBucketByPolicy(const BucketUpdate& update, PolicyScratch* scratch,
+                          CollectedRows* collected = nullptr);
 
-// Most rows that CollectBucketByPolicy gives of a bucket.
+// Most rows that are collected of a bucket.
 int64_t MostCollected(const LookupPlan& plan, int64_t bucket);
 
 // Moves all deferred gradients to `collected`, which must have room for them; in shadow mode

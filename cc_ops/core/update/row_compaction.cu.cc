@@ -58,16 +58,17 @@ __device__ bool IsHead(const Key* keys, int64_t i, bool is_sorted) {
 
 // `counts` starts at zero; sums of integers do not depend on the order of the blocks.
 template <class Key>
-__global__ void FlagKernel(const Key* __restrict__ keys, int64_t n, KeySetView masked,
-                           bool is_sorted, int32_t* __restrict__ flags,
+__global__ void FlagKernel(CompactionInput<Key> input, int32_t* __restrict__ flags,
                            CompactionCounts* __restrict__ counts) {
+  const Key* __restrict__ keys = input.keys;
+  const int64_t n = input.n;
   const int64_t step = ThreadsOfGrid();
   const int64_t first = static_cast<int64_t>(blockIdx.x) * blockDim.x;
   // All threads of a block make the same number of rounds: they count together.
   for (int64_t begin = first; begin < n; begin += step) {
     const int64_t i = begin + threadIdx.x;
-    const bool is_head = i < n && IsHead(keys, i, is_sorted);
-    const bool is_kept = is_head && !masked.Contains(keys[i]);
+    const bool is_head = i < n && IsHead(keys, i, input.deduplicate);
+    const bool is_kept = is_head && !input.masked.Contains(keys[i]);
     if (i < n) flags[i] = is_kept ? 1 : 0;
     const int heads = __syncthreads_count(is_head);
     const int kept = __syncthreads_count(is_kept);
@@ -83,15 +84,18 @@ __global__ void FlagKernel(const Key* __restrict__ keys, int64_t n, KeySetView m
 // One warp per position; those where no output row begins leave at once. The row of a key that
 // occurs often is summed by one warp, one occurrence after the other, so that the sum is the CPU's.
 template <class Key>
-__global__ void WriteKernel(const Key* __restrict__ keys, const float* __restrict__ rows,
-                            const int32_t* __restrict__ order, int64_t n, int64_t dim,
-                            KeySetView masked, bool is_sorted, const int32_t* __restrict__ slots,
-                            Key* __restrict__ kept_keys, float* __restrict__ kept_rows) {
+__global__ void WriteKernel(CompactionInput<Key> input, const int32_t* __restrict__ order,
+                            const int32_t* __restrict__ slots, Key* __restrict__ kept_keys,
+                            float* __restrict__ kept_rows) {
+  const Key* __restrict__ keys = input.keys;
+  const float* __restrict__ rows = input.rows;
+  const int64_t n = input.n, dim = input.dim;
+  const bool is_sorted = input.deduplicate;
   const int lane = threadIdx.x % kWarpSize;
   const int64_t step = ThreadsOfGrid() / kWarpSize;
   for (int64_t i = ThreadOfGrid() / kWarpSize; i < n; i += step) {
     const Key key = keys[i];
-    if (!IsHead(keys, i, is_sorted) || masked.Contains(key)) continue;
+    if (!IsHead(keys, i, is_sorted) || input.masked.Contains(key)) continue;
     const int64_t slot = slots[i];
     if (lane == 0) kept_keys[slot] = key;
     for (int64_t j = lane; j < dim; j += kWarpSize) {
@@ -120,46 +124,42 @@ cudaError_t CompactRowsWorkspaceBytes(int64_t n, bool deduplicate, size_t* bytes
 }
 
 template <class Key>
-cudaError_t LaunchCompactRows(cudaStream_t stream, const Key* keys, const float* rows, int64_t n,
-                              int64_t dim, const KeySetView& masked, bool deduplicate,
-                              void* workspace, size_t workspace_bytes, Key* kept_keys,
-                              float* kept_rows, CompactionCounts* counts) {
+cudaError_t LaunchCompactRows(cudaStream_t stream, const CompactionInput<Key>& input,
+                              const DeviceWorkspace& workspace, Key* kept_keys, float* kept_rows,
+                              CompactionCounts* counts) {
+  const int64_t n = input.n;
   if (n > kMaxCompactedRows) return cudaErrorInvalidValue;
   cudaError_t error = cudaMemsetAsync(counts, 0, sizeof(*counts), stream);
   if (error != cudaSuccess || n == 0) return error;
   Workspace<Key> parts;
-  error = parts.Layout(workspace, n, deduplicate);
+  error = parts.Layout(workspace.data, n, input.deduplicate);
   if (error != cudaSuccess) return error;
-  if (workspace == nullptr || parts.bytes > workspace_bytes) return cudaErrorInvalidValue;
+  if (workspace.data == nullptr || parts.bytes > workspace.bytes) return cudaErrorInvalidValue;
 
-  const Key* ordered_keys = keys;
+  CompactionInput<Key> ordered = input;  // but for the rows
   // clang-format off
-  if (deduplicate) {
+  if (input.deduplicate) {
     CountUpKernel<<<BlocksFor(n), kThreadsPerBlock, 0, stream>>>(n, parts.positions);
     // Stable: within a key, positions stay in the order of the input.
-    error = LaunchSort(stream, parts.scratch, parts.scratch_bytes, n, keys, parts.positions,
+    error = LaunchSort(stream, parts.scratch, parts.scratch_bytes, n, input.keys, parts.positions,
                        parts.sorted_keys, parts.sorted_positions);
     if (error != cudaSuccess) return error;
-    ordered_keys = parts.sorted_keys;
+    ordered.keys = parts.sorted_keys;
   }
-  FlagKernel<<<BlocksFor(n), kThreadsPerBlock, 0, stream>>>(
-      ordered_keys, n, masked, deduplicate, parts.slots, counts);
+  FlagKernel<<<BlocksFor(n), kThreadsPerBlock, 0, stream>>>(ordered, parts.slots, counts);
   error = LaunchScan(stream, parts.scratch, parts.scratch_bytes, n, parts.slots);
   if (error != cudaSuccess) return error;
   WriteKernel<<<BlocksFor(n * kWarpSize), kThreadsPerBlock, 0, stream>>>(
-      ordered_keys, rows, parts.sorted_positions, n, dim, masked, deduplicate, parts.slots,
-      kept_keys, kept_rows);
+      ordered, parts.sorted_positions, parts.slots, kept_keys, kept_rows);
   // clang-format on
   return cudaGetLastError();
 }
 
 template cudaError_t CompactRowsWorkspaceBytes<int32_t>(int64_t, bool, size_t*);
 template cudaError_t CompactRowsWorkspaceBytes<int64_t>(int64_t, bool, size_t*);
-template cudaError_t LaunchCompactRows(cudaStream_t, const int32_t*, const float*, int64_t, int64_t,
-                                       const KeySetView&, bool, void*, size_t, int32_t*, float*,
-                                       CompactionCounts*);
-template cudaError_t LaunchCompactRows(cudaStream_t, const int64_t*, const float*, int64_t, int64_t,
-                                       const KeySetView&, bool, void*, size_t, int64_t*, float*,
-                                       CompactionCounts*);
+template cudaError_t LaunchCompactRows(cudaStream_t, const CompactionInput<int32_t>&,
+                                       const DeviceWorkspace&, int32_t*, float*, CompactionCounts*);
+template cudaError_t LaunchCompactRows(cudaStream_t, const CompactionInput<int64_t>&,
+                                       const DeviceWorkspace&, int64_t*, float*, CompactionCounts*);
 
 }  // namespace slipstream

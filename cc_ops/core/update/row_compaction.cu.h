@@ -8,6 +8,7 @@
 #include <cstdint>
 
 #include "cc_ops/core/containers/key_set.h"
+#include "cc_ops/core/gpu/device_workspace.h"
 
 namespace slipstream {
 
@@ -19,18 +20,26 @@ struct CompactionCounts {
   int64_t offered;  // rows before masking: n, or the number of different keys
 };
 
-// Bytes of device memory that LaunchCompactRows needs beside its results. Key is int32_t or
-// int64_t. Returns the error of cub's size query, which needs a device.
+// Views of device memory. Key is int32_t or int64_t.
+template <class Key>
+struct CompactionInput {
+  const Key* keys;    // [n]
+  const float* rows;  // [n, dim], row-major
+  int64_t n;
+  int64_t dim;
+  KeySetView masked;  // the keys to leave out
+  bool deduplicate;   // false: the order of the input is kept; true: rows of one key are summed in
+                      // the order of the input, and keys ascend
+};
+
+// Bytes of device memory that LaunchCompactRows needs beside its results. Returns the error of
+// cub's size query, which needs a device.
 template <class Key>
 cudaError_t CompactRowsWorkspaceBytes(int64_t n, bool deduplicate, size_t* bytes);
 
 // Enqueues the compaction on `stream`; returns at once and never waits for the device.
 //
-//   keys, rows            [n] and [n, dim], row-major.
-//   masked                the keys to leave out; its slots are in device memory too.
-//   deduplicate           false: the order of the input is kept; true: rows of one key are summed
-//                         in the order of the input, and keys ascend.
-//   workspace             CompactRowsWorkspaceBytes<Key>(n, deduplicate) bytes, 256-byte aligned.
+//   workspace             CompactRowsWorkspaceBytes<Key>(n, deduplicate) bytes.
 //   kept_keys, kept_rows  [n] and [n, dim]; the first counts->kept rows are written.
 //   counts                one value in device memory.
 //
@@ -39,10 +48,9 @@ cudaError_t CompactRowsWorkspaceBytes(int64_t n, bool deduplicate, size_t* bytes
 // workspace is too small; otherwise the launches' error. Errors while running appear when the
 // caller synchronizes.
 template <class Key>
-cudaError_t LaunchCompactRows(cudaStream_t stream, const Key* keys, const float* rows, int64_t n,
-                              int64_t dim, const KeySetView& masked, bool deduplicate,
-                              void* workspace, size_t workspace_bytes, Key* kept_keys,
-                              float* kept_rows, CompactionCounts* counts);
+cudaError_t LaunchCompactRows(cudaStream_t stream, const CompactionInput<Key>& input,
+                              const DeviceWorkspace& workspace, Key* kept_keys, float* kept_rows,
+                              CompactionCounts* counts);
 
 }  // namespace slipstream
 

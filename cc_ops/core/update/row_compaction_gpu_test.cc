@@ -88,16 +88,13 @@ Rows<Key> CompactOnGpu(const Rows<Key>& rows, int64_t dim, const KeySet& masked,
   OnDevice<float> values(rows.values), kept_values(rows.values.size());
   OnDevice<CompactionCounts> counts(1);
   const TestStream stream;
-  if (bytes > 0) {
-    EXPECT_EQ(LaunchCompactRows(stream.get(), keys.data(), values.data(), n, dim, view, deduplicate,
-                                workspace.data(), bytes - 1, kept_keys.data(), kept_values.data(),
-                                counts.data()),
-              cudaErrorInvalidValue);
-  }
-  EXPECT_EQ(LaunchCompactRows(stream.get(), keys.data(), values.data(), n, dim, view, deduplicate,
-                              workspace.data(), bytes, kept_keys.data(), kept_values.data(),
-                              counts.data()),
-            cudaSuccess);
+  const auto launch = [&](size_t given) {
+    const CompactionInput<Key> input = {keys.data(), values.data(), n, dim, view, deduplicate};
+    return LaunchCompactRows(stream.get(), input, {workspace.data(), given}, kept_keys.data(),
+                             kept_values.data(), counts.data());
+  };
+  if (bytes > 0) EXPECT_EQ(launch(bytes - 1), cudaErrorInvalidValue);
+  EXPECT_EQ(launch(bytes), cudaSuccess);
   stream.Wait();
   const CompactionCounts found = counts.ToHost(1)[0];
   return {kept_keys.ToHost(static_cast<size_t>(found.kept)),

@@ -62,16 +62,27 @@ struct FoundRow {
   uint32_t slot;  // within the shard
 };
 
-// The row of a key of the plan, looked up again if rows may have left the table since.
-inline FoundRow RowOf(const BucketUpdate& update, int64_t u) {
-  const LookupPlan& plan = *update.plan;
-  FoundRow found = {plan.unique_row[u], plan.unique_slot[u]};
-  if (update.is_stale) {
-    found.slot = HashIndex::kEmpty;
-    found.row =
-        update.table->rows().Find(plan.unique_key[u], HashKey(plan.unique_key[u]), &found.slot);
-  }
-  return found;
+// Calls update(u, first_use, found) for each key u of the bucket. Where rows may have left the
+// table since the lookup they are looked up again.
+template <class Update>
+void UpdateEachKey(const BucketUpdate& bucket, const Update& update) {
+  const LookupPlan& plan = *bucket.plan;
+  const CellRange keys = KeysOf(plan, bucket.bucket);
+  const int64_t row_floats = bucket.table->dim() + bucket.table->slots_per_row();
+  int64_t use = keys.begin;
+  UpdateEach(
+      keys, {keys.end, keys.end},
+      [&](int64_t u, bool /*is_next*/) { PrefetchRow(plan.unique_row[u], row_floats); },
+      [&](int64_t u) {
+        FoundRow found = {plan.unique_row[u], plan.unique_slot[u]};
+        if (bucket.is_stale) {
+          const int64_t key = plan.unique_key[u];
+          found.slot = HashIndex::kEmpty;
+          found.row = bucket.table->rows().Find(key, HashKey(key), &found.slot);
+        }
+        update(u, use, found);
+        use = plan.uses_end[u];
+      });
 }
 
 // summed: [dim], overwritten by the sum over the plan's uses [begin, end), in order.
@@ -115,8 +126,8 @@ inline void SumUsesOf(CellRange examples, const LookupPlan& plan,
   }
 }
 
-// Applies the rule to a row; of a watched one, adds the squared length of its step to
-// those before. scratch: [dim], overwritten.
+// Applies the rule to a row; of a watched one, adds the squared length of its step to those before.
+// scratch: [dim], overwritten.
 inline void UpdateRow(const UpdateRule& rule, float rate, int64_t dim, const float* gradient,
                       FoundRow found, ShardFlags* flags, float* scratch) {
   float* const row = found.row;

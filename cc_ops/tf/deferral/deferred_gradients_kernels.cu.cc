@@ -58,33 +58,27 @@ absl::Status AllocateWorkspace(OpKernelContext* context, int64_t n, int64_t capa
                                 workspace);
 }
 
-DeferralWorkspace ViewOf(const Tensor& workspace) {
+DeviceWorkspace ViewOf(const Tensor& workspace) {
   return {workspace.data(), workspace.TotalBytes()};
 }
 
-class AddDeferredGpuKernel : public DeferredKernel {
- public:
-  using DeferredKernel::DeferredKernel;
-
- private:
-  absl::Status Run(OpKernelContext* context, DeferredGradientsResource* resource) override {
-    const Tensor &keys = context->input(1), &gradients = context->input(2);
-    TF_RETURN_IF_ERROR(CheckRows(keys, gradients, resource->dim));
-    const int64_t n = keys.NumElements();
-    Tensor *indices = nullptr, *sums = nullptr, workspace;
-    TF_RETURN_IF_ERROR(context->allocate_output(0, keys.shape(), &indices));
-    TF_RETURN_IF_ERROR(context->allocate_output(1, gradients.shape(), &sums));
-    const DeferralRule& rule = resource->rule;
-    TF_RETURN_IF_ERROR(OutputScalar(context, 2, rule.by_movement && rule.MayDefer()));
-    const DeferredBuffers buffers = resource->tensors.View(resource->dim);
-    // TensorFlow reuses this memory, and buffers that were replaced, in the order of this stream.
-    TF_RETURN_IF_ERROR(AllocateWorkspace(context, n, buffers.capacity, &workspace));
-    return Checked(LaunchAddDeferred(StreamOf(context), buffers, keys.flat<int64_t>().data(),
-                                     gradients.flat<float>().data(), n, ViewOf(workspace),
-                                     indices->flat<int64_t>().data(), sums->flat<float>().data()),
-                   "SlipstreamAddDeferred could not be launched");
-  }
-};
+absl::Status AddOnGpu(OpKernelContext* context, DeferredGradientsResource* resource) {
+  const Tensor &keys = context->input(1), &gradients = context->input(2);
+  TF_RETURN_IF_ERROR(CheckRows(keys, gradients, resource->dim));
+  const int64_t n = keys.NumElements();
+  Tensor *indices = nullptr, *sums = nullptr, workspace;
+  TF_RETURN_IF_ERROR(context->allocate_output(0, keys.shape(), &indices));
+  TF_RETURN_IF_ERROR(context->allocate_output(1, gradients.shape(), &sums));
+  const DeferralRule& rule = resource->rule;
+  TF_RETURN_IF_ERROR(OutputScalar(context, 2, rule.by_movement && rule.MayDefer()));
+  const DeferredBuffers buffers = resource->tensors.View(resource->dim);
+  // TensorFlow reuses this memory, and buffers that were replaced, in the order of this stream.
+  TF_RETURN_IF_ERROR(AllocateWorkspace(context, n, buffers.capacity, &workspace));
+  return Checked(LaunchAddDeferred(StreamOf(context), buffers, keys.flat<int64_t>().data(),
+                                   gradients.flat<float>().data(), n, ViewOf(workspace),
+                                   indices->flat<int64_t>().data(), sums->flat<float>().data()),
+                 "SlipstreamAddDeferred could not be launched");
+}
 
 class TakeDueLaunch : public CountedGpuKernel::Launch {
  public:
@@ -161,53 +155,37 @@ class TakeDueGpuKernel : public CountedGpuKernel {
   }
 };
 
-REGISTER_KERNEL_BUILDER(
-    Name("SlipstreamDeferredGradients").Device(tensorflow::DEVICE_GPU).HostMemory("handle"),
-    MemoryChecked<CreateDeferredKernel>);
-REGISTER_KERNEL_BUILDER(Name("SlipstreamDeferredGradientsConfigure")
-                            .Device(tensorflow::DEVICE_GPU)
-                            .HostMemory("handle")
+#define GPU(name) Name(name).Device(tensorflow::DEVICE_GPU).HostMemory("handle")
+REGISTER_KERNEL_BUILDER(GPU("SlipstreamDeferredGradients"), MemoryChecked<CreateDeferredKernel>);
+REGISTER_KERNEL_BUILDER(GPU("SlipstreamDeferredGradientsConfigure")
                             .HostMemory("capacity")
                             .HostMemory("max_rows")
                             .HostMemory("max_age"),
                         MemoryChecked<ConfigureDeferredKernel<GpuDevice>>);
-REGISTER_KERNEL_BUILDER(
-    Name("SlipstreamDeferredGradientsFlush").Device(tensorflow::DEVICE_GPU).HostMemory("handle"),
-    MemoryChecked<FlushDeferredKernel<GpuDevice>>);
-REGISTER_KERNEL_BUILDER(Name("SlipstreamDeferredGradientsState")
-                            .Device(tensorflow::DEVICE_GPU)
-                            .HostMemory("handle")
+REGISTER_KERNEL_BUILDER(GPU("SlipstreamDeferredGradientsFlush"),
+                        MemoryChecked<FlushDeferredKernel<GpuDevice>>);
+REGISTER_KERNEL_BUILDER(GPU("SlipstreamDeferredGradientsState")
                             .HostMemory("counts")
                             .HostMemory("num_deferred")
                             .HostMemory("capacity")
                             .HostMemory("flushes"),
-                        MemoryChecked<DeferredStateKernel>);
-REGISTER_KERNEL_BUILDER(Name("SlipstreamDeferredGradientsExport")
-                            .Device(tensorflow::DEVICE_GPU)
-                            .HostMemory("handle")
+                        MemoryChecked<DeferredFunctionKernel<OutputState>>);
+REGISTER_KERNEL_BUILDER(GPU("SlipstreamDeferredGradientsExport")
                             .HostMemory("keys")
                             .HostMemory("ages")
                             .HostMemory("sums"),
-                        MemoryChecked<ExportDeferredKernel<GpuDevice>>);
-REGISTER_KERNEL_BUILDER(Name("SlipstreamDeferredGradientsImport")
-                            .Device(tensorflow::DEVICE_GPU)
-                            .HostMemory("handle")
+                        MemoryChecked<DeferredFunctionKernel<OutputDeferred<GpuDevice>>>);
+REGISTER_KERNEL_BUILDER(GPU("SlipstreamDeferredGradientsImport")
                             .HostMemory("keys")
                             .HostMemory("ages")
                             .HostMemory("sums"),
-                        MemoryChecked<ImportDeferredKernel<GpuDevice>>);
-REGISTER_KERNEL_BUILDER(Name("SlipstreamAddDeferred")
-                            .Device(tensorflow::DEVICE_GPU)
-                            .HostMemory("handle")
-                            .HostMemory("by_movement"),
-                        MemoryChecked<AddDeferredGpuKernel>);
-REGISTER_KERNEL_BUILDER(Name("SlipstreamTakeDue")
-                            .Device(tensorflow::DEVICE_GPU)
-                            .HostMemory("handle")
-                            .HostMemory("saturated")
-                            .HostMemory("is_shadow")
-                            .HostMemory("defers"),
-                        TakeDueGpuKernel);
+                        MemoryChecked<DeferredFunctionKernel<InputDeferred<GpuDevice>>>);
+REGISTER_KERNEL_BUILDER(GPU("SlipstreamAddDeferred").HostMemory("by_movement"),
+                        MemoryChecked<DeferredFunctionKernel<AddOnGpu>>);
+REGISTER_KERNEL_BUILDER(
+    GPU("SlipstreamTakeDue").HostMemory("saturated").HostMemory("is_shadow").HostMemory("defers"),
+    TakeDueGpuKernel);
+#undef GPU
 
 }  // namespace
 }  // namespace slipstream

@@ -118,6 +118,19 @@ class DeferredKernel : public tensorflow::OpKernel {
                            DeferredGradientsResource* resource) = 0;
 };
 
+// One without attributes.
+template <absl::Status (*kRun)(tensorflow::OpKernelContext*, DeferredGradientsResource*)>
+class DeferredFunctionKernel : public DeferredKernel {
+ public:
+  using DeferredKernel::DeferredKernel;
+
+ private:
+  absl::Status Run(tensorflow::OpKernelContext* context,
+                   DeferredGradientsResource* resource) override {
+    return kRun(context, resource);
+  }
+};
+
 class CreateDeferredKernel : public tensorflow::OpKernel {
  public:
   explicit CreateDeferredKernel(tensorflow::OpKernelConstruction* context) : OpKernel(context) {
@@ -135,14 +148,25 @@ class CreateDeferredKernel : public tensorflow::OpKernel {
   int64_t dim_ = 1;
 };
 
-// Makes new buffers in host memory, has them filled by `fill(view)`, which returns a Status, and
-// then replaces those of the resource by them. The caller holds the mutex. No step's work: it may
-// wait for the device.
+// What is deferred after the last step. The caller holds the mutex. No step's work: it may wait for
+// the device.
 //
 // Device: ToHost and ToDevice copy a tensor, where that is needed, and wait for it.
-template <class Device, class Fill>
+template <class Device>
+absl::Status ReadBuffers(tensorflow::OpKernelContext* context, DeferredGradientsResource* resource,
+                         DeferredContents* contents) {
+  DeferredTensors on_host;
+  TF_RETURN_IF_ERROR(Device::ToHost(context, resource->tensors.keys, &on_host.keys));
+  TF_RETURN_IF_ERROR(Device::ToHost(context, resource->tensors.since, &on_host.since));
+  TF_RETURN_IF_ERROR(Device::ToHost(context, resource->tensors.sums, &on_host.sums));
+  *contents = ExportDeferred(on_host.View(resource->dim), resource->rule.step);
+  return absl::OkStatus();
+}
+
+// Gives the resource new buffers with these contents; as ReadBuffers.
+template <class Device>
 absl::Status ReplaceBuffers(tensorflow::OpKernelContext* context, int64_t capacity,
-                            const Fill& fill, DeferredGradientsResource* resource) {
+                            const DeferredContents& contents, DeferredGradientsResource* resource) {
   tensorflow::AllocatorAttributes on_host;
   on_host.set_on_host(true);
   tensorflow::TensorShape keys, rows;
@@ -152,20 +176,13 @@ absl::Status ReplaceBuffers(tensorflow::OpKernelContext* context, int64_t capaci
   TF_RETURN_IF_ERROR(context->allocate_temp(tensorflow::DT_INT64, keys, &made.keys, on_host));
   TF_RETURN_IF_ERROR(context->allocate_temp(tensorflow::DT_INT64, keys, &made.since, on_host));
   TF_RETURN_IF_ERROR(context->allocate_temp(tensorflow::DT_FLOAT, rows, &made.sums, on_host));
-  TF_RETURN_IF_ERROR(ToAbsl(fill(made.View(resource->dim))));
+  TF_RETURN_IF_ERROR(
+      ToAbsl(ImportDeferred(contents, resource->rule.step, made.View(resource->dim))));
   TF_RETURN_IF_ERROR(Device::ToDevice(context, made.keys, &moved.keys));
   TF_RETURN_IF_ERROR(Device::ToDevice(context, made.since, &moved.since));
   TF_RETURN_IF_ERROR(Device::ToDevice(context, made.sums, &moved.sums));
   resource->tensors = moved;
   return absl::OkStatus();
-}
-
-template <class Device>
-absl::Status BuffersOnHost(tensorflow::OpKernelContext* context, const DeferredTensors& tensors,
-                           DeferredTensors* on_host) {
-  TF_RETURN_IF_ERROR(Device::ToHost(context, tensors.keys, &on_host->keys));
-  TF_RETURN_IF_ERROR(Device::ToHost(context, tensors.since, &on_host->since));
-  return Device::ToHost(context, tensors.sums, &on_host->sums);
 }
 
 template <class Device>
@@ -187,25 +204,17 @@ class ConfigureDeferredKernel : public DeferredKernel {
     TF_RETURN_IF_ERROR(Read(context, 1, "capacity", 0, Device::kMaxCapacity, &capacity));
     TF_RETURN_IF_ERROR(Read(context, 2, "max_rows", 0, kAny, &max_rows));
     TF_RETURN_IF_ERROR(Read(context, 3, "max_age", 1, kAny, &max_age));
-    TF_RETURN_IF_ERROR(Resize(context, capacity, resource));
+    if (capacity != resource->tensors.capacity()) {
+      // Counted in the buffers: what steps count a GPU knows only after them.
+      DeferredContents contents;
+      TF_RETURN_IF_ERROR(ReadBuffers<Device>(context, resource, &contents));
+      TF_RETURN_IF_ERROR(
+          ReplaceBuffers<Device>(context, std::max(capacity, contents.size()), contents, resource));
+    }
     DeferralRule& rule = resource->rule;
     rule = {rule.step, max_age, max_rows, defers_, rule.flushes, by_movement_};
     resource->is_shadow = is_shadow_;
     return absl::OkStatus();
-  }
-
-  // Makes room for `capacity`, or for more if more are deferred, which it counts in the buffers.
-  static absl::Status Resize(tensorflow::OpKernelContext* context, int64_t capacity,
-                             DeferredGradientsResource* resource) {
-    if (capacity == resource->tensors.capacity()) return absl::OkStatus();
-    DeferredTensors tensors;
-    TF_RETURN_IF_ERROR(BuffersOnHost<Device>(context, resource->tensors, &tensors));
-    const DeferredBuffers before = tensors.View(resource->dim);
-    capacity = std::max(capacity, CountDeferred(before));
-    if (capacity == resource->tensors.capacity()) return absl::OkStatus();
-    return ReplaceBuffers<Device>(
-        context, capacity, [&](const DeferredBuffers& to) { return CopyDeferred(before, to); },
-        resource);
   }
 
   static absl::Status Read(tensorflow::OpKernelContext* context, int input, const char* name,
@@ -235,9 +244,8 @@ class FlushDeferredKernel : public DeferredKernel {
     if (!drops_ || resource->rule.flushes) {
       resource->rule.flushes = counts.num_deferred > 0;
     } else if (counts.num_deferred > 0) {
-      TF_RETURN_IF_ERROR(ReplaceBuffers<Device>(
-          context, resource->tensors.capacity(),
-          [](const DeferredBuffers& to) { return ImportDeferred({}, 0, to); }, resource));
+      TF_RETURN_IF_ERROR(
+          ReplaceBuffers<Device>(context, resource->tensors.capacity(), {}, resource));
       counts.flushed += counts.num_deferred;
       counts.without_gradient += counts.num_deferred;
       counts.num_deferred = 0;
@@ -249,80 +257,56 @@ class FlushDeferredKernel : public DeferredKernel {
 };
 
 // All outputs are in host memory.
-class DeferredStateKernel : public DeferredKernel {
- public:
-  using DeferredKernel::DeferredKernel;
-
- private:
-  absl::Status Run(tensorflow::OpKernelContext* context,
-                   DeferredGradientsResource* resource) override {
-    const StepCounts& counts = resource->counts;
-    const std::vector<int64_t> numbers = {counts.deferred,    counts.due_by_movement,
-                                          counts.due_by_age,  counts.flushed,
-                                          counts.over_budget, counts.without_gradient};
-    TF_RETURN_IF_ERROR(Output(context, 0, tensorflow::TensorShape({6}), numbers));
-    TF_RETURN_IF_ERROR(OutputScalar(context, 1, counts.num_deferred));
-    TF_RETURN_IF_ERROR(OutputScalar(context, 2, resource->tensors.capacity()));
-    return OutputScalar(context, 3, resource->rule.flushes);
-  }
-};
+inline absl::Status OutputState(tensorflow::OpKernelContext* context,
+                                DeferredGradientsResource* resource) {
+  const StepCounts& counts = resource->counts;
+  const std::vector<int64_t> numbers = {counts.deferred,    counts.due_by_movement,
+                                        counts.due_by_age,  counts.flushed,
+                                        counts.over_budget, counts.without_gradient};
+  TF_RETURN_IF_ERROR(Output(context, 0, tensorflow::TensorShape({6}), numbers));
+  TF_RETURN_IF_ERROR(OutputScalar(context, 1, counts.num_deferred));
+  TF_RETURN_IF_ERROR(OutputScalar(context, 2, resource->tensors.capacity()));
+  return OutputScalar(context, 3, resource->rule.flushes);
+}
 
 // All outputs are in host memory.
 template <class Device>
-class ExportDeferredKernel : public DeferredKernel {
- public:
-  using DeferredKernel::DeferredKernel;
-
- private:
-  absl::Status Run(tensorflow::OpKernelContext* context,
-                   DeferredGradientsResource* resource) override {
-    DeferredTensors on_host;
-    TF_RETURN_IF_ERROR(BuffersOnHost<Device>(context, resource->tensors, &on_host));
-    const DeferredContents contents =
-        ExportDeferred(on_host.View(resource->dim), resource->rule.step);
-    const int64_t n = contents.size();
-    TF_RETURN_IF_ERROR(Output(context, 0, tensorflow::TensorShape({n}), contents.keys));
-    TF_RETURN_IF_ERROR(Output(context, 1, tensorflow::TensorShape({n}), contents.ages));
-    return Output(context, 2, tensorflow::TensorShape({n, resource->dim}), contents.sums);
-  }
-};
+absl::Status OutputDeferred(tensorflow::OpKernelContext* context,
+                            DeferredGradientsResource* resource) {
+  DeferredContents contents;
+  TF_RETURN_IF_ERROR(ReadBuffers<Device>(context, resource, &contents));
+  const int64_t n = contents.size();
+  TF_RETURN_IF_ERROR(Output(context, 0, tensorflow::TensorShape({n}), contents.keys));
+  TF_RETURN_IF_ERROR(Output(context, 1, tensorflow::TensorShape({n}), contents.ages));
+  return Output(context, 2, tensorflow::TensorShape({n, resource->dim}), contents.sums);
+}
 
 // All inputs are in host memory.
 template <class Device>
-class ImportDeferredKernel : public DeferredKernel {
- public:
-  using DeferredKernel::DeferredKernel;
-
- private:
-  absl::Status Run(tensorflow::OpKernelContext* context,
-                   DeferredGradientsResource* resource) override {
-    const tensorflow::Tensor &keys = context->input(1), &ages = context->input(2),
-                             &sums = context->input(3);
-    TF_RETURN_IF_ERROR(CheckRows(keys, sums, resource->dim));
-    if (ages.shape() != keys.shape()) {
-      return absl::InvalidArgumentError(absl::StrCat("ages has shape ", ages.shape().DebugString(),
-                                                     "; allowed: that of the keys, ",
-                                                     keys.shape().DebugString()));
-    }
-    const int64_t n = keys.NumElements();
-    if (n > Device::kMaxCapacity) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "there are ", n, " deferred gradients; allowed: up to ", Device::kMaxCapacity));
-    }
-    const DeferredContents contents = {
-        ValuesOf<int64_t>(keys), ValuesOf<int64_t>(ages), {}, ValuesOf<float>(sums)};
-    TF_RETURN_IF_ERROR(ReplaceBuffers<Device>(
-        context, std::max(n, resource->tensors.capacity()),
-        [&](const DeferredBuffers& to) {
-          return ImportDeferred(contents, resource->rule.step, to);
-        },
-        resource));
-    resource->counts.num_deferred = n;
-    // What was on its way out is gone.
-    resource->rule.flushes = false;
-    return absl::OkStatus();
+absl::Status InputDeferred(tensorflow::OpKernelContext* context,
+                           DeferredGradientsResource* resource) {
+  const tensorflow::Tensor &keys = context->input(1), &ages = context->input(2),
+                           &sums = context->input(3);
+  TF_RETURN_IF_ERROR(CheckRows(keys, sums, resource->dim));
+  if (ages.shape() != keys.shape()) {
+    return absl::InvalidArgumentError(absl::StrCat("ages has shape ", ages.shape().DebugString(),
+                                                   "; allowed: that of the keys, ",
+                                                   keys.shape().DebugString()));
   }
-};
+  const int64_t n = keys.NumElements();
+  if (n > Device::kMaxCapacity) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "there are ", n, " deferred gradients; allowed: up to ", Device::kMaxCapacity));
+  }
+  const DeferredContents contents = {
+      ValuesOf<int64_t>(keys), ValuesOf<int64_t>(ages), {}, ValuesOf<float>(sums)};
+  TF_RETURN_IF_ERROR(ReplaceBuffers<Device>(context, std::max(n, resource->tensors.capacity()),
+                                            contents, resource));
+  resource->counts.num_deferred = n;
+  // What was on its way out is gone.
+  resource->rule.flushes = false;
+  return absl::OkStatus();
+}
 
 }  // namespace slipstream
 

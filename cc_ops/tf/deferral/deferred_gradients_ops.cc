@@ -206,8 +206,8 @@ A sum leaves if it may not wait, has a value that is not finite, has come of age
 or in a flush. On a GPU a step takes memory for n + capacity rows besides.
 
 handle: Of the deferred gradients.
-saturated: Handle of a SlipstreamKeySet on the same device: the rows that may wait, unless the caller
-  decides.
+saturated: Handle of a SlipstreamKeySet on the same device: the rows that may wait, unless the
+  caller decides.
 keys: [n]. As the first half got them.
 indices: [n]. As the first half gave them, in the same step.
 sums: [n, dim]. As the first half gave them.

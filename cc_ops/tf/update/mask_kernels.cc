@@ -33,16 +33,15 @@ class MaskGradientsCpuKernel : public OpKernel {
                     parallel);
     TensorShape kept_shape = gradients.shape();
     kept_shape.set_dim(0, compaction.kept());
-    Tensor *kept_keys = nullptr, *kept_gradients = nullptr, *left_out = nullptr, *offered = nullptr;
+    Tensor *kept_keys = nullptr, *kept_gradients = nullptr;
     OP_REQUIRES_OK(context,
                    context->allocate_output(0, TensorShape({compaction.kept()}), &kept_keys));
     OP_REQUIRES_OK(context, context->allocate_output(1, kept_shape, &kept_gradients));
-    OP_REQUIRES_OK(context, context->allocate_output(2, TensorShape({}), &left_out));
-    OP_REQUIRES_OK(context, context->allocate_output(3, TensorShape({}), &offered));
+    const int64_t offered = compaction.offered();
+    OP_REQUIRES_OK(context, OutputScalar(context, 2, offered - compaction.kept()));
+    OP_REQUIRES_OK(context, OutputScalar(context, 3, offered));
     compaction.Write(keys.flat<Key>().data(), gradients.flat<float>().data(), RowSize(gradients),
                      parallel, kept_keys->flat<Key>().data(), kept_gradients->flat<float>().data());
-    left_out->scalar<int64_t>()() = compaction.offered() - compaction.kept();
-    offered->scalar<int64_t>()() = compaction.offered();
   }
 
  private:

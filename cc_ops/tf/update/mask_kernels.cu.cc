@@ -24,11 +24,8 @@ class MaskLaunch : public CountedGpuKernel::Launch {
   absl::Status SetOutputs(OpKernelContext* context) const override {
     const auto counted = counts_on_host.flat<int64_t>();
     const int64_t kept = counted(0), offered = counted(1);
-    Tensor *left_out = nullptr, *before = nullptr;
-    TF_RETURN_IF_ERROR(context->allocate_output(2, TensorShape({}), &left_out));
-    TF_RETURN_IF_ERROR(context->allocate_output(3, TensorShape({}), &before));
-    left_out->scalar<int64_t>()() = offered - kept;
-    before->scalar<int64_t>()() = offered;
+    TF_RETURN_IF_ERROR(OutputScalar(context, 2, offered - kept));
+    TF_RETURN_IF_ERROR(OutputScalar(context, 3, offered));
     // The first rows of the full-size buffers, which are freed with these outputs.
     context->set_output(0, kept_keys.Slice(0, kept));
     context->set_output(1, kept_gradients.Slice(0, kept));
@@ -70,18 +67,19 @@ class MaskGradientsGpuKernel : public CountedGpuKernel {
     TF_RETURN_IF_ERROR(
         context->allocate_temp(tensorflow::DT_INT64, TensorShape({kCounts}), &launch->counts));
     TF_RETURN_IF_ERROR(AllocateOnHost(context, kCounts, &launch->counts_on_host));
-    auto* counts = reinterpret_cast<CompactionCounts*>(launch->counts.flat<int64_t>().data());
+    auto* counts = static_cast<CompactionCounts*>(launch->counts.data());
     const cudaStream_t stream = StreamOf(context);
+    const CompactionInput<Key> input = {
+        keys.flat<Key>().data(), gradients.flat<float>().data(), n,
+        RowSize(gradients),      ViewOnDevice(*launch->masked),  deduplicate_};
     TF_RETURN_IF_ERROR(
-        Checked(LaunchCompactRows(stream, keys.flat<Key>().data(), gradients.flat<float>().data(),
-                                  n, RowSize(gradients), ViewOnDevice(*launch->masked),
-                                  deduplicate_, launch->workspace.flat<uint8_t>().data(),
-                                  workspace_bytes, launch->kept_keys.flat<Key>().data(),
+        Checked(LaunchCompactRows(stream, input, {launch->workspace.data(), workspace_bytes},
+                                  launch->kept_keys.flat<Key>().data(),
                                   launch->kept_gradients.flat<float>().data(), counts),
                 "SlipstreamMaskGradients could not be launched"));
     TF_RETURN_IF_ERROR(
-        Checked(cudaMemcpyAsync(launch->counts_on_host.flat<int64_t>().data(), counts,
-                                sizeof(CompactionCounts), cudaMemcpyDeviceToHost, stream),
+        Checked(cudaMemcpyAsync(launch->counts_on_host.data(), counts, sizeof(CompactionCounts),
+                                cudaMemcpyDeviceToHost, stream),
                 "SlipstreamMaskGradients could not copy its counts"));
     *pending = std::move(owned);
     return absl::OkStatus();
