@@ -1,4 +1,4 @@
-"""The kept results of the benchmarks: small, of one form, and drawn and quoted as they are."""
+"""Kept results of the benchmarks: small, of one form, drawn and quoted as they are; and peers."""
 
 from __future__ import annotations
 
@@ -170,3 +170,22 @@ def test_readme_quotes_bytes_of_ranks() -> None:
     for ranks, placement, run, share, *_ in rows:
         value = wanted[f"{placement}_{ranks}", "bfloat16" in run]
         assert share.startswith(f"{value:.1%} "), (placement, ranks, run)
+
+
+def test_peers_import_nothing_from_the_working_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    peers = importlib.import_module("peers")
+    program = tmp_path / "programs" / "peer.py"
+    program.parent.mkdir()
+    program.write_text(
+        "import json, os, sys\ninput()\nanswers = os.fdopen(int(os.environ['ANSWERS']), 'w')\n"
+        "print(json.dumps({'versions': {'path': sys.path}}), file=answers, flush=True)\n"
+    )
+    # Where sources without an op library would lie.
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    with peers.Worker(peers.Peer("a peer", None, [str(program)]), tmp_path, 1) as worker:
+        found = worker.make({})["path"]
+    assert str(program.parent) in found and not {"", str(tmp_path)} & set(found)
