@@ -105,11 +105,12 @@ class AheadDataset::Iterator : public DatasetIterator<AheadDataset> {
   explicit Iterator(const Params& params) : DatasetIterator<AheadDataset>(params) {}
 
   ~Iterator() override {
-    // What is being made is not wanted any more.
+    // What is being made is not wanted any more, and nobody is to wait for it.
     cancellation_.StartCancel();
     {
       const std::lock_guard<std::mutex> lock(mutex_);
       is_over_ = true;
+      if (is_making_) dataset()->ahead_->ahead.Made();
     }
     changed_.notify_all();
     thread_.reset();  // Joins it.
@@ -252,7 +253,7 @@ class AheadDataset::Iterator : public DatasetIterator<AheadDataset> {
       lock.lock();
       next_ = std::move(made);
       is_making_ = false;
-      dataset()->ahead_->ahead.Made();
+      if (!is_over_) dataset()->ahead_->ahead.Made();
       changed_.notify_all();
     }
     RecordStop(context);

@@ -7,11 +7,14 @@
 #include "cc_ops/tf/base/memory_checked.h"
 #include "cc_ops/tf/base/replaced_resource.h"
 #include "cc_ops/tf/saturation/look_ahead_resource.h"
+#include "tensorflow/core/framework/cancellation.h"
 #include "tensorflow/core/framework/op_kernel.h"
 
 namespace slipstream {
 namespace {
 
+using tensorflow::CancellationManager;
+using tensorflow::CancellationToken;
 using tensorflow::OpKernel;
 using tensorflow::OpKernelContext;
 
@@ -42,7 +45,19 @@ class SettleKernel : public OpKernel {
   void Compute(OpKernelContext* context) override {
     LookAheadRef resource;
     OP_REQUIRES_OK(context, FindLookAhead(context, 0, &resource));
-    resource->ahead.Settle();
+    LookAhead& ahead = resource->ahead;
+    LookAhead::Wait wait;
+    CancellationManager* const step = context->cancellation_manager();
+    const bool can_be_cancelled = step != nullptr;
+    const CancellationToken token = can_be_cancelled ? step->get_cancellation_token() : 0;
+    if (can_be_cancelled && !step->RegisterCallback(token, [&] { ahead.Cancel(&wait); })) {
+      ahead.Cancel(&wait);
+    }
+    const bool is_settled = ahead.Settle(&wait);
+    // Returns when the callback, if it runs, has ended.
+    if (can_be_cancelled) step->DeregisterCallback(token);
+    OP_REQUIRES(context, is_settled,
+                absl::CancelledError("the step was cancelled while a batch was being made"));
   }
 };
 

@@ -53,6 +53,9 @@ REGISTER_OP("SlipstreamLookAheadSettle")
     .Doc(R"doc(
 Waits until no batch is being made: what its making changes stays as it is until one is pulled.
 
+It ends with Cancelled if the step is cancelled. What is made for a reader that is gone is not
+waited for.
+
 handle: scalar.
 )doc");
 
