@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from concurrent import futures
 from typing import Any
 
 import numpy as np
@@ -177,10 +177,10 @@ def test_settling_ends_when_its_step_is_cancelled():
     stalled = Stalled(ahead)
     manager = cancellation.CancellationManager()
     settle = manager.get_cancelable_function(tf.function(ahead.settle).get_concrete_function())
-    with ThreadPoolExecutor() as pool:
+    with futures.ThreadPoolExecutor() as pool:
         settling = pool.submit(settle)
         try:
-            with pytest.raises(TimeoutError):
+            with pytest.raises(futures.TimeoutError):
                 settling.result(0.1)
             manager.start_cancel()
             with pytest.raises(tf.errors.CancelledError, match="a batch was being made"):
@@ -194,10 +194,10 @@ def test_settling_ends_when_its_step_is_cancelled():
 def test_settling_ends_with_the_reader_that_it_waits_for():
     ahead = LookAhead()
     stalled = Stalled(ahead)
-    with ThreadPoolExecutor() as pool:
+    with futures.ThreadPoolExecutor() as pool:
         settling = pool.submit(ahead.settle)
         try:
-            with pytest.raises(TimeoutError):
+            with pytest.raises(futures.TimeoutError):
                 settling.result(0.1)
             pool.submit(delattr, stalled, "elements")
             settling.result(SOON)
