@@ -12,7 +12,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "cc_ops/tf/base/kernel_values.h"
+#include "cc_ops/tf/base/replaced_resource.h"
 #include "cc_ops/tf/saturation/look_ahead_resource.h"
 #include "tensorflow/core/framework/cancellation.h"
 #include "tensorflow/core/framework/dataset.h"
@@ -291,7 +291,7 @@ class AheadDatasetOp : public UnaryDatasetOpKernel {
                     "; allowed: ", tensorflow::DataTypeVectorString(input->output_dtypes()),
                     ", those of input_dataset")));
     LookAheadRef ahead;
-    OP_REQUIRES_OK(context, FindLookAhead(context, 1, &ahead));
+    OP_REQUIRES_OK(context, FindResource(context, 1, &ahead));
     try {
       *output = new AheadDataset(context, input, std::move(ahead), context->input(1));
     } catch (const std::bad_alloc&) {

@@ -15,7 +15,6 @@ namespace {
 
 using tensorflow::CancellationManager;
 using tensorflow::CancellationToken;
-using tensorflow::OpKernel;
 using tensorflow::OpKernelContext;
 
 absl::Status ReadCount(OpKernelContext* context, int input, const char* name, int64_t* count) {
@@ -24,27 +23,26 @@ absl::Status ReadCount(OpKernelContext* context, int input, const char* name, in
   return absl::InvalidArgumentError(absl::StrCat(name, " is ", *count, "; allowed: 0 or more"));
 }
 
-class BeginWindowKernel : public OpKernel {
+class BeginWindowKernel : public ResourceKernel<LookAheadResource> {
  public:
-  using OpKernel::OpKernel;
+  using ResourceKernel::ResourceKernel;
 
-  void Compute(OpKernelContext* context) override {
-    LookAheadRef resource;
+ private:
+  absl::Status Run(OpKernelContext* context, LookAheadResource* resource) override {
     int64_t batches = 0, pulled = 0;
-    OP_REQUIRES_OK(context, FindLookAhead(context, 0, &resource));
-    OP_REQUIRES_OK(context, ReadCount(context, 1, "batches", &batches));
-    OP_REQUIRES_OK(context, ReadCount(context, 2, "pulled", &pulled));
+    TF_RETURN_IF_ERROR(ReadCount(context, 1, "batches", &batches));
+    TF_RETURN_IF_ERROR(ReadCount(context, 2, "pulled", &pulled));
     resource->ahead.BeginWindow(batches, pulled);
+    return absl::OkStatus();
   }
 };
 
-class SettleKernel : public OpKernel {
+class SettleKernel : public ResourceKernel<LookAheadResource> {
  public:
-  using OpKernel::OpKernel;
+  using ResourceKernel::ResourceKernel;
 
-  void Compute(OpKernelContext* context) override {
-    LookAheadRef resource;
-    OP_REQUIRES_OK(context, FindLookAhead(context, 0, &resource));
+ private:
+  absl::Status Run(OpKernelContext* context, LookAheadResource* resource) override {
     LookAhead& ahead = resource->ahead;
     LookAhead::Wait wait;
     CancellationManager* const step = context->cancellation_manager();
@@ -56,8 +54,8 @@ class SettleKernel : public OpKernel {
     const bool is_settled = ahead.Settle(&wait);
     // Returns when the callback, if it runs, has ended.
     if (can_be_cancelled) step->DeregisterCallback(token);
-    OP_REQUIRES(context, is_settled,
-                absl::CancelledError("the step was cancelled while a batch was being made"));
+    if (is_settled) return absl::OkStatus();
+    return absl::CancelledError("the step was cancelled while a batch was being made");
   }
 };
 
