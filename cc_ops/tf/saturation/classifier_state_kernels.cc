@@ -1,5 +1,6 @@
 // Kernels that take, export and import what an input classifier knows.
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdint>
 #include <string>
@@ -38,14 +39,19 @@ void VisitSums(Statistics* statistics, const Visit& visit) {
   visit(statistics->not_finite);
 }
 
-// Gives statistics as outputs 0 and 1.
-absl::Status OutputStatistics(OpKernelContext* context, const LossStatistics& statistics) {
-  std::vector<double> sums, bins;
-  VisitSums(&statistics, [&](auto value) { sums.push_back(static_cast<double>(value)); });
-  for (const auto& label : statistics.histogram)
-    bins.insert(bins.end(), label.begin(), label.end());
-  TF_RETURN_IF_ERROR(Output(context, 0, TensorShape({kStatisticsSums}), sums));
-  return Output(context, 1, TensorShape({2, LossStatistics::kBins}), bins);
+// Gives the statistics that `take` returns as outputs 0 and 1. It is called when there is memory
+// for them: what was taken is not lost.
+template <class Take>
+absl::Status OutputStatistics(OpKernelContext* context, const Take& take) {
+  Tensor *sums = nullptr, *histogram = nullptr;
+  TF_RETURN_IF_ERROR(context->allocate_output(0, TensorShape({kStatisticsSums}), &sums));
+  TF_RETURN_IF_ERROR(
+      context->allocate_output(1, TensorShape({2, LossStatistics::kBins}), &histogram));
+  const LossStatistics statistics = take();
+  double *out = sums->flat<double>().data(), *bins = histogram->flat<double>().data();
+  VisitSums(&statistics, [&](auto value) { *out++ = static_cast<double>(value); });
+  for (const auto& label : statistics.histogram) bins = std::copy(label.begin(), label.end(), bins);
+  return absl::OkStatus();
 }
 
 // Sums are finite, counts and bins not negative.
@@ -89,12 +95,12 @@ class TakeLossStatisticsKernel : public ClassifierKernel {
 
  private:
   absl::Status Run(OpKernelContext* context, ClassifierResource* resource) override {
-    return OutputStatistics(context, resource->classifier.TakeLossStatistics());
+    return OutputStatistics(context, [&] { return resource->classifier.TakeLossStatistics(); });
   }
 };
 
 // In the order of the ops' `counts` and `numbers`.
-std::vector<int64_t> NumbersOf(const ClassifierCounts& counts) {
+std::array<int64_t, 5> NumbersOf(const ClassifierCounts& counts) {
   return {counts.inputs_seen, counts.inputs_skipped, counts.hot_inputs, counts.inputs_skippable,
           counts.inputs_kept};
 }
@@ -105,7 +111,11 @@ class EndWindowKernel : public ClassifierKernel {
 
  private:
   absl::Status Run(OpKernelContext* context, ClassifierResource* resource) override {
-    return Output(context, 0, TensorShape({5}), NumbersOf(resource->classifier.EndWindow()));
+    Tensor* output = nullptr;
+    TF_RETURN_IF_ERROR(context->allocate_output(0, TensorShape({5}), &output));
+    const std::array<int64_t, 5> counts = NumbersOf(resource->classifier.EndWindow());
+    std::copy(counts.begin(), counts.end(), output->flat<int64_t>().data());
+    return absl::OkStatus();
   }
 };
 
@@ -118,9 +128,10 @@ class ExportWindowKernel : public ClassifierKernel {
  private:
   absl::Status Run(OpKernelContext* context, ClassifierResource* resource) override {
     const ClassifierWindow window = resource->classifier.ExportWindow();
-    TF_RETURN_IF_ERROR(OutputStatistics(context, window.statistics));
+    TF_RETURN_IF_ERROR(OutputStatistics(context, [&] { return window.statistics; }));
     const InputReservoir::State& sample = window.reservoir;
-    std::vector<int64_t> numbers = NumbersOf(window.counts), keys;
+    const std::array<int64_t, 5> counts = NumbersOf(window.counts);
+    std::vector<int64_t> numbers(counts.begin(), counts.end()), keys;
     numbers.push_back(static_cast<int64_t>(window.inputs_observed));
     numbers.push_back(static_cast<int64_t>(window.largest_hash));
     numbers.push_back(static_cast<int64_t>(sample.offered_total));
