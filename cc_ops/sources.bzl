@@ -211,6 +211,7 @@ TF_HDRS = [
     "tf/lookup/feature_inputs.h",
     "tf/lookup/plan_variant.h",
     "tf/update/mask_kernels.h",
+    "tf/saturation/classifier_inputs.h",
     "tf/saturation/classifier_resource.h",
     "tf/saturation/drift_classifier_kernels.h",
     "tf/saturation/drift_kernels.h",

@@ -47,7 +47,13 @@ class LookAhead:
             )
 
     def settle(self) -> None:
-        """Waits until no batch is being made; the next one is begun when a batch is pulled."""
+        """Waits until no batch is being made; the next one is begun when a batch is pulled.
+
+        A batch that is made for a reader that is gone is not waited for.
+
+        Raises:
+            tf.errors.CancelledError: the step was cancelled while a batch was being made.
+        """
         with tf.device("CPU:0"):
             _loader.library().slipstream_look_ahead_settle(handle=self._handle)
 

@@ -69,7 +69,8 @@ __global__ void ClassifyKernel(DriftIndexView drifts, DriftClassifier classifier
       score = NthSmallest(size, required, lane, [own](int64_t j) { return own[j]; });
     }
     if (lane == 0) {
-      classifier.Write(__uint_as_float(score), first_number + static_cast<uint64_t>(i), i, result);
+      const float drift = __uint_as_float(score);
+      result.Write(i, drift, classifier.Decide(drift, first_number, i));
     }
   }
 }

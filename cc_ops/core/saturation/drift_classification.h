@@ -1,5 +1,5 @@
-// Classification of a batch by drift or at random, without an input classifier's state: what
-// InputClassifier::Classify writes in those modes, byte for byte.
+// Classification of a batch by drift or at random, without an input classifier's state: the same
+// scores and decisions as InputClassifier's in those modes.
 #ifndef SLIPSTREAM_CC_OPS_CORE_SATURATION_DRIFT_CLASSIFICATION_H_
 #define SLIPSTREAM_CC_OPS_CORE_SATURATION_DRIFT_CLASSIFICATION_H_
 
@@ -16,16 +16,11 @@ struct DriftClassifier {
   uint64_t seed;                // of thinning and of kRandom
   ClassifierSettings settings;  // of any mode but kRememberedLoss, which needs remembered losses
 
-  // Writes the class of input i.
+  // Decides on input i of a batch.
   //   score: the drift that RequiredLookups of its lookups reach at most.
-  //   number: of the input since the start.
-  SLIPSTREAM_HOST_DEVICE void Write(float score, uint64_t number, int64_t i,
-                                    const Classified& result) const {
-    const bool is_skippable = IsSkippable(settings, seed, score, number);
-    const float weight = WeightOf(settings, seed, is_skippable, number);
-    result.skippable[i] = is_skippable;
-    result.score[i] = score;
-    result.weight[i] = settings.is_shadow ? 1.0f : weight;
+  //   first_number: inputs before the batch, since the start.
+  SLIPSTREAM_HOST_DEVICE SkipDecision Decide(float score, uint64_t first_number, int64_t i) const {
+    return Classify(settings, seed, score, first_number + static_cast<uint64_t>(i));
   }
 };
 

@@ -7,8 +7,6 @@
 #include <string>
 #include <utility>
 
-#include "cc_ops/core/saturation/skip_score.h"
-
 namespace slipstream {
 namespace {
 
@@ -24,15 +22,49 @@ void AppendLookups(const std::vector<FeatureView>& features, int64_t i, int num_
   }
 }
 
-// Lists the lookups input by input; input i's end at (*ends)[i].
-void ListLookups(const std::vector<FeatureView>& features, int64_t batch, int num_tables,
-                 std::vector<Lookup>* lookups, std::vector<int64_t>* ends) {
-  lookups->clear();
-  ends->resize(batch);
-  for (int64_t i = 0; i < batch; ++i) {
-    AppendLookups(features, i, num_tables, lookups);
-    (*ends)[i] = static_cast<int64_t>(lookups->size());
+// Scores each input by what `index` has for its lookups.
+void ScoreInputs(const DriftIndex& index, const ClassifierOptions& options,
+                 const std::vector<FeatureView>& features, int64_t batch, InputLookups* inputs,
+                 float* scores) {
+  if (index.size() == 0) {
+    std::fill(scores, scores + batch, DriftIndex::kUntracked);
+    return;
   }
+  inputs->Clear();
+  for (int64_t i = 0; i < batch; ++i) {
+    AppendLookups(features, i, options.num_tables, &inputs->lookups);
+    inputs->EndInput();
+  }
+  SkipScores(index, options.alpha, inputs, scores);
+}
+
+// The loss that an input is scored by, if it has an entry and enough of its lookups have been
+// saturated since the visit: `since` is the window from which on they are.
+float RememberedScore(const LossMemory::Entry* entry, float since) {
+  const bool holds = entry != nullptr && since <= static_cast<float>(entry->window);
+  return holds ? entry->loss : DriftIndex::kUntracked;
+}
+
+Visit VisitOf(const LossMemory::Entry& entry, const ClassifierOptions& options, double keep_rate) {
+  Visit visit;
+  if (options.max_skips > 0) {
+    const uint64_t most = static_cast<uint64_t>(options.max_skips);
+    visit.is_due = entry.skips >= (entry.has_returned ? most : HashKey(entry.id) % (most + 1));
+  }
+  // With a keep rate, the inputs that were kept already stand for the skipped ones.
+  if (options.weighs_visits && keep_rate == 0.0) visit.weight += static_cast<float>(entry.skips);
+  return visit;
+}
+
+// What is remembered of an input after a decision on it.
+void NoteDecision(const SkipDecision& decision, const Visit& visit, bool is_shadow,
+                  LossMemory::Entry* entry) {
+  if (decision.is_skippable && visit.is_due) {
+    entry->has_returned = 1;
+    // A visit does that, but in shadow mode those that were to be skipped are visited, too.
+    if (is_shadow) entry->skips = 0;
+  }
+  if (!decision.is_kept && entry->skips < LossMemory::kLargestSkips) ++entry->skips;
 }
 
 }  // namespace
@@ -75,21 +107,6 @@ Status InputClassifier::Check(const std::vector<FeatureView>& features) const {
   return OkStatus();
 }
 
-void InputClassifier::ScoreByDrift(const std::vector<FeatureView>& features, int64_t batch,
-                                   Scratch* scratch, float* scores) const {
-  if (index_.size() == 0) {
-    std::fill(scores, scores + batch, DriftIndex::kUntracked);
-    return;
-  }
-  ListLookups(features, batch, options_.num_tables, &scratch->lookups, &scratch->ends);
-  scratch->drifts.resize(scratch->lookups.size());
-  float* drifts = scratch->drifts.data();
-  index_.Find(scratch->lookups.data(), static_cast<int64_t>(scratch->lookups.size()), drifts);
-  for (int64_t i = 0, begin = 0; i < batch; begin = scratch->ends[i], ++i) {
-    scores[i] = SkipScore(options_.alpha, drifts + begin, scratch->ends[i] - begin);
-  }
-}
-
 int64_t InputClassifier::StrideOf(int64_t batch, int64_t window_batches) const {
   // Chosen inputs are to be few among those classified, as they are among all.
   constexpr int64_t kInputsPerChosen = 4;
@@ -122,60 +139,36 @@ Status InputClassifier::Classify(const std::vector<FeatureView>& features, int64
     return InvalidArgument("there are no ids; skipping by remembered loss needs one per input");
   }
   const int64_t stride = observe && !by_loss ? StrideOf(batch, window_batches) : 1;
-  if (!IsInStride(batch, stride)) {
-    std::fill(result.skippable, result.skippable + batch, false);
-    std::fill(result.score, result.score + batch, DriftIndex::kUntracked);
-    std::fill(result.weight, result.weight + batch, 1.0f);
-    inputs_observed_ += static_cast<uint64_t>(batch);
-    counts_.inputs_seen += batch;
-    return OkStatus();
-  }
-  if (by_loss) {
-    ListLookups(features, batch, options_.num_tables, &scratch_.lookups, &scratch_.ends);
-  } else {
-    lock.unlock();
-    ScoreByDrift(features, batch, &scratch_, result.score);
-    lock.lock();
-  }
   ClassifierCounts counts;
-  for (int64_t i = 0; i < batch; ++i) {
-    LossMemory::Entry* entry = ids == nullptr ? nullptr : memory_.Find(ids[i]);
-    if (by_loss) {
-      const int64_t begin = i == 0 ? 0 : scratch_.ends[i - 1];
-      result.score[i] =
-          RememberedScore(entry, scratch_.lookups.data() + begin, scratch_.ends[i] - begin);
-    }
-    const float score = result.score[i];
-    if (observe) {
-      const float nothing = std::numeric_limits<float>::quiet_NaN();
-      reservoir_.OfferListed(entry == nullptr ? nothing : entry->loss, [&] {
-        of_input_.clear();
-        AppendLookups(features, i, options_.num_tables, &of_input_);
-        return std::pair<const Lookup*, int64_t>(of_input_.data(), of_input_.size());
-      });
-    }
-    const uint64_t number = inputs_observed_ + static_cast<uint64_t>(i);
-    const bool is_skippable = IsSkippable(settings, options_.seed, score, number);
-    const bool returns = by_loss && is_skippable && MustReturn(entry);
-    float weight = returns ? 1.0f : WeightOf(settings, options_.seed, is_skippable, number);
-    if (by_loss && entry != nullptr) {
-      // With a keep rate, the inputs that were kept already stand for the skipped ones.
-      const bool weighs = options_.weighs_visits && settings.keep_rate == 0.0;
-      if (weight == 1.0f && weighs) weight += static_cast<float>(entry->skips);
-      if (observe && returns) {
-        entry->has_returned = 1;
-        // A visit does that, but in shadow mode those that were to be skipped are visited, too.
-        if (settings.is_shadow) entry->skips = 0;
+  if (IsInStride(batch, stride)) {
+    // Other calls may go on meanwhile: only since_ is guarded by mutex_.
+    if (!by_loss) lock.unlock();
+    ScoreInputs(by_loss ? since_ : index_, options_, features, batch, &scratch_, result.score);
+    if (!by_loss) lock.lock();
+    for (int64_t i = 0; i < batch; ++i) {
+      LossMemory::Entry* const entry = ids == nullptr ? nullptr : memory_.Find(ids[i]);
+      const float score = by_loss ? RememberedScore(entry, result.score[i]) : result.score[i];
+      if (observe) {
+        const float nothing = std::numeric_limits<float>::quiet_NaN();
+        reservoir_.OfferListed(entry == nullptr ? nothing : entry->loss, [&] {
+          of_input_.clear();
+          AppendLookups(features, i, options_.num_tables, &of_input_);
+          return std::pair<const Lookup*, int64_t>(of_input_.data(), of_input_.size());
+        });
       }
-      if (observe && weight == 0.0f && entry->skips < LossMemory::kLargestSkips) ++entry->skips;
+      const bool has_visit = by_loss && entry != nullptr;
+      const Visit visit = has_visit ? VisitOf(*entry, options_, settings.keep_rate) : Visit();
+      const SkipDecision decision = slipstream::Classify(
+          settings, options_.seed, score, inputs_observed_ + static_cast<uint64_t>(i), visit);
+      if (has_visit && observe) NoteDecision(decision, visit, settings.is_shadow, entry);
+      result.Write(i, score, decision);
+      counts.inputs_skippable += decision.is_skippable;
+      counts.inputs_skipped += decision.weight == 0.0f;
+      counts.inputs_kept += decision.is_skippable && decision.is_kept;
+      counts.hot_inputs += std::isfinite(score);
     }
-    result.skippable[i] = is_skippable;
-    const bool is_kept = weight > 0.0f;
-    result.weight[i] = settings.is_shadow ? 1.0f : weight;
-    counts.inputs_skippable += is_skippable;
-    counts.inputs_skipped += !is_kept && !settings.is_shadow;
-    counts.inputs_kept += is_skippable && is_kept;
-    counts.hot_inputs += std::isfinite(score);
+  } else {
+    for (int64_t i = 0; i < batch; ++i) result.Write(i, DriftIndex::kUntracked, SkipDecision());
   }
   if (observe) {
     inputs_observed_ += static_cast<uint64_t>(batch);
@@ -186,21 +179,6 @@ Status InputClassifier::Classify(const std::vector<FeatureView>& features, int64
     counts_.inputs_kept += stride * counts.inputs_kept;
   }
   return OkStatus();
-}
-
-float InputClassifier::RememberedScore(const LossMemory::Entry* entry, const Lookup* lookups,
-                                       int64_t m) {
-  if (entry == nullptr) return DriftIndex::kUntracked;
-  // Of the lookups that must be saturated, the one that became so last.
-  const float since = SkipScore(since_, options_.alpha, lookups, m, &since_of_input_);
-  return since <= static_cast<float>(entry->window) ? entry->loss : DriftIndex::kUntracked;
-}
-
-bool InputClassifier::MustReturn(const LossMemory::Entry* entry) const {
-  if (options_.max_skips == 0) return false;
-  const uint64_t most = static_cast<uint64_t>(options_.max_skips);
-  const uint64_t limit = entry->has_returned ? most : HashKey(entry->id) % (most + 1);
-  return entry->skips >= limit;
 }
 
 Status InputClassifier::SetDrift(const int32_t* tables, const int64_t* keys, const float* drifts,
@@ -248,13 +226,14 @@ Status InputClassifier::ReservoirScores(const int32_t* tables, const int64_t* ke
   scores->assign(static_cast<size_t>(reservoir_.size()), 0.0f);
   const int scorers = TasksFor(reservoir_.size(), kInputsPerTask, parallel);
   parallel.run(scorers, [&](int task) {
-    std::vector<float> scratch;
     const TaskRange range = RangeOf(task, scorers, reservoir_.size());
+    InputLookups inputs;
     for (int64_t i = range.begin; i < range.end; ++i) {
       const std::vector<Lookup>& lookups = reservoir_.input(i);
-      (*scores)[static_cast<size_t>(i)] = SkipScore(index, options_.alpha, lookups.data(),
-                                                    static_cast<int64_t>(lookups.size()), &scratch);
+      inputs.lookups.insert(inputs.lookups.end(), lookups.begin(), lookups.end());
+      inputs.EndInput();
     }
+    SkipScores(index, options_.alpha, &inputs, scores->data() + range.begin);
   });
   return OkStatus();
 }

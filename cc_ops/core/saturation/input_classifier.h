@@ -15,6 +15,7 @@
 #include "cc_ops/core/saturation/loss_memory.h"
 #include "cc_ops/core/saturation/loss_statistics.h"
 #include "cc_ops/core/saturation/skip_rule.h"
+#include "cc_ops/core/saturation/skip_score.h"
 
 namespace slipstream {
 
@@ -114,24 +115,13 @@ class InputClassifier {
   const ClassifierOptions& options() const { return options_; }
 
  private:
-  // Reused from batch to batch.
-  struct Scratch {
-    std::vector<Lookup> lookups;
-    std::vector<int64_t> ends;
-    std::vector<float> drifts;
-  };
-
   Status Check(const std::vector<FeatureView>& features) const;
-  void ScoreByDrift(const std::vector<FeatureView>& features, int64_t batch, Scratch* scratch,
-                    float* scores) const;
   int64_t StrideOf(int64_t batch, int64_t window_batches) const;
   bool IsInStride(int64_t batch, int64_t stride) const;
-  float RememberedScore(const LossMemory::Entry* entry, const Lookup* lookups, int64_t m);
-  bool MustReturn(const LossMemory::Entry* entry) const;
 
   const ClassifierOptions options_;
   std::mutex classifying_;  // one batch at a time; locked before mutex_; guards scratch_, index_
-  Scratch scratch_;
+  InputLookups scratch_;
   DriftIndex index_;
   mutable std::mutex mutex_;  // guards all below
   DriftIndex spare_;          // memory for the next index
@@ -143,7 +133,6 @@ class InputClassifier {
   ClassifierCounts counts_;
   InputReservoir reservoir_;
   std::vector<Lookup> of_input_;
-  std::vector<float> since_of_input_;
 };
 
 }  // namespace slipstream

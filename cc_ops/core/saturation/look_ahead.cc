@@ -21,12 +21,21 @@ void LookAhead::Made() {
     const std::lock_guard<std::mutex> lock(mutex_);
     --in_making_;
   }
-  made_.notify_all();
+  changed_.notify_all();
 }
 
-void LookAhead::Settle() {
+bool LookAhead::Settle(Wait* wait) {
   std::unique_lock<std::mutex> lock(mutex_);
-  made_.wait(lock, [this] { return in_making_ == 0; });
+  changed_.wait(lock, [&] { return in_making_ == 0 || wait->is_cancelled_; });
+  return in_making_ == 0;
+}
+
+void LookAhead::Cancel(Wait* wait) {
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    wait->is_cancelled_ = true;
+  }
+  changed_.notify_all();
 }
 
 }  // namespace slipstream

@@ -23,12 +23,20 @@ class LookAhead {
   bool Pull();
   void Made();
 
-  // Waits until no batch is being made.
-  void Settle();
+  // A wait that another thread may end; owned by the one who waits.
+  class Wait {
+    friend class LookAhead;
+    bool is_cancelled_ = false;
+  };
+
+  // Waits until no batch is being made. Returns false if the wait was cancelled before.
+  bool Settle(Wait* wait);
+  // Ends a wait, also one that has not begun.
+  void Cancel(Wait* wait);
 
  private:
   std::mutex mutex_;
-  std::condition_variable made_;
+  std::condition_variable changed_;
   int64_t batches_ = 0;
   int64_t pulled_ = 0;
   int64_t in_making_ = 0;

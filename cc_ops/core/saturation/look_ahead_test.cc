@@ -32,7 +32,8 @@ TEST(LookAhead, GoesOnInTheMidstOfAWindowAndWithoutAny) {
 
 TEST(LookAhead, SettleWaitsForAllThatAreBeingMade) {
   LookAhead ahead;
-  ahead.Settle();
+  LookAhead::Wait wait;
+  EXPECT_TRUE(ahead.Settle(&wait));
   ASSERT_TRUE(ahead.Pull());
   ASSERT_TRUE(ahead.Pull());
   std::atomic<int> made{0};
@@ -43,9 +44,25 @@ TEST(LookAhead, SettleWaitsForAllThatAreBeingMade) {
       ahead.Made();
     }
   });
-  ahead.Settle();
+  EXPECT_TRUE(ahead.Settle(&wait));
   EXPECT_EQ(made, 2);
   maker.join();
+}
+
+TEST(LookAhead, SettleEndsWhenItIsCancelled) {
+  LookAhead ahead;
+  ASSERT_TRUE(ahead.Pull());
+  LookAhead::Wait wait, early;
+  ahead.Cancel(&early);
+  EXPECT_FALSE(ahead.Settle(&early));
+  std::thread other([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    ahead.Cancel(&wait);
+  });
+  EXPECT_FALSE(ahead.Settle(&wait));
+  other.join();
+  ahead.Made();
+  EXPECT_TRUE(ahead.Settle(&wait)) << "there is nothing to wait for";
 }
 
 }  // namespace

@@ -30,11 +30,31 @@ struct ClassifierSettings {
 // InvalidArgument for a setting out of its range.
 Status ValidateSettings(const ClassifierSettings& settings);
 
+// What becomes of one input; the default: it cannot be skipped.
+struct SkipDecision {
+  bool is_skippable = false;
+  bool is_kept = true;  // in shadow mode: whether it would be kept without
+  // 0: left out. Else the inputs that it stands for: 1, 1 / keep_rate, or 1 + its skips.
+  float weight = 1.0f;
+};
+
+// What an input's remembered loss adds to the decision; the default: nothing is remembered.
+struct Visit {
+  bool is_due = false;  // it is kept, though it could be skipped
+  float weight = 1.0f;  // of the input if it is kept without regard to keep_rate
+};
+
 // Of each input of a batch; [batch].
 struct Classified {
+  SLIPSTREAM_HOST_DEVICE void Write(int64_t i, float its_score,
+                                    const SkipDecision& decision) const {
+    skippable[i] = decision.is_skippable;
+    score[i] = its_score;
+    weight[i] = decision.weight;
+  }
+
   bool* skippable;
   float* score;
-  // 0: left out. Else the inputs that it stands for: 1, 1 / keep_rate, or 1 + its skips.
   float* weight;
 };
 
@@ -43,33 +63,31 @@ SLIPSTREAM_HOST_DEVICE inline double UnitInterval(uint64_t random) {
   return static_cast<double>(random >> 11) * 0x1.0p-53;
 }
 
-// Whether an input is skippable.
+// Decides on one input, for every classifier and on every device.
 //   seed: of the classifier. number: of the input since the start, for random choices.
-SLIPSTREAM_HOST_DEVICE inline bool IsSkippable(const ClassifierSettings& settings, uint64_t seed,
-                                               float score, uint64_t number) {
+SLIPSTREAM_HOST_DEVICE inline SkipDecision Classify(const ClassifierSettings& settings,
+                                                    uint64_t seed, float score, uint64_t number,
+                                                    const Visit& visit = {}) {
   // Apart from the reservoir's stream, so that skipping at random does not bias the sample.
   constexpr uint64_t kRandomSkipStream = 0x5851f42d4c957f2dULL;
-  switch (settings.mode) {
-    case SkipMode::kNone:
-      return false;
-    case SkipMode::kDrift:
-    case SkipMode::kRememberedLoss:
-      return score < settings.threshold;
-    case SkipMode::kRandom:
-      return UnitInterval(CounterRandom(seed ^ kRandomSkipStream, number)) < settings.random_share;
-  }
-  return false;
-}
-
-// The weight of an input, 0 to leave it out; arguments as above. Shadow mode is left to the caller.
-SLIPSTREAM_HOST_DEVICE inline float WeightOf(const ClassifierSettings& settings, uint64_t seed,
-                                             bool is_skippable, uint64_t number) {
   constexpr uint64_t kThinningStream = 0x14057b7ef767814fULL;
-  if (!is_skippable) return 1.0f;
-  // Random skipping is the control of skipping without a rest.
-  if (settings.mode == SkipMode::kRandom || settings.keep_rate == 0.0) return 0.0f;
-  const double draw = UnitInterval(CounterRandom(seed ^ kThinningStream, number));
-  return draw < settings.keep_rate ? static_cast<float>(1.0 / settings.keep_rate) : 0.0f;
+  const bool is_random = settings.mode == SkipMode::kRandom;
+  SkipDecision decision;
+  decision.is_skippable =
+      is_random
+          ? UnitInterval(CounterRandom(seed ^ kRandomSkipStream, number)) < settings.random_share
+          : settings.mode != SkipMode::kNone && score < settings.threshold;
+  if (!decision.is_skippable || visit.is_due) {
+    decision.weight = visit.weight;
+  } else {
+    // Random skipping is the control of skipping without a rest.
+    decision.is_kept =
+        !is_random && settings.keep_rate > 0.0 &&
+        UnitInterval(CounterRandom(seed ^ kThinningStream, number)) < settings.keep_rate;
+    decision.weight = decision.is_kept ? static_cast<float>(1.0 / settings.keep_rate) : 0.0f;
+  }
+  if (settings.is_shadow) decision.weight = 1.0f;
+  return decision;
 }
 
 }  // namespace slipstream

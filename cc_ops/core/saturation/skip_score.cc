@@ -27,11 +27,15 @@ float SkipScore(double alpha, float* drifts, int64_t m) {
   return largest[may_move];
 }
 
-float SkipScore(const DriftIndex& index, double alpha, const Lookup* lookups, int64_t m,
-                std::vector<float>* scratch) {
-  scratch->resize(static_cast<size_t>(m));
-  index.Find(lookups, m, scratch->data());
-  return SkipScore(alpha, scratch->data(), m);
+void SkipScores(const DriftIndex& index, double alpha, InputLookups* inputs, float* scores) {
+  std::vector<float>& drifts = inputs->drifts;
+  drifts.resize(inputs->lookups.size());
+  index.Find(inputs->lookups.data(), static_cast<int64_t>(drifts.size()), drifts.data());
+  int64_t begin = 0;
+  for (const int64_t end : inputs->ends) {
+    *scores++ = SkipScore(alpha, drifts.data() + begin, end - begin);
+    begin = end;
+  }
 }
 
 }  // namespace slipstream

@@ -30,10 +30,23 @@ SLIPSTREAM_HOST_DEVICE inline int64_t RequiredLookups(double alpha, int64_t m) {
 //   alpha: in (0, 1].   drifts: [m], not NaN; their order is lost.
 float SkipScore(double alpha, float* drifts, int64_t m);
 
-// The same of lookups [m].
-//   scratch: reused between calls to spare allocations.
-float SkipScore(const DriftIndex& index, double alpha, const Lookup* lookups, int64_t m,
-                std::vector<float>* scratch);
+// The lookups of several inputs, one input after the other. Reused, it spares allocations.
+struct InputLookups {
+  void Clear() {
+    lookups.clear();
+    ends.clear();
+  }
+  // Ends an input, whose lookups were appended.
+  void EndInput() { ends.push_back(static_cast<int64_t>(lookups.size())); }
+
+  std::vector<Lookup> lookups;
+  std::vector<int64_t> ends;  // of each input's lookups
+  std::vector<float> drifts;  // scratch of SkipScores
+};
+
+// The skip score of each input, whose drifts are those of `index`.
+//   scores: [inputs].
+void SkipScores(const DriftIndex& index, double alpha, InputLookups* inputs, float* scores);
 
 }  // namespace slipstream
 

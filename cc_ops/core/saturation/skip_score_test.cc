@@ -43,14 +43,18 @@ class SkipScoreTest : public testing::Test {
   }
 
   float Score(double alpha, const std::vector<int64_t>& keys) {
-    std::vector<Lookup> lookups;
-    for (const int64_t key : keys) lookups.push_back({key, 0});
-    return SkipScore(index_, alpha, lookups.data(), static_cast<int64_t>(lookups.size()),
-                     &scratch_);
+    inputs_.Clear();
+    inputs_.EndInput();
+    for (const int64_t key : keys) inputs_.lookups.push_back({key, 0});
+    inputs_.EndInput();
+    float scores[2];
+    SkipScores(index_, alpha, &inputs_, scores);
+    EXPECT_EQ(scores[0], kInf);
+    return scores[1];
   }
 
   DriftIndex index_;
-  std::vector<float> scratch_;
+  InputLookups inputs_;
 };
 
 TEST_F(SkipScoreTest, AlphaOneIsTheLargestDrift) {

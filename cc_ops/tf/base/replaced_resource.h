@@ -1,5 +1,5 @@
-// Resources that steps read while they are replaced: a content never changes, but another takes its
-// place, and steps that are running keep the one they began with.
+// Kernels of resources. And resources that steps read while they are replaced: a content never
+// changes, but another takes its place, and steps that are running keep the one they began with.
 #ifndef SLIPSTREAM_CC_OPS_TF_BASE_REPLACED_RESOURCE_H_
 #define SLIPSTREAM_CC_OPS_TF_BASE_REPLACED_RESOURCE_H_
 
@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "absl/status/status.h"
+#include "cc_ops/tf/base/kernel_values.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/resource_handle.h"
 #include "tensorflow/core/framework/resource_mgr.h"
@@ -52,6 +53,31 @@ absl::Status OutputResource(tensorflow::OpKernelContext* context,
                                                         context->device()->name());
   return absl::OkStatus();
 }
+
+// The resource of an input that must be one handle; the kernel's own reference to it.
+template <class Resource>
+absl::Status FindResource(tensorflow::OpKernelContext* context, int input,
+                          tensorflow::core::RefCountPtr<Resource>* resource) {
+  // TensorFlow reads the first handle of a tensor without a look at how many there are.
+  TF_RETURN_IF_ERROR(RequireRank(context, input, "handle", 0));
+  return tensorflow::LookupResource(context, tensorflow::HandleFromInput(context, input), resource);
+}
+
+// A kernel whose input 0 is a resource.
+template <class Resource>
+class ResourceKernel : public tensorflow::OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(tensorflow::OpKernelContext* context) override {
+    tensorflow::core::RefCountPtr<Resource> resource;
+    OP_REQUIRES_OK(context, FindResource(context, 0, &resource));
+    OP_REQUIRES_OK(context, Run(context, resource.get()));
+  }
+
+ private:
+  virtual absl::Status Run(tensorflow::OpKernelContext* context, Resource* resource) = 0;
+};
 
 // Makes an empty resource.
 template <class Resource>

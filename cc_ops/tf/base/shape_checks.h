@@ -32,6 +32,21 @@ inline absl::Status ScalarInputs(tensorflow::shape_inference::InferenceContext* 
   return CheckScalars(c, 0, c->num_inputs());
 }
 
+// All inputs and outputs are scalars.
+inline absl::Status ScalarsOnly(tensorflow::shape_inference::InferenceContext* c) {
+  for (int i = 0; i < c->num_outputs(); ++i) c->set_output(i, c->Scalar());
+  return ScalarInputs(c);
+}
+
+// A handle; then tables, keys and a number per key: three vectors of one length.
+inline absl::Status NumbersOfKeysShape(tensorflow::shape_inference::InferenceContext* c) {
+  tensorflow::shape_inference::ShapeHandle handle, n;
+  TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 0, &handle));
+  TF_RETURN_IF_ERROR(c->WithRank(c->input(1), 1, &n));
+  TF_RETURN_IF_ERROR(c->Merge(n, c->input(2), &n));
+  return c->Merge(n, c->input(3), &n);
+}
+
 }  // namespace slipstream
 
 #endif  // SLIPSTREAM_CC_OPS_TF_BASE_SHAPE_CHECKS_H_

@@ -12,7 +12,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "cc_ops/tf/base/kernel_values.h"
+#include "cc_ops/tf/base/replaced_resource.h"
 #include "cc_ops/tf/saturation/look_ahead_resource.h"
 #include "tensorflow/core/framework/cancellation.h"
 #include "tensorflow/core/framework/dataset.h"
@@ -105,11 +105,12 @@ class AheadDataset::Iterator : public DatasetIterator<AheadDataset> {
   explicit Iterator(const Params& params) : DatasetIterator<AheadDataset>(params) {}
 
   ~Iterator() override {
-    // What is being made is not wanted any more.
+    // What is being made is not wanted any more, and nobody is to wait for it.
     cancellation_.StartCancel();
     {
       const std::lock_guard<std::mutex> lock(mutex_);
       is_over_ = true;
+      if (is_making_) dataset()->ahead_->ahead.Made();
     }
     changed_.notify_all();
     thread_.reset();  // Joins it.
@@ -252,7 +253,7 @@ class AheadDataset::Iterator : public DatasetIterator<AheadDataset> {
       lock.lock();
       next_ = std::move(made);
       is_making_ = false;
-      dataset()->ahead_->ahead.Made();
+      if (!is_over_) dataset()->ahead_->ahead.Made();
       changed_.notify_all();
     }
     RecordStop(context);
@@ -290,7 +291,7 @@ class AheadDatasetOp : public UnaryDatasetOpKernel {
                     "; allowed: ", tensorflow::DataTypeVectorString(input->output_dtypes()),
                     ", those of input_dataset")));
     LookAheadRef ahead;
-    OP_REQUIRES_OK(context, FindLookAhead(context, 1, &ahead));
+    OP_REQUIRES_OK(context, FindResource(context, 1, &ahead));
     try {
       *output = new AheadDataset(context, input, std::move(ahead), context->input(1));
     } catch (const std::bad_alloc&) {

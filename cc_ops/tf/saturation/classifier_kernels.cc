@@ -2,8 +2,6 @@
 // exported and imported by classifier_state_kernels.cc.
 #include <cstdint>
 #include <limits>
-#include <string>
-#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -13,6 +11,7 @@
 #include "cc_ops/tf/base/memory_checked.h"
 #include "cc_ops/tf/base/replaced_resource.h"
 #include "cc_ops/tf/lookup/feature_inputs.h"
+#include "cc_ops/tf/saturation/classifier_inputs.h"
 #include "cc_ops/tf/saturation/classifier_resource.h"
 #include "tensorflow/core/framework/op_kernel.h"
 
@@ -53,9 +52,8 @@ class CreateKernel : public OpKernel {
   }
 
   void Compute(OpKernelContext* context) override {
-    OP_REQUIRES_OK(context, RequireScalar(context->input(0), "alpha"));
     ClassifierOptions options = options_;
-    options.alpha = context->input(0).scalar<double>()();
+    OP_REQUIRES_OK(context, ReadScalar(context, 0, "alpha", &options.alpha));
     OP_REQUIRES_OK(context, ToAbsl(InputClassifier::Validate(options)));
     OP_REQUIRES_OK(context,
                    OutputResource(context, ClassifierRef(new ClassifierResource(options))));
@@ -75,20 +73,16 @@ class ClassifyKernel : public ClassifierKernel {
   }
 
  private:
-  absl::Status Run(OpKernelContext* context, InputClassifier* classifier) override {
+  absl::Status Run(OpKernelContext* context, ClassifierResource* resource) override {
     std::vector<FeatureView> features;
     int64_t batch = 0;
     TF_RETURN_IF_ERROR(inputs_.Read(context, &features, &batch));
     const Tensor& ids = context->input(context->num_inputs() - 1);
     TF_RETURN_IF_ERROR(RequireOptional(ids, "ids", batch));
-    Tensor *skippable = nullptr, *score = nullptr, *weight = nullptr;
-    TF_RETURN_IF_ERROR(context->allocate_output(0, TensorShape({batch}), &skippable));
-    TF_RETURN_IF_ERROR(context->allocate_output(1, TensorShape({batch}), &score));
-    TF_RETURN_IF_ERROR(context->allocate_output(2, TensorShape({batch}), &weight));
-    return ToAbsl(classifier->Classify(
-        features, batch, OptionalData<int64_t>(ids, batch), observe_,
-        {skippable->flat<bool>().data(), score->flat<float>().data(), weight->flat<float>().data()},
-        window_batches_));
+    Classified result;
+    TF_RETURN_IF_ERROR(AllocateClassified(context, batch, &result));
+    return ToAbsl(resource->classifier.Classify(features, batch, OptionalData<int64_t>(ids, batch),
+                                                observe_, result, window_batches_));
   }
 
   FeatureInputs inputs_;
@@ -96,20 +90,7 @@ class ClassifyKernel : public ClassifierKernel {
   int64_t window_batches_ = 0;
 };
 
-// Inputs 1 to 3 are tables, keys and a number per key.
-absl::Status RequireNumbersOfKeys(OpKernelContext* context) {
-  const Tensor &tables = context->input(1), &keys = context->input(2);
-  const Tensor& values = context->input(3);
-  if (tables.dims() == 1 && keys.shape() == tables.shape() && values.shape() == tables.shape()) {
-    return absl::OkStatus();
-  }
-  return absl::InvalidArgumentError(
-      absl::StrCat("tables, keys and their values have shapes ", tables.shape().DebugString(), ", ",
-                   keys.shape().DebugString(), " and ", values.shape().DebugString(),
-                   "; allowed: three vectors of one length"));
-}
-
-// Passes them on to one of the classifier's setters.
+// Passes numbers of keys on to one of the classifier's setters.
 template <Status (InputClassifier::*kSet)(const int32_t*, const int64_t*, const float*, int64_t,
                                           const Parallel&)>
 class SetKeysKernel : public ClassifierKernel {
@@ -117,36 +98,26 @@ class SetKeysKernel : public ClassifierKernel {
   using ClassifierKernel::ClassifierKernel;
 
  private:
-  absl::Status Run(OpKernelContext* context, InputClassifier* classifier) override {
-    TF_RETURN_IF_ERROR(RequireNumbersOfKeys(context));
-    const Tensor& tables = context->input(1);
-    return ToAbsl((classifier->*kSet)(
-        tables.flat<int32_t>().data(), context->input(2).flat<int64_t>().data(),
-        context->input(3).flat<float>().data(), tables.NumElements(), ParallelOf(context)));
+  absl::Status Run(OpKernelContext* context, ClassifierResource* resource) override {
+    NumbersOfKeys given;
+    TF_RETURN_IF_ERROR(given.Read(context));
+    return ToAbsl((resource->classifier.*kSet)(given.tables, given.keys, given.numbers, given.n,
+                                               ParallelOf(context)));
   }
 };
 
 class ConfigureKernel : public ClassifierKernel {
  public:
   explicit ConfigureKernel(OpKernelConstruction* context) : ClassifierKernel(context) {
-    std::string mode;
-    OP_REQUIRES_OK(context, context->GetAttr("mode", &mode));
-    OP_REQUIRES_OK(context, context->GetAttr("is_shadow", &settings_.is_shadow));
-    if (mode == "drift") settings_.mode = SkipMode::kDrift;
-    if (mode == "remembered_loss") settings_.mode = SkipMode::kRememberedLoss;
-    if (mode == "random") settings_.mode = SkipMode::kRandom;
+    OP_REQUIRES_OK(context, InitSettings(context, &settings_));
   }
 
  private:
-  absl::Status Run(OpKernelContext* context, InputClassifier* classifier) override {
-    const char* names[] = {"handle", "threshold", "random_share", "keep_rate", "window"};
-    for (int i = 1; i < 5; ++i) TF_RETURN_IF_ERROR(RequireScalar(context->input(i), names[i]));
+  absl::Status Run(OpKernelContext* context, ClassifierResource* resource) override {
     ClassifierSettings settings = settings_;
-    settings.threshold = context->input(1).scalar<float>()();
-    settings.random_share = context->input(2).scalar<double>()();
-    settings.keep_rate = context->input(3).scalar<double>()();
-    settings.window = context->input(4).scalar<int64_t>()();
-    return ToAbsl(classifier->Configure(settings));
+    TF_RETURN_IF_ERROR(ReadSettings(context, &settings));
+    TF_RETURN_IF_ERROR(ReadScalar(context, 4, "window", &settings.window));
+    return ToAbsl(resource->classifier.Configure(settings));
   }
 
   ClassifierSettings settings_;
@@ -157,7 +128,7 @@ class RecordLossesKernel : public ClassifierKernel {
   using ClassifierKernel::ClassifierKernel;
 
  private:
-  absl::Status Run(OpKernelContext* context, InputClassifier* classifier) override {
+  absl::Status Run(OpKernelContext* context, ClassifierResource* resource) override {
     const Tensor &ids = context->input(1), &losses = context->input(2);
     const Tensor &labels = context->input(3), &skippable = context->input(4);
     const Tensor& weights = context->input(5);
@@ -171,9 +142,9 @@ class RecordLossesKernel : public ClassifierKernel {
     const int64_t batch = losses.NumElements();
     TF_RETURN_IF_ERROR(RequireOptional(ids, "ids", batch));
     TF_RETURN_IF_ERROR(RequireOptional(weights, "weights", batch));
-    classifier->RecordLosses(OptionalData<int64_t>(ids, batch), losses.flat<float>().data(),
-                             labels.flat<float>().data(), skippable.flat<bool>().data(),
-                             OptionalData<float>(weights, batch), batch);
+    resource->classifier.RecordLosses(
+        OptionalData<int64_t>(ids, batch), losses.flat<float>().data(), labels.flat<float>().data(),
+        skippable.flat<bool>().data(), OptionalData<float>(weights, batch), batch);
     return absl::OkStatus();
   }
 };
@@ -183,14 +154,12 @@ class ReservoirScoresKernel : public ClassifierKernel {
   using ClassifierKernel::ClassifierKernel;
 
  private:
-  absl::Status Run(OpKernelContext* context, InputClassifier* classifier) override {
-    TF_RETURN_IF_ERROR(RequireNumbersOfKeys(context));
-    const Tensor& tables = context->input(1);
+  absl::Status Run(OpKernelContext* context, ClassifierResource* resource) override {
+    NumbersOfKeys given;
+    TF_RETURN_IF_ERROR(given.Read(context));
     std::vector<float> scores;
-    TF_RETURN_IF_ERROR(ToAbsl(classifier->ReservoirScores(
-        tables.flat<int32_t>().data(), context->input(2).flat<int64_t>().data(),
-        context->input(3).flat<float>().data(), tables.NumElements(), &scores,
-        ParallelOf(context))));
+    TF_RETURN_IF_ERROR(ToAbsl(resource->classifier.ReservoirScores(
+        given.tables, given.keys, given.numbers, given.n, &scores, ParallelOf(context))));
     return Output(context, 0, TensorShape({static_cast<int64_t>(scores.size())}), scores);
   }
 };
@@ -200,28 +169,9 @@ class ReservoirLossesKernel : public ClassifierKernel {
   using ClassifierKernel::ClassifierKernel;
 
  private:
-  absl::Status Run(OpKernelContext* context, InputClassifier* classifier) override {
-    const std::vector<float> losses = classifier->ReservoirLosses();
+  absl::Status Run(OpKernelContext* context, ClassifierResource* resource) override {
+    const std::vector<float> losses = resource->classifier.ReservoirLosses();
     return Output(context, 0, TensorShape({static_cast<int64_t>(losses.size())}), losses);
-  }
-};
-
-class EndWindowKernel : public ClassifierKernel {
- public:
-  using ClassifierKernel::ClassifierKernel;
-
- private:
-  absl::Status Run(OpKernelContext* context, InputClassifier* classifier) override {
-    Tensor* output = nullptr;
-    TF_RETURN_IF_ERROR(context->allocate_output(0, TensorShape({5}), &output));
-    const ClassifierCounts counts = classifier->EndWindow();
-    auto values = output->flat<int64_t>();
-    values(0) = counts.inputs_seen;
-    values(1) = counts.inputs_skipped;
-    values(2) = counts.hot_inputs;
-    values(3) = counts.inputs_skippable;
-    values(4) = counts.inputs_kept;
-    return absl::OkStatus();
   }
 };
 
@@ -235,7 +185,6 @@ REGISTER_CPU("SlipstreamClassifierConfigure", ConfigureKernel);
 REGISTER_CPU("SlipstreamClassifierReservoirScores", ReservoirScoresKernel);
 REGISTER_CPU("SlipstreamClassifierReservoirLosses", ReservoirLossesKernel);
 REGISTER_CPU("SlipstreamRecordLosses", RecordLossesKernel);
-REGISTER_CPU("SlipstreamClassifierEndWindow", EndWindowKernel);
 #undef REGISTER_CPU
 
 }  // namespace

@@ -2,6 +2,7 @@
 // block).
 #include "absl/status/status.h"
 #include "cc_ops/core/saturation/loss_statistics.h"
+#include "cc_ops/tf/base/shape_checks.h"
 #include "cc_ops/tf/lookup/feature_inputs.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/shape_inference.h"
@@ -12,13 +13,6 @@ namespace {
 using tensorflow::shape_inference::DimensionHandle;
 using tensorflow::shape_inference::InferenceContext;
 using tensorflow::shape_inference::ShapeHandle;
-
-absl::Status ScalarOutput(InferenceContext* c) {
-  ShapeHandle alpha;
-  TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 0, &alpha));
-  c->set_output(0, c->Scalar());
-  return absl::OkStatus();
-}
 
 // Ranks of the keys and row splits; the batch size, where a feature's layout tells it.
 absl::Status BatchOfFeatures(InferenceContext* c, DimensionHandle* result) {
@@ -57,24 +51,8 @@ absl::Status ClassifyShape(InferenceContext* c) {
   return absl::OkStatus();
 }
 
-absl::Status SetDriftShape(InferenceContext* c) {
-  ShapeHandle handle, merged;
-  TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 0, &handle));
-  TF_RETURN_IF_ERROR(c->WithRank(c->input(1), 1, &merged));
-  TF_RETURN_IF_ERROR(c->Merge(merged, c->input(2), &merged));
-  return c->Merge(merged, c->input(3), &merged);
-}
-
-absl::Status AllScalarInputs(InferenceContext* c) {
-  for (int i = 0; i < c->num_inputs(); ++i) {
-    ShapeHandle scalar;
-    TF_RETURN_IF_ERROR(c->WithRank(c->input(i), 0, &scalar));
-  }
-  return absl::OkStatus();
-}
-
 absl::Status VectorFromScalars(InferenceContext* c) {
-  TF_RETURN_IF_ERROR(AllScalarInputs(c));
+  TF_RETURN_IF_ERROR(ScalarInputs(c));
   c->set_output(0, c->Vector(InferenceContext::kUnknownDim));
   return absl::OkStatus();
 }
@@ -91,7 +69,7 @@ REGISTER_OP("SlipstreamClassifier")
     .Attr("max_skips: int >= 0 = 0")
     .Attr("weighs_visits: bool = false")
     .SetIsStateful()
-    .SetShapeFn(ScalarOutput)
+    .SetShapeFn(ScalarsOnly)
     .Doc(R"doc(
 Creates an input classifier; it lives until the last copy of its handle is gone.
 
@@ -146,7 +124,7 @@ REGISTER_OP("SlipstreamClassifierSetDrift")
     .Input("keys: int64")
     .Input("drift: float")
     .SetIsStateful()
-    .SetShapeFn(SetDriftShape)
+    .SetShapeFn(NumbersOfKeysShape)
     .Doc(R"doc(
 Replaces the drifts of all tracked keys.
 
@@ -162,7 +140,7 @@ REGISTER_OP("SlipstreamClassifierSetSaturated")
     .Input("keys: int64")
     .Input("since: float")
     .SetIsStateful()
-    .SetShapeFn(SetDriftShape)
+    .SetShapeFn(NumbersOfKeysShape)
     .Doc(R"doc(
 Replaces the saturated keys, which remembered losses hold for.
 
@@ -181,7 +159,7 @@ REGISTER_OP("SlipstreamClassifierConfigure")
     .Attr("mode: {'none', 'drift', 'remembered_loss', 'random'}")
     .Attr("is_shadow: bool = false")
     .SetIsStateful()
-    .SetShapeFn(AllScalarInputs)
+    .SetShapeFn(ScalarInputs)
     .Doc(R"doc(
 Sets what is skippable from the next batch on.
 
@@ -204,12 +182,9 @@ REGISTER_OP("SlipstreamRecordLosses")
     .Input("weights: float")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) -> absl::Status {
-      ShapeHandle unused, batch;
-      TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 0, &unused));
-      TF_RETURN_IF_ERROR(c->WithRank(c->input(1), 1, &unused));
-      TF_RETURN_IF_ERROR(c->WithRank(c->input(5), 1, &unused));
-      TF_RETURN_IF_ERROR(c->WithRank(c->input(2), 1, &batch));
-      TF_RETURN_IF_ERROR(c->Merge(batch, c->input(3), &batch));
+      ShapeHandle batch;
+      TF_RETURN_IF_ERROR(CheckRanks(c, {0, 1, 1, 1, 1, 1}));
+      TF_RETURN_IF_ERROR(c->Merge(c->input(2), c->input(3), &batch));
       return c->Merge(batch, c->input(4), &batch);
     })
     .Doc(R"doc(
@@ -230,7 +205,7 @@ REGISTER_OP("SlipstreamClassifierTakeLossStatistics")
     .Output("histogram: double")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) -> absl::Status {
-      TF_RETURN_IF_ERROR(AllScalarInputs(c));
+      TF_RETURN_IF_ERROR(ScalarInputs(c));
       c->set_output(0, c->Vector(16));
       c->set_output(1, c->Matrix(2, LossStatistics::kBins));
       return absl::OkStatus();
@@ -265,7 +240,7 @@ REGISTER_OP("SlipstreamClassifierExportMemory")
     .Output("visits: int32")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) -> absl::Status {
-      TF_RETURN_IF_ERROR(AllScalarInputs(c));
+      TF_RETURN_IF_ERROR(ScalarInputs(c));
       const DimensionHandle n = c->UnknownDim();
       c->set_output(0, c->Vector(n));
       c->set_output(1, c->Vector(n));
@@ -287,12 +262,7 @@ REGISTER_OP("SlipstreamClassifierImportMemory")
     .Input("losses: float")
     .Input("visits: int32")
     .SetIsStateful()
-    .SetShapeFn([](InferenceContext* c) -> absl::Status {
-      ShapeHandle unused;
-      const int ranks[] = {0, 1, 1, 2};
-      for (int i = 0; i < 4; ++i) TF_RETURN_IF_ERROR(c->WithRank(c->input(i), ranks[i], &unused));
-      return absl::OkStatus();
-    })
+    .SetShapeFn([](InferenceContext* c) -> absl::Status { return CheckRanks(c, {0, 1, 1, 2}); })
     .Doc(R"doc(
 Replaces all remembered losses by exported ones; those beyond the budget are left out.
 
@@ -313,7 +283,7 @@ REGISTER_OP("SlipstreamClassifierExportWindow")
     .Output("losses: float")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) -> absl::Status {
-      TF_RETURN_IF_ERROR(AllScalarInputs(c));
+      TF_RETURN_IF_ERROR(ScalarInputs(c));
       const DimensionHandle lookups = c->UnknownDim(), inputs = c->UnknownDim();
       c->set_output(0, c->Vector(16));
       c->set_output(1, c->Matrix(2, LossStatistics::kBins));
@@ -350,10 +320,7 @@ REGISTER_OP("SlipstreamClassifierImportWindow")
     .Input("losses: float")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) -> absl::Status {
-      ShapeHandle unused;
-      const int ranks[] = {0, 1, 2, 1, 1, 1, 1, 1};
-      for (int i = 0; i < 8; ++i) TF_RETURN_IF_ERROR(c->WithRank(c->input(i), ranks[i], &unused));
-      return absl::OkStatus();
+      return CheckRanks(c, {0, 1, 2, 1, 1, 1, 1, 1});
     })
     .Doc(R"doc(
 Replaces what SlipstreamClassifierExportWindow gives; all or nothing.
@@ -376,7 +343,7 @@ REGISTER_OP("SlipstreamClassifierReservoirScores")
     .Output("scores: float")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) -> absl::Status {
-      TF_RETURN_IF_ERROR(SetDriftShape(c));
+      TF_RETURN_IF_ERROR(NumbersOfKeysShape(c));
       c->set_output(0, c->Vector(InferenceContext::kUnknownDim));
       return absl::OkStatus();
     })
@@ -397,7 +364,7 @@ REGISTER_OP("SlipstreamClassifierEndWindow")
     .Output("counts: int64")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) -> absl::Status {
-      TF_RETURN_IF_ERROR(AllScalarInputs(c));
+      TF_RETURN_IF_ERROR(ScalarInputs(c));
       c->set_output(0, c->Vector(5));
       return absl::OkStatus();
     })

@@ -1,9 +1,10 @@
 // Kernels that take, export and import what an input classifier knows.
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdint>
-#include <iterator>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -23,25 +24,32 @@ using tensorflow::TensorShape;
 
 constexpr int kStatisticsSums = 16;
 
-// Gives statistics as outputs 0 and 1.
-absl::Status OutputStatistics(OpKernelContext* context, const LossStatistics& statistics) {
+// All numbers but the histogram, in the order of the ops' `sums`.
+template <class Statistics, class Visit>
+void VisitSums(Statistics* statistics, const Visit& visit) {
+  for (auto* moments : {&statistics->skippable, &statistics->others, &statistics->paired}) {
+    visit(moments->count);
+    visit(moments->sum);
+    visit(moments->squares);
+    visit(moments->squared_residuals);
+  }
+  visit(statistics->weight);
+  visit(statistics->weighted_sum);
+  visit(statistics->weighted_squared_residuals);
+  visit(statistics->not_finite);
+}
+
+// Gives the statistics that `take` returns as outputs 0 and 1. It is called when there is memory
+// for them: what was taken is not lost.
+template <class Take>
+absl::Status OutputStatistics(OpKernelContext* context, const Take& take) {
   Tensor *sums = nullptr, *histogram = nullptr;
   TF_RETURN_IF_ERROR(context->allocate_output(0, TensorShape({kStatisticsSums}), &sums));
   TF_RETURN_IF_ERROR(
       context->allocate_output(1, TensorShape({2, LossStatistics::kBins}), &histogram));
-  double* out = sums->flat<double>().data();
-  for (const LossMoments* moments :
-       {&statistics.skippable, &statistics.others, &statistics.paired}) {
-    *out++ = static_cast<double>(moments->count);
-    *out++ = moments->sum;
-    *out++ = moments->squares;
-    *out++ = moments->squared_residuals;
-  }
-  *out++ = statistics.weight;
-  *out++ = statistics.weighted_sum;
-  *out++ = statistics.weighted_squared_residuals;
-  *out = static_cast<double>(statistics.not_finite);
-  double* bins = histogram->flat<double>().data();
+  const LossStatistics statistics = take();
+  double *out = sums->flat<double>().data(), *bins = histogram->flat<double>().data();
+  VisitSums(&statistics, [&](auto value) { *out++ = static_cast<double>(value); });
   for (const auto& label : statistics.histogram) bins = std::copy(label.begin(), label.end(), bins);
   return absl::OkStatus();
 }
@@ -71,16 +79,8 @@ absl::Status CheckStatistics(const Tensor& sums, const Tensor& histogram) {
 LossStatistics StatisticsOf(const Tensor& sums, const Tensor& histogram) {
   LossStatistics statistics;
   const double* in = sums.flat<double>().data();
-  for (LossMoments* moments : {&statistics.skippable, &statistics.others, &statistics.paired}) {
-    moments->count = static_cast<int64_t>(*in++);
-    moments->sum = *in++;
-    moments->squares = *in++;
-    moments->squared_residuals = *in++;
-  }
-  statistics.weight = *in++;
-  statistics.weighted_sum = *in++;
-  statistics.weighted_squared_residuals = *in++;
-  statistics.not_finite = static_cast<int64_t>(*in);
+  VisitSums(&statistics,
+            [&](auto& value) { value = static_cast<std::decay_t<decltype(value)>>(*in++); });
   const double* bins = histogram.flat<double>().data();
   for (auto& label : statistics.histogram) {
     std::copy(bins, bins + label.size(), label.begin());
@@ -94,12 +94,31 @@ class TakeLossStatisticsKernel : public ClassifierKernel {
   using ClassifierKernel::ClassifierKernel;
 
  private:
-  absl::Status Run(OpKernelContext* context, InputClassifier* classifier) override {
-    return OutputStatistics(context, classifier->TakeLossStatistics());
+  absl::Status Run(OpKernelContext* context, ClassifierResource* resource) override {
+    return OutputStatistics(context, [&] { return resource->classifier.TakeLossStatistics(); });
   }
 };
 
-// Numbers of a window, in the order of the op's `numbers`.
+// In the order of the ops' `counts` and `numbers`.
+std::array<int64_t, 5> NumbersOf(const ClassifierCounts& counts) {
+  return {counts.inputs_seen, counts.inputs_skipped, counts.hot_inputs, counts.inputs_skippable,
+          counts.inputs_kept};
+}
+
+class EndWindowKernel : public ClassifierKernel {
+ public:
+  using ClassifierKernel::ClassifierKernel;
+
+ private:
+  absl::Status Run(OpKernelContext* context, ClassifierResource* resource) override {
+    Tensor* output = nullptr;
+    TF_RETURN_IF_ERROR(context->allocate_output(0, TensorShape({5}), &output));
+    const std::array<int64_t, 5> counts = NumbersOf(resource->classifier.EndWindow());
+    std::copy(counts.begin(), counts.end(), output->flat<int64_t>().data());
+    return absl::OkStatus();
+  }
+};
+
 constexpr int kWindowNumbers = 9;
 
 class ExportWindowKernel : public ClassifierKernel {
@@ -107,36 +126,28 @@ class ExportWindowKernel : public ClassifierKernel {
   using ClassifierKernel::ClassifierKernel;
 
  private:
-  absl::Status Run(OpKernelContext* context, InputClassifier* classifier) override {
-    const ClassifierWindow window = classifier->ExportWindow();
-    TF_RETURN_IF_ERROR(OutputStatistics(context, window.statistics));
-    const ClassifierCounts& counts = window.counts;
-    const int64_t numbers[kWindowNumbers] = {counts.inputs_seen,
-                                             counts.inputs_skipped,
-                                             counts.hot_inputs,
-                                             counts.inputs_skippable,
-                                             counts.inputs_kept,
-                                             static_cast<int64_t>(window.inputs_observed),
-                                             static_cast<int64_t>(window.largest_hash),
-                                             static_cast<int64_t>(window.reservoir.offered_total),
-                                             window.reservoir.offered_in_window};
+  absl::Status Run(OpKernelContext* context, ClassifierResource* resource) override {
+    const ClassifierWindow window = resource->classifier.ExportWindow();
+    TF_RETURN_IF_ERROR(OutputStatistics(context, [&] { return window.statistics; }));
     const InputReservoir::State& sample = window.reservoir;
-    const int64_t n = static_cast<int64_t>(sample.ends.size());
-    const int64_t m = static_cast<int64_t>(sample.lookups.size());
-    Tensor *out = nullptr, *tables = nullptr, *keys = nullptr, *ends = nullptr, *losses = nullptr;
-    TF_RETURN_IF_ERROR(context->allocate_output(2, TensorShape({kWindowNumbers}), &out));
-    TF_RETURN_IF_ERROR(context->allocate_output(3, TensorShape({m}), &tables));
-    TF_RETURN_IF_ERROR(context->allocate_output(4, TensorShape({m}), &keys));
-    TF_RETURN_IF_ERROR(context->allocate_output(5, TensorShape({n}), &ends));
-    TF_RETURN_IF_ERROR(context->allocate_output(6, TensorShape({n}), &losses));
-    std::copy(std::begin(numbers), std::end(numbers), out->flat<int64_t>().data());
-    for (int64_t i = 0; i < m; ++i) {
-      tables->vec<int32_t>()(i) = sample.lookups[i].table;
-      keys->vec<int64_t>()(i) = sample.lookups[i].key;
+    const std::array<int64_t, 5> counts = NumbersOf(window.counts);
+    std::vector<int64_t> numbers(counts.begin(), counts.end()), keys;
+    numbers.push_back(static_cast<int64_t>(window.inputs_observed));
+    numbers.push_back(static_cast<int64_t>(window.largest_hash));
+    numbers.push_back(static_cast<int64_t>(sample.offered_total));
+    numbers.push_back(sample.offered_in_window);
+    std::vector<int32_t> tables;
+    for (const Lookup& lookup : sample.lookups) {
+      tables.push_back(lookup.table);
+      keys.push_back(lookup.key);
     }
-    std::copy(sample.ends.begin(), sample.ends.end(), ends->flat<int64_t>().data());
-    std::copy(sample.losses.begin(), sample.losses.end(), losses->flat<float>().data());
-    return absl::OkStatus();
+    const TensorShape inputs({static_cast<int64_t>(sample.ends.size())});
+    const TensorShape lookups({static_cast<int64_t>(keys.size())});
+    TF_RETURN_IF_ERROR(Output(context, 2, TensorShape({kWindowNumbers}), numbers));
+    TF_RETURN_IF_ERROR(Output(context, 3, lookups, tables));
+    TF_RETURN_IF_ERROR(Output(context, 4, lookups, keys));
+    TF_RETURN_IF_ERROR(Output(context, 5, inputs, sample.ends));
+    return Output(context, 6, inputs, sample.losses);
   }
 };
 
@@ -145,7 +156,7 @@ class ImportWindowKernel : public ClassifierKernel {
   using ClassifierKernel::ClassifierKernel;
 
  private:
-  absl::Status Run(OpKernelContext* context, InputClassifier* classifier) override {
+  absl::Status Run(OpKernelContext* context, ClassifierResource* resource) override {
     const TensorShape statistics_shapes[] = {TensorShape({kStatisticsSums}),
                                              TensorShape({2, LossStatistics::kBins}),
                                              TensorShape({kWindowNumbers})};
@@ -183,11 +194,9 @@ class ImportWindowKernel : public ClassifierKernel {
     for (int64_t i = 0; i < keys.NumElements(); ++i) {
       window.reservoir.lookups.push_back({keys.vec<int64_t>()(i), tables.vec<int32_t>()(i)});
     }
-    const auto ends = context->input(6).vec<int64_t>();
-    const auto losses = context->input(7).vec<float>();
-    window.reservoir.ends.assign(ends.data(), ends.data() + ends.size());
-    window.reservoir.losses.assign(losses.data(), losses.data() + losses.size());
-    return ToAbsl(classifier->ImportWindow(window));
+    window.reservoir.ends = ValuesOf<int64_t>(context->input(6));
+    window.reservoir.losses = ValuesOf<float>(context->input(7));
+    return ToAbsl(resource->classifier.ImportWindow(window));
   }
 };
 
@@ -196,8 +205,8 @@ class ExportMemoryKernel : public ClassifierKernel {
   using ClassifierKernel::ClassifierKernel;
 
  private:
-  absl::Status Run(OpKernelContext* context, InputClassifier* classifier) override {
-    const std::vector<LossMemory::Entry> entries = classifier->ExportMemory();
+  absl::Status Run(OpKernelContext* context, ClassifierResource* resource) override {
+    const std::vector<LossMemory::Entry> entries = resource->classifier.ExportMemory();
     const int64_t n = static_cast<int64_t>(entries.size());
     Tensor *ids = nullptr, *losses = nullptr, *visits = nullptr;
     TF_RETURN_IF_ERROR(context->allocate_output(0, TensorShape({n}), &ids));
@@ -219,7 +228,7 @@ class ImportMemoryKernel : public ClassifierKernel {
   using ClassifierKernel::ClassifierKernel;
 
  private:
-  absl::Status Run(OpKernelContext* context, InputClassifier* classifier) override {
+  absl::Status Run(OpKernelContext* context, ClassifierResource* resource) override {
     const Tensor &ids = context->input(1), &losses = context->input(2);
     const Tensor& visits = context->input(3);
     const int64_t n = ids.NumElements();
@@ -249,7 +258,7 @@ class ImportMemoryKernel : public ClassifierKernel {
       entries[i].skips = static_cast<uint32_t>(skips);
       entries[i].has_returned = visits.matrix<int32_t>()(i, 2) != 0;
     }
-    classifier->ImportMemory(entries);
+    resource->classifier.ImportMemory(entries);
     return absl::OkStatus();
   }
 };
@@ -259,6 +268,7 @@ class ImportMemoryKernel : public ClassifierKernel {
 REGISTER_CPU("SlipstreamClassifierTakeLossStatistics", TakeLossStatisticsKernel);
 REGISTER_CPU("SlipstreamClassifierExportMemory", ExportMemoryKernel);
 REGISTER_CPU("SlipstreamClassifierImportMemory", ImportMemoryKernel);
+REGISTER_CPU("SlipstreamClassifierEndWindow", EndWindowKernel);
 REGISTER_CPU("SlipstreamClassifierExportWindow", ExportWindowKernel);
 REGISTER_CPU("SlipstreamClassifierImportWindow", ImportWindowKernel);
 #undef REGISTER_CPU

@@ -14,6 +14,7 @@
 #include "cc_ops/core/saturation/drift_index.h"
 #include "cc_ops/tf/base/kernel_values.h"
 #include "cc_ops/tf/base/replaced_resource.h"
+#include "cc_ops/tf/saturation/classifier_inputs.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/resource_mgr.h"
 #include "tensorflow/core/framework/tensor.h"
@@ -60,43 +61,24 @@ class DriftClassifierResource : public ReplacedResource<DriftContent> {
 
 using DriftClassifierRef = tensorflow::core::RefCountPtr<DriftClassifierResource>;
 
-// The classifier of input 0; the kernel's own reference to it.
-inline absl::Status FindDriftClassifier(tensorflow::OpKernelContext* context,
-                                        DriftClassifierRef* resource) {
-  if (context->input(0).dims() != 0) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "handle has shape ", context->input(0).shape().DebugString(), "; allowed: a scalar"));
-  }
-  return tensorflow::LookupResource(context, tensorflow::HandleFromInput(context, 0), resource);
-}
-
 // Builds the content from inputs 1 to 3, which are in host memory.
-class SetDriftsKernel : public tensorflow::OpKernel {
+class SetDriftsKernel : public ResourceKernel<DriftClassifierResource> {
  public:
-  using OpKernel::OpKernel;
-
-  void Compute(tensorflow::OpKernelContext* context) override {
-    DriftClassifierRef resource;
-    OP_REQUIRES_OK(context, FindDriftClassifier(context, &resource));
-    const tensorflow::Tensor &tables = context->input(1), &keys = context->input(2),
-                             &drift = context->input(3);
-    OP_REQUIRES(
-        context,
-        tables.dims() == 1 && keys.shape() == tables.shape() && drift.shape() == tables.shape(),
-        absl::InvalidArgumentError(
-            absl::StrCat("tables, keys and drift have shapes ", tables.shape().DebugString(), ", ",
-                         keys.shape().DebugString(), " and ", drift.shape().DebugString(),
-                         "; allowed: three vectors of one length")));
-    auto content = std::make_shared<DriftContent>();
-    OP_REQUIRES_OK(context, ToAbsl(content->drifts.Build(
-                                resource->num_tables, tables.flat<int32_t>().data(),
-                                keys.flat<int64_t>().data(), drift.flat<float>().data(),
-                                keys.NumElements(), ParallelOf(context))));
-    OP_REQUIRES_OK(context, CopyToDevice(context, content.get()));
-    resource->Replace(std::move(content));
-  }
+  using ResourceKernel::ResourceKernel;
 
  private:
+  absl::Status Run(tensorflow::OpKernelContext* context,
+                   DriftClassifierResource* resource) override {
+    NumbersOfKeys given;
+    TF_RETURN_IF_ERROR(given.Read(context));
+    auto content = std::make_shared<DriftContent>();
+    TF_RETURN_IF_ERROR(ToAbsl(content->drifts.Build(resource->num_tables, given.tables, given.keys,
+                                                    given.numbers, given.n, ParallelOf(context))));
+    TF_RETURN_IF_ERROR(CopyToDevice(context, content.get()));
+    resource->Replace(std::move(content));
+    return absl::OkStatus();
+  }
+
   // Fills content->on_device where a kernel needs it.
   virtual absl::Status CopyToDevice(tensorflow::OpKernelContext* /*context*/,
                                     DriftContent* /*content*/) {
@@ -106,40 +88,33 @@ class SetDriftsKernel : public tensorflow::OpKernel {
 
 // Checks what can be known of the inputs without reading them, allocates the outputs and leaves the
 // rest to the device.
-class ClassifyByDriftKernel : public tensorflow::OpKernel {
+class ClassifyByDriftKernel : public ResourceKernel<DriftClassifierResource> {
  public:
-  using OpKernel::OpKernel;
+  using ResourceKernel::ResourceKernel;
 
-  void Compute(tensorflow::OpKernelContext* context) override {
-    DriftClassifierRef resource;
-    OP_REQUIRES_OK(context, FindDriftClassifier(context, &resource));
+ private:
+  absl::Status Run(tensorflow::OpKernelContext* context,
+                   DriftClassifierResource* resource) override {
     const tensorflow::Tensor &keys = context->input(1), &tables = context->input(2),
                              &row_splits = context->input(3);
-    OP_REQUIRES(context,
-                keys.dims() == 1 && tables.shape() == keys.shape() && row_splits.dims() == 1 &&
-                    row_splits.NumElements() > 0,
-                absl::InvalidArgumentError(absl::StrCat(
-                    "keys, tables and row_splits have shapes ", keys.shape().DebugString(), ", ",
-                    tables.shape().DebugString(), " and ", row_splits.shape().DebugString(),
-                    "; allowed: [n], [n] and [batch + 1]")));
+    if (keys.dims() != 1 || tables.shape() != keys.shape() || row_splits.dims() != 1 ||
+        row_splits.NumElements() == 0) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("keys, tables and row_splits have shapes ", keys.shape().DebugString(), ", ",
+                       tables.shape().DebugString(), " and ", row_splits.shape().DebugString(),
+                       "; allowed: [n], [n] and [batch + 1]"));
+    }
     const LookupLists lookups = {keys.flat<int64_t>().data(), tables.flat<int32_t>().data(),
                                  keys.NumElements(), row_splits.flat<int64_t>().data(),
                                  row_splits.NumElements() - 1};
-    OP_REQUIRES_OK(context, CheckSplits(lookups));
-    const tensorflow::TensorShape shape({lookups.batch});
-    tensorflow::Tensor *skippable = nullptr, *score = nullptr, *weight = nullptr;
-    OP_REQUIRES_OK(context, context->allocate_output(0, shape, &skippable));
-    OP_REQUIRES_OK(context, context->allocate_output(1, shape, &score));
-    OP_REQUIRES_OK(context, context->allocate_output(2, shape, &weight));
+    TF_RETURN_IF_ERROR(CheckSplits(lookups));
+    Classified result;
+    TF_RETURN_IF_ERROR(AllocateClassified(context, lookups.batch, &result));
     uint64_t first_number = 0;
     const DriftClassifier classifier = resource->Begin(lookups.batch, &first_number);
-    OP_REQUIRES_OK(context,
-                   Classify(context, *resource->content(), classifier, lookups, first_number,
-                            {skippable->flat<bool>().data(), score->flat<float>().data(),
-                             weight->flat<float>().data()}));
+    return Classify(context, *resource->content(), classifier, lookups, first_number, result);
   }
 
- private:
   // InvalidArgument if the offsets can be read here and are not sound.
   virtual absl::Status CheckSplits(const LookupLists& /*lookups*/) { return absl::OkStatus(); }
 
@@ -173,29 +148,23 @@ class CreateDriftClassifierKernel : public tensorflow::OpKernel {
   int64_t seed_ = 0;
 };
 
-class ConfigureDriftClassifierKernel : public tensorflow::OpKernel {
+class ConfigureDriftClassifierKernel : public ResourceKernel<DriftClassifierResource> {
  public:
   explicit ConfigureDriftClassifierKernel(tensorflow::OpKernelConstruction* context)
-      : OpKernel(context) {
-    std::string mode;
-    OP_REQUIRES_OK(context, context->GetAttr("mode", &mode));
-    OP_REQUIRES_OK(context, context->GetAttr("is_shadow", &settings_.is_shadow));
-    if (mode == "drift") settings_.mode = SkipMode::kDrift;
-    if (mode == "random") settings_.mode = SkipMode::kRandom;
-  }
-
-  void Compute(tensorflow::OpKernelContext* context) override {
-    DriftClassifierRef resource;
-    OP_REQUIRES_OK(context, FindDriftClassifier(context, &resource));
-    ClassifierSettings settings = settings_;
-    OP_REQUIRES_OK(context, ReadScalar(context, 1, "threshold", &settings.threshold));
-    OP_REQUIRES_OK(context, ReadScalar(context, 2, "random_share", &settings.random_share));
-    OP_REQUIRES_OK(context, ReadScalar(context, 3, "keep_rate", &settings.keep_rate));
-    OP_REQUIRES_OK(context, ToAbsl(ValidateSettings(settings)));
-    resource->Configure(settings);
+      : ResourceKernel(context) {
+    OP_REQUIRES_OK(context, InitSettings(context, &settings_));
   }
 
  private:
+  absl::Status Run(tensorflow::OpKernelContext* context,
+                   DriftClassifierResource* resource) override {
+    ClassifierSettings settings = settings_;
+    TF_RETURN_IF_ERROR(ReadSettings(context, &settings));
+    TF_RETURN_IF_ERROR(ToAbsl(ValidateSettings(settings)));
+    resource->Configure(settings);
+    return absl::OkStatus();
+  }
+
   ClassifierSettings settings_;
 };
 

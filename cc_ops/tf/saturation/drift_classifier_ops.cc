@@ -1,7 +1,6 @@
 // Registration of the ops that classify inputs by drift on the device that their keys are on.
 #include "absl/status/status.h"
 #include "cc_ops/tf/base/shape_checks.h"
-#include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/shape_inference.h"
 
@@ -20,11 +19,7 @@ REGISTER_OP("SlipstreamDriftClassifier")
     .Attr("num_tables: int >= 1")
     .Attr("seed: int >= 0 = 0")
     .SetIsStateful()
-    .SetShapeFn([](InferenceContext* c) -> absl::Status {
-      TF_RETURN_IF_ERROR(ScalarInputs(c));
-      c->set_output(0, c->Scalar());
-      return absl::OkStatus();
-    })
+    .SetShapeFn(ScalarsOnly)
     .Doc(R"doc(
 Makes a classifier that knows no drift and skips nothing; it lives until the last copy of its handle
 is gone.
@@ -41,13 +36,7 @@ REGISTER_OP("SlipstreamDriftClassifierSetDrift")
     .Input("keys: int64")
     .Input("drift: float")
     .SetIsStateful()
-    .SetShapeFn([](InferenceContext* c) -> absl::Status {
-      ShapeHandle handle, n;
-      TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 0, &handle));
-      TF_RETURN_IF_ERROR(c->WithRank(c->input(1), 1, &n));
-      TF_RETURN_IF_ERROR(c->Merge(n, c->input(2), &n));
-      return c->Merge(n, c->input(3), &n);
-    })
+    .SetShapeFn(NumbersOfKeysShape)
     .Doc(R"doc(
 Replaces the drifts of all tracked keys. All inputs are in host memory.
 
@@ -88,13 +77,11 @@ REGISTER_OP("SlipstreamClassifyByDrift")
     .Output("weight: float")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) -> absl::Status {
-      ShapeHandle handle, n, splits;
+      ShapeHandle n;
       DimensionHandle batch;
-      TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 0, &handle));
-      TF_RETURN_IF_ERROR(c->WithRank(c->input(1), 1, &n));
-      TF_RETURN_IF_ERROR(c->Merge(n, c->input(2), &n));
-      TF_RETURN_IF_ERROR(c->WithRank(c->input(3), 1, &splits));
-      TF_RETURN_IF_ERROR(c->Subtract(c->Dim(splits, 0), 1, &batch));
+      TF_RETURN_IF_ERROR(CheckRanks(c, {0, 1, 1, 1}));
+      TF_RETURN_IF_ERROR(c->Merge(c->input(1), c->input(2), &n));
+      TF_RETURN_IF_ERROR(c->Subtract(c->Dim(c->input(3), 0), 1, &batch));
       for (int i = 0; i < 3; ++i) c->set_output(i, c->Vector(batch));
       return absl::OkStatus();
     })

@@ -3,6 +3,7 @@
 #include "cc_ops/tf/saturation/drift_kernels.h"
 
 #include "cc_ops/core/saturation/drift.cu.h"
+#include "cc_ops/tf/base/gpu_step.h"
 #include "cc_ops/tf/base/memory_checked.h"
 
 namespace slipstream {
@@ -15,13 +16,11 @@ class RowDriftGpuOp : public RowDriftOpBase {
  protected:
   absl::Status Run(tensorflow::OpKernelContext* context, const tensorflow::Tensor& current,
                    const tensorflow::Tensor& snapshot, tensorflow::Tensor* drift) override {
-    const cudaError_t error = LaunchRowDrift(
-        context->eigen_device<Eigen::GpuDevice>().stream(), current.flat<float>().data(),
-        snapshot.flat<float>().data(), current.dim_size(0), current.dim_size(1), metric_, epsilon_,
-        drift->flat<float>().data());
-    if (error == cudaSuccess) return absl::OkStatus();
-    return absl::InternalError(
-        absl::StrCat("SlipstreamRowDrift could not be launched: ", cudaGetErrorString(error)));
+    return Checked(
+        LaunchRowDrift(StreamOf(context), current.flat<float>().data(),
+                       snapshot.flat<float>().data(), current.dim_size(0), current.dim_size(1),
+                       metric_, epsilon_, drift->flat<float>().data()),
+        "SlipstreamRowDrift could not be launched");
   }
 };
 

@@ -1,6 +1,6 @@
 // What the CPU and the GPU kernel of SlipstreamRowDrift share: attributes and checks.
-#ifndef CC_OPS_TF_DRIFT_KERNELS_H_
-#define CC_OPS_TF_DRIFT_KERNELS_H_
+#ifndef SLIPSTREAM_CC_OPS_TF_SATURATION_DRIFT_KERNELS_H_
+#define SLIPSTREAM_CC_OPS_TF_SATURATION_DRIFT_KERNELS_H_
 
 #include <cmath>
 #include <string>
@@ -56,4 +56,4 @@ class RowDriftOpBase : public tensorflow::OpKernel {
 
 }  // namespace slipstream
 
-#endif  // CC_OPS_TF_DRIFT_KERNELS_H_
+#endif  // SLIPSTREAM_CC_OPS_TF_SATURATION_DRIFT_KERNELS_H_

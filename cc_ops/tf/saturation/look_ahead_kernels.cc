@@ -7,12 +7,14 @@
 #include "cc_ops/tf/base/memory_checked.h"
 #include "cc_ops/tf/base/replaced_resource.h"
 #include "cc_ops/tf/saturation/look_ahead_resource.h"
+#include "tensorflow/core/framework/cancellation.h"
 #include "tensorflow/core/framework/op_kernel.h"
 
 namespace slipstream {
 namespace {
 
-using tensorflow::OpKernel;
+using tensorflow::CancellationManager;
+using tensorflow::CancellationToken;
 using tensorflow::OpKernelContext;
 
 absl::Status ReadCount(OpKernelContext* context, int input, const char* name, int64_t* count) {
@@ -21,28 +23,39 @@ absl::Status ReadCount(OpKernelContext* context, int input, const char* name, in
   return absl::InvalidArgumentError(absl::StrCat(name, " is ", *count, "; allowed: 0 or more"));
 }
 
-class BeginWindowKernel : public OpKernel {
+class BeginWindowKernel : public ResourceKernel<LookAheadResource> {
  public:
-  using OpKernel::OpKernel;
+  using ResourceKernel::ResourceKernel;
 
-  void Compute(OpKernelContext* context) override {
-    LookAheadRef resource;
+ private:
+  absl::Status Run(OpKernelContext* context, LookAheadResource* resource) override {
     int64_t batches = 0, pulled = 0;
-    OP_REQUIRES_OK(context, FindLookAhead(context, 0, &resource));
-    OP_REQUIRES_OK(context, ReadCount(context, 1, "batches", &batches));
-    OP_REQUIRES_OK(context, ReadCount(context, 2, "pulled", &pulled));
+    TF_RETURN_IF_ERROR(ReadCount(context, 1, "batches", &batches));
+    TF_RETURN_IF_ERROR(ReadCount(context, 2, "pulled", &pulled));
     resource->ahead.BeginWindow(batches, pulled);
+    return absl::OkStatus();
   }
 };
 
-class SettleKernel : public OpKernel {
+class SettleKernel : public ResourceKernel<LookAheadResource> {
  public:
-  using OpKernel::OpKernel;
+  using ResourceKernel::ResourceKernel;
 
-  void Compute(OpKernelContext* context) override {
-    LookAheadRef resource;
-    OP_REQUIRES_OK(context, FindLookAhead(context, 0, &resource));
-    resource->ahead.Settle();
+ private:
+  absl::Status Run(OpKernelContext* context, LookAheadResource* resource) override {
+    LookAhead& ahead = resource->ahead;
+    LookAhead::Wait wait;
+    CancellationManager* const step = context->cancellation_manager();
+    const bool can_be_cancelled = step != nullptr;
+    const CancellationToken token = can_be_cancelled ? step->get_cancellation_token() : 0;
+    if (can_be_cancelled && !step->RegisterCallback(token, [&] { ahead.Cancel(&wait); })) {
+      ahead.Cancel(&wait);
+    }
+    const bool is_settled = ahead.Settle(&wait);
+    // Returns when the callback, if it runs, has ended.
+    if (can_be_cancelled) step->DeregisterCallback(token);
+    if (is_settled) return absl::OkStatus();
+    return absl::CancelledError("the step was cancelled while a batch was being made");
   }
 };
 

@@ -1,29 +1,12 @@
 // Registrations of the ops that make a batch while another one trains.
-#include "tensorflow/core/framework/common_shape_fns.h"
+#include "cc_ops/tf/base/shape_checks.h"
 #include "tensorflow/core/framework/op.h"
-#include "tensorflow/core/framework/shape_inference.h"
 
 namespace slipstream {
-namespace {
-
-using tensorflow::shape_inference::InferenceContext;
-using tensorflow::shape_inference::ShapeHandle;
-
-absl::Status Scalars(InferenceContext* c) {
-  ShapeHandle unused;
-  for (int i = 0; i < c->num_inputs(); ++i) {
-    TF_RETURN_IF_ERROR(c->WithRank(c->input(i), 0, &unused));
-  }
-  for (int i = 0; i < c->num_outputs(); ++i) c->set_output(i, c->Scalar());
-  return absl::OkStatus();
-}
-
-}  // namespace
-
 REGISTER_OP("SlipstreamLookAhead")
     .Output("handle: resource")
     .SetIsStateful()
-    .SetShapeFn(Scalars)
+    .SetShapeFn(ScalarsOnly)
     .Doc(R"doc(
 Creates what says how far data sets work ahead; it lives until the last copy of its handle is gone.
 
@@ -37,7 +20,7 @@ REGISTER_OP("SlipstreamLookAheadBeginWindow")
     .Input("batches: int64")
     .Input("pulled: int64")
     .SetIsStateful()
-    .SetShapeFn(Scalars)
+    .SetShapeFn(ScalarsOnly)
     .Doc(R"doc(
 Says that a window begins, or goes on: no batch of the next one is made before that begins.
 
@@ -49,9 +32,12 @@ pulled: scalar, at least 0. Those of them that were handed out before.
 REGISTER_OP("SlipstreamLookAheadSettle")
     .Input("handle: resource")
     .SetIsStateful()
-    .SetShapeFn(Scalars)
+    .SetShapeFn(ScalarsOnly)
     .Doc(R"doc(
 Waits until no batch is being made: what its making changes stays as it is until one is pulled.
+
+It ends with Cancelled if the step is cancelled. What is made for a reader that is gone is not
+waited for.
 
 handle: scalar.
 )doc");
@@ -63,7 +49,7 @@ REGISTER_OP("SlipstreamAheadDataset")
     .Attr("output_types: list(type) >= 1")
     .Attr("output_shapes: list(shape) >= 1")
     .SetIsStateful()
-    .SetShapeFn(Scalars)
+    .SetShapeFn(ScalarsOnly)
     .Doc(R"doc(
 The same elements; one is made on another thread while the one before is used.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent import futures
 from typing import Any
 
 import numpy as np
@@ -10,11 +11,13 @@ import pytest
 import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tensorflow.python.eager import cancellation
 
 from slipstream_tf.inputs.look_ahead import LookAhead
 from slipstream_tf.ops import _loader
 
 WAIT = 30.0
+SOON = 10.0  # well below WAIT
 
 
 class Noted:
@@ -149,6 +152,57 @@ def test_iterators_that_are_left_wait_for_nothing():
         next(iter(ahead.read(dataset)))
     stays.set()
     ahead.settle()
+
+
+class Stalled:
+    """A reader whose second element is not made before `goes_on` is set."""
+
+    def __init__(self, ahead: LookAhead) -> None:
+        self.is_making, self.goes_on = threading.Event(), threading.Event()
+        dataset = tf.data.Dataset.range(3)
+        dataset = dataset.map(lambda n: tf.numpy_function(self._make, [n], tf.int64))
+        self.elements: Any = iter(ahead.read(dataset))
+        next(self.elements)
+        assert self.is_making.wait(WAIT)
+
+    def _make(self, number: int) -> int:
+        if number == 1:
+            self.is_making.set()
+            self.goes_on.wait(WAIT)
+        return number
+
+
+def test_settling_ends_when_its_step_is_cancelled():
+    ahead = LookAhead()
+    stalled = Stalled(ahead)
+    manager = cancellation.CancellationManager()
+    settle = manager.get_cancelable_function(tf.function(ahead.settle).get_concrete_function())
+    with futures.ThreadPoolExecutor() as pool:
+        settling = pool.submit(settle)
+        try:
+            with pytest.raises(futures.TimeoutError):
+                settling.result(0.1)
+            manager.start_cancel()
+            with pytest.raises(tf.errors.CancelledError, match="a batch was being made"):
+                settling.result(SOON)
+        finally:
+            stalled.goes_on.set()
+    assert int(next(stalled.elements)) == 1, "the reader goes on"
+    ahead.settle()
+
+
+def test_settling_ends_with_the_reader_that_it_waits_for():
+    ahead = LookAhead()
+    stalled = Stalled(ahead)
+    with futures.ThreadPoolExecutor() as pool:
+        settling = pool.submit(ahead.settle)
+        try:
+            with pytest.raises(futures.TimeoutError):
+                settling.result(0.1)
+            pool.submit(delattr, stalled, "elements")
+            settling.result(SOON)
+        finally:
+            stalled.goes_on.set()
 
 
 def test_several_iterators_share_one():
