@@ -40,9 +40,9 @@ def pending() -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("column", "place", "value", "message"),
     [
-        ("rows", (1, 0), NAN, "a value of key 8 .*'t'.* place 1, is nan"),
-        ("slots", (0, 1), np.inf, "a slot of key 3 .*'t'.* place 0, is inf"),
-        ("counts", 1, -2.0, "access count of key 8 .*'t'.* place 1, is -2"),
+        ("rows", (1, 0), NAN, "a value of key 8 .*'t'.* index 1, is nan"),
+        ("slots", (0, 1), np.inf, "a slot of key 3 .*'t'.* index 0, is inf"),
+        ("counts", 1, -2.0, "access count of key 8 .*'t'.* index 1, is -2"),
         ("counts", 0, NAN, "access count of key 3 .* is nan"),
         ("last_used", 1, 1 << 60, "last use of key 8 .* is 1152921504606846976"),
         ("steps", 0, -1, "are -1 updates"),
