@@ -94,7 +94,7 @@ def test_cells_are_written_as_their_columns_say(summary: ModuleType) -> None:
     shown = {"": "12% 20% 30%", "mean": "21% ± 9%", "median each": "20% (12% 20% 30%)"}
     for show, first in shown.items():
         column = summary.column("x", values, "{:.0%}", show)
-        cells = [line.split("|")[1].strip() for line in summary._table(column)[2:]]
+        cells = [line.split("|")[1].strip() for line in summary.pages._table(column)[2:]]
         assert cells == [first, "n/a", "", "50%", "yes", "text"]
     assert summary.claim([1.0, None]) is None
     assert summary.reached({"value": 1.0, "target": 1.0, "better": "lower"})
