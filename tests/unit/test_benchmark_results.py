@@ -44,7 +44,9 @@ def test_results_have_one_form(summary: ModuleType, file: Path) -> None:
             least, most = claim["interval"]
             assert least <= claim["value"] <= most, name
     for part in (found, *found["parts"].values()):
-        assert re.fullmatch(r"[0-9a-f]{7,40}", part["commit"])
+        # Of a copy of the sources on a borrowed GPU machine no commit is known.
+        unknown = "|unknown" if file.stem == "gpu_launchers" else ""
+        assert re.fullmatch(rf"[0-9a-f]{{7,40}}{unknown}", part["commit"])
         assert re.fullmatch(r"\d{4}-\d\d-\d\d", part["date"])
         assert part["command"].startswith(f"python benchmarks/{file.stem}.py") and part["machine"]
 
