@@ -78,7 +78,7 @@ class Build:
     """
 
     def __init__(self, given: argparse.Namespace, toolkit: Mapping[str, str]):
-        self._folder = Path(given.build)
+        self._folder = Path(given.build).absolute()
         self._jobs = given.jobs
         self._nvcc = toolkit["nvcc"]
         self._lists = read_sources()
@@ -164,7 +164,7 @@ class Build:
         missing = [source for source, path in objects.items() if not path.exists()]
         (self._folder / "objects").mkdir(parents=True, exist_ok=True)
         if missing:
-            print(f"Compiling {len(missing)} files with {self._nvcc} ...", flush=True)
+            print(f"Compiling {len(missing)} file(s) with {self._nvcc} ...", flush=True)
         # nvcc takes longest: those first.
         missing.sort(key=lambda source: not source.endswith(".cu.cc"))
         self._all(
