@@ -1,10 +1,16 @@
-"""The CUDA launchers on a GPU: bytes per second beside a device copy, probes beside HierarchicalKV.
+"""All that runs on a GPU, built, tested and measured by python3, nvcc and g++ alone.
 
-Compiles benchmarks/gpu and the launchers with nvcc and runs them on the current GPU. Each launcher
-and a device-to-device copy that moves as many bytes take turns (A B A B ...), timed by CUDA events;
-so do the key probes and the `find` of HierarchicalKV, NVIDIA's table under merlin-sok's variables,
-whose source package pip downloads on first use. Every result is compared with the CPU's before it
-is measured. Without a GPU everything is compiled, and nothing is written.
+Compiles the CUDA launchers of cc_ops/core with their CPU references, the GPU tests and
+benchmarks/gpu; neither TensorFlow, Bazel, a Python package nor the network is needed, so that a
+copy of the source tree runs anywhere. Then, on the current GPU:
+
+1. Measures: each launcher and a device-to-device copy that moves as many bytes take turns (A B A B
+   ...), timed by CUDA events; with --hkv so do the key probes and the `find` of HierarchicalKV,
+   NVIDIA's table under merlin-sok's variables. Every result is compared with the CPU's first.
+2. Runs the GPU tests, and runs them under the tools of compute-sanitizer where that is found.
+
+Writes one JSON and one page. Ends with 1 if a result is wrong, a test does not pass or a tool
+objects. Without a GPU everything is compiled, and nothing is written.
 
     python benchmarks/gpu_launchers.py
     python benchmarks/gpu_launchers.py --compile_only --architectures=90
@@ -12,347 +18,364 @@ is measured. Without a GPU everything is compiled, and nothing is written.
 
 from __future__ import annotations
 
-import hashlib
-import importlib.util
+import argparse
+import dataclasses
 import json
 import os
+import platform
+import re
 import shutil
 import statistics
 import subprocess
+import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+import threading
+import time
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from absl import app, flags
+HERE = Path(__file__).resolve().parent
+# With every flag of python, -I too, which leaves a program's own folder out.
+sys.path[:0] = [str(HERE), str(HERE.parent / "build_support")]
 
-from slipstream_tf.telemetry.run_record import machine, versions, write_json
+import pages  # noqa: E402
+from gpu_build import PROGRAM, SMALL_GTEST, Build, ask_smi, find_toolkit, version_of  # noqa: E402
 
-_RUNS = flags.DEFINE_integer("runs", 9, "Measured runs of each.", lower_bound=5)
-_HKV = flags.DEFINE_bool("hkv", True, "Measure the key probes beside HierarchicalKV.")
-_ARCHITECTURES = flags.DEFINE_list(
-    "architectures", [], "GPUs to compile for, e.g. 80,90; default: those of the package."
-)
-_COMPILE_ONLY = flags.DEFINE_bool("compile_only", False, "Compile, run nothing.")
-_QUICK = flags.DEFINE_bool("quick", False, "Small inputs, for seconds: shows that it runs.")
-_CACHE = flags.DEFINE_string("cache", "runs/peers", "Folder of what is downloaded.")
-_BUILD = flags.DEFINE_string("build", "runs/gpu_launchers", "Folder of what is compiled.")
-_OUTPUT = flags.DEFINE_string("output", "results", "Folder of the JSON and the table.")
-
-ROOT = Path(__file__).resolve().parents[1]
-TARGET = 0.8
-HKV = "third_party/HierarchicalKV/include"  # In merlin-sok's source package.
-# Of the CPU's references beside the sources that have a launcher's name.
-_REFERENCES = (
-    "core/saturation/drift_index.cc",
-    "core/memory/page_memory.cc",
-    "core/saturation/skip_score.cc",
-)
-_WITH_HKV = ("hierarchical_kv.cu.cc", "probe_turns.cc")
+TARGET = 0.8  # Of a copy's bytes per second.
+TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
+# Seconds, so that all ends within ten minutes.
+MOST_OF_CASES, MOST_OF_A_TEST, MOST_OF_TOOLS = 240.0, 60.0, 120.0
+_GOOGLETEST = "/usr/src/googletest"
 _NO_GPU = 3  # See gpu/main.cc.
+_ON_GPU_AT_ONCE = 4  # Test programs: they leave most of a GPU idle.
 
 
-def module_of(file: str) -> Any:
-    """Loads a Python file of the source tree that is in no package."""
-    path = ROOT / file
-    spec = importlib.util.spec_from_file_location(f"slipstream_{path.stem}", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def parse_arguments() -> argparse.Namespace:
+    """Returns the command line."""
+    parser = argparse.ArgumentParser(
+        prog=f"{PROGRAM}.py", description=__doc__, allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    add = parser.add_argument
+    add("--output", default="results", help="folder of the JSON and the page")
+    add("--build", default=f"runs/{PROGRAM}", help="folder of what is compiled")
+    add("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="compilers at once")
+    add("--runs", type=int, default=9, help="measured runs of each, at least 5")
+    add("--quick", action="store_true", help="small inputs, one tool: shows that it runs")
+    add("--compile_only", action="store_true", help="compile, run nothing")
+    add("--gtest", metavar="PATH", default=_GOOGLETEST if os.path.isdir(_GOOGLETEST) else "",
+        help=f"GoogleTest's sources; default: {_GOOGLETEST} where that is, else, and if empty, "
+        f"the header in {SMALL_GTEST}")  # fmt: skip
+    add("--hkv", metavar="PATH", default="", help="HierarchicalKV's sources or headers")
+    add("--architectures", default="",
+        help="GPUs, as 80,90; default: this machine's, else the package's")  # fmt: skip
+    found = parser.parse_args()
+    if found.jobs < 1 or found.runs < 5:
+        parser.error(f"--jobs={found.jobs} --runs={found.runs}: allowed: at least 1 and 5")
+    for name in filter(None, found.architectures.split(",")):
+        if not re.fullmatch(r"\d+[af]?", name):
+            parser.error(f"--architectures: {name!r}. Allowed: e.g. 80 or 90a")
+    return found
 
 
-def find_toolkit() -> dict[str, str]:
-    """Returns where CUDA is; see build_support/find_cuda.py.
+@dataclasses.dataclass
+class Cases:
+    """What the program of the cases has printed, and what went wrong."""
 
-    Raises:
-        SystemExit: there is none.
-    """
-    toolkit = module_of("build_support/find_cuda.py").find_cuda()
-    if not toolkit:
-        named = os.environ.get("CUDA_HOME")
-        place = f"CUDA_HOME={named}" if named else "/usr/local/cuda, nor by an nvcc on PATH"
-        raise SystemExit(
-            f"No CUDA toolkit (nvcc, cuda_runtime.h, libcudart_static.a) in {place}. The launchers "
-            "cannot be compiled without it: install CUDA 12 or 13, or set CUDA_HOME."
-        )
-    return toolkit
+    device: dict[str, Any] = dataclasses.field(default_factory=dict)
+    launchers: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    probes: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    problem: str = ""
 
 
-def download_hkv(folder: Path) -> Path:
-    """Returns the folder of HierarchicalKV's headers; pip downloads the package if need be.
-
-    Raises:
-        SystemExit: it could not, or the package has no such headers.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    try:
-        source = module_of("tests/parallel/sok/install_sok.py").download(folder)
-    except RuntimeError as error:
-        raise SystemExit(
-            f"{error}\nWithout it --nohkv measures all but the comparison with HierarchicalKV."
-        ) from None
-    if not (source / HKV / "merlin_hashtable.cuh").is_file():
-        raise SystemExit(f"{source} has no {HKV}/merlin_hashtable.cuh: another version?")
-    return source / HKV
-
-
-def generated_code(architectures: Sequence[str]) -> list[str]:
-    """Returns nvcc's flags for GPUs, each given as e.g. 90."""
-    for name in architectures:
-        if not name.rstrip("af").isdigit():
-            raise app.UsageError(f"--architectures: {name!r}. Allowed: e.g. 80 or 90a.")
-    return [f"-gencode=arch=compute_{name},code=sm_{name}" for name in architectures]
-
-
-def commands(toolkit: dict[str, str], hkv: Path | None) -> dict[str, list[str]]:
-    """Returns the compiler's command for each source; `-o` is to be added.
-
-    Args:
-        toolkit: where CUDA is.
-        hkv: headers of HierarchicalKV; None: without it.
-    """
-    lists = module_of("build_support/native_build.py").read_sources()
-    chosen = generated_code(_ARCHITECTURES.value)
-    device = [flag for flag in lists["NVCC_COPTS"] if not (chosen and "-gencode" in flag)] + chosen
-    nvcc = [toolkit["nvcc"], "-c", "-x", "cu", f"-I{ROOT}", *device]
-    host = [os.environ.get("CXX", "g++"), "-c", f"-I{ROOT}", *lists["COPTS"], *lists["CORE_COPTS"]]
-    host += ["-isystem", toolkit["include_dir"]]
-    if hkv is not None:
-        host.append("-DWITH_HIERARCHICAL_KV")
-        # As SOK compiles it. -fmad=false is ours: our sums are the CPU's bit for bit.
-        flags_of_hkv = [flag for flag in device if flag != "-fmad=false"]
-        flags_of_hkv += ["--expt-extended-lambda", "--expt-relaxed-constexpr", "-w"]
-        with_hkv = [toolkit["nvcc"], "-c", "-x", "cu", f"-I{ROOT}", *flags_of_hkv]
-        with_hkv += ["-isystem", str(hkv)]
-    found: dict[str, list[str]] = {}
-    launchers = set(lists["GPU_SRCS"])
-    for source in lists["CORE_SRCS"]:
-        if source in _REFERENCES or source.replace(".cc", ".cu.cc") in launchers:
-            found[f"cc_ops/{source}"] = host
-    found.update({f"cc_ops/{source}": nvcc for source in lists["GPU_SRCS"]})
-    for path in sorted((ROOT / "benchmarks" / "gpu").glob("*.cc")):
-        is_hkv = path.name in _WITH_HKV
-        if is_hkv and hkv is None:
-            continue
-        on_gpu = path.name.endswith(".cu.cc")
-        command = (with_hkv if is_hkv else nvcc) if on_gpu else host
-        found[str(path.relative_to(ROOT))] = command
-    return {source: [*command, str(ROOT / source)] for source, command in found.items()}
-
-
-def digest_of(texts: Sequence[str]) -> str:
-    """Digest of all that the program is made of: these texts and our sources and headers."""
-    digest = hashlib.sha256("\0".join(texts).encode())
-    for folder in ("cc_ops/core", "benchmarks/gpu"):
-        for path in sorted((ROOT / folder).iterdir()):
-            if path.suffix in (".cc", ".h"):
-                digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
-    return digest.hexdigest()[:16]
-
-
-def compile_program(toolkit: dict[str, str], hkv: Path | None, folder: Path) -> Path:
-    """Compiles and links; what is there already is not made again.
-
-    Args:
-        toolkit: where CUDA is.
-        hkv: headers of HierarchicalKV; None: without it.
-        folder: where to.
-
-    Returns:
-        The program.
+def run_cases(program: Path, runs: int, is_quick: bool) -> Cases:
+    """Runs the cases; tells of each as it comes.
 
     Raises:
-        SystemExit: a compiler failed; with what it said.
+        SystemExit: there is no GPU.
     """
-    nvcc = toolkit["nvcc"]
-    told = subprocess.run([nvcc, "--version"], capture_output=True, text=True, check=False)
-    units = commands(toolkit, hkv)
-    name = f"gpu_launchers-{digest_of([told.stdout, *(' '.join(unit) for unit in units.values())])}"
-    program = folder / name
-    if program.exists():
-        return program
-    folder.mkdir(parents=True, exist_ok=True)
-    print(f"Compiling {len(units)} files with {nvcc} ...", flush=True)
-    with tempfile.TemporaryDirectory(dir=folder) as scratch:
-
-        def compile_one(number_and_command: tuple[int, list[str]]) -> str:
-            number, command = number_and_command
-            target = os.path.join(scratch, f"{number}.o")
-            _run([*command, "-o", target])
-            return target
-
-        # nvcc takes longest: those first.
-        order = sorted(units, key=lambda source: not source.endswith(".cu.cc"))
-        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-            objects = list(pool.map(compile_one, enumerate(units[source] for source in order)))
-        made = os.path.join(scratch, name)
-        _run([nvcc, *objects, "-o", made])
-        os.replace(made, program)
-    return program
-
-
-def _run(command: Sequence[str]) -> None:
-    done = subprocess.run(command, check=False, capture_output=True, text=True)
-    if done.returncode:
-        raise SystemExit(f"{' '.join(command)}\nfailed:\n{done.stdout}{done.stderr}")
-
-
-def records_of(program: Path) -> Iterator[dict[str, Any]]:
-    """Runs the program; yields its records as they come.
-
-    Raises:
-        SystemExit: no GPU, a wrong result, or a CUDA call that failed.
-    """
-    command = [str(program), str(_RUNS.value), "quick" if _QUICK.value else "full"]
+    found = Cases()
+    command = [str(program), str(runs), "quick" if is_quick else "full"]
     with tempfile.TemporaryFile(mode="w+", encoding="utf-8") as errors:
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True) as ran:
+            alarm = threading.Timer(MOST_OF_CASES, ran.kill)
+            alarm.start()
             assert ran.stdout is not None
             for line in ran.stdout:
-                if line.startswith("{"):
-                    yield json.loads(line)
-                else:  # HierarchicalKV prints warnings.
+                if not line.startswith("{"):  # HierarchicalKV prints warnings.
                     print(line, end="")
+                    continue
+                record = json.loads(line)
+                kind = record.pop("record")
+                if kind == "device":
+                    found.device = record
+                else:
+                    (found.launchers if kind == "launcher" else found.probes).append(record)
+                print(record.get("name"), record.get("shape", ""), flush=True)
+        alarm.cancel()
         errors.seek(0)
-        problem = errors.read().strip()
+        told = errors.read().strip()
     if ran.returncode == _NO_GPU:
-        raise SystemExit(f"No GPU here ({problem}): compiled, but nothing measured or written.")
+        raise SystemExit(f"No GPU here ({told}): compiled, but nothing measured or written.")
     if ran.returncode:
-        raise SystemExit(f"{problem}\nNothing is written (exit code {ran.returncode}).")
+        told = told or f"not finished after {MOST_OF_CASES:.0f} s"
+        found.problem = f"{told}\nNothing measured is kept (exit code {ran.returncode})."
+        print(found.problem, flush=True)
+    return found
 
 
-def driver() -> str | None:
-    """Version of the GPU's driver, as nvidia-smi says it; None without nvidia-smi."""
-    if shutil.which("nvidia-smi") is None:
-        return None
-    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    told = subprocess.run(command, capture_output=True, text=True, check=False).stdout
-    return told.splitlines()[0].strip() if told.strip() else None
+@dataclasses.dataclass
+class Tested:
+    """What became of the tests of a program."""
+
+    passed: int = 0
+    skipped: int = 0
+    failed: int = 0
+    seconds: float = 0.0
+    # By tool of compute-sanitizer; None: not finished.
+    errors: dict[str, int | None] = dataclasses.field(default_factory=dict)
+
+    @property
+    def not_passed(self) -> int:
+        """Tests that did not; a program without tests counts as one."""
+        return self.skipped + self.failed or int(self.passed == 0)
 
 
-def launcher_line(record: dict[str, Any]) -> str:
-    """The table's line for a launcher; adds `share_of_copy` and `reaches_target` to its record."""
-    own, copy = record["seconds"], record["copy_seconds"]
-    share = statistics.median(copy) / statistics.median(own)
-    record["share_of_copy"] = share
-    record["reaches_target"] = share >= TARGET if record["has_target"] else None
-    verdict = {None: "", True: "yes", False: "**no**"}[record["reaches_target"]]
-    rates = [record["bytes"] / seconds / 1e9 for seconds in own]
-    copy_rates = [record["bytes"] / seconds / 1e9 for seconds in copy]
-    cells = (
-        record["name"],
-        record["shape"],
-        f"{record['bytes'] / 1e6:,.0f}: {record['counted']}",
-        f"{100 * share:.0f}%",
-        verdict,
-        f"{statistics.median(rates):,.0f}",
-        f"{statistics.median(copy_rates):,.0f}",
-        " ".join(f"{rate:.0f}" for rate in rates),
-        " ".join(f"{rate:.0f}" for rate in copy_rates),
-    )
-    return "| " + " | ".join(cells) + " |"
+def run_tests(programs: Sequence[Path]) -> dict[str, Tested]:
+    """Runs the test programs; tells of those that did not pass."""
+
+    def run_one(program: Path) -> Tested:
+        start = time.monotonic()
+        code, text = run_within([str(program)], MOST_OF_A_TEST)
+        ends = re.findall(r"^\[ +(OK|SKIPPED|FAILED) +\] .* \(\d+ ms\)$", text, re.MULTILINE)
+        found = Tested(*map(ends.count, ("OK", "SKIPPED", "FAILED")), time.monotonic() - start)
+        if code and not found.failed:  # It ended before a test did.
+            found.failed = 1
+        if found.not_passed:
+            print(f"{program.name}: exit code {code}\n{text}", flush=True)
+        return found
+
+    with ThreadPoolExecutor(_ON_GPU_AT_ONCE) as pool:
+        return dict(zip([p.name for p in programs], pool.map(run_one, programs), strict=True))
 
 
-def probe_lines(records: Sequence[dict[str, Any]]) -> list[str]:
-    """The table's lines for the probes; adds `keys_per_second` to their records."""
-    medians: dict[tuple[int, int, int], dict[str, float]] = {}
-    for record in records:
-        keys = record["batch"] * record["calls"]
-        record["keys_per_second"] = [keys / seconds for seconds in record["seconds"]]
-        case = (record["keys_in_table"], record["hits_percent"], record["batch"])
-        medians.setdefault(case, {})[record["name"]] = statistics.median(record["keys_per_second"])
-    lines = []
-    for record in records:
-        case = (record["keys_in_table"], record["hits_percent"], record["batch"])
-        own = medians[case][record["name"]]
-        times = [
-            f"{own / medians[case][f'HierarchicalKV find, {what}']:.2f}"
-            for what in ("addresses", "rows")
-        ]
-        cells = (
-            f"{record['keys_in_table']:,}",
-            f"{record['hits_percent']}%",
-            f"{record['batch']:,}",
-            record["name"],
-            f"{own / 1e9:.2f}",
-            *times,
-            " ".join(f"{rate / 1e9:.2f}" for rate in record["keys_per_second"]),
+def run_tools(
+    sanitizer: str, programs: Sequence[Path], tools: Sequence[str], tests: Mapping[str, Tested]
+) -> None:
+    """Runs the test programs under compute-sanitizer, adding to what became of them."""
+    last = time.monotonic() + MOST_OF_TOOLS
+
+    def run_one(tool_and_program: tuple[str, Path]) -> int | None:
+        tool, program = tool_and_program
+        seconds = last - time.monotonic()
+        if seconds <= 0:
+            return None
+        code, text = run_within(
+            [sanitizer, "--tool", tool, "--error-exitcode", "99", str(program)], seconds
         )
-        lines.append("| " + " | ".join(cells) + " |")
-    return lines
+        if code is None:
+            return None
+        counts = re.findall(r"SUMMARY: (\d+)", text)
+        errors = max([int(code != 0), *map(int, counts)])
+        if errors:
+            print(f"{tool} {program.name}: exit code {code}\n{text[-4000:]}", flush=True)
+        return errors
+
+    units = [(tool, program) for tool in tools for program in programs]
+    with ThreadPoolExecutor(_ON_GPU_AT_ONCE) as pool:
+        for (tool, program), errors in zip(units, pool.map(run_one, units), strict=True):
+            tests[program.name].errors[tool] = errors
 
 
-def header(*cells: str) -> str:
-    """A table's first two lines."""
-    return "| " + " | ".join(cells) + " |\n|" + "---|" * len(cells)
+def run_within(command: Sequence[str], seconds: float) -> tuple[int | None, str]:
+    """Returns a program's exit code, None if it took too long, and what it said."""
+    try:
+        done = subprocess.run(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
+            timeout=seconds, check=False,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return None, f"not finished after {seconds:.0f} s"
+    return done.returncode, done.stdout
 
 
-LAUNCHER_HEADER = header(
-    *("launcher", "input", "MB counted", "of the copy", "80%?"),
-    *("GB/s", "copy GB/s", "all runs", "copy's runs"),
-)
-PROBE_HEADER = header(
-    *("keys in table", "hits", "batch", "what", "1e9 keys/s"),
-    *("times find of addresses", "times find of rows", "all runs"),
-)
+def find_sanitizer(toolkit: Mapping[str, str]) -> str | None:
+    """Returns the path of compute-sanitizer: beside nvcc, in the toolkit or on PATH."""
+    home = Path(toolkit["home"])
+    for folder in (Path(toolkit["nvcc"]).parent, home / "bin", home / "compute-sanitizer"):
+        if (folder / "compute-sanitizer").is_file():
+            return str(folder / "compute-sanitizer")
+    return shutil.which("compute-sanitizer")
 
 
-def main(arguments: Sequence[str]) -> None:
-    """Compiles, measures, prints and writes."""
-    if len(arguments) > 1:
-        raise app.UsageError(f"{arguments[1]!r} is no flag. Allowed: --flag=value.")
-    toolkit = find_toolkit()
-    hkv = download_hkv(Path(_CACHE.value)) if _HKV.value else None
-    program = compile_program(toolkit, hkv, Path(_BUILD.value))
-    if _COMPILE_ONLY.value:
-        print(f"Compiled {program}; not run.")
-        return
-    device: dict[str, Any] = {}
-    launchers: list[dict[str, Any]] = []
-    probes: list[dict[str, Any]] = []
-    lines = []
-    for record in records_of(program):
-        kind = record.pop("record")
-        if kind == "device":
-            device = {**record, "driver": driver()}
-            print(f"{device['name']}, driver {device['driver']}\n{LAUNCHER_HEADER}", flush=True)
-        elif kind == "launcher":
-            launchers.append(record)
-            lines.append(launcher_line(record))
-            print(lines[-1], flush=True)
-        else:
-            probes.append(record)
-    table = "\n".join([LAUNCHER_HEADER, *lines])
-    if probes:
-        compared = "\n".join([PROBE_HEADER, *probe_lines(probes)])
-        print(f"\n{compared}")
-        table = f"{table}\n\n{compared}"
-    output = Path(_OUTPUT.value)
-    write_json(
-        str(output / "gpu_launchers.json"),
+def ratios(over: Sequence[float], under: Sequence[float]) -> list[float]:
+    """Of each turn."""
+    return [a / b for a, b in zip(over, under, strict=True)]
+
+
+def launcher_table(records: Sequence[Mapping[str, Any]]) -> list[Any]:
+    """The launchers beside a copy, by column."""
+    shares = [ratios(record["copy_seconds"], record["seconds"]) for record in records]
+    reached = [
+        statistics.median(share) >= TARGET if record["has_target"] else None
+        for record, share in zip(records, shares, strict=True)
+    ]
+
+    def rates(name: str) -> list[float]:
+        return [record["bytes"] / statistics.median(record[name]) / 1e9 for record in records]
+
+    return [
+        pages.column("launcher", [record["name"] for record in records]),
+        pages.column("input", [record["shape"] for record in records]),
+        pages.column("MB counted", [record["bytes"] / 1e6 for record in records], "{:,.0f}"),
+        pages.column("of", [record["counted"] for record in records]),
+        pages.column("of the copy", shares, "{:.0%}", "median each"),
+        pages.column(f"{TARGET:.0%}?", reached),
+        pages.column("GB/s", rates("seconds"), "{:,.0f}"),
+        pages.column("copy GB/s", rates("copy_seconds"), "{:,.0f}"),
+    ]
+
+
+def probe_table(records: Sequence[Mapping[str, Any]]) -> list[Any]:
+    """The key probes beside HierarchicalKV, by column."""
+    beside = times_find(records)
+    rates = [r["batch"] * r["calls"] / statistics.median(r["seconds"]) / 1e9 for r in records]
+
+    def times(what: str) -> Any:
+        return pages.column(
+            f"times find of {what}", [b[what] for b in beside], "{:.2f}", "median each"
+        )
+
+    return [
+        pages.column("keys in table", [r["keys_in_table"] for r in records], "{:,}"),
+        pages.column("hits", [f"{r['hits_percent']}%" for r in records]),
+        pages.column("batch", [r["batch"] for r in records], "{:,}"),
+        pages.column("what", [r["name"] for r in records]),
+        pages.column("1e9 keys/s", rates, "{:.2f}"),
+        times("addresses"),
+        times("rows"),
+    ]
+
+
+def times_find(records: Sequence[Mapping[str, Any]]) -> list[dict[str, list[float]]]:
+    """How many times as fast as HierarchicalKV's finds each probe is, turn by turn."""
+
+    def case_of(record: Mapping[str, Any]) -> tuple[Any, ...]:
+        return record["keys_in_table"], record["hits_percent"], record["batch"]
+
+    seconds = {(case_of(record), record["name"]): record["seconds"] for record in records}
+    return [
         {
-            "device": device,
-            "launchers": launchers,
-            "probes": probes,
-            "settings": {"runs": _RUNS.value, "quick": _QUICK.value, "target": TARGET,
-                         "architectures": _ARCHITECTURES.value or "the package's"},
-            "nvcc": _version_of(toolkit["nvcc"]),
-            "machine": machine(),
-            "versions": versions(),
-        },
-    )  # fmt: skip
-    title = (
-        f"# CUDA launchers on {device['name']}, driver {device['driver']}, CUDA "
-        f"{device['cuda_runtime']}{' (--quick: means nothing)' if _QUICK.value else ''}"
-    )
-    (output / "gpu_launchers.md").write_text(f"{title}\n\n{table}\n", encoding="utf-8")
+            what: ratios(seconds[case_of(r), f"HierarchicalKV find, {what}"], r["seconds"])
+            for what in ("addresses", "rows")
+        }
+        for r in records
+    ]
 
 
-def _version_of(nvcc: str) -> str:
-    told = subprocess.run([nvcc, "--version"], capture_output=True, text=True, check=False)
-    return told.stdout.strip().splitlines()[-1]
+def test_table(tests: Mapping[str, Tested]) -> list[Any]:
+    """The tests and what compute-sanitizer says of them, by column."""
+    each = list(tests.values())
+    tools = dict.fromkeys(tool for one in each for tool in one.errors)
+
+    def shown(one: Tested, tool: str) -> int | str:
+        errors = one.errors[tool]
+        return "not finished" if errors is None else errors
+
+    return [
+        pages.column("program", list(tests)),
+        pages.column("passed", [one.passed for one in each]),
+        pages.column("skipped", [one.skipped for one in each]),
+        pages.column("failed", [one.failed for one in each]),
+        pages.column("seconds", [one.seconds for one in each], "{:.1f}"),
+        *(pages.column(f"{tool} errors", [shown(one, tool) for one in each]) for tool in tools),
+    ]
+
+
+def claims_of(cases: Cases, tests: Mapping[str, Tested], is_quick: bool) -> dict[str, Any]:
+    """The numbers beside their targets; of several inputs the worst median."""
+    claims = {"tests_not_passed": pages.claim([one.not_passed for one in tests.values()], 0,
+                                              middle=max)}  # fmt: skip
+    errors = [count for one in tests.values() for count in one.errors.values() if count is not None]
+    claims["sanitizer_errors"] = pages.claim(errors, 0, middle=max)
+    if cases.problem or is_quick:
+        return claims
+    shares: dict[str, list[float]] = {}
+    for record in cases.launchers:
+        share = statistics.median(ratios(record["copy_seconds"], record["seconds"]))
+        if record["has_target"]:
+            shares.setdefault(f"{slug(record['name'])}_share_of_copy", []).append(share)
+    for name, values in shares.items():
+        claims[name] = pages.claim(values, TARGET, "higher", min)
+    times: dict[str, list[float]] = {}
+    for record, beside in zip(cases.probes, times_find(cases.probes), strict=True):
+        if not record["name"].startswith("HierarchicalKV"):
+            name = f"{slug(record['name'])}_over_hierarchical_kv"
+            times.setdefault(name, []).append(statistics.median(beside["addresses"]))
+    for name, values in times.items():
+        claims[name] = pages.claim(values, None, "higher", min)
+    return claims
+
+
+def slug(text: str) -> str:
+    """A text as part of a claim's name."""
+    return re.sub(r"[^a-z0-9]+", "_", text.lower()).strip("_")
+
+
+def describe_machine(gpu: str) -> str:
+    """The machine in general words."""
+    cpu = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    model = re.search(r"^model name\s*: (.*)$", cpu, re.MULTILINE)
+    processor = model[1] if model else platform.machine()
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    return f"{gpu}, {processor}, {len(os.sched_getaffinity(0))} cores, {memory:.1f} GiB"
+
+
+def write(given: argparse.Namespace, cases: Cases, tests: Mapping[str, Tested], nvcc: str) -> str:
+    """Writes the JSON and the page; returns the page."""
+    device = cases.device
+    tables = {"GPU tests": test_table(tests)}
+    if not cases.problem:
+        tables["Launchers beside a copy"] = launcher_table(cases.launchers)
+        if cases.probes:
+            tables["Probes beside HierarchicalKV"] = probe_table(cases.probes)
+        values = [str(value) for value in device.values()]
+        tables["GPU"] = [pages.column("what", list(device)), pages.column("value", values)]
+    gpu = device.get("name", "unknown GPU")
+    versions = {"CUDA": device.get("cuda_runtime", "unknown"), "nvcc": version_of(nvcc),
+                "driver": (ask_smi("driver_version") or ["unknown"])[0],
+                "python": platform.python_version()}  # fmt: skip
+    made = pages.made_by(describe_machine(gpu), versions)
+    part = f"{gpu}, --quick: its times mean nothing" if given.quick else gpu
+    claims = claims_of(cases, tests, given.quick)
+    return pages.write(Path(given.output), PROGRAM, part, tables, claims, made)
+
+
+def main() -> int:
+    """Compiles, measures, tests, prints and writes; returns the exit code."""
+    given = parse_arguments()
+    toolkit = find_toolkit()
+    start = time.monotonic()
+    program, test_programs = Build(given, toolkit).run()
+    told = f"Compiled {program} and {len(test_programs)} tests in {time.monotonic() - start:.0f} s"
+    if given.compile_only:
+        print(f"{told}; not run.")
+        return 0
+    print(told, flush=True)
+    cases = run_cases(program, given.runs, given.quick)  # First: nothing else is on the GPU.
+    tests = run_tests(test_programs)
+    sanitizer = find_sanitizer(toolkit)
+    if sanitizer is None:
+        print("No compute-sanitizer beside nvcc or on PATH: the tests are not run under it.")
+    else:
+        run_tools(sanitizer, test_programs, TOOLS[:1] if given.quick else TOOLS, tests)
+    print(write(given, cases, tests, toolkit["nvcc"]))
+    print(f"All took {time.monotonic() - start:.0f} s.")
+    bad = [one for one in tests.values() if one.not_passed or any(one.errors.values())]
+    return 1 if cases.problem or bad else 0
 
 
 if __name__ == "__main__":
-    app.run(main)
+    raise SystemExit(main())

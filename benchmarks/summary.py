@@ -7,81 +7,23 @@ by column. Single steps, and repeated calls, are not kept.
 
 from __future__ import annotations
 
-import datetime
-import json
-import math
-import re
-import shlex
-import statistics
-import subprocess
-import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import pages
 from absl import flags
+from pages import CLAIM, LIMIT, MADE, Claim, Column, claim, column, draw, reached
 
 from slipstream_tf.telemetry.run_record import machine, versions
 
-LIMIT = 20_000  # Bytes of a summary.
-CLAIM = ("value", "target", "n", "interval", "better", "part")
-MADE = ("commit", "command", "machine", "date")
-_DIGITS = 6
-# Flags that say where files lie are no part of what was measured.
-_PLACES = ("--output=", "--records=", "--environments=", "--folder=")
+__all__ = ["CLAIM", "LIMIT", "MADE", "claim", "column", "draw", "output", "reached", "write"]
 _OUTPUT = flags.DEFINE_string("output", "results", "Folder of the summary and its page.")
-
-Column = Mapping[str, Any]
-Claim = Mapping[str, Any]
 
 
 def output() -> Path:
     """Returns the folder of the results."""
     return Path(_OUTPUT.value)
-
-
-def column(name: str, values: Sequence[Any], form: str = "{}", show: str = "") -> dict[str, Any]:
-    """Returns a column of a table.
-
-    Args:
-        name: of the column.
-        values: of each row: a text, a truth value, a number, a list of numbers (of seeds, turns or
-            runs), or None.
-        form: of a number.
-        show: of a list, any of "mean" (± standard deviation), "median" and "each"; "": each.
-    """
-    said = {key: text for key, text in (("form", form), ("show", show)) if text not in ("{}", "")}
-    return {"name": name, **said, "values": _rounded(values, form)}
-
-
-def claim(
-    values: Sequence[float | None],
-    target: float | None = None,
-    better: str = "lower",
-    middle: Callable[[Sequence[float]], float] = statistics.median,
-) -> dict[str, Any] | None:
-    """Returns a claim; None where a value is not known.
-
-    Args:
-        values: of the turns, runs or seeds.
-        target: that the value must reach; None: it is only shown.
-        better: "lower" or "higher".
-        middle: what becomes the value.
-    """
-    known = [value for value in values if value is not None]
-    if not known or len(known) < len(values):
-        return None
-    interval = [min(known), max(known)] if len(known) > 1 else None
-    found = (middle(known), target, len(known), interval, better)
-    return dict(zip(CLAIM, _rounded(found), strict=False))
-
-
-def reached(found: Claim) -> bool | None:
-    """Returns whether a claim's value is as good as its target; None: it has none."""
-    if found["target"] is None:
-        return None
-    ahead = found["target"] - found["value"]
-    return bool(ahead >= 0 if found["better"] == "lower" else ahead <= 0)
 
 
 def write(
@@ -108,124 +50,7 @@ def write(
     Raises:
         ValueError: the summary is larger than `LIMIT`. The page has been printed then.
     """
-    path = output() / f"{program}.json"
-    before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    made = made or _made(libraries or {})
-    known = {name: one for name, one in before.get("claims", {}).items() if one["part"] != part}
-    known.update({name: {**one, "part": part} for name, one in claims.items() if one is not None})
-    parts = {**before.get("parts", {}), part: {**made, "tables": tables}}
-    found = {"program": program, **{name: made[name] for name in MADE}, "claims": known}
-    text = _dump({**found, "parts": parts}) + "\n"
-    page = draw(json.loads(text))
-    if len(text.encode()) > LIMIT:
-        print(page)
-        raise ValueError(f"{path} would have {len(text.encode()):,} bytes. Allowed: {LIMIT:,}.")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text, encoding="utf-8")
-    path.with_suffix(".md").write_text(page, encoding="utf-8")
-    return page
-
-
-def draw(summary: Mapping[str, Any]) -> str:
-    """Returns the page of a summary, in Markdown."""
-    lines = [f"# {summary['program']}", ""]
-    claims = summary["claims"]
-    if claims:
-        each = list(claims.values())
-        lines += _table(
-            column("claim", list(claims)), column("value", [_short(c["value"]) for c in each]),
-            column("target", [_short(c["target"], c["better"]) for c in each]),
-            column("reached", [reached(c) for c in each]), column("n", [c["n"] for c in each]),
-            column("least to largest", [_range(c["interval"]) for c in each]),
-        )  # fmt: skip
-    for name, part in summary["parts"].items():
-        made = [f"Commit {part['commit']}", part["date"], part["machine"]]
-        made += [f"{package} {version}" for package, version in part["versions"].items()]
-        lines += ["", f"## {name}", "", f"    {part['command']}", "", ", ".join(made) + "."]
-        for heading, columns in part["tables"].items():
-            lines += ["", *([f"### {heading}", ""] if heading else []), *_table(*columns)]
-    return "\n".join(lines) + "\n"
-
-
-def _table(*columns: Column) -> list[str]:
-    rows = zip(*([_cell(v, c) for v in c["values"]] for c in columns), strict=True)
-    cells = [[column["name"] for column in columns], ["---"] * len(columns), *rows]
-    return ["| " + " | ".join(row) + " |" for row in cells]
-
-
-def _cell(value: Any, of: Column) -> str:
-    if value is None:
-        return ""
-    if isinstance(value, bool):
-        return "yes" if value else "**no**"
-    if isinstance(value, str):
-        return value
-    shape, show = of.get("form", "{}"), of.get("show", "")
-    form: Callable[[float], str] = shape.format
-    if not isinstance(value, list):
-        return form(value)
-    if None in value:
-        return "n/a"
-    each = " ".join(map(form, value))
-    if "median" in show:
-        cell = form(statistics.median(value))
-    elif "mean" in show:
-        cell = form(statistics.fmean(value))
-        if len(value) > 1:
-            cell += " ± " + shape.replace("+", "").format(statistics.stdev(value))
-    else:
-        return each
-    return f"{cell} ({each})" if "each" in show and len(value) > 1 else cell
-
-
-def _short(value: float | None, better: str = "") -> str:
-    if value is None:
-        return ""
-    word = {"": "", "lower": "at most ", "higher": "at least "}[better]
-    return word + (f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}")
-
-
-def _range(interval: Sequence[float] | None) -> str:
-    return "" if interval is None else " to ".join(map(_short, interval))
-
-
-def _rounded(value: Any, form: str = "") -> Any:
-    """Returns it as JSON has it, numbers with two decimals more than their form shows."""
-    if isinstance(value, (list, tuple)):
-        return [_rounded(one, form) for one in value]
-    if value is None or isinstance(value, (str, bool, int)):
-        return value
-    if not math.isfinite(value):
-        return None
-    decimals = re.search(r"\.(\d+)([f%])", form)
-    if decimals is None:
-        short = float(f"{float(value):.{_DIGITS}g}")
-    else:
-        short = round(float(value), int(decimals[1]) + (4 if decimals[2] == "%" else 2))
-    return int(short) if short.is_integer() else short
-
-
-def _dump(value: Any) -> str:
-    """Returns JSON with a line for what is short, so that a change shows in few lines."""
-    text = json.dumps(value, ensure_ascii=False, allow_nan=False)
-    if len(text) <= 160 or not isinstance(value, (dict, list)):
-        return text
-    if isinstance(value, list):
-        return "[" + ",\n".join(map(_dump, value)) + "]"
-    items = (f"{json.dumps(name, ensure_ascii=False)}: {_dump(v)}" for name, v in value.items())
-    return "{" + ",\n".join(items) + "}"
-
-
-def _made(libraries: Mapping[str, str]) -> dict[str, Any]:
-    place = Path(__file__).resolve().parent
-    describe = ["git", "-C", str(place), "describe", "--always", "--dirty", "--exclude=*"]
     on = machine()
-    told = subprocess.run(describe, capture_output=True, text=True, check=False)
-    arguments = [text for text in sys.argv[1:] if not text.startswith(_PLACES)]
-    return {
-        "commit": told.stdout.strip() or "unknown",
-        "command": shlex.join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *arguments]),
-        "machine": f"{on['processor']}, {on['cores']} cores, {on['memory_gib']} GiB",
-        "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
-        "versions": {**versions(), **libraries},
-    }
+    text = f"{on['processor']}, {on['cores']} cores, {on['memory_gib']} GiB"
+    made = made or pages.made_by(text, {**versions(), **(libraries or {})})
+    return pages.write(output(), program, part, tables, claims, made)

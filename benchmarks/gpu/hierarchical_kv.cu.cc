@@ -48,7 +48,7 @@ void HierarchicalKv::Insert(cudaStream_t stream, const int64_t* keys, const floa
 }
 
 int64_t HierarchicalKv::Size(cudaStream_t stream) const {
-  return static_cast<int64_t>(table_->rows().size(stream));
+  return static_cast<int64_t>(table_->size(stream));
 }
 
 void HierarchicalKv::FindRows(cudaStream_t stream, const int64_t* keys, int64_t n, float* rows,

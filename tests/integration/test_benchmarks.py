@@ -296,7 +296,7 @@ printf '#!/bin/sh\\ncat %s\\necho "%s" >&2\\nexit %s\\n' "$RECORDS" "$PROBLEM" "
 chmod +x "$target"
 """
 GPU_RECORDS: list[dict[str, Any]] = [
-    {"record": "device", "name": "a GPU", "cuda_runtime": "13.0"},
+    {"record": "device", "name": "a GPU", "cuda_runtime": "13.0", "empty_seconds": 1e-6},
     {"record": "launcher", "name": "drift", "shape": "8 x 16", "counted": "rows", "bytes": 8e9,
      "has_target": True, "seconds": [2.0, 4.0, 3.0], "copy_seconds": [2.0, 2.0, 1.5]},
     {"record": "launcher", "name": "mask", "shape": "8 x 16", "counted": "rows", "bytes": 8e9,
@@ -314,22 +314,29 @@ GPU_RECORDS: list[dict[str, Any]] = [
 
 @pytest.fixture
 def on_a_fake_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
-    """Gives a function that runs gpu_launchers.py where a GPU's program ends with a code."""
+    """Gives a function that runs gpu_launchers.py where every program prints and ends as told."""
     home = tmp_path / "cuda"
     for file in ("bin/nvcc", "include/cuda_runtime.h", "lib64/libcudart_static.a"):
         (home / file).parent.mkdir(parents=True)
         (home / file).write_text(FAKE_COMPILER)
         (home / file).chmod(0o755)
-    records = tmp_path / "records.json"
+    sanitizer, printed = home / "bin" / "compute-sanitizer", tmp_path / "records.json"
+    sanitizer.write_text('#!/bin/sh\necho "========= ERROR SUMMARY: $ERRORS errors"\n')
+    sanitizer.chmod(0o755)
     monkeypatch.setenv("CUDA_HOME", str(home))
     monkeypatch.setenv("CXX", str(home / "bin" / "nvcc"))
-    monkeypatch.setenv("RECORDS", str(records))
+    monkeypatch.setenv("RECORDS", str(printed))
 
-    def run(lines: Sequence[dict[str, Any]], code: int, problem: str) -> Any:
-        records.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    def run(
+        records: Sequence[dict[str, Any]], code: int = 0, problem: str = "", *, tested: str = "OK",
+        errors: int = 0,
+    ) -> Any:  # fmt: skip
+        lines = [*map(json.dumps, records), f"[{tested:>9} ] A.Test/Gpu (0 ms)"]
+        printed.write_text("".join(f"{line}\n" for line in lines))
         monkeypatch.setenv("CODE", str(code))
         monkeypatch.setenv("PROBLEM", problem)
-        return run_benchmark("gpu_launchers.py", "--nohkv", f"--build={tmp_path / 'build'}",
+        monkeypatch.setenv("ERRORS", str(errors))
+        return run_benchmark("gpu_launchers.py", "--gtest=", f"--build={tmp_path / 'build'}",
                              f"--output={tmp_path / 'results'}")  # fmt: skip
 
     return run
@@ -339,33 +346,63 @@ def on_a_fake_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[.
 def test_gpu_launchers_tell_shares_of_a_copy(
     on_a_fake_gpu: Callable[..., Any], tmp_path: Path
 ) -> None:
-    done = on_a_fake_gpu(GPU_RECORDS, 0, "")
-    assert done.returncode == 0, done.stderr
-    record = json.loads((tmp_path / "results" / "gpu_launchers.json").read_text())
-    assert record["device"]["name"] == "a GPU" and record["nvcc"] == "release 13.0, V13.0.88"
-    shares = [(run["share_of_copy"], run["reaches_target"]) for run in record["launchers"]]
-    assert shares == [(pytest.approx(2 / 3), False), (0.8, True), (0.25, None)]
-    assert [run["keys_per_second"] for run in record["probes"]] == [[3e9], [1.5e9], [1e9]]
-    table = (tmp_path / "results" / "gpu_launchers.md").read_text()
-    assert "| drift | 8 x 16 | 8,000: rows | 67% | **no** | 3 | 4 | 4 2 3 | 4 4 5 |" in table
-    assert "| 1,024 | 50% | 500,000,000 | state lookup | 3.00 | 2.00 | 3.00 | 3.00 |" in table
+    done = on_a_fake_gpu(GPU_RECORDS)
+    assert done.returncode == 0, done.stdout + done.stderr
+    results = tmp_path / "results"
+    launchers = rows_of(results, "gpu_launchers", "Launchers beside a copy")
+    assert [row["of the copy"] for row in launchers] == [[1, 0.5, 0.5], [0.8], [0.25]]
+    assert [row["80%?"] for row in launchers] == [False, True, None]
+    probes = rows_of(results, "gpu_launchers", "Probes beside HierarchicalKV")
+    assert [row["1e9 keys/s"] for row in probes] == [3, 1.5, 1]
+    tests = rows_of(results, "gpu_launchers", "GPU tests")
+    assert {row["program"] for row in tests} >= {"drift_gpu_test", "row_compaction_gpu_test"}
+    assert all(row["passed"] == 1 and row["synccheck errors"] == 0 for row in tests)
+    claims = claims_of(results, "gpu_launchers")
+    values = {name: (claim["value"], claim["target"]) for name, claim in claims.items()}
+    assert values == {
+        "tests_not_passed": (0, 0), "sanitizer_errors": (0, 0), "drift_share_of_copy": (0.5, 0.8),
+        "mask_share_of_copy": (0.8, 0.8), "state_lookup_over_hierarchical_kv": (2, None),
+    }  # fmt: skip
+    page = (results / "gpu_launchers.md").read_text()
+    assert "nvcc release 13.0, V13.0.88" in page
+    assert "| drift | 8 x 16 | 8,000 | rows | 50% (100% 50% 50%) | **no** | 3 | 4 |" in page
+    assert "| 1,024 | 50% | 500,000,000 | state lookup | 3.00 | 2.00 | 3.00 |" in page
+
+
+@needs_sources
+def test_gpu_launchers_write_nothing_without_a_gpu(
+    on_a_fake_gpu: Callable[..., Any], tmp_path: Path
+) -> None:
+    done = on_a_fake_gpu([], 3, "no device")
+    assert done.returncode == 1 and not (tmp_path / "results").exists()
+    assert "No GPU here (no device): compiled, but nothing measured" in done.stderr
 
 
 @needs_sources
 @pytest.mark.parametrize(
-    ("lines", "code", "problem", "told"),
+    ("ending", "claim", "told"),
     [
-        ([], 3, "no device", "No GPU here (no device): compiled, but nothing measured"),
-        (GPU_RECORDS[:3], 1, "mask: wrong result", "mask: wrong result\nNothing is written"),
+        (
+            {"code": 1, "problem": "mask: wrong"},
+            "tests_not_passed",
+            "mask: wrong\nNothing measured",
+        ),
+        ({"tested": "FAILED"}, "tests_not_passed", "drift_gpu_test: exit code 0"),
+        ({"tested": "SKIPPED"}, "tests_not_passed", "drift_gpu_test: exit code 0"),
+        ({"tested": ""}, "tests_not_passed", "drift_gpu_test: exit code 0"),
+        ({"errors": 2}, "sanitizer_errors", "racecheck drift_gpu_test: exit code 0"),
     ],
 )
-def test_gpu_launchers_write_only_what_was_measured(
-    lines: list[dict[str, Any]], code: int, problem: str, told: str,
-    on_a_fake_gpu: Callable[..., Any], tmp_path: Path,
-) -> None:  # fmt: skip
-    done = on_a_fake_gpu(lines, code, problem)
-    assert done.returncode == 1 and told in done.stderr
-    assert not (tmp_path / "results").exists()
+def test_gpu_launchers_tell_what_is_wrong(
+    ending: dict[str, Any], claim: str, told: str, on_a_fake_gpu: Callable[..., Any], tmp_path: Path
+) -> None:
+    done = on_a_fake_gpu(GPU_RECORDS[:3], **ending)
+    assert done.returncode == 1 and told in done.stdout, done.stdout + done.stderr
+    summary = json.loads((tmp_path / "results" / "gpu_launchers.json").read_text())
+    assert summary["claims"][claim]["value"] == max(1, ending.get("errors", 0))
+    (part,) = summary["parts"].values()
+    # What is measured before a wrong result is not kept.
+    assert ("Launchers beside a copy" in part["tables"]) == ("code" not in ending)
 
 
 @needs_sources
@@ -388,25 +425,25 @@ def test_gpu_launchers_compile(tmp_path: Path) -> None:
     )  # fmt: skip
     if not found.stdout:
         pytest.skip("no CUDA toolkit (CUDA_HOME, /usr/local/cuda, nvcc on PATH)")
-    # SOK's source package where tests/parallel/sok keep it.
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    sok = os.environ.get("SLIPSTREAM_SOK_CACHE") or str(cache / "slipstream_tf" / "sok")
     has_gpu = shutil.which("nvidia-smi") is not None
-    # Without HierarchicalKV, which takes longer to compile than all the rest.
-    flags = [f"--cache={sok}", f"--build={tmp_path / 'build'}", "--nohkv"]
+    flags = [f"--build={tmp_path / 'build'}"]
     flags += [] if has_gpu else ["--architectures=90"]  # One compiles in less time.
-    done = run_benchmark("gpu_launchers.py", *flags, "--compile_only")
+    # As on a borrowed machine: a bare python and the standard library.
+    program = str(BENCHMARKS / "gpu_launchers.py")
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", program, *flags, "--compile_only"],
+        env={"PATH": os.environ["PATH"]}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    (program,) = (tmp_path / "build").iterdir()
-    assert f"Compiled {program}; not run." in done.stdout
+    made = tmp_path / "build" / "gpu_launchers"
+    assert made.exists() and f"Compiled {made} and 7 tests" in done.stdout
     again = run_benchmark("gpu_launchers.py", *flags, "--quick", f"--output={tmp_path}")
     assert "Compiling" not in again.stdout
     if "No GPU here" in again.stderr:
         assert again.returncode == 1 and not (tmp_path / "gpu_launchers.json").exists()
     else:
-        assert again.returncode == 0, again.stderr
-        record = json.loads((tmp_path / "gpu_launchers.json").read_text())
-        assert record["launchers"] and record["probes"]
+        assert again.returncode == 0, again.stdout + again.stderr
+        assert rows_of(tmp_path, "gpu_launchers", "Launchers beside a copy")
 
 
 def test_segregated_training_trains_every_input_once(tmp_path: Path) -> None:

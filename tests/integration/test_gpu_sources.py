@@ -5,8 +5,10 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -62,3 +64,80 @@ def test_kernels(lists: dict[str, Any], toolkit: dict[str, str]) -> None:
     command = ["g++", "-fsyntax-only", "-w", "-I.", *tf.sysconfig.get_compile_flags()]
     command += [f"-D{lists['GPU_DEFINE']}", f"-I{toolkit['include_dir']}"]
     compile_each(command, lists["TF_GPU_SRCS"])
+
+
+# One test for each thing that can happen, and an `else` that is not the macro's.
+SMALL_TESTS = """
+#include <cmath>
+#include <set>
+#include <string>
+#include "gtest/gtest.h"
+TEST(Plain, Passes) {
+  EXPECT_EQ((std::set<int>{1}), std::set<int>{1}) << "never printed";
+  EXPECT_FLOAT_EQ(1.0f, 1.0000001f);
+}
+TEST(Plain, Differs) { EXPECT_EQ((std::set<int>{1}), (std::set<int>{2})) << "as told"; }
+TEST(Plain, NanIsNotNear) { EXPECT_FLOAT_EQ(NAN, NAN); }
+TEST(Plain, IsNotNear) { EXPECT_FLOAT_EQ(1.0f, 1.000001f); }
+TEST(Plain, Leaves) { ASSERT_TRUE(false); EXPECT_TRUE(false) << "beyond an assertion"; }
+TEST(Plain, Throws) { throw std::string("x").at(1); }
+class Numbers : public testing::TestWithParam<int> {
+ protected:
+  void SetUp() override { if (GetParam() == 2) GTEST_SKIP() << "no two"; }
+};
+TEST_P(Numbers, AreNotTwo) {
+  if (GetParam() > 0) EXPECT_LE(GetParam(), 1); else EXPECT_GT(GetParam(), 0);
+}
+INSTANTIATE_TEST_SUITE_P(All, Numbers, testing::Values(0, 1, 2),
+                         [](const auto& info) { return "N" + std::to_string(info.param); });
+"""
+
+
+@pytest.fixture
+def small_gtest(tmp_path: Path) -> Callable[..., tuple[int, dict[str, str], str]]:
+    """Gives a function that compiles a test against our own header and runs it.
+
+    It takes the sources and returns the exit code, each test's outcome and what was printed.
+    """
+    folder = ROOT / "benchmarks/gpu/small_gtest"
+    if not folder.is_dir():
+        pytest.skip(f"no benchmarks/ in {ROOT}")
+
+    def run(*sources: Path) -> tuple[int, dict[str, str], str]:
+        program = tmp_path / "program"
+        command = ["g++", "-std=c++17", "-Wall", "-Werror", f"-I{ROOT}", "-isystem", str(folder)]
+        command += [*map(str, sources), str(folder / "main.cc"), "-lpthread", "-o", str(program)]
+        made = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert made.returncode == 0, made.stderr
+        done = subprocess.run([str(program)], capture_output=True, text=True, check=False)
+        ends = re.findall(r"^\[ +(OK|FAILED|SKIPPED) +\] (.*) \(\d+ ms\)$", done.stdout, re.M)
+        return done.returncode, {name: end for end, name in ends}, done.stdout
+
+    return run
+
+
+def test_small_gtest_tells_what_fails(
+    small_gtest: Callable[..., tuple[int, dict[str, str], str]], tmp_path: Path
+) -> None:
+    (tmp_path / "small.cc").write_text(SMALL_TESTS)
+    code, ends, text = small_gtest(tmp_path / "small.cc")
+    assert code == 1
+    assert ends == {
+        "Plain.Passes": "OK", "Plain.Differs": "FAILED", "Plain.NanIsNotNear": "FAILED",
+        "Plain.IsNotNear": "FAILED", "Plain.Leaves": "FAILED", "Plain.Throws": "FAILED",
+        "All/Numbers.AreNotTwo/N0": "FAILED", "All/Numbers.AreNotTwo/N1": "OK",
+        "All/Numbers.AreNotTwo/N2": "SKIPPED",
+    }  # fmt: skip
+    assert "Actual: {1}\n     and: {2}\nas told" in text and "no two" in text
+    assert "never printed" not in text and "beyond an assertion" not in text
+
+
+def test_gpu_test_needs_no_googletest(
+    small_gtest: Callable[..., tuple[int, dict[str, str], str]],
+) -> None:
+    names = ("containers/key_probe_gpu_test", "containers/key_probe", "containers/key_map",
+             "memory/index_memory", "base/work_crew")  # fmt: skip
+    code, ends, text = small_gtest(*(CC_OPS / f"core/{name}.cc" for name in names))
+    assert code == 0, text
+    assert len(ends) == 6  # Without CUDA the CPU's reference runs.
+    assert all(end == ("OK" if name.endswith("/Cpu") else "SKIPPED") for name, end in ends.items())

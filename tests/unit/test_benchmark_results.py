@@ -44,7 +44,9 @@ def test_results_have_one_form(summary: ModuleType, file: Path) -> None:
             least, most = claim["interval"]
             assert least <= claim["value"] <= most, name
     for part in (found, *found["parts"].values()):
-        assert re.fullmatch(r"[0-9a-f]{7,40}", part["commit"])
+        # Of a copy of the sources on a borrowed GPU machine no commit is known.
+        unknown = "|unknown" if file.stem == "gpu_launchers" else ""
+        assert re.fullmatch(rf"[0-9a-f]{{7,40}}{unknown}", part["commit"])
         assert re.fullmatch(r"\d{4}-\d\d-\d\d", part["date"])
         assert part["command"].startswith(f"python benchmarks/{file.stem}.py") and part["machine"]
 
@@ -94,7 +96,7 @@ def test_cells_are_written_as_their_columns_say(summary: ModuleType) -> None:
     shown = {"": "12% 20% 30%", "mean": "21% ± 9%", "median each": "20% (12% 20% 30%)"}
     for show, first in shown.items():
         column = summary.column("x", values, "{:.0%}", show)
-        cells = [line.split("|")[1].strip() for line in summary._table(column)[2:]]
+        cells = [line.split("|")[1].strip() for line in summary.pages._table(column)[2:]]
         assert cells == [first, "n/a", "", "50%", "yes", "text"]
     assert summary.claim([1.0, None]) is None
     assert summary.reached({"value": 1.0, "target": 1.0, "better": "lower"})

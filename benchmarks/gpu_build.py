@@ -1,0 +1,192 @@
+"""Compiles and links what runs on a GPU, for gpu_launchers.py: by nvcc and g++ alone."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from find_cuda import find_cuda
+from native_build import read_sources
+
+ROOT = Path(__file__).resolve().parents[1]
+PROGRAM = "gpu_launchers"
+SMALL_GTEST = "benchmarks/gpu/small_gtest"
+_WITH_HKV = ("hierarchical_kv.cu.cc", "probe_turns.cc")
+
+
+def find_toolkit() -> dict[str, str]:
+    """Returns where CUDA is; see build_support/find_cuda.py.
+
+    Raises:
+        SystemExit: there is none.
+    """
+    toolkit = find_cuda()
+    if not toolkit:
+        named = os.environ.get("CUDA_HOME")
+        place = f"CUDA_HOME={named}" if named else "/usr/local/cuda, nor by an nvcc on PATH"
+        raise SystemExit(
+            f"No CUDA toolkit (nvcc, cuda_runtime.h, libcudart_static.a) in {place}. The launchers "
+            "cannot be compiled without it: install CUDA 12 or 13, or set CUDA_HOME."
+        )
+    return toolkit
+
+
+def find_folder(flag: str, path: str, file: str, folders: Sequence[str]) -> Path:
+    """Returns the folder below a path, one of some, that has a file.
+
+    Raises:
+        SystemExit: none has it.
+    """
+    for folder in folders:
+        if (Path(path) / folder / file).is_file():
+            return (Path(path) / folder).resolve()
+    allowed = ", ".join(str(Path(folder) / file) for folder in folders)
+    raise SystemExit(f"{flag}={path} has none of {allowed}. Allowed: a folder that has.")
+
+
+def ask_smi(what: str) -> list[str]:
+    """Returns what nvidia-smi says of each GPU; nothing where it is missing or fails."""
+    if shutil.which("nvidia-smi") is None:
+        return []
+    command = ["nvidia-smi", f"--query-gpu={what}", "--format=csv,noheader"]
+    told = subprocess.run(command, capture_output=True, text=True, check=False)
+    return [line.strip() for line in told.stdout.splitlines()] if told.returncode == 0 else []
+
+
+def version_of(compiler: str) -> str:
+    """Returns the line of `--version` that has the version."""
+    told = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False)
+    lines = told.stdout.strip().splitlines() or ["unknown"]
+    return next((line for line in lines if re.search(r"\d\.\d", line)), lines[0])
+
+
+class Build:
+    """Compiles and links; an object is made again only if its command or a source has changed.
+
+    Args:
+        given: the command line.
+        toolkit: where CUDA is.
+    """
+
+    def __init__(self, given: argparse.Namespace, toolkit: Mapping[str, str]):
+        self._folder = Path(given.build).absolute()
+        self._jobs = given.jobs
+        self._nvcc = toolkit["nvcc"]
+        self._lists = read_sources()
+        cxx = os.environ.get("CXX", "g++")
+        own = [*self._lists["COPTS"], *self._lists["CORE_COPTS"]]
+        self._host = [cxx, "-c", f"-I{ROOT}", *own, "-isystem", toolkit["include_dir"]]
+        named = given.architectures.split(",") if given.architectures else sorted(
+            {capability.replace(".", "") for capability in ask_smi("compute_cap")}
+        )  # fmt: skip
+        chosen = [f"-gencode=arch=compute_{name},code=sm_{name}" for name in named]
+        device = [f for f in self._lists["NVCC_COPTS"] if not (chosen and "-gencode" in f)]
+        self._device = [self._nvcc, "-c", "-x", "cu", f"-I{ROOT}", *device, *chosen]
+        self._hkv = given.hkv and find_folder(
+            "--hkv", given.hkv, "merlin_hashtable.cuh", (".", "include", "include/merlin")
+        )
+        self._gtest = given.gtest
+        self._versions = f"{version_of(self._nvcc)}\0{version_of(cxx)}"
+        digest = hashlib.sha256()
+        for folder in ("cc_ops/core", "benchmarks/gpu"):
+            for path in sorted((ROOT / folder).rglob("*.h")):
+                digest.update(str(path.relative_to(ROOT)).encode() + b"\0" + path.read_bytes())
+        self._headers = digest.hexdigest()
+
+    def run(self) -> tuple[Path, list[Path]]:
+        """Makes all programs.
+
+        Returns:
+            The program of the cases; those of the tests.
+
+        Raises:
+            SystemExit: a compiler or a linker failed; with what all of them said.
+        """
+        core = {f"cc_ops/{source}": self._host for source in self._lists["CORE_SRCS"]}
+        core.update({f"cc_ops/{source}": self._device for source in self._lists["GPU_SRCS"]})
+        cases = self._cases()
+        testing, main = self._testing()
+        tests = {f"cc_ops/{source}": testing for source in self._lists["GPU_TESTS"]}
+        objects = self._compile({**core, **cases, **main, **tests})
+        programs = {PROGRAM: list(cases)}
+        programs.update({Path(test).stem: [test, *main] for test in tests})
+
+        def link(name: str) -> str:
+            own = [str(objects[source]) for source in (*programs[name], *core)]
+            return self._make([self._nvcc, *own], self._folder / name)
+
+        self._all(link, programs)
+        return self._folder / PROGRAM, [self._folder / Path(test).stem for test in tests]
+
+    def _cases(self) -> dict[str, list[str]]:
+        """Commands for benchmarks/gpu by source."""
+        found = {}
+        for path in sorted((ROOT / "benchmarks/gpu").glob("*.cc")):
+            command = self._device if path.name.endswith(".cu.cc") else self._host
+            if self._hkv and command is self._host:
+                command = [*command, "-DWITH_HIERARCHICAL_KV"]
+            elif self._hkv and path.name in _WITH_HKV:
+                # As SOK compiles it. -fmad=false is ours: our sums are the CPU's bit for bit.
+                command = [flag for flag in command if flag != "-fmad=false"]
+                command += ["--expt-extended-lambda", "--expt-relaxed-constexpr", "-w"]
+                command += ["-isystem", str(self._hkv)]
+            if self._hkv or path.name not in _WITH_HKV:
+                found[str(path.relative_to(ROOT))] = command
+        return found
+
+    def _testing(self) -> tuple[list[str], dict[str, list[str]]]:
+        """The command for a test; commands for what has their main function, by source."""
+        if self._gtest:
+            home = find_folder("--gtest", self._gtest, "include/gtest/gtest.h", (".", "googletest"))
+            headers, sources = home / "include", ["src/gtest-all.cc", "src/gtest_main.cc"]
+        else:
+            home = headers = ROOT / SMALL_GTEST
+            sources = ["main.cc"]
+        testing = [*self._host, f"-D{self._lists['GPU_DEFINE']}", "-isystem", str(headers)]
+        return testing, {str(home / source): [*testing, f"-I{home}"] for source in sources}
+
+    def _compile(self, units: Mapping[str, Sequence[str]]) -> dict[str, Path]:
+        """Returns the object of each source."""
+        objects = {}
+        for source, command in units.items():
+            text = "\0".join([self._versions, self._headers, *command, source])
+            digest = hashlib.sha256(text.encode() + (ROOT / source).read_bytes()).hexdigest()
+            objects[source] = self._folder / "objects" / f"{Path(source).name}-{digest[:16]}.o"
+        missing = [source for source, path in objects.items() if not path.exists()]
+        (self._folder / "objects").mkdir(parents=True, exist_ok=True)
+        if missing:
+            print(f"Compiling {len(missing)} file(s) with {self._nvcc} ...", flush=True)
+        # nvcc takes longest: those first.
+        missing.sort(key=lambda source: not source.endswith(".cu.cc"))
+        self._all(
+            lambda source: self._make([*units[source], str(ROOT / source)], objects[source]),
+            missing,
+        )
+        return objects
+
+    def _all(self, make: Callable[[str], str], names: Sequence[str] | Mapping[str, Any]) -> None:
+        with ThreadPoolExecutor(self._jobs) as pool:
+            problems = [problem for problem in pool.map(make, names) if problem]
+        if problems:
+            raise SystemExit("\n".join(problems))
+
+    @staticmethod
+    def _make(command: Sequence[str], target: Path) -> str:
+        """Makes a file, whole or not at all; returns what is wrong."""
+        with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
+            made = Path(scratch, target.name)
+            command = [*command, "-o", str(made)]
+            done = subprocess.run(command, check=False, capture_output=True, text=True)
+            if done.returncode:
+                return f"{' '.join(command)}\nfailed:\n{done.stdout}{done.stderr}"
+            made.replace(target)
+        return ""
