@@ -10,7 +10,7 @@
 
 #include "cc_ops/core/base/parallel.h"
 #include "cc_ops/core/base/status.h"
-#include "cc_ops/core/table/published_rows.h"
+#include "cc_ops/core/table/replica_holders.h"
 #include "cc_ops/core/table/row_flags.h"
 #include "cc_ops/core/table/row_store.h"
 #include "cc_ops/core/table/update_state.h"
@@ -39,8 +39,8 @@ class EmbeddingTable {
   UpdateState& updates() { return updates_; }
   const UpdateState& updates() const { return updates_; }
   // Rows of which other ranks have replicas.
-  PublishedRows& published() { return published_; }
-  const PublishedRows& published() const { return published_; }
+  ReplicaHolders& replicas() { return published_; }
+  const ReplicaHolders& replicas() const { return published_; }
 
   // Whether updates of a shard's rows need more than gradients and rows.
   bool UpdatesByPolicy(int64_t shard) const {
@@ -68,7 +68,7 @@ class EmbeddingTable {
   RowStore rows_;
   RowFlags flags_;
   UpdateState updates_;
-  PublishedRows published_;
+  ReplicaHolders published_;
   mutable std::shared_mutex mutex_;
 };
 

@@ -16,7 +16,7 @@
 #include <thread>
 #include <vector>
 
-#include "cc_ops/core/exchange/row_serving.h"
+#include "cc_ops/core/exchange/pull.h"
 #include "cc_ops/core/lookup/batch_lookup.h"
 #include "cc_ops/core/saturation/measurement.h"
 #include "cc_ops/core/table/embedding_table.h"
@@ -255,22 +255,23 @@ class Concurrency : public testing::Test {
         views[t].batch = views[t].num_keys = kBatch;
         views[t].keys = keys.data();
       }
-      RowParcels requests;
+      SendBuffer requests;
       ASSERT_TRUE(RouteKeys(copies, views, RouteOptions(), Threads(2), &requests).ok());
-      const RowParcelsView asked = {1,
-                                    requests.sizes.data(),
-                                    requests.keys.data(),
-                                    static_cast<int64_t>(requests.keys.size()),
-                                    nullptr,
-                                    0};
+      const SendBufferView requested = {1,
+                                        requests.sizes.data(),
+                                        requests.keys.data(),
+                                        static_cast<int64_t>(requests.keys.size()),
+                                        nullptr,
+                                        0};
       std::vector<uint8_t> bytes;
       std::vector<int64_t> rank_bytes;
-      ServeOptions serve;
-      ASSERT_TRUE(ServeRows(owners, asked, serve, &bytes, &rank_bytes).ok());
-      CopyOptions copy;
-      copy.makes_room = true;
+      PullOptions serve;
+      ASSERT_TRUE(PullRows(owners, requested, serve, &bytes, &rank_bytes).ok());
+      ReplicaOptions copy;
+      copy.evict = true;
       ASSERT_TRUE(
-          StoreCopies(copies, asked, bytes.data(), static_cast<int64_t>(bytes.size()), copy).ok());
+          StoreReplicas(copies, requested, bytes.data(), static_cast<int64_t>(bytes.size()), copy)
+              .ok());
       LetOthersIn();
     }
   }

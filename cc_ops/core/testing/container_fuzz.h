@@ -166,9 +166,9 @@ inline Difference FuzzKeyMap(Bytes bytes) {
     std::unordered_map<int64_t, int64_t> places;
     for (int64_t i = 0; i < n; ++i) places.emplace(keys[i], i);
     SLIPSTREAM_AGREE(map.size() == static_cast<int64_t>(places.size()));
-    std::vector<int64_t> asked = bytes.Keys(30);
-    asked.insert(asked.end(), keys.begin(), keys.end());
-    for (int64_t key : asked) {
+    std::vector<int64_t> requested = bytes.Keys(30);
+    requested.insert(requested.end(), keys.begin(), keys.end());
+    for (int64_t key : requested) {
       const KeyMapEntry entry = map.view().Find(key);
       const auto place = places.find(key);
       SLIPSTREAM_AGREE((entry.index == KeyMapEntry::kNowhere) == (place == places.end()));

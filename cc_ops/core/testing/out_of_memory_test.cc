@@ -10,8 +10,8 @@
 #include <string>
 #include <vector>
 
-#include "cc_ops/core/exchange/row_exchange.h"
-#include "cc_ops/core/exchange/row_serving.h"
+#include "cc_ops/core/exchange/pull.h"
+#include "cc_ops/core/exchange/push.h"
 #include "cc_ops/core/lookup/batch_lookup.h"
 #include "cc_ops/core/table/eviction.h"
 #include "cc_ops/core/testing/failing_memory.h"
@@ -256,15 +256,15 @@ TEST(OutOfMemory, ASumThatCannotBeHeldIsApplied) {
 TEST(OutOfMemory, GradientsAreCollectedOrStay) {
   bool has_ended = false;
   int64_t failures = 0;
-  const auto collect = [](LookedUp* t, RowParcels* parcels) {
+  const auto collect = [](LookedUp* t, SendBuffer* buffer) {
     return CollectGradients(t->workspace.plan, t->batch.gradients, {0.1f, 2, true}, kOneThread,
-                            parcels);
+                            buffer);
   };
   for (int64_t n = 0; !has_ended; ++n) {
     LookedUp subject(true, true);
     const Image before(subject.table.get());
-    RowParcels parcels;
-    const bool failed = FailsAt(n, [&] { return collect(&subject, &parcels); }, &has_ended);
+    SendBuffer buffer;
+    const bool failed = FailsAt(n, [&] { return collect(&subject, &buffer); }, &has_ended);
     failures += failed;
     if (failed) {
       ASSERT_TRUE(before == Image(subject.table.get())) << "allocation " << n;
@@ -278,31 +278,31 @@ TEST(OutOfMemory, HeldSumsAreCollectedOrStay) {
   for (int64_t n = 0; !has_ended; ++n) {
     Trained subject(0, true, true);
     const Image before(subject.table.get());
-    RowParcels parcels;
+    SendBuffer buffer;
     CollectOptions options;
     options.ranks = 2;
-    const auto collect = [&] { return CollectAllDeferred(subject.tables, options, &parcels); };
+    const auto collect = [&] { return CollectAllDeferred(subject.tables, options, &buffer); };
     const bool failed = FailsAt(n, collect, &has_ended);
     if (failed) {
       ASSERT_TRUE(before == Image(subject.table.get())) << "allocation " << n;
     }
     if (!failed) {
-      EXPECT_EQ(parcels.keys.size(), before.pending.keys.size());
+      EXPECT_EQ(buffer.keys.size(), before.pending.keys.size());
     }
   }
 }
 
 TEST(OutOfMemory, RowsFromOtherRanksAreAppliedOrNot) {
-  RowParcels parcels;
-  parcels.keys = Range(40, 900);
-  parcels.sizes = {static_cast<int64_t>(parcels.keys.size())};
-  parcels.values.assign(parcels.keys.size() * kDim, 0.5f);
-  const RowParcelsView view = {1,
-                               parcels.sizes.data(),
-                               parcels.keys.data(),
-                               static_cast<int64_t>(parcels.keys.size()),
-                               parcels.values.data(),
-                               static_cast<int64_t>(parcels.values.size())};
+  SendBuffer buffer;
+  buffer.keys = Range(40, 900);
+  buffer.sizes = {static_cast<int64_t>(buffer.keys.size())};
+  buffer.values.assign(buffer.keys.size() * kDim, 0.5f);
+  const SendBufferView view = {1,
+                               buffer.sizes.data(),
+                               buffer.keys.data(),
+                               static_cast<int64_t>(buffer.keys.size()),
+                               buffer.values.data(),
+                               static_cast<int64_t>(buffer.values.size())};
   const auto apply = [&](Trained* t) {
     return ApplyRows(t->tables, view, 0.1f, 1.f, true, kOneThread);
   };
@@ -314,22 +314,22 @@ TEST(OutOfMemory, RowsAreServedAndCopied) {
   std::vector<int64_t> keys = Range(40, 400);
   std::sort(keys.begin(), keys.end());
   const std::vector<int64_t> sizes = {static_cast<int64_t>(keys.size())};
-  const RowParcelsView view = {1, sizes.data(), keys.data(), sizes[0], nullptr, 0};
+  const SendBufferView view = {1, sizes.data(), keys.data(), sizes[0], nullptr, 0};
   std::vector<uint8_t> bytes;
   std::vector<int64_t> rank_bytes;
-  ServeOptions options;
-  options.makes_rows = true;
+  PullOptions options;
+  options.create_missing = true;
   const auto serve = [&](Trained* t) {
-    return ServeRows(t->tables, view, options, &bytes, &rank_bytes);
+    return PullRows(t->tables, view, options, &bytes, &rank_bytes);
   };
   FailEach<Trained>(Made(), serve, Held, true);
   Trained owner;
   ASSERT_TRUE(serve(&owner).ok());
-  CopyOptions copied;
+  ReplicaOptions copied;
   copied.format = options.format;
-  copied.frozen = true;
+  copied.read_only = true;
   const auto copy = [&](Trained* t) {
-    return StoreCopies(t->tables, view, bytes.data(), static_cast<int64_t>(bytes.size()), copied);
+    return StoreReplicas(t->tables, view, bytes.data(), static_cast<int64_t>(bytes.size()), copied);
   };
   const auto is_intact = [](const Image&, const Image&) { return true; };
   FailEach<Trained>(Made(), copy, is_intact);

@@ -5,8 +5,8 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "cc_ops/core/exchange/row_exchange.h"
-#include "cc_ops/core/exchange/row_serving.h"
+#include "cc_ops/core/exchange/pull.h"
+#include "cc_ops/core/exchange/push.h"
 #include "cc_ops/tf/base/kernel_values.h"
 #include "cc_ops/tf/base/memory_checked.h"
 #include "cc_ops/tf/lookup/feature_inputs.h"
@@ -36,12 +36,12 @@ class RowOutputs {
     return status.ok() ? OkStatus() : ResourceExhausted(std::string(status.message()));
   }
 
-  void Set(const RowParcels& parcels) {
-    std::copy(parcels.sizes.begin(), parcels.sizes.end(), sizes_->flat<int64_t>().data());
-    std::copy(parcels.keys.begin(), parcels.keys.end(), keys_.flat<int64_t>().data());
-    std::copy(parcels.values.begin(), parcels.values.end(), values_.flat<float>().data());
-    c_->set_output(1, keys_.Slice(0, static_cast<int64_t>(parcels.keys.size())));
-    c_->set_output(2, values_.Slice(0, static_cast<int64_t>(parcels.values.size())));
+  void Set(const SendBuffer& buffer) {
+    std::copy(buffer.sizes.begin(), buffer.sizes.end(), sizes_->flat<int64_t>().data());
+    std::copy(buffer.keys.begin(), buffer.keys.end(), keys_.flat<int64_t>().data());
+    std::copy(buffer.values.begin(), buffer.values.end(), values_.flat<float>().data());
+    c_->set_output(1, keys_.Slice(0, static_cast<int64_t>(buffer.keys.size())));
+    c_->set_output(2, values_.Slice(0, static_cast<int64_t>(buffer.values.size())));
   }
 
  private:
@@ -59,14 +59,14 @@ class CollectOp : public tf::OpKernel {
   }
 
  protected:
-  // collect(options, &parcels) for so many tables.
+  // collect(options, &buffer) for so many tables.
   template <class Collect>
   void Output(tf::OpKernelContext* c, size_t tables, CollectOptions options, Collect collect) {
     RowOutputs outputs(c, options.ranks, tables);
     options.reserve = [&](int64_t rows, int64_t values) { return outputs.Reserve(rows, values); };
-    RowParcels parcels;
-    OP_REQUIRES_OK(c, ToAbsl(collect(options, &parcels)));
-    outputs.Set(parcels);
+    SendBuffer buffer;
+    OP_REQUIRES_OK(c, ToAbsl(collect(options, &buffer)));
+    outputs.Set(buffer);
   }
 
   CollectOptions options_;
@@ -83,32 +83,32 @@ class CollectGradientsOp : public CollectOp {
     OP_REQUIRES_OK(c, ReadPlanAndGradients(c, &plan, &gradients));
     CollectOptions options = options_;
     OP_REQUIRES_OK(c, ReadScalar(c, c->num_inputs() - 1, "learning_rate", &options.learning_rate));
-    Output(c, plan->tables.size(), options, [&](const CollectOptions& given, RowParcels* parcels) {
-      return CollectGradients(*plan, gradients, given, ParallelOf(c), parcels);
+    Output(c, plan->tables.size(), options, [&](const CollectOptions& given, SendBuffer* buffer) {
+      return CollectGradients(*plan, gradients, given, ParallelOf(c), buffer);
     });
   }
 };
 REGISTER_KERNEL_BUILDER(Name("SlipstreamCollectGradients").Device(tf::DEVICE_CPU),
                         MemoryChecked<CollectGradientsOp>);
 
-class CollectHeldOp : public CollectOp {
+class CollectDeferredOp : public CollectOp {
  public:
   using CollectOp::CollectOp;
   void Compute(tf::OpKernelContext* c) override {
     TableResources resources;
     std::vector<EmbeddingTable*> tables;
     OP_REQUIRES_OK(c, ReadTables(c, &resources, &tables));
-    Output(c, tables.size(), options_, [&](const CollectOptions& given, RowParcels* parcels) {
-      return CollectAllDeferred(tables, given, parcels);
+    Output(c, tables.size(), options_, [&](const CollectOptions& given, SendBuffer* buffer) {
+      return CollectAllDeferred(tables, given, buffer);
     });
   }
 };
 REGISTER_KERNEL_BUILDER(Name("SlipstreamCollectHeld").Device(tf::DEVICE_CPU),
-                        MemoryChecked<CollectHeldOp>);
+                        MemoryChecked<CollectDeferredOp>);
 
 // The inputs sizes, keys and, if there are any, values from `first` on.
-absl::Status ReadParcels(tf::OpKernelContext* c, int first, size_t of_rank, bool has_values,
-                         RowParcelsView* view) {
+absl::Status ReadBuffer(tf::OpKernelContext* c, int first, size_t of_rank, bool has_values,
+                        SendBufferView* view) {
   const tf::Tensor &sizes = c->input(first), &keys = c->input(first + 1),
                    &values = has_values ? c->input(first + 2) : keys;
   if (sizes.dims() != 2 || sizes.dim_size(1) != static_cast<int64_t>(of_rank)) {
@@ -131,38 +131,38 @@ absl::Status ReadParcels(tf::OpKernelContext* c, int first, size_t of_rank, bool
   return absl::OkStatus();
 }
 
-// The inputs "handles" and, behind them, parcels for these tables.
-struct TablesAndParcels {
+// The inputs "handles" and, behind them, buffer for these tables.
+struct TablesAndBuffer {
   // keeps: with sizes of copies that ranks keep, too; see row_serving.h.
-  absl::Status Read(tf::OpKernelContext* c, bool has_values, bool keeps = false) {
+  absl::Status Read(tf::OpKernelContext* c, bool has_values, bool refreshed = false) {
     TF_RETURN_IF_ERROR(ReadTables(c, &resources, &tables));
-    const size_t of_rank = tables.size() * (keeps ? 2 : 1);
-    return ReadParcels(c, static_cast<int>(tables.size()), of_rank, has_values, &parcels);
+    const size_t of_rank = tables.size() * (refreshed ? 2 : 1);
+    return ReadBuffer(c, static_cast<int>(tables.size()), of_rank, has_values, &buffer);
   }
 
   TableResources resources;
   std::vector<EmbeddingTable*> tables;
-  RowParcelsView parcels;
+  SendBufferView buffer;
 };
 
 class ApplyRowsOp : public tf::OpKernel {
  public:
   explicit ApplyRowsOp(tf::OpKernelConstruction* c) : OpKernel(c) {
     OP_REQUIRES_OK(c, c->GetAttr("scale", &scale_));
-    OP_REQUIRES_OK(c, c->GetAttr("makes_rows", &makes_rows_));
+    OP_REQUIRES_OK(c, c->GetAttr("makes_rows", &create_missing_));
   }
   void Compute(tf::OpKernelContext* c) override {
-    TablesAndParcels in;
+    TablesAndBuffer in;
     float rate = 0.f;
     OP_REQUIRES_OK(c, in.Read(c, true));
     OP_REQUIRES_OK(c, ReadScalar(c, c->num_inputs() - 1, "learning_rate", &rate));
     OP_REQUIRES_OK(
-        c, ToAbsl(ApplyRows(in.tables, in.parcels, rate, scale_, makes_rows_, ParallelOf(c))));
+        c, ToAbsl(ApplyRows(in.tables, in.buffer, rate, scale_, create_missing_, ParallelOf(c))));
   }
 
  private:
   float scale_ = 1.f;
-  bool makes_rows_ = true;
+  bool create_missing_ = true;
 };
 REGISTER_KERNEL_BUILDER(Name("SlipstreamApplyRows").Device(tf::DEVICE_CPU),
                         MemoryChecked<ApplyRowsOp>);
@@ -174,8 +174,8 @@ class RouteKeysOp : public tf::OpKernel {
     OP_REQUIRES_OK(c, c->GetAttr("num_tables", &num_tables));
     OP_REQUIRES_OK(c, inputs_.Init(c, num_tables));
     OP_REQUIRES_OK(c, c->GetAttr("ranks", &options_.ranks));
-    OP_REQUIRES_OK(c, c->GetAttr("reads_frozen", &options_.reads_frozen));
-    OP_REQUIRES_OK(c, c->GetAttr("keeps", &options_.keeps));
+    OP_REQUIRES_OK(c, c->GetAttr("reads_frozen", &options_.skip_read_only));
+    OP_REQUIRES_OK(c, c->GetAttr("keeps", &options_.refreshed));
   }
   void Compute(tf::OpKernelContext* c) override {
     TableResources resources;
@@ -184,9 +184,9 @@ class RouteKeysOp : public tf::OpKernel {
     int64_t batch = 0;
     OP_REQUIRES_OK(c, ReadTables(c, &resources, &tables));
     OP_REQUIRES_OK(c, inputs_.Read(c, &features, &batch));
-    RowParcels requests;
+    SendBuffer requests;
     OP_REQUIRES_OK(c, ToAbsl(RouteKeys(tables, features, options_, ParallelOf(c), &requests)));
-    const int64_t of_rank = static_cast<int64_t>(tables.size()) * (options_.keeps ? 2 : 1);
+    const int64_t of_rank = static_cast<int64_t>(tables.size()) * (options_.refreshed ? 2 : 1);
     OP_REQUIRES_OK(c, Output(c, 0, tf::TensorShape({options_.ranks, of_rank}), requests.sizes));
     const int64_t num_keys = static_cast<int64_t>(requests.keys.size());
     OP_REQUIRES_OK(c, Output(c, 1, tf::TensorShape({num_keys}), requests.keys));
@@ -205,21 +205,21 @@ absl::Status ReadFormat(tf::OpKernelContext* c, RowFormat* format) {
   return ReadScalar(c, c->num_inputs() - 1, "rounds", &format->rounds);
 }
 
-class ServeRowsOp : public tf::OpKernel {
+class PullRowsOp : public tf::OpKernel {
  public:
-  explicit ServeRowsOp(tf::OpKernelConstruction* c) : OpKernel(c) {
-    OP_REQUIRES_OK(c, c->GetAttr("makes_rows", &options_.makes_rows));
-    OP_REQUIRES_OK(c, c->GetAttr("keeps", &options_.format.keeps));
+  explicit PullRowsOp(tf::OpKernelConstruction* c) : OpKernel(c) {
+    OP_REQUIRES_OK(c, c->GetAttr("makes_rows", &options_.create_missing));
+    OP_REQUIRES_OK(c, c->GetAttr("keeps", &options_.format.refreshed));
     OP_REQUIRES_OK(c, c->GetAttr("own_rank", &options_.own_rank));
   }
   void Compute(tf::OpKernelContext* c) override {
-    TablesAndParcels in;
-    ServeOptions options = options_;
-    OP_REQUIRES_OK(c, in.Read(c, false, options.format.keeps));
+    TablesAndBuffer in;
+    PullOptions options = options_;
+    OP_REQUIRES_OK(c, in.Read(c, false, options.format.refreshed));
     OP_REQUIRES_OK(c, ReadFormat(c, &options.format));
     std::vector<uint8_t> bytes;
     std::vector<int64_t> rank_bytes;
-    OP_REQUIRES_OK(c, ToAbsl(ServeRows(in.tables, in.parcels, options, &bytes, &rank_bytes)));
+    OP_REQUIRES_OK(c, ToAbsl(PullRows(in.tables, in.buffer, options, &bytes, &rank_bytes)));
     const std::vector<int32_t> splits(rank_bytes.begin(), rank_bytes.end());
     const auto vector_of = [](size_t n) { return tf::TensorShape({static_cast<int64_t>(n)}); };
     OP_REQUIRES_OK(c, Output(c, 0, vector_of(bytes.size()), bytes));
@@ -227,35 +227,35 @@ class ServeRowsOp : public tf::OpKernel {
   }
 
  private:
-  ServeOptions options_;
+  PullOptions options_;
 };
 REGISTER_KERNEL_BUILDER(Name("SlipstreamServeRows").Device(tf::DEVICE_CPU),
-                        MemoryChecked<ServeRowsOp>);
+                        MemoryChecked<PullRowsOp>);
 
-class StoreCopiesOp : public tf::OpKernel {
+class StoreReplicasOp : public tf::OpKernel {
  public:
-  explicit StoreCopiesOp(tf::OpKernelConstruction* c) : OpKernel(c) {
-    OP_REQUIRES_OK(c, c->GetAttr("frozen", &options_.frozen));
-    OP_REQUIRES_OK(c, c->GetAttr("passed_over", &options_.passed_over));
-    OP_REQUIRES_OK(c, c->GetAttr("makes_room", &options_.makes_room));
-    OP_REQUIRES_OK(c, c->GetAttr("keeps", &options_.format.keeps));
+  explicit StoreReplicasOp(tf::OpKernelConstruction* c) : OpKernel(c) {
+    OP_REQUIRES_OK(c, c->GetAttr("frozen", &options_.read_only));
+    OP_REQUIRES_OK(c, c->GetAttr("passed_over", &options_.ignored_rank));
+    OP_REQUIRES_OK(c, c->GetAttr("makes_room", &options_.evict));
+    OP_REQUIRES_OK(c, c->GetAttr("keeps", &options_.format.refreshed));
   }
   void Compute(tf::OpKernelContext* c) override {
-    TablesAndParcels in;
-    CopyOptions options = options_;
-    OP_REQUIRES_OK(c, in.Read(c, false, options.format.keeps));
+    TablesAndBuffer in;
+    ReplicaOptions options = options_;
+    OP_REQUIRES_OK(c, in.Read(c, false, options.format.refreshed));
     OP_REQUIRES_OK(c, ReadFormat(c, &options.format));
     const tf::Tensor& rows = c->input(c->num_inputs() - 3);
     OP_REQUIRES(c, rows.dims() == 1, absl::InvalidArgumentError("rows must be a vector"));
-    OP_REQUIRES_OK(c, ToAbsl(StoreCopies(in.tables, in.parcels, rows.flat<uint8_t>().data(),
-                                         rows.NumElements(), options)));
+    OP_REQUIRES_OK(c, ToAbsl(StoreReplicas(in.tables, in.buffer, rows.flat<uint8_t>().data(),
+                                           rows.NumElements(), options)));
   }
 
  private:
-  CopyOptions options_;
+  ReplicaOptions options_;
 };
 REGISTER_KERNEL_BUILDER(Name("SlipstreamStoreCopies").Device(tf::DEVICE_CPU),
-                        MemoryChecked<StoreCopiesOp>);
+                        MemoryChecked<StoreReplicasOp>);
 
 }  // namespace
 }  // namespace slipstream

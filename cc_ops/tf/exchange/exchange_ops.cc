@@ -12,7 +12,7 @@ using tf::shape_inference::InferenceContext;
 using tf::shape_inference::ShapeHandle;
 
 // sizes [ranks, tables], keys [n], values [m].
-absl::Status ParcelsShape(InferenceContext* c) {
+absl::Status BufferShape(InferenceContext* c) {
   int ranks = 0;
   TF_RETURN_IF_ERROR(c->GetAttr("ranks", &ranks));
   c->set_output(0, c->Matrix(ranks, InferenceContext::kUnknownDim));
@@ -23,7 +23,7 @@ absl::Status ParcelsShape(InferenceContext* c) {
 
 }  // namespace
 
-#define SLIPSTREAM_PARCELS_DOC                                                         \
+#define SLIPSTREAM_SEND_BUFFER_DOC                                                     \
   "sizes: [ranks, tables], rows for each rank; with ranks = 1 all rows are for all.\n" \
   "keys: [n], by rank, then by table; each once.\n"                                    \
   "values: their rows behind each other, each as wide as its table.\n"                 \
@@ -40,13 +40,13 @@ REGISTER_OP("SlipstreamCollectGradients")
     .Output("keys: int64")
     .Output("values: float")
     .SetIsStateful()
-    .SetShapeFn(ParcelsShape)
+    .SetShapeFn(BufferShape)
     .Doc(
         "Sums the gradients of each key and gives out what the tables' policies let go: the sums "
         "themselves, or held ones that are due. No row changes.\n\n"
         "plan: scalar, from SlipstreamLookup.\n"
         "gradients: of its pooled outputs, in their shapes; all must be finite.\n"
-        "learning_rate: scalar.\n" SLIPSTREAM_PARCELS_DOC
+        "learning_rate: scalar.\n" SLIPSTREAM_SEND_BUFFER_DOC
         "counts_update: whether this is an update of the tables; else applying the rows to them "
         "is.\n");
 
@@ -58,10 +58,10 @@ REGISTER_OP("SlipstreamCollectHeld")
     .Output("keys: int64")
     .Output("values: float")
     .SetIsStateful()
-    .SetShapeFn(ParcelsShape)
+    .SetShapeFn(BufferShape)
     .Doc(
         "Gives out every gradient sum that the tables hold; they hold none then.\n\n"
-        "handles: scalars.\n" SLIPSTREAM_PARCELS_DOC);
+        "handles: scalars.\n" SLIPSTREAM_SEND_BUFFER_DOC);
 
 REGISTER_OP("SlipstreamApplyRows")
     .Input("handles: num_tables * resource")
@@ -103,11 +103,11 @@ REGISTER_OP("SlipstreamRouteKeys")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) -> absl::Status {
       int ranks = 0, num_tables = 0;
-      bool keeps = false;
+      bool refreshed = false;
       TF_RETURN_IF_ERROR(c->GetAttr("ranks", &ranks));
       TF_RETURN_IF_ERROR(c->GetAttr("num_tables", &num_tables));
-      TF_RETURN_IF_ERROR(c->GetAttr("keeps", &keeps));
-      c->set_output(0, c->Matrix(ranks, int64_t{num_tables} * (keeps ? 2 : 1)));
+      TF_RETURN_IF_ERROR(c->GetAttr("keeps", &refreshed));
+      c->set_output(0, c->Matrix(ranks, int64_t{num_tables} * (refreshed ? 2 : 1)));
       c->set_output(1, c->Vector(InferenceContext::kUnknownDim));
       return absl::OkStatus();
     })

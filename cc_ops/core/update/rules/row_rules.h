@@ -41,16 +41,16 @@ SLIPSTREAM_ALWAYS_INLINE float MoveBack(float step, float* value) {
   return *value - before;
 }
 
-// gradient: [dim]; with kTellsWay it becomes the way from the row as it was to what it is then.
+// gradient: [dim]; with kReturnsDelta it becomes the row after less the row before.
 // row: [dim], then its slots.
-template <UpdateRule::Kind kKind, bool kTellsWay>
+template <UpdateRule::Kind kKind, bool kReturnsDelta>
 SLIPSTREAM_ALWAYS_INLINE void ApplyRule(
     const UpdateRule& rule, float rate, int64_t dim,
-    std::conditional_t<kTellsWay, float, const float>* __restrict__ gradient,
+    std::conditional_t<kReturnsDelta, float, const float>* __restrict__ gradient,
     float* __restrict__ row) {
   const auto move = [&](int64_t j, float step) {
-    const float way = MoveBack(step, &row[j]);
-    if constexpr (kTellsWay) gradient[j] = way;
+    const float delta = MoveBack(step, &row[j]);
+    if constexpr (kReturnsDelta) gradient[j] = delta;
   };
   if constexpr (kKind == UpdateRule::Kind::kSgd) {
     for (int64_t j = 0; j < dim; ++j) move(j, rate * gradient[j]);

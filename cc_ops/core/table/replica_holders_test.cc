@@ -1,4 +1,4 @@
-#include "cc_ops/core/table/published_rows.h"
+#include "cc_ops/core/table/replica_holders.h"
 
 #include <gtest/gtest.h>
 
@@ -10,23 +10,23 @@ namespace {
 
 constexpr int64_t kDim = 2, kStride = 3;
 
-Status Publish(const std::vector<int64_t>& keys, float movement, PublishedRows* rows,
+Status Publish(const std::vector<int64_t>& keys, float movement, ReplicaHolders* rows,
                int ranks = 3) {
   return rows->Publish(keys.data(), static_cast<int64_t>(keys.size()), kStride, ranks, movement);
 }
 
-TEST(PublishedRows, FindsWhatIsPublished) {
-  PublishedRows rows;
-  EXPECT_EQ(rows.Find(5), PublishedRows::kNowhere);
+TEST(ReplicaHolders, FindsWhatIsPublished) {
+  ReplicaHolders rows;
+  EXPECT_EQ(rows.Find(5), ReplicaHolders::kNowhere);
   ASSERT_TRUE(Publish({5, -7}, 0.1f, &rows).ok());
   EXPECT_EQ(rows.size(), 2);
   EXPECT_EQ(rows.Find(-7), 1);
-  EXPECT_EQ(rows.Find(6), PublishedRows::kNowhere);
+  EXPECT_EQ(rows.Find(6), ReplicaHolders::kNowhere);
   EXPECT_GT(rows.bytes(), 2 * kStride * 4);
 }
 
-TEST(PublishedRows, AreSentAnewWhenTheyMovedFurther) {
-  PublishedRows rows;
+TEST(ReplicaHolders, AreSentAnewWhenTheyMovedFurther) {
+  ReplicaHolders rows;
   ASSERT_TRUE(Publish({5}, 0.5f, &rows).ok());
   const std::vector<float> first = {1.f, 2.f, 9.f}, near = {1.5f, 1.5f, 8.f},
                            far = {1.f, 2.6f, 7.f};
@@ -40,16 +40,16 @@ TEST(PublishedRows, AreSentAnewWhenTheyMovedFurther) {
   EXPECT_FALSE(rows.HasCopy(0, 1));
 }
 
-TEST(PublishedRows, OfNobodyAreAsTheyAre) {
-  PublishedRows rows;
+TEST(ReplicaHolders, OfNobodyAreAsTheyAre) {
+  ReplicaHolders rows;
   ASSERT_TRUE(Publish({5}, 10.f, &rows).ok());
   const std::vector<float> first = {1.f, 2.f, 0.f}, second = {1.1f, 2.f, 0.f};
   rows.Current(0, first.data(), kDim);
   EXPECT_EQ(rows.Current(0, second.data(), kDim)[0], 1.1f);
 }
 
-TEST(PublishedRows, WhatIsNoNumberIsFarFromAll) {
-  PublishedRows rows;
+TEST(ReplicaHolders, WhatIsNoNumberIsFarFromAll) {
+  ReplicaHolders rows;
   ASSERT_TRUE(Publish({5}, 10.f, &rows).ok());
   const float nan = std::numeric_limits<float>::quiet_NaN();
   const std::vector<float> first = {1.f, 2.f, 0.f}, second = {nan, 2.f, 0.f};
@@ -59,8 +59,8 @@ TEST(PublishedRows, WhatIsNoNumberIsFarFromAll) {
   EXPECT_FALSE(rows.HasCopy(0, 2));
 }
 
-TEST(PublishedRows, ThatStayAreRemembered) {
-  PublishedRows rows;
+TEST(ReplicaHolders, ThatStayAreRemembered) {
+  ReplicaHolders rows;
   ASSERT_TRUE(Publish({5, 6}, 10.f, &rows, 12).ok());
   const std::vector<float> row = {1.f, 2.f, 3.f}, now = {4.f, 4.f, 4.f};
   for (const int32_t place : {0, 1}) {
@@ -77,18 +77,18 @@ TEST(PublishedRows, ThatStayAreRemembered) {
   EXPECT_EQ(rows.Current(rows.Find(6), now.data(), kDim)[0], 4.f);
 }
 
-TEST(PublishedRows, AreSavedAndGivenBack) {
-  PublishedRows rows, other;
+TEST(ReplicaHolders, AreSavedAndGivenBack) {
+  ReplicaHolders rows, other;
   ASSERT_TRUE(Publish({5, 6}, 10.f, &rows).ok());
   ASSERT_TRUE(Publish({9}, 10.f, &other).ok());
   const std::vector<float> row = {1.f, 2.f, 3.f}, now = {4.f, 4.f, 4.f};
   rows.Current(1, row.data(), kDim);
   rows.SetHasCopy(1, 2);
   ASSERT_TRUE(other.Import(rows.Export(), kStride, 3).ok());
-  EXPECT_EQ(other.Find(9), PublishedRows::kNowhere);
+  EXPECT_EQ(other.Find(9), ReplicaHolders::kNowhere);
   EXPECT_TRUE(other.HasCopy(other.Find(6), 2));
   EXPECT_EQ(other.Current(other.Find(6), now.data(), kDim)[2], 3.f);
-  PublishedContents wrong = rows.Export();
+  ReplicaContents wrong = rows.Export();
   wrong.holders.pop_back();
   EXPECT_EQ(other.Import(wrong, kStride, 3).code(), StatusCode::kInvalidArgument);
   wrong = rows.Export();

@@ -1,7 +1,7 @@
-// What the owner of a sharded table has sent last of its hot rows, and to which ranks: those keep
-// their copies, and are sent a row again when it has moved away from them.
-#ifndef SLIPSTREAM_CC_OPS_CORE_TABLE_PUBLISHED_ROWS_H_
-#define SLIPSTREAM_CC_OPS_CORE_TABLE_PUBLISHED_ROWS_H_
+// What the owner of a sharded table has sent last of its hot rows, and which ranks have it as a
+// replica: they are sent a row again when it has moved away from that.
+#ifndef SLIPSTREAM_CC_OPS_CORE_TABLE_REPLICA_HOLDERS_H_
+#define SLIPSTREAM_CC_OPS_CORE_TABLE_REPLICA_HOLDERS_H_
 
 #include <cstdint>
 #include <vector>
@@ -12,18 +12,18 @@
 namespace slipstream {
 
 // All of it, to be saved.
-struct PublishedContents {
+struct ReplicaContents {
   std::vector<int64_t> keys;     // [n]
   std::vector<float> rows;       // [n, stride]; of a row that no rank has a copy of, 0
   std::vector<uint8_t> holders;  // [n, HolderBytes]; bit r of a row: rank r has a copy
 };
 
-class PublishedRows {
+class ReplicaHolders {
  public:
   static constexpr int32_t kNowhere = KeyMapEntry::kNowhere;
   static int64_t HolderBytes(int ranks) { return (ranks + 7) / 8; }
 
-  // Says of which rows copies are kept from now on. What was sent of rows that stay among them
+  // Says of which rows ranks have replicas from now on. What was sent of rows that stay among them
   // remains known.
   //   keys: [n]; of one given twice the first counts. stride: floats of a row with its slots.
   //   movement: distance, of any value, from which a copy is too old.
@@ -36,7 +36,7 @@ class PublishedRows {
   int ranks() const { return ranks_; }
   int64_t stride() const { return stride_; }
 
-  // The place of a key; kNowhere if no copies of its row are kept.
+  // The index of a key; kNowhere if its row has no replicas.
   int32_t Find(int64_t key) const { return map_.view().Find(key).index; }
 
   // What ranks are to have as a copy of the row at `place`: what was sent last or, if the row has
@@ -50,17 +50,17 @@ class PublishedRows {
     *Holder(place, rank) |= static_cast<uint8_t>(1u << (rank % 8));
   }
 
-  PublishedContents Export() const { return {keys_, rows_, holders_}; }
+  ReplicaContents Export() const { return {keys_, rows_, holders_}; }
   // Replaces what was sent; the movement stays. InvalidArgument for arrays of the wrong length and
   // values that are not finite, else as Publish: nothing has changed then.
-  Status Import(PublishedContents contents, int64_t stride, int ranks);
+  Status Import(ReplicaContents contents, int64_t stride, int ranks);
 
  private:
   uint8_t* Holder(int32_t place, int rank) {
     return holders_.data() + place * HolderBytes(ranks_) + rank / 8;
   }
   const uint8_t* Holder(int32_t place, int rank) const {
-    return const_cast<PublishedRows*>(this)->Holder(place, rank);
+    return const_cast<ReplicaHolders*>(this)->Holder(place, rank);
   }
 
   float movement_ = 0.f;
@@ -74,4 +74,4 @@ class PublishedRows {
 
 }  // namespace slipstream
 
-#endif  // SLIPSTREAM_CC_OPS_CORE_TABLE_PUBLISHED_ROWS_H_
+#endif  // SLIPSTREAM_CC_OPS_CORE_TABLE_REPLICA_HOLDERS_H_

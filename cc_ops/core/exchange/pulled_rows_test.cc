@@ -1,4 +1,4 @@
-#include "cc_ops/core/exchange/served_rows.h"
+#include "cc_ops/core/exchange/pulled_rows.h"
 
 #include <gtest/gtest.h>
 
@@ -47,7 +47,7 @@ std::vector<std::vector<float>> MakeRows(const EmbeddingTable& table, int64_t ro
   return made;
 }
 
-TEST(ServedRows, ComeBackAsTheyWere) {
+TEST(PulledRows, ComeBackAsTheyWere) {
   std::mt19937 random(1);
   for (const Kind kind : {Kind::kSgd, Kind::kAdagrad, Kind::kRowWiseAdagrad, Kind::kAdam}) {
     for (const int64_t dim : {1, 3, 16}) {
@@ -69,18 +69,18 @@ TEST(ServedRows, ComeBackAsTheyWere) {
           ASSERT_EQ(static_cast<int64_t>(bytes.size()), 2 + size);
 
           std::vector<int64_t> keys(static_cast<size_t>(count));
-          const RowParcelsView view = {1, &count, keys.data(), count, nullptr, 0};
-          EXPECT_TRUE(CheckServedRows({table.get()}, view, format, bytes.data() + 2, size).ok());
-          EXPECT_EQ(CheckServedRows({table.get()}, view, format, bytes.data() + 2, size - 1).ok(),
+          const SendBufferView view = {1, &count, keys.data(), count, nullptr, 0};
+          EXPECT_TRUE(CheckPulledRows({table.get()}, view, format, bytes.data() + 2, size).ok());
+          EXPECT_EQ(CheckPulledRows({table.get()}, view, format, bytes.data() + 2, size - 1).ok(),
                     false);
           RowUnpacker unpacker(*table, format, count, bytes.data() + 2);
           for (int64_t key = 0; key < count; ++key) {
             const auto& own = rows[static_cast<size_t>(key)];
             std::vector<float> copy(own.size(), 42.f);
             unpacker.Next(key, copy.data());
-            const bool is_told = key % 3 == 0;
+            const bool is_new = key % 3 == 0;
             for (int64_t j = 0; j < dim; ++j) {
-              const float allowed = format.rounds && !is_told ? std::fabs(own[j]) / 256.f : 0.f;
+              const float allowed = format.rounds && !is_new ? std::fabs(own[j]) / 256.f : 0.f;
               EXPECT_NEAR(copy[j], own[j], allowed) << key;
             }
             if (kind == Kind::kSgd) continue;
@@ -93,8 +93,8 @@ TEST(ServedRows, ComeBackAsTheyWere) {
             }
           }
           EXPECT_EQ(unpacker.End(), bytes.data() + bytes.size());
-          RowUnpacker passed_over(*table, format, count, bytes.data() + 2);
-          EXPECT_EQ(passed_over.End(), bytes.data() + bytes.size());
+          RowUnpacker ignored_rank(*table, format, count, bytes.data() + 2);
+          EXPECT_EQ(ignored_rank.End(), bytes.data() + bytes.size());
         }
       }
     }
@@ -102,7 +102,7 @@ TEST(ServedRows, ComeBackAsTheyWere) {
 }
 
 // A table that was imported without its slots has rows that are not as they start.
-TEST(ServedRows, RowsWithNewSlotsAndOtherValuesAreGiven) {
+TEST(PulledRows, RowsWithNewSlotsAndOtherValuesAreGiven) {
   auto table = MakeTable(Kind::kAdagrad, 2);
   std::mt19937 random(1);
   auto row = MakeRows(*table, 1, &random)[0];
@@ -115,7 +115,7 @@ TEST(ServedRows, RowsWithNewSlotsAndOtherValuesAreGiven) {
   EXPECT_EQ(copy, (std::vector<float>{row[0], row[1], 0.f, 0.f}));
 }
 
-TEST(ServedRows, RoundingKeepsWhatIsNoNumber) {
+TEST(PulledRows, RoundingKeepsWhatIsNoNumber) {
   auto table = MakeTable(Kind::kSgd, 4);
   const float infinity = std::numeric_limits<float>::infinity();
   const float row[] = {std::nanf(""), infinity, -infinity, std::numeric_limits<float>::max()};

@@ -1,4 +1,4 @@
-#include "cc_ops/core/exchange/row_exchange.h"
+#include "cc_ops/core/exchange/push.h"
 
 #include <algorithm>
 #include <atomic>
@@ -16,37 +16,37 @@
 namespace slipstream {
 namespace {
 
-// Puts collected rows into their owners' parcels. What it needs memory for is made first: rows that
-// were collected are held nowhere else.
-class ParcelPacker {
+// Puts collected rows into their owners' buffer. What it needs memory for is made first: rows that
+// were collected are nowhere else.
+class SendBufferWriter {
  public:
   // most: [tables], rows that may be collected.
-  ParcelPacker(const std::vector<EmbeddingTable*>& tables, const std::vector<int64_t>& most,
-               int ranks, RowParcels* parcels)
-      : tables_(tables), ranks_(ranks), parcels_(parcels) {
+  SendBufferWriter(const std::vector<EmbeddingTable*>& tables, const std::vector<int64_t>& most,
+                   int ranks, SendBuffer* buffer)
+      : tables_(tables), ranks_(ranks), buffer_(buffer) {
     size_t rows = 0, values = 0;
     for (size_t t = 0; t < tables.size(); ++t) {
       rows += static_cast<size_t>(most[t]);
       values += static_cast<size_t>(most[t] * tables[t]->dim());
     }
-    parcels->ranks = ranks;
-    parcels->sizes.assign(static_cast<size_t>(ranks) * tables.size(), 0);
-    parcels->keys.clear();
-    parcels->values.clear();
-    parcels->keys.reserve(rows);
-    parcels->values.reserve(values);
-    ends_.resize(parcels->sizes.size());
+    buffer->ranks = ranks;
+    buffer->sizes.assign(static_cast<size_t>(ranks) * tables.size(), 0);
+    buffer->keys.clear();
+    buffer->values.clear();
+    buffer->keys.reserve(rows);
+    buffer->values.reserve(values);
+    ends_.resize(buffer->sizes.size());
     rows_.reserve(rows);
   }
 
   // How much may be collected.
-  int64_t most_rows() const { return static_cast<int64_t>(parcels_->keys.capacity()); }
-  int64_t most_values() const { return static_cast<int64_t>(parcels_->values.capacity()); }
+  int64_t most_rows() const { return static_cast<int64_t>(buffer_->keys.capacity()); }
+  int64_t most_values() const { return static_cast<int64_t>(buffer_->values.capacity()); }
 
   // parts: [tasks][tables], in order.
   void Pack(const std::vector<std::vector<CollectedRows>>& parts) {
     const size_t num_tables = tables_.size();
-    std::vector<int64_t>& sizes = parcels_->sizes;
+    std::vector<int64_t>& sizes = buffer_->sizes;
     for (const auto& part : parts) {
       for (size_t t = 0; t < num_tables; ++t) {
         for (const int64_t key : part[t].keys) ++sizes[OwnerOfKey(key) * num_tables + t];
@@ -71,8 +71,8 @@ class ParcelPacker {
       std::sort(rows_.begin() + ends_[i] - sizes[i], rows_.begin() + ends_[i]);
       for (int64_t r = ends_[i] - sizes[i]; r < ends_[i]; ++r) {
         const float* row = rows_[r].second;
-        parcels_->keys.push_back(rows_[r].first);
-        parcels_->values.insert(parcels_->values.end(), row, row + tables_[i % num_tables]->dim());
+        buffer_->keys.push_back(rows_[r].first);
+        buffer_->values.insert(buffer_->values.end(), row, row + tables_[i % num_tables]->dim());
       }
     }
   }
@@ -84,9 +84,9 @@ class ParcelPacker {
 
   const std::vector<EmbeddingTable*>& tables_;
   const int ranks_;
-  RowParcels* parcels_;
+  SendBuffer* buffer_;
   std::vector<int64_t> ends_;                           // [ranks * tables], in `rows_`
-  std::vector<std::pair<int64_t, const float*>> rows_;  // by parcel
+  std::vector<std::pair<int64_t, const float*>> rows_;  // by part
 };
 
 void Reserve(int64_t rows, int64_t dim, CollectedRows* collected) {
@@ -94,21 +94,21 @@ void Reserve(int64_t rows, int64_t dim, CollectedRows* collected) {
   collected->rows.reserve(static_cast<size_t>(rows * dim));
 }
 
-// One table's rows in all parcels, in their order.
+// One table's rows in all buffer, in their order.
 struct TableRows {
   std::vector<int64_t> keys;
   std::vector<const float*> rows;
 };
 
-// Of parcels that were checked.
+// Of buffer that were checked.
 std::vector<TableRows> Unpack(const std::vector<EmbeddingTable*>& tables,
-                              const RowParcelsView& parcels) {
+                              const SendBufferView& buffer) {
   std::vector<TableRows> unpacked(tables.size());
-  const int64_t* key = parcels.keys;
-  const float* value = parcels.values;
-  for (int rank = 0; rank < parcels.ranks; ++rank) {
+  const int64_t* key = buffer.keys;
+  const float* value = buffer.values;
+  for (int rank = 0; rank < buffer.ranks; ++rank) {
     for (size_t t = 0; t < tables.size(); ++t) {
-      const int64_t size = parcels.sizes[static_cast<size_t>(rank) * tables.size() + t];
+      const int64_t size = buffer.sizes[static_cast<size_t>(rank) * tables.size() + t];
       TableRows& rows = unpacked[t];
       rows.keys.insert(rows.keys.end(), key, key + size);
       key += size;
@@ -172,13 +172,13 @@ void ForEachKey(const std::vector<Arrival>& arrivals, CellRange range, const Fn&
 // Applies sums to the rows of one table, in two passes: only the first needs memory.
 class RowUpdater {
  public:
-  RowUpdater(EmbeddingTable* table, float rate, float scale, bool makes_rows)
+  RowUpdater(EmbeddingTable* table, float rate, float scale, bool create_missing)
       : table_(table),
         rule_(table->options().rule),
         dim_(table->dim()),
         rate_(rate),
         scale_(scale),
-        makes_rows_(makes_rows),
+        create_missing_(create_missing),
         sum_(static_cast<size_t>(dim_)),
         before_(static_cast<size_t>(dim_)) {}
 
@@ -189,8 +189,8 @@ class RowUpdater {
       const int64_t key = arrivals[begin].key;
       const uint64_t hash = HashKey(key);
       FoundRow& place = (*found)[begin];
-      place.row = makes_rows_ ? table_->rows().FindOrInsert(key, hash, 0.f, &place.slot)
-                              : table_->rows().Find(key, hash, &place.slot);
+      place.row = create_missing_ ? table_->rows().FindOrInsert(key, hash, 0.f, &place.slot)
+                                  : table_->rows().Find(key, hash, &place.slot);
     });
   }
 
@@ -222,20 +222,20 @@ class RowUpdater {
   const UpdateRule rule_;
   const int64_t dim_;
   const float rate_, scale_;
-  const bool makes_rows_;
+  const bool create_missing_;
   std::vector<float> sum_, before_;
 };
 
 }  // namespace
 
-Status CheckParcels(const std::vector<EmbeddingTable*>& tables, const RowParcelsView& parcels,
-                    const std::vector<int64_t>& row_floats) {
+Status CheckSendBuffer(const std::vector<EmbeddingTable*>& tables, const SendBufferView& buffer,
+                       const std::vector<int64_t>& row_floats) {
   int64_t keys = 0, values = 0;
-  for (int rank = 0; rank < parcels.ranks; ++rank) {
+  for (int rank = 0; rank < buffer.ranks; ++rank) {
     for (size_t t = 0; t < tables.size(); ++t) {
-      const int64_t size = parcels.sizes[static_cast<size_t>(rank) * tables.size() + t];
+      const int64_t size = buffer.sizes[static_cast<size_t>(rank) * tables.size() + t];
       const int64_t floats = row_floats[t];
-      const int64_t keys_left = parcels.num_keys - keys, values_left = parcels.num_values - values;
+      const int64_t keys_left = buffer.num_keys - keys, values_left = buffer.num_values - values;
       if (size < 0 || size > keys_left || size * floats > values_left) {
         return InvalidArgument(
             "sizes[" + std::to_string(rank) + ", " + std::to_string(t) + "] is " +
@@ -247,18 +247,18 @@ Status CheckParcels(const std::vector<EmbeddingTable*>& tables, const RowParcels
       values += size * floats;
     }
   }
-  if (keys != parcels.num_keys || values != parcels.num_values) {
+  if (keys != buffer.num_keys || values != buffer.num_values) {
     return InvalidArgument("sizes name " + std::to_string(keys) + " keys and " +
                            std::to_string(values) + " values; there are " +
-                           std::to_string(parcels.num_keys) + " and " +
-                           std::to_string(parcels.num_values));
+                           std::to_string(buffer.num_keys) + " and " +
+                           std::to_string(buffer.num_values));
   }
   return OkStatus();
 }
 
 Status CollectGradients(const LookupPlan& plan, const std::vector<PooledGradient>& gradients,
                         const CollectOptions& options, const Parallel& parallel,
-                        RowParcels* parcels) {
+                        SendBuffer* buffer) {
   Status status = CheckFinite(plan, gradients, options.learning_rate, parallel);
   if (!status.ok()) return status;
   const ExclusiveTableLocks locks(plan.tables);
@@ -287,7 +287,7 @@ Status CollectGradients(const LookupPlan& plan, const std::vector<PooledGradient
         most[t] += of_task[t];
       }
     }
-    ParcelPacker packer(plan.tables, most, options.ranks, parcels);
+    SendBufferWriter packer(plan.tables, most, options.ranks, buffer);
     status = options.reserve(packer.most_rows(), packer.most_values());
     if (!status.ok()) return status;
     parallel.run(parallel.threads, [&](int task) {
@@ -310,7 +310,7 @@ Status CollectGradients(const LookupPlan& plan, const std::vector<PooledGradient
 }
 
 Status CollectAllDeferred(const std::vector<EmbeddingTable*>& tables, const CollectOptions& options,
-                          RowParcels* parcels) try {
+                          SendBuffer* buffer) try {
   const ExclusiveTableLocks locks(tables);
   std::vector<std::vector<CollectedRows>> parts(1, std::vector<CollectedRows>(tables.size()));
   std::vector<PolicyScratch> scratches;
@@ -320,7 +320,7 @@ Status CollectAllDeferred(const std::vector<EmbeddingTable*>& tables, const Coll
     Reserve(most[t], tables[t]->dim(), &parts[0][t]);
     scratches.emplace_back(tables[t]->dim());
   }
-  ParcelPacker packer(tables, most, options.ranks, parcels);
+  SendBufferWriter packer(tables, most, options.ranks, buffer);
   const Status status = options.reserve(packer.most_rows(), packer.most_values());
   if (!status.ok()) return status;
   for (size_t t = 0; t < tables.size(); ++t) {
@@ -332,16 +332,16 @@ Status CollectAllDeferred(const std::vector<EmbeddingTable*>& tables, const Coll
   return OutOfMemory("collecting deferred gradients", tables);
 }
 
-Status ApplyRows(const std::vector<EmbeddingTable*>& tables, const RowParcelsView& parcels,
-                 float learning_rate, float scale, bool makes_rows, const Parallel& parallel) {
+Status ApplyRows(const std::vector<EmbeddingTable*>& tables, const SendBufferView& buffer,
+                 float learning_rate, float scale, bool create_missing, const Parallel& parallel) {
   std::vector<int64_t> dims;
   for (const EmbeddingTable* table : tables) dims.push_back(table->dim());
-  Status status = CheckParcels(tables, parcels, dims);
+  Status status = CheckSendBuffer(tables, buffer, dims);
   if (!status.ok()) return status;
   const ExclusiveTableLocks locks(tables);
   const size_t num_tables = tables.size();
   try {
-    const std::vector<TableRows> rows = Unpack(tables, parcels);
+    const std::vector<TableRows> rows = Unpack(tables, buffer);
     for (size_t t = 0; t < num_tables && status.ok(); ++t) {
       status = CheckRowsFinite(*tables[t], rows[t]);
     }
@@ -357,7 +357,7 @@ Status ApplyRows(const std::vector<EmbeddingTable*>& tables, const RowParcelsVie
       for (EmbeddingTable* table : tables) {
         const int64_t step = table->updates().step() + 1;
         const float rate = table->options().rule.EffectiveRate(learning_rate, step);
-        updaters.emplace_back(table, rate, scale, makes_rows);
+        updaters.emplace_back(table, rate, scale, create_missing);
       }
     }
     std::vector<std::atomic<int64_t>> dropped(num_tables);

@@ -1,4 +1,4 @@
-#include "cc_ops/core/table/published_rows.h"
+#include "cc_ops/core/table/replica_holders.h"
 
 #include <algorithm>
 #include <cmath>
@@ -8,8 +8,8 @@
 
 namespace slipstream {
 
-Status PublishedRows::Publish(const int64_t* keys, int64_t n, int64_t stride, int ranks,
-                              float movement) {
+Status ReplicaHolders::Publish(const int64_t* keys, int64_t n, int64_t stride, int ranks,
+                               float movement) {
   KeyMap map;
   const Status status = map.Build(keys, nullptr, n);
   if (!status.ok()) return status;
@@ -43,13 +43,13 @@ Status PublishedRows::Publish(const int64_t* keys, int64_t n, int64_t stride, in
   return OkStatus();
 }
 
-int64_t PublishedRows::bytes() const {
+int64_t ReplicaHolders::bytes() const {
   return map_.view().bytes() +
          static_cast<int64_t>(keys_.capacity() * sizeof(int64_t) +
                               rows_.capacity() * sizeof(float) + holders_.capacity());
 }
 
-const float* PublishedRows::Current(int32_t place, const float* row, int64_t dim) {
+const float* ReplicaHolders::Current(int32_t place, const float* row, int64_t dim) {
   float* sent = rows_.data() + place * stride_;
   const int64_t holder_bytes = HolderBytes(ranks_);
   uint8_t* holders = holders_.data() + place * holder_bytes;
@@ -65,7 +65,7 @@ const float* PublishedRows::Current(int32_t place, const float* row, int64_t dim
   return sent;
 }
 
-Status PublishedRows::Import(PublishedContents contents, int64_t stride, int ranks) {
+Status ReplicaHolders::Import(ReplicaContents contents, int64_t stride, int ranks) {
   const int64_t n = static_cast<int64_t>(contents.keys.size());
   if (static_cast<int64_t>(contents.rows.size()) != n * stride ||
       static_cast<int64_t>(contents.holders.size()) != n * HolderBytes(ranks)) {

@@ -1,7 +1,7 @@
-// Gradient rows on their way between processes: collected from a batch, packed by
-// rank and table, and applied where they arrive.
-#ifndef SLIPSTREAM_CC_OPS_CORE_EXCHANGE_ROW_EXCHANGE_H_
-#define SLIPSTREAM_CC_OPS_CORE_EXCHANGE_ROW_EXCHANGE_H_
+// Gradient rows on their way between ranks: collected from a batch, put into a send buffer by rank
+// and table, and applied where they arrive.
+#ifndef SLIPSTREAM_CC_OPS_CORE_EXCHANGE_PUSH_H_
+#define SLIPSTREAM_CC_OPS_CORE_EXCHANGE_PUSH_H_
 
 #include <cstdint>
 #include <functional>
@@ -21,7 +21,7 @@ inline int OwnerOf(int64_t key, int ranks) {
 
 // Keys and rows for, or from, several ranks: by rank, then by table. What is collected
 // ascends by key within a rank and table.
-struct RowParcels {
+struct SendBuffer {
   int ranks = 1;
   std::vector<int64_t> sizes;  // [ranks, tables], rows
   std::vector<int64_t> keys;   // [n]
@@ -29,7 +29,7 @@ struct RowParcels {
 };
 
 // The same in memory of others.
-struct RowParcelsView {
+struct SendBufferView {
   int ranks = 1;
   const int64_t* sizes = nullptr;
   const int64_t* keys = nullptr;
@@ -38,10 +38,10 @@ struct RowParcelsView {
   int64_t num_values = 0;
 };
 
-// InvalidArgument, naming the place, if sizes, keys and values do not fit together.
+// InvalidArgument, naming the index, if sizes, keys and values do not fit together.
 // row_floats: [tables], of a row; 0 where keys come without values.
-Status CheckParcels(const std::vector<EmbeddingTable*>& tables, const RowParcelsView& parcels,
-                    const std::vector<int64_t>& row_floats);
+Status CheckSendBuffer(const std::vector<EmbeddingTable*>& tables, const SendBufferView& buffer,
+                       const std::vector<int64_t>& row_floats);
 
 struct CollectOptions {
   float learning_rate = 0.f;  // decides how far a sum would move its row
@@ -58,26 +58,26 @@ struct CollectOptions {
 
 // Sums the gradients of each distinct key, as ApplyGradients does, and collects what
 // the tables' policies do not defer: the sums of this batch, or deferred ones that are due. A
-// key's rows go to the rank that owns it; with ranks = 1 all go into one parcel. The
+// key's rows go to the rank that owns it; with ranks = 1 all go to everybody. The
 // order of rows does not depend on the number of threads. InvalidArgument on a
-// gradient that is not finite: nothing is held or collected then. Takes the tables'
+// gradient that is not finite: nothing is deferred or collected then. Takes the tables'
 // mutexes.
 Status CollectGradients(const LookupPlan& plan, const std::vector<PooledGradient>& gradients,
                         const CollectOptions& options, const Parallel& parallel,
-                        RowParcels* parcels);
+                        SendBuffer* buffer);
 
 // Collects every deferred gradient of the tables. Takes the tables' mutexes.
 Status CollectAllDeferred(const std::vector<EmbeddingTable*>& tables, const CollectOptions& options,
-                          RowParcels* parcels);
+                          SendBuffer* buffer);
 
 // Applies gradient rows: those of a key are added in the order in which they come,
 // multiplied by `scale`, and applied as one gradient in one update of every table.
 // makes_rows: whether a key without a row gets one, without an access; else its rows
 // are counted as dropped updates. InvalidArgument if sizes, keys and values do not
 // fit together, or a value is not finite: no row is changed then. Takes the mutexes.
-Status ApplyRows(const std::vector<EmbeddingTable*>& tables, const RowParcelsView& parcels,
-                 float learning_rate, float scale, bool makes_rows, const Parallel& parallel);
+Status ApplyRows(const std::vector<EmbeddingTable*>& tables, const SendBufferView& buffer,
+                 float learning_rate, float scale, bool create_missing, const Parallel& parallel);
 
 }  // namespace slipstream
 
-#endif  // SLIPSTREAM_CC_OPS_CORE_EXCHANGE_ROW_EXCHANGE_H_
+#endif  // SLIPSTREAM_CC_OPS_CORE_EXCHANGE_PUSH_H_

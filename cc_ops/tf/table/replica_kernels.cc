@@ -4,7 +4,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "cc_ops/core/table/published_rows.h"
+#include "cc_ops/core/table/replica_holders.h"
 #include "cc_ops/tf/base/kernel_values.h"
 #include "cc_ops/tf/base/memory_checked.h"
 #include "cc_ops/tf/table/one_table_op.h"
@@ -34,8 +34,8 @@ class PublishOp : public OneTableOp {
     }
     const tf::Tensor& keys = c->input(1);
     const ExclusiveLock lock(table->mutex());
-    return ToAbsl(table->published().Publish(keys.flat<int64_t>().data(), keys.NumElements(),
-                                             StrideOf(*table), ranks_, movement));
+    return ToAbsl(table->replicas().Publish(keys.flat<int64_t>().data(), keys.NumElements(),
+                                            StrideOf(*table), ranks_, movement));
   }
 
  private:
@@ -50,12 +50,12 @@ class ExportPublishedOp : public OneTableOp {
 
  protected:
   absl::Status Run(tf::OpKernelContext* c, EmbeddingTable* table) override {
-    PublishedContents contents;
+    ReplicaContents contents;
     int64_t holder_bytes = 0;
     {
       const SharedLock lock(table->mutex());
-      contents = table->published().Export();
-      holder_bytes = PublishedRows::HolderBytes(table->published().ranks());
+      contents = table->replicas().Export();
+      holder_bytes = ReplicaHolders::HolderBytes(table->replicas().ranks());
     }
     const int64_t n = static_cast<int64_t>(contents.keys.size());
     TF_RETURN_IF_ERROR(Output(c, 0, tf::TensorShape({n}), contents.keys));
@@ -80,12 +80,12 @@ class ImportPublishedOp : public OneTableOp {
     const auto keys = c->input(1).flat<int64_t>();
     const auto rows = c->input(2).flat<float>();
     const auto holders = c->input(3).flat<uint8_t>();
-    PublishedContents contents;
+    ReplicaContents contents;
     contents.keys.assign(keys.data(), keys.data() + keys.size());
     contents.rows.assign(rows.data(), rows.data() + rows.size());
     contents.holders.assign(holders.data(), holders.data() + holders.size());
     const ExclusiveLock lock(table->mutex());
-    return ToAbsl(table->published().Import(std::move(contents), StrideOf(*table), ranks_));
+    return ToAbsl(table->replicas().Import(std::move(contents), StrideOf(*table), ranks_));
   }
 
  private:

@@ -1,4 +1,4 @@
-#include "cc_ops/core/exchange/row_serving.h"
+#include "cc_ops/core/exchange/pull.h"
 
 #include <gtest/gtest.h>
 
@@ -37,37 +37,37 @@ struct Request {
   explicit Request(std::vector<int64_t> wanted) : keys(std::move(wanted)) {
     sizes = {static_cast<int64_t>(keys.size())};
   }
-  RowParcelsView Keys() const {
+  SendBufferView Keys() const {
     return {1, sizes.data(), keys.data(), static_cast<int64_t>(keys.size()), nullptr, 0};
   }
-  Status Serve(const std::vector<EmbeddingTable*>& tables, bool makes_rows,
+  Status Serve(const std::vector<EmbeddingTable*>& tables, bool create_missing,
                bool with_summary = false) {
-    ServeOptions options;
-    options.makes_rows = makes_rows;
+    PullOptions options;
+    options.create_missing = create_missing;
     options.format.with_summary = with_summary;
     std::vector<int64_t> rank_bytes;
-    const Status status = ServeRows(tables, Keys(), options, &bytes, &rank_bytes);
+    const Status status = PullRows(tables, Keys(), options, &bytes, &rank_bytes);
     if (status.ok()) {
       EXPECT_EQ(rank_bytes, std::vector<int64_t>{static_cast<int64_t>(bytes.size())});
     }
     return status;
   }
-  Status Store(const std::vector<EmbeddingTable*>& copies, const CopyOptions& options) const {
-    return StoreCopies(copies, Keys(), bytes.data(), static_cast<int64_t>(bytes.size()), options);
+  Status Store(const std::vector<EmbeddingTable*>& copies, const ReplicaOptions& options) const {
+    return StoreReplicas(copies, Keys(), bytes.data(), static_cast<int64_t>(bytes.size()), options);
   }
   std::vector<int64_t> keys, sizes;
   std::vector<uint8_t> bytes;
 };
 
 std::vector<int64_t> Route(EmbeddingTable* copies, const std::vector<int64_t>& keys, int ranks,
-                           bool reads_frozen = true, std::vector<int64_t>* sizes = nullptr) {
+                           bool skip_read_only = true, std::vector<int64_t>* sizes = nullptr) {
   FeatureView view;
   view.batch = view.num_keys = static_cast<int64_t>(keys.size());
   view.keys = keys.data();
-  RowParcels requests;
+  SendBuffer requests;
   RouteOptions options;
   options.ranks = ranks;
-  options.reads_frozen = reads_frozen;
+  options.skip_read_only = skip_read_only;
   EXPECT_TRUE(RouteKeys({copies}, {view}, options, Parallel(), &requests).ok());
   if (sizes != nullptr) *sizes = requests.sizes;
   return requests.keys;
@@ -77,17 +77,17 @@ TEST(Route, AsksOwnersForDistinctKeys) {
   auto copies = MakeTable(Kind::kSgd);
   std::vector<int64_t> keys, sizes;
   for (int64_t i = 0; i < 500; ++i) keys.push_back(i * i % 97 - 20);
-  const std::vector<int64_t> asked = Route(copies.get(), keys, 3, true, &sizes);
-  EXPECT_EQ(std::set<int64_t>(asked.begin(), asked.end()),
+  const std::vector<int64_t> requested = Route(copies.get(), keys, 3, true, &sizes);
+  EXPECT_EQ(std::set<int64_t>(requested.begin(), requested.end()),
             std::set<int64_t>(keys.begin(), keys.end()));
-  EXPECT_EQ(std::set<int64_t>(asked.begin(), asked.end()).size(), asked.size());
+  EXPECT_EQ(std::set<int64_t>(requested.begin(), requested.end()).size(), requested.size());
   ASSERT_EQ(sizes.size(), 3u);
   size_t place = 0;
   for (int rank = 0; rank < 3; ++rank) {
     EXPECT_GT(sizes[rank], 0);
-    for (int64_t i = 0; i < sizes[rank]; ++i) EXPECT_EQ(OwnerOf(asked[place++], 3), rank);
+    for (int64_t i = 0; i < sizes[rank]; ++i) EXPECT_EQ(OwnerOf(requested[place++], 3), rank);
   }
-  EXPECT_EQ(place, asked.size());
+  EXPECT_EQ(place, requested.size());
   EXPECT_EQ(copies->rows().size(), 0);
   EXPECT_TRUE(Route(copies.get(), {}, 2).empty());
 }
@@ -116,11 +116,11 @@ TEST(Serve, TellsTheBytesOfEachRank) {
     uint32_t slot = 0;
     owner->rows().FindOrInsert(key, HashKey(key), 0.f, &slot)[0] = 42.f;
   }
-  ServeOptions options;
+  PullOptions options;
   std::vector<uint8_t> bytes;
   std::vector<int64_t> rank_bytes;
-  ASSERT_TRUE(ServeRows({owner.get()}, {3, sizes.data(), keys.data(), 3, nullptr, 0}, options,
-                        &bytes, &rank_bytes)
+  ASSERT_TRUE(PullRows({owner.get()}, {3, sizes.data(), keys.data(), 3, nullptr, 0}, options,
+                       &bytes, &rank_bytes)
                   .ok());
   EXPECT_EQ(rank_bytes, (std::vector<int64_t>{1 + 4 * kDim, 0, 1 + 8 * kDim}));
 }
@@ -152,7 +152,7 @@ TEST(Copies, HoldWhatTheOwnerServed) {
   auto owner = MakeTable(Kind::kAdagrad), copies = MakeTable(Kind::kAdagrad, 50);
   Request request({5, 6});
   ASSERT_TRUE(request.Serve({owner.get()}, true, false).ok());
-  ASSERT_TRUE(request.Store({copies.get()}, CopyOptions()).ok());
+  ASSERT_TRUE(request.Store({copies.get()}, ReplicaOptions()).ok());
   for (const int64_t key : {5, 6}) {
     const float *own = owner->rows().Find(key, HashKey(key)),
                 *copy = copies->rows().Find(key, HashKey(key));
@@ -165,7 +165,7 @@ TEST(Copies, HoldWhatTheOwnerServed) {
   // What comes later replaces it.
   owner->rows().Find(5, HashKey(5))[0] = 42.f;
   ASSERT_TRUE(request.Serve({owner.get()}, true, false).ok());
-  ASSERT_TRUE(request.Store({copies.get()}, CopyOptions()).ok());
+  ASSERT_TRUE(request.Store({copies.get()}, ReplicaOptions()).ok());
   EXPECT_EQ(copies->rows().Find(5, HashKey(5))[0], 42.f);
 }
 
@@ -180,11 +180,11 @@ TEST(Copies, WithoutSummaryNeverUnderestimateAMovement) {
     const std::vector<float> gradient = {0.5f, 0.1f, -0.2f, 0.3f};
     rule.Apply(0.1f, kDim, gradient.data(), own);
     ASSERT_TRUE(request.Serve({owner.get()}, true, true).ok());
-    CopyOptions options;
+    ReplicaOptions options;
     options.format.with_summary = true;
     ASSERT_TRUE(request.Store({copies.get()}, options).ok());
-    options = CopyOptions();
-    options.frozen = true;
+    options = ReplicaOptions();
+    options.read_only = true;
     // The owner's may have become smaller since.
     rule.InitSlots(kDim, own + kDim);
     ASSERT_TRUE(request.Serve({owner.get()}, false, false).ok());
@@ -200,22 +200,22 @@ TEST(Copies, FrozenOnesAreNotAskedForUntilMarkedAnew) {
   auto owner = MakeTable(Kind::kSgd), copies = MakeTable(Kind::kSgd);
   Request request({5, 6});
   ASSERT_TRUE(request.Serve({owner.get()}, true, false).ok());
-  CopyOptions options;
-  options.frozen = true;
+  ReplicaOptions options;
+  options.read_only = true;
   ASSERT_TRUE(request.Store({copies.get()}, options).ok());
   EXPECT_EQ(Route(copies.get(), {5, 6, 7, 5}, 1), (std::vector<int64_t>{7}));
   EXPECT_EQ(Route(copies.get(), {5, 6, 7}, 1, false).size(), 3u);
   copies->SetFlags(nullptr, nullptr, 0, Parallel());
   EXPECT_EQ(Route(copies.get(), {5, 6, 7}, 1).size(), 3u);
-  options.passed_over = 0;
+  options.ignored_rank = 0;
   ASSERT_TRUE(request.Store({copies.get()}, options).ok());
   EXPECT_EQ(Route(copies.get(), {5, 6, 7}, 1).size(), 3u);
 }
 
 TEST(Copies, StayWithinTheirBound) {
   auto owner = MakeTable(Kind::kSgd), copies = MakeTable(Kind::kSgd, 8);
-  CopyOptions options;
-  options.makes_room = true;
+  ReplicaOptions options;
+  options.evict = true;
   for (int64_t first = 0; first < 100; first += 5) {
     Request request({first, first + 1, first + 2, first + 3, first + 4});
     ASSERT_TRUE(request.Serve({owner.get()}, true, false).ok());
@@ -232,11 +232,11 @@ TEST(Copies, RefuseRowsThatAreNotFinite) {
     Request request({1, 2});
     ASSERT_TRUE(request.Serve({owner.get()}, true).ok());
     owner->rows().Find(2, HashKey(2))[3] = std::numeric_limits<float>::infinity();
-    ServeOptions serve;
+    PullOptions serve;
     serve.format.rounds = rounds;
     std::vector<int64_t> rank_bytes;
-    ASSERT_TRUE(ServeRows({owner.get()}, request.Keys(), serve, &request.bytes, &rank_bytes).ok());
-    CopyOptions options;
+    ASSERT_TRUE(PullRows({owner.get()}, request.Keys(), serve, &request.bytes, &rank_bytes).ok());
+    ReplicaOptions options;
     options.format.rounds = rounds;
     const Status status = request.Store({copies.get()}, options);
     EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
@@ -255,7 +255,7 @@ TEST(Copies, RefuseBytesThatDoNotFit) {
   ASSERT_TRUE(request.Serve({owner.get()}, true).ok());
   const Request whole = request;
   const auto refusal = [&] {
-    const Status status = request.Store({copies.get()}, CopyOptions());
+    const Status status = request.Store({copies.get()}, ReplicaOptions());
     EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
     return status.message();
   };
@@ -275,7 +275,7 @@ TEST(Copies, RefuseBytesThatDoNotFit) {
   EXPECT_EQ(copies->rows().size(), 0);
   // Served without slots, stored with them.
   request = whole;
-  CopyOptions with_slots;
+  ReplicaOptions with_slots;
   with_slots.format.with_summary = true;
   EXPECT_FALSE(request.Store({copies.get()}, with_slots).ok());
   EXPECT_EQ(copies->rows().size(), 0);

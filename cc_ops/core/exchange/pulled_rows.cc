@@ -1,4 +1,4 @@
-#include "cc_ops/core/exchange/served_rows.h"
+#include "cc_ops/core/exchange/pulled_rows.h"
 
 #include <algorithm>
 #include <cstring>
@@ -44,7 +44,7 @@ int64_t NumBitBytes(int64_t rows) { return (rows + 7) / 8; }
 
 // The bits of so many rows that stand before them.
 int64_t NumHeadBytes(int64_t rows, RowFormat format) {
-  return NumBitBytes(rows) * (format.keeps ? 2 : 1);
+  return NumBitBytes(rows) * (format.refreshed ? 2 : 1);
 }
 
 bool IsSet(const uint8_t* bits, int64_t place) {
@@ -83,7 +83,7 @@ bool IsFinite(const EmbeddingTable& table, RowFormat format, const uint8_t* row)
   return true;
 }
 
-// InvalidArgument that names the first of a parcel's given rows that is not finite.
+// InvalidArgument that names the first of a part's given rows that is not finite.
 Status CheckFiniteRows(const EmbeddingTable& table, RowFormat format, const int64_t* keys,
                        int64_t rows, const uint8_t* bytes) {
   const uint8_t* row = bytes + NumHeadBytes(rows, format);
@@ -100,10 +100,10 @@ Status CheckFiniteRows(const EmbeddingTable& table, RowFormat format, const int6
   return OkStatus();
 }
 
-// What is wrong with the bytes of parcel i.
-Status TooShort(const std::vector<EmbeddingTable*>& tables, const RowParcelsView& parcels, size_t i,
+// What is wrong with the bytes of part i.
+Status TooShort(const std::vector<EmbeddingTable*>& tables, const SendBufferView& buffer, size_t i,
                 int64_t wanted, int64_t left) {
-  return InvalidArgument("the " + std::to_string(parcels.sizes[i]) + " rows of table '" +
+  return InvalidArgument("the " + std::to_string(buffer.sizes[i]) + " rows of table '" +
                          tables[i % tables.size()]->options().name + "' from rank " +
                          std::to_string(i / tables.size()) + " take at least " +
                          std::to_string(wanted) + " bytes; left are " + std::to_string(left));
@@ -129,17 +129,17 @@ RowPacker::RowPacker(const EmbeddingTable& table, RowFormat format, int64_t rows
     : table_(table),
       format_(format),
       given_(bytes->size()),
-      kept_(given_ + static_cast<size_t>(NumBitBytes(rows))),
+      refreshed_(given_ + static_cast<size_t>(NumBitBytes(rows))),
       new_row_(static_cast<size_t>(table.dim() + table.slots_per_row())),
       bytes_(bytes) {
   table.options().rule.InitSlots(table.dim(), new_row_.data() + table.dim());
   bytes->resize(given_ + static_cast<size_t>(NumHeadBytes(rows, format)));
 }
 
-void RowPacker::Add(int64_t key, const float* row, bool is_kept, bool gives) {
+void RowPacker::Add(int64_t key, const float* row, bool is_refreshed, bool gives) {
   const int64_t place = place_++, dim = table_.dim();
   const size_t slot_bytes = static_cast<size_t>(table_.slots_per_row()) * sizeof(float);
-  if (is_kept) Set(bytes_->data() + kept_, place);
+  if (is_refreshed) Set(bytes_->data() + refreshed_, place);
   if (row == nullptr && !gives) return;
   // Slots first: those of a row that was ever updated tell without its initial values.
   const bool may_be_new =
@@ -167,7 +167,7 @@ void RowPacker::Add(int64_t key, const float* row, bool is_kept, bool gives) {
   }
 }
 
-void RowPacker::AddUnchanged() { Set(bytes_->data() + kept_, place_++); }
+void RowPacker::AddUnchanged() { Set(bytes_->data() + refreshed_, place_++); }
 
 RowUnpacker::RowUnpacker(const EmbeddingTable& table, RowFormat format, int64_t rows,
                          const uint8_t* bytes)
@@ -180,8 +180,8 @@ RowUnpacker::RowUnpacker(const EmbeddingTable& table, RowFormat format, int64_t 
 
 bool RowUnpacker::IsNextGiven() const { return IsSet(given_, place_); }
 
-bool RowUnpacker::IsNextKept() const {
-  return format_.keeps && IsSet(given_ + NumBitBytes(rows_), place_);
+bool RowUnpacker::IsNextRefreshed() const {
+  return format_.refreshed && IsSet(given_ + NumBitBytes(rows_), place_);
 }
 
 void RowUnpacker::Next(int64_t key, float* row) {
@@ -213,21 +213,21 @@ const uint8_t* RowUnpacker::End() {
   return bytes_;
 }
 
-Status CheckServedRows(const std::vector<EmbeddingTable*>& tables, const RowParcelsView& parcels,
+Status CheckPulledRows(const std::vector<EmbeddingTable*>& tables, const SendBufferView& buffer,
                        RowFormat format, const uint8_t* bytes, int64_t num_bytes) {
-  Status status = CheckParcels(tables, parcels, std::vector<int64_t>(tables.size(), 0));
+  Status status = CheckSendBuffer(tables, buffer, std::vector<int64_t>(tables.size(), 0));
   if (!status.ok()) return status;
   int64_t at = 0, key = 0;
-  for (size_t i = 0; i < static_cast<size_t>(parcels.ranks) * tables.size(); ++i) {
-    const int64_t rows = parcels.sizes[i];
+  for (size_t i = 0; i < static_cast<size_t>(buffer.ranks) * tables.size(); ++i) {
+    const int64_t rows = buffer.sizes[i];
     int64_t wanted = NumHeadBytes(rows, format);
     if (wanted <= num_bytes - at) {
       const int64_t given = CountGiven(bytes + at, 0, rows);
       wanted += given * GivenRowBytes(*tables[i % tables.size()], format);
     }
-    if (wanted > num_bytes - at) return TooShort(tables, parcels, i, wanted, num_bytes - at);
+    if (wanted > num_bytes - at) return TooShort(tables, buffer, i, wanted, num_bytes - at);
     status =
-        CheckFiniteRows(*tables[i % tables.size()], format, parcels.keys + key, rows, bytes + at);
+        CheckFiniteRows(*tables[i % tables.size()], format, buffer.keys + key, rows, bytes + at);
     if (!status.ok()) return status;
     at += wanted;
     key += rows;

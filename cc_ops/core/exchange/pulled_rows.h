@@ -1,18 +1,18 @@
 // Rows of sharded tables on their way to where they are looked up, as bytes.
 //
-// Of the rows of a rank and table: a bit for each, set if the row is given; if copies are kept, a
-// bit for each, set if the rank is to keep its copy; then the given rows: the upper half of
-// UpdateRule::SlotSummary, if slots travel and the rule has any, and the values, as float32 or
-// rounded to bfloat16. A row that is not given is as a new one, which its key tells. Slots are
+// Of the rows of a rank and table: a bit for each, set if the row is given; with refreshed
+// replicas, a bit for each, set if the rank is to keep its copy; then the given rows: the upper
+// half of UpdateRule::SlotSummary, if slots travel and the rule has any, and the values, as float32
+// or rounded to bfloat16. A row that is not given is as a new one, which its key tells. Slots are
 // rounded down: no movement is underestimated.
-#ifndef SLIPSTREAM_CC_OPS_CORE_EXCHANGE_SERVED_ROWS_H_
-#define SLIPSTREAM_CC_OPS_CORE_EXCHANGE_SERVED_ROWS_H_
+#ifndef SLIPSTREAM_CC_OPS_CORE_EXCHANGE_PULLED_ROWS_H_
+#define SLIPSTREAM_CC_OPS_CORE_EXCHANGE_PULLED_ROWS_H_
 
 #include <cstdint>
 #include <vector>
 
 #include "cc_ops/core/base/status.h"
-#include "cc_ops/core/exchange/row_exchange.h"
+#include "cc_ops/core/exchange/push.h"
 #include "cc_ops/core/table/embedding_table.h"
 
 namespace slipstream {
@@ -20,7 +20,7 @@ namespace slipstream {
 struct RowFormat {
   bool with_summary = false;  // slots travel
   bool rounds = false;        // values are rounded to bfloat16
-  bool keeps = false;         // it is told which copies are kept
+  bool refreshed = false;     // it is told which replicas are refreshed
 };
 
 // Appends the rows of one rank and table.
@@ -30,29 +30,29 @@ class RowPacker {
   RowPacker(const EmbeddingTable& table, RowFormat format, int64_t rows,
             std::vector<uint8_t>* bytes);
 
-  // The next row; null: the key has none, and so a new one. is_kept: whether the rank is to keep
-  // its copy. gives: the row is given even if it is as a new one.
-  void Add(int64_t key, const float* row, bool is_kept = false, bool gives = false);
+  // The next row; null: the key has none, and so a new one. is_refreshed: whether the rank is to
+  // have its copy. gives: the row is given even if it is as a new one.
+  void Add(int64_t key, const float* row, bool is_refreshed = false, bool gives = false);
   // The next row is not given: the rank's copy stands.
   void AddUnchanged();
 
  private:
   const EmbeddingTable& table_;
   const RowFormat format_;
-  const size_t given_;  // place of the bits
-  const size_t kept_;   // of those that tell what is kept
+  const size_t given_;      // place of the bits
+  const size_t refreshed_;  // of those that tell which replicas are refreshed
   int64_t place_ = 0;
   std::vector<float> new_row_;
   std::vector<uint8_t>* bytes_;
 };
 
-// Reads the rows of one rank and table, of a view that CheckServedRows has passed.
+// Reads the rows of one rank and table, of a view that CheckPulledRows has passed.
 class RowUnpacker {
  public:
   RowUnpacker(const EmbeddingTable& table, RowFormat format, int64_t rows, const uint8_t* bytes);
 
   bool IsNextGiven() const;
-  bool IsNextKept() const;
+  bool IsNextRefreshed() const;
   // Writes the next row, with slots that stand for its own; without a summary 0.
   void Next(int64_t key, float* row);
   // Passes over the next row, which is not given: the copy stands.
@@ -71,9 +71,9 @@ class RowUnpacker {
 
 // InvalidArgument if `bytes` are not those of so many rows of each rank and table, or a value is
 // not finite.
-Status CheckServedRows(const std::vector<EmbeddingTable*>& tables, const RowParcelsView& parcels,
+Status CheckPulledRows(const std::vector<EmbeddingTable*>& tables, const SendBufferView& buffer,
                        RowFormat format, const uint8_t* bytes, int64_t num_bytes);
 
 }  // namespace slipstream
 
-#endif  // SLIPSTREAM_CC_OPS_CORE_EXCHANGE_SERVED_ROWS_H_
+#endif  // SLIPSTREAM_CC_OPS_CORE_EXCHANGE_PULLED_ROWS_H_

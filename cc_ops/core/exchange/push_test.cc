@@ -1,4 +1,4 @@
-#include "cc_ops/core/exchange/row_exchange.h"
+#include "cc_ops/core/exchange/push.h"
 
 #include <gtest/gtest.h>
 
@@ -60,22 +60,22 @@ struct Process {
                     .ok());
   }
 
-  RowParcels Collect(int ranks = 1) {
-    RowParcels parcels;
+  SendBuffer Collect(int ranks = 1) {
+    SendBuffer buffer;
     EXPECT_TRUE(
-        CollectGradients(workspace.plan, views_of_gradients, {0.1f, ranks}, parallel, &parcels)
+        CollectGradients(workspace.plan, views_of_gradients, {0.1f, ranks}, parallel, &buffer)
             .ok());
-    return parcels;
+    return buffer;
   }
 
-  Status Apply(const RowParcels& parcels, float scale = 1.f, bool makes_rows = true) {
-    return ApplyRows(tables, View(parcels), 0.1f, scale, makes_rows, parallel);
+  Status Apply(const SendBuffer& buffer, float scale = 1.f, bool create_missing = true) {
+    return ApplyRows(tables, View(buffer), 0.1f, scale, create_missing, parallel);
   }
 
-  static RowParcelsView View(const RowParcels& parcels) {
-    return {parcels.ranks,         parcels.sizes.data(),
-            parcels.keys.data(),   static_cast<int64_t>(parcels.keys.size()),
-            parcels.values.data(), static_cast<int64_t>(parcels.values.size())};
+  static SendBufferView View(const SendBuffer& buffer) {
+    return {buffer.ranks,         buffer.sizes.data(),
+            buffer.keys.data(),   static_cast<int64_t>(buffer.keys.size()),
+            buffer.values.data(), static_cast<int64_t>(buffer.values.size())};
   }
 
   std::vector<float> State() const {
@@ -97,10 +97,10 @@ struct Process {
 };
 
 // Parcels of several processes as one gathers them.
-RowParcels Gather(const std::vector<RowParcels>& parts) {
-  RowParcels all;
+SendBuffer Gather(const std::vector<SendBuffer>& parts) {
+  SendBuffer all;
   all.ranks = static_cast<int>(parts.size());
-  for (const RowParcels& part : parts) {
+  for (const SendBuffer& part : parts) {
     all.sizes.insert(all.sizes.end(), part.sizes.begin(), part.sizes.end());
     all.keys.insert(all.keys.end(), part.keys.begin(), part.keys.end());
     all.values.insert(all.values.end(), part.values.begin(), part.values.end());
@@ -167,15 +167,15 @@ TEST(Exchange, ProcessesStayEqualAndGiveTheUnionsUpdate) {
     std::mt19937_64 random(4);
     for (int step = 0; step < 10; ++step) {
       Batch all;
-      std::vector<RowParcels> parcels;
+      std::vector<SendBuffer> buffer;
       for (int r = 0; r < kRanks; ++r) {
         // The last rank has nothing at times.
         const Batch batch = RandomBatch(&random, r == 2 && step % 2 ? 0 : 30);
         all.Append(batch);
         ranks[r]->Lookup(batch.keys, batch.gradients);
-        parcels.push_back(ranks[r]->Collect());
+        buffer.push_back(ranks[r]->Collect());
       }
-      for (auto& rank : ranks) ASSERT_TRUE(rank->Apply(Gather(parcels), 0.5f).ok());
+      for (auto& rank : ranks) ASSERT_TRUE(rank->Apply(Gather(buffer), 0.5f).ok());
       for (auto& of_feature : all.gradients) {
         for (float& g : of_feature) g *= 0.5f;
       }
@@ -198,16 +198,16 @@ TEST(Exchange, LosesNoHeldGradient) {
     Process process(UpdateRule::Kind::kSgd, capacity);
     std::mt19937_64 random(5);
     std::vector<std::map<int64_t, double>> given(2), taken(2);
-    const auto take = [&](const RowParcels& parcels) {
+    const auto take = [&](const SendBuffer& buffer) {
       size_t key = 0, value = 0;
       for (size_t t = 0; t < 2; ++t) {
-        for (int64_t i = 0; i < parcels.sizes[t]; ++i) {
-          taken[t][parcels.keys[key++]] += parcels.values[value];
+        for (int64_t i = 0; i < buffer.sizes[t]; ++i) {
+          taken[t][buffer.keys[key++]] += buffer.values[value];
           value += static_cast<size_t>(process.tables[t]->dim());
         }
       }
-      EXPECT_EQ(key, parcels.keys.size());
-      EXPECT_EQ(value, parcels.values.size());
+      EXPECT_EQ(key, buffer.keys.size());
+      EXPECT_EQ(value, buffer.values.size());
     };
     for (int step = 0; step < 60; ++step) {
       if (step == 5) {
@@ -223,9 +223,9 @@ TEST(Exchange, LosesNoHeldGradient) {
         }
       }
       process.Lookup(batch.keys, batch.gradients);
-      const RowParcels parcels = process.Collect();
-      take(parcels);
-      ASSERT_TRUE(process.Apply(parcels, 1.f, capacity == 0).ok());
+      const SendBuffer buffer = process.Collect();
+      take(buffer);
+      ASSERT_TRUE(process.Apply(buffer, 1.f, capacity == 0).ok());
       FlushDeferred(process.tables[0], process.parallel);  // must leave them
     }
     EXPECT_GT(process.tables[0]->updates().num_deferred(), 0);
@@ -239,7 +239,7 @@ TEST(Exchange, LosesNoHeldGradient) {
       return ResourceExhausted("no memory for outputs");
     };
     const int64_t deferred = process.tables[0]->updates().num_deferred();
-    RowParcels held;
+    SendBuffer held;
     EXPECT_EQ(CollectAllDeferred(process.tables, without_memory, &held).message(),
               "no memory for outputs");
     EXPECT_EQ(process.tables[0]->updates().num_deferred(), deferred);
@@ -271,36 +271,36 @@ TEST(Exchange, ParcelsGoToOwners) {
   const Batch batch = RandomBatch(&random, 300);
   process.Lookup(batch.keys, batch.gradients);
   constexpr int kRanks = 3;
-  const RowParcels parcels = process.Collect(kRanks);
-  ASSERT_EQ(parcels.sizes.size(), 6u);
+  const SendBuffer buffer = process.Collect(kRanks);
+  ASSERT_EQ(buffer.sizes.size(), 6u);
   size_t key = 0;
   for (int rank = 0; rank < kRanks; ++rank) {
     for (int t = 0; t < 2; ++t) {
-      EXPECT_GT(parcels.sizes[rank * 2 + t], 0);
-      for (int64_t i = 0; i < parcels.sizes[rank * 2 + t]; ++i) {
-        EXPECT_EQ(OwnerOf(parcels.keys[key++], kRanks), rank);
+      EXPECT_GT(buffer.sizes[rank * 2 + t], 0);
+      for (int64_t i = 0; i < buffer.sizes[rank * 2 + t]; ++i) {
+        EXPECT_EQ(OwnerOf(buffer.keys[key++], kRanks), rank);
       }
     }
   }
-  EXPECT_EQ(key, parcels.keys.size());
+  EXPECT_EQ(key, buffer.keys.size());
   // The same rows, whoever they are for.
   Process whole(UpdateRule::Kind::kSgd);
   whole.Lookup(batch.keys, batch.gradients);
   ASSERT_TRUE(whole.Apply(whole.Collect()).ok());
-  ASSERT_TRUE(process.Apply(parcels).ok());
+  ASSERT_TRUE(process.Apply(buffer).ok());
   EXPECT_EQ(whole.State(), process.State());
 }
 
 TEST(Exchange, DropsRowsOfKeysThatAreGone) {
   Process process(UpdateRule::Kind::kSgd);
-  RowParcels parcels;
-  parcels.sizes = {1, 0};
-  parcels.keys = {7};
-  parcels.values = {1.f, 1.f, 1.f, 1.f};
-  ASSERT_TRUE(process.Apply(parcels, 1.f, false).ok());
+  SendBuffer buffer;
+  buffer.sizes = {1, 0};
+  buffer.keys = {7};
+  buffer.values = {1.f, 1.f, 1.f, 1.f};
+  ASSERT_TRUE(process.Apply(buffer, 1.f, false).ok());
   EXPECT_EQ(process.tables[0]->updates().num_dropped(), 1);
   EXPECT_EQ(process.tables[0]->rows().size(), 0);
-  ASSERT_TRUE(process.Apply(parcels, 1.f, true).ok());
+  ASSERT_TRUE(process.Apply(buffer, 1.f, true).ok());
   EXPECT_EQ(process.tables[0]->rows().size(), 1);
   std::vector<int64_t> keys;
   std::vector<float> counts;
@@ -311,19 +311,19 @@ TEST(Exchange, DropsRowsOfKeysThatAreGone) {
 
 TEST(Exchange, RefusesWhatDoesNotFit) {
   Process process(UpdateRule::Kind::kSgd);
-  RowParcels parcels;
-  parcels.sizes = {2, 0};
-  parcels.keys = {7};
-  parcels.values = {1.f, 1.f, 1.f, 1.f};
-  EXPECT_NE(process.Apply(parcels).message().find("sizes[0, 0] is 2 rows of table 't4'"),
+  SendBuffer buffer;
+  buffer.sizes = {2, 0};
+  buffer.keys = {7};
+  buffer.values = {1.f, 1.f, 1.f, 1.f};
+  EXPECT_NE(process.Apply(buffer).message().find("sizes[0, 0] is 2 rows of table 't4'"),
             std::string::npos);
-  parcels.sizes = {0, 0};
-  EXPECT_NE(process.Apply(parcels).message().find("sizes name 0 keys"), std::string::npos);
-  parcels.sizes = {-1, 0};
-  EXPECT_NE(process.Apply(parcels).message().find("is -1"), std::string::npos);
-  parcels.sizes = {1, 0};
-  parcels.values[2] = std::numeric_limits<float>::quiet_NaN();
-  EXPECT_NE(process.Apply(parcels).message().find("key 7 of table 't4'"), std::string::npos);
+  buffer.sizes = {0, 0};
+  EXPECT_NE(process.Apply(buffer).message().find("sizes name 0 keys"), std::string::npos);
+  buffer.sizes = {-1, 0};
+  EXPECT_NE(process.Apply(buffer).message().find("is -1"), std::string::npos);
+  buffer.sizes = {1, 0};
+  buffer.values[2] = std::numeric_limits<float>::quiet_NaN();
+  EXPECT_NE(process.Apply(buffer).message().find("key 7 of table 't4'"), std::string::npos);
   EXPECT_EQ(process.tables[0]->rows().size(), 0);
 }
 

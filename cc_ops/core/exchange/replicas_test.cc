@@ -1,4 +1,4 @@
-// Copies that ranks keep: routed, served and stored beside those that are read once.
+// Copies that ranks keep: routed, pulled and stored beside those that are read once.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "cc_ops/core/exchange/row_serving.h"
+#include "cc_ops/core/exchange/pull.h"
 
 namespace slipstream {
 namespace {
@@ -35,7 +35,7 @@ std::unique_ptr<EmbeddingTable> MakeTable(int64_t capacity = 0) {
 class Job {
  public:
   Job(int ranks, RowFormat format) : ranks_(ranks), format_(format), owner_(MakeTable()) {
-    format_.keeps = true;
+    format_.refreshed = true;
     for (int rank = 0; rank < ranks; ++rank) copies_.push_back(MakeTable());
   }
 
@@ -45,7 +45,7 @@ class Job {
   void Publish(const std::vector<int64_t>& keys, float movement) {
     const int64_t stride = owner_->dim() + owner_->slots_per_row();
     ASSERT_TRUE(
-        owner_->published()
+        owner_->replicas()
             .Publish(keys.data(), static_cast<int64_t>(keys.size()), stride, ranks_, movement)
             .ok());
   }
@@ -53,20 +53,20 @@ class Job {
   // Every rank looks up its keys. Returns the bytes that went to each.
   std::vector<int64_t> LookUp(const std::vector<std::vector<int64_t>>& keys) {
     std::vector<int64_t> sizes, all, rank_bytes;
-    std::vector<RowParcels> requests;
+    std::vector<SendBuffer> requests;
     for (int rank = 0; rank < ranks_; ++rank) {
       requests.push_back(Route(rank, keys[static_cast<size_t>(rank)]));
       sizes.insert(sizes.end(), requests.back().sizes.begin(), requests.back().sizes.end());
       all.insert(all.end(), requests.back().keys.begin(), requests.back().keys.end());
     }
-    ServeOptions options;
-    options.makes_rows = true;
+    PullOptions options;
+    options.create_missing = true;
     options.format = format_;
     options.own_rank = 0;
     std::vector<uint8_t> bytes;
-    const RowParcelsView view = {
+    const SendBufferView view = {
         ranks_, sizes.data(), all.data(), static_cast<int64_t>(all.size()), nullptr, 0};
-    EXPECT_TRUE(ServeRows({owner_.get()}, view, options, &bytes, &rank_bytes).ok());
+    EXPECT_TRUE(PullRows({owner_.get()}, view, options, &bytes, &rank_bytes).ok());
     int64_t at = 0;
     for (int rank = 0; rank < ranks_; ++rank) {
       const Status status = Store(rank, requests[static_cast<size_t>(rank)], bytes.data() + at,
@@ -78,28 +78,28 @@ class Job {
     return rank_bytes;
   }
 
-  RowParcels Route(int rank, const std::vector<int64_t>& keys) {
+  SendBuffer Route(int rank, const std::vector<int64_t>& keys) {
     FeatureView view;
     view.batch = view.num_keys = static_cast<int64_t>(keys.size());
     view.keys = keys.data();
     RouteOptions options;
-    options.keeps = true;
-    RowParcels requests;
+    options.refreshed = true;
+    SendBuffer requests;
     EXPECT_TRUE(RouteKeys({copies(rank)}, {view}, options, Parallel(), &requests).ok());
     EXPECT_EQ(requests.sizes.size(), 2u);
     return requests;
   }
 
-  Status Store(int rank, const RowParcels& requests, const uint8_t* bytes, int64_t num_bytes) {
-    const RowParcelsView view = {1,
+  Status Store(int rank, const SendBuffer& requests, const uint8_t* bytes, int64_t num_bytes) {
+    const SendBufferView view = {1,
                                  requests.sizes.data(),
                                  requests.keys.data(),
                                  static_cast<int64_t>(requests.keys.size()),
                                  nullptr,
                                  0};
-    CopyOptions options;
+    ReplicaOptions options;
     options.format = format_;
-    return StoreCopies({copies(rank)}, view, bytes, num_bytes, options);
+    return StoreReplicas({copies(rank)}, view, bytes, num_bytes, options);
   }
 
   // As copies of a rank have it; NaN: it has none.
@@ -186,18 +186,19 @@ TEST(Copies, OutlastMarksButNotOtherCopies) {
   EXPECT_EQ(mark, kSaturated | kRefreshedReplica) << "the last one counts";
   // As an evaluation reads it.
   const std::vector<int64_t> key = {1}, size = {1};
-  const RowParcelsView view = {1, size.data(), key.data(), 1, nullptr, 0};
+  const SendBufferView view = {1, size.data(), key.data(), 1, nullptr, 0};
   std::vector<uint8_t> bytes;
   std::vector<int64_t> rank_bytes;
-  ASSERT_TRUE(ServeRows({job.owner()}, view, ServeOptions(), &bytes, &rank_bytes).ok());
-  ASSERT_TRUE(StoreCopies({job.copies(1)}, view, bytes.data(), rank_bytes[0], CopyOptions()).ok());
+  ASSERT_TRUE(PullRows({job.owner()}, view, PullOptions(), &bytes, &rank_bytes).ok());
+  ASSERT_TRUE(
+      StoreReplicas({job.copies(1)}, view, bytes.data(), rank_bytes[0], ReplicaOptions()).ok());
   EXPECT_FALSE(job.IsKept(1, 1));
   EXPECT_TRUE(job.IsKept(1, 2));
 }
 
 TEST(Copies, ThatAreNotHereCannotStand) {
   Job job(2, RowFormat());
-  RowParcels requests;
+  SendBuffer requests;
   requests.sizes = {0, 1};
   requests.keys = {7};
   // Not given, to be kept.
@@ -214,19 +215,19 @@ TEST(Copies, OfRowsThatWereNotSentDoNotCount) {
   job.LookUp({{1, 2}, {}});
   job.Move(1, 0.5f);
   job.Publish({1, 2}, 0.5f);
-  const PublishedContents before = job.owner()->published().Export();
+  const ReplicaContents before = job.owner()->replicas().Export();
   const std::vector<int64_t> keys = {1, 2}, sizes = {0, 0, 2, 0};
-  const RowParcelsView view = {2, sizes.data(), keys.data(), 2, nullptr, 0};
-  ServeOptions options;
-  options.format.keeps = true;
+  const SendBufferView view = {2, sizes.data(), keys.data(), 2, nullptr, 0};
+  PullOptions options;
+  options.format.refreshed = true;
   options.own_rank = 0;
   options.most_rank_bytes = 8;
   std::vector<uint8_t> bytes;
   std::vector<int64_t> rank_bytes;
-  const Status status = ServeRows({job.owner()}, view, options, &bytes, &rank_bytes);
+  const Status status = PullRows({job.owner()}, view, options, &bytes, &rank_bytes);
   EXPECT_EQ(status.code(), StatusCode::kResourceExhausted);
   EXPECT_NE(status.message().find("at most 8 can be sent"), std::string::npos);
-  EXPECT_EQ(job.owner()->published().Export().holders, before.holders);
+  EXPECT_EQ(job.owner()->replicas().Export().holders, before.holders);
   // Asked as one that has no replica, the rank is sent both rows.
   job.LookUp({{}, {1, 2}});
   EXPECT_TRUE(job.IsKept(1, 1) && job.IsKept(1, 2));
@@ -236,12 +237,12 @@ TEST(Copies, AreThoseOfAsManyRanks) {
   Job job(2, RowFormat());
   job.Publish({1}, 0.5f);
   const std::vector<int64_t> sizes(6, 0);
-  const RowParcelsView view = {3, sizes.data(), nullptr, 0, nullptr, 0};
-  ServeOptions options;
-  options.format.keeps = true;
+  const SendBufferView view = {3, sizes.data(), nullptr, 0, nullptr, 0};
+  PullOptions options;
+  options.format.refreshed = true;
   std::vector<uint8_t> bytes;
   std::vector<int64_t> rank_bytes;
-  const Status status = ServeRows({job.owner()}, view, options, &bytes, &rank_bytes);
+  const Status status = PullRows({job.owner()}, view, options, &bytes, &rank_bytes);
   EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
   EXPECT_NE(status.message().find("kept by 2 ranks; sizes are those of 3"), std::string::npos);
 }

@@ -1,0 +1,278 @@
+#include "cc_ops/core/exchange/pull.h"
+
+#include <algorithm>
+#include <new>
+#include <string>
+#include <utility>
+
+#include "cc_ops/core/lookup/key_sort.h"
+#include "cc_ops/core/table/eviction.h"
+#include "cc_ops/core/table/out_of_memory.h"
+#include "cc_ops/core/table/table_locks.h"
+
+namespace slipstream {
+namespace {
+
+constexpr int64_t kPrefetchAhead = 16;
+
+// The tables of a rank's part of a buffer: twice with refreshed replicas.
+std::vector<EmbeddingTable*> TablesOfParts(const std::vector<EmbeddingTable*>& tables,
+                                           bool refreshed) {
+  std::vector<EmbeddingTable*> all = tables;
+  if (refreshed) all.insert(all.end(), tables.begin(), tables.end());
+  return all;
+}
+
+// Of one table and rank.
+struct BufferPart {
+  EmbeddingTable* table;
+  int rank;
+  bool is_of_replicas;  // the rank has replicas of these rows
+  const int64_t* keys;  // [rows]
+  int64_t rows;
+};
+
+// Calls fn for every part; they were checked.
+template <class Fn>
+void ForEachPart(const std::vector<EmbeddingTable*>& tables, const SendBufferView& buffer,
+                 bool refreshed, Fn fn) {
+  const int64_t *keys = buffer.keys, *rows = buffer.sizes;
+  for (int rank = 0; rank < buffer.ranks; ++rank) {
+    for (const bool is_of_replicas : {false, true}) {
+      if (is_of_replicas && !refreshed) continue;
+      for (EmbeddingTable* table : tables) {
+        fn(BufferPart{table, rank, is_of_replicas, keys, *rows});
+        keys += *rows++;
+      }
+    }
+  }
+}
+
+void PrefetchAhead(const BufferPart& part, int64_t i) {
+  if (i + kPrefetchAhead < part.rows) {
+    part.table->rows().Prefetch(HashKey(part.keys[i + kPrefetchAhead]));
+  }
+}
+
+// Lets rows go that the keys' rows need the place of.
+Status EvictForParts(const std::vector<EmbeddingTable*>& tables, const SendBufferView& buffer,
+                     bool refreshed, int ignored_rank) {
+  std::vector<WantedKeys> wanted;
+  for (EmbeddingTable* bounded : tables) {
+    if (!MayOverflow(*bounded, buffer.num_keys)) continue;
+    std::vector<int64_t> keys;
+    ForEachPart(tables, buffer, refreshed, [&](const BufferPart& part) {
+      if (part.table != bounded || part.rank == ignored_rank) return;
+      keys.insert(keys.end(), part.keys, part.keys + part.rows);
+    });
+    wanted.push_back({bounded, std::move(keys)});
+  }
+  return EvictFor(std::move(wanted), "the ranks' batches need");
+}
+
+// A rank that will have a replica of a row once what is packed has been sent.
+struct NewHolder {
+  ReplicaHolders* replicas;
+  int32_t place;
+  int rank;
+};
+
+// Packs the row of a key of which ranks have refreshed replicas.
+void PackReplicated(const BufferPart& part, int32_t place, int64_t key, const float* row,
+                    RowPacker* packer, std::vector<NewHolder>* new_holders) {
+  ReplicaHolders& replicas = part.table->replicas();
+  const float* current = replicas.Current(place, row, part.table->dim());
+  if (part.is_of_replicas && replicas.HasCopy(place, part.rank)) {
+    packer->AddUnchanged();
+    return;
+  }
+  packer->Add(key, current, true, part.is_of_replicas);
+  new_holders->push_back({&replicas, place, part.rank});
+}
+
+// InvalidArgument if a row is not given of which there is no replica here.
+Status CheckUnchanged(const std::vector<EmbeddingTable*>& replicas, const SendBufferView& keys,
+                      RowFormat format, const uint8_t* bytes) {
+  Status status = OkStatus();
+  ForEachPart(replicas, keys, format.refreshed, [&](const BufferPart& part) {
+    RowUnpacker unpacker(*part.table, format, part.rows, bytes);
+    for (int64_t i = 0; i < part.rows && part.is_of_replicas; ++i, unpacker.Pass()) {
+      if (unpacker.IsNextGiven()) continue;
+      const uint64_t hash = HashKey(part.keys[i]);
+      uint32_t slot = 0;
+      const bool is_refreshed =
+          part.table->rows().Find(part.keys[i], hash, &slot) != nullptr &&
+          (part.table->flags().shard(ShardOf(hash))->Of(slot) & kRefreshedReplica) != 0;
+      if (is_refreshed || !status.ok()) continue;
+      status = InvalidArgument("the row of key " + std::to_string(part.keys[i]) + " of table '" +
+                               part.table->options().name + "' did not come from rank " +
+                               std::to_string(part.rank) + ", and no copy of it is kept here");
+    }
+    bytes = RowUnpacker(*part.table, format, part.rows, bytes).End();
+  });
+  return status;
+}
+
+}  // namespace
+
+Status RouteKeys(const std::vector<EmbeddingTable*>& replicas,
+                 const std::vector<FeatureView>& features, const RouteOptions& options,
+                 const Parallel& parallel, SendBuffer* requests) {
+  const int64_t batch = features.empty() ? 0 : features[0].batch;
+  const SharedTableLocks locks(replicas);
+  const size_t num_tables = replicas.size(), of_rank = num_tables * (options.refreshed ? 2 : 1);
+  const size_t num_parts = static_cast<size_t>(options.ranks) * of_rank;
+  try {
+    const Positions positions(features);
+    SortedKeys sorted;
+    SortByBucket(features, batch, static_cast<int>(num_tables), positions, false, parallel,
+                 &sorted);
+    // [tasks][buffer]
+    using Keys = std::vector<std::vector<int64_t>>;
+    std::vector<Keys> parts(parallel.threads, Keys(num_parts));
+    const std::vector<int64_t> bounds = BalancedBuckets(sorted.begin, parallel.threads);
+    parallel.run(parallel.threads, [&](int task) {
+      for (int64_t b = bounds[task]; b < bounds[task + 1]; ++b) {
+        const size_t t = static_cast<size_t>(b / kNumShards);
+        const auto begin = sorted.key.begin() + sorted.begin[b];
+        auto end = sorted.key.begin() + sorted.begin[b + 1];
+        std::sort(begin, end);
+        end = std::unique(begin, end);
+        for (auto key = begin; key != end; ++key) {
+          uint32_t slot = 0;
+          const uint64_t hash = HashKey(*key);
+          const bool is_here = replicas[t]->rows().Find(*key, hash, &slot) != nullptr;
+          const uint8_t flags = is_here ? replicas[t]->flags().shard(ShardOf(hash))->Of(slot) : 0;
+          if (options.skip_read_only && (flags & kReadOnlyReplica) != 0) continue;
+          const size_t owner = static_cast<size_t>(OwnerOf(*key, options.ranks));
+          const bool is_refreshed = options.refreshed && (flags & kRefreshedReplica) != 0;
+          parts[task][owner * of_rank + t + (is_refreshed ? num_tables : 0)].push_back(*key);
+        }
+      }
+    });
+    requests->ranks = options.ranks;
+    requests->sizes.clear();
+    requests->keys.clear();
+    requests->values.clear();
+    for (size_t p = 0; p < num_parts; ++p) {
+      const size_t before = requests->keys.size();
+      for (const Keys& of_task : parts) {
+        requests->keys.insert(requests->keys.end(), of_task[p].begin(), of_task[p].end());
+      }
+      std::sort(requests->keys.begin() + static_cast<int64_t>(before), requests->keys.end());
+      requests->sizes.push_back(static_cast<int64_t>(requests->keys.size() - before));
+    }
+  } catch (const std::bad_alloc&) {
+    return OutOfMemory("sorting the keys of a batch", replicas);
+  }
+  return OkStatus();
+}
+
+Status PullRows(const std::vector<EmbeddingTable*>& tables, const SendBufferView& requests,
+                const PullOptions& options, std::vector<uint8_t>* bytes,
+                std::vector<int64_t>* rank_bytes) {
+  const bool refreshed = options.format.refreshed;
+  const std::vector<EmbeddingTable*> of_parts = TablesOfParts(tables, refreshed);
+  Status status = CheckSendBuffer(of_parts, requests, std::vector<int64_t>(of_parts.size(), 0));
+  if (!status.ok()) return status;
+  const ExclusiveTableLocks locks(tables);
+  for (const EmbeddingTable* table : tables) {
+    const ReplicaHolders& replicas = table->replicas();
+    if (!refreshed || replicas.size() == 0 || replicas.ranks() == requests.ranks) continue;
+    return InvalidArgument("copies of rows of table '" + table->options().name + "' are kept by " +
+                           std::to_string(replicas.ranks()) + " ranks; sizes are those of " +
+                           std::to_string(requests.ranks));
+  }
+  try {
+    if (options.create_missing) {
+      status = EvictForParts(tables, requests, refreshed, -1);
+      if (!status.ok()) return status;
+      for (EmbeddingTable* table : tables) table->rows().NextLookupStep();
+    }
+    std::vector<NewHolder> new_holders;
+    bytes->clear();
+    rank_bytes->assign(static_cast<size_t>(requests.ranks), 0);
+    ForEachPart(tables, requests, refreshed, [&](const BufferPart& part) {
+      EmbeddingTable* table = part.table;
+      const size_t before = bytes->size();
+      const bool is_others = refreshed && part.rank != options.own_rank;
+      RowPacker packer(*table, options.format, part.rows, bytes);
+      for (int64_t i = 0; i < part.rows; ++i) {
+        PrefetchAhead(part, i);
+        uint32_t slot = 0;
+        const int64_t key = part.keys[i];
+        const uint64_t hash = HashKey(key);
+        const float* row = options.create_missing
+                               ? table->rows().FindOrInsert(key, hash, 1.f, &slot)
+                               : table->rows().Find(key, hash);
+        const int32_t place =
+            is_others && row != nullptr ? table->replicas().Find(key) : ReplicaHolders::kNowhere;
+        if (place == ReplicaHolders::kNowhere) {
+          packer.Add(key, row, false, part.is_of_replicas);
+        } else {
+          PackReplicated(part, place, key, row, &packer, &new_holders);
+        }
+      }
+      (*rank_bytes)[static_cast<size_t>(part.rank)] += static_cast<int64_t>(bytes->size() - before);
+    });
+    const int64_t most = *std::max_element(rank_bytes->begin(), rank_bytes->end());
+    if (most > options.most_rank_bytes) {
+      return ResourceExhausted("the rows that a rank requests take " + std::to_string(most) +
+                               " bytes; at most " + std::to_string(options.most_rank_bytes) +
+                               " can be sent: make the batches smaller");
+    }
+    // From here on nothing fails: a rank that is sent nothing must not count as having a replica.
+    for (const NewHolder& holder : new_holders) {
+      holder.replicas->SetHasCopy(holder.place, holder.rank);
+    }
+  } catch (const std::bad_alloc&) {
+    return OutOfMemory("serving rows", tables);
+  }
+  return OkStatus();
+}
+
+Status StoreReplicas(const std::vector<EmbeddingTable*>& replicas, const SendBufferView& keys,
+                     const uint8_t* bytes, int64_t num_bytes, const ReplicaOptions& options) {
+  const bool refreshed = options.format.refreshed;
+  const std::vector<EmbeddingTable*> of_parts = TablesOfParts(replicas, refreshed);
+  Status status = CheckPulledRows(of_parts, keys, options.format, bytes, num_bytes);
+  if (!status.ok()) return status;
+  const ExclusiveTableLocks locks(replicas);
+  try {
+    if (refreshed) {
+      status = CheckUnchanged(replicas, keys, options.format, bytes);
+      if (!status.ok()) return status;
+    }
+    if (options.evict) {
+      status = EvictForParts(replicas, keys, refreshed, options.ignored_rank);
+      if (!status.ok()) return status;
+    }
+    ForEachPart(replicas, keys, refreshed, [&](const BufferPart& part) {
+      EmbeddingTable* table = part.table;
+      RowUnpacker unpacker(*table, options.format, part.rows, bytes);
+      for (int64_t i = 0; i < part.rows && part.rank != options.ignored_rank; ++i) {
+        PrefetchAhead(part, i);
+        const int64_t key = part.keys[i];
+        const uint64_t hash = HashKey(key);
+        uint32_t slot = 0;
+        if (part.is_of_replicas && !unpacker.IsNextGiven()) {
+          unpacker.Pass();
+          continue;
+        }
+        float* row = table->rows().FindOrInsert(key, hash, 0.f, &slot);
+        if (options.read_only) table->flags().Add(hash, slot, kReadOnlyReplica, table->rows());
+        // Refreshed only if it is there: what failed in between is requested again.
+        table->flags().Remove(hash, slot, kRefreshedReplica);
+        const bool is_refreshed = unpacker.IsNextRefreshed();
+        unpacker.Next(key, row);
+        if (is_refreshed) table->flags().Add(hash, slot, kRefreshedReplica, table->rows());
+      }
+      bytes = unpacker.End();
+    });
+  } catch (const std::bad_alloc&) {
+    return OutOfMemory("copying rows", replicas);
+  }
+  return OkStatus();
+}
+
+}  // namespace slipstream

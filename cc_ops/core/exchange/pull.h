@@ -1,0 +1,69 @@
+// Rows of tables that are sharded over ranks: requested from their owners, read there, and stored
+// as replicas where they are looked up. Slots travel where a replica must tell how far a gradient
+// would move its row.
+//
+// With refreshed replicas (kRefreshedReplica, replica_holders.h) a send buffer has twice as many
+// sizes, [ranks, 2 * tables]: first of keys whose rows are requested, then of keys whose replica
+// the rank has. Of these it is sent what has moved too far.
+#ifndef SLIPSTREAM_CC_OPS_CORE_EXCHANGE_PULL_H_
+#define SLIPSTREAM_CC_OPS_CORE_EXCHANGE_PULL_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "cc_ops/core/base/parallel.h"
+#include "cc_ops/core/base/status.h"
+#include "cc_ops/core/exchange/pulled_rows.h"
+#include "cc_ops/core/exchange/push.h"
+#include "cc_ops/core/lookup/feature_view.h"
+
+namespace slipstream {
+
+// The distinct keys of a batch that must be requested, by owner: all without a read-only replica.
+// replicas: the tables that the batch will be looked up in. `requests` gets sizes and keys. Takes
+// the mutexes.
+struct RouteOptions {
+  int ranks = 1;
+  bool skip_read_only = true;  // false requests those, too
+  bool refreshed = false;      // refreshed replicas stand apart; else they are requested, too
+};
+Status RouteKeys(const std::vector<EmbeddingTable*>& replicas,
+                 const std::vector<FeatureView>& features, const RouteOptions& options,
+                 const Parallel& parallel, SendBuffer* requests);
+
+// Reads the rows of keys, in their order.
+struct PullOptions {
+  // Keys without a row get one, and each key counts as accessed once; else they give the
+  // rows they would start with.
+  bool create_missing = false;
+  // With refreshed replicas: this rank, which has its rows and needs none.
+  int own_rank = -1;
+  int64_t most_rank_bytes = (int64_t{1} << 31) - 1;  // what an alltoall can send to a rank
+  RowFormat format;
+};
+// bytes: see pulled_rows.h; rank_bytes: [ranks], of these, each rank's.
+// ResourceExhausted: a bounded table cannot hold the rows, or they are too many bytes; then no rank
+// counts as having a replica that it had not before. Takes the mutexes.
+Status PullRows(const std::vector<EmbeddingTable*>& tables, const SendBufferView& requests,
+                const PullOptions& options, std::vector<uint8_t>* bytes,
+                std::vector<int64_t>* rank_bytes);
+
+// Stores rows that were pulled, without counting accesses.
+struct ReplicaOptions {
+  // As they were pulled. Without slots, a replica's are 0, beside which no movement is
+  // underestimated.
+  RowFormat format;
+  bool read_only = false;  // flag them kReadOnlyReplica
+  int ignored_rank = -1;   // a rank whose rows are not stored
+  bool evict = false;      // bounded tables evict others for them; else a lookup must follow that
+                           // does so
+};
+// InvalidArgument if the bytes are not those of the keys' rows, a value is not finite, or they
+// leave a replica as it is that is not here: nothing is stored then. A replica is refreshed from
+// then on only if the bytes say so. Takes the mutexes.
+Status StoreReplicas(const std::vector<EmbeddingTable*>& replicas, const SendBufferView& keys,
+                     const uint8_t* bytes, int64_t num_bytes, const ReplicaOptions& options);
+
+}  // namespace slipstream
+
+#endif  // SLIPSTREAM_CC_OPS_CORE_EXCHANGE_PULL_H_
