@@ -135,8 +135,10 @@ def test_small_gtest_tells_what_fails(
 def test_gpu_test_needs_no_googletest(
     small_gtest: Callable[..., tuple[int, dict[str, str], str]],
 ) -> None:
-    names = ("containers/key_probe_gpu_test", "containers/key_probe", "containers/key_map",
-             "memory/index_memory", "base/work_crew")  # fmt: skip
+    names = (
+        *("containers/key_probe_gpu_test", "containers/key_probe"),
+        *("memory/index_memory", "memory/page_memory", "base/work_crew"),
+    )
     code, ends, text = small_gtest(*(CC_OPS / f"core/{name}.cc" for name in names))
     assert code == 0, text
     assert len(ends) == 6  # Without CUDA the CPU's reference runs.
