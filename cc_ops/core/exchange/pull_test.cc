@@ -205,7 +205,7 @@ TEST(Copies, FrozenOnesAreNotAskedForUntilMarkedAnew) {
   ASSERT_TRUE(request.Store({copies.get()}, options).ok());
   EXPECT_EQ(Route(copies.get(), {5, 6, 7, 5}, 1), (std::vector<int64_t>{7}));
   EXPECT_EQ(Route(copies.get(), {5, 6, 7}, 1, false).size(), 3u);
-  copies->SetFlags(nullptr, nullptr, 0, Parallel());
+  EXPECT_TRUE(copies->SetFlags(nullptr, nullptr, 0, Parallel()).ok());
   EXPECT_EQ(Route(copies.get(), {5, 6, 7}, 1).size(), 3u);
   options.ignored_rank = 0;
   ASSERT_TRUE(request.Store({copies.get()}, options).ok());

@@ -180,7 +180,7 @@ TEST(Copies, OutlastMarksButNotOtherCopies) {
   job.LookUp({{}, {1, 2}});
   const int64_t marked[] = {1, 1};
   const uint8_t marks[] = {kWatched, kSaturated};
-  job.copies(1)->SetFlags(marked, marks, 2, Parallel());
+  EXPECT_TRUE(job.copies(1)->SetFlags(marked, marks, 2, Parallel()).ok());
   uint8_t mark = 0;
   job.copies(1)->flags().Get(marked, 1, job.copies(1)->rows(), &mark);
   EXPECT_EQ(mark, kSaturated | kRefreshedReplica) << "the last one counts";

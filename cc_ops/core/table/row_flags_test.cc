@@ -46,7 +46,9 @@ class MarkedTable {
   }
 
   void Mark(const std::vector<int64_t>& keys, const std::vector<uint8_t>& marks) {
-    table->SetFlags(keys.data(), marks.data(), static_cast<int64_t>(keys.size()), parallel);
+    EXPECT_TRUE(
+        table->SetFlags(keys.data(), marks.data(), static_cast<int64_t>(keys.size()), parallel)
+            .ok());
   }
 
   // Backwards, which is no ascending list: all marks are set anew.
@@ -204,7 +206,7 @@ TEST(Marks, OfCopiesAreSetWhateverWasToldBefore) {
   const std::vector<int64_t> keys = {1, 2};
   const std::vector<uint8_t> saturated(2, kSaturated), none(2, 0);
   marked.Mark(keys, saturated);
-  marked.table->SetFlags(keys.data(), none.data(), 2, marked.parallel, true);
+  EXPECT_TRUE(marked.table->SetFlags(keys.data(), none.data(), 2, marked.parallel, true).ok());
   EXPECT_EQ(marked.Marks(keys), none);
   marked.Mark(keys, saturated);
   EXPECT_EQ(marked.Marks(keys), saturated);

@@ -150,7 +150,9 @@ class Concurrency : public testing::Test {
         for (int64_t key : hot)
           marks.push_back(MayBeMasked(key) ? kSaturated | kWatched : kWatched);
         const std::unique_lock<std::shared_mutex> lock(table->mutex());
-        table->SetFlags(hot.data(), marks.data(), static_cast<int64_t>(hot.size()), Parallel());
+        EXPECT_TRUE(
+            table->SetFlags(hot.data(), marks.data(), static_cast<int64_t>(hot.size()), Parallel())
+                .ok());
         std::vector<float> travelled(hot.size());
         table->flags().GetSquaredUpdateLengths(hot.data(), static_cast<int64_t>(hot.size()),
                                                Parallel(), table->rows(), travelled.data());

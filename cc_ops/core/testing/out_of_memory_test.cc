@@ -361,8 +361,10 @@ TEST(OutOfMemory, MarksAndPoliciesAreSetOrNot) {
   std::vector<uint8_t> marks(keys.size(), kWatched);
   for (size_t i = 0; i < marks.size(); i += 3) marks[i] = kSaturated;
   const auto mark = [&](Trained* t) {
-    t->table->SetFlags(keys.data(), marks.data(), static_cast<int64_t>(keys.size()), Parallel(),
-                       true);
+    EXPECT_TRUE(t->table
+                    ->SetFlags(keys.data(), marks.data(), static_cast<int64_t>(keys.size()),
+                               Parallel(), true)
+                    .ok());
     return OkStatus();
   };
   const auto is_intact = [](const Image& before, const Image& after) {
@@ -376,11 +378,13 @@ TEST(OutOfMemory, MarksAndPoliciesAreSetOrNot) {
   const std::vector<uint8_t> before(there.size(), kWatched);
   const auto made = [&] {
     std::unique_ptr<Trained> trained = Made()();
-    trained->table->SetFlags(there.data(), before.data(), 80, Parallel());
+    EXPECT_TRUE(trained->table->SetFlags(there.data(), before.data(), 80, Parallel()).ok());
     return trained;
   };
   const auto change = [&](Trained* t) {
-    t->table->SetFlags(next.data(), marks.data(), static_cast<int64_t>(next.size()), Parallel());
+    EXPECT_TRUE(
+        t->table->SetFlags(next.data(), marks.data(), static_cast<int64_t>(next.size()), Parallel())
+            .ok());
     return OkStatus();
   };
   FailEach<Trained>(made, change, Same);

@@ -187,7 +187,9 @@ class TableFuzzer {
       keys.erase(std::unique(keys.begin(), keys.end()), keys.end());
     }
     const std::vector<uint8_t> marks(keys.size(), kSaturated);
-    table_->SetFlags(keys.data(), marks.data(), static_cast<int64_t>(keys.size()), Parallel());
+    SLIPSTREAM_AGREE(
+        table_->SetFlags(keys.data(), marks.data(), static_cast<int64_t>(keys.size()), Parallel())
+            .ok());
     for (auto& known : model_) known.second.mark = 0;
     for (int64_t key : keys) {
       if (model_.count(key) > 0) model_[key].mark = kSaturated;

@@ -115,7 +115,7 @@ TEST(DeferredExport, WatchedRowsTakeWhatTheyTravelled) {
   const auto table = MakeTable(3);
   const std::vector<int64_t> keys = {0, 1, 2, 99};
   const std::vector<uint8_t> marks = {kWatched, kSaturated, kWatched, kWatched};
-  table->SetFlags(keys.data(), marks.data(), 4, Parallel());
+  EXPECT_TRUE(table->SetFlags(keys.data(), marks.data(), 4, Parallel()).ok());
   const std::vector<float> given = {1.f, 2.f, 3.f, 4.f};
   table->flags().SetSquaredUpdateLengths(keys.data(), given.data(), 4, table->rows());
   std::vector<uint8_t> marked(4);

@@ -89,7 +89,9 @@ struct Training {
 
   void Mark(const std::vector<int64_t>& keys, uint8_t mark) {
     const std::vector<uint8_t> marks(keys.size(), mark);
-    table->SetFlags(keys.data(), marks.data(), static_cast<int64_t>(keys.size()), Parallel());
+    EXPECT_TRUE(
+        table->SetFlags(keys.data(), marks.data(), static_cast<int64_t>(keys.size()), Parallel())
+            .ok());
   }
 
   const int64_t dim;
@@ -439,7 +441,8 @@ TEST(Mask, OneRankUpdatesAsSeveralDo) {
             training->table->updates().SetPolicy(policy);
             std::vector<uint8_t> marks;
             for (const int64_t key : keys) marks.push_back(static_cast<uint8_t>(key % 4));
-            training->table->SetFlags(keys.data(), marks.data(), 40, training->parallel);
+            EXPECT_TRUE(
+                training->table->SetFlags(keys.data(), marks.data(), 40, training->parallel).ok());
             TrainAtRandom(training, 20, 2, 6);
           }
           EXPECT_EQ(one.State(), several.State());
