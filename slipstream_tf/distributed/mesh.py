@@ -128,14 +128,15 @@ def expect_answer(connection: socket.socket, timeout_seconds: float) -> None:
     """Makes the kernel break a connection whose other host does not confirm what is sent now.
 
     While something that was sent is not confirmed, the kernel does not probe, and would count the
-    whole timeout anew from when it was sent. Broken after a tenth of it; at least a second.
+    whole timeout anew from when it was sent. Broken after a quarter of it, at least two seconds:
+    two probes in a row may remain unanswered, as on a host whose processors are all busy.
 
     Args:
         connection: of `probe_by_keepalive`.
         timeout_seconds: as given there.
     """
     if sys.platform.startswith("linux"):
-        milliseconds = int(max(1.0, timeout_seconds / 10) * 1000)
+        milliseconds = int(max(2.0, timeout_seconds / 4) * 1000)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
 
 
