@@ -1,9 +1,10 @@
-// The one hash of keys: spreads any int64 over 64 bits; its top bits choose the
-// shard, the next ones the place in the shard's index. And random numbers made of it.
+// The hashes of keys, which spread any int64 over 64 bits: HashKey is the same everywhere, and its
+// top bits choose a key's shard; KeyedHash is of this process. And random numbers made of them.
 #ifndef SLIPSTREAM_CC_OPS_CORE_BASE_HASH_H_
 #define SLIPSTREAM_CC_OPS_CORE_BASE_HASH_H_
 
 #include <cstdint>
+#include <random>
 
 #include "cc_ops/core/base/host_device.h"
 
@@ -20,6 +21,13 @@ SLIPSTREAM_HOST_DEVICE inline uint64_t Mix64(uint64_t x) {
 SLIPSTREAM_HOST_DEVICE inline uint64_t HashKey(int64_t key) {
   return Mix64(static_cast<uint64_t>(key));
 }
+
+// Drawn when the process starts.
+inline const uint64_t kHashSeed = (uint64_t{std::random_device()()} << 32) | std::random_device()();
+
+// Where a key lies within a table's shard: nobody can choose keys that all lie in one line. Nothing
+// but the time of a search may depend on it.
+inline uint64_t KeyedHash(int64_t key) { return Mix64(static_cast<uint64_t>(key) ^ kHashSeed); }
 
 // A hash as a place among n: its top bits count. Below n.
 SLIPSTREAM_HOST_DEVICE inline uint64_t ScaleHash(uint64_t hash, uint64_t n) {
@@ -39,7 +47,7 @@ SLIPSTREAM_HOST_DEVICE inline uint64_t CounterRandom(uint64_t seed, uint64_t cou
 constexpr int kShardBits = 6;
 constexpr int kNumShards = 1 << kShardBits;
 
-inline int ShardOf(uint64_t hash) { return static_cast<int>(hash >> (64 - kShardBits)); }
+inline int ShardOf(int64_t key) { return static_cast<int>(HashKey(key) >> (64 - kShardBits)); }
 
 }  // namespace slipstream
 

@@ -167,7 +167,7 @@ struct KeyNumber {
 
   Number number = -1;  // negative: free
 
-  static uint64_t Hash(const Key& key) { return HashKey(key.key); }
+  static uint64_t Hash(const Key& key) { return KeyedHash(key.key); }
   bool is_free() const { return number < 0; }
   bool Is(const Key& key) const { return !is_free() && key.list[number] == key.key; }
 };

@@ -49,7 +49,8 @@ class HashIndex {
     if (!entries_.empty()) __builtin_prefetch(&entries_[Home(hash)]);
   }
 
-  // The entry of `key`, or nullptr. Valid until the next Insert or Erase.
+  // The entry of `key`, whose hash is its KeyedHash; nullptr if it has none. Valid until the next
+  // Insert or Erase.
   Entry* Find(int64_t key, uint64_t hash) {
     if (entries_.empty()) return nullptr;
     for (uint64_t line = Home(hash);; line = NextLine(line)) {
@@ -71,18 +72,20 @@ class HashIndex {
   const Entry* Find(int64_t key, uint64_t hash) const {
     return const_cast<HashIndex*>(this)->Find(key, hash);
   }
+  Entry* Find(int64_t key) { return Find(key, KeyedHash(key)); }
+  const Entry* Find(int64_t key) const { return Find(key, KeyedHash(key)); }
 
   // Adds a key that is not there yet. May move all entries. Throws
   // std::bad_alloc, leaving the index as it was.
-  Entry* Insert(int64_t key, uint64_t hash, uint32_t slot);
+  Entry* Insert(int64_t key, uint32_t slot);
 
   // Removes a key; false if it was not there.
-  bool Erase(int64_t key, uint64_t hash);
+  bool Erase(int64_t key);
 
  private:
-  // The first entry of a line. Uses the bits below those that chose the shard.
+  // The first entry of a line.
   static uint64_t HomeIn(uint64_t hash, uint64_t capacity) {
-    return ScaleHash(hash << kShardBits, capacity) & ~(kLine - 1);
+    return ScaleHash(hash, capacity) & ~(kLine - 1);
   }
   uint64_t Home(uint64_t hash) const { return HomeIn(hash, entries_.size()); }
   uint64_t NextLine(uint64_t line) const {
@@ -106,7 +109,7 @@ class HashIndex {
   void Prepare(uint64_t keys);
   void DropPrepared();
   void Grow();
-  Entry* Place(Entries* entries, const Entry& entry, uint64_t hash) const;
+  Entry* Place(Entries* entries, const Entry& entry) const;
 
   Entries entries_;
   Entries next_;  // free ones, which take the place of entries_ when it grows

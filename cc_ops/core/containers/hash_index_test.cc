@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <limits>
 #include <random>
@@ -11,14 +12,15 @@
 
 #include "cc_ops/core/base/hash.h"
 #include "cc_ops/core/memory/index_memory.h"
+#include "cc_ops/core/testing/container_fuzz.h"
 
 namespace slipstream {
 namespace {
 
 TEST(HashIndex, EmptyFindsNothing) {
   HashIndex index;
-  EXPECT_EQ(index.Find(7, HashKey(7)), nullptr);
-  EXPECT_FALSE(index.Erase(7, HashKey(7)));
+  EXPECT_EQ(index.Find(7), nullptr);
+  EXPECT_FALSE(index.Erase(7));
   EXPECT_EQ(index.size(), 0);
 }
 
@@ -27,11 +29,11 @@ TEST(HashIndex, EveryInt64IsAKey) {
   const std::vector<int64_t> keys = {0, -1, 1, std::numeric_limits<int64_t>::min(),
                                      std::numeric_limits<int64_t>::max()};
   for (size_t i = 0; i < keys.size(); ++i) {
-    index.Insert(keys[i], HashKey(keys[i]), static_cast<uint32_t>(i));
+    index.Insert(keys[i], static_cast<uint32_t>(i));
   }
   for (size_t i = 0; i < keys.size(); ++i) {
-    ASSERT_NE(index.Find(keys[i], HashKey(keys[i])), nullptr);
-    EXPECT_EQ(index.Find(keys[i], HashKey(keys[i]))->slot, i);
+    ASSERT_NE(index.Find(keys[i]), nullptr);
+    EXPECT_EQ(index.Find(keys[i])->slot, i);
   }
 }
 
@@ -43,30 +45,51 @@ void AgreesWithUnorderedMap(int64_t range) {
   std::unordered_map<int64_t, uint32_t> reference;
   for (int step = 0; step < 200000; ++step) {
     const int64_t key = static_cast<int64_t>(random() % static_cast<uint64_t>(range)) - range / 2;
-    const uint64_t hash = HashKey(key);
-    HashIndex::Entry* found = index.Find(key, hash);
+    HashIndex::Entry* found = index.Find(key);
     ASSERT_EQ(found != nullptr, reference.count(key) == 1) << "key " << key;
     if (random() % 2 == 0) {
       if (found == nullptr) {
-        index.Insert(key, hash, static_cast<uint32_t>(step))->count = 2.f;
+        index.Insert(key, static_cast<uint32_t>(step))->count = 2.f;
         reference[key] = static_cast<uint32_t>(step);
       } else {
         ASSERT_EQ(found->slot, reference[key]);
         ASSERT_EQ(found->count, 2.f);
       }
     } else {
-      ASSERT_EQ(index.Erase(key, hash), reference.erase(key) == 1);
+      ASSERT_EQ(index.Erase(key), reference.erase(key) == 1);
     }
     ASSERT_EQ(index.size(), static_cast<int64_t>(reference.size()));
   }
   for (const auto& [key, slot] : reference) {
-    ASSERT_NE(index.Find(key, HashKey(key)), nullptr);
-    EXPECT_EQ(index.Find(key, HashKey(key))->slot, slot);
+    ASSERT_NE(index.Find(key), nullptr);
+    EXPECT_EQ(index.Find(key)->slot, slot);
   }
 }
 
 TEST(HashIndex, FewKeysAgreeWithUnorderedMap) { AgreesWithUnorderedMap(12); }
 TEST(HashIndex, ManyKeysAgreeWithUnorderedMap) { AgreesWithUnorderedMap(5000); }
+
+// How many entries lie one behind the other at most: what a search may have to read.
+int64_t LongestRun(const HashIndex& index) {
+  int64_t longest = 0, run = 0;
+  for (const HashIndex::Entry& entry : index.entries()) {
+    run = entry.slot == HashIndex::kEmpty ? 0 : run + 1;
+    longest = std::max(longest, run);
+  }
+  return longest;
+}
+
+TEST(HashIndex, ChosenKeysDoNotCollide) {
+  // Of one shard and one line, if it were by the hash that everybody knows.
+  constexpr int64_t kKeys = 6000;
+  HashIndex index;
+  for (int64_t i = 0; i < kKeys; ++i) {
+    const int64_t key = fuzz::KeyWithHash(static_cast<uint64_t>(i));
+    ASSERT_EQ(ShardOf(key), 0);
+    index.Insert(key, static_cast<uint32_t>(i));
+  }
+  EXPECT_LT(LongestRun(index), kKeys / 8);
+}
 
 // What all grow in one step makes that step long.
 TEST(HashIndex, ShardsThatFillAlikeGrowOneAfterTheOther) {
@@ -78,7 +101,7 @@ TEST(HashIndex, ShardsThatFillAlikeGrowOneAfterTheOther) {
     for (HashIndex& shard : shards) {
       const size_t before = shard.entries().size();
       for (int64_t key = begin; key < begin + kStep; ++key) {
-        shard.Insert(key, HashKey(key), static_cast<uint32_t>(key));
+        shard.Insert(key, static_cast<uint32_t>(key));
       }
       grown += shard.entries().size() != before;
     }
@@ -91,7 +114,7 @@ TEST(HashIndex, ShardsThatFillAlikeGrowOneAfterTheOther) {
 TEST(HashIndex, LargeIndexStaysCompact) {
   HashIndex index;
   const int64_t n = 200000;
-  for (int64_t key = 0; key < n; ++key) index.Insert(key, HashKey(key), 0);
+  for (int64_t key = 0; key < n; ++key) index.Insert(key, 0);
   EXPECT_LE(static_cast<double>(index.entries().size()) * sizeof(HashIndex::Entry) / n, 25.1);
 }
 
@@ -104,23 +127,23 @@ TEST(HashIndex, LargeIndexThatGrowsKeepsWhatItHas) {
   int64_t next = 0;
   while (index.entries().size() < 200000) {
     keys.push_back(next);
-    index.Insert(next, HashKey(next), static_cast<uint32_t>(next))->count = 3.f;
+    index.Insert(next, static_cast<uint32_t>(next))->count = 3.f;
     ++next;
     if (random() % 3 == 0) {
       std::swap(keys[random() % keys.size()], keys.back());
-      ASSERT_TRUE(index.Erase(keys.back(), HashKey(keys.back())));
+      ASSERT_TRUE(index.Erase(keys.back()));
       erased.push_back(keys.back());
       keys.pop_back();
     }
   }
   ASSERT_EQ(index.size(), static_cast<int64_t>(keys.size()));
   for (const int64_t key : keys) {
-    const HashIndex::Entry* const found = index.Find(key, HashKey(key));
+    const HashIndex::Entry* const found = index.Find(key);
     ASSERT_NE(found, nullptr);
     ASSERT_EQ(found->slot, static_cast<uint32_t>(key));
     ASSERT_EQ(found->count, 3.f);
   }
-  for (const int64_t key : erased) ASSERT_EQ(index.Find(key, HashKey(key)), nullptr);
+  for (const int64_t key : erased) ASSERT_EQ(index.Find(key), nullptr);
 }
 
 // A step that had to wait for all of the memory at once would be long.
@@ -131,7 +154,7 @@ TEST(HashIndex, LargeIndexHasItsNextEntriesReadyBeforeItGrows) {
   for (int64_t key = 0; grown < 3; ++key) {
     const int64_t before = static_cast<int64_t>(index.entries().size());
     const int64_t prepared = index.prepared();
-    index.Insert(key, HashKey(key), 0);
+    index.Insert(key, 0);
     const int64_t now = static_cast<int64_t>(index.entries().size());
     if (now == before) {
       // A hundred and twenty-five at a time, in the last hundredth.
@@ -150,25 +173,25 @@ TEST(HashIndex, WhatGetsReadyIsDroppedWhenKeysLeave) {
   IndexMemory memory(1);
   HashIndex index(&memory);
   int64_t key = 0;
-  for (; index.prepared() == 0; ++key) index.Insert(key, HashKey(key), 0);
+  for (; index.prepared() == 0; ++key) index.Insert(key, 0);
   const int64_t leaving = static_cast<int64_t>(index.entries().size() / 100) + 1;
   const int64_t with_next = index.bytes();
   for (int64_t i = 0; i < leaving; ++i) {
     ASSERT_EQ(index.bytes(), with_next) << i;
     --key;
-    ASSERT_TRUE(index.Erase(key, HashKey(key)));
+    ASSERT_TRUE(index.Erase(key));
   }
   EXPECT_EQ(index.prepared(), 0);
   EXPECT_EQ(index.bytes(), static_cast<int64_t>(index.entries().size() * 16));
   // It gets ready again.
-  for (int64_t i = 0; i < leaving; ++i, ++key) index.Insert(key, HashKey(key), 0);
+  for (int64_t i = 0; i < leaving; ++i, ++key) index.Insert(key, 0);
   EXPECT_GT(index.prepared(), 0);
 }
 
 TEST(HashIndex, OnTheHeapNothingIsPrepared) {
   HashIndex index;
   for (int64_t key = 0; key < 200000; ++key) {
-    index.Insert(key, HashKey(key), 0);
+    index.Insert(key, 0);
     ASSERT_EQ(index.bytes(), static_cast<int64_t>(index.entries().size() * 16));
   }
 }

@@ -2,8 +2,6 @@
 
 #include <algorithm>
 
-#include "cc_ops/core/base/hash.h"
-
 namespace slipstream {
 
 int64_t DeferredGradients::bytes() const {
@@ -11,7 +9,7 @@ int64_t DeferredGradients::bytes() const {
          static_cast<int64_t>(sums_.capacity() * sizeof(float));
 }
 
-uint32_t DeferredGradients::Insert(int64_t key, uint64_t hash, int64_t step) {
+uint32_t DeferredGradients::Insert(int64_t key, int64_t step) {
   uint32_t index = free_;
   if (index == kNone) {
     if (nodes_.size() == nodes_.capacity()) {
@@ -21,11 +19,11 @@ uint32_t DeferredGradients::Insert(int64_t key, uint64_t hash, int64_t step) {
       nodes_.reserve(wanted);
     }
     index = static_cast<uint32_t>(nodes_.size());
-    index_of_.Insert(key, hash, index);
+    index_of_.Insert(key, index);
     nodes_.push_back({});
     sums_.resize(nodes_.size() * static_cast<size_t>(dim_));
   } else {
-    index_of_.Insert(key, hash, index);
+    index_of_.Insert(key, index);
     free_ = nodes_[index].next;
   }
   nodes_[index] = {key, step, youngest_, kNone};
@@ -36,7 +34,7 @@ uint32_t DeferredGradients::Insert(int64_t key, uint64_t hash, int64_t step) {
 
 void DeferredGradients::Remove(uint32_t index) {
   Node& node = nodes_[index];
-  index_of_.Erase(node.key, HashKey(node.key));
+  index_of_.Erase(node.key);
   (node.previous == kNone ? oldest_ : nodes_[node.previous].next) = node.next;
   (node.next == kNone ? youngest_ : nodes_[node.next].previous) = node.previous;
   node.next = free_;

@@ -22,14 +22,14 @@ class DeferredGradients {
   int64_t bytes() const;
 
   // The index of a key's gradient, or kNone.
-  uint32_t Find(int64_t key, uint64_t hash) const {
-    const HashIndex::Entry* entry = index_of_.Find(key, hash);
+  uint32_t Find(int64_t key) const {
+    const HashIndex::Entry* entry = index_of_.Find(key);
     return entry == nullptr ? kNone : entry->slot;
   }
 
   // Adds a key that has none, as the youngest, its values undefined. Throws std::bad_alloc, leaving
   // all as it was. Moves the sums.
-  uint32_t Insert(int64_t key, uint64_t hash, int64_t step);
+  uint32_t Insert(int64_t key, int64_t step);
 
   void Remove(uint32_t index);
   void Clear();

@@ -20,12 +20,12 @@ TEST(DeferredGradients, KeepsWhatAMapKeeps) {
   std::mt19937_64 random(1);
   for (int64_t step = 0; step < 20000; ++step) {
     const int64_t key = static_cast<int64_t>(random() % 300) - 150;
-    const uint32_t index = sums.Find(key, HashKey(key));
+    const uint32_t index = sums.Find(key);
     ASSERT_EQ(index != DeferredGradients::kNone, model.count(key) == 1);
     if (index == DeferredGradients::kNone) {
       std::vector<float> values(kDim);
       for (float& v : values) v = static_cast<float>(random() % 1000);
-      std::copy(values.begin(), values.end(), sums.Sum(sums.Insert(key, HashKey(key), step)));
+      std::copy(values.begin(), values.end(), sums.Sum(sums.Insert(key, step)));
       model[key] = {step, values};
     } else {
       ASSERT_EQ(sums.key(index), key);
@@ -42,9 +42,9 @@ TEST(DeferredGradients, KeepsWhatAMapKeeps) {
 
 TEST(DeferredGradients, ListsFromTheOldestToTheYoungest) {
   DeferredGradients sums(kDim);
-  for (int64_t key = 0; key < 6; ++key) sums.Insert(key, HashKey(key), 10 + key);
-  for (int64_t key : {0, 3, 5}) sums.Remove(sums.Find(key, HashKey(key)));
-  sums.Insert(9, HashKey(9), 20);
+  for (int64_t key = 0; key < 6; ++key) sums.Insert(key, 10 + key);
+  for (int64_t key : {0, 3, 5}) sums.Remove(sums.Find(key));
+  sums.Insert(9, 20);
   std::vector<int64_t> keys;
   for (uint32_t p = sums.oldest(); p != DeferredGradients::kNone; p = sums.next(p)) {
     keys.push_back(sums.key(p));

@@ -50,7 +50,7 @@ void ForEachPart(const std::vector<EmbeddingTable*>& tables, const SendBufferVie
 
 void PrefetchAhead(const BufferPart& part, int64_t i) {
   if (i + kPrefetchAhead < part.rows) {
-    part.table->rows().Prefetch(HashKey(part.keys[i + kPrefetchAhead]));
+    part.table->rows().Prefetch(part.keys[i + kPrefetchAhead]);
   }
 }
 
@@ -98,11 +98,10 @@ Status CheckUnchanged(const std::vector<EmbeddingTable*>& replicas, const SendBu
     RowUnpacker unpacker(*part.table, format, part.rows, bytes);
     for (int64_t i = 0; i < part.rows && part.is_of_replicas; ++i, unpacker.Pass()) {
       if (unpacker.IsNextGiven()) continue;
-      const uint64_t hash = HashKey(part.keys[i]);
       uint32_t slot = 0;
       const bool is_refreshed =
-          part.table->rows().Find(part.keys[i], hash, &slot) != nullptr &&
-          (part.table->flags().shard(ShardOf(hash))->Of(slot) & kRefreshedReplica) != 0;
+          part.table->rows().Find(part.keys[i], &slot) != nullptr &&
+          (part.table->flags().shard(ShardOf(part.keys[i]))->Of(slot) & kRefreshedReplica) != 0;
       if (is_refreshed || !status.ok()) continue;
       status = InvalidArgument("the row of key " + std::to_string(part.keys[i]) + " of table '" +
                                part.table->options().name + "' did not come from rank " +
@@ -140,9 +139,8 @@ Status RouteKeys(const std::vector<EmbeddingTable*>& replicas,
         end = std::unique(begin, end);
         for (auto key = begin; key != end; ++key) {
           uint32_t slot = 0;
-          const uint64_t hash = HashKey(*key);
-          const bool is_here = replicas[t]->rows().Find(*key, hash, &slot) != nullptr;
-          const uint8_t flags = is_here ? replicas[t]->flags().shard(ShardOf(hash))->Of(slot) : 0;
+          const bool is_here = replicas[t]->rows().Find(*key, &slot) != nullptr;
+          const uint8_t flags = is_here ? replicas[t]->flags().shard(ShardOf(*key))->Of(slot) : 0;
           if (options.skip_read_only && (flags & kReadOnlyReplica) != 0) continue;
           const size_t owner = static_cast<size_t>(OwnerOf(*key, options.ranks));
           const bool is_refreshed = options.refreshed && (flags & kRefreshedReplica) != 0;
@@ -201,10 +199,8 @@ Status PullRows(const std::vector<EmbeddingTable*>& tables, const SendBufferView
         PrefetchAhead(part, i);
         uint32_t slot = 0;
         const int64_t key = part.keys[i];
-        const uint64_t hash = HashKey(key);
-        const float* row = options.create_missing
-                               ? table->rows().FindOrInsert(key, hash, 1.f, &slot)
-                               : table->rows().Find(key, hash);
+        const float* row = options.create_missing ? table->rows().FindOrInsert(key, 1.f, &slot)
+                                                  : table->rows().Find(key);
         const int32_t place =
             is_others && row != nullptr ? table->replicas().Find(key) : ReplicaHolders::kNowhere;
         if (place == ReplicaHolders::kNowhere) {
@@ -253,19 +249,18 @@ Status StoreReplicas(const std::vector<EmbeddingTable*>& replicas, const SendBuf
       for (int64_t i = 0; i < part.rows && part.rank != options.ignored_rank; ++i) {
         PrefetchAhead(part, i);
         const int64_t key = part.keys[i];
-        const uint64_t hash = HashKey(key);
         uint32_t slot = 0;
         if (part.is_of_replicas && !unpacker.IsNextGiven()) {
           unpacker.Pass();
           continue;
         }
-        float* row = table->rows().FindOrInsert(key, hash, 0.f, &slot);
-        if (options.read_only) table->flags().Add(hash, slot, kReadOnlyReplica, table->rows());
+        float* row = table->rows().FindOrInsert(key, 0.f, &slot);
+        if (options.read_only) table->flags().Add(key, slot, kReadOnlyReplica, table->rows());
         // Refreshed only if it is there: what failed in between is requested again.
-        table->flags().Remove(hash, slot, kRefreshedReplica);
+        table->flags().Remove(key, slot, kRefreshedReplica);
         const bool is_refreshed = unpacker.IsNextRefreshed();
         unpacker.Next(key, row);
-        if (is_refreshed) table->flags().Add(hash, slot, kRefreshedReplica, table->rows());
+        if (is_refreshed) table->flags().Add(key, slot, kRefreshedReplica, table->rows());
       }
       bytes = unpacker.End();
     });

@@ -114,7 +114,7 @@ TEST(Serve, TellsTheBytesOfEachRank) {
   const std::vector<int64_t> keys = {1, 2, 3}, sizes = {1, 0, 2};
   for (const int64_t key : keys) {
     uint32_t slot = 0;
-    owner->rows().FindOrInsert(key, HashKey(key), 0.f, &slot)[0] = 42.f;
+    owner->rows().FindOrInsert(key, 0.f, &slot)[0] = 42.f;
   }
   PullOptions options;
   std::vector<uint8_t> bytes;
@@ -134,7 +134,7 @@ TEST(Serve, BoundedTablesRefuseWhatTheyCannotHold) {
   ASSERT_TRUE(Request({1, 2, 3}).Serve({owner.get()}, true).ok());
   ASSERT_TRUE(Request({4, 3}).Serve({owner.get()}, true).ok());
   EXPECT_EQ(owner->rows().size(), 3);
-  EXPECT_NE(owner->rows().Find(3, HashKey(3)), nullptr);
+  EXPECT_NE(owner->rows().Find(3), nullptr);
 }
 
 TEST(Serve, BoundedTablesGiveNothingUpIfOneCannotHoldItsKeys) {
@@ -154,8 +154,7 @@ TEST(Copies, HoldWhatTheOwnerServed) {
   ASSERT_TRUE(request.Serve({owner.get()}, true, false).ok());
   ASSERT_TRUE(request.Store({copies.get()}, ReplicaOptions()).ok());
   for (const int64_t key : {5, 6}) {
-    const float *own = owner->rows().Find(key, HashKey(key)),
-                *copy = copies->rows().Find(key, HashKey(key));
+    const float *own = owner->rows().Find(key), *copy = copies->rows().Find(key);
     EXPECT_TRUE(std::equal(own, own + kDim, copy));
   }
   std::vector<int64_t> keys;
@@ -163,10 +162,10 @@ TEST(Copies, HoldWhatTheOwnerServed) {
   copies->rows().HotKeys(9, RowStore::HotKeyOrder::kByCount, Parallel(), &keys, &counts);
   EXPECT_TRUE(keys.empty());  // a copy is no access
   // What comes later replaces it.
-  owner->rows().Find(5, HashKey(5))[0] = 42.f;
+  owner->rows().Find(5)[0] = 42.f;
   ASSERT_TRUE(request.Serve({owner.get()}, true, false).ok());
   ASSERT_TRUE(request.Store({copies.get()}, ReplicaOptions()).ok());
-  EXPECT_EQ(copies->rows().Find(5, HashKey(5))[0], 42.f);
+  EXPECT_EQ(copies->rows().Find(5)[0], 42.f);
 }
 
 // Frozen ones, too: their slots may be read after the switch to judging movements.
@@ -176,7 +175,7 @@ TEST(Copies, WithoutSummaryNeverUnderestimateAMovement) {
     const UpdateRule rule = owner->options().rule;
     Request request({5});
     ASSERT_TRUE(request.Serve({owner.get()}, true, true).ok());
-    float* own = owner->rows().Find(5, HashKey(5));
+    float* own = owner->rows().Find(5);
     const std::vector<float> gradient = {0.5f, 0.1f, -0.2f, 0.3f};
     rule.Apply(0.1f, kDim, gradient.data(), own);
     ASSERT_TRUE(request.Serve({owner.get()}, true, true).ok());
@@ -189,7 +188,7 @@ TEST(Copies, WithoutSummaryNeverUnderestimateAMovement) {
     rule.InitSlots(kDim, own + kDim);
     ASSERT_TRUE(request.Serve({owner.get()}, false, false).ok());
     ASSERT_TRUE(request.Store({copies.get()}, options).ok());
-    const float* copy = copies->rows().Find(5, HashKey(5));
+    const float* copy = copies->rows().Find(5);
     EXPECT_TRUE(std::equal(own, own + kDim, copy));
     EXPECT_GE(rule.Movement(0.1f, kDim, gradient.data(), copy),
               rule.Movement(0.1f, kDim, gradient.data(), own));
@@ -221,8 +220,7 @@ TEST(Copies, StayWithinTheirBound) {
     ASSERT_TRUE(request.Serve({owner.get()}, true, false).ok());
     ASSERT_TRUE(request.Store({copies.get()}, options).ok());
     EXPECT_LE(copies->rows().size(), 8);
-    for (const int64_t key : request.keys)
-      EXPECT_NE(copies->rows().Find(key, HashKey(key)), nullptr);
+    for (const int64_t key : request.keys) EXPECT_NE(copies->rows().Find(key), nullptr);
   }
 }
 
@@ -231,7 +229,7 @@ TEST(Copies, RefuseRowsThatAreNotFinite) {
     auto owner = MakeTable(Kind::kAdagrad), copies = MakeTable(Kind::kAdagrad);
     Request request({1, 2});
     ASSERT_TRUE(request.Serve({owner.get()}, true).ok());
-    owner->rows().Find(2, HashKey(2))[3] = std::numeric_limits<float>::infinity();
+    owner->rows().Find(2)[3] = std::numeric_limits<float>::infinity();
     PullOptions serve;
     serve.format.rounds = rounds;
     std::vector<int64_t> rank_bytes;
@@ -251,7 +249,7 @@ TEST(Copies, RefuseBytesThatDoNotFit) {
   auto owner = MakeTable(Kind::kAdagrad), copies = MakeTable(Kind::kAdagrad);
   Request request({1, 2});
   ASSERT_TRUE(request.Serve({owner.get()}, true).ok());
-  for (const int64_t key : {1, 2}) owner->rows().Find(key, HashKey(key))[0] = 5.f;
+  for (const int64_t key : {1, 2}) owner->rows().Find(key)[0] = 5.f;
   ASSERT_TRUE(request.Serve({owner.get()}, true).ok());
   const Request whole = request;
   const auto refusal = [&] {

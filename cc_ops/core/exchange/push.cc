@@ -144,7 +144,7 @@ std::vector<Arrival> SortArrivals(const std::vector<int64_t>& keys) {
   std::vector<Arrival> arrivals;
   arrivals.reserve(keys.size());
   for (size_t i = 0; i < keys.size(); ++i) {
-    arrivals.push_back({ShardOf(HashKey(keys[i])), keys[i], static_cast<uint32_t>(i)});
+    arrivals.push_back({ShardOf(keys[i]), keys[i], static_cast<uint32_t>(i)});
   }
   std::sort(arrivals.begin(), arrivals.end());
   return arrivals;
@@ -187,10 +187,9 @@ class RowUpdater {
             std::vector<FoundRow>* found) const {
     ForEachKey(arrivals, range, [&](int64_t begin, int64_t) {
       const int64_t key = arrivals[begin].key;
-      const uint64_t hash = HashKey(key);
       FoundRow& place = (*found)[begin];
-      place.row = create_missing_ ? table_->rows().FindOrInsert(key, hash, 0.f, &place.slot)
-                                  : table_->rows().Find(key, hash, &place.slot);
+      place.row = create_missing_ ? table_->rows().FindOrInsert(key, 0.f, &place.slot)
+                                  : table_->rows().Find(key, &place.slot);
     });
   }
 

@@ -104,10 +104,10 @@ class Job {
 
   // As copies of a rank have it; NaN: it has none.
   float Value(EmbeddingTable* table, int64_t key) {
-    const float* row = table->rows().Find(key, HashKey(key));
+    const float* row = table->rows().Find(key);
     return row == nullptr ? std::nanf("") : row[0];
   }
-  void Move(int64_t key, float by) { owner_->rows().Find(key, HashKey(key))[0] += by; }
+  void Move(int64_t key, float by) { owner_->rows().Find(key)[0] += by; }
   bool IsKept(int rank, int64_t key) {
     uint8_t mark = 0;
     copies(rank)->flags().Get(&key, 1, copies(rank)->rows(), &mark);

@@ -195,7 +195,7 @@ Status LookupForEvaluation(const std::vector<EmbeddingTable*>& tables,
         const FeatureView& view = features[f];
         const EmbeddingTable& table = *tables[view.table];
         if (view.row_splits == nullptr && i + kPrefetchDistance < batch && view.width > 0) {
-          table.rows().Prefetch(HashKey(view.keys[view.begin(i + kPrefetchDistance)]));
+          table.rows().Prefetch(view.keys[view.begin(i + kPrefetchDistance)]);
         }
         initial.resize(static_cast<size_t>(table.dim()));
         const bool is_unscaled = IsUnscaled(view, combiners[f]);
@@ -204,7 +204,7 @@ Status LookupForEvaluation(const std::vector<EmbeddingTable*>& tables,
             view, i, table.dim(), is_unscaled,
             [&](int64_t p) -> const float* {
               const int64_t key = view.keys[p];
-              const float* row = table.rows().Find(key, HashKey(key));
+              const float* row = table.rows().Find(key);
               if (row != nullptr) return row;
               table.options().initializer.Fill(key, table.dim(), initial.data());
               return initial.data();

@@ -198,7 +198,7 @@ TEST(BatchLookup, ColumnsOfAMatrixAreCopiedAndPaddingGivesZeros) {
   for (int64_t i = 0; i < kBatch; ++i) {
     for (int f = 0; f < 2; ++f) {
       const int64_t key = keys[2 * i + f];
-      const float* row = key == -1 ? nullptr : tables[f]->rows().Find(key, HashKey(key));
+      const float* row = key == -1 ? nullptr : tables[f]->rows().Find(key);
       ASSERT_EQ(row == nullptr, key == -1);
       const int64_t dim = tables[f]->dim();
       const float* pooled = f == 0 ? first.data() + i * dim : second.data() + i * dim;

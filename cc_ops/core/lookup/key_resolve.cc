@@ -55,9 +55,8 @@ class BucketResolver {
     int32_t count = 0;
     for (int64_t i = 0; i < n; ++i) {
       const int64_t key = keys[i];
-      const uint64_t hash = HashKey(key);
+      const uint64_t hash = KeyedHash(key);
       index.Prefetch(hash);
-      // The hash's top bits chose the shard.
       KeyNumber<int32_t>* const entry = &entries[numbers.Probe(numbers.Home(hash), {unique, key})];
       // Written without a branch on whether the key is new, which nobody can predict: what is
       // written for a known one is overwritten by the next new one.
@@ -101,8 +100,7 @@ class BucketResolver {
       if (rows[u] == nullptr) scratch_->missed.push_back(static_cast<int32_t>(u));
     }
     for (const int32_t u : scratch_->missed) {
-      rows[u] =
-          table->rows().FindOrInsert(keys[u], hashes[u], static_cast<float>(uses[u]), &slots[u]);
+      rows[u] = table->rows().FindOrInsert(keys[u], static_cast<float>(uses[u]), &slots[u]);
     }
     // Many rows would leave the cache again before they are used.
     const int64_t asked = std::min(count, kManyKeys);

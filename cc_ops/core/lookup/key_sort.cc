@@ -51,7 +51,7 @@ void SortByBucket(const std::vector<FeatureView>& features, int64_t batch, int n
       const int64_t* keys = features[f].keys;
       int64_t* counts = place[task].data() + features[f].table * kNumShards;
       ForEachKeyOf(features[f], first, last,
-                   [&](int64_t, int64_t p) { ++counts[ShardOf(HashKey(keys[p]))]; });
+                   [&](int64_t, int64_t p) { ++counts[ShardOf(keys[p])]; });
     });
   });
   sorted->begin.resize(static_cast<size_t>(buckets) + 1);
@@ -73,7 +73,7 @@ void SortByBucket(const std::vector<FeatureView>& features, int64_t batch, int n
       const int64_t* keys = features[f].keys;
       int64_t* next = place[task].data() + features[f].table * kNumShards;
       ForEachKeyOf(features[f], first, last, [&](int64_t i, int64_t p) {
-        const int64_t at = next[ShardOf(HashKey(keys[p]))]++;
+        const int64_t at = next[ShardOf(keys[p])]++;
         sorted->key[at] = keys[p];
         sorted->use[at] = {f, static_cast<int32_t>(i)};
         if (with_positions) sorted->position[at] = positions.of(f, i, p);

@@ -66,14 +66,14 @@ TEST(IndexMemory, ShardsGrowSideBySide) {
   for (int s = 0; s < kShards; ++s) {
     threads.emplace_back([&shards, s] {
       for (int64_t key = 0; key < kKeys; ++key) {
-        shards[s].Insert(key, HashKey(key), static_cast<uint32_t>(key * kShards + s));
+        shards[s].Insert(key, static_cast<uint32_t>(key * kShards + s));
       }
     });
   }
   for (std::thread& thread : threads) thread.join();
   for (int s = 0; s < kShards; ++s) {
     for (int64_t key = 0; key < kKeys; ++key) {
-      const HashIndex::Entry* found = shards[s].Find(key, HashKey(key));
+      const HashIndex::Entry* found = shards[s].Find(key);
       ASSERT_NE(found, nullptr);
       ASSERT_EQ(found->slot, static_cast<uint32_t>(key * kShards + s));
     }

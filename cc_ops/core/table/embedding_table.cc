@@ -33,12 +33,12 @@ Status EmbeddingTable::SetFlags(const int64_t* keys, const uint8_t* flags, int64
 }
 
 void EmbeddingTable::Evict(int64_t incoming, const std::vector<int64_t>& pinned) {
-  const std::vector<EvictedKey> evicted = rows_.KeysToEvict(incoming, pinned);
-  for (const EvictedKey& key : evicted) {
+  const std::vector<int64_t> evicted = rows_.KeysToEvict(incoming, pinned);
+  for (const int64_t key : evicted) {
     uint32_t slot = 0;
-    rows_.Find(key.key, key.hash, &slot);
-    flags_.Clear(key.hash, slot);
-    updates_.DropDeferred(key.key, key.hash);
+    rows_.Find(key, &slot);
+    flags_.Clear(key, slot);
+    updates_.DropDeferred(key);
   }
   rows_.Remove(evicted);
 }

@@ -29,12 +29,10 @@ TableOptions Options(int64_t capacity = 0) {
 
 void Touch(EmbeddingTable* table, int64_t key, int times = 1) {
   uint32_t slot = 0;
-  for (int i = 0; i < times; ++i) table->rows().FindOrInsert(key, HashKey(key), 1.f, &slot);
+  for (int i = 0; i < times; ++i) table->rows().FindOrInsert(key, 1.f, &slot);
 }
 
-bool Has(const EmbeddingTable& table, int64_t key) {
-  return table.rows().Find(key, HashKey(key)) != nullptr;
-}
+bool Has(const EmbeddingTable& table, int64_t key) { return table.rows().Find(key) != nullptr; }
 
 TEST(TableOptions, BadOptionsAreNamed) {
   TableOptions options = Options();
@@ -94,7 +92,7 @@ TEST(EmbeddingTable, GatherGivesInitialRowsOfAbsentKeys) {
   EXPECT_FALSE(found[1]);
   EXPECT_EQ(table.rows().size(), 1);
   Touch(&table, 2);
-  EXPECT_EQ(table.rows().Find(2, HashKey(2))[1], rows[4]);
+  EXPECT_EQ(table.rows().Find(2)[1], rows[4]);
 }
 
 TEST(EmbeddingTable, IndexIsAtMostFourFifthsFull) {
@@ -152,7 +150,7 @@ TEST(EmbeddingTable, GatherFindsTheRowsOfManyKeysByAnyThreads) {
   EmbeddingTable table(Options());
   for (int64_t key = 0; key < 100; key += 2) {
     Touch(&table, key);
-    *table.rows().Find(key, HashKey(key)) = static_cast<float>(key);
+    *table.rows().Find(key) = static_cast<float>(key);
   }
   for (const int64_t n : {0, 1, 7, 8, 9, 17, 100}) {
     std::vector<int64_t> keys(static_cast<size_t>(n));

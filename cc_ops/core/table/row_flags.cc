@@ -48,7 +48,7 @@ std::vector<uint32_t> RowFlags::SlotsOf(const View& list, bool create_missing, b
   if (create_missing) {
     for (int64_t i = 0; i < list.n; ++i) {
       if (list.flags[i] == 0) continue;
-      rows->FindOrInsert(list.keys[i], HashKey(list.keys[i]), 0.f, &slots[i]);
+      rows->FindOrInsert(list.keys[i], 0.f, &slots[i]);
     }
   } else {
     parallel.run(parallel.threads, [&](int task) {
@@ -63,7 +63,7 @@ std::vector<uint32_t> RowFlags::SlotsOf(const View& list, bool create_missing, b
   }
   for (int64_t i = 0; i < list.n; ++i) {
     if (slots[i] == HashIndex::kEmpty) continue;
-    const int s = ShardOf(HashKey(list.keys[i]));
+    const int s = ShardOf(list.keys[i]);
     shards_[s].Reserve(slots[i], rows->shard(s)->index.size());
   }
   return slots;
@@ -89,7 +89,7 @@ void RowFlags::Set(const int64_t* keys, const uint8_t* flags, int64_t n, const P
       }
     }
     for (int64_t i = 0; i < list.n; ++i) {
-      const int64_t s = ShardOf(HashKey(list.keys[i]));
+      const int64_t s = ShardOf(list.keys[i]);
       if (s < own.begin || s >= own.end || slots[i] == HashIndex::kEmpty) continue;
       uint8_t& state = shards_[s].states_[slots[i]].flags;
       state = static_cast<uint8_t>((state & kRefreshedReplica) | list.flags[i]);
@@ -122,19 +122,19 @@ bool RowFlags::Remember(const View& list, bool create_missing) {
   return true;
 }
 
-void RowFlags::Add(uint64_t hash, uint32_t slot, RowFlag flag, const RowStore& rows) {
-  const int s = ShardOf(hash);
+void RowFlags::Add(int64_t key, uint32_t slot, RowFlag flag, const RowStore& rows) {
+  const int s = ShardOf(key);
   shards_[s].Reserve(slot, rows.shard(s)->index.size());
   shards_[s].states_[slot].flags |= flag;
 }
 
-void RowFlags::Remove(uint64_t hash, uint32_t slot, RowFlag flag) {
-  std::vector<ShardFlags::State>& states = shards_[ShardOf(hash)].states_;
+void RowFlags::Remove(int64_t key, uint32_t slot, RowFlag flag) {
+  std::vector<ShardFlags::State>& states = shards_[ShardOf(key)].states_;
   if (slot < states.size()) states[slot].flags &= static_cast<uint8_t>(~flag);
 }
 
-void RowFlags::Clear(uint64_t hash, uint32_t slot) noexcept {
-  std::vector<ShardFlags::State>& states = shards_[ShardOf(hash)].states_;
+void RowFlags::Clear(int64_t key, uint32_t slot) noexcept {
+  std::vector<ShardFlags::State>& states = shards_[ShardOf(key)].states_;
   if (slot < states.size()) states[slot].flags = 0;
 }
 
@@ -145,10 +145,9 @@ void RowFlags::Clear() noexcept {
 
 void RowFlags::Get(const int64_t* keys, int64_t n, const RowStore& rows, uint8_t* flags) const {
   for (int64_t i = 0; i < n; ++i) {
-    const uint64_t hash = HashKey(keys[i]);
     uint32_t slot = 0;
-    const bool is_there = rows.Find(keys[i], hash, &slot) != nullptr;
-    flags[i] = is_there ? shards_[ShardOf(hash)].Of(slot) : 0;
+    const bool is_there = rows.Find(keys[i], &slot) != nullptr;
+    flags[i] = is_there ? shards_[ShardOf(keys[i])].Of(slot) : 0;
   }
 }
 
@@ -168,10 +167,9 @@ void RowFlags::GetSquaredUpdateLengths(const int64_t* keys, int64_t n, const Par
 void RowFlags::SetSquaredUpdateLengths(const int64_t* keys, const float* lengths, int64_t n,
                                        const RowStore& rows) {
   for (int64_t i = 0; i < n; ++i) {
-    const uint64_t hash = HashKey(keys[i]);
-    ShardFlags& shard = shards_[ShardOf(hash)];
+    ShardFlags& shard = shards_[ShardOf(keys[i])];
     uint32_t slot = 0;
-    if (rows.Find(keys[i], hash, &slot) != nullptr && shard.IsWatched(slot)) {
+    if (rows.Find(keys[i], &slot) != nullptr && shard.IsWatched(slot)) {
       shard.states_[slot].squared_update_length = lengths[i];
     }
   }

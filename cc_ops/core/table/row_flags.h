@@ -69,10 +69,10 @@ class RowFlags {
            bool create_missing, RowStore* rows);
   // Adds kReadOnlyReplica, until the next Set, or kRefreshedReplica to a row. Throws
   // std::bad_alloc, changing nothing.
-  void Add(uint64_t hash, uint32_t slot, RowFlag flag, const RowStore& rows);
-  void Remove(uint64_t hash, uint32_t slot, RowFlag flag);
+  void Add(int64_t key, uint32_t slot, RowFlag flag, const RowStore& rows);
+  void Remove(int64_t key, uint32_t slot, RowFlag flag);
   // Of a row that leaves.
-  void Clear(uint64_t hash, uint32_t slot) noexcept;
+  void Clear(int64_t key, uint32_t slot) noexcept;
   // Of all rows, which are being replaced.
   void Clear() noexcept;
 

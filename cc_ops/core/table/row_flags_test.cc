@@ -71,12 +71,11 @@ class MarkedTable {
     return travelled;
   }
 
-  bool Has(int64_t key) const { return table->rows().Find(key, HashKey(key)) != nullptr; }
+  bool Has(int64_t key) const { return table->rows().Find(key) != nullptr; }
 
   void Add(int64_t key, RowFlag mark) {
     uint32_t slot = 0;
-    if (table->rows().Find(key, HashKey(key), &slot))
-      table->flags().Add(HashKey(key), slot, mark, table->rows());
+    if (table->rows().Find(key, &slot)) table->flags().Add(key, slot, mark, table->rows());
   }
 
   Parallel parallel;
@@ -224,7 +223,7 @@ TEST(Measure, GivesRowsAndDriftsAsOneByOne) {
     marked.table->rows().Gather(keys.data(), n, marked.parallel, snapshot.data(), found.get());
     marked.Train(Range(7, 200), 1.f);
     marked.Train(Range(100, kKeys), -1.5f);
-    marked.table->rows().Find(150, HashKey(150))[2] = std::numeric_limits<float>::quiet_NaN();
+    marked.table->rows().Find(150)[2] = std::numeric_limits<float>::quiet_NaN();
     marked.table->rows().Gather(keys.data(), n, marked.parallel, rows.data(), found.get());
     const std::vector<float> travelled = marked.Travelled(keys);
     for (const DriftMetric metric :

@@ -82,15 +82,14 @@ int64_t RowStore::bytes() const {
   return bytes;
 }
 
-float* RowStore::InsertRow(RowShard* shard, int64_t key, uint64_t hash, float count,
-                           uint32_t* slot) {
+float* RowStore::InsertRow(RowShard* shard, int64_t key, float count, uint32_t* slot) {
   HashIndex::Entry* entry = nullptr;
   bool has_slot = false;
   try {
     *slot = shard->arena.Allocate();
     has_slot = true;
     if (tracks_use() && shard->last_used.size() <= *slot) shard->last_used.resize(*slot + 1);
-    entry = shard->index.Insert(key, hash, *slot);
+    entry = shard->index.Insert(key, *slot);
   } catch (const std::bad_alloc&) {
     if (has_slot) shard->arena.Release(*slot);
     throw TableOutOfMemory(this);
@@ -99,16 +98,16 @@ float* RowStore::InsertRow(RowShard* shard, int64_t key, uint64_t hash, float co
   return shard->arena.Row(*slot);
 }
 
-float* RowStore::FindOrInsert(int64_t key, uint64_t hash, float accesses, uint32_t* slot) {
-  RowShard& shard = shards_[ShardOf(hash)];
+float* RowStore::FindOrInsert(int64_t key, float accesses, uint32_t* slot) {
+  RowShard& shard = shards_[ShardOf(key)];
   float* row = nullptr;
-  HashIndex::Entry* entry = shard.index.Find(key, hash);
+  HashIndex::Entry* entry = shard.index.Find(key);
   if (entry != nullptr) {
     entry->count += accesses;
     *slot = entry->slot;
     row = shard.arena.Row(*slot);
   } else {
-    row = InsertRow(&shard, key, hash, accesses, slot);
+    row = InsertRow(&shard, key, accesses, slot);
     options_.initializer.Fill(key, options_.dim, row);
     options_.rule.InitSlots(options_.dim, row + options_.dim);
   }
@@ -200,8 +199,8 @@ void RowStore::DecayCounts(float factor) {
   }
 }
 
-std::vector<EvictedKey> RowStore::KeysToEvict(int64_t incoming,
-                                              const std::vector<int64_t>& pinned) const {
+std::vector<int64_t> RowStore::KeysToEvict(int64_t incoming,
+                                           const std::vector<int64_t>& pinned) const {
   const int64_t needed = size() + incoming - options_.capacity;
   if (options_.capacity == 0 || needed <= 0) return {};
   // Value first, then the hash of the key: ties fall the same way everywhere.
@@ -240,18 +239,18 @@ std::vector<EvictedKey> RowStore::KeysToEvict(int64_t incoming,
     }
   }
   keep_the_best();
-  std::vector<EvictedKey> keys;
+  std::vector<int64_t> keys;
   keys.reserve(candidates.size());
-  for (const Candidate& candidate : candidates) keys.push_back({candidate.key, candidate.hash});
+  for (const Candidate& candidate : candidates) keys.push_back(candidate.key);
   return keys;
 }
 
-void RowStore::Remove(const std::vector<EvictedKey>& keys) noexcept {
+void RowStore::Remove(const std::vector<int64_t>& keys) noexcept {
   if (keys.empty()) return;
-  for (const EvictedKey& evicted : keys) {
-    RowShard& shard = shards_[ShardOf(evicted.hash)];
-    shard.arena.Release(shard.index.Find(evicted.key, evicted.hash)->slot);
-    shard.index.Erase(evicted.key, evicted.hash);
+  for (const int64_t key : keys) {
+    RowShard& shard = shards_[ShardOf(key)];
+    shard.arena.Release(shard.index.Find(key)->slot);
+    shard.index.Erase(key);
   }
   num_evicted_ += static_cast<int64_t>(keys.size());
   ++generation_;
@@ -356,10 +355,9 @@ Status RowStore::Import(const TableContents& contents) {
   std::vector<RowShard> shards = EmptyShards(options_, memory.get(), index_memory.get());
   for (size_t i = 0; i < n; ++i) {
     const int64_t key = contents.keys[i];
-    const uint64_t hash = HashKey(key);
-    RowShard& shard = shards[ShardOf(hash)];
+    RowShard& shard = shards[ShardOf(key)];
     uint32_t slot = 0;
-    float* row = InsertRow(&shard, key, hash, contents.counts[i], &slot);
+    float* row = InsertRow(&shard, key, contents.counts[i], &slot);
     std::copy_n(contents.rows.data() + i * options_.dim, options_.dim, row);
     std::copy_n(contents.slots.data() + i * slots_, slots_, row + options_.dim);
     if (tracks_use()) {

@@ -73,12 +73,6 @@ struct RowShard {
   }
 };
 
-// A key that is to leave a bounded table.
-struct EvictedKey {
-  int64_t key;
-  uint64_t hash;
-};
-
 // Callers hold the table's mutex: shared for const members, exclusive for the others.
 class RowStore {
  public:
@@ -99,27 +93,27 @@ class RowStore {
   const RowShard* shard(int64_t s) const { return &shards_[s]; }
 
   // The row of a key, or nullptr if it is not there.
-  float* Find(int64_t key, uint64_t hash) const {
-    const RowShard& shard = shards_[ShardOf(hash)];
-    const HashIndex::Entry* entry = shard.index.Find(key, hash);
+  float* Find(int64_t key) const {
+    const RowShard& shard = shards_[ShardOf(key)];
+    const HashIndex::Entry* entry = shard.index.Find(key);
     return entry == nullptr ? nullptr : shard.arena.Row(entry->slot);
   }
   // The same; `slot` identifies the row within its shard.
-  float* Find(int64_t key, uint64_t hash, uint32_t* slot) const {
-    const RowShard& shard = shards_[ShardOf(hash)];
-    const HashIndex::Entry* entry = shard.index.Find(key, hash);
+  float* Find(int64_t key, uint32_t* slot) const {
+    const RowShard& shard = shards_[ShardOf(key)];
+    const HashIndex::Entry* entry = shard.index.Find(key);
     if (entry == nullptr) return nullptr;
     *slot = entry->slot;
     return shard.arena.Row(entry->slot);
   }
-  void Prefetch(uint64_t hash) const { shards_[ShardOf(hash)].index.Prefetch(hash); }
+  void Prefetch(int64_t key) const { shards_[ShardOf(key)].index.Prefetch(KeyedHash(key)); }
 
   // The row of a key, made if need be, and `accesses` more of them counted. Calls for
   // different shards may run at the same time. Throws TableOutOfMemory, changing nothing.
-  float* FindOrInsert(int64_t key, uint64_t hash, float accesses, uint32_t* slot);
+  float* FindOrInsert(int64_t key, float accesses, uint32_t* slot);
 
-  // The same for a key whose entry is in the first line of the index that is looked at; else asks
-  // for the second one and returns nullptr, changing nothing.
+  // The same in a shard by a key's KeyedHash, for one whose entry is in the first line of the index
+  // that is looked at; else asks for the second one and returns nullptr, changing nothing.
   float* FindAtOnce(RowShard* shard, int64_t key, uint64_t hash, float accesses,
                     uint32_t* slot) const {
     HashIndex::Entry* const entry = shard->index.FindAtHome(key, hash);
@@ -145,12 +139,11 @@ class RowStore {
     for (int64_t i = begin - kRowAhead; i < end; ++i) {
       Visited* const visited = &ahead[(i - begin + kRowAhead) % kRowAhead];
       if (i >= begin) see(i, *visited);
-      if (i + kIndexAhead < end) Prefetch(HashKey(keys[i + kIndexAhead]));
+      if (i + kIndexAhead < end) Prefetch(keys[i + kIndexAhead]);
       if (i + kRowAhead >= end) continue;
       const int64_t key = keys[i + kRowAhead];
-      const uint64_t hash = HashKey(key);
-      visited->shard = ShardOf(hash);
-      visited->row = Find(key, hash, &visited->slot);
+      visited->shard = ShardOf(key);
+      visited->row = Find(key, &visited->slot);
       if (visited->row != nullptr) ask(*visited);
     }
   }
@@ -172,9 +165,9 @@ class RowStore {
   // The least valuable keys that must leave for `incoming` new ones, never one of `pinned`
   // (sorted); empty where there is room. At least 1/64 of the capacity leaves at once where that
   // many may, so that a full table doesn't search at every step. Throws std::bad_alloc.
-  std::vector<EvictedKey> KeysToEvict(int64_t incoming, const std::vector<int64_t>& pinned) const;
+  std::vector<int64_t> KeysToEvict(int64_t incoming, const std::vector<int64_t>& pinned) const;
   // Removes keys that are there; pointers to their rows are void, see generation().
-  void Remove(const std::vector<EvictedKey>& keys) noexcept;
+  void Remove(const std::vector<int64_t>& keys) noexcept;
 
   // All but the number of updates, which is not the rows'.
   TableContents Export() const;
@@ -191,7 +184,7 @@ class RowStore {
   }
   // Of arrays of the right length.
   Status CheckValues(const TableContents& contents) const;
-  float* InsertRow(RowShard* shard, int64_t key, uint64_t hash, float count, uint32_t* slot);
+  float* InsertRow(RowShard* shard, int64_t key, float count, uint32_t* slot);
 
   const TableOptions& options_;
   const int64_t slots_;

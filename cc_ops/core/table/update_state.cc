@@ -40,11 +40,11 @@ int64_t UpdateState::deferred_bytes() const {
   return bytes;
 }
 
-void UpdateState::DropDeferred(int64_t key, uint64_t hash) {
+void UpdateState::DropDeferred(int64_t key) {
   if (policy_.is_exchanged) return;
-  ShardUpdates& shard = shards_[ShardOf(hash)];
+  ShardUpdates& shard = shards_[ShardOf(key)];
   for (DeferredGradients& sums : shard.deferred) {
-    const uint32_t index = sums.Find(key, hash);
+    const uint32_t index = sums.Find(key);
     if (index == DeferredGradients::kNone) continue;
     sums.Remove(index);
     ++shard.counts.evicted;

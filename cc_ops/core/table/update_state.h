@@ -33,7 +33,7 @@ class UpdateState {
   int64_t num_deferred() const;
   int64_t deferred_bytes() const;
   // A row leaves, and with it its deferred gradients, unless they are to be exchanged.
-  void DropDeferred(int64_t key, uint64_t hash);
+  void DropDeferred(int64_t key);
   // All rows are replaced.
   void DropAllDeferred();
 

@@ -26,7 +26,7 @@
 namespace slipstream {
 namespace fuzz {
 
-// The key of a hash: what collides can be chosen. Undoes Mix64, step by step.
+// The key of a hash: what collides can be chosen. Undoes HashKey, step by step.
 inline int64_t KeyWithHash(uint64_t hash) {
   const auto undo = [](uint64_t x, int shift) {
     uint64_t found = x;
@@ -56,8 +56,8 @@ class Bytes {
   }
   int64_t Below(int64_t n) { return (Byte() << 8 | Byte()) % n; }
 
-  // Few and many, those at the ends of their range, and some that want the same place of an
-  // index, its last one included.
+  // Few and many, those at the ends of their range, and some that collide in a table by HashKey,
+  // its last line included.
   int64_t Key() {
     const uint8_t kind = Byte();
     switch (kind % 6) {
@@ -76,6 +76,8 @@ class Bytes {
         return static_cast<int64_t>(Word());
     }
   }
+  // The same, but what collides does so by KeyedHash.
+  int64_t KeyedKey() { return static_cast<int64_t>(static_cast<uint64_t>(Key()) ^ kHashSeed); }
   std::vector<int64_t> Keys(int64_t most) {
     std::vector<int64_t> keys(static_cast<size_t>(Below(most + 1)));
     for (int64_t& key : keys) key = Key();
@@ -108,19 +110,18 @@ inline Difference FuzzHashIndex(Bytes bytes) {
   uint32_t slot = 0;
   while (!bytes.empty()) {
     const uint8_t what = bytes.Byte() % 8;
-    const int64_t key = bytes.Key();
-    const uint64_t hash = HashKey(key);
+    const int64_t key = bytes.KeyedKey();
     const auto known = model.find(key);
-    HashIndex::Entry* entry = index.Find(key, hash);
+    HashIndex::Entry* entry = index.Find(key);
     SLIPSTREAM_AGREE((entry != nullptr) == (known != model.end()));
     if (entry != nullptr) {
       SLIPSTREAM_AGREE(entry->key == key && entry->slot == known->second.slot);
       SLIPSTREAM_AGREE(entry->count == known->second.count);
     }
     if (what < 2) {
-      SLIPSTREAM_AGREE(index.Erase(key, hash) == (model.erase(key) > 0));
+      SLIPSTREAM_AGREE(index.Erase(key) == (model.erase(key) > 0));
     } else if (entry == nullptr) {
-      entry = index.Insert(key, hash, ++slot);
+      entry = index.Insert(key, ++slot);
       entry->count = static_cast<float>(what);
       model[key] = {slot, entry->count};
     } else {
@@ -130,7 +131,7 @@ inline Difference FuzzHashIndex(Bytes bytes) {
     SLIPSTREAM_AGREE(index.size() == static_cast<int64_t>(model.size()));
   }
   for (const auto& known : model) {
-    const HashIndex::Entry* entry = index.Find(known.first, HashKey(known.first));
+    const HashIndex::Entry* entry = index.Find(known.first);
     SLIPSTREAM_AGREE(entry != nullptr && entry->slot == known.second.slot);
     SLIPSTREAM_AGREE(entry->count == known.second.count);
   }
@@ -191,10 +192,9 @@ inline Difference FuzzDeferredGradients(Bytes bytes) {
   std::unordered_map<int64_t, std::list<Held>::iterator> places;
   for (int64_t step = 0; !bytes.empty(); ++step) {
     const uint8_t what = bytes.Byte();
-    const int64_t key = bytes.Key();
-    const uint64_t hash = HashKey(key);
+    const int64_t key = bytes.KeyedKey();
     const auto known = places.find(key);
-    const uint32_t place = sums.Find(key, hash);
+    const uint32_t place = sums.Find(key);
     SLIPSTREAM_AGREE((place != DeferredGradients::kNone) == (known != places.end()));
     if (what == 255) {
       sums.Clear();
@@ -203,7 +203,7 @@ inline Difference FuzzDeferredGradients(Bytes bytes) {
     } else if (place == DeferredGradients::kNone) {
       model.push_back({key, step, std::vector<float>(dim, static_cast<float>(what))});
       places[key] = std::prev(model.end());
-      std::fill_n(sums.Sum(sums.Insert(key, hash, step)), dim, static_cast<float>(what));
+      std::fill_n(sums.Sum(sums.Insert(key, step)), dim, static_cast<float>(what));
     } else if (what % 2 == 0) {
       sums.Remove(place);
       model.erase(known->second);
@@ -218,7 +218,7 @@ inline Difference FuzzDeferredGradients(Bytes bytes) {
   for (const Held& held : model) {
     SLIPSTREAM_AGREE(at != DeferredGradients::kNone);
     SLIPSTREAM_AGREE(sums.key(at) == held.key && sums.since(at) == held.since);
-    SLIPSTREAM_AGREE(sums.Find(held.key, HashKey(held.key)) == at);
+    SLIPSTREAM_AGREE(sums.Find(held.key) == at);
     SLIPSTREAM_AGREE(std::equal(held.sum.begin(), held.sum.end(), sums.Sum(at)));
     at = sums.next(at);
   }

@@ -30,11 +30,11 @@ TEST(OutOfMemory, AnIndexThatCannotGetReadyGrowsLater) {
       const size_t before = index.entries().size();
       if (!comes_back || key / 300 % 2 == 0) allocations_left = 0;
       try {
-        index.Insert(key, HashKey(key), static_cast<uint32_t>(key));
+        index.Insert(key, static_cast<uint32_t>(key));
       } catch (const std::bad_alloc&) {
         ++refused;
         ASSERT_EQ(index.size(), key);
-        index.Insert(key, HashKey(key), static_cast<uint32_t>(key));
+        index.Insert(key, static_cast<uint32_t>(key));
       }
       allocations_left = -1;
       const bool has_grown = index.entries().size() != before;
@@ -48,7 +48,7 @@ TEST(OutOfMemory, AnIndexThatCannotGetReadyGrowsLater) {
     }
     EXPECT_GT(index.entries().size(), 150'000u);
     for (int64_t key = 0; key < 150'000; ++key) {
-      ASSERT_EQ(index.Find(key, HashKey(key))->slot, static_cast<uint32_t>(key));
+      ASSERT_EQ(index.Find(key)->slot, static_cast<uint32_t>(key));
     }
   }
 }
@@ -112,7 +112,8 @@ TEST(OutOfMemory, AClassifierGoesOn) {
   bool has_ended = false;
   for (int64_t n = 0; !has_ended; ++n) {
     InputClassifier classifier(options);
-    FailsAt(n, [&] { return step(&classifier); }, &has_ended);
+    FailsAt(
+        n, [&] { return step(&classifier); }, &has_ended);
     // The sample and the memory are whole: the sanitizers watch.
     for (int again = 0; again < 3; ++again) ASSERT_TRUE(step(&classifier).ok());
     EXPECT_EQ(sampled_scores.size(), 40u);

@@ -105,7 +105,7 @@ class TableFuzzer {
     };
     double most_gone = -1, least_there = std::numeric_limits<double>::infinity();
     for (auto known = model_.begin(); known != model_.end();) {
-      if (table_->rows().Find(known->first, HashKey(known->first)) == nullptr) {
+      if (table_->rows().Find(known->first) == nullptr) {
         SLIPSTREAM_AGREE(wanted.count(known->first) == 0);
         most_gone = std::max(most_gone, value(known->second));
         known = model_.erase(known);

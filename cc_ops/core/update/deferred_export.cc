@@ -57,8 +57,7 @@ Status ImportDeferred(EmbeddingTable* table, const DeferredContents& contents) {
   }
   for (size_t i = 0; i < n; ++i) {
     const int64_t key = contents.keys[i], rank = contents.ranks[i], age = contents.ages[i];
-    const uint64_t hash = HashKey(key);
-    const int s = ShardOf(hash);
+    const int s = ShardOf(key);
     const auto refused = [&](const std::string& what, int64_t value, const std::string& allowed) {
       return InvalidArgument(what + " of deferred gradient " + std::to_string(i) + of + " is " +
                              std::to_string(value) + "; allowed: " + allowed);
@@ -73,13 +72,13 @@ Status ImportDeferred(EmbeddingTable* table, const DeferredContents& contents) {
       return refused("age", age, "the oldest first");
     }
     last_age[s][static_cast<size_t>(rank)] = age;
-    if (deferred.Find(key, hash) != DeferredGradients::kNone) {
+    if (deferred.Find(key) != DeferredGradients::kNone) {
       return refused("key", key, "each once per rank");
     }
-    if (!policy.is_exchanged && table->rows().Find(key, hash) == nullptr) {
+    if (!policy.is_exchanged && table->rows().Find(key) == nullptr) {
       return refused("key", key, "keys with a row");
     }
-    const uint32_t index = deferred.Insert(key, hash, table->updates().step() - age);
+    const uint32_t index = deferred.Insert(key, table->updates().step() - age);
     std::copy_n(contents.sums.data() + i * dim, dim, deferred.Sum(index));
   }
   for (int64_t s = 0; s < kNumShards; ++s)

@@ -116,12 +116,11 @@ class ShardUpdater {
              bool is_saturated) {
     bool any_due = false;
     float* const sum = scratch_->sum.data();
-    const uint64_t hash = HashKey(key);
     for (int rank = 0; rank < policy_.ranks; ++rank) {
       DeferredGradients& deferred = updates_->deferred[static_cast<size_t>(rank)];
       const CellRange examples = ExamplesOf(*update.plan, rank);
       const bool has_gradient = policy_.ranks == 1 || HasUse(*update.plan, uses, examples);
-      const uint32_t index = deferred.Find(key, hash);
+      const uint32_t index = deferred.Find(key);
       const bool is_deferred = index != DeferredGradients::kNone;
       // What expires on this rank is applied together with what is due on others.
       if (!has_gradient && !(is_deferred && IsDueAt(deferred, index))) continue;
@@ -134,7 +133,7 @@ class ShardUpdater {
       }
       Decision decision = Decide(rule_, is_deferred, is_deferred ? deferred.since(index) : 0,
                                  MayWait(sum, row, is_saturated));
-      if (decision == Decision::kBegin && !Begin(sum, key, hash, rank)) {
+      if (decision == Decision::kBegin && !Begin(sum, key, rank)) {
         decision = Decision::kOverBudget;
       }
       Count(decision, has_gradient, &updates_->counts);
@@ -158,7 +157,7 @@ class ShardUpdater {
 
   // Begins to defer; false if the part of the budget that a rank has in this shard, or memory, has
   // no room.
-  bool Begin(const float* sum, int64_t key, uint64_t hash, int rank) {
+  bool Begin(const float* sum, int64_t key, int rank) {
     DeferredGradients& deferred = updates_->deferred[static_cast<size_t>(rank)];
     const int64_t parts = static_cast<int64_t>(kNumShards) * policy_.ranks;
     const int64_t part = rank * kNumShards + shard_number_;
@@ -166,7 +165,7 @@ class ShardUpdater {
     rule.max_rows = policy_.max_rows / parts + (part < policy_.max_rows % parts);
     if (!rule.HasBudget(deferred.size())) return false;
     try {
-      std::copy_n(sum, dim_, deferred.Sum(deferred.Insert(key, hash, rule_.step)));
+      std::copy_n(sum, dim_, deferred.Sum(deferred.Insert(key, rule_.step)));
     } catch (const std::bad_alloc&) {
       return false;
     }
@@ -176,10 +175,9 @@ class ShardUpdater {
   // Applies what `first` and later ranks have deferred of a key, as far as it is due.
   void ApplyDeferred(int64_t key, size_t first) {
     bool any_due = false;
-    const uint64_t hash = HashKey(key);
     for (size_t rank = first; rank < updates_->deferred.size(); ++rank) {
       DeferredGradients& deferred = updates_->deferred[rank];
-      const uint32_t index = deferred.Find(key, hash);
+      const uint32_t index = deferred.Find(key);
       if (index == DeferredGradients::kNone || !IsDueAt(deferred, index)) continue;
       Count(DecideWithoutGradient(rule_, deferred.since(index)), /*has_gradient=*/false,
             &updates_->counts);
@@ -189,7 +187,7 @@ class ShardUpdater {
     if (policy_.is_shadow) return;
     FoundRow found = {nullptr, 0};
     // A row that leaves the table takes what is deferred with it: the row is there.
-    if (collected_ == nullptr) found.row = table_->rows().Find(key, hash, &found.slot);
+    if (collected_ == nullptr) found.row = table_->rows().Find(key, &found.slot);
     Apply(scratch_->due.data(), key, found);
   }
 

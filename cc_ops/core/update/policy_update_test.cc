@@ -83,7 +83,7 @@ struct Training {
   }
 
   std::vector<float> Row(int64_t key) const {
-    const float* row = table->rows().Find(key, HashKey(key));
+    const float* row = table->rows().Find(key);
     return std::vector<float>(row, row + dim + table->slots_per_row());
   }
 
@@ -139,7 +139,7 @@ TEST(Flush, SumsOfBeforeTheFirstUpdateWaitForARateAndAreThenPartOfIt) {
     Training updated(kind), flushed(kind);
     uint32_t slot = 0;
     for (const int64_t key : pending.keys) {
-      flushed.table->rows().FindOrInsert(key, HashKey(key), 1.f, &slot);
+      flushed.table->rows().FindOrInsert(key, 1.f, &slot);
     }
     const std::vector<float> initial = flushed.State();
     flushed.table->updates().SetPolicy(Defer(1e9f, 1000));
@@ -161,7 +161,7 @@ TEST(Flush, ShadowSumsOfBeforeTheFirstUpdateAreForgotten) {
   DeferredContents pending;
   uint32_t slot = 0;
   for (int64_t key = 0; key < 500; ++key) {
-    training.table->rows().FindOrInsert(key, HashKey(key), 1.f, &slot);
+    training.table->rows().FindOrInsert(key, 1.f, &slot);
     pending.keys.push_back(key);
     pending.sums.insert(pending.sums.end(), kDim, 1.f);
   }
@@ -288,7 +288,7 @@ TEST(Defer, AppliesAtOnceWhatHasNoRoom) {
 TEST(Defer, DoesNotHoldADamagedRow) {
   Training training(UpdateRule::Kind::kAdagrad);
   training.Step({1}, {1.f});
-  training.table->rows().Find(1, HashKey(1))[kDim] = std::numeric_limits<float>::quiet_NaN();
+  training.table->rows().Find(1)[kDim] = std::numeric_limits<float>::quiet_NaN();
   training.table->updates().SetPolicy(Defer(1e9f, 1000));
   training.Step({1}, {1.f});
   EXPECT_EQ(training.table->updates().num_deferred(), 0);

@@ -76,9 +76,8 @@ void UpdateEachKey(const BucketUpdate& bucket, const Update& update) {
       [&](int64_t u) {
         FoundRow found = {plan.unique_row[u], plan.unique_slot[u]};
         if (bucket.is_stale) {
-          const int64_t key = plan.unique_key[u];
           found.slot = HashIndex::kEmpty;
-          found.row = bucket.table->rows().Find(key, HashKey(key), &found.slot);
+          found.row = bucket.table->rows().Find(plan.unique_key[u], &found.slot);
         }
         update(u, use, found);
         use = plan.uses_end[u];
