@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from itertools import groupby
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 CC_OPS = os.path.join(ROOT, "cc_ops")
@@ -90,36 +91,29 @@ class NativeBuild:
             objects = list(pool.map(lambda unit: self._compile(*unit), self._units()))
         return self._link(objects)
 
-    def _units(self) -> list[tuple[str, list[str]]]:
+    def _units(self) -> list[tuple[list[str], list[str]]]:
+        """Sources that are compiled as one, and the command."""
         lists, tf = self._lists, self._tf
         own = [self._cxx, "-c", "-fPIC", "-I", ROOT, *lists["COPTS"]]
         with_tf = [*own, *tf["copts"].split(), "-isystem", tf["include_dir"]]
-        units = [(s, [*own, *lists["CORE_COPTS"]]) for s in lists["CORE_SRCS"]]
-        units += [(s, with_tf) for s in lists["TF_SRCS"]]
+        nvcc: list[tuple[list[str], list[str]]] = []
         if self._cuda:
-            nvcc = [self._cuda["nvcc"], "-c", "-x", "cu", "-I", ROOT, *lists["NVCC_COPTS"]]
             on_gpu = ["-D" + lists["GPU_DEFINE"], "-isystem", self._cuda["include_dir"]]
-            units = [
-                (s, [*command, *on_gpu]) if command is with_tf else (s, command)
-                for s, command in units
-            ]
-            units += [(s, [*with_tf, *on_gpu]) for s in lists["TF_GPU_SRCS"]]
-            units += [(s, nvcc) for s in lists["GPU_SRCS"]]
-        # Units with TensorFlow's headers take longest: start them first.
-        return sorted(units, key=lambda unit: not unit[0].startswith("tf/"))
+            with_tf += on_gpu
+            command = [self._cuda["nvcc"], "-c", "-x", "cu", "-I", ROOT, *lists["NVCC_COPTS"]]
+            nvcc = [([s], [*command, *on_gpu]) for s in lists["GPU_SRCS"]]
+        # TensorFlow's headers take most of the time: once a room. Those take longest, so first.
+        tf_sources = [*lists["TF_SRCS"], *(lists["TF_GPU_SRCS"] if self._cuda else [])]
+        units = [(list(room), with_tf) for _, room in groupby(tf_sources, os.path.dirname)]
+        units += [([s], [*own, *lists["CORE_COPTS"]]) for s in lists["CORE_SRCS"]]
+        return units + nvcc
 
-    def _compile(self, source: str, command: list[str]) -> str:
-        stem = os.path.join(self._folder, source.replace("/", "_"))
+    def _compile(self, sources: list[str], command: list[str]) -> str:
+        *before, last = [os.path.join(CC_OPS, source) for source in sources]
+        stem = os.path.join(self._folder, sources[-1].replace("/", "_"))
         target, dependencies = stem + ".o", stem + ".d"
-        command = [
-            *command,
-            "-MMD",
-            "-MF",
-            dependencies,
-            os.path.join(CC_OPS, source),
-            "-o",
-            target,
-        ]
+        included = [argument for source in before for argument in ("-include", source)]
+        command = [*command, *included, "-MMD", "-MF", dependencies, last, "-o", target]
 
         def inputs() -> list[str]:
             return _own_files_in(dependencies)
