@@ -59,6 +59,7 @@ WAYS: Mapping[str, Peer] = {
     "step": Peer("slipstream_tf, tf.function", None, ["dlrm_native.py"]),
     "fit": Peer("slipstream_tf, model.fit", None, ["dlrm_native.py", "fit"]),
     "torch": Peer("PyTorch + FBGEMM", "torch", ["dlrm_fbgemm.py"]),
+    "build": Peer("another build, tf.function", None, ["dlrm_native.py"], is_other_build=True),
     "compiled": Peer("PyTorch + FBGEMM, torch.compile", "torch", ["dlrm_fbgemm.py", "compiled"]),
 }
 _OURS = ("step", "fit")

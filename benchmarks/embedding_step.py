@@ -6,6 +6,7 @@ counts is the ratio within a turn.
 
     python benchmarks/embedding_step.py --runs=7
     python benchmarks/embedding_step.py --shapes=26x100000x16 --peers=fbgemm --rules=adagrad
+    python benchmarks/embedding_step.py --peers=fit,build,build_fit --other_build=FOLDER
 """
 
 from __future__ import annotations
@@ -45,7 +46,11 @@ PEERS: Mapping[str, Peer] = {
     ),
     "tfra": Peer("TFRA, dynamic embedding", "tfra", ["tfra.py"], ("sgd", "adagrad")),
     "keras": Peer("Keras 3, Embedding", None, ["keras_layers.py"], ("sgd", "adagrad")),
+    "build": Peer("another build, ops", None, ["native.py"], _ALL, is_other_build=True),
+    "build_fit": Peer("another build, fit", None, ["native.py", "fit"], _ALL, is_other_build=True),
 }
+# Of this library: a step of theirs is a whole turn.
+_WHOLE = ("ops", "fit", "build", "build_fit")
 # How many times as long as our ops others are to take. Those beside TFRA and Keras were set by
 # what Adagrad had taken.
 TARGETS = {
@@ -69,8 +74,7 @@ def compare(
         for name, peer in peers.items():
             workers[name] = stack.enter_context(Worker(peer, folder, settings["threads"]))
             versions.update(workers[name].make(settings))
-        # One of ours, and of `fit`, makes all steps of a turn.
-        steps = {name: 1 if name in ("ops", "fit") else _STEPS.value for name in peers}
+        steps = {name: 1 if name in _WHOLE else _STEPS.value for name in peers}
         for name, worker in workers.items():
             worker.run(steps[name])
         found: dict[str, list[float]] = {name: [] for name in peers}
@@ -108,7 +112,7 @@ def claims_of(dim: int, found: Mapping[str, Mapping[str, Sequence[float]]]) -> d
         )
         for rule, by_name in found.items()
         for name in by_name
-        if name not in ("ops", "fit")
+        if name not in _WHOLE
     }
 
 

@@ -17,6 +17,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from absl import flags
+
+_OTHER_BUILD = flags.DEFINE_string(
+    "other_build", None, "Folder of another build of slipstream_tf, to measure beside this one."
+)
+
 # What pip installs, call by call. TFRA's wheel asks for a TensorFlow that has no CPU build of the
 # same version, and torchrec for FBGEMM's GPU build: hence --no-deps.
 ENVIRONMENTS: Mapping[str, Sequence[Sequence[str]]] = {
@@ -40,12 +46,14 @@ class Peer:
         environment: of `ENVIRONMENTS`; None: the Python that runs the benchmark.
         program: in embedding_peers/, with its arguments.
         rules: update rules that it has, of embedding_step.py.
+        is_other_build: it is this library, as it lies in --other_build.
     """
 
     label: str
     environment: str | None
     program: Sequence[str]
     rules: Sequence[str] = ()
+    is_other_build: bool = False
 
 
 def python_of(environment: str | None, folder: Path) -> str:
@@ -91,6 +99,10 @@ class Worker:
         }
         if peer.environment is not None:
             environment.pop("PYTHONPATH", None)
+        if peer.is_other_build:
+            if _OTHER_BUILD.value is None:
+                raise SystemExit(f"{peer.label} needs --other_build, the folder of that build.")
+            environment["PYTHONPATH"] = str(Path(_OTHER_BUILD.value).resolve())
         command = [python_of(peer.environment, folder), str(programs / peer.program[0])]
         self._peer = peer
         self._process = subprocess.Popen(
