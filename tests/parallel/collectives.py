@@ -1,4 +1,4 @@
-"""A rank of test_comm.py: every collective against what all ranks' inputs say it must give."""
+"""A rank of test_programs.py: every collective against what all ranks' inputs say it must give."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A rank of test_comm.py: graphs in which the batch size of a rank is a constant, of others not.
+"""A rank of test_programs.py: graphs where some ranks' batch size is a constant.
 
     constant_batches.py RANKS
 

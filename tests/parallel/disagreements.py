@@ -1,4 +1,4 @@
-"""A rank of test_disagreements.py: what ranks are told whose settings or rows differ.
+"""A rank of test_programs.py: what ranks are told whose settings or rows differ.
 
 Arguments: "tables", "config" or "rows", and the placement of the tables (empty: the default).
 """

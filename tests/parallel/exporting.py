@@ -1,4 +1,4 @@
-"""A rank of test_export.py: SavedModels and deltas of tables that several ranks train."""
+"""A rank of test_programs.py: SavedModels and deltas of tables that several ranks train."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A rank of test_fit.py: trains with `model.fit` and compares with one process on all inputs.
+"""A rank of test_programs.py: trains with `model.fit` and compares with one process on all inputs.
 
 Arguments: rule of the rows, placement of the tables (empty: the default), `skip`. What is held back
 changes the gradients that follow: with "defer" the one process holds back as simulated ranks do,

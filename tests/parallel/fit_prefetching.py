@@ -1,4 +1,4 @@
-"""A rank of test_prefetch.py: training whose keys are sent ahead, beside one where they are not.
+"""A rank of test_programs.py: training whose keys are sent ahead, beside one where they are not.
 
 Argument: `skip`. Every difference between the two is an error, in whatever bit.
 """

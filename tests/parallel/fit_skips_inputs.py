@@ -1,4 +1,4 @@
-"""A rank of test_fit.py: `fit` with inputs left out of uneven ranks' data.
+"""A rank of test_programs.py: `fit` with inputs left out of uneven ranks' data.
 
 Argument: placement of the tables (empty: the default).
 """

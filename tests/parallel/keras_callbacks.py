@@ -1,4 +1,4 @@
-"""A rank of test_keras_callbacks.py: what Keras's own callbacks see and save in a `fit` on ranks.
+"""A rank of test_programs.py: what Keras's own callbacks see and save in a `fit` on ranks.
 
 Argument: "logs", "evaluates_alone", "checkpoint", or the placement of tables with rows that differ.
 """

@@ -1,4 +1,4 @@
-"""A rank of test_prefetch.py: sharded tables whose keys are sent ahead, beside ones where not.
+"""A rank of test_programs.py: sharded tables whose keys are sent ahead, beside ones where not.
 
 Arguments: number of cases, seed. What happens between the announcement of a batch and its lookup is
 drawn: rows are marked, frozen or published, an evaluation lets copies go, nothing, or the batch is

@@ -1,4 +1,4 @@
-"""A rank of test_random_cases.py: shared tables against one process that sees all inputs.
+"""A rank of test_programs.py: shared tables against one process that sees all inputs.
 
 Arguments: placement of the tables ("prefetched": sharded, and most batches announced a step ahead),
 number of cases, seed. A case is a store, a policy and some

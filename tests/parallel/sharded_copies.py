@@ -1,4 +1,4 @@
-"""A rank of test_sharded_copies.py: copies stay within their budget, and travel without slots.
+"""A rank of test_programs.py: copies stay within their budget, and travel without slots.
 
 Slots travel, as one number a row, only while gradients are deferred by movement.
 """

@@ -1,4 +1,4 @@
-"""Run by test_self_test.py: the doctor's test of SOK's tables passes, and finds a lost update."""
+"""The doctor's test of SOK's tables passes, and finds a lost update."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Run by test_documented.py: the blocks of docs/sok.md that are marked `python`, one after another.
+"""The blocks of docs/sok.md that are marked `python`, one after another.
 
 A block marked `text` behind one of them is what it prints.
 """

@@ -1,4 +1,4 @@
-"""Run by test_files.py: SOK's files of watched variables hold all rows and slots.
+"""SOK's files of watched variables hold all rows and slots.
 
 With TF_USE_LEGACY_KERAS=1: SOK's legacy optimizers are those of Keras 2.
 """

@@ -1,4 +1,4 @@
-"""Run by test_itself.py on one and two ranks: SOK's own Python does what this package builds on.
+"""SOK's own Python does what this package builds on.
 
 With TF_USE_LEGACY_KERAS=1: SOK's legacy optimizers are those of Keras 2.
 """

@@ -1,4 +1,4 @@
-"""Run by test_layer.py: a layer on SOK's tables has the rows of one on native tables, sharded.
+"""A layer on SOK's tables has the rows of one on native tables, sharded.
 
 Arguments: cases, each "mode,rule".
 """

@@ -1,4 +1,4 @@
-"""Run by test_lifecycle.py: a model on SOK's tables: refusals, fit, evaluate, save and load."""
+"""A model on SOK's tables: refusals, fit, evaluate, save and load."""
 
 from __future__ import annotations
 

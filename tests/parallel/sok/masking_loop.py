@@ -1,4 +1,4 @@
-"""Run by test_masking_loop.py: SOK's own loop with three calls gives the rows of a native table.
+"""SOK's own loop with three calls gives the rows of a native table.
 
 Arguments: cases, each "optimizers,rule,lookup,mode". The engine runs beside both, on the same
 batches and the same settings; rows, masked keys, states and thresholds must be the same after every

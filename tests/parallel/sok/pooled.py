@@ -1,4 +1,4 @@
-"""Run by test_pooled.py: bags that SOK pools have the rows of one native table of all the data.
+"""Bags that SOK pools have the rows of one native table of all the data.
 
 Arguments: cases, each "mode,rule,kind".
 """

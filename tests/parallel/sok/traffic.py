@@ -1,4 +1,4 @@
-"""Run by test_traffic.py: what SOK is seen to send is what the communicator counted."""
+"""What SOK is seen to send is what the communicator counted."""
 
 from __future__ import annotations
 

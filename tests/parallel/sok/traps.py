@@ -1,4 +1,4 @@
-"""Run by test_documented.py: SOK has the traps that docs/sok.md lists as seen with its Python.
+"""SOK has the traps that docs/sok.md lists as seen with its Python.
 
 tf.keras is Keras 2 with TF_USE_LEGACY_KERAS=1. A check that fails means that SOK was mended: the
 page is to be changed.

@@ -1,4 +1,4 @@
-"""Run by test_watched_tables.py: checkpoints of a loop whose variables a SokStore watches.
+"""Checkpoints of a loop whose variables a SokStore watches.
 
 Arguments: cases, each "optimizer,way"; optimizers "legacy.*" are those of Keras 2.
 """

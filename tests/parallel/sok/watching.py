@@ -1,4 +1,4 @@
-"""Run by test_watching.py: what a SokStore refuses, counts, masks, and keeps from eviction."""
+"""What a SokStore refuses, counts, masks, and keeps from eviction."""
 
 from __future__ import annotations
 

@@ -1,0 +1,117 @@
+"""Programs of this folder against SOK's own code: each checks for itself, and its docstring says
+what.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+RunSok = Callable[..., str]
+BOTH: Any = pytest.mark.parametrize("ranks", [1, 2])
+MOSTLY_TWO: Any = pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.slow), 2])
+# Cases of one launch each: most of its time is that of imports.
+LAYERS = {1: ["mask,adam"], 2: ["mask,adagrad", "mask,adam", "interval,adagrad", "movement,sgd"]}
+POOLED = [
+    (1, ["mask,adam,hbm", "interval,adagrad,hybrid"]),
+    (2, ["plain,sgd,hybrid", "mask,adagrad,hybrid"]),
+    (2, ["interval,adagrad,hbm", "movement,adagrad,hybrid"]),
+]
+MASKED = {
+    1: ["v1,adagrad,all2all,graph", "legacy,adagrad,sparse,eager", "sok,sgd,all2all,estimated"],
+    2: [
+        "v1,adagrad,all2all,eager",
+        "v1,adam,sparse,graph",
+        "sok,sgd,all2all,eager",
+        "legacy,adam,all2all,eager",
+        "v1,sgd,all2all,static",
+        "v1,adagrad,frozen,graph",
+        "v1,sgd,all2all,estimated",
+    ],
+}
+DEFERRED = {
+    1: ["legacy,sgd,all2all,movement", "legacy,adagrad,all2all,movement"],
+    2: [
+        "v1,adagrad,all2all,defer",
+        "v1,adagrad,all2all,movement",
+        "v1,sgd,sparse,movement",
+        "sok,sgd,all2all,movement",
+    ],
+}
+WATCHED = {
+    1: ["Adam,mask", "Adagrad,interval", "Momentum,interval", "sok.SGD,movement"],
+    2: ["Adam,interval", "Adagrad,movement", "static,interval"],
+}
+
+
+def test_the_self_test_of_slipstream_doctor(run_sok: RunSok) -> None:
+    run_sok("doctors_own.py", 1)
+
+
+@MOSTLY_TWO
+def test_blocks_of_the_documents_run(run_sok: RunSok, ranks: int) -> None:
+    run_sok("documented.py", ranks)
+
+
+@pytest.mark.parametrize("is_keras_2", [False, True])
+def test_documented_traps_are_there(run_sok: RunSok, is_keras_2: bool) -> None:
+    run_sok("traps.py", 1, is_keras_2=is_keras_2)
+
+
+@BOTH
+def test_files_of_sok(run_sok: RunSok, ranks: int) -> None:
+    run_sok("files.py", ranks, is_keras_2=True)
+
+
+@BOTH
+def test_sok_does_what_is_built_on(run_sok: RunSok, ranks: int) -> None:
+    run_sok("itself.py", ranks, is_keras_2=True)
+
+
+@pytest.mark.parametrize("ranks", LAYERS)
+def test_rows_of_a_layer_are_those_of_native_tables(run_sok: RunSok, ranks: int) -> None:
+    run_sok("layer.py", ranks, *LAYERS[ranks])
+
+
+@MOSTLY_TWO
+def test_a_model_on_soks_tables(run_sok: RunSok, ranks: int) -> None:
+    run_sok("lifecycle.py", ranks)
+
+
+@pytest.mark.parametrize("ranks", MASKED)
+def test_masks_in_a_loop_are_those_of_a_native_table(run_sok: RunSok, ranks: int) -> None:
+    run_sok("masking_loop.py", ranks, *MASKED[ranks], is_keras_2=True)
+
+
+@pytest.mark.parametrize("ranks", DEFERRED)
+def test_deferred_gradients_in_a_loop_are_those_of_a_native_table(
+    run_sok: RunSok, ranks: int
+) -> None:
+    run_sok("masking_loop.py", ranks, *DEFERRED[ranks], is_keras_2=True)
+
+
+@pytest.mark.parametrize("ranks, cases", POOLED)
+def test_rows_that_sok_pools_are_those_of_a_native_table(
+    run_sok: RunSok, ranks: int, cases: list[str]
+) -> None:
+    run_sok("pooled.py", ranks, *cases)
+
+
+def test_what_sok_sends_is_counted(run_sok: RunSok) -> None:
+    run_sok("traffic.py", 2)
+
+
+@pytest.mark.parametrize("ranks", WATCHED)
+def test_a_watched_loop_goes_on_from_a_checkpoint(run_sok: RunSok, ranks: int) -> None:
+    run_sok("watched_tables.py", ranks, *WATCHED[ranks])
+
+
+def test_a_watched_loop_with_optimizers_of_keras_2_goes_on(run_sok: RunSok) -> None:
+    run_sok("watched_tables.py", 1, "legacy.Adam,mask", "legacy.Adagrad,movement", is_keras_2=True)
+
+
+@MOSTLY_TWO
+def test_a_store_that_watches(run_sok: RunSok, ranks: int) -> None:
+    run_sok("watching.py", ranks)

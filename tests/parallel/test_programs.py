@@ -1,0 +1,125 @@
+"""Programs of this folder on several ranks: each checks for itself and says that all is well."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+slow = pytest.mark.slow
+DISAGREEMENTS = {
+    "tables": "ValueError: Invalid settings of an embedding store on rank 1: tables[1].dim is 5, "
+    "but on rank 0 4. Allowed: the same settings on all ranks.",
+    "config": "ValueError: Invalid settings of Slipstream on rank 1: snapshot_interval is 20, but "
+    "on rank 0 10. Allowed: the same settings on all ranks.",
+    "rows": "DivergenceError: Window 3: the saturated keys or T of rank(s) 1 differ from those of "
+    "rank 0",
+}
+# Placement (empty: the default), ranks, rule, policy. Ranks of a sharded table measure a movement
+# by the smallest accumulator of a row: with Adagrad they defer less than simulated ranks do.
+FITS = [
+    *(("", 3, "adagrad", "none"), ("", 3, "sgd", "defer")),
+    *(("sharded", 3, "adagrad", "none"), ("sharded", 3, "sgd", "defer")),
+    pytest.param("", 2, "sgd", "none", marks=slow),
+    pytest.param("", 2, "adagrad", "defer", marks=slow),
+    pytest.param("sharded", 2, "sgd", "none", marks=slow),
+]
+
+
+def run(
+    run_ranks: Any, program: str, count: int, says: str, *arguments: str, **options: Any
+) -> subprocess.CompletedProcess[str]:
+    """Runs a program and requires that every rank says so; {rank} and {count} are filled in."""
+    done = run_ranks(program, count, *arguments, **options)
+    assert done.returncode == 0, done.stdout + done.stderr
+    for rank in range(count):
+        assert says.format(rank=rank, count=count) in done.stdout
+    return done
+
+
+@pytest.mark.parametrize(
+    "controller, count, is_cold", [("gloo", 2, True), ("gloo", 4, False), ("mpi", 2, True)]
+)
+def test_collectives(run_ranks: Any, controller: str, count: int, is_cold: bool) -> None:
+    says = "rank {rank} of {count}: all equal"
+    run(run_ranks, "collectives.py", count, says, controller=controller, is_cold=is_cold)
+
+
+@pytest.mark.parametrize("ranks", ["first", "all"])
+def test_a_batch_size_that_a_graph_has_as_a_constant(run_ranks: Any, ranks: str) -> None:
+    """TensorFlow would run a collective of constants once, as it optimises one rank's graph."""
+    run(run_ranks, "constant_batches.py", 2, "rank {rank}: 20 steps", ranks, timeout=60.0)
+
+
+@pytest.mark.parametrize("placement", [""])
+@pytest.mark.parametrize("what, count", [("tables", 3), ("config", 2), ("rows", 3)])
+def test_every_rank_is_told_of_a_disagreement(
+    run_ranks: Any, placement: str, what: str, count: int
+) -> None:
+    says = "rank {rank}: " + DISAGREEMENTS[what]
+    run(run_ranks, "disagreements.py", count, says, what, placement, timeout=240.0)
+
+
+def test_ranks_export_together(run_ranks: Any, tmp_path: Path) -> None:
+    says = "rank {rank} of {count}: exports as they should be"
+    run(run_ranks, "exporting.py", 2, says, str(tmp_path))
+
+
+@pytest.mark.parametrize("placement, count, rule, skip", FITS)
+def test_fit_on_ranks_trains_as_one_process_does(
+    run_ranks: Any, placement: str, count: int, rule: str, skip: str
+) -> None:
+    says = "rank {rank} of {count}: equal"
+    run(run_ranks, "fit_equals_one.py", count, says, rule, placement, skip)
+
+
+@pytest.mark.parametrize("placement", [pytest.param("", marks=slow), "sharded"])
+def test_every_input_is_trained_or_skipped(run_ranks: Any, placement: str) -> None:
+    run(run_ranks, "fit_skips_inputs.py", 2, "rank {rank} of {count}: ", placement)
+
+
+@pytest.mark.parametrize("what", ["logs", "evaluates_alone", "checkpoint", "replicated", "sharded"])
+def test_callbacks_of_keras_behind_ours(run_ranks: Any, what: str) -> None:
+    done = run(run_ranks, "keras_callbacks.py", 2, "rank {rank} of {count}: as wanted", what)
+    if what == "logs":
+        assert "metrics ['largest'] are no sums" in done.stderr
+
+
+@pytest.mark.parametrize("count, cases", [(2, 8), pytest.param(3, 8, marks=slow)])
+def test_keys_sent_ahead_change_no_bit(run_ranks: Any, count: int, cases: int) -> None:
+    says = f"rank {{rank}} of {{count}}: {cases} cases equal"
+    run(run_ranks, "prefetching.py", count, says, str(cases), "1")
+
+
+@pytest.mark.parametrize(
+    "count, skip", [pytest.param(3, "none", marks=slow), (2, "gradients"), (3, "defer")]
+)
+def test_training_with_keys_sent_ahead_ends_with_the_same_bits(
+    run_ranks: Any, count: int, skip: str
+) -> None:
+    run(run_ranks, "fit_prefetching.py", count, "rank {rank} of {count}: equal", skip)
+
+
+@pytest.mark.parametrize(
+    "placement, count, cases",
+    [
+        *(("replicated", 3, 64), ("sharded", 3, 40), ("prefetched", 2, 24)),
+        pytest.param("replicated", 2, 100, marks=slow),
+        pytest.param("replicated", 4, 40, marks=slow),
+        pytest.param("sharded", 2, 60, marks=slow),
+        pytest.param("prefetched", 3, 16, marks=slow),
+    ],
+)
+def test_random_cases_on_ranks_train_as_one_process_does(
+    run_ranks: Any, placement: str, count: int, cases: int
+) -> None:
+    says = f"rank {{rank}} of {{count}}: {cases} cases equal"
+    run(run_ranks, "random_cases.py", count, says, placement, str(cases), "1")
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_replicas_stay_in_their_budget_and_travel_lean(run_ranks: Any, count: int) -> None:
+    says = "rank {rank} of {count}: copies as they should be"
+    run(run_ranks, "sharded_copies.py", count, says)
