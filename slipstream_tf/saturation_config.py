@@ -245,7 +245,7 @@ class SaturationConfig:
 
     @property
     def defers_gradients(self) -> bool:
-        """Whether gradients are held back."""
+        """Whether gradients are deferred."""
         return self.skip in ("defer", "both")
 
     @property
@@ -260,13 +260,13 @@ class SaturationConfig:
         return self.defers_gradients and self.defer_trigger == "movement"
 
     @property
-    def judges_keys(self) -> bool:
+    def needs_key_states(self) -> bool:
         """Whether it matters which keys are saturated: not if gradients wait for movement only."""
         return self.skip != "defer" or not self.defers_by_movement
 
     @property
-    def may_freeze(self) -> bool:
-        """Whether ranks may read copies of saturated rows, where tables are sharded."""
+    def may_read_replicas(self) -> bool:
+        """Whether ranks may read replicas of saturated rows, where tables are sharded."""
         skips = self.skip not in ("none", "random") and not self.shadow
         return skips and self.freeze_drift != 0.0
 

@@ -123,17 +123,14 @@ class Ranks:
         """Adds up dataclasses of integers, field by field.
 
         Args:
-            counts: of this rank; every rank has as many, of the same classes.
+            counts: of this rank; every rank has as many, of the same class.
             name: of the collective.
         """
         if self._comm is None:
             return list(counts)
-        names = [[f.name for f in dataclasses.fields(c)] for c in counts]  # type: ignore[arg-type]
-        own = [getattr(c, n) for c, ns in zip(counts, names, strict=True) for n in ns]
-        values = iter(self.total(np.asarray(own, np.int64), name).tolist())
-        return [
-            type(c)(**{n: next(values) for n in ns}) for c, ns in zip(counts, names, strict=True)
-        ]
+        own = [dataclasses.astuple(c) for c in counts]  # type: ignore[call-overload]
+        totals = self.total(np.array(own, np.int64).ravel(), name).reshape(len(own), -1)
+        return [type(c)(*of) for c, of in zip(counts, totals.tolist(), strict=True)]
 
     def total_losses(self, losses: LossStatistics) -> LossStatistics:
         """Adds up the ranks' statistics of losses."""

@@ -1,9 +1,15 @@
-"""What one window's end found: a frozen record that can be had as JSON."""
+"""What a window's end found: a frozen record that can be had as JSON; and the log of all of them.
+
+A run of weeks has many windows. A report of 26 tables takes 35 kB as objects, and a thirteenth of
+that packed, in memory and in checkpoints.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+import json
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -16,6 +22,10 @@ DRIFT_QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
 # Bounds of a drift histogram's buckets: as wide in every window, so that windows can be compared.
 _BUCKETS_PER_DECADE = 4
 _LEAST_DECADE, _MOST_DECADE = -9, 9
+# Windows whose reports are packed together.
+BLOCK = 128
+# Of a block that is unpacked, 8 MiB a report (that of 17,000 tables): no file is believed more.
+_MOST_BYTES = BLOCK << 23
 
 
 @dataclasses.dataclass(frozen=True)
@@ -180,10 +190,8 @@ class WindowReport:
             TableWindow(**{**table, "rows": UpdateCounts(**table["rows"])})
             for table in state["tables"]
         )
-        quantiles = MappingProxyType(
-            {quantile: value for quantile, value in state["drift_quantiles"]}
-        )
-        histogram = tuple((low, high, count) for low, high, count in state["drift_histogram"])
+        quantiles = MappingProxyType(dict(state["drift_quantiles"]))
+        histogram = tuple(map(tuple, state["drift_histogram"]))
         changed = {"tables": tables, "drift_quantiles": quantiles, "drift_histogram": histogram}
         return cls(**{**state, **changed})
 
@@ -264,3 +272,64 @@ def random_shares(reports: Iterable[WindowReport]) -> tuple[float, ...]:
 
 def _share(part: int, whole: int) -> float:
     return part / whole if whole else 0.0
+
+
+class ReportLog:
+    """Appends reports; those before the last `BLOCK` to `2 * BLOCK` are kept packed.
+
+    Attributes:
+        inputs_skipped: in all of these windows.
+    """
+
+    def __init__(self) -> None:
+        """Has no report."""
+        self._packed: list[np.ndarray] = []
+        self._recent: list[WindowReport] = []
+        self.inputs_skipped = 0
+
+    def __len__(self) -> int:
+        """Returns the number of windows that have ended."""
+        return BLOCK * len(self._packed) + len(self._recent)
+
+    def __iter__(self) -> Iterator[WindowReport]:
+        """Gives all reports, the first window's first."""
+        for block in self._packed:
+            unpacker = zlib.decompressobj()
+            text = unpacker.decompress(block.tobytes(), _MOST_BYTES)
+            if unpacker.unconsumed_tail:
+                raise ValueError(f"Packed reports take more than {_MOST_BYTES} bytes.")
+            yield from map(WindowReport.from_state, json.loads(text))
+        yield from self._recent
+
+    def append(self, report: WindowReport) -> None:
+        """Takes the report of the window that has just ended."""
+        self._recent.append(report)
+        self.inputs_skipped += report.inputs_skipped
+        if len(self._recent) == 2 * BLOCK:
+            states = [old.state() for old in self._recent[:BLOCK]]
+            text = json.dumps(states, default=lambda value: value.item())
+            self._packed.append(np.frombuffer(zlib.compress(text.encode()), np.uint8))
+            del self._recent[:BLOCK]
+
+    def state(self) -> dict[str, Any]:
+        """Returns all reports: nested dictionaries and lists of JSON-serialisable values, arrays.
+
+        Returns:
+            "windows": how many; "packed": uint8 [bytes] per block; "recent": the others;
+            "inputs_skipped".
+        """
+        return {
+            "windows": len(self),
+            "packed": list(self._packed),
+            "recent": [report.state() for report in self._recent],
+            "inputs_skipped": self.inputs_skipped,
+        }
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> ReportLog:
+        """Returns the reports that `state` was had of."""
+        log = cls()
+        log._packed = [np.asarray(block, np.uint8) for block in state["packed"]]
+        log._recent = [WindowReport.from_state(report) for report in state["recent"]]
+        log.inputs_skipped = state["inputs_skipped"]
+        return log

@@ -14,8 +14,8 @@ from slipstream_tf.saturation.states import (
     KeyState,
     KeyStates,
     TransitionRules,
+    deciding_drifts,
     effective_drifts,
-    judged_drifts,
     next_states,
 )
 
@@ -125,7 +125,7 @@ def test_threshold_beyond_float32():
     assert advance(result, [7], {7: INF}, 1e300, 10).states.tolist() == [VARYING]
 
 
-def test_a_key_is_judged_after_its_protected_windows():
+def test_a_key_is_watched_before_its_protected_windows():
     states, seen = KeyStates.empty(), []
     for window in range(5):
         states = advance(
@@ -279,7 +279,7 @@ def test_a_saturated_key_probes_once_in_any_revisit_every_windows(
         assert (np.sum(probing[start : start + revisit_every], axis=0) == 1).all()
 
 
-def test_judged_drifts_are_the_last_free_ones():
+def test_deciding_drifts_are_the_last_free_ones():
     states = KeyStates(
         np.array([1, 2, 3, 4, 5], np.int64),
         np.array([WARMING, VARYING, SATURATED, PROBING, SATURATED], np.uint8),
@@ -288,10 +288,10 @@ def test_judged_drifts_are_the_last_free_ones():
         np.array([NAN, 9.0, 0.5, 0.6, 0.7], np.float32),
     )
     keys, drift = np.array([5, 4, 3, 2, 1]), np.array([NAN, 0.1, 0.2, 0.3, 0.4], np.float32)
-    judged = judged_drifts(states, keys, drift, are_masked=True)
-    np.testing.assert_array_equal(judged, np.array([NAN, 0.1, 0.5, 0.3, 0.4], np.float32))
-    np.testing.assert_array_equal(judged_drifts(states, keys, drift, are_masked=False), drift)
-    assert judged.dtype == np.float32
+    deciding = deciding_drifts(states, keys, drift, are_masked=True)
+    np.testing.assert_array_equal(deciding, np.array([NAN, 0.1, 0.5, 0.3, 0.4], np.float32))
+    np.testing.assert_array_equal(deciding_drifts(states, keys, drift, are_masked=False), drift)
+    assert deciding.dtype == np.float32
 
 
 def test_published_drifts_keep_hot_inputs_hot():
@@ -318,18 +318,9 @@ def test_counts_and_keys_per_state():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"hot_keys": np.array([2, 1])}, r"Invalid `hot_keys`: \(2, 1\)"),
-        ({"hot_keys": np.array([1, 1])}, r"Invalid `hot_keys`: \(1, 1\)"),
-        ({"hot_keys": np.array([1.0])}, "Invalid `hot_keys`: 'float64"),
-        ({"drifted_keys": np.array([8])}, "Invalid `drifted_keys`: 8"),
-        ({"drifted_keys": np.array([7, 7]), "drift": np.ones(2)}, "Invalid `drifted_keys`: 7"),
-        ({"drift": np.ones(2)}, "Invalid `drift`"),
-        ({"threshold": -1.0}, "Invalid `threshold`: -1.0"),
-        ({"threshold": NAN}, "Invalid `threshold`: nan"),
-        ({"window": -1}, "Invalid `window`: -1"),
-        ({"release": 0.9}, "Invalid `release`: 0.9"),
-        ({"revisit_every": -1}, "Invalid `revisit_every`: -1"),
-        ({"protect_windows": 0}, "Invalid `protect_windows`: 0"),
+        ({"hot_keys": np.array([2, 1])}, r"Invalid `keys`: \(2, 1\)"),
+        ({"hot_keys": np.array([1, 1])}, r"Invalid `keys`: \(1, 1\)"),
+        ({"hot_keys": np.array([1.0])}, "Invalid `keys`: 'float64"),
     ],
 )
 def test_bad_arguments(changes, message):
