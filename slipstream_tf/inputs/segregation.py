@@ -26,8 +26,8 @@ def segregate(
 ) -> tf.data.Dataset:
     """Sorts inputs into batches of hot and batches of cold inputs; none is lost or doubled.
 
-    An input is hot if all its keys are; padding (-1) is passed over. Within its kind an input keeps
-    its place in the order. Batches come as soon as they are full (where one batch of the dataset
+    An input is hot if all its keys are; padding (-1) does not count. Within its kind an input
+    stays in its order. Batches come as soon as they are full (where one batch of the dataset
     fills both kinds, hot first); what is left comes at the end, hot first.
 
     Args:
@@ -35,7 +35,7 @@ def segregate(
             with "keys", integers [batch, fields].
         hot_keys: per key column, integers [n] in any order.
         batch_size: inputs of an output batch; the last batch of each kind may be smaller.
-        block: batches of a kind in a row; so many are held in memory per kind.
+        block: batches of a kind in a row; so many are in memory per kind.
 
     Returns:
         The dataset; the batch dimension is not known.
@@ -53,12 +53,12 @@ def segregate(
     empty = _empty(dataset.element_spec)
     full = batch_size * block
 
-    def sort(held: Any, is_end: tf.Tensor, batch: Any) -> Any:
+    def sort(waiting: Any, is_end: tf.Tensor, batch: Any) -> Any:
         is_hot = _is_hot(batch[0]["keys"], hot)
         kinds = (_rows(batch, is_hot), _rows(batch, ~is_hot))
-        joined = tuple(tf.nest.map_structure(_join, h, k) for h, k in zip(held, kinds, strict=True))
-        taken = tuple(_first_rows(kind, full, is_end) for kind in joined)
-        return tuple(rest for _, rest in taken), tuple(out for out, _ in taken)
+        joined = tf.nest.map_structure(lambda *parts: tf.concat(parts, 0), waiting, kinds)
+        taken, rest = zip(*(_first_rows(kind, full, is_end) for kind in joined), strict=True)
+        return rest, taken
 
     def in_batches(hot_part: Any, cold_part: Any) -> tf.data.Dataset:
         parts = (hot_part, cold_part)
@@ -67,7 +67,7 @@ def segregate(
 
     going_on = dataset.map(lambda *batch: (False, batch))
     ended = going_on.concatenate(tf.data.Dataset.from_tensors((True, empty)))
-    sorted_parts = ended.scan((empty, empty), lambda held, element: sort(held, *element))
+    sorted_parts = ended.scan((empty, empty), lambda waiting, element: sort(waiting, *element))
     return sorted_parts.flat_map(in_batches)
 
 
@@ -158,9 +158,9 @@ def _is_hot(keys: tf.Tensor, hot: Sequence[np.ndarray]) -> tf.Tensor:
     for column, hot_column in zip(tf.unstack(keys, axis=1), hot, strict=True):
         is_found = tf.equal(column, PADDING_KEY)
         if hot_column.size:
-            place = tf.searchsorted(hot_column, column, out_type=tf.int64)
-            place = tf.minimum(place, hot_column.size - 1)
-            is_found |= tf.equal(tf.gather(hot_column, place), column)
+            index = tf.searchsorted(hot_column, column, out_type=tf.int64)
+            index = tf.minimum(index, hot_column.size - 1)
+            is_found |= tf.equal(tf.gather(hot_column, index), column)
         found.append(is_found)
     return tf.reduce_all(tf.stack(found, axis=1), axis=1)
 
@@ -168,10 +168,6 @@ def _is_hot(keys: tf.Tensor, hot: Sequence[np.ndarray]) -> tf.Tensor:
 def _rows(batch: Any, is_chosen: tf.Tensor) -> Any:
     rows = tf.where(is_chosen)[:, 0]
     return tf.nest.map_structure(lambda part: tf.gather(part, rows), batch)
-
-
-def _join(held: tf.Tensor, new: tf.Tensor) -> tf.Tensor:
-    return tf.concat([held, new], axis=0)
 
 
 def _first_rows(batch: Any, full: int, is_end: tf.Tensor) -> tuple[Any, Any]:

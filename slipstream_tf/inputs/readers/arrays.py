@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from slipstream_tf.inputs.readers.base import BatchReader
-from slipstream_tf.inputs.readers.rows import Rows
+from slipstream_tf.inputs.readers.base import BatchReader, Rows
 from slipstream_tf.inputs.spec import DataSpec
 
 # Rows widened to int64 at a time: large enough to cost nothing per batch.

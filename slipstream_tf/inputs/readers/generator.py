@@ -14,8 +14,7 @@ import numpy as np
 
 from slipstream_tf.errors import invalid, require_choice, require_integer, require_number
 from slipstream_tf.hashing import stream
-from slipstream_tf.inputs.readers.base import BatchReader
-from slipstream_tf.inputs.readers.rows import Rows
+from slipstream_tf.inputs.readers.base import BatchReader, Rows
 from slipstream_tf.inputs.spec import PARTS, DataSpec
 
 CLICK_RATE = 0.25
