@@ -1,16 +1,18 @@
-"""Makes the ranks of a job train one model in `model.fit`. In: the ranks. Out: equal weights.
+"""Callbacks of `model.fit`: that ranks train one model, and that the engine's windows end.
 
-And equal logs: what callbacks act on at an epoch's end is of all ranks.
+In: the ranks, an engine, batch ends. Out: equal weights, and logs of all ranks; window ends.
 """
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import keras
 import tensorflow as tf
 from absl import logging
 
+from slipstream_tf._compat import callbacks_beside
 from slipstream_tf.distributed.comm import Communicator
 from slipstream_tf.distributed.exchanged import ExchangedStore
 from slipstream_tf.distributed.flushing import flush_held
@@ -21,6 +23,7 @@ from slipstream_tf.errors import invalid
 from slipstream_tf.keras.global_metrics import GlobalMetrics
 from slipstream_tf.keras.loss_feedback import LossFeedback
 from slipstream_tf.stores.variable import VariableStore
+from slipstream_tf.telemetry.tensorboard import WindowWriter
 
 
 class RanksCallback(keras.callbacks.Callback):
@@ -28,7 +31,7 @@ class RanksCallback(keras.callbacks.Callback):
 
     `Slipstream.callback` does the same; this is for a `fit` without an engine. Every rank must give
     `fit` as many batches as the others: see `distributed.even_ends`. With one rank, only what a
-    `VariableStore` holds back is applied at the ends of epochs.
+    `VariableStore` defers is applied at the ends of epochs.
 
     Put it first among the callbacks. Those behind it see at an epoch's end
 
@@ -37,7 +40,7 @@ class RanksCallback(keras.callbacks.Callback):
       Metrics whose states are no sums stay each rank's own, with a warning (see `GlobalMetrics`),
       and so do the logs of batches, and logs that a `train_step` of the model's own makes of other
       things than `model.metrics`. A rank that does not validate sees what the others found;
-    - rows without anything held back: ModelCheckpoint can save them on any rank. The validation
+    - rows without deferred gradients: ModelCheckpoint can save them on any rank. The validation
       came before that.
 
     Embedding rows are not broadcast. Those of replicated tables are compared when training begins
@@ -47,7 +50,7 @@ class RanksCallback(keras.callbacks.Callback):
 
     Args:
         comm: the ranks.
-        store: whose held gradients are exchanged at the ends of epochs; None: there is none.
+        store: whose deferred gradients are exchanged at the ends of epochs; None: there is none.
     """
 
     def __init__(self, comm: Communicator, store: Any = None) -> None:
@@ -119,14 +122,14 @@ class RanksCallback(keras.callbacks.Callback):
             self._metrics.keep_training_state(self.model)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Puts the metrics of all ranks into `logs`; exchanges what ranks hold back."""
+        """Puts the metrics of all ranks into `logs`; exchanges deferred gradients."""
         del epoch
         if self._comm.size > 1:
             self._metrics.put_into({} if logs is None else logs, self.model)
         self._flush()
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        """Exchanges what ranks hold back, so that all of them end with the same rows."""
+        """Exchanges deferred gradients, so that all ranks end with the same rows."""
         del logs
         self._is_training = False
         self._flush()
@@ -141,3 +144,104 @@ class RanksCallback(keras.callbacks.Callback):
     def _forget_announced(self) -> None:
         if self._store.prefetches:
             self._store.forget_announced()
+
+
+class SaturationCallback(RanksCallback):
+    """Ends the engine's windows while `model.fit` runs; `evaluate` and `predict` don't count.
+
+    With `steps_per_execution` above 1 a window ends with the execution in which it gets full. With
+    several ranks it does what `RanksCallback` does; put it first. What a
+    `keras.callbacks.BackupAndRestore` beside it backs up has the engine's state, too (one process).
+
+    Args:
+        slipstream: a `Slipstream`, whose steps are counted.
+        log_dir: folder for TensorBoard, which gets scalars and a histogram for each window, in its
+            sub-folder "slipstream" (`telemetry.tensorboard.WindowWriter`). None: that of the
+            `keras.callbacks.TensorBoard` beside this one, if there is one. Rank 0 writes.
+    """
+
+    def __init__(self, slipstream: Any, log_dir: str | os.PathLike[str] | None = None) -> None:
+        super().__init__(slipstream.comm, slipstream.store)
+        self._slipstream = slipstream
+        self._iterations = 0
+        self._log_dir = log_dir
+        self._writer: WindowWriter | None = None
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Refuses a LossScaleOptimizer, whose gradients are not the loss's; connects losses."""
+        if isinstance(self.model.optimizer, keras.optimizers.LossScaleOptimizer):
+            raise ValueError(
+                "Invalid `optimizer`: LossScaleOptimizer. The embedding tables would be updated "
+                "with scaled gradients. Use float32 or mixed_bfloat16 without loss scaling."
+            )
+        self._open_writer()
+        super().on_train_begin(logs)
+        config = self._slipstream.config
+        others = callbacks_beside(self)
+        backups = [c for c in others if isinstance(c, keras.callbacks.BackupAndRestore)]
+        self._slipstream.back_up(bool(backups))
+        epochs = self.params.get("epochs", 1)
+        self._slipstream.plan_epochs(epochs)
+        if epochs > 1 and config.skips_some_inputs:
+            logging.warning(
+                "model.fit(epochs=%d) with skipped inputs: Keras holds later epochs to the number "
+                "of batches of the first, so that inputs of an epoch that skips less are left out. "
+                "Use slipstream.apply(data.repeat(%d), ...) and epochs=1.",
+                epochs,
+                epochs,
+            )
+        if isinstance(self.model, LossFeedback):
+            needs_losses = self._slipstream.needs_losses
+            self.model.observe_losses_with(self._slipstream.record_losses if needs_losses else None)
+        elif self._slipstream.needs_losses:
+            logging.warning(
+                "The saturation engine needs the inputs' losses (score, guard, budget or estimate "
+                "of cost), but %s does not tell them: make it a slipstream_tf.keras.LossFeedback, "
+                "or call slipstream.record_losses in its train_step. Until then %s.",
+                type(self.model).__name__,
+                "nothing is skipped" if config.skips_by_losses else "nothing is told of them",
+            )
+
+    def _open_writer(self) -> None:
+        if self._writer is not None or self._comm.rank:
+            return
+        folder = self._log_dir
+        for other in callbacks_beside(self) if folder is None else ():
+            if isinstance(other, keras.callbacks.TensorBoard):
+                folder = other.log_dir
+        if folder is not None:
+            self._writer = WindowWriter(folder)
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Forgets a batch announced in the epoch before, whose data may have ended."""
+        # Here, not as training begins: a BackupAndRestore behind this one sets them then.
+        self._iterations = int(self.model.optimizer.iterations.numpy())
+        super().on_epoch_begin(epoch, logs)
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        """Counts the steps of one execution of the train function."""
+        del batch, logs
+        if self.model.steps_per_execution == 1:
+            self._step(1)
+        else:
+            self._count_iterations()
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Counts the steps of a last, shorter execution, whose end Keras may not tell.
+
+        Then does what `RanksCallback` does: callbacks behind this one see metrics of all ranks.
+        """
+        if self.model.steps_per_execution > 1:
+            self._count_iterations()
+        super().on_epoch_end(epoch, logs)
+
+    def _count_iterations(self) -> None:
+        # What `batch` means with several steps per execution changed between versions of Keras.
+        iterations = int(self.model.optimizer.iterations.numpy())
+        self._step(iterations - self._iterations)
+        self._iterations = iterations
+
+    def _step(self, steps: int) -> None:
+        report = self._slipstream.step(steps)
+        if report is not None and self._writer is not None:
+            self._writer.write(report)
