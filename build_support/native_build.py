@@ -26,13 +26,8 @@ def read_sources() -> dict:
 
 
 def _ask(python: str, script: str, env: dict[str, str]) -> dict[str, str]:
-    answer = subprocess.run(
-        [python, os.path.join(ROOT, "build_support", script)],
-        env=env,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = [python, os.path.join(ROOT, "build_support", script)]
+    answer = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     if answer.returncode:
         raise BuildError(answer.stderr[-2000:])
     return dict(line.split("=", 1) for line in answer.stdout.splitlines() if "=" in line)
@@ -111,20 +106,8 @@ class NativeBuild:
     def _compile(self, source: str, command: list[str]) -> str:
         stem = os.path.join(self._folder, source.replace("/", "_"))
         target, dependencies = stem + ".o", stem + ".d"
-        command = [
-            *command,
-            "-MMD",
-            "-MF",
-            dependencies,
-            os.path.join(CC_OPS, source),
-            "-o",
-            target,
-        ]
-
-        def inputs() -> list[str]:
-            return _own_files_in(dependencies)
-
-        self._make(target, command, inputs)
+        command = [*command, "-MMD", "-MF", dependencies, os.path.join(CC_OPS, source)]
+        self._make(target, [*command, "-o", target], lambda: _own_files_in(dependencies))
         return target
 
     def _link(self, objects: list[str]) -> str:
@@ -148,9 +131,8 @@ class NativeBuild:
         if os.path.exists(stamp):
             os.remove(stamp)
         if subprocess.run(command, check=False).returncode:
-            raise BuildError(
-                f"slipstream_tf: could not make {os.path.basename(target)}; see above."
-            )
+            name = os.path.basename(target)
+            raise BuildError(f"slipstream_tf: could not make {name}; see above.")
         with open(stamp, "w", encoding="utf-8") as file:
             file.write(_digest(text, inputs()))
 

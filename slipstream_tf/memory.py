@@ -80,18 +80,14 @@ def require_room(argument: str, value: int, nbytes: int, sum_up: str, place: str
         raise invalid(argument, value, place, f"up to {most}: {text}")
     logging.warning(
         "`%s` of %s may not be met: %s, of which %s are left now.",
-        argument,
-        place,
-        text,
-        gib(memory.available),
+        *(argument, place, text, gib(memory.available)),
     )
 
 
 def gib(nbytes: int) -> str:
     """Returns bytes as a person reads them, e.g. "1.5 GiB"."""
-    return (
-        f"{nbytes / (1 << 30):,.1f} GiB" if nbytes >= 1 << 27 else f"{nbytes / (1 << 20):.1f} MiB"
-    )
+    unit, power = ("GiB", 30) if nbytes >= 1 << 27 else ("MiB", 20)
+    return f"{nbytes / (1 << power):,.1f} {unit}"
 
 
 def _groups(root: Path) -> Iterator[tuple[Path, str, str]]:
@@ -123,7 +119,7 @@ def _number(path: Path) -> int | None:
 
 
 def _reclaimable(folder: Path) -> int:
-    """Bytes of files that the kernel keeps as long as nobody needs their room."""
+    """Bytes of files that the kernel keeps as long as nobody needs the memory."""
     try:
         lines = (folder / "memory.stat").read_text().splitlines()
     except OSError:

@@ -39,6 +39,7 @@ LEAVES = {
     "memory",
     "optimizers",
     "saturation_config",
+    "serialization",
 }
 # Beside each other, but one is built on the other.
 SAME_LEVEL = {("models", "keras")}
