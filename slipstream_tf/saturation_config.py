@@ -181,12 +181,9 @@ class SaturationConfig:
 
     def _check_combinations(self, place: str) -> None:
         if (self.skip == "random") != bool(self.random_shares):
-            raise invalid(
-                "random_shares",
-                self.random_shares,
-                f"{place} with skip={self.skip!r}",
-                "one share or more with skip='random', none otherwise",
-            )
+            allowed = "one share or more with skip='random', none otherwise"
+            where = f"{place} with skip={self.skip!r}"
+            raise invalid("random_shares", self.random_shares, where, allowed)
         if self.keep_rate == 1.0:
             raise invalid("keep_rate", 1.0, place, "below 1 (shadow=True keeps every input)")
         watches_inputs = self.skips_inputs or self.masks_gradients

@@ -66,13 +66,11 @@ def _require_form(element_spec: Any) -> None:
     is_pair = isinstance(element_spec, tuple) and len(element_spec) in (2, 3)
     features = element_spec[0] if is_pair else None
     if not isinstance(features, Mapping) or "keys" not in features:
-        raise invalid(
-            "dataset",
-            element_spec,
-            "with_ids",
+        allowed = (
             '(features, label) or (features, label, sample_weight), features a mapping with "keys";'
-            ' bring it to this form first, e.g. .map(lambda keys, y: ({"keys": keys}, y))',
+            ' bring it to this form first, e.g. .map(lambda keys, y: ({"keys": keys}, y))'
         )
+        raise invalid("dataset", element_spec, "with_ids", allowed)
     if ID in features:
         allowed = 'features without "id"; leave with_ids out, or rename that feature'
         raise invalid("dataset", sorted(features), "with_ids", allowed)
@@ -148,9 +146,6 @@ def require_ids(element_spec: Any) -> None:
     """
     features = element_spec[0] if isinstance(element_spec, tuple) else element_spec
     if not (isinstance(features, Mapping) and ID in features):
-        raise invalid(
-            "dataset",
-            element_spec,
-            "Slipstream.apply with score='remembered_loss'",
-            "features with 'id', int64 [batch]: use inputs.with_ids, or a reader's ids=True",
-        )
+        place = "Slipstream.apply with score='remembered_loss'"
+        allowed = "features with 'id', int64 [batch]: use inputs.with_ids, or a reader's ids=True"
+        raise invalid("dataset", element_spec, place, allowed)

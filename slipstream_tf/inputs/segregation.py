@@ -18,7 +18,8 @@ from slipstream_tf.errors import invalid, require_integer, require_number
 from slipstream_tf.ops.features import PADDING_KEY
 from slipstream_tf.saturation.hot_set import Candidates, choose_hot_keys, snapshot_bytes
 
-_ROWS_PER_MERGE = 1 << 18
+# Counts of batches that wait to be merged.
+_MOST_PARTS = 64
 
 
 def segregate(
@@ -95,40 +96,25 @@ def profile_hot_keys(
         allowed = f"a multiple of {snapshot_bytes(1)}, the bytes of a value"
         raise invalid("row_bytes", row_bytes, "profile_hot_keys", allowed)
     require_number("share", share, 0.0, 1.0, "profile_hot_keys", open_minimum=True)
-    counts = [_KeyCounts() for _ in range(fields)]
+    nothing = np.empty(0, np.int64), np.empty(0, np.int64)
+    counted = [[nothing] for _ in range(fields)]
     for index, (features, _) in enumerate(dataset):
         if int((index + 1) * share) > int(index * share):
-            keys = features["keys"].numpy()
-            for column, count in enumerate(counts):
-                count.add(keys[:, column])
-    found = [count.merged() for count in counts]
-    return choose_hot_keys([Candidates(keys, n, dim) for keys, n in found], budget_bytes)
+            keys = features["keys"].numpy().astype(np.int64)
+            for parts, column in zip(counted, keys.T, strict=True):
+                parts.append(np.unique(column[column != PADDING_KEY], return_counts=True))
+                if len(parts) > _MOST_PARTS:
+                    parts[:] = [_merged(parts)]
+    tables = [Candidates(*_merged(parts), dim) for parts in counted]
+    return choose_hot_keys(tables, budget_bytes)
 
 
-class _KeyCounts:
-    """Counts the keys of one column; new ones are gathered and merged now and then."""
-
-    def __init__(self) -> None:
-        self._keys = np.empty(0, np.int64)
-        self._counts = np.empty(0, np.int64)
-        self._new: list[np.ndarray] = []
-        self._num_new = 0
-
-    def add(self, keys: np.ndarray) -> None:
-        keys = np.asarray(keys, np.int64)
-        self._new.append(keys[keys != PADDING_KEY])
-        self._num_new += keys.size
-        if self._num_new >= _ROWS_PER_MERGE:
-            self.merged()
-
-    def merged(self) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the keys, int64 [n], ascending, and how often each came, int64 [n]."""
-        keys, counts = np.unique(np.concatenate([self._keys, *self._new]), return_counts=True)
-        # A key that was known stands once among the new ones for itself.
-        known = np.searchsorted(keys, self._keys)
-        counts[known] += self._counts - 1
-        self._keys, self._counts, self._new, self._num_new = keys, counts, [], 0
-        return keys, counts
+def _merged(parts: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
+    """Joins keys and their counts, each int64 [n]: the keys come out ascending, each once."""
+    keys, index = np.unique(np.concatenate([keys for keys, _ in parts]), return_inverse=True)
+    counts = np.zeros(keys.size, np.int64)
+    np.add.at(counts, index.ravel(), np.concatenate([counts for _, counts in parts]))
+    return keys, counts
 
 
 def _require_key_matrix(element_spec: Any, place: str) -> int:

@@ -70,19 +70,17 @@ class RanksCallback(keras.callbacks.Callback):
         comm, of_optimizer = self._comm, getattr(self.model.optimizer, "slipstream_comm", None)
         if comm.size == 1:
             if of_optimizer is not None and of_optimizer.size > 1:
-                allowed = (
-                    f"the optimizer's, of {of_optimizer.size} ranks (Slipstream(..., comm=comm))"
-                )
+                ranks = f"{of_optimizer.size} ranks"
+                allowed = f"the optimizer's, of {ranks} (Slipstream(..., comm=comm))"
                 raise invalid("comm", "one process", "the callback of a fit", allowed)
             return
         if of_optimizer is not comm:
-            raise invalid(
-                "optimizer",
-                type(self.model.optimizer).__name__,
-                f"a fit on {comm.size} ranks",
+            allowed = (
                 "slipstream_tf.distributed.DistributedOptimizer(optimizer, comm) with the store's "
-                "comm, which averages gradients over the ranks",
+                "comm, which averages gradients over the ranks"
             )
+            name = type(self.model.optimizer).__name__
+            raise invalid("optimizer", name, f"a fit on {comm.size} ranks", allowed)
         for index, variable in enumerate(self.model.variables):
             value = variable.value
             if value.dtype.is_floating:

@@ -238,13 +238,11 @@ class EmbeddingCollection(keras.layers.Layer):
     def _require_one_dim(self, cause: str) -> None:
         dims = {spec.name: self._dims[spec.table] for spec in self.specs}
         if len(set(dims.values())) > 1:
-            raise invalid(
-                "dim",
-                dims,
-                f"{cause} of layer {self.name!r}",
+            allowed = (
                 "one dimension for all features (one tensor [batch, features, dim] comes out); "
-                "with several, feed a dictionary and leave stacked=False",
+                "with several, feed a dictionary and leave stacked=False"
             )
+            raise invalid("dim", dims, f"{cause} of layer {self.name!r}", allowed)
 
     def compute_output_shape(self, input_shape: Any, weights_shape: Any = None) -> Any:
         """Returns the output's shape, or a dictionary of shapes, for the inputs' shape(s)."""
@@ -386,26 +384,18 @@ def _require_fit(
 
 
 def _refuse_loss_scaling(policy: Any, layer: str) -> None:
-    for name, dtype in (
-        (policy.name, policy.compute_dtype),
-        (keras.config.dtype_policy().name, keras.config.dtype_policy().compute_dtype),
-    ):
+    for name, dtype in ((p.name, p.compute_dtype) for p in (policy, keras.config.dtype_policy())):
         if dtype == "float16":
-            raise invalid(
-                "dtype policy",
-                name,
-                f"layer {layer!r}",
+            allowed = (
                 "'float32' or 'mixed_bfloat16' (float16 needs loss scaling, and the tables would "
-                "be updated with scaled gradients)",
+                "be updated with scaled gradients)"
             )
+            raise invalid("dtype policy", name, f"layer {layer!r}", allowed)
 
 
 def _refuse_replicas(layer: str) -> None:
-    replicas = tf.distribute.get_strategy().num_replicas_in_sync
-    if replicas > 1:
-        raise invalid(
-            "strategy",
-            type(tf.distribute.get_strategy()).__name__,
-            f"layer {layer!r} with {replicas} replicas",
-            "one replica per process; use Horovod for more than one",
-        )
+    strategy = tf.distribute.get_strategy()
+    if (replicas := strategy.num_replicas_in_sync) > 1:
+        place = f"layer {layer!r} with {replicas} replicas"
+        allowed = "one replica per process; use Horovod for more than one"
+        raise invalid("strategy", type(strategy).__name__, place, allowed)

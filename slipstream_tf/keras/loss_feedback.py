@@ -115,12 +115,9 @@ class LossFeedback:
             return False
         if isinstance(loss, keras.losses.BinaryCrossentropy):
             return bool(loss.get_config()["from_logits"])
-        raise invalid(
-            "loss",
-            loss,
-            f"model {getattr(self, 'name', '')!r}, whose losses are recorded",
-            "'binary_crossentropy' or keras.losses.BinaryCrossentropy(...) for one output",
-        )
+        place = f"model {getattr(self, 'name', '')!r}, whose losses are recorded"
+        allowed = "'binary_crossentropy' or keras.losses.BinaryCrossentropy(...) for one output"
+        raise invalid("loss", loss, place, allowed)
 
 
 def binary_cross_entropy(labels: tf.Tensor, predictions: Any, are_logits: bool) -> tf.Tensor:

@@ -32,9 +32,8 @@ def read_only_drift(config: SaturationConfig, learning_rate: float | None) -> fl
         config: the engine's settings.
         learning_rate: of the rows, or None.
     """
-    if config.freeze_drift is not None:
-        return config.freeze_drift
-    return READ_ONLY_RATES * learning_rate if learning_rate else READ_ONLY_DRIFT_OF_UNKNOWN_RATE
+    otherwise = READ_ONLY_DRIFT_OF_UNKNOWN_RATE
+    return _given_or_of_rate(config.freeze_drift, READ_ONLY_RATES, learning_rate, otherwise)
 
 
 def movement_for_budget(max_auc_loss: float, learning_rate: float) -> float:
@@ -90,18 +89,17 @@ class UpdatePolicies:
         self._config = config
         self._learning_rate = learning_rate
         self._row_bytes = {table.name: held_row_bytes(table.dim) for table in tables}
-        self._movement = _movement(config, learning_rate)
+        self._movement = _given_or_of_rate(
+            config.defer_movement, RATES_TO_DEFER, learning_rate, MOVEMENT_OF_UNKNOWN_RATE
+        )
         if config.max_auc_loss is not None and learning_rate:
             budget = config.budget_share * config.max_auc_loss
             self._movement = movement_for_budget(budget, learning_rate)
         needed = config.simulated_ranks * max(self._row_bytes.values())
         if config.defers_gradients and config.defer_budget_bytes < needed:
-            raise invalid(
-                "defer_budget_bytes",
-                config.defer_budget_bytes,
-                "SaturationConfig",
-                f"at least {needed}: a deferred row of the widest table takes {needed} bytes",
-            )
+            allowed = f"at least {needed}: a deferred row of the widest table takes {needed} bytes"
+            budget = config.defer_budget_bytes
+            raise invalid("defer_budget_bytes", budget, "SaturationConfig", allowed)
 
     @property
     def auc_loss(self) -> tuple[float, float] | None:
@@ -158,10 +156,13 @@ class UpdatePolicies:
         return budget * sizes[table] // shared
 
 
-def _movement(config: SaturationConfig, learning_rate: float | None) -> float:
-    if config.defer_movement is not None:
-        return config.defer_movement
-    return RATES_TO_DEFER * learning_rate if learning_rate else MOVEMENT_OF_UNKNOWN_RATE
+def _given_or_of_rate(
+    given: float | None, rates: float, learning_rate: float | None, otherwise: float
+) -> float:
+    """A setting, or so many learning rates where it is not given; `otherwise` without a rate."""
+    if given is not None:
+        return given
+    return rates * learning_rate if learning_rate else otherwise
 
 
 def _rows_with_slack(num_rows: int) -> int:

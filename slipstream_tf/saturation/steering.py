@@ -23,6 +23,8 @@ from slipstream_tf.saturation_config import SaturationConfig
 
 # Factor between two windows' shares of withheld rows, which react to T in no known way.
 _MOST_GROWTH = 2.0
+# What is carried from window to window beside the curves and the guard's state.
+_NUMBERS = ("share", "trained", "skipped", "skipped_effective")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -119,22 +121,18 @@ class Steerer:
         """Returns what is carried from window to window, as JSON-serialisable values."""
         return {
             "guard": dataclasses.asdict(self._guard),
-            "share": self._share,
             "auc": [list(dataclasses.astuple(point)) for point in self._auc],
             "log_loss": [list(dataclasses.astuple(point)) for point in self._log_loss],
-            "trained": self._trained,
-            "skipped": self._skipped,
-            "skipped_effective": self._skipped_effective,
+            **{name: getattr(self, f"_{name}") for name in _NUMBERS},
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Goes on from what `state` gave."""
         self._guard = guard.GuardState.from_dict(state["guard"])
-        self._share = state["share"]
         self._auc = [CurvePoint(*point) for point in state["auc"]]
         self._log_loss = [CurvePoint(*point) for point in state["log_loss"]]
-        self._trained, self._skipped = state["trained"], state["skipped"]
-        self._skipped_effective = state["skipped_effective"]
+        for name in _NUMBERS:
+            setattr(self, f"_{name}", state[name])
 
     def _account(self, work: WindowWork, value: float) -> None:
         losses = work.losses

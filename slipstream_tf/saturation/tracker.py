@@ -57,6 +57,9 @@ class SaturationTracker:
     With skip="random", the i-th window that begins at or after the end of the warm-up (i from 0)
     skips the share `config.random_shares[i]`, whatever the keys; the last share repeats. Without a
     warm-up that starts with the first step. `report.random_shares` gives the shares of a run.
+
+    Attributes:
+        classifier: tells which inputs to skip; pass it to `inputs.classifier.skip_inputs`.
     """
 
     def __init__(
@@ -86,7 +89,7 @@ class SaturationTracker:
         self._tables = [TrackedTable(store, table, config.metric, self._ranks) for table in tracked]
         rate = None if store.learning_rate is None else float(store.learning_rate)
         self.update_policies = UpdatePolicies(config, tracked, rate)
-        self._classifier = InputClassifier(
+        self.classifier = InputClassifier(
             [table.name for table in self._tables],
             config.alpha,
             config.reservoir_size,
@@ -131,11 +134,6 @@ class SaturationTracker:
     @property
     def _remembers_losses(self) -> bool:
         return self._config.score == "remembered_loss"
-
-    @property
-    def classifier(self) -> InputClassifier:
-        """Tells which inputs to skip; pass it to `inputs.classifier.skip_inputs`."""
-        return self._classifier
 
     @property
     def reports(self) -> tuple[WindowReport, ...]:
@@ -208,8 +206,8 @@ class SaturationTracker:
             "steering": self._steerer.state(),
             "accesses": self._replicas.state(),
             "tables": {table.name: table.state() for table in self._tables},
-            "window": self._classifier.export_window(),
-            "memory": self._classifier.export_memory(),
+            "window": self.classifier.export_window(),
+            "memory": self.classifier.export_memory(),
             "traffic": self._ranks.traffic_so_far(),
         }
 
@@ -243,8 +241,8 @@ class SaturationTracker:
         self._tell_window(len(self._reports), unmarked)
         for table in self._tables:
             table.restore_update_lengths(state["tables"][table.name])
-        self._classifier.import_memory(state["memory"])
-        self._classifier.import_window(state["window"])
+        self.classifier.import_memory(state["memory"])
+        self.classifier.import_window(state["window"])
         self._ranks.restore_traffic(state["traffic"])
 
     def _hot_key_count(self) -> int:
@@ -322,18 +320,18 @@ class SaturationTracker:
         names = [table.name for table in self._tables]
         window_end.log_anomalies(len(self._reports), self._step, names, measured)
         sample = sampled_drifts(
-            self._classifier.export_window(),
+            self.classifier.export_window(),
             [found.keys for found in measured],
             [found.deciding for found in measured],
         )
-        scores = self._classifier.reservoir_scores(*sample)
+        scores = self.classifier.reservoir_scores(*sample)
         if self._config.threshold is None and self._config.needs_key_states:
             scores = ranks.concatenate(scores, "scores")
-        losses = ranks.total_losses(self._classifier.take_loss_statistics())
+        losses = ranks.total_losses(self.classifier.take_loss_statistics())
         remembered = None
         if self._remembers_losses:
-            remembered = ranks.concatenate(self._classifier.reservoir_losses(), "remembered")
-        (inputs,) = ranks.total_counts([self._classifier.end_window()], "inputs")
+            remembered = ranks.concatenate(self.classifier.reservoir_losses(), "remembered")
+        (inputs,) = ranks.total_counts([self.classifier.end_window()], "inputs")
         return window_end.Findings(
             window=len(self._reports),
             are_withheld=withholds,
@@ -376,7 +374,7 @@ class SaturationTracker:
 
         self._for_each_table(tell_store)
         self._replicas.choose(self._tables, is_active)
-        self._classifier.set_drift(
+        self.classifier.set_drift(
             *_joined(
                 [table.states.keys for table in self._tables],
                 [effective_drifts(table.states, self._threshold) for table in self._tables],
@@ -387,7 +385,7 @@ class SaturationTracker:
             # Where all hot keys count as saturated, they did at any visit, in another run's
             # windows, too.
             saturated = [table.saturated_since(all_count) for table in self._tables]
-            self._classifier.set_saturated(
+            self.classifier.set_saturated(
                 *_joined([keys for keys, _ in saturated], [since for _, since in saturated])
             )
         settings, may_skip = classifier_settings(
@@ -397,7 +395,7 @@ class SaturationTracker:
             self._loss_threshold,
             None if self._window_is_warming_up else self._windows_after_warmup,
         )
-        self._classifier.configure(**settings)
+        self.classifier.configure(**settings)
         return may_skip
 
     def _sizes(self) -> dict[str, int]:

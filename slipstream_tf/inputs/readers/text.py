@@ -239,12 +239,7 @@ def _columns(line_format: LineFormat, block: bytes, count: int) -> list[pa.Array
         return None
     if table.num_rows != count:
         return None
-    return [_one_chunk(column) for column in table.columns]
-
-
-def _one_chunk(column: pa.ChunkedArray) -> pa.Array:
-    combined = column.combine_chunks()
-    return combined.chunk(0) if isinstance(combined, pa.ChunkedArray) else combined
+    return [column.combine_chunks() for column in table.columns]
 
 
 def _open(path: str) -> Any:
