@@ -220,6 +220,7 @@ class Slipstream(tf.train.experimental.PythonState):
         if self.config.score == "remembered_loss":
             require_ids(dataset.element_spec)
         self._batches_per_epoch = batches_after(dataset, batch_size)
+        only_counts = self.config.shadow and not self.needs_losses
         kept = skip_inputs(
             dataset,
             self.tracker.classifier,
@@ -229,7 +230,7 @@ class Slipstream(tf.train.experimental.PythonState):
             drop_remainder,
             weighted=self.config.weighs_inputs,
             marked=self.needs_losses,
-            window_batches=self._window_batches,
+            window_batches=self.config.snapshot_interval if only_counts else 0,
             refill=not self.config.shadow,
         )
         if self.config.skip == "none":
@@ -253,12 +254,6 @@ class Slipstream(tf.train.experimental.PythonState):
         """
         self._look_ahead.settle()
         self._reading.settle()
-
-    @property
-    def _window_batches(self) -> int:
-        """Batches of a window whose inputs are only counted; 0: all of them are classified."""
-        only_counts = self.config.shadow and not self.needs_losses
-        return self.config.snapshot_interval if only_counts else 0
 
     def observe(self, inputs: Any) -> Classified:
         """Shows a training batch to the engine, in a loop whose data does not go through `apply`.

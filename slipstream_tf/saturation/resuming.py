@@ -9,15 +9,13 @@ losses.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from slipstream_tf.config import SaturationConfig
 from slipstream_tf.errors import invalid
-
-if TYPE_CHECKING:
-    from slipstream_tf.saturation.tracked_table import TrackedTable
+from slipstream_tf.saturation.tracked_table import TrackedTable
 
 # In the "numbers" of a window, see the op SlipstreamClassifierExportWindow.
 _COUNTS, _LARGEST_HASH, _OFFERED_IN_WINDOW = slice(0, 5), 6, 8

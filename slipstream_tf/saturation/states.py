@@ -89,10 +89,6 @@ class KeyStates:
         """Which keys are saturated, and not probing: bool [n]."""
         return self.states == KeyState.SATURATED
 
-    def keys_in(self, state: KeyState) -> np.ndarray:
-        """Returns the keys in a state, other than COLD: int64, ascending."""
-        return self.keys[self.states == state]
-
     def take(self, is_taken: np.ndarray) -> KeyStates:
         """Returns the states of some of the keys, those of a mask bool [n]."""
         fields = dataclasses.fields(self)

@@ -9,6 +9,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from slipstream_tf.config import SaturationConfig
 from slipstream_tf.ops.classifier import ClassifierCounts
 from slipstream_tf.ops.loss_statistics import LossStatistics
 from slipstream_tf.ops.update_policy import UpdateCounts
@@ -19,7 +20,6 @@ from slipstream_tf.saturation.quality_budget import (
     plan_share,
     relative_value,
 )
-from slipstream_tf.saturation_config import SaturationConfig
 
 # Factor between two windows' shares of withheld rows, which react to T in no known way.
 _MOST_GROWTH = 2.0

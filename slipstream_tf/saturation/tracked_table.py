@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -21,9 +21,7 @@ from slipstream_tf.ops.update_policy import SATURATED, WATCHED, UpdateCounts, Up
 from slipstream_tf.saturation.hot_set import snapshot_bytes
 from slipstream_tf.saturation.ranks import Ranks
 from slipstream_tf.saturation.states import KeyStates, deciding_drifts
-
-if TYPE_CHECKING:
-    from slipstream_tf.stores.base import TrackedStore
+from slipstream_tf.stores.base import TrackedStore
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import tensorflow as tf
@@ -31,9 +31,7 @@ from slipstream_tf.saturation.states import KeyStates, effective_drifts
 from slipstream_tf.saturation.steering import Steerer
 from slipstream_tf.saturation.threshold import classifier_settings, counts_all_keys, sampled_drifts
 from slipstream_tf.saturation.tracked_table import TrackedTable, tables_to_track
-
-if TYPE_CHECKING:
-    from slipstream_tf.stores.base import TrackedStore
+from slipstream_tf.stores.base import TrackedStore
 
 _Result = TypeVar("_Result")
 # Of the window loop, beside the parts that have states of their own.

@@ -38,7 +38,6 @@ LEAVES = {
     "launch",
     "memory",
     "optimizers",
-    "saturation_config",
     "serialization",
 }
 # Beside each other, but one is built on the other.

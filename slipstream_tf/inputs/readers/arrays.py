@@ -28,8 +28,7 @@ class ArrayReader(BatchReader):
         batch_size: int,
         dense: np.ndarray | None = None,
         shuffle_seed: int | None = None,
-        drop_remainder: bool = False,
-        ids: bool = False,
+        **options: Any,
     ):
         """Keeps references to the arrays.
 
@@ -41,14 +40,14 @@ class ArrayReader(BatchReader):
             dense: [n, num_dense], or None.
             shuffle_seed: None keeps the order; with a seed, pass e (counted over the passes of
                 this reader) has the order that (seed, e) gives.
-            drop_remainder: leave out a last batch that is not full.
-            ids: add features["id"], int64 [batch]: an input's row in the arrays, from 0.
+            **options: drop_remainder (leave out a last batch that is not full) and ids (add
+                features["id"], int64 [batch]: an input's row in the arrays, from 0).
 
         Raises:
             ValueError: the arrays do not fit together, keys are no integers, a label or
                 a dense number is not finite, or the batch size is below 1.
         """
-        super().__init__(batch_size, drop_remainder=drop_remainder, ids=ids)
+        super().__init__(batch_size, **options)
         count = label.shape[0] if label.ndim == 1 else -1
         dense = np.empty((max(count, 0), 0), np.float32) if dense is None else dense
         if keys.shape != (count, len(spec.fields)) or dense.shape != (count, spec.num_dense):
@@ -72,21 +71,17 @@ class ArrayReader(BatchReader):
         if self._shuffle_seed is not None:
             order = np.random.default_rng([self._shuffle_seed, number]).permutation(count)
         for begin in range(0, count, size):
-            places: Any = slice(begin, min(begin + size, count))
-            numbers = np.arange(places.start, places.stop) if order is None else order[places]
-            if order is not None:
-                places = numbers
-            yield Rows(
-                _take(self._label, places).astype(np.float32),
-                _take(self._dense, places).astype(np.float32),
-                _take(self._keys, places).astype(np.int64),
-                numbers if self._ids else None,
-            )
-
-
-def _take(array: np.ndarray, rows: Any) -> np.ndarray:
-    # For rows of a few values, `take` is several times as fast as indexing with positions.
-    return array[rows] if isinstance(rows, slice) else array.take(rows, axis=0)
+            part = slice(begin, min(begin + size, count))
+            arrays = (self._label, self._dense, self._keys)
+            if order is None:
+                numbers = np.arange(part.start, part.stop)
+                label, dense, keys = (array[part] for array in arrays)
+            else:
+                numbers = order[part]
+                # For rows of a few values several times as fast as indexing with positions.
+                label, dense, keys = (array.take(numbers, axis=0) for array in arrays)
+            label, dense = label.astype(np.float32), dense.astype(np.float32)
+            yield Rows(label, dense, keys.astype(np.int64), numbers if self._ids else None)
 
 
 def require_all(what: str, values: np.ndarray, is_good: np.ndarray, allowed: str) -> None:

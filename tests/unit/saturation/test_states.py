@@ -220,7 +220,7 @@ def reference(before, hot, drifts, threshold, window, settings, probes):
 @given(history=histories, settings=settings)
 def test_equals_the_rules_key_by_key(history, settings):
     for window, before, drifts, threshold, after in run(history, settings):
-        probes = set(after.keys_in(PROBING).tolist())
+        probes = set(after.keys[after.states == PROBING].tolist())
         hot = after.keys.tolist()
         expected = reference(before, hot, drifts, threshold, window, settings, probes)
         rows = [(k, int(s), w, n, repr(np.float32(d))) for k, s, w, n, d in expected]
@@ -310,7 +310,11 @@ def test_counts_and_keys_per_state():
     states = advance(KeyStates.empty(), [3, 1], {}, 1.0, 0)
     states = advance(states, [1, 2, 3], {1: 0.5, 3: 2.0}, 1.0, 1)
     assert states.counts() == {"warming": 1, "varying": 1, "saturated": 1, "probing": 0}
-    assert [states.keys_in(s).tolist() for s in (WARMING, VARYING, SATURATED)] == [[2], [3], [1]]
+    assert [states.keys[states.states == s].tolist() for s in (WARMING, VARYING, SATURATED)] == [
+        [2],
+        [3],
+        [1],
+    ]
     assert sum(KeyStates.empty().counts().values()) == 0
     assert advance(KeyStates.empty(), [], {}, 1.0, 0).keys.size == 0
 
