@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 CC_OPS = os.path.join(ROOT, "cc_ops")
@@ -20,8 +21,7 @@ class BuildError(Exception):
 def read_sources() -> dict:
     """The lists of cc_ops/sources.bzl, the file that Bazel loads as well."""
     lists: dict = {}
-    with open(os.path.join(CC_OPS, "sources.bzl"), encoding="utf-8") as file:
-        exec(file.read(), lists)
+    exec(_read(os.path.join(CC_OPS, "sources.bzl")), lists)
     return lists
 
 
@@ -133,8 +133,7 @@ class NativeBuild:
         if subprocess.run(command, check=False).returncode:
             name = os.path.basename(target)
             raise BuildError(f"slipstream_tf: could not make {name}; see above.")
-        with open(stamp, "w", encoding="utf-8") as file:
-            file.write(_digest(text, inputs()))
+        Path(stamp).write_text(_digest(text, inputs()), encoding="utf-8")
 
 
 def _own_files_in(dependencies: str) -> list[str]:
@@ -146,20 +145,13 @@ def _own_files_in(dependencies: str) -> list[str]:
 
 
 def _read(path: str) -> str:
-    if not os.path.exists(path):
-        return ""
-    with open(path, encoding="utf-8") as file:
-        return file.read()
+    return Path(path).read_text(encoding="utf-8") if os.path.exists(path) else ""
 
 
 def _digest(text: str, paths: list[str]) -> str:
     """Of contents, not times: a checkout or an unpacked archive may carry any times."""
     digest = hashlib.sha256(text.encode())
-    for path in paths:
-        digest.update(b"\0" + path.encode() + b"\0")
-        if os.path.exists(path):
-            with open(path, "rb") as file:
-                digest.update(file.read())
-        else:
-            digest.update(b"missing")
+    for path in map(Path, paths):
+        content = path.read_bytes() if path.exists() else b"missing"
+        digest.update(b"\0" + os.fsencode(path) + b"\0" + content)
     return digest.hexdigest()

@@ -92,11 +92,7 @@ def gib(nbytes: int) -> str:
 
 def _groups(root: Path) -> Iterator[tuple[Path, str, str]]:
     """Yields the folders of this process's control groups, with their files of limit and usage."""
-    try:
-        lines = (root / "proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return
-    for line in lines:
+    for line in _lines(root / "proc/self/cgroup"):
         _, controllers, path = line.split(":", 2)
         if controllers == "":
             mount, limit, usage = root / "sys/fs/cgroup", "memory.max", "memory.current"
@@ -118,11 +114,15 @@ def _number(path: Path) -> int | None:
         return None  # "max", or not there
 
 
+def _lines(path: Path) -> list[str]:
+    """Lines of a file; none where it is not there."""
+    try:
+        return path.read_text().splitlines()
+    except OSError:
+        return []
+
+
 def _reclaimable(folder: Path) -> int:
     """Bytes of files that the kernel keeps as long as nobody needs the memory."""
-    try:
-        lines = (folder / "memory.stat").read_text().splitlines()
-    except OSError:
-        return 0
-    found = dict(line.split(" ", 1) for line in lines if " " in line)
+    found = dict(line.split(" ", 1) for line in _lines(folder / "memory.stat") if " " in line)
     return int(found.get("total_inactive_file", found.get("inactive_file", "0")))

@@ -35,7 +35,6 @@ class SparseOptimizer:
 
     def slots_per_row(self, dim: int) -> int:
         """Returns how many float32 values the rule keeps beside a row of `dim` values."""
-        del dim
         return 0
 
 

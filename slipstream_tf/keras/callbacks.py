@@ -200,7 +200,6 @@ class RanksCallback(keras.callbacks.Callback):
             ValueError: the optimizer is no `DistributedOptimizer` of these ranks; or the rows of
                 replicated tables differ between ranks.
         """
-        del logs
         comm, of_optimizer = self._comm, getattr(self.model.optimizer, "slipstream_comm", None)
         if comm.size == 1:
             if of_optimizer is not None and of_optimizer.size > 1:
@@ -244,25 +243,21 @@ class RanksCallback(keras.callbacks.Callback):
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Forgets a batch announced in the epoch before, whose data may have ended."""
-        del epoch, logs
         self._forget_announced()
 
     def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Remembers the metrics of training before those of the validation take their place."""
-        del logs
         if self._is_training and self._comm.size > 1:
             self._metrics.keep_training_state(self.model)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Puts the metrics of all ranks into `logs`; exchanges deferred gradients."""
-        del epoch
         if self._comm.size > 1:
             self._metrics.put_into({} if logs is None else logs, self.model)
         self._flush()
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """Exchanges deferred gradients, so that all ranks end with the same rows."""
-        del logs
         self._is_training = False
         self._flush()
         self._forget_announced()
@@ -352,7 +347,6 @@ class SaturationCallback(RanksCallback):
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Counts the steps of one execution of the train function."""
-        del batch, logs
         if self.model.steps_per_execution == 1:
             self._step(1)
         else:

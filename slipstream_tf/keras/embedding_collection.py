@@ -246,7 +246,6 @@ class EmbeddingCollection(keras.layers.Layer):
 
     def compute_output_shape(self, input_shape: Any, weights_shape: Any = None) -> Any:
         """Returns the output's shape, or a dictionary of shapes, for the inputs' shape(s)."""
-        del weights_shape
         if isinstance(input_shape, Mapping):
             batch = next(iter(input_shape.values()))[0]
         else:
@@ -263,7 +262,6 @@ class EmbeddingCollection(keras.layers.Layer):
         next_inputs: Any = None,
     ) -> Any:
         """Returns the output as `keras.KerasTensor`s, without a lookup."""
-        del weights, training, next_inputs
         is_mapping = isinstance(inputs, Mapping)
         given = inputs if is_mapping else {"the key matrix": inputs}
         self._require_layout(inputs)

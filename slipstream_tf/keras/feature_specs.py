@@ -54,10 +54,9 @@ def resolve_features(features: Any, tables: Sequence[TableConfig]) -> tuple[Feat
     if features is None:
         features = {name: name for name in by_name}
     if isinstance(features, Mapping):
-        specs = []
         for name, table in features.items():
             _require_table(name, table, by_name)
-            specs.append(FeatureSpec(name, table, by_name[table].combiner))
+        specs = [FeatureSpec(name, t, by_name[t].combiner) for name, t in features.items()]
     else:
         specs = list(features) if isinstance(features, Sequence) else [features]
     wrong = [spec for spec in specs if not isinstance(spec, FeatureSpec)]

@@ -59,8 +59,7 @@ class TableWindow:
 
     def state(self) -> dict[str, Any]:
         """Returns all fields as JSON-serialisable values."""
-        fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        return {**fields, "states": dict(self.states), "rows": dataclasses.asdict(self.rows)}
+        return dataclasses.asdict(self)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -196,20 +195,19 @@ class WindowReport:
         return cls(**{**state, **changed})
 
 
-def drift_quantiles(drift: np.ndarray) -> Mapping[float, float]:
-    """Quantiles of the finite values of `drift`, float32 [n]; empty without any."""
-    finite = drift[np.isfinite(drift)]
+def drift_quantiles(finite: np.ndarray) -> Mapping[float, float]:
+    """Quantiles of finite drifts, float32 [n], ascending; empty without any."""
     if not finite.size:
         return MappingProxyType({})
-    values = np.quantile(finite, DRIFT_QUANTILES, overwrite_input=True)  # of a copy
+    values = np.quantile(finite, DRIFT_QUANTILES)
     return MappingProxyType(dict(zip(DRIFT_QUANTILES, map(float, values), strict=True)))
 
 
-def drift_histogram(drift: np.ndarray) -> tuple[tuple[float, float, int], ...]:
-    """Counts the finite values of `drift` in buckets of a quarter of a decade.
+def drift_histogram(finite: np.ndarray) -> tuple[tuple[float, float, int], ...]:
+    """Counts drifts in buckets of a quarter of a decade.
 
     Args:
-        drift: float32 [n], not negative.
+        finite: float32 [n], not negative, ascending.
 
     Returns:
         (lower bound, upper bound, count) of each bucket that is not empty. The lowest is from 0 to
@@ -217,45 +215,10 @@ def drift_histogram(drift: np.ndarray) -> tuple[tuple[float, float, int], ...]:
     """
     steps = np.arange(_LEAST_DECADE * _BUCKETS_PER_DECADE, _MOST_DECADE * _BUCKETS_PER_DECADE + 1)
     bounds = np.concatenate([[0.0], 10.0 ** (steps / _BUCKETS_PER_DECADE)])
-    values, times = _counted_once(np.ascontiguousarray(drift, np.float32), bounds)
-    is_finite = np.isfinite(values)
-    finite = np.minimum(values[is_finite], bounds[-1])
-    counts, _ = np.histogram(finite, bounds, weights=times[is_finite])
+    counts = np.diff(np.append(np.searchsorted(finite, bounds[:-1]), finite.size))
     return tuple(
         (float(bounds[i]), float(bounds[i + 1]), int(counts[i])) for i in np.flatnonzero(counts)
     )
-
-
-def _counted_once(values: np.ndarray, bounds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """A few values that stand for many in a histogram, which is slow where buckets differ in width.
-
-    Values that differ in the lower bits of their mantissa alone count as the least of them, but
-    where a bound may be between them.
-
-    Args:
-        values: float32 [n].
-        bounds: [m] of the buckets.
-
-    Returns:
-        float32 [k], and how many each stands for, int64 [k]; not finite ones stand for such.
-    """
-    cells = 1 << 16  # by the upper half of the bits
-    nearest = bounds.astype(np.float32)
-    bits = nearest.view(np.uint32)
-    is_least = (nearest == bounds) & (bits % cells == 0)  # such as 0 and 1, which are frequent
-    has_bound = np.zeros(cells, bool)
-    has_bound[bits[~is_least] >> 16] = True
-    times, alone = np.zeros(cells, np.int64), []
-    for begin in range(0, values.size, cells):  # in parts that fit the cache
-        part = values[begin : begin + cells]
-        cell = part.view(np.uint32) >> 16
-        times += np.bincount(cell, minlength=cells)
-        alone.append(part[has_bound[cell]])
-    times[has_bound] = 0
-    used = np.flatnonzero(times)
-    least = (used.astype(np.uint32) << 16).view(np.float32)
-    others = np.concatenate([*alone, least])
-    return others, np.concatenate([np.ones(others.size - used.size, np.int64), times[used]])
 
 
 def random_shares(reports: Iterable[WindowReport]) -> tuple[float, ...]:

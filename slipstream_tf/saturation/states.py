@@ -12,13 +12,19 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+from typing import Any
 
 import numpy as np
 
+from slipstream_tf.config import SaturationConfig
 from slipstream_tf.errors import invalid
 from slipstream_tf.hashing import hash_keys
 
 NEVER = int(np.iinfo(np.int32).max)  # `since` of a key that is not saturated
+_DTYPES: dict[str, Any] = {
+    **{"keys": np.int64, "states": np.uint8, "windows_watched": np.int32},
+    **{"since": np.int32, "drift": np.float32},
+}
 
 
 class KeyState(enum.IntEnum):
@@ -60,19 +66,14 @@ class KeyStates:
     drift: np.ndarray
 
     def __post_init__(self) -> None:
-        if np.ndim(self.keys) != 1 or self.keys.dtype != np.int64:
+        if np.ndim(self.keys) != 1 or self.keys.dtype != _DTYPES["keys"]:
             given = f"{self.keys.dtype} {np.shape(self.keys)}"
             raise invalid("keys", given, "KeyStates", "int64 [n]")
         is_wrong = self.keys[1:] <= self.keys[:-1]
         if is_wrong.any():
             pair = tuple(self.keys[is_wrong.argmax() :][:2].tolist())
             raise invalid("keys", pair, "KeyStates", "ascending keys, each once")
-        for name, dtype in (
-            ("states", np.uint8),
-            ("windows_watched", np.int32),
-            ("since", np.int32),
-            ("drift", np.float32),
-        ):
+        for name, dtype in _DTYPES.items():
             values = getattr(self, name)
             if values.shape != self.keys.shape or values.dtype != dtype:
                 allowed = f"{np.dtype(dtype).name} of the shape of the keys, {self.keys.shape}"
@@ -81,8 +82,7 @@ class KeyStates:
     @classmethod
     def empty(cls) -> KeyStates:
         """Returns the states before the first hot set was chosen: every key is cold."""
-        kinds = (np.int64, np.uint8, np.int32, np.int32, np.float32)
-        return cls(*(np.empty(0, kind) for kind in kinds))
+        return cls(**{name: np.empty(0, dtype) for name, dtype in _DTYPES.items()})
 
     @property
     def is_saturated(self) -> np.ndarray:
@@ -100,21 +100,6 @@ class KeyStates:
         return {state.name.lower(): int(np.count_nonzero(self.states == state)) for state in hot}
 
 
-@dataclasses.dataclass(frozen=True)
-class TransitionRules:
-    """When a key's state changes, beside its drift and T.
-
-    Attributes:
-        release: factor on T above which a saturated key is released, at least 1.
-        revisit_every: windows from probe to probe; 0: no probes.
-        protect_windows: full windows before a key is judged, at least 1.
-    """
-
-    release: float
-    revisit_every: int
-    protect_windows: int
-
-
 def next_states(
     previous: KeyStates,
     hot_keys: np.ndarray,
@@ -122,7 +107,7 @@ def next_states(
     drift: np.ndarray,
     threshold: float,
     window: int,
-    rules: TransitionRules,
+    config: SaturationConfig,
     are_masked: bool,
 ) -> KeyStates:
     """Finds the states of the window after the one that ends.
@@ -159,7 +144,7 @@ def next_states(
         drift: float32 [k], their drifts over the window that ends.
         threshold: T, at least 0; compared as float32, as the classifier does.
         window: number of the window that ends, from 0.
-        rules: settings of the transitions.
+        config: its release, probing_interval and protect_windows decide beside drift and T.
         are_masked: whether updates of saturated keys were withheld in the window that ends.
 
     Returns:
@@ -171,13 +156,13 @@ def next_states(
     limit = _as_float32(threshold)
     before = _aligned_with(hot_keys, previous, drifted_keys, drift, are_masked)
     watched = before.windows_watched + np.int32(1)
-    is_watched_long = watched >= min(rules.protect_windows, NEVER)
-    is_saturated = is_watched_long & _is_low(before, limit, rules.release)
+    is_watched_long = watched >= min(config.protect_windows, NEVER)
+    is_saturated = is_watched_long & _is_low(before, limit, config.release)
     states = np.where(is_watched_long, np.uint8(KeyState.VARYING), np.uint8(KeyState.WARMING))
     states = np.where(is_saturated, np.uint8(KeyState.SATURATED), states)
-    if rules.revisit_every:
+    if config.probing_interval:
         saturated = np.flatnonzero(is_saturated)
-        is_due = _is_probed(hot_keys[saturated], window + 1, rules.revisit_every)
+        is_due = _is_probed(hot_keys[saturated], window + 1, config.probing_interval)
         states[saturated[is_due]] = KeyState.PROBING
     has_run = before.is_saturated | (before.states == KeyState.PROBING)
     since = np.where(has_run, before.since, np.int32(window + 1))

@@ -171,16 +171,9 @@ class Steerer:
             (self._config.max_auc_loss, self._auc),
             (self._config.max_log_loss_increase, self._log_loss),
         )
+        inputs = (max(planned_inputs, 1), self._trained, self._skipped, self._skipped_effective)
         plans = [
-            plan_share(
-                curve,
-                max(planned_inputs, 1),
-                self._trained,
-                self._skipped,
-                self._skipped_effective,
-                value,
-                self._config.budget_share * budget,
-            )
+            plan_share(curve, *inputs, value, self._config.budget_share * budget)
             for budget, curve in budgets
             if budget is not None
         ]

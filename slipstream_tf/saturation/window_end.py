@@ -17,7 +17,7 @@ from slipstream_tf.config import SaturationConfig
 from slipstream_tf.saturation.hot_set import Candidates, choose_hot_keys
 from slipstream_tf.saturation.report import WindowReport, drift_histogram, drift_quantiles
 from slipstream_tf.saturation.side_by_side import for_each
-from slipstream_tf.saturation.states import KeyStates, TransitionRules, next_states
+from slipstream_tf.saturation.states import KeyStates, next_states
 from slipstream_tf.saturation.steering import Steering, WindowWork
 from slipstream_tf.saturation.threshold import (
     ThresholdResult,
@@ -89,7 +89,6 @@ def decide(
         loss_threshold = by_loss.scaled(steering.scale).threshold
     if findings.candidates is None:
         return Decision(found, loss_threshold, None)
-    rules = TransitionRules(config.release, config.probing_interval, config.protect_windows)
 
     def advance(before: KeyStates, hot_keys: np.ndarray, measured: Measured) -> KeyStates:
         return next_states(
@@ -99,7 +98,7 @@ def decide(
             measured.drift,
             found.threshold,
             findings.window,
-            rules,
+            config,
             findings.are_withheld,
         )
 
@@ -120,13 +119,14 @@ def describe(
         **others: fields of the report that follow from none of these.
     """
     drift = np.concatenate([measured.drift for measured in findings.measured])
+    finite = np.sort(drift[np.isfinite(drift)])
     return WindowReport(
         window=findings.window,
         hot_keys=sum(states.keys.size for states in findings.states),
         evicted=sum(measured.evicted for measured in findings.measured),
-        anomalies=int((~np.isfinite(drift)).sum()),
-        drift_quantiles=drift_quantiles(drift),
-        drift_histogram=drift_histogram(drift),
+        anomalies=drift.size - finite.size,
+        drift_quantiles=drift_quantiles(finite),
+        drift_histogram=drift_histogram(finite),
         threshold=decision.found.threshold,
         is_threshold_capped=decision.found.is_capped,
         loss_threshold=decision.loss_threshold,

@@ -165,11 +165,8 @@ class Passes:
         def next_batch(number: np.int64, index: np.int64) -> list[np.ndarray]:
             batch = self._batch(int(number), int(index))
             if batch is None:
-                shapes = ([size or 0 for size in spec.shape] for spec in specs)
-                empty = [
-                    np.zeros(shape, spec.dtype.as_numpy_dtype)
-                    for shape, spec in zip(shapes, specs, strict=True)
-                ]
+                shape_of = [[size or 0 for size in spec.shape] for spec in specs]
+                empty = map(np.zeros, shape_of, (spec.dtype.as_numpy_dtype for spec in specs))
                 return [np.zeros((), bool), *empty]
             parts = zip(tf.nest.flatten(batch), specs, strict=True)
             converted = [np.asarray(part, spec.dtype.as_numpy_dtype) for part, spec in parts]

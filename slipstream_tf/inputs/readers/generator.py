@@ -250,6 +250,5 @@ class GeneratedReader(BatchReader):
         ids = np.arange(begin, begin + end) if self._ids else None
         return Rows(label[:end], dense[:end], keys[:end], ids)
 
-    def _blocks(self, number: int) -> Iterator[Rows]:
-        del number  # All passes are alike.
+    def _blocks(self, number: int) -> Iterator[Rows]:  # All passes are alike.
         return map(self._block, range(-(-self._num_inputs // BLOCK_INPUTS)))

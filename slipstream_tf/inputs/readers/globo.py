@@ -18,8 +18,7 @@ from typing import Any
 import numpy as np
 
 from slipstream_tf.errors import require_choice, require_integer
-from slipstream_tf.inputs.readers.arrays import ArrayReader
-from slipstream_tf.inputs.readers.npz import read_arrays, require_integers
+from slipstream_tf.inputs.readers.arrays import ArrayReader, read_arrays, require_integers
 from slipstream_tf.inputs.spec import PARTS, DataSpec
 
 FIELDS = (

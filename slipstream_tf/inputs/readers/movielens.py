@@ -15,8 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.csv as pa_csv
 
-from slipstream_tf.inputs.readers.arrays import ArrayReader
-from slipstream_tf.inputs.readers.npz import open_entry
+from slipstream_tf.inputs.readers.arrays import ArrayReader, open_entry
 from slipstream_tf.inputs.spec import DataSpec
 
 FIELDS = ("user", "movie", "gender", "age", "occupation", "region", "hour")

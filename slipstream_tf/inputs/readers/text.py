@@ -110,7 +110,7 @@ def parse_block(line_format: LineFormat, block: bytes) -> ParsedLines:
     rows, is_sure = line_format.parse_columns(columns)
     if is_sure.all():
         return ParsedLines(rows, is_sure)
-    return _settle(line_format, _split(block), np.arange(len(is_sure)), rows, is_sure)
+    return _settle(line_format, _split(block), range(len(is_sure)), rows, is_sure)
 
 
 def parse_lines(line_format: LineFormat, lines: Sequence[bytes]) -> ParsedLines:
@@ -127,23 +127,16 @@ def parse_lines(line_format: LineFormat, lines: Sequence[bytes]) -> ParsedLines:
     separators = line_format.num_columns - 1
     delimiter = line_format.delimiter.encode()
     # A carriage return inside a line would be a line end to the fast parser.
-    is_regular = np.array(
-        [
-            line.count(delimiter) == separators
-            and b"\r" not in line
-            and len(line) <= MAX_LINE_BYTES
-            for line in lines
-        ],
-        bool,
-    )
-    regular = np.flatnonzero(is_regular)
+    regular = [
+        index
+        for index, line in enumerate(lines)
+        if line.count(delimiter) == separators and b"\r" not in line and len(line) <= MAX_LINE_BYTES
+    ]
     block = b"".join(lines[i] + b"\n" for i in regular)
-    columns = _columns(line_format, block, regular.size) if regular.size else None
+    columns = _columns(line_format, block, len(regular)) if regular else None
     if columns is None:
-        rows, is_sure = _zeros(line_format, regular.size), np.zeros(regular.size, bool)
-    else:
-        rows, is_sure = line_format.parse_columns(columns)
-    return _settle(line_format, lines, regular, rows, is_sure)
+        return _settle(line_format, lines, [], _zeros(line_format, 0), np.zeros(0, bool))
+    return _settle(line_format, lines, regular, *line_format.parse_columns(columns))
 
 
 def parse_line(line_format: LineFormat, line: bytes) -> tuple[float, list[float], list[int]]:
@@ -167,18 +160,19 @@ def parse_line(line_format: LineFormat, line: bytes) -> tuple[float, list[float]
 def _settle(
     line_format: LineFormat,
     lines: Sequence[bytes],
-    regular: np.ndarray,
+    regular: Sequence[int],
     rows: Rows,
     is_sure: np.ndarray,
 ) -> ParsedLines:
     """Parses exactly what the fast way (`rows`, of the lines `regular`) is not sure about."""
+    indices = np.asarray(regular, np.int64)
     is_unsure = np.ones(len(lines), bool)
-    is_unsure[regular[is_sure]] = False
+    is_unsure[indices[is_sure]] = False
     if not is_unsure.any():
         return ParsedLines(rows, ~is_unsure)
     result = _zeros(line_format, len(lines))
-    result.label[regular], result.dense[regular] = rows.label, rows.dense
-    result.keys[regular] = rows.keys
+    result.label[indices], result.dense[indices] = rows.label, rows.dense
+    result.keys[indices] = rows.keys
     is_good = np.ones(len(lines), bool)
     reasons = {}
     for i in np.flatnonzero(is_unsure).tolist():
@@ -251,18 +245,15 @@ def _blocks(path: str) -> Iterator[list[bytes]]:
     rest = b""
     lines = 0
     with _open(path) as file:
-        while True:
-            try:
-                data = file.read(BLOCK_BYTES)
-            except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-                raise ValueError(f"{path}: damaged after line {lines}: {error}") from error
-            if not data:
-                break
-            block = (rest + data).split(b"\n")
-            rest = block.pop()[: MAX_LINE_BYTES + 1]
-            lines += len(block)
-            for begin in range(0, len(block), BLOCK_LINES):
-                yield block[begin : begin + BLOCK_LINES]
+        try:
+            while data := file.read(BLOCK_BYTES):
+                block = (rest + data).split(b"\n")
+                rest = block.pop()[: MAX_LINE_BYTES + 1]
+                lines += len(block)
+                for begin in range(0, len(block), BLOCK_LINES):
+                    yield block[begin : begin + BLOCK_LINES]
+        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+            raise ValueError(f"{path}: damaged after line {lines}: {error}") from error
     if rest:
         yield [rest]
 
@@ -347,6 +338,5 @@ class TextReader(BatchReader):
         rows.ids = ids[parsed.is_good] if self._ids else None
         return rows
 
-    def _blocks(self, number: int) -> Iterator[Rows]:
-        del number  # All passes are alike.
+    def _blocks(self, number: int) -> Iterator[Rows]:  # All passes are alike.
         return self.rows()

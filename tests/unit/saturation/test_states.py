@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slipstream_tf.config import SaturationConfig
 from slipstream_tf.saturation.states import (
     NEVER,
     KeyState,
     KeyStates,
-    TransitionRules,
     deciding_drifts,
     effective_drifts,
     next_states,
@@ -26,10 +26,9 @@ NO_PROBES = {"release": 1.5, "revisit_every": 0, "protect_windows": 1}
 
 def next_by(*arguments, are_masked=False, **settings):
     """`next_states` with settings by name, those of `NO_PROBES` by default."""
-    names = [field.name for field in dataclasses.fields(TransitionRules)]
     chosen = {**NO_PROBES, **settings}
-    rules = TransitionRules(**{name: chosen.pop(name) for name in names})
-    return next_states(*arguments, rules=rules, are_masked=are_masked, **chosen)
+    config = SaturationConfig(**{name: chosen.pop(name) for name in NO_PROBES})
+    return next_states(*arguments, config=config, are_masked=are_masked, **chosen)
 
 
 def one_key(state: KeyState, drift: float, watched: int = 5, since: int = NEVER) -> KeyStates:
