@@ -13,7 +13,7 @@ import sys
 
 
 def _home_of(nvcc: str) -> str:
-    """The toolkit an nvcc belongs to. Asked, not derived: nvcc on PATH may be a wrapper script."""
+    """The toolkit an nvcc belongs to, as it says itself: nvcc on PATH may be a wrapper script."""
     command = [nvcc, "--dryrun", "-x", "cu", "-c", os.devnull, "-o", os.devnull]
     dry_run = subprocess.run(command, capture_output=True, text=True, check=False)
     for line in (dry_run.stdout + dry_run.stderr).splitlines():

@@ -25,7 +25,7 @@ def read_sources() -> dict:
     return lists
 
 
-def _ask(python: str, script: str, env: dict[str, str]) -> dict[str, str]:
+def _run_script(python: str, script: str, env: dict[str, str]) -> dict[str, str]:
     command = [python, os.path.join(ROOT, "build_support", script)]
     answer = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     if answer.returncode:
@@ -43,7 +43,7 @@ def find_tensorflow() -> dict[str, str]:
     env = {key: value for key, value in os.environ.items() if key not in hiding}
     python = os.environ.get("PYTHON_BIN_PATH", sys.executable)
     try:
-        return _ask(python, "find_tf.py", env)
+        return _run_script(python, "find_tf.py", env)
     except BuildError as error:
         raise BuildError(
             f"slipstream_tf: no usable TensorFlow in {python}. Install it there first: "
@@ -54,7 +54,7 @@ def find_tensorflow() -> dict[str, str]:
 
 
 def find_cuda() -> dict[str, str]:
-    cuda = _ask(sys.executable, "find_cuda.py", dict(os.environ))
+    cuda = _run_script(sys.executable, "find_cuda.py", dict(os.environ))
     if not cuda:
         named = os.environ.get("CUDA_HOME")
         raise BuildError(

@@ -74,7 +74,7 @@ class SaturationConfig:
     Attributes:
         skip: what is saved. "none" tracks only. "inputs" leaves skippable inputs out of training
             (the paper's input classifier block). "gradients" masks: gradients of saturated keys
-            are thrown away. "defer" holds gradients back, summed per row, and applies them later.
+            are thrown away. "defer" defers gradients, summed per row, and applies them later.
             "both" is inputs and defer, "inputs+gradients" inputs and mask. "random" is a control:
             it leaves out the shares given in `random_shares`, whatever the keys.
         score: what makes an input skippable: "drift" (paper) or "remembered_loss".
@@ -116,11 +116,11 @@ class SaturationConfig:
             Needs a keep_rate above 0, or returning inputs (`max_skips`).
         shadow: do everything but the skipping, and report what it would have saved.
         freeze_drift: with sharded tables: saturated rows whose drift over the last window was below
-            this are read from copies, up to a window old, instead of being asked for at every step;
-            in the metric's unit. With skip="defer" by movement it is T itself. 0: no copies. None:
+            this are read from replicas, up to a window old, instead of being requested at every
+            step; in the metric's unit. With skip="defer" by movement it is T itself. 0: none. None:
             a quarter of the rows' learning rate (where the store does not know it: 0.025).
         decay_skipped: whether moments of rows with a masked gradient decay (Adam).
-        defer_trigger: "movement": any row's sum is held until applying it would move a value of
+        defer_trigger: "movement": any row's sum is deferred until applying it would move a value of
             the row by `defer_movement`, at most `defer_max_age` steps. "interval": saturated
             rows' sums, for `defer_steps` steps.
         defer_movement: in the unit of the rows. None: a twentieth of the rows' learning rate
@@ -128,7 +128,7 @@ class SaturationConfig:
             the learning rate instead (see `saturation.policies.movement_for_budget`).
         defer_max_age: in steps.
         defer_steps: in steps.
-        defer_budget_bytes: bytes of all sums held; gradients of further rows are applied at once.
+        defer_budget_bytes: bytes of all deferred sums; further rows' gradients are applied at once.
         loss_memory_bytes: bytes of remembered losses, 20 to 40 an input. Where an epoch has more
             inputs, the losses of a sample of them, the same in every epoch, are remembered.
         exempt_tables: names of tables that are neither tracked nor skipped.

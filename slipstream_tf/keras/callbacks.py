@@ -73,15 +73,15 @@ class GlobalMetrics:
         self._trained = None
         metrics = list(_metrics_of(model))
         layout = [[m.name, [list(v.shape) for v in m.variables]] for m in metrics]
-        told = gather_json(self._comm, [trained is not None, layout], "slipstream.metrics")
-        if any(other != layout for _, other in told):
+        gathered = gather_json(self._comm, [trained is not None, layout], "slipstream.metrics")
+        if any(other != layout for _, other in gathered):
             self._warn("The ranks' models have different metrics")
             return
         others = [metric for metric in metrics if not _is_sum(metric)]
         if others:
             self._warn(f"The states of the metrics {[m.name for m in others]} are no sums")
         self._replace(logs, "", model, others, now if trained is None else trained)
-        if any(has_evaluated for has_evaluated, _ in told):
+        if any(has_evaluated for has_evaluated, _ in gathered):
             own = [np.zeros_like(part) for part in now] if trained is None else now
             self._replace(logs, "val_", model, others, own)
         _assign(model, now)

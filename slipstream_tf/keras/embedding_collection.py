@@ -85,9 +85,9 @@ class EmbeddingCollection(keras.layers.Layer):
         prefetch: with sharded tables: whether the keys of `next_inputs` are sent to their owners
             while this batch trains. Results stay the same, bit for bit. With one rank nothing is
             sent.
-        copy_movement: with sharded tables: ranks keep copies of the engine's hot rows, and read
-            them until the row has moved further than this from its copy; in the unit of the rows.
-            0: results stay the same. None: no copies are kept.
+        copy_movement: with sharded tables: ranks keep replicas of the engine's hot rows, and read
+            them until the row has moved further than this from its replica; in the unit of the
+            rows. 0: results stay the same. None: there are no replicas.
         stacked: whether a dictionary gives one tensor [batch, features, dim], too.
         **kwargs: of `keras.layers.Layer`: name, dtype, trainable.
 

@@ -1,7 +1,7 @@
 """Tells the saturation engine each input's loss while a Keras model trains.
 
 In: the features, labels and predictions of a training step. Out: a call of a recorder with the
-batch's ids, losses, labels and marks. The loss and its gradients are untouched.
+batch's ids, losses, labels and which could be skipped. The loss and its gradients are untouched.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class LossFeedback:
 
         class MyModel(slip.keras.LossFeedback, keras.Model): ...
 
-    The features must be a mapping for ids and marks to be found; the model's `call` must ignore
-    "id" and "skippable" in it.
+    The features must be a mapping for "id" and "skippable" to be found; the model's `call` must
+    ignore them.
     """
 
     _recorder: Recorder | None = None

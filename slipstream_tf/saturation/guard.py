@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 BASELINE_INPUTS = 2000  # kept inputs that the baseline is the mean of
-MIN_INPUTS = 200  # kept inputs below which nothing is judged: losses are skewed
+MIN_INPUTS = 200  # kept inputs below which nothing is decided: losses are skewed
 # The guard looks once a window, over and over: at 3 standard errors it is wrong about once in 700
 # looks. Finding that all is well is checked less strictly; it only starts the evidence anew.
 WORSENED_DEVIATIONS = 3.0
@@ -256,7 +256,7 @@ def _absorb(state: GuardState, observation: Losses) -> GuardState:
     """Adds a window to the baseline while that is short of inputs, else to the evidence.
 
     Pairs may come later than kept inputs (nothing is remembered in the first epoch), so they have
-    their own turn.
+    their own share of both.
     """
     windows = state.windows + (state.baseline.kept.count >= BASELINE_INPUTS)
     parts = {"baseline": state.baseline, "evidence": state.evidence}

@@ -82,14 +82,14 @@ def _most_accessed(
     if most < 1:
         return [own_keys[:0] for own_keys in keys]
     all_counts = np.concatenate(counts)
-    place = all_counts.size - most
-    least = np.partition(all_counts, place)[place]
-    room = most - int((all_counts > least).sum())
+    rank = all_counts.size - most
+    least = np.partition(all_counts, rank)[rank]
+    left = most - int((all_counts > least).sum())
     chosen = []
     last = sort_keys([k[c == least] for k, c in zip(keys, counts, strict=True)])
     for own_keys, own_counts, own_last in zip(keys, counts, last, strict=True):
-        chosen.append(np.concatenate([own_keys[own_counts > least], own_last[:room]]))
-        room -= min(room, own_last.size)
+        chosen.append(np.concatenate([own_keys[own_counts > least], own_last[:left]]))
+        left -= min(left, own_last.size)
     return sort_keys(chosen)
 
 

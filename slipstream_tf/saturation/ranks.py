@@ -20,7 +20,7 @@ _Counts = TypeVar("_Counts")
 
 
 class Communicator(Protocol):
-    """What the engine asks of `distributed.comm.Communicator`."""
+    """What the engine needs of `distributed.comm.Communicator`."""
 
     rank: int
     size: int
@@ -94,9 +94,9 @@ class Ranks:
         order = np.argsort(keys)
         all_keys = self.concatenate(np.asarray(keys, np.int64)[order], f"{name}.keys")
         all_counts = self.concatenate(np.asarray(counts, np.float32)[order], f"{name}.counts")
-        merged, place = np.unique(all_keys, return_inverse=True)
+        merged, index = np.unique(all_keys, return_inverse=True)
         total = np.zeros(merged.size, np.float32)
-        np.add.at(total, place.ravel(), all_counts)  # in the order of ranks
+        np.add.at(total, index.ravel(), all_counts)  # in the order of ranks
         order = np.lexsort((merged, -total))
         order = order[total[order] >= least]
         return merged[order], total[order]

@@ -1,4 +1,4 @@
-"""What a window's end found: a frozen record that can be had as JSON; and the log of all of them.
+"""What a window's end found: a record that can be had as JSON; and the log of all of them.
 
 A run of weeks has many windows. A report of 26 tables takes 35 kB as objects, and a thirteenth of
 that packed, in memory and in checkpoints.
@@ -70,7 +70,7 @@ class WindowReport:
         window: number of the window, from 0.
         step: trained steps since the start, at the window's end.
         is_warming_up: whether the window began within the warm-up, when nothing is skipped.
-        hot_keys: keys whose drift over this window was asked for; 0 in the first window.
+        hot_keys: keys whose drift over this window was measured; 0 in the first window.
         snapshot_bytes: bytes of those keys' snapshots.
         evicted: hot keys that the store no longer holds; they have no drift.
         anomalies: hot keys whose drift is not finite (a NaN or infinite row); never saturated.
@@ -101,7 +101,7 @@ class WindowReport:
         skippable_value: what training on a skippable input was worth, in average inputs, by the
             squares of label - prediction; 1 where no losses came in.
         tables: the tracked tables, in order.
-        frozen_keys: keys of which ranks read copies in the next window (sharded tables).
+        frozen_keys: keys of which ranks read replicas in the next window (sharded tables).
         traffic: bytes by kind that the ranks gave to the network in this window, its end included;
             empty for one process.
     """

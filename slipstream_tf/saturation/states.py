@@ -5,7 +5,7 @@ In: the states of the window that ends, its drifts, T and the next hot set. Out:
     cold -> warming -> varying <-> saturated <-> probing, and probing -> varying; any -> cold.
 
 A key whose updates are withheld cannot drift, so its drift alone would never release it: probing
-lets it move for one window in `revisit_every`, and judges it by what it then did.
+lets it move for one window in `revisit_every`, and decides by what it then did.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ class KeyState(enum.IntEnum):
     """State of a key during a window; fits uint8.
 
     COLD: not in the hot set. Such keys are not listed in `KeyStates`.
-    WARMING: in the hot set, watched for less than `protect_windows` full windows; not yet judged.
+    WARMING: in the hot set, watched for less than `protect_windows` full windows; undecided.
     VARYING: moves; trained like any key.
     SATURATED: hardly moves; what can be saved on it is saved.
-    PROBING: found saturated, but trained like a varying key for one window, to be judged again.
+    PROBING: found saturated, but trained like a varying key for one window, to be decided on again.
     """
 
     COLD = 0
@@ -114,20 +114,20 @@ def next_states(
 
     Call it at the end of full windows only: a short one shows little drift of any key.
 
-    - A key that enters the hot set is warming. It is not judged before `protect_windows` full
-      windows; then it is saturated if its drift is below T, else varying.
+    - A key that enters the hot set is warming. Nothing is decided on it before `protect_windows`
+      full windows; then it is saturated if its drift is below T, else varying.
     - A saturated key stays so until its drift exceeds release * T, so that noise around T does not
       make it come and go.
     - Each `revisit_every` windows, at windows that differ by the key's hash, a saturated key is
-      probing for one window. At its end it is judged by drift < T, without hysteresis: the probe
+      probing for one window. At its end drift < T decides, without hysteresis: the probe
       is the one honest look at a key whose updates may be withheld. Kept wrongly, it misses
       `revisit_every` windows of updates; released wrongly, it trains for a window until it is
-      judged again.
+      decided on again.
     - A probing window does not break `since` if the key is saturated again after it: it then moved
       by less than T, which is less than hysteresis allows in each of the other windows.
     - A drift that is not finite makes a key varying, whatever its state. With T = 0 no key is
       saturated.
-    - With `are_masked`, a saturated key's drift is judged as in `deciding_drifts`: what it was when
+    - With `are_masked`, a saturated key's drift is taken as in `deciding_drifts`: what it was when
       the key could move. It stays saturated until its next probe, or until T falls so far that
       release * T is below that drift.
     - A key that leaves the hot set, or was evicted, is forgotten; should it come back, it warms.

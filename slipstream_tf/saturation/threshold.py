@@ -168,7 +168,7 @@ def classifier_settings(
     mode = "drift"
     if loss_threshold is not None:
         mode, threshold = "remembered_loss", loss_threshold
-    # A mask leaves inputs alone; those that it could skip are marked for the guard.
+    # A mask leaves inputs alone; those that it could skip are noted for the guard.
     shadow = config.shadow or not config.skips_inputs
     settings = {"mode": mode, "threshold": threshold, "keep_rate": config.keep_rate}
     return {**settings, "shadow": shadow, "window": window}, threshold > 0.0 and not shadow

@@ -236,7 +236,7 @@ class SaturationTracker:
         for table in self._tables:
             table.restore(state["tables"][table.name], self._config)
         unmarked = {name: table["unmarked"] for name, table in state["tables"].items()}
-        self._tell_window(len(self._reports), unmarked)
+        self._apply_window(len(self._reports), unmarked)
         for table in self._tables:
             table.restore_update_lengths(state["tables"][table.name])
         self.classifier.import_memory(state["memory"])
@@ -354,10 +354,10 @@ class SaturationTracker:
         sizes = self._sizes()
         for table in self._tables:
             table.policy = self.update_policies.of(table.name, sizes, is_active)
-        return self._tell_window(window, {})
+        return self._apply_window(window, {})
 
-    def _tell_window(self, window: int, without_flags: Mapping[str, np.ndarray]) -> bool:
-        """Tells store and classifier what holds in a window; returns whether it may skip inputs.
+    def _apply_window(self, window: int, without_flags: Mapping[str, np.ndarray]) -> bool:
+        """Sets up store and classifier for a window; returns whether it may skip inputs.
 
         Args:
             window: its number.
@@ -366,11 +366,11 @@ class SaturationTracker:
         is_active = not self._window_is_warming_up
         withholds = self._config.withholds_saturated and is_active
 
-        def tell_store(table: TrackedTable) -> None:
+        def configure_store(table: TrackedTable) -> None:
             table.set_flags(withholds, without_flags.get(table.name))
             self._store.set_update_policy(table.name, table.policy)
 
-        self._for_each_table(tell_store)
+        self._for_each_table(configure_store)
         self._replicas.choose(self._tables, is_active)
         self.classifier.set_drift(
             *_joined(

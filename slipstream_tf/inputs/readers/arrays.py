@@ -101,8 +101,8 @@ class ArrayReader(BatchReader):
 def require_all(what: str, values: np.ndarray, is_good: np.ndarray, allowed: str) -> None:
     """Raises ValueError with the first value of [n, ...] where `is_good` is not set, if any."""
     if not is_good.all():
-        place = tuple(int(i) for i in np.argwhere(~is_good)[0])
-        raise ValueError(f"{what} has {values[place]} at {place}; allowed: {allowed}.")
+        index = tuple(int(i) for i in np.argwhere(~is_good)[0])
+        raise ValueError(f"{what} has {values[index]} at {index}; allowed: {allowed}.")
 
 
 def open_entry(
@@ -153,8 +153,8 @@ def _opened(path: str) -> Iterator[zipfile.ZipFile]:
     except FileNotFoundError:
         raise
     except Exception as error:  # There are many kinds that a damaged file is told by.
-        told = f"{error}" or type(error).__name__
-        raise ValueError(f"{path!r} is no .npz file of arrays, or damaged: {told}") from error
+        reason = f"{error}" or type(error).__name__
+        raise ValueError(f"{path!r} is no .npz file of arrays, or damaged: {reason}") from error
 
 
 def _read(archive: zipfile.ZipFile, name: str, archive_bytes: int) -> np.ndarray:

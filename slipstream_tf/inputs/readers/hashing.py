@@ -53,8 +53,8 @@ def hash_strings(values: Any) -> np.ndarray:
     encoded = array.dictionary_encode()
     distinct = encoded.dictionary.to_pylist()
     keys = np.array([hash_string(v) for v in distinct] + [MISSING_KEY], np.int64)
-    places = encoded.indices.fill_null(len(distinct)).to_numpy(zero_copy_only=False)
-    return keys[places]
+    indices = encoded.indices.fill_null(len(distinct)).to_numpy(zero_copy_only=False)
+    return keys[indices]
 
 
 def parse_hex(values: pa.Array) -> tuple[np.ndarray, np.ndarray]:
