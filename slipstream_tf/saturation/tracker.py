@@ -235,8 +235,8 @@ class SaturationTracker:
         self._replicas.restore(state["accesses"])
         for table in self._tables:
             table.restore(state["tables"][table.name], self._config)
-        unmarked = {name: table["unmarked"] for name, table in state["tables"].items()}
-        self._apply_window(len(self._reports), unmarked)
+        without_flags = {name: table["unmarked"] for name, table in state["tables"].items()}
+        self._apply_window(len(self._reports), without_flags)
         for table in self._tables:
             table.restore_update_lengths(state["tables"][table.name])
         self.classifier.import_memory(state["memory"])

@@ -34,18 +34,18 @@ def is_hot(row, hot=HOT):
 
 def reference(keys, source_batch, batch_size, block):
     """Ids of the batches, in plain Python."""
-    held, out = {True: [], False: []}, []
+    waiting, out = {True: [], False: []}, []
     rows = np.reshape(keys, (-1, 2)).tolist()
     for start in range(0, len(rows), source_batch):
         for index in range(start, min(start + source_batch, len(rows))):
-            held[is_hot(rows[index])].append(index)
+            waiting[is_hot(rows[index])].append(index)
         for kind in (True, False):
-            while len(held[kind]) >= batch_size * block:
+            while len(waiting[kind]) >= batch_size * block:
                 for _ in range(block):
-                    out.append(held[kind][:batch_size])
-                    held[kind] = held[kind][batch_size:]
+                    out.append(waiting[kind][:batch_size])
+                    waiting[kind] = waiting[kind][batch_size:]
     for kind in (True, False):
-        ids = held[kind]
+        ids = waiting[kind]
         out += [ids[i : i + batch_size] for i in range(0, len(ids), batch_size)]
     return out
 

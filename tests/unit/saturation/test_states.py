@@ -230,16 +230,18 @@ def test_equals_the_rules_key_by_key(history, settings):
 @given(history=histories, settings=settings)
 def test_what_always_holds(history, settings):
     for window, _, _, threshold, states in run(history, settings):
-        held = np.isin(states.states, [SATURATED, PROBING])
-        assert (states.windows_watched[held] >= settings["protect_windows"]).all()
+        has_run = np.isin(states.states, [SATURATED, PROBING])
+        assert (states.windows_watched[has_run] >= settings["protect_windows"]).all()
         assert (
             states.windows_watched[states.states == WARMING] < settings["protect_windows"]
         ).all()
-        assert np.isfinite(states.drift[held]).all()
-        assert (states.since[held] <= window + 1).all() and (states.since[~held] == NEVER).all()
-        published = effective_drifts(states, threshold)
-        assert published.dtype == np.float32 and (published >= 0).all()
-        assert ((published < np.float32(threshold)) == (states.states == SATURATED)).all()
+        assert np.isfinite(states.drift[has_run]).all()
+        assert (states.since[has_run] <= window + 1).all() and (
+            states.since[~has_run] == NEVER
+        ).all()
+        effective = effective_drifts(states, threshold)
+        assert effective.dtype == np.float32 and (effective >= 0).all()
+        assert ((effective < np.float32(threshold)) == (states.states == SATURATED)).all()
 
 
 @given(history=histories, settings=settings, seed=st.integers(0, 99))
@@ -293,7 +295,7 @@ def test_deciding_drifts_are_the_last_free_ones():
     assert deciding.dtype == np.float32
 
 
-def test_published_drifts_keep_hot_inputs_hot():
+def test_effective_drifts_keep_hot_inputs_hot():
     states = KeyStates(
         np.arange(6),
         np.array([WARMING, WARMING, VARYING, SATURATED, SATURATED, PROBING], np.uint8),
