@@ -41,11 +41,7 @@ class LossFeedback:
         Args:
             recorder: called once per training step; None: nobody is told.
         """
-        if recorder == self._recorder:
-            return
-        # Past Keras, which would track a callable object's state as the model's.
-        object.__setattr__(self, "_recorder", recorder)
-        self._forget_trace()
+        self._replace("_recorder", recorder)
 
     def train_with(self, comm: Communicator | None) -> None:
         """Sets the ranks whose losses are averaged, from the next step on.
@@ -56,12 +52,13 @@ class LossFeedback:
         Args:
             comm: the ranks; None: this process alone.
         """
-        if comm is self._comm:
-            return
-        object.__setattr__(self, "_comm", comm)
-        self._forget_trace()
+        self._replace("_comm", comm)
 
-    def _forget_trace(self) -> None:
+    def _replace(self, name: str, value: Any) -> None:
+        if getattr(self, name) == value:
+            return
+        # Past Keras, which would track a callable object's state as the model's.
+        object.__setattr__(self, name, value)
         if getattr(self, "train_function", None) is not None:
             # What was traced is of before.
             model: Any = self

@@ -186,14 +186,10 @@ def log_anomalies(
         measured: their drifts.
     """
     for table, found in zip(tables, measured, strict=True):
-        is_anomaly = ~np.isfinite(found.drift)
-        if is_anomaly.any():
+        broken = found.keys[~np.isfinite(found.drift)]
+        if broken.size:
             logging.warning(
                 "Window %d, step %d: %d hot keys of table %r have a drift that is not finite "
                 "and count as varying. First: key %d.",
-                window,
-                step,
-                int(is_anomaly.sum()),
-                table,
-                int(found.keys[is_anomaly][0]),
+                *(window, step, broken.size, table, broken[0]),
             )

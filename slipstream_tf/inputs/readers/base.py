@@ -32,14 +32,14 @@ _Block = TypeVar("_Block", bound=Any)
 
 @dataclasses.dataclass
 class Rows:
-    """Inputs: label float32 [n], dense float32 [n, num_dense], keys int64 [n, fields].
+    """Inputs: label float32 [n], dense float32 [n, num_dense], keys int64 [n, fields] (or by name).
 
     ids int64 [n] are the inputs' numbers, or None where they are not wanted.
     """
 
     label: np.ndarray
     dense: np.ndarray
-    keys: np.ndarray
+    keys: Any
     ids: np.ndarray | None = None
 
     def __len__(self) -> int:

@@ -17,7 +17,7 @@ import pyarrow.dataset as pa_dataset
 import tensorflow as tf
 
 from slipstream_tf.errors import invalid, require_integer, require_number
-from slipstream_tf.inputs.readers.base import BatchReader, is_in_part
+from slipstream_tf.inputs.readers.base import BatchReader, Rows, is_in_part
 from slipstream_tf.inputs.readers.hashing import hash_strings
 from slipstream_tf.inputs.spec import MISSING_KEY, DataSpec
 
@@ -227,26 +227,21 @@ class ParquetReader(BatchReader):
         for column, name in enumerate(self._dense):
             values = to_numbers(table[name], np.nan)
             dense[:, column] = np.where(np.isnan(values), self._missing_dense, values)
-        columns = {name: to_keys(table[name]) for name in self._keys if name not in self._lists}
+        flat = [name for name in self._keys if name not in self._lists]
+        keys = np.empty((len(table), len(flat)), np.int64)
+        for column, name in enumerate(flat):
+            keys[:, column] = to_keys(table[name])
         lists = {name: to_list_keys(table[name]) for name in self._lists}
-        ids = table[self._id_column].to_numpy() if self._ids else None
-        matrix = None if lists else np.stack([columns[name] for name in self._keys], axis=1)
+        rows = Rows(label, dense, keys, table[self._id_column].to_numpy() if self._ids else None)
         for begin in range(0, len(table), self._batch_size):
-            rows = slice(begin, begin + self._batch_size)
-            keys: Any
-            if matrix is not None:
-                keys = matrix[rows]
-            else:
-                keys = {name: values[rows] for name, values in columns.items()}
+            batch = rows.slice(begin, self._batch_size)
+            if lists:
+                by_name: dict[str, Any] = dict(zip(flat, batch.keys.T, strict=True))
                 for name, (values, splits) in lists.items():
                     part = splits[begin : begin + self._batch_size + 1]
-                    keys[name] = (values[part[0] : part[-1]], part - part[0])
-            features = {"keys": keys}
-            if self._dense:
-                features["dense"] = dense[rows]
-            if ids is not None:
-                features["id"] = ids[rows]
-            yield features, label[rows]
+                    by_name[name] = (values[part[0] : part[-1]], part - part[0])
+                batch.keys = by_name
+            yield batch.element()
 
 
 def _column_names(

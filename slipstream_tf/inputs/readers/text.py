@@ -219,11 +219,7 @@ def _columns(line_format: LineFormat, block: bytes, count: int) -> list[pa.Array
                 column_names=names, use_threads=False, block_size=len(block) + 1,
             ),
             parse_options=pa_csv.ParseOptions(
-                delimiter=line_format.delimiter,
-                quote_char=False,
-                double_quote=False,
-                escape_char=False,
-                ignore_empty_lines=False,
+                delimiter=line_format.delimiter, quote_char=False, ignore_empty_lines=False
             ),
             convert_options=pa_csv.ConvertOptions(
                 column_types=dict.fromkeys(names, pa.binary()), check_utf8=False
