@@ -1,4 +1,4 @@
-"""inputs.readers.npz: what may be in an archive."""
+"""inputs.readers.arrays: what may be in an archive."""
 
 from __future__ import annotations
 
