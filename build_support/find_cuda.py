@@ -13,15 +13,10 @@ import sys
 
 
 def _home_of(nvcc: str) -> str:
-    """The toolkit an nvcc belongs to. Asked, not derived: nvcc on PATH may be a wrapper script."""
-    dry_run = subprocess.run(
-        [nvcc, "--dryrun", "-x", "cu", "-c", os.devnull, "-o", os.devnull],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-    )
-    for line in dry_run.stdout.splitlines():
+    """The toolkit an nvcc belongs to, as it says itself: nvcc on PATH may be a wrapper script."""
+    command = [nvcc, "--dryrun", "-x", "cu", "-c", os.devnull, "-o", os.devnull]
+    dry_run = subprocess.run(command, capture_output=True, text=True, check=False)
+    for line in (dry_run.stdout + dry_run.stderr).splitlines():
         if line.startswith("#$ TOP="):
             return os.path.realpath(line[len("#$ TOP=") :].strip())
     return os.path.dirname(os.path.dirname(os.path.realpath(nvcc)))
@@ -44,7 +39,7 @@ def _toolkit(home: str, nvcc: str) -> dict[str, str] | None:
 
 def find_cuda() -> dict[str, str]:
     wanted = os.environ.get("CUDA_HOME")
-    if wanted:  # what the user names is used or reported as missing, never passed over
+    if wanted:  # what the user names is used or reported as missing, never left out
         return _toolkit(wanted, os.path.join(wanted, "bin", "nvcc")) or {}
     found = _toolkit("/usr/local/cuda", "/usr/local/cuda/bin/nvcc")
     nvcc = shutil.which("nvcc")

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from itertools import groupby
+from pathlib import Path
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 CC_OPS = os.path.join(ROOT, "cc_ops")
@@ -21,19 +22,13 @@ class BuildError(Exception):
 def read_sources() -> dict:
     """The lists of cc_ops/sources.bzl, the file that Bazel loads as well."""
     lists: dict = {}
-    with open(os.path.join(CC_OPS, "sources.bzl"), encoding="utf-8") as file:
-        exec(file.read(), lists)
+    exec(_read(os.path.join(CC_OPS, "sources.bzl")), lists)
     return lists
 
 
-def _ask(python: str, script: str, env: dict[str, str]) -> dict[str, str]:
-    answer = subprocess.run(
-        [python, os.path.join(ROOT, "build_support", script)],
-        env=env,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+def _run_script(python: str, script: str, env: dict[str, str]) -> dict[str, str]:
+    command = [python, os.path.join(ROOT, "build_support", script)]
+    answer = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     if answer.returncode:
         raise BuildError(answer.stderr[-2000:])
     return dict(line.split("=", 1) for line in answer.stdout.splitlines() if "=" in line)
@@ -49,7 +44,7 @@ def find_tensorflow() -> dict[str, str]:
     env = {key: value for key, value in os.environ.items() if key not in hiding}
     python = os.environ.get("PYTHON_BIN_PATH", sys.executable)
     try:
-        return _ask(python, "find_tf.py", env)
+        return _run_script(python, "find_tf.py", env)
     except BuildError as error:
         raise BuildError(
             f"slipstream_tf: no usable TensorFlow in {python}. Install it there first: "
@@ -60,7 +55,7 @@ def find_tensorflow() -> dict[str, str]:
 
 
 def find_cuda() -> dict[str, str]:
-    cuda = _ask(sys.executable, "find_cuda.py", dict(os.environ))
+    cuda = _run_script(sys.executable, "find_cuda.py", dict(os.environ))
     if not cuda:
         named = os.environ.get("CUDA_HOME")
         raise BuildError(
@@ -113,12 +108,8 @@ class NativeBuild:
         stem = os.path.join(self._folder, sources[-1].replace("/", "_"))
         target, dependencies = stem + ".o", stem + ".d"
         included = [argument for source in before for argument in ("-include", source)]
-        command = [*command, *included, "-MMD", "-MF", dependencies, last, "-o", target]
-
-        def inputs() -> list[str]:
-            return _own_files_in(dependencies)
-
-        self._make(target, command, inputs)
+        command = [*command, *included, "-MMD", "-MF", dependencies, last]
+        self._make(target, [*command, "-o", target], lambda: _own_files_in(dependencies))
         return target
 
     def _link(self, objects: list[str]) -> str:
@@ -142,11 +133,9 @@ class NativeBuild:
         if os.path.exists(stamp):
             os.remove(stamp)
         if subprocess.run(command, check=False).returncode:
-            raise BuildError(
-                f"slipstream_tf: could not make {os.path.basename(target)}; see above."
-            )
-        with open(stamp, "w", encoding="utf-8") as file:
-            file.write(_digest(text, inputs()))
+            name = os.path.basename(target)
+            raise BuildError(f"slipstream_tf: could not make {name}; see above.")
+        Path(stamp).write_text(_digest(text, inputs()), encoding="utf-8")
 
 
 def _own_files_in(dependencies: str) -> list[str]:
@@ -158,20 +147,13 @@ def _own_files_in(dependencies: str) -> list[str]:
 
 
 def _read(path: str) -> str:
-    if not os.path.exists(path):
-        return ""
-    with open(path, encoding="utf-8") as file:
-        return file.read()
+    return Path(path).read_text(encoding="utf-8") if os.path.exists(path) else ""
 
 
 def _digest(text: str, paths: list[str]) -> str:
     """Of contents, not times: a checkout or an unpacked archive may carry any times."""
     digest = hashlib.sha256(text.encode())
-    for path in paths:
-        digest.update(b"\0" + path.encode() + b"\0")
-        if os.path.exists(path):
-            with open(path, "rb") as file:
-                digest.update(file.read())
-        else:
-            digest.update(b"missing")
+    for path in map(Path, paths):
+        content = path.read_bytes() if path.exists() else b"missing"
+        digest.update(b"\0" + os.fsencode(path) + b"\0" + content)
     return digest.hexdigest()

@@ -129,9 +129,9 @@ def callbacks_beside(callback: Any) -> list[Any]:
     keras = importlib.import_module("keras")
     if callback.params is None:
         return []
-    lists = [holder for holder in gc.get_referrers(callback) if isinstance(holder, list)]
+    lists = [referrer for referrer in gc.get_referrers(callback) if isinstance(referrer, list)]
     # The longest first: Keras's own, to which a nested one is a part.
-    members = [member for held in sorted(lists, key=len, reverse=True) for member in held]
+    members = [member for found in sorted(lists, key=len, reverse=True) for member in found]
     found = {
         id(member): member
         for member in members

@@ -1,3 +1,3 @@
-"""The version of slipstream_tf; setup.py reads it from here."""
+"""The version of slipstream_tf; pyproject.toml takes it from here."""
 
 __version__ = "0.1.0"

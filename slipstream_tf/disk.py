@@ -34,7 +34,7 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def publish(partial: Path, path: Path) -> None:
+def commit(partial: Path, path: Path) -> None:
     """Gives a file, or a folder whose files are on the disk, its name, once all of it is there.
 
     Args:
@@ -48,7 +48,7 @@ def publish(partial: Path, path: Path) -> None:
 
 @contextlib.contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
-    """Gives a path to write to; what lies there is published as `path` if no error is raised.
+    """Gives a path to write to; what lies there becomes `path` if no error is raised.
 
     The path is the file's own with more behind it, and of this process alone.
 
@@ -58,7 +58,7 @@ def whole_file(path: Path) -> Iterator[Path]:
     partial = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
         yield partial
-        publish(partial, path)
+        commit(partial, path)
     except BaseException:
         partial.unlink(missing_ok=True)
         raise

@@ -9,7 +9,9 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from slipstream_tf.errors import invalid, require_number
+from slipstream_tf.errors import require_number
+from slipstream_tf.serialization import deserialize
+from slipstream_tf.serialization import serialize as serialize
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,28 +69,12 @@ class Constant:
 
 Initializer = RandomUniform | RandomNormal | Zeros | Constant
 
-_BY_NAME: dict[str, Any] = {
-    cls.__name__: cls for cls in (RandomUniform, RandomNormal, Zeros, Constant)
-}
-
 
 def op_attributes(initializer: Initializer) -> tuple[str, float, float]:
     """Returns (kind, first parameter, second parameter) as the table op takes them."""
-    if isinstance(initializer, RandomUniform):
-        return "uniform", initializer.minval, initializer.maxval
-    if isinstance(initializer, RandomNormal):
-        return "normal", initializer.mean, initializer.stddev
-    if isinstance(initializer, Constant):
-        return "constant", initializer.value, 0.0
-    return "zeros", 0.0, 0.0
-
-
-def serialize(initializer: Initializer) -> dict[str, Any]:
-    """Returns {"class_name", "config"} of an initializer."""
-    return {
-        "class_name": type(initializer).__name__,
-        "config": dataclasses.asdict(initializer),
-    }
+    kinds = {RandomUniform: "uniform", RandomNormal: "normal", Constant: "constant", Zeros: "zeros"}
+    first, second, *_ = (*dataclasses.astuple(initializer), 0.0, 0.0)
+    return kinds[type(initializer)], first, second
 
 
 def get(identifier: Any) -> Initializer:
@@ -97,13 +83,5 @@ def get(identifier: Any) -> Initializer:
     Raises:
         ValueError: the name is unknown or the value is of another type.
     """
-    if isinstance(identifier, Initializer):
-        return identifier
-    if isinstance(identifier, dict) and identifier.get("class_name") in _BY_NAME:
-        return _BY_NAME[identifier["class_name"]](**identifier.get("config", {}))
-    raise invalid(
-        "initializer",
-        identifier,
-        "",
-        "slipstream_tf.initializers." + ", ".join(f"{name}(...)" for name in _BY_NAME),
-    )
+    kinds = (RandomUniform, RandomNormal, Zeros, Constant)
+    return deserialize("initializer", identifier, kinds, "initializers")

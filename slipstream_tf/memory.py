@@ -80,27 +80,19 @@ def require_room(argument: str, value: int, nbytes: int, sum_up: str, place: str
         raise invalid(argument, value, place, f"up to {most}: {text}")
     logging.warning(
         "`%s` of %s may not be met: %s, of which %s are left now.",
-        argument,
-        place,
-        text,
-        gib(memory.available),
+        *(argument, place, text, gib(memory.available)),
     )
 
 
 def gib(nbytes: int) -> str:
     """Returns bytes as a person reads them, e.g. "1.5 GiB"."""
-    return (
-        f"{nbytes / (1 << 30):,.1f} GiB" if nbytes >= 1 << 27 else f"{nbytes / (1 << 20):.1f} MiB"
-    )
+    unit, power = ("GiB", 30) if nbytes >= 1 << 27 else ("MiB", 20)
+    return f"{nbytes / (1 << power):,.1f} {unit}"
 
 
 def _groups(root: Path) -> Iterator[tuple[Path, str, str]]:
     """Yields the folders of this process's control groups, with their files of limit and usage."""
-    try:
-        lines = (root / "proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return
-    for line in lines:
+    for line in _lines(root / "proc/self/cgroup"):
         _, controllers, path = line.split(":", 2)
         if controllers == "":
             mount, limit, usage = root / "sys/fs/cgroup", "memory.max", "memory.current"
@@ -122,11 +114,15 @@ def _number(path: Path) -> int | None:
         return None  # "max", or not there
 
 
-def _reclaimable(folder: Path) -> int:
-    """Bytes of files that the kernel keeps as long as nobody needs their room."""
+def _lines(path: Path) -> list[str]:
+    """Lines of a file; none where it is not there."""
     try:
-        lines = (folder / "memory.stat").read_text().splitlines()
+        return path.read_text().splitlines()
     except OSError:
-        return 0
-    found = dict(line.split(" ", 1) for line in lines if " " in line)
+        return []
+
+
+def _reclaimable(folder: Path) -> int:
+    """Bytes of files that the kernel keeps as long as nobody needs the memory."""
+    found = dict(line.split(" ", 1) for line in _lines(folder / "memory.stat") if " " in line)
     return int(found.get("total_inactive_file", found.get("inactive_file", "0")))

@@ -10,6 +10,8 @@ import dataclasses
 from typing import Any, ClassVar
 
 from slipstream_tf.errors import invalid, require_number
+from slipstream_tf.serialization import deserialize
+from slipstream_tf.serialization import serialize as serialize
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,11 +30,11 @@ class SparseOptimizer:
 
     def op_parameters(self) -> tuple[float, float, float]:
         """Returns the rule's three parameters in the order of the table op (unused ones are 0)."""
-        return (0.0, 0.0, 0.0)
+        first, second, third, *_ = (*dataclasses.astuple(self)[1:], 0.0, 0.0, 0.0)
+        return first, second, third
 
     def slots_per_row(self, dim: int) -> int:
         """Returns how many float32 values the rule keeps beside a row of `dim` values."""
-        del dim
         return 0
 
 
@@ -69,9 +71,6 @@ class Adagrad(SparseOptimizer):
             "initial_accumulator_value", self.initial_accumulator_value, minimum=0.0, place=place
         )
         require_number("epsilon", self.epsilon, minimum=0.0, place=place, open_minimum=True)
-
-    def op_parameters(self) -> tuple[float, float, float]:
-        return (self.initial_accumulator_value, self.epsilon, 0.0)
 
     def slots_per_row(self, dim: int) -> int:
         return dim
@@ -116,21 +115,8 @@ class Adam(SparseOptimizer):
                 raise invalid(name, value, "Adam", "a finite number >= 0 and < 1")
         require_number("epsilon", self.epsilon, minimum=0.0, place="Adam", open_minimum=True)
 
-    def op_parameters(self) -> tuple[float, float, float]:
-        return (self.beta_1, self.beta_2, self.epsilon)
-
     def slots_per_row(self, dim: int) -> int:
         return 2 * dim
-
-
-_BY_NAME: dict[str, type[SparseOptimizer]] = {
-    cls.__name__: cls for cls in (SGD, Adagrad, RowWiseAdagrad, Adam)
-}
-
-
-def serialize(optimizer: SparseOptimizer) -> dict[str, Any]:
-    """Returns {"class_name", "config"} of a sparse optimizer."""
-    return {"class_name": type(optimizer).__name__, "config": dataclasses.asdict(optimizer)}
 
 
 def get(identifier: Any) -> SparseOptimizer:
@@ -139,13 +125,5 @@ def get(identifier: Any) -> SparseOptimizer:
     Raises:
         ValueError: anything else, a Keras optimizer included (Keras densifies sparse gradients).
     """
-    if isinstance(identifier, SparseOptimizer) and type(identifier) is not SparseOptimizer:
-        return identifier
-    if isinstance(identifier, dict) and identifier.get("class_name") in _BY_NAME:
-        return _BY_NAME[identifier["class_name"]](**identifier.get("config", {}))
-    raise invalid(
-        "optimizer",
-        identifier,
-        "embedding tables",
-        "slipstream_tf.optimizers." + ", ".join(f"{name}(...)" for name in _BY_NAME),
-    )
+    rules = (SGD, Adagrad, RowWiseAdagrad, Adam)
+    return deserialize("optimizer", identifier, rules, "optimizers", "embedding tables")

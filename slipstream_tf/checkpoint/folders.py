@@ -48,7 +48,7 @@ def finish(directory: Path, name: str, manifest: Manifest, keep: int) -> None:
     """
     staging = directory / STAGING
     manifest.write(staging)
-    disk.publish(staging, directory / name)
+    disk.commit(staging, directory / name)
     found = names(directory)
     whole = [other for other in found if is_whole(directory / other)]
     if len(whole) >= keep:

@@ -101,7 +101,7 @@ def open_parts(settings: Settings, ids: bool = False) -> Parts:
 def _require_header(data: str) -> None:
     """Refuses a CSV file of other columns than Avazu's here, and not when training begins."""
     from slipstream_tf.inputs.readers.avazu import AvazuFormat
-    from slipstream_tf.inputs.readers.lines import require_header
+    from slipstream_tf.inputs.readers.text import require_header
     from slipstream_tf.prepare.line_source import first_line
 
     if os.path.isfile(data) and data.endswith((".csv", ".csv.gz")):

@@ -78,7 +78,7 @@ def main(values: dict[str, Any], given: frozenset[str]) -> None:
     if values["output"] is None:
         raise UsageError("Missing flag --output. Allowed: a folder that can be made and written.")
     import_tensorflow()
-    from slipstream_tf.inputs.bad_lines import BadLineError
+    from slipstream_tf.inputs.spec import BadLineError
     from slipstream_tf.prepare.opening import open_source
     from slipstream_tf.prepare.preparation import Options, OtherPreparation, prepare
     from slipstream_tf.prepare.schema import read_schema

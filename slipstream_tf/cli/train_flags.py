@@ -21,7 +21,7 @@ from slipstream_tf.cli.flag_set import (
     UsageError,
     Widths,
 )
-from slipstream_tf.saturation_config import DEFER_TRIGGERS, DRIFT_METRICS, SCORES, SaturationConfig
+from slipstream_tf.config import DEFER_TRIGGERS, DRIFT_METRICS, SCORES, SaturationConfig
 
 DATA_HELP = (
     "folder of slipstream-prepare, Criteo TSV (.tsv, .txt, also .gz), Avazu CSV (.csv, also .gz), "

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from slipstream_tf.inputs.bad_lines import BadLineError, BadLines
 from slipstream_tf.inputs.ids import with_ids
-from slipstream_tf.inputs.spec import MISSING_KEY, DataSpec, Reader
+from slipstream_tf.inputs.spec import MISSING_KEY, BadLineError, BadLines, DataSpec, Reader
 
 __all__ = ["MISSING_KEY", "BadLineError", "BadLines", "DataSpec", "Reader", "with_ids"]

@@ -17,7 +17,6 @@ from slipstream_tf.errors import invalid, require_integer
 from slipstream_tf.inputs.batches import num_rows, static_batch_size
 from slipstream_tf.inputs.spec import ID, SKIPPABLE
 from slipstream_tf.ops.classifier import InputClassifier
-from slipstream_tf.ops.drift_classifier import Classified
 from slipstream_tf.ops.features import FeatureSpec
 
 
@@ -73,17 +72,20 @@ def skip_inputs(
 
     Raises:
         ValueError: the batch size is neither given nor known, a component of the dataset has no
-            batch dimension or is neither dense nor ragged, or its elements have no place for
-            weights or marks.
+            batch dimension or is neither dense nor ragged, or its elements cannot hold weights
+            or "skippable".
         tf.errors.InvalidArgumentError: while iterating: components differ in their batch size.
     """
     element_spec = dataset.element_spec
-    _require_places(element_spec, weighted, marked)
+    _require_form(element_spec, weighted, marked)
     known_size = static_batch_size(element_spec)
     size = known_size if batch_size is None else batch_size
     stays = not refill and size == known_size and not (drop_remainder and size is None)
     if not stays:
-        _require_batch_size(size)
+        if size is None:
+            allowed = "an integer >= 1; None only for a dataset of .batch(n, drop_remainder=True)"
+            raise invalid("batch_size", None, "skip_inputs", allowed)
+        require_integer("batch_size", size, 1, None, "skip_inputs")
     names = frozenset(spec.name for spec in specs)
     keys_of = get_keys or functools.partial(_default_keys, names)
     ids_of = get_ids or functools.partial(_default_ids, names)
@@ -91,43 +93,29 @@ def skip_inputs(
     def compact(*components: Any) -> Any:
         keys, ids = keys_of(*components), ids_of(*components)
         classified = classifier.classify(keys, specs, ids=ids, window_batches=window_batches)
-        with tf.control_dependencies(_assert_same_batch(components, classified.skippable)):
-            noted = _with_notes(components, classified, weighted, marked)
-            kept = _keep(noted, classified.weight > 0.0) if refill else _copied(noted)
-        return kept if isinstance(element_spec, tuple) else kept[0]
+        with tf.control_dependencies([_assert_same_batch(components, classified.skippable)]):
+            if weighted:
+                weights = _weights(classified.weight, *components[2:])
+                components = (*components[:2], weights)
+            if marked:
+                features = {**components[0], SKIPPABLE: classified.skippable}
+                components = (features, *components[1:])
+            if refill:
+                components = _keep(components, classified.weight > 0.0)
+            else:
+                components = tf.nest.map_structure(tf.identity, components, expand_composites=True)
+        return components if isinstance(element_spec, tuple) else components[0]
 
     # The map is stateful and sequential: tf.data neither parallelises it nor runs it ahead.
     kept = dataset.map(compact)
     if not stays:
         kept = kept.rebatch(size, drop_remainder=drop_remainder)
-    return kept.with_options(_options())
-
-
-def _options() -> tf.data.Options:
     options = tf.data.Options()
     options.deterministic = True
     options.experimental_optimization.inject_prefetch = False
     # The classifier's state is not the iterator's: `distributed.JobCheckpoints` saves both.
     options.experimental_external_state_policy = tf.data.experimental.ExternalStatePolicy.IGNORE
-    return options
-
-
-def _require_batch_size(size: int | None) -> None:
-    if size is None:
-        allowed = "an integer >= 1; None only for a dataset made by .batch(n, drop_remainder=True)"
-        raise invalid("batch_size", None, "skip_inputs", allowed)
-    require_integer("batch_size", size, 1, None, "skip_inputs")
-
-
-def _with_notes(
-    element: tuple[Any, ...], classified: Classified, weighted: bool, marked: bool
-) -> tuple[Any, ...]:
-    """Adds what could have been left out to the features, and weights behind the label."""
-    if weighted:
-        element = (*element[:2], _weights(classified.weight, *element[2:]))
-    if marked:
-        element = ({**element[0], SKIPPABLE: classified.skippable}, *element[1:])
-    return element
+    return kept.with_options(options)
 
 
 def _default_keys(names: frozenset[str], *element: Any) -> Any:
@@ -157,8 +145,8 @@ def _weights(weight: tf.Tensor, before: tf.Tensor | None = None) -> tf.Tensor:
     return tf.cast(before, tf.float32) * tf.reshape(weight, tf.concat([[-1], ones], axis=0))
 
 
-def _require_places(element_spec: Any, weighted: bool, marked: bool) -> None:
-    """Checks that there is a place for weights and marks."""
+def _require_form(element_spec: Any, weighted: bool, marked: bool) -> None:
+    """Checks that elements can hold weights and "skippable"."""
     features = element_spec[0] if isinstance(element_spec, tuple) else element_spec
     if weighted and not (isinstance(element_spec, tuple) and len(element_spec) in (2, 3)):
         allowed = "(features, label) or (features, label, sample_weight), where inputs are thinned"
@@ -171,17 +159,16 @@ def _require_places(element_spec: Any, weighted: bool, marked: bool) -> None:
         raise invalid("dataset", sorted(features), "the features of its elements", allowed)
 
 
-def _assert_same_batch(element: Any, skippable: tf.Tensor) -> list[Any]:
+def _assert_same_batch(element: Any, skippable: tf.Tensor) -> Any:
     known = {component.shape[0] for component in (*tf.nest.flatten(element), skippable)}
     if len(known) == 1 and None not in known:
-        return [skippable]
+        return skippable
     rows = tf.stack([num_rows(component) for component in tf.nest.flatten(element)])
-    equal = tf.debugging.assert_equal(
+    return tf.debugging.assert_equal(
         rows,
         tf.size(skippable, out_type=tf.int64),
         "The components of a batch must have as many rows as its keys have inputs.",
     )
-    return [equal]
 
 
 def _keep(element: Any, is_kept: tf.Tensor) -> Any:
@@ -190,7 +177,3 @@ def _keep(element: Any, is_kept: tf.Tensor) -> Any:
         return tf.nest.map_structure(lambda component: tf.gather(component, rows), element)
 
     return tf.cond(tf.reduce_all(is_kept), lambda: element, some)
-
-
-def _copied(element: Any) -> Any:
-    return tf.nest.map_structure(tf.identity, element, expand_composites=True)

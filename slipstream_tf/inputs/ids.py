@@ -1,7 +1,7 @@
 """Numbers for the inputs of a data set of the user's own: features["id"].
 
 In: batches of `(features, label)` or `(features, label, sample_weight)`. Out: the same batches with
-a number per input, by its place or by its content.
+a number per input, by its position or by its content.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from slipstream_tf.inputs.batches import num_rows, static_batch_size
 from slipstream_tf.inputs.spec import ID, SKIPPABLE
 from slipstream_tf.ops.features import PADDING_KEY
 
-WAYS = ("position", "hash")
-# Any odd constant but SplitMix64's own: where places start, so that 0 is mixed, too.
-_PLACE = np.uint64(0xD1B54A32D192ED03)
+KINDS = ("position", "hash")
+# Any odd constant but SplitMix64's own: where positions start, so that 0 is mixed, too.
+_FIRST_POSITION = np.uint64(0xD1B54A32D192ED03)
 
 
 def with_ids(dataset: tf.data.Dataset, by: str = "position") -> tf.data.Dataset:
@@ -30,8 +30,8 @@ def with_ids(dataset: tf.data.Dataset, by: str = "position") -> tf.data.Dataset:
       only if the order before this transformation is fixed: put it before shuffling.
     - "hash": 63 bits mixed from all features and the labels, whatever the order. Equal inputs have
       equal numbers. Of n different inputs, two or more share a number with a probability of about
-      n**2 / 2**64: 5e-8 for a million, 0.05 for a billion. Padding (-1) within "keys" is passed
-      over, so that the width to which a batch is padded does not matter; a bag's order does.
+      n**2 / 2**64: 5e-8 for a million, 0.05 for a billion. Padding (-1) within "keys" does
+      not count, so that the width to which a batch is padded does not matter; a bag's order does.
 
     Args:
         dataset: its elements are batches `(features, label)` or `(features, label,
@@ -44,7 +44,7 @@ def with_ids(dataset: tf.data.Dataset, by: str = "position") -> tf.data.Dataset:
     Raises:
         ValueError: `by` is unknown, or the elements are of another form.
     """
-    require_choice("by", by, WAYS, "with_ids")
+    require_choice("by", by, KINDS, "with_ids")
     element_spec = dataset.element_spec
     _require_form(element_spec)
     batch_size = static_batch_size(element_spec)
@@ -66,13 +66,11 @@ def _require_form(element_spec: Any) -> None:
     is_pair = isinstance(element_spec, tuple) and len(element_spec) in (2, 3)
     features = element_spec[0] if is_pair else None
     if not isinstance(features, Mapping) or "keys" not in features:
-        raise invalid(
-            "dataset",
-            element_spec,
-            "with_ids",
+        allowed = (
             '(features, label) or (features, label, sample_weight), features a mapping with "keys";'
-            ' bring it to this form first, e.g. .map(lambda keys, y: ({"keys": keys}, y))',
+            ' bring it to this form first, e.g. .map(lambda keys, y: ({"keys": keys}, y))'
         )
+        raise invalid("dataset", element_spec, "with_ids", allowed)
     if ID in features:
         allowed = 'features without "id"; leave with_ids out, or rename that feature'
         raise invalid("dataset", sorted(features), "with_ids", allowed)
@@ -101,26 +99,26 @@ def _hash_rows(component: Any, is_key: bool) -> tf.Tensor:
     if isinstance(component, tf.RaggedTensor):
         values = _hash_rows(component.values, is_key)
         row = component.value_rowids()
-        place = tf.range(tf.size(row, row.dtype)) - tf.gather(component.row_starts(), row)
-        return tf.math.unsorted_segment_sum(_placed(values, place), row, component.nrows())
+        position = tf.range(tf.size(row, row.dtype)) - tf.gather(component.row_starts(), row)
+        return tf.math.unsorted_segment_sum(_at(position, values), row, component.nrows())
     if component.shape.rank is None:
         raise invalid("dataset", component, "with_ids", "components of known rank (ensure_shape)")
     hashed = mix64(_bits(component))
     if is_key and component.dtype in (tf.int32, tf.int64):
         hashed = tf.where(tf.equal(component, PADDING_KEY), tf.zeros_like(hashed), hashed)
-    # Axis by axis, so that a place does not depend on how wide the padded last axis is.
+    # Axis by axis, so that a position does not depend on how wide the padded last axis is.
     for _ in range(component.shape.rank - 1):
         hashed = _join_last_axis(hashed)
     return hashed
 
 
 def _join_last_axis(hashed: tf.Tensor) -> tf.Tensor:
-    return tf.reduce_sum(_placed(hashed, tf.range(tf.shape(hashed)[-1])), axis=-1)
+    return tf.reduce_sum(_at(tf.range(tf.shape(hashed)[-1]), hashed), axis=-1)
 
 
-def _placed(hashed: tf.Tensor, place: tf.Tensor) -> tf.Tensor:
-    """Mixes hashes with their places, so that a sum of them tells the order; 0 stays 0."""
-    salt = finalise(tf.cast(place, tf.uint64) + _PLACE)
+def _at(position: tf.Tensor, hashed: tf.Tensor) -> tf.Tensor:
+    """Mixes hashes with their positions, so that a sum of them tells the order; 0 stays 0."""
+    salt = finalise(tf.cast(position, tf.uint64) + _FIRST_POSITION)
     return tf.where(tf.equal(hashed, 0), tf.zeros_like(hashed), finalise(hashed + salt))
 
 
@@ -148,9 +146,6 @@ def require_ids(element_spec: Any) -> None:
     """
     features = element_spec[0] if isinstance(element_spec, tuple) else element_spec
     if not (isinstance(features, Mapping) and ID in features):
-        raise invalid(
-            "dataset",
-            element_spec,
-            "Slipstream.apply with score='remembered_loss'",
-            "features with 'id', int64 [batch]: use inputs.with_ids, or a reader's ids=True",
-        )
+        place = "Slipstream.apply with score='remembered_loss'"
+        allowed = "features with 'id', int64 [batch]: use inputs.with_ids, or a reader's ids=True"
+        raise invalid("dataset", element_spec, place, allowed)

@@ -18,7 +18,8 @@ from slipstream_tf.errors import invalid, require_integer, require_number
 from slipstream_tf.ops.features import PADDING_KEY
 from slipstream_tf.saturation.hot_set import Candidates, choose_hot_keys, snapshot_bytes
 
-_ROWS_PER_MERGE = 1 << 18
+# Counts of batches that wait to be merged.
+_MOST_PARTS = 64
 
 
 def segregate(
@@ -26,8 +27,8 @@ def segregate(
 ) -> tf.data.Dataset:
     """Sorts inputs into batches of hot and batches of cold inputs; none is lost or doubled.
 
-    An input is hot if all its keys are; padding (-1) is passed over. Within its kind an input keeps
-    its place in the order. Batches come as soon as they are full (where one batch of the dataset
+    An input is hot if all its keys are; padding (-1) does not count. Within its kind an input
+    stays in its order. Batches come as soon as they are full (where one batch of the dataset
     fills both kinds, hot first); what is left comes at the end, hot first.
 
     Args:
@@ -35,7 +36,7 @@ def segregate(
             with "keys", integers [batch, fields].
         hot_keys: per key column, integers [n] in any order.
         batch_size: inputs of an output batch; the last batch of each kind may be smaller.
-        block: batches of a kind in a row; so many are held in memory per kind.
+        block: batches of a kind in a row; so many are in memory per kind.
 
     Returns:
         The dataset; the batch dimension is not known.
@@ -53,12 +54,12 @@ def segregate(
     empty = _empty(dataset.element_spec)
     full = batch_size * block
 
-    def sort(held: Any, is_end: tf.Tensor, batch: Any) -> Any:
+    def sort(waiting: Any, is_end: tf.Tensor, batch: Any) -> Any:
         is_hot = _is_hot(batch[0]["keys"], hot)
         kinds = (_rows(batch, is_hot), _rows(batch, ~is_hot))
-        joined = tuple(tf.nest.map_structure(_join, h, k) for h, k in zip(held, kinds, strict=True))
-        taken = tuple(_first_rows(kind, full, is_end) for kind in joined)
-        return tuple(rest for _, rest in taken), tuple(out for out, _ in taken)
+        joined = tf.nest.map_structure(lambda *parts: tf.concat(parts, 0), waiting, kinds)
+        taken, rest = zip(*(_first_rows(kind, full, is_end) for kind in joined), strict=True)
+        return rest, taken
 
     def in_batches(hot_part: Any, cold_part: Any) -> tf.data.Dataset:
         parts = (hot_part, cold_part)
@@ -67,7 +68,7 @@ def segregate(
 
     going_on = dataset.map(lambda *batch: (False, batch))
     ended = going_on.concatenate(tf.data.Dataset.from_tensors((True, empty)))
-    sorted_parts = ended.scan((empty, empty), lambda held, element: sort(held, *element))
+    sorted_parts = ended.scan((empty, empty), lambda waiting, element: sort(waiting, *element))
     return sorted_parts.flat_map(in_batches)
 
 
@@ -95,40 +96,25 @@ def profile_hot_keys(
         allowed = f"a multiple of {snapshot_bytes(1)}, the bytes of a value"
         raise invalid("row_bytes", row_bytes, "profile_hot_keys", allowed)
     require_number("share", share, 0.0, 1.0, "profile_hot_keys", open_minimum=True)
-    counts = [_KeyCounts() for _ in range(fields)]
+    nothing = np.empty(0, np.int64), np.empty(0, np.int64)
+    counted = [[nothing] for _ in range(fields)]
     for index, (features, _) in enumerate(dataset):
         if int((index + 1) * share) > int(index * share):
-            keys = features["keys"].numpy()
-            for column, count in enumerate(counts):
-                count.add(keys[:, column])
-    found = [count.merged() for count in counts]
-    return choose_hot_keys([Candidates(keys, n, dim) for keys, n in found], budget_bytes)
+            keys = features["keys"].numpy().astype(np.int64)
+            for parts, column in zip(counted, keys.T, strict=True):
+                parts.append(np.unique(column[column != PADDING_KEY], return_counts=True))
+                if len(parts) > _MOST_PARTS:
+                    parts[:] = [_merged(parts)]
+    tables = [Candidates(*_merged(parts), dim) for parts in counted]
+    return choose_hot_keys(tables, budget_bytes)
 
 
-class _KeyCounts:
-    """Counts the keys of one column; new ones are gathered and merged now and then."""
-
-    def __init__(self) -> None:
-        self._keys = np.empty(0, np.int64)
-        self._counts = np.empty(0, np.int64)
-        self._new: list[np.ndarray] = []
-        self._num_new = 0
-
-    def add(self, keys: np.ndarray) -> None:
-        keys = np.asarray(keys, np.int64)
-        self._new.append(keys[keys != PADDING_KEY])
-        self._num_new += keys.size
-        if self._num_new >= _ROWS_PER_MERGE:
-            self.merged()
-
-    def merged(self) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the keys, int64 [n], ascending, and how often each came, int64 [n]."""
-        keys, counts = np.unique(np.concatenate([self._keys, *self._new]), return_counts=True)
-        # A key that was known stands once among the new ones for itself.
-        known = np.searchsorted(keys, self._keys)
-        counts[known] += self._counts - 1
-        self._keys, self._counts, self._new, self._num_new = keys, counts, [], 0
-        return keys, counts
+def _merged(parts: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
+    """Joins keys and their counts, each int64 [n]: the keys come out ascending, each once."""
+    keys, index = np.unique(np.concatenate([keys for keys, _ in parts]), return_inverse=True)
+    counts = np.zeros(keys.size, np.int64)
+    np.add.at(counts, index.ravel(), np.concatenate([counts for _, counts in parts]))
+    return keys, counts
 
 
 def _require_key_matrix(element_spec: Any, place: str) -> int:
@@ -158,9 +144,9 @@ def _is_hot(keys: tf.Tensor, hot: Sequence[np.ndarray]) -> tf.Tensor:
     for column, hot_column in zip(tf.unstack(keys, axis=1), hot, strict=True):
         is_found = tf.equal(column, PADDING_KEY)
         if hot_column.size:
-            place = tf.searchsorted(hot_column, column, out_type=tf.int64)
-            place = tf.minimum(place, hot_column.size - 1)
-            is_found |= tf.equal(tf.gather(hot_column, place), column)
+            index = tf.searchsorted(hot_column, column, out_type=tf.int64)
+            index = tf.minimum(index, hot_column.size - 1)
+            is_found |= tf.equal(tf.gather(hot_column, index), column)
         found.append(is_found)
     return tf.reduce_all(tf.stack(found, axis=1), axis=1)
 
@@ -168,10 +154,6 @@ def _is_hot(keys: tf.Tensor, hot: Sequence[np.ndarray]) -> tf.Tensor:
 def _rows(batch: Any, is_chosen: tf.Tensor) -> Any:
     rows = tf.where(is_chosen)[:, 0]
     return tf.nest.map_structure(lambda part: tf.gather(part, rows), batch)
-
-
-def _join(held: tf.Tensor, new: tf.Tensor) -> tf.Tensor:
-    return tf.concat([held, new], axis=0)
 
 
 def _first_rows(batch: Any, full: int, is_end: tf.Tensor) -> tuple[Any, Any]:

@@ -1,4 +1,4 @@
-"""What a reader's batches hold, and the contract of readers.
+"""What a reader's batches hold, the contract of readers, and how bad lines are counted.
 
 A reader gives a `tf.data.Dataset` of `(features, label)`: features["keys"] is int64
 [batch, fields] (or a dictionary with RaggedTensors, where a field is a list), features["dense"]
@@ -12,8 +12,7 @@ import dataclasses
 from typing import Protocol
 
 import tensorflow as tf
-
-from slipstream_tf.inputs.bad_lines import BadLines
+from absl import logging
 
 MISSING_KEY = -2
 """The key of a missing categorical value; -1 is the padding of bags, and other keys are values."""
@@ -25,6 +24,55 @@ SKIPPABLE = "skippable"
 """Name of the feature, bool [batch], that tells which inputs of a batch could have been skipped."""
 
 PARTS = ("train", "test")
+
+
+class BadLineError(ValueError):
+    """A malformed line in a strict reader; the message names file, line and value."""
+
+
+@dataclasses.dataclass
+class BadLines:
+    """Tally of one pass over the data.
+
+    Attributes:
+        strict: raise BadLineError at the first bad line.
+        count: bad lines so far.
+        first: "file:line: reason" of the first one, or None.
+    """
+
+    strict: bool = False
+    count: int = 0
+    first: str | None = None
+
+    def add(self, path: str, line: int, reason: str) -> None:
+        """Notes a bad line.
+
+        Args:
+            path: file it is in.
+            line: its number, from 1.
+            reason: what is wrong with it, with the value and what is allowed.
+
+        Raises:
+            BadLineError: `strict` is set.
+        """
+        message = f"{path}:{line}: {reason}"
+        if self.strict:
+            raise BadLineError(message)
+        self.count += 1
+        if self.first is None:
+            self.first = message
+
+    def report(self) -> None:
+        """Logs the tally, if there is anything to say. Called once at the end of a pass."""
+        if self.count:
+            logging.warning(
+                "%d malformed lines were left out. The first: %s", self.count, self.first
+            )
+
+    def reset(self) -> None:
+        """Starts a new pass."""
+        self.count = 0
+        self.first = None
 
 
 @dataclasses.dataclass(frozen=True)

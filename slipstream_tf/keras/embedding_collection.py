@@ -27,16 +27,10 @@ _compat.require_keras()
 STORES = ("native", "sok", "sok_pooled")
 PLACEMENTS = ("replicated", "sharded")
 _ENGINE = "engine"  # name of its state in weight files
-
-
-@dataclasses.dataclass(frozen=True)
-class _Exchange:
-    """How the rows of a layer's tables go between ranks; see `EmbeddingCollection`."""
-
-    placement: str
-    prefetch: bool
-    copy_movement: float | None
-    wire: dict[str, Any]
+# What does nothing special about how rows go between ranks.
+_PLAIN_EXCHANGE: dict[str, Any] = {
+    **{"prefetch": False, "copy_movement": None, "wire_dtype": "float32", "wire_warmup_steps": 0}
+}
 
 
 @keras.saving.register_keras_serializable(package="slipstream_tf")
@@ -60,13 +54,13 @@ class EmbeddingCollection(keras.layers.Layer):
     The update anchor. TensorFlow runs the backward pass of a layer only if something trainable lies
     behind it, so the layer has one weight of shape (), `update_anchor`. It is 0, its gradient (its
     own value) is 0, and it stays 0 under weight decay, clipping and every Keras optimizer. Its
-    gradient must be asked for, as `tape.gradient(loss, model.trainable_variables)` does, or rows
+    gradient must be computed, as `tape.gradient(loss, model.trainable_variables)` does, or rows
     are not updated.
 
     Precision. Rows, gradients and slots are float32; the output has the policy's compute dtype
     (bfloat16 with "mixed_bfloat16"). Policies with loss scaling ("mixed_float16") and a
     `LossScaleOptimizer` would scale the rows' gradients, too: the policy is refused here, the
-    optimizer must not be used. A Keras optimizer's gradient accumulation does not hold back rows.
+    optimizer must not be used. A Keras optimizer's gradient accumulation does not defer rows.
 
     XLA. The table ops run outside XLA. `compile(jit_compile=True)` falls back to a plain
     `tf.function` with a warning of Keras; a `tf.function(jit_compile=True)` must not contain it.
@@ -91,9 +85,9 @@ class EmbeddingCollection(keras.layers.Layer):
         prefetch: with sharded tables: whether the keys of `next_inputs` are sent to their owners
             while this batch trains. Results stay the same, bit for bit. With one rank nothing is
             sent.
-        copy_movement: with sharded tables: ranks keep copies of the engine's hot rows, and read
-            them until the row has moved further than this from its copy; in the unit of the rows.
-            0: results stay the same. None: no copies are kept.
+        copy_movement: with sharded tables: ranks keep replicas of the engine's hot rows, and read
+            them until the row has moved further than this from its replica; in the unit of the
+            rows. 0: results stay the same. None: there are no replicas.
         stacked: whether a dictionary gives one tensor [batch, features, dim], too.
         **kwargs: of `keras.layers.Layer`: name, dtype, trainable.
 
@@ -128,12 +122,10 @@ class EmbeddingCollection(keras.layers.Layer):
         if self.stacked:
             self._require_one_dim("stacked=True")
         self._store_name = store if isinstance(store, str) else None
-        wire = {
-            "wire_dtype": wire_dtype,
-            "wire_warmup_steps": wire_warmup_steps,
-        }
-        exchange = _Exchange(placement, bool(prefetch), copy_movement, wire)
-        self.store = _open_store(store, self.tables, optimizers.get(optimizer), comm, exchange)
+        given = (bool(prefetch), copy_movement, wire_dtype, wire_warmup_steps)
+        exchange = dict(zip(_PLAIN_EXCHANGE, given, strict=True))
+        rule = optimizers.get(optimizer)
+        self.store = _open_store(store, self.tables, rule, comm, placement, exchange)
         self._announces = self.store.prefetches
         self.prefetch = bool(prefetch) or self._announces
         self.update_anchor = self.add_weight(
@@ -246,17 +238,14 @@ class EmbeddingCollection(keras.layers.Layer):
     def _require_one_dim(self, cause: str) -> None:
         dims = {spec.name: self._dims[spec.table] for spec in self.specs}
         if len(set(dims.values())) > 1:
-            raise invalid(
-                "dim",
-                dims,
-                f"{cause} of layer {self.name!r}",
+            allowed = (
                 "one dimension for all features (one tensor [batch, features, dim] comes out); "
-                "with several, feed a dictionary and leave stacked=False",
+                "with several, feed a dictionary and leave stacked=False"
             )
+            raise invalid("dim", dims, f"{cause} of layer {self.name!r}", allowed)
 
     def compute_output_shape(self, input_shape: Any, weights_shape: Any = None) -> Any:
         """Returns the output's shape, or a dictionary of shapes, for the inputs' shape(s)."""
-        del weights_shape
         if isinstance(input_shape, Mapping):
             batch = next(iter(input_shape.values()))[0]
         else:
@@ -273,17 +262,15 @@ class EmbeddingCollection(keras.layers.Layer):
         next_inputs: Any = None,
     ) -> Any:
         """Returns the output as `keras.KerasTensor`s, without a lookup."""
-        del weights, training, next_inputs
-        given = inputs if isinstance(inputs, Mapping) else {"the key matrix": inputs}
+        is_mapping = isinstance(inputs, Mapping)
+        given = inputs if is_mapping else {"the key matrix": inputs}
         self._require_layout(inputs)
         for name, tensor in given.items():
             allowed = ("int32", "int64")
             require_choice("dtype", keras.backend.standardize_dtype(tensor.dtype), allowed, name)
         self._gives_tensor(inputs)
-        shapes: Any = {name: tuple(tensor.shape) for name, tensor in given.items()}
-        if not isinstance(inputs, Mapping):
-            (shapes,) = shapes.values()
-        shape = self.compute_output_shape(shapes)
+        shapes = {name: tensor.shape for name, tensor in given.items()}
+        shape = self.compute_output_shape(shapes if is_mapping else inputs.shape)
         if isinstance(shape, Mapping):
             return {n: keras.KerasTensor(s, dtype=self.compute_dtype) for n, s in shape.items()}
         return keras.KerasTensor(shape, dtype=self.compute_dtype)
@@ -314,12 +301,8 @@ class EmbeddingCollection(keras.layers.Layer):
     def get_config(self) -> dict[str, Any]:
         """Returns a JSON-serialisable dictionary for `from_config`; no rows in it."""
         if self._store_name is None:
-            raise invalid(
-                "store",
-                self.store,
-                f"get_config of layer {self.name!r}",
-                f"one of {STORES} by name",
-            )
+            place = f"get_config of layer {self.name!r}"
+            raise invalid("store", self.store, place, f"one of {STORES} by name")
         return {
             **super().get_config(),
             "tables": [table.get_config() for table in self.tables],
@@ -344,24 +327,20 @@ def _open_store(
     tables: Sequence[TableConfig],
     optimizer: Any,
     comm: Communicator | None,
-    exchange: _Exchange,
+    placement: str,
+    exchange: dict[str, Any],
 ) -> Any:
-    require_choice("placement", exchange.placement, PLACEMENTS, "EmbeddingCollection")
+    require_choice("placement", placement, PLACEMENTS, "EmbeddingCollection")
     if not isinstance(store, str):
         _require_fit(store, tables, comm, exchange)
         return store
     require_choice("store", store, STORES, "EmbeddingCollection")
-    prefetch, copy_movement, wire = exchange.prefetch, exchange.copy_movement, exchange.wire
-    if store in ("sok", "sok_pooled"):
-        for name, value, default, what in (
-            ("prefetch", prefetch, False, "keys"),
-            ("copy_movement", copy_movement, None, "rows"),
-            ("wire_dtype", wire["wire_dtype"], "float32", "rows"),
-            ("wire_warmup_steps", wire["wire_warmup_steps"], 0, "rows"),
-        ):
-            if value != default:
+    if store != "native":
+        for name, default in _PLAIN_EXCHANGE.items():
+            if exchange[name] != default:
+                what = "keys" if name == "prefetch" else "rows"
                 place = f"EmbeddingCollection, store={store!r}"
-                raise invalid(name, value, place, f"{default!r}: SOK sends the {what}")
+                raise invalid(name, exchange[name], place, f"{default!r}: SOK sends the {what}")
         from slipstream_tf.stores.sok.embeddings import SokEmbeddingStore
         from slipstream_tf.stores.sok.pooled import SokPooledStore
 
@@ -375,27 +354,25 @@ def _open_store(
     from slipstream_tf.distributed.replicated import ReplicatedStore
     from slipstream_tf.distributed.sharded import ShardedStore
 
-    if exchange.placement == "sharded":
-        options = {"prefetch": prefetch, "copy_movement": copy_movement, **wire}
-        return ShardedStore(tables, optimizer, comm, **options)
-    if prefetch or copy_movement is not None:
-        allowed = "'sharded': replicated tables ask no other rank for rows"
-        requested = "prefetch=True" if prefetch else f"copy_movement={copy_movement}"
-        place = f"EmbeddingCollection, {requested}"
-        raise invalid("placement", exchange.placement, place, allowed)
-    return ReplicatedStore(tables, optimizer, comm, **wire)
+    if placement == "sharded":
+        return ShardedStore(tables, optimizer, comm, **exchange)
+    for name in ("prefetch", "copy_movement"):
+        if (value := exchange.pop(name)) != _PLAIN_EXCHANGE[name]:
+            allowed = "'sharded': replicated tables request rows from no other rank"
+            raise invalid("placement", placement, f"EmbeddingCollection, {name}={value}", allowed)
+    return ReplicatedStore(tables, optimizer, comm, **exchange)
 
 
 def _require_fit(
-    store: Any, tables: Sequence[TableConfig], comm: Communicator | None, exchange: _Exchange
+    store: Any, tables: Sequence[TableConfig], comm: Communicator | None, exchange: dict[str, Any]
 ) -> None:
     """Refuses a store of the user's own that is not as the layer's other arguments say."""
     if comm is not None:
         raise invalid("comm", comm, "EmbeddingCollection with a store", "None: the store's own")
-    if exchange.prefetch and not store.prefetches:
+    if exchange["prefetch"] and not store.prefetches:
         allowed = "a ShardedStore made with prefetch=True"
         raise invalid("store", store, "EmbeddingCollection with prefetch=True", allowed)
-    movement = exchange.copy_movement
+    movement = exchange["copy_movement"]
     if movement is not None and store.copy_movement != movement:
         place = f"EmbeddingCollection with copy_movement={movement}"
         raise invalid("store", store, place, "a ShardedStore made with it")
@@ -405,26 +382,18 @@ def _require_fit(
 
 
 def _refuse_loss_scaling(policy: Any, layer: str) -> None:
-    for name, dtype in (
-        (policy.name, policy.compute_dtype),
-        (keras.config.dtype_policy().name, keras.config.dtype_policy().compute_dtype),
-    ):
+    for name, dtype in ((p.name, p.compute_dtype) for p in (policy, keras.config.dtype_policy())):
         if dtype == "float16":
-            raise invalid(
-                "dtype policy",
-                name,
-                f"layer {layer!r}",
+            allowed = (
                 "'float32' or 'mixed_bfloat16' (float16 needs loss scaling, and the tables would "
-                "be updated with scaled gradients)",
+                "be updated with scaled gradients)"
             )
+            raise invalid("dtype policy", name, f"layer {layer!r}", allowed)
 
 
 def _refuse_replicas(layer: str) -> None:
-    replicas = tf.distribute.get_strategy().num_replicas_in_sync
-    if replicas > 1:
-        raise invalid(
-            "strategy",
-            type(tf.distribute.get_strategy()).__name__,
-            f"layer {layer!r} with {replicas} replicas",
-            "one replica per process; use Horovod for more than one",
-        )
+    strategy = tf.distribute.get_strategy()
+    if (replicas := strategy.num_replicas_in_sync) > 1:
+        place = f"layer {layer!r} with {replicas} replicas"
+        allowed = "one replica per process; use Horovod for more than one"
+        raise invalid("strategy", type(strategy).__name__, place, allowed)

@@ -9,6 +9,8 @@ from slipstream_tf.config import COMBINERS, TableConfig
 from slipstream_tf.errors import invalid, require_choice
 from slipstream_tf.ops.features import FeatureSpec
 
+_LAYER = "EmbeddingCollection"
+
 
 def resolve_tables(tables: Sequence[TableConfig]) -> tuple[TableConfig, ...]:
     """Checks the tables of one layer.
@@ -25,16 +27,11 @@ def resolve_tables(tables: Sequence[TableConfig]) -> tuple[TableConfig, ...]:
     given = (tables,) if isinstance(tables, TableConfig) else tuple(tables)
     wrong = [table for table in given if not isinstance(table, TableConfig)]
     if wrong or not given:
-        raise invalid(
-            "tables",
-            wrong or tables,
-            "EmbeddingCollection",
-            "one slipstream_tf.TableConfig or more",
-        )
+        raise invalid("tables", wrong or tables, _LAYER, "one slipstream_tf.TableConfig or more")
     names = [table.name for table in given]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise invalid("tables", twice, "EmbeddingCollection", "tables with different names")
+        raise invalid("tables", twice, _LAYER, "tables with different names")
     return given
 
 
@@ -57,26 +54,21 @@ def resolve_features(features: Any, tables: Sequence[TableConfig]) -> tuple[Feat
     if features is None:
         features = {name: name for name in by_name}
     if isinstance(features, Mapping):
-        specs = []
         for name, table in features.items():
             _require_table(name, table, by_name)
-            specs.append(FeatureSpec(name, table, by_name[table].combiner))
+        specs = [FeatureSpec(name, t, by_name[t].combiner) for name, t in features.items()]
     else:
         specs = list(features) if isinstance(features, Sequence) else [features]
     wrong = [spec for spec in specs if not isinstance(spec, FeatureSpec)]
     if wrong or not specs:
-        raise invalid(
-            "features",
-            wrong or features,
-            "EmbeddingCollection",
-            "None, a dictionary from feature name to table name, or a sequence of FeatureSpec",
-        )
+        allowed = "None, a dictionary from feature name to table name, or a sequence of FeatureSpec"
+        raise invalid("features", wrong or features, _LAYER, allowed)
     names = [spec.name for spec in specs]
     for spec in specs:
         if not isinstance(spec.name, str) or not spec.name:
-            raise invalid("features", spec.name, "EmbeddingCollection", "non-empty names")
+            raise invalid("features", spec.name, _LAYER, "non-empty names")
         if names.count(spec.name) > 1:
-            raise invalid("features", spec.name, "EmbeddingCollection", "each feature once")
+            raise invalid("features", spec.name, _LAYER, "each feature once")
         _require_table(spec.name, spec.table, by_name)
         require_choice("combiner", spec.combiner, COMBINERS, f"feature {spec.name!r}")
     return tuple(specs)

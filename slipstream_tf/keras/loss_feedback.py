@@ -1,7 +1,7 @@
 """Tells the saturation engine each input's loss while a Keras model trains.
 
 In: the features, labels and predictions of a training step. Out: a call of a recorder with the
-batch's ids, losses, labels and marks. The loss and its gradients are untouched.
+batch's ids, losses, labels and which could be skipped. The loss and its gradients are untouched.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class LossFeedback:
 
         class MyModel(slip.keras.LossFeedback, keras.Model): ...
 
-    The features must be a mapping for ids and marks to be found; the model's `call` must ignore
-    "id" and "skippable" in it.
+    The features must be a mapping for "id" and "skippable" to be found; the model's `call` must
+    ignore them.
     """
 
     _recorder: Recorder | None = None
@@ -41,11 +41,7 @@ class LossFeedback:
         Args:
             recorder: called once per training step; None: nobody is told.
         """
-        if recorder == self._recorder:
-            return
-        # Past Keras, which would track a callable object's state as the model's.
-        object.__setattr__(self, "_recorder", recorder)
-        self._forget_trace()
+        self._replace("_recorder", recorder)
 
     def train_with(self, comm: Communicator | None) -> None:
         """Sets the ranks whose losses are averaged, from the next step on.
@@ -56,12 +52,13 @@ class LossFeedback:
         Args:
             comm: the ranks; None: this process alone.
         """
-        if comm is self._comm:
-            return
-        object.__setattr__(self, "_comm", comm)
-        self._forget_trace()
+        self._replace("_comm", comm)
 
-    def _forget_trace(self) -> None:
+    def _replace(self, name: str, value: Any) -> None:
+        if getattr(self, name) == value:
+            return
+        # Past Keras, which would track a callable object's state as the model's.
+        object.__setattr__(self, name, value)
         if getattr(self, "train_function", None) is not None:
             # What was traced is of before.
             model: Any = self
@@ -115,12 +112,9 @@ class LossFeedback:
             return False
         if isinstance(loss, keras.losses.BinaryCrossentropy):
             return bool(loss.get_config()["from_logits"])
-        raise invalid(
-            "loss",
-            loss,
-            f"model {getattr(self, 'name', '')!r}, whose losses are recorded",
-            "'binary_crossentropy' or keras.losses.BinaryCrossentropy(...) for one output",
-        )
+        place = f"model {getattr(self, 'name', '')!r}, whose losses are recorded"
+        allowed = "'binary_crossentropy' or keras.losses.BinaryCrossentropy(...) for one output"
+        raise invalid("loss", loss, place, allowed)
 
 
 def binary_cross_entropy(labels: tf.Tensor, predictions: Any, are_logits: bool) -> tf.Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +19,7 @@ from slipstream_tf.inputs.batches import batches_after, call_at
 from slipstream_tf.inputs.classifier import skip_inputs
 from slipstream_tf.inputs.ids import require_ids
 from slipstream_tf.inputs.look_ahead import LookAhead
-from slipstream_tf.keras.callback import SaturationCallback
+from slipstream_tf.keras.callbacks import SaturationCallback
 from slipstream_tf.keras.embedding_collection import EmbeddingCollection
 from slipstream_tf.keras.feature_specs import resolve_features
 from slipstream_tf.ops.drift_classifier import Classified, DriftClassifier
@@ -32,20 +31,6 @@ from slipstream_tf.stores.sok.store import SokStore
 from slipstream_tf.stores.variable import VariableStore
 from slipstream_tf.telemetry.ledger import Ledger, summarise
 from slipstream_tf.telemetry.shadow import ShadowEstimate, estimate_shadow
-
-
-@dataclasses.dataclass(frozen=True)
-class _Restored:
-    """What a restored state leaves behind until training goes on.
-
-    Attributes:
-        content: that `serialize` gave; restored again where its tables are replaced after it. None:
-            they are not, or training has gone on.
-        plan_stands: whether the next `fit` is one that was planned before.
-    """
-
-    content: bytes | None = None
-    plan_stands: bool = False
 
 
 class Slipstream(tf.train.experimental.PythonState):
@@ -60,7 +45,7 @@ class Slipstream(tf.train.experimental.PythonState):
       your own.
 
     A `tf.train.Checkpoint(model=model, slipstream=slipstream)` holds what it knows beside tables,
-    and goes on from there; gradients that are held back are applied when it is saved. Where they
+    and goes on from there; deferred gradients are applied when it is saved. Where they
     shall stay, and for several ranks, use `distributed.JobCheckpoints(..., engine=slipstream)`.
 
     Args:
@@ -76,6 +61,15 @@ class Slipstream(tf.train.experimental.PythonState):
         estimates_cost: with `shadow`: take the inputs' losses in, by which `summary` estimates what
             skipping would cost. The features get "skippable", as where losses are needed.
 
+    Attributes:
+        config: the settings.
+        specs: the features, in order.
+        store: the store whose tables are tracked.
+        comm: the ranks that the store's tables are shared with.
+        loss_memory: the remembered losses, for
+            `tf.train.Checkpoint(losses=slipstream.loss_memory, ...)`.
+        tracker: the window loop, with the classifier and the reports.
+
     Raises:
         ValueError: an argument is something else, or a setting does not fit the tables.
     """
@@ -89,7 +83,10 @@ class Slipstream(tf.train.experimental.PythonState):
         estimates_cost: bool = False,
     ) -> None:
         super().__init__()
-        self._restored = _Restored()
+        # What `serialize` gave, to be restored again where the tables are replaced after it. None:
+        # they were not restored, or training has gone on.
+        self._restored: bytes | None = None
+        self._next_fit_is_planned = False
         self._layer: EmbeddingCollection | None = None
         if isinstance(embeddings, EmbeddingCollection):
             embeddings.when_restored(self._restore_again)
@@ -97,10 +94,11 @@ class Slipstream(tf.train.experimental.PythonState):
             for name, value in (("features", features), ("comm", comm)):
                 if value is not None:
                     raise invalid(name, value, "Slipstream with a layer", "None: it has its own")
-            self._store, self._specs = embeddings.store, embeddings.specs
+            self.store: Any = embeddings.store
+            self.specs = embeddings.specs
         elif isinstance(embeddings, (VariableStore, SokStore)):
-            self._store = embeddings
-            self._specs = resolve_features(features, embeddings.tables)
+            self.store = embeddings
+            self.specs = resolve_features(features, embeddings.tables)
         else:
             allowed = "a slipstream_tf.keras.EmbeddingCollection, a VariableStore or a SokStore"
             raise invalid("embeddings", embeddings, "Slipstream", allowed)
@@ -111,13 +109,13 @@ class Slipstream(tf.train.experimental.PythonState):
             allowed = "False: only what shadow mode would have saved has an estimated cost"
             raise invalid("estimates_cost", True, "Slipstream without shadow", allowed)
         self._estimates_cost = estimates_cost
-        self._config = config
-        self._comm = comm or self._store.comm or SingleProcess()
-        if self._comm.size > 1:
-            settings = {**config.get_config(), "features": [repr(spec) for spec in self._specs]}
-            require_same(self._comm, settings, "slipstream.settings", "Slipstream")
-        self._tracker = SaturationTracker(self._store, config, self._specs, self._comm)
-        self._loss_memory = LossMemoryState(self._tracker.classifier)
+        self.config = config
+        self.comm: Communicator = comm or self.store.comm or SingleProcess()
+        if self.comm.size > 1:
+            settings = {**config.get_config(), "features": [repr(spec) for spec in self.specs]}
+            require_same(self.comm, settings, "slipstream.settings", "Slipstream")
+        self.tracker = SaturationTracker(self.store, config, self.specs, self.comm)
+        self.loss_memory = LossMemoryState(self.tracker.classifier)
         self._reading, self._look_ahead = LookAhead(), LookAhead()
         self._begin_window()
         self._steps = 0
@@ -125,50 +123,20 @@ class Slipstream(tf.train.experimental.PythonState):
         self._planned_steps = 0
 
     @property
-    def config(self) -> SaturationConfig:
-        """The settings."""
-        return self._config
-
-    @property
-    def specs(self) -> tuple[FeatureSpec, ...]:
-        """The features, in order."""
-        return self._specs
-
-    @property
-    def store(self) -> Any:
-        """The store whose tables are tracked."""
-        return self._store
-
-    @property
-    def comm(self) -> Communicator:
-        """The ranks that the store's tables are shared with."""
-        return self._comm
-
-    @property
-    def loss_memory(self) -> LossMemoryState:
-        """The remembered losses, for `tf.train.Checkpoint(losses=slipstream.loss_memory, ...)`."""
-        return self._loss_memory
-
-    @property
     def needs_losses(self) -> bool:
         """Whether the settings need the inputs' losses."""
-        by_settings = self._config.skips_by_losses or self._config.guard_tolerance is not None
+        by_settings = self.config.skips_by_losses or self.config.guard_tolerance is not None
         return by_settings or self._estimates_cost
-
-    @property
-    def tracker(self) -> SaturationTracker:
-        """The window loop, with the classifier and the reports."""
-        return self._tracker
 
     @property
     def ledger(self) -> Ledger:
         """What was skipped in the windows that have ended; print it, or use `to_dict`."""
-        return Ledger(self._tracker.reports)
+        return Ledger(self.tracker.reports)
 
     def summary(self) -> str:
         """Says in words what was, or in shadow mode would have been, skipped and saved."""
-        text = summarise(self._config, self._tracker.reports)
-        return f"{text}\n\n{self.shadow_estimate()}" if self._config.shadow else text
+        text = summarise(self.config, self.tracker.reports)
+        return f"{text}\n\n{self.shadow_estimate()}" if self.config.shadow else text
 
     def shadow_estimate(self) -> ShadowEstimate:
         """Tells what shadow mode would have saved so far, and what that is estimated to cost.
@@ -176,10 +144,10 @@ class Slipstream(tf.train.experimental.PythonState):
         Raises:
             ValueError: the run is not in shadow mode.
         """
-        if not self._config.shadow:
+        if not self.config.shadow:
             raise invalid("shadow", False, "Slipstream.shadow_estimate", "True")
-        losses = self._tracker.update_policies.auc_loss
-        return estimate_shadow(self._config, self._tracker.reports, losses)
+        losses = self.tracker.update_policies.auc_loss
+        return estimate_shadow(self.config, self.tracker.reports, losses)
 
     def apply(
         self,
@@ -236,7 +204,7 @@ class Slipstream(tf.train.experimental.PythonState):
             # Into the next window, too: only what follows depends on it.
             dataset = self._reading.read(dataset)
         kept = self.leave_out(dataset, batch_size, get_keys, drop_remainder)
-        return even_ends(self.read_ahead(kept) if ahead else kept, self._comm)
+        return even_ends(self.read_ahead(kept) if ahead else kept, self.comm)
 
     def leave_out(
         self,
@@ -249,31 +217,32 @@ class Slipstream(tf.train.experimental.PythonState):
 
         `read_ahead` may follow; with several ranks, `distributed.even_ends` must.
         """
-        if self._config.score == "remembered_loss":
+        if self.config.score == "remembered_loss":
             require_ids(dataset.element_spec)
         self._batches_per_epoch = batches_after(dataset, batch_size)
+        only_counts = self.config.shadow and not self.needs_losses
         kept = skip_inputs(
             dataset,
-            self._tracker.classifier,
-            self._specs,
+            self.tracker.classifier,
+            self.specs,
             batch_size,
             get_keys,
             drop_remainder,
-            weighted=self._config.weighs_inputs,
+            weighted=self.config.weighs_inputs,
             marked=self.needs_losses,
-            window_batches=self._window_batches,
-            refill=not self._config.shadow,
+            window_batches=self.config.snapshot_interval if only_counts else 0,
+            refill=not self.config.shadow,
         )
-        if self._config.skip == "none":
+        if self.config.skip == "none":
             return kept
-        return call_at(kept, 2 * self._config.snapshot_interval, self._warn_without_steps)
+        return call_at(kept, 2 * self.config.snapshot_interval, self._warn_without_steps)
 
     def read_ahead(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
         """The second part of `apply`: has each batch made while the one before trains.
 
         Not by remembered loss, as what a step records may decide on the next batch.
         """
-        if self._config.score == "remembered_loss":
+        if self.config.score == "remembered_loss":
             return dataset
         return self._look_ahead.read(dataset)
 
@@ -285,12 +254,6 @@ class Slipstream(tf.train.experimental.PythonState):
         """
         self._look_ahead.settle()
         self._reading.settle()
-
-    @property
-    def _window_batches(self) -> int:
-        """Batches of a window whose inputs are only counted; 0: all of them are classified."""
-        only_counts = self._config.shadow and not self.needs_losses
-        return self._config.snapshot_interval if only_counts else 0
 
     def observe(self, inputs: Any) -> Classified:
         """Shows a training batch to the engine, in a loop whose data does not go through `apply`.
@@ -306,12 +269,12 @@ class Slipstream(tf.train.experimental.PythonState):
         Raises:
             ValueError: the settings skip inputs, which is what `apply` does.
         """
-        if self._config.skips_inputs and not self._config.shadow:
+        if self.config.skips_inputs and not self.config.shadow:
             allowed = "'gradients' or 'defer'; or let the data go through Slipstream.apply"
-            raise invalid("skip", self._config.skip, "Slipstream.observe", allowed)
-        if isinstance(self._store, SokStore):
-            self._store.count_accesses(pack(inputs, self._specs), self._specs)
-        return self._tracker.classifier.classify(inputs, self._specs)
+            raise invalid("skip", self.config.skip, "Slipstream.observe", allowed)
+        if isinstance(self.store, SokStore):
+            self.store.count_accesses(pack(inputs, self.specs), self.specs)
+        return self.tracker.classifier.classify(inputs, self.specs)
 
     def classifier_on(self, device: str) -> DriftClassifier:
         """Returns a classifier that says in steps on a device which inputs' keys are saturated.
@@ -326,9 +289,9 @@ class Slipstream(tf.train.experimental.PythonState):
         Raises:
             ValueError: the score is "remembered_loss": losses are remembered on the host.
         """
-        if self._config.score == "remembered_loss":
+        if self.config.score == "remembered_loss":
             raise invalid("score", "remembered_loss", "Slipstream.classifier_on", "'drift'")
-        return self._tracker.classifier.copy_on(device)
+        return self.tracker.classifier.copy_on(device)
 
     def plan_epochs(self, epochs: int) -> None:
         """Tells the tracker of more training to come, if `apply` could see how much.
@@ -338,19 +301,19 @@ class Slipstream(tf.train.experimental.PythonState):
         Args:
             epochs: passes over the data given to `apply`, beside those planned before.
         """
-        if self._restored.plan_stands:
+        if self._next_fit_is_planned:
             # The `fit` that goes on is the one that was planned.
-            self._restored = dataclasses.replace(self._restored, plan_stands=False)
+            self._next_fit_is_planned = False
             return
         batches = self._batches_per_epoch
-        if self._comm.size > 1:
+        if self.comm.size > 1:
             # The rank that has the most says how many steps there are.
             own = tf.constant([-1 if batches is None else batches], tf.int64)
-            known = self._comm.gather(own, "control", "slipstream.planned").numpy()
+            known = self.comm.gather(own, "control", "slipstream.planned").numpy()
             batches = None if (known < 0).any() else int(known.max())
         if batches is not None:
             self._planned_steps += epochs * batches
-            self._tracker.plan(self._planned_steps)
+            self.tracker.plan(self._planned_steps)
 
     def record_losses(
         self, ids: Any, losses: Any, labels: Any, skippable: Any = None, weights: Any = None
@@ -367,32 +330,32 @@ class Slipstream(tf.train.experimental.PythonState):
         Returns:
             The operation in a graph, None in eager mode.
         """
-        return self._tracker.classifier.record_losses(ids, losses, labels, skippable, weights)
+        return self.tracker.classifier.record_losses(ids, losses, labels, skippable, weights)
 
     @property
     def policies(self) -> Mapping[str, UpdatePolicy]:
         """What becomes of the gradients of the tracked tables in the present window."""
-        return self._tracker.policies
+        return self.tracker.policies
 
     def state(self) -> dict[str, Any]:
         """Returns all that the engine knows on this rank, for `distributed.JobCheckpoints`.
 
         Returns:
             Nested dictionaries of JSON-serialisable values and arrays: states of keys, T,
-            snapshots, the present window, reports, remembered losses. Rows, counts and held sums
-            are the store's.
+            snapshots, the present window, reports, remembered losses. Rows, counts and
+            deferred gradients are the store's.
         """
         # A batch that is being made is counted, and in the iterator's checkpoint.
         self.settle()
         return {
             "steps": self._steps,
             "planned_steps": self._planned_steps,
-            "tracker": self._tracker.state(),
+            "tracker": self.tracker.state(),
         }
 
     def check(self, states: Sequence[Mapping[str, Any]]) -> None:
         """Raises ValueError if `restore` cannot take states; nothing is changed."""
-        self._tracker.check([state["tracker"] for state in states])
+        self.tracker.check([state["tracker"] for state in states])
 
     def restore(self, states: Sequence[Mapping[str, Any]]) -> None:
         """Goes on from what `state` gave; with several ranks a collective.
@@ -405,10 +368,10 @@ class Slipstream(tf.train.experimental.PythonState):
             ValueError: the tables or the drift metric differ; nothing is changed.
         """
         self.settle()
-        self._tracker.restore([state["tracker"] for state in states])
+        self.tracker.restore([state["tracker"] for state in states])
         self._begin_window()
         self._steps, self._planned_steps = states[0]["steps"], states[0]["planned_steps"]
-        self._restored = _Restored(plan_stands=self._planned_steps > 0)
+        self._restored, self._next_fit_is_planned = None, self._planned_steps > 0
 
     def serialize(self) -> bytes:
         """Returns `state` as the bytes of an .npz file, for `tf.train.Checkpoint`."""
@@ -416,19 +379,19 @@ class Slipstream(tf.train.experimental.PythonState):
 
     def deserialize(self, string_value: bytes) -> None:
         """Goes on from what `serialize` returned; for one process."""
-        if self._comm.size > 1:
+        if self.comm.size > 1:
             raise ValueError(
                 "A tf.train.Checkpoint has what one rank's Slipstream knows. Restore it with "
-                f"distributed.JobCheckpoints(..., engine=slipstream): there are {self._comm.size} "
+                f"distributed.JobCheckpoints(..., engine=slipstream): there are {self.comm.size} "
                 "ranks."
             )
         self.restore([tree_from_bytes(string_value, "Slipstream")])
-        self._restored = dataclasses.replace(self._restored, content=string_value)
+        self._restored = string_value
 
     def _restore_again(self) -> None:
-        """Tells tables that TensorFlow has replaced after the engine which rows are marked."""
-        if self._restored.content is not None:
-            self.deserialize(self._restored.content)
+        """Tells tables that TensorFlow has replaced after the engine which rows have flags."""
+        if self._restored is not None:
+            self.deserialize(self._restored)
 
     def back_up(self, is_backed_up: bool) -> None:
         """Says whether weight files have the engine's state, too, and loading them restores it.
@@ -436,13 +399,13 @@ class Slipstream(tf.train.experimental.PythonState):
         For `keras.callbacks.BackupAndRestore`; `callback` does so where it is beside one.
         """
         if self._layer is not None:
-            is_included = is_backed_up and self._comm.size == 1
+            is_included = is_backed_up and self.comm.size == 1
             self._layer.include_engine(self if is_included else None)
 
     def restore_backup(self, content: bytes) -> None:
         """Goes on from what `serialize` returned, in a `fit` that has told of its epochs."""
         self.deserialize(content)
-        self._restored = dataclasses.replace(self._restored, plan_stands=False)
+        self._next_fit_is_planned = False
 
     def callback(self, log_dir: str | os.PathLike[str] | None = None) -> SaturationCallback:
         """Returns a Keras callback that counts the steps of `fit`; one `fit` at a time.
@@ -463,9 +426,9 @@ class Slipstream(tf.train.experimental.PythonState):
             The window's report if one ended, else None.
         """
         self._go_on(steps)
-        if steps >= self._tracker.steps_left:
+        if steps >= self.tracker.steps_left:
             self._look_ahead.settle()
-        if (report := self._tracker.step(steps)) is not None:
+        if (report := self.tracker.step(steps)) is not None:
             self._begin_window()
         return report
 
@@ -473,25 +436,25 @@ class Slipstream(tf.train.experimental.PythonState):
         """Ends the present window now, however many steps it had; returns its report."""
         self._go_on(1)
         self._look_ahead.settle()
-        report = self._tracker.end_window()
+        report = self.tracker.end_window()
         self._begin_window()
         return report
 
     def _go_on(self, steps: int) -> None:
         self._steps += steps
-        self._restored = dataclasses.replace(self._restored, content=None)
+        self._restored = None
 
     def _begin_window(self) -> None:
-        if self._config.score == "remembered_loss":
+        if self.config.score == "remembered_loss":
             return
-        length = self._config.snapshot_interval
-        self._look_ahead.begin_window(length, length - self._tracker.steps_left)
+        length = self.config.snapshot_interval
+        self._look_ahead.begin_window(length, length - self.tracker.steps_left)
 
     def _warn_without_steps(self) -> None:
         """Warns if no step was counted when two windows' worth of batches went through."""
         if self._steps == 0:
             warnings.warn(
-                f"{2 * self._config.snapshot_interval} batches went through Slipstream.apply, but "
+                f"{2 * self.config.snapshot_interval} batches went through Slipstream.apply, but "
                 "no step was counted: no window ends and nothing is skipped. Give "
                 "`slipstream.callback()` to model.fit, or call `slipstream.step()` after each "
                 "training step.",

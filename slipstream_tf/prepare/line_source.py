@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.csv as pa_csv
 
 from slipstream_tf.inputs.readers import text
-from slipstream_tf.inputs.readers.lines import (
+from slipstream_tf.inputs.readers.text import (
     MAX_LINE_BYTES,
     LineFormat,
     is_regular,

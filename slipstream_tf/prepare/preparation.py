@@ -20,9 +20,8 @@ from typing import Any
 import pyarrow as pa
 
 from slipstream_tf.errors import require_integer
-from slipstream_tf.inputs.bad_lines import BadLineError, BadLines
 from slipstream_tf.inputs.readers.prepared import MANIFEST, is_prepared, read_manifest
-from slipstream_tf.inputs.spec import PARTS
+from slipstream_tf.inputs.spec import PARTS, BadLineError, BadLines
 from slipstream_tf.memory import require_room
 from slipstream_tf.prepare import statistics as stats
 from slipstream_tf.prepare.counts import BYTES_PER_KEY, KeyCounts

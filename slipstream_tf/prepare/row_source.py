@@ -10,9 +10,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from slipstream_tf.inputs.readers.base import is_in_part
 from slipstream_tf.inputs.readers.movielens import FIELDS, read_archive, split_rows
 from slipstream_tf.inputs.readers.parquet import ROWS_AT_ONCE
-from slipstream_tf.inputs.readers.rows import is_in_part
 from slipstream_tf.prepare.columns import columns_of, convert
 from slipstream_tf.prepare.schema import Schema
 from slipstream_tf.prepare.sources import Block, Columns, ParsedRows, Position, Source, table_of

@@ -171,7 +171,7 @@ class _PartWriter:
         assert self._writer is not None
         self._writer.close()
         self._writer = None
-        disk.publish(self._partial, self._path)
+        disk.commit(self._partial, self._path)
         return {"file": self._name, "inputs": self._inputs, "clicks": self._clicks}
 
     def discard(self) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from slipstream_tf.inputs.readers.rows import is_in_part
+from slipstream_tf.inputs.readers.base import is_in_part
 
 
 @dataclasses.dataclass(frozen=True)

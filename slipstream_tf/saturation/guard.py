@@ -12,10 +12,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from slipstream_tf.errors import require_number
-
 BASELINE_INPUTS = 2000  # kept inputs that the baseline is the mean of
-MIN_INPUTS = 200  # kept inputs below which nothing is judged: losses are skewed
+MIN_INPUTS = 200  # kept inputs below which nothing is decided: losses are skewed
 # The guard looks once a window, over and over: at 3 standard errors it is wrong about once in 700
 # looks. Finding that all is well is checked less strictly; it only starts the evidence anew.
 WORSENED_DEVIATIONS = 3.0
@@ -85,7 +83,7 @@ class GuardState:
     Attributes:
         scale: factor on T: 1, 1/2, 1/4, ...; 0 if nothing is skipped.
         baseline: losses when skipping began.
-        evidence: losses since the last judgement.
+        evidence: losses since the last decision.
         windows: windows in the evidence.
         quiet_windows: windows found fine since T last changed; with scale 0, windows since then.
         patience: quiet windows that it takes to double T.
@@ -110,47 +108,49 @@ class GuardState:
 
 
 @dataclasses.dataclass(frozen=True)
-class GuardVerdict:
-    """What the guard found at a window's end.
+class Excess:
+    """By how much losses exceed the baseline, relative to it.
 
     Attributes:
-        outcome: one of the names above `LossSummary`.
-        scale: factor on T from now on.
-        is_released: whether the factor fell, so that keys are to be released.
-        measure: what was judged: "paired", "absolute" or "relative" (see `judge`); or None.
-        excess: relative excess over the baseline, by that measure; or None.
-        std_error: of the excess; or None.
-        explanation: the same in words.
+        measure: "paired", "absolute" or "relative" (see `decide`).
+        value: the excess.
+        std_error: of the value.
     """
 
-    outcome: str
-    scale: float
-    is_released: bool
-    measure: str | None
-    excess: float | None
-    std_error: float | None
-    explanation: str
-
-
-@dataclasses.dataclass(frozen=True)
-class _Excess:
     measure: str
     value: float
     std_error: float
 
     @property
     def lowest(self) -> float:
+        """The least that it may be: worsened if that is beyond the tolerance."""
         return self.value - WORSENED_DEVIATIONS * self.std_error
 
     @property
     def highest(self) -> float:
+        """The most that it may be: fine if that is within the tolerance."""
         return self.value + FINE_DEVIATIONS * self.std_error
 
 
-def judge(
+@dataclasses.dataclass(frozen=True)
+class GuardVerdict:
+    """What the guard found at a window's end; the factor on T from now on is in its state.
+
+    Attributes:
+        outcome: one of the names above `LossSummary`.
+        explanation: the same in words.
+        excess: what it was found by; or None.
+    """
+
+    outcome: str
+    explanation: str
+    excess: Excess | None = None
+
+
+def decide(
     state: GuardState, observation: Losses, tolerance: float
 ) -> tuple[GuardState, GuardVerdict]:
-    """Judges one window.
+    """Decides what a window tells: whether T is to fall, to rise or to stay.
 
     The first `BASELINE_INPUTS` kept inputs are the baseline. They should be from when skipping
     began or just before it: in windows that skip nothing yet, all skippable inputs count as kept.
@@ -192,25 +192,21 @@ def judge(
 
     Returns:
         The next state, and the verdict.
-
-    Raises:
-        ValueError: the tolerance is out of its range.
     """
-    require_number("tolerance", tolerance, 0.0, place="judge")
     if state.scale == 0.0:
         return _wait_to_restart(state)
     if not _is_finite(observation):
-        return state, _verdict(state, COLLECTING, "A mean loss is not finite: window left out.")
+        return state, GuardVerdict(COLLECTING, "A mean loss is not finite: window left out.")
     if not observation.kept.count:
-        return state, _verdict(state, COLLECTING, "No skippable input was kept in this window.")
+        return state, GuardVerdict(COLLECTING, "No skippable input was kept in this window.")
     state = _absorb(state, _with_std_errors(observation))
     baseline, evidence = state.baseline.kept.count, state.evidence.kept.count
     if not state.windows:
         words = f"{baseline} of {BASELINE_INPUTS} kept inputs gathered for the baseline."
-        return state, _verdict(state, BASELINE, words)
+        return state, GuardVerdict(BASELINE, words)
     if evidence < MIN_INPUTS:
         words = f"{evidence} kept inputs so far; judged from {MIN_INPUTS} on."
-        return state, _verdict(state, COLLECTING, words)
+        return state, GuardVerdict(COLLECTING, words)
 
     excesses = _excesses(state)
     least = min(excesses, key=lambda excess: excess.lowest)
@@ -224,7 +220,7 @@ def judge(
         # More would not help: most of the error is the baseline's by now. Old evidence would only
         # hide what gets worse later.
         state = _start_anew(state)
-    return state, _verdict(state, UNDECIDED, words, least)
+    return state, GuardVerdict(UNDECIDED, words, least)
 
 
 def _is_finite(observation: Losses) -> bool:
@@ -236,7 +232,7 @@ def _is_finite(observation: Losses) -> bool:
     )
 
 
-def _describe(excess: _Excess, inputs: int, tolerance: float) -> str:
+def _describe(excess: Excess, inputs: int, tolerance: float) -> str:
     return (
         f"Loss of {inputs} kept inputs exceeds its baseline by {excess.value:.1%} +- "
         f"{excess.std_error:.1%} ({excess.measure}); tolerance {tolerance:.1%}: "
@@ -260,32 +256,21 @@ def _absorb(state: GuardState, observation: Losses) -> GuardState:
     """Adds a window to the baseline while that is short of inputs, else to the evidence.
 
     Pairs may come later than kept inputs (nothing is remembered in the first epoch), so they have
-    their own turn.
+    their own share of both.
     """
-    baseline, evidence, windows = state.baseline, state.evidence, state.windows
-    if baseline.kept.count < BASELINE_INPUTS:
-        baseline = dataclasses.replace(
-            baseline,
-            kept=baseline.kept.plus(observation.kept),
-            others=baseline.others.plus(observation.others),
-        )
-    else:
-        evidence = dataclasses.replace(
-            evidence,
-            kept=evidence.kept.plus(observation.kept),
-            others=evidence.others.plus(observation.others),
-        )
-        windows += 1
-    if baseline.paired.count < BASELINE_INPUTS:
-        paired = baseline.paired.plus(observation.paired)
-        baseline = dataclasses.replace(baseline, paired=paired)
-    else:
-        paired = evidence.paired.plus(observation.paired)
-        evidence = dataclasses.replace(evidence, paired=paired)
-    return dataclasses.replace(state, baseline=baseline, evidence=evidence, windows=windows)
+    windows = state.windows + (state.baseline.kept.count >= BASELINE_INPUTS)
+    parts = {"baseline": state.baseline, "evidence": state.evidence}
+    for names in (("kept", "others"), ("paired",)):
+        is_short = getattr(state.baseline, names[0]).count < BASELINE_INPUTS
+        part = "baseline" if is_short else "evidence"
+        sums = {name: getattr(parts[part], name).plus(getattr(observation, name)) for name in names}
+        parts[part] = dataclasses.replace(parts[part], **sums)
+    return dataclasses.replace(
+        state, windows=windows, baseline=parts["baseline"], evidence=parts["evidence"]
+    )
 
 
-def _excesses(state: GuardState) -> list[_Excess]:
+def _excesses(state: GuardState) -> list[Excess]:
     """The excesses that must all be beyond the tolerance for a verdict of worsened."""
     before, now = state.baseline, state.evidence
     floor = _SMALLEST_REFERENCE * before.others.mean
@@ -306,7 +291,7 @@ def _excesses(state: GuardState) -> list[_Excess]:
 
 def _excess(
     measure: str, now: LossSummary, expected: float, expected_error: float, floor: float
-) -> _Excess:
+) -> Excess:
     reference = max(expected, floor)
     # The error of a ratio: that of its denominator counts as many times as the ratio is.
     ratio = max(now.mean / reference, 1.0) if reference > 0.0 else 1.0
@@ -314,38 +299,38 @@ def _excess(
     return _relative_to(measure, now.mean - expected, error, reference)
 
 
-def _relative_to(measure: str, growth: float, error: float, reference: float) -> _Excess:
+def _relative_to(measure: str, growth: float, error: float, reference: float) -> Excess:
     """An excess in units of `reference`; without any loss to refer to, growth is infinite."""
     if reference > 0.0:
-        return _Excess(measure, growth / reference, error / reference)
-    return _Excess(measure, math.inf if growth > 0.0 else 0.0, 0.0)
+        return Excess(measure, growth / reference, error / reference)
+    return Excess(measure, math.inf if growth > 0.0 else 0.0, 0.0)
 
 
 def _error(summary: LossSummary) -> float:
     return summary.std_error or 0.0
 
 
-def _back_off(state: GuardState, excess: _Excess, words: str) -> tuple[GuardState, GuardVerdict]:
+def _back_off(state: GuardState, excess: Excess, words: str) -> tuple[GuardState, GuardVerdict]:
     scale = state.scale / 2 if state.scale / 2 >= SMALLEST_SCALE else 0.0
     patience = min(2 * state.patience, LONGEST_PATIENCE)
     state = dataclasses.replace(_start_anew(state), scale=scale, patience=patience, quiet_windows=0)
     words += f"worsened, T is multiplied by {scale:g}" if scale else "worsened, skipping stops"
     words += f", for {patience} windows at least."
-    return state, _verdict(state, WORSENED, words, excess, is_released=True)
+    return state, GuardVerdict(WORSENED, words, excess)
 
 
-def _find_fine(state: GuardState, excess: _Excess, words: str) -> tuple[GuardState, GuardVerdict]:
+def _find_fine(state: GuardState, excess: Excess, words: str) -> tuple[GuardState, GuardVerdict]:
     quiet = state.quiet_windows + state.windows
     state = _start_anew(state)
     if state.scale == 1.0:
-        return state, _verdict(state, FINE, words + "fine.", excess)
+        return state, GuardVerdict(FINE, words + "fine.", excess)
     if quiet < state.patience:
         state = dataclasses.replace(state, quiet_windows=quiet)
         words += f"fine, {quiet} of {state.patience} windows before T is doubled."
-        return state, _verdict(state, FINE, words, excess)
+        return state, GuardVerdict(FINE, words, excess)
     state = dataclasses.replace(state, scale=2 * state.scale, quiet_windows=0)
     words += f"fine for {quiet} windows, T is multiplied by {state.scale:g}."
-    return state, _verdict(state, RECOVERED, words, excess)
+    return state, GuardVerdict(RECOVERED, words, excess)
 
 
 def _wait_to_restart(state: GuardState) -> tuple[GuardState, GuardVerdict]:
@@ -353,29 +338,11 @@ def _wait_to_restart(state: GuardState) -> tuple[GuardState, GuardVerdict]:
     if quiet < state.patience:
         state = dataclasses.replace(state, quiet_windows=quiet)
         words = f"Nothing is skipped, {quiet} of {state.patience} windows."
-        return state, _verdict(state, STOPPED, words)
+        return state, GuardVerdict(STOPPED, words)
     state = dataclasses.replace(state, scale=SMALLEST_SCALE, quiet_windows=0)
     words = f"Nothing was skipped for {quiet} windows: T is multiplied by {state.scale:g} again."
-    return state, _verdict(state, RECOVERED, words)
+    return state, GuardVerdict(RECOVERED, words)
 
 
 def _start_anew(state: GuardState) -> GuardState:
     return dataclasses.replace(state, evidence=Losses(), windows=0)
-
-
-def _verdict(
-    state: GuardState,
-    outcome: str,
-    words: str,
-    excess: _Excess | None = None,
-    is_released: bool = False,
-) -> GuardVerdict:
-    return GuardVerdict(
-        outcome=outcome,
-        scale=state.scale,
-        is_released=is_released,
-        measure=excess.measure if excess else None,
-        excess=excess.value if excess else None,
-        std_error=excess.std_error if excess else None,
-        explanation=words,
-    )

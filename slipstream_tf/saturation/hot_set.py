@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from slipstream_tf.errors import invalid, require_integer
+from slipstream_tf.errors import require_integer
 from slipstream_tf.ops.sorting import sort_keys
 
 _BYTES_PER_VALUE = 4  # float32
@@ -52,35 +52,20 @@ def choose_hot_keys(tables: Sequence[Candidates], budget_bytes: int) -> list[np.
         int64 [hot keys] per table, ascending.
 
     Raises:
-        ValueError: keys and counts differ in length, or the budget is not positive.
+        ValueError: the budget is not positive.
     """
     require_integer("budget_bytes", budget_bytes, 1, None, "choose_hot_keys")
-    for index, table in enumerate(tables):
-        if np.shape(table.keys) != np.shape(table.counts) or np.ndim(table.keys) != 1:
-            raise invalid(
-                "counts",
-                np.shape(table.counts),
-                f"candidates {index}",
-                f"the shape of its keys, {np.shape(table.keys)}",
-            )
-        require_integer("dim", table.dim, 1, None, f"candidates {index}")
-    if not tables:
-        return []
     accessed = [_where(table.counts > 0.0, np.asarray(table.keys, np.int64)) for table in tables]
     sizes = [snapshot_bytes(table.dim) for table in tables]
     if sum(keys.size * size for keys, size in zip(accessed, sizes, strict=True)) <= budget_bytes:
         return sort_keys(accessed)
+    accesses = [_where(table.counts > 0.0, np.asarray(table.counts)) for table in tables]
     if len(set(sizes)) == 1:
-        accesses = [_where(table.counts > 0.0, np.asarray(table.counts)) for table in tables]
         return _most_accessed(accessed, accesses, budget_bytes // sizes[0])
-    lengths = [len(table.keys) for table in tables]
-    keys = np.concatenate([np.asarray(table.keys, np.int64) for table in tables])
-    counts = np.concatenate([np.asarray(table.counts, np.float32) for table in tables])
-    owner = np.repeat(np.arange(len(tables)), lengths)
-    row_bytes = np.repeat([snapshot_bytes(table.dim) for table in tables], lengths)
-
+    lengths = [keys.size for keys in accessed]
+    keys, counts = np.concatenate(accessed), np.concatenate(accesses).astype(np.float32)
+    owner, row_bytes = np.repeat(np.arange(len(tables)), lengths), np.repeat(sizes, lengths)
     order = np.lexsort((keys, owner, -counts))
-    order = order[counts[order] > 0.0]
     chosen = order[_take_greedily(row_bytes[order], budget_bytes)]
     return sort_keys([keys[chosen[owner[chosen] == index]] for index in range(len(tables))])
 
@@ -97,14 +82,14 @@ def _most_accessed(
     if most < 1:
         return [own_keys[:0] for own_keys in keys]
     all_counts = np.concatenate(counts)
-    place = all_counts.size - most
-    least = np.partition(all_counts, place)[place]
-    room = most - int((all_counts > least).sum())
+    rank = all_counts.size - most
+    least = np.partition(all_counts, rank)[rank]
+    left = most - int((all_counts > least).sum())
     chosen = []
     last = sort_keys([k[c == least] for k, c in zip(keys, counts, strict=True)])
     for own_keys, own_counts, own_last in zip(keys, counts, last, strict=True):
-        chosen.append(np.concatenate([own_keys[own_counts > least], own_last[:room]]))
-        room -= min(room, own_last.size)
+        chosen.append(np.concatenate([own_keys[own_counts > least], own_last[:left]]))
+        left -= min(left, own_last.size)
     return sort_keys(chosen)
 
 

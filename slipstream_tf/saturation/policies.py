@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from slipstream_tf.config import SaturationConfig, TableConfig
 from slipstream_tf.errors import invalid
@@ -17,30 +17,29 @@ AUC_LOSS_PER_RATE = 0.012
 
 # Movement left undone by default, in learning rates: cost no AUC that seeds tell on globo (Adagrad
 # 0.1). A whole rate cost 0.005 on generated inputs (Adagrad 0.005).
-RATES_TO_HOLD = 0.05
+RATES_TO_DEFER = 0.05
 MOVEMENT_OF_UNKNOWN_RATE = 0.005
 
-# Drift over a window up to which copies of a row may be read by default, in learning rates.
-RATES_TO_FREEZE = 0.25
-FREEZE_DRIFT_OF_UNKNOWN_RATE = 0.025
+# Drift over a window up to which replicas of a row may be read by default, in learning rates.
+READ_ONLY_RATES = 0.25
+READ_ONLY_DRIFT_OF_UNKNOWN_RATE = 0.025
 
 
-def freeze_drift(config: SaturationConfig, learning_rate: float | None) -> float:
-    """The drift over a window below which a saturated row may be read from a copy.
+def read_only_drift(config: SaturationConfig, learning_rate: float | None) -> float:
+    """The drift over a window below which a saturated row may be read from a read-only replica.
 
     Args:
         config: the engine's settings.
         learning_rate: of the rows, or None.
     """
-    if config.freeze_drift is not None:
-        return config.freeze_drift
-    return RATES_TO_FREEZE * learning_rate if learning_rate else FREEZE_DRIFT_OF_UNKNOWN_RATE
+    otherwise = READ_ONLY_DRIFT_OF_UNKNOWN_RATE
+    return _given_or_of_rate(config.freeze_drift, READ_ONLY_RATES, learning_rate, otherwise)
 
 
 def movement_for_budget(max_auc_loss: float, learning_rate: float) -> float:
     """The movement that deferring may leave undone within a budget of quality.
 
-    An empirical rule, not a bound: rows move in units of the learning rate, and what is held back
+    An empirical rule, not a bound: rows move in units of the learning rate, and what is deferred
     of a row costs in proportion. Rules other than Adagrad were not measured.
 
     Args:
@@ -68,7 +67,7 @@ def auc_loss_of_movement(movement: float, learning_rate: float) -> tuple[float, 
 
 
 class UpdatePolicies:
-    """Policies of the tracked tables; the budget of held sums is shared out by their sizes."""
+    """Policies of the tracked tables, which share the budget of deferred gradients by size."""
 
     def __init__(
         self,
@@ -90,18 +89,17 @@ class UpdatePolicies:
         self._config = config
         self._learning_rate = learning_rate
         self._row_bytes = {table.name: held_row_bytes(table.dim) for table in tables}
-        self._movement = _movement(config, learning_rate)
+        self._movement = _given_or_of_rate(
+            config.defer_movement, RATES_TO_DEFER, learning_rate, MOVEMENT_OF_UNKNOWN_RATE
+        )
         if config.max_auc_loss is not None and learning_rate:
             budget = config.budget_share * config.max_auc_loss
             self._movement = movement_for_budget(budget, learning_rate)
         needed = config.simulated_ranks * max(self._row_bytes.values())
         if config.defers_gradients and config.defer_budget_bytes < needed:
-            raise invalid(
-                "defer_budget_bytes",
-                config.defer_budget_bytes,
-                "SaturationConfig",
-                f"at least {needed}: a held row of the widest table takes {needed} bytes",
-            )
+            allowed = f"at least {needed}: a deferred row of the widest table takes {needed} bytes"
+            budget = config.defer_budget_bytes
+            raise invalid("defer_budget_bytes", budget, "SaturationConfig", allowed)
 
     @property
     def auc_loss(self) -> tuple[float, float] | None:
@@ -119,26 +117,27 @@ class UpdatePolicies:
             is_active: whether the warm-up is over; before that, all is applied.
         """
         config = self._config
-        policy = UpdatePolicy(ranks=config.simulated_ranks, is_shadow=config.shadow)
-        if config.masks_gradients and is_active:
-            return dataclasses.replace(policy, mode="mask", decay_skipped=config.decay_skipped)
-        if not config.defers_gradients or not is_active:
-            return dataclasses.replace(policy, is_shadow=False)
+        if not is_active or not (config.masks_gradients or config.defers_gradients):
+            return UpdatePolicy(ranks=config.simulated_ranks)
+        common: dict[str, Any] = {"ranks": config.simulated_ranks, "is_shadow": config.shadow}
+        if config.masks_gradients:
+            return UpdatePolicy(mode="mask", decay_skipped=config.decay_skipped, **common)
         is_interval = config.defer_trigger == "interval"
-        return dataclasses.replace(
-            policy,
+        return UpdatePolicy(
             mode="defer",
             trigger=config.defer_trigger,
             movement=self._movement,
             max_age=config.defer_steps if is_interval else config.defer_max_age,
             max_rows=self._most_rows(table, sizes),
+            **common,
         )
 
     def _most_rows(self, table: str, sizes: Mapping[str, int]) -> int:
-        """Rows of a table that may be held: its part of the budget.
+        """Rows of a table that may have deferred gradients: its part of the budget.
 
-        Small tables may hold every row, in at most half of the budget; the others share the rest by
-        their bytes. A store splits a table's part evenly over its shards, which keys fill unevenly.
+        Small tables may defer every row, in at most half of the budget; the others share the rest
+        by their bytes. A store splits a table's part evenly over its shards, which keys fill
+        unevenly.
         """
         budget, row_bytes = self._config.defer_budget_bytes, self._row_bytes
         if not any(sizes[name] for name in row_bytes):
@@ -157,14 +156,17 @@ class UpdatePolicies:
         return budget * sizes[table] // shared
 
 
-def _movement(config: SaturationConfig, learning_rate: float | None) -> float:
-    if config.defer_movement is not None:
-        return config.defer_movement
-    return RATES_TO_HOLD * learning_rate if learning_rate else MOVEMENT_OF_UNKNOWN_RATE
+def _given_or_of_rate(
+    given: float | None, rates: float, learning_rate: float | None, otherwise: float
+) -> float:
+    """A setting, or so many learning rates where it is not given; `otherwise` without a rate."""
+    if given is not None:
+        return given
+    return rates * learning_rate if learning_rate else otherwise
 
 
 def _rows_with_slack(num_rows: int) -> int:
-    """Sums a table may be allowed so that no shard has to refuse one of its rows.
+    """Sums a table may be allowed so that no shard is over budget with its rows.
 
     A shard has its even part of them; four standard deviations more rows, and four for the smallest
     tables, are not to be expected in any.

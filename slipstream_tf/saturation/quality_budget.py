@@ -41,8 +41,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from slipstream_tf.errors import invalid, require_integer, require_number
-
 MIN_POINTS = 5  # windows in the later part; fewer tell too little of their own noise
 LATER_PART = 0.25  # the later part of a curve: from this share of its length on
 CONFIDENCE_Z = 1.6449  # one-sided 95%
@@ -125,13 +123,7 @@ def fit_learning_curve(curve: Sequence[CurvePoint]) -> LearningCurve | None:
 
     Returns:
         The line, or None if the later part has fewer than `MIN_POINTS` windows.
-
-    Raises:
-        ValueError: a point has a negative number of trained inputs, or no inputs.
     """
-    for index, point in enumerate(curve):
-        require_integer("trained", point.trained, 0, None, f"point {index} of the curve")
-        require_integer("inputs", point.inputs, 1, None, f"point {index} of the curve")
     known = [point for point in curve if math.isfinite(point.quality)]
     end = max((point.trained + point.inputs for point in known), default=0)
     later = [point for point in known if point.trained >= LATER_PART * end]
@@ -178,7 +170,6 @@ def relative_value(kept_mean: float, kept_inputs: int, all_mean: float) -> float
     Returns:
         The value, at least `MIN_VALUE`; 1 if nothing is known.
     """
-    require_integer("kept_inputs", kept_inputs, 0, None, "relative_value")
     is_known = math.isfinite(kept_mean) and math.isfinite(all_mean) and all_mean > 0.0
     ratio = kept_mean / all_mean if is_known else 1.0
     if kept_inputs < MIN_KEPT_INPUTS:
@@ -198,7 +189,6 @@ def cost_of_weight(weight: float) -> float:
     Args:
         weight: 1 / keep_rate, at least 1.
     """
-    require_number("weight", weight, 1.0, place="cost_of_weight")
     return math.log(weight)
 
 
@@ -210,7 +200,6 @@ def plan_share(
     skipped_effective: float,
     value: float,
     budget: float,
-    max_share: float,
 ) -> SharePlan:
     """Finds the share of the next inputs to skip within a budget of quality.
 
@@ -229,25 +218,10 @@ def plan_share(
         value: of the inputs to be skipped next, by `relative_value`; above 0.
         budget: most quality that skipping may cost in all, above 0 (`max_auc_loss` for a curve of
             AUC, `max_log_loss_increase` for one of log loss).
-        max_share: most of the inputs to skip, 0 to 1.
 
     Returns:
         The plan. With too few windows for a slope, the share is 0.
-
-    Raises:
-        ValueError: an argument is out of its range.
     """
-    place = "plan_share"
-    require_integer("planned_inputs", planned_inputs, 1, None, place)
-    require_integer("trained", trained, 0, None, place)
-    require_integer("skipped", skipped, 0, None, place)
-    require_number("skipped_effective", skipped_effective, 0.0, place=place)
-    require_number("value", value, 0.0, place=place, open_minimum=True)
-    require_number("budget", budget, 0.0, place=place, open_minimum=True)
-    require_number("max_share", max_share, 0.0, 1.0, place)
-    if skipped_effective > 0.0 and not skipped:
-        allowed = "0 where no input was skipped"
-        raise invalid("skipped_effective", skipped_effective, place, allowed)
     fit = fit_learning_curve(curve)
     if fit is None:
         words = f"Nothing is skipped: the curve's later part has fewer than {MIN_POINTS} windows."
@@ -259,7 +233,7 @@ def plan_share(
     slope = MODEL_MARGIN * fit.bound
     may_miss = -math.expm1(-budget / slope) if slope else 1.0
     spare = total * min(may_miss, MOST_MISSING) - skipped_effective
-    share = min(max(spare / (value * left), 0.0), max_share) if left else 0.0
+    share = min(max(spare / (value * left), 0.0), 1.0) if left else 0.0
     cost = cost_of_missing(slope, total, skipped_effective + share * value * left)
     words = (
         f"Slope {fit.slope:.3g} +- {fit.std_error:.2g} per e-fold of inputs ({fit.points} "
@@ -269,7 +243,7 @@ def plan_share(
         words += "No planned inputs are left."
     elif spare <= 0.0:
         words += f"The budget of {budget:g} is used up."
-    elif share == max_share:
+    elif share == 1.0:
         words += f"The budget of {budget:g} allows more than the bound of the share."
     else:
         words += f"The budget of {budget:g} is spread over {left} inputs."

@@ -20,7 +20,7 @@ _Counts = TypeVar("_Counts")
 
 
 class Communicator(Protocol):
-    """What the engine asks of `distributed.comm.Communicator`."""
+    """What the engine needs of `distributed.comm.Communicator`."""
 
     rank: int
     size: int
@@ -69,8 +69,6 @@ class Ranks:
 
     def total(self, values: np.ndarray, name: str) -> np.ndarray:
         """Returns the sums of the ranks' arrays [n], added in the order of ranks."""
-        if self._comm is None:
-            return values
         return self.concatenate(values, name).reshape(self.size, -1).sum(axis=0)
 
     def merge_accesses(
@@ -96,9 +94,9 @@ class Ranks:
         order = np.argsort(keys)
         all_keys = self.concatenate(np.asarray(keys, np.int64)[order], f"{name}.keys")
         all_counts = self.concatenate(np.asarray(counts, np.float32)[order], f"{name}.counts")
-        merged, place = np.unique(all_keys, return_inverse=True)
+        merged, index = np.unique(all_keys, return_inverse=True)
         total = np.zeros(merged.size, np.float32)
-        np.add.at(total, place.ravel(), all_counts)  # in the order of ranks
+        np.add.at(total, index.ravel(), all_counts)  # in the order of ranks
         order = np.lexsort((merged, -total))
         order = order[total[order] >= least]
         return merged[order], total[order]
@@ -123,22 +121,15 @@ class Ranks:
         """Adds up dataclasses of integers, field by field.
 
         Args:
-            counts: of this rank; every rank has as many, of the same classes.
+            counts: of this rank; every rank has as many, of the same class.
             name: of the collective.
         """
-        if self._comm is None:
-            return list(counts)
-        names = [[f.name for f in dataclasses.fields(c)] for c in counts]  # type: ignore[arg-type]
-        own = [getattr(c, n) for c, ns in zip(counts, names, strict=True) for n in ns]
-        values = iter(self.total(np.asarray(own, np.int64), name).tolist())
-        return [
-            type(c)(**{n: next(values) for n in ns}) for c, ns in zip(counts, names, strict=True)
-        ]
+        own = [dataclasses.astuple(c) for c in counts]  # type: ignore[call-overload]
+        totals = self.total(np.array(own, np.int64).ravel(), name).reshape(len(own), -1)
+        return [type(c)(*of) for c, of in zip(counts, totals.tolist(), strict=True)]
 
     def total_losses(self, losses: LossStatistics) -> LossStatistics:
         """Adds up the ranks' statistics of losses."""
-        if self._comm is None:
-            return losses
         sums = losses.sums()
         flat = np.concatenate([sums, losses.histogram.ravel()])
         total = self.total(flat, "losses")
@@ -147,9 +138,7 @@ class Ranks:
 
     def take_traffic(self) -> dict[str, int]:
         """Returns the bytes by kind that all ranks gave to the network since the last call."""
-        if self._comm is None:
-            return {}
-        now = dict(self._comm.traffic().bytes)
+        now = self._sent_bytes()
         own = [count - self._traffic.get(kind, 0) for kind, count in now.items()]
         self._traffic = now
         total = self.total(np.asarray(own, np.int64), "traffic")
@@ -157,16 +146,18 @@ class Ranks:
 
     def traffic_so_far(self) -> dict[str, int]:
         """Returns the bytes by kind that this rank gave to the network since `take_traffic`."""
-        if self._comm is None:
-            return {}
-        now = self._comm.traffic().bytes
-        return {kind: int(count) - self._traffic.get(kind, 0) for kind, count in now.items()}
+        sent = self._sent_bytes()
+        return {kind: count - self._traffic.get(kind, 0) for kind, count in sent.items()}
 
     def restore_traffic(self, traffic: Mapping[str, int]) -> None:
         """Counts bytes that `traffic_so_far` gave with those of the present window."""
-        if self._comm is not None:
-            now = self._comm.traffic().bytes
-            self._traffic = {kind: int(n) - traffic.get(kind, 0) for kind, n in now.items()}
+        sent = self._sent_bytes()
+        self._traffic = {kind: count - traffic.get(kind, 0) for kind, count in sent.items()}
+
+    def _sent_bytes(self) -> dict[str, int]:
+        """The bytes by kind that this rank gave to the network so far."""
+        sent = {} if self._comm is None else self._comm.traffic().bytes
+        return {kind: int(count) for kind, count in sent.items()}
 
     def require_agreement(self, window: int, threshold: float, keys: Iterable[np.ndarray]) -> None:
         """Compares a digest of T and the saturated keys over the ranks.

@@ -9,15 +9,13 @@ losses.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from slipstream_tf.config import SaturationConfig
 from slipstream_tf.errors import invalid
-
-if TYPE_CHECKING:
-    from slipstream_tf.saturation.tracked_table import TrackedTable
+from slipstream_tf.saturation.tracked_table import TrackedTable
 
 # In the "numbers" of a window, see the op SlipstreamClassifierExportWindow.
 _COUNTS, _LARGEST_HASH, _OFFERED_IN_WINDOW = slice(0, 5), 6, 8
@@ -65,20 +63,19 @@ def part_of(states: Sequence[Mapping[str, Any]], rank: int, size: int) -> dict[s
             "memory": _memories([state["memory"] for state in states]),
             "traffic": {},
         }
-    heirs = states[rank : rank + 1] if len(states) == size else states[rank::size]
+    assigned = states[rank : rank + 1] if len(states) == size else states[rank::size]
     own["tables"] = {
         name: {
             **table,
             **_snapshots([state["tables"][name] for state in states]),
-            "counts": _total([state["tables"][name]["counts"] for state in heirs], table["counts"]),
+            "counts": {
+                kind: sum(state["tables"][name]["counts"][kind] for state in assigned)
+                for kind in table["counts"]
+            },
         }
         for name, table in own["tables"].items()
     }
     return own
-
-
-def _total(counts: Sequence[Mapping[str, int]], names: Mapping[str, int]) -> dict[str, int]:
-    return {name: sum(of_rank[name] for of_rank in counts) for name in names}
 
 
 def _snapshots(tables: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
@@ -91,11 +88,11 @@ def _snapshots(tables: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
 def _window(states: Sequence[Mapping[str, Any]], rank: int, size: int) -> dict[str, np.ndarray]:
     """The window's counts of the ranks that this one goes on for; their samples are left out."""
     window = dict(states[min(rank, len(states) - 1)]["window"])
-    heirs = [state["window"] for state in states[rank::size]]
+    assigned = [state["window"] for state in states[rank::size]]
     for name in ("sums", "histogram"):
-        window[name] = sum((w[name] for w in heirs), np.zeros_like(window[name]))
+        window[name] = sum((w[name] for w in assigned), np.zeros_like(window[name]))
     numbers = window["numbers"].copy()
-    numbers[_COUNTS] = sum((w["numbers"][_COUNTS] for w in heirs), np.zeros(5, np.int64))
+    numbers[_COUNTS] = sum((w["numbers"][_COUNTS] for w in assigned), np.zeros(5, np.int64))
     hashes = [
         np.int64(state["window"]["numbers"][_LARGEST_HASH]).view(np.uint64) for state in states
     ]

@@ -9,12 +9,11 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import tensorflow as tf
 
-if TYPE_CHECKING:
-    from slipstream_tf.stores.base import TrackedStore
+from slipstream_tf.stores.base import TrackedStore
 
 Result = TypeVar("Result")
 # Hot keys of all tables; with fewer, threads cost more than they save.

@@ -5,30 +5,36 @@ In: the states of the window that ends, its drifts, T and the next hot set. Out:
     cold -> warming -> varying <-> saturated <-> probing, and probing -> varying; any -> cold.
 
 A key whose updates are withheld cannot drift, so its drift alone would never release it: probing
-lets it move for one window in `revisit_every`, and judges it by what it then did.
+lets it move for one window in `revisit_every`, and decides by what it then did.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import enum
+from typing import Any
 
 import numpy as np
 
-from slipstream_tf.errors import invalid, require_integer, require_number
+from slipstream_tf.config import SaturationConfig
+from slipstream_tf.errors import invalid
 from slipstream_tf.hashing import hash_keys
 
 NEVER = int(np.iinfo(np.int32).max)  # `since` of a key that is not saturated
+_DTYPES: dict[str, Any] = {
+    **{"keys": np.int64, "states": np.uint8, "windows_watched": np.int32},
+    **{"since": np.int32, "drift": np.float32},
+}
 
 
 class KeyState(enum.IntEnum):
     """State of a key during a window; fits uint8.
 
     COLD: not in the hot set. Such keys are not listed in `KeyStates`.
-    WARMING: in the hot set, watched for less than `protect_windows` full windows; not yet judged.
+    WARMING: in the hot set, watched for less than `protect_windows` full windows; undecided.
     VARYING: moves; trained like any key.
     SATURATED: hardly moves; what can be saved on it is saved.
-    PROBING: found saturated, but trained like a varying key for one window, to be judged again.
+    PROBING: found saturated, but trained like a varying key for one window, to be decided on again.
     """
 
     COLD = 0
@@ -60,13 +66,14 @@ class KeyStates:
     drift: np.ndarray
 
     def __post_init__(self) -> None:
-        _require_ascending("keys", self.keys, "KeyStates")
-        for name, dtype in (
-            ("states", np.uint8),
-            ("windows_watched", np.int32),
-            ("since", np.int32),
-            ("drift", np.float32),
-        ):
+        if np.ndim(self.keys) != 1 or self.keys.dtype != _DTYPES["keys"]:
+            given = f"{self.keys.dtype} {np.shape(self.keys)}"
+            raise invalid("keys", given, "KeyStates", "int64 [n]")
+        is_wrong = self.keys[1:] <= self.keys[:-1]
+        if is_wrong.any():
+            pair = tuple(self.keys[is_wrong.argmax() :][:2].tolist())
+            raise invalid("keys", pair, "KeyStates", "ascending keys, each once")
+        for name, dtype in _DTYPES.items():
             values = getattr(self, name)
             if values.shape != self.keys.shape or values.dtype != dtype:
                 allowed = f"{np.dtype(dtype).name} of the shape of the keys, {self.keys.shape}"
@@ -75,22 +82,12 @@ class KeyStates:
     @classmethod
     def empty(cls) -> KeyStates:
         """Returns the states before the first hot set was chosen: every key is cold."""
-        return cls(
-            keys=np.empty(0, np.int64),
-            states=np.empty(0, np.uint8),
-            windows_watched=np.empty(0, np.int32),
-            since=np.empty(0, np.int32),
-            drift=np.empty(0, np.float32),
-        )
+        return cls(**{name: np.empty(0, dtype) for name, dtype in _DTYPES.items()})
 
     @property
     def is_saturated(self) -> np.ndarray:
         """Which keys are saturated, and not probing: bool [n]."""
         return self.states == KeyState.SATURATED
-
-    def keys_in(self, state: KeyState) -> np.ndarray:
-        """Returns the keys in a state, other than COLD: int64, ascending."""
-        return self.keys[self.states == state]
 
     def take(self, is_taken: np.ndarray) -> KeyStates:
         """Returns the states of some of the keys, those of a mask bool [n]."""
@@ -103,27 +100,6 @@ class KeyStates:
         return {state.name.lower(): int(np.count_nonzero(self.states == state)) for state in hot}
 
 
-@dataclasses.dataclass(frozen=True)
-class TransitionRules:
-    """When a key's state changes, beside its drift and T.
-
-    Attributes:
-        release: factor on T above which a saturated key is released, at least 1.
-        revisit_every: windows from probe to probe; 0: no probes.
-        protect_windows: full windows before a key is judged, at least 1.
-    """
-
-    release: float
-    revisit_every: int
-    protect_windows: int
-
-    def __post_init__(self) -> None:
-        place = "next_states"
-        require_number("release", self.release, 1.0, place=place)
-        require_integer("revisit_every", self.revisit_every, 0, NEVER, place)
-        require_integer("protect_windows", self.protect_windows, 1, None, place)
-
-
 def next_states(
     previous: KeyStates,
     hot_keys: np.ndarray,
@@ -131,27 +107,27 @@ def next_states(
     drift: np.ndarray,
     threshold: float,
     window: int,
-    rules: TransitionRules,
+    config: SaturationConfig,
     are_masked: bool,
 ) -> KeyStates:
     """Finds the states of the window after the one that ends.
 
     Call it at the end of full windows only: a short one shows little drift of any key.
 
-    - A key that enters the hot set is warming. It is not judged before `protect_windows` full
-      windows; then it is saturated if its drift is below T, else varying.
+    - A key that enters the hot set is warming. Nothing is decided on it before `protect_windows`
+      full windows; then it is saturated if its drift is below T, else varying.
     - A saturated key stays so until its drift exceeds release * T, so that noise around T does not
       make it come and go.
     - Each `revisit_every` windows, at windows that differ by the key's hash, a saturated key is
-      probing for one window. At its end it is judged by drift < T, without hysteresis: the probe
+      probing for one window. At its end drift < T decides, without hysteresis: the probe
       is the one honest look at a key whose updates may be withheld. Kept wrongly, it misses
       `revisit_every` windows of updates; released wrongly, it trains for a window until it is
-      judged again.
+      decided on again.
     - A probing window does not break `since` if the key is saturated again after it: it then moved
       by less than T, which is less than hysteresis allows in each of the other windows.
     - A drift that is not finite makes a key varying, whatever its state. With T = 0 no key is
       saturated.
-    - With `are_masked`, a saturated key's drift is judged as in `judged_drifts`: what it was when
+    - With `are_masked`, a saturated key's drift is taken as in `deciding_drifts`: what it was when
       the key could move. It stays saturated until its next probe, or until T falls so far that
       release * T is below that drift.
     - A key that leaves the hot set, or was evicted, is forgotten; should it come back, it warms.
@@ -168,28 +144,25 @@ def next_states(
         drift: float32 [k], their drifts over the window that ends.
         threshold: T, at least 0; compared as float32, as the classifier does.
         window: number of the window that ends, from 0.
-        rules: settings of the transitions.
+        config: its release, probing_interval and protect_windows decide beside drift and T.
         are_masked: whether updates of saturated keys were withheld in the window that ends.
 
     Returns:
         The states of the hot keys during window + 1.
 
     Raises:
-        ValueError: an argument is out of its range, keys are not ascending or occur twice,
-            lengths differ, or a drifted key is not one of the previous keys.
+        ValueError: hot keys are not ascending, or occur twice.
     """
-    _require_ascending("hot_keys", hot_keys, "next_states")
-    require_integer("window", window, 0, NEVER - 2, "next_states")
-    limit = _threshold_as_float32(threshold, "next_states")
+    limit = _as_float32(threshold)
     before = _aligned_with(hot_keys, previous, drifted_keys, drift, are_masked)
     watched = before.windows_watched + np.int32(1)
-    is_judged = watched >= min(rules.protect_windows, NEVER)
-    is_saturated = is_judged & _is_low(before, limit, rules.release)
-    states = np.where(is_judged, np.uint8(KeyState.VARYING), np.uint8(KeyState.WARMING))
+    is_watched_long = watched >= min(config.protect_windows, NEVER)
+    is_saturated = is_watched_long & _is_low(before, limit, config.release)
+    states = np.where(is_watched_long, np.uint8(KeyState.VARYING), np.uint8(KeyState.WARMING))
     states = np.where(is_saturated, np.uint8(KeyState.SATURATED), states)
-    if rules.revisit_every:
+    if config.probing_interval:
         saturated = np.flatnonzero(is_saturated)
-        is_due = _is_probed(hot_keys[saturated], window + 1, rules.revisit_every)
+        is_due = _is_probed(hot_keys[saturated], window + 1, config.probing_interval)
         states[saturated[is_due]] = KeyState.PROBING
     has_run = before.is_saturated | (before.states == KeyState.PROBING)
     since = np.where(has_run, before.since, np.int32(window + 1))
@@ -205,11 +178,11 @@ def _aligned_with(
     are_masked: bool,
 ) -> KeyStates:
     """What is known of the hot keys from the window that ends; new and evicted ones are cold."""
-    positions = _positions(previous, drifted_keys, drift)
+    positions, _ = _find(previous.keys, drifted_keys)
     survives = np.zeros(previous.keys.size, bool)
     survives[positions] = True
     last_drift = previous.drift.copy()
-    last_drift[positions] = judged_drifts(previous, drifted_keys, drift, are_masked=are_masked)
+    last_drift[positions] = deciding_drifts(previous, drifted_keys, drift, are_masked=are_masked)
     source, is_known = _find(previous.keys, hot_keys)
     is_known &= _take(survives, source, is_known, False)
     return KeyStates(
@@ -235,10 +208,10 @@ def _is_probed(keys: np.ndarray, window: int, revisit_every: int) -> np.ndarray:
     return mixed - mixed // every * every == np.uint64(window % revisit_every)
 
 
-def judged_drifts(
+def deciding_drifts(
     previous: KeyStates, drifted_keys: np.ndarray, drift: np.ndarray, *, are_masked: bool
 ) -> np.ndarray:
-    """The drifts that a window's end judges keys by, and that T is to be found from.
+    """The drifts that decide on keys at a window's end, and that T is to be found from.
 
     That is the measured drift, except for keys that were saturated while updates were withheld:
     their drift of about 0 says nothing, so it is the last one measured while they could move.
@@ -252,20 +225,17 @@ def judged_drifts(
 
     Returns:
         float32 [k].
-
-    Raises:
-        ValueError: lengths differ, or a key occurs twice or is not one of the previous keys.
     """
-    positions = _positions(previous, drifted_keys, drift)
-    judged = np.array(drift, np.float32)
+    positions, _ = _find(previous.keys, drifted_keys)
+    deciding = np.array(drift, np.float32)
     if are_masked:
-        could_not_move = previous.is_saturated[positions] & np.isfinite(judged)
-        np.copyto(judged, previous.drift[positions], where=could_not_move)
-    return judged
+        could_not_move = previous.is_saturated[positions] & np.isfinite(deciding)
+        np.copyto(deciding, previous.drift[positions], where=could_not_move)
+    return deciding
 
 
 def effective_drifts(states: KeyStates, threshold: float) -> np.ndarray:
-    """The drifts to publish to the input classifier, whose rule is: skip score < T.
+    """The drifts to give to the input classifier, whose rule is: skip score < T.
 
     They make "drift below T" mean "saturated" exactly: saturated keys get at most the float32
     before T (hysteresis lets them drift more), all other keys at least T (a probing or a protected
@@ -280,29 +250,11 @@ def effective_drifts(states: KeyStates, threshold: float) -> np.ndarray:
     Returns:
         float32 [n], along `states.keys`; +inf where there was no finite drift yet.
     """
-    limit = _threshold_as_float32(threshold, "effective_drifts")
+    limit = _as_float32(threshold)
     highest_below = np.nextafter(limit, np.float32(0.0))
     known = np.where(np.isfinite(states.drift), states.drift, np.float32(np.inf))
     is_saturated = states.is_saturated & (limit > 0.0)
     return np.where(is_saturated, np.minimum(known, highest_below), np.maximum(known, limit))
-
-
-def _positions(states: KeyStates, keys: np.ndarray, drift: np.ndarray) -> np.ndarray | slice:
-    """Positions of the drifted keys, int64 [k] or all, each in the states and given once."""
-    if np.ndim(keys) != 1 or np.shape(keys) != np.shape(drift):
-        allowed = f"the shape of its keys, [k]; they have {np.shape(keys)}"
-        raise invalid("drift", np.shape(drift), "drifted_keys", allowed)
-    if np.array_equal(keys, states.keys):  # the usual case: nothing was evicted
-        return slice(None)
-    positions, is_found = search_keys(states.keys, keys)
-    if not is_found.all():
-        unknown = int(np.asarray(keys)[~is_found][0])
-        allowed = "keys of the hot set of the window that ends"
-        raise invalid("drifted_keys", unknown, "next_states", allowed)
-    times = np.bincount(positions, minlength=states.keys.size)
-    if times.size and times.max() > 1:
-        raise invalid("drifted_keys", int(states.keys[times.argmax()]), "next_states", "each once")
-    return positions
 
 
 def _find(keys: np.ndarray, wanted: np.ndarray) -> tuple[np.ndarray | slice, np.ndarray]:
@@ -343,23 +295,7 @@ def _take(
     return taken
 
 
-def _threshold_as_float32(threshold: float, place: str) -> np.float32:
-    """T as the classifier sees it."""
-    require_number("threshold", threshold, 0.0, place=place)
-    return _as_float32(threshold)
-
-
 def _as_float32(value: float) -> np.float32:
     """The nearest float32; +inf beyond the largest."""
     with np.errstate(over="ignore"):
         return np.float32(value)
-
-
-def _require_ascending(name: str, keys: np.ndarray, place: str) -> None:
-    if np.ndim(keys) != 1 or keys.dtype != np.int64:
-        raise invalid(name, f"{keys.dtype} {np.shape(keys)}", place, "int64 [n]")
-    is_wrong = keys[1:] <= keys[:-1]
-    if is_wrong.any():
-        first = int(is_wrong.argmax())
-        pair = (int(keys[first]), int(keys[first + 1]))
-        raise invalid(name, pair, place, "ascending keys, each once")

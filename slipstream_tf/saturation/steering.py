@@ -6,10 +6,13 @@ In: a window's losses and what was skipped in it. Out: the share to find T for a
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from slipstream_tf.config import SaturationConfig
+from slipstream_tf.ops.classifier import ClassifierCounts
 from slipstream_tf.ops.loss_statistics import LossStatistics
+from slipstream_tf.ops.update_policy import UpdateCounts
 from slipstream_tf.saturation import guard
 from slipstream_tf.saturation.quality_budget import (
     CurvePoint,
@@ -17,31 +20,36 @@ from slipstream_tf.saturation.quality_budget import (
     plan_share,
     relative_value,
 )
-from slipstream_tf.saturation_config import SaturationConfig
 
 # Factor between two windows' shares of withheld rows, which react to T in no known way.
 _MOST_GROWTH = 2.0
+# What is carried from window to window beside the curves and the guard's state.
+_NUMBERS = ("share", "trained", "skipped", "skipped_effective")
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class WindowWork:
-    """What a window brought.
+    """What a window brought that guard and budget go by.
 
     Attributes:
-        inputs_seen: inputs offered.
-        inputs_skipped: inputs left out.
-        hot_inputs: inputs with a finite skip score.
-        rows_offered: gradient rows that came in.
-        rows_masked: gradient rows that were thrown away.
+        inputs: how many were classified, skipped, ...
+        rows: what became of its gradient rows, per tracked table.
         losses: of its trained inputs, before they were trained on.
     """
 
-    inputs_seen: int
-    inputs_skipped: int
-    hot_inputs: int
-    rows_offered: int
-    rows_masked: int
+    inputs: ClassifierCounts
+    rows: Sequence[UpdateCounts]
     losses: LossStatistics
+
+    @property
+    def rows_offered(self) -> int:
+        """Gradient rows that came in."""
+        return sum(rows.offered for rows in self.rows)
+
+    @property
+    def rows_masked(self) -> int:
+        """Gradient rows that were thrown away."""
+        return sum(rows.masked for rows in self.rows)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,7 +93,7 @@ class Steerer:
         self._skipped_effective = 0.0
 
     def next(self, work: WindowWork, planned_inputs: int | None) -> Steering:
-        """Judges the window that ends.
+        """Decides how much to skip after the window that ends.
 
         Args:
             work: what it brought.
@@ -97,10 +105,15 @@ class Steerer:
         if self._config.max_auc_loss is not None or self._config.max_log_loss_increase is not None:
             steering = self._bound_share(work, planned_inputs, value)
         if self._config.guard_tolerance is not None:
-            self._guard, verdict = guard.judge(
-                self._guard, _observation(work.losses), self._config.guard_tolerance
+            moments = (work.losses.skippable, work.losses.others, work.losses.paired)
+            observation = guard.Losses(
+                *(guard.LossSummary(m.count, m.mean, m.std_error) for m in moments)
             )
-            steering = dataclasses.replace(steering, scale=verdict.scale, guard=verdict.explanation)
+            tolerance = self._config.guard_tolerance
+            self._guard, verdict = guard.decide(self._guard, observation, tolerance)
+            steering = dataclasses.replace(
+                steering, scale=self._guard.scale, guard=verdict.explanation
+            )
         self._share = steering.share
         return dataclasses.replace(steering, value=value)
 
@@ -108,40 +121,35 @@ class Steerer:
         """Returns what is carried from window to window, as JSON-serialisable values."""
         return {
             "guard": dataclasses.asdict(self._guard),
-            "share": self._share,
             "auc": [list(dataclasses.astuple(point)) for point in self._auc],
             "log_loss": [list(dataclasses.astuple(point)) for point in self._log_loss],
-            "trained": self._trained,
-            "skipped": self._skipped,
-            "skipped_effective": self._skipped_effective,
+            **{name: getattr(self, f"_{name}") for name in _NUMBERS},
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Goes on from what `state` gave."""
         self._guard = guard.GuardState.from_dict(state["guard"])
-        self._share = state["share"]
         self._auc = [CurvePoint(*point) for point in state["auc"]]
         self._log_loss = [CurvePoint(*point) for point in state["log_loss"]]
-        self._trained, self._skipped = state["trained"], state["skipped"]
-        self._skipped_effective = state["skipped_effective"]
+        for name in _NUMBERS:
+            setattr(self, f"_{name}", state[name])
 
     def _account(self, work: WindowWork, value: float) -> None:
         losses = work.losses
         # Where nothing is kept of the skippable inputs, the curve would be that of the hard ones.
-        is_whole = work.inputs_skipped == 0 or losses.skippable.count > 0
+        is_whole = work.inputs.inputs_skipped == 0 or losses.skippable.count > 0
         if losses.mean_loss is not None and is_whole:
             # Sample weights of the user's own may be small.
             inputs = max(1, round(losses.weight))
             self._log_loss.append(CurvePoint(self._trained, inputs, losses.mean_loss))
             if losses.auc is not None:
                 self._auc.append(CurvePoint(self._trained, inputs, losses.auc))
-        missing = work.inputs_skipped
+        seen, skipped = work.inputs.inputs_seen, work.inputs.inputs_skipped
+        missing = skipped
         if work.rows_offered:
             # A masked row is taken to cost what its share of an input does.
-            missing += round(
-                (work.inputs_seen - work.inputs_skipped) * work.rows_masked / work.rows_offered
-            )
-        self._trained += work.inputs_seen - missing
+            missing += round((seen - skipped) * work.rows_masked / work.rows_offered)
+        self._trained += seen - missing
         self._skipped += missing
         self._skipped_effective += missing * value
 
@@ -163,17 +171,9 @@ class Steerer:
             (self._config.max_auc_loss, self._auc),
             (self._config.max_log_loss_increase, self._log_loss),
         )
+        inputs = (max(planned_inputs, 1), self._trained, self._skipped, self._skipped_effective)
         plans = [
-            plan_share(
-                curve,
-                max(planned_inputs, 1),
-                self._trained,
-                self._skipped,
-                self._skipped_effective,
-                value,
-                self._config.budget_share * budget,
-                1.0,
-            )
+            plan_share(curve, *inputs, value, self._config.budget_share * budget)
             for budget, curve in budgets
             if budget is not None
         ]
@@ -188,17 +188,13 @@ class Steerer:
         """The share of hot inputs that makes `share` of all inputs, or of the rows."""
         if share == 0.0:
             return 0.0
+        inputs, seen = work.inputs, work.inputs.inputs_seen
         if not self._config.masks_gradients:
-            hot = work.hot_inputs / work.inputs_seen if work.inputs_seen else 0.0
+            hot = inputs.hot_inputs / seen if seen else 0.0
             return min(share / hot, 1.0) if hot else 0.0
         masked = work.rows_masked / work.rows_offered if work.rows_offered else 0.0
-        if self._config.skips_inputs and work.inputs_seen:
-            masked += work.inputs_skipped / work.inputs_seen
+        if self._config.skips_inputs and seen:
+            masked += inputs.inputs_skipped / seen
         if not masked:
             return min(_MOST_GROWTH * self._share, share) if self._share else share
         return min(self._share * min(share / masked, _MOST_GROWTH), 1.0)
-
-
-def _observation(losses: LossStatistics) -> guard.Losses:
-    moments = (losses.skippable, losses.others, losses.paired)
-    return guard.Losses(*(guard.LossSummary(m.count, m.mean, m.std_error) for m in moments))

@@ -1,25 +1,27 @@
 """One table as the engine follows it: hot keys, their snapshot, states, drift and update counts.
 
-In: a store and a table's name. Out: drifts at a window's end, marks and policies for the store.
+In: a store and a table's name. Out: drifts at a window's end, row flags for the store.
 Method: Slipstream, arXiv 2404.04270, snapshot block.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from slipstream_tf.config import SaturationConfig, TableConfig
+from slipstream_tf.errors import invalid
+from slipstream_tf.memory import require_room
+from slipstream_tf.ops.features import FeatureSpec
 from slipstream_tf.ops.update_policy import SATURATED, WATCHED, UpdateCounts, UpdatePolicy
+from slipstream_tf.saturation.hot_set import snapshot_bytes
 from slipstream_tf.saturation.ranks import Ranks
-from slipstream_tf.saturation.states import KeyStates, effective_drifts, judged_drifts
-
-if TYPE_CHECKING:
-    from slipstream_tf.stores.base import TrackedStore
+from slipstream_tf.saturation.states import KeyStates, deciding_drifts
+from slipstream_tf.stores.base import TrackedStore
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,7 +31,7 @@ class Measured:
     Attributes:
         keys: int64 [n], hot keys that the store still holds.
         drift: float32 [n], as measured.
-        judged: float32 [n], as T is found from: of withheld keys, the last free drift; of
+        deciding: float32 [n], as T is found from: of withheld keys, the last free drift; of
             saturated keys, divided by `release`, up to which times T they may drift, so that the
             share below T is the share that will be saturated.
         evicted: hot keys that the store no longer holds.
@@ -37,7 +39,7 @@ class Measured:
 
     keys: np.ndarray
     drift: np.ndarray
-    judged: np.ndarray
+    deciding: np.ndarray
     evicted: int
 
 
@@ -75,7 +77,7 @@ class TrackedTable:
         """Keys that are saturated in this window, int64, ascending."""
         return self.states.keys[self.states.is_saturated]
 
-    def keys_to_freeze(self, most_drift: float) -> np.ndarray:
+    def slowest_keys(self, most_drift: float) -> np.ndarray:
         """Saturated keys whose last drift was below a bound, int64, ascending."""
         return self.states.keys[self.states.is_saturated & (self.states.drift < most_drift)]
 
@@ -92,23 +94,19 @@ class TrackedTable:
         is_saturated = self.states.is_saturated
         owners = self._owners(keys)
         own_keys = self._own(keys, owners)
-        rows, found, drift = self._drift_of(own_keys)
+        rows, found, drift = self._store.measure(self.name, own_keys, self._snapshot, self._metric)
+        found = np.asarray(found, bool)
         # Most windows have the hot keys of the one before: their rows are read once.
         self._snapshot = tf.convert_to_tensor(rows, tf.float32)  # a copy of the store's own
-        self._gathered = own_keys if np.asarray(found, bool).all() else None
-        drift = self._of_all_ranks(drift, owners, "drift")
-        is_there = self._of_all_ranks(np.asarray(found, bool), owners, "found")
+        self._gathered = own_keys if found.all() else None
+        drift = self._of_all_ranks(np.asarray(drift), owners, "drift")
+        is_there = self._of_all_ranks(found, owners, "found")
         if not is_there.all():
             keys, drift = keys[is_there], drift[is_there]
             is_saturated = is_saturated[is_there]
-        judged = judged_drifts(self.states, keys, drift, are_masked=are_withheld)
-        np.divide(judged, np.float32(release), out=judged, where=is_saturated)
-        return Measured(keys, drift, judged, int((~is_there).sum()))
-
-    def _drift_of(self, keys: np.ndarray) -> tuple[tf.Tensor, tf.Tensor, np.ndarray]:
-        """Rows of keys, float32 [n, dim]; whether they are there; drifts from the snapshot."""
-        rows, found, drift = self._store.measure(self.name, keys, self._snapshot, self._metric)
-        return rows, found, np.asarray(drift)
+        deciding = deciding_drifts(self.states, keys, drift, are_masked=are_withheld)
+        np.divide(deciding, np.float32(release), out=deciding, where=is_saturated)
+        return Measured(keys, drift, deciding, int((~is_there).sum()))
 
     def renew(self, states: KeyStates) -> None:
         """Takes over the states of the window that begins and copies the hot rows.
@@ -148,33 +146,28 @@ class TrackedTable:
             return values
         return self._ranks.of_owners(values, owners, f"{name}.{self.name}")
 
-    def mark(self, withholds: bool, but: np.ndarray | None = None) -> None:
+    def set_flags(self, withholds: bool, but: np.ndarray | None = None) -> None:
         """Tells the store which rows are saturated, if that matters to it, and which it watches.
 
         Args:
-            withholds: whether gradients of saturated rows are masked or held back.
-            but: keys int64 [n] whose rows have no mark, whatever their state.
+            withholds: whether gradients of saturated rows are masked or deferred.
+            but: keys int64 [n] whose rows have no flags, whatever their state.
         """
         is_saturated = self.states.is_saturated & withholds
-        marks = np.where(is_saturated, SATURATED, np.uint8(0))
+        flags = np.where(is_saturated, SATURATED, np.uint8(0))
         if self._metric == "signal":
-            marks |= WATCHED
-        keys, marked = self.states.keys, marks > 0
+            flags |= WATCHED
+        keys, is_flagged = self.states.keys, flags > 0
         if but is not None:
-            marked &= ~np.isin(keys, but)
-        if not marked.all():
-            keys, marks = keys[marked], marks[marked]
-        self._store.mark_rows(self.name, keys, marks)
-
-    def published_drift(self, threshold: float) -> np.ndarray:
-        """Returns the drifts that make "below T" mean "saturated": float32, along the keys."""
-        return effective_drifts(self.states, threshold)
+            is_flagged &= ~np.isin(keys, but)
+        if not is_flagged.all():
+            keys, flags = keys[is_flagged], flags[is_flagged]
+        self._store.mark_rows(self.name, keys, flags)
 
     def require_metric(self) -> None:
         """Raises the store's error if it cannot watch what the drift metric needs."""
         if self._metric == "signal":
-            nothing = np.empty(0, np.int64)
-            self._store.travelled(self.name, nothing)
+            self._store.travelled(self.name, np.empty(0, np.int64))
 
     def saturated_since(self, always: bool) -> tuple[np.ndarray, np.ndarray]:
         """Returns the saturated keys, int64 [n], and since which window they are, int32 [n].
@@ -191,10 +184,6 @@ class TrackedTable:
         before, self._counts = self._counts, self._store.update_counts(self.name)
         return _since(self._counts, before)
 
-    def publish_policy(self) -> None:
-        """Tells the store what becomes of the table's gradients in this window."""
-        self._store.set_update_policy(self.name, self.policy)
-
     def state(self) -> dict[str, Any]:
         """Returns what is known of the table in the midst of a window.
 
@@ -205,9 +194,10 @@ class TrackedTable:
             float32 [n]; and "unmarked" int64 [m], of them those whose row came back in this window.
         """
         own = self._own_keys
-        travelled = np.zeros(own.size, np.float32)
         if self._metric == "signal":
-            travelled = self._store.travelled(self.name, own)
+            squared_lengths = self._store.travelled(self.name, own)
+        else:
+            squared_lengths = np.zeros(own.size, np.float32)
         counts = _since(self._store.update_counts(self.name), self._counts)
         return {
             "dim": self.dim,
@@ -216,22 +206,22 @@ class TrackedTable:
             "counts": dataclasses.asdict(counts),
             "snapshot_keys": own,
             "snapshot": self._snapshot.numpy(),
-            "travelled": travelled,
-            "unmarked": self._came_back(own),
+            "travelled": squared_lengths,
+            "unmarked": self._without_flags(own),
         }
 
-    def _came_back(self, keys: np.ndarray) -> np.ndarray:
-        """Keys whose rows left the store and came back since they were marked, without a mark."""
-        # A rank's own part of a sharded table is marked for what is watched alone; its copies keep
-        # their marks themselves.
-        is_marked = self._metric == "signal" or self._owners(keys) is None
-        if not self._store.forgets_marks or not is_marked:
+    def _without_flags(self, keys: np.ndarray) -> np.ndarray:
+        """Keys whose rows left the store and came back, without flags, since these were set."""
+        # A rank's own part of a sharded table has flags for what is watched alone; its replicas
+        # keep theirs themselves.
+        has_flags = self._metric == "signal" or self._owners(keys) is None
+        if not self._store.forgets_marks or not has_flags:
             return keys[:0]
         _, found = self._store.gather(self.name, keys)
         return keys[np.asarray(found, bool) & (self._store.marks(self.name, keys) == 0)]
 
     def restore(self, state: Mapping[str, Any], config: SaturationConfig) -> None:
-        """Goes on from what `state` gave, with the snapshots of all ranks; marks nothing yet.
+        """Goes on from what `state` gave, with the snapshots of all ranks; sets no flags yet.
 
         What a store may refuse of a policy is as configured here, where the store took it.
         """
@@ -242,29 +232,78 @@ class TrackedTable:
             ranks=config.simulated_ranks,
             decay_skipped=policy.decay_skipped and config.decay_skipped,
         )
-        self._snapshot = tf.constant(state["snapshot"][self._places(state)], tf.float32)
+        self._snapshot = tf.constant(state["snapshot"][self._own_rows(state)], tf.float32)
         before, now = UpdateCounts(**state["counts"]), self._store.update_counts(self.name)
         self._counts = _since(now, before)
 
-    def restore_travelled(self, state: Mapping[str, Any]) -> None:
-        """Tells the store how far watched rows have come in this window; after `mark`."""
+    def restore_update_lengths(self, state: Mapping[str, Any]) -> None:
+        """Tells the store the squared update lengths in this window; after `set_flags`."""
         if self._metric == "signal":
-            squared_lengths = state["travelled"][self._places(state)]
+            squared_lengths = state["travelled"][self._own_rows(state)]
             self._store.set_travelled(self.name, self._own_keys, squared_lengths)
 
-    def _places(self, state: Mapping[str, Any]) -> np.ndarray:
-        """Where the snapshots of this rank's own hot keys are."""
+    def _own_rows(self, state: Mapping[str, Any]) -> np.ndarray:
+        """Indices of the snapshots of this rank's own hot keys."""
         order = np.argsort(state["snapshot_keys"])
         found = np.searchsorted(state["snapshot_keys"], self._own_keys, sorter=order)
         return order[found]
 
 
 def _since(now: UpdateCounts, before: UpdateCounts) -> UpdateCounts:
-    """The difference of counts; of what is held, `now`."""
-    held = ("pending", "pending_bytes")
-    return UpdateCounts(
-        **{
-            f.name: getattr(now, f.name) - (0 if f.name in held else getattr(before, f.name))
-            for f in dataclasses.fields(UpdateCounts)
-        }
-    )
+    """The difference of counts; of what is deferred now, `now`."""
+    old = {**dataclasses.asdict(before), "pending": 0, "pending_bytes": 0}
+    return UpdateCounts(**{name: n - old[name] for name, n in dataclasses.asdict(now).items()})
+
+
+def tables_to_track(
+    tables: Sequence[TableConfig],
+    config: SaturationConfig,
+    specs: Sequence[FeatureSpec],
+    ranks: int,
+) -> list[TableConfig]:
+    """Returns the tables that a feature uses and the settings do not exempt, in their order.
+
+    Args:
+        tables: of the store.
+        config: settings.
+        specs: features of an input.
+        ranks: number of ranks.
+
+    Raises:
+        ValueError: there is no feature, a feature's table is not in the store, a setting names a
+            table that no feature uses, a budget is too small for one row, or no table is left.
+    """
+    if not specs:
+        raise invalid("specs", specs, "SaturationTracker", "one feature or more")
+    known = [table.name for table in tables]
+    for spec in specs:
+        if spec.table not in known:
+            allowed = "a table of the store: " + ", ".join(known)
+            raise invalid("table", spec.table, f"feature {spec.name!r}", allowed)
+    used = {spec.table for spec in specs}
+    for setting in ("exempt_tables", "table_hot_budget_bytes"):
+        for name in getattr(config, setting):
+            if name not in used:
+                allowed = "tables that a feature uses: " + ", ".join(sorted(used))
+                raise invalid(setting, name, "SaturationConfig", allowed)
+    if config.simulated_ranks > 1 and ranks > 1:
+        where = f"SaturationConfig on {ranks} ranks"
+        raise invalid("simulated_ranks", config.simulated_ranks, where, "1: they are real")
+    tracked = [t for t in tables if t.name in used and t.name not in config.exempt_tables]
+    if not tracked:
+        allowed = "fewer than all tables: one must be left to track"
+        raise invalid("exempt_tables", config.exempt_tables, "SaturationConfig", allowed)
+    needed = min(snapshot_bytes(table.dim) for table in tracked)
+    if config.hot_budget_bytes < needed:
+        allowed = f"at least {needed}: the snapshot of one row takes that many bytes"
+        raise invalid("hot_budget_bytes", config.hot_budget_bytes, "SaturationConfig", allowed)
+    snapshots = f"snapshots of {', '.join(repr(table.name) for table in tracked[:3])}"
+    snapshots += ", ..." if len(tracked) > 3 else ""
+    budgets = {"hot_budget_bytes": (config.hot_budget_bytes, snapshots)}
+    if config.defers_gradients:
+        budgets["defer_budget_bytes"] = (config.defer_budget_bytes, "deferred gradients")
+    for table, budget in config.table_hot_budget_bytes.items():
+        budgets[f"table_hot_budget_bytes[{table!r}]"] = (budget, f"snapshots of {table!r}")
+    for setting, (budget, what) in budgets.items():
+        require_room(setting, budget, budget, what, "SaturationConfig")
+    return tracked

@@ -1,7 +1,7 @@
-"""The window loop: hot set, snapshot, drift, threshold, states. Publishes to classifier and store.
+"""The window loop: hot set, snapshot, drift, threshold, states, for the classifier and the store.
 
 In: a store's access counts and rows, and the losses of trained inputs. Out: what the classifier
-skips, what the store masks or holds back, and a `WindowReport` per window.
+skips, what the store masks or defers, and a `WindowReport` per window.
 Method: Slipstream, arXiv 2404.04270, snapshot and sampling blocks; states, guard, budget and
 deferring are this project's.
 """
@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import tensorflow as tf
@@ -21,30 +20,18 @@ from slipstream_tf.errors import require_integer
 from slipstream_tf.ops.classifier import InputClassifier
 from slipstream_tf.ops.features import FeatureSpec
 from slipstream_tf.ops.update_policy import UpdatePolicy
-from slipstream_tf.saturation import hot_set, notices
-from slipstream_tf.saturation.classifying import (
-    classifier_settings,
-    counts_all_keys,
-    sampled_drifts,
-)
-from slipstream_tf.saturation.policies import UpdatePolicies, freeze_drift
+from slipstream_tf.saturation import hot_set, window_end
+from slipstream_tf.saturation.policies import UpdatePolicies, read_only_drift
 from slipstream_tf.saturation.ranks import Communicator, Ranks
-from slipstream_tf.saturation.report import (
-    TableWindow,
-    WindowReport,
-)
-from slipstream_tf.saturation.report_log import ReportLog
+from slipstream_tf.saturation.report import ReportLog, TableWindow, WindowReport
 from slipstream_tf.saturation.resuming import part_of, require_restorable
-from slipstream_tf.saturation.row_copies import RowCopies
-from slipstream_tf.saturation.scope import tables_to_track
+from slipstream_tf.saturation.row_replicas import RowReplicas
 from slipstream_tf.saturation.side_by_side import FEW_KEYS, for_each, tables_at_once
-from slipstream_tf.saturation.states import KeyStates
+from slipstream_tf.saturation.states import KeyStates, effective_drifts
 from slipstream_tf.saturation.steering import Steerer
-from slipstream_tf.saturation.tracked_table import TrackedTable
-from slipstream_tf.saturation.window_end import Findings, decide, describe
-
-if TYPE_CHECKING:
-    from slipstream_tf.stores.base import TrackedStore
+from slipstream_tf.saturation.threshold import classifier_settings, counts_all_keys, sampled_drifts
+from slipstream_tf.saturation.tracked_table import TrackedTable, tables_to_track
+from slipstream_tf.stores.base import TrackedStore
 
 _Result = TypeVar("_Result")
 # Of the window loop, beside the parts that have states of their own.
@@ -54,15 +41,12 @@ _LOOP = (
 )
 
 
-_NOTHING: Mapping[str, np.ndarray] = MappingProxyType({})
-
-
 class SaturationTracker:
-    """Finds saturated keys window by window, and says what is skipped, masked or held back.
+    """Finds saturated keys window by window, and says what is skipped, masked or deferred.
 
     A window is `config.snapshot_interval` trained steps. All state changes at window ends, so that
     classification between them is constant. The first window has no snapshot: nothing is skipped
-    before the end of the second (except with skip="random", and what deferring by movement holds).
+    before the end of the second (except with skip="random", and what is deferred by movement).
 
     Nothing is skipped, masked or deferred before the end of the warm-up. As long as its length is
     not known (`config.warmup` is a share, and neither `config.planned_steps` nor `plan` says of
@@ -71,6 +55,9 @@ class SaturationTracker:
     With skip="random", the i-th window that begins at or after the end of the warm-up (i from 0)
     skips the share `config.random_shares[i]`, whatever the keys; the last share repeats. Without a
     warm-up that starts with the first step. `report.random_shares` gives the shares of a run.
+
+    Attributes:
+        classifier: tells which inputs to skip; pass it to `inputs.classifier.skip_inputs`.
     """
 
     def __init__(
@@ -100,7 +87,7 @@ class SaturationTracker:
         self._tables = [TrackedTable(store, table, config.metric, self._ranks) for table in tracked]
         rate = None if store.learning_rate is None else float(store.learning_rate)
         self.update_policies = UpdatePolicies(config, tracked, rate)
-        self._classifier = InputClassifier(
+        self.classifier = InputClassifier(
             [table.name for table in self._tables],
             config.alpha,
             config.reservoir_size,
@@ -111,16 +98,14 @@ class SaturationTracker:
             ignored_tables=config.exempt_tables,
         )
         self._tables_at_once = tables_at_once(store, self._ranks.size)
-        # A store with copies of other ranks' rows, if they are to be used.
-        freezer: Any = None
-        if config.may_freeze and self._ranks.size > 1 and store.may_freeze:
-            freezer = store
-        # A store whose ranks keep copies of hot rows.
-        publisher: Any = None
-        may_publish = store.copy_movement is not None and not config.shadow
-        if may_publish and self._ranks.size > 1:
-            publisher = store
-        self._copies = RowCopies(freezer, publisher, freeze_drift(config, rate))
+        has_ranks = self._ranks.size > 1
+        is_read_only = has_ranks and config.may_read_replicas and store.may_freeze
+        is_refreshed = has_ranks and store.copy_movement is not None and not config.shadow
+        self._replicas = RowReplicas(
+            store if is_read_only else None,
+            store if is_refreshed else None,
+            read_only_drift(config, rate),
+        )
         self._lists_by_key = store.lists_hot_keys_by_key
         self._steerer = Steerer(config)
         self._planned_steps: int | None = None
@@ -136,7 +121,7 @@ class SaturationTracker:
         self._begin_window(0, 0.0, None)
 
     def _try_policies(self) -> None:
-        """Shows the store what it will be asked for after the warm-up, so that it refuses now."""
+        """Shows the store the policies after the warm-up, so that it refuses them now."""
         sizes = self._sizes()
         for table in self._tables:
             self._store.set_update_policy(
@@ -147,11 +132,6 @@ class SaturationTracker:
     @property
     def _remembers_losses(self) -> bool:
         return self._config.score == "remembered_loss"
-
-    @property
-    def classifier(self) -> InputClassifier:
-        """Tells which inputs to skip; pass it to `inputs.classifier.skip_inputs`."""
-        return self._classifier
 
     @property
     def reports(self) -> tuple[WindowReport, ...]:
@@ -212,7 +192,7 @@ class SaturationTracker:
     def state(self) -> dict[str, Any]:
         """Returns all that the engine knows on this rank, in the midst of a window or not.
 
-        Not in it: rows, slots, access counts and held sums, which are the store's.
+        Not in it: rows, slots, access counts and deferred gradients, which are the store's.
 
         Returns:
             Nested dictionaries of JSON-serialisable values and arrays; see `resuming`.
@@ -222,10 +202,10 @@ class SaturationTracker:
             "loop": {name: getattr(self, f"_{name}") for name in _LOOP},
             "reports": self._reports.state(),
             "steering": self._steerer.state(),
-            "accesses": self._copies.state(),
+            "accesses": self._replicas.state(),
             "tables": {table.name: table.state() for table in self._tables},
-            "window": self._classifier.export_window(),
-            "memory": self._classifier.export_memory(),
+            "window": self.classifier.export_window(),
+            "memory": self.classifier.export_memory(),
             "traffic": self._ranks.traffic_so_far(),
         }
 
@@ -236,9 +216,9 @@ class SaturationTracker:
     def restore(self, states: Sequence[Mapping[str, Any]]) -> None:
         """Goes on from what `state` gave; with several ranks a collective.
 
-        Call it when the store has its rows and counts back, and before its held sums are. With as
-        many ranks as before each gets back its own; else what is a rank's own is shared out, but
-        samples of inputs, which are drawn anew.
+        Call it when the store has its rows and counts back, and before its deferred gradients are.
+        With as many ranks as before each gets back its own; else what is a rank's own is shared
+        out, but samples of inputs, which are drawn anew.
 
         Args:
             states: of every rank, rank 0 first.
@@ -252,29 +232,29 @@ class SaturationTracker:
             setattr(self, f"_{name}", state["loop"][name])
         self._reports = ReportLog.from_state(state["reports"])
         self._steerer.restore(state["steering"])
-        self._copies.restore(state["accesses"])
+        self._replicas.restore(state["accesses"])
         for table in self._tables:
             table.restore(state["tables"][table.name], self._config)
-        unmarked = {name: table["unmarked"] for name, table in state["tables"].items()}
-        self._publish_window(len(self._reports), unmarked)
+        without_flags = {name: table["unmarked"] for name, table in state["tables"].items()}
+        self._apply_window(len(self._reports), without_flags)
         for table in self._tables:
-            table.restore_travelled(state["tables"][table.name])
-        self._classifier.import_memory(state["memory"])
-        self._classifier.import_window(state["window"])
+            table.restore_update_lengths(state["tables"][table.name])
+        self.classifier.import_memory(state["memory"])
+        self.classifier.import_window(state["window"])
         self._ranks.restore_traffic(state["traffic"])
 
     def _hot_key_count(self) -> int:
         return sum(table.states.keys.size for table in self._tables)
+
+    @property
+    def _threads(self) -> int:
+        return 1 if self._hot_key_count() < FEW_KEYS else self._tables_at_once
 
     def _for_each_table(
         self, work: Callable[..., _Result], *others: Iterable[Any]
     ) -> list[_Result]:
         """Results of work on each table and what belongs to it, in order; tables maybe at once."""
         return for_each(work, self._threads, self._tables, *others)
-
-    @property
-    def _threads(self) -> int:
-        return 1 if self._hot_key_count() < FEW_KEYS else self._tables_at_once
 
     def end_window(self) -> WindowReport:
         """Ends the window now, however many steps it had, and starts the next one.
@@ -287,9 +267,9 @@ class SaturationTracker:
         findings = self._collect()
         self._inputs_seen += findings.inputs.inputs_seen
         planned_inputs = self._planned_inputs(findings.inputs.inputs_skipped)
-        steering = self._steerer.next(findings.work, planned_inputs)
-        decision = decide(
-            self._config, findings, steering, self._copies.freeze_drift, self._threads
+        steering = self._steerer.next(findings, planned_inputs)
+        decision = window_end.decide(
+            self._config, findings, steering, self._replicas.read_only_drift, self._threads
         )
 
         was_warming_up = self._window_is_warming_up
@@ -303,9 +283,8 @@ class SaturationTracker:
             (table.saturated_keys for table in self._tables),
         )
         if not self._reports:
-            offered = findings.work.rows_offered
-            notices.warn_of_first_window(
-                self._config, self.warmup_steps, offered, self._inputs_seen
+            window_end.warn_of_first_window(
+                self._config, self.warmup_steps, findings.rows_offered, self._inputs_seen
             )
         tables = [
             TableWindow(table.name, table.dim, before.keys.size, table.states.counts(), rows)
@@ -313,7 +292,7 @@ class SaturationTracker:
                 self._tables, findings.states, findings.rows, strict=True
             )
         ]
-        report = describe(
+        report = window_end.describe(
             findings,
             steering,
             decision,
@@ -325,33 +304,33 @@ class SaturationTracker:
             next_hot_keys=self._hot_key_count(),
             hot_set_overlap=overlap,
             tables=tuple(tables),
-            frozen_keys=self._copies.frozen_keys(self._tables),
+            frozen_keys=self._replicas.read_only_keys(self._tables),
             traffic=self._ranks.take_traffic(),
             seconds=time.perf_counter() - start,
         )
         self._reports.append(report)
         return report
 
-    def _collect(self) -> Findings:
+    def _collect(self) -> window_end.Findings:
         """Gathers what the window brought, from the store, the classifier and the other ranks."""
         withholds, release, ranks = self._is_withholding, self._config.release, self._ranks
         measured = self._for_each_table(lambda table: table.measure(withholds, release))
         names = [table.name for table in self._tables]
-        notices.log_anomalies(len(self._reports), self._step, names, measured)
+        window_end.log_anomalies(len(self._reports), self._step, names, measured)
         sample = sampled_drifts(
-            self._classifier.export_window(),
+            self.classifier.export_window(),
             [found.keys for found in measured],
-            [found.judged for found in measured],
+            [found.deciding for found in measured],
         )
-        scores = self._classifier.reservoir_scores(*sample)
-        if self._config.threshold is None and self._config.judges_keys:
+        scores = self.classifier.reservoir_scores(*sample)
+        if self._config.threshold is None and self._config.needs_key_states:
             scores = ranks.concatenate(scores, "scores")
-        losses = ranks.total_losses(self._classifier.take_loss_statistics())
+        losses = ranks.total_losses(self.classifier.take_loss_statistics())
         remembered = None
         if self._remembers_losses:
-            remembered = ranks.concatenate(self._classifier.reservoir_losses(), "remembered")
-        (inputs,) = ranks.total_counts([self._classifier.end_window()], "inputs")
-        return Findings(
+            remembered = ranks.concatenate(self.classifier.reservoir_losses(), "remembered")
+        (inputs,) = ranks.total_counts([self.classifier.end_window()], "inputs")
+        return window_end.Findings(
             window=len(self._reports),
             are_withheld=withholds,
             states=[table.states for table in self._tables],
@@ -375,28 +354,28 @@ class SaturationTracker:
         sizes = self._sizes()
         for table in self._tables:
             table.policy = self.update_policies.of(table.name, sizes, is_active)
-        return self._publish_window(window)
+        return self._apply_window(window, {})
 
-    def _publish_window(self, window: int, unmarked: Mapping[str, np.ndarray] = _NOTHING) -> bool:
-        """Tells store and classifier what holds in a window; returns whether it may skip inputs.
+    def _apply_window(self, window: int, without_flags: Mapping[str, np.ndarray]) -> bool:
+        """Sets up store and classifier for a window; returns whether it may skip inputs.
 
         Args:
             window: its number.
-            unmarked: table -> keys whose rows came into the store since the window began.
+            without_flags: table -> keys whose rows came into the store since the window began.
         """
         is_active = not self._window_is_warming_up
         withholds = self._config.withholds_saturated and is_active
 
-        def tell_store(table: TrackedTable) -> None:
-            table.mark(withholds, unmarked.get(table.name))
-            table.publish_policy()
+        def configure_store(table: TrackedTable) -> None:
+            table.set_flags(withholds, without_flags.get(table.name))
+            self._store.set_update_policy(table.name, table.policy)
 
-        self._for_each_table(tell_store)
-        self._copies.publish(self._tables, is_active)
-        self._classifier.set_drift(
+        self._for_each_table(configure_store)
+        self._replicas.choose(self._tables, is_active)
+        self.classifier.set_drift(
             *_joined(
                 [table.states.keys for table in self._tables],
-                [table.published_drift(self._threshold) for table in self._tables],
+                [effective_drifts(table.states, self._threshold) for table in self._tables],
             )
         )
         if self._remembers_losses:
@@ -404,7 +383,7 @@ class SaturationTracker:
             # Where all hot keys count as saturated, they did at any visit, in another run's
             # windows, too.
             saturated = [table.saturated_since(all_count) for table in self._tables]
-            self._classifier.set_saturated(
+            self.classifier.set_saturated(
                 *_joined([keys for keys, _ in saturated], [since for _, since in saturated])
             )
         settings, may_skip = classifier_settings(
@@ -414,7 +393,7 @@ class SaturationTracker:
             self._loss_threshold,
             None if self._window_is_warming_up else self._windows_after_warmup,
         )
-        self._classifier.configure(**settings)
+        self.classifier.configure(**settings)
         return may_skip
 
     def _sizes(self) -> dict[str, int]:
@@ -443,14 +422,14 @@ class SaturationTracker:
 
     def _candidates(self) -> list[hot_set.Candidates] | None:
         """Keys that may be hot in the next window; None: hot keys are of no use."""
-        if not self._config.judges_keys and not self._copies.are_used:
+        if not self._config.needs_key_states and not self._replicas.are_used:
             return None
-        # Where hot keys are found for copies alone, the others need not be followed.
-        least = 0.0 if self._config.judges_keys else self._copies.least_accesses
+        # Where hot keys are found for replicas alone, the others need not be followed.
+        least = 0.0 if self._config.needs_key_states else self._replicas.least_accesses
         candidates = []
         for table, own in zip(self._tables, self._for_each_table(self._hot_keys), strict=True):
             found = self._ranks.merge_accesses(*own, f"hot_keys.{table.name}", least)
-            self._copies.note_accesses(table.name, *found)
+            self._replicas.note_accesses(table.name, *found)
             candidates.append(hot_set.Candidates(*found, table.dim))
         return candidates
 
@@ -473,7 +452,7 @@ class SaturationTracker:
         """This rank's most accessed keys of a table that fit its budget, and their counts."""
         budget = self._config.hot_budget_bytes
         own = min(budget, self._config.table_hot_budget_bytes.get(table.name, budget))
-        # No other order of the keys is asked for than the one that states have.
+        # States need no other order of the keys.
         order = {"by_key": True} if self._lists_by_key else {}
         most = hot_set.most_candidates(table.dim, own)
         keys, counts = self._store.hot_keys(table.name, most, **order)

@@ -1,4 +1,4 @@
-"""What a window's end decides: T, the next hot set, the keys' states; and its report. Pure.
+"""What a window's end decides: T, the next hot set, the keys' states; its report and warnings.
 
 In: what a window brought, over all ranks, and how much to skip. Out: decisions for `tracker` to
 carry out, and a `WindowReport` of both.
@@ -11,35 +11,34 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from absl import logging
 
 from slipstream_tf.config import SaturationConfig
-from slipstream_tf.ops.classifier import ClassifierCounts
-from slipstream_tf.ops.loss_statistics import LossStatistics
-from slipstream_tf.ops.update_policy import UpdateCounts
-from slipstream_tf.saturation.classifying import threshold_of_keys
 from slipstream_tf.saturation.hot_set import Candidates, choose_hot_keys
 from slipstream_tf.saturation.report import WindowReport, drift_histogram, drift_quantiles
 from slipstream_tf.saturation.side_by_side import for_each
-from slipstream_tf.saturation.states import KeyStates, TransitionRules, next_states
+from slipstream_tf.saturation.states import KeyStates, next_states
 from slipstream_tf.saturation.steering import Steering, WindowWork
-from slipstream_tf.saturation.threshold import ThresholdResult, find_threshold
+from slipstream_tf.saturation.threshold import (
+    ThresholdResult,
+    find_threshold,
+    threshold_of_keys,
+)
 from slipstream_tf.saturation.tracked_table import Measured
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Findings:
+class Findings(WindowWork):
     """What a window brought, over all ranks; lists have an entry per tracked table.
 
     Attributes:
+        inputs, rows, losses: see `WindowWork`.
         window: its number.
         are_withheld: whether gradients of saturated keys did not reach their rows.
         states: of its hot keys.
         measured: their drifts.
         scores: float32 [n], skip scores by drift of its sampled inputs.
         remembered: float32 [m], remembered losses of its sampled inputs; None with another score.
-        losses: of its trained inputs, before they were trained on.
-        inputs: how many were classified, skipped, ...
-        rows: what became of its gradient rows.
         candidates: keys that may be hot in the next window; None: hot keys are of no use.
     """
 
@@ -49,22 +48,7 @@ class Findings:
     measured: Sequence[Measured]
     scores: np.ndarray
     remembered: np.ndarray | None
-    losses: LossStatistics
-    inputs: ClassifierCounts
-    rows: Sequence[UpdateCounts]
     candidates: Sequence[Candidates] | None
-
-    @property
-    def work(self) -> WindowWork:
-        """What guard and budget go by."""
-        return WindowWork(
-            inputs_seen=self.inputs.inputs_seen,
-            inputs_skipped=self.inputs.inputs_skipped,
-            hot_inputs=self.inputs.hot_inputs,
-            rows_offered=sum(rows.offered for rows in self.rows),
-            rows_masked=sum(rows.masked for rows in self.rows),
-            losses=self.losses,
-        )
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -86,7 +70,7 @@ def decide(
     config: SaturationConfig,
     findings: Findings,
     steering: Steering,
-    freeze_drift: float = 0.0,
+    read_only_drift: float = 0.0,
     threads: int = 1,
 ) -> Decision:
     """Decides what holds in the window after the one that ends.
@@ -95,17 +79,16 @@ def decide(
         config: settings of the engine.
         findings: what the window brought.
         steering: how much to skip.
-        freeze_drift: T where keys are judged for freezing alone.
+        read_only_drift: T where states of keys decide on read-only replicas alone.
         threads: so many tables are worked on at once.
     """
-    found = threshold_of_keys(config, findings.scores, steering, freeze_drift)
+    found = threshold_of_keys(config, findings.scores, steering, read_only_drift)
     loss_threshold = None
     if findings.remembered is not None:
         by_loss = find_threshold(findings.remembered, steering.share)
         loss_threshold = by_loss.scaled(steering.scale).threshold
     if findings.candidates is None:
         return Decision(found, loss_threshold, None)
-    rules = TransitionRules(config.release, config.probing_interval, config.protect_windows)
 
     def advance(before: KeyStates, hot_keys: np.ndarray, measured: Measured) -> KeyStates:
         return next_states(
@@ -115,7 +98,7 @@ def decide(
             measured.drift,
             found.threshold,
             findings.window,
-            rules,
+            config,
             findings.are_withheld,
         )
 
@@ -136,13 +119,14 @@ def describe(
         **others: fields of the report that follow from none of these.
     """
     drift = np.concatenate([measured.drift for measured in findings.measured])
+    finite = np.sort(drift[np.isfinite(drift)])
     return WindowReport(
         window=findings.window,
         hot_keys=sum(states.keys.size for states in findings.states),
         evicted=sum(measured.evicted for measured in findings.measured),
-        anomalies=int((~np.isfinite(drift)).sum()),
-        drift_quantiles=drift_quantiles(drift),
-        drift_histogram=drift_histogram(drift),
+        anomalies=drift.size - finite.size,
+        drift_quantiles=drift_quantiles(finite),
+        drift_histogram=drift_histogram(finite),
         threshold=decision.found.threshold,
         is_threshold_capped=decision.found.is_capped,
         loss_threshold=decision.loss_threshold,
@@ -156,3 +140,56 @@ def describe(
         **dataclasses.asdict(findings.inputs),
         **others,
     )
+
+
+def warn_of_first_window(
+    config: SaturationConfig, warmup_steps: int | None, rows_offered: int, inputs_seen: int
+) -> None:
+    """Warns at the end of the first window if nothing will ever be skipped.
+
+    Args:
+        config: settings of the engine.
+        warmup_steps: None if the length of the warm-up is not known.
+        rows_offered: gradient rows that came in the window.
+        inputs_seen: inputs that were classified; by them T is found.
+    """
+    if config.skip == "none":
+        return
+    if warmup_steps is None:
+        logging.warning(
+            "The warm-up is a share of the planned steps, whose number is not known: nothing "
+            "is skipped. Give planned_steps or warmup_steps to SaturationConfig, or data whose "
+            "length is known (tf.data.experimental.assert_cardinality)."
+        )
+    if (
+        config.needs_key_states
+        and config.threshold is None
+        and rows_offered > 0
+        and not inputs_seen
+    ):
+        logging.warning(
+            "Gradients came in, but no input went through Slipstream.apply: the threshold is "
+            "found on inputs, so it stays 0 and no key is saturated. Put slipstream.apply(...) "
+            "last in the training data's pipeline, or set `threshold`."
+        )
+
+
+def log_anomalies(
+    window: int, step: int, tables: Sequence[str], measured: Sequence[Measured]
+) -> None:
+    """Warns of hot keys whose drift is not finite.
+
+    Args:
+        window: number of the window that ends.
+        step: trained steps.
+        tables: names of the tracked tables.
+        measured: their drifts.
+    """
+    for table, found in zip(tables, measured, strict=True):
+        broken = found.keys[~np.isfinite(found.drift)]
+        if broken.size:
+            logging.warning(
+                "Window %d, step %d: %d hot keys of table %r have a drift that is not finite "
+                "and count as varying. First: key %d.",
+                *(window, step, broken.size, table, broken[0]),
+            )

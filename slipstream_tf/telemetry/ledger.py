@@ -12,10 +12,10 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from slipstream_tf.config import SaturationConfig
 from slipstream_tf.ops.update_policy import UpdateCounts
 from slipstream_tf.saturation.report import WindowReport
 from slipstream_tf.saturation.threshold import LARGEST_THRESHOLD
-from slipstream_tf.saturation_config import SaturationConfig
 from slipstream_tf.telemetry.table import format_table
 
 _COLUMNS = (

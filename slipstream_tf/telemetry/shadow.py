@@ -15,6 +15,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any
 
+from slipstream_tf.config import SaturationConfig
 from slipstream_tf.saturation.quality_budget import (
     MIN_POINTS,
     MODEL_MARGIN,
@@ -24,7 +25,6 @@ from slipstream_tf.saturation.quality_budget import (
     fit_learning_curve,
 )
 from slipstream_tf.saturation.report import WindowReport
-from slipstream_tf.saturation_config import SaturationConfig
 from slipstream_tf.telemetry.ledger import Ledger
 
 _WIDTH = 99

@@ -85,7 +85,7 @@ def test_core_includes_no_framework():
 
 @needs_sources
 def test_every_folder_with_modules_is_a_package():
-    """setup.py's find_packages passes over a folder that has no __init__.py."""
+    """Setuptools finds no package in a folder that has no __init__.py."""
     folders = {path.parent for path in (ROOT / "slipstream_tf").rglob("*.py")}
     missing = {str(f.relative_to(ROOT)) for f in folders if not (f / "__init__.py").exists()}
     assert missing == set()

@@ -85,13 +85,13 @@ def test_shadow_mode_trains_like_no_skipping():
 def test_gradients_are_deferred_after_the_warm_up(trigger):
     settings = {"skip": "defer", "defer_trigger": trigger, "defer_movement": 0.002}
     slipstream, rows = train(**settings)
-    held = [sum(table.rows.held for table in r.tables) for r in slipstream.tracker.reports]
-    assert held[:3] == [0, 0, 0] and sum(held[4:]) > 0
+    deferred = [sum(table.rows.held for table in r.tables) for r in slipstream.tracker.reports]
+    assert deferred[:3] == [0, 0, 0] and sum(deferred[4:]) > 0
     assert "have been sent" in slipstream.summary()
     store = slipstream.store
-    pending = sum(store.pending().values())
-    assert pending > 0
-    assert flush_held(slipstream, store.optimizer) == pending
+    waiting = sum(store.pending().values())
+    assert waiting > 0
+    assert flush_held(slipstream, store.optimizer) == waiting
     _, plain_rows = train(skip="none")
     for mine, plain in zip(rows, plain_rows, strict=True):
         assert np.abs(mine - plain).max() < 0.3
@@ -114,10 +114,10 @@ def test_fit_applies_what_is_held_at_each_epochs_end():
     )
     slipstream = Slipstream(store, config)
     model.compile(optimizer, "mse")
-    pending = []
+    waiting = []
     watch = keras.callbacks.LambdaCallback(
-        on_train_batch_end=lambda batch, logs: pending.append(store.pending()["item"]),
-        on_epoch_end=lambda epoch, logs: pending.append(-store.pending()["item"]),
+        on_train_batch_end=lambda batch, logs: waiting.append(store.pending()["item"]),
+        on_epoch_end=lambda epoch, logs: waiting.append(-store.pending()["item"]),
     )
     keys = np.random.default_rng(1).integers(0, 20, (15 * 8, 1))
     model.fit(
@@ -128,7 +128,7 @@ def test_fit_applies_what_is_held_at_each_epochs_end():
         verbose=0,
         callbacks=[slipstream.callback(), watch],
     )
-    assert pending[14] > 0 and pending[15] == 0 and pending[-2] > 0 and pending[-1] == 0
+    assert waiting[14] > 0 and waiting[15] == 0 and waiting[-2] > 0 and waiting[-1] == 0
     counts = store.update_counts("item")
-    assert counts.flushed == pending[14] + pending[-2]
+    assert counts.flushed == waiting[14] + waiting[-2]
     assert int(model.optimizer.iterations) == 30, "a flush is no step"

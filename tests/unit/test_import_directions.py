@@ -38,7 +38,7 @@ LEAVES = {
     "launch",
     "memory",
     "optimizers",
-    "saturation_config",
+    "serialization",
 }
 # Beside each other, but one is built on the other.
 SAME_LEVEL = {("models", "keras")}

@@ -12,7 +12,7 @@ from slipstream_tf import memory
 from slipstream_tf.ops.classifier import InputClassifier
 from slipstream_tf.ops.features import FeatureSpec
 from slipstream_tf.prepare.preparation import Options
-from slipstream_tf.saturation.scope import tables_to_track
+from slipstream_tf.saturation.tracked_table import tables_to_track
 from slipstream_tf.stores.native import NativeStore
 
 GIB = 1 << 30

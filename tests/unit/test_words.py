@@ -1,11 +1,13 @@
-"""Words that the project has given up do not come back as identifiers of the C++ sources.
+"""Words that the project has given up do not come back as identifiers, nor in error messages.
 
 The words in use, and what each means, are in docs/glossary.md.
 """
 
 from __future__ import annotations
 
+import ast
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -68,3 +70,168 @@ def test_retired_words_are_no_identifiers() -> None:
 )
 def test_the_search_reads_code_alone(text: str, words: set[str]) -> None:
     assert retired_in(text) == words
+
+
+# The Python sources. A retired word as a part of an identifier -> what stands for it.
+RETIRED_PARTS = {
+    "asked": "requested (of keys) or target (of benchmarks)",
+    "fate": "decision",
+    "freeze": "read_only, or a verb of what is done with replicas",
+    "frozen": "read_only",
+    "held": "deferred",
+    "heirs": "assigned",
+    "judge": "decide",
+    "judged": "decided",
+    "judges": "decides",
+    "kept_copies": "replicas, or refreshed",
+    "kept_copy": "replica, or refreshed",
+    "let_go": "flush",
+    "lets_go": "flushes",
+    "makes_room": "evict",
+    "makes_rows": "create_missing",
+    "mark_rows": "set_flags",
+    "marked": "flagged, or what is meant",
+    "marks": "flags",
+    "parcel": "send_buffer",
+    "parcels": "send_buffers",
+    "passed_over": "what is meant: left_out, ignored, not_counted",
+    "pending": "deferred",
+    "publish": "what is done with replicas, or their holders",
+    "published": "replica_holders",
+    "publishes": "what is done with replicas, or their holders",
+    "serve_rows": "pull_rows",
+    "served_rows": "pulled_rows",
+    "travelled": "squared_update_lengths",
+    "unmarked": "without_flags",
+}
+# In texts of errors.
+RETIRED_PHRASES = {
+    r"(?:held|holds?|kept) back": "deferred",
+    r"held (?:sums?|gradients?|rows?)": "deferred",
+    r"pending (?:sums?|gradients?|rows?|updates?)": "deferred",
+    r"(?:frozen|kept) cop(?:y|ies)": "replica, read-only or refreshed",
+    r"marked rows?|marks? of rows?|row marks?": "row flags",
+    r"travelled|way of (?:a|the) rows?": "squared update length",
+    r"published rows?": "replica holders",
+    r"parcels?": "send buffer",
+    r"lets? go of": "flush",
+    r"passed over": "what is meant",
+    r"asked for": "requested",
+    r"makes? room": "evicts",
+}
+# What users write or read today: settings, arguments, columns of metrics and reports.
+SETTINGS = {"freeze_drift", "marked"}
+# Of the standard library.
+FOREIGN = {"FrozenInstanceError"}
+# Fields of records that are metrics columns; so they are attributes and keywords, and no more.
+COLUMNS = {"frozen_keys", "held", "pending", "pending_bytes"}
+_PARTS = re.compile(r"[A-Z]?[a-z0-9]+|[A-Z]+(?![a-z])")
+
+
+def identifiers_of(tree: ast.AST) -> Iterator[tuple[str, bool]]:
+    """Yields (identifier, whether it may be a column) of Python code; names of tests are texts."""
+    classes = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+    members = [member for of_class in classes for member in of_class.body]
+    fields = {member.target for member in members if isinstance(member, ast.AnnAssign)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name):
+            yield node.id, node in fields
+        elif isinstance(node, ast.Attribute):
+            yield node.attr, True
+        elif isinstance(node, ast.arg):
+            yield node.arg, False
+        elif isinstance(node, ast.alias):
+            yield from ((name, False) for name in (node.name, node.asname) if name)
+        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            if not node.name.startswith("test_"):
+                yield node.name, False
+        elif isinstance(node, ast.Call):
+            called = getattr(node.func, "attr", getattr(node.func, "id", ""))
+            # Those of a dataclass and of pytest are not ours.
+            foreign = {"dataclass": "frozen", "param": "marks"}.get(called)
+            names = (keyword.arg for keyword in node.keywords)
+            yield from ((name, True) for name in names if name and name != foreign)
+
+
+def retired_parts_in(text: str) -> dict[str, str]:
+    """Returns the identifiers of Python code that have a retired word -> what stands for it."""
+    found = {}
+    for name, may_be_column in identifiers_of(ast.parse(text)):
+        if name in SETTINGS | FOREIGN or (may_be_column and name in COLUMNS):
+            continue
+        parts = f"_{'_'.join(part.lower() for part in _PARTS.findall(name))}_"
+        retired = next((word for word in RETIRED_PARTS if f"_{word}_" in parts), None)
+        if retired is not None:
+            found[name] = RETIRED_PARTS[retired]
+    return found
+
+
+def retired_phrases_in(text: str) -> dict[str, str]:
+    """Returns the retired phrases in what Python code raises -> what stands for them."""
+    found = {}
+    for node in ast.walk(ast.parse(text)):
+        is_text = isinstance(node, ast.Assign) and any(
+            isinstance(target, ast.Name) and target.id in ("allowed", "message")
+            for target in node.targets
+        )
+        if not is_text and not isinstance(node, ast.Raise):
+            continue
+        for part in ast.walk(node):
+            if isinstance(part, ast.Constant) and isinstance(part.value, str):
+                for phrase, word in RETIRED_PHRASES.items():
+                    if match := re.search(rf"\b(?:{phrase})\b", part.value):
+                        found[match[0]] = word
+    return found
+
+
+def python_files(*folders: str) -> list[Path]:
+    return [path for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))]
+
+
+@pytest.mark.parametrize(
+    ("find", "folders"),
+    [(retired_parts_in, ("slipstream_tf", "tests")), (retired_phrases_in, ("slipstream_tf",))],
+    ids=["identifiers", "messages"],
+)
+def test_retired_words_are_not_in_python(find, folders) -> None:
+    files = python_files(*folders)
+    assert len(files) > 100
+    found = {
+        str(path.relative_to(ROOT)): words
+        for path in files
+        if (words := find(path.read_text(encoding="utf-8")))
+    }
+    assert found == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("held = counts.held", {"held"}),
+        ("counts = Counts(held=1, held_rows=2)", {"held_rows"}),
+        ("class Counts:\n    held: int\n    asked: int", {"asked"}),
+        ("def f(heldRows, withheld): ...", {"heldRows"}),
+        ("class RowParcels: ...", {"RowParcels"}),
+        ("def test_rows_are_held(): ...", set()),
+        ("@dataclass(frozen=True)\nclass A: ...", set()),
+        ("import frozen_rows as rows\nfrom a import b as parcels", {"frozen_rows", "parcels"}),
+        ("pytest.param(1, marks=pytest.mark.slow)", set()),
+        ("mark_rows(marks=1)", {"mark_rows", "marks"}),
+        ("# held\nx = 'held'", set()),
+    ],
+)
+def test_the_search_reads_python_identifiers_alone(text: str, names: set[str]) -> None:
+    assert retired_parts_in(text).keys() == names
+
+
+@pytest.mark.parametrize(
+    ("text", "phrases"),
+    [
+        ("raise ValueError(f'{x} rows are held back')", {"held back"}),
+        ("allowed = 'no published rows'", {"published rows"}),
+        ("raise invalid('a', 1, 'place', 'what is held')", set()),
+        ("print('held back')", set()),
+    ],
+)
+def test_the_search_reads_messages_of_errors(text: str, phrases: set[str]) -> None:
+    assert retired_phrases_in(text).keys() == phrases

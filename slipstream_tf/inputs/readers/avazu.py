@@ -15,10 +15,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from slipstream_tf.inputs.readers.base import Rows
 from slipstream_tf.inputs.readers.hashing import hash_string, hash_strings
-from slipstream_tf.inputs.readers.lines import shown
-from slipstream_tf.inputs.readers.rows import Rows
-from slipstream_tf.inputs.readers.text import TextReader
+from slipstream_tf.inputs.readers.text import TextReader, shown
 from slipstream_tf.inputs.spec import MISSING_KEY
 
 COLUMNS = (

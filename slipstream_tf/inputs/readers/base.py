@@ -1,17 +1,222 @@
-"""What readers share. In: blocks of inputs, from a reader of a format. Out: batches of them."""
+"""What readers share. In: blocks of inputs, from a reader of a format. Out: batches of them.
+
+The batches are data sets whose position TensorFlow can save. A `Dataset.from_generator` cannot be
+saved: where it stands is known to Python alone. Here, the number of the pass and that of its next
+batch are kept by the iterator, and are saved with it; what goes on from them reads the pass again
+up to there.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+import collections
+import dataclasses
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, TypeVar
 
+import numpy as np
 import tensorflow as tf
 
 from slipstream_tf.errors import require_choice, require_integer
-from slipstream_tf.inputs.bad_lines import BadLines
-from slipstream_tf.inputs.readers.passes import Passes
-from slipstream_tf.inputs.readers.rows import Rows, in_batches
-from slipstream_tf.inputs.spec import PARTS, DataSpec
+from slipstream_tf.inputs.spec import PARTS, BadLines, DataSpec
+
+# Of ten consecutive runs of this many inputs, nine are for training and one is for testing.
+PART_RUN = 100
+PART_PERIOD = 10
+# A pass that was begun and given up would keep its files open; the oldest are closed, and read
+# again if they go on after all.
+_MOST_OPEN = 4
+# Rows, or a table of Arrow: what has a length and `slice(first, count)`.
+_Block = TypeVar("_Block", bound=Any)
+
+
+@dataclasses.dataclass
+class Rows:
+    """Inputs: label float32 [n], dense float32 [n, num_dense], keys int64 [n, fields] (or by name).
+
+    ids int64 [n] are the inputs' numbers, or None where they are not wanted.
+    """
+
+    label: np.ndarray
+    dense: np.ndarray
+    keys: Any
+    ids: np.ndarray | None = None
+
+    def __len__(self) -> int:
+        return len(self.label)
+
+    def take(self, index: Any) -> Rows:
+        """Returns the rows at `index` (a slice, a mask or positions)."""
+        ids = None if self.ids is None else self.ids[index]
+        return Rows(self.label[index], self.dense[index], self.keys[index], ids)
+
+    def slice(self, first: int, count: int) -> Rows:
+        """Returns `count` rows from row `first` on, or fewer where they end."""
+        return self.take(slice(first, first + count))
+
+    @classmethod
+    def join(cls, blocks: Sequence[Rows]) -> Rows:
+        """Joins rows in order; all of them have ids, or none."""
+        ids = [b.ids for b in blocks if b.ids is not None]
+        return cls(
+            np.concatenate([b.label for b in blocks]),
+            np.concatenate([b.dense for b in blocks]),
+            np.concatenate([b.keys for b in blocks]),
+            np.concatenate(ids) if ids else None,
+        )
+
+    def element(self) -> Any:
+        """Returns (features, label), an element of a data set."""
+        features = {"keys": self.keys}
+        if self.dense.shape[1]:
+            features["dense"] = self.dense
+        if self.ids is not None:
+            features["id"] = self.ids
+        return features, self.label
+
+
+def is_in_part(first: int, count: int, part: str | None) -> np.ndarray:
+    """Tells which inputs belong to a part, by their position in a file alone.
+
+    Args:
+        first: position of the first input, from 0.
+        count: how many consecutive inputs.
+        part: "train", "test" or None for all.
+
+    Returns:
+        bool [count].
+    """
+    if part is None:
+        return np.ones(count, bool)
+    run = (np.arange(first, first + count) // PART_RUN) % PART_PERIOD
+    return (run == PART_PERIOD - 1) == (part == "test")
+
+
+def first_inputs(blocks: Iterable[_Block], limit: int | None) -> Iterator[_Block]:
+    """Yields blocks until `limit` inputs have passed (None: all); never an empty block."""
+    for block in blocks:
+        if limit is not None:
+            block = block.slice(0, limit)
+            limit -= len(block)
+        if len(block):
+            yield block
+        if limit == 0:
+            return
+
+
+def in_batches(blocks: Iterable[Rows], batch_size: int, drop_remainder: bool) -> Iterator[Rows]:
+    """Cuts blocks of any sizes into batches, in order.
+
+    Args:
+        blocks: not empty, each.
+        batch_size: inputs of a batch.
+        drop_remainder: leave out a last batch that is not full.
+
+    Yields:
+        The batches.
+    """
+    waiting: list[Rows] = []
+    count = 0
+    for block in blocks:
+        waiting.append(block)
+        count += len(block)
+        if count < batch_size:
+            continue
+        joined = Rows.join(waiting) if len(waiting) > 1 else block
+        full = count // batch_size * batch_size
+        for begin in range(0, full, batch_size):
+            yield joined.slice(begin, batch_size)
+        count -= full
+        waiting = [joined.slice(full, count)] if count else []
+    if count and not drop_remainder:
+        yield Rows.join(waiting)
+
+
+class Passes:
+    """The passes of a reader, counted from 0, each in batches.
+
+    Args:
+        begin: called with the number of a pass; gives its batches, always the same ones: nested
+            structures of arrays.
+    """
+
+    def __init__(self, begin: Callable[[int], Iterator[Any]]) -> None:
+        self._begin = begin
+        self._begun = 0
+        # Number of a pass -> (its batches, number of the next one), latest used last.
+        self._open: collections.OrderedDict[int, tuple[Iterator[Any], int]] = (
+            collections.OrderedDict()
+        )
+        self._lock = threading.Lock()
+
+    def dataset(self, output_signature: Any) -> tf.data.Dataset:
+        """Returns the batches; each iteration is a pass of its own.
+
+        A saved iterator goes on in the pass and at the batch where it was, in another process, too.
+        What TensorFlow reads ahead by itself (`inject_prefetch` and `map_parallelization` of
+        `tf.data.Options.experimental_optimization`) is saved, too; but passes that were read ahead
+        to their end are not counted, so that shuffled ones may come again.
+
+        Args:
+            output_signature: nested structure of `tf.TensorSpec`, as the batches have it.
+        """
+        specs = tf.nest.flatten(output_signature)
+
+        def next_batch(number: np.int64, index: np.int64) -> list[np.ndarray]:
+            batch = self._batch(int(number), int(index))
+            if batch is None:
+                shape_of = [[size or 0 for size in spec.shape] for spec in specs]
+                empty = map(np.zeros, shape_of, (spec.dtype.as_numpy_dtype for spec in specs))
+                return [np.zeros((), bool), *empty]
+            parts = zip(tf.nest.flatten(batch), specs, strict=True)
+            converted = [np.asarray(part, spec.dtype.as_numpy_dtype) for part, spec in parts]
+            return [np.ones((), bool), *converted]
+
+        def batches(number: tf.Tensor) -> tf.data.Dataset:
+            def read(index: tf.Tensor) -> Any:
+                kinds = [tf.bool, *(spec.dtype for spec in specs)]
+                is_there, *parts = tf.numpy_function(next_batch, [number, index], kinds)
+                is_there.set_shape([])
+                for part, spec in zip(parts, specs, strict=True):
+                    part.set_shape(spec.shape)
+                return is_there, tf.nest.pack_sequence_as(output_signature, parts)
+
+            indices = tf.data.Dataset.counter()
+            return indices.map(read).take_while(lambda is_there, _: is_there)
+
+        number = tf.data.Dataset.from_tensors(0).map(
+            lambda _: tf.ensure_shape(tf.numpy_function(self._next_pass, [], tf.int64), [])
+        )
+        options = tf.data.Options()
+        # Functions in Python have a state, which is found again by the numbers.
+        options.experimental_external_state_policy = tf.data.experimental.ExternalStatePolicy.IGNORE
+        read = number.flat_map(batches)
+        # TensorFlow makes a `map` without a state parallel, and that reads ahead.
+        alone = read.scan(0, lambda state, element: (state, element[1]))
+        return alone.with_options(options)
+
+    def _next_pass(self) -> np.int64:
+        with self._lock:
+            self._begun += 1
+            return np.int64(self._begun - 1)
+
+    def _batch(self, number: int, index: int) -> Any | None:
+        """Returns a batch of a pass, or None after the last one."""
+        with self._lock:
+            batches, position = self._open.pop(number, (None, 0))
+            # An iterator that was restored stands where this process has never been.
+            self._begun = max(self._begun, number + 1)
+        if batches is None or position > index:
+            batches, position = self._begin(number), 0
+        batch = None
+        for _ in range(position, index + 1):
+            batch = next(batches, None)
+        if batch is not None:
+            with self._lock:
+                self._open[number] = batches, index + 1
+                if len(self._open) > _MOST_OPEN:
+                    self._open.popitem(last=False)
+        return batch
 
 
 class BatchReader:
@@ -29,7 +234,7 @@ class BatchReader:
         max_inputs: int | None = None,
         ids: bool = False,
     ):
-        """Checks what all readers are asked for.
+        """Checks the arguments that all readers have.
 
         Args:
             batch_size: inputs of a batch.
@@ -69,6 +274,15 @@ class BatchReader:
     def _blocks(self, number: int) -> Iterator[Rows]:
         """Yields the inputs of a pass in order; passes are counted from 0."""
         raise NotImplementedError
+
+    def _first_inputs(self, blocks: Iterable[_Block]) -> Iterator[_Block]:
+        """Yields the first `max_inputs` of a pass, whose bad lines are counted and reported."""
+        self.bad_lines.reset()
+        try:
+            yield from first_inputs(blocks, self._max_inputs)
+        finally:
+            # Also where the reading stops early, by choice or at damaged data.
+            self.bad_lines.report()
 
     def _batches(self, number: int = 0) -> Iterator[Any]:
         for rows in in_batches(self._blocks(number), self._batch_size, self._drop_remainder):

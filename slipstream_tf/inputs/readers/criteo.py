@@ -15,10 +15,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from slipstream_tf.inputs.readers.base import Rows
 from slipstream_tf.inputs.readers.hashing import parse_hex, parse_integers, text_offsets
-from slipstream_tf.inputs.readers.lines import shown
-from slipstream_tf.inputs.readers.rows import Rows
-from slipstream_tf.inputs.readers.text import TextReader
+from slipstream_tf.inputs.readers.text import TextReader, shown
 from slipstream_tf.inputs.spec import MISSING_KEY
 
 NUM_DENSE = 13
@@ -71,12 +70,11 @@ class CriteoFormat:
     def parse_columns(self, columns: Sequence[pa.Array]) -> tuple[Rows, np.ndarray]:
         """See `LineFormat.parse_columns`."""
         n = len(columns[0])
-        is_one = _numpy(pc.equal(columns[0], pa.scalar(b"1")))
-        is_sure = is_one | _numpy(pc.equal(columns[0], pa.scalar(b"0")))
+        is_one = np.asarray(pc.equal(columns[0], pa.scalar(b"1")))
+        is_sure = is_one | np.asarray(pc.equal(columns[0], pa.scalar(b"0")))
         dense = np.empty((n, NUM_DENSE), np.float32)
         for i, column in enumerate(columns[1 : 1 + NUM_DENSE]):
-            values, is_valid = _counts(column)
-            dense[:, i] = values
+            dense[:, i], is_valid = _counts(column)
             is_sure &= is_valid
         keys = np.empty((n, NUM_FIELDS), np.int64)
         for i, column in enumerate(columns[1 + NUM_DENSE :]):
@@ -91,10 +89,6 @@ def _counts(column: pa.Array) -> tuple[np.ndarray, np.ndarray]:
     is_blank = np.diff(text_offsets(column)) == 0
     transformed = transform_count(values.astype(np.float64))
     return np.where(is_blank, np.float32(MISSING_DENSE), transformed), is_parsed | is_blank
-
-
-def _numpy(array: pa.Array) -> np.ndarray:
-    return array.to_numpy(zero_copy_only=False)
 
 
 class CriteoReader(TextReader):

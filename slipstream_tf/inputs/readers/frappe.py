@@ -6,8 +6,12 @@ import os
 from typing import Any
 
 from slipstream_tf.errors import require_choice
-from slipstream_tf.inputs.readers.arrays import ArrayReader, require_all
-from slipstream_tf.inputs.readers.npz import read_arrays, require_integers
+from slipstream_tf.inputs.readers.arrays import (
+    ArrayReader,
+    read_arrays,
+    require_all,
+    require_integers,
+)
 from slipstream_tf.inputs.spec import DataSpec
 
 FIELDS = (

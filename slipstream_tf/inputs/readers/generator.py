@@ -14,8 +14,7 @@ import numpy as np
 
 from slipstream_tf.errors import invalid, require_choice, require_integer, require_number
 from slipstream_tf.hashing import stream
-from slipstream_tf.inputs.readers.base import BatchReader
-from slipstream_tf.inputs.readers.rows import Rows
+from slipstream_tf.inputs.readers.base import BatchReader, Rows
 from slipstream_tf.inputs.spec import PARTS, DataSpec
 
 CLICK_RATE = 0.25
@@ -81,10 +80,10 @@ def zipf_ranks(uniform: np.ndarray, cardinalities: np.ndarray, exponent: float) 
     last = cardinalities + 1.0
     power = 1.0 - exponent
     if abs(power) < 1e-6:
-        place = np.exp(uniform * np.log(last))
+        position = np.exp(uniform * np.log(last))
     else:
-        place = (1.0 + uniform * (last**power - 1.0)) ** (1.0 / power)
-    return np.clip(place, 1.0, cardinalities).astype(np.int64) - 1
+        position = (1.0 + uniform * (last**power - 1.0)) ** (1.0 / power)
+    return np.clip(position, 1.0, cardinalities).astype(np.int64) - 1
 
 
 class _Law:
@@ -151,7 +150,7 @@ class _Law:
         neighbouring fields are multiplied, so that pairs of fields matter.
         """
         hashed = stream(self._salts, keys.astype(np.uint64))
-        weight, x, y = (_latent(hashed, place) for place in range(3))
+        weight, x, y = (_latent(hashed, number) for number in range(3))
         raw = weight.sum(axis=1, dtype=np.float64)
         pairs = x[:, :-1] * x[:, 1:] + y[:, :-1] * y[:, 1:]
         raw += _PAIR_WEIGHT * pairs.sum(axis=1, dtype=np.float64)
@@ -159,9 +158,9 @@ class _Law:
         return (raw - self._mean) * self._scale + self._intercept
 
 
-def _latent(hashed: np.ndarray, place: int) -> np.ndarray:
+def _latent(hashed: np.ndarray, number: int) -> np.ndarray:
     """Bits of a hash as float32 in [-1, 1)."""
-    bits = (hashed >> np.uint64(place * _LATENT_BITS)) & np.uint64((1 << _LATENT_BITS) - 1)
+    bits = (hashed >> np.uint64(number * _LATENT_BITS)) & np.uint64((1 << _LATENT_BITS) - 1)
     return bits.astype(np.float32) * np.float32(2.0 / (1 << _LATENT_BITS)) - np.float32(1.0)
 
 
@@ -242,8 +241,8 @@ class GeneratedReader(BatchReader):
         generator = np.random.default_rng([self._law.seed, self._stream, index])
         progress: Any = 1.0
         if self._stream == PARTS.index("train"):
-            places = np.arange(begin, begin + BLOCK_INPUTS) / self._num_inputs
-            progress = np.minimum(places, 1.0)[:, None]
+            positions = np.arange(begin, begin + BLOCK_INPUTS) / self._num_inputs
+            progress = np.minimum(positions, 1.0)[:, None]
         keys, dense = self._law.draw(generator, BLOCK_INPUTS, progress)
         chance = 1.0 / (1.0 + np.exp(-self._law.logits(keys, dense)))
         label = (generator.random(BLOCK_INPUTS) < chance).astype(np.float32)
@@ -251,6 +250,5 @@ class GeneratedReader(BatchReader):
         ids = np.arange(begin, begin + end) if self._ids else None
         return Rows(label[:end], dense[:end], keys[:end], ids)
 
-    def _blocks(self, number: int) -> Iterator[Rows]:
-        del number  # All passes are alike.
+    def _blocks(self, number: int) -> Iterator[Rows]:  # All passes are alike.
         return map(self._block, range(-(-self._num_inputs // BLOCK_INPUTS)))

@@ -1,7 +1,7 @@
 """The globo task: clicks on news articles, each beside one article that was not clicked.
 
 Positives are the clicks in the file's order (by time). The negative of click i is a copy of it
-with the article of click i - r, r uniform in [1, 20000] and the place floored at 0. Two splits:
+with the article of click i - r, r uniform in [1, 20000] floored at click 0. Two splits:
 
 - "random": rows made from the first 1.5 million clicks, 90% for training and 10% for testing by a
   random permutation (seed 0); both parts keep the order of time.
@@ -18,8 +18,7 @@ from typing import Any
 import numpy as np
 
 from slipstream_tf.errors import require_choice, require_integer
-from slipstream_tf.inputs.readers.arrays import ArrayReader
-from slipstream_tf.inputs.readers.npz import read_arrays, require_integers
+from slipstream_tf.inputs.readers.arrays import ArrayReader, read_arrays, require_integers
 from slipstream_tf.inputs.spec import PARTS, DataSpec
 
 FIELDS = (
@@ -49,14 +48,14 @@ def build_rows(columns: dict[str, np.ndarray], seed: int) -> tuple[np.ndarray, n
     farness = np.random.default_rng(seed).integers(1, FARTHEST_NEGATIVE + 1, clicks)
     negative = columns["article"][np.maximum(np.arange(clicks) - farness, 0)]
     keys = np.empty((clicks, 2, len(FIELDS)), np.int32)
-    for place, field in enumerate(FIELDS):
+    for column, field in enumerate(FIELDS):
         if field == "hour":
             values = columns["click_ts"] // 3600 % 24
         elif field == "session_size":
             values = np.minimum(columns[field], LARGEST_SESSION)
         else:
             values = columns[field]
-        keys[:, :, place] = values[:, None]
+        keys[:, :, column] = values[:, None]
     keys[:, 1, FIELDS.index("article")] = negative
     label = np.tile(np.array([1, 0], np.int8), clicks)
     return keys.reshape(-1, len(FIELDS)), label

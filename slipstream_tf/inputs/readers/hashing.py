@@ -53,8 +53,8 @@ def hash_strings(values: Any) -> np.ndarray:
     encoded = array.dictionary_encode()
     distinct = encoded.dictionary.to_pylist()
     keys = np.array([hash_string(v) for v in distinct] + [MISSING_KEY], np.int64)
-    places = encoded.indices.fill_null(len(distinct)).to_numpy(zero_copy_only=False)
-    return keys[places]
+    indices = encoded.indices.fill_null(len(distinct)).to_numpy(zero_copy_only=False)
+    return keys[indices]
 
 
 def parse_hex(values: pa.Array) -> tuple[np.ndarray, np.ndarray]:
@@ -102,7 +102,9 @@ def parse_integers(values: pa.Array) -> tuple[np.ndarray, np.ndarray]:
     lengths = np.diff(offsets)
     is_blank = lengths == 0
     try:
-        if lengths.max(initial=0) > _SURE_DIGITS or not _is_of_digits(values, offsets):
+        # Arrow reads more than digits and minus signs as integers.
+        text = np.frombuffer(values.buffers()[2] or b"", np.uint8)[offsets[0] : offsets[-1]]
+        if lengths.max(initial=0) > _SURE_DIGITS or not _IS_OF_INTEGER.take(text).all():
             raise pa.ArrowInvalid("not plain integers alone")
         return _integers(values, is_blank), ~is_blank
     except pa.ArrowInvalid:
@@ -110,14 +112,6 @@ def parse_integers(values: pa.Array) -> tuple[np.ndarray, np.ndarray]:
         is_integer = pc.match_substring_regex(values, "^-?[0-9]{1,17}$")
         is_parsed = is_integer.to_numpy(zero_copy_only=False)
         return _integers(values, ~is_parsed), is_parsed
-
-
-def _is_of_digits(values: pa.Array, offsets: np.ndarray) -> bool:
-    """Whether digits and minus signs are all there is: Arrow reads more than that as integers."""
-    if offsets[0] == offsets[-1]:
-        return True
-    text = np.frombuffer(values.buffers()[2], np.uint8)[offsets[0] : offsets[-1]]
-    return bool(_IS_OF_INTEGER.take(text).all())
 
 
 def _integers(values: pa.Array, is_left_out: np.ndarray) -> np.ndarray:

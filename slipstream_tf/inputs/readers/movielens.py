@@ -15,8 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.csv as pa_csv
 
-from slipstream_tf.inputs.readers.archives import open_entry
-from slipstream_tf.inputs.readers.arrays import ArrayReader
+from slipstream_tf.inputs.readers.arrays import ArrayReader, open_entry
 from slipstream_tf.inputs.spec import DataSpec
 
 FIELDS = ("user", "movie", "gender", "age", "occupation", "region", "hour")
@@ -56,25 +55,25 @@ def read_archive(path: str) -> tuple[np.ndarray, np.ndarray]:
                     users = entry.read()
             return _joined(ratings, users)
         except Exception as error:  # There are many kinds that a damaged archive is told by.
-            told = f"{error}" or type(error).__name__
-            raise ValueError(f"{path}: not the archive ml-1m.zip of GroupLens ({told})") from None
+            reason = f"{error}" or type(error).__name__
+            raise ValueError(f"{path}: not the archive ml-1m.zip of GroupLens ({reason})") from None
 
 
 def _joined(ratings: bytes, users: bytes) -> tuple[np.ndarray, np.ndarray]:
     user, movie, stars, timestamp = _rating_columns(ratings)
     known, profiles = _profiles(users)
-    places = np.searchsorted(known, user)
-    is_unknown = known[np.minimum(places, len(known) - 1)] != user
+    indices = np.searchsorted(known, user)
+    is_unknown = known[np.minimum(indices, len(known) - 1)] != user
     if is_unknown.any():
         row = int(np.argmax(is_unknown))
         number, line = [(n, line) for n, line in _lines(ratings) if line][row]
         raise _malformed(_RATINGS, number, line, f"users that {_USERS} has")
-    keys = np.column_stack([user, movie, profiles[places], timestamp // 3600 % 24])
+    keys = np.column_stack([user, movie, profiles[indices], timestamp // 3600 % 24])
     return keys, (stars >= _LIKED_FROM).astype(np.float32)
 
 
 def _rating_columns(content: bytes) -> list[np.ndarray]:
-    """Returns users, movies, stars and timestamps, int64 [n] each; blank lines are passed over."""
+    """Returns users, movies, stars and timestamps, int64 [n] each; blank lines do not count."""
     # Arrow reads signs, spaces and hexadecimal numbers as well.
     table = None
     if content.strip() and not content.translate(None, b"0123456789:\r\n"):
@@ -124,7 +123,7 @@ def _malformed(file: str, number: int, line: bytes, allowed: str) -> ValueError:
 
 
 def split_rows(count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the places of the training part's ratings and of the test part's, always the same."""
+    """Returns the indices of the ratings of training and of the test part, always the same."""
     order = np.random.default_rng(_SPLIT_SEED).permutation(count)
     border = count - int(count * _TEST_SHARE)
     return order[:border], order[border:]

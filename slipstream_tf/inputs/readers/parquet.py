@@ -17,9 +17,8 @@ import pyarrow.dataset as pa_dataset
 import tensorflow as tf
 
 from slipstream_tf.errors import invalid, require_integer, require_number
-from slipstream_tf.inputs.readers.base import BatchReader
+from slipstream_tf.inputs.readers.base import BatchReader, Rows, is_in_part
 from slipstream_tf.inputs.readers.hashing import hash_strings
-from slipstream_tf.inputs.readers.rows import is_in_part
 from slipstream_tf.inputs.spec import MISSING_KEY, DataSpec
 
 ROWS_AT_ONCE = 32_768
@@ -133,42 +132,31 @@ class ParquetReader(BatchReader):
                 )
 
     def _check_types(self) -> None:
-        for name in (self._label, *self._dense):
-            if not is_number(self._type(name)):
-                raise ValueError(
-                    f"{self._path}: column {name!r} is of type {self._type(name)}. Allowed for "
-                    "labels and dense columns: integers, floating-point numbers, booleans."
-                )
-        for name in self._keys:
+        numbers = "labels and dense columns: integers, floating-point numbers, booleans."
+        keys = "keys: integers, booleans, text, bytes, or lists of them."
+        for name in (self._label, *self._dense, *self._keys):
             kind = self._type(name)
-            if not is_key(kind.value_type if is_list(kind) else kind):
+            is_of_keys = name in self._keys
+            element = kind.value_type if is_of_keys and is_list(kind) else kind
+            if not (is_key(element) if is_of_keys else is_number(element)):
                 raise ValueError(
-                    f"{self._path}: column {name!r} is of type {kind}. Allowed for keys: integers, "
-                    "booleans, text, bytes, or lists of them."
+                    f"{self._path}: column {name!r} is of type {kind}. Allowed for "
+                    f"{keys if is_of_keys else numbers}"
                 )
 
     def _rows(self, number: int) -> Iterator[pa.Table]:
         """Yields the usable rows of the part in order, some thousands at a time."""
-        self.bad_lines.reset()
-        first, left = 0, self._max_inputs
+        first = 0
         for known_first, fragment in self._files(number):
             begin = first = first if known_first is None else known_first
             for batch in self._record_batches(fragment):
                 table = pa.Table.from_batches([batch])
                 rows = np.arange(first, first + len(table))
                 try:
-                    table = self._usable(table, rows, fragment, begin)
+                    yield self._usable(table, rows, fragment, begin)
                 except pa.ArrowException as error:
                     raise ValueError(f"{fragment.path}: damaged: {error}") from error
                 first += len(batch)
-                table = table.slice(0, left)
-                left = None if left is None else left - len(table)
-                if len(table):
-                    yield table
-                if left == 0:
-                    self.bad_lines.report()
-                    return
-        self.bad_lines.report()
 
     def _files(self, number: int) -> Iterator[tuple[int | None, Any]]:
         """Yields (number of its first row, file) in a pass's order; None: after the last one."""
@@ -183,8 +171,8 @@ class ParquetReader(BatchReader):
             ends = np.cumsum([fragment.count_rows() for fragment in fragments])
         except (pa.ArrowException, OSError) as error:
             raise ValueError(f"{self._path}: a file is damaged: {error}") from error
-        for place in generator.permutation(len(fragments)):
-            yield int(ends[place - 1]) if place else 0, fragments[place]
+        for index in generator.permutation(len(fragments)):
+            yield int(ends[index - 1]) if index else 0, fragments[index]
 
     def _record_batches(self, fragment: Any) -> Iterator[pa.RecordBatch]:
         try:
@@ -224,7 +212,7 @@ class ParquetReader(BatchReader):
     def _batches(self, number: int = 0) -> Iterator[Any]:
         size = self._batch_size
         waiting: pa.Table | None = None
-        for table in self._rows(number):
+        for table in self._first_inputs(self._rows(number)):
             waiting = table if waiting is None else pa.concat_tables([waiting, table])
             full = len(waiting) // size * size
             if full:
@@ -236,29 +224,24 @@ class ParquetReader(BatchReader):
     def _elements(self, table: pa.Table) -> Iterator[Any]:
         label = to_numbers(table[self._label], np.nan)
         dense = np.empty((len(table), len(self._dense)), np.float32)
-        for place, name in enumerate(self._dense):
+        for column, name in enumerate(self._dense):
             values = to_numbers(table[name], np.nan)
-            dense[:, place] = np.where(np.isnan(values), self._missing_dense, values)
-        columns = {name: to_keys(table[name]) for name in self._keys if name not in self._lists}
+            dense[:, column] = np.where(np.isnan(values), self._missing_dense, values)
+        flat = [name for name in self._keys if name not in self._lists]
+        keys = np.empty((len(table), len(flat)), np.int64)
+        for column, name in enumerate(flat):
+            keys[:, column] = to_keys(table[name])
         lists = {name: to_list_keys(table[name]) for name in self._lists}
-        ids = table[self._id_column].to_numpy() if self._ids else None
-        matrix = None if lists else np.stack([columns[name] for name in self._keys], axis=1)
+        rows = Rows(label, dense, keys, table[self._id_column].to_numpy() if self._ids else None)
         for begin in range(0, len(table), self._batch_size):
-            rows = slice(begin, begin + self._batch_size)
-            keys: Any
-            if matrix is not None:
-                keys = matrix[rows]
-            else:
-                keys = {name: values[rows] for name, values in columns.items()}
+            batch = rows.slice(begin, self._batch_size)
+            if lists:
+                by_name: dict[str, Any] = dict(zip(flat, batch.keys.T, strict=True))
                 for name, (values, splits) in lists.items():
                     part = splits[begin : begin + self._batch_size + 1]
-                    keys[name] = (values[part[0] : part[-1]], part - part[0])
-            features = {"keys": keys}
-            if self._dense:
-                features["dense"] = dense[rows]
-            if ids is not None:
-                features["id"] = ids[rows]
-            yield features, label[rows]
+                    by_name[name] = (values[part[0] : part[-1]], part - part[0])
+                batch.keys = by_name
+            yield batch.element()
 
 
 def _column_names(
@@ -331,10 +314,7 @@ def to_keys(column: Any) -> np.ndarray:
     if is_text(column.type):
         return hash_strings(column)
     # Unsigned integers above 2**63 wrap around: they stay distinct.
-    values = pc.fill_null(column.cast(pa.int64(), safe=False), MISSING_KEY)
-    if isinstance(values, pa.ChunkedArray):
-        return values.to_numpy()
-    return values.to_numpy(zero_copy_only=False)
+    return np.asarray(pc.fill_null(column.cast(pa.int64(), safe=False), MISSING_KEY))
 
 
 def to_list_keys(column: pa.ChunkedArray) -> tuple[np.ndarray, np.ndarray]:
@@ -343,7 +323,7 @@ def to_list_keys(column: pa.ChunkedArray) -> tuple[np.ndarray, np.ndarray]:
     is_missing = np.asarray(pc.is_null(column).to_numpy(), bool)
     counts = pc.fill_null(lengths, 0).to_numpy()
     values = to_keys(pc.list_flatten(column))
-    places = (np.cumsum(counts) - counts)[is_missing]
-    values = np.insert(values, places, MISSING_KEY)
+    indices = (np.cumsum(counts) - counts)[is_missing]
+    values = np.insert(values, indices, MISSING_KEY)
     splits = np.concatenate([[0], np.cumsum(np.where(is_missing, 1, counts))]).astype(np.int64)
     return values, splits

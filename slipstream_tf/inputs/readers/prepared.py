@@ -20,19 +20,18 @@ from slipstream_tf.inputs.spec import PARTS
 MANIFEST = "prepared.json"
 FORMAT_VERSION = 1
 
-_KINDS: dict[str, Any] = {
-    **{"name": str, "columns": dict, "source": dict, "is_complete": bool, "shards": list}
-}
-_COLUMN_KINDS: dict[str, Any] = {
-    **{"label": str, "dense": list, "keys": list, "lists": list, "id": str}
-}
+_FILE_KINDS: dict[str, Any] = {"file": str, "inputs": int, "clicks": (int, float)}
 _NONE = type(None)
+# Name -> the types that its value may have, or the names in it.
 _SHARD_KINDS: dict[str, Any] = {
     **{"train": (dict, _NONE), "test": (dict, _NONE), "bad_lines": int},
-    **{"first_bad_line": (str, _NONE), "end": dict},
+    "first_bad_line": (str, _NONE),
+    "end": dict.fromkeys(("file", "offset", "row", "id"), int),
 }
-_FILE_KINDS: dict[str, Any] = {"file": str, "inputs": int, "clicks": (int, float)}
-_POSITION = ("file", "offset", "row", "id")
+_COLUMNS = {**{"label": str, "dense": list, "keys": list}, "lists": list, "id": str}
+_KINDS: dict[str, Any] = {
+    **{"name": str, "columns": _COLUMNS, "source": dict, "is_complete": bool, "shards": list}
+}
 
 
 def is_prepared(path: str | os.PathLike[str]) -> bool:
@@ -74,8 +73,6 @@ def _problem(manifest: dict[str, Any]) -> str | None:
     if (wrong := _wrong(manifest, _KINDS)) is not None:
         return wrong
     columns = manifest["columns"]
-    if (wrong := _wrong(columns, _COLUMN_KINDS)) is not None:
-        return f"`columns`: {wrong}"
     for name in ("dense", "keys", "lists"):
         if not all(isinstance(column, str) for column in columns[name]):
             return f"`columns`: `{name}` is {columns[name]!r}"
@@ -84,8 +81,7 @@ def _problem(manifest: dict[str, Any]) -> str | None:
         if (wrong := _wrong(shard, _SHARD_KINDS)) is not None:
             return f"{place}: {wrong}"
         end = shard["end"]
-        wrong = _wrong(end, dict.fromkeys(_POSITION, int))
-        if wrong is not None or len(end) != len(_POSITION) or min(end.values()) < 0:
+        if len(end) != len(_SHARD_KINDS["end"]) or min(end.values()) < 0:
             return f"{place}: `end` is {end!r}"
         for part in PARTS:
             if shard[part] is None:
@@ -103,7 +99,10 @@ def _wrong(values: Any, kinds: Mapping[str, Any]) -> str | None:
         return f"it is {values!r}, not an object with {', '.join(kinds)}"
     for name, kind in kinds.items():
         value = values.get(name)
-        if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        if isinstance(kind, dict):
+            if (wrong := _wrong(value, kind)) is not None:
+                return f"`{name}`: {wrong}"
+        elif not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
             return f"`{name}` is {value!r}"
     return None
 

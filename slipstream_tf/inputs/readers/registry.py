@@ -6,7 +6,16 @@ import math
 import os
 from typing import Any
 
-from slipstream_tf.inputs.readers.npz import array_names
+from slipstream_tf.inputs.readers.arrays import array_names
+from slipstream_tf.inputs.readers.avazu import AvazuReader
+from slipstream_tf.inputs.readers.criteo import CriteoReader
+from slipstream_tf.inputs.readers.frappe import FrappeReader
+from slipstream_tf.inputs.readers.generator import (
+    GeneratedReader,
+    default_cardinalities,
+    parse_name,
+)
+from slipstream_tf.inputs.readers.globo import GloboReader
 from slipstream_tf.inputs.spec import Reader
 
 DESCRIPTION = (
@@ -56,12 +65,8 @@ def open_data(
         raise FileNotFoundError(f"No data file {name!r}. Known data: {DESCRIPTION}.")
     stem = name.removesuffix(".gz")
     if stem.endswith((".tsv", ".txt")):
-        from slipstream_tf.inputs.readers.criteo import CriteoReader
-
         return CriteoReader(name, batch_size, part=part, strict=strict, ids=ids)
     if stem.endswith(".csv"):
-        from slipstream_tf.inputs.readers.avazu import AvazuReader
-
         return AvazuReader(name, batch_size, part=part, strict=strict, ids=ids)
     if name.endswith(".npz"):
         return _open_arrays(name, part, batch_size, split, seed, ids)
@@ -72,12 +77,6 @@ def open_generated(
     name: str, part: str, batch_size: int, seed: int, ids: bool, share: float = 1.0
 ) -> Reader:
     """Opens generated data by its name; `share` of as many inputs as the name says."""
-    from slipstream_tf.inputs.readers.generator import (
-        GeneratedReader,
-        default_cardinalities,
-        parse_name,
-    )
-
     parsed = parse_name(name)
     assert parsed is not None, name
     count, largest = parsed
@@ -91,8 +90,6 @@ def _open_arrays(name: str, part: str, batch_size: int, split: str, seed: int, i
     names = array_names(name)
     options: dict[str, Any] = {"batch_size": batch_size, "part": part, "ids": ids}
     if "click_ts" in names:
-        from slipstream_tf.inputs.readers.globo import GloboReader
-
         # On the time split the order of time is the point; on the random one it would make the
         # last weeks' articles weigh most.
         is_shuffled = part == "train" and split == "random"
@@ -102,7 +99,5 @@ def _open_arrays(name: str, part: str, batch_size: int, split: str, seed: int, i
             f"{name!r} has no array of globo ('click_ts', ...) or Frappe ('train_x', ...); found "
             f"{list(names)}. Known data: {DESCRIPTION}."
         )
-    from slipstream_tf.inputs.readers.frappe import FrappeReader
-
     shuffle_seed = seed if part == "train" else None
     return FrappeReader(name, shuffle_seed=shuffle_seed, **options)

@@ -1,28 +1,235 @@
-"""Streaming text files line by line into batches; shared by the Criteo and Avazu readers."""
+"""Text files of delimited lines, streamed into batches; shared by the Criteo and Avazu readers.
+
+A format says how one line is parsed, exactly, and how a block of lines is parsed fast. Lines that
+the fast way is not sure about go through the exact one, which alone decides what is malformed.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import gzip
 import os
 import zlib
 from collections.abc import Generator, Iterator, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.csv as pa_csv
 
-from slipstream_tf.inputs.readers.base import BatchReader
-from slipstream_tf.inputs.readers.lines import (
-    MAX_LINE_BYTES,
-    LineFormat,
-    parse_lines,
-    require_header,
-)
-from slipstream_tf.inputs.readers.rows import Rows, first_inputs, is_in_part
+from slipstream_tf.inputs.readers.base import BatchReader, Rows, is_in_part
 from slipstream_tf.inputs.spec import DataSpec
 
 BLOCK_BYTES = 4 << 20
 # Of very short lines, what is known of each takes far more memory than the line.
 BLOCK_LINES = 1 << 16
+# A longer line is malformed, and is not kept: a file without line ends must not fill the memory.
+MAX_LINE_BYTES = 1 << 20
+_NEWLINE = 10
+
+
+class LineFormat(Protocol):
+    """How the lines of a data set are read."""
+
+    name: str
+    fields: tuple[str, ...]
+    num_dense: int
+    num_columns: int
+    delimiter: str
+    header: bytes | None  # first line of every file, or None
+
+    def parse_line(self, columns: Sequence[bytes]) -> tuple[float, list[float], list[int]]:
+        """Parses one line exactly: (label, dense values, keys).
+
+        Raises:
+            ValueError: a value is malformed; the message names its column, itself and what is
+                allowed.
+        """
+        ...
+
+    def parse_columns(self, columns: Sequence[pa.Array]) -> tuple[Rows, np.ndarray]:
+        """Parses many lines fast.
+
+        Args:
+            columns: `num_columns` binary arrays [n].
+
+        Returns:
+            (rows, is_sure bool [n]); rows that are not sure are parsed again by `parse_line`.
+        """
+        ...
+
+
+@dataclasses.dataclass
+class ParsedLines:
+    """What some consecutive lines hold.
+
+    Attributes:
+        rows: the inputs, without ids.
+        is_good: bool [lines], which lines the inputs are of.
+        reasons: what is wrong with the others, by index among the lines, ascending.
+    """
+
+    rows: Rows
+    is_good: np.ndarray
+    reasons: dict[int, str] = dataclasses.field(default_factory=dict)
+
+
+def shown(value: bytes) -> str:
+    """Returns the begin of a malformed value, for an error message."""
+    return repr(value[:40].decode(errors="backslashreplace"))
+
+
+def require_header(line_format: LineFormat, path: str, first_line: bytes) -> None:
+    """Raises ValueError unless a file starts as its format says."""
+    header = line_format.header
+    if header is not None and first_line.rstrip(b"\r") != header:
+        given = first_line[:80].decode(errors="replace")
+        raise ValueError(
+            f"{path}:1: header {given!r}... is not that of {line_format.name}: "
+            f"{header[:80].decode()!r}... CSV of other columns: slipstream-prepare --schema first."
+        )
+
+
+def parse_block(line_format: LineFormat, block: bytes) -> ParsedLines:
+    """Parses the lines of a block as `parse_lines` does, without taking them apart where it can.
+
+    Args:
+        line_format: of the lines.
+        block: whole lines, each with its end but for the last one, which may lack it.
+
+    Returns:
+        The inputs, and what is wrong with the other lines.
+    """
+    if not block:
+        return parse_lines(line_format, [])
+    if not block.endswith(b"\n"):
+        block += b"\n"
+    columns = _columns(line_format, block, block.count(b"\n")) if is_regular(block) else None
+    if columns is None:
+        return parse_lines(line_format, _split(block))
+    rows, is_sure = line_format.parse_columns(columns)
+    if is_sure.all():
+        return ParsedLines(rows, is_sure)
+    return _settle(line_format, _split(block), range(len(is_sure)), rows, is_sure)
+
+
+def parse_lines(line_format: LineFormat, lines: Sequence[bytes]) -> ParsedLines:
+    """Parses lines.
+
+    Args:
+        line_format: of the lines.
+        lines: without their ends; a carriage return at one's end does not count.
+
+    Returns:
+        The inputs, and what is wrong with the other lines.
+    """
+    lines = [line.rstrip(b"\r") for line in lines]
+    separators = line_format.num_columns - 1
+    delimiter = line_format.delimiter.encode()
+    # A carriage return inside a line would be a line end to the fast parser.
+    regular = [
+        index
+        for index, line in enumerate(lines)
+        if line.count(delimiter) == separators and b"\r" not in line and len(line) <= MAX_LINE_BYTES
+    ]
+    block = b"".join(lines[i] + b"\n" for i in regular)
+    columns = _columns(line_format, block, len(regular)) if regular else None
+    if columns is None:
+        return _settle(line_format, lines, [], _zeros(line_format, 0), np.zeros(0, bool))
+    return _settle(line_format, lines, regular, *line_format.parse_columns(columns))
+
+
+def parse_line(line_format: LineFormat, line: bytes) -> tuple[float, list[float], list[int]]:
+    """Parses one line exactly: (label, dense values, keys).
+
+    Raises:
+        ValueError: it is malformed; the message says what is allowed.
+    """
+    line = line.rstrip(b"\r")
+    if len(line) > MAX_LINE_BYTES:
+        raise ValueError(f"more than {MAX_LINE_BYTES} bytes; allowed: so many at most")
+    columns = line.split(line_format.delimiter.encode())
+    if len(columns) != line_format.num_columns:
+        raise ValueError(
+            f"{len(columns)} columns; allowed: {line_format.num_columns}, separated by "
+            f"{line_format.delimiter!r}"
+        )
+    return line_format.parse_line(columns)
+
+
+def _settle(
+    line_format: LineFormat,
+    lines: Sequence[bytes],
+    regular: Sequence[int],
+    rows: Rows,
+    is_sure: np.ndarray,
+) -> ParsedLines:
+    """Parses exactly what the fast way (`rows`, of the lines `regular`) is not sure about."""
+    indices = np.asarray(regular, np.int64)
+    is_unsure = np.ones(len(lines), bool)
+    is_unsure[indices[is_sure]] = False
+    if not is_unsure.any():
+        return ParsedLines(rows, ~is_unsure)
+    result = _zeros(line_format, len(lines))
+    result.label[indices], result.dense[indices] = rows.label, rows.dense
+    result.keys[indices] = rows.keys
+    is_good = np.ones(len(lines), bool)
+    reasons = {}
+    for i in np.flatnonzero(is_unsure).tolist():
+        try:
+            parsed = parse_line(line_format, lines[i])
+        except ValueError as error:
+            is_good[i] = False
+            reasons[i] = str(error)
+        else:
+            result.label[i], result.dense[i], result.keys[i] = parsed
+    return ParsedLines(result.take(is_good), is_good, reasons)
+
+
+def _split(block: bytes) -> list[bytes]:
+    return block[:-1].split(b"\n")
+
+
+def is_regular(block: bytes) -> bool:
+    """Whether the lines of a block are such as the fast parser takes them to be."""
+    if b"\r" in block:
+        return False
+    if len(block) <= MAX_LINE_BYTES:
+        return True
+    ends = np.flatnonzero(np.frombuffer(block, np.uint8) == _NEWLINE)
+    return int(np.diff(ends, prepend=-1).max()) <= MAX_LINE_BYTES + 1
+
+
+def _zeros(line_format: LineFormat, count: int) -> Rows:
+    return Rows(
+        np.zeros(count, np.float32),
+        np.zeros((count, line_format.num_dense), np.float32),
+        np.zeros((count, len(line_format.fields)), np.int64),
+    )
+
+
+def _columns(line_format: LineFormat, block: bytes, count: int) -> list[pa.Array] | None:
+    """The columns of `count` lines as binary arrays, or None if they are not all regular."""
+    names = [str(i) for i in range(line_format.num_columns)]
+    try:
+        table = pa_csv.read_csv(
+            pa.BufferReader(block),
+            read_options=pa_csv.ReadOptions(
+                # The block as one: a second one could end within a line.
+                column_names=names, use_threads=False, block_size=len(block) + 1,
+            ),
+            parse_options=pa_csv.ParseOptions(
+                delimiter=line_format.delimiter, quote_char=False, ignore_empty_lines=False
+            ),
+            convert_options=pa_csv.ConvertOptions(
+                column_types=dict.fromkeys(names, pa.binary()), check_utf8=False
+            ),
+        )  # fmt: skip
+    except pa.ArrowInvalid:
+        return None
+    if table.num_rows != count:
+        return None
+    return [column.combine_chunks() for column in table.columns]
 
 
 def _open(path: str) -> Any:
@@ -34,18 +241,15 @@ def _blocks(path: str) -> Iterator[list[bytes]]:
     rest = b""
     lines = 0
     with _open(path) as file:
-        while True:
-            try:
-                data = file.read(BLOCK_BYTES)
-            except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-                raise ValueError(f"{path}: damaged after line {lines}: {error}") from error
-            if not data:
-                break
-            block = (rest + data).split(b"\n")
-            rest = block.pop()[: MAX_LINE_BYTES + 1]
-            lines += len(block)
-            for begin in range(0, len(block), BLOCK_LINES):
-                yield block[begin : begin + BLOCK_LINES]
+        try:
+            while data := file.read(BLOCK_BYTES):
+                block = (rest + data).split(b"\n")
+                rest = block.pop()[: MAX_LINE_BYTES + 1]
+                lines += len(block)
+                for begin in range(0, len(block), BLOCK_LINES):
+                    yield block[begin : begin + BLOCK_LINES]
+        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+            raise ValueError(f"{path}: damaged after line {lines}: {error}") from error
     if rest:
         yield [rest]
 
@@ -53,7 +257,7 @@ def _blocks(path: str) -> Iterator[list[bytes]]:
 class TextReader(BatchReader):
     """Reads delimited text files in batches, whatever their size.
 
-    The part of a line depends on its place alone: of each ten consecutive runs of 100 data lines
+    The part of a line depends on its position alone: of each ten consecutive runs of 100 data lines
     of a file, the last run is the test part, the others are the train part.
     """
 
@@ -62,11 +266,7 @@ class TextReader(BatchReader):
         line_format: LineFormat,
         paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
         batch_size: int,
-        part: str | None = None,
-        strict: bool = False,
-        drop_remainder: bool = False,
-        max_inputs: int | None = None,
-        ids: bool = False,
+        **options: Any,
     ):
         """Opens nothing yet.
 
@@ -74,26 +274,18 @@ class TextReader(BatchReader):
             line_format: of the files.
             paths: one file or several, read in order; ".gz" files are decompressed.
             batch_size: inputs of a batch.
-            part: "train", "test" or None for all lines.
-            strict: make the first malformed line an error instead of leaving it out.
-            drop_remainder: leave out a last batch that is not full.
-            max_inputs: stop after so many inputs, or None.
-            ids: add features["id"], int64 [batch]: the number of an input's data line, from 0,
-                counted over all files and both parts; headers are not counted, malformed lines
-                are.
+            **options: of all readers: part ("train", "test" or None for all lines), strict (make
+                the first malformed line an error instead of leaving it out), drop_remainder (leave
+                out a last batch that is not full), max_inputs (stop after so many inputs, or None)
+                and ids (add features["id"], int64 [batch]: the number of an input's data line, from
+                0, counted over all files and both parts; headers are not counted, malformed lines
+                are).
 
         Raises:
             FileNotFoundError: a path is no file.
             ValueError: another argument is out of its range.
         """
-        super().__init__(
-            batch_size,
-            part=part,
-            strict=strict,
-            drop_remainder=drop_remainder,
-            max_inputs=max_inputs,
-            ids=ids,
-        )
+        super().__init__(batch_size, **options)
         several = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
         self._paths = [os.fspath(path) for path in several]
         for path in self._paths:
@@ -104,18 +296,13 @@ class TextReader(BatchReader):
         self.spec = DataSpec(line_format.name, line_format.fields, line_format.num_dense)
 
     def rows(self) -> Iterator[Rows]:
-        """Yields parsed rows of the part, in file order, some thousands at a time.
+        """Gives parsed rows of the part, in file order, some thousands at a time.
 
         Raises:
             BadLineError: a malformed line in a strict reader.
             ValueError: a compressed file is damaged, or a file's header is another.
         """
-        self.bad_lines.reset()
-        try:
-            yield from first_inputs(self._every_row(), self._max_inputs)
-        finally:
-            # Also where the reading stops early, by choice or at damaged data.
-            self.bad_lines.report()
+        return self._first_inputs(self._every_row())
 
     def _every_row(self) -> Iterator[Rows]:
         first = 0
@@ -147,6 +334,5 @@ class TextReader(BatchReader):
         rows.ids = ids[parsed.is_good] if self._ids else None
         return rows
 
-    def _blocks(self, number: int) -> Iterator[Rows]:
-        del number  # All passes are alike.
+    def _blocks(self, number: int) -> Iterator[Rows]:  # All passes are alike.
         return self.rows()

@@ -1,4 +1,4 @@
-"""inputs.readers.archives: what may be in an archive."""
+"""inputs.readers.arrays: what may be in an archive."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import zipfile
 
 import pytest
 
-from slipstream_tf.inputs.readers import archives
+from slipstream_tf.inputs.readers import arrays
 
 METHODS = {"stored": zipfile.ZIP_STORED, "deflated": zipfile.ZIP_DEFLATED, "lzma": zipfile.ZIP_LZMA}
 
@@ -23,7 +23,7 @@ def archive_of(content: bytes, method: int) -> tuple[zipfile.ZipFile, int]:
 @pytest.mark.parametrize("content", [b"", b"a text", bytes(1 << 22)], ids=len)
 def test_whatever_was_compressed_is_read(method, content):
     archive, size = archive_of(content, METHODS[method])
-    assert archives.open_entry(archive, "a", size).read() == content
+    assert arrays.open_entry(archive, "a", size).read() == content
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -31,7 +31,7 @@ def test_sizes_that_cannot_be_are_refused(method):
     archive, size = archive_of(bytes(1000), METHODS[method])
     archive.getinfo("a").file_size = 1 << 40
     with pytest.raises(ValueError, match="which cannot be"):
-        archives.open_entry(archive, "a", size)
+        arrays.open_entry(archive, "a", size)
 
 
 def test_other_methods_are_refused():
@@ -39,4 +39,4 @@ def test_other_methods_are_refused():
     with pytest.raises(
         ValueError, match=r"method 12; allowed: stored \(0\), deflated \(8\) or LZMA"
     ):
-        archives.open_entry(archive, "a", size)
+        arrays.open_entry(archive, "a", size)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from slipstream_tf.inputs.readers.avazu import AvazuFormat
 from slipstream_tf.inputs.readers.criteo import CriteoFormat
 from slipstream_tf.inputs.readers.hashing import parse_hex
-from slipstream_tf.inputs.readers.lines import ParsedLines, parse_block, parse_lines
+from slipstream_tf.inputs.readers.text import ParsedLines, parse_block, parse_lines
 from slipstream_tf.inputs.spec import MISSING_KEY
 
 COUNTS = ["", "0", "-1", "12345", "-", "--1", "1-2", "0x10", "+3", " 4", "9" * 18, "9" * 20, "1.5"]

@@ -14,10 +14,10 @@ import tensorflow as tf
 
 from slipstream_tf.inputs.readers.arrays import ArrayReader
 from slipstream_tf.inputs.readers.avazu import AvazuReader
+from slipstream_tf.inputs.readers.base import Passes
 from slipstream_tf.inputs.readers.criteo import CriteoReader
 from slipstream_tf.inputs.readers.generator import GeneratedReader
 from slipstream_tf.inputs.readers.parquet import ParquetReader
-from slipstream_tf.inputs.readers.passes import Passes
 from slipstream_tf.inputs.spec import DataSpec
 
 BATCH, EPOCHS = 7, 3

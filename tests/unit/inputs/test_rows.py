@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipstream_tf.inputs.readers.rows import Rows, first_inputs, in_batches, is_in_part
+from slipstream_tf.inputs.readers.base import Rows, first_inputs, in_batches, is_in_part
 
 
 def blocks_of(sizes):

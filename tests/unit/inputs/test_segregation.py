@@ -34,18 +34,18 @@ def is_hot(row, hot=HOT):
 
 def reference(keys, source_batch, batch_size, block):
     """Ids of the batches, in plain Python."""
-    held, out = {True: [], False: []}, []
+    waiting, out = {True: [], False: []}, []
     rows = np.reshape(keys, (-1, 2)).tolist()
     for start in range(0, len(rows), source_batch):
         for index in range(start, min(start + source_batch, len(rows))):
-            held[is_hot(rows[index])].append(index)
+            waiting[is_hot(rows[index])].append(index)
         for kind in (True, False):
-            while len(held[kind]) >= batch_size * block:
+            while len(waiting[kind]) >= batch_size * block:
                 for _ in range(block):
-                    out.append(held[kind][:batch_size])
-                    held[kind] = held[kind][batch_size:]
+                    out.append(waiting[kind][:batch_size])
+                    waiting[kind] = waiting[kind][batch_size:]
     for kind in (True, False):
-        ids = held[kind]
+        ids = waiting[kind]
         out += [ids[i : i + batch_size] for i in range(0, len(ids), batch_size)]
     return out
 
@@ -91,7 +91,7 @@ def test_profile_takes_the_most_accessed_keys_within_the_budget():
 
 
 def test_profile_counts_across_merges(monkeypatch):
-    monkeypatch.setattr("slipstream_tf.inputs.segregation._ROWS_PER_MERGE", 5)
+    monkeypatch.setattr("slipstream_tf.inputs.segregation._MOST_PARTS", 2)
     keys = np.random.default_rng(0).zipf(1.5, (200, 2)) % 50
     hot = profile_hot_keys(data_of(keys, 3), budget_bytes=4 * 12, row_bytes=4)
     counts = Counter({(c, k): n for c in (0, 1) for k, n in Counter(keys[:, c]).items()})

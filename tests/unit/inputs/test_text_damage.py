@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 from absl import logging
 
-from slipstream_tf.inputs.readers import lines, text
+from slipstream_tf.inputs.readers import text
 from slipstream_tf.inputs.readers.avazu import HEADER, AvazuReader
 from slipstream_tf.inputs.readers.criteo import CriteoFormat, CriteoReader
 
@@ -68,8 +68,7 @@ def test_lines_and_their_numbers_do_not_depend_on_the_blocks(
 
 def test_an_endless_line_is_one_bad_line_and_is_not_kept(tmp_path, monkeypatch):
     monkeypatch.setattr(text, "BLOCK_BYTES", 1 << 10)
-    for module in (text, lines):
-        monkeypatch.setattr(module, "MAX_LINE_BYTES", 1 << 11)
+    monkeypatch.setattr(text, "MAX_LINE_BYTES", 1 << 11)
     path = tmp_path / "a.tsv"
     path.write_bytes(criteo_line(1) + b"\n" + b"x\t" * 50_000 + b"\n" + criteo_line(2))
     longest = max(len(line) for block in text._blocks(str(path)) for line in block)

@@ -16,7 +16,7 @@ from slipstream_tf.inputs import MISSING_KEY, BadLineError
 from slipstream_tf.inputs.readers.avazu import HEADER, AvazuReader
 from slipstream_tf.inputs.readers.criteo import MISSING_DENSE, CriteoFormat, CriteoReader
 from slipstream_tf.inputs.readers.hashing import hash_string, hash_strings
-from slipstream_tf.inputs.readers.lines import parse_line
+from slipstream_tf.inputs.readers.text import parse_line
 
 DATA = pathlib.Path(
     os.environ.get("SLIPSTREAM_DATA")

@@ -128,40 +128,40 @@ def test_deferring_sends_fewer_rows_and_counts_each():
     run = Run({"skip": "defer", "defer_movement": 0.002, "simulated_ranks": 4}).fit()
     rows = run.assert_account().rows
     assert 0 < rows.sent < rows.offered and rows.masked == 0 and rows.due_by_movement > 0
-    assert rows.held >= rows.pending == pending(run) > 0
+    assert rows.held >= rows.pending == deferred_rows(run) > 0
     assert "been sent" in run.slipstream.summary() and "MiB saved" in run.slipstream.summary()
 
 
 def test_an_evaluation_flushes_and_gives_what_plain_training_gives():
     # One step at a time, as an evaluation in between applies what the step left behind.
     settings = {"skip": "defer", "defer_movement": 1e9, "defer_max_age": 10_000, "warmup": 0.0}
-    held, plain = Run(settings), Run()
-    for run in (held, plain):
+    deferred, plain = Run(settings), Run()
+    for run in (deferred, plain):
         run.losses = []
         for batch in dataset().take(5):
             run.model.train_on_batch(*batch)
-            if run is held:
-                before = pending(held)
+            if run is deferred:
+                before = deferred_rows(deferred)
                 assert before > 0
             run.losses.append(run.model.evaluate(dataset().take(2), verbose=0))
-            assert pending(run) == 0
-    np.testing.assert_allclose(held.losses, plain.losses, rtol=1e-5)
-    assert_same(held, plain, rtol=1e-5, atol=1e-6)
+            assert deferred_rows(run) == 0
+    np.testing.assert_allclose(deferred.losses, plain.losses, rtol=1e-5)
+    assert_same(deferred, plain, rtol=1e-5, atol=1e-6)
 
 
-def pending(run):
+def deferred_rows(run):
     return sum(run.embeddings.store.update_counts(t.name).pending for t in run.embeddings.tables)
 
 
 def test_all_of_the_gradient_arrives_in_the_end():
-    """Under SGD on the rows alone, held sums change when a row moves, not by how much."""
+    """Under SGD on the rows alone, deferred sums change when a row moves, not by how much."""
     run = Run({"skip": "defer", "defer_movement": 1e9, "defer_max_age": 10_000, "warmup": 0.0})
     run.fit(dataset().take(8))
-    assert pending(run) > 0
+    assert deferred_rows(run) > 0
     rows = run.slipstream.ledger.rows
     assert rows.sent == 0 and rows.held == rows.offered
     run.embeddings.store.flush()
-    assert pending(run) == 0
+    assert deferred_rows(run) == 0
     counts = [run.embeddings.store.update_counts(t.name) for t in run.embeddings.tables]
     assert sum(c.flushed for c in counts) == sum(c.sent for c in counts) == rows.pending
 

@@ -4,7 +4,7 @@ import numpy as np
 
 from slipstream_tf.ops import features
 from slipstream_tf.ops.classifier import InputClassifier
-from slipstream_tf.saturation.classifying import sampled_drifts
+from slipstream_tf.saturation.threshold import sampled_drifts
 
 
 def test_sampled_drifts_are_those_of_sampled_keys_that_are_hot() -> None:

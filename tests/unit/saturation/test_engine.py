@@ -182,8 +182,8 @@ def test_a_probing_key_is_neither_marked_nor_skipped_in_its_window():
     probed = collections.Counter()
     for _ in range(2 * period):
         states = tracker.states["user"]
-        probing = set(states.keys_in(KeyState.PROBING).tolist())
-        saturated = set(states.keys_in(KeyState.SATURATED).tolist())
+        probing = set(states.keys[states.states == KeyState.PROBING].tolist())
+        saturated = set(states.keys[states.states == KeyState.SATURATED].tolist())
         probed.update(probing)
         assert set(store.marks["user"]) == saturated and saturated | probing == {0, 1, 2}
         _, (skippable, *_) = window(store, tracker)

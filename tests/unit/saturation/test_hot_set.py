@@ -75,7 +75,3 @@ def test_most_candidates():
 def test_bad_arguments():
     with pytest.raises(ValueError, match="Invalid `budget_bytes`: 0"):
         choose_hot_keys([], 0)
-    with pytest.raises(ValueError, match="Invalid `counts`"):
-        choose_hot_keys([Candidates(np.arange(3), np.ones(2, np.float32), 4)], 100)
-    with pytest.raises(ValueError, match="Invalid `dim`: 0"):
-        choose_hot_keys([Candidates(np.arange(2), np.ones(2, np.float32), 0)], 100)

@@ -50,13 +50,13 @@ def test_defer(skip, trigger, max_age):
 @pytest.mark.parametrize(
     "sizes", [SIZES, {"user": 0, "item": 7, "shop": 0}, dict.fromkeys(SIZES, 0)]
 )
-def test_held_sums_stay_within_the_budget(budget, sizes):
+def test_deferred_gradients_stay_within_the_budget(budget, sizes):
     made = policies(skip="defer", defer_budget_bytes=budget)
     rows = {table.name: made.of(table.name, sizes, True).max_rows for table in TABLES}
-    held = sum(rows[table.name] * held_row_bytes(table.dim) for table in TABLES)
-    assert held <= budget
+    deferred_bytes = sum(rows[table.name] * held_row_bytes(table.dim) for table in TABLES)
+    assert deferred_bytes <= budget
     if any(sizes.values()):
-        assert held > budget - sum(held_row_bytes(table.dim) for table in TABLES)
+        assert deferred_bytes > budget - sum(held_row_bytes(table.dim) for table in TABLES)
         assert all(rows[name] == 0 for name in sizes if not sizes[name])
     else:
         assert len(set(rows.values())) == 1, "nothing is known of the sizes"

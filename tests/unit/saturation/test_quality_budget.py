@@ -40,7 +40,6 @@ def plan(curve, **changes):
         "skipped_effective": 0.0,
         "value": 1.0,
         "budget": 0.001,
-        "max_share": 0.5,
     }
     return plan_share(curve, **{**arguments, **changes})
 
@@ -119,12 +118,12 @@ def test_the_order_of_the_points_does_not_matter():
 def test_constant_quality_costs_nothing():
     curve = [CurvePoint(i * WINDOW, WINDOW, 0.5) for i in range(20)]
     result = plan(curve)
-    assert result.share == 0.5
+    assert result.share == 1.0
     assert result.predicted_cost == pytest.approx(0.0, abs=1e-12)
     assert result.slope == pytest.approx(0.0, abs=1e-12)
     zero = [CurvePoint(p.trained, p.inputs, 0.0) for p in curve]
     assert plan(zero, skipped=10, skipped_effective=1e9).predicted_cost == 0.0
-    most = plan(zero, max_share=1.0, value=2.0)  # an exact slope of 0, too, leaves some training
+    most = plan(zero, value=2.0)  # an exact slope of 0, too, leaves some training
     assert most.share == pytest.approx(0.9 / (0.75 * 2.0))
 
 
@@ -152,11 +151,6 @@ def test_weight_that_kept_inputs_carry_costs(weight, cost):
     assert cost_of_weight(weight) == pytest.approx(cost, abs=0.001)
 
 
-def test_weights_below_1_are_refused():
-    with pytest.raises(ValueError, match=r"Invalid `weight`: 0\.5 for cost_of_weight"):
-        cost_of_weight(0.5)
-
-
 def test_a_worsening_curve_counts_like_an_improving_one():
     rising, falling = plan(line(0.03)), plan(line(-0.03))
     assert rising.share == pytest.approx(falling.share)
@@ -167,7 +161,7 @@ def test_inputs_of_less_value_may_be_skipped_more_often():
     curve = line(0.03)
     assert plan(curve, value=0.2).share == pytest.approx(5 * plan(curve).share)
     assert plan(curve, value=0.2).predicted_cost == pytest.approx(0.001)
-    assert plan(curve, value=1e-3).share == 0.5
+    assert plan(curve, value=1e-3).share == 1.0
     assert "more than the bound" in plan(curve, value=1e-3).reason
 
 
@@ -196,16 +190,14 @@ def test_a_used_up_budget():
     skipped=st.integers(1, 2_000_000),
     value=st.floats(0.05, 3.0),
     budget=st.floats(1e-5, 0.05),
-    max_share=st.floats(0.0, 1.0),
 )
-def test_what_is_planned_stays_within_the_budget(slope, noise, skipped, value, budget, max_share):
+def test_what_is_planned_stays_within_the_budget(slope, noise, skipped, value, budget):
     curve = line(slope, 20, noise)
     spent = 0.01 * skipped
     result = plan(
         curve, skipped=skipped, skipped_effective=spent, value=value, budget=budget,
-        max_share=max_share,
     )  # fmt: skip
-    assert 0.0 <= result.share <= max_share
+    assert 0.0 <= result.share <= 1.0
     if result.share > 0.0:
         assert result.predicted_cost <= budget * (1 + 1e-9)
     assert (
@@ -233,7 +225,7 @@ def test_following_the_plan_ends_within_the_budget():
             )
             if window >= windows // 4:
                 share = plan_share(
-                    curve, windows * WINDOW, trained, skipped, effective, value, 0.002, 0.9
+                    curve, windows * WINDOW, trained, skipped, effective, value, 0.002
                 ).share
         total = windows * WINDOW
         costs.append(slope * math.log(total / (total - effective)))
@@ -256,23 +248,3 @@ def test_following_the_plan_ends_within_the_budget():
 )
 def test_relative_value(kept_mean, kept_inputs, all_mean, value):
     assert relative_value(kept_mean, kept_inputs, all_mean) == pytest.approx(value)
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"budget": 0.0}, "Invalid `budget`: 0.0"),
-        ({"planned_inputs": 0}, "Invalid `planned_inputs`: 0"),
-        ({"trained": -1}, "Invalid `trained`: -1"),
-        ({"skipped": 1.5}, "Invalid `skipped`: 1.5"),
-        ({"skipped_effective": 2.0}, "Invalid `skipped_effective`: 2.0"),
-        ({"value": 0.0}, "Invalid `value`: 0.0"),
-        ({"max_share": 1.1}, "Invalid `max_share`: 1.1"),
-        ({"curve": [CurvePoint(0, 0, 0.5)]}, "Invalid `inputs`: 0 for point 0"),
-        ({"curve": [CurvePoint(-1, 1, 0.5)]}, "Invalid `trained`: -1 for point 0"),
-    ],
-)
-def test_bad_arguments(changes, message):
-    arguments = {"trained": 100, **changes}
-    with pytest.raises(ValueError, match=message):
-        plan(arguments.pop("curve", []), **arguments)

@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 from slipstream_tf.config import SaturationConfig
+from slipstream_tf.ops.classifier import ClassifierCounts
 from slipstream_tf.ops.loss_statistics import LossStatistics, Moments
+from slipstream_tf.ops.update_policy import UpdateCounts
 from slipstream_tf.saturation.steering import Steerer, Steering, WindowWork
 
 NOTHING = LossStatistics(Moments(), Moments(), Moments(), 0, np.zeros((2, 4)))
@@ -32,7 +34,8 @@ def statistics(others, skippable=(), stands_for=1.0):
 
 
 def work(losses=NOTHING, seen=1000, skipped=0, hot=1000, offered=0, masked=0):
-    return WindowWork(seen, skipped, hot, offered, masked, losses)
+    rows = [UpdateCounts(offered=offered, masked=masked)]
+    return WindowWork(ClassifierCounts(seen, skipped, hot), rows, losses)
 
 
 def curve_losses(window, inputs=1000, kept=0):

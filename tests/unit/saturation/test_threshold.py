@@ -100,15 +100,3 @@ def test_ties_at_the_threshold_are_not_skipped():
 @pytest.mark.parametrize("scores", [[], [math.inf], [math.nan, math.inf]])
 def test_without_hot_inputs_nothing_is_skipped(scores):
     assert find_threshold(scores, 1.0) == ThresholdResult(0.0)
-
-
-@pytest.mark.parametrize("target", [-0.1, 1.5, math.nan, "0.3", True])
-def test_bad_target(target):
-    with pytest.raises(ValueError, match="Invalid `target_skip`"):
-        find_threshold([1.0], target)
-
-
-@pytest.mark.parametrize("cap", [-1.0, math.nan, math.inf])
-def test_bad_cap(cap):
-    with pytest.raises(ValueError, match="Invalid `max_threshold`"):
-        find_threshold([1.0], 0.5, cap)

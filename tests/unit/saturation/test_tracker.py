@@ -27,7 +27,7 @@ class SmallStore(TrackedStore):
         self.tables = tuple(TableConfig(name, DIM) for name in names)
         self.rows = {name: {} for name in names}
         self.counts = {name: collections.Counter() for name in names}
-        self.most_asked = 0
+        self.most_requested = 0
         self.policies = {}
         self.marks = {name: {} for name in names}
         self.travel = collections.Counter()
@@ -42,7 +42,7 @@ class SmallStore(TrackedStore):
         return len(self.rows[table])
 
     def hot_keys(self, table, k):
-        self.most_asked = max(self.most_asked, k)
+        self.most_requested = max(self.most_requested, k)
         ordered = sorted(self.counts[table].items(), key=lambda item: (-item[1], item[0]))[:k]
         keys = np.array([key for key, _ in ordered], np.int64)
         return keys, np.array([count for _, count in ordered], np.float32)
@@ -193,7 +193,7 @@ def test_hot_set_follows_counts_within_the_budget():
     store.train("user", {6: 0.0, 5: 0.0}, accesses=5)
     store.train("item", {1: 0.0}, accesses=5)
     report = tracker.end_window()
-    assert report.next_hot_keys == 3 and store.most_asked <= 3
+    assert report.next_hot_keys == 3 and store.most_requested <= 3
     assert [states.keys.tolist() for states in tracker.states.values()] == [[5, 6, 7], []]
     store.train("item", {1: 0.0, 2: 0.0})
     store.train("user", {7: 0.0})

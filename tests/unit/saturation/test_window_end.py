@@ -90,9 +90,9 @@ def test_the_budget_takes_the_most_accessed_keys_of_all_tables():
 
 def test_without_candidates_there_is_no_hot_set():
     config = settings(skip="defer")
-    decision = decide(config, findings(candidates=None), Steering(0.5), freeze_drift=0.25)
+    decision = decide(config, findings(candidates=None), Steering(0.5), read_only_drift=0.25)
     assert decision.states is None
-    assert decision.found.threshold == 0.25, "keys are judged for replicas alone"
+    assert decision.found.threshold == 0.25, "states decide on replicas alone"
 
 
 def test_guard_scales_both_thresholds():
@@ -166,4 +166,4 @@ def test_report_tells_what_was_found_and_decided():
     assert (report.hot_inputs, report.inputs_skippable) == (80, 30)
     assert (report.target_share, report.guard, report.budget) == (0.5, "guarded", "planned")
     assert (report.predicted_cost, report.skippable_value) == (0.01, 0.3)
-    assert (found.work.rows_offered, found.work.rows_masked) == (12, 2)
+    assert (found.rows_offered, found.rows_masked) == (12, 2)

@@ -9,9 +9,9 @@ import math
 import numpy as np
 import pytest
 
+from slipstream_tf.config import SaturationConfig
 from slipstream_tf.ops.update_policy import UpdateCounts
 from slipstream_tf.saturation.report import TableWindow, WindowReport
-from slipstream_tf.saturation_config import SaturationConfig
 from slipstream_tf.telemetry.ledger import Ledger, summarise
 from slipstream_tf.telemetry.tensorboard import log10_drift, scalars
 

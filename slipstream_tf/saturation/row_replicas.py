@@ -1,4 +1,4 @@
-"""Which rows ranks read from copies in a window, where tables are sharded.
+"""Which rows ranks read from replicas in a window, where tables are sharded.
 
 In: the tracked tables and the access counts that ranks found together. Out: keys for the store.
 """
@@ -13,62 +13,63 @@ import numpy as np
 from slipstream_tf.saturation.tracked_table import TrackedTable
 
 
-class RowCopies:
-    """Chooses the rows to copy, at most two kinds of them, and keeps what they are chosen by.
+class RowReplicas:
+    """Chooses the rows that have replicas, of two kinds, and keeps what they are chosen by.
 
     Args:
-        freezer: a store that keeps read-only replicas of other ranks' rows; None: none are used.
-        publisher: a store whose ranks keep refreshed replicas of hot rows; None: they do not.
-        freeze_drift: drift over a window below which a saturated row may be read-only.
+        read_only: a store that keeps read-only replicas of other ranks' rows; None: none are used.
+        refreshed: a store whose ranks keep refreshed replicas of hot rows; None: they do not.
+        read_only_drift: drift over a window below which a saturated row may be read-only.
     """
 
-    def __init__(self, freezer: Any, publisher: Any, freeze_drift: float) -> None:
-        self._freezer, self._publisher, self._freeze_drift = freezer, publisher, freeze_drift
+    def __init__(self, read_only: Any, refreshed: Any, read_only_drift: float) -> None:
+        self._read_only, self._refreshed = read_only, refreshed
+        self._most_drift = read_only_drift
         # Of each table, keys and counts: with several ranks the most accessed key first.
         self._accesses: dict[str, tuple[np.ndarray, np.ndarray]] = {}
 
     @property
     def are_used(self) -> bool:
-        """Whether any rows are copied."""
-        return bool(self._freezer or self._publisher)
+        """Whether any rows have replicas."""
+        return bool(self._read_only or self._refreshed)
 
     @property
     def least_accesses(self) -> float:
-        """Accesses of a window below which a copy does not pay."""
-        return (self._freezer or self._publisher).least_accesses
+        """Accesses of a window below which a replica does not pay."""
+        return (self._read_only or self._refreshed).least_accesses
 
     @property
-    def freeze_drift(self) -> float:
-        """T where keys are judged for read-only replicas alone; 0 without any."""
-        return self._freeze_drift if self._freezer else 0.0
+    def read_only_drift(self) -> float:
+        """T where states of keys decide on read-only replicas alone; 0 without any."""
+        return self._most_drift if self._read_only else 0.0
 
     def note_accesses(self, table: str, keys: np.ndarray, counts: np.ndarray) -> None:
         """Takes a table's hottest keys, int64 [n], and their access counts over all ranks."""
         self._accesses[table] = keys, counts
 
-    def publish(self, tables: Sequence[TrackedTable], is_active: bool) -> None:
-        """Tells the store which rows are copied in the window that begins.
+    def choose(self, tables: Sequence[TrackedTable], is_active: bool) -> None:
+        """Tells the store which rows have replicas in the window that begins.
 
         Args:
             tables: the tracked tables, as they are in that window.
             is_active: whether the warm-up is over; before, none are.
         """
         chosen = tables if is_active else ()
-        if self._freezer is not None:
-            self._freezer.freeze(
-                {t.name: self._accesses_of(t, t.keys_to_freeze(self._freeze_drift)) for t in chosen}
+        if self._read_only is not None:
+            self._read_only.freeze(
+                {t.name: self._accesses_of(t, t.slowest_keys(self._most_drift)) for t in chosen}
             )
-        if self._publisher is not None:
+        if self._refreshed is not None:
             # The most accessed first: owners remember no more than they have room for.
-            self._publisher.publish(
+            self._refreshed.publish(
                 {t.name: self._accesses_of(t, t.states.keys)[0] for t in chosen}
             )
 
-    def frozen_keys(self, tables: Sequence[TrackedTable]) -> int:
+    def read_only_keys(self, tables: Sequence[TrackedTable]) -> int:
         """Returns how many read-only replicas there are."""
-        if self._freezer is None:
+        if self._read_only is None:
             return 0
-        return sum(self._freezer.frozen_keys(table.name) for table in tables)
+        return sum(self._read_only.frozen_keys(table.name) for table in tables)
 
     def state(self) -> dict[str, dict[str, np.ndarray]]:
         """Returns the accesses: table -> {"keys", "counts"}, the most accessed first."""

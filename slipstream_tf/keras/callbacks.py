@@ -1,0 +1,373 @@
+"""Callbacks of `model.fit`: that ranks train one model, and that the engine's windows end.
+
+In: the ranks, an engine, batch ends. Out: equal weights, and logs of all ranks; window ends.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from absl import logging
+
+from slipstream_tf._compat import callbacks_beside
+from slipstream_tf.distributed.agreement import gather_json
+from slipstream_tf.distributed.comm import Communicator
+from slipstream_tf.distributed.exchanged import ExchangedStore
+from slipstream_tf.distributed.flushing import flush_held
+from slipstream_tf.distributed.replicated import ReplicatedStore
+from slipstream_tf.distributed.same_rows import require_same_rows
+from slipstream_tf.distributed.settings import require_same
+from slipstream_tf.errors import invalid
+from slipstream_tf.keras.loss_feedback import LossFeedback
+from slipstream_tf.stores.variable import VariableStore
+from slipstream_tf.telemetry.tensorboard import WindowWriter
+
+State = list[np.ndarray]
+
+
+class GlobalMetrics:
+    """Puts the metrics of all ranks into an epoch's logs.
+
+    A metric's state is a sum over inputs (of losses and weights, of true positives, ...). The
+    states of the ranks are summed; what the metrics make of the sums is their value over the inputs
+    of all.
+
+    Left alone, with a warning, are metrics whose state is no sum: of which Keras itself would not
+    sum the variables over replicas (`aggregation` of `add_variable`), or whose variables are no
+    numbers, or do not start at 0.
+    """
+
+    def __init__(self, comm: Communicator):
+        """Takes the ranks."""
+        self._comm = comm
+        self._trained: State | None = None
+        self._has_warned = False
+
+    def keep_training_state(self, model: Any) -> None:
+        """Remembers the state after an epoch's last step; Keras evaluates with the same metrics.
+
+        Args:
+            model: a Keras model, about to be evaluated in `fit`.
+        """
+        self._trained = _state_of(model)
+
+    def forget(self) -> None:
+        """Drops what a `fit` that broke off has left."""
+        self._trained = None
+
+    def put_into(self, logs: dict[str, Any], model: Any) -> None:
+        """Replaces this rank's values by those of all ranks; a collective.
+
+        A rank that did not evaluate gets the others' values, too.
+
+        Args:
+            logs: of an epoch that has ended; changed in place.
+            model: a Keras model; its metrics keep their state.
+        """
+        now, trained = _state_of(model), self._trained
+        self._trained = None
+        metrics = list(_metrics_of(model))
+        layout = [[m.name, [list(v.shape) for v in m.variables]] for m in metrics]
+        gathered = gather_json(self._comm, [trained is not None, layout], "slipstream.metrics")
+        if any(other != layout for _, other in gathered):
+            self._warn("The ranks' models have different metrics")
+            return
+        others = [metric for metric in metrics if not _is_sum(metric)]
+        if others:
+            self._warn(f"The states of the metrics {[m.name for m in others]} are no sums")
+        self._replace(logs, "", model, others, now if trained is None else trained)
+        if any(has_evaluated for has_evaluated, _ in gathered):
+            own = [np.zeros_like(part) for part in now] if trained is None else now
+            self._replace(logs, "val_", model, others, own)
+        _assign(model, now)
+
+    def _replace(
+        self, logs: dict[str, Any], prefix: str, model: Any, others: list[Any], own: State
+    ) -> None:
+        """Puts in the values of the metrics that are not among `others`."""
+        is_sum = [m not in others for m in _metrics_of(model) for _ in m.variables]
+        parts = [part for part, sums in zip(own, is_sum, strict=True) if sums]
+        flat = np.concatenate([np.zeros(0), *(np.ravel(part) for part in parts)])
+        with tf.device("CPU:0"):
+            name = f"slipstream.metrics.{prefix or 'train'}"
+            total = self._comm.sum(tf.constant(flat, tf.float64), "control", name).numpy()
+        pieces = iter(np.split(total, np.cumsum([part.size for part in parts])))
+        totals = [
+            next(pieces).reshape(part.shape).astype(part.dtype) if sums else part
+            for part, sums in zip(own, is_sum, strict=True)
+        ]
+        _assign(model, totals)
+        results = {
+            prefix + key: _number(value) for key, value in model.get_metrics_result().items()
+        }
+        is_absent = not any(key.startswith(prefix) for key in logs)
+        # Else a train_step of the model's own made the logs, of what is not known here.
+        if is_absent or all(key in logs for key in results):
+            alone = {prefix + metric.name for metric in others}
+            logs.update({key: value for key, value in results.items() if key not in alone})
+
+    def _warn(self, reason: str) -> None:
+        if not self._has_warned:
+            self._has_warned = True
+            logging.warning(
+                "%s: they stay each rank's own in the logs, and callbacks that act on them may act "
+                "differently on each rank.",
+                reason,
+            )
+
+
+def _metrics_of(model: Any) -> Iterator[Any]:
+    """Yields each metric once, those of `compile` one by one."""
+    seen = set()
+    for metric in model.metrics:
+        inner = getattr(metric, "metrics", None)
+        for single in inner if isinstance(inner, list) else [metric]:
+            if id(single) not in seen:
+                seen.add(id(single))
+                yield single
+
+
+def _state_of(model: Any) -> State:
+    return [np.array(tf.convert_to_tensor(v)) for m in _metrics_of(model) for v in m.variables]
+
+
+def _assign(model: Any, state: State) -> None:
+    variables = [variable for metric in _metrics_of(model) for variable in metric.variables]
+    for variable, value in zip(variables, state, strict=True):
+        variable.assign(value)
+
+
+def _is_sum(metric: Any) -> bool:
+    """Whether a metric's state is a sum over inputs; resets the metric to see where it starts."""
+    metric.reset_state()
+    for variable in metric.variables:
+        # Old releases of Keras 3 do not say, and sum all.
+        if getattr(variable, "aggregation", "sum") != "sum":
+            return False
+        value = np.array(tf.convert_to_tensor(variable))
+        if value.dtype.kind not in "fiu" or value.any():
+            return False
+    return True
+
+
+def _number(value: Any) -> Any:
+    array = np.asarray(tf.convert_to_tensor(value))
+    return array.item() if array.ndim == 0 else array
+
+
+class RanksCallback(keras.callbacks.Callback):
+    """Starts all ranks with the Keras weights of rank 0, and averages their gradients rightly.
+
+    `Slipstream.callback` does the same; this is for a `fit` without an engine. Every rank must give
+    `fit` as many batches as the others: see `distributed.even_ends`. With one rank, only what a
+    `VariableStore` defers is applied at the ends of epochs.
+
+    Put it first among the callbacks. Those behind it see at an epoch's end
+
+    - metrics of all ranks, of training and validation: EarlyStopping and ReduceLROnPlateau act
+      alike on all ranks. They are what the metrics make of their states summed over the ranks.
+      Metrics whose states are no sums stay each rank's own, with a warning (see `GlobalMetrics`),
+      and so do the logs of batches, and logs that a `train_step` of the model's own makes of other
+      things than `model.metrics`. A rank that does not validate sees what the others found;
+    - rows without deferred gradients: ModelCheckpoint can save them on any rank. The validation
+      came before that.
+
+    Embedding rows are not broadcast. Those of replicated tables are compared when training begins
+    (which takes the memory of a copy of the largest table): ranks that load rows must load the
+    same, as `distributed.JobCheckpoints` does. Non-trainable state that depends on the batch
+    (BatchNormalization) is each rank's own, and an empty batch spoils it.
+
+    Args:
+        comm: the ranks.
+        store: whose deferred gradients are exchanged at the ends of epochs; None: there is none.
+    """
+
+    def __init__(self, comm: Communicator, store: Any = None) -> None:
+        super().__init__()
+        self._comm, self._store = comm, store
+        self._metrics = GlobalMetrics(comm)
+        self._is_training = False
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Broadcasts weights, compares rows; refuses an optimizer that keeps gradients to a rank.
+
+        Raises:
+            ValueError: the optimizer is no `DistributedOptimizer` of these ranks; or the rows of
+                replicated tables differ between ranks.
+        """
+        comm, of_optimizer = self._comm, getattr(self.model.optimizer, "slipstream_comm", None)
+        if comm.size == 1:
+            if of_optimizer is not None and of_optimizer.size > 1:
+                ranks = f"{of_optimizer.size} ranks"
+                allowed = f"the optimizer's, of {ranks} (Slipstream(..., comm=comm))"
+                raise invalid("comm", "one process", "the callback of a fit", allowed)
+            return
+        if of_optimizer is not comm:
+            allowed = (
+                "slipstream_tf.distributed.DistributedOptimizer(optimizer, comm) with the store's "
+                "comm, which averages gradients over the ranks"
+            )
+            name = type(self.model.optimizer).__name__
+            raise invalid("optimizer", name, f"a fit on {comm.size} ranks", allowed)
+        for index, variable in enumerate(self.model.variables):
+            value = variable.value
+            if value.dtype.is_floating:
+                name = f"slipstream.weights.{index}"
+                variable.assign(comm.broadcast(value, 0, "dense", name))
+        if isinstance(self._store, ReplicatedStore):
+            self._store.flush()
+            require_same_rows(self._store, comm)
+        elif isinstance(self._store, ExchangedStore):
+            updates = {"num_updates": self._store.num_updates}
+            require_same(comm, updates, "slipstream.updates", "the rows that ranks loaded")
+        rate = self._store.learning_rate
+        if rate is not None and hasattr(rate, "assign"):
+            name = "slipstream.rows_learning_rate"
+            rate.assign(comm.broadcast(tf.convert_to_tensor(rate), 0, "control", name))
+        if isinstance(self.model, LossFeedback):
+            self.model.train_with(comm)
+        else:
+            logging.warning(
+                "%s is no slipstream_tf.keras.LossFeedback: where the ranks' batches differ in "
+                "size, inputs of small ones get more weight, and an empty one has no loss. Use "
+                "slipstream_tf.distributed.scale_loss in its compute_loss.",
+                type(self.model).__name__,
+            )
+        self._metrics.forget()
+        self._is_training = True
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Forgets a batch announced in the epoch before, whose data may have ended."""
+        self._forget_announced()
+
+    def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Remembers the metrics of training before those of the validation take their place."""
+        if self._is_training and self._comm.size > 1:
+            self._metrics.keep_training_state(self.model)
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Puts the metrics of all ranks into `logs`; exchanges deferred gradients."""
+        if self._comm.size > 1:
+            self._metrics.put_into({} if logs is None else logs, self.model)
+        self._flush()
+
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+        """Exchanges deferred gradients, so that all ranks end with the same rows."""
+        self._is_training = False
+        self._flush()
+        self._forget_announced()
+
+    def _flush(self) -> None:
+        if isinstance(self._store, VariableStore):
+            flush_held(self._store, self._store.optimizer or self.model.optimizer, self._comm)
+        elif self._comm.size > 1:
+            self._store.flush()
+
+    def _forget_announced(self) -> None:
+        if self._store.prefetches:
+            self._store.forget_announced()
+
+
+class SaturationCallback(RanksCallback):
+    """Ends the engine's windows while `model.fit` runs; `evaluate` and `predict` don't count.
+
+    With `steps_per_execution` above 1 a window ends with the execution in which it gets full. With
+    several ranks it does what `RanksCallback` does; put it first. What a
+    `keras.callbacks.BackupAndRestore` beside it backs up has the engine's state, too (one process).
+
+    Args:
+        slipstream: a `Slipstream`, whose steps are counted.
+        log_dir: folder for TensorBoard, which gets scalars and a histogram for each window, in its
+            sub-folder "slipstream" (`telemetry.tensorboard.WindowWriter`). None: that of the
+            `keras.callbacks.TensorBoard` beside this one, if there is one. Rank 0 writes.
+    """
+
+    def __init__(self, slipstream: Any, log_dir: str | os.PathLike[str] | None = None) -> None:
+        super().__init__(slipstream.comm, slipstream.store)
+        self._slipstream = slipstream
+        self._iterations = 0
+        self._log_dir = log_dir
+        self._writer: WindowWriter | None = None
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Refuses a LossScaleOptimizer, whose gradients are not the loss's; connects losses."""
+        if isinstance(self.model.optimizer, keras.optimizers.LossScaleOptimizer):
+            raise ValueError(
+                "Invalid `optimizer`: LossScaleOptimizer. The embedding tables would be updated "
+                "with scaled gradients. Use float32 or mixed_bfloat16 without loss scaling."
+            )
+        self._open_writer()
+        super().on_train_begin(logs)
+        config = self._slipstream.config
+        others = callbacks_beside(self)
+        backups = [c for c in others if isinstance(c, keras.callbacks.BackupAndRestore)]
+        self._slipstream.back_up(bool(backups))
+        epochs = self.params.get("epochs", 1)
+        self._slipstream.plan_epochs(epochs)
+        if epochs > 1 and config.skips_some_inputs:
+            logging.warning(
+                "model.fit(epochs=%d) with skipped inputs: Keras holds later epochs to the number "
+                "of batches of the first, so that inputs of an epoch that skips less are left out. "
+                "Use slipstream.apply(data.repeat(%d), ...) and epochs=1.",
+                epochs,
+                epochs,
+            )
+        if isinstance(self.model, LossFeedback):
+            needs_losses = self._slipstream.needs_losses
+            self.model.observe_losses_with(self._slipstream.record_losses if needs_losses else None)
+        elif self._slipstream.needs_losses:
+            logging.warning(
+                "The saturation engine needs the inputs' losses (score, guard, budget or estimate "
+                "of cost), but %s does not tell them: make it a slipstream_tf.keras.LossFeedback, "
+                "or call slipstream.record_losses in its train_step. Until then %s.",
+                type(self.model).__name__,
+                "nothing is skipped" if config.skips_by_losses else "nothing is told of them",
+            )
+
+    def _open_writer(self) -> None:
+        if self._writer is not None or self._comm.rank:
+            return
+        folder = self._log_dir
+        for other in callbacks_beside(self) if folder is None else ():
+            if isinstance(other, keras.callbacks.TensorBoard):
+                folder = other.log_dir
+        if folder is not None:
+            self._writer = WindowWriter(folder)
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Forgets a batch announced in the epoch before, whose data may have ended."""
+        # Here, not as training begins: a BackupAndRestore behind this one sets them then.
+        self._iterations = int(self.model.optimizer.iterations.numpy())
+        super().on_epoch_begin(epoch, logs)
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        """Counts the steps of one execution of the train function."""
+        if self.model.steps_per_execution == 1:
+            self._step(1)
+        else:
+            self._count_iterations()
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Counts the steps of a last, shorter execution, whose end Keras may not tell.
+
+        Then does what `RanksCallback` does: callbacks behind this one see metrics of all ranks.
+        """
+        if self.model.steps_per_execution > 1:
+            self._count_iterations()
+        super().on_epoch_end(epoch, logs)
+
+    def _count_iterations(self) -> None:
+        # What `batch` means with several steps per execution changed between versions of Keras.
+        iterations = int(self.model.optimizer.iterations.numpy())
+        self._step(iterations - self._iterations)
+        self._iterations = iterations
+
+    def _step(self, steps: int) -> None:
+        report = self._slipstream.step(steps)
+        if report is not None and self._writer is not None:
+            self._writer.write(report)
