@@ -23,8 +23,12 @@ class ClickModel(LossFeedback, keras.Model):
     Args:
         embeddings: the layer that turns keys into vectors.
         dense_features: numeric features per input, 0 or more.
+        dropout: share of units dropped after each hidden layer of the last MLP, 0 to below 1.
         returns_logits: whether the output is a logit instead of a probability.
         **kwargs: of `keras.Model`: name, dtype, trainable.
+
+    Attributes:
+        dims: values per vector, by feature.
 
     Raises:
         ValueError: an argument is of the wrong type or range, or the dtype policy needs loss
@@ -38,6 +42,7 @@ class ClickModel(LossFeedback, keras.Model):
         self,
         embeddings: EmbeddingCollection,
         dense_features: int,
+        dropout: float,
         returns_logits: bool,
         **kwargs: Any,
     ) -> None:
@@ -47,12 +52,16 @@ class ClickModel(LossFeedback, keras.Model):
             allowed = "a slipstream_tf.keras.EmbeddingCollection"
             raise invalid("embeddings", embeddings, place, allowed)
         require_integer("dense_features", dense_features, 0, None, place)
+        require_dropout(dropout, place)
         if self.compute_dtype == "float16":
             allowed = "'float32' or 'mixed_bfloat16' (float16 needs loss scaling)"
             raise invalid("dtype policy", self.dtype_policy.name, place, allowed)
         self.embeddings = embeddings
         self.dense_features = dense_features
+        self.dropout = float(dropout)
         self.returns_logits = bool(returns_logits)
+        dims = {table.name: table.dim for table in embeddings.tables}
+        self.dims = {spec.name: dims[spec.table] for spec in embeddings.specs}
 
     def logits(self, dense: Any, vectors: list[Any] | Any, training: bool | None) -> Any:
         """Computes the logits; a model implements it.
@@ -144,12 +153,10 @@ class ClickModel(LossFeedback, keras.Model):
         Raises:
             ValueError: there are several.
         """
-        tables = {table.name: table for table in self.embeddings.tables}
-        dims = {spec.name: tables[spec.table].dim for spec in self.embeddings.specs}
-        if len(set(dims.values())) > 1:
+        if len(set(self.dims.values())) > 1:
             allowed = f"one dimension for all features ({cause} need it)"
-            raise invalid("dim", dims, type(self).__name__, allowed)
-        return next(iter(dims.values()))
+            raise invalid("dim", dict(self.dims), type(self).__name__, allowed)
+        return next(iter(self.dims.values()))
 
     def _split(self, inputs: Any) -> tuple[Any, Any]:
         expected = ["dense", "keys"] if self.dense_features else ["keys"]
@@ -177,14 +184,13 @@ class ClickModel(LossFeedback, keras.Model):
             tables have several dimensions, {feature: int64 [None]}}; no "dense" where there are no
             numbers.
         """
-        specs = self.embeddings.specs
-        tables = {table.name: table for table in self.embeddings.tables}
-        keys: Any = tf.TensorSpec([None, len(specs)], tf.int64)
-        if len({tables[spec.table].dim for spec in specs}) > 1:
-            keys = {spec.name: tf.TensorSpec([None], tf.int64) for spec in specs}
+        keys: Any = tf.TensorSpec([None, len(self.dims)], tf.int64)
+        if len(set(self.dims.values())) > 1:
+            keys = {name: tf.TensorSpec([None], tf.int64) for name in self.dims}
         if not self.dense_features:
             return {"keys": keys}
-        return {"dense": tf.TensorSpec([None, self.dense_features], tf.float32), "keys": keys}
+        shape = [*[None] * len(self.dense_axes), self.dense_features]
+        return {"dense": tf.TensorSpec(shape, tf.float32), "keys": keys}
 
     def build(self, input_shape: Any = None) -> None:
         """Does nothing: all weights are created with the model, whose sizes are known then."""
@@ -204,6 +210,7 @@ class ClickModel(LossFeedback, keras.Model):
             **keras.layers.Layer.get_config(self),
             "embeddings": keras.saving.serialize_keras_object(self.embeddings),
             "dense_features": self.dense_features,
+            "dropout": self.dropout,
             "returns_logits": self.returns_logits,
         }
 
@@ -247,13 +254,11 @@ class DotsModel(ClickModel):
         returns_logits: bool,
         **kwargs: Any,
     ) -> None:
-        super().__init__(embeddings, dense_features, returns_logits, **kwargs)
+        super().__init__(embeddings, dense_features, dropout, returns_logits, **kwargs)
         place = type(self).__name__
         require_widths("bottom", bottom, place, may_be_empty=not dense_features)
         require_widths("top", top, place, may_be_empty=False)
-        require_dropout(dropout, place)
         self.bottom_widths, self.top_widths = tuple(bottom), tuple(top)
-        self.dropout = float(dropout)
         self.dim = self.one_dim("dots")
         if self.top_widths[-1] != 1:
             raise invalid("top", list(top), place, "a list that ends with 1, the logit")
@@ -279,5 +284,4 @@ class DotsModel(ClickModel):
             **super().get_config(),
             "bottom": list(self.bottom_widths),
             "top": list(self.top_widths),
-            "dropout": self.dropout,
         }

@@ -70,13 +70,10 @@ class MLP(keras.layers.Layer):
 
     def call(self, inputs: Any, training: bool | None = None) -> Any:
         """Returns [batch, widths[-1]] for [batch, n]."""
-        outputs = inputs
+        del training  # Keras hands it on to the layers that are called in here.
         for layer in self._stack:
-            if isinstance(layer, keras.layers.Dropout):
-                outputs = layer(outputs, training=training)
-            else:
-                outputs = layer(outputs)
-        return outputs
+            inputs = layer(inputs)
+        return inputs
 
     def compute_output_shape(self, input_shape: Any) -> tuple[Any, ...]:
         """Returns (batch, widths[-1])."""
