@@ -1,27 +1,126 @@
 """`slipstream-doctor`: what is there, what is missing, and the command that mends it.
 
 In: flags and this environment. Out: a report, or with --json one JSON object; exit code 1 if
-something that training in one process needs does not work.
+something that training in one process needs does not work. What may crash or hang is looked at in
+child processes. TensorFlow is never imported here, so that its absence or a crash of its import is
+a finding like any other.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import importlib.metadata
+import importlib.util
 import json
+import os
+import platform
+import shutil
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 from slipstream_tf._version import __version__
-from slipstream_tf.cli import checks, findings
+from slipstream_tf.cli import findings
 from slipstream_tf.cli.findings import Finding, Section
 from slipstream_tf.cli.flag_set import FlagSet, Number, RunError
+from slipstream_tf.cli.probe import Outcome, run_command, run_python
 from slipstream_tf.cli.program import run_program
+from slipstream_tf.ops import _loader
 
 SCHEMA = 1
 _WIDTH = 96
 _INDENT = 28
+# Functions of cli.self_test by the store that they test.
+SELF_TESTS = {"native store": "native_store", "variable store": "variable_store"}
+SOK_SELF_TEST = {"SOK store": "sok_store"}
+_MINIMUM_PYTHON = (3, 10)
+# What brings the module `tensorflow`.
+_TENSORFLOW_PACKAGES = ("tensorflow", "tensorflow-cpu", "tensorflow-rocm", "tf-nightly")
+# A self-test uses the CPU only, and must not take the memory of a GPU that trains.
+_WITHOUT_GPU = {"CUDA_VISIBLE_DEVICES": "-1"}
+_QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3"}
+# TensorFlow and Horovod import Keras. A wrong KERAS_BACKEND is a finding of Keras, not of theirs.
+_SETTLED = {**_QUIET, "KERAS_BACKEND": "tensorflow"}
+_WORKERS = 2
+# Beside what the installation asks for: the package, what needs it, and the command that brings it.
+_EXTRAS = (("matplotlib", "slipstream-report", findings.INSTALL_REPORT),)
+
+_PACKAGES = """
+import importlib.metadata
+for module, package in [("absl", "absl-py"), ("numpy",) * 2, ("pyarrow",) * 2, ("tqdm",) * 2]:
+    tell(step="import " + module)
+    __import__(module)
+    tell(**{package: importlib.metadata.version(package)})
+"""
+_TENSORFLOW = """
+tell(step="import tensorflow")
+import tensorflow as tf
+from slipstream_tf import _compat
+tell(version=tf.__version__, is_tested=_compat.is_tested_tensorflow(tf.__version__))
+build = tf.sysconfig.get_build_info()
+tell(cxx11_abi=bool(tf.sysconfig.CXX11_ABI_FLAG), cuda=build.get("cuda_version"))
+tell(step="listing GPUs")
+details = map(tf.config.experimental.get_device_details, tf.config.list_physical_devices("GPU"))
+tell(gpus=[detail.get("device_name", "GPU") for detail in details])
+"""
+_KERAS = """
+tell(step="import keras")
+from slipstream_tf import _compat
+keras = _compat.require_keras()
+tell(version=keras.__version__, backend=keras.backend.backend())
+"""
+_LIBRARY = """
+tell(step="loading the op library")
+import tensorflow as tf
+from slipstream_tf import _compat
+from slipstream_tf.ops import _loader
+_loader.library()
+tell(tensorflow=tf.__version__, kernels=_compat.registered_kernels("Slipstream"))
+"""
+_SELF_TEST = """
+tell(step="import")
+import time
+from slipstream_tf.cli import self_test
+tell(step="self-test of the {name}")
+start = time.perf_counter()
+self_test.{function}()
+tell(seconds=time.perf_counter() - start)
+"""
+# Horovod writes down what it was built for. Importing `horovod.tensorflow` loads its library.
+_HOROVOD = """
+import json, os
+tell(step="import horovod")
+import horovod
+tell(version=horovod.__version__)
+tell(step="import horovod.tensorflow")
+import tensorflow as tf
+import horovod.tensorflow as hvd
+from slipstream_tf import _compat
+tell(gloo=bool(hvd.gloo_built()), mpi=bool(hvd.mpi_built()), nccl=bool(hvd.nccl_built()))
+path = os.path.join(os.path.dirname(horovod.__file__), "metadata.json")
+built_for = json.load(open(path)).get("tensorflow") if os.path.exists(path) else None
+is_same = not built_for or (
+    _compat.version_numbers(built_for) == _compat.version_numbers(tf.__version__)
+)
+tell(tensorflow=tf.__version__, built_for=built_for, is_built_for_this=is_same)
+"""
+_SOK = """
+tell(step="import sparse_operation_kit")
+import sparse_operation_kit as sok
+tell(version=getattr(sok, "__version__", "of unknown version"))
+from slipstream_tf.stores.sok import require_lookup_sparse
+try:
+    require_lookup_sparse()
+    tell(limit="")
+except RuntimeError as error:
+    tell(limit=str(error))
+"""
+# What may be missing: finding -> the module that it is about, and its probe.
+_OPTIONS = {"Horovod": ("horovod", _HOROVOD), "SOK": ("sparse_operation_kit", _SOK)}
 
 
 def make_flags() -> FlagSet:
@@ -48,7 +147,7 @@ def main(values: dict[str, Any], given: frozenset[str]) -> None:
     if not values["json"]:
         print(f"slipstream_tf {__version__}", flush=True)
     sections = []
-    for section in checks.examine(values["time_limit"]):
+    for section in examine(values["time_limit"]):
         sections.append(section)
         if not values["json"]:
             print(section_text(section), flush=True)
@@ -116,6 +215,182 @@ def _wrapped(text: str, head: str) -> str:
         break_long_words=False,
         break_on_hyphens=False,
     )
+
+
+def examine(limit: float) -> Iterator[Section]:
+    """Yields the sections in the order of the report, each when it is known.
+
+    Args:
+        limit: seconds that each child process may take.
+    """
+    pool = ThreadPoolExecutor(_WORKERS)
+
+    def start(program: str, environment: Mapping[str, str] = _SETTLED) -> Future[Outcome]:
+        return pool.submit(run_python, program, limit, environment)
+
+    try:
+        yield from _sections(start, limit)
+    finally:
+        # Interrupted: what has not started need not.
+        pool.shutdown(cancel_futures=True)
+
+
+def _sections(start: Callable[..., Future[Outcome]], limit: float) -> Iterator[Section]:
+    tensorflow_probe, packages = start(_TENSORFLOW), start(_PACKAGES)
+    is_supported = sys.version_info >= _MINIMUM_PYTHON
+    python = findings.judge_python(platform.python_version(), is_supported)
+    extras = (
+        findings.judge_tool(name, _version(name), f"not installed; only {used_by} needs it", fix)
+        for name, used_by, fix in _EXTRAS
+    )
+    yield _section("python", "Python", python, findings.judge_packages(packages.result()), *extras)
+
+    outcome = tensorflow_probe.result()
+    packages_found = [name for name in _TENSORFLOW_PACKAGES if _version(name) is not None]
+    tensorflow = findings.judge_tensorflow(outcome, packages_found)
+    yield _section("tensorflow", "TensorFlow", tensorflow)
+    gpus = outcome.facts.get("gpus") or []
+    # All the rest imports TensorFlow: without it every probe would fail the same way, or hang.
+    probes = _start_all(start) if tensorflow.state == findings.OK else {}
+
+    def judged(name: str, judge: Callable[[Outcome], Finding], is_needed: bool = True) -> Finding:
+        if name in probes:
+            return judge(probes[name].result())
+        return findings.unchecked(name, is_needed)
+
+    def judged_option(name: str, judge: Callable[[Outcome], Finding]) -> Finding:
+        module, _ = _OPTIONS[name]
+        if not _is_there(module):
+            return judge(Outcome(error="not installed", missing=module))
+        return judged(name, judge, is_needed=False)
+
+    backend = os.environ.get("KERAS_BACKEND", "tensorflow")
+    keras = judged("Keras", partial(findings.judge_keras, backend=backend))
+    yield _section("keras", "Keras", keras)
+
+    override, compiler = os.environ.get(_loader.OVERRIDE), _compiler(limit)
+    has_compiler = compiler.state == findings.OK
+    info, error = _stamp()
+    library = [findings.judge_stamp(info, error, override)]
+    if info is None:
+        loading = findings.unchecked("loading", why="needs a library that can be read")
+        library.append(loading)
+    else:
+        loading = judged(
+            "loading", lambda outcome: findings.judge_loading(outcome, override, has_compiler)
+        )
+        kernels = loading.facts.get("kernels")
+        library += [loading, findings.judge_kernels(info.cuda, kernels, gpus)]
+    yield _section("op_library", "Op library", *library)
+
+    if loading.state == findings.OK:
+        tests = [judged(name, partial(findings.judge_self_test, name)) for name in SELF_TESTS]
+        for name in SOK_SELF_TEST if "SOK" in probes else ():
+            judge = partial(findings.judge_sok_self_test, name, gpus=gpus)
+            tests.append(judged(name, judge, is_needed=False))
+    else:
+        why = "needs TensorFlow and the op library"
+        tests = [findings.unchecked(name, why=why) for name in SELF_TESTS]
+    yield _section("self_tests", "Self-tests", *tests)
+
+    horovod = judged_option("Horovod", findings.judge_horovod)
+    yield _section("horovod", "Horovod", horovod, *_launchers(limit))
+    yield _section("sok", "SOK", judged_option("SOK", partial(findings.judge_sok, gpus=gpus)))
+    yield _cuda_section(outcome, limit)
+    yield _section("compiler", "Compiler", compiler)
+
+
+def _start_all(start: Callable[..., Future[Outcome]]) -> dict[str, Future[Outcome]]:
+    """Starts the probes that need TensorFlow; returns them by the name of their finding."""
+    hidden = {**_SETTLED, **_WITHOUT_GPU}
+    probes = {"Keras": start(_KERAS, _QUIET), "loading": start(_LIBRARY, hidden)}
+    for name, function in SELF_TESTS.items():
+        probes[name] = start(_SELF_TEST.format(name=name, function=function), hidden)
+    for name, (module, program) in _OPTIONS.items():
+        if _is_there(module):
+            probes[name] = start(program)
+    # On the GPU, which is where SOK is at home.
+    for name, function in SOK_SELF_TEST.items() if "SOK" in probes else ():
+        probes[name] = start(_SELF_TEST.format(name=name, function=function))
+    return probes
+
+
+def _is_there(module: str) -> bool:
+    return importlib.util.find_spec(module) is not None
+
+
+def _section(key: str, title: str, *found: Finding) -> Section:
+    return Section(key, title, found)
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _stamp() -> tuple[_loader.BuildInfo | None, str]:
+    """Returns what the op library was built for, or None and why that is not known."""
+    try:
+        return _loader.build_info(), ""
+    except ImportError as error:
+        return None, str(error)
+
+
+def _launchers(limit: float) -> tuple[Finding, Finding]:
+    folder = Path(sys.executable).parent
+    beside = str(folder) if (folder / "horovodrun").exists() else None
+    command = ["mpirun", "--version"]
+    mpirun = _tool("mpirun", command, limit, "not on PATH; MPI needs it", findings.INSTALL_MPI)
+    return findings.judge_horovodrun(shutil.which("horovodrun"), beside), mpirun
+
+
+def _cuda_section(tensorflow: Outcome, limit: float) -> Section:
+    home = os.environ.get("CUDA_HOME") or "/usr/local/cuda"
+    compiler = os.path.join(home, "bin", "nvcc")
+    nvcc = _tool(
+        "nvcc",
+        [compiler if os.path.exists(compiler) else "nvcc", "--version"],
+        limit,
+        "not found; only the CUDA kernels need it",
+        "install NVIDIA's CUDA toolkit 12 or 13",
+        line="release",
+    )
+    listed = run_command(["nvidia-smi", "-L"], limit) or ""
+    gpus = [line for line in listed.splitlines() if line.startswith("GPU ")]
+    built_with = findings.judge_tensorflow_cuda(tensorflow, bool(gpus))
+    return _section("cuda", "CUDA", built_with, nvcc, findings.judge_gpus(tensorflow, gpus))
+
+
+def _compiler(limit: float) -> Finding:
+    command = os.environ.get("CXX") or "g++"
+    return _tool(
+        command,
+        [*command.split(), "--version"],
+        limit,
+        "not found; only building the op library and Horovod needs it",
+        "apt-get install g++" if command == "g++" else "unset CXX, or install what it names",
+    )
+
+
+def _tool(
+    name: str, command: list[str], limit: float, missing: str, fix: str, line: str = ""
+) -> Finding:
+    """Asks an optional program for its version.
+
+    Args:
+        name: of the program.
+        command: prints the version.
+        limit: seconds that it may take.
+        missing: what its absence means.
+        fix: the command that installs it.
+        line: text in the line that has the version; default: the first line.
+    """
+    output = run_command(command, limit)
+    lines = [text.strip() for text in (output or "").splitlines() if line in text]
+    version = None if output is None else next(filter(None, lines), "of unknown version")
+    return findings.judge_tool(name, version, missing, fix)
 
 
 def entry_point(arguments: Sequence[str] | None = None) -> None:

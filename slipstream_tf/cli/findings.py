@@ -70,20 +70,39 @@ def unchecked(name: str, is_needed: bool = True, why: str = _NEEDS_TENSORFLOW) -
 
 def judge_python(version: str, is_supported: bool) -> Finding:
     """Judges Python itself."""
-    if is_supported:
-        return Finding("Python", OK, version, is_needed=True, facts={"version": version})
-    detail = f"{version}, but 3.10 or later is needed"
+    error = "" if is_supported else f"{version}, but 3.10 or later is needed"
     fix = "make an environment with a later Python: python3.11 -m venv .venv"
-    return Finding("Python", BROKEN, detail, fix, True, {"version": version})
+    return judge("Python", Outcome({"version": version}, error), version, fix)
+
+
+def judge(
+    name: str,
+    outcome: Outcome,
+    detail: str,
+    fix: str = REBUILD_LIBRARY,
+    is_needed: bool = True,
+    module: str | None = None,
+) -> Finding:
+    """Judges a thing by a probe of it.
+
+    Args:
+        name: of the thing.
+        outcome: of the probe.
+        detail: version and kind, if the probe went well.
+        fix: the command that mends it.
+        is_needed: whether training in one process needs it.
+        module: the thing is missing, not broken, where this module was not found.
+    """
+    if not outcome.error:
+        return Finding(name, OK, detail, "", is_needed, outcome.facts)
+    state = MISSING if module and outcome.missing == module else BROKEN
+    return Finding(name, state, outcome.error, fix, is_needed, outcome.facts)
 
 
 def judge_packages(outcome: Outcome) -> Finding:
     """Judges the packages, TensorFlow apart, that the installation asks for."""
     detail = ", ".join(f"{name} {version}" for name, version in outcome.facts.items())
-    if outcome.error:
-        state = MISSING if outcome.missing else BROKEN
-        return Finding("packages", state, outcome.error, INSTALL, True, outcome.facts)
-    return Finding("packages", OK, detail, "", True, outcome.facts)
+    return judge("packages", outcome, detail, INSTALL, module=outcome.missing)
 
 
 def judge_tensorflow(outcome: Outcome, packages: Sequence[str]) -> Finding:
@@ -97,8 +116,8 @@ def judge_tensorflow(outcome: Outcome, packages: Sequence[str]) -> Finding:
     facts = {"version": version, "packages": list(packages)}
     if version is None:
         if outcome.missing == "tensorflow" and not packages:
-            detail = "not installed"
-            return Finding("TensorFlow", MISSING, detail, INSTALL_TENSORFLOW, True, facts)
+            fix = INSTALL_TENSORFLOW
+            return Finding("TensorFlow", MISSING, "not installed", fix, True, facts)
         fix = "pip install --force-reinstall 'tensorflow-cpu==2.21.*'"
         return Finding("TensorFlow", BROKEN, outcome.error, fix, True, facts)
     detail = version
@@ -116,15 +135,11 @@ def judge_keras(outcome: Outcome, backend: str) -> Finding:
         outcome: of the probe that imports it.
         backend: what the environment asks Keras to run on.
     """
-    facts = outcome.facts
-    if not outcome.error:
-        detail = f"{facts['version']} on {facts['backend']}"
-        return Finding("Keras", OK, detail, "", True, facts)
     fix = "pip install --upgrade 'keras>=3'"
     if backend != "tensorflow":
         fix = "export KERAS_BACKEND=tensorflow"
-    state = MISSING if outcome.missing == "keras" else BROKEN
-    return Finding("Keras", state, outcome.error, fix, True, facts)
+    detail = f"{outcome.facts.get('version')} on {outcome.facts.get('backend')}"
+    return judge("Keras", outcome, detail, fix, module="keras")
 
 
 def judge_stamp(info: BuildInfo | None, error: str, override: str | None) -> Finding:
@@ -145,26 +160,23 @@ def judge_stamp(info: BuildInfo | None, error: str, override: str | None) -> Fin
     )
     if override:
         detail += f"; the file that {OVERRIDE} names"
-    facts = dataclasses.asdict(info)
-    return Finding(name, OK, detail, "", True, facts)
+    return Finding(name, OK, detail, "", True, dataclasses.asdict(info))
 
 
 def judge_loading(outcome: Outcome, override: str | None, has_compiler: bool) -> Finding:
     """Judges whether TensorFlow loads the op library."""
-    if not outcome.error:
-        ops = len(set().union(*outcome.facts["kernels"].values()))
-        detail = f"{ops} ops with TensorFlow {outcome.facts['tensorflow']}"
-        return Finding("loading", OK, detail, "", True, outcome.facts)
     fix = REBUILD_LIBRARY if has_compiler else f"apt-get install g++, then {REBUILD_LIBRARY}"
     if override:
         fix = f"unset {OVERRIDE}"
-    return Finding("loading", BROKEN, outcome.error, fix, True, outcome.facts)
+    ops = set().union(*outcome.facts.get("kernels", {}).values())
+    detail = f"{len(ops)} ops with TensorFlow {outcome.facts.get('tensorflow')}"
+    return judge("loading", outcome, detail, fix)
 
 
 def judge_kernels(
     has_cuda: bool, kernels: Mapping[str, Sequence[str]] | None, gpus: Sequence[str]
 ) -> Finding:
-    """Judges whether the op library serves the GPUs that there are.
+    """Judges whether the op library has kernels for the GPUs that there are.
 
     Args:
         has_cuda: whether the build stamp says that CUDA kernels are in it.
@@ -175,28 +187,15 @@ def judge_kernels(
     facts = {"kernels": kernels}
     if has_cuda:
         return Finding("kernels", OK, counted or "for CPU and GPU", facts=facts)
-    detail = f"{counted}; " if counted else ""
-    detail += "none on GPU"
+    detail = f"{counted}; none on GPU" if counted else "none on GPU"
     if gpus:
         return Finding("kernels", MISSING, f"{detail}; there is a GPU", WITH_CUDA, facts=facts)
     return Finding("kernels", OK, f"{detail}, which needs a machine with one", facts=facts)
 
 
-def judge_self_test(
-    name: str, outcome: Outcome, fix: str = REBUILD_LIBRARY, is_needed: bool = True
-) -> Finding:
-    """Judges a store by its self-test.
-
-    Args:
-        name: of the store.
-        outcome: of the probe that tests it.
-        fix: the command that mends it.
-        is_needed: whether training in one process needs the store.
-    """
-    if outcome.error:
-        return Finding(name, BROKEN, outcome.error, fix, is_needed, outcome.facts)
-    detail = f"as computed by hand ({outcome.facts['seconds']:.2f} s)"
-    return Finding(name, OK, detail, "", is_needed, outcome.facts)
+def judge_self_test(name: str, outcome: Outcome) -> Finding:
+    """Judges a store by its self-test."""
+    return judge(name, outcome, _of_self_test(outcome))
 
 
 def judge_sok_self_test(name: str, outcome: Outcome, gpus: Sequence[str]) -> Finding:
@@ -204,7 +203,12 @@ def judge_sok_self_test(name: str, outcome: Outcome, gpus: Sequence[str]) -> Fin
     if outcome.error and not gpus:
         error = f"{outcome.error} (TensorFlow sees no GPU)"
         outcome = dataclasses.replace(outcome, error=error)
-    return judge_self_test(name, outcome, INSTALL_SOK if gpus else "", is_needed=False)
+    detail = _of_self_test(outcome)
+    return judge(name, outcome, detail, INSTALL_SOK if gpus else "", is_needed=False)
+
+
+def _of_self_test(outcome: Outcome) -> str:
+    return f"as computed by hand ({outcome.facts.get('seconds', 0.0):.2f} s)"
 
 
 def judge_horovod(outcome: Outcome) -> Finding:
@@ -261,17 +265,15 @@ def judge_tool(name: str, version: str | None, missing: str, fix: str) -> Findin
 
 def judge_sok(outcome: Outcome, gpus: Sequence[str]) -> Finding:
     """Judges NVIDIA's Sparse Operation Kit, which `store="sok"` and `SokStore` need."""
-    version = outcome.facts.get("version", "of unknown version")
     without_gpu = "" if gpus else "; it needs a GPU, and TensorFlow sees none"
+    fix = INSTALL_SOK if gpus else ""
     if outcome.missing == "sparse_operation_kit":
-        fix = INSTALL_SOK if gpus else ""
         return Finding("SOK", MISSING, f"not installed{without_gpu or '; it needs a GPU'}", fix)
     if outcome.error:
-        detail = f"{outcome.error}{without_gpu}"
-        return Finding("SOK", BROKEN, detail, INSTALL_SOK if gpus else "", facts=outcome.facts)
+        outcome = dataclasses.replace(outcome, error=f"{outcome.error}{without_gpu}")
     limit = outcome.facts.get("limit")
-    detail = f"{version}{without_gpu}{'; ' + limit if limit else ''}"
-    return Finding("SOK", OK, detail, facts=outcome.facts)
+    detail = f"{outcome.facts.get('version')}{without_gpu}{'; ' + limit if limit else ''}"
+    return judge("SOK", outcome, detail, fix, is_needed=False)
 
 
 def judge_tensorflow_cuda(outcome: Outcome, has_gpu: bool) -> Finding:
