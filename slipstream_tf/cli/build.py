@@ -7,7 +7,7 @@ from typing import Any
 
 import keras
 
-from slipstream_tf import _compat, initializers, optimizers
+from slipstream_tf import initializers, optimizers
 from slipstream_tf.cli.callbacks import InputCount
 from slipstream_tf.cli.flag_set import UsageError
 from slipstream_tf.cli.settings import Settings
@@ -15,8 +15,6 @@ from slipstream_tf.config import SaturationConfig, TableConfig
 from slipstream_tf.distributed import Communicator, DistributedOptimizer
 from slipstream_tf.keras import EmbeddingCollection, Slipstream
 from slipstream_tf.models import DLRM, DCNv2, DeepFM
-
-_compat.require_keras()
 
 # A mean loss makes small gradients: beside Keras's initial accumulator of 0.1 rows hardly move.
 _ACCUMULATOR, _EPSILON = 0.0, 1e-10

@@ -5,6 +5,7 @@ In: a few lines of Python, or a command. Out: the facts told before the end, and
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -51,7 +52,7 @@ class Outcome:
     missing: str | None = None
 
 
-def run_python(program: str, limit: float, environment: Mapping[str, str] | None = None) -> Outcome:
+def run_python(program: str, limit: float, environment: Mapping[str, str] = {}) -> Outcome:
     """Runs Python lines in a child process that imports from the same folders as this one.
 
     Args:
@@ -83,34 +84,24 @@ def run_command(command: Sequence[str], limit: float) -> str | None:
         limit: seconds after which it is killed.
     """
     try:
-        code, output, _ = _run(command, limit, None)
+        code, output, _ = _run(command, limit, {})
     except OSError:
         return None
     return output if code == 0 else None
 
 
 def _run(
-    command: Sequence[str], limit: float, environment: Mapping[str, str] | None
+    command: Sequence[str], limit: float, environment: Mapping[str, str]
 ) -> tuple[int | None, str, str]:
     """Returns (exit code, or None after the limit; stdout; stderr)."""
     # Files, not pipes: a grandchild that outlives the child would keep a pipe open.
     with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=errors,
-            env={**os.environ, **(environment or {})},
-        )
-        code: int | None
-        try:
-            code = process.wait(limit)
-        except subprocess.TimeoutExpired:
-            code = None
-        finally:
-            # Also where this process is interrupted while it waits.
-            process.kill()
-            process.wait()
+        options: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": errors}
+        options["env"] = {**os.environ, **environment}
+        code = None
+        # Not answered in time: the child is killed.
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            code = subprocess.run(command, timeout=limit, check=False, **options).returncode
         texts = []
         for file in (output, errors):
             file.seek(0)

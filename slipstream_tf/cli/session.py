@@ -15,7 +15,6 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from slipstream_tf import _compat
 from slipstream_tf.cli import build
 from slipstream_tf.cli.callbacks import BarCallback, CurveCallback, StepTimer
 from slipstream_tf.cli.checkpoints import RunCheckpoints, Saving, describe, require_same_run
@@ -35,8 +34,6 @@ from slipstream_tf.saturation.hot_set import snapshot_bytes
 from slipstream_tf.telemetry.metrics import ClickMetrics
 from slipstream_tf.telemetry.progress import TrainingBar
 from slipstream_tf.telemetry.run_record import SCHEMA, PhaseClock, machine, versions
-
-_compat.require_keras()
 
 
 class Trainer:

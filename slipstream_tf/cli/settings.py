@@ -9,7 +9,7 @@ from typing import Any
 
 from slipstream_tf import launch
 from slipstream_tf.cli.flag_set import UsageError
-from slipstream_tf.cli.presets import preset
+from slipstream_tf.cli.presets import Preset, preset
 from slipstream_tf.cli.train_flags import engine_settings
 
 _COLUMNS = ("label_column", "key_columns", "dense_columns")
@@ -28,8 +28,8 @@ FLAGS_THAT_JUDGE_KEYS = ("target_skip", "alpha", "max_threshold", "metric")
 _LISTS = ("bottom", "mlp", "key_columns", "dense_columns")
 
 
-@dataclasses.dataclass(frozen=True)
-class Settings:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Settings(Preset):
     """Everything that decides a run; the fields are the flags of `slipstream-train`.
 
     Attributes:
@@ -47,7 +47,6 @@ class Settings:
         prefetch: whether a batch's keys are sent to their owners a step ahead.
         copy_movement: how far hot rows may move before copies of them are sent anew; None: none are
             kept.
-        batch_size: inputs per step of each rank.
         skip: a mode of `SaturationConfig` but "random", which is a control.
         control: "none", "random" or "stop".
         track: whether windows are followed though nothing is skipped.
@@ -60,7 +59,7 @@ class Settings:
         random_shares: of the matched run, per window after its warm-up (control "random").
         stop_after: inputs that the matched run trained (control "stop").
         engine: further settings of `SaturationConfig`; see `cli.train_flags`.
-        The rest: see `presets.Preset`, `config.SaturationConfig` and `slipstream-train --help`.
+        The rest: see `presets.Preset`, `SaturationConfig` and `slipstream-train --help`.
     """
 
     data: str
@@ -69,34 +68,18 @@ class Settings:
     key_columns: tuple[str, ...]
     dense_columns: tuple[str, ...]
     strict: bool
-    model: str
-    dim: int
-    bottom: tuple[int, ...]
-    mlp: tuple[int, ...]
-    dropout: float
-    cross_layers: int
     store: str
     placement: str
     wire_dtype: str
     wire_warmup_steps: int | None
     prefetch: bool
     copy_movement: float | None
-    batch_size: int
-    epochs: int
     max_inputs: int | None
-    rows_optimizer: str
-    rows_learning_rate: float
-    rows_init: float
-    learning_rate: float
     skip: str
     control: str
     track: bool
     segregate: bool
-    target_skip: float
-    alpha: float
     metric: str
-    snapshot_interval: int
-    hot_budget_mb: float
     warmup: float
     warmup_steps: int | None
     max_threshold: float | None

@@ -9,10 +9,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from slipstream_tf import _compat
 from slipstream_tf.errors import invalid, require_integer
-
-_compat.require_keras()
 
 
 @tf.custom_gradient

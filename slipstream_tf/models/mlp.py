@@ -7,10 +7,7 @@ from typing import Any
 
 import keras
 
-from slipstream_tf import _compat
 from slipstream_tf.errors import invalid, require_integer, require_number
-
-_compat.require_keras()
 
 
 def require_widths(argument: str, widths: Sequence[int], place: str, may_be_empty: bool) -> None:
