@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -89,8 +88,9 @@ def convert(schema: Schema, columns: Mapping[str, pa.Array]) -> ParsedRows:
     def refuse(name: str, is_bad: np.ndarray, allowed: str) -> None:
         for row in np.flatnonzero(is_bad).tolist():
             value = columns[name][row].as_py()
-            shown = value[:40].decode(errors="backslashreplace") if _is_bytes(value) else value
-            reasons.setdefault(row, f"{name} {shown!r}; allowed: {allowed}")
+            if isinstance(value, bytes):
+                value = value[:40].decode(errors="backslashreplace")
+            reasons.setdefault(row, f"{name} {value!r}; allowed: {allowed}")
 
     text_missing = pa.array([value.encode() for value in schema.missing], pa.binary())
     label, is_malformed = _numbers(columns[schema.label], text_missing)
@@ -118,10 +118,6 @@ def convert(schema: Schema, columns: Mapping[str, pa.Array]) -> ParsedRows:
     if reasons:
         table = table.filter(pa.array(is_good))
     return ParsedRows(table, is_good, dict(sorted(reasons.items())))
-
-
-def _is_bytes(value: Any) -> bool:
-    return isinstance(value, bytes)
 
 
 def _is_text_like(kind: pa.DataType) -> bool:

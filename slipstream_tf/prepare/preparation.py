@@ -15,9 +15,8 @@ import functools
 import itertools
 import os
 from collections.abc import Callable, Generator, Iterator, Mapping
+from pathlib import Path
 from typing import Any
-
-import pyarrow as pa
 
 from slipstream_tf.errors import require_integer
 from slipstream_tf.inputs.bad_lines import BadLineError, BadLines
@@ -30,7 +29,7 @@ from slipstream_tf.prepare.shards import (
     COMPRESSIONS,
     ShardWriter,
     make_manifest,
-    row_groups,
+    training_tables,
     write_manifest,
 )
 from slipstream_tf.prepare.sources import Block, ParsedRows, Position, Source
@@ -144,10 +143,10 @@ def _begun(folder: str, manifest: dict[str, Any], overwrite: bool) -> dict[str, 
     From here on the folder is one of prepared data: whatever it has beside is from a run that was
     broken off, or from what is replaced.
     """
+    found = None
     if is_prepared(folder):
         found = _same(folder, manifest, overwrite)
     else:
-        found = None
         for name in sorted(os.listdir(folder)):
             if not name.startswith((".", f"{MANIFEST}.")):
                 raise OtherPreparation(f"{folder}: no prepared data, but it holds {name!r}")
@@ -156,16 +155,15 @@ def _begun(folder: str, manifest: dict[str, Any], overwrite: bool) -> dict[str, 
         found = manifest
     named = {shard[part]["file"] for shard in found["shards"] for part in PARTS if shard[part]}
     for part in PARTS:
-        place = os.path.join(folder, part)
-        for name in os.listdir(place) if os.path.isdir(place) else ():
-            if f"{part}/{name}" not in named:
-                os.unlink(os.path.join(place, name))
+        for path in Path(folder, part).glob("*"):
+            if f"{part}/{path.name}" not in named:
+                path.unlink()
     results = (stats.STATISTICS, stats.COUNTS)
     partial = tuple(f"{whole}." for whole in (MANIFEST, stats.HOT_INPUTS, *results))
-    for name in os.listdir(folder):
-        is_partial = name.startswith(partial)
-        if is_partial or (name in results and not found["is_complete"]):
-            os.unlink(os.path.join(folder, name))
+    for path in Path(folder).iterdir():
+        is_result = path.name in results and not found["is_complete"]
+        if is_result or path.name.startswith(partial):
+            path.unlink()
     return found
 
 
@@ -266,8 +264,8 @@ def _tell_bad(
     source: Source, block: Block, parsed: ParsedRows, bad_lines: BadLines, writer: ShardWriter
 ) -> None:
     first = None
-    for place, reason in parsed.reasons.items():
-        path, line = source.line(block, place)
+    for row, reason in parsed.reasons.items():
+        path, line = source.line(block, row)
         bad_lines.add(path, line, reason)
         first = first or f"{path}:{line}: {reason}"
     writer.add_bad_lines(len(parsed.reasons), first)
@@ -299,16 +297,11 @@ def _recount(folder: str, manifest: Mapping[str, Any], counts: KeyCounts, told: 
 
 def _count(folder: str, shard: Mapping[str, Any], counts: KeyCounts) -> int:
     inputs = 0
-    for table in _tables(folder, shard, tuple(counts.fields)):
+    for table in training_tables(folder, shard, list(counts.fields)):
         for field in counts.fields:
             counts.add(field, stats.field_keys(table[field])[0])
         inputs += len(table)
     return inputs
-
-
-def _tables(folder: str, shard: Mapping[str, Any], columns: tuple[str, ...]) -> Iterator[pa.Table]:
-    for file, group in row_groups(folder, shard, "train"):
-        yield file.read_row_group(group, columns=list(columns))
 
 
 def _write_statistics(
@@ -328,7 +321,7 @@ def _write_statistics(
     train_shards = [shard for shard in manifest["shards"] if shard["train"] is not None]
 
     def count(shard: Mapping[str, Any]) -> int:
-        tables = functools.partial(_tables, folder, shard, fields)
+        tables = functools.partial(training_tables, folder, shard, fields)
         return hot_inputs.count(shard["train"]["file"], tables)
 
     num_hot = done = 0
@@ -361,11 +354,8 @@ def _write_statistics(
 
 def _is_of(statistics: Mapping[str, Any], options: Options) -> bool:
     hot = statistics.get("hot", {})
-    return (hot.get("dim"), hot.get("budget_bytes"), statistics.get("count_bytes")) == (
-        options.dim,
-        options.hot_budget_bytes,
-        options.count_bytes,
-    )
+    found = (hot.get("dim"), hot.get("budget_bytes"), statistics.get("count_bytes"))
+    return found == (options.dim, options.hot_budget_bytes, options.count_bytes)
 
 
 def _totals(manifest: Mapping[str, Any]) -> dict[str, Any]:

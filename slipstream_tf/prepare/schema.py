@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import os
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -114,8 +114,11 @@ def parse_schema(values: Any) -> Schema:
     values = _known("schema", values, _SETTINGS, ("label", "keys"))
     label = _entry("label", values["label"], ("column", "positive_from"))
     positive_from = label.get("positive_from")
-    if positive_from is not None and not _is_finite(positive_from):
-        raise invalid("positive_from", positive_from, "label", "a finite number")
+    if positive_from is not None:
+        is_number = isinstance(positive_from, (int, float)) and not isinstance(positive_from, bool)
+        # Neither infinite, nor an integer that no float has.
+        if not (is_number and abs(positive_from) <= sys.float_info.max):
+            raise invalid("positive_from", positive_from, "label", "a finite number")
     keys = [_entry("keys", v, ("column", "as", "separator")) for v in _list("keys", values["keys"])]
     dense = [_entry("dense", v, ("column", "transform")) for v in _list("dense", values, [])]
     if not keys:
@@ -196,12 +199,3 @@ def _text(setting: str, value: Any, place: str) -> str:
 def _is_text(value: str) -> bool:
     """Whether a text can be written: JSON has halves of characters as well."""
     return not any("\ud800" <= character <= "\udfff" for character in value)
-
-
-def _is_finite(value: Any) -> bool:
-    if not isinstance(value, (int, float)) or isinstance(value, bool):
-        return False
-    try:
-        return math.isfinite(value)
-    except OverflowError:
-        return False

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -181,19 +181,18 @@ class _PartWriter:
             self._writer = None
 
 
-def row_groups(folder: str, entry: Mapping[str, Any], part: str) -> Iterator[tuple[Any, int]]:
-    """Opens a part of a shard.
+def training_tables(
+    folder: str, entry: Mapping[str, Any], columns: Sequence[str]
+) -> Iterator[pa.Table]:
+    """Yields the training part of a shard, a row group at a time.
 
     Args:
         folder: of the prepared data.
         entry: of the shard in the manifest.
-        part: "train" or "test".
-
-    Yields:
-        (file, number of a row group of it).
+        columns: that are read.
     """
-    if entry[part] is None:
+    if entry["train"] is None:
         return
-    with pq.ParquetFile(os.path.join(folder, entry[part]["file"])) as file:
+    with pq.ParquetFile(os.path.join(folder, entry["train"]["file"])) as file:
         for group in range(file.num_row_groups):
-            yield file, group
+            yield file.read_row_group(group, columns=list(columns))

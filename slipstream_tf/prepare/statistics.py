@@ -112,12 +112,10 @@ def hot_rows(table: pa.Table, hot: Mapping[str, np.ndarray]) -> np.ndarray:
         else:
             is_distinct_hot = np.zeros(len(distinct), bool)
         is_key_hot = is_distinct_hot[encoded.indices.to_numpy(zero_copy_only=False)]
-        if lengths is None:
-            is_hot &= is_key_hot
-        else:
-            cold = np.concatenate([[0], np.cumsum(~is_key_hot)])
-            ends = np.cumsum(lengths)
-            is_hot &= cold[ends] == cold[ends - lengths]
+        if lengths is not None:
+            cold, ends = np.concatenate([[0], np.cumsum(~is_key_hot)]), np.cumsum(lengths)
+            is_key_hot = cold[ends] == cold[ends - lengths]
+        is_hot &= is_key_hot
     return is_hot
 
 
@@ -166,8 +164,7 @@ class HotInputs:
 
     def finish(self) -> None:
         """Forgets what was kept."""
-        if os.path.exists(self._path):
-            os.unlink(self._path)
+        Path(self._path).unlink(missing_ok=True)
 
 
 def write_counts(
