@@ -22,6 +22,7 @@ from slipstream_tf import disk, launch
 from slipstream_tf.cli.flag_set import (
     RUN_ERROR,
     USAGE_ERROR,
+    Flag,
     FlagSet,
     Integer,
     Number,
@@ -52,6 +53,25 @@ _TIMEOUT_SECONDS = 10.0
 _HEADER = ("run", "test AUC", "log loss", "calibration", "inputs trained", "share", "seconds")
 
 
+_FLAGS = {
+    "Data and output": (
+        Flag("data", Text(), "a data set, as for slipstream-train", None,
+             f"${ENVIRONMENT}, ../shared/data, MovieLens 1M (downloaded), or generated"),
+        Flag("no_download", None, "download nothing: generate inputs where none are found"),
+        Flag("output", Text(), "folder for demo.json and the runs' records", "runs/demo"),
+        Flag("inputs", Integer(1), "inputs that each run sees", None, "all"),
+        Flag("quick", None, f"{_QUICK_INPUTS:,} inputs, generated if no --data is given"),
+    ),
+    "Runs": (
+        Flag("target_skip", Number(0, 1), "share of the hot inputs to skip", None, "the data's"),
+        Flag("alpha", Number(0, 1, True), "share of lookups that must be saturated", None,
+             "the data's"),
+        Flag("seed", Integer(0, (1 << 31) - 1), "of all four runs", 0),
+        Flag("threads", Integer(1, 1024), "threads of TensorFlow and the data", None, "all cores"),
+    ),
+}  # fmt: skip
+
+
 @dataclasses.dataclass(frozen=True)
 class Choice:
     """The data of a demo.
@@ -67,32 +87,14 @@ class Choice:
 
 def make_flags() -> FlagSet:
     """Returns the program's flags."""
-    flags = FlagSet(
+    return FlagSet(
         "slipstream-demo",
         "Trains the same model four times: plainly; with inputs of saturated keys left out (the "
         "paper's rule); with as many inputs left out at random; and plainly, but stopped at the "
         "paper run's number of trained inputs. Prints what that did to quality and cost.",
         ("slipstream-demo", "slipstream-demo --data=globo_clicks.npz --target_skip=0.5"),
+        _FLAGS,
     )
-    flags.group("Data and output")
-    flags.add(
-        "data",
-        Text(),
-        None,
-        "a data set, as for slipstream-train",
-        f"${ENVIRONMENT}, ../shared/data, MovieLens 1M (downloaded), or generated",
-    )
-    flags.add_switch("no_download", "download nothing: generate inputs where none are found")
-    flags.add("output", Text(), "runs/demo", "folder for demo.json and the runs' records")
-    flags.add("inputs", Integer(1), None, "inputs that each run sees", "all")
-    flags.add_switch("quick", f"{_QUICK_INPUTS:,} inputs, generated if no --data is given")
-    flags.group("Runs")
-    flags.add("target_skip", Number(0, 1), None, "share of the hot inputs to skip", "the data's")
-    text = "share of lookups that must be saturated"
-    flags.add("alpha", Number(0, 1, True), None, text, "the data's")
-    flags.add("seed", Integer(0, (1 << 31) - 1), 0, "of all four runs")
-    flags.add("threads", Integer(1, 1024), None, "threads of TensorFlow and the data", "all cores")
-    return flags
 
 
 def main(values: dict[str, Any], given: frozenset[str]) -> None:

@@ -26,7 +26,7 @@ from typing import Any
 from slipstream_tf._version import __version__
 from slipstream_tf.cli import findings
 from slipstream_tf.cli.findings import Finding, Section
-from slipstream_tf.cli.flag_set import FlagSet, Number, RunError
+from slipstream_tf.cli.flag_set import Flag, FlagSet, Number, RunError
 from slipstream_tf.cli.probe import Outcome, run_command, run_python
 from slipstream_tf.cli.program import run_program
 from slipstream_tf.ops import _loader
@@ -125,7 +125,13 @@ _OPTIONS = {"Horovod": ("horovod", _HOROVOD), "SOK": ("sparse_operation_kit", _S
 
 def make_flags() -> FlagSet:
     """Returns the program's flags."""
-    flags = FlagSet(
+    limit = Number(0, 3600, open_minimum=True)
+    text = "seconds that each check may take; each runs in a process of its own"
+    report = (
+        Flag("json", None, "the same as one JSON object on stdout"),
+        Flag("time_limit", limit, text, 60),
+    )
+    return FlagSet(
         "slipstream-doctor",
         "Says what is installed and works, what is missing or broken, and the command that mends "
         "it. Tests each store that is there on a few keys. Exit code 0: training in one process "
@@ -133,12 +139,8 @@ def make_flags() -> FlagSet:
         "the op library, the native or the variable store's self-test. Horovod, SOK, CUDA, "
         "matplotlib and the compiler may be missing. 2: a flag is wrong.",
         ("slipstream-doctor", "slipstream-doctor --json"),
+        {"Report": report},
     )
-    flags.group("Report")
-    flags.add_switch("json", "the same as one JSON object on stdout")
-    text = "seconds that each check may take; each runs in a process of its own"
-    flags.add("time_limit", Number(0, 3600, open_minimum=True), 60, text)
-    return flags
 
 
 def main(values: dict[str, Any], given: frozenset[str]) -> None:

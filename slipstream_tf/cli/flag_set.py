@@ -6,9 +6,10 @@ it was started, and it can run several times in one process.
 
 from __future__ import annotations
 
+import itertools
 import textwrap
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 from absl import flags
 
@@ -172,6 +173,24 @@ class Text(_Parser):
         return str(argument)
 
 
+class Flag(NamedTuple):
+    """A flag.
+
+    Attributes:
+        name: without dashes.
+        parser: of its value; None: a switch, off unless `--name` is given.
+        text: what it does; of a number, in which unit.
+        default: if it is not given.
+        default_text: how `--help` tells the default; default: the value itself, or "none".
+    """
+
+    name: str
+    parser: _Parser | None
+    text: str
+    default: Any = None
+    default_text: str = ""
+
+
 class FlagSet:
     """The flags of one program.
 
@@ -179,6 +198,7 @@ class FlagSet:
         program: its name.
         purpose: what it does, in a few lines, for `--help`.
         examples: command lines for `--help`.
+        groups: the flags, by the title under which `--help` lists them.
         arguments: what arguments that are no flags stand for, e.g. "RUN"; their list is the value
             of this name. Empty: the program takes none.
         basic: names of the flags that `--help` lists, where all of them do not fit a screen;
@@ -190,6 +210,7 @@ class FlagSet:
         program: str,
         purpose: str,
         examples: Sequence[str],
+        groups: Mapping[str, Sequence[Flag]],
         arguments: str = "",
         basic: Sequence[str] = (),
     ) -> None:
@@ -198,45 +219,22 @@ class FlagSet:
         self._basic = tuple(basic)
         self._purpose, self._examples = purpose, tuple(examples)
         self._values = flags.FlagValues()
-        self._groups: dict[str, list[str]] = {}
+        self._groups = {title: [flag.name for flag in group] for title, group in groups.items()}
         self._notes: dict[str, str] = {}
-        self._group = ""
-
-    def group(self, title: str) -> None:
-        """Starts a group: flags defined from here on are listed under `title`."""
-        self._group = title
-        self._groups[title] = []
-
-    def add(
-        self, name: str, parser: _Parser, default: Any, text: str, default_text: str = ""
-    ) -> None:
-        """Defines a flag.
-
-        Args:
-            name: without dashes.
-            parser: of its value.
-            default: if it is not given.
-            text: what it does; of a number, in which unit.
-            default_text: how `--help` tells the default; default: the value itself, or "none".
-        """
-        flags.DEFINE(parser, name, default, text, flag_values=self._values)
-        value = "none" if default is None else str(default)
-        self._listed(name, default_text or value, parser.brief)
-
-    def add_switch(self, name: str, text: str) -> None:
-        """Defines a flag that is off unless `--name` is given."""
-        flags.DEFINE_boolean(name, False, text, flag_values=self._values)
-        self._listed(name, "off", "")
-
-    def _listed(self, name: str, default: str, allowed: str) -> None:
-        self._groups[self._group].append(name)
-        notes = [allowed] if allowed else []
-        self._notes[name] = "; ".join([*notes, f"default: {default}"])
+        for name, parser, text, default, default_text in itertools.chain(*groups.values()):
+            if parser is None:
+                flags.DEFINE_boolean(name, False, text, flag_values=self._values)
+                self._notes[name] = "default: off"
+                continue
+            flags.DEFINE(parser, name, default, text, flag_values=self._values)
+            told = default_text or ("none" if default is None else str(default))
+            allowed = f"{parser.brief}; " if parser.brief else ""
+            self._notes[name] = f"{allowed}default: {told}"
 
     @property
     def names(self) -> tuple[str, ...]:
         """The flags, as they are listed."""
-        return tuple(name for names in self._groups.values() for name in names)
+        return tuple(itertools.chain(*self._groups.values()))
 
     def parser_of(self, name: str) -> Any:
         """Returns the parser of a flag; that of a switch is absl's."""

@@ -13,6 +13,7 @@ from typing import Any
 
 from slipstream_tf.cli.flag_set import (
     Choice,
+    Flag,
     FlagSet,
     Integer,
     Number,
@@ -26,11 +27,39 @@ from slipstream_tf.telemetry.table import format_table
 
 _DATA = "DATA"
 _FORMATS = ("auto", "criteo", "avazu", "movielens", "csv", "parquet")
+_FLAGS = {
+    "Data": (
+        Flag("output", Text(), "folder for the shards, statistics.json and counts.parquet"),
+        Flag("format", Choice(_FORMATS), "of DATA; auto: by the first file's name and first line",
+             "auto"),
+        Flag("schema", Text(), 'JSON file that says what columns are: {"label": "clicked", "keys": '
+             '["user", {"column": "tags", "separator": "|"}, {"column": "ad", "as": "integer"}], '
+             '"dense": [{"column": "price", "transform": "log"}], "missing": ["", "NA"]}. '
+             'Optional: "delimiter" (,), "columns" (names, if files have no header); as label '
+             '{"column": "stars", "positive_from": 4}. Text keys are hashed to 64 bits; as: '
+             "integer or hex reads them by value"),
+        Flag("strict", None, "a line that cannot be read ends the run, instead of being counted"),
+        Flag("overwrite", None, "replace another preparation that --output holds"),
+    ),
+    "Shards": (
+        Flag("shard_rows", Integer(1, 1 << 40), "lines or rows of DATA per shard", 1_000_000),
+        Flag("compression", Choice(("snappy", "zstd", "none")), "of the shards", "snappy"),
+        Flag("threads", Integer(1, 1024), "threads that parse", None, "all cores"),
+    ),
+    "Statistics (of the training part: nine of ten runs of 100 lines)": (
+        Flag("hot_budget_mb", Number(0, open_minimum=True),
+             "MiB of snapshots that bounds the hot set, as in slipstream-train", 256.0),
+        Flag("dim", Integer(1, 65536), "float32 values per embedding row, 4 bytes each", 16),
+        Flag("count_mb", Integer(1, 1 << 30),
+             "MiB for counting keys; beyond, rare keys are dropped and results marked with ~",
+             2048),
+    ),
+}  # fmt: skip
 
 
 def make_flags() -> FlagSet:
     """Returns the program's flags."""
-    flags = FlagSet(
+    return FlagSet(
         "slipstream-prepare",
         "Writes click data as Parquet shards, for slipstream-train --data=FOLDER, and tells what "
         "it is like: keys per field, skew, share of hot inputs. DATA: Criteo TSV (Kaggle's, or "
@@ -40,34 +69,9 @@ def make_flags() -> FlagSet:
             "slipstream-prepare day_0.gz day_1.gz --output=criteo",
             "slipstream-prepare clicks.csv --schema=clicks.json --output=clicks",
         ),
+        _FLAGS,
         arguments=_DATA,
     )
-    flags.group("Data")
-    flags.add("output", Text(), None, "folder for the shards, statistics.json and counts.parquet")
-    text = "of DATA; auto: by the first file's name and first line"
-    flags.add("format", Choice(_FORMATS), "auto", text)
-    text = (
-        'JSON file that says what columns are: {"label": "clicked", "keys": ["user", {"column": '
-        '"tags", "separator": "|"}, {"column": "ad", "as": "integer"}], "dense": [{"column": '
-        '"price", "transform": "log"}], "missing": ["", "NA"]}. Optional: "delimiter" (,), '
-        '"columns" (names, if files have no header); as label {"column": "stars", '
-        '"positive_from": 4}. '
-        "Text keys are hashed to 64 bits; as: integer or hex reads them by value"
-    )
-    flags.add("schema", Text(), None, text)
-    flags.add_switch("strict", "a line that cannot be read ends the run, instead of being counted")
-    flags.add_switch("overwrite", "replace another preparation that --output holds")
-    flags.group("Shards")
-    flags.add("shard_rows", Integer(1, 1 << 40), 1_000_000, "lines or rows of DATA per shard")
-    flags.add("compression", Choice(("snappy", "zstd", "none")), "snappy", "of the shards")
-    flags.add("threads", Integer(1, 1024), None, "threads that parse", "all cores")
-    flags.group("Statistics (of the training part: nine of ten runs of 100 lines)")
-    text = "MiB of snapshots that bounds the hot set, as in slipstream-train"
-    flags.add("hot_budget_mb", Number(0, open_minimum=True), 256.0, text)
-    flags.add("dim", Integer(1, 65536), 16, "float32 values per embedding row, 4 bytes each")
-    text = "MiB for counting keys; beyond, rare keys are dropped and results marked with ~"
-    flags.add("count_mb", Integer(1, 1 << 30), 2048, text)
-    return flags
 
 
 def main(values: dict[str, Any], given: frozenset[str]) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import tqdm
 
-from slipstream_tf.cli.flag_set import FlagSet, RunError, Text, UsageError
+from slipstream_tf.cli.flag_set import Flag, FlagSet, RunError, Text, UsageError
 from slipstream_tf.cli.program import run_program
 from slipstream_tf.telemetry.report.drawing import require_matplotlib
 from slipstream_tf.telemetry.report.runs import RecordError, read_runs
@@ -23,7 +23,8 @@ _RUNS = "RUN"
 
 def make_flags() -> FlagSet:
     """Returns the program's flags."""
-    flags = FlagSet(
+    output = Flag("output", Text(), "folder for the report's files, which are replaced", "report")
+    return FlagSet(
         "slipstream-report",
         "Draws what runs of slipstream-train recorded, one color per run: quality against inputs "
         "and seconds, saturation, what was skipped, held and sent, bytes and seconds. A RUN is a "
@@ -34,11 +35,9 @@ def make_flags() -> FlagSet:
             "slipstream-report runs/plain runs/paper",
             "slipstream-report runs/* --output=runs/report",
         ),
+        {"Report": (output,)},
         arguments=_RUNS,
     )
-    flags.group("Report")
-    flags.add("output", Text(), "report", "folder for the report's files, which are replaced")
-    return flags
 
 
 def main(values: dict[str, Any], given: frozenset[str]) -> None:
