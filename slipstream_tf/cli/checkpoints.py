@@ -17,7 +17,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from slipstream_tf.cli.flag_set import RunError, StoppedError, UsageError
+from slipstream_tf.cli.flag_set import RunError, StoppedError, UsageError, raised_as
 from slipstream_tf.cli.program import import_tensorflow
 from slipstream_tf.telemetry.run_record import to_json, write_json
 
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 FOLDER = "checkpoints"
 RUN = "run.json"
+_NOT_WRITTEN = "A checkpoint was not written: "
 # What may differ when a run goes on: it changes no result.
 _FREE = ("threads", "tensorboard", "strict")
 
@@ -203,15 +204,16 @@ class RunCheckpoints:
         if not self._saving.every or self._comm.size > 1 or not is_main:
             yield
             return
-        before = signal.signal(signal.SIGTERM, self._note_stop)
+
+        def note_stop(number: int, frame: FrameType | None) -> None:
+            del number, frame
+            self._stop_is_requested = True
+
+        before = signal.signal(signal.SIGTERM, note_stop)
         try:
             yield
         finally:
             signal.signal(signal.SIGTERM, before)
-
-    def _note_stop(self, number: int, frame: FrameType | None) -> None:
-        del number, frame
-        self._stop_is_requested = True
 
     def restore(self) -> tuple[int, dict[str, Any] | None]:
         """Goes on from the newest whole checkpoint, if the flags say so and there is one.
@@ -225,11 +227,9 @@ class RunCheckpoints:
         """
         if not self._saving.resume:
             return 0, None
-        try:
-            with self._comm.uncounted():
-                last = self._saved.restore()
-        except (RuntimeError, ValueError) as error:
-            raise RunError(f"The run cannot go on. {error}") from error
+        cause = (RuntimeError, ValueError)
+        with raised_as(RunError, "The run cannot go on. ", *cause), self._comm.uncounted():
+            last = self._saved.restore()
         if last is None:
             self._say(f"no checkpoint in {self._saving.directory}: from the beginning")
             return 0, None
@@ -255,7 +255,7 @@ class RunCheckpoints:
         """
         every, stops = self._saving.every, self._stop_is_requested
         if every and (stops or step % every == 0):
-            with _written():
+            with raised_as(RunError, _NOT_WRITTEN, OSError):
                 self._saved.save(step, position={**notes(), "resumed_at": self.resumed_at})
         if stops:
             self.wait()
@@ -270,20 +270,12 @@ class RunCheckpoints:
         Raises:
             RunError: a checkpoint cannot be written.
         """
-        with _written():
+        with raised_as(RunError, _NOT_WRITTEN, OSError):
             self._saved.wait()
 
     def _say(self, text: str) -> None:
         if self._comm.rank == 0:
             print(f"slipstream-train --resume: {text}", flush=True)
-
-
-@contextlib.contextmanager
-def _written() -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise RunError(f"A checkpoint was not written: {error}") from error
 
 
 def _names(directory: Path) -> list[str]:

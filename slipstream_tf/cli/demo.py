@@ -204,8 +204,8 @@ def choose(given: str | None, downloads: bool = True) -> Choice:
     """Decides on the data.
 
     In this order: what the user gave; globo clicks in the folder $SLIPSTREAM_DATA, or in
-    ../shared/data beside the checkout that this is started in; MovieLens 1M, downloaded once; a
-    seeded generator.
+    ../shared/data beside the checkout that this is started in; MovieLens 1M, downloaded once to
+    $XDG_CACHE_HOME, else ~/.cache; a seeded generator.
 
     Args:
         given: value of --data, or None.
@@ -226,7 +226,8 @@ def choose(given: str | None, downloads: bool = True) -> Choice:
     if downloads:
         print(f"No {GLOBO_FILE} here; trying {MOVIELENS_URL} (6 MB) ...", file=sys.stderr)
         try:
-            path = download_movielens(cache_folder())
+            cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+            path = download_movielens(cache / "slipstream_tf")
         except (OSError, ValueError, http.client.HTTPException) as error:
             reasons.append(f"MovieLens could not be downloaded ({error})")
         else:
@@ -253,12 +254,6 @@ def local_globo() -> Path | None:
         if (start / "cc_ops").is_dir() and path.is_file():
             return path
     return None
-
-
-def cache_folder() -> Path:
-    """Returns where downloads are kept: $XDG_CACHE_HOME, else ~/.cache."""
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "slipstream_tf"
 
 
 def download_movielens(folder: Path) -> Path:

@@ -152,7 +152,9 @@ def main(values: dict[str, Any], given: frozenset[str]) -> None:
     for section in examine(values["time_limit"]):
         sections.append(section)
         if not values["json"]:
-            print(section_text(section), flush=True)
+            print(
+                "\n".join([f"\n{section.title}", *map(_finding_text, section.findings)]), flush=True
+            )
     if values["json"]:
         print(json.dumps(as_json(sections), indent=2, allow_nan=False))
     else:
@@ -178,11 +180,6 @@ def as_json(sections: Sequence[Section]) -> dict[str, Any]:
             for section in sections
         },
     }
-
-
-def section_text(section: Section) -> str:
-    """Returns the lines of a section."""
-    return "\n".join([f"\n{section.title}", *map(_finding_text, section.findings)])
 
 
 def conclusion(sections: Sequence[Section]) -> str:
@@ -272,7 +269,11 @@ def _sections(start: Callable[..., Future[Outcome]], limit: float) -> Iterator[S
 
     override, compiler = os.environ.get(_loader.OVERRIDE), _compiler(limit)
     has_compiler = compiler.state == findings.OK
-    info, error = _stamp()
+    info, error = None, ""
+    try:
+        info = _loader.build_info()
+    except ImportError as raised:
+        error = str(raised)
     library = [findings.judge_stamp(info, error, override)]
     if info is None:
         loading = findings.unchecked("loading", why="needs a library that can be read")
@@ -330,14 +331,6 @@ def _version(package: str) -> str | None:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return None
-
-
-def _stamp() -> tuple[_loader.BuildInfo | None, str]:
-    """Returns what the op library was built for, or None and why that is not known."""
-    try:
-        return _loader.build_info(), ""
-    except ImportError as error:
-        return None, str(error)
 
 
 def _launchers(limit: float) -> tuple[Finding, Finding]:

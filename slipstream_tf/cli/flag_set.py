@@ -6,9 +6,10 @@ it was started, and it can run several times in one process.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from absl import flags
@@ -42,6 +43,22 @@ class StoppedError(ProgramError):
 
 class RunError(ProgramError):
     """The run went wrong in a way that is understood; the message says how."""
+
+
+@contextlib.contextmanager
+def raised_as(kind: type[ProgramError], text: str, *caught: type[Exception]) -> Iterator[None]:
+    """Raises an error that is understood as one of the program.
+
+    Args:
+        kind: UsageError or RunError.
+        text: in front of what the error says.
+        *caught: the errors; default: OSError and ValueError.
+    """
+    kinds = caught or (OSError, ValueError)
+    try:
+        yield
+    except kinds as error:
+        raise kind(f"{text}{error}") from error
 
 
 class _Parser(flags.ArgumentParser):

@@ -5,6 +5,7 @@ In: files. Out: a folder of shards, statistics.json and counts.parquet in it, a 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
@@ -20,12 +21,15 @@ from slipstream_tf.cli.flag_set import (
     RunError,
     Text,
     UsageError,
+    raised_as,
 )
 from slipstream_tf.cli.program import import_tensorflow, make_output, run_program
 from slipstream_tf.telemetry.progress import open_bar
 from slipstream_tf.telemetry.table import format_table
 
 _DATA = "DATA"
+# Flags that are `Options` of the same name.
+_OPTIONS = ("shard_rows", "compression", "dim", "strict", "overwrite")
 _FORMATS = ("auto", "criteo", "avazu", "movielens", "csv", "parquet")
 _FLAGS = {
     "Data": (
@@ -95,14 +99,10 @@ def main(values: dict[str, Any], given: frozenset[str]) -> None:
             f"{4 * values['dim']} bytes, a row of --dim values."
         )
     options = Options(
-        shard_rows=values["shard_rows"],
-        compression=values["compression"],
-        dim=values["dim"],
         hot_budget_bytes=budget,
         count_bytes=values["count_mb"] << 20,
         threads=values["threads"] or len(os.sched_getaffinity(0)),
-        strict=values["strict"],
-        overwrite=values["overwrite"],
+        **{name: values[name] for name in _OPTIONS},
     )
     schema = None
     if values["schema"] is not None:
@@ -114,13 +114,11 @@ def main(values: dict[str, Any], given: frozenset[str]) -> None:
             ) from None
         except ValueError as error:
             raise UsageError(f"Invalid flag --schema: {error}") from None
-    try:
+    with raised_as(UsageError, "Invalid argument DATA: "):
         source, files = open_source(values[_DATA], values["format"], schema)
-    except (OSError, ValueError) as error:
-        raise UsageError(f"Invalid argument DATA: {error}") from None
     make_output(folder)
     begin = time.monotonic()
-    with _Bars() as bars:
+    with contextlib.closing(_Bars()) as bars:
         try:
             statistics = prepare(source, files, folder, options, bars.show)
         except OtherPreparation as error:
@@ -133,10 +131,9 @@ def main(values: dict[str, Any], given: frozenset[str]) -> None:
         except (OSError, ValueError) as error:
             raise RunError(str(error)) from None
     print(summary(statistics))
-    rows = bars.rows
     seconds = time.monotonic() - begin
     print(
-        f"{os.path.abspath(folder)}: {statistics['shards']:,} shards; {rows:,} lines read in "
+        f"{os.path.abspath(folder)}: {statistics['shards']:,} shards; {bars.rows:,} lines read in "
         f"{seconds:,.1f} s. Next: slipstream-train --data={folder}"
     )
 
@@ -207,13 +204,6 @@ class _Bars:
     def close(self) -> None:
         if self._bar is not None:
             self._bar.close()
-            self._bar = None
-
-    def __enter__(self) -> _Bars:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def entry_point(arguments: Sequence[str] | None = None) -> None:

@@ -73,7 +73,10 @@ def run_python(program: str, limit: float, environment: Mapping[str, str] = {}) 
     if code != 0 or not (is_done or error):
         doing = f" during '{step}'" if step else ""
         error = f"{_ending(code, limit)}{doing}{_last_line(errors)}"
-    return Outcome(facts, _one_line(error), missing)
+    error = " ".join(error.split())
+    if len(error) > _LONGEST_ERROR:
+        error = error[: _LONGEST_ERROR - 3] + "..."
+    return Outcome(facts, error, missing)
 
 
 def run_command(command: Sequence[str], limit: float) -> str | None:
@@ -122,11 +125,6 @@ def _ending(code: int | None, limit: float) -> str:
 
 
 def _last_line(errors: str) -> str:
-    lines = [line.strip() for line in errors.splitlines() if line.strip()]
+    lines = [line for line in map(str.strip, errors.splitlines()) if line]
     lines = [line for line in lines if not _LOG_LINE.match(line)]
     return f": {lines[-1]}" if lines else ""
-
-
-def _one_line(text: str) -> str:
-    line = " ".join(text.split())
-    return line if len(line) <= _LONGEST_ERROR else line[: _LONGEST_ERROR - 3] + "..."

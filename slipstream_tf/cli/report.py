@@ -12,7 +12,7 @@ from typing import Any
 
 import tqdm
 
-from slipstream_tf.cli.flag_set import Flag, FlagSet, RunError, Text, UsageError
+from slipstream_tf.cli.flag_set import Flag, FlagSet, RunError, Text, UsageError, raised_as
 from slipstream_tf.cli.program import run_program
 from slipstream_tf.telemetry.report.drawing import require_matplotlib
 from slipstream_tf.telemetry.report.runs import RecordError, read_runs
@@ -48,14 +48,10 @@ def main(values: dict[str, Any], given: frozenset[str]) -> None:
             "Missing argument RUN. Allowed: one or more folders that slipstream-train wrote as "
             "--output."
         )
-    try:
+    with raised_as(UsageError, "Invalid argument ", RecordError):
         runs = read_runs(values[_RUNS])
-    except RecordError as error:
-        raise UsageError(f"Invalid argument {error}") from None
-    try:
+    with raised_as(RunError, "", ImportError):
         require_matplotlib()
-    except ImportError as error:
-        raise RunError(str(error)) from None
     with tqdm.tqdm(desc="drawing", unit=" plots", disable=not sys.stderr.isatty()) as bar:
 
         def show(done: int, total: int) -> None:

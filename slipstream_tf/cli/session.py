@@ -19,7 +19,7 @@ from slipstream_tf.cli import build
 from slipstream_tf.cli.callbacks import BarCallback, CurveCallback, StepTimer
 from slipstream_tf.cli.checkpoints import RunCheckpoints, Saving, describe, require_same_run
 from slipstream_tf.cli.data import Parts
-from slipstream_tf.cli.flag_set import RunError, UsageError
+from slipstream_tf.cli.flag_set import RunError, UsageError, raised_as
 from slipstream_tf.cli.pipeline import TrainingInputs, inputs_of_rank, share_of_rank
 from slipstream_tf.cli.program import agreed
 from slipstream_tf.cli.settings import Settings
@@ -76,7 +76,14 @@ class Trainer:
         settings, comm = self._settings, self._comm
         # Rank 0's weights go to all; what differs is which units dropout leaves out.
         keras.utils.set_random_seed(settings.seed + comm.rank)
-        self._require_same_on_all_ranks()
+        # Ranks that read other data, or were given other flags, would wait for each other.
+        data = dataclasses.asdict(self._parts.train.spec)
+        run = {"settings": settings.to_dict(), "data": data}
+        try:
+            require_same(comm, run, "slipstream.run", "slipstream-train")
+        except ValueError as error:  # on all ranks
+            with agreed(comm, "run"):
+                raise UsageError(str(error)) from None
         if self._saving.is_used:
             with agreed(comm, "resume"):
                 require_same_run(self._saving, self._saved_run)
@@ -84,11 +91,9 @@ class Trainer:
             if settings.segregate:
                 budget = round(settings.hot_budget_mb * 2**20)
                 bytes_per_key = snapshot_bytes(settings.dim)
-                try:
+                with raised_as(UsageError, "Flag --segregate cannot be used here. ", ValueError):
                     dataset = self._parts.train.dataset()
                     self._hot_keys = profile_hot_keys(dataset, budget, bytes_per_key)
-                except ValueError as error:
-                    raise UsageError(f"Flag --segregate cannot be used here. {error}") from None
 
     def build(self) -> None:
         """Makes tables, model, engine and batches.
@@ -99,16 +104,11 @@ class Trainer:
         settings, comm, spec = self._settings, self._comm, self._parts.train.spec
         steps = self._planned_steps
         with self._clock.phase("training"):
-            with agreed(comm, "build"):
-                try:
-                    fields = tuple(spec.fields)
-                    self._embeddings = build.build_embeddings(settings, fields, comm, steps)
-                    self._model = build.build_model(
-                        settings, self._embeddings, spec.num_dense, comm
-                    )
-                    self._slipstream = build.build_engine(settings, self._embeddings, steps)
-                except ValueError as error:
-                    raise UsageError(str(error)) from None
+            with agreed(comm, "build"), raised_as(UsageError, "", ValueError):
+                fields = tuple(spec.fields)
+                self._embeddings = build.build_embeddings(settings, fields, comm, steps)
+                self._model = build.build_model(settings, self._embeddings, spec.num_dense, comm)
+                self._slipstream = build.build_engine(settings, self._embeddings, steps)
             self._inputs = TrainingInputs(
                 settings, self._parts.train.dataset(), comm, self._slipstream, self._hot_keys
             )
@@ -117,12 +117,8 @@ class Trainer:
             # Every lookup of sharded rows asks the other ranks.
             self._test = even_ends(test, comm) if settings.placement == "sharded" else test
             self._exchanged = Exchanged(self._embeddings.store, comm)
-            self._curve = CurveCallback(
-                self._inputs_pulled,
-                self._evaluate_on_the_way,
-                settings.evaluate_every,
-                self._timer.leave_out,
-            )
+            every, leave_out = settings.evaluate_every, self._timer.leave_out
+            self._curve = CurveCallback(self._inputs_pulled, self._measured, every, leave_out)
 
     def fit(self, callbacks: Sequence[Any] = ()) -> None:
         """Trains, from the newest checkpoint on where the flags say so, and adds up what happened.
@@ -186,10 +182,8 @@ class Trainer:
             self._quality = evaluate(self._predict, self._test, self._comm)
         if export_to is not None:
             self._model.returns_logits = False  # Which training and evaluation are done with.
-            try:
+            with raised_as(RunError, "The SavedModel was not written: "):
                 saved_model(self._model, export_to)
-            except (OSError, ValueError) as error:
-                raise RunError(f"The SavedModel was not written: {error}") from error
 
     def record(self) -> dict[str, Any]:
         """Returns the record: JSON-serialisable, see README.md, "metrics.json".
@@ -220,20 +214,10 @@ class Trainer:
             "machine": machine(),
         }
 
-    def _require_same_on_all_ranks(self) -> None:
-        """Ranks that read other data, or were given other flags, would wait for each other."""
-        data = dataclasses.asdict(self._parts.train.spec)
-        run = {"settings": self._settings.to_dict(), "data": data}
-        try:
-            require_same(self._comm, run, "slipstream.run", "slipstream-train")
-        except ValueError as error:  # on all ranks
-            with agreed(self._comm, "run"):
-                raise UsageError(str(error)) from None
-
     def _inputs_pulled(self) -> int:
         return int(self._inputs.pulled.numpy())
 
-    def _evaluate_on_the_way(self) -> ClickMetrics:
+    def _measured(self) -> ClickMetrics:
         with self._comm.uncounted():
             return evaluate(self._predict, self._test, self._comm)
 
@@ -316,11 +300,9 @@ class Trainer:
 
     def _title(self) -> str:
         settings, comm = self._settings, self._comm
-        if settings.control != "none":
-            title = settings.control
-        else:
-            mode = "shadow" if settings.engine.get("shadow") else "skip"
-            title = "plain" if settings.skip == "none" else f"{mode} {settings.skip}"
+        title = "plain" if settings.control == "none" else settings.control
+        if settings.skip != "none":
+            title = f"{'shadow' if settings.engine.get('shadow') else 'skip'} {settings.skip}"
         return title if comm.size == 1 else f"{title}, rank {comm.rank} of {comm.size}"
 
 

@@ -222,13 +222,8 @@ class CsvSource(LineSource):
             names = tuple(self._values(first_line.decode()))
         except (csv.Error, UnicodeDecodeError) as error:
             raise ValueError(f"{path}:1: no header: {error}") from None
-        for name in self._schema.names():
-            if names.count(name) != 1:
-                number = names.count(name) or "no"
-                raise ValueError(
-                    f"{path}:1: {number} column {name!r}. It has the columns {list(names)}, "
-                    f"separated by {self._schema.delimiter!r}."
-                )
+        told = f", separated by {self._schema.delimiter!r}"
+        self._schema.require_names(names, f"{path}:1", told)
         return names
 
     def parse_lines(self, header: Any, lines: bytes) -> ParsedRows:

@@ -131,7 +131,9 @@ def prepare(
             _write_shards(source, folder, manifest, counts, options, told)
         else:
             found = stats.read_statistics(folder)
-            if found is not None and _is_of(found, options):
+            hot, limit = found.get("hot", {}), found.get("count_bytes")
+            counted = (hot.get("dim"), hot.get("budget_bytes"), limit)
+            if counted == (options.dim, options.hot_budget_bytes, options.count_bytes):
                 return found
             _recount(folder, manifest, counts, told)
         return _write_statistics(folder, manifest, counts, options, told)
@@ -233,7 +235,10 @@ def _write_shards(
             number, end = len(shards), start
             with ShardWriter(folder, number, source.columns, options.compression) as writer:
                 for block, parsed in piece:
-                    _tell_bad(source, block, parsed, bad_lines, writer)
+                    for row, reason in parsed.reasons.items():
+                        path, line = source.line(block, row)
+                        bad_lines.add(path, line, reason)
+                        writer.add_bad_line(f"{path}:{line}: {reason}")
                     writer.add(parsed, block.start.id, source.is_test(block))
                     rows, end = rows + block.num_rows, block.end
                     told("preparing", block.done, source.size, rows)
@@ -258,17 +263,6 @@ def _workers(threads: int) -> Iterator[concurrent.futures.ThreadPoolExecutor]:
         yield executor
     finally:
         executor.shutdown(cancel_futures=True)
-
-
-def _tell_bad(
-    source: Source, block: Block, parsed: ParsedRows, bad_lines: BadLines, writer: ShardWriter
-) -> None:
-    first = None
-    for row, reason in parsed.reasons.items():
-        path, line = source.line(block, row)
-        bad_lines.add(path, line, reason)
-        first = first or f"{path}:{line}: {reason}"
-    writer.add_bad_lines(len(parsed.reasons), first)
 
 
 def _parsed(
@@ -350,12 +344,6 @@ def _write_statistics(
     write_json(os.path.join(folder, stats.STATISTICS), statistics)
     hot_inputs.finish()
     return statistics
-
-
-def _is_of(statistics: Mapping[str, Any], options: Options) -> bool:
-    hot = statistics.get("hot", {})
-    found = (hot.get("dim"), hot.get("budget_bytes"), statistics.get("count_bytes"))
-    return found == (options.dim, options.hot_budget_bytes, options.count_bytes)
 
 
 def _totals(manifest: Mapping[str, Any]) -> dict[str, Any]:

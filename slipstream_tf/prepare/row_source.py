@@ -37,17 +37,18 @@ class ParquetSource(Source):
                 does not allow.
         """
         self._schema, self.paths = schema, tuple(paths)
-        self._types: list[dict[str, pa.DataType]] = []
         self._rows: list[int] = []
         for path in self.paths:
             with _opened(path) as file:
-                self._types.append(_types(path, file, schema))
+                found = file.schema_arrow
+                schema.require_names(found.names, path)
                 self._rows.append(file.metadata.num_rows)
+            types = {name: found.field(name).type for name in schema.names()}
             try:
-                columns = columns_of(schema, self._types[-1])
+                columns = columns_of(schema, types)
             except ValueError as error:
                 raise ValueError(f"{path}: {error}") from None
-            if len(self._types) == 1:
+            if len(self._rows) == 1:
                 self.columns = columns
             elif columns != self.columns:
                 raise ValueError(
@@ -109,15 +110,6 @@ def _opened(path: str) -> pq.ParquetFile:
         if getattr(error, "errno", None) is not None:
             raise
         raise ValueError(f"{path}: no Parquet file, or damaged: {error}") from error
-
-
-def _types(path: str, file: pq.ParquetFile, schema: Schema) -> dict[str, pa.DataType]:
-    found = file.schema_arrow
-    for name in schema.names():
-        if found.names.count(name) != 1:
-            number = found.names.count(name) or "no"
-            raise ValueError(f"{path}: {number} column {name!r}. It has the columns {found.names}.")
-    return {name: found.field(name).type for name in schema.names()}
 
 
 def _batches(file: pq.ParquetFile, first: int, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:

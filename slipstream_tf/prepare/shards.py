@@ -89,16 +89,13 @@ class ShardWriter:
         is_of_test = is_test[parsed.is_good]
         table = parsed.table.append_column(ID_COLUMN, pa.array(ids))
         for part, is_wanted in (("train", ~is_of_test), ("test", is_of_test)):
-            if is_wanted.all():
-                self._parts[part].add(table)
-            elif is_wanted.any():
+            if is_wanted.any():
                 self._parts[part].add(table.filter(pa.array(is_wanted)))
 
-    def add_bad_lines(self, count: int, first: str | None) -> None:
-        """Counts malformed rows of the piece; `first` is kept if it is the first one."""
-        self._bad_lines += count
-        if self._first_bad_line is None:
-            self._first_bad_line = first
+    def add_bad_line(self, words: str) -> None:
+        """Counts a malformed row of the piece; the words about the first one are kept."""
+        self._bad_lines += 1
+        self._first_bad_line = self._first_bad_line or words
 
     def close(self, end: Position) -> dict[str, Any]:
         """Makes the files whole.
@@ -109,11 +106,12 @@ class ShardWriter:
         Returns:
             The shard's entry in the manifest.
         """
-        entry: dict[str, Any] = {part: self._parts[part].close() for part in PARTS}
-        entry["bad_lines"] = self._bad_lines
-        entry["first_bad_line"] = self._first_bad_line
-        entry["end"] = dataclasses.asdict(end)
-        return entry
+        return {
+            **{part: self._parts[part].close() for part in PARTS},
+            "bad_lines": self._bad_lines,
+            "first_bad_line": self._first_bad_line,
+            "end": dataclasses.asdict(end),
+        }
 
     def __enter__(self) -> ShardWriter:
         return self

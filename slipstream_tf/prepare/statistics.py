@@ -6,10 +6,10 @@ hot when each of its keys is in the hot set: those are what Slipstream (arXiv 24
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import math
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -134,15 +134,13 @@ class HotInputs:
             digest.update(f"{field}\n{len(keys)}\n".encode())
             digest.update(keys.tobytes())
         self._digest, self._hot = digest.hexdigest(), hot
-        self._path = os.path.join(folder, HOT_INPUTS)
+        self._path = Path(folder, HOT_INPUTS)
         self._by_shard: dict[str, int] = {}
-        try:
-            with open(self._path, encoding="utf-8") as file:
-                state = json.load(file)
+        # Where there is none, or none that can be used, all shards are counted.
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            state = json.loads(self._path.read_text(encoding="utf-8"))
             if state["hot_set"] == self._digest:
                 self._by_shard = state["inputs"]
-        except (OSError, ValueError, KeyError, TypeError):
-            pass  # There is none, or none that can be used: all shards are counted.
 
     def count(self, name: str, tables: Callable[[], Iterator[pa.Table]]) -> int:
         """Returns the hot inputs of a shard; several threads may count at the same time.
@@ -151,20 +149,19 @@ class HotInputs:
             name: of the shard.
             tables: gives its inputs.
         """
-        found = self._by_shard.get(name)
-        if found is None:
-            found = sum(int(hot_rows(table, self._hot).sum()) for table in tables())
-        return found
+        if name in self._by_shard:
+            return self._by_shard[name]
+        return sum(int(hot_rows(table, self._hot).sum()) for table in tables())
 
     def keep(self, name: str, inputs: int) -> None:
         """Writes down what was counted of a shard."""
         if name not in self._by_shard:
             self._by_shard[name] = inputs
-            write_json(self._path, {"hot_set": self._digest, "inputs": self._by_shard})
+            write_json(str(self._path), {"hot_set": self._digest, "inputs": self._by_shard})
 
     def finish(self) -> None:
         """Forgets what was kept."""
-        Path(self._path).unlink(missing_ok=True)
+        self._path.unlink(missing_ok=True)
 
 
 def write_counts(
@@ -190,11 +187,10 @@ def write_counts(
                 )
 
 
-def read_statistics(folder: str) -> dict[str, Any] | None:
-    """Returns the content of statistics.json, or None if it is not there or damaged."""
+def read_statistics(folder: str) -> dict[str, Any]:
+    """Returns the content of statistics.json; nothing if it is not there or damaged."""
     try:
-        with open(os.path.join(folder, STATISTICS), encoding="utf-8") as file:
-            statistics = json.load(file)
+        statistics = json.loads(Path(folder, STATISTICS).read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        return None
-    return statistics if isinstance(statistics, dict) else None
+        return {}
+    return statistics if isinstance(statistics, dict) else {}
