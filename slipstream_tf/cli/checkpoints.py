@@ -146,7 +146,7 @@ def describe(settings: Settings, spec: Any, ranks: int) -> dict[str, Any]:
 
 
 class RunCheckpoints:
-    """Saves a run and restores it; with several ranks all of it is a collective.
+    """Saves a run and restores it, if the flags say so; with several ranks it is a collective.
 
     Args:
         saving: what the flags say.
@@ -179,6 +179,9 @@ class RunCheckpoints:
 
         self._saving, self._run, self._comm = saving, run, comm
         self.resumed_at: list[int] = []
+        self._stop_is_requested = False
+        if not saving.is_used:
+            return
         # Random numbers of layers and metrics are each rank's own.
         states = [v.value for v in model.variables if not v.value.dtype.is_floating]
         states += [v.value for v in model.metrics_variables]
@@ -191,7 +194,6 @@ class RunCheckpoints:
             engine=slipstream,
             own=tf.train.Checkpoint(inputs=batches, counters=list(counters), states=states),
         )
-        self._stop_is_requested = False
 
     @contextlib.contextmanager
     def noticing(self) -> Iterator[None]:
@@ -270,8 +272,9 @@ class RunCheckpoints:
         Raises:
             RunError: a checkpoint cannot be written.
         """
-        with raised_as(RunError, _NOT_WRITTEN, OSError):
-            self._saved.wait()
+        if self._saving.is_used:
+            with raised_as(RunError, _NOT_WRITTEN, OSError):
+                self._saved.wait()
 
     def _say(self, text: str) -> None:
         if self._comm.rank == 0:

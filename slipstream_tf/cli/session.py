@@ -9,7 +9,6 @@ import dataclasses
 import re
 import time
 from collections.abc import Sequence
-from contextlib import nullcontext
 from typing import Any
 
 import keras
@@ -64,7 +63,6 @@ class Trainer:
         self._timer = StepTimer(build.steps_before_skipping(settings, self._planned_steps))
         self._saved_run = describe(settings, parts.train.spec, comm.size)
         self._hot_keys: list[Any] | None = None
-        self._saved: RunCheckpoints | None = None
 
     def open(self) -> None:
         """Seeds the run, makes sure that all ranks do the same one, and looks for hot keys.
@@ -138,13 +136,12 @@ class Trainer:
                 batches = iter(self._inputs.dataset)
                 with self._comm.uncounted():
                     _build_variables(self._model, self._inputs.dataset.element_spec)
-                if self._saving.is_used:
-                    counters = (self._inputs.read, self._inputs.seen, self._inputs.pulled)
-                    self._saved = RunCheckpoints(
-                        self._saving, self._saved_run, self._comm, self._model,
-                        self._embeddings.store, self._slipstream, batches, counters,
-                    )  # fmt: skip
-                with nullcontext() if self._saved is None else self._saved.noticing():
+                counters = (self._inputs.read, self._inputs.seen, self._inputs.pulled)
+                self._saved = RunCheckpoints(
+                    self._saving, self._saved_run, self._comm, self._model,
+                    self._embeddings.store, self._slipstream, batches, counters,
+                )  # fmt: skip
+                with self._saved.noticing():
                     self._fit(batches, callbacks)
         self._clock.move(self._curve.evaluation_seconds, "training", "evaluation")
         self._windows: dict[str, Any] = {"windows": [], "summary": "", "shadow": None}
@@ -204,7 +201,7 @@ class Trainer:
             "gradient_rows": self._exchanged.gradient_rows(),
             "ranks": self._traffic,
             "seconds": {**clock.seconds, "total": sum(clock.seconds.values())},
-            "resumed_at": self._saved.resumed_at if self._saved else [],
+            "resumed_at": self._saved.resumed_at,
             "wall_seconds": clock.wall_seconds,
             "seconds_per_step_after_warmup": self._timer.seconds_per_step,
             **self._windows,
@@ -234,8 +231,8 @@ class Trainer:
         return [*found, self._curve, self._timer]
 
     def _fit(self, batches: Any, callbacks: Sequence[Any]) -> None:
-        """Does what `model.fit` does in one epoch, over an iterator whose place can be saved."""
-        model, saved = self._model, self._saved
+        """Does what `model.fit` does in one epoch, over an iterator that can be saved."""
+        model = self._model
         listed = keras.callbacks.CallbackList(
             list(callbacks), model=model, epochs=1, steps=None, verbose=0
         )
@@ -255,12 +252,10 @@ class Trainer:
                     break
                 listed.on_train_batch_end(step, logs)
                 step += 1
-                if saved is not None:
-                    start = time.perf_counter()
-                    saved.after_step(step, self._notes)
-                    self._timer.leave_out(time.perf_counter() - start)
-            if saved is not None:
-                saved.wait()
+                start = time.perf_counter()
+                self._saved.after_step(step, self._notes)
+                self._timer.leave_out(time.perf_counter() - start)
+            self._saved.wait()
             if not step:
                 raise RunError("The training part has no inputs; nothing was trained.")
             logs = dict(model.get_metrics_result())
@@ -271,8 +266,6 @@ class Trainer:
 
     def _go_on(self) -> int:
         """Restores a run that is to go on; returns its trained steps."""
-        if self._saved is None:
-            return 0
         step, notes = self._saved.restore()
         if notes is not None:
             self._curve.restore(notes["curve"])

@@ -24,7 +24,6 @@ from slipstream_tf.inputs.readers.prepared import MANIFEST, is_prepared, read_ma
 from slipstream_tf.inputs.spec import PARTS
 from slipstream_tf.memory import require_room
 from slipstream_tf.prepare import statistics as stats
-from slipstream_tf.prepare.counts import BYTES_PER_KEY, KeyCounts
 from slipstream_tf.prepare.shards import (
     COMPRESSIONS,
     ShardWriter,
@@ -126,7 +125,7 @@ def prepare(
         if options.strict and first is not None:
             raise BadLineError(first)
         fields = source.columns.keys
-        counts = KeyCounts(fields, options.count_bytes // BYTES_PER_KEY)
+        counts = stats.KeyCounts(fields, options.count_bytes // stats.BYTES_PER_KEY)
         if not manifest["is_complete"]:
             _write_shards(source, folder, manifest, counts, options, told)
         else:
@@ -211,7 +210,7 @@ def _write_shards(
     source: Source,
     folder: str,
     manifest: dict[str, Any],
-    counts: KeyCounts,
+    counts: stats.KeyCounts,
     options: Options,
     told: Progress,
 ) -> None:
@@ -280,7 +279,9 @@ def _parsed(
             yield done, future.result()
 
 
-def _recount(folder: str, manifest: Mapping[str, Any], counts: KeyCounts, told: Progress) -> None:
+def _recount(
+    folder: str, manifest: Mapping[str, Any], counts: stats.KeyCounts, told: Progress
+) -> None:
     """Counts the keys of the shards that are whole."""
     total = sum(shard["train"]["inputs"] for shard in manifest["shards"] if shard["train"])
     done = 0
@@ -289,7 +290,7 @@ def _recount(folder: str, manifest: Mapping[str, Any], counts: KeyCounts, told: 
         told("counting keys", done, total, done)
 
 
-def _count(folder: str, shard: Mapping[str, Any], counts: KeyCounts) -> int:
+def _count(folder: str, shard: Mapping[str, Any], counts: stats.KeyCounts) -> int:
     inputs = 0
     for table in training_tables(folder, shard, list(counts.fields)):
         for field in counts.fields:
@@ -299,7 +300,11 @@ def _count(folder: str, shard: Mapping[str, Any], counts: KeyCounts) -> int:
 
 
 def _write_statistics(
-    folder: str, manifest: Mapping[str, Any], counts: KeyCounts, options: Options, told: Progress
+    folder: str,
+    manifest: Mapping[str, Any],
+    counts: stats.KeyCounts,
+    options: Options,
+    told: Progress,
 ) -> dict[str, Any]:
     fields = tuple(counts.fields)
     counted = [field.result() for field in counts.fields.values()]

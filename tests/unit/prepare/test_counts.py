@@ -8,8 +8,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slipstream_tf.prepare import counts as counts_module
-from slipstream_tf.prepare.counts import FieldCounts, KeyCounts
+from slipstream_tf.prepare import statistics
+from slipstream_tf.prepare.statistics import FieldCounts, KeyCounts
 
 KEYS = st.integers(-(2**63), 2**63 - 1)
 SMALL_KEYS = st.one_of(st.integers(-3, 20), st.sampled_from([-(2**63), 2**63 - 1]))
@@ -53,7 +53,7 @@ def test_beyond_the_bound_counts_are_short_by_at_most_the_error(blocks, most):
 
 
 def test_estimated_number_of_keys(monkeypatch):
-    monkeypatch.setattr(counts_module, "_SMALLEST", 1 << 12)
+    monkeypatch.setattr(statistics, "_SMALLEST", 1 << 12)
     counted = KeyCounts(["a"], 5_000)
     for begin in range(0, 200_000, 1_000):
         counted.add("a", np.arange(begin, begin + 2_000))
