@@ -17,7 +17,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from slipstream_tf.cli.flag_set import RunError, StoppedError, UsageError, raised_as
+from slipstream_tf.cli.flag_set import RunError, StoppedError, UsageError, does_nothing, raised_as
 from slipstream_tf.cli.program import import_tensorflow
 from slipstream_tf.telemetry.run_record import to_json, write_json
 
@@ -46,10 +46,10 @@ class Saving:
         resume: whether to go on from the newest.
     """
 
-    output: str | None = None
-    every: int = 0
-    keep: int = 3
-    resume: bool = False
+    output: str | None
+    every: int
+    keep: int
+    resume: bool
 
     @property
     def directory(self) -> Path:
@@ -77,11 +77,9 @@ def saving_of(values: Mapping[str, Any], given: frozenset[str]) -> Saving:
     saving = Saving(*(values[name] for name in names))
     for name in ("checkpoint_every", "resume"):
         if values[name] and saving.output is None:
-            raise UsageError(f"Flag --{name} does nothing here. Allowed: with --output.")
+            raise does_nothing(name, "--output")
     if "keep_checkpoints" in given and not saving.every:
-        raise UsageError(
-            "Flag --keep_checkpoints does nothing here. Allowed: with --checkpoint_every."
-        )
+        raise does_nothing("keep_checkpoints", "--checkpoint_every")
     if saving.output is None or saving.resume:
         return saving
     there = _names(saving.directory)
@@ -142,7 +140,7 @@ def describe(settings: Settings, spec: Any, ranks: int) -> dict[str, Any]:
     data = to_json(dataclasses.asdict(spec))
     if os.path.isfile(settings.data):
         data["bytes"] = os.path.getsize(settings.data)
-    return {"ranks": ranks, "settings": to_json(settings.to_dict()), "data": data}
+    return {"ranks": ranks, "settings": settings.to_dict(), "data": data}
 
 
 class RunCheckpoints:

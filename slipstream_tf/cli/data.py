@@ -8,7 +8,7 @@ import math
 import os
 from typing import TYPE_CHECKING, Any
 
-from slipstream_tf.cli.flag_set import UsageError, raised_as
+from slipstream_tf.cli.flag_set import UsageError, does_nothing, raised_as
 from slipstream_tf.cli.program import import_tensorflow
 from slipstream_tf.cli.train_flags import DATA_HELP
 
@@ -117,10 +117,7 @@ def _open(settings: Settings, part: str, ids: bool) -> Reader:
         seed = settings.seed if settings.shuffle_shards and part == "train" else None
         return PreparedReader(data, batch_size, shuffle_seed=seed, **options)
     if settings.shuffle_shards:
-        raise UsageError(
-            "Flag --shuffle_shards does nothing here. Allowed: with data that slipstream-prepare "
-            "wrote."
-        )
+        raise does_nothing("shuffle_shards", "data that slipstream-prepare wrote")
     if name == GENERATED:
         from slipstream_tf.inputs.readers.registry import open_generated
 

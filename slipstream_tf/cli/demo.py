@@ -35,7 +35,6 @@ from slipstream_tf.cli.settings import read_record
 from slipstream_tf.telemetry.run_record import RECORD, write_json
 from slipstream_tf.telemetry.table import format_table, number, seconds
 
-RUNS = ("plain", "paper", "random", "stop")
 _QUICK_INPUTS = 30_000
 # AUCs closer than this count as equal: other seeds move them by more.
 _EQUAL_AUC = 0.001
@@ -116,9 +115,9 @@ def main(values: dict[str, Any], given: frozenset[str]) -> None:
         "stop": {**common, "control": "stop", "match": paper},
     }
     records = {}
-    for name in RUNS:
+    for name, of_run in flags.items():
         output = os.path.join(values["output"], name)
-        _train({**flags[name], "output": output})
+        _train({**of_run, "output": output})
         records[name] = read_record(os.path.join(output, RECORD), "output")
     sentence = verdict(records)
     path = os.path.join(values["output"], "demo.json")

@@ -46,8 +46,6 @@ _QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3"}
 # TensorFlow and Horovod import Keras. A wrong KERAS_BACKEND is a finding of Keras, not of theirs.
 _SETTLED = {**_QUIET, "KERAS_BACKEND": "tensorflow"}
 _WORKERS = 2
-# Beside what the installation asks for: the package, what needs it, and the command that brings it.
-_EXTRAS = (("matplotlib", "slipstream-report", findings.INSTALL_REPORT),)
 
 _PACKAGES = """
 import importlib.metadata
@@ -238,11 +236,12 @@ def _sections(start: Callable[..., Future[Outcome]], limit: float) -> Iterator[S
     tensorflow_probe, packages = start(_TENSORFLOW), start(_PACKAGES)
     is_supported = sys.version_info >= _MINIMUM_PYTHON
     python = findings.judge_python(platform.python_version(), is_supported)
-    extras = (
-        findings.judge_tool(name, _version(name), f"not installed; only {used_by} needs it", fix)
-        for name, used_by, fix in _EXTRAS
+    missing = "not installed; only slipstream-report needs it"
+    matplotlib = findings.judge_tool(
+        "matplotlib", _version("matplotlib"), missing, findings.INSTALL_REPORT
     )
-    yield _section("python", "Python", python, findings.judge_packages(packages.result()), *extras)
+    installed = findings.judge_packages(packages.result())
+    yield _section("python", "Python", python, installed, matplotlib)
 
     outcome = tensorflow_probe.result()
     packages_found = [name for name in _TENSORFLOW_PACKAGES if _version(name) is not None]

@@ -61,6 +61,11 @@ def raised_as(kind: type[ProgramError], text: str, *caught: type[Exception]) -> 
         raise kind(f"{text}{error}") from error
 
 
+def does_nothing(name: str, needs: str) -> UsageError:
+    """Returns the error for a flag that needs something else to matter."""
+    return UsageError(f"Flag --{name} does nothing here. Allowed: with {needs}.")
+
+
 class _Parser(flags.ArgumentParser):
     """Base of the parsers: `allowed` says in words what they take, `brief` in a few signs."""
 
@@ -77,9 +82,6 @@ class _Parser(flags.ArgumentParser):
     def convert(self, argument: Any) -> Any:
         """Returns the value or raises."""
         raise NotImplementedError
-
-    def flag_type(self) -> str:
-        return self.allowed
 
 
 class Number(_Parser):
@@ -147,22 +149,13 @@ class Choice(_Parser):
 
 
 class Widths(_Parser):
-    """Layer widths joined by commas or dashes, e.g. 256-128; empty if that is allowed."""
+    """Layer widths joined by commas or dashes, e.g. 256-128; may be empty."""
 
-    def __init__(self, may_be_empty: bool) -> None:
-        self._may_be_empty = may_be_empty
-        self.allowed = "integers >= 1 joined by '-', e.g. 256-128"
-        if may_be_empty:
-            self.allowed += ", or empty for no layer"
-        self.brief = self.allowed
+    allowed = brief = "integers >= 1 joined by '-', e.g. 256-128, or empty for no layer"
 
     def convert(self, argument: Any) -> tuple[int, ...]:
-        if isinstance(argument, (tuple, list)):
-            parts = [str(part) for part in argument]
-        else:
-            parts = argument.replace(",", "-").split("-") if argument else []
-        widths = tuple(int(part) for part in parts)
-        if (not widths and not self._may_be_empty) or any(width < 1 for width in widths):
+        widths = tuple(map(int, argument.replace(",", "-").split("-"))) if argument else ()
+        if any(width < 1 for width in widths):
             raise ValueError
         return widths
 
@@ -173,7 +166,7 @@ class Names(_Parser):
     allowed = brief = "names joined by ','"
 
     def convert(self, argument: Any) -> tuple[str, ...]:
-        names = tuple(argument.split(",")) if isinstance(argument, str) else tuple(argument)
+        names = tuple(argument.split(","))
         if not all(names):
             raise ValueError
         return names

@@ -5,6 +5,7 @@ In: folders of runs. Out: report.html, which loads nothing, png/ and csv/ in the
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 from collections.abc import Sequence
@@ -52,19 +53,15 @@ def main(values: dict[str, Any], given: frozenset[str]) -> None:
         runs = read_runs(values[_RUNS])
     with raised_as(RunError, "", ImportError):
         require_matplotlib()
-    with tqdm.tqdm(desc="drawing", unit=" plots", disable=not sys.stderr.isatty()) as bar:
-
-        def show(done: int, total: int) -> None:
-            bar.total = total
-            bar.update(done - bar.n)
-
-        try:
-            path = write_report(runs, values["output"], show)
-        except OSError as error:
-            raise UsageError(
-                f"Invalid flag --output={values['output']}: {error.filename}: {error.strerror}. "
-                "Allowed: a folder that can be made and written."
-            ) from None
+    is_hidden = not sys.stderr.isatty()
+    bar = functools.partial(tqdm.tqdm, desc="drawing", unit=" plots", disable=is_hidden)
+    try:
+        path = write_report(runs, values["output"], bar)
+    except OSError as error:
+        raise UsageError(
+            f"Invalid flag --output={values['output']}: {error.filename}: {error.strerror}. "
+            "Allowed: a folder that can be made and written."
+        ) from None
     print(f"Report: {os.path.abspath(path)}")
 
 

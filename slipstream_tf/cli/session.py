@@ -45,7 +45,7 @@ class Trainer:
         parts: the data; every rank reads all of it.
         clock: has the time that opening the data took; the other phases are added.
         comm: the ranks. Rank 0 shows progress.
-        saving: of checkpoints; None: none are saved.
+        saving: of checkpoints.
     """
 
     def __init__(
@@ -54,10 +54,10 @@ class Trainer:
         parts: Parts,
         clock: PhaseClock,
         comm: Communicator,
-        saving: Saving | None = None,
+        saving: Saving,
     ) -> None:
         self._settings, self._parts, self._clock, self._comm = settings, parts, clock, comm
-        self._saving = saving or Saving()
+        self._saving = saving
         self._planned = build.planned_inputs(settings, parts.num_inputs)
         self._planned_steps = build.planned_steps(settings, parts.num_inputs, comm.size)
         self._timer = StepTimer(build.steps_before_skipping(settings, self._planned_steps))

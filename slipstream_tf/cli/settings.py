@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from slipstream_tf import launch
-from slipstream_tf.cli.flag_set import UsageError
+from slipstream_tf.cli.flag_set import UsageError, does_nothing
 from slipstream_tf.cli.presets import Preset, preset
 from slipstream_tf.cli.train_flags import engine_settings
+from slipstream_tf.telemetry.run_record import to_json
 
 _COLUMNS = ("label_column", "key_columns", "dense_columns")
 # A control repeats a run; with other values of these, its numbers would compare different things.
@@ -107,8 +109,7 @@ class Settings(Preset):
 
     def to_dict(self) -> dict[str, Any]:
         """Returns all fields as JSON-serialisable values."""
-        values = dataclasses.asdict(self)
-        return {k: list(v) if isinstance(v, tuple) else v for k, v in values.items()}
+        return to_json(dataclasses.asdict(self))
 
 
 def resolve(
@@ -159,22 +160,18 @@ def read_record(path: str, flag: str) -> dict[str, Any]:
     Raises:
         UsageError: it cannot be read, or is no such record.
     """
+    parts = ("settings", "inputs", "windows")
+    reason = f"it has no {', '.join(parts)}"
     try:
-        with open(path, encoding="utf-8") as file:
-            record = json.load(file)
+        record = json.loads(Path(path).read_text(encoding="utf-8"))
+        if isinstance(record, dict) and all(part in record for part in parts):
+            return record
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or "not JSON"
-        raise UsageError(
-            f"Invalid flag --{flag}={path}: {reason}. Allowed: the metrics.json of a run of "
-            "slipstream-train."
-        ) from None
-    parts = ("settings", "inputs", "windows")
-    if not isinstance(record, dict) or any(part not in record for part in parts):
-        raise UsageError(
-            f"Invalid flag --{flag}={path}: it has no {', '.join(parts)}. Allowed: the "
-            "metrics.json of a run of slipstream-train."
-        )
-    return record
+    raise UsageError(
+        f"Invalid flag --{flag}={path}: {reason}. Allowed: the metrics.json of a run of "
+        "slipstream-train."
+    )
 
 
 def _matched_record(values: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -225,9 +222,7 @@ def _repeated(matched: Mapping[str, Any], chosen: Mapping[str, Any]) -> dict[str
                     f"Invalid flag --{name}={chosen[name]} with --match: the matched run has "
                     f"{before}. Allowed: that value, or no --{name}."
                 )
-    for name in _NOT_REPEATED:
-        settings.pop(name, None)
-    return settings
+    return {name: value for name, value in settings.items() if name not in _NOT_REPEATED}
 
 
 def _controlled(control: str, matched: Mapping[str, Any]) -> dict[str, Any]:
@@ -262,6 +257,8 @@ def _refuse_idle_flags(settings: Settings, given: frozenset[str], data_name: str
     by_movement = engine.get("defer_trigger", "movement") == "movement"
     judges_no_keys = settings.skip == "defer" and by_movement
     by_losses = engine.get("score") == "remembered_loss"
+    has_threshold = engine.get("threshold") is not None and not by_losses
+    has_auc_bound = engine.get("max_auc_loss") is not None
     several = "several ranks, started by horovodrun or mpirun"
     watching, judging = "a --skip other than none, or --track", "a --skip that judges keys"
     at_windows, by_warmup = ("snapshot_interval", "tensorboard"), ("warmup", "warmup_steps")
@@ -288,20 +285,12 @@ def _refuse_idle_flags(settings: Settings, given: frozenset[str], data_name: str
         (FLAGS_THAT_JUDGE_KEYS, judging, judges_no_keys),
         # With copies it bounds the rows that these are kept of.
         (["hot_budget_mb"], judging, judges_no_keys and settings.copy_movement is None),
-        (
-            ["defer_movement"],
-            "no --max_auc_loss, which decides it",
-            engine.get("max_auc_loss") is not None,
-        ),
-        (
-            ["target_skip"],
-            "no --threshold, which decides it",
-            engine.get("threshold") is not None and not by_losses,
-        ),
+        (["defer_movement"], "no --max_auc_loss, which decides it", has_auc_bound),
+        (["target_skip"], "no --threshold, which decides it", has_threshold),
         (["decay_skipped"], "--rows_optimizer=adam", settings.rows_optimizer != "adam"),
     ):
         for name in names:
             if is_idle and name in given:
-                raise UsageError(f"Flag --{name} does nothing here. Allowed: with {needs}.")
+                raise does_nothing(name, needs)
     if "warmup" in given and "warmup_steps" in given:
         raise UsageError("Flags --warmup and --warmup_steps exclude each other. Give one of them.")

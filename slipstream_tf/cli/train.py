@@ -196,8 +196,8 @@ def _that_matter(flags: Mapping[str, Any], mode: str, settings: Settings) -> dic
     chosen.pop("shadow", None)
     kept = {}
     for name, value in flags.items():
-        flag = ENGINE_FLAGS.get(name)
-        if flag is not None and not flag.need.is_met(mode, chosen):
+        need = ENGINE_FLAGS.get(name)
+        if need is not None and not need.is_met(mode, chosen):
             continue
         by_movement = chosen.get("defer_trigger", "movement") == "movement"
         if mode == "defer" and by_movement and name in (*FLAGS_THAT_JUDGE_KEYS, "hot_budget_mb"):

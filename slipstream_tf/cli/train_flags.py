@@ -19,8 +19,8 @@ from slipstream_tf.cli.flag_set import (
     Names,
     Number,
     Text,
-    UsageError,
     Widths,
+    does_nothing,
 )
 from slipstream_tf.saturation_config import DEFER_TRIGGERS, DRIFT_METRICS, SCORES, SaturationConfig
 
@@ -47,36 +47,11 @@ class Need(NamedTuple):
     is_met: Callable[[str, Mapping[str, Any]], bool]
 
 
-class EngineFlag(NamedTuple):
-    """One flag of the engine.
-
-    Attributes:
-        parser: of its values; None: a switch.
-        text: for --help; of a number, in which unit.
-        need: to matter.
-    """
-
-    parser: Any
-    text: str
-    need: Need
-
-
 def _defers_by(trigger: str, skip: str, chosen: Mapping[str, Any]) -> bool:
     chosen_trigger = chosen.get("defer_trigger", SaturationConfig.defer_trigger)
     return skip in _BY_DEFER and chosen_trigger == trigger
 
 
-# How --help tells the default of what is None by default.
-_DEFAULTS = {
-    "threshold": "by --target_skip",
-    "revisit_every": "10 where gradients are withheld, 100 where inputs are skipped, 0 with losses",
-    "max_auc_loss": "no bound",
-    "max_log_loss_increase": "no bound",
-    "guard_tolerance": "no guard",
-    "freeze_drift": "0.25 * --rows_learning_rate",
-    "defer_movement": "0.05 * --rows_learning_rate",
-    "exempt_tables": "none",
-}
 _INPUTS = Need("--skip=inputs or both", lambda skip, chosen: skip in _BY_INPUTS)
 _LOSS = Need(
     "--score=remembered_loss",
@@ -95,78 +70,30 @@ _STATES = Need(
 _SKIP = Need("a --skip other than none", lambda skip, chosen: skip not in ("none", "track"))
 _SHADOW = Need(f"{_SKIP.words}, or without a --skip", _SKIP.is_met)
 _TRACKING = Need("a --skip other than none, or --track", lambda skip, chosen: skip != "none")
-ENGINE_FLAGS: Mapping[str, EngineFlag] = {
-    "score": EngineFlag(
-        Choice(SCORES), "what makes an input skippable: its keys' drift (paper), or its last loss",
-        _INPUTS,
-    ),
-    "saturated_share": EngineFlag(
-        Number(0, 1), "share of the hot inputs whose keys count as saturated", _LOSS
-    ),
-    "max_skips": EngineFlag(
-        Integer(0, 127), "skips after which an input is trained on again; 0: no limit", _LOSS
-    ),
-    "keep_rate": EngineFlag(
-        Number(0, 0.999), "share of skippable inputs that is kept, with weight 1 / keep_rate",
-        _INPUTS,
-    ),
-    "threshold": EngineFlag(
-        Number(0), "T itself, in the unit of --metric, instead of a share of inputs", _STATES
-    ),
-    "release": EngineFlag(
-        Number(1), "factor on T up to which a saturated key's drift may rise before it varies",
-        _STATES,
-    ),
-    "revisit_every": EngineFlag(
-        Integer(0), "windows from probe to probe of a saturated key; 0: never", _STATES
-    ),
-    "protect_windows": EngineFlag(
-        Integer(1), "windows before a key that became hot is judged", _STATES
-    ),
-    "guard_tolerance": EngineFlag(
-        Number(0), "rise of the kept inputs' loss at which T is halved, as a share of that loss",
-        _STATES,
-    ),
-    "max_auc_loss": EngineFlag(
-        Number(0, 1, True), "most AUC that skipping may cost, by the budget's estimate", _SKIP
-    ),
-    "max_log_loss_increase": EngineFlag(
-        Number(0, open_minimum=True), "the same in log loss", _STATES
-    ),
-    "defer_trigger": EngineFlag(
-        Choice(DEFER_TRIGGERS), "movement: hold any row's gradients until they would move it; "
-        "interval: hold those of saturated rows", _DEFER,
-    ),
-    "freeze_drift": EngineFlag(
-        Number(0), "drift below which saturated rows are read from copies (sharded), in the unit "
-        "of --metric; 0: none",
-        _SKIP,
-    ),
-    "defer_movement": EngineFlag(
-        Number(0, open_minimum=True), "gradients of a row are held until they would move it by "
-        "this, in the unit of the rows", _MOVEMENT,
-    ),
-    "defer_max_age": EngineFlag(Integer(1), "most steps that a sum is held", _MOVEMENT),
-    "defer_steps": EngineFlag(Integer(1), "steps that a sum is held", _INTERVAL),
-    "simulated_ranks": EngineFlag(
-        Integer(1, 64), "count rows as if so many ranks shared each batch", _TRACKING
-    ),
-    "exempt_tables": EngineFlag(Names(), "tables that are neither tracked nor skipped", _TRACKING),
-    "decay_skipped": EngineFlag(None, "masking a row's gradient decays its moments (Adam)", _MASK),
-    "shadow": EngineFlag(
-        None, "skip nothing, and tell what --skip (inputs and defer if it is not given) would have "
-        "saved, at what estimated cost", _SHADOW
-    ),
+_NEEDS: Mapping[Need, Sequence[str]] = {
+    _INPUTS: ("score", "keep_rate"),
+    _LOSS: ("saturated_share", "max_skips"),
+    _STATES: ("threshold", "release", "revisit_every", "protect_windows", "guard_tolerance",
+              "max_log_loss_increase"),
+    _SKIP: ("max_auc_loss", "freeze_drift"),
+    _DEFER: ("defer_trigger",),
+    _MOVEMENT: ("defer_movement", "defer_max_age"),
+    _INTERVAL: ("defer_steps",),
+    _TRACKING: ("simulated_ranks", "exempt_tables"),
+    _MASK: ("decay_skipped",),
+    _SHADOW: ("shadow",),
 }  # fmt: skip
+# Flag of the engine -> what it needs to matter.
+ENGINE_FLAGS = {name: need for need, names in _NEEDS.items() for name in names}
 
 
 def _preset(name: str, parser: Any, text: str) -> Flag:
     return Flag(name, parser, text, None, presets.describe(name))
 
 
-def _engine_flag(name: str, flag: EngineFlag) -> Flag:
-    default = _DEFAULTS.get(name) or str(getattr(SaturationConfig, name))
-    return Flag(name, flag.parser, flag.text, None, default)
+def _engine(name: str, parser: Any, text: str, default_text: str = "") -> Flag:
+    default = default_text or str(getattr(SaturationConfig, name))
+    return Flag(name, parser, text, None, default)
 
 
 _FLAGS: Mapping[str, Sequence[Flag]] = {
@@ -196,9 +123,9 @@ _FLAGS: Mapping[str, Sequence[Flag]] = {
     "Model": (
         _preset("model", Choice(("dlrm", "dcn", "deepfm")), "the model: DLRM, DCN-v2 or DeepFM"),
         _preset("dim", Integer(1, 65536), "values per embedding row"),
-        _preset("bottom", Widths(True),
+        _preset("bottom", Widths(),
                 "units of the hidden layers of DLRM's bottom MLP (data with numbers only)"),
-        _preset("mlp", Widths(True),
+        _preset("mlp", Widths(),
                 "units of the hidden layers of DLRM's top MLP, or the others' deep MLP"),
         _preset("cross_layers", Integer(1), "number of cross layers of DCN-v2"),
         _preset("dropout", Number(0, 1, open_maximum=True),
@@ -253,7 +180,44 @@ _FLAGS: Mapping[str, Sequence[Flag]] = {
                 "MiB of snapshots; bounds the hot set"),
         Flag("warmup", Number(0, 1), "share of the planned steps before any skipping", 0.25),
         Flag("warmup_steps", Integer(0), "the same in steps", None, "by --warmup"),
-        *(_engine_flag(*item) for item in ENGINE_FLAGS.items()),
+        _engine("score", Choice(SCORES),
+                "what makes an input skippable: its keys' drift (paper), or its last loss"),
+        _engine("saturated_share", Number(0, 1),
+                "share of the hot inputs whose keys count as saturated"),
+        _engine("max_skips", Integer(0, 127),
+                "skips after which an input is trained on again; 0: no limit"),
+        _engine("keep_rate", Number(0, 0.999),
+                "share of skippable inputs that is kept, with weight 1 / keep_rate"),
+        _engine("threshold", Number(0),
+                "T itself, in the unit of --metric, instead of a share of inputs",
+                "by --target_skip"),
+        _engine("release", Number(1),
+                "factor on T up to which a saturated key's drift may rise before it varies"),
+        _engine("revisit_every", Integer(0),
+                "windows from probe to probe of a saturated key; 0: never", "10 where gradients "
+                "are withheld, 100 where inputs are skipped, 0 with losses"),
+        _engine("protect_windows", Integer(1), "windows before a key that became hot is judged"),
+        _engine("guard_tolerance", Number(0), "rise of the kept inputs' loss at which T is halved, "
+                "as a share of that loss", "no guard"),
+        _engine("max_auc_loss", Number(0, 1, True),
+                "most AUC that skipping may cost, by the budget's estimate", "no bound"),
+        _engine("max_log_loss_increase", Number(0, open_minimum=True), "the same in log loss",
+                "no bound"),
+        _engine("defer_trigger", Choice(DEFER_TRIGGERS), "movement: hold any row's gradients until "
+                "they would move it; interval: hold those of saturated rows"),
+        _engine("freeze_drift", Number(0), "drift below which saturated rows are read from copies "
+                "(sharded), in the unit of --metric; 0: none", "0.25 * --rows_learning_rate"),
+        _engine("defer_movement", Number(0, open_minimum=True), "gradients of a row are held until "
+                "they would move it by this, in the unit of the rows",
+                "0.05 * --rows_learning_rate"),
+        _engine("defer_max_age", Integer(1), "most steps that a sum is held"),
+        _engine("defer_steps", Integer(1), "steps that a sum is held"),
+        _engine("simulated_ranks", Integer(1, 64),
+                "count rows as if so many ranks shared each batch"),
+        _engine("exempt_tables", Names(), "tables that are neither tracked nor skipped", "none"),
+        _engine("decay_skipped", None, "masking a row's gradient decays its moments (Adam)"),
+        _engine("shadow", None, "skip nothing, and tell what --skip (inputs and defer if it is not "
+                "given) would have saved, at what estimated cost"),
         Flag("track", None, "with --skip=none: find T and saturated keys all the same"),
     ),
     "Controls": (
@@ -306,7 +270,6 @@ def engine_settings(values: Mapping[str, Any], given: frozenset[str], skip: str)
     """
     chosen = {name: values[name] for name in ENGINE_FLAGS if name in given}
     for name in chosen:
-        if not ENGINE_FLAGS[name].need.is_met(skip, chosen):
-            needs = ENGINE_FLAGS[name].need.words
-            raise UsageError(f"Flag --{name} does nothing here. Allowed: with {needs}.")
+        if not ENGINE_FLAGS[name].is_met(skip, chosen):
+            raise does_nothing(name, ENGINE_FLAGS[name].words)
     return chosen

@@ -9,9 +9,8 @@ import keras
 import tensorflow as tf
 
 from slipstream_tf.keras.embedding_collection import EmbeddingCollection
-from slipstream_tf.models.click_model import ClickModel
+from slipstream_tf.models.click_model import ClickModel, require_widths
 from slipstream_tf.models.interaction import Cross
-from slipstream_tf.models.mlp import require_widths
 
 
 @keras.saving.register_keras_serializable(package="slipstream_tf")

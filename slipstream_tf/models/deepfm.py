@@ -10,9 +10,8 @@ import tensorflow as tf
 
 from slipstream_tf.errors import invalid
 from slipstream_tf.keras.embedding_collection import EmbeddingCollection
-from slipstream_tf.models.click_model import ClickModel
+from slipstream_tf.models.click_model import ClickModel, require_widths
 from slipstream_tf.models.interaction import sum_of_dots
-from slipstream_tf.models.mlp import require_widths
 
 
 @keras.saving.register_keras_serializable(package="slipstream_tf")

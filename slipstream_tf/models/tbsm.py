@@ -10,9 +10,8 @@ import tensorflow as tf
 
 from slipstream_tf.errors import invalid
 from slipstream_tf.keras.embedding_collection import EmbeddingCollection
-from slipstream_tf.models.click_model import DotsModel
+from slipstream_tf.models.click_model import DotsModel, require_widths
 from slipstream_tf.models.interaction import TimeAttention, pairwise_dots
-from slipstream_tf.models.mlp import require_widths
 from slipstream_tf.ops.features import PADDING_KEY
 
 

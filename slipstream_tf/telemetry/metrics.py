@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from slipstream_tf.errors import invalid
+from slipstream_tf.telemetry.run_record import to_json
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,8 +36,7 @@ class ClickMetrics:
 
     def to_dict(self) -> dict[str, Any]:
         """Returns all fields; NaN becomes None, which JSON can say."""
-        values = dataclasses.asdict(self)
-        return {k: None if isinstance(v, float) and math.isnan(v) else v for k, v in values.items()}
+        return to_json(dataclasses.asdict(self))
 
 
 def click_metrics(labels: Any, logits: Any) -> ClickMetrics:

@@ -58,14 +58,14 @@ footer { margin-top: 32px; color: #555; font-size: 0.87rem; }
 
 
 def write_report(
-    runs: Sequence[Run], folder: str, progress: Callable[[int, int], None] = lambda done, all: None
+    runs: Sequence[Run], folder: str, progress: Callable[[list[Panel]], Iterable[Panel]] = iter
 ) -> str:
     """Writes the report; files of an earlier one are replaced.
 
     Args:
         runs: at least one, names all different.
         folder: made if need be.
-        progress: called with the plots that are written, and how many there will be.
+        progress: gives the plots back as they are to be written, and may tell how far that is.
 
     Returns:
         The page's path.
@@ -81,11 +81,10 @@ def write_report(
     color_of = drawing.colors([run.name for run in runs])
     panels = [*plots.quality(runs), *plots.windows(runs), *plots.costs(runs)]
     drawings = {}
-    for done, panel in enumerate(panels, 1):
+    for panel in progress(panels):
         drawings[panel.name] = drawing.svg(panel, color_of)
         drawing.write_png(panel, color_of, os.path.join(pictures, f"{panel.name}.png"))
         _write_panel(os.path.join(tables, f"{panel.name}.csv"), panel)
-        progress(done, len(panels))
     _write_table(os.path.join(tables, "summary.csv"), *csv_rows(runs))
     header = ["setting", *(run.name for run in runs)]
     rows = [[name, *values] for name, values in differing_settings(runs)]
