@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 import pyarrow as pa
@@ -25,13 +25,16 @@ from slipstream_tf.inputs.readers.parquet import (
     to_numbers,
 )
 from slipstream_tf.inputs.spec import MISSING_KEY
-from slipstream_tf.prepare.schema import HEX, LOG, TEXT, KeyColumn, Schema
+from slipstream_tf.prepare.schema import HEX, INTEGER, LOG, TEXT, KeyColumn, Schema
 from slipstream_tf.prepare.sources import Columns, ParsedRows
 
 _NUMBER = re.compile(rb"[-+]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?")
-_INTEGER = re.compile(rb"-?[0-9]{1,19}")
-_HEX = re.compile(rb"[0-9a-fA-F]{1,15}")
-_ALLOWED = {TEXT: "text", HEX: "1 to 15 hexadecimal digits", "integer": "a 64-bit integer"}
+# Of keys that text gives by value: what they are, and the base of their digits.
+_EXACT = {
+    HEX: (re.compile(rb"[0-9a-fA-F]{1,15}"), 16),
+    INTEGER: (re.compile(rb"-?[0-9]{1,19}"), 10),
+}
+_ALLOWED = {TEXT: "text", HEX: "1 to 15 hexadecimal digits", INTEGER: "a 64-bit integer"}
 
 
 def columns_of(schema: Schema, types: Mapping[str, pa.DataType]) -> Columns:
@@ -65,8 +68,7 @@ def columns_of(schema: Schema, types: Mapping[str, pa.DataType]) -> Columns:
             )
         if of_list or key.separator is not None:
             lists.append(key.column)
-    fields = tuple(key.column for key in schema.keys)
-    dense = tuple(column.column for column in schema.dense)
+    dense, fields = (tuple(c.column for c in columns) for columns in (schema.dense, schema.keys))
     return Columns(schema.label, dense, fields, tuple(lists))
 
 
@@ -153,11 +155,9 @@ def _numbers(column: pa.Array, missing: pa.Array) -> tuple[np.ndarray, np.ndarra
     except pa.ArrowInvalid:
         numbers = np.full(len(text), np.nan)
         for row, value in enumerate(text.to_pylist()):
-            if value is None:
-                continue
-            number = float(value) if _NUMBER.fullmatch(value) else math.nan
-            is_malformed[row] = not math.isfinite(number)
-            numbers[row] = number
+            if value is not None:
+                numbers[row] = float(value) if _NUMBER.fullmatch(value) else math.nan
+                is_malformed[row] = not math.isfinite(numbers[row])
     with np.errstate(over="ignore"):
         return numbers.astype(np.float32), is_malformed
 
@@ -200,18 +200,12 @@ def _text_keys(kind: str, text: pa.Array) -> tuple[np.ndarray, np.ndarray]:
     values, is_parsed = (parse_hex if kind == HEX else parse_integers)(filled)
     values = np.where(is_missing, MISSING_KEY, values)
     is_malformed = np.zeros(len(text), bool)
-    pattern, convert_one = _EXACT[kind]
+    pattern, base = _EXACT[kind]
     for row in np.flatnonzero(~is_parsed & ~is_missing).tolist():
         value = filled[row].as_py()
-        parsed = convert_one(value) if pattern.fullmatch(value) else None
+        parsed = int(value, base) if pattern.fullmatch(value) else None
         if parsed is None or not -(1 << 63) <= parsed < 1 << 63:
             is_malformed[row] = True
         else:
             values[row] = parsed
     return values, is_malformed
-
-
-_EXACT: dict[str, tuple[re.Pattern[bytes], Callable[[bytes], int]]] = {
-    HEX: (_HEX, lambda value: int(value, 16)),
-    "integer": (_INTEGER, int),
-}

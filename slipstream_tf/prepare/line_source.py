@@ -245,21 +245,15 @@ class CsvSource(LineSource):
         # Longer than every column's name, so none of them.
         other = "_".join(["", *used])
         names = [name if name in used else f"{other}{i}" for i, name in enumerate(header)]
+        size, delimiter = len(lines) + 1, self._schema.delimiter
+        read = pa_csv.ReadOptions(column_names=names, use_threads=False, block_size=size)
+        parse = pa_csv.ParseOptions(delimiter=delimiter, ignore_empty_lines=False)
+        types = dict.fromkeys(used, pa.binary())
+        convert_to = pa_csv.ConvertOptions(
+            include_columns=list(used), column_types=types, check_utf8=False
+        )
         try:
-            table = pa_csv.read_csv(
-                pa.BufferReader(lines),
-                read_options=pa_csv.ReadOptions(
-                    column_names=names, use_threads=False, block_size=len(lines) + 1
-                ),
-                parse_options=pa_csv.ParseOptions(
-                    delimiter=self._schema.delimiter, ignore_empty_lines=False
-                ),
-                convert_options=pa_csv.ConvertOptions(
-                    include_columns=list(used),
-                    column_types=dict.fromkeys(used, pa.binary()),
-                    check_utf8=False,
-                ),
-            )
+            table = pa_csv.read_csv(pa.BufferReader(lines), read, parse, convert_to)
         except pa.ArrowInvalid:
             return None
         if table.num_rows != lines.count(b"\n"):

@@ -18,7 +18,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from slipstream_tf.errors import require_integer
+from slipstream_tf.errors import require_choice, require_integer
 from slipstream_tf.inputs.bad_lines import BadLineError, BadLines
 from slipstream_tf.inputs.readers.prepared import MANIFEST, is_prepared, read_manifest
 from slipstream_tf.inputs.spec import PARTS
@@ -74,10 +74,7 @@ class Options:
             require_integer(name, getattr(self, name), 1, None, "Options")
         require_integer("count_bytes", self.count_bytes, 1 << 20, None, "Options")
         require_room("count_bytes", self.count_bytes, self.count_bytes, "counts of keys", "Options")
-        if self.compression not in COMPRESSIONS:
-            raise ValueError(
-                f"Invalid `compression`: {self.compression!r}. Allowed: {COMPRESSIONS}."
-            )
+        require_choice("compression", self.compression, COMPRESSIONS, "Options")
 
 
 def prepare(
@@ -109,14 +106,9 @@ def prepare(
     """
     options = options or Options()
     told = progress or (lambda *_: None)
-    described = {
-        **source.describe(),
-        "files": [
-            {"name": os.path.basename(path), "bytes": os.path.getsize(path)} for path in paths
-        ],
-        "shard_rows": options.shard_rows,
-        "compression": options.compression,
-    }
+    files = [{"name": os.path.basename(path), "bytes": os.path.getsize(path)} for path in paths]
+    kept = {"shard_rows": options.shard_rows, "compression": options.compression}
+    described = {**source.describe(), "files": files, **kept}
     manifest = make_manifest(source.name, source.columns, described)
     os.makedirs(folder, exist_ok=True)
     with _locked(folder):

@@ -134,7 +134,9 @@ def parse_schema(values: Any) -> Schema:
         if not (is_number and abs(positive_from) <= sys.float_info.max):
             raise invalid("positive_from", positive_from, "label", "a finite number")
     keys = [_entry("keys", v, ("column", "as", "separator")) for v in _list("keys", values["keys"])]
-    dense = [_entry("dense", v, ("column", "transform")) for v in _list("dense", values, [])]
+    dense = [
+        _entry("dense", v, ("column", "transform")) for v in _list("dense", values.get("dense", []))
+    ]
     if not keys:
         raise invalid("keys", [], "schema", "one column or more")
     for entry in keys:
@@ -149,7 +151,7 @@ def parse_schema(values: Any) -> Schema:
     columns = None
     if values.get("columns") is not None:
         columns = tuple(_text("columns", v, "schema") for v in _list("columns", values["columns"]))
-    missing = _list("missing", values, [""])
+    missing = _list("missing", values.get("missing", [""]))
     if not all(isinstance(value, str) and _is_text(value) for value in missing):
         raise invalid("missing", missing, "schema", "a list of texts")
     schema = Schema(
@@ -196,9 +198,7 @@ def _entry(setting: str, value: Any, allowed: tuple[str, ...]) -> dict[str, Any]
     return entry
 
 
-def _list(setting: str, values: Any, default: Any = None) -> Any:
-    if default is not None:
-        values = values.get(setting, default)
+def _list(setting: str, values: Any) -> Any:
     if not isinstance(values, list):
         raise invalid(setting, values, "schema", "a list")
     return values
