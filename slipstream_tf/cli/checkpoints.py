@@ -110,7 +110,7 @@ def require_same_run(saving: Saving, run: Mapping[str, Any]) -> None:
     if saved["ranks"] != run["ranks"]:
         raise UsageError(
             f"Invalid flag --resume: {path} is of {saved['ranks']} rank(s), and this job has "
-            f"{run['ranks']}. Allowed: as many ranks, since each one's place in the data is its "
+            f"{run['ranks']}. Allowed: as many ranks, since each one's position in the data is its "
             "own."
         )
     before, now = _flags(saved["settings"]), _flags(run["settings"])

@@ -235,35 +235,35 @@ def examine(limit: float) -> Iterator[Section]:
 def _sections(start: Callable[..., Future[Outcome]], limit: float) -> Iterator[Section]:
     tensorflow_probe, packages = start(_TENSORFLOW), start(_PACKAGES)
     is_supported = sys.version_info >= _MINIMUM_PYTHON
-    python = findings.judge_python(platform.python_version(), is_supported)
+    python = findings.check_python(platform.python_version(), is_supported)
     missing = "not installed; only slipstream-report needs it"
-    matplotlib = findings.judge_tool(
+    matplotlib = findings.check_tool(
         "matplotlib", _version("matplotlib"), missing, findings.INSTALL_REPORT
     )
-    installed = findings.judge_packages(packages.result())
+    installed = findings.check_packages(packages.result())
     yield _section("python", "Python", python, installed, matplotlib)
 
     outcome = tensorflow_probe.result()
     packages_found = [name for name in _TENSORFLOW_PACKAGES if _version(name) is not None]
-    tensorflow = findings.judge_tensorflow(outcome, packages_found)
+    tensorflow = findings.check_tensorflow(outcome, packages_found)
     yield _section("tensorflow", "TensorFlow", tensorflow)
     gpus = outcome.facts.get("gpus") or []
     # All the rest imports TensorFlow: without it every probe would fail the same way, or hang.
     probes = _start_all(start) if tensorflow.state == findings.OK else {}
 
-    def judged(name: str, judge: Callable[[Outcome], Finding], is_needed: bool = True) -> Finding:
+    def checked(name: str, check: Callable[[Outcome], Finding], is_needed: bool = True) -> Finding:
         if name in probes:
-            return judge(probes[name].result())
+            return check(probes[name].result())
         return findings.unchecked(name, is_needed)
 
-    def judged_option(name: str, judge: Callable[[Outcome], Finding]) -> Finding:
+    def checked_option(name: str, check: Callable[[Outcome], Finding]) -> Finding:
         module, _ = _OPTIONS[name]
         if not _is_there(module):
-            return judge(Outcome(error="not installed", missing=module))
-        return judged(name, judge, is_needed=False)
+            return check(Outcome(error="not installed", missing=module))
+        return checked(name, check, is_needed=False)
 
     backend = os.environ.get("KERAS_BACKEND", "tensorflow")
-    keras = judged("Keras", partial(findings.judge_keras, backend=backend))
+    keras = checked("Keras", partial(findings.check_keras, backend=backend))
     yield _section("keras", "Keras", keras)
 
     override, compiler = os.environ.get(_loader.OVERRIDE), _compiler(limit)
@@ -273,31 +273,31 @@ def _sections(start: Callable[..., Future[Outcome]], limit: float) -> Iterator[S
         info = _loader.build_info()
     except ImportError as raised:
         error = str(raised)
-    library = [findings.judge_stamp(info, error, override)]
+    library = [findings.check_stamp(info, error, override)]
     if info is None:
         loading = findings.unchecked("loading", why="needs a library that can be read")
         library.append(loading)
     else:
-        loading = judged(
-            "loading", lambda outcome: findings.judge_loading(outcome, override, has_compiler)
+        loading = checked(
+            "loading", lambda outcome: findings.check_loading(outcome, override, has_compiler)
         )
         kernels = loading.facts.get("kernels")
-        library += [loading, findings.judge_kernels(info.cuda, kernels, gpus)]
+        library += [loading, findings.check_kernels(info.cuda, kernels, gpus)]
     yield _section("op_library", "Op library", *library)
 
     if loading.state == findings.OK:
-        tests = [judged(name, partial(findings.judge_self_test, name)) for name in SELF_TESTS]
+        tests = [checked(name, partial(findings.check_self_test, name)) for name in SELF_TESTS]
         for name in SOK_SELF_TEST if "SOK" in probes else ():
-            judge = partial(findings.judge_sok_self_test, name, gpus=gpus)
-            tests.append(judged(name, judge, is_needed=False))
+            check = partial(findings.check_sok_self_test, name, gpus=gpus)
+            tests.append(checked(name, check, is_needed=False))
     else:
         why = "needs TensorFlow and the op library"
         tests = [findings.unchecked(name, why=why) for name in SELF_TESTS]
     yield _section("self_tests", "Self-tests", *tests)
 
-    horovod = judged_option("Horovod", findings.judge_horovod)
+    horovod = checked_option("Horovod", findings.check_horovod)
     yield _section("horovod", "Horovod", horovod, *_launchers(limit))
-    yield _section("sok", "SOK", judged_option("SOK", partial(findings.judge_sok, gpus=gpus)))
+    yield _section("sok", "SOK", checked_option("SOK", partial(findings.check_sok, gpus=gpus)))
     yield _cuda_section(outcome, limit)
     yield _section("compiler", "Compiler", compiler)
 
@@ -337,7 +337,7 @@ def _launchers(limit: float) -> tuple[Finding, Finding]:
     beside = str(folder) if (folder / "horovodrun").exists() else None
     command = ["mpirun", "--version"]
     mpirun = _tool("mpirun", command, limit, "not on PATH; MPI needs it", findings.INSTALL_MPI)
-    return findings.judge_horovodrun(shutil.which("horovodrun"), beside), mpirun
+    return findings.check_horovodrun(shutil.which("horovodrun"), beside), mpirun
 
 
 def _cuda_section(tensorflow: Outcome, limit: float) -> Section:
@@ -353,8 +353,8 @@ def _cuda_section(tensorflow: Outcome, limit: float) -> Section:
     )
     listed = run_command(["nvidia-smi", "-L"], limit) or ""
     gpus = [line for line in listed.splitlines() if line.startswith("GPU ")]
-    built_with = findings.judge_tensorflow_cuda(tensorflow, bool(gpus))
-    return _section("cuda", "CUDA", built_with, nvcc, findings.judge_gpus(tensorflow, gpus))
+    built_with = findings.check_tensorflow_cuda(tensorflow, bool(gpus))
+    return _section("cuda", "CUDA", built_with, nvcc, findings.check_gpus(tensorflow, gpus))
 
 
 def _compiler(limit: float) -> Finding:
@@ -384,7 +384,7 @@ def _tool(
     output = run_command(command, limit)
     lines = [text.strip() for text in (output or "").splitlines() if line in text]
     version = None if output is None else next(filter(None, lines), "of unknown version")
-    return findings.judge_tool(name, version, missing, fix)
+    return findings.check_tool(name, version, missing, fix)
 
 
 def entry_point(arguments: Sequence[str] | None = None) -> None:

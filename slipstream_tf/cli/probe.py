@@ -17,7 +17,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-_MARK = "slipstream-probe:"
+_PREFIX = "slipstream-probe:"
 _LONGEST_ERROR = 600
 # TensorFlow's lines of information and warning, which say nothing about a crash.
 _LOG_LINE = re.compile(r"[IW]\d{4} |WARNING: All log messages before")
@@ -26,7 +26,7 @@ _FRAME = """\
 import json, sys
 sys.path[:] = {path!r}
 def tell(**facts):
-    sys.stdout.write("\\n" + {mark!r} + json.dumps(facts) + "\\n")
+    sys.stdout.write("\\n" + {prefix!r} + json.dumps(facts) + "\\n")
     sys.stdout.flush()
 try:
     exec({program!r}, {{"tell": tell}})
@@ -61,12 +61,12 @@ def run_python(program: str, limit: float, environment: Mapping[str, str] = {}) 
         limit: seconds after which the child is killed.
         environment: variables beside those of this process.
     """
-    text = _FRAME.format(path=sys.path, mark=_MARK, program=program)
+    text = _FRAME.format(path=sys.path, prefix=_PREFIX, program=program)
     code, output, errors = _run([sys.executable, "-c", text], limit, environment)
     facts: dict[str, Any] = {}
     for line in output.splitlines():
-        if line.startswith(_MARK):
-            facts.update(json.loads(line.removeprefix(_MARK)))
+        if line.startswith(_PREFIX):
+            facts.update(json.loads(line.removeprefix(_PREFIX)))
     step = facts.pop("step", None)
     error, missing = facts.pop("error", ""), facts.pop("missing", None)
     is_done = facts.pop("done", False)

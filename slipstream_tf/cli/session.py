@@ -112,7 +112,7 @@ class Trainer:
             )
             self._predict = predictor(self._model)
             test = share_of_rank(self._parts.test.dataset(), comm)
-            # Every lookup of sharded rows asks the other ranks.
+            # Every lookup of sharded rows requests some of other ranks.
             self._test = even_ends(test, comm) if settings.placement == "sharded" else test
             self._exchanged = Exchanged(self._embeddings.store, comm)
             every, leave_out = settings.evaluate_every, self._timer.leave_out

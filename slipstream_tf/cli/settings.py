@@ -25,8 +25,8 @@ _MUST_MATCH = (
 _NOT_REPEATED = (
     "skip", "control", "track", "segregate", "random_shares", "stop_after", "engine", "tensorboard",
 )  # fmt: skip
-# Of no use where gradients are held whatever their rows' drift.
-FLAGS_THAT_JUDGE_KEYS = ("target_skip", "alpha", "max_threshold", "metric")
+# Of no use where gradients are deferred whatever their rows' drift.
+FLAGS_OF_DRIFT = ("target_skip", "alpha", "max_threshold", "metric")
 _LISTS = ("bottom", "mlp", "key_columns", "dense_columns")
 
 
@@ -42,13 +42,13 @@ class Settings(Preset):
         store: which embedding store.
         capacity: most rows of each table, on each rank; None: no bound.
         eviction: which rows leave a full table: "lru" or "lfu".
-        placement: where the ranks of a job hold embedding rows: "replicated", all of them on each.
-        wire_dtype: in which rows travel between ranks.
+        placement: where the embedding rows of a job are: "replicated", all of them on each.
+        wire_dtype: in which rows are sent between ranks.
         wire_warmup_steps: steps before rows are rounded to `wire_dtype`; None: those of the
             warm-up.
         prefetch: whether a batch's keys are sent to their owners a step ahead.
-        copy_movement: how far hot rows may move before copies of them are sent anew; None: none are
-            kept.
+        copy_movement: how far hot rows may move before their refreshed replicas are sent
+            anew; None: there are none.
         skip: a mode of `SaturationConfig` but "random", which is a control.
         control: "none", "random" or "stop".
         track: whether windows are followed though nothing is skipped.
@@ -201,7 +201,7 @@ def _shadowed(
 ) -> tuple[str, dict[str, Any]]:
     """Returns the skip mode, and settings that --shadow alone stands for.
 
-    It looks at leaving inputs out and at holding gradients back, each of which is measured as if it
+    It looks at leaving inputs out and at deferring gradients, each of which is measured as if it
     were alone. Inputs go by what their losses were where they come again: within one pass there is
     nothing to remember.
     """
@@ -255,12 +255,12 @@ def _refuse_idle_flags(settings: Settings, given: frozenset[str], data_name: str
     has_windows, is_exact = watches or control == "random", settings.wire_dtype == "float32"
     # Gradients are deferred whatever the drift of their rows.
     by_movement = engine.get("defer_trigger", "movement") == "movement"
-    judges_no_keys = settings.skip == "defer" and by_movement
+    ignores_drift = settings.skip == "defer" and by_movement
     by_losses = engine.get("score") == "remembered_loss"
     has_threshold = engine.get("threshold") is not None and not by_losses
     has_auc_bound = engine.get("max_auc_loss") is not None
     several = "several ranks, started by horovodrun or mpirun"
-    watching, judging = "a --skip other than none, or --track", "a --skip that judges keys"
+    watching, by_drift = "a --skip other than none, or --track", "a --skip that goes by drift"
     at_windows, by_warmup = ("snapshot_interval", "tensorboard"), ("warmup", "warmup_steps")
     sharded, unwatched = ("prefetch", "copy_movement"), f"{watching}, without --shadow"
     of_ranks = ("placement", "wire_dtype", "wire_warmup_steps", *sharded)
@@ -282,9 +282,9 @@ def _refuse_idle_flags(settings: Settings, given: frozenset[str], data_name: str
         # Skipping refills batches, with inputs of both kinds.
         (["segregate"], "--skip=none and --control=none", skips or control != "none"),
         (["track"], "--skip=none without --control=random", skips or control == "random"),
-        (FLAGS_THAT_JUDGE_KEYS, judging, judges_no_keys),
-        # With copies it bounds the rows that these are kept of.
-        (["hot_budget_mb"], judging, judges_no_keys and settings.copy_movement is None),
+        (FLAGS_OF_DRIFT, by_drift, ignores_drift),
+        # With replicas it bounds the rows that have them.
+        (["hot_budget_mb"], by_drift, ignores_drift and settings.copy_movement is None),
         (["defer_movement"], "no --max_auc_loss, which decides it", has_auc_bound),
         (["target_skip"], "no --threshold, which decides it", has_threshold),
         (["decay_skipped"], "--rows_optimizer=adam", settings.rows_optimizer != "adam"),

@@ -138,6 +138,6 @@ class Exchanged:
     def _own_rows(self, table: str) -> dict[str, int]:
         before = self._rows.get(table, {})
         counts = dataclasses.asdict(self._store.update_counts(table))
-        # What is pending is not counted, but is as it is.
+        # Deferred gradients are no flow: those of now are all.
         flows = {kind: n for kind, n in counts.items() if not kind.startswith("pending")}
         return {kind: n + before.get(kind, 0) for kind, n in flows.items()}

@@ -19,7 +19,7 @@ from slipstream_tf.cli import data, presets
 from slipstream_tf.cli.checkpoints import Saving, saving_of
 from slipstream_tf.cli.flag_set import UsageError
 from slipstream_tf.cli.program import agreed, import_tensorflow, make_output, run_program, run_rank
-from slipstream_tf.cli.settings import FLAGS_THAT_JUDGE_KEYS, Settings, read_record, resolve
+from slipstream_tf.cli.settings import FLAGS_OF_DRIFT, Settings, read_record, resolve
 from slipstream_tf.cli.train_flags import ENGINE_FLAGS, make_flags
 from slipstream_tf.telemetry.run_record import RECORD, PhaseClock, write_json
 from slipstream_tf.telemetry.table import format_table, number, seconds
@@ -200,7 +200,7 @@ def _that_matter(flags: Mapping[str, Any], mode: str, settings: Settings) -> dic
         if need is not None and not need.is_met(mode, chosen):
             continue
         by_movement = chosen.get("defer_trigger", "movement") == "movement"
-        if mode == "defer" and by_movement and name in (*FLAGS_THAT_JUDGE_KEYS, "hot_budget_mb"):
+        if mode == "defer" and by_movement and name in (*FLAGS_OF_DRIFT, "hot_budget_mb"):
             continue
         kept[name] = value
     return kept

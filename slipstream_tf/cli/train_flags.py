@@ -62,7 +62,7 @@ _MOVEMENT = Need("--defer_trigger=movement", functools.partial(_defers_by, "move
 _INTERVAL = Need("--defer_trigger=interval", functools.partial(_defers_by, "interval"))
 _MASK = Need("--skip=gradients", lambda skip, chosen: skip in ("gradients", "inputs+gradients"))
 _STATES = Need(
-    "a --skip that judges keys (inputs, gradients, both, or --defer_trigger=interval)",
+    "a --skip that goes by drift (inputs, gradients, both, or --defer_trigger=interval)",
     lambda skip, chosen: (
         skip not in ("none", "track") and (skip != "defer" or _defers_by("interval", skip, chosen))
     ),

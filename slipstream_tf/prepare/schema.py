@@ -80,19 +80,19 @@ class Schema:
         """Returns the columns that are used: label, dense, keys."""
         return (self.label, *(c.column for c in self.dense), *(c.column for c in self.keys))
 
-    def require_names(self, names: Sequence[str], place: str, told: str = "") -> None:
+    def require_names(self, names: Sequence[str], file: str, told: str = "") -> None:
         """Raises ValueError unless each column that is used is once among a file's columns.
 
         Args:
             names: of the file's columns.
-            place: the file.
+            file: for the message.
             told: how columns were told apart, behind their names.
         """
         for name in self.names():
             if names.count(name) != 1:
                 number = names.count(name) or "no"
                 columns = f"It has the columns {list(names)}{told}."
-                raise ValueError(f"{place}: {number} column {name!r}. {columns}")
+                raise ValueError(f"{file}: {number} column {name!r}. {columns}")
 
     def to_dict(self) -> dict[str, Any]:
         """Returns JSON-serialisable values that tell this schema from others."""

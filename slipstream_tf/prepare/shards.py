@@ -128,7 +128,7 @@ class _PartWriter:
 
     def __init__(self, folder: str, name: str, columns: Columns, compression: str):
         self._path, self._name = Path(folder, name), name
-        # Names with a dot in front are passed over by readers of folders.
+        # Readers of folders skip names with a dot in front.
         self._partial = self._path.with_name(f".{self._path.name}.part")
         self._columns, self._compression = columns, compression
         self._writer: pq.ParquetWriter | None = None

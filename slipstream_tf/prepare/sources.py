@@ -14,7 +14,7 @@ from slipstream_tf.inputs.readers.rows import is_in_part
 
 @dataclasses.dataclass(frozen=True)
 class Position:
-    """A place between two rows of a source; what is not read yet begins there.
+    """A position between two rows of a source; what is not read yet begins there.
 
     Attributes:
         file: its number, from 0.

@@ -58,7 +58,7 @@ class FieldCounts:
 
     @property
     def num_entries(self) -> int:
-        """Entries held: keys, some of them more than once."""
+        """Entries kept: keys, some of them more than once."""
         return sum(len(keys) for keys, _ in self._runs)
 
     def add(self, keys: np.ndarray) -> None:
@@ -127,7 +127,7 @@ class KeyCounts:
 
         Args:
             fields: their names.
-            most_keys: entries held over all fields, at least 2; each takes BYTES_PER_KEY.
+            most_keys: entries kept over all fields, at least 2; each takes BYTES_PER_KEY.
         """
         self.fields = {name: FieldCounts() for name in fields}
         self._most_keys = most_keys
@@ -224,9 +224,9 @@ def hot_rows(table: pa.Table, hot: Mapping[str, np.ndarray]) -> np.ndarray:
         # Each distinct key is looked for once: the hot set may not fit the processor's cache.
         encoded = pa.array(keys).dictionary_encode()
         distinct = encoded.dictionary.to_numpy(zero_copy_only=False)
-        places = np.minimum(np.searchsorted(hot_keys, distinct), max(0, len(hot_keys) - 1))
+        index = np.minimum(np.searchsorted(hot_keys, distinct), max(0, len(hot_keys) - 1))
         if hot_keys.size:
-            is_distinct_hot = hot_keys[places] == distinct
+            is_distinct_hot = hot_keys[index] == distinct
         else:
             is_distinct_hot = np.zeros(len(distinct), bool)
         is_key_hot = is_distinct_hot[encoded.indices.to_numpy(zero_copy_only=False)]

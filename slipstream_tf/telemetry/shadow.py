@@ -168,11 +168,11 @@ def _words_of(fit: LearningCurve, value: float) -> str:
 
 def _by_movement(auc_loss: tuple[float, float] | None) -> _Cost:
     if auc_loss is None:
-        words = "none: no rule was measured for holding rows by interval, or rows of unknown rate."
+        words = "none: no rule was measured for deferring by interval, or rows of unknown rate."
         return None, None, words
     words = (
-        "not of this data: what holding by movement cost on one other data set with Adagrad, from "
-        "the least measured to twice the most, in proportion to movement / learning rate."
+        "not of this data: what deferring by movement cost on one other data set with Adagrad, "
+        "from the least measured to twice the most, in proportion to movement / learning rate."
     )
     return *auc_loss, words
 

@@ -44,9 +44,9 @@ def test_beyond_the_bound_counts_are_short_by_at_most_the_error(blocks, most):
         expected[name].update(block)
         assert sum(field.num_entries for field in counted.fields.values()) <= most
     for name, field in counted.fields.items():
-        held = dict(zip(*(values.tolist() for values in field.result()), strict=True))
+        kept = dict(zip(*(values.tolist() for values in field.result()), strict=True))
         for key, count in expected[name].items():
-            assert count - field.count_error <= held.get(key, 0) <= count
+            assert count - field.count_error <= kept.get(key, 0) <= count
         assert field.lookups == sum(expected[name].values())
         # Fewer keys than hashes are kept: all of them are known.
         assert field.cardinality() == len(expected[name])
