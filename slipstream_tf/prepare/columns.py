@@ -13,17 +13,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from slipstream_tf.inputs.readers import parquet
 from slipstream_tf.inputs.readers.criteo import transform_count
 from slipstream_tf.inputs.readers.hashing import hash_strings, parse_hex, parse_integers
-from slipstream_tf.inputs.readers.parquet import (
-    is_key,
-    is_list,
-    is_number,
-    is_text,
-    to_keys,
-    to_list_keys,
-    to_numbers,
-)
 from slipstream_tf.inputs.spec import MISSING_KEY
 from slipstream_tf.prepare.schema import HEX, INTEGER, LOG, TEXT, KeyColumn, Schema
 from slipstream_tf.prepare.sources import Columns, ParsedRows
@@ -48,7 +40,7 @@ def columns_of(schema: Schema, types: Mapping[str, pa.DataType]) -> Columns:
         ValueError: a column is of a type that its use does not allow.
     """
     for name in (schema.label, *(dense.column for dense in schema.dense)):
-        if not (is_text(types[name]) or is_number(types[name])):
+        if not (parquet.is_text(types[name]) or parquet.is_number(types[name])):
             raise ValueError(
                 f"Column {name!r} is of type {types[name]}. Allowed for labels and dense columns: "
                 "numbers, booleans, or text of numbers."
@@ -56,8 +48,8 @@ def columns_of(schema: Schema, types: Mapping[str, pa.DataType]) -> Columns:
     lists = []
     for key in schema.keys:
         kind = types[key.column]
-        of_list = is_list(kind)
-        if not is_key(kind.value_type if of_list else kind):
+        of_list = parquet.is_list(kind)
+        if not parquet.is_key(kind.value_type if of_list else kind):
             raise ValueError(
                 f"Column {key.column!r} is of type {kind}. Allowed for keys: integers, booleans, "
                 "text, bytes, or lists of them."
@@ -123,7 +115,7 @@ def convert(schema: Schema, columns: Mapping[str, pa.Array]) -> ParsedRows:
 
 
 def _is_text_like(kind: pa.DataType) -> bool:
-    return is_text(kind.value_type if pa.types.is_dictionary(kind) else kind)
+    return parquet.is_text(kind.value_type if pa.types.is_dictionary(kind) else kind)
 
 
 def _as_binary(column: pa.Array, missing: pa.Array) -> pa.Array:
@@ -145,7 +137,7 @@ def _numbers(column: pa.Array, missing: pa.Array) -> tuple[np.ndarray, np.ndarra
     """Numbers float32 [n], NaN where missing or malformed, and which ones are malformed."""
     is_malformed = np.zeros(len(column), bool)
     if not _is_text_like(column.type):
-        return to_numbers(pa.chunked_array([column]), np.nan), is_malformed
+        return parquet.to_numbers(pa.chunked_array([column]), np.nan), is_malformed
     text = _as_binary(column, missing)
     try:
         values = text.cast(pa.string()).cast(pa.float64())
@@ -165,11 +157,11 @@ def _numbers(column: pa.Array, missing: pa.Array) -> tuple[np.ndarray, np.ndarra
 def _keys(key: KeyColumn, column: pa.Array, missing: pa.Array) -> tuple[pa.Array, np.ndarray]:
     """Keys of a field, int64 or lists of it, and which rows are malformed."""
     is_malformed = np.zeros(len(column), bool)
-    if is_list(column.type):
-        values, splits = to_list_keys(pa.chunked_array([column]))
+    if parquet.is_list(column.type):
+        values, splits = parquet.to_list_keys(pa.chunked_array([column]))
         return _lists(values, splits), is_malformed
     if not _is_text_like(column.type):
-        return pa.array(to_keys(column)), is_malformed
+        return pa.array(parquet.to_keys(column)), is_malformed
     text = _as_binary(column, missing)
     if key.separator is None:
         values, is_malformed = _text_keys(key.kind, text)
