@@ -105,7 +105,6 @@ def prepare(
         OSError: a file cannot be read or written.
     """
     options = options or Options()
-    told = progress or (lambda *_: None)
     files = [{"name": os.path.basename(path), "bytes": os.path.getsize(path)} for path in paths]
     kept = {"shard_rows": options.shard_rows, "compression": options.compression}
     described = {**source.describe(), "files": files, **kept}
@@ -116,18 +115,18 @@ def prepare(
         first = _first_bad_line(manifest)
         if options.strict and first is not None:
             raise BadLineError(first)
-        fields = source.columns.keys
-        counts = stats.KeyCounts(fields, options.count_bytes // stats.BYTES_PER_KEY)
-        if not manifest["is_complete"]:
-            _write_shards(source, folder, manifest, counts, options, told)
-        else:
+        if manifest["is_complete"]:
             found = stats.read_statistics(folder)
             hot, limit = found.get("hot", {}), found.get("count_bytes")
             counted = (hot.get("dim"), hot.get("budget_bytes"), limit)
             if counted == (options.dim, options.hot_budget_bytes, options.count_bytes):
                 return found
-            _recount(folder, manifest, counts, told)
-        return _write_statistics(folder, manifest, counts, options, told)
+        counts = stats.KeyCounts(source.columns.keys, options.count_bytes // stats.BYTES_PER_KEY)
+        begun = _Preparation(folder, manifest, counts, options, progress or (lambda *_: None))
+        begun.recount()
+        if not manifest["is_complete"]:
+            begun.write_shards(source)
+        return begun.write_statistics()
 
 
 def _begun(folder: str, manifest: dict[str, Any], overwrite: bool) -> dict[str, Any]:
@@ -198,52 +197,129 @@ def _locked(folder: str) -> Iterator[None]:
         yield
 
 
-def _write_shards(
-    source: Source,
-    folder: str,
-    manifest: dict[str, Any],
-    counts: stats.KeyCounts,
-    options: Options,
-    told: Progress,
-) -> None:
-    bad_lines = BadLines(options.strict)
-    _recount(folder, manifest, counts, told)
-    shards = manifest["shards"]
-    start = Position(**shards[-1]["end"]) if shards else Position()
-    blocks = source.blocks(start, options.shard_rows)
-    rows = 0
+@dataclasses.dataclass
+class _Preparation:
+    """A preparation that is under way.
 
-    def piece_of(item: tuple[Block, ParsedRows]) -> tuple[int, int]:
-        start = item[0].start
-        return start.file, start.row // options.shard_rows
+    Attributes:
+        folder: of the prepared data.
+        manifest: of the folder; it names the shards that are whole.
+        counts: of the keys of these shards.
+        options: how data is prepared.
+        told: how far it is.
+    """
 
-    with (
-        _workers(1) as counter,
-        contextlib.closing(_parsed(source, blocks, options.threads)) as all_parsed,
-    ):
-        calls = []
-        for _, piece in itertools.groupby(all_parsed, piece_of):
-            number, end = len(shards), start
-            with ShardWriter(folder, number, source.columns, options.compression) as writer:
-                for block, parsed in piece:
-                    for row, reason in parsed.reasons.items():
-                        path, line = source.line(block, row)
-                        bad_lines.add(path, line, reason)
-                        writer.add_bad_line(f"{path}:{line}: {reason}")
-                    writer.add(parsed, block.start.id, source.is_test(block))
-                    rows, end = rows + block.num_rows, block.end
-                    told("preparing", block.done, source.size, rows)
-                shards.append(writer.close(end))
-                write_manifest(folder, manifest)
-            calls.append(counter.submit(_count, folder, shards[-1], counts))
-        for call in calls:
-            call.result()
-    totals = _totals(manifest)
-    if not sum(totals["inputs"].values()):
-        first = _first_bad_line(manifest) or "the files have no rows"
-        raise ValueError(f"No input could be read: {first}")
-    manifest["is_complete"] = True
-    write_manifest(folder, manifest)
+    folder: str
+    manifest: dict[str, Any]
+    counts: stats.KeyCounts
+    options: Options
+    told: Progress
+
+    def recount(self) -> None:
+        """Counts the keys of the shards that are whole."""
+        shards = self.manifest["shards"]
+        total = sum(shard["train"]["inputs"] for shard in shards if shard["train"])
+        done = 0
+        for shard in shards:
+            done += self.count(shard)
+            self.told("counting keys", done, total, done)
+
+    def count(self, shard: Mapping[str, Any]) -> int:
+        """Counts the keys of a shard; returns its training inputs."""
+        inputs = 0
+        for table in training_tables(self.folder, shard, list(self.counts.fields)):
+            for field in self.counts.fields:
+                self.counts.add(field, stats.field_keys(table[field])[0])
+            inputs += len(table)
+        return inputs
+
+    def write_shards(self, source: Source) -> None:
+        """Writes the shards that are not there yet, and counts their keys meanwhile."""
+        folder, manifest, options = self.folder, self.manifest, self.options
+        bad_lines = BadLines(options.strict)
+        shards = manifest["shards"]
+        start = Position(**shards[-1]["end"]) if shards else Position()
+        blocks = source.blocks(start, options.shard_rows)
+        rows = 0
+
+        def piece_of(item: tuple[Block, ParsedRows]) -> tuple[int, int]:
+            start = item[0].start
+            return start.file, start.row // options.shard_rows
+
+        with (
+            _workers(1) as counter,
+            contextlib.closing(_parsed(source, blocks, options.threads)) as all_parsed,
+        ):
+            calls = []
+            for _, piece in itertools.groupby(all_parsed, piece_of):
+                number, end = len(shards), start
+                with ShardWriter(folder, number, source.columns, options.compression) as writer:
+                    for block, parsed in piece:
+                        for row, reason in parsed.reasons.items():
+                            path, line = source.line(block, row)
+                            bad_lines.add(path, line, reason)
+                            writer.add_bad_line(f"{path}:{line}: {reason}")
+                        writer.add(parsed, block.start.id, source.is_test(block))
+                        rows, end = rows + block.num_rows, block.end
+                        self.told("preparing", block.done, source.size, rows)
+                    shards.append(writer.close(end))
+                    write_manifest(folder, manifest)
+                calls.append(counter.submit(self.count, shards[-1]))
+            for call in calls:
+                call.result()
+        totals = _totals(manifest)
+        if not sum(totals["inputs"].values()):
+            first = _first_bad_line(manifest) or "the files have no rows"
+            raise ValueError(f"No input could be read: {first}")
+        manifest["is_complete"] = True
+        write_manifest(folder, manifest)
+
+    def write_statistics(self) -> dict[str, Any]:
+        """Writes counts.parquet and statistics.json; returns the content of the latter."""
+        folder, manifest, counts, options = self.folder, self.manifest, self.counts, self.options
+        fields = tuple(counts.fields)
+        counted = [field.result() for field in counts.fields.values()]
+        described = {
+            name: stats.describe_field(field, *pair)
+            for (name, field), pair in zip(counts.fields.items(), counted, strict=True)
+        }
+        stats.write_counts(folder, fields, counted)
+        hot_keys, hot_lookups = stats.choose_hot(counted, options.dim, options.hot_budget_bytes)
+        hot = dict(zip(fields, hot_keys, strict=True))
+        hot_inputs = stats.HotInputs(folder, hot)
+        totals = _totals(manifest)
+        train_shards = [shard for shard in manifest["shards"] if shard["train"] is not None]
+
+        def count(shard: Mapping[str, Any]) -> int:
+            tables = functools.partial(training_tables, folder, shard, fields)
+            return hot_inputs.count(shard["train"]["file"], tables)
+
+        num_hot = done = 0
+        with _workers(options.threads) as workers:
+            for shard, inputs in zip(train_shards, workers.map(count, train_shards), strict=True):
+                hot_inputs.keep(shard["train"]["file"], inputs)
+                num_hot += inputs
+                done += shard["train"]["inputs"]
+                self.told("finding hot inputs", done, totals["inputs"]["train"], done)
+        lookups = sum(field.lookups for field in counts.fields.values())
+        train = totals["inputs"]["train"]
+        statistics = {
+            "name": manifest["name"],
+            **totals,
+            "count_bytes": options.count_bytes,
+            "fields": described,
+            "hot": {
+                "dim": options.dim,
+                "budget_bytes": options.hot_budget_bytes,
+                "keys": sum(len(keys) for keys in hot_keys),
+                "lookup_share": hot_lookups / lookups if lookups else None,
+                "inputs": num_hot,
+                "input_share": num_hot / train if train else None,
+            },
+        }
+        write_json(os.path.join(folder, stats.STATISTICS), statistics)
+        hot_inputs.finish()
+        return statistics
 
 
 @contextlib.contextmanager
@@ -269,78 +345,6 @@ def _parsed(
                 yield done, future.result()
         for done, future in waiting:
             yield done, future.result()
-
-
-def _recount(
-    folder: str, manifest: Mapping[str, Any], counts: stats.KeyCounts, told: Progress
-) -> None:
-    """Counts the keys of the shards that are whole."""
-    total = sum(shard["train"]["inputs"] for shard in manifest["shards"] if shard["train"])
-    done = 0
-    for shard in manifest["shards"]:
-        done += _count(folder, shard, counts)
-        told("counting keys", done, total, done)
-
-
-def _count(folder: str, shard: Mapping[str, Any], counts: stats.KeyCounts) -> int:
-    inputs = 0
-    for table in training_tables(folder, shard, list(counts.fields)):
-        for field in counts.fields:
-            counts.add(field, stats.field_keys(table[field])[0])
-        inputs += len(table)
-    return inputs
-
-
-def _write_statistics(
-    folder: str,
-    manifest: Mapping[str, Any],
-    counts: stats.KeyCounts,
-    options: Options,
-    told: Progress,
-) -> dict[str, Any]:
-    fields = tuple(counts.fields)
-    counted = [field.result() for field in counts.fields.values()]
-    described = {
-        name: stats.describe_field(field, *pair)
-        for (name, field), pair in zip(counts.fields.items(), counted, strict=True)
-    }
-    stats.write_counts(folder, fields, counted)
-    hot_keys, hot_lookups = stats.choose_hot(counted, options.dim, options.hot_budget_bytes)
-    hot = dict(zip(fields, hot_keys, strict=True))
-    hot_inputs = stats.HotInputs(folder, hot)
-    totals = _totals(manifest)
-    train_shards = [shard for shard in manifest["shards"] if shard["train"] is not None]
-
-    def count(shard: Mapping[str, Any]) -> int:
-        tables = functools.partial(training_tables, folder, shard, fields)
-        return hot_inputs.count(shard["train"]["file"], tables)
-
-    num_hot = done = 0
-    with _workers(options.threads) as workers:
-        for shard, inputs in zip(train_shards, workers.map(count, train_shards), strict=True):
-            hot_inputs.keep(shard["train"]["file"], inputs)
-            num_hot += inputs
-            done += shard["train"]["inputs"]
-            told("finding hot inputs", done, totals["inputs"]["train"], done)
-    lookups = sum(field.lookups for field in counts.fields.values())
-    train = totals["inputs"]["train"]
-    statistics = {
-        "name": manifest["name"],
-        **totals,
-        "count_bytes": options.count_bytes,
-        "fields": described,
-        "hot": {
-            "dim": options.dim,
-            "budget_bytes": options.hot_budget_bytes,
-            "keys": sum(len(keys) for keys in hot_keys),
-            "lookup_share": hot_lookups / lookups if lookups else None,
-            "inputs": num_hot,
-            "input_share": num_hot / train if train else None,
-        },
-    }
-    write_json(os.path.join(folder, stats.STATISTICS), statistics)
-    hot_inputs.finish()
-    return statistics
 
 
 def _totals(manifest: Mapping[str, Any]) -> dict[str, Any]:
