@@ -106,7 +106,6 @@ def require_same_run(saving: Saving, run: Mapping[str, Any]) -> None:
         return
     path = saving.directory / RUN
     saved = _read(path)
-    remedy = "Allowed: that value, or another --output."
     if saved["ranks"] != run["ranks"]:
         raise UsageError(
             f"Invalid flag --resume: {path} is of {saved['ranks']} rank(s), and this job has "
@@ -118,7 +117,8 @@ def require_same_run(saving: Saving, run: Mapping[str, Any]) -> None:
         if before.get(name) != now.get(name):
             raise UsageError(
                 f"Invalid flag --{name}={_shown(now.get(name))} with --resume: the run in "
-                f"{saving.output} has {_shown(before.get(name))}. {remedy}"
+                f"{saving.output} has {_shown(before.get(name))}. Allowed: that value, or another "
+                "--output."
             )
     for name, value in saved["data"].items():
         if value != run["data"].get(name):
@@ -301,8 +301,8 @@ def _read(path: Path) -> dict[str, Any]:
 
 def _flags(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Settings by flag; those that --match gives by that one."""
-    flags = {name: value for name, value in settings.items() if name != "engine"}
-    flags.update(settings["engine"])
+    flags = {**settings, **settings["engine"]}
+    del flags["engine"]
     matched = [flags.pop(name, None) for name in ("random_shares", "stop_after")]
     return {**flags, "match": matched if any(matched) else None}
 

@@ -166,10 +166,7 @@ def verdict(records: Mapping[str, Mapping[str, Any]]) -> str:
         )
     share = inputs["skipped"] / inputs["seen"]
     loss = auc["plain"] - auc["paper"]
-    first = (
-        f"Skipping inputs of saturated keys left out {share:.1%} of the inputs and "
-        f"{_change(-loss)}."
-    )
+    skipped = f"Skipping inputs of saturated keys left out {share:.1%} of the inputs"
     gains = {
         "random skipping at the same rate": auc["paper"] - auc["random"],
         "plain training stopped at the same cost": auc["paper"] - auc["stop"],
@@ -177,14 +174,11 @@ def verdict(records: Mapping[str, Mapping[str, Any]]) -> str:
     words = [f"{_relation(gain)} {name} ({gain:+.4f} AUC)" for name, gain in gains.items()]
     second = f"It is {' and '.join(words)}."
     beaten = all(gain > _EQUAL_AUC for gain in gains.values())
-    shown = (
-        "choosing inputs by drift was"
-        if beaten
-        else ("nothing shows that choosing inputs by drift is")
-    )
+    what = "choosing inputs by drift"
+    shown = f"{what} was" if beaten else f"nothing shows that {what} is"
     third = f"So in this run {shown} worth more than simply training on fewer"
     third += ", and training on all of them was better still." if loss > _EQUAL_AUC else "."
-    return f"{first} {second} {third} One seed is a hint, not a result."
+    return f"{skipped} and {_change(-loss)}. {second} {third} One seed is a hint, not a result."
 
 
 def _change(difference: float) -> str:

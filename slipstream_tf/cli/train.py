@@ -163,9 +163,8 @@ def commands_to_switch_on(
             match = os.path.join(chosen["output"], RECORD)
             for control in ("random", "stop"):
                 output = _beside(flags.get("output"), control)
-                found[control] = _line(
-                    {"control": control, "match": match, "output": output}, ranks
-                )
+                repeated = {"control": control, "match": match, "output": output}
+                found[control] = _line(repeated, ranks)
     return found
 
 
@@ -192,18 +191,11 @@ def how_to_switch_on(flags: Mapping[str, Any], settings: Settings, ranks: int) -
 
 def _that_matter(flags: Mapping[str, Any], mode: str, settings: Settings) -> dict[str, Any]:
     """The flags without those that the mode would refuse as doing nothing."""
-    chosen = dict(settings.engine)
-    chosen.pop("shadow", None)
-    kept = {}
-    for name, value in flags.items():
-        need = ENGINE_FLAGS.get(name)
-        if need is not None and not need.is_met(mode, chosen):
-            continue
-        by_movement = chosen.get("defer_trigger", "movement") == "movement"
-        if mode == "defer" and by_movement and name in (*FLAGS_OF_DRIFT, "hot_budget_mb"):
-            continue
-        kept[name] = value
-    return kept
+    chosen = {name: value for name, value in settings.engine.items() if name != "shadow"}
+    idle = {n for n, need in ENGINE_FLAGS.items() if not need.is_met(mode, chosen)}
+    if mode == "defer" and chosen.get("defer_trigger", "movement") == "movement":
+        idle.update(FLAGS_OF_DRIFT, ["hot_budget_mb"])
+    return {name: value for name, value in flags.items() if name not in idle}
 
 
 def _beside(output: str | None, name: str) -> str:
