@@ -236,17 +236,15 @@ def _sections(start: Callable[..., Future[Outcome]], limit: float) -> Iterator[S
     tensorflow_probe, packages = start(_TENSORFLOW), start(_PACKAGES)
     is_supported = sys.version_info >= _MINIMUM_PYTHON
     python = findings.check_python(platform.python_version(), is_supported)
-    missing = "not installed; only slipstream-report needs it"
-    matplotlib = findings.check_tool(
-        "matplotlib", _version("matplotlib"), missing, findings.INSTALL_REPORT
-    )
+    missing, fix = "not installed; only slipstream-report needs it", findings.INSTALL_REPORT
+    matplotlib = findings.check_tool("matplotlib", _version("matplotlib"), missing, fix)
     installed = findings.check_packages(packages.result())
-    yield _section("python", "Python", python, installed, matplotlib)
+    yield Section("python", "Python", (python, installed, matplotlib))
 
     outcome = tensorflow_probe.result()
     packages_found = [name for name in _TENSORFLOW_PACKAGES if _version(name) is not None]
     tensorflow = findings.check_tensorflow(outcome, packages_found)
-    yield _section("tensorflow", "TensorFlow", tensorflow)
+    yield Section("tensorflow", "TensorFlow", (tensorflow,))
     gpus = outcome.facts.get("gpus") or []
     # All the rest imports TensorFlow: without it every probe would fail the same way, or hang.
     probes = _start_all(start) if tensorflow.state == findings.OK else {}
@@ -264,7 +262,7 @@ def _sections(start: Callable[..., Future[Outcome]], limit: float) -> Iterator[S
 
     backend = os.environ.get("KERAS_BACKEND", "tensorflow")
     keras = checked("Keras", partial(findings.check_keras, backend=backend))
-    yield _section("keras", "Keras", keras)
+    yield Section("keras", "Keras", (keras,))
 
     override, compiler = os.environ.get(_loader.OVERRIDE), _compiler(limit)
     has_compiler = compiler.state == findings.OK
@@ -278,12 +276,11 @@ def _sections(start: Callable[..., Future[Outcome]], limit: float) -> Iterator[S
         loading = findings.unchecked("loading", why="needs a library that can be read")
         library.append(loading)
     else:
-        loading = checked(
-            "loading", lambda outcome: findings.check_loading(outcome, override, has_compiler)
-        )
+        check = partial(findings.check_loading, override=override, has_compiler=has_compiler)
+        loading = checked("loading", check)
         kernels = loading.facts.get("kernels")
         library += [loading, findings.check_kernels(info.cuda, kernels, gpus)]
-    yield _section("op_library", "Op library", *library)
+    yield Section("op_library", "Op library", (*library,))
 
     if loading.state == findings.OK:
         tests = [checked(name, partial(findings.check_self_test, name)) for name in SELF_TESTS]
@@ -293,13 +290,13 @@ def _sections(start: Callable[..., Future[Outcome]], limit: float) -> Iterator[S
     else:
         why = "needs TensorFlow and the op library"
         tests = [findings.unchecked(name, why=why) for name in SELF_TESTS]
-    yield _section("self_tests", "Self-tests", *tests)
+    yield Section("self_tests", "Self-tests", (*tests,))
 
     horovod = checked_option("Horovod", findings.check_horovod)
-    yield _section("horovod", "Horovod", horovod, *_launchers(limit))
-    yield _section("sok", "SOK", checked_option("SOK", partial(findings.check_sok, gpus=gpus)))
+    yield Section("horovod", "Horovod", (horovod, *_launchers(limit)))
+    yield Section("sok", "SOK", (checked_option("SOK", partial(findings.check_sok, gpus=gpus)),))
     yield _cuda_section(outcome, limit)
-    yield _section("compiler", "Compiler", compiler)
+    yield Section("compiler", "Compiler", (compiler,))
 
 
 def _start_all(start: Callable[..., Future[Outcome]]) -> dict[str, Future[Outcome]]:
@@ -321,10 +318,6 @@ def _is_there(module: str) -> bool:
     return importlib.util.find_spec(module) is not None
 
 
-def _section(key: str, title: str, *found: Finding) -> Section:
-    return Section(key, title, found)
-
-
 def _version(package: str) -> str | None:
     try:
         return importlib.metadata.version(package)
@@ -343,29 +336,20 @@ def _launchers(limit: float) -> tuple[Finding, Finding]:
 def _cuda_section(tensorflow: Outcome, limit: float) -> Section:
     home = os.environ.get("CUDA_HOME") or "/usr/local/cuda"
     compiler = os.path.join(home, "bin", "nvcc")
-    nvcc = _tool(
-        "nvcc",
-        [compiler if os.path.exists(compiler) else "nvcc", "--version"],
-        limit,
-        "not found; only the CUDA kernels need it",
-        "install NVIDIA's CUDA toolkit 12 or 13",
-        line="release",
-    )
+    command = [compiler if os.path.exists(compiler) else "nvcc", "--version"]
+    missing, fix = "not found; only the CUDA kernels need it", "install NVIDIA's CUDA toolkit"
+    nvcc = _tool("nvcc", command, limit, missing, f"{fix} 12 or 13", line="release")
     listed = run_command(["nvidia-smi", "-L"], limit) or ""
     gpus = [line for line in listed.splitlines() if line.startswith("GPU ")]
     built_with = findings.check_tensorflow_cuda(tensorflow, bool(gpus))
-    return _section("cuda", "CUDA", built_with, nvcc, findings.check_gpus(tensorflow, gpus))
+    return Section("cuda", "CUDA", (built_with, nvcc, findings.check_gpus(tensorflow, gpus)))
 
 
 def _compiler(limit: float) -> Finding:
     command = os.environ.get("CXX") or "g++"
-    return _tool(
-        command,
-        [*command.split(), "--version"],
-        limit,
-        "not found; only building the op library and Horovod needs it",
-        "apt-get install g++" if command == "g++" else "unset CXX, or install what it names",
-    )
+    missing = "not found; only building the op library and Horovod needs it"
+    fix = "apt-get install g++" if command == "g++" else "unset CXX, or install what it names"
+    return _tool(command, [*command.split(), "--version"], limit, missing, fix)
 
 
 def _tool(
