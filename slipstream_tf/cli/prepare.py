@@ -184,13 +184,9 @@ class _Bars:
         if phase != self._phase:
             self.close()
             self._phase, self._begin, self._first_rows = phase, time.monotonic(), rows
-            self._bar = open_bar(
-                total,
-                phase,
-                bar_format="{desc} {percentage:3.0f}%|{bar}| [{elapsed}<{remaining}]",
-                # What an earlier run did took none of this run's time.
-                initial=done,
-            )
+            form = "{desc} {percentage:3.0f}%|{bar}| [{elapsed}<{remaining}]"
+            # What an earlier run did took none of this run's time.
+            self._bar = open_bar(total, phase, bar_format=form, initial=done)
         if phase == "preparing":
             self.rows = rows
         text = f"{phase}: {rows:,} lines"

@@ -107,6 +107,10 @@ class Settings(Preset):
         """Whether the saturation engine runs at all."""
         return self.skip != "none" or self.control == "random" or self.track
 
+    def some(self, *names: str) -> dict[str, Any]:
+        """Returns these fields, as arguments of what has arguments of the same names."""
+        return {name: getattr(self, name) for name in names}
+
     def to_dict(self) -> dict[str, Any]:
         """Returns all fields as JSON-serialisable values."""
         return to_json(dataclasses.asdict(self))

@@ -57,11 +57,11 @@ class DeepFM(ClickModel):
             # In float32, as the sums they go into: bfloat16 logits tie.
             self.linear = keras.layers.Dense(1, use_bias=False, name="linear", dtype="float32")
             self.linear.build((None, dense_features))
-            self.factors = self.add_weight(
-                name="factors",
-                shape=(dense_features, dim - 1),
-                initializer=keras.initializers.RandomUniform(-0.05, 0.05),
+            uniform, shape = (
+                keras.initializers.RandomUniform(-0.05, 0.05),
+                (dense_features, dim - 1),
             )
+            self.factors = self.add_weight(name="factors", shape=shape, initializer=uniform)
         inputs = len(embeddings.specs) * (dim - 1) + dense_features
         self.deep = self.mlp(
             "deep", [*self.deep_widths, 1], inputs, last_is_linear=True, dropout=dropout

@@ -166,12 +166,9 @@ class TimeAttention(keras.layers.Layer):
         """Creates the weights for a scored step [batch, width]."""
         del steps_shape
         width = scored_shape[-1]
-        deviation = (2.0 / (2 * width)) ** 0.5
-        self.metric = self.add_weight(
-            name="metric",
-            shape=(self.heads, width, width),
-            initializer=keras.initializers.RandomNormal(0.0, deviation),
-        )
+        shape = (self.heads, width, width)
+        normal = keras.initializers.RandomNormal(0.0, (2.0 / (2 * width)) ** 0.5)
+        self.metric = self.add_weight(name="metric", shape=shape, initializer=normal)
         self.built = True
 
     def call(self, scored: Any, steps: Any, is_history: Any = None) -> Any:

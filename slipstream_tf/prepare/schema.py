@@ -154,15 +154,10 @@ def parse_schema(values: Any) -> Schema:
     missing = _list("missing", values.get("missing", [""]))
     if not all(isinstance(value, str) and _is_text(value) for value in missing):
         raise invalid("missing", missing, "schema", "a list of texts")
-    schema = Schema(
-        label["column"],
-        tuple(KeyColumn(v["column"], v.get("as", TEXT), v.get("separator")) for v in keys),
-        tuple(DenseColumn(v["column"], v.get("transform", NONE)) for v in dense),
-        positive_from,
-        tuple(missing),
-        delimiter,
-        columns,
-    )
+    fields = tuple(KeyColumn(v["column"], v.get("as", TEXT), v.get("separator")) for v in keys)
+    numbers = tuple(DenseColumn(v["column"], v.get("transform", NONE)) for v in dense)
+    name, missing = label["column"], tuple(missing)
+    schema = Schema(name, fields, numbers, positive_from, missing, delimiter, columns)
     _require_columns(schema)
     return schema
 

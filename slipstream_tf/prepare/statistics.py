@@ -299,10 +299,8 @@ def write_counts(
         for field, (keys, counts) in zip(fields, counted, strict=True):
             for begin in range(0, len(keys), _GROUP_ROWS):
                 rows = slice(begin, begin + _GROUP_ROWS)
-                columns = [pa.array([field] * len(keys[rows])), pa.array(keys[rows])]
-                writer.write_table(
-                    pa.table([*columns, pa.array(counts[rows])], schema=_COUNTS_SCHEMA)
-                )
+                columns = [[field] * len(keys[rows]), keys[rows], counts[rows]]
+                writer.write_table(pa.table(list(map(pa.array, columns)), schema=_COUNTS_SCHEMA))
 
 
 def read_statistics(folder: str) -> dict[str, Any]:
