@@ -3,5 +3,5 @@
 `flag_set` parses, `program` runs a program to its exit code, alone or as a rank. `settings`
 resolves the `train_flags` with the `presets` per data set. `session` trains: it takes inputs from
 `pipeline`, makes what `build` says, watches with `callbacks`, saves with `checkpoints`, and adds up
-with `totals`. `checks` looks for what the doctor reports, `findings` judges it.
+with `totals`. `doctor` looks in the children of `probe`, `findings` says what that means.
 """

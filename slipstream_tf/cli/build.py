@@ -7,7 +7,7 @@ from typing import Any
 
 import keras
 
-from slipstream_tf import _compat, initializers, optimizers
+from slipstream_tf import initializers, optimizers
 from slipstream_tf.cli.callbacks import InputCount
 from slipstream_tf.cli.flag_set import UsageError
 from slipstream_tf.cli.settings import Settings
@@ -15,8 +15,6 @@ from slipstream_tf.config import SaturationConfig, TableConfig
 from slipstream_tf.distributed import Communicator, DistributedOptimizer
 from slipstream_tf.keras import EmbeddingCollection, Slipstream
 from slipstream_tf.models import DLRM, DCNv2, DeepFM
-
-_compat.require_keras()
 
 # A mean loss makes small gradients: beside Keras's initial accumulator of 0.1 rows hardly move.
 _ACCUMULATOR, _EPSILON = 0.0, 1e-10
@@ -43,26 +41,20 @@ def build_embeddings(
     tables = [
         TableConfig(
             field,
-            dim=settings.dim,
-            capacity=settings.capacity,
-            eviction=settings.eviction,
             initializer=initializers.RandomUniform(-half_width, half_width),
             # Of their own: equal ids of two fields must not start as equal rows.
             seed=settings.seed * len(fields) + index,
+            **settings.some("dim", "capacity", "eviction"),
         )
         for index, field in enumerate(fields)
     ]
     return EmbeddingCollection(
         tables,
         _rows_optimizer(settings),
-        store=settings.store,
         comm=comm,
-        placement=settings.placement,
-        wire_dtype=settings.wire_dtype,
         wire_warmup_steps=_wire_warmup_steps(settings, planned_steps),
-        prefetch=settings.prefetch,
-        copy_movement=settings.copy_movement,
         dtype=settings.precision,
+        **settings.some("store", "placement", "wire_dtype", "prefetch", "copy_movement"),
     )
 
 
@@ -97,22 +89,19 @@ def build_model(
     }
     model: Any
     if settings.model == "dlrm":
-        bottom = [*settings.bottom, settings.dim]
-        model = DLRM(embeddings, num_dense, bottom, [*settings.mlp, 1], **common)
+        bottom, top = [*settings.bottom, settings.dim], [*settings.mlp, 1]
+        model = DLRM(embeddings, num_dense, bottom, top, **common)
     elif settings.model == "deepfm":
-        model = DeepFM(embeddings, num_dense, list(settings.mlp), **common)
+        model = DeepFM(embeddings, num_dense, settings.mlp, **common)
     else:
-        model = DCNv2(
-            embeddings, num_dense, settings.cross_layers, deep=list(settings.mlp), **common
-        )
+        depth = settings.cross_layers
+        model = DCNv2(embeddings, num_dense, depth, deep=settings.mlp, **common)
     optimizer: Any = keras.optimizers.Adam(settings.learning_rate)
     if comm.size > 1:
         optimizer = DistributedOptimizer(optimizer, comm)
-    model.compile(
-        optimizer=optimizer,
-        loss=keras.losses.BinaryCrossentropy(from_logits=True),
-        metrics=[keras.metrics.AUC(from_logits=True, name="auc"), InputCount(name="trained")],
-    )
+    loss = keras.losses.BinaryCrossentropy(from_logits=True)
+    metrics = [keras.metrics.AUC(from_logits=True, name="auc"), InputCount(name="trained")]
+    model.compile(optimizer, loss, metrics=metrics)
     return model
 
 
@@ -129,16 +118,11 @@ def saturation_config(settings: Settings, planned_steps: int | None) -> Saturati
     """
     return SaturationConfig(
         skip="random" if settings.control == "random" else settings.skip,
-        metric=settings.metric,
-        target_skip=settings.target_skip,
-        alpha=settings.alpha,
-        snapshot_interval=settings.snapshot_interval,
         hot_budget_bytes=max(1, round(settings.hot_budget_mb * 2**20)),
         warmup_steps=warmup_steps(settings, planned_steps),
-        max_threshold=settings.max_threshold,
-        random_shares=settings.random_shares,
         planned_steps=planned_steps,
-        seed=settings.seed,
+        **settings.some("metric", "target_skip", "alpha", "snapshot_interval", "max_threshold"),
+        **settings.some("random_shares", "seed"),
         **settings.engine,
     )
 

@@ -6,7 +6,6 @@ what the counts and clocks say.
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -14,17 +13,15 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from slipstream_tf import _compat
 from slipstream_tf.distributed import Communicator
 from slipstream_tf.distributed.agreement import gather_json
 from slipstream_tf.telemetry.metrics import ClickMetrics
 from slipstream_tf.telemetry.progress import TrainingBar
 
-_compat.require_keras()
-
 _SECONDS_BETWEEN_UPDATES = 0.2
 _MOST_POINTS = 100
 _SUMMED = ("inputs_seen", "inputs_trained")
+_Point = dict[str, Any]
 
 
 class InputCount(keras.metrics.Metric):
@@ -128,33 +125,18 @@ class StepTimer(keras.callbacks.Callback):
         return (self._end - self._start) / timed if timed > 0 else None
 
 
-@dataclasses.dataclass
-class _Place:
-    """Where training stands on this rank.
-
-    Attributes:
-        step: trained steps.
-        seconds: since `fit` began, without evaluations.
-        inputs_seen, inputs_trained: as the record has them at the end; what is read ahead counts
-            as seen.
-        loss, auc: of all inputs trained so far, each before the step that trained it.
-    """
-
-    step: int
-    seconds: float
-    inputs_seen: int
-    inputs_trained: int
-    loss: float
-    auc: float
-
-
 class CurveCallback(keras.callbacks.Callback):
-    """Notes up to 100 places along `model.fit`, evenly spaced by steps, and evaluates at some.
+    """Notes up to 100 points along `model.fit`, evenly spaced by steps, and evaluates at some.
+
+    A point is where training stands on this rank. step: trained steps. seconds: since `fit` began,
+    without evaluations. inputs_seen, inputs_trained: as the record has them at the end; what is
+    read ahead counts as seen. loss, auc: of all inputs trained so far, each before the step that
+    trained it.
 
     Args:
         inputs_seen: called for the number of inputs that came in so far.
         evaluate: measures the model on the test part; with several ranks a collective. A store may
-            apply held gradients before, or renew frozen copies.
+            flush deferred gradients before, or renew read-only replicas.
         evaluate_every: steps between evaluations; None: there are none.
         left_out: called with the seconds that an evaluation took.
     """
@@ -169,9 +151,9 @@ class CurveCallback(keras.callbacks.Callback):
         super().__init__()
         self._inputs_seen, self._left_out = inputs_seen, left_out
         self._evaluate, self._evaluate_every = evaluate, evaluate_every
-        self._places: list[_Place] = []
-        self._evaluated: list[tuple[_Place, dict[str, Any]]] = []
-        self._last: _Place | None = None
+        self._points: list[_Point] = []
+        self._evaluated: list[tuple[_Point, dict[str, Any]]] = []
+        self._last: list[_Point] = []  # Where training ended.
         self._steps, self._interval = 0, 1
         self._start = 0.0
         self.evaluation_seconds = 0.0
@@ -182,17 +164,17 @@ class CurveCallback(keras.callbacks.Callback):
         self._start = time.perf_counter()
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Notes the place, or evaluates, where it is time to."""
+        """Notes the point, or evaluates, where it is time to."""
         del batch
         self._steps += 1
         if self._steps % self._interval == 0:
-            self._places.append(self._place(logs or {}))
-            if len(self._places) > _MOST_POINTS:
-                self._places = self._places[1::2]
+            self._points.append(self._point(logs or {}))
+            if len(self._points) > _MOST_POINTS:
+                self._points = self._points[1::2]
                 self._interval *= 2
         if self._evaluate_every is not None and self._steps % self._evaluate_every == 0:
-            place, start = self._place(logs or {}), time.perf_counter()
-            self._evaluated.append((place, self._evaluate().to_dict()))
+            point, start = self._point(logs or {}), time.perf_counter()
+            self._evaluated.append((point, self._evaluate().to_dict()))
             seconds = time.perf_counter() - start
             self.evaluation_seconds += seconds
             self._left_out(seconds)
@@ -201,13 +183,13 @@ class CurveCallback(keras.callbacks.Callback):
         """Remembers where training ended."""
         del epoch
         if logs and "loss" in logs:
-            self._last = self._place(logs)
+            self._last = [self._point(logs)]
 
     def state(self) -> dict[str, Any]:
         """Returns all notes so far, JSON-serialisable."""
         return {
-            "places": [dataclasses.asdict(place) for place in self._places],
-            "evaluated": [[dataclasses.asdict(p), quality] for p, quality in self._evaluated],
+            "places": list(self._points),
+            "evaluated": list(self._evaluated),
             "steps": self._steps,
             "interval": self._interval,
             "seconds": time.perf_counter() - self._start,
@@ -216,21 +198,20 @@ class CurveCallback(keras.callbacks.Callback):
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Goes on from what `state` gave, after training has begun."""
-        self._places = [_Place(**place) for place in state["places"]]
-        self._evaluated = [(_Place(**place), quality) for place, quality in state["evaluated"]]
+        self._points, self._evaluated = list(state["places"]), list(state["evaluated"])
         self._steps, self._interval = state["steps"], state["interval"]
         self._start = time.perf_counter() - state["seconds"]
         self.evaluation_seconds = state["evaluation_seconds"]
 
-    def _place(self, logs: Mapping[str, Any]) -> _Place:
-        return _Place(
-            step=self._steps,
-            seconds=time.perf_counter() - self._start - self.evaluation_seconds,
-            inputs_seen=self._inputs_seen(),
-            inputs_trained=int(logs["trained"]),
-            loss=float(logs["loss"]),
-            auc=float(logs["auc"]),
-        )
+    def _point(self, logs: Mapping[str, Any]) -> _Point:
+        return {
+            "step": self._steps,
+            "seconds": time.perf_counter() - self._start - self.evaluation_seconds,
+            "inputs_seen": self._inputs_seen(),
+            "inputs_trained": int(logs["trained"]),
+            "loss": float(logs["loss"]),
+            "auc": float(logs["auc"]),
+        }
 
     def entries(
         self, comm: Communicator, final: ClickMetrics, inputs: Mapping[str, int]
@@ -243,45 +224,35 @@ class CurveCallback(keras.callbacks.Callback):
             final: the quality at the end, which becomes the last evaluation.
             inputs: seen and trained, of the whole run.
         """
-        own = [
-            [dataclasses.asdict(place) for place in self._places],
-            [dataclasses.asdict(place) for place, _ in self._evaluated],
-            [] if self._last is None else [dataclasses.asdict(self._last)],
-        ]
+        own = [self._points, [point for point, _ in self._evaluated], self._last]
         ranks = gather_json(comm, own, "slipstream.curve")
-        places, evaluated, last = (_merged([own[part] for own in ranks]) for part in range(3))
+        points, evaluated, last = (_merged([own[part] for own in ranks]) for part in range(3))
         measured = [quality for _, quality in self._evaluated]
-        for place in last:
+        for point in last:
             # After the last step nothing is on its way; rank 0 stopped its clock here.
-            place.update(inputs_seen=inputs["seen"], inputs_trained=inputs["trained"])
-            if evaluated and evaluated[-1]["step"] == place["step"]:
-                # What was held back has been applied since.
+            point.update(inputs_seen=inputs["seen"], inputs_trained=inputs["trained"])
+            if evaluated and evaluated[-1]["step"] == point["step"]:
+                # Deferred gradients have been flushed since.
                 evaluated.pop()
                 measured.pop()
-            evaluated.append(place)
+            evaluated.append(point)
             measured.append(final.to_dict())
-            if not places or places[-1]["step"] < place["step"]:
-                places.append(place)
+            if not points or points[-1]["step"] < point["step"]:
+                points.append(point)
         keys = ("step", "seconds", *_SUMMED)
-        return {
-            "progress": places,
-            "evaluations": [
-                {**{key: place[key] for key in keys}, **quality}
-                for place, quality in zip(evaluated, measured, strict=True)
-            ],
-        }
+        pairs = zip(evaluated, measured, strict=True)
+        evaluations = [{**{key: point[key] for key in keys}, **found} for point, found in pairs]
+        return {"progress": points, "evaluations": evaluations}
 
 
-def _merged(of_ranks: Sequence[Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:
-    """Puts the ranks' notes of the same steps together."""
+def _merged(of_ranks: Sequence[Sequence[_Point]]) -> list[_Point]:
+    """Puts the ranks' points of the same steps together."""
     merged = []
-    for notes in zip(*of_ranks, strict=True):
-        trained = [note["inputs_trained"] for note in notes]
-        whole = dict(notes[0])
-        whole.update({name: sum(note[name] for note in notes) for name in _SUMMED})
-        if sum(trained):
-            for name in ("loss", "auc"):
-                parts = (n * note[name] for n, note in zip(trained, notes, strict=True) if n)
-                whole[name] = sum(parts) / sum(trained)
+    for points in zip(*of_ranks, strict=True):
+        whole = {**points[0], **{name: sum(point[name] for point in points) for name in _SUMMED}}
+        trained = [point for point in points if point["inputs_trained"]]
+        for name in ("loss", "auc") if trained else ():
+            parts = (point["inputs_trained"] * point[name] for point in trained)
+            whole[name] = sum(parts) / whole["inputs_trained"]
         merged.append(whole)
     return merged

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from slipstream_tf.cli.flag_set import RunError, StoppedError, UsageError
+from slipstream_tf.cli.flag_set import RunError, StoppedError, UsageError, does_nothing, raised_as
 from slipstream_tf.cli.program import import_tensorflow
 from slipstream_tf.telemetry.run_record import to_json, write_json
 
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 FOLDER = "checkpoints"
 RUN = "run.json"
+_NOT_WRITTEN = "A checkpoint was not written: "
 # What may differ when a run goes on: it changes no result.
 _FREE = ("threads", "tensorboard", "strict")
 
@@ -45,10 +46,10 @@ class Saving:
         resume: whether to go on from the newest.
     """
 
-    output: str | None = None
-    every: int = 0
-    keep: int = 3
-    resume: bool = False
+    output: str | None
+    every: int
+    keep: int
+    resume: bool
 
     @property
     def directory(self) -> Path:
@@ -76,11 +77,9 @@ def saving_of(values: Mapping[str, Any], given: frozenset[str]) -> Saving:
     saving = Saving(*(values[name] for name in names))
     for name in ("checkpoint_every", "resume"):
         if values[name] and saving.output is None:
-            raise UsageError(f"Flag --{name} does nothing here. Allowed: with --output.")
+            raise does_nothing(name, "--output")
     if "keep_checkpoints" in given and not saving.every:
-        raise UsageError(
-            "Flag --keep_checkpoints does nothing here. Allowed: with --checkpoint_every."
-        )
+        raise does_nothing("keep_checkpoints", "--checkpoint_every")
     if saving.output is None or saving.resume:
         return saving
     there = _names(saving.directory)
@@ -107,11 +106,10 @@ def require_same_run(saving: Saving, run: Mapping[str, Any]) -> None:
         return
     path = saving.directory / RUN
     saved = _read(path)
-    remedy = "Allowed: that value, or another --output."
     if saved["ranks"] != run["ranks"]:
         raise UsageError(
             f"Invalid flag --resume: {path} is of {saved['ranks']} rank(s), and this job has "
-            f"{run['ranks']}. Allowed: as many ranks, since each one's place in the data is its "
+            f"{run['ranks']}. Allowed: as many ranks, since each one's position in the data is its "
             "own."
         )
     before, now = _flags(saved["settings"]), _flags(run["settings"])
@@ -119,7 +117,8 @@ def require_same_run(saving: Saving, run: Mapping[str, Any]) -> None:
         if before.get(name) != now.get(name):
             raise UsageError(
                 f"Invalid flag --{name}={_shown(now.get(name))} with --resume: the run in "
-                f"{saving.output} has {_shown(before.get(name))}. {remedy}"
+                f"{saving.output} has {_shown(before.get(name))}. Allowed: that value, or another "
+                "--output."
             )
     for name, value in saved["data"].items():
         if value != run["data"].get(name):
@@ -141,11 +140,11 @@ def describe(settings: Settings, spec: Any, ranks: int) -> dict[str, Any]:
     data = to_json(dataclasses.asdict(spec))
     if os.path.isfile(settings.data):
         data["bytes"] = os.path.getsize(settings.data)
-    return {"ranks": ranks, "settings": to_json(settings.to_dict()), "data": data}
+    return {"ranks": ranks, "settings": settings.to_dict(), "data": data}
 
 
 class RunCheckpoints:
-    """Saves a run and restores it; with several ranks all of it is a collective.
+    """Saves a run and restores it, if the flags say so; with several ranks it is a collective.
 
     Args:
         saving: what the flags say.
@@ -178,6 +177,9 @@ class RunCheckpoints:
 
         self._saving, self._run, self._comm = saving, run, comm
         self.resumed_at: list[int] = []
+        self._stop_is_requested = False
+        if not saving.is_used:
+            return
         # Random numbers of layers and metrics are each rank's own.
         states = [v.value for v in model.variables if not v.value.dtype.is_floating]
         states += [v.value for v in model.metrics_variables]
@@ -190,7 +192,6 @@ class RunCheckpoints:
             engine=slipstream,
             own=tf.train.Checkpoint(inputs=batches, counters=list(counters), states=states),
         )
-        self._stop_is_requested = False
 
     @contextlib.contextmanager
     def noticing(self) -> Iterator[None]:
@@ -203,15 +204,16 @@ class RunCheckpoints:
         if not self._saving.every or self._comm.size > 1 or not is_main:
             yield
             return
-        before = signal.signal(signal.SIGTERM, self._note_stop)
+
+        def note_stop(number: int, frame: FrameType | None) -> None:
+            del number, frame
+            self._stop_is_requested = True
+
+        before = signal.signal(signal.SIGTERM, note_stop)
         try:
             yield
         finally:
             signal.signal(signal.SIGTERM, before)
-
-    def _note_stop(self, number: int, frame: FrameType | None) -> None:
-        del number, frame
-        self._stop_is_requested = True
 
     def restore(self) -> tuple[int, dict[str, Any] | None]:
         """Goes on from the newest whole checkpoint, if the flags say so and there is one.
@@ -225,11 +227,9 @@ class RunCheckpoints:
         """
         if not self._saving.resume:
             return 0, None
-        try:
-            with self._comm.uncounted():
-                last = self._saved.restore()
-        except (RuntimeError, ValueError) as error:
-            raise RunError(f"The run cannot go on. {error}") from error
+        cause = (RuntimeError, ValueError)
+        with raised_as(RunError, "The run cannot go on. ", *cause), self._comm.uncounted():
+            last = self._saved.restore()
         if last is None:
             self._say(f"no checkpoint in {self._saving.directory}: from the beginning")
             return 0, None
@@ -255,7 +255,7 @@ class RunCheckpoints:
         """
         every, stops = self._saving.every, self._stop_is_requested
         if every and (stops or step % every == 0):
-            with _written():
+            with raised_as(RunError, _NOT_WRITTEN, OSError):
                 self._saved.save(step, position={**notes(), "resumed_at": self.resumed_at})
         if stops:
             self.wait()
@@ -270,20 +270,13 @@ class RunCheckpoints:
         Raises:
             RunError: a checkpoint cannot be written.
         """
-        with _written():
-            self._saved.wait()
+        if self._saving.is_used:
+            with raised_as(RunError, _NOT_WRITTEN, OSError):
+                self._saved.wait()
 
     def _say(self, text: str) -> None:
         if self._comm.rank == 0:
             print(f"slipstream-train --resume: {text}", flush=True)
-
-
-@contextlib.contextmanager
-def _written() -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise RunError(f"A checkpoint was not written: {error}") from error
 
 
 def _names(directory: Path) -> list[str]:
@@ -308,8 +301,8 @@ def _read(path: Path) -> dict[str, Any]:
 
 def _flags(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Settings by flag; those that --match gives by that one."""
-    flags = {name: value for name, value in settings.items() if name != "engine"}
-    flags.update(settings["engine"])
+    flags = {**settings, **settings["engine"]}
+    del flags["engine"]
     matched = [flags.pop(name, None) for name in ("random_shares", "stop_after")]
     return {**flags, "match": matched if any(matched) else None}
 

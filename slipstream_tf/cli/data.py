@@ -8,7 +8,7 @@ import math
 import os
 from typing import TYPE_CHECKING, Any
 
-from slipstream_tf.cli.flag_set import UsageError
+from slipstream_tf.cli.flag_set import UsageError, does_nothing, raised_as
 from slipstream_tf.cli.program import import_tensorflow
 from slipstream_tf.cli.train_flags import DATA_HELP
 
@@ -65,12 +65,9 @@ def name_of(data: str, clock: PhaseClock | None = None) -> str:
     import_tensorflow()
     from slipstream_tf.inputs.readers import registry
 
-    try:
-        # Readers of large files open nothing yet; those of small ones keep what they read.
-        with clock.phase("reading") if clock else contextlib.nullcontext():
-            return registry.open_data(data, part="train", batch_size=1).spec.name
-    except (ValueError, OSError) as error:
-        raise UsageError(f"Invalid flag --data={data}: {error}") from None
+    # Readers of large files open nothing yet; those of small ones keep what they read.
+    with _refusing(data), clock.phase("reading") if clock else contextlib.nullcontext():
+        return registry.open_data(data, part="train", batch_size=1).spec.name
 
 
 def open_parts(settings: Settings, ids: bool = False) -> Parts:
@@ -87,15 +84,17 @@ def open_parts(settings: Settings, ids: bool = False) -> Parts:
         UsageError: the data cannot be opened.
     """
     import_tensorflow()
-    try:
+    with _refusing(settings.data):
         _require_header(settings.data)
         train, test = (_open(settings, part, ids and part == "train") for part in ("train", "test"))
         num_inputs = train.spec.num_inputs
         if num_inputs is None:
             num_inputs = _estimated_inputs(settings.data)
-    except (ValueError, OSError) as error:
-        raise UsageError(f"Invalid flag --data={settings.data}: {error}") from None
     return Parts(train, test, num_inputs)
+
+
+def _refusing(data: str) -> contextlib.AbstractContextManager[None]:
+    return raised_as(UsageError, f"Invalid flag --data={data}: ")
 
 
 def _require_header(data: str) -> None:
@@ -115,14 +114,10 @@ def _open(settings: Settings, part: str, ids: bool) -> Reader:
     if _prepared(data) is not None:
         from slipstream_tf.inputs.readers.prepared import PreparedReader
 
-        is_shuffled = settings.shuffle_shards and part == "train"
-        seed = settings.seed if is_shuffled else None
+        seed = settings.seed if settings.shuffle_shards and part == "train" else None
         return PreparedReader(data, batch_size, shuffle_seed=seed, **options)
     if settings.shuffle_shards:
-        raise UsageError(
-            "Flag --shuffle_shards does nothing here. Allowed: with data that slipstream-prepare "
-            "wrote."
-        )
+        raise does_nothing("shuffle_shards", "data that slipstream-prepare wrote")
     if name == GENERATED:
         from slipstream_tf.inputs.readers.registry import open_generated
 
@@ -157,10 +152,8 @@ def _prepared(data: str) -> dict[str, Any] | None:
     import_tensorflow()
     from slipstream_tf.inputs.readers.prepared import is_prepared, read_manifest
 
-    try:
+    with _refusing(data):
         return read_manifest(data) if is_prepared(data) else None
-    except (OSError, ValueError) as error:
-        raise UsageError(f"Invalid flag --data={data}: {error}") from None
 
 
 def _is_generated(data: str) -> bool:
@@ -169,10 +162,8 @@ def _is_generated(data: str) -> bool:
     import_tensorflow()
     from slipstream_tf.inputs.readers.generator import parse_name
 
-    try:
+    with _refusing(data):
         parsed = parse_name(data)
-    except ValueError as error:
-        raise UsageError(f"Invalid flag --data={data}: {error}") from None
     if parsed is None or parsed[0] < _LEAST_GENERATED:
         raise UsageError(
             f"Invalid flag --data={data}. Allowed: {GENERATED}:COUNT with an integer COUNT >= "

@@ -6,17 +6,23 @@ nothing left over from the run before. In: flags. Out: a table, an honest senten
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
+import http.client
 import os
 import subprocess
 import sys
+import urllib.error
+import urllib.request
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from slipstream_tf import launch
-from slipstream_tf.cli import demo_data
+from slipstream_tf import disk, launch
 from slipstream_tf.cli.flag_set import (
     RUN_ERROR,
     USAGE_ERROR,
+    Flag,
     FlagSet,
     Integer,
     Number,
@@ -29,46 +35,73 @@ from slipstream_tf.cli.settings import read_record
 from slipstream_tf.telemetry.run_record import RECORD, write_json
 from slipstream_tf.telemetry.table import format_table, number, seconds
 
-RUNS = ("plain", "paper", "random", "stop")
 _QUICK_INPUTS = 30_000
 # AUCs closer than this count as equal: other seeds move them by more.
 _EQUAL_AUC = 0.001
+ENVIRONMENT = "SLIPSTREAM_DATA"
+GLOBO_FILE = "globo_clicks.npz"
+
+MOVIELENS_URL = "https://files.grouplens.org/datasets/movielens/ml-1m.zip"
+MOVIELENS_SHA256 = "a6898adb50b9ca05aa231689da44c217cb524e7ebd39d264c56e2832f2c54e20"
+MOVIELENS_TERMS = (
+    "MovieLens 1M by GroupLens, University of Minnesota: free for research; no redistribution or "
+    "commercial use without their permission (Harper and Konstan, 2015, doi 10.1145/2827872)"
+)
+_MOST_BYTES = 50 << 20
+_TIMEOUT_SECONDS = 10.0
 _HEADER = ("run", "test AUC", "log loss", "calibration", "inputs trained", "share", "seconds")
+
+
+_FLAGS = {
+    "Data and output": (
+        Flag("data", Text(), "a data set, as for slipstream-train", None,
+             f"${ENVIRONMENT}, ../shared/data, MovieLens 1M (downloaded), or generated"),
+        Flag("no_download", None, "download nothing: generate inputs where none are found"),
+        Flag("output", Text(), "folder for demo.json and the runs' records", "runs/demo"),
+        Flag("inputs", Integer(1), "inputs that each run sees", None, "all"),
+        Flag("quick", None, f"{_QUICK_INPUTS:,} inputs, generated if no --data is given"),
+    ),
+    "Runs": (
+        Flag("target_skip", Number(0, 1), "share of the hot inputs to skip", None, "the data's"),
+        Flag("alpha", Number(0, 1, True), "share of lookups that must be saturated", None,
+             "the data's"),
+        Flag("seed", Integer(0, (1 << 31) - 1), "of all four runs", 0),
+        Flag("threads", Integer(1, 1024), "threads of TensorFlow and the data", None, "all cores"),
+    ),
+}  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """The data of a demo.
+
+    Attributes:
+        data: for `slipstream-train --data`.
+        reason: why this one, in one sentence or more.
+    """
+
+    data: str
+    reason: str
 
 
 def make_flags() -> FlagSet:
     """Returns the program's flags."""
-    flags = FlagSet(
+    return FlagSet(
         "slipstream-demo",
         "Trains the same model four times: plainly; with inputs of saturated keys left out (the "
         "paper's rule); with as many inputs left out at random; and plainly, but stopped at the "
         "paper run's number of trained inputs. Prints what that did to quality and cost.",
         ("slipstream-demo", "slipstream-demo --data=globo_clicks.npz --target_skip=0.5"),
+        _FLAGS,
     )
-    flags.group("Data and output")
-    flags.add(
-        "data",
-        Text(),
-        None,
-        "a data set, as for slipstream-train",
-        f"${demo_data.ENVIRONMENT}, ../shared/data, MovieLens 1M (downloaded), or generated",
-    )
-    flags.add_switch("no_download", "download nothing: generate inputs where none are found")
-    flags.add("output", Text(), "runs/demo", "folder for demo.json and the runs' records")
-    flags.add("inputs", Integer(1), None, "inputs that each run sees", "all")
-    flags.add_switch("quick", f"{_QUICK_INPUTS:,} inputs, generated if no --data is given")
-    flags.group("Runs")
-    flags.add("target_skip", Number(0, 1), None, "share of the hot inputs to skip", "the data's")
-    text = "share of lookups that must be saturated"
-    flags.add("alpha", Number(0, 1, True), None, text, "the data's")
-    flags.add("seed", Integer(0, (1 << 31) - 1), 0, "of all four runs")
-    flags.add("threads", Integer(1, 1024), None, "threads of TensorFlow and the data", "all cores")
-    return flags
 
 
 def main(values: dict[str, Any], given: frozenset[str]) -> None:
     """Chooses the data, runs the four runs, prints and writes the comparison."""
-    choice = _choose_data(values)
+    if values["quick"] and values["data"] is None:
+        choice = Choice(f"generated:{_QUICK_INPUTS}", "--quick: generated from a fixed seed")
+    else:
+        choice = choose(values["data"], downloads=not values["no_download"])
     print(f"Data: {choice.data}\nWhy:  {choice.reason}", flush=True)
     inputs = values["inputs"] or (_QUICK_INPUTS if values["quick"] else None)
     common = {"seed": values["seed"], "threads": values["threads"]}
@@ -82,18 +115,14 @@ def main(values: dict[str, Any], given: frozenset[str]) -> None:
         "stop": {**common, "control": "stop", "match": paper},
     }
     records = {}
-    for name in RUNS:
+    for name, of_run in flags.items():
         output = os.path.join(values["output"], name)
-        _train({**flags[name], "output": output})
+        _train({**of_run, "output": output})
         records[name] = read_record(os.path.join(output, RECORD), "output")
     sentence = verdict(records)
-    table = comparison(records)
     path = os.path.join(values["output"], "demo.json")
-    write_json(
-        path,
-        {"data": choice.data, "reason": choice.reason, "verdict": sentence, "runs": records},
-    )
-    print(f"\n{table}\n\n{sentence}\nDetails: {path}")
+    write_json(path, {**dataclasses.asdict(choice), "verdict": sentence, "runs": records})
+    print(f"\n{comparison(records)}\n\n{sentence}\nDetails: {path}")
 
 
 def comparison(records: Mapping[str, Mapping[str, Any]]) -> str:
@@ -107,20 +136,12 @@ def comparison(records: Mapping[str, Mapping[str, Any]]) -> str:
     """
     rows = []
     for name, record in records.items():
-        test, inputs = record["test"], record["inputs"]
-        share = inputs["trained"] / records["plain"]["inputs"]["trained"]
-        spent = record["seconds"]["training"] + record["seconds"]["window_ends"]
-        rows.append(
-            (
-                name,
-                number(test["auc"], 4),
-                number(test["log_loss"], 4),
-                number(test["calibration"], 3),
-                f"{inputs['trained']:,}",
-                f"{share:.1%}",
-                seconds(spent),
-            )
-        )
+        test, phases, trained = record["test"], record["seconds"], record["inputs"]["trained"]
+        measures = (("auc", 4), ("log_loss", 4), ("calibration", 3))
+        quality = [number(test[measure], digits) for measure, digits in measures]
+        share = trained / records["plain"]["inputs"]["trained"]
+        spent = phases["training"] + phases["window_ends"]
+        rows.append((name, *quality, f"{trained:,}", f"{share:.1%}", seconds(spent)))
     return format_table(_HEADER, rows)
 
 
@@ -145,10 +166,7 @@ def verdict(records: Mapping[str, Mapping[str, Any]]) -> str:
         )
     share = inputs["skipped"] / inputs["seen"]
     loss = auc["plain"] - auc["paper"]
-    first = (
-        f"Skipping inputs of saturated keys left out {share:.1%} of the inputs and "
-        f"{_change(-loss)}."
-    )
+    skipped = f"Skipping inputs of saturated keys left out {share:.1%} of the inputs"
     gains = {
         "random skipping at the same rate": auc["paper"] - auc["random"],
         "plain training stopped at the same cost": auc["paper"] - auc["stop"],
@@ -156,14 +174,11 @@ def verdict(records: Mapping[str, Mapping[str, Any]]) -> str:
     words = [f"{_relation(gain)} {name} ({gain:+.4f} AUC)" for name, gain in gains.items()]
     second = f"It is {' and '.join(words)}."
     beaten = all(gain > _EQUAL_AUC for gain in gains.values())
-    third = (
-        "So in this run choosing inputs by drift was worth more than simply training on fewer"
-        if beaten
-        else "So in this run nothing shows that choosing inputs by drift is worth more than "
-        "simply training on fewer"
-    )
+    what = "choosing inputs by drift"
+    shown = f"{what} was" if beaten else f"nothing shows that {what} is"
+    third = f"So in this run {shown} worth more than simply training on fewer"
     third += ", and training on all of them was better still." if loss > _EQUAL_AUC else "."
-    return f"{first} {second} {third} One seed is a hint, not a result."
+    return f"{skipped} and {_change(-loss)}. {second} {third} One seed is a hint, not a result."
 
 
 def _change(difference: float) -> str:
@@ -178,12 +193,95 @@ def _relation(gain: float) -> str:
     return "better than" if gain > 0 else "worse than"
 
 
-def _choose_data(values: Mapping[str, Any]) -> demo_data.Choice:
-    if values["quick"] and values["data"] is None:
-        return demo_data.Choice(
-            f"generated:{_QUICK_INPUTS}", "--quick: generated from a fixed seed"
-        )
-    return demo_data.choose(values["data"], downloads=not values["no_download"])
+def choose(given: str | None, downloads: bool = True) -> Choice:
+    """Decides on the data.
+
+    In this order: what the user gave; globo clicks in the folder $SLIPSTREAM_DATA, or in
+    ../shared/data beside the checkout that this is started in; MovieLens 1M, downloaded once to
+    $XDG_CACHE_HOME, else ~/.cache; a seeded generator.
+
+    Args:
+        given: value of --data, or None.
+        downloads: whether anything may be downloaded.
+
+    Returns:
+        The data and the reason.
+
+    Raises:
+        UsageError: $SLIPSTREAM_DATA is set, but the file is not there.
+    """
+    if given is not None:
+        return Choice(given, "given by --data")
+    path = local_globo()
+    if path is not None:
+        return Choice(str(path), f"found {GLOBO_FILE} on this machine")
+    reasons = [f"no {GLOBO_FILE} in ${ENVIRONMENT} or ../shared/data"]
+    if downloads:
+        print(f"No {GLOBO_FILE} here; trying {MOVIELENS_URL} (6 MB) ...", file=sys.stderr)
+        try:
+            cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+            path = download_movielens(cache / "slipstream_tf")
+        except (OSError, ValueError, http.client.HTTPException) as error:
+            reasons.append(f"MovieLens could not be downloaded ({error})")
+        else:
+            return Choice(str(path), f"{reasons[0]}; {MOVIELENS_TERMS}")
+    else:
+        reasons.append("no download wanted")
+    return Choice("generated", "; ".join(reasons) + "; so inputs are generated from a fixed seed")
+
+
+def local_globo() -> Path | None:
+    """Returns the path of the globo clicks on this machine, or None."""
+    folder = os.environ.get(ENVIRONMENT)
+    if folder:
+        path = Path(folder) / GLOBO_FILE
+        if not path.is_file():
+            raise UsageError(
+                f"Invalid {ENVIRONMENT}={folder}: no {GLOBO_FILE} in it. Allowed: a folder with "
+                "that file, or unset the variable."
+            )
+        return path
+    # `make demo` starts in the checkout; an installed package does not know where that is.
+    for start in (Path.cwd(), Path(__file__).resolve().parents[2]):
+        path = start.parent / "shared" / "data" / GLOBO_FILE
+        if (start / "cc_ops").is_dir() and path.is_file():
+            return path
+    return None
+
+
+def download_movielens(folder: Path) -> Path:
+    """Fetches MovieLens 1M once, and checks that it is what it should be.
+
+    Args:
+        folder: where it is kept.
+
+    Returns:
+        Path of the archive.
+
+    Raises:
+        OSError: it cannot be fetched or written.
+        ValueError: the archive is another one.
+    """
+    url, path = MOVIELENS_URL, folder / "ml-1m.zip"
+    if path.is_file() and _sha256(path.read_bytes()) == MOVIELENS_SHA256:
+        return path
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        with urllib.request.urlopen(url, timeout=_TIMEOUT_SECONDS) as response:
+            archive = response.read(_MOST_BYTES + 1)
+    except urllib.error.URLError as error:
+        raise OSError(f"{url}: {error.reason}") from None
+    if len(archive) > _MOST_BYTES:
+        raise ValueError(f"{url}: longer than {_MOST_BYTES >> 20} MiB")
+    if _sha256(archive) != MOVIELENS_SHA256:
+        raise ValueError(f"{url}: not the archive that is expected (its SHA-256 differs)")
+    with disk.whole_file(path) as partial:
+        partial.write_bytes(archive)
+    return path
+
+
+def _sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
 
 
 def _train(flags: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Judges what the doctor's probes told. Pure: nothing is imported, run or looked for here.
+"""Says what the doctor's probes found. Pure: nothing is imported, run or looked for here.
 
 In: outcomes of probes, versions, paths. Out: findings, each with the command that mends it.
 """
@@ -68,26 +68,45 @@ def unchecked(name: str, is_needed: bool = True, why: str = _NEEDS_TENSORFLOW) -
     return Finding(name, UNCHECKED, why, is_needed=is_needed)
 
 
-def judge_python(version: str, is_supported: bool) -> Finding:
-    """Judges Python itself."""
-    if is_supported:
-        return Finding("Python", OK, version, is_needed=True, facts={"version": version})
-    detail = f"{version}, but 3.10 or later is needed"
+def check_python(version: str, is_supported: bool) -> Finding:
+    """Checks Python itself."""
+    error = "" if is_supported else f"{version}, but 3.10 or later is needed"
     fix = "make an environment with a later Python: python3.11 -m venv .venv"
-    return Finding("Python", BROKEN, detail, fix, True, {"version": version})
+    return check("Python", Outcome({"version": version}, error), version, fix)
 
 
-def judge_packages(outcome: Outcome) -> Finding:
-    """Judges the packages, TensorFlow apart, that the installation asks for."""
+def check(
+    name: str,
+    outcome: Outcome,
+    detail: str,
+    fix: str = REBUILD_LIBRARY,
+    is_needed: bool = True,
+    module: str | None = None,
+) -> Finding:
+    """Returns the finding about a thing, by a probe of it.
+
+    Args:
+        name: of the thing.
+        outcome: of the probe.
+        detail: version and kind, if the probe went well.
+        fix: the command that mends it.
+        is_needed: whether training in one process needs it.
+        module: the thing is missing, not broken, where this module was not found.
+    """
+    if not outcome.error:
+        return Finding(name, OK, detail, "", is_needed, outcome.facts)
+    state = MISSING if module and outcome.missing == module else BROKEN
+    return Finding(name, state, outcome.error, fix, is_needed, outcome.facts)
+
+
+def check_packages(outcome: Outcome) -> Finding:
+    """Checks the packages, TensorFlow apart, that the installation asks for."""
     detail = ", ".join(f"{name} {version}" for name, version in outcome.facts.items())
-    if outcome.error:
-        state = MISSING if outcome.missing else BROKEN
-        return Finding("packages", state, outcome.error, INSTALL, True, outcome.facts)
-    return Finding("packages", OK, detail, "", True, outcome.facts)
+    return check("packages", outcome, detail, INSTALL, module=outcome.missing)
 
 
-def judge_tensorflow(outcome: Outcome, packages: Sequence[str]) -> Finding:
-    """Judges TensorFlow.
+def check_tensorflow(outcome: Outcome, packages: Sequence[str]) -> Finding:
+    """Checks TensorFlow.
 
     Args:
         outcome: of the probe that imports it.
@@ -97,8 +116,8 @@ def judge_tensorflow(outcome: Outcome, packages: Sequence[str]) -> Finding:
     facts = {"version": version, "packages": list(packages)}
     if version is None:
         if outcome.missing == "tensorflow" and not packages:
-            detail = "not installed"
-            return Finding("TensorFlow", MISSING, detail, INSTALL_TENSORFLOW, True, facts)
+            fix = INSTALL_TENSORFLOW
+            return Finding("TensorFlow", MISSING, "not installed", fix, True, facts)
         fix = "pip install --force-reinstall 'tensorflow-cpu==2.21.*'"
         return Finding("TensorFlow", BROKEN, outcome.error, fix, True, facts)
     detail = version
@@ -109,26 +128,22 @@ def judge_tensorflow(outcome: Outcome, packages: Sequence[str]) -> Finding:
     return Finding("TensorFlow", OK, detail, "", True, facts)
 
 
-def judge_keras(outcome: Outcome, backend: str) -> Finding:
-    """Judges Keras.
+def check_keras(outcome: Outcome, backend: str) -> Finding:
+    """Checks Keras.
 
     Args:
         outcome: of the probe that imports it.
         backend: what the environment asks Keras to run on.
     """
-    facts = outcome.facts
-    if not outcome.error:
-        detail = f"{facts['version']} on {facts['backend']}"
-        return Finding("Keras", OK, detail, "", True, facts)
     fix = "pip install --upgrade 'keras>=3'"
     if backend != "tensorflow":
         fix = "export KERAS_BACKEND=tensorflow"
-    state = MISSING if outcome.missing == "keras" else BROKEN
-    return Finding("Keras", state, outcome.error, fix, True, facts)
+    detail = f"{outcome.facts.get('version')} on {outcome.facts.get('backend')}"
+    return check("Keras", outcome, detail, fix, module="keras")
 
 
-def judge_stamp(info: BuildInfo | None, error: str, override: str | None) -> Finding:
-    """Judges the op library's file.
+def check_stamp(info: BuildInfo | None, error: str, override: str | None) -> Finding:
+    """Checks the op library's file.
 
     Args:
         info: what its build stamp says; None if it cannot be read.
@@ -145,26 +160,23 @@ def judge_stamp(info: BuildInfo | None, error: str, override: str | None) -> Fin
     )
     if override:
         detail += f"; the file that {OVERRIDE} names"
-    facts = dataclasses.asdict(info)
-    return Finding(name, OK, detail, "", True, facts)
+    return Finding(name, OK, detail, "", True, dataclasses.asdict(info))
 
 
-def judge_loading(outcome: Outcome, override: str | None, has_compiler: bool) -> Finding:
-    """Judges whether TensorFlow loads the op library."""
-    if not outcome.error:
-        ops = len(set().union(*outcome.facts["kernels"].values()))
-        detail = f"{ops} ops with TensorFlow {outcome.facts['tensorflow']}"
-        return Finding("loading", OK, detail, "", True, outcome.facts)
+def check_loading(outcome: Outcome, override: str | None, has_compiler: bool) -> Finding:
+    """Checks whether TensorFlow loads the op library."""
     fix = REBUILD_LIBRARY if has_compiler else f"apt-get install g++, then {REBUILD_LIBRARY}"
     if override:
         fix = f"unset {OVERRIDE}"
-    return Finding("loading", BROKEN, outcome.error, fix, True, outcome.facts)
+    ops = set().union(*outcome.facts.get("kernels", {}).values())
+    detail = f"{len(ops)} ops with TensorFlow {outcome.facts.get('tensorflow')}"
+    return check("loading", outcome, detail, fix)
 
 
-def judge_kernels(
+def check_kernels(
     has_cuda: bool, kernels: Mapping[str, Sequence[str]] | None, gpus: Sequence[str]
 ) -> Finding:
-    """Judges whether the op library serves the GPUs that there are.
+    """Checks whether the op library has kernels for the GPUs that there are.
 
     Args:
         has_cuda: whether the build stamp says that CUDA kernels are in it.
@@ -175,40 +187,32 @@ def judge_kernels(
     facts = {"kernels": kernels}
     if has_cuda:
         return Finding("kernels", OK, counted or "for CPU and GPU", facts=facts)
-    detail = f"{counted}; " if counted else ""
-    detail += "none on GPU"
+    detail = f"{counted}; none on GPU" if counted else "none on GPU"
     if gpus:
         return Finding("kernels", MISSING, f"{detail}; there is a GPU", WITH_CUDA, facts=facts)
     return Finding("kernels", OK, f"{detail}, which needs a machine with one", facts=facts)
 
 
-def judge_self_test(
-    name: str, outcome: Outcome, fix: str = REBUILD_LIBRARY, is_needed: bool = True
-) -> Finding:
-    """Judges a store by its self-test.
-
-    Args:
-        name: of the store.
-        outcome: of the probe that tests it.
-        fix: the command that mends it.
-        is_needed: whether training in one process needs the store.
-    """
-    if outcome.error:
-        return Finding(name, BROKEN, outcome.error, fix, is_needed, outcome.facts)
-    detail = f"as computed by hand ({outcome.facts['seconds']:.2f} s)"
-    return Finding(name, OK, detail, "", is_needed, outcome.facts)
+def check_self_test(name: str, outcome: Outcome) -> Finding:
+    """Checks a store by its self-test."""
+    return check(name, outcome, _of_self_test(outcome))
 
 
-def judge_sok_self_test(name: str, outcome: Outcome, gpus: Sequence[str]) -> Finding:
-    """Judges SOK's tables by their self-test; nothing but store="sok" needs them."""
+def check_sok_self_test(name: str, outcome: Outcome, gpus: Sequence[str]) -> Finding:
+    """Checks SOK's tables by their self-test; nothing but store="sok" needs them."""
     if outcome.error and not gpus:
         error = f"{outcome.error} (TensorFlow sees no GPU)"
         outcome = dataclasses.replace(outcome, error=error)
-    return judge_self_test(name, outcome, INSTALL_SOK if gpus else "", is_needed=False)
+    detail = _of_self_test(outcome)
+    return check(name, outcome, detail, INSTALL_SOK if gpus else "", is_needed=False)
 
 
-def judge_horovod(outcome: Outcome) -> Finding:
-    """Judges Horovod: there, built for this TensorFlow, and with which controllers."""
+def _of_self_test(outcome: Outcome) -> str:
+    return f"as computed by hand ({outcome.facts.get('seconds', 0.0):.2f} s)"
+
+
+def check_horovod(outcome: Outcome) -> Finding:
+    """Checks Horovod: there, built for this TensorFlow, and with which controllers."""
     facts = outcome.facts
     if outcome.missing == "horovod":
         detail = "not installed; only jobs of several processes need it"
@@ -230,8 +234,8 @@ def judge_horovod(outcome: Outcome) -> Finding:
     return Finding("Horovod", OK, detail, facts=facts)
 
 
-def judge_horovodrun(path: str | None, folder: str | None) -> Finding:
-    """Judges Horovod's launcher.
+def check_horovodrun(path: str | None, folder: str | None) -> Finding:
+    """Checks Horovod's launcher.
 
     Args:
         path: of the one on PATH.
@@ -245,8 +249,8 @@ def judge_horovodrun(path: str | None, folder: str | None) -> Finding:
     return Finding("horovodrun", MISSING, "not on PATH; comes with Horovod", INSTALL_HOROVOD)
 
 
-def judge_tool(name: str, version: str | None, missing: str, fix: str) -> Finding:
-    """Judges an optional program.
+def check_tool(name: str, version: str | None, missing: str, fix: str) -> Finding:
+    """Checks an optional program.
 
     Args:
         name: of the program.
@@ -259,23 +263,21 @@ def judge_tool(name: str, version: str | None, missing: str, fix: str) -> Findin
     return Finding(name, OK, version, facts={"version": version})
 
 
-def judge_sok(outcome: Outcome, gpus: Sequence[str]) -> Finding:
-    """Judges NVIDIA's Sparse Operation Kit, which `store="sok"` and `SokStore` need."""
-    version = outcome.facts.get("version", "of unknown version")
+def check_sok(outcome: Outcome, gpus: Sequence[str]) -> Finding:
+    """Checks NVIDIA's Sparse Operation Kit, which `store="sok"` and `SokStore` need."""
     without_gpu = "" if gpus else "; it needs a GPU, and TensorFlow sees none"
+    fix = INSTALL_SOK if gpus else ""
     if outcome.missing == "sparse_operation_kit":
-        fix = INSTALL_SOK if gpus else ""
         return Finding("SOK", MISSING, f"not installed{without_gpu or '; it needs a GPU'}", fix)
     if outcome.error:
-        detail = f"{outcome.error}{without_gpu}"
-        return Finding("SOK", BROKEN, detail, INSTALL_SOK if gpus else "", facts=outcome.facts)
+        outcome = dataclasses.replace(outcome, error=f"{outcome.error}{without_gpu}")
     limit = outcome.facts.get("limit")
-    detail = f"{version}{without_gpu}{'; ' + limit if limit else ''}"
-    return Finding("SOK", OK, detail, facts=outcome.facts)
+    detail = f"{outcome.facts.get('version')}{without_gpu}{'; ' + limit if limit else ''}"
+    return check("SOK", outcome, detail, fix, is_needed=False)
 
 
-def judge_tensorflow_cuda(outcome: Outcome, has_gpu: bool) -> Finding:
-    """Judges which CUDA this TensorFlow was built with.
+def check_tensorflow_cuda(outcome: Outcome, has_gpu: bool) -> Finding:
+    """Checks which CUDA this TensorFlow was built with.
 
     Args:
         outcome: of the probe that imports TensorFlow.
@@ -294,8 +296,8 @@ def judge_tensorflow_cuda(outcome: Outcome, has_gpu: bool) -> Finding:
     )
 
 
-def judge_gpus(outcome: Outcome, driver_gpus: Sequence[str]) -> Finding:
-    """Judges the GPUs.
+def check_gpus(outcome: Outcome, driver_gpus: Sequence[str]) -> Finding:
+    """Checks the GPUs.
 
     Args:
         outcome: of the probe that imports TensorFlow and lists its GPUs.

@@ -6,9 +6,11 @@ it was started, and it can run several times in one process.
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import textwrap
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from absl import flags
 
@@ -43,6 +45,27 @@ class RunError(ProgramError):
     """The run went wrong in a way that is understood; the message says how."""
 
 
+@contextlib.contextmanager
+def raised_as(kind: type[ProgramError], text: str, *caught: type[Exception]) -> Iterator[None]:
+    """Raises an error that is understood as one of the program.
+
+    Args:
+        kind: UsageError or RunError.
+        text: in front of what the error says.
+        *caught: the errors; default: OSError and ValueError.
+    """
+    kinds = caught or (OSError, ValueError)
+    try:
+        yield
+    except kinds as error:
+        raise kind(f"{text}{error}") from error
+
+
+def does_nothing(name: str, needs: str) -> UsageError:
+    """Returns the error for a flag that needs something else to matter."""
+    return UsageError(f"Flag --{name} does nothing here. Allowed: with {needs}.")
+
+
 class _Parser(flags.ArgumentParser):
     """Base of the parsers: `allowed` says in words what they take, `brief` in a few signs."""
 
@@ -59,9 +82,6 @@ class _Parser(flags.ArgumentParser):
     def convert(self, argument: Any) -> Any:
         """Returns the value or raises."""
         raise NotImplementedError
-
-    def flag_type(self) -> str:
-        return self.allowed
 
 
 class Number(_Parser):
@@ -129,22 +149,13 @@ class Choice(_Parser):
 
 
 class Widths(_Parser):
-    """Layer widths joined by commas or dashes, e.g. 256-128; empty if that is allowed."""
+    """Layer widths joined by commas or dashes, e.g. 256-128; may be empty."""
 
-    def __init__(self, may_be_empty: bool) -> None:
-        self._may_be_empty = may_be_empty
-        self.allowed = "integers >= 1 joined by '-', e.g. 256-128"
-        if may_be_empty:
-            self.allowed += ", or empty for no layer"
-        self.brief = self.allowed
+    allowed = brief = "integers >= 1 joined by '-', e.g. 256-128, or empty for no layer"
 
     def convert(self, argument: Any) -> tuple[int, ...]:
-        if isinstance(argument, (tuple, list)):
-            parts = [str(part) for part in argument]
-        else:
-            parts = argument.replace(",", "-").split("-") if argument else []
-        widths = tuple(int(part) for part in parts)
-        if (not widths and not self._may_be_empty) or any(width < 1 for width in widths):
+        widths = tuple(map(int, argument.replace(",", "-").split("-"))) if argument else ()
+        if any(width < 1 for width in widths):
             raise ValueError
         return widths
 
@@ -155,7 +166,7 @@ class Names(_Parser):
     allowed = brief = "names joined by ','"
 
     def convert(self, argument: Any) -> tuple[str, ...]:
-        names = tuple(argument.split(",")) if isinstance(argument, str) else tuple(argument)
+        names = tuple(argument.split(","))
         if not all(names):
             raise ValueError
         return names
@@ -172,6 +183,24 @@ class Text(_Parser):
         return str(argument)
 
 
+class Flag(NamedTuple):
+    """A flag.
+
+    Attributes:
+        name: without dashes.
+        parser: of its value; None: a switch, off unless `--name` is given.
+        text: what it does; of a number, in which unit.
+        default: if it is not given.
+        default_text: how `--help` tells the default; default: the value itself, or "none".
+    """
+
+    name: str
+    parser: _Parser | None
+    text: str
+    default: Any = None
+    default_text: str = ""
+
+
 class FlagSet:
     """The flags of one program.
 
@@ -179,6 +208,7 @@ class FlagSet:
         program: its name.
         purpose: what it does, in a few lines, for `--help`.
         examples: command lines for `--help`.
+        groups: the flags, by the title under which `--help` lists them.
         arguments: what arguments that are no flags stand for, e.g. "RUN"; their list is the value
             of this name. Empty: the program takes none.
         basic: names of the flags that `--help` lists, where all of them do not fit a screen;
@@ -190,6 +220,7 @@ class FlagSet:
         program: str,
         purpose: str,
         examples: Sequence[str],
+        groups: Mapping[str, Sequence[Flag]],
         arguments: str = "",
         basic: Sequence[str] = (),
     ) -> None:
@@ -198,45 +229,22 @@ class FlagSet:
         self._basic = tuple(basic)
         self._purpose, self._examples = purpose, tuple(examples)
         self._values = flags.FlagValues()
-        self._groups: dict[str, list[str]] = {}
+        self._groups = {title: [flag.name for flag in group] for title, group in groups.items()}
         self._notes: dict[str, str] = {}
-        self._group = ""
-
-    def group(self, title: str) -> None:
-        """Starts a group: flags defined from here on are listed under `title`."""
-        self._group = title
-        self._groups[title] = []
-
-    def add(
-        self, name: str, parser: _Parser, default: Any, text: str, default_text: str = ""
-    ) -> None:
-        """Defines a flag.
-
-        Args:
-            name: without dashes.
-            parser: of its value.
-            default: if it is not given.
-            text: what it does; of a number, in which unit.
-            default_text: how `--help` tells the default; default: the value itself, or "none".
-        """
-        flags.DEFINE(parser, name, default, text, flag_values=self._values)
-        value = "none" if default is None else str(default)
-        self._listed(name, default_text or value, parser.brief)
-
-    def add_switch(self, name: str, text: str) -> None:
-        """Defines a flag that is off unless `--name` is given."""
-        flags.DEFINE_boolean(name, False, text, flag_values=self._values)
-        self._listed(name, "off", "")
-
-    def _listed(self, name: str, default: str, allowed: str) -> None:
-        self._groups[self._group].append(name)
-        notes = [allowed] if allowed else []
-        self._notes[name] = "; ".join([*notes, f"default: {default}"])
+        for name, parser, text, default, default_text in itertools.chain(*groups.values()):
+            if parser is None:
+                flags.DEFINE_boolean(name, False, text, flag_values=self._values)
+                self._notes[name] = "default: off"
+                continue
+            flags.DEFINE(parser, name, default, text, flag_values=self._values)
+            told = default_text or ("none" if default is None else str(default))
+            allowed = f"{parser.brief}; " if parser.brief else ""
+            self._notes[name] = f"{allowed}default: {told}"
 
     @property
     def names(self) -> tuple[str, ...]:
         """The flags, as they are listed."""
-        return tuple(name for names in self._groups.values() for name in names)
+        return tuple(itertools.chain(*self._groups.values()))
 
     def parser_of(self, name: str) -> Any:
         """Returns the parser of a flag; that of a switch is absl's."""

@@ -5,6 +5,7 @@ In: files. Out: a folder of shards, statistics.json and counts.parquet in it, a 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
@@ -13,24 +14,56 @@ from typing import Any
 
 from slipstream_tf.cli.flag_set import (
     Choice,
+    Flag,
     FlagSet,
     Integer,
     Number,
     RunError,
     Text,
     UsageError,
+    raised_as,
 )
 from slipstream_tf.cli.program import import_tensorflow, make_output, run_program
 from slipstream_tf.telemetry.progress import open_bar
 from slipstream_tf.telemetry.table import format_table
 
 _DATA = "DATA"
+# Flags that are `Options` of the same name.
+_OPTIONS = ("shard_rows", "compression", "dim", "strict", "overwrite")
 _FORMATS = ("auto", "criteo", "avazu", "movielens", "csv", "parquet")
+_FLAGS = {
+    "Data": (
+        Flag("output", Text(), "folder for the shards, statistics.json and counts.parquet"),
+        Flag("format", Choice(_FORMATS), "of DATA; auto: by the first file's name and first line",
+             "auto"),
+        Flag("schema", Text(), 'JSON file that says what columns are: {"label": "clicked", "keys": '
+             '["user", {"column": "tags", "separator": "|"}, {"column": "ad", "as": "integer"}], '
+             '"dense": [{"column": "price", "transform": "log"}], "missing": ["", "NA"]}. '
+             'Optional: "delimiter" (,), "columns" (names, if files have no header); as label '
+             '{"column": "stars", "positive_from": 4}. Text keys are hashed to 64 bits; as: '
+             "integer or hex reads them by value"),
+        Flag("strict", None, "a line that cannot be read ends the run, instead of being counted"),
+        Flag("overwrite", None, "replace another preparation that --output holds"),
+    ),
+    "Shards": (
+        Flag("shard_rows", Integer(1, 1 << 40), "lines or rows of DATA per shard", 1_000_000),
+        Flag("compression", Choice(("snappy", "zstd", "none")), "of the shards", "snappy"),
+        Flag("threads", Integer(1, 1024), "threads that parse", None, "all cores"),
+    ),
+    "Statistics (of the training part: nine of ten runs of 100 lines)": (
+        Flag("hot_budget_mb", Number(0, open_minimum=True),
+             "MiB of snapshots that bounds the hot set, as in slipstream-train", 256.0),
+        Flag("dim", Integer(1, 65536), "float32 values per embedding row, 4 bytes each", 16),
+        Flag("count_mb", Integer(1, 1 << 30),
+             "MiB for counting keys; beyond, rare keys are dropped and results marked with ~",
+             2048),
+    ),
+}  # fmt: skip
 
 
 def make_flags() -> FlagSet:
     """Returns the program's flags."""
-    flags = FlagSet(
+    return FlagSet(
         "slipstream-prepare",
         "Writes click data as Parquet shards, for slipstream-train --data=FOLDER, and tells what "
         "it is like: keys per field, skew, share of hot inputs. DATA: Criteo TSV (Kaggle's, or "
@@ -40,34 +73,9 @@ def make_flags() -> FlagSet:
             "slipstream-prepare day_0.gz day_1.gz --output=criteo",
             "slipstream-prepare clicks.csv --schema=clicks.json --output=clicks",
         ),
+        _FLAGS,
         arguments=_DATA,
     )
-    flags.group("Data")
-    flags.add("output", Text(), None, "folder for the shards, statistics.json and counts.parquet")
-    text = "of DATA; auto: by the first file's name and first line"
-    flags.add("format", Choice(_FORMATS), "auto", text)
-    text = (
-        'JSON file that says what columns are: {"label": "clicked", "keys": ["user", {"column": '
-        '"tags", "separator": "|"}, {"column": "ad", "as": "integer"}], "dense": [{"column": '
-        '"price", "transform": "log"}], "missing": ["", "NA"]}. Optional: "delimiter" (,), '
-        '"columns" (names, if files have no header); as label {"column": "stars", '
-        '"positive_from": 4}. '
-        "Text keys are hashed to 64 bits; as: integer or hex reads them by value"
-    )
-    flags.add("schema", Text(), None, text)
-    flags.add_switch("strict", "a line that cannot be read ends the run, instead of being counted")
-    flags.add_switch("overwrite", "replace another preparation that --output holds")
-    flags.group("Shards")
-    flags.add("shard_rows", Integer(1, 1 << 40), 1_000_000, "lines or rows of DATA per shard")
-    flags.add("compression", Choice(("snappy", "zstd", "none")), "snappy", "of the shards")
-    flags.add("threads", Integer(1, 1024), None, "threads that parse", "all cores")
-    flags.group("Statistics (of the training part: nine of ten runs of 100 lines)")
-    text = "MiB of snapshots that bounds the hot set, as in slipstream-train"
-    flags.add("hot_budget_mb", Number(0, open_minimum=True), 256.0, text)
-    flags.add("dim", Integer(1, 65536), 16, "float32 values per embedding row, 4 bytes each")
-    text = "MiB for counting keys; beyond, rare keys are dropped and results marked with ~"
-    flags.add("count_mb", Integer(1, 1 << 30), 2048, text)
-    return flags
 
 
 def main(values: dict[str, Any], given: frozenset[str]) -> None:
@@ -91,14 +99,10 @@ def main(values: dict[str, Any], given: frozenset[str]) -> None:
             f"{4 * values['dim']} bytes, a row of --dim values."
         )
     options = Options(
-        shard_rows=values["shard_rows"],
-        compression=values["compression"],
-        dim=values["dim"],
         hot_budget_bytes=budget,
         count_bytes=values["count_mb"] << 20,
         threads=values["threads"] or len(os.sched_getaffinity(0)),
-        strict=values["strict"],
-        overwrite=values["overwrite"],
+        **{name: values[name] for name in _OPTIONS},
     )
     schema = None
     if values["schema"] is not None:
@@ -110,13 +114,11 @@ def main(values: dict[str, Any], given: frozenset[str]) -> None:
             ) from None
         except ValueError as error:
             raise UsageError(f"Invalid flag --schema: {error}") from None
-    try:
+    with raised_as(UsageError, "Invalid argument DATA: "):
         source, files = open_source(values[_DATA], values["format"], schema)
-    except (OSError, ValueError) as error:
-        raise UsageError(f"Invalid argument DATA: {error}") from None
     make_output(folder)
     begin = time.monotonic()
-    with _Bars() as bars:
+    with contextlib.closing(_Bars()) as bars:
         try:
             statistics = prepare(source, files, folder, options, bars.show)
         except OtherPreparation as error:
@@ -129,10 +131,9 @@ def main(values: dict[str, Any], given: frozenset[str]) -> None:
         except (OSError, ValueError) as error:
             raise RunError(str(error)) from None
     print(summary(statistics))
-    rows = bars.rows
     seconds = time.monotonic() - begin
     print(
-        f"{os.path.abspath(folder)}: {statistics['shards']:,} shards; {rows:,} lines read in "
+        f"{os.path.abspath(folder)}: {statistics['shards']:,} shards; {bars.rows:,} lines read in "
         f"{seconds:,.1f} s. Next: slipstream-train --data={folder}"
     )
 
@@ -183,13 +184,9 @@ class _Bars:
         if phase != self._phase:
             self.close()
             self._phase, self._begin, self._first_rows = phase, time.monotonic(), rows
-            self._bar = open_bar(
-                total,
-                phase,
-                bar_format="{desc} {percentage:3.0f}%|{bar}| [{elapsed}<{remaining}]",
-                # What an earlier run did took none of this run's time.
-                initial=done,
-            )
+            form = "{desc} {percentage:3.0f}%|{bar}| [{elapsed}<{remaining}]"
+            # What an earlier run did took none of this run's time.
+            self._bar = open_bar(total, phase, bar_format=form, initial=done)
         if phase == "preparing":
             self.rows = rows
         text = f"{phase}: {rows:,} lines"
@@ -203,13 +200,6 @@ class _Bars:
     def close(self) -> None:
         if self._bar is not None:
             self._bar.close()
-            self._bar = None
-
-    def __enter__(self) -> _Bars:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def entry_point(arguments: Sequence[str] | None = None) -> None:

@@ -13,6 +13,10 @@ import dataclasses
 from collections.abc import Mapping
 from types import MappingProxyType
 
+# Steps of a window of data of any size: where training is short, it has so many windows instead, of
+# no fewer steps than say something by their AUC.
+_LONG_WINDOW, _LEAST_WINDOWS, _LEAST_STEPS = 1000, 20, 5
+
 
 @dataclasses.dataclass(frozen=True)
 class Preset:
@@ -25,7 +29,7 @@ class Preset:
         mlp: hidden widths of DLRM's top MLP, or DCN-v2's or DeepFM's deep MLP.
         dropout: share of hidden units dropped in training.
         cross_layers: of DCN-v2.
-        batch_size: inputs per step.
+        batch_size: inputs per step of each rank.
         epochs: passes over the training part.
         rows_optimizer: rule of the embedding rows.
         rows_learning_rate: of that rule.
@@ -35,7 +39,6 @@ class Preset:
         target_skip: share of the hot inputs to skip.
         alpha: share of an input's lookups that must be saturated.
         hot_budget_mb: MiB of snapshots.
-        least_windows: that the planned steps are to have: windows become shorter for it.
     """
 
     model: str = "dlrm"
@@ -54,7 +57,6 @@ class Preset:
     target_skip: float = 0.3
     alpha: float = 1.0
     hot_budget_mb: float = 256.0
-    least_windows: int = 1
 
 
 PRESETS: Mapping[str, Preset] = MappingProxyType(
@@ -70,16 +72,13 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
             epochs=12,
             snapshot_interval=200,
         ),
-        "criteo": Preset(
-            bottom=(256, 64), mlp=(256, 128), snapshot_interval=1000, least_windows=20
-        ),
-        "avazu": Preset(mlp=(256, 128), snapshot_interval=1000, least_windows=20),
+        "criteo": Preset(bottom=(256, 64), mlp=(256, 128), snapshot_interval=_LONG_WINDOW),
+        "avazu": Preset(mlp=(256, 128), snapshot_interval=_LONG_WINDOW),
         "movielens": Preset(epochs=1, batch_size=512),
         "generated": Preset(batch_size=512, snapshot_interval=20, alpha=0.8),
     }
 )
-OTHER = Preset(snapshot_interval=1000, least_windows=20)
-_LEAST_STEPS = 5  # Of a window, below which its AUC says nothing.
+OTHER = Preset(snapshot_interval=_LONG_WINDOW)
 
 
 def preset(name: str) -> Preset:
@@ -96,11 +95,10 @@ def window_steps(name: str, planned_steps: int | None) -> int:
         name: of the data set.
         planned_steps: of training; None if they are not known.
     """
-    chosen = preset(name)
-    if planned_steps is None or chosen.least_windows == 1:
-        return chosen.snapshot_interval
-    share = planned_steps // chosen.least_windows
-    return min(chosen.snapshot_interval, max(_LEAST_STEPS, share))
+    steps = preset(name).snapshot_interval
+    if planned_steps is None or steps < _LONG_WINDOW:
+        return steps
+    return min(steps, max(_LEAST_STEPS, planned_steps // _LEAST_WINDOWS))
 
 
 def describe(field: str) -> str:

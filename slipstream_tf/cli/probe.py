@@ -5,6 +5,7 @@ In: a few lines of Python, or a command. Out: the facts told before the end, and
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -16,7 +17,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-_MARK = "slipstream-probe:"
+_PREFIX = "slipstream-probe:"
 _LONGEST_ERROR = 600
 # TensorFlow's lines of information and warning, which say nothing about a crash.
 _LOG_LINE = re.compile(r"[IW]\d{4} |WARNING: All log messages before")
@@ -25,7 +26,7 @@ _FRAME = """\
 import json, sys
 sys.path[:] = {path!r}
 def tell(**facts):
-    sys.stdout.write("\\n" + {mark!r} + json.dumps(facts) + "\\n")
+    sys.stdout.write("\\n" + {prefix!r} + json.dumps(facts) + "\\n")
     sys.stdout.flush()
 try:
     exec({program!r}, {{"tell": tell}})
@@ -51,7 +52,7 @@ class Outcome:
     missing: str | None = None
 
 
-def run_python(program: str, limit: float, environment: Mapping[str, str] | None = None) -> Outcome:
+def run_python(program: str, limit: float, environment: Mapping[str, str] = {}) -> Outcome:
     """Runs Python lines in a child process that imports from the same folders as this one.
 
     Args:
@@ -60,19 +61,22 @@ def run_python(program: str, limit: float, environment: Mapping[str, str] | None
         limit: seconds after which the child is killed.
         environment: variables beside those of this process.
     """
-    text = _FRAME.format(path=sys.path, mark=_MARK, program=program)
+    text = _FRAME.format(path=sys.path, prefix=_PREFIX, program=program)
     code, output, errors = _run([sys.executable, "-c", text], limit, environment)
     facts: dict[str, Any] = {}
     for line in output.splitlines():
-        if line.startswith(_MARK):
-            facts.update(json.loads(line.removeprefix(_MARK)))
+        if line.startswith(_PREFIX):
+            facts.update(json.loads(line.removeprefix(_PREFIX)))
     step = facts.pop("step", None)
     error, missing = facts.pop("error", ""), facts.pop("missing", None)
     is_done = facts.pop("done", False)
     if code != 0 or not (is_done or error):
         doing = f" during '{step}'" if step else ""
         error = f"{_ending(code, limit)}{doing}{_last_line(errors)}"
-    return Outcome(facts, _one_line(error), missing)
+    error = " ".join(error.split())
+    if len(error) > _LONGEST_ERROR:
+        error = error[: _LONGEST_ERROR - 3] + "..."
+    return Outcome(facts, error, missing)
 
 
 def run_command(command: Sequence[str], limit: float) -> str | None:
@@ -83,34 +87,24 @@ def run_command(command: Sequence[str], limit: float) -> str | None:
         limit: seconds after which it is killed.
     """
     try:
-        code, output, _ = _run(command, limit, None)
+        code, output, _ = _run(command, limit, {})
     except OSError:
         return None
     return output if code == 0 else None
 
 
 def _run(
-    command: Sequence[str], limit: float, environment: Mapping[str, str] | None
+    command: Sequence[str], limit: float, environment: Mapping[str, str]
 ) -> tuple[int | None, str, str]:
     """Returns (exit code, or None after the limit; stdout; stderr)."""
     # Files, not pipes: a grandchild that outlives the child would keep a pipe open.
     with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=errors,
-            env={**os.environ, **(environment or {})},
-        )
-        code: int | None
-        try:
-            code = process.wait(limit)
-        except subprocess.TimeoutExpired:
-            code = None
-        finally:
-            # Also where this process is interrupted while it waits.
-            process.kill()
-            process.wait()
+        options: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": errors}
+        options["env"] = {**os.environ, **environment}
+        code = None
+        # Not answered in time: the child is killed.
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            code = subprocess.run(command, timeout=limit, check=False, **options).returncode
         texts = []
         for file in (output, errors):
             file.seek(0)
@@ -131,11 +125,6 @@ def _ending(code: int | None, limit: float) -> str:
 
 
 def _last_line(errors: str) -> str:
-    lines = [line.strip() for line in errors.splitlines() if line.strip()]
+    lines = [line for line in map(str.strip, errors.splitlines()) if line]
     lines = [line for line in lines if not _LOG_LINE.match(line)]
     return f": {lines[-1]}" if lines else ""
-
-
-def _one_line(text: str) -> str:
-    line = " ".join(text.split())
-    return line if len(line) <= _LONGEST_ERROR else line[: _LONGEST_ERROR - 3] + "..."

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 _Prepared = TypeVar("_Prepared")
 _INTERRUPTED = 130  # Exit code, as shells have it.
-_WRITABLE = "Allowed: a folder that can be made and written."
 _LOG_LEVEL = "TF_CPP_MIN_LOG_LEVEL"
 # What the ranks that are left hear of one that has gone.
 _GONE = "Horovod has been shut down"
@@ -168,22 +167,25 @@ def agreed(comm: Communicator, name: str) -> Iterator[None]:
     raise AgreedError(code, message)
 
 
-def make_output(path: str, flag: str = "output") -> None:
-    """Makes an output folder before the work, not after hours of it.
+def make_output(path: str) -> None:
+    """Makes the output folder before the work, not after hours of it.
 
     Args:
         path: of the folder; it may be there already.
-        flag: that names it, without dashes.
 
     Raises:
         UsageError: it cannot be made, or not be written.
     """
+    reason = "it cannot be written"
     try:
         os.makedirs(path, exist_ok=True)
+        if os.access(path, os.W_OK):
+            return
     except OSError as error:
-        raise UsageError(f"Invalid flag --{flag}={path}: {error.strerror}. {_WRITABLE}") from None
-    if not os.access(path, os.W_OK):
-        raise UsageError(f"Invalid flag --{flag}={path}: it cannot be written. {_WRITABLE}")
+        reason = error.strerror or str(error)
+    raise UsageError(
+        f"Invalid flag --output={path}: {reason}. Allowed: a folder that can be made and written."
+    )
 
 
 def import_tensorflow() -> None:

@@ -5,6 +5,7 @@ In: folders of runs. Out: report.html, which loads nothing, png/ and csv/ in the
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 from collections.abc import Sequence
@@ -12,7 +13,7 @@ from typing import Any
 
 import tqdm
 
-from slipstream_tf.cli.flag_set import FlagSet, RunError, Text, UsageError
+from slipstream_tf.cli.flag_set import Flag, FlagSet, RunError, Text, UsageError, raised_as
 from slipstream_tf.cli.program import run_program
 from slipstream_tf.telemetry.report.drawing import require_matplotlib
 from slipstream_tf.telemetry.report.runs import RecordError, read_runs
@@ -23,7 +24,8 @@ _RUNS = "RUN"
 
 def make_flags() -> FlagSet:
     """Returns the program's flags."""
-    flags = FlagSet(
+    output = Flag("output", Text(), "folder for the report's files, which are replaced", "report")
+    return FlagSet(
         "slipstream-report",
         "Draws what runs of slipstream-train recorded, one color per run: quality against inputs "
         "and seconds, saturation, what was skipped, held and sent, bytes and seconds. A RUN is a "
@@ -34,11 +36,9 @@ def make_flags() -> FlagSet:
             "slipstream-report runs/plain runs/paper",
             "slipstream-report runs/* --output=runs/report",
         ),
+        {"Report": (output,)},
         arguments=_RUNS,
     )
-    flags.group("Report")
-    flags.add("output", Text(), "report", "folder for the report's files, which are replaced")
-    return flags
 
 
 def main(values: dict[str, Any], given: frozenset[str]) -> None:
@@ -49,27 +49,19 @@ def main(values: dict[str, Any], given: frozenset[str]) -> None:
             "Missing argument RUN. Allowed: one or more folders that slipstream-train wrote as "
             "--output."
         )
-    try:
+    with raised_as(UsageError, "Invalid argument ", RecordError):
         runs = read_runs(values[_RUNS])
-    except RecordError as error:
-        raise UsageError(f"Invalid argument {error}") from None
-    try:
+    with raised_as(RunError, "", ImportError):
         require_matplotlib()
-    except ImportError as error:
-        raise RunError(str(error)) from None
-    with tqdm.tqdm(desc="drawing", unit=" plots", disable=not sys.stderr.isatty()) as bar:
-
-        def show(done: int, total: int) -> None:
-            bar.total = total
-            bar.update(done - bar.n)
-
-        try:
-            path = write_report(runs, values["output"], show)
-        except OSError as error:
-            raise UsageError(
-                f"Invalid flag --output={values['output']}: {error.filename}: {error.strerror}. "
-                "Allowed: a folder that can be made and written."
-            ) from None
+    is_hidden = not sys.stderr.isatty()
+    bar = functools.partial(tqdm.tqdm, desc="drawing", unit=" plots", disable=is_hidden)
+    try:
+        path = write_report(runs, values["output"], bar)
+    except OSError as error:
+        raise UsageError(
+            f"Invalid flag --output={values['output']}: {error.filename}: {error.strerror}. "
+            "Allowed: a folder that can be made and written."
+        ) from None
     print(f"Report: {os.path.abspath(path)}")
 
 

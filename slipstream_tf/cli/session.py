@@ -9,18 +9,16 @@ import dataclasses
 import re
 import time
 from collections.abc import Sequence
-from contextlib import nullcontext
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from slipstream_tf import _compat
 from slipstream_tf.cli import build
 from slipstream_tf.cli.callbacks import BarCallback, CurveCallback, StepTimer
 from slipstream_tf.cli.checkpoints import RunCheckpoints, Saving, describe, require_same_run
 from slipstream_tf.cli.data import Parts
-from slipstream_tf.cli.flag_set import RunError, UsageError
+from slipstream_tf.cli.flag_set import RunError, UsageError, raised_as
 from slipstream_tf.cli.pipeline import TrainingInputs, inputs_of_rank, share_of_rank
 from slipstream_tf.cli.program import agreed
 from slipstream_tf.cli.settings import Settings
@@ -36,8 +34,6 @@ from slipstream_tf.telemetry.metrics import ClickMetrics
 from slipstream_tf.telemetry.progress import TrainingBar
 from slipstream_tf.telemetry.run_record import SCHEMA, PhaseClock, machine, versions
 
-_compat.require_keras()
-
 
 class Trainer:
     """Trains and evaluates; with several ranks every method is a collective.
@@ -49,7 +45,7 @@ class Trainer:
         parts: the data; every rank reads all of it.
         clock: has the time that opening the data took; the other phases are added.
         comm: the ranks. Rank 0 shows progress.
-        saving: of checkpoints; None: none are saved.
+        saving: of checkpoints.
     """
 
     def __init__(
@@ -58,16 +54,15 @@ class Trainer:
         parts: Parts,
         clock: PhaseClock,
         comm: Communicator,
-        saving: Saving | None = None,
+        saving: Saving,
     ) -> None:
         self._settings, self._parts, self._clock, self._comm = settings, parts, clock, comm
-        self._saving = saving or Saving()
+        self._saving = saving
         self._planned = build.planned_inputs(settings, parts.num_inputs)
         self._planned_steps = build.planned_steps(settings, parts.num_inputs, comm.size)
         self._timer = StepTimer(build.steps_before_skipping(settings, self._planned_steps))
         self._saved_run = describe(settings, parts.train.spec, comm.size)
         self._hot_keys: list[Any] | None = None
-        self._saved: RunCheckpoints | None = None
 
     def open(self) -> None:
         """Seeds the run, makes sure that all ranks do the same one, and looks for hot keys.
@@ -79,7 +74,14 @@ class Trainer:
         settings, comm = self._settings, self._comm
         # Rank 0's weights go to all; what differs is which units dropout leaves out.
         keras.utils.set_random_seed(settings.seed + comm.rank)
-        self._require_same_on_all_ranks()
+        # Ranks that read other data, or were given other flags, would wait for each other.
+        data = dataclasses.asdict(self._parts.train.spec)
+        run = {"settings": settings.to_dict(), "data": data}
+        try:
+            require_same(comm, run, "slipstream.run", "slipstream-train")
+        except ValueError as error:  # on all ranks
+            with agreed(comm, "run"):
+                raise UsageError(str(error)) from None
         if self._saving.is_used:
             with agreed(comm, "resume"):
                 require_same_run(self._saving, self._saved_run)
@@ -87,11 +89,9 @@ class Trainer:
             if settings.segregate:
                 budget = round(settings.hot_budget_mb * 2**20)
                 bytes_per_key = snapshot_bytes(settings.dim)
-                try:
+                with raised_as(UsageError, "Flag --segregate cannot be used here. ", ValueError):
                     dataset = self._parts.train.dataset()
                     self._hot_keys = profile_hot_keys(dataset, budget, bytes_per_key)
-                except ValueError as error:
-                    raise UsageError(f"Flag --segregate cannot be used here. {error}") from None
 
     def build(self) -> None:
         """Makes tables, model, engine and batches.
@@ -102,30 +102,21 @@ class Trainer:
         settings, comm, spec = self._settings, self._comm, self._parts.train.spec
         steps = self._planned_steps
         with self._clock.phase("training"):
-            with agreed(comm, "build"):
-                try:
-                    fields = tuple(spec.fields)
-                    self._embeddings = build.build_embeddings(settings, fields, comm, steps)
-                    self._model = build.build_model(
-                        settings, self._embeddings, spec.num_dense, comm
-                    )
-                    self._slipstream = build.build_engine(settings, self._embeddings, steps)
-                except ValueError as error:
-                    raise UsageError(str(error)) from None
+            with agreed(comm, "build"), raised_as(UsageError, "", ValueError):
+                fields = tuple(spec.fields)
+                self._embeddings = build.build_embeddings(settings, fields, comm, steps)
+                self._model = build.build_model(settings, self._embeddings, spec.num_dense, comm)
+                self._slipstream = build.build_engine(settings, self._embeddings, steps)
             self._inputs = TrainingInputs(
                 settings, self._parts.train.dataset(), comm, self._slipstream, self._hot_keys
             )
             self._predict = predictor(self._model)
             test = share_of_rank(self._parts.test.dataset(), comm)
-            # Every lookup of sharded rows asks the other ranks.
+            # Every lookup of sharded rows requests some of other ranks.
             self._test = even_ends(test, comm) if settings.placement == "sharded" else test
             self._exchanged = Exchanged(self._embeddings.store, comm)
-            self._curve = CurveCallback(
-                self._inputs_pulled,
-                self._evaluate_on_the_way,
-                settings.evaluate_every,
-                self._timer.leave_out,
-            )
+            every, leave_out = settings.evaluate_every, self._timer.leave_out
+            self._curve = CurveCallback(self._inputs_pulled, self._measured, every, leave_out)
 
     def fit(self, callbacks: Sequence[Any] = ()) -> None:
         """Trains, from the newest checkpoint on where the flags say so, and adds up what happened.
@@ -145,13 +136,12 @@ class Trainer:
                 batches = iter(self._inputs.dataset)
                 with self._comm.uncounted():
                     _build_variables(self._model, self._inputs.dataset.element_spec)
-                if self._saving.is_used:
-                    counters = (self._inputs.read, self._inputs.seen, self._inputs.pulled)
-                    self._saved = RunCheckpoints(
-                        self._saving, self._saved_run, self._comm, self._model,
-                        self._embeddings.store, self._slipstream, batches, counters,
-                    )  # fmt: skip
-                with nullcontext() if self._saved is None else self._saved.noticing():
+                counters = (self._inputs.read, self._inputs.seen, self._inputs.pulled)
+                self._saved = RunCheckpoints(
+                    self._saving, self._saved_run, self._comm, self._model,
+                    self._embeddings.store, self._slipstream, batches, counters,
+                )  # fmt: skip
+                with self._saved.noticing():
                     self._fit(batches, callbacks)
         self._clock.move(self._curve.evaluation_seconds, "training", "evaluation")
         self._windows: dict[str, Any] = {"windows": [], "summary": "", "shadow": None}
@@ -189,10 +179,8 @@ class Trainer:
             self._quality = evaluate(self._predict, self._test, self._comm)
         if export_to is not None:
             self._model.returns_logits = False  # Which training and evaluation are done with.
-            try:
+            with raised_as(RunError, "The SavedModel was not written: "):
                 saved_model(self._model, export_to)
-            except (OSError, ValueError) as error:
-                raise RunError(f"The SavedModel was not written: {error}") from error
 
     def record(self) -> dict[str, Any]:
         """Returns the record: JSON-serialisable, see README.md, "metrics.json".
@@ -213,7 +201,7 @@ class Trainer:
             "gradient_rows": self._exchanged.gradient_rows(),
             "ranks": self._traffic,
             "seconds": {**clock.seconds, "total": sum(clock.seconds.values())},
-            "resumed_at": self._saved.resumed_at if self._saved else [],
+            "resumed_at": self._saved.resumed_at,
             "wall_seconds": clock.wall_seconds,
             "seconds_per_step_after_warmup": self._timer.seconds_per_step,
             **self._windows,
@@ -223,20 +211,10 @@ class Trainer:
             "machine": machine(),
         }
 
-    def _require_same_on_all_ranks(self) -> None:
-        """Ranks that read other data, or were given other flags, would wait for each other."""
-        data = dataclasses.asdict(self._parts.train.spec)
-        run = {"settings": self._settings.to_dict(), "data": data}
-        try:
-            require_same(self._comm, run, "slipstream.run", "slipstream-train")
-        except ValueError as error:  # on all ranks
-            with agreed(self._comm, "run"):
-                raise UsageError(str(error)) from None
-
     def _inputs_pulled(self) -> int:
         return int(self._inputs.pulled.numpy())
 
-    def _evaluate_on_the_way(self) -> ClickMetrics:
+    def _measured(self) -> ClickMetrics:
         with self._comm.uncounted():
             return evaluate(self._predict, self._test, self._comm)
 
@@ -253,8 +231,8 @@ class Trainer:
         return [*found, self._curve, self._timer]
 
     def _fit(self, batches: Any, callbacks: Sequence[Any]) -> None:
-        """Does what `model.fit` does in one epoch, over an iterator whose place can be saved."""
-        model, saved = self._model, self._saved
+        """Does what `model.fit` does in one epoch, over an iterator that can be saved."""
+        model = self._model
         listed = keras.callbacks.CallbackList(
             list(callbacks), model=model, epochs=1, steps=None, verbose=0
         )
@@ -274,12 +252,10 @@ class Trainer:
                     break
                 listed.on_train_batch_end(step, logs)
                 step += 1
-                if saved is not None:
-                    start = time.perf_counter()
-                    saved.after_step(step, self._notes)
-                    self._timer.leave_out(time.perf_counter() - start)
-            if saved is not None:
-                saved.wait()
+                start = time.perf_counter()
+                self._saved.after_step(step, self._notes)
+                self._timer.leave_out(time.perf_counter() - start)
+            self._saved.wait()
             if not step:
                 raise RunError("The training part has no inputs; nothing was trained.")
             logs = dict(model.get_metrics_result())
@@ -290,8 +266,6 @@ class Trainer:
 
     def _go_on(self) -> int:
         """Restores a run that is to go on; returns its trained steps."""
-        if self._saved is None:
-            return 0
         step, notes = self._saved.restore()
         if notes is not None:
             self._curve.restore(notes["curve"])
@@ -319,11 +293,9 @@ class Trainer:
 
     def _title(self) -> str:
         settings, comm = self._settings, self._comm
-        if settings.control != "none":
-            title = settings.control
-        else:
-            mode = "shadow" if settings.engine.get("shadow") else "skip"
-            title = "plain" if settings.skip == "none" else f"{mode} {settings.skip}"
+        title = "plain" if settings.control == "none" else settings.control
+        if settings.skip != "none":
+            title = f"{'shadow' if settings.engine.get('shadow') else 'skip'} {settings.skip}"
         return title if comm.size == 1 else f"{title}, rank {comm.rank} of {comm.size}"
 
 

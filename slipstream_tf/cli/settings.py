@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from slipstream_tf import launch
-from slipstream_tf.cli.flag_set import UsageError
-from slipstream_tf.cli.presets import preset
+from slipstream_tf.cli.flag_set import UsageError, does_nothing
+from slipstream_tf.cli.presets import Preset, preset
 from slipstream_tf.cli.train_flags import engine_settings
+from slipstream_tf.telemetry.run_record import to_json
 
 _COLUMNS = ("label_column", "key_columns", "dense_columns")
 # A control repeats a run; with other values of these, its numbers would compare different things.
@@ -23,13 +25,13 @@ _MUST_MATCH = (
 _NOT_REPEATED = (
     "skip", "control", "track", "segregate", "random_shares", "stop_after", "engine", "tensorboard",
 )  # fmt: skip
-# Of no use where gradients are held whatever their rows' drift.
-FLAGS_THAT_JUDGE_KEYS = ("target_skip", "alpha", "max_threshold", "metric")
+# Of no use where gradients are deferred whatever their rows' drift.
+FLAGS_OF_DRIFT = ("target_skip", "alpha", "max_threshold", "metric")
 _LISTS = ("bottom", "mlp", "key_columns", "dense_columns")
 
 
-@dataclasses.dataclass(frozen=True)
-class Settings:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Settings(Preset):
     """Everything that decides a run; the fields are the flags of `slipstream-train`.
 
     Attributes:
@@ -40,14 +42,13 @@ class Settings:
         store: which embedding store.
         capacity: most rows of each table, on each rank; None: no bound.
         eviction: which rows leave a full table: "lru" or "lfu".
-        placement: where the ranks of a job hold embedding rows: "replicated", all of them on each.
-        wire_dtype: in which rows travel between ranks.
+        placement: where the embedding rows of a job are: "replicated", all of them on each.
+        wire_dtype: in which rows are sent between ranks.
         wire_warmup_steps: steps before rows are rounded to `wire_dtype`; None: those of the
             warm-up.
         prefetch: whether a batch's keys are sent to their owners a step ahead.
-        copy_movement: how far hot rows may move before copies of them are sent anew; None: none are
-            kept.
-        batch_size: inputs per step of each rank.
+        copy_movement: how far hot rows may move before their refreshed replicas are sent
+            anew; None: there are none.
         skip: a mode of `SaturationConfig` but "random", which is a control.
         control: "none", "random" or "stop".
         track: whether windows are followed though nothing is skipped.
@@ -60,7 +61,7 @@ class Settings:
         random_shares: of the matched run, per window after its warm-up (control "random").
         stop_after: inputs that the matched run trained (control "stop").
         engine: further settings of `SaturationConfig`; see `cli.train_flags`.
-        The rest: see `presets.Preset`, `config.SaturationConfig` and `slipstream-train --help`.
+        The rest: see `presets.Preset`, `SaturationConfig` and `slipstream-train --help`.
     """
 
     data: str
@@ -69,34 +70,18 @@ class Settings:
     key_columns: tuple[str, ...]
     dense_columns: tuple[str, ...]
     strict: bool
-    model: str
-    dim: int
-    bottom: tuple[int, ...]
-    mlp: tuple[int, ...]
-    dropout: float
-    cross_layers: int
     store: str
     placement: str
     wire_dtype: str
     wire_warmup_steps: int | None
     prefetch: bool
     copy_movement: float | None
-    batch_size: int
-    epochs: int
     max_inputs: int | None
-    rows_optimizer: str
-    rows_learning_rate: float
-    rows_init: float
-    learning_rate: float
     skip: str
     control: str
     track: bool
     segregate: bool
-    target_skip: float
-    alpha: float
     metric: str
-    snapshot_interval: int
-    hot_budget_mb: float
     warmup: float
     warmup_steps: int | None
     max_threshold: float | None
@@ -122,10 +107,13 @@ class Settings:
         """Whether the saturation engine runs at all."""
         return self.skip != "none" or self.control == "random" or self.track
 
+    def some(self, *names: str) -> dict[str, Any]:
+        """Returns these fields, as arguments of what has arguments of the same names."""
+        return {name: getattr(self, name) for name in names}
+
     def to_dict(self) -> dict[str, Any]:
         """Returns all fields as JSON-serialisable values."""
-        values = dataclasses.asdict(self)
-        return {k: list(v) if isinstance(v, tuple) else v for k, v in values.items()}
+        return to_json(dataclasses.asdict(self))
 
 
 def resolve(
@@ -176,22 +164,18 @@ def read_record(path: str, flag: str) -> dict[str, Any]:
     Raises:
         UsageError: it cannot be read, or is no such record.
     """
+    parts = ("settings", "inputs", "windows")
+    reason = f"it has no {', '.join(parts)}"
     try:
-        with open(path, encoding="utf-8") as file:
-            record = json.load(file)
+        record = json.loads(Path(path).read_text(encoding="utf-8"))
+        if isinstance(record, dict) and all(part in record for part in parts):
+            return record
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or "not JSON"
-        raise UsageError(
-            f"Invalid flag --{flag}={path}: {reason}. Allowed: the metrics.json of a run of "
-            "slipstream-train."
-        ) from None
-    parts = ("settings", "inputs", "windows")
-    if not isinstance(record, dict) or any(part not in record for part in parts):
-        raise UsageError(
-            f"Invalid flag --{flag}={path}: it has no {', '.join(parts)}. Allowed: the "
-            "metrics.json of a run of slipstream-train."
-        )
-    return record
+    raise UsageError(
+        f"Invalid flag --{flag}={path}: {reason}. Allowed: the metrics.json of a run of "
+        "slipstream-train."
+    )
 
 
 def _matched_record(values: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -221,7 +205,7 @@ def _shadowed(
 ) -> tuple[str, dict[str, Any]]:
     """Returns the skip mode, and settings that --shadow alone stands for.
 
-    It looks at leaving inputs out and at holding gradients back, each of which is measured as if it
+    It looks at leaving inputs out and at deferring gradients, each of which is measured as if it
     were alone. Inputs go by what their losses were where they come again: within one pass there is
     nothing to remember.
     """
@@ -242,9 +226,7 @@ def _repeated(matched: Mapping[str, Any], chosen: Mapping[str, Any]) -> dict[str
                     f"Invalid flag --{name}={chosen[name]} with --match: the matched run has "
                     f"{before}. Allowed: that value, or no --{name}."
                 )
-    for name in _NOT_REPEATED:
-        settings.pop(name, None)
-    return settings
+    return {name: value for name, value in settings.items() if name not in _NOT_REPEATED}
 
 
 def _controlled(control: str, matched: Mapping[str, Any]) -> dict[str, Any]:
@@ -277,10 +259,12 @@ def _refuse_idle_flags(settings: Settings, given: frozenset[str], data_name: str
     has_windows, is_exact = watches or control == "random", settings.wire_dtype == "float32"
     # Gradients are deferred whatever the drift of their rows.
     by_movement = engine.get("defer_trigger", "movement") == "movement"
-    judges_no_keys = settings.skip == "defer" and by_movement
+    ignores_drift = settings.skip == "defer" and by_movement
     by_losses = engine.get("score") == "remembered_loss"
+    has_threshold = engine.get("threshold") is not None and not by_losses
+    has_auc_bound = engine.get("max_auc_loss") is not None
     several = "several ranks, started by horovodrun or mpirun"
-    watching, judging = "a --skip other than none, or --track", "a --skip that judges keys"
+    watching, by_drift = "a --skip other than none, or --track", "a --skip that goes by drift"
     at_windows, by_warmup = ("snapshot_interval", "tensorboard"), ("warmup", "warmup_steps")
     sharded, unwatched = ("prefetch", "copy_movement"), f"{watching}, without --shadow"
     of_ranks = ("placement", "wire_dtype", "wire_warmup_steps", *sharded)
@@ -302,23 +286,15 @@ def _refuse_idle_flags(settings: Settings, given: frozenset[str], data_name: str
         # Skipping refills batches, with inputs of both kinds.
         (["segregate"], "--skip=none and --control=none", skips or control != "none"),
         (["track"], "--skip=none without --control=random", skips or control == "random"),
-        (FLAGS_THAT_JUDGE_KEYS, judging, judges_no_keys),
-        # With copies it bounds the rows that these are kept of.
-        (["hot_budget_mb"], judging, judges_no_keys and settings.copy_movement is None),
-        (
-            ["defer_movement"],
-            "no --max_auc_loss, which decides it",
-            engine.get("max_auc_loss") is not None,
-        ),
-        (
-            ["target_skip"],
-            "no --threshold, which decides it",
-            engine.get("threshold") is not None and not by_losses,
-        ),
+        (FLAGS_OF_DRIFT, by_drift, ignores_drift),
+        # With replicas it bounds the rows that have them.
+        (["hot_budget_mb"], by_drift, ignores_drift and settings.copy_movement is None),
+        (["defer_movement"], "no --max_auc_loss, which decides it", has_auc_bound),
+        (["target_skip"], "no --threshold, which decides it", has_threshold),
         (["decay_skipped"], "--rows_optimizer=adam", settings.rows_optimizer != "adam"),
     ):
         for name in names:
             if is_idle and name in given:
-                raise UsageError(f"Flag --{name} does nothing here. Allowed: with {needs}.")
+                raise does_nothing(name, needs)
     if "warmup" in given and "warmup_steps" in given:
         raise UsageError("Flags --warmup and --warmup_steps exclude each other. Give one of them.")

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from slipstream_tf.cli.flag_set import RunError
+from slipstream_tf.cli.flag_set import RunError, raised_as
 from slipstream_tf.distributed import Communicator
 from slipstream_tf.distributed.agreement import gather_json
 from slipstream_tf.saturation.ranks import Ranks
@@ -51,10 +51,8 @@ def evaluate(
     )
     if not all_labels.shape[0]:
         raise RunError("The test part has no inputs; nothing can be measured.")
-    try:
+    with raised_as(RunError, "The model cannot be measured on the test part. ", ValueError):
         return click_metrics(all_labels.numpy(), all_logits.numpy())
-    except ValueError as error:
-        raise RunError(f"The model cannot be measured on the test part. {error}") from None
 
 
 def total(comm: Communicator, count: int, name: str) -> int:
@@ -76,11 +74,8 @@ def total_metrics(model: Any, comm: Communicator) -> dict[str, Any]:
             name = f"slipstream.metrics.{index}"
             variable.assign(comm.sum(variable.value, "control", name))
     results = model.get_metrics_result()
-    return {
-        "loss": float(results["loss"]),
-        "auc": float(results["auc"]),
-        "trained": int(results["trained"]),
-    }
+    quality = {name: float(results[name]) for name in ("loss", "auc")}
+    return {**quality, "trained": int(results["trained"])}
 
 
 class Exchanged:
@@ -143,6 +138,6 @@ class Exchanged:
     def _own_rows(self, table: str) -> dict[str, int]:
         before = self._rows.get(table, {})
         counts = dataclasses.asdict(self._store.update_counts(table))
-        # What is pending is not counted, but is as it is.
+        # Deferred gradients are no flow: those of now are all.
         flows = {kind: n for kind, n in counts.items() if not kind.startswith("pending")}
         return {kind: n + before.get(kind, 0) for kind, n in flows.items()}

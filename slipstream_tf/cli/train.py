@@ -1,6 +1,7 @@
 """`slipstream-train`: one training run, with saturated inputs skipped or as a control.
 
-In: flags. Out: a progress bar, metrics.json in the output folder, a short table.
+In: flags. Out: a progress bar, metrics.json in the output folder, a short table; after a run in
+shadow mode, the commands that switch skipping on.
 """
 
 from __future__ import annotations
@@ -8,22 +9,26 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
+import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from slipstream_tf import launch
-from slipstream_tf.cli import data, presets, switch_on
+from slipstream_tf.cli import data, presets
 from slipstream_tf.cli.checkpoints import Saving, saving_of
 from slipstream_tf.cli.flag_set import UsageError
 from slipstream_tf.cli.program import agreed, import_tensorflow, make_output, run_program, run_rank
-from slipstream_tf.cli.settings import Settings, read_record, resolve
-from slipstream_tf.cli.train_flags import make_flags
+from slipstream_tf.cli.settings import FLAGS_OF_DRIFT, Settings, read_record, resolve
+from slipstream_tf.cli.train_flags import ENGINE_FLAGS, make_flags
 from slipstream_tf.telemetry.run_record import RECORD, PhaseClock, write_json
 from slipstream_tf.telemetry.table import format_table, number, seconds
 
 if TYPE_CHECKING:
     from slipstream_tf.distributed import Communicator
+
+
+_SAVES = {"inputs": "inputs", "defer": "gradient rows"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,7 +107,7 @@ def carry_out(prepared: _Prepared, comm: Communicator, callbacks: Sequence[Any] 
         write_json(os.path.join(values["output"], RECORD), record)
     print(summary(record, settings))
     if record["shadow"] is not None and record["shadow"]["savings"]:
-        print(f"\n{switch_on.words(record['flags'], settings, comm.size)}")
+        print(f"\n{how_to_switch_on(record['flags'], settings, comm.size)}")
 
 
 def summary(record: dict[str, Any], settings: Settings) -> str:
@@ -130,6 +135,88 @@ def summary(record: dict[str, Any], settings: Settings) -> str:
     rows += [(f"seconds, {name.replace('_', ' ')}", seconds(s)) for name, s in phases.items()]
     table = format_table((f"{record['data']}, {settings.model}", "value"), rows)
     return f"{table}\n\n{record['summary']}" if record["summary"] else table
+
+
+def commands_to_switch_on(
+    flags: Mapping[str, Any], settings: Settings, ranks: int
+) -> dict[str, str]:
+    """Returns the command lines by what they are for.
+
+    Args:
+        flags: those that stood on the command line, with their values.
+        settings: of the run, which was in shadow mode.
+        ranks: of the job.
+
+    Returns:
+        Skip mode, or "random" and "stop" for the controls of one that leaves out inputs -> command.
+    """
+    flags = {name: value for name, value in flags.items() if name != "shadow"}
+    modes = [flags["skip"]] if "skip" in flags else list(_SAVES)
+    found = {}
+    for mode in modes:
+        chosen = {**_that_matter(flags, mode, settings), "skip": mode}
+        if mode == "inputs" and settings.engine.get("score") == "remembered_loss":
+            chosen["score"] = "remembered_loss"
+        chosen["output"] = _beside(flags.get("output"), mode)
+        found[mode] = _line(chosen, ranks)
+        if mode not in ("defer", "gradients"):
+            match = os.path.join(chosen["output"], RECORD)
+            for control in ("random", "stop"):
+                output = _beside(flags.get("output"), control)
+                repeated = {"control": control, "match": match, "output": output}
+                found[control] = _line(repeated, ranks)
+    return found
+
+
+def how_to_switch_on(flags: Mapping[str, Any], settings: Settings, ranks: int) -> str:
+    """Returns the lines that end a run in shadow mode; arguments as of `commands_to_switch_on`."""
+    found = commands_to_switch_on(flags, settings, ranks)
+    controls = [found.pop(name) for name in ("random", "stop") if name in found]
+    lines = []
+    for mode, command in found.items():
+        what = f"--skip={mode} in place of --shadow"
+        if "skip" in flags:
+            what = "nothing, and leave --shadow out"
+        elif mode == "inputs" and "--score=" in command:
+            what = f"--skip={mode} --score=remembered_loss in place of --shadow"
+        saves = f" ({_SAVES[mode]})" if "skip" not in flags else ""
+        lines += [f"To switch on{saves}, add {what}:", f"  {command}"]
+    if controls:
+        lines.append("Then run what leaves out as many inputs at random, or trains on as many and")
+        lines.append("stops: skipping by keys must do better than both to be worth anything.")
+        lines += [f"  {command}" for command in controls]
+    lines.append("One seed is a hint: repeat all of them with other values of --seed.")
+    return "\n".join(lines)
+
+
+def _that_matter(flags: Mapping[str, Any], mode: str, settings: Settings) -> dict[str, Any]:
+    """The flags without those that the mode would refuse as doing nothing."""
+    chosen = {name: value for name, value in settings.engine.items() if name != "shadow"}
+    idle = {n for n, need in ENGINE_FLAGS.items() if not need.is_met(mode, chosen)}
+    if mode == "defer" and chosen.get("defer_trigger", "movement") == "movement":
+        idle.update(FLAGS_OF_DRIFT, ["hot_budget_mb"])
+    return {name: value for name, value in flags.items() if name not in idle}
+
+
+def _beside(output: str | None, name: str) -> str:
+    """A folder beside that of the run in shadow mode, and another one."""
+    if output is None:
+        return os.path.join("runs", name)
+    folder, own = os.path.split(os.path.normpath(output))
+    return os.path.join(folder, f"{name}-on" if name == own else name)
+
+
+def _line(flags: Mapping[str, Any], ranks: int) -> str:
+    launcher = ["horovodrun", "-np", str(ranks)] if ranks > 1 else []
+    return shlex.join([*launcher, "slipstream-train", *(_flag(*item) for item in flags.items())])
+
+
+def _flag(name: str, value: Any) -> str:
+    if isinstance(value, bool):
+        return f"--{name}" if value else f"--no{name}"
+    if isinstance(value, (tuple, list)):
+        return f"--{name}={','.join(map(str, value))}"
+    return f"--{name}={value}"
 
 
 def _require_matched_size(match: str | None, size: int) -> None:

@@ -1,12 +1,11 @@
 """Click models over an `EmbeddingCollection`: DLRM, DCN-v2, DeepFM and TBSM."""
 
+from slipstream_tf.models.click_model import MLP
 from slipstream_tf.models.dcn import DCNv2
 from slipstream_tf.models.deepfm import DeepFM
 from slipstream_tf.models.dlrm import DLRM
-from slipstream_tf.models.interaction import Cross, pairwise_dots, sum_of_dots
-from slipstream_tf.models.mlp import MLP
+from slipstream_tf.models.interaction import Cross, TimeAttention, pairwise_dots, sum_of_dots
 from slipstream_tf.models.tbsm import TBSM
-from slipstream_tf.models.time_attention import TimeAttention
 
 __all__ = [
     "DLRM",

@@ -10,11 +10,93 @@ import tensorflow as tf
 
 from slipstream_tf import _compat
 from slipstream_tf.distributed.next_batch import NEXT_KEYS
-from slipstream_tf.errors import invalid, require_integer
+from slipstream_tf.errors import invalid, require_integer, require_number
 from slipstream_tf.inputs.spec import ID, SKIPPABLE
 from slipstream_tf.keras.embedding_collection import EmbeddingCollection
 from slipstream_tf.keras.loss_feedback import LossFeedback
-from slipstream_tf.models.mlp import MLP, require_dropout, require_widths
+
+
+def require_widths(argument: str, widths: Sequence[int], place: str, may_be_empty: bool) -> None:
+    """Raises ValueError unless `widths` is a list of integers >= 1."""
+    allowed = "a list of integers >= 1" + ("" if may_be_empty else ", not empty")
+    if not isinstance(widths, (list, tuple)) or not (widths or may_be_empty):
+        raise invalid(argument, widths, place, allowed)
+    for width in widths:
+        require_integer(argument, width, 1, None, place)
+
+
+def require_dropout(dropout: float, place: str) -> None:
+    """Raises ValueError unless `dropout` is in [0, 1)."""
+    require_number("dropout", dropout, minimum=0.0, maximum=1.0, place=place)
+    if dropout == 1.0:
+        raise invalid("dropout", dropout, place, "a number >= 0 and < 1")
+
+
+@keras.saving.register_keras_serializable(package="slipstream_tf")
+class MLP(keras.layers.Layer):
+    """Dense layers with ReLU and dropout between them.
+
+    Args:
+        widths: units of each layer, one layer or more.
+        last_is_linear: whether the last layer has neither ReLU nor dropout: it gives logits, and
+            is computed in float32 whatever the dtype policy.
+        dropout: share of units dropped after each ReLU in training, 0 to below 1.
+        **kwargs: of `keras.layers.Layer`.
+
+    Raises:
+        ValueError: a width or the dropout is out of range.
+    """
+
+    def __init__(
+        self,
+        widths: Sequence[int],
+        last_is_linear: bool = False,
+        dropout: float = 0.0,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        require_widths("widths", widths, "MLP", may_be_empty=False)
+        require_dropout(dropout, "MLP")
+        self.widths = tuple(widths)
+        self.last_is_linear = bool(last_is_linear)
+        self.dropout = float(dropout)
+        self._stack = []
+        for index, width in enumerate(self.widths):
+            is_linear = self.last_is_linear and index == len(self.widths) - 1
+            # Logits in bfloat16 have 8 bits: ties in the ranking and a coarse calibration.
+            policy = "float32" if is_linear else self.dtype_policy
+            activation = None if is_linear else "relu"
+            self._stack.append(keras.layers.Dense(width, activation, dtype=policy))
+            if self.dropout and not is_linear:
+                self._stack.append(keras.layers.Dropout(self.dropout, dtype=self.dtype_policy))
+
+    def build(self, input_shape: Any) -> None:
+        """Creates the weights for inputs [batch, n]."""
+        shape = tuple(input_shape)
+        for layer in self._stack:
+            layer.build(shape)
+            shape = tuple(layer.compute_output_shape(shape))
+        self.built = True
+
+    def call(self, inputs: Any, training: bool | None = None) -> Any:
+        """Returns [batch, widths[-1]] for [batch, n]."""
+        del training  # Keras hands it on to the layers that are called in here.
+        for layer in self._stack:
+            inputs = layer(inputs)
+        return inputs
+
+    def compute_output_shape(self, input_shape: Any) -> tuple[Any, ...]:
+        """Returns (batch, widths[-1])."""
+        return (input_shape[0], self.widths[-1])
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns a JSON-serialisable dictionary for `from_config`."""
+        return {
+            **super().get_config(),
+            "widths": list(self.widths),
+            "last_is_linear": self.last_is_linear,
+            "dropout": self.dropout,
+        }
 
 
 class ClickModel(LossFeedback, keras.Model):
@@ -23,8 +105,12 @@ class ClickModel(LossFeedback, keras.Model):
     Args:
         embeddings: the layer that turns keys into vectors.
         dense_features: numeric features per input, 0 or more.
+        dropout: share of units dropped after each hidden layer of the last MLP, 0 to below 1.
         returns_logits: whether the output is a logit instead of a probability.
         **kwargs: of `keras.Model`: name, dtype, trainable.
+
+    Attributes:
+        dims: values per vector, by feature.
 
     Raises:
         ValueError: an argument is of the wrong type or range, or the dtype policy needs loss
@@ -38,6 +124,7 @@ class ClickModel(LossFeedback, keras.Model):
         self,
         embeddings: EmbeddingCollection,
         dense_features: int,
+        dropout: float,
         returns_logits: bool,
         **kwargs: Any,
     ) -> None:
@@ -47,12 +134,16 @@ class ClickModel(LossFeedback, keras.Model):
             allowed = "a slipstream_tf.keras.EmbeddingCollection"
             raise invalid("embeddings", embeddings, place, allowed)
         require_integer("dense_features", dense_features, 0, None, place)
+        require_dropout(dropout, place)
         if self.compute_dtype == "float16":
             allowed = "'float32' or 'mixed_bfloat16' (float16 needs loss scaling)"
             raise invalid("dtype policy", self.dtype_policy.name, place, allowed)
         self.embeddings = embeddings
         self.dense_features = dense_features
+        self.dropout = float(dropout)
         self.returns_logits = bool(returns_logits)
+        dims = {table.name: table.dim for table in embeddings.tables}
+        self.dims = {spec.name: dims[spec.table] for spec in embeddings.specs}
 
     def logits(self, dense: Any, vectors: list[Any] | Any, training: bool | None) -> Any:
         """Computes the logits; a model implements it.
@@ -144,12 +235,10 @@ class ClickModel(LossFeedback, keras.Model):
         Raises:
             ValueError: there are several.
         """
-        tables = {table.name: table for table in self.embeddings.tables}
-        dims = {spec.name: tables[spec.table].dim for spec in self.embeddings.specs}
-        if len(set(dims.values())) > 1:
+        if len(set(self.dims.values())) > 1:
             allowed = f"one dimension for all features ({cause} need it)"
-            raise invalid("dim", dims, type(self).__name__, allowed)
-        return next(iter(dims.values()))
+            raise invalid("dim", dict(self.dims), type(self).__name__, allowed)
+        return next(iter(self.dims.values()))
 
     def _split(self, inputs: Any) -> tuple[Any, Any]:
         expected = ["dense", "keys"] if self.dense_features else ["keys"]
@@ -177,14 +266,13 @@ class ClickModel(LossFeedback, keras.Model):
             tables have several dimensions, {feature: int64 [None]}}; no "dense" where there are no
             numbers.
         """
-        specs = self.embeddings.specs
-        tables = {table.name: table for table in self.embeddings.tables}
-        keys: Any = tf.TensorSpec([None, len(specs)], tf.int64)
-        if len({tables[spec.table].dim for spec in specs}) > 1:
-            keys = {spec.name: tf.TensorSpec([None], tf.int64) for spec in specs}
+        keys: Any = tf.TensorSpec([None, len(self.dims)], tf.int64)
+        if len(set(self.dims.values())) > 1:
+            keys = {name: tf.TensorSpec([None], tf.int64) for name in self.dims}
         if not self.dense_features:
             return {"keys": keys}
-        return {"dense": tf.TensorSpec([None, self.dense_features], tf.float32), "keys": keys}
+        shape = [*[None] * len(self.dense_axes), self.dense_features]
+        return {"dense": tf.TensorSpec(shape, tf.float32), "keys": keys}
 
     def build(self, input_shape: Any = None) -> None:
         """Does nothing: all weights are created with the model, whose sizes are known then."""
@@ -204,6 +292,7 @@ class ClickModel(LossFeedback, keras.Model):
             **keras.layers.Layer.get_config(self),
             "embeddings": keras.saving.serialize_keras_object(self.embeddings),
             "dense_features": self.dense_features,
+            "dropout": self.dropout,
             "returns_logits": self.returns_logits,
         }
 
@@ -247,13 +336,11 @@ class DotsModel(ClickModel):
         returns_logits: bool,
         **kwargs: Any,
     ) -> None:
-        super().__init__(embeddings, dense_features, returns_logits, **kwargs)
+        super().__init__(embeddings, dense_features, dropout, returns_logits, **kwargs)
         place = type(self).__name__
         require_widths("bottom", bottom, place, may_be_empty=not dense_features)
         require_widths("top", top, place, may_be_empty=False)
-        require_dropout(dropout, place)
         self.bottom_widths, self.top_widths = tuple(bottom), tuple(top)
-        self.dropout = float(dropout)
         self.dim = self.one_dim("dots")
         if self.top_widths[-1] != 1:
             raise invalid("top", list(top), place, "a list that ends with 1, the logit")
@@ -279,5 +366,4 @@ class DotsModel(ClickModel):
             **super().get_config(),
             "bottom": list(self.bottom_widths),
             "top": list(self.top_widths),
-            "dropout": self.dropout,
         }

@@ -9,9 +9,8 @@ import keras
 import tensorflow as tf
 
 from slipstream_tf.keras.embedding_collection import EmbeddingCollection
-from slipstream_tf.models.click_model import ClickModel
+from slipstream_tf.models.click_model import ClickModel, require_widths
 from slipstream_tf.models.interaction import Cross
-from slipstream_tf.models.mlp import require_dropout, require_widths
 
 
 @keras.saving.register_keras_serializable(package="slipstream_tf")
@@ -47,13 +46,10 @@ class DCNv2(ClickModel):
         returns_logits: bool = False,
         **kwargs: Any,
     ) -> None:
-        super().__init__(embeddings, dense_features, returns_logits, **kwargs)
+        super().__init__(embeddings, dense_features, dropout, returns_logits, **kwargs)
         require_widths("deep", deep, "DCNv2", may_be_empty=True)
-        require_dropout(dropout, "DCNv2")
         self.deep_widths = tuple(deep)
-        self.dropout = float(dropout)
-        tables = {table.name: table for table in embeddings.tables}
-        width = dense_features + sum(tables[spec.table].dim for spec in embeddings.specs)
+        width = dense_features + sum(self.dims.values())
         self.cross = Cross(cross_layers, rank, name="cross", dtype=self.dtype_policy)
         self.cross.build((None, width))
         self.deep = None
@@ -83,5 +79,4 @@ class DCNv2(ClickModel):
             "cross_layers": self.cross.depth,
             "rank": self.cross.rank,
             "deep": list(self.deep_widths),
-            "dropout": self.dropout,
         }

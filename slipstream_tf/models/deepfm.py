@@ -10,9 +10,8 @@ import tensorflow as tf
 
 from slipstream_tf.errors import invalid
 from slipstream_tf.keras.embedding_collection import EmbeddingCollection
-from slipstream_tf.models.click_model import ClickModel
+from slipstream_tf.models.click_model import ClickModel, require_widths
 from slipstream_tf.models.interaction import sum_of_dots
-from slipstream_tf.models.mlp import require_dropout, require_widths
 
 
 @keras.saving.register_keras_serializable(package="slipstream_tf")
@@ -46,11 +45,9 @@ class DeepFM(ClickModel):
         returns_logits: bool = False,
         **kwargs: Any,
     ) -> None:
-        super().__init__(embeddings, dense_features, returns_logits, **kwargs)
+        super().__init__(embeddings, dense_features, dropout, returns_logits, **kwargs)
         require_widths("deep", deep, "DeepFM", may_be_empty=True)
-        require_dropout(dropout, "DeepFM")
         self.deep_widths = tuple(deep)
-        self.dropout = float(dropout)
         dim = self.one_dim("dots")
         if dim < 2:
             allowed = "2 or more: a linear weight and a factor"
@@ -60,11 +57,11 @@ class DeepFM(ClickModel):
             # In float32, as the sums they go into: bfloat16 logits tie.
             self.linear = keras.layers.Dense(1, use_bias=False, name="linear", dtype="float32")
             self.linear.build((None, dense_features))
-            self.factors = self.add_weight(
-                name="factors",
-                shape=(dense_features, dim - 1),
-                initializer=keras.initializers.RandomUniform(-0.05, 0.05),
+            uniform, shape = (
+                keras.initializers.RandomUniform(-0.05, 0.05),
+                (dense_features, dim - 1),
             )
+            self.factors = self.add_weight(name="factors", shape=shape, initializer=uniform)
         inputs = len(embeddings.specs) * (dim - 1) + dense_features
         self.deep = self.mlp(
             "deep", [*self.deep_widths, 1], inputs, last_is_linear=True, dropout=dropout
@@ -89,8 +86,4 @@ class DeepFM(ClickModel):
 
     def get_config(self) -> dict[str, Any]:
         """Returns a JSON-serialisable dictionary for `from_config`; no weights or rows in it."""
-        return {
-            **super().get_config(),
-            "deep": list(self.deep_widths),
-            "dropout": self.dropout,
-        }
+        return {**super().get_config(), "deep": list(self.deep_widths)}

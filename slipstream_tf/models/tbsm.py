@@ -10,10 +10,8 @@ import tensorflow as tf
 
 from slipstream_tf.errors import invalid
 from slipstream_tf.keras.embedding_collection import EmbeddingCollection
-from slipstream_tf.models.click_model import DotsModel
-from slipstream_tf.models.interaction import pairwise_dots
-from slipstream_tf.models.mlp import require_widths
-from slipstream_tf.models.time_attention import TimeAttention
+from slipstream_tf.models.click_model import DotsModel, require_widths
+from slipstream_tf.models.interaction import TimeAttention, pairwise_dots
 from slipstream_tf.ops.features import PADDING_KEY
 
 
@@ -124,10 +122,7 @@ class TBSM(DotsModel):
     def input_signature(self) -> dict[str, Any]:
         """Returns the specs of the inputs of a prediction: padded sequences of any length."""
         keys = {s.name: tf.TensorSpec([None, None], tf.int64) for s in self.embeddings.specs}
-        if not self.dense_features:
-            return {"keys": keys}
-        dense = tf.TensorSpec([None, None, self.dense_features], tf.float32)
-        return {"dense": dense, "keys": keys}
+        return {**super().input_signature(), "keys": keys}
 
     def get_config(self) -> dict[str, Any]:
         """Returns a JSON-serialisable dictionary for `from_config`; no weights or rows in it."""

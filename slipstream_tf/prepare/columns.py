@@ -7,32 +7,26 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from slipstream_tf.inputs.readers import parquet
 from slipstream_tf.inputs.readers.criteo import transform_count
 from slipstream_tf.inputs.readers.hashing import hash_strings, parse_hex, parse_integers
-from slipstream_tf.inputs.readers.parquet import (
-    is_key,
-    is_list,
-    is_number,
-    is_text,
-    to_keys,
-    to_list_keys,
-    to_numbers,
-)
 from slipstream_tf.inputs.spec import MISSING_KEY
-from slipstream_tf.prepare.schema import HEX, LOG, TEXT, KeyColumn, Schema
+from slipstream_tf.prepare.schema import HEX, INTEGER, LOG, TEXT, KeyColumn, Schema
 from slipstream_tf.prepare.sources import Columns, ParsedRows
 
 _NUMBER = re.compile(rb"[-+]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?")
-_INTEGER = re.compile(rb"-?[0-9]{1,19}")
-_HEX = re.compile(rb"[0-9a-fA-F]{1,15}")
-_ALLOWED = {TEXT: "text", HEX: "1 to 15 hexadecimal digits", "integer": "a 64-bit integer"}
+# Of keys that text gives by value: what they are, and the base of their digits.
+_EXACT = {
+    HEX: (re.compile(rb"[0-9a-fA-F]{1,15}"), 16),
+    INTEGER: (re.compile(rb"-?[0-9]{1,19}"), 10),
+}
+_ALLOWED = {TEXT: "text", HEX: "1 to 15 hexadecimal digits", INTEGER: "a 64-bit integer"}
 
 
 def columns_of(schema: Schema, types: Mapping[str, pa.DataType]) -> Columns:
@@ -46,7 +40,7 @@ def columns_of(schema: Schema, types: Mapping[str, pa.DataType]) -> Columns:
         ValueError: a column is of a type that its use does not allow.
     """
     for name in (schema.label, *(dense.column for dense in schema.dense)):
-        if not (is_text(types[name]) or is_number(types[name])):
+        if not (parquet.is_text(types[name]) or parquet.is_number(types[name])):
             raise ValueError(
                 f"Column {name!r} is of type {types[name]}. Allowed for labels and dense columns: "
                 "numbers, booleans, or text of numbers."
@@ -54,8 +48,8 @@ def columns_of(schema: Schema, types: Mapping[str, pa.DataType]) -> Columns:
     lists = []
     for key in schema.keys:
         kind = types[key.column]
-        of_list = is_list(kind)
-        if not is_key(kind.value_type if of_list else kind):
+        of_list = parquet.is_list(kind)
+        if not parquet.is_key(kind.value_type if of_list else kind):
             raise ValueError(
                 f"Column {key.column!r} is of type {kind}. Allowed for keys: integers, booleans, "
                 "text, bytes, or lists of them."
@@ -66,8 +60,7 @@ def columns_of(schema: Schema, types: Mapping[str, pa.DataType]) -> Columns:
             )
         if of_list or key.separator is not None:
             lists.append(key.column)
-    fields = tuple(key.column for key in schema.keys)
-    dense = tuple(column.column for column in schema.dense)
+    dense, fields = (tuple(c.column for c in columns) for columns in (schema.dense, schema.keys))
     return Columns(schema.label, dense, fields, tuple(lists))
 
 
@@ -89,8 +82,9 @@ def convert(schema: Schema, columns: Mapping[str, pa.Array]) -> ParsedRows:
     def refuse(name: str, is_bad: np.ndarray, allowed: str) -> None:
         for row in np.flatnonzero(is_bad).tolist():
             value = columns[name][row].as_py()
-            shown = value[:40].decode(errors="backslashreplace") if _is_bytes(value) else value
-            reasons.setdefault(row, f"{name} {shown!r}; allowed: {allowed}")
+            if isinstance(value, bytes):
+                value = value[:40].decode(errors="backslashreplace")
+            reasons.setdefault(row, f"{name} {value!r}; allowed: {allowed}")
 
     text_missing = pa.array([value.encode() for value in schema.missing], pa.binary())
     label, is_malformed = _numbers(columns[schema.label], text_missing)
@@ -120,12 +114,8 @@ def convert(schema: Schema, columns: Mapping[str, pa.Array]) -> ParsedRows:
     return ParsedRows(table, is_good, dict(sorted(reasons.items())))
 
 
-def _is_bytes(value: Any) -> bool:
-    return isinstance(value, bytes)
-
-
 def _is_text_like(kind: pa.DataType) -> bool:
-    return is_text(kind.value_type if pa.types.is_dictionary(kind) else kind)
+    return parquet.is_text(kind.value_type if pa.types.is_dictionary(kind) else kind)
 
 
 def _as_binary(column: pa.Array, missing: pa.Array) -> pa.Array:
@@ -147,7 +137,7 @@ def _numbers(column: pa.Array, missing: pa.Array) -> tuple[np.ndarray, np.ndarra
     """Numbers float32 [n], NaN where missing or malformed, and which ones are malformed."""
     is_malformed = np.zeros(len(column), bool)
     if not _is_text_like(column.type):
-        return to_numbers(pa.chunked_array([column]), np.nan), is_malformed
+        return parquet.to_numbers(pa.chunked_array([column]), np.nan), is_malformed
     text = _as_binary(column, missing)
     try:
         values = text.cast(pa.string()).cast(pa.float64())
@@ -157,11 +147,9 @@ def _numbers(column: pa.Array, missing: pa.Array) -> tuple[np.ndarray, np.ndarra
     except pa.ArrowInvalid:
         numbers = np.full(len(text), np.nan)
         for row, value in enumerate(text.to_pylist()):
-            if value is None:
-                continue
-            number = float(value) if _NUMBER.fullmatch(value) else math.nan
-            is_malformed[row] = not math.isfinite(number)
-            numbers[row] = number
+            if value is not None:
+                numbers[row] = float(value) if _NUMBER.fullmatch(value) else math.nan
+                is_malformed[row] = not math.isfinite(numbers[row])
     with np.errstate(over="ignore"):
         return numbers.astype(np.float32), is_malformed
 
@@ -169,11 +157,11 @@ def _numbers(column: pa.Array, missing: pa.Array) -> tuple[np.ndarray, np.ndarra
 def _keys(key: KeyColumn, column: pa.Array, missing: pa.Array) -> tuple[pa.Array, np.ndarray]:
     """Keys of a field, int64 or lists of it, and which rows are malformed."""
     is_malformed = np.zeros(len(column), bool)
-    if is_list(column.type):
-        values, splits = to_list_keys(pa.chunked_array([column]))
+    if parquet.is_list(column.type):
+        values, splits = parquet.to_list_keys(pa.chunked_array([column]))
         return _lists(values, splits), is_malformed
     if not _is_text_like(column.type):
-        return pa.array(to_keys(column)), is_malformed
+        return pa.array(parquet.to_keys(column)), is_malformed
     text = _as_binary(column, missing)
     if key.separator is None:
         values, is_malformed = _text_keys(key.kind, text)
@@ -204,18 +192,12 @@ def _text_keys(kind: str, text: pa.Array) -> tuple[np.ndarray, np.ndarray]:
     values, is_parsed = (parse_hex if kind == HEX else parse_integers)(filled)
     values = np.where(is_missing, MISSING_KEY, values)
     is_malformed = np.zeros(len(text), bool)
-    pattern, convert_one = _EXACT[kind]
+    pattern, base = _EXACT[kind]
     for row in np.flatnonzero(~is_parsed & ~is_missing).tolist():
         value = filled[row].as_py()
-        parsed = convert_one(value) if pattern.fullmatch(value) else None
+        parsed = int(value, base) if pattern.fullmatch(value) else None
         if parsed is None or not -(1 << 63) <= parsed < 1 << 63:
             is_malformed[row] = True
         else:
             values[row] = parsed
     return values, is_malformed
-
-
-_EXACT: dict[str, tuple[re.Pattern[bytes], Callable[[bytes], int]]] = {
-    HEX: (_HEX, lambda value: int(value, 16)),
-    "integer": (_INTEGER, int),
-}

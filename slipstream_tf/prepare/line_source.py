@@ -34,44 +34,47 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 class LineSource(Source):
-    """Reads text files, whatever their size; ".gz" files are decompressed.
+    """Reads text files, whatever their size; ".gz" files are decompressed. A base.
 
     The parts are those of `TextReader`: of each ten consecutive runs of 100 data lines of a file,
     the last run is the test part.
     """
 
-    def __init__(self, parser: FormatParser | CsvParser, paths: Sequence[str]):
+    def __init__(self, paths: Sequence[str]):
         """Reads the files' first lines.
 
         Args:
-            parser: of the lines.
             paths: the files, in order.
 
         Raises:
             OSError: a file cannot be read.
             ValueError: a file's header is not what it should be.
         """
-        self.name, self.columns = parser.name, parser.columns
-        self._parser, self.paths = parser, tuple(paths)
-        self.header_lines = int(parser.has_header)
+        self.paths = tuple(paths)
         self._bytes = [os.path.getsize(path) for path in self.paths]
         self.size = sum(self._bytes)
-        self._headers = [parser.read_header(path, first_line(path)) for path in self.paths]
+        self._headers = [self.read_header(path, first_line(path)) for path in self.paths]
 
-    def describe(self) -> Mapping[str, Any]:
-        """See `Source.describe`."""
-        return dict(self._parser.describe())
+    def read_header(self, path: str, first_line: bytes) -> Any:
+        """Returns what `parse_lines` needs to know of a file; first_line has no line end.
 
-    def blocks(self, start: Position, piece_rows: int) -> Iterator[Block]:
-        """See `Source.blocks`."""
-        while start.file < len(self.paths):
-            yield from self._file_blocks(start, piece_rows)
-            start = Position(start.file + 1, 0, 0, self._last.id)
+        Raises:
+            ValueError: the header is not what it should be.
+        """
+        raise NotImplementedError
 
-    def _file_blocks(self, start: Position, piece_rows: int) -> Iterator[Block]:
-        path = self.paths[start.file]
+    def parse_lines(self, header: Any, lines: bytes) -> ParsedRows:
+        """Parses whole lines; the last one may lack its end."""
+        raise NotImplementedError
+
+    def parse(self, block: Block) -> ParsedRows:
+        """See `Source.parse`."""
+        return self.parse_lines(self._headers[block.start.file], block.content)
+
+    def file_blocks(self, start: Position, piece_rows: int) -> Iterator[Block]:
+        """See `Source.file_blocks`."""
+        path, at = self.paths[start.file], start
         done = sum(self._bytes[: start.file])
-        self._last = at = start
         with _open(path) as file:
             # Of a compressed file, all that lies before is decompressed once more.
             try:
@@ -91,14 +94,10 @@ class LineSource(Source):
                         read = offset if raw is None else cast(Any, raw).tell()
                         content = lines[first:last]
                         yield Block(at, after, content, done + min(read, self._bytes[at.file]))
-                        self._last = at = after
+                        at = after
             except _DAMAGES as error:
                 line = at.row + self.header_lines
                 raise ValueError(f"{path}: damaged after line {line}: {error}") from error
-
-    def parse(self, block: Block) -> ParsedRows:
-        """See `Source.parse`."""
-        return self._parser.parse(self._headers[block.start.file], block.content)
 
 
 def first_line(path: str) -> bytes:
@@ -153,56 +152,64 @@ def _cut(lines: bytes, first_rows: int, piece_rows: int) -> Iterator[tuple[int, 
         begin, row = end, last
 
 
-class FormatParser:
+class FormatSource(LineSource):
     """Lines of Criteo's or Avazu's files, as their readers read them."""
 
-    def __init__(self, line_format: LineFormat, label: str, dense: tuple[str, ...] = ()):
-        """Keeps the format.
+    def __init__(
+        self,
+        line_format: LineFormat,
+        paths: Sequence[str],
+        label: str,
+        dense: tuple[str, ...] = (),
+    ):
+        """Reads the files' first lines.
 
         Args:
             line_format: of the lines.
+            paths: as of `LineSource`.
             label: what the column of the label is called.
             dense: what the columns of numbers are called.
         """
-        self._format = line_format
-        self.name = line_format.name
-        self.has_header = line_format.header is not None
+        self._format, self.name = line_format, line_format.name
+        self.header_lines = int(line_format.header is not None)
         self.columns = Columns(label, dense, line_format.fields)
+        super().__init__(paths)
 
     def describe(self) -> Mapping[str, Any]:
-        """Returns JSON-serialisable values that tell this parser from others."""
+        """See `Source.describe`."""
         return {"format": self.name}
 
-    def read_header(self, path: str, first_line: bytes) -> Any:
-        """Returns what `parse` needs to know of a file; first_line has no line end.
-
-        Raises:
-            ValueError: the header is not what it should be.
-        """
+    def read_header(self, path: str, first_line: bytes) -> None:
+        """See `LineSource.read_header`."""
         require_header(self._format, path, first_line)
 
-    def parse(self, header: Any, lines: bytes) -> ParsedRows:
-        """Parses whole lines; the last one may lack its end."""
+    def parse_lines(self, header: Any, lines: bytes) -> ParsedRows:
+        """See `LineSource.parse_lines`."""
         parsed = parse_block(self._format, lines)
         rows = parsed.rows
         table = table_of(self.columns, rows.label, rows.dense, rows.keys)
         return ParsedRows(table, parsed.is_good, parsed.reasons)
 
 
-class CsvParser:
+class CsvSource(LineSource):
     """Lines of delimited text whose columns a schema explains; values may be quoted by '"'."""
 
-    has_header: bool
+    name = "table"
 
-    def __init__(self, schema: Schema):
-        """Keeps the schema."""
-        self.name = "table"
+    def __init__(self, schema: Schema, paths: Sequence[str]):
+        """Reads the files' first lines.
+
+        Args:
+            schema: what columns mean.
+            paths: as of `LineSource`.
+        """
         self._schema = schema
-        self.has_header = schema.columns is None
+        self.header_lines = int(schema.columns is None)
         self.columns = columns_of(schema, dict.fromkeys(schema.names(), pa.binary()))
+        super().__init__(paths)
 
     def describe(self) -> Mapping[str, Any]:
-        """See `FormatParser.describe`."""
+        """See `Source.describe`."""
         return {"format": "csv", "schema": self._schema.to_dict()}
 
     def read_header(self, path: str, first_line: bytes) -> tuple[str, ...]:
@@ -215,17 +222,12 @@ class CsvParser:
             names = tuple(self._values(first_line.decode()))
         except (csv.Error, UnicodeDecodeError) as error:
             raise ValueError(f"{path}:1: no header: {error}") from None
-        for name in self._schema.names():
-            if names.count(name) != 1:
-                number = names.count(name) or "no"
-                raise ValueError(
-                    f"{path}:1: {number} column {name!r}. It has the columns {list(names)}, "
-                    f"separated by {self._schema.delimiter!r}."
-                )
+        told = f", separated by {self._schema.delimiter!r}"
+        self._schema.require_names(names, f"{path}:1", told)
         return names
 
-    def parse(self, header: Any, lines: bytes) -> ParsedRows:
-        """See `FormatParser.parse`."""
+    def parse_lines(self, header: Any, lines: bytes) -> ParsedRows:
+        """See `LineSource.parse_lines`."""
         if not lines.endswith(b"\n"):
             lines += b"\n"
         columns = self._columns(header, lines)
@@ -243,21 +245,15 @@ class CsvParser:
         # Longer than every column's name, so none of them.
         other = "_".join(["", *used])
         names = [name if name in used else f"{other}{i}" for i, name in enumerate(header)]
+        size, delimiter = len(lines) + 1, self._schema.delimiter
+        read = pa_csv.ReadOptions(column_names=names, use_threads=False, block_size=size)
+        parse = pa_csv.ParseOptions(delimiter=delimiter, ignore_empty_lines=False)
+        types = dict.fromkeys(used, pa.binary())
+        convert_to = pa_csv.ConvertOptions(
+            include_columns=list(used), column_types=types, check_utf8=False
+        )
         try:
-            table = pa_csv.read_csv(
-                pa.BufferReader(lines),
-                read_options=pa_csv.ReadOptions(
-                    column_names=names, use_threads=False, block_size=len(lines) + 1
-                ),
-                parse_options=pa_csv.ParseOptions(
-                    delimiter=self._schema.delimiter, ignore_empty_lines=False
-                ),
-                convert_options=pa_csv.ConvertOptions(
-                    include_columns=list(used),
-                    column_types=dict.fromkeys(used, pa.binary()),
-                    check_utf8=False,
-                ),
-            )
+            table = pa_csv.read_csv(pa.BufferReader(lines), read, parse, convert_to)
         except pa.ArrowInvalid:
             return None
         if table.num_rows != lines.count(b"\n"):
@@ -267,23 +263,21 @@ class CsvParser:
     def _parse_each(self, header: Sequence[str], lines: Sequence[bytes]) -> ParsedRows:
         """Parses lines one by one; those of another number of columns are malformed."""
         reasons: dict[int, str] = {}
-        rows: list[list[bytes]] = []
-        for place, line in enumerate(lines):
+        rows: dict[int, list[bytes]] = {}
+        for index, line in enumerate(lines):
             try:
-                rows.append(self._split(header, line))
+                rows[index] = self._split(header, line)
             except (ValueError, csv.Error) as error:
-                reasons[place] = str(error)
-        is_whole = np.ones(len(lines), bool)
-        is_whole[list(reasons)] = False
+                reasons[index] = str(error)
         columns = {}
         for name in self._schema.names():
-            place = list(header).index(name)
-            columns[name] = pa.array([row[place] for row in rows], pa.binary())
+            position = list(header).index(name)
+            columns[name] = pa.array([row[position] for row in rows.values()], pa.binary())
         parsed = convert(self._schema, columns)
-        places = np.flatnonzero(is_whole)
-        reasons.update((int(places[row]), text) for row, text in parsed.reasons.items())
-        is_good = is_whole
-        is_good[places] = parsed.is_good
+        lines_of_rows = list(rows)
+        reasons.update((lines_of_rows[row], text) for row, text in parsed.reasons.items())
+        is_good = np.ones(len(lines), bool)
+        is_good[list(reasons)] = False
         return ParsedRows(parsed.table, is_good, dict(sorted(reasons.items())))
 
     def _split(self, header: Sequence[str], line: bytes) -> list[bytes]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from slipstream_tf.errors import require_choice
 from slipstream_tf.inputs.readers.avazu import HEADER, AvazuFormat
 from slipstream_tf.inputs.readers.criteo import NUM_DENSE, CriteoFormat
-from slipstream_tf.prepare.line_source import CsvParser, FormatParser, LineSource, first_line
+from slipstream_tf.prepare.line_source import CsvSource, FormatSource, first_line
 from slipstream_tf.prepare.row_source import MovieLensSource, ParquetSource
 from slipstream_tf.prepare.schema import Schema
 from slipstream_tf.prepare.sources import Source
@@ -48,13 +48,11 @@ def open_source(
             raise ValueError(f"{files[1]}: MovieLens is one file, ml-1m.zip.")
         return MovieLensSource(files[0]), files
     if schema is not None:
-        if kind == "parquet":
-            return ParquetSource(schema, files), files
-        return LineSource(CsvParser(schema), files), files
+        return (ParquetSource if kind == "parquet" else CsvSource)(schema, files), files
     if kind == "criteo":
         dense = tuple(f"I{i}" for i in range(1, NUM_DENSE + 1))
-        return LineSource(FormatParser(CriteoFormat(), "label", dense), files), files
-    return LineSource(FormatParser(AvazuFormat(), "click"), files), files
+        return FormatSource(CriteoFormat(), files, "label", dense), files
+    return FormatSource(AvazuFormat(), files, "click"), files
 
 
 def _files(path: str) -> list[str]:

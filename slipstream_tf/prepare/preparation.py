@@ -15,21 +15,21 @@ import functools
 import itertools
 import os
 from collections.abc import Callable, Generator, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
-from slipstream_tf.errors import require_integer
+from slipstream_tf.errors import require_choice, require_integer
 from slipstream_tf.inputs.readers.prepared import MANIFEST, is_prepared, read_manifest
 from slipstream_tf.inputs.spec import PARTS, BadLineError, BadLines
 from slipstream_tf.memory import require_room
 from slipstream_tf.prepare import statistics as stats
-from slipstream_tf.prepare.counts import BYTES_PER_KEY, KeyCounts
 from slipstream_tf.prepare.shards import (
     COMPRESSIONS,
     ShardWriter,
     make_manifest,
-    row_groups,
+    training_tables,
     write_manifest,
 )
 from slipstream_tf.prepare.sources import Block, ParsedRows, Position, Source
@@ -75,10 +75,7 @@ class Options:
             require_integer(name, getattr(self, name), 1, None, "Options")
         require_integer("count_bytes", self.count_bytes, 1 << 20, None, "Options")
         require_room("count_bytes", self.count_bytes, self.count_bytes, "counts of keys", "Options")
-        if self.compression not in COMPRESSIONS:
-            raise ValueError(
-                f"Invalid `compression`: {self.compression!r}. Allowed: {COMPRESSIONS}."
-            )
+        require_choice("compression", self.compression, COMPRESSIONS, "Options")
 
 
 def prepare(
@@ -109,15 +106,9 @@ def prepare(
         OSError: a file cannot be read or written.
     """
     options = options or Options()
-    told = progress or (lambda *_: None)
-    described = {
-        **source.describe(),
-        "files": [
-            {"name": os.path.basename(path), "bytes": os.path.getsize(path)} for path in paths
-        ],
-        "shard_rows": options.shard_rows,
-        "compression": options.compression,
-    }
+    files = [{"name": os.path.basename(path), "bytes": os.path.getsize(path)} for path in paths]
+    kept = {"shard_rows": options.shard_rows, "compression": options.compression}
+    described = {**source.describe(), "files": files, **kept}
     manifest = make_manifest(source.name, source.columns, described)
     os.makedirs(folder, exist_ok=True)
     with _locked(folder):
@@ -125,16 +116,18 @@ def prepare(
         first = _first_bad_line(manifest)
         if options.strict and first is not None:
             raise BadLineError(first)
-        fields = source.columns.keys
-        counts = KeyCounts(fields, options.count_bytes // BYTES_PER_KEY)
-        if not manifest["is_complete"]:
-            _write_shards(source, folder, manifest, counts, options, told)
-        else:
+        if manifest["is_complete"]:
             found = stats.read_statistics(folder)
-            if found is not None and _is_of(found, options):
+            hot, limit = found.get("hot", {}), found.get("count_bytes")
+            counted = (hot.get("dim"), hot.get("budget_bytes"), limit)
+            if counted == (options.dim, options.hot_budget_bytes, options.count_bytes):
                 return found
-            _recount(folder, manifest, counts, told)
-        return _write_statistics(folder, manifest, counts, options, told)
+        counts = stats.KeyCounts(source.columns.keys, options.count_bytes // stats.BYTES_PER_KEY)
+        begun = _Preparation(folder, manifest, counts, options, progress or (lambda *_: None))
+        begun.recount()
+        if not manifest["is_complete"]:
+            begun.write_shards(source)
+        return begun.write_statistics()
 
 
 def _begun(folder: str, manifest: dict[str, Any], overwrite: bool) -> dict[str, Any]:
@@ -143,10 +136,10 @@ def _begun(folder: str, manifest: dict[str, Any], overwrite: bool) -> dict[str, 
     From here on the folder is one of prepared data: whatever it has beside is from a run that was
     broken off, or from what is replaced.
     """
+    found = None
     if is_prepared(folder):
         found = _same(folder, manifest, overwrite)
     else:
-        found = None
         for name in sorted(os.listdir(folder)):
             if not name.startswith((".", f"{MANIFEST}.")):
                 raise OtherPreparation(f"{folder}: no prepared data, but it holds {name!r}")
@@ -155,16 +148,15 @@ def _begun(folder: str, manifest: dict[str, Any], overwrite: bool) -> dict[str, 
         found = manifest
     named = {shard[part]["file"] for shard in found["shards"] for part in PARTS if shard[part]}
     for part in PARTS:
-        place = os.path.join(folder, part)
-        for name in os.listdir(place) if os.path.isdir(place) else ():
-            if f"{part}/{name}" not in named:
-                os.unlink(os.path.join(place, name))
+        for path in Path(folder, part).glob("*"):
+            if f"{part}/{path.name}" not in named:
+                path.unlink()
     results = (stats.STATISTICS, stats.COUNTS)
     partial = tuple(f"{whole}." for whole in (MANIFEST, stats.HOT_INPUTS, *results))
-    for name in os.listdir(folder):
-        is_partial = name.startswith(partial)
-        if is_partial or (name in results and not found["is_complete"]):
-            os.unlink(os.path.join(folder, name))
+    for path in Path(folder).iterdir():
+        is_result = path.name in results and not found["is_complete"]
+        if is_result or path.name.startswith(partial):
+            path.unlink()
     return found
 
 
@@ -206,49 +198,129 @@ def _locked(folder: str) -> Iterator[None]:
         yield
 
 
-def _write_shards(
-    source: Source,
-    folder: str,
-    manifest: dict[str, Any],
-    counts: KeyCounts,
-    options: Options,
-    told: Progress,
-) -> None:
-    bad_lines = BadLines(options.strict)
-    _recount(folder, manifest, counts, told)
-    shards = manifest["shards"]
-    start = Position(**shards[-1]["end"]) if shards else Position()
-    blocks = source.blocks(start, options.shard_rows)
-    rows = 0
+@dataclasses.dataclass
+class _Preparation:
+    """A preparation that is under way.
 
-    def piece_of(item: tuple[Block, ParsedRows]) -> tuple[int, int]:
-        start = item[0].start
-        return start.file, start.row // options.shard_rows
+    Attributes:
+        folder: of the prepared data.
+        manifest: of the folder; it names the shards that are whole.
+        counts: of the keys of these shards.
+        options: how data is prepared.
+        told: how far it is.
+    """
 
-    with (
-        _workers(1) as counter,
-        contextlib.closing(_parsed(source, blocks, options.threads)) as all_parsed,
-    ):
-        calls = []
-        for _, piece in itertools.groupby(all_parsed, piece_of):
-            number, end = len(shards), start
-            with ShardWriter(folder, number, source.columns, options.compression) as writer:
-                for block, parsed in piece:
-                    _tell_bad(source, block, parsed, bad_lines, writer)
-                    writer.add(parsed, block.start.id, source.is_test(block))
-                    rows, end = rows + block.num_rows, block.end
-                    told("preparing", block.done, source.size, rows)
-                shards.append(writer.close(end))
-                write_manifest(folder, manifest)
-            calls.append(counter.submit(_count, folder, shards[-1], counts))
-        for call in calls:
-            call.result()
-    totals = _totals(manifest)
-    if not sum(totals["inputs"].values()):
-        first = _first_bad_line(manifest) or "the files have no rows"
-        raise ValueError(f"No input could be read: {first}")
-    manifest["is_complete"] = True
-    write_manifest(folder, manifest)
+    folder: str
+    manifest: dict[str, Any]
+    counts: stats.KeyCounts
+    options: Options
+    told: Progress
+
+    def recount(self) -> None:
+        """Counts the keys of the shards that are whole."""
+        shards = self.manifest["shards"]
+        total = sum(shard["train"]["inputs"] for shard in shards if shard["train"])
+        done = 0
+        for shard in shards:
+            done += self.count(shard)
+            self.told("counting keys", done, total, done)
+
+    def count(self, shard: Mapping[str, Any]) -> int:
+        """Counts the keys of a shard; returns its training inputs."""
+        inputs = 0
+        for table in training_tables(self.folder, shard, list(self.counts.fields)):
+            for field in self.counts.fields:
+                self.counts.add(field, stats.field_keys(table[field])[0])
+            inputs += len(table)
+        return inputs
+
+    def write_shards(self, source: Source) -> None:
+        """Writes the shards that are not there yet, and counts their keys meanwhile."""
+        folder, manifest, options = self.folder, self.manifest, self.options
+        bad_lines = BadLines(options.strict)
+        shards = manifest["shards"]
+        start = Position(**shards[-1]["end"]) if shards else Position()
+        blocks = source.blocks(start, options.shard_rows)
+        rows = 0
+
+        def piece_of(item: tuple[Block, ParsedRows]) -> tuple[int, int]:
+            start = item[0].start
+            return start.file, start.row // options.shard_rows
+
+        with (
+            _workers(1) as counter,
+            contextlib.closing(_parsed(source, blocks, options.threads)) as all_parsed,
+        ):
+            calls = []
+            for _, piece in itertools.groupby(all_parsed, piece_of):
+                number, end = len(shards), start
+                with ShardWriter(folder, number, source.columns, options.compression) as writer:
+                    for block, parsed in piece:
+                        for row, reason in parsed.reasons.items():
+                            path, line = source.line(block, row)
+                            bad_lines.add(path, line, reason)
+                            writer.add_bad_line(f"{path}:{line}: {reason}")
+                        writer.add(parsed, block.start.id, source.is_test(block))
+                        rows, end = rows + block.num_rows, block.end
+                        self.told("preparing", block.done, source.size, rows)
+                    shards.append(writer.close(end))
+                    write_manifest(folder, manifest)
+                calls.append(counter.submit(self.count, shards[-1]))
+            for call in calls:
+                call.result()
+        totals = _totals(manifest)
+        if not sum(totals["inputs"].values()):
+            first = _first_bad_line(manifest) or "the files have no rows"
+            raise ValueError(f"No input could be read: {first}")
+        manifest["is_complete"] = True
+        write_manifest(folder, manifest)
+
+    def write_statistics(self) -> dict[str, Any]:
+        """Writes counts.parquet and statistics.json; returns the content of the latter."""
+        folder, manifest, counts, options = self.folder, self.manifest, self.counts, self.options
+        fields = tuple(counts.fields)
+        counted = [field.result() for field in counts.fields.values()]
+        described = {
+            name: stats.describe_field(field, *pair)
+            for (name, field), pair in zip(counts.fields.items(), counted, strict=True)
+        }
+        stats.write_counts(folder, fields, counted)
+        hot_keys, hot_lookups = stats.choose_hot(counted, options.dim, options.hot_budget_bytes)
+        hot = dict(zip(fields, hot_keys, strict=True))
+        hot_inputs = stats.HotInputs(folder, hot)
+        totals = _totals(manifest)
+        train_shards = [shard for shard in manifest["shards"] if shard["train"] is not None]
+
+        def count(shard: Mapping[str, Any]) -> int:
+            tables = functools.partial(training_tables, folder, shard, fields)
+            return hot_inputs.count(shard["train"]["file"], tables)
+
+        num_hot = done = 0
+        with _workers(options.threads) as workers:
+            for shard, inputs in zip(train_shards, workers.map(count, train_shards), strict=True):
+                hot_inputs.keep(shard["train"]["file"], inputs)
+                num_hot += inputs
+                done += shard["train"]["inputs"]
+                self.told("finding hot inputs", done, totals["inputs"]["train"], done)
+        lookups = sum(field.lookups for field in counts.fields.values())
+        train = totals["inputs"]["train"]
+        statistics = {
+            "name": manifest["name"],
+            **totals,
+            "count_bytes": options.count_bytes,
+            "fields": described,
+            "hot": {
+                "dim": options.dim,
+                "budget_bytes": options.hot_budget_bytes,
+                "keys": sum(len(keys) for keys in hot_keys),
+                "lookup_share": hot_lookups / lookups if lookups else None,
+                "inputs": num_hot,
+                "input_share": num_hot / train if train else None,
+            },
+        }
+        write_json(os.path.join(folder, stats.STATISTICS), statistics)
+        hot_inputs.finish()
+        return statistics
 
 
 @contextlib.contextmanager
@@ -259,17 +331,6 @@ def _workers(threads: int) -> Iterator[concurrent.futures.ThreadPoolExecutor]:
         yield executor
     finally:
         executor.shutdown(cancel_futures=True)
-
-
-def _tell_bad(
-    source: Source, block: Block, parsed: ParsedRows, bad_lines: BadLines, writer: ShardWriter
-) -> None:
-    first = None
-    for place, reason in parsed.reasons.items():
-        path, line = source.line(block, place)
-        bad_lines.add(path, line, reason)
-        first = first or f"{path}:{line}: {reason}"
-    writer.add_bad_lines(len(parsed.reasons), first)
 
 
 def _parsed(
@@ -285,86 +346,6 @@ def _parsed(
                 yield done, future.result()
         for done, future in waiting:
             yield done, future.result()
-
-
-def _recount(folder: str, manifest: Mapping[str, Any], counts: KeyCounts, told: Progress) -> None:
-    """Counts the keys of the shards that are whole."""
-    total = sum(shard["train"]["inputs"] for shard in manifest["shards"] if shard["train"])
-    done = 0
-    for shard in manifest["shards"]:
-        done += _count(folder, shard, counts)
-        told("counting keys", done, total, done)
-
-
-def _count(folder: str, shard: Mapping[str, Any], counts: KeyCounts) -> int:
-    inputs = 0
-    for table in _tables(folder, shard, tuple(counts.fields)):
-        for field in counts.fields:
-            counts.add(field, stats.field_keys(table[field])[0])
-        inputs += len(table)
-    return inputs
-
-
-def _tables(folder: str, shard: Mapping[str, Any], columns: tuple[str, ...]) -> Iterator[pa.Table]:
-    for file, group in row_groups(folder, shard, "train"):
-        yield file.read_row_group(group, columns=list(columns))
-
-
-def _write_statistics(
-    folder: str, manifest: Mapping[str, Any], counts: KeyCounts, options: Options, told: Progress
-) -> dict[str, Any]:
-    fields = tuple(counts.fields)
-    counted = [field.result() for field in counts.fields.values()]
-    described = {
-        name: stats.describe_field(field, *pair)
-        for (name, field), pair in zip(counts.fields.items(), counted, strict=True)
-    }
-    stats.write_counts(folder, fields, counted)
-    hot_keys, hot_lookups = stats.choose_hot(counted, options.dim, options.hot_budget_bytes)
-    hot = dict(zip(fields, hot_keys, strict=True))
-    hot_inputs = stats.HotInputs(folder, hot)
-    totals = _totals(manifest)
-    train_shards = [shard for shard in manifest["shards"] if shard["train"] is not None]
-
-    def count(shard: Mapping[str, Any]) -> int:
-        tables = functools.partial(_tables, folder, shard, fields)
-        return hot_inputs.count(shard["train"]["file"], tables)
-
-    num_hot = done = 0
-    with _workers(options.threads) as workers:
-        for shard, inputs in zip(train_shards, workers.map(count, train_shards), strict=True):
-            hot_inputs.keep(shard["train"]["file"], inputs)
-            num_hot += inputs
-            done += shard["train"]["inputs"]
-            told("finding hot inputs", done, totals["inputs"]["train"], done)
-    lookups = sum(field.lookups for field in counts.fields.values())
-    train = totals["inputs"]["train"]
-    statistics = {
-        "name": manifest["name"],
-        **totals,
-        "count_bytes": options.count_bytes,
-        "fields": described,
-        "hot": {
-            "dim": options.dim,
-            "budget_bytes": options.hot_budget_bytes,
-            "keys": sum(len(keys) for keys in hot_keys),
-            "lookup_share": hot_lookups / lookups if lookups else None,
-            "inputs": num_hot,
-            "input_share": num_hot / train if train else None,
-        },
-    }
-    write_json(os.path.join(folder, stats.STATISTICS), statistics)
-    hot_inputs.finish()
-    return statistics
-
-
-def _is_of(statistics: Mapping[str, Any], options: Options) -> bool:
-    hot = statistics.get("hot", {})
-    return (hot.get("dim"), hot.get("budget_bytes"), statistics.get("count_bytes")) == (
-        options.dim,
-        options.hot_budget_bytes,
-        options.count_bytes,
-    )
 
 
 def _totals(manifest: Mapping[str, Any]) -> dict[str, Any]:

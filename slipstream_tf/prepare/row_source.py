@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -36,17 +37,18 @@ class ParquetSource(Source):
                 does not allow.
         """
         self._schema, self.paths = schema, tuple(paths)
-        self._types: list[dict[str, pa.DataType]] = []
         self._rows: list[int] = []
         for path in self.paths:
             with _opened(path) as file:
-                self._types.append(_types(path, file, schema))
+                found = file.schema_arrow
+                schema.require_names(found.names, path)
                 self._rows.append(file.metadata.num_rows)
+            types = {name: found.field(name).type for name in schema.names()}
             try:
-                columns = columns_of(schema, self._types[-1])
+                columns = columns_of(schema, types)
             except ValueError as error:
                 raise ValueError(f"{path}: {error}") from None
-            if len(self._types) == 1:
+            if len(self._rows) == 1:
                 self.columns = columns
             elif columns != self.columns:
                 raise ValueError(
@@ -59,25 +61,17 @@ class ParquetSource(Source):
         """See `Source.describe`."""
         return {"format": "parquet", "schema": self._schema.to_dict()}
 
-    def blocks(self, start: Position, piece_rows: int) -> Iterator[Block]:
-        """See `Source.blocks`."""
-        at = start
-        for number in range(start.file, len(self.paths)):
-            if number != start.file:
-                at = Position(number, 0, 0, at.id)
-            path = self.paths[number]
-            done = sum(self._rows[:number])
-            with _opened(path) as file:
-                try:
-                    for batch in _batches(file, at.row, self._schema.names()):
-                        while len(batch):
-                            rows = min(len(batch), at.rows_left(piece_rows))
-                            row = at.row + rows
-                            after = Position(number, row, row, at.id + rows)
-                            yield Block(at, after, batch.slice(0, rows), done + row)
-                            at, batch = after, batch.slice(rows)
-                except (pa.ArrowException, OSError) as error:
-                    raise ValueError(f"{path}: damaged after row {at.row}: {error}") from error
+    def file_blocks(self, start: Position, piece_rows: int) -> Iterator[Block]:
+        """See `Source.file_blocks`."""
+        at, path, done = start, self.paths[start.file], sum(self._rows[: start.file])
+        with _opened(path) as file:
+            try:
+                for batch in _batches(file, at.row, self._schema.names()):
+                    for block in _blocks_of(batch, at, piece_rows, done):
+                        at = block.end
+                        yield block
+            except (pa.ArrowException, OSError) as error:
+                raise ValueError(f"{path}: damaged after row {at.row}: {error}") from error
 
     def parse(self, block: Block) -> ParsedRows:
         """See `Source.parse`."""
@@ -87,6 +81,23 @@ class ParquetSource(Source):
     def is_test(self, block: Block) -> np.ndarray:
         """See `Source.is_test`."""
         return is_in_part(block.start.id, block.num_rows, "test")
+
+
+def _blocks_of(rows: Any, at: Position, piece_rows: int, done: int) -> Iterator[Block]:
+    """Yields rows, which begin at a position, as blocks of one piece each.
+
+    Args:
+        rows: a table or batch.
+        at: where they begin.
+        piece_rows: as of `Source.blocks`.
+        done: rows of the files before.
+    """
+    while len(rows):
+        count = min(len(rows), at.rows_left(piece_rows), ROWS_AT_ONCE)
+        row = at.row + count
+        end = Position(at.file, row, row, at.id + count)
+        yield Block(at, end, rows.slice(0, count), done + row)
+        at, rows = end, rows.slice(count)
 
 
 def _opened(path: str) -> pq.ParquetFile:
@@ -99,15 +110,6 @@ def _opened(path: str) -> pq.ParquetFile:
         if getattr(error, "errno", None) is not None:
             raise
         raise ValueError(f"{path}: no Parquet file, or damaged: {error}") from error
-
-
-def _types(path: str, file: pq.ParquetFile, schema: Schema) -> dict[str, pa.DataType]:
-    found = file.schema_arrow
-    for name in schema.names():
-        if found.names.count(name) != 1:
-            number = found.names.count(name) or "no"
-            raise ValueError(f"{path}: {number} column {name!r}. It has the columns {found.names}.")
-    return {name: found.field(name).type for name in schema.names()}
 
 
 def _batches(file: pq.ParquetFile, first: int, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
@@ -141,34 +143,25 @@ class MovieLensSource(Source):
         """
         self.paths = (os.fspath(path),) * 2
         keys, labels = read_archive(self.paths[0])
-        self._parts = [(keys[rows], labels[rows]) for rows in split_rows(len(labels))]
+        self._parts = [
+            table_of(self.columns, labels[rows], None, keys[rows])
+            for rows in split_rows(len(labels))
+        ]
         self.size = len(labels)
 
     def describe(self) -> Mapping[str, Any]:
         """See `Source.describe`."""
         return {"format": self.name}
 
-    def blocks(self, start: Position, piece_rows: int) -> Iterator[Block]:
-        """See `Source.blocks`."""
-        at = start
-        for number in range(start.file, len(self._parts)):
-            if number != start.file:
-                # Inputs are numbered within their part.
-                at = Position(number)
-            count = len(self._parts[number][1])
-            done = sum(len(labels) for _, labels in self._parts[:number])
-            while at.row < count:
-                row = min(count, at.row + min(ROWS_AT_ONCE, at.rows_left(piece_rows)))
-                after = Position(number, row, row, row)
-                yield Block(at, after, None, done + row)
-                at = after
+    def file_blocks(self, start: Position, piece_rows: int) -> Iterator[Block]:
+        """See `Source.file_blocks`; inputs are numbered within their part."""
+        at = dataclasses.replace(start, id=start.row)
+        done = sum(map(len, self._parts[: at.file]))
+        return _blocks_of(self._parts[at.file].slice(at.row), at, piece_rows, done)
 
     def parse(self, block: Block) -> ParsedRows:
         """See `Source.parse`."""
-        keys, labels = self._parts[block.start.file]
-        rows = slice(block.start.row, block.end.row)
-        table = table_of(self.columns, labels[rows], None, keys[rows])
-        return ParsedRows(table, np.ones(block.num_rows, bool), {})
+        return ParsedRows(block.content, np.ones(block.num_rows, bool), {})
 
     def is_test(self, block: Block) -> np.ndarray:
         """See `Source.is_test`."""

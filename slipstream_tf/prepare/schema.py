@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import os
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from slipstream_tf.errors import invalid, require_choice
@@ -80,6 +80,20 @@ class Schema:
         """Returns the columns that are used: label, dense, keys."""
         return (self.label, *(c.column for c in self.dense), *(c.column for c in self.keys))
 
+    def require_names(self, names: Sequence[str], file: str, told: str = "") -> None:
+        """Raises ValueError unless each column that is used is once among a file's columns.
+
+        Args:
+            names: of the file's columns.
+            file: for the message.
+            told: how columns were told apart, behind their names.
+        """
+        for name in self.names():
+            if names.count(name) != 1:
+                number = names.count(name) or "no"
+                columns = f"It has the columns {list(names)}{told}."
+                raise ValueError(f"{file}: {number} column {name!r}. {columns}")
+
     def to_dict(self) -> dict[str, Any]:
         """Returns JSON-serialisable values that tell this schema from others."""
         return json.loads(json.dumps(dataclasses.asdict(self)))
@@ -114,10 +128,15 @@ def parse_schema(values: Any) -> Schema:
     values = _known("schema", values, _SETTINGS, ("label", "keys"))
     label = _entry("label", values["label"], ("column", "positive_from"))
     positive_from = label.get("positive_from")
-    if positive_from is not None and not _is_finite(positive_from):
-        raise invalid("positive_from", positive_from, "label", "a finite number")
+    if positive_from is not None:
+        is_number = isinstance(positive_from, (int, float)) and not isinstance(positive_from, bool)
+        # Neither infinite, nor an integer that no float has.
+        if not (is_number and abs(positive_from) <= sys.float_info.max):
+            raise invalid("positive_from", positive_from, "label", "a finite number")
     keys = [_entry("keys", v, ("column", "as", "separator")) for v in _list("keys", values["keys"])]
-    dense = [_entry("dense", v, ("column", "transform")) for v in _list("dense", values, [])]
+    dense = [
+        _entry("dense", v, ("column", "transform")) for v in _list("dense", values.get("dense", []))
+    ]
     if not keys:
         raise invalid("keys", [], "schema", "one column or more")
     for entry in keys:
@@ -132,18 +151,13 @@ def parse_schema(values: Any) -> Schema:
     columns = None
     if values.get("columns") is not None:
         columns = tuple(_text("columns", v, "schema") for v in _list("columns", values["columns"]))
-    missing = _list("missing", values, [""])
+    missing = _list("missing", values.get("missing", [""]))
     if not all(isinstance(value, str) and _is_text(value) for value in missing):
         raise invalid("missing", missing, "schema", "a list of texts")
-    schema = Schema(
-        label["column"],
-        tuple(KeyColumn(v["column"], v.get("as", TEXT), v.get("separator")) for v in keys),
-        tuple(DenseColumn(v["column"], v.get("transform", NONE)) for v in dense),
-        positive_from,
-        tuple(missing),
-        delimiter,
-        columns,
-    )
+    fields = tuple(KeyColumn(v["column"], v.get("as", TEXT), v.get("separator")) for v in keys)
+    numbers = tuple(DenseColumn(v["column"], v.get("transform", NONE)) for v in dense)
+    name, missing = label["column"], tuple(missing)
+    schema = Schema(name, fields, numbers, positive_from, missing, delimiter, columns)
     _require_columns(schema)
     return schema
 
@@ -179,9 +193,7 @@ def _entry(setting: str, value: Any, allowed: tuple[str, ...]) -> dict[str, Any]
     return entry
 
 
-def _list(setting: str, values: Any, default: Any = None) -> Any:
-    if default is not None:
-        values = values.get(setting, default)
+def _list(setting: str, values: Any) -> Any:
     if not isinstance(values, list):
         raise invalid(setting, values, "schema", "a list")
     return values
@@ -196,12 +208,3 @@ def _text(setting: str, value: Any, place: str) -> str:
 def _is_text(value: str) -> bool:
     """Whether a text can be written: JSON has halves of characters as well."""
     return not any("\ud800" <= character <= "\udfff" for character in value)
-
-
-def _is_finite(value: Any) -> bool:
-    if not isinstance(value, (int, float)) or isinstance(value, bool):
-        return False
-    try:
-        return math.isfinite(value)
-    except OverflowError:
-        return False

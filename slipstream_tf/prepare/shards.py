@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -89,16 +89,13 @@ class ShardWriter:
         is_of_test = is_test[parsed.is_good]
         table = parsed.table.append_column(ID_COLUMN, pa.array(ids))
         for part, is_wanted in (("train", ~is_of_test), ("test", is_of_test)):
-            if is_wanted.all():
-                self._parts[part].add(table)
-            elif is_wanted.any():
+            if is_wanted.any():
                 self._parts[part].add(table.filter(pa.array(is_wanted)))
 
-    def add_bad_lines(self, count: int, first: str | None) -> None:
-        """Counts malformed rows of the piece; `first` is kept if it is the first one."""
-        self._bad_lines += count
-        if self._first_bad_line is None:
-            self._first_bad_line = first
+    def add_bad_line(self, words: str) -> None:
+        """Counts a malformed row of the piece; the words about the first one are kept."""
+        self._bad_lines += 1
+        self._first_bad_line = self._first_bad_line or words
 
     def close(self, end: Position) -> dict[str, Any]:
         """Makes the files whole.
@@ -109,11 +106,12 @@ class ShardWriter:
         Returns:
             The shard's entry in the manifest.
         """
-        entry: dict[str, Any] = {part: self._parts[part].close() for part in PARTS}
-        entry["bad_lines"] = self._bad_lines
-        entry["first_bad_line"] = self._first_bad_line
-        entry["end"] = dataclasses.asdict(end)
-        return entry
+        return {
+            **{part: self._parts[part].close() for part in PARTS},
+            "bad_lines": self._bad_lines,
+            "first_bad_line": self._first_bad_line,
+            "end": dataclasses.asdict(end),
+        }
 
     def __enter__(self) -> ShardWriter:
         return self
@@ -130,7 +128,7 @@ class _PartWriter:
 
     def __init__(self, folder: str, name: str, columns: Columns, compression: str):
         self._path, self._name = Path(folder, name), name
-        # Names with a dot in front are passed over by readers of folders.
+        # Readers of folders skip names with a dot in front.
         self._partial = self._path.with_name(f".{self._path.name}.part")
         self._columns, self._compression = columns, compression
         self._writer: pq.ParquetWriter | None = None
@@ -181,19 +179,18 @@ class _PartWriter:
             self._writer = None
 
 
-def row_groups(folder: str, entry: Mapping[str, Any], part: str) -> Iterator[tuple[Any, int]]:
-    """Opens a part of a shard.
+def training_tables(
+    folder: str, entry: Mapping[str, Any], columns: Sequence[str]
+) -> Iterator[pa.Table]:
+    """Yields the training part of a shard, a row group at a time.
 
     Args:
         folder: of the prepared data.
         entry: of the shard in the manifest.
-        part: "train" or "test".
-
-    Yields:
-        (file, number of a row group of it).
+        columns: that are read.
     """
-    if entry[part] is None:
+    if entry["train"] is None:
         return
-    with pq.ParquetFile(os.path.join(folder, entry[part]["file"])) as file:
+    with pq.ParquetFile(os.path.join(folder, entry["train"]["file"])) as file:
         for group in range(file.num_row_groups):
-            yield file, group
+            yield file.read_row_group(group, columns=list(columns))

@@ -14,7 +14,7 @@ from slipstream_tf.inputs.readers.base import is_in_part
 
 @dataclasses.dataclass(frozen=True)
 class Position:
-    """A place between two rows of a source; what is not read yet begins there.
+    """A position between two rows of a source; what is not read yet begins there.
 
     Attributes:
         file: its number, from 0.
@@ -62,7 +62,7 @@ class ParsedRows:
         table: a column of float32 for the label and for each dense column, one of int64 or of
             lists of int64 for each field; without malformed rows.
         is_good: bool [rows of the block], which rows the inputs are of.
-        reasons: what is wrong with the others, by place in the block, ascending.
+        reasons: what is wrong with the others, by row of the block, ascending.
     """
 
     table: pa.Table
@@ -81,7 +81,7 @@ class Columns:
 
 
 class Source:
-    """Where inputs come from; a base, in which parts go by the place of a row in its file.
+    """Where inputs come from; a base, in which parts go by the number of a row in its file.
 
     Attributes:
         name: of the data set, which presets go by.
@@ -111,6 +111,14 @@ class Source:
         Raises:
             ValueError: a file is damaged.
         """
+        while start.file < len(self.paths):
+            for block in self.file_blocks(start, piece_rows):
+                start = block.end
+                yield block
+            start = Position(start.file + 1, 0, 0, start.id)
+
+    def file_blocks(self, start: Position, piece_rows: int) -> Iterator[Block]:
+        """Yields the rows of one file as `blocks` does."""
         raise NotImplementedError
 
     def parse(self, block: Block) -> ParsedRows:
@@ -121,9 +129,9 @@ class Source:
         """Tells which rows of a block are of the test part, bool [rows of the block]."""
         return is_in_part(block.start.row, block.num_rows, "test")
 
-    def line(self, block: Block, place: int) -> tuple[str, int]:
+    def line(self, block: Block, row: int) -> tuple[str, int]:
         """Returns (file, line or row in it from 1) of a block's row, for messages."""
-        return self.paths[block.start.file], self.header_lines + block.start.row + place + 1
+        return self.paths[block.start.file], self.header_lines + block.start.row + row + 1
 
 
 def table_of(columns: Columns, label: np.ndarray, dense: Any, keys: np.ndarray) -> pa.Table:

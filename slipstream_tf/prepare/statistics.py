@@ -1,15 +1,20 @@
 """What prepared data is like: keys per field, their skew, and how many inputs are hot.
 
-In: shards and counts of the training part. Out: `statistics.json`, `counts.parquet`. An input is
-hot when each of its keys is in the hot set: those are what Slipstream (arXiv 2404.04270) can skip.
+In: keys and shards of the training part. Out: `statistics.json`, `counts.parquet`. An input is hot
+when each of its keys is in the hot set: those are what Slipstream (arXiv 2404.04270) can skip.
+
+Accesses per key are exact while they fit a bound. Beyond it the rarest keys are dropped (a
+mergeable summary after Misra and Gries): a count is then short by at most `count_error`, and the
+number of keys is estimated from the smallest values of a hash of theirs (k minimum values,
+Bar-Yossef et al. 2002).
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import math
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,17 +25,130 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from slipstream_tf import disk
+from slipstream_tf.hashing import hash_keys
 from slipstream_tf.inputs.spec import MISSING_KEY
-from slipstream_tf.prepare.counts import FieldCounts
 from slipstream_tf.saturation.hot_set import Candidates, choose_hot_keys, most_candidates
 from slipstream_tf.telemetry.run_record import write_json
 
 STATISTICS = "statistics.json"
 COUNTS = "counts.parquet"
 TOP_SHARE = 0.01
+# What an entry takes: 16 bytes, and as much again while two runs are merged.
+BYTES_PER_KEY = 32
+_SMALLEST = 1 << 16  # Hashes kept: a relative error of 1 / sqrt of it, 0.4%.
 HOT_INPUTS = ".hot_inputs.json"  # While they are counted.
 _GROUP_ROWS = 1 << 20
 _COUNTS_SCHEMA = pa.schema([("field", pa.string()), ("key", pa.int64()), ("count", pa.int64())])
+
+
+class FieldCounts:
+    """Counts of one field's keys.
+
+    Attributes:
+        lookups: keys counted, each time that they occur.
+        count_error: a key's count is short by at most this; 0 means that all counts are exact.
+    """
+
+    def __init__(self) -> None:
+        self.lookups = 0
+        self.count_error = 0
+        # Runs of (ascending keys, their counts), each at least twice as long as the next one.
+        self._runs: list[tuple[np.ndarray, np.ndarray]] = []
+        self._dropped = np.empty(0, np.uint64)  # The smallest hashes of dropped keys.
+
+    @property
+    def num_entries(self) -> int:
+        """Entries kept: keys, some of them more than once."""
+        return sum(len(keys) for keys, _ in self._runs)
+
+    def add(self, keys: np.ndarray) -> None:
+        """Counts keys int64 [n]."""
+        if not keys.size:
+            return
+        self.lookups += int(keys.size)
+        counted = pc.value_counts(pa.array(keys))
+        distinct = counted.field("values").to_numpy(zero_copy_only=False)
+        counts = counted.field("counts").to_numpy(zero_copy_only=False)
+        order = np.argsort(distinct)
+        self._runs.append((distinct[order], counts[order]))
+        while len(self._runs) > 1 and len(self._runs[-2][0]) < 2 * len(self._runs[-1][0]):
+            self._merge_last()
+
+    def result(self) -> tuple[np.ndarray, np.ndarray]:
+        """Returns (keys int64 [n], counts int64 [n]), highest count first, ties by key."""
+        self._merge_all()
+        keys, counts = self._runs[0] if self._runs else (np.empty(0, np.int64),) * 2
+        order = np.argsort(-counts, kind="stable")
+        return keys[order], counts[order]
+
+    def cardinality(self) -> int:
+        """Returns how many keys there are; an estimate if `count_error` is not 0."""
+        self._merge_all()
+        if not self._runs:
+            return 0
+        keys = self._runs[0][0]
+        if not self.count_error:
+            return len(keys)
+        smallest = _smallest(self._dropped, hash_keys(keys))
+        if len(smallest) < _SMALLEST:
+            return len(smallest)
+        return max(len(keys), round((_SMALLEST - 1) * 2.0**64 / float(smallest[-1])))
+
+    def drop_rarest(self) -> None:
+        """Drops the rarer half of the keys."""
+        keys, counts = self.result()
+        kept = len(keys) // 2
+        if kept == len(keys):
+            return
+        self.count_error += int(counts[kept])
+        self._dropped = _smallest(self._dropped, hash_keys(keys[kept:]))
+        order = np.argsort(keys[:kept])
+        self._runs = [(keys[:kept][order], counts[:kept][order])]
+
+    def _merge_all(self) -> None:
+        while len(self._runs) > 1:
+            self._merge_last()
+
+    def _merge_last(self) -> None:
+        (first, first_counts), (second, second_counts) = self._runs[-2:]
+        keys = np.concatenate([first, second])
+        # Stable, since NumPy's stable sort merges two runs in one pass.
+        order = np.argsort(keys, kind="stable")
+        keys, counts = keys[order], np.concatenate([first_counts, second_counts])[order]
+        starts = np.flatnonzero(np.concatenate([[True], keys[1:] != keys[:-1]]))
+        self._runs[-2:] = [(keys[starts], np.add.reduceat(counts, starts))]
+
+
+class KeyCounts:
+    """Counts of all fields within one bound."""
+
+    def __init__(self, fields: Sequence[str], most_keys: int):
+        """Starts at nothing.
+
+        Args:
+            fields: their names.
+            most_keys: entries kept over all fields, at least 2; each takes BYTES_PER_KEY.
+        """
+        self.fields = {name: FieldCounts() for name in fields}
+        self._most_keys = most_keys
+
+    def add(self, field: str, keys: np.ndarray) -> None:
+        """Counts keys int64 [n] of a field; drops the rarest ones of the largest fields if need be.
+
+        The result depends on the calls and their order alone.
+        """
+        self.fields[field].add(keys)
+        while sum(counts.num_entries for counts in self.fields.values()) > self._most_keys:
+            largest = max(self.fields.values(), key=lambda counts: counts.num_entries)
+            largest.drop_rarest()
+
+
+def _smallest(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """The smallest distinct values of both, ascending."""
+    if second.size > 2 * _SMALLEST:
+        # Distinct as they are: the hash is one to one, and so are keys.
+        second = np.partition(second, _SMALLEST)[:_SMALLEST]
+    return np.union1d(first, second)[:_SMALLEST]
 
 
 def field_keys(column: pa.ChunkedArray) -> tuple[np.ndarray, np.ndarray | None]:
@@ -106,18 +224,16 @@ def hot_rows(table: pa.Table, hot: Mapping[str, np.ndarray]) -> np.ndarray:
         # Each distinct key is looked for once: the hot set may not fit the processor's cache.
         encoded = pa.array(keys).dictionary_encode()
         distinct = encoded.dictionary.to_numpy(zero_copy_only=False)
-        places = np.minimum(np.searchsorted(hot_keys, distinct), max(0, len(hot_keys) - 1))
+        index = np.minimum(np.searchsorted(hot_keys, distinct), max(0, len(hot_keys) - 1))
         if hot_keys.size:
-            is_distinct_hot = hot_keys[places] == distinct
+            is_distinct_hot = hot_keys[index] == distinct
         else:
             is_distinct_hot = np.zeros(len(distinct), bool)
         is_key_hot = is_distinct_hot[encoded.indices.to_numpy(zero_copy_only=False)]
-        if lengths is None:
-            is_hot &= is_key_hot
-        else:
-            cold = np.concatenate([[0], np.cumsum(~is_key_hot)])
-            ends = np.cumsum(lengths)
-            is_hot &= cold[ends] == cold[ends - lengths]
+        if lengths is not None:
+            cold, ends = np.concatenate([[0], np.cumsum(~is_key_hot)]), np.cumsum(lengths)
+            is_key_hot = cold[ends] == cold[ends - lengths]
+        is_hot &= is_key_hot
     return is_hot
 
 
@@ -136,15 +252,13 @@ class HotInputs:
             digest.update(f"{field}\n{len(keys)}\n".encode())
             digest.update(keys.tobytes())
         self._digest, self._hot = digest.hexdigest(), hot
-        self._path = os.path.join(folder, HOT_INPUTS)
+        self._path = Path(folder, HOT_INPUTS)
         self._by_shard: dict[str, int] = {}
-        try:
-            with open(self._path, encoding="utf-8") as file:
-                state = json.load(file)
+        # Where there is none, or none that can be used, all shards are counted.
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            state = json.loads(self._path.read_text(encoding="utf-8"))
             if state["hot_set"] == self._digest:
                 self._by_shard = state["inputs"]
-        except (OSError, ValueError, KeyError, TypeError):
-            pass  # There is none, or none that can be used: all shards are counted.
 
     def count(self, name: str, tables: Callable[[], Iterator[pa.Table]]) -> int:
         """Returns the hot inputs of a shard; several threads may count at the same time.
@@ -153,21 +267,19 @@ class HotInputs:
             name: of the shard.
             tables: gives its inputs.
         """
-        found = self._by_shard.get(name)
-        if found is None:
-            found = sum(int(hot_rows(table, self._hot).sum()) for table in tables())
-        return found
+        if name in self._by_shard:
+            return self._by_shard[name]
+        return sum(int(hot_rows(table, self._hot).sum()) for table in tables())
 
     def keep(self, name: str, inputs: int) -> None:
         """Writes down what was counted of a shard."""
         if name not in self._by_shard:
             self._by_shard[name] = inputs
-            write_json(self._path, {"hot_set": self._digest, "inputs": self._by_shard})
+            write_json(str(self._path), {"hot_set": self._digest, "inputs": self._by_shard})
 
     def finish(self) -> None:
         """Forgets what was kept."""
-        if os.path.exists(self._path):
-            os.unlink(self._path)
+        self._path.unlink(missing_ok=True)
 
 
 def write_counts(
@@ -187,17 +299,14 @@ def write_counts(
         for field, (keys, counts) in zip(fields, counted, strict=True):
             for begin in range(0, len(keys), _GROUP_ROWS):
                 rows = slice(begin, begin + _GROUP_ROWS)
-                columns = [pa.array([field] * len(keys[rows])), pa.array(keys[rows])]
-                writer.write_table(
-                    pa.table([*columns, pa.array(counts[rows])], schema=_COUNTS_SCHEMA)
-                )
+                columns = [[field] * len(keys[rows]), keys[rows], counts[rows]]
+                writer.write_table(pa.table(list(map(pa.array, columns)), schema=_COUNTS_SCHEMA))
 
 
-def read_statistics(folder: str) -> dict[str, Any] | None:
-    """Returns the content of statistics.json, or None if it is not there or damaged."""
+def read_statistics(folder: str) -> dict[str, Any]:
+    """Returns the content of statistics.json; nothing if it is not there or damaged."""
     try:
-        with open(os.path.join(folder, STATISTICS), encoding="utf-8") as file:
-            statistics = json.load(file)
+        statistics = json.loads(Path(folder, STATISTICS).read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        return None
-    return statistics if isinstance(statistics, dict) else None
+        return {}
+    return statistics if isinstance(statistics, dict) else {}

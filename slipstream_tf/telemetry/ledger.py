@@ -22,10 +22,9 @@ _COLUMNS = (
     *("window", "step", "inputs seen", "skipped", "share", "kept", "rows offered", "sent", "share"),
     *("hot keys", "saturated", "T", "seconds"),
 )
-
-
-_INPUT_TOTALS = (
+_TOTALS = (
     *("inputs_seen", "inputs_skipped", "inputs_skippable", "inputs_kept", "skipped_share"),
+    *("bytes_offered", "bytes_sent", "traffic", "seconds"),
 )
 
 
@@ -105,12 +104,8 @@ class Ledger:
     def to_dict(self) -> dict[str, Any]:
         """Returns the totals and all windows as JSON-serialisable values."""
         return {
-            **{name: getattr(self, name) for name in _INPUT_TOTALS},
+            **{name: getattr(self, name) for name in _TOTALS},
             "rows": dataclasses.asdict(self.rows),
-            "bytes_offered": self.bytes_offered,
-            "bytes_sent": self.bytes_sent,
-            "traffic": dict(self.traffic),
-            "seconds": self.seconds,
             "windows": [report.to_dict() for report in self.reports],
         }
 
@@ -121,7 +116,7 @@ class Ledger:
                 file.write(json.dumps(report.to_dict()) + "\n")
 
     def __str__(self) -> str:
-        table = format_table(_COLUMNS, [_cells(report) for report in self.reports], left_columns=0)
+        table = format_table(_COLUMNS, list(map(_cells, self.reports)), left_columns=0)
         rows = self.rows
         total = (
             f"{self.inputs_skipped:,} of {self.inputs_seen:,} inputs skipped "

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from slipstream_tf.errors import invalid
+from slipstream_tf.telemetry.run_record import to_json
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,8 +36,7 @@ class ClickMetrics:
 
     def to_dict(self) -> dict[str, Any]:
         """Returns all fields; NaN becomes None, which JSON can say."""
-        values = dataclasses.asdict(self)
-        return {k: None if isinstance(v, float) and math.isnan(v) else v for k, v in values.items()}
+        return to_json(dataclasses.asdict(self))
 
 
 def click_metrics(labels: Any, logits: Any) -> ClickMetrics:
@@ -59,13 +59,9 @@ def click_metrics(labels: Any, logits: Any) -> ClickMetrics:
     log_loss = float(np.mean(np.logaddexp(0.0, signed)))
     predictions = 0.5 * (1.0 + np.tanh(0.5 * values))
     clicks = int(is_click.sum())
-    return ClickMetrics(
-        auc=exact_auc(labels, logits),
-        log_loss=log_loss,
-        calibration=float(predictions.sum()) / clicks if clicks else math.nan,
-        inputs=int(values.size),
-        clicks=clicks,
-    )
+    calibration = float(predictions.sum()) / clicks if clicks else math.nan
+    auc = exact_auc(labels, logits)
+    return ClickMetrics(auc, log_loss, calibration, inputs=int(values.size), clicks=clicks)
 
 
 def exact_auc(labels: Any, scores: Any) -> float:

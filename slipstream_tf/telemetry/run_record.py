@@ -10,9 +10,10 @@ import json
 import math
 import os
 import platform
+import re
 import time
 from collections.abc import Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -76,41 +77,25 @@ def versions() -> dict[str, str]:
     """Versions of this package, Python and the libraries that decide a run's numbers."""
     found = {"slipstream_tf": __version__, "python": platform.python_version()}
     for name in _PACKAGES:
-        try:
+        with suppress(importlib.metadata.PackageNotFoundError):
             found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
     return found
 
 
 def machine() -> dict[str, Any]:
     """The machine in general words: no name, no path, no address."""
-    try:
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    except (ValueError, OSError):
-        memory = None
-    try:
-        cores = len(os.sched_getaffinity(0))
-    except AttributeError:  # Not on every system.
-        cores = os.cpu_count() or 1
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    processors = ""
+    with suppress(OSError):
+        processors = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    model = re.search(r"^model name\s*: (.*)$", processors, re.MULTILINE)
     return {
         "system": platform.system(),
         "architecture": platform.machine(),
-        "processor": _processor(),
-        "cores": cores,
-        "memory_gib": None if memory is None else round(memory, 1),
+        "processor": model[1].strip() if model else platform.processor() or "unknown",
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_gib": round(memory, 1),
     }
-
-
-def _processor() -> str:
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as file:
-            for line in file:
-                if line.startswith("model name"):
-                    return line.split(":", 1)[1].strip()
-    except OSError:
-        pass
-    return platform.processor() or "unknown"
 
 
 def write_json(path: str, record: Mapping[str, Any]) -> None:

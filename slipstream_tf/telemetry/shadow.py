@@ -28,6 +28,7 @@ from slipstream_tf.saturation.report import WindowReport
 from slipstream_tf.telemetry.ledger import Ledger
 
 _WIDTH = 99
+_Cost = tuple[float | None, float | None, str]  # As of `Saving`: least, most and basis.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,26 +121,22 @@ def estimate_shadow(
     savings = []
     if config.skips_inputs:
         left_out = [r.inputs_skippable - r.inputs_kept for r in reports]
-        savings.append(_by_curve(Saving("inputs", sum(left_out), active.inputs_seen),
-                                 reports, left_out))  # fmt: skip
-    rows = Saving(
-        "gradient rows",
-        active.rows.offered - active.rows.sent,
-        active.rows.offered,
-        active.bytes_offered - active.bytes_sent,
-        active.bytes_offered,
-    )
-    if config.masks_gradients:
-        # A masked row is taken to cost what its share of an input does.
-        worth = [r.inputs_seen * _masked_share(r) for r in reports]
-        savings.append(_by_curve(rows, reports, worth))
-    elif config.defers_gradients:
-        savings.append(_by_movement(rows, auc_loss_of_deferring))
+        cost = _by_curve(reports, left_out)
+        savings.append(Saving("inputs", sum(left_out), active.inputs_seen, 0, 0, *cost))
+    if config.masks_gradients or config.defers_gradients:
+        if config.masks_gradients:
+            # A masked row is taken to cost what its share of an input does.
+            cost = _by_curve(reports, [r.inputs_seen * _masked_share(r) for r in reports])
+        else:
+            cost = _by_movement(auc_loss_of_deferring)
+        offered, num_bytes = active.rows.offered, active.bytes_offered
+        saved = offered - active.rows.sent, offered, num_bytes - active.bytes_sent, num_bytes
+        savings.append(Saving("gradient rows", *saved, *cost))
     return ShadowEstimate(tuple(savings))
 
 
-def _by_curve(saving: Saving, reports: Sequence[WindowReport], missing: Sequence[float]) -> Saving:
-    """Adds the cost of training on less; `missing`: inputs by window."""
+def _by_curve(reports: Sequence[WindowReport], missing: Sequence[float]) -> _Cost:
+    """The cost of training on less; `missing`: inputs by window."""
     curve, total = [], 0
     for report in reports:
         if report.auc is not None and report.inputs_seen:
@@ -148,15 +145,14 @@ def _by_curve(saving: Saving, reports: Sequence[WindowReport], missing: Sequence
     fit = fit_learning_curve(curve)
     if fit is None:
         if not curve:
-            return dataclasses.replace(saving, basis="none: no losses of the inputs came in.")
+            return None, None, "none: no losses of the inputs came in."
         words = f"none: a learning curve needs {MIN_POINTS} windows in its later three quarters."
-        return dataclasses.replace(saving, basis=words)
+        return None, None, words
     all_missing = float(sum(missing))
     effective = sum(m * r.skippable_value for m, r in zip(missing, reports, strict=True))
     least = cost_of_missing(max(abs(fit.slope) - fit.std_error, 0.0), total, effective)
     most = cost_of_missing(MODEL_MARGIN * fit.bound, total, max(all_missing, effective))
-    words = _words_of(fit, effective / all_missing if all_missing else 1.0)
-    return dataclasses.replace(saving, least_cost=least, most_cost=most, basis=words)
+    return least, most, _words_of(fit, effective / all_missing if all_missing else 1.0)
 
 
 def _words_of(fit: LearningCurve, value: float) -> str:
@@ -170,15 +166,15 @@ def _words_of(fit: LearningCurve, value: float) -> str:
     )
 
 
-def _by_movement(saving: Saving, auc_loss: tuple[float, float] | None) -> Saving:
+def _by_movement(auc_loss: tuple[float, float] | None) -> _Cost:
     if auc_loss is None:
-        words = "none: no rule was measured for holding rows by interval, or rows of unknown rate."
-        return dataclasses.replace(saving, basis=words)
+        words = "none: no rule was measured for deferring by interval, or rows of unknown rate."
+        return None, None, words
     words = (
-        "not of this data: what holding by movement cost on one other data set with Adagrad, from "
-        "the least measured to twice the most, in proportion to movement / learning rate."
+        "not of this data: what deferring by movement cost on one other data set with Adagrad, "
+        "from the least measured to twice the most, in proportion to movement / learning rate."
     )
-    return dataclasses.replace(saving, least_cost=auc_loss[0], most_cost=auc_loss[1], basis=words)
+    return *auc_loss, words
 
 
 def _masked_share(report: WindowReport) -> float:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from slipstream_tf.cli import demo, demo_data
+from slipstream_tf.cli import demo
 from slipstream_tf.cli.program import run_program
 
 
@@ -80,37 +80,37 @@ def test_verdict_follows_from_the_numbers() -> None:
     assert "skipped nothing" in demo.verdict(nothing)
 
 
-def test_demo_data_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_demo_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.delenv("SLIPSTREAM_DATA", raising=False)
     checkout = tmp_path / "checkout"
     (checkout / "cc_ops").mkdir(parents=True)
     monkeypatch.chdir(checkout)
-    monkeypatch.setattr(demo_data, "__file__", str(tmp_path / "a" / "b" / "c" / "demo_data.py"))
+    monkeypatch.setattr(demo, "__file__", str(tmp_path / "a" / "b" / "c" / "demo.py"))
     # A folder where a server would be: nothing is reached over the network in this test.
-    monkeypatch.setattr(demo_data, "MOVIELENS_URL", (tmp_path / "ml-1m.zip").as_uri())
+    monkeypatch.setattr(demo, "MOVIELENS_URL", (tmp_path / "ml-1m.zip").as_uri())
 
-    choice = demo_data.choose(None)
+    choice = demo.choose(None)
     assert choice.data == "generated" and "could not be downloaded" in choice.reason
-    assert "no download wanted" in demo_data.choose(None, downloads=False).reason
+    assert "no download wanted" in demo.choose(None, downloads=False).reason
 
     (tmp_path / "ml-1m.zip").write_bytes(b"another file")
-    assert "SHA-256" in demo_data.choose(None).reason
+    assert "SHA-256" in demo.choose(None).reason
     assert os.listdir(tmp_path / "cache" / "slipstream_tf") == []
 
-    digest = demo_data._sha256(tmp_path / "ml-1m.zip")
-    monkeypatch.setattr(demo_data, "MOVIELENS_SHA256", digest)
-    choice = demo_data.choose(None)
+    digest = demo._sha256(b"another file")
+    monkeypatch.setattr(demo, "MOVIELENS_SHA256", digest)
+    choice = demo.choose(None)
     assert choice.data.endswith("ml-1m.zip") and "GroupLens" in choice.reason
 
     shared = tmp_path / "shared" / "data"
     shared.mkdir(parents=True)
     (shared / "globo_clicks.npz").write_bytes(b"")
-    assert demo_data.choose(None).data == str(shared / "globo_clicks.npz")
+    assert demo.choose(None).data == str(shared / "globo_clicks.npz")
 
     monkeypatch.setenv("SLIPSTREAM_DATA", str(tmp_path))
     with pytest.raises(Exception, match=r"Invalid SLIPSTREAM_DATA=.*globo_clicks\.npz"):
-        demo_data.choose(None)
+        demo.choose(None)
     (tmp_path / "globo_clicks.npz").write_bytes(b"")
-    assert demo_data.choose(None).data == str(tmp_path / "globo_clicks.npz")
-    assert demo_data.choose("mine.tsv").data == "mine.tsv"
+    assert demo.choose(None).data == str(tmp_path / "globo_clicks.npz")
+    assert demo.choose("mine.tsv").data == "mine.tsv"

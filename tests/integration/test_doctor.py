@@ -18,7 +18,7 @@ import pytest
 import tensorflow as tf
 
 import slipstream_tf
-from slipstream_tf.cli import checks, doctor
+from slipstream_tf.cli import doctor
 from slipstream_tf.cli.findings import BROKEN, MISSING, OK, Finding, Section
 from slipstream_tf.cli.program import run_program
 from slipstream_tf.ops import _loader
@@ -98,7 +98,7 @@ def test_all_that_is_needed_is_found_here(here: Report) -> None:
     for section in ("python", "tensorflow", "keras", "self_tests"):
         assert {finding["state"] for finding in here[section].values()} == {OK}
     has_sok = importlib.util.find_spec("sparse_operation_kit") is not None
-    stores = {**checks.SELF_TESTS, **(checks.SOK_SELF_TEST if has_sok else {})}
+    stores = {**doctor.SELF_TESTS, **(doctor.SOK_SELF_TEST if has_sok else {})}
     assert set(here["self_tests"]) == set(stores)
     assert here["tensorflow"]["TensorFlow"]["facts"]["version"] == tf.__version__
     built = _loader.build_info()
@@ -237,7 +237,7 @@ def test_exit_code(
         assert limit == 60
         yield Section("part", "Part", (finding,))
 
-    monkeypatch.setattr(checks, "examine", examine)
+    monkeypatch.setattr(doctor, "examine", examine)
     flags = doctor.make_flags()
     assert run_program(flags, doctor.main, []) == code
     text, errors = capsys.readouterr()

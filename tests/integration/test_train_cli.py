@@ -93,7 +93,7 @@ def test_same_seed_gives_the_same_model_and_another_does_not(run_train: Train) -
 
 
 def test_evaluations_in_training_change_nothing_else(run_train: Train) -> None:
-    # Where gradients are held back, an evaluation applies them.
+    # Where gradients are deferred, an evaluation flushes them.
     flags = (*SMALL, "--track", "--snapshot_interval=6", "--max_inputs=8000")
     without, record = run_train(*flags), run_train(*flags, "--evaluate_every=7", name="watched")
     for name in ("test", "inputs", "rows", "gradient_rows"):
@@ -103,12 +103,12 @@ def test_evaluations_in_training_change_nothing_else(run_train: Train) -> None:
         assert {name: last[name] for name in watched["test"]} == watched["test"]
         assert last["inputs_seen"] == watched["inputs"]["seen"]
         assert last["inputs_trained"] == watched["inputs"]["trained"]
-        places = watched["progress"]
-        assert [place["step"] for place in places] == list(range(1, last["step"] + 1))
-        assert places[-1]["loss"] == pytest.approx(watched["training"]["loss"])
-        assert places[-1]["auc"] == pytest.approx(watched["training"]["auc"])
+        points = watched["progress"]
+        assert [point["step"] for point in points] == list(range(1, last["step"] + 1))
+        assert points[-1]["loss"] == pytest.approx(watched["training"]["loss"])
+        assert points[-1]["auc"] == pytest.approx(watched["training"]["auc"])
         for name in ("seconds", "inputs_trained", "inputs_seen"):
-            assert [p[name] for p in places] == sorted(p[name] for p in places)
+            assert [p[name] for p in points] == sorted(p[name] for p in points)
     assert len(without["evaluations"]) == 1
     evaluations = record["evaluations"]
     assert [e["step"] for e in evaluations[:-1]] == list(range(7, evaluations[-1]["step"], 7))
@@ -116,10 +116,10 @@ def test_evaluations_in_training_change_nothing_else(run_train: Train) -> None:
     assert len({e["log_loss"] for e in evaluations}) == len(evaluations) > 2
 
 
-def test_the_places_along_a_long_run_are_thinned(run_train: Train) -> None:
+def test_the_points_along_a_long_run_are_thinned(run_train: Train) -> None:
     record = run_train("--data=generated:1000", "--dim=2", "--mlp=", "--bottom=",
                        "--batch_size=4")  # fmt: skip
-    steps = [place["step"] for place in record["progress"]]
+    steps = [point["step"] for point in record["progress"]]
     assert steps[-1] == 250 and steps[:-1] == list(range(4, 250, 4))
 
 
@@ -234,8 +234,8 @@ def test_remembered_losses_over_epochs_keep_the_account(run_train: Train) -> Non
             "defer_movement", "--defer_trigger=movement",
         ),
         (("--skip=defer", "--release=2"), "release", "interval"),
-        (("--skip=defer", "--target_skip=0.5"), "target_skip", "judges keys"),
-        (("--skip=defer", "--metric=l2"), "metric", "judges keys"),
+        (("--skip=defer", "--target_skip=0.5"), "target_skip", "goes by drift"),
+        (("--skip=defer", "--metric=l2"), "metric", "goes by drift"),
         (
             ("--skip=defer", "--max_auc_loss=0.001", "--defer_movement=0.1"),
             "defer_movement",

@@ -155,7 +155,7 @@ def test_killed_and_resumed_is_as_if_never_stopped(
     if way == "defer":
         assert set(straight["rows"].values()) <= set(range(71))
     # Times add up over the parts.
-    seconds = [place["seconds"] for place in resumed["progress"]]
+    seconds = [point["seconds"] for point in resumed["progress"]]
     assert seconds == sorted(seconds) and resumed["seconds"]["training"] > seconds[-1]
     assert resumed["wall_seconds"] > resumed["seconds"]["training"]
 

@@ -67,26 +67,22 @@ def colors(names: Sequence[str]) -> dict[str, str]:
 
 def svg(panel: Panel, color_of: Mapping[str, str]) -> str:
     """Returns an `<svg>` element as wide as what it stands in; runs are named beside it."""
-    text = io.StringIO()
+    file = io.StringIO()
     metadata = dict.fromkeys(("Date", "Creator", "Format", "Type"))
-    _save(panel, color_of, text, is_alone=False, format="svg", metadata=metadata)
-    return _embedded(text.getvalue(), panel.name)
+    _save(panel, color_of, file, is_alone=False, format="svg", metadata=metadata)
+    # Without what belongs to a file; ids are those of one element of a page.
+    text = file.getvalue()
+    text = re.sub(r"<!--.*?-->|<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+    text = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{panel.name}-", text)
+    head, rest = text[text.index("<svg") :].split(">", 1)
+    box = re.search(r'viewBox="[^"]*"', head)
+    assert box is not None, "matplotlib's SVG files have one"
+    return f'<svg {box[0]} aria-hidden="true">{rest.strip()}'
 
 
 def write_png(panel: Panel, color_of: Mapping[str, str], path: str) -> None:
     """Writes a picture with its title and the names of the runs."""
     _save(panel, color_of, path, is_alone=True, format="png", dpi=_DPI)
-
-
-def _embedded(text: str, name: str) -> str:
-    """Leaves out what belongs to a file, and makes ids those of one element of a page."""
-    text = text[text.index("<svg") :]
-    text = re.sub(r"<!--.*?-->|<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
-    text = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{name}-", text)
-    head, rest = text.split(">", 1)
-    box = re.search(r'viewBox="[^"]*"', head)
-    assert box is not None, "matplotlib's SVG files have one"
-    return f'<svg {box[0]} aria-hidden="true">{rest.strip()}'
 
 
 def _save(
@@ -171,9 +167,9 @@ def _draw_bars(axes: Any, panel: Panel, color_of: Mapping[str, str]) -> None:
     width = 0.8 / len(panel.curves)
     for index, curve in enumerate(panel.curves):
         offset = (index - (len(panel.curves) - 1) / 2) * width
-        places = [x + offset for x, _ in curve.points]
-        lengths = [y for _, y in curve.points]
-        axes.barh(places, lengths, height=0.9 * width, color=color_of[curve.run])
+        x, lengths = zip(*curve.points, strict=True)
+        middles = [category + offset for category in x]
+        axes.barh(middles, lengths, height=0.9 * width, color=color_of[curve.run])
     axes.set_yticks(range(len(panel.categories)), panel.categories)
     axes.set_ylim(len(panel.categories) - 0.4, -0.6)
     axes.grid(visible=False, axis="y")
@@ -211,10 +207,8 @@ def _legend_lines(panel: Panel) -> list[tuple[str, str | None]]:
         (textwrap.shorten(run, _LONGEST_NAME, placeholder="...") or run[:_LONGEST_NAME], run)
         for run in runs_of(panel.curves)
     ]
-    if panel.curves:
-        for sentence in absences(panel):
-            lines += [(line, None) for line in textwrap.wrap(sentence, 58)]
-    return lines
+    sentences = absences(panel) if panel.curves else []
+    return lines + [(line, None) for text in sentences for line in textwrap.wrap(text, 58)]
 
 
 def _name_runs(

@@ -1,18 +1,19 @@
-"""Panels of quality against inputs and seconds, and of costs: bytes by kind, seconds by phase."""
+"""The report's panels: quality and costs of runs, and their windows, filled with numbers."""
 
 from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from slipstream_tf.telemetry.report.panels import Panel, Point
-from slipstream_tf.telemetry.report.runs import Run, entry, number
-from slipstream_tf.telemetry.report.windows import over_windows
+from slipstream_tf.telemetry.report.runs import Run, entries, entry, number, total
 
 QUALITY, BYTES, TIME = "Quality", "Bytes", "Time"
-# Key of a place on the curve, word for a title, label, meaning.
+SATURATION, SKIPPING = "Saturation", "Skipped and deferred"
+Measure = Callable[[Mapping[str, Any]], float | None]
+# Key of a point on the curve, word for a title, label, meaning.
 _AXES = (
     ("inputs_trained", "inputs", "inputs trained", "inputs trained"),
     ("seconds", "seconds", "seconds", "seconds of training, evaluations left out"),
@@ -35,6 +36,11 @@ _KINDS = ("keys", "rows", "gradients", "deferred", "dense", "control")
 _PHASES = ("reading", "training", "window_ends", "evaluation")
 # What a step is made of, of the phases of a run.
 _STEP_PHASES = ("training", "window_ends")
+_ACROSS = (
+    "Across: inputs seen, skipped ones included, at a window's end (the last window may be short); "
+    "up: "
+)
+_ANY_DRIFT = 1e30  # T where every drift is below it.
 
 
 def quality(runs: Sequence[Run]) -> list[Panel]:
@@ -117,8 +123,8 @@ def _words(name: str) -> str:
     return name.replace("_", " ")
 
 
-def _bars(run: Run, place: str, names: Sequence[str], unit: float) -> list[Point]:
-    values = [run.number(*place.split("."), name) for name in names]
+def _bars(run: Run, path: str, names: Sequence[str], unit: float) -> list[Point]:
+    values = [run.number(*path.split("."), name) for name in names]
     return [(float(i), None if v is None else v / unit) for i, v in enumerate(values)]
 
 
@@ -139,39 +145,181 @@ def _bytes_per_step(run: Run) -> list[Point]:
         steps.append(before if step is None else step)
         if not isinstance(traffic, Mapping) or not traffic or steps[-1] <= before:
             return None
-        counts = [number(count) or 0.0 for count in traffic.values()]
-        return sum(counts) / 1e3 / (steps[-1] - before)
+        sent = sum(number(count) or 0.0 for count in traffic.values())
+        return sent / 1e3 / (steps[-1] - before)
 
     return over_windows(run, per_step)
 
 
 def _gradient_bytes(run: Run) -> list[Point]:
-    totals: list[float | None] = []
-    for name in ("bytes_offered", "bytes_sent"):
-        tables = [window.get("tables") for window in run.entries("windows")]
-        found = [number(entry(t, name)) for of in tables if isinstance(of, list) for t in of]
-        known = [count for count in found if count is not None]
-        totals.append(sum(known) / _MEGA if known else None)
-    return [(float(i), count) for i, count in enumerate(totals)]
+    tables = [table for window in run.entries("windows") for table in entries(window, "tables")]
+    points: list[Point] = []
+    for index, name in enumerate(("bytes_offered", "bytes_sent")):
+        known = [count for table in tables if (count := number(table.get(name))) is not None]
+        points.append((float(index), sum(known) / _MEGA if known else None))
+    return points
 
 
 def _step_phases(run: Run) -> list[Point]:
-    places = run.entries("progress")
-    steps = number(places[-1].get("step")) if places else None
+    points = run.entries("progress")
+    steps = number(points[-1].get("step")) if points else None
     return _bars(run, "seconds", _STEP_PHASES, steps / 1e3) if steps else []
 
 
 def _step_milliseconds(run: Run) -> list[Point]:
     points: list[Point] = []
-    for before, place in itertools.pairwise(run.entries("progress")):
-        steps, seconds = (
-            _difference(place.get(name), before.get(name)) for name in ("step", "seconds")
-        )
+    for before, point in itertools.pairwise(run.entries("progress")):
+        steps, seconds = (_difference(point, before, name) for name in ("step", "seconds"))
         if steps and seconds is not None:
-            points.append((number(place.get("inputs_trained")), 1e3 * seconds / steps))
+            points.append((number(point.get("inputs_trained")), 1e3 * seconds / steps))
     return points
 
 
-def _difference(value: Any, other: Any) -> float | None:
-    value, other = number(value), number(other)
+def _difference(point: Mapping[str, Any], before: Mapping[str, Any], name: str) -> float | None:
+    value, other = number(point.get(name)), number(before.get(name))
     return None if value is None or other is None else value - other
+
+
+def windows(runs: Sequence[Run]) -> list[Panel]:
+    """Returns the panels of the windows, filled: saturation, hot set, skipped and deferred."""
+    found = []
+    for group, name, title, y_label, meaning, measures in _WINDOW_PANELS:
+        panel = Panel(group, name, title, _ACROSS + meaning, "inputs seen", y_label)
+        points_of = functools.partial(_over_all_windows, measures=measures)
+        found.append(panel.filled(runs, points_of))
+    found.insert(5, _HISTOGRAM.filled(runs, _histogram_points, _note_of_still_keys))
+    return found
+
+
+def _over_all_windows(run: Run, measures: Mapping[str, Measure]) -> dict[str, list[Point]]:
+    return {part: over_windows(run, measure) for part, measure in measures.items()}
+
+
+def over_windows(run: Run, measure: Measure) -> list[Point]:
+    """Returns a measure of each window at the inputs seen by its end."""
+    points: list[Point] = []
+    seen = 0.0
+    for window in run.entries("windows"):
+        seen += number(window.get("inputs_seen")) or 0.0
+        points.append((seen, measure(window)))
+    return points
+
+
+def _field(*names: str) -> Measure:
+    return lambda window: number(entry(window, *names))
+
+
+def _where(name: str, measure: Measure) -> Measure:
+    """The measure of windows that have some of what it is a share of."""
+    return lambda window: measure(window) if number(window.get(name)) else None
+
+
+def _threshold(window: Mapping[str, Any]) -> float | None:
+    value = number(window.get("threshold"))
+    # Without drifts there was nothing to find one by.
+    if value is None or value > _ANY_DRIFT or not number(window.get("hot_keys")):
+        return None
+    return value
+
+
+def _rows(window: Mapping[str, Any], flow: str) -> float | None:
+    return total([number(entry(table, "rows", flow)) for table in entries(window, "tables")])
+
+
+def _share(window: Mapping[str, Any], flow: str) -> float | None:
+    rows, offered = _rows(window, flow), _rows(window, "offered")
+    return None if rows is None or not offered else rows / offered
+
+
+# Group, name, title, label, meaning, and what is drawn of a window, by part.
+_WINDOW_PANELS: Sequence[tuple[str, str, str, str, str, Mapping[str, Measure]]] = (
+    (SATURATION, "saturated_share", "Saturated share", "share of the hot keys",
+     "saturated keys as a share of the hot keys, 0 to 1.",
+     {"": _where("hot_keys", _field("saturated_share"))}),
+    (SATURATION, "threshold", "Threshold T", "T, in the unit of drift",
+     "T, the drift below which a key is saturated in the next window, in the rows' unit; left out "
+     "where any drift is.", {"": _threshold}),
+    (SATURATION, "hot_set_size", "Size of the hot set", "keys",
+     "keys whose rows are followed in the next window.", {"": _field("next_hot_keys")}),
+    (SATURATION, "hot_set_overlap", "Hot set overlap", "share of the next hot set",
+     "share of the next window's hot set that was in this one's, 0 to 1.",
+     {"": _where("next_hot_keys", _field("hot_set_overlap"))}),
+    (SATURATION, "drift_quantiles", "Drift of the hot keys", "drift",
+     "drift over the window, in the rows' unit, of the median key and of the key that 90% of the "
+     "hot keys stay below.",
+     {"90%": _field("drift_quantiles", "0.9"), "median": _field("drift_quantiles", "0.5")}),
+    (SKIPPING, "inputs_skipped", "Inputs skipped", "share of the inputs seen",
+     "inputs left out of training as a share of the window's inputs, 0 to 1.",
+     {"": _field("skipped_share")}),
+    (SKIPPING, "rows_sent", "Gradient rows sent", "share of the rows offered",
+     "gradient rows applied, or exchanged between ranks, as a share of those that training steps "
+     "gave, 0 to 1; more where held ones left.", {"": functools.partial(_share, flow="sent")}),
+    (SKIPPING, "rows_masked", "Gradient rows masked", "share of the rows offered",
+     "gradient rows thrown away as a share of those that training steps gave, 0 to 1.",
+     {"": functools.partial(_share, flow="masked")}),
+    (SKIPPING, "rows_held", "Gradient sums held", "rows",
+     "rows whose gradients are held back, deferred, at the window's end.",
+     {"": functools.partial(_rows, flow="pending")}),
+)  # fmt: skip
+_HISTOGRAM = Panel(
+    SATURATION, "drift_histogram", "Drift histogram",
+    "Across: drift of a hot key over the last full window, in the rows' unit, in buckets "
+    " of a quarter of a decade; up: share of the hot keys, 0 to 1; dashed: the T found.",
+    "drift", "share of the hot keys", x_is_log=True,
+)  # fmt: skip
+
+
+def _last_buckets(run: Run) -> tuple[Mapping[str, Any], list[tuple[float, float, float]]] | None:
+    """The last window that has a histogram, and (lower, upper, share) of its buckets."""
+    for window in _longest_last(run.entries("windows")):
+        found = window.get("drift_histogram")
+        if not isinstance(found, list) or not found:
+            continue
+        buckets = []
+        for bucket in found:
+            values = [number(v) for v in bucket] if isinstance(bucket, list) else []
+            if len(values) == 3 and None not in values:
+                buckets.append(tuple(v for v in values if v is not None))
+        total = sum(count for _, _, count in buckets)
+        if total:
+            return window, [(low, high, count / total) for low, high, count in buckets]
+    return None
+
+
+def _longest_last(windows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The windows as they should be looked through: full ones first, later ones first."""
+    steps = [number(window.get("step")) or 0.0 for window in windows]
+    lengths = [step - before for before, step in zip([0.0, *steps], steps, strict=False)]
+    order = sorted(range(len(windows)), key=lambda i: (-lengths[i], -i))
+    return [windows[i] for i in order]
+
+
+def _histogram_points(run: Run) -> dict[str, Sequence[Point]]:
+    last = _last_buckets(run)
+    if last is None:
+        return {}
+    window, buckets = last
+    points: list[Point] = []
+    before = None
+    for low, high, share in buckets:
+        if low <= 0.0:
+            continue
+        if before != low:
+            points += [] if before is None else [(before, 0.0)]
+            points.append((low, 0.0))
+        points += [(low, share), (high, share)]
+        before = high
+    if before is not None:
+        points.append((before, 0.0))
+    threshold = _threshold(window)
+    top = max((share for low, _, share in buckets if low > 0.0), default=0.0)
+    line: list[Point] = [(threshold, 0.0), (threshold, top)] if threshold else []
+    return {"drift": points, "T": line}
+
+
+def _note_of_still_keys(run: Run) -> str:
+    last = _last_buckets(run)
+    if last is None:
+        return ""
+    still = sum(share for low, _, share in last[1] if low <= 0.0)
+    return f"{run.name}: {still:.1%} of the hot keys did not move and are not drawn."

@@ -1,4 +1,8 @@
-"""Reads the records of runs. In: paths. Out: runs with names that differ, checked to be records."""
+"""Reads the records of runs, and says what each came to beside the first one.
+
+In: paths. Out: runs with names that differ, checked to be records; the summary's table, and what
+differs in settings.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,7 @@ import json
 import math
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from slipstream_tf.telemetry.run_record import RECORD, SCHEMA
@@ -16,6 +20,9 @@ _NEEDED: Mapping[str, type] = {
     "settings": dict, "test": dict, "inputs": dict, "seconds": dict, "windows": list,
 }  # fmt: skip
 _KINDS: Mapping[type, str] = {dict: "an object", list: "a list"}
+_LONGEST_VALUE = 80
+_NOT_SET = "(not set)"
+NOT_RECORDED = "not recorded"
 _ALLOWED = f"Allowed: a folder that slipstream-train wrote as --output, or its {RECORD}."
 
 
@@ -45,12 +52,11 @@ class Run:
 
     def entries(self, key: str) -> list[Mapping[str, Any]]:
         """Returns a list of objects, e.g. the windows; empty where the record has none."""
-        found = self.value(key)
-        return [e for e in found if isinstance(e, Mapping)] if isinstance(found, list) else []
+        return entries(self.record, key)
 
     def points(self, key: str, x: str, y: str) -> list[tuple[float | None, float | None]]:
         """Returns two numbers of each of the objects of a list, None where one is missing."""
-        return [(number(place.get(x)), number(place.get(y))) for place in self.entries(key)]
+        return [(number(point.get(x)), number(point.get(y))) for point in self.entries(key)]
 
     @property
     def training_seconds(self) -> float | None:
@@ -63,6 +69,12 @@ def entry(values: Any, *keys: str) -> Any:
     for key in keys:
         values = values.get(key) if isinstance(values, Mapping) else None
     return values
+
+
+def entries(values: Any, *keys: str) -> list[Mapping[str, Any]]:
+    """Returns the objects of the list that lies under these keys; empty where none does."""
+    found = entry(values, *keys)
+    return [e for e in found if isinstance(e, Mapping)] if isinstance(found, list) else []
 
 
 def number(value: Any) -> float | None:
@@ -93,14 +105,14 @@ def read_runs(paths: Sequence[str]) -> list[Run]:
         RecordError: a path leads to no record of this version, or is given twice.
     """
     records = [_read(path) for path in paths]
-    places = [_place(path) for path in paths]
-    twice = [place for place, count in Counter(places).items() if count > 1]
+    called = [_called(path) for path in paths]
+    twice = [path for path, count in Counter(called).items() if count > 1]
     if twice:
         raise RecordError(f"{_printable(twice[0])}: given twice. Allowed: each run once.")
-    return [Run(name, record) for name, record in zip(_names(places), records, strict=True)]
+    return [Run(name, record) for name, record in zip(_names(called), records, strict=True)]
 
 
-def _place(path: str) -> str:
+def _called(path: str) -> str:
     """What a run is called by: the folder of a metrics.json, or the path of a record elsewhere."""
     path = os.path.realpath(path)
     folder, file = os.path.split(path)
@@ -138,9 +150,9 @@ def _read(path: str) -> dict[str, Any]:
     return record
 
 
-def _names(places: Sequence[str]) -> list[str]:
+def _names(paths: Sequence[str]) -> list[str]:
     """The shortest ends of the paths that tell them apart."""
-    parts = [[part for part in place.split(os.sep) if part] or [os.sep] for place in places]
+    parts = [[part for part in path.split(os.sep) if part] or [os.sep] for path in paths]
     lengths = [1] * len(parts)
     while True:
         names = [_printable("/".join(p[-n:])) for p, n in zip(parts, lengths, strict=True)]
@@ -158,3 +170,115 @@ def _names(places: Sequence[str]) -> list[str]:
 
 def _printable(text: str) -> str:
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
+
+
+@dataclasses.dataclass(frozen=True)
+class Measure:
+    """A column of the summary.
+
+    Attributes:
+        title: with its unit.
+        of: gives a run's value; None where it has none.
+        form: of the value, for str.format.
+        is_relative: whether a difference is told in per cent of the first run's value.
+    """
+
+    title: str
+    of: Callable[[Run], float | None]
+    form: str
+    is_relative: bool = True
+
+    def text(self, run: Run) -> str:
+        """Returns a run's value as text."""
+        value = self.of(run)
+        return NOT_RECORDED if value is None else self.form.format(value)
+
+    def difference(self, run: Run, first: Run) -> float | None:
+        """Returns a run's value less that of the first run, or as a share of it less 1."""
+        value, other = self.of(run), self.of(first)
+        if value is None or other is None:
+            return None
+        if self.is_relative:
+            return value / other - 1.0 if other else None
+        return value - other
+
+    def difference_text(self, run: Run, first: Run) -> str:
+        """Returns the difference as text; empty where there is none."""
+        found = self.difference(run, first)
+        if found is None:
+            return ""
+        return f"{found:+.1%}" if self.is_relative else f"{found:+.4f}"
+
+
+def _rows_sent(run: Run) -> float | None:
+    tables = run.value("gradient_rows")
+    if not isinstance(tables, Mapping):
+        return None
+    return total([number(t.get("sent")) for t in tables.values() if isinstance(t, Mapping)])
+
+
+def _megabytes(run: Run) -> float | None:
+    kinds = run.value("ranks", "bytes")
+    if not isinstance(kinds, Mapping):
+        return None
+    sent = total([number(count) for count in kinds.values()] or [0.0])
+    return None if sent is None else sent / 1e6
+
+
+MEASURES = (
+    Measure("test AUC", lambda run: run.number("test", "auc"), "{:.4f}", False),
+    Measure("test log loss", lambda run: run.number("test", "log_loss"), "{:.4f}", False),
+    Measure("calibration", lambda run: run.number("test", "calibration"), "{:.3f}", False),
+    Measure("inputs trained", lambda run: run.number("inputs", "trained"), "{:,.0f}"),
+    Measure("gradient rows sent", _rows_sent, "{:,.0f}"),
+    Measure("MB between ranks", _megabytes, "{:,.1f}"),
+    Measure("seconds of training", lambda run: run.training_seconds, "{:,.1f}"),
+)
+
+
+def csv_rows(runs: Sequence[Run]) -> tuple[list[str], list[list[Any]]]:
+    """Returns the summary's header and rows as numbers, differences behind the values."""
+    header = ["run"]
+    rows: list[list[Any]] = [[run.name] for run in runs]
+    for measure in MEASURES:
+        how = "share of the first run's" if measure.is_relative else "less the first run's"
+        header += [measure.title, f"{measure.title}: difference, {how}"]
+        for run, row in zip(runs, rows, strict=True):
+            row += [measure.of(run), measure.difference(run, runs[0])]
+    return header, rows
+
+
+def differing_settings(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
+    """Returns the settings in which runs differ, in the order of the first run's.
+
+    Returns:
+        (name, text of each run's value); those of the engine are named "engine.NAME".
+    """
+    flat = [_settings(run) for run in runs]
+    found = []
+    for name in dict.fromkeys(name for settings in flat for name in settings):
+        values = [settings.get(name, _NOT_SET) for settings in flat]
+        if len(set(values)) > 1:
+            found.append((name, [_short(value) for value in values]))
+    return found
+
+
+def _settings(run: Run) -> dict[str, str]:
+    parts = {name: run.value(name) for name in ("versions", "machine")}
+    found = {"ranks": json.dumps(run.value("ranks", "size"))}
+    for name, value in {**run.record["settings"], **parts}.items():
+        if isinstance(value, Mapping):
+            found.update({f"{name}.{inner}": _text(v) for inner, v in value.items()})
+        elif name not in parts:
+            found[name] = _text(value)
+    return found
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return _NOT_SET
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _LONGEST_VALUE else text[: _LONGEST_VALUE - 3] + "..."

@@ -46,7 +46,7 @@ def _window(index: int) -> dict[str, Any]:
 
 
 def _record() -> dict[str, Any]:
-    places = [
+    points = [
         {
             "step": 10 * i, "seconds": 2.0 * i, "inputs_seen": 1000 * i, "inputs_trained": 900 * i,
             "loss": 0.6 - 0.01 * i, "auc": 0.5 + 0.02 * i,
@@ -55,10 +55,10 @@ def _record() -> dict[str, Any]:
     ]  # fmt: skip
     evaluations = [
         {
-            **{key: place[key] for key in ("step", "seconds", "inputs_seen", "inputs_trained")},
+            **{key: point[key] for key in ("step", "seconds", "inputs_seen", "inputs_trained")},
             "auc": 0.6 + 0.02 * i, "log_loss": 0.5 - 0.01 * i, "calibration": 0.9,
         }
-        for i, place in enumerate(places)
+        for i, point in enumerate(points)
     ]  # fmt: skip
     return {
         "schema": 1,
@@ -66,7 +66,7 @@ def _record() -> dict[str, Any]:
         "test": {"auc": 0.74, "log_loss": 0.43, "calibration": 0.9},
         "inputs": {"seen": 8000, "trained": 7200, "skipped": 800},
         "seconds": {"reading": 1.0, "training": 15.0, "window_ends": 1.0, "evaluation": 3.0},
-        "progress": places,
+        "progress": points,
         "evaluations": evaluations,
         "gradient_rows": {"t": {"sent": 3000}, "u": {"sent": 200}},
         "ranks": {"size": 2, "bytes": BYTES},

@@ -91,13 +91,13 @@ def test_a_plot_that_no_run_has_says_so(
     make_record: Callable[..., Any], write_run: Write, tmp_path: Path
 ) -> None:
     from slipstream_tf.telemetry.report.drawing import absences
+    from slipstream_tf.telemetry.report.plots import windows
     from slipstream_tf.telemetry.report.runs import read_runs
-    from slipstream_tf.telemetry.report.windows import panels
 
     record = make_record()
     record["windows"] = []
     runs = read_runs([write_run(name, record) for name in ("a", "b")])
-    for panel in panels(runs):
+    for panel in windows(runs):
         assert not panel.curves and absences(panel) == ["Not recorded by a, b."]
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from slipstream_tf.cli import checks, self_test
+from slipstream_tf.cli import doctor, self_test
 from slipstream_tf.cli.flag_set import RunError
 from slipstream_tf.stores import NativeStore, VariableStore
 
 
-@pytest.mark.parametrize("function", checks.SELF_TESTS.values())
+@pytest.mark.parametrize("function", doctor.SELF_TESTS.values())
 def test_sound_stores_pass(function: str):
     getattr(self_test, function)()
 

@@ -1,4 +1,4 @@
-"""cli.switch_on: the commands after a run in shadow mode are taken by slipstream-train."""
+"""cli.train: the commands after a run in shadow mode are taken by slipstream-train."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import shlex
 
 import pytest
 
-from slipstream_tf.cli import switch_on, train
+from slipstream_tf.cli import train
 from slipstream_tf.cli.settings import resolve
 
 
@@ -26,7 +26,7 @@ def again(command, data="generated"):
 def test_shadow_alone_looks_at_inputs_and_at_rows():
     flags, settings = settled("--data=generated", "--shadow", "--output=runs/shadow")
     assert settings.skip == "both" and settings.engine == {"shadow": True}
-    found = switch_on.commands(flags, settings, 1)
+    found = train.commands_to_switch_on(flags, settings, 1)
     assert list(found) == ["inputs", "random", "stop", "defer"]
     assert [again(found[mode]).skip for mode in ("inputs", "defer")] == ["inputs", "defer"]
     assert all(again(found[mode]).engine == {} for mode in ("inputs", "defer"))
@@ -36,10 +36,10 @@ def test_shadow_alone_looks_at_inputs_and_at_rows():
 def test_over_several_epochs_inputs_go_by_their_losses():
     flags, settings = settled("--data=f.npz", "--shadow", data="frappe")
     assert settings.engine == {"shadow": True, "score": "remembered_loss"}
-    found = switch_on.commands(flags, settings, 1)
+    found = train.commands_to_switch_on(flags, settings, 1)
     assert again(found["inputs"], "frappe").engine == {"score": "remembered_loss"}
     assert again(found["defer"], "frappe").engine == {}
-    words = switch_on.words(flags, settings, 1)
+    words = train.how_to_switch_on(flags, settings, 1)
     assert "add --skip=inputs --score=remembered_loss in place of --shadow" in words
     _, plain = settled("--data=f.npz", "--shadow", "--score=drift", data="frappe")
     assert plain.engine == {"shadow": True, "score": "drift"}
@@ -50,7 +50,7 @@ def test_flags_stay_where_they_matter():
         "--data=my clicks.tsv", "--shadow", "--target_skip=0.5", "--keep_rate=0.1", "--strict",
         "--defer_max_age=50", "--mlp=32-16", data="criteo",
     )  # fmt: skip
-    found = switch_on.commands(flags, settings, 1)
+    found = train.commands_to_switch_on(flags, settings, 1)
     inputs, defer = (again(found[mode], "criteo") for mode in ("inputs", "defer"))
     assert (inputs.target_skip, inputs.engine) == (0.5, {"keep_rate": 0.1})
     assert defer.engine == {"defer_max_age": 50}
@@ -71,16 +71,16 @@ def test_a_given_skip_stays(skip, names):
     flags, settings = settled(
         "--data=generated", "--shadow", f"--skip={skip}", f"--output=runs/{skip}"
     )
-    found = switch_on.commands(flags, settings, 1)
+    found = train.commands_to_switch_on(flags, settings, 1)
     assert list(found) == names
     on = again(found[skip])
     assert on.skip == skip and not on.engine
     # The run in shadow mode is not written over.
     assert f"--output=runs/{skip}-on" in found[skip]
-    assert "add nothing, and leave --shadow out" in switch_on.words(flags, settings, 1)
+    assert "add nothing, and leave --shadow out" in train.how_to_switch_on(flags, settings, 1)
 
 
 def test_a_job_is_launched_again():
     flags, settings = settled("--data=generated", "--shadow")
-    for command in switch_on.commands(flags, settings, 2).values():
+    for command in train.commands_to_switch_on(flags, settings, 2).values():
         assert command.startswith("horovodrun -np 2 slipstream-train ")

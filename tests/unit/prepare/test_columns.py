@@ -11,12 +11,12 @@ from slipstream_tf.inputs.readers.hashing import hash_string
 from slipstream_tf.inputs.readers.parquet import ParquetReader
 from slipstream_tf.inputs.spec import MISSING_KEY
 from slipstream_tf.prepare.columns import columns_of, convert
-from slipstream_tf.prepare.line_source import CsvParser
+from slipstream_tf.prepare.line_source import CsvSource
 from slipstream_tf.prepare.schema import parse_schema
 
 
 def parsed(schema, text: str, header: tuple[str, ...]):
-    return CsvParser(parse_schema(schema)).parse(header, text.encode())
+    return CsvSource(parse_schema(schema), []).parse_lines(header, text.encode())
 
 
 def test_text_of_every_kind():

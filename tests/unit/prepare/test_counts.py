@@ -8,8 +8,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slipstream_tf.prepare import counts as counts_module
-from slipstream_tf.prepare.counts import FieldCounts, KeyCounts
+from slipstream_tf.prepare import statistics
+from slipstream_tf.prepare.statistics import FieldCounts, KeyCounts
 
 KEYS = st.integers(-(2**63), 2**63 - 1)
 SMALL_KEYS = st.one_of(st.integers(-3, 20), st.sampled_from([-(2**63), 2**63 - 1]))
@@ -44,16 +44,16 @@ def test_beyond_the_bound_counts_are_short_by_at_most_the_error(blocks, most):
         expected[name].update(block)
         assert sum(field.num_entries for field in counted.fields.values()) <= most
     for name, field in counted.fields.items():
-        held = dict(zip(*(values.tolist() for values in field.result()), strict=True))
+        kept = dict(zip(*(values.tolist() for values in field.result()), strict=True))
         for key, count in expected[name].items():
-            assert count - field.count_error <= held.get(key, 0) <= count
+            assert count - field.count_error <= kept.get(key, 0) <= count
         assert field.lookups == sum(expected[name].values())
         # Fewer keys than hashes are kept: all of them are known.
         assert field.cardinality() == len(expected[name])
 
 
 def test_estimated_number_of_keys(monkeypatch):
-    monkeypatch.setattr(counts_module, "_SMALLEST", 1 << 12)
+    monkeypatch.setattr(statistics, "_SMALLEST", 1 << 12)
     counted = KeyCounts(["a"], 5_000)
     for begin in range(0, 200_000, 1_000):
         counted.add("a", np.arange(begin, begin + 2_000))
