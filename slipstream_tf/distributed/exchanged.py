@@ -20,11 +20,11 @@ from slipstream_tf.distributed.exchange import Names, Rounds, Wire
 from slipstream_tf.distributed.settings import require_same
 from slipstream_tf.errors import invalid
 from slipstream_tf.ops import exchange as exchange_ops
-from slipstream_tf.ops.update_policy import UpdateCounts, UpdatePolicy
-from slipstream_tf.stores.native import NativeStore
+from slipstream_tf.ops.update_policy import UpdatePolicy
+from slipstream_tf.stores.native import CollectingStore, NativeStore
 
 
-class ExchangedStore(NativeStore):
+class ExchangedStore(CollectingStore, NativeStore):
     """Base of the stores that ranks train together; with one rank it is a `NativeStore`.
 
     Gradients are those of a loss that is a mean over the rank's batch, scaled by `scale_loss` where
@@ -36,6 +36,7 @@ class ExchangedStore(NativeStore):
         wire: how rows travel.
     """
 
+    _owners = 1  # Ranks that own keys; 1: all rows are everybody's.
     lists_hot_keys_by_key = False  # Ranks publish the most accessed ones first.
     takes_tables_at_once = False  # Ranks meet for each, in one order.
 
@@ -80,14 +81,8 @@ class ExchangedStore(NativeStore):
             self._steps = tf.Variable(0, dtype=tf.int64, trainable=False)
 
     @property
-    def _holder(self) -> NativeStore:
-        """The store whose lookups make plans and whose tables hold sums; this one by default."""
+    def _collector(self) -> NativeStore:
         return self
-
-    @property
-    def _owners(self) -> int:
-        """How many ranks own the keys; 1: all rows are everybody's."""
-        return 1
 
     def _deliver(
         self,
@@ -109,10 +104,14 @@ class ExchangedStore(NativeStore):
         """See `EmbeddingStore.apply_gradients`; averages over the ranks. A collective."""
         if self.comm.size == 1:
             return super().apply_gradients(plan, gradients)
-        # Before they are held, so that a held sum moves its row as far as it will when applied.
+        # Before they are deferred, so that a sum moves its row as far as it will when applied.
         shares = [gradient / self.comm.size for gradient in gradients]
         collected = exchange_ops.collect_gradients(
-            plan, shares, self.learning_rate, self._owners, counts_update=self._holder is not self
+            plan,
+            shares,
+            self.learning_rate,
+            self._owners,
+            counts_update=self._collector is not self,
         )
         return self._deliver(collected, "gradients", self._kind, self._count_update(collected))
 
@@ -125,73 +124,40 @@ class ExchangedStore(NativeStore):
 
     def set_update_policy(self, table: str, policy: UpdatePolicy) -> None:
         """See `EmbeddingStore.set_update_policy`; a collective if sums may be held."""
-        index = self._index_of(table)
+        self._require(table)
         if self.comm.size == 1:
             return super().set_update_policy(table, policy)
         if policy.decay_skipped:
             place = f"table {table!r} of {self.comm.size} ranks"
             raise invalid("decay_skipped", True, place, "False: ranks meet different keys")
-        policy = dataclasses.replace(policy, is_exchanged=True)
-        before = self._policies[table]
-        if not policy.keeps_sums_of(before):
-            self.flush()
-        NativeStore.set_update_policy(self._holder, self.tables[index].name, policy)
-        self._policies[table] = policy
-        holds = any(p.mode == "defer" and not p.is_shadow for p in self._policies.values())
-        self._kind.assign(KINDS.index("deferred" if holds else "gradients"))
+        kind = "deferred" if self._collect_by(table, policy) else "gradients"
+        self._kind.assign(KINDS.index(kind))
 
     def flush(self) -> None:
         """Exchanges and applies all deferred gradients of all ranks; a collective."""
         if self.comm.size == 1:
             return super().flush()
-        held = exchange_ops.collect_held(self._holder._handles, self._owners)
+        deferred = exchange_ops.collect_held(self._collector._handles, self._owners)
         # An update, too, as the tables count.
-        self._deliver(held, "flush", "deferred", self._count_update(held))
+        self._deliver(deferred, "flush", "deferred", self._count_update(deferred))
 
     @property
     def num_updates(self) -> int:
         """How often the tables were updated, flushes included; the same on all ranks."""
         return int(self._steps)
 
-    def update_counts(self, table: str) -> UpdateCounts:
-        """See `EmbeddingStore.update_counts`; of this rank's gradient rows."""
-        return NativeStore.update_counts(self._holder, table)
-
     def export_table(self, table: str, flush: bool = True) -> dict[str, np.ndarray]:
         """See `NativeStore.export_table`; of the rows on this rank.
 
         Raises:
-            RuntimeError: deferred gradients are to be in, and this rank holds some back.
+            RuntimeError: deferred gradients are to be in, and this rank has some.
         """
         if flush:
             self._require_flushed(table)
         return super().export_table(table, flush)
-
-    def export_pending(self, table: str) -> dict[str, np.ndarray]:
-        """See `NativeStore.export_pending`; of what this rank holds back."""
-        pending = NativeStore.export_pending(self._holder, table)
-        if self._holder is not self:
-            # Copies are never updated.
-            pending["learning_rate"] = np.float32(self.learning_rate.numpy())
-        return pending
-
-    def import_pending(self, table: str, contents: Mapping[str, Any]) -> None:
-        """See `NativeStore.import_pending`; of what this rank is to hold back."""
-        NativeStore.import_pending(self._holder, table, contents)
 
     def import_table(self, table: str, contents: Mapping[str, Any]) -> None:
         """See `EmbeddingStore.import_table`; of the rows on this rank."""
         self._require_flushed(table)
         super().import_table(table, contents)
         self._steps.assign(contents["steps"][0])
-
-    def _require_flushed(self, table: str) -> None:
-        self._index_of(table)
-        if self.comm.size == 1 or self._policies[table].is_shadow:
-            return
-        pending = self.update_counts(table).pending
-        if pending:
-            raise RuntimeError(
-                f"Rank {self.comm.rank} holds back {pending} gradient sums of table {table!r}. "
-                "Call flush() of the store on all ranks first."
-            )

@@ -37,11 +37,11 @@ from slipstream_tf.ops import exchange as exchange_ops
 from slipstream_tf.ops import published as published_ops
 from slipstream_tf.ops.features import FeatureSpec, PackedFeatures
 from slipstream_tf.ops.update_policy import WATCHED, UpdatePolicy
-from slipstream_tf.stores.copies import CopiedRows, copy_bytes, export_copies, rows_within
+from slipstream_tf.stores.copies import CopyingStore, Replicas, copy_bytes, rows_within
 from slipstream_tf.stores.native import NativeStore
 
 
-class ShardedStore(ExchangedStore):
+class ShardedStore(CopyingStore, ExchangedStore):
     """Embedding tables whose rows are spread over the ranks of a job by a hash of their keys.
 
     Every lookup (evaluation, too), update, `flush`, `freeze` and change of policy is a collective;
@@ -69,10 +69,6 @@ class ShardedStore(ExchangedStore):
     `size`, `gather` and `export_table` are of the rows that this rank owns; `hot_keys` and
     `update_counts` of this rank's own batches. A table's capacity is that of each rank's part.
     """
-
-    is_spread = True
-    may_freeze = True
-    has_copies = True
 
     def __init__(
         self,
@@ -118,8 +114,7 @@ class ShardedStore(ExchangedStore):
             "copy_movement": copy_movement,
         }
         super().__init__(tables, optimizer, comm, wire, "sharded", settings)
-        if comm.size > 1:
-            self._copies = CopiedRows(self.tables, self.optimizer, rows)
+        self._copies, self._owners = Replicas(self.tables, self.optimizer, rows), comm.size
         with tf.device("CPU:0"):
             # Whether rows travel with the summary of their slots; the same on all ranks.
             self._with_summary = tf.Variable(False, trainable=False)
@@ -130,12 +125,8 @@ class ShardedStore(ExchangedStore):
         self.prefetches = self._announced is not None
 
     @property
-    def _holder(self) -> NativeStore:
+    def _collector(self) -> NativeStore:
         return self if self.comm.size == 1 else self._copies
-
-    @property
-    def _owners(self) -> int:
-        return self.comm.size
 
     def lookup(
         self,
@@ -297,7 +288,7 @@ class ShardedStore(ExchangedStore):
             return
         chosen = []
         for table in self.tables:
-            keys = self._copies.choose_frozen(table.name, hot, self.least_accesses)
+            keys = self._copies.choose_read_only(table.name, hot, self.least_accesses)
             chosen.append(keys[self._owns(keys)])
         sizes = tf.constant([[keys.size for keys in chosen]], tf.int64)
         flat = tf.constant(np.concatenate(chosen), tf.int64)
@@ -341,7 +332,7 @@ class ShardedStore(ExchangedStore):
         if self.comm.size == 1:
             return
         for table, handle in zip(self.tables, self._handles, strict=True):
-            keys = np.asarray(hot.get(table.name, ()), np.int64)[: self._copies.most_frozen]
+            keys = np.asarray(hot.get(table.name, ()), np.int64)[: self._copies.most_flagged]
             published_ops.publish(handle, keys[self._owns(keys)], movement, self.comm.size)
 
     def published_keys(self, table: str) -> int:
@@ -354,32 +345,9 @@ class ShardedStore(ExchangedStore):
         if self._announced is not None:
             self._announced.outdate()
 
-    @property
-    def least_accesses(self) -> float:
-        """Decayed accesses from which a copy on every rank is less to send than single rows.
-
-        A row is sent to size - 1 ranks instead of once for each batch of theirs that has it; counts
-        halve from window to window, and so hold about two windows' accesses.
-        """
-        return 2.0 * self.comm.size
-
-    def frozen_keys(self, table: str) -> int:
-        """Returns how many keys of a table have frozen copies in this window."""
-        self._index_of(table)
-        return 0 if self.comm.size == 1 else self._copies.frozen[table]
-
     def copy_bytes(self) -> int:
         """Returns the bytes of all copies on this rank, as `cache_bytes` counts them."""
-        if self.comm.size == 1:
-            return 0
         return sum(self._copies.size(t.name) * copy_bytes(t, self.optimizer) for t in self.tables)
-
-    def export_copies(self, table: str) -> dict[str, np.ndarray]:
-        """Returns this rank's copies of rows, with its own accesses, as `export_table` does.
-
-        Beside these: marks uint8 [n], of those that are frozen or withheld in this window.
-        """
-        return export_copies(self._holder, table)
 
     def export_published(self, table: str) -> dict[str, np.ndarray]:
         """Returns what this rank sent last of rows that are published, and to whom.
@@ -398,26 +366,14 @@ class ShardedStore(ExchangedStore):
         published_ops.import_published(handle, dict(contents), self.comm.size)
 
     def import_copies(self, table: str, contents: Mapping[str, Any]) -> None:
-        """Replaces this rank's copies by those of `export_copies`.
-
-        Frozen ones are as old as they were. Call it in the midst of a window, after `mark_rows` and
-        `freeze`, whose marks copies keep where the contents have none (no copy is kept then); and
-        before `import_pending`: what is held back is let go without a trace.
-        """
-        self._index_of(table)
-        if self.comm.size > 1:
-            self._copies.replace(table, contents)
-            self._outdate_announced()
-
-    def hot_keys(self, table: str, k: int, by_key: bool = False) -> tuple[np.ndarray, np.ndarray]:
-        """See `NativeStore.hot_keys`; of this rank's own batches."""
-        return NativeStore.hot_keys(self._holder, table, k, by_key)
+        """See `CopyingStore.import_copies`."""
+        super().import_copies(table, contents)
+        self._outdate_announced()
 
     def decay_counts(self, factor: float) -> None:
         """See `EmbeddingStore.decay_counts`."""
         super().decay_counts(factor)
-        if self.comm.size > 1:
-            self._copies.decay_counts(factor)
+        self._copies.decay_counts(factor)
 
     def mark_rows(self, table: str, keys: Any, marks: Any) -> None:
         """See `EmbeddingStore.mark_rows`; ends what is frozen of the table.

@@ -77,6 +77,15 @@ class TrackedStore:
         """Returns the number of keys in a table."""
         raise NotImplementedError
 
+    @property
+    def least_accesses(self) -> float:
+        """Decayed accesses from which a replica on every rank is less to send than single rows.
+
+        A row is sent to size - 1 ranks instead of once for each batch of theirs that has it; counts
+        halve from window to window, and so tell about two windows' accesses.
+        """
+        return 2.0 * (1 if self.comm is None else self.comm.size)
+
     def owners(self, table: str, keys: np.ndarray) -> np.ndarray:
         """Returns int64 [n]: the rank that owns each key, int64 [n], where `is_spread`."""
         raise NotImplementedError
@@ -177,6 +186,23 @@ class SavedStore(TrackedStore):
     holds_at_owners = False
     flushes_with_next_step = False
     joins_parts = False
+
+    def _policy_of(self, table: str) -> UpdatePolicy:
+        """The update policy of a table, as last set."""
+        raise NotImplementedError
+
+    def _num_unapplied(self, table: str) -> int:
+        """Deferred gradients that this rank is still to apply, which those of a dry run are not."""
+        return 0 if self._policy_of(table).is_shadow else self.update_counts(table).pending
+
+    def _require_flushed(self, table: str) -> None:
+        """Raises RuntimeError if this rank, one of several, has deferred gradients to apply."""
+        deferred = self._num_unapplied(table)
+        if deferred and self.comm is not None and self.comm.size > 1:
+            raise RuntimeError(
+                f"Rank {self.comm.rank} defers {deferred} gradient sums of table {table!r}. Call "
+                "flush() of the store on all ranks first."
+            )
 
     def slot_layout(self, table: str) -> SlotLayout:
         """Returns whose slots the rows of a table have, and how they start."""
@@ -311,10 +337,6 @@ class UpdatedElsewhere(SavedStore):
         del keys
         allowed = "another drift metric, or the native store"
         raise invalid("metric", "signal", self._place_of(table), allowed)
-
-    def _policy_of(self, table: str) -> UpdatePolicy:
-        """The update policy of a table, as last set."""
-        raise NotImplementedError
 
     def _place_of(self, table: str) -> str:
         return f"table {self._require(table)!r} of a {type(self).__name__}"

@@ -1,7 +1,7 @@
 """All of a variable of SOK's on this rank, with its slots: read, and replaced.
 
-In: a table, and the variables that are its slots. Out: arrays by key; or a table that has the rows
-of such arrays, and nothing of before.
+In: a table, and the rule of its optimizer. Out: arrays by key; or a table that has the rows of such
+arrays, and nothing of before.
 """
 
 from __future__ import annotations
@@ -14,15 +14,16 @@ import tensorflow as tf
 from absl import logging
 
 from slipstream_tf.errors import invalid
+from slipstream_tf.stores.sok.optimizers import SokRule
 from slipstream_tf.stores.sok.table import SokTable
 
 
-def export_rows(found: SokTable, slots: Sequence[Any]) -> dict[str, np.ndarray]:
+def export_rows(found: SokTable, rule: SokRule) -> dict[str, np.ndarray]:
     """Copies this rank's rows; SOK makes slots that are missing.
 
     Args:
         found: the table.
-        slots: dynamic variables, in the order of a row's slots; none of a `sok.Variable`.
+        rule: of its optimizer.
 
     Returns:
         "keys" int64 [n], ascending; "rows" float32 [n, dim]; "slots" float32 [n, slots * dim].
@@ -33,19 +34,19 @@ def export_rows(found: SokTable, slots: Sequence[Any]) -> dict[str, np.ndarray]:
         keys, rows = found.keys_of(np.arange(found.size())), found.variable.numpy()
     order = np.argsort(keys)
     keys, rows = keys[order], rows[order]
-    parts = [slot.sparse_read(tf.constant(keys)).numpy() for slot in slots]
+    parts = [slot.sparse_read(tf.constant(keys)).numpy() for slot in rule.slots(found)]
     joined = np.concatenate([np.empty((keys.size, 0), np.float32), *parts], axis=1)
     return {"keys": keys, "rows": rows, "slots": joined}
 
 
 def own_part(
-    found: SokTable, num_slots: int, contents: Mapping[str, Any], optional: Sequence[str] = ()
+    found: SokTable, rule: SokRule, contents: Mapping[str, Any], optional: Sequence[str] = ()
 ) -> dict[str, np.ndarray]:
     """Returns what contents have of this rank's keys.
 
     Args:
         found: the table.
-        num_slots: variables that are its slots.
+        rule: of its optimizer.
         contents: "keys", "rows" and "slots" of any ranks' keys.
         optional: other arrays of one row per key, which may be missing.
 
@@ -53,7 +54,8 @@ def own_part(
         ValueError: a shape does not fit the table, or a key is one that SOK uses itself.
     """
     keys, place = np.asarray(contents["keys"], np.int64), f"table {found.name!r}"
-    for name, columns in (("rows", found.dim), ("slots", num_slots * found.dim)):
+    slots_per_row = len(rule.slots(found)) * found.dim
+    for name, columns in (("rows", found.dim), ("slots", slots_per_row)):
         shape = np.shape(contents[name])
         if shape != (keys.size, columns):
             raise invalid(name, list(shape), place, f"float32 [{keys.size}, {columns}]")
@@ -66,23 +68,15 @@ def own_part(
     return {name: np.asarray(contents[name])[is_own] for name in names}
 
 
-def replace_rows(
-    found: SokTable,
-    slots: Sequence[Any],
-    own: Mapping[str, np.ndarray],
-    initial: float | None,
-    initial_slots: Sequence[float],
-) -> None:
+def replace_rows(found: SokTable, rule: SokRule, own: Mapping[str, np.ndarray]) -> None:
     """Writes rows and slots; other keys of the table start anew, as SOK cannot take keys out.
 
-    Those of a `sok.Variable` stay as they are.
+    Those of a `sok.Variable` stay as they are, and so do those whose initial rows are random.
 
     Args:
         found: the table.
-        slots: as `export_rows` takes them.
+        rule: of its optimizer.
         own: "keys", "rows" and "slots" of this rank's keys.
-        initial: the values of a new row; None: they are random, and other keys' rows stay.
-        initial_slots: the values of new slots, one per variable.
 
     Raises:
         RuntimeError: the table had no room, and SOK evicted some of these rows.
@@ -93,6 +87,7 @@ def replace_rows(
         rows[found.indices(keys)] = own["rows"]
         found.variable.assign(rows)
         return
+    slots, initial = rule.slots(found), found.initial_value
     others = np.setdiff1d(found.sok.export(found.variable)[0].numpy(), keys)
     if initial is None and others.size:
         logging.warning(
@@ -104,7 +99,7 @@ def replace_rows(
     elif initial is not None:
         # Before the others: what is written last is evicted last.
         _fill(found, found.variable, others, initial)
-        for slot, value in zip(slots, initial_slots, strict=True):
+        for slot, value in zip(slots, rule.initial_slots(), strict=True):
             _fill(found, slot, others, value)
     found.sok.assign(found.variable, tf.constant(keys), tf.constant(own["rows"], tf.float32))
     for slot, values in zip(slots, np.split(own["slots"], len(slots) or 1, 1), strict=False):

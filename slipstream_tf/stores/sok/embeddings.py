@@ -1,13 +1,12 @@
 """Embedding tables in SOK's hash tables, behind a store's contract: lookup, update, checkpoint.
 
 In: each rank's batches. The distinct keys of a batch go through SOK's lookup, their rows are pooled
-in a native table of copies; gradients are summed, masked or held back there, and what is left goes
+in a native table of replicas; gradients are summed, masked or deferred there, and what is left goes
 to the ranks that own the rows, and through `sok.OptimizerWrapper`.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -18,17 +17,16 @@ from slipstream_tf import optimizers
 from slipstream_tf.config import TableConfig
 from slipstream_tf.errors import invalid
 from slipstream_tf.ops import exchange as exchange_ops
-from slipstream_tf.ops import update_policy
 from slipstream_tf.ops.features import FeatureSpec, PackedFeatures
-from slipstream_tf.ops.update_policy import UpdateCounts, UpdatePolicy
-from slipstream_tf.stores.copies import CopiedRows, export_copies, rows_within
-from slipstream_tf.stores.sok import traffic
+from slipstream_tf.ops.update_policy import UpdatePolicy
+from slipstream_tf.stores.copies import CopyingStore, Replicas, rows_within
 from slipstream_tf.stores.sok.library import slots_of
+from slipstream_tf.stores.sok.spread import FLOAT_BYTES, KEY_BYTES
 from slipstream_tf.stores.sok.table import SokTable
 from slipstream_tf.stores.sok.tables import SokTables
 
 
-class SokEmbeddingStore(SokTables):
+class SokEmbeddingStore(CopyingStore, SokTables):
     """Embedding tables whose rows SOK holds, spread over the ranks by key modulo their number.
 
     Every lookup (evaluation, too), update, `flush`, `freeze` and change of policy is a collective;
@@ -49,9 +47,6 @@ class SokEmbeddingStore(SokTables):
         learning_rate: float32 scalar variable, read in every update.
         comm: the ranks, or None.
     """
-
-    may_freeze = True
-    has_copies = True
 
     def __init__(
         self,
@@ -78,13 +73,13 @@ class SokEmbeddingStore(SokTables):
             ImportError: SOK cannot be loaded here.
             ValueError: a table or setting that SOK cannot have, or a rule that it does not know.
         """
-        # Gradients pass through the copies' tables, but rows are not updated there.
+        # Gradients pass through the replicas' tables, but rows are not updated there.
         rule = optimizers.SGD(optimizers.get(optimizer).learning_rate)
         rows = rows_within(cache_bytes, tables, rule, "SokEmbeddingStore")
         super().__init__(tables, optimizer, comm, var_type, settings)
         self._policies = {table.name: UpdatePolicy() for table in self.tables}
         self._saturated = {table.name: np.empty(0, np.int64) for table in self.tables}
-        self._copies = CopiedRows(self.tables, rule, rows)
+        self._copies = Replicas(self.tables, rule, rows)
         self._handles = self._copies._handles
         with tf.device("CPU:0"):
             self._defers = tf.Variable(False, trainable=False)
@@ -98,13 +93,13 @@ class SokEmbeddingStore(SokTables):
     ) -> tuple[list[tf.Tensor], tf.Tensor | None]:
         """See `EmbeddingStore.lookup`; a collective."""
         feature_table = [self._copies._index_of(spec.table) for spec in specs]
-        # Keys with a frozen copy are left out: they never enter SOK's exchange.
+        # Keys with a read-only replica are left out: they never enter SOK's exchange.
         sizes, keys = exchange_ops.route_keys(
             self._handles, packed, feature_table, ranks=1, reads_frozen=training
         )
         parts = tf.split(keys, sizes[0], num=len(self.tables))
         fetched = [
-            self._with_initial(found.name, part, traffic.lookup(self.comm, found, part))
+            self._with_initial(found.name, part, self._lookup(found, part))
             for found, part in zip(self._opened.values(), parts, strict=True)
         ]
         rows = exchange_ops.RowParcels(sizes, keys, exchange_ops.pack_rows(fetched))
@@ -144,7 +139,15 @@ class SokEmbeddingStore(SokTables):
         """What the backward pass of SOK's lookup does, for keys that are not those of a lookup."""
         ops, talk = self._sok.raw_ops, self._sok.communication
         selected, order, splits = ops.dist_select(keys, num_splits=table.ranks)
-        traffic.count_delivery(self.comm, table, splits, is_deferred)
+        if table.ranks > 1:
+            with tf.device("CPU:0"):
+                counts = tf.cast(splits, tf.int64)
+                others = tf.reduce_sum(counts) - counts[table.rank]
+                row_bytes = others * (FLOAT_BYTES * table.dim)
+                deferred = row_bytes * tf.cast(is_deferred, tf.int64)
+                self._count_sent(others * KEY_BYTES, "keys")
+                self._count_sent(deferred, "deferred")
+                self._count_sent(row_bytes - deferred, "gradients")
         own_keys, _ = talk.alltoall(selected, splits)
         own_rows, _ = talk.alltoall(ops.gather_ex(rows, order), splits)
         shape = tf.stack([tf.shape(own_keys)[0], table.dim])
@@ -152,7 +155,7 @@ class SokEmbeddingStore(SokTables):
 
     def flush(self) -> None:
         """Sends and applies all deferred gradients of all ranks; a collective."""
-        self._apply_held(lambda: self._deliver(exchange_ops.collect_held(self._handles), True))
+        self._apply_deferred(lambda: self._deliver(exchange_ops.collect_held(self._handles), True))
 
     def set_update_policy(self, table: str, policy: UpdatePolicy) -> None:
         """See `EmbeddingStore.set_update_policy`; a collective if sums may be held.
@@ -171,14 +174,7 @@ class SokEmbeddingStore(SokTables):
             )
             raise invalid("defer_trigger", "movement", place, allowed)
         self._require_policy(table, policy)
-        policy = dataclasses.replace(policy, is_exchanged=True)
-        before = self._policies[table]
-        if not policy.keeps_sums_of(before):
-            self.flush()
-        update_policy.set_policy(self._handles[self._copies._index_of(table)], policy)
-        self._policies[table] = policy
-        policies = self._policies.values()
-        self._defers.assign(any(p.mode == "defer" and not p.is_shadow for p in policies))
+        self._defers.assign(self._collect_by(table, policy))
 
     def mark_rows(self, table: str, keys: Any, marks: Any) -> None:
         """See `EmbeddingStore.mark_rows`; ends what is frozen of the table.
@@ -186,16 +182,16 @@ class SokEmbeddingStore(SokTables):
         Raises:
             ValueError: a mark is WATCHED: rows are updated by SOK.
         """
-        keys, marks = np.asarray(keys, np.int64), np.asarray(marks, np.uint8)
-        self._require_unwatched(table, marks)
+        keys, flags = np.asarray(keys, np.int64), np.asarray(marks, np.uint8)
+        self._require_unwatched(table, flags)
         found, before = self._table(table), self._saturated[table]
-        own = found.own(self._copies.withhold(table, keys, marks))
+        own = found.own(self._copies.withhold(table, keys, flags))
         slots = slots_of(self._updater, found.variable).values()
         found.touch(np.union1d(before, own), slots)
         self._saturated[table] = own
 
     def freeze(self, hot: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> None:
-        """Gives every rank copies of rows that it reads without asking until `mark_rows`.
+        """Gives every rank replicas of rows that it reads without a request until `mark_rows`.
 
         A collective; call it on all ranks alike, after `mark_rows`. See `ShardedStore.freeze`.
 
@@ -206,7 +202,7 @@ class SokEmbeddingStore(SokTables):
         if self._ranks == 1:
             return
         for handle, (name, found) in zip(self._handles, self._opened.items(), strict=True):
-            keys = self._copies.choose_frozen(name, hot, self.least_accesses)
+            keys = self._copies.choose_read_only(name, hot, self.least_accesses)
             everyones, trained = self._everyones(found, keys)
             rows = self._with_initial(name, everyones, trained)
             size = tf.reshape(tf.size(everyones, tf.int64), [1, 1])
@@ -218,18 +214,6 @@ class SokEmbeddingStore(SokTables):
                 makes_room=True,
             )
 
-    def frozen_keys(self, table: str) -> int:
-        """Returns how many keys of a table have frozen copies in this window."""
-        return self._copies.frozen[self._require(table)]
-
-    def export_pending(self, table: str) -> dict[str, np.ndarray]:
-        """See `EmbeddingStore.export_pending`; of the sums of this rank's own batches."""
-        return {**self._copies.export_pending(table), "learning_rate": self.learning_rate.numpy()}
-
-    def import_pending(self, table: str, contents: Mapping[str, Any]) -> None:
-        """See `EmbeddingStore.import_pending`; of what this rank is to hold back."""
-        self._copies.import_pending(table, contents)
-
     def export_accesses(self, table: str) -> dict[str, np.ndarray]:
         """See `SokTables.export_accesses`."""
         return self._copies.export_accesses(table)
@@ -237,31 +221,8 @@ class SokEmbeddingStore(SokTables):
     def import_accesses(self, table: str, accesses: Mapping[str, np.ndarray]) -> None:
         """See `SokTables.import_accesses`; nothing is frozen, marked or held then."""
         self._copies.import_accesses(table, accesses)
-        self._copies.frozen[table] = 0
-
-    def export_copies(self, table: str) -> dict[str, np.ndarray]:
-        """Returns this rank's copies of rows, with its own accesses; see `ShardedStore`."""
-        return export_copies(self._copies, table)
-
-    def import_copies(self, table: str, contents: Mapping[str, Any]) -> None:
-        """Replaces this rank's copies by those of `export_copies`; see `ShardedStore`.
-
-        Frozen ones are as old as they were. Call it in the midst of a window, after `mark_rows` and
-        `freeze`, and before `import_pending`: what is held back is let go without a trace.
-        """
-        self._copies.replace(table, contents)
-
-    def _policy_of(self, table: str) -> UpdatePolicy:
-        return self._policies[table]
-
-    def hot_keys(self, table: str, k: int) -> tuple[np.ndarray, np.ndarray]:
-        """See `EmbeddingStore.hot_keys`; of this rank's own batches."""
-        return self._copies.hot_keys(table, k)
+        self._copies.read_only[table] = 0
 
     def decay_counts(self, factor: float) -> None:
         """See `EmbeddingStore.decay_counts`."""
         self._copies.decay_counts(factor)
-
-    def update_counts(self, table: str) -> UpdateCounts:
-        """See `EmbeddingStore.update_counts`; of this rank's gradient rows."""
-        return self._copies.update_counts(table)

@@ -26,8 +26,8 @@ SLOTS: Mapping[str, tuple[str, ...]] = {"SGD": (), "Adagrad": ("accumulator",), 
 _MANY_STEPS = 1 << 20
 
 
-class UserRule:
-    """The rule of an optimizer that `SokStore` was given."""
+class SokRule:
+    """The rule of an optimizer of SOK's variables, and what it keeps for it."""
 
     def __init__(self, optimizer: Any) -> None:
         """Takes the optimizer; None: there is none."""
@@ -68,11 +68,11 @@ class UserRule:
     def export(self) -> tuple[np.ndarray, np.ndarray]:
         """Returns steps int64 [2], updates and 0, and the powers of Adam's bias, float32."""
         steps = 0
-        powers = [float(power.numpy()) for power in self._powers()]
+        powers = [float(power.numpy()) for power in self.powers()]
         if hasattr(self._optimizer, "_iterations"):
             steps = int(self._optimizer._iterations.numpy())
         elif powers:
-            beta, power = self._betas()[-1], powers[-1]
+            beta, power = self.betas()[-1], powers[-1]
             steps = _MANY_STEPS
             if 0.0 < beta < 1.0 and power > 0.0:
                 steps = max(round(math.log(power) / math.log(beta)) - 1, 0)
@@ -80,19 +80,28 @@ class UserRule:
 
     def replace(self, contents: Mapping[str, Any]) -> None:
         """Goes on from the steps and powers of any store's contents; "powers" may be missing."""
-        steps, own = int(contents["steps"][0]), self._powers()
+        steps, own = int(contents["steps"][0]), self.powers()
         if hasattr(self._optimizer, "_iterations"):
             self._optimizer._iterations.assign(steps)
         powers = contents.get("powers")
         if powers is None or len(powers) != len(own):
-            powers = [beta ** (steps + 1) for beta in self._betas()] if own else []
+            # Of a store whose optimizer counts in another way.
+            powers = [beta ** (steps + 1) for beta in self.betas()]
         for variable, value in zip(own, powers, strict=True):
             variable.assign(value)
 
-    def _powers(self) -> list[Any]:
-        return powers_of(self._optimizer) if self._name == "Adam" else []
+    def powers(self) -> list[Any]:
+        """Returns the variables of Adam's betas to the power of its updates and one, in order.
 
-    def _betas(self) -> list[float]:
+        Those of `tf.compat.v1.train` have them; of others there are none.
+        """
+        by_name = getattr(self._optimizer, "_non_slot_dict", {}) if self._name == "Adam" else {}
+        return [power for _, power in sorted(by_name.items(), key=lambda item: item[0][0])]
+
+    def betas(self) -> list[float]:
+        """Returns the numbers that `powers` are of."""
+        if not self.powers():
+            return []
         inner = _inner(self._optimizer)
         values = (inner._call_if_callable(beta) for beta in (inner._beta1, inner._beta2))
         return [float(value) for value in values]
@@ -122,16 +131,6 @@ def same_rule(rule: optimizers.SparseOptimizer, learning_rate: tf.Variable) -> A
     if isinstance(rule, optimizers.Adam):
         return first.AdamOptimizer(rate, rule.beta_1, rule.beta_2, rule.epsilon)
     raise invalid("optimizer", kind.__name__, "SOK's tables", "SGD, Adagrad or Adam")
-
-
-def powers_of(optimizer: Any) -> list[Any]:
-    """Returns the variables of Adam's betas to the power of its updates and one, the first first.
-
-    Args:
-        optimizer: SOK's wrapper of one of `tf.compat.v1.train`; of others there are none.
-    """
-    by_name = getattr(optimizer, "_non_slot_dict", {})
-    return [power for _, power in sorted(by_name.items(), key=lambda item: item[0][0])]
 
 
 class SokMovements(Movements):

@@ -1,4 +1,9 @@
-"""What all stores of tables in SOK share: each row is on the rank that SOK puts its key on."""
+"""What all stores of tables in SOK share: each row is on the rank that SOK puts its key on.
+
+What SOK sends for this package is counted beside what the communicator sends itself. Of a key that
+another rank owns 8 bytes go there, its row comes back, and its gradient goes there. This rank
+counts all three: the row, which the other rank sends, with the one that requested it.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +16,9 @@ import tensorflow as tf
 from slipstream_tf.errors import invalid
 from slipstream_tf.stores.base import UpdatedElsewhere
 from slipstream_tf.stores.sok.table import SokTable
+
+KEY_BYTES = 8
+FLOAT_BYTES = 4
 
 
 class SpreadStore(UpdatedElsewhere):
@@ -65,13 +73,34 @@ class SpreadStore(UpdatedElsewhere):
         """Returns how many keys, from 0, a table has on all ranks; None: any number of any."""
         return self._table(table).num_keys
 
-    @property
-    def least_accesses(self) -> float:
-        """Decayed accesses from which a copy on every rank is less to send than single rows."""
-        return 2.0 * self._ranks
-
     def _everyones(self, found: SokTable, keys: np.ndarray) -> tuple[tf.Tensor, tf.Tensor]:
         """Gives all ranks the keys, int64 [n], and rows, as SOK has them, that they own."""
         own, name = found.own(keys), f"slipstream.sok.frozen.{found.name}"
         everyones = self.comm.gather(tf.constant(own, tf.int64), "keys", f"{name}.keys")
         return everyones, self.comm.gather(found.read(own), "rows", f"{name}.rows")
+
+    def _lookup(self, found: SokTable, keys: tf.Tensor) -> tf.Tensor:
+        """Looks rows up as `SokTable.lookup`; counts what is sent, in the backward pass, too."""
+        rows = found.lookup(keys)
+        if self._ranks == 1:
+            return rows
+        with tf.device("CPU:0"):
+            others = tf.math.count_nonzero(found.spread(keys) != found.rank)
+            row_bytes = others * (FLOAT_BYTES * found.dim)
+            self._count_sent(others * KEY_BYTES, "keys")
+            self._count_sent(row_bytes, "rows")
+
+        @tf.custom_gradient
+        def counted(values: tf.Tensor) -> Any:
+            def backward(upstream: tf.Tensor) -> tf.Tensor:
+                self._count_sent(row_bytes, "gradients")
+                return upstream
+
+            return tf.identity(values), backward
+
+        return counted(rows)
+
+    def _count_sent(self, nbytes: Any, kind: str) -> None:
+        """Counts bytes, int64, of a kind, if there are ranks to send to."""
+        if self._ranks > 1:
+            self.comm.count_sent(nbytes, kind, f"slipstream.sok.{kind}")

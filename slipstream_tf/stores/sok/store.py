@@ -18,11 +18,10 @@ from slipstream_tf.errors import invalid, require_integer
 from slipstream_tf.ops.features import FeatureSpec, pack
 from slipstream_tf.stores.access_counts import AccessCounts, EstimatedCounts, ExactCounts
 from slipstream_tf.stores.base import SlotLayout, table_contents
-from slipstream_tf.stores.frozen_rows import FrozenRows
-from slipstream_tf.stores.sok import traffic
+from slipstream_tf.stores.copies import ReadOnlyRows, most_accessed
 from slipstream_tf.stores.sok.contents import export_rows, own_part, replace_rows
 from slipstream_tf.stores.sok.library import wrap_optimizer
-from slipstream_tf.stores.sok.optimizers import UserRule
+from slipstream_tf.stores.sok.optimizers import SokRule
 from slipstream_tf.stores.sok.table import SokTable, open_table
 from slipstream_tf.stores.sok.watched import WatchedTables
 
@@ -108,8 +107,10 @@ class SokStore(WatchedTables):
                 an optimizer that SOK cannot use; or other ranks than SOK's.
         """
         require_integer("counted_keys", counted_keys, 1, None, "SokStore")
-        if optimizer is not None:
-            self._require_optimizer(optimizer)
+        if optimizer is not None and wrap_optimizer(optimizer) is not optimizer:
+            kind = type(optimizer).__name__
+            allowed = f"stores.sok.wrap_optimizer({kind}(...)), which updates the variables, too"
+            raise invalid("optimizer", kind, "SokStore", allowed)
         self.optimizer, self.comm = optimizer, comm
         self._opened = {name: open_table(name, v) for name, v in _named(variables).items()}
         self._require_ranks(max(table.ranks for table in self._opened.values()))
@@ -123,19 +124,13 @@ class SokStore(WatchedTables):
         else:
             counter = ExactCounts(self._opened, counted_keys)
         self._watch(optimizer, counter)
-        self._rule = UserRule(optimizer)
-        self._frozen = {
-            name: FrozenRows(table.dim, table.variable.device)
+        self._rule = SokRule(optimizer)
+        self._read_only = {
+            name: ReadOnlyRows(table.dim, table.variable.device)
             for name, table in self._opened.items()
         }
-        # Tables that `lookup` was asked for: copies are made of no others.
-        self._served: set[str] = set()
-
-    def _require_optimizer(self, optimizer: Any) -> None:
-        if wrap_optimizer(optimizer) is not optimizer:
-            kind = type(optimizer).__name__
-            allowed = f"stores.sok.wrap_optimizer({kind}(...)), which updates the variables, too"
-            raise invalid("optimizer", kind, "SokStore", allowed)
+        # Tables that `lookup` reads: replicas are made of no others.
+        self._looked_up: set[str] = set()
 
     @property
     def opened(self) -> tuple[SokTable, ...]:
@@ -171,8 +166,8 @@ class SokStore(WatchedTables):
             copies.
         """
         found = self._table(table)
-        self._served.add(table)
-        return self._frozen[table].serve(keys, lambda k: traffic.lookup(self.comm, found, k))
+        self._looked_up.add(table)
+        return self._read_only[table].look_up(keys, lambda k: self._lookup(found, k))
 
     def freeze(self, hot: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> None:
         """Gives every rank copies of rows that `lookup` reads until `mark_rows`; a collective.
@@ -186,17 +181,15 @@ class SokStore(WatchedTables):
         if self._ranks == 1:
             return
         for name, found in self._opened.items():
-            if name not in hot or name not in self._served or not self._watched[name].masks:
-                continue
-            keys, counts = hot[name]
-            most = self._frozen_bytes // (4 * found.dim)
-            keys = keys[:most][counts[:most] >= self.least_accesses]
-            everyones, rows = self._everyones(found, keys)
-            self._frozen[name].assign(everyones.numpy(), rows.numpy())
+            if name in hot and name in self._looked_up and self._watched[name].masks:
+                most = self._frozen_bytes // (4 * found.dim)
+                keys = most_accessed(hot, name, most, self.least_accesses)
+                everyones, rows = self._everyones(found, keys)
+                self._read_only[name].assign(everyones.numpy(), rows.numpy())
 
     def frozen_keys(self, table: str) -> int:
         """Returns how many keys of a table have copies in this window."""
-        return self._frozen[self._require(table)].size
+        return self._read_only[self._require(table)].size
 
     def flush(self, optimizer: Any = None) -> None:
         """Applies all held sums, as one more update of the optimizer; no collective.
@@ -216,7 +209,7 @@ class SokStore(WatchedTables):
         """See `WatchedTables.mark_rows`; ends what is frozen of the table."""
         super().mark_rows(table, keys, marks)
         nothing = np.empty((0, self._table(table).dim), np.float32)
-        self._frozen[table].assign(np.empty(0, np.int64), nothing)
+        self._read_only[table].assign(np.empty(0, np.int64), nothing)
 
     def slot_layout(self, table: str) -> SlotLayout:
         """Returns whose slots the rows of a table have, and how they start."""
@@ -241,7 +234,7 @@ class SokStore(WatchedTables):
             place = f"export_table of {self._place_of(table)}"
             raise invalid("flush", True, place, "False; SokStore.flush applies sums")
         steps, powers = self._rule.export()
-        contents = table_contents(**export_rows(found, self._rule.slots(found)), steps=steps)
+        contents = table_contents(**export_rows(found, self._rule), steps=steps)
         return {**contents, "powers": powers}
 
     def import_table(self, table: str, contents: Mapping[str, Any]) -> None:
@@ -260,9 +253,7 @@ class SokStore(WatchedTables):
             RuntimeError: the table had no room, and SOK evicted rows of the contents.
         """
         found = self._table(table)
-        slots = self._rule.slots(found)
-        own = own_part(found, len(slots), contents)
-        replace_rows(found, slots, own, found.initial_value, self._rule.initial_slots())
+        replace_rows(found, self._rule, own_part(found, self._rule, contents))
         self._rule.replace(contents)
 
 

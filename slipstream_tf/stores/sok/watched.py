@@ -17,12 +17,11 @@ from slipstream_tf.errors import invalid
 from slipstream_tf.ops.features import FeatureSpec, PackedFeatures
 from slipstream_tf.ops.update_policy import UpdatePolicy
 from slipstream_tf.stores.access_counts import AccessCounts
+from slipstream_tf.stores.by_key import UnchangedKeys
 from slipstream_tf.stores.sok.library import slots_of
 from slipstream_tf.stores.sok.optimizers import SokMovements
 from slipstream_tf.stores.sok.spread import SpreadStore
-from slipstream_tf.stores.unchanged_keys import UnchangedKeys
-from slipstream_tf.stores.watched_gradients import WatchedGradients
-from slipstream_tf.stores.watching import WatchingStore
+from slipstream_tf.stores.watching import WatchedGradients, WatchingStore
 
 # Sums that there is room for at first, in a table of few rows; more as it grows.
 _FEWEST_SUMS = 1 << 16
@@ -132,7 +131,7 @@ class WatchedTables(SpreadStore, WatchingStore):
         """Applies all deferred gradients, as one more update of an optimizer."""
         pairs = []
         for name, found in self._opened.items():
-            self._watched[name].let_go()
+            self._watched[name].flush()
             empty, shape = tf.zeros([0, found.dim]), tf.constant([0, found.dim])
             nothing = tf.IndexedSlices(empty, tf.zeros([0], tf.int64), shape)
             pairs.append((self.mask_gradients(name, nothing), found.variable))
@@ -152,8 +151,8 @@ class WatchedTables(SpreadStore, WatchingStore):
         # written again.
         touched = np.union1d(before, watched.saturated)
         found.touch(touched, slots_of(self._updater, found.variable).values())
-        # Sums that were held under another policy leave with the next step.
-        if watched.masks and not watched.pending():
+        # What was deferred under another policy leaves with the next step.
+        if watched.masks and not watched.buffer.state().num_deferred:
             self._unchanged[table].replace(np.unique(watched.saturated), time.time())
         else:
             self._unchanged[table].forget()

@@ -8,7 +8,7 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slipstream_tf.stores.frozen_rows import FrozenRows
+from slipstream_tf.stores.copies import ReadOnlyRows
 
 DIM = 3
 
@@ -27,7 +27,7 @@ def test_frozen_keys_never_reach_the_lookup(frozen: list, others: list, data) ->
     frozen = list(dict.fromkeys(frozen + others[::2]))
     few = st.lists(st.sampled_from([*frozen, *others, 0]), max_size=12)
     keys = np.array(data.draw(few), np.int64)
-    copies = FrozenRows(DIM, "CPU:0")
+    copies = ReadOnlyRows(DIM, "CPU:0")
     copies.assign(np.array(frozen, np.int64), -rows_of(np.array(frozen, np.int64)))
     asked = []
 
@@ -35,7 +35,7 @@ def test_frozen_keys_never_reach_the_lookup(frozen: list, others: list, data) ->
         asked.extend(missing.numpy().tolist())
         return tf.constant(rows_of(missing.numpy()))
 
-    served = copies.serve(tf.constant(keys), lookup)
+    served = copies.look_up(tf.constant(keys), lookup)
     is_frozen = np.isin(keys, frozen)
     assert asked == keys[~is_frozen].tolist() and copies.size == len(frozen)
     np.testing.assert_array_equal(served, np.where(is_frozen[:, None], -1, 1) * rows_of(keys))
@@ -43,11 +43,11 @@ def test_frozen_keys_never_reach_the_lookup(frozen: list, others: list, data) ->
 
 @pytest.mark.parametrize("is_graph", [False, True])
 def test_no_gradient_flows_to_copies(is_graph: bool) -> None:
-    copies, table = FrozenRows(DIM, "CPU:0"), tf.Variable(np.zeros((6, DIM)), dtype=tf.float32)
+    copies, table = ReadOnlyRows(DIM, "CPU:0"), tf.Variable(np.zeros((6, DIM)), dtype=tf.float32)
 
     def step(keys: tf.Tensor) -> tf.IndexedSlices:
         with tf.GradientTape() as tape:
-            rows = copies.serve(keys, lambda missing: tf.gather(table, missing))
+            rows = copies.look_up(keys, lambda missing: tf.gather(table, missing))
             loss = tf.reduce_sum(rows * tf.cast(keys, tf.float32)[:, None])
         return tf.convert_to_tensor(tape.gradient(loss, table))
 
