@@ -99,15 +99,13 @@ def save(folder: Path, stores: Sequence[Any], placement: str) -> Manifest:
     """Writes the files of a job's tables."""
     (folder / "rank-0").parent.mkdir(exist_ok=True)
     entries: list[dict[str, Any]] = []
-    rows = 0
     for number, store in enumerate(stores):
         (part,) = store_parts.cut(store, store_parts.Rank(number, len(stores), placement))
         (folder / f"rank-{number}").mkdir()
         part.write(folder / store_parts.file_name(number, 0), "this", number)
-        rows += 0 if part.contents is None else len(part.contents["keys"])
-        entries.append({n: getattr(part, n) for n in ("name", "dim", "slots", "rule")})
-    described = {**entries[0], "dtype": "float32", "rows": rows}
-    return Manifest("this", 1, len(stores), placement, [described], {}, [], [], None, {})
+        entries.append(part.entry())
+    described = {**entries[0], "rows": sum(entry["rows"] for entry in entries)}
+    return Manifest("this", 1, len(stores), placement, [described])
 
 
 def together(work: Callable[[], Any], what: str) -> list[Any]:

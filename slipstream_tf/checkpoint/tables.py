@@ -17,20 +17,20 @@ import numpy as np
 from slipstream_tf.checkpoint import array_file
 from slipstream_tf.checkpoint.array_file import ArrayFile, Arrays
 from slipstream_tf.checkpoint.errors import CheckpointError, CheckpointMismatchError
-from slipstream_tf.stores.by_key import added_up, counts_of
+from slipstream_tf.stores.by_key import added_up
 
-_ROW_COLUMNS = ("keys", "rows", "slots", "counts")
-_PENDING_COLUMNS = ("keys", "ages", "ranks", "sums")
-_COPY_KINDS = {
-    **{"keys": "<i8", "rows": "<f4", "slots": "<f4", "counts": "<f4", "last_used": "<i8"},
-    "marks": "|u1",
+_ROW_KINDS = {"keys": "<i8", "rows": "<f4", "slots": "<f4", "counts": "<f4", "last_used": "<i8"}
+# Of each group of a file, its columns.
+_KINDS = {
+    "contents": {**_ROW_KINDS, "trained": "<f4"},
+    "copies": {**_ROW_KINDS, "marks": "|u1"},
+    "accesses": {"keys": "<i8", "counts": "<f4"},
+    "pending": {"keys": "<i8", "ages": "<i8", "ranks": "<i4", "sums": "<f4"},
+    "published": {"keys": "<i8", "rows": "<f4", "holders": "|u1"},
 }
-_KINDS = {**{n: kind for n, kind in _COPY_KINDS.items() if n != "marks"}, "trained": "<f4"}
-_ACCESS_KINDS = {"keys": "<i8", "counts": "<f4"}
 # Columns that a file need not have.
 _OPTIONAL = ("last_used", "marks", "trained")
-_PENDING_KINDS = {"keys": "<i8", "ages": "<i8", "ranks": "<i4", "sums": "<f4"}
-_PUBLISHED_KINDS = {"keys": "<i8", "rows": "<f4", "holders": "|u1"}
+_META = ("name", "dim", "slots", "rule")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,35 +67,38 @@ class TablePart:
     is_shadow: bool = False
     is_leaving: bool = False
 
+    def entry(self) -> dict[str, Any]:
+        """Returns what a manifest says of the table, if it is all of the table."""
+        rows = 0 if self.contents is None else len(self.contents["keys"])
+        return {**{n: getattr(self, n) for n in _META}, "dtype": "float32", "rows": rows}
+
     def write(self, path: Path, checkpoint: str, rank: int) -> int:
         """Writes it to a file that is a rank's, and returns the bytes."""
         groups: dict[str, Arrays] = {}
-        meta: dict[str, Any] = {"rank": rank, **{name: getattr(self, name) for name in _META}}
-        for name, contents in (("contents", self.contents), ("copies", self.copies)):
-            if contents is not None:
-                groups[name] = {column: contents[column] for column in _ROW_COLUMNS}
-                if len(contents["last_used"]) == len(contents["keys"]):
-                    groups[name]["last_used"] = contents["last_used"]
-                for column in ("marks", "trained"):
-                    if column in contents:
-                        groups[name][column] = contents[column]
-                meta[f"{name}_steps"] = [int(step) for step in contents["steps"]]
+        meta: dict[str, Any] = {
+            "rank": rank,
+            **{name: getattr(self, name) for name in _META},
+            "learning_rate": float(self.pending["learning_rate"]),
+            "pending_is_shadow": self.is_shadow,
+            "pending_is_leaving": self.is_leaving,
+        }
+        for name in _KINDS:
+            arrays: Arrays | None = getattr(self, name)
+            if arrays is None:
+                continue
+            if "steps" in arrays:
+                meta[f"{name}_steps"] = [int(step) for step in arrays["steps"]]
+            has_use = len(arrays.get("last_used", ())) == len(arrays["keys"])
+            groups[name] = {
+                column: arrays[column]
+                for column in _KINDS[name]
+                if column in arrays and (has_use or column != "last_used")
+            }
         if self.copies is not None:
             meta["copies_have_slots"] = self.copies["slots"].shape[1] == self.slots
-        if self.accesses is not None:
-            groups["accesses"] = self.accesses
-        if self.published is not None:
-            groups["published"] = self.published
-        groups["pending"] = {column: self.pending[column] for column in _PENDING_COLUMNS}
         if self.contents is not None and "powers" in self.contents:
             meta["powers"] = [float(power) for power in self.contents["powers"]]
-        meta["learning_rate"] = float(self.pending["learning_rate"])
-        meta["pending_is_shadow"] = self.is_shadow
-        meta["pending_is_leaving"] = self.is_leaving
         return array_file.write(path, checkpoint, meta, groups)
-
-
-_META = ("name", "dim", "slots", "rule")
 
 
 class SavedTable:
@@ -115,29 +118,58 @@ class SavedTable:
         self._paths = list(paths)
         self._files = [ArrayFile(path, checkpoint) for path in self._paths]
         self.name, self.dim, self.slots = entry["name"], entry["dim"], entry["slots"]
+        self._widths: dict[str, dict[str, int]] = {
+            "contents": {"rows": self.dim, "slots": self.slots, "trained": self.dim},
+            "copies": {"rows": self.dim, "slots": self.slots},
+            "accesses": {},
+            "pending": {"sums": self.dim},
+            "published": {"rows": self.dim + self.slots, "holders": (len(self._paths) + 7) // 8},
+        }
         for rank, (path, file) in enumerate(zip(self._paths, self._files, strict=True)):
             require_rank(path, file, rank)
             for name in _META:
                 if file.meta.get(name) != entry[name]:
-                    problem = (
-                        f"has {name} {file.meta.get(name)!r}, but the manifest {entry[name]!r}"
-                    )
-                    raise CheckpointError(path, problem)
-            widths = {"rows": self.dim, "slots": self.slots, "trained": self.dim}
-            _require_columns(path, file, "contents", _KINDS, widths)
-            # Copies in front of tables in SOK have no slots.
-            of_copies = (
-                widths if file.meta.get("copies_have_slots", True) else {**widths, "slots": 0}
-            )
-            _require_columns(path, file, "copies", _COPY_KINDS, of_copies)
-            _require_columns(path, file, "accesses", _ACCESS_KINDS, {})
-            _require_columns(path, file, "pending", _PENDING_KINDS, {"sums": self.dim})
-            widths = {"rows": self.dim + self.slots, "holders": (len(self._paths) + 7) // 8}
-            _require_columns(path, file, "published", _PUBLISHED_KINDS, widths)
+                    told = f"has {name} {file.meta.get(name)!r}"
+                    raise CheckpointError(path, f"{told}, but the manifest {entry[name]!r}")
+            for group in _KINDS:
+                self._require_columns(path, file, group)
         rows = sum(f.groups["contents"].rows for f in self._files if "contents" in f.groups)
         if rows != entry["rows"]:
             problem = f"and the files of other ranks have {rows} rows, but the manifest"
             raise CheckpointError(self._paths[0], f"{problem} {entry['rows']}")
+
+    def _require_columns(self, path: Path, file: ArrayFile, group: str) -> None:
+        """Raises CheckpointError unless a group, if it is there, has columns of its kinds."""
+        if group not in file.groups:
+            if group == "pending":
+                raise CheckpointError(path, f"has no {group!r}")
+            return
+        widths, found = self._widths[group], {c.name: c for c in file.groups[group].columns}
+        if group == "copies" and not file.meta.get("copies_have_slots", True):
+            # Replicas in front of tables in SOK have none.
+            widths = {**widths, "slots": 0}
+        for name, kind in _KINDS[group].items():
+            shape = (widths[name],) if name in widths else ()
+            column = found.get(name)
+            if column is None and name in _OPTIONAL:
+                continue
+            if column is None or (column.dtype, column.shape) != (kind, shape):
+                problem = f"its {group!r} have {name!r} as {column}, not {kind} of shape {shape}"
+                raise CheckpointError(path, problem, offset=file.groups[group].offset)
+
+    def _joined(self, group: str, blocks: Sequence[Arrays]) -> Arrays:
+        """Returns blocks of a group as one; an optional column only if all blocks have it."""
+        widths = self._widths[group]
+        return {
+            name: np.concatenate(
+                [
+                    np.empty((0, widths[name]) if name in widths else 0, kind),
+                    *(block[name] for block in blocks),
+                ]
+            )
+            for name, kind in _KINDS[group].items()
+            if name not in _OPTIONAL or (blocks and all(name in block for block in blocks))
+        }
 
     @property
     def is_replicated(self) -> bool:
@@ -172,11 +204,7 @@ class SavedTable:
             for block in file.blocks("contents"):
                 taken = slice(None) if owns is None else owns(block["keys"])
                 found.append({name: values[taken] for name, values in block.items()})
-        names = [*_ROW_COLUMNS]
-        for name in ("last_used", "trained"):
-            if found and all(name in block for block in found):
-                names.append(name)
-        joined = _joined(found, names, self.dim, self.slots)
+        joined = self._joined("contents", found)
         order = np.argsort(joined["keys"], kind="stable")
         joined = {name: values[order] for name, values in joined.items()}
         twice = joined["keys"][1:] == joined["keys"][:-1]
@@ -213,17 +241,13 @@ class SavedTable:
         Where another number of ranks saved them, the counts of each go to the rank of its number
         modulo `size`.
         """
-        assigned = _assigned_files(self._files, rank, size)
-        keys, counts = [np.empty(0, np.int64)], [np.empty(0, np.float32)]
-        for file in assigned:
-            group = "accesses" if "accesses" in file.groups else "contents"
-            for block in file.blocks(group):
-                keys.append(block["keys"])
-                counts.append(block["counts"])
-        merged, place = np.unique(np.concatenate(keys), return_inverse=True)
-        total = np.zeros(merged.size, np.float32)
-        np.add.at(total, place.ravel(), np.concatenate(counts))
-        return merged, total
+        blocks: list[Arrays] = []
+        for file in self._files[rank::size]:
+            blocks += file.blocks("accesses" if "accesses" in file.groups else "contents")
+        joined = self._joined("accesses", blocks)
+        ages = np.zeros(joined["keys"].size, np.int64)
+        merged, _, total = added_up(joined["keys"], ages, joined["counts"][:, None])
+        return merged, total[:, 0]
 
     def copies(self, rank: int) -> Arrays | None:
         """Returns a rank's copies of other ranks' rows, or None."""
@@ -253,17 +277,13 @@ class SavedTable:
             owns: of keys int64 [n]: bool [n], whose sums the rank takes, of any rank's; None: it
                 holds sums of any keys.
         """
-        assigned = _assigned_files(self._files, rank, size) if owns is None else self._files
+        assigned = self._files[rank::size] if owns is None else self._files
         parts = [file.read("pending") for file in assigned]
         if owns is not None:
             parts = [{n: v[owns(part["keys"])] for n, v in part.items()} for part in parts]
-        rate = float((assigned or self._files)[0].meta["learning_rate"])
-        if len(parts) == 1:
-            return {**parts[0], "learning_rate": np.float32(rate)}
-        empty = {n: np.empty(0, kind) for n, kind in _PENDING_KINDS.items() if n != "sums"}
-        parts.append({**empty, "sums": np.empty((0, self.dim), np.float32)})
-        joined = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-        return _added_up({**joined, "learning_rate": np.float32(rate)})
+        rate = np.float32((assigned or self._files)[0].meta["learning_rate"])
+        joined = {**self._joined("pending", parts), "learning_rate": rate}
+        return joined if len(parts) == 1 else _added_up(joined)
 
     def require(self, dim: int, rule: str | None, place: str) -> None:
         """Raises CheckpointMismatchError unless a table of this program can take the rows.
@@ -307,29 +327,6 @@ def on_ranks(pending: Arrays, ranks: int) -> Arrays:
     return _added_up({**pending, "ranks": pending["ranks"] % ranks})
 
 
-def with_counts(contents: Arrays, keys: np.ndarray, counts: np.ndarray) -> Arrays:
-    """Returns contents with other access counts; keys without a row are passed over.
-
-    Args:
-        contents: sorted by key.
-        keys: int64 [n], ascending.
-        counts: float32 [n]; rows of other keys have a count of 0.
-    """
-    return {**contents, "counts": counts_of(contents["keys"], keys, counts)}
-
-
-def with_slots(contents: Arrays, initial: np.ndarray) -> Arrays:
-    """Returns contents whose rows have as many slots as a rule wants, as those of new rows.
-
-    Args:
-        contents: of a store that kept none, or others.
-        initial: float32 [slots per row], of a new row.
-    """
-    if contents["slots"].shape[1] == initial.size:
-        return contents
-    return {**contents, "slots": np.tile(initial, (len(contents["keys"]), 1))}
-
-
 def without_least(contents: Arrays, most: int, pinned: np.ndarray, eviction: str) -> Arrays:
     """Returns contents of at most so many rows, without the least valuable ones.
 
@@ -348,7 +345,7 @@ def without_least(contents: Arrays, most: int, pinned: np.ndarray, eviction: str
     order = order[~np.isin(contents["keys"][order], pinned)]
     stays = np.ones(len(contents["keys"]), bool)
     stays[order[:excess]] = False
-    columns = [*_ROW_COLUMNS, *(("last_used",) if len(contents["last_used"]) else ())]
+    columns = [name for name in _ROW_KINDS if len(contents[name])]
     return {**contents, **{name: contents[name][stays] for name in columns}}
 
 
@@ -374,16 +371,6 @@ def with_rows(contents: Arrays, keys: np.ndarray, rows: np.ndarray, initial: np.
     return {**contents, **{name: values[order] for name, values in joined.items()}}
 
 
-def _joined(blocks: Sequence[Arrays], names: Sequence[str], dim: int, slots: int) -> Arrays:
-    shapes = {"rows": (0, dim), "slots": (0, slots), "trained": (0, dim)}
-    return {
-        name: np.concatenate(
-            [np.empty(shapes.get(name, (0,)), _KINDS[name]), *(block[name] for block in blocks)]
-        )
-        for name in names
-    }
-
-
 def _added_up(pending: Arrays) -> Arrays:
     """Returns sums of which each rank has one per key, the oldest first."""
     owners = np.stack([pending["keys"], pending["ranks"].astype(np.int64)])
@@ -396,30 +383,3 @@ def _added_up(pending: Arrays) -> Arrays:
         "sums": sums[order],
         "learning_rate": pending["learning_rate"],
     }
-
-
-def _assigned_files(files: Sequence[ArrayFile], rank: int, size: int) -> Sequence[ArrayFile]:
-    return files[rank : rank + 1] if len(files) == size else files[rank::size]
-
-
-def _require_columns(
-    path: Path,
-    file: ArrayFile,
-    group: str,
-    kinds: Mapping[str, str],
-    widths: Mapping[str, int],
-) -> None:
-    """Raises CheckpointError unless a group, if it is there, has columns of these kinds."""
-    if group not in file.groups:
-        if group == "pending":
-            raise CheckpointError(path, f"has no {group!r}")
-        return
-    found = {column.name: column for column in file.groups[group].columns}
-    for name, kind in kinds.items():
-        if name not in found and name in _OPTIONAL:
-            continue
-        shape = (widths[name],) if name in widths else ()
-        column = found.get(name)
-        if column is None or (column.dtype, column.shape) != (kind, shape):
-            problem = f"its {group!r} have {name!r} as {column}, not {kind} of shape {shape}"
-            raise CheckpointError(path, problem, offset=file.groups[group].offset)

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from slipstream_tf import disk
-from slipstream_tf._version import __version__
 from slipstream_tf.checkpoint import array_file, folders, tree
 from slipstream_tf.checkpoint.array_file import ArrayFile
 from slipstream_tf.checkpoint.errors import CheckpointError
@@ -67,35 +66,30 @@ def write_rank(staging: Path, checkpoint: str, files: RankFiles) -> None:
         OSError: the disk is full, ...; the note tells of it, too.
     """
     folder = staging / f"rank-{files.rank}"
-    with _signs_of_life(folder):
-        _write_rank(staging, checkpoint, files)
-
-
-def _write_rank(staging: Path, checkpoint: str, files: RankFiles) -> None:
-    folder = staging / f"rank-{files.rank}"
     note: dict[str, Any] = {"checkpoint": checkpoint}
-    try:
-        for index, part in enumerate(files.tables):
-            part.write(staging / file_name(files.rank, index), checkpoint, files.rank)
-        skeleton, arrays = tree.flatten(files.state)
-        meta = {"rank": files.rank, "state": skeleton, "learning_rate": files.learning_rate}
-        groups = {name: {"values": array} for name, array in arrays.items()}
-        array_file.write(folder / _ENGINE, checkpoint, meta, groups)
-        written = sorted(folder.iterdir())
-        for path in [*written, folder]:
-            disk.sync(path)
-        note["files"] = {f"{folder.name}/{path.name}": entry_of(path) for path in written}
-        note["tables"] = [_describe(part) for part in files.tables]
-        note["position"], note["rng"] = files.position, files.rng
-        note["saturation"] = _summary(files)
-    except Exception as error:
-        # Rank 0 waits for the note: it needs room on a disk that may be full.
-        with contextlib.suppress(OSError):
-            disk.remove(folder)
-        note = {"checkpoint": checkpoint, "error": f"{type(error).__name__}: {error}"}
-        raise
-    finally:
-        disk.write_text(_note(staging, files.rank), json.dumps(note))
+    with _signs_of_life(folder):
+        try:
+            for index, part in enumerate(files.tables):
+                part.write(staging / file_name(files.rank, index), checkpoint, files.rank)
+            skeleton, arrays = tree.flatten(files.state)
+            meta = {"rank": files.rank, "state": skeleton, "learning_rate": files.learning_rate}
+            groups = {name: {"values": array} for name, array in arrays.items()}
+            array_file.write(folder / _ENGINE, checkpoint, meta, groups)
+            written = sorted(folder.iterdir())
+            for path in [*written, folder]:
+                disk.sync(path)
+            note["files"] = {f"{folder.name}/{path.name}": entry_of(path) for path in written}
+            note["tables"] = [part.entry() for part in files.tables]
+            note["position"], note["rng"] = files.position, files.rng
+            note["saturation"] = _summary(files)
+        except Exception as error:
+            # Rank 0 waits for the note: it needs room on a disk that may be full.
+            with contextlib.suppress(OSError):
+                disk.remove(folder)
+            note = {"checkpoint": checkpoint, "error": f"{type(error).__name__}: {error}"}
+            raise
+        finally:
+            disk.write_text(_note(staging, files.rank), json.dumps(note))
 
 
 def finish_with_all(directory: Path, name: str, manifest: Manifest, keep: int) -> None:
@@ -154,13 +148,6 @@ def read_engines(folder: Path, manifest: Manifest) -> tuple[float | None, list[d
     return rate, states
 
 
-def versions() -> dict[str, str]:
-    """Returns the versions that write a checkpoint."""
-    import tensorflow as tf
-
-    return {"slipstream_tf": __version__, "tensorflow": tf.__version__}
-
-
 def _wait_for(path: Path, checkpoint: str, rank: int) -> dict[str, Any]:
     """Returns a rank's note; waits for it as long as the rank gives signs of life."""
     folder = path.with_suffix("")
@@ -212,17 +199,6 @@ def _changed(folder: Path) -> int | None:
 
 def _note(staging: Path, rank: int) -> Path:
     return staging / f"rank-{rank}.json"
-
-
-def _describe(part: TablePart) -> dict[str, Any]:
-    return {
-        "name": part.name,
-        "dim": part.dim,
-        "dtype": "float32",
-        "slots": part.slots,
-        "rule": part.rule,
-        "rows": 0 if part.contents is None else len(part.contents["keys"]),
-    }
 
 
 def _summary(files: RankFiles) -> dict[str, Any] | None:

@@ -15,7 +15,7 @@ from slipstream_tf.stores.variable import VariableStore
 
 
 class GradientExchange:
-    """Averages all gradients over the ranks; those of a store's tables are masked or held back."""
+    """Averages all gradients over the ranks; those of a store's tables are masked or deferred."""
 
     def __init__(
         self,
@@ -28,7 +28,7 @@ class GradientExchange:
 
         Args:
             comm: the ranks.
-            store: watches the variables whose gradients are masked or held back, or None.
+            store: watches the variables whose gradients are masked or deferred, or None.
             wire_dtype: "float32" or "bfloat16", in which sparse rows travel.
             names: names the collectives. An exchange that is made while a function is traced takes
                 one that was there before: other ranks may have traced it more or less often.
@@ -39,7 +39,7 @@ class GradientExchange:
         self._nothing: dict[str, KeySet] = {}
 
     def average(self, gradients: Sequence[Any], sources: Sequence[Any]) -> list[Any]:
-        """Returns the gradients to apply: of watched tables what their policies let go, averaged.
+        """Returns the gradients to apply: of watched tables what their policies pass on, averaged.
 
         Args:
             gradients: of this rank: dense, `tf.IndexedSlices` or None; None must be so on all
@@ -49,38 +49,38 @@ class GradientExchange:
         Raises:
             TypeError: the gradient of a watched variable is dense.
         """
-        sources = list(sources)
-        given = [self._share(gradient) for gradient in gradients]
-        passed = [self._withhold(g, source) for g, source in zip(given, sources, strict=True)]
+        tables = [None if self._store is None else self._store.table_of(s) for s in sources]
+        passed = [
+            self._withhold(self._share(gradient), table)
+            for gradient, table in zip(gradients, tables, strict=True)
+        ]
         if self._comm.size == 1:
             return passed
         averaged = list(passed)
         dense: dict[tf.DType, list[int]] = {}
-        for index, gradient in enumerate(passed):
+        for index, (gradient, table) in enumerate(zip(passed, tables, strict=True)):
             if isinstance(gradient, tf.IndexedSlices):
-                kind = self._kind_of(sources[index])
-                averaged[index] = self._add_rows(gradient, f"{index}", kind)
+                averaged[index] = self._add_rows(gradient, f"{index}", self._kind_of(table))
             elif gradient is not None:
                 dense.setdefault(tf.as_dtype(gradient.dtype), []).append(index)
-        for dtype, places in dense.items():
-            values = self._average_dense([passed[index] for index in places], dtype.name)
-            for index, value in zip(places, values, strict=True):
+        for dtype, indices in dense.items():
+            values = self._average_dense([passed[index] for index in indices], dtype.name)
+            for index, value in zip(indices, values, strict=True):
                 averaged[index] = value
         return averaged
 
     def _share(self, gradient: Any) -> Any:
         """A sparse gradient's part of the average; dense ones are divided when they are summed.
 
-        Before it is held, so that a held sum moves its row as far as it will when applied.
+        Before it is deferred, so that a sum moves its row as far as it will when applied.
         """
         if self._comm.size == 1 or not isinstance(gradient, tf.IndexedSlices):
             return gradient
         values = gradient.values / tf.cast(self._comm.size, gradient.values.dtype)
         return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
 
-    def _kind_of(self, source: Any) -> Any:
-        """What a variable's rows are counted as: they are held sums, too, while any may be."""
-        table = None if self._store is None else self._store.table_of(source)
+    def _kind_of(self, table: str | None) -> Any:
+        """What rows are counted as: as deferred ones while any of the table's may be."""
         if self._store is None or table is None:
             return "gradients"
         deferred, gradients = (
@@ -88,8 +88,7 @@ class GradientExchange:
         )
         return tf.where(self._store.is_deferring(table), deferred, gradients)
 
-    def _withhold(self, gradient: Any, source: Any) -> Any:
-        table = None if self._store is None else self._store.table_of(source)
+    def _withhold(self, gradient: Any, table: str | None) -> Any:
         if self._store is None or table is None or gradient is None:
             return gradient
         if not isinstance(gradient, tf.IndexedSlices):
@@ -116,11 +115,11 @@ class GradientExchange:
             for part, gradient in zip(parts, gradients, strict=True)
         ]
 
-    def _add_rows(self, gradient: tf.IndexedSlices, place: str, kind: Any) -> tf.IndexedSlices:
+    def _add_rows(self, gradient: tf.IndexedSlices, number: str, kind: Any) -> tf.IndexedSlices:
         own = self._add_up(gradient)
-        keys = self._comm.gather(own.indices, "keys", self._names.of(f"keys.{place}"))
+        keys = self._comm.gather(own.indices, "keys", self._names.of(f"keys.{number}"))
         sent = to_wire(own.values, self._rounds)
-        rows = self._comm.gather(sent, kind, self._names.of(f"rows.{place}"))
+        rows = self._comm.gather(sent, kind, self._names.of(f"rows.{number}"))
         rows = from_wire(rows, self._rounds)
         return self._add_up(tf.IndexedSlices(rows, keys, gradient.dense_shape))
 
@@ -131,14 +130,12 @@ class GradientExchange:
         return mask_gradients(slices, nothing).slices
 
 
-def store_of(watched: Any, place: str) -> VariableStore | None:
-    """Returns the variable store that `watched` is or has as its `store`; None for None.
+def store_of(watched: Any, place: str) -> VariableStore:
+    """Returns the variable store that `watched` is or has as its `store`.
 
     Raises:
         ValueError: there is none.
     """
-    if watched is None:
-        return None
     found = getattr(watched, "store", watched)
     if not isinstance(found, VariableStore):
         allowed = "a VariableStore, or an object that has one as its `store`"

@@ -19,6 +19,7 @@ from slipstream_tf.errors import invalid
 
 # Of all tapes: each trace of a step makes one of its own.
 _OF_TAPES = Names("gradients")
+_OF_FLUSHES = Names("flush_held")
 
 
 class DistributedGradientTape:
@@ -90,7 +91,10 @@ class DistributedGradientTape:
             raise invalid("store", None, place, "a VariableStore, unless comm is given")
         self._tape = tape
         self._exchange = GradientExchange(
-            comm or SingleProcess(), store_of(store, place), wire_dtype, _OF_TAPES
+            comm or SingleProcess(),
+            None if store is None else store_of(store, place),
+            wire_dtype,
+            _OF_TAPES,
         )
 
     def __enter__(self) -> DistributedGradientTape:
@@ -164,7 +168,7 @@ def DistributedOptimizer(
         raise invalid("optimizer", base.__name__, place, "a Keras 3 optimizer")
     if getattr(optimizer, "built", False):
         raise invalid("optimizer", "one that was used", place, "one without state")
-    found = store_of(store, place)
+    found = None if store is None else store_of(store, place)
     exchange = GradientExchange(comm, found, wire_dtype, Names("optimizer"))
 
     class Distributed(base):  # type: ignore[misc, valid-type]
@@ -195,3 +199,66 @@ def DistributedOptimizer(
     if found is not None:
         found.use_optimizer(made)
     return made
+
+
+def flush_held(store: Any, optimizer: Any, comm: Communicator | None = None) -> int:
+    """Applies all deferred gradients of a store, each sum as one gradient; a collective, eager.
+
+    Call it at the end of training, and before rows are saved; in Keras's `fit`, the callbacks do.
+    The sums of all ranks travel in float32, and the optimizer takes a step of the variables that
+    have any: other rows of theirs see no gradient (see `DistributedGradientTape` for the optimizers
+    that move such rows). Its `iterations` stay as they are.
+
+    Args:
+        store: a `VariableStore`, or an object that has one as its `store`.
+        optimizer: that updates the variables; wrapped by `DistributedOptimizer` or not.
+        comm: the ranks. None: those of the optimizer, if it is wrapped; else this process alone.
+
+    Returns:
+        How many sums were applied, of all ranks.
+
+    Raises:
+        ValueError: there is no such store; the optimizer is of other ranks, does not know the
+            variables, or has `gradient_accumulation_steps`, so that the sums would wait in it.
+            What is deferred stays so then.
+    """
+    found = store_of(store, "flush_held")
+    # Policies, and so this, are the same on all ranks.
+    deferring = [t.name for t in found.tables if found.is_deferring(t.name).numpy()]
+    if not deferring:
+        return 0
+    if getattr(optimizer, "gradient_accumulation_steps", None):
+        steps = optimizer.gradient_accumulation_steps
+        raise invalid("gradient_accumulation_steps", steps, "flush_held", "None")
+    of_optimizer = getattr(optimizer, "slipstream_comm", None)
+    comm = comm or of_optimizer or SingleProcess()
+    if of_optimizer is not None and of_optimizer.size != comm.size:
+        allowed = f"the {of_optimizer.size} rank(s) of the optimizer"
+        raise invalid("comm", f"{comm.size} rank(s)", "flush_held", allowed)
+    own = found.pending()
+    counts = tf.constant([own[name] for name in deferring], tf.int64)
+    deferred = comm.sum(counts, "control", _OF_FLUSHES.of("pending")).numpy()
+    if not deferred.any():
+        return 0
+    names = [name for name, count in zip(deferring, deferred, strict=True) if count]
+    variables = [found.variable(name) for name in names]
+    known: Any = getattr(optimizer, "_trainable_variables_indices", None)
+    is_built = known is not None and optimizer.built
+    if is_built and not {optimizer._var_key(variable) for variable in variables} <= set(known):
+        allowed = "variables that the optimizer was built with, as they were given to the store"
+        raise invalid("optimizer", type(optimizer).__name__, "flush_held", allowed)
+    found.let_go()
+    nothing = [
+        tf.IndexedSlices(tf.zeros([0, v.shape[1]]), tf.zeros([0], tf.int64), tf.constant(v.shape))
+        for v in variables
+    ]
+    sums = GradientExchange(comm, found, "float32", _OF_FLUSHES).average(nothing, variables)
+    apply = getattr(optimizer, "apply_averaged", None) or getattr(optimizer, "apply", None)
+    if apply is not None:
+        apply(sums, variables)
+        optimizer.iterations.assign_sub(1)
+    else:
+        # An optimizer of tf.compat.v1.train.
+        inner = map(_compat.tensorflow_variable, variables)
+        optimizer.apply_gradients(zip(sums, inner, strict=True))
+    return int(deferred.sum())

@@ -21,14 +21,15 @@ import json
 import os
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from concurrent import futures
 from pathlib import Path
 from typing import Any, Protocol
 
 import tensorflow as tf
 from absl import logging
 
+from slipstream_tf._version import __version__
 from slipstream_tf.checkpoint import folders, store_parts
-from slipstream_tf.checkpoint.background import Background
 from slipstream_tf.checkpoint.errors import CheckpointError, CheckpointMismatchError
 from slipstream_tf.checkpoint.manifest import (
     NAME,
@@ -38,20 +39,14 @@ from slipstream_tf.checkpoint.manifest import (
     require_whole,
 )
 from slipstream_tf.checkpoint.store_state import kept_apart
-from slipstream_tf.checkpoint.writing import (
-    RankFiles,
-    finish_with_all,
-    read_engines,
-    versions,
-    write_rank,
-)
-from slipstream_tf.distributed.agreement import gather_json, together
+from slipstream_tf.checkpoint.writing import RankFiles, finish_with_all, read_engines, write_rank
+from slipstream_tf.distributed.agreement import gather_json, require_same, together
 from slipstream_tf.distributed.comm import Communicator
 from slipstream_tf.distributed.exchange import Names
-from slipstream_tf.distributed.settings import require_same
 from slipstream_tf.distributed.sharded import ShardedStore
 from slipstream_tf.errors import invalid, require_integer
 from slipstream_tf.ops.update_policy import UpdatePolicy
+from slipstream_tf.stores.base import SavedStore
 
 
 class Engine(Protocol):
@@ -60,19 +55,15 @@ class Engine(Protocol):
     @property
     def policies(self) -> Mapping[str, UpdatePolicy]:
         """What becomes of gradients, by table."""
-        ...
 
     def state(self) -> dict[str, Any]:
         """Returns all that it knows: nested dictionaries, lists, numbers and arrays."""
-        ...
 
     def check(self, states: Sequence[Mapping[str, Any]]) -> None:
         """Raises ValueError if `restore` cannot take the ranks' states."""
-        ...
 
     def restore(self, states: Sequence[Mapping[str, Any]]) -> None:
         """Goes on from what `state` gave on each rank."""
-        ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -161,17 +152,21 @@ class JobCheckpoints:
             ValueError: `keep` is no integer >= 1, or the store is no embedding store.
         """
         require_integer("keep", keep, 1, None, "JobCheckpoints")
-        if store is not None and not store_parts.has_table_files(store):
+        if store is not None and not isinstance(store, SavedStore):
             raise invalid("store", type(store).__name__, "JobCheckpoints", "an embedding store")
         self._directory, self._checkpoint, self._keep = Path(directory), checkpoint, keep
-        self._comm, self._store, self._engine, self._own = comm, store, engine, own
+        self._comm, self._engine, self._own = comm, engine, own
+        self._store: Any = store
         is_sharded = comm.size > 1 and isinstance(store, ShardedStore)
         self._placement = "sharded" if is_sharded else "replicated"
         if store is not None and store.is_in_sok:
             self._placement = "spread"
         self._rank = store_parts.Rank(comm.rank, comm.size, self._placement)
         self._names = Names("checkpoints")
-        self._background, self._work = background, Background()
+        self._background = background
+        # Python waits for its thread before it ends.
+        self._thread = futures.ThreadPoolExecutor(1, "slipstream-checkpoint")
+        self._work: futures.Future[None] | None = None
 
     def save(self, step: int, position: Any = None, rng: Any = None) -> SavedJob:
         """Writes a checkpoint, once the one before is written; a collective.
@@ -198,24 +193,11 @@ class JobCheckpoints:
         self.wait()
         name, identity = self._together(self._begin, "make a folder for a checkpoint")[0]
         files: list[RankFiles] = []
-
-        def cut() -> None:
-            files.append(self._cut(json.loads(json.dumps([position, rng]))))
-
-        self._together(cut, "write its part of a checkpoint")
-        manifest = Manifest(
-            checkpoint=identity,
-            step=step,
-            world_size=self._comm.size,
-            placement=self._placement,
-            tables=[],
-            files={},
-            positions=[],
-            rng=[],
-            saturation=None,
-            versions=versions(),
-        )
-        self._work.start(functools.partial(self._write, name, manifest, files.pop()))
+        part = "write its part of a checkpoint"
+        self._together(lambda: files.append(self._cut(position, rng)), part)
+        versions = {"slipstream_tf": __version__, "tensorflow": tf.__version__}
+        manifest = Manifest(identity, step, self._comm.size, self._placement, versions=versions)
+        self._work = self._thread.submit(self._write, name, manifest, files.pop())
         if not self._background:
             self.wait()
         path = self._directory / name
@@ -227,7 +209,8 @@ class JobCheckpoints:
         Raises:
             OSError: this rank could not write it. The others raise a RuntimeError that names it.
         """
-        self._together(self._work.wait, "write a checkpoint")
+        work, self._work = self._work, None
+        self._together(lambda: work and work.result(), "write a checkpoint")
 
     def restore(self) -> SavedJob | None:
         """Restores the newest whole checkpoint; a collective, to be called before training.
@@ -274,10 +257,6 @@ class JobCheckpoints:
             return ["", ""]
         return [folders.stage(self._directory), uuid.uuid4().hex]
 
-    @property
-    def _staging(self) -> Path:
-        return self._directory / folders.STAGING
-
     def _parts(self, manifest: Manifest) -> list[str]:
         """The folders whose `tf.train.Checkpoint` this rank reads."""
         if not _has_tables_within(manifest):
@@ -299,9 +278,10 @@ class JobCheckpoints:
     def _apart(self) -> Any:
         return contextlib.nullcontext() if self._store is None else kept_apart(self._store)
 
-    def _cut(self, told: list[Any]) -> RankFiles:
+    def _cut(self, position: Any, rng: Any) -> RankFiles:
         """Writes what TensorFlow writes, and copies the rest."""
-        folder = self._staging / f"rank-{self._comm.rank}"
+        told = json.loads(json.dumps([position, rng]))
+        folder = self._directory / folders.STAGING / f"rank-{self._comm.rank}"
         folder.mkdir()
         if self._comm.rank == 0:
             with self._apart():
@@ -319,7 +299,7 @@ class JobCheckpoints:
 
     def _write(self, name: str, manifest: Manifest, files: RankFiles) -> None:
         """Writes this rank's files; on rank 0, then makes a checkpoint of all ranks'."""
-        write_rank(self._staging, manifest.checkpoint, files)
+        write_rank(self._directory / folders.STAGING, manifest.checkpoint, files)
         if self._comm.rank == 0:
             finish_with_all(self._directory, name, manifest, self._keep)
 
@@ -361,28 +341,30 @@ class JobCheckpoints:
         path, manifest = ready.path, ready.manifest
         self._together(lambda: self._read_states(path, manifest), f"restore {path}")
         if ready.tables:
-            replace = functools.partial(store_parts.replace, self._store, ready.tables)
-            self._together(replace, f"restore the tables of {path}")
+            self._together(
+                lambda: store_parts.replace(self._store, ready.tables),
+                f"restore the tables of {path}",
+            )
             if ready.learning_rate is not None and self._store.rule is not None:
                 self._store.learning_rate.assign(ready.learning_rate)
         policies: Mapping[str, UpdatePolicy] = {}
+        is_in_window = self._engine is not None and bool(ready.states)
         if self._engine is not None:
-            if ready.states:
+            if is_in_window:
                 self._engine.restore(ready.states)
             else:
                 logging.warning("%s was saved without an engine, which starts anew.", path)
             policies = self._engine.policies
         if ready.tables:
-            is_in_window = self._engine is not None and bool(ready.states)
-            copy = functools.partial(
-                store_parts.replace_copies, self._store, ready.tables, is_in_window
+            self._together(
+                lambda: store_parts.replace_copies(self._store, ready.tables, is_in_window),
+                f"restore the copies of {path}",
             )
-            self._together(copy, f"restore the copies of {path}")
         store_parts.hold(self._store, ready.tables, policies, self._together)
         logging.info("Restored %s, step %d.", path, manifest.step)
         rank = self._comm.rank
         told = [
-            values[rank] if rank < len(values) else None
+            values[rank] if rank < manifest.world_size else None
             for values in (manifest.positions, manifest.rng)
         ]
         return SavedJob(path, manifest.step, manifest.world_size, manifest.placement, *told)

@@ -24,7 +24,6 @@ from slipstream_tf.distributed.exchange import (
     exchange_keys,
     from_wire,
     gather_keys,
-    numbers_of_values,
     splits_of,
     splits_on_wire,
     to_wire,
@@ -119,9 +118,9 @@ class ShardedStore(CopyingStore, ExchangedStore):
             # Whether rows travel with the summary of their slots; the same on all ranks.
             self._with_summary = tf.Variable(False, trainable=False)
         self.copy_movement = copy_movement
-        # Of a rank: where copies are kept, their keys are asked for apart.
-        parcels = len(self.tables) * (1 if copy_movement is None else 2)
-        self._announced = AnnouncedKeys(comm.size, parcels) if prefetch else None
+        # Of a rank: keys of refreshed replicas, where there are any, are requested apart.
+        buffers = len(self.tables) * (1 if copy_movement is None else 2)
+        self._announced = AnnouncedKeys(comm.size, buffers) if prefetch else None
         self.prefetches = self._announced is not None
 
     @property
@@ -145,25 +144,32 @@ class ShardedStore(CopyingStore, ExchangedStore):
         elif training:
             requested = self._announced.take(self._identity_of(packed, specs), request)
         else:
-            # Copies that make room for those of an evaluation may be frozen ones.
+            # Replicas that are evicted for those of an evaluation may be read-only ones.
             self._announced.outdate()
             requested = request()
-        copies = self._copies._handles
         form = self._with_summary.read_value(), self._rounds()
-        rows = self._fetch(requested, training, *form)
+        refreshes = training and self.copy_movement is not None
+        # The rows that others request of this rank are sent, and those come that it requests.
+        send_buffer, splits = exchange_ops.serve_rows(
+            self._handles,
+            requested.their_sizes,
+            requested.their_keys,
+            training,
+            *form,
+            keeps=refreshes,
+            own_rank=self.comm.rank,
+        )
+        name = self._names.of(f"{what}.rows")
+        received, _ = self.comm.exchange(send_buffer, splits, "rows", name)
         stored = exchange_ops.store_copies(
-            copies,
-            rows,
+            self._copies._handles,
+            exchange_ops.RowParcels(requested.sizes, requested.keys, received),
             *form,
             makes_room=not training,
-            keeps=training and self._keeps,
+            keeps=refreshes,
         )
         with tf.control_dependencies([] if stored is None else [stored]):
             return self._copies.lookup(packed, specs, training, stacked)
-
-    @property
-    def _keeps(self) -> bool:
-        return self.copy_movement is not None
 
     def announce(self, packed: PackedFeatures, specs: Sequence[FeatureSpec]) -> None:
         """Sends the keys of the next training batch to their owners; a collective.
@@ -200,7 +206,7 @@ class ShardedStore(CopyingStore, ExchangedStore):
     ) -> KeyRequest:
         """Tells the owners which rows a batch needs, and hears which ones others need.
 
-        In training what is frozen is read here, and what is kept stands apart.
+        In training read-only replicas are read here, and what is refreshed stands apart.
         """
         feature_table = [self._index_of(spec.table) for spec in specs]
         sizes, keys = exchange_ops.route_keys(
@@ -209,51 +215,21 @@ class ShardedStore(CopyingStore, ExchangedStore):
             feature_table,
             self.comm.size,
             reads_frozen=is_training,
-            keeps=is_training and self._keeps,
+            keeps=is_training and self.copy_movement is not None,
         )
-        asked = exchange_keys(self.comm, sizes, keys, self._names, what)
-        return KeyRequest(sizes, keys, *asked)
-
-    def _fetch(
-        self, request: KeyRequest, makes_rows: bool, with_summary: tf.Tensor, rounds: Rounds
-    ) -> exchange_ops.RowParcels:
-        """Serves what this rank is asked for, and gets what it asks for.
-
-        Args:
-            request: of the batch.
-            makes_rows: whether it is one of training, of whose rows copies are kept.
-            with_summary: whether slots travel.
-            rounds: whether rows are rounded.
-        """
-        what = "lookup" if makes_rows else "evaluation"
-        sizes, keys, asked_sizes, asked = request
-        packed, splits = exchange_ops.serve_rows(
-            self._handles,
-            asked_sizes,
-            asked,
-            makes_rows,
-            with_summary,
-            rounds,
-            keeps=makes_rows and self._keeps,
-            own_rank=self.comm.rank,
-        )
-        name = self._names.of(f"{what}.rows")
-        received, _ = self.comm.exchange(packed, splits, "rows", name)
-        return exchange_ops.RowParcels(sizes, keys, received)
+        theirs = exchange_keys(self.comm, sizes, keys, self._names, what)
+        return KeyRequest(sizes, keys, *theirs)
 
     def _deliver(
-        self,
-        collected: exchange_ops.RowParcels,
-        what: str,
-        kind: Any,
-        rounds: Rounds,
+        self, collected: exchange_ops.RowParcels, what: str, kind: Any, rounds: Rounds
     ) -> tf.Operation | None:
         sizes, keys = exchange_keys(self.comm, collected.sizes, collected.keys, self._names, what)
-        leaving = splits_of(numbers_of_values(collected.sizes, self._dims), "gradient values")
+        values = tf.reduce_sum(collected.sizes * tf.constant(self._dims, tf.int64), axis=1)
+        leaving = splits_of(values, "gradient values")
         sent, splits = to_wire(collected.values, rounds), splits_on_wire(leaving, rounds)
         received, _ = self.comm.exchange(sent, splits, kind, self._names.of(f"{what}.values"))
         rows = exchange_ops.RowParcels(sizes, keys, from_wire(received, rounds))
-        # A row that left a bounded table since it was served is not made anew by its gradient.
+        # A row that left a bounded table since it was pulled is not made anew by its gradient.
         is_bounded = any(table.capacity is not None for table in self.tables)
         return exchange_ops.apply_rows(
             self._handles, rows, self.learning_rate, makes_rows=not is_bounded
@@ -263,8 +239,8 @@ class ShardedStore(CopyingStore, ExchangedStore):
         """See `EmbeddingStore.set_update_policy`; a collective."""
         super().set_update_policy(table, policy)
         policies = self._policies.values()
-        judges = any(p.mode == "defer" and p.trigger == "movement" for p in policies)
-        self._with_summary.assign(judges)
+        by_movement = any(p.mode == "defer" and p.trigger == "movement" for p in policies)
+        self._with_summary.assign(by_movement)
 
     def owners(self, table: str, keys: np.ndarray) -> np.ndarray:
         """Returns int64 [n]: the rank that owns each key, int64 [n]."""
@@ -293,19 +269,12 @@ class ShardedStore(CopyingStore, ExchangedStore):
         sizes = tf.constant([[keys.size for keys in chosen]], tf.int64)
         flat = tf.constant(np.concatenate(chosen), tf.int64)
         form = self._with_summary.read_value(), self._rounds()
-        packed, _ = exchange_ops.serve_rows(
-            self._handles,
-            sizes,
-            flat,
-            False,
-            *form,
-        )
+        send_buffer, _ = exchange_ops.serve_rows(self._handles, sizes, flat, False, *form)
         all_sizes, all_keys = gather_keys(self.comm, sizes, flat, self._names, "frozen")
-        received = self.comm.gather(packed, "rows", self._names.of("frozen.values"))
-        rows = exchange_ops.RowParcels(all_sizes, all_keys, received)
+        received = self.comm.gather(send_buffer, "rows", self._names.of("frozen.values"))
         exchange_ops.store_copies(
             self._copies._handles,
-            rows,
+            exchange_ops.RowParcels(all_sizes, all_keys, received),
             *form,
             frozen=True,
             passed_over=self.comm.rank,
@@ -341,7 +310,7 @@ class ShardedStore(CopyingStore, ExchangedStore):
         return int(published_ops.export_published(handle)["keys"].size)
 
     def _outdate_announced(self) -> None:
-        """What was asked ahead left out the keys that had frozen copies then."""
+        """What was requested ahead left out the keys that had read-only replicas then."""
         if self._announced is not None:
             self._announced.outdate()
 
@@ -382,10 +351,10 @@ class ShardedStore(CopyingStore, ExchangedStore):
         """
         if self.comm.size == 1:
             return super().mark_rows(table, keys, marks)
-        keys, marks = np.asarray(keys, np.int64), np.asarray(marks, np.uint8)
+        keys, flags = np.asarray(keys, np.int64), np.asarray(marks, np.uint8)
         own = self._owns(keys)
-        super().mark_rows(table, keys[own], marks[own] & WATCHED)
-        self._copies.withhold(table, keys, marks)
+        super().mark_rows(table, keys[own], flags[own] & WATCHED)
+        self._copies.withhold(table, keys, flags)
         self._outdate_announced()
 
 
