@@ -144,17 +144,14 @@ class SavedTable:
             if group == "pending":
                 raise CheckpointError(path, f"has no {group!r}")
             return
-        widths, found = self._widths[group], {c.name: c for c in file.groups[group].columns}
+        widths, found = self._widths[group], file.groups[group].columns
         if group == "copies" and not file.meta.get("copies_have_slots", True):
             # Replicas in front of tables in SOK have none.
             widths = {**widths, "slots": 0}
         for name, kind in _KINDS[group].items():
-            shape = (widths[name],) if name in widths else ()
-            column = found.get(name)
-            if column is None and name in _OPTIONAL:
-                continue
-            if column is None or (column.dtype, column.shape) != (kind, shape):
-                problem = f"its {group!r} have {name!r} as {column}, not {kind} of shape {shape}"
+            column = np.dtype((kind, (widths[name],) if name in widths else ()))
+            if found.get(name, column if name in _OPTIONAL else None) != column:
+                problem = f"its {group!r} have {name!r} as {found.get(name)}, not {column}"
                 raise CheckpointError(path, problem, offset=file.groups[group].offset)
 
     def _joined(self, group: str, blocks: Sequence[Arrays]) -> Arrays:

@@ -91,7 +91,9 @@ def _write(model: Any, tables: list[TableRows], path: str | os.PathLike[str], gi
             _refuse_own_ops(flat)
             _track_rest(root, model, flat)
             tf.saved_model.save(root, str(folder), signatures={"serving_default": flat})
-        files.write_manifest(folder, files.manifest_of(tables, files.weight_entries(root.weights)))
+        entries = [files.table_entry(table) for table in tables]
+        weights = files.weight_entries(root.weights)
+        files.write_manifest(folder, files.manifest_of(entries, weights))
 
     files.write_whole(target, write)
 

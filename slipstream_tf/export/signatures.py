@@ -52,20 +52,22 @@ def _spec(leaf: Any) -> tf.TypeSpec:
     return tf.TensorSpec([None, *leaf.shape[1:]], tf.as_dtype(leaf.dtype))
 
 
-def leaves(structure: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
+def leaves(structure: Any, prefix: str, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
     """Yields (name, leaf) of a nested structure, in the order of `tf.nest.flatten`.
 
     A name is made of the keys and indices on the way, joined by "_", other characters than
-    letters, digits and "_" replaced; a structure that is a leaf has the name "".
+    letters, digits and "_" replaced; the prefix is before it if it is empty or begins with a digit.
     """
     if isinstance(structure, Mapping):
         for key in sorted(structure):
-            yield from leaves(structure[key], (*path, str(key)))
+            yield from leaves(structure[key], prefix, (*path, str(key)))
     elif isinstance(structure, (list, tuple)):
         for index, part in enumerate(structure):
-            yield from leaves(part, (*path, str(index)))
+            yield from leaves(part, prefix, (*path, str(index)))
     else:
-        yield re.sub(r"\W", "_", "_".join(path)), structure
+        name = re.sub(r"\W", "_", "_".join(path))
+        is_name = name and not name[0].isdigit()
+        yield name if is_name else "_".join(filter(None, (prefix, name))), structure
 
 
 def flat_specs(specs: Any) -> dict[str, tf.TensorSpec]:
@@ -75,8 +77,7 @@ def flat_specs(specs: Any) -> dict[str, tf.TensorSpec]:
         ValueError: two inputs would have one name.
     """
     flat: dict[str, tf.TensorSpec] = {}
-    for name, spec in leaves(specs):
-        name = name if name and not name[0].isdigit() else f"inputs{'_' if name else ''}{name}"
+    for name, spec in leaves(specs, "inputs"):
         parts = {name: spec}
         if isinstance(spec, tf.RaggedTensorSpec):
             parts = {
@@ -98,14 +99,11 @@ def nested(specs: Any, flat: Mapping[str, tf.Tensor]) -> Any:
         tf.RaggedTensor.from_row_splits(next(tensors), next(tensors))
         if isinstance(spec, tf.RaggedTensorSpec)
         else next(tensors)
-        for _, spec in leaves(specs)
+        for spec in tf.nest.flatten(specs)
     ]
     return tf.nest.pack_sequence_as(specs, whole)
 
 
 def named_outputs(outputs: Any) -> dict[str, tf.Tensor]:
     """Returns a model's outputs by name: "outputs" for a single tensor, else as for inputs."""
-    return {
-        name if name and not name[0].isdigit() else f"outputs{'_' if name else ''}{name}": leaf
-        for name, leaf in leaves(outputs)
-    }
+    return dict(leaves(outputs, "outputs"))

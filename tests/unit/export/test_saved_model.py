@@ -13,8 +13,7 @@ import pytest
 import tensorflow as tf
 
 from slipstream_tf import FeatureSpec, TableConfig, export, initializers, optimizers
-from slipstream_tf.export.initial_rows import initial_rows
-from slipstream_tf.export.serving import ServedTable
+from slipstream_tf.export.serving import ServedTable, initial_rows
 from slipstream_tf.keras import EmbeddingCollection
 from slipstream_tf.models import DLRM, DCNv2
 
