@@ -28,7 +28,7 @@ from slipstream_tf.checkpoint.tables import (
 from slipstream_tf.config import TableConfig
 from slipstream_tf.ops.update_policy import KEPT, UpdatePolicy
 from slipstream_tf.optimizers import SparseOptimizer
-from slipstream_tf.stores.base import SavedStore, initial_slots
+from slipstream_tf.stores.base import SavedStore
 from slipstream_tf.stores.by_key import counts_of
 from slipstream_tf.stores.native import NativeStore
 
@@ -200,7 +200,7 @@ class _Target:
         missing = np.setdiff1d(keys, contents["keys"])
         assert self.rule is not None
         rows = NativeStore([self.table], self.rule).gather(self.table.name, missing)[0].numpy()
-        return with_rows(contents, missing, rows, initial_slots(self.rule, self.table.dim))
+        return with_rows(contents, missing, rows, self.store.slot_layout(self.table.name).initial)
 
 
 def _prepare_table(target: _Target, saved: SavedTable, is_same_job: bool) -> ReadyTable:

@@ -166,12 +166,17 @@ def with_next(dataset: tf.data.Dataset) -> tf.data.Dataset:
             dense nor ragged, or has no batch dimension.
     """
     spec = dataset.element_spec
-    _require_keys(spec)
+    features = _features(spec)
+    if not isinstance(features, Mapping) or KEYS not in features or NEXT_KEYS in features:
+        allowed = f"features, a dictionary with {KEYS!r} and without {NEXT_KEYS!r}"
+        raise invalid("dataset", spec, "with_next", allowed)
     end = loosen(tf.nest.map_structure(lambda part: no_inputs(part, "with_next"), spec))
     batches = map_in_step(dataset, lambda *parts: loosen(element_of(spec, parts)))
 
     def pair(before: tuple[tf.Tensor, ...], element: Any) -> Any:
-        complete = _with_keys(_packed_as(element, before), _features(element)[KEYS])
+        whole = tf.nest.pack_sequence_as(element, before, expand_composites=True)
+        features = {**_features(whole), NEXT_KEYS: _features(element)[KEYS]}
+        complete = (features, *whole[1:]) if isinstance(whole, tuple) else features
         return _tensors(element), complete
 
     # The first pair is of no batch with the first one.
@@ -186,21 +191,5 @@ def _tensors(element: Any) -> tuple[tf.Tensor, ...]:
     return tuple(tf.nest.flatten(element, expand_composites=True))
 
 
-def _packed_as(element: Any, tensors: tuple[tf.Tensor, ...]) -> Any:
-    return tf.nest.pack_sequence_as(element, tensors, expand_composites=True)
-
-
 def _features(element: Any) -> Any:
     return element[0] if isinstance(element, tuple) else element
-
-
-def _with_keys(element: Any, next_keys: Any) -> Any:
-    features = {**_features(element), NEXT_KEYS: next_keys}
-    return (features, *element[1:]) if isinstance(element, tuple) else features
-
-
-def _require_keys(spec: Any) -> None:
-    features = _features(spec)
-    if not isinstance(features, Mapping) or KEYS not in features or NEXT_KEYS in features:
-        allowed = f"features, a dictionary with {KEYS!r} and without {NEXT_KEYS!r}"
-        raise invalid("dataset", spec, "with_next", allowed)

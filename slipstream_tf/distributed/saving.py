@@ -29,7 +29,7 @@ import tensorflow as tf
 from absl import logging
 
 from slipstream_tf._version import __version__
-from slipstream_tf.checkpoint import folders, store_parts
+from slipstream_tf.checkpoint import store_parts
 from slipstream_tf.checkpoint.errors import CheckpointError, CheckpointMismatchError
 from slipstream_tf.checkpoint.manifest import (
     NAME,
@@ -39,7 +39,15 @@ from slipstream_tf.checkpoint.manifest import (
     require_whole,
 )
 from slipstream_tf.checkpoint.store_state import kept_apart
-from slipstream_tf.checkpoint.writing import RankFiles, finish_with_all, read_engines, write_rank
+from slipstream_tf.checkpoint.writing import (
+    STAGING,
+    RankFiles,
+    finish_with_all,
+    names,
+    read_engines,
+    stage,
+    write_rank,
+)
 from slipstream_tf.distributed.agreement import gather_json, require_same, together
 from slipstream_tf.distributed.comm import Communicator
 from slipstream_tf.distributed.exchange import Names
@@ -229,7 +237,7 @@ class JobCheckpoints:
                 it is of another version.
         """
         self.wait()
-        listed = gather_json(self._comm, folders.names(self._directory), self._names.of("listed"))
+        listed = gather_json(self._comm, names(self._directory), self._names.of("listed"))
         passed_over = []
         for name in listed[0]:
             path = self._directory / name
@@ -255,7 +263,7 @@ class JobCheckpoints:
     def _begin(self) -> list[str]:
         if self._comm.rank > 0:
             return ["", ""]
-        return [folders.stage(self._directory), uuid.uuid4().hex]
+        return [stage(self._directory), uuid.uuid4().hex]
 
     def _parts(self, manifest: Manifest) -> list[str]:
         """The folders whose `tf.train.Checkpoint` this rank reads."""
@@ -281,7 +289,7 @@ class JobCheckpoints:
     def _cut(self, position: Any, rng: Any) -> RankFiles:
         """Writes what TensorFlow writes, and copies the rest."""
         told = json.loads(json.dumps([position, rng]))
-        folder = self._directory / folders.STAGING / f"rank-{self._comm.rank}"
+        folder = self._directory / STAGING / f"rank-{self._comm.rank}"
         folder.mkdir()
         if self._comm.rank == 0:
             with self._apart():
@@ -299,7 +307,7 @@ class JobCheckpoints:
 
     def _write(self, name: str, manifest: Manifest, files: RankFiles) -> None:
         """Writes this rank's files; on rank 0, then makes a checkpoint of all ranks'."""
-        write_rank(self._directory / folders.STAGING, manifest.checkpoint, files)
+        write_rank(self._directory / STAGING, manifest.checkpoint, files)
         if self._comm.rank == 0:
             finish_with_all(self._directory, name, manifest, self._keep)
 

@@ -120,8 +120,8 @@ class ShardedStore(CopyingStore, ExchangedStore):
         self.copy_movement = copy_movement
         # Of a rank: keys of refreshed replicas, where there are any, are requested apart.
         buffers = len(self.tables) * (1 if copy_movement is None else 2)
-        self._announced = AnnouncedKeys(comm.size, buffers) if prefetch else None
-        self.prefetches = self._announced is not None
+        self._announced = AnnouncedKeys(comm.size, buffers)
+        self.prefetches = bool(prefetch)
 
     @property
     def _collector(self) -> NativeStore:
@@ -139,13 +139,12 @@ class ShardedStore(CopyingStore, ExchangedStore):
             return super().lookup(packed, specs, training, stacked)
         what = "lookup" if training else "evaluation"
         request = functools.partial(self._request, packed, specs, what, is_training=training)
-        if self._announced is None:
-            requested = request()
-        elif training:
+        if self.prefetches and training:
             requested = self._announced.take(self._identity_of(packed, specs), request)
         else:
-            # Replicas that are evicted for those of an evaluation may be read-only ones.
-            self._announced.outdate()
+            if self.prefetches:
+                # Replicas that are evicted for those of an evaluation may be read-only ones.
+                self._announced.outdate()
             requested = request()
         form = self._with_summary.read_value(), self._rounds()
         refreshes = training and self.copy_movement is not None
@@ -186,7 +185,7 @@ class ShardedStore(CopyingStore, ExchangedStore):
             ValueError: the store was made without `prefetch=True`.
             tf.errors.InvalidArgumentError: a batch is announced already.
         """
-        if self._announced is None:
+        if not self.prefetches:
             raise invalid("prefetch", False, "announce of a ShardedStore", "prefetch=True")
         if self.comm.size == 1:
             return
@@ -195,8 +194,7 @@ class ShardedStore(CopyingStore, ExchangedStore):
 
     def forget_announced(self) -> None:
         """Lets any batch come next, as where an epoch ends; call it on all ranks alike."""
-        if self._announced is not None:
-            self._announced.forget()
+        self._announced.forget()
 
     def _identity_of(self, packed: PackedFeatures, specs: Sequence[FeatureSpec]) -> tf.Tensor:
         return identity_of(packed, [self._index_of(spec.table) for spec in specs])
@@ -280,7 +278,7 @@ class ShardedStore(CopyingStore, ExchangedStore):
             passed_over=self.comm.rank,
             makes_room=True,
         )
-        self._outdate_announced()
+        self._announced.outdate()
 
     def publish(self, hot: Mapping[str, np.ndarray]) -> None:
         """Says of which rows ranks keep copies, until they are named no more.
@@ -309,11 +307,6 @@ class ShardedStore(CopyingStore, ExchangedStore):
         handle = self._handles[self._index_of(table)]
         return int(published_ops.export_published(handle)["keys"].size)
 
-    def _outdate_announced(self) -> None:
-        """What was requested ahead left out the keys that had read-only replicas then."""
-        if self._announced is not None:
-            self._announced.outdate()
-
     def copy_bytes(self) -> int:
         """Returns the bytes of all copies on this rank, as `cache_bytes` counts them."""
         return sum(self._copies.size(t.name) * copy_bytes(t, self.optimizer) for t in self.tables)
@@ -337,7 +330,7 @@ class ShardedStore(CopyingStore, ExchangedStore):
     def import_copies(self, table: str, contents: Mapping[str, Any]) -> None:
         """See `CopyingStore.import_copies`."""
         super().import_copies(table, contents)
-        self._outdate_announced()
+        self._announced.outdate()
 
     def decay_counts(self, factor: float) -> None:
         """See `EmbeddingStore.decay_counts`."""
@@ -355,7 +348,7 @@ class ShardedStore(CopyingStore, ExchangedStore):
         own = self._owns(keys)
         super().mark_rows(table, keys[own], flags[own] & WATCHED)
         self._copies.withhold(table, keys, flags)
-        self._outdate_announced()
+        self._announced.outdate()
 
 
 def owner_of(keys: np.ndarray, ranks: int) -> np.ndarray:

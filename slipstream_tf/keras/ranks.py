@@ -11,11 +11,10 @@ import keras
 import tensorflow as tf
 from absl import logging
 
-from slipstream_tf.distributed.agreement import require_same
+from slipstream_tf.distributed.agreement import require_same, require_same_rows
 from slipstream_tf.distributed.comm import Communicator
 from slipstream_tf.distributed.exchanged import ExchangedStore, ReplicatedStore
 from slipstream_tf.distributed.gradients import flush_held
-from slipstream_tf.distributed.same_rows import require_same_rows
 from slipstream_tf.errors import invalid
 from slipstream_tf.keras.global_metrics import GlobalMetrics
 from slipstream_tf.keras.loss_feedback import LossFeedback

@@ -210,7 +210,9 @@ class SavedStore(TrackedStore):
         (dim,) = (config.dim for config in self.tables if config.name == table)
         if self.rule is None:
             return SlotLayout(None, np.empty(0, np.float32))
-        return SlotLayout(type(self.rule).__name__, initial_slots(self.rule, dim))
+        initial = float(getattr(self.rule, "initial_accumulator_value", 0.0))
+        slots = np.full(self.rule.slots_per_row(dim), initial, np.float32)
+        return SlotLayout(type(self.rule).__name__, slots)
 
     def num_keys(self, table: str) -> int | None:
         """Returns how many keys, from 0, a table has on all ranks; None: any number of any."""
@@ -352,12 +354,6 @@ class UpdatedElsewhere(SavedStore):
             raise invalid("decay_skipped", True, place, f"False: {self._whose_moments}")
         if policy.ranks > 1:
             raise invalid("simulated_ranks", policy.ranks, place, "1")
-
-
-def initial_slots(rule: SparseOptimizer, dim: int) -> np.ndarray:
-    """Returns float32 [slots per row], the slots of a new row of `dim` values."""
-    initial = float(getattr(rule, "initial_accumulator_value", 0.0))
-    return np.full(rule.slots_per_row(dim), initial, np.float32)
 
 
 def table_contents(

@@ -17,8 +17,7 @@ from slipstream_tf.config import TableConfig
 from slipstream_tf.errors import invalid, require_integer, require_number
 from slipstream_tf.ops.update_policy import UpdatePolicy
 from slipstream_tf.stores.base import table_contents
-from slipstream_tf.stores.movement import KerasMovements
-from slipstream_tf.stores.watching import WatchedGradients, WatchingStore
+from slipstream_tf.stores.watching import KerasMovements, WatchedGradients, WatchingStore
 
 
 class VariableStore(WatchingStore):

@@ -21,8 +21,7 @@ from slipstream_tf.ops.features import FeatureSpec, PackedFeatures
 from slipstream_tf.ops.update_policy import UpdatePolicy
 from slipstream_tf.stores.copies import CopyingStore, Replicas, rows_within
 from slipstream_tf.stores.sok.library import slots_of
-from slipstream_tf.stores.sok.spread import FLOAT_BYTES, KEY_BYTES
-from slipstream_tf.stores.sok.table import SokTable
+from slipstream_tf.stores.sok.table import FLOAT_BYTES, KEY_BYTES, SokTable
 from slipstream_tf.stores.sok.tables import SokTables
 
 

@@ -18,7 +18,7 @@ from slipstream_tf.errors import invalid, require_integer
 from slipstream_tf.ops.features import PADDING_KEY, FeatureSpec, PackedFeatures
 from slipstream_tf.stores.access_counts import ExactCounts
 from slipstream_tf.stores.sok.library import require_lookup_sparse
-from slipstream_tf.stores.sok.spread import FLOAT_BYTES, KEY_BYTES
+from slipstream_tf.stores.sok.table import FLOAT_BYTES, KEY_BYTES
 from slipstream_tf.stores.sok.tables import SokTables
 from slipstream_tf.stores.sok.watched import WatchedTables
 

@@ -19,9 +19,8 @@ from slipstream_tf.ops.features import FeatureSpec, pack
 from slipstream_tf.stores.access_counts import AccessCounts, EstimatedCounts, ExactCounts
 from slipstream_tf.stores.base import SlotLayout, table_contents
 from slipstream_tf.stores.copies import ReadOnlyRows, most_accessed
-from slipstream_tf.stores.sok.contents import export_rows, own_part, replace_rows
 from slipstream_tf.stores.sok.library import wrap_optimizer
-from slipstream_tf.stores.sok.optimizers import SokRule
+from slipstream_tf.stores.sok.optimizers import SokRule, export_rows, own_part, replace_rows
 from slipstream_tf.stores.sok.table import SokTable, open_table
 from slipstream_tf.stores.sok.watched import WatchedTables
 

@@ -21,11 +21,15 @@ from slipstream_tf.stores.base import EmbeddingStore, table_contents
 from slipstream_tf.stores.by_key import counts_of
 from slipstream_tf.stores.native import NativeStore
 from slipstream_tf.stores.sok import hkv
-from slipstream_tf.stores.sok.contents import export_rows, own_part, replace_rows
 from slipstream_tf.stores.sok.library import open_sok, wrap_optimizer
-from slipstream_tf.stores.sok.optimizers import SokRule, same_rule
-from slipstream_tf.stores.sok.spread import SpreadStore
-from slipstream_tf.stores.sok.table import SokTable
+from slipstream_tf.stores.sok.optimizers import (
+    SokRule,
+    export_rows,
+    own_part,
+    replace_rows,
+    same_rule,
+)
+from slipstream_tf.stores.sok.table import SokTable, SpreadStore
 
 VAR_TYPES = ("hybrid", "hbm")
 

@@ -20,7 +20,7 @@ from slipstream_tf.stores.access_counts import AccessCounts
 from slipstream_tf.stores.by_key import UnchangedKeys
 from slipstream_tf.stores.sok.library import slots_of
 from slipstream_tf.stores.sok.optimizers import SokMovements
-from slipstream_tf.stores.sok.spread import SpreadStore
+from slipstream_tf.stores.sok.table import SpreadStore
 from slipstream_tf.stores.watching import WatchedGradients, WatchingStore
 
 # Sums that there is room for at first, in a table of few rows; more as it grows.
