@@ -319,9 +319,18 @@ class JobCheckpoints:
             for prefix in self._prefixes(manifest):
                 require_named(path, manifest, prefix)
             require_whole(path, manifest, [*parts, f"rank-{self._comm.rank}"])
-            self._require_placement(path, manifest)
             tables = []
-            if self._store is not None and not _has_tables_within(manifest):
+            if _has_tables_within(manifest):
+                if self._store is None or not self._store.joins_parts:
+                    raise CheckpointMismatchError(
+                        path / NAME,
+                        f"was saved with {manifest.placement} tables, but this job has "
+                        f"{self._placement} ones",
+                        "Its tables in SOK are within each rank's tf.train.Checkpoint: restore it "
+                        "with the kind of store that saved it, and save it again; any store "
+                        "restores that.",
+                    )
+            elif self._store is not None:
                 tables = store_parts.prepare(path, manifest, self._store, self._rank)
             rate, states = read_engines(path, manifest)
         except CheckpointMismatchError:
@@ -332,18 +341,6 @@ class JobCheckpoints:
             self._engine.check(states)
         ready.append(_Ready(path, manifest, tables, rate, states))
         return None
-
-    def _require_placement(self, path: Path, manifest: Manifest) -> None:
-        if _has_tables_within(manifest) and not (
-            self._store is not None and self._store.joins_parts
-        ):
-            raise CheckpointMismatchError(
-                path / NAME,
-                f"was saved with {manifest.placement} tables, but this job has {self._placement} "
-                "ones",
-                "Its tables in SOK are within each rank's tf.train.Checkpoint: restore it with the "
-                "kind of store that saved it, and save it again; any store restores that.",
-            )
 
     def _replace(self, ready: _Ready) -> SavedJob:
         path, manifest = ready.path, ready.manifest

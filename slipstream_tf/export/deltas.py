@@ -81,7 +81,9 @@ def delta(
 def _write(model: Any, now: list[TableRows], path: str | os.PathLike[str], since: Any) -> None:
     target = files.require_new(path, "delta")
     before = _rows_of(since)
-    _require_same_tables(now, before, "since")
+    here, there = ([(t.name, t.config.dim) for t in tables] for tables in (now, before))
+    if here != there:
+        raise invalid("since", there, "a delta", f"of the same tables (name, dim): {here}")
     weights = None
     if model is not layers_of(model)[0]:
         weights = [_compat.tensorflow_variable(weight) for weight in model.weights]
@@ -119,12 +121,6 @@ def _rows_of(since: Any) -> list[TableRows]:
         "keep no step per row)"
     )
     raise invalid("since", since, "a delta", allowed)
-
-
-def _require_same_tables(now: list[TableRows], before: list[TableRows], argument: str) -> None:
-    here, there = ([(t.name, t.config.dim) for t in tables] for tables in (now, before))
-    if here != there:
-        raise invalid(argument, there, "a delta", f"of the same tables (name, dim): {here}")
 
 
 def apply_delta(

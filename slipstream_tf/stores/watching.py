@@ -26,6 +26,11 @@ from slipstream_tf.stores.by_key import added_up
 Movement = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 
 
+def inner_of(optimizer: Any) -> Any:
+    """Returns the optimizer that SOK's wrapper has; others are their own."""
+    return getattr(optimizer, "_optimizer", optimizer)
+
+
 class Movements:
     """The optimizers of one kind, and what is known of their steps.
 
@@ -34,6 +39,8 @@ class Movements:
     """
 
     known: str
+    # With these, the step does not follow from one gradient and the state of its row.
+    _excluded_settings: tuple[str, ...]
 
     def unknown(self, optimizer: Any) -> str | None:
         """Returns what an optimizer is, if the movement under it is not known, else None.
@@ -41,7 +48,16 @@ class Movements:
         Args:
             optimizer: None: there is none.
         """
-        raise NotImplementedError
+        if optimizer is None:
+            return "no optimizer"
+        inner = inner_of(optimizer)
+        name = type(inner).__name__
+        if self.rule(optimizer) is None:
+            return name
+        for setting in self._excluded_settings:
+            if getattr(inner, setting, None):
+                return f"{name} with {setting.lstrip('_')}"
+        return None
 
     def learning_rate(self, optimizer: Any) -> tf.Tensor:
         """Returns the rate, a scalar, by which one of the `known` moves rows now."""
@@ -82,22 +98,7 @@ class KerasMovements(Movements):
     """Optimizers of Keras 3, wrapped by `distributed.DistributedOptimizer` or not."""
 
     known = "keras.optimizers.SGD without momentum, or keras.optimizers.Adagrad"
-    # With these, gradients are not those that the step is made of.
-    _refused_settings = ("gradient_accumulation_steps", "loss_scale_factor")
-
-    def unknown(self, optimizer: Any) -> str | None:
-        """See `Movements.unknown`."""
-        name = type(optimizer).__name__
-        if optimizer is None:
-            return "no optimizer"
-        if self.rule(optimizer) is None:
-            return name
-        if getattr(optimizer, "momentum", 0):
-            return f"{name} with momentum"
-        for setting in self._refused_settings:
-            if getattr(optimizer, setting, None):
-                return f"{name} with {setting}"
-        return None
+    _excluded_settings = ("momentum", "gradient_accumulation_steps", "loss_scale_factor")
 
     def learning_rate(self, optimizer: Any) -> tf.Tensor:
         """See `Movements.learning_rate`."""

@@ -1,7 +1,8 @@
 """Optimizers of SOK's variables: what they keep of rows, count, and how far they move rows.
 
-In: what `sok.wrap_optimizer` returned. Out: the update rule of this package whose slots these are,
-if there is one; the slots; steps and powers, as they are saved and restored; lengths of steps.
+In: what `sok.wrap_optimizer` returned, and a table. Out: the update rule of this package whose
+slots these are, if there is one; rows, slots, steps and powers, as they are saved and restored;
+lengths of steps.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from slipstream_tf.errors import invalid
 from slipstream_tf.stores.base import SlotLayout
 from slipstream_tf.stores.sok.library import slots_of
 from slipstream_tf.stores.sok.table import SokTable
-from slipstream_tf.stores.watching import Movements
+from slipstream_tf.stores.watching import Movements, inner_of
 
 # Of this package's rules: their slots by SOK's names, in the order of a native table's.
 SLOTS: Mapping[str, tuple[str, ...]] = {"SGD": (), "Adagrad": ("accumulator",), "Adam": ("m", "v")}
@@ -103,7 +104,7 @@ class SokRule:
         """Returns the numbers that `powers` are of."""
         if not self.powers():
             return []
-        inner = _inner(self._optimizer)
+        inner = inner_of(self._optimizer)
         values = (inner._call_if_callable(beta) for beta in (inner._beta1, inner._beta2))
         return [float(value) for value in values]
 
@@ -177,7 +178,7 @@ def replace_rows(found: SokTable, rule: SokRule, own: Mapping[str, np.ndarray]) 
         rows[found.indices(keys)] = own["rows"]
         found.variable.assign(rows)
         return
-    slots, initial = rule.slots(found), found.initial_value
+    variables, initial = (found.variable, *rule.slots(found)), found.initial_value
     others = np.setdiff1d(found.sok.export(found.variable)[0].numpy(), keys)
     if initial is None and others.size:
         logging.warning(
@@ -188,19 +189,14 @@ def replace_rows(found: SokTable, rule: SokRule, own: Mapping[str, np.ndarray]) 
         )
     elif initial is not None:
         # Before the others: what is written last is evicted last.
-        _fill(found, found.variable, others, initial)
-        for slot, value in zip(slots, rule.initial_slots(), strict=True):
-            _fill(found, slot, others, value)
-    found.sok.assign(found.variable, tf.constant(keys), tf.constant(own["rows"], tf.float32))
-    for slot, values in zip(slots, np.split(own["slots"], len(slots) or 1, 1), strict=False):
-        found.sok.assign(slot, tf.constant(keys), tf.constant(values, tf.float32))
+        for variable, value in zip(variables, (initial, *rule.initial_slots()), strict=True):
+            rows = tf.fill([others.size, found.dim], np.float32(value))
+            found.sok.assign(variable, tf.constant(others, tf.int64), rows)
+    columns = np.split(np.concatenate([own["rows"], own["slots"]], 1), len(variables), 1)
+    for variable, values in zip(variables, columns, strict=True):
+        found.sok.assign(variable, tf.constant(keys), tf.constant(values, tf.float32))
     if found.size() < keys.size + others.size:
         _require_rows(found, keys)
-
-
-def _fill(found: SokTable, variable: Any, keys: np.ndarray, value: float) -> None:
-    rows = tf.fill([keys.size, found.dim], np.float32(value))
-    found.sok.assign(variable, tf.constant(keys, tf.int64), rows)
 
 
 def _require_rows(found: SokTable, keys: np.ndarray) -> None:
@@ -252,20 +248,9 @@ class SokMovements(Movements):
         "tf.compat.v1.train.GradientDescentOptimizer or AdagradOptimizer, sok.SGD, or "
         "tf_keras.optimizers.legacy.SGD without momentum or Adagrad"
     )
+    _excluded_settings = ("_momentum",)
     # Of classes of the same names, whose steps are these: TensorFlow's, Keras's and SOK's own.
     _makers = ("tensorflow", "keras", "tf_keras", "sparse_operation_kit")
-
-    def unknown(self, optimizer: Any) -> str | None:
-        """See `Movements.unknown`."""
-        if optimizer is None:
-            return "no optimizer"
-        inner = _inner(optimizer)
-        kind = type(inner)
-        if self.rule(optimizer) is None or kind.__module__.split(".")[0] not in self._makers:
-            return kind.__name__
-        if getattr(inner, "_momentum", False):
-            return f"{kind.__name__} with momentum"
-        return None
 
     def prepare(self, optimizer: Any, variables: list[Any]) -> None:
         """Makes what `of` reads, which a graph cannot make.
@@ -274,7 +259,7 @@ class SokMovements(Movements):
             optimizer: one of the `known`.
             variables: `sok.DynamicVariable`s that it updates.
         """
-        inner = _inner(optimizer)
+        inner = inner_of(optimizer)
         with tf.init_scope():
             if hasattr(inner, "_create_hypers"):
                 inner._create_hypers()
@@ -283,7 +268,7 @@ class SokMovements(Movements):
 
     def learning_rate(self, optimizer: Any) -> tf.Tensor:
         """See `Movements.learning_rate`."""
-        inner = _inner(optimizer)
+        inner = inner_of(optimizer)
         if inner is optimizer:  # sok.SGD
             return tf.cast(optimizer.lr, tf.float32)
         if not hasattr(inner, "_get_hyper"):  # of tf.compat.v1.train
@@ -297,8 +282,8 @@ class SokMovements(Movements):
 
     def rule(self, optimizer: Any) -> str | None:
         """See `Movements.rule`."""
-        kind = _kind(optimizer)
-        return kind if kind in ("SGD", "Adagrad") else None
+        kind, maker = _kind(optimizer), type(inner_of(optimizer)).__module__.split(".")[0]
+        return kind if kind in ("SGD", "Adagrad") and maker in self._makers else None
 
     def _by_adagrad(
         self, optimizer: Any, variable: Any, keys: tf.Tensor, sums: tf.Tensor
@@ -306,17 +291,12 @@ class SokMovements(Movements):
         # SOK's read makes slots that are missing, as the optimizer's first update of the key would,
         # with the same values: they are no more keys than the variable has.
         accumulated = slots_of(optimizer, variable)["accumulator"].sparse_read(keys)
-        epsilon = getattr(_inner(optimizer), "epsilon", 0.0)
+        epsilon = getattr(inner_of(optimizer), "epsilon", 0.0)
         roots = tf.sqrt(accumulated + tf.square(sums)) + epsilon
         return tf.reduce_max(tf.math.divide_no_nan(tf.abs(sums), roots), axis=1)
 
 
-def _inner(optimizer: Any) -> Any:
-    """The optimizer that SOK's wrapper has; `sok.SGD` has none."""
-    return getattr(optimizer, "_optimizer", optimizer)
-
-
 def _kind(optimizer: Any) -> str:
     """The name of an optimizer's class, as a rule of this package."""
-    kind = type(_inner(optimizer)).__name__.removesuffix("Optimizer")
+    kind = type(inner_of(optimizer)).__name__.removesuffix("Optimizer")
     return "SGD" if kind == "GradientDescent" else kind

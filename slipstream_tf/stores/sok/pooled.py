@@ -181,8 +181,11 @@ class SokPooledStore(SokTables, WatchedTables):
         pooled = []
         for spec, table, total, of_bags in zip(specs, found, sums, weights, strict=True):
             rows = tf.ensure_shape(total[:batch], [None, table.dim])
-            if spec.combiner != "sum":
-                rows = tf.math.divide_no_nan(rows, _divisors(spec, of_bags)[:, None])
+            if spec.combiner == "mean":
+                rows = tf.math.divide_no_nan(rows, tf.reduce_sum(of_bags, 1)[:, None])
+            elif spec.combiner == "sqrtn":
+                norms = tf.sqrt(tf.reduce_sum(tf.square(of_bags), 1))
+                rows = tf.math.divide_no_nan(rows, norms[:, None])
             pooled.append(rows)
         return pooled, sent_bytes
 
@@ -248,13 +251,6 @@ def _weights_of(packed: PackedFeatures, feature: int, bags: tf.RaggedTensor) -> 
     if packed.attrs["feature_splits"][feature] < 0 and keys.shape.rank == 2:
         weights = tf.boolean_mask(weights, keys != PADDING_KEY)
     return bags.with_values(weights)
-
-
-def _divisors(spec: FeatureSpec, weights: tf.RaggedTensor) -> tf.Tensor:
-    """What a combiner divides the sums by: float32 [batch]."""
-    if spec.combiner == "mean":
-        return tf.reduce_sum(weights, axis=1)
-    return tf.sqrt(tf.reduce_sum(tf.square(weights), axis=1))
 
 
 def _with_rows(bags: tf.RaggedTensor, count: tf.Tensor) -> tf.RaggedTensor:
