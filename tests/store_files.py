@@ -32,9 +32,9 @@ class InSok(SavedStore):
     is_spread = True
 
     def __init__(
-        self, rank: int, ranks: int, holds_at_owners: bool = False, optimizer: Any = RULE
+        self, rank: int, ranks: int, defers_at_owners: bool = False, optimizer: Any = RULE
     ) -> None:
-        self.rank, self.ranks, self.holds_at_owners = rank, ranks, holds_at_owners
+        self.rank, self.ranks, self.defers_at_owners = rank, ranks, defers_at_owners
         self.tables, self.optimizer = (TABLE,), optimizer
         self.learning_rate = tf.Variable(0.1)
         self.contents: dict[str, np.ndarray] = {}
@@ -55,7 +55,7 @@ class InSok(SavedStore):
         }
         counts = (1.0 + self.rank + everyones % 3).astype(np.float32)
         self.accesses = {"keys": everyones, "counts": counts}
-        held = (own if self.holds_at_owners else everyones)[:: 3 + self.rank]
+        held = (own if self.defers_at_owners else everyones)[:: 3 + self.rank]
         self.pending = {
             **{"keys": held, "ages": np.arange(held.size)[::-1].copy()},
             **{"ranks": np.zeros(held.size, np.int32), "learning_rate": np.float32(0.1)},
@@ -125,5 +125,5 @@ def restore(
         ready = store_parts.prepare(folder, manifest, store, rank)
         store_parts.replace(store, ready)
         store.set_update_policy("t", policy)
-        store_parts.replace_copies(store, ready, is_in_window=True)
-        store_parts.hold(store, ready, {"t": policy}, together)
+        store_parts.replace_replicas(store, ready, is_in_window=True)
+        store_parts.defer(store, ready, {"t": policy}, together)

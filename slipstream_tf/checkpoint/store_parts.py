@@ -1,4 +1,4 @@
-"""What a checkpoint takes from a store, and gives back to another: rows, held sums, copies.
+"""What a checkpoint takes from a store, and gives to another: rows, deferred gradients, replicas.
 
 In: a store, of one process or of a rank. Out: `TablePart`s to be written; or, from the files of any
 number of ranks and any kind of store, tables that are made ready before the store is touched.
@@ -79,14 +79,14 @@ def cut(
         policies: of now, by table; those of tables not named are no dry run.
     """
     is_apart = rank.size > 1 or store.is_in_sok
-    has_copies = rank.placement != "replicated" and is_apart and store.has_copies
-    has_published = rank.size > 1 and store.copy_movement is not None
+    has_replicas = rank.placement != "replicated" and is_apart and store.has_replicas
+    has_holders = rank.size > 1 and store.copy_movement is not None
     parts = []
     for table in store.tables:
         name, policy = table.name, (policies or {}).get(table.name, UpdatePolicy())
         contents = store.export_table(name, flush=False)
-        pending = store.export_pending(name)
-        is_leaving = bool(pending.pop("is_leaving", False))
+        deferred = store.export_pending(name)
+        is_leaving = bool(deferred.pop("is_leaving", False))
         accesses = None
         if store.is_in_sok:
             accesses = store.export_accesses(name)
@@ -99,9 +99,9 @@ def cut(
             rule=store.slot_layout(name).rule,
             contents=contents if rank.has_all_rows else None,
             accesses=accesses,
-            pending=pending,
-            copies=store.export_copies(name) if has_copies else None,
-            published=store.export_published(name) if has_published else None,
+            deferred=deferred,
+            replicas=store.export_copies(name) if has_replicas else None,
+            holders=store.export_published(name) if has_holders else None,
             # What is on its way out was deferred in earnest, whatever the policy is now.
             is_shadow=policy.is_shadow and not is_leaving,
             is_leaving=is_leaving,
@@ -118,18 +118,18 @@ class ReadyTable:
         name: of the table.
         contents: for `import_table`.
         accesses: for `import_accesses`, of a store that counts apart from its rows; or None.
-        copies: for `import_copies`, or None.
-        published: for `import_published`, or None.
-        pending: for `import_pending`.
-        saved: whose `num_pending`, `is_shadow` and `is_leaving` say what they are.
+        replicas: for `import_copies`, or None.
+        holders: for `import_published`, or None.
+        deferred: for `import_pending`.
+        saved: whose `num_deferred`, `is_shadow` and `is_leaving` say what they are.
     """
 
     name: str
     contents: Arrays
     accesses: Arrays | None
-    copies: Arrays | None
-    published: Arrays | None
-    pending: Arrays
+    replicas: Arrays | None
+    holders: Arrays | None
+    deferred: Arrays
     saved: SavedTable
 
 
@@ -214,8 +214,8 @@ def _prepare_table(target: _Target, saved: SavedTable, is_same_job: bool) -> Rea
             told = f"start anew, at {initial[0]:g}" if initial.size else "are left out"
             logging.warning("%s: the slots of table %r %s.", target.place, name, told)
         contents["slots"] = np.tile(initial, (contents["keys"].size, 1))
-    at_owners = rank.has_a_part and store.holds_at_owners
-    pending = saved.pending(rank.number, rank.size, target.owns if at_owners else None)
+    at_owners = rank.has_a_part and store.defers_at_owners
+    deferred = saved.deferred(rank.number, rank.size, target.owns if at_owners else None)
     accesses: Arrays | None = None
     if store.is_in_sok:
         # It makes rows of keys that have none, and counts accesses apart.
@@ -227,16 +227,16 @@ def _prepare_table(target: _Target, saved: SavedTable, is_same_job: bool) -> Rea
         contents.pop("trained", None)
         contents = _with_accesses(target, contents, saved)
     if rank.size == 1 and target.rule is not None:
-        contents = _with_pending_rows(target, contents, pending["keys"])
-    _require_fit(target, contents["keys"], pending["keys"])
-    has_published = is_same_job and store.copy_movement is not None
+        contents = _with_deferred_rows(target, contents, deferred["keys"])
+    _require_fit(target, contents["keys"], deferred["keys"])
+    has_holders = is_same_job and store.copy_movement is not None
     return ReadyTable(
         name=name,
         contents=contents,
         accesses=accesses,
-        copies=saved.copies(rank.number) if is_same_job else None,
-        published=saved.published(rank.number) if has_published else None,
-        pending=pending,
+        replicas=saved.replicas(rank.number) if is_same_job else None,
+        holders=saved.holders(rank.number) if has_holders else None,
+        deferred=deferred,
         saved=saved,
     )
 
@@ -254,7 +254,7 @@ def _with_accesses(target: _Target, contents: Arrays, saved: SavedTable) -> Arra
     return {**contents, "counts": counts_of(contents["keys"], *accesses)}
 
 
-def _with_pending_rows(target: _Target, contents: Arrays, keys: np.ndarray) -> Arrays:
+def _with_deferred_rows(target: _Target, contents: Arrays, keys: np.ndarray) -> Arrays:
     """Adds rows of keys with deferred gradients: a rank may hold some that no rank has yet."""
     missing, capacity = np.setdiff1d(keys, contents["keys"]), target.table.capacity
     if not missing.size:
@@ -265,10 +265,10 @@ def _with_pending_rows(target: _Target, contents: Arrays, keys: np.ndarray) -> A
     return target.with_initial_rows(contents, keys)
 
 
-def _require_fit(target: _Target, keys: np.ndarray, pending_keys: np.ndarray) -> None:
+def _require_fit(target: _Target, keys: np.ndarray, deferred_keys: np.ndarray) -> None:
     """Raises CheckpointMismatchError if the table cannot have the rows or deferred gradients."""
     table, capacity = target.table, target.table.capacity
-    all_keys = np.concatenate([keys, pending_keys])
+    all_keys = np.concatenate([keys, deferred_keys])
     reserved = target.store.reserved_keys(table.name)
     found = all_keys[np.isin(all_keys, reserved)]
     if found.size:
@@ -298,49 +298,49 @@ def _require_fit(target: _Target, keys: np.ndarray, pending_keys: np.ndarray) ->
 
 
 def replace(store: SavedStore, ready: list[ReadyTable]) -> None:
-    """Replaces rows, slots and counts of all tables; nothing is held back then."""
+    """Replaces rows, slots and counts of all tables; nothing is deferred then."""
     for table in ready:
-        # What a live store held back belongs to the rows that it had.
-        nothing = {name: values[:0] for name, values in table.pending.items() if np.ndim(values)}
-        store.import_pending(table.name, {**table.pending, **nothing})
+        # What a live store deferred belongs to the rows that it had.
+        nothing = {name: values[:0] for name, values in table.deferred.items() if np.ndim(values)}
+        store.import_pending(table.name, {**table.deferred, **nothing})
         store.import_table(table.name, table.contents)
         if table.accesses is not None:
             store.import_accesses(table.name, table.accesses)
 
 
-def replace_copies(store: SavedStore, ready: list[ReadyTable], is_in_window: bool) -> None:
-    """Replaces copies of other ranks' rows, if as many ranks have saved theirs.
+def replace_replicas(store: SavedStore, ready: list[ReadyTable], is_in_window: bool) -> None:
+    """Replaces replicas of other ranks' rows, if as many ranks have saved theirs.
 
     Args:
-        store: of which the engine has told already what holds in the window: rows are marked, and
-            others frozen, as they are now. Copies that are given back are as they were.
+        store: of which the engine has told already what holds in the window: rows are flagged,
+            and replicas read-only, as they are now. Those that are given back are as they were.
         ready: the tables.
-        is_in_window: whether an engine has restored the window in which copies were marked; else
-            no mark of theirs would ever end.
+        is_in_window: whether an engine has restored the window in which replicas were flagged;
+            else no flag of theirs would ever end.
     """
     for table in ready:
         # Of stores that hold tables in SOK one kind alone has copies.
-        if table.copies is not None and store.has_copies:
-            copies = dict(table.copies)
+        if table.replicas is not None and store.has_replicas:
+            replicas = dict(table.replicas)
             if not is_in_window:
-                copies.pop("marks", None)
-            elif table.published is None and "marks" in copies:
+                replicas.pop("marks", None)
+            elif table.holders is None and "marks" in replicas:
                 # Their owners do not know what was sent.
-                copies["marks"] = copies["marks"] & ~KEPT
-            store.import_copies(table.name, copies)
-            if is_in_window and table.published is not None:
-                store.import_published(table.name, table.published)
+                replicas["marks"] = replicas["marks"] & ~KEPT
+            store.import_copies(table.name, replicas)
+            if is_in_window and table.holders is not None:
+                store.import_published(table.name, table.holders)
 
 
-def hold(
+def defer(
     store: SavedStore,
     ready: list[ReadyTable],
     policies: Mapping[str, UpdatePolicy],
     together: Callable[[Callable[[], Any], str], Any],
 ) -> None:
-    """Gives a store the sums to hold back; where its policy holds none, they are applied.
+    """Gives a store its deferred gradients; where its policy defers none, they are applied.
 
-    Those of shadow mode are held where it goes on, and left out elsewhere: their gradients were
+    Those of a dry run are deferred where it goes on, and left out elsewhere: their gradients were
     applied when they came. Those that were to leave with the next step do so.
 
     With several ranks a collective.
@@ -355,41 +355,41 @@ def hold(
     for table in ready:
         saved, policy = table.saved, policies.get(table.name, UpdatePolicy())
         is_late = store.flushes_with_next_step
-        if not saved.num_pending:
+        if not saved.num_deferred:
             continue
         is_same = policy.mode == "defer" and policy.is_shadow == saved.is_shadow
         told = f"take the deferred gradients of table {table.name!r}"
         if saved.is_shadow and not is_same:
             logging.info(
                 "%d gradient sums of table %r that a dry run counted are left out.",
-                saved.num_pending,
+                saved.num_deferred,
                 table.name,
             )
             continue
         if is_same and (is_late or not saved.is_leaving):
-            together(functools.partial(_import_pending, store, table, policy), told)
+            together(functools.partial(_import_deferred, store, table, policy), told)
             continue
         if not saved.is_leaving:
             logging.warning(
                 "%d deferred gradients of table %r are applied %s, as its policy defers none, or "
                 "does so in a dry run only.",
-                saved.num_pending,
+                saved.num_deferred,
                 table.name,
                 "with the next step" if is_late else "now",
             )
         # They are deferred by a policy of another kind than the one to come, until that begins.
         can_tell_movement = store.rule is not None and not store.is_in_sok
         trigger = "movement" if can_tell_movement and policy.trigger != "movement" else "interval"
-        until = UpdatePolicy("defer", trigger, max_age=_LONGEST, max_rows=saved.num_pending)
+        until = UpdatePolicy("defer", trigger, max_age=_LONGEST, max_rows=saved.num_deferred)
         store.set_update_policy(table.name, until)
-        together(functools.partial(_import_pending, store, table, UpdatePolicy()), told)
+        together(functools.partial(_import_deferred, store, table, UpdatePolicy()), told)
         if store.is_in_sok and not is_late:
             # The policy to come may be of the same kind, and keep them.
             store.flush()
         store.set_update_policy(table.name, policy)
 
 
-def _import_pending(store: SavedStore, table: ReadyTable, policy: UpdatePolicy) -> None:
-    store.import_pending(table.name, on_ranks(table.pending, policy.ranks))
+def _import_deferred(store: SavedStore, table: ReadyTable, policy: UpdatePolicy) -> None:
+    store.import_pending(table.name, on_ranks(table.deferred, policy.ranks))
     if table.saved.is_leaving and store.flushes_with_next_step:
         store.let_go_of(table.name)

@@ -46,10 +46,10 @@ class TablePart:
             are the same as on rank 0.
         accesses: keys int64 [n] and counts float32 [n] of this rank where its contents do not have
             them, or it has none.
-        pending: gradient sums that are held back, as `store.export_pending`.
-        copies: of other ranks' rows, with this rank's accesses, like contents, and their marks; or
-            None.
-        published: what this rank sent last of rows that others keep copies of, as
+        deferred: gradients, as `store.export_pending` gives them.
+        replicas: of other ranks' rows, with this rank's accesses, like contents, and their flags;
+            or None.
+        holders: what this rank sent last of rows that others have refreshed replicas of, as
             `store.export_published`; or None.
         is_shadow: whether the sums are shadow mode's, whose gradients were applied when they came.
         is_leaving: whether they all leave with the next step.
@@ -61,9 +61,9 @@ class TablePart:
     rule: str | None
     contents: Arrays | None
     accesses: Arrays | None
-    pending: Arrays
-    copies: Arrays | None = None
-    published: Arrays | None = None
+    deferred: Arrays
+    replicas: Arrays | None = None
+    holders: Arrays | None = None
     is_shadow: bool = False
     is_leaving: bool = False
 
@@ -78,12 +78,18 @@ class TablePart:
         meta: dict[str, Any] = {
             "rank": rank,
             **{name: getattr(self, name) for name in _META},
-            "learning_rate": float(self.pending["learning_rate"]),
+            "learning_rate": float(self.deferred["learning_rate"]),
             "pending_is_shadow": self.is_shadow,
             "pending_is_leaving": self.is_leaving,
         }
-        for name in _KINDS:
-            arrays: Arrays | None = getattr(self, name)
+        found = {
+            "contents": self.contents,
+            "copies": self.replicas,
+            "accesses": self.accesses,
+            "pending": self.deferred,
+            "published": self.holders,
+        }
+        for name, arrays in found.items():
             if arrays is None:
                 continue
             if "steps" in arrays:
@@ -94,8 +100,8 @@ class TablePart:
                 for column in _KINDS[name]
                 if column in arrays and (has_use or column != "last_used")
             }
-        if self.copies is not None:
-            meta["copies_have_slots"] = self.copies["slots"].shape[1] == self.slots
+        if self.replicas is not None:
+            meta["copies_have_slots"] = self.replicas["slots"].shape[1] == self.slots
         if self.contents is not None and "powers" in self.contents:
             meta["powers"] = [float(power) for power in self.contents["powers"]]
         return array_file.write(path, checkpoint, meta, groups)
@@ -214,8 +220,8 @@ class SavedTable:
         return joined
 
     @property
-    def num_pending(self) -> int:
-        """Sums that all ranks together held."""
+    def num_deferred(self) -> int:
+        """Sums that all ranks together deferred."""
         return sum(file.groups["pending"].rows for file in self._files)
 
     @property
@@ -246,33 +252,33 @@ class SavedTable:
         merged, _, total = added_up(joined["keys"], ages, joined["counts"][:, None])
         return merged, total[:, 0]
 
-    def copies(self, rank: int) -> Arrays | None:
-        """Returns a rank's copies of other ranks' rows, or None."""
+    def replicas(self, rank: int) -> Arrays | None:
+        """Returns a rank's replicas of other ranks' rows, or None."""
         file = self._files[rank]
         if "copies" not in file.groups:
             return None
-        copies = file.read("copies")
-        copies.setdefault("last_used", np.empty(0, np.int64))
-        return {**copies, "steps": np.asarray(file.meta["copies_steps"], np.int64)}
+        replicas = file.read("copies")
+        replicas.setdefault("last_used", np.empty(0, np.int64))
+        return {**replicas, "steps": np.asarray(file.meta["copies_steps"], np.int64)}
 
-    def published(self, rank: int) -> Arrays | None:
+    def holders(self, rank: int) -> Arrays | None:
         """Returns what a rank sent last of rows that others keep copies of, or None."""
         file = self._files[rank]
         return file.read("published") if "published" in file.groups else None
 
-    def pending(
+    def deferred(
         self, rank: int, size: int, owns: Callable[[np.ndarray], np.ndarray] | None = None
     ) -> Arrays:
-        """Returns the sums that a rank of `size` is to hold, as `store.import_pending` takes them.
+        """Returns the sums that a rank of `size` is to defer, as `store.import_pending` takes them.
 
-        Nothing that was held is lost: where another number of ranks saved them, the sums of each go
-        to the rank of its number modulo `size`; of one key they are added up.
+        Nothing that was deferred is lost: where another number of ranks saved them, the sums of
+        each go to the rank of its number modulo `size`; of one key they are added up.
 
         Args:
-            rank: that is to hold them.
+            rank: that is to defer them.
             size: ranks in all.
             owns: of keys int64 [n]: bool [n], whose sums the rank takes, of any rank's; None: it
-                holds sums of any keys.
+                defers sums of any keys.
         """
         assigned = self._files[rank::size] if owns is None else self._files
         parts = [file.read("pending") for file in assigned]
@@ -312,16 +318,16 @@ def require_rank(path: Path, file: ArrayFile, rank: int) -> None:
         raise CheckpointError(path, f"is a file of rank {found}, not {rank}")
 
 
-def on_ranks(pending: Arrays, ranks: int) -> Arrays:
+def on_ranks(deferred: Arrays, ranks: int) -> Arrays:
     """Returns sums for so many simulated ranks: those of others join rank number modulo `ranks`.
 
     Args:
-        pending: as `SavedTable.pending` returns it.
+        deferred: as `SavedTable.deferred` returns it.
         ranks: from 1.
     """
-    if not (pending["ranks"] >= ranks).any():
-        return pending
-    return _added_up({**pending, "ranks": pending["ranks"] % ranks})
+    if not (deferred["ranks"] >= ranks).any():
+        return deferred
+    return _added_up({**deferred, "ranks": deferred["ranks"] % ranks})
 
 
 def without_least(contents: Arrays, most: int, pinned: np.ndarray, eviction: str) -> Arrays:
@@ -368,15 +374,15 @@ def with_rows(contents: Arrays, keys: np.ndarray, rows: np.ndarray, initial: np.
     return {**contents, **{name: values[order] for name, values in joined.items()}}
 
 
-def _added_up(pending: Arrays) -> Arrays:
+def _added_up(deferred: Arrays) -> Arrays:
     """Returns sums of which each rank has one per key, the oldest first."""
-    owners = np.stack([pending["keys"], pending["ranks"].astype(np.int64)])
-    merged, ages, sums = added_up(owners, pending["ages"], pending["sums"])
+    owners = np.stack([deferred["keys"], deferred["ranks"].astype(np.int64)])
+    merged, ages, sums = added_up(owners, deferred["ages"], deferred["sums"])
     order = np.argsort(-ages, kind="stable")
     return {
         "keys": merged[0][order],
         "ages": ages[order],
         "ranks": merged[1][order].astype(np.int32),
         "sums": sums[order],
-        "learning_rate": pending["learning_rate"],
+        "learning_rate": deferred["learning_rate"],
     }

@@ -254,7 +254,7 @@ def _summary(files: RankFiles) -> dict[str, Any] | None:
         "step": tracker["loop"]["step"],
         "threshold": tracker["loop"]["threshold"],
         "hot_keys": {name: len(table["keys"]) for name, table in tracker["tables"].items()},
-        "pending": {part.name: len(part.pending["keys"]) for part in files.tables},
+        "pending": {part.name: len(part.deferred["keys"]) for part in files.tables},
     }
 
 

@@ -33,7 +33,7 @@ class Traffic:
       ranks have different numbers of rows;
     - exchange: what is meant for others, straight to them;
     - broadcast: down a binomial tree, each rank to those below it;
-    - what SOK sends for this package (`count_sent`): rows count with the rank that asks for them,
+    - what SOK sends for this package (`count_sent`): rows count with the rank that requests them,
       so that only the total over ranks is exact.
 
     Not in it: headers of TCP and below, about a twentieth on Ethernet, and what Horovod's ranks say

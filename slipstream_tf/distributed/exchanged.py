@@ -1,6 +1,6 @@
 """What native stores of several ranks share: gradients are collected, then delivered.
 
-A collection runs the tables' policies (mask, defer) and gives out what they let go; where that
+A collection runs the tables' policies (mask, defer) and gives out what they pass on; where that
 goes, and is applied, is the placement's matter.
 """
 
@@ -28,8 +28,8 @@ class ExchangedStore(CollectingStore, NativeStore):
     """Base of the stores that ranks train together; with one rank it is a `NativeStore`.
 
     Gradients are those of a loss that is a mean over the rank's batch, scaled by `scale_loss` where
-    the ranks' batches differ: they are averaged over the ranks, as Horovod does. Held sums are a
-    rank's own.
+    the ranks' batches differ: they are averaged over the ranks, as Horovod does. Deferred gradients
+    are a rank's own.
 
     Attributes:
         comm: the ranks.
@@ -119,7 +119,7 @@ class ExchangedStore(CollectingStore, NativeStore):
             return self.wire.rounds(self._steps.assign_add(1) - 1)
 
     def set_update_policy(self, table: str, policy: UpdatePolicy) -> None:
-        """See `EmbeddingStore.set_update_policy`; a collective if sums may be held."""
+        """See `EmbeddingStore.set_update_policy`; a collective if gradients may be deferred."""
         self._require(table)
         if self.comm.size == 1:
             return super().set_update_policy(table, policy)
@@ -165,7 +165,7 @@ class ReplicatedStore(ExchangedStore):
     Every rank must take part in every update, `flush` and change of policy; ranks without inputs do
     so with an empty batch (see `even_ends`). Evaluation lookups, `gather`, `hot_keys` (of this
     rank's own accesses) and `export_table` are no collectives: an evaluation on one rank is fine.
-    It sees rows as they are, without what ranks hold back: `flush` first for the last bit of
+    It sees rows as they are, without what ranks defer: `flush` first for the last bit of
     movement.
 
     Rows and slots of all ranks are bitwise the same.

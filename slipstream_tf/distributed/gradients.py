@@ -168,11 +168,11 @@ class DistributedGradientTape:
 
     Where the store's policy defers, gradients come back when they are due, as the sum of a row's
     gradients: of this batch's rows or others. After the last step, `flush_held(store, optimizer,
-    comm)` applies what is left. How far a sum would move its row is judged before the optimizer
+    comm)` applies what is left. How far a sum would move its row is decided before the optimizer
     applies it, by its state: build it first (`optimizer.build(model.trainable_variables)`).
 
     With several ranks (`comm`) all gradients come back averaged over them: sparse ones are summed
-    per key and masked, or held back by each rank, before they are sent. The average is that of the
+    per key and masked, or deferred by each rank, before they are sent. The average is that of the
     ranks' losses: scale the loss with `scale_loss` where their batches differ in size. Every rank
     must call `gradient` at every step, with an empty batch if it has no inputs.
 
@@ -313,7 +313,7 @@ def DistributedOptimizer(
             if variables is None:
                 variables = self._trainable_variables
             elif not self.built:
-                # As the base would below: what is deferred is judged by the optimizer's state.
+                # As the base would below: what may wait is decided by the optimizer's state.
                 with _compat.require_keras().name_scope(self.name, caller=self):
                     self.build(list(variables))
             averaged = exchange.average(list(grads), list(variables))

@@ -127,7 +127,7 @@ class AnnouncedKeys:
 
 
 def identity_of(packed: PackedFeatures, feature_table: Sequence[int]) -> tf.Tensor:
-    """Returns int64 [n], equal for batches that ask for the same keys; weights do not matter.
+    """Returns int64 [n], equal for batches that request the same keys; weights do not matter.
 
     Args:
         packed: the batch.
@@ -163,12 +163,12 @@ def _either(
     made = tf.function(lambda given: make(), autograph=False).get_concrete_function(specs)
     inputs = [*there, *made.captured_inputs]
     specs += [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in made.captured_inputs]
-    kept = tf.function(lambda given: given[: len(there)], autograph=False)
+    unchanged = tf.function(lambda given: given[: len(there)], autograph=False)
     return tf.raw_ops.If(
         cond=condition,
         input=inputs,
         Tout=[tensor.dtype for tensor in there],
-        then_branch=kept.get_concrete_function(specs),
+        then_branch=unchanged.get_concrete_function(specs),
         else_branch=made,
         output_shapes=[tensor.shape for tensor in there],
     )

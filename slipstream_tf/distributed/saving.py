@@ -6,7 +6,7 @@ damaged; see the room `checkpoint` for its files.
 
     DIRECTORY/checkpoint-000007/manifest.json
                                 rank-0/state.index, state.data-...   the tf.train.Checkpoint
-                                rank-0/table-000, table-001, ...     rows, slots, counts, held sums
+                                rank-0/table-000, table-001, ...     rows, slots, counts, gradients
                                 rank-0/engine                        the saturation engine
                                 rank-0/own.index, own.data-...       what is this rank's alone
                                 rank-1/...
@@ -112,9 +112,9 @@ class JobCheckpoints:
     held back) and the engine (states of keys, T, hot set, snapshots, windows, remembered losses)
     are in files of their own, which any number of ranks may restore, replicated or sharded, and
     a store of another kind: native tables, a `VariableStore`, tables in SOK. As many ranks as
-    saved them go on as if never stopped: what is held back is saved as it is, not flushed.
+    saved them go on as if never stopped: deferred gradients are saved as they are, not flushed.
 
-    With another number of ranks, what was held back by a rank goes to another; the sample of the
+    With another number of ranks, what was deferred by a rank goes to another; the sample of the
     window's inputs is drawn anew; copies that sharded tables had are made anew, and with them the
     accesses by which the next hot set is chosen; what `own` reaches is not restored.
 
@@ -238,7 +238,7 @@ class JobCheckpoints:
         """
         self.wait()
         listed = gather_json(self._comm, names(self._directory), self._names.of("listed"))
-        passed_over = []
+        not_whole = []
         for name in listed[0]:
             path = self._directory / name
             ready: list[_Ready] = []
@@ -247,13 +247,13 @@ class JobCheckpoints:
             wrong = [f"{p} (rank {rank})" for rank, p in enumerate(problems) if p is not None]
             if not wrong:
                 return self._replace(ready.pop())
-            passed_over.append(wrong[0])
+            not_whole.append(wrong[0])
             if self._comm.rank == 0:
-                logging.warning("Passed over a checkpoint that is not whole: %s", passed_over[-1])
-        if not passed_over:
+                logging.warning("Passed over a checkpoint that is not whole: %s", not_whole[-1])
+        if not not_whole:
             return None
         raise RuntimeError(
-            "No checkpoint is whole: " + "; ".join(passed_over) + " All ranks must see the same "
+            "No checkpoint is whole: " + "; ".join(not_whole) + " All ranks must see the same "
             "files. To train from the start, give another directory."
         )
 
@@ -362,10 +362,10 @@ class JobCheckpoints:
             policies = self._engine.policies
         if ready.tables:
             self._together(
-                lambda: store_parts.replace_copies(self._store, ready.tables, is_in_window),
+                lambda: store_parts.replace_replicas(self._store, ready.tables, is_in_window),
                 f"restore the copies of {path}",
             )
-        store_parts.hold(self._store, ready.tables, policies, self._together)
+        store_parts.defer(self._store, ready.tables, policies, self._together)
         logging.info("Restored %s, step %d.", path, manifest.step)
         rank = self._comm.rank
         told = [

@@ -1,9 +1,9 @@
-"""A native store whose rows are spread over the ranks by hash; saturated ones are served locally.
+"""A native store whose rows are spread over the ranks by hash; saturated ones are read locally.
 
 In: each rank's batches. A batch's keys go to their owners, the rows come back and are looked up in
-a table of copies, gradients go to the owners. Copies of saturated rows can be frozen for a window:
-their keys and rows stay off the network. Copies of hot rows can be kept: of those only the keys
-travel, until the row has moved.
+a table of replicas, gradients go to the owners. Replicas of saturated rows can be read-only for a
+window: their keys and rows stay off the network. Those of hot rows can be refreshed: of these only
+the keys are sent, until the row has moved.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from slipstream_tf.ops import exchange as exchange_ops
 from slipstream_tf.ops import published as published_ops
 from slipstream_tf.ops.features import FeatureSpec, PackedFeatures
 from slipstream_tf.ops.update_policy import WATCHED, UpdatePolicy
-from slipstream_tf.stores.copies import CopyingStore, Replicas, copy_bytes, rows_within
 from slipstream_tf.stores.native import NativeStore
+from slipstream_tf.stores.replicas import Replicas, ReplicatingStore, copy_bytes, rows_within
 
 
-class ShardedStore(CopyingStore, ExchangedStore):
+class ShardedStore(ReplicatingStore, ExchangedStore):
     """Embedding tables whose rows are spread over the ranks of a job by a hash of their keys.
 
     Every lookup (evaluation, too), update, `flush`, `freeze` and change of policy is a collective;
@@ -113,7 +113,7 @@ class ShardedStore(CopyingStore, ExchangedStore):
             "copy_movement": copy_movement,
         }
         super().__init__(tables, optimizer, comm, wire, "sharded", settings)
-        self._copies, self._owners = Replicas(self.tables, self.optimizer, rows), comm.size
+        self._replicas, self._owners = Replicas(self.tables, self.optimizer, rows), comm.size
         with tf.device("CPU:0"):
             # Whether rows travel with the summary of their slots; the same on all ranks.
             self._with_summary = tf.Variable(False, trainable=False)
@@ -125,7 +125,7 @@ class ShardedStore(CopyingStore, ExchangedStore):
 
     @property
     def _collector(self) -> NativeStore:
-        return self if self.comm.size == 1 else self._copies
+        return self if self.comm.size == 1 else self._replicas
 
     def lookup(
         self,
@@ -161,14 +161,14 @@ class ShardedStore(CopyingStore, ExchangedStore):
         name = self._names.of(f"{what}.rows")
         received, _ = self.comm.exchange(send_buffer, splits, "rows", name)
         stored = exchange_ops.store_copies(
-            self._copies._handles,
+            self._replicas._handles,
             exchange_ops.RowParcels(requested.sizes, requested.keys, received),
             *form,
             makes_room=not training,
             keeps=refreshes,
         )
         with tf.control_dependencies([] if stored is None else [stored]):
-            return self._copies.lookup(packed, specs, training, stacked)
+            return self._replicas.lookup(packed, specs, training, stacked)
 
     def announce(self, packed: PackedFeatures, specs: Sequence[FeatureSpec]) -> None:
         """Sends the keys of the next training batch to their owners; a collective.
@@ -208,7 +208,7 @@ class ShardedStore(CopyingStore, ExchangedStore):
         """
         feature_table = [self._index_of(spec.table) for spec in specs]
         sizes, keys = exchange_ops.route_keys(
-            self._copies._handles,
+            self._replicas._handles,
             packed,
             feature_table,
             self.comm.size,
@@ -262,7 +262,7 @@ class ShardedStore(CopyingStore, ExchangedStore):
             return
         chosen = []
         for table in self.tables:
-            keys = self._copies.choose_read_only(table.name, hot, self.least_accesses)
+            keys = self._replicas.choose_read_only(table.name, hot, self.least_accesses)
             chosen.append(keys[self._owns(keys)])
         sizes = tf.constant([[keys.size for keys in chosen]], tf.int64)
         flat = tf.constant(np.concatenate(chosen), tf.int64)
@@ -271,7 +271,7 @@ class ShardedStore(CopyingStore, ExchangedStore):
         all_sizes, all_keys = gather_keys(self.comm, sizes, flat, self._names, "frozen")
         received = self.comm.gather(send_buffer, "rows", self._names.of("frozen.values"))
         exchange_ops.store_copies(
-            self._copies._handles,
+            self._replicas._handles,
             exchange_ops.RowParcels(all_sizes, all_keys, received),
             *form,
             frozen=True,
@@ -299,7 +299,7 @@ class ShardedStore(CopyingStore, ExchangedStore):
         if self.comm.size == 1:
             return
         for table, handle in zip(self.tables, self._handles, strict=True):
-            keys = np.asarray(hot.get(table.name, ()), np.int64)[: self._copies.most_flagged]
+            keys = np.asarray(hot.get(table.name, ()), np.int64)[: self._replicas.most_flagged]
             published_ops.publish(handle, keys[self._owns(keys)], movement, self.comm.size)
 
     def published_keys(self, table: str) -> int:
@@ -309,7 +309,7 @@ class ShardedStore(CopyingStore, ExchangedStore):
 
     def copy_bytes(self) -> int:
         """Returns the bytes of all copies on this rank, as `cache_bytes` counts them."""
-        return sum(self._copies.size(t.name) * copy_bytes(t, self.optimizer) for t in self.tables)
+        return sum(self._replicas.size(t.name) * copy_bytes(t, self.optimizer) for t in self.tables)
 
     def export_published(self, table: str) -> dict[str, np.ndarray]:
         """Returns what this rank sent last of rows that are published, and to whom.
@@ -328,17 +328,17 @@ class ShardedStore(CopyingStore, ExchangedStore):
         published_ops.import_published(handle, dict(contents), self.comm.size)
 
     def import_copies(self, table: str, contents: Mapping[str, Any]) -> None:
-        """See `CopyingStore.import_copies`."""
+        """See `ReplicatingStore.import_copies`."""
         super().import_copies(table, contents)
         self._announced.outdate()
 
     def decay_counts(self, factor: float) -> None:
         """See `EmbeddingStore.decay_counts`."""
         super().decay_counts(factor)
-        self._copies.decay_counts(factor)
+        self._replicas.decay_counts(factor)
 
     def mark_rows(self, table: str, keys: Any, marks: Any) -> None:
-        """See `EmbeddingStore.mark_rows`; ends what is frozen of the table.
+        """See `EmbeddingStore.mark_rows`; none of the table's replicas is read-only then.
 
         Call it on all ranks alike, with the same keys and marks.
         """
@@ -347,7 +347,7 @@ class ShardedStore(CopyingStore, ExchangedStore):
         keys, flags = np.asarray(keys, np.int64), np.asarray(marks, np.uint8)
         own = self._owns(keys)
         super().mark_rows(table, keys[own], flags[own] & WATCHED)
-        self._copies.withhold(table, keys, flags)
+        self._replicas.withhold(table, keys, flags)
         self._announced.outdate()
 
 

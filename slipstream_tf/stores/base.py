@@ -52,7 +52,7 @@ class TrackedStore:
         prefetches: whether batches may be announced; see `distributed.ShardedStore.announce`.
         lists_hot_keys_by_key: whether `hot_keys` takes `by_key=True`: keys are then ascending.
         takes_tables_at_once: whether several threads may ask for several tables.
-        forgets_marks: whether a row that leaves and comes back has lost its marks, which `marks`
+        forgets_marks: whether a row that leaves and comes back has lost its flags, which `marks`
             tells.
     """
 
@@ -135,18 +135,18 @@ class TrackedStore:
         raise NotImplementedError
 
     def mark_rows(self, table: str, keys: Any, marks: Any) -> None:
-        """Replaces the marks of a table's rows.
+        """Replaces the row flags of a table.
 
         Args:
             table: name of the table.
-            keys: int64 [n]; keys without a row are passed over, rows not named lose their marks.
+            keys: int64 [n]; keys without a row are passed over, rows not named lose their flags.
             marks: uint8 [n], of `ops.update_policy.SATURATED` (masked, or deferred by interval)
                 and WATCHED (the squared lengths of its updates are summed, from 0).
         """
         raise NotImplementedError
 
     def marks(self, table: str, keys: Any) -> np.ndarray:
-        """Returns uint8 [n], the marks that rows still have, where `forgets_marks`."""
+        """Returns uint8 [n], the flags that rows still have, where `forgets_marks`."""
         raise NotImplementedError
 
     def travelled(self, table: str, keys: Any) -> np.ndarray:
@@ -174,16 +174,16 @@ class SavedStore(TrackedStore):
     Attributes:
         is_in_sok: whether the rows are in SOK: it makes those that are missing, some keys are
             `reserved_keys`, and accesses are counted apart (`export_accesses`).
-        has_copies: whether a rank has copies of others' rows (`export_copies`).
-        holds_at_owners: whether a rank defers gradients of its own rows only.
+        has_replicas: whether a rank has copies of others' rows (`export_copies`).
+        defers_at_owners: whether a rank defers gradients of its own rows only.
         flushes_with_next_step: whether deferred gradients cannot be applied at once: they leave
             with the gradients of the next step (`let_go_of`).
         joins_parts: whether a table can be imported in parts; see `SokTables.joining_parts`.
     """
 
     is_in_sok = False
-    has_copies = False
-    holds_at_owners = False
+    has_replicas = False
+    defers_at_owners = False
     flushes_with_next_step = False
     joins_parts = False
 
@@ -254,7 +254,7 @@ class SavedStore(TrackedStore):
         raise NotImplementedError
 
     def import_pending(self, table: str, contents: Mapping[str, Any]) -> None:
-        """Replaces the gradient sums that are held back by what `export_pending` gave."""
+        """Replaces the deferred gradients by what `export_pending` gave."""
         raise NotImplementedError
 
     def flush(self) -> None:
@@ -266,7 +266,7 @@ class SavedStore(TrackedStore):
         raise NotImplementedError
 
     def export_copies(self, table: str) -> dict[str, np.ndarray]:
-        """Returns this rank's copies of rows, where it `has_copies`; see `ShardedStore`."""
+        """Returns this rank's copies of rows, where it `has_replicas`; see `ShardedStore`."""
         raise NotImplementedError
 
     def import_copies(self, table: str, contents: Mapping[str, Any]) -> None:

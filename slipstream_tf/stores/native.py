@@ -154,7 +154,7 @@ class NativeStore(EmbeddingStore):
         table_ops.import_table(self._handles[self._index_of(table)], contents)
 
     def export_pending(self, table: str) -> dict[str, np.ndarray]:
-        """Returns the gradient sums that are held back; see `ops.table_state.export_deferred`."""
+        """Returns the deferred gradients; see `ops.table_state.export_deferred`."""
         return table_state.export_deferred(self._handles[self._index_of(table)])
 
     def import_pending(self, table: str, contents: Mapping[str, Any]) -> None:
@@ -168,7 +168,7 @@ class NativeStore(EmbeddingStore):
         table_state.import_deferred(self._handles[self._index_of(table)], contents)
 
     def marks(self, table: str, keys: Any) -> np.ndarray:
-        """Returns uint8 [n], the marks that rows still have; see `ops.table_state.row_flags`."""
+        """Returns uint8 [n], the flags that rows still have; see `ops.table_state.row_flags`."""
         return table_state.row_flags(self._handles[self._index_of(table)], keys)
 
     def set_travelled(self, table: str, keys: Any, travelled: Any) -> None:

@@ -19,13 +19,13 @@ from slipstream_tf.errors import invalid
 from slipstream_tf.ops import exchange as exchange_ops
 from slipstream_tf.ops.features import FeatureSpec, PackedFeatures
 from slipstream_tf.ops.update_policy import UpdatePolicy
-from slipstream_tf.stores.copies import CopyingStore, Replicas, rows_within
+from slipstream_tf.stores.replicas import Replicas, ReplicatingStore, rows_within
 from slipstream_tf.stores.sok.library import slots_of
 from slipstream_tf.stores.sok.table import FLOAT_BYTES, KEY_BYTES, SokTable
 from slipstream_tf.stores.sok.tables import SokTables
 
 
-class SokEmbeddingStore(CopyingStore, SokTables):
+class SokEmbeddingStore(ReplicatingStore, SokTables):
     """Embedding tables whose rows SOK holds, spread over the ranks by key modulo their number.
 
     Every lookup (evaluation, too), update, `flush`, `freeze` and change of policy is a collective;
@@ -34,7 +34,7 @@ class SokEmbeddingStore(CopyingStore, SokTables):
 
     A variable of SOK starts with zeros: it holds what training added to the initial row of a key,
     which follows from the table's seed. Rows as the model reads them come from `gather` and
-    `export_table`. SOK makes rows for all keys that it is asked for, in evaluation, too, and does
+    `export_table`. SOK makes rows for all keys that are requested, in evaluation, too, and does
     not tell which there were: `gather` says of every key that it was found.
 
     HKV tables ("hybrid") that are full evict the rows that were written longest ago: masked rows
@@ -78,8 +78,8 @@ class SokEmbeddingStore(CopyingStore, SokTables):
         super().__init__(tables, optimizer, comm, var_type, settings)
         self._policies = {table.name: UpdatePolicy() for table in self.tables}
         self._saturated = {table.name: np.empty(0, np.int64) for table in self.tables}
-        self._copies = Replicas(self.tables, rule, rows)
-        self._handles = self._copies._handles
+        self._replicas = Replicas(self.tables, rule, rows)
+        self._handles = self._replicas._handles
         with tf.device("CPU:0"):
             self._defers = tf.Variable(False, trainable=False)
 
@@ -91,7 +91,7 @@ class SokEmbeddingStore(CopyingStore, SokTables):
         stacked: bool = False,
     ) -> tuple[list[tf.Tensor], tf.Tensor | None]:
         """See `EmbeddingStore.lookup`; a collective."""
-        feature_table = [self._copies._index_of(spec.table) for spec in specs]
+        feature_table = [self._replicas._index_of(spec.table) for spec in specs]
         # Keys with a read-only replica are left out: they never enter SOK's exchange.
         sizes, keys = exchange_ops.route_keys(
             self._handles, packed, feature_table, ranks=1, reads_frozen=training
@@ -106,7 +106,7 @@ class SokEmbeddingStore(CopyingStore, SokTables):
             self._handles, rows, with_summary=False, makes_room=not training
         )
         with tf.control_dependencies([] if stored is None else [stored]):
-            return self._copies.lookup(packed, specs, training, stacked)
+            return self._replicas.lookup(packed, specs, training, stacked)
 
     def apply_gradients(
         self, plan: tf.Tensor, gradients: Sequence[tf.Tensor]
@@ -157,34 +157,34 @@ class SokEmbeddingStore(CopyingStore, SokTables):
         self._apply_deferred(lambda: self._deliver(exchange_ops.collect_held(self._handles), True))
 
     def set_update_policy(self, table: str, policy: UpdatePolicy) -> None:
-        """See `EmbeddingStore.set_update_policy`; a collective if sums may be held.
+        """See `EmbeddingStore.set_update_policy`; a collective if gradients may be deferred.
 
         Raises:
             ValueError: gradients are to be deferred by movement under a rule with slots: a rank
-                judges the sums of its own batches, before they are sent, and slots would have to
-                travel to it; or moments are to decay, or ranks to be simulated.
+                decides on the sums of its own batches, before they are sent, and slots would have
+                to be sent to it; or moments are to decay, or ranks to be simulated.
         """
         place = self._place_of(table)
         by_movement = policy.mode == "defer" and policy.trigger == "movement"
         if by_movement and not isinstance(self.optimizer, optimizers.SGD):
             allowed = (
-                "'interval', or SGD: each rank judges its own sums, and slots are the owner's; "
-                "SokPooledStore, where the owner holds the sums, knows Adagrad, too"
+                "'interval', or SGD: each rank decides on its own sums, and slots are the owner's; "
+                "SokPooledStore, where the owner defers them, knows Adagrad, too"
             )
             raise invalid("defer_trigger", "movement", place, allowed)
         self._require_policy(table, policy)
         self._defers.assign(self._collect_by(table, policy))
 
     def mark_rows(self, table: str, keys: Any, marks: Any) -> None:
-        """See `EmbeddingStore.mark_rows`; ends what is frozen of the table.
+        """See `EmbeddingStore.mark_rows`; none of the table's replicas is read-only then.
 
         Raises:
-            ValueError: a mark is WATCHED: rows are updated by SOK.
+            ValueError: a flag is WATCHED: rows are updated by SOK.
         """
         keys, flags = np.asarray(keys, np.int64), np.asarray(marks, np.uint8)
         self._require_unwatched(table, flags)
         found, before = self._table(table), self._saturated[table]
-        own = found.own(self._copies.withhold(table, keys, flags))
+        own = found.own(self._replicas.withhold(table, keys, flags))
         slots = slots_of(self._updater, found.variable).values()
         found.touch(np.union1d(before, own), slots)
         self._saturated[table] = own
@@ -201,7 +201,7 @@ class SokEmbeddingStore(CopyingStore, SokTables):
         if self._ranks == 1:
             return
         for handle, (name, found) in zip(self._handles, self._opened.items(), strict=True):
-            keys = self._copies.choose_read_only(name, hot, self.least_accesses)
+            keys = self._replicas.choose_read_only(name, hot, self.least_accesses)
             everyones, trained = self._everyones(found, keys)
             rows = self._with_initial(name, everyones, trained)
             size = tf.reshape(tf.size(everyones, tf.int64), [1, 1])
@@ -215,13 +215,13 @@ class SokEmbeddingStore(CopyingStore, SokTables):
 
     def export_accesses(self, table: str) -> dict[str, np.ndarray]:
         """See `SokTables.export_accesses`."""
-        return self._copies.export_accesses(table)
+        return self._replicas.export_accesses(table)
 
     def import_accesses(self, table: str, accesses: Mapping[str, np.ndarray]) -> None:
-        """See `SokTables.import_accesses`; nothing is frozen, marked or held then."""
-        self._copies.import_accesses(table, accesses)
-        self._copies.read_only[table] = 0
+        """See `SokTables.import_accesses`; nothing is read-only, flagged or deferred then."""
+        self._replicas.import_accesses(table, accesses)
+        self._replicas.read_only[table] = 0
 
     def decay_counts(self, factor: float) -> None:
         """See `EmbeddingStore.decay_counts`."""
-        self._copies.decay_counts(factor)
+        self._replicas.decay_counts(factor)

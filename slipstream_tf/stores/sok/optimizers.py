@@ -201,8 +201,8 @@ def replace_rows(found: SokTable, rule: SokRule, own: Mapping[str, np.ndarray]) 
 
 def _require_rows(found: SokTable, keys: np.ndarray) -> None:
     """Raises RuntimeError unless SOK kept the rows that were written just now."""
-    kept = found.sok.export(found.variable)[0].numpy()
-    lost = np.setdiff1d(keys, kept)
+    present = found.sok.export(found.variable)[0].numpy()
+    lost = np.setdiff1d(keys, present)
     if lost.size:
         raise RuntimeError(
             f"Table {found.name!r} had no room for {keys.size} rows on rank {found.rank}: SOK "

@@ -1,7 +1,7 @@
 """Embedding tables in SOK whose bags are pooled where the rows are: `sok.lookup_sparse`.
 
 In: each rank's batches. Their keys go to all ranks, each of which adds up the rows that it owns in
-every bag; the sums come back. Gradients are masked or held back where SOK has summed them: at the
+every bag; the sums come back. Gradients are masked or deferred where SOK has summed them: at the
 rank that owns the row.
 """
 
@@ -50,7 +50,7 @@ class SokPooledStore(SokTables, WatchedTables):
     Beside `SokEmbeddingStore`, whose exchanges carry the distinct keys of a batch with their rows
     and gradients: here all keys go to all ranks, and a pooled vector of every bag goes from every
     rank to the bag's, and its gradient back. That is less for bags of many keys, and as much for
-    any keys: masked and deferred gradients save updates, not what is sent, and no row is frozen.
+    any keys: masked and deferred gradients save updates, not what is sent; there are no replicas.
 
     Every lookup (evaluation, too) and update is a collective; ranks without inputs take part with
     an empty batch. Gradients are averaged over the ranks. What SOK sends is in the communicator's
@@ -58,9 +58,9 @@ class SokPooledStore(SokTables, WatchedTables):
 
     SOK adds up what training added to the rows; their initial values, which follow from the keys,
     are pooled on the rank that has the bag. "mean" and "sqrtn" divide there, too: SOK's own mean of
-    weighted keys is not a number where a bag is empty. SOK makes rows for all keys that it is asked
-    for, in evaluation, too, and does not tell which there were: `gather` says of every key that it
-    was found.
+    weighted keys is not a number where a bag is empty. SOK makes rows for all keys that are
+    requested, in evaluation, too, and does not tell which there were: `gather` says of every key
+    that it was found.
 
     HKV tables ("hybrid") that are full evict the rows that were written longest ago: masked rows
     and their slots are written once a window, as they are.
@@ -211,7 +211,7 @@ class SokPooledStore(SokTables, WatchedTables):
         return self._updater.apply_gradients(pairs)
 
     def flush(self) -> None:
-        """Applies what this rank holds back of its own rows; no collective."""
+        """Applies what this rank defers of its own rows; no collective."""
         self._apply_deferred(lambda: self._flush_by(self._updater))
 
     def _known_rate(self) -> Any:

@@ -18,7 +18,7 @@ from slipstream_tf.errors import invalid, require_integer
 from slipstream_tf.ops.features import FeatureSpec, pack
 from slipstream_tf.stores.access_counts import AccessCounts, EstimatedCounts, ExactCounts
 from slipstream_tf.stores.base import SlotLayout, table_contents
-from slipstream_tf.stores.copies import ReadOnlyRows, most_accessed
+from slipstream_tf.stores.replicas import ReadOnlyRows, most_accessed
 from slipstream_tf.stores.sok.library import wrap_optimizer
 from slipstream_tf.stores.sok.optimizers import SokRule, export_rows, own_part, replace_rows
 from slipstream_tf.stores.sok.table import SokTable, open_table
@@ -44,16 +44,16 @@ class SokStore(WatchedTables):
             slipstream.step()
 
     A key belongs to the rank that SOK puts its row on; there, gradients come in summed over the
-    ranks, and are masked or held back. That saves the update, not what travelled before:
+    ranks, and are masked or deferred. That saves the update, not what was sent before:
     `lookup_sparse` sends as much for any keys. Keys are counted on the rank that looked them up.
 
     `lookup`, in place of `sok.all2all_dense_embedding`, saves the exchange, too: while gradients of
     saturated keys are masked, every rank reads the most accessed of those keys' rows from copies of
     its own, which are made anew at each window's end.
 
-    Gradients are held back by interval under any optimizer; by movement where `optimizer` is given
+    Gradients are deferred by interval under any optimizer; by movement where `optimizer` is given
     and is one of `SokMovements.known`: its slots then are made with the store, and those of a key
-    when its first gradient comes. `flush` applies what is held at the end.
+    when its first gradient comes. `flush` applies what is deferred at the end.
 
     An HKV table that is full evicts the rows that were written longest ago, and those of masked
     keys are not written: they are, with their slots (give `optimizer`), once a window. Those writes
@@ -91,8 +91,8 @@ class SokStore(WatchedTables):
             variables: table name -> `sok.DynamicVariable` or `sok.Variable`; or one variable, whose
                 name the table gets.
             optimizer: that updates them, as `wrap_optimizer` or `sok.OptimizerWrapper` made it:
-                slots of masked keys are kept from eviction, and sums may be held by movement. None:
-                slots are left alone.
+                slots of masked keys are not evicted, and gradients may be deferred by movement.
+                None: slots are left alone.
             comm: the ranks that SOK spreads its rows over, from `distributed.init()`; None: this
                 process alone.
             counted_keys: keys of a table whose accesses are counted; at least those of a batch.
@@ -191,7 +191,7 @@ class SokStore(WatchedTables):
         return self._read_only[self._require(table)].size
 
     def flush(self, optimizer: Any = None) -> None:
-        """Applies all held sums, as one more update of the optimizer; no collective.
+        """Applies all deferred gradients, as one more update of the optimizer; no collective.
 
         Args:
             optimizer: that updates the variables; None: the store's.
@@ -205,7 +205,7 @@ class SokStore(WatchedTables):
         self._flush_by(optimizer)
 
     def mark_rows(self, table: str, keys: Any, marks: Any) -> None:
-        """See `WatchedTables.mark_rows`; ends what is frozen of the table."""
+        """See `WatchedTables.mark_rows`; none of the table's replicas is read-only then."""
         super().mark_rows(table, keys, marks)
         nothing = np.empty((0, self._table(table).dim), np.float32)
         self._read_only[table].assign(np.empty(0, np.int64), nothing)
@@ -219,7 +219,7 @@ class SokStore(WatchedTables):
 
         Args:
             table: name of the table.
-            flush: must be false: what is held back is not in; `flush` of the store applies it.
+            flush: must be false: deferred gradients are not in; `flush` of the store applies them.
 
         Returns:
             The arrays of `ops.table.export_table`, with counts of 0 (`export_accesses` has them);

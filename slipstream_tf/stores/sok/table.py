@@ -112,7 +112,7 @@ class SokTable:
         """Returns float32 [n, dim], rows of any rank's keys, int64 [n]; a collective.
 
         Raises:
-            ValueError: all rows are on one rank: SOK would ask the others for them, too.
+            ValueError: all rows are on one rank: SOK would request them of the others, too.
             tf.errors.InvalidArgumentError: a key is one that SOK's table uses itself.
         """
         if self.variable.target_gpu >= 0 and self.ranks > 1:

@@ -34,7 +34,7 @@ class WatchedTables(SpreadStore, WatchingStore):
     written, as they are, with their slots, once a window.
     """
 
-    holds_at_owners = True
+    defers_at_owners = True
     _movements = SokMovements()
 
     def _watch(self, updater: Any, counter: AccessCounts) -> None:
@@ -65,7 +65,7 @@ class WatchedTables(SpreadStore, WatchingStore):
         self._counter.count(packed, specs)
 
     def withhold(self, grads_and_vars: Iterable[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
-        """Masks or holds back gradients of watched variables; call it before the optimizer.
+        """Masks or defers gradients of watched variables; call it before the optimizer.
 
         Args:
             grads_and_vars: pairs of gradient and variable. Those of other variables, and gradients
@@ -82,7 +82,7 @@ class WatchedTables(SpreadStore, WatchingStore):
         ]
 
     def mask_gradients(self, table: str, gradients: tf.IndexedSlices) -> tf.IndexedSlices:
-        """Sums the rows of each key, and masks or holds back those of saturated keys.
+        """Sums the rows of each key, and masks or defers those of saturated keys.
 
         Args:
             table: name of the table.
@@ -90,7 +90,7 @@ class WatchedTables(SpreadStore, WatchingStore):
 
         Returns:
             Slices with ascending indices, each once, and the same `dense_shape`: what is to be
-            applied now, held sums that are due included.
+            applied now, deferred gradients that are due included.
 
         Raises:
             ValueError: there is no such table.
@@ -138,17 +138,17 @@ class WatchedTables(SpreadStore, WatchingStore):
         optimizer.apply_gradients(pairs)
 
     def mark_rows(self, table: str, keys: Any, marks: Any) -> None:
-        """Replaces the saturated keys of a table by those marked so; see `TrackedStore.mark_rows`.
+        """Replaces the saturated keys of a table by those flagged so; see `TrackedStore.mark_rows`.
 
         Raises:
-            ValueError: a mark is WATCHED: the store does not see updates, so that the drift metric
+            ValueError: a flag is WATCHED: the store does not see updates, so that the drift metric
                 "signal" needs another store.
         """
         found, watched = self._table(table), self._watched[self._require(table)]
         before = watched.saturated
         super().mark_rows(table, keys, marks)
-        # Of the window that ends, too: keys that are let go would else be evicted before they are
-        # written again.
+        # Of the window that ends, too: keys that are no longer masked would else be evicted before
+        # they are written again.
         touched = np.union1d(before, watched.saturated)
         found.touch(touched, slots_of(self._updater, found.variable).values())
         # What was deferred under another policy leaves with the next step.
@@ -158,7 +158,7 @@ class WatchedTables(SpreadStore, WatchingStore):
             self._unchanged[table].forget()
 
     def set_update_policy(self, table: str, policy: UpdatePolicy) -> None:
-        """Says whether gradients of saturated keys are masked or held, from the next step on.
+        """Says whether gradients of saturated keys are masked or deferred, from the next step on.
 
         Raises:
             ValueError: gradients are to be deferred by movement, and nobody knows how far the

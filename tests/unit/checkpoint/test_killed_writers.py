@@ -77,7 +77,7 @@ def newest(directory: Path) -> int:
         assert len(contents["keys"]) == ROWS
         for column in ("rows", "slots", "counts", "steps"):
             assert (contents[column] == step).all(), (column, step)
-        assert (table.pending(0, 1)["sums"] == step).all()
+        assert (table.deferred(0, 1)["sums"] == step).all()
     rate, states = read_engines(folder, manifest)
     assert rate == step and (states[0]["tracker"]["tables"]["t0"]["keys"] == step).all()
     assert manifest.positions == [step]

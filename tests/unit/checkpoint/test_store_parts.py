@@ -24,7 +24,7 @@ from slipstream_tf.stores import NativeStore, VariableStore
 class WithCopies(InSok):
     """Which has copies of rows, without slots, as `SokEmbeddingStore` has."""
 
-    has_copies = True
+    has_replicas = True
     copies: dict[str, np.ndarray] | None = None
 
     def export_copies(self, table: str) -> dict[str, np.ndarray]:
@@ -139,7 +139,7 @@ def test_accesses_that_sok_counts_apart_are_with_native_rows(size: int, tmp_path
 def test_an_owner_counts_what_all_ranks_accessed(tmp_path: Path) -> None:
     class Sharded(NativeStore):
         is_spread = True
-        has_copies = True
+        has_replicas = True
 
         def __init__(self, rank: int) -> None:
             super().__init__([TABLE], RULE)
@@ -158,7 +158,7 @@ def test_an_owner_counts_what_all_ranks_accessed(tmp_path: Path) -> None:
         rank = store_parts.Rank(number, 2, "sharded")
         ready = store_parts.prepare(tmp_path / "a", manifest, store, rank)
         store_parts.replace(store, ready)
-        store_parts.replace_copies(store, ready, is_in_window=True)
+        store_parts.replace_replicas(store, ready, is_in_window=True)
     parts = [store.export_table("t", flush=False) for store in now]
     assert total(parts, "counts") == total([s.accesses for s in saved], "counts")
     assert all(part["keys"].size for part in parts)
@@ -183,7 +183,7 @@ def test_copies_come_back_to_as_many_ranks_of_a_store_that_has_them(tmp_path: Pa
 def test_sums_go_to_the_owner_where_he_holds_them(size: int, tmp_path: Path) -> None:
     saved = [InSok(r, 2).fill(range(2, 20)) for r in range(2)]
     manifest = save(tmp_path / "a", saved, "spread")
-    now = [InSok(r, size, holds_at_owners=True) for r in range(size)]
+    now = [InSok(r, size, defers_at_owners=True) for r in range(size)]
     restore(tmp_path / "a", manifest, now, "spread")
     sums = [[s.pending for s in stores] for stores in (now, saved)]
     assert total(sums[0], "sums") == total(sums[1], "sums")

@@ -8,7 +8,7 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slipstream_tf.stores.copies import ReadOnlyRows
+from slipstream_tf.stores.replicas import ReadOnlyRows
 
 DIM = 3
 

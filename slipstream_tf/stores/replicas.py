@@ -133,21 +133,21 @@ class Replicas(CountingStore):
         return keys
 
 
-class CopyingStore(CollectingStore):
+class ReplicatingStore(CollectingStore):
     """Base of stores that look rows of other ranks up in replicas of theirs."""
 
     is_spread = True
     may_freeze = True
-    has_copies = True
-    _copies: Replicas
+    has_replicas = True
+    _replicas: Replicas
 
     @property
     def _collector(self) -> NativeStore:
-        return self._copies
+        return self._replicas
 
     def frozen_keys(self, table: str) -> int:
         """Returns how many keys of a table have read-only replicas in this window."""
-        return self._copies.read_only[self._require(table)]
+        return self._replicas.read_only[self._require(table)]
 
     def export_copies(self, table: str) -> dict[str, np.ndarray]:
         """Returns this rank's replicas, with its own accesses, as `NativeStore.export_table`.
@@ -167,9 +167,9 @@ class CopyingStore(CollectingStore):
         rows = dict(contents)
         keys, flags = rows["keys"], rows.pop("marks", None)
         if flags is None:
-            flags = self._copies.marks(table, keys) & ~KEPT
-        self._copies.import_table(table, rows)
-        self._copies.mark_rows(table, keys, flags)
+            flags = self._replicas.marks(table, keys) & ~KEPT
+        self._replicas.import_table(table, rows)
+        self._replicas.mark_rows(table, keys, flags)
 
 
 class ReadOnlyRows:
