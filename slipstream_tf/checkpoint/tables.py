@@ -108,7 +108,20 @@ class TablePart:
 
 
 class SavedTable:
-    """The files of one table of a checkpoint, one per rank that saved it."""
+    """The files of one table of a checkpoint, one per rank that saved it.
+
+    Attributes:
+        name: of the table.
+        dim: values of a row.
+        slots: values of a row's slots.
+        is_replicated: whether rank 0 has all rows.
+        has_counts_apart: whether accesses are not with their rows: each rank counted those of its
+            batches.
+        powers: what Adam's bias correction goes by in SOK, float32; None: steps tell it.
+        num_deferred: gradient sums that all ranks together deferred.
+        is_shadow: whether these are of a dry run, whose gradients were applied when they came.
+        is_leaving: whether these were all to leave with the next step.
+    """
 
     def __init__(self, paths: Sequence[Path], checkpoint: str, entry: Mapping[str, Any]) -> None:
         """Reads the headers.
@@ -143,6 +156,14 @@ class SavedTable:
         if rows != entry["rows"]:
             problem = f"and the files of other ranks have {rows} rows, but the manifest"
             raise CheckpointError(self._paths[0], f"{problem} {entry['rows']}")
+        groups, metas = [f.groups for f in self._files], [f.meta for f in self._files]
+        self.is_replicated = all("contents" not in found for found in groups[1:])
+        self.has_counts_apart = any({"contents", "accesses"} <= set(found) for found in groups)
+        powers = metas[0].get("powers")
+        self.powers = None if powers is None else np.asarray(powers, np.float32)
+        self.num_deferred = sum(found["pending"].rows for found in groups)
+        self.is_shadow = any(meta.get("pending_is_shadow", False) for meta in metas)
+        self.is_leaving = any(meta.get("pending_is_leaving", False) for meta in metas)
 
     def _require_columns(self, path: Path, file: ArrayFile, group: str) -> None:
         """Raises CheckpointError unless a group, if it is there, has columns of its kinds."""
@@ -174,22 +195,6 @@ class SavedTable:
             if name not in _OPTIONAL or (blocks and all(name in block for block in blocks))
         }
 
-    @property
-    def is_replicated(self) -> bool:
-        """Whether rank 0 has all rows."""
-        return all("contents" not in file.groups for file in self._files[1:])
-
-    @property
-    def has_counts_apart(self) -> bool:
-        """Whether accesses are not with their rows: each rank counted those of its batches."""
-        return any({"contents", "accesses"} <= set(file.groups) for file in self._files)
-
-    @property
-    def powers(self) -> np.ndarray | None:
-        """What Adam's bias correction goes by in SOK, float32; None: steps tell it."""
-        powers = self._files[0].meta.get("powers")
-        return None if powers is None else np.asarray(powers, np.float32)
-
     def contents(self, owns: Callable[[np.ndarray], np.ndarray] | None = None) -> Arrays:
         """Returns the rows of some keys, sorted by key, as `store.import_table` takes them.
 
@@ -218,21 +223,6 @@ class SavedTable:
         steps = [file.meta["contents_steps"] for file in sources]
         joined["steps"] = np.max(np.asarray(steps, np.int64), axis=0)
         return joined
-
-    @property
-    def num_deferred(self) -> int:
-        """Sums that all ranks together deferred."""
-        return sum(file.groups["pending"].rows for file in self._files)
-
-    @property
-    def is_shadow(self) -> bool:
-        """Whether these sums are shadow mode's, whose gradients were applied when they came."""
-        return any(file.meta.get("pending_is_shadow", False) for file in self._files)
-
-    @property
-    def is_leaving(self) -> bool:
-        """Whether these sums were all to leave with the next step."""
-        return any(file.meta.get("pending_is_leaving", False) for file in self._files)
 
     def lookup_steps(self, rank: int) -> int:
         """Returns the lookups of a rank that has rows, so far."""

@@ -9,7 +9,6 @@ counts all three: the row, which the other rank sends, with the one that request
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -30,7 +29,6 @@ FLOAT_BYTES = 4
 _RESERVED = {"hybrid": (-4, -3, -2, -1), "hbm": (tf.int64.max, tf.int64.min)}
 
 
-@dataclasses.dataclass(frozen=True)
 class SokTable:
     """One of SOK's variables as a table of keys.
 
@@ -39,41 +37,28 @@ class SokTable:
         variable: `sok.DynamicVariable`, or what `sok.Variable` made.
         is_dynamic: which of them.
         sok: the module.
+        rank: of this process.
+        ranks: how many there are.
+        dim: values per row.
+        is_hybrid: whether it is an HKV table, which evicts rows.
+        num_keys: keys that it has rows of, 0 to that number, on all ranks; None: any number of any.
+        reserved_keys: keys by which its hash table marks free buckets, and which have no row.
     """
 
-    name: str
-    variable: Any
-    is_dynamic: bool
-    sok: Any
-
-    @property
-    def rank(self) -> int:
-        """Of this process."""
-        return int(self.sok.communication.rank())
-
-    @property
-    def ranks(self) -> int:
-        """Number of ranks."""
-        return int(self.sok.communication.num_ranks())
-
-    @property
-    def dim(self) -> int:
-        """Values per row."""
-        return int(self.variable.shape[1])
-
-    @property
-    def is_hybrid(self) -> bool:
-        """Whether it is an HKV table, which evicts rows."""
-        return self.is_dynamic and self.variable.backend_type == "hybrid"
+    def __init__(self, name: str, variable: Any, sok: Any):
+        """Takes a variable, whose kind and settings are checked."""
+        self.name, self.variable, self.sok = name, variable, sok
+        self.is_dynamic = isinstance(variable, sok.DynamicVariable)
+        self.rank = int(sok.communication.rank())
+        self.ranks = int(sok.communication.num_ranks())
+        self.dim = int(variable.shape[1])
+        self.is_hybrid = self.is_dynamic and variable.backend_type == "hybrid"
+        self.num_keys = None if self.is_dynamic else int(variable._global_shape[0])
+        self.reserved_keys = _RESERVED[variable.backend_type] if self.is_dynamic else ()
 
     def size(self) -> int:
         """Returns the number of rows on this rank."""
         return int(self.variable.size[0] if self.is_dynamic else self.variable.shape[0])
-
-    @property
-    def num_keys(self) -> int | None:
-        """Keys that it has rows of, 0 to that number, on all ranks; None: any number of any."""
-        return None if self.is_dynamic else int(self.variable._global_shape[0])
 
     def owners(self, keys: np.ndarray) -> np.ndarray:
         """Returns int64 [n], the rank that owns each key."""
@@ -120,11 +105,6 @@ class SokTable:
             mode = f"localized:{self.variable.target_gpu}"
             raise invalid("mode", mode, f"lookup of table {self.name!r}", allowed)
         return self.sok.all2all_dense_embedding(self.variable, self.checked(keys))
-
-    @property
-    def reserved_keys(self) -> tuple[int, ...]:
-        """Keys by which its hash table marks free buckets, and which have no row."""
-        return _RESERVED[self.variable.backend_type] if self.is_dynamic else ()
 
     def checked(self, keys: tf.Tensor) -> tf.Tensor:
         """Returns the keys, int64 [n], of which none is one that SOK's table uses itself.
@@ -201,7 +181,7 @@ def open_table(name: str, variable: Any) -> SokTable:
                 taken.gpu / 2**30,
                 taken.host / 2**30,
             )
-    return SokTable(name, variable, is_dynamic, sok)
+    return SokTable(name, variable, sok)
 
 
 class SpreadStore(UpdatedElsewhere):

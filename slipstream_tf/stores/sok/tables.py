@@ -96,7 +96,7 @@ class SokTables(SpreadStore, EmbeddingStore):
             trainable=False,
             **self._settings[table.name],
         )
-        return SokTable(table.name, variable, True, self._sok)
+        return SokTable(table.name, variable, self._sok)
 
     def variable(self, table: str) -> Any:
         """Returns the `sok.DynamicVariable` of a table: what training added to initial rows."""
