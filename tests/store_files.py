@@ -55,11 +55,11 @@ class InSok(SavedStore):
         }
         counts = (1.0 + self.rank + everyones % 3).astype(np.float32)
         self.accesses = {"keys": everyones, "counts": counts}
-        held = (own if self.defers_at_owners else everyones)[:: 3 + self.rank]
+        deferred = (own if self.defers_at_owners else everyones)[:: 3 + self.rank]
         self.pending = {
-            **{"keys": held, "ages": np.arange(held.size)[::-1].copy()},
-            **{"ranks": np.zeros(held.size, np.int32), "learning_rate": np.float32(0.1)},
-            "sums": np.stack([held + 0.25, -held - 1.0 - self.rank], 1).astype(np.float32),
+            **{"keys": deferred, "ages": np.arange(deferred.size)[::-1].copy()},
+            **{"ranks": np.zeros(deferred.size, np.int32), "learning_rate": np.float32(0.1)},
+            "sums": np.stack([deferred + 0.25, -deferred - 1.0 - self.rank], 1).astype(np.float32),
         }
         return self
 

@@ -63,8 +63,6 @@ def no_inputs(spec: Any, place: str) -> Any:
         return tf.RaggedTensor.from_row_splits(flat, tf.zeros([1], spec.row_splits_dtype))
     if not isinstance(spec, tf.TensorSpec) or not spec.shape.rank:
         raise invalid("dataset", spec, place, allowed)
-    if spec.dtype == tf.string:
-        return tf.fill([0, *_known(spec.shape[1:])], "")
     return tf.zeros([0, *_known(spec.shape[1:])], spec.dtype)
 
 

@@ -274,14 +274,12 @@ class JobCheckpoints:
             return [f"rank-{rank}" for rank in reversed(range(manifest.world_size))]
         return [f"rank-{self._comm.rank}"]
 
-    def _prefixes(self, manifest: Manifest) -> list[str]:
-        """The `tf.train.Checkpoint`s that this rank reads."""
-        prefixes = [f"{part}/state" for part in self._parts(manifest)]
+    def _own_parts(self, manifest: Manifest) -> list[str]:
+        """The `tf.train.Checkpoint` that is this rank's alone, if it is there and to be read."""
         own = f"rank-{self._comm.rank}/own"
         is_there = any(name.startswith(f"{own}.") for name in manifest.files)
-        if self._own is not None and manifest.world_size == self._comm.size and is_there:
-            prefixes.append(own)
-        return prefixes
+        is_wanted = self._own is not None and manifest.world_size == self._comm.size
+        return [own] if is_wanted and is_there else []
 
     def _apart(self) -> Any:
         return contextlib.nullcontext() if self._store is None else kept_apart(self._store)
@@ -316,7 +314,7 @@ class JobCheckpoints:
         try:
             manifest = read_manifest(path)
             parts = self._parts(manifest)
-            for prefix in self._prefixes(manifest):
+            for prefix in [*(f"{part}/state" for part in parts), *self._own_parts(manifest)]:
                 require_named(path, manifest, prefix)
             require_whole(path, manifest, [*parts, f"rank-{self._comm.rank}"])
             tables = []
@@ -381,13 +379,12 @@ class JobCheckpoints:
             for part in parts:
                 with contextlib.nullcontext() if is_within else self._apart():
                     self._read_state(path, path / part / "state", self._checkpoint)
-        own = f"rank-{self._comm.rank}/own"
-        if self._own is None:
-            return
-        if own in self._prefixes(manifest):
-            self._read_state(path, path / own, self._own)
-        else:
-            logging.warning("%s has nothing that is rank %d's alone.", path, self._comm.rank)
+        if self._own is not None:
+            own_parts = self._own_parts(manifest)
+            for own in own_parts:
+                self._read_state(path, path / own, self._own)
+            if not own_parts:
+                logging.warning("%s has nothing that is rank %d's alone.", path, self._comm.rank)
 
     def _read_state(self, path: Path, prefix: Path, checkpoint: tf.train.Checkpoint) -> None:
         status = checkpoint.read(str(prefix))

@@ -118,7 +118,7 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_checkpoint_is_passed_over(
+def test_a_damaged_checkpoint_is_not_restored(
     damage: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     harm, reason = DAMAGES[damage]

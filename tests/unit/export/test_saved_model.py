@@ -259,7 +259,7 @@ def test_keys_that_are_not_exported_give_their_initial_rows(tmp_path):
     np.testing.assert_array_equal(outputs[:, 1], layer(keys)[:, 1])
 
 
-def test_held_gradients_are_in(tmp_path):
+def test_deferred_gradients_are_in(tmp_path):
     from slipstream_tf.ops.update_policy import UpdatePolicy
 
     layer = trained_layer()
