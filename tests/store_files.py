@@ -32,9 +32,9 @@ class InSok(SavedStore):
     is_spread = True
 
     def __init__(
-        self, rank: int, ranks: int, holds_at_owners: bool = False, optimizer: Any = RULE
+        self, rank: int, ranks: int, defers_at_owners: bool = False, optimizer: Any = RULE
     ) -> None:
-        self.rank, self.ranks, self.holds_at_owners = rank, ranks, holds_at_owners
+        self.rank, self.ranks, self.defers_at_owners = rank, ranks, defers_at_owners
         self.tables, self.optimizer = (TABLE,), optimizer
         self.learning_rate = tf.Variable(0.1)
         self.contents: dict[str, np.ndarray] = {}
@@ -55,11 +55,11 @@ class InSok(SavedStore):
         }
         counts = (1.0 + self.rank + everyones % 3).astype(np.float32)
         self.accesses = {"keys": everyones, "counts": counts}
-        held = (own if self.holds_at_owners else everyones)[:: 3 + self.rank]
+        deferred = (own if self.defers_at_owners else everyones)[:: 3 + self.rank]
         self.pending = {
-            **{"keys": held, "ages": np.arange(held.size)[::-1].copy()},
-            **{"ranks": np.zeros(held.size, np.int32), "learning_rate": np.float32(0.1)},
-            "sums": np.stack([held + 0.25, -held - 1.0 - self.rank], 1).astype(np.float32),
+            **{"keys": deferred, "ages": np.arange(deferred.size)[::-1].copy()},
+            **{"ranks": np.zeros(deferred.size, np.int32), "learning_rate": np.float32(0.1)},
+            "sums": np.stack([deferred + 0.25, -deferred - 1.0 - self.rank], 1).astype(np.float32),
         }
         return self
 
@@ -99,15 +99,13 @@ def save(folder: Path, stores: Sequence[Any], placement: str) -> Manifest:
     """Writes the files of a job's tables."""
     (folder / "rank-0").parent.mkdir(exist_ok=True)
     entries: list[dict[str, Any]] = []
-    rows = 0
     for number, store in enumerate(stores):
         (part,) = store_parts.cut(store, store_parts.Rank(number, len(stores), placement))
         (folder / f"rank-{number}").mkdir()
         part.write(folder / store_parts.file_name(number, 0), "this", number)
-        rows += 0 if part.contents is None else len(part.contents["keys"])
-        entries.append({n: getattr(part, n) for n in ("name", "dim", "slots", "rule")})
-    described = {**entries[0], "dtype": "float32", "rows": rows}
-    return Manifest("this", 1, len(stores), placement, [described], {}, [], [], None, {})
+        entries.append(part.entry())
+    described = {**entries[0], "rows": sum(entry["rows"] for entry in entries)}
+    return Manifest("this", 1, len(stores), placement, [described])
 
 
 def together(work: Callable[[], Any], what: str) -> list[Any]:
@@ -127,5 +125,5 @@ def restore(
         ready = store_parts.prepare(folder, manifest, store, rank)
         store_parts.replace(store, ready)
         store.set_update_policy("t", policy)
-        store_parts.replace_copies(store, ready, is_in_window=True)
-        store_parts.hold(store, ready, {"t": policy}, together)
+        store_parts.replace_replicas(store, ready, is_in_window=True)
+        store_parts.defer(store, ready, {"t": policy}, together)

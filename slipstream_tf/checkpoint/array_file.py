@@ -42,49 +42,23 @@ Arrays = dict[str, np.ndarray]
 
 
 @dataclasses.dataclass(frozen=True)
-class Column:
-    """One array of a group.
-
-    Attributes:
-        name: of the array.
-        dtype: NumPy's name of it, little-endian.
-        shape: of one row; () for a vector.
-    """
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-
-    @property
-    def row_bytes(self) -> int:
-        """Bytes of one row."""
-        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
-
-
-@dataclasses.dataclass(frozen=True)
 class Group:
     """Arrays of one length, which are split into blocks of rows together.
 
     Attributes:
-        name: of the group.
         rows: their length.
-        columns: the arrays.
+        columns: name of each array -> dtype, little-endian, with the shape of one row.
         offset: bytes from the file's start to the first block.
     """
 
-    name: str
     rows: int
-    columns: tuple[Column, ...]
+    columns: dict[str, np.dtype]
     offset: int
 
     @property
     def row_bytes(self) -> int:
         """Bytes of a row of all columns."""
-        return sum(column.row_bytes for column in self.columns)
-
-    def nbytes(self, block_rows: int) -> int:
-        """Bytes of all blocks with their checksums."""
-        return self.rows * self.row_bytes + -(-self.rows // block_rows) * _CRC.size
+        return sum(column.itemsize for column in self.columns.values())
 
 
 def write(
@@ -201,20 +175,20 @@ class ArrayFile:
     def _layout(self, listed: Any, offset: int) -> dict[str, Group]:
         groups = {}
         for entry in listed:
-            columns = tuple(
-                Column(name, _known(dtype), tuple(_count(size, 0) for size in shape))
-                for name, dtype, shape in entry["columns"]
-            )
-            group = Group(entry["name"], _count(entry["rows"], 0), columns, offset)
-            if not columns:
-                raise ValueError(f"group {group.name!r} has no columns")
-            for column in columns:
+            rows, columns = _count(entry["rows"], 0), {}
+            for name, dtype, sizes in entry["columns"]:
+                if dtype not in _DTYPES:
+                    raise ValueError(f"dtype {dtype!r} is none of {sorted(_DTYPES)}")
+                shape = tuple(_count(size, 0) for size in sizes)
                 # Of no bytes if one of them is 0, which the file's size does not bound.
-                if math.prod(max(size, 1) for size in (group.rows, *column.shape)) > _MOST_VALUES:
-                    shape = [group.rows, *column.shape]
-                    raise ValueError(f"array {column.name!r} has shape {shape}")
-            groups[group.name] = group
-            offset += group.nbytes(self._block_rows)
+                if math.prod(max(size, 1) for size in (rows, *shape)) > _MOST_VALUES:
+                    raise ValueError(f"array {name!r} has shape {[rows, *shape]}")
+                columns[name] = np.dtype((dtype, shape))
+            if not columns:
+                raise ValueError(f"group {entry['name']!r} has no columns")
+            group = groups[entry["name"]] = Group(rows, columns, offset)
+            num_blocks = -(-rows // self._block_rows)
+            offset += rows * group.row_bytes + num_blocks * _CRC.size
         if offset != self._size:
             raise self._error(f"has {self._size} bytes, but its header says {offset}", self._size)
         return groups
@@ -248,8 +222,8 @@ class ArrayFile:
         """
         layout = self._group(group)
         arrays = {
-            column.name: np.empty((layout.rows, *column.shape), column.dtype)
-            for column in layout.columns
+            name: np.empty((layout.rows, *column.shape), column.base)
+            for name, column in layout.columns.items()
         }
         begin = 0
         for block in self.blocks(group):
@@ -277,11 +251,10 @@ def _little_endian(array: np.ndarray) -> np.ndarray:
 
 def _split(content: bytes, layout: Group, rows: int) -> Arrays:
     arrays, begin = {}, 0
-    for column in layout.columns:
-        count = rows * math.prod(column.shape)
-        flat = np.frombuffer(content, column.dtype, count, begin)
-        arrays[column.name] = flat.reshape((rows, *column.shape))
-        begin += rows * column.row_bytes
+    for name, column in layout.columns.items():
+        flat = np.frombuffer(content, column.base, rows * math.prod(column.shape), begin)
+        arrays[name] = flat.reshape((rows, *column.shape))
+        begin += rows * column.itemsize
     return arrays
 
 
@@ -289,9 +262,3 @@ def _count(value: Any, least: int) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise ValueError(f"{value!r} is no integer >= {least}")
     return value
-
-
-def _known(dtype: Any) -> str:
-    if dtype not in _DTYPES:
-        raise ValueError(f"dtype {dtype!r} is none of {sorted(_DTYPES)}")
-    return str(dtype)

@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import re
+import typing
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -52,12 +53,12 @@ class Manifest:
     step: int
     world_size: int
     placement: str
-    tables: list[dict[str, Any]]
-    files: dict[str, dict[str, Any]]
-    positions: list[Any]
-    rng: list[Any]
-    saturation: dict[str, Any] | None
-    versions: dict[str, str]
+    tables: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    files: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
+    positions: list[Any] = dataclasses.field(default_factory=list)
+    rng: list[Any] = dataclasses.field(default_factory=list)
+    saturation: dict[str, Any] | None = None
+    versions: dict[str, str] = dataclasses.field(default_factory=dict)
 
     def write(self, folder: Path) -> None:
         """Writes it into a folder, and waits until it is on the disk."""
@@ -73,17 +74,10 @@ def sealed(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 _KINDS: dict[str, type] = {
-    "checkpoint": str,
-    "step": int,
-    "world_size": int,
-    "placement": str,
-    "tables": list,
-    "files": dict,
-    "positions": list,
-    "rng": list,
-    "versions": dict,
+    name: typing.get_origin(hint) or hint
+    for name, hint in typing.get_type_hints(Manifest).items()
+    if name != "saturation"
 }
-
 # Of an entry of `tables` and of `files`.
 _TABLE_KINDS: dict[str, type | tuple[type, ...]] = {
     "name": str,

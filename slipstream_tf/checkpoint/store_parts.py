@@ -1,4 +1,4 @@
-"""What a checkpoint takes from a store, and gives back to another: rows, held sums, copies.
+"""What a checkpoint takes from a store, and gives to another: rows, deferred gradients, replicas.
 
 In: a store, of one process or of a rank. Out: `TablePart`s to be written; or, from the files of any
 number of ranks and any kind of store, tables that are made ready before the store is touched.
@@ -7,7 +7,6 @@ number of ranks and any kind of store, tables that are made ready before the sto
 from __future__ import annotations
 
 import dataclasses
-import enum
 import functools
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -23,15 +22,14 @@ from slipstream_tf.checkpoint.tables import (
     SavedTable,
     TablePart,
     on_ranks,
-    with_counts,
     with_rows,
-    with_slots,
     without_least,
 )
 from slipstream_tf.config import TableConfig
 from slipstream_tf.ops.update_policy import KEPT, UpdatePolicy
 from slipstream_tf.optimizers import SparseOptimizer
-from slipstream_tf.stores.base import SavedStore, initial_slots
+from slipstream_tf.stores.base import SavedStore
+from slipstream_tf.stores.by_key import counts_of
 from slipstream_tf.stores.native import NativeStore
 
 _LONGEST = 1 << 40
@@ -62,11 +60,6 @@ class Rank:
         return self.size > 1 and self.placement != "replicated"
 
 
-def has_table_files(store: Any) -> bool:
-    """Whether a store's tables can be read and replaced with what they hold back."""
-    return isinstance(store, SavedStore)
-
-
 def file_name(rank: int, index: int) -> str:
     """Returns the name, below a checkpoint's folder, of a rank's part of a table."""
     return f"rank-{rank}/table-{index:03d}"
@@ -83,43 +76,38 @@ def cut(
     Args:
         store: whose tables they are.
         rank: whose.
-        policies: that hold now, by table; tables not named hold nothing in shadow mode.
+        policies: of now, by table; those of tables not named are no dry run.
     """
-    policies = {} if policies is None else policies
-    return [
-        _cut_table(store, table, rank, policies.get(table.name, UpdatePolicy()))
-        for table in store.tables
-    ]
-
-
-def _cut_table(
-    store: SavedStore, table: TableConfig, rank: Rank, policy: UpdatePolicy
-) -> TablePart:
-    name, contents = table.name, store.export_table(table.name, flush=False)
-    pending = store.export_pending(name)
-    is_leaving = bool(pending.pop("is_leaving", False))
-    accesses = None
-    if store.is_in_sok:
-        accesses = store.export_accesses(name)
-    elif not rank.has_all_rows:
-        accesses = {n: contents[n] for n in ("keys", "counts")}
     is_apart = rank.size > 1 or store.is_in_sok
-    has_copies = rank.placement != "replicated" and is_apart and store.has_copies
-    has_published = rank.size > 1 and store.copy_movement is not None
-    return TablePart(
-        name=name,
-        dim=table.dim,
-        slots=int(contents["slots"].shape[1]),
-        rule=store.slot_layout(name).rule,
-        contents=contents if rank.has_all_rows else None,
-        accesses=accesses,
-        pending=pending,
-        copies=store.export_copies(name) if has_copies else None,
-        published=store.export_published(name) if has_published else None,
-        # What is on its way out was held in earnest, whatever the policy is now.
-        is_shadow=policy.is_shadow and not is_leaving,
-        is_leaving=is_leaving,
-    )
+    has_replicas = rank.placement != "replicated" and is_apart and store.has_replicas
+    has_holders = rank.size > 1 and store.copy_movement is not None
+    parts = []
+    for table in store.tables:
+        name, policy = table.name, (policies or {}).get(table.name, UpdatePolicy())
+        contents = store.export_table(name, flush=False)
+        deferred = store.export_pending(name)
+        is_leaving = bool(deferred.pop("is_leaving", False))
+        accesses = None
+        if store.is_in_sok:
+            accesses = store.export_accesses(name)
+        elif not rank.has_all_rows:
+            accesses = {n: contents[n] for n in ("keys", "counts")}
+        part = TablePart(
+            name=name,
+            dim=table.dim,
+            slots=int(contents["slots"].shape[1]),
+            rule=store.slot_layout(name).rule,
+            contents=contents if rank.has_all_rows else None,
+            accesses=accesses,
+            deferred=deferred,
+            replicas=store.export_copies(name) if has_replicas else None,
+            holders=store.export_published(name) if has_holders else None,
+            # What is on its way out was deferred in earnest, whatever the policy is now.
+            is_shadow=policy.is_shadow and not is_leaving,
+            is_leaving=is_leaving,
+        )
+        parts.append(part)
+    return parts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,18 +118,18 @@ class ReadyTable:
         name: of the table.
         contents: for `import_table`.
         accesses: for `import_accesses`, of a store that counts apart from its rows; or None.
-        copies: for `import_copies`, or None.
-        published: for `import_published`, or None.
-        pending: for `import_pending`.
-        saved: whose `num_pending`, `is_shadow` and `is_leaving` say what they are.
+        replicas: for `import_copies`, or None.
+        holders: for `import_published`, or None.
+        deferred: for `import_pending`.
+        saved: whose `num_deferred`, `is_shadow` and `is_leaving` say what they are.
     """
 
     name: str
     contents: Arrays
     accesses: Arrays | None
-    copies: Arrays | None
-    published: Arrays | None
-    pending: Arrays
+    replicas: Arrays | None
+    holders: Arrays | None
+    deferred: Arrays
     saved: SavedTable
 
 
@@ -212,7 +200,7 @@ class _Target:
         missing = np.setdiff1d(keys, contents["keys"])
         assert self.rule is not None
         rows = NativeStore([self.table], self.rule).gather(self.table.name, missing)[0].numpy()
-        return with_rows(contents, missing, rows, initial_slots(self.rule, self.table.dim))
+        return with_rows(contents, missing, rows, self.store.slot_layout(self.table.name).initial)
 
 
 def _prepare_table(target: _Target, saved: SavedTable, is_same_job: bool) -> ReadyTable:
@@ -221,12 +209,13 @@ def _prepare_table(target: _Target, saved: SavedTable, is_same_job: bool) -> Rea
     if is_same_job and rank.has_a_part:
         contents["steps"][1] = saved.lookup_steps(rank.number)
     initial = store.slot_layout(name).initial
-    if contents["slots"].shape[1] != initial.size and contents["keys"].size:
-        told = f"start anew, at {initial[0]:g}" if initial.size else "are left out"
-        logging.warning("%s: the slots of table %r %s.", target.place, name, told)
-    contents = with_slots(contents, initial)
-    holds_own = rank.has_a_part and store.holds_at_owners
-    pending = saved.pending(rank.number, rank.size, target.owns if holds_own else None)
+    if contents["slots"].shape[1] != initial.size:
+        if contents["keys"].size:
+            told = f"start anew, at {initial[0]:g}" if initial.size else "are left out"
+            logging.warning("%s: the slots of table %r %s.", target.place, name, told)
+        contents["slots"] = np.tile(initial, (contents["keys"].size, 1))
+    at_owners = rank.has_a_part and store.defers_at_owners
+    deferred = saved.deferred(rank.number, rank.size, target.owns if at_owners else None)
     accesses: Arrays | None = None
     if store.is_in_sok:
         # It makes rows of keys that have none, and counts accesses apart.
@@ -238,16 +227,16 @@ def _prepare_table(target: _Target, saved: SavedTable, is_same_job: bool) -> Rea
         contents.pop("trained", None)
         contents = _with_accesses(target, contents, saved)
     if rank.size == 1 and target.rule is not None:
-        contents = _with_pending_rows(target, contents, pending["keys"])
-    _require_fit(target, contents["keys"], pending["keys"])
-    keeps_copies = is_same_job and store.copy_movement is not None
+        contents = _with_deferred_rows(target, contents, deferred["keys"])
+    _require_fit(target, contents["keys"], deferred["keys"])
+    has_holders = is_same_job and store.copy_movement is not None
     return ReadyTable(
         name=name,
         contents=contents,
         accesses=accesses,
-        copies=saved.copies(rank.number) if is_same_job else None,
-        published=saved.published(rank.number) if keeps_copies else None,
-        pending=pending,
+        replicas=saved.replicas(rank.number) if is_same_job else None,
+        holders=saved.holders(rank.number) if has_holders else None,
+        deferred=deferred,
         saved=saved,
     )
 
@@ -255,19 +244,17 @@ def _prepare_table(target: _Target, saved: SavedTable, is_same_job: bool) -> Rea
 def _with_accesses(target: _Target, contents: Arrays, saved: SavedTable) -> Arrays:
     """Returns contents with the access counts that a rank of a native job has with its rows."""
     rank = target.rank
-    if rank.has_a_part:
-        # An owner counts what all ranks access of its rows.
-        return with_counts(contents, *saved.accesses(0, 1)) if saved.has_counts_apart else contents
-    if not (saved.is_replicated or saved.has_counts_apart):
+    if not saved.has_counts_apart and (rank.has_a_part or not saved.is_replicated):
         return contents
-    accesses = saved.accesses(rank.number, rank.size)
-    if rank.size > 1 and target.rule is not None:
-        # A rank has met keys that rank 0 has not, whose gradients are held back.
+    # An owner counts what all ranks access of its rows.
+    accesses = saved.accesses(*((0, 1) if rank.has_a_part else (rank.number, rank.size)))
+    if rank.size > 1 and not rank.has_a_part and target.rule is not None:
+        # A rank has met keys that rank 0 has not, whose gradients are deferred.
         contents = target.with_initial_rows(contents, accesses[0])
-    return with_counts(contents, *accesses)
+    return {**contents, "counts": counts_of(contents["keys"], *accesses)}
 
 
-def _with_pending_rows(target: _Target, contents: Arrays, keys: np.ndarray) -> Arrays:
+def _with_deferred_rows(target: _Target, contents: Arrays, keys: np.ndarray) -> Arrays:
     """Adds rows of keys with deferred gradients: a rank may hold some that no rank has yet."""
     missing, capacity = np.setdiff1d(keys, contents["keys"]), target.table.capacity
     if not missing.size:
@@ -278,10 +265,10 @@ def _with_pending_rows(target: _Target, contents: Arrays, keys: np.ndarray) -> A
     return target.with_initial_rows(contents, keys)
 
 
-def _require_fit(target: _Target, keys: np.ndarray, pending_keys: np.ndarray) -> None:
+def _require_fit(target: _Target, keys: np.ndarray, deferred_keys: np.ndarray) -> None:
     """Raises CheckpointMismatchError if the table cannot have the rows or deferred gradients."""
     table, capacity = target.table, target.table.capacity
-    all_keys = np.concatenate([keys, pending_keys])
+    all_keys = np.concatenate([keys, deferred_keys])
     reserved = target.store.reserved_keys(table.name)
     found = all_keys[np.isin(all_keys, reserved)]
     if found.size:
@@ -311,82 +298,49 @@ def _require_fit(target: _Target, keys: np.ndarray, pending_keys: np.ndarray) ->
 
 
 def replace(store: SavedStore, ready: list[ReadyTable]) -> None:
-    """Replaces rows, slots and counts of all tables; nothing is held back then."""
+    """Replaces rows, slots and counts of all tables; nothing is deferred then."""
     for table in ready:
-        # What a live store held back belongs to the rows that it had.
-        nothing = {name: values[:0] for name, values in table.pending.items() if np.ndim(values)}
-        store.import_pending(table.name, {**table.pending, **nothing})
+        # What a live store deferred belongs to the rows that it had.
+        nothing = {name: values[:0] for name, values in table.deferred.items() if np.ndim(values)}
+        store.import_pending(table.name, {**table.deferred, **nothing})
         store.import_table(table.name, table.contents)
         if table.accesses is not None:
             store.import_accesses(table.name, table.accesses)
 
 
-def replace_copies(store: SavedStore, ready: list[ReadyTable], is_in_window: bool) -> None:
-    """Replaces copies of other ranks' rows, if as many ranks have saved theirs.
+def replace_replicas(store: SavedStore, ready: list[ReadyTable], is_in_window: bool) -> None:
+    """Replaces replicas of other ranks' rows, if as many ranks have saved theirs.
 
     Args:
-        store: of which the engine has told already what holds in the window: rows are marked, and
-            others frozen, as they are now. Copies that are given back are as they were.
+        store: of which the engine has told already what holds in the window: rows are flagged,
+            and replicas read-only, as they are now. Those that are given back are as they were.
         ready: the tables.
-        is_in_window: whether an engine has restored the window in which copies were marked; else
-            no mark of theirs would ever end.
+        is_in_window: whether an engine has restored the window in which replicas were flagged;
+            else no flag of theirs would ever end.
     """
     for table in ready:
         # Of stores that hold tables in SOK one kind alone has copies.
-        if table.copies is not None and store.has_copies:
-            copies = dict(table.copies)
+        if table.replicas is not None and store.has_replicas:
+            replicas = dict(table.replicas)
             if not is_in_window:
-                copies.pop("marks", None)
-            elif table.published is None and "marks" in copies:
+                replicas.pop("marks", None)
+            elif table.holders is None and "marks" in replicas:
                 # Their owners do not know what was sent.
-                copies["marks"] = copies["marks"] & ~KEPT
-            store.import_copies(table.name, copies)
-            if is_in_window and table.published is not None:
-                store.import_published(table.name, table.published)
+                replicas["marks"] = replicas["marks"] & ~KEPT
+            store.import_copies(table.name, replicas)
+            if is_in_window and table.holders is not None:
+                store.import_published(table.name, table.holders)
 
 
-class Handling(enum.Enum):
-    """What is to be done with the deferred gradients of a checkpoint.
-
-    Attributes:
-        LEAVE_OUT: they are shadow mode's, whose gradients were applied when they came.
-        DEFER: the policy defers them further.
-        APPLY: the policy does not, or they were to leave already: they do so before it begins.
-    """
-
-    LEAVE_OUT = enum.auto()
-    DEFER = enum.auto()
-    APPLY = enum.auto()
-
-
-def handling(
-    policy: UpdatePolicy, is_shadow: bool, is_leaving: bool, flushes_with_next_step: bool
-) -> Handling:
-    """Decides what is to be done with the deferred gradients of a checkpoint.
-
-    Args:
-        policy: that holds now.
-        is_shadow: whether the gradients are shadow mode's.
-        is_leaving: whether they are to leave with the next step.
-        flushes_with_next_step: whether the store can do that itself; see `SavedStore`.
-    """
-    is_same = policy.mode == "defer" and policy.is_shadow == is_shadow
-    if is_shadow and not is_same:
-        return Handling.LEAVE_OUT
-    if is_same and (flushes_with_next_step or not is_leaving):
-        return Handling.DEFER
-    return Handling.APPLY
-
-
-def hold(
+def defer(
     store: SavedStore,
     ready: list[ReadyTable],
     policies: Mapping[str, UpdatePolicy],
     together: Callable[[Callable[[], Any], str], Any],
 ) -> None:
-    """Gives a store the sums to hold back; where its policy holds none, they are applied.
+    """Gives a store its deferred gradients; where its policy defers none, they are applied.
 
-    Those of shadow mode are held where it goes on, and left out elsewhere: their gradients were
+    Those of a dry run are deferred where it goes on, and left out elsewhere: their gradients were
     applied when they came. Those that were to leave with the next step do so.
 
     With several ranks a collective.
@@ -399,47 +353,43 @@ def hold(
             failed.
     """
     for table in ready:
-        if not table.saved.num_pending:
-            continue
-        policy = policies.get(table.name, UpdatePolicy())
+        saved, policy = table.saved, policies.get(table.name, UpdatePolicy())
         is_late = store.flushes_with_next_step
-        what = handling(policy, table.saved.is_shadow, table.saved.is_leaving, is_late)
-        told = f"take the sums that table {table.name!r} holds back"
-        if what is Handling.LEAVE_OUT:
+        if not saved.num_deferred:
+            continue
+        is_same = policy.mode == "defer" and policy.is_shadow == saved.is_shadow
+        told = f"take the deferred gradients of table {table.name!r}"
+        if saved.is_shadow and not is_same:
             logging.info(
-                "%d gradient sums of table %r that shadow mode counted are left out.",
-                table.saved.num_pending,
+                "%d gradient sums of table %r that a dry run counted are left out.",
+                saved.num_deferred,
                 table.name,
             )
-        elif what is Handling.DEFER:
-            together(functools.partial(_import_pending, store, table, policy), told)
-        else:
-            if not table.saved.is_leaving:
-                logging.warning(
-                    "%d deferred gradients of table %r are applied %s, as its policy defers none, "
-                    "or does so in shadow mode only.",
-                    table.saved.num_pending,
-                    table.name,
-                    "with the next step" if is_late else "now",
-                )
-            _set_holding_policy(store, table, policy)
-            together(functools.partial(_import_pending, store, table, UpdatePolicy()), told)
-            if store.is_in_sok and not is_late:
-                # The policy to come may be of the same kind, and keep them.
-                store.flush()
-            store.set_update_policy(table.name, policy)
+            continue
+        if is_same and (is_late or not saved.is_leaving):
+            together(functools.partial(_import_deferred, store, table, policy), told)
+            continue
+        if not saved.is_leaving:
+            logging.warning(
+                "%d deferred gradients of table %r are applied %s, as its policy defers none, or "
+                "does so in a dry run only.",
+                saved.num_deferred,
+                table.name,
+                "with the next step" if is_late else "now",
+            )
+        # They are deferred by a policy of another kind than the one to come, until that begins.
+        can_tell_movement = store.rule is not None and not store.is_in_sok
+        trigger = "movement" if can_tell_movement and policy.trigger != "movement" else "interval"
+        until = UpdatePolicy("defer", trigger, max_age=_LONGEST, max_rows=saved.num_deferred)
+        store.set_update_policy(table.name, until)
+        together(functools.partial(_import_deferred, store, table, UpdatePolicy()), told)
+        if store.is_in_sok and not is_late:
+            # The policy to come may be of the same kind, and keep them.
+            store.flush()
+        store.set_update_policy(table.name, policy)
 
 
-def _set_holding_policy(store: SavedStore, table: ReadyTable, policy: UpdatePolicy) -> None:
-    """Has a store defer gradients that it applies before another policy begins."""
-    can_judge = store.rule is not None and not store.is_in_sok
-    # Of another kind than the policy to come.
-    trigger = "movement" if can_judge and policy.trigger != "movement" else "interval"
-    holding = UpdatePolicy("defer", trigger, max_age=_LONGEST, max_rows=table.saved.num_pending)
-    store.set_update_policy(table.name, holding)
-
-
-def _import_pending(store: SavedStore, table: ReadyTable, policy: UpdatePolicy) -> None:
-    store.import_pending(table.name, on_ranks(table.pending, policy.ranks))
+def _import_deferred(store: SavedStore, table: ReadyTable, policy: UpdatePolicy) -> None:
+    store.import_pending(table.name, on_ranks(table.deferred, policy.ranks))
     if table.saved.is_leaving and store.flushes_with_next_step:
         store.let_go_of(table.name)

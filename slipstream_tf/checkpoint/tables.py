@@ -17,20 +17,20 @@ import numpy as np
 from slipstream_tf.checkpoint import array_file
 from slipstream_tf.checkpoint.array_file import ArrayFile, Arrays
 from slipstream_tf.checkpoint.errors import CheckpointError, CheckpointMismatchError
-from slipstream_tf.stores.by_key import added_up, counts_of
+from slipstream_tf.stores.by_key import added_up
 
-_ROW_COLUMNS = ("keys", "rows", "slots", "counts")
-_PENDING_COLUMNS = ("keys", "ages", "ranks", "sums")
-_COPY_KINDS = {
-    **{"keys": "<i8", "rows": "<f4", "slots": "<f4", "counts": "<f4", "last_used": "<i8"},
-    "marks": "|u1",
+_ROW_KINDS = {"keys": "<i8", "rows": "<f4", "slots": "<f4", "counts": "<f4", "last_used": "<i8"}
+# Of each group of a file, its columns.
+_KINDS = {
+    "contents": {**_ROW_KINDS, "trained": "<f4"},
+    "copies": {**_ROW_KINDS, "marks": "|u1"},
+    "accesses": {"keys": "<i8", "counts": "<f4"},
+    "pending": {"keys": "<i8", "ages": "<i8", "ranks": "<i4", "sums": "<f4"},
+    "published": {"keys": "<i8", "rows": "<f4", "holders": "|u1"},
 }
-_KINDS = {**{n: kind for n, kind in _COPY_KINDS.items() if n != "marks"}, "trained": "<f4"}
-_ACCESS_KINDS = {"keys": "<i8", "counts": "<f4"}
 # Columns that a file need not have.
 _OPTIONAL = ("last_used", "marks", "trained")
-_PENDING_KINDS = {"keys": "<i8", "ages": "<i8", "ranks": "<i4", "sums": "<f4"}
-_PUBLISHED_KINDS = {"keys": "<i8", "rows": "<f4", "holders": "|u1"}
+_META = ("name", "dim", "slots", "rule")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,10 +46,10 @@ class TablePart:
             are the same as on rank 0.
         accesses: keys int64 [n] and counts float32 [n] of this rank where its contents do not have
             them, or it has none.
-        pending: gradient sums that are held back, as `store.export_pending`.
-        copies: of other ranks' rows, with this rank's accesses, like contents, and their marks; or
-            None.
-        published: what this rank sent last of rows that others keep copies of, as
+        deferred: gradients, as `store.export_pending` gives them.
+        replicas: of other ranks' rows, with this rank's accesses, like contents, and their flags;
+            or None.
+        holders: what this rank sent last of rows that others have refreshed replicas of, as
             `store.export_published`; or None.
         is_shadow: whether the sums are shadow mode's, whose gradients were applied when they came.
         is_leaving: whether they all leave with the next step.
@@ -61,45 +61,67 @@ class TablePart:
     rule: str | None
     contents: Arrays | None
     accesses: Arrays | None
-    pending: Arrays
-    copies: Arrays | None = None
-    published: Arrays | None = None
+    deferred: Arrays
+    replicas: Arrays | None = None
+    holders: Arrays | None = None
     is_shadow: bool = False
     is_leaving: bool = False
+
+    def entry(self) -> dict[str, Any]:
+        """Returns what a manifest says of the table, if it is all of the table."""
+        rows = 0 if self.contents is None else len(self.contents["keys"])
+        return {**{n: getattr(self, n) for n in _META}, "dtype": "float32", "rows": rows}
 
     def write(self, path: Path, checkpoint: str, rank: int) -> int:
         """Writes it to a file that is a rank's, and returns the bytes."""
         groups: dict[str, Arrays] = {}
-        meta: dict[str, Any] = {"rank": rank, **{name: getattr(self, name) for name in _META}}
-        for name, contents in (("contents", self.contents), ("copies", self.copies)):
-            if contents is not None:
-                groups[name] = {column: contents[column] for column in _ROW_COLUMNS}
-                if len(contents["last_used"]) == len(contents["keys"]):
-                    groups[name]["last_used"] = contents["last_used"]
-                for column in ("marks", "trained"):
-                    if column in contents:
-                        groups[name][column] = contents[column]
-                meta[f"{name}_steps"] = [int(step) for step in contents["steps"]]
-        if self.copies is not None:
-            meta["copies_have_slots"] = self.copies["slots"].shape[1] == self.slots
-        if self.accesses is not None:
-            groups["accesses"] = self.accesses
-        if self.published is not None:
-            groups["published"] = self.published
-        groups["pending"] = {column: self.pending[column] for column in _PENDING_COLUMNS}
+        meta: dict[str, Any] = {
+            "rank": rank,
+            **{name: getattr(self, name) for name in _META},
+            "learning_rate": float(self.deferred["learning_rate"]),
+            "pending_is_shadow": self.is_shadow,
+            "pending_is_leaving": self.is_leaving,
+        }
+        found = {
+            "contents": self.contents,
+            "copies": self.replicas,
+            "accesses": self.accesses,
+            "pending": self.deferred,
+            "published": self.holders,
+        }
+        for name, arrays in found.items():
+            if arrays is None:
+                continue
+            if "steps" in arrays:
+                meta[f"{name}_steps"] = [int(step) for step in arrays["steps"]]
+            has_use = len(arrays.get("last_used", ())) == len(arrays["keys"])
+            groups[name] = {
+                column: arrays[column]
+                for column in _KINDS[name]
+                if column in arrays and (has_use or column != "last_used")
+            }
+        if self.replicas is not None:
+            meta["copies_have_slots"] = self.replicas["slots"].shape[1] == self.slots
         if self.contents is not None and "powers" in self.contents:
             meta["powers"] = [float(power) for power in self.contents["powers"]]
-        meta["learning_rate"] = float(self.pending["learning_rate"])
-        meta["pending_is_shadow"] = self.is_shadow
-        meta["pending_is_leaving"] = self.is_leaving
         return array_file.write(path, checkpoint, meta, groups)
 
 
-_META = ("name", "dim", "slots", "rule")
-
-
 class SavedTable:
-    """The files of one table of a checkpoint, one per rank that saved it."""
+    """The files of one table of a checkpoint, one per rank that saved it.
+
+    Attributes:
+        name: of the table.
+        dim: values of a row.
+        slots: values of a row's slots.
+        is_replicated: whether rank 0 has all rows.
+        has_counts_apart: whether accesses are not with their rows: each rank counted those of its
+            batches.
+        powers: what Adam's bias correction goes by in SOK, float32; None: steps tell it.
+        num_deferred: gradient sums that all ranks together deferred.
+        is_shadow: whether these are of a dry run, whose gradients were applied when they came.
+        is_leaving: whether these were all to leave with the next step.
+    """
 
     def __init__(self, paths: Sequence[Path], checkpoint: str, entry: Mapping[str, Any]) -> None:
         """Reads the headers.
@@ -115,45 +137,63 @@ class SavedTable:
         self._paths = list(paths)
         self._files = [ArrayFile(path, checkpoint) for path in self._paths]
         self.name, self.dim, self.slots = entry["name"], entry["dim"], entry["slots"]
+        self._widths: dict[str, dict[str, int]] = {
+            "contents": {"rows": self.dim, "slots": self.slots, "trained": self.dim},
+            "copies": {"rows": self.dim, "slots": self.slots},
+            "accesses": {},
+            "pending": {"sums": self.dim},
+            "published": {"rows": self.dim + self.slots, "holders": (len(self._paths) + 7) // 8},
+        }
         for rank, (path, file) in enumerate(zip(self._paths, self._files, strict=True)):
             require_rank(path, file, rank)
             for name in _META:
                 if file.meta.get(name) != entry[name]:
-                    problem = (
-                        f"has {name} {file.meta.get(name)!r}, but the manifest {entry[name]!r}"
-                    )
-                    raise CheckpointError(path, problem)
-            widths = {"rows": self.dim, "slots": self.slots, "trained": self.dim}
-            _require_columns(path, file, "contents", _KINDS, widths)
-            # Copies in front of tables in SOK have no slots.
-            of_copies = (
-                widths if file.meta.get("copies_have_slots", True) else {**widths, "slots": 0}
-            )
-            _require_columns(path, file, "copies", _COPY_KINDS, of_copies)
-            _require_columns(path, file, "accesses", _ACCESS_KINDS, {})
-            _require_columns(path, file, "pending", _PENDING_KINDS, {"sums": self.dim})
-            widths = {"rows": self.dim + self.slots, "holders": (len(self._paths) + 7) // 8}
-            _require_columns(path, file, "published", _PUBLISHED_KINDS, widths)
+                    told = f"has {name} {file.meta.get(name)!r}"
+                    raise CheckpointError(path, f"{told}, but the manifest {entry[name]!r}")
+            for group in _KINDS:
+                self._require_columns(path, file, group)
         rows = sum(f.groups["contents"].rows for f in self._files if "contents" in f.groups)
         if rows != entry["rows"]:
             problem = f"and the files of other ranks have {rows} rows, but the manifest"
             raise CheckpointError(self._paths[0], f"{problem} {entry['rows']}")
+        groups, metas = [f.groups for f in self._files], [f.meta for f in self._files]
+        self.is_replicated = all("contents" not in found for found in groups[1:])
+        self.has_counts_apart = any({"contents", "accesses"} <= set(found) for found in groups)
+        powers = metas[0].get("powers")
+        self.powers = None if powers is None else np.asarray(powers, np.float32)
+        self.num_deferred = sum(found["pending"].rows for found in groups)
+        self.is_shadow = any(meta.get("pending_is_shadow", False) for meta in metas)
+        self.is_leaving = any(meta.get("pending_is_leaving", False) for meta in metas)
 
-    @property
-    def is_replicated(self) -> bool:
-        """Whether rank 0 has all rows."""
-        return all("contents" not in file.groups for file in self._files[1:])
+    def _require_columns(self, path: Path, file: ArrayFile, group: str) -> None:
+        """Raises CheckpointError unless a group, if it is there, has columns of its kinds."""
+        if group not in file.groups:
+            if group == "pending":
+                raise CheckpointError(path, f"has no {group!r}")
+            return
+        widths, found = self._widths[group], file.groups[group].columns
+        if group == "copies" and not file.meta.get("copies_have_slots", True):
+            # Replicas in front of tables in SOK have none.
+            widths = {**widths, "slots": 0}
+        for name, kind in _KINDS[group].items():
+            column = np.dtype((kind, (widths[name],) if name in widths else ()))
+            if found.get(name, column if name in _OPTIONAL else None) != column:
+                problem = f"its {group!r} have {name!r} as {found.get(name)}, not {column}"
+                raise CheckpointError(path, problem, offset=file.groups[group].offset)
 
-    @property
-    def has_counts_apart(self) -> bool:
-        """Whether accesses are not with their rows: each rank counted those of its batches."""
-        return any({"contents", "accesses"} <= set(file.groups) for file in self._files)
-
-    @property
-    def powers(self) -> np.ndarray | None:
-        """What Adam's bias correction goes by in SOK, float32; None: steps tell it."""
-        powers = self._files[0].meta.get("powers")
-        return None if powers is None else np.asarray(powers, np.float32)
+    def _joined(self, group: str, blocks: Sequence[Arrays]) -> Arrays:
+        """Returns blocks of a group as one; an optional column only if all blocks have it."""
+        widths = self._widths[group]
+        return {
+            name: np.concatenate(
+                [
+                    np.empty((0, widths[name]) if name in widths else 0, kind),
+                    *(block[name] for block in blocks),
+                ]
+            )
+            for name, kind in _KINDS[group].items()
+            if name not in _OPTIONAL or (blocks and all(name in block for block in blocks))
+        }
 
     def contents(self, owns: Callable[[np.ndarray], np.ndarray] | None = None) -> Arrays:
         """Returns the rows of some keys, sorted by key, as `store.import_table` takes them.
@@ -172,11 +212,7 @@ class SavedTable:
             for block in file.blocks("contents"):
                 taken = slice(None) if owns is None else owns(block["keys"])
                 found.append({name: values[taken] for name, values in block.items()})
-        names = [*_ROW_COLUMNS]
-        for name in ("last_used", "trained"):
-            if found and all(name in block for block in found):
-                names.append(name)
-        joined = _joined(found, names, self.dim, self.slots)
+        joined = self._joined("contents", found)
         order = np.argsort(joined["keys"], kind="stable")
         joined = {name: values[order] for name, values in joined.items()}
         twice = joined["keys"][1:] == joined["keys"][:-1]
@@ -188,21 +224,6 @@ class SavedTable:
         joined["steps"] = np.max(np.asarray(steps, np.int64), axis=0)
         return joined
 
-    @property
-    def num_pending(self) -> int:
-        """Sums that all ranks together held."""
-        return sum(file.groups["pending"].rows for file in self._files)
-
-    @property
-    def is_shadow(self) -> bool:
-        """Whether these sums are shadow mode's, whose gradients were applied when they came."""
-        return any(file.meta.get("pending_is_shadow", False) for file in self._files)
-
-    @property
-    def is_leaving(self) -> bool:
-        """Whether these sums were all to leave with the next step."""
-        return any(file.meta.get("pending_is_leaving", False) for file in self._files)
-
     def lookup_steps(self, rank: int) -> int:
         """Returns the lookups of a rank that has rows, so far."""
         return int(self._files[rank].meta["contents_steps"][1])
@@ -213,57 +234,49 @@ class SavedTable:
         Where another number of ranks saved them, the counts of each go to the rank of its number
         modulo `size`.
         """
-        assigned = _assigned_files(self._files, rank, size)
-        keys, counts = [np.empty(0, np.int64)], [np.empty(0, np.float32)]
-        for file in assigned:
-            group = "accesses" if "accesses" in file.groups else "contents"
-            for block in file.blocks(group):
-                keys.append(block["keys"])
-                counts.append(block["counts"])
-        merged, place = np.unique(np.concatenate(keys), return_inverse=True)
-        total = np.zeros(merged.size, np.float32)
-        np.add.at(total, place.ravel(), np.concatenate(counts))
-        return merged, total
+        blocks: list[Arrays] = []
+        for file in self._files[rank::size]:
+            blocks += file.blocks("accesses" if "accesses" in file.groups else "contents")
+        joined = self._joined("accesses", blocks)
+        ages = np.zeros(joined["keys"].size, np.int64)
+        merged, _, total = added_up(joined["keys"], ages, joined["counts"][:, None])
+        return merged, total[:, 0]
 
-    def copies(self, rank: int) -> Arrays | None:
-        """Returns a rank's copies of other ranks' rows, or None."""
+    def replicas(self, rank: int) -> Arrays | None:
+        """Returns a rank's replicas of other ranks' rows, or None."""
         file = self._files[rank]
         if "copies" not in file.groups:
             return None
-        copies = file.read("copies")
-        copies.setdefault("last_used", np.empty(0, np.int64))
-        return {**copies, "steps": np.asarray(file.meta["copies_steps"], np.int64)}
+        replicas = file.read("copies")
+        replicas.setdefault("last_used", np.empty(0, np.int64))
+        return {**replicas, "steps": np.asarray(file.meta["copies_steps"], np.int64)}
 
-    def published(self, rank: int) -> Arrays | None:
+    def holders(self, rank: int) -> Arrays | None:
         """Returns what a rank sent last of rows that others keep copies of, or None."""
         file = self._files[rank]
         return file.read("published") if "published" in file.groups else None
 
-    def pending(
+    def deferred(
         self, rank: int, size: int, owns: Callable[[np.ndarray], np.ndarray] | None = None
     ) -> Arrays:
-        """Returns the sums that a rank of `size` is to hold, as `store.import_pending` takes them.
+        """Returns the sums that a rank of `size` is to defer, as `store.import_pending` takes them.
 
-        Nothing that was held is lost: where another number of ranks saved them, the sums of each go
-        to the rank of its number modulo `size`; of one key they are added up.
+        Nothing that was deferred is lost: where another number of ranks saved them, the sums of
+        each go to the rank of its number modulo `size`; of one key they are added up.
 
         Args:
-            rank: that is to hold them.
+            rank: that is to defer them.
             size: ranks in all.
             owns: of keys int64 [n]: bool [n], whose sums the rank takes, of any rank's; None: it
-                holds sums of any keys.
+                defers sums of any keys.
         """
-        assigned = _assigned_files(self._files, rank, size) if owns is None else self._files
+        assigned = self._files[rank::size] if owns is None else self._files
         parts = [file.read("pending") for file in assigned]
         if owns is not None:
             parts = [{n: v[owns(part["keys"])] for n, v in part.items()} for part in parts]
-        rate = float((assigned or self._files)[0].meta["learning_rate"])
-        if len(parts) == 1:
-            return {**parts[0], "learning_rate": np.float32(rate)}
-        empty = {n: np.empty(0, kind) for n, kind in _PENDING_KINDS.items() if n != "sums"}
-        parts.append({**empty, "sums": np.empty((0, self.dim), np.float32)})
-        joined = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-        return _added_up({**joined, "learning_rate": np.float32(rate)})
+        rate = np.float32((assigned or self._files)[0].meta["learning_rate"])
+        joined = {**self._joined("pending", parts), "learning_rate": rate}
+        return joined if len(parts) == 1 else _added_up(joined)
 
     def require(self, dim: int, rule: str | None, place: str) -> None:
         """Raises CheckpointMismatchError unless a table of this program can take the rows.
@@ -295,39 +308,16 @@ def require_rank(path: Path, file: ArrayFile, rank: int) -> None:
         raise CheckpointError(path, f"is a file of rank {found}, not {rank}")
 
 
-def on_ranks(pending: Arrays, ranks: int) -> Arrays:
+def on_ranks(deferred: Arrays, ranks: int) -> Arrays:
     """Returns sums for so many simulated ranks: those of others join rank number modulo `ranks`.
 
     Args:
-        pending: as `SavedTable.pending` returns it.
+        deferred: as `SavedTable.deferred` returns it.
         ranks: from 1.
     """
-    if not (pending["ranks"] >= ranks).any():
-        return pending
-    return _added_up({**pending, "ranks": pending["ranks"] % ranks})
-
-
-def with_counts(contents: Arrays, keys: np.ndarray, counts: np.ndarray) -> Arrays:
-    """Returns contents with other access counts; keys without a row are passed over.
-
-    Args:
-        contents: sorted by key.
-        keys: int64 [n], ascending.
-        counts: float32 [n]; rows of other keys have a count of 0.
-    """
-    return {**contents, "counts": counts_of(contents["keys"], keys, counts)}
-
-
-def with_slots(contents: Arrays, initial: np.ndarray) -> Arrays:
-    """Returns contents whose rows have as many slots as a rule wants, as those of new rows.
-
-    Args:
-        contents: of a store that kept none, or others.
-        initial: float32 [slots per row], of a new row.
-    """
-    if contents["slots"].shape[1] == initial.size:
-        return contents
-    return {**contents, "slots": np.tile(initial, (len(contents["keys"]), 1))}
+    if not (deferred["ranks"] >= ranks).any():
+        return deferred
+    return _added_up({**deferred, "ranks": deferred["ranks"] % ranks})
 
 
 def without_least(contents: Arrays, most: int, pinned: np.ndarray, eviction: str) -> Arrays:
@@ -348,7 +338,7 @@ def without_least(contents: Arrays, most: int, pinned: np.ndarray, eviction: str
     order = order[~np.isin(contents["keys"][order], pinned)]
     stays = np.ones(len(contents["keys"]), bool)
     stays[order[:excess]] = False
-    columns = [*_ROW_COLUMNS, *(("last_used",) if len(contents["last_used"]) else ())]
+    columns = [name for name in _ROW_KINDS if len(contents[name])]
     return {**contents, **{name: contents[name][stays] for name in columns}}
 
 
@@ -374,52 +364,15 @@ def with_rows(contents: Arrays, keys: np.ndarray, rows: np.ndarray, initial: np.
     return {**contents, **{name: values[order] for name, values in joined.items()}}
 
 
-def _joined(blocks: Sequence[Arrays], names: Sequence[str], dim: int, slots: int) -> Arrays:
-    shapes = {"rows": (0, dim), "slots": (0, slots), "trained": (0, dim)}
-    return {
-        name: np.concatenate(
-            [np.empty(shapes.get(name, (0,)), _KINDS[name]), *(block[name] for block in blocks)]
-        )
-        for name in names
-    }
-
-
-def _added_up(pending: Arrays) -> Arrays:
+def _added_up(deferred: Arrays) -> Arrays:
     """Returns sums of which each rank has one per key, the oldest first."""
-    owners = np.stack([pending["keys"], pending["ranks"].astype(np.int64)])
-    merged, ages, sums = added_up(owners, pending["ages"], pending["sums"])
+    owners = np.stack([deferred["keys"], deferred["ranks"].astype(np.int64)])
+    merged, ages, sums = added_up(owners, deferred["ages"], deferred["sums"])
     order = np.argsort(-ages, kind="stable")
     return {
         "keys": merged[0][order],
         "ages": ages[order],
         "ranks": merged[1][order].astype(np.int32),
         "sums": sums[order],
-        "learning_rate": pending["learning_rate"],
+        "learning_rate": deferred["learning_rate"],
     }
-
-
-def _assigned_files(files: Sequence[ArrayFile], rank: int, size: int) -> Sequence[ArrayFile]:
-    return files[rank : rank + 1] if len(files) == size else files[rank::size]
-
-
-def _require_columns(
-    path: Path,
-    file: ArrayFile,
-    group: str,
-    kinds: Mapping[str, str],
-    widths: Mapping[str, int],
-) -> None:
-    """Raises CheckpointError unless a group, if it is there, has columns of these kinds."""
-    if group not in file.groups:
-        if group == "pending":
-            raise CheckpointError(path, f"has no {group!r}")
-        return
-    found = {column.name: column for column in file.groups[group].columns}
-    for name, kind in kinds.items():
-        if name not in found and name in _OPTIONAL:
-            continue
-        shape = (widths[name],) if name in widths else ()
-        column = found.get(name)
-        if column is None or (column.dtype, column.shape) != (kind, shape):
-            problem = f"its {group!r} have {name!r} as {column}, not {kind} of shape {shape}"
-            raise CheckpointError(path, problem, offset=file.groups[group].offset)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -23,20 +24,14 @@ def flatten(tree: Any) -> tuple[Any, dict[str, np.ndarray]]:
     """
     arrays: dict[str, np.ndarray] = {}
 
-    def walk(value: Any) -> Any:
+    def stand_in(value: Any) -> Any:
         if isinstance(value, np.ndarray):
             name = f"array-{len(arrays)}"
             arrays[name] = value
             return {_ARRAY: name}
-        if isinstance(value, Mapping):
-            return {str(key): walk(part) for key, part in value.items()}
-        if isinstance(value, (list, tuple)):
-            return [walk(part) for part in value]
-        if isinstance(value, np.generic):
-            return value.item()
-        return value
+        return value.item() if isinstance(value, np.generic) else dict(value)
 
-    return walk(tree), arrays
+    return json.loads(json.dumps(tree, default=stand_in)), arrays
 
 
 def unflatten(skeleton: Any, arrays: Mapping[str, np.ndarray]) -> Any:
@@ -45,10 +40,8 @@ def unflatten(skeleton: Any, arrays: Mapping[str, np.ndarray]) -> Any:
     Raises:
         KeyError: an array is missing.
     """
-    if isinstance(skeleton, dict):
-        if set(skeleton) == {_ARRAY}:
-            return arrays[skeleton[_ARRAY]]
-        return {key: unflatten(part, arrays) for key, part in skeleton.items()}
-    if isinstance(skeleton, list):
-        return [unflatten(part, arrays) for part in skeleton]
-    return skeleton
+
+    def put_back(value: dict[str, Any]) -> Any:
+        return arrays[value[_ARRAY]] if set(value) == {_ARRAY} else value
+
+    return json.loads(json.dumps(skeleton), object_hook=put_back)

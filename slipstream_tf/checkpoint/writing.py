@@ -1,8 +1,11 @@
 """How the ranks' files become a checkpoint, without a word over the network.
 
-In: what each rank copied. Out: its files, and a note of them in the staging folder; rank 0 waits
-for the notes of all, writes the manifest and gives the folder its name. So a thread may do it while
-the ranks train.
+    DIRECTORY/checkpoint-000007/manifest.json, rank-0/..., rank-1/...
+
+What is being written lies in DIRECTORY/.saving, and gets its name when all of it is on the disk.
+In: what each rank copied. Out: its files, and a note of them in that folder; rank 0 waits for the
+notes of all, writes the manifest and gives the folder its name. So a thread may do it while the
+ranks train.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -18,11 +22,10 @@ from pathlib import Path
 from typing import Any
 
 from slipstream_tf import disk
-from slipstream_tf._version import __version__
-from slipstream_tf.checkpoint import array_file, folders, tree
+from slipstream_tf.checkpoint import array_file, tree
 from slipstream_tf.checkpoint.array_file import ArrayFile
 from slipstream_tf.checkpoint.errors import CheckpointError
-from slipstream_tf.checkpoint.manifest import Manifest, entry_of
+from slipstream_tf.checkpoint.manifest import NAME, Manifest, entry_of, read_manifest, require_whole
 from slipstream_tf.checkpoint.store_parts import file_name
 from slipstream_tf.checkpoint.tables import TablePart, require_rank
 
@@ -32,6 +35,26 @@ _PAUSE_SECONDS = 0.02
 _BEAT_SECONDS = 5.0
 _PATIENCE_SECONDS = 150.0
 _ENGINE = "engine"
+STAGING = ".saving"
+_NAME = re.compile(r"checkpoint-(\d{6,})")
+
+
+def names(directory: Path) -> list[str]:
+    """Returns the names of a directory's checkpoints, whole or not, the newest first."""
+    if not directory.is_dir():
+        return []
+    found = [path.name for path in directory.iterdir() if _NAME.fullmatch(path.name)]
+    return sorted(found, key=_number, reverse=True)
+
+
+def stage(directory: Path) -> str:
+    """Makes an empty folder for what is to be written; returns the name that it will get."""
+    staging = directory / STAGING
+    if staging.exists():
+        disk.remove(staging)
+    disk.make_folder(staging)
+    number = max(map(_number, names(directory)), default=0) + 1
+    return f"checkpoint-{number:06d}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,35 +90,30 @@ def write_rank(staging: Path, checkpoint: str, files: RankFiles) -> None:
         OSError: the disk is full, ...; the note tells of it, too.
     """
     folder = staging / f"rank-{files.rank}"
-    with _signs_of_life(folder):
-        _write_rank(staging, checkpoint, files)
-
-
-def _write_rank(staging: Path, checkpoint: str, files: RankFiles) -> None:
-    folder = staging / f"rank-{files.rank}"
     note: dict[str, Any] = {"checkpoint": checkpoint}
-    try:
-        for index, part in enumerate(files.tables):
-            part.write(staging / file_name(files.rank, index), checkpoint, files.rank)
-        skeleton, arrays = tree.flatten(files.state)
-        meta = {"rank": files.rank, "state": skeleton, "learning_rate": files.learning_rate}
-        groups = {name: {"values": array} for name, array in arrays.items()}
-        array_file.write(folder / _ENGINE, checkpoint, meta, groups)
-        written = sorted(folder.iterdir())
-        for path in [*written, folder]:
-            disk.sync(path)
-        note["files"] = {f"{folder.name}/{path.name}": entry_of(path) for path in written}
-        note["tables"] = [_describe(part) for part in files.tables]
-        note["position"], note["rng"] = files.position, files.rng
-        note["saturation"] = _summary(files)
-    except Exception as error:
-        # Rank 0 waits for the note: it needs room on a disk that may be full.
-        with contextlib.suppress(OSError):
-            disk.remove(folder)
-        note = {"checkpoint": checkpoint, "error": f"{type(error).__name__}: {error}"}
-        raise
-    finally:
-        disk.write_text(_note(staging, files.rank), json.dumps(note))
+    with _signs_of_life(folder):
+        try:
+            for index, part in enumerate(files.tables):
+                part.write(staging / file_name(files.rank, index), checkpoint, files.rank)
+            skeleton, arrays = tree.flatten(files.state)
+            meta = {"rank": files.rank, "state": skeleton, "learning_rate": files.learning_rate}
+            groups = {name: {"values": array} for name, array in arrays.items()}
+            array_file.write(folder / _ENGINE, checkpoint, meta, groups)
+            written = sorted(folder.iterdir())
+            for path in [*written, folder]:
+                disk.sync(path)
+            note["files"] = {f"{folder.name}/{path.name}": entry_of(path) for path in written}
+            note["tables"] = [part.entry() for part in files.tables]
+            note["position"], note["rng"] = files.position, files.rng
+            note["saturation"] = _summary(files)
+        except Exception as error:
+            # Rank 0 waits for the note: it needs room on a disk that may be full.
+            with contextlib.suppress(OSError):
+                disk.remove(folder)
+            note = {"checkpoint": checkpoint, "error": f"{type(error).__name__}: {error}"}
+            raise
+        finally:
+            disk.write_text(_note(staging, files.rank), json.dumps(note))
 
 
 def finish_with_all(directory: Path, name: str, manifest: Manifest, keep: int) -> None:
@@ -105,12 +123,12 @@ def finish_with_all(directory: Path, name: str, manifest: Manifest, keep: int) -
         directory: of all checkpoints.
         name: that the checkpoint gets.
         manifest: its identity, step, ranks, placement and versions.
-        keep: whole checkpoints that are left.
+        keep: whole checkpoints that are left, this one included, as far as sizes of files tell.
 
     Raises:
         RuntimeError: another rank could not write, or gave no sign of life for too long.
     """
-    staging = directory / folders.STAGING
+    staging = directory / STAGING
     notes = [
         _wait_for(_note(staging, rank), manifest.checkpoint, rank)
         for rank in range(manifest.world_size)
@@ -129,7 +147,26 @@ def finish_with_all(directory: Path, name: str, manifest: Manifest, keep: int) -
         rng=[note["rng"] for note in notes],
         saturation=notes[0]["saturation"],
     )
-    folders.finish(directory, name, whole, keep)
+    whole.write(staging)
+    disk.commit(staging, directory / name)
+    found = names(directory)
+    are_whole = [other for other in found if is_whole(directory / other)]
+    if len(are_whole) >= keep:
+        # Damaged ones stay as long as they are newer than one that is kept: to be looked at.
+        for old in found[found.index(are_whole[keep - 1]) + 1 :]:
+            # The manifest first: what is half removed is no checkpoint.
+            with contextlib.suppress(FileNotFoundError):
+                disk.remove(directory / old / NAME)
+            disk.remove(directory / old)
+
+
+def is_whole(path: Path) -> bool:
+    """Whether a checkpoint is whole, as far as sizes of files tell."""
+    try:
+        require_whole(path, read_manifest(path))
+    except CheckpointError:
+        return False
+    return True
 
 
 def read_engines(folder: Path, manifest: Manifest) -> tuple[float | None, list[dict[str, Any]]]:
@@ -152,13 +189,6 @@ def read_engines(folder: Path, manifest: Manifest) -> tuple[float | None, list[d
         if state is not None:
             states.append(state)
     return rate, states
-
-
-def versions() -> dict[str, str]:
-    """Returns the versions that write a checkpoint."""
-    import tensorflow as tf
-
-    return {"slipstream_tf": __version__, "tensorflow": tf.__version__}
 
 
 def _wait_for(path: Path, checkpoint: str, rank: int) -> dict[str, Any]:
@@ -214,17 +244,6 @@ def _note(staging: Path, rank: int) -> Path:
     return staging / f"rank-{rank}.json"
 
 
-def _describe(part: TablePart) -> dict[str, Any]:
-    return {
-        "name": part.name,
-        "dim": part.dim,
-        "dtype": "float32",
-        "slots": part.slots,
-        "rule": part.rule,
-        "rows": 0 if part.contents is None else len(part.contents["keys"]),
-    }
-
-
 def _summary(files: RankFiles) -> dict[str, Any] | None:
     """The engine's state in short, for readers of the manifest."""
     if files.state is None:
@@ -235,5 +254,9 @@ def _summary(files: RankFiles) -> dict[str, Any] | None:
         "step": tracker["loop"]["step"],
         "threshold": tracker["loop"]["threshold"],
         "hot_keys": {name: len(table["keys"]) for name, table in tracker["tables"].items()},
-        "pending": {part.name: len(part.pending["keys"]) for part in files.tables},
+        "pending": {part.name: len(part.deferred["keys"]) for part in files.tables},
     }
+
+
+def _number(name: str) -> int:
+    return int(name.rpartition("-")[2])

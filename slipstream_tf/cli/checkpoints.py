@@ -283,9 +283,9 @@ def _names(directory: Path) -> list[str]:
     if not directory.is_dir():
         return []
     import_tensorflow()
-    from slipstream_tf.checkpoint import folders
+    from slipstream_tf.checkpoint import writing
 
-    return folders.names(directory)
+    return writing.names(directory)
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -24,8 +24,8 @@ from slipstream_tf.cli.program import agreed
 from slipstream_tf.cli.settings import Settings
 from slipstream_tf.cli.totals import Exchanged, evaluate, predictor, total, total_metrics
 from slipstream_tf.distributed import Communicator, even_ends
+from slipstream_tf.distributed.agreement import require_same
 from slipstream_tf.distributed.batches import no_inputs
-from slipstream_tf.distributed.settings import require_same
 from slipstream_tf.export import saved_model
 from slipstream_tf.inputs.segregation import profile_hot_keys
 from slipstream_tf.keras import RanksCallback

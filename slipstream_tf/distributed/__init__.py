@@ -1,12 +1,14 @@
 """The ranks that train together, and what travels between them."""
 
+from slipstream_tf.distributed.batches import even_ends, scale_loss, with_next
 from slipstream_tf.distributed.comm import Communicator, SingleProcess, Traffic
-from slipstream_tf.distributed.ends import even_ends, scale_loss
-from slipstream_tf.distributed.flushing import flush_held
-from slipstream_tf.distributed.gradients import DistributedGradientTape, DistributedOptimizer
+from slipstream_tf.distributed.exchanged import ReplicatedStore
+from slipstream_tf.distributed.gradients import (
+    DistributedGradientTape,
+    DistributedOptimizer,
+    flush_held,
+)
 from slipstream_tf.distributed.horovod import init
-from slipstream_tf.distributed.next_batch import with_next
-from slipstream_tf.distributed.replicated import ReplicatedStore
 from slipstream_tf.distributed.saving import JobCheckpoints, SavedJob
 from slipstream_tf.distributed.sharded import ShardedStore
 from slipstream_tf.distributed.watch import PeerLostError

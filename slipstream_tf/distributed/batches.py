@@ -1,13 +1,24 @@
-"""Batches of no inputs, and data sets whose batches may be empty. In: an element of a data set."""
+"""Data sets whose batches end at different times on the ranks, or carry the keys of the next one.
+
+A batch of no inputs trains nothing and counts nowhere, but its rank still takes part in every
+exchange. Skipping inputs makes uneven ends the rule.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import tensorflow as tf
 
+from slipstream_tf.distributed.comm import Communicator
+from slipstream_tf.distributed.exchange import Names
 from slipstream_tf.errors import invalid
+
+KEYS = "keys"
+NEXT_KEYS = "next_keys"
+"""Name of the feature that holds what "keys" of the next batch does."""
+_BATCH_SIZE = Names("scale_loss")
 
 
 def element_of(spec: Any, parts: tuple[Any, ...]) -> Any:
@@ -52,8 +63,6 @@ def no_inputs(spec: Any, place: str) -> Any:
         return tf.RaggedTensor.from_row_splits(flat, tf.zeros([1], spec.row_splits_dtype))
     if not isinstance(spec, tf.TensorSpec) or not spec.shape.rank:
         raise invalid("dataset", spec, place, allowed)
-    if spec.dtype == tf.string:
-        return tf.fill([0, *_known(spec.shape[1:])], "")
     return tf.zeros([0, *_known(spec.shape[1:])], spec.dtype)
 
 
@@ -72,3 +81,113 @@ def loosen(element: Any) -> Any:
 
 def _known(shape: tf.TensorShape) -> list[int]:
     return [0 if size is None else size for size in shape]
+
+
+def even_ends(dataset: tf.data.Dataset, comm: Communicator) -> tf.data.Dataset:
+    """Makes a rank's batches as many as those of the rank that has the most.
+
+    Put it last, after `Slipstream.apply`; `with_next` and `.prefetch` may follow. Every rank must
+    iterate over it at the same time, to the end, whether for training or evaluation: each batch
+    waits until all ranks ask for theirs. An iteration that ends early (`steps_per_epoch`, a
+    callback that stops) may leave ranks one question apart: the next one would then go wrong or
+    wait.
+
+    Args:
+        dataset: of this rank; its elements are batches: nested structures of dense tensors and
+            RaggedTensors.
+        comm: the ranks.
+
+    Returns:
+        The same batches, then batches of no inputs until the other ranks' have ended, too.
+
+    Raises:
+        ValueError: a component is neither dense nor ragged, or has no batch dimension.
+    """
+    spec = dataset.element_spec
+    filler = tf.nest.map_structure(lambda part: no_inputs(part, "even_ends"), spec)
+    if comm.size == 1:
+        return dataset
+    name = Names("even_ends").of("more")
+    real = map_in_step(
+        dataset, lambda *parts: (loosen(element_of(spec, parts)), tf.constant(1, tf.int64))
+    )
+    empty = tf.data.Dataset.from_tensors(0).repeat()
+    empty = empty.map(lambda _: (loosen(filler), tf.constant(0, tf.int64)))
+
+    def ask(element: Any, is_real: tf.Tensor) -> Any:
+        return element, comm.sum(is_real, "control", name)
+
+    together = real.concatenate(empty).map(ask).take_while(lambda _, count: count > 0)
+    options = tf.data.Options()
+    options.deterministic = True
+    return map_in_step(together, lambda element, _: element).with_options(options)
+
+
+def scale_loss(loss: tf.Tensor, batch_size: Any, comm: Communicator) -> tf.Tensor:
+    """Scales the gradient of a rank's mean loss so that the ranks' average is that of all inputs.
+
+    Ranks' batches may differ in size: a plain average of their gradients would give inputs of small
+    batches more weight. A collective.
+
+    Args:
+        loss: float32 scalar, mean over the inputs of this rank's batch; of an empty one, anything.
+        batch_size: inputs of this rank's batch, scalar integer.
+        comm: the ranks.
+
+    Returns:
+        The loss (0 for an empty batch), with its gradient scaled by size * batch_size / inputs of
+        all ranks.
+    """
+    if comm.size == 1:
+        return loss
+    own = tf.cast(batch_size, loss.dtype)
+    total = comm.sum(tf.reshape(own, [1]), "control", _BATCH_SIZE.of("batch_size"))[0]
+    scale = own * comm.size / tf.maximum(total, 1.0)
+    loss = tf.where(own > 0, loss, tf.zeros_like(loss))
+    scaled = loss * scale
+    return scaled + tf.stop_gradient(loss - scaled)
+
+
+def with_next(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """Adds the next batch's keys to each batch: features["next_keys"], laid out as "keys".
+
+    The last batch gets keys of no inputs. For training data of sharded tables with `prefetch=True`.
+    Put it last, after `Slipstream.apply` and `even_ends`; a `.prefetch` may follow. It asks for
+    each batch one step ahead, as a `.prefetch(1)` would: a new threshold comes one batch later.
+
+    Args:
+        dataset: its elements are batches: features, or a tuple that begins with them. Features are
+            a dictionary with "keys": a dense tensor, a RaggedTensor, or a dictionary of these.
+
+    Raises:
+        ValueError: there are no such features, they have "next_keys", or a component is neither
+            dense nor ragged, or has no batch dimension.
+    """
+    spec = dataset.element_spec
+    features = _features(spec)
+    if not isinstance(features, Mapping) or KEYS not in features or NEXT_KEYS in features:
+        allowed = f"features, a dictionary with {KEYS!r} and without {NEXT_KEYS!r}"
+        raise invalid("dataset", spec, "with_next", allowed)
+    end = loosen(tf.nest.map_structure(lambda part: no_inputs(part, "with_next"), spec))
+    batches = map_in_step(dataset, lambda *parts: loosen(element_of(spec, parts)))
+
+    def pair(before: tuple[tf.Tensor, ...], element: Any) -> Any:
+        whole = tf.nest.pack_sequence_as(element, before, expand_composites=True)
+        features = {**_features(whole), NEXT_KEYS: _features(element)[KEYS]}
+        complete = (features, *whole[1:]) if isinstance(whole, tuple) else features
+        return _tensors(element), complete
+
+    # The first pair is of no batch with the first one.
+    ended = batches.concatenate(tf.data.Dataset.from_tensors(end))
+    paired = ended.scan(_tensors(end), pair).skip(1)
+    count = int(dataset.cardinality().numpy())
+    return paired.apply(tf.data.experimental.assert_cardinality(count)) if count > 0 else paired
+
+
+def _tensors(element: Any) -> tuple[tf.Tensor, ...]:
+    # The state of a scan is of dense tensors only.
+    return tuple(tf.nest.flatten(element, expand_composites=True))
+
+
+def _features(element: Any) -> Any:
+    return element[0] if isinstance(element, tuple) else element

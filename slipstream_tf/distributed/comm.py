@@ -33,7 +33,7 @@ class Traffic:
       ranks have different numbers of rows;
     - exchange: what is meant for others, straight to them;
     - broadcast: down a binomial tree, each rank to those below it;
-    - what SOK sends for this package (`count_sent`): rows count with the rank that asks for them,
+    - what SOK sends for this package (`count_sent`): rows count with the rank that requests them,
       so that only the total over ranks is exact.
 
     Not in it: headers of TCP and below, about a twentieth on Ethernet, and what Horovod's ranks say
@@ -73,7 +73,6 @@ class Communicator(Protocol):
             kind: what its bytes are counted as: one of `KINDS`, or its index as a tensor.
             name: the same on all ranks and of no other collective under way.
         """
-        ...
 
     def gather(self, tensor: Any, kind: Kind, name: str) -> tf.Tensor:
         """Puts the ranks' tensors behind each other, rank 0 first.
@@ -83,7 +82,6 @@ class Communicator(Protocol):
             kind: what its bytes are counted as.
             name: as for `sum`.
         """
-        ...
 
     def exchange(
         self, tensor: Any, splits: Any, kind: Kind, name: str
@@ -99,15 +97,12 @@ class Communicator(Protocol):
         Returns:
             What the ranks sent to this one, rank 0 first, and int32 [size], rows from each.
         """
-        ...
 
     def broadcast(self, tensor: Any, root: int, kind: Kind, name: str) -> tf.Tensor:
         """Returns the tensor of rank `root`; the others' have its shape and dtype."""
-        ...
 
     def traffic(self) -> Traffic:
         """Returns the bytes that this rank gave to the network."""
-        ...
 
     def count_sent(self, nbytes: Any, kind: Kind, name: str) -> Any:
         """Counts bytes that others' code gave to the network for this rank; no collective.
@@ -120,14 +115,12 @@ class Communicator(Protocol):
         Returns:
             The operation in a graph.
         """
-        ...
 
     def uncounted(self) -> contextlib.AbstractContextManager[None]:
         """Returns a context whose bytes do not count, for what is not part of the training.
 
         It must be entered in eager code, and no collective may be under way.
         """
-        ...
 
 
 class SingleProcess:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import collections
 import dataclasses
 import weakref
-from collections.abc import Sequence
 from typing import Any, ClassVar, TypeAlias
 
 import tensorflow as tf
@@ -132,11 +131,6 @@ def splits_of(sizes: tf.Tensor, what: str) -> tf.Tensor:
     return tf.cast(sizes, tf.int32)
 
 
-def numbers_of_values(sizes: tf.Tensor, dims: Sequence[int]) -> tf.Tensor:
-    """Returns int64 [ranks]: values in the rows of all tables, for sizes int64 [ranks, tables]."""
-    return tf.reduce_sum(sizes * tf.constant(dims, tf.int64), axis=1)
-
-
 def gather_keys(
     comm: Communicator, sizes: tf.Tensor, keys: tf.Tensor, names: Names, what: str
 ) -> tuple[tf.Tensor, tf.Tensor]:
@@ -153,23 +147,17 @@ def gather_keys(
         sizes int64 [ranks, tables] and keys int64 [m] of all ranks.
     """
     all_sizes = comm.gather(sizes, "control", names.of(f"{what}.sizes"))
-    name = names.of(f"{what}.keys")
-    return all_sizes, comm.gather(keys, "keys", name)
+    return all_sizes, comm.gather(keys, "keys", names.of(f"{what}.keys"))
 
 
 def gather_rows(
-    comm: Communicator,
-    parcels: RowParcels,
-    names: Names,
-    what: str,
-    kind: Any,
-    rounds: Rounds,
+    comm: Communicator, own: RowParcels, names: Names, what: str, kind: Any, rounds: Rounds
 ) -> RowParcels:
     """Gives every rank the rows of all.
 
     Args:
         comm: the ranks.
-        parcels: of this rank, for all: sizes [1, tables].
+        own: rows of this rank, for all: sizes [1, tables].
         names: names the collectives.
         what: the rows are, e.g. "gradients".
         kind: what the values' bytes are counted as, see `Communicator`.
@@ -179,11 +167,10 @@ def gather_rows(
         The ranks' rows, sizes [ranks, tables].
     """
     if comm.size == 1:
-        return parcels
-    # All are asked for at once: Horovod sends them together.
-    sizes, keys = gather_keys(comm, parcels.sizes, parcels.keys, names, what)
-    sent = to_wire(parcels.values, rounds)
-    values = comm.gather(sent, kind, names.of(f"{what}.values"))
+        return own
+    # All are given at once: Horovod sends them together.
+    sizes, keys = gather_keys(comm, own.sizes, own.keys, names, what)
+    values = comm.gather(to_wire(own.values, rounds), kind, names.of(f"{what}.values"))
     return RowParcels(sizes, keys, from_wire(values, rounds))
 
 
@@ -194,17 +181,16 @@ def exchange_keys(
 
     Args:
         comm: the ranks.
-        sizes: int64 [ranks, parcels], keys for each.
+        sizes: int64 [ranks, buffers], keys for each.
         keys: int64 [n], by rank, then by table.
         names: names the collectives.
         what: the keys are for, e.g. "lookup".
 
     Returns:
-        sizes int64 [ranks, parcels] and keys int64 [m] that came from each.
+        sizes int64 [ranks, buffers] and keys int64 [m] that came from each.
     """
     each = tf.ones([comm.size], tf.int32)
     received_sizes, _ = comm.exchange(sizes, each, "control", names.of(f"{what}.sizes"))
-    name = names.of(f"{what}.keys")
     splits = splits_of(tf.reduce_sum(sizes, axis=1), "keys")
-    received, _ = comm.exchange(keys, splits, "keys", name)
+    received, _ = comm.exchange(keys, splits, "keys", names.of(f"{what}.keys"))
     return received_sizes, received

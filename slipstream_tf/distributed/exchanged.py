@@ -1,6 +1,6 @@
 """What native stores of several ranks share: gradients are collected, then delivered.
 
-A collection runs the tables' policies (mask, defer) and gives out what they let go; where that
+A collection runs the tables' policies (mask, defer) and gives out what they pass on; where that
 goes, and is applied, is the placement's matter.
 """
 
@@ -15,27 +15,28 @@ import tensorflow as tf
 
 from slipstream_tf import optimizers
 from slipstream_tf.config import TableConfig
+from slipstream_tf.distributed.agreement import require_same
 from slipstream_tf.distributed.comm import KINDS, Communicator
-from slipstream_tf.distributed.exchange import Names, Rounds, Wire
-from slipstream_tf.distributed.settings import require_same
+from slipstream_tf.distributed.exchange import Names, Rounds, Wire, gather_rows
 from slipstream_tf.errors import invalid
 from slipstream_tf.ops import exchange as exchange_ops
-from slipstream_tf.ops.update_policy import UpdateCounts, UpdatePolicy
-from slipstream_tf.stores.native import NativeStore
+from slipstream_tf.ops.update_policy import UpdatePolicy
+from slipstream_tf.stores.native import CollectingStore, NativeStore
 
 
-class ExchangedStore(NativeStore):
+class ExchangedStore(CollectingStore, NativeStore):
     """Base of the stores that ranks train together; with one rank it is a `NativeStore`.
 
     Gradients are those of a loss that is a mean over the rank's batch, scaled by `scale_loss` where
-    the ranks' batches differ: they are averaged over the ranks, as Horovod does. Held sums are a
-    rank's own.
+    the ranks' batches differ: they are averaged over the ranks, as Horovod does. Deferred gradients
+    are a rank's own.
 
     Attributes:
         comm: the ranks.
         wire: how rows travel.
     """
 
+    _owners = 1  # Ranks that own keys; 1: all rows are everybody's.
     lists_hot_keys_by_key = False  # Ranks publish the most accessed ones first.
     takes_tables_at_once = False  # Ranks meet for each, in one order.
 
@@ -80,21 +81,11 @@ class ExchangedStore(NativeStore):
             self._steps = tf.Variable(0, dtype=tf.int64, trainable=False)
 
     @property
-    def _holder(self) -> NativeStore:
-        """The store whose lookups make plans and whose tables hold sums; this one by default."""
+    def _collector(self) -> NativeStore:
         return self
 
-    @property
-    def _owners(self) -> int:
-        """How many ranks own the keys; 1: all rows are everybody's."""
-        return 1
-
     def _deliver(
-        self,
-        collected: exchange_ops.RowParcels,
-        what: str,
-        kind: Any,
-        rounds: Rounds,
+        self, collected: exchange_ops.RowParcels, what: str, kind: Any, rounds: Rounds
     ) -> tf.Operation | None:
         """Sends collected rows to where they belong, and applies those that come here."""
         raise NotImplementedError
@@ -109,10 +100,14 @@ class ExchangedStore(NativeStore):
         """See `EmbeddingStore.apply_gradients`; averages over the ranks. A collective."""
         if self.comm.size == 1:
             return super().apply_gradients(plan, gradients)
-        # Before they are held, so that a held sum moves its row as far as it will when applied.
+        # Before they are deferred, so that a sum moves its row as far as it will when applied.
         shares = [gradient / self.comm.size for gradient in gradients]
         collected = exchange_ops.collect_gradients(
-            plan, shares, self.learning_rate, self._owners, counts_update=self._holder is not self
+            plan,
+            shares,
+            self.learning_rate,
+            self._owners,
+            counts_update=self._collector is not self,
         )
         return self._deliver(collected, "gradients", self._kind, self._count_update(collected))
 
@@ -124,60 +119,38 @@ class ExchangedStore(NativeStore):
             return self.wire.rounds(self._steps.assign_add(1) - 1)
 
     def set_update_policy(self, table: str, policy: UpdatePolicy) -> None:
-        """See `EmbeddingStore.set_update_policy`; a collective if sums may be held."""
-        index = self._index_of(table)
+        """See `EmbeddingStore.set_update_policy`; a collective if gradients may be deferred."""
+        self._require(table)
         if self.comm.size == 1:
             return super().set_update_policy(table, policy)
         if policy.decay_skipped:
             place = f"table {table!r} of {self.comm.size} ranks"
             raise invalid("decay_skipped", True, place, "False: ranks meet different keys")
-        policy = dataclasses.replace(policy, is_exchanged=True)
-        before = self._policies[table]
-        if not policy.keeps_sums_of(before):
-            self.flush()
-        NativeStore.set_update_policy(self._holder, self.tables[index].name, policy)
-        self._policies[table] = policy
-        holds = any(p.mode == "defer" and not p.is_shadow for p in self._policies.values())
-        self._kind.assign(KINDS.index("deferred" if holds else "gradients"))
+        kind = "deferred" if self._collect_by(table, policy) else "gradients"
+        self._kind.assign(KINDS.index(kind))
 
     def flush(self) -> None:
         """Exchanges and applies all deferred gradients of all ranks; a collective."""
         if self.comm.size == 1:
             return super().flush()
-        held = exchange_ops.collect_held(self._holder._handles, self._owners)
+        deferred = exchange_ops.collect_held(self._collector._handles, self._owners)
         # An update, too, as the tables count.
-        self._deliver(held, "flush", "deferred", self._count_update(held))
+        self._deliver(deferred, "flush", "deferred", self._count_update(deferred))
 
     @property
     def num_updates(self) -> int:
         """How often the tables were updated, flushes included; the same on all ranks."""
         return int(self._steps)
 
-    def update_counts(self, table: str) -> UpdateCounts:
-        """See `EmbeddingStore.update_counts`; of this rank's gradient rows."""
-        return NativeStore.update_counts(self._holder, table)
-
     def export_table(self, table: str, flush: bool = True) -> dict[str, np.ndarray]:
         """See `NativeStore.export_table`; of the rows on this rank.
 
         Raises:
-            RuntimeError: deferred gradients are to be in, and this rank holds some back.
+            RuntimeError: deferred gradients are to be in, and this rank has some.
         """
         if flush:
             self._require_flushed(table)
         return super().export_table(table, flush)
-
-    def export_pending(self, table: str) -> dict[str, np.ndarray]:
-        """See `NativeStore.export_pending`; of what this rank holds back."""
-        pending = NativeStore.export_pending(self._holder, table)
-        if self._holder is not self:
-            # Copies are never updated.
-            pending["learning_rate"] = np.float32(self.learning_rate.numpy())
-        return pending
-
-    def import_pending(self, table: str, contents: Mapping[str, Any]) -> None:
-        """See `NativeStore.import_pending`; of what this rank is to hold back."""
-        NativeStore.import_pending(self._holder, table, contents)
 
     def import_table(self, table: str, contents: Mapping[str, Any]) -> None:
         """See `EmbeddingStore.import_table`; of the rows on this rank."""
@@ -185,13 +158,71 @@ class ExchangedStore(NativeStore):
         super().import_table(table, contents)
         self._steps.assign(contents["steps"][0])
 
-    def _require_flushed(self, table: str) -> None:
-        self._index_of(table)
-        if self.comm.size == 1 or self._policies[table].is_shadow:
-            return
-        pending = self.update_counts(table).pending
-        if pending:
-            raise RuntimeError(
-                f"Rank {self.comm.rank} holds back {pending} gradient sums of table {table!r}. "
-                "Call flush() of the store on all ranks first."
-            )
+
+class ReplicatedStore(ExchangedStore):
+    """Embedding tables of which every rank of a job holds all rows.
+
+    Every rank must take part in every update, `flush` and change of policy; ranks without inputs do
+    so with an empty batch (see `even_ends`). Evaluation lookups, `gather`, `hot_keys` (of this
+    rank's own accesses) and `export_table` are no collectives: an evaluation on one rank is fine.
+    It sees rows as they are, without what ranks defer: `flush` first for the last bit of
+    movement.
+
+    Rows and slots of all ranks are bitwise the same.
+    """
+
+    def __init__(
+        self,
+        tables: Sequence[TableConfig],
+        optimizer: optimizers.SparseOptimizer,
+        comm: Communicator,
+        wire_dtype: str = "float32",
+        wire_warmup_steps: int = 0,
+    ):
+        """Makes empty tables; a collective.
+
+        Args:
+            tables: at least one, of distinct names, without a capacity.
+            optimizer: the rule of all tables.
+            comm: the ranks.
+            wire_dtype: "float32" or "bfloat16", to which gradient rows are rounded before they are
+                sent; they are added up in float32.
+            wire_warmup_steps: updates of the tables before rows are rounded: rounding disturbs
+                the first ones most.
+
+        Raises:
+            ValueError: as `NativeStore`; a table has a capacity; or the ranks' settings differ, in
+                which case the error says in what.
+        """
+        for table in tables:
+            if table.capacity is not None and comm.size > 1:
+                place = f"replicated table {table.name!r}"
+                allowed = "None: ranks would evict different rows (sharded tables may be bounded)"
+                raise invalid("capacity", table.capacity, place, allowed)
+        wire = Wire(wire_dtype, wire_warmup_steps)
+        super().__init__(tables, optimizer, comm, wire, "replicated", {})
+
+    def _deliver(
+        self, collected: exchange_ops.RowParcels, what: str, kind: Any, rounds: Rounds
+    ) -> tf.Operation | None:
+        rows = gather_rows(self.comm, collected, self._names, what, kind, rounds)
+        return exchange_ops.apply_rows(self._handles, rows, self.learning_rate)
+
+    def gather(self, table: str, keys: Any) -> tuple[tf.Tensor, tf.Tensor]:
+        """See `EmbeddingStore.gather`; no row is ever lost, so that every key counts as found.
+
+        A key that this rank has not met yet, but another has, gives its initial row: what it is on
+        all ranks until its first gradient is exchanged.
+        """
+        rows, found = super().gather(table, keys)
+        return rows, self._as_found(found)
+
+    def measure(
+        self, table: str, keys: Any, snapshot: tf.Tensor, metric: str
+    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        """See `NativeStore.measure`; every key counts as found, as in `gather`."""
+        rows, found, drift = super().measure(table, keys, snapshot, metric)
+        return rows, self._as_found(found), drift
+
+    def _as_found(self, found: tf.Tensor) -> tf.Tensor:
+        return found if self.comm.size == 1 else tf.ones_like(found)

@@ -7,18 +7,150 @@ arXiv 2404.04270, with rows compacted away before they are sent or applied.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from slipstream_tf import _compat
-from slipstream_tf.distributed.averaging import GradientExchange, store_of
-from slipstream_tf.distributed.comm import Communicator, SingleProcess
-from slipstream_tf.distributed.exchange import Names
+from slipstream_tf.distributed.comm import KINDS, Communicator, SingleProcess
+from slipstream_tf.distributed.exchange import Names, Wire, from_wire, to_wire
 from slipstream_tf.errors import invalid
+from slipstream_tf.ops.mask import KeySet, mask_gradients
+from slipstream_tf.stores.variable import VariableStore
 
 # Of all tapes: each trace of a step makes one of its own.
 _OF_TAPES = Names("gradients")
+_OF_FLUSHES = Names("flush_held")
+
+
+class GradientExchange:
+    """Averages all gradients over the ranks; those of a store's tables are masked or deferred."""
+
+    def __init__(
+        self,
+        comm: Communicator,
+        store: VariableStore | None,
+        wire_dtype: str,
+        names: Names,
+    ):
+        """Takes the ranks.
+
+        Args:
+            comm: the ranks.
+            store: watches the variables whose gradients are masked or deferred, or None.
+            wire_dtype: "float32" or "bfloat16", in which sparse rows travel.
+            names: names the collectives. An exchange that is made while a function is traced takes
+                one that was there before: other ranks may have traced it more or less often.
+        """
+        self._comm, self._store = comm, store
+        self._rounds = Wire(wire_dtype).rounds(tf.constant(0))
+        self._names = names
+        self._nothing: dict[str, KeySet] = {}
+
+    def average(self, gradients: Sequence[Any], sources: Sequence[Any]) -> list[Any]:
+        """Returns the gradients to apply: of watched tables what their policies pass on, averaged.
+
+        Args:
+            gradients: of this rank: dense, `tf.IndexedSlices` or None; None must be so on all
+                ranks.
+            sources: what they are the gradients of.
+
+        Raises:
+            TypeError: the gradient of a watched variable is dense.
+        """
+        tables = [None if self._store is None else self._store.table_of(s) for s in sources]
+        passed = [
+            self._withhold(self._share(gradient), table)
+            for gradient, table in zip(gradients, tables, strict=True)
+        ]
+        if self._comm.size == 1:
+            return passed
+        averaged = list(passed)
+        dense: dict[tf.DType, list[int]] = {}
+        for index, (gradient, table) in enumerate(zip(passed, tables, strict=True)):
+            if isinstance(gradient, tf.IndexedSlices):
+                averaged[index] = self._add_rows(gradient, f"{index}", self._kind_of(table))
+            elif gradient is not None:
+                dense.setdefault(tf.as_dtype(gradient.dtype), []).append(index)
+        for dtype, indices in dense.items():
+            values = self._average_dense([passed[index] for index in indices], dtype.name)
+            for index, value in zip(indices, values, strict=True):
+                averaged[index] = value
+        return averaged
+
+    def _share(self, gradient: Any) -> Any:
+        """A sparse gradient's part of the average; dense ones are divided when they are summed.
+
+        Before it is deferred, so that a sum moves its row as far as it will when applied.
+        """
+        if self._comm.size == 1 or not isinstance(gradient, tf.IndexedSlices):
+            return gradient
+        values = gradient.values / tf.cast(self._comm.size, gradient.values.dtype)
+        return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
+
+    def _kind_of(self, table: str | None) -> Any:
+        """What rows are counted as: as deferred ones while any of the table's may be."""
+        if self._store is None or table is None:
+            return "gradients"
+        deferred, gradients = (
+            tf.constant(KINDS.index(kind), tf.int64) for kind in ("deferred", "gradients")
+        )
+        return tf.where(self._store.is_deferring(table), deferred, gradients)
+
+    def _withhold(self, gradient: Any, table: str | None) -> Any:
+        if self._store is None or table is None or gradient is None:
+            return gradient
+        if not isinstance(gradient, tf.IndexedSlices):
+            raise TypeError(
+                f"The gradient of table {table!r} is dense ({type(gradient).__name__} of shape "
+                f"{gradient.shape}), so that single rows cannot be withheld. Rows must be "
+                "read by tf.gather, tf.nn.embedding_lookup or keras.layers.Embedding alone: a "
+                "matmul (one-hot or tied weights), a regularizer, a cast of the whole variable, "
+                "or `unconnected_gradients='zero'` makes it dense. Or leave the variable out of "
+                "the store."
+            )
+        return self._store.mask_gradients(table, gradient)
+
+    def _average_dense(self, gradients: Sequence[Any], name: str) -> list[tf.Tensor]:
+        """In one sum, so that the order in which ranks' values are added is always the same."""
+        flat = tf.concat([tf.reshape(gradient, [-1]) for gradient in gradients], 0)
+        total = self._comm.sum(flat, "dense", self._names.of(f"dense.{name}"))
+        parts = tf.split(
+            total / tf.cast(self._comm.size, total.dtype),
+            [tf.size(gradient) for gradient in gradients],
+        )
+        return [
+            tf.reshape(part, tf.shape(gradient))
+            for part, gradient in zip(parts, gradients, strict=True)
+        ]
+
+    def _add_rows(self, gradient: tf.IndexedSlices, number: str, kind: Any) -> tf.IndexedSlices:
+        own = self._add_up(gradient)
+        keys = self._comm.gather(own.indices, "keys", self._names.of(f"keys.{number}"))
+        sent = to_wire(own.values, self._rounds)
+        rows = self._comm.gather(sent, kind, self._names.of(f"rows.{number}"))
+        rows = from_wire(rows, self._rounds)
+        return self._add_up(tf.IndexedSlices(rows, keys, gradient.dense_shape))
+
+    def _add_up(self, slices: tf.IndexedSlices) -> tf.IndexedSlices:
+        """The sum of each index's rows, in their order; Horovod would send them all."""
+        device = slices.values.device or "CPU:0"
+        nothing = self._nothing.setdefault(device, KeySet(device))
+        return mask_gradients(slices, nothing).slices
+
+
+def store_of(watched: Any, place: str) -> VariableStore:
+    """Returns the variable store that `watched` is or has as its `store`.
+
+    Raises:
+        ValueError: there is none.
+    """
+    found = getattr(watched, "store", watched)
+    if not isinstance(found, VariableStore):
+        allowed = "a VariableStore, or an object that has one as its `store`"
+        raise invalid("store", type(found).__name__, place, allowed)
+    return found
 
 
 class DistributedGradientTape:
@@ -36,11 +168,11 @@ class DistributedGradientTape:
 
     Where the store's policy defers, gradients come back when they are due, as the sum of a row's
     gradients: of this batch's rows or others. After the last step, `flush_held(store, optimizer,
-    comm)` applies what is left. How far a sum would move its row is judged before the optimizer
+    comm)` applies what is left. How far a sum would move its row is decided before the optimizer
     applies it, by its state: build it first (`optimizer.build(model.trainable_variables)`).
 
     With several ranks (`comm`) all gradients come back averaged over them: sparse ones are summed
-    per key and masked, or held back by each rank, before they are sent. The average is that of the
+    per key and masked, or deferred by each rank, before they are sent. The average is that of the
     ranks' losses: scale the loss with `scale_loss` where their batches differ in size. Every rank
     must call `gradient` at every step, with an empty batch if it has no inputs.
 
@@ -90,7 +222,10 @@ class DistributedGradientTape:
             raise invalid("store", None, place, "a VariableStore, unless comm is given")
         self._tape = tape
         self._exchange = GradientExchange(
-            comm or SingleProcess(), store_of(store, place), wire_dtype, _OF_TAPES
+            comm or SingleProcess(),
+            None if store is None else store_of(store, place),
+            wire_dtype,
+            _OF_TAPES,
         )
 
     def __enter__(self) -> DistributedGradientTape:
@@ -164,7 +299,7 @@ def DistributedOptimizer(
         raise invalid("optimizer", base.__name__, place, "a Keras 3 optimizer")
     if getattr(optimizer, "built", False):
         raise invalid("optimizer", "one that was used", place, "one without state")
-    found = store_of(store, place)
+    found = None if store is None else store_of(store, place)
     exchange = GradientExchange(comm, found, wire_dtype, Names("optimizer"))
 
     class Distributed(base):  # type: ignore[misc, valid-type]
@@ -178,7 +313,7 @@ def DistributedOptimizer(
             if variables is None:
                 variables = self._trainable_variables
             elif not self.built:
-                # As the base would below: what is deferred is judged by the optimizer's state.
+                # As the base would below: what may wait is decided by the optimizer's state.
                 with _compat.require_keras().name_scope(self.name, caller=self):
                     self.build(list(variables))
             averaged = exchange.average(list(grads), list(variables))
@@ -195,3 +330,66 @@ def DistributedOptimizer(
     if found is not None:
         found.use_optimizer(made)
     return made
+
+
+def flush_held(store: Any, optimizer: Any, comm: Communicator | None = None) -> int:
+    """Applies all deferred gradients of a store, each sum as one gradient; a collective, eager.
+
+    Call it at the end of training, and before rows are saved; in Keras's `fit`, the callbacks do.
+    The sums of all ranks travel in float32, and the optimizer takes a step of the variables that
+    have any: other rows of theirs see no gradient (see `DistributedGradientTape` for the optimizers
+    that move such rows). Its `iterations` stay as they are.
+
+    Args:
+        store: a `VariableStore`, or an object that has one as its `store`.
+        optimizer: that updates the variables; wrapped by `DistributedOptimizer` or not.
+        comm: the ranks. None: those of the optimizer, if it is wrapped; else this process alone.
+
+    Returns:
+        How many sums were applied, of all ranks.
+
+    Raises:
+        ValueError: there is no such store; the optimizer is of other ranks, does not know the
+            variables, or has `gradient_accumulation_steps`, so that the sums would wait in it.
+            What is deferred stays so then.
+    """
+    found = store_of(store, "flush_held")
+    # Policies, and so this, are the same on all ranks.
+    deferring = [t.name for t in found.tables if found.is_deferring(t.name).numpy()]
+    if not deferring:
+        return 0
+    if getattr(optimizer, "gradient_accumulation_steps", None):
+        steps = optimizer.gradient_accumulation_steps
+        raise invalid("gradient_accumulation_steps", steps, "flush_held", "None")
+    of_optimizer = getattr(optimizer, "slipstream_comm", None)
+    comm = comm or of_optimizer or SingleProcess()
+    if of_optimizer is not None and of_optimizer.size != comm.size:
+        allowed = f"the {of_optimizer.size} rank(s) of the optimizer"
+        raise invalid("comm", f"{comm.size} rank(s)", "flush_held", allowed)
+    own = found.pending()
+    counts = tf.constant([own[name] for name in deferring], tf.int64)
+    deferred = comm.sum(counts, "control", _OF_FLUSHES.of("pending")).numpy()
+    if not deferred.any():
+        return 0
+    names = [name for name, count in zip(deferring, deferred, strict=True) if count]
+    variables = [found.variable(name) for name in names]
+    known: Any = getattr(optimizer, "_trainable_variables_indices", None)
+    is_built = known is not None and optimizer.built
+    if is_built and not {optimizer._var_key(variable) for variable in variables} <= set(known):
+        allowed = "variables that the optimizer was built with, as they were given to the store"
+        raise invalid("optimizer", type(optimizer).__name__, "flush_held", allowed)
+    found.let_go()
+    nothing = [
+        tf.IndexedSlices(tf.zeros([0, v.shape[1]]), tf.zeros([0], tf.int64), tf.constant(v.shape))
+        for v in variables
+    ]
+    sums = GradientExchange(comm, found, "float32", _OF_FLUSHES).average(nothing, variables)
+    apply = getattr(optimizer, "apply_averaged", None) or getattr(optimizer, "apply", None)
+    if apply is not None:
+        apply(sums, variables)
+        optimizer.iterations.assign_sub(1)
+    else:
+        # An optimizer of tf.compat.v1.train.
+        inner = map(_compat.tensorflow_variable, variables)
+        optimizer.apply_gradients(zip(sums, inner, strict=True))
+    return int(deferred.sum())

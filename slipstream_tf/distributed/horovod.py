@@ -118,15 +118,15 @@ class HorovodCommunicator:
 
     def _count(self, nbytes: Any, kind: Kind, name: str) -> Any:
         with tf.device("CPU:0"):
-            place = tf.reshape(tf.cast(index_of(kind, name), tf.int64), [1])
-            return self._bytes.scatter_add(tf.IndexedSlices(tf.reshape(nbytes, [1]), place))
+            index = tf.reshape(tf.cast(index_of(kind, name), tf.int64), [1])
+            return self._bytes.scatter_add(tf.IndexedSlices(tf.reshape(nbytes, [1]), index))
 
 
 def _ranks_below(rank: int, root: int, size: int) -> int:
     """Returns to how many others a rank of Gloo's broadcast tree sends."""
     # In round i, whoever has the tensor, the 2 ** i first from the root, sends it 2 ** i further.
-    place = (rank - root) % size
-    return sum(place < 2**i and place + 2**i < size for i in range(size.bit_length()))
+    distance = (rank - root) % size
+    return sum(distance < 2**i and distance + 2**i < size for i in range(size.bit_length()))
 
 
 def _nbytes(tensor: tf.Tensor) -> tf.Tensor:

@@ -1,6 +1,6 @@
 """The keys of the next batch, sent to their owners while this one trains.
 
-In: what a batch asks for, announced a step ahead. Out: the same at the batch's lookup, which then
+In: what a batch requests, announced a step ahead. Out: the same at the batch's lookup, which then
 has only rows to wait for: they are read there, after the update before it, and never stale.
 """
 
@@ -25,50 +25,54 @@ _ANNOUNCED_TWICE = (
 
 
 class KeyRequest(NamedTuple):
-    """Keys that this rank asks for, and those it is asked for.
+    """Keys that this rank requests, and those that are requested of it.
 
     Attributes:
-        sizes: int64 [ranks, parcels], keys that each rank is asked for; a parcel is a table's, or,
-            where copies are kept, one of two.
+        sizes: int64 [ranks, buffers], keys requested of each rank; a buffer is a table's, or, where
+            replicas are refreshed, one of two.
         keys: int64 [n], by rank, then by table.
-        asked_sizes: int64 [ranks, parcels], keys that each rank asks for.
-        asked: int64 [m], by rank, then by table.
+        their_sizes: int64 [ranks, buffers], keys that each rank requests.
+        their_keys: int64 [m], by rank, then by table.
     """
 
     sizes: tf.Tensor
     keys: tf.Tensor
-    asked_sizes: tf.Tensor
-    asked: tf.Tensor
+    their_sizes: tf.Tensor
+    their_keys: tf.Tensor
 
 
 class AnnouncedKeys:
     """The request of the batch that comes next, if it was announced.
 
-    Whether one is there, and holds, is decided by calls that all ranks make alike: it never depends
+    Whether one is there, and valid, is decided by calls that all ranks make alike: it never depends
     on a rank's own keys.
     """
 
-    def __init__(self, ranks: int, parcels: int):
+    def __init__(self, ranks: int, buffers: int):
         """Makes room for one request.
 
         Args:
             ranks: of the job.
-            parcels: of a rank, see `KeyRequest`.
+            buffers: of a rank, see `KeyRequest`.
         """
         with tf.device("CPU:0"):
             self._is_announced = tf.Variable(False, trainable=False)
-            self._holds = tf.Variable(False, trainable=False)
-            self._batch = _vector()
-            self._request = KeyRequest(
-                _matrix(ranks, parcels), _vector(), _matrix(ranks, parcels), _vector()
+            self._is_valid = tf.Variable(False, trainable=False)
+            self._batch, keys, their_keys = (
+                tf.Variable(tf.zeros([0], tf.int64), shape=[None], trainable=False)
+                for _ in range(3)
             )
+            sizes, their_sizes = (
+                tf.Variable(tf.zeros([ranks, buffers], tf.int64), trainable=False) for _ in range(2)
+            )
+            self._request = KeyRequest(sizes, keys, their_sizes, their_keys)
 
     def announce(self, batch: tf.Tensor, request: Callable[[], KeyRequest]) -> None:
         """Takes in a batch.
 
         Args:
             batch: from `identity_of`.
-            request: asks the other ranks; a collective.
+            request: requests its keys of the other ranks; a collective.
 
         Raises:
             tf.errors.InvalidArgumentError: another one is there.
@@ -86,15 +90,15 @@ class AnnouncedKeys:
                     variable.assign(value)
                 self._batch.assign(batch[:size])
                 self._is_announced.assign(True)
-                self._holds.assign(True)
+                self._is_valid.assign(True)
 
     def take(self, batch: tf.Tensor, request: Callable[[], KeyRequest]) -> KeyRequest:
         """Gives out the request of a batch; there is none after it.
 
         Args:
             batch: from `identity_of`.
-            request: asks the other ranks, if no batch was announced or what was asked then does not
-                hold any more; a collective.
+            request: requests its keys of the other ranks, if no batch was announced or its request
+                is outdated; a collective.
 
         Raises:
             tf.errors.InvalidArgumentError: another batch was announced.
@@ -106,24 +110,24 @@ class AnnouncedKeys:
             checked = tf.debugging.Assert(is_right, told)
             with tf.control_dependencies([] if checked is None else [checked]):
                 there = KeyRequest(*(variable.read_value() for variable in self._request))
-                given = KeyRequest(*_either(self._holds.read_value(), there, request))
+                given = KeyRequest(*_either(self._is_valid.read_value(), there, request))
                 self.forget()
         return given
 
     def outdate(self) -> None:
-        """Has the announced batch ask again at its lookup: other copies may be there then."""
+        """Has the announced batch request again at its lookup: other replicas may be there then."""
         with tf.device("CPU:0"):
-            self._holds.assign(False)
+            self._is_valid.assign(False)
 
     def forget(self) -> None:
         """Lets any batch come next."""
         with tf.device("CPU:0"):
             self._is_announced.assign(False)
-            self._holds.assign(False)
+            self._is_valid.assign(False)
 
 
 def identity_of(packed: PackedFeatures, feature_table: Sequence[int]) -> tf.Tensor:
-    """Returns int64 [n], equal for batches that ask for the same keys; weights do not matter.
+    """Returns int64 [n], equal for batches that request the same keys; weights do not matter.
 
     Args:
         packed: the batch.
@@ -159,20 +163,12 @@ def _either(
     made = tf.function(lambda given: make(), autograph=False).get_concrete_function(specs)
     inputs = [*there, *made.captured_inputs]
     specs += [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in made.captured_inputs]
-    kept = tf.function(lambda given: given[: len(there)], autograph=False)
+    unchanged = tf.function(lambda given: given[: len(there)], autograph=False)
     return tf.raw_ops.If(
         cond=condition,
         input=inputs,
         Tout=[tensor.dtype for tensor in there],
-        then_branch=kept.get_concrete_function(specs),
+        then_branch=unchanged.get_concrete_function(specs),
         else_branch=made,
         output_shapes=[tensor.shape for tensor in there],
     )
-
-
-def _vector() -> tf.Variable:
-    return tf.Variable(tf.zeros([0], tf.int64), shape=[None], trainable=False)
-
-
-def _matrix(ranks: int, parcels: int) -> tf.Variable:
-    return tf.Variable(tf.zeros([ranks, parcels], tf.int64), trainable=False)

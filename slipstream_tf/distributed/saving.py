@@ -6,7 +6,7 @@ damaged; see the room `checkpoint` for its files.
 
     DIRECTORY/checkpoint-000007/manifest.json
                                 rank-0/state.index, state.data-...   the tf.train.Checkpoint
-                                rank-0/table-000, table-001, ...     rows, slots, counts, held sums
+                                rank-0/table-000, table-001, ...     rows, slots, counts, gradients
                                 rank-0/engine                        the saturation engine
                                 rank-0/own.index, own.data-...       what is this rank's alone
                                 rank-1/...
@@ -21,14 +21,15 @@ import json
 import os
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from concurrent import futures
 from pathlib import Path
 from typing import Any, Protocol
 
 import tensorflow as tf
 from absl import logging
 
-from slipstream_tf.checkpoint import folders, store_parts
-from slipstream_tf.checkpoint.background import Background
+from slipstream_tf._version import __version__
+from slipstream_tf.checkpoint import store_parts
 from slipstream_tf.checkpoint.errors import CheckpointError, CheckpointMismatchError
 from slipstream_tf.checkpoint.manifest import (
     NAME,
@@ -39,19 +40,21 @@ from slipstream_tf.checkpoint.manifest import (
 )
 from slipstream_tf.checkpoint.store_state import kept_apart
 from slipstream_tf.checkpoint.writing import (
+    STAGING,
     RankFiles,
     finish_with_all,
+    names,
     read_engines,
-    versions,
+    stage,
     write_rank,
 )
-from slipstream_tf.distributed.agreement import gather_json, together
+from slipstream_tf.distributed.agreement import gather_json, require_same, together
 from slipstream_tf.distributed.comm import Communicator
 from slipstream_tf.distributed.exchange import Names
-from slipstream_tf.distributed.settings import require_same
 from slipstream_tf.distributed.sharded import ShardedStore
 from slipstream_tf.errors import invalid, require_integer
 from slipstream_tf.ops.update_policy import UpdatePolicy
+from slipstream_tf.stores.base import SavedStore
 
 
 class Engine(Protocol):
@@ -60,19 +63,15 @@ class Engine(Protocol):
     @property
     def policies(self) -> Mapping[str, UpdatePolicy]:
         """What becomes of gradients, by table."""
-        ...
 
     def state(self) -> dict[str, Any]:
         """Returns all that it knows: nested dictionaries, lists, numbers and arrays."""
-        ...
 
     def check(self, states: Sequence[Mapping[str, Any]]) -> None:
         """Raises ValueError if `restore` cannot take the ranks' states."""
-        ...
 
     def restore(self, states: Sequence[Mapping[str, Any]]) -> None:
         """Goes on from what `state` gave on each rank."""
-        ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,9 +112,9 @@ class JobCheckpoints:
     held back) and the engine (states of keys, T, hot set, snapshots, windows, remembered losses)
     are in files of their own, which any number of ranks may restore, replicated or sharded, and
     a store of another kind: native tables, a `VariableStore`, tables in SOK. As many ranks as
-    saved them go on as if never stopped: what is held back is saved as it is, not flushed.
+    saved them go on as if never stopped: deferred gradients are saved as they are, not flushed.
 
-    With another number of ranks, what was held back by a rank goes to another; the sample of the
+    With another number of ranks, what was deferred by a rank goes to another; the sample of the
     window's inputs is drawn anew; copies that sharded tables had are made anew, and with them the
     accesses by which the next hot set is chosen; what `own` reaches is not restored.
 
@@ -161,17 +160,21 @@ class JobCheckpoints:
             ValueError: `keep` is no integer >= 1, or the store is no embedding store.
         """
         require_integer("keep", keep, 1, None, "JobCheckpoints")
-        if store is not None and not store_parts.has_table_files(store):
+        if store is not None and not isinstance(store, SavedStore):
             raise invalid("store", type(store).__name__, "JobCheckpoints", "an embedding store")
         self._directory, self._checkpoint, self._keep = Path(directory), checkpoint, keep
-        self._comm, self._store, self._engine, self._own = comm, store, engine, own
+        self._comm, self._engine, self._own = comm, engine, own
+        self._store: Any = store
         is_sharded = comm.size > 1 and isinstance(store, ShardedStore)
         self._placement = "sharded" if is_sharded else "replicated"
         if store is not None and store.is_in_sok:
             self._placement = "spread"
         self._rank = store_parts.Rank(comm.rank, comm.size, self._placement)
         self._names = Names("checkpoints")
-        self._background, self._work = background, Background()
+        self._background = background
+        # Python waits for its thread before it ends.
+        self._thread = futures.ThreadPoolExecutor(1, "slipstream-checkpoint")
+        self._work: futures.Future[None] | None = None
 
     def save(self, step: int, position: Any = None, rng: Any = None) -> SavedJob:
         """Writes a checkpoint, once the one before is written; a collective.
@@ -198,24 +201,11 @@ class JobCheckpoints:
         self.wait()
         name, identity = self._together(self._begin, "make a folder for a checkpoint")[0]
         files: list[RankFiles] = []
-
-        def cut() -> None:
-            files.append(self._cut(json.loads(json.dumps([position, rng]))))
-
-        self._together(cut, "write its part of a checkpoint")
-        manifest = Manifest(
-            checkpoint=identity,
-            step=step,
-            world_size=self._comm.size,
-            placement=self._placement,
-            tables=[],
-            files={},
-            positions=[],
-            rng=[],
-            saturation=None,
-            versions=versions(),
-        )
-        self._work.start(functools.partial(self._write, name, manifest, files.pop()))
+        part = "write its part of a checkpoint"
+        self._together(lambda: files.append(self._cut(position, rng)), part)
+        versions = {"slipstream_tf": __version__, "tensorflow": tf.__version__}
+        manifest = Manifest(identity, step, self._comm.size, self._placement, versions=versions)
+        self._work = self._thread.submit(self._write, name, manifest, files.pop())
         if not self._background:
             self.wait()
         path = self._directory / name
@@ -227,7 +217,8 @@ class JobCheckpoints:
         Raises:
             OSError: this rank could not write it. The others raise a RuntimeError that names it.
         """
-        self._together(self._work.wait, "write a checkpoint")
+        work, self._work = self._work, None
+        self._together(lambda: work and work.result(), "write a checkpoint")
 
     def restore(self) -> SavedJob | None:
         """Restores the newest whole checkpoint; a collective, to be called before training.
@@ -246,8 +237,8 @@ class JobCheckpoints:
                 it is of another version.
         """
         self.wait()
-        listed = gather_json(self._comm, folders.names(self._directory), self._names.of("listed"))
-        passed_over = []
+        listed = gather_json(self._comm, names(self._directory), self._names.of("listed"))
+        not_whole = []
         for name in listed[0]:
             path = self._directory / name
             ready: list[_Ready] = []
@@ -256,13 +247,13 @@ class JobCheckpoints:
             wrong = [f"{p} (rank {rank})" for rank, p in enumerate(problems) if p is not None]
             if not wrong:
                 return self._replace(ready.pop())
-            passed_over.append(wrong[0])
+            not_whole.append(wrong[0])
             if self._comm.rank == 0:
-                logging.warning("Passed over a checkpoint that is not whole: %s", passed_over[-1])
-        if not passed_over:
+                logging.warning("Passed over a checkpoint that is not whole: %s", not_whole[-1])
+        if not not_whole:
             return None
         raise RuntimeError(
-            "No checkpoint is whole: " + "; ".join(passed_over) + " All ranks must see the same "
+            "No checkpoint is whole: " + "; ".join(not_whole) + " All ranks must see the same "
             "files. To train from the start, give another directory."
         )
 
@@ -272,11 +263,7 @@ class JobCheckpoints:
     def _begin(self) -> list[str]:
         if self._comm.rank > 0:
             return ["", ""]
-        return [folders.stage(self._directory), uuid.uuid4().hex]
-
-    @property
-    def _staging(self) -> Path:
-        return self._directory / folders.STAGING
+        return [stage(self._directory), uuid.uuid4().hex]
 
     def _parts(self, manifest: Manifest) -> list[str]:
         """The folders whose `tf.train.Checkpoint` this rank reads."""
@@ -287,21 +274,20 @@ class JobCheckpoints:
             return [f"rank-{rank}" for rank in reversed(range(manifest.world_size))]
         return [f"rank-{self._comm.rank}"]
 
-    def _prefixes(self, manifest: Manifest) -> list[str]:
-        """The `tf.train.Checkpoint`s that this rank reads."""
-        prefixes = [f"{part}/state" for part in self._parts(manifest)]
+    def _own_parts(self, manifest: Manifest) -> list[str]:
+        """The `tf.train.Checkpoint` that is this rank's alone, if it is there and to be read."""
         own = f"rank-{self._comm.rank}/own"
         is_there = any(name.startswith(f"{own}.") for name in manifest.files)
-        if self._own is not None and manifest.world_size == self._comm.size and is_there:
-            prefixes.append(own)
-        return prefixes
+        is_wanted = self._own is not None and manifest.world_size == self._comm.size
+        return [own] if is_wanted and is_there else []
 
     def _apart(self) -> Any:
         return contextlib.nullcontext() if self._store is None else kept_apart(self._store)
 
-    def _cut(self, told: list[Any]) -> RankFiles:
+    def _cut(self, position: Any, rng: Any) -> RankFiles:
         """Writes what TensorFlow writes, and copies the rest."""
-        folder = self._staging / f"rank-{self._comm.rank}"
+        told = json.loads(json.dumps([position, rng]))
+        folder = self._directory / STAGING / f"rank-{self._comm.rank}"
         folder.mkdir()
         if self._comm.rank == 0:
             with self._apart():
@@ -319,7 +305,7 @@ class JobCheckpoints:
 
     def _write(self, name: str, manifest: Manifest, files: RankFiles) -> None:
         """Writes this rank's files; on rank 0, then makes a checkpoint of all ranks'."""
-        write_rank(self._staging, manifest.checkpoint, files)
+        write_rank(self._directory / STAGING, manifest.checkpoint, files)
         if self._comm.rank == 0:
             finish_with_all(self._directory, name, manifest, self._keep)
 
@@ -328,12 +314,21 @@ class JobCheckpoints:
         try:
             manifest = read_manifest(path)
             parts = self._parts(manifest)
-            for prefix in self._prefixes(manifest):
+            for prefix in [*(f"{part}/state" for part in parts), *self._own_parts(manifest)]:
                 require_named(path, manifest, prefix)
             require_whole(path, manifest, [*parts, f"rank-{self._comm.rank}"])
-            self._require_placement(path, manifest)
             tables = []
-            if self._store is not None and not _has_tables_within(manifest):
+            if _has_tables_within(manifest):
+                if self._store is None or not self._store.joins_parts:
+                    raise CheckpointMismatchError(
+                        path / NAME,
+                        f"was saved with {manifest.placement} tables, but this job has "
+                        f"{self._placement} ones",
+                        "Its tables in SOK are within each rank's tf.train.Checkpoint: restore it "
+                        "with the kind of store that saved it, and save it again; any store "
+                        "restores that.",
+                    )
+            elif self._store is not None:
                 tables = store_parts.prepare(path, manifest, self._store, self._rank)
             rate, states = read_engines(path, manifest)
         except CheckpointMismatchError:
@@ -345,44 +340,34 @@ class JobCheckpoints:
         ready.append(_Ready(path, manifest, tables, rate, states))
         return None
 
-    def _require_placement(self, path: Path, manifest: Manifest) -> None:
-        if _has_tables_within(manifest) and not (
-            self._store is not None and self._store.joins_parts
-        ):
-            raise CheckpointMismatchError(
-                path / NAME,
-                f"was saved with {manifest.placement} tables, but this job has {self._placement} "
-                "ones",
-                "Its tables in SOK are within each rank's tf.train.Checkpoint: restore it with the "
-                "kind of store that saved it, and save it again; any store restores that.",
-            )
-
     def _replace(self, ready: _Ready) -> SavedJob:
         path, manifest = ready.path, ready.manifest
         self._together(lambda: self._read_states(path, manifest), f"restore {path}")
         if ready.tables:
-            replace = functools.partial(store_parts.replace, self._store, ready.tables)
-            self._together(replace, f"restore the tables of {path}")
+            self._together(
+                lambda: store_parts.replace(self._store, ready.tables),
+                f"restore the tables of {path}",
+            )
             if ready.learning_rate is not None and self._store.rule is not None:
                 self._store.learning_rate.assign(ready.learning_rate)
         policies: Mapping[str, UpdatePolicy] = {}
+        is_in_window = self._engine is not None and bool(ready.states)
         if self._engine is not None:
-            if ready.states:
+            if is_in_window:
                 self._engine.restore(ready.states)
             else:
                 logging.warning("%s was saved without an engine, which starts anew.", path)
             policies = self._engine.policies
         if ready.tables:
-            is_in_window = self._engine is not None and bool(ready.states)
-            copy = functools.partial(
-                store_parts.replace_copies, self._store, ready.tables, is_in_window
+            self._together(
+                lambda: store_parts.replace_replicas(self._store, ready.tables, is_in_window),
+                f"restore the copies of {path}",
             )
-            self._together(copy, f"restore the copies of {path}")
-        store_parts.hold(self._store, ready.tables, policies, self._together)
+        store_parts.defer(self._store, ready.tables, policies, self._together)
         logging.info("Restored %s, step %d.", path, manifest.step)
         rank = self._comm.rank
         told = [
-            values[rank] if rank < len(values) else None
+            values[rank] if rank < manifest.world_size else None
             for values in (manifest.positions, manifest.rng)
         ]
         return SavedJob(path, manifest.step, manifest.world_size, manifest.placement, *told)
@@ -394,13 +379,12 @@ class JobCheckpoints:
             for part in parts:
                 with contextlib.nullcontext() if is_within else self._apart():
                     self._read_state(path, path / part / "state", self._checkpoint)
-        own = f"rank-{self._comm.rank}/own"
-        if self._own is None:
-            return
-        if own in self._prefixes(manifest):
-            self._read_state(path, path / own, self._own)
-        else:
-            logging.warning("%s has nothing that is rank %d's alone.", path, self._comm.rank)
+        if self._own is not None:
+            own_parts = self._own_parts(manifest)
+            for own in own_parts:
+                self._read_state(path, path / own, self._own)
+            if not own_parts:
+                logging.warning("%s has nothing that is rank %d's alone.", path, self._comm.rank)
 
     def _read_state(self, path: Path, prefix: Path, checkpoint: tf.train.Checkpoint) -> None:
         status = checkpoint.read(str(prefix))

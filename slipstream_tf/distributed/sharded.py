@@ -1,9 +1,9 @@
-"""A native store whose rows are spread over the ranks by hash; saturated ones are served locally.
+"""A native store whose rows are spread over the ranks by hash; saturated ones are read locally.
 
 In: each rank's batches. A batch's keys go to their owners, the rows come back and are looked up in
-a table of copies, gradients go to the owners. Copies of saturated rows can be frozen for a window:
-their keys and rows stay off the network. Copies of hot rows can be kept: of those only the keys
-travel, until the row has moved.
+a table of replicas, gradients go to the owners. Replicas of saturated rows can be read-only for a
+window: their keys and rows stay off the network. Those of hot rows can be refreshed: of these only
+the keys are sent, until the row has moved.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from slipstream_tf.distributed.exchange import (
     exchange_keys,
     from_wire,
     gather_keys,
-    numbers_of_values,
     splits_of,
     splits_on_wire,
     to_wire,
@@ -37,11 +36,11 @@ from slipstream_tf.ops import exchange as exchange_ops
 from slipstream_tf.ops import published as published_ops
 from slipstream_tf.ops.features import FeatureSpec, PackedFeatures
 from slipstream_tf.ops.update_policy import WATCHED, UpdatePolicy
-from slipstream_tf.stores.copies import CopiedRows, copy_bytes, export_copies, rows_within
 from slipstream_tf.stores.native import NativeStore
+from slipstream_tf.stores.replicas import Replicas, ReplicatingStore, copy_bytes, rows_within
 
 
-class ShardedStore(ExchangedStore):
+class ShardedStore(ReplicatingStore, ExchangedStore):
     """Embedding tables whose rows are spread over the ranks of a job by a hash of their keys.
 
     Every lookup (evaluation, too), update, `flush`, `freeze` and change of policy is a collective;
@@ -69,10 +68,6 @@ class ShardedStore(ExchangedStore):
     `size`, `gather` and `export_table` are of the rows that this rank owns; `hot_keys` and
     `update_counts` of this rank's own batches. A table's capacity is that of each rank's part.
     """
-
-    is_spread = True
-    may_freeze = True
-    has_copies = True
 
     def __init__(
         self,
@@ -118,24 +113,19 @@ class ShardedStore(ExchangedStore):
             "copy_movement": copy_movement,
         }
         super().__init__(tables, optimizer, comm, wire, "sharded", settings)
-        if comm.size > 1:
-            self._copies = CopiedRows(self.tables, self.optimizer, rows)
+        self._replicas, self._owners = Replicas(self.tables, self.optimizer, rows), comm.size
         with tf.device("CPU:0"):
             # Whether rows travel with the summary of their slots; the same on all ranks.
             self._with_summary = tf.Variable(False, trainable=False)
         self.copy_movement = copy_movement
-        # Of a rank: where copies are kept, their keys are asked for apart.
-        parcels = len(self.tables) * (1 if copy_movement is None else 2)
-        self._announced = AnnouncedKeys(comm.size, parcels) if prefetch else None
-        self.prefetches = self._announced is not None
+        # Of a rank: keys of refreshed replicas, where there are any, are requested apart.
+        buffers = len(self.tables) * (1 if copy_movement is None else 2)
+        self._announced = AnnouncedKeys(comm.size, buffers)
+        self.prefetches = bool(prefetch)
 
     @property
-    def _holder(self) -> NativeStore:
-        return self if self.comm.size == 1 else self._copies
-
-    @property
-    def _owners(self) -> int:
-        return self.comm.size
+    def _collector(self) -> NativeStore:
+        return self if self.comm.size == 1 else self._replicas
 
     def lookup(
         self,
@@ -149,30 +139,36 @@ class ShardedStore(ExchangedStore):
             return super().lookup(packed, specs, training, stacked)
         what = "lookup" if training else "evaluation"
         request = functools.partial(self._request, packed, specs, what, is_training=training)
-        if self._announced is None:
-            requested = request()
-        elif training:
+        if self.prefetches and training:
             requested = self._announced.take(self._identity_of(packed, specs), request)
         else:
-            # Copies that make room for those of an evaluation may be frozen ones.
-            self._announced.outdate()
+            if self.prefetches:
+                # Replicas that are evicted for those of an evaluation may be read-only ones.
+                self._announced.outdate()
             requested = request()
-        copies = self._copies._handles
         form = self._with_summary.read_value(), self._rounds()
-        rows = self._fetch(requested, training, *form)
+        refreshes = training and self.copy_movement is not None
+        # The rows that others request of this rank are sent, and those come that it requests.
+        send_buffer, splits = exchange_ops.serve_rows(
+            self._handles,
+            requested.their_sizes,
+            requested.their_keys,
+            training,
+            *form,
+            keeps=refreshes,
+            own_rank=self.comm.rank,
+        )
+        name = self._names.of(f"{what}.rows")
+        received, _ = self.comm.exchange(send_buffer, splits, "rows", name)
         stored = exchange_ops.store_copies(
-            copies,
-            rows,
+            self._replicas._handles,
+            exchange_ops.RowParcels(requested.sizes, requested.keys, received),
             *form,
             makes_room=not training,
-            keeps=training and self._keeps,
+            keeps=refreshes,
         )
         with tf.control_dependencies([] if stored is None else [stored]):
-            return self._copies.lookup(packed, specs, training, stacked)
-
-    @property
-    def _keeps(self) -> bool:
-        return self.copy_movement is not None
+            return self._replicas.lookup(packed, specs, training, stacked)
 
     def announce(self, packed: PackedFeatures, specs: Sequence[FeatureSpec]) -> None:
         """Sends the keys of the next training batch to their owners; a collective.
@@ -189,7 +185,7 @@ class ShardedStore(ExchangedStore):
             ValueError: the store was made without `prefetch=True`.
             tf.errors.InvalidArgumentError: a batch is announced already.
         """
-        if self._announced is None:
+        if not self.prefetches:
             raise invalid("prefetch", False, "announce of a ShardedStore", "prefetch=True")
         if self.comm.size == 1:
             return
@@ -198,8 +194,7 @@ class ShardedStore(ExchangedStore):
 
     def forget_announced(self) -> None:
         """Lets any batch come next, as where an epoch ends; call it on all ranks alike."""
-        if self._announced is not None:
-            self._announced.forget()
+        self._announced.forget()
 
     def _identity_of(self, packed: PackedFeatures, specs: Sequence[FeatureSpec]) -> tf.Tensor:
         return identity_of(packed, [self._index_of(spec.table) for spec in specs])
@@ -209,60 +204,30 @@ class ShardedStore(ExchangedStore):
     ) -> KeyRequest:
         """Tells the owners which rows a batch needs, and hears which ones others need.
 
-        In training what is frozen is read here, and what is kept stands apart.
+        In training read-only replicas are read here, and what is refreshed stands apart.
         """
         feature_table = [self._index_of(spec.table) for spec in specs]
         sizes, keys = exchange_ops.route_keys(
-            self._copies._handles,
+            self._replicas._handles,
             packed,
             feature_table,
             self.comm.size,
             reads_frozen=is_training,
-            keeps=is_training and self._keeps,
+            keeps=is_training and self.copy_movement is not None,
         )
-        asked = exchange_keys(self.comm, sizes, keys, self._names, what)
-        return KeyRequest(sizes, keys, *asked)
-
-    def _fetch(
-        self, request: KeyRequest, makes_rows: bool, with_summary: tf.Tensor, rounds: Rounds
-    ) -> exchange_ops.RowParcels:
-        """Serves what this rank is asked for, and gets what it asks for.
-
-        Args:
-            request: of the batch.
-            makes_rows: whether it is one of training, of whose rows copies are kept.
-            with_summary: whether slots travel.
-            rounds: whether rows are rounded.
-        """
-        what = "lookup" if makes_rows else "evaluation"
-        sizes, keys, asked_sizes, asked = request
-        packed, splits = exchange_ops.serve_rows(
-            self._handles,
-            asked_sizes,
-            asked,
-            makes_rows,
-            with_summary,
-            rounds,
-            keeps=makes_rows and self._keeps,
-            own_rank=self.comm.rank,
-        )
-        name = self._names.of(f"{what}.rows")
-        received, _ = self.comm.exchange(packed, splits, "rows", name)
-        return exchange_ops.RowParcels(sizes, keys, received)
+        theirs = exchange_keys(self.comm, sizes, keys, self._names, what)
+        return KeyRequest(sizes, keys, *theirs)
 
     def _deliver(
-        self,
-        collected: exchange_ops.RowParcels,
-        what: str,
-        kind: Any,
-        rounds: Rounds,
+        self, collected: exchange_ops.RowParcels, what: str, kind: Any, rounds: Rounds
     ) -> tf.Operation | None:
         sizes, keys = exchange_keys(self.comm, collected.sizes, collected.keys, self._names, what)
-        leaving = splits_of(numbers_of_values(collected.sizes, self._dims), "gradient values")
+        values = tf.reduce_sum(collected.sizes * tf.constant(self._dims, tf.int64), axis=1)
+        leaving = splits_of(values, "gradient values")
         sent, splits = to_wire(collected.values, rounds), splits_on_wire(leaving, rounds)
         received, _ = self.comm.exchange(sent, splits, kind, self._names.of(f"{what}.values"))
         rows = exchange_ops.RowParcels(sizes, keys, from_wire(received, rounds))
-        # A row that left a bounded table since it was served is not made anew by its gradient.
+        # A row that left a bounded table since it was pulled is not made anew by its gradient.
         is_bounded = any(table.capacity is not None for table in self.tables)
         return exchange_ops.apply_rows(
             self._handles, rows, self.learning_rate, makes_rows=not is_bounded
@@ -272,8 +237,8 @@ class ShardedStore(ExchangedStore):
         """See `EmbeddingStore.set_update_policy`; a collective."""
         super().set_update_policy(table, policy)
         policies = self._policies.values()
-        judges = any(p.mode == "defer" and p.trigger == "movement" for p in policies)
-        self._with_summary.assign(judges)
+        by_movement = any(p.mode == "defer" and p.trigger == "movement" for p in policies)
+        self._with_summary.assign(by_movement)
 
     def owners(self, table: str, keys: np.ndarray) -> np.ndarray:
         """Returns int64 [n]: the rank that owns each key, int64 [n]."""
@@ -297,30 +262,23 @@ class ShardedStore(ExchangedStore):
             return
         chosen = []
         for table in self.tables:
-            keys = self._copies.choose_frozen(table.name, hot, self.least_accesses)
+            keys = self._replicas.choose_read_only(table.name, hot, self.least_accesses)
             chosen.append(keys[self._owns(keys)])
         sizes = tf.constant([[keys.size for keys in chosen]], tf.int64)
         flat = tf.constant(np.concatenate(chosen), tf.int64)
         form = self._with_summary.read_value(), self._rounds()
-        packed, _ = exchange_ops.serve_rows(
-            self._handles,
-            sizes,
-            flat,
-            False,
-            *form,
-        )
+        send_buffer, _ = exchange_ops.serve_rows(self._handles, sizes, flat, False, *form)
         all_sizes, all_keys = gather_keys(self.comm, sizes, flat, self._names, "frozen")
-        received = self.comm.gather(packed, "rows", self._names.of("frozen.values"))
-        rows = exchange_ops.RowParcels(all_sizes, all_keys, received)
+        received = self.comm.gather(send_buffer, "rows", self._names.of("frozen.values"))
         exchange_ops.store_copies(
-            self._copies._handles,
-            rows,
+            self._replicas._handles,
+            exchange_ops.RowParcels(all_sizes, all_keys, received),
             *form,
             frozen=True,
             passed_over=self.comm.rank,
             makes_room=True,
         )
-        self._outdate_announced()
+        self._announced.outdate()
 
     def publish(self, hot: Mapping[str, np.ndarray]) -> None:
         """Says of which rows ranks keep copies, until they are named no more.
@@ -341,7 +299,7 @@ class ShardedStore(ExchangedStore):
         if self.comm.size == 1:
             return
         for table, handle in zip(self.tables, self._handles, strict=True):
-            keys = np.asarray(hot.get(table.name, ()), np.int64)[: self._copies.most_frozen]
+            keys = np.asarray(hot.get(table.name, ()), np.int64)[: self._replicas.most_flagged]
             published_ops.publish(handle, keys[self._owns(keys)], movement, self.comm.size)
 
     def published_keys(self, table: str) -> int:
@@ -349,37 +307,9 @@ class ShardedStore(ExchangedStore):
         handle = self._handles[self._index_of(table)]
         return int(published_ops.export_published(handle)["keys"].size)
 
-    def _outdate_announced(self) -> None:
-        """What was asked ahead left out the keys that had frozen copies then."""
-        if self._announced is not None:
-            self._announced.outdate()
-
-    @property
-    def least_accesses(self) -> float:
-        """Decayed accesses from which a copy on every rank is less to send than single rows.
-
-        A row is sent to size - 1 ranks instead of once for each batch of theirs that has it; counts
-        halve from window to window, and so hold about two windows' accesses.
-        """
-        return 2.0 * self.comm.size
-
-    def frozen_keys(self, table: str) -> int:
-        """Returns how many keys of a table have frozen copies in this window."""
-        self._index_of(table)
-        return 0 if self.comm.size == 1 else self._copies.frozen[table]
-
     def copy_bytes(self) -> int:
         """Returns the bytes of all copies on this rank, as `cache_bytes` counts them."""
-        if self.comm.size == 1:
-            return 0
-        return sum(self._copies.size(t.name) * copy_bytes(t, self.optimizer) for t in self.tables)
-
-    def export_copies(self, table: str) -> dict[str, np.ndarray]:
-        """Returns this rank's copies of rows, with its own accesses, as `export_table` does.
-
-        Beside these: marks uint8 [n], of those that are frozen or withheld in this window.
-        """
-        return export_copies(self._holder, table)
+        return sum(self._replicas.size(t.name) * copy_bytes(t, self.optimizer) for t in self.tables)
 
     def export_published(self, table: str) -> dict[str, np.ndarray]:
         """Returns what this rank sent last of rows that are published, and to whom.
@@ -398,39 +328,27 @@ class ShardedStore(ExchangedStore):
         published_ops.import_published(handle, dict(contents), self.comm.size)
 
     def import_copies(self, table: str, contents: Mapping[str, Any]) -> None:
-        """Replaces this rank's copies by those of `export_copies`.
-
-        Frozen ones are as old as they were. Call it in the midst of a window, after `mark_rows` and
-        `freeze`, whose marks copies keep where the contents have none (no copy is kept then); and
-        before `import_pending`: what is held back is let go without a trace.
-        """
-        self._index_of(table)
-        if self.comm.size > 1:
-            self._copies.replace(table, contents)
-            self._outdate_announced()
-
-    def hot_keys(self, table: str, k: int, by_key: bool = False) -> tuple[np.ndarray, np.ndarray]:
-        """See `NativeStore.hot_keys`; of this rank's own batches."""
-        return NativeStore.hot_keys(self._holder, table, k, by_key)
+        """See `ReplicatingStore.import_copies`."""
+        super().import_copies(table, contents)
+        self._announced.outdate()
 
     def decay_counts(self, factor: float) -> None:
         """See `EmbeddingStore.decay_counts`."""
         super().decay_counts(factor)
-        if self.comm.size > 1:
-            self._copies.decay_counts(factor)
+        self._replicas.decay_counts(factor)
 
     def mark_rows(self, table: str, keys: Any, marks: Any) -> None:
-        """See `EmbeddingStore.mark_rows`; ends what is frozen of the table.
+        """See `EmbeddingStore.mark_rows`; none of the table's replicas is read-only then.
 
         Call it on all ranks alike, with the same keys and marks.
         """
         if self.comm.size == 1:
             return super().mark_rows(table, keys, marks)
-        keys, marks = np.asarray(keys, np.int64), np.asarray(marks, np.uint8)
+        keys, flags = np.asarray(keys, np.int64), np.asarray(marks, np.uint8)
         own = self._owns(keys)
-        super().mark_rows(table, keys[own], marks[own] & WATCHED)
-        self._copies.withhold(table, keys, marks)
-        self._outdate_announced()
+        super().mark_rows(table, keys[own], flags[own] & WATCHED)
+        self._replicas.withhold(table, keys, flags)
+        self._announced.outdate()
 
 
 def owner_of(keys: np.ndarray, ranks: int) -> np.ndarray:

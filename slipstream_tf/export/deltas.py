@@ -1,12 +1,14 @@
 """What changed since an export, and bringing a SavedModel up to it.
 
 FOLDER/manifest.json      tables, steps, digests of the rows before and after
-FOLDER/table_0.parquet    changed rows of the first table; see `row_files`
+FOLDER/table_0.parquet    changed rows of the first table: key int64, row list<float>, step int64;
+                          a null row: the key has left
 FOLDER/weights.npz        the model's other weights, all of them; not of a layer's delta
 """
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import zipfile
 from collections.abc import Mapping
@@ -14,17 +16,25 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import tensorflow as tf
 
 from slipstream_tf import _compat
-from slipstream_tf._version import __version__
 from slipstream_tf.errors import invalid
 from slipstream_tf.export import files
-from slipstream_tf.export.row_files import changed, changes, read_changes, write_changes
 from slipstream_tf.export.rows import TableRows, Token, collect, layers_of, on_rank_zero
 
 _MANIFEST = Path("manifest.json")
 _WEIGHTS = "weights.npz"
+_SCHEMA = pa.schema(
+    [
+        pa.field("key", pa.int64(), nullable=False),
+        pa.field("row", pa.list_(pa.float32())),
+        pa.field("step", pa.int64(), nullable=False),
+    ]
+)
+_VALUES_PER_GROUP = 1 << 22  # 16 MiB of rows: bounds the memory of a reader.
 
 
 def delta(
@@ -71,7 +81,9 @@ def delta(
 def _write(model: Any, now: list[TableRows], path: str | os.PathLike[str], since: Any) -> None:
     target = files.require_new(path, "delta")
     before = _rows_of(since)
-    _require_same_tables(now, before, "since")
+    here, there = ([(t.name, t.config.dim) for t in tables] for tables in (now, before))
+    if here != there:
+        raise invalid("since", there, "a delta", f"of the same tables (name, dim): {here}")
     weights = None
     if model is not layers_of(model)[0]:
         weights = [_compat.tensorflow_variable(weight) for weight in model.weights]
@@ -90,12 +102,11 @@ def _write(model: Any, now: list[TableRows], path: str | os.PathLike[str], since
                     "since": {"step": old.step, "digest": old.digest},
                 }
             )
-        manifest = {"format": files.FORMAT, "slipstream_tf": __version__, "tables": entries}
         if weights is not None:
-            manifest["weights"] = files.weight_entries(weights)
             values = {str(index): w.numpy() for index, w in enumerate(weights)}
             np.savez(folder / _WEIGHTS, **values)
-        files.write_json(folder / _MANIFEST, manifest)
+        of_weights = None if weights is None else files.weight_entries(weights)
+        files.write_manifest(folder, files.manifest_of(entries, of_weights), _MANIFEST)
 
     files.write_whole(target, write)
 
@@ -110,12 +121,6 @@ def _rows_of(since: Any) -> list[TableRows]:
         "keep no step per row)"
     )
     raise invalid("since", since, "a delta", allowed)
-
-
-def _require_same_tables(now: list[TableRows], before: list[TableRows], argument: str) -> None:
-    here, there = ([(t.name, t.config.dim) for t in tables] for tables in (now, before))
-    if here != there:
-        raise invalid(argument, there, "a delta", f"of the same tables (name, dim): {here}")
 
 
 def apply_delta(
@@ -154,7 +159,8 @@ def apply_delta(
             raise invalid("delta_path", str(folder), f"table {table.name!r}", allowed)
         tables.append(updated)
     weights = _read_weights(folder, found)
-    manifest = files.manifest_of(tables, found.get("weights", saved["weights"]))
+    entries = [files.table_entry(table) for table in tables]
+    manifest = files.manifest_of(entries, found.get("weights", saved["weights"]))
     files.write_whole(
         target, lambda new: files.write_updated(source, new, tables, weights, manifest)
     )
@@ -195,3 +201,87 @@ def _read_weights(folder: Path, manifest: Mapping[str, Any]) -> list[np.ndarray]
         if values[index].dtype.kind == "V":  # As which NumPy's files keep bfloat16.
             values[index] = values[index].view(tf.as_dtype(entry["dtype"]).as_numpy_dtype)
     return values
+
+
+@dataclasses.dataclass(frozen=True)
+class Changes:
+    """What happened to a table between two times.
+
+    Attributes:
+        keys: int64 [n], ascending: of rows that are new or have other bits.
+        rows: float32 [n, dim]: what they are now.
+        removed: int64 [m], ascending: keys that have left.
+    """
+
+    keys: np.ndarray
+    rows: np.ndarray
+    removed: np.ndarray
+
+
+def changes(before: TableRows, now: TableRows) -> Changes:
+    """Finds the rows that are not the same bits as before, -0.0 and 0.0 being different."""
+    _, there, here = np.intersect1d(before.keys, now.keys, assume_unique=True, return_indices=True)
+    is_changed = np.ones(now.keys.size, bool)
+    old, new = before.rows.view(np.int32), now.rows.view(np.int32)
+    is_changed[here] = (old[there] != new[here]).any(axis=1)
+    removed = np.setdiff1d(before.keys, now.keys, assume_unique=True)
+    return Changes(now.keys[is_changed], now.rows[is_changed], removed)
+
+
+def changed(before: TableRows, by: Changes, step: int) -> TableRows:
+    """Returns a table as it is after changes."""
+    gone = np.concatenate([by.keys, by.removed])
+    stays = ~np.isin(before.keys, gone, assume_unique=True)
+    keys = np.concatenate([before.keys[stays], by.keys])
+    rows = np.concatenate([before.rows[stays], by.rows])
+    order = np.argsort(keys, kind="stable")
+    return dataclasses.replace(before, keys=keys[order], rows=rows[order], step=step)
+
+
+def write_changes(path: Path, found: Changes, step: int) -> None:
+    """Writes the changes of a table, as of an update step of it."""
+    dim = found.rows.shape[1]
+    group = max(1, _VALUES_PER_GROUP // dim)
+    with pq.ParquetWriter(path, _SCHEMA) as writer:
+        for first in range(0, found.keys.size, group):
+            rows = np.ascontiguousarray(found.rows[first : first + group])
+            offsets = pa.array(np.arange(rows.shape[0] + 1, dtype=np.int32) * np.int32(dim))
+            lists = pa.ListArray.from_arrays(offsets, pa.array(rows.reshape(-1)))
+            _write_group(writer, found.keys[first : first + group], lists, step)
+        for first in range(0, found.removed.size, group):
+            keys = found.removed[first : first + group]
+            _write_group(writer, keys, pa.nulls(keys.size, pa.list_(pa.float32())), step)
+
+
+def _write_group(writer: pq.ParquetWriter, keys: np.ndarray, rows: pa.Array, step: int) -> None:
+    steps = pa.array(np.full(keys.size, step, np.int64))
+    writer.write_table(pa.Table.from_arrays([pa.array(keys), rows, steps], schema=_SCHEMA))
+
+
+def read_changes(path: Path, dim: int) -> Changes:
+    """Reads what `write_changes` wrote.
+
+    Raises:
+        ValueError: the file is missing or damaged, or has rows of another length.
+    """
+    allowed = f"a Parquet file of key int64, row list<float> of {dim} and step int64"
+    keys, rows, removed = [], [np.empty((0, dim), np.float32)], []
+    try:
+        with pq.ParquetFile(path) as file:
+            for batch in file.iter_batches(columns=["key", "row"]):
+                column = batch.column("row")
+                is_there = np.asarray(column.is_valid())
+                values = np.asarray(column.flatten(), np.float32)
+                lengths = column.value_lengths().drop_null()
+                if any(length != dim for length in lengths.unique().to_pylist()):
+                    raise ValueError(f"rows of {lengths.unique().to_pylist()} values")
+                batch_keys = np.asarray(batch.column("key"), np.int64)
+                keys.append(batch_keys[is_there])
+                rows.append(values.reshape(-1, dim))
+                removed.append(batch_keys[~is_there])
+    except (OSError, KeyError, ValueError, pa.ArrowException) as error:
+        raise invalid("path", str(path), f"a delta ({error})", allowed) from error
+    none = np.empty(0, np.int64)
+    return Changes(
+        np.concatenate([none, *keys]), np.concatenate(rows), np.concatenate([none, *removed])
+    )

@@ -41,14 +41,12 @@ def table_entry(table: TableRows) -> dict[str, Any]:
     }
 
 
-def manifest_of(tables: Iterable[TableRows], weights: list[dict[str, Any]]) -> dict[str, Any]:
-    """Returns the manifest of a SavedModel."""
-    return {
-        "format": FORMAT,
-        "slipstream_tf": __version__,
-        "tables": [table_entry(table) for table in tables],
-        "weights": weights,
-    }
+def manifest_of(
+    tables: list[dict[str, Any]], weights: list[dict[str, Any]] | None
+) -> dict[str, Any]:
+    """Returns the manifest of a SavedModel or a delta; None: of other weights nothing is said."""
+    manifest = {"format": FORMAT, "slipstream_tf": __version__, "tables": tables}
+    return manifest if weights is None else {**manifest, "weights": weights}
 
 
 def weight_entries(weights: Iterable[Any]) -> list[dict[str, Any]]:
@@ -59,10 +57,10 @@ def weight_entries(weights: Iterable[Any]) -> list[dict[str, Any]]:
     ]
 
 
-def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Writes a JSON file that people can read, too."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
+def write_manifest(path: Path, manifest: Mapping[str, Any], file: Path = _MANIFEST) -> None:
+    """Writes the manifest of an export: JSON that people can read, too."""
+    (path / file).parent.mkdir(parents=True, exist_ok=True)
+    (path / file).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
 
 
 def read_manifest(path: Path, file: Path = _MANIFEST) -> dict[str, Any]:
@@ -83,11 +81,6 @@ def read_manifest(path: Path, file: Path = _MANIFEST) -> dict[str, Any]:
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         raise invalid("path", str(path), f"an export of a format other than {FORMAT}", allowed)
     return manifest
-
-
-def write_manifest(path: Path, manifest: Mapping[str, Any]) -> None:
-    """Writes the manifest of a SavedModel."""
-    write_json(path / _MANIFEST, manifest)
 
 
 def read_rows(path: Path) -> list[TableRows]:

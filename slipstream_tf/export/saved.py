@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,14 @@ import tensorflow as tf
 
 from slipstream_tf import _compat
 from slipstream_tf.errors import invalid
-from slipstream_tf.export import files, signatures
+from slipstream_tf.export import files
 from slipstream_tf.export.rows import TableRows, collect, layers_of, on_rank_zero, table_names
 from slipstream_tf.export.serving import ServedTable, ServingStore
+
+_ALLOWED = (
+    "for a model of no known inputs: specs (tf.TensorSpec, tf.RaggedTensorSpec) or a batch of "
+    "inputs, nested as the model takes them"
+)
 
 
 def saved_model(
@@ -69,7 +75,7 @@ def saved_model(
 
 def _write(model: Any, tables: list[TableRows], path: str | os.PathLike[str], given: Any) -> None:
     target = files.require_new(path, "saved_model")
-    specs = signatures.resolve(model, given)
+    specs = resolve(model, given)
     served = [ServedTable(table.config, table.keys, table.rows) for table in tables]
     root = tf.Module()
     root.tables = served
@@ -81,17 +87,19 @@ def _write(model: Any, tables: list[TableRows], path: str | os.PathLike[str], gi
 
     @tf.function
     def serve_flat(**inputs: tf.Tensor) -> dict[str, tf.Tensor]:
-        return signatures.named_outputs(serve(signatures.nested(specs, inputs)))
+        return dict(leaves(serve(nested(specs, inputs)), "outputs"))
 
     def write(folder: Path) -> None:
         # TensorFlow traces anew where it writes, too.
         with _served_by(model, served):
-            flat = serve_flat.get_concrete_function(**signatures.flat_specs(specs))
+            flat = serve_flat.get_concrete_function(**flat_specs(specs))
             root.serve = serve
             _refuse_own_ops(flat)
             _track_rest(root, model, flat)
             tf.saved_model.save(root, str(folder), signatures={"serving_default": flat})
-        files.write_manifest(folder, files.manifest_of(tables, files.weight_entries(root.weights)))
+        entries = [files.table_entry(table) for table in tables]
+        weights = files.weight_entries(root.weights)
+        files.write_manifest(folder, files.manifest_of(entries, weights))
 
     files.write_whole(target, write)
 
@@ -137,3 +145,91 @@ def _track_rest(root: Any, model: Any, traced: Any) -> None:
         if isinstance(part, tf.saved_model.experimental.TrackableResource)
     ]
     root.resources = list({id(part): part for part in parts}.values())
+
+
+def resolve(model: Any, signature: Any) -> Any:
+    """Finds the specs of a model's inputs.
+
+    Args:
+        model: that is exported.
+        signature: specs, or a batch whose shapes and dtypes are taken, nested as the model takes
+            them; None: from the model: its method `input_signature` (the click models have it) or
+            its symbolic inputs (functional and sequential models).
+
+    Returns:
+        tf.TensorSpec and tf.RaggedTensorSpec, nested alike, with a batch dimension of None.
+
+    Raises:
+        ValueError: the model does not tell, or a leaf is neither a spec nor a tensor.
+    """
+    if signature is None:
+        if callable(getattr(model, "input_signature", None)):
+            return model.input_signature()
+        signature = getattr(model, "input", None)
+        if signature is None:
+            raise invalid("signature", None, f"model {getattr(model, 'name', model)!r}", _ALLOWED)
+    return tf.nest.map_structure(_spec, signature)
+
+
+def _spec(leaf: Any) -> tf.TypeSpec:
+    if isinstance(leaf, tf.RaggedTensorSpec):
+        return leaf
+    if isinstance(leaf, tf.RaggedTensor):
+        return tf.RaggedTensorSpec(
+            [None, None], leaf.dtype, ragged_rank=1, row_splits_dtype=leaf.row_splits.dtype
+        )
+    if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype") or not len(leaf.shape):
+        raise invalid("signature", leaf, "an exported model", _ALLOWED)
+    return tf.TensorSpec([None, *leaf.shape[1:]], tf.as_dtype(leaf.dtype))
+
+
+def leaves(structure: Any, prefix: str, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
+    """Yields (name, leaf) of a nested structure, in the order of `tf.nest.flatten`.
+
+    A name is made of the keys and indices on the way, joined by "_", other characters than
+    letters, digits and "_" replaced; the prefix is before it if it is empty or begins with a digit.
+    """
+    if isinstance(structure, Mapping):
+        for key in sorted(structure):
+            yield from leaves(structure[key], prefix, (*path, str(key)))
+    elif isinstance(structure, (list, tuple)):
+        for index, part in enumerate(structure):
+            yield from leaves(part, prefix, (*path, str(index)))
+    else:
+        name = re.sub(r"\W", "_", "_".join(path))
+        is_name = name and not name[0].isdigit()
+        yield name if is_name else "_".join(filter(None, (prefix, name))), structure
+
+
+def flat_specs(specs: Any) -> dict[str, tf.TensorSpec]:
+    """Returns a flat signature's inputs by name; of a ragged one, flat values and row splits.
+
+    Raises:
+        ValueError: two inputs would have one name.
+    """
+    flat: dict[str, tf.TensorSpec] = {}
+    for name, spec in leaves(specs, "inputs"):
+        parts = {name: spec}
+        if isinstance(spec, tf.RaggedTensorSpec):
+            parts = {
+                name: tf.TensorSpec([None], spec.dtype),
+                f"{name}_row_splits": tf.TensorSpec([None], spec.row_splits_dtype),
+            }
+        for part, tensor in parts.items():
+            if part in flat:
+                allowed = "inputs whose names differ in letters, digits and '_'"
+                raise invalid("signature", part, "an exported model", allowed)
+            flat[part] = tf.TensorSpec(tensor.shape, tensor.dtype, name=part)
+    return flat
+
+
+def nested(specs: Any, flat: Mapping[str, tf.Tensor]) -> Any:
+    """Puts the tensors of a flat signature back into the model's own structure."""
+    tensors = iter(flat[name] for name in flat_specs(specs))
+    whole = [
+        tf.RaggedTensor.from_row_splits(next(tensors), next(tensors))
+        if isinstance(spec, tf.RaggedTensorSpec)
+        else next(tensors)
+        for spec in tf.nest.flatten(specs)
+    ]
+    return tf.nest.pack_sequence_as(specs, whole)

@@ -1,20 +1,25 @@
 """A store of TensorFlow's own ops, which stands in for a layer's store while a model is traced.
 
-In: rows that training left. Out: a graph that looks them up without the op library.
+In: rows that training left. Out: a graph that looks them up without the op library. Keys that have
+none start as in `cc_ops/core/table/row_initializer.cc`, and rows are pooled as in
+`cc_ops/core/lookup/pooling.h`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from slipstream_tf.config import TableConfig
-from slipstream_tf.export import pooling
-from slipstream_tf.export.initial_rows import constant_value, initial_rows
-from slipstream_tf.ops.features import FeatureSpec, PackedFeatures
+from slipstream_tf.hashing import mix64
+from slipstream_tf.initializers import op_attributes
+from slipstream_tf.ops.features import PADDING_KEY, FeatureSpec, PackedFeatures
+
+_BITS = (1 << 64) - 1
+_ELEMENT = 0xD1342543DE82EF95
 
 
 class ServedTable(tf.Module):
@@ -27,7 +32,7 @@ class ServedTable(tf.Module):
         config: of the table.
         keys: int64 [n].
         rows: float32 [n + 1, dim]: the row of keys[i] is rows[i + 1]; rows[0] is for absent keys.
-        numbers: key -> place in `rows`; 0 for an absent key.
+        numbers: key -> index in `rows`; 0 for an absent key.
     """
 
     def __init__(self, config: TableConfig, keys: np.ndarray, rows: np.ndarray):
@@ -99,8 +104,128 @@ class ServingStore:
     ) -> tuple[list[tf.Tensor], None]:
         """See `EmbeddingStore.lookup`; `training` is False."""
         del training
-        pooled = [
-            pooling.pooled(packed, index, spec.combiner, self._tables[spec.table].gather)
+        rows = [
+            pooled(packed, index, spec.combiner, self._tables[spec.table].gather)
             for index, spec in enumerate(specs)
         ]
-        return ([tf.stack(pooled, axis=1)] if stacked else pooled), None
+        return ([tf.stack(rows, axis=1)] if stacked else rows), None
+
+
+def constant_value(table: TableConfig) -> float | None:
+    """Returns the value that every initial row is made of, or None if rows are random."""
+    kind, value, _ = op_attributes(table.initializer)
+    return {"zeros": 0.0, "constant": value}.get(kind)
+
+
+def initial_rows(table: TableConfig, keys: tf.Tensor) -> tf.Tensor:
+    """Draws the rows that keys of a table start with.
+
+    Uniform rows are the table's bit for bit; normal ones to the last bit of a float32, as far as
+    TensorFlow's logarithm and cosine agree with those of the C library.
+
+    Args:
+        table: whose initializer and seed count; one that draws at random.
+        keys: int64 [n].
+
+    Returns:
+        float32 [n, dim].
+    """
+    kind, first, second = op_attributes(table.initializer)
+    seed = mix64(np.array(table.seed & _BITS, np.uint64, ndmin=1))
+    stream = mix64(mix64(tf.bitcast(keys, tf.uint64)) ^ seed)
+    elements = np.array([(j * _ELEMENT) & _BITS for j in range(table.dim)], np.uint64)
+    bits = mix64(stream[:, tf.newaxis] + tf.constant(elements))
+    first_bits = tf.bitwise.right_shift(bits, np.uint64(40))
+    if kind == "uniform":
+        low, high = np.float32(first), np.float32(second)
+        unit = tf.cast(first_bits, tf.float32) * np.float32(2.0**-24)
+        return low + unit * (high - low)
+    mean, deviation = np.float64(np.float32(first)), np.float64(np.float32(second))
+    u = 1.0 - tf.cast(first_bits, tf.float64) * 2.0**-24
+    v = tf.bitwise.bitwise_and(tf.bitwise.right_shift(bits, np.uint64(16)), np.uint64(0xFFFFFF))
+    angle = 6.283185307179586 * (tf.cast(v, tf.float64) * 2.0**-24)
+    z = tf.sqrt(-2.0 * tf.math.log(u)) * tf.cos(angle)
+    return tf.cast(mean + deviation * z, tf.float32)
+
+
+def pooled(
+    packed: PackedFeatures,
+    feature: int,
+    combiner: str,
+    gather: Callable[[tf.Tensor], tf.Tensor],
+) -> tf.Tensor:
+    """Looks up and pools the rows of one feature.
+
+    Args:
+        packed: the keys of a batch.
+        feature: index of the feature.
+        combiner: "sum", "mean" or "sqrtn"; a bag whose divisor is 0 gives zeros.
+        gather: int64 [n] -> float32 [n, dim].
+
+    Returns:
+        float32 [batch, dim].
+    """
+    keys = packed.keys[packed.attrs["feature_keys"][feature]]
+    column = packed.attrs["feature_column"][feature]
+    if column >= 0:
+        return gather(keys[:, column])
+    index = packed.attrs["feature_weights"][feature]
+    weights = packed.weights[index] if index >= 0 else None
+    splits = packed.attrs["feature_splits"][feature]
+    if splits >= 0:
+        return _pooled_ragged(keys, packed.row_splits[splits], weights, combiner, gather)
+    if keys.shape.rank == 2:
+        return _pooled_padded(keys, keys != PADDING_KEY, weights, combiner, gather)
+    if weights is None:
+        return gather(keys)
+    # One key per input: -1 is a key like any other, as in a column.
+    keys, weights = keys[:, tf.newaxis], weights[:, tf.newaxis]
+    return _pooled_padded(keys, tf.ones_like(keys, tf.bool), weights, combiner, gather)
+
+
+def _pooled_padded(
+    keys: tf.Tensor,
+    is_key: tf.Tensor,
+    weights: tf.Tensor | None,
+    combiner: str,
+    gather: Callable[[tf.Tensor], tf.Tensor],
+) -> tf.Tensor:
+    """Pools keys int64 [batch, width], of which bool [batch, width] are there."""
+    shape = tf.shape(keys)
+    rows = gather(tf.reshape(keys, [-1]))
+    rows = tf.reshape(rows, [shape[0], shape[1], rows.shape[-1]])
+    if weights is not None or combiner != "sum":
+        used = tf.cast(is_key, tf.float32)
+        if weights is not None:
+            used = tf.where(is_key, weights, 0.0)
+        divisor = tf.reduce_sum(_counted(used, combiner), axis=1)
+        rows = rows * (used * _factor(divisor, combiner)[:, tf.newaxis])[..., tf.newaxis]
+    return tf.reduce_sum(tf.where(is_key[..., tf.newaxis], rows, 0.0), axis=1)
+
+
+def _pooled_ragged(
+    keys: tf.Tensor,
+    row_splits: tf.Tensor,
+    weights: tf.Tensor | None,
+    combiner: str,
+    gather: Callable[[tf.Tensor], tf.Tensor],
+) -> tf.Tensor:
+    """Pools keys int64 [total], those of input i from row_splits[i] to row_splits[i + 1]."""
+    rows = gather(keys)
+    batch = tf.size(row_splits) - 1
+    inputs = tf.repeat(tf.range(batch), row_splits[1:] - row_splits[:-1])
+    if weights is not None or combiner != "sum":
+        used = tf.ones_like(keys, tf.float32) if weights is None else weights
+        divisor = tf.math.unsorted_segment_sum(_counted(used, combiner), inputs, batch)
+        rows = rows * (used * tf.gather(_factor(divisor, combiner), inputs))[:, tf.newaxis]
+    return tf.math.unsorted_segment_sum(rows, inputs, batch)
+
+
+def _counted(weights: tf.Tensor, combiner: str) -> tf.Tensor:
+    return tf.square(weights) if combiner == "sqrtn" else weights
+
+
+def _factor(divisor: tf.Tensor, combiner: str) -> tf.Tensor:
+    if combiner == "sum":
+        return tf.ones_like(divisor)
+    return tf.math.divide_no_nan(1.0, tf.sqrt(divisor) if combiner == "sqrtn" else divisor)

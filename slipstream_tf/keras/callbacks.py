@@ -15,13 +15,10 @@ import tensorflow as tf
 from absl import logging
 
 from slipstream_tf._compat import callbacks_beside
-from slipstream_tf.distributed.agreement import gather_json
+from slipstream_tf.distributed.agreement import gather_json, require_same, require_same_rows
 from slipstream_tf.distributed.comm import Communicator
-from slipstream_tf.distributed.exchanged import ExchangedStore
-from slipstream_tf.distributed.flushing import flush_held
-from slipstream_tf.distributed.replicated import ReplicatedStore
-from slipstream_tf.distributed.same_rows import require_same_rows
-from slipstream_tf.distributed.settings import require_same
+from slipstream_tf.distributed.exchanged import ExchangedStore, ReplicatedStore
+from slipstream_tf.distributed.gradients import flush_held
 from slipstream_tf.errors import invalid
 from slipstream_tf.keras.loss_feedback import LossFeedback
 from slipstream_tf.stores.variable import VariableStore

@@ -351,7 +351,7 @@ def _open_store(
         from slipstream_tf.stores.native import NativeStore
 
         return NativeStore(tables, optimizer)
-    from slipstream_tf.distributed.replicated import ReplicatedStore
+    from slipstream_tf.distributed.exchanged import ReplicatedStore
     from slipstream_tf.distributed.sharded import ShardedStore
 
     if placement == "sharded":

@@ -12,8 +12,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from slipstream_tf.distributed.batches import scale_loss
 from slipstream_tf.distributed.comm import Communicator
-from slipstream_tf.distributed.ends import scale_loss
 from slipstream_tf.errors import invalid
 from slipstream_tf.inputs.spec import ID, SKIPPABLE
 

@@ -11,9 +11,9 @@ import tensorflow as tf
 
 from slipstream_tf.checkpoint.store_state import LossMemoryState, tree_from_bytes, tree_to_bytes
 from slipstream_tf.config import SaturationConfig
+from slipstream_tf.distributed.agreement import require_same
+from slipstream_tf.distributed.batches import even_ends
 from slipstream_tf.distributed.comm import Communicator, SingleProcess
-from slipstream_tf.distributed.ends import even_ends
-from slipstream_tf.distributed.settings import require_same
 from slipstream_tf.errors import invalid
 from slipstream_tf.inputs.batches import batches_after, call_at
 from slipstream_tf.inputs.classifier import skip_inputs

@@ -9,7 +9,7 @@ import keras
 import tensorflow as tf
 
 from slipstream_tf import _compat
-from slipstream_tf.distributed.next_batch import NEXT_KEYS
+from slipstream_tf.distributed.batches import NEXT_KEYS
 from slipstream_tf.errors import invalid, require_integer, require_number
 from slipstream_tf.inputs.spec import ID, SKIPPABLE
 from slipstream_tf.keras.embedding_collection import EmbeddingCollection

@@ -18,8 +18,6 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-
 from slipstream_tf.errors import require_choice, require_integer
 from slipstream_tf.inputs.readers.prepared import MANIFEST, is_prepared, read_manifest
 from slipstream_tf.inputs.spec import PARTS, BadLineError, BadLines

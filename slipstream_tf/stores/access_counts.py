@@ -35,7 +35,7 @@ class CountingStore(NativeStore):
         return {name: contents[name][is_accessed] for name in ("keys", "counts")}
 
     def import_accesses(self, table: str, accesses: Mapping[str, np.ndarray]) -> None:
-        """Replaces all of a table by keys and counts; its rows are zeros, nothing is held.
+        """Replaces all of a table by keys and counts; its rows are zeros, nothing is deferred.
 
         Args:
             table: its name; the rule has no slots.

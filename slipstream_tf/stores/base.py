@@ -52,7 +52,7 @@ class TrackedStore:
         prefetches: whether batches may be announced; see `distributed.ShardedStore.announce`.
         lists_hot_keys_by_key: whether `hot_keys` takes `by_key=True`: keys are then ascending.
         takes_tables_at_once: whether several threads may ask for several tables.
-        forgets_marks: whether a row that leaves and comes back has lost its marks, which `marks`
+        forgets_marks: whether a row that leaves and comes back has lost its flags, which `marks`
             tells.
     """
 
@@ -76,6 +76,15 @@ class TrackedStore:
     def size(self, table: str) -> int:
         """Returns the number of keys in a table."""
         raise NotImplementedError
+
+    @property
+    def least_accesses(self) -> float:
+        """Decayed accesses from which a replica on every rank is less to send than single rows.
+
+        A row is sent to size - 1 ranks instead of once for each batch of theirs that has it; counts
+        halve from window to window, and so tell about two windows' accesses.
+        """
+        return 2.0 * (1 if self.comm is None else self.comm.size)
 
     def owners(self, table: str, keys: np.ndarray) -> np.ndarray:
         """Returns int64 [n]: the rank that owns each key, int64 [n], where `is_spread`."""
@@ -126,18 +135,18 @@ class TrackedStore:
         raise NotImplementedError
 
     def mark_rows(self, table: str, keys: Any, marks: Any) -> None:
-        """Replaces the marks of a table's rows.
+        """Replaces the row flags of a table.
 
         Args:
             table: name of the table.
-            keys: int64 [n]; keys without a row are passed over, rows not named lose their marks.
+            keys: int64 [n]; keys without a row are passed over, rows not named lose their flags.
             marks: uint8 [n], of `ops.update_policy.SATURATED` (masked, or deferred by interval)
                 and WATCHED (the squared lengths of its updates are summed, from 0).
         """
         raise NotImplementedError
 
     def marks(self, table: str, keys: Any) -> np.ndarray:
-        """Returns uint8 [n], the marks that rows still have, where `forgets_marks`."""
+        """Returns uint8 [n], the flags that rows still have, where `forgets_marks`."""
         raise NotImplementedError
 
     def travelled(self, table: str, keys: Any) -> np.ndarray:
@@ -165,18 +174,35 @@ class SavedStore(TrackedStore):
     Attributes:
         is_in_sok: whether the rows are in SOK: it makes those that are missing, some keys are
             `reserved_keys`, and accesses are counted apart (`export_accesses`).
-        has_copies: whether a rank has copies of others' rows (`export_copies`).
-        holds_at_owners: whether a rank defers gradients of its own rows only.
+        has_replicas: whether a rank has copies of others' rows (`export_copies`).
+        defers_at_owners: whether a rank defers gradients of its own rows only.
         flushes_with_next_step: whether deferred gradients cannot be applied at once: they leave
             with the gradients of the next step (`let_go_of`).
         joins_parts: whether a table can be imported in parts; see `SokTables.joining_parts`.
     """
 
     is_in_sok = False
-    has_copies = False
-    holds_at_owners = False
+    has_replicas = False
+    defers_at_owners = False
     flushes_with_next_step = False
     joins_parts = False
+
+    def _policy_of(self, table: str) -> UpdatePolicy:
+        """The update policy of a table, as last set."""
+        raise NotImplementedError
+
+    def _num_unapplied(self, table: str) -> int:
+        """Deferred gradients that this rank is still to apply, which those of a dry run are not."""
+        return 0 if self._policy_of(table).is_shadow else self.update_counts(table).pending
+
+    def _require_flushed(self, table: str) -> None:
+        """Raises RuntimeError if this rank, one of several, has deferred gradients to apply."""
+        deferred = self._num_unapplied(table)
+        if deferred and self.comm is not None and self.comm.size > 1:
+            raise RuntimeError(
+                f"Rank {self.comm.rank} defers {deferred} gradient sums of table {table!r}. Call "
+                "flush() of the store on all ranks first."
+            )
 
     def slot_layout(self, table: str) -> SlotLayout:
         """Returns whose slots the rows of a table have, and how they start."""
@@ -184,7 +210,9 @@ class SavedStore(TrackedStore):
         (dim,) = (config.dim for config in self.tables if config.name == table)
         if self.rule is None:
             return SlotLayout(None, np.empty(0, np.float32))
-        return SlotLayout(type(self.rule).__name__, initial_slots(self.rule, dim))
+        initial = float(getattr(self.rule, "initial_accumulator_value", 0.0))
+        slots = np.full(self.rule.slots_per_row(dim), initial, np.float32)
+        return SlotLayout(type(self.rule).__name__, slots)
 
     def num_keys(self, table: str) -> int | None:
         """Returns how many keys, from 0, a table has on all ranks; None: any number of any."""
@@ -226,7 +254,7 @@ class SavedStore(TrackedStore):
         raise NotImplementedError
 
     def import_pending(self, table: str, contents: Mapping[str, Any]) -> None:
-        """Replaces the gradient sums that are held back by what `export_pending` gave."""
+        """Replaces the deferred gradients by what `export_pending` gave."""
         raise NotImplementedError
 
     def flush(self) -> None:
@@ -238,7 +266,7 @@ class SavedStore(TrackedStore):
         raise NotImplementedError
 
     def export_copies(self, table: str) -> dict[str, np.ndarray]:
-        """Returns this rank's copies of rows, where it `has_copies`; see `ShardedStore`."""
+        """Returns this rank's copies of rows, where it `has_replicas`; see `ShardedStore`."""
         raise NotImplementedError
 
     def import_copies(self, table: str, contents: Mapping[str, Any]) -> None:
@@ -312,10 +340,6 @@ class UpdatedElsewhere(SavedStore):
         allowed = "another drift metric, or the native store"
         raise invalid("metric", "signal", self._place_of(table), allowed)
 
-    def _policy_of(self, table: str) -> UpdatePolicy:
-        """The update policy of a table, as last set."""
-        raise NotImplementedError
-
     def _place_of(self, table: str) -> str:
         return f"table {self._require(table)!r} of a {type(self).__name__}"
 
@@ -330,12 +354,6 @@ class UpdatedElsewhere(SavedStore):
             raise invalid("decay_skipped", True, place, f"False: {self._whose_moments}")
         if policy.ranks > 1:
             raise invalid("simulated_ranks", policy.ranks, place, "1")
-
-
-def initial_slots(rule: SparseOptimizer, dim: int) -> np.ndarray:
-    """Returns float32 [slots per row], the slots of a new row of `dim` values."""
-    initial = float(getattr(rule, "initial_accumulator_value", 0.0))
-    return np.full(rule.slots_per_row(dim), initial, np.float32)
 
 
 def table_contents(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,7 +17,7 @@ from slipstream_tf.ops import table_state, update_policy
 from slipstream_tf.ops.features import FeatureSpec, PackedFeatures
 from slipstream_tf.optimizers import SparseOptimizer
 from slipstream_tf.optimizers import get as get_optimizer
-from slipstream_tf.stores.base import EmbeddingStore
+from slipstream_tf.stores.base import EmbeddingStore, SavedStore
 
 
 class NativeStore(EmbeddingStore):
@@ -153,7 +154,7 @@ class NativeStore(EmbeddingStore):
         table_ops.import_table(self._handles[self._index_of(table)], contents)
 
     def export_pending(self, table: str) -> dict[str, np.ndarray]:
-        """Returns the gradient sums that are held back; see `ops.table_state.export_deferred`."""
+        """Returns the deferred gradients; see `ops.table_state.export_deferred`."""
         return table_state.export_deferred(self._handles[self._index_of(table)])
 
     def import_pending(self, table: str, contents: Mapping[str, Any]) -> None:
@@ -167,14 +168,63 @@ class NativeStore(EmbeddingStore):
         table_state.import_deferred(self._handles[self._index_of(table)], contents)
 
     def marks(self, table: str, keys: Any) -> np.ndarray:
-        """Returns uint8 [n], the marks that rows still have; see `ops.table_state.row_flags`."""
+        """Returns uint8 [n], the flags that rows still have; see `ops.table_state.row_flags`."""
         return table_state.row_flags(self._handles[self._index_of(table)], keys)
 
     def set_travelled(self, table: str, keys: Any, travelled: Any) -> None:
         """Replaces what `travelled` gives of watched rows, float32 [n]; after `mark_rows`."""
-        table_state.set_squared_update_lengths(
-            self._handles[self._index_of(table)], keys, travelled
-        )
+        handle = self._handles[self._index_of(table)]
+        table_state.set_squared_update_lengths(handle, keys, travelled)
+
+
+class CollectingStore(SavedStore):
+    """Base of stores whose ranks sum and defer gradients in native tables of their own.
+
+    What these tables give out is sent to where it is applied.
+    """
+
+    _policies: dict[str, update_policy.UpdatePolicy]
+
+    @property
+    def _collector(self) -> NativeStore:
+        """The store whose lookups make plans, and whose tables defer gradients."""
+        raise NotImplementedError
+
+    def _policy_of(self, table: str) -> update_policy.UpdatePolicy:
+        return self._policies[self._require(table)]
+
+    def _collect_by(self, table: str, policy: update_policy.UpdatePolicy) -> bool:
+        """Sets the policy of a table, after a flush where that cannot keep what is deferred.
+
+        Returns:
+            Whether gradients of any table may be deferred now, a dry run's aside.
+        """
+        policy = dataclasses.replace(policy, is_exchanged=True)
+        if not policy.keeps_sums_of(self._policy_of(table)):
+            self.flush()
+        NativeStore.set_update_policy(self._collector, table, policy)
+        self._policies[table] = policy
+        return any(p.mode == "defer" and not p.is_shadow for p in self._policies.values())
+
+    def hot_keys(self, table: str, k: int, by_key: bool = False) -> tuple[np.ndarray, np.ndarray]:
+        """See `NativeStore.hot_keys`; of this rank's own batches."""
+        return NativeStore.hot_keys(self._collector, table, k, by_key)
+
+    def update_counts(self, table: str) -> update_policy.UpdateCounts:
+        """See `EmbeddingStore.update_counts`; of this rank's gradient rows."""
+        return NativeStore.update_counts(self._collector, table)
+
+    def export_pending(self, table: str) -> dict[str, np.ndarray]:
+        """See `NativeStore.export_pending`; of what this rank defers, of its own batches."""
+        deferred = NativeStore.export_pending(self._collector, table)
+        if self._collector is not self:
+            # Replicas are never updated.
+            deferred["learning_rate"] = np.float32(self.learning_rate.numpy())
+        return deferred
+
+    def import_pending(self, table: str, contents: Mapping[str, Any]) -> None:
+        """See `NativeStore.import_pending`; of what this rank is to defer."""
+        NativeStore.import_pending(self._collector, table, contents)
 
 
 # Of a row: 16 bytes of an index that is at most 4/5 full.

@@ -1,7 +1,7 @@
 """The variable store: dense `tf.Variable`s, and weights of Keras embedding layers, as tables.
 
 A row's index is its key. The model looks rows up by itself and an optimizer of the user's choice
-updates them; the store counts accesses from the gradients, and masks or holds back some of them.
+updates them; the store counts accesses from the gradients, and masks or defers some of them.
 """
 
 from __future__ import annotations
@@ -17,9 +17,7 @@ from slipstream_tf.config import TableConfig
 from slipstream_tf.errors import invalid, require_integer, require_number
 from slipstream_tf.ops.update_policy import UpdatePolicy
 from slipstream_tf.stores.base import table_contents
-from slipstream_tf.stores.movement import KerasMovements
-from slipstream_tf.stores.watched_gradients import WatchedGradients
-from slipstream_tf.stores.watching import WatchingStore
+from slipstream_tf.stores.watching import KerasMovements, WatchedGradients, WatchingStore
 
 
 class VariableStore(WatchingStore):
@@ -97,7 +95,7 @@ class VariableStore(WatchingStore):
         return None if inner is None else self._table_of.get(inner.ref())
 
     def mask_gradients(self, table: str, gradients: tf.IndexedSlices) -> tf.IndexedSlices:
-        """Counts accesses, sums the rows of each key, and masks or holds back as the policy says.
+        """Counts accesses, sums the rows of each key, and masks or defers as the policy says.
 
         Every index counts as an access, duplicates each time, saturated or not.
 
@@ -108,17 +106,17 @@ class VariableStore(WatchingStore):
 
         Returns:
             Slices with ascending indices, each once, and the same `dense_shape`: what is to be
-            applied now, held sums that are due included.
+            applied now, deferred gradients that are due included.
 
         Raises:
             ValueError: there is no such table, or the optimizer has no state yet.
             TypeError: these are no sparse gradients.
             tf.errors.InvalidArgumentError: an index is out of range (on a CPU).
         """
-        kept = super().mask_gradients(table, gradients)
+        passed = super().mask_gradients(table, gradients)
         ones = tf.ones_like(gradients.indices, tf.float32)
         self._counts[table].scatter_add(tf.IndexedSlices(ones, gradients.indices))
-        return kept
+        return passed
 
     def _movement(self, table: str, keys: tf.Tensor, sums: tf.Tensor) -> tf.Tensor:
         is_unknown = self._movements.unknown(self._updater) is not None
@@ -156,17 +154,17 @@ class VariableStore(WatchingStore):
         return self._given[self._require(table)]
 
     def is_deferring(self, table: str) -> tf.Variable:
-        """Returns a scalar bool variable: whether rows are, or were, held back (shadow or not)."""
+        """Returns a scalar bool variable: whether rows are, or were, deferred (dry run or not)."""
         return self._watched[self._require(table)].is_active
 
     def let_go(self) -> None:
-        """Makes all held sums leave with the next step's gradients, whatever the policy says."""
+        """Makes all deferred gradients leave with those of the next step, whatever the policy."""
         for watched in self._watched.values():
-            watched.let_go()
+            watched.flush()
 
     def pending(self) -> dict[str, int]:
-        """Returns, for each table, the held sums that are still to be applied (eager only)."""
-        return {name: w.pending() if w.holds else 0 for name, w in self._watched.items()}
+        """Returns, for each table, the deferred gradients still to be applied (eager only)."""
+        return {name: watched.num_unapplied() for name, watched in self._watched.items()}
 
     def _require_movement(self, table: str, policy: UpdatePolicy, optimizer: Any) -> None:
         if policy.mode != "defer":
@@ -198,21 +196,24 @@ class VariableStore(WatchingStore):
             ValueError: there is no such table, or a key is out of range.
         """
         self._require(table)
-        rows = self.size(table)
         keys = np.asarray(keys)
         if keys.size == 0:
             keys = keys.astype(np.int64)
         if keys.ndim != 1 or keys.dtype.kind not in "iu":
             described = f"{keys.dtype} {list(keys.shape)}"
             raise invalid("keys", described, f"table {table!r}", "integers [n]")
-        outside = keys[(keys < 0) | (keys >= rows)]
-        if outside.size:
-            raise invalid("keys", int(outside[0]), f"table {table!r}", f"0 to {rows - 1}")
+        self._require_in_range(table, keys)
         watched = self._watched[table]
         watched.saturated = keys.astype(np.int64)
         self._configure(table, watched.policy)
         if watched.policy.mode != "defer":
             watched.masked.assign(watched.saturated)
+
+    def _require_in_range(self, table: str, keys: np.ndarray) -> None:
+        outside = keys[(keys < 0) | (keys >= self.size(table))]
+        if outside.size:
+            allowed = f"0 to {self.size(table) - 1}"
+            raise invalid("keys", int(outside[0]), f"table {table!r}", allowed)
 
     def _variable(self, table: str) -> tf.Variable:
         return self._variables[table]
@@ -263,11 +264,11 @@ class VariableStore(WatchingStore):
             counts.assign(counts * factor)
 
     def export_table(self, table: str, flush: bool = False) -> dict[str, np.ndarray]:
-        """Returns all of a table as arrays, sorted by key; what is held back is not in.
+        """Returns all of a table as arrays, sorted by key; deferred gradients are not in.
 
         Args:
             table: name of the table.
-            flush: must be false: held sums leave with a step's gradients only (`let_go`).
+            flush: must be false: deferred gradients leave with a step's only (`let_go`).
 
         Returns:
             As `NativeStore.export_table`; there are no slots, which are the optimizer's.
@@ -292,15 +293,13 @@ class VariableStore(WatchingStore):
         """
         keys, rows = np.asarray(contents["keys"], np.int64), np.asarray(contents["rows"])
         values = self._variables[self._require(table)].numpy()
-        outside = keys[(keys < 0) | (keys >= len(values))]
-        if outside.size:
-            raise invalid("keys", int(outside[0]), f"table {table!r}", f"0 to {len(values) - 1}")
+        self._require_in_range(table, keys)
         for name in ("rows", "counts"):
             column = np.asarray(contents[name], np.float32).reshape(keys.size, -1)
             is_bad = ~np.isfinite(column) | ((column < 0) if name == "counts" else False)
             if is_bad.any():
-                place, value = int(np.argwhere(is_bad)[0][0]), float(column[is_bad][0])
-                where = f"key {int(keys[place])} of table {table!r}, at place {place}"
+                index, value = int(np.argwhere(is_bad)[0][0]), float(column[is_bad][0])
+                where = f"key {int(keys[index])} of table {table!r}, at place {index}"
                 raise invalid(name, value, where, "finite numbers; counts from 0")
         if rows.shape != (keys.size, values.shape[1]):
             raise invalid("rows", rows.shape, f"table {table!r}", f"{(keys.size, values.shape[1])}")

@@ -101,7 +101,7 @@ def _digests(job: Any) -> dict[str, str]:
         found: dict[str, Any] = {"contents": job.store.export_table(table.name, flush=False)}
         found["held"] = dict(job.store.export_pending(table.name))
         found["states"] = vars(job.tracker.states[table.name])
-        if job.store.has_copies:
+        if job.store.has_replicas:
             found["copies"] = job.store.export_copies(table.name)
             found["published"] = job.store.export_published(table.name)
         state[table.name] = found

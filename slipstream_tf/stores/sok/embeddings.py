@@ -1,13 +1,12 @@
 """Embedding tables in SOK's hash tables, behind a store's contract: lookup, update, checkpoint.
 
 In: each rank's batches. The distinct keys of a batch go through SOK's lookup, their rows are pooled
-in a native table of copies; gradients are summed, masked or held back there, and what is left goes
+in a native table of replicas; gradients are summed, masked or deferred there, and what is left goes
 to the ranks that own the rows, and through `sok.OptimizerWrapper`.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -18,17 +17,15 @@ from slipstream_tf import optimizers
 from slipstream_tf.config import TableConfig
 from slipstream_tf.errors import invalid
 from slipstream_tf.ops import exchange as exchange_ops
-from slipstream_tf.ops import update_policy
 from slipstream_tf.ops.features import FeatureSpec, PackedFeatures
-from slipstream_tf.ops.update_policy import UpdateCounts, UpdatePolicy
-from slipstream_tf.stores.copies import CopiedRows, export_copies, rows_within
-from slipstream_tf.stores.sok import traffic
+from slipstream_tf.ops.update_policy import UpdatePolicy
+from slipstream_tf.stores.replicas import Replicas, ReplicatingStore, rows_within
 from slipstream_tf.stores.sok.library import slots_of
-from slipstream_tf.stores.sok.table import SokTable
+from slipstream_tf.stores.sok.table import FLOAT_BYTES, KEY_BYTES, SokTable
 from slipstream_tf.stores.sok.tables import SokTables
 
 
-class SokEmbeddingStore(SokTables):
+class SokEmbeddingStore(ReplicatingStore, SokTables):
     """Embedding tables whose rows SOK holds, spread over the ranks by key modulo their number.
 
     Every lookup (evaluation, too), update, `flush`, `freeze` and change of policy is a collective;
@@ -37,7 +34,7 @@ class SokEmbeddingStore(SokTables):
 
     A variable of SOK starts with zeros: it holds what training added to the initial row of a key,
     which follows from the table's seed. Rows as the model reads them come from `gather` and
-    `export_table`. SOK makes rows for all keys that it is asked for, in evaluation, too, and does
+    `export_table`. SOK makes rows for all keys that are requested, in evaluation, too, and does
     not tell which there were: `gather` says of every key that it was found.
 
     HKV tables ("hybrid") that are full evict the rows that were written longest ago: masked rows
@@ -49,9 +46,6 @@ class SokEmbeddingStore(SokTables):
         learning_rate: float32 scalar variable, read in every update.
         comm: the ranks, or None.
     """
-
-    may_freeze = True
-    has_copies = True
 
     def __init__(
         self,
@@ -78,14 +72,14 @@ class SokEmbeddingStore(SokTables):
             ImportError: SOK cannot be loaded here.
             ValueError: a table or setting that SOK cannot have, or a rule that it does not know.
         """
-        # Gradients pass through the copies' tables, but rows are not updated there.
+        # Gradients pass through the replicas' tables, but rows are not updated there.
         rule = optimizers.SGD(optimizers.get(optimizer).learning_rate)
         rows = rows_within(cache_bytes, tables, rule, "SokEmbeddingStore")
         super().__init__(tables, optimizer, comm, var_type, settings)
         self._policies = {table.name: UpdatePolicy() for table in self.tables}
         self._saturated = {table.name: np.empty(0, np.int64) for table in self.tables}
-        self._copies = CopiedRows(self.tables, rule, rows)
-        self._handles = self._copies._handles
+        self._replicas = Replicas(self.tables, rule, rows)
+        self._handles = self._replicas._handles
         with tf.device("CPU:0"):
             self._defers = tf.Variable(False, trainable=False)
 
@@ -97,14 +91,14 @@ class SokEmbeddingStore(SokTables):
         stacked: bool = False,
     ) -> tuple[list[tf.Tensor], tf.Tensor | None]:
         """See `EmbeddingStore.lookup`; a collective."""
-        feature_table = [self._copies._index_of(spec.table) for spec in specs]
-        # Keys with a frozen copy are left out: they never enter SOK's exchange.
+        feature_table = [self._replicas._index_of(spec.table) for spec in specs]
+        # Keys with a read-only replica are left out: they never enter SOK's exchange.
         sizes, keys = exchange_ops.route_keys(
             self._handles, packed, feature_table, ranks=1, reads_frozen=training
         )
         parts = tf.split(keys, sizes[0], num=len(self.tables))
         fetched = [
-            self._with_initial(found.name, part, traffic.lookup(self.comm, found, part))
+            self._with_initial(found.name, part, self._lookup(found, part))
             for found, part in zip(self._opened.values(), parts, strict=True)
         ]
         rows = exchange_ops.RowParcels(sizes, keys, exchange_ops.pack_rows(fetched))
@@ -112,7 +106,7 @@ class SokEmbeddingStore(SokTables):
             self._handles, rows, with_summary=False, makes_room=not training
         )
         with tf.control_dependencies([] if stored is None else [stored]):
-            return self._copies.lookup(packed, specs, training, stacked)
+            return self._replicas.lookup(packed, specs, training, stacked)
 
     def apply_gradients(
         self, plan: tf.Tensor, gradients: Sequence[tf.Tensor]
@@ -144,7 +138,15 @@ class SokEmbeddingStore(SokTables):
         """What the backward pass of SOK's lookup does, for keys that are not those of a lookup."""
         ops, talk = self._sok.raw_ops, self._sok.communication
         selected, order, splits = ops.dist_select(keys, num_splits=table.ranks)
-        traffic.count_delivery(self.comm, table, splits, is_deferred)
+        if table.ranks > 1:
+            with tf.device("CPU:0"):
+                counts = tf.cast(splits, tf.int64)
+                others = tf.reduce_sum(counts) - counts[table.rank]
+                row_bytes = others * (FLOAT_BYTES * table.dim)
+                deferred = row_bytes * tf.cast(is_deferred, tf.int64)
+                self._count_sent(others * KEY_BYTES, "keys")
+                self._count_sent(deferred, "deferred")
+                self._count_sent(row_bytes - deferred, "gradients")
         own_keys, _ = talk.alltoall(selected, splits)
         own_rows, _ = talk.alltoall(ops.gather_ex(rows, order), splits)
         shape = tf.stack([tf.shape(own_keys)[0], table.dim])
@@ -152,50 +154,43 @@ class SokEmbeddingStore(SokTables):
 
     def flush(self) -> None:
         """Sends and applies all deferred gradients of all ranks; a collective."""
-        self._apply_held(lambda: self._deliver(exchange_ops.collect_held(self._handles), True))
+        self._apply_deferred(lambda: self._deliver(exchange_ops.collect_held(self._handles), True))
 
     def set_update_policy(self, table: str, policy: UpdatePolicy) -> None:
-        """See `EmbeddingStore.set_update_policy`; a collective if sums may be held.
+        """See `EmbeddingStore.set_update_policy`; a collective if gradients may be deferred.
 
         Raises:
             ValueError: gradients are to be deferred by movement under a rule with slots: a rank
-                judges the sums of its own batches, before they are sent, and slots would have to
-                travel to it; or moments are to decay, or ranks to be simulated.
+                decides on the sums of its own batches, before they are sent, and slots would have
+                to be sent to it; or moments are to decay, or ranks to be simulated.
         """
         place = self._place_of(table)
         by_movement = policy.mode == "defer" and policy.trigger == "movement"
         if by_movement and not isinstance(self.optimizer, optimizers.SGD):
             allowed = (
-                "'interval', or SGD: each rank judges its own sums, and slots are the owner's; "
-                "SokPooledStore, where the owner holds the sums, knows Adagrad, too"
+                "'interval', or SGD: each rank decides on its own sums, and slots are the owner's; "
+                "SokPooledStore, where the owner defers them, knows Adagrad, too"
             )
             raise invalid("defer_trigger", "movement", place, allowed)
         self._require_policy(table, policy)
-        policy = dataclasses.replace(policy, is_exchanged=True)
-        before = self._policies[table]
-        if not policy.keeps_sums_of(before):
-            self.flush()
-        update_policy.set_policy(self._handles[self._copies._index_of(table)], policy)
-        self._policies[table] = policy
-        policies = self._policies.values()
-        self._defers.assign(any(p.mode == "defer" and not p.is_shadow for p in policies))
+        self._defers.assign(self._collect_by(table, policy))
 
     def mark_rows(self, table: str, keys: Any, marks: Any) -> None:
-        """See `EmbeddingStore.mark_rows`; ends what is frozen of the table.
+        """See `EmbeddingStore.mark_rows`; none of the table's replicas is read-only then.
 
         Raises:
-            ValueError: a mark is WATCHED: rows are updated by SOK.
+            ValueError: a flag is WATCHED: rows are updated by SOK.
         """
-        keys, marks = np.asarray(keys, np.int64), np.asarray(marks, np.uint8)
-        self._require_unwatched(table, marks)
+        keys, flags = np.asarray(keys, np.int64), np.asarray(marks, np.uint8)
+        self._require_unwatched(table, flags)
         found, before = self._table(table), self._saturated[table]
-        own = found.own(self._copies.withhold(table, keys, marks))
+        own = found.own(self._replicas.withhold(table, keys, flags))
         slots = slots_of(self._updater, found.variable).values()
         found.touch(np.union1d(before, own), slots)
         self._saturated[table] = own
 
     def freeze(self, hot: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> None:
-        """Gives every rank copies of rows that it reads without asking until `mark_rows`.
+        """Gives every rank replicas of rows that it reads without a request until `mark_rows`.
 
         A collective; call it on all ranks alike, after `mark_rows`. See `ShardedStore.freeze`.
 
@@ -206,7 +201,7 @@ class SokEmbeddingStore(SokTables):
         if self._ranks == 1:
             return
         for handle, (name, found) in zip(self._handles, self._opened.items(), strict=True):
-            keys = self._copies.choose_frozen(name, hot, self.least_accesses)
+            keys = self._replicas.choose_read_only(name, hot, self.least_accesses)
             everyones, trained = self._everyones(found, keys)
             rows = self._with_initial(name, everyones, trained)
             size = tf.reshape(tf.size(everyones, tf.int64), [1, 1])
@@ -218,50 +213,15 @@ class SokEmbeddingStore(SokTables):
                 makes_room=True,
             )
 
-    def frozen_keys(self, table: str) -> int:
-        """Returns how many keys of a table have frozen copies in this window."""
-        return self._copies.frozen[self._require(table)]
-
-    def export_pending(self, table: str) -> dict[str, np.ndarray]:
-        """See `EmbeddingStore.export_pending`; of the sums of this rank's own batches."""
-        return {**self._copies.export_pending(table), "learning_rate": self.learning_rate.numpy()}
-
-    def import_pending(self, table: str, contents: Mapping[str, Any]) -> None:
-        """See `EmbeddingStore.import_pending`; of what this rank is to hold back."""
-        self._copies.import_pending(table, contents)
-
     def export_accesses(self, table: str) -> dict[str, np.ndarray]:
         """See `SokTables.export_accesses`."""
-        return self._copies.export_accesses(table)
+        return self._replicas.export_accesses(table)
 
     def import_accesses(self, table: str, accesses: Mapping[str, np.ndarray]) -> None:
-        """See `SokTables.import_accesses`; nothing is frozen, marked or held then."""
-        self._copies.import_accesses(table, accesses)
-        self._copies.frozen[table] = 0
-
-    def export_copies(self, table: str) -> dict[str, np.ndarray]:
-        """Returns this rank's copies of rows, with its own accesses; see `ShardedStore`."""
-        return export_copies(self._copies, table)
-
-    def import_copies(self, table: str, contents: Mapping[str, Any]) -> None:
-        """Replaces this rank's copies by those of `export_copies`; see `ShardedStore`.
-
-        Frozen ones are as old as they were. Call it in the midst of a window, after `mark_rows` and
-        `freeze`, and before `import_pending`: what is held back is let go without a trace.
-        """
-        self._copies.replace(table, contents)
-
-    def _policy_of(self, table: str) -> UpdatePolicy:
-        return self._policies[table]
-
-    def hot_keys(self, table: str, k: int) -> tuple[np.ndarray, np.ndarray]:
-        """See `EmbeddingStore.hot_keys`; of this rank's own batches."""
-        return self._copies.hot_keys(table, k)
+        """See `SokTables.import_accesses`; nothing is read-only, flagged or deferred then."""
+        self._replicas.import_accesses(table, accesses)
+        self._replicas.read_only[table] = 0
 
     def decay_counts(self, factor: float) -> None:
         """See `EmbeddingStore.decay_counts`."""
-        self._copies.decay_counts(factor)
-
-    def update_counts(self, table: str) -> UpdateCounts:
-        """See `EmbeddingStore.update_counts`; of this rank's gradient rows."""
-        return self._copies.update_counts(table)
+        self._replicas.decay_counts(factor)

@@ -27,20 +27,20 @@ def dump(store: SokStore, folder: str | os.PathLike[str]) -> None:
     missing are made before. What the optimizer counts (its iterations) is not in the files.
 
     Args:
-        store: held sums are not written: call `flush` first.
+        store: deferred gradients are not written: call `flush` first.
         folder: is made if it is not there; all ranks must see the same one.
 
     Raises:
         ValueError: a table is empty, on all ranks, or SOK would pass over the optimizer's slots.
-        RuntimeError: sums are held back.
+        RuntimeError: gradients are deferred.
     """
     sok, optimizer = open_sok(), _optimizer_of(store)
     tables = store.opened
     for table in tables:
-        pending = store.update_counts(table.name).pending
-        if pending:
+        deferred = store.update_counts(table.name).pending
+        if deferred:
             raise RuntimeError(
-                f"{pending} gradient sums of table {table.name!r} are held back on rank "
+                f"{deferred} gradient sums of table {table.name!r} are deferred on rank "
                 f"{table.rank}. Call flush() of the store on all ranks first."
             )
         own = tf.constant([table.size()], tf.int64)
@@ -77,8 +77,8 @@ def written_since(
 
     SOK tells what was written. Rows of masked keys are, once a window, as they are: those of keys
     that were masked without a break since before the time are left out. Where a key was masked, or
-    let go, after the time, nobody can tell whether its row has changed besides: it is among them,
-    and so are rows that SOK made after the time because they were looked up.
+    updated again, after the time, nobody can tell whether its row has changed besides: it is among
+    them, and so are rows that SOK made after the time because they were looked up.
 
     Args:
         store: its HKV tables are asked; slots are not.

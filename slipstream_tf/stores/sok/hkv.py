@@ -62,10 +62,10 @@ def require_settings(settings: Mapping[str, Any], place: str, are_capacities_nee
             raise invalid(name, settings[name], place, allowed)
         if name not in NAMES:
             raise invalid("settings", name, place, "one of " + ", ".join(map(repr, NAMES)))
-    for name in _CAPACITIES:
+    for name in (*_CAPACITIES, "max_bucket_size", "block_size"):
         if name in settings:
             require_power_of_two(name, settings[name], place)
-        elif are_capacities_needed:
+        elif name in _CAPACITIES and are_capacities_needed:
             allowed = f"a power of two; without it SOK makes room for {DEFAULT_CAPACITY:,} rows"
             raise invalid(name, None, place, allowed)
     first, most = (settings.get(name, DEFAULT_CAPACITY) for name in _CAPACITIES)
@@ -77,9 +77,6 @@ def require_settings(settings: Mapping[str, Any], place: str, are_capacities_nee
     if "max_load_factor" in settings:
         value = settings["max_load_factor"]
         require_number("max_load_factor", value, 0.0, 1.0, place, open_minimum=True)
-    for name in ("max_bucket_size", "block_size"):
-        if name in settings:
-            require_power_of_two(name, settings[name], place)
     if not isinstance(settings.get("io_by_cpu", False), bool):
         raise invalid("io_by_cpu", settings["io_by_cpu"], place, "True or False")
 

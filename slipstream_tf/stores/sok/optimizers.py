@@ -1,24 +1,26 @@
 """Optimizers of SOK's variables: what they keep of rows, count, and how far they move rows.
 
-In: what `sok.wrap_optimizer` returned. Out: the update rule of this package whose slots these are,
-if there is one; the slots; steps and powers, as they are saved and restored; lengths of steps.
+In: what `sok.wrap_optimizer` returned, and a table. Out: the update rule of this package whose
+slots these are, if there is one; rows, slots, steps and powers, as they are saved and restored;
+lengths of steps.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from absl import logging
 
 from slipstream_tf import optimizers
 from slipstream_tf.errors import invalid
 from slipstream_tf.stores.base import SlotLayout
-from slipstream_tf.stores.movement import Movements
 from slipstream_tf.stores.sok.library import slots_of
 from slipstream_tf.stores.sok.table import SokTable
+from slipstream_tf.stores.watching import Movements, inner_of
 
 # Of this package's rules: their slots by SOK's names, in the order of a native table's.
 SLOTS: Mapping[str, tuple[str, ...]] = {"SGD": (), "Adagrad": ("accumulator",), "Adam": ("m", "v")}
@@ -26,8 +28,8 @@ SLOTS: Mapping[str, tuple[str, ...]] = {"SGD": (), "Adagrad": ("accumulator",), 
 _MANY_STEPS = 1 << 20
 
 
-class UserRule:
-    """The rule of an optimizer that `SokStore` was given."""
+class SokRule:
+    """The rule of an optimizer of SOK's variables, and what it keeps for it."""
 
     def __init__(self, optimizer: Any) -> None:
         """Takes the optimizer; None: there is none."""
@@ -68,11 +70,11 @@ class UserRule:
     def export(self) -> tuple[np.ndarray, np.ndarray]:
         """Returns steps int64 [2], updates and 0, and the powers of Adam's bias, float32."""
         steps = 0
-        powers = [float(power.numpy()) for power in self._powers()]
+        powers = [float(power.numpy()) for power in self.powers()]
         if hasattr(self._optimizer, "_iterations"):
             steps = int(self._optimizer._iterations.numpy())
         elif powers:
-            beta, power = self._betas()[-1], powers[-1]
+            beta, power = self.betas()[-1], powers[-1]
             steps = _MANY_STEPS
             if 0.0 < beta < 1.0 and power > 0.0:
                 steps = max(round(math.log(power) / math.log(beta)) - 1, 0)
@@ -80,22 +82,137 @@ class UserRule:
 
     def replace(self, contents: Mapping[str, Any]) -> None:
         """Goes on from the steps and powers of any store's contents; "powers" may be missing."""
-        steps, own = int(contents["steps"][0]), self._powers()
+        steps, own = int(contents["steps"][0]), self.powers()
         if hasattr(self._optimizer, "_iterations"):
             self._optimizer._iterations.assign(steps)
         powers = contents.get("powers")
         if powers is None or len(powers) != len(own):
-            powers = [beta ** (steps + 1) for beta in self._betas()] if own else []
+            # Of a store whose optimizer counts in another way.
+            powers = [beta ** (steps + 1) for beta in self.betas()]
         for variable, value in zip(own, powers, strict=True):
             variable.assign(value)
 
-    def _powers(self) -> list[Any]:
-        return powers_of(self._optimizer) if self._name == "Adam" else []
+    def powers(self) -> list[Any]:
+        """Returns the variables of Adam's betas to the power of its updates and one, in order.
 
-    def _betas(self) -> list[float]:
-        inner = _inner(self._optimizer)
+        Those of `tf.compat.v1.train` have them; of others there are none.
+        """
+        by_name = getattr(self._optimizer, "_non_slot_dict", {}) if self._name == "Adam" else {}
+        return [power for _, power in sorted(by_name.items(), key=lambda item: item[0][0])]
+
+    def betas(self) -> list[float]:
+        """Returns the numbers that `powers` are of."""
+        if not self.powers():
+            return []
+        inner = inner_of(self._optimizer)
         values = (inner._call_if_callable(beta) for beta in (inner._beta1, inner._beta2))
         return [float(value) for value in values]
+
+
+def export_rows(found: SokTable, rule: SokRule) -> dict[str, np.ndarray]:
+    """Copies this rank's rows; SOK makes slots that are missing.
+
+    Args:
+        found: the table.
+        rule: of its optimizer.
+
+    Returns:
+        "keys" int64 [n], ascending; "rows" float32 [n, dim]; "slots" float32 [n, slots * dim].
+    """
+    if found.is_dynamic:
+        keys, rows = (part.numpy() for part in found.sok.export(found.variable))
+    else:
+        keys, rows = found.keys_of(np.arange(found.size())), found.variable.numpy()
+    order = np.argsort(keys)
+    keys, rows = keys[order], rows[order]
+    parts = [slot.sparse_read(tf.constant(keys)).numpy() for slot in rule.slots(found)]
+    joined = np.concatenate([np.empty((keys.size, 0), np.float32), *parts], axis=1)
+    return {"keys": keys, "rows": rows, "slots": joined}
+
+
+def own_part(
+    found: SokTable, rule: SokRule, contents: Mapping[str, Any], optional: Sequence[str] = ()
+) -> dict[str, np.ndarray]:
+    """Returns what contents have of this rank's keys.
+
+    Args:
+        found: the table.
+        rule: of its optimizer.
+        contents: "keys", "rows" and "slots" of any ranks' keys.
+        optional: other arrays of one row per key, which may be missing.
+
+    Raises:
+        ValueError: a shape does not fit the table, or a key is one that SOK uses itself.
+    """
+    keys, place = np.asarray(contents["keys"], np.int64), f"table {found.name!r}"
+    slots_per_row = len(rule.slots(found)) * found.dim
+    for name, columns in (("rows", found.dim), ("slots", slots_per_row)):
+        shape = np.shape(contents[name])
+        if shape != (keys.size, columns):
+            raise invalid(name, list(shape), place, f"float32 [{keys.size}, {columns}]")
+    is_reserved = np.isin(keys, found.reserved_keys)
+    if is_reserved.any():
+        allowed = f"others than {', '.join(map(str, found.reserved_keys))}, which SOK uses"
+        raise invalid("keys", int(keys[is_reserved][0]), place, allowed)
+    is_own = found.owners(keys) == found.rank
+    names = ["keys", "rows", "slots", *(name for name in optional if name in contents)]
+    return {name: np.asarray(contents[name])[is_own] for name in names}
+
+
+def replace_rows(found: SokTable, rule: SokRule, own: Mapping[str, np.ndarray]) -> None:
+    """Writes rows and slots; other keys of the table start anew, as SOK cannot take keys out.
+
+    Those of a `sok.Variable` stay as they are, and so do those whose initial rows are random.
+
+    Args:
+        found: the table.
+        rule: of its optimizer.
+        own: "keys", "rows" and "slots" of this rank's keys.
+
+    Raises:
+        RuntimeError: the table had no room, and SOK evicted some of these rows.
+    """
+    keys = own["keys"]
+    if not found.is_dynamic:
+        rows = found.variable.numpy()
+        rows[found.indices(keys)] = own["rows"]
+        found.variable.assign(rows)
+        return
+    variables, initial = (found.variable, *rule.slots(found)), found.initial_value
+    others = np.setdiff1d(found.sok.export(found.variable)[0].numpy(), keys)
+    if initial is None and others.size:
+        logging.warning(
+            "Table %r keeps rows of %d keys that are not among those that are loaded: SOK cannot "
+            "take keys out, nor make their random initial rows again. Load into a new variable.",
+            found.name,
+            others.size,
+        )
+    elif initial is not None:
+        # Before the others: what is written last is evicted last.
+        for variable, value in zip(variables, (initial, *rule.initial_slots()), strict=True):
+            rows = tf.fill([others.size, found.dim], np.float32(value))
+            found.sok.assign(variable, tf.constant(others, tf.int64), rows)
+    columns = np.split(np.concatenate([own["rows"], own["slots"]], 1), len(variables), 1)
+    for variable, values in zip(variables, columns, strict=True):
+        found.sok.assign(variable, tf.constant(keys), tf.constant(values, tf.float32))
+    if found.size() < keys.size + others.size:
+        _require_rows(found, keys)
+
+
+def _require_rows(found: SokTable, keys: np.ndarray) -> None:
+    """Raises RuntimeError unless SOK kept the rows that were written just now."""
+    present = found.sok.export(found.variable)[0].numpy()
+    lost = np.setdiff1d(keys, present)
+    if lost.size:
+        raise RuntimeError(
+            f"Table {found.name!r} had no room for {keys.size} rows on rank {found.rank}: SOK "
+            f"evicted {lost.size} of them, such as {lost[0]}, and others that were there. Give the "
+            "table more capacity, and load into a new store."
+        )
+    logging.warning(
+        "Table %r had no room for its rows and those that were loaded: SOK evicted older ones.",
+        found.name,
+    )
 
 
 def same_rule(rule: optimizers.SparseOptimizer, learning_rate: tf.Variable) -> Any:
@@ -124,16 +241,6 @@ def same_rule(rule: optimizers.SparseOptimizer, learning_rate: tf.Variable) -> A
     raise invalid("optimizer", kind.__name__, "SOK's tables", "SGD, Adagrad or Adam")
 
 
-def powers_of(optimizer: Any) -> list[Any]:
-    """Returns the variables of Adam's betas to the power of its updates and one, the first first.
-
-    Args:
-        optimizer: SOK's wrapper of one of `tf.compat.v1.train`; of others there are none.
-    """
-    by_name = getattr(optimizer, "_non_slot_dict", {})
-    return [power for _, power in sorted(by_name.items(), key=lambda item: item[0][0])]
-
-
 class SokMovements(Movements):
     """Optimizers that update dynamic variables; accumulated squares are read where they are."""
 
@@ -141,20 +248,9 @@ class SokMovements(Movements):
         "tf.compat.v1.train.GradientDescentOptimizer or AdagradOptimizer, sok.SGD, or "
         "tf_keras.optimizers.legacy.SGD without momentum or Adagrad"
     )
+    _excluded_settings = ("_momentum",)
     # Of classes of the same names, whose steps are these: TensorFlow's, Keras's and SOK's own.
     _makers = ("tensorflow", "keras", "tf_keras", "sparse_operation_kit")
-
-    def unknown(self, optimizer: Any) -> str | None:
-        """See `Movements.unknown`."""
-        if optimizer is None:
-            return "no optimizer"
-        inner = _inner(optimizer)
-        kind = type(inner)
-        if self.rule(optimizer) is None or kind.__module__.split(".")[0] not in self._makers:
-            return kind.__name__
-        if getattr(inner, "_momentum", False):
-            return f"{kind.__name__} with momentum"
-        return None
 
     def prepare(self, optimizer: Any, variables: list[Any]) -> None:
         """Makes what `of` reads, which a graph cannot make.
@@ -163,7 +259,7 @@ class SokMovements(Movements):
             optimizer: one of the `known`.
             variables: `sok.DynamicVariable`s that it updates.
         """
-        inner = _inner(optimizer)
+        inner = inner_of(optimizer)
         with tf.init_scope():
             if hasattr(inner, "_create_hypers"):
                 inner._create_hypers()
@@ -172,7 +268,7 @@ class SokMovements(Movements):
 
     def learning_rate(self, optimizer: Any) -> tf.Tensor:
         """See `Movements.learning_rate`."""
-        inner = _inner(optimizer)
+        inner = inner_of(optimizer)
         if inner is optimizer:  # sok.SGD
             return tf.cast(optimizer.lr, tf.float32)
         if not hasattr(inner, "_get_hyper"):  # of tf.compat.v1.train
@@ -186,8 +282,8 @@ class SokMovements(Movements):
 
     def rule(self, optimizer: Any) -> str | None:
         """See `Movements.rule`."""
-        kind = _kind(optimizer)
-        return kind if kind in ("SGD", "Adagrad") else None
+        kind, maker = _kind(optimizer), type(inner_of(optimizer)).__module__.split(".")[0]
+        return kind if kind in ("SGD", "Adagrad") and maker in self._makers else None
 
     def _by_adagrad(
         self, optimizer: Any, variable: Any, keys: tf.Tensor, sums: tf.Tensor
@@ -195,17 +291,12 @@ class SokMovements(Movements):
         # SOK's read makes slots that are missing, as the optimizer's first update of the key would,
         # with the same values: they are no more keys than the variable has.
         accumulated = slots_of(optimizer, variable)["accumulator"].sparse_read(keys)
-        epsilon = getattr(_inner(optimizer), "epsilon", 0.0)
+        epsilon = getattr(inner_of(optimizer), "epsilon", 0.0)
         roots = tf.sqrt(accumulated + tf.square(sums)) + epsilon
         return tf.reduce_max(tf.math.divide_no_nan(tf.abs(sums), roots), axis=1)
 
 
-def _inner(optimizer: Any) -> Any:
-    """The optimizer that SOK's wrapper has; `sok.SGD` has none."""
-    return getattr(optimizer, "_optimizer", optimizer)
-
-
 def _kind(optimizer: Any) -> str:
     """The name of an optimizer's class, as a rule of this package."""
-    kind = type(_inner(optimizer)).__name__.removesuffix("Optimizer")
+    kind = type(inner_of(optimizer)).__name__.removesuffix("Optimizer")
     return "SGD" if kind == "GradientDescent" else kind

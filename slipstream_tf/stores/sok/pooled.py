@@ -1,7 +1,7 @@
 """Embedding tables in SOK whose bags are pooled where the rows are: `sok.lookup_sparse`.
 
 In: each rank's batches. Their keys go to all ranks, each of which adds up the rows that it owns in
-every bag; the sums come back. Gradients are masked or held back where SOK has summed them: at the
+every bag; the sums come back. Gradients are masked or deferred where SOK has summed them: at the
 rank that owns the row.
 """
 
@@ -17,8 +17,8 @@ from slipstream_tf.config import TableConfig
 from slipstream_tf.errors import invalid, require_integer
 from slipstream_tf.ops.features import PADDING_KEY, FeatureSpec, PackedFeatures
 from slipstream_tf.stores.access_counts import ExactCounts
-from slipstream_tf.stores.sok import traffic
 from slipstream_tf.stores.sok.library import require_lookup_sparse
+from slipstream_tf.stores.sok.table import FLOAT_BYTES, KEY_BYTES
 from slipstream_tf.stores.sok.tables import SokTables
 from slipstream_tf.stores.sok.watched import WatchedTables
 
@@ -50,7 +50,7 @@ class SokPooledStore(SokTables, WatchedTables):
     Beside `SokEmbeddingStore`, whose exchanges carry the distinct keys of a batch with their rows
     and gradients: here all keys go to all ranks, and a pooled vector of every bag goes from every
     rank to the bag's, and its gradient back. That is less for bags of many keys, and as much for
-    any keys: masked and deferred gradients save updates, not what is sent, and no row is frozen.
+    any keys: masked and deferred gradients save updates, not what is sent; there are no replicas.
 
     Every lookup (evaluation, too) and update is a collective; ranks without inputs take part with
     an empty batch. Gradients are averaged over the ranks. What SOK sends is in the communicator's
@@ -58,9 +58,9 @@ class SokPooledStore(SokTables, WatchedTables):
 
     SOK adds up what training added to the rows; their initial values, which follow from the keys,
     are pooled on the rank that has the bag. "mean" and "sqrtn" divide there, too: SOK's own mean of
-    weighted keys is not a number where a bag is empty. SOK makes rows for all keys that it is asked
-    for, in evaluation, too, and does not tell which there were: `gather` says of every key that it
-    was found.
+    weighted keys is not a number where a bag is empty. SOK makes rows for all keys that are
+    requested, in evaluation, too, and does not tell which there were: `gather` says of every key
+    that it was found.
 
     HKV tables ("hybrid") that are full evict the rows that were written longest ago: masked rows
     and their slots are written once a window, as they are.
@@ -115,8 +115,7 @@ class SokPooledStore(SokTables, WatchedTables):
             ValueError: keys have weights, and rows are too wide for SOK to weigh.
             tf.errors.InvalidArgumentError: a key is one that SOK's tables use themselves.
         """
-        found = [self._table(spec.table) for spec in specs]
-        widest = max(table.dim for table in found)
+        widest = max(self._table(spec.table).dim for spec in specs)
         if packed.weights and widest > _WIDEST_WEIGHTED:
             allowed = (
                 f"none where a table's dim is above {_WIDEST_WEIGHTED} (here {widest}): SOK 2.1.0 "
@@ -127,7 +126,7 @@ class SokPooledStore(SokTables, WatchedTables):
         initial, _ = self._initial.lookup(packed, specs, training=False)
         if training:
             self.count_accesses(packed, specs)
-        names = {table.name for table in found}
+        names = {spec.table for spec in specs}
         variables = [table.variable for name, table in self._opened.items() if name in names]
         # The initial rows' lookup has checked the keys' layout, which SOK does not.
         with (
@@ -151,11 +150,13 @@ class SokPooledStore(SokTables, WatchedTables):
         Returns:
             float32 [batch, dim] of each feature, and how many bytes went to other ranks for that.
         """
-        bags = [_bags_of(packed, place) for place in range(len(specs))]
+        found = [self._table(spec.table) for spec in specs]
+        bags = [_bags_of(packed, feature) for feature in range(len(specs))]
         bags = [
-            bag.with_values(self._table(spec.table).checked(bag.values))
-            for spec, bag in zip(specs, bags, strict=True)
+            bag.with_values(table.checked(bag.values))
+            for table, bag in zip(found, bags, strict=True)
         ]
+        weights = [_weights_of(packed, feature, bag) for feature, bag in enumerate(bags)]
         batch = bags[0].nrows()
         # SOK takes all ranks to have as many inputs, one at least.
         most = tf.maximum(batch, 1)
@@ -165,42 +166,28 @@ class SokPooledStore(SokTables, WatchedTables):
             )
             most = tf.reduce_max(sizes)
         padded = [_with_rows(bag, most) for bag in bags]
-        weights = None
-        if packed.weights:
-            weights = [
-                _with_rows(_weights_of(packed, place, bag), most) for place, bag in enumerate(bags)
-            ]
-        sent_bytes = self._pooled_bytes(specs, most)
-        self._count_keys(padded, is_weighted=weights is not None)
-        traffic.count(self.comm, sent_bytes, "rows")
+        # Keys, weights and the bags' lengths go to every other rank, pooled vectors from it.
+        each, others = KEY_BYTES + bool(packed.weights) * FLOAT_BYTES, self._ranks - 1
+        key_bytes = [tf.size(b.values, tf.int64) * each + b.nrows() * KEY_BYTES for b in padded]
+        sent_bytes = most * (sum(table.dim for table in found) * FLOAT_BYTES * others)
+        self._count_sent(tf.add_n(key_bytes) * others, "keys")
+        self._count_sent(sent_bytes, "rows")
         sums = self._sok.lookup_sparse(
-            [self._table(spec.table).variable for spec in specs],
+            [table.variable for table in found],
             padded,
-            sp_weights=weights,
+            sp_weights=[_with_rows(bag, most) for bag in weights] if packed.weights else None,
             combiners=["sum"] * len(specs),
         )
-        found = []
-        for place, spec in enumerate(specs):
-            dim = self._table(spec.table).dim
-            rows = tf.ensure_shape(sums[place][:batch], [None, dim])
-            if spec.combiner != "sum":
-                divisors = _divisors(spec, _weights_of(packed, place, bags[place]))
-                rows = tf.math.divide_no_nan(rows, divisors[:, None])
-            found.append(rows)
-        return found, sent_bytes
-
-    def _pooled_bytes(self, specs: Sequence[FeatureSpec], inputs: tf.Tensor) -> tf.Tensor:
-        """Bytes of the pooled vectors that this rank has for others' inputs."""
-        width = sum(self._table(spec.table).dim for spec in specs)
-        return inputs * (width * traffic.FLOAT_BYTES * (self._ranks - 1))
-
-    def _count_keys(self, bags: Sequence[tf.RaggedTensor], is_weighted: bool) -> None:
-        """Counts keys, weights and the bags' lengths, which go to every other rank."""
-        each = traffic.KEY_BYTES + is_weighted * traffic.FLOAT_BYTES
-        keys = [tf.size(bag.values, tf.int64) * each for bag in bags]
-        lengths = [bag.nrows() * traffic.KEY_BYTES for bag in bags]
-        others = self._ranks - 1
-        traffic.count(self.comm, tf.add_n([*keys, *lengths]) * others, "keys")
+        pooled = []
+        for spec, table, total, of_bags in zip(specs, found, sums, weights, strict=True):
+            rows = tf.ensure_shape(total[:batch], [None, table.dim])
+            if spec.combiner == "mean":
+                rows = tf.math.divide_no_nan(rows, tf.reduce_sum(of_bags, 1)[:, None])
+            elif spec.combiner == "sqrtn":
+                norms = tf.sqrt(tf.reduce_sum(tf.square(of_bags), 1))
+                rows = tf.math.divide_no_nan(rows, norms[:, None])
+            pooled.append(rows)
+        return pooled, sent_bytes
 
     def apply_gradients(
         self, plan: PooledPlan, gradients: Sequence[tf.Tensor]
@@ -217,15 +204,15 @@ class SokPooledStore(SokTables, WatchedTables):
             for gradient in by_feature
         ]
         handles = [variable.handle for variable in plan.variables]
-        traffic.count(self.comm, plan.sent_bytes, "gradients")
+        self._count_sent(plan.sent_bytes, "gradients")
         slices = plan.tape.gradient(plan.trained, handles, output_gradients=shares)
         self._steps.assign_add([1, 1])
         pairs = self.withhold(zip(slices, plan.variables, strict=True))
         return self._updater.apply_gradients(pairs)
 
     def flush(self) -> None:
-        """Applies what this rank holds back of its own rows; no collective."""
-        self._apply_held(lambda: self._flush_by(self._updater))
+        """Applies what this rank defers of its own rows; no collective."""
+        self._apply_deferred(lambda: self._flush_by(self._updater))
 
     def _known_rate(self) -> Any:
         return self.learning_rate
@@ -238,43 +225,36 @@ def _unique(name: str) -> str:
     return str(tf.compat.v1.get_default_graph().unique_name(name))
 
 
-def _bags_of(packed: PackedFeatures, place: int) -> tf.RaggedTensor:
+def _bags_of(packed: PackedFeatures, feature: int) -> tf.RaggedTensor:
     """The keys of a feature, int64 [batch, None], without padding."""
-    keys = packed.keys[packed.attrs["feature_keys"][place]]
-    splits, column = packed.attrs["feature_splits"][place], packed.attrs["feature_column"][place]
+    keys = packed.keys[packed.attrs["feature_keys"][feature]]
+    splits, column = (
+        packed.attrs["feature_splits"][feature],
+        packed.attrs["feature_column"][feature],
+    )
     if splits >= 0:
         return tf.RaggedTensor.from_row_splits(keys, packed.row_splits[splits], validate=False)
     if column >= 0:
         keys = keys[:, column]
     if keys.shape.rank == 2:
         return tf.ragged.boolean_mask(keys, keys != PADDING_KEY).with_row_splits_dtype(tf.int64)
-    splits = tf.range(tf.size(keys, tf.int64) + 1)
-    return tf.RaggedTensor.from_row_splits(keys, splits, validate=False)
+    return tf.RaggedTensor.from_tensor(keys[:, None], row_splits_dtype=tf.int64)
 
 
-def _weights_of(packed: PackedFeatures, place: int, bags: tf.RaggedTensor) -> tf.RaggedTensor:
+def _weights_of(packed: PackedFeatures, feature: int, bags: tf.RaggedTensor) -> tf.RaggedTensor:
     """The weights of a feature's keys, float32 [batch, None], laid out like them."""
-    index = packed.attrs["feature_weights"][place]
+    index = packed.attrs["feature_weights"][feature]
     if index < 0:
         return bags.with_values(tf.ones_like(bags.values, tf.float32))
     weights = packed.weights[index]
-    keys = packed.keys[packed.attrs["feature_keys"][place]]
-    if packed.attrs["feature_splits"][place] < 0 and keys.shape.rank == 2:
+    keys = packed.keys[packed.attrs["feature_keys"][feature]]
+    if packed.attrs["feature_splits"][feature] < 0 and keys.shape.rank == 2:
         weights = tf.boolean_mask(weights, keys != PADDING_KEY)
     return bags.with_values(weights)
 
 
-def _divisors(spec: FeatureSpec, weights: tf.RaggedTensor) -> tf.Tensor:
-    """What a combiner divides the sums by: float32 [batch]."""
-    if spec.combiner == "mean":
-        return tf.reduce_sum(weights, axis=1)
-    return tf.sqrt(tf.reduce_sum(tf.square(weights), axis=1))
-
-
 def _with_rows(bags: tf.RaggedTensor, count: tf.Tensor) -> tf.RaggedTensor:
     """Adds empty bags, so that there are `count`."""
-    splits = bags.row_splits
-    last = tf.fill([count - bags.nrows()], splits[-1])
-    return tf.RaggedTensor.from_row_splits(
-        bags.values, tf.concat([splits, last], 0), validate=False
-    )
+    last = tf.fill([count - bags.nrows()], bags.row_splits[-1])
+    splits = tf.concat([bags.row_splits, last], 0)
+    return tf.RaggedTensor.from_row_splits(bags.values, splits, validate=False)

@@ -18,11 +18,9 @@ from slipstream_tf.errors import invalid, require_integer
 from slipstream_tf.ops.features import FeatureSpec, pack
 from slipstream_tf.stores.access_counts import AccessCounts, EstimatedCounts, ExactCounts
 from slipstream_tf.stores.base import SlotLayout, table_contents
-from slipstream_tf.stores.frozen_rows import FrozenRows
-from slipstream_tf.stores.sok import traffic
-from slipstream_tf.stores.sok.contents import export_rows, own_part, replace_rows
+from slipstream_tf.stores.replicas import ReadOnlyRows, most_accessed
 from slipstream_tf.stores.sok.library import wrap_optimizer
-from slipstream_tf.stores.sok.optimizers import UserRule
+from slipstream_tf.stores.sok.optimizers import SokRule, export_rows, own_part, replace_rows
 from slipstream_tf.stores.sok.table import SokTable, open_table
 from slipstream_tf.stores.sok.watched import WatchedTables
 
@@ -46,16 +44,16 @@ class SokStore(WatchedTables):
             slipstream.step()
 
     A key belongs to the rank that SOK puts its row on; there, gradients come in summed over the
-    ranks, and are masked or held back. That saves the update, not what travelled before:
+    ranks, and are masked or deferred. That saves the update, not what was sent before:
     `lookup_sparse` sends as much for any keys. Keys are counted on the rank that looked them up.
 
     `lookup`, in place of `sok.all2all_dense_embedding`, saves the exchange, too: while gradients of
     saturated keys are masked, every rank reads the most accessed of those keys' rows from copies of
     its own, which are made anew at each window's end.
 
-    Gradients are held back by interval under any optimizer; by movement where `optimizer` is given
+    Gradients are deferred by interval under any optimizer; by movement where `optimizer` is given
     and is one of `SokMovements.known`: its slots then are made with the store, and those of a key
-    when its first gradient comes. `flush` applies what is held at the end.
+    when its first gradient comes. `flush` applies what is deferred at the end.
 
     An HKV table that is full evicts the rows that were written longest ago, and those of masked
     keys are not written: they are, with their slots (give `optimizer`), once a window. Those writes
@@ -93,8 +91,8 @@ class SokStore(WatchedTables):
             variables: table name -> `sok.DynamicVariable` or `sok.Variable`; or one variable, whose
                 name the table gets.
             optimizer: that updates them, as `wrap_optimizer` or `sok.OptimizerWrapper` made it:
-                slots of masked keys are kept from eviction, and sums may be held by movement. None:
-                slots are left alone.
+                slots of masked keys are not evicted, and gradients may be deferred by movement.
+                None: slots are left alone.
             comm: the ranks that SOK spreads its rows over, from `distributed.init()`; None: this
                 process alone.
             counted_keys: keys of a table whose accesses are counted; at least those of a batch.
@@ -108,8 +106,10 @@ class SokStore(WatchedTables):
                 an optimizer that SOK cannot use; or other ranks than SOK's.
         """
         require_integer("counted_keys", counted_keys, 1, None, "SokStore")
-        if optimizer is not None:
-            self._require_optimizer(optimizer)
+        if optimizer is not None and wrap_optimizer(optimizer) is not optimizer:
+            kind = type(optimizer).__name__
+            allowed = f"stores.sok.wrap_optimizer({kind}(...)), which updates the variables, too"
+            raise invalid("optimizer", kind, "SokStore", allowed)
         self.optimizer, self.comm = optimizer, comm
         self._opened = {name: open_table(name, v) for name, v in _named(variables).items()}
         self._require_ranks(max(table.ranks for table in self._opened.values()))
@@ -123,19 +123,13 @@ class SokStore(WatchedTables):
         else:
             counter = ExactCounts(self._opened, counted_keys)
         self._watch(optimizer, counter)
-        self._rule = UserRule(optimizer)
-        self._frozen = {
-            name: FrozenRows(table.dim, table.variable.device)
+        self._rule = SokRule(optimizer)
+        self._read_only = {
+            name: ReadOnlyRows(table.dim, table.variable.device)
             for name, table in self._opened.items()
         }
-        # Tables that `lookup` was asked for: copies are made of no others.
-        self._served: set[str] = set()
-
-    def _require_optimizer(self, optimizer: Any) -> None:
-        if wrap_optimizer(optimizer) is not optimizer:
-            kind = type(optimizer).__name__
-            allowed = f"stores.sok.wrap_optimizer({kind}(...)), which updates the variables, too"
-            raise invalid("optimizer", kind, "SokStore", allowed)
+        # Tables that `lookup` reads: replicas are made of no others.
+        self._looked_up: set[str] = set()
 
     @property
     def opened(self) -> tuple[SokTable, ...]:
@@ -171,8 +165,8 @@ class SokStore(WatchedTables):
             copies.
         """
         found = self._table(table)
-        self._served.add(table)
-        return self._frozen[table].serve(keys, lambda k: traffic.lookup(self.comm, found, k))
+        self._looked_up.add(table)
+        return self._read_only[table].look_up(keys, lambda k: self._lookup(found, k))
 
     def freeze(self, hot: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> None:
         """Gives every rank copies of rows that `lookup` reads until `mark_rows`; a collective.
@@ -186,20 +180,18 @@ class SokStore(WatchedTables):
         if self._ranks == 1:
             return
         for name, found in self._opened.items():
-            if name not in hot or name not in self._served or not self._watched[name].masks:
-                continue
-            keys, counts = hot[name]
-            most = self._frozen_bytes // (4 * found.dim)
-            keys = keys[:most][counts[:most] >= self.least_accesses]
-            everyones, rows = self._everyones(found, keys)
-            self._frozen[name].assign(everyones.numpy(), rows.numpy())
+            if name in hot and name in self._looked_up and self._watched[name].masks:
+                most = self._frozen_bytes // (4 * found.dim)
+                keys = most_accessed(hot, name, most, self.least_accesses)
+                everyones, rows = self._everyones(found, keys)
+                self._read_only[name].assign(everyones.numpy(), rows.numpy())
 
     def frozen_keys(self, table: str) -> int:
         """Returns how many keys of a table have copies in this window."""
-        return self._frozen[self._require(table)].size
+        return self._read_only[self._require(table)].size
 
     def flush(self, optimizer: Any = None) -> None:
-        """Applies all held sums, as one more update of the optimizer; no collective.
+        """Applies all deferred gradients, as one more update of the optimizer; no collective.
 
         Args:
             optimizer: that updates the variables; None: the store's.
@@ -213,10 +205,10 @@ class SokStore(WatchedTables):
         self._flush_by(optimizer)
 
     def mark_rows(self, table: str, keys: Any, marks: Any) -> None:
-        """See `WatchedTables.mark_rows`; ends what is frozen of the table."""
+        """See `WatchedTables.mark_rows`; none of the table's replicas is read-only then."""
         super().mark_rows(table, keys, marks)
         nothing = np.empty((0, self._table(table).dim), np.float32)
-        self._frozen[table].assign(np.empty(0, np.int64), nothing)
+        self._read_only[table].assign(np.empty(0, np.int64), nothing)
 
     def slot_layout(self, table: str) -> SlotLayout:
         """Returns whose slots the rows of a table have, and how they start."""
@@ -227,7 +219,7 @@ class SokStore(WatchedTables):
 
         Args:
             table: name of the table.
-            flush: must be false: what is held back is not in; `flush` of the store applies it.
+            flush: must be false: deferred gradients are not in; `flush` of the store applies them.
 
         Returns:
             The arrays of `ops.table.export_table`, with counts of 0 (`export_accesses` has them);
@@ -241,7 +233,7 @@ class SokStore(WatchedTables):
             place = f"export_table of {self._place_of(table)}"
             raise invalid("flush", True, place, "False; SokStore.flush applies sums")
         steps, powers = self._rule.export()
-        contents = table_contents(**export_rows(found, self._rule.slots(found)), steps=steps)
+        contents = table_contents(**export_rows(found, self._rule), steps=steps)
         return {**contents, "powers": powers}
 
     def import_table(self, table: str, contents: Mapping[str, Any]) -> None:
@@ -260,9 +252,7 @@ class SokStore(WatchedTables):
             RuntimeError: the table had no room, and SOK evicted rows of the contents.
         """
         found = self._table(table)
-        slots = self._rule.slots(found)
-        own = own_part(found, len(slots), contents)
-        replace_rows(found, slots, own, found.initial_value, self._rule.initial_slots())
+        replace_rows(found, self._rule, own_part(found, self._rule, contents))
         self._rule.replace(contents)
 
 

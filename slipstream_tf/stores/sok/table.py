@@ -1,13 +1,16 @@
-"""One of SOK's variables as a table of keys.
+"""One of SOK's variables as a table of keys, and stores of such tables.
 
 In: a variable of the user's. Out: a `SokTable`; or an error that says what is allowed.
+
+What SOK sends for this package is counted beside what the communicator sends itself. Of a key that
+another rank owns 8 bytes go there, its row comes back, and its gradient goes there. This rank
+counts all three: the row, which the other rank sends, with the one that requested it.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -15,14 +18,17 @@ import tensorflow as tf
 from absl import logging
 
 from slipstream_tf.errors import invalid
+from slipstream_tf.stores.base import UpdatedElsewhere
 from slipstream_tf.stores.sok import hkv
 from slipstream_tf.stores.sok.library import open_sok
 
-# Keys by which its hash tables mark places.
+# Of what SOK sends.
+KEY_BYTES = 8
+FLOAT_BYTES = 4
+# Keys by which its hash tables mark free buckets.
 _RESERVED = {"hybrid": (-4, -3, -2, -1), "hbm": (tf.int64.max, tf.int64.min)}
 
 
-@dataclasses.dataclass(frozen=True)
 class SokTable:
     """One of SOK's variables as a table of keys.
 
@@ -31,41 +37,28 @@ class SokTable:
         variable: `sok.DynamicVariable`, or what `sok.Variable` made.
         is_dynamic: which of them.
         sok: the module.
+        rank: of this process.
+        ranks: how many there are.
+        dim: values per row.
+        is_hybrid: whether it is an HKV table, which evicts rows.
+        num_keys: keys that it has rows of, 0 to that number, on all ranks; None: any number of any.
+        reserved_keys: keys by which its hash table marks free buckets, and which have no row.
     """
 
-    name: str
-    variable: Any
-    is_dynamic: bool
-    sok: Any
-
-    @property
-    def rank(self) -> int:
-        """Of this process."""
-        return int(self.sok.communication.rank())
-
-    @property
-    def ranks(self) -> int:
-        """Number of ranks."""
-        return int(self.sok.communication.num_ranks())
-
-    @property
-    def dim(self) -> int:
-        """Values per row."""
-        return int(self.variable.shape[1])
-
-    @property
-    def is_hybrid(self) -> bool:
-        """Whether it is an HKV table, which evicts rows."""
-        return self.is_dynamic and self.variable.backend_type == "hybrid"
+    def __init__(self, name: str, variable: Any, sok: Any):
+        """Takes a variable, whose kind and settings are checked."""
+        self.name, self.variable, self.sok = name, variable, sok
+        self.is_dynamic = isinstance(variable, sok.DynamicVariable)
+        self.rank = int(sok.communication.rank())
+        self.ranks = int(sok.communication.num_ranks())
+        self.dim = int(variable.shape[1])
+        self.is_hybrid = self.is_dynamic and variable.backend_type == "hybrid"
+        self.num_keys = None if self.is_dynamic else int(variable._global_shape[0])
+        self.reserved_keys = _RESERVED[variable.backend_type] if self.is_dynamic else ()
 
     def size(self) -> int:
         """Returns the number of rows on this rank."""
         return int(self.variable.size[0] if self.is_dynamic else self.variable.shape[0])
-
-    @property
-    def num_keys(self) -> int | None:
-        """Keys that it has rows of, 0 to that number, on all ranks; None: any number of any."""
-        return None if self.is_dynamic else int(self.variable._global_shape[0])
 
     def owners(self, keys: np.ndarray) -> np.ndarray:
         """Returns int64 [n], the rank that owns each key."""
@@ -104,7 +97,7 @@ class SokTable:
         """Returns float32 [n, dim], rows of any rank's keys, int64 [n]; a collective.
 
         Raises:
-            ValueError: all rows are on one rank: SOK would ask the others for them, too.
+            ValueError: all rows are on one rank: SOK would request them of the others, too.
             tf.errors.InvalidArgumentError: a key is one that SOK's table uses itself.
         """
         if self.variable.target_gpu >= 0 and self.ranks > 1:
@@ -113,15 +106,10 @@ class SokTable:
             raise invalid("mode", mode, f"lookup of table {self.name!r}", allowed)
         return self.sok.all2all_dense_embedding(self.variable, self.checked(keys))
 
-    @property
-    def reserved_keys(self) -> tuple[int, ...]:
-        """Keys by which its hash table marks places, and which have no row."""
-        return _RESERVED[self.variable.backend_type] if self.is_dynamic else ()
-
     def checked(self, keys: tf.Tensor) -> tf.Tensor:
         """Returns the keys, int64 [n], of which none is one that SOK's table uses itself.
 
-        Its hash tables mark free places by such keys. HKV passes over them without a word: what is
+        Its hash tables mark free buckets by such keys. HKV passes over them without a word: what is
         read is no row; under an hbm table the program dies.
         """
         reserved = self.reserved_keys
@@ -193,4 +181,89 @@ def open_table(name: str, variable: Any) -> SokTable:
                 taken.gpu / 2**30,
                 taken.host / 2**30,
             )
-    return SokTable(name, variable, is_dynamic, sok)
+    return SokTable(name, variable, sok)
+
+
+class SpreadStore(UpdatedElsewhere):
+    """Base of the stores whose rows are in SOK: each is on the rank that SOK puts its key on."""
+
+    is_in_sok = True
+    is_spread = True
+    _opened: Mapping[str, SokTable]
+
+    def _require_ranks(self, ranks: int) -> None:
+        """Raises ValueError unless the store was given as many ranks as SOK has."""
+        if ranks != self._ranks:
+            allowed = f"distributed.init(): SOK has {ranks} ranks"
+            raise invalid("comm", self.comm, type(self).__name__, allowed)
+
+    @property
+    def _ranks(self) -> int:
+        return 1 if self.comm is None else self.comm.size
+
+    def _table(self, table: str) -> SokTable:
+        return self._opened[self._require(table)]
+
+    def owners(self, table: str, keys: np.ndarray) -> np.ndarray:
+        """Returns int64 [n]: the rank that SOK puts each key, int64 [n], on."""
+        return self._table(table).owners(np.asarray(keys, np.int64))
+
+    def size(self, table: str) -> int:
+        """Returns the number of rows of a table on this rank."""
+        return self._table(table).size()
+
+    def gather(self, table: str, keys: Any) -> tuple[tf.Tensor, tf.Tensor]:
+        """Reads rows of this rank.
+
+        Args:
+            table: name of the table.
+            keys: int64 [n], keys that this rank owns.
+
+        Returns:
+            rows float32 [n, dim] and found bool [n], all true: SOK makes a row that is missing.
+        """
+        keys = np.asarray(keys, np.int64)
+        return self._read(self._table(table), keys), tf.ones([keys.size], tf.bool)
+
+    def _read(self, found: SokTable, keys: np.ndarray) -> tf.Tensor:
+        return found.read(keys)
+
+    def reserved_keys(self, table: str) -> tuple[int, ...]:
+        """Returns the keys that SOK's table uses itself, and can have no row of."""
+        return self._table(table).reserved_keys
+
+    def num_keys(self, table: str) -> int | None:
+        """Returns how many keys, from 0, a table has on all ranks; None: any number of any."""
+        return self._table(table).num_keys
+
+    def _everyones(self, found: SokTable, keys: np.ndarray) -> tuple[tf.Tensor, tf.Tensor]:
+        """Gives all ranks the keys, int64 [n], and rows, as SOK has them, that they own."""
+        own, name = found.own(keys), f"slipstream.sok.frozen.{found.name}"
+        everyones = self.comm.gather(tf.constant(own, tf.int64), "keys", f"{name}.keys")
+        return everyones, self.comm.gather(found.read(own), "rows", f"{name}.rows")
+
+    def _lookup(self, found: SokTable, keys: tf.Tensor) -> tf.Tensor:
+        """Looks rows up as `SokTable.lookup`; counts what is sent, in the backward pass, too."""
+        rows = found.lookup(keys)
+        if self._ranks == 1:
+            return rows
+        with tf.device("CPU:0"):
+            others = tf.math.count_nonzero(found.spread(keys) != found.rank)
+            row_bytes = others * (FLOAT_BYTES * found.dim)
+            self._count_sent(others * KEY_BYTES, "keys")
+            self._count_sent(row_bytes, "rows")
+
+        @tf.custom_gradient
+        def counted(values: tf.Tensor) -> Any:
+            def backward(upstream: tf.Tensor) -> tf.Tensor:
+                self._count_sent(row_bytes, "gradients")
+                return upstream
+
+            return tf.identity(values), backward
+
+        return counted(rows)
+
+    def _count_sent(self, nbytes: Any, kind: str) -> None:
+        """Counts bytes, int64, of a kind, if there are ranks to send to."""
+        if self._ranks > 1:
+            self.comm.count_sent(nbytes, kind, f"slipstream.sok.{kind}")

@@ -17,15 +17,19 @@ import tensorflow as tf
 from slipstream_tf import optimizers
 from slipstream_tf.config import TableConfig
 from slipstream_tf.errors import invalid, require_choice
-from slipstream_tf.stores.base import EmbeddingStore, initial_slots, table_contents
+from slipstream_tf.stores.base import EmbeddingStore, table_contents
 from slipstream_tf.stores.by_key import counts_of
 from slipstream_tf.stores.native import NativeStore
 from slipstream_tf.stores.sok import hkv
-from slipstream_tf.stores.sok.contents import export_rows, own_part, replace_rows
-from slipstream_tf.stores.sok.library import open_sok, slots_of, wrap_optimizer
-from slipstream_tf.stores.sok.optimizers import SLOTS, powers_of, same_rule
-from slipstream_tf.stores.sok.spread import SpreadStore
-from slipstream_tf.stores.sok.table import SokTable
+from slipstream_tf.stores.sok.library import open_sok, wrap_optimizer
+from slipstream_tf.stores.sok.optimizers import (
+    SokRule,
+    export_rows,
+    own_part,
+    replace_rows,
+    same_rule,
+)
+from slipstream_tf.stores.sok.table import SokTable, SpreadStore
 
 VAR_TYPES = ("hybrid", "hbm")
 
@@ -78,6 +82,7 @@ class SokTables(SpreadStore, EmbeddingStore):
             self._updater = wrap_optimizer(same_rule(self.optimizer, self.learning_rate))
             # Now, so that no step that is traced has to make variables.
             self._updater._create_slots([table.variable for table in self._opened.values()])
+        self._rule = SokRule(self._updater)
         with tf.device("CPU:0"):
             self._steps = tf.Variable([0, 0], dtype=tf.int64, trainable=False)
 
@@ -91,7 +96,7 @@ class SokTables(SpreadStore, EmbeddingStore):
             trainable=False,
             **self._settings[table.name],
         )
-        return SokTable(table.name, variable, True, self._sok)
+        return SokTable(table.name, variable, self._sok)
 
     def variable(self, table: str) -> Any:
         """Returns the `sok.DynamicVariable` of a table: what training added to initial rows."""
@@ -120,32 +125,22 @@ class SokTables(SpreadStore, EmbeddingStore):
             a rank knows those of its own batches only (`export_accesses`).
 
         Raises:
-            RuntimeError: deferred gradients are to be in, and one of several ranks holds some back.
+            RuntimeError: deferred gradients are to be in, and one of several ranks has some.
         """
         found = self._table(table)
         if flush:
             self._require_flushed(table)
-        own = export_rows(found, self._slots(found))
+            if self._num_unapplied(table):
+                self.flush()
+        own = export_rows(found, self._rule)
         keys, trained = own["keys"], own["rows"]
         counts = counts_of(keys, **self.export_accesses(table)) if self._ranks == 1 else None
         rows = self._with_initial(table, keys, tf.constant(trained)).numpy()
         return {
             **table_contents(keys, rows, own["slots"], counts, self._steps.numpy()),
             "trained": trained,
-            "powers": np.array([power.numpy() for power in self._powers()], np.float32),
+            "powers": self._rule.export()[1],
         }
-
-    def _require_flushed(self, table: str) -> None:
-        pending = self.update_counts(table).pending
-        if not pending or self._policy_of(table).is_shadow:
-            return
-        if self._ranks == 1:
-            self.flush()
-            return
-        raise RuntimeError(
-            f"Rank {self.comm.rank} holds back {pending} gradient sums of table {table!r}. Call "
-            "flush() of the store on all ranks first."
-        )
 
     def import_table(self, table: str, contents: Mapping[str, Any]) -> None:
         """Replaces all of a table by what `export_table` gave, of any ranks and kind of store.
@@ -169,18 +164,11 @@ class SokTables(SpreadStore, EmbeddingStore):
         if self._parts is not None:
             self._parts[table].append(contents)
             return
-        slots = self._slots(found)
-        own = own_part(found, len(slots), contents, optional=("trained",))
+        own = own_part(found, self._rule, contents, optional=("trained",))
         own["rows"] = self._trained(found, own)
-        initial = initial_slots(self.optimizer, found.dim)[:: found.dim]
-        replace_rows(found, slots, own, 0.0, initial.tolist())
+        replace_rows(found, self._rule, own)
         self._steps.assign(contents["steps"])
-        powers = contents.get("powers")
-        if powers is None or len(powers) != len(self._powers()):
-            # Of a store whose optimizer counts in another way.
-            powers = np.array(self._betas()) ** (int(contents["steps"][0]) + 1)
-        for power, value in zip(self._powers(), powers, strict=True):
-            power.assign(value)
+        self._rule.replace(contents)
         if self._ranks == 1:
             is_accessed = np.asarray(contents["counts"]) > 0.0
             self.import_accesses(
@@ -213,32 +201,19 @@ class SokTables(SpreadStore, EmbeddingStore):
             if contents:
                 self.import_table(table, _joined(contents))
 
-    def _apply_held(self, apply: Callable[[], Any]) -> None:
-        """Applies held sums as if they had come with the last update: it counts as none.
+    def _apply_deferred(self, apply: Callable[[], Any]) -> None:
+        """Applies deferred gradients as if they had come with the last update: it counts as none.
 
         Of before the first update they are a part of it.
         """
-        powers = self._powers()
+        powers = self._rule.powers()
         before = [power.read_value() for power in powers]
-        for power, beta in zip(powers, self._betas(), strict=True):
+        for power, beta in zip(powers, self._rule.betas(), strict=True):
             last = tf.math.divide_no_nan(power, beta)
             power.assign(tf.where(self._steps[0] > 0, last, power))
         apply()
         for power, value in zip(powers, before, strict=True):
             power.assign(value)
-
-    def _betas(self) -> list[float]:
-        if isinstance(self.optimizer, optimizers.Adam):
-            return [self.optimizer.beta_1, self.optimizer.beta_2]
-        return []
-
-    def _powers(self) -> list[tf.Variable]:
-        """Adam's betas to the power of its updates and one: of the first beta, of the second."""
-        return powers_of(self._updater)
-
-    def _slots(self, table: SokTable) -> list[Any]:
-        slots = slots_of(self._updater, table.variable)
-        return [slots[name] for name in SLOTS.get(type(self.optimizer).__name__, ())]
 
 
 def _joined(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -17,12 +17,11 @@ from slipstream_tf.errors import invalid
 from slipstream_tf.ops.features import FeatureSpec, PackedFeatures
 from slipstream_tf.ops.update_policy import UpdatePolicy
 from slipstream_tf.stores.access_counts import AccessCounts
+from slipstream_tf.stores.by_key import UnchangedKeys
 from slipstream_tf.stores.sok.library import slots_of
 from slipstream_tf.stores.sok.optimizers import SokMovements
-from slipstream_tf.stores.sok.spread import SpreadStore
-from slipstream_tf.stores.unchanged_keys import UnchangedKeys
-from slipstream_tf.stores.watched_gradients import WatchedGradients
-from slipstream_tf.stores.watching import WatchingStore
+from slipstream_tf.stores.sok.table import SpreadStore
+from slipstream_tf.stores.watching import WatchedGradients, WatchingStore
 
 # Sums that there is room for at first, in a table of few rows; more as it grows.
 _FEWEST_SUMS = 1 << 16
@@ -35,7 +34,7 @@ class WatchedTables(SpreadStore, WatchingStore):
     written, as they are, with their slots, once a window.
     """
 
-    holds_at_owners = True
+    defers_at_owners = True
     _movements = SokMovements()
 
     def _watch(self, updater: Any, counter: AccessCounts) -> None:
@@ -66,7 +65,7 @@ class WatchedTables(SpreadStore, WatchingStore):
         self._counter.count(packed, specs)
 
     def withhold(self, grads_and_vars: Iterable[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
-        """Masks or holds back gradients of watched variables; call it before the optimizer.
+        """Masks or defers gradients of watched variables; call it before the optimizer.
 
         Args:
             grads_and_vars: pairs of gradient and variable. Those of other variables, and gradients
@@ -83,7 +82,7 @@ class WatchedTables(SpreadStore, WatchingStore):
         ]
 
     def mask_gradients(self, table: str, gradients: tf.IndexedSlices) -> tf.IndexedSlices:
-        """Sums the rows of each key, and masks or holds back those of saturated keys.
+        """Sums the rows of each key, and masks or defers those of saturated keys.
 
         Args:
             table: name of the table.
@@ -91,7 +90,7 @@ class WatchedTables(SpreadStore, WatchingStore):
 
         Returns:
             Slices with ascending indices, each once, and the same `dense_shape`: what is to be
-            applied now, held sums that are due included.
+            applied now, deferred gradients that are due included.
 
         Raises:
             ValueError: there is no such table.
@@ -132,34 +131,34 @@ class WatchedTables(SpreadStore, WatchingStore):
         """Applies all deferred gradients, as one more update of an optimizer."""
         pairs = []
         for name, found in self._opened.items():
-            self._watched[name].let_go()
+            self._watched[name].flush()
             empty, shape = tf.zeros([0, found.dim]), tf.constant([0, found.dim])
             nothing = tf.IndexedSlices(empty, tf.zeros([0], tf.int64), shape)
             pairs.append((self.mask_gradients(name, nothing), found.variable))
         optimizer.apply_gradients(pairs)
 
     def mark_rows(self, table: str, keys: Any, marks: Any) -> None:
-        """Replaces the saturated keys of a table by those marked so; see `TrackedStore.mark_rows`.
+        """Replaces the saturated keys of a table by those flagged so; see `TrackedStore.mark_rows`.
 
         Raises:
-            ValueError: a mark is WATCHED: the store does not see updates, so that the drift metric
+            ValueError: a flag is WATCHED: the store does not see updates, so that the drift metric
                 "signal" needs another store.
         """
         found, watched = self._table(table), self._watched[self._require(table)]
         before = watched.saturated
         super().mark_rows(table, keys, marks)
-        # Of the window that ends, too: keys that are let go would else be evicted before they are
-        # written again.
+        # Of the window that ends, too: keys that are no longer masked would else be evicted before
+        # they are written again.
         touched = np.union1d(before, watched.saturated)
         found.touch(touched, slots_of(self._updater, found.variable).values())
-        # Sums that were held under another policy leave with the next step.
-        if watched.masks and not watched.pending():
+        # What was deferred under another policy leaves with the next step.
+        if watched.masks and not watched.buffer.state().num_deferred:
             self._unchanged[table].replace(np.unique(watched.saturated), time.time())
         else:
             self._unchanged[table].forget()
 
     def set_update_policy(self, table: str, policy: UpdatePolicy) -> None:
-        """Says whether gradients of saturated keys are masked or held, from the next step on.
+        """Says whether gradients of saturated keys are masked or deferred, from the next step on.
 
         Raises:
             ValueError: gradients are to be deferred by movement, and nobody knows how far the

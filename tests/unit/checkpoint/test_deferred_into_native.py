@@ -28,7 +28,7 @@ RULES = [
     optimizers.Adam(0.1),
 ]
 each_rule = pytest.mark.parametrize("rule", RULES, ids=lambda rule: type(rule).__name__)
-ROWS, HELD = 6, (1, 3, 4)
+ROWS, DEFERRED = 6, (1, 3, 4)
 
 
 def gradient(key: int) -> list[float]:
@@ -36,14 +36,16 @@ def gradient(key: int) -> list[float]:
 
 
 def variable_store(optimizer: Any = None) -> VariableStore:
-    """Has deferred gradients of the `HELD` rows."""
+    """Has deferred gradients of the `DEFERRED` rows."""
     rows = tf.Variable(np.arange(2.0 * ROWS, dtype=np.float32).reshape(ROWS, 2))
     store = VariableStore({"t": rows}, optimizer)
     store.set_update_policy("t", DEFERS)
-    store.mark_rows("t", np.array(HELD), np.ones(len(HELD), np.uint8))
-    values = tf.constant([gradient(key) for key in HELD])
-    store.mask_gradients("t", tf.IndexedSlices(values, tf.constant(HELD), tf.constant([ROWS, 2])))
-    assert store.pending() == {"t": len(HELD)}
+    store.mark_rows("t", np.array(DEFERRED), np.ones(len(DEFERRED), np.uint8))
+    values = tf.constant([gradient(key) for key in DEFERRED])
+    store.mask_gradients(
+        "t", tf.IndexedSlices(values, tf.constant(DEFERRED), tf.constant([ROWS, 2]))
+    )
+    assert store.pending() == {"t": len(DEFERRED)}
     return store
 
 
@@ -98,7 +100,7 @@ def test_sums_that_stay_deferred_are_applied_by_a_later_flush(
     manifest = save(tmp_path, [saved], "replicated")
     now = NativeStore([TABLE], rule)
     restore(tmp_path, manifest, [now], "replicated", DEFERS)
-    assert now.update_counts("t").pending == len(HELD)
+    assert now.update_counts("t").pending == len(DEFERRED)
     now.flush()
     was, pending = saved.export_table("t"), saved.export_pending("t")
     np.testing.assert_array_equal(now.export_table("t")["rows"], updated(was, pending, rule))

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from slipstream_tf import disk
-from slipstream_tf.checkpoint import folders
+from slipstream_tf.checkpoint import writing
 from slipstream_tf.checkpoint.manifest import Manifest, read_manifest, require_whole
 from slipstream_tf.checkpoint.tables import SavedTable, TablePart
 from slipstream_tf.checkpoint.writing import RankFiles, finish_with_all, read_engines, write_rank
@@ -50,10 +50,10 @@ def part(step: int, table: int) -> TablePart:
 
 def save(directory: Path, step: int, keep: int = 2) -> None:
     """Writes a checkpoint as `JobCheckpoints` does, without what TensorFlow writes."""
-    name = folders.stage(directory)
-    (directory / folders.STAGING / "rank-0").mkdir()
+    name = writing.stage(directory)
+    (directory / writing.STAGING / "rank-0").mkdir()
     files = RankFiles(0, [part(step, 0), part(step, 1)], float(step), _state(step), step, None)
-    write_rank(directory / folders.STAGING, f"id-{step}", files)
+    write_rank(directory / writing.STAGING, f"id-{step}", files)
     manifest = Manifest(f"id-{step}", step, 1, "replicated", [], {}, [], [], None, {})
     finish_with_all(directory, name, manifest, keep)
 
@@ -66,7 +66,7 @@ def _state(step: int) -> dict[str, Any]:
 
 def newest(directory: Path) -> int:
     """The step of the newest whole checkpoint; every value in it is that step."""
-    name = next(name for name in folders.names(directory) if folders.is_whole(directory / name))
+    name = next(name for name in writing.names(directory) if writing.is_whole(directory / name))
     folder = directory / name
     manifest = read_manifest(folder)
     require_whole(folder, manifest, ["rank-0"])
@@ -77,7 +77,7 @@ def newest(directory: Path) -> int:
         assert len(contents["keys"]) == ROWS
         for column in ("rows", "slots", "counts", "steps"):
             assert (contents[column] == step).all(), (column, step)
-        assert (table.pending(0, 1)["sums"] == step).all()
+        assert (table.deferred(0, 1)["sums"] == step).all()
     rate, states = read_engines(folder, manifest)
     assert rate == step and (states[0]["tracker"]["tables"]["t0"]["keys"] == step).all()
     assert manifest.positions == [step]
@@ -159,7 +159,7 @@ def test_a_writer_killed_at_any_point_leaves_a_whole_checkpoint(
         # And the next one is written as if nothing had been.
         save(directory, 4)
         assert newest(directory) == 4
-        assert not (directory / folders.STAGING).exists()
+        assert not (directory / writing.STAGING).exists()
     assert set(found) == {2, 3}
 
 
@@ -201,8 +201,8 @@ def test_a_rank_whose_disk_is_full_says_so(tmp_path: Path, monkeypatch: pytest.M
         if len(memoryview(data).cast("B")) > left:
             raise OSError(28, "No space left on device")
 
-    folders.stage(tmp_path)
-    staging = tmp_path / folders.STAGING
+    writing.stage(tmp_path)
+    staging = tmp_path / writing.STAGING
     (staging / "rank-1").mkdir()
     files = RankFiles(1, [part(1, 0), part(1, 1)], 1.0, _state(1), 1, None)
     with monkeypatch.context() as patched:

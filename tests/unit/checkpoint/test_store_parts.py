@@ -24,7 +24,7 @@ from slipstream_tf.stores import NativeStore, VariableStore
 class WithCopies(InSok):
     """Which has copies of rows, without slots, as `SokEmbeddingStore` has."""
 
-    has_copies = True
+    has_replicas = True
     copies: dict[str, np.ndarray] | None = None
 
     def export_copies(self, table: str) -> dict[str, np.ndarray]:
@@ -74,8 +74,8 @@ def total(arrays: Sequence[dict[str, Any]], column: str) -> dict[int, Any]:
 def test_native_tables_go_into_sok_and_back(tmp_path: Path) -> None:
     keys = [8, 3, 11, 6, 1, 40]
     first = native(keys)
-    was, held = first.export_table("t", flush=False), first.export_pending("t")
-    assert held["keys"].size == 2
+    was, deferred = first.export_table("t", flush=False), first.export_pending("t")
+    assert deferred["keys"].size == 2
     manifest = save(tmp_path / "a", [first], "replicated")
     spread = [InSok(r, 3) for r in range(3)]
     restore(tmp_path / "a", manifest, spread, "spread")
@@ -89,7 +89,7 @@ def test_native_tables_go_into_sok_and_back(tmp_path: Path) -> None:
     assert [rows(spread, "rows"), rows(spread, "slots")] == by_key
     counts = dict(zip(was["keys"].tolist(), was["counts"].tolist(), strict=True))
     assert total([s.accesses for s in spread], "counts") == counts
-    assert total([s.pending for s in spread], "sums") == total([held], "sums")
+    assert total([s.pending for s in spread], "sums") == total([deferred], "sums")
 
     manifest = save(tmp_path / "b", spread, "spread")
     back = NativeStore([TABLE], RULE)
@@ -97,7 +97,7 @@ def test_native_tables_go_into_sok_and_back(tmp_path: Path) -> None:
     now = back.export_table("t", flush=False)
     for column in ("keys", "rows", "slots", "counts"):
         np.testing.assert_array_equal(now[column], was[column], column)
-    assert total([back.export_pending("t")], "sums") == total([held], "sums")
+    assert total([back.export_pending("t")], "sums") == total([deferred], "sums")
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
@@ -139,7 +139,7 @@ def test_accesses_that_sok_counts_apart_are_with_native_rows(size: int, tmp_path
 def test_an_owner_counts_what_all_ranks_accessed(tmp_path: Path) -> None:
     class Sharded(NativeStore):
         is_spread = True
-        has_copies = True
+        has_replicas = True
 
         def __init__(self, rank: int) -> None:
             super().__init__([TABLE], RULE)
@@ -158,7 +158,7 @@ def test_an_owner_counts_what_all_ranks_accessed(tmp_path: Path) -> None:
         rank = store_parts.Rank(number, 2, "sharded")
         ready = store_parts.prepare(tmp_path / "a", manifest, store, rank)
         store_parts.replace(store, ready)
-        store_parts.replace_copies(store, ready, is_in_window=True)
+        store_parts.replace_replicas(store, ready, is_in_window=True)
     parts = [store.export_table("t", flush=False) for store in now]
     assert total(parts, "counts") == total([s.accesses for s in saved], "counts")
     assert all(part["keys"].size for part in parts)
@@ -180,26 +180,30 @@ def test_copies_come_back_to_as_many_ranks_of_a_store_that_has_them(tmp_path: Pa
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
-def test_sums_go_to_the_owner_where_he_holds_them(size: int, tmp_path: Path) -> None:
+def test_sums_go_to_the_owner_where_he_defers_them(size: int, tmp_path: Path) -> None:
     saved = [InSok(r, 2).fill(range(2, 20)) for r in range(2)]
     manifest = save(tmp_path / "a", saved, "spread")
-    now = [InSok(r, size, holds_at_owners=True) for r in range(size)]
+    now = [InSok(r, size, defers_at_owners=True) for r in range(size)]
     restore(tmp_path / "a", manifest, now, "spread")
     sums = [[s.pending for s in stores] for stores in (now, saved)]
     assert total(sums[0], "sums") == total(sums[1], "sums")
     for rank, store in enumerate(now):
-        held = store.pending["keys"]
-        assert held.size and (held % size == rank).all() and np.unique(held).size == held.size
+        deferred = store.pending["keys"]
+        assert (
+            deferred.size
+            and (deferred % size == rank).all()
+            and np.unique(deferred).size == deferred.size
+        )
 
 
-def test_sums_that_no_policy_holds_are_applied_at_once(tmp_path: Path) -> None:
+def test_sums_that_no_policy_defers_are_applied_at_once(tmp_path: Path) -> None:
     manifest = save(tmp_path / "a", [InSok(0, 1).fill([2, 3, 5])], "spread")
     store = InSok(0, 1)
     policy = UpdatePolicy("mask", "interval")
     restore(tmp_path / "a", manifest, [store], "spread", policy)
     # By interval: a rank cannot judge how far rows would move, whose slots SOK has.
-    held = [(p.mode, p.trigger) for p in store.policies]
-    assert held == [("mask", "interval"), ("defer", "interval"), ("mask", "interval")]
+    policies = [(p.mode, p.trigger) for p in store.policies]
+    assert policies == [("mask", "interval"), ("defer", "interval"), ("mask", "interval")]
     assert store.flushed == 1 and store.pending["keys"].size == 1
 
 

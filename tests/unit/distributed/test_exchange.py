@@ -77,14 +77,14 @@ def test_more_than_can_be_sent_is_refused():
         exchange.splits_of(tf.constant([3, 2**31], tf.int64), "keys")
 
 
-def parcels(sizes, keys, values) -> RowParcels:
+def rows_of(sizes, keys, values) -> RowParcels:
     return RowParcels(
         tf.constant([sizes], tf.int64), tf.constant(keys, tf.int64), tf.constant(values, tf.float32)
     )
 
 
 def test_rows_of_one_process_stay_where_they_are():
-    own = parcels([1, 0], [4], [1.0, 2.0])
+    own = rows_of([1, 0], [4], [1.0, 2.0])
     names = exchange.Names("test_alone")
     got = exchange.gather_rows(SingleProcess(), own, names, "rows", "gradients", True)
     assert got is own
@@ -98,7 +98,7 @@ def test_settings_of_the_wire_are_checked():
 
 
 def test_all_ranks_get_the_rows_of_all(run_as_ranks):
-    sent = [parcels([1, 1], [4, 5], [1, 2, 3]), parcels([0, 0], [], []), parcels([0, 1], [6], [4])]
+    sent = [rows_of([1, 1], [4, 5], [1, 2, 3]), rows_of([0, 0], [], []), rows_of([0, 1], [6], [4])]
     names = exchange.Names("test_rows")
 
     def program(comm):

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 from slipstream_tf import TableConfig, optimizers
-from slipstream_tf.distributed.replicated import ReplicatedStore
+from slipstream_tf.distributed.exchanged import ReplicatedStore
 from slipstream_tf.distributed.sharded import ShardedStore
 from slipstream_tf.ops.features import FeatureSpec, pack
 from slipstream_tf.ops.update_policy import UpdatePolicy

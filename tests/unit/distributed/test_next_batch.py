@@ -64,18 +64,18 @@ def test_batches_of_a_known_size_and_a_last_one_of_another():
     assert [x["next_keys"].numpy().tolist() for x in data] == [[2, 3], [4, 5], []]
 
 
-def test_no_batch_is_asked_for_twice():
-    asked = []
+def test_no_batch_is_pulled_twice():
+    pulled = []
 
     def generate():
         for i in range(4):
-            asked.append(i)
+            pulled.append(i)
             yield np.array([i], np.int64)
 
     signature = tf.TensorSpec([None], tf.int64)
     data = tf.data.Dataset.from_generator(generate, output_signature=signature)
     data = with_next(data.map(lambda keys: {"keys": keys}))
-    assert [int(x["keys"][0]) for x in data] == asked == [0, 1, 2, 3]
+    assert [int(x["keys"][0]) for x in data] == pulled == [0, 1, 2, 3]
     assert list(with_next(data.take(0).map(lambda x: {"keys": x["keys"]}))) == []
 
 

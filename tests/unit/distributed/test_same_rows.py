@@ -1,4 +1,4 @@
-"""distributed.same_rows: which differences of replicas are errors, and what they say."""
+"""distributed.agreement: which differences of replicas are errors, and what they say."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from slipstream_tf import TableConfig, optimizers
-from slipstream_tf.distributed.same_rows import require_same_rows
+from slipstream_tf.distributed.agreement import require_same_rows
 from slipstream_tf.stores import NativeStore
 
 DIM = 3

@@ -7,7 +7,9 @@ import logging
 import os
 import shutil
 import subprocess
+import sys
 import threading
+from concurrent import futures
 from pathlib import Path
 from typing import Any
 
@@ -116,7 +118,7 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_checkpoint_is_passed_over(
+def test_a_damaged_checkpoint_is_not_restored(
     damage: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     harm, reason = DAMAGES[damage]
@@ -247,12 +249,26 @@ def test_an_error_in_the_background_is_raised_by_the_next_call(
         with monkeypatch.context() as patched:
             patched.setattr(disk, "rename", full)
             checkpoints.save(1)
-            checkpoints._work._thread.join()
+            futures.wait([checkpoints._work])
         with pytest.raises(OSError, match="No space left"):
             getattr(checkpoints, call)(*([2] if call == "save" else []))
         assert checkpoints.save(3).step == 3
         checkpoints.wait()
         assert names(tmp_path / call) == ["checkpoint-000001"]
+
+
+def test_a_process_ends_after_its_checkpoint_is_written(tmp_path: Path) -> None:
+    program = (
+        "import sys, time, tensorflow as tf\n"
+        "from slipstream_tf import disk\n"
+        "from slipstream_tf.distributed import JobCheckpoints, SingleProcess\n"
+        "sync = disk.sync\n"
+        "disk.sync = lambda path: (time.sleep(0.1), sync(path))\n"
+        "checkpoint = tf.train.Checkpoint(v=tf.Variable(1.0))\n"
+        "JobCheckpoints(sys.argv[1], checkpoint, SingleProcess(), None).save(1)\n"
+    )
+    subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=True)
+    assert names(tmp_path) == ["checkpoint-000001"]
 
 
 def test_a_position_that_is_no_json_is_refused_before_anything(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from slipstream_tf.distributed import SingleProcess
-from slipstream_tf.distributed.settings import require_same
+from slipstream_tf.distributed.agreement import require_same
 
 
 def errors(run_as_ranks, *settings):

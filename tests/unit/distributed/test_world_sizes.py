@@ -259,7 +259,7 @@ def test_sums_of_simulated_ranks_are_added_up_where_there_are_none(tmp_path: Pat
             np.testing.assert_allclose(values, sums[key], rtol=1e-6)
 
 
-def test_what_a_live_store_holds_back_goes_with_its_rows(tmp_path: Path) -> None:
+def test_what_a_live_store_defers_goes_with_its_rows(tmp_path: Path) -> None:
     """A checkpoint without sums: none of the live ones may reach the rows that it has."""
     store = VariableStore({"a": tf.Variable(tf.zeros([10, 2]))})
     checkpoints = JobCheckpoints(

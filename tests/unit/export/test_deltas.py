@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slipstream_tf import TableConfig, export, initializers, optimizers
-from slipstream_tf.export.row_files import changed, changes, read_changes, write_changes
+from slipstream_tf.export.deltas import changed, changes, read_changes, write_changes
 from slipstream_tf.export.rows import TableRows
 from slipstream_tf.keras import EmbeddingCollection
 from slipstream_tf.models import DLRM

@@ -13,8 +13,7 @@ import pytest
 import tensorflow as tf
 
 from slipstream_tf import FeatureSpec, TableConfig, export, initializers, optimizers
-from slipstream_tf.export.initial_rows import initial_rows
-from slipstream_tf.export.serving import ServedTable
+from slipstream_tf.export.serving import ServedTable, initial_rows
 from slipstream_tf.keras import EmbeddingCollection
 from slipstream_tf.models import DLRM, DCNv2
 
@@ -260,7 +259,7 @@ def test_keys_that_are_not_exported_give_their_initial_rows(tmp_path):
     np.testing.assert_array_equal(outputs[:, 1], layer(keys)[:, 1])
 
 
-def test_held_gradients_are_in(tmp_path):
+def test_deferred_gradients_are_in(tmp_path):
     from slipstream_tf.ops.update_policy import UpdatePolicy
 
     layer = trained_layer()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from slipstream_tf.stores.unchanged_keys import UnchangedKeys
+from slipstream_tf.stores.by_key import UnchangedKeys
 
 
 def of(*keys: int) -> np.ndarray:

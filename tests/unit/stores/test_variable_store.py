@@ -89,10 +89,10 @@ def test_decay():
 def test_masks_deduplicates_and_counts_rows():
     store, _ = make()
     store.set_saturated("item", [2, 6])
-    kept = store.mask_gradients("item", slices([5, 2, 5, 6, 2, 0]))
-    np.testing.assert_array_equal(kept.indices, [0, 5])
-    np.testing.assert_array_equal(kept.values, [[1.0] * DIM, [2.0] * DIM])
-    np.testing.assert_array_equal(kept.dense_shape, [ROWS, DIM])
+    passed = store.mask_gradients("item", slices([5, 2, 5, 6, 2, 0]))
+    np.testing.assert_array_equal(passed.indices, [0, 5])
+    np.testing.assert_array_equal(passed.values, [[1.0] * DIM, [2.0] * DIM])
+    np.testing.assert_array_equal(passed.dense_shape, [ROWS, DIM])
     assert (int(store.offered_rows["item"]), int(store.masked_rows["item"])) == (4, 2)
     store.mask_gradients("item", slices([]))
     store.mask_gradients("item", slices([2]))
@@ -108,7 +108,7 @@ def test_set_saturated_replaces_one_table_without_retracing():
     traces = []
 
     @tf.function
-    def kept():
+    def passed():
         traces.append(1)
         return [store.mask_gradients(name, slices([1, 2, 3])).indices for name in variables]
 
@@ -119,7 +119,7 @@ def test_set_saturated_replaces_one_table_without_retracing():
         ("item", [], [1, 3], [1, 2, 3]),
     ):
         store.set_saturated(name, keys)
-        found = kept()
+        found = passed()
         assert (list(found[0]), list(found[1])) == (user, item)
     assert len(traces) == 1
 
@@ -163,8 +163,8 @@ def test_bad_saturated_keys(keys, message):
     store.set_saturated("item", [1])
     with pytest.raises(ValueError, match=message):
         store.set_saturated("item", keys)
-    kept = store.mask_gradients("item", slices([0, 1]))
-    assert list(kept.indices) == [0], "a rejected call changes nothing"
+    passed = store.mask_gradients("item", slices([0, 1]))
+    assert list(passed.indices) == [0], "a rejected call changes nothing"
 
 
 def test_unknown_table_and_bad_k():
@@ -190,18 +190,18 @@ def test_indices_out_of_range_and_dense_gradients():
         store.mask_gradients("item", tf.zeros([ROWS, DIM]))
 
 
-def test_a_policy_says_whether_marked_rows_are_masked():
+def test_a_policy_says_whether_flagged_rows_are_masked():
     store, _ = make()
     store.mark_rows("item", [1, 2], np.array([SATURATED, 0], np.uint8))
-    kept = {}
+    passed = {}
     for name, policy in (
         ("apply", UpdatePolicy()),
         ("mask", UpdatePolicy("mask")),
         ("shadow", UpdatePolicy("mask", is_shadow=True)),
     ):
         store.set_update_policy("item", policy)
-        kept[name] = list(store.mask_gradients("item", slices([2, 1])).indices)
-    assert kept == {"apply": [1, 2], "mask": [2], "shadow": [1, 2]}
+        passed[name] = list(store.mask_gradients("item", slices([2, 1])).indices)
+    assert passed == {"apply": [1, 2], "mask": [2], "shadow": [1, 2]}
     assert store.update_counts("item").masked == 2  # shadow mode counts what it would have done
 
 

@@ -20,7 +20,7 @@ from slipstream_tf.ops.features import FeatureSpec, pack
 from slipstream_tf.ops.update_policy import SATURATED, UpdatePolicy
 from slipstream_tf.stores import NativeStore, VariableStore
 
-ROWS, DIM, STEPS, MARKED = 40, 3, 30, 15
+ROWS, DIM, STEPS, FLAGGED = 40, 3, 30, 15
 MOVEMENT = UpdatePolicy("defer", "movement", movement=0.15, max_age=8, max_rows=1000)
 INTERVAL = UpdatePolicy("defer", "interval", max_age=6, max_rows=1000)
 RULES = {
@@ -50,7 +50,7 @@ def train(optimizer, policy, is_graph=False, is_wrapped=False, flushes=True):
     if is_wrapped:
         optimizer = DistributedOptimizer(optimizer, SingleProcess(), store)
     optimizer.build([variable])
-    store.mark_rows("t", np.arange(MARKED), np.full(MARKED, SATURATED))
+    store.mark_rows("t", np.arange(FLAGGED), np.full(FLAGGED, SATURATED))
     store.set_update_policy("t", policy)
     traces = []
 
@@ -89,7 +89,7 @@ def train_native(rule, policy):
     contents = store.export_table("t")
     contents["rows"] = zeros.reshape(ROWS, DIM)
     store.import_table("t", contents)
-    store.mark_rows("t", np.arange(MARKED), np.full(MARKED, SATURATED))
+    store.mark_rows("t", np.arange(FLAGGED), np.full(FLAGGED, SATURATED))
     store.set_update_policy("t", policy)
     before = store.update_counts("t")
     for keys, gradients in batches():
@@ -103,7 +103,7 @@ def train_native(rule, policy):
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("policy", [MOVEMENT, INTERVAL], ids=["movement", "interval"])
 @pytest.mark.parametrize("is_graph, is_wrapped", [(False, False), (True, False), (True, True)])
-def test_it_holds_what_the_native_store_holds(rule, policy, is_graph, is_wrapped):
+def test_it_defers_what_the_native_store_defers(rule, policy, is_graph, is_wrapped):
     make, native_rule = RULES[rule]
     rows, store, traces = train(make(), policy, is_graph, is_wrapped)
     native_rows, native_counts = train_native(native_rule, policy)
@@ -131,7 +131,7 @@ def test_nothing_is_lost_within_any_budget(policy, most):
     assert counts.pending_bytes <= max(1, min(most, ROWS)) * (4 * DIM + 16) + 9 * ROWS
 
 
-def test_no_more_sums_are_held_than_allowed():
+def test_no_more_sums_are_deferred_than_allowed():
     policy = UpdatePolicy("defer", "interval", max_age=100, max_rows=5)
     _, store, _ = train(keras.optimizers.SGD(0.1), policy, flushes=False)
     assert store.update_counts("t").pending == 5
@@ -167,7 +167,7 @@ def test_sums_leave_with_the_next_step_when_the_policy_changes():
     assert offer(5, 1, 2) == {5: 1.0}
     assert offer(1, 4) == {4: 1.0}
     store.set_update_policy("t", UpdatePolicy("mask"))
-    assert offer(3, 1, 6) == {1: 2.0, 2: 1.0, 6: 1.0}, "masked now, but what was held is not lost"
+    assert offer(3, 1, 6) == {1: 2.0, 2: 1.0, 6: 1.0}, "masked now, but no sum is lost"
     assert offer(1, 6) == {6: 1.0}
     store.set_update_policy("t", INTERVAL)
     assert offer(1, 6) == {6: 1.0}
@@ -180,7 +180,7 @@ def test_sums_leave_with_the_next_step_when_the_policy_changes():
     assert offer(2) == {}
 
 
-def test_gradients_that_are_not_finite_are_not_held():
+def test_gradients_that_are_not_finite_are_not_deferred():
     optimizer = keras.optimizers.SGD(0.1)
     store = VariableStore({"t": tf.Variable(tf.zeros([ROWS, DIM]))}, optimizer)
     store.set_saturated("t", [0, 1])
@@ -225,7 +225,7 @@ def test_sums_do_not_wait_in_an_optimizer_that_accumulates():
         store.set_update_policy("t", INTERVAL)
 
 
-def test_a_step_that_was_traced_without_the_optimizer_cannot_judge_movement():
+def test_a_step_that_was_traced_without_the_optimizer_cannot_tell_movement():
     variable = tf.Variable(tf.zeros([ROWS, DIM]))
     store = VariableStore({"t": variable})
     gradients = tf.IndexedSlices(tf.ones([1, DIM]), tf.constant([3]), tf.constant([ROWS, DIM]))
@@ -267,8 +267,8 @@ def test_optimizers_of_tensorflow_1_can_be_flushed():
     assert flush_held(store, optimizer) == 0
 
 
-def hold_one(variable, optimizer=None):
-    """Returns a store that holds back a gradient of ones for row 3."""
+def defer_one(variable, optimizer=None):
+    """Returns a store that defers a gradient of ones for row 3."""
     store = VariableStore({"t": variable}, optimizer)
     store.set_saturated("t", [3])
     store.set_update_policy("t", INTERVAL)
@@ -280,14 +280,14 @@ def hold_one(variable, optimizer=None):
 
 def test_optimizers_of_tensorflow_1_with_slots_flush_keras_variables():
     variable = keras.Variable(np.zeros((ROWS, DIM), np.float32))
-    store = hold_one(variable)
+    store = defer_one(variable)
     assert flush_held(store, tf.compat.v1.train.AdagradOptimizer(0.5, 3.0)) == 1
     np.testing.assert_allclose(variable.numpy()[3], [-0.25] * DIM)
 
 
 def test_an_optimizer_that_does_not_know_the_variable_loses_nothing():
     variable = keras.Variable(np.zeros((ROWS, DIM), np.float32))
-    store = hold_one(variable)
+    store = defer_one(variable)
     optimizer = keras.optimizers.SGD(0.5)
     optimizer.build([keras.Variable(np.zeros((2, 2), np.float32))])
     with pytest.raises(ValueError, match="`optimizer`: 'SGD' for flush_held"):
@@ -301,7 +301,7 @@ def test_an_optimizer_of_other_ranks_is_refused():
     class TwoRanks(SingleProcess):
         size = 2
 
-    store = hold_one(tf.Variable(tf.zeros([ROWS, DIM])))
+    store = defer_one(tf.Variable(tf.zeros([ROWS, DIM])))
     optimizer = DistributedOptimizer(keras.optimizers.SGD(0.5), TwoRanks())
     with pytest.raises(ValueError, match=r"`comm`: '1 rank\(s\)'.*the 2 rank"):
         flush_held(store, optimizer, SingleProcess())
@@ -309,35 +309,35 @@ def test_an_optimizer_of_other_ranks_is_refused():
 
 
 @pytest.mark.parametrize("then", [(), (INTERVAL,)])
-def test_what_was_held_in_earnest_is_applied_in_shadow_mode(then):
+def test_what_was_deferred_in_earnest_is_applied_in_a_dry_run(then):
     variable = keras.Variable(np.zeros((ROWS, DIM), np.float32))
-    store = hold_one(variable)
+    store = defer_one(variable)
     for policy in (dataclasses.replace(INTERVAL, is_shadow=True), *then):
         store.set_update_policy("t", policy)
     assert flush_held(store, keras.optimizers.SGD(0.5)) == 1
     np.testing.assert_array_equal(variable.numpy()[3], [-0.5] * DIM)
 
 
-def test_whether_to_ask_the_other_ranks_does_not_depend_on_what_a_rank_holds():
-    asked = []
-    for holds in (False, True):
+def test_whether_to_ask_the_other_ranks_does_not_depend_on_what_a_rank_defers():
+    deferring = []
+    for has_deferred in (False, True):
         store = VariableStore({"t": tf.Variable(tf.zeros([ROWS, DIM]))})
-        if holds:
-            store = hold_one(tf.Variable(tf.zeros([ROWS, DIM])))
+        if has_deferred:
+            store = defer_one(tf.Variable(tf.zeros([ROWS, DIM])))
         else:
             store.set_update_policy("t", INTERVAL)
         store.set_update_policy("t", UpdatePolicy())
-        asked.append(bool(store.is_deferring("t")))
+        deferring.append(bool(store.is_deferring("t")))
         slices = tf.IndexedSlices(tf.ones([1, DIM]), tf.constant([5]), tf.constant([ROWS, DIM]))
         indices = store.mask_gradients("t", slices).indices.numpy().tolist()
-        assert indices == ([3, 5] if holds else [5])
+        assert indices == ([3, 5] if has_deferred else [5])
         assert not store.is_deferring("t").numpy()
-    assert asked == [True, True]
+    assert deferring == [True, True]
 
 
 def test_a_step_whose_data_has_ended_changes_nothing():
     variable = keras.Variable(np.zeros((ROWS, DIM), np.float32))
-    store = hold_one(variable)
+    store = defer_one(variable)
     store.set_update_policy("t", UpdatePolicy())
 
     @tf.function

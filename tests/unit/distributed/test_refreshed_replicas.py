@@ -135,7 +135,7 @@ def test_rows_that_rest_are_sent_once(run_as_ranks: Any) -> None:
         assert sent.tolist() == [rows, 0, 0, of_b, of_b]
 
 
-def test_ranks_need_a_store_that_keeps_copies(run_as_ranks: Any) -> None:
+def test_ranks_need_a_store_that_refreshes_replicas(run_as_ranks: Any) -> None:
     def program(comm: Any) -> Any:
         with pytest.raises(ValueError, match="`copy_movement`: None for publish of a ShardedStore"):
             make(comm).publish({"a": np.arange(3)})
@@ -168,7 +168,7 @@ def test_ranks_need_a_store_that_keeps_copies(run_as_ranks: Any) -> None:
         ({"skip": "defer", "shadow": True}, False),
     ],
 )
-def test_the_engine_publishes_hot_rows_after_the_warm_up(
+def test_the_engine_refreshes_hot_rows_after_the_warm_up(
     run_as_ranks: Any, settings: dict[str, Any], publishes: bool
 ) -> None:
     def program(comm: Any) -> Any:

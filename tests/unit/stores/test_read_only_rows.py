@@ -8,7 +8,7 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slipstream_tf.stores.frozen_rows import FrozenRows
+from slipstream_tf.stores.replicas import ReadOnlyRows
 
 DIM = 3
 
@@ -23,31 +23,31 @@ def rows_of(keys: np.ndarray) -> np.ndarray:
     st.lists(st.integers(-5, 5), max_size=8),
     st.data(),
 )
-def test_frozen_keys_never_reach_the_lookup(frozen: list, others: list, data) -> None:
-    frozen = list(dict.fromkeys(frozen + others[::2]))
-    few = st.lists(st.sampled_from([*frozen, *others, 0]), max_size=12)
+def test_read_only_keys_never_reach_the_lookup(read_only: list, others: list, data) -> None:
+    read_only = list(dict.fromkeys(read_only + others[::2]))
+    few = st.lists(st.sampled_from([*read_only, *others, 0]), max_size=12)
     keys = np.array(data.draw(few), np.int64)
-    copies = FrozenRows(DIM, "CPU:0")
-    copies.assign(np.array(frozen, np.int64), -rows_of(np.array(frozen, np.int64)))
-    asked = []
+    copies = ReadOnlyRows(DIM, "CPU:0")
+    copies.assign(np.array(read_only, np.int64), -rows_of(np.array(read_only, np.int64)))
+    requested = []
 
     def lookup(missing: tf.Tensor) -> tf.Tensor:
-        asked.extend(missing.numpy().tolist())
+        requested.extend(missing.numpy().tolist())
         return tf.constant(rows_of(missing.numpy()))
 
-    served = copies.serve(tf.constant(keys), lookup)
-    is_frozen = np.isin(keys, frozen)
-    assert asked == keys[~is_frozen].tolist() and copies.size == len(frozen)
-    np.testing.assert_array_equal(served, np.where(is_frozen[:, None], -1, 1) * rows_of(keys))
+    rows = copies.look_up(tf.constant(keys), lookup)
+    is_read_only = np.isin(keys, read_only)
+    assert requested == keys[~is_read_only].tolist() and copies.size == len(read_only)
+    np.testing.assert_array_equal(rows, np.where(is_read_only[:, None], -1, 1) * rows_of(keys))
 
 
 @pytest.mark.parametrize("is_graph", [False, True])
 def test_no_gradient_flows_to_copies(is_graph: bool) -> None:
-    copies, table = FrozenRows(DIM, "CPU:0"), tf.Variable(np.zeros((6, DIM)), dtype=tf.float32)
+    copies, table = ReadOnlyRows(DIM, "CPU:0"), tf.Variable(np.zeros((6, DIM)), dtype=tf.float32)
 
     def step(keys: tf.Tensor) -> tf.IndexedSlices:
         with tf.GradientTape() as tape:
-            rows = copies.serve(keys, lambda missing: tf.gather(table, missing))
+            rows = copies.look_up(keys, lambda missing: tf.gather(table, missing))
             loss = tf.reduce_sum(rows * tf.cast(keys, tf.float32)[:, None])
         return tf.convert_to_tensor(tape.gradient(loss, table))
 
