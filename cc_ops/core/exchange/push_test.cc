@@ -69,7 +69,7 @@ struct Process {
   }
 
   Status Apply(const SendBuffer& buffer, float scale = 1.f, bool create_missing = true) {
-    return ApplyRows(tables, View(buffer), 0.1f, scale, create_missing, parallel);
+    return ApplyRows(tables, View(buffer), {0.1f, scale, create_missing}, parallel);
   }
 
   static SendBufferView View(const SendBuffer& buffer) {

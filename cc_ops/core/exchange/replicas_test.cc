@@ -42,11 +42,11 @@ class Job {
   EmbeddingTable* owner() { return owner_.get(); }
   EmbeddingTable* copies(int rank) { return copies_[static_cast<size_t>(rank)].get(); }
 
-  void Publish(const std::vector<int64_t>& keys, float movement) {
+  void SetReplicated(const std::vector<int64_t>& keys, float movement) {
     const int64_t stride = owner_->dim() + owner_->slots_per_row();
     ASSERT_TRUE(
         owner_->replicas()
-            .Publish(keys.data(), static_cast<int64_t>(keys.size()), stride, ranks_, movement)
+            .SetReplicated(keys.data(), static_cast<int64_t>(keys.size()), stride, ranks_, movement)
             .ok());
   }
 
@@ -131,7 +131,7 @@ TEST(Copies, OfHotRowsAreKeptUntilTheyMoved) {
   for (const RowFormat format : Formats()) {
     Job job(3, format);
     job.LookUp({{}, {1, 2, 3}, {1}});
-    job.Publish({1, 2}, 0.5f);
+    job.SetReplicated({1, 2}, 0.5f);
     job.Move(1, 0.125f);
     job.LookUp({{1}, {1, 2, 3}, {}});
     EXPECT_FALSE(job.IsKept(0, 1)) << "the owner needs no copy";
@@ -163,11 +163,11 @@ TEST(Copies, OfHotRowsAreKeptUntilTheyMoved) {
 
 TEST(Copies, OfRowsThatAreNoLongerHotAreGivenBack) {
   Job job(2, RowFormat());
-  job.Publish({1, 2}, 0.5f);
+  job.SetReplicated({1, 2}, 0.5f);
   job.LookUp({{}, {1, 2}});
   EXPECT_TRUE(job.IsKept(1, 1)) << "a row that is as it starts, too";
   job.Move(1, 0.25f);
-  job.Publish({2}, 0.5f);
+  job.SetReplicated({2}, 0.5f);
   job.LookUp({{}, {1, 2}});
   EXPECT_FALSE(job.IsKept(1, 1));
   EXPECT_EQ(job.Value(job.copies(1), 1), job.Value(job.owner(), 1));
@@ -176,7 +176,7 @@ TEST(Copies, OfRowsThatAreNoLongerHotAreGivenBack) {
 
 TEST(Copies, OutlastMarksButNotOtherCopies) {
   Job job(2, RowFormat());
-  job.Publish({1, 2}, 0.5f);
+  job.SetReplicated({1, 2}, 0.5f);
   job.LookUp({{}, {1, 2}});
   const int64_t marked[] = {1, 1};
   const uint8_t marks[] = {kWatched, kSaturated};
@@ -214,7 +214,7 @@ TEST(Copies, OfRowsThatWereNotSentDoNotCount) {
   Job job(2, RowFormat());
   job.LookUp({{1, 2}, {}});
   job.Move(1, 0.5f);
-  job.Publish({1, 2}, 0.5f);
+  job.SetReplicated({1, 2}, 0.5f);
   const ReplicaContents before = job.owner()->replicas().Export();
   const std::vector<int64_t> keys = {1, 2}, sizes = {0, 0, 2, 0};
   const SendBufferView view = {2, sizes.data(), keys.data(), 2, nullptr, 0};
@@ -235,7 +235,7 @@ TEST(Copies, OfRowsThatWereNotSentDoNotCount) {
 
 TEST(Copies, AreThoseOfAsManyRanks) {
   Job job(2, RowFormat());
-  job.Publish({1}, 0.5f);
+  job.SetReplicated({1}, 0.5f);
   const std::vector<int64_t> sizes(6, 0);
   const SendBufferView view = {3, sizes.data(), nullptr, 0, nullptr, 0};
   PullOptions options;
@@ -264,7 +264,7 @@ TEST(Copies, AreNeverFurtherFromTheirRowThanTheMovement) {
       };
       int64_t kept = 0;
       for (int step = 0; step < 400; ++step) {
-        if (step % 20 == 0) job.Publish(some_keys(), movement);
+        if (step % 20 == 0) job.SetReplicated(some_keys(), movement);
         const std::vector<std::vector<int64_t>> keys = {some_keys(), some_keys(), some_keys()};
         job.LookUp(keys);
         for (int rank = 0; rank < kRanks; ++rank) {

@@ -9,7 +9,7 @@
 namespace slipstream {
 
 int64_t EmbeddingTable::bytes() const {
-  return rows_.bytes() + flags_.bytes() + updates_.deferred_bytes() + published_.bytes();
+  return rows_.bytes() + flags_.bytes() + updates_.deferred_bytes() + replicas_.bytes();
 }
 
 Status EmbeddingTable::SetFlags(const int64_t* keys, const uint8_t* flags, int64_t n,

@@ -8,7 +8,7 @@
 
 namespace slipstream {
 
-Status ReplicaHolders::Publish(const int64_t* keys, int64_t n, int64_t stride, int ranks,
+Status ReplicaHolders::SetReplicated(const int64_t* keys, int64_t n, int64_t stride, int ranks,
                                float movement) {
   KeyMap map;
   const Status status = map.Build(keys, nullptr, n);

@@ -29,7 +29,7 @@ class ReplicaHolders {
   //   movement: distance, of any value, from which a copy is too old.
   // InvalidArgument for more keys than KeyMap takes, ResourceExhausted without memory: nothing has
   // changed then.
-  Status Publish(const int64_t* keys, int64_t n, int64_t stride, int ranks, float movement);
+  Status SetReplicated(const int64_t* keys, int64_t n, int64_t stride, int ranks, float movement);
 
   int64_t size() const { return static_cast<int64_t>(keys_.size()); }
   int64_t bytes() const;
@@ -52,7 +52,7 @@ class ReplicaHolders {
 
   ReplicaContents Export() const { return {keys_, rows_, holders_}; }
   // Replaces what was sent; the movement stays. InvalidArgument for arrays of the wrong length and
-  // values that are not finite, else as Publish: nothing has changed then.
+  // values that are not finite, else as SetReplicated: nothing has changed then.
   Status Import(ReplicaContents contents, int64_t stride, int ranks);
 
  private:

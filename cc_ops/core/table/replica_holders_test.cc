@@ -10,15 +10,15 @@ namespace {
 
 constexpr int64_t kDim = 2, kStride = 3;
 
-Status Publish(const std::vector<int64_t>& keys, float movement, ReplicaHolders* rows,
+Status SetReplicated(const std::vector<int64_t>& keys, float movement, ReplicaHolders* rows,
                int ranks = 3) {
-  return rows->Publish(keys.data(), static_cast<int64_t>(keys.size()), kStride, ranks, movement);
+  return rows->SetReplicated(keys.data(), static_cast<int64_t>(keys.size()), kStride, ranks, movement);
 }
 
 TEST(ReplicaHolders, FindsWhatIsPublished) {
   ReplicaHolders rows;
   EXPECT_EQ(rows.Find(5), ReplicaHolders::kNowhere);
-  ASSERT_TRUE(Publish({5, -7}, 0.1f, &rows).ok());
+  ASSERT_TRUE(SetReplicated({5, -7}, 0.1f, &rows).ok());
   EXPECT_EQ(rows.size(), 2);
   EXPECT_EQ(rows.Find(-7), 1);
   EXPECT_EQ(rows.Find(6), ReplicaHolders::kNowhere);
@@ -27,7 +27,7 @@ TEST(ReplicaHolders, FindsWhatIsPublished) {
 
 TEST(ReplicaHolders, AreSentAnewWhenTheyMovedFurther) {
   ReplicaHolders rows;
-  ASSERT_TRUE(Publish({5}, 0.5f, &rows).ok());
+  ASSERT_TRUE(SetReplicated({5}, 0.5f, &rows).ok());
   const std::vector<float> first = {1.f, 2.f, 9.f}, near = {1.5f, 1.5f, 8.f},
                            far = {1.f, 2.6f, 7.f};
   EXPECT_EQ(rows.Current(0, first.data(), kDim)[1], 2.f);
@@ -42,7 +42,7 @@ TEST(ReplicaHolders, AreSentAnewWhenTheyMovedFurther) {
 
 TEST(ReplicaHolders, OfNobodyAreAsTheyAre) {
   ReplicaHolders rows;
-  ASSERT_TRUE(Publish({5}, 10.f, &rows).ok());
+  ASSERT_TRUE(SetReplicated({5}, 10.f, &rows).ok());
   const std::vector<float> first = {1.f, 2.f, 0.f}, second = {1.1f, 2.f, 0.f};
   rows.Current(0, first.data(), kDim);
   EXPECT_EQ(rows.Current(0, second.data(), kDim)[0], 1.1f);
@@ -50,7 +50,7 @@ TEST(ReplicaHolders, OfNobodyAreAsTheyAre) {
 
 TEST(ReplicaHolders, WhatIsNoNumberIsFarFromAll) {
   ReplicaHolders rows;
-  ASSERT_TRUE(Publish({5}, 10.f, &rows).ok());
+  ASSERT_TRUE(SetReplicated({5}, 10.f, &rows).ok());
   const float nan = std::numeric_limits<float>::quiet_NaN();
   const std::vector<float> first = {1.f, 2.f, 0.f}, second = {nan, 2.f, 0.f};
   rows.Current(0, first.data(), kDim);
@@ -61,26 +61,26 @@ TEST(ReplicaHolders, WhatIsNoNumberIsFarFromAll) {
 
 TEST(ReplicaHolders, ThatStayAreRemembered) {
   ReplicaHolders rows;
-  ASSERT_TRUE(Publish({5, 6}, 10.f, &rows, 12).ok());
+  ASSERT_TRUE(SetReplicated({5, 6}, 10.f, &rows, 12).ok());
   const std::vector<float> row = {1.f, 2.f, 3.f}, now = {4.f, 4.f, 4.f};
   for (const int32_t place : {0, 1}) {
     rows.Current(place, row.data(), kDim);
     rows.SetHasCopy(place, 11);
   }
-  ASSERT_TRUE(Publish({7, 6}, 10.f, &rows, 12).ok());
+  ASSERT_TRUE(SetReplicated({7, 6}, 10.f, &rows, 12).ok());
   EXPECT_TRUE(rows.HasCopy(rows.Find(6), 11));
   EXPECT_EQ(rows.Current(rows.Find(6), now.data(), kDim)[0], 1.f);
   EXPECT_FALSE(rows.HasCopy(rows.Find(7), 11));
   // Of other ranks nothing is known.
-  ASSERT_TRUE(Publish({7, 6}, 10.f, &rows, 2).ok());
+  ASSERT_TRUE(SetReplicated({7, 6}, 10.f, &rows, 2).ok());
   EXPECT_FALSE(rows.HasCopy(rows.Find(6), 1));
   EXPECT_EQ(rows.Current(rows.Find(6), now.data(), kDim)[0], 4.f);
 }
 
 TEST(ReplicaHolders, AreSavedAndGivenBack) {
   ReplicaHolders rows, other;
-  ASSERT_TRUE(Publish({5, 6}, 10.f, &rows).ok());
-  ASSERT_TRUE(Publish({9}, 10.f, &other).ok());
+  ASSERT_TRUE(SetReplicated({5, 6}, 10.f, &rows).ok());
+  ASSERT_TRUE(SetReplicated({9}, 10.f, &other).ok());
   const std::vector<float> row = {1.f, 2.f, 3.f}, now = {4.f, 4.f, 4.f};
   rows.Current(1, row.data(), kDim);
   rows.SetHasCopy(1, 2);

@@ -11,10 +11,6 @@
 namespace slipstream {
 namespace {
 
-void AddTo(float* total, const float* part, int64_t dim) {
-  for (int64_t j = 0; j < dim; ++j) total[j] += part[j];
-}
-
 bool HasUse(const LookupPlan& plan, CellRange uses, CellRange examples) {
   return std::any_of(plan.uses.begin() + uses.begin, plan.uses.begin() + uses.end,
                      [&](const Occurrence& use) {

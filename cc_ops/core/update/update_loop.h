@@ -4,6 +4,7 @@
 #define SLIPSTREAM_CC_OPS_CORE_UPDATE_UPDATE_LOOP_H_
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <vector>
 
@@ -50,6 +51,33 @@ struct BucketUpdate {
   int64_t* dropped;  // counts updates whose key was evicted since the lookup
 };
 
+// One table's part in an update of the tables of a plan.
+struct TableUpdate {
+  // step: number of the update.
+  void Begin(const LookupPlan& plan, size_t t, float learning_rate, int64_t step) {
+    rate = plan.tables[t]->options().rule.EffectiveRate(learning_rate, step);
+    is_stale = plan.tables[t]->rows().generation() != plan.generations[t];
+  }
+
+  float rate = 0.f;
+  bool is_stale = false;
+  std::atomic<int64_t> dropped{0};
+};
+
+// Calls update(bucket, next) for a thread's buckets; next: the one that it comes to after it.
+template <class Update>
+void UpdateBuckets(const LookupPlan& plan, const std::vector<PooledGradient>& gradients,
+                   CellRange buckets, std::vector<TableUpdate>* tables, const Update& update) {
+  for (int64_t b = buckets.begin; b < buckets.end; ++b) {
+    const size_t t = static_cast<size_t>(b / kNumShards);
+    TableUpdate& table = (*tables)[t];
+    int64_t dropped = 0;
+    update(BucketUpdate{&plan, &gradients, plan.tables[t], b, table.rate, table.is_stale, &dropped},
+           std::min(b + 1, buckets.end - 1));
+    if (dropped > 0) table.dropped += dropped;
+  }
+}
+
 // The numbers of a bucket's distinct keys.
 inline CellRange KeysOf(const LookupPlan& plan, int64_t bucket) {
   const int64_t begin = plan.unique_begin[bucket];
@@ -83,6 +111,10 @@ void UpdateEachKey(const BucketUpdate& bucket, const Update& update) {
         update(u, use, found);
         use = plan.uses_end[u];
       });
+}
+
+inline void AddTo(float* total, const float* part, int64_t dim) {
+  for (int64_t j = 0; j < dim; ++j) total[j] += part[j];
 }
 
 // summed: [dim], overwritten by the sum over the plan's uses [begin, end), in order.
