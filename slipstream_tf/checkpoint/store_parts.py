@@ -29,7 +29,7 @@ from slipstream_tf.checkpoint.tables import (
     without_least,
 )
 from slipstream_tf.config import TableConfig
-from slipstream_tf.ops.update_policy import KEPT, UpdatePolicy
+from slipstream_tf.ops.update_policy import REFRESHED, UpdatePolicy
 from slipstream_tf.optimizers import SparseOptimizer
 from slipstream_tf.stores.base import SavedStore, initial_slots
 from slipstream_tf.stores.native import NativeStore
@@ -339,7 +339,7 @@ def replace_copies(store: SavedStore, ready: list[ReadyTable], is_in_window: boo
                 copies.pop("marks", None)
             elif table.published is None and "marks" in copies:
                 # Their owners do not know what was sent.
-                copies["marks"] = copies["marks"] & ~KEPT
+                copies["marks"] = copies["marks"] & ~REFRESHED
             store.import_copies(table.name, copies)
             if is_in_window and table.published is not None:
                 store.import_published(table.name, table.published)

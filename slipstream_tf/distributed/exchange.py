@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from slipstream_tf.distributed.comm import Communicator
 from slipstream_tf.errors import require_choice, require_integer
-from slipstream_tf.ops.exchange import RowParcels
+from slipstream_tf.ops.exchange import SendBuffer
 
 WIRE_DTYPES = ("float32", "bfloat16")
 # What one rank can send another at once.
@@ -159,12 +159,12 @@ def gather_keys(
 
 def gather_rows(
     comm: Communicator,
-    parcels: RowParcels,
+    parcels: SendBuffer,
     names: Names,
     what: str,
     kind: Any,
     rounds: Rounds,
-) -> RowParcels:
+) -> SendBuffer:
     """Gives every rank the rows of all.
 
     Args:
@@ -184,7 +184,7 @@ def gather_rows(
     sizes, keys = gather_keys(comm, parcels.sizes, parcels.keys, names, what)
     sent = to_wire(parcels.values, rounds)
     values = comm.gather(sent, kind, names.of(f"{what}.values"))
-    return RowParcels(sizes, keys, from_wire(values, rounds))
+    return SendBuffer(sizes, keys, from_wire(values, rounds))
 
 
 def exchange_keys(

@@ -91,7 +91,7 @@ class ExchangedStore(NativeStore):
 
     def _deliver(
         self,
-        collected: exchange_ops.RowParcels,
+        collected: exchange_ops.SendBuffer,
         what: str,
         kind: Any,
         rounds: Rounds,
@@ -112,11 +112,11 @@ class ExchangedStore(NativeStore):
         # Before they are held, so that a held sum moves its row as far as it will when applied.
         shares = [gradient / self.comm.size for gradient in gradients]
         collected = exchange_ops.collect_gradients(
-            plan, shares, self.learning_rate, self._owners, counts_update=self._holder is not self
+            plan, shares, self.learning_rate, self._owners, advance_step=self._holder is not self
         )
         return self._deliver(collected, "gradients", self._kind, self._count_update(collected))
 
-    def _count_update(self, collected: exchange_ops.RowParcels) -> Rounds:
+    def _count_update(self, collected: exchange_ops.SendBuffer) -> Rounds:
         """Whether the rows of this update are rounded."""
         # Behind what was collected: a step that has no batch, since its data has ended, stops
         # there, but runs whatever does not wait for the batch.
@@ -144,7 +144,7 @@ class ExchangedStore(NativeStore):
         """Exchanges and applies all deferred gradients of all ranks; a collective."""
         if self.comm.size == 1:
             return super().flush()
-        held = exchange_ops.collect_held(self._holder._handles, self._owners)
+        held = exchange_ops.collect_deferred(self._holder._handles, self._owners)
         # An update, too, as the tables count.
         self._deliver(held, "flush", "deferred", self._count_update(held))
 

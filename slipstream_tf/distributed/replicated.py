@@ -66,7 +66,7 @@ class ReplicatedStore(ExchangedStore):
 
     def _deliver(
         self,
-        collected: exchange_ops.RowParcels,
+        collected: exchange_ops.SendBuffer,
         what: str,
         kind: Any,
         rounds: Rounds,

@@ -34,7 +34,7 @@ from slipstream_tf.distributed.prefetch import AnnouncedKeys, KeyRequest, identi
 from slipstream_tf.errors import invalid, require_number
 from slipstream_tf.hashing import hash_keys, mix64
 from slipstream_tf.ops import exchange as exchange_ops
-from slipstream_tf.ops import published as published_ops
+from slipstream_tf.ops import replicas as replica_ops
 from slipstream_tf.ops.features import FeatureSpec, PackedFeatures
 from slipstream_tf.ops.update_policy import WATCHED, UpdatePolicy
 from slipstream_tf.stores.copies import CopiedRows, copy_bytes, export_copies, rows_within
@@ -160,12 +160,12 @@ class ShardedStore(ExchangedStore):
         copies = self._copies._handles
         form = self._with_summary.read_value(), self._rounds()
         rows = self._fetch(requested, training, *form)
-        stored = exchange_ops.store_copies(
+        stored = exchange_ops.store_replicas(
             copies,
             rows,
             *form,
-            makes_room=not training,
-            keeps=training and self._keeps,
+            evict=not training,
+            refreshed=training and self._keeps,
         )
         with tf.control_dependencies([] if stored is None else [stored]):
             return self._copies.lookup(packed, specs, training, stacked)
@@ -217,15 +217,15 @@ class ShardedStore(ExchangedStore):
             packed,
             feature_table,
             self.comm.size,
-            reads_frozen=is_training,
-            keeps=is_training and self._keeps,
+            skip_read_only=is_training,
+            refreshed=is_training and self._keeps,
         )
         asked = exchange_keys(self.comm, sizes, keys, self._names, what)
         return KeyRequest(sizes, keys, *asked)
 
     def _fetch(
         self, request: KeyRequest, makes_rows: bool, with_summary: tf.Tensor, rounds: Rounds
-    ) -> exchange_ops.RowParcels:
+    ) -> exchange_ops.SendBuffer:
         """Serves what this rank is asked for, and gets what it asks for.
 
         Args:
@@ -236,23 +236,23 @@ class ShardedStore(ExchangedStore):
         """
         what = "lookup" if makes_rows else "evaluation"
         sizes, keys, asked_sizes, asked = request
-        packed, splits = exchange_ops.serve_rows(
+        packed, splits = exchange_ops.pull_rows(
             self._handles,
             asked_sizes,
             asked,
             makes_rows,
             with_summary,
             rounds,
-            keeps=makes_rows and self._keeps,
+            refreshed=makes_rows and self._keeps,
             own_rank=self.comm.rank,
         )
         name = self._names.of(f"{what}.rows")
         received, _ = self.comm.exchange(packed, splits, "rows", name)
-        return exchange_ops.RowParcels(sizes, keys, received)
+        return exchange_ops.SendBuffer(sizes, keys, received)
 
     def _deliver(
         self,
-        collected: exchange_ops.RowParcels,
+        collected: exchange_ops.SendBuffer,
         what: str,
         kind: Any,
         rounds: Rounds,
@@ -261,11 +261,11 @@ class ShardedStore(ExchangedStore):
         leaving = splits_of(numbers_of_values(collected.sizes, self._dims), "gradient values")
         sent, splits = to_wire(collected.values, rounds), splits_on_wire(leaving, rounds)
         received, _ = self.comm.exchange(sent, splits, kind, self._names.of(f"{what}.values"))
-        rows = exchange_ops.RowParcels(sizes, keys, from_wire(received, rounds))
+        rows = exchange_ops.SendBuffer(sizes, keys, from_wire(received, rounds))
         # A row that left a bounded table since it was served is not made anew by its gradient.
         is_bounded = any(table.capacity is not None for table in self.tables)
         return exchange_ops.apply_rows(
-            self._handles, rows, self.learning_rate, makes_rows=not is_bounded
+            self._handles, rows, self.learning_rate, create_missing=not is_bounded
         )
 
     def set_update_policy(self, table: str, policy: UpdatePolicy) -> None:
@@ -302,7 +302,7 @@ class ShardedStore(ExchangedStore):
         sizes = tf.constant([[keys.size for keys in chosen]], tf.int64)
         flat = tf.constant(np.concatenate(chosen), tf.int64)
         form = self._with_summary.read_value(), self._rounds()
-        packed, _ = exchange_ops.serve_rows(
+        packed, _ = exchange_ops.pull_rows(
             self._handles,
             sizes,
             flat,
@@ -311,14 +311,14 @@ class ShardedStore(ExchangedStore):
         )
         all_sizes, all_keys = gather_keys(self.comm, sizes, flat, self._names, "frozen")
         received = self.comm.gather(packed, "rows", self._names.of("frozen.values"))
-        rows = exchange_ops.RowParcels(all_sizes, all_keys, received)
-        exchange_ops.store_copies(
+        rows = exchange_ops.SendBuffer(all_sizes, all_keys, received)
+        exchange_ops.store_replicas(
             self._copies._handles,
             rows,
             *form,
-            frozen=True,
-            passed_over=self.comm.rank,
-            makes_room=True,
+            read_only=True,
+            ignored_rank=self.comm.rank,
+            evict=True,
         )
         self._outdate_announced()
 
@@ -342,12 +342,12 @@ class ShardedStore(ExchangedStore):
             return
         for table, handle in zip(self.tables, self._handles, strict=True):
             keys = np.asarray(hot.get(table.name, ()), np.int64)[: self._copies.most_frozen]
-            published_ops.publish(handle, keys[self._owns(keys)], movement, self.comm.size)
+            replica_ops.set_replicated(handle, keys[self._owns(keys)], movement, self.comm.size)
 
     def published_keys(self, table: str) -> int:
         """Returns of how many rows of this rank's others keep copies."""
         handle = self._handles[self._index_of(table)]
-        return int(published_ops.export_published(handle)["keys"].size)
+        return int(replica_ops.export_replicated(handle)["keys"].size)
 
     def _outdate_announced(self) -> None:
         """What was asked ahead left out the keys that had frozen copies then."""
@@ -387,7 +387,7 @@ class ShardedStore(ExchangedStore):
         Returns:
             keys int64 [n], rows float32 [n, dim + slots], holders uint8 [n, (ranks + 7) // 8].
         """
-        return published_ops.export_published(self._handles[self._index_of(table)])
+        return replica_ops.export_replicated(self._handles[self._index_of(table)])
 
     def import_published(self, table: str, contents: Mapping[str, Any]) -> None:
         """Replaces what this rank sent last by what `export_published` gave, on as many ranks.
@@ -395,7 +395,7 @@ class ShardedStore(ExchangedStore):
         Call it with `import_copies` of the same moment, on all ranks alike, after `publish`.
         """
         handle = self._handles[self._index_of(table)]
-        published_ops.import_published(handle, dict(contents), self.comm.size)
+        replica_ops.import_replicated(handle, dict(contents), self.comm.size)
 
     def import_copies(self, table: str, contents: Mapping[str, Any]) -> None:
         """Replaces this rank's copies by those of `export_copies`.

@@ -17,7 +17,7 @@ from slipstream_tf.config import TableConfig
 from slipstream_tf.errors import invalid, require_integer
 from slipstream_tf.memory import require_room
 from slipstream_tf.ops import update_policy
-from slipstream_tf.ops.update_policy import KEPT, SATURATED
+from slipstream_tf.ops.update_policy import REFRESHED, SATURATED
 from slipstream_tf.optimizers import SparseOptimizer
 from slipstream_tf.stores.access_counts import CountingStore
 from slipstream_tf.stores.native import NativeStore
@@ -101,7 +101,7 @@ class CopiedRows(CountingStore):
         # Copies may come later in the window: what is to be withheld then is marked now.
         of_copies = np.full(withheld.size, SATURATED)
         handle = self._handles[self._index_of(table)]
-        update_policy.mark_rows(handle, withheld, of_copies, makes_rows=True)
+        update_policy.set_row_flags(handle, withheld, of_copies, create_missing=True)
         self.frozen[table] = 0
         return withheld
 
@@ -129,7 +129,7 @@ class CopiedRows(CountingStore):
         rows = dict(contents)
         keys, marks = rows["keys"], rows.pop("marks", None)
         if marks is None:
-            marks = self.marks(table, keys) & ~KEPT
+            marks = self.marks(table, keys) & ~REFRESHED
         self.import_table(table, rows)
         self.mark_rows(table, keys, marks)
 

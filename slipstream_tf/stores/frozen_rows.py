@@ -53,7 +53,7 @@ class FrozenRows:
         """
         probed = self._places.probe(keys)
         fetched = lookup(tf.gather(keys, probed.misses))
-        copies = tf.gather(self._rows.read_value(), tf.gather(probed.places, probed.hits))
+        copies = tf.gather(self._rows.read_value(), tf.gather(probed.indices, probed.hits))
         # Not stitched together: that reads the positions on the host.
         rows = tf.zeros([tf.size(keys), copies.shape[1]], copies.dtype)
         rows = tf.tensor_scatter_nd_update(rows, probed.hits[:, None], tf.stop_gradient(copies))

@@ -49,6 +49,7 @@ absl::Status CheckInputs(tf::OpKernelContext* context, int first, const char* te
     const char* const allowed = end_of_name + 2;
     const tf::TensorShape& shape = context->input(first).shape();
     int rank = 0;
+    uint32_t own = 0;  // letters that this input gives their number
     bool fits = true;
     for (at = allowed + 1; *at != ']'; ++rank) {
       at += std::strspn(at, ", ");
@@ -59,7 +60,10 @@ absl::Status CheckInputs(tf::OpKernelContext* context, int first, const char* te
         at = end;
       } else {
         int64_t* const letter = *at == '?' ? nullptr : &sizes[*at - 'a'];
-        if (letter != nullptr && *letter < 0) *letter = size;
+        if (letter != nullptr && *letter < 0) {
+          *letter = size;
+          own |= 1u << (*at - 'a');
+        }
         fits &= letter == nullptr || size == *letter;
         ++at;
       }
@@ -71,8 +75,8 @@ absl::Status CheckInputs(tf::OpKernelContext* context, int first, const char* te
                                        " has shape ", shape.DebugString(), "; allowed: ");
     for (const char* c = allowed; c != at; ++c) {
       if (*c == ' ') continue;  // as TensorFlow writes shapes
-      const int64_t size = std::islower(*c) ? sizes[*c - 'a'] : -1;
-      absl::StrAppend(&message, size < 0 ? std::string(1, *c) : std::to_string(size));
+      const bool is_known = std::islower(*c) && (own >> (*c - 'a') & 1u) == 0;
+      absl::StrAppend(&message, is_known ? std::to_string(sizes[*c - 'a']) : std::string(1, *c));
     }
     return absl::InvalidArgumentError(message);
   }
