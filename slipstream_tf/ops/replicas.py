@@ -46,7 +46,8 @@ def export_replicated(handle: tf.Tensor) -> dict[str, np.ndarray]:
     """Returns what was sent last of these rows (eager only).
 
     Returns:
-        keys int64 [n]; rows float32 [n, dim + slots], of a row without a replica anything; holders uint8 [n, (ranks + 7) // 8], whose bit r says whether rank r has a replica.
+        keys int64 [n]; rows float32 [n, dim + slots], of a row without a replica anything; holders
+        uint8 [n, (ranks + 7) // 8], whose bit r says whether rank r has a replica.
     """
     keys, rows, holders = _loader.library().slipstream_table_export_replicated(handle=handle)
     return {"keys": keys.numpy(), "rows": rows.numpy(), "holders": holders.numpy()}

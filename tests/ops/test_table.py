@@ -235,7 +235,7 @@ def test_measure_tells_a_watched_rows_signal():
 def test_measure_names_what_does_not_fit():
     store = make_store()
     with pytest.raises(
-        (tf.errors.InvalidArgumentError, ValueError), match=r"keys of table .t0. has shape"
+        tf.errors.InvalidArgumentError, match="keys of table 't0' has shape"
     ):
         store.measure("t0", [[1, 2]], tf.zeros([2, 4]), "linf")
     with pytest.raises(

@@ -37,7 +37,7 @@ void RowDrift(const float* current, const float* snapshot, int64_t begin, int64_
 //
 //   net        l2 distance from the snapshot.
 //   travelled  sum of squared update lengths since then.
-float SignalOfDrift(float net, float travelled);
+float SignalOfDrift(float net, float squares_of_updates);
 
 }  // namespace slipstream
 

@@ -84,7 +84,7 @@ std::vector<uint8_t> StatesOnGpu(const std::vector<int64_t>& keys, const KeyMap&
 }
 #endif
 
-class KeyProbeTest : public OnPlaces {
+class KeyProbeTest : public OnProcessors {
  protected:
   void ExpectReference(const std::vector<int64_t>& keys, const std::vector<int64_t>& known) {
     std::unordered_map<int64_t, int64_t> index_of;
@@ -104,7 +104,8 @@ class KeyProbeTest : public OnPlaces {
       (is_hit ? expected.hits : expected.misses).push_back(static_cast<int64_t>(i));
       expected_states.push_back(is_hit ? states[found->second] : 0);
     }
-    for (int threads : GetParam() == Place::kCpu ? std::vector<int>{1, 3} : std::vector<int>{0}) {
+    for (int threads :
+         GetParam() == Processor::kCpu ? std::vector<int>{1, 3} : std::vector<int>{0}) {
       const Probed probed = Probe(keys, map, threads);
       EXPECT_EQ(probed.indices, expected.indices);
       EXPECT_EQ(probed.hits, expected.hits);
@@ -116,13 +117,13 @@ class KeyProbeTest : public OnPlaces {
  private:
   Probed Probe(const std::vector<int64_t>& keys, const KeyMap& map, int threads) {
 #ifdef SLIPSTREAM_WITH_CUDA
-    if (GetParam() == Place::kGpu) return ProbeOnGpu(keys, map);
+    if (GetParam() == Processor::kGpu) return ProbeOnGpu(keys, map);
 #endif
     return ProbeOnCpu(keys, map, threads);
   }
   std::vector<uint8_t> States(const std::vector<int64_t>& keys, const KeyMap& known, int threads) {
 #ifdef SLIPSTREAM_WITH_CUDA
-    if (GetParam() == Place::kGpu) return StatesOnGpu(keys, known);
+    if (GetParam() == Processor::kGpu) return StatesOnGpu(keys, known);
 #endif
     return StatesOnCpu(keys, known, threads);
   }
@@ -162,8 +163,8 @@ TEST_P(KeyProbeTest, EveryInt64IsAKey) {
   ExpectReference(keys, {0, kLowest, -1});
 }
 
-INSTANTIATE_TEST_SUITE_P(Devices, KeyProbeTest, testing::Values(Place::kCpu, Place::kGpu),
-                         [](const auto& place) { return NameOfPlace(place); });
+INSTANTIATE_TEST_SUITE_P(Devices, KeyProbeTest, testing::Values(Processor::kCpu, Processor::kGpu),
+                         [](const auto& processor) { return NameOfProcessor(processor); });
 
 }  // namespace
 }  // namespace slipstream

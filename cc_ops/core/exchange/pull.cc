@@ -54,7 +54,7 @@ void PrefetchAhead(const BufferPart& part, int64_t i) {
   }
 }
 
-// Lets rows go that the keys' rows need the place of.
+// Evicts rows for the keys' rows.
 Status EvictForParts(const std::vector<EmbeddingTable*>& tables, const SendBufferView& buffer,
                      bool refreshed, int ignored_rank) {
   std::vector<WantedKeys> wanted;
@@ -73,21 +73,21 @@ Status EvictForParts(const std::vector<EmbeddingTable*>& tables, const SendBuffe
 // A rank that will have a replica of a row once what is packed has been sent.
 struct NewHolder {
   ReplicaHolders* replicas;
-  int32_t place;
+  int32_t index;
   int rank;
 };
 
 // Packs the row of a key of which ranks have refreshed replicas.
-void PackReplicated(const BufferPart& part, int32_t place, int64_t key, const float* row,
+void PackReplicated(const BufferPart& part, int32_t index, int64_t key, const float* row,
                     RowPacker* packer, std::vector<NewHolder>* new_holders) {
   ReplicaHolders& replicas = part.table->replicas();
-  const float* current = replicas.Current(place, row, part.table->dim());
-  if (part.is_of_replicas && replicas.HasCopy(place, part.rank)) {
+  const float* current = replicas.Current(index, row, part.table->dim());
+  if (part.is_of_replicas && replicas.HasReplica(index, part.rank)) {
     packer->AddUnchanged();
     return;
   }
   packer->Add(key, current, true, part.is_of_replicas);
-  new_holders->push_back({&replicas, place, part.rank});
+  new_holders->push_back({&replicas, index, part.rank});
 }
 
 // InvalidArgument if a row is not given of which there is no replica here.
@@ -96,7 +96,7 @@ Status CheckUnchanged(const std::vector<EmbeddingTable*>& replicas, const SendBu
   Status status = OkStatus();
   ForEachPart(replicas, keys, format.refreshed, [&](const BufferPart& part) {
     RowUnpacker unpacker(*part.table, format, part.rows, bytes);
-    for (int64_t i = 0; i < part.rows && part.is_of_replicas; ++i, unpacker.Pass()) {
+    for (int64_t i = 0; i < part.rows && part.is_of_replicas; ++i, unpacker.Skip()) {
       if (unpacker.IsNextGiven()) continue;
       const uint64_t hash = HashKey(part.keys[i]);
       uint32_t slot = 0;
@@ -106,7 +106,7 @@ Status CheckUnchanged(const std::vector<EmbeddingTable*>& replicas, const SendBu
       if (is_refreshed || !status.ok()) continue;
       status = InvalidArgument("the row of key " + std::to_string(part.keys[i]) + " of table '" +
                                part.table->options().name + "' did not come from rank " +
-                               std::to_string(part.rank) + ", and no copy of it is kept here");
+                               std::to_string(part.rank) + ", and there is no replica of it here");
     }
     bytes = RowUnpacker(*part.table, format, part.rows, bytes).End();
   });
@@ -179,7 +179,7 @@ Status PullRows(const std::vector<EmbeddingTable*>& tables, const SendBufferView
   for (const EmbeddingTable* table : tables) {
     const ReplicaHolders& replicas = table->replicas();
     if (!refreshed || replicas.size() == 0 || replicas.ranks() == requests.ranks) continue;
-    return InvalidArgument("copies of rows of table '" + table->options().name + "' are kept by " +
+    return InvalidArgument("replicas of rows of table '" + table->options().name + "' are on " +
                            std::to_string(replicas.ranks()) + " ranks; sizes are those of " +
                            std::to_string(requests.ranks));
   }
@@ -205,12 +205,12 @@ Status PullRows(const std::vector<EmbeddingTable*>& tables, const SendBufferView
         const float* row = options.create_missing
                                ? table->rows().FindOrInsert(key, hash, 1.f, &slot)
                                : table->rows().Find(key, hash);
-        const int32_t place =
+        const int32_t index =
             is_others && row != nullptr ? table->replicas().Find(key) : ReplicaHolders::kNowhere;
-        if (place == ReplicaHolders::kNowhere) {
+        if (index == ReplicaHolders::kNowhere) {
           packer.Add(key, row, false, part.is_of_replicas);
         } else {
-          PackReplicated(part, place, key, row, &packer, &new_holders);
+          PackReplicated(part, index, key, row, &packer, &new_holders);
         }
       }
       (*rank_bytes)[static_cast<size_t>(part.rank)] += static_cast<int64_t>(bytes->size() - before);
@@ -223,10 +223,10 @@ Status PullRows(const std::vector<EmbeddingTable*>& tables, const SendBufferView
     }
     // From here on nothing fails: a rank that is sent nothing must not count as having a replica.
     for (const NewHolder& holder : new_holders) {
-      holder.replicas->SetHasCopy(holder.place, holder.rank);
+      holder.replicas->SetHasReplica(holder.index, holder.rank);
     }
   } catch (const std::bad_alloc&) {
-    return OutOfMemory("serving rows", tables);
+    return OutOfMemory("pulling rows", tables);
   }
   return OkStatus();
 }
@@ -256,7 +256,7 @@ Status StoreReplicas(const std::vector<EmbeddingTable*>& replicas, const SendBuf
         const uint64_t hash = HashKey(key);
         uint32_t slot = 0;
         if (part.is_of_replicas && !unpacker.IsNextGiven()) {
-          unpacker.Pass();
+          unpacker.Skip();
           continue;
         }
         float* row = table->rows().FindOrInsert(key, hash, 0.f, &slot);
@@ -270,7 +270,7 @@ Status StoreReplicas(const std::vector<EmbeddingTable*>& replicas, const SendBuf
       bytes = unpacker.End();
     });
   } catch (const std::bad_alloc&) {
-    return OutOfMemory("copying rows", replicas);
+    return OutOfMemory("storing replicas", replicas);
   }
   return OkStatus();
 }

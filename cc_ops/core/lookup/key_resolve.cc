@@ -105,8 +105,8 @@ class BucketResolver {
           table->rows().FindOrInsert(keys[u], hashes[u], static_cast<float>(uses[u]), &slots[u]);
     }
     // Many rows would leave the cache again before they are used.
-    const int64_t asked = std::min(count, kManyKeys);
-    for (int64_t u = 0; u < asked; ++u) {
+    const int64_t prefetched = std::min(count, kManyKeys);
+    for (int64_t u = 0; u < prefetched; ++u) {
       for (int64_t j = 0; j < dim; j += kLineFloats) __builtin_prefetch(rows[u] + j);
     }
     // A counting sort of the uses by key: uses_end first holds counts, then starts, and, once
@@ -123,7 +123,7 @@ class BucketResolver {
       const Occurrence& use = sorted_.use[begin + i];
       plan_->uses[at] = use;
       if (has_positions) plan_->use_position[at] = sorted_.position[begin + i];
-      const PooledOutput& out = targets_.copies[use.feature];
+      const PooledOutput& out = targets_.copied[use.feature];
       if (out.data != nullptr) __builtin_prefetch(out.data + use.example * out.stride, 1);
     }
   }
@@ -166,7 +166,7 @@ class BucketResolver {
       float* row = plan_->unique_row[u];
       for (; use < plan_->uses_end[u]; ++use) {
         const Occurrence& o = plan_->uses[use];
-        const PooledOutput& out = targets_.copies[o.feature];
+        const PooledOutput& out = targets_.copied[o.feature];
         if (out.data != nullptr) {
           copy(row, out.data + o.example * out.stride);
         } else {

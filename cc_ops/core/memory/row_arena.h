@@ -21,8 +21,8 @@ class RowArena {
   RowArena(int64_t stride, SlabAllocator* memory) : stride_(stride), memory_(memory) {}
 
   float* Row(uint32_t slot) const {
-    const Place place = PlaceOf(slot);
-    return chunks_[place.chunk] + place.row * stride_;
+    const Address address = AddressOf(slot);
+    return chunks_[address.chunk] + address.row * stride_;
   }
 
   // Asks for the addresses of small arenas' rows.
@@ -36,7 +36,7 @@ class RowArena {
       return slot;
     }
     if (next_ == 0xfffffff0u) throw std::bad_alloc();
-    const size_t chunk = PlaceOf(next_).chunk;
+    const size_t chunk = AddressOf(next_).chunk;
     if (chunk == chunks_.size()) {
       if (chunk == chunks_.capacity()) chunks_.reserve(2 * chunk + 8);
       const uint64_t rows = chunk < kDoublings ? kFirstChunk << chunk : kLargestChunk;
@@ -58,13 +58,13 @@ class RowArena {
   static constexpr uint64_t kFirstChunk = 1 << kFirstBits, kLargestChunk = 1 << kLargestBits;
   static constexpr size_t kDoublings = kLargestBits - kFirstBits;
 
-  struct Place {
+  struct Address {
     size_t chunk;
     int64_t row;  // within it
   };
   // Without a branch, which for slots on both sides of a chunk's end nobody can predict. The chunks
   // that double hold kFirstChunk rows less than one of the largest.
-  static Place PlaceOf(uint32_t slot) {
+  static Address AddressOf(uint32_t slot) {
     const uint64_t shifted = slot + kFirstChunk;
     const int bits = std::min(63 - __builtin_clzll(shifted), kLargestBits);
     return {static_cast<size_t>(bits - kFirstBits - 1) + static_cast<size_t>(shifted >> bits),

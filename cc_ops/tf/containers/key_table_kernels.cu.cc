@@ -43,7 +43,7 @@ class ProbeGpuKernel : public CountedGpuKernel {
     }
   };
 
-  absl::Status Enqueue(OpKernelContext* context, std::unique_ptr<Launch>* pending) override {
+  absl::Status Enqueue(OpKernelContext* context, std::unique_ptr<Launch>* launched) override {
     auto launch = std::make_unique<ProbeLaunch>();
     TF_RETURN_IF_ERROR(FindContent(context, 0, &launch->content));
     TF_RETURN_IF_ERROR(CheckKeys(context));
@@ -65,7 +65,7 @@ class ProbeGpuKernel : public CountedGpuKernel {
                     launch->misses.flat<int64_t>().data(), launch->counts.flat<int64_t>().data()),
         "could not be launched"));
     TF_RETURN_IF_ERROR(CopyCounts(context, launch.get()));
-    *pending = std::move(launch);
+    *launched = std::move(launch);
     return absl::OkStatus();
   }
 };

@@ -104,7 +104,7 @@ class TakeDueGpuKernel : public CountedGpuKernel {
   using CountedGpuKernel::CountedGpuKernel;
 
  private:
-  absl::Status Enqueue(OpKernelContext* context, std::unique_ptr<Launch>* pending) override {
+  absl::Status Enqueue(OpKernelContext* context, std::unique_ptr<Launch>* launched) override {
     auto owned = std::make_unique<TakeDueLaunch>();
     TakeDueLaunch* const launch = owned.get();
     TF_RETURN_IF_ERROR(FindResource(context, 0, &launch->resource));
@@ -140,7 +140,7 @@ class TakeDueGpuKernel : public CountedGpuKernel {
     resource->rule.step = rule.step;
     resource->rule.flushes = false;
     TF_RETURN_IF_ERROR(CopyCounts(context, launch));
-    *pending = std::move(owned);
+    *launched = std::move(owned);
     return absl::OkStatus();
   }
 };

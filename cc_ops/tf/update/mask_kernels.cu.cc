@@ -42,7 +42,7 @@ class MaskGradientsGpuKernel : public CountedGpuKernel {
   }
 
  private:
-  absl::Status Enqueue(OpKernelContext* context, std::unique_ptr<Launch>* pending) override {
+  absl::Status Enqueue(OpKernelContext* context, std::unique_ptr<Launch>* launched) override {
     auto owned = std::make_unique<MaskLaunch>();
     MaskLaunch* const launch = owned.get();
     TF_RETURN_IF_ERROR(FindContent(context, 0, &launch->masked));
@@ -73,7 +73,7 @@ class MaskGradientsGpuKernel : public CountedGpuKernel {
                           static_cast<CompactionCounts*>(launch->counts.data())),
         "could not be launched"));
     TF_RETURN_IF_ERROR(CopyCounts(context, launch));
-    *pending = std::move(owned);
+    *launched = std::move(owned);
     return absl::OkStatus();
   }
 
