@@ -12,7 +12,7 @@
 namespace slipstream {
 
 // Every int64 is a legal key. Linear probing from the start of a cache line, so that most keys are
-// found in the one line that was asked for; erasing shifts entries back, so there are no
+// found in the one line that was prefetched; erasing shifts entries back, so there are no
 // tombstones. Not thread-safe: a shard has one owner at a time.
 class HashIndex {
  public:
@@ -59,8 +59,8 @@ class HashIndex {
       if (entries_[line + kLine - 1].slot == kEmpty) return nullptr;
     }
   }
-  // The same if the entry is in the line that Prefetch asks for, where most are. If it isn't, asks
-  // for the next one and returns nullptr.
+  // The same if the entry is in the line that Prefetch gets, where most are. If it isn't, prefetches
+  // the next one and returns nullptr.
   Entry* FindAtHome(int64_t key, uint64_t hash) {
     if (entries_.empty()) return nullptr;
     const uint64_t line = Home(hash);

@@ -32,7 +32,7 @@ std::unique_ptr<EmbeddingTable> MakeTable(Kind kind, int64_t capacity = 0) {
   return std::make_unique<EmbeddingTable>(options);
 }
 
-// What one rank asks of one table.
+// What one rank requests of one table.
 struct Request {
   explicit Request(std::vector<int64_t> wanted) : keys(std::move(wanted)) {
     sizes = {static_cast<int64_t>(keys.size())};
@@ -162,7 +162,7 @@ TEST(Replicas, AreWhatTheOwnerGave) {
   std::vector<int64_t> keys;
   std::vector<float> counts;
   replicas->rows().HotKeys(9, RowStore::HotKeyOrder::kByCount, Parallel(), &keys, &counts);
-  EXPECT_TRUE(keys.empty());  // a copy is no access
+  EXPECT_TRUE(keys.empty());  // a replica is no access
   // What comes later replaces it.
   owner->rows().Find(5, HashKey(5))[0] = 42.f;
   ASSERT_TRUE(request.Pull({owner.get()}, true, false).ok());

@@ -31,7 +31,7 @@ std::unique_ptr<EmbeddingTable> MakeTable(int64_t capacity = 0) {
   return std::make_unique<EmbeddingTable>(options);
 }
 
-// One owner, number 0, and ranks that ask it for rows.
+// One owner, number 0, and ranks that request rows of it.
 class Job {
  public:
   Job(int ranks, RowFormat format) : ranks_(ranks), format_(format), owner_(MakeTable()) {
@@ -102,7 +102,7 @@ class Job {
     return StoreReplicas({replicas(rank)}, view, bytes, num_bytes, options);
   }
 
-  // As copies of a rank have it; NaN: it has none.
+  // As replicas of a rank have it; NaN: it has none.
   float Value(EmbeddingTable* table, int64_t key) {
     const float* row = table->rows().Find(key, HashKey(key));
     return row == nullptr ? std::nanf("") : row[0];

@@ -8,8 +8,8 @@
 namespace slipstream {
 namespace {
 
-// Keys and rows ahead of the one at work that are asked for, where a bucket has so many that what
-// was asked for first may have left the cache again.
+// Keys and rows ahead of the one at work that are prefetched, where a bucket has so many that what
+// was prefetched first may have left the cache again.
 constexpr int64_t kPrefetchDistance = 16;
 constexpr int64_t kManyKeys = 512;
 
@@ -18,9 +18,9 @@ void CopyRow(const float* row, float* out) {
   std::memcpy(out, row, kBytes);
 }
 
-// Buckets go through three stages, so that memory asked for in one has come by the next:
-//   Deduplicate  gives distinct keys numbers         asks for their places in the index
-//   Find         looks for their rows, groups uses   asks for the rows
+// Buckets go through three stages, so that memory prefetched in one has come by the next:
+//   Deduplicate  gives distinct keys numbers         prefetches their lines of the index
+//   Find         looks for their rows, groups uses   prefetches the rows
 //   Deliver      copies the rows to where they are used
 class BucketResolver {
  public:
@@ -88,7 +88,7 @@ class BucketResolver {
     const int64_t* __restrict__ uses = plan_->uses_end.data() + begin;
     float** __restrict__ rows = plan_->unique_row.data() + begin;
     uint32_t* __restrict__ slots = plan_->unique_slot.data() + begin;
-    // In two passes: a key that is not where it was asked for would stop all behind it.
+    // In two passes: a key that is not in the prefetched line would stop all behind it.
     scratch_->missed.clear();
     for (int64_t u = 0; u < count; ++u) {
       if (count > kManyKeys && u + kPrefetchDistance < count) {

@@ -25,7 +25,7 @@ class RowArena {
     return chunks_[address.chunk] + address.row * stride_;
   }
 
-  // Asks for the addresses of small arenas' rows.
+  // The addresses of small arenas' rows.
   void PrefetchChunks() const { __builtin_prefetch(chunks_.data()); }
 
   // A slot for a new row, its memory uninitialised. Throws std::bad_alloc, changing nothing.

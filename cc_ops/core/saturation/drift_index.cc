@@ -10,7 +10,7 @@
 namespace slipstream {
 namespace {
 
-// Keys, or homes, ahead of the one at work whose entries are asked for.
+// Keys, or homes, ahead of the one at work whose entries are prefetched.
 constexpr int64_t kAhead = 16;
 
 std::string At(int64_t position) { return " at position " + std::to_string(position); }

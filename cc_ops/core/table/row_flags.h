@@ -14,8 +14,8 @@ namespace slipstream {
 enum RowFlag : uint8_t {
   kSaturated = 1,         // its gradients are masked, or deferred by Trigger::kInterval
   kWatched = 2,           // the squared lengths of its updates are summed (drift metric "signal")
-  kReadOnlyReplica = 4,   // a copy of another rank's row that is read until flags are set again
-  kRefreshedReplica = 8,  // a copy that its owner sends anew when the row has moved
+  kReadOnlyReplica = 4,   // of another rank's row; it is read until flags are set again
+  kRefreshedReplica = 8,  // its owner sends it anew when the row has moved
 };
 
 constexpr uint8_t kAllFlags = kSaturated | kWatched | kReadOnlyReplica | kRefreshedReplica;

@@ -65,7 +65,7 @@ struct RowShard {
   RowArena arena;
   std::vector<int64_t> last_used;  // by slot; LRU tables only
 
-  // Asks for what a lookup reads first; the arena's chunks need this to have come.
+  // What a lookup reads first; the arena's chunks need this to have come.
   void Prefetch() const {
     __builtin_prefetch(&index);
     __builtin_prefetch(&arena);
@@ -118,8 +118,8 @@ class RowStore {
   // different shards may run at the same time. Throws TableOutOfMemory, changing nothing.
   float* FindOrInsert(int64_t key, uint64_t hash, float accesses, uint32_t* slot);
 
-  // The same for a key whose entry is in the first line of the index that is looked at; else asks
-  // for the second one and returns nullptr, changing nothing.
+  // The same for a key whose entry is in the first line of the index that is looked at; else prefetches
+  // the second one and returns nullptr, changing nothing.
   float* FindAtOnce(RowShard* shard, int64_t key, uint64_t hash, float accesses,
                     uint32_t* slot) const {
     HashIndex::Entry* const entry = shard->index.FindAtHome(key, hash);
@@ -136,10 +136,10 @@ class RowStore {
     int shard;
     uint32_t slot;  // within the shard
   };
-  // Calls see(i, visited) for the keys [begin, end), in order, and ahead of it ask(visited) for
-  // those that are there, to ask for what `see` will read.
-  template <typename Ask, typename See>
-  void VisitRows(const int64_t* keys, int64_t begin, int64_t end, Ask ask, See see) const {
+  // Calls see(i, visited) for the keys [begin, end), in order, and ahead of it prefetch(visited)
+  // for those that are there: what `see` will read.
+  template <typename PrefetchVisited, typename See>
+  void VisitRows(const int64_t* keys, int64_t begin, int64_t end, PrefetchVisited prefetch, See see) const {
     constexpr int64_t kIndexAhead = 16, kRowAhead = 8;
     Visited ahead[kRowAhead];  // of keys [i, i + kRowAhead), from i % kRowAhead on
     for (int64_t i = begin - kRowAhead; i < end; ++i) {
@@ -151,7 +151,7 @@ class RowStore {
       const uint64_t hash = HashKey(key);
       visited->shard = ShardOf(hash);
       visited->row = Find(key, hash, &visited->slot);
-      if (visited->row != nullptr) ask(*visited);
+      if (visited->row != nullptr) prefetch(*visited);
     }
   }
   // A row, or, where there is none, what the initializer gives the key. row: [dim].

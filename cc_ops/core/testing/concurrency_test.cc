@@ -283,8 +283,8 @@ class Concurrency : public testing::Test {
   std::unique_ptr<EmbeddingTable> lfu_ = MakeTable("lfu", kCapacity, TableOptions::Eviction::kLfu);
   std::unique_ptr<EmbeddingTable> lru_ = MakeTable("lru", kCapacity, TableOptions::Eviction::kLru);
   std::unique_ptr<EmbeddingTable> replicas_[2] = {
-      MakeTable("copies of unbounded", 0, TableOptions::Eviction::kLfu),
-      MakeTable("copies of lfu", kCapacity, TableOptions::Eviction::kLru)};
+      MakeTable("replicas of unbounded", 0, TableOptions::Eviction::kLfu),
+      MakeTable("replicas of lfu", kCapacity, TableOptions::Eviction::kLru)};
   Ledger ledger_;
   std::atomic<bool> is_over_{false};
   std::atomic<int64_t> lookups_{0}, updates_{0}, steps_{0};

@@ -238,7 +238,7 @@ class TableFuzzer {
     list->push_back(bytes_.Key());
     SLIPSTREAM_AGREE(!table_->Import(contents).ok() ||
                      !ImportDeferred(table_.get(), deferred).ok());
-    // A table's own content that was taken before the pending updates were refused dropped them.
+    // A table's own content that was taken before the deferred gradients were refused dropped them.
     if (list != &deferred.keys && list != &deferred.ages) return "";
     list->pop_back();
     SLIPSTREAM_AGREE(ImportDeferred(table_.get(), deferred).ok());

@@ -71,7 +71,7 @@ namespace {
 // Keeps the memory of finished lookups for the next ones.
 class WorkspacePool : public std::enable_shared_from_this<WorkspacePool> {
  public:
-  // A workspace that comes back to this pool when its last owner lets go.
+  // A workspace that comes back to this pool when its last owner is gone.
   std::shared_ptr<LookupWorkspace> Take() {
     std::unique_ptr<LookupWorkspace> workspace;
     {
