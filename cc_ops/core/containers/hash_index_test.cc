@@ -31,7 +31,7 @@ TEST(HashIndex, EveryInt64IsAKey) {
   }
   for (size_t i = 0; i < keys.size(); ++i) {
     ASSERT_NE(index.Find(keys[i], HashKey(keys[i])), nullptr);
-    EXPECT_EQ(index.Find(keys[i], HashKey(keys[i]))->slot, i);
+    EXPECT_EQ(index.Find(keys[i], HashKey(keys[i]))->index, i);
   }
 }
 
@@ -51,7 +51,7 @@ void AgreesWithUnorderedMap(int64_t range) {
         index.Insert(key, hash, static_cast<uint32_t>(step))->count = 2.f;
         reference[key] = static_cast<uint32_t>(step);
       } else {
-        ASSERT_EQ(found->slot, reference[key]);
+        ASSERT_EQ(found->index, reference[key]);
         ASSERT_EQ(found->count, 2.f);
       }
     } else {
@@ -59,9 +59,9 @@ void AgreesWithUnorderedMap(int64_t range) {
     }
     ASSERT_EQ(index.size(), static_cast<int64_t>(reference.size()));
   }
-  for (const auto& [key, slot] : reference) {
+  for (const auto& [key, expected] : reference) {
     ASSERT_NE(index.Find(key, HashKey(key)), nullptr);
-    EXPECT_EQ(index.Find(key, HashKey(key))->slot, slot);
+    EXPECT_EQ(index.Find(key, HashKey(key))->index, expected);
   }
 }
 
@@ -117,7 +117,7 @@ TEST(HashIndex, LargeIndexThatGrowsKeepsWhatItHas) {
   for (const int64_t key : keys) {
     const HashIndex::Entry* const found = index.Find(key, HashKey(key));
     ASSERT_NE(found, nullptr);
-    ASSERT_EQ(found->slot, static_cast<uint32_t>(key));
+    ASSERT_EQ(found->index, static_cast<uint32_t>(key));
     ASSERT_EQ(found->count, 3.f);
   }
   for (const int64_t key : erased) ASSERT_EQ(index.Find(key, HashKey(key)), nullptr);

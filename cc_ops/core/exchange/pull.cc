@@ -73,21 +73,21 @@ Status EvictForParts(const std::vector<EmbeddingTable*>& tables, const SendBuffe
 // A rank that will have a replica of a row once what is packed has been sent.
 struct NewHolder {
   ReplicaHolders* replicas;
-  int32_t index;
+  int32_t replica;
   int rank;
 };
 
 // Packs the row of a key of which ranks have refreshed replicas.
-void PackReplicated(const BufferPart& part, int32_t index, int64_t key, const float* row,
+void PackReplicated(const BufferPart& part, int32_t replica, int64_t key, const float* row,
                     RowPacker* packer, std::vector<NewHolder>* new_holders) {
   ReplicaHolders& replicas = part.table->replicas();
-  const float* current = replicas.Current(index, row, part.table->dim());
-  if (part.is_of_replicas && replicas.HasReplica(index, part.rank)) {
+  const float* current = replicas.Current(replica, row, part.table->dim());
+  if (part.is_of_replicas && replicas.HasReplica(replica, part.rank)) {
     packer->AddUnchanged();
     return;
   }
   packer->Add(key, current, true, part.is_of_replicas);
-  new_holders->push_back({&replicas, index, part.rank});
+  new_holders->push_back({&replicas, replica, part.rank});
 }
 
 // InvalidArgument if a row is not given of which there is no replica here.
@@ -99,10 +99,10 @@ Status CheckUnchanged(const std::vector<EmbeddingTable*>& replicas, const SendBu
     for (int64_t i = 0; i < part.rows && part.is_of_replicas; ++i, unpacker.Skip()) {
       if (unpacker.IsNextGiven()) continue;
       const uint64_t hash = HashKey(part.keys[i]);
-      uint32_t slot = 0;
+      uint32_t index = 0;
       const bool is_refreshed =
-          part.table->rows().Find(part.keys[i], hash, &slot) != nullptr &&
-          (part.table->flags().shard(ShardOf(hash))->Of(slot) & kRefreshedReplica) != 0;
+          part.table->rows().Find(part.keys[i], hash, &index) != nullptr &&
+          (part.table->flags().shard(ShardOf(hash))->Of(index) & kRefreshedReplica) != 0;
       if (is_refreshed || !status.ok()) continue;
       status = InvalidArgument("the row of key " + std::to_string(part.keys[i]) + " of table '" +
                                part.table->options().name + "' did not come from rank " +
@@ -139,10 +139,10 @@ Status RouteKeys(const std::vector<EmbeddingTable*>& replicas,
         std::sort(begin, end);
         end = std::unique(begin, end);
         for (auto key = begin; key != end; ++key) {
-          uint32_t slot = 0;
+          uint32_t index = 0;
           const uint64_t hash = HashKey(*key);
-          const bool is_here = replicas[t]->rows().Find(*key, hash, &slot) != nullptr;
-          const uint8_t flags = is_here ? replicas[t]->flags().shard(ShardOf(hash))->Of(slot) : 0;
+          const bool is_here = replicas[t]->rows().Find(*key, hash, &index) != nullptr;
+          const uint8_t flags = is_here ? replicas[t]->flags().shard(ShardOf(hash))->Of(index) : 0;
           if (options.skip_read_only && (flags & kReadOnlyReplica) != 0) continue;
           const size_t owner = static_cast<size_t>(OwnerOf(*key, options.ranks));
           const bool is_refreshed = options.refreshed && (flags & kRefreshedReplica) != 0;
@@ -199,18 +199,18 @@ Status PullRows(const std::vector<EmbeddingTable*>& tables, const SendBufferView
       RowPacker packer(*table, options.format, part.rows, bytes);
       for (int64_t i = 0; i < part.rows; ++i) {
         PrefetchAhead(part, i);
-        uint32_t slot = 0;
+        uint32_t index = 0;
         const int64_t key = part.keys[i];
         const uint64_t hash = HashKey(key);
         const float* row = options.create_missing
-                               ? table->rows().FindOrInsert(key, hash, 1.f, &slot)
+                               ? table->rows().FindOrInsert(key, hash, 1.f, &index)
                                : table->rows().Find(key, hash);
-        const int32_t index =
+        const int32_t replica =
             is_others && row != nullptr ? table->replicas().Find(key) : ReplicaHolders::kNowhere;
-        if (index == ReplicaHolders::kNowhere) {
+        if (replica == ReplicaHolders::kNowhere) {
           packer.Add(key, row, false, part.is_of_replicas);
         } else {
-          PackReplicated(part, index, key, row, &packer, &new_holders);
+          PackReplicated(part, replica, key, row, &packer, &new_holders);
         }
       }
       (*rank_bytes)[static_cast<size_t>(part.rank)] += static_cast<int64_t>(bytes->size() - before);
@@ -223,7 +223,7 @@ Status PullRows(const std::vector<EmbeddingTable*>& tables, const SendBufferView
     }
     // From here on nothing fails: a rank that is sent nothing must not count as having a replica.
     for (const NewHolder& holder : new_holders) {
-      holder.replicas->SetHasReplica(holder.index, holder.rank);
+      holder.replicas->SetHasReplica(holder.replica, holder.rank);
     }
   } catch (const std::bad_alloc&) {
     return OutOfMemory("pulling rows", tables);
@@ -254,18 +254,18 @@ Status StoreReplicas(const std::vector<EmbeddingTable*>& replicas, const SendBuf
         PrefetchAhead(part, i);
         const int64_t key = part.keys[i];
         const uint64_t hash = HashKey(key);
-        uint32_t slot = 0;
+        uint32_t index = 0;
         if (part.is_of_replicas && !unpacker.IsNextGiven()) {
           unpacker.Skip();
           continue;
         }
-        float* row = table->rows().FindOrInsert(key, hash, 0.f, &slot);
-        if (options.read_only) table->flags().Add(hash, slot, kReadOnlyReplica, table->rows());
+        float* row = table->rows().FindOrInsert(key, hash, 0.f, &index);
+        if (options.read_only) table->flags().Add(hash, index, kReadOnlyReplica, table->rows());
         // Refreshed only if it is there: what failed in between is requested again.
-        table->flags().Remove(hash, slot, kRefreshedReplica);
+        table->flags().Remove(hash, index, kRefreshedReplica);
         const bool is_refreshed = unpacker.IsNextRefreshed();
         unpacker.Next(key, row);
-        if (is_refreshed) table->flags().Add(hash, slot, kRefreshedReplica, table->rows());
+        if (is_refreshed) table->flags().Add(hash, index, kRefreshedReplica, table->rows());
       }
       bytes = unpacker.End();
     });

@@ -114,8 +114,8 @@ TEST(Pull, TellsTheBytesOfEachRank) {
   auto owner = MakeTable(Kind::kSgd);
   const std::vector<int64_t> keys = {1, 2, 3}, sizes = {1, 0, 2};
   for (const int64_t key : keys) {
-    uint32_t slot = 0;
-    owner->rows().FindOrInsert(key, HashKey(key), 0.f, &slot)[0] = 42.f;
+    uint32_t index = 0;
+    owner->rows().FindOrInsert(key, HashKey(key), 0.f, &index)[0] = 42.f;
   }
   PullOptions options;
   std::vector<uint8_t> bytes;

@@ -152,8 +152,8 @@ class TableArrivals {
                                     [&](const Arrival& other) { return other.key != key; });
       const uint64_t hash = HashKey(key);
       FoundRow found = {nullptr, 0};
-      found.row = create_missing ? table_->rows().FindOrInsert(key, hash, 0.f, &found.slot)
-                                 : table_->rows().Find(key, hash, &found.slot);
+      found.row = create_missing ? table_->rows().FindOrInsert(key, hash, 0.f, &found.index)
+                                 : table_->rows().Find(key, hash, &found.index);
       keys_[task].push_back({begin - arrivals_.begin(), end - arrivals_.begin(), found});
       begin = end;
     }

@@ -146,7 +146,7 @@ Status LookupForTraining(const std::vector<EmbeddingTable*>& tables,
     plan->unique_count.assign(sorted.begin.size() - 1, 0);
     plan->unique_key.resize(n);
     plan->unique_row.resize(n);
-    plan->unique_slot.resize(n);
+    plan->unique_index.resize(n);
     plan->uses_end.resize(n);
     plan->uses.resize(n);
     plan->use_position.resize(sorted.position.size());

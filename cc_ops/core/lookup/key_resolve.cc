@@ -87,22 +87,22 @@ class BucketResolver {
     const int64_t* __restrict__ keys = plan_->unique_key.data() + begin;
     const int64_t* __restrict__ uses = plan_->uses_end.data() + begin;
     float** __restrict__ rows = plan_->unique_row.data() + begin;
-    uint32_t* __restrict__ slots = plan_->unique_slot.data() + begin;
+    uint32_t* __restrict__ indices = plan_->unique_index.data() + begin;
     // In two passes: a key that is not in the prefetched line would stop all behind it.
     scratch_->missed.clear();
     for (int64_t u = 0; u < count; ++u) {
       if (count > kManyKeys && u + kPrefetchDistance < count) {
         shard->index.Prefetch(hashes[u + kPrefetchDistance]);
       }
-      uint32_t slot = 0;
+      uint32_t index = 0;
       rows[u] =
-          table->rows().FindAtOnce(shard, keys[u], hashes[u], static_cast<float>(uses[u]), &slot);
-      slots[u] = slot;
+          table->rows().FindAtOnce(shard, keys[u], hashes[u], static_cast<float>(uses[u]), &index);
+      indices[u] = index;
       if (rows[u] == nullptr) scratch_->missed.push_back(static_cast<int32_t>(u));
     }
     for (const int32_t u : scratch_->missed) {
       rows[u] =
-          table->rows().FindOrInsert(keys[u], hashes[u], static_cast<float>(uses[u]), &slots[u]);
+          table->rows().FindOrInsert(keys[u], hashes[u], static_cast<float>(uses[u]), &indices[u]);
     }
     // Many rows would leave the cache again before they are used.
     const int64_t prefetched = std::min(count, kManyKeys);

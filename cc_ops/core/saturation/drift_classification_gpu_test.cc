@@ -107,7 +107,7 @@ class DriftClassificationTest : public OnProcessors {
     if (GetParam() == Processor::kGpu) {
       const auto batch = static_cast<size_t>(inputs.batch());
       const DriftIndexView view = index.view();
-      OnDevice<DriftEntry> slots(
+      OnDevice<DriftEntry> entries(
           std::vector<DriftEntry>(view.entries, view.entries + view.capacity));
       OnDevice<int64_t> keys(inputs.lookup_keys), offsets(inputs.offsets);
       OnDevice<int32_t> tables(inputs.lookup_tables);
@@ -120,7 +120,7 @@ class DriftClassificationTest : public OnProcessors {
       lookups.offsets = offsets.data();
       const TestStream stream;
       EXPECT_EQ(
-          LaunchClassifyByDrift(stream.get(), {slots.data(), view.capacity}, classifier, lookups,
+          LaunchClassifyByDrift(stream.get(), {entries.data(), view.capacity}, classifier, lookups,
                                 first_number, classifier.alpha == 1.0 ? nullptr : scratch.data(),
                                 {skippable.data(), score.data(), weight.data()}),
           cudaSuccess);

@@ -35,9 +35,9 @@ Status EmbeddingTable::SetFlags(const int64_t* keys, const uint8_t* flags, int64
 void EmbeddingTable::Evict(int64_t incoming, const std::vector<int64_t>& pinned) {
   const std::vector<EvictedKey> evicted = rows_.KeysToEvict(incoming, pinned);
   for (const EvictedKey& key : evicted) {
-    uint32_t slot = 0;
-    rows_.Find(key.key, key.hash, &slot);
-    flags_.Clear(key.hash, slot);
+    uint32_t index = 0;
+    rows_.Find(key.key, key.hash, &index);
+    flags_.Clear(key.hash, index);
     updates_.DropDeferred(key.key, key.hash);
   }
   rows_.Remove(evicted);

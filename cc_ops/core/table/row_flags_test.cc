@@ -74,9 +74,9 @@ class FlaggedTable {
   bool Has(int64_t key) const { return table->rows().Find(key, HashKey(key)) != nullptr; }
 
   void Add(int64_t key, RowFlag flag) {
-    uint32_t slot = 0;
-    if (table->rows().Find(key, HashKey(key), &slot))
-      table->flags().Add(HashKey(key), slot, flag, table->rows());
+    uint32_t index = 0;
+    if (table->rows().Find(key, HashKey(key), &index))
+      table->flags().Add(HashKey(key), index, flag, table->rows());
   }
 
   Parallel parallel;

@@ -63,7 +63,7 @@ struct RowShard {
       : index(index_memory, number), arena(stride, memory) {}
   HashIndex index;
   RowArena arena;
-  std::vector<int64_t> last_used;  // by slot; LRU tables only
+  std::vector<int64_t> last_used;  // by index; LRU tables only
 
   // What a lookup reads first; the arena's chunks need this to have come.
   void Prefetch() const {
@@ -102,44 +102,45 @@ class RowStore {
   float* Find(int64_t key, uint64_t hash) const {
     const RowShard& shard = shards_[ShardOf(hash)];
     const HashIndex::Entry* entry = shard.index.Find(key, hash);
-    return entry == nullptr ? nullptr : shard.arena.Row(entry->slot);
+    return entry == nullptr ? nullptr : shard.arena.Row(entry->index);
   }
-  // The same; `slot` identifies the row within its shard.
-  float* Find(int64_t key, uint64_t hash, uint32_t* slot) const {
+  // The same; `index` identifies the row within its shard.
+  float* Find(int64_t key, uint64_t hash, uint32_t* index) const {
     const RowShard& shard = shards_[ShardOf(hash)];
     const HashIndex::Entry* entry = shard.index.Find(key, hash);
     if (entry == nullptr) return nullptr;
-    *slot = entry->slot;
-    return shard.arena.Row(entry->slot);
+    *index = entry->index;
+    return shard.arena.Row(entry->index);
   }
   void Prefetch(uint64_t hash) const { shards_[ShardOf(hash)].index.Prefetch(hash); }
 
   // The row of a key, made if need be, and `accesses` more of them counted. Calls for
   // different shards may run at the same time. Throws TableOutOfMemory, changing nothing.
-  float* FindOrInsert(int64_t key, uint64_t hash, float accesses, uint32_t* slot);
+  float* FindOrInsert(int64_t key, uint64_t hash, float accesses, uint32_t* index);
 
-  // The same for a key whose entry is in the first line of the index that is looked at; else prefetches
-  // the second one and returns nullptr, changing nothing.
+  // The same for a key whose entry is in the first line of the index that is looked at; else
+  // prefetches the second one and returns nullptr, changing nothing.
   float* FindAtOnce(RowShard* shard, int64_t key, uint64_t hash, float accesses,
-                    uint32_t* slot) const {
+                    uint32_t* index) const {
     HashIndex::Entry* const entry = shard->index.FindAtHome(key, hash);
     if (entry == nullptr) return nullptr;
     entry->count += accesses;
-    *slot = entry->slot;
-    if (tracks_use()) shard->last_used[*slot] = lookup_step_;
-    return shard->arena.Row(*slot);
+    *index = entry->index;
+    if (tracks_use()) shard->last_used[*index] = lookup_step_;
+    return shard->arena.Row(*index);
   }
 
   // A key that VisitRows comes to.
   struct Visited {
     const float* row;  // nullptr: not there
     int shard;
-    uint32_t slot;  // within the shard
+    uint32_t index;  // within the shard
   };
   // Calls see(i, visited) for the keys [begin, end), in order, and ahead of it prefetch(visited)
   // for those that are there: what `see` will read.
   template <typename PrefetchVisited, typename See>
-  void VisitRows(const int64_t* keys, int64_t begin, int64_t end, PrefetchVisited prefetch, See see) const {
+  void VisitRows(const int64_t* keys, int64_t begin, int64_t end, PrefetchVisited prefetch,
+                 See see) const {
     constexpr int64_t kIndexAhead = 16, kRowAhead = 8;
     Visited ahead[kRowAhead];  // of keys [i, i + kRowAhead), from i % kRowAhead on
     for (int64_t i = begin - kRowAhead; i < end; ++i) {
@@ -150,7 +151,7 @@ class RowStore {
       const int64_t key = keys[i + kRowAhead];
       const uint64_t hash = HashKey(key);
       visited->shard = ShardOf(hash);
-      visited->row = Find(key, hash, &visited->slot);
+      visited->row = Find(key, hash, &visited->index);
       if (visited->row != nullptr) prefetch(*visited);
     }
   }
@@ -191,7 +192,7 @@ class RowStore {
   }
   // Of arrays of the right length.
   Status CheckValues(const TableContents& contents) const;
-  float* InsertRow(RowShard* shard, int64_t key, uint64_t hash, float count, uint32_t* slot);
+  float* InsertRow(RowShard* shard, int64_t key, uint64_t hash, float count, uint32_t* index);
 
   const TableOptions& options_;
   const int64_t slots_;

@@ -99,13 +99,13 @@ using Difference = std::string;
 
 inline Difference FuzzHashIndex(Bytes bytes) {
   struct Known {
-    uint32_t slot;
+    uint32_t index;
     float count;
   };
   IndexMemory memory(1);
   HashIndex index(bytes.Byte() % 2 == 0 ? nullptr : &memory);
   std::unordered_map<int64_t, Known> model;
-  uint32_t slot = 0;
+  uint32_t last = 0;
   while (!bytes.empty()) {
     const uint8_t what = bytes.Byte() % 8;
     const int64_t key = bytes.Key();
@@ -114,15 +114,15 @@ inline Difference FuzzHashIndex(Bytes bytes) {
     HashIndex::Entry* entry = index.Find(key, hash);
     SLIPSTREAM_AGREE((entry != nullptr) == (known != model.end()));
     if (entry != nullptr) {
-      SLIPSTREAM_AGREE(entry->key == key && entry->slot == known->second.slot);
+      SLIPSTREAM_AGREE(entry->key == key && entry->index == known->second.index);
       SLIPSTREAM_AGREE(entry->count == known->second.count);
     }
     if (what < 2) {
       SLIPSTREAM_AGREE(index.Erase(key, hash) == (model.erase(key) > 0));
     } else if (entry == nullptr) {
-      entry = index.Insert(key, hash, ++slot);
+      entry = index.Insert(key, hash, ++last);
       entry->count = static_cast<float>(what);
-      model[key] = {slot, entry->count};
+      model[key] = {last, entry->count};
     } else {
       entry->count += 1.f;
       known->second.count += 1.f;
@@ -131,11 +131,11 @@ inline Difference FuzzHashIndex(Bytes bytes) {
   }
   for (const auto& known : model) {
     const HashIndex::Entry* entry = index.Find(known.first, HashKey(known.first));
-    SLIPSTREAM_AGREE(entry != nullptr && entry->slot == known.second.slot);
+    SLIPSTREAM_AGREE(entry != nullptr && entry->index == known.second.index);
     SLIPSTREAM_AGREE(entry->count == known.second.count);
   }
   int64_t used = 0;
-  for (const HashIndex::Entry& entry : index.entries()) used += entry.slot != HashIndex::kEmpty;
+  for (const HashIndex::Entry& entry : index.entries()) used += entry.index != HashIndex::kEmpty;
   SLIPSTREAM_AGREE(used == index.size());
   return "";
 }

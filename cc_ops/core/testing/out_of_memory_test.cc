@@ -421,10 +421,10 @@ TEST(OutOfMemory, AReleasedSlotIsUsedAgain) {
   for (int64_t round = 0; round < 50; ++round) {
     const std::vector<int64_t> keys = Range(17 * round, 17 * round + 40);
     ASSERT_TRUE(EvictFor({{&table, keys}}, "a batch needs").ok());
-    uint32_t slot = 0;
+    uint32_t index = 0;
     for (const int64_t key : keys) {
-      table.rows().FindOrInsert(key, HashKey(key), 1.f, &slot);
-      EXPECT_LT(slot, 40u);
+      table.rows().FindOrInsert(key, HashKey(key), 1.f, &index);
+      EXPECT_LT(index, 40u);
     }
   }
   EXPECT_EQ(table.rows().size(), 40);

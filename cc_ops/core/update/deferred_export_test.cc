@@ -18,9 +18,9 @@ std::unique_ptr<EmbeddingTable> MakeTable(int64_t keys, int ranks = 2, bool is_e
   options.name = "t";
   options.dim = kDim;
   auto table = std::make_unique<EmbeddingTable>(options);
-  uint32_t slot = 0;
+  uint32_t index = 0;
   for (int64_t key = 0; key < keys; ++key)
-    table->rows().FindOrInsert(key, HashKey(key), 1.f, &slot);
+    table->rows().FindOrInsert(key, HashKey(key), 1.f, &index);
   UpdatePolicy policy;
   policy.mode = UpdatePolicy::Mode::kDefer;
   policy.max_age = 1000;

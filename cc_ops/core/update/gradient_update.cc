@@ -102,14 +102,14 @@ SLIPSTREAM_ALWAYS_INLINE void UpdateRows(const BucketUpdate& update, int64_t nex
   const auto prefetch = [&](int64_t u, bool is_next) SLIPSTREAM_INLINE_LAMBDA {
     PrefetchRow(plan.unique_row[u], row_floats);
     if (kByFlags) {
-      (is_next ? next_flags : flags)->Prefetch(plan.unique_slot[u]);
+      (is_next ? next_flags : flags)->Prefetch(plan.unique_index[u]);
     }
   };
   UpdateEach(keys, KeysOf(plan, next), prefetch, [&](int64_t u) SLIPSTREAM_INLINE_LAMBDA {
     const int64_t first_use = use;
     use = plan.uses_end[u];
     float* const row = plan.unique_row[u];
-    const uint8_t row_flags = kByFlags ? flags->Of(plan.unique_slot[u]) : 0;
+    const uint8_t row_flags = kByFlags ? flags->Of(plan.unique_index[u]) : 0;
     if (kByFlags && masks && (row_flags & kSaturated) != 0) {
       ++masked;
       if (!policy.is_shadow) {
@@ -120,7 +120,7 @@ SLIPSTREAM_ALWAYS_INLINE void UpdateRows(const BucketUpdate& update, int64_t nex
     SumUses(plan, *update.gradients, first_use, use, dim, summed);
     if (kByFlags && (row_flags & kWatched) != 0) {
       ApplyRule<kKind, true>(rule, update.rate, dim, summed, row);
-      flags->AddSquaredUpdateLength(plan.unique_slot[u], SumOfSquares(dim, summed));
+      flags->AddSquaredUpdateLength(plan.unique_index[u], SumOfSquares(dim, summed));
     } else {
       ApplyRule<kKind, false>(rule, update.rate, dim, summed, row);
     }

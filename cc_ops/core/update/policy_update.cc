@@ -53,7 +53,7 @@ class ShardUpdater {
     const LookupPlan& plan = *update.plan;
     const CellRange uses = {first_use, plan.uses_end[u]};
     const int64_t key = plan.unique_key[u];
-    const bool is_saturated = (flags_->Of(found.slot) & kSaturated) != 0;
+    const bool is_saturated = (flags_->Of(found.index) & kSaturated) != 0;
     if (rule_.defers && is_sampled_) {
       const bool any_due = Defer(update, key, uses, found.row, is_saturated);
       if (any_due && !policy_.is_shadow) Apply(scratch_->due.data(), key, found);
@@ -185,7 +185,7 @@ class ShardUpdater {
     if (policy_.is_shadow) return;
     FoundRow found = {nullptr, 0};
     // A row that leaves the table takes what is deferred with it: the row is there.
-    if (collected_ == nullptr) found.row = table_->rows().Find(key, hash, &found.slot);
+    if (collected_ == nullptr) found.row = table_->rows().Find(key, hash, &found.index);
     Apply(scratch_->due.data(), key, found);
   }
 

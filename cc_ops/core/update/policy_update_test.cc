@@ -137,9 +137,9 @@ TEST(Flush, SumsOfBeforeTheFirstUpdateWaitForARateAndAreThenPartOfIt) {
   }
   for (const UpdateRule::Kind kind : kAllRules) {
     Training updated(kind), flushed(kind);
-    uint32_t slot = 0;
+    uint32_t index = 0;
     for (const int64_t key : contents.keys) {
-      flushed.table->rows().FindOrInsert(key, HashKey(key), 1.f, &slot);
+      flushed.table->rows().FindOrInsert(key, HashKey(key), 1.f, &index);
     }
     const std::vector<float> initial = flushed.State();
     flushed.table->updates().SetPolicy(Defer(1e9f, 1000));
@@ -159,9 +159,9 @@ TEST(Flush, SumsOfBeforeTheFirstUpdateWaitForARateAndAreThenPartOfIt) {
 TEST(Flush, ShadowSumsOfBeforeTheFirstUpdateAreForgotten) {
   Training training(UpdateRule::Kind::kSgd);
   DeferredContents contents;
-  uint32_t slot = 0;
+  uint32_t index = 0;
   for (int64_t key = 0; key < 500; ++key) {
-    training.table->rows().FindOrInsert(key, HashKey(key), 1.f, &slot);
+    training.table->rows().FindOrInsert(key, HashKey(key), 1.f, &index);
     contents.keys.push_back(key);
     contents.sums.insert(contents.sums.end(), kDim, 1.f);
   }

@@ -87,7 +87,7 @@ inline CellRange KeysOf(const LookupPlan& plan, int64_t bucket) {
 // Where the row of a key is; null if it has none.
 struct FoundRow {
   float* row;
-  uint32_t slot;  // within the shard
+  uint32_t index;  // within the shard
 };
 
 // Calls update(u, first_use, found) for each key u of the bucket. Where rows may have left the
@@ -102,11 +102,11 @@ void UpdateEachKey(const BucketUpdate& bucket, const Update& update) {
       keys, {keys.end, keys.end},
       [&](int64_t u, bool /*is_next*/) { PrefetchRow(plan.unique_row[u], row_floats); },
       [&](int64_t u) {
-        FoundRow found = {plan.unique_row[u], plan.unique_slot[u]};
+        FoundRow found = {plan.unique_row[u], plan.unique_index[u]};
         if (bucket.is_stale) {
           const int64_t key = plan.unique_key[u];
-          found.slot = HashIndex::kEmpty;
-          found.row = bucket.table->rows().Find(key, HashKey(key), &found.slot);
+          found.index = HashIndex::kEmpty;
+          found.row = bucket.table->rows().Find(key, HashKey(key), &found.index);
         }
         update(u, use, found);
         use = plan.uses_end[u];
@@ -163,14 +163,14 @@ inline void SumUsesOf(CellRange examples, const LookupPlan& plan,
 inline void UpdateRow(const UpdateRule& rule, float rate, int64_t dim, const float* gradient,
                       FoundRow found, ShardFlags* flags, float* scratch) {
   float* const row = found.row;
-  if (!flags->IsWatched(found.slot)) {
+  if (!flags->IsWatched(found.index)) {
     rule.Apply(rate, dim, gradient, row);
     return;
   }
   std::copy_n(row, dim, scratch);
   rule.Apply(rate, dim, gradient, row);
   for (int64_t j = 0; j < dim; ++j) scratch[j] = row[j] - scratch[j];
-  flags->AddSquaredUpdateLength(found.slot, SumOfSquares(dim, scratch));
+  flags->AddSquaredUpdateLength(found.index, SumOfSquares(dim, scratch));
 }
 
 }  // namespace slipstream

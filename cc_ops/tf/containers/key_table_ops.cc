@@ -11,7 +11,7 @@ REGISTER_OP("SlipstreamKeySet")
     .Doc(R"doc(
 Creates an empty set of keys; it lives until the last copy of its handle is gone.
 
-On a GPU the set keeps a copy of its content in the GPU's memory.
+On a GPU the set has a copy of its content in the GPU's memory.
 
 handle: The new set.
 )doc");
@@ -35,7 +35,7 @@ REGISTER_OP("SlipstreamKeyMap")
     .Doc(R"doc(
 Creates an empty map of keys; it lives until the last copy of its handle is gone.
 
-On a GPU the map keeps a copy of its content in the GPU's memory.
+On a GPU the map has a copy of its content in the GPU's memory.
 
 handle: The new map.
 )doc");

@@ -142,7 +142,7 @@ REGISTER_OP("SlipstreamTakeDue")
     .SetIsStateful()
     .SetShapeFn(Shapes("[], [], [n], [n], [n, d], [n] -> [due], [due, d], [], []"))
     .Doc(R"doc(
-Second half of a step: keeps the sums that may wait, and takes out those that are due.
+Second half of a step: defers the sums that may wait, and takes out those that are due.
 
 A sum leaves if it may not wait, has a value that is not finite, has come of age, is over budget,
 or in a flush. On a GPU a step takes memory for n + capacity rows besides.

@@ -65,7 +65,7 @@ REGISTER_OP("SlipstreamClassifier")
     .Doc(R"doc(
 Creates an input classifier; it lives until the last copy of its handle is gone.
 
-It holds the drifts of the tracked keys, a threshold, a uniform sample of the window's inputs and
+It has the drifts of the tracked keys, a threshold, a uniform sample of the window's inputs and
 counts. At first no key is tracked and nothing is skipped.
 
 alpha: Share of an input's lookups that must be saturated: above 0, at most 1. An input (of type
@@ -134,7 +134,7 @@ REGISTER_OP("SlipstreamClassifierSetSaturated")
     .SetIsStateful()
     .SetShapeFn(Shapes("[], [n], [n], [n]"))
     .Doc(R"doc(
-Replaces the saturated keys, which remembered losses hold for.
+Replaces the saturated keys, for which remembered losses are valid.
 
 handle: Of the classifier.
 tables: [n]. Index of each key's table.
