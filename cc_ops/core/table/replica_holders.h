@@ -21,7 +21,7 @@ struct ReplicaContents {
 class ReplicaHolders {
  public:
   static constexpr int32_t kNowhere = KeyMapEntry::kNowhere;
-  static int64_t HolderBytes(int ranks) { return (ranks + 7) / 8; }
+  static int64_t HolderBytes(int ranks) { return (int64_t{ranks} + 7) / 8; }
 
   // Says of which rows ranks have replicas from now on. What was sent of rows that stay among them
   // remains known.

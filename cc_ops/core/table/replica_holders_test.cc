@@ -99,5 +99,10 @@ TEST(ReplicaHolders, AreSavedAndGivenBack) {
   EXPECT_TRUE(other.HasReplica(other.Find(6), 2));
 }
 
+TEST(ReplicaHolders, AnyNumberOfRanksHasItsBytes) {
+  EXPECT_EQ(ReplicaHolders::HolderBytes(9), 2);
+  EXPECT_EQ(ReplicaHolders::HolderBytes(std::numeric_limits<int>::max()), 268435456);
+}
+
 }  // namespace
 }  // namespace slipstream
