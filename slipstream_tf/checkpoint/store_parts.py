@@ -26,7 +26,7 @@ from slipstream_tf.checkpoint.tables import (
     without_least,
 )
 from slipstream_tf.config import TableConfig
-from slipstream_tf.ops.update_policy import KEPT, UpdatePolicy
+from slipstream_tf.ops.update_policy import REFRESHED, UpdatePolicy
 from slipstream_tf.optimizers import SparseOptimizer
 from slipstream_tf.stores.base import SavedStore
 from slipstream_tf.stores.by_key import counts_of
@@ -326,7 +326,7 @@ def replace_replicas(store: SavedStore, ready: list[ReadyTable], is_in_window: b
                 replicas.pop("marks", None)
             elif table.holders is None and "marks" in replicas:
                 # Their owners do not know what was sent.
-                replicas["marks"] = replicas["marks"] & ~KEPT
+                replicas["marks"] = replicas["marks"] & ~REFRESHED
             store.import_copies(table.name, replicas)
             if is_in_window and table.holders is not None:
                 store.import_published(table.name, table.holders)

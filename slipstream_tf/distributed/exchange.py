@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from slipstream_tf.distributed.comm import Communicator
 from slipstream_tf.errors import require_choice, require_integer
-from slipstream_tf.ops.exchange import RowParcels
+from slipstream_tf.ops.exchange import SendBuffer
 
 WIRE_DTYPES = ("float32", "bfloat16")
 # What one rank can send another at once.
@@ -151,8 +151,8 @@ def gather_keys(
 
 
 def gather_rows(
-    comm: Communicator, own: RowParcels, names: Names, what: str, kind: Any, rounds: Rounds
-) -> RowParcels:
+    comm: Communicator, own: SendBuffer, names: Names, what: str, kind: Any, rounds: Rounds
+) -> SendBuffer:
     """Gives every rank the rows of all.
 
     Args:
@@ -171,7 +171,7 @@ def gather_rows(
     # All are given at once: Horovod sends them together.
     sizes, keys = gather_keys(comm, own.sizes, own.keys, names, what)
     values = comm.gather(to_wire(own.values, rounds), kind, names.of(f"{what}.values"))
-    return RowParcels(sizes, keys, from_wire(values, rounds))
+    return SendBuffer(sizes, keys, from_wire(values, rounds))
 
 
 def exchange_keys(

@@ -85,7 +85,7 @@ class ExchangedStore(CollectingStore, NativeStore):
         return self
 
     def _deliver(
-        self, collected: exchange_ops.RowParcels, what: str, kind: Any, rounds: Rounds
+        self, collected: exchange_ops.SendBuffer, what: str, kind: Any, rounds: Rounds
     ) -> tf.Operation | None:
         """Sends collected rows to where they belong, and applies those that come here."""
         raise NotImplementedError
@@ -107,11 +107,11 @@ class ExchangedStore(CollectingStore, NativeStore):
             shares,
             self.learning_rate,
             self._owners,
-            counts_update=self._collector is not self,
+            advance_step=self._collector is not self,
         )
         return self._deliver(collected, "gradients", self._kind, self._count_update(collected))
 
-    def _count_update(self, collected: exchange_ops.RowParcels) -> Rounds:
+    def _count_update(self, collected: exchange_ops.SendBuffer) -> Rounds:
         """Whether the rows of this update are rounded."""
         # Behind what was collected: a step that has no batch, since its data has ended, stops
         # there, but runs whatever does not wait for the batch.
@@ -133,7 +133,7 @@ class ExchangedStore(CollectingStore, NativeStore):
         """Exchanges and applies all deferred gradients of all ranks; a collective."""
         if self.comm.size == 1:
             return super().flush()
-        deferred = exchange_ops.collect_held(self._collector._handles, self._owners)
+        deferred = exchange_ops.collect_deferred(self._collector._handles, self._owners)
         # An update, too, as the tables count.
         self._deliver(deferred, "flush", "deferred", self._count_update(deferred))
 
@@ -203,7 +203,7 @@ class ReplicatedStore(ExchangedStore):
         super().__init__(tables, optimizer, comm, wire, "replicated", {})
 
     def _deliver(
-        self, collected: exchange_ops.RowParcels, what: str, kind: Any, rounds: Rounds
+        self, collected: exchange_ops.SendBuffer, what: str, kind: Any, rounds: Rounds
     ) -> tf.Operation | None:
         rows = gather_rows(self.comm, collected, self._names, what, kind, rounds)
         return exchange_ops.apply_rows(self._handles, rows, self.learning_rate)

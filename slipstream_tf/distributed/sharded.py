@@ -33,7 +33,7 @@ from slipstream_tf.distributed.prefetch import AnnouncedKeys, KeyRequest, identi
 from slipstream_tf.errors import invalid, require_number
 from slipstream_tf.hashing import hash_keys, mix64
 from slipstream_tf.ops import exchange as exchange_ops
-from slipstream_tf.ops import published as published_ops
+from slipstream_tf.ops import replicas as replica_ops
 from slipstream_tf.ops.features import FeatureSpec, PackedFeatures
 from slipstream_tf.ops.update_policy import WATCHED, UpdatePolicy
 from slipstream_tf.stores.native import NativeStore
@@ -149,23 +149,23 @@ class ShardedStore(ReplicatingStore, ExchangedStore):
         form = self._with_summary.read_value(), self._rounds()
         refreshes = training and self.copy_movement is not None
         # The rows that others request of this rank are sent, and those come that it requests.
-        send_buffer, splits = exchange_ops.serve_rows(
+        send_buffer, splits = exchange_ops.pull_rows(
             self._handles,
             requested.their_sizes,
             requested.their_keys,
             training,
             *form,
-            keeps=refreshes,
+            refreshed=refreshes,
             own_rank=self.comm.rank,
         )
         name = self._names.of(f"{what}.rows")
         received, _ = self.comm.exchange(send_buffer, splits, "rows", name)
-        stored = exchange_ops.store_copies(
+        stored = exchange_ops.store_replicas(
             self._replicas._handles,
-            exchange_ops.RowParcels(requested.sizes, requested.keys, received),
+            exchange_ops.SendBuffer(requested.sizes, requested.keys, received),
             *form,
-            makes_room=not training,
-            keeps=refreshes,
+            evict=not training,
+            refreshed=refreshes,
         )
         with tf.control_dependencies([] if stored is None else [stored]):
             return self._replicas.lookup(packed, specs, training, stacked)
@@ -212,25 +212,25 @@ class ShardedStore(ReplicatingStore, ExchangedStore):
             packed,
             feature_table,
             self.comm.size,
-            reads_frozen=is_training,
-            keeps=is_training and self.copy_movement is not None,
+            skip_read_only=is_training,
+            refreshed=is_training and self.copy_movement is not None,
         )
         theirs = exchange_keys(self.comm, sizes, keys, self._names, what)
         return KeyRequest(sizes, keys, *theirs)
 
     def _deliver(
-        self, collected: exchange_ops.RowParcels, what: str, kind: Any, rounds: Rounds
+        self, collected: exchange_ops.SendBuffer, what: str, kind: Any, rounds: Rounds
     ) -> tf.Operation | None:
         sizes, keys = exchange_keys(self.comm, collected.sizes, collected.keys, self._names, what)
         values = tf.reduce_sum(collected.sizes * tf.constant(self._dims, tf.int64), axis=1)
         leaving = splits_of(values, "gradient values")
         sent, splits = to_wire(collected.values, rounds), splits_on_wire(leaving, rounds)
         received, _ = self.comm.exchange(sent, splits, kind, self._names.of(f"{what}.values"))
-        rows = exchange_ops.RowParcels(sizes, keys, from_wire(received, rounds))
+        rows = exchange_ops.SendBuffer(sizes, keys, from_wire(received, rounds))
         # A row that left a bounded table since it was pulled is not made anew by its gradient.
         is_bounded = any(table.capacity is not None for table in self.tables)
         return exchange_ops.apply_rows(
-            self._handles, rows, self.learning_rate, makes_rows=not is_bounded
+            self._handles, rows, self.learning_rate, create_missing=not is_bounded
         )
 
     def set_update_policy(self, table: str, policy: UpdatePolicy) -> None:
@@ -267,16 +267,16 @@ class ShardedStore(ReplicatingStore, ExchangedStore):
         sizes = tf.constant([[keys.size for keys in chosen]], tf.int64)
         flat = tf.constant(np.concatenate(chosen), tf.int64)
         form = self._with_summary.read_value(), self._rounds()
-        send_buffer, _ = exchange_ops.serve_rows(self._handles, sizes, flat, False, *form)
+        send_buffer, _ = exchange_ops.pull_rows(self._handles, sizes, flat, False, *form)
         all_sizes, all_keys = gather_keys(self.comm, sizes, flat, self._names, "frozen")
         received = self.comm.gather(send_buffer, "rows", self._names.of("frozen.values"))
-        exchange_ops.store_copies(
+        exchange_ops.store_replicas(
             self._replicas._handles,
-            exchange_ops.RowParcels(all_sizes, all_keys, received),
+            exchange_ops.SendBuffer(all_sizes, all_keys, received),
             *form,
-            frozen=True,
-            passed_over=self.comm.rank,
-            makes_room=True,
+            read_only=True,
+            ignored_rank=self.comm.rank,
+            evict=True,
         )
         self._announced.outdate()
 
@@ -300,12 +300,12 @@ class ShardedStore(ReplicatingStore, ExchangedStore):
             return
         for table, handle in zip(self.tables, self._handles, strict=True):
             keys = np.asarray(hot.get(table.name, ()), np.int64)[: self._replicas.most_flagged]
-            published_ops.publish(handle, keys[self._owns(keys)], movement, self.comm.size)
+            replica_ops.set_replicated(handle, keys[self._owns(keys)], movement, self.comm.size)
 
     def published_keys(self, table: str) -> int:
         """Returns of how many rows of this rank's others keep copies."""
         handle = self._handles[self._index_of(table)]
-        return int(published_ops.export_published(handle)["keys"].size)
+        return int(replica_ops.export_replicated(handle)["keys"].size)
 
     def copy_bytes(self) -> int:
         """Returns the bytes of all copies on this rank, as `cache_bytes` counts them."""
@@ -317,7 +317,7 @@ class ShardedStore(ReplicatingStore, ExchangedStore):
         Returns:
             keys int64 [n], rows float32 [n, dim + slots], holders uint8 [n, (ranks + 7) // 8].
         """
-        return published_ops.export_published(self._handles[self._index_of(table)])
+        return replica_ops.export_replicated(self._handles[self._index_of(table)])
 
     def import_published(self, table: str, contents: Mapping[str, Any]) -> None:
         """Replaces what this rank sent last by what `export_published` gave, on as many ranks.
@@ -325,7 +325,7 @@ class ShardedStore(ReplicatingStore, ExchangedStore):
         Call it with `import_copies` of the same moment, on all ranks alike, after `publish`.
         """
         handle = self._handles[self._index_of(table)]
-        published_ops.import_published(handle, dict(contents), self.comm.size)
+        replica_ops.import_replicated(handle, dict(contents), self.comm.size)
 
     def import_copies(self, table: str, contents: Mapping[str, Any]) -> None:
         """See `ReplicatingStore.import_copies`."""

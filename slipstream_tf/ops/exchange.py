@@ -13,14 +13,14 @@ from slipstream_tf.ops.features import PADDING_KEY, PackedFeatures
 
 
 @dataclasses.dataclass(frozen=True)
-class RowParcels:
+class SendBuffer:
     """Keys and rows of several tables for, or from, several ranks.
 
     Attributes:
         sizes: int64 [ranks, tables], rows of each rank and table.
         keys: int64 [n], by rank, then by table.
         values: float32 [m], their rows behind each other, each as wide as its table; or uint8 [m],
-            from `serve_rows` or `pack_rows`.
+            from `pull_rows` or `pack_rows`.
     """
 
     sizes: tf.Tensor
@@ -33,16 +33,16 @@ def collect_gradients(
     gradients: Sequence[tf.Tensor],
     learning_rate: Any,
     ranks: int = 1,
-    counts_update: bool = False,
-) -> RowParcels:
-    """Sums the gradients of each key and gives out what the tables' policies let go.
+    advance_step: bool = False,
+) -> SendBuffer:
+    """Sums the gradients of each key and gives out what the tables' policies do not defer.
 
     Args:
         plan: from `ops.table.lookup`.
         gradients: of its pooled vectors, float32 in their shapes.
-        learning_rate: scalar float32; decides how far a held sum would move its row.
+        learning_rate: scalar float32; decides how far a deferred sum would move its row.
         ranks: owners of the keys, by hash; 1: all rows go to everybody.
-        counts_update: whether this is an update of the tables, by which sums age; else applying the
+        advance_step: whether this is an update of the tables, by which sums age; else applying the
             rows to them is.
 
     Returns:
@@ -51,38 +51,39 @@ def collect_gradients(
     Raises:
         tf.errors.InvalidArgumentError: a gradient is not finite (nothing is collected then).
     """
-    return RowParcels(
+    return SendBuffer(
         *_loader.library().slipstream_collect_gradients(
             plan=plan,
             gradients=list(gradients),
             learning_rate=learning_rate,
             ranks=ranks,
-            counts_update=counts_update,
+            advance_step=advance_step,
         )
     )
 
 
-def collect_held(handles: Sequence[tf.Tensor], ranks: int = 1) -> RowParcels:
-    """Takes every gradient sum that the tables hold; see `collect_gradients`."""
-    held = _loader.library().slipstream_collect_held(handles=list(handles), ranks=ranks)
-    return RowParcels(*held)
+def collect_deferred(handles: Sequence[tf.Tensor], ranks: int = 1) -> SendBuffer:
+    """Takes every deferred gradient of the tables; see `collect_gradients`."""
+    rows = _loader.library().slipstream_collect_deferred(handles=list(handles), ranks=ranks)
+    return SendBuffer(*rows)
 
 
 def apply_rows(
     handles: Sequence[tf.Tensor],
-    parcels: RowParcels,
+    rows: SendBuffer,
     learning_rate: Any,
     scale: float = 1.0,
-    makes_rows: bool = True,
+    create_missing: bool = True,
 ) -> tf.Operation | None:
     """Adds the rows of each key, in the order given, and applies its table's rule once.
 
     Args:
         handles: the tables.
-        parcels: the rows.
+        rows: of each rank and table.
         learning_rate: scalar float32.
         scale: multiplies the sums.
-        makes_rows: whether keys without a row get one; else their gradients are dropped, counted.
+        create_missing: whether keys without a row get one; else their gradients are dropped, and
+            counted.
 
     Returns:
         The operation in a graph, None in eager mode.
@@ -93,39 +94,39 @@ def apply_rows(
     """
     return _loader.library().slipstream_apply_rows(
         handles=list(handles),
-        sizes=parcels.sizes,
-        keys=parcels.keys,
-        values=parcels.values,
+        sizes=rows.sizes,
+        keys=rows.keys,
+        values=rows.values,
         learning_rate=learning_rate,
         scale=scale,
-        makes_rows=makes_rows,
+        create_missing=create_missing,
     )
 
 
 def route_keys(
-    copies: Sequence[tf.Tensor],
+    replicas: Sequence[tf.Tensor],
     packed: PackedFeatures,
     feature_table: Sequence[int],
     ranks: int,
-    reads_frozen: bool = True,
-    keeps: bool = False,
+    skip_read_only: bool = True,
+    refreshed: bool = False,
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Finds the distinct keys of a batch that must be asked for.
+    """Finds the distinct keys of a batch that must be requested.
 
     Args:
-        copies: the tables of copies that the batch will be looked up in.
+        replicas: the tables of replicas that the batch will be looked up in.
         packed: the batch's keys.
         feature_table: per feature, the index of its table.
         ranks: how many ranks own the keys, by hash.
-        reads_frozen: whether keys with a frozen copy are left out.
-        keeps: whether keys with a kept copy (see `ops.published`) stand apart.
+        skip_read_only: whether keys with a read-only replica are left out.
+        refreshed: whether keys with a refreshed replica (see `ops.replicas`) stand apart.
 
     Returns:
-        sizes int64 [ranks, tables] and keys int64 [n], by owner, then by table; where copies are
-        kept, sizes [ranks, 2 * tables]: first of keys without one.
+        sizes int64 [ranks, tables] and keys int64 [n], by owner, then by table; with
+        refreshed replicas sizes [ranks, 2 * tables]: first of keys without one.
     """
     routed = _loader.library().slipstream_route_keys(
-        handles=list(copies),
+        handles=list(replicas),
         keys=packed.keys,
         row_splits=packed.row_splits,
         weights=packed.weights,
@@ -133,36 +134,36 @@ def route_keys(
         feature_table=list(feature_table),
         padding_key=PADDING_KEY,
         ranks=ranks,
-        reads_frozen=reads_frozen,
-        keeps=keeps,
+        skip_read_only=skip_read_only,
+        refreshed=refreshed,
     )
     return routed.request_sizes, routed.requests
 
 
-def serve_rows(
+def pull_rows(
     handles: Sequence[tf.Tensor],
     sizes: tf.Tensor,
     keys: tf.Tensor,
-    makes_rows: bool,
+    create_missing: bool,
     with_summary: Any,
     rounds: Any = False,
-    keeps: bool = False,
+    refreshed: bool = False,
     own_rank: int = -1,
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Reads the rows of keys that ranks ask for.
+    """Reads the rows of keys that ranks request.
 
     Args:
         handles: the tables.
         sizes: int64 [ranks, tables], keys of each rank.
         keys: int64 [n], by rank, then by table.
-        makes_rows: whether keys without a row get one, and each counts as accessed once; else they
-            give the rows that they would start with.
+        create_missing: whether keys without a row get one, and each counts as accessed once; else
+            they give the rows that they would start with.
         with_summary: bool scalar, whether a number for a row's slots goes with it, if its rule has
             any.
         rounds: bool scalar, whether values are rounded to bfloat16.
-        keeps: whether ranks keep copies (see `ops.published`), and sizes are those of `route_keys`
-            with copies.
-        own_rank: this one, which keeps no copies of its rows.
+        refreshed: whether ranks have refreshed replicas (see `ops.replicas`), and sizes are those
+            of `route_keys` with them.
+        own_rank: this one, which has no replicas of its rows.
 
     Returns:
         uint8 [bytes] and int32 [ranks], of these, the bytes of each rank's rows.
@@ -170,26 +171,26 @@ def serve_rows(
     Raises:
         tf.errors.ResourceExhaustedError: a bounded table cannot hold them.
     """
-    return _loader.library().slipstream_serve_rows(
+    return _loader.library().slipstream_pull_rows(
         handles=list(handles),
         sizes=sizes,
         keys=keys,
         with_summary=with_summary,
         rounds=rounds,
-        makes_rows=makes_rows,
-        keeps=keeps,
+        create_missing=create_missing,
+        refreshed=refreshed,
         own_rank=own_rank,
     )
 
 
 def pack_rows(rows: Sequence[tf.Tensor]) -> tf.Tensor:
-    """Puts rows that are no table's of ours together, as `serve_rows` does those of one rank.
+    """Puts rows that are no table's of ours together, as `pull_rows` does those of one rank.
 
     Args:
         rows: of each table, float32 [n, dim].
 
     Returns:
-        uint8 [bytes], for `store_copies` without summaries or rounding.
+        uint8 [bytes], for `store_replicas` without summaries or rounding.
     """
     parts = []
     with tf.device("CPU:0"):
@@ -200,46 +201,46 @@ def pack_rows(rows: Sequence[tf.Tensor]) -> tf.Tensor:
         return tf.concat(parts, 0)
 
 
-def store_copies(
-    copies: Sequence[tf.Tensor],
-    rows: RowParcels,
+def store_replicas(
+    replicas: Sequence[tf.Tensor],
+    rows: SendBuffer,
     with_summary: Any,
     rounds: Any = False,
-    frozen: bool = False,
-    passed_over: int = -1,
-    makes_room: bool = False,
-    keeps: bool = False,
+    read_only: bool = False,
+    ignored_rank: int = -1,
+    evict: bool = False,
+    refreshed: bool = False,
 ) -> tf.Operation | None:
-    """Copies rows from `serve_rows`, without counting accesses.
+    """Stores rows from `pull_rows`, without counting accesses.
 
     Args:
-        copies: the tables of copies.
-        rows: from each rank; values from `serve_rows` or `pack_rows`.
-        with_summary: bool scalar, as they were served. Without, the copies' slots are 0, beside
-            which a movement is not underestimated.
-        rounds: bool scalar, as they were served.
-        frozen: whether the copies are read, without asking, until rows are marked anew.
-        passed_over: a rank whose rows are not copied; -1: none.
-        makes_room: whether bounded tables let other rows go for them; else a lookup of them must
-            follow, which does so.
-        keeps: whether they were served so.
+        replicas: the tables of replicas.
+        rows: from each rank; values from `pull_rows` or `pack_rows`.
+        with_summary: bool scalar, as they were pulled. Without, the replicas' slots are 0,
+            beside which a movement is not underestimated.
+        rounds: bool scalar, as they were pulled.
+        read_only: whether the replicas are read, without a request, until flags are set anew.
+        ignored_rank: a rank whose rows are not stored; -1: none.
+        evict: whether bounded tables evict other rows for them; else a lookup of them must follow,
+            which does so.
+        refreshed: whether they were pulled so.
 
     Returns:
         The operation in a graph, None in eager mode.
 
     Raises:
         tf.errors.InvalidArgumentError: the bytes are not those of these keys' rows, or leave a
-            copy as it is that is not kept here; nothing is copied then.
+            replica as it is that is not here; nothing is stored then.
     """
-    return _loader.library().slipstream_store_copies(
-        handles=list(copies),
+    return _loader.library().slipstream_store_replicas(
+        handles=list(replicas),
         sizes=rows.sizes,
         keys=rows.keys,
         rows=rows.values,
         with_summary=with_summary,
         rounds=rounds,
-        frozen=frozen,
-        passed_over=passed_over,
-        makes_room=makes_room,
-        keeps=keeps,
+        read_only=read_only,
+        ignored_rank=ignored_rank,
+        evict=evict,
+        refreshed=refreshed,
     )

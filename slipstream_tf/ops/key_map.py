@@ -1,6 +1,6 @@
 """Where keys are in a list, and in which state: a map that is replaced once a window.
 
-In: a `KeyMap` and keys. Out: places, positions of hits and misses; or states. CPU and GPU; graph
+In: a `KeyMap` and keys. Out: indices, positions of hits and misses; or states. CPU and GPU; graph
 or eager.
 """
 
@@ -17,12 +17,12 @@ class Probed(NamedTuple):
     """What `KeyMap.probe` returns.
 
     Attributes:
-        places: int64 [n], the place of each key, or -1.
+        indices: int64 [n], the index of each key in the map, or -1.
         hits: int64 [h], positions of the keys that are in the map, ascending.
         misses: int64 [n - h], positions of the others, ascending.
     """
 
-    places: tf.Tensor
+    indices: tf.Tensor
     hits: tf.Tensor
     misses: tf.Tensor
 
@@ -54,7 +54,7 @@ class KeyMap:
 
         Args:
             keys: int64 [n]; any value is a legal key, and of one given twice the first counts. Key
-                i gets place i.
+                i gets index i.
             states: uint8 [n]; None: all are 0.
 
         Raises:
@@ -75,12 +75,12 @@ class KeyMap:
         Args:
             keys: int64 [n].
         """
-        return Probed(*_loader.library().slipstream_probe_frozen(handle=self._handle, keys=keys))
+        return Probed(*_loader.library().slipstream_probe_keys(handle=self._handle, keys=keys))
 
     def states(self, keys: tf.Tensor) -> tf.Tensor:
         """Returns uint8 [n], the states of keys int64 [n]; 0 for one that is not in the map."""
         return _loader.library().slipstream_look_up_states(handle=self._handle, keys=keys)
 
 
-tf.no_gradient("SlipstreamProbeFrozen")
+tf.no_gradient("SlipstreamProbeKeys")
 tf.no_gradient("SlipstreamLookUpStates")

@@ -163,9 +163,9 @@ def measure(
         keys: int64 [n].
         snapshot: float32 [n, dim], the rows at the start of the window.
         metric: "linf", "l2" or "relative", as of `ops.drift.row_drift`; or "signal": the squared
-            l2 distance over `ops.update_policy.travelled`. Of a row that is where it was it is 0;
-            infinite of one that moved without an update that is known: it is not watched, or was
-            imported.
+            l2 distance over `ops.update_policy.squared_update_lengths`. Of a row that is where
+            it was it is 0; infinite of one that moved without an update that is known: it is not
+            watched, or was imported.
 
     Returns:
         (rows float32 [n, dim], found bool [n], drift float32 [n]); absent keys: initial rows.

@@ -18,14 +18,14 @@ from slipstream_tf.ops import _loader
 
 SATURATED = np.uint8(1)
 WATCHED = np.uint8(2)
-# Of a copy that its owner sends anew when the row has moved; outlasts `mark_rows`.
-KEPT = np.uint8(8)
+# Of a replica that its owner sends anew when the row has moved; outlasts `set_row_flags`.
+REFRESHED = np.uint8(8)
 MODES = ("apply", "mask", "defer")
 TRIGGERS = ("movement", "interval")
 # Of a native table; each shard may hold an even part of `max_rows`.
 NUM_SHARDS = 64
 # Beside the values of a deferred gradient: its key, age and neighbours; the index at its emptiest.
-_PLACE_BYTES, _INDEX_BYTES = 24, 40
+_NODE_BYTES, _INDEX_BYTES = 24, 40
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,12 +115,12 @@ class UpdateCounts:
     pending_bytes: int = 0
 
 
-def held_row_bytes(dim: int) -> int:
+def deferred_row_bytes(dim: int) -> int:
     """Bytes that a deferred gradient of `dim` values takes at most, room to grow included.
 
     Each shard of a table that has any takes up to 128 bytes more (8 entries of an index).
     """
-    return math.ceil(1.25 * (4 * dim + _PLACE_BYTES)) + _INDEX_BYTES
+    return math.ceil(1.25 * (4 * dim + _NODE_BYTES)) + _INDEX_BYTES
 
 
 def set_policy(handle: tf.Tensor, policy: UpdatePolicy) -> None:
@@ -143,14 +143,14 @@ def set_policy(handle: tf.Tensor, policy: UpdatePolicy) -> None:
     )
 
 
-def mark_rows(handle: tf.Tensor, keys: Any, marks: Any, makes_rows: bool = False) -> None:
-    """Replaces the flags of all rows of a table, but KEPT, and starts their update lengths anew.
+def set_row_flags(handle: tf.Tensor, keys: Any, flags: Any, create_missing: bool = False) -> None:
+    """Replaces the flags of all rows of a table, but REFRESHED; update lengths start anew.
 
     Args:
         handle: the table.
         keys: int64 [n].
-        marks: uint8 [n], of SATURATED | WATCHED | KEPT.
-        makes_rows: whether keys without a row that get a flag get a row; else they are skipped.
+        flags: uint8 [n], of SATURATED | WATCHED | REFRESHED.
+        create_missing: whether keys without a row that get a flag get a row; else they are skipped.
 
     Raises:
         tf.errors.InvalidArgumentError: the lengths differ.
@@ -158,13 +158,13 @@ def mark_rows(handle: tf.Tensor, keys: Any, marks: Any, makes_rows: bool = False
     _loader.library().slipstream_table_set_row_flags(
         handle=handle,
         keys=tf.convert_to_tensor(keys, tf.int64),
-        flags=tf.convert_to_tensor(marks, tf.uint8),
-        create_missing=makes_rows,
+        flags=tf.convert_to_tensor(flags, tf.uint8),
+        create_missing=create_missing,
     )
 
 
-def travelled(handle: tf.Tensor, keys: Any) -> tf.Tensor:
-    """Returns float32 [n], the sum of squared update lengths of watched rows since `mark_rows`."""
+def squared_update_lengths(handle: tf.Tensor, keys: Any) -> tf.Tensor:
+    """Returns float32 [n], the sum of a watched row's squared updates since `set_row_flags`."""
     return _loader.library().slipstream_table_squared_update_lengths(
         handle=handle, keys=tf.convert_to_tensor(keys, tf.int64)
     )

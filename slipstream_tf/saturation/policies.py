@@ -8,7 +8,7 @@ from typing import Any
 
 from slipstream_tf.config import SaturationConfig, TableConfig
 from slipstream_tf.errors import invalid
-from slipstream_tf.ops.update_policy import NUM_SHARDS, UpdatePolicy, held_row_bytes
+from slipstream_tf.ops.update_policy import NUM_SHARDS, UpdatePolicy, deferred_row_bytes
 
 # AUC lost per learning rate's worth of `movement`. Measured with Adagrad on globo clicks (rates
 # 0.05 and 0.1, movements of 0.05 to 0.2 rates, 4 simulated ranks): 0.002 to 0.006; doubled.
@@ -88,7 +88,7 @@ class UpdatePolicies:
         """
         self._config = config
         self._learning_rate = learning_rate
-        self._row_bytes = {table.name: held_row_bytes(table.dim) for table in tables}
+        self._row_bytes = {table.name: deferred_row_bytes(table.dim) for table in tables}
         self._movement = _given_or_of_rate(
             config.defer_movement, RATES_TO_DEFER, learning_rate, MOVEMENT_OF_UNKNOWN_RATE
         )

@@ -125,11 +125,13 @@ class NativeStore(EmbeddingStore):
 
     def mark_rows(self, table: str, keys: Any, marks: Any) -> None:
         """See `EmbeddingStore.mark_rows`."""
-        update_policy.mark_rows(self._handles[self._index_of(table)], keys, marks)
+        update_policy.set_row_flags(self._handles[self._index_of(table)], keys, marks)
 
     def travelled(self, table: str, keys: Any) -> np.ndarray:
         """See `EmbeddingStore.travelled`."""
-        return update_policy.travelled(self._handles[self._index_of(table)], keys).numpy()
+        return update_policy.squared_update_lengths(
+            self._handles[self._index_of(table)], keys
+        ).numpy()
 
     def update_counts(self, table: str) -> update_policy.UpdateCounts:
         """See `EmbeddingStore.update_counts`."""

@@ -20,7 +20,7 @@ from slipstream_tf.errors import invalid, require_integer
 from slipstream_tf.memory import require_room
 from slipstream_tf.ops import update_policy
 from slipstream_tf.ops.key_map import KeyMap
-from slipstream_tf.ops.update_policy import KEPT, SATURATED
+from slipstream_tf.ops.update_policy import REFRESHED, SATURATED
 from slipstream_tf.optimizers import SparseOptimizer
 from slipstream_tf.stores.access_counts import CountingStore
 from slipstream_tf.stores.native import CollectingStore, NativeStore
@@ -120,7 +120,7 @@ class Replicas(CountingStore):
         # Replicas may come later in the window: what is to be withheld then is flagged now.
         handle = self._handles[self._index_of(table)]
         saturated = np.full(withheld.size, SATURATED)
-        update_policy.mark_rows(handle, withheld, saturated, makes_rows=True)
+        update_policy.set_row_flags(handle, withheld, saturated, create_missing=True)
         self.read_only[table] = 0
         return withheld
 
@@ -167,7 +167,7 @@ class ReplicatingStore(CollectingStore):
         rows = dict(contents)
         keys, flags = rows["keys"], rows.pop("marks", None)
         if flags is None:
-            flags = self._replicas.marks(table, keys) & ~KEPT
+            flags = self._replicas.marks(table, keys) & ~REFRESHED
         self._replicas.import_table(table, rows)
         self._replicas.mark_rows(table, keys, flags)
 
@@ -211,7 +211,7 @@ class ReadOnlyRows:
         """
         probed = self._index_of.probe(keys)
         fetched = lookup(tf.gather(keys, probed.misses))
-        replicas = tf.gather(self._rows.read_value(), tf.gather(probed.places, probed.hits))
+        replicas = tf.gather(self._rows.read_value(), tf.gather(probed.indices, probed.hits))
         # Not stitched together: that reads the positions on the host.
         rows = tf.zeros([tf.size(keys), replicas.shape[1]], replicas.dtype)
         rows = tf.tensor_scatter_nd_update(rows, probed.hits[:, None], tf.stop_gradient(replicas))

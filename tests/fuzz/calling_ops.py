@@ -339,7 +339,7 @@ def _handle_kind(name: str) -> str:
         ("MaskGradients", "SlipstreamKeySet"),
         ("KeyMap", "SlipstreamKeyMap"),
         ("LookUpStates", "SlipstreamKeyMap"),
-        ("ProbeFrozen", "SlipstreamKeyMap"),
+        ("ProbeKeys", "SlipstreamKeyMap"),
     ):
         if part in name and "Collect" not in name:
             return kind

@@ -92,14 +92,14 @@ def call_exchange_ops(call: Call) -> None:
         call("SlipstreamTableSetPolicy", handle=table, is_exchanged=True, **_deferring())
     later = call("SlipstreamLookup", handles=deferring, **LOOKUP)
     call("SlipstreamCollectGradients", plan=later.plan, **update)
-    call("SlipstreamCollectHeld", handles=deferring, ranks=2)
+    call("SlipstreamCollectDeferred", handles=deferring, ranks=2)
 
     asked = call("SlipstreamRouteKeys", handles=copies, ranks=2, **FEATURES)
     sizes, keys = (part.numpy() for part in asked)
     form = {"sizes": sizes, "keys": keys, "with_summary": np.True_, "rounds": np.False_}
-    served = call("SlipstreamServeRows", handles=owners, **form)
+    served = call("SlipstreamPullRows", handles=owners, **form)
     rows = served.rows.numpy()
-    call("SlipstreamStoreCopies", handles=copies, rows=rows, makes_room=True, **form)
+    call("SlipstreamStoreReplicas", handles=copies, rows=rows, evict=True, **form)
     call_copying_ops(call, owners, copies)
 
 
@@ -107,21 +107,21 @@ def call_copying_ops(call: Call, owners: list[Any], copies: list[Any]) -> None:
     """Keeps copies of rows: all are sent, then none."""
     hot = {"keys": np.array([5, 7, 9]), "movement": np.float32(0.5), "ranks": 2}
     for table in owners:
-        call("SlipstreamTablePublish", handle=table, **hot)
+        call("SlipstreamTableSetReplicated", handle=table, **hot)
     for _ in range(2):
-        asked = call("SlipstreamRouteKeys", handles=copies, ranks=2, keeps=True, **FEATURES)
+        asked = call("SlipstreamRouteKeys", handles=copies, ranks=2, refreshed=True, **FEATURES)
         sizes, keys = (part.numpy() for part in asked)
         form = {"sizes": sizes, "keys": keys, "with_summary": np.True_, "rounds": np.False_}
-        served = call("SlipstreamServeRows", handles=owners, keeps=True, own_rank=0, **form)
+        served = call("SlipstreamPullRows", handles=owners, refreshed=True, own_rank=0, **form)
         call(
-            "SlipstreamStoreCopies",
+            "SlipstreamStoreReplicas",
             handles=copies,
             rows=served.rows.numpy(),
-            keeps=True,
+            refreshed=True,
             **form,
         )
-    published = call("SlipstreamTableExportPublished", handle=owners[0])
-    call("SlipstreamTableImportPublished", handle=owners[0], ranks=2, **_as_inputs(published))
+    published = call("SlipstreamTableExportReplicated", handle=owners[0])
+    call("SlipstreamTableImportReplicated", handle=owners[0], ranks=2, **_as_inputs(published))
 
 
 def call_deferred_gradients_ops(call: Call) -> None:
@@ -166,7 +166,7 @@ def call_counting_ops(call: Call) -> None:
     call("SlipstreamSortKeys", keys=[KEYS, IDS])
     key_map = call("SlipstreamKeyMap")
     call("SlipstreamKeyMapAssign", handle=key_map, keys=np.array([5, 7, 9]), states=MARKS)
-    call("SlipstreamProbeFrozen", handle=key_map, keys=KEYS)
+    call("SlipstreamProbeKeys", handle=key_map, keys=KEYS)
     call("SlipstreamLookUpStates", handle=key_map, keys=KEYS)
     rows = np.arange(6, dtype=np.float32).reshape(3, 2)
     call("SlipstreamRowDrift", current=rows, snapshot=rows[::-1].copy(), metric="l2")

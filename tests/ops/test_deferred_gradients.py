@@ -45,9 +45,9 @@ class Reference:
         by_movement = policy.trigger == "movement"
         leaving, wants_room = {}, []
         for key, gradient in zip(keys, gradients, strict=True):
-            is_held = key in self.sums
+            is_deferred = key in self.sums
             total = gradient + self.sums.get(key, np.float32(0))
-            is_old = is_held and self.steps - self.since[key] >= policy.max_age
+            is_old = is_deferred and self.steps - self.since[key] >= policy.max_age
             waits = np.abs(total).max() < policy.movement if by_movement else key in marked
             waits = waits and may_hold and not is_old and np.isfinite(total).all()
             if not waits or key == LOWEST:
@@ -55,7 +55,7 @@ class Reference:
                 self.counts["due_by_age"] += is_old
                 self.counts["due_by_movement"] += by_movement and may_hold and not is_old
                 self._drop(key)
-            elif is_held:
+            elif is_deferred:
                 self.sums[key] = total
                 self.counts["deferred"] += 1
             else:
@@ -149,10 +149,12 @@ def test_equals_a_dictionary(device, seed):
         assert state.num_deferred == len(reference.sums)
         assert state.counts._asdict() == reference.counts
         if rng.random() < 0.2:
-            held = dict(
+            deferred = dict(
                 zip(*[column.tolist() for column in holder.buffer.export()[:2]], strict=True)
             )
-            assert held == {key: reference.steps - reference.since[key] for key in reference.sums}
+            assert deferred == {
+                key: reference.steps - reference.since[key] for key in reference.sums
+            }
             # Another buffer goes on from there.
             keys, ages, sums = holder.buffer.export()
             order = np.lexsort((keys, -ages))
@@ -181,7 +183,7 @@ def test_equals_a_dictionary(device, seed):
         ([7], [1], (1, DIM + 1), "."),
     ],
 )
-def test_what_cannot_be_held_is_refused(device, keys, ages, shape, why):
+def test_what_cannot_be_deferred_raises(device, keys, ages, shape, why):
     holder = Holder(device)
     holder.configure(INTERVAL, 2, [5])
     holder.step([5])
@@ -224,7 +226,7 @@ def test_empty_steps_and_no_room(device):
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_what_is_held_stays_when_room_changes(device):
+def test_what_is_deferred_stays_when_room_changes(device):
     holder = Holder(device)
     holder.configure(INTERVAL, 5, {1, 2, 3, 4})
     assert holder.step([1, 2, 3, 4]).keys.shape == (0,)
@@ -313,7 +315,7 @@ def test_shapes_of_unknown_gradients():
     assert step(tf.constant([2], tf.int64), tf.ones([1, DIM])).numpy().tolist() == [2]
 
 
-def test_all_keys_but_the_lowest_can_be_held():
+def test_all_keys_but_the_lowest_can_be_deferred():
     holder = Holder()
     holder.configure(INTERVAL, 6, {LOWEST, LOWEST + 1, HIGHEST})
     assert holder.step([LOWEST, LOWEST + 1, HIGHEST]).keys.numpy().tolist() == [LOWEST]

@@ -9,7 +9,7 @@ import tensorflow as tf
 from slipstream_tf import optimizers
 from slipstream_tf.config import TableConfig
 from slipstream_tf.ops import exchange, features, table
-from slipstream_tf.ops.exchange import RowParcels
+from slipstream_tf.ops.exchange import SendBuffer
 from slipstream_tf.ops.features import FeatureSpec
 from slipstream_tf.ops.update_policy import UpdatePolicy, flush, set_policy, update_counts
 
@@ -37,8 +37,8 @@ def gradients_of(keys=KEYS, seed=0):
     ]
 
 
-def parcels(sizes, keys, values) -> RowParcels:
-    return RowParcels(
+def send_buffer(sizes, keys, values) -> SendBuffer:
+    return SendBuffer(
         tf.constant(sizes, tf.int64), tf.constant(keys, tf.int64), tf.constant(values, tf.float32)
     )
 
@@ -73,7 +73,7 @@ def test_rows_collected_and_applied_are_an_update():
     assert_same_tables(exchanged, updated)
 
 
-def test_every_key_has_one_owner_and_parcels_are_whole():
+def test_every_key_has_one_owner_and_send_buffers_are_whole():
     keys = {"a": np.arange(200), "b": np.arange(200)}
     handles, gradients = make_tables(), gradients_of(keys)
     plan = plan_of(handles, keys)
@@ -95,22 +95,24 @@ def test_every_key_has_one_owner_and_parcels_are_whole():
 
 def test_rows_of_one_key_are_added_before_the_rule_and_scaled():
     twice, once = make_tables(), make_tables()
-    several = parcels([[1, 0], [1, 0]], [5, 5], [1, 2, 3, 3, 2, 1])
+    several = send_buffer([[1, 0], [1, 0]], [5, 5], [1, 2, 3, 3, 2, 1])
     exchange.apply_rows(twice, several, RATE, scale=0.5)
-    exchange.apply_rows(once, parcels([[1, 0]], [5], [2, 2, 2]), RATE)
+    exchange.apply_rows(once, send_buffer([[1, 0]], [5], [2, 2, 2]), RATE)
     assert_same_tables(twice, once)
 
 
-@pytest.mark.parametrize("makes_rows", [True, False])
-def test_keys_without_a_row_get_one_or_are_counted(makes_rows):
+@pytest.mark.parametrize("create_missing", [True, False])
+def test_keys_without_a_row_get_one_or_are_counted(create_missing):
     handles = make_tables()
-    exchange.apply_rows(handles, parcels([[1, 0]], [5], [1, 1, 1]), RATE, makes_rows=makes_rows)
+    exchange.apply_rows(
+        handles, send_buffer([[1, 0]], [5], [1, 1, 1]), RATE, create_missing=create_missing
+    )
     statistics = table.statistics(handles[0])
-    assert (statistics.rows, statistics.dropped_updates) == ((1, 0) if makes_rows else (0, 1))
+    assert (statistics.rows, statistics.dropped_updates) == ((1, 0) if create_missing else (0, 1))
     assert table.hot_keys(handles[0], 9)[0].shape == (0,)  # Nobody looked it up here.
 
 
-def test_held_sums_leave_by_an_exchange_only():
+def test_deferred_gradients_leave_by_an_exchange_only():
     handles = make_tables(optimizers.SGD(RATE))
     policy = UpdatePolicy("defer", movement=1e9, max_age=100, max_rows=1000, is_exchanged=True)
     for handle in handles:
@@ -122,10 +124,10 @@ def test_held_sums_leave_by_an_exchange_only():
     assert update_counts(handles[0]).pending == 3
     with pytest.raises(tf.errors.FailedPreconditionError):
         set_policy(handles[0], UpdatePolicy())
-    held = exchange.collect_held(handles)
-    assert held.sizes.numpy().tolist() == [[3, 2]]
+    deferred = exchange.collect_deferred(handles)
+    assert deferred.sizes.numpy().tolist() == [[3, 2]]
     assert update_counts(handles[0]).pending == 0
-    exchange.apply_rows(handles, held, RATE)
+    exchange.apply_rows(handles, deferred, RATE)
     updated = make_tables(optimizers.SGD(RATE))
     table.apply_gradients(plan_of(updated), gradients, RATE)
     assert_same_tables(handles, updated)
@@ -137,7 +139,7 @@ def test_no_inputs_and_no_rows(ranks):
     plan = plan_of(handles, keys)
     for got in (
         exchange.collect_gradients(plan, gradients_of(keys), RATE, ranks),
-        exchange.collect_held(handles, ranks),
+        exchange.collect_deferred(handles, ranks),
     ):
         assert got.sizes.numpy().tolist() == [[0, 0]] * ranks
         assert got.keys.shape == got.values.shape == (0,)
@@ -151,22 +153,25 @@ def test_gradients_that_are_not_finite_are_refused_where_they_arise_and_arrive()
     with pytest.raises(tf.errors.InvalidArgumentError, match="finite"):
         exchange.collect_gradients(plan_of(handles), bad, RATE)
     with pytest.raises(tf.errors.InvalidArgumentError, match=r"key 8 of table 'a'.*another rank"):
-        exchange.apply_rows(handles, parcels([[1, 0]], [8], [1, np.inf, 1]), RATE)
+        exchange.apply_rows(handles, send_buffer([[1, 0]], [8], [1, np.inf, 1]), RATE)
     assert 8 not in table.export_table(handles[0])["keys"]
 
 
 @pytest.mark.parametrize(
     "bad, message",
     [
-        (parcels([[1, 0]], [5], [1, 2]), r"sizes\[0, 0\] is 1 rows of table 'a'"),
-        (parcels([[-1, 0]], [5], [1, 2, 3]), r"sizes\[0, 0\] is -1"),
-        (parcels([[1, 0]], [5, 6], [1, 2, 3]), "sizes name 1 keys and 3 values; there are 2 and 3"),
-        (parcels([[1, 0, 0]], [5], [1, 2, 3]), r"sizes have shape \[1,3\]; allowed: \[ranks, 2\]"),
-        (parcels([1, 0], [5], [1, 2, 3]), "sizes have shape"),
-        (parcels([[1, 0]], [5], [[1, 2, 3]]), "allowed: rank 1"),
+        (send_buffer([[1, 0]], [5], [1, 2]), r"sizes\[0, 0\] is 1 rows of table 'a'"),
+        (send_buffer([[-1, 0]], [5], [1, 2, 3]), r"sizes\[0, 0\] is -1"),
+        (
+            send_buffer([[1, 0]], [5, 6], [1, 2, 3]),
+            "sizes name 1 keys and 3 values; there are 2 and 3",
+        ),
+        (send_buffer([[1, 0, 0]], [5], [1, 2, 3]), r"sizes has shape \[1,3\]; allowed: \[\?,2\]"),
+        (send_buffer([1, 0], [5], [1, 2, 3]), "sizes has shape"),
+        (send_buffer([[1, 0]], [5], [[1, 2, 3]]), r"values has shape \[1,3\]"),
     ],
 )
-def test_parcels_that_do_not_fit_change_nothing(bad, message):
+def test_send_buffers_that_do_not_fit_change_nothing(bad, message):
     handles = make_tables()
     with pytest.raises(tf.errors.InvalidArgumentError, match=message):
         exchange.apply_rows(handles, bad, RATE)
@@ -178,11 +183,11 @@ def test_shapes_are_known_and_checked_when_a_graph_is_built():
 
     @tf.function
     def collect():
-        got = exchange.collect_held(handles, ranks=3)
+        got = exchange.collect_deferred(handles, ranks=3)
         assert got.sizes.shape.as_list() == [3, None]
         assert got.keys.shape.rank == got.values.shape.rank == 1
         with pytest.raises(ValueError, match="rank"):
-            exchange.apply_rows(handles, parcels([1, 0], [5], [1, 2, 3]), RATE)
+            exchange.apply_rows(handles, send_buffer([1, 0], [5], [1, 2, 3]), RATE)
         return got.keys
 
     assert collect().shape == (0,)
@@ -191,32 +196,32 @@ def test_shapes_are_known_and_checked_when_a_graph_is_built():
 RULES = [optimizers.SGD(RATE), optimizers.Adagrad(RATE), optimizers.Adam(RATE)]
 
 
-def served_and_copied(rule, with_summary, rounds):
-    """Returns (owners' tables, copies' tables, bytes that travelled) of four keys after a step.
+def pulled_and_stored(rule, with_summary, rounds):
+    """Returns (owners' tables, replicas' tables, bytes that travelled) of four keys after a step.
 
     Keys 5, 7 and 1 had a gradient; 9 is new.
     """
-    owners, copies = make_tables(rule), make_tables(rule)
+    owners, replicas = make_tables(rule), make_tables(rule)
     table.apply_gradients(plan_of(owners), gradients_of(), RATE)
     sizes, keys = tf.constant([[2, 2]], tf.int64), tf.constant([5, 7, 1, 9], tf.int64)
     form = with_summary, rounds
-    packed, splits = exchange.serve_rows(owners, sizes, keys, True, *form)
+    packed, splits = exchange.pull_rows(owners, sizes, keys, True, *form)
     assert splits.numpy().tolist() == [packed.shape[0]]
-    exchange.store_copies(copies, RowParcels(sizes, keys, packed), *form, makes_room=True)
-    return owners, copies, packed
+    exchange.store_replicas(replicas, SendBuffer(sizes, keys, packed), *form, evict=True)
+    return owners, replicas, packed
 
 
 @pytest.mark.parametrize("rounds", [False, True])
 @pytest.mark.parametrize("with_summary", [False, True])
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: type(rule).__name__)
-def test_served_rows_are_copied_and_slots_travel_only_if_asked_for(rule, with_summary, rounds):
-    owners, copies, packed = served_and_copied(rule, with_summary, rounds)
+def test_pulled_rows_are_stored_and_slots_travel_only_if_told_to(rule, with_summary, rounds):
+    owners, replicas, packed = pulled_and_stored(rule, with_summary, rounds)
     slot_bytes = 2 * (with_summary and rule.slots_per_row(1) > 0)
     # A byte of bits for each table, and of key 9 nothing else.
     values = (2 if rounds else 4) * (2 * 3 + 2)
     assert packed.shape == (2 + values + 3 * slot_bytes,)
-    for config, owner, copy in zip(TABLES, owners, copies, strict=True):
-        own, copied = table.export_table(owner), table.export_table(copy)
+    for config, owner, replica in zip(TABLES, owners, replicas, strict=True):
+        own, copied = table.export_table(owner), table.export_table(replica)
         place = np.searchsorted(own["keys"], copied["keys"])
         wanted = own["rows"][place]
         np.testing.assert_allclose(copied["rows"], wanted, rtol=2**-8 if rounds else 0)
@@ -231,7 +236,7 @@ def test_served_rows_are_copied_and_slots_travel_only_if_asked_for(rule, with_su
 def test_whether_slots_travel_and_rows_are_rounded_changes_without_a_new_trace():
     handles, keys = make_tables(), tf.constant([5, 7, 1], tf.int64)
     sizes = tf.constant([[2, 1]], tf.int64)
-    exchange.apply_rows(handles, parcels([[2, 1]], [5, 7, 1], np.ones(8)), RATE)
+    exchange.apply_rows(handles, send_buffer([[2, 1]], [5, 7, 1], np.ones(8)), RATE)
     with_summary, rounds = tf.Variable(False), tf.Variable(False)
     traces = []
 
@@ -239,8 +244,8 @@ def test_whether_slots_travel_and_rows_are_rounded_changes_without_a_new_trace()
     def serve_and_store():
         traces.append(1)
         form = with_summary.read_value(), rounds.read_value()
-        packed, _ = exchange.serve_rows(handles, sizes, keys, False, *form)
-        exchange.store_copies(handles, RowParcels(sizes, keys, packed), *form, makes_room=True)
+        packed, _ = exchange.pull_rows(handles, sizes, keys, False, *form)
+        exchange.store_replicas(handles, SendBuffer(sizes, keys, packed), *form, evict=True)
         return packed
 
     assert serve_and_store().shape == (1 + 2 * 3 * 4 + 1 + 2 * 4,)
@@ -253,19 +258,19 @@ def test_whether_slots_travel_and_rows_are_rounded_changes_without_a_new_trace()
 
 def test_rows_that_are_as_they_start_do_not_travel():
     handles, keys = make_tables(), tf.constant([5, 7, 1], tf.int64)
-    sizes, copies = tf.constant([[2, 1]], tf.int64), make_tables()
-    packed, splits = exchange.serve_rows(handles, sizes, keys, True, True)
+    sizes, replicas = tf.constant([[2, 1]], tf.int64), make_tables()
+    packed, splits = exchange.pull_rows(handles, sizes, keys, True, True)
     assert packed.numpy().tolist() == [0, 0] and splits.numpy().tolist() == [2]
-    exchange.store_copies(copies, RowParcels(sizes, keys, packed), True, makes_room=True)
-    for own, copy in zip(handles, copies, strict=True):
+    exchange.store_replicas(replicas, SendBuffer(sizes, keys, packed), True, evict=True)
+    for own, replica in zip(handles, replicas, strict=True):
         np.testing.assert_array_equal(
-            table.export_table(own)["rows"], table.export_table(copy)["rows"]
+            table.export_table(own)["rows"], table.export_table(replica)["rows"]
         )
 
 
 @pytest.mark.parametrize("counts", [(9, 0), (0, 1), (8, 17), (0, 0)])
-def test_rows_of_no_table_are_stored_as_served_ones_are(counts):
-    copies, random = make_tables(), np.random.default_rng(3)
+def test_rows_of_no_table_are_stored_as_pulled_ones_are(counts):
+    replicas, random = make_tables(), np.random.default_rng(3)
     rows = [
         random.normal(size=(count, config.dim)).astype(np.float32)
         for count, config in zip(counts, TABLES, strict=True)
@@ -273,39 +278,39 @@ def test_rows_of_no_table_are_stored_as_served_ones_are(counts):
     keys = tf.constant(np.concatenate([np.arange(count) for count in counts]), tf.int64)
     specs = [tf.TensorSpec([None, config.dim], tf.float32) for config in TABLES]
     packed = tf.function(exchange.pack_rows, input_signature=[specs])(rows)
-    parcels = RowParcels(tf.constant([counts], tf.int64), keys, packed)
-    exchange.store_copies(copies, parcels, with_summary=False, makes_room=True)
-    for count, copy, wanted in zip(counts, copies, rows, strict=True):
-        copied = table.export_table(copy)
+    rows_in = SendBuffer(tf.constant([counts], tf.int64), keys, packed)
+    exchange.store_replicas(replicas, rows_in, with_summary=False, evict=True)
+    for count, replica, wanted in zip(counts, replicas, rows, strict=True):
+        copied = table.export_table(replica)
         np.testing.assert_array_equal(copied["keys"], np.arange(count))
         np.testing.assert_array_equal(copied["rows"], wanted)
 
 
-def test_no_rows_are_served_and_stored():
+def test_no_rows_are_pulled_and_stored():
     handles, none = make_tables(), tf.zeros([0], tf.int64)
     sizes = tf.zeros([3, 2], tf.int64)
-    packed, splits = exchange.serve_rows(handles, sizes, none, True, True)
+    packed, splits = exchange.pull_rows(handles, sizes, none, True, True)
     assert packed.shape == (0,) and splits.numpy().tolist() == [0, 0, 0]
-    exchange.store_copies(handles, RowParcels(sizes, none, packed), True)
+    exchange.store_replicas(handles, SendBuffer(sizes, none, packed), True)
     assert table.statistics(handles[0]).rows == 0
 
 
-def test_rows_that_were_served_otherwise_are_not_stored():
+def test_rows_that_were_pulled_otherwise_are_not_stored():
     handles, owners = make_tables(), make_tables()
     sizes, keys = tf.constant([[1, 0]], tf.int64), tf.constant([5], tf.int64)
-    exchange.apply_rows(owners, parcels([[1, 0]], [5], [1, 2, 3]), RATE)
-    packed, _ = exchange.serve_rows(owners, sizes, keys, True, True)
-    rows = RowParcels(sizes, keys, packed)
+    exchange.apply_rows(owners, send_buffer([[1, 0]], [5], [1, 2, 3]), RATE)
+    packed, _ = exchange.pull_rows(owners, sizes, keys, True, True)
+    rows = SendBuffer(sizes, keys, packed)
     with pytest.raises(tf.errors.InvalidArgumentError, match="take 13 bytes; there are 15"):
-        exchange.store_copies(handles, rows, with_summary=False)
+        exchange.store_replicas(handles, rows, with_summary=False)
     with pytest.raises(tf.errors.InvalidArgumentError, match="take 9 bytes; there are 15"):
-        exchange.store_copies(handles, rows, with_summary=True, rounds=True)
+        exchange.store_replicas(handles, rows, with_summary=True, rounds=True)
     for name in ("with_summary", "rounds"):
         wrong = {"with_summary": True, name: [True]}
         with pytest.raises(tf.errors.InvalidArgumentError, match=name):
-            exchange.store_copies(handles, rows, **wrong)
+            exchange.store_replicas(handles, rows, **wrong)
         with pytest.raises(tf.errors.InvalidArgumentError, match=name):
-            exchange.serve_rows(owners, sizes, keys, True, **wrong)
+            exchange.pull_rows(owners, sizes, keys, True, **wrong)
     assert table.statistics(handles[0]).rows == 0
-    exchange.store_copies(handles, rows, with_summary=True)
+    exchange.store_replicas(handles, rows, with_summary=True)
     assert table.statistics(handles[0]).rows == 1

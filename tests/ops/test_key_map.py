@@ -28,44 +28,44 @@ def key_map(keys, states=None, device: str | None = None) -> KeyMap:
     return result
 
 
-def assert_equals_reference(held, states, keys, device: str | None = None):
-    place_of = {key: held.index(key) for key in held}
-    places = np.array([place_of.get(key, -1) for key in keys], np.int64)
-    found = key_map(held, np.array(states, np.uint8), device)
+def assert_equals_reference(known, states, keys, device: str | None = None):
+    index_of = {key: known.index(key) for key in known}
+    indices = np.array([index_of.get(key, -1) for key in keys], np.int64)
+    found = key_map(known, np.array(states, np.uint8), device)
     with tf.device(device):
-        asked = tf.constant(np.array(keys, np.int64))
-    probed, found_states = found.probe(asked), found.states(asked)
+        wanted = tf.constant(np.array(keys, np.int64))
+    probed, found_states = found.probe(wanted), found.states(wanted)
     if device is not None:
         assert device in probed.hits.device and device in found_states.device
-    np.testing.assert_array_equal(probed.places, places)
-    np.testing.assert_array_equal(probed.hits, np.flatnonzero(places >= 0))
-    np.testing.assert_array_equal(probed.misses, np.flatnonzero(places < 0))
-    np.testing.assert_array_equal(found_states, [states[p] if p >= 0 else 0 for p in places])
+    np.testing.assert_array_equal(probed.indices, indices)
+    np.testing.assert_array_equal(probed.hits, np.flatnonzero(indices >= 0))
+    np.testing.assert_array_equal(probed.misses, np.flatnonzero(indices < 0))
+    np.testing.assert_array_equal(found_states, [states[p] if p >= 0 else 0 for p in indices])
 
 
 @settings(deadline=None, max_examples=100)
 @given(
-    held=st.lists(KEYS, max_size=20),
+    known=st.lists(KEYS, max_size=20),
     keys=st.lists(KEYS, max_size=30),
     states=st.lists(st.integers(0, 255), min_size=20, max_size=20),
 )
-def test_equals_a_dictionary(held, keys, states):
-    assert_equals_reference(held, states[: len(held)], keys)
+def test_equals_a_dictionary(known, keys, states):
+    assert_equals_reference(known, states[: len(known)], keys)
 
 
 @pytest.mark.parametrize("device", ["CPU:0", pytest.param("GPU:0", marks=needs_gpu)])
 @pytest.mark.parametrize("n", [0, 1, 50_000])
 def test_many_keys(device, n):
     rng = np.random.default_rng(0)
-    held = np.unique(rng.zipf(1.2, 9000)).tolist()
-    states = rng.integers(0, 256, len(held)).tolist()
-    assert_equals_reference(held, states, rng.zipf(1.2, n).tolist(), device)
+    known = np.unique(rng.zipf(1.2, 9000)).tolist()
+    states = rng.integers(0, 256, len(known)).tolist()
+    assert_equals_reference(known, states, rng.zipf(1.2, n).tolist(), device)
 
 
 def test_an_empty_map_has_no_key():
     found = KeyMap()
     probed = found.probe(tf.constant([0, LOWEST], tf.int64))
-    assert list(probed.places) == [-1, -1] and list(probed.misses) == [0, 1]
+    assert list(probed.indices) == [-1, -1] and list(probed.misses) == [0, 1]
     assert probed.hits.shape == (0,)
     assert list(found.states(tf.constant([0, 5], tf.int64))) == [0, 0]
 
@@ -81,15 +81,15 @@ def test_content_is_read_at_run_time_without_retracing():
     def look(keys):
         traces.append(1)
         probed = found.probe(keys)
-        assert probed.places.shape.rank == probed.hits.shape.rank == probed.misses.shape.rank == 1
-        return probed.places, probed.hits, found.states(keys)
+        assert probed.indices.shape.rank == probed.hits.shape.rank == probed.misses.shape.rank == 1
+        return probed.indices, probed.hits, found.states(keys)
 
     keys = tf.constant([3, 1, 2], tf.int64)
-    for held, states in (([], []), ([2, 1], [7, 8]), ([3], [255])):
-        found.assign(np.array(held, np.int64), np.array(states, np.uint8))
-        places, hits, seen = look(keys)
-        expected = [held.index(key) if key in held else -1 for key in (3, 1, 2)]
-        assert list(places) == expected
+    for known, states in (([], []), ([2, 1], [7, 8]), ([3], [255])):
+        found.assign(np.array(known, np.int64), np.array(states, np.uint8))
+        indices, hits, seen = look(keys)
+        expected = [known.index(key) if key in known else -1 for key in (3, 1, 2)]
+        assert list(indices) == expected
         assert list(hits) == [i for i, place in enumerate(expected) if place >= 0]
         assert list(seen) == [states[p] if p >= 0 else 0 for p in expected]
     assert len(traces) == 1
@@ -101,7 +101,7 @@ def test_static_shapes():
     @tf.function
     def look(keys):
         probed = found.probe(keys)
-        assert probed.places.shape == found.states(keys).shape == (2,)
+        assert probed.indices.shape == found.states(keys).shape == (2,)
         assert probed.hits.shape.as_list() == probed.misses.shape.as_list() == [None]
         return probed.hits
 
@@ -115,7 +115,7 @@ def test_bad_content(keys, states):
     found = key_map([1])
     with pytest.raises((ValueError, tf.errors.InvalidArgumentError), match=r"allowed|rank"):
         found.assign(np.array(keys, np.int64), states)
-    assert list(found.probe(tf.constant([1, 2], tf.int64)).places) == [0, -1], "changes nothing"
+    assert list(found.probe(tf.constant([1, 2], tf.int64)).indices) == [0, -1], "changes nothing"
     with pytest.raises((ValueError, TypeError)):
         found.assign([1.5])
 
@@ -146,7 +146,7 @@ def test_resource_dies_with_its_last_handle():
     ("op", "arguments"),
     [
         ("key_map_assign", ("handle", "keys", "states")),
-        ("probe_frozen", ("handle", "keys", "places", "hits", "misses")),
+        ("probe_keys", ("handle", "keys", "indices", "hits", "misses")),
         ("look_up_states", ("handle", "keys")),
     ],
 )

@@ -34,5 +34,5 @@ def test_bad_keys():
         sort_keys([np.arange(3), np.array([[1], [2]])])
     with pytest.raises(ValueError, match=r"float64 \(1,\).*list 0"):
         sort_keys([np.array([0.5])])
-    with pytest.raises(tf.errors.InvalidArgumentError, match=r"keys 0 have shape \[2,1\]"):
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"keys 0 has shape \[2,1\]"):
         _loader.library().slipstream_sort_keys(keys=[np.array([[1], [2]])])

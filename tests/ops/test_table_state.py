@@ -41,13 +41,13 @@ def test_sums_ages_and_rows_against_numpy() -> None:
         for key in keys:
             total, since = expected.get(key, (0.0, number))
             expected[key] = [total + gradient, since]
-    held = store.export_pending("t")
+    deferred = store.export_pending("t")
     found = {
         int(k): [float(s[0]), len(steps) - int(a)]
-        for k, a, s in zip(held["keys"], held["ages"], held["sums"], strict=True)
+        for k, a, s in zip(deferred["keys"], deferred["ages"], deferred["sums"], strict=True)
     }
     assert found == expected
-    assert float(held["learning_rate"]) == 0.5 and (held["ranks"] == 0).all()
+    assert float(deferred["learning_rate"]) == 0.5 and (deferred["ranks"] == 0).all()
     # They stay, and the rows are without them.
     assert store.update_counts("t").pending == 4
     assert (store.export_table("t", flush=False)["rows"] == 0.0).all()
@@ -55,31 +55,31 @@ def test_sums_ages_and_rows_against_numpy() -> None:
 
     other = make_store()
     other.import_table("t", contents)
-    other.import_pending("t", held)
+    other.import_pending("t", deferred)
     for name, values in other.export_pending("t").items():
-        np.testing.assert_array_equal(values, held[name])
+        np.testing.assert_array_equal(values, deferred[name])
     flushed, expected_rows = other.export_table("t"), store.export_table("t")
     np.testing.assert_array_equal(flushed["rows"], expected_rows["rows"])
     totals = np.array([expected[int(key)][0] for key in flushed["keys"]])
     np.testing.assert_allclose(flushed["rows"][:, 0], -0.5 * totals)
 
 
-def test_nothing_held_and_nothing_asked() -> None:
+def test_nothing_deferred_and_no_keys() -> None:
     store = make_store()
-    held = store.export_pending("t")
-    assert held["keys"].shape == (0,) and held["sums"].shape == (0, 2)
-    store.import_pending("t", held)
+    deferred = store.export_pending("t")
+    assert deferred["keys"].shape == (0,) and deferred["sums"].shape == (0, 2)
+    store.import_pending("t", deferred)
     assert store.marks("t", np.empty(0, np.int64)).shape == (0,)
     store.set_travelled("t", np.empty(0, np.int64), np.empty(0, np.float32))
 
 
 BAD: dict[str, tuple[dict[str, Any], str]] = {
-    "sums": ({"sums": np.zeros((1, 3), np.float32)}, r"sums of table 't' have shape \[1,3\]"),
+    "sums": ({"sums": np.zeros((1, 3), np.float32)}, r"sums of table 't' has shape \[1,3\]"),
     "ages": ({"ages": [0, 1]}, "have 1 keys, 2 ages"),
     "rank": ({"ranks": [1]}, "rank of deferred gradient 0 of table 't' is 1"),
     "age": ({"ages": [-1]}, "age of deferred gradient 0 of table 't', key 1, is -1"),
     "key": ({"keys": [8]}, "is 8; allowed: keys with a row"),
-    "matrix": ({"keys": [[1]]}, "keys has shape|Shape must be rank 1"),
+    "matrix": ({"keys": [[1]]}, "keys of table 't' has shape|Shape must be rank 1"),
 }
 
 
@@ -88,10 +88,10 @@ def test_bad_sums_are_refused_and_nothing_changes(what: str) -> None:
     changes, message = BAD[what]
     store = make_store()
     step(store, [1], 2.0)
-    held = store.export_pending("t")
+    deferred = store.export_pending("t")
     with pytest.raises(tf.errors.InvalidArgumentError, match=message):
-        store.import_pending("t", {**held, **changes})
-    np.testing.assert_array_equal(store.export_pending("t")["sums"], held["sums"])
+        store.import_pending("t", {**deferred, **changes})
+    np.testing.assert_array_equal(store.export_pending("t")["sums"], deferred["sums"])
 
 
 def test_arrays_that_are_missing_or_unknown() -> None:

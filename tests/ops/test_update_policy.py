@@ -12,7 +12,7 @@ from slipstream_tf import optimizers
 from slipstream_tf.config import SaturationConfig, TableConfig
 from slipstream_tf.ops import features
 from slipstream_tf.ops.features import FeatureSpec
-from slipstream_tf.ops.update_policy import SATURATED, WATCHED, UpdatePolicy, held_row_bytes
+from slipstream_tf.ops.update_policy import SATURATED, WATCHED, UpdatePolicy, deferred_row_bytes
 from slipstream_tf.saturation.policies import UpdatePolicies
 from slipstream_tf.stores import NativeStore
 
@@ -122,7 +122,7 @@ def test_masked_rows_and_their_slots_stay(rule):
     assert (counts.offered, counts.sent, counts.masked) == (4, 3, 1)
 
 
-def test_a_change_of_mode_applies_what_was_held():
+def test_a_change_of_mode_applies_what_was_deferred():
     store = make_store()
     before = rows_of(store, [1])
     store.set_update_policy("t", UpdatePolicy("defer", movement=1e9, max_age=100, max_rows=1000))
@@ -156,25 +156,25 @@ def test_empty_marks_and_keys():
     assert store.travelled("t", np.empty(0, np.int64)).shape == (0,)
 
 
-def test_bytes_of_held_sums_stay_within_what_is_said():
+def test_bytes_of_deferred_gradients_stay_within_what_is_said():
     store = make_store()
     store.set_update_policy("t", UpdatePolicy("defer", movement=1e9, max_age=100, max_rows=10**6))
     train(store, np.arange(5000), np.ones((5000, DIM)))
     counts = store.update_counts("t")
     assert counts.pending == 5000
-    assert counts.pending_bytes <= 5000 * held_row_bytes(DIM) + 64 * 128
+    assert counts.pending_bytes <= 5000 * deferred_row_bytes(DIM) + 64 * 128
 
 
 @pytest.mark.parametrize("max_rows", [1, 63, 64, 100])
 @pytest.mark.parametrize("ranks", [1, 3])
-def test_no_more_sums_are_held_than_allowed(max_rows, ranks):
+def test_no_more_sums_are_deferred_than_allowed(max_rows, ranks):
     store = make_store()
     policy = UpdatePolicy("defer", movement=1e9, max_age=100, max_rows=max_rows, ranks=ranks)
     store.set_update_policy("t", policy)
     train(store, np.tile(np.arange(5000), ranks), np.ones((5000 * ranks, DIM)))
     counts = store.update_counts("t")
     assert counts.pending == max_rows
-    assert counts.pending_bytes <= max_rows * (held_row_bytes(DIM) + 128)
+    assert counts.pending_bytes <= max_rows * (deferred_row_bytes(DIM) + 128)
 
 
 @pytest.mark.parametrize(
@@ -195,7 +195,7 @@ def test_bad_policies_are_refused(arguments, message):
 
 
 def test_flags_of_another_length_are_refused():
-    with pytest.raises(tf.errors.InvalidArgumentError, match="flags have shape"):
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"flags of table '.*' has shape"):
         make_store().mark_rows("t", [1, 2], np.full(1, SATURATED))
 
 

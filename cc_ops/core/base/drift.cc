@@ -76,9 +76,10 @@ SLIPSTREAM_SIMD_CLONES void RowDrift(const float* current, const float* snapshot
   }
 }
 
-float SignalOfDrift(float net, float travelled) {
-  const double squares = travelled;
-  if (net == 0.f) return std::isfinite(travelled) ? 0.f : std::numeric_limits<float>::quiet_NaN();
+float SignalOfDrift(float net, float squares_of_updates) {
+  const double squares = squares_of_updates;
+  if (net == 0.f)
+    return std::isfinite(squares_of_updates) ? 0.f : std::numeric_limits<float>::quiet_NaN();
   return static_cast<float>(static_cast<double>(net) * net / squares);
 }
 

@@ -35,9 +35,9 @@ void RowDrift(const float* current, const float* snapshot, int64_t begin, int64_
 // n equal updates in one direction. 0 for a row that is where it was; infinite for one that moved
 // without an update, as an import replaced it; not finite where an argument is not.
 //
-//   net        l2 distance from the snapshot.
-//   travelled  sum of squared update lengths since then.
-float SignalOfDrift(float net, float travelled);
+//   net                 l2 distance from the snapshot.
+//   squares_of_updates  sum of squared update lengths since then.
+float SignalOfDrift(float net, float squares_of_updates);
 
 }  // namespace slipstream
 

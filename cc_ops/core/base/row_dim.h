@@ -11,10 +11,10 @@ namespace slipstream {
 
 constexpr int64_t kMaxDim = 65536;
 
-// InvalidArgument unless dim is 1 to kMaxDim; `place` says whose it is, or is empty.
-inline Status ValidateDim(int64_t dim, const std::string& place) {
+// InvalidArgument unless dim is 1 to kMaxDim; `owner` says whose it is, or is empty.
+inline Status ValidateDim(int64_t dim, const std::string& owner) {
   if (dim >= 1 && dim <= kMaxDim) return OkStatus();
-  return InvalidArgument("dim" + place + " is " + std::to_string(dim) + "; allowed: 1 to " +
+  return InvalidArgument("dim" + owner + " is " + std::to_string(dim) + "; allowed: 1 to " +
                          std::to_string(kMaxDim));
 }
 

@@ -35,9 +35,9 @@ uint64_t PreparedAfter(uint64_t capacity) { return MostUsed(capacity) - capacity
 
 }  // namespace
 
-HashIndex::Entry* HashIndex::Place(Entries* entries, const Entry& entry) const {
+HashIndex::Entry* HashIndex::Put(Entries* entries, const Entry& entry) const {
   uint64_t i = HomeIn(KeyedHash(entry.key), entries->size());
-  while ((*entries)[i].slot != kEmpty) i = i + 1 == entries->size() ? 0 : i + 1;
+  while ((*entries)[i].index != kEmpty) i = i + 1 == entries->size() ? 0 : i + 1;
   (*entries)[i] = entry;
   return &(*entries)[i];
 }
@@ -67,13 +67,13 @@ void HashIndex::Grow() {
   next_.reserve(capacity);
   next_.resize(capacity);
   for (const Entry& entry : entries_) {
-    if (entry.slot != kEmpty) Place(&next_, entry);
+    if (entry.index != kEmpty) Put(&next_, entry);
   }
   entries_.swap(next_);
   DropPrepared();
 }
 
-HashIndex::Entry* HashIndex::Insert(int64_t key, uint32_t slot) {
+HashIndex::Entry* HashIndex::Insert(int64_t key, uint32_t index) {
   const uint64_t used = static_cast<uint64_t>(size_) + 1;
   if (used > MostUsed(entries_.size())) {
     Grow();
@@ -82,16 +82,16 @@ HashIndex::Entry* HashIndex::Insert(int64_t key, uint32_t slot) {
   }
   Entry entry;
   entry.key = key;
-  entry.slot = slot;
+  entry.index = index;
   ++size_;
-  return Place(&entries_, entry);
+  return Put(&entries_, entry);
 }
 
 bool HashIndex::Erase(int64_t key) {
   Entry* found = Find(key);
   if (found == nullptr) return false;
   uint64_t hole = static_cast<uint64_t>(found - entries_.data());
-  for (uint64_t i = Next(hole); entries_[i].slot != kEmpty; i = Next(i)) {
+  for (uint64_t i = Next(hole); entries_[i].index != kEmpty; i = Next(i)) {
     // An entry may fill the hole unless its home lies cyclically in (hole, i].
     const uint64_t home = Home(KeyedHash(entries_[i].key));
     const bool stays = hole < i ? (home > hole && home <= i) : (home > hole || home <= i);

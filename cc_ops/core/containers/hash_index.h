@@ -1,4 +1,4 @@
-// Open-addressing index of one shard: key -> slot of its row, with the key's
+// Open-addressing index of one shard: key -> index of its row, with the key's
 // decayed access count beside it (16 bytes an entry, four to a cache line).
 #ifndef SLIPSTREAM_CC_OPS_CORE_CONTAINERS_HASH_INDEX_H_
 #define SLIPSTREAM_CC_OPS_CORE_CONTAINERS_HASH_INDEX_H_
@@ -12,15 +12,15 @@
 namespace slipstream {
 
 // Every int64 is a legal key. Linear probing from the start of a cache line, so that most keys are
-// found in the one line that was asked for; erasing shifts entries back, so there are no
+// found in the one line that was prefetched; erasing shifts entries back, so there are no
 // tombstones. Not thread-safe: a shard has one owner at a time.
 class HashIndex {
  public:
   static constexpr uint32_t kEmpty = 0xffffffffu;
   struct Entry {
     int64_t key = 0;
-    uint32_t slot = kEmpty;  // kEmpty: the entry is free
-    float count = 0.f;       // decayed number of lookups
+    uint32_t index = kEmpty;  // kEmpty: the entry is free
+    float count = 0.f;        // decayed number of lookups
   };
 
   // Entries of a cache line; every capacity is a multiple of it.
@@ -57,11 +57,11 @@ class HashIndex {
       Entry* const found = FindInLine(line, key);
       if (found != nullptr) return found;
       // Entries before a used one, back to its home, are in use.
-      if (entries_[line + kLine - 1].slot == kEmpty) return nullptr;
+      if (entries_[line + kLine - 1].index == kEmpty) return nullptr;
     }
   }
-  // The same if the entry is in the line that Prefetch asks for, where most are. If it isn't, asks
-  // for the next one and returns nullptr.
+  // The same if the entry is in the line that Prefetch gets, where most are. If it isn't,
+  // prefetches the next one and returns nullptr.
   Entry* FindAtHome(int64_t key, uint64_t hash) {
     if (entries_.empty()) return nullptr;
     const uint64_t line = Home(hash);
@@ -77,7 +77,7 @@ class HashIndex {
 
   // Adds a key that is not there yet. May move all entries. Throws
   // std::bad_alloc, leaving the index as it was.
-  Entry* Insert(int64_t key, uint32_t slot);
+  Entry* Insert(int64_t key, uint32_t index);
 
   // Removes a key; false if it was not there.
   bool Erase(int64_t key);
@@ -97,7 +97,7 @@ class HashIndex {
     Entry* const entries = &entries_[line];
     uint32_t found = 0;
     for (uint64_t j = 0; j < kLine; ++j) {
-      found |= static_cast<uint32_t>((entries[j].key == key) & (entries[j].slot != kEmpty)) << j;
+      found |= static_cast<uint32_t>((entries[j].key == key) & (entries[j].index != kEmpty)) << j;
     }
     return found == 0 ? nullptr : entries + __builtin_ctz(found);
   }
@@ -109,7 +109,7 @@ class HashIndex {
   void Prepare(uint64_t keys);
   void DropPrepared();
   void Grow();
-  Entry* Place(Entries* entries, const Entry& entry) const;
+  Entry* Put(Entries* entries, const Entry& entry) const;
 
   Entries entries_;
   Entries next_;  // free ones, which take the place of entries_ when it grows

@@ -33,7 +33,7 @@ TEST(HashIndex, EveryInt64IsAKey) {
   }
   for (size_t i = 0; i < keys.size(); ++i) {
     ASSERT_NE(index.Find(keys[i]), nullptr);
-    EXPECT_EQ(index.Find(keys[i])->slot, i);
+    EXPECT_EQ(index.Find(keys[i])->index, i);
   }
 }
 
@@ -52,7 +52,7 @@ void AgreesWithUnorderedMap(int64_t range) {
         index.Insert(key, static_cast<uint32_t>(step))->count = 2.f;
         reference[key] = static_cast<uint32_t>(step);
       } else {
-        ASSERT_EQ(found->slot, reference[key]);
+        ASSERT_EQ(found->index, reference[key]);
         ASSERT_EQ(found->count, 2.f);
       }
     } else {
@@ -60,9 +60,9 @@ void AgreesWithUnorderedMap(int64_t range) {
     }
     ASSERT_EQ(index.size(), static_cast<int64_t>(reference.size()));
   }
-  for (const auto& [key, slot] : reference) {
+  for (const auto& [key, expected] : reference) {
     ASSERT_NE(index.Find(key), nullptr);
-    EXPECT_EQ(index.Find(key)->slot, slot);
+    EXPECT_EQ(index.Find(key)->index, expected);
   }
 }
 
@@ -73,7 +73,7 @@ TEST(HashIndex, ManyKeysAgreeWithUnorderedMap) { AgreesWithUnorderedMap(5000); }
 int64_t LongestRun(const HashIndex& index) {
   int64_t longest = 0, run = 0;
   for (const HashIndex::Entry& entry : index.entries()) {
-    run = entry.slot == HashIndex::kEmpty ? 0 : run + 1;
+    run = entry.index == HashIndex::kEmpty ? 0 : run + 1;
     longest = std::max(longest, run);
   }
   return longest;
@@ -140,7 +140,7 @@ TEST(HashIndex, LargeIndexThatGrowsKeepsWhatItHas) {
   for (const int64_t key : keys) {
     const HashIndex::Entry* const found = index.Find(key);
     ASSERT_NE(found, nullptr);
-    ASSERT_EQ(found->slot, static_cast<uint32_t>(key));
+    ASSERT_EQ(found->index, static_cast<uint32_t>(key));
     ASSERT_EQ(found->count, 3.f);
   }
   for (const int64_t key : erased) ASSERT_EQ(index.Find(key), nullptr);

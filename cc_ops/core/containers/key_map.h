@@ -1,5 +1,5 @@
-// Where a key is in a list, and its state: e.g. the copies of frozen rows, or the states of a
-// table's keys. Built once a window, probed every step.
+// Where a key is in a list, and its state: e.g. of rows that are read from copies, or the states of
+// a table's keys. Built once a window, probed every step.
 #ifndef SLIPSTREAM_CC_OPS_CORE_CONTAINERS_KEY_MAP_H_
 #define SLIPSTREAM_CC_OPS_CORE_CONTAINERS_KEY_MAP_H_
 

@@ -31,8 +31,8 @@ TEST(KeyMap, EveryInt64IsAKey) {
     KeyMap map;
     ASSERT_TRUE(map.Build(others.data(), nullptr, static_cast<int64_t>(others.size())).ok());
     for (size_t i = 0; i < keys.size(); ++i) {
-      const int32_t place = static_cast<int32_t>(i < without ? i : i - 1);
-      EXPECT_EQ(map.view().Find(keys[i]).index, i == without ? KeyMapEntry::kNowhere : place);
+      const int32_t index = static_cast<int32_t>(i < without ? i : i - 1);
+      EXPECT_EQ(map.view().Find(keys[i]).index, i == without ? KeyMapEntry::kNowhere : index);
     }
   }
 }

@@ -11,25 +11,25 @@ constexpr int64_t kKeysPerTask = 4096;
 
 }  // namespace
 
-int64_t ProbeFrozen(const int64_t* keys, int64_t n, const KeyMapView& frozen,
-                    const Parallel& parallel, int64_t* places) {
+int64_t ProbeKeys(const int64_t* keys, int64_t n, const KeyMapView& map, const Parallel& parallel,
+                  int64_t* indices) {
   const int tasks = TasksFor(n, kKeysPerTask, parallel);
   std::vector<int64_t> hits(static_cast<size_t>(tasks), 0);
   parallel.run(tasks, [&](int task) {
     const TaskRange range = RangeOf(task, tasks, n);
     int64_t found = 0;
     for (int64_t i = range.begin; i < range.end; ++i) {
-      places[i] = frozen.Find(keys[i]).index;
-      found += places[i] != KeyMapEntry::kNowhere;
+      indices[i] = map.Find(keys[i]).index;
+      found += indices[i] != KeyMapEntry::kNowhere;
     }
     hits[task] = found;
   });
   return std::accumulate(hits.begin(), hits.end(), int64_t{0});
 }
 
-void SplitProbed(const int64_t* places, int64_t n, int64_t* hits, int64_t* misses) {
+void SplitProbed(const int64_t* indices, int64_t n, int64_t* hits, int64_t* misses) {
   for (int64_t i = 0; i < n; ++i) {
-    int64_t*& end = places[i] != KeyMapEntry::kNowhere ? hits : misses;
+    int64_t*& end = indices[i] != KeyMapEntry::kNowhere ? hits : misses;
     *end++ = i;
   }
 }

@@ -20,26 +20,26 @@ struct Workspace {
     return cudaSuccess;
   }
 
-  int32_t* ranks = nullptr;  // 1 for a frozen key, then the number of frozen keys before it
+  int32_t* ranks = nullptr;  // 1 for a key of the map, then the number of those before it
   void* scratch = nullptr;
   size_t scratch_bytes = 0;
   size_t bytes = 0;
 };
 
-__global__ void FrozenProbeKernel(const int64_t* __restrict__ keys, int64_t n, KeyMapView frozen,
-                                  int64_t* __restrict__ places, int32_t* __restrict__ flags) {
+__global__ void ProbeKernel(const int64_t* __restrict__ keys, int64_t n, KeyMapView map,
+                            int64_t* __restrict__ indices, int32_t* __restrict__ flags) {
   for (int64_t i = ThreadOfGrid(); i < n; i += ThreadsOfGrid()) {
-    const int32_t place = frozen.Find(keys[i]).index;
-    places[i] = place;
-    flags[i] = place != KeyMapEntry::kNowhere ? 1 : 0;
+    const int32_t index = map.Find(keys[i]).index;
+    indices[i] = index;
+    flags[i] = index != KeyMapEntry::kNowhere ? 1 : 0;
   }
 }
 
-__global__ void SplitKernel(const int64_t* __restrict__ places, const int32_t* __restrict__ ranks,
+__global__ void SplitKernel(const int64_t* __restrict__ indices, const int32_t* __restrict__ ranks,
                             int64_t n, int64_t* __restrict__ hits, int64_t* __restrict__ misses,
                             int64_t* __restrict__ num_hits) {
   for (int64_t i = ThreadOfGrid(); i < n; i += ThreadsOfGrid()) {
-    const bool is_hit = places[i] != KeyMapEntry::kNowhere;
+    const bool is_hit = indices[i] != KeyMapEntry::kNowhere;
     const int64_t hits_before = ranks[i];
     if (is_hit) {
       hits[hits_before] = i;
@@ -59,7 +59,7 @@ __global__ void StateLookupKernel(const int64_t* __restrict__ keys, int64_t n, K
 
 }  // namespace
 
-cudaError_t FrozenProbeWorkspaceBytes(int64_t n, size_t* bytes) {
+cudaError_t ProbeWorkspaceBytes(int64_t n, size_t* bytes) {
   *bytes = 0;
   if (n > kMaxProbedKeys) return cudaErrorInvalidValue;
   if (n == 0) return cudaSuccess;
@@ -69,9 +69,9 @@ cudaError_t FrozenProbeWorkspaceBytes(int64_t n, size_t* bytes) {
   return error;
 }
 
-cudaError_t LaunchFrozenProbe(cudaStream_t stream, const int64_t* keys, int64_t n,
-                              const KeyMapView& frozen, void* workspace, size_t workspace_bytes,
-                              int64_t* places, int64_t* hits, int64_t* misses, int64_t* num_hits) {
+cudaError_t LaunchProbe(cudaStream_t stream, const int64_t* keys, int64_t n, const KeyMapView& map,
+                        void* workspace, size_t workspace_bytes, int64_t* indices, int64_t* hits,
+                        int64_t* misses, int64_t* num_hits) {
   if (n > kMaxProbedKeys) return cudaErrorInvalidValue;
   if (n == 0) return cudaMemsetAsync(num_hits, 0, sizeof(*num_hits), stream);
   Workspace parts;
@@ -79,12 +79,12 @@ cudaError_t LaunchFrozenProbe(cudaStream_t stream, const int64_t* keys, int64_t 
   if (error != cudaSuccess) return error;
   if (workspace == nullptr || parts.bytes > workspace_bytes) return cudaErrorInvalidValue;
   // clang-format off
-  FrozenProbeKernel<<<BlocksFor(n), kThreadsPerBlock, 0, stream>>>(
-      keys, n, frozen, places, parts.ranks);
+  ProbeKernel<<<BlocksFor(n), kThreadsPerBlock, 0, stream>>>(
+      keys, n, map, indices, parts.ranks);
   error = LaunchScan(stream, parts.scratch, parts.scratch_bytes, n, parts.ranks);
   if (error != cudaSuccess) return error;
   SplitKernel<<<BlocksFor(n), kThreadsPerBlock, 0, stream>>>(
-      places, parts.ranks, n, hits, misses, num_hits);
+      indices, parts.ranks, n, hits, misses, num_hits);
   // clang-format on
   return cudaGetLastError();
 }

@@ -1,4 +1,4 @@
-// Probes of a batch's keys: which of them are frozen, and in which state each is.
+// Probes of a batch's keys: which of them are map, and in which state each is.
 #ifndef SLIPSTREAM_CC_OPS_CORE_CONTAINERS_KEY_PROBE_H_
 #define SLIPSTREAM_CC_OPS_CORE_CONTAINERS_KEY_PROBE_H_
 
@@ -9,17 +9,17 @@
 
 namespace slipstream {
 
-// The frozen-cache probe, first half: looks keys up among the frozen ones.
+// First half: looks keys up in a map.
 //   keys    [n], owned by the caller.
-//   places  [n], owned by the caller: the key's place in `frozen`, or KeyMapEntry::kNowhere.
-// Returns the number of keys that are frozen.
-int64_t ProbeFrozen(const int64_t* keys, int64_t n, const KeyMapView& frozen,
-                    const Parallel& parallel, int64_t* places);
+//   indices  [n], owned by the caller: the key's index in `map`, or KeyMapEntry::kNowhere.
+// Returns the number of keys that are map.
+int64_t ProbeKeys(const int64_t* keys, int64_t n, const KeyMapView& map, const Parallel& parallel,
+                  int64_t* indices);
 
-// The second half: lists the positions of frozen keys and of the others, both ascending.
-//   places  [n], as ProbeFrozen wrote them.
-//   hits    as many as ProbeFrozen returned, owned by the caller; misses: n less that.
-void SplitProbed(const int64_t* places, int64_t n, int64_t* hits, int64_t* misses);
+// The second half: lists the positions of keys in the map and of the others, both ascending.
+//   indices  [n], as ProbeKeys wrote them.
+//   hits    as many as ProbeKeys returned, owned by the caller; misses: n less that.
+void SplitProbed(const int64_t* indices, int64_t n, int64_t* hits, int64_t* misses);
 
 // states: [n], owned by the caller; the state of each key, 0 for one that is not in `known`.
 void LookUpStates(const int64_t* keys, int64_t n, const KeyMapView& known, const Parallel& parallel,

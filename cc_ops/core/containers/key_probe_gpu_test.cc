@@ -19,18 +19,18 @@ namespace slipstream {
 namespace {
 
 struct Probed {
-  std::vector<int64_t> places, hits, misses;
+  std::vector<int64_t> indices, hits, misses;
 };
 
-Probed ProbeOnCpu(const std::vector<int64_t>& keys, const KeyMap& frozen, int threads) {
+Probed ProbeOnCpu(const std::vector<int64_t>& keys, const KeyMap& map, int threads) {
   const auto n = static_cast<int64_t>(keys.size());
   Probed result;
-  result.places.resize(keys.size());
+  result.indices.resize(keys.size());
   const int64_t hits =
-      ProbeFrozen(keys.data(), n, frozen.view(), Threads(threads), result.places.data());
+      ProbeKeys(keys.data(), n, map.view(), Threads(threads), result.indices.data());
   result.hits.resize(static_cast<size_t>(hits));
   result.misses.resize(static_cast<size_t>(n - hits));
-  SplitProbed(result.places.data(), n, result.hits.data(), result.misses.data());
+  SplitProbed(result.indices.data(), n, result.hits.data(), result.misses.data());
   return result;
 }
 
@@ -43,23 +43,23 @@ std::vector<uint8_t> StatesOnCpu(const std::vector<int64_t>& keys, const KeyMap&
 }
 
 #ifdef SLIPSTREAM_WITH_CUDA
-std::vector<KeyMapEntry> SlotsOf(const KeyMap& map) {
+std::vector<KeyMapEntry> EntriesOf(const KeyMap& map) {
   return {map.view().entries, map.view().entries + map.view().capacity};
 }
 
-Probed ProbeOnGpu(const std::vector<int64_t>& keys, const KeyMap& frozen) {
+Probed ProbeOnGpu(const std::vector<int64_t>& keys, const KeyMap& map) {
   const auto n = static_cast<int64_t>(keys.size());
-  OnDevice<KeyMapEntry> slots(SlotsOf(frozen));
-  const KeyMapView view = {slots.data(), frozen.view().capacity};
+  OnDevice<KeyMapEntry> entries(EntriesOf(map));
+  const KeyMapView view = {entries.data(), map.view().capacity};
   size_t bytes = 0;
-  EXPECT_EQ(FrozenProbeWorkspaceBytes(n, &bytes), cudaSuccess);
+  EXPECT_EQ(ProbeWorkspaceBytes(n, &bytes), cudaSuccess);
   OnDevice<char> workspace(bytes);
-  OnDevice<int64_t> device_keys(keys), places(keys.size()), hits(keys.size()), misses(keys.size()),
+  OnDevice<int64_t> device_keys(keys), indices(keys.size()), hits(keys.size()), misses(keys.size()),
       num_hits(1);
   const TestStream stream;
   const auto launch = [&](size_t given) {
-    return LaunchFrozenProbe(stream.get(), device_keys.data(), n, view, workspace.data(), given,
-                             places.data(), hits.data(), misses.data(), num_hits.data());
+    return LaunchProbe(stream.get(), device_keys.data(), n, view, workspace.data(), given,
+                       indices.data(), hits.data(), misses.data(), num_hits.data());
   };
   if (bytes > 0) {
     EXPECT_EQ(launch(bytes - 1), cudaErrorInvalidValue);
@@ -67,46 +67,47 @@ Probed ProbeOnGpu(const std::vector<int64_t>& keys, const KeyMap& frozen) {
   EXPECT_EQ(launch(bytes), cudaSuccess);
   stream.Wait();
   const int64_t found = num_hits.ToHost()[0];
-  return {places.ToHost(), hits.ToHost(static_cast<size_t>(found)),
+  return {indices.ToHost(), hits.ToHost(static_cast<size_t>(found)),
           misses.ToHost(static_cast<size_t>(n - found))};
 }
 
 std::vector<uint8_t> StatesOnGpu(const std::vector<int64_t>& keys, const KeyMap& known) {
-  OnDevice<KeyMapEntry> slots(SlotsOf(known));
+  OnDevice<KeyMapEntry> entries(EntriesOf(known));
   OnDevice<int64_t> device_keys(keys);
   OnDevice<uint8_t> states(std::vector<uint8_t>(keys.size(), 77));
   const TestStream stream;
   EXPECT_EQ(LaunchStateLookup(stream.get(), device_keys.data(), static_cast<int64_t>(keys.size()),
-                              {slots.data(), known.view().capacity}, states.data()),
+                              {entries.data(), known.view().capacity}, states.data()),
             cudaSuccess);
   stream.Wait();
   return states.ToHost();
 }
 #endif
 
-class KeyProbeTest : public OnPlaces {
+class KeyProbeTest : public OnProcessors {
  protected:
-  void ExpectReference(const std::vector<int64_t>& keys, const std::vector<int64_t>& held) {
-    std::unordered_map<int64_t, int64_t> place_of;
+  void ExpectReference(const std::vector<int64_t>& keys, const std::vector<int64_t>& known) {
+    std::unordered_map<int64_t, int64_t> index_of;
     std::vector<uint8_t> states;
-    for (size_t i = 0; i < held.size(); ++i) {
-      place_of.emplace(held[i], static_cast<int64_t>(i));
+    for (size_t i = 0; i < known.size(); ++i) {
+      index_of.emplace(known[i], static_cast<int64_t>(i));
       states.push_back(static_cast<uint8_t>(i % 5));
     }
     KeyMap map;
-    ASSERT_TRUE(map.Build(held.data(), states.data(), static_cast<int64_t>(held.size())).ok());
+    ASSERT_TRUE(map.Build(known.data(), states.data(), static_cast<int64_t>(known.size())).ok());
     Probed expected;
     std::vector<uint8_t> expected_states;
     for (size_t i = 0; i < keys.size(); ++i) {
-      const auto found = place_of.find(keys[i]);
-      const bool is_hit = found != place_of.end();
-      expected.places.push_back(is_hit ? found->second : -1);
+      const auto found = index_of.find(keys[i]);
+      const bool is_hit = found != index_of.end();
+      expected.indices.push_back(is_hit ? found->second : -1);
       (is_hit ? expected.hits : expected.misses).push_back(static_cast<int64_t>(i));
       expected_states.push_back(is_hit ? states[found->second] : 0);
     }
-    for (int threads : GetParam() == Place::kCpu ? std::vector<int>{1, 3} : std::vector<int>{0}) {
+    for (int threads :
+         GetParam() == Processor::kCpu ? std::vector<int>{1, 3} : std::vector<int>{0}) {
       const Probed probed = Probe(keys, map, threads);
-      EXPECT_EQ(probed.places, expected.places);
+      EXPECT_EQ(probed.indices, expected.indices);
       EXPECT_EQ(probed.hits, expected.hits);
       EXPECT_EQ(probed.misses, expected.misses);
       EXPECT_EQ(States(keys, map, threads), expected_states);
@@ -114,15 +115,15 @@ class KeyProbeTest : public OnPlaces {
   }
 
  private:
-  Probed Probe(const std::vector<int64_t>& keys, const KeyMap& frozen, int threads) {
+  Probed Probe(const std::vector<int64_t>& keys, const KeyMap& map, int threads) {
 #ifdef SLIPSTREAM_WITH_CUDA
-    if (GetParam() == Place::kGpu) return ProbeOnGpu(keys, frozen);
+    if (GetParam() == Processor::kGpu) return ProbeOnGpu(keys, map);
 #endif
-    return ProbeOnCpu(keys, frozen, threads);
+    return ProbeOnCpu(keys, map, threads);
   }
   std::vector<uint8_t> States(const std::vector<int64_t>& keys, const KeyMap& known, int threads) {
 #ifdef SLIPSTREAM_WITH_CUDA
-    if (GetParam() == Place::kGpu) return StatesOnGpu(keys, known);
+    if (GetParam() == Processor::kGpu) return StatesOnGpu(keys, known);
 #endif
     return StatesOnCpu(keys, known, threads);
   }
@@ -139,15 +140,15 @@ std::vector<int64_t> SomeKeys(int64_t n, int64_t different, uint64_t seed) {
 
 TEST_P(KeyProbeTest, EqualsTheReference) {
   for (int64_t n : {0, 1, 255, 256, 257, 5000, 30000}) {
-    for (int64_t held : {0, 1, 8, 9, 4000}) {
+    for (int64_t known : {0, 1, 8, 9, 4000}) {
       for (int64_t different : {1, 50, 9000}) {
-        ExpectReference(SomeKeys(n, different, 1), SomeKeys(held, different, 2));
+        ExpectReference(SomeKeys(n, different, 1), SomeKeys(known, different, 2));
       }
     }
   }
 }
 
-TEST_P(KeyProbeTest, NothingAndEverythingIsFrozen) {
+TEST_P(KeyProbeTest, NothingAndEverythingIsInTheMap) {
   const std::vector<int64_t> keys = SomeKeys(1000, 100, 1);
   ExpectReference(keys, {});
   ExpectReference(keys, keys);
@@ -162,8 +163,8 @@ TEST_P(KeyProbeTest, EveryInt64IsAKey) {
   ExpectReference(keys, {0, kLowest, -1});
 }
 
-INSTANTIATE_TEST_SUITE_P(Devices, KeyProbeTest, testing::Values(Place::kCpu, Place::kGpu),
-                         [](const auto& place) { return NameOfPlace(place); });
+INSTANTIATE_TEST_SUITE_P(Devices, KeyProbeTest, testing::Values(Processor::kCpu, Processor::kGpu),
+                         [](const auto& processor) { return NameOfProcessor(processor); });
 
 }  // namespace
 }  // namespace slipstream

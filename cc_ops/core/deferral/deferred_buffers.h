@@ -1,5 +1,5 @@
 // Deferred gradients of a variable's rows, in flat buffers: what a step's gradients become, and
-// which are due. See slipstream_tf/stores/held_sums.py for the store around it.
+// which are due.
 #ifndef SLIPSTREAM_CC_OPS_CORE_DEFERRAL_DEFERRED_BUFFERS_H_
 #define SLIPSTREAM_CC_OPS_CORE_DEFERRAL_DEFERRED_BUFFERS_H_
 

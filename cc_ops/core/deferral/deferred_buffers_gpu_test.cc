@@ -41,7 +41,7 @@ struct Gradients {
   std::vector<float> values;  // [keys, dim]
 };
 
-struct Left {
+struct Due {
   std::vector<int64_t> keys;
   std::vector<float> sums;
   StepCounts counts;
@@ -59,8 +59,8 @@ class Deferring {
  public:
   Deferring(int64_t capacity, int64_t dim) : capacity_(capacity), dim_(dim) {}
   virtual ~Deferring() = default;
-  virtual Left Step(const DeferralRule& rule, const Gradients& gradients,
-                    const KeySet& saturated) = 0;
+  virtual Due Step(const DeferralRule& rule, const Gradients& gradients,
+                   const KeySet& saturated) = 0;
 
  protected:
   // std::vector<bool> has no data.
@@ -81,8 +81,7 @@ class OnCpu : public Deferring {
         since_(capacity),
         sums_(capacity * dim) {}
 
-  Left Step(const DeferralRule& rule, const Gradients& gradients,
-            const KeySet& saturated) override {
+  Due Step(const DeferralRule& rule, const Gradients& gradients, const KeySet& saturated) override {
     const auto n = static_cast<int64_t>(gradients.keys.size());
     const DeferredBuffers buffers = {keys_.data(), since_.data(), sums_.data(), capacity_, dim_};
     std::vector<int64_t> indices(gradients.keys.size());
@@ -114,8 +113,7 @@ class OnGpu : public Deferring {
         since_(std::vector<int64_t>(capacity, 0)),
         sums_(std::vector<float>(capacity * dim, 0.0f)) {}
 
-  Left Step(const DeferralRule& rule, const Gradients& gradients,
-            const KeySet& saturated) override {
+  Due Step(const DeferralRule& rule, const Gradients& gradients, const KeySet& saturated) override {
     const auto n = static_cast<int64_t>(gradients.keys.size());
     const DeferredBuffers buffers = {keys_.data(), since_.data(), sums_.data(), capacity_, dim_};
     size_t bytes = 0;
@@ -167,9 +165,9 @@ class Reference {
  public:
   Reference(int64_t capacity, int64_t dim) : capacity_(capacity), dim_(dim) {}
 
-  Left Step(const DeferralRule& rule, const Gradients& gradients, const KeySet& saturated) {
-    Left left = {};
-    left.counts.offered = static_cast<int64_t>(gradients.keys.size());
+  Due Step(const DeferralRule& rule, const Gradients& gradients, const KeySet& saturated) {
+    Due due = {};
+    due.counts.offered = static_cast<int64_t>(gradients.keys.size());
     std::map<int64_t, Row> leaving;
     const bool may_defer = rule.defers && !rule.flushes;
     std::vector<size_t> wait_for_budget;
@@ -190,13 +188,13 @@ class Reference {
       sums[key] = sum;
       if (waits && found != deferred_.end()) {
         found->second.sum = sum;
-        ++left.counts.deferred;
+        ++due.counts.deferred;
       } else if (waits) {
         wait_for_budget.push_back(i);
       } else {
         leaving[key] = sum;
-        left.counts.due_by_age += is_old;
-        left.counts.due_by_movement += !is_old && rule.by_movement && may_defer;
+        due.counts.due_by_age += is_old;
+        due.counts.due_by_movement += !is_old && rule.by_movement && may_defer;
         if (found != deferred_.end()) deferred_.erase(found);
       }
     }
@@ -205,26 +203,26 @@ class Reference {
       if (!rule.flushes && rule.step - here->second.since < rule.max_age) continue;
       leaving[here->first] = here->second.sum;
       deferred_.erase(here);
-      ++left.counts.without_gradient;
+      ++due.counts.without_gradient;
     }
-    (rule.flushes ? left.counts.flushed : left.counts.due_by_age) += left.counts.without_gradient;
+    (rule.flushes ? due.counts.flushed : due.counts.due_by_age) += due.counts.without_gradient;
     for (size_t i : wait_for_budget) {
       const int64_t key = gradients.keys[i];
       if (static_cast<int64_t>(deferred_.size()) < std::min(capacity_, rule.max_rows)) {
         deferred_[key] = {rule.step, sums[key]};
-        ++left.counts.deferred;
+        ++due.counts.deferred;
       } else {
         leaving[key] = sums[key];
-        ++left.counts.over_budget;
+        ++due.counts.over_budget;
       }
     }
     for (const auto& [key, sum] : leaving) {
-      left.keys.push_back(key);
-      left.sums.insert(left.sums.end(), sum.begin(), sum.end());
+      due.keys.push_back(key);
+      due.sums.insert(due.sums.end(), sum.begin(), sum.end());
     }
-    left.counts.sent = static_cast<int64_t>(left.keys.size());
-    left.counts.num_deferred = static_cast<int64_t>(deferred_.size());
-    return left;
+    due.counts.sent = static_cast<int64_t>(due.keys.size());
+    due.counts.num_deferred = static_cast<int64_t>(deferred_.size());
+    return due;
   }
 
  private:
@@ -265,23 +263,23 @@ KeySet EverySecondOf(int64_t different) {
   return saturated;
 }
 
-class DeferredBuffersTest : public OnPlaces {
+class DeferredBuffersTest : public OnProcessors {
  protected:
   std::unique_ptr<Deferring> MakeDevice(int64_t capacity, int64_t dim) {
 #ifdef SLIPSTREAM_WITH_CUDA
-    if (GetParam() == Place::kGpu) return std::make_unique<OnGpu>(capacity, dim);
+    if (GetParam() == Processor::kGpu) return std::make_unique<OnGpu>(capacity, dim);
 #endif
     return std::make_unique<OnCpu>(capacity, dim);
   }
 
-  static void ExpectEqual(const Left& left, const Left& expected, const std::string& place) {
-    EXPECT_EQ(left.keys, expected.keys) << place;
-    EXPECT_EQ(Numbers(left.counts), Numbers(expected.counts)) << place;
-    ASSERT_EQ(left.sums.size(), expected.sums.size()) << place;
+  static void ExpectEqual(const Due& due, const Due& expected, const std::string& where) {
+    EXPECT_EQ(due.keys, expected.keys) << where;
+    EXPECT_EQ(Numbers(due.counts), Numbers(expected.counts)) << where;
+    ASSERT_EQ(due.sums.size(), expected.sums.size()) << where;
     // Bit for bit: a NaN equals itself, and -0 is not 0.
-    const size_t bytes = left.sums.size() * sizeof(float);
-    EXPECT_TRUE(bytes == 0 || std::memcmp(left.sums.data(), expected.sums.data(), bytes) == 0)
-        << place;
+    const size_t bytes = due.sums.size() * sizeof(float);
+    EXPECT_TRUE(bytes == 0 || std::memcmp(due.sums.data(), expected.sums.data(), bytes) == 0)
+        << where;
   }
 
   // Twenty steps, with a change of mind: nothing more is deferred from the 15th on, and step 18
@@ -356,10 +354,10 @@ TEST_P(DeferredBuffersTest, SumsThatAreNotFiniteLeaveAtOnce) {
   values[79] = std::numeric_limits<float>::infinity();
   values[3] = -0.0f;
   ++rule.step;
-  const Left left = deferring->Step(rule, {{2, 4}, values}, saturated);
-  EXPECT_EQ(left.keys, std::vector<int64_t>{4});
-  EXPECT_EQ(left.sums[0], 2.0f);
-  EXPECT_TRUE(std::isinf(left.sums[39]));
+  const Due due = deferring->Step(rule, {{2, 4}, values}, saturated);
+  EXPECT_EQ(due.keys, std::vector<int64_t>{4});
+  EXPECT_EQ(due.sums[0], 2.0f);
+  EXPECT_TRUE(std::isinf(due.sums[39]));
   values[79] = std::numeric_limits<float>::quiet_NaN();
   EXPECT_EQ(deferring->Step(rule, {{2, 4}, values}, saturated).keys, std::vector<int64_t>{4});
 }
@@ -373,10 +371,10 @@ TEST_P(DeferredBuffersTest, TheLowestKeyLeavesAtOnce) {
   for (bool by_movement : {false, true}) {
     const std::unique_ptr<Deferring> deferring = MakeDevice(4, 1);
     const DeferralRule rule = {1, 100, 4, true, false, by_movement};
-    const Left left = deferring->Step(rule, {{kLowest}, {1}}, saturated);
-    EXPECT_EQ(left.keys, std::vector<int64_t>{kLowest});
-    EXPECT_EQ(left.sums, std::vector<float>{1});
-    EXPECT_EQ(left.counts.num_deferred, 0);
+    const Due due = deferring->Step(rule, {{kLowest}, {1}}, saturated);
+    EXPECT_EQ(due.keys, std::vector<int64_t>{kLowest});
+    EXPECT_EQ(due.sums, std::vector<float>{1});
+    EXPECT_EQ(due.counts.num_deferred, 0);
   }
 }
 
@@ -388,9 +386,9 @@ TEST_P(DeferredBuffersTest, AllKeysButTheLowestCanBeDeferred) {
   DeferralRule rule = {1, 100, 6, true, false, false};
   EXPECT_TRUE(deferring->Step(rule, {keys, {1, 2, 3, 4}}, saturated).keys.empty());
   rule.flushes = true;
-  const Left left = deferring->Step(rule, {{0, 5}, {10, 20}}, saturated);
-  EXPECT_EQ(left.keys, (std::vector<int64_t>{kLowest + 1, -1, 0, 5, kHighest}));
-  EXPECT_EQ(left.sums, (std::vector<float>{1, 2, 13, 20, 4}));
+  const Due due = deferring->Step(rule, {{0, 5}, {10, 20}}, saturated);
+  EXPECT_EQ(due.keys, (std::vector<int64_t>{kLowest + 1, -1, 0, 5, kHighest}));
+  EXPECT_EQ(due.sums, (std::vector<float>{1, 2, 13, 20, 4}));
 }
 
 TEST(DeferredBuffersOnCpuTest, WhatIsDeferredMovesToOtherBuffers) {
@@ -409,7 +407,7 @@ TEST(DeferredBuffersOnCpuTest, WhatIsDeferredMovesToOtherBuffers) {
 }
 
 // The memory behind the buffers is not theirs.
-TEST(DeferredBuffersOnCpuTest, BuffersWithoutRoomAreLeftAsTheyAre) {
+TEST(DeferredBuffersOnCpuTest, BuffersWithoutRoomStayAsTheyAre) {
   const DeferredContents contents = {{4, 7, -3}, {1, 2, 3}, {}, {1, 2, 3}};
   std::vector<int64_t> keys(3, 99), since(3, 98);
   std::vector<float> sums(3, 97);
@@ -421,7 +419,7 @@ TEST(DeferredBuffersOnCpuTest, BuffersWithoutRoomAreLeftAsTheyAre) {
   EXPECT_EQ(sums, std::vector<float>(3, 97));
 }
 
-TEST(DeferredBuffersOnCpuTest, WhatCannotBeIsRefused) {
+TEST(DeferredBuffersOnCpuTest, BadContentsGiveAnError) {
   std::vector<int64_t> deferred_keys = {7, DeferredBuffers::kFree}, since = {1, 0};
   std::vector<float> deferred_sums = {1, 2};
   const DeferredBuffers buffers = {deferred_keys.data(), since.data(), deferred_sums.data(), 2, 1};
@@ -452,17 +450,18 @@ TEST(DeferredBuffersOnCpuTest, ContentsComeBackByAge) {
   EXPECT_EQ(found.keys, (std::vector<int64_t>{3, 7, 9}));
   EXPECT_EQ(found.ages, (std::vector<int64_t>{3, 3, 1}));
   EXPECT_EQ(found.sums, (std::vector<float>{3, 4, 5, 6, 1, 2}));
-  const auto refused = [&](const DeferredContents& bad) {
+  const auto status_of = [&](const DeferredContents& bad) {
     const Status status = ImportDeferred(bad, 5, buffers);
     EXPECT_EQ(ExportDeferred(buffers, 6).keys, found.keys);
     return status.message();
   };
-  EXPECT_EQ(refused({{5, 5}, {0, 0}, {}, {1, 2, 3, 4}}), "key 5 comes twice; allowed: each once");
-  EXPECT_NE(refused({{kLowest}, {0}, {}, {1, 2}}).find("cannot be deferred"), std::string::npos);
+  EXPECT_EQ(status_of({{5, 5}, {0, 0}, {}, {1, 2, 3, 4}}), "key 5 comes twice; allowed: each once");
+  EXPECT_NE(status_of({{kLowest}, {0}, {}, {1, 2}}).find("cannot be deferred"), std::string::npos);
 }
 
-INSTANTIATE_TEST_SUITE_P(Devices, DeferredBuffersTest, testing::Values(Place::kCpu, Place::kGpu),
-                         [](const auto& place) { return NameOfPlace(place); });
+INSTANTIATE_TEST_SUITE_P(Devices, DeferredBuffersTest,
+                         testing::Values(Processor::kCpu, Processor::kGpu),
+                         [](const auto& processor) { return NameOfProcessor(processor); });
 
 }  // namespace
 }  // namespace slipstream

@@ -6,20 +6,20 @@
 namespace slipstream {
 
 Status CheckDeferred(const DeferredContents& contents, int64_t dim, const std::string& of) {
-  const auto place = [&](int64_t i) {
+  const auto position = [&](int64_t i) {
     return " of deferred gradient " + std::to_string(i) + of + ", key " +
            std::to_string(contents.keys[i]) + ", ";
   };
   for (int64_t i = 0; i < contents.size(); ++i) {
     if (contents.ages[i] < 0 || contents.ages[i] > contents.kMostAge) {
-      return InvalidArgument("age" + place(i) + "is " + std::to_string(contents.ages[i]) +
+      return InvalidArgument("age" + position(i) + "is " + std::to_string(contents.ages[i]) +
                              "; allowed: 0 to " + std::to_string(contents.kMostAge) +
                              ". Nothing was replaced");
     }
     const float* sum = contents.sums.data() + i * dim;
     const float* bad = std::find_if(sum, sum + dim, [](float v) { return !std::isfinite(v); });
     if (bad != sum + dim) {
-      return InvalidArgument("sum" + place(i) + "has " + std::to_string(*bad) +
+      return InvalidArgument("sum" + position(i) + "has " + std::to_string(*bad) +
                              "; allowed: finite values. Nothing was replaced");
     }
   }

@@ -24,7 +24,7 @@ class DeferredGradients {
   // The index of a key's gradient, or kNone.
   uint32_t Find(int64_t key) const {
     const HashIndex::Entry* entry = index_of_.Find(key);
-    return entry == nullptr ? kNone : entry->slot;
+    return entry == nullptr ? kNone : entry->index;
   }
 
   // Adds a key that has none, as the youngest, its values undefined. Throws std::bad_alloc, leaving

@@ -26,7 +26,7 @@ struct UpdatePolicy {
   // Everything is applied at once, and what the policy would have done is counted
   // for a sample of the keys.
   bool is_shadow = false;
-  // Deferred gradients leave by CollectGradients and CollectDeferred only (row_exchange.h), to be
+  // Deferred gradients leave by CollectGradients and CollectDeferred only (push.h), to be
   // exchanged between processes: nothing of this table applies them, and they stay when their row
   // leaves.
   bool is_exchanged = false;

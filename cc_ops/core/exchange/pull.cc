@@ -54,7 +54,7 @@ void PrefetchAhead(const BufferPart& part, int64_t i) {
   }
 }
 
-// Lets rows go that the keys' rows need the place of.
+// Evicts rows for the keys' rows.
 Status EvictForParts(const std::vector<EmbeddingTable*>& tables, const SendBufferView& buffer,
                      bool refreshed, int ignored_rank) {
   std::vector<WantedKeys> wanted;
@@ -73,21 +73,21 @@ Status EvictForParts(const std::vector<EmbeddingTable*>& tables, const SendBuffe
 // A rank that will have a replica of a row once what is packed has been sent.
 struct NewHolder {
   ReplicaHolders* replicas;
-  int32_t place;
+  int32_t replica;
   int rank;
 };
 
 // Packs the row of a key of which ranks have refreshed replicas.
-void PackReplicated(const BufferPart& part, int32_t place, int64_t key, const float* row,
+void PackReplicated(const BufferPart& part, int32_t replica, int64_t key, const float* row,
                     RowPacker* packer, std::vector<NewHolder>* new_holders) {
   ReplicaHolders& replicas = part.table->replicas();
-  const float* current = replicas.Current(place, row, part.table->dim());
-  if (part.is_of_replicas && replicas.HasCopy(place, part.rank)) {
+  const float* current = replicas.Current(replica, row, part.table->dim());
+  if (part.is_of_replicas && replicas.HasReplica(replica, part.rank)) {
     packer->AddUnchanged();
     return;
   }
   packer->Add(key, current, true, part.is_of_replicas);
-  new_holders->push_back({&replicas, place, part.rank});
+  new_holders->push_back({&replicas, replica, part.rank});
 }
 
 // InvalidArgument if a row is not given of which there is no replica here.
@@ -96,16 +96,16 @@ Status CheckUnchanged(const std::vector<EmbeddingTable*>& replicas, const SendBu
   Status status = OkStatus();
   ForEachPart(replicas, keys, format.refreshed, [&](const BufferPart& part) {
     RowUnpacker unpacker(*part.table, format, part.rows, bytes);
-    for (int64_t i = 0; i < part.rows && part.is_of_replicas; ++i, unpacker.Pass()) {
+    for (int64_t i = 0; i < part.rows && part.is_of_replicas; ++i, unpacker.Skip()) {
       if (unpacker.IsNextGiven()) continue;
-      uint32_t slot = 0;
+      uint32_t index = 0;
       const bool is_refreshed =
-          part.table->rows().Find(part.keys[i], &slot) != nullptr &&
-          (part.table->flags().shard(ShardOf(part.keys[i]))->Of(slot) & kRefreshedReplica) != 0;
+          part.table->rows().Find(part.keys[i], &index) != nullptr &&
+          (part.table->flags().shard(ShardOf(part.keys[i]))->Of(index) & kRefreshedReplica) != 0;
       if (is_refreshed || !status.ok()) continue;
       status = InvalidArgument("the row of key " + std::to_string(part.keys[i]) + " of table '" +
                                part.table->options().name + "' did not come from rank " +
-                               std::to_string(part.rank) + ", and no copy of it is kept here");
+                               std::to_string(part.rank) + ", and there is no replica of it here");
     }
     bytes = RowUnpacker(*part.table, format, part.rows, bytes).End();
   });
@@ -138,9 +138,9 @@ Status RouteKeys(const std::vector<EmbeddingTable*>& replicas,
         std::sort(begin, end);
         end = std::unique(begin, end);
         for (auto key = begin; key != end; ++key) {
-          uint32_t slot = 0;
-          const bool is_here = replicas[t]->rows().Find(*key, &slot) != nullptr;
-          const uint8_t flags = is_here ? replicas[t]->flags().shard(ShardOf(*key))->Of(slot) : 0;
+          uint32_t index = 0;
+          const bool is_here = replicas[t]->rows().Find(*key, &index) != nullptr;
+          const uint8_t flags = is_here ? replicas[t]->flags().shard(ShardOf(*key))->Of(index) : 0;
           if (options.skip_read_only && (flags & kReadOnlyReplica) != 0) continue;
           const size_t owner = static_cast<size_t>(OwnerOf(*key, options.ranks));
           const bool is_refreshed = options.refreshed && (flags & kRefreshedReplica) != 0;
@@ -177,7 +177,7 @@ Status PullRows(const std::vector<EmbeddingTable*>& tables, const SendBufferView
   for (const EmbeddingTable* table : tables) {
     const ReplicaHolders& replicas = table->replicas();
     if (!refreshed || replicas.size() == 0 || replicas.ranks() == requests.ranks) continue;
-    return InvalidArgument("copies of rows of table '" + table->options().name + "' are kept by " +
+    return InvalidArgument("replicas of rows of table '" + table->options().name + "' are on " +
                            std::to_string(replicas.ranks()) + " ranks; sizes are those of " +
                            std::to_string(requests.ranks));
   }
@@ -197,16 +197,16 @@ Status PullRows(const std::vector<EmbeddingTable*>& tables, const SendBufferView
       RowPacker packer(*table, options.format, part.rows, bytes);
       for (int64_t i = 0; i < part.rows; ++i) {
         PrefetchAhead(part, i);
-        uint32_t slot = 0;
+        uint32_t index = 0;
         const int64_t key = part.keys[i];
-        const float* row = options.create_missing ? table->rows().FindOrInsert(key, 1.f, &slot)
+        const float* row = options.create_missing ? table->rows().FindOrInsert(key, 1.f, &index)
                                                   : table->rows().Find(key);
-        const int32_t place =
+        const int32_t replica =
             is_others && row != nullptr ? table->replicas().Find(key) : ReplicaHolders::kNowhere;
-        if (place == ReplicaHolders::kNowhere) {
+        if (replica == ReplicaHolders::kNowhere) {
           packer.Add(key, row, false, part.is_of_replicas);
         } else {
-          PackReplicated(part, place, key, row, &packer, &new_holders);
+          PackReplicated(part, replica, key, row, &packer, &new_holders);
         }
       }
       (*rank_bytes)[static_cast<size_t>(part.rank)] += static_cast<int64_t>(bytes->size() - before);
@@ -219,10 +219,10 @@ Status PullRows(const std::vector<EmbeddingTable*>& tables, const SendBufferView
     }
     // From here on nothing fails: a rank that is sent nothing must not count as having a replica.
     for (const NewHolder& holder : new_holders) {
-      holder.replicas->SetHasCopy(holder.place, holder.rank);
+      holder.replicas->SetHasReplica(holder.replica, holder.rank);
     }
   } catch (const std::bad_alloc&) {
-    return OutOfMemory("serving rows", tables);
+    return OutOfMemory("pulling rows", tables);
   }
   return OkStatus();
 }
@@ -249,23 +249,23 @@ Status StoreReplicas(const std::vector<EmbeddingTable*>& replicas, const SendBuf
       for (int64_t i = 0; i < part.rows && part.rank != options.ignored_rank; ++i) {
         PrefetchAhead(part, i);
         const int64_t key = part.keys[i];
-        uint32_t slot = 0;
+        uint32_t index = 0;
         if (part.is_of_replicas && !unpacker.IsNextGiven()) {
-          unpacker.Pass();
+          unpacker.Skip();
           continue;
         }
-        float* row = table->rows().FindOrInsert(key, 0.f, &slot);
-        if (options.read_only) table->flags().Add(key, slot, kReadOnlyReplica, table->rows());
+        float* row = table->rows().FindOrInsert(key, 0.f, &index);
+        if (options.read_only) table->flags().Add(key, index, kReadOnlyReplica, table->rows());
         // Refreshed only if it is there: what failed in between is requested again.
-        table->flags().Remove(key, slot, kRefreshedReplica);
+        table->flags().Remove(key, index, kRefreshedReplica);
         const bool is_refreshed = unpacker.IsNextRefreshed();
         unpacker.Next(key, row);
-        if (is_refreshed) table->flags().Add(key, slot, kRefreshedReplica, table->rows());
+        if (is_refreshed) table->flags().Add(key, index, kRefreshedReplica, table->rows());
       }
       bytes = unpacker.End();
     });
   } catch (const std::bad_alloc&) {
-    return OutOfMemory("copying rows", replicas);
+    return OutOfMemory("storing replicas", replicas);
   }
   return OkStatus();
 }

@@ -32,7 +32,7 @@ std::unique_ptr<EmbeddingTable> MakeTable(Kind kind, int64_t capacity = 0) {
   return std::make_unique<EmbeddingTable>(options);
 }
 
-// What one rank asks of one table.
+// What one rank requests of one table.
 struct Request {
   explicit Request(std::vector<int64_t> wanted) : keys(std::move(wanted)) {
     sizes = {static_cast<int64_t>(keys.size())};
@@ -40,8 +40,8 @@ struct Request {
   SendBufferView Keys() const {
     return {1, sizes.data(), keys.data(), static_cast<int64_t>(keys.size()), nullptr, 0};
   }
-  Status Serve(const std::vector<EmbeddingTable*>& tables, bool create_missing,
-               bool with_summary = false) {
+  Status Pull(const std::vector<EmbeddingTable*>& tables, bool create_missing,
+              bool with_summary = false) {
     PullOptions options;
     options.create_missing = create_missing;
     options.format.with_summary = with_summary;
@@ -52,14 +52,15 @@ struct Request {
     }
     return status;
   }
-  Status Store(const std::vector<EmbeddingTable*>& copies, const ReplicaOptions& options) const {
-    return StoreReplicas(copies, Keys(), bytes.data(), static_cast<int64_t>(bytes.size()), options);
+  Status Store(const std::vector<EmbeddingTable*>& replicas, const ReplicaOptions& options) const {
+    return StoreReplicas(replicas, Keys(), bytes.data(), static_cast<int64_t>(bytes.size()),
+                         options);
   }
   std::vector<int64_t> keys, sizes;
   std::vector<uint8_t> bytes;
 };
 
-std::vector<int64_t> Route(EmbeddingTable* copies, const std::vector<int64_t>& keys, int ranks,
+std::vector<int64_t> Route(EmbeddingTable* replicas, const std::vector<int64_t>& keys, int ranks,
                            bool skip_read_only = true, std::vector<int64_t>* sizes = nullptr) {
   FeatureView view;
   view.batch = view.num_keys = static_cast<int64_t>(keys.size());
@@ -68,37 +69,37 @@ std::vector<int64_t> Route(EmbeddingTable* copies, const std::vector<int64_t>& k
   RouteOptions options;
   options.ranks = ranks;
   options.skip_read_only = skip_read_only;
-  EXPECT_TRUE(RouteKeys({copies}, {view}, options, Parallel(), &requests).ok());
+  EXPECT_TRUE(RouteKeys({replicas}, {view}, options, Parallel(), &requests).ok());
   if (sizes != nullptr) *sizes = requests.sizes;
   return requests.keys;
 }
 
-TEST(Route, AsksOwnersForDistinctKeys) {
-  auto copies = MakeTable(Kind::kSgd);
+TEST(Route, RequestsDistinctKeysFromOwners) {
+  auto replicas = MakeTable(Kind::kSgd);
   std::vector<int64_t> keys, sizes;
   for (int64_t i = 0; i < 500; ++i) keys.push_back(i * i % 97 - 20);
-  const std::vector<int64_t> requested = Route(copies.get(), keys, 3, true, &sizes);
+  const std::vector<int64_t> requested = Route(replicas.get(), keys, 3, true, &sizes);
   EXPECT_EQ(std::set<int64_t>(requested.begin(), requested.end()),
             std::set<int64_t>(keys.begin(), keys.end()));
   EXPECT_EQ(std::set<int64_t>(requested.begin(), requested.end()).size(), requested.size());
   ASSERT_EQ(sizes.size(), 3u);
-  size_t place = 0;
+  size_t index = 0;
   for (int rank = 0; rank < 3; ++rank) {
     EXPECT_GT(sizes[rank], 0);
-    for (int64_t i = 0; i < sizes[rank]; ++i) EXPECT_EQ(OwnerOf(requested[place++], 3), rank);
+    for (int64_t i = 0; i < sizes[rank]; ++i) EXPECT_EQ(OwnerOf(requested[index++], 3), rank);
   }
-  EXPECT_EQ(place, requested.size());
-  EXPECT_EQ(copies->rows().size(), 0);
-  EXPECT_TRUE(Route(copies.get(), {}, 2).empty());
+  EXPECT_EQ(index, requested.size());
+  EXPECT_EQ(replicas->rows().size(), 0);
+  EXPECT_TRUE(Route(replicas.get(), {}, 2).empty());
 }
 
-TEST(Serve, MakesRowsInTrainingOnly) {
+TEST(Pull, MakesRowsInTrainingOnly) {
   for (const Kind kind : {Kind::kSgd, Kind::kAdagrad, Kind::kRowWiseAdagrad, Kind::kAdam}) {
     auto owner = MakeTable(kind);
     Request evaluated({3, -7, 3}), trained = evaluated;
-    ASSERT_TRUE(evaluated.Serve({owner.get()}, false, true).ok());
+    ASSERT_TRUE(evaluated.Pull({owner.get()}, false, true).ok());
     EXPECT_EQ(owner->rows().size(), 0);
-    ASSERT_TRUE(trained.Serve({owner.get()}, true, true).ok());
+    ASSERT_TRUE(trained.Pull({owner.get()}, true, true).ok());
     EXPECT_EQ(owner->rows().size(), 2);
     EXPECT_EQ(evaluated.bytes, trained.bytes);
     std::vector<int64_t> keys;
@@ -109,12 +110,12 @@ TEST(Serve, MakesRowsInTrainingOnly) {
   }
 }
 
-TEST(Serve, TellsTheBytesOfEachRank) {
+TEST(Pull, TellsTheBytesOfEachRank) {
   auto owner = MakeTable(Kind::kSgd);
   const std::vector<int64_t> keys = {1, 2, 3}, sizes = {1, 0, 2};
   for (const int64_t key : keys) {
-    uint32_t slot = 0;
-    owner->rows().FindOrInsert(key, 0.f, &slot)[0] = 42.f;
+    uint32_t index = 0;
+    owner->rows().FindOrInsert(key, 0.f, &index)[0] = 42.f;
   }
   PullOptions options;
   std::vector<uint8_t> bytes;
@@ -125,135 +126,135 @@ TEST(Serve, TellsTheBytesOfEachRank) {
   EXPECT_EQ(rank_bytes, (std::vector<int64_t>{1 + 4 * kDim, 0, 1 + 8 * kDim}));
 }
 
-TEST(Serve, BoundedTablesRefuseWhatTheyCannotHold) {
+TEST(Pull, BoundedTablesRefuseWhatTheyCannotHold) {
   auto owner = MakeTable(Kind::kSgd, 3);
-  const Status status = Request({1, 2, 3, 4}).Serve({owner.get()}, true);
+  const Status status = Request({1, 2, 3, 4}).Pull({owner.get()}, true);
   EXPECT_EQ(status.code(), StatusCode::kResourceExhausted);
   EXPECT_NE(status.message().find("need 4 rows of table 't'"), std::string::npos);
   EXPECT_EQ(owner->rows().size(), 0);
-  ASSERT_TRUE(Request({1, 2, 3}).Serve({owner.get()}, true).ok());
-  ASSERT_TRUE(Request({4, 3}).Serve({owner.get()}, true).ok());
+  ASSERT_TRUE(Request({1, 2, 3}).Pull({owner.get()}, true).ok());
+  ASSERT_TRUE(Request({4, 3}).Pull({owner.get()}, true).ok());
   EXPECT_EQ(owner->rows().size(), 3);
   EXPECT_NE(owner->rows().Find(3), nullptr);
 }
 
-TEST(Serve, BoundedTablesGiveNothingUpIfOneCannotHoldItsKeys) {
+TEST(Pull, BoundedTablesGiveNothingUpIfOneCannotHoldItsKeys) {
   auto first = MakeTable(Kind::kSgd, 3), second = MakeTable(Kind::kSgd, 3);
-  ASSERT_TRUE(Request({1, 2, 3}).Serve({first.get()}, true).ok());
+  ASSERT_TRUE(Request({1, 2, 3}).Pull({first.get()}, true).ok());
   Request request({4, 5, 1, 2, 3, 4});
   request.sizes = {2, 4};
-  const Status status = request.Serve({first.get(), second.get()}, true);
+  const Status status = request.Pull({first.get(), second.get()}, true);
   EXPECT_EQ(status.code(), StatusCode::kResourceExhausted);
   EXPECT_EQ(first->rows().size(), 3);
   EXPECT_EQ(first->rows().num_evicted(), 0);
 }
 
-TEST(Copies, HoldWhatTheOwnerServed) {
-  auto owner = MakeTable(Kind::kAdagrad), copies = MakeTable(Kind::kAdagrad, 50);
+TEST(Replicas, AreWhatTheOwnerGave) {
+  auto owner = MakeTable(Kind::kAdagrad), replicas = MakeTable(Kind::kAdagrad, 50);
   Request request({5, 6});
-  ASSERT_TRUE(request.Serve({owner.get()}, true, false).ok());
-  ASSERT_TRUE(request.Store({copies.get()}, ReplicaOptions()).ok());
+  ASSERT_TRUE(request.Pull({owner.get()}, true, false).ok());
+  ASSERT_TRUE(request.Store({replicas.get()}, ReplicaOptions()).ok());
   for (const int64_t key : {5, 6}) {
-    const float *own = owner->rows().Find(key), *copy = copies->rows().Find(key);
-    EXPECT_TRUE(std::equal(own, own + kDim, copy));
+    const float *own = owner->rows().Find(key), *replica = replicas->rows().Find(key);
+    EXPECT_TRUE(std::equal(own, own + kDim, replica));
   }
   std::vector<int64_t> keys;
   std::vector<float> counts;
-  copies->rows().HotKeys(9, RowStore::HotKeyOrder::kByCount, Parallel(), &keys, &counts);
-  EXPECT_TRUE(keys.empty());  // a copy is no access
+  replicas->rows().HotKeys(9, RowStore::HotKeyOrder::kByCount, Parallel(), &keys, &counts);
+  EXPECT_TRUE(keys.empty());  // a replica is no access
   // What comes later replaces it.
   owner->rows().Find(5)[0] = 42.f;
-  ASSERT_TRUE(request.Serve({owner.get()}, true, false).ok());
-  ASSERT_TRUE(request.Store({copies.get()}, ReplicaOptions()).ok());
-  EXPECT_EQ(copies->rows().Find(5)[0], 42.f);
+  ASSERT_TRUE(request.Pull({owner.get()}, true, false).ok());
+  ASSERT_TRUE(request.Store({replicas.get()}, ReplicaOptions()).ok());
+  EXPECT_EQ(replicas->rows().Find(5)[0], 42.f);
 }
 
 // Frozen ones, too: their slots may be read after the switch to judging movements.
-TEST(Copies, WithoutSummaryNeverUnderestimateAMovement) {
+TEST(Replicas, WithoutSummaryNeverUnderestimateAMovement) {
   for (const Kind kind : {Kind::kAdagrad, Kind::kRowWiseAdagrad, Kind::kAdam}) {
-    auto owner = MakeTable(kind), copies = MakeTable(kind, 50);
+    auto owner = MakeTable(kind), replicas = MakeTable(kind, 50);
     const UpdateRule rule = owner->options().rule;
     Request request({5});
-    ASSERT_TRUE(request.Serve({owner.get()}, true, true).ok());
+    ASSERT_TRUE(request.Pull({owner.get()}, true, true).ok());
     float* own = owner->rows().Find(5);
     const std::vector<float> gradient = {0.5f, 0.1f, -0.2f, 0.3f};
     rule.Apply(0.1f, kDim, gradient.data(), own);
-    ASSERT_TRUE(request.Serve({owner.get()}, true, true).ok());
+    ASSERT_TRUE(request.Pull({owner.get()}, true, true).ok());
     ReplicaOptions options;
     options.format.with_summary = true;
-    ASSERT_TRUE(request.Store({copies.get()}, options).ok());
+    ASSERT_TRUE(request.Store({replicas.get()}, options).ok());
     options = ReplicaOptions();
     options.read_only = true;
     // The owner's may have become smaller since.
     rule.InitSlots(kDim, own + kDim);
-    ASSERT_TRUE(request.Serve({owner.get()}, false, false).ok());
-    ASSERT_TRUE(request.Store({copies.get()}, options).ok());
-    const float* copy = copies->rows().Find(5);
-    EXPECT_TRUE(std::equal(own, own + kDim, copy));
-    EXPECT_GE(rule.Movement(0.1f, kDim, gradient.data(), copy),
+    ASSERT_TRUE(request.Pull({owner.get()}, false, false).ok());
+    ASSERT_TRUE(request.Store({replicas.get()}, options).ok());
+    const float* replica = replicas->rows().Find(5);
+    EXPECT_TRUE(std::equal(own, own + kDim, replica));
+    EXPECT_GE(rule.Movement(0.1f, kDim, gradient.data(), replica),
               rule.Movement(0.1f, kDim, gradient.data(), own));
   }
 }
 
-TEST(Copies, FrozenOnesAreNotAskedForUntilMarkedAnew) {
-  auto owner = MakeTable(Kind::kSgd), copies = MakeTable(Kind::kSgd);
+TEST(Replicas, ReadOnlyOnesAreNotRequestedUntilFlagsAreSetAnew) {
+  auto owner = MakeTable(Kind::kSgd), replicas = MakeTable(Kind::kSgd);
   Request request({5, 6});
-  ASSERT_TRUE(request.Serve({owner.get()}, true, false).ok());
+  ASSERT_TRUE(request.Pull({owner.get()}, true, false).ok());
   ReplicaOptions options;
   options.read_only = true;
-  ASSERT_TRUE(request.Store({copies.get()}, options).ok());
-  EXPECT_EQ(Route(copies.get(), {5, 6, 7, 5}, 1), (std::vector<int64_t>{7}));
-  EXPECT_EQ(Route(copies.get(), {5, 6, 7}, 1, false).size(), 3u);
-  EXPECT_TRUE(copies->SetFlags(nullptr, nullptr, 0, Parallel()).ok());
-  EXPECT_EQ(Route(copies.get(), {5, 6, 7}, 1).size(), 3u);
+  ASSERT_TRUE(request.Store({replicas.get()}, options).ok());
+  EXPECT_EQ(Route(replicas.get(), {5, 6, 7, 5}, 1), (std::vector<int64_t>{7}));
+  EXPECT_EQ(Route(replicas.get(), {5, 6, 7}, 1, false).size(), 3u);
+  EXPECT_TRUE(replicas->SetFlags(nullptr, nullptr, 0, Parallel()).ok());
+  EXPECT_EQ(Route(replicas.get(), {5, 6, 7}, 1).size(), 3u);
   options.ignored_rank = 0;
-  ASSERT_TRUE(request.Store({copies.get()}, options).ok());
-  EXPECT_EQ(Route(copies.get(), {5, 6, 7}, 1).size(), 3u);
+  ASSERT_TRUE(request.Store({replicas.get()}, options).ok());
+  EXPECT_EQ(Route(replicas.get(), {5, 6, 7}, 1).size(), 3u);
 }
 
-TEST(Copies, StayWithinTheirBound) {
-  auto owner = MakeTable(Kind::kSgd), copies = MakeTable(Kind::kSgd, 8);
+TEST(Replicas, StayWithinTheirBound) {
+  auto owner = MakeTable(Kind::kSgd), replicas = MakeTable(Kind::kSgd, 8);
   ReplicaOptions options;
   options.evict = true;
   for (int64_t first = 0; first < 100; first += 5) {
     Request request({first, first + 1, first + 2, first + 3, first + 4});
-    ASSERT_TRUE(request.Serve({owner.get()}, true, false).ok());
-    ASSERT_TRUE(request.Store({copies.get()}, options).ok());
-    EXPECT_LE(copies->rows().size(), 8);
-    for (const int64_t key : request.keys) EXPECT_NE(copies->rows().Find(key), nullptr);
+    ASSERT_TRUE(request.Pull({owner.get()}, true, false).ok());
+    ASSERT_TRUE(request.Store({replicas.get()}, options).ok());
+    EXPECT_LE(replicas->rows().size(), 8);
+    for (const int64_t key : request.keys) EXPECT_NE(replicas->rows().Find(key), nullptr);
   }
 }
 
-TEST(Copies, RefuseRowsThatAreNotFinite) {
+TEST(Replicas, RefuseRowsThatAreNotFinite) {
   for (const bool rounds : {false, true}) {
-    auto owner = MakeTable(Kind::kAdagrad), copies = MakeTable(Kind::kAdagrad);
+    auto owner = MakeTable(Kind::kAdagrad), replicas = MakeTable(Kind::kAdagrad);
     Request request({1, 2});
-    ASSERT_TRUE(request.Serve({owner.get()}, true).ok());
+    ASSERT_TRUE(request.Pull({owner.get()}, true).ok());
     owner->rows().Find(2)[3] = std::numeric_limits<float>::infinity();
-    PullOptions serve;
-    serve.format.rounds = rounds;
+    PullOptions pull;
+    pull.format.rounds = rounds;
     std::vector<int64_t> rank_bytes;
-    ASSERT_TRUE(PullRows({owner.get()}, request.Keys(), serve, &request.bytes, &rank_bytes).ok());
+    ASSERT_TRUE(PullRows({owner.get()}, request.Keys(), pull, &request.bytes, &rank_bytes).ok());
     ReplicaOptions options;
     options.format.rounds = rounds;
-    const Status status = request.Store({copies.get()}, options);
+    const Status status = request.Store({replicas.get()}, options);
     EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
     EXPECT_NE(status.message().find("row of key 2 of table 't' that came from its owner is not"),
               std::string::npos)
         << status.message();
-    EXPECT_EQ(copies->rows().size(), 0);
+    EXPECT_EQ(replicas->rows().size(), 0);
   }
 }
 
-TEST(Copies, RefuseBytesThatDoNotFit) {
-  auto owner = MakeTable(Kind::kAdagrad), copies = MakeTable(Kind::kAdagrad);
+TEST(Replicas, RefuseBytesThatDoNotFit) {
+  auto owner = MakeTable(Kind::kAdagrad), replicas = MakeTable(Kind::kAdagrad);
   Request request({1, 2});
-  ASSERT_TRUE(request.Serve({owner.get()}, true).ok());
+  ASSERT_TRUE(request.Pull({owner.get()}, true).ok());
   for (const int64_t key : {1, 2}) owner->rows().Find(key)[0] = 5.f;
-  ASSERT_TRUE(request.Serve({owner.get()}, true).ok());
+  ASSERT_TRUE(request.Pull({owner.get()}, true).ok());
   const Request whole = request;
   const auto refusal = [&] {
-    const Status status = request.Store({copies.get()}, ReplicaOptions());
+    const Status status = request.Store({replicas.get()}, ReplicaOptions());
     EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
     return status.message();
   };
@@ -269,14 +270,14 @@ TEST(Copies, RefuseBytesThatDoNotFit) {
   EXPECT_NE(refusal().find("sizes name 1 keys"), std::string::npos);
   request.sizes = {-1};
   EXPECT_NE(refusal().find("is -1"), std::string::npos);
-  EXPECT_EQ(request.Serve({owner.get()}, false).code(), StatusCode::kInvalidArgument);
-  EXPECT_EQ(copies->rows().size(), 0);
+  EXPECT_EQ(request.Pull({owner.get()}, false).code(), StatusCode::kInvalidArgument);
+  EXPECT_EQ(replicas->rows().size(), 0);
   // Served without slots, stored with them.
   request = whole;
   ReplicaOptions with_slots;
   with_slots.format.with_summary = true;
-  EXPECT_FALSE(request.Store({copies.get()}, with_slots).ok());
-  EXPECT_EQ(copies->rows().size(), 0);
+  EXPECT_FALSE(request.Store({replicas.get()}, with_slots).ok());
+  EXPECT_EQ(replicas->rows().size(), 0);
 }
 
 TEST(SlotSummary, NeverUnderestimatesAMovement) {
@@ -292,10 +293,10 @@ TEST(SlotSummary, NeverUnderestimatesAMovement) {
         for (float& g : gradient) g = uniform();
         rule.Apply(0.1f, kDim, gradient.data(), row.data());
       }
-      std::vector<float> copy = row;
-      rule.FillSlots(kDim, rule.SlotSummary(kDim, row.data()), copy.data());
+      std::vector<float> replica = row;
+      rule.FillSlots(kDim, rule.SlotSummary(kDim, row.data()), replica.data());
       for (float& g : gradient) g = uniform();
-      EXPECT_GE(rule.Movement(0.1f, kDim, gradient.data(), copy.data()) * 1.00001f,
+      EXPECT_GE(rule.Movement(0.1f, kDim, gradient.data(), replica.data()) * 1.00001f,
                 rule.Movement(0.1f, kDim, gradient.data(), row.data()));
     }
   }

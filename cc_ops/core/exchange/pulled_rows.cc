@@ -47,12 +47,12 @@ int64_t NumHeadBytes(int64_t rows, RowFormat format) {
   return NumBitBytes(rows) * (format.refreshed ? 2 : 1);
 }
 
-bool IsSet(const uint8_t* bits, int64_t place) {
-  return (bits[place / 8] >> (place % 8) & 1u) != 0;
+bool IsSet(const uint8_t* bits, int64_t index) {
+  return (bits[index / 8] >> (index % 8) & 1u) != 0;
 }
 
-void Set(uint8_t* bits, int64_t place) {
-  bits[place / 8] |= static_cast<uint8_t>(1u << (place % 8));
+void Set(uint8_t* bits, int64_t index) {
+  bits[index / 8] |= static_cast<uint8_t>(1u << (index % 8));
 }
 
 int64_t CountGiven(const uint8_t* given, int64_t begin, int64_t end) {
@@ -136,14 +136,15 @@ RowPacker::RowPacker(const EmbeddingTable& table, RowFormat format, int64_t rows
   bytes->resize(given_ + static_cast<size_t>(NumHeadBytes(rows, format)));
 }
 
-void RowPacker::Add(int64_t key, const float* row, bool is_refreshed, bool gives) {
-  const int64_t place = place_++, dim = table_.dim();
+void RowPacker::Add(int64_t key, const float* row, bool is_refreshed, bool is_given) {
+  const int64_t index = next_++, dim = table_.dim();
   const size_t slot_bytes = static_cast<size_t>(table_.slots_per_row()) * sizeof(float);
-  if (is_refreshed) Set(bytes_->data() + refreshed_, place);
-  if (row == nullptr && !gives) return;
+  if (is_refreshed) Set(bytes_->data() + refreshed_, index);
+  if (row == nullptr && !is_given) return;
   // Slots first: those of a row that was ever updated tell without its initial values.
   const bool may_be_new =
-      row == nullptr || (!gives && std::memcmp(row + dim, new_row_.data() + dim, slot_bytes) == 0);
+      row == nullptr ||
+      (!is_given && std::memcmp(row + dim, new_row_.data() + dim, slot_bytes) == 0);
   if (may_be_new) {
     table_.options().initializer.Fill(key, dim, new_row_.data());
     const size_t value_bytes = static_cast<size_t>(dim) * sizeof(float);
@@ -153,7 +154,7 @@ void RowPacker::Add(int64_t key, const float* row, bool is_refreshed, bool gives
       return;
     }
   }
-  Set(bytes_->data() + given_, place);
+  Set(bytes_->data() + given_, index);
   if (HasSummary(table_, format_)) {
     const uint32_t bits = BitsOf(table_.options().rule.SlotSummary(dim, row));
     Append(static_cast<uint16_t>(bits >> 16), bytes_);
@@ -167,7 +168,7 @@ void RowPacker::Add(int64_t key, const float* row, bool is_refreshed, bool gives
   }
 }
 
-void RowPacker::AddUnchanged() { Set(bytes_->data() + refreshed_, place_++); }
+void RowPacker::AddUnchanged() { Set(bytes_->data() + refreshed_, next_++); }
 
 RowUnpacker::RowUnpacker(const EmbeddingTable& table, RowFormat format, int64_t rows,
                          const uint8_t* bytes)
@@ -178,17 +179,17 @@ RowUnpacker::RowUnpacker(const EmbeddingTable& table, RowFormat format, int64_t 
       rows_(rows),
       row_bytes_(GivenRowBytes(table, format)) {}
 
-bool RowUnpacker::IsNextGiven() const { return IsSet(given_, place_); }
+bool RowUnpacker::IsNextGiven() const { return IsSet(given_, next_); }
 
 bool RowUnpacker::IsNextRefreshed() const {
-  return format_.refreshed && IsSet(given_ + NumBitBytes(rows_), place_);
+  return format_.refreshed && IsSet(given_ + NumBitBytes(rows_), next_);
 }
 
 void RowUnpacker::Next(int64_t key, float* row) {
   const int64_t dim = table_.dim();
   const UpdateRule& rule = table_.options().rule;
   float summary = 0.f;
-  if (!IsSet(given_, place_++)) {
+  if (!IsSet(given_, next_++)) {
     MakeNewRow(table_, key, row);
     if (HasSummary(table_, format_)) summary = rule.SlotSummary(dim, row);
   } else {
@@ -208,8 +209,8 @@ void RowUnpacker::Next(int64_t key, float* row) {
 }
 
 const uint8_t* RowUnpacker::End() {
-  bytes_ += CountGiven(given_, place_, rows_) * row_bytes_;
-  place_ = rows_;
+  bytes_ += CountGiven(given_, next_, rows_) * row_bytes_;
+  next_ = rows_;
   return bytes_;
 }
 

@@ -1,7 +1,7 @@
 // Rows of sharded tables on their way to where they are looked up, as bytes.
 //
 // Of the rows of a rank and table: a bit for each, set if the row is given; with refreshed
-// replicas, a bit for each, set if the rank is to keep its copy; then the given rows: the upper
+// replicas, a bit for each, set if the rank is to keep its replica; then the given rows: the upper
 // half of UpdateRule::SlotSummary, if slots travel and the rule has any, and the values, as float32
 // or rounded to bfloat16. A row that is not given is as a new one, which its key tells. Slots are
 // rounded down: no movement is underestimated.
@@ -31,17 +31,17 @@ class RowPacker {
             std::vector<uint8_t>* bytes);
 
   // The next row; null: the key has none, and so a new one. is_refreshed: whether the rank is to
-  // have its copy. gives: the row is given even if it is as a new one.
-  void Add(int64_t key, const float* row, bool is_refreshed = false, bool gives = false);
-  // The next row is not given: the rank's copy stands.
+  // have its replica. is_given: the row is given even if it is as a new one.
+  void Add(int64_t key, const float* row, bool is_refreshed = false, bool is_given = false);
+  // The next row is not given: the rank's replica stands.
   void AddUnchanged();
 
  private:
   const EmbeddingTable& table_;
   const RowFormat format_;
-  const size_t given_;      // place of the bits
+  const size_t given_;      // index of the bits
   const size_t refreshed_;  // of those that tell which replicas are refreshed
-  int64_t place_ = 0;
+  int64_t next_ = 0;
   std::vector<float> new_row_;
   std::vector<uint8_t>* bytes_;
 };
@@ -55,9 +55,9 @@ class RowUnpacker {
   bool IsNextRefreshed() const;
   // Writes the next row, with slots that stand for its own; without a summary 0.
   void Next(int64_t key, float* row);
-  // Passes over the next row, which is not given: the copy stands.
-  void Pass() { ++place_; }
-  // Passes over all rows that are left; returns the end of the bytes.
+  // Skips the next row, which is not given: the replica stands.
+  void Skip() { ++next_; }
+  // Skips all rows that are left; returns the end of the bytes.
   const uint8_t* End();
 
  private:
@@ -66,7 +66,7 @@ class RowUnpacker {
   const uint8_t* given_;
   const uint8_t* bytes_;
   const int64_t rows_, row_bytes_;
-  int64_t place_ = 0;
+  int64_t next_ = 0;
 };
 
 // InvalidArgument if `bytes` are not those of so many rows of each rank and table, or a value is

@@ -76,20 +76,20 @@ TEST(PulledRows, ComeBackAsTheyWere) {
           RowUnpacker unpacker(*table, format, count, bytes.data() + 2);
           for (int64_t key = 0; key < count; ++key) {
             const auto& own = rows[static_cast<size_t>(key)];
-            std::vector<float> copy(own.size(), 42.f);
-            unpacker.Next(key, copy.data());
+            std::vector<float> replica(own.size(), 42.f);
+            unpacker.Next(key, replica.data());
             const bool is_new = key % 3 == 0;
             for (int64_t j = 0; j < dim; ++j) {
               const float allowed = format.rounds && !is_new ? std::fabs(own[j]) / 256.f : 0.f;
-              EXPECT_NEAR(copy[j], own[j], allowed) << key;
+              EXPECT_NEAR(replica[j], own[j], allowed) << key;
             }
             if (kind == Kind::kSgd) continue;
             std::vector<float> expected = own;
             const float summary = rule.SlotSummary(dim, own.data());
             rule.FillSlots(dim, has_summary ? summary : 0.f, expected.data());
             for (size_t j = static_cast<size_t>(dim); j < own.size(); ++j) {
-              EXPECT_LE(copy[j], expected[j]);
-              EXPECT_GE(copy[j], expected[j] * (1.f - 1.f / 128.f));
+              EXPECT_LE(replica[j], expected[j]);
+              EXPECT_GE(replica[j], expected[j] * (1.f - 1.f / 128.f));
             }
           }
           EXPECT_EQ(unpacker.End(), bytes.data() + bytes.size());
@@ -110,9 +110,9 @@ TEST(PulledRows, RowsWithNewSlotsAndOtherValuesAreGiven) {
   std::vector<uint8_t> bytes;
   RowPacker(*table, RowFormat(), 1, &bytes).Add(0, row.data());
   ASSERT_EQ(bytes.size(), 9u);
-  std::vector<float> copy(4);
-  RowUnpacker(*table, RowFormat(), 1, bytes.data()).Next(0, copy.data());
-  EXPECT_EQ(copy, (std::vector<float>{row[0], row[1], 0.f, 0.f}));
+  std::vector<float> replica(4);
+  RowUnpacker(*table, RowFormat(), 1, bytes.data()).Next(0, replica.data());
+  EXPECT_EQ(replica, (std::vector<float>{row[0], row[1], 0.f, 0.f}));
 }
 
 TEST(PulledRows, RoundingKeepsWhatIsNoNumber) {
@@ -121,12 +121,12 @@ TEST(PulledRows, RoundingKeepsWhatIsNoNumber) {
   const float row[] = {std::nanf(""), infinity, -infinity, std::numeric_limits<float>::max()};
   std::vector<uint8_t> bytes;
   RowPacker(*table, {false, true}, 1, &bytes).Add(0, row);
-  std::vector<float> copy(4);
-  RowUnpacker(*table, {false, true}, 1, bytes.data()).Next(0, copy.data());
-  EXPECT_TRUE(std::isnan(copy[0]));
-  EXPECT_EQ(copy[1], infinity);
-  EXPECT_EQ(copy[2], -infinity);
-  EXPECT_EQ(copy[3], infinity);  // the nearest
+  std::vector<float> replica(4);
+  RowUnpacker(*table, {false, true}, 1, bytes.data()).Next(0, replica.data());
+  EXPECT_TRUE(std::isnan(replica[0]));
+  EXPECT_EQ(replica[1], infinity);
+  EXPECT_EQ(replica[2], -infinity);
+  EXPECT_EQ(replica[3], infinity);  // the nearest
 }
 
 }  // namespace

@@ -4,7 +4,6 @@
 #include <atomic>
 #include <functional>
 #include <new>
-#include <numeric>
 #include <string>
 #include <utility>
 
@@ -16,40 +15,50 @@
 namespace slipstream {
 namespace {
 
+// What a thread collects, and its memory for that.
+struct CollectTask {
+  explicit CollectTask(const std::vector<EmbeddingTable*>& tables)
+      : scratch(tables), rows(tables.size()) {}
+
+  PolicyScratch scratch;
+  std::vector<CollectedRows> rows;  // [tables]
+};
+
 // Puts collected rows into their owners' buffer. What it needs memory for is made first: rows that
 // were collected are nowhere else.
 class SendBufferWriter {
  public:
-  // most: [tables], rows that may be collected.
-  SendBufferWriter(const std::vector<EmbeddingTable*>& tables, const std::vector<int64_t>& most,
-                   int ranks, SendBuffer* buffer)
+  SendBufferWriter(const std::vector<EmbeddingTable*>& tables, int ranks, SendBuffer* buffer)
       : tables_(tables), ranks_(ranks), buffer_(buffer) {
-    size_t rows = 0, values = 0;
-    for (size_t t = 0; t < tables.size(); ++t) {
-      rows += static_cast<size_t>(most[t]);
-      values += static_cast<size_t>(most[t] * tables[t]->dim());
-    }
     buffer->ranks = ranks;
     buffer->sizes.assign(static_cast<size_t>(ranks) * tables.size(), 0);
     buffer->keys.clear();
     buffer->values.clear();
-    buffer->keys.reserve(rows);
-    buffer->values.reserve(values);
     ends_.resize(buffer->sizes.size());
-    rows_.reserve(rows);
   }
 
-  // How much may be collected.
-  int64_t most_rows() const { return static_cast<int64_t>(buffer_->keys.capacity()); }
-  int64_t most_values() const { return static_cast<int64_t>(buffer_->values.capacity()); }
+  // A task will collect at most so many rows of a table.
+  void Expect(size_t table, int64_t rows, CollectTask* task) {
+    const int64_t values = rows * tables_[table]->dim();
+    task->rows[table].keys.reserve(static_cast<size_t>(rows));
+    task->rows[table].rows.reserve(static_cast<size_t>(values));
+    num_rows_ += rows;
+    num_values_ += values;
+  }
+  // Takes memory for all that is expected.
+  Status Reserve(const CollectOptions& options) {
+    buffer_->keys.reserve(static_cast<size_t>(num_rows_));
+    buffer_->values.reserve(static_cast<size_t>(num_values_));
+    rows_.reserve(static_cast<size_t>(num_rows_));
+    return options.reserve(num_rows_, num_values_);
+  }
 
-  // parts: [tasks][tables], in order.
-  void Pack(const std::vector<std::vector<CollectedRows>>& parts) {
+  void Pack(const std::vector<CollectTask>& tasks) {
     const size_t num_tables = tables_.size();
     std::vector<int64_t>& sizes = buffer_->sizes;
-    for (const auto& part : parts) {
+    for (const CollectTask& task : tasks) {
       for (size_t t = 0; t < num_tables; ++t) {
-        for (const int64_t key : part[t].keys) ++sizes[OwnerOfKey(key) * num_tables + t];
+        for (const int64_t key : task.rows[t].keys) ++sizes[OwnerOfKey(key) * num_tables + t];
       }
     }
     int64_t total = 0;
@@ -58,10 +67,10 @@ class SendBufferWriter {
       total += sizes[i];
     }
     rows_.resize(static_cast<size_t>(total));
-    for (const auto& part : parts) {
+    for (const CollectTask& task : tasks) {
       for (size_t t = 0; t < num_tables; ++t) {
-        const float* row = part[t].rows.data();
-        for (const int64_t key : part[t].keys) {
+        const float* row = task.rows[t].rows.data();
+        for (const int64_t key : task.rows[t].keys) {
           rows_[ends_[OwnerOfKey(key) * num_tables + t]++] = {key, row};
           row += tables_[t]->dim();
         }
@@ -85,144 +94,113 @@ class SendBufferWriter {
   const std::vector<EmbeddingTable*>& tables_;
   const int ranks_;
   SendBuffer* buffer_;
+  int64_t num_rows_ = 0, num_values_ = 0;
   std::vector<int64_t> ends_;                           // [ranks * tables], in `rows_`
   std::vector<std::pair<int64_t, const float*>> rows_;  // by part
 };
 
-void Reserve(int64_t rows, int64_t dim, CollectedRows* collected) {
-  collected->keys.reserve(static_cast<size_t>(rows));
-  collected->rows.reserve(static_cast<size_t>(rows * dim));
-}
-
-// One table's rows in all buffer, in their order.
-struct TableRows {
-  std::vector<int64_t> keys;
-  std::vector<const float*> rows;
-};
-
-// Of buffer that were checked.
-std::vector<TableRows> Unpack(const std::vector<EmbeddingTable*>& tables,
-                              const SendBufferView& buffer) {
-  std::vector<TableRows> unpacked(tables.size());
-  const int64_t* key = buffer.keys;
-  const float* value = buffer.values;
-  for (int rank = 0; rank < buffer.ranks; ++rank) {
-    for (size_t t = 0; t < tables.size(); ++t) {
-      const int64_t size = buffer.sizes[static_cast<size_t>(rank) * tables.size() + t];
-      TableRows& rows = unpacked[t];
-      rows.keys.insert(rows.keys.end(), key, key + size);
-      key += size;
-      for (int64_t i = 0; i < size; ++i, value += tables[t]->dim()) rows.rows.push_back(value);
-    }
-  }
-  return unpacked;
-}
-
-Status CheckRowsFinite(const EmbeddingTable& table, const TableRows& rows) {
-  for (size_t i = 0; i < rows.keys.size(); ++i) {
-    if (RowIsFinite(rows.rows[i], table.dim())) continue;
-    return InvalidArgument("a gradient of key " + std::to_string(rows.keys[i]) + " of table '" +
-                           table.options().name +
-                           "' that came from another rank is not finite; allowed: finite values. "
-                           "No row was updated");
-  }
-  return OkStatus();
-}
-
-// A row to apply: `place` in the order of arrival.
+// A gradient row that came from a rank. Rows of a table lie in memory in the order in which they
+// came.
 struct Arrival {
   int shard;
   int64_t key;
-  uint32_t place;
+  const float* row;
   bool operator<(const Arrival& other) const {
     if (shard != other.shard) return shard < other.shard;
-    return key != other.key ? key < other.key : place < other.place;
+    return key != other.key ? key < other.key : row < other.row;
   }
 };
 
-std::vector<Arrival> SortArrivals(const std::vector<int64_t>& keys) {
-  std::vector<Arrival> arrivals;
-  arrivals.reserve(keys.size());
-  for (size_t i = 0; i < keys.size(); ++i) {
-    arrivals.push_back({ShardOf(keys[i]), keys[i], static_cast<uint32_t>(i)});
-  }
-  std::sort(arrivals.begin(), arrivals.end());
-  return arrivals;
-}
+// A key of the arrivals [begin, end), and its row, if it has one.
+struct ArrivedKey {
+  int64_t begin, end;
+  FoundRow found;
+};
 
-// The arrivals of the shards [first, last).
-CellRange ArrivalsOf(const std::vector<Arrival>& arrivals, CellRange shards) {
-  const auto is_before = [](const Arrival& a, int64_t shard) { return a.shard < shard; };
-  const auto begin = std::lower_bound(arrivals.begin(), arrivals.end(), shards.begin, is_before);
-  const auto end = std::lower_bound(begin, arrivals.end(), shards.end, is_before);
-  return {begin - arrivals.begin(), end - arrivals.begin()};
-}
-
-// fn(begin, end) for the arrivals of each key in a range.
-template <class Fn>
-void ForEachKey(const std::vector<Arrival>& arrivals, CellRange range, const Fn& fn) {
-  for (int64_t begin = range.begin; begin < range.end;) {
-    int64_t end = begin + 1;
-    while (end < range.end && arrivals[end].key == arrivals[begin].key) ++end;
-    fn(begin, end);
-    begin = end;
-  }
-}
-
-// Applies sums to the rows of one table, in two passes: only the first needs memory.
-class RowUpdater {
+// What becomes of one table's arrivals, in two passes: only the first needs memory.
+class TableArrivals {
  public:
-  RowUpdater(EmbeddingTable* table, float rate, float scale, bool create_missing)
-      : table_(table),
-        rule_(table->options().rule),
-        dim_(table->dim()),
-        rate_(rate),
-        scale_(scale),
-        create_missing_(create_missing),
-        sum_(static_cast<size_t>(dim_)),
-        before_(static_cast<size_t>(dim_)) {}
-
-  // found: [arrivals]; the place of a key's first arrival gets its row.
-  void Find(const std::vector<Arrival>& arrivals, CellRange range,
-            std::vector<FoundRow>* found) const {
-    ForEachKey(arrivals, range, [&](int64_t begin, int64_t) {
-      const int64_t key = arrivals[begin].key;
-      FoundRow& place = (*found)[begin];
-      place.row = create_missing_ ? table_->rows().FindOrInsert(key, 0.f, &place.slot)
-                                  : table_->rows().Find(key, &place.slot);
-    });
+  // Adds rows; InvalidArgument if one is not finite. table: the same in all calls.
+  Status Add(EmbeddingTable* table, const int64_t* keys, const float* rows, int64_t n) {
+    table_ = table;
+    for (int64_t i = 0; i < n; ++i, rows += table->dim()) {
+      if (!RowIsFinite(rows, table->dim())) {
+        return InvalidArgument("a gradient of key " + std::to_string(keys[i]) + " of table '" +
+                               table->options().name +
+                               "' that came from another rank is not finite; allowed: finite "
+                               "values. No row was updated");
+      }
+      arrivals_.push_back({ShardOf(keys[i]), keys[i], rows});
+    }
+    return OkStatus();
   }
 
-  // Returns how many keys had no row.
-  int64_t Update(const std::vector<Arrival>& arrivals, CellRange range,
-                 const std::vector<FoundRow>& found, const TableRows& rows) {
+  // All rows have been added.
+  void Sort(int tasks) {
+    std::sort(arrivals_.begin(), arrivals_.end());
+    keys_.resize(static_cast<size_t>(tasks));
+  }
+
+  // Finds, or makes, the rows of a task's shards.
+  void Find(int task, bool create_missing) {
+    const CellRange shards = CellsOf(task, static_cast<int>(keys_.size()), kNumShards);
+    const auto is_before = [](const Arrival& a, int64_t shard) { return a.shard < shard; };
+    auto begin = std::lower_bound(arrivals_.begin(), arrivals_.end(), shards.begin, is_before);
+    while (begin != arrivals_.end() && begin->shard < shards.end) {
+      const int64_t key = begin->key;
+      const auto end = std::find_if(begin, arrivals_.end(),
+                                    [&](const Arrival& other) { return other.key != key; });
+      FoundRow found = {nullptr, 0};
+      found.row = create_missing ? table_->rows().FindOrInsert(key, 0.f, &found.index)
+                                 : table_->rows().Find(key, &found.index);
+      keys_[task].push_back({begin - arrivals_.begin(), end - arrivals_.begin(), found});
+      begin = end;
+    }
+  }
+
+  // Of all rows from now on.
+  void BeginUpdate(float learning_rate) {
+    rate_ = table_->options().rule.EffectiveRate(learning_rate, table_->updates().NextStep());
+    table_->updates().set_last_learning_rate(learning_rate);
+  }
+
+  // Applies the sum of each of the task's keys to its row.
+  void Update(int task, float scale, PolicyScratch* scratch) {
+    const std::vector<ArrivedKey>& keys = keys_[task];
+    const UpdateRule rule = table_->options().rule;
+    const int64_t dim = table_->dim(), num_keys = static_cast<int64_t>(keys.size());
+    float* const sum = scratch->sum.data();
     int64_t dropped = 0;
-    ForEachKey(arrivals, range, [&](int64_t begin, int64_t end) {
-      if (found[begin].row == nullptr) {
-        ++dropped;
-        return;
-      }
-      std::copy_n(rows.rows[arrivals[begin].place], dim_, sum_.data());
-      for (int64_t a = begin + 1; a < end; ++a) {
-        const float* part = rows.rows[arrivals[a].place];
-        for (int64_t j = 0; j < dim_; ++j) sum_[j] += part[j];
-      }
-      if (scale_ != 1.f) {
-        for (float& value : sum_) value *= scale_;
-      }
-      UpdateRow(rule_, rate_, dim_, sum_.data(), found[begin],
-                table_->flags().shard(arrivals[begin].shard), before_.data());
-    });
-    return dropped;
+    UpdateEach(
+        {0, num_keys}, {num_keys, num_keys},
+        [&](int64_t i, bool /*is_next*/) {
+          PrefetchRow(keys[i].found.row, dim + table_->slots_per_row());
+        },
+        [&](int64_t i) {
+          const ArrivedKey& key = keys[i];
+          if (key.found.row == nullptr) {
+            ++dropped;
+            return;
+          }
+          std::copy_n(arrivals_[key.begin].row, dim, sum);
+          for (int64_t a = key.begin + 1; a < key.end; ++a) AddTo(sum, arrivals_[a].row, dim);
+          if (scale != 1.f) {
+            for (int64_t j = 0; j < dim; ++j) sum[j] *= scale;
+          }
+          UpdateRow(rule, rate_, dim, sum, key.found,
+                    table_->flags().shard(arrivals_[key.begin].shard), scratch->before.data());
+        });
+    dropped_ += dropped;
   }
+
+  void CountDropped() { table_->updates().AddDropped(dropped_); }
 
  private:
-  EmbeddingTable* table_;
-  const UpdateRule rule_;
-  const int64_t dim_;
-  const float rate_, scale_;
-  const bool create_missing_;
-  std::vector<float> sum_, before_;
+  EmbeddingTable* table_ = nullptr;
+  float rate_ = 0.f;
+  std::vector<Arrival> arrivals_;              // by shard, key and order in which they came
+  std::vector<std::vector<ArrivedKey>> keys_;  // [tasks]
+  std::atomic<int64_t> dropped_{0};            // keys without a row
 };
 
 }  // namespace
@@ -263,45 +241,33 @@ Status CollectGradients(const LookupPlan& plan, const std::vector<PooledGradient
   const ExclusiveTableLocks locks(plan.tables);
   const size_t num_tables = plan.tables.size();
   try {
-    std::vector<float> rates;
-    std::vector<bool> is_stale;
+    std::vector<TableUpdate> updates(num_tables);
     for (size_t t = 0; t < num_tables; ++t) {
-      const EmbeddingTable* table = plan.tables[t];
-      rates.push_back(
-          table->options().rule.EffectiveRate(options.learning_rate, table->updates().step() + 1));
-      is_stale.push_back(table->rows().generation() != plan.generations[t]);
+      updates[t].Begin(plan, t, options.learning_rate, plan.tables[t]->updates().step() + 1);
     }
     const std::vector<int64_t> bounds = BalancedBuckets(plan.unique_begin, parallel.threads);
-    std::vector<std::vector<CollectedRows>> parts(parallel.threads,
-                                                  std::vector<CollectedRows>(num_tables));
-    std::vector<PolicyScratch> scratches(parallel.threads, PolicyScratch(plan.tables));
-    std::vector<int64_t> most(num_tables, 0);
+    std::vector<CollectTask> tasks(parallel.threads, CollectTask(plan.tables));
+    SendBufferWriter writer(plan.tables, options.ranks, buffer);
     for (int task = 0; task < parallel.threads; ++task) {
-      std::vector<int64_t> of_task(num_tables, 0);
+      std::vector<int64_t> most(num_tables, 0);
       for (int64_t b = bounds[task]; b < bounds[task + 1]; ++b) {
-        of_task[static_cast<size_t>(b / kNumShards)] += MostCollected(plan, b);
+        most[static_cast<size_t>(b / kNumShards)] += MostCollected(plan, b);
       }
-      for (size_t t = 0; t < num_tables; ++t) {
-        Reserve(of_task[t], plan.tables[t]->dim(), &parts[task][t]);
-        most[t] += of_task[t];
-      }
+      for (size_t t = 0; t < num_tables; ++t) writer.Expect(t, most[t], &tasks[task]);
     }
-    SendBufferWriter packer(plan.tables, most, options.ranks, buffer);
-    status = options.reserve(packer.most_rows(), packer.most_values());
+    status = writer.Reserve(options);
     if (!status.ok()) return status;
     parallel.run(parallel.threads, [&](int task) {
-      for (int64_t b = bounds[task]; b < bounds[task + 1]; ++b) {
-        const size_t t = static_cast<size_t>(b / kNumShards);
-        int64_t dropped = 0;
-        const BucketUpdate update = {&plan,    &gradients,  plan.tables[t], b,
-                                     rates[t], is_stale[t], &dropped};
-        UpdateBucketByPolicy(update, &scratches[task], &parts[task][t]);
-      }
+      UpdateBuckets(plan, gradients, {bounds[task], bounds[task + 1]}, &updates,
+                    [&](const BucketUpdate& update, int64_t /*next*/) {
+                      UpdateBucketByPolicy(update, &tasks[task].scratch,
+                                           &tasks[task].rows[update.bucket / kNumShards]);
+                    });
     });
     if (options.advance_step) {
       for (EmbeddingTable* table : plan.tables) table->updates().NextStep();
     }
-    packer.Pack(parts);
+    writer.Pack(tasks);
   } catch (const std::bad_alloc&) {
     return OutOfMemory("collecting gradients", plan.tables);
   }
@@ -311,78 +277,55 @@ Status CollectGradients(const LookupPlan& plan, const std::vector<PooledGradient
 Status CollectAllDeferred(const std::vector<EmbeddingTable*>& tables, const CollectOptions& options,
                           SendBuffer* buffer) try {
   const ExclusiveTableLocks locks(tables);
-  std::vector<std::vector<CollectedRows>> parts(1, std::vector<CollectedRows>(tables.size()));
-  std::vector<PolicyScratch> scratches;
-  std::vector<int64_t> most;
+  std::vector<CollectTask> tasks(1, CollectTask(tables));
+  SendBufferWriter writer(tables, options.ranks, buffer);
   for (size_t t = 0; t < tables.size(); ++t) {
-    most.push_back(tables[t]->updates().num_deferred());
-    Reserve(most[t], tables[t]->dim(), &parts[0][t]);
-    scratches.emplace_back(tables[t]->dim());
+    writer.Expect(t, tables[t]->updates().num_deferred(), &tasks[0]);
   }
-  SendBufferWriter packer(tables, most, options.ranks, buffer);
-  const Status status = options.reserve(packer.most_rows(), packer.most_values());
+  const Status status = writer.Reserve(options);
   if (!status.ok()) return status;
   for (size_t t = 0; t < tables.size(); ++t) {
-    CollectDeferred(tables[t], &scratches[t], &parts[0][t]);
+    CollectDeferred(tables[t], &tasks[0].scratch, &tasks[0].rows[t]);
   }
-  packer.Pack(parts);
+  writer.Pack(tasks);
   return OkStatus();
 } catch (const std::bad_alloc&) {
   return OutOfMemory("collecting deferred gradients", tables);
 }
 
 Status ApplyRows(const std::vector<EmbeddingTable*>& tables, const SendBufferView& buffer,
-                 float learning_rate, float scale, bool create_missing, const Parallel& parallel) {
+                 const ApplyOptions& options, const Parallel& parallel) {
   std::vector<int64_t> dims;
   for (const EmbeddingTable* table : tables) dims.push_back(table->dim());
   Status status = CheckSendBuffer(tables, buffer, dims);
   if (!status.ok()) return status;
   const ExclusiveTableLocks locks(tables);
-  const size_t num_tables = tables.size();
   try {
-    const std::vector<TableRows> rows = Unpack(tables, buffer);
-    for (size_t t = 0; t < num_tables && status.ok(); ++t) {
-      status = CheckRowsFinite(*tables[t], rows[t]);
-    }
-    if (!status.ok()) return status;
-    std::vector<std::vector<Arrival>> arrivals;
-    std::vector<std::vector<FoundRow>> found;
-    std::vector<RowUpdater> updaters;  // [tasks * tables]
-    for (const TableRows& of_table : rows) {
-      arrivals.push_back(SortArrivals(of_table.keys));
-      found.emplace_back(of_table.keys.size());
-    }
-    for (int task = 0; task < parallel.threads; ++task) {
-      for (EmbeddingTable* table : tables) {
-        const int64_t step = table->updates().step() + 1;
-        const float rate = table->options().rule.EffectiveRate(learning_rate, step);
-        updaters.emplace_back(table, rate, scale, create_missing);
+    std::vector<TableArrivals> arrivals(tables.size());
+    const int64_t *keys = buffer.keys, *rows = buffer.sizes;
+    const float* values = buffer.values;
+    for (int rank = 0; rank < buffer.ranks; ++rank) {
+      for (size_t t = 0; t < tables.size(); ++t, ++rows) {
+        status = arrivals[t].Add(tables[t], keys, values, *rows);
+        if (!status.ok()) return status;
+        keys += *rows;
+        values += *rows * dims[t];
       }
     }
-    std::vector<std::atomic<int64_t>> dropped(num_tables);
-    for (auto& count : dropped) count = 0;
-    const auto range_of = [&](int task, size_t t) {
-      return ArrivalsOf(arrivals[t], CellsOf(task, parallel.threads, kNumShards));
-    };
+    for (TableArrivals& of_table : arrivals) of_table.Sort(parallel.threads);
+    std::vector<PolicyScratch> scratches(parallel.threads, PolicyScratch(tables));
     const std::function<void(int)> update_rows = [&](int task) {
-      for (size_t t = 0; t < num_tables; ++t) {
-        RowUpdater& updater = updaters[static_cast<size_t>(task) * num_tables + t];
-        dropped[t] += updater.Update(arrivals[t], range_of(task, t), found[t], rows[t]);
+      for (TableArrivals& of_table : arrivals) {
+        of_table.Update(task, options.scale, &scratches[task]);
       }
     };
     parallel.run(parallel.threads, [&](int task) {
-      for (size_t t = 0; t < num_tables; ++t) {
-        const RowUpdater& updater = updaters[static_cast<size_t>(task) * num_tables + t];
-        updater.Find(arrivals[t], range_of(task, t), &found[t]);
-      }
+      for (TableArrivals& of_table : arrivals) of_table.Find(task, options.create_missing);
     });
     // From here on nothing needs memory: rows are updated all or none.
-    for (EmbeddingTable* table : tables) {
-      table->updates().NextStep();
-      table->updates().set_last_learning_rate(learning_rate);
-    }
+    for (TableArrivals& of_table : arrivals) of_table.BeginUpdate(options.learning_rate);
     parallel.run(parallel.threads, update_rows);
-    for (size_t t = 0; t < num_tables; ++t) tables[t]->updates().AddDropped(dropped[t]);
+    for (TableArrivals& of_table : arrivals) of_table.CountDropped();
   } catch (const std::bad_alloc&) {
     return OutOfMemory("applying the ranks' gradients", tables);
   }

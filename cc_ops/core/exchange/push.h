@@ -70,13 +70,19 @@ Status CollectGradients(const LookupPlan& plan, const std::vector<PooledGradient
 Status CollectAllDeferred(const std::vector<EmbeddingTable*>& tables, const CollectOptions& options,
                           SendBuffer* buffer);
 
-// Applies gradient rows: those of a key are added in the order in which they come,
-// multiplied by `scale`, and applied as one gradient in one update of every table.
-// makes_rows: whether a key without a row gets one, without an access; else its rows
-// are counted as dropped updates. InvalidArgument if sizes, keys and values do not
-// fit together, or a value is not finite: no row is changed then. Takes the mutexes.
+struct ApplyOptions {
+  float learning_rate = 0.f;
+  float scale = 1.f;  // multiplies the sums
+  // Whether a key without a row gets one, without an access; else its rows are counted as dropped
+  // updates.
+  bool create_missing = true;
+};
+
+// Applies gradient rows: those of a key are added in the order in which they come, and applied as
+// one gradient in one update of every table. InvalidArgument if sizes, keys and values do not fit
+// together, or a value is not finite: no row is changed then. Takes the mutexes.
 Status ApplyRows(const std::vector<EmbeddingTable*>& tables, const SendBufferView& buffer,
-                 float learning_rate, float scale, bool create_missing, const Parallel& parallel);
+                 const ApplyOptions& options, const Parallel& parallel);
 
 }  // namespace slipstream
 

@@ -69,7 +69,7 @@ struct Process {
   }
 
   Status Apply(const SendBuffer& buffer, float scale = 1.f, bool create_missing = true) {
-    return ApplyRows(tables, View(buffer), 0.1f, scale, create_missing, parallel);
+    return ApplyRows(tables, View(buffer), {0.1f, scale, create_missing}, parallel);
   }
 
   static SendBufferView View(const SendBuffer& buffer) {
@@ -192,8 +192,8 @@ TEST(Exchange, ProcessesStayEqualAndGiveTheUnionsUpdate) {
   }
 }
 
-TEST(Exchange, LosesNoHeldGradient) {
-  // Rows come and go in a table of 16, whose held sums must outlive them.
+TEST(Exchange, LosesNoDeferredGradient) {
+  // Rows come and go in a table of 16, whose deferred gradients must outlive them.
   for (const int64_t capacity : {0, 600}) {
     Process process(UpdateRule::Kind::kSgd, capacity);
     std::mt19937_64 random(5);
@@ -239,8 +239,8 @@ TEST(Exchange, LosesNoHeldGradient) {
       return ResourceExhausted("no memory for outputs");
     };
     const int64_t deferred = process.tables[0]->updates().num_deferred();
-    SendBuffer held;
-    EXPECT_EQ(CollectAllDeferred(process.tables, without_memory, &held).message(),
+    SendBuffer collected;
+    EXPECT_EQ(CollectAllDeferred(process.tables, without_memory, &collected).message(),
               "no memory for outputs");
     EXPECT_EQ(process.tables[0]->updates().num_deferred(), deferred);
     EXPECT_EQ(most_rows, deferred + process.tables[1]->updates().num_deferred());
@@ -248,12 +248,12 @@ TEST(Exchange, LosesNoHeldGradient) {
     process.Lookup({{1, 2}, {3, 4}}, {{0.f, 0.f}, {0.f, 0.f}});
     without_memory.learning_rate = 0.1f;
     EXPECT_FALSE(CollectGradients(process.workspace.plan, process.views_of_gradients,
-                                  without_memory, process.parallel, &held)
+                                  without_memory, process.parallel, &collected)
                      .ok());
     EXPECT_GE(process.tables[0]->updates().num_deferred(), capacity > 0 ? 1 : deferred);
-    ASSERT_TRUE(CollectAllDeferred(process.tables, {}, &held).ok());
-    EXPECT_GT(held.keys.size(), 0u);
-    take(held);
+    ASSERT_TRUE(CollectAllDeferred(process.tables, {}, &collected).ok());
+    EXPECT_GT(collected.keys.size(), 0u);
+    take(collected);
     EXPECT_EQ(
         process.tables[0]->updates().num_deferred() + process.tables[1]->updates().num_deferred(),
         0);
@@ -265,7 +265,7 @@ TEST(Exchange, LosesNoHeldGradient) {
   }
 }
 
-TEST(Exchange, ParcelsGoToOwners) {
+TEST(Exchange, SendBuffersGoToOwners) {
   Process process(UpdateRule::Kind::kSgd);
   std::mt19937_64 random(6);
   const Batch batch = RandomBatch(&random, 300);

@@ -31,22 +31,22 @@ std::unique_ptr<EmbeddingTable> MakeTable(int64_t capacity = 0) {
   return std::make_unique<EmbeddingTable>(options);
 }
 
-// One owner, number 0, and ranks that ask it for rows.
+// One owner, number 0, and ranks that request rows of it.
 class Job {
  public:
   Job(int ranks, RowFormat format) : ranks_(ranks), format_(format), owner_(MakeTable()) {
     format_.refreshed = true;
-    for (int rank = 0; rank < ranks; ++rank) copies_.push_back(MakeTable());
+    for (int rank = 0; rank < ranks; ++rank) replicas_.push_back(MakeTable());
   }
 
   EmbeddingTable* owner() { return owner_.get(); }
-  EmbeddingTable* copies(int rank) { return copies_[static_cast<size_t>(rank)].get(); }
+  EmbeddingTable* replicas(int rank) { return replicas_[static_cast<size_t>(rank)].get(); }
 
-  void Publish(const std::vector<int64_t>& keys, float movement) {
+  void SetReplicated(const std::vector<int64_t>& keys, float movement) {
     const int64_t stride = owner_->dim() + owner_->slots_per_row();
     ASSERT_TRUE(
         owner_->replicas()
-            .Publish(keys.data(), static_cast<int64_t>(keys.size()), stride, ranks_, movement)
+            .SetReplicated(keys.data(), static_cast<int64_t>(keys.size()), stride, ranks_, movement)
             .ok());
   }
 
@@ -85,7 +85,7 @@ class Job {
     RouteOptions options;
     options.refreshed = true;
     SendBuffer requests;
-    EXPECT_TRUE(RouteKeys({copies(rank)}, {view}, options, Parallel(), &requests).ok());
+    EXPECT_TRUE(RouteKeys({replicas(rank)}, {view}, options, Parallel(), &requests).ok());
     EXPECT_EQ(requests.sizes.size(), 2u);
     return requests;
   }
@@ -99,26 +99,26 @@ class Job {
                                  0};
     ReplicaOptions options;
     options.format = format_;
-    return StoreReplicas({copies(rank)}, view, bytes, num_bytes, options);
+    return StoreReplicas({replicas(rank)}, view, bytes, num_bytes, options);
   }
 
-  // As copies of a rank have it; NaN: it has none.
+  // As replicas of a rank have it; NaN: it has none.
   float Value(EmbeddingTable* table, int64_t key) {
     const float* row = table->rows().Find(key);
     return row == nullptr ? std::nanf("") : row[0];
   }
   void Move(int64_t key, float by) { owner_->rows().Find(key)[0] += by; }
-  bool IsKept(int rank, int64_t key) {
-    uint8_t mark = 0;
-    copies(rank)->flags().Get(&key, 1, copies(rank)->rows(), &mark);
-    return (mark & kRefreshedReplica) != 0;
+  bool IsRefreshed(int rank, int64_t key) {
+    uint8_t flag = 0;
+    replicas(rank)->flags().Get(&key, 1, replicas(rank)->rows(), &flag);
+    return (flag & kRefreshedReplica) != 0;
   }
 
  private:
   const int ranks_;
   RowFormat format_;
   std::unique_ptr<EmbeddingTable> owner_;
-  std::vector<std::unique_ptr<EmbeddingTable>> copies_;
+  std::vector<std::unique_ptr<EmbeddingTable>> replicas_;
 };
 
 std::vector<RowFormat> Formats() {
@@ -127,63 +127,63 @@ std::vector<RowFormat> Formats() {
   return formats;
 }
 
-TEST(Copies, OfHotRowsAreKeptUntilTheyMoved) {
+TEST(Replicas, OfHotRowsStandUntilTheyMoved) {
   for (const RowFormat format : Formats()) {
     Job job(3, format);
     job.LookUp({{}, {1, 2, 3}, {1}});
-    job.Publish({1, 2}, 0.5f);
+    job.SetReplicated({1, 2}, 0.5f);
     job.Move(1, 0.125f);
     job.LookUp({{1}, {1, 2, 3}, {}});
-    EXPECT_FALSE(job.IsKept(0, 1)) << "the owner needs no copy";
-    EXPECT_TRUE(job.IsKept(1, 1));
-    EXPECT_FALSE(job.IsKept(1, 3));
+    EXPECT_FALSE(job.IsRefreshed(0, 1)) << "the owner needs no replica";
+    EXPECT_TRUE(job.IsRefreshed(1, 1));
+    EXPECT_FALSE(job.IsRefreshed(1, 3));
     const float before = job.Value(job.owner(), 1);
-    EXPECT_EQ(job.Value(job.copies(1), 1), before);
+    EXPECT_EQ(job.Value(job.replicas(1), 1), before);
 
     job.Move(1, 0.25f);
     job.Move(3, 0.25f);
     const std::vector<int64_t> bytes = job.LookUp({{1}, {1, 2, 3}, {1}});
-    EXPECT_EQ(job.Value(job.copies(0), 1), job.Value(job.owner(), 1));
-    EXPECT_EQ(job.Value(job.copies(1), 1), before);
-    EXPECT_EQ(job.Value(job.copies(2), 1), before) << "as all ranks have it";
-    EXPECT_EQ(job.Value(job.copies(1), 3), job.Value(job.owner(), 3));
-    EXPECT_TRUE(job.IsKept(2, 1));
+    EXPECT_EQ(job.Value(job.replicas(0), 1), job.Value(job.owner(), 1));
+    EXPECT_EQ(job.Value(job.replicas(1), 1), before);
+    EXPECT_EQ(job.Value(job.replicas(2), 1), before) << "as all ranks have it";
+    EXPECT_EQ(job.Value(job.replicas(1), 3), job.Value(job.owner(), 3));
+    EXPECT_TRUE(job.IsRefreshed(2, 1));
     // Two bits each, and the row of 3.
     const int64_t row = 4 * kDim + (format.with_summary ? 2 : 0);
     EXPECT_EQ(bytes[1], 2 + 2 + row);
 
     job.Move(1, 0.5f);
     job.LookUp({{}, {1}, {}});
-    EXPECT_EQ(job.Value(job.copies(1), 1), job.Value(job.owner(), 1));
-    EXPECT_EQ(job.Value(job.copies(2), 1), before);
+    EXPECT_EQ(job.Value(job.replicas(1), 1), job.Value(job.owner(), 1));
+    EXPECT_EQ(job.Value(job.replicas(2), 1), before);
     job.LookUp({{}, {}, {1}});
-    EXPECT_EQ(job.Value(job.copies(2), 1), job.Value(job.owner(), 1));
+    EXPECT_EQ(job.Value(job.replicas(2), 1), job.Value(job.owner(), 1));
   }
 }
 
-TEST(Copies, OfRowsThatAreNoLongerHotAreGivenBack) {
+TEST(Replicas, OfRowsThatAreNoLongerHotAreGivenBack) {
   Job job(2, RowFormat());
-  job.Publish({1, 2}, 0.5f);
+  job.SetReplicated({1, 2}, 0.5f);
   job.LookUp({{}, {1, 2}});
-  EXPECT_TRUE(job.IsKept(1, 1)) << "a row that is as it starts, too";
+  EXPECT_TRUE(job.IsRefreshed(1, 1)) << "a row that is as it starts, too";
   job.Move(1, 0.25f);
-  job.Publish({2}, 0.5f);
+  job.SetReplicated({2}, 0.5f);
   job.LookUp({{}, {1, 2}});
-  EXPECT_FALSE(job.IsKept(1, 1));
-  EXPECT_EQ(job.Value(job.copies(1), 1), job.Value(job.owner(), 1));
-  EXPECT_TRUE(job.IsKept(1, 2));
+  EXPECT_FALSE(job.IsRefreshed(1, 1));
+  EXPECT_EQ(job.Value(job.replicas(1), 1), job.Value(job.owner(), 1));
+  EXPECT_TRUE(job.IsRefreshed(1, 2));
 }
 
-TEST(Copies, OutlastMarksButNotOtherCopies) {
+TEST(Replicas, OutlastFlagsButNotOtherReplicas) {
   Job job(2, RowFormat());
-  job.Publish({1, 2}, 0.5f);
+  job.SetReplicated({1, 2}, 0.5f);
   job.LookUp({{}, {1, 2}});
-  const int64_t marked[] = {1, 1};
-  const uint8_t marks[] = {kWatched, kSaturated};
-  EXPECT_TRUE(job.copies(1)->SetFlags(marked, marks, 2, Parallel()).ok());
-  uint8_t mark = 0;
-  job.copies(1)->flags().Get(marked, 1, job.copies(1)->rows(), &mark);
-  EXPECT_EQ(mark, kSaturated | kRefreshedReplica) << "the last one counts";
+  const int64_t flagged[] = {1, 1};
+  const uint8_t flags[] = {kWatched, kSaturated};
+  EXPECT_TRUE(job.replicas(1)->SetFlags(flagged, flags, 2, Parallel()).ok());
+  uint8_t flag = 0;
+  job.replicas(1)->flags().Get(flagged, 1, job.replicas(1)->rows(), &flag);
+  EXPECT_EQ(flag, kSaturated | kRefreshedReplica) << "the last one counts";
   // As an evaluation reads it.
   const std::vector<int64_t> key = {1}, size = {1};
   const SendBufferView view = {1, size.data(), key.data(), 1, nullptr, 0};
@@ -191,12 +191,12 @@ TEST(Copies, OutlastMarksButNotOtherCopies) {
   std::vector<int64_t> rank_bytes;
   ASSERT_TRUE(PullRows({job.owner()}, view, PullOptions(), &bytes, &rank_bytes).ok());
   ASSERT_TRUE(
-      StoreReplicas({job.copies(1)}, view, bytes.data(), rank_bytes[0], ReplicaOptions()).ok());
-  EXPECT_FALSE(job.IsKept(1, 1));
-  EXPECT_TRUE(job.IsKept(1, 2));
+      StoreReplicas({job.replicas(1)}, view, bytes.data(), rank_bytes[0], ReplicaOptions()).ok());
+  EXPECT_FALSE(job.IsRefreshed(1, 1));
+  EXPECT_TRUE(job.IsRefreshed(1, 2));
 }
 
-TEST(Copies, ThatAreNotHereCannotStand) {
+TEST(Replicas, ThatAreNotHereCannotStand) {
   Job job(2, RowFormat());
   SendBuffer requests;
   requests.sizes = {0, 1};
@@ -207,14 +207,14 @@ TEST(Copies, ThatAreNotHereCannotStand) {
   EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
   EXPECT_NE(status.message().find("key 7 of table 't' did not come from rank 0"),
             std::string::npos);
-  EXPECT_EQ(job.copies(1)->rows().size(), 0);
+  EXPECT_EQ(job.replicas(1)->rows().size(), 0);
 }
 
-TEST(Copies, OfRowsThatWereNotSentDoNotCount) {
+TEST(Replicas, OfRowsThatWereNotSentDoNotCount) {
   Job job(2, RowFormat());
   job.LookUp({{1, 2}, {}});
   job.Move(1, 0.5f);
-  job.Publish({1, 2}, 0.5f);
+  job.SetReplicated({1, 2}, 0.5f);
   const ReplicaContents before = job.owner()->replicas().Export();
   const std::vector<int64_t> keys = {1, 2}, sizes = {0, 0, 2, 0};
   const SendBufferView view = {2, sizes.data(), keys.data(), 2, nullptr, 0};
@@ -230,12 +230,12 @@ TEST(Copies, OfRowsThatWereNotSentDoNotCount) {
   EXPECT_EQ(job.owner()->replicas().Export().holders, before.holders);
   // Asked as one that has no replica, the rank is sent both rows.
   job.LookUp({{}, {1, 2}});
-  EXPECT_TRUE(job.IsKept(1, 1) && job.IsKept(1, 2));
+  EXPECT_TRUE(job.IsRefreshed(1, 1) && job.IsRefreshed(1, 2));
 }
 
-TEST(Copies, AreThoseOfAsManyRanks) {
+TEST(Replicas, AreThoseOfAsManyRanks) {
   Job job(2, RowFormat());
-  job.Publish({1}, 0.5f);
+  job.SetReplicated({1}, 0.5f);
   const std::vector<int64_t> sizes(6, 0);
   const SendBufferView view = {3, sizes.data(), nullptr, 0, nullptr, 0};
   PullOptions options;
@@ -244,11 +244,11 @@ TEST(Copies, AreThoseOfAsManyRanks) {
   std::vector<int64_t> rank_bytes;
   const Status status = PullRows({job.owner()}, view, options, &bytes, &rank_bytes);
   EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
-  EXPECT_NE(status.message().find("kept by 2 ranks; sizes are those of 3"), std::string::npos);
+  EXPECT_NE(status.message().find("are on 2 ranks; sizes are those of 3"), std::string::npos);
 }
 
 // Any sequence of lookups, moves, and sets of hot rows.
-TEST(Copies, AreNeverFurtherFromTheirRowThanTheMovement) {
+TEST(Replicas, AreNeverFurtherFromTheirRowThanTheMovement) {
   constexpr int kRanks = 3;
   constexpr int64_t kKeys = 12;
   for (const float movement : {0.f, 0.3f}) {
@@ -262,23 +262,23 @@ TEST(Copies, AreNeverFurtherFromTheirRowThanTheMovement) {
         }
         return keys;
       };
-      int64_t kept = 0;
+      int64_t refreshed = 0;
       for (int step = 0; step < 400; ++step) {
-        if (step % 20 == 0) job.Publish(some_keys(), movement);
+        if (step % 20 == 0) job.SetReplicated(some_keys(), movement);
         const std::vector<std::vector<int64_t>> keys = {some_keys(), some_keys(), some_keys()};
         job.LookUp(keys);
         for (int rank = 0; rank < kRanks; ++rank) {
           for (const int64_t key : keys[static_cast<size_t>(rank)]) {
             const float distance =
-                std::fabs(job.Value(job.copies(rank), key) - job.Value(job.owner(), key));
-            const bool may_be_old = rank != 0 && job.IsKept(rank, key);
+                std::fabs(job.Value(job.replicas(rank), key) - job.Value(job.owner(), key));
+            const bool may_be_old = rank != 0 && job.IsRefreshed(rank, key);
             EXPECT_LE(distance, may_be_old ? movement : 0.f);
-            kept += distance > 0.f;
+            refreshed += distance > 0.f;
           }
         }
         for (const int64_t key : keys[1]) job.Move(key, random() % 2 == 0 ? 0.125f : -0.125f);
       }
-      EXPECT_EQ(kept > 0, movement > 0.f);
+      EXPECT_EQ(refreshed > 0, movement > 0.f);
     }
   }
 }

@@ -75,11 +75,11 @@ class SketchOnGpu : public Sketch {
 };
 #endif
 
-class AccessSketchTest : public OnPlaces {
+class AccessSketchTest : public OnProcessors {
  protected:
   std::unique_ptr<Sketch> MakeSketch(int log2_width) {
 #ifdef SLIPSTREAM_WITH_CUDA
-    if (GetParam() == Place::kGpu) return std::make_unique<SketchOnGpu>(log2_width);
+    if (GetParam() == Processor::kGpu) return std::make_unique<SketchOnGpu>(log2_width);
 #endif
     return std::make_unique<Sketch>(log2_width);
   }
@@ -182,8 +182,9 @@ TEST_P(AccessSketchTest, EveryInt64IsAKey) {
   EXPECT_EQ(sketch->Estimate(keys), (std::vector<int64_t>{1, 2, 3, 4}));
 }
 
-INSTANTIATE_TEST_SUITE_P(Devices, AccessSketchTest, testing::Values(Place::kCpu, Place::kGpu),
-                         [](const auto& place) { return NameOfPlace(place); });
+INSTANTIATE_TEST_SUITE_P(Devices, AccessSketchTest,
+                         testing::Values(Processor::kCpu, Processor::kGpu),
+                         [](const auto& processor) { return NameOfProcessor(processor); });
 
 }  // namespace
 }  // namespace slipstream

@@ -148,11 +148,11 @@ Batch SomeBatch(int64_t n, int64_t different, uint64_t seed) {
   return batch;
 }
 
-class HotKeySketchTest : public OnPlaces {
+class HotKeySketchTest : public OnProcessors {
  protected:
   std::unique_ptr<Counter> MakeCounter(int log2_width) {
 #ifdef SLIPSTREAM_WITH_CUDA
-    if (GetParam() == Place::kGpu) return std::make_unique<CounterOnGpu>(log2_width);
+    if (GetParam() == Processor::kGpu) return std::make_unique<CounterOnGpu>(log2_width);
 #endif
     return std::make_unique<CounterOnCpu>(log2_width);
   }
@@ -210,8 +210,9 @@ TEST_P(HotKeySketchTest, AnyKeyCountsAndAllButTheLowestAreRemembered) {
   EXPECT_GE(ViewOf(&content, 6).sketch.Estimate(kLowest), 512);
 }
 
-INSTANTIATE_TEST_SUITE_P(Devices, HotKeySketchTest, testing::Values(Place::kCpu, Place::kGpu),
-                         [](const auto& place) { return NameOfPlace(place); });
+INSTANTIATE_TEST_SUITE_P(Devices, HotKeySketchTest,
+                         testing::Values(Processor::kCpu, Processor::kGpu),
+                         [](const auto& processor) { return NameOfProcessor(processor); });
 
 }  // namespace
 }  // namespace slipstream

@@ -36,11 +36,11 @@ bool IsCopied(const FeatureView& view, Combiner combiner) {
 std::vector<PooledOutput> CopiesOf(const std::vector<FeatureView>& features,
                                    const std::vector<Combiner>& combiners,
                                    const std::vector<PooledOutput>& outputs) {
-  std::vector<PooledOutput> copies(features.size());
+  std::vector<PooledOutput> copied(features.size());
   for (size_t f = 0; f < features.size(); ++f) {
-    if (IsCopied(features[f], combiners[f])) copies[f] = outputs[f];
+    if (IsCopied(features[f], combiners[f])) copied[f] = outputs[f];
   }
-  return copies;
+  return copied;
 }
 
 // Examples without a key have vectors of zeros.
@@ -131,7 +131,7 @@ Status LookupForTraining(const std::vector<EmbeddingTable*>& tables,
     SortedKeys& sorted = workspace->sorted;
     RowTargets targets = {CopiesOf(features, combiners, outputs), nullptr};
     const bool all_are_copied =
-        std::all_of(targets.copies.begin(), targets.copies.end(),
+        std::all_of(targets.copied.begin(), targets.copied.end(),
                     [](const PooledOutput& o) { return o.data != nullptr; });
     SortByBucket(features, batch, num_tables, positions, !all_are_copied, parallel, &sorted);
     const Status room = MakeRoomForBatch(tables, sorted);
@@ -146,7 +146,7 @@ Status LookupForTraining(const std::vector<EmbeddingTable*>& tables,
     plan->unique_count.assign(sorted.begin.size() - 1, 0);
     plan->unique_key.resize(n);
     plan->unique_row.resize(n);
-    plan->unique_slot.resize(n);
+    plan->unique_index.resize(n);
     plan->uses_end.resize(n);
     plan->uses.resize(n);
     plan->use_position.resize(sorted.position.size());
@@ -164,7 +164,7 @@ Status LookupForTraining(const std::vector<EmbeddingTable*>& tables,
     plan->scale.clear();
     if (static_cast<int64_t>(n) < positions.total) {
       for (size_t f = 0; f < features.size(); ++f) {
-        if (targets.copies[f].data == nullptr || !features[f].has_padding) continue;
+        if (targets.copied[f].data == nullptr || !features[f].has_padding) continue;
         ClearPadding(features[f], tables[features[f].table]->dim(), outputs[f]);
       }
     }

@@ -39,20 +39,20 @@ struct FeatureView {
 // number of keys. `index` names the feature in the message.
 inline Status ValidateRowSplits(const FeatureView& f, int index) {
   if (f.row_splits == nullptr) return OkStatus();
-  const std::string place = "row_splits of feature " + std::to_string(index);
+  const std::string what = "row_splits of feature " + std::to_string(index);
   if (f.row_splits[0] != 0) {
-    return InvalidArgument(place + " start at " + std::to_string(f.row_splits[0]) +
+    return InvalidArgument(what + " start at " + std::to_string(f.row_splits[0]) +
                            "; they must start at 0");
   }
   for (int64_t i = 0; i < f.batch; ++i) {
     if (f.row_splits[i + 1] < f.row_splits[i]) {
-      return InvalidArgument(place + " decrease from " + std::to_string(f.row_splits[i]) + " to " +
+      return InvalidArgument(what + " decrease from " + std::to_string(f.row_splits[i]) + " to " +
                              std::to_string(f.row_splits[i + 1]) + " at position " +
                              std::to_string(i + 1) + "; they must never decrease");
     }
   }
   if (f.row_splits[f.batch] != f.num_keys) {
-    return InvalidArgument(place + " end at " + std::to_string(f.row_splits[f.batch]) +
+    return InvalidArgument(what + " end at " + std::to_string(f.row_splits[f.batch]) +
                            "; they must end at the number of keys, " + std::to_string(f.num_keys));
   }
   return OkStatus();

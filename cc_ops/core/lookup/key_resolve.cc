@@ -8,8 +8,8 @@
 namespace slipstream {
 namespace {
 
-// Keys and rows ahead of the one at work that are asked for, where a bucket has so many that what
-// was asked for first may have left the cache again.
+// Keys and rows ahead of the one at work that are prefetched, where a bucket has so many that what
+// was prefetched first may have left the cache again.
 constexpr int64_t kPrefetchDistance = 16;
 constexpr int64_t kManyKeys = 512;
 
@@ -18,9 +18,9 @@ void CopyRow(const float* row, float* out) {
   std::memcpy(out, row, kBytes);
 }
 
-// Buckets go through three stages, so that memory asked for in one has come by the next:
-//   Deduplicate  gives distinct keys numbers         asks for their places in the index
-//   Find         looks for their rows, groups uses   asks for the rows
+// Buckets go through three stages, so that memory prefetched in one has come by the next:
+//   Deduplicate  gives distinct keys numbers         prefetches their lines of the index
+//   Find         looks for their rows, groups uses   prefetches the rows
 //   Deliver      copies the rows to where they are used
 class BucketResolver {
  public:
@@ -86,25 +86,25 @@ class BucketResolver {
     const int64_t* __restrict__ keys = plan_->unique_key.data() + begin;
     const int64_t* __restrict__ uses = plan_->uses_end.data() + begin;
     float** __restrict__ rows = plan_->unique_row.data() + begin;
-    uint32_t* __restrict__ slots = plan_->unique_slot.data() + begin;
-    // In two passes: a key that is not where it was asked for would stop all behind it.
+    uint32_t* __restrict__ indices = plan_->unique_index.data() + begin;
+    // In two passes: a key that is not in the prefetched line would stop all behind it.
     scratch_->missed.clear();
     for (int64_t u = 0; u < count; ++u) {
       if (count > kManyKeys && u + kPrefetchDistance < count) {
         shard->index.Prefetch(hashes[u + kPrefetchDistance]);
       }
-      uint32_t slot = 0;
+      uint32_t index = 0;
       rows[u] =
-          table->rows().FindAtOnce(shard, keys[u], hashes[u], static_cast<float>(uses[u]), &slot);
-      slots[u] = slot;
+          table->rows().FindAtOnce(shard, keys[u], hashes[u], static_cast<float>(uses[u]), &index);
+      indices[u] = index;
       if (rows[u] == nullptr) scratch_->missed.push_back(static_cast<int32_t>(u));
     }
     for (const int32_t u : scratch_->missed) {
-      rows[u] = table->rows().FindOrInsert(keys[u], static_cast<float>(uses[u]), &slots[u]);
+      rows[u] = table->rows().FindOrInsert(keys[u], static_cast<float>(uses[u]), &indices[u]);
     }
     // Many rows would leave the cache again before they are used.
-    const int64_t asked = std::min(count, kManyKeys);
-    for (int64_t u = 0; u < asked; ++u) {
+    const int64_t prefetched = std::min(count, kManyKeys);
+    for (int64_t u = 0; u < prefetched; ++u) {
       for (int64_t j = 0; j < dim; j += kLineFloats) __builtin_prefetch(rows[u] + j);
     }
     // A counting sort of the uses by key: uses_end first holds counts, then starts, and, once
@@ -121,7 +121,7 @@ class BucketResolver {
       const Occurrence& use = sorted_.use[begin + i];
       plan_->uses[at] = use;
       if (has_positions) plan_->use_position[at] = sorted_.position[begin + i];
-      const PooledOutput& out = targets_.copies[use.feature];
+      const PooledOutput& out = targets_.copied[use.feature];
       if (out.data != nullptr) __builtin_prefetch(out.data + use.example * out.stride, 1);
     }
   }
@@ -164,7 +164,7 @@ class BucketResolver {
       float* row = plan_->unique_row[u];
       for (; use < plan_->uses_end[u]; ++use) {
         const Occurrence& o = plan_->uses[use];
-        const PooledOutput& out = targets_.copies[o.feature];
+        const PooledOutput& out = targets_.copied[o.feature];
         if (out.data != nullptr) {
           copy(row, out.data + o.example * out.stride);
         } else {

@@ -19,7 +19,7 @@ struct PooledOutput {
 // What becomes of the rows that are found.
 struct RowTargets {
   // Of features whose row is their pooled vector: where it goes. data is null for the others.
-  std::vector<PooledOutput> copies;  // [features]
+  std::vector<PooledOutput> copied;  // [features]
   // By position, for the other features; null if there are none.
   std::vector<float*>* row_of_position = nullptr;
 };

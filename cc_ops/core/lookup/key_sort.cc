@@ -44,12 +44,12 @@ void SortByBucket(const std::vector<FeatureView>& features, int64_t batch, int n
   const int tasks = parallel.threads;
   const int64_t buckets = static_cast<int64_t>(num_tables) * kNumShards;
   const int64_t cells = static_cast<int64_t>(features.size()) * batch;
-  std::vector<std::vector<int64_t>> place(static_cast<size_t>(tasks),
-                                          std::vector<int64_t>(static_cast<size_t>(buckets), 0));
+  std::vector<std::vector<int64_t>> next_of(static_cast<size_t>(tasks),
+                                            std::vector<int64_t>(static_cast<size_t>(buckets), 0));
   parallel.run(tasks, [&](int task) {
     ForEachFeature(batch, CellsOf(task, tasks, cells), [&](int f, int64_t first, int64_t last) {
       const int64_t* keys = features[f].keys;
-      int64_t* counts = place[task].data() + features[f].table * kNumShards;
+      int64_t* counts = next_of[task].data() + features[f].table * kNumShards;
       ForEachKeyOf(features[f], first, last,
                    [&](int64_t, int64_t p) { ++counts[ShardOf(keys[p])]; });
     });
@@ -59,8 +59,8 @@ void SortByBucket(const std::vector<FeatureView>& features, int64_t batch, int n
   for (int64_t b = 0; b < buckets; ++b) {
     sorted->begin[b] = total;
     for (int task = 0; task < tasks; ++task) {
-      const int64_t count = place[task][b];
-      place[task][b] = total;
+      const int64_t count = next_of[task][b];
+      next_of[task][b] = total;
       total += count;
     }
   }
@@ -71,7 +71,7 @@ void SortByBucket(const std::vector<FeatureView>& features, int64_t batch, int n
   parallel.run(tasks, [&](int task) {
     ForEachFeature(batch, CellsOf(task, tasks, cells), [&](int f, int64_t first, int64_t last) {
       const int64_t* keys = features[f].keys;
-      int64_t* next = place[task].data() + features[f].table * kNumShards;
+      int64_t* next = next_of[task].data() + features[f].table * kNumShards;
       ForEachKeyOf(features[f], first, last, [&](int64_t i, int64_t p) {
         const int64_t at = next[ShardOf(keys[p])]++;
         sorted->key[at] = keys[p];

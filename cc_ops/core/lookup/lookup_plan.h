@@ -28,10 +28,10 @@ struct LookupPlan {
   std::vector<int64_t> unique_count;  // [buckets]
   std::vector<int64_t> unique_key;
   std::vector<float*> unique_row;
-  std::vector<uint32_t> unique_slot;  // of the row, within its shard
-  std::vector<int64_t> uses_end;      // end of the key's uses; they begin where the
-                                      // previous key of the bucket ends
-  std::vector<Occurrence> uses;       // by bucket, then key, then batch order
+  std::vector<uint32_t> unique_index;  // of the row, within its shard
+  std::vector<int64_t> uses_end;       // end of the key's uses; they begin where the
+                                       // previous key of the bucket ends
+  std::vector<Occurrence> uses;        // by bucket, then key, then batch order
   // Number of each use's key position over all features. Empty where every feature has one
   // unweighted key per example: then nobody asks.
   std::vector<int64_t> use_position;

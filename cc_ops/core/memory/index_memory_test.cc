@@ -75,7 +75,7 @@ TEST(IndexMemory, ShardsGrowSideBySide) {
     for (int64_t key = 0; key < kKeys; ++key) {
       const HashIndex::Entry* found = shards[s].Find(key);
       ASSERT_NE(found, nullptr);
-      ASSERT_EQ(found->slot, static_cast<uint32_t>(key * kShards + s));
+      ASSERT_EQ(found->index, static_cast<uint32_t>(key * kShards + s));
     }
   }
 }

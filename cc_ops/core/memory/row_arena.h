@@ -12,7 +12,7 @@
 
 namespace slipstream {
 
-// Rows are numbered by slot and never move: growing allocates one chunk and copies nothing. Chunks
+// Rows are numbered by index and never move: growing allocates one chunk and copies nothing. Chunks
 // double until they hold kLargestChunk rows, so that little of the last one is in vain.
 class RowArena {
  public:
@@ -20,23 +20,23 @@ class RowArena {
   // and must outlive the arena.
   RowArena(int64_t stride, SlabAllocator* memory) : stride_(stride), memory_(memory) {}
 
-  float* Row(uint32_t slot) const {
-    const Place place = PlaceOf(slot);
-    return chunks_[place.chunk] + place.row * stride_;
+  float* Row(uint32_t index) const {
+    const Address address = AddressOf(index);
+    return chunks_[address.chunk] + address.row * stride_;
   }
 
-  // Asks for the addresses of small arenas' rows.
+  // The addresses of small arenas' rows.
   void PrefetchChunks() const { __builtin_prefetch(chunks_.data()); }
 
-  // A slot for a new row, its memory uninitialised. Throws std::bad_alloc, changing nothing.
+  // An index for a new row, its memory uninitialised. Throws std::bad_alloc, changing nothing.
   uint32_t Allocate() {
     if (free_ != kNone) {
-      const uint32_t slot = free_;
-      std::memcpy(&free_, Row(slot), sizeof(free_));
-      return slot;
+      const uint32_t index = free_;
+      std::memcpy(&free_, Row(index), sizeof(free_));
+      return index;
     }
     if (next_ == 0xfffffff0u) throw std::bad_alloc();
-    const size_t chunk = PlaceOf(next_).chunk;
+    const size_t chunk = AddressOf(next_).chunk;
     if (chunk == chunks_.size()) {
       if (chunk == chunks_.capacity()) chunks_.reserve(2 * chunk + 8);
       const uint64_t rows = chunk < kDoublings ? kFirstChunk << chunk : kLargestChunk;
@@ -46,10 +46,10 @@ class RowArena {
     return next_++;
   }
 
-  // Needs no memory: a row that is free holds the slot of the one that became so before it.
-  void Release(uint32_t slot) noexcept {
-    std::memcpy(Row(slot), &free_, sizeof(free_));
-    free_ = slot;
+  // Needs no memory: a row that is free has the index of the one that became so before it.
+  void Release(uint32_t index) noexcept {
+    std::memcpy(Row(index), &free_, sizeof(free_));
+    free_ = index;
   }
 
  private:
@@ -58,14 +58,14 @@ class RowArena {
   static constexpr uint64_t kFirstChunk = 1 << kFirstBits, kLargestChunk = 1 << kLargestBits;
   static constexpr size_t kDoublings = kLargestBits - kFirstBits;
 
-  struct Place {
+  struct Address {
     size_t chunk;
     int64_t row;  // within it
   };
-  // Without a branch, which for slots on both sides of a chunk's end nobody can predict. The chunks
-  // that double hold kFirstChunk rows less than one of the largest.
-  static Place PlaceOf(uint32_t slot) {
-    const uint64_t shifted = slot + kFirstChunk;
+  // Without a branch, which for indices on both sides of a chunk's end nobody can predict. The
+  // chunks that double hold kFirstChunk rows less than one of the largest.
+  static Address AddressOf(uint32_t index) {
+    const uint64_t shifted = index + kFirstChunk;
     const int bits = std::min(63 - __builtin_clzll(shifted), kLargestBits);
     return {static_cast<size_t>(bits - kFirstBits - 1) + static_cast<size_t>(shifted >> bits),
             static_cast<int64_t>(shifted & ((uint64_t{1} << bits) - 1))};

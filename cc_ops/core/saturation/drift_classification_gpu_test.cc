@@ -98,16 +98,16 @@ Drifts SomeDrifts(int64_t different) {
   return drifts;
 }
 
-class DriftClassificationTest : public OnPlaces {
+class DriftClassificationTest : public OnProcessors {
  protected:
   Classes Classify(const DriftIndex& index, const DriftClassifier& classifier, const Inputs& inputs,
                    uint64_t first_number) {
     Classes classes(inputs.batch());
 #ifdef SLIPSTREAM_WITH_CUDA
-    if (GetParam() == Place::kGpu) {
+    if (GetParam() == Processor::kGpu) {
       const auto batch = static_cast<size_t>(inputs.batch());
       const DriftIndexView view = index.view();
-      OnDevice<DriftEntry> slots(
+      OnDevice<DriftEntry> entries(
           std::vector<DriftEntry>(view.entries, view.entries + view.capacity));
       OnDevice<int64_t> keys(inputs.lookup_keys), offsets(inputs.offsets);
       OnDevice<int32_t> tables(inputs.lookup_tables);
@@ -120,7 +120,7 @@ class DriftClassificationTest : public OnPlaces {
       lookups.offsets = offsets.data();
       const TestStream stream;
       EXPECT_EQ(
-          LaunchClassifyByDrift(stream.get(), {slots.data(), view.capacity}, classifier, lookups,
+          LaunchClassifyByDrift(stream.get(), {entries.data(), view.capacity}, classifier, lookups,
                                 first_number, classifier.alpha == 1.0 ? nullptr : scratch.data(),
                                 {skippable.data(), score.data(), weight.data()}),
           cudaSuccess);
@@ -170,13 +170,13 @@ class DriftClassificationTest : public OnPlaces {
       ASSERT_TRUE(classifier.Classify(features, batch, nullptr, true, expected.view()).ok());
       const Classes found = Classify(index, given, inputs, first_number);
       const auto count = static_cast<size_t>(batch);
-      const std::string place = "alpha " + std::to_string(given.alpha) + ", mode " +
+      const std::string where = "alpha " + std::to_string(given.alpha) + ", mode " +
                                 std::to_string(static_cast<int>(given.settings.mode));
       ASSERT_EQ(found.score.size(), count);
       if (count == 0) continue;
-      EXPECT_EQ(std::memcmp(found.skippable.get(), expected.skippable.get(), count), 0) << place;
-      EXPECT_EQ(std::memcmp(found.score.data(), expected.score.data(), 4 * count), 0) << place;
-      EXPECT_EQ(std::memcmp(found.weight.data(), expected.weight.data(), 4 * count), 0) << place;
+      EXPECT_EQ(std::memcmp(found.skippable.get(), expected.skippable.get(), count), 0) << where;
+      EXPECT_EQ(std::memcmp(found.score.data(), expected.score.data(), 4 * count), 0) << where;
+      EXPECT_EQ(std::memcmp(found.weight.data(), expected.weight.data(), 4 * count), 0) << where;
       first_number += static_cast<uint64_t>(batch);
     }
   }
@@ -239,8 +239,8 @@ TEST_P(DriftClassificationTest, SomeInputsAreSkippableAndSomeAreNot) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Devices, DriftClassificationTest,
-                         testing::Values(Place::kCpu, Place::kGpu),
-                         [](const auto& place) { return NameOfPlace(place); });
+                         testing::Values(Processor::kCpu, Processor::kGpu),
+                         [](const auto& processor) { return NameOfProcessor(processor); });
 
 }  // namespace
 }  // namespace slipstream

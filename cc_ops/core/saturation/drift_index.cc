@@ -10,7 +10,7 @@
 namespace slipstream {
 namespace {
 
-// Keys, or homes, ahead of the one at work whose entries are asked for.
+// Keys, or homes, ahead of the one at work whose entries are prefetched.
 constexpr int64_t kAhead = 16;
 
 std::string At(int64_t position) { return " at position " + std::to_string(position); }
@@ -38,18 +38,18 @@ Status GivenTwice(const DriftEntry& entry) {
                          " is given twice; allowed: one drift per key");
 }
 
-enum class Placed { kYes, kTwice, kNoRoom };
+enum class PutResult { kYes, kTwice, kNoRoom };
 
 // Puts an entry into the first free one of [begin, end).
-Placed Place(DriftEntry* begin, DriftEntry* end, const DriftEntry& entry) {
+PutResult Put(DriftEntry* begin, DriftEntry* end, const DriftEntry& entry) {
   for (; begin < end; ++begin) {
     if (begin->is_free()) {
       *begin = entry;
-      return Placed::kYes;
+      return PutResult::kYes;
     }
-    if (begin->Is({entry.key, entry.table})) return Placed::kTwice;
+    if (begin->Is({entry.key, entry.table})) return PutResult::kTwice;
   }
-  return Placed::kNoRoom;
+  return PutResult::kNoRoom;
 }
 
 // Entries [begin, end) of one task: keys whose homes are in it go there.
@@ -86,9 +86,9 @@ struct Part {
         Status checked = DriftIndex::Check(drifts.num_tables, drifts.tables, drifts.drifts, i);
         if (!checked.ok()) return Fail(i, std::move(checked));
         const DriftEntry entry = drifts.EntryOf(i);
-        const Placed placed = Place(entries + homes[j], entries + end, entry);
-        if (placed == Placed::kTwice) return Fail(i, GivenTwice(entry));
-        if (placed == Placed::kNoRoom) left.push_back(i);
+        const PutResult result = Put(entries + homes[j], entries + end, entry);
+        if (result == PutResult::kTwice) return Fail(i, GivenTwice(entry));
+        if (result == PutResult::kNoRoom) left.push_back(i);
         size += std::isfinite(entry.drift);
       }
     }
@@ -159,9 +159,9 @@ Status DriftIndex::Rebuild(int num_tables, const int32_t* tables, const int64_t*
     for (const int64_t i : part.left) {
       const DriftEntry entry = given.EntryOf(i);
       DriftEntry* const home = table_.begin() + view().Home(DriftEntry::Hash(given.LookupOf(i)));
-      Placed placed = Place(home, table_.end(), entry);
-      if (placed == Placed::kNoRoom) placed = Place(table_.begin(), home, entry);
-      if (placed != Placed::kTwice) continue;
+      PutResult result = Put(home, table_.end(), entry);
+      if (result == PutResult::kNoRoom) result = Put(table_.begin(), home, entry);
+      if (result != PutResult::kTwice) continue;
       if (part.failed < 0 || i < part.failed) part.Fail(i, GivenTwice(entry));
       break;
     }

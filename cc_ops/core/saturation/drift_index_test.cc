@@ -68,7 +68,7 @@ TEST(DriftIndex, AgreesWithAMap) {
   for (int64_t key = 1; key < 20000; key += 2) EXPECT_EQ(DriftOf(index, {key, 1}), kInf);
   std::vector<Lookup> lookups;
   for (int64_t key = -50; key < 20000; key += 3) lookups.push_back({key, 1});
-  // Fewer than are asked for ahead, too.
+  // Fewer than are prefetched, too.
   for (const size_t n : {size_t{0}, size_t{1}, size_t{15}, size_t{17}, lookups.size()}) {
     std::vector<float> found(n);
     index.Find(lookups.data(), static_cast<int64_t>(n), found.data());

@@ -41,8 +41,8 @@ void ScoreInputs(const DriftIndex& index, const ClassifierOptions& options,
 // The loss that an input is scored by, if it has an entry and enough of its lookups have been
 // saturated since the visit: `since` is the window from which on they are.
 float RememberedScore(const LossMemory::Entry* entry, float since) {
-  const bool holds = entry != nullptr && since <= static_cast<float>(entry->window);
-  return holds ? entry->loss : DriftIndex::kUntracked;
+  const bool is_valid = entry != nullptr && since <= static_cast<float>(entry->window);
+  return is_valid ? entry->loss : DriftIndex::kUntracked;
 }
 
 Visit VisitOf(const LossMemory::Entry& entry, const ClassifierOptions& options, double keep_rate) {
@@ -110,8 +110,8 @@ Status InputClassifier::Check(const std::vector<FeatureView>& features) const {
 int64_t InputClassifier::StrideOf(int64_t batch, int64_t window_batches) const {
   // Chosen inputs are to be few among those classified, as they are among all.
   constexpr int64_t kInputsPerChosen = 4;
-  const bool keeps_all = settings_.is_shadow || settings_.mode == SkipMode::kNone;
-  if (window_batches <= 0 || batch <= 0 || !keeps_all) return 1;
+  const bool skips_none = settings_.is_shadow || settings_.mode == SkipMode::kNone;
+  if (window_batches <= 0 || batch <= 0 || !skips_none) return 1;
   const double inputs = static_cast<double>(window_batches) * static_cast<double>(batch);
   const double enough = static_cast<double>(kInputsPerChosen * options_.reservoir_size);
   return static_cast<int64_t>(std::clamp(inputs / enough, 1.0, static_cast<double>(kMostStride)));

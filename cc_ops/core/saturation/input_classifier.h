@@ -20,7 +20,7 @@
 namespace slipstream {
 
 struct ClassifierOptions {
-  // Features of table `num_tables` are passed over, as if an input did not have them.
+  // Features of table `num_tables` are ignored, as if an input did not have them.
   int num_tables = 1;
   double alpha = 1.0;             // in (0, 1]
   int64_t reservoir_size = 8192;  // inputs, at least 1

@@ -27,18 +27,18 @@ class InputReservoir {
   template <class List>
   void OfferListed(float loss, List list) {
     const int64_t position = offered_in_window_;
-    int64_t place = position;
+    int64_t index = position;
     if (position >= capacity_) {
       const unsigned __int128 product =
           static_cast<unsigned __int128>(CounterRandom(seed_, offered_total_)) * (position + 1);
-      place = static_cast<int64_t>(product >> 64);  // uniform in [0, position]
+      index = static_cast<int64_t>(product >> 64);  // uniform in [0, position]
     }
-    if (place < capacity_) {
-      const size_t wanted = static_cast<size_t>(place) + 1;
+    if (index < capacity_) {
+      const size_t wanted = static_cast<size_t>(index) + 1;
       if (inputs_.size() < wanted) inputs_.resize(wanted);
       if (losses_.size() < wanted) losses_.resize(wanted);
       const std::pair<const Lookup*, int64_t> listed = list();
-      Keep(place, listed.first, listed.second, loss);
+      Store(index, listed.first, listed.second, loss);
     }
     ++offered_total_;
     ++offered_in_window_;
@@ -95,8 +95,8 @@ class InputReservoir {
     int64_t begin = 0;
     for (size_t i = 0; i < state.ends.size(); ++i) {
       const int64_t end = state.ends[i];
-      made.Keep(static_cast<int64_t>(i), state.lookups.data() + begin, end - begin,
-                state.losses[i]);
+      made.Store(static_cast<int64_t>(i), state.lookups.data() + begin, end - begin,
+                 state.losses[i]);
       begin = end;
     }
     *this = std::move(made);
@@ -106,9 +106,9 @@ class InputReservoir {
   void Clear() { offered_in_window_ = 0; }
 
  private:
-  void Keep(int64_t place, const Lookup* lookups, int64_t m, float loss) {
-    inputs_[place].assign(lookups, lookups + m);
-    losses_[place] = loss;
+  void Store(int64_t index, const Lookup* lookups, int64_t m, float loss) {
+    inputs_[index].assign(lookups, lookups + m);
+    losses_[index] = loss;
   }
 
   int64_t capacity_;

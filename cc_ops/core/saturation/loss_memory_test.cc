@@ -25,12 +25,12 @@ TEST(LossMemory, RemembersWhatAMapRemembers) {
       model[id] = {loss, step};
     }
     ASSERT_EQ(memory.size(), static_cast<int64_t>(model.size()));
-    const int64_t asked = static_cast<int64_t>(random() % 4000) - 2000;
-    const LossMemory::Entry* entry = memory.Find(asked);
-    ASSERT_EQ(entry != nullptr, model.count(asked) == 1);
+    const int64_t wanted = static_cast<int64_t>(random() % 4000) - 2000;
+    const LossMemory::Entry* entry = memory.Find(wanted);
+    ASSERT_EQ(entry != nullptr, model.count(wanted) == 1);
     if (entry != nullptr) {
-      ASSERT_EQ(entry->loss, model[asked].first);
-      ASSERT_EQ(entry->window, model[asked].second);
+      ASSERT_EQ(entry->loss, model[wanted].first);
+      ASSERT_EQ(entry->window, model[wanted].second);
     }
   }
 }

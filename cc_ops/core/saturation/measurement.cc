@@ -13,7 +13,7 @@ void MeasureRows(const EmbeddingTable& table, const int64_t* keys, const float* 
         keys, range.begin, range.end,
         [&](const RowStore::Visited& row) {
           __builtin_prefetch(row.row);
-          if (measurement.is_signal) table.flags().shard(row.shard)->Prefetch(row.slot);
+          if (measurement.is_signal) table.flags().shard(row.shard)->Prefetch(row.index);
         },
         [&](int64_t i, const RowStore::Visited& row) {
           found[i] = row.row != nullptr;
@@ -21,7 +21,7 @@ void MeasureRows(const EmbeddingTable& table, const int64_t* keys, const float* 
           RowDrift(rows, snapshot, i, i + 1, dim, metric, measurement.epsilon, drift);
           if (!measurement.is_signal) return;
           const ShardFlags& flags = *table.flags().shard(row.shard);
-          const float squared = row.row == nullptr ? 0.f : flags.SquaredUpdateLength(row.slot);
+          const float squared = row.row == nullptr ? 0.f : flags.SquaredUpdateLength(row.index);
           drift[i] = SignalOfDrift(drift[i], squared);
         });
   });

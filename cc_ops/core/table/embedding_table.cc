@@ -9,7 +9,7 @@
 namespace slipstream {
 
 int64_t EmbeddingTable::bytes() const {
-  return rows_.bytes() + flags_.bytes() + updates_.deferred_bytes() + published_.bytes();
+  return rows_.bytes() + flags_.bytes() + updates_.deferred_bytes() + replicas_.bytes();
 }
 
 Status EmbeddingTable::SetFlags(const int64_t* keys, const uint8_t* flags, int64_t n,
@@ -35,9 +35,9 @@ Status EmbeddingTable::SetFlags(const int64_t* keys, const uint8_t* flags, int64
 void EmbeddingTable::Evict(int64_t incoming, const std::vector<int64_t>& pinned) {
   const std::vector<int64_t> evicted = rows_.KeysToEvict(incoming, pinned);
   for (const int64_t key : evicted) {
-    uint32_t slot = 0;
-    rows_.Find(key, &slot);
-    flags_.Clear(key, slot);
+    uint32_t index = 0;
+    rows_.Find(key, &index);
+    flags_.Clear(key, index);
     updates_.DropDeferred(key);
   }
   rows_.Remove(evicted);

@@ -39,8 +39,8 @@ class EmbeddingTable {
   UpdateState& updates() { return updates_; }
   const UpdateState& updates() const { return updates_; }
   // Rows of which other ranks have replicas.
-  ReplicaHolders& replicas() { return published_; }
-  const ReplicaHolders& replicas() const { return published_; }
+  ReplicaHolders& replicas() { return replicas_; }
+  const ReplicaHolders& replicas() const { return replicas_; }
 
   // Whether updates of a shard's rows need more than gradients and rows.
   bool UpdatesByPolicy(int64_t shard) const {
@@ -68,7 +68,7 @@ class EmbeddingTable {
   RowStore rows_;
   RowFlags flags_;
   UpdateState updates_;
-  ReplicaHolders published_;
+  ReplicaHolders replicas_;
   mutable std::shared_mutex mutex_;
 };
 

@@ -28,8 +28,8 @@ TableOptions Options(int64_t capacity = 0) {
 }
 
 void Touch(EmbeddingTable* table, int64_t key, int times = 1) {
-  uint32_t slot = 0;
-  for (int i = 0; i < times; ++i) table->rows().FindOrInsert(key, 1.f, &slot);
+  uint32_t index = 0;
+  for (int i = 0; i < times; ++i) table->rows().FindOrInsert(key, 1.f, &index);
 }
 
 bool Has(const EmbeddingTable& table, int64_t key) { return table.rows().Find(key) != nullptr; }

@@ -8,8 +8,8 @@
 
 namespace slipstream {
 
-Status ReplicaHolders::Publish(const int64_t* keys, int64_t n, int64_t stride, int ranks,
-                               float movement) {
+Status ReplicaHolders::SetReplicated(const int64_t* keys, int64_t n, int64_t stride, int ranks,
+                                     float movement) {
   KeyMap map;
   const Status status = map.Build(keys, nullptr, n);
   if (!status.ok()) return status;
@@ -27,10 +27,10 @@ Status ReplicaHolders::Publish(const int64_t* keys, int64_t n, int64_t stride, i
                              " rows");
   }
   for (int64_t i = 0; is_known && i < n; ++i) {
-    const int32_t place = Find(keys[i]);
-    if (place == kNowhere) continue;
-    std::copy_n(rows_.begin() + place * stride, stride, rows.begin() + i * stride);
-    std::copy_n(holders_.begin() + place * holder_bytes, holder_bytes,
+    const int32_t index = Find(keys[i]);
+    if (index == kNowhere) continue;
+    std::copy_n(rows_.begin() + index * stride, stride, rows.begin() + i * stride);
+    std::copy_n(holders_.begin() + index * holder_bytes, holder_bytes,
                 holders.begin() + i * holder_bytes);
   }
   map_ = std::move(map);
@@ -49,10 +49,10 @@ int64_t ReplicaHolders::bytes() const {
                               rows_.capacity() * sizeof(float) + holders_.capacity());
 }
 
-const float* ReplicaHolders::Current(int32_t place, const float* row, int64_t dim) {
-  float* sent = rows_.data() + place * stride_;
+const float* ReplicaHolders::Current(int32_t index, const float* row, int64_t dim) {
+  float* sent = rows_.data() + index * stride_;
   const int64_t holder_bytes = HolderBytes(ranks_);
-  uint8_t* holders = holders_.data() + place * holder_bytes;
+  uint8_t* holders = holders_.data() + index * holder_bytes;
   const bool has_holders =
       std::any_of(holders, holders + holder_bytes, [](uint8_t bits) { return bits != 0; });
   bool is_close = has_holders;

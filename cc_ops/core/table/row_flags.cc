@@ -10,9 +10,9 @@ constexpr uint8_t kSetAtWindowEnds = kSaturated | kWatched;
 
 }  // namespace
 
-void ShardFlags::Reserve(uint32_t slot, int64_t rows) {
-  if (slot < states_.size()) return;
-  states_.resize(std::max<size_t>(slot + 1, static_cast<size_t>(rows)));
+void ShardFlags::Reserve(uint32_t index, int64_t rows) {
+  if (index < states_.size()) return;
+  states_.resize(std::max<size_t>(index + 1, static_cast<size_t>(rows)));
 }
 
 int64_t RowFlags::bytes() const {
@@ -42,31 +42,31 @@ RowFlags::List RowFlags::ChangesTo(const View& wanted) const {
   return changes;
 }
 
-std::vector<uint32_t> RowFlags::SlotsOf(const View& list, bool create_missing, bool takes_zeros,
-                                        const Parallel& parallel, RowStore* rows) {
-  std::vector<uint32_t> slots(static_cast<size_t>(list.n), HashIndex::kEmpty);
+std::vector<uint32_t> RowFlags::IndicesOf(const View& list, bool create_missing, bool takes_zeros,
+                                          const Parallel& parallel, RowStore* rows) {
+  std::vector<uint32_t> indices(static_cast<size_t>(list.n), HashIndex::kEmpty);
   if (create_missing) {
     for (int64_t i = 0; i < list.n; ++i) {
       if (list.flags[i] == 0) continue;
-      rows->FindOrInsert(list.keys[i], 0.f, &slots[i]);
+      rows->FindOrInsert(list.keys[i], 0.f, &indices[i]);
     }
   } else {
     parallel.run(parallel.threads, [&](int task) {
       const TaskRange range = RangeOf(task, parallel.threads, list.n);
       rows->VisitRows(
           list.keys, range.begin, range.end,
-          [&](const RowStore::Visited& row) { shards_[row.shard].Prefetch(row.slot); },
+          [&](const RowStore::Visited& row) { shards_[row.shard].Prefetch(row.index); },
           [&](int64_t i, const RowStore::Visited& row) {
-            if (row.row != nullptr && (takes_zeros || list.flags[i] != 0)) slots[i] = row.slot;
+            if (row.row != nullptr && (takes_zeros || list.flags[i] != 0)) indices[i] = row.index;
           });
     });
   }
   for (int64_t i = 0; i < list.n; ++i) {
-    if (slots[i] == HashIndex::kEmpty) continue;
+    if (indices[i] == HashIndex::kEmpty) continue;
     const int s = ShardOf(list.keys[i]);
-    shards_[s].Reserve(slots[i], rows->shard(s)->index.size());
+    shards_[s].Reserve(indices[i], rows->shard(s)->index.size());
   }
-  return slots;
+  return indices;
 }
 
 void RowFlags::Set(const int64_t* keys, const uint8_t* flags, int64_t n, const Parallel& parallel,
@@ -76,7 +76,8 @@ void RowFlags::Set(const int64_t* keys, const uint8_t* flags, int64_t n, const P
   const bool are_changes = !create_missing && last_generation_ == rows->generation();
   const List changes = are_changes ? ChangesTo(wanted) : List();
   const View list = are_changes ? changes.view() : wanted;
-  const std::vector<uint32_t> slots = SlotsOf(list, create_missing, are_changes, parallel, rows);
+  const std::vector<uint32_t> indices =
+      IndicesOf(list, create_missing, are_changes, parallel, rows);
   const bool is_remembered = Remember(wanted, create_missing);
 
   // A shard's flags are set by one task, in the order of the keys.
@@ -90,19 +91,19 @@ void RowFlags::Set(const int64_t* keys, const uint8_t* flags, int64_t n, const P
     }
     for (int64_t i = 0; i < list.n; ++i) {
       const int64_t s = ShardOf(list.keys[i]);
-      if (s < own.begin || s >= own.end || slots[i] == HashIndex::kEmpty) continue;
-      uint8_t& state = shards_[s].states_[slots[i]].flags;
+      if (s < own.begin || s >= own.end || indices[i] == HashIndex::kEmpty) continue;
+      uint8_t& state = shards_[s].states_[indices[i]].flags;
       state = static_cast<uint8_t>((state & kRefreshedReplica) | list.flags[i]);
     }
   });
   bool all_have_rows = true;
   for (int64_t i = 0; i < list.n; ++i) {
-    all_have_rows &= list.flags[i] == 0 || slots[i] != HashIndex::kEmpty;
+    all_have_rows &= list.flags[i] == 0 || indices[i] != HashIndex::kEmpty;
   }
   if (is_remembered && all_have_rows) last_generation_ = rows->generation();
   is_watching_ = false;
   for (int64_t i = 0; i < n && !is_watching_; ++i) {
-    is_watching_ = (flags[i] & kWatched) != 0 && (are_changes || slots[i] != HashIndex::kEmpty);
+    is_watching_ = (flags[i] & kWatched) != 0 && (are_changes || indices[i] != HashIndex::kEmpty);
   }
 }
 
@@ -122,20 +123,20 @@ bool RowFlags::Remember(const View& list, bool create_missing) {
   return true;
 }
 
-void RowFlags::Add(int64_t key, uint32_t slot, RowFlag flag, const RowStore& rows) {
+void RowFlags::Add(int64_t key, uint32_t index, RowFlag flag, const RowStore& rows) {
   const int s = ShardOf(key);
-  shards_[s].Reserve(slot, rows.shard(s)->index.size());
-  shards_[s].states_[slot].flags |= flag;
+  shards_[s].Reserve(index, rows.shard(s)->index.size());
+  shards_[s].states_[index].flags |= flag;
 }
 
-void RowFlags::Remove(int64_t key, uint32_t slot, RowFlag flag) {
+void RowFlags::Remove(int64_t key, uint32_t index, RowFlag flag) {
   std::vector<ShardFlags::State>& states = shards_[ShardOf(key)].states_;
-  if (slot < states.size()) states[slot].flags &= static_cast<uint8_t>(~flag);
+  if (index < states.size()) states[index].flags &= static_cast<uint8_t>(~flag);
 }
 
-void RowFlags::Clear(int64_t key, uint32_t slot) noexcept {
+void RowFlags::Clear(int64_t key, uint32_t index) noexcept {
   std::vector<ShardFlags::State>& states = shards_[ShardOf(key)].states_;
-  if (slot < states.size()) states[slot].flags = 0;
+  if (index < states.size()) states[index].flags = 0;
 }
 
 void RowFlags::Clear() noexcept {
@@ -145,9 +146,9 @@ void RowFlags::Clear() noexcept {
 
 void RowFlags::Get(const int64_t* keys, int64_t n, const RowStore& rows, uint8_t* flags) const {
   for (int64_t i = 0; i < n; ++i) {
-    uint32_t slot = 0;
-    const bool is_there = rows.Find(keys[i], &slot) != nullptr;
-    flags[i] = is_there ? shards_[ShardOf(keys[i])].Of(slot) : 0;
+    uint32_t index = 0;
+    const bool is_there = rows.Find(keys[i], &index) != nullptr;
+    flags[i] = is_there ? shards_[ShardOf(keys[i])].Of(index) : 0;
   }
 }
 
@@ -157,9 +158,9 @@ void RowFlags::GetSquaredUpdateLengths(const int64_t* keys, int64_t n, const Par
     const TaskRange range = RangeOf(task, parallel.threads, n);
     rows.VisitRows(
         keys, range.begin, range.end,
-        [&](const RowStore::Visited& row) { shards_[row.shard].Prefetch(row.slot); },
+        [&](const RowStore::Visited& row) { shards_[row.shard].Prefetch(row.index); },
         [&](int64_t i, const RowStore::Visited& row) {
-          lengths[i] = row.row == nullptr ? 0.f : shards_[row.shard].SquaredUpdateLength(row.slot);
+          lengths[i] = row.row == nullptr ? 0.f : shards_[row.shard].SquaredUpdateLength(row.index);
         });
   });
 }
@@ -168,9 +169,9 @@ void RowFlags::SetSquaredUpdateLengths(const int64_t* keys, const float* lengths
                                        const RowStore& rows) {
   for (int64_t i = 0; i < n; ++i) {
     ShardFlags& shard = shards_[ShardOf(keys[i])];
-    uint32_t slot = 0;
-    if (rows.Find(keys[i], &slot) != nullptr && shard.IsWatched(slot)) {
-      shard.states_[slot].squared_update_length = lengths[i];
+    uint32_t index = 0;
+    if (rows.Find(keys[i], &index) != nullptr && shard.IsWatched(index)) {
+      shard.states_[index].squared_update_length = lengths[i];
     }
   }
 }

@@ -14,8 +14,8 @@ namespace slipstream {
 enum RowFlag : uint8_t {
   kSaturated = 1,         // its gradients are masked, or deferred by Trigger::kInterval
   kWatched = 2,           // the squared lengths of its updates are summed (drift metric "signal")
-  kReadOnlyReplica = 4,   // a copy of another rank's row that is read until flags are set again
-  kRefreshedReplica = 8,  // a copy that its owner sends anew when the row has moved
+  kReadOnlyReplica = 4,   // of another rank's row; it is read until flags are set again
+  kRefreshedReplica = 8,  // its owner sends it anew when the row has moved
 };
 
 constexpr uint8_t kAllFlags = kSaturated | kWatched | kReadOnlyReplica | kRefreshedReplica;
@@ -23,18 +23,18 @@ constexpr uint8_t kAllFlags = kSaturated | kWatched | kReadOnlyReplica | kRefres
 // Of the rows of one shard.
 class ShardFlags {
  public:
-  uint8_t Of(uint32_t slot) const { return slot < states_.size() ? states_[slot].flags : 0; }
-  bool IsWatched(uint32_t slot) const { return (Of(slot) & kWatched) != 0; }
-  void Prefetch(uint32_t slot) const {
-    if (slot < states_.size()) __builtin_prefetch(&states_[slot], 1);
+  uint8_t Of(uint32_t index) const { return index < states_.size() ? states_[index].flags : 0; }
+  bool IsWatched(uint32_t index) const { return (Of(index) & kWatched) != 0; }
+  void Prefetch(uint32_t index) const {
+    if (index < states_.size()) __builtin_prefetch(&states_[index], 1);
   }
   // Sum of squared update lengths since flags were set; 0 of a row that is not watched.
-  float SquaredUpdateLength(uint32_t slot) const {
-    return IsWatched(slot) ? states_[slot].squared_update_length : 0.f;
+  float SquaredUpdateLength(uint32_t index) const {
+    return IsWatched(index) ? states_[index].squared_update_length : 0.f;
   }
   // Of a watched row.
-  void AddSquaredUpdateLength(uint32_t slot, float length) {
-    states_[slot].squared_update_length += length;
+  void AddSquaredUpdateLength(uint32_t index, float length) {
+    states_[index].squared_update_length += length;
   }
 
  private:
@@ -44,9 +44,9 @@ class ShardFlags {
     uint8_t flags = 0;
   };
   // rows: of the shard. Throws std::bad_alloc, changing nothing.
-  void Reserve(uint32_t slot, int64_t rows);
+  void Reserve(uint32_t index, int64_t rows);
 
-  std::vector<State> states_;  // by slot; slots beyond its end have no flags
+  std::vector<State> states_;  // by index; those beyond its end have no flags
 };
 
 // Callers hold the table's mutex, as for RowStore.
@@ -69,10 +69,10 @@ class RowFlags {
            bool create_missing, RowStore* rows);
   // Adds kReadOnlyReplica, until the next Set, or kRefreshedReplica to a row. Throws
   // std::bad_alloc, changing nothing.
-  void Add(int64_t key, uint32_t slot, RowFlag flag, const RowStore& rows);
-  void Remove(int64_t key, uint32_t slot, RowFlag flag);
+  void Add(int64_t key, uint32_t index, RowFlag flag, const RowStore& rows);
+  void Remove(int64_t key, uint32_t index, RowFlag flag);
   // Of a row that leaves.
-  void Clear(int64_t key, uint32_t slot) noexcept;
+  void Clear(int64_t key, uint32_t index) noexcept;
   // Of all rows, which are being replaced.
   void Clear() noexcept;
 
@@ -105,9 +105,9 @@ class RowFlags {
   // Flags that differ from `last_`. Of a key that comes again, whatever the order of the keys,
   // the last flags that are not 0 hold, as where all are set anew.
   List ChangesTo(const View& wanted) const;
-  // The slot of each key of a list in its shard, with a state for it, or HashIndex::kEmpty.
-  std::vector<uint32_t> SlotsOf(const View& list, bool create_missing, bool takes_zeros,
-                                const Parallel& parallel, RowStore* rows);
+  // The index of each key of a list in its shard, with a state for it, or HashIndex::kEmpty.
+  std::vector<uint32_t> IndicesOf(const View& list, bool create_missing, bool takes_zeros,
+                                  const Parallel& parallel, RowStore* rows);
   // Copies a list to `last_`, valid once `last_generation_` is set; false if changes cannot be told
   // from it, as its keys are not ascending or it has a refreshed replica, or are not, as it creates
   // rows.

@@ -21,9 +21,9 @@ namespace {
 
 constexpr int64_t kDim = 5, kKeys = 300;
 
-class MarkedTable {
+class FlaggedTable {
  public:
-  explicit MarkedTable(int64_t capacity = 0, int threads = 2) : parallel(Threads(threads)) {
+  explicit FlaggedTable(int64_t capacity = 0, int threads = 2) : parallel(Threads(threads)) {
     TableOptions options;
     options.name = "t";
     options.dim = kDim;
@@ -45,37 +45,37 @@ class MarkedTable {
     ASSERT_TRUE(ApplyGradients(workspace.plan, {{upstream.data(), kDim}}, 0.1f, parallel).ok());
   }
 
-  void Mark(const std::vector<int64_t>& keys, const std::vector<uint8_t>& marks) {
+  void SetFlags(const std::vector<int64_t>& keys, const std::vector<uint8_t>& flags) {
     EXPECT_TRUE(
-        table->SetFlags(keys.data(), marks.data(), static_cast<int64_t>(keys.size()), parallel)
+        table->SetFlags(keys.data(), flags.data(), static_cast<int64_t>(keys.size()), parallel)
             .ok());
   }
 
-  // Backwards, which is no ascending list: all marks are set anew.
-  void MarkAnew(std::vector<int64_t> keys, std::vector<uint8_t> marks) {
+  // Backwards, which is no ascending list: all flags are set anew.
+  void SetFlagsAnew(std::vector<int64_t> keys, std::vector<uint8_t> flags) {
     std::reverse(keys.begin(), keys.end());
-    std::reverse(marks.begin(), marks.end());
-    Mark(keys, marks);
+    std::reverse(flags.begin(), flags.end());
+    SetFlags(keys, flags);
   }
 
-  std::vector<uint8_t> Marks(const std::vector<int64_t>& keys) const {
-    std::vector<uint8_t> marks(keys.size());
-    table->flags().Get(keys.data(), static_cast<int64_t>(keys.size()), table->rows(), marks.data());
-    return marks;
+  std::vector<uint8_t> Flags(const std::vector<int64_t>& keys) const {
+    std::vector<uint8_t> flags(keys.size());
+    table->flags().Get(keys.data(), static_cast<int64_t>(keys.size()), table->rows(), flags.data());
+    return flags;
   }
 
-  std::vector<float> Travelled(const std::vector<int64_t>& keys) const {
-    std::vector<float> travelled(keys.size());
+  std::vector<float> SquaredUpdateLengths(const std::vector<int64_t>& keys) const {
+    std::vector<float> lengths(keys.size());
     table->flags().GetSquaredUpdateLengths(keys.data(), static_cast<int64_t>(keys.size()), parallel,
-                                           table->rows(), travelled.data());
-    return travelled;
+                                           table->rows(), lengths.data());
+    return lengths;
   }
 
   bool Has(int64_t key) const { return table->rows().Find(key) != nullptr; }
 
-  void Add(int64_t key, RowFlag mark) {
-    uint32_t slot = 0;
-    if (table->rows().Find(key, &slot)) table->flags().Add(key, slot, mark, table->rows());
+  void Add(int64_t key, RowFlag flag) {
+    uint32_t index = 0;
+    if (table->rows().Find(key, &index)) table->flags().Add(key, index, flag, table->rows());
   }
 
   Parallel parallel;
@@ -89,19 +89,19 @@ std::vector<int64_t> Range(int64_t begin, int64_t end) {
   return keys;
 }
 
-// Tables that are told the same, as ascending keys and so that all marks are set anew. Hot keys
-// have rows, but for a window in eight. Returns in how many windows changes could be told.
-int MarksAlike(int64_t capacity, uint64_t seed) {
-  MarkedTable changes(capacity), anew(capacity);
+// Tables whose flags are set alike, as ascending keys and so that all flags are set anew. Hot keys
+// have rows, but for a window in eight. Returns in how many windows changes sufficed.
+int FlagsAlike(int64_t capacity, uint64_t seed) {
+  FlaggedTable changes(capacity), anew(capacity);
   std::mt19937_64 random(seed);
   const auto below = [&](int64_t n) {
     return static_cast<int64_t>(random() % static_cast<uint64_t>(n));
   };
   const std::vector<int64_t> everyone = Range(-5, kKeys + 5);
   std::vector<int64_t> hot = Range(0, kKeys);
-  std::vector<uint8_t> marks(hot.size(), kWatched);
-  int64_t told_generation = -1;
-  int told = 0;
+  std::vector<uint8_t> flags(hot.size(), kWatched);
+  int64_t changed_generation = -1;
+  int by_changes = 0;
   for (int window = 0; window < 80; ++window) {
     const bool may_evict = window == 0 || below(3) == 0;
     for (int step = 0; step < 2; ++step) {
@@ -115,11 +115,12 @@ int MarksAlike(int64_t capacity, uint64_t seed) {
       anew.Train(keys, gradient);
     }
     const int64_t copied = below(kKeys);
-    for (MarkedTable* one : {&changes, &anew}) {
+    for (FlaggedTable* one : {&changes, &anew}) {
       one->Add(copied, kReadOnlyReplica);
       one->Add(copied + 1, kRefreshedReplica);
     }
-    EXPECT_EQ(changes.Travelled(everyone), anew.Travelled(everyone)) << window;
+    EXPECT_EQ(changes.SquaredUpdateLengths(everyone), anew.SquaredUpdateLengths(everyone))
+        << window;
     if (below(4) != 0) {  // As in most windows, most keys are those of the one before.
       std::set<int64_t> others(hot.begin(), hot.end());
       for (int64_t i = below(5); i > 0; --i) others.erase(below(kKeys));
@@ -130,18 +131,19 @@ int MarksAlike(int64_t capacity, uint64_t seed) {
       const auto is_gone = [&](int64_t key) { return !changes.Has(key); };
       hot.erase(std::remove_if(hot.begin(), hot.end(), is_gone), hot.end());
     }
-    marks.resize(hot.size(), kWatched);
-    for (uint8_t& mark : marks) {
-      if (below(8) == 0) mark = static_cast<uint8_t>(below(4));
+    flags.resize(hot.size(), kWatched);
+    for (uint8_t& flag : flags) {
+      if (below(8) == 0) flag = static_cast<uint8_t>(below(4));
     }
-    told += changes.table->rows().generation() == told_generation;
-    changes.Mark(hot, marks);
-    anew.MarkAnew(hot, marks);
+    by_changes += changes.table->rows().generation() == changed_generation;
+    changes.SetFlags(hot, flags);
+    anew.SetFlagsAnew(hot, flags);
     bool have_rows = true;
-    for (size_t i = 0; i < hot.size(); ++i) have_rows &= marks[i] == 0 || changes.Has(hot[i]);
-    told_generation = have_rows ? changes.table->rows().generation() : -1;
-    EXPECT_EQ(changes.Marks(everyone), anew.Marks(everyone)) << window;
-    EXPECT_EQ(changes.Travelled(everyone), std::vector<float>(everyone.size())) << window;
+    for (size_t i = 0; i < hot.size(); ++i) have_rows &= flags[i] == 0 || changes.Has(hot[i]);
+    changed_generation = have_rows ? changes.table->rows().generation() : -1;
+    EXPECT_EQ(changes.Flags(everyone), anew.Flags(everyone)) << window;
+    EXPECT_EQ(changes.SquaredUpdateLengths(everyone), std::vector<float>(everyone.size()))
+        << window;
     EXPECT_EQ(changes.table->Export().rows, anew.table->Export().rows) << window;
     if (window % 20 == 19) {
       EXPECT_TRUE(changes.table->Import(changes.table->Export()).ok());
@@ -149,83 +151,83 @@ int MarksAlike(int64_t capacity, uint64_t seed) {
     }
   }
   EXPECT_EQ(capacity > 0, changes.table->rows().num_evicted() > 0);
-  return told;
+  return by_changes;
 }
 
-TEST(Marks, AreWhatTheyWouldBeIfAllWereSetAnew) {
-  for (uint64_t seed = 1; seed <= 5; ++seed) EXPECT_GT(MarksAlike(0, seed), 40);
+TEST(Flags, AreWhatTheyWouldBeIfAllWereSetAnew) {
+  for (uint64_t seed = 1; seed <= 5; ++seed) EXPECT_GT(FlagsAlike(0, seed), 40);
 }
 
-TEST(Marks, AreWhatTheyWouldBeWhereRowsLeave) {
+TEST(Flags, AreWhatTheyWouldBeWhereRowsLeave) {
   for (uint64_t seed = 1; seed <= 5; ++seed) {
-    const int told = MarksAlike(150, seed);
-    EXPECT_GT(told, 15);
-    EXPECT_LT(told, 65);
+    const int by_changes = FlagsAlike(150, seed);
+    EXPECT_GT(by_changes, 15);
+    EXPECT_LT(by_changes, 65);
   }
 }
 
-TEST(Marks, MayBeToldInAnyOrderAndAgain) {
-  MarkedTable marked;
-  marked.Train({1, 2, 3, 4}, 1.f);
+TEST(Flags, MayBeSetInAnyOrderAndAgain) {
+  FlaggedTable flagged;
+  flagged.Train({1, 2, 3, 4}, 1.f);
   const std::vector<int64_t> again = {4, 3, 3, 1, 1};
-  const std::vector<uint8_t> marks = {kWatched, kWatched, kSaturated, kWatched, 0};
+  const std::vector<uint8_t> flags = {kWatched, kWatched, kSaturated, kWatched, 0};
   for (const uint8_t before : {0, 1, 2, 3}) {
-    marked.Mark({1, 2, 3, 4}, std::vector<uint8_t>(4, before));
-    marked.Mark(again, marks);
-    EXPECT_EQ(marked.Marks({1, 2, 3, 4}),
+    flagged.SetFlags({1, 2, 3, 4}, std::vector<uint8_t>(4, before));
+    flagged.SetFlags(again, flags);
+    EXPECT_EQ(flagged.Flags({1, 2, 3, 4}),
               std::vector<uint8_t>({kWatched, 0, kSaturated, kWatched}));
   }
 }
 
-TEST(Marks, OfAKeyThatGotItsRowLaterAreSetByTheNextList) {
-  MarkedTable marked;
-  marked.Train({1, 2}, 1.f);
-  marked.Mark({1, 2, 3}, {kWatched, kWatched, kWatched});
-  marked.Train({3}, 1.f);
-  EXPECT_EQ(marked.Marks({3}), std::vector<uint8_t>({0}));
-  marked.Mark({1, 2, 3}, {kWatched, kWatched, kWatched});
-  EXPECT_EQ(marked.Marks({3}), std::vector<uint8_t>({kWatched}));
+TEST(Flags, OfAKeyThatGotItsRowLaterAreSetByTheNextList) {
+  FlaggedTable flagged;
+  flagged.Train({1, 2}, 1.f);
+  flagged.SetFlags({1, 2, 3}, {kWatched, kWatched, kWatched});
+  flagged.Train({3}, 1.f);
+  EXPECT_EQ(flagged.Flags({3}), std::vector<uint8_t>({0}));
+  flagged.SetFlags({1, 2, 3}, {kWatched, kWatched, kWatched});
+  EXPECT_EQ(flagged.Flags({3}), std::vector<uint8_t>({kWatched}));
 }
 
-TEST(Marks, OfRowsThatLeftAndCameBackAreSetByTheNextList) {
-  MarkedTable marked(60);
-  const std::vector<uint8_t> marks(60, kWatched);
-  marked.Train(Range(0, 60), 1.f);
-  marked.Mark(Range(0, 60), marks);
-  marked.Train(Range(100, 160), 1.f);
-  marked.Train(Range(0, 60), 1.f);
-  EXPECT_EQ(marked.Marks(Range(0, 60)), std::vector<uint8_t>(60));
-  marked.Mark(Range(0, 60), marks);
-  EXPECT_EQ(marked.Marks(Range(0, 60)), marks);
+TEST(Flags, OfRowsThatLeftAndCameBackAreSetByTheNextList) {
+  FlaggedTable flagged(60);
+  const std::vector<uint8_t> flags(60, kWatched);
+  flagged.Train(Range(0, 60), 1.f);
+  flagged.SetFlags(Range(0, 60), flags);
+  flagged.Train(Range(100, 160), 1.f);
+  flagged.Train(Range(0, 60), 1.f);
+  EXPECT_EQ(flagged.Flags(Range(0, 60)), std::vector<uint8_t>(60));
+  flagged.SetFlags(Range(0, 60), flags);
+  EXPECT_EQ(flagged.Flags(Range(0, 60)), flags);
 }
 
-TEST(Marks, OfCopiesAreSetWhateverWasToldBefore) {
-  MarkedTable marked;
-  marked.Train({1, 2}, 1.f);
+TEST(Flags, OfReplicasAreSetWhateverWasSetBefore) {
+  FlaggedTable flagged;
+  flagged.Train({1, 2}, 1.f);
   const std::vector<int64_t> keys = {1, 2};
   const std::vector<uint8_t> saturated(2, kSaturated), none(2, 0);
-  marked.Mark(keys, saturated);
-  EXPECT_TRUE(marked.table->SetFlags(keys.data(), none.data(), 2, marked.parallel, true).ok());
-  EXPECT_EQ(marked.Marks(keys), none);
-  marked.Mark(keys, saturated);
-  EXPECT_EQ(marked.Marks(keys), saturated);
+  flagged.SetFlags(keys, saturated);
+  EXPECT_TRUE(flagged.table->SetFlags(keys.data(), none.data(), 2, flagged.parallel, true).ok());
+  EXPECT_EQ(flagged.Flags(keys), none);
+  flagged.SetFlags(keys, saturated);
+  EXPECT_EQ(flagged.Flags(keys), saturated);
 }
 
 TEST(Measure, GivesRowsAndDriftsAsOneByOne) {
   for (const int threads : {1, 3}) {
-    MarkedTable marked(0, threads);
-    marked.Train(Range(0, kKeys), 1.f);
-    marked.Mark(Range(0, kKeys - 50), std::vector<uint8_t>(kKeys - 50, kWatched));
+    FlaggedTable flagged(0, threads);
+    flagged.Train(Range(0, kKeys), 1.f);
+    flagged.SetFlags(Range(0, kKeys - 50), std::vector<uint8_t>(kKeys - 50, kWatched));
     const std::vector<int64_t> keys = Range(-3, kKeys + 3);  // some of which are not there
     const int64_t n = static_cast<int64_t>(keys.size());
     std::vector<float> snapshot(n * kDim), rows(n * kDim), measured(n * kDim);
     const auto found = std::make_unique<bool[]>(n), seen = std::make_unique<bool[]>(n);
-    marked.table->rows().Gather(keys.data(), n, marked.parallel, snapshot.data(), found.get());
-    marked.Train(Range(7, 200), 1.f);
-    marked.Train(Range(100, kKeys), -1.5f);
-    marked.table->rows().Find(150)[2] = std::numeric_limits<float>::quiet_NaN();
-    marked.table->rows().Gather(keys.data(), n, marked.parallel, rows.data(), found.get());
-    const std::vector<float> travelled = marked.Travelled(keys);
+    flagged.table->rows().Gather(keys.data(), n, flagged.parallel, snapshot.data(), found.get());
+    flagged.Train(Range(7, 200), 1.f);
+    flagged.Train(Range(100, kKeys), -1.5f);
+    flagged.table->rows().Find(150)[2] = std::numeric_limits<float>::quiet_NaN();
+    flagged.table->rows().Gather(keys.data(), n, flagged.parallel, rows.data(), found.get());
+    const std::vector<float> lengths = flagged.SquaredUpdateLengths(keys);
     for (const DriftMetric metric :
          {DriftMetric::kLinf, DriftMetric::kL2, DriftMetric::kRelative}) {
       for (const bool is_signal : {false, true}) {
@@ -236,9 +238,9 @@ TEST(Measure, GivesRowsAndDriftsAsOneByOne) {
         RowDrift(rows.data(), snapshot.data(), 0, n, kDim, is_signal ? DriftMetric::kL2 : metric,
                  measurement.epsilon, expected.data());
         for (int64_t i = 0; is_signal && i < n; ++i) {
-          expected[i] = SignalOfDrift(expected[i], travelled[i]);
+          expected[i] = SignalOfDrift(expected[i], lengths[i]);
         }
-        MeasureRows(*marked.table, keys.data(), snapshot.data(), n, measurement, marked.parallel,
+        MeasureRows(*flagged.table, keys.data(), snapshot.data(), n, measurement, flagged.parallel,
                     measured.data(), seen.get(), drift.data());
         for (int64_t i = 0; i < n; ++i) {
           EXPECT_EQ(seen[i], found[i]) << keys[i];
@@ -270,33 +272,34 @@ TEST(SignalOfDrift, IsOneForOneUpdateAndNotFiniteWhereThatCannotBeTold) {
 }
 
 TEST(RowFlags, CreatedRowsStayWithinTheCapacity) {
-  MarkedTable marked(4);
-  marked.Train({1, 2, 3, 4}, 1.f);
+  FlaggedTable flagged(4);
+  flagged.Train({1, 2, 3, 4}, 1.f);
   const std::vector<int64_t> many = {11, 12, 13, 14, 15}, some = {11, 12, 13};
   const std::vector<uint8_t> flags(many.size(), kSaturated);
-  const Status status = marked.table->SetFlags(many.data(), flags.data(), 5, marked.parallel, true);
+  const Status status =
+      flagged.table->SetFlags(many.data(), flags.data(), 5, flagged.parallel, true);
   EXPECT_EQ(status.code(), StatusCode::kResourceExhausted);
   EXPECT_NE(status.message().find("5 rows of table 't' at once; its capacity is 4"),
             std::string::npos)
       << status.message();
-  EXPECT_TRUE(marked.Has(1) && !marked.Has(11));
-  ASSERT_TRUE(marked.table->SetFlags(some.data(), flags.data(), 3, marked.parallel, true).ok());
-  EXPECT_EQ(marked.table->rows().size(), 4);
-  EXPECT_EQ(marked.Marks(some), std::vector<uint8_t>(3, kSaturated));
+  EXPECT_TRUE(flagged.Has(1) && !flagged.Has(11));
+  ASSERT_TRUE(flagged.table->SetFlags(some.data(), flags.data(), 3, flagged.parallel, true).ok());
+  EXPECT_EQ(flagged.table->rows().size(), 4);
+  EXPECT_EQ(flagged.Flags(some), std::vector<uint8_t>(3, kSaturated));
 }
 
 TEST(RowFlags, RefusesBitsThatAreNoFlags) {
-  MarkedTable marked;
-  marked.Train({1, 2}, 1.f);
-  marked.Mark({1}, {kSaturated});
+  FlaggedTable flagged;
+  flagged.Train({1, 2}, 1.f);
+  flagged.SetFlags({1}, {kSaturated});
   const int64_t keys[] = {1, 2};
   const uint8_t flags[] = {kWatched, 16};
-  const Status status = marked.table->SetFlags(keys, flags, 2, marked.parallel);
+  const Status status = flagged.table->SetFlags(keys, flags, 2, flagged.parallel);
   EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
   EXPECT_NE(status.message().find("key 2 of table 't', at index 1, are 16; allowed: 0 to 15"),
             std::string::npos)
       << status.message();
-  EXPECT_EQ(marked.Marks({1}), std::vector<uint8_t>(1, kSaturated));
+  EXPECT_EQ(flagged.Flags({1}), std::vector<uint8_t>(1, kSaturated));
 }
 
 }  // namespace

@@ -82,36 +82,36 @@ int64_t RowStore::bytes() const {
   return bytes;
 }
 
-float* RowStore::InsertRow(RowShard* shard, int64_t key, float count, uint32_t* slot) {
+float* RowStore::InsertRow(RowShard* shard, int64_t key, float count, uint32_t* index) {
   HashIndex::Entry* entry = nullptr;
-  bool has_slot = false;
+  bool has_index = false;
   try {
-    *slot = shard->arena.Allocate();
-    has_slot = true;
-    if (tracks_use() && shard->last_used.size() <= *slot) shard->last_used.resize(*slot + 1);
-    entry = shard->index.Insert(key, *slot);
+    *index = shard->arena.Allocate();
+    has_index = true;
+    if (tracks_use() && shard->last_used.size() <= *index) shard->last_used.resize(*index + 1);
+    entry = shard->index.Insert(key, *index);
   } catch (const std::bad_alloc&) {
-    if (has_slot) shard->arena.Release(*slot);
+    if (has_index) shard->arena.Release(*index);
     throw TableOutOfMemory(this);
   }
   entry->count = count;
-  return shard->arena.Row(*slot);
+  return shard->arena.Row(*index);
 }
 
-float* RowStore::FindOrInsert(int64_t key, float accesses, uint32_t* slot) {
+float* RowStore::FindOrInsert(int64_t key, float accesses, uint32_t* index) {
   RowShard& shard = shards_[ShardOf(key)];
   float* row = nullptr;
   HashIndex::Entry* entry = shard.index.Find(key);
   if (entry != nullptr) {
     entry->count += accesses;
-    *slot = entry->slot;
-    row = shard.arena.Row(*slot);
+    *index = entry->index;
+    row = shard.arena.Row(*index);
   } else {
-    row = InsertRow(&shard, key, accesses, slot);
+    row = InsertRow(&shard, key, accesses, index);
     options_.initializer.Fill(key, options_.dim, row);
     options_.rule.InitSlots(options_.dim, row + options_.dim);
   }
-  if (tracks_use()) shard.last_used[*slot] = lookup_step_;
+  if (tracks_use()) shard.last_used[*index] = lookup_step_;
   return row;
 }
 
@@ -163,7 +163,7 @@ void RowStore::HotKeys(int64_t k, HotKeyOrder order, const Parallel& parallel,
     const int end = kNumShards * (task + 1) / parallel.threads;
     for (int s = kNumShards * task / parallel.threads; s < end; ++s) {
       for (const HashIndex::Entry& entry : shards_[s].index.entries()) {
-        if (entry.slot == HashIndex::kEmpty || !(entry.count > 0.f)) continue;
+        if (entry.index == HashIndex::kEmpty || !(entry.count > 0.f)) continue;
         hot.push_back({entry.count, entry.key});
         if (hot.size() >= limit) prune(&hot);
       }
@@ -228,9 +228,9 @@ std::vector<int64_t> RowStore::KeysToEvict(int64_t incoming,
   };
   for (const RowShard& shard : shards_) {
     for (const HashIndex::Entry& entry : shard.index.entries()) {
-      if (entry.slot == HashIndex::kEmpty) continue;
+      if (entry.index == HashIndex::kEmpty) continue;
       const double value =
-          tracks_use() ? static_cast<double>(shard.last_used[entry.slot]) : entry.count;
+          tracks_use() ? static_cast<double>(shard.last_used[entry.index]) : entry.count;
       if (value > most_value || std::binary_search(pinned.begin(), pinned.end(), entry.key)) {
         continue;
       }
@@ -249,7 +249,7 @@ void RowStore::Remove(const std::vector<int64_t>& keys) noexcept {
   if (keys.empty()) return;
   for (const int64_t key : keys) {
     RowShard& shard = shards_[ShardOf(key)];
-    shard.arena.Release(shard.index.Find(key)->slot);
+    shard.arena.Release(shard.index.Find(key)->index);
     shard.index.Erase(key);
   }
   num_evicted_ += static_cast<int64_t>(keys.size());
@@ -267,7 +267,7 @@ TableContents RowStore::Export() const {
   entries.reserve(static_cast<size_t>(size()));
   for (int s = 0; s < kNumShards; ++s) {
     for (const HashIndex::Entry& entry : shards_[s].index.entries()) {
-      if (entry.slot != HashIndex::kEmpty) entries.push_back({entry.key, s, entry});
+      if (entry.index != HashIndex::kEmpty) entries.push_back({entry.key, s, entry});
     }
   }
   std::sort(entries.begin(), entries.end());
@@ -280,12 +280,12 @@ TableContents RowStore::Export() const {
   contents.slots.reserve(n * static_cast<size_t>(slots_));
   for (const Exported& exported : entries) {
     const RowShard& shard = shards_[exported.shard];
-    const float* row = shard.arena.Row(exported.entry.slot);
+    const float* row = shard.arena.Row(exported.entry.index);
     contents.keys.push_back(exported.key);
     contents.counts.push_back(exported.entry.count);
     contents.rows.insert(contents.rows.end(), row, row + options_.dim);
     contents.slots.insert(contents.slots.end(), row + options_.dim, row + options_.dim + slots_);
-    if (tracks_use()) contents.last_used.push_back(shard.last_used[exported.entry.slot]);
+    if (tracks_use()) contents.last_used.push_back(shard.last_used[exported.entry.index]);
   }
   return contents;
 }
@@ -356,12 +356,12 @@ Status RowStore::Import(const TableContents& contents) {
   for (size_t i = 0; i < n; ++i) {
     const int64_t key = contents.keys[i];
     RowShard& shard = shards[ShardOf(key)];
-    uint32_t slot = 0;
-    float* row = InsertRow(&shard, key, contents.counts[i], &slot);
+    uint32_t index = 0;
+    float* row = InsertRow(&shard, key, contents.counts[i], &index);
     std::copy_n(contents.rows.data() + i * options_.dim, options_.dim, row);
     std::copy_n(contents.slots.data() + i * slots_, slots_, row + options_.dim);
     if (tracks_use()) {
-      shard.last_used[slot] = contents.last_used.empty() ? 0 : contents.last_used[i];
+      shard.last_used[index] = contents.last_used.empty() ? 0 : contents.last_used[i];
     }
   }
   shards_.swap(shards);

@@ -63,9 +63,9 @@ struct RowShard {
       : index(index_memory, number), arena(stride, memory) {}
   HashIndex index;
   RowArena arena;
-  std::vector<int64_t> last_used;  // by slot; LRU tables only
+  std::vector<int64_t> last_used;  // by index; LRU tables only
 
-  // Asks for what a lookup reads first; the arena's chunks need this to have come.
+  // What a lookup reads first; the arena's chunks need this to have come.
   void Prefetch() const {
     __builtin_prefetch(&index);
     __builtin_prefetch(&arena);
@@ -96,44 +96,45 @@ class RowStore {
   float* Find(int64_t key) const {
     const RowShard& shard = shards_[ShardOf(key)];
     const HashIndex::Entry* entry = shard.index.Find(key);
-    return entry == nullptr ? nullptr : shard.arena.Row(entry->slot);
+    return entry == nullptr ? nullptr : shard.arena.Row(entry->index);
   }
-  // The same; `slot` identifies the row within its shard.
-  float* Find(int64_t key, uint32_t* slot) const {
+  // The same; `index` identifies the row within its shard.
+  float* Find(int64_t key, uint32_t* index) const {
     const RowShard& shard = shards_[ShardOf(key)];
     const HashIndex::Entry* entry = shard.index.Find(key);
     if (entry == nullptr) return nullptr;
-    *slot = entry->slot;
-    return shard.arena.Row(entry->slot);
+    *index = entry->index;
+    return shard.arena.Row(entry->index);
   }
   void Prefetch(int64_t key) const { shards_[ShardOf(key)].index.Prefetch(KeyedHash(key)); }
 
   // The row of a key, made if need be, and `accesses` more of them counted. Calls for
   // different shards may run at the same time. Throws TableOutOfMemory, changing nothing.
-  float* FindOrInsert(int64_t key, float accesses, uint32_t* slot);
+  float* FindOrInsert(int64_t key, float accesses, uint32_t* index);
 
   // The same in a shard by a key's KeyedHash, for one whose entry is in the first line of the index
-  // that is looked at; else asks for the second one and returns nullptr, changing nothing.
+  // that is looked at; else prefetches the second one and returns nullptr, changing nothing.
   float* FindAtOnce(RowShard* shard, int64_t key, uint64_t hash, float accesses,
-                    uint32_t* slot) const {
+                    uint32_t* index) const {
     HashIndex::Entry* const entry = shard->index.FindAtHome(key, hash);
     if (entry == nullptr) return nullptr;
     entry->count += accesses;
-    *slot = entry->slot;
-    if (tracks_use()) shard->last_used[*slot] = lookup_step_;
-    return shard->arena.Row(*slot);
+    *index = entry->index;
+    if (tracks_use()) shard->last_used[*index] = lookup_step_;
+    return shard->arena.Row(*index);
   }
 
   // A key that VisitRows comes to.
   struct Visited {
     const float* row;  // nullptr: not there
     int shard;
-    uint32_t slot;  // within the shard
+    uint32_t index;  // within the shard
   };
-  // Calls see(i, visited) for the keys [begin, end), in order, and ahead of it ask(visited) for
-  // those that are there, to ask for what `see` will read.
-  template <typename Ask, typename See>
-  void VisitRows(const int64_t* keys, int64_t begin, int64_t end, Ask ask, See see) const {
+  // Calls see(i, visited) for the keys [begin, end), in order, and ahead of it prefetch(visited)
+  // for those that are there: what `see` will read.
+  template <typename PrefetchVisited, typename See>
+  void VisitRows(const int64_t* keys, int64_t begin, int64_t end, PrefetchVisited prefetch,
+                 See see) const {
     constexpr int64_t kIndexAhead = 16, kRowAhead = 8;
     Visited ahead[kRowAhead];  // of keys [i, i + kRowAhead), from i % kRowAhead on
     for (int64_t i = begin - kRowAhead; i < end; ++i) {
@@ -143,8 +144,8 @@ class RowStore {
       if (i + kRowAhead >= end) continue;
       const int64_t key = keys[i + kRowAhead];
       visited->shard = ShardOf(key);
-      visited->row = Find(key, &visited->slot);
-      if (visited->row != nullptr) ask(*visited);
+      visited->row = Find(key, &visited->index);
+      if (visited->row != nullptr) prefetch(*visited);
     }
   }
   // A row, or, where there is none, what the initializer gives the key. row: [dim].
@@ -184,7 +185,7 @@ class RowStore {
   }
   // Of arrays of the right length.
   Status CheckValues(const TableContents& contents) const;
-  float* InsertRow(RowShard* shard, int64_t key, float count, uint32_t* slot);
+  float* InsertRow(RowShard* shard, int64_t key, float count, uint32_t* index);
 
   const TableOptions& options_;
   const int64_t slots_;

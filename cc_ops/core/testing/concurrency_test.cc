@@ -128,14 +128,14 @@ class Concurrency : public testing::Test {
     }
   }
 
-  // Hot keys, drifts, marks, decay, another policy.
+  // Hot keys, drifts, flags, decay, another policy.
   void EndWindows() {
     std::mt19937_64 random(200);
     while (!is_over_) {
       for (EmbeddingTable* table : {unbounded_.get(), lfu_.get(), lru_.get()}) {
         std::vector<int64_t> hot;
         std::vector<float> counts;
-        // Of ascending keys the table finds which marks change.
+        // Of ascending keys the table finds which flags change.
         const bool by_key = random() % 2 == 0;
         {
           const std::shared_lock<std::shared_mutex> lock(table->mutex());
@@ -146,16 +146,16 @@ class Concurrency : public testing::Test {
         ASSERT_TRUE(by_key ? std::is_sorted(hot.begin(), hot.end())
                            : std::is_sorted(counts.rbegin(), counts.rend()));
         Measure(*table, hot);
-        std::vector<uint8_t> marks;
+        std::vector<uint8_t> flags;
         for (int64_t key : hot)
-          marks.push_back(MayBeMasked(key) ? kSaturated | kWatched : kWatched);
+          flags.push_back(MayBeMasked(key) ? kSaturated | kWatched : kWatched);
         const std::unique_lock<std::shared_mutex> lock(table->mutex());
         EXPECT_TRUE(
-            table->SetFlags(hot.data(), marks.data(), static_cast<int64_t>(hot.size()), Parallel())
+            table->SetFlags(hot.data(), flags.data(), static_cast<int64_t>(hot.size()), Parallel())
                 .ok());
-        std::vector<float> travelled(hot.size());
+        std::vector<float> lengths(hot.size());
         table->flags().GetSquaredUpdateLengths(hot.data(), static_cast<int64_t>(hot.size()),
-                                               Parallel(), table->rows(), travelled.data());
+                                               Parallel(), table->rows(), lengths.data());
         if (table != unbounded_.get()) table->rows().DecayCounts(0.5f);
         UpdatePolicy policy;
         policy.mode = random() % 2 == 0 ? UpdatePolicy::Mode::kDefer : UpdatePolicy::Mode::kMask;
@@ -191,17 +191,17 @@ class Concurrency : public testing::Test {
       for (EmbeddingTable* table : {unbounded_.get(), lfu_.get(), lru_.get()}) {
         std::vector<int64_t> before(kKeys), after(kKeys);
         TableContents contents;
-        DeferredContents pending;
+        DeferredContents deferred;
         UpdatePolicy policy;
         for (int64_t k = 0; k < kKeys; ++k) before[k] = ledger_.done[k];
         {
           const std::unique_lock<std::shared_mutex> lock(table->mutex());
           contents = table->Export();
-          pending = ExportDeferred(table);
+          deferred = ExportDeferred(table);
           policy = table->updates().policy();
           if (random() % 4 == 0) {
             ASSERT_TRUE(table->Import(contents).ok());
-            ASSERT_TRUE(ImportDeferred(table, pending).ok());
+            ASSERT_TRUE(ImportDeferred(table, deferred).ok());
           }
         }
         for (int64_t k = 0; k < kKeys; ++k) after[k] = ledger_.begun[k];
@@ -209,7 +209,7 @@ class Concurrency : public testing::Test {
         restored->updates().SetPolicy(policy);
         if (!contents.last_used.empty()) contents.last_used.clear();
         ASSERT_TRUE(restored->Import(contents).ok());
-        ASSERT_TRUE(ImportDeferred(restored.get(), pending).ok());
+        ASSERT_TRUE(ImportDeferred(restored.get(), deferred).ok());
         restored->updates().set_last_learning_rate(kRate);
         FlushDeferred(restored.get(), Threads(1));
         CheckCut(*table, restored->Export(), before, after);
@@ -244,10 +244,10 @@ class Concurrency : public testing::Test {
   }
 
   // Rows of a bounded and of an unbounded table, copied to where another rank would look them up.
-  void Serve() {
+  void Pull() {
     std::mt19937_64 random(400);
     const std::vector<EmbeddingTable*> owners = {unbounded_.get(), lfu_.get()};
-    const std::vector<EmbeddingTable*> copies = {copies_[0].get(), copies_[1].get()};
+    const std::vector<EmbeddingTable*> replicas = {replicas_[0].get(), replicas_[1].get()};
     while (!is_over_) {
       std::vector<int64_t> keys(kBatch);
       for (int64_t& key : keys) key = static_cast<int64_t>(random() % 200);
@@ -258,7 +258,7 @@ class Concurrency : public testing::Test {
         views[t].keys = keys.data();
       }
       SendBuffer requests;
-      ASSERT_TRUE(RouteKeys(copies, views, RouteOptions(), Threads(2), &requests).ok());
+      ASSERT_TRUE(RouteKeys(replicas, views, RouteOptions(), Threads(2), &requests).ok());
       const SendBufferView requested = {1,
                                         requests.sizes.data(),
                                         requests.keys.data(),
@@ -267,13 +267,13 @@ class Concurrency : public testing::Test {
                                         0};
       std::vector<uint8_t> bytes;
       std::vector<int64_t> rank_bytes;
-      PullOptions serve;
-      ASSERT_TRUE(PullRows(owners, requested, serve, &bytes, &rank_bytes).ok());
-      ReplicaOptions copy;
-      copy.evict = true;
-      ASSERT_TRUE(
-          StoreReplicas(copies, requested, bytes.data(), static_cast<int64_t>(bytes.size()), copy)
-              .ok());
+      PullOptions pull;
+      ASSERT_TRUE(PullRows(owners, requested, pull, &bytes, &rank_bytes).ok());
+      ReplicaOptions replica;
+      replica.evict = true;
+      ASSERT_TRUE(StoreReplicas(replicas, requested, bytes.data(),
+                                static_cast<int64_t>(bytes.size()), replica)
+                      .ok());
       LetOthersIn();
     }
   }
@@ -282,9 +282,9 @@ class Concurrency : public testing::Test {
       MakeTable("unbounded", 0, TableOptions::Eviction::kLfu);
   std::unique_ptr<EmbeddingTable> lfu_ = MakeTable("lfu", kCapacity, TableOptions::Eviction::kLfu);
   std::unique_ptr<EmbeddingTable> lru_ = MakeTable("lru", kCapacity, TableOptions::Eviction::kLru);
-  std::unique_ptr<EmbeddingTable> copies_[2] = {
-      MakeTable("copies of unbounded", 0, TableOptions::Eviction::kLfu),
-      MakeTable("copies of lfu", kCapacity, TableOptions::Eviction::kLru)};
+  std::unique_ptr<EmbeddingTable> replicas_[2] = {
+      MakeTable("replicas of unbounded", 0, TableOptions::Eviction::kLfu),
+      MakeTable("replicas of lfu", kCapacity, TableOptions::Eviction::kLru)};
   Ledger ledger_;
   std::atomic<bool> is_over_{false};
   std::atomic<int64_t> lookups_{0}, updates_{0}, steps_{0};
@@ -310,7 +310,7 @@ TEST_F(Concurrency, NothingIsLostAndNothingRaces) {
   start([this] { EndWindows(); });
   start([this] { Flush(); });
   start([this] { Checkpoint(); });
-  start([this] { Serve(); });
+  start([this] { Pull(); });
   const auto end = std::chrono::steady_clock::now() +
                    std::chrono::seconds(seconds == nullptr ? 5 : std::atoll(seconds));
   int64_t most = 0;

@@ -101,13 +101,13 @@ using Difference = std::string;
 
 inline Difference FuzzHashIndex(Bytes bytes) {
   struct Known {
-    uint32_t slot;
+    uint32_t index;
     float count;
   };
   IndexMemory memory(1);
   HashIndex index(bytes.Byte() % 2 == 0 ? nullptr : &memory);
   std::unordered_map<int64_t, Known> model;
-  uint32_t slot = 0;
+  uint32_t last = 0;
   while (!bytes.empty()) {
     const uint8_t what = bytes.Byte() % 8;
     const int64_t key = bytes.KeyedKey();
@@ -115,15 +115,15 @@ inline Difference FuzzHashIndex(Bytes bytes) {
     HashIndex::Entry* entry = index.Find(key);
     SLIPSTREAM_AGREE((entry != nullptr) == (known != model.end()));
     if (entry != nullptr) {
-      SLIPSTREAM_AGREE(entry->key == key && entry->slot == known->second.slot);
+      SLIPSTREAM_AGREE(entry->key == key && entry->index == known->second.index);
       SLIPSTREAM_AGREE(entry->count == known->second.count);
     }
     if (what < 2) {
       SLIPSTREAM_AGREE(index.Erase(key) == (model.erase(key) > 0));
     } else if (entry == nullptr) {
-      entry = index.Insert(key, ++slot);
+      entry = index.Insert(key, ++last);
       entry->count = static_cast<float>(what);
-      model[key] = {slot, entry->count};
+      model[key] = {last, entry->count};
     } else {
       entry->count += 1.f;
       known->second.count += 1.f;
@@ -132,11 +132,11 @@ inline Difference FuzzHashIndex(Bytes bytes) {
   }
   for (const auto& known : model) {
     const HashIndex::Entry* entry = index.Find(known.first);
-    SLIPSTREAM_AGREE(entry != nullptr && entry->slot == known.second.slot);
+    SLIPSTREAM_AGREE(entry != nullptr && entry->index == known.second.index);
     SLIPSTREAM_AGREE(entry->count == known.second.count);
   }
   int64_t used = 0;
-  for (const HashIndex::Entry& entry : index.entries()) used += entry.slot != HashIndex::kEmpty;
+  for (const HashIndex::Entry& entry : index.entries()) used += entry.index != HashIndex::kEmpty;
   SLIPSTREAM_AGREE(used == index.size());
   return "";
 }
@@ -164,62 +164,62 @@ inline Difference FuzzKeyMap(Bytes bytes) {
     const bool has_states = bytes.Byte() % 2 == 0;
     const int64_t n = static_cast<int64_t>(keys.size());
     SLIPSTREAM_AGREE(map.Build(keys.data(), has_states ? states.data() : nullptr, n).ok());
-    std::unordered_map<int64_t, int64_t> places;
-    for (int64_t i = 0; i < n; ++i) places.emplace(keys[i], i);
-    SLIPSTREAM_AGREE(map.size() == static_cast<int64_t>(places.size()));
+    std::unordered_map<int64_t, int64_t> index_of;
+    for (int64_t i = 0; i < n; ++i) index_of.emplace(keys[i], i);
+    SLIPSTREAM_AGREE(map.size() == static_cast<int64_t>(index_of.size()));
     std::vector<int64_t> requested = bytes.Keys(30);
     requested.insert(requested.end(), keys.begin(), keys.end());
     for (int64_t key : requested) {
       const KeyMapEntry entry = map.view().Find(key);
-      const auto place = places.find(key);
-      SLIPSTREAM_AGREE((entry.index == KeyMapEntry::kNowhere) == (place == places.end()));
-      if (place == places.end()) continue;
-      SLIPSTREAM_AGREE(entry.key == key && entry.index == place->second);
-      SLIPSTREAM_AGREE(entry.state == (has_states ? states[place->second] : 0));
+      const auto index = index_of.find(key);
+      SLIPSTREAM_AGREE((entry.index == KeyMapEntry::kNowhere) == (index == index_of.end()));
+      if (index == index_of.end()) continue;
+      SLIPSTREAM_AGREE(entry.key == key && entry.index == index->second);
+      SLIPSTREAM_AGREE(entry.state == (has_states ? states[index->second] : 0));
     }
   }
   return "";
 }
 
 inline Difference FuzzDeferredGradients(Bytes bytes) {
-  struct Held {
+  struct Sum {
     int64_t key, since;
     std::vector<float> sum;
   };
   const int64_t dim = 1 + bytes.Byte() % 5;
   DeferredGradients sums(dim);
-  std::list<Held> model;  // the oldest first
-  std::unordered_map<int64_t, std::list<Held>::iterator> places;
+  std::list<Sum> model;  // the oldest first
+  std::unordered_map<int64_t, std::list<Sum>::iterator> index_of;
   for (int64_t step = 0; !bytes.empty(); ++step) {
     const uint8_t what = bytes.Byte();
     const int64_t key = bytes.KeyedKey();
-    const auto known = places.find(key);
-    const uint32_t place = sums.Find(key);
-    SLIPSTREAM_AGREE((place != DeferredGradients::kNone) == (known != places.end()));
+    const auto known = index_of.find(key);
+    const uint32_t index = sums.Find(key);
+    SLIPSTREAM_AGREE((index != DeferredGradients::kNone) == (known != index_of.end()));
     if (what == 255) {
       sums.Clear();
       model.clear();
-      places.clear();
-    } else if (place == DeferredGradients::kNone) {
+      index_of.clear();
+    } else if (index == DeferredGradients::kNone) {
       model.push_back({key, step, std::vector<float>(dim, static_cast<float>(what))});
-      places[key] = std::prev(model.end());
+      index_of[key] = std::prev(model.end());
       std::fill_n(sums.Sum(sums.Insert(key, step)), dim, static_cast<float>(what));
     } else if (what % 2 == 0) {
-      sums.Remove(place);
+      sums.Remove(index);
       model.erase(known->second);
-      places.erase(known);
+      index_of.erase(known);
     } else {
-      sums.Sum(place)[what % dim] += 1.f;
+      sums.Sum(index)[what % dim] += 1.f;
       known->second->sum[what % dim] += 1.f;
     }
     SLIPSTREAM_AGREE(sums.size() == static_cast<int64_t>(model.size()));
   }
   uint32_t at = sums.oldest();
-  for (const Held& held : model) {
+  for (const Sum& sum_of : model) {
     SLIPSTREAM_AGREE(at != DeferredGradients::kNone);
-    SLIPSTREAM_AGREE(sums.key(at) == held.key && sums.since(at) == held.since);
-    SLIPSTREAM_AGREE(sums.Find(held.key) == at);
-    SLIPSTREAM_AGREE(std::equal(held.sum.begin(), held.sum.end(), sums.Sum(at)));
+    SLIPSTREAM_AGREE(sums.key(at) == sum_of.key && sums.since(at) == sum_of.since);
+    SLIPSTREAM_AGREE(sums.Find(sum_of.key) == at);
+    SLIPSTREAM_AGREE(std::equal(sum_of.sum.begin(), sum_of.sum.end(), sums.Sum(at)));
     at = sums.next(at);
   }
   SLIPSTREAM_AGREE(at == DeferredGradients::kNone);

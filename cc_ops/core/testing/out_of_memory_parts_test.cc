@@ -48,7 +48,7 @@ TEST(OutOfMemory, AnIndexThatCannotGetReadyGrowsLater) {
     }
     EXPECT_GT(index.entries().size(), 150'000u);
     for (int64_t key = 0; key < 150'000; ++key) {
-      ASSERT_EQ(index.Find(key)->slot, static_cast<uint32_t>(key));
+      ASSERT_EQ(index.Find(key)->index, static_cast<uint32_t>(key));
     }
   }
 }

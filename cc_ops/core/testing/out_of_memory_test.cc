@@ -99,15 +99,15 @@ struct Trained {
   LookupWorkspace workspace;
 };
 
-// All that can be told of a table.
+// All that is known of a table.
 struct Image {
   explicit Image(EmbeddingTable* table)
       : contents(table->Export()),
-        pending(ExportDeferred(table)),
+        deferred(ExportDeferred(table)),
         generation(table->rows().generation()) {
-    marks.resize(contents.keys.size());
-    const int64_t n = static_cast<int64_t>(marks.size());
-    table->flags().Get(contents.keys.data(), n, table->rows(), marks.data());
+    flags.resize(contents.keys.size());
+    const int64_t n = static_cast<int64_t>(flags.size());
+    table->flags().Get(contents.keys.data(), n, table->rows(), flags.data());
   }
   bool operator==(const Image& other) const {
     return contents.keys == other.contents.keys && contents.rows == other.contents.rows &&
@@ -115,20 +115,20 @@ struct Image {
            contents.last_used == other.contents.last_used &&
            contents.update_step == other.contents.update_step &&
            contents.lookup_step == other.contents.lookup_step && generation == other.generation &&
-           pending.keys == other.pending.keys && pending.ages == other.pending.ages &&
-           pending.sums == other.pending.sums && marks == other.marks;
+           deferred.keys == other.deferred.keys && deferred.ages == other.deferred.ages &&
+           deferred.sums == other.deferred.sums && flags == other.flags;
   }
   // Whether all rows of another image are here, as they were.
-  bool Holds(const Image& other) const {
+  bool Contains(const Image& other) const {
     for (size_t i = 0; i < other.contents.keys.size(); ++i) {
       const auto at =
           std::lower_bound(contents.keys.begin(), contents.keys.end(), other.contents.keys[i]);
       if (at == contents.keys.end() || *at != other.contents.keys[i]) return false;
-      const size_t place = static_cast<size_t>(at - contents.keys.begin());
+      const size_t index = static_cast<size_t>(at - contents.keys.begin());
       const size_t slots = contents.slots.size() / contents.keys.size();
       const auto same = [&](const std::vector<float>& a, const std::vector<float>& b,
                             size_t width) {
-        return std::equal(a.begin() + place * width, a.begin() + (place + 1) * width,
+        return std::equal(a.begin() + index * width, a.begin() + (index + 1) * width,
                           b.begin() + i * width);
       };
       if (!same(contents.rows, other.contents.rows, kDim) ||
@@ -136,11 +136,11 @@ struct Image {
         return false;
       }
     }
-    return pending.keys == other.pending.keys && pending.sums == other.pending.sums;
+    return deferred.keys == other.deferred.keys && deferred.sums == other.deferred.sums;
   }
   TableContents contents;
-  DeferredContents pending;
-  std::vector<uint8_t> marks;
+  DeferredContents deferred;
+  std::vector<uint8_t> flags;
   int64_t generation;
 };
 
@@ -170,7 +170,7 @@ void FailEach(const std::function<std::unique_ptr<Subject>()>& make,
       Image after(subject->table.get());
       if (counts_twice) {
         ASSERT_EQ(after.contents.keys, expected.contents.keys) << "allocation " << n;
-        ASSERT_TRUE(after.Holds(expected)) << "allocation " << n;
+        ASSERT_TRUE(after.Contains(expected)) << "allocation " << n;
       } else {
         ASSERT_TRUE(after == expected) << "allocation " << n;
       }
@@ -180,7 +180,7 @@ void FailEach(const std::function<std::unique_ptr<Subject>()>& make,
 }
 
 bool Same(const Image& before, const Image& after) { return before == after; }
-bool Held(const Image& before, const Image& after) { return after.Holds(before); }
+bool Kept(const Image& before, const Image& after) { return after.Contains(before); }
 
 std::function<std::unique_ptr<Trained>()> Made(int64_t capacity = 0, bool defers = false,
                                                bool is_exchanged = false) {
@@ -191,7 +191,7 @@ TEST(OutOfMemory, ALookupWithNewKeysLeavesAllRows) {
   for (const int64_t capacity : {0, 1200}) {
     Batch batch(Range(30, 900));
     FailEach<Trained>(
-        Made(capacity), [&](Trained* t) { return t->Lookup(&batch); }, Held, true);
+        Made(capacity), [&](Trained* t) { return t->Lookup(&batch); }, Kept, true);
   }
 }
 
@@ -207,7 +207,7 @@ TEST(OutOfMemory, ALookupThatEvictsLeavesRowsThatAreWhole) {
       Made(100), [&](Trained* t) { return t->Lookup(&batch); }, is_intact, true);
 }
 
-TEST(OutOfMemory, AnEvaluationAppliesWhatIsHeldOrLeavesIt) {
+TEST(OutOfMemory, AnEvaluationAppliesWhatIsDeferredOrLeavesIt) {
   Batch batch(Range(0, 100));
   const auto operation = [&](Trained* t) {
     const Status flushed = FlushBeforeReading(t->tables, kOneThread);
@@ -216,7 +216,7 @@ TEST(OutOfMemory, AnEvaluationAppliesWhatIsHeldOrLeavesIt) {
                                kOneThread);
   };
   const auto is_intact = [](const Image& before, const Image& after) {
-    return before == after || after.pending.keys.empty();
+    return before == after || after.deferred.keys.empty();
   };
   FailEach<Trained>(Made(0, true), operation, is_intact);
 }
@@ -238,10 +238,10 @@ TEST(OutOfMemory, AnUpdateIsDoneOrNotDone) {
   FailEach<LookedUp>(make(false), apply, Same);
 }
 
-TEST(OutOfMemory, ASumThatCannotBeHeldIsApplied) {
-  // What cannot be held is applied at once: nothing is lost, and no step fails for it.
+TEST(OutOfMemory, ASumThatCannotBeDeferredIsApplied) {
+  // What cannot be deferred is applied at once: nothing is lost, and no step fails for it.
   bool has_ended = false;
-  int64_t refused = 0;
+  int64_t over_budget = 0;
   for (int64_t n = 0; !has_ended; ++n) {
     LookedUp subject(true, false);
     const Image before(subject.table.get());
@@ -250,11 +250,11 @@ TEST(OutOfMemory, ASumThatCannotBeHeldIsApplied) {
     if (failed) {
       ASSERT_TRUE(before == Image(subject.table.get())) << "allocation " << n;
     }
-    refused += subject.table->updates().counts().over_budget;
+    over_budget += subject.table->updates().counts().over_budget;
     FlushDeferred(subject.table.get(), kOneThread);
     EXPECT_EQ(subject.table->updates().num_deferred(), 0);
   }
-  EXPECT_GT(refused, 0);
+  EXPECT_GT(over_budget, 0);
 }
 
 TEST(OutOfMemory, GradientsAreCollectedOrStay) {
@@ -278,7 +278,7 @@ TEST(OutOfMemory, GradientsAreCollectedOrStay) {
   EXPECT_GT(failures, 0);
 }
 
-TEST(OutOfMemory, HeldSumsAreCollectedOrStay) {
+TEST(OutOfMemory, DeferredGradientsAreCollectedOrStay) {
   bool has_ended = false;
   for (int64_t n = 0; !has_ended; ++n) {
     Trained subject(0, true, true);
@@ -292,7 +292,7 @@ TEST(OutOfMemory, HeldSumsAreCollectedOrStay) {
       ASSERT_TRUE(before == Image(subject.table.get())) << "allocation " << n;
     }
     if (!failed) {
-      EXPECT_EQ(buffer.keys.size(), before.pending.keys.size());
+      EXPECT_EQ(buffer.keys.size(), before.deferred.keys.size());
     }
   }
 }
@@ -309,13 +309,13 @@ TEST(OutOfMemory, RowsFromOtherRanksAreAppliedOrNot) {
                                buffer.values.data(),
                                static_cast<int64_t>(buffer.values.size())};
   const auto apply = [&](Trained* t) {
-    return ApplyRows(t->tables, view, 0.1f, 1.f, true, kOneThread);
+    return ApplyRows(t->tables, view, {0.1f, 1.f, true}, kOneThread);
   };
   // Rows may have been made; none was changed.
-  FailEach<Trained>(Made(), apply, Held);
+  FailEach<Trained>(Made(), apply, Kept);
 }
 
-TEST(OutOfMemory, RowsAreServedAndCopied) {
+TEST(OutOfMemory, RowsArePulledAndStored) {
   std::vector<int64_t> keys = Range(40, 400);
   std::sort(keys.begin(), keys.end());
   const std::vector<int64_t> sizes = {static_cast<int64_t>(keys.size())};
@@ -324,12 +324,12 @@ TEST(OutOfMemory, RowsAreServedAndCopied) {
   std::vector<int64_t> rank_bytes;
   PullOptions options;
   options.create_missing = true;
-  const auto serve = [&](Trained* t) {
+  const auto pull = [&](Trained* t) {
     return PullRows(t->tables, view, options, &bytes, &rank_bytes);
   };
-  FailEach<Trained>(Made(), serve, Held, true);
+  FailEach<Trained>(Made(), pull, Kept, true);
   Trained owner;
-  ASSERT_TRUE(serve(&owner).ok());
+  ASSERT_TRUE(pull(&owner).ok());
   ReplicaOptions copied;
   copied.format = options.format;
   copied.read_only = true;
@@ -343,7 +343,7 @@ TEST(OutOfMemory, RowsAreServedAndCopied) {
 TEST(OutOfMemory, ExportsAndImportsAreWholeOrNothing) {
   const auto export_all = [](Trained* t) {
     const TableContents contents = t->table->Export();
-    const DeferredContents pending = ExportDeferred(t->table.get());
+    const DeferredContents deferred = ExportDeferred(t->table.get());
     return OkStatus();
   };
   FailEach<Trained>(Made(0, true), export_all, Same);
@@ -357,28 +357,28 @@ TEST(OutOfMemory, ExportsAndImportsAreWholeOrNothing) {
   FailEach<Trained>(Made(1000), import_table, Same);
   DeferredContents some = ExportDeferred(Trained(0, true).table.get());
   for (float& value : some.sums) value *= 2.f;
-  const auto import_pending = [&](Trained* t) { return ImportDeferred(t->table.get(), some); };
-  FailEach<Trained>(Made(0, true), import_pending, Same);
+  const auto import_deferred = [&](Trained* t) { return ImportDeferred(t->table.get(), some); };
+  FailEach<Trained>(Made(0, true), import_deferred, Same);
 }
 
-TEST(OutOfMemory, MarksAndPoliciesAreSetOrNot) {
+TEST(OutOfMemory, FlagsAndPoliciesAreSetOrNot) {
   const std::vector<int64_t> keys = Range(10, 300);
-  std::vector<uint8_t> marks(keys.size(), kWatched);
-  for (size_t i = 0; i < marks.size(); i += 3) marks[i] = kSaturated;
-  const auto mark = [&](Trained* t) {
+  std::vector<uint8_t> flags(keys.size(), kWatched);
+  for (size_t i = 0; i < flags.size(); i += 3) flags[i] = kSaturated;
+  const auto set_flags = [&](Trained* t) {
     EXPECT_TRUE(t->table
-                    ->SetFlags(keys.data(), marks.data(), static_cast<int64_t>(keys.size()),
+                    ->SetFlags(keys.data(), flags.data(), static_cast<int64_t>(keys.size()),
                                Parallel(), true)
                     .ok());
     return OkStatus();
   };
   const auto is_intact = [](const Image& before, const Image& after) {
-    const bool has_marks =
-        std::any_of(after.marks.begin(), after.marks.end(), [](uint8_t m) { return m != 0; });
-    return !has_marks && after.Holds(before);
+    const bool has_flags =
+        std::any_of(after.flags.begin(), after.flags.end(), [](uint8_t m) { return m != 0; });
+    return !has_flags && after.Contains(before);
   };
-  FailEach<Trained>(Made(), mark, is_intact);
-  // Of rows that have marks, some change.
+  FailEach<Trained>(Made(), set_flags, is_intact);
+  // Of rows that have flags, some change.
   const std::vector<int64_t> there = Range(0, 80), next = Range(5, 78);
   const std::vector<uint8_t> before(there.size(), kWatched);
   const auto made = [&] {
@@ -388,7 +388,7 @@ TEST(OutOfMemory, MarksAndPoliciesAreSetOrNot) {
   };
   const auto change = [&](Trained* t) {
     EXPECT_TRUE(
-        t->table->SetFlags(next.data(), marks.data(), static_cast<int64_t>(next.size()), Parallel())
+        t->table->SetFlags(next.data(), flags.data(), static_cast<int64_t>(next.size()), Parallel())
             .ok());
     return OkStatus();
   };
@@ -426,10 +426,10 @@ TEST(OutOfMemory, AReleasedSlotIsUsedAgain) {
   for (int64_t round = 0; round < 50; ++round) {
     const std::vector<int64_t> keys = Range(17 * round, 17 * round + 40);
     ASSERT_TRUE(EvictFor({{&table, keys}}, "a batch needs").ok());
-    uint32_t slot = 0;
+    uint32_t index = 0;
     for (const int64_t key : keys) {
-      table.rows().FindOrInsert(key, 1.f, &slot);
-      EXPECT_LT(slot, 40u);
+      table.rows().FindOrInsert(key, 1.f, &index);
+      EXPECT_LT(index, 40u);
     }
   }
   EXPECT_EQ(table.rows().size(), 40);

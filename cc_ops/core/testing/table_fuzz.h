@@ -53,10 +53,10 @@ class TableFuzzer {
   static constexpr float kRate = 0.5f;
 
   struct Row {
-    float total = 1.f;  // its first value, with what is held of it applied
+    float total = 1.f;  // its first value, with what is deferred of it applied
     float count = 0.f;
     int64_t last_used = 0;
-    uint8_t mark = 0;
+    uint8_t flag = 0;
   };
 
   Difference Lookup() {
@@ -67,7 +67,7 @@ class TableFuzzer {
     std::vector<float> pooled(keys_.size() * kDim), evaluated(pooled);
     const std::set<int64_t> wanted(keys_.begin(), keys_.end());
     const int64_t evicted = table_->rows().num_evicted();
-    // Rows as they are before, absent ones as they begin; what is held is applied.
+    // Rows as they are before, absent ones as they begin; what is deferred is applied.
     SLIPSTREAM_AGREE(FlushBeforeReading({table_.get()}, Parallel()).ok());
     SLIPSTREAM_AGREE(LookupForEvaluation({table_.get()}, {view}, {Combiner::kSum},
                                          {{evaluated.data(), kDim}}, Parallel())
@@ -146,7 +146,7 @@ class TableFuzzer {
       if (known == model_.end()) {
         gone.insert(keys_[i]);
       } else if (table_->updates().policy().mode == UpdatePolicy::Mode::kMask &&
-                 known->second.mark != 0) {
+                 known->second.flag != 0) {
         silenced.insert(keys_[i]);
       } else {
         known->second.total -= kRate * gradients[i * kDim];
@@ -168,7 +168,7 @@ class TableFuzzer {
         SLIPSTREAM_AGREE(table_->updates().num_deferred() == 0);
         return "";
       case 12:
-        return Mark();
+        return SetFlags();
       case 13:
         return SetPolicy();
       case 14:
@@ -180,19 +180,19 @@ class TableFuzzer {
     }
   }
 
-  Difference Mark() {
+  Difference SetFlags() {
     std::vector<int64_t> keys = bytes_.Keys(40);
     if (keys.size() % 2 == 0) {  // Only of ascending ones are changes found.
       std::sort(keys.begin(), keys.end());
       keys.erase(std::unique(keys.begin(), keys.end()), keys.end());
     }
-    const std::vector<uint8_t> marks(keys.size(), kSaturated);
+    const std::vector<uint8_t> flags(keys.size(), kSaturated);
     SLIPSTREAM_AGREE(
-        table_->SetFlags(keys.data(), marks.data(), static_cast<int64_t>(keys.size()), Parallel())
+        table_->SetFlags(keys.data(), flags.data(), static_cast<int64_t>(keys.size()), Parallel())
             .ok());
-    for (auto& known : model_) known.second.mark = 0;
+    for (auto& known : model_) known.second.flag = 0;
     for (int64_t key : keys) {
-      if (model_.count(key) > 0) model_[key].mark = kSaturated;
+      if (model_.count(key) > 0) model_[key].flag = kSaturated;
     }
     return "";
   }
@@ -213,35 +213,36 @@ class TableFuzzer {
   // As a checkpoint does: everything into another table, which takes this one's place.
   Difference Reimport() {
     const TableContents contents = table_->Export();
-    const DeferredContents pending = ExportDeferred(table_.get());
+    const DeferredContents deferred = ExportDeferred(table_.get());
     auto other = std::make_unique<EmbeddingTable>(options_);
     other->updates().SetPolicy(table_->updates().policy());
     SLIPSTREAM_AGREE(other->Import(contents).ok());
-    SLIPSTREAM_AGREE(ImportDeferred(other.get(), pending).ok());
+    SLIPSTREAM_AGREE(ImportDeferred(other.get(), deferred).ok());
     const TableContents again = other->Export();
     SLIPSTREAM_AGREE(again.keys == contents.keys && again.rows == contents.rows);
     SLIPSTREAM_AGREE(again.counts == contents.counts && again.last_used == contents.last_used);
-    SLIPSTREAM_AGREE(ExportDeferred(other.get()).sums == pending.sums);
+    SLIPSTREAM_AGREE(ExportDeferred(other.get()).sums == deferred.sums);
     SLIPSTREAM_AGREE(table_->Import(contents).ok());
-    SLIPSTREAM_AGREE(ImportDeferred(table_.get(), pending).ok());
-    for (auto& known : model_) known.second.mark = 0;
+    SLIPSTREAM_AGREE(ImportDeferred(table_.get(), deferred).ok());
+    for (auto& known : model_) known.second.flag = 0;
     return "";
   }
 
   Difference BadImport() {
     TableContents contents = table_->Export();
-    DeferredContents pending = ExportDeferred(table_.get());
-    std::vector<int64_t>* const lists[] = {&contents.keys, &contents.last_used, &pending.keys,
-                                           &pending.ages};
+    DeferredContents deferred = ExportDeferred(table_.get());
+    std::vector<int64_t>* const lists[] = {&contents.keys, &contents.last_used, &deferred.keys,
+                                           &deferred.ages};
     std::vector<int64_t>* const list = lists[bytes_.Byte() % 4];
     if (list == &contents.last_used && list->empty()) return "";
     list->push_back(bytes_.Key());
-    SLIPSTREAM_AGREE(!table_->Import(contents).ok() || !ImportDeferred(table_.get(), pending).ok());
-    // A table's own content that was taken before the pending updates were refused dropped them.
-    if (list != &pending.keys && list != &pending.ages) return "";
+    SLIPSTREAM_AGREE(!table_->Import(contents).ok() ||
+                     !ImportDeferred(table_.get(), deferred).ok());
+    // A table's own content that was taken before the deferred gradients were refused dropped them.
+    if (list != &deferred.keys && list != &deferred.ages) return "";
     list->pop_back();
-    SLIPSTREAM_AGREE(ImportDeferred(table_.get(), pending).ok());
-    for (auto& known : model_) known.second.mark = 0;
+    SLIPSTREAM_AGREE(ImportDeferred(table_.get(), deferred).ok());
+    for (auto& known : model_) known.second.flag = 0;
     return "";
   }
 
@@ -265,29 +266,29 @@ class TableFuzzer {
     SLIPSTREAM_AGREE(table_->rows().size() == static_cast<int64_t>(model_.size()));
     SLIPSTREAM_AGREE(options_.capacity == 0 || table_->rows().size() <= options_.capacity);
     SLIPSTREAM_AGREE(contents.keys.size() == model_.size());
-    std::unordered_map<int64_t, float> held;
-    const DeferredContents pending = ExportDeferred(table_.get());
-    for (size_t i = 0; i < pending.keys.size(); ++i) {
-      held[pending.keys[i]] = pending.sums[i * kDim];
-      SLIPSTREAM_AGREE(model_.count(pending.keys[i]) > 0);
+    std::unordered_map<int64_t, float> sums;
+    const DeferredContents deferred = ExportDeferred(table_.get());
+    for (size_t i = 0; i < deferred.keys.size(); ++i) {
+      sums[deferred.keys[i]] = deferred.sums[i * kDim];
+      SLIPSTREAM_AGREE(model_.count(deferred.keys[i]) > 0);
     }
-    SLIPSTREAM_AGREE(held.size() == pending.keys.size());
-    SLIPSTREAM_AGREE(table_->updates().num_deferred() == static_cast<int64_t>(held.size()));
+    SLIPSTREAM_AGREE(sums.size() == deferred.keys.size());
+    SLIPSTREAM_AGREE(table_->updates().num_deferred() == static_cast<int64_t>(sums.size()));
     for (size_t i = 0; i < contents.keys.size(); ++i) {
       const auto known = model_.find(contents.keys[i]);
       SLIPSTREAM_AGREE(known != model_.end());
       SLIPSTREAM_AGREE(contents.counts[i] == known->second.count);
       const float row = contents.rows[i * kDim];
       SLIPSTREAM_AGREE(row == contents.rows[i * kDim + 1]);
-      const auto sum = held.find(contents.keys[i]);
-      SLIPSTREAM_AGREE(row - (sum == held.end() ? 0.f : kRate * sum->second) ==
+      const auto sum = sums.find(contents.keys[i]);
+      SLIPSTREAM_AGREE(row - (sum == sums.end() ? 0.f : kRate * sum->second) ==
                        known->second.total);
       if (!contents.last_used.empty()) {
         SLIPSTREAM_AGREE(contents.last_used[i] == known->second.last_used);
       }
-      uint8_t mark = 0;
-      table_->flags().Get(&contents.keys[i], 1, table_->rows(), &mark);
-      SLIPSTREAM_AGREE(mark == known->second.mark);
+      uint8_t flag = 0;
+      table_->flags().Get(&contents.keys[i], 1, table_->rows(), &flag);
+      SLIPSTREAM_AGREE(flag == known->second.flag);
     }
     return "";
   }

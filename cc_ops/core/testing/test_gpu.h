@@ -28,17 +28,17 @@ inline std::string WhyNoGpu() {
 }
 
 // A parameter of tests: where they run.
-enum class Place { kCpu, kGpu };
+enum class Processor { kCpu, kGpu };
 
-inline std::string NameOfPlace(const testing::TestParamInfo<Place>& place) {
-  return place.param == Place::kGpu ? "Gpu" : "Cpu";
+inline std::string NameOfProcessor(const testing::TestParamInfo<Processor>& processor) {
+  return processor.param == Processor::kGpu ? "Gpu" : "Cpu";
 }
 
 // Skips a GPU's tests, visibly, where there is nothing to run them.
-class OnPlaces : public testing::TestWithParam<Place> {
+class OnProcessors : public testing::TestWithParam<Processor> {
  protected:
   void SetUp() override {
-    if (GetParam() == Place::kGpu && !WhyNoGpu().empty()) GTEST_SKIP() << WhyNoGpu();
+    if (GetParam() == Processor::kGpu && !WhyNoGpu().empty()) GTEST_SKIP() << WhyNoGpu();
   }
 };
 

@@ -58,25 +58,25 @@ Status ImportDeferred(EmbeddingTable* table, const DeferredContents& contents) {
   for (size_t i = 0; i < n; ++i) {
     const int64_t key = contents.keys[i], rank = contents.ranks[i], age = contents.ages[i];
     const int s = ShardOf(key);
-    const auto refused = [&](const std::string& what, int64_t value, const std::string& allowed) {
+    const auto invalid = [&](const std::string& what, int64_t value, const std::string& allowed) {
       return InvalidArgument(what + " of deferred gradient " + std::to_string(i) + of + " is " +
                              std::to_string(value) + "; allowed: " + allowed);
     };
     if (rank < 0 || rank >= static_cast<int64_t>(imported[s].size())) {
-      return refused("rank", rank, "0 to " + std::to_string(imported[s].size() - 1));
+      return invalid("rank", rank, "0 to " + std::to_string(imported[s].size() - 1));
     }
     // Shadow mode applies none: those of keys that it does not sample are nobody's.
     if (!policy.Samples(s)) continue;
     DeferredGradients& deferred = imported[s][static_cast<size_t>(rank)];
     if (age > last_age[s][static_cast<size_t>(rank)]) {
-      return refused("age", age, "the oldest first");
+      return invalid("age", age, "the oldest first");
     }
     last_age[s][static_cast<size_t>(rank)] = age;
     if (deferred.Find(key) != DeferredGradients::kNone) {
-      return refused("key", key, "each once per rank");
+      return invalid("key", key, "each once per rank");
     }
     if (!policy.is_exchanged && table->rows().Find(key) == nullptr) {
-      return refused("key", key, "keys with a row");
+      return invalid("key", key, "keys with a row");
     }
     const uint32_t index = deferred.Insert(key, table->updates().step() - age);
     std::copy_n(contents.sums.data() + i * dim, dim, deferred.Sum(index));

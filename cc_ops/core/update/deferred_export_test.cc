@@ -18,8 +18,8 @@ std::unique_ptr<EmbeddingTable> MakeTable(int64_t keys, int ranks = 2, bool is_e
   options.name = "t";
   options.dim = kDim;
   auto table = std::make_unique<EmbeddingTable>(options);
-  uint32_t slot = 0;
-  for (int64_t key = 0; key < keys; ++key) table->rows().FindOrInsert(key, 1.f, &slot);
+  uint32_t index = 0;
+  for (int64_t key = 0; key < keys; ++key) table->rows().FindOrInsert(key, 1.f, &index);
   UpdatePolicy policy;
   policy.mode = UpdatePolicy::Mode::kDefer;
   policy.max_age = 1000;
@@ -74,7 +74,7 @@ TEST(DeferredExport, NoneReplaceSome) {
 TEST(DeferredExport, RefusesWhatDoesNotFitAndChangesNothing) {
   const auto table = MakeTable(20);
   ASSERT_TRUE(ImportDeferred(table.get(), Some(10)).ok());
-  const auto refused = [&](const DeferredContents& contents) {
+  const auto message_of = [&](const DeferredContents& contents) {
     const Status status = ImportDeferred(table.get(), contents);
     EXPECT_EQ(table->updates().num_deferred(), 10);
     EXPECT_FALSE(status.ok());
@@ -82,19 +82,19 @@ TEST(DeferredExport, RefusesWhatDoesNotFitAndChangesNothing) {
   };
   DeferredContents wrong = Some(12);
   wrong.sums.pop_back();
-  EXPECT_NE(refused(wrong).find("have 12 keys"), std::string::npos);
+  EXPECT_NE(message_of(wrong).find("have 12 keys"), std::string::npos);
   wrong = Some(12);
   wrong.ranks[11] = 2;
-  EXPECT_NE(refused(wrong).find("rank of deferred gradient 11"), std::string::npos);
+  EXPECT_NE(message_of(wrong).find("rank of deferred gradient 11"), std::string::npos);
   wrong = Some(12);
   wrong.ages[5] = -1;
-  EXPECT_NE(refused(wrong).find("age of deferred gradient 5"), std::string::npos);
+  EXPECT_NE(message_of(wrong).find("age of deferred gradient 5"), std::string::npos);
   wrong = Some(12);
   wrong.keys[7] = wrong.keys[5];  // of the same rank
-  EXPECT_NE(refused(wrong).find("each once per rank"), std::string::npos);
+  EXPECT_NE(message_of(wrong).find("each once per rank"), std::string::npos);
   wrong = Some(12);
   wrong.keys[3] = 12345;
-  EXPECT_NE(refused(wrong).find("keys with a row"), std::string::npos);
+  EXPECT_NE(message_of(wrong).find("keys with a row"), std::string::npos);
 }
 
 TEST(DeferredExport, ExchangedGradientsNeedNoRow) {
@@ -110,16 +110,16 @@ TEST(DeferredExport, RefusesThemWithoutAPolicyThatDefers) {
   EXPECT_TRUE(ImportDeferred(table.get(), DeferredContents()).ok());
 }
 
-TEST(DeferredExport, WatchedRowsTakeWhatTheyTravelled) {
+TEST(DeferredExport, WatchedRowsTakeTheirSquaredUpdateLengths) {
   const auto table = MakeTable(3);
   const std::vector<int64_t> keys = {0, 1, 2, 99};
-  const std::vector<uint8_t> marks = {kWatched, kSaturated, kWatched, kWatched};
-  EXPECT_TRUE(table->SetFlags(keys.data(), marks.data(), 4, Parallel()).ok());
+  const std::vector<uint8_t> flags = {kWatched, kSaturated, kWatched, kWatched};
+  EXPECT_TRUE(table->SetFlags(keys.data(), flags.data(), 4, Parallel()).ok());
   const std::vector<float> given = {1.f, 2.f, 3.f, 4.f};
   table->flags().SetSquaredUpdateLengths(keys.data(), given.data(), 4, table->rows());
-  std::vector<uint8_t> marked(4);
-  table->flags().Get(keys.data(), 4, table->rows(), marked.data());
-  EXPECT_EQ(marked, (std::vector<uint8_t>{kWatched, kSaturated, kWatched, 0}));
+  std::vector<uint8_t> flagged(4);
+  table->flags().Get(keys.data(), 4, table->rows(), flagged.data());
+  EXPECT_EQ(flagged, (std::vector<uint8_t>{kWatched, kSaturated, kWatched, 0}));
   std::vector<float> found(4);
   table->flags().GetSquaredUpdateLengths(keys.data(), 4, Parallel(), table->rows(), found.data());
   EXPECT_EQ(found, (std::vector<float>{1.f, 0.f, 3.f, 0.f}));

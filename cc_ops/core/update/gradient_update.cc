@@ -102,14 +102,14 @@ SLIPSTREAM_ALWAYS_INLINE void UpdateRows(const BucketUpdate& update, int64_t nex
   const auto prefetch = [&](int64_t u, bool is_next) SLIPSTREAM_INLINE_LAMBDA {
     PrefetchRow(plan.unique_row[u], row_floats);
     if (kByFlags) {
-      (is_next ? next_flags : flags)->Prefetch(plan.unique_slot[u]);
+      (is_next ? next_flags : flags)->Prefetch(plan.unique_index[u]);
     }
   };
   UpdateEach(keys, KeysOf(plan, next), prefetch, [&](int64_t u) SLIPSTREAM_INLINE_LAMBDA {
     const int64_t first_use = use;
     use = plan.uses_end[u];
     float* const row = plan.unique_row[u];
-    const uint8_t row_flags = kByFlags ? flags->Of(plan.unique_slot[u]) : 0;
+    const uint8_t row_flags = kByFlags ? flags->Of(plan.unique_index[u]) : 0;
     if (kByFlags && masks && (row_flags & kSaturated) != 0) {
       ++masked;
       if (!policy.is_shadow) {
@@ -120,7 +120,7 @@ SLIPSTREAM_ALWAYS_INLINE void UpdateRows(const BucketUpdate& update, int64_t nex
     SumUses(plan, *update.gradients, first_use, use, dim, summed);
     if (kByFlags && (row_flags & kWatched) != 0) {
       ApplyRule<kKind, true>(rule, update.rate, dim, summed, row);
-      flags->AddSquaredUpdateLength(plan.unique_slot[u], SumOfSquares(dim, summed));
+      flags->AddSquaredUpdateLength(plan.unique_index[u], SumOfSquares(dim, summed));
     } else {
       ApplyRule<kKind, false>(rule, update.rate, dim, summed, row);
     }
@@ -239,34 +239,25 @@ Status ApplyGradients(const LookupPlan& plan, const std::vector<PooledGradient>&
   const Status status = CheckFinite(plan, gradients, learning_rate, parallel);
   if (!status.ok()) return status;
   const ExclusiveTableLocks locks(plan.tables);
-  const size_t num_tables = plan.tables.size();
   try {
     // Whatever needs memory comes first: rows are updated all or none.
     std::vector<PolicyScratch> scratches(parallel.threads, PolicyScratch(plan.tables));
-    std::vector<float> rates(num_tables);
-    std::vector<bool> is_stale(num_tables);
+    std::vector<TableUpdate> updates(plan.tables.size());
     const std::vector<int64_t> bounds = BalancedBuckets(plan.unique_begin, parallel.threads);
-    std::vector<std::atomic<int64_t>> dropped(num_tables);
-    for (auto& count : dropped) count = 0;
     const std::function<void(int)> update_buckets = [&](int task) {
-      PolicyScratch& scratch = scratches[task];
-      for (int64_t b = bounds[task]; b < bounds[task + 1]; ++b) {
-        const size_t t = static_cast<size_t>(b / kNumShards);
-        int64_t dropped_here = 0;
-        const BucketUpdate update = {&plan,    &gradients,  plan.tables[t], b,
-                                     rates[t], is_stale[t], &dropped_here};
-        UpdateBucket(update, std::min(b + 1, bounds[task + 1] - 1), &scratch);
-        if (dropped_here > 0) dropped[t] += dropped_here;
-      }
+      UpdateBuckets(plan, gradients, {bounds[task], bounds[task + 1]}, &updates,
+                    [&](const BucketUpdate& update, int64_t next) {
+                      UpdateBucket(update, next, &scratches[task]);
+                    });
     };
-    for (size_t t = 0; t < num_tables; ++t) {
-      EmbeddingTable* table = plan.tables[t];
-      rates[t] = table->options().rule.EffectiveRate(learning_rate, table->updates().NextStep());
-      table->updates().set_last_learning_rate(learning_rate);
-      is_stale[t] = table->rows().generation() != plan.generations[t];
+    for (size_t t = 0; t < updates.size(); ++t) {
+      updates[t].Begin(plan, t, learning_rate, plan.tables[t]->updates().NextStep());
+      plan.tables[t]->updates().set_last_learning_rate(learning_rate);
     }
     parallel.run(parallel.threads, update_buckets);
-    for (size_t t = 0; t < num_tables; ++t) plan.tables[t]->updates().AddDropped(dropped[t]);
+    for (size_t t = 0; t < updates.size(); ++t) {
+      plan.tables[t]->updates().AddDropped(updates[t].dropped);
+    }
   } catch (const std::bad_alloc&) {
     return OutOfMemory("updating rows", plan.tables);
   }

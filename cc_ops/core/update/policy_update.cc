@@ -11,10 +11,6 @@
 namespace slipstream {
 namespace {
 
-void AddTo(float* total, const float* part, int64_t dim) {
-  for (int64_t j = 0; j < dim; ++j) total[j] += part[j];
-}
-
 bool HasUse(const LookupPlan& plan, CellRange uses, CellRange examples) {
   return std::any_of(plan.uses.begin() + uses.begin, plan.uses.begin() + uses.end,
                      [&](const Occurrence& use) {
@@ -57,7 +53,7 @@ class ShardUpdater {
     const LookupPlan& plan = *update.plan;
     const CellRange uses = {first_use, plan.uses_end[u]};
     const int64_t key = plan.unique_key[u];
-    const bool is_saturated = (flags_->Of(found.slot) & kSaturated) != 0;
+    const bool is_saturated = (flags_->Of(found.index) & kSaturated) != 0;
     if (rule_.defers && is_sampled_) {
       const bool any_due = Defer(update, key, uses, found.row, is_saturated);
       if (any_due && !policy_.is_shadow) Apply(scratch_->due.data(), key, found);
@@ -187,7 +183,7 @@ class ShardUpdater {
     if (policy_.is_shadow) return;
     FoundRow found = {nullptr, 0};
     // A row that leaves the table takes what is deferred with it: the row is there.
-    if (collected_ == nullptr) found.row = table_->rows().Find(key, &found.slot);
+    if (collected_ == nullptr) found.row = table_->rows().Find(key, &found.index);
     Apply(scratch_->due.data(), key, found);
   }
 

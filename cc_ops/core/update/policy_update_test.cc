@@ -87,10 +87,10 @@ struct Training {
     return std::vector<float>(row, row + dim + table->slots_per_row());
   }
 
-  void Mark(const std::vector<int64_t>& keys, uint8_t mark) {
-    const std::vector<uint8_t> marks(keys.size(), mark);
+  void SetFlags(const std::vector<int64_t>& keys, uint8_t flag) {
+    const std::vector<uint8_t> flags(keys.size(), flag);
     EXPECT_TRUE(
-        table->SetFlags(keys.data(), marks.data(), static_cast<int64_t>(keys.size()), Parallel())
+        table->SetFlags(keys.data(), flags.data(), static_cast<int64_t>(keys.size()), Parallel())
             .ok());
   }
 
@@ -127,30 +127,30 @@ void TrainAtRandom(Training* training, int steps, int features = 1, uint64_t see
 }
 
 TEST(Flush, SumsOfBeforeTheFirstUpdateWaitForARateAndAreThenPartOfIt) {
-  DeferredContents pending;
-  pending.keys = {3, 8, 11};
-  pending.ages = {0, 0, 0};
-  pending.ranks = {0, 0, 0};
+  DeferredContents contents;
+  contents.keys = {3, 8, 11};
+  contents.ages = {0, 0, 0};
+  contents.ranks = {0, 0, 0};
   const std::vector<float> gradients = {0.5f, -1.f, 0.25f};
   for (const float gradient : gradients) {
-    for (int64_t j = 1; j <= kDim; ++j) pending.sums.push_back(gradient * static_cast<float>(j));
+    for (int64_t j = 1; j <= kDim; ++j) contents.sums.push_back(gradient * static_cast<float>(j));
   }
   for (const UpdateRule::Kind kind : kAllRules) {
     Training updated(kind), flushed(kind);
-    uint32_t slot = 0;
-    for (const int64_t key : pending.keys) {
-      flushed.table->rows().FindOrInsert(key, 1.f, &slot);
+    uint32_t index = 0;
+    for (const int64_t key : contents.keys) {
+      flushed.table->rows().FindOrInsert(key, 1.f, &index);
     }
     const std::vector<float> initial = flushed.State();
     flushed.table->updates().SetPolicy(Defer(1e9f, 1000));
-    ASSERT_TRUE(ImportDeferred(flushed.table.get(), pending).ok());
+    ASSERT_TRUE(ImportDeferred(flushed.table.get(), contents).ok());
     FlushDeferred(flushed.table.get(), flushed.parallel);
     EXPECT_EQ(flushed.table->updates().num_deferred(), 3);
     EXPECT_EQ(flushed.State(), initial);
     flushed.table->updates().set_last_learning_rate(updated.rate);
     FlushDeferred(flushed.table.get(), flushed.parallel);
     EXPECT_EQ(flushed.table->updates().num_deferred(), 0);
-    updated.Step(pending.keys, gradients);
+    updated.Step(contents.keys, gradients);
     EXPECT_EQ(flushed.State(), updated.State());
     EXPECT_NE(flushed.State(), initial);
   }
@@ -158,19 +158,19 @@ TEST(Flush, SumsOfBeforeTheFirstUpdateWaitForARateAndAreThenPartOfIt) {
 
 TEST(Flush, ShadowSumsOfBeforeTheFirstUpdateAreForgotten) {
   Training training(UpdateRule::Kind::kSgd);
-  DeferredContents pending;
-  uint32_t slot = 0;
+  DeferredContents contents;
+  uint32_t index = 0;
   for (int64_t key = 0; key < 500; ++key) {
-    training.table->rows().FindOrInsert(key, 1.f, &slot);
-    pending.keys.push_back(key);
-    pending.sums.insert(pending.sums.end(), kDim, 1.f);
+    training.table->rows().FindOrInsert(key, 1.f, &index);
+    contents.keys.push_back(key);
+    contents.sums.insert(contents.sums.end(), kDim, 1.f);
   }
-  pending.ages.assign(500, 0);
-  pending.ranks.assign(500, 0);
+  contents.ages.assign(500, 0);
+  contents.ranks.assign(500, 0);
   UpdatePolicy policy = Defer(1e9f, 1000);
   policy.is_shadow = true;
   training.table->updates().SetPolicy(policy);
-  ASSERT_TRUE(ImportDeferred(training.table.get(), pending).ok());
+  ASSERT_TRUE(ImportDeferred(training.table.get(), contents).ok());
   EXPECT_GT(training.table->updates().num_deferred(), 0);
   FlushDeferred(training.table.get(), training.parallel);
   EXPECT_EQ(training.table->updates().num_deferred(), 0);
@@ -186,7 +186,7 @@ TEST(Defer, LosesNoGradient) {
       if (trigger == Trigger::kInterval) {
         TrainAtRandom(&plain, 1);
         TrainAtRandom(&deferred, 1);
-        deferred.Mark({0, 1, 2, 3, 5, 8, 13}, kSaturated);
+        deferred.SetFlags({0, 1, 2, 3, 5, 8, 13}, kSaturated);
       }
       TrainAtRandom(&plain, 60, 2, 6);
       TrainAtRandom(&deferred, 60, 2, 6);
@@ -199,7 +199,7 @@ TEST(Defer, LosesNoGradient) {
         ASSERT_NEAR(actual[i], expected[i], 2e-5) << i << " ranks " << ranks;
       }
       const UpdateCounts counts = deferred.table->updates().counts();
-      // What came in was held or sent; a held sum is sent once more when it is due.
+      // What came in was deferred or sent; a deferred sum is sent once more when it is due.
       EXPECT_GE(counts.deferred + counts.sent, counts.offered);
       EXPECT_LT(counts.sent, counts.offered);
       EXPECT_GT(counts.due_by_age, 0);
@@ -208,7 +208,7 @@ TEST(Defer, LosesNoGradient) {
   }
 }
 
-TEST(Defer, HoldsUntilTheRowWouldMove) {
+TEST(Defer, DefersUntilTheRowWouldMove) {
   Training training(UpdateRule::Kind::kSgd);
   training.table->updates().SetPolicy(Defer(0.1f, 1000));
   // The fourth value moves most: 0.1 * 4 * 0.1 = 0.04 a step.
@@ -225,7 +225,7 @@ TEST(Defer, HoldsUntilTheRowWouldMove) {
   EXPECT_EQ(counts.due_by_movement, 1);
 }
 
-TEST(Defer, HoldsNoSumLongerThanItsAge) {
+TEST(Defer, DefersNoSumLongerThanItsAge) {
   for (const int ranks : {1, 3}) {
     Training training(UpdateRule::Kind::kSgd);
     training.table->updates().SetPolicy(Defer(1e9f, 3, ranks));
@@ -256,18 +256,18 @@ TEST(Defer, AppliesRanksSumsAsOneGradient) {
   EXPECT_EQ(two.table->updates().counts().due_by_age, 2 * one.table->updates().counts().due_by_age);
 }
 
-TEST(Defer, HoldsOnlySaturatedRowsByInterval) {
+TEST(Defer, DefersOnlySaturatedRowsByInterval) {
   Training training(UpdateRule::Kind::kSgd);
   training.Step({1, 2}, {0.f, 0.f});
   UpdatePolicy policy = Defer(0.f, 100);
   policy.trigger = Trigger::kInterval;
   training.table->updates().SetPolicy(policy);
-  training.Mark({1}, kSaturated);
+  training.SetFlags({1}, kSaturated);
   training.Step({1, 2}, {1.f, 1.f});
   EXPECT_EQ(training.Row(1)[0], 0.f);
   EXPECT_NEAR(training.Row(2)[0], -0.1f, 1e-7);
   // A released row's sum goes with its next gradient.
-  training.Mark({}, 0);
+  training.SetFlags({}, 0);
   training.Step({1}, {1.f});
   EXPECT_NEAR(training.Row(1)[0], -0.2f, 1e-7);
 }
@@ -285,7 +285,7 @@ TEST(Defer, AppliesAtOnceWhatHasNoRoom) {
   EXPECT_GT(counts.over_budget, 0);
 }
 
-TEST(Defer, DoesNotHoldADamagedRow) {
+TEST(Defer, DoesNotDeferADamagedRow) {
   Training training(UpdateRule::Kind::kAdagrad);
   training.Step({1}, {1.f});
   training.table->rows().Find(1)[kDim] = std::numeric_limits<float>::quiet_NaN();
@@ -346,7 +346,7 @@ TEST(Mask, LeavesSaturatedRowsAndTheirSlots) {
     UpdatePolicy policy;
     policy.mode = Mode::kMask;
     training.table->updates().SetPolicy(policy);
-    training.Mark({1, 99}, kSaturated);
+    training.SetFlags({1, 99}, kSaturated);
     const std::vector<float> saturated = training.Row(1), varying = training.Row(2);
     training.Step({1, 2, 1}, {1.f, 1.f, 1.f});
     EXPECT_EQ(training.Row(1), saturated);
@@ -365,7 +365,7 @@ TEST(Mask, DecaysAdamsMomentsOnRequest) {
   policy.mode = Mode::kMask;
   policy.decay_skipped = true;
   training.table->updates().SetPolicy(policy);
-  training.Mark({1}, kSaturated);
+  training.SetFlags({1}, kSaturated);
   std::vector<float> expected = training.Row(1);
   training.Step({1}, {1.f});
   for (int64_t j = 0; j < kDim; ++j) {
@@ -386,7 +386,7 @@ TEST(Shadow, TrainsLikePlainAndCountsWhatItWouldHaveDone) {
     TrainAtRandom(&shadow, 5);
     std::vector<int64_t> keys;
     for (int64_t key = 0; key < 300; ++key) keys.push_back(key);
-    shadow.Mark(keys, kSaturated);
+    shadow.SetFlags(keys, kSaturated);
     TrainAtRandom(&plain, 30);
     TrainAtRandom(&shadow, 30);
     FlushDeferred(shadow.table.get(), shadow.parallel);
@@ -402,21 +402,21 @@ TEST(Shadow, TrainsLikePlainAndCountsWhatItWouldHaveDone) {
 TEST(Watch, SumsSquaredUpdateLengths) {
   Training training(UpdateRule::Kind::kSgd);
   training.Step({1, 2}, {0.f, 0.f});
-  training.Mark({1}, kWatched);
+  training.SetFlags({1}, kWatched);
   training.Step({1, 2}, {1.f, 1.f});
   training.Step({1, 2}, {-1.f, 1.f});
   const std::vector<int64_t> keys = {1, 2, 3};
-  std::vector<float> travelled(3);
+  std::vector<float> lengths(3);
   training.table->flags().GetSquaredUpdateLengths(keys.data(), 3, Parallel(),
-                                                  training.table->rows(), travelled.data());
+                                                  training.table->rows(), lengths.data());
   // Each step moves the row by 0.1 * (1, 2, 3, 4).
-  EXPECT_NEAR(travelled[0], 2 * 0.01f * 30, 1e-5);
-  EXPECT_EQ(travelled[1], 0.f);
-  EXPECT_EQ(travelled[2], 0.f);
-  training.Mark({1}, kWatched);
+  EXPECT_NEAR(lengths[0], 2 * 0.01f * 30, 1e-5);
+  EXPECT_EQ(lengths[1], 0.f);
+  EXPECT_EQ(lengths[2], 0.f);
+  training.SetFlags({1}, kWatched);
   training.table->flags().GetSquaredUpdateLengths(keys.data(), 3, Parallel(),
-                                                  training.table->rows(), travelled.data());
-  EXPECT_EQ(travelled[0], 0.f);
+                                                  training.table->rows(), lengths.data());
+  EXPECT_EQ(lengths[0], 0.f);
 }
 
 // One rank's masks and ways are the work of the vectorised update, several ranks' that of the
@@ -439,20 +439,20 @@ TEST(Mask, OneRankUpdatesAsSeveralDo) {
             policy.ranks = training == &one ? 1 : 3;
             TrainAtRandom(training, 2);
             training->table->updates().SetPolicy(policy);
-            std::vector<uint8_t> marks;
-            for (const int64_t key : keys) marks.push_back(static_cast<uint8_t>(key % 4));
+            std::vector<uint8_t> flags;
+            for (const int64_t key : keys) flags.push_back(static_cast<uint8_t>(key % 4));
             EXPECT_TRUE(
-                training->table->SetFlags(keys.data(), marks.data(), 40, training->parallel).ok());
+                training->table->SetFlags(keys.data(), flags.data(), 40, training->parallel).ok());
             TrainAtRandom(training, 20, 2, 6);
           }
           EXPECT_EQ(one.State(), several.State());
-          std::vector<float> way(40), other(40);
+          std::vector<float> lengths(40), other(40);
           one.table->flags().GetSquaredUpdateLengths(keys.data(), 40, one.parallel,
-                                                     one.table->rows(), way.data());
+                                                     one.table->rows(), lengths.data());
           several.table->flags().GetSquaredUpdateLengths(keys.data(), 40, several.parallel,
                                                          several.table->rows(), other.data());
-          EXPECT_EQ(way, other);
-          EXPECT_GT(*std::max_element(way.begin(), way.end()), 0.f);
+          EXPECT_EQ(lengths, other);
+          EXPECT_GT(*std::max_element(lengths.begin(), lengths.end()), 0.f);
           const UpdateCounts counts = one.table->updates().counts();
           EXPECT_GT(counts.masked, 0);
           EXPECT_GT(counts.sent, 0);

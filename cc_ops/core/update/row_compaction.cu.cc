@@ -24,7 +24,7 @@ struct Workspace {
       scratch_bytes = std::max(scratch_bytes, sort_bytes);
     }
     WorkspaceParts parts(base);
-    slots = parts.Take<int32_t>(n);
+    targets = parts.Take<int32_t>(n);
     if (deduplicate) {
       sorted_keys = parts.Take<Key>(n);
       positions = parts.Take<int32_t>(n);
@@ -35,7 +35,7 @@ struct Workspace {
     return cudaSuccess;
   }
 
-  int32_t* slots = nullptr;  // 1 where an output row begins, then its place in the output
+  int32_t* targets = nullptr;  // 1 where an output row begins, then its index in the output
   Key* sorted_keys = nullptr;
   int32_t* positions = nullptr;
   int32_t* sorted_positions = nullptr;
@@ -85,7 +85,7 @@ __global__ void FlagKernel(CompactionInput<Key> input, int32_t* __restrict__ fla
 // occurs often is summed by one warp, one occurrence after the other, so that the sum is the CPU's.
 template <class Key>
 __global__ void WriteKernel(CompactionInput<Key> input, const int32_t* __restrict__ order,
-                            const int32_t* __restrict__ slots, Key* __restrict__ kept_keys,
+                            const int32_t* __restrict__ targets, Key* __restrict__ kept_keys,
                             float* __restrict__ kept_rows) {
   const Key* __restrict__ keys = input.keys;
   const float* __restrict__ rows = input.rows;
@@ -96,8 +96,8 @@ __global__ void WriteKernel(CompactionInput<Key> input, const int32_t* __restric
   for (int64_t i = ThreadOfGrid() / kWarpSize; i < n; i += step) {
     const Key key = keys[i];
     if (!IsHead(keys, i, is_sorted) || input.masked.Contains(key)) continue;
-    const int64_t slot = slots[i];
-    if (lane == 0) kept_keys[slot] = key;
+    const int64_t target = targets[i];
+    if (lane == 0) kept_keys[target] = key;
     for (int64_t j = lane; j < dim; j += kWarpSize) {
       float sum = rows[(is_sorted ? order[i] : i) * dim + j];
       if (is_sorted) {
@@ -105,7 +105,7 @@ __global__ void WriteKernel(CompactionInput<Key> input, const int32_t* __restric
           sum += rows[order[other] * dim + j];
         }
       }
-      kept_rows[slot * dim + j] = sum;
+      kept_rows[target * dim + j] = sum;
     }
   }
 }
@@ -146,11 +146,11 @@ cudaError_t LaunchCompactRows(cudaStream_t stream, const CompactionInput<Key>& i
     if (error != cudaSuccess) return error;
     ordered.keys = parts.sorted_keys;
   }
-  FlagKernel<<<BlocksFor(n), kThreadsPerBlock, 0, stream>>>(ordered, parts.slots, counts);
-  error = LaunchScan(stream, parts.scratch, parts.scratch_bytes, n, parts.slots);
+  FlagKernel<<<BlocksFor(n), kThreadsPerBlock, 0, stream>>>(ordered, parts.targets, counts);
+  error = LaunchScan(stream, parts.scratch, parts.scratch_bytes, n, parts.targets);
   if (error != cudaSuccess) return error;
   WriteKernel<<<BlocksFor(n * kWarpSize), kThreadsPerBlock, 0, stream>>>(
-      ordered, parts.sorted_positions, parts.slots, kept_keys, kept_rows);
+      ordered, parts.sorted_positions, parts.targets, kept_keys, kept_rows);
   // clang-format on
   return cudaGetLastError();
 }

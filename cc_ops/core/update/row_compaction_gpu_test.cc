@@ -124,15 +124,15 @@ class RowCompactionTest : public testing::TestWithParam<int> {
     for (bool deduplicate : {false, true}) {
       const Rows<Key> expected = Reference(rows, dim, masked, deduplicate);
       const Rows<Key> kept = Compact(rows, dim, masked, deduplicate);
-      const std::string place =
+      const std::string where =
           std::to_string(rows.keys.size()) + " rows of " + std::to_string(dim);
-      EXPECT_EQ(kept.keys, expected.keys) << place;
-      EXPECT_EQ(kept.offered, expected.offered) << place;
-      ASSERT_EQ(kept.values.size(), expected.values.size()) << place;
+      EXPECT_EQ(kept.keys, expected.keys) << where;
+      EXPECT_EQ(kept.offered, expected.offered) << where;
+      ASSERT_EQ(kept.values.size(), expected.values.size()) << where;
       // Bit for bit: -0 is not 0.
       const size_t bytes = kept.values.size() * sizeof(float);
       EXPECT_TRUE(bytes == 0 || std::memcmp(kept.values.data(), expected.values.data(), bytes) == 0)
-          << place;
+          << where;
     }
   }
 };
@@ -202,10 +202,10 @@ TEST_P(RowCompactionTest, WhatIsNotFiniteIsPassedOn) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Devices, RowCompactionTest, testing::Values(1, 2, 7, kGpu),
-                         [](const testing::TestParamInfo<int>& place) {
-                           return place.param == kGpu
+                         [](const testing::TestParamInfo<int>& where) {
+                           return where.param == kGpu
                                       ? std::string("Gpu")
-                                      : "Cpu" + std::to_string(place.param) + "Threads";
+                                      : "Cpu" + std::to_string(where.param) + "Threads";
                          });
 
 }  // namespace

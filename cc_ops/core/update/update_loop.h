@@ -4,6 +4,7 @@
 #define SLIPSTREAM_CC_OPS_CORE_UPDATE_UPDATE_LOOP_H_
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <vector>
 
@@ -50,6 +51,33 @@ struct BucketUpdate {
   int64_t* dropped;  // counts updates whose key was evicted since the lookup
 };
 
+// One table's part in an update of the tables of a plan.
+struct TableUpdate {
+  // step: number of the update.
+  void Begin(const LookupPlan& plan, size_t t, float learning_rate, int64_t step) {
+    rate = plan.tables[t]->options().rule.EffectiveRate(learning_rate, step);
+    is_stale = plan.tables[t]->rows().generation() != plan.generations[t];
+  }
+
+  float rate = 0.f;
+  bool is_stale = false;
+  std::atomic<int64_t> dropped{0};
+};
+
+// Calls update(bucket, next) for a thread's buckets; next: the one that it comes to after it.
+template <class Update>
+void UpdateBuckets(const LookupPlan& plan, const std::vector<PooledGradient>& gradients,
+                   CellRange buckets, std::vector<TableUpdate>* tables, const Update& update) {
+  for (int64_t b = buckets.begin; b < buckets.end; ++b) {
+    const size_t t = static_cast<size_t>(b / kNumShards);
+    TableUpdate& table = (*tables)[t];
+    int64_t dropped = 0;
+    update(BucketUpdate{&plan, &gradients, plan.tables[t], b, table.rate, table.is_stale, &dropped},
+           std::min(b + 1, buckets.end - 1));
+    if (dropped > 0) table.dropped += dropped;
+  }
+}
+
 // The numbers of a bucket's distinct keys.
 inline CellRange KeysOf(const LookupPlan& plan, int64_t bucket) {
   const int64_t begin = plan.unique_begin[bucket];
@@ -59,7 +87,7 @@ inline CellRange KeysOf(const LookupPlan& plan, int64_t bucket) {
 // Where the row of a key is; null if it has none.
 struct FoundRow {
   float* row;
-  uint32_t slot;  // within the shard
+  uint32_t index;  // within the shard
 };
 
 // Calls update(u, first_use, found) for each key u of the bucket. Where rows may have left the
@@ -74,14 +102,19 @@ void UpdateEachKey(const BucketUpdate& bucket, const Update& update) {
       keys, {keys.end, keys.end},
       [&](int64_t u, bool /*is_next*/) { PrefetchRow(plan.unique_row[u], row_floats); },
       [&](int64_t u) {
-        FoundRow found = {plan.unique_row[u], plan.unique_slot[u]};
+        FoundRow found = {plan.unique_row[u], plan.unique_index[u]};
         if (bucket.is_stale) {
-          found.slot = HashIndex::kEmpty;
-          found.row = bucket.table->rows().Find(plan.unique_key[u], &found.slot);
+          const int64_t key = plan.unique_key[u];
+          found.index = HashIndex::kEmpty;
+          found.row = bucket.table->rows().Find(key, &found.index);
         }
         update(u, use, found);
         use = plan.uses_end[u];
       });
+}
+
+inline void AddTo(float* total, const float* part, int64_t dim) {
+  for (int64_t j = 0; j < dim; ++j) total[j] += part[j];
 }
 
 // summed: [dim], overwritten by the sum over the plan's uses [begin, end), in order.
@@ -130,14 +163,14 @@ inline void SumUsesOf(CellRange examples, const LookupPlan& plan,
 inline void UpdateRow(const UpdateRule& rule, float rate, int64_t dim, const float* gradient,
                       FoundRow found, ShardFlags* flags, float* scratch) {
   float* const row = found.row;
-  if (!flags->IsWatched(found.slot)) {
+  if (!flags->IsWatched(found.index)) {
     rule.Apply(rate, dim, gradient, row);
     return;
   }
   std::copy_n(row, dim, scratch);
   rule.Apply(rate, dim, gradient, row);
   for (int64_t j = 0; j < dim; ++j) scratch[j] = row[j] - scratch[j];
-  flags->AddSquaredUpdateLength(found.slot, SumOfSquares(dim, scratch));
+  flags->AddSquaredUpdateLength(found.index, SumOfSquares(dim, scratch));
 }
 
 }  // namespace slipstream

@@ -20,9 +20,12 @@
 
 namespace slipstream {
 
-inline absl::Status Checked(cudaError_t error, const char* what) {
+// what: what the op could not do.
+inline absl::Status Checked(tensorflow::OpKernelContext* context, cudaError_t error,
+                            const char* what) {
   if (error == cudaSuccess) return absl::OkStatus();
-  return absl::InternalError(absl::StrCat(what, ": ", cudaGetErrorString(error)));
+  return absl::InternalError(
+      absl::StrCat(context->op_kernel().type_string(), " ", what, ": ", cudaGetErrorString(error)));
 }
 
 inline cudaStream_t StreamOf(tensorflow::OpKernelContext* context) {
@@ -39,8 +42,11 @@ class CountedGpuKernel : public tensorflow::AsyncOpKernel {
    public:
     virtual ~Launch() = default;
 
+    tensorflow::Tensor workspace;               // uint8
+    tensorflow::Tensor counts, counts_on_host;  // int64
+
    protected:
-    // Cuts the outputs to the sizes that have arrived in host memory.
+    // Cuts the outputs to the sizes that have arrived in `counts_on_host`.
     virtual absl::Status SetOutputs(tensorflow::OpKernelContext* context) const = 0;
 
    private:
@@ -69,13 +75,14 @@ class CountedGpuKernel : public tensorflow::AsyncOpKernel {
     }
     launch->context_ = context;
     launch->done_ = std::move(done);
-    Launch* const pending = launch.release();
+    Launch* const released = launch.release();
     // Unlike cudaLaunchHostFunc's, this callback also runs after an error of the device: the step
     // fails then instead of waiting for ever.
-    const cudaError_t error = cudaStreamAddCallback(StreamOf(context), OnStreamReached, pending, 0);
+    const cudaError_t error =
+        cudaStreamAddCallback(StreamOf(context), OnStreamReached, released, 0);
     if (error != cudaSuccess) {
-      pending->error_ = error;
-      Finish(pending);
+      released->error_ = error;
+      Finish(released);
     }
   }
 
@@ -84,14 +91,29 @@ class CountedGpuKernel : public tensorflow::AsyncOpKernel {
   virtual absl::Status Enqueue(tensorflow::OpKernelContext* context,
                                std::unique_ptr<Launch>* launch) = 0;
 
-  // Pinned memory for `count` numbers: what a copy from the GPU does not wait for.
-  static absl::Status AllocateOnHost(tensorflow::OpKernelContext* context, int64_t count,
-                                     tensorflow::Tensor* numbers) {
+  static absl::Status AllocateWorkspace(tensorflow::OpKernelContext* context, size_t bytes,
+                                        tensorflow::Tensor* workspace) {
+    return context->allocate_temp(
+        tensorflow::DT_UINT8, tensorflow::TensorShape({static_cast<int64_t>(bytes)}), workspace);
+  }
+
+  // On the GPU and in pinned memory, for which a copy does not wait.
+  static absl::Status AllocateCounts(tensorflow::OpKernelContext* context, int64_t n,
+                                     Launch* launch) {
     tensorflow::AllocatorAttributes pinned;
     pinned.set_on_host(true);
     pinned.set_gpu_compatible(true);
-    return context->allocate_temp(tensorflow::DT_INT64, tensorflow::TensorShape({count}), numbers,
-                                  pinned);
+    const tensorflow::TensorShape shape({n});
+    TF_RETURN_IF_ERROR(context->allocate_temp(tensorflow::DT_INT64, shape, &launch->counts));
+    return context->allocate_temp(tensorflow::DT_INT64, shape, &launch->counts_on_host, pinned);
+  }
+
+  static absl::Status CopyCounts(tensorflow::OpKernelContext* context, Launch* launch) {
+    return Checked(
+        context,
+        cudaMemcpyAsync(launch->counts_on_host.data(), launch->counts.data(),
+                        launch->counts.TotalBytes(), cudaMemcpyDeviceToHost, StreamOf(context)),
+        "could not copy its counts");
   }
 
  private:
@@ -103,11 +125,11 @@ class CountedGpuKernel : public tensorflow::AsyncOpKernel {
         [launch] { Finish(launch); });
   }
 
-  static void Finish(Launch* pending) {
-    std::unique_ptr<Launch> launch(pending);
+  static void Finish(Launch* released) {
+    std::unique_ptr<Launch> launch(released);
     tensorflow::OpKernelContext* context = launch->context_;
     const DoneCallback done = std::move(launch->done_);
-    absl::Status status = Checked(launch->error_, context->op_kernel().type_string().c_str());
+    absl::Status status = Checked(context, launch->error_, "failed");
     if (status.ok()) status = launch->SetOutputs(context);
     if (!status.ok()) context->SetStatus(status);
     launch.reset();  // `done` may end the step, and the context with it

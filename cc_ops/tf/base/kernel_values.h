@@ -1,15 +1,18 @@
 // What every kernel needs: statuses of the core as TensorFlow's, its threads for the core, and
-// checked scalars and vectors.
+// checked inputs.
 #ifndef SLIPSTREAM_CC_OPS_TF_BASE_KERNEL_VALUES_H_
 #define SLIPSTREAM_CC_OPS_TF_BASE_KERNEL_VALUES_H_
 
 #include <algorithm>
+#include <initializer_list>
+#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "cc_ops/core/base/parallel.h"
 #include "cc_ops/core/base/status.h"
+#include "tensorflow/core/framework/node_def_util.h"
 #include "tensorflow/core/framework/op_kernel.h"
 
 namespace slipstream {
@@ -19,9 +22,18 @@ absl::Status ToAbsl(const Status& status);
 // The framework's threads of this device, for the core.
 Parallel ParallelOf(tensorflow::OpKernelContext* context);
 
-// InvalidArgument that names the input if its rank is another.
-absl::Status RequireRank(tensorflow::OpKernelContext* context, int input, const char* name,
-                         int rank);
+// The number that a letter stands for in a shape.
+struct KnownSize {
+  char name;
+  int64_t size;
+};
+
+// InvalidArgument, which names the input, unless the inputs from `first` on have the shapes that
+// `text` says, for example "keys: [n], sums: [n, d], steps: [2]": a letter is one number wherever
+// it stands, ? may be any number. table: its name, for the error.
+absl::Status CheckInputs(tensorflow::OpKernelContext* context, int first, const char* text,
+                         std::initializer_list<KnownSize> known = {},
+                         const std::string* table = nullptr);
 
 template <class T>
 absl::Status ReadScalar(tensorflow::OpKernelContext* c, int input, const char* name, T* value) {
@@ -34,29 +46,55 @@ absl::Status ReadScalar(tensorflow::OpKernelContext* c, int input, const char* n
   return absl::OkStatus();
 }
 
+// Of an op that does not run in every step: others read their attributes once.
+template <class T>
+absl::Status ReadAttribute(tensorflow::OpKernelContext* c, const char* name, T* value) {
+  return tensorflow::GetNodeAttr(c->op_kernel().def(), name, value);
+}
+
+// Allocates output `index` and gives its memory, row-major.
+template <class T>
+absl::Status Allocate(tensorflow::OpKernelContext* c, int index,
+                      const tensorflow::TensorShape& shape, T** values) {
+  tensorflow::Tensor* out = nullptr;
+  TF_RETURN_IF_ERROR(c->allocate_output(index, shape, &out));
+  *values = out->flat<T>().data();
+  return absl::OkStatus();
+}
+
 // Copies a vector of the core to output `index`.
 template <class T>
 absl::Status Output(tensorflow::OpKernelContext* c, int index, const tensorflow::TensorShape& shape,
                     const std::vector<T>& values) {
-  tensorflow::Tensor* out = nullptr;
-  TF_RETURN_IF_ERROR(c->allocate_output(index, shape, &out));
-  std::copy(values.begin(), values.end(), out->flat<T>().data());
+  T* out = nullptr;
+  TF_RETURN_IF_ERROR(Allocate(c, index, shape, &out));
+  std::copy(values.begin(), values.end(), out);
   return absl::OkStatus();
+}
+
+// The same as a vector.
+template <class T>
+absl::Status Output(tensorflow::OpKernelContext* c, int index, const std::vector<T>& values) {
+  return Output(c, index, tensorflow::TensorShape({static_cast<int64_t>(values.size())}), values);
 }
 
 template <class T>
 absl::Status OutputScalar(tensorflow::OpKernelContext* c, int index, T value) {
-  tensorflow::Tensor* out = nullptr;
-  TF_RETURN_IF_ERROR(c->allocate_output(index, tensorflow::TensorShape({}), &out));
-  out->scalar<T>()() = value;
+  T* out = nullptr;
+  TF_RETURN_IF_ERROR(Allocate(c, index, {}, &out));
+  *out = value;
   return absl::OkStatus();
 }
 
-// The values of a tensor in host memory, row-major.
+// The values of an input in host memory, row-major.
 template <class T>
-std::vector<T> ValuesOf(const tensorflow::Tensor& tensor) {
-  const T* data = tensor.flat<T>().data();
-  return {data, data + tensor.NumElements()};
+const T* Data(tensorflow::OpKernelContext* c, int input) {
+  return c->input(input).flat<T>().data();
+}
+template <class T>
+std::vector<T> ValuesOf(tensorflow::OpKernelContext* c, int input) {
+  const T* data = Data<T>(c, input);
+  return {data, data + c->input(input).NumElements()};
 }
 
 }  // namespace slipstream

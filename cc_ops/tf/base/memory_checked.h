@@ -38,4 +38,14 @@ class MemoryChecked final : public Kernel {
 
 }  // namespace slipstream
 
+#define SLIPSTREAM_CPU_KERNEL(name, ...)                             \
+  REGISTER_KERNEL_BUILDER(Name(name).Device(tensorflow::DEVICE_CPU), \
+                          slipstream::MemoryChecked<__VA_ARGS__>)
+
+// host_memory: of inputs and outputs beside `handle`, e.g. .HostMemory("keys").
+#define SLIPSTREAM_ON_GPU(name) Name(name).Device(tensorflow::DEVICE_GPU).HostMemory("handle")
+#define SLIPSTREAM_GPU_KERNEL(name, host_memory, ...)          \
+  REGISTER_KERNEL_BUILDER(SLIPSTREAM_ON_GPU(name) host_memory, \
+                          slipstream::MemoryChecked<__VA_ARGS__>)
+
 #endif  // SLIPSTREAM_CC_OPS_TF_BASE_MEMORY_CHECKED_H_

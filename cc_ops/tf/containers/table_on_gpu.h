@@ -6,24 +6,28 @@
 
 namespace slipstream {
 
-// Copies a table's entries: `on_gpu` becomes uint8 [bytes].
-//   what: what is to be said if that fails.
-template <class View>
-absl::Status CopyToGpu(tensorflow::OpKernelContext* context, const View& view, const char* what,
-                       tensorflow::Tensor* on_gpu) {
-  TF_RETURN_IF_ERROR(context->allocate_temp(tensorflow::DT_UINT8,
-                                            tensorflow::TensorShape({view.bytes()}), on_gpu));
-  if (view.bytes() == 0) return absl::OkStatus();
-  // Pageable memory: returns when the entries have been read. Once a window.
-  return Checked(cudaMemcpyAsync(on_gpu->data(), view.entries, static_cast<size_t>(view.bytes()),
-                                 cudaMemcpyHostToDevice, StreamOf(context)),
-                 what);
-}
+// Copies a table's entries: `on_device` becomes uint8 [bytes].
+struct OnGpu {
+  template <class Content>
+  static absl::Status CopyEntries(tensorflow::OpKernelContext* context, Content* content) {
+    const auto view = content->table.view();
+    tensorflow::Tensor* const copy = &content->on_device;
+    TF_RETURN_IF_ERROR(context->allocate_temp(tensorflow::DT_UINT8,
+                                              tensorflow::TensorShape({view.bytes()}), copy));
+    if (view.bytes() == 0) return absl::OkStatus();
+    // Pageable memory: returns when the entries have been read. Once a window.
+    return Checked(context,
+                   cudaMemcpyAsync(copy->data(), view.entries, static_cast<size_t>(view.bytes()),
+                                   cudaMemcpyHostToDevice, StreamOf(context)),
+                   "could not copy its keys to the GPU");
+  }
+};
 
 // The view of the copy.
-template <class View>
-View ViewOnGpu(View view, const tensorflow::Tensor& on_gpu) {
-  view.entries = static_cast<const typename View::Entry*>(on_gpu.data());
+template <class Content>
+auto ViewOnGpu(const Content& content) {
+  auto view = content.table.view();
+  view.entries = static_cast<decltype(view.entries)>(content.on_device.data());
   return view;
 }
 

@@ -10,7 +10,6 @@
 namespace slipstream {
 namespace {
 
-using tensorflow::OpKernel;
 using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
 using tensorflow::TensorShape;
@@ -29,34 +28,29 @@ struct CpuDevice {
 };
 
 absl::Status AddOnCpu(OpKernelContext* context, DeferredGradientsResource* resource) {
-  const Tensor &keys = context->input(1), &gradients = context->input(2);
-  TF_RETURN_IF_ERROR(CheckRows(keys, gradients, resource->dim));
-  Tensor *indices = nullptr, *sums = nullptr;
-  TF_RETURN_IF_ERROR(context->allocate_output(0, keys.shape(), &indices));
-  TF_RETURN_IF_ERROR(context->allocate_output(1, gradients.shape(), &sums));
-  const DeferralRule& rule = resource->rule;
-  TF_RETURN_IF_ERROR(OutputScalar(context, 2, rule.by_movement && rule.MayDefer()));
-  return ToAbsl(AddDeferred(resource->tensors.View(resource->dim), keys.flat<int64_t>().data(),
-                            gradients.flat<float>().data(), keys.NumElements(),
-                            indices->flat<int64_t>().data(), sums->flat<float>().data()));
+  const DeferredLock lock(resource->mutex);
+  AddedRows rows;
+  TF_RETURN_IF_ERROR(rows.Read(context, *resource));
+  return ToAbsl(AddDeferred(resource->tensors.View(resource->dim), rows.keys, rows.gradients,
+                            rows.n, rows.indices, rows.sums));
 }
 
 absl::Status TakeDueOnCpu(OpKernelContext* context, DeferredGradientsResource* resource) {
-  tensorflow::core::RefCountPtr<KeySetResource> saturated;
-  TF_RETURN_IF_ERROR(FindKeySet(context, &saturated, 1));
+  const DeferredLock lock(resource->mutex);
+  std::shared_ptr<const KeySetContent> saturated;
   StepRows rows;
+  TF_RETURN_IF_ERROR(FindContent(context, 1, &saturated));
   TF_RETURN_IF_ERROR(ReadStep(context, resource->dim, &rows));
-  const std::shared_ptr<const KeySetContent> content = saturated->content();
-  rows.saturated = content->keys.view();
+  rows.saturated = saturated->table.view();
   DeferralRule rule = resource->rule;
   ++rule.step;
   const DeferredBuffers buffers = resource->tensors.View(resource->dim);
   StepPlan plan;
   TF_RETURN_IF_ERROR(ToAbsl(FindDue(buffers, rule, rows, &plan)));
   // What is due is nowhere else once the buffers have changed: outputs come first.
-  const int64_t due = plan.counts.sent;
-  TF_RETURN_IF_ERROR(Output(context, 0, TensorShape({due}), plan.due_keys));
-  TF_RETURN_IF_ERROR(Output(context, 1, TensorShape({due, resource->dim}), plan.due_sums));
+  TF_RETURN_IF_ERROR(Output(context, 0, plan.due_keys));
+  TF_RETURN_IF_ERROR(
+      Output(context, 1, TensorShape({plan.counts.sent, resource->dim}), plan.due_sums));
   TF_RETURN_IF_ERROR(OutputScalar(context, 2, resource->is_shadow && !rule.flushes));
   TF_RETURN_IF_ERROR(OutputScalar(context, 3, rule.defers));
   KeepOthers(buffers, rule, rows, plan);
@@ -66,18 +60,17 @@ absl::Status TakeDueOnCpu(OpKernelContext* context, DeferredGradientsResource* r
   return absl::OkStatus();
 }
 
-#define REGISTER_CPU(name, Kernel) \
-  REGISTER_KERNEL_BUILDER(Name(name).Device(tensorflow::DEVICE_CPU), MemoryChecked<Kernel>)
-REGISTER_CPU("SlipstreamDeferredGradients", CreateDeferredKernel);
-REGISTER_CPU("SlipstreamDeferredGradientsConfigure", ConfigureDeferredKernel<CpuDevice>);
-REGISTER_CPU("SlipstreamDeferredGradientsFlush", FlushDeferredKernel<CpuDevice>);
-REGISTER_CPU("SlipstreamDeferredGradientsState", DeferredFunctionKernel<OutputState>);
-REGISTER_CPU("SlipstreamDeferredGradientsExport",
-             DeferredFunctionKernel<OutputDeferred<CpuDevice>>);
-REGISTER_CPU("SlipstreamDeferredGradientsImport", DeferredFunctionKernel<InputDeferred<CpuDevice>>);
-REGISTER_CPU("SlipstreamAddDeferred", DeferredFunctionKernel<AddOnCpu>);
-REGISTER_CPU("SlipstreamTakeDue", DeferredFunctionKernel<TakeDueOnCpu>);
-#undef REGISTER_CPU
+SLIPSTREAM_CPU_KERNEL("SlipstreamDeferredGradients", CreateDeferredKernel);
+SLIPSTREAM_CPU_KERNEL("SlipstreamDeferredGradientsConfigure",
+                      ResourceKernel<ConfigureDeferred<CpuDevice>>);
+SLIPSTREAM_CPU_KERNEL("SlipstreamDeferredGradientsFlush", ResourceKernel<FlushDeferred<CpuDevice>>);
+SLIPSTREAM_CPU_KERNEL("SlipstreamDeferredGradientsState", ResourceKernel<OutputState>);
+SLIPSTREAM_CPU_KERNEL("SlipstreamDeferredGradientsExport",
+                      ResourceKernel<ExportDeferred<CpuDevice>>);
+SLIPSTREAM_CPU_KERNEL("SlipstreamDeferredGradientsImport",
+                      ResourceKernel<ImportDeferred<CpuDevice>>);
+SLIPSTREAM_CPU_KERNEL("SlipstreamAddDeferred", ResourceKernel<AddOnCpu>);
+SLIPSTREAM_CPU_KERNEL("SlipstreamTakeDue", ResourceKernel<TakeDueOnCpu>);
 
 }  // namespace
 }  // namespace slipstream

@@ -15,8 +15,8 @@
 #include "cc_ops/core/base/row_dim.h"
 #include "cc_ops/core/deferral/deferred_buffers.h"
 #include "cc_ops/tf/base/kernel_values.h"
-#include "cc_ops/tf/base/replaced_resource.h"
-#include "cc_ops/tf/containers/key_set_kernels.h"
+#include "cc_ops/tf/base/resource_kernel.h"
+#include "cc_ops/tf/containers/key_table_kernels.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/resource_mgr.h"
 #include "tensorflow/core/framework/tensor.h"
@@ -37,6 +37,9 @@ struct DeferredTensors {
             capacity(), dim};
   }
 };
+
+constexpr tensorflow::Tensor DeferredTensors::*kDeferredTensors[] = {
+    &DeferredTensors::keys, &DeferredTensors::since, &DeferredTensors::sums};
 
 class DeferredGradientsResource : public tensorflow::ResourceBase {
  public:
@@ -63,73 +66,39 @@ class DeferredGradientsResource : public tensorflow::ResourceBase {
 
 using DeferredGradientsRef = tensorflow::core::RefCountPtr<DeferredGradientsResource>;
 
-// The resource of input 0; the kernel's own reference to it.
-inline absl::Status FindDeferred(tensorflow::OpKernelContext* context,
-                                 DeferredGradientsRef* resource) {
-  TF_RETURN_IF_ERROR(RequireRank(context, 0, "handle", 0));
-  return tensorflow::LookupResource(context, tensorflow::HandleFromInput(context, 0), resource);
-}
-
-// Of inputs `keys` [n] and `rows` [n, dim].
-inline absl::Status CheckRows(const tensorflow::Tensor& keys, const tensorflow::Tensor& rows,
-                              int64_t dim) {
-  if (keys.dims() == 1 && rows.dims() == 2 && rows.dim_size(0) == keys.dim_size(0) &&
-      rows.dim_size(1) == dim) {
-    return absl::OkStatus();
-  }
-  return absl::InvalidArgumentError(
-      absl::StrCat("keys and their rows have shapes ", keys.shape().DebugString(), " and ",
-                   rows.shape().DebugString(), "; allowed: [n] and [n, ", dim, "]"));
-}
-
-// The inputs of SlipstreamTakeDue, but for the saturated rows.
+// The step's rows in the inputs of SlipstreamTakeDue, but for the saturated ones.
 inline absl::Status ReadStep(tensorflow::OpKernelContext* context, int64_t dim, StepRows* rows) {
-  const tensorflow::Tensor &keys = context->input(2), &indices = context->input(3),
-                           &sums = context->input(4), &may_wait = context->input(5);
-  TF_RETURN_IF_ERROR(CheckRows(keys, sums, dim));
-  if (indices.shape() != keys.shape() || may_wait.shape() != keys.shape()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("indices and may_wait have shapes ", indices.shape().DebugString(), " and ",
-                     may_wait.shape().DebugString(), "; allowed: that of the keys, ",
-                     keys.shape().DebugString()));
-  }
-  *rows = {keys.flat<int64_t>().data(),    keys.NumElements(),
-           indices.flat<int64_t>().data(), sums.flat<float>().data(),
-           may_wait.flat<bool>().data(),   {}};
+  TF_RETURN_IF_ERROR(CheckInputs(context, 2, "keys: [n], indices: [n], sums: [n, d], may_wait: [n]",
+                                 {{'d', dim}}));
+  *rows = {Data<int64_t>(context, 2), context->input(2).NumElements(), Data<int64_t>(context, 3),
+           Data<float>(context, 4),   Data<bool>(context, 5),          {}};
   return absl::OkStatus();
 }
 
-// A kernel on the resource of input 0. If it runs out of memory (see MemoryChecked), then before it
-// changes that.
-class DeferredKernel : public tensorflow::OpKernel {
- public:
-  using OpKernel::OpKernel;
-
-  void Compute(tensorflow::OpKernelContext* context) override {
-    DeferredGradientsRef resource;
-    OP_REQUIRES_OK(context, FindDeferred(context, &resource));
-    const std::lock_guard<std::mutex> lock(resource->mutex);
-    OP_REQUIRES_OK(context, Run(context, resource.get()));
+// The inputs of SlipstreamAddDeferred, and its outputs.
+struct AddedRows {
+  absl::Status Read(tensorflow::OpKernelContext* context,
+                    const DeferredGradientsResource& resource) {
+    TF_RETURN_IF_ERROR(
+        CheckInputs(context, 1, "keys: [n], gradients: [n, d]", {{'d', resource.dim}}));
+    keys = Data<int64_t>(context, 1);
+    gradients = Data<float>(context, 2);
+    n = context->input(1).NumElements();
+    TF_RETURN_IF_ERROR(Allocate(context, 0, context->input(1).shape(), &indices));
+    TF_RETURN_IF_ERROR(Allocate(context, 1, context->input(2).shape(), &sums));
+    return OutputScalar(context, 2, resource.rule.by_movement && resource.rule.MayDefer());
   }
 
- private:
-  // The mutex is held.
-  virtual absl::Status Run(tensorflow::OpKernelContext* context,
-                           DeferredGradientsResource* resource) = 0;
+  const int64_t* keys = nullptr;
+  const float* gradients = nullptr;
+  int64_t n = 0;
+  int64_t* indices = nullptr;
+  float* sums = nullptr;
 };
 
-// One without attributes.
-template <absl::Status (*kRun)(tensorflow::OpKernelContext*, DeferredGradientsResource*)>
-class DeferredFunctionKernel : public DeferredKernel {
- public:
-  using DeferredKernel::DeferredKernel;
-
- private:
-  absl::Status Run(tensorflow::OpKernelContext* context,
-                   DeferredGradientsResource* resource) override {
-    return kRun(context, resource);
-  }
-};
+// Kernels on the resource of input 0 take its mutex. One that runs out of memory (see
+// MemoryChecked) does so before it changes that.
+using DeferredLock = std::lock_guard<std::mutex>;
 
 class CreateDeferredKernel : public tensorflow::OpKernel {
  public:
@@ -156,9 +125,9 @@ template <class Device>
 absl::Status ReadBuffers(tensorflow::OpKernelContext* context, DeferredGradientsResource* resource,
                          DeferredContents* contents) {
   DeferredTensors on_host;
-  TF_RETURN_IF_ERROR(Device::ToHost(context, resource->tensors.keys, &on_host.keys));
-  TF_RETURN_IF_ERROR(Device::ToHost(context, resource->tensors.since, &on_host.since));
-  TF_RETURN_IF_ERROR(Device::ToHost(context, resource->tensors.sums, &on_host.sums));
+  for (auto part : kDeferredTensors) {
+    TF_RETURN_IF_ERROR(Device::ToHost(context, resource->tensors.*part, &(on_host.*part)));
+  }
   *contents = ExportDeferred(on_host.View(resource->dim), resource->rule.step);
   return absl::OkStatus();
 }
@@ -178,92 +147,75 @@ absl::Status ReplaceBuffers(tensorflow::OpKernelContext* context, int64_t capaci
   TF_RETURN_IF_ERROR(context->allocate_temp(tensorflow::DT_FLOAT, rows, &made.sums, on_host));
   TF_RETURN_IF_ERROR(
       ToAbsl(ImportDeferred(contents, resource->rule.step, made.View(resource->dim))));
-  TF_RETURN_IF_ERROR(Device::ToDevice(context, made.keys, &moved.keys));
-  TF_RETURN_IF_ERROR(Device::ToDevice(context, made.since, &moved.since));
-  TF_RETURN_IF_ERROR(Device::ToDevice(context, made.sums, &moved.sums));
+  for (auto part : kDeferredTensors) {
+    TF_RETURN_IF_ERROR(Device::ToDevice(context, made.*part, &(moved.*part)));
+  }
   resource->tensors = moved;
   return absl::OkStatus();
 }
 
-template <class Device>
-class ConfigureDeferredKernel : public DeferredKernel {
- public:
-  explicit ConfigureDeferredKernel(tensorflow::OpKernelConstruction* context)
-      : DeferredKernel(context) {
-    OP_REQUIRES_OK(context, context->GetAttr("defers", &defers_));
-    OP_REQUIRES_OK(context, context->GetAttr("by_movement", &by_movement_));
-    OP_REQUIRES_OK(context, context->GetAttr("is_shadow", &is_shadow_));
-  }
-
- private:
-  static constexpr int64_t kAny = std::numeric_limits<int64_t>::max();
-
-  absl::Status Run(tensorflow::OpKernelContext* context,
-                   DeferredGradientsResource* resource) override {
-    int64_t capacity = 0, max_rows = 0, max_age = 0;
-    TF_RETURN_IF_ERROR(Read(context, 1, "capacity", 0, Device::kMaxCapacity, &capacity));
-    TF_RETURN_IF_ERROR(Read(context, 2, "max_rows", 0, kAny, &max_rows));
-    TF_RETURN_IF_ERROR(Read(context, 3, "max_age", 1, kAny, &max_age));
-    if (capacity != resource->tensors.capacity()) {
-      // Counted in the buffers: what steps count a GPU knows only after them.
-      DeferredContents contents;
-      TF_RETURN_IF_ERROR(ReadBuffers<Device>(context, resource, &contents));
-      TF_RETURN_IF_ERROR(
-          ReplaceBuffers<Device>(context, std::max(capacity, contents.size()), contents, resource));
-    }
-    DeferralRule& rule = resource->rule;
-    rule = {rule.step, max_age, max_rows, defers_, rule.flushes, by_movement_};
-    resource->is_shadow = is_shadow_;
-    return absl::OkStatus();
-  }
-
-  static absl::Status Read(tensorflow::OpKernelContext* context, int input, const char* name,
-                           int64_t least, int64_t most, int64_t* value) {
-    TF_RETURN_IF_ERROR(ReadScalar(context, input, name, value));
-    if (*value >= least && *value <= most) return absl::OkStatus();
-    return absl::InvalidArgumentError(
-        absl::StrCat(name, " is ", *value, "; allowed: ", least, " to ", most));
-  }
-
-  bool defers_ = false, by_movement_ = true, is_shadow_ = false;
-};
+inline absl::Status ReadFrom(tensorflow::OpKernelContext* context, int input, const char* name,
+                             int64_t least, int64_t most, int64_t* value) {
+  TF_RETURN_IF_ERROR(ReadScalar(context, input, name, value));
+  if (*value >= least && *value <= most) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat(name, " is ", *value, "; allowed: ", least, " to ", most));
+}
 
 template <class Device>
-class FlushDeferredKernel : public DeferredKernel {
- public:
-  explicit FlushDeferredKernel(tensorflow::OpKernelConstruction* context)
-      : DeferredKernel(context) {
-    OP_REQUIRES_OK(context, context->GetAttr("drops", &drops_));
+absl::Status ConfigureDeferred(tensorflow::OpKernelContext* context,
+                               DeferredGradientsResource* resource) {
+  constexpr int64_t kAny = std::numeric_limits<int64_t>::max();
+  const DeferredLock lock(resource->mutex);
+  DeferralRule rule = resource->rule;
+  int64_t capacity = 0;
+  bool is_shadow = false;
+  TF_RETURN_IF_ERROR(ReadFrom(context, 1, "capacity", 0, Device::kMaxCapacity, &capacity));
+  TF_RETURN_IF_ERROR(ReadFrom(context, 2, "max_rows", 0, kAny, &rule.max_rows));
+  TF_RETURN_IF_ERROR(ReadFrom(context, 3, "max_age", 1, kAny, &rule.max_age));
+  TF_RETURN_IF_ERROR(ReadAttribute(context, "defers", &rule.defers));
+  TF_RETURN_IF_ERROR(ReadAttribute(context, "by_movement", &rule.by_movement));
+  TF_RETURN_IF_ERROR(ReadAttribute(context, "is_shadow", &is_shadow));
+  if (capacity != resource->tensors.capacity()) {
+    // Counted in the buffers: what steps count a GPU knows only after them.
+    DeferredContents contents;
+    TF_RETURN_IF_ERROR(ReadBuffers<Device>(context, resource, &contents));
+    TF_RETURN_IF_ERROR(
+        ReplaceBuffers<Device>(context, std::max(capacity, contents.size()), contents, resource));
   }
+  resource->rule = rule;
+  resource->is_shadow = is_shadow;
+  return absl::OkStatus();
+}
 
- private:
-  absl::Status Run(tensorflow::OpKernelContext* context,
-                   DeferredGradientsResource* resource) override {
-    StepCounts& counts = resource->counts;
-    // What is on its way out was deferred in earnest, whatever the policy is now.
-    if (!drops_ || resource->rule.flushes) {
-      resource->rule.flushes = counts.num_deferred > 0;
-    } else if (counts.num_deferred > 0) {
-      TF_RETURN_IF_ERROR(
-          ReplaceBuffers<Device>(context, resource->tensors.capacity(), {}, resource));
-      counts.flushed += counts.num_deferred;
-      counts.without_gradient += counts.num_deferred;
-      counts.num_deferred = 0;
-    }
-    return absl::OkStatus();
+template <class Device>
+absl::Status FlushDeferred(tensorflow::OpKernelContext* context,
+                           DeferredGradientsResource* resource) {
+  const DeferredLock lock(resource->mutex);
+  bool drops = false;
+  TF_RETURN_IF_ERROR(ReadAttribute(context, "drops", &drops));
+  StepCounts& counts = resource->counts;
+  // What is on its way out was deferred in earnest, whatever the policy is now.
+  if (!drops || resource->rule.flushes) {
+    resource->rule.flushes = counts.num_deferred > 0;
+  } else if (counts.num_deferred > 0) {
+    TF_RETURN_IF_ERROR(ReplaceBuffers<Device>(context, resource->tensors.capacity(), {}, resource));
+    counts.flushed += counts.num_deferred;
+    counts.without_gradient += counts.num_deferred;
+    counts.num_deferred = 0;
   }
-
-  bool drops_ = false;
-};
+  return absl::OkStatus();
+}
 
 // All outputs are in host memory.
 inline absl::Status OutputState(tensorflow::OpKernelContext* context,
                                 DeferredGradientsResource* resource) {
+  const DeferredLock lock(resource->mutex);
   const StepCounts& counts = resource->counts;
   const std::vector<int64_t> numbers = {counts.deferred,    counts.due_by_movement,
                                         counts.due_by_age,  counts.flushed,
                                         counts.over_budget, counts.without_gradient};
-  TF_RETURN_IF_ERROR(Output(context, 0, tensorflow::TensorShape({6}), numbers));
+  TF_RETURN_IF_ERROR(Output(context, 0, numbers));
   TF_RETURN_IF_ERROR(OutputScalar(context, 1, counts.num_deferred));
   TF_RETURN_IF_ERROR(OutputScalar(context, 2, resource->tensors.capacity()));
   return OutputScalar(context, 3, resource->rule.flushes);
@@ -271,35 +223,33 @@ inline absl::Status OutputState(tensorflow::OpKernelContext* context,
 
 // All outputs are in host memory.
 template <class Device>
-absl::Status OutputDeferred(tensorflow::OpKernelContext* context,
+absl::Status ExportDeferred(tensorflow::OpKernelContext* context,
                             DeferredGradientsResource* resource) {
+  const DeferredLock lock(resource->mutex);
   DeferredContents contents;
   TF_RETURN_IF_ERROR(ReadBuffers<Device>(context, resource, &contents));
-  const int64_t n = contents.size();
-  TF_RETURN_IF_ERROR(Output(context, 0, tensorflow::TensorShape({n}), contents.keys));
-  TF_RETURN_IF_ERROR(Output(context, 1, tensorflow::TensorShape({n}), contents.ages));
-  return Output(context, 2, tensorflow::TensorShape({n, resource->dim}), contents.sums);
+  TF_RETURN_IF_ERROR(Output(context, 0, contents.keys));
+  TF_RETURN_IF_ERROR(Output(context, 1, contents.ages));
+  return Output(context, 2, tensorflow::TensorShape({contents.size(), resource->dim}),
+                contents.sums);
 }
 
 // All inputs are in host memory.
 template <class Device>
-absl::Status InputDeferred(tensorflow::OpKernelContext* context,
-                           DeferredGradientsResource* resource) {
-  const tensorflow::Tensor &keys = context->input(1), &ages = context->input(2),
-                           &sums = context->input(3);
-  TF_RETURN_IF_ERROR(CheckRows(keys, sums, resource->dim));
-  if (ages.shape() != keys.shape()) {
-    return absl::InvalidArgumentError(absl::StrCat("ages has shape ", ages.shape().DebugString(),
-                                                   "; allowed: that of the keys, ",
-                                                   keys.shape().DebugString()));
-  }
-  const int64_t n = keys.NumElements();
+absl::Status ImportDeferred(tensorflow::OpKernelContext* context,
+                            DeferredGradientsResource* resource) {
+  const DeferredLock lock(resource->mutex);
+  TF_RETURN_IF_ERROR(
+      CheckInputs(context, 1, "keys: [n], ages: [n], sums: [n, d]", {{'d', resource->dim}}));
+  const int64_t n = context->input(1).NumElements();
   if (n > Device::kMaxCapacity) {
     return absl::InvalidArgumentError(absl::StrCat(
         "there are ", n, " deferred gradients; allowed: up to ", Device::kMaxCapacity));
   }
-  const DeferredContents contents = {
-      ValuesOf<int64_t>(keys), ValuesOf<int64_t>(ages), {}, ValuesOf<float>(sums)};
+  const DeferredContents contents = {ValuesOf<int64_t>(context, 1),
+                                     ValuesOf<int64_t>(context, 2),
+                                     {},
+                                     ValuesOf<float>(context, 3)};
   TF_RETURN_IF_ERROR(ReplaceBuffers<Device>(context, std::max(n, resource->tensors.capacity()),
                                             contents, resource));
   resource->counts.num_deferred = n;

@@ -1,35 +1,14 @@
 // Registration of the ops that defer the gradients of a variable's rows until they are due.
-#include "absl/status/status.h"
-#include "cc_ops/tf/base/shape_checks.h"
-#include "tensorflow/core/framework/common_shape_fns.h"
+#include "cc_ops/tf/base/shapes.h"
 #include "tensorflow/core/framework/op.h"
-#include "tensorflow/core/framework/shape_inference.h"
 
 namespace slipstream {
-namespace {
-
-using tensorflow::shape_inference::DimensionHandle;
-using tensorflow::shape_inference::InferenceContext;
-using tensorflow::shape_inference::ShapeHandle;
-
-// Inputs `keys` [n] and `rows` [n, dim].
-absl::Status KeysAndRows(InferenceContext* c, int keys_input, int rows_input, ShapeHandle* keys,
-                         ShapeHandle* rows) {
-  DimensionHandle n;
-  TF_RETURN_IF_ERROR(c->WithRank(c->input(keys_input), 1, keys));
-  TF_RETURN_IF_ERROR(c->WithRank(c->input(rows_input), 2, rows));
-  TF_RETURN_IF_ERROR(c->Merge(c->Dim(*keys, 0), c->Dim(*rows, 0), &n));
-  *keys = c->Vector(n);
-  return c->ReplaceDim(*rows, 0, n, rows);
-}
-
-}  // namespace
 
 REGISTER_OP("SlipstreamDeferredGradients")
     .Output("handle: resource")
     .Attr("dim: int")
     .SetIsStateful()
-    .SetShapeFn(tensorflow::shape_inference::ScalarShape)
+    .SetShapeFn(Shapes("-> []"))
     .Doc(R"doc(
 Makes buffers for deferred gradients of a variable's rows; they live until the last copy of the
 handle is gone. Without room, and by a rule that defers nothing, until
@@ -48,7 +27,7 @@ REGISTER_OP("SlipstreamDeferredGradientsConfigure")
     .Attr("by_movement: bool")
     .Attr("is_shadow: bool = false")
     .SetIsStateful()
-    .SetShapeFn(ScalarInputs)
+    .SetShapeFn(Shapes("[], [], [], []"))
     .Doc(R"doc(
 Says how gradients are deferred from the next step on. What is deferred stays.
 
@@ -67,7 +46,7 @@ REGISTER_OP("SlipstreamDeferredGradientsFlush")
     .Input("handle: resource")
     .Attr("drops: bool = false")
     .SetIsStateful()
-    .SetShapeFn(ScalarInputs)
+    .SetShapeFn(Shapes("[]"))
     .Doc(R"doc(
 Makes all sums leave with the next step, in which nothing is deferred.
 
@@ -83,12 +62,7 @@ REGISTER_OP("SlipstreamDeferredGradientsState")
     .Output("capacity: int64")
     .Output("flushes: bool")
     .SetIsStateful()
-    .SetShapeFn([](InferenceContext* c) -> absl::Status {
-      TF_RETURN_IF_ERROR(ScalarInputs(c));
-      c->set_output(0, c->Vector(6));
-      for (int i = 1; i < 4; ++i) c->set_output(i, c->Scalar());
-      return absl::OkStatus();
-    })
+    .SetShapeFn(Shapes("[] -> [6], [], [], []"))
     .Doc(R"doc(
 Says what became of the gradient rows of all steps so far. All outputs are in host memory.
 
@@ -107,14 +81,7 @@ REGISTER_OP("SlipstreamDeferredGradientsExport")
     .Output("ages: int64")
     .Output("sums: float")
     .SetIsStateful()
-    .SetShapeFn([](InferenceContext* c) -> absl::Status {
-      TF_RETURN_IF_ERROR(ScalarInputs(c));
-      const auto n = c->UnknownDim();
-      c->set_output(0, c->Vector(n));
-      c->set_output(1, c->Vector(n));
-      c->set_output(2, c->Matrix(n, InferenceContext::kUnknownDim));
-      return absl::OkStatus();
-    })
+    .SetShapeFn(Shapes("[] -> [n], [n], [n, d]"))
     .Doc(R"doc(
 Gives the sums that are deferred. All outputs are in host memory; call it between steps.
 
@@ -130,12 +97,7 @@ REGISTER_OP("SlipstreamDeferredGradientsImport")
     .Input("ages: int64")
     .Input("sums: float")
     .SetIsStateful()
-    .SetShapeFn([](InferenceContext* c) -> absl::Status {
-      ShapeHandle handle, keys, sums, of_keys;
-      TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 0, &handle));
-      TF_RETURN_IF_ERROR(KeysAndRows(c, 1, 3, &keys, &sums));
-      return c->Merge(keys, c->input(2), &of_keys);
-    })
+    .SetShapeFn(Shapes("[], [n], [n], [n, d]"))
     .Doc(R"doc(
 Defers these sums instead of those that are deferred. All inputs are in host memory; call it between
 steps.
@@ -154,15 +116,7 @@ REGISTER_OP("SlipstreamAddDeferred")
     .Output("sums: float")
     .Output("by_movement: bool")
     .SetIsStateful()
-    .SetShapeFn([](InferenceContext* c) -> absl::Status {
-      ShapeHandle handle, keys, gradients;
-      TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 0, &handle));
-      TF_RETURN_IF_ERROR(KeysAndRows(c, 1, 2, &keys, &gradients));
-      c->set_output(0, keys);
-      c->set_output(1, gradients);
-      c->set_output(2, c->Scalar());
-      return absl::OkStatus();
-    })
+    .SetShapeFn(Shapes("[], [n], [n, d] -> [n], [n, d], []"))
     .Doc(R"doc(
 First half of a step: what the sums would be. It changes nothing.
 
@@ -186,21 +140,9 @@ REGISTER_OP("SlipstreamTakeDue")
     .Output("is_shadow: bool")
     .Output("defers: bool")
     .SetIsStateful()
-    .SetShapeFn([](InferenceContext* c) -> absl::Status {
-      ShapeHandle handle, keys, sums, of_keys;
-      TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 0, &handle));
-      TF_RETURN_IF_ERROR(c->WithRank(c->input(1), 0, &handle));
-      TF_RETURN_IF_ERROR(KeysAndRows(c, 2, 4, &keys, &sums));
-      TF_RETURN_IF_ERROR(c->Merge(keys, c->input(3), &of_keys));
-      TF_RETURN_IF_ERROR(c->Merge(keys, c->input(5), &of_keys));
-      c->set_output(0, c->Vector(InferenceContext::kUnknownDim));
-      c->set_output(1, c->Matrix(c->UnknownDim(), c->Dim(sums, 1)));
-      c->set_output(2, c->Scalar());
-      c->set_output(3, c->Scalar());
-      return absl::OkStatus();
-    })
+    .SetShapeFn(Shapes("[], [], [n], [n], [n, d], [n] -> [due], [due, d], [], []"))
     .Doc(R"doc(
-Second half of a step: keeps the sums that may wait, and takes out those that are due.
+Second half of a step: defers the sums that may wait, and takes out those that are due.
 
 A sum leaves if it may not wait, has a value that is not finite, has come of age, is over budget,
 or in a flush. On a GPU a step takes memory for n + capacity rows besides.

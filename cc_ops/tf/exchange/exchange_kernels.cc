@@ -5,10 +5,12 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "cc_ops/core/base/radix_sort.h"
 #include "cc_ops/core/exchange/pull.h"
 #include "cc_ops/core/exchange/push.h"
 #include "cc_ops/tf/base/kernel_values.h"
 #include "cc_ops/tf/base/memory_checked.h"
+#include "cc_ops/tf/base/resource_kernel.h"
 #include "cc_ops/tf/lookup/feature_inputs.h"
 #include "cc_ops/tf/lookup/plan_variant.h"
 #include "cc_ops/tf/table/table_resource.h"
@@ -75,7 +77,7 @@ class CollectOp : public tf::OpKernel {
 class CollectGradientsOp : public CollectOp {
  public:
   explicit CollectGradientsOp(tf::OpKernelConstruction* c) : CollectOp(c) {
-    OP_REQUIRES_OK(c, c->GetAttr("counts_update", &options_.advance_step));
+    OP_REQUIRES_OK(c, c->GetAttr("advance_step", &options_.advance_step));
   }
   void Compute(tf::OpKernelContext* c) override {
     const LookupPlan* plan = nullptr;
@@ -88,8 +90,6 @@ class CollectGradientsOp : public CollectOp {
     });
   }
 };
-REGISTER_KERNEL_BUILDER(Name("SlipstreamCollectGradients").Device(tf::DEVICE_CPU),
-                        MemoryChecked<CollectGradientsOp>);
 
 class CollectDeferredOp : public CollectOp {
  public:
@@ -103,40 +103,30 @@ class CollectDeferredOp : public CollectOp {
     });
   }
 };
-REGISTER_KERNEL_BUILDER(Name("SlipstreamCollectHeld").Device(tf::DEVICE_CPU),
-                        MemoryChecked<CollectDeferredOp>);
 
 // The inputs sizes, keys and, if there are any, values from `first` on.
-absl::Status ReadBuffer(tf::OpKernelContext* c, int first, size_t of_rank, bool has_values,
+absl::Status ReadBuffer(tf::OpKernelContext* c, int first, int64_t of_rank, bool has_values,
                         SendBufferView* view) {
-  const tf::Tensor &sizes = c->input(first), &keys = c->input(first + 1),
-                   &values = has_values ? c->input(first + 2) : keys;
-  if (sizes.dims() != 2 || sizes.dim_size(1) != static_cast<int64_t>(of_rank)) {
-    return absl::InvalidArgumentError(absl::StrCat("sizes have shape ", sizes.shape().DebugString(),
-                                                   "; allowed: [ranks, ", of_rank, "]"));
-  }
-  if (keys.dims() != 1 || values.dims() != 1) {
-    return absl::InvalidArgumentError(absl::StrCat("keys have shape ", keys.shape().DebugString(),
-                                                   " and values ", values.shape().DebugString(),
-                                                   "; allowed: rank 1"));
-  }
+  TF_RETURN_IF_ERROR(CheckInputs(c, first, "sizes: [?, r], keys: [?]", {{'r', of_rank}}));
+  const tf::TensorShape& sizes = c->input(first).shape();
   view->ranks = static_cast<int>(sizes.dim_size(0));
-  view->sizes = sizes.flat<int64_t>().data();
-  view->keys = keys.flat<int64_t>().data();
-  view->num_keys = keys.NumElements();
+  view->sizes = Data<int64_t>(c, first);
+  view->keys = Data<int64_t>(c, first + 1);
+  view->num_keys = c->input(first + 1).NumElements();
   if (has_values) {
-    view->values = values.flat<float>().data();
-    view->num_values = values.NumElements();
+    TF_RETURN_IF_ERROR(CheckInputs(c, first + 2, "values: [?]"));
+    view->values = Data<float>(c, first + 2);
+    view->num_values = c->input(first + 2).NumElements();
   }
   return absl::OkStatus();
 }
 
 // The inputs "handles" and, behind them, buffer for these tables.
 struct TablesAndBuffer {
-  // keeps: with sizes of copies that ranks keep, too; see row_serving.h.
+  // refreshed: with sizes of refreshed replicas, too; see pull.h.
   absl::Status Read(tf::OpKernelContext* c, bool has_values, bool refreshed = false) {
     TF_RETURN_IF_ERROR(ReadTables(c, &resources, &tables));
-    const size_t of_rank = tables.size() * (refreshed ? 2 : 1);
+    const int64_t of_rank = static_cast<int64_t>(tables.size()) * (refreshed ? 2 : 1);
     return ReadBuffer(c, static_cast<int>(tables.size()), of_rank, has_values, &buffer);
   }
 
@@ -148,24 +138,20 @@ struct TablesAndBuffer {
 class ApplyRowsOp : public tf::OpKernel {
  public:
   explicit ApplyRowsOp(tf::OpKernelConstruction* c) : OpKernel(c) {
-    OP_REQUIRES_OK(c, c->GetAttr("scale", &scale_));
-    OP_REQUIRES_OK(c, c->GetAttr("makes_rows", &create_missing_));
+    OP_REQUIRES_OK(c, c->GetAttr("scale", &options_.scale));
+    OP_REQUIRES_OK(c, c->GetAttr("create_missing", &options_.create_missing));
   }
   void Compute(tf::OpKernelContext* c) override {
     TablesAndBuffer in;
-    float rate = 0.f;
+    ApplyOptions options = options_;
     OP_REQUIRES_OK(c, in.Read(c, true));
-    OP_REQUIRES_OK(c, ReadScalar(c, c->num_inputs() - 1, "learning_rate", &rate));
-    OP_REQUIRES_OK(
-        c, ToAbsl(ApplyRows(in.tables, in.buffer, rate, scale_, create_missing_, ParallelOf(c))));
+    OP_REQUIRES_OK(c, ReadScalar(c, c->num_inputs() - 1, "learning_rate", &options.learning_rate));
+    OP_REQUIRES_OK(c, ToAbsl(ApplyRows(in.tables, in.buffer, options, ParallelOf(c))));
   }
 
  private:
-  float scale_ = 1.f;
-  bool create_missing_ = true;
+  ApplyOptions options_;
 };
-REGISTER_KERNEL_BUILDER(Name("SlipstreamApplyRows").Device(tf::DEVICE_CPU),
-                        MemoryChecked<ApplyRowsOp>);
 
 class RouteKeysOp : public tf::OpKernel {
  public:
@@ -174,8 +160,8 @@ class RouteKeysOp : public tf::OpKernel {
     OP_REQUIRES_OK(c, c->GetAttr("num_tables", &num_tables));
     OP_REQUIRES_OK(c, inputs_.Init(c, num_tables));
     OP_REQUIRES_OK(c, c->GetAttr("ranks", &options_.ranks));
-    OP_REQUIRES_OK(c, c->GetAttr("reads_frozen", &options_.skip_read_only));
-    OP_REQUIRES_OK(c, c->GetAttr("keeps", &options_.refreshed));
+    OP_REQUIRES_OK(c, c->GetAttr("skip_read_only", &options_.skip_read_only));
+    OP_REQUIRES_OK(c, c->GetAttr("refreshed", &options_.refreshed));
   }
   void Compute(tf::OpKernelContext* c) override {
     TableResources resources;
@@ -188,16 +174,13 @@ class RouteKeysOp : public tf::OpKernel {
     OP_REQUIRES_OK(c, ToAbsl(RouteKeys(tables, features, options_, ParallelOf(c), &requests)));
     const int64_t of_rank = static_cast<int64_t>(tables.size()) * (options_.refreshed ? 2 : 1);
     OP_REQUIRES_OK(c, Output(c, 0, tf::TensorShape({options_.ranks, of_rank}), requests.sizes));
-    const int64_t num_keys = static_cast<int64_t>(requests.keys.size());
-    OP_REQUIRES_OK(c, Output(c, 1, tf::TensorShape({num_keys}), requests.keys));
+    OP_REQUIRES_OK(c, Output(c, 1, requests.keys));
   }
 
  private:
   FeatureInputs inputs_;
   RouteOptions options_;
 };
-REGISTER_KERNEL_BUILDER(Name("SlipstreamRouteKeys").Device(tf::DEVICE_CPU),
-                        MemoryChecked<RouteKeysOp>);
 
 // The inputs with_summary and rounds, the last ones.
 absl::Status ReadFormat(tf::OpKernelContext* c, RowFormat* format) {
@@ -208,8 +191,8 @@ absl::Status ReadFormat(tf::OpKernelContext* c, RowFormat* format) {
 class PullRowsOp : public tf::OpKernel {
  public:
   explicit PullRowsOp(tf::OpKernelConstruction* c) : OpKernel(c) {
-    OP_REQUIRES_OK(c, c->GetAttr("makes_rows", &options_.create_missing));
-    OP_REQUIRES_OK(c, c->GetAttr("keeps", &options_.format.refreshed));
+    OP_REQUIRES_OK(c, c->GetAttr("create_missing", &options_.create_missing));
+    OP_REQUIRES_OK(c, c->GetAttr("refreshed", &options_.format.refreshed));
     OP_REQUIRES_OK(c, c->GetAttr("own_rank", &options_.own_rank));
   }
   void Compute(tf::OpKernelContext* c) override {
@@ -220,42 +203,64 @@ class PullRowsOp : public tf::OpKernel {
     std::vector<uint8_t> bytes;
     std::vector<int64_t> rank_bytes;
     OP_REQUIRES_OK(c, ToAbsl(PullRows(in.tables, in.buffer, options, &bytes, &rank_bytes)));
-    const std::vector<int32_t> splits(rank_bytes.begin(), rank_bytes.end());
-    const auto vector_of = [](size_t n) { return tf::TensorShape({static_cast<int64_t>(n)}); };
-    OP_REQUIRES_OK(c, Output(c, 0, vector_of(bytes.size()), bytes));
-    OP_REQUIRES_OK(c, Output(c, 1, vector_of(splits.size()), splits));
+    OP_REQUIRES_OK(c, Output(c, 0, bytes));
+    OP_REQUIRES_OK(c, Output(c, 1, std::vector<int32_t>(rank_bytes.begin(), rank_bytes.end())));
   }
 
  private:
   PullOptions options_;
 };
-REGISTER_KERNEL_BUILDER(Name("SlipstreamServeRows").Device(tf::DEVICE_CPU),
-                        MemoryChecked<PullRowsOp>);
 
 class StoreReplicasOp : public tf::OpKernel {
  public:
   explicit StoreReplicasOp(tf::OpKernelConstruction* c) : OpKernel(c) {
-    OP_REQUIRES_OK(c, c->GetAttr("frozen", &options_.read_only));
-    OP_REQUIRES_OK(c, c->GetAttr("passed_over", &options_.ignored_rank));
-    OP_REQUIRES_OK(c, c->GetAttr("makes_room", &options_.evict));
-    OP_REQUIRES_OK(c, c->GetAttr("keeps", &options_.format.refreshed));
+    OP_REQUIRES_OK(c, c->GetAttr("read_only", &options_.read_only));
+    OP_REQUIRES_OK(c, c->GetAttr("ignored_rank", &options_.ignored_rank));
+    OP_REQUIRES_OK(c, c->GetAttr("evict", &options_.evict));
+    OP_REQUIRES_OK(c, c->GetAttr("refreshed", &options_.format.refreshed));
   }
   void Compute(tf::OpKernelContext* c) override {
     TablesAndBuffer in;
     ReplicaOptions options = options_;
     OP_REQUIRES_OK(c, in.Read(c, false, options.format.refreshed));
     OP_REQUIRES_OK(c, ReadFormat(c, &options.format));
-    const tf::Tensor& rows = c->input(c->num_inputs() - 3);
-    OP_REQUIRES(c, rows.dims() == 1, absl::InvalidArgumentError("rows must be a vector"));
-    OP_REQUIRES_OK(c, ToAbsl(StoreReplicas(in.tables, in.buffer, rows.flat<uint8_t>().data(),
-                                           rows.NumElements(), options)));
+    const int rows = c->num_inputs() - 3;
+    OP_REQUIRES_OK(c, CheckInputs(c, rows, "rows: [?]"));
+    OP_REQUIRES_OK(c, ToAbsl(StoreReplicas(in.tables, in.buffer, Data<uint8_t>(c, rows),
+                                           c->input(rows).NumElements(), options)));
   }
 
  private:
   ReplicaOptions options_;
 };
-REGISTER_KERNEL_BUILDER(Name("SlipstreamStoreCopies").Device(tf::DEVICE_CPU),
-                        MemoryChecked<StoreReplicasOp>);
+
+// Threads take the lists in turn.
+absl::Status SortKeys(tf::OpKernelContext* c) {
+  const int lists = c->num_inputs();
+  std::vector<int64_t*> sorted(static_cast<size_t>(lists));
+  for (int i = 0; i < lists; ++i) {
+    const std::string shape = absl::StrCat("keys ", i, ": [n]");
+    TF_RETURN_IF_ERROR(CheckInputs(c, i, shape.c_str()));
+    TF_RETURN_IF_ERROR(Allocate(c, i, c->input(i).shape(), &sorted[i]));
+  }
+  const Parallel parallel = ParallelOf(c);
+  parallel.run(parallel.threads, [&](int task) {
+    for (int i = task; i < lists; i += parallel.threads) {
+      std::vector<int64_t> keys = ValuesOf<int64_t>(c, i);
+      RadixSort(&keys, [](int64_t key) { return AscendingBits(key); });
+      std::copy(keys.begin(), keys.end(), sorted[i]);
+    }
+  });
+  return absl::OkStatus();
+}
+
+SLIPSTREAM_CPU_KERNEL("SlipstreamCollectGradients", CollectGradientsOp);
+SLIPSTREAM_CPU_KERNEL("SlipstreamCollectDeferred", CollectDeferredOp);
+SLIPSTREAM_CPU_KERNEL("SlipstreamApplyRows", ApplyRowsOp);
+SLIPSTREAM_CPU_KERNEL("SlipstreamRouteKeys", RouteKeysOp);
+SLIPSTREAM_CPU_KERNEL("SlipstreamPullRows", PullRowsOp);
+SLIPSTREAM_CPU_KERNEL("SlipstreamStoreReplicas", StoreReplicasOp);
+SLIPSTREAM_CPU_KERNEL("SlipstreamSortKeys", FunctionKernel<SortKeys>);
 
 }  // namespace
 }  // namespace slipstream

@@ -36,14 +36,11 @@ struct CpuDevice {
   }
 };
 
-#define REGISTER_CPU(name, Kernel) \
-  REGISTER_KERNEL_BUILDER(Name(name).Device(tensorflow::DEVICE_CPU), MemoryChecked<Kernel>)
-REGISTER_CPU("SlipstreamHotKeys", CreateHotKeysKernel<CpuDevice>);
-REGISTER_CPU("SlipstreamCountAccesses", CountAccessesKernel<CpuDevice>);
-REGISTER_CPU("SlipstreamDecayAccesses", DecayAccessesKernel<CpuDevice>);
-REGISTER_CPU("SlipstreamHotKeyCandidates", HotKeyCandidatesKernel<CpuDevice>);
-REGISTER_CPU("SlipstreamEstimateAccesses", EstimateAccessesKernel<CpuDevice>);
-#undef REGISTER_CPU
+SLIPSTREAM_CPU_KERNEL("SlipstreamHotKeys", CreateHotKeysKernel<CpuDevice>);
+SLIPSTREAM_CPU_KERNEL("SlipstreamCountAccesses", ResourceKernel<CountBatch<CpuDevice>>);
+SLIPSTREAM_CPU_KERNEL("SlipstreamDecayAccesses", ResourceKernel<DecayCounts<CpuDevice>>);
+SLIPSTREAM_CPU_KERNEL("SlipstreamHotKeyCandidates", ResourceKernel<OutputCandidates<CpuDevice>>);
+SLIPSTREAM_CPU_KERNEL("SlipstreamEstimateAccesses", ResourceKernel<EstimateKeys<CpuDevice>>);
 
 }  // namespace
 }  // namespace slipstream

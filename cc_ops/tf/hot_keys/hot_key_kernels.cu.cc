@@ -19,44 +19,39 @@ struct GpuDevice {
   static absl::Status Fill(OpKernelContext* context, int64_t value, Tensor* values) {
     const std::vector<int64_t> on_host(static_cast<size_t>(values->NumElements()), value);
     // Pageable memory: returns when it has been read. Once per sketch.
-    return Checked(cudaMemcpyAsync(values->data(), on_host.data(), values->TotalBytes(),
+    return Checked(context,
+                   cudaMemcpyAsync(values->data(), on_host.data(), values->TotalBytes(),
                                    cudaMemcpyHostToDevice, StreamOf(context)),
-                   "SlipstreamHotKeys could not fill its memory");
+                   "could not fill its memory");
   }
   static absl::Status Copy(OpKernelContext* context, const Tensor& from, Tensor* to) {
-    return Checked(cudaMemcpyAsync(to->data(), from.data(), to->TotalBytes(),
+    return Checked(context,
+                   cudaMemcpyAsync(to->data(), from.data(), to->TotalBytes(),
                                    cudaMemcpyDeviceToDevice, StreamOf(context)),
-                   "SlipstreamHotKeyCandidates could not copy the keys");
+                   "could not copy the keys");
   }
   static absl::Status Count(OpKernelContext* context, const HotKeySketch& hot, const int64_t* keys,
                             const bool* counts, int64_t n, int64_t unit) {
-    return Checked(LaunchCountAccesses(StreamOf(context), hot, keys, counts, n, unit),
-                   "SlipstreamCountAccesses could not be launched");
+    return Checked(context, LaunchCountAccesses(StreamOf(context), hot, keys, counts, n, unit),
+                   "could not be launched");
   }
   static absl::Status Decay(OpKernelContext* context, const AccessSketch& sketch, uint64_t factor) {
-    return Checked(LaunchDecayAccesses(StreamOf(context), sketch, factor),
-                   "SlipstreamDecayAccesses could not be launched");
+    return Checked(context, LaunchDecayAccesses(StreamOf(context), sketch, factor),
+                   "could not be launched");
   }
   static absl::Status Estimate(OpKernelContext* context, const AccessSketch& sketch,
                                const int64_t* keys, int64_t n, int64_t* estimates) {
-    return Checked(LaunchEstimateAccesses(StreamOf(context), sketch, keys, n, estimates),
-                   "SlipstreamEstimateAccesses could not be launched");
+    return Checked(context, LaunchEstimateAccesses(StreamOf(context), sketch, keys, n, estimates),
+                   "could not be launched");
   }
 };
 
-#define REGISTER_GPU(name, Kernel)                                                        \
-  REGISTER_KERNEL_BUILDER(Name(name).Device(tensorflow::DEVICE_GPU).HostMemory("handle"), \
-                          MemoryChecked<Kernel>)
-REGISTER_GPU("SlipstreamHotKeys", CreateHotKeysKernel<GpuDevice>);
-REGISTER_GPU("SlipstreamCountAccesses", CountAccessesKernel<GpuDevice>);
-REGISTER_GPU("SlipstreamHotKeyCandidates", HotKeyCandidatesKernel<GpuDevice>);
-REGISTER_GPU("SlipstreamEstimateAccesses", EstimateAccessesKernel<GpuDevice>);
-#undef REGISTER_GPU
-REGISTER_KERNEL_BUILDER(Name("SlipstreamDecayAccesses")
-                            .Device(tensorflow::DEVICE_GPU)
-                            .HostMemory("handle")
-                            .HostMemory("factor"),
-                        MemoryChecked<DecayAccessesKernel<GpuDevice>>);
+SLIPSTREAM_GPU_KERNEL("SlipstreamHotKeys", , CreateHotKeysKernel<GpuDevice>);
+SLIPSTREAM_GPU_KERNEL("SlipstreamCountAccesses", , ResourceKernel<CountBatch<GpuDevice>>);
+SLIPSTREAM_GPU_KERNEL("SlipstreamDecayAccesses", .HostMemory("factor"),
+                      ResourceKernel<DecayCounts<GpuDevice>>);
+SLIPSTREAM_GPU_KERNEL("SlipstreamHotKeyCandidates", , ResourceKernel<OutputCandidates<GpuDevice>>);
+SLIPSTREAM_GPU_KERNEL("SlipstreamEstimateAccesses", , ResourceKernel<EstimateKeys<GpuDevice>>);
 
 }  // namespace
 }  // namespace slipstream

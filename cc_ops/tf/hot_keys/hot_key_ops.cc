@@ -1,22 +1,14 @@
 // Registration of the ops that count accesses, and find the most accessed keys, in bounded memory.
-#include "absl/status/status.h"
-#include "tensorflow/core/framework/common_shape_fns.h"
+#include "cc_ops/tf/base/shapes.h"
 #include "tensorflow/core/framework/op.h"
-#include "tensorflow/core/framework/shape_inference.h"
 
 namespace slipstream {
-namespace {
-
-using tensorflow::shape_inference::InferenceContext;
-using tensorflow::shape_inference::ShapeHandle;
-
-}  // namespace
 
 REGISTER_OP("SlipstreamHotKeys")
     .Output("handle: resource")
     .Attr("log2_width: int >= 1")
     .SetIsStateful()
-    .SetShapeFn(tensorflow::shape_inference::ScalarShape)
+    .SetShapeFn(Shapes("-> []"))
     .Doc(R"doc(
 Makes a sketch of accesses, all 0, whose counters remember a key each; it lives until the last copy
 of its handle is gone.
@@ -31,12 +23,7 @@ REGISTER_OP("SlipstreamCountAccesses")
     .Input("counts: bool")
     .Attr("unit: int >= 1 = 1")
     .SetIsStateful()
-    .SetShapeFn([](InferenceContext* c) -> absl::Status {
-      ShapeHandle handle, keys;
-      TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 0, &handle));
-      TF_RETURN_IF_ERROR(c->WithRank(c->input(1), 1, &keys));
-      return c->Merge(keys, c->input(2), &keys);
-    })
+    .SetShapeFn(Shapes("[], [n], [n]"))
     .Doc(R"doc(
 Counts a batch's accesses. The result depends on the batches only, on no order of threads.
 
@@ -50,11 +37,7 @@ REGISTER_OP("SlipstreamDecayAccesses")
     .Input("handle: resource")
     .Input("factor: double")
     .SetIsStateful()
-    .SetShapeFn([](InferenceContext* c) -> absl::Status {
-      ShapeHandle scalar;
-      TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 0, &scalar));
-      return c->WithRank(c->input(1), 0, &scalar);
-    })
+    .SetShapeFn(Shapes("[], []"))
     .Doc(R"doc(
 Multiplies all counts; each is rounded down.
 
@@ -66,12 +49,7 @@ REGISTER_OP("SlipstreamHotKeyCandidates")
     .Input("handle: resource")
     .Output("keys: int64")
     .SetIsStateful()
-    .SetShapeFn([](InferenceContext* c) -> absl::Status {
-      ShapeHandle handle;
-      TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 0, &handle));
-      c->set_output(0, c->Vector(InferenceContext::kUnknownDim));
-      return absl::OkStatus();
-    })
+    .SetShapeFn(Shapes("[] -> [n]"))
     .Doc(R"doc(
 Returns the keys that are remembered: the hottest are almost surely among them.
 
@@ -85,13 +63,7 @@ REGISTER_OP("SlipstreamEstimateAccesses")
     .Input("keys: int64")
     .Output("accesses: int64")
     .SetIsStateful()
-    .SetShapeFn([](InferenceContext* c) -> absl::Status {
-      ShapeHandle handle, keys;
-      TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 0, &handle));
-      TF_RETURN_IF_ERROR(c->WithRank(c->input(1), 1, &keys));
-      c->set_output(0, keys);
-      return absl::OkStatus();
-    })
+    .SetShapeFn(Shapes("[], [n] -> [n]"))
     .Doc(R"doc(
 Estimates the accesses of keys: what was counted of each, and of those that share all its counters.
 

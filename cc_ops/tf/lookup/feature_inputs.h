@@ -31,7 +31,7 @@
   "weights: float32, laid out like the keys they belong to.\n"                         \
   "feature_keys: per feature, the index of its keys tensor.\n"                         \
   "feature_column: per feature, its column of a [batch, width] tensor (one key per "   \
-  "example), or -1: all of the tensor (a bag; padding_key marks absent keys).\n"       \
+  "example), or -1: all of the tensor (a bag; padding_key stands for absent keys).\n"  \
   "feature_splits: per feature, the index of its row splits, or -1.\n"                 \
   "feature_weights: per feature, the index of its weights, or -1.\n"                   \
   "feature_table: per feature, the index of its table.\n"                              \

@@ -1,10 +1,8 @@
 // Kernels that run in every step: lookups and the update after them.
 #include <algorithm>
 #include <cmath>
-#include <functional>
 #include <memory>
 #include <mutex>
-#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -17,6 +15,7 @@
 #include "cc_ops/core/update/policy_update.h"
 #include "cc_ops/tf/base/kernel_values.h"
 #include "cc_ops/tf/base/memory_checked.h"
+#include "cc_ops/tf/base/resource_kernel.h"
 #include "cc_ops/tf/lookup/feature_inputs.h"
 #include "cc_ops/tf/lookup/plan_variant.h"
 #include "cc_ops/tf/table/table_resource.h"
@@ -31,11 +30,8 @@ namespace tf = tensorflow;
 
 absl::Status ReadPlanAndGradients(tf::OpKernelContext* c, const LookupPlan** plan,
                                   std::vector<PooledGradient>* views) {
-  const tf::Tensor& plan_tensor = c->input(0);
-  if (plan_tensor.dims() != 0) {
-    return absl::InvalidArgumentError("plan must be a scalar from SlipstreamLookup");
-  }
-  const PlanVariant* variant = plan_tensor.scalar<tf::Variant>()().get<PlanVariant>();
+  TF_RETURN_IF_ERROR(CheckInputs(c, 0, "plan: []"));
+  const PlanVariant* variant = c->input(0).scalar<tf::Variant>()().get<PlanVariant>();
   if (variant == nullptr || variant->workspace == nullptr) {
     return absl::InvalidArgumentError("plan is not one that SlipstreamLookup gave");
   }
@@ -75,7 +71,7 @@ namespace {
 // Keeps the memory of finished lookups for the next ones.
 class WorkspacePool : public std::enable_shared_from_this<WorkspacePool> {
  public:
-  // A workspace that comes back to this pool when its last owner lets go.
+  // A workspace that comes back to this pool when its last owner is gone.
   std::shared_ptr<LookupWorkspace> Take() {
     std::unique_ptr<LookupWorkspace> workspace;
     {
@@ -169,22 +165,18 @@ class LookupOpBase : public tf::OpKernel {
     TF_RETURN_IF_ERROR(inputs_.Read(c, features, &batch));
     tf::OpOutputList pooled;
     TF_RETURN_IF_ERROR(c->output_list("pooled", &pooled));
-    const int num_features = inputs_.num_features();
-    if (is_stacked_) {
-      const int64_t dim = dims_[inputs_.feature_table()[0]];
-      tf::Tensor* out = nullptr;
-      TF_RETURN_IF_ERROR(
-          pooled.allocate(0, tf::TensorShape({batch, int64_t{num_features}, dim}), &out));
-      for (int f = 0; f < num_features; ++f) {
-        outputs->push_back({out->flat<float>().data() + f * dim, num_features * dim});
+    const int64_t num_features = inputs_.num_features();
+    tf::Tensor* out = nullptr;
+    for (int f = 0; f < num_features; ++f) {
+      const int64_t dim = dims_[inputs_.feature_table()[f]];
+      if (!is_stacked_ || f == 0) {
+        const tf::TensorShape shape = is_stacked_ ? tf::TensorShape({batch, num_features, dim})
+                                                  : tf::TensorShape({batch, dim});
+        TF_RETURN_IF_ERROR(pooled.allocate(f, shape, &out));
       }
-    } else {
-      for (int f = 0; f < num_features; ++f) {
-        const int64_t dim = dims_[inputs_.feature_table()[f]];
-        tf::Tensor* out = nullptr;
-        TF_RETURN_IF_ERROR(pooled.allocate(f, tf::TensorShape({batch, dim}), &out));
-        outputs->push_back({out->flat<float>().data(), dim});
-      }
+      float* const data = out->flat<float>().data();
+      outputs->push_back(is_stacked_ ? PooledOutput{data + f * dim, num_features * dim}
+                                     : PooledOutput{data, dim});
     }
     return absl::OkStatus();
   }
@@ -222,7 +214,6 @@ class LookupOp : public LookupOpBase {
  private:
   const std::shared_ptr<WorkspacePool> pool_ = std::make_shared<WorkspacePool>();
 };
-REGISTER_KERNEL_BUILDER(Name("SlipstreamLookup").Device(tf::DEVICE_CPU), MemoryChecked<LookupOp>);
 
 class EvaluationLookupOp : public LookupOpBase {
  public:
@@ -238,23 +229,19 @@ class EvaluationLookupOp : public LookupOpBase {
         c, ToAbsl(LookupForEvaluation(tables, features, combiners(), outputs, ParallelOf(c))));
   }
 };
-REGISTER_KERNEL_BUILDER(Name("SlipstreamEvaluationLookup").Device(tf::DEVICE_CPU),
-                        MemoryChecked<EvaluationLookupOp>);
 
-class ApplyGradientsOp : public tf::OpKernel {
- public:
-  using OpKernel::OpKernel;
-  void Compute(tf::OpKernelContext* c) override {
-    const LookupPlan* plan = nullptr;
-    std::vector<PooledGradient> gradients;
-    OP_REQUIRES_OK(c, ReadPlanAndGradients(c, &plan, &gradients));
-    float rate = 0.f;
-    OP_REQUIRES_OK(c, ReadScalar(c, c->num_inputs() - 1, "learning_rate", &rate));
-    OP_REQUIRES_OK(c, ToAbsl(ApplyGradients(*plan, gradients, rate, ParallelOf(c))));
-  }
-};
-REGISTER_KERNEL_BUILDER(Name("SlipstreamApplyGradients").Device(tf::DEVICE_CPU),
-                        MemoryChecked<ApplyGradientsOp>);
+absl::Status ApplyToRows(tf::OpKernelContext* c) {
+  const LookupPlan* plan = nullptr;
+  std::vector<PooledGradient> gradients;
+  float rate = 0.f;
+  TF_RETURN_IF_ERROR(ReadPlanAndGradients(c, &plan, &gradients));
+  TF_RETURN_IF_ERROR(ReadScalar(c, c->num_inputs() - 1, "learning_rate", &rate));
+  return ToAbsl(ApplyGradients(*plan, gradients, rate, ParallelOf(c)));
+}
+
+SLIPSTREAM_CPU_KERNEL("SlipstreamLookup", LookupOp);
+SLIPSTREAM_CPU_KERNEL("SlipstreamEvaluationLookup", EvaluationLookupOp);
+SLIPSTREAM_CPU_KERNEL("SlipstreamApplyGradients", FunctionKernel<ApplyToRows>);
 
 }  // namespace
 }  // namespace slipstream

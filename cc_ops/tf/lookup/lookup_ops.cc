@@ -1,5 +1,5 @@
 // Registrations of lookups and of the update that belongs to one.
-#include "cc_ops/tf/base/shape_checks.h"
+#include "cc_ops/tf/base/shapes.h"
 #include "cc_ops/tf/lookup/feature_inputs.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/shape_inference.h"
@@ -23,7 +23,8 @@ absl::Status LookupShape(InferenceContext* c) {
   TF_RETURN_IF_ERROR(c->GetAttr("feature_splits", &feature_splits));
   TF_RETURN_IF_ERROR(c->GetAttr("feature_table", &feature_table));
   TF_RETURN_IF_ERROR(c->GetAttr("table_dims", &dims));
-  TF_RETURN_IF_ERROR(CheckScalars(c, 0, num_tables));
+  ShapeHandle shape;
+  for (int i = 0; i < num_tables; ++i) TF_RETURN_IF_ERROR(c->WithRank(c->input(i), 0, &shape));
   const size_t num_features = feature_keys.size();
   if (feature_splits.size() != num_features || feature_table.size() != num_features ||
       dims.size() != static_cast<size_t>(num_tables)) {
@@ -36,7 +37,6 @@ absl::Status LookupShape(InferenceContext* c) {
         feature_table[f] < 0 || feature_table[f] >= num_tables) {
       return absl::InvalidArgumentError("a feature_* list has an index beyond the op's inputs");
     }
-    ShapeHandle shape;
     if (feature_splits[f] >= 0) {
       TF_RETURN_IF_ERROR(
           c->WithRank(c->input(num_tables + num_keys + feature_splits[f]), 1, &shape));
@@ -113,10 +113,7 @@ REGISTER_OP("SlipstreamApplyGradients")
     .Input("learning_rate: float")
     .Attr("num_gradients: int >= 1")
     .SetIsStateful()
-    .SetShapeFn([](InferenceContext* c) -> absl::Status {
-      TF_RETURN_IF_ERROR(CheckScalars(c, 0, 1));
-      return CheckScalars(c, c->num_inputs() - 1, c->num_inputs());
-    })
+    .SetShapeFn(Shapes("[]"))
     .Doc(R"doc(
 Sums the gradients of each key in batch order and applies its table's rule once.
 

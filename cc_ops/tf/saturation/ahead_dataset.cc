@@ -12,7 +12,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "cc_ops/tf/base/replaced_resource.h"
+#include "cc_ops/tf/base/resource_kernel.h"
 #include "cc_ops/tf/saturation/look_ahead_resource.h"
 #include "tensorflow/core/framework/cancellation.h"
 #include "tensorflow/core/framework/dataset.h"

@@ -14,20 +14,16 @@
 
 namespace slipstream {
 
-// Of the attributes `mode`, whose values the registration limits, and `is_shadow`.
-inline absl::Status InitSettings(tensorflow::OpKernelConstruction* context,
+// Of the attributes `mode`, whose values the registration limits, and `is_shadow`, and of inputs 1
+// to 3.
+inline absl::Status ReadSettings(tensorflow::OpKernelContext* context,
                                  ClassifierSettings* settings) {
   std::string mode;
-  TF_RETURN_IF_ERROR(context->GetAttr("mode", &mode));
+  TF_RETURN_IF_ERROR(ReadAttribute(context, "mode", &mode));
   if (mode == "drift") settings->mode = SkipMode::kDrift;
   if (mode == "remembered_loss") settings->mode = SkipMode::kRememberedLoss;
   if (mode == "random") settings->mode = SkipMode::kRandom;
-  return context->GetAttr("is_shadow", &settings->is_shadow);
-}
-
-// Of inputs 1 to 3.
-inline absl::Status ReadSettings(tensorflow::OpKernelContext* context,
-                                 ClassifierSettings* settings) {
+  TF_RETURN_IF_ERROR(ReadAttribute(context, "is_shadow", &settings->is_shadow));
   TF_RETURN_IF_ERROR(ReadScalar(context, 1, "threshold", &settings->threshold));
   TF_RETURN_IF_ERROR(ReadScalar(context, 2, "random_share", &settings->random_share));
   return ReadScalar(context, 3, "keep_rate", &settings->keep_rate);
@@ -36,17 +32,11 @@ inline absl::Status ReadSettings(tensorflow::OpKernelContext* context,
 // Inputs 1 to 3, in host memory: a number per key; [n] each.
 struct NumbersOfKeys {
   absl::Status Read(tensorflow::OpKernelContext* context) {
-    const tensorflow::Tensor &a = context->input(1), &b = context->input(2), &c = context->input(3);
-    if (a.dims() != 1 || b.shape() != a.shape() || c.shape() != a.shape()) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("tables, keys and their values have shapes ", a.shape().DebugString(), ", ",
-                       b.shape().DebugString(), " and ", c.shape().DebugString(),
-                       "; allowed: three vectors of one length"));
-    }
-    tables = a.flat<int32_t>().data();
-    keys = b.flat<int64_t>().data();
-    numbers = c.flat<float>().data();
-    n = a.NumElements();
+    TF_RETURN_IF_ERROR(CheckInputs(context, 1, "tables: [n], keys: [n], values: [n]"));
+    tables = Data<int32_t>(context, 1);
+    keys = Data<int64_t>(context, 2);
+    numbers = Data<float>(context, 3);
+    n = context->input(1).NumElements();
     return absl::OkStatus();
   }
 
@@ -60,13 +50,9 @@ struct NumbersOfKeys {
 inline absl::Status AllocateClassified(tensorflow::OpKernelContext* context, int64_t batch,
                                        Classified* result) {
   const tensorflow::TensorShape shape({batch});
-  tensorflow::Tensor *skippable = nullptr, *score = nullptr, *weight = nullptr;
-  TF_RETURN_IF_ERROR(context->allocate_output(0, shape, &skippable));
-  TF_RETURN_IF_ERROR(context->allocate_output(1, shape, &score));
-  TF_RETURN_IF_ERROR(context->allocate_output(2, shape, &weight));
-  *result = {skippable->flat<bool>().data(), score->flat<float>().data(),
-             weight->flat<float>().data()};
-  return absl::OkStatus();
+  TF_RETURN_IF_ERROR(Allocate(context, 0, shape, &result->skippable));
+  TF_RETURN_IF_ERROR(Allocate(context, 1, shape, &result->score));
+  return Allocate(context, 2, shape, &result->weight);
 }
 
 }  // namespace slipstream

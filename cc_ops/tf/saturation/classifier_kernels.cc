@@ -1,7 +1,11 @@
-// Kernels of the input classifier: checks of shapes, then calls into cc_ops/core. What it knows is
-// exported and imported by classifier_state_kernels.cc.
+// Kernels of the input classifier: checks of shapes, then calls into cc_ops/core.
+#include <algorithm>
+#include <array>
+#include <cmath>
 #include <cstdint>
 #include <limits>
+#include <string>
+#include <type_traits>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -9,11 +13,12 @@
 #include "cc_ops/core/saturation/input_classifier.h"
 #include "cc_ops/tf/base/kernel_values.h"
 #include "cc_ops/tf/base/memory_checked.h"
-#include "cc_ops/tf/base/replaced_resource.h"
+#include "cc_ops/tf/base/resource_kernel.h"
 #include "cc_ops/tf/lookup/feature_inputs.h"
 #include "cc_ops/tf/saturation/classifier_inputs.h"
-#include "cc_ops/tf/saturation/classifier_resource.h"
 #include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/resource_mgr.h"
+#include "tensorflow/core/platform/refcount.h"
 
 namespace slipstream {
 namespace {
@@ -24,18 +29,27 @@ using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
 using tensorflow::TensorShape;
 
-// An empty vector stands for none.
-absl::Status RequireOptional(const Tensor& values, const char* name, int64_t batch) {
-  if (values.dims() == 1 && (values.NumElements() == 0 || values.NumElements() == batch)) {
-    return absl::OkStatus();
+class ClassifierResource : public tensorflow::ResourceBase {
+ public:
+  explicit ClassifierResource(const ClassifierOptions& options) : classifier(options) {}
+  std::string DebugString() const override {
+    return absl::StrCat("SlipstreamClassifier of ", classifier.options().num_tables, " tables");
   }
-  return absl::InvalidArgumentError(absl::StrCat(name, " have shape ", values.shape().DebugString(),
-                                                 "; allowed: [", batch, "] or [0]"));
-}
+  InputClassifier classifier;
+};
 
+// The values of an input of the batch, or null if it is empty, which stands for none.
 template <class T>
-const T* OptionalData(const Tensor& values, int64_t batch) {
-  return values.NumElements() == 0 && batch > 0 ? nullptr : values.flat<T>().data();
+absl::Status ReadOptional(OpKernelContext* context, int input, const char* name, int64_t batch,
+                          const T** values) {
+  const Tensor& given = context->input(input);
+  const int64_t n = given.NumElements();
+  if (given.dims() != 1 || (n != 0 && n != batch)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        name, " have shape ", given.shape().DebugString(), "; allowed: [", batch, "] or [0]"));
+  }
+  *values = n == 0 && batch > 0 ? nullptr : given.flat<T>().data();
+  return absl::OkStatus();
 }
 
 class CreateKernel : public OpKernel {
@@ -56,135 +70,279 @@ class CreateKernel : public OpKernel {
     OP_REQUIRES_OK(context, ReadScalar(context, 0, "alpha", &options.alpha));
     OP_REQUIRES_OK(context, ToAbsl(InputClassifier::Validate(options)));
     OP_REQUIRES_OK(context,
-                   OutputResource(context, ClassifierRef(new ClassifierResource(options))));
+                   OutputResource(context, tensorflow::core::RefCountPtr<ClassifierResource>(
+                                               new ClassifierResource(options))));
   }
 
  private:
   ClassifierOptions options_;
 };
 
-class ClassifyKernel : public ClassifierKernel {
- public:
-  explicit ClassifyKernel(OpKernelConstruction* context) : ClassifierKernel(context) {
+struct ClassifyAttributes {
+  explicit ClassifyAttributes(OpKernelConstruction* context) {
     // The number of tables belongs to the classifier, which checks it at each call.
-    OP_REQUIRES_OK(context, inputs_.Init(context, std::numeric_limits<int>::max()));
-    OP_REQUIRES_OK(context, context->GetAttr("observe", &observe_));
-    OP_REQUIRES_OK(context, context->GetAttr("window_batches", &window_batches_));
+    OP_REQUIRES_OK(context, inputs.Init(context, std::numeric_limits<int>::max()));
+    OP_REQUIRES_OK(context, context->GetAttr("observe", &observe));
+    OP_REQUIRES_OK(context, context->GetAttr("window_batches", &window_batches));
   }
 
- private:
-  absl::Status Run(OpKernelContext* context, ClassifierResource* resource) override {
-    std::vector<FeatureView> features;
-    int64_t batch = 0;
-    TF_RETURN_IF_ERROR(inputs_.Read(context, &features, &batch));
-    const Tensor& ids = context->input(context->num_inputs() - 1);
-    TF_RETURN_IF_ERROR(RequireOptional(ids, "ids", batch));
-    Classified result;
-    TF_RETURN_IF_ERROR(AllocateClassified(context, batch, &result));
-    return ToAbsl(resource->classifier.Classify(features, batch, OptionalData<int64_t>(ids, batch),
-                                                observe_, result, window_batches_));
-  }
-
-  FeatureInputs inputs_;
-  bool observe_ = true;
-  int64_t window_batches_ = 0;
+  FeatureInputs inputs;
+  bool observe = true;
+  int64_t window_batches = 0;
 };
+
+absl::Status Classify(OpKernelContext* context, ClassifierResource* resource,
+                      const ClassifyAttributes& attributes) {
+  std::vector<FeatureView> features;
+  int64_t batch = 0;
+  const int64_t* ids = nullptr;
+  TF_RETURN_IF_ERROR(attributes.inputs.Read(context, &features, &batch));
+  TF_RETURN_IF_ERROR(ReadOptional(context, context->num_inputs() - 1, "ids", batch, &ids));
+  Classified result;
+  TF_RETURN_IF_ERROR(AllocateClassified(context, batch, &result));
+  return ToAbsl(resource->classifier.Classify(features, batch, ids, attributes.observe, result,
+                                              attributes.window_batches));
+}
 
 // Passes numbers of keys on to one of the classifier's setters.
 template <Status (InputClassifier::*kSet)(const int32_t*, const int64_t*, const float*, int64_t,
                                           const Parallel&)>
-class SetKeysKernel : public ClassifierKernel {
- public:
-  using ClassifierKernel::ClassifierKernel;
+absl::Status SetNumbers(OpKernelContext* context, ClassifierResource* resource) {
+  NumbersOfKeys given;
+  TF_RETURN_IF_ERROR(given.Read(context));
+  return ToAbsl((resource->classifier.*kSet)(given.tables, given.keys, given.numbers, given.n,
+                                             ParallelOf(context)));
+}
 
- private:
-  absl::Status Run(OpKernelContext* context, ClassifierResource* resource) override {
-    NumbersOfKeys given;
-    TF_RETURN_IF_ERROR(given.Read(context));
-    return ToAbsl((resource->classifier.*kSet)(given.tables, given.keys, given.numbers, given.n,
-                                               ParallelOf(context)));
+absl::Status Configure(OpKernelContext* context, ClassifierResource* resource) {
+  ClassifierSettings settings;
+  TF_RETURN_IF_ERROR(ReadSettings(context, &settings));
+  TF_RETURN_IF_ERROR(ReadScalar(context, 4, "window", &settings.window));
+  return ToAbsl(resource->classifier.Configure(settings));
+}
+
+absl::Status RecordLosses(OpKernelContext* context, ClassifierResource* resource) {
+  TF_RETURN_IF_ERROR(CheckInputs(context, 2, "losses: [n], labels: [n], skippable: [n]"));
+  const int64_t batch = context->input(2).NumElements();
+  const int64_t* ids = nullptr;
+  const float* weights = nullptr;
+  TF_RETURN_IF_ERROR(ReadOptional(context, 1, "ids", batch, &ids));
+  TF_RETURN_IF_ERROR(ReadOptional(context, 5, "weights", batch, &weights));
+  resource->classifier.RecordLosses(ids, Data<float>(context, 2), Data<float>(context, 3),
+                                    Data<bool>(context, 4), weights, batch);
+  return absl::OkStatus();
+}
+
+absl::Status ReservoirScores(OpKernelContext* context, ClassifierResource* resource) {
+  NumbersOfKeys given;
+  std::vector<float> scores;
+  TF_RETURN_IF_ERROR(given.Read(context));
+  TF_RETURN_IF_ERROR(ToAbsl(resource->classifier.ReservoirScores(
+      given.tables, given.keys, given.numbers, given.n, &scores, ParallelOf(context))));
+  return Output(context, 0, scores);
+}
+
+absl::Status ReservoirLosses(OpKernelContext* context, ClassifierResource* resource) {
+  return Output(context, 0, resource->classifier.ReservoirLosses());
+}
+
+constexpr int kStatisticsSums = 16;
+
+// All numbers but the histogram, in the order of the ops' `sums`.
+template <class Statistics, class Visit>
+void VisitSums(Statistics* statistics, const Visit& visit) {
+  for (auto* moments : {&statistics->skippable, &statistics->others, &statistics->paired}) {
+    visit(moments->count);
+    visit(moments->sum);
+    visit(moments->squares);
+    visit(moments->squared_residuals);
   }
-};
+  visit(statistics->weight);
+  visit(statistics->weighted_sum);
+  visit(statistics->weighted_squared_residuals);
+  visit(statistics->not_finite);
+}
 
-class ConfigureKernel : public ClassifierKernel {
- public:
-  explicit ConfigureKernel(OpKernelConstruction* context) : ClassifierKernel(context) {
-    OP_REQUIRES_OK(context, InitSettings(context, &settings_));
+// Gives the statistics that `take` returns as outputs 0 and 1. It is called when there is memory
+// for them: what was taken is not lost.
+template <class Take>
+absl::Status OutputStatistics(OpKernelContext* context, const Take& take) {
+  double *sums = nullptr, *bins = nullptr;
+  TF_RETURN_IF_ERROR(Allocate(context, 0, TensorShape({kStatisticsSums}), &sums));
+  TF_RETURN_IF_ERROR(Allocate(context, 1, TensorShape({2, LossStatistics::kBins}), &bins));
+  const LossStatistics statistics = take();
+  VisitSums(&statistics, [&](auto value) { *sums++ = static_cast<double>(value); });
+  for (const auto& label : statistics.histogram) bins = std::copy(label.begin(), label.end(), bins);
+  return absl::OkStatus();
+}
+
+// Sums are finite, counts and bins not negative.
+absl::Status CheckStatistics(const Tensor& sums, const Tensor& histogram) {
+  constexpr double kMostCounted = 9007199254740992.0;  // above it, not all integers are doubles
+  for (int i = 0; i < kStatisticsSums; ++i) {
+    const double value = sums.flat<double>()(i);
+    const bool is_count = i % 4 == 0 ? i < 12 : i == kStatisticsSums - 1;
+    if (std::isfinite(value) && (!is_count || (value >= 0.0 && value <= kMostCounted))) continue;
+    return absl::InvalidArgumentError(absl::StrCat(
+        "sums[", i, "] is ", value, "; allowed: ", is_count ? "a count from 0" : "a finite number",
+        ". Nothing was imported"));
   }
-
- private:
-  absl::Status Run(OpKernelContext* context, ClassifierResource* resource) override {
-    ClassifierSettings settings = settings_;
-    TF_RETURN_IF_ERROR(ReadSettings(context, &settings));
-    TF_RETURN_IF_ERROR(ReadScalar(context, 4, "window", &settings.window));
-    return ToAbsl(resource->classifier.Configure(settings));
+  for (int64_t i = 0; i < histogram.NumElements(); ++i) {
+    const double value = histogram.flat<double>()(i);
+    if (std::isfinite(value) && value >= 0.0) continue;
+    return absl::InvalidArgumentError(absl::StrCat("histogram[", i / LossStatistics::kBins, ", ",
+                                                   i % LossStatistics::kBins, "] is ", value,
+                                                   "; allowed: from 0. Nothing was imported"));
   }
+  return absl::OkStatus();
+}
 
-  ClassifierSettings settings_;
-};
+// The reverse of OutputStatistics; the values are right.
+LossStatistics StatisticsOf(const Tensor& sums, const Tensor& histogram) {
+  LossStatistics statistics;
+  const double* in = sums.flat<double>().data();
+  VisitSums(&statistics,
+            [&](auto& value) { value = static_cast<std::decay_t<decltype(value)>>(*in++); });
+  const double* bins = histogram.flat<double>().data();
+  for (auto& label : statistics.histogram) {
+    std::copy(bins, bins + label.size(), label.begin());
+    bins += label.size();
+  }
+  return statistics;
+}
 
-class RecordLossesKernel : public ClassifierKernel {
- public:
-  using ClassifierKernel::ClassifierKernel;
+absl::Status TakeLossStatistics(OpKernelContext* context, ClassifierResource* resource) {
+  return OutputStatistics(context, [&] { return resource->classifier.TakeLossStatistics(); });
+}
 
- private:
-  absl::Status Run(OpKernelContext* context, ClassifierResource* resource) override {
-    const Tensor &ids = context->input(1), &losses = context->input(2);
-    const Tensor &labels = context->input(3), &skippable = context->input(4);
-    const Tensor& weights = context->input(5);
-    if (losses.dims() != 1 || labels.shape() != losses.shape() ||
-        skippable.shape() != losses.shape()) {
+// In the order of the ops' `counts` and `numbers`.
+std::array<int64_t, 5> NumbersOf(const ClassifierCounts& counts) {
+  return {counts.inputs_seen, counts.inputs_skipped, counts.hot_inputs, counts.inputs_skippable,
+          counts.inputs_kept};
+}
+
+absl::Status EndWindow(OpKernelContext* context, ClassifierResource* resource) {
+  int64_t* out = nullptr;
+  TF_RETURN_IF_ERROR(Allocate(context, 0, TensorShape({5}), &out));
+  const std::array<int64_t, 5> counts = NumbersOf(resource->classifier.EndWindow());
+  std::copy(counts.begin(), counts.end(), out);
+  return absl::OkStatus();
+}
+
+absl::Status ExportWindow(OpKernelContext* context, ClassifierResource* resource) {
+  const ClassifierWindow window = resource->classifier.ExportWindow();
+  TF_RETURN_IF_ERROR(OutputStatistics(context, [&] { return window.statistics; }));
+  const InputReservoir::State& sample = window.reservoir;
+  const std::array<int64_t, 5> counts = NumbersOf(window.counts);
+  std::vector<int64_t> numbers(counts.begin(), counts.end()), keys;
+  numbers.push_back(static_cast<int64_t>(window.inputs_observed));
+  numbers.push_back(static_cast<int64_t>(window.largest_hash));
+  numbers.push_back(static_cast<int64_t>(sample.offered_total));
+  numbers.push_back(sample.offered_in_window);
+  std::vector<int32_t> tables;
+  for (const Lookup& lookup : sample.lookups) {
+    tables.push_back(lookup.table);
+    keys.push_back(lookup.key);
+  }
+  TF_RETURN_IF_ERROR(Output(context, 2, numbers));
+  TF_RETURN_IF_ERROR(Output(context, 3, tables));
+  TF_RETURN_IF_ERROR(Output(context, 4, keys));
+  TF_RETURN_IF_ERROR(Output(context, 5, sample.ends));
+  return Output(context, 6, sample.losses);
+}
+
+absl::Status ImportWindow(OpKernelContext* context, ClassifierResource* resource) {
+  TF_RETURN_IF_ERROR(CheckInputs(context, 1,
+                                 "sums: [16], histogram: [2, b], numbers: [9], tables: [n], "
+                                 "keys: [n], ends: [?], losses: [?]",
+                                 {{'b', LossStatistics::kBins}}));
+  TF_RETURN_IF_ERROR(CheckStatistics(context->input(1), context->input(2)));
+  const int64_t* const numbers = Data<int64_t>(context, 3);
+  for (int i = 0; i < 9; ++i) {
+    if (numbers[i] < 0 && i != 6) {  // a hash may be any number
       return absl::InvalidArgumentError(
-          absl::StrCat("losses, labels and skippable have shapes ", losses.shape().DebugString(),
-                       ", ", labels.shape().DebugString(), " and ", skippable.shape().DebugString(),
-                       "; allowed: three vectors of one length"));
+          absl::StrCat("numbers[", i, "] is ", numbers[i], "; allowed: 0 or more"));
     }
-    const int64_t batch = losses.NumElements();
-    TF_RETURN_IF_ERROR(RequireOptional(ids, "ids", batch));
-    TF_RETURN_IF_ERROR(RequireOptional(weights, "weights", batch));
-    resource->classifier.RecordLosses(
-        OptionalData<int64_t>(ids, batch), losses.flat<float>().data(), labels.flat<float>().data(),
-        skippable.flat<bool>().data(), OptionalData<float>(weights, batch), batch);
-    return absl::OkStatus();
   }
-};
-
-class ReservoirScoresKernel : public ClassifierKernel {
- public:
-  using ClassifierKernel::ClassifierKernel;
-
- private:
-  absl::Status Run(OpKernelContext* context, ClassifierResource* resource) override {
-    NumbersOfKeys given;
-    TF_RETURN_IF_ERROR(given.Read(context));
-    std::vector<float> scores;
-    TF_RETURN_IF_ERROR(ToAbsl(resource->classifier.ReservoirScores(
-        given.tables, given.keys, given.numbers, given.n, &scores, ParallelOf(context))));
-    return Output(context, 0, TensorShape({static_cast<int64_t>(scores.size())}), scores);
+  ClassifierWindow window;
+  window.statistics = StatisticsOf(context->input(1), context->input(2));
+  window.counts = {numbers[0], numbers[1], numbers[2], numbers[3], numbers[4]};
+  window.inputs_observed = static_cast<uint64_t>(numbers[5]);
+  window.largest_hash = static_cast<uint64_t>(numbers[6]);
+  window.reservoir.offered_total = static_cast<uint64_t>(numbers[7]);
+  window.reservoir.offered_in_window = numbers[8];
+  for (int64_t i = 0; i < context->input(5).NumElements(); ++i) {
+    window.reservoir.lookups.push_back(
+        {Data<int64_t>(context, 5)[i], Data<int32_t>(context, 4)[i]});
   }
-};
+  window.reservoir.ends = ValuesOf<int64_t>(context, 6);
+  window.reservoir.losses = ValuesOf<float>(context, 7);
+  return ToAbsl(resource->classifier.ImportWindow(window));
+}
 
-class ReservoirLossesKernel : public ClassifierKernel {
- public:
-  using ClassifierKernel::ClassifierKernel;
-
- private:
-  absl::Status Run(OpKernelContext* context, ClassifierResource* resource) override {
-    const std::vector<float> losses = resource->classifier.ReservoirLosses();
-    return Output(context, 0, TensorShape({static_cast<int64_t>(losses.size())}), losses);
+absl::Status ExportMemory(OpKernelContext* context, ClassifierResource* resource) {
+  const std::vector<LossMemory::Entry> entries = resource->classifier.ExportMemory();
+  const int64_t n = static_cast<int64_t>(entries.size());
+  int64_t* ids = nullptr;
+  float* losses = nullptr;
+  int32_t* visits = nullptr;
+  TF_RETURN_IF_ERROR(Allocate(context, 0, TensorShape({n}), &ids));
+  TF_RETURN_IF_ERROR(Allocate(context, 1, TensorShape({n}), &losses));
+  TF_RETURN_IF_ERROR(Allocate(context, 2, TensorShape({n, 3}), &visits));
+  for (const LossMemory::Entry& entry : entries) {
+    *ids++ = entry.id;
+    *losses++ = entry.loss;
+    *visits++ = static_cast<int32_t>(entry.window);
+    *visits++ = static_cast<int32_t>(entry.skips);
+    *visits++ = static_cast<int32_t>(entry.has_returned);
   }
-};
+  return absl::OkStatus();
+}
 
-#define REGISTER_CPU(name, kernel) \
-  REGISTER_KERNEL_BUILDER(Name(name).Device(tensorflow::DEVICE_CPU), MemoryChecked<kernel>)
-REGISTER_CPU("SlipstreamClassifier", CreateKernel);
-REGISTER_CPU("SlipstreamClassifyInputs", ClassifyKernel);
-REGISTER_CPU("SlipstreamClassifierSetDrift", SetKeysKernel<&InputClassifier::SetDrift>);
-REGISTER_CPU("SlipstreamClassifierSetSaturated", SetKeysKernel<&InputClassifier::SetSaturated>);
-REGISTER_CPU("SlipstreamClassifierConfigure", ConfigureKernel);
-REGISTER_CPU("SlipstreamClassifierReservoirScores", ReservoirScoresKernel);
-REGISTER_CPU("SlipstreamClassifierReservoirLosses", ReservoirLossesKernel);
-REGISTER_CPU("SlipstreamRecordLosses", RecordLossesKernel);
+absl::Status ImportMemory(OpKernelContext* context, ClassifierResource* resource) {
+  TF_RETURN_IF_ERROR(CheckInputs(context, 1, "ids: [n], losses: [n], visits: [n, 3]"));
+  const int64_t* const ids = Data<int64_t>(context, 1);
+  const float* const losses = Data<float>(context, 2);
+  const int32_t* visit = Data<int32_t>(context, 3);
+  std::vector<LossMemory::Entry> entries(context->input(1).NumElements());
+  for (size_t i = 0; i < entries.size(); ++i, visit += 3) {
+    const int32_t window = visit[0], skips = visit[1];
+    if (window < 0 || window > static_cast<int32_t>(LossMemory::kLargestWindow) || skips < 0 ||
+        skips > static_cast<int32_t>(LossMemory::kLargestSkips)) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "visits[", i, "] is (", window, ", ", skips, "); allowed: a window of 0 to ",
+          LossMemory::kLargestWindow, " and 0 to ", LossMemory::kLargestSkips, " skips"));
+    }
+    if (!std::isfinite(losses[i])) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("loss of id ", ids[i], ", at index ", i, ", is ", losses[i],
+                       "; allowed: finite numbers. Nothing was imported"));
+    }
+    entries[i].id = ids[i];
+    entries[i].loss = losses[i];
+    entries[i].window = static_cast<uint32_t>(window);
+    entries[i].skips = static_cast<uint32_t>(skips);
+    entries[i].has_returned = visit[2] != 0;
+  }
+  resource->classifier.ImportMemory(entries);
+  return absl::OkStatus();
+}
+
+#define REGISTER_CPU(name, kRun) SLIPSTREAM_CPU_KERNEL("Slipstream" name, ResourceKernel<kRun>)
+SLIPSTREAM_CPU_KERNEL("SlipstreamClassifier", CreateKernel);
+REGISTER_CPU("ClassifyInputs", Classify);
+REGISTER_CPU("ClassifierSetDrift", SetNumbers<&InputClassifier::SetDrift>);
+REGISTER_CPU("ClassifierSetSaturated", SetNumbers<&InputClassifier::SetSaturated>);
+REGISTER_CPU("ClassifierConfigure", Configure);
+REGISTER_CPU("RecordLosses", RecordLosses);
+REGISTER_CPU("ClassifierReservoirScores", ReservoirScores);
+REGISTER_CPU("ClassifierReservoirLosses", ReservoirLosses);
+REGISTER_CPU("ClassifierTakeLossStatistics", TakeLossStatistics);
+REGISTER_CPU("ClassifierEndWindow", EndWindow);
+REGISTER_CPU("ClassifierExportWindow", ExportWindow);
+REGISTER_CPU("ClassifierImportWindow", ImportWindow);
+REGISTER_CPU("ClassifierExportMemory", ExportMemory);
+REGISTER_CPU("ClassifierImportMemory", ImportMemory);
 #undef REGISTER_CPU
 
 }  // namespace

@@ -1,8 +1,6 @@
 // Registration of the input classifier's ops (Slipstream, arXiv 2404.04270, input classifier
 // block).
-#include "absl/status/status.h"
-#include "cc_ops/core/saturation/loss_statistics.h"
-#include "cc_ops/tf/base/shape_checks.h"
+#include "cc_ops/tf/base/shapes.h"
 #include "cc_ops/tf/lookup/feature_inputs.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/shape_inference.h"
@@ -51,12 +49,6 @@ absl::Status ClassifyShape(InferenceContext* c) {
   return absl::OkStatus();
 }
 
-absl::Status VectorFromScalars(InferenceContext* c) {
-  TF_RETURN_IF_ERROR(ScalarInputs(c));
-  c->set_output(0, c->Vector(InferenceContext::kUnknownDim));
-  return absl::OkStatus();
-}
-
 }  // namespace
 
 REGISTER_OP("SlipstreamClassifier")
@@ -69,11 +61,11 @@ REGISTER_OP("SlipstreamClassifier")
     .Attr("max_skips: int >= 0 = 0")
     .Attr("weighs_visits: bool = false")
     .SetIsStateful()
-    .SetShapeFn(ScalarsOnly)
+    .SetShapeFn(Shapes("[] -> []"))
     .Doc(R"doc(
 Creates an input classifier; it lives until the last copy of its handle is gone.
 
-It holds the drifts of the tracked keys, a threshold, a uniform sample of the window's inputs and
+It has the drifts of the tracked keys, a threshold, a uniform sample of the window's inputs and
 counts. At first no key is tracked and nothing is skipped.
 
 alpha: Share of an input's lookups that must be saturated: above 0, at most 1. An input (of type
@@ -104,7 +96,7 @@ REGISTER_OP("SlipstreamClassifyInputs")
         "untracked keys counting as +inf; +inf for an input without lookups.\n\n"
         "handle: Of the classifier.\n"  //
         SLIPSTREAM_FEATURE_DOC
-        "  A feature of table num_tables is passed over.\n"
+        "  A feature of table num_tables is ignored.\n"
         "ids: [batch], or [0]: none; what remembered losses belong to.\n"
         "skippable: [batch]. By drift or loss: whether the score is below the threshold. At "
         "random: "
@@ -124,7 +116,7 @@ REGISTER_OP("SlipstreamClassifierSetDrift")
     .Input("keys: int64")
     .Input("drift: float")
     .SetIsStateful()
-    .SetShapeFn(NumbersOfKeysShape)
+    .SetShapeFn(Shapes("[], [n], [n], [n]"))
     .Doc(R"doc(
 Replaces the drifts of all tracked keys.
 
@@ -140,9 +132,9 @@ REGISTER_OP("SlipstreamClassifierSetSaturated")
     .Input("keys: int64")
     .Input("since: float")
     .SetIsStateful()
-    .SetShapeFn(NumbersOfKeysShape)
+    .SetShapeFn(Shapes("[], [n], [n], [n]"))
     .Doc(R"doc(
-Replaces the saturated keys, which remembered losses hold for.
+Replaces the saturated keys, for which remembered losses are valid.
 
 handle: Of the classifier.
 tables: [n]. Index of each key's table.
@@ -159,7 +151,7 @@ REGISTER_OP("SlipstreamClassifierConfigure")
     .Attr("mode: {'none', 'drift', 'remembered_loss', 'random'}")
     .Attr("is_shadow: bool = false")
     .SetIsStateful()
-    .SetShapeFn(ScalarInputs)
+    .SetShapeFn(Shapes("[], [], [], [], []"))
     .Doc(R"doc(
 Sets what is skippable from the next batch on.
 
@@ -181,12 +173,7 @@ REGISTER_OP("SlipstreamRecordLosses")
     .Input("skippable: bool")
     .Input("weights: float")
     .SetIsStateful()
-    .SetShapeFn([](InferenceContext* c) -> absl::Status {
-      ShapeHandle batch;
-      TF_RETURN_IF_ERROR(CheckRanks(c, {0, 1, 1, 1, 1, 1}));
-      TF_RETURN_IF_ERROR(c->Merge(c->input(2), c->input(3), &batch));
-      return c->Merge(batch, c->input(4), &batch);
-    })
+    .SetShapeFn(Shapes("[], [?], [batch], [batch], [batch], [?]"))
     .Doc(R"doc(
 Takes in the losses of a batch's inputs: remembers them and adds to the window's statistics.
 
@@ -204,12 +191,7 @@ REGISTER_OP("SlipstreamClassifierTakeLossStatistics")
     .Output("sums: double")
     .Output("histogram: double")
     .SetIsStateful()
-    .SetShapeFn([](InferenceContext* c) -> absl::Status {
-      TF_RETURN_IF_ERROR(ScalarInputs(c));
-      c->set_output(0, c->Vector(16));
-      c->set_output(1, c->Matrix(2, LossStatistics::kBins));
-      return absl::OkStatus();
-    })
+    .SetShapeFn(Shapes("[] -> [16], [2, 511]"))
     .Doc(R"doc(
 Returns the statistics of the losses recorded since the last call.
 
@@ -225,7 +207,7 @@ REGISTER_OP("SlipstreamClassifierReservoirLosses")
     .Input("handle: resource")
     .Output("losses: float")
     .SetIsStateful()
-    .SetShapeFn(VectorFromScalars)
+    .SetShapeFn(Shapes("[] -> [n]"))
     .Doc(R"doc(
 Remembered losses that the sampled inputs of this window had when they came.
 
@@ -239,14 +221,7 @@ REGISTER_OP("SlipstreamClassifierExportMemory")
     .Output("losses: float")
     .Output("visits: int32")
     .SetIsStateful()
-    .SetShapeFn([](InferenceContext* c) -> absl::Status {
-      TF_RETURN_IF_ERROR(ScalarInputs(c));
-      const DimensionHandle n = c->UnknownDim();
-      c->set_output(0, c->Vector(n));
-      c->set_output(1, c->Vector(n));
-      c->set_output(2, c->Matrix(n, 3));
-      return absl::OkStatus();
-    })
+    .SetShapeFn(Shapes("[] -> [n], [n], [n, 3]"))
     .Doc(R"doc(
 All remembered losses, by id.
 
@@ -262,7 +237,7 @@ REGISTER_OP("SlipstreamClassifierImportMemory")
     .Input("losses: float")
     .Input("visits: int32")
     .SetIsStateful()
-    .SetShapeFn([](InferenceContext* c) -> absl::Status { return CheckRanks(c, {0, 1, 1, 2}); })
+    .SetShapeFn(Shapes("[], [?], [?], [?, ?]"))
     .Doc(R"doc(
 Replaces all remembered losses by exported ones; those beyond the budget are left out.
 
@@ -282,18 +257,7 @@ REGISTER_OP("SlipstreamClassifierExportWindow")
     .Output("ends: int64")
     .Output("losses: float")
     .SetIsStateful()
-    .SetShapeFn([](InferenceContext* c) -> absl::Status {
-      TF_RETURN_IF_ERROR(ScalarInputs(c));
-      const DimensionHandle lookups = c->UnknownDim(), inputs = c->UnknownDim();
-      c->set_output(0, c->Vector(16));
-      c->set_output(1, c->Matrix(2, LossStatistics::kBins));
-      c->set_output(2, c->Vector(9));
-      c->set_output(3, c->Vector(lookups));
-      c->set_output(4, c->Vector(lookups));
-      c->set_output(5, c->Vector(inputs));
-      c->set_output(6, c->Vector(inputs));
-      return absl::OkStatus();
-    })
+    .SetShapeFn(Shapes("[] -> [16], [2, 511], [9], [lookups], [lookups], [inputs], [inputs]"))
     .Doc(R"doc(
 What has come in since the window began, and where random choices are; all of it stays.
 
@@ -319,9 +283,7 @@ REGISTER_OP("SlipstreamClassifierImportWindow")
     .Input("ends: int64")
     .Input("losses: float")
     .SetIsStateful()
-    .SetShapeFn([](InferenceContext* c) -> absl::Status {
-      return CheckRanks(c, {0, 1, 2, 1, 1, 1, 1, 1});
-    })
+    .SetShapeFn(Shapes("[], [?], [?, ?], [?], [?], [?], [?], [?]"))
     .Doc(R"doc(
 Replaces what SlipstreamClassifierExportWindow gives; all or nothing.
 
@@ -342,11 +304,7 @@ REGISTER_OP("SlipstreamClassifierReservoirScores")
     .Input("drift: float")
     .Output("scores: float")
     .SetIsStateful()
-    .SetShapeFn([](InferenceContext* c) -> absl::Status {
-      TF_RETURN_IF_ERROR(NumbersOfKeysShape(c));
-      c->set_output(0, c->Vector(InferenceContext::kUnknownDim));
-      return absl::OkStatus();
-    })
+    .SetShapeFn(Shapes("[], [n], [n], [n] -> [inputs]"))
     .Doc(R"doc(
 Skip scores of the sampled inputs of this window, if the drifts of keys were these.
 
@@ -363,11 +321,7 @@ REGISTER_OP("SlipstreamClassifierEndWindow")
     .Input("handle: resource")
     .Output("counts: int64")
     .SetIsStateful()
-    .SetShapeFn([](InferenceContext* c) -> absl::Status {
-      TF_RETURN_IF_ERROR(ScalarInputs(c));
-      c->set_output(0, c->Vector(5));
-      return absl::OkStatus();
-    })
+    .SetShapeFn(Shapes("[] -> [5]"))
     .Doc(R"doc(
 Returns the window's counts and starts the next window with an empty sample.
 

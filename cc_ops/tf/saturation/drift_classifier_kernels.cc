@@ -8,12 +8,8 @@ namespace {
 
 using tensorflow::OpKernelContext;
 
-class ClassifyByDriftCpuKernel : public ClassifyByDriftKernel {
- public:
-  using ClassifyByDriftKernel::ClassifyByDriftKernel;
-
- private:
-  absl::Status CheckSplits(const LookupLists& lookups) override {
+struct ClassifierOnCpu {
+  static absl::Status CheckSplits(const LookupLists& lookups) {
     for (int64_t i = 0; i <= lookups.batch; ++i) {
       const int64_t least = i == 0 ? 0 : lookups.offsets[i - 1];
       const int64_t most = i == 0 ? 0 : lookups.num_lookups;
@@ -27,21 +23,19 @@ class ClassifyByDriftCpuKernel : public ClassifyByDriftKernel {
     return absl::OkStatus();
   }
 
-  absl::Status Classify(OpKernelContext* /*context*/, const DriftContent& content,
-                        const DriftClassifier& classifier, const LookupLists& lookups,
-                        uint64_t first_number, const Classified& result) override {
-    ClassifyByDrift(content.drifts, classifier, lookups, first_number, result);
+  static absl::Status Classify(OpKernelContext* /*context*/, const DriftContent& content,
+                               const DriftClassifier& classifier, const LookupLists& lookups,
+                               uint64_t first_number, const Classified& result) {
+    ClassifyByDrift(content.table, classifier, lookups, first_number, result);
     return absl::OkStatus();
   }
 };
 
-#define REGISTER_CPU(name, Kernel) \
-  REGISTER_KERNEL_BUILDER(Name(name).Device(tensorflow::DEVICE_CPU), MemoryChecked<Kernel>)
-REGISTER_CPU("SlipstreamDriftClassifier", CreateDriftClassifierKernel);
-REGISTER_CPU("SlipstreamDriftClassifierSetDrift", SetDriftsKernel);
-REGISTER_CPU("SlipstreamDriftClassifierConfigure", ConfigureDriftClassifierKernel);
-REGISTER_CPU("SlipstreamClassifyByDrift", ClassifyByDriftCpuKernel);
-#undef REGISTER_CPU
+SLIPSTREAM_CPU_KERNEL("SlipstreamDriftClassifier", FunctionKernel<CreateDriftClassifier>);
+SLIPSTREAM_CPU_KERNEL("SlipstreamDriftClassifierSetDrift", ResourceKernel<SetDrifts<OnCpu>>);
+SLIPSTREAM_CPU_KERNEL("SlipstreamDriftClassifierConfigure",
+                      ResourceKernel<ConfigureDriftClassifier>);
+SLIPSTREAM_CPU_KERNEL("SlipstreamClassifyByDrift", ResourceKernel<ClassifyBatch<ClassifierOnCpu>>);
 
 }  // namespace
 }  // namespace slipstream

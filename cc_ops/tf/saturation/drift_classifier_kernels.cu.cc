@@ -13,60 +13,35 @@ using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
 using tensorflow::TensorShape;
 
-class SetDriftsGpuKernel : public SetDriftsKernel {
- public:
-  using SetDriftsKernel::SetDriftsKernel;
+struct ClassifierOnGpu {
+  // They are in the GPU's memory.
+  static absl::Status CheckSplits(const LookupLists& /*lookups*/) { return absl::OkStatus(); }
 
- private:
-  absl::Status CopyToDevice(OpKernelContext* context, DriftContent* content) override {
-    return CopyToGpu(context, content->drifts.view(),
-                     "SlipstreamDriftClassifierSetDrift could not copy the drifts to the GPU",
-                     &content->on_device);
-  }
-};
-
-class ClassifyByDriftGpuKernel : public ClassifyByDriftKernel {
- public:
-  using ClassifyByDriftKernel::ClassifyByDriftKernel;
-
- private:
-  absl::Status Classify(OpKernelContext* context, const DriftContent& content,
-                        const DriftClassifier& classifier, const LookupLists& lookups,
-                        uint64_t first_number, const Classified& result) override {
-    const DriftIndexView view = ViewOnGpu(content.drifts.view(), content.on_device);
+  static absl::Status Classify(OpKernelContext* context, const DriftContent& content,
+                               const DriftClassifier& classifier, const LookupLists& lookups,
+                               uint64_t first_number, const Classified& result) {
     // TensorFlow reuses this memory, and drifts that were replaced, in the order of this stream.
     Tensor scratch;
     const int64_t values = classifier.alpha == 1.0 ? 0 : lookups.num_lookups;
     TF_RETURN_IF_ERROR(
         context->allocate_temp(tensorflow::DT_UINT32, TensorShape({values}), &scratch));
-    return Checked(LaunchClassifyByDrift(StreamOf(context), view, classifier, lookups, first_number,
-                                         static_cast<uint32_t*>(scratch.data()), result),
-                   "SlipstreamClassifyByDrift could not be launched");
+    return Checked(
+        context,
+        LaunchClassifyByDrift(StreamOf(context), ViewOnGpu(content), classifier, lookups,
+                              first_number, static_cast<uint32_t*>(scratch.data()), result),
+        "could not be launched");
   }
 };
 
-REGISTER_KERNEL_BUILDER(Name("SlipstreamDriftClassifier")
-                            .Device(tensorflow::DEVICE_GPU)
-                            .HostMemory("alpha")
-                            .HostMemory("handle"),
-                        MemoryChecked<CreateDriftClassifierKernel>);
-REGISTER_KERNEL_BUILDER(Name("SlipstreamDriftClassifierSetDrift")
-                            .Device(tensorflow::DEVICE_GPU)
-                            .HostMemory("handle")
-                            .HostMemory("tables")
-                            .HostMemory("keys")
-                            .HostMemory("drift"),
-                        MemoryChecked<SetDriftsGpuKernel>);
-REGISTER_KERNEL_BUILDER(Name("SlipstreamDriftClassifierConfigure")
-                            .Device(tensorflow::DEVICE_GPU)
-                            .HostMemory("handle")
-                            .HostMemory("threshold")
-                            .HostMemory("random_share")
-                            .HostMemory("keep_rate"),
-                        MemoryChecked<ConfigureDriftClassifierKernel>);
-REGISTER_KERNEL_BUILDER(
-    Name("SlipstreamClassifyByDrift").Device(tensorflow::DEVICE_GPU).HostMemory("handle"),
-    MemoryChecked<ClassifyByDriftGpuKernel>);
+SLIPSTREAM_GPU_KERNEL("SlipstreamDriftClassifier", .HostMemory("alpha"),
+                      FunctionKernel<CreateDriftClassifier>);
+SLIPSTREAM_GPU_KERNEL("SlipstreamDriftClassifierSetDrift",
+                      .HostMemory("tables").HostMemory("keys").HostMemory("drift"),
+                      ResourceKernel<SetDrifts<OnGpu>>);
+SLIPSTREAM_GPU_KERNEL("SlipstreamDriftClassifierConfigure",
+                      .HostMemory("threshold").HostMemory("random_share").HostMemory("keep_rate"),
+                      ResourceKernel<ConfigureDriftClassifier>);
+SLIPSTREAM_GPU_KERNEL("SlipstreamClassifyByDrift", , ResourceKernel<ClassifyBatch<ClassifierOnGpu>>);
 
 }  // namespace
 }  // namespace slipstream

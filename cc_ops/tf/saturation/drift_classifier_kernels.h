@@ -13,7 +13,8 @@
 #include "cc_ops/core/saturation/drift_classification.h"
 #include "cc_ops/core/saturation/drift_index.h"
 #include "cc_ops/tf/base/kernel_values.h"
-#include "cc_ops/tf/base/replaced_resource.h"
+#include "cc_ops/tf/base/resource_kernel.h"
+#include "cc_ops/tf/containers/key_table_kernels.h"
 #include "cc_ops/tf/saturation/classifier_inputs.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/resource_mgr.h"
@@ -23,15 +24,7 @@
 
 namespace slipstream {
 
-// One window's drifts: never changed, only replaced.
-struct DriftContent {
-  std::string Describe() const {
-    return absl::StrCat("SlipstreamDriftClassifier of ", drifts.size(), " keys");
-  }
-
-  DriftIndex drifts;
-  tensorflow::Tensor on_device;  // uint8, a copy of the slots in GPU memory; unused on the CPU
-};
+using DriftContent = KeyTableContent<DriftIndex>;
 
 class DriftClassifierResource : public ReplacedResource<DriftContent> {
  public:
@@ -59,114 +52,64 @@ class DriftClassifierResource : public ReplacedResource<DriftContent> {
   uint64_t inputs_ = 0;
 };
 
-using DriftClassifierRef = tensorflow::core::RefCountPtr<DriftClassifierResource>;
-
-// Builds the content from inputs 1 to 3, which are in host memory.
-class SetDriftsKernel : public ResourceKernel<DriftClassifierResource> {
- public:
-  using ResourceKernel::ResourceKernel;
-
- private:
-  absl::Status Run(tensorflow::OpKernelContext* context,
-                   DriftClassifierResource* resource) override {
-    NumbersOfKeys given;
-    TF_RETURN_IF_ERROR(given.Read(context));
-    auto content = std::make_shared<DriftContent>();
-    TF_RETURN_IF_ERROR(ToAbsl(content->drifts.Build(resource->num_tables, given.tables, given.keys,
-                                                    given.numbers, given.n, ParallelOf(context))));
-    TF_RETURN_IF_ERROR(CopyToDevice(context, content.get()));
-    resource->Replace(std::move(content));
-    return absl::OkStatus();
-  }
-
-  // Fills content->on_device where a kernel needs it.
-  virtual absl::Status CopyToDevice(tensorflow::OpKernelContext* /*context*/,
-                                    DriftContent* /*content*/) {
-    return absl::OkStatus();
-  }
-};
+// Inputs 1 to 3 are in host memory.
+template <class Device>
+absl::Status SetDrifts(tensorflow::OpKernelContext* context, DriftClassifierResource* resource) {
+  NumbersOfKeys given;
+  TF_RETURN_IF_ERROR(given.Read(context));
+  return ReplaceTable<Device, DriftIndex>(context, resource, [&](DriftIndex* drifts) {
+    return drifts->Build(resource->num_tables, given.tables, given.keys, given.numbers, given.n,
+                         ParallelOf(context));
+  });
+}
 
 // Checks what can be known of the inputs without reading them, allocates the outputs and leaves the
-// rest to the device.
-class ClassifyByDriftKernel : public ResourceKernel<DriftClassifierResource> {
- public:
-  using ResourceKernel::ResourceKernel;
-
- private:
-  absl::Status Run(tensorflow::OpKernelContext* context,
-                   DriftClassifierResource* resource) override {
-    const tensorflow::Tensor &keys = context->input(1), &tables = context->input(2),
-                             &row_splits = context->input(3);
-    if (keys.dims() != 1 || tables.shape() != keys.shape() || row_splits.dims() != 1 ||
-        row_splits.NumElements() == 0) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("keys, tables and row_splits have shapes ", keys.shape().DebugString(), ", ",
-                       tables.shape().DebugString(), " and ", row_splits.shape().DebugString(),
-                       "; allowed: [n], [n] and [batch + 1]"));
-    }
-    const LookupLists lookups = {keys.flat<int64_t>().data(), tables.flat<int32_t>().data(),
-                                 keys.NumElements(), row_splits.flat<int64_t>().data(),
-                                 row_splits.NumElements() - 1};
-    TF_RETURN_IF_ERROR(CheckSplits(lookups));
-    Classified result;
-    TF_RETURN_IF_ERROR(AllocateClassified(context, lookups.batch, &result));
-    uint64_t first_number = 0;
-    const DriftClassifier classifier = resource->Begin(lookups.batch, &first_number);
-    return Classify(context, *resource->content(), classifier, lookups, first_number, result);
+// rest to the device:
+//   Classify(context, content, classifier, lookups, first_number, result)
+template <class Device>
+absl::Status ClassifyBatch(tensorflow::OpKernelContext* context,
+                           DriftClassifierResource* resource) {
+  TF_RETURN_IF_ERROR(CheckInputs(context, 1, "keys: [n], tables: [n], row_splits: [?]"));
+  const int64_t num_splits = context->input(3).NumElements();
+  if (num_splits == 0) {
+    return absl::InvalidArgumentError("row_splits has shape [0]; allowed: [batch + 1]");
   }
+  const LookupLists lookups = {Data<int64_t>(context, 1), Data<int32_t>(context, 2),
+                               context->input(1).NumElements(), Data<int64_t>(context, 3),
+                               num_splits - 1};
+  TF_RETURN_IF_ERROR(Device::CheckSplits(lookups));
+  Classified result;
+  TF_RETURN_IF_ERROR(AllocateClassified(context, lookups.batch, &result));
+  uint64_t first_number = 0;
+  const DriftClassifier classifier = resource->Begin(lookups.batch, &first_number);
+  return Device::Classify(context, *resource->content(), classifier, lookups, first_number, result);
+}
 
-  // InvalidArgument if the offsets can be read here and are not sound.
-  virtual absl::Status CheckSplits(const LookupLists& /*lookups*/) { return absl::OkStatus(); }
-
-  virtual absl::Status Classify(tensorflow::OpKernelContext* context, const DriftContent& content,
-                                const DriftClassifier& classifier, const LookupLists& lookups,
-                                uint64_t first_number, const Classified& result) = 0;
-};
+inline absl::Status ConfigureDriftClassifier(tensorflow::OpKernelContext* context,
+                                             DriftClassifierResource* resource) {
+  ClassifierSettings settings;
+  TF_RETURN_IF_ERROR(ReadSettings(context, &settings));
+  TF_RETURN_IF_ERROR(ToAbsl(ValidateSettings(settings)));
+  resource->Configure(settings);
+  return absl::OkStatus();
+}
 
 // The same on both devices: only the memory type of the handle differs.
-class CreateDriftClassifierKernel : public tensorflow::OpKernel {
- public:
-  explicit CreateDriftClassifierKernel(tensorflow::OpKernelConstruction* context)
-      : OpKernel(context) {
-    OP_REQUIRES_OK(context, context->GetAttr("num_tables", &num_tables_));
-    OP_REQUIRES_OK(context, context->GetAttr("seed", &seed_));
+inline absl::Status CreateDriftClassifier(tensorflow::OpKernelContext* context) {
+  int num_tables = 1;
+  int64_t seed = 0;
+  double alpha = 0.0;
+  TF_RETURN_IF_ERROR(ReadAttribute(context, "num_tables", &num_tables));
+  TF_RETURN_IF_ERROR(ReadAttribute(context, "seed", &seed));
+  TF_RETURN_IF_ERROR(ReadScalar(context, 0, "alpha", &alpha));
+  if (!(alpha > 0.0 && alpha <= 1.0)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("alpha is ", alpha, "; allowed: above 0, at most 1"));
   }
-
-  void Compute(tensorflow::OpKernelContext* context) override {
-    double alpha = 0.0;
-    OP_REQUIRES_OK(context, ReadScalar(context, 0, "alpha", &alpha));
-    OP_REQUIRES(context, alpha > 0.0 && alpha <= 1.0,
-                absl::InvalidArgumentError(
-                    absl::StrCat("alpha is ", alpha, "; allowed: above 0, at most 1")));
-    OP_REQUIRES_OK(context,
-                   OutputResource(context, DriftClassifierRef(new DriftClassifierResource(
-                                               num_tables_, alpha, static_cast<uint64_t>(seed_)))));
-  }
-
- private:
-  int num_tables_ = 1;
-  int64_t seed_ = 0;
-};
-
-class ConfigureDriftClassifierKernel : public ResourceKernel<DriftClassifierResource> {
- public:
-  explicit ConfigureDriftClassifierKernel(tensorflow::OpKernelConstruction* context)
-      : ResourceKernel(context) {
-    OP_REQUIRES_OK(context, InitSettings(context, &settings_));
-  }
-
- private:
-  absl::Status Run(tensorflow::OpKernelContext* context,
-                   DriftClassifierResource* resource) override {
-    ClassifierSettings settings = settings_;
-    TF_RETURN_IF_ERROR(ReadSettings(context, &settings));
-    TF_RETURN_IF_ERROR(ToAbsl(ValidateSettings(settings)));
-    resource->Configure(settings);
-    return absl::OkStatus();
-  }
-
-  ClassifierSettings settings_;
-};
+  return OutputResource(
+      context, tensorflow::core::RefCountPtr<DriftClassifierResource>(
+                   new DriftClassifierResource(num_tables, alpha, static_cast<uint64_t>(seed))));
+}
 
 }  // namespace slipstream
 

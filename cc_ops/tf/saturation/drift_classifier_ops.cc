@@ -1,17 +1,31 @@
-// Registration of the ops that classify inputs by drift on the device that their keys are on.
+// Registration of the drift of rows, and of the ops that classify inputs by drift on the device
+// that their keys are on.
 #include "absl/status/status.h"
-#include "cc_ops/tf/base/shape_checks.h"
+#include "cc_ops/tf/base/shapes.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/shape_inference.h"
 
 namespace slipstream {
-namespace {
 
-using tensorflow::shape_inference::DimensionHandle;
-using tensorflow::shape_inference::InferenceContext;
-using tensorflow::shape_inference::ShapeHandle;
+REGISTER_OP("SlipstreamRowDrift")
+    .Input("current: float")
+    .Input("snapshot: float")
+    .Output("drift: float")
+    .Attr("metric: {'linf', 'l2', 'relative'} = 'linf'")
+    .Attr("epsilon: float = 1e-12")
+    .SetShapeFn(Shapes("[n, d], [n, d] -> [n]"))
+    .Doc(R"doc(
+Distance of embedding rows from their snapshot (Slipstream, arXiv 2404.04270, snapshot block).
 
-}  // namespace
+A row with a NaN or an infinity in either input has a non-finite drift.
+
+current: [rows, dim]. The rows as they are now.
+snapshot: [rows, dim]. The same rows as they were copied at the start of the window.
+drift: [rows]. One distance per row, not negative.
+metric: `linf` is max_j |current_j - snapshot_j|, `l2` is ||current - snapshot|| and `relative` is
+  ||current - snapshot|| / (||snapshot|| + epsilon).
+epsilon: Positive. Added to the snapshot's norm by `relative`; the other metrics do not read it.
+)doc");
 
 REGISTER_OP("SlipstreamDriftClassifier")
     .Input("alpha: double")
@@ -19,7 +33,7 @@ REGISTER_OP("SlipstreamDriftClassifier")
     .Attr("num_tables: int >= 1")
     .Attr("seed: int >= 0 = 0")
     .SetIsStateful()
-    .SetShapeFn(ScalarsOnly)
+    .SetShapeFn(Shapes("[] -> []"))
     .Doc(R"doc(
 Makes a classifier that knows no drift and skips nothing; it lives until the last copy of its handle
 is gone.
@@ -36,7 +50,7 @@ REGISTER_OP("SlipstreamDriftClassifierSetDrift")
     .Input("keys: int64")
     .Input("drift: float")
     .SetIsStateful()
-    .SetShapeFn(NumbersOfKeysShape)
+    .SetShapeFn(Shapes("[], [n], [n], [n]"))
     .Doc(R"doc(
 Replaces the drifts of all tracked keys. All inputs are in host memory.
 
@@ -54,7 +68,7 @@ REGISTER_OP("SlipstreamDriftClassifierConfigure")
     .Attr("mode: {'none', 'drift', 'random'}")
     .Attr("is_shadow: bool = false")
     .SetIsStateful()
-    .SetShapeFn(ScalarInputs)
+    .SetShapeFn(Shapes("[], [], [], []"))
     .Doc(R"doc(
 Sets what is skippable from the next batch on.
 
@@ -76,11 +90,9 @@ REGISTER_OP("SlipstreamClassifyByDrift")
     .Output("score: float")
     .Output("weight: float")
     .SetIsStateful()
-    .SetShapeFn([](InferenceContext* c) -> absl::Status {
-      ShapeHandle n;
-      DimensionHandle batch;
-      TF_RETURN_IF_ERROR(CheckRanks(c, {0, 1, 1, 1}));
-      TF_RETURN_IF_ERROR(c->Merge(c->input(1), c->input(2), &n));
+    .SetShapeFn([](tensorflow::shape_inference::InferenceContext* c) -> absl::Status {
+      tensorflow::shape_inference::DimensionHandle batch;
+      TF_RETURN_IF_ERROR(Shapes("[], [n], [n], [?]")(c));
       TF_RETURN_IF_ERROR(c->Subtract(c->Dim(c->input(3), 0), 1, &batch));
       for (int i = 0; i < 3; ++i) c->set_output(i, c->Vector(batch));
       return absl::OkStatus();

@@ -7,30 +7,21 @@
 namespace slipstream {
 namespace {
 
-class RowDriftCpuOp : public RowDriftOpBase {
- public:
-  using RowDriftOpBase::RowDriftOpBase;
-
- protected:
-  absl::Status Run(tensorflow::OpKernelContext* context, const tensorflow::Tensor& current,
-                   const tensorflow::Tensor& snapshot, tensorflow::Tensor* drift) override {
-    const float* a = current.flat<float>().data();
-    const float* b = snapshot.flat<float>().data();
-    float* out = drift->flat<float>().data();
-    const int64_t dim = current.dim_size(1);
-    const DriftMetric metric = metric_;
-    const double epsilon = epsilon_;
+struct DriftOnCpu {
+  static absl::Status Run(tensorflow::OpKernelContext* context, int64_t rows, int64_t dim,
+                          DriftMetric metric, double epsilon, float* drift) {
+    const float *a = Data<float>(context, 0), *b = Data<float>(context, 1);
     const auto* workers = context->device()->tensorflow_cpu_worker_threads();
     const int64_t cycles_per_row = 2 * dim + 4;
-    tensorflow::Shard(
-        workers->num_threads, workers->workers, current.dim_size(0), cycles_per_row,
-        [=](int64_t begin, int64_t end) { RowDrift(a, b, begin, end, dim, metric, epsilon, out); });
+    tensorflow::Shard(workers->num_threads, workers->workers, rows, cycles_per_row,
+                      [=](int64_t begin, int64_t end) {
+                        RowDrift(a, b, begin, end, dim, metric, epsilon, drift);
+                      });
     return absl::OkStatus();
   }
 };
 
-REGISTER_KERNEL_BUILDER(Name("SlipstreamRowDrift").Device(tensorflow::DEVICE_CPU),
-                        MemoryChecked<RowDriftCpuOp>);
+SLIPSTREAM_CPU_KERNEL("SlipstreamRowDrift", RowDriftKernel<DriftOnCpu>);
 
 }  // namespace
 }  // namespace slipstream

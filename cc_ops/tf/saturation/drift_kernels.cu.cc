@@ -9,23 +9,18 @@
 namespace slipstream {
 namespace {
 
-class RowDriftGpuOp : public RowDriftOpBase {
- public:
-  using RowDriftOpBase::RowDriftOpBase;
-
- protected:
-  absl::Status Run(tensorflow::OpKernelContext* context, const tensorflow::Tensor& current,
-                   const tensorflow::Tensor& snapshot, tensorflow::Tensor* drift) override {
-    return Checked(
-        LaunchRowDrift(StreamOf(context), current.flat<float>().data(),
-                       snapshot.flat<float>().data(), current.dim_size(0), current.dim_size(1),
-                       metric_, epsilon_, drift->flat<float>().data()),
-        "SlipstreamRowDrift could not be launched");
+struct DriftOnGpu {
+  static absl::Status Run(tensorflow::OpKernelContext* context, int64_t rows, int64_t dim,
+                          DriftMetric metric, double epsilon, float* drift) {
+    return Checked(context,
+                   LaunchRowDrift(StreamOf(context), Data<float>(context, 0),
+                                  Data<float>(context, 1), rows, dim, metric, epsilon, drift),
+                   "could not be launched");
   }
 };
 
 REGISTER_KERNEL_BUILDER(Name("SlipstreamRowDrift").Device(tensorflow::DEVICE_GPU),
-                        MemoryChecked<RowDriftGpuOp>);
+                        MemoryChecked<RowDriftKernel<DriftOnGpu>>);
 
 }  // namespace
 }  // namespace slipstream

@@ -8,48 +8,37 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "cc_ops/core/base/drift.h"
+#include "cc_ops/tf/base/kernel_values.h"
 #include "tensorflow/core/framework/op_kernel.h"
-#include "tensorflow/core/framework/tensor.h"
 #include "tensorflow/core/framework/tensor_shape.h"
 
 namespace slipstream {
 
-class RowDriftOpBase : public tensorflow::OpKernel {
+// Device: Run(context, rows, dim, metric, epsilon, drift) fills drift [rows] from the inputs
+// current and snapshot, [rows, dim].
+template <class Device>
+class RowDriftKernel : public tensorflow::OpKernel {
  public:
-  explicit RowDriftOpBase(tensorflow::OpKernelConstruction* construction) : OpKernel(construction) {
+  explicit RowDriftKernel(tensorflow::OpKernelConstruction* construction) : OpKernel(construction) {
     std::string metric;
     OP_REQUIRES_OK(construction, construction->GetAttr("metric", &metric));
     OP_REQUIRES_OK(construction, construction->GetAttr("epsilon", &epsilon_));
     OP_REQUIRES(construction, std::isfinite(epsilon_) && epsilon_ > 0,
-                absl::InvalidArgumentError(absl::StrCat("Invalid `epsilon`: ", epsilon_,
-                                                        ". Use a positive finite number.")));
+                absl::InvalidArgumentError(
+                    absl::StrCat("epsilon is ", epsilon_, "; allowed: a finite number above 0")));
     // The registration allows no other value.
     metric_ = DriftMetricNamed(metric);
   }
 
   void Compute(tensorflow::OpKernelContext* context) override {
-    const tensorflow::Tensor& current = context->input(0);
-    const tensorflow::Tensor& snapshot = context->input(1);
-    OP_REQUIRES(
-        context, current.dims() == 2,
-        absl::InvalidArgumentError(absl::StrCat("`current` must have the shape [rows, dim], got ",
-                                                current.shape().DebugString(), ".")));
-    OP_REQUIRES(
-        context, snapshot.shape() == current.shape(),
-        absl::InvalidArgumentError(absl::StrCat(
-            "`snapshot` has the shape ", snapshot.shape().DebugString(), " but `current` has ",
-            current.shape().DebugString(), ". Both must be the same [rows, dim].")));
-    tensorflow::Tensor* drift = nullptr;
-    OP_REQUIRES_OK(context, context->allocate_output(
-                                0, tensorflow::TensorShape({current.dim_size(0)}), &drift));
-    OP_REQUIRES_OK(context, Run(context, current, snapshot, drift));
+    OP_REQUIRES_OK(context, CheckInputs(context, 0, "current: [n, d], snapshot: [n, d]"));
+    const int64_t rows = context->input(0).dim_size(0), dim = context->input(0).dim_size(1);
+    float* drift = nullptr;
+    OP_REQUIRES_OK(context, Allocate(context, 0, tensorflow::TensorShape({rows}), &drift));
+    OP_REQUIRES_OK(context, Device::Run(context, rows, dim, metric_, epsilon_, drift));
   }
 
- protected:
-  // Fills `drift` [rows]; the shapes have been checked.
-  virtual absl::Status Run(tensorflow::OpKernelContext* context, const tensorflow::Tensor& current,
-                           const tensorflow::Tensor& snapshot, tensorflow::Tensor* drift) = 0;
-
+ private:
   DriftMetric metric_ = DriftMetric::kLinf;
   float epsilon_ = 0;
 };

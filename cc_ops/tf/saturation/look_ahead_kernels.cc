@@ -5,7 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "cc_ops/tf/base/kernel_values.h"
 #include "cc_ops/tf/base/memory_checked.h"
-#include "cc_ops/tf/base/replaced_resource.h"
+#include "cc_ops/tf/base/resource_kernel.h"
 #include "cc_ops/tf/saturation/look_ahead_resource.h"
 #include "tensorflow/core/framework/cancellation.h"
 #include "tensorflow/core/framework/op_kernel.h"
@@ -23,48 +23,33 @@ absl::Status ReadCount(OpKernelContext* context, int input, const char* name, in
   return absl::InvalidArgumentError(absl::StrCat(name, " is ", *count, "; allowed: 0 or more"));
 }
 
-class BeginWindowKernel : public ResourceKernel<LookAheadResource> {
- public:
-  using ResourceKernel::ResourceKernel;
+absl::Status BeginWindow(OpKernelContext* context, LookAheadResource* resource) {
+  int64_t batches = 0, pulled = 0;
+  TF_RETURN_IF_ERROR(ReadCount(context, 1, "batches", &batches));
+  TF_RETURN_IF_ERROR(ReadCount(context, 2, "pulled", &pulled));
+  resource->ahead.BeginWindow(batches, pulled);
+  return absl::OkStatus();
+}
 
- private:
-  absl::Status Run(OpKernelContext* context, LookAheadResource* resource) override {
-    int64_t batches = 0, pulled = 0;
-    TF_RETURN_IF_ERROR(ReadCount(context, 1, "batches", &batches));
-    TF_RETURN_IF_ERROR(ReadCount(context, 2, "pulled", &pulled));
-    resource->ahead.BeginWindow(batches, pulled);
-    return absl::OkStatus();
+absl::Status Settle(OpKernelContext* context, LookAheadResource* resource) {
+  LookAhead& ahead = resource->ahead;
+  LookAhead::Wait wait;
+  CancellationManager* const step = context->cancellation_manager();
+  const bool can_be_cancelled = step != nullptr;
+  const CancellationToken token = can_be_cancelled ? step->get_cancellation_token() : 0;
+  if (can_be_cancelled && !step->RegisterCallback(token, [&] { ahead.Cancel(&wait); })) {
+    ahead.Cancel(&wait);
   }
-};
+  const bool is_settled = ahead.Settle(&wait);
+  // Returns when the callback, if it runs, has ended.
+  if (can_be_cancelled) step->DeregisterCallback(token);
+  if (is_settled) return absl::OkStatus();
+  return absl::CancelledError("the step was cancelled while a batch was being made");
+}
 
-class SettleKernel : public ResourceKernel<LookAheadResource> {
- public:
-  using ResourceKernel::ResourceKernel;
-
- private:
-  absl::Status Run(OpKernelContext* context, LookAheadResource* resource) override {
-    LookAhead& ahead = resource->ahead;
-    LookAhead::Wait wait;
-    CancellationManager* const step = context->cancellation_manager();
-    const bool can_be_cancelled = step != nullptr;
-    const CancellationToken token = can_be_cancelled ? step->get_cancellation_token() : 0;
-    if (can_be_cancelled && !step->RegisterCallback(token, [&] { ahead.Cancel(&wait); })) {
-      ahead.Cancel(&wait);
-    }
-    const bool is_settled = ahead.Settle(&wait);
-    // Returns when the callback, if it runs, has ended.
-    if (can_be_cancelled) step->DeregisterCallback(token);
-    if (is_settled) return absl::OkStatus();
-    return absl::CancelledError("the step was cancelled while a batch was being made");
-  }
-};
-
-REGISTER_KERNEL_BUILDER(Name("SlipstreamLookAhead").Device(tensorflow::DEVICE_CPU),
-                        MemoryChecked<CreateResourceKernel<LookAheadResource>>);
-REGISTER_KERNEL_BUILDER(Name("SlipstreamLookAheadBeginWindow").Device(tensorflow::DEVICE_CPU),
-                        MemoryChecked<BeginWindowKernel>);
-REGISTER_KERNEL_BUILDER(Name("SlipstreamLookAheadSettle").Device(tensorflow::DEVICE_CPU),
-                        MemoryChecked<SettleKernel>);
+SLIPSTREAM_CPU_KERNEL("SlipstreamLookAhead", FunctionKernel<CreateResource<LookAheadResource>>);
+SLIPSTREAM_CPU_KERNEL("SlipstreamLookAheadBeginWindow", ResourceKernel<BeginWindow>);
+SLIPSTREAM_CPU_KERNEL("SlipstreamLookAheadSettle", ResourceKernel<Settle>);
 
 }  // namespace
 }  // namespace slipstream

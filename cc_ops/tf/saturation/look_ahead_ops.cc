@@ -1,12 +1,13 @@
 // Registrations of the ops that make a batch while another one trains.
-#include "cc_ops/tf/base/shape_checks.h"
+#include "cc_ops/tf/base/shapes.h"
 #include "tensorflow/core/framework/op.h"
 
 namespace slipstream {
+
 REGISTER_OP("SlipstreamLookAhead")
     .Output("handle: resource")
     .SetIsStateful()
-    .SetShapeFn(ScalarsOnly)
+    .SetShapeFn(Shapes("-> []"))
     .Doc(R"doc(
 Creates what says how far data sets work ahead; it lives until the last copy of its handle is gone.
 
@@ -20,7 +21,7 @@ REGISTER_OP("SlipstreamLookAheadBeginWindow")
     .Input("batches: int64")
     .Input("pulled: int64")
     .SetIsStateful()
-    .SetShapeFn(ScalarsOnly)
+    .SetShapeFn(Shapes("[], [], []"))
     .Doc(R"doc(
 Says that a window begins, or goes on: no batch of the next one is made before that begins.
 
@@ -32,7 +33,7 @@ pulled: scalar, at least 0. Those of them that were handed out before.
 REGISTER_OP("SlipstreamLookAheadSettle")
     .Input("handle: resource")
     .SetIsStateful()
-    .SetShapeFn(ScalarsOnly)
+    .SetShapeFn(Shapes("[]"))
     .Doc(R"doc(
 Waits until no batch is being made: what its making changes stays as it is until one is pulled.
 
@@ -49,7 +50,7 @@ REGISTER_OP("SlipstreamAheadDataset")
     .Attr("output_types: list(type) >= 1")
     .Attr("output_shapes: list(shape) >= 1")
     .SetIsStateful()
-    .SetShapeFn(ScalarsOnly)
+    .SetShapeFn(Shapes("[], [] -> []"))
     .Doc(R"doc(
 The same elements; one is made on another thread while the one before is used.
 

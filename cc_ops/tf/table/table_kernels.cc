@@ -1,26 +1,23 @@
-// Kernels that make a table and read or replace what it holds.
-#include <algorithm>
-#include <mutex>
-#include <new>
-#include <shared_mutex>
+// Kernels that make a table and read or replace its rows, and which ranks have replicas of them.
+#include <cmath>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "cc_ops/core/saturation/measurement.h"
+#include "cc_ops/core/table/replica_holders.h"
 #include "cc_ops/core/update/policy_update.h"
 #include "cc_ops/tf/base/kernel_values.h"
 #include "cc_ops/tf/base/memory_checked.h"
-#include "cc_ops/tf/table/one_table_op.h"
 #include "cc_ops/tf/table/table_resource.h"
 #include "tensorflow/core/framework/op_kernel.h"
-#include "tensorflow/core/framework/resource_handle.h"
 
 namespace slipstream {
 namespace {
 
 namespace tf = tensorflow;
+
 class TableOp : public tf::OpKernel {
  public:
   explicit TableOp(tf::OpKernelConstruction* c) : OpKernel(c) {
@@ -55,231 +52,177 @@ class TableOp : public tf::OpKernel {
   }
 
   void Compute(tf::OpKernelContext* c) override {
-    tf::Tensor* out = nullptr;
-    tf::AllocatorAttributes on_host;
-    on_host.set_on_host(true);
-    OP_REQUIRES_OK(c, c->allocate_output(0, tf::TensorShape({}), &out, on_host));
-    out->scalar<tf::ResourceHandle>()() =
-        tf::ResourceHandle::MakeRefCountingHandle(new TableResource(options_), c->device()->name());
+    OP_REQUIRES_OK(
+        c, OutputResource(c, tf::core::RefCountPtr<TableResource>(new TableResource(options_))));
   }
 
  private:
   TableOptions options_;
 };
-REGISTER_KERNEL_BUILDER(Name("SlipstreamTable").Device(tf::DEVICE_CPU), MemoryChecked<TableOp>);
-
-class GatherOp : public OneTableOp {
- public:
-  explicit GatherOp(tf::OpKernelConstruction* c) : OneTableOp(c) {
-    OP_REQUIRES_OK(c, c->GetAttr("dim", &dim_));
+absl::Status Gather(tf::OpKernelContext* c, EmbeddingTable* table) {
+  int64_t dim = 0;
+  TF_RETURN_IF_ERROR(ReadAttribute(c, "dim", &dim));
+  TF_RETURN_IF_ERROR(CheckInputs(c, 1, "keys: [n]", *table));
+  if (dim != table->dim()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "dim is ", dim, "; table '", table->options().name, "' has dim ", table->dim()));
   }
+  const int64_t n = c->input(1).NumElements();
+  float* rows = nullptr;
+  bool* found = nullptr;
+  TF_RETURN_IF_ERROR(Allocate(c, 0, tf::TensorShape({n, dim}), &rows));
+  TF_RETURN_IF_ERROR(Allocate(c, 1, tf::TensorShape({n}), &found));
+  const SharedLock lock(table->mutex());
+  table->rows().Gather(Data<int64_t>(c, 1), n, ParallelOf(c), rows, found);
+  return absl::OkStatus();
+}
 
- protected:
-  absl::Status Run(tf::OpKernelContext* c, EmbeddingTable* table) override {
-    TF_RETURN_IF_ERROR(RequireRank(c, 1, "keys", 1));
-    if (dim_ != table->dim()) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "dim is ", dim_, "; table '", table->options().name, "' has dim ", table->dim()));
-    }
-    const tf::Tensor& keys = c->input(1);
-    const int64_t n = keys.NumElements();
-    tf::Tensor *rows = nullptr, *found = nullptr;
-    TF_RETURN_IF_ERROR(c->allocate_output(0, tf::TensorShape({n, dim_}), &rows));
-    TF_RETURN_IF_ERROR(c->allocate_output(1, tf::TensorShape({n}), &found));
+absl::Status Measure(tf::OpKernelContext* c, EmbeddingTable* table) {
+  std::string metric;
+  TF_RETURN_IF_ERROR(ReadAttribute(c, "metric", &metric));
+  Measurement measurement;
+  // The registration allows no other value.
+  measurement.is_signal = metric == "signal";
+  if (!measurement.is_signal) measurement.metric = DriftMetricNamed(metric);
+  TF_RETURN_IF_ERROR(CheckInputs(c, 1, "keys: [n], snapshot: [n, d]", *table));
+  const tf::TensorShape& shape = c->input(1).shape();
+  float *rows = nullptr, *drift = nullptr;
+  bool* found = nullptr;
+  TF_RETURN_IF_ERROR(Allocate(c, 0, c->input(2).shape(), &rows));
+  TF_RETURN_IF_ERROR(Allocate(c, 1, shape, &found));
+  TF_RETURN_IF_ERROR(Allocate(c, 2, shape, &drift));
+  const SharedLock lock(table->mutex());
+  MeasureRows(*table, Data<int64_t>(c, 1), Data<float>(c, 2), shape.num_elements(), measurement,
+              ParallelOf(c), rows, found, drift);
+  return absl::OkStatus();
+}
+
+absl::Status HotKeys(tf::OpKernelContext* c, EmbeddingTable* table) {
+  using Order = RowStore::HotKeyOrder;
+  bool by_key = false;
+  int64_t k = 0;
+  TF_RETURN_IF_ERROR(ReadAttribute(c, "by_key", &by_key));
+  TF_RETURN_IF_ERROR(ReadScalar(c, 1, "k", &k));
+  if (k < 0) return absl::InvalidArgumentError(absl::StrCat("k is ", k, "; allowed: 0 or more"));
+  std::vector<int64_t> keys;
+  std::vector<float> counts;
+  {
     const SharedLock lock(table->mutex());
-    table->rows().Gather(keys.flat<int64_t>().data(), n, ParallelOf(c), rows->flat<float>().data(),
-                         found->flat<bool>().data());
-    return absl::OkStatus();
+    table->rows().HotKeys(k, by_key ? Order::kByKey : Order::kByCount, ParallelOf(c), &keys,
+                          &counts);
   }
+  TF_RETURN_IF_ERROR(Output(c, 0, keys));
+  return Output(c, 1, counts);
+}
 
- private:
-  int64_t dim_ = 0;
-};
-REGISTER_KERNEL_BUILDER(Name("SlipstreamTableGather").Device(tf::DEVICE_CPU),
-                        MemoryChecked<GatherOp>);
-
-class MeasureOp : public OneTableOp {
- public:
-  explicit MeasureOp(tf::OpKernelConstruction* c) : OneTableOp(c) {
-    std::string metric;
-    OP_REQUIRES_OK(c, c->GetAttr("metric", &metric));
-    // The registration allows no other value.
-    measurement_.is_signal = metric == "signal";
-    if (!measurement_.is_signal) measurement_.metric = DriftMetricNamed(metric);
+absl::Status DecayCounts(tf::OpKernelContext* c, EmbeddingTable* table) {
+  float factor = 0.f;
+  TF_RETURN_IF_ERROR(ReadScalar(c, 1, "factor", &factor));
+  if (!(factor >= 0.f && factor <= 1.f)) {
+    return absl::InvalidArgumentError(absl::StrCat("factor is ", factor, "; allowed: 0 to 1"));
   }
+  const ExclusiveLock lock(table->mutex());
+  table->rows().DecayCounts(factor);
+  return absl::OkStatus();
+}
 
- protected:
-  absl::Status Run(tf::OpKernelContext* c, EmbeddingTable* table) override {
-    TF_RETURN_IF_ERROR(RequireRank(c, 1, "keys", 1));
-    const tf::Tensor &keys = c->input(1), &snapshot = c->input(2);
-    const int64_t n = keys.NumElements();
-    const tf::TensorShape shape({n, table->dim()});
-    if (snapshot.shape() != shape) {
-      return absl::InvalidArgumentError(absl::StrCat("snapshot of table '", table->options().name,
-                                                     "' has shape ", snapshot.shape().DebugString(),
-                                                     "; allowed: ", shape.DebugString(),
-                                                     ", a row for each key"));
-    }
-    tf::Tensor *rows = nullptr, *found = nullptr, *drift = nullptr;
-    TF_RETURN_IF_ERROR(c->allocate_output(0, shape, &rows));
-    TF_RETURN_IF_ERROR(c->allocate_output(1, keys.shape(), &found));
-    TF_RETURN_IF_ERROR(c->allocate_output(2, keys.shape(), &drift));
+absl::Status Statistics(tf::OpKernelContext* c, EmbeddingTable* table) {
+  std::vector<int64_t> values;
+  {
     const SharedLock lock(table->mutex());
-    MeasureRows(*table, keys.flat<int64_t>().data(), snapshot.flat<float>().data(), n, measurement_,
-                ParallelOf(c), rows->flat<float>().data(), found->flat<bool>().data(),
-                drift->flat<float>().data());
-    return absl::OkStatus();
+    values = {table->rows().size(), table->bytes(), table->rows().num_evicted(),
+              table->updates().num_dropped(), table->rows().index_capacity()};
   }
+  return Output(c, 0, values);
+}
 
- private:
-  Measurement measurement_;
-};
-REGISTER_KERNEL_BUILDER(Name("SlipstreamTableMeasure").Device(tf::DEVICE_CPU),
-                        MemoryChecked<MeasureOp>);
-
-class HotKeysOp : public OneTableOp {
- public:
-  explicit HotKeysOp(tf::OpKernelConstruction* c) : OneTableOp(c) {
-    bool by_key = false;
-    OP_REQUIRES_OK(c, c->GetAttr("by_key", &by_key));
-    if (by_key) order_ = RowStore::HotKeyOrder::kByKey;
-  }
-
- protected:
-  absl::Status Run(tf::OpKernelContext* c, EmbeddingTable* table) override {
-    TF_RETURN_IF_ERROR(RequireRank(c, 1, "k", 0));
-    const int64_t k = c->input(1).scalar<int64_t>()();
-    if (k < 0) return absl::InvalidArgumentError(absl::StrCat("k is ", k, "; allowed: 0 or more"));
-    std::vector<int64_t> keys;
-    std::vector<float> counts;
-    {
-      const SharedLock lock(table->mutex());
-      table->rows().HotKeys(k, order_, ParallelOf(c), &keys, &counts);
-    }
-    const tf::TensorShape shape({static_cast<int64_t>(keys.size())});
-    TF_RETURN_IF_ERROR(Output(c, 0, shape, keys));
-    return Output(c, 1, shape, counts);
-  }
-
- private:
-  RowStore::HotKeyOrder order_ = RowStore::HotKeyOrder::kByCount;
-};
-REGISTER_KERNEL_BUILDER(Name("SlipstreamTableHotKeys").Device(tf::DEVICE_CPU),
-                        MemoryChecked<HotKeysOp>);
-
-class DecayCountsOp : public OneTableOp {
- public:
-  using OneTableOp::OneTableOp;
-
- protected:
-  absl::Status Run(tf::OpKernelContext* c, EmbeddingTable* table) override {
-    TF_RETURN_IF_ERROR(RequireRank(c, 1, "factor", 0));
-    const float factor = c->input(1).scalar<float>()();
-    if (!(factor >= 0.f && factor <= 1.f)) {
-      return absl::InvalidArgumentError(absl::StrCat("factor is ", factor, "; allowed: 0 to 1"));
-    }
+absl::Status Export(tf::OpKernelContext* c, EmbeddingTable* table) {
+  bool flushes = true;
+  TF_RETURN_IF_ERROR(ReadAttribute(c, "flushes", &flushes));
+  TableContents contents;
+  {
     const ExclusiveLock lock(table->mutex());
-    table->rows().DecayCounts(factor);
-    return absl::OkStatus();
+    if (flushes) FlushDeferred(table, ParallelOf(c));
+    contents = table->Export();
   }
-};
-REGISTER_KERNEL_BUILDER(Name("SlipstreamTableDecayCounts").Device(tf::DEVICE_CPU),
-                        MemoryChecked<DecayCountsOp>);
+  const int64_t n = static_cast<int64_t>(contents.keys.size());
+  TF_RETURN_IF_ERROR(Output(c, 0, contents.keys));
+  TF_RETURN_IF_ERROR(Output(c, 1, tf::TensorShape({n, table->dim()}), contents.rows));
+  TF_RETURN_IF_ERROR(Output(c, 2, tf::TensorShape({n, table->slots_per_row()}), contents.slots));
+  TF_RETURN_IF_ERROR(Output(c, 3, contents.counts));
+  TF_RETURN_IF_ERROR(Output(c, 4, contents.last_used));
+  return Output(c, 5, std::vector<int64_t>{contents.update_step, contents.lookup_step});
+}
 
-class StatisticsOp : public OneTableOp {
- public:
-  using OneTableOp::OneTableOp;
+absl::Status Import(tf::OpKernelContext* c, EmbeddingTable* table) {
+  TF_RETURN_IF_ERROR(CheckInputs(
+      c, 1, "keys: [n], rows: [n, d], slots: [n, s], counts: [?], last_used: [?], steps: [2]",
+      *table));
+  const int64_t* const steps = Data<int64_t>(c, 6);
+  const TableContents contents = {ValuesOf<int64_t>(c, 1),
+                                  ValuesOf<float>(c, 2),
+                                  ValuesOf<float>(c, 3),
+                                  ValuesOf<float>(c, 4),
+                                  ValuesOf<int64_t>(c, 5),
+                                  steps[0],
+                                  steps[1]};
+  const ExclusiveLock lock(table->mutex());
+  return ToAbsl(table->Import(contents));
+}
 
- protected:
-  absl::Status Run(tf::OpKernelContext* c, EmbeddingTable* table) override {
-    std::vector<int64_t> values;
-    {
-      const SharedLock lock(table->mutex());
-      values = {table->rows().size(), table->bytes(), table->rows().num_evicted(),
-                table->updates().num_dropped(), table->rows().index_capacity()};
-    }
-    return Output(c, 0, tf::TensorShape({5}), values);
+// Of a row with its slots.
+int64_t WidthOf(const EmbeddingTable& table) { return table.dim() + table.slots_per_row(); }
+
+absl::Status SetReplicated(tf::OpKernelContext* c, EmbeddingTable* table) {
+  int ranks = 1;
+  float movement = 0.f;
+  TF_RETURN_IF_ERROR(ReadAttribute(c, "ranks", &ranks));
+  TF_RETURN_IF_ERROR(CheckInputs(c, 1, "keys: [n], movement: []", *table));
+  TF_RETURN_IF_ERROR(ReadScalar(c, 2, "movement", &movement));
+  if (!(movement >= 0.f) || std::isinf(movement)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("movement is ", movement, "; allowed: finite, at least 0"));
   }
-};
-REGISTER_KERNEL_BUILDER(Name("SlipstreamTableStatistics").Device(tf::DEVICE_CPU),
-                        MemoryChecked<StatisticsOp>);
+  const ExclusiveLock lock(table->mutex());
+  return ToAbsl(table->replicas().SetReplicated(Data<int64_t>(c, 1), c->input(1).NumElements(),
+                                                WidthOf(*table), ranks, movement));
+}
 
-class ExportOp : public OneTableOp {
- public:
-  explicit ExportOp(tf::OpKernelConstruction* c) : OneTableOp(c) {
-    OP_REQUIRES_OK(c, c->GetAttr("flushes", &flushes_));
+absl::Status ExportReplicated(tf::OpKernelContext* c, EmbeddingTable* table) {
+  ReplicaContents contents;
+  int64_t holder_bytes = 0;
+  {
+    const SharedLock lock(table->mutex());
+    contents = table->replicas().Export();
+    holder_bytes = ReplicaHolders::HolderBytes(table->replicas().ranks());
   }
+  const int64_t n = static_cast<int64_t>(contents.keys.size());
+  TF_RETURN_IF_ERROR(Output(c, 0, contents.keys));
+  TF_RETURN_IF_ERROR(Output(c, 1, tf::TensorShape({n, WidthOf(*table)}), contents.rows));
+  return Output(c, 2, tf::TensorShape({n, holder_bytes}), contents.holders);
+}
 
- protected:
-  absl::Status Run(tf::OpKernelContext* c, EmbeddingTable* table) override {
-    TableContents contents;
-    {
-      const ExclusiveLock lock(table->mutex());
-      if (flushes_) FlushDeferred(table, ParallelOf(c));
-      contents = table->Export();
-    }
-    const int64_t n = static_cast<int64_t>(contents.keys.size());
-    TF_RETURN_IF_ERROR(Output(c, 0, tf::TensorShape({n}), contents.keys));
-    TF_RETURN_IF_ERROR(Output(c, 1, tf::TensorShape({n, table->dim()}), contents.rows));
-    TF_RETURN_IF_ERROR(Output(c, 2, tf::TensorShape({n, table->slots_per_row()}), contents.slots));
-    TF_RETURN_IF_ERROR(Output(c, 3, tf::TensorShape({n}), contents.counts));
-    TF_RETURN_IF_ERROR(Output(c, 4,
-                              tf::TensorShape({static_cast<int64_t>(contents.last_used.size())}),
-                              contents.last_used));
-    const std::vector<int64_t> steps = {contents.update_step, contents.lookup_step};
-    return Output(c, 5, tf::TensorShape({2}), steps);
-  }
+absl::Status ImportReplicated(tf::OpKernelContext* c, EmbeddingTable* table) {
+  int ranks = 1;
+  TF_RETURN_IF_ERROR(ReadAttribute(c, "ranks", &ranks));
+  TF_RETURN_IF_ERROR(CheckInputs(c, 1, "keys: [?], rows: [?, ?], holders: [?, ?]", *table));
+  const ExclusiveLock lock(table->mutex());
+  return ToAbsl(table->replicas().Import(
+      {ValuesOf<int64_t>(c, 1), ValuesOf<float>(c, 2), ValuesOf<uint8_t>(c, 3)}, WidthOf(*table),
+      ranks));
+}
 
- private:
-  bool flushes_ = true;
-};
-REGISTER_KERNEL_BUILDER(Name("SlipstreamTableExport").Device(tf::DEVICE_CPU),
-                        MemoryChecked<ExportOp>);
-
-class ImportOp : public OneTableOp {
- public:
-  using OneTableOp::OneTableOp;
-
- protected:
-  absl::Status Run(tf::OpKernelContext* c, EmbeddingTable* table) override {
-    const char* names[] = {"handle", "keys", "rows", "slots", "counts", "last_used", "steps"};
-    const int ranks[] = {0, 1, 2, 2, 1, 1, 1};
-    for (int i = 1; i < 7; ++i) TF_RETURN_IF_ERROR(RequireRank(c, i, names[i], ranks[i]));
-    const int64_t n = c->input(1).dim_size(0);
-    const int64_t widths[] = {table->dim(), table->slots_per_row()};
-    for (int i = 2; i < 4; ++i) {
-      const tf::TensorShape expected({n, widths[i - 2]});
-      if (c->input(i).shape() != expected) {
-        return absl::InvalidArgumentError(
-            absl::StrCat(names[i], " of table '", table->options().name, "' have shape ",
-                         c->input(i).shape().DebugString(), "; allowed: ", expected.DebugString()));
-      }
-    }
-    if (c->input(6).dim_size(0) != 2) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("steps has ", c->input(6).dim_size(0), " values; allowed: 2"));
-    }
-    TableContents contents;
-    Copy(c->input(1), &contents.keys);
-    Copy(c->input(2), &contents.rows);
-    Copy(c->input(3), &contents.slots);
-    Copy(c->input(4), &contents.counts);
-    Copy(c->input(5), &contents.last_used);
-    contents.update_step = c->input(6).flat<int64_t>()(0);
-    contents.lookup_step = c->input(6).flat<int64_t>()(1);
-    const ExclusiveLock lock(table->mutex());
-    return ToAbsl(table->Import(contents));
-  }
-
- private:
-  template <class T>
-  static void Copy(const tf::Tensor& tensor, std::vector<T>* out) {
-    const T* data = tensor.flat<T>().data();
-    out->assign(data, data + tensor.NumElements());
-  }
-};
-REGISTER_KERNEL_BUILDER(Name("SlipstreamTableImport").Device(tf::DEVICE_CPU),
-                        MemoryChecked<ImportOp>);
+SLIPSTREAM_CPU_KERNEL("SlipstreamTable", TableOp);
+SLIPSTREAM_TABLE_KERNEL("Gather", Gather);
+SLIPSTREAM_TABLE_KERNEL("Measure", Measure);
+SLIPSTREAM_TABLE_KERNEL("HotKeys", HotKeys);
+SLIPSTREAM_TABLE_KERNEL("DecayCounts", DecayCounts);
+SLIPSTREAM_TABLE_KERNEL("Statistics", Statistics);
+SLIPSTREAM_TABLE_KERNEL("Export", Export);
+SLIPSTREAM_TABLE_KERNEL("Import", Import);
+SLIPSTREAM_TABLE_KERNEL("SetReplicated", SetReplicated);
+SLIPSTREAM_TABLE_KERNEL("ExportReplicated", ExportReplicated);
+SLIPSTREAM_TABLE_KERNEL("ImportReplicated", ImportReplicated);
 
 }  // namespace
 }  // namespace slipstream

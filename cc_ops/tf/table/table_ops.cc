@@ -1,18 +1,8 @@
-// Registrations of the native store's ops.
-#include "cc_ops/tf/base/shape_checks.h"
-#include "tensorflow/core/framework/common_shape_fns.h"
+// Registrations of the native store's ops on tables and on which ranks have replicas of their rows.
+#include "cc_ops/tf/base/shapes.h"
 #include "tensorflow/core/framework/op.h"
-#include "tensorflow/core/framework/shape_inference.h"
 
 namespace slipstream {
-namespace {
-
-namespace tf = tensorflow;
-using tf::shape_inference::DimensionHandle;
-using tf::shape_inference::InferenceContext;
-using tf::shape_inference::ShapeHandle;
-
-}  // namespace
 
 REGISTER_OP("SlipstreamTable")
     .Output("handle: resource")
@@ -29,7 +19,7 @@ REGISTER_OP("SlipstreamTable")
     .Attr("rule_b: float = 0")
     .Attr("rule_c: float = 0")
     .SetIsStateful()
-    .SetShapeFn(tf::shape_inference::ScalarShape)
+    .SetShapeFn(Shapes("-> []"))
     .Doc(R"doc(
 Makes an embedding table, which lives as long as its last handle.
 
@@ -55,16 +45,7 @@ REGISTER_OP("SlipstreamTableGather")
     .Output("rows: float")
     .Output("found: bool")
     .SetIsStateful()
-    .SetShapeFn([](InferenceContext* c) -> absl::Status {
-      ShapeHandle keys;
-      int dim = 0;
-      TF_RETURN_IF_ERROR(CheckScalars(c, 0, 1));
-      TF_RETURN_IF_ERROR(c->WithRank(c->input(1), 1, &keys));
-      TF_RETURN_IF_ERROR(c->GetAttr("dim", &dim));
-      c->set_output(0, c->Matrix(c->Dim(keys, 0), dim));
-      c->set_output(1, keys);
-      return absl::OkStatus();
-    })
+    .SetShapeFn(Shapes("[], [n] -> [n, dim], [n]"))
     .Doc(R"doc(
 Reads rows by key, without making or counting any.
 
@@ -84,18 +65,7 @@ REGISTER_OP("SlipstreamTableMeasure")
     .Output("found: bool")
     .Output("drift: float")
     .SetIsStateful()
-    .SetShapeFn([](InferenceContext* c) -> absl::Status {
-      ShapeHandle keys, snapshot;
-      DimensionHandle n;
-      TF_RETURN_IF_ERROR(CheckScalars(c, 0, 1));
-      TF_RETURN_IF_ERROR(c->WithRank(c->input(1), 1, &keys));
-      TF_RETURN_IF_ERROR(c->WithRank(c->input(2), 2, &snapshot));
-      TF_RETURN_IF_ERROR(c->Merge(c->Dim(keys, 0), c->Dim(snapshot, 0), &n));
-      c->set_output(0, c->Matrix(n, c->Dim(snapshot, 1)));
-      c->set_output(1, c->Vector(n));
-      c->set_output(2, c->Vector(n));
-      return absl::OkStatus();
-    })
+    .SetShapeFn(Shapes("[], [n], [n, d] -> [n, d], [n], [n]"))
     .Doc(R"doc(
 Reads rows by key as SlipstreamTableGather does, and measures how far they have come.
 
@@ -103,7 +73,7 @@ handle: scalar.
 keys: [n].
 snapshot: [n, dim], the rows at the start of the window.
 metric: as of SlipstreamRowDrift (epsilon 1e-12); or `signal`: the squared l2 distance over the sum
-  of the squared lengths of the row's updates, as SlipstreamTableTravelled gives it; infinite where
+  of the squared lengths of the row's updates, as SlipstreamTableSquaredUpdateLengths gives it; infinite where
   that is 0 though the row has moved.
 rows: [n, dim]; an absent key gives its initial row.
 found: [n], whether the key is there.
@@ -117,13 +87,7 @@ REGISTER_OP("SlipstreamTableHotKeys")
     .Output("counts: float")
     .Attr("by_key: bool = false")
     .SetIsStateful()
-    .SetShapeFn([](InferenceContext* c) -> absl::Status {
-      TF_RETURN_IF_ERROR(CheckScalars(c, 0, 2));
-      const ShapeHandle out = c->Vector(c->UnknownDim());
-      c->set_output(0, out);
-      c->set_output(1, out);
-      return absl::OkStatus();
-    })
+    .SetShapeFn(Shapes("[], [] -> [m], [m]"))
     .Doc(R"doc(
 The keys with the highest decayed access counts above 0; of equal counts, the smaller keys.
 
@@ -138,7 +102,7 @@ REGISTER_OP("SlipstreamTableDecayCounts")
     .Input("handle: resource")
     .Input("factor: float")
     .SetIsStateful()
-    .SetShapeFn([](InferenceContext* c) -> absl::Status { return CheckScalars(c, 0, 2); })
+    .SetShapeFn(Shapes("[], []"))
     .Doc(R"doc(
 Multiplies all access counts of a table.
 
@@ -150,17 +114,13 @@ REGISTER_OP("SlipstreamTableStatistics")
     .Input("handle: resource")
     .Output("statistics: int64")
     .SetIsStateful()
-    .SetShapeFn([](InferenceContext* c) -> absl::Status {
-      TF_RETURN_IF_ERROR(CheckScalars(c, 0, 1));
-      c->set_output(0, c->Vector(5));
-      return absl::OkStatus();
-    })
+    .SetShapeFn(Shapes("[] -> [5]"))
     .Doc(R"doc(
 Size of a table.
 
 handle: scalar.
 statistics: [5]: rows; bytes allocated; rows evicted so far; updates dropped because
-  their key was evicted between lookup and update; keys that the index has places for.
+  their key was evicted between lookup and update; keys that the index has memory for.
 )doc");
 
 REGISTER_OP("SlipstreamTableExport")
@@ -173,22 +133,12 @@ REGISTER_OP("SlipstreamTableExport")
     .Output("last_used: int64")
     .Output("steps: int64")
     .SetIsStateful()
-    .SetShapeFn([](InferenceContext* c) -> absl::Status {
-      TF_RETURN_IF_ERROR(CheckScalars(c, 0, 1));
-      const tf::shape_inference::DimensionHandle n = c->UnknownDim();
-      c->set_output(0, c->Vector(n));
-      c->set_output(1, c->Matrix(n, c->UnknownDim()));
-      c->set_output(2, c->Matrix(n, c->UnknownDim()));
-      c->set_output(3, c->Vector(n));
-      c->set_output(4, c->Vector(c->UnknownDim()));
-      c->set_output(5, c->Vector(2));
-      return absl::OkStatus();
-    })
+    .SetShapeFn(Shapes("[] -> [n], [n, d], [n, s], [n], [?], [2]"))
     .Doc(R"doc(
 All of a table, sorted by key.
 
 handle: scalar.
-flushes: whether held gradient sums are applied before; else they stay, and are not in the rows.
+flushes: whether deferred gradients are applied before; else they stay, and are not in the rows.
 keys: [n].
 rows: [n, dim].
 slots: [n, slots per row], the optimizer's.
@@ -206,12 +156,7 @@ REGISTER_OP("SlipstreamTableImport")
     .Input("last_used: int64")
     .Input("steps: int64")
     .SetIsStateful()
-    .SetShapeFn([](InferenceContext* c) -> absl::Status {
-      const int ranks[] = {0, 1, 2, 2, 1, 1, 1};
-      ShapeHandle unused;
-      for (int i = 0; i < 7; ++i) TF_RETURN_IF_ERROR(c->WithRank(c->input(i), ranks[i], &unused));
-      return absl::OkStatus();
-    })
+    .SetShapeFn(Shapes("[], [?], [?, ?], [?, ?], [?], [?], [?]"))
     .Doc(R"doc(
 Replaces all of a table by what SlipstreamTableExport gave; all or nothing.
 
@@ -222,6 +167,59 @@ slots: [n, slots per row].
 counts: [n].
 last_used: [n] or [0].
 steps: [2].
+)doc");
+
+REGISTER_OP("SlipstreamTableSetReplicated")
+    .Input("handle: resource")
+    .Input("keys: int64")
+    .Input("movement: float")
+    .Attr("ranks: int >= 1")
+    .SetIsStateful()
+    .SetShapeFn(Shapes("[], [n], []"))
+    .Doc(R"doc(
+Says of which rows of a table, which this rank owns, other ranks have refreshed replicas.
+
+What was sent of rows that stay among them remains known.
+
+handle: scalar.
+keys: [n], each once.
+movement: scalar, at least 0; a row is sent anew when a value of it is further away from what was
+  sent.
+ranks: how many there are.
+)doc");
+
+REGISTER_OP("SlipstreamTableExportReplicated")
+    .Input("handle: resource")
+    .Output("keys: int64")
+    .Output("rows: float")
+    .Output("holders: uint8")
+    .SetIsStateful()
+    .SetShapeFn(Shapes("[] -> [n], [n, w], [n, b]"))
+    .Doc(R"doc(
+Reads what was sent last of the rows of which other ranks have refreshed replicas.
+
+handle: scalar.
+keys: [n].
+rows: [n, dim + slots], as they were sent.
+holders: [n, (ranks + 7) / 8]; bit r of a row is set if rank r has a replica.
+)doc");
+
+REGISTER_OP("SlipstreamTableImportReplicated")
+    .Input("handle: resource")
+    .Input("keys: int64")
+    .Input("rows: float")
+    .Input("holders: uint8")
+    .Attr("ranks: int >= 1")
+    .SetIsStateful()
+    .SetShapeFn(Shapes("[], [?], [?, ?], [?, ?]"))
+    .Doc(R"doc(
+Replaces what was sent last of the rows of which other ranks have refreshed replicas; the movement stays.
+
+handle: scalar.
+keys: [n], each once.
+rows: [n, dim + slots], finite.
+holders: [n, (ranks + 7) / 8], see SlipstreamTableExportReplicated.
+ranks: how many there are.
 )doc");
 
 }  // namespace slipstream

@@ -1,17 +1,26 @@
-// The embedding table as a TensorFlow resource.
+// The embedding table as a TensorFlow resource, and what its kernels share.
 #ifndef SLIPSTREAM_CC_OPS_TF_TABLE_TABLE_RESOURCE_H_
 #define SLIPSTREAM_CC_OPS_TF_TABLE_TABLE_RESOURCE_H_
 
+#include <mutex>
+#include <new>
+#include <shared_mutex>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "cc_ops/core/table/embedding_table.h"
+#include "cc_ops/core/table/out_of_memory.h"
+#include "cc_ops/tf/base/kernel_values.h"
+#include "cc_ops/tf/base/resource_kernel.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/resource_mgr.h"
 
 namespace slipstream {
+
+using SharedLock = std::shared_lock<std::shared_mutex>;
+using ExclusiveLock = std::unique_lock<std::shared_mutex>;
 
 class TableResource : public tensorflow::ResourceBase {
  public:
@@ -33,6 +42,27 @@ using TableResources = std::vector<tensorflow::core::RefCountPtr<TableResource>>
 absl::Status ReadTables(tensorflow::OpKernelContext* context, TableResources* resources,
                         std::vector<EmbeddingTable*>* tables);
 
+// A function of ResourceKernel that works on the table of input 0, and names it where memory runs
+// out.
+template <absl::Status (*kRun)(tensorflow::OpKernelContext*, EmbeddingTable*)>
+absl::Status OnTable(tensorflow::OpKernelContext* context, TableResource* resource) try {
+  return kRun(context, resource->table());
+} catch (const std::bad_alloc&) {
+  const SharedLock lock(resource->table()->mutex());
+  return ToAbsl(OutOfMemory("running " + context->op_kernel().type_string(), {resource->table()}));
+}
+
+// CheckInputs whose error names the table; d is its dim.
+inline absl::Status CheckInputs(tensorflow::OpKernelContext* context, int first, const char* text,
+                                const EmbeddingTable& table) {
+  return CheckInputs(context, first, text, {{'d', table.dim()}, {'s', table.slots_per_row()}},
+                     &table.options().name);
+}
+
 }  // namespace slipstream
+
+// kRun: as of OnTable.
+#define SLIPSTREAM_TABLE_KERNEL(name, kRun) \
+  SLIPSTREAM_CPU_KERNEL("SlipstreamTable" name, ResourceKernel<OnTable<kRun>>)
 
 #endif  // SLIPSTREAM_CC_OPS_TF_TABLE_TABLE_RESOURCE_H_

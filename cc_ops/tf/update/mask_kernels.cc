@@ -22,26 +22,25 @@ class MaskGradientsCpuKernel : public OpKernel {
   }
 
   void Compute(OpKernelContext* context) override {
-    tensorflow::core::RefCountPtr<KeySetResource> resource;
-    OP_REQUIRES_OK(context, FindKeySet(context, &resource));
+    std::shared_ptr<const KeySetContent> masked;
+    OP_REQUIRES_OK(context, FindContent(context, 0, &masked));
     const Tensor &keys = context->input(1), &gradients = context->input(2);
     OP_REQUIRES_OK(context, CheckGradients(keys, gradients));
     const Parallel parallel = ParallelOf(context);
-    const std::shared_ptr<const KeySetContent> masked = resource->content();
     RowCompaction compaction;
-    compaction.Plan(keys.flat<Key>().data(), keys.NumElements(), masked->keys.view(), deduplicate_,
+    compaction.Plan(keys.flat<Key>().data(), keys.NumElements(), masked->table.view(), deduplicate_,
                     parallel);
     TensorShape kept_shape = gradients.shape();
     kept_shape.set_dim(0, compaction.kept());
-    Tensor *kept_keys = nullptr, *kept_gradients = nullptr;
-    OP_REQUIRES_OK(context,
-                   context->allocate_output(0, TensorShape({compaction.kept()}), &kept_keys));
-    OP_REQUIRES_OK(context, context->allocate_output(1, kept_shape, &kept_gradients));
+    Key* kept_keys = nullptr;
+    float* kept_gradients = nullptr;
+    OP_REQUIRES_OK(context, Allocate(context, 0, TensorShape({compaction.kept()}), &kept_keys));
+    OP_REQUIRES_OK(context, Allocate(context, 1, kept_shape, &kept_gradients));
     const int64_t offered = compaction.offered();
     OP_REQUIRES_OK(context, OutputScalar(context, 2, offered - compaction.kept()));
     OP_REQUIRES_OK(context, OutputScalar(context, 3, offered));
     compaction.Write(keys.flat<Key>().data(), gradients.flat<float>().data(), RowSize(gradients),
-                     parallel, kept_keys->flat<Key>().data(), kept_gradients->flat<float>().data());
+                     parallel, kept_keys, kept_gradients);
   }
 
  private:

@@ -10,7 +10,7 @@
 #include "cc_ops/core/update/policy_update.h"
 #include "cc_ops/tf/base/kernel_values.h"
 #include "cc_ops/tf/base/memory_checked.h"
-#include "cc_ops/tf/table/one_table_op.h"
+#include "cc_ops/tf/table/table_resource.h"
 #include "tensorflow/core/framework/op_kernel.h"
 
 namespace slipstream {
@@ -18,89 +18,50 @@ namespace {
 
 namespace tf = tensorflow;
 
-// A kernel without attributes.
-template <absl::Status (*kRun)(tf::OpKernelContext*, EmbeddingTable*)>
-class TableFunctionOp : public OneTableOp {
- public:
-  using OneTableOp::OneTableOp;
-
- protected:
-  absl::Status Run(tf::OpKernelContext* c, EmbeddingTable* table) override {
-    return kRun(c, table);
-  }
-};
-
-class SetPolicyOp : public OneTableOp {
- public:
-  explicit SetPolicyOp(tf::OpKernelConstruction* c) : OneTableOp(c) {
-    std::string mode, trigger;
-    OP_REQUIRES_OK(c, c->GetAttr("mode", &mode));
-    OP_REQUIRES_OK(c, c->GetAttr("trigger", &trigger));
-    OP_REQUIRES_OK(c, c->GetAttr("decay_skipped", &policy_.decay_skipped));
-    OP_REQUIRES_OK(c, c->GetAttr("ranks", &policy_.ranks));
-    OP_REQUIRES_OK(c, c->GetAttr("is_shadow", &policy_.is_shadow));
-    OP_REQUIRES_OK(c, c->GetAttr("is_exchanged", &policy_.is_exchanged));
-    if (mode == "mask") policy_.mode = UpdatePolicy::Mode::kMask;
-    if (mode == "defer") policy_.mode = UpdatePolicy::Mode::kDefer;
-    if (trigger == "interval") policy_.trigger = UpdatePolicy::Trigger::kInterval;
-  }
-
- protected:
-  absl::Status Run(tf::OpKernelContext* c, EmbeddingTable* table) override {
-    const char* names[] = {"handle", "movement", "max_age", "max_rows"};
-    for (int i = 1; i < 4; ++i) TF_RETURN_IF_ERROR(RequireRank(c, i, names[i], 0));
-    UpdatePolicy policy = policy_;
-    policy.movement = c->input(1).scalar<float>()();
-    policy.max_age = c->input(2).scalar<int64_t>()();
-    policy.max_rows = c->input(3).scalar<int64_t>()();
-    TF_RETURN_IF_ERROR(ToAbsl(ValidateUpdatePolicy(policy)));
-    const ExclusiveLock lock(table->mutex());
-    const UpdatePolicy& now = table->updates().policy();
-    if (now.mode != policy.mode || now.trigger != policy.trigger || now.ranks != policy.ranks ||
-        now.is_shadow != policy.is_shadow || now.is_exchanged != policy.is_exchanged) {
-      FlushDeferred(table, ParallelOf(c));
-      if (table->updates().num_deferred() > 0 && !now.is_shadow) {
-        const char* why = now.is_exchanged
-                              ? "wait to be exchanged with other processes; they must be collected "
-                                "before its policy becomes another"
-                              : "cannot be applied before its policy becomes another: it has had "
-                                "neither an update nor a learning rate";
-        return absl::FailedPreconditionError(absl::StrCat(table->updates().num_deferred(),
-                                                          " deferred gradients of table '",
-                                                          table->options().name, "' ", why));
-      }
+absl::Status SetPolicy(tf::OpKernelContext* c, EmbeddingTable* table) {
+  std::string mode, trigger;
+  UpdatePolicy policy;
+  TF_RETURN_IF_ERROR(ReadAttribute(c, "mode", &mode));
+  TF_RETURN_IF_ERROR(ReadAttribute(c, "trigger", &trigger));
+  TF_RETURN_IF_ERROR(ReadAttribute(c, "decay_skipped", &policy.decay_skipped));
+  TF_RETURN_IF_ERROR(ReadAttribute(c, "ranks", &policy.ranks));
+  TF_RETURN_IF_ERROR(ReadAttribute(c, "is_shadow", &policy.is_shadow));
+  TF_RETURN_IF_ERROR(ReadAttribute(c, "is_exchanged", &policy.is_exchanged));
+  if (mode == "mask") policy.mode = UpdatePolicy::Mode::kMask;
+  if (mode == "defer") policy.mode = UpdatePolicy::Mode::kDefer;
+  if (trigger == "interval") policy.trigger = UpdatePolicy::Trigger::kInterval;
+  TF_RETURN_IF_ERROR(ReadScalar(c, 1, "movement", &policy.movement));
+  TF_RETURN_IF_ERROR(ReadScalar(c, 2, "max_age", &policy.max_age));
+  TF_RETURN_IF_ERROR(ReadScalar(c, 3, "max_rows", &policy.max_rows));
+  TF_RETURN_IF_ERROR(ToAbsl(ValidateUpdatePolicy(policy)));
+  const ExclusiveLock lock(table->mutex());
+  const UpdatePolicy& now = table->updates().policy();
+  if (now.mode != policy.mode || now.trigger != policy.trigger || now.ranks != policy.ranks ||
+      now.is_shadow != policy.is_shadow || now.is_exchanged != policy.is_exchanged) {
+    FlushDeferred(table, ParallelOf(c));
+    if (table->updates().num_deferred() > 0 && !now.is_shadow) {
+      const char* why = now.is_exchanged
+                            ? "wait to be exchanged with other processes; they must be collected "
+                              "before its policy becomes another"
+                            : "cannot be applied before its policy becomes another: it has had "
+                              "neither an update nor a learning rate";
+      return absl::FailedPreconditionError(absl::StrCat(table->updates().num_deferred(),
+                                                        " deferred gradients of table '",
+                                                        table->options().name, "' ", why));
     }
-    table->updates().SetPolicy(policy);
-    return absl::OkStatus();
   }
+  table->updates().SetPolicy(policy);
+  return absl::OkStatus();
+}
 
- private:
-  UpdatePolicy policy_;
-};
-
-class SetRowFlagsOp : public OneTableOp {
- public:
-  explicit SetRowFlagsOp(tf::OpKernelConstruction* c) : OneTableOp(c) {
-    OP_REQUIRES_OK(c, c->GetAttr("create_missing", &create_missing_));
-  }
-
- protected:
-  absl::Status Run(tf::OpKernelContext* c, EmbeddingTable* table) override {
-    const tf::Tensor &keys = c->input(1), &flags = c->input(2);
-    TF_RETURN_IF_ERROR(RequireRank(c, 1, "keys", 1));
-    if (flags.shape() != keys.shape()) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("flags have shape ", flags.shape().DebugString(),
-                       "; allowed: that of the keys, ", keys.shape().DebugString()));
-    }
-    const ExclusiveLock lock(table->mutex());
-    return ToAbsl(table->SetFlags(keys.flat<int64_t>().data(), flags.flat<uint8_t>().data(),
-                                  keys.NumElements(), ParallelOf(c), create_missing_));
-  }
-
- private:
-  bool create_missing_ = false;
-};
+absl::Status SetRowFlags(tf::OpKernelContext* c, EmbeddingTable* table) {
+  bool create_missing = false;
+  TF_RETURN_IF_ERROR(ReadAttribute(c, "create_missing", &create_missing));
+  TF_RETURN_IF_ERROR(CheckInputs(c, 1, "keys: [n], flags: [n]", *table));
+  const ExclusiveLock lock(table->mutex());
+  return ToAbsl(table->SetFlags(Data<int64_t>(c, 1), Data<uint8_t>(c, 2), c->input(1).NumElements(),
+                                ParallelOf(c), create_missing));
+}
 
 absl::Status GetUpdateCounts(tf::OpKernelContext* c, EmbeddingTable* table) {
   std::vector<int64_t> values;
@@ -113,7 +74,7 @@ absl::Status GetUpdateCounts(tf::OpKernelContext* c, EmbeddingTable* table) {
               n.due_by_movement, n.due_by_age, n.flushed, n.over_budget,
               n.evicted,         deferred,     bytes};
   }
-  return Output(c, 0, tf::TensorShape({static_cast<int64_t>(values.size())}), values);
+  return Output(c, 0, values);
 }
 
 absl::Status Flush(tf::OpKernelContext* c, EmbeddingTable* table) {
@@ -130,24 +91,15 @@ absl::Status GetDeferred(tf::OpKernelContext* c, EmbeddingTable* table) {
     contents = ExportDeferred(table);
     rate = table->updates().last_learning_rate();
   }
-  const int64_t n = contents.size();
-  TF_RETURN_IF_ERROR(Output(c, 0, tf::TensorShape({n}), contents.keys));
-  TF_RETURN_IF_ERROR(Output(c, 1, tf::TensorShape({n}), contents.ages));
-  TF_RETURN_IF_ERROR(Output(c, 2, tf::TensorShape({n}), contents.ranks));
-  TF_RETURN_IF_ERROR(Output(c, 3, tf::TensorShape({n, table->dim()}), contents.sums));
+  TF_RETURN_IF_ERROR(Output(c, 0, contents.keys));
+  TF_RETURN_IF_ERROR(Output(c, 1, contents.ages));
+  TF_RETURN_IF_ERROR(Output(c, 2, contents.ranks));
+  TF_RETURN_IF_ERROR(Output(c, 3, tf::TensorShape({contents.size(), table->dim()}), contents.sums));
   return OutputScalar(c, 4, rate);
 }
 
 absl::Status SetDeferred(tf::OpKernelContext* c, EmbeddingTable* table) {
-  const char* names[] = {"handle", "keys", "ages", "ranks"};
-  for (int i = 1; i < 4; ++i) TF_RETURN_IF_ERROR(RequireRank(c, i, names[i], 1));
-  const int64_t n = c->input(1).NumElements();
-  const tf::TensorShape expected({n, table->dim()});
-  if (c->input(4).shape() != expected) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("sums of table '", table->options().name, "' have shape ",
-                     c->input(4).shape().DebugString(), "; allowed: ", expected.DebugString()));
-  }
+  TF_RETURN_IF_ERROR(CheckInputs(c, 1, "keys: [n], ages: [?], ranks: [?], sums: [n, d]", *table));
   float rate = 0.f;
   TF_RETURN_IF_ERROR(ReadScalar(c, 5, "learning_rate", &rate));
   if (!std::isfinite(rate)) {
@@ -155,8 +107,8 @@ absl::Status SetDeferred(tf::OpKernelContext* c, EmbeddingTable* table) {
         absl::StrCat("learning_rate of the deferred gradients of table '", table->options().name,
                      "' is ", rate, "; allowed: a finite number"));
   }
-  const DeferredContents contents = {ValuesOf<int64_t>(c->input(1)), ValuesOf<int64_t>(c->input(2)),
-                                     ValuesOf<int32_t>(c->input(3)), ValuesOf<float>(c->input(4))};
+  const DeferredContents contents = {ValuesOf<int64_t>(c, 1), ValuesOf<int64_t>(c, 2),
+                                     ValuesOf<int32_t>(c, 3), ValuesOf<float>(c, 4)};
   const ExclusiveLock lock(table->mutex());
   TF_RETURN_IF_ERROR(ToAbsl(ImportDeferred(table, contents)));
   table->updates().set_last_learning_rate(rate);
@@ -166,12 +118,11 @@ absl::Status SetDeferred(tf::OpKernelContext* c, EmbeddingTable* table) {
 // Output 0: a value of each key of input 1, which `get(keys, n, values)` writes.
 template <class T, class Get>
 absl::Status OutputOfKeys(tf::OpKernelContext* c, EmbeddingTable* table, const Get& get) {
-  TF_RETURN_IF_ERROR(RequireRank(c, 1, "keys", 1));
-  const tf::Tensor& keys = c->input(1);
-  tf::Tensor* values = nullptr;
-  TF_RETURN_IF_ERROR(c->allocate_output(0, keys.shape(), &values));
+  TF_RETURN_IF_ERROR(CheckInputs(c, 1, "keys: [n]", *table));
+  T* values = nullptr;
+  TF_RETURN_IF_ERROR(Allocate(c, 0, c->input(1).shape(), &values));
   const SharedLock lock(table->mutex());
-  get(keys.flat<int64_t>().data(), keys.NumElements(), values->flat<T>().data());
+  get(Data<int64_t>(c, 1), c->input(1).NumElements(), values);
   return absl::OkStatus();
 }
 
@@ -188,40 +139,30 @@ absl::Status GetSquaredUpdateLengths(tf::OpKernelContext* c, EmbeddingTable* tab
 }
 
 absl::Status SetSquaredUpdateLengths(tf::OpKernelContext* c, EmbeddingTable* table) {
-  const tf::Tensor &keys = c->input(1), &lengths = c->input(2);
-  TF_RETURN_IF_ERROR(RequireRank(c, 1, "keys", 1));
-  if (lengths.shape() != keys.shape()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("lengths has shape ", lengths.shape().DebugString(),
-                     "; allowed: that of the keys, ", keys.shape().DebugString()));
-  }
-  const auto values = lengths.flat<float>();
-  for (int64_t i = 0; i < values.size(); ++i) {
-    if (values(i) >= 0.f) continue;
-    return absl::InvalidArgumentError(
-        absl::StrCat("squared update length of key ", keys.flat<int64_t>()(i), " of table '",
-                     table->options().name, "', at index ", i, ", is ", values(i),
-                     "; allowed: 0 or more. Nothing was replaced"));
+  TF_RETURN_IF_ERROR(CheckInputs(c, 1, "keys: [n], lengths: [n]", *table));
+  const int64_t n = c->input(1).NumElements();
+  const int64_t* const keys = Data<int64_t>(c, 1);
+  const float* const lengths = Data<float>(c, 2);
+  for (int64_t i = 0; i < n; ++i) {
+    if (lengths[i] >= 0.f) continue;
+    return absl::InvalidArgumentError(absl::StrCat(
+        "squared update length of key ", keys[i], " of table '", table->options().name,
+        "', at index ", i, ", is ", lengths[i], "; allowed: 0 or more. Nothing was replaced"));
   }
   const ExclusiveLock lock(table->mutex());
-  table->flags().SetSquaredUpdateLengths(keys.flat<int64_t>().data(), lengths.flat<float>().data(),
-                                         keys.NumElements(), table->rows());
+  table->flags().SetSquaredUpdateLengths(keys, lengths, n, table->rows());
   return absl::OkStatus();
 }
 
-#define REGISTER_CPU(name, ...)                                                \
-  REGISTER_KERNEL_BUILDER(Name("SlipstreamTable" name).Device(tf::DEVICE_CPU), \
-                          MemoryChecked<__VA_ARGS__>)
-REGISTER_CPU("SetPolicy", SetPolicyOp);
-REGISTER_CPU("UpdateCounts", TableFunctionOp<GetUpdateCounts>);
-REGISTER_CPU("Flush", TableFunctionOp<Flush>);
-REGISTER_CPU("ExportDeferred", TableFunctionOp<GetDeferred>);
-REGISTER_CPU("ImportDeferred", TableFunctionOp<SetDeferred>);
-REGISTER_CPU("SetRowFlags", SetRowFlagsOp);
-REGISTER_CPU("RowFlags", TableFunctionOp<GetRowFlags>);
-REGISTER_CPU("SquaredUpdateLengths", TableFunctionOp<GetSquaredUpdateLengths>);
-REGISTER_CPU("SetSquaredUpdateLengths", TableFunctionOp<SetSquaredUpdateLengths>);
-#undef REGISTER_CPU
+SLIPSTREAM_TABLE_KERNEL("SetPolicy", SetPolicy);
+SLIPSTREAM_TABLE_KERNEL("UpdateCounts", GetUpdateCounts);
+SLIPSTREAM_TABLE_KERNEL("Flush", Flush);
+SLIPSTREAM_TABLE_KERNEL("ExportDeferred", GetDeferred);
+SLIPSTREAM_TABLE_KERNEL("ImportDeferred", SetDeferred);
+SLIPSTREAM_TABLE_KERNEL("SetRowFlags", SetRowFlags);
+SLIPSTREAM_TABLE_KERNEL("RowFlags", GetRowFlags);
+SLIPSTREAM_TABLE_KERNEL("SquaredUpdateLengths", GetSquaredUpdateLengths);
+SLIPSTREAM_TABLE_KERNEL("SetSquaredUpdateLengths", SetSquaredUpdateLengths);
 
 }  // namespace
 }  // namespace slipstream

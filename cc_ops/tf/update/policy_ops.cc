@@ -1,18 +1,8 @@
 // Registrations of the ops on what a table has beside its rows.
-#include "cc_ops/tf/base/shape_checks.h"
-#include "tensorflow/core/framework/common_shape_fns.h"
+#include "cc_ops/tf/base/shapes.h"
 #include "tensorflow/core/framework/op.h"
-#include "tensorflow/core/framework/shape_inference.h"
 
 namespace slipstream {
-namespace {
-
-namespace tf = tensorflow;
-using tf::shape_inference::DimensionHandle;
-using tf::shape_inference::InferenceContext;
-using tf::shape_inference::ShapeHandle;
-
-}  // namespace
 
 REGISTER_OP("SlipstreamTableSetPolicy")
     .Input("handle: resource")
@@ -26,7 +16,7 @@ REGISTER_OP("SlipstreamTableSetPolicy")
     .Attr("is_shadow: bool = false")
     .Attr("is_exchanged: bool = false")
     .SetIsStateful()
-    .SetShapeFn([](InferenceContext* c) -> absl::Status { return CheckRanks(c, {0, 0, 0, 0}); })
+    .SetShapeFn(Shapes("[], [], [], []"))
     .Doc(R"doc(
 Says what becomes of the gradients of a table's rows from the next update on.
 
@@ -44,7 +34,7 @@ ranks: simulated ranks that share each batch evenly and defer gradients of their
 is_shadow: nothing is masked or deferred, but what would have been is counted, for a sample of
   one in 16 keys. What was deferred before is applied when the mode, the trigger, the ranks or this
   changes.
-is_exchanged: deferred gradients leave by SlipstreamCollectGradients and SlipstreamCollectHeld
+is_exchanged: deferred gradients leave by SlipstreamCollectGradients and SlipstreamCollectDeferred
   only; an evaluation, a flush or an eviction leaves them where they are.
 )doc");
 
@@ -54,7 +44,7 @@ REGISTER_OP("SlipstreamTableSetRowFlags")
     .Input("flags: uint8")
     .Attr("create_missing: bool = false")
     .SetIsStateful()
-    .SetShapeFn([](InferenceContext* c) -> absl::Status { return CheckRanks(c, {0, 1, 1}); })
+    .SetShapeFn(Shapes("[], [?], [?]"))
     .Doc(R"doc(
 Replaces the flags of a table's rows and starts their squared update lengths anew.
 
@@ -69,11 +59,7 @@ REGISTER_OP("SlipstreamTableSquaredUpdateLengths")
     .Input("keys: int64")
     .Output("lengths: float")
     .SetIsStateful()
-    .SetShapeFn([](InferenceContext* c) -> absl::Status {
-      TF_RETURN_IF_ERROR(CheckRanks(c, {0, 1}));
-      c->set_output(0, c->input(1));
-      return absl::OkStatus();
-    })
+    .SetShapeFn(Shapes("[], [n] -> [n]"))
     .Doc(R"doc(
 The sums of the squared update lengths of watched rows.
 
@@ -86,11 +72,7 @@ REGISTER_OP("SlipstreamTableUpdateCounts")
     .Input("handle: resource")
     .Output("counts: int64")
     .SetIsStateful()
-    .SetShapeFn([](InferenceContext* c) -> absl::Status {
-      TF_RETURN_IF_ERROR(CheckRanks(c, {0}));
-      c->set_output(0, c->Vector(11));
-      return absl::OkStatus();
-    })
+    .SetShapeFn(Shapes("[] -> [11]"))
     .Doc(R"doc(
 What became of a table's gradient rows (one per key, update and rank) so far.
 
@@ -103,7 +85,7 @@ counts: [11]: offered; sent (applied, deferred ones included); masked; deferred 
 REGISTER_OP("SlipstreamTableFlush")
     .Input("handle: resource")
     .SetIsStateful()
-    .SetShapeFn([](InferenceContext* c) -> absl::Status { return CheckRanks(c, {0}); })
+    .SetShapeFn(Shapes("[]"))
     .Doc(R"doc(
 Applies all deferred gradients, each as one.
 
@@ -118,14 +100,7 @@ REGISTER_OP("SlipstreamTableExportDeferred")
     .Output("sums: float")
     .Output("learning_rate: float")
     .SetIsStateful()
-    .SetShapeFn([](InferenceContext* c) -> absl::Status {
-      TF_RETURN_IF_ERROR(CheckRanks(c, {0}));
-      const DimensionHandle n = c->UnknownDim();
-      for (int i = 0; i < 3; ++i) c->set_output(i, c->Vector(n));
-      c->set_output(3, c->Matrix(n, c->UnknownDim()));
-      c->set_output(4, c->Scalar());
-      return absl::OkStatus();
-    })
+    .SetShapeFn(Shapes("[] -> [n], [n], [n], [n, d], []"))
     .Doc(R"doc(
 The deferred gradients of a table; they stay.
 
@@ -145,9 +120,7 @@ REGISTER_OP("SlipstreamTableImportDeferred")
     .Input("sums: float")
     .Input("learning_rate: float")
     .SetIsStateful()
-    .SetShapeFn([](InferenceContext* c) -> absl::Status {
-      return CheckRanks(c, {0, 1, 1, 1, 2, 0});
-    })
+    .SetShapeFn(Shapes("[], [?], [?], [?], [?, ?], []"))
     .Doc(R"doc(
 Replaces the deferred gradients of a table; all or nothing.
 
@@ -164,11 +137,7 @@ REGISTER_OP("SlipstreamTableRowFlags")
     .Input("keys: int64")
     .Output("flags: uint8")
     .SetIsStateful()
-    .SetShapeFn([](InferenceContext* c) -> absl::Status {
-      TF_RETURN_IF_ERROR(CheckRanks(c, {0, 1}));
-      c->set_output(0, c->input(1));
-      return absl::OkStatus();
-    })
+    .SetShapeFn(Shapes("[], [n] -> [n]"))
     .Doc(R"doc(
 The flags of rows; a row that left the table and came back has none.
 
@@ -182,11 +151,7 @@ REGISTER_OP("SlipstreamTableSetSquaredUpdateLengths")
     .Input("keys: int64")
     .Input("lengths: float")
     .SetIsStateful()
-    .SetShapeFn([](InferenceContext* c) -> absl::Status {
-      ShapeHandle keys;
-      TF_RETURN_IF_ERROR(CheckRanks(c, {0, 1, 1}));
-      return c->Merge(c->input(1), c->input(2), &keys);
-    })
+    .SetShapeFn(Shapes("[], [n], [n]"))
     .Doc(R"doc(
 Replaces the squared update lengths of watched rows.
 

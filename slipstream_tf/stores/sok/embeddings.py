@@ -94,16 +94,16 @@ class SokEmbeddingStore(ReplicatingStore, SokTables):
         feature_table = [self._replicas._index_of(spec.table) for spec in specs]
         # Keys with a read-only replica are left out: they never enter SOK's exchange.
         sizes, keys = exchange_ops.route_keys(
-            self._handles, packed, feature_table, ranks=1, reads_frozen=training
+            self._handles, packed, feature_table, ranks=1, skip_read_only=training
         )
         parts = tf.split(keys, sizes[0], num=len(self.tables))
         fetched = [
             self._with_initial(found.name, part, self._lookup(found, part))
             for found, part in zip(self._opened.values(), parts, strict=True)
         ]
-        rows = exchange_ops.RowParcels(sizes, keys, exchange_ops.pack_rows(fetched))
-        stored = exchange_ops.store_copies(
-            self._handles, rows, with_summary=False, makes_room=not training
+        rows = exchange_ops.SendBuffer(sizes, keys, exchange_ops.pack_rows(fetched))
+        stored = exchange_ops.store_replicas(
+            self._handles, rows, with_summary=False, evict=not training
         )
         with tf.control_dependencies([] if stored is None else [stored]):
             return self._replicas.lookup(packed, specs, training, stacked)
@@ -115,12 +115,12 @@ class SokEmbeddingStore(ReplicatingStore, SokTables):
         # SOK adds up what the ranks send.
         shares = [gradient / self._ranks for gradient in gradients]
         collected = exchange_ops.collect_gradients(
-            plan, shares, self.learning_rate, counts_update=True
+            plan, shares, self.learning_rate, advance_step=True
         )
         self._steps.assign_add([1, 1])
         return self._deliver(collected, self._defers.read_value())
 
-    def _deliver(self, collected: exchange_ops.RowParcels, is_deferred: Any) -> tf.Operation | None:
+    def _deliver(self, collected: exchange_ops.SendBuffer, is_deferred: Any) -> tf.Operation | None:
         """Sends rows of gradients to the ranks that own their keys, which apply them."""
         sizes = collected.sizes[0]
         dims = [table.dim for table in self.tables]
@@ -154,7 +154,9 @@ class SokEmbeddingStore(ReplicatingStore, SokTables):
 
     def flush(self) -> None:
         """Sends and applies all deferred gradients of all ranks; a collective."""
-        self._apply_deferred(lambda: self._deliver(exchange_ops.collect_held(self._handles), True))
+        self._apply_deferred(
+            lambda: self._deliver(exchange_ops.collect_deferred(self._handles), True)
+        )
 
     def set_update_policy(self, table: str, policy: UpdatePolicy) -> None:
         """See `EmbeddingStore.set_update_policy`; a collective if gradients may be deferred.
@@ -205,12 +207,12 @@ class SokEmbeddingStore(ReplicatingStore, SokTables):
             everyones, trained = self._everyones(found, keys)
             rows = self._with_initial(name, everyones, trained)
             size = tf.reshape(tf.size(everyones, tf.int64), [1, 1])
-            exchange_ops.store_copies(
+            exchange_ops.store_replicas(
                 [handle],
-                exchange_ops.RowParcels(size, everyones, exchange_ops.pack_rows([rows])),
+                exchange_ops.SendBuffer(size, everyones, exchange_ops.pack_rows([rows])),
                 with_summary=False,
-                frozen=True,
-                makes_room=True,
+                read_only=True,
+                evict=True,
             )
 
     def export_accesses(self, table: str) -> dict[str, np.ndarray]:

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from slipstream_tf.distributed import SingleProcess, exchange
-from slipstream_tf.ops.exchange import RowParcels
+from slipstream_tf.ops.exchange import SendBuffer
 
 
 def test_eager_calls_of_one_collective_have_one_name():
@@ -77,8 +77,8 @@ def test_more_than_can_be_sent_is_refused():
         exchange.splits_of(tf.constant([3, 2**31], tf.int64), "keys")
 
 
-def rows_of(sizes, keys, values) -> RowParcels:
-    return RowParcels(
+def rows_of(sizes, keys, values) -> SendBuffer:
+    return SendBuffer(
         tf.constant([sizes], tf.int64), tf.constant(keys, tf.int64), tf.constant(values, tf.float32)
     )
 

@@ -11,7 +11,7 @@ import pytest
 
 from slipstream_tf.config import SaturationConfig, TableConfig
 from slipstream_tf.ops.features import FeatureSpec
-from slipstream_tf.ops.update_policy import SATURATED, WATCHED, UpdateCounts, held_row_bytes
+from slipstream_tf.ops.update_policy import SATURATED, WATCHED, UpdateCounts, deferred_row_bytes
 from slipstream_tf.saturation.states import KeyState
 from slipstream_tf.saturation.tracker import SaturationTracker
 from slipstream_tf.stores import TrackedStore
@@ -134,7 +134,7 @@ def test_masking_is_not_judged_while_warming_up_or_in_shadow_mode():
 
 @pytest.mark.parametrize("skip", ["defer", "both"])
 def test_defers_within_the_byte_budget_after_the_warmup(skip):
-    budget = 10 * held_row_bytes(DIM) + 3
+    budget = 10 * deferred_row_bytes(DIM) + 3
     store, tracker = make(
         skip=skip, warmup_steps=20, defer_budget_bytes=budget, defer_movement=0.5, defer_max_age=7
     )
@@ -145,7 +145,7 @@ def test_defers_within_the_byte_budget_after_the_warmup(skip):
     assert {p.mode for p in policies.values()} == {"defer"}
     assert {(p.trigger, p.movement, p.max_age) for p in policies.values()} == {("movement", 0.5, 7)}
     assert {name: p.max_rows for name, p in policies.items()} == {"user": 8, "item": 2}
-    assert sum(p.max_rows for p in policies.values()) * held_row_bytes(DIM) <= budget
+    assert sum(p.max_rows for p in policies.values()) * deferred_row_bytes(DIM) <= budget
     assert store.marks == {"user": {}, "item": {}}, "movement holds any row"
     _, (skippable, _, weight) = window(store, tracker)
     assert skippable.tolist() == ([True, True, False, False] if skip == "both" else [False] * 4)
@@ -233,7 +233,7 @@ def test_a_table_has_a_hot_budget_of_its_own(rows):
         ({"table_hot_budget_bytes": {"shop": 1}}, r"Invalid `table_hot_budget_bytes`: 'shop'"),
         ({"exempt_tables": ("user", "item")}, r"Invalid `exempt_tables`.*one must be left"),
         (
-            {"skip": "defer", "defer_budget_bytes": held_row_bytes(DIM) - 1},
+            {"skip": "defer", "defer_budget_bytes": deferred_row_bytes(DIM) - 1},
             r"Invalid `defer_budget_bytes`: 79.*at least 80",
         ),
         (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from slipstream_tf.config import SaturationConfig, TableConfig
-from slipstream_tf.ops.update_policy import NUM_SHARDS, UpdatePolicy, held_row_bytes
+from slipstream_tf.ops.update_policy import NUM_SHARDS, UpdatePolicy, deferred_row_bytes
 from slipstream_tf.saturation.policies import UpdatePolicies
 
 TABLES = [TableConfig("user", 16), TableConfig("item", 4), TableConfig("shop", 1)]
@@ -53,10 +53,10 @@ def test_defer(skip, trigger, max_age):
 def test_deferred_gradients_stay_within_the_budget(budget, sizes):
     made = policies(skip="defer", defer_budget_bytes=budget)
     rows = {table.name: made.of(table.name, sizes, True).max_rows for table in TABLES}
-    deferred_bytes = sum(rows[table.name] * held_row_bytes(table.dim) for table in TABLES)
+    deferred_bytes = sum(rows[table.name] * deferred_row_bytes(table.dim) for table in TABLES)
     assert deferred_bytes <= budget
     if any(sizes.values()):
-        assert deferred_bytes > budget - sum(held_row_bytes(table.dim) for table in TABLES)
+        assert deferred_bytes > budget - sum(deferred_row_bytes(table.dim) for table in TABLES)
         assert all(rows[name] == 0 for name in sizes if not sizes[name])
     else:
         assert len(set(rows.values())) == 1, "nothing is known of the sizes"
@@ -64,7 +64,7 @@ def test_deferred_gradients_stay_within_the_budget(budget, sizes):
 
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_a_budget_smaller_than_a_row_of_every_rank(ranks):
-    needed = ranks * held_row_bytes(16)
+    needed = ranks * deferred_row_bytes(16)
     settings = {"skip": "defer", "simulated_ranks": ranks}
     policies(defer_budget_bytes=needed, **settings)
     with pytest.raises(ValueError, match=rf"Invalid `defer_budget_bytes`.*at least {needed}"):
@@ -76,10 +76,10 @@ def test_small_tables_beside_a_large_one_hold_every_row():
     sizes = {"user": 1_000_000, "item": 8, "shop": 28}
     made = policies(skip="defer", simulated_ranks=4, defer_budget_bytes=8 << 20)
     rows = {table.name: made.of(table.name, sizes, True).max_rows for table in TABLES}
-    assert sum(rows[table.name] * held_row_bytes(table.dim) for table in TABLES) <= 8 << 20
+    assert sum(rows[table.name] * deferred_row_bytes(table.dim) for table in TABLES) <= 8 << 20
     # Four rows of each rank in any one shard, at least.
     assert min(rows["item"], rows["shop"]) >= 4 * 4 * NUM_SHARDS
-    assert rows["user"] * held_row_bytes(16) > 7 << 20
+    assert rows["user"] * deferred_row_bytes(16) > 7 << 20
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from slipstream_tf.saturation.report import TableWindow, WindowReport
 from slipstream_tf.telemetry.shadow import estimate_shadow
 
 SLOPE, INPUTS, WINDOWS, WARMUP = 0.03, 1000, 20, 5
-SKIPPABLE, KEPT = 500, 100
+SKIPPABLE, REFRESHED = 500, 100
 
 
 def reports(value=0.5, auc=True, **rows):
@@ -43,7 +43,7 @@ def reports(value=0.5, auc=True, **rows):
                 inputs_seen=INPUTS,
                 inputs_skipped=0,
                 inputs_skippable=0 if is_warming_up else SKIPPABLE,
-                inputs_kept=0 if is_warming_up else KEPT,
+                inputs_kept=0 if is_warming_up else REFRESHED,
                 hot_inputs=900,
                 next_hot_keys=20,
                 hot_set_overlap=1.0,
@@ -63,7 +63,7 @@ def only(config, made, **values):
 
 def test_inputs_cost_what_the_learning_curve_says():
     saving = only(SaturationConfig(skip="inputs", shadow=True, keep_rate=0.2), reports())
-    total, missing = INPUTS * WINDOWS, (SKIPPABLE - KEPT) * (WINDOWS - WARMUP)
+    total, missing = INPUTS * WINDOWS, (SKIPPABLE - REFRESHED) * (WINDOWS - WARMUP)
     assert (saving.what, saving.saved) == ("inputs", missing)
     assert saving.offered == INPUTS * (WINDOWS - WARMUP) and saving.share == 0.4
     assert saving.least_cost == pytest.approx(SLOPE * math.log(total / (total - missing / 2)))
@@ -119,4 +119,4 @@ def test_nothing_is_told_of_a_warm_up():
 def test_it_can_be_had_as_json():
     estimate = estimate_shadow(SaturationConfig(skip="inputs", shadow=True), reports())
     (saving,) = json.loads(json.dumps(estimate.to_dict()))["savings"]
-    assert saving["share"] == (SKIPPABLE) / INPUTS - KEPT / INPUTS
+    assert saving["share"] == (SKIPPABLE) / INPUTS - REFRESHED / INPUTS

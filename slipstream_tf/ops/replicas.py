@@ -1,7 +1,7 @@
-"""Typed wrappers of the ops on rows of which other ranks keep copies.
+"""Typed wrappers of the ops on rows of which other ranks have refreshed replicas.
 
 The owner of a sharded table remembers what it sent last of its hot rows, and to which ranks. These
-read their copies, and are sent a row again when it has moved away from them.
+read their replicas, and are sent a row again when it has moved away from them.
 """
 
 from __future__ import annotations
@@ -14,16 +14,18 @@ import tensorflow as tf
 from slipstream_tf.ops import _loader
 
 
-def publish(handle: tf.Tensor, keys: Any, movement: float, ranks: int) -> tf.Operation | None:
-    """Says of which rows of a table other ranks keep copies from now on.
+def set_replicated(
+    handle: tf.Tensor, keys: Any, movement: float, ranks: int
+) -> tf.Operation | None:
+    """Says of which rows of a table other ranks have refreshed replicas from now on.
 
     What was sent of rows that stay among them remains known.
 
     Args:
         handle: the table, on the rank that owns the rows.
         keys: int64 [n], each once.
-        movement: a copy is sent anew when a value of the row is further away from it; at least 0,
-            in the unit of the rows.
+        movement: a row is sent anew when a value of it is further away from what was sent; at least
+            0, in the unit of the rows.
         ranks: how many there are.
 
     Returns:
@@ -32,7 +34,7 @@ def publish(handle: tf.Tensor, keys: Any, movement: float, ranks: int) -> tf.Ope
     Raises:
         tf.errors.InvalidArgumentError: the movement is negative or no number.
     """
-    return _loader.library().slipstream_table_publish(
+    return _loader.library().slipstream_table_set_replicated(
         handle=handle,
         keys=tf.convert_to_tensor(keys, tf.int64),
         movement=tf.constant(movement, tf.float32),
@@ -40,30 +42,30 @@ def publish(handle: tf.Tensor, keys: Any, movement: float, ranks: int) -> tf.Ope
     )
 
 
-def export_published(handle: tf.Tensor) -> dict[str, np.ndarray]:
+def export_replicated(handle: tf.Tensor) -> dict[str, np.ndarray]:
     """Returns what was sent last of these rows (eager only).
 
     Returns:
-        keys int64 [n]; rows float32 [n, dim + slots], of a row that no rank has a copy of anything;
-        holders uint8 [n, (ranks + 7) // 8], whose bit r says whether rank r has a copy.
+        keys int64 [n]; rows float32 [n, dim + slots], of a row without a replica anything; holders
+        uint8 [n, (ranks + 7) // 8], whose bit r says whether rank r has a replica.
     """
-    keys, rows, holders = _loader.library().slipstream_table_export_published(handle=handle)
+    keys, rows, holders = _loader.library().slipstream_table_export_replicated(handle=handle)
     return {"keys": keys.numpy(), "rows": rows.numpy(), "holders": holders.numpy()}
 
 
-def import_published(handle: tf.Tensor, contents: dict[str, np.ndarray], ranks: int) -> None:
+def import_replicated(handle: tf.Tensor, contents: dict[str, np.ndarray], ranks: int) -> None:
     """Replaces what was sent last of these rows; the movement stays.
 
     Args:
         handle: the table.
-        contents: as `export_published` returns it.
+        contents: as `export_replicated` returns it.
         ranks: how many there are, as when it was exported.
 
     Raises:
         tf.errors.InvalidArgumentError: arrays do not fit, or a row is not finite; nothing has
             changed then.
     """
-    _loader.library().slipstream_table_import_published(
+    _loader.library().slipstream_table_import_replicated(
         handle=handle,
         keys=tf.constant(contents["keys"], tf.int64),
         rows=tf.constant(contents["rows"], tf.float32),

@@ -1,7 +1,7 @@
 // Kernels of resources. And resources that steps read while they are replaced: a content never
 // changes, but another takes its place, and steps that are running keep the one they began with.
-#ifndef SLIPSTREAM_CC_OPS_TF_BASE_REPLACED_RESOURCE_H_
-#define SLIPSTREAM_CC_OPS_TF_BASE_REPLACED_RESOURCE_H_
+#ifndef SLIPSTREAM_CC_OPS_TF_BASE_RESOURCE_KERNEL_H_
+#define SLIPSTREAM_CC_OPS_TF_BASE_RESOURCE_KERNEL_H_
 
 #include <memory>
 #include <mutex>
@@ -59,38 +59,73 @@ template <class Resource>
 absl::Status FindResource(tensorflow::OpKernelContext* context, int input,
                           tensorflow::core::RefCountPtr<Resource>* resource) {
   // TensorFlow reads the first handle of a tensor without a look at how many there are.
-  TF_RETURN_IF_ERROR(RequireRank(context, input, "handle", 0));
+  TF_RETURN_IF_ERROR(CheckInputs(context, input, "handle: []"));
   return tensorflow::LookupResource(context, tensorflow::HandleFromInput(context, input), resource);
 }
 
-// A kernel whose input 0 is a resource.
+// What one holds that is replaced.
+template <class Content>
+absl::Status FindContent(tensorflow::OpKernelContext* context, int input,
+                         std::shared_ptr<const Content>* content) {
+  tensorflow::core::RefCountPtr<ReplacedResource<Content>> resource;
+  TF_RETURN_IF_ERROR(FindResource(context, input, &resource));
+  *content = resource->content();
+  return absl::OkStatus();
+}
+
+// A kernel without attributes.
+template <absl::Status (*kRun)(tensorflow::OpKernelContext*)>
+class FunctionKernel : public tensorflow::OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(tensorflow::OpKernelContext* context) override {
+    OP_REQUIRES_OK(context, kRun(context));
+  }
+};
+
+// Makes an empty resource.
 template <class Resource>
-class ResourceKernel : public tensorflow::OpKernel {
+absl::Status CreateResource(tensorflow::OpKernelContext* context) {
+  return OutputResource(context, tensorflow::core::RefCountPtr<Resource>(new Resource));
+}
+
+// A kernel on the resource of input 0:
+//   absl::Status kRun(OpKernelContext*, Resource*), or
+//   absl::Status kRun(OpKernelContext*, Resource*, const Attributes&)
+// with attributes that are read once, by a constructor from an OpKernelConstruction*.
+template <auto kRun>
+class ResourceKernel;
+
+template <class Resource, absl::Status (*kRun)(tensorflow::OpKernelContext*, Resource*)>
+class ResourceKernel<kRun> : public tensorflow::OpKernel {
  public:
   using OpKernel::OpKernel;
 
   void Compute(tensorflow::OpKernelContext* context) override {
     tensorflow::core::RefCountPtr<Resource> resource;
     OP_REQUIRES_OK(context, FindResource(context, 0, &resource));
-    OP_REQUIRES_OK(context, Run(context, resource.get()));
+    OP_REQUIRES_OK(context, kRun(context, resource.get()));
+  }
+};
+
+template <class Resource, class Attributes,
+          absl::Status (*kRun)(tensorflow::OpKernelContext*, Resource*, const Attributes&)>
+class ResourceKernel<kRun> : public tensorflow::OpKernel {
+ public:
+  explicit ResourceKernel(tensorflow::OpKernelConstruction* context)
+      : OpKernel(context), attributes_(context) {}
+
+  void Compute(tensorflow::OpKernelContext* context) override {
+    tensorflow::core::RefCountPtr<Resource> resource;
+    OP_REQUIRES_OK(context, FindResource(context, 0, &resource));
+    OP_REQUIRES_OK(context, kRun(context, resource.get(), attributes_));
   }
 
  private:
-  virtual absl::Status Run(tensorflow::OpKernelContext* context, Resource* resource) = 0;
-};
-
-// Makes an empty resource.
-template <class Resource>
-class CreateResourceKernel : public tensorflow::OpKernel {
- public:
-  using OpKernel::OpKernel;
-
-  void Compute(tensorflow::OpKernelContext* context) override {
-    tensorflow::core::RefCountPtr<Resource> resource(new Resource);
-    OP_REQUIRES_OK(context, OutputResource(context, std::move(resource)));
-  }
+  const Attributes attributes_;
 };
 
 }  // namespace slipstream
 
-#endif  // SLIPSTREAM_CC_OPS_TF_BASE_REPLACED_RESOURCE_H_
+#endif  // SLIPSTREAM_CC_OPS_TF_BASE_RESOURCE_KERNEL_H_
