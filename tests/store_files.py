@@ -82,10 +82,10 @@ class InSok(SavedStore):
     def import_accesses(self, table: str, accesses: dict[str, np.ndarray]) -> None:
         self.accesses = accesses
 
-    def export_pending(self, table: str) -> dict[str, Any]:
+    def export_deferred(self, table: str) -> dict[str, Any]:
         return dict(self.pending)
 
-    def import_pending(self, table: str, contents: dict[str, Any]) -> None:
+    def import_deferred(self, table: str, contents: dict[str, Any]) -> None:
         self.pending = contents
 
     def set_update_policy(self, table: str, policy: UpdatePolicy) -> None:

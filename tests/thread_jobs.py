@@ -162,7 +162,7 @@ class Job:
         found: dict[str, Any] = {"threshold": self.tracker._threshold}
         for table in TABLES:
             found[table.name] = self.store.export_table(table.name, flush=False)
-            found[f"{table.name} held"] = self.store.export_pending(table.name)
+            found[f"{table.name} held"] = self.store.export_deferred(table.name)
             found[f"{table.name} states"] = self.tracker.states[table.name]
         found["reports"] = len(self.tracker.reports)
         return found

@@ -85,7 +85,7 @@ def cut(
     for table in store.tables:
         name, policy = table.name, (policies or {}).get(table.name, UpdatePolicy())
         contents = store.export_table(name, flush=False)
-        deferred = store.export_pending(name)
+        deferred = store.export_deferred(name)
         is_leaving = bool(deferred.pop("is_leaving", False))
         accesses = None
         if store.is_in_sok:
@@ -101,7 +101,7 @@ def cut(
             accesses=accesses,
             deferred=deferred,
             replicas=store.export_copies(name) if has_replicas else None,
-            holders=store.export_published(name) if has_holders else None,
+            holders=store.export_replicated(name) if has_holders else None,
             # What is on its way out was deferred in earnest, whatever the policy is now.
             is_shadow=policy.is_shadow and not is_leaving,
             is_leaving=is_leaving,
@@ -119,8 +119,8 @@ class ReadyTable:
         contents: for `import_table`.
         accesses: for `import_accesses`, of a store that counts apart from its rows; or None.
         replicas: for `import_copies`, or None.
-        holders: for `import_published`, or None.
-        deferred: for `import_pending`.
+        holders: for `import_replicated`, or None.
+        deferred: for `import_deferred`.
         saved: whose `num_deferred`, `is_shadow` and `is_leaving` say what they are.
     """
 
@@ -302,7 +302,7 @@ def replace(store: SavedStore, ready: list[ReadyTable]) -> None:
     for table in ready:
         # What a live store deferred belongs to the rows that it had.
         nothing = {name: values[:0] for name, values in table.deferred.items() if np.ndim(values)}
-        store.import_pending(table.name, {**table.deferred, **nothing})
+        store.import_deferred(table.name, {**table.deferred, **nothing})
         store.import_table(table.name, table.contents)
         if table.accesses is not None:
             store.import_accesses(table.name, table.accesses)
@@ -329,7 +329,7 @@ def replace_replicas(store: SavedStore, ready: list[ReadyTable], is_in_window: b
                 replicas["marks"] = replicas["marks"] & ~REFRESHED
             store.import_copies(table.name, replicas)
             if is_in_window and table.holders is not None:
-                store.import_published(table.name, table.holders)
+                store.import_replicated(table.name, table.holders)
 
 
 def defer(
@@ -390,6 +390,6 @@ def defer(
 
 
 def _import_deferred(store: SavedStore, table: ReadyTable, policy: UpdatePolicy) -> None:
-    store.import_pending(table.name, on_ranks(table.deferred, policy.ranks))
+    store.import_deferred(table.name, on_ranks(table.deferred, policy.ranks))
     if table.saved.is_leaving and store.flushes_with_next_step:
-        store.let_go_of(table.name)
+        store.flush_with_next_step(table.name)

@@ -46,11 +46,11 @@ class TablePart:
             are the same as on rank 0.
         accesses: keys int64 [n] and counts float32 [n] of this rank where its contents do not have
             them, or it has none.
-        deferred: gradients, as `store.export_pending` gives them.
+        deferred: gradients, as `store.export_deferred` gives them.
         replicas: of other ranks' rows, with this rank's accesses, like contents, and their flags;
             or None.
         holders: what this rank sent last of rows that others have refreshed replicas of, as
-            `store.export_published`; or None.
+            `store.export_replicated`; or None.
         is_shadow: whether the sums are shadow mode's, whose gradients were applied when they came.
         is_leaving: whether they all leave with the next step.
     """
@@ -259,7 +259,7 @@ class SavedTable:
     def deferred(
         self, rank: int, size: int, owns: Callable[[np.ndarray], np.ndarray] | None = None
     ) -> Arrays:
-        """Returns the sums that a rank of `size` is to defer, as `store.import_pending` takes them.
+        """Returns the sums that a rank of `size` is to defer, for `store.import_deferred`.
 
         Nothing that was deferred is lost: where another number of ranks saved them, the sums of
         each go to the rank of its number modulo `size`; of one key they are added up.

@@ -366,7 +366,7 @@ def flush_held(store: Any, optimizer: Any, comm: Communicator | None = None) -> 
     if of_optimizer is not None and of_optimizer.size != comm.size:
         allowed = f"the {of_optimizer.size} rank(s) of the optimizer"
         raise invalid("comm", f"{comm.size} rank(s)", "flush_held", allowed)
-    own = found.pending()
+    own = found.deferred_rows()
     counts = tf.constant([own[name] for name in deferring], tf.int64)
     deferred = comm.sum(counts, "control", _OF_FLUSHES.of("pending")).numpy()
     if not deferred.any():
@@ -378,7 +378,7 @@ def flush_held(store: Any, optimizer: Any, comm: Communicator | None = None) -> 
     if is_built and not {optimizer._var_key(variable) for variable in variables} <= set(known):
         allowed = "variables that the optimizer was built with, as they were given to the store"
         raise invalid("optimizer", type(optimizer).__name__, "flush_held", allowed)
-    found.let_go()
+    found.flush_with_next_gradients()
     nothing = [
         tf.IndexedSlices(tf.zeros([0, v.shape[1]]), tf.zeros([0], tf.int64), tf.constant(v.shape))
         for v in variables

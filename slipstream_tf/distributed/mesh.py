@@ -146,12 +146,12 @@ def _addresses_of(interfaces: Sequence[str]) -> list[str]:
     import fcntl  # Not on every platform that this module is imported on.
 
     found = []
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for name in interfaces:
             # An interface without an IPv4 address is an error.
             with contextlib.suppress(OSError):
                 request = struct.pack("256s", name.encode())
-                answer = fcntl.ioctl(asked.fileno(), _SIOCGIFADDR, request)
+                answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)
                 found.append(socket.inet_ntoa(answer[20:24]))
     return found
 

@@ -43,12 +43,13 @@ from slipstream_tf.stores.replicas import Replicas, ReplicatingStore, copy_bytes
 class ShardedStore(ReplicatingStore, ExchangedStore):
     """Embedding tables whose rows are spread over the ranks of a job by a hash of their keys.
 
-    Every lookup (evaluation, too), update, `flush`, `freeze` and change of policy is a collective;
-    ranks without inputs take part with an empty batch (see `even_ends`). A lookup reads the rows as
-    their owners have them (rounded, if the wire is bfloat16), but for frozen ones, which are as old
-    as the last `freeze`, or as the last evaluation that read them. Marks of saturated keys are held
-    beside the copies, of at most half of them: further keys, and those whose copy was evicted, are
-    neither masked nor deferred by interval until the next window.
+    Every lookup (evaluation, too), update, `flush`, `set_read_only` and change of policy is a
+    collective; ranks without inputs take part with an empty batch (see `even_ends`). A lookup reads
+    the rows as their owners have them (rounded, if the wire is bfloat16), but for read-only
+    replicas, which are as old as the last `set_read_only`, or as the last evaluation that read
+    them. Flags of saturated keys lie beside the replicas, of at most half of them: further keys,
+    and those whose replica was evicted, are neither masked nor deferred by interval until the next
+    window.
 
     A rank that holds gradients back by movement judges how far a sum would move its row by the
     copy's slots: of a row's accumulators (Adagrad) or second moments (Adam) only the smallest
@@ -174,8 +175,8 @@ class ShardedStore(ReplicatingStore, ExchangedStore):
         """Sends the keys of the next training batch to their owners; a collective.
 
         Call it after the lookup of the batch before. The next training lookup must be of these
-        keys: another one is an error. Where copies were frozen or let go in between (`freeze`,
-        `mark_rows`, an evaluation), that lookup sends its keys anew.
+        keys: another one is an error. Where replicas became read-only or left in between
+        (`set_read_only`, `set_row_flags`, an evaluation), that lookup sends its keys anew.
 
         Args:
             packed: the batch's keys; weights are not read.
@@ -248,11 +249,11 @@ class ShardedStore(ReplicatingStore, ExchangedStore):
     def _owns(self, keys: np.ndarray) -> np.ndarray:
         return owner_of(keys, self.comm.size) == self.comm.rank
 
-    def freeze(self, hot: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> None:
-        """Gives every rank copies of rows that it reads without asking until `mark_rows`.
+    def set_read_only(self, hot: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> None:
+        """Gives every rank replicas of rows that it reads without a request until `set_row_flags`.
 
-        A collective; call it on all ranks alike, after `mark_rows`. Keys whose accesses do not pay
-        for sending their rows to everybody, and those beyond the budget, are passed over.
+        A collective; call it on all ranks alike, after `set_row_flags`. Keys whose accesses do not
+        pay for sending their rows to everybody, and those beyond the budget, are left out.
 
         Args:
             hot: table -> keys int64 [n] and access counts float32 [n] over all ranks, by count
@@ -280,7 +281,7 @@ class ShardedStore(ReplicatingStore, ExchangedStore):
         )
         self._announced.outdate()
 
-    def publish(self, hot: Mapping[str, np.ndarray]) -> None:
+    def set_replicated(self, hot: Mapping[str, np.ndarray]) -> None:
         """Says of which rows ranks keep copies, until they are named no more.
 
         Call it on all ranks alike; nothing is sent. What ranks have of rows that stay among them
@@ -302,7 +303,7 @@ class ShardedStore(ReplicatingStore, ExchangedStore):
             keys = np.asarray(hot.get(table.name, ()), np.int64)[: self._replicas.most_flagged]
             replica_ops.set_replicated(handle, keys[self._owns(keys)], movement, self.comm.size)
 
-    def published_keys(self, table: str) -> int:
+    def replicated_keys(self, table: str) -> int:
         """Returns of how many rows of this rank's others keep copies."""
         handle = self._handles[self._index_of(table)]
         return int(replica_ops.export_replicated(handle)["keys"].size)
@@ -311,7 +312,7 @@ class ShardedStore(ReplicatingStore, ExchangedStore):
         """Returns the bytes of all copies on this rank, as `cache_bytes` counts them."""
         return sum(self._replicas.size(t.name) * copy_bytes(t, self.optimizer) for t in self.tables)
 
-    def export_published(self, table: str) -> dict[str, np.ndarray]:
+    def export_replicated(self, table: str) -> dict[str, np.ndarray]:
         """Returns what this rank sent last of rows that are published, and to whom.
 
         Returns:
@@ -319,8 +320,8 @@ class ShardedStore(ReplicatingStore, ExchangedStore):
         """
         return replica_ops.export_replicated(self._handles[self._index_of(table)])
 
-    def import_published(self, table: str, contents: Mapping[str, Any]) -> None:
-        """Replaces what this rank sent last by what `export_published` gave, on as many ranks.
+    def import_replicated(self, table: str, contents: Mapping[str, Any]) -> None:
+        """Replaces what this rank sent last by what `export_replicated` gave, on as many ranks.
 
         Call it with `import_copies` of the same moment, on all ranks alike, after `publish`.
         """
@@ -337,16 +338,16 @@ class ShardedStore(ReplicatingStore, ExchangedStore):
         super().decay_counts(factor)
         self._replicas.decay_counts(factor)
 
-    def mark_rows(self, table: str, keys: Any, marks: Any) -> None:
-        """See `EmbeddingStore.mark_rows`; none of the table's replicas is read-only then.
+    def set_row_flags(self, table: str, keys: Any, flags: Any) -> None:
+        """See `EmbeddingStore.set_row_flags`; none of the table's replicas is read-only then.
 
-        Call it on all ranks alike, with the same keys and marks.
+        Call it on all ranks alike, with the same keys and flags.
         """
         if self.comm.size == 1:
-            return super().mark_rows(table, keys, marks)
-        keys, flags = np.asarray(keys, np.int64), np.asarray(marks, np.uint8)
+            return super().set_row_flags(table, keys, flags)
+        keys, flags = np.asarray(keys, np.int64), np.asarray(flags, np.uint8)
         own = self._owns(keys)
-        super().mark_rows(table, keys[own], flags[own] & WATCHED)
+        super().set_row_flags(table, keys[own], flags[own] & WATCHED)
         self._replicas.withhold(table, keys, flags)
         self._announced.outdate()
 

@@ -29,7 +29,7 @@ from typing import Any
 from slipstream_tf.distributed import mesh
 
 # Of errors that may come from the loss of a rank. TensorFlow has no class for them.
-_MARKS = ("Horovod", "gloo", "MPI_")
+_TELLTALES = ("Horovod", "gloo", "MPI_")
 _ADVICE = "The job cannot go on without it: start it again from its last checkpoint."
 _LONGEST_REASON = 500
 # In bytes; a reason in JSON has up to twelve a character.
@@ -109,7 +109,7 @@ class Watch:
             The error to report in its place; None: it has another cause.
         """
         text = f"{type(error).__name__}: {error}"
-        if self._is_over or not any(mark in text for mark in _MARKS):
+        if self._is_over or not any(word in text for word in _TELLTALES):
             return None
         waited = self._timeout / 2 + 5.0
         self._tell_urgently({"event": "ask"})

@@ -50,7 +50,7 @@ def row_drift(
     )
 
 
-def signal(net: np.ndarray, travelled: np.ndarray) -> np.ndarray:
+def signal(net: np.ndarray, squared_update_lengths: np.ndarray) -> np.ndarray:
     """Net squared drift over the sum of squared update lengths.
 
     The op of `ops.table.measure` computes the same, bit for bit.
@@ -60,13 +60,13 @@ def signal(net: np.ndarray, travelled: np.ndarray) -> np.ndarray:
 
     Args:
         net: float32 [n], l2 distance from the snapshot.
-        travelled: float32 [n], sum of squared update lengths since then.
+        squared_update_lengths: float32 [n], sum of squared update lengths since then.
 
     Returns:
         float32 [n]; not finite where an argument is not.
     """
     net = np.asarray(net, np.float64)
-    squares = np.asarray(travelled, np.float64)
+    squares = np.asarray(squared_update_lengths, np.float64)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         ratio = net**2 / squares
         # A row that moved without an update was replaced by an import.

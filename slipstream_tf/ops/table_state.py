@@ -57,7 +57,7 @@ def import_deferred(handle: tf.Tensor, contents: Mapping[str, Any]) -> None:
 def row_flags(handle: tf.Tensor, keys: Any) -> np.ndarray:
     """Returns uint8 [n], the flags of the rows of keys int64 [n]; 0 without a row (eager only).
 
-    A row that left the table and came back has none, whatever `mark_rows` said before.
+    A row that left the table and came back has none, whatever `set_row_flags` said before.
     """
     keys = tf.convert_to_tensor(keys, tf.int64)
     return _loader.library().slipstream_table_row_flags(handle=handle, keys=keys).numpy()

@@ -56,12 +56,12 @@ class RowReplicas:
         """
         chosen = tables if is_active else ()
         if self._read_only is not None:
-            self._read_only.freeze(
+            self._read_only.set_read_only(
                 {t.name: self._accesses_of(t, t.slowest_keys(self._most_drift)) for t in chosen}
             )
         if self._refreshed is not None:
             # The most accessed first: owners remember no more than they have room for.
-            self._refreshed.publish(
+            self._refreshed.set_replicated(
                 {t.name: self._accesses_of(t, t.states.keys)[0] for t in chosen}
             )
 
@@ -69,7 +69,7 @@ class RowReplicas:
         """Returns how many read-only replicas there are."""
         if self._read_only is None:
             return 0
-        return sum(self._read_only.frozen_keys(table.name) for table in tables)
+        return sum(self._read_only.read_only_keys(table.name) for table in tables)
 
     def state(self) -> dict[str, dict[str, np.ndarray]]:
         """Returns the accesses: table -> {"keys", "counts"}, the most accessed first."""

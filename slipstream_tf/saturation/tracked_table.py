@@ -162,12 +162,12 @@ class TrackedTable:
             is_flagged &= ~np.isin(keys, but)
         if not is_flagged.all():
             keys, flags = keys[is_flagged], flags[is_flagged]
-        self._store.mark_rows(self.name, keys, flags)
+        self._store.set_row_flags(self.name, keys, flags)
 
     def require_metric(self) -> None:
         """Raises the store's error if it cannot watch what the drift metric needs."""
         if self._metric == "signal":
-            self._store.travelled(self.name, np.empty(0, np.int64))
+            self._store.squared_update_lengths(self.name, np.empty(0, np.int64))
 
     def saturated_since(self, always: bool) -> tuple[np.ndarray, np.ndarray]:
         """Returns the saturated keys, int64 [n], and since which window they are, int32 [n].
@@ -195,7 +195,7 @@ class TrackedTable:
         """
         own = self._own_keys
         if self._metric == "signal":
-            squared_lengths = self._store.travelled(self.name, own)
+            squared_lengths = self._store.squared_update_lengths(self.name, own)
         else:
             squared_lengths = np.zeros(own.size, np.float32)
         counts = _since(self._store.update_counts(self.name), self._counts)
@@ -215,10 +215,10 @@ class TrackedTable:
         # A rank's own part of a sharded table has flags for what is watched alone; its replicas
         # keep theirs themselves.
         has_flags = self._metric == "signal" or self._owners(keys) is None
-        if not self._store.forgets_marks or not has_flags:
+        if not self._store.forgets_flags or not has_flags:
             return keys[:0]
         _, found = self._store.gather(self.name, keys)
-        return keys[np.asarray(found, bool) & (self._store.marks(self.name, keys) == 0)]
+        return keys[np.asarray(found, bool) & (self._store.row_flags(self.name, keys) == 0)]
 
     def restore(self, state: Mapping[str, Any], config: SaturationConfig) -> None:
         """Goes on from what `state` gave, with the snapshots of all ranks; sets no flags yet.
@@ -240,7 +240,7 @@ class TrackedTable:
         """Tells the store the squared update lengths in this window; after `set_flags`."""
         if self._metric == "signal":
             squared_lengths = state["travelled"][self._own_rows(state)]
-            self._store.set_travelled(self.name, self._own_keys, squared_lengths)
+            self._store.set_squared_update_lengths(self.name, self._own_keys, squared_lengths)
 
     def _own_rows(self, state: Mapping[str, Any]) -> np.ndarray:
         """Indices of the snapshots of this rank's own hot keys."""

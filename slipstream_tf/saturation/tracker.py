@@ -99,7 +99,7 @@ class SaturationTracker:
         )
         self._tables_at_once = tables_at_once(store, self._ranks.size)
         has_ranks = self._ranks.size > 1
-        is_read_only = has_ranks and config.may_read_replicas and store.may_freeze
+        is_read_only = has_ranks and config.may_read_replicas and store.has_read_only_replicas
         is_refreshed = has_ranks and store.copy_movement is not None and not config.shadow
         self._replicas = RowReplicas(
             store if is_read_only else None,

@@ -43,16 +43,16 @@ class TrackedStore:
         optimizer: what updates the rows; None: the store was not told.
         learning_rate: of the optimizer, a scalar; None: the store does not know it.
         is_spread: whether each row is on one rank, which `owners` names; `size`, `gather`,
-            `travelled` and `measure` are then of a rank's own keys only.
-        may_freeze: whether ranks can have read-only copies of others' rows: `freeze`, `frozen_keys`
-            and `least_accesses`; see `distributed.ShardedStore`.
-        copy_movement: up to which distance copies of hot rows may be from the rows: `publish`,
-            `export_published` and `import_published`, see `distributed.ShardedStore`; None: no
-            copies are kept.
+            `squared_update_lengths` and `measure` are then of a rank's own keys only.
+        has_read_only_replicas: whether ranks can have read-only replicas of others' rows:
+            `set_read_only`, `read_only_keys` and `least_accesses`; see `distributed.ShardedStore`.
+        copy_movement: up to which distance replicas of hot rows may be from the rows:
+            `set_replicated`, `export_replicated` and `import_replicated`, see
+            `distributed.ShardedStore`; None: there are none.
         prefetches: whether batches may be announced; see `distributed.ShardedStore.announce`.
         lists_hot_keys_by_key: whether `hot_keys` takes `by_key=True`: keys are then ascending.
         takes_tables_at_once: whether several threads may ask for several tables.
-        forgets_marks: whether a row that leaves and comes back has lost its flags, which `marks`
+        forgets_flags: whether a row that leaves and comes back has lost its flags, as `row_flags`
             tells.
     """
 
@@ -61,12 +61,12 @@ class TrackedStore:
     optimizer: Any = None
     learning_rate: Any = None
     is_spread = False
-    may_freeze = False
+    has_read_only_replicas = False
     copy_movement: float | None = None
     prefetches = False
     lists_hot_keys_by_key = False
     takes_tables_at_once = False
-    forgets_marks = False
+    forgets_flags = False
 
     @property
     def rule(self) -> SparseOptimizer | None:
@@ -107,14 +107,15 @@ class TrackedStore:
     ) -> tuple[Any, Any, Any]:
         """Reads rows, and how far they are from a snapshot; see `ops.table.measure`.
 
-        Goes by `gather` and `travelled`. A store that does it in one pass, as `NativeStore`, has a
-        method of its own; a subclass of that with another `gather` or `travelled` needs one, too.
+        Goes by `gather` and `squared_update_lengths`. A store that does it in one pass, as
+        `NativeStore`, has a method of its own; a subclass of that with another `gather` or
+        `squared_update_lengths` needs one, too.
         """
         rows, found = self.gather(table, keys)
         with tf.device("CPU:0"):
             drift = row_drift(rows, snapshot, "l2" if metric == "signal" else metric).numpy()
         if metric == "signal":
-            drift = signal(drift, self.travelled(table, keys))
+            drift = signal(drift, self.squared_update_lengths(table, keys))
         return rows, found, drift
 
     def hot_keys(self, table: str, k: int) -> tuple[np.ndarray, np.ndarray]:
@@ -134,27 +135,27 @@ class TrackedStore:
         """Says what becomes of a table's gradients from the next update on."""
         raise NotImplementedError
 
-    def mark_rows(self, table: str, keys: Any, marks: Any) -> None:
+    def set_row_flags(self, table: str, keys: Any, flags: Any) -> None:
         """Replaces the row flags of a table.
 
         Args:
             table: name of the table.
             keys: int64 [n]; keys without a row are passed over, rows not named lose their flags.
-            marks: uint8 [n], of `ops.update_policy.SATURATED` (masked, or deferred by interval)
+            flags: uint8 [n], of `ops.update_policy.SATURATED` (masked, or deferred by interval)
                 and WATCHED (the squared lengths of its updates are summed, from 0).
         """
         raise NotImplementedError
 
-    def marks(self, table: str, keys: Any) -> np.ndarray:
-        """Returns uint8 [n], the flags that rows still have, where `forgets_marks`."""
+    def row_flags(self, table: str, keys: Any) -> np.ndarray:
+        """Returns uint8 [n], the flags that rows still have, where `forgets_flags`."""
         raise NotImplementedError
 
-    def travelled(self, table: str, keys: Any) -> np.ndarray:
+    def squared_update_lengths(self, table: str, keys: Any) -> np.ndarray:
         """Returns float32 [n]: the watched rows' summed squared update lengths; 0 for others."""
         raise NotImplementedError
 
-    def set_travelled(self, table: str, keys: Any, travelled: Any) -> None:
-        """Replaces what `travelled` gives of watched rows, float32 [n]; after `mark_rows`."""
+    def set_squared_update_lengths(self, table: str, keys: Any, lengths: Any) -> None:
+        """Replaces them, float32 [n], of watched rows; after `set_row_flags`."""
         raise NotImplementedError
 
     def update_counts(self, table: str) -> UpdateCounts:
@@ -177,7 +178,7 @@ class SavedStore(TrackedStore):
         has_replicas: whether a rank has copies of others' rows (`export_copies`).
         defers_at_owners: whether a rank defers gradients of its own rows only.
         flushes_with_next_step: whether deferred gradients cannot be applied at once: they leave
-            with the gradients of the next step (`let_go_of`).
+            with the gradients of the next step (`flush_with_next_step`).
         joins_parts: whether a table can be imported in parts; see `SokTables.joining_parts`.
     """
 
@@ -249,19 +250,19 @@ class SavedStore(TrackedStore):
         """Replaces access counts by what `export_accesses` gave."""
         raise NotImplementedError
 
-    def export_pending(self, table: str) -> dict[str, np.ndarray]:
+    def export_deferred(self, table: str) -> dict[str, np.ndarray]:
         """Returns the deferred gradients, as `ops.table_state` describes them; they stay."""
         raise NotImplementedError
 
-    def import_pending(self, table: str, contents: Mapping[str, Any]) -> None:
-        """Replaces the deferred gradients by what `export_pending` gave."""
+    def import_deferred(self, table: str, contents: Mapping[str, Any]) -> None:
+        """Replaces the deferred gradients by what `export_deferred` gave."""
         raise NotImplementedError
 
     def flush(self) -> None:
         """Applies all deferred gradients; evaluation lookups and exports do so by themselves."""
         raise NotImplementedError
 
-    def let_go_of(self, table: str) -> None:
+    def flush_with_next_step(self, table: str) -> None:
         """Makes all deferred gradients of a table leave with the next step, whatever the policy."""
         raise NotImplementedError
 
@@ -273,12 +274,12 @@ class SavedStore(TrackedStore):
         """Replaces this rank's copies by those of `export_copies`."""
         raise NotImplementedError
 
-    def export_published(self, table: str) -> dict[str, np.ndarray]:
+    def export_replicated(self, table: str) -> dict[str, np.ndarray]:
         """Returns what this rank sent of rows that others keep, where there is `copy_movement`."""
         raise NotImplementedError
 
-    def import_published(self, table: str, contents: Mapping[str, Any]) -> None:
-        """Replaces what this rank sent by what `export_published` gave."""
+    def import_replicated(self, table: str, contents: Mapping[str, Any]) -> None:
+        """Replaces what this rank sent by what `export_replicated` gave."""
         raise NotImplementedError
 
 
@@ -330,7 +331,7 @@ class UpdatedElsewhere(SavedStore):
 
     _whose_moments = "the optimizer is not the store's"
 
-    def travelled(self, table: str, keys: Any) -> np.ndarray:
+    def squared_update_lengths(self, table: str, keys: Any) -> np.ndarray:
         """Refuses: the store does not see updates.
 
         Raises:
@@ -343,10 +344,10 @@ class UpdatedElsewhere(SavedStore):
     def _place_of(self, table: str) -> str:
         return f"table {self._require(table)!r} of a {type(self).__name__}"
 
-    def _require_unwatched(self, table: str, marks: np.ndarray) -> None:
-        if (marks & WATCHED).any():
+    def _require_unwatched(self, table: str, flags: np.ndarray) -> None:
+        if (flags & WATCHED).any():
             allowed = "another drift metric than 'signal', which needs the native store"
-            raise invalid("marks", "WATCHED", self._place_of(table), allowed)
+            raise invalid("flags", "WATCHED", self._place_of(table), allowed)
 
     def _require_policy(self, table: str, policy: UpdatePolicy) -> None:
         place = self._place_of(table)

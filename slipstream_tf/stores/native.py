@@ -28,7 +28,7 @@ class NativeStore(EmbeddingStore):
 
     lists_hot_keys_by_key = True
     takes_tables_at_once = True
-    forgets_marks = True
+    forgets_flags = True
 
     def __init__(self, tables: Sequence[TableConfig], optimizer: SparseOptimizer):
         """Makes empty tables.
@@ -123,12 +123,12 @@ class NativeStore(EmbeddingStore):
         """See `EmbeddingStore.set_update_policy`."""
         update_policy.set_policy(self._handles[self._index_of(table)], policy)
 
-    def mark_rows(self, table: str, keys: Any, marks: Any) -> None:
-        """See `EmbeddingStore.mark_rows`."""
-        update_policy.set_row_flags(self._handles[self._index_of(table)], keys, marks)
+    def set_row_flags(self, table: str, keys: Any, flags: Any) -> None:
+        """See `EmbeddingStore.set_row_flags`."""
+        update_policy.set_row_flags(self._handles[self._index_of(table)], keys, flags)
 
-    def travelled(self, table: str, keys: Any) -> np.ndarray:
-        """See `EmbeddingStore.travelled`."""
+    def squared_update_lengths(self, table: str, keys: Any) -> np.ndarray:
+        """See `EmbeddingStore.squared_update_lengths`."""
         return update_policy.squared_update_lengths(
             self._handles[self._index_of(table)], keys
         ).numpy()
@@ -155,11 +155,11 @@ class NativeStore(EmbeddingStore):
         """See `EmbeddingStore.import_table`."""
         table_ops.import_table(self._handles[self._index_of(table)], contents)
 
-    def export_pending(self, table: str) -> dict[str, np.ndarray]:
+    def export_deferred(self, table: str) -> dict[str, np.ndarray]:
         """Returns the deferred gradients; see `ops.table_state.export_deferred`."""
         return table_state.export_deferred(self._handles[self._index_of(table)])
 
-    def import_pending(self, table: str, contents: Mapping[str, Any]) -> None:
+    def import_deferred(self, table: str, contents: Mapping[str, Any]) -> None:
         """Replaces the deferred gradients; see `ops.table_state.import_deferred`.
 
         A learning rate of 0, as of a store that does not know the rate, stands for this store's:
@@ -169,14 +169,14 @@ class NativeStore(EmbeddingStore):
             contents = {**contents, "learning_rate": self.learning_rate.numpy()}
         table_state.import_deferred(self._handles[self._index_of(table)], contents)
 
-    def marks(self, table: str, keys: Any) -> np.ndarray:
+    def row_flags(self, table: str, keys: Any) -> np.ndarray:
         """Returns uint8 [n], the flags that rows still have; see `ops.table_state.row_flags`."""
         return table_state.row_flags(self._handles[self._index_of(table)], keys)
 
-    def set_travelled(self, table: str, keys: Any, travelled: Any) -> None:
-        """Replaces what `travelled` gives of watched rows, float32 [n]; after `mark_rows`."""
+    def set_squared_update_lengths(self, table: str, keys: Any, lengths: Any) -> None:
+        """See `EmbeddingStore.set_squared_update_lengths`."""
         handle = self._handles[self._index_of(table)]
-        table_state.set_squared_update_lengths(handle, keys, travelled)
+        table_state.set_squared_update_lengths(handle, keys, lengths)
 
 
 class CollectingStore(SavedStore):
@@ -216,17 +216,17 @@ class CollectingStore(SavedStore):
         """See `EmbeddingStore.update_counts`; of this rank's gradient rows."""
         return NativeStore.update_counts(self._collector, table)
 
-    def export_pending(self, table: str) -> dict[str, np.ndarray]:
-        """See `NativeStore.export_pending`; of what this rank defers, of its own batches."""
-        deferred = NativeStore.export_pending(self._collector, table)
+    def export_deferred(self, table: str) -> dict[str, np.ndarray]:
+        """See `NativeStore.export_deferred`; of what this rank defers, of its own batches."""
+        deferred = NativeStore.export_deferred(self._collector, table)
         if self._collector is not self:
             # Replicas are never updated.
             deferred["learning_rate"] = np.float32(self.learning_rate.numpy())
         return deferred
 
-    def import_pending(self, table: str, contents: Mapping[str, Any]) -> None:
-        """See `NativeStore.import_pending`; of what this rank is to defer."""
-        NativeStore.import_pending(self._collector, table, contents)
+    def import_deferred(self, table: str, contents: Mapping[str, Any]) -> None:
+        """See `NativeStore.import_deferred`; of what this rank is to defer."""
+        NativeStore.import_deferred(self._collector, table, contents)
 
 
 # Of a row: 16 bytes of an index that is at most 4/5 full.

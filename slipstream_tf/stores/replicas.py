@@ -137,7 +137,7 @@ class ReplicatingStore(CollectingStore):
     """Base of stores that look rows of other ranks up in replicas of theirs."""
 
     is_spread = True
-    may_freeze = True
+    has_read_only_replicas = True
     has_replicas = True
     _replicas: Replicas
 
@@ -145,7 +145,7 @@ class ReplicatingStore(CollectingStore):
     def _collector(self) -> NativeStore:
         return self._replicas
 
-    def frozen_keys(self, table: str) -> int:
+    def read_only_keys(self, table: str) -> int:
         """Returns how many keys of a table have read-only replicas in this window."""
         return self._replicas.read_only[self._require(table)]
 
@@ -155,21 +155,25 @@ class ReplicatingStore(CollectingStore):
         Beside these: marks uint8 [n], the row flags of this window. Gradients stay deferred.
         """
         contents = NativeStore.export_table(self._collector, table, flush=False)
-        return {**contents, "marks": NativeStore.marks(self._collector, table, contents["keys"])}
+        return {
+            **contents,
+            "marks": NativeStore.row_flags(self._collector, table, contents["keys"]),
+        }
 
     def import_copies(self, table: str, contents: Mapping[str, Any]) -> None:
         """Replaces this rank's replicas by those of `export_copies`.
 
-        Read-only ones are as old as they were. Call it in the midst of a window, after `mark_rows`
-        and `freeze`, whose flags replicas keep where the contents have none (no replica is
-        refreshed then); and before `import_pending`: deferred gradients leave without a trace.
+        Read-only ones are as old as they were. Call it in the midst of a window, after
+        `set_row_flags` and `set_read_only`, whose flags replicas keep where the contents have none
+        (no replica is refreshed then); and before `import_deferred`: deferred gradients leave
+        without a trace.
         """
         rows = dict(contents)
         keys, flags = rows["keys"], rows.pop("marks", None)
         if flags is None:
-            flags = self._replicas.marks(table, keys) & ~REFRESHED
+            flags = self._replicas.row_flags(table, keys) & ~REFRESHED
         self._replicas.import_table(table, rows)
-        self._replicas.mark_rows(table, keys, flags)
+        self._replicas.set_row_flags(table, keys, flags)
 
 
 class ReadOnlyRows:

@@ -157,12 +157,12 @@ class VariableStore(WatchingStore):
         """Returns a scalar bool variable: whether rows are, or were, deferred (dry run or not)."""
         return self._watched[self._require(table)].is_active
 
-    def let_go(self) -> None:
+    def flush_with_next_gradients(self) -> None:
         """Makes all deferred gradients leave with those of the next step, whatever the policy."""
         for watched in self._watched.values():
             watched.flush()
 
-    def pending(self) -> dict[str, int]:
+    def deferred_rows(self) -> dict[str, int]:
         """Returns, for each table, the deferred gradients still to be applied (eager only)."""
         return {name: watched.num_unapplied() for name, watched in self._watched.items()}
 
@@ -268,7 +268,8 @@ class VariableStore(WatchingStore):
 
         Args:
             table: name of the table.
-            flush: must be false: deferred gradients leave with a step's only (`let_go`).
+            flush: must be false: deferred gradients leave with a step's only; see
+                `flush_with_next_gradients`.
 
         Returns:
             As `NativeStore.export_table`; there are no slots, which are the optimizer's.

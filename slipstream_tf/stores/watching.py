@@ -324,14 +324,14 @@ class WatchingStore(UpdatedElsewhere):
             return tf.fill(tf.shape(keys), np.float32(np.inf))
         return self._movements.of(self._updater, self._variable(table), keys, sums)
 
-    def mark_rows(self, table: str, keys: Any, marks: Any) -> None:
-        """Replaces the saturated keys of a table by those flagged so; see `TrackedStore.mark_rows`.
+    def set_row_flags(self, table: str, keys: Any, flags: Any) -> None:
+        """Replaces a table's saturated keys by those flagged so; see `TrackedStore.set_row_flags`.
 
         Raises:
             ValueError: a flag is WATCHED: the store does not see updates, so that the drift metric
                 "signal" needs another store.
         """
-        flags, keys = np.asarray(marks, np.uint8), np.asarray(keys, np.int64)
+        flags, keys = np.asarray(flags, np.uint8), np.asarray(keys, np.int64)
         self._require_unwatched(table, flags)
         saturated = keys[(flags & SATURATED) > 0]
         self._watched[table].saturated = saturated[self._is_own(table, saturated)]
@@ -380,7 +380,7 @@ class WatchingStore(UpdatedElsewhere):
         """The optimizer's learning rate, a scalar; 0 if it is not known."""
         raise NotImplementedError
 
-    def export_pending(self, table: str) -> dict[str, np.ndarray]:
+    def export_deferred(self, table: str) -> dict[str, np.ndarray]:
         """Returns the deferred gradients of this rank's rows; they stay.
 
         As `ops.table_state` describes them, with the optimizer's learning rate, or 0 where the
@@ -397,12 +397,12 @@ class WatchingStore(UpdatedElsewhere):
             "is_leaving": np.bool_(buffer.state().flushes),
         }
 
-    def import_pending(self, table: str, contents: Mapping[str, Any]) -> None:
+    def import_deferred(self, table: str, contents: Mapping[str, Any]) -> None:
         """Replaces the deferred gradients; those of one key are added up.
 
         Args:
             table: name of the table.
-            contents: as `export_pending` gave them; keys that other ranks own are passed over.
+            contents: as `export_deferred` gave them; keys that other ranks own are passed over.
 
         Raises:
             RuntimeError: there are some, but the policy defers nothing.
@@ -417,6 +417,6 @@ class WatchingStore(UpdatedElsewhere):
             )
         watched.buffer.replace(*added_up(self._rows_of(table, keys), ages, sums))
 
-    def let_go_of(self, table: str) -> None:
+    def flush_with_next_step(self, table: str) -> None:
         """Makes all deferred gradients of a table leave with the next step, whatever the policy."""
         self._watched[self._require(table)].buffer.flush()

@@ -17,7 +17,7 @@ Call = Callable[..., Any]
 
 KEYS = np.array([5, 7, 5, 9, -1])
 IDS = np.arange(5)
-MARKS = np.array([1, 2, 3], np.uint8)
+FLAGS = np.array([1, 2, 3], np.uint8)
 # One feature [batch], one with row splits and weights, one column of a [batch, width] tensor.
 FEATURES: dict[str, Any] = {
     "keys": [np.array([5, 7, 9]), np.array([1, 1, 2, 4]), np.array([[1, 5], [7, 2], [3, 3]])],
@@ -63,7 +63,7 @@ def call_table_ops(call: Call) -> None:
     call("SlipstreamTableGather", handle=table, keys=keys, dim=2)
     call("SlipstreamTableHotKeys", handle=table, k=np.int64(2))
     call("SlipstreamTableDecayCounts", handle=table, factor=np.float32(0.5))
-    call("SlipstreamTableSetRowFlags", handle=table, keys=keys, flags=MARKS, create_missing=True)
+    call("SlipstreamTableSetRowFlags", handle=table, keys=keys, flags=FLAGS, create_missing=True)
     call("SlipstreamTableRowFlags", handle=table, keys=keys)
     snapshot = np.zeros((3, 2), np.float32)
     call("SlipstreamTableMeasure", handle=table, keys=keys, snapshot=snapshot, metric="signal")
@@ -72,8 +72,8 @@ def call_table_ops(call: Call) -> None:
     call("SlipstreamTableSquaredUpdateLengths", handle=table, keys=keys)
     call("SlipstreamTableSetPolicy", handle=table, **_deferring())
     call("SlipstreamApplyGradients", gradients=_gradients(looked_up), **update)
-    held = call("SlipstreamTableExportDeferred", handle=table)
-    call("SlipstreamTableImportDeferred", handle=table, **_as_inputs(held))
+    deferred = call("SlipstreamTableExportDeferred", handle=table)
+    call("SlipstreamTableImportDeferred", handle=table, **_as_inputs(deferred))
     call("SlipstreamTableFlush", handle=table)
     call("SlipstreamTableUpdateCounts", handle=table)
     call("SlipstreamTableStatistics", handle=table)
@@ -94,8 +94,8 @@ def call_exchange_ops(call: Call) -> None:
     call("SlipstreamCollectGradients", plan=later.plan, **update)
     call("SlipstreamCollectDeferred", handles=deferring, ranks=2)
 
-    asked = call("SlipstreamRouteKeys", handles=copies, ranks=2, **FEATURES)
-    sizes, keys = (part.numpy() for part in asked)
+    requested = call("SlipstreamRouteKeys", handles=copies, ranks=2, **FEATURES)
+    sizes, keys = (part.numpy() for part in requested)
     form = {"sizes": sizes, "keys": keys, "with_summary": np.True_, "rounds": np.False_}
     served = call("SlipstreamPullRows", handles=owners, **form)
     rows = served.rows.numpy()
@@ -109,8 +109,8 @@ def call_copying_ops(call: Call, owners: list[Any], copies: list[Any]) -> None:
     for table in owners:
         call("SlipstreamTableSetReplicated", handle=table, **hot)
     for _ in range(2):
-        asked = call("SlipstreamRouteKeys", handles=copies, ranks=2, refreshed=True, **FEATURES)
-        sizes, keys = (part.numpy() for part in asked)
+        requested = call("SlipstreamRouteKeys", handles=copies, ranks=2, refreshed=True, **FEATURES)
+        sizes, keys = (part.numpy() for part in requested)
         form = {"sizes": sizes, "keys": keys, "with_summary": np.True_, "rounds": np.False_}
         served = call("SlipstreamPullRows", handles=owners, refreshed=True, own_rank=0, **form)
         call(
@@ -120,8 +120,8 @@ def call_copying_ops(call: Call, owners: list[Any], copies: list[Any]) -> None:
             refreshed=True,
             **form,
         )
-    published = call("SlipstreamTableExportReplicated", handle=owners[0])
-    call("SlipstreamTableImportReplicated", handle=owners[0], ranks=2, **_as_inputs(published))
+    replicated = call("SlipstreamTableExportReplicated", handle=owners[0])
+    call("SlipstreamTableImportReplicated", handle=owners[0], ranks=2, **_as_inputs(replicated))
 
 
 def call_deferred_gradients_ops(call: Call) -> None:
@@ -165,7 +165,7 @@ def call_counting_ops(call: Call) -> None:
     call("SlipstreamHotKeyCandidates", handle=sketch)
     call("SlipstreamSortKeys", keys=[KEYS, IDS])
     key_map = call("SlipstreamKeyMap")
-    call("SlipstreamKeyMapAssign", handle=key_map, keys=np.array([5, 7, 9]), states=MARKS)
+    call("SlipstreamKeyMapAssign", handle=key_map, keys=np.array([5, 7, 9]), states=FLAGS)
     call("SlipstreamProbeKeys", handle=key_map, keys=KEYS)
     call("SlipstreamLookUpStates", handle=key_map, keys=KEYS)
     rows = np.arange(6, dtype=np.float32).reshape(3, 2)

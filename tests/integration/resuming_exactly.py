@@ -127,8 +127,8 @@ def run(way: str, directory: Path, results: Path, what: str) -> None:
     state |= {f"weight_{i}": w.numpy() for i, w in enumerate(model.variables)}
     state |= {f"optimizer_{i}": v.numpy() for i, v in enumerate(optimizer.variables)}
     for table in tables:
-        held = embeddings.store.export_pending(table.name)
-        state |= {f"{table.name}_held_{n}": values for n, values in held.items()}
+        deferred = embeddings.store.export_deferred(table.name)
+        state |= {f"{table.name}_held_{n}": values for n, values in deferred.items()}
         contents = embeddings.store.export_table(table.name, flush=False)
         state |= {f"{table.name}_{n}": values for n, values in contents.items()}
         states = slipstream.tracker.states[table.name]

@@ -74,8 +74,8 @@ def test_every_network_run_has_flags_that_the_program_takes(
         elif case.placement == "sharded":
             assert (resolved.engine.get("freeze_drift") != 0) == ("frozen" in case.run)
     assert network.flags_of("defer_0.015", "replicated")["defer_movement"] == "0.015"
-    frozen = network.flags_of("frozen_0.1_25", "sharded")
-    assert (frozen["freeze_drift"], frozen["snapshot_interval"]) == ("0.1", "25")
+    read_only = network.flags_of("frozen_0.1_25", "sharded")
+    assert (read_only["freeze_drift"], read_only["snapshot_interval"]) == ("0.1", "25")
     assert network.flags_of("unwatched", "sharded").get("track") is None
     for name in (
         "deferred",

@@ -89,7 +89,7 @@ def test_gradients_are_deferred_after_the_warm_up(trigger):
     assert deferred[:3] == [0, 0, 0] and sum(deferred[4:]) > 0
     assert "have been sent" in slipstream.summary()
     store = slipstream.store
-    waiting = sum(store.pending().values())
+    waiting = sum(store.deferred_rows().values())
     assert waiting > 0
     assert flush_held(slipstream, store.optimizer) == waiting
     _, plain_rows = train(skip="none")
@@ -116,8 +116,8 @@ def test_fit_applies_what_is_held_at_each_epochs_end():
     model.compile(optimizer, "mse")
     waiting = []
     watch = keras.callbacks.LambdaCallback(
-        on_train_batch_end=lambda batch, logs: waiting.append(store.pending()["item"]),
-        on_epoch_end=lambda epoch, logs: waiting.append(-store.pending()["item"]),
+        on_train_batch_end=lambda batch, logs: waiting.append(store.deferred_rows()["item"]),
+        on_epoch_end=lambda epoch, logs: waiting.append(-store.deferred_rows()["item"]),
     )
     keys = np.random.default_rng(1).integers(0, 20, (15 * 8, 1))
     model.fit(

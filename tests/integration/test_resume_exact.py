@@ -59,7 +59,7 @@ def test_rows_states_and_metrics_are_bitwise_the_same(way: str, results: Path) -
             assert one.tobytes() == other.tobytes(), name
         losses = straight["losses"]
         assert len(losses) == 2 * HALF and len(set(losses)) > HALF
-        held = sum(len(straight[f"f{i}_held_keys"]) for i in range(3))
+        deferred = sum(len(straight[f"f{i}_held_keys"]) for i in range(3))
     texts = [(results / what / f"{way}.json").read_text() for what in ("straight", "resumed")]
     assert texts[0] == texts[1]
     # And there was something to be lost.
@@ -71,4 +71,4 @@ def test_rows_states_and_metrics_are_bitwise_the_same(way: str, results: Path) -
     assert (sum(report["inputs_skipped"] for report in reports) > 0) == skips_inputs
     assert (sum(counts["masked"] for counts in rows) > 0) == (way == "mask")
     assert (sum(counts["held"] for counts in rows) > 0) == (way in ("defer", "both"))
-    assert (held > 0) == (way in ("defer", "both"))
+    assert (deferred > 0) == (way in ("defer", "both"))

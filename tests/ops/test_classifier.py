@@ -242,14 +242,14 @@ def test_thinning_repeats_with_the_seed():
 
 @pytest.mark.parametrize("mode, values", [("drift", {"threshold": 1.0}), ("random", {})])
 def test_shadow_marks_and_keeps_everything(mode, values):
-    marks, kept = [], 0
+    all_flags, kept = [], 0
     for shadow in (False, True):
         classifier = make(drifts={(0, 1): 0.5, (0, 2): 2.0})
         rate = {"random_share": 0.5} if mode == "random" else {"keep_rate": 0.5}
         classifier.configure(mode, shadow=shadow, **values, **rate)
         users = {"user": np.arange(100) % 3}
         skippable, _, weight = classifier.classify(users, TWO_TABLES[:1])
-        marks.append(skippable.numpy())
+        all_flags.append(skippable.numpy())
         counts = classifier.end_window()
         assert counts.inputs_skippable == skippable.numpy().sum() > 0
         if shadow:
@@ -258,7 +258,7 @@ def test_shadow_marks_and_keeps_everything(mode, values):
         else:
             assert counts.inputs_skipped == (weight.numpy() == 0).sum() > 0
             kept = counts.inputs_kept
-    np.testing.assert_array_equal(marks[0], marks[1])
+    np.testing.assert_array_equal(all_flags[0], all_flags[1])
 
 
 def test_ignored_tables_count_neither_as_saturated_nor_as_moving():

@@ -35,13 +35,13 @@ class Reference:
     def __init__(self):
         self.sums: dict[int, np.ndarray] = {}
         self.since: dict[int, int] = {}
-        self.steps, self.lets_go = 0, False
+        self.steps, self.flushes = 0, False
         self.counts = dict.fromkeys(DeferredCounts._fields, 0)
 
     def step(self, policy, capacity, marked, keys, gradients):
         """Returns the rows that leave: keys, ascending, and sums."""
         self.steps += 1
-        may_hold = policy.mode == "defer" and not self.lets_go
+        may_hold = policy.mode == "defer" and not self.flushes
         by_movement = policy.trigger == "movement"
         leaving, wants_room = {}, []
         for key, gradient in zip(keys, gradients, strict=True):
@@ -61,10 +61,10 @@ class Reference:
             else:
                 wants_room.append((key, total))
         for key in list(self.sums):
-            if self.lets_go or self.steps - self.since[key] >= policy.max_age:
+            if self.flushes or self.steps - self.since[key] >= policy.max_age:
                 leaving[key] = self.sums[key]
                 self._drop(key)
-                self.counts["flushed" if self.lets_go else "due_by_age"] += 1
+                self.counts["flushed" if self.flushes else "due_by_age"] += 1
                 self.counts["without_gradient"] += 1
         for key, total in wants_room:
             has_room = len(self.sums) < min(capacity, policy.max_rows)
@@ -73,7 +73,7 @@ class Reference:
                 self.sums[key], self.since[key] = total, self.steps
             else:
                 leaving[key] = total
-        self.lets_go = False
+        self.flushes = False
         order = sorted(leaving)
         return order, np.array([leaving[key] for key in order], np.float32).reshape(-1, DIM)
 
@@ -136,9 +136,9 @@ def test_equals_a_dictionary(device, seed):
             capacity = max(capacity, len(reference.sums))
         if rng.random() < 0.15:
             holder.buffer.flush()
-            reference.lets_go = len(reference.sums) > 0
+            reference.flushes = len(reference.sums) > 0
         keys, gradients = some_rows(rng, rng.integers(0, 14))
-        assert holder.buffer.state().flushes == reference.lets_go
+        assert holder.buffer.state().flushes == reference.flushes
         due = holder.step(keys, gradients)
         expected_keys, expected_sums = reference.step(policy, capacity, marked, keys, gradients)
         assert due.keys.numpy().tolist() == expected_keys

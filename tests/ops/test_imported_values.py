@@ -27,7 +27,7 @@ def contents() -> dict[str, Any]:
     }
 
 
-def pending() -> dict[str, Any]:
+def deferred() -> dict[str, Any]:
     return {
         "keys": np.array([3, 8]),
         "ages": np.array([1, 0]),
@@ -71,12 +71,12 @@ def test_pending(column: str, place: Any, value: Any, message: str) -> None:
     store = NativeStore([TableConfig("t", 2)], optimizers.Adagrad(0.1))
     store.import_table("t", {**contents(), "last_used": np.empty(0, np.int64)})
     store.set_update_policy("t", UpdatePolicy("defer", movement=1e9, max_age=99, max_rows=99))
-    store.import_pending("t", pending())
-    bad = pending()
+    store.import_deferred("t", deferred())
+    bad = deferred()
     bad[column][place] = value
     with pytest.raises(tf.errors.InvalidArgumentError, match=message + ".*allowed"):
-        store.import_pending("t", bad)
-    assert np.isfinite(store.export_pending("t")["sums"]).all()
+        store.import_deferred("t", bad)
+    assert np.isfinite(store.export_deferred("t")["sums"]).all()
 
 
 def test_deferred_gradients_and_variables() -> None:
@@ -102,7 +102,7 @@ def test_deferred_gradients_and_variables() -> None:
 def test_sums_on_their_way_out_are_told() -> None:
     store = VariableStore({"t": tf.Variable(tf.zeros([9, 2]))})
     store.set_update_policy("t", UpdatePolicy("defer", trigger="interval", max_age=9, max_rows=9))
-    store.import_pending("t", pending())
-    assert not store.export_pending("t")["is_leaving"]
-    store.let_go_of("t")
-    assert store.export_pending("t")["is_leaving"]
+    store.import_deferred("t", deferred())
+    assert not store.export_deferred("t")["is_leaving"]
+    store.flush_with_next_step("t")
+    assert store.export_deferred("t")["is_leaving"]

@@ -224,7 +224,7 @@ def test_measure_of_no_keys_is_empty(metric):
 def test_measure_tells_a_watched_rows_signal():
     store = make_store()
     _, plan = lookup(store, {"f": [1, 2]}, one_table())
-    store.mark_rows("t0", [1, 2], np.full(2, WATCHED))
+    store.set_row_flags("t0", [1, 2], np.full(2, WATCHED))
     snapshot, _ = store.gather("t0", [1, 2])
     for gradients in ([[1.0] * 4, [1.0] * 4], [[1.0] * 4, [-1.0] * 4]):  # on, and back again
         store.apply_gradients(plan, [tf.constant(gradients)])

@@ -41,7 +41,7 @@ def test_sums_ages_and_rows_against_numpy() -> None:
         for key in keys:
             total, since = expected.get(key, (0.0, number))
             expected[key] = [total + gradient, since]
-    deferred = store.export_pending("t")
+    deferred = store.export_deferred("t")
     found = {
         int(k): [float(s[0]), len(steps) - int(a)]
         for k, a, s in zip(deferred["keys"], deferred["ages"], deferred["sums"], strict=True)
@@ -55,8 +55,8 @@ def test_sums_ages_and_rows_against_numpy() -> None:
 
     other = make_store()
     other.import_table("t", contents)
-    other.import_pending("t", deferred)
-    for name, values in other.export_pending("t").items():
+    other.import_deferred("t", deferred)
+    for name, values in other.export_deferred("t").items():
         np.testing.assert_array_equal(values, deferred[name])
     flushed, expected_rows = other.export_table("t"), store.export_table("t")
     np.testing.assert_array_equal(flushed["rows"], expected_rows["rows"])
@@ -66,11 +66,11 @@ def test_sums_ages_and_rows_against_numpy() -> None:
 
 def test_nothing_deferred_and_no_keys() -> None:
     store = make_store()
-    deferred = store.export_pending("t")
+    deferred = store.export_deferred("t")
     assert deferred["keys"].shape == (0,) and deferred["sums"].shape == (0, 2)
-    store.import_pending("t", deferred)
-    assert store.marks("t", np.empty(0, np.int64)).shape == (0,)
-    store.set_travelled("t", np.empty(0, np.int64), np.empty(0, np.float32))
+    store.import_deferred("t", deferred)
+    assert store.row_flags("t", np.empty(0, np.int64)).shape == (0,)
+    store.set_squared_update_lengths("t", np.empty(0, np.int64), np.empty(0, np.float32))
 
 
 BAD: dict[str, tuple[dict[str, Any], str]] = {
@@ -88,15 +88,15 @@ def test_bad_sums_are_refused_and_nothing_changes(what: str) -> None:
     changes, message = BAD[what]
     store = make_store()
     step(store, [1], 2.0)
-    deferred = store.export_pending("t")
+    deferred = store.export_deferred("t")
     with pytest.raises(tf.errors.InvalidArgumentError, match=message):
-        store.import_pending("t", {**deferred, **changes})
-    np.testing.assert_array_equal(store.export_pending("t")["sums"], deferred["sums"])
+        store.import_deferred("t", {**deferred, **changes})
+    np.testing.assert_array_equal(store.export_deferred("t")["sums"], deferred["sums"])
 
 
 def test_arrays_that_are_missing_or_unknown() -> None:
     with pytest.raises(ValueError, match="Invalid deferred gradients: arrays"):
-        make_store().import_pending("t", {"keys": [1]})
+        make_store().import_deferred("t", {"keys": [1]})
     classifier = InputClassifier(["t"])
     with pytest.raises(ValueError, match="Invalid `contents`"):
         classifier.import_window({"keys": [1]})
@@ -107,19 +107,19 @@ def test_a_policy_that_holds_nothing_takes_no_sums() -> None:
     step(store, [1], 2.0)
     other = make_store(UpdatePolicy())
     with pytest.raises(tf.errors.InvalidArgumentError, match="set a policy that defers first"):
-        other.import_pending("t", store.export_pending("t"))
+        other.import_deferred("t", store.export_deferred("t"))
 
 
 def test_marks_and_travelled_lengths() -> None:
     store = make_store(UpdatePolicy())
     step(store, [1, 2, 3], 1.0)
-    store.mark_rows("t", [1, 2, 7], [SATURATED, WATCHED, WATCHED])
-    np.testing.assert_array_equal(store.marks("t", [1, 2, 3, 7]), [SATURATED, WATCHED, 0, 0])
-    store.set_travelled("t", [1, 2, 3], [5.0, 6.0, 7.0])
-    np.testing.assert_array_equal(store.travelled("t", [1, 2, 3]), [0.0, 6.0, 0.0])
+    store.set_row_flags("t", [1, 2, 7], [SATURATED, WATCHED, WATCHED])
+    np.testing.assert_array_equal(store.row_flags("t", [1, 2, 3, 7]), [SATURATED, WATCHED, 0, 0])
+    store.set_squared_update_lengths("t", [1, 2, 3], [5.0, 6.0, 7.0])
+    np.testing.assert_array_equal(store.squared_update_lengths("t", [1, 2, 3]), [0.0, 6.0, 0.0])
     step(store, [2], 2.0)
     # Two values moved by 0.5 * 2.
-    np.testing.assert_allclose(store.travelled("t", [2]), [8.0])
+    np.testing.assert_allclose(store.squared_update_lengths("t", [2]), [8.0])
     with pytest.raises(tf.errors.InvalidArgumentError):
         table_state.set_squared_update_lengths(store._handles[0], [1, 2], [1.0])
     with pytest.raises(tf.errors.InvalidArgumentError):

@@ -65,7 +65,7 @@ def test_no_gradient_is_lost(steps, movement, max_age, max_rows, ranks, trigger)
     total = np.zeros((6, DIM))
     train(store, range(6), np.zeros((6, DIM)))
     store.set_update_policy("t", policy)
-    store.mark_rows("t", [0, 2, 4], np.full(3, SATURATED))
+    store.set_row_flags("t", [0, 2, 4], np.full(3, SATURATED))
     for step in steps:
         keys = np.array([key for key, _ in step])
         gradients = np.outer([g / 50 for _, g in step], [1.0, -0.5, 2.0])
@@ -112,7 +112,7 @@ def test_masked_rows_and_their_slots_stay(rule):
     store = make_store(rule)
     train(store, [1, 2], np.ones((2, DIM)))
     store.set_update_policy("t", UpdatePolicy("mask"))
-    store.mark_rows("t", [1, 99], np.full(2, SATURATED))
+    store.set_row_flags("t", [1, 99], np.full(2, SATURATED))
     before = state_of(store)
     train(store, [1, 2, 1], np.ones((3, DIM)))
     after = state_of(store)
@@ -142,18 +142,18 @@ def test_a_change_of_numbers_goes_on_holding():
 def test_watched_rows_sum_their_squared_update_lengths():
     store = make_store()
     train(store, [1, 2], np.zeros((2, DIM)))
-    store.mark_rows("t", [1], np.full(1, WATCHED))
+    store.set_row_flags("t", [1], np.full(1, WATCHED))
     for sign in (1.0, -1.0):
         train(store, [1, 2], np.full((2, DIM), sign))
     np.testing.assert_allclose(
-        store.travelled("t", [1, 2, 3]), [2 * DIM * RATE**2, 0, 0], rtol=1e-4
+        store.squared_update_lengths("t", [1, 2, 3]), [2 * DIM * RATE**2, 0, 0], rtol=1e-4
     )
 
 
 def test_empty_marks_and_keys():
     store = make_store()
-    store.mark_rows("t", np.empty(0, np.int64), np.empty(0, np.uint8))
-    assert store.travelled("t", np.empty(0, np.int64)).shape == (0,)
+    store.set_row_flags("t", np.empty(0, np.int64), np.empty(0, np.uint8))
+    assert store.squared_update_lengths("t", np.empty(0, np.int64)).shape == (0,)
 
 
 def test_bytes_of_deferred_gradients_stay_within_what_is_said():
@@ -196,7 +196,7 @@ def test_bad_policies_are_refused(arguments, message):
 
 def test_flags_of_another_length_are_refused():
     with pytest.raises(tf.errors.InvalidArgumentError, match=r"flags of table '.*' has shape"):
-        make_store().mark_rows("t", [1, 2], np.full(1, SATURATED))
+        make_store().set_row_flags("t", [1, 2], np.full(1, SATURATED))
 
 
 @pytest.mark.parametrize("num_rows", [3, 8, 28, 500])

@@ -112,8 +112,8 @@ def train(
         data = slip.distributed.even_ends(data, comm)
     fitted = model.fit(data, verbose=0, callbacks=[slipstream.callback()], shuffle=False)
     state = [w.numpy() for w in model.trainable_variables]
-    held = sum(embeddings.store.update_counts(table.name).held for table in tables)
-    assert (held > 0) == (skip == "defer" and len(batches) > 0), held
+    deferred = sum(embeddings.store.update_counts(table.name).held for table in tables)
+    assert (deferred > 0) == (skip == "defer" and len(batches) > 0), deferred
     for table in tables:
         contents = embeddings.store.export_table(table.name)
         parts = [contents[name] for name in ("keys", "rows", "slots")]

@@ -18,7 +18,7 @@ import slipstream_tf as slip
 EPOCHS = 2
 
 
-class FrozenKeys(keras.callbacks.Callback):
+class ReadOnlyKeys(keras.callbacks.Callback):
     """Adds up how many keys have frozen copies, batch by batch."""
 
     def __init__(self, store: Any) -> None:
@@ -27,7 +27,7 @@ class FrozenKeys(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         del batch, logs
-        self.total += sum(self.store.frozen_keys(table.name) for table in self.store.tables)
+        self.total += sum(self.store.read_only_keys(table.name) for table in self.store.tables)
 
 
 def make_embeddings(comm: Any, **options: Any) -> slip.keras.EmbeddingCollection:
@@ -69,16 +69,16 @@ def fit(batches: list[Batch], comm: Any, skip: str, prefetch: bool) -> list[np.n
     )
     slipstream = slip.Slipstream(embeddings, config)
     data = slip.distributed.even_ends(dataset_of(batches), comm)
-    frozen = FrozenKeys(embeddings.store)
+    read_only = ReadOnlyKeys(embeddings.store)
     fitted = model.fit(
         slip.distributed.with_next(data) if prefetch else data,
         validation_data=slip.distributed.even_ends(dataset_of(batches[:2]), comm),
         epochs=EPOCHS,
         verbose=0,
         shuffle=False,
-        callbacks=[slipstream.callback(), frozen],
+        callbacks=[slipstream.callback(), read_only],
     )
-    assert (frozen.total > 0) == (skip != "none"), frozen.total
+    assert (read_only.total > 0) == (skip != "none"), read_only.total
     losses = [np.array(fitted.history[name]) for name in ("loss", "val_loss")]
     return [*state_of(comm, embeddings, model.trainable_variables), *losses]
 

@@ -58,7 +58,7 @@ def train(how: str, trigger: str, batches: list[Batch], comm: Any) -> np.ndarray
     model = Linear()
     store = VariableStore({"item": model.embedding.embeddings})
     optimizer = DistributedOptimizer(keras.optimizers.SGD(0.5), comm, store)
-    store.mark_rows("item", np.arange(20), np.full(20, SATURATED))
+    store.set_row_flags("item", np.arange(20), np.full(20, SATURATED))
     store.set_update_policy("item", POLICIES[trigger])
     if how == "fit":
         model.compile(optimizer, product)

@@ -109,11 +109,11 @@ class Case:
         for store in (self.ahead, self.at_once):
             if event in ("mark", "freeze"):
                 for table in TABLES:
-                    store.mark_rows(table.name, keys[:6], np.full(6, SATURATED))
+                    store.set_row_flags(table.name, keys[:6], np.full(6, SATURATED))
             if event == "freeze":
-                store.freeze(hot)
+                store.set_read_only(hot)
             if event == "publish" and store.copy_movement is not None:
-                store.publish({table.name: keys for table in TABLES})
+                store.set_replicated({table.name: keys for table in TABLES})
             if event == "evaluation":
                 looked_up = [store.lookup(pack(x, SPECS), SPECS, training=False)[0] for x in seen]
                 results.append([rows for pooled in looked_up for rows in pooled])
@@ -142,12 +142,12 @@ def reads_no_stale_row(comm: Any, what_ends_copies: str) -> None:
         return pooled[0].numpy()
 
     first = step(announces=False)
-    store.mark_rows("t0", keys, np.full(8, SATURATED))
-    store.freeze({"t0": (keys, np.full(8, 100, np.float32))})
-    frozen = step(announces=False)
-    np.testing.assert_array_equal(step(announces=True)[of_others], frozen[of_others])
-    if what_ends_copies == "mark_rows":
-        store.mark_rows("t0", keys[:0], np.empty(0, np.uint8))
+    store.set_row_flags("t0", keys, np.full(8, SATURATED))
+    store.set_read_only({"t0": (keys, np.full(8, 100, np.float32))})
+    read_only = step(announces=False)
+    np.testing.assert_array_equal(step(announces=True)[of_others], read_only[of_others])
+    if what_ends_copies == "set_row_flags":
+        store.set_row_flags("t0", keys[:0], np.empty(0, np.uint8))
     else:
         others = tf.range(100, 132, dtype=tf.int64)
         store.lookup(pack({"a": others}, specs), specs, training=False)
@@ -198,7 +198,7 @@ def main() -> None:
     tf.config.threading.set_intra_op_parallelism_threads(1)
     comm = distributed.init()
     tf.get_logger().setLevel("ERROR")  # Traced cases are traced anew for every size, on purpose.
-    for what_ends_copies in ("mark_rows", "evaluations"):
+    for what_ends_copies in ("set_row_flags", "evaluations"):
         reads_no_stale_row(comm, what_ends_copies)
     for is_traced in (False, True):
         refuses(comm, is_traced)

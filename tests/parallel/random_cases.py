@@ -104,8 +104,8 @@ class Case:
         smallest accumulator of a row.
         """
         is_scarce = any(0 < policy.max_rows < 1000 for policy in self.policies)
-        is_judged = self.placement == "replicated" or self.mode == "interval" or self.rule == "sgd"
-        is_alike = self.is_even and self.wire_dtype == "float32" and not is_scarce and is_judged
+        is_decided = self.placement == "replicated" or self.mode == "interval" or self.rule == "sgd"
+        is_alike = self.is_even and self.wire_dtype == "float32" and not is_scarce and is_decided
         return not self.is_deferred or is_alike
 
     @property
@@ -235,13 +235,13 @@ def of_all_ranks(store: Any, keys: np.ndarray, values: np.ndarray) -> np.ndarray
 def rows_and_slots(store: Any, table: TableConfig, keys: np.ndarray) -> np.ndarray:
     """Rows and slots by key, float32 [n, dim + slots]; of a key without a row, the initial ones."""
     rows = store.gather(table.name, keys)[0].numpy()
-    held = store.export_table(table.name)
-    slots = np.full((keys.size, held["slots"].shape[1]), 0.1, np.float32)
-    place = {key: i for i, key in enumerate(held["keys"].tolist())}
+    exported = store.export_table(table.name)
+    slots = np.full((keys.size, exported["slots"].shape[1]), 0.1, np.float32)
+    place = {key: i for i, key in enumerate(exported["keys"].tolist())}
     for i, key in enumerate(keys.tolist()):
         if key in place:
-            slots[i] = held["slots"][place[key]]
-            np.testing.assert_array_equal(held["rows"][place[key]], rows[i])
+            slots[i] = exported["slots"][place[key]]
+            np.testing.assert_array_equal(exported["rows"][place[key]], rows[i])
     return of_all_ranks(store, keys, np.concatenate([rows, slots], axis=1))
 
 
@@ -299,7 +299,7 @@ class Comparison:
             known = np.array(sorted(self.seen[table.name]), np.int64)
             marked = known[random.random(known.size) < 0.5]
             for store in (self.store, self.simulated, self.plain):
-                store.mark_rows(table.name, marked, np.full(marked.size, SATURATED))
+                store.set_row_flags(table.name, marked, np.full(marked.size, SATURATED))
 
     def _step(self, step: int) -> None:
         case, comm = self.case, self.comm
@@ -309,7 +309,7 @@ class Comparison:
         if step + 1 < len(case.sizes) and case.are_announced[step + 1]:
             next_inputs = as_inputs(case, draw_batch(case, self.seed, step + 1, comm.rank)[0])
         if case.keeps_copies and step % 2 == 1:
-            self.store.publish({t.name: self._some_keys(t, step) for t in case.tables})
+            self.store.set_replicated({t.name: self._some_keys(t, step) for t in case.tables})
         given = as_inputs(case, keys), list(map(tf.constant, gradients))
         pooled = self.train(*given, next_inputs)
         union = {n: [bag for batch, _ in batches for bag in batch[n]] for n in keys}

@@ -29,15 +29,15 @@ def stay_in_budget(comm: Communicator) -> None:
     store = ShardedStore(TABLES, optimizers.Adagrad(0.1), comm, cache_bytes=CACHE_BYTES)
     random = np.random.default_rng(comm.rank)
     nothing = np.empty(0, np.int64)
-    largest, most_frozen = 0, 0
+    largest, most_read_only = 0, 0
     for step in range(STEPS):
         if step % 8 == 4:
             first = 20 * step
             hot = np.arange(first, first + 40), np.full(40, 1e6, np.float32)
             for table in TABLES:
-                store.mark_rows(table.name, nothing, nothing)
-            store.freeze({table.name: hot for table in TABLES})
-            most_frozen = max(most_frozen, store.frozen_keys("a"))
+                store.set_row_flags(table.name, nothing, nothing)
+            store.set_read_only({table.name: hot for table in TABLES})
+            most_read_only = max(most_read_only, store.read_only_keys("a"))
             largest = max(largest, store.copy_bytes())
         inputs = {spec.name: tf.constant(random.integers(0, KEYS, BATCH)) for spec in SPECS}
         is_training = step % 3 < 2
@@ -45,7 +45,7 @@ def stay_in_budget(comm: Communicator) -> None:
         largest = max(largest, store.copy_bytes())
         if is_training:
             store.apply_gradients(plan, pooled)
-    assert most_frozen == 25, most_frozen
+    assert most_read_only == 25, most_read_only
     assert CACHE_BYTES // 2 < largest <= CACHE_BYTES, f"{largest} bytes of {CACHE_BYTES}"
 
 

@@ -90,8 +90,8 @@ def test_a_killed_rank(run_ranks: Any, way: str, data: str, tmp_path: Path) -> N
         assert without_times(resumed[name]) == numbers(without_times(straight[name])), name
     assert len(resumed["windows"]) == len(straight["windows"]) > 5
     assert resumed["inputs"]["seen"] == 3_000
-    frozen = [window["frozen_keys"] for window in straight["windows"]]
-    assert (max(frozen) > 0) == (way == "sharded"), frozen
+    read_only = [window["frozen_keys"] for window in straight["windows"]]
+    assert (max(read_only) > 0) == (way == "sharded"), read_only
     sent, before = resumed["ranks"]["bytes"], straight["ranks"]["bytes"]
     for kind in ("gradients", "deferred", "rows"):
         assert sent[kind] == pytest.approx(before[kind], rel=0.01), kind

@@ -204,7 +204,7 @@ RETIRED_PHRASES = {
     r"makes? room": "evicts",
 }
 # What users write or read today: settings, arguments, columns of metrics and reports.
-SETTINGS = {"freeze_drift", "marked"}
+SETTINGS = {"flush_held", "freeze_drift", "frozen_bytes", "marked"}
 # Of the standard library.
 FOREIGN = {"FrozenInstanceError"}
 # Fields of records that are metrics columns; so they are attributes and keywords, and no more.

@@ -28,9 +28,9 @@ from slipstream_tf.stores.sok.tables import SokTables
 class SokEmbeddingStore(ReplicatingStore, SokTables):
     """Embedding tables whose rows SOK holds, spread over the ranks by key modulo their number.
 
-    Every lookup (evaluation, too), update, `flush`, `freeze` and change of policy is a collective;
-    ranks without inputs take part with an empty batch. Gradients are averaged over the ranks. What
-    SOK sends is in the communicator's traffic.
+    Every lookup (evaluation, too), update, `flush`, `set_read_only` and change of policy is a
+    collective; ranks without inputs take part with an empty batch. Gradients are averaged over the
+    ranks. What SOK sends is in the communicator's traffic.
 
     A variable of SOK starts with zeros: it holds what training added to the initial row of a key,
     which follows from the table's seed. Rows as the model reads them come from `gather` and
@@ -177,13 +177,13 @@ class SokEmbeddingStore(ReplicatingStore, SokTables):
         self._require_policy(table, policy)
         self._defers.assign(self._collect_by(table, policy))
 
-    def mark_rows(self, table: str, keys: Any, marks: Any) -> None:
-        """See `EmbeddingStore.mark_rows`; none of the table's replicas is read-only then.
+    def set_row_flags(self, table: str, keys: Any, flags: Any) -> None:
+        """See `EmbeddingStore.set_row_flags`; none of the table's replicas is read-only then.
 
         Raises:
             ValueError: a flag is WATCHED: rows are updated by SOK.
         """
-        keys, flags = np.asarray(keys, np.int64), np.asarray(marks, np.uint8)
+        keys, flags = np.asarray(keys, np.int64), np.asarray(flags, np.uint8)
         self._require_unwatched(table, flags)
         found, before = self._table(table), self._saturated[table]
         own = found.own(self._replicas.withhold(table, keys, flags))
@@ -191,10 +191,11 @@ class SokEmbeddingStore(ReplicatingStore, SokTables):
         found.touch(np.union1d(before, own), slots)
         self._saturated[table] = own
 
-    def freeze(self, hot: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> None:
-        """Gives every rank replicas of rows that it reads without a request until `mark_rows`.
+    def set_read_only(self, hot: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> None:
+        """Gives every rank replicas of rows that it reads without a request until `set_row_flags`.
 
-        A collective; call it on all ranks alike, after `mark_rows`. See `ShardedStore.freeze`.
+        A collective; call it on all ranks alike, after `set_row_flags`. See
+        `ShardedStore.set_read_only`.
 
         Args:
             hot: table -> keys int64 [n] and access counts float32 [n] over all ranks, by count

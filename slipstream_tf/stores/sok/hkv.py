@@ -66,7 +66,7 @@ def require_settings(settings: Mapping[str, Any], place: str, are_capacities_nee
         if name in settings:
             require_power_of_two(name, settings[name], place)
         elif name in _CAPACITIES and are_capacities_needed:
-            allowed = f"a power of two; without it SOK makes room for {DEFAULT_CAPACITY:,} rows"
+            allowed = f"a power of two; without it SOK reserves {DEFAULT_CAPACITY:,} rows"
             raise invalid(name, None, place, allowed)
     first, most = (settings.get(name, DEFAULT_CAPACITY) for name in _CAPACITIES)
     if first > most:

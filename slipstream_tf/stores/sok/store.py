@@ -64,9 +64,9 @@ class SokStore(WatchedTables):
     What `lookup` has SOK send is in the communicator's traffic; what the loop itself sends through
     `sok` is not.
 
-    Access counts are exact, in host memory, and those of at most `counted_keys` keys of a table, of
-    which the least accessed makes room for a new one. With `counts_on_device` they are estimates of
-    all keys, made on the table's device; see `ops.hot_keys.HotKeySketch`.
+    Access counts are exact, in host memory, and those of at most `counted_keys` keys of a table,
+    of which the least accessed is evicted for a new one. With `counts_on_device` they are estimates
+    of all keys, made on the table's device; see `ops.hot_keys.HotKeySketch`.
 
     Attributes:
         tables: one per variable, in the order given.
@@ -74,7 +74,7 @@ class SokStore(WatchedTables):
         comm: as given.
     """
 
-    may_freeze = True
+    has_read_only_replicas = True
 
     def __init__(
         self,
@@ -114,7 +114,7 @@ class SokStore(WatchedTables):
         self._opened = {name: open_table(name, v) for name, v in _named(variables).items()}
         self._require_ranks(max(table.ranks for table in self._opened.values()))
         require_integer("frozen_bytes", frozen_bytes, 0, None, "SokStore")
-        self._frozen_bytes = frozen_bytes
+        self._replica_bytes = frozen_bytes
         self.tables = tuple(TableConfig(name, dim=t.dim) for name, t in self._opened.items())
         counter: AccessCounts
         if counts_on_device:
@@ -168,8 +168,8 @@ class SokStore(WatchedTables):
         self._looked_up.add(table)
         return self._read_only[table].look_up(keys, lambda k: self._lookup(found, k))
 
-    def freeze(self, hot: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> None:
-        """Gives every rank copies of rows that `lookup` reads until `mark_rows`; a collective.
+    def set_read_only(self, hot: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> None:
+        """Gives every rank copies of rows that `lookup` reads until `set_row_flags`; a collective.
 
         Rows are copied while their gradients are masked, and where `lookup` is used.
 
@@ -181,12 +181,12 @@ class SokStore(WatchedTables):
             return
         for name, found in self._opened.items():
             if name in hot and name in self._looked_up and self._watched[name].masks:
-                most = self._frozen_bytes // (4 * found.dim)
+                most = self._replica_bytes // (4 * found.dim)
                 keys = most_accessed(hot, name, most, self.least_accesses)
                 everyones, rows = self._everyones(found, keys)
                 self._read_only[name].assign(everyones.numpy(), rows.numpy())
 
-    def frozen_keys(self, table: str) -> int:
+    def read_only_keys(self, table: str) -> int:
         """Returns how many keys of a table have copies in this window."""
         return self._read_only[self._require(table)].size
 
@@ -204,9 +204,9 @@ class SokStore(WatchedTables):
             raise invalid("optimizer", None, "SokStore.flush", "the one of the training loop")
         self._flush_by(optimizer)
 
-    def mark_rows(self, table: str, keys: Any, marks: Any) -> None:
-        """See `WatchedTables.mark_rows`; none of the table's replicas is read-only then."""
-        super().mark_rows(table, keys, marks)
+    def set_row_flags(self, table: str, keys: Any, flags: Any) -> None:
+        """See `WatchedTables.set_row_flags`; none of the table's replicas is read-only then."""
+        super().set_row_flags(table, keys, flags)
         nothing = np.empty((0, self._table(table).dim), np.float32)
         self._read_only[table].assign(np.empty(0, np.int64), nothing)
 

@@ -174,7 +174,7 @@ def open_table(name: str, variable: Any) -> SokTable:
         if "max_capacity" not in settings:
             taken = hkv.memory(settings, variable.dimension)
             logging.warning(
-                "%s has no max_capacity: SOK makes room for %d rows, %.1f GiB on the GPU and %.1f "
+                "%s has no max_capacity: SOK reserves %d rows, %.1f GiB on the GPU and %.1f "
                 "in host memory, and as much again for each slot of the optimizer.",
                 place,
                 hkv.DEFAULT_CAPACITY,

@@ -239,7 +239,7 @@ def _settings_of(table: TableConfig, var_type: str, settings: Mapping[str, Any])
         hkv.require_power_of_two("capacity", table.capacity, place)
         found = {"init_capacity": table.capacity, **found, "max_capacity": table.capacity}
     elif "max_capacity" not in found:
-        allowed = f"a power of two; without it SOK makes room for {hkv.DEFAULT_CAPACITY:,} rows"
+        allowed = f"a power of two; without it SOK reserves {hkv.DEFAULT_CAPACITY:,} rows"
         raise invalid("capacity", None, place, allowed)
     hkv.require_settings(found, place, are_capacities_needed=True)
     return found

@@ -137,8 +137,8 @@ class WatchedTables(SpreadStore, WatchingStore):
             pairs.append((self.mask_gradients(name, nothing), found.variable))
         optimizer.apply_gradients(pairs)
 
-    def mark_rows(self, table: str, keys: Any, marks: Any) -> None:
-        """Replaces the saturated keys of a table by those flagged so; see `TrackedStore.mark_rows`.
+    def set_row_flags(self, table: str, keys: Any, flags: Any) -> None:
+        """Replaces a table's saturated keys by those flagged so; see `TrackedStore.set_row_flags`.
 
         Raises:
             ValueError: a flag is WATCHED: the store does not see updates, so that the drift metric
@@ -146,7 +146,7 @@ class WatchedTables(SpreadStore, WatchingStore):
         """
         found, watched = self._table(table), self._watched[self._require(table)]
         before = watched.saturated
-        super().mark_rows(table, keys, marks)
+        super().set_row_flags(table, keys, flags)
         # Of the window that ends, too: keys that are no longer masked would else be evicted before
         # they are written again.
         touched = np.union1d(before, watched.saturated)

@@ -106,18 +106,18 @@ def tell_writes_from_changes(comm) -> None:
     store.set_update_policy("t", UpdatePolicy("mask"))
     masked = KEYS[:6]
     train(store, 1)
-    store.mark_rows("t", masked, np.full(6, SATURATED))
+    store.set_row_flags("t", masked, np.full(6, SATURATED))
     time.sleep(0.01)
     since = datetime.datetime.now(datetime.timezone.utc)
     train(store, 1)
-    store.mark_rows("t", masked, np.full(6, SATURATED))
+    store.set_row_flags("t", masked, np.full(6, SATURATED))
     written = open_sok().incremental_model_dump([store.opened[0].variable], [since])[0][0]
     np.testing.assert_array_equal(np.sort(written), KEYS)
     keys, rows = sok_files.written_since(store, since)["t"]
     np.testing.assert_array_equal(np.sort(keys), KEYS[6:])
     kept = store.opened[0].lookup(tf.constant(KEYS[6:]))
     np.testing.assert_array_equal(rows[np.argsort(keys)], kept)
-    store.mark_rows("t", masked[1:], np.full(5, SATURATED))
+    store.set_row_flags("t", masked[1:], np.full(5, SATURATED))
     keys, _ = sok_files.written_since(store, since)["t"]
     np.testing.assert_array_equal(np.setdiff1d(KEYS, keys), masked[1:])
     # Under a policy that masks nothing, all are.

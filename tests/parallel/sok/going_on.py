@@ -28,7 +28,7 @@ def compare(comm, folder: Path, store: str, rule: str, way: str) -> None:
     stopped.train(0, SAVED)
     stopped.checkpoints(folder).save(SAVED)
     was = stopped.found()
-    frozen = [getattr(stopped.store, "frozen_keys", lambda _: 0)(name) for name in DIMS]
+    read_only = [getattr(stopped.store, "read_only_keys", lambda _: 0)(name) for name in DIMS]
     # What it does after that is not in the checkpoint.
     stopped.train(SAVED, SAVED + 3)
     resumed = Job(comm, store, rule, way)
@@ -38,14 +38,16 @@ def compare(comm, folder: Path, store: str, rule: str, way: str) -> None:
     resumed.train(SAVED, STEPS)
     one, other = straight.found(), resumed.found()
     same(one, other)
-    held = sum(was[f"{name} held keys"].size for name in DIMS)
+    deferred = sum(was[f"{name} held keys"].size for name in DIMS)
     reports = resumed.engine.tracker.reports
     masked = sum(table.rows.masked for report in reports for table in report.tables)
     assert (masked > 0) == (way == "mask"), masked
-    held = sum(gather_json(comm, held, f"held.{store}.{rule}.{way}"))
-    assert (held > 0) == (way != "mask"), held
-    assert (sum(frozen) > 0) == (comm.size > 1 and store == "sok" and way != "movement"), frozen
-    print(store, rule, way, masked, "masked", held, "held", sum(frozen), "frozen")
+    deferred = sum(gather_json(comm, deferred, f"held.{store}.{rule}.{way}"))
+    assert (deferred > 0) == (way != "mask"), deferred
+    assert (sum(read_only) > 0) == (comm.size > 1 and store == "sok" and way != "movement"), (
+        read_only
+    )
+    print(store, rule, way, masked, "masked", deferred, "held", sum(read_only), "frozen")
 
 
 def through_tensorflow(comm, folder: Path, store: str, rule: str, way: str) -> None:
@@ -82,8 +84,8 @@ def through_tensorflow(comm, folder: Path, store: str, rule: str, way: str) -> N
                 np.testing.assert_array_equal(now[part], was[part], part)
             # SOK holds a row less its initial row.
             np.testing.assert_allclose(now["rows"], was["rows"], rtol=0, atol=1e-6)
-    held = sum(stopped.store.update_counts(name).pending for name in DIMS)
-    assert held == 0
+    deferred = sum(stopped.store.update_counts(name).pending for name in DIMS)
+    assert deferred == 0
     print(store, rule, way, "through TensorFlow")
 
 

@@ -120,7 +120,7 @@ class Job:
             of_table = {
                 **{part: contents[part] for part in contents if part != "counts"},
                 **{f"accessed {part}": values for part, values in accesses.items()},
-                **{f"held {p}": v for p, v in self.store.export_pending(name).items()},
+                **{f"held {p}": v for p, v in self.store.export_deferred(name).items()},
                 **{
                     f"states {field.name}": getattr(tracker.states[name], field.name)
                     for field in dataclasses.fields(tracker.states[name])

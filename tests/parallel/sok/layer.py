@@ -80,7 +80,7 @@ def compare(comm, mode: str, rule: str) -> None:
     )  # fmt: skip
     engines = {store: slip.Slipstream(layer, config) for store, layer in layers.items()}
     steps = {store: train(layer, engines[store]) for store, layer in layers.items()}
-    masked = frozen = held = 0
+    masked = read_only = deferred = 0
     for _ in range(STEPS):
         inputs = [batch_of(random) for _ in range(comm.size)][comm.rank]
         losses, reports = {}, {}
@@ -97,8 +97,8 @@ def compare(comm, mode: str, rule: str) -> None:
                 assert mine.rows.offered == theirs.rows.offered
                 assert mine.rows.masked == theirs.rows.masked
                 assert mine.rows.held == theirs.rows.held
-                masked, held = masked + mine.rows.masked, held + mine.rows.held
-            frozen += found.frozen_keys
+                masked, deferred = masked + mine.rows.masked, deferred + mine.rows.held
+            read_only += found.frozen_keys
     if mode != "mask":
         for layer in layers.values():
             layer.store.flush()
@@ -108,10 +108,10 @@ def compare(comm, mode: str, rule: str) -> None:
     for name in FEATURES:
         np.testing.assert_allclose(rows["sok"][name], rows["native"][name], rtol=1e-4, atol=1e-6)
     if mode == "mask":
-        assert masked > 0 and (frozen > 0 or comm.size == 1)
+        assert masked > 0 and (read_only > 0 or comm.size == 1)
     else:
-        assert held > 0
-    print(mode, rule, masked, "masked", held, "held", frozen, "frozen")
+        assert deferred > 0
+    print(mode, rule, masked, "masked", deferred, "held", read_only, "frozen")
 
 
 def main() -> None:

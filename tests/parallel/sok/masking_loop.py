@@ -122,7 +122,7 @@ def compare(comm, kind: str, rule: str, lookup: str, mode: str) -> None:
     native, reference = native_of(rule, mode)
     is_graph = mode in ("graph", "defer", "movement", "estimated")
     step = tf.function(loop.step, reduce_retracing=True) if is_graph else loop.step
-    withheld = frozen = 0
+    withheld = read_only = 0
     for keys, targets in batches(comm.size):
         if is_static:
             keys %= 2 * KEYS
@@ -143,7 +143,7 @@ def compare(comm, kind: str, rule: str, lookup: str, mode: str) -> None:
             np.testing.assert_array_equal(found.states, wanted.states)
             mine, theirs = report.tables[0].rows, expected.tables[0].rows
             withheld += mine.masked + mine.held
-            frozen += report.frozen_keys
+            read_only += report.frozen_keys
             # Gradients of rows that are read from copies do not come at all.
             assert mine.masked <= theirs.masked and mine.offered <= theirs.offered
             if lookup != "frozen" or comm.size == 1:
@@ -159,8 +159,8 @@ def compare(comm, kind: str, rule: str, lookup: str, mode: str) -> None:
     rows = loop.rows(tf.constant(seen)).numpy()
     np.testing.assert_allclose(rows, native.gather("t", seen)[0].numpy(), rtol=1e-4, atol=1e-5)
     assert withheld > 0
-    assert (frozen > 0) == (lookup == "frozen" and comm.size > 1)
-    print(kind, rule, lookup, mode, withheld, "rows withheld,", frozen, "keys frozen")
+    assert (read_only > 0) == (lookup == "frozen" and comm.size > 1)
+    print(kind, rule, lookup, mode, withheld, "rows withheld,", read_only, "keys frozen")
 
 
 def main() -> None:

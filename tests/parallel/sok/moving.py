@@ -52,7 +52,7 @@ def compare(was: list, old_store: str, ranks: list, store: str, job: Job) -> Non
         np.testing.assert_array_equal(has["head"], was[0]["head"])
         assert has["threshold"] == was[0]["threshold"] and has["reports"] == was[0]["reports"]
     for table in DIMS:
-        held = totals(ranks, table, "held sums")
+        deferred = totals(ranks, table, "held sums")
         rows, old_rows = (
             rows_of(r, s, table, "rows") for r, s in ((ranks, store), (was, old_store))
         )
@@ -61,7 +61,7 @@ def compare(was: list, old_store: str, ranks: list, store: str, job: Job) -> Non
         )
         # A native row that only a sum was held for, or a count was known of, is made with it.
         assert set(old_rows) <= set(rows)
-        assert job.is_in_sok or set(rows) <= set(old_rows) | set(held) | set(
+        assert job.is_in_sok or set(rows) <= set(old_rows) | set(deferred) | set(
             totals(was, table, "accessed counts")
         )
         keys = np.array(sorted(old_rows), np.int64)

@@ -204,8 +204,8 @@ def flush_before_the_first_update(comm, kind: type) -> None:
     policy = UpdatePolicy("defer", "interval", max_age=99, max_rows=99)
     store.set_update_policy("t", policy)
     sums = np.stack([own + 1.0, -0.5 * own], 1).astype(np.float32)
-    pending = {"keys": own, "ages": np.zeros_like(own), "ranks": np.zeros(own.size, np.int32)}
-    store.import_pending("t", {**pending, "sums": sums, "learning_rate": np.float32(0.0)})
+    deferred = {"keys": own, "ages": np.zeros_like(own), "ranks": np.zeros(own.size, np.int32)}
+    store.import_deferred("t", {**deferred, "sums": sums, "learning_rate": np.float32(0.0)})
     store.flush()
     specs = [FeatureSpec("t", "t")]
     _, plan = native.lookup(pack({"t": tf.constant(own)}, specs), specs, training=True)

@@ -94,10 +94,10 @@ def compare(comm, folder: Path, name: str, source: str, job: str) -> None:
         assert saved is not None and saved.placement == "spread" and saved.step == SAVED
         assert int(step_of) == start + SAVED
         start = saved.step
-    held = 0
+    deferred = 0
     for step in range(start, STEPS):
         train(comm, layer, head, name, step)
-        held += layer.store.update_counts("t").pending
+        deferred += layer.store.update_counts("t").pending
         if step + 1 == SAVED:
             step_of.assign(step + 1)
             if job == "older":
@@ -106,7 +106,7 @@ def compare(comm, folder: Path, name: str, source: str, job: str) -> None:
             else:
                 checkpoints.save(step + 1)
     layer.store.flush()
-    assert (held > 0) == (policy.mode == "defer")
+    assert (deferred > 0) == (policy.mode == "defer")
     keys = np.arange(KEYS)
     rows = layer({"t": keys})["t"].numpy()
     file = folder / f"{name}.npz"

@@ -88,9 +88,9 @@ def count_stores(comm) -> None:
         assert found["rows"] + found["gradients"] == rows + unseen > 0, found
         assert found["gradients"] == found["rows"] and found["deferred"] == 0, found
     store = SokEmbeddingStore(TABLES, slip.optimizers.SGD(0.1), comm)
-    held = UpdatePolicy("defer", "movement", movement=9.0, max_age=99, max_rows=1000)
+    deferred = UpdatePolicy("defer", "movement", movement=9.0, max_age=99, max_rows=1000)
     for table in TABLES:
-        store.set_update_policy(table.name, held)
+        store.set_update_policy(table.name, deferred)
     counted.take()
     step(store, inputs, weights)
     found = counted.take()

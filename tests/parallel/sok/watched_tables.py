@@ -92,7 +92,7 @@ class Loop:
         tracker = self.engine.tracker
         return {
             **self.store.export_table("t"),
-            **{f"held {n}": v for n, v in self.store.export_pending("t").items()},
+            **{f"held {n}": v for n, v in self.store.export_deferred("t").items()},
             **{f"accessed {n}": v for n, v in self.store.export_accesses("t").items()},
             "states": tracker.states["t"].states,
             "since": tracker.states["t"].since,
@@ -122,8 +122,8 @@ def go_on(comm, folder: Path, name: str, way: str, is_static: bool = False) -> d
     for part in ("keys", "rows", "slots", "counts"):
         other[part] = other[part][is_known]
     same(one, other)
-    pending = sum(gather_json(comm, int(was["held keys"].size), f"held.{name}.{way}"))
-    assert (pending > 0) == (way != "mask"), pending
+    deferred = sum(gather_json(comm, int(was["held keys"].size), f"held.{name}.{way}"))
+    assert (deferred > 0) == (way != "mask"), deferred
     return was
 
 

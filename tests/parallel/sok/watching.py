@@ -43,8 +43,8 @@ def refuse_bad_arguments(comm) -> None:
     store = SokStore({"t": table()}, comm=comm)
     nothing = np.empty(0, np.int64)
     refuses("'t'", store.size, "another")
-    refuses("signal", store.mark_rows, "t", [1], np.array([WATCHED]))
-    refuses("signal", store.travelled, "t", nothing)
+    refuses("signal", store.set_row_flags, "t", [1], np.array([WATCHED]))
+    refuses("signal", store.squared_update_lengths, "t", nothing)
     refuses("no optimizer", store.set_update_policy, "t", UpdatePolicy("defer"))
     refuse_unknown_movement(comm)
     refuses("loop", store.flush)
@@ -89,7 +89,7 @@ def mask_or_only_count(comm) -> None:
     slices = tf.IndexedSlices(tf.ones([6, DIM]), tf.constant(own[[3, 1, 3, 0, 1, 2]]))
     everyone = np.arange(4 * comm.size)
     is_odd = everyone // comm.size % 2 == 1
-    store.mark_rows("t", everyone[is_odd], np.full(is_odd.sum(), SATURATED))
+    store.set_row_flags("t", everyone[is_odd], np.full(is_odd.sum(), SATURATED))
     for is_shadow in (True, False):
         store.set_update_policy("t", UpdatePolicy("mask", is_shadow=is_shadow))
         pairs = store.withhold([(slices, store.opened[0].variable), (None, other), (1.0, other)])
@@ -136,7 +136,7 @@ def watch_tables_on_one_rank(comm) -> None:
     for name in names:
         np.testing.assert_array_equal(store.owners(name, np.arange(size)), int(name[3:]))
         store.set_update_policy(name, UpdatePolicy("mask"))
-        store.mark_rows(name, np.array([1, 4]), np.full(2, SATURATED))
+        store.set_row_flags(name, np.array([1, 4]), np.full(2, SATURATED))
         assert store.size(name) == size * (int(name[3:]) == comm.rank)
     np.testing.assert_array_equal(store.owners("dynamic", np.arange(3)), comm.size - 1)
     if comm.size > 1:
@@ -168,7 +168,7 @@ def keep_masked_keys_from_eviction(comm, is_watched: bool) -> bool:
     row, state = variable.sparse_read(tf.constant(key)), slot.sparse_read(tf.constant(key))
     for window in range(4):
         if is_watched:
-            store.mark_rows("t", key, np.array([SATURATED]))
+            store.set_row_flags("t", key, np.array([SATURATED]))
         news = comm.rank + comm.size * (1 + 10 * window + np.arange(10))
         gradient = tf.IndexedSlices(tf.ones([10, DIM]), tf.constant(news), tf.constant([1, DIM]))
         optimizer.apply_gradients(store.withhold([(gradient, variable)]))

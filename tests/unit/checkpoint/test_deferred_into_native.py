@@ -40,12 +40,12 @@ def variable_store(optimizer: Any = None) -> VariableStore:
     rows = tf.Variable(np.arange(2.0 * ROWS, dtype=np.float32).reshape(ROWS, 2))
     store = VariableStore({"t": rows}, optimizer)
     store.set_update_policy("t", DEFERS)
-    store.mark_rows("t", np.array(DEFERRED), np.ones(len(DEFERRED), np.uint8))
+    store.set_row_flags("t", np.array(DEFERRED), np.ones(len(DEFERRED), np.uint8))
     values = tf.constant([gradient(key) for key in DEFERRED])
     store.mask_gradients(
         "t", tf.IndexedSlices(values, tf.constant(DEFERRED), tf.constant([ROWS, 2]))
     )
-    assert store.pending() == {"t": len(DEFERRED)}
+    assert store.deferred_rows() == {"t": len(DEFERRED)}
     return store
 
 
@@ -62,15 +62,15 @@ def new_slots(rule: SparseOptimizer, rows: int) -> np.ndarray:
     return np.full((rows, rule.slots_per_row(2)), initial, np.float32)
 
 
-def updated(was: dict[str, Any], pending: dict[str, Any], rule: SparseOptimizer) -> np.ndarray:
+def updated(was: dict[str, Any], deferred: dict[str, Any], rule: SparseOptimizer) -> np.ndarray:
     """The rows after a first update with the deferred gradients."""
     store = NativeStore([TABLE], rule)
     slots = new_slots(rule, len(was["keys"]))
     names = ("keys", "rows", "counts", "last_used", "steps")
     store.import_table("t", {**{name: was[name] for name in names}, "slots": slots})
-    packed = pack({"t": tf.constant(pending["keys"])}, SPECS)
+    packed = pack({"t": tf.constant(deferred["keys"])}, SPECS)
     _, plan = store.lookup(packed, SPECS, training=True)
-    store.apply_gradients(plan, [tf.constant(pending["sums"])])
+    store.apply_gradients(plan, [tf.constant(deferred["sums"])])
     return store.export_table("t")["rows"]
 
 
@@ -82,14 +82,14 @@ def test_rows_move_as_by_an_update(kind: str, rule: SparseOptimizer, tmp_path: P
     if kind == "variable with a rate":
         rate = 0.01
         saved = variable_store(keras.optimizers.SGD(rate))
-    was, pending = saved.export_table("t", flush=False), saved.export_pending("t")
+    was, deferred = saved.export_table("t", flush=False), saved.export_deferred("t")
     manifest = save(tmp_path, [saved], "spread" if kind == "sok" else "replicated")
     now = NativeStore([TABLE], rule)
     restore(tmp_path, manifest, [now], "replicated", APPLIES)
-    assert now.export_pending("t")["keys"].size == 0
-    expected = updated(was, pending, dataclasses.replace(rule, learning_rate=rate))
+    assert now.export_deferred("t")["keys"].size == 0
+    expected = updated(was, deferred, dataclasses.replace(rule, learning_rate=rate))
     np.testing.assert_array_equal(now.export_table("t")["rows"], expected)
-    assert (expected != was["rows"]).any(axis=1).sum() == pending["keys"].size
+    assert (expected != was["rows"]).any(axis=1).sum() == deferred["keys"].size
 
 
 @each_rule
@@ -102,8 +102,8 @@ def test_sums_that_stay_deferred_are_applied_by_a_later_flush(
     restore(tmp_path, manifest, [now], "replicated", DEFERS)
     assert now.update_counts("t").pending == len(DEFERRED)
     now.flush()
-    was, pending = saved.export_table("t"), saved.export_pending("t")
-    np.testing.assert_array_equal(now.export_table("t")["rows"], updated(was, pending, rule))
+    was, deferred = saved.export_table("t"), saved.export_deferred("t")
+    np.testing.assert_array_equal(now.export_table("t")["rows"], updated(was, deferred, rule))
 
 
 @each_rule
@@ -111,13 +111,13 @@ def test_a_store_of_its_own_that_never_saw_an_update(rule: SparseOptimizer) -> N
     saved, now = variable_store(), NativeStore([TABLE], rule)
     now.import_table("t", {**saved.export_table("t"), "slots": new_slots(rule, ROWS)})
     now.set_update_policy("t", DEFERS)
-    pending = saved.export_pending("t")
-    pending.pop("is_leaving")
-    now.import_pending("t", {**pending, "learning_rate": np.float32(0.0)})
+    deferred = saved.export_deferred("t")
+    deferred.pop("is_leaving")
+    now.import_deferred("t", {**deferred, "learning_rate": np.float32(0.0)})
     packed = pack({"t": tf.range(ROWS, dtype=tf.int64)}, SPECS)
     # An evaluation applies what is deferred.
     (rows,), _ = now.lookup(packed, SPECS, training=False)
-    np.testing.assert_array_equal(rows, updated(saved.export_table("t"), pending, rule))
+    np.testing.assert_array_equal(rows, updated(saved.export_table("t"), deferred, rule))
 
 
 def test_the_log_says_what_happens(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -129,7 +129,7 @@ def test_the_log_says_what_happens(tmp_path: Path, caplog: pytest.LogCaptureFixt
     store = VariableStore({"t": tf.Variable(tf.zeros([ROWS, 2]))})
     restore(tmp_path, manifest, [store], "replicated", APPLIES)
     assert "3 deferred gradients of table 't' are applied with the next step" in caplog.text
-    assert store.pending() == {"t": 3}
+    assert store.deferred_rows() == {"t": 3}
 
 
 def test_ranks_of_a_sharded_job_tell_the_rate_that_they_train_with(tmp_path: Path) -> None:
@@ -137,7 +137,7 @@ def test_ranks_of_a_sharded_job_tell_the_rate_that_they_train_with(tmp_path: Pat
         job = Job(comm, "sharded", tmp_path / str(comm.rank))
         job.store.learning_rate.assign(0.05)
         job.train(0, 6)
-        pending = job.store.export_pending("a")
-        assert pending["keys"].size and pending["learning_rate"] == np.float32(0.05)
+        deferred = job.store.export_deferred("a")
+        assert deferred["keys"].size and deferred["learning_rate"] == np.float32(0.05)
 
     Threads(2).run(train)

@@ -38,14 +38,14 @@ def part(step: int, table: int) -> TablePart:
         "last_used": np.empty(0, np.int64),
         "steps": np.array([step, step]),
     }
-    pending = {
+    deferred = {
         "keys": keys[:3],
         "ages": np.array([3, 2, 1]),
         "ranks": np.zeros(3, np.int32),
         "sums": np.full((3, DIM), step, np.float32),
         "learning_rate": np.float32(step),
     }
-    return TablePart(f"t{table}", DIM, DIM, "Adagrad", contents, None, pending)
+    return TablePart(f"t{table}", DIM, DIM, "Adagrad", contents, None, deferred)
 
 
 def save(directory: Path, step: int, keep: int = 2) -> None:

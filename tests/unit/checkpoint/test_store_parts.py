@@ -46,7 +46,7 @@ def native(keys: Sequence[int]) -> NativeStore:
     for step in range(3):
         if step == 2:
             store.set_update_policy("t", DEFERS)
-            store.mark_rows("t", keys[::2], np.ones(len(keys[::2]), np.uint8))
+            store.set_row_flags("t", keys[::2], np.ones(len(keys[::2]), np.uint8))
         packed = pack({"t": tf.constant(keys[: len(keys) - step], tf.int64)}, SPECS)
         (rows,), plan = store.lookup(packed, SPECS, training=True)
         store.apply_gradients(plan, [rows + 1.0])
@@ -74,7 +74,7 @@ def total(arrays: Sequence[dict[str, Any]], column: str) -> dict[int, Any]:
 def test_native_tables_go_into_sok_and_back(tmp_path: Path) -> None:
     keys = [8, 3, 11, 6, 1, 40]
     first = native(keys)
-    was, deferred = first.export_table("t", flush=False), first.export_pending("t")
+    was, deferred = first.export_table("t", flush=False), first.export_deferred("t")
     assert deferred["keys"].size == 2
     manifest = save(tmp_path / "a", [first], "replicated")
     spread = [InSok(r, 3) for r in range(3)]
@@ -97,7 +97,7 @@ def test_native_tables_go_into_sok_and_back(tmp_path: Path) -> None:
     now = back.export_table("t", flush=False)
     for column in ("keys", "rows", "slots", "counts"):
         np.testing.assert_array_equal(now[column], was[column], column)
-    assert total([back.export_pending("t")], "sums") == total([deferred], "sums")
+    assert total([back.export_deferred("t")], "sums") == total([deferred], "sums")
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])

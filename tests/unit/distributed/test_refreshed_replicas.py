@@ -50,7 +50,7 @@ def train(comm: Any, store: ShardedStore, steps: int, evaluates: bool = False) -
     for step in range(steps):
         if store.copy_movement is not None and step % 10 == 5:
             hot = np.arange(step % 3, KEYS, 2)
-            store.publish({"a": hot, "b": hot[:4]})
+            store.set_replicated({"a": hot, "b": hot[:4]})
         pooled, plan = store.lookup(batch(comm.rank, step), SPECS, training=True)
         seen += pooled
         store.apply_gradients(plan, [rows - 0.02 * step for rows in pooled])
@@ -90,7 +90,7 @@ def test_copies_are_within_the_movement_and_evaluations_exact(run_as_ranks: Any,
         furthest = 0.0
         for step in range(40):
             if step % 10 == 5:
-                store.publish({"a": np.arange(0, KEYS, 2)})
+                store.set_replicated({"a": np.arange(0, KEYS, 2)})
             inputs = batch(comm.rank, step)
             now = rows_of_owners(store, "a")[inputs.keys[0].numpy()]
             pooled, plan = store.lookup(inputs, SPECS, training=True)
@@ -112,13 +112,13 @@ def test_rows_that_rest_are_sent_once(run_as_ranks: Any) -> None:
         # A row that is as it starts is told by its key.
         pooled, plan = store.lookup(everything(), SPECS, training=True)
         store.apply_gradients(plan, [tf.ones_like(rows) for rows in pooled])
-        store.publish({"a": np.arange(KEYS), "b": np.arange(KEYS)})
+        store.set_replicated({"a": np.arange(KEYS), "b": np.arange(KEYS)})
         sent = []
         for _ in range(3):
             before = comm.sent["rows"]
             store.lookup(everything(), SPECS, training=True)
             sent.append(comm.sent["rows"] - before)
-        store.publish({"a": np.arange(KEYS)})
+        store.set_replicated({"a": np.arange(KEYS)})
         for _ in range(2):
             before = comm.sent["rows"]
             store.lookup(everything(), SPECS, training=True)
@@ -138,7 +138,7 @@ def test_rows_that_rest_are_sent_once(run_as_ranks: Any) -> None:
 def test_ranks_need_a_store_that_refreshes_replicas(run_as_ranks: Any) -> None:
     def program(comm: Any) -> Any:
         with pytest.raises(ValueError, match="`copy_movement`: None for publish of a ShardedStore"):
-            make(comm).publish({"a": np.arange(3)})
+            make(comm).set_replicated({"a": np.arange(3)})
         with pytest.raises(ValueError, match="`copy_movement`: -1"):
             make(comm, copy_movement=-1.0)
         with pytest.raises(ValueError, match="copy_movement"):
@@ -155,12 +155,12 @@ def test_ranks_need_a_store_that_refreshes_replicas(run_as_ranks: Any) -> None:
     assert run_as_ranks(2, program) == [None] * 2
     # One rank sends nothing.
     alone = make(SingleProcess(), copy_movement=0.1)
-    alone.publish({"a": np.arange(3)})
-    assert alone.published_keys("a") == 0
+    alone.set_replicated({"a": np.arange(3)})
+    assert alone.replicated_keys("a") == 0
 
 
 @pytest.mark.parametrize(
-    "settings, publishes",
+    "settings, replicates",
     [
         ({"skip": "defer", "freeze_drift": 0.0}, True),
         ({"skip": "defer"}, True),
@@ -169,7 +169,7 @@ def test_ranks_need_a_store_that_refreshes_replicas(run_as_ranks: Any) -> None:
     ],
 )
 def test_the_engine_refreshes_hot_rows_after_the_warm_up(
-    run_as_ranks: Any, settings: dict[str, Any], publishes: bool
+    run_as_ranks: Any, settings: dict[str, Any], replicates: bool
 ) -> None:
     def program(comm: Any) -> Any:
         store = make(comm, copy_movement=0.1)
@@ -177,14 +177,14 @@ def test_the_engine_refreshes_hot_rows_after_the_warm_up(
             snapshot_interval=4, warmup_steps=8, defer_movement=0.01, **settings
         )
         tracker = SaturationTracker(store, config, SPECS, comm)
-        published = []
+        replicated = []
         for step in range(12):
             _, plan = store.lookup(batch(comm.rank, step), SPECS, training=True)
             store.apply_gradients(plan, [tf.zeros([BATCH, t.dim]) for t in TABLES])
             tracker.step()
-            published.append(sum(store.published_keys(table.name) for table in TABLES))
-        return published
+            replicated.append(sum(store.replicated_keys(table.name) for table in TABLES))
+        return replicated
 
-    for published in run_as_ranks(2, program):
-        assert published[:7] == [0] * 7
-        assert all(count > 0 for count in published[7:]) if publishes else not any(published)
+    for replicated in run_as_ranks(2, program):
+        assert replicated[:7] == [0] * 7
+        assert all(count > 0 for count in replicated[7:]) if replicates else not any(replicated)

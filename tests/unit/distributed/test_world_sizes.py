@@ -58,12 +58,12 @@ def total(ranks: list[dict[str, Any]], placement: str, table: str) -> dict[int, 
     return rows
 
 
-def held(ranks: list[dict[str, Any]], table: str) -> dict[int, np.ndarray]:
+def deferred_sums(ranks: list[dict[str, Any]], table: str) -> dict[int, np.ndarray]:
     """Key -> the sum of what all ranks hold."""
     sums: dict[int, np.ndarray] = {}
     for part in ranks:
-        pending = part[f"{table} held"]
-        for key, values in zip(pending["keys"], pending["sums"], strict=True):
+        deferred = part[f"{table} held"]
+        for key, values in zip(deferred["keys"], deferred["sums"], strict=True):
             sums[int(key)] = sums.get(int(key), 0.0) + values
     return sums
 
@@ -86,7 +86,7 @@ def test_nothing_is_lost_at_another_world_size(chain: Any, tmp_path: Path) -> No
             now = [restored for restored, _ in ranks]
             for table in ("a", "b"):
                 rows, old_rows = total(now, placement, table), total(was, old_placement, table)
-                sums, old_sums = held(now, table), held(was, table)
+                sums, old_sums = deferred_sums(now, table), deferred_sums(was, table)
                 # A row that only a sum was held for is made where sums are applied.
                 assert old_rows.items() <= rows.items() and set(rows) <= set(old_rows) | set(sums)
                 assert set(sums) == set(old_sums) and old_sums
@@ -139,21 +139,21 @@ def test_as_many_ranks_go_on_as_if_never_stopped(way: str, tmp_path: Path) -> No
             if end == stop:
                 job.checkpoints.save(end)
                 job.checkpoints.wait()
-            frozen = 0
+            read_only = 0
             if placement == "sharded":
-                frozen = sum(job.store.frozen_keys(table.name) for table in TABLES)
+                read_only = sum(job.store.read_only_keys(table.name) for table in TABLES)
                 if job.store.copy_movement is not None:
-                    frozen += sum(job.store.published_keys(table.name) for table in TABLES)
+                    read_only += sum(job.store.replicated_keys(table.name) for table in TABLES)
             statistics = [job.store.statistics(t.name) for t in TABLES]
-            return {**job.found(), "evicted": sum(s.evicted_rows for s in statistics)}, frozen
+            return {**job.found(), "evicted": sum(s.evicted_rows for s in statistics)}, read_only
 
         return Threads(2).run(work)
 
     straight = run(tmp_path / "a", 0, 26, -1)
     stopped = run(tmp_path / "b", 0, 13, 13)
     resumed = run(tmp_path / "b", 13, 26, -1)
-    for (one, _), (other, _), (_, frozen) in zip(straight, resumed, stopped, strict=True):
-        assert (frozen > 0) == (placement == "sharded"), frozen
+    for (one, _), (other, _), (_, read_only) in zip(straight, resumed, stopped, strict=True):
+        assert (read_only > 0) == (placement == "sharded"), read_only
         assert (one["evicted"] > 0) == (settings.get("capacity") is not None), one["evicted"]
         assert one["threshold"] == other["threshold"] and one["reports"] == other["reports"]
         for table in ("a", "b"):
@@ -188,7 +188,7 @@ def test_native_tables_in_variables_and_back(tmp_path: Path) -> None:
         assert (variables[table.name].numpy()[absent] == 9.0).all()
         counts = store.export_table(table.name)["counts"]
         np.testing.assert_array_equal(counts[contents["keys"]], contents["counts"])
-        assert store.pending()[table.name] == len(was[f"{table.name} held"]["keys"]) > 0
+        assert store.deferred_rows()[table.name] == len(was[f"{table.name} held"]["keys"]) > 0
 
     there = JobCheckpoints(
         tmp_path / "b", tf.train.Checkpoint(), SingleProcess(), store, background=False
@@ -242,8 +242,8 @@ def test_sums_of_simulated_ranks_are_added_up_where_there_are_none(tmp_path: Pat
     store = VariableStore({t.name: tf.Variable(tf.zeros([KEYS, t.dim])) for t in TABLES})
     JobCheckpoints(tmp_path, tf.train.Checkpoint(), SingleProcess(), store).restore()
     for table in ("a", "b"):
-        now = store.export_pending(table)
-        sums = held([was], table)
+        now = store.export_deferred(table)
+        sums = deferred_sums([was], table)
         assert sorted(now["keys"]) == sorted(sums)
         for key, values in zip(now["keys"], now["sums"], strict=True):
             np.testing.assert_allclose(values, sums[int(key)], rtol=1e-6)
@@ -253,7 +253,7 @@ def test_sums_of_simulated_ranks_are_added_up_where_there_are_none(tmp_path: Pat
     found = other.found()
     for table in ("a", "b"):
         assert other.tracker.policies[table].ranks == 1
-        sums, now = held([was], table), held([found], table)
+        sums, now = deferred_sums([was], table), deferred_sums([found], table)
         assert set(now) == set(sums) and not found[f"{table} held"]["ranks"].any()
         for key, values in now.items():
             np.testing.assert_allclose(values, sums[key], rtol=1e-6)
@@ -267,12 +267,12 @@ def test_what_a_live_store_defers_goes_with_its_rows(tmp_path: Path) -> None:
     )
     checkpoints.save(1)
     store.set_update_policy("a", UpdatePolicy("defer", "interval", max_age=100, max_rows=10))
-    store.mark_rows("a", [3], [1])
+    store.set_row_flags("a", [3], [1])
     gradients = tf.IndexedSlices(tf.ones([1, 2]), tf.constant([3]), tf.constant([10, 2]))
     store.mask_gradients("a", gradients)
-    assert store.pending() == {"a": 1}
+    assert store.deferred_rows() == {"a": 1}
     assert checkpoints.restore() is not None
-    assert store.pending() == {"a": 0}
+    assert store.deferred_rows() == {"a": 0}
 
 
 MISMATCHES: dict[str, tuple[Any, Any, str]] = {

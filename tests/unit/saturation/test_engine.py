@@ -29,7 +29,7 @@ class Store(TrackedStore):
         self.tables = (TableConfig("user", DIM), TableConfig("item", DIM))
         self.rows = {table.name: {} for table in self.tables}
         self.counts = {table.name: collections.Counter() for table in self.tables}
-        self.policies, self.marks = {}, {}
+        self.policies, self.flags = {}, {}
         self.travel = collections.Counter()
         self.offered = self.masked = 0
 
@@ -55,10 +55,10 @@ class Store(TrackedStore):
     def set_update_policy(self, table, policy):
         self.policies[table] = policy
 
-    def mark_rows(self, table, keys, marks):
-        self.marks[table] = dict(zip(map(int, keys), map(int, marks), strict=True))
+    def set_row_flags(self, table, keys, flags):
+        self.flags[table] = dict(zip(map(int, keys), map(int, flags), strict=True))
 
-    def travelled(self, table, keys):
+    def squared_update_lengths(self, table, keys):
         return np.array([self.travel[table, int(key)] for key in keys], np.float32)
 
     def update_counts(self, table):
@@ -98,11 +98,11 @@ def test_masks_saturated_keys_after_the_warmup_only():
     store, tracker = make(skip="gradients", warmup_steps=30, decay_skipped=True)
     for _ in range(2):
         report, (skippable, *_) = window(store, tracker)
-        assert store.marks == {"user": {}, "item": {}} and not skippable.any()
+        assert store.flags == {"user": {}, "item": {}} and not skippable.any()
         assert {policy.mode for policy in store.policies.values()} == {"apply"}
     assert report.saturated_keys == 3, "judged in the warm-up, but nothing comes of it"
     window(store, tracker)
-    assert store.marks == {"user": {0: SATURATED, 1: SATURATED}, "item": {0: SATURATED}}
+    assert store.flags == {"user": {0: SATURATED, 1: SATURATED}, "item": {0: SATURATED}}
     assert all(policy.mode == "mask" for policy in store.policies.values())
     assert all(policy.decay_skipped for policy in store.policies.values())
     report, (skippable, _, weight) = window(store, tracker)
@@ -146,7 +146,7 @@ def test_defers_within_the_byte_budget_after_the_warmup(skip):
     assert {(p.trigger, p.movement, p.max_age) for p in policies.values()} == {("movement", 0.5, 7)}
     assert {name: p.max_rows for name, p in policies.items()} == {"user": 8, "item": 2}
     assert sum(p.max_rows for p in policies.values()) * deferred_row_bytes(DIM) <= budget
-    assert store.marks == {"user": {}, "item": {}}, "movement holds any row"
+    assert store.flags == {"user": {}, "item": {}}, "movement holds any row"
     _, (skippable, _, weight) = window(store, tracker)
     assert skippable.tolist() == ([True, True, False, False] if skip == "both" else [False] * 4)
     np.testing.assert_array_equal(weight == 0.0, skippable)
@@ -156,7 +156,7 @@ def test_deferring_by_interval_marks_saturated_rows():
     store, tracker = make(skip="defer", defer_trigger="interval", defer_steps=9)
     for _ in range(2):
         window(store, tracker)
-    assert store.marks == {"user": {0: SATURATED, 1: SATURATED}, "item": {0: SATURATED}}
+    assert store.flags == {"user": {0: SATURATED, 1: SATURATED}, "item": {0: SATURATED}}
     assert store.policies["user"].max_age == 9
 
 
@@ -185,7 +185,7 @@ def test_a_probing_key_is_neither_marked_nor_skipped_in_its_window():
         probing = set(states.keys[states.states == KeyState.PROBING].tolist())
         saturated = set(states.keys[states.states == KeyState.SATURATED].tolist())
         probed.update(probing)
-        assert set(store.marks["user"]) == saturated and saturated | probing == {0, 1, 2}
+        assert set(store.flags["user"]) == saturated and saturated | probing == {0, 1, 2}
         _, (skippable, *_) = window(store, tracker)
         assert {key for key in range(4) if skippable[key]} == saturated
     assert probed == {0: 2, 1: 2, 2: 2}, "each key once a period"
@@ -214,7 +214,7 @@ def test_exempt_tables_are_not_tracked_and_do_not_count():
     assert skippable.tolist() == [True, True, False, False]
     assert np.isfinite(score).all()
     assert report.hot_keys == 4 and [table.table for table in report.tables] == ["user"]
-    assert set(store.policies) == {"user"} == set(store.marks)
+    assert set(store.policies) == {"user"} == set(store.flags)
 
 
 @pytest.mark.parametrize("rows", [0, 2])
@@ -252,7 +252,7 @@ def test_signal_judges_by_net_over_travelled():
     store, tracker = make(skip="gradients", metric="signal", threshold=0.5)
     window(store, tracker)
     watched = {key: WATCHED for key in range(4)}
-    assert store.marks == {"user": watched, "item": {0: WATCHED}}, "from the first hot set on"
+    assert store.flags == {"user": watched, "item": {0: WATCHED}}, "from the first hot set on"
     # Squared l2 drift of a row of equal values, over the wanted signal. User 3 did not move.
     signals = {0: 0.1, 1: 0.4, 2: 0.8}
     for key, signal in signals.items():
@@ -260,8 +260,8 @@ def test_signal_judges_by_net_over_travelled():
     report, _ = window(store, tracker, {**DRIFTS, 3: 0.0})
     np.testing.assert_allclose(tracker.states["user"].drift, [0.1, 0.4, 0.8, 0.0], rtol=1e-5)
     both = SATURATED | WATCHED
-    assert store.marks["user"] == {0: both, 1: both, 2: WATCHED, 3: both}
-    assert store.marks["item"] == {0: both}
+    assert store.flags["user"] == {0: both, 1: both, 2: WATCHED, 3: both}
+    assert store.flags["item"] == {0: both}
     assert report.threshold == 0.5 and report.anomalies == 0
 
 
@@ -271,7 +271,7 @@ def test_signal_of_a_row_that_moved_without_updates_is_an_anomaly():
         report, _ = window(store, tracker)
     assert report.anomalies == 4, "an import replaced them"
     assert report.saturated_keys == 1
-    assert store.marks["user"] == {key: WATCHED for key in range(4)}, "inputs: nothing is masked"
+    assert store.flags["user"] == {key: WATCHED for key in range(4)}, "inputs: nothing is masked"
 
 
 def test_an_absolute_threshold():
@@ -390,7 +390,7 @@ def test_a_capped_threshold():
     for _ in range(2):
         report, _ = window(store, tracker)
     assert report.is_threshold_capped and 0.1 < report.threshold <= 0.15
-    assert store.marks["user"] == {0: SATURATED}
+    assert store.flags["user"] == {0: SATURATED}
 
 
 def feed(tracker, loss, inputs=2500, skippable=True):

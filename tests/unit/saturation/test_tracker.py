@@ -29,7 +29,7 @@ class SmallStore(TrackedStore):
         self.counts = {name: collections.Counter() for name in names}
         self.most_requested = 0
         self.policies = {}
-        self.marks = {name: {} for name in names}
+        self.flags = {name: {} for name in names}
         self.travel = collections.Counter()
 
     def train(self, table: str, change: dict, accesses: int = 1) -> None:
@@ -55,10 +55,10 @@ class SmallStore(TrackedStore):
     def set_update_policy(self, table, policy):
         self.policies[table] = policy
 
-    def mark_rows(self, table, keys, marks):
-        self.marks[table] = dict(zip(map(int, keys), map(int, marks), strict=True))
+    def set_row_flags(self, table, keys, flags):
+        self.flags[table] = dict(zip(map(int, keys), map(int, flags), strict=True))
 
-    def travelled(self, table, keys):
+    def squared_update_lengths(self, table, keys):
         return np.array([self.travel[table, int(key)] for key in keys], np.float32)
 
     def update_counts(self, table):

@@ -22,8 +22,8 @@ def questions(source: str) -> Iterator[str]:
     """Yields the calls that ask an object called a store what it has."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.args:
-            asked = ast.unparse(node.args[0]).split(".")[-1]
-            if node.func.id in ASKING and asked.lstrip("_").endswith("store"):
+            requested = ast.unparse(node.args[0]).split(".")[-1]
+            if node.func.id in ASKING and requested.lstrip("_").endswith("store"):
                 yield ast.unparse(node)
 
 
@@ -54,7 +54,7 @@ def test_a_store_that_cannot_measure_in_one_pass_gathers() -> None:
             rows = tf.stack([keys, 2 * keys], 1)
             return tf.cast(rows, tf.float32), tf.ones(keys.size, tf.bool)
 
-        def travelled(self, table: str, keys: np.ndarray) -> np.ndarray:
+        def squared_update_lengths(self, table: str, keys: np.ndarray) -> np.ndarray:
             return np.full(keys.size, 10.0, np.float32)
 
     keys, snapshot = np.array([0, 3, 5]), tf.zeros([3, 2])

@@ -50,7 +50,7 @@ def train(optimizer, policy, is_graph=False, is_wrapped=False, flushes=True):
     if is_wrapped:
         optimizer = DistributedOptimizer(optimizer, SingleProcess(), store)
     optimizer.build([variable])
-    store.mark_rows("t", np.arange(FLAGGED), np.full(FLAGGED, SATURATED))
+    store.set_row_flags("t", np.arange(FLAGGED), np.full(FLAGGED, SATURATED))
     store.set_update_policy("t", policy)
     traces = []
 
@@ -70,7 +70,7 @@ def train(optimizer, policy, is_graph=False, is_wrapped=False, flushes=True):
     if flushes:
         flush_held(store, optimizer)
         assert int(optimizer.iterations) == STEPS
-        assert store.update_counts("t").pending == 0 and store.pending() == {"t": 0}
+        assert store.update_counts("t").pending == 0 and store.deferred_rows() == {"t": 0}
     return variable.numpy(), store, len(traces)
 
 
@@ -89,7 +89,7 @@ def train_native(rule, policy):
     contents = store.export_table("t")
     contents["rows"] = zeros.reshape(ROWS, DIM)
     store.import_table("t", contents)
-    store.mark_rows("t", np.arange(FLAGGED), np.full(FLAGGED, SATURATED))
+    store.set_row_flags("t", np.arange(FLAGGED), np.full(FLAGGED, SATURATED))
     store.set_update_policy("t", policy)
     before = store.update_counts("t")
     for keys, gradients in batches():
@@ -144,7 +144,7 @@ def test_shadow_mode_counts_and_passes_everything():
     np.testing.assert_array_equal(rows, plain)
     _, real, _ = train(keras.optimizers.Adagrad(0.1), INTERVAL, flushes=False)
     assert store.update_counts("t") == real.update_counts("t")
-    assert store.pending() == {"t": 0}, "nothing is to be applied"
+    assert store.deferred_rows() == {"t": 0}, "nothing is to be applied"
     assert store.update_counts("t").pending > 0
     store.set_update_policy("t", UpdatePolicy())
     assert store.update_counts("t").pending == 0
@@ -174,7 +174,7 @@ def test_sums_leave_with_the_next_step_when_the_policy_changes():
     store.set_saturated("t", [2])
     assert offer(1) == {1: 2.0}, "no longer saturated"
     assert offer(2) == {}
-    store.let_go()
+    store.flush_with_next_gradients()
     assert offer(2, 6) == {2: 2.0, 6: 1.0}
     assert store.update_counts("t").pending == 0
     assert offer(2) == {}
@@ -188,7 +188,7 @@ def test_gradients_that_are_not_finite_are_not_deferred():
         store.set_update_policy("t", policy)
         values = tf.constant([[np.nan] * DIM, [0.1] * DIM])
         slices = tf.IndexedSlices(values, tf.constant([0, 1]), tf.constant([ROWS, DIM]))
-        store.let_go()
+        store.flush_with_next_gradients()
         store.mask_gradients("t", slices)
         assert store.mask_gradients("t", slices).indices.numpy().tolist() == [0]
 
@@ -274,7 +274,7 @@ def defer_one(variable, optimizer=None):
     store.set_update_policy("t", INTERVAL)
     slices = tf.IndexedSlices(tf.ones([1, DIM]), tf.constant([3]), tf.constant([ROWS, DIM]))
     store.mask_gradients("t", slices)
-    assert store.pending() == {"t": 1}
+    assert store.deferred_rows() == {"t": 1}
     return store
 
 
@@ -292,7 +292,7 @@ def test_an_optimizer_that_does_not_know_the_variable_loses_nothing():
     optimizer.build([keras.Variable(np.zeros((2, 2), np.float32))])
     with pytest.raises(ValueError, match="`optimizer`: 'SGD' for flush_held"):
         flush_held(store, optimizer)
-    assert store.pending() == {"t": 1}
+    assert store.deferred_rows() == {"t": 1}
     assert flush_held(store, keras.optimizers.SGD(0.5)) == 1
     np.testing.assert_array_equal(variable.numpy()[3], [-0.5] * DIM)
 
@@ -305,7 +305,7 @@ def test_an_optimizer_of_other_ranks_is_refused():
     optimizer = DistributedOptimizer(keras.optimizers.SGD(0.5), TwoRanks())
     with pytest.raises(ValueError, match=r"`comm`: '1 rank\(s\)'.*the 2 rank"):
         flush_held(store, optimizer, SingleProcess())
-    assert store.pending() == {"t": 1}
+    assert store.deferred_rows() == {"t": 1}
 
 
 @pytest.mark.parametrize("then", [(), (INTERVAL,)])

@@ -192,7 +192,7 @@ def test_indices_out_of_range_and_dense_gradients():
 
 def test_a_policy_says_whether_flagged_rows_are_masked():
     store, _ = make()
-    store.mark_rows("item", [1, 2], np.array([SATURATED, 0], np.uint8))
+    store.set_row_flags("item", [1, 2], np.array([SATURATED, 0], np.uint8))
     passed = {}
     for name, policy in (
         ("apply", UpdatePolicy()),
@@ -213,7 +213,7 @@ def test_a_policy_says_whether_flagged_rows_are_masked():
             "`decay_skipped`",
         ),
         (lambda s: s.set_update_policy("item", UpdatePolicy(ranks=2)), "`simulated_ranks`: 2"),
-        (lambda s: s.mark_rows("item", [1], [WATCHED]), "'signal'"),
+        (lambda s: s.set_row_flags("item", [1], [WATCHED]), "'signal'"),
     ],
 )
 def test_what_the_store_cannot_do_is_refused(call, message):
