@@ -98,8 +98,9 @@ class NativeBuild:
             command = [self._cuda["nvcc"], "-c", "-x", "cu", "-I", ROOT, *lists["NVCC_COPTS"]]
             nvcc = [([s], [*command, *on_gpu]) for s in lists["GPU_SRCS"]]
         # TensorFlow's headers take most of the time: once a room. Those take longest, so first.
-        tf_sources = [*lists["TF_SRCS"], *(lists["TF_GPU_SRCS"] if self._cuda else [])]
-        units = [(list(room), with_tf) for _, room in groupby(tf_sources, os.path.dirname)]
+        sources = [lists["TF_SRCS"], lists["TF_GPU_SRCS"] if self._cuda else []]
+        rooms = [list(room) for part in sources for _, room in groupby(part, os.path.dirname)]
+        units = [(room, with_tf) for room in rooms]
         units += [([s], [*own, *lists["CORE_COPTS"]]) for s in lists["CORE_SRCS"]]
         return units + nvcc
 
