@@ -158,7 +158,6 @@ class SingleProcess:
 
     def count_sent(self, nbytes: Any, kind: Kind, name: str) -> Any:
         """See `Communicator.count_sent`; nothing leaves the process."""
-        del nbytes
         index_of(kind, name)
 
     def uncounted(self) -> contextlib.AbstractContextManager[None]:

@@ -103,7 +103,6 @@ class ServingStore:
         stacked: bool = False,
     ) -> tuple[list[tf.Tensor], None]:
         """See `EmbeddingStore.lookup`; `training` is False."""
-        del training
         rows = [
             pooled(packed, index, spec.combiner, self._tables[spec.table].gather)
             for index, spec in enumerate(specs)

@@ -80,7 +80,7 @@ class MLP(keras.layers.Layer):
 
     def call(self, inputs: Any, training: bool | None = None) -> Any:
         """Returns [batch, widths[-1]] for [batch, n]."""
-        del training  # Keras hands it on to the layers that are called in here.
+        # Keras hands `training` on to the layers that are called in here.
         for layer in self._stack:
             inputs = layer(inputs)
         return inputs
@@ -276,7 +276,6 @@ class ClickModel(LossFeedback, keras.Model):
 
     def build(self, input_shape: Any = None) -> None:
         """Does nothing: all weights are created with the model, whose sizes are known then."""
-        del input_shape
         self.built = True
 
     def compute_output_shape(self, input_shape: Any) -> tuple[Any, int]:

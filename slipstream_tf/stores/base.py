@@ -337,7 +337,6 @@ class UpdatedElsewhere(SavedStore):
         Raises:
             ValueError: always.
         """
-        del keys
         allowed = "another drift metric, or the native store"
         raise invalid("metric", "signal", self._place_of(table), allowed)
 

@@ -286,17 +286,14 @@ class WatchingStore(UpdatedElsewhere):
 
     def _rows_of(self, table: str, keys: np.ndarray) -> np.ndarray:
         """The indices that this rank's gradients have for its keys, int64 [n]."""
-        del table
         return keys
 
     def _keys_of(self, table: str, rows: np.ndarray) -> np.ndarray:
         """The keys of `_rows_of`."""
-        del table
         return rows
 
     def _is_own(self, table: str, keys: np.ndarray) -> np.ndarray:
         """Whether this rank has the rows of keys, bool [n]."""
-        del table
         return np.ones(keys.shape, bool)
 
     def mask_gradients(self, table: str, gradients: tf.IndexedSlices) -> tf.IndexedSlices:
