@@ -305,8 +305,7 @@ class ShardedStore(ReplicatingStore, ExchangedStore):
 
     def replicated_keys(self, table: str) -> int:
         """Returns of how many rows of this rank's others keep copies."""
-        handle = self._handles[self._index_of(table)]
-        return int(replica_ops.export_replicated(handle)["keys"].size)
+        return int(self.export_replicated(table)["keys"].size)
 
     def copy_bytes(self) -> int:
         """Returns the bytes of all copies on this rank, as `cache_bytes` counts them."""
@@ -318,15 +317,14 @@ class ShardedStore(ReplicatingStore, ExchangedStore):
         Returns:
             keys int64 [n], rows float32 [n, dim + slots], holders uint8 [n, (ranks + 7) // 8].
         """
-        return replica_ops.export_replicated(self._handles[self._index_of(table)])
+        return replica_ops.export_replicated(self._handle_of(table))
 
     def import_replicated(self, table: str, contents: Mapping[str, Any]) -> None:
         """Replaces what this rank sent last by what `export_replicated` gave, on as many ranks.
 
         Call it with `import_copies` of the same moment, on all ranks alike, after `publish`.
         """
-        handle = self._handles[self._index_of(table)]
-        replica_ops.import_replicated(handle, dict(contents), self.comm.size)
+        replica_ops.import_replicated(self._handle_of(table), contents, self.comm.size)
 
     def import_copies(self, table: str, contents: Mapping[str, Any]) -> None:
         """See `ReplicatingStore.import_copies`."""

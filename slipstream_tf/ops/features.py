@@ -49,6 +49,16 @@ class PackedFeatures:
     weights: list[tf.Tensor]
     attrs: dict[str, list[int]]
 
+    def arguments(self) -> dict[str, Any]:
+        """Returns the arguments of an op that takes features."""
+        return {
+            "keys": self.keys,
+            "row_splits": self.row_splits,
+            "weights": self.weights,
+            "padding_key": PADDING_KEY,
+            **self.attrs,
+        }
+
 
 def _keys_tensor(value: Any, place: str) -> tf.Tensor:
     tensor = tf.convert_to_tensor(value)

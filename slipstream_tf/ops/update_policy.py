@@ -170,6 +170,33 @@ def squared_update_lengths(handle: tf.Tensor, keys: Any) -> tf.Tensor:
     )
 
 
+def row_flags(handle: tf.Tensor, keys: Any) -> np.ndarray:
+    """Returns uint8 [n], the flags of the rows of keys int64 [n]; 0 without a row (eager only).
+
+    A row that left the table and came back has none, whatever `set_row_flags` said before.
+    """
+    keys = tf.convert_to_tensor(keys, tf.int64)
+    return _loader.library().slipstream_table_row_flags(handle=handle, keys=keys).numpy()
+
+
+def set_squared_update_lengths(handle: tf.Tensor, keys: Any, lengths: Any) -> None:
+    """Replaces the sums of squared update lengths of watched rows.
+
+    Args:
+        handle: the table.
+        keys: int64 [n]; those that are not watched are skipped.
+        lengths: float32 [n].
+
+    Raises:
+        tf.errors.InvalidArgumentError: the lengths differ.
+    """
+    _loader.library().slipstream_table_set_squared_update_lengths(
+        handle=handle,
+        keys=tf.convert_to_tensor(keys, tf.int64),
+        lengths=tf.convert_to_tensor(lengths, tf.float32),
+    )
+
+
 def update_counts(handle: tf.Tensor) -> UpdateCounts:
     """Returns the counts of a table since it was made (eager only)."""
     values = _loader.library().slipstream_table_update_counts(handle=handle).numpy()

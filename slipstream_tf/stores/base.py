@@ -251,7 +251,7 @@ class SavedStore(TrackedStore):
         raise NotImplementedError
 
     def export_deferred(self, table: str) -> dict[str, np.ndarray]:
-        """Returns the deferred gradients, as `ops.table_state` describes them; they stay."""
+        """Returns the deferred gradients, as `ops.table` describes them; they stay."""
         raise NotImplementedError
 
     def import_deferred(self, table: str, contents: Mapping[str, Any]) -> None:

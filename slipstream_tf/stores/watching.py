@@ -380,7 +380,7 @@ class WatchingStore(UpdatedElsewhere):
     def export_deferred(self, table: str) -> dict[str, np.ndarray]:
         """Returns the deferred gradients of this rank's rows; they stay.
 
-        As `ops.table_state` describes them, with the optimizer's learning rate, or 0 where the
+        As `ops.table` describes them, with the optimizer's learning rate, or 0 where the
         store does not know it; and "is_leaving", a bool: whether they all leave with the next step.
         """
         buffer = self._watched[self._require(table)].buffer
