@@ -71,6 +71,12 @@ def call_at(dataset: tf.data.Dataset, batch: int, function: Callable[[], None]) 
     return dataset.enumerate().map(check)
 
 
+def chosen_rows(element: Any, is_chosen: tf.Tensor) -> Any:
+    """Returns the rows of each component of a batch that a bool [batch] chooses."""
+    rows = tf.where(is_chosen)[:, 0]
+    return tf.nest.map_structure(lambda component: tf.gather(component, rows), element)
+
+
 def num_rows(component: Any) -> tf.Tensor:
     """Returns the rows of a dense tensor or RaggedTensor, int64 []."""
     if isinstance(component, tf.RaggedTensor):

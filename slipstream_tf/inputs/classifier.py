@@ -14,7 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from slipstream_tf.errors import invalid, require_integer
-from slipstream_tf.inputs.batches import num_rows, static_batch_size
+from slipstream_tf.inputs.batches import chosen_rows, num_rows, static_batch_size
 from slipstream_tf.inputs.spec import ID, SKIPPABLE
 from slipstream_tf.ops.classifier import InputClassifier
 from slipstream_tf.ops.features import FeatureSpec
@@ -172,8 +172,4 @@ def _assert_same_batch(element: Any, skippable: tf.Tensor) -> Any:
 
 
 def _keep(element: Any, is_kept: tf.Tensor) -> Any:
-    def some() -> Any:
-        rows = tf.where(is_kept)[:, 0]
-        return tf.nest.map_structure(lambda component: tf.gather(component, rows), element)
-
-    return tf.cond(tf.reduce_all(is_kept), lambda: element, some)
+    return tf.cond(tf.reduce_all(is_kept), lambda: element, lambda: chosen_rows(element, is_kept))

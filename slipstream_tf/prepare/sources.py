@@ -99,7 +99,7 @@ class Source:
 
     def describe(self) -> Mapping[str, Any]:
         """Returns JSON-serialisable values that tell this source from others."""
-        raise NotImplementedError
+        return {"format": self.name}
 
     def blocks(self, start: Position, piece_rows: int) -> Iterator[Block]:
         """Yields the rows from `start` on, in order.
