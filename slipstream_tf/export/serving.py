@@ -164,15 +164,9 @@ def pooled(
     Returns:
         float32 [batch, dim].
     """
-    keys = packed.keys[packed.attrs["feature_keys"][feature]]
-    column = packed.attrs["feature_column"][feature]
-    if column >= 0:
-        return gather(keys[:, column])
-    index = packed.attrs["feature_weights"][feature]
-    weights = packed.weights[index] if index >= 0 else None
-    splits = packed.attrs["feature_splits"][feature]
-    if splits >= 0:
-        return _pooled_ragged(keys, packed.row_splits[splits], weights, combiner, gather)
+    keys, row_splits, weights = packed.of(feature)
+    if row_splits is not None:
+        return _pooled_ragged(keys, row_splits, weights, combiner, gather)
     if keys.shape.rank == 2:
         return _pooled_padded(keys, keys != PADDING_KEY, weights, combiner, gather)
     if weights is None:

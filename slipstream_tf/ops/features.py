@@ -49,6 +49,18 @@ class PackedFeatures:
     weights: list[tf.Tensor]
     attrs: dict[str, list[int]]
 
+    def of(self, feature: int) -> tuple[tf.Tensor, tf.Tensor | None, tf.Tensor | None]:
+        """Returns (keys, row splits, weights) of a feature by its position; None: it has none.
+
+        The keys are int64 [batch], [batch, width] padded with PADDING_KEY, or flat with row splits.
+        """
+        tensor, column, split, weight = (indices[feature] for indices in self.attrs.values())
+        return (
+            self.keys[tensor] if column < 0 else self.keys[tensor][:, column],
+            self.row_splits[split] if split >= 0 else None,
+            self.weights[weight] if weight >= 0 else None,
+        )
+
     def arguments(self) -> dict[str, Any]:
         """Returns the arguments of an op that takes features."""
         return {

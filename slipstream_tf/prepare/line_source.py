@@ -16,17 +16,6 @@ import pyarrow as pa
 import pyarrow.csv as pa_csv
 
 from slipstream_tf.inputs.readers import text
-from slipstream_tf.inputs.readers.text import (
-    DAMAGES,
-    MAX_LINE_BYTES,
-    NEWLINE,
-    LineFormat,
-    is_regular,
-    open_text,
-    parse_block,
-    require_header,
-    whole_lines,
-)
 from slipstream_tf.inputs.spec import require_columns
 from slipstream_tf.prepare.columns import columns_of, convert
 from slipstream_tf.prepare.schema import Schema
@@ -77,15 +66,15 @@ class LineSource(Source):
         """See `Source.file_blocks`."""
         path, at = self.paths[start.file], start
         done = sum(self._bytes[: start.file])
-        with open_text(path) as file:
+        with text.open_text(path) as file:
             # Of a compressed file, all that lies before is decompressed once more.
             try:
                 if at.offset:
                     file.seek(at.offset)
                 elif self.header_lines:
-                    file.readline(MAX_LINE_BYTES)
+                    file.readline(text.MAX_LINE_BYTES)
                 at = Position(at.file, file.tell(), at.row, at.id)
-                for lines, num_bytes in whole_lines(file):
+                for lines, num_bytes in text.whole_lines(file):
                     end = at.offset + num_bytes
                     first_rows = at.rows_left(piece_rows)
                     for first, last, rows in _cut(lines, first_rows, piece_rows):
@@ -97,7 +86,7 @@ class LineSource(Source):
                         content = lines[first:last]
                         yield Block(at, after, content, done + min(read, self._bytes[at.file]))
                         at = after
-            except DAMAGES as error:
+            except text.DAMAGES as error:
                 line = at.row + self.header_lines
                 raise ValueError(f"{path}: damaged after line {line}: {error}") from error
 
@@ -109,10 +98,10 @@ def first_line(path: str) -> bytes:
         OSError: it cannot be read.
         ValueError: it is compressed, and damaged.
     """
-    with open_text(path) as file:
+    with text.open_text(path) as file:
         try:
-            line = file.readline(MAX_LINE_BYTES)
-        except DAMAGES as error:
+            line = file.readline(text.MAX_LINE_BYTES)
+        except text.DAMAGES as error:
             raise ValueError(f"{path}: damaged at its beginning: {error}") from error
     return line.removesuffix(b"\n").removesuffix(b"\r").removeprefix(_BYTE_ORDER_MARK)
 
@@ -127,7 +116,7 @@ def _cut(lines: bytes, first_rows: int, piece_rows: int) -> Iterator[tuple[int, 
     if num_rows <= min(first_rows, text.BLOCK_LINES):
         yield 0, len(lines), num_rows
         return
-    ends = np.flatnonzero(np.frombuffer(lines, np.uint8) == NEWLINE) + 1
+    ends = np.flatnonzero(np.frombuffer(lines, np.uint8) == text.NEWLINE) + 1
     begin, row = 0, 0
     pieces = range(first_rows, num_rows, piece_rows)
     for last in sorted({*pieces, *range(text.BLOCK_LINES, num_rows, text.BLOCK_LINES), num_rows}):
@@ -141,7 +130,7 @@ class FormatSource(LineSource):
 
     def __init__(
         self,
-        line_format: LineFormat,
+        line_format: text.LineFormat,
         paths: Sequence[str],
         label: str,
         dense: tuple[str, ...] = (),
@@ -161,11 +150,11 @@ class FormatSource(LineSource):
 
     def read_header(self, path: str, first_line: bytes) -> None:
         """See `LineSource.read_header`."""
-        require_header(self._format, path, first_line)
+        text.require_header(self._format, path, first_line)
 
     def parse_lines(self, header: Any, lines: bytes) -> ParsedRows:
         """See `LineSource.parse_lines`."""
-        parsed = parse_block(self._format, lines)
+        parsed = text.parse_block(self._format, lines)
         rows = parsed.rows
         table = table_of(self.columns, rows.label, rows.dense, rows.keys)
         return ParsedRows(table, parsed.is_good, parsed.reasons)
@@ -219,7 +208,7 @@ class CsvSource(LineSource):
         """The columns that are used, or None if lines are not all regular."""
         plain = lines.replace(b"\r\n", b"\n")
         # To Arrow, an empty line is one of empty columns, as many as it needs.
-        if not is_regular(plain) or plain.startswith(b"\n") or b"\n\n" in plain:
+        if not text.is_regular(plain) or plain.startswith(b"\n") or b"\n\n" in plain:
             return None
         used = self._schema.names()
         # Longer than every column's name, so none of them.
@@ -255,15 +244,15 @@ class CsvSource(LineSource):
             columns[name] = pa.array([row[position] for row in rows.values()], pa.binary())
         parsed = convert(self._schema, columns)
         lines_of_rows = list(rows)
-        reasons.update((lines_of_rows[row], text) for row, text in parsed.reasons.items())
+        reasons.update((lines_of_rows[row], reason) for row, reason in parsed.reasons.items())
         is_good = np.ones(len(lines), bool)
         is_good[list(reasons)] = False
         return ParsedRows(parsed.table, is_good, dict(sorted(reasons.items())))
 
     def _split(self, header: Sequence[str], line: bytes) -> list[bytes]:
         line = line.removesuffix(b"\r")
-        if len(line) > MAX_LINE_BYTES:
-            raise ValueError(f"more than {MAX_LINE_BYTES} bytes; allowed: so many at most")
+        if len(line) > text.MAX_LINE_BYTES:
+            raise ValueError(f"more than {text.MAX_LINE_BYTES} bytes; allowed: so many at most")
         # Latin-1 keeps every byte, whatever the text's encoding.
         values = self._values(line.decode("latin-1")) if line else [""]
         if len(values) != len(header):

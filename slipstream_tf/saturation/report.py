@@ -142,7 +142,7 @@ class WindowReport:
     @property
     def saturated_share(self) -> float:
         """Saturated keys as a share of the hot keys, 0 to 1."""
-        return _share(self.saturated_keys, self.hot_keys)
+        return share_of(self.saturated_keys, self.hot_keys)
 
     @property
     def rows_offered(self) -> int:
@@ -157,12 +157,12 @@ class WindowReport:
     @property
     def skipped_share(self) -> float:
         """Skipped inputs as a share of the inputs seen, 0 to 1."""
-        return _share(self.inputs_skipped, self.inputs_seen)
+        return share_of(self.inputs_skipped, self.inputs_seen)
 
     @property
     def hot_input_share(self) -> float:
         """Hot inputs as a share of the inputs seen, 0 to 1."""
-        return _share(self.hot_inputs, self.inputs_seen)
+        return share_of(self.hot_inputs, self.inputs_seen)
 
     def to_dict(self) -> dict[str, Any]:
         """Returns all fields and shares as JSON-serialisable values."""
@@ -233,7 +233,8 @@ def random_shares(reports: Iterable[WindowReport]) -> tuple[float, ...]:
     return tuple(r.skipped_share for r in reports if not r.is_warming_up) or (0.0,)
 
 
-def _share(part: int, whole: int) -> float:
+def share_of(part: float, whole: float) -> float:
+    """Returns part / whole, or 0 of nothing."""
     return part / whole if whole else 0.0
 
 
