@@ -6,6 +6,7 @@ that packed, in memory and in checkpoints.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import json
 import zlib
@@ -55,11 +56,7 @@ class TableWindow:
     def to_dict(self) -> dict[str, Any]:
         """Returns all fields, and the bytes, as JSON-serialisable values."""
         sent, offered = self.rows.sent * self.row_bytes, self.rows.offered * self.row_bytes
-        return {**self.state(), "bytes_offered": offered, "bytes_sent": sent}
-
-    def state(self) -> dict[str, Any]:
-        """Returns all fields as JSON-serialisable values."""
-        return dataclasses.asdict(self)
+        return {**dataclasses.asdict(self), "bytes_offered": offered, "bytes_sent": sent}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -179,7 +176,7 @@ class WindowReport:
         values["traffic"] = dict(self.traffic)
         values["drift_quantiles"] = [list(pair) for pair in self.drift_quantiles.items()]
         values["drift_histogram"] = [list(bucket) for bucket in self.drift_histogram]
-        values["tables"] = [table.state() for table in self.tables]
+        values["tables"] = [dataclasses.asdict(table) for table in self.tables]
         return values
 
     @classmethod
@@ -231,6 +228,14 @@ def random_shares(reports: Iterable[WindowReport]) -> tuple[float, ...]:
         The share that was skipped in each window that began after the warm-up; (0.0,) if none did.
     """
     return tuple(r.skipped_share for r in reports if not r.is_warming_up) or (0.0,)
+
+
+def added_up(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    """Returns the sum of counts of equal names."""
+    total: collections.Counter[str] = collections.Counter()
+    for part in counts:
+        total.update(part)
+    return dict(total)
 
 
 def share_of(part: float, whole: float) -> float:

@@ -5,7 +5,6 @@ In: window reports. Out: a frozen `Ledger`, a summary in words, JSON lines.
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import json
 import os
@@ -14,7 +13,7 @@ from typing import Any
 
 from slipstream_tf.config import SaturationConfig
 from slipstream_tf.ops.update_policy import UpdateCounts
-from slipstream_tf.saturation.report import WindowReport, share_of
+from slipstream_tf.saturation.report import WindowReport, added_up, share_of
 from slipstream_tf.saturation.threshold import LARGEST_THRESHOLD
 from slipstream_tf.telemetry.table import format_table
 
@@ -74,10 +73,8 @@ class Ledger:
     @property
     def rows(self) -> UpdateCounts:
         """Gradient rows of all tables over all windows; `pending` as of the last window's end."""
-        total: collections.Counter[str] = collections.Counter()
-        for report in self.reports:
-            for table in report.tables:
-                total.update(dataclasses.asdict(table.rows))
+        tables = (table for report in self.reports for table in report.tables)
+        total = added_up(dataclasses.asdict(table.rows) for table in tables)
         last = self.reports[-1].tables if self.reports else ()
         total["pending"] = sum(table.rows.pending for table in last)
         total["pending_bytes"] = sum(table.rows.pending_bytes for table in last)
@@ -86,10 +83,7 @@ class Ledger:
     @property
     def traffic(self) -> Mapping[str, int]:
         """Bytes by kind that the ranks gave to the network; empty for one process."""
-        total: collections.Counter[str] = collections.Counter()
-        for report in self.reports:
-            total.update(report.traffic)
-        return dict(total)
+        return added_up(report.traffic for report in self.reports)
 
     @property
     def bytes_offered(self) -> int:
