@@ -4,8 +4,6 @@ A name appears only after what it names is on the disk: whoever is killed leaves
 there before or what is to be there after.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

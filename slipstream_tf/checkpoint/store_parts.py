@@ -4,8 +4,6 @@ In: a store, of one process or of a rank. Out: `TablePart`s to be written; or, f
 number of ranks and any kind of store, tables that are made ready before the store is touched.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping

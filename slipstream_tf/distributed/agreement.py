@@ -1,7 +1,5 @@
 """What every rank hears of every other: values, settings, and errors of work done alone."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Callable

@@ -4,8 +4,6 @@ In: tensors of one rank. Out: tensors of all. Every method is a collective: ever
 in the same order, with no rows if it has none, whether in eager code or in a `tf.function`.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 from collections.abc import Mapping

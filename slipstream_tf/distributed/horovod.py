@@ -4,8 +4,6 @@ In: the environment that a launcher has made. Out: the job's communicator, whose
 other.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import importlib
@@ -26,7 +24,7 @@ _MISSING = (
     "imported: {error}. Install it: make horovod, or python build_support/install_horovod.py."
 )
 # Of the job that `init` has joined: what is done once for a process is done.
-_job: HorovodCommunicator | None = None
+_job: "HorovodCommunicator | None" = None
 
 
 class HorovodCommunicator:

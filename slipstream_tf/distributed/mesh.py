@@ -3,8 +3,6 @@
 In: a rank, and a way to gather texts of all ranks. Out: a connection to each other rank.
 """
 
-from __future__ import annotations
-
 import concurrent.futures
 import contextlib
 import dataclasses

@@ -12,8 +12,6 @@ damaged; see the room `checkpoint` for its files.
                                 rank-1/...
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import functools
@@ -300,7 +298,7 @@ class JobCheckpoints:
         if self._comm.rank == 0:
             writing.finish_with_all(self._directory, name, manifest, self._keep)
 
-    def _prepare(self, path: Path, ready: list[_Ready]) -> str | None:
+    def _prepare(self, path: Path, ready: "list[_Ready]") -> str | None:
         """Reads a checkpoint without a change to anything; returns why it is not whole."""
         try:
             manifest = read_manifest(path)
@@ -331,7 +329,7 @@ class JobCheckpoints:
         ready.append(_Ready(path, manifest, tables, rate, states))
         return None
 
-    def _replace(self, ready: _Ready) -> SavedJob:
+    def _replace(self, ready: "_Ready") -> SavedJob:
         path, manifest = ready.path, ready.manifest
         self._together(lambda: self._read_states(path, manifest), f"restore {path}")
         if ready.tables:

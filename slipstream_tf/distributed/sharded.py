@@ -6,8 +6,6 @@ window: their keys and rows stay off the network. Those of hot rows can be refre
 the keys are sent, until the row has moved.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -9,8 +9,6 @@ In: this rank's place in the job, and a way to gather texts. Out: a `PeerLostErr
 rank and address in the place of Horovod's error.
 """
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import dataclasses

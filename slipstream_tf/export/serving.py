@@ -5,8 +5,6 @@ none start as in `cc_ops/core/table/row_initializer.cc`, and rows are pooled as 
 `cc_ops/core/lookup/pooling.h`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Batches of any structure: their size, and what a component may be."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

@@ -5,8 +5,6 @@ are worth training on, in their order, with sample weights where skippable ones 
 Slipstream, arXiv 2404.04270, input classifier block.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any

@@ -6,8 +6,6 @@ Method: FAE (Adnan et al., arXiv 2103.00686), which replicates the hot rows and 
 exchange in hot batches.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

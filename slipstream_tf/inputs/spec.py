@@ -6,8 +6,6 @@ float32 [batch, num_dense] if there are dense columns, label float32 [batch]. On
 features["id"] is int64 [batch], an input's number: the same in every pass, in whatever order.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from typing import Protocol

@@ -1,7 +1,5 @@
 """What the click models share: inputs, embeddings, MLPs and output. A model adds `logits`."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -296,7 +294,7 @@ class ClickModel(LossFeedback, keras.Model):
         }
 
     @classmethod
-    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> ClickModel:
+    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> "ClickModel":
         """Builds the model, with fresh weights and empty tables, that `get_config` described."""
         config = dict(config)
         config["embeddings"] = keras.saving.deserialize_keras_object(

@@ -1,7 +1,5 @@
 """How click models combine features: dots of pairs, cross layers (DCN-v2), attention (TBSM)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -5,8 +5,6 @@ misbehave, so the check reads the build stamp (cc_ops/tf/base/build_info.cc) fro
 beforehand.
 """
 
-from __future__ import annotations
-
 import mmap
 import os
 import re

@@ -6,8 +6,6 @@ window's end the scores of a uniform sample and statistics of the losses.
 Method: Slipstream, arXiv 2404.04270, sampling and input classifier blocks.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any

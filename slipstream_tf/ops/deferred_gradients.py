@@ -4,8 +4,6 @@ In: a step's gradients, one row per key. Out: the rows to apply now. Between the
 decides which sums may wait. CPU and GPU; graph or eager.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

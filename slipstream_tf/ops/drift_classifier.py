@@ -5,8 +5,6 @@ bool, a skip score and a weight per input, as `ops.classifier` gives them. CPU a
 eager.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """Typed wrappers of the ops that collect gradient rows for other processes and apply theirs."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from typing import Any

@@ -4,8 +4,6 @@ In: what a user feeds (a matrix with a column per feature, or a dictionary of de
 ragged keys). Out: `PackedFeatures`, the tensors and attributes that the ops take.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping, Sequence, Set
 from typing import Any

@@ -5,8 +5,6 @@ and Muthukrishnan, 2005) whose counters each remember the hottest key that came 
 GPU; graph or eager.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import tensorflow as tf
 

@@ -4,8 +4,6 @@ In: a `KeyMap` and keys. Out: indices, positions of hits and misses; or states. 
 or eager.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import tensorflow as tf

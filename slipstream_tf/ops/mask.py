@@ -4,8 +4,6 @@ In: a `KeySet` (the saturated keys of a table, replaced once a window) and a `tf
 Out: the slices that stay, and how many rows were left out. CPU and GPU; graph or eager.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import tensorflow as tf

@@ -4,8 +4,6 @@ The owner of a sharded table remembers what it sent last of its hot rows, and to
 read their replicas, and are sent a row again when it has moved away from them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

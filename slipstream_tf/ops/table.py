@@ -1,7 +1,5 @@
 """Typed wrappers of the native store's ops: one embedding table behind a resource handle."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any

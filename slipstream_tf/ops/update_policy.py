@@ -4,8 +4,6 @@ A policy says what becomes of the gradient rows (one per key, update and simulat
 native table; the row flags say which rows are saturated or watched; the counts tell what happened.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from typing import Any
@@ -72,7 +70,7 @@ class UpdatePolicy:
         require_integer("max_rows", self.max_rows, 0, None, place)
         require_integer("ranks", self.ranks, 1, 64, place)
 
-    def keeps_sums_of(self, before: UpdatePolicy) -> bool:
+    def keeps_sums_of(self, before: "UpdatePolicy") -> bool:
         """Whether sums deferred under another policy may stay; else they leave first."""
         if before.mode != "defer":
             return True  # There are none.

@@ -3,8 +3,6 @@
 Blocks end at line ends, so a value must not hold one.
 """
 
-from __future__ import annotations
-
 import csv
 import gzip
 import os

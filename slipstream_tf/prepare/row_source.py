@@ -1,7 +1,5 @@
 """Inputs from what is no text: Parquet files with a schema, and arrays such as MovieLens'."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 from collections.abc import Iterator, Mapping, Sequence

@@ -6,8 +6,6 @@
  "missing": ["", "NA"], "delimiter": ","}
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

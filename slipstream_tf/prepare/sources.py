@@ -1,7 +1,5 @@
 """What a source of inputs is: blocks of rows in order, each parsed on its own, in any thread."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Any

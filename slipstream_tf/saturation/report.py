@@ -4,8 +4,6 @@ A run of weeks has many windows. A report of 26 tables takes 35 kB as objects, a
 that packed, in memory and in checkpoints.
 """
 
-from __future__ import annotations
-
 import collections
 import dataclasses
 import json
@@ -180,7 +178,7 @@ class WindowReport:
         return values
 
     @classmethod
-    def from_state(cls, state: Mapping[str, Any]) -> WindowReport:
+    def from_state(cls, state: Mapping[str, Any]) -> "WindowReport":
         """Returns the report that `state` was had of."""
         tables = tuple(
             TableWindow(**{**table, "rows": UpdateCounts(**table["rows"])})
@@ -295,7 +293,7 @@ class ReportLog:
         }
 
     @classmethod
-    def from_state(cls, state: Mapping[str, Any]) -> ReportLog:
+    def from_state(cls, state: Mapping[str, Any]) -> "ReportLog":
         """Returns the reports that `state` was had of."""
         log = cls()
         log._packed = [np.asarray(block, np.uint8) for block in state["packed"]]

@@ -4,8 +4,6 @@ In: what a window brought, over all ranks, and how much to skip. Out: decisions 
 carry out, and a `WindowReport` of both.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from typing import Any

@@ -3,8 +3,6 @@
 In: the packed keys of batches. Out: the most accessed keys of a table, and counts for checkpoints.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 

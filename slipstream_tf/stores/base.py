@@ -4,8 +4,6 @@ A store derives from one of these classes. What not every store can do is a fiel
 what holds for most as its default: nobody looks whether a store has a method.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """The native store: C++ hash tables on the CPU, one lookup and one update call for all tables."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -5,8 +5,6 @@ store of replicas, of which lookups make plans and which defers gradients; or, f
 not ours, a set of read-only rows in front of them.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any

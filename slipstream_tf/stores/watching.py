@@ -6,8 +6,6 @@ allows, and leave with the gradients of a later step. Eager or in a `tf.function
 device. See `VariableStore` and `SokStore`.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping

@@ -3,8 +3,6 @@
 In: window reports. Out: a frozen `Ledger`, a summary in words, JSON lines.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

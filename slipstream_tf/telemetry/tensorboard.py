@@ -1,7 +1,5 @@
 """Windows as TensorBoard's scalars and histograms. In: window reports. Out: an event file."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 

@@ -1,7 +1,5 @@
 """Frappe_x1 of the BARS benchmark (app usage in contexts) from an .npz file: 10 fields, 3 parts."""
 
-from __future__ import annotations
-
 import os
 from typing import Any
 

@@ -9,8 +9,6 @@ with the article of click i - r, r uniform in [1, 20000] floored at click 0. Two
   test articles are new.
 """
 
-from __future__ import annotations
-
 import functools
 import os
 from typing import Any

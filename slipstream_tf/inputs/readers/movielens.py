@@ -3,8 +3,6 @@
 In: the archive ml-1m.zip as GroupLens publishes it. Out: readers of a random 90/10 split.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import os

@@ -4,8 +4,6 @@ Key columns hold integers or text; text is hashed (`hashing.hash_strings`). A co
 the keys a dictionary by field, with a RaggedTensor for each such column.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator, Sequence
 from typing import Any

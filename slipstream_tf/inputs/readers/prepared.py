@@ -4,8 +4,6 @@ Labels, numbers, keys, parts and the inputs' numbers are those that the reader o
 gives.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import re

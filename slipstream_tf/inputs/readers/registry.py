@@ -1,7 +1,5 @@
 """Finds the reader for a data set by its path and opens one part of it."""
 
-from __future__ import annotations
-
 import math
 import os
 from typing import Any

@@ -4,8 +4,6 @@ A format says how one line is parsed, exactly, and how a block of lines is parse
 the fast way is not sure about go through the exact one, which alone decides what is malformed.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import gzip
 import os

@@ -5,8 +5,6 @@ every bag; the sums come back. Gradients are masked or deferred where SOK has su
 rank that owns the row.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
