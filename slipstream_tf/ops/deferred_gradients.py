@@ -117,17 +117,14 @@ class DeferredGradients:
             tf.errors.ResourceExhaustedError: there is no memory for so many.
         """
         with tf.device("CPU:0"):
-            numbers = [
-                tf.constant(n, tf.int64) for n in (capacity, policy.max_rows, policy.max_age)
-            ]
+            sizes = {"capacity": capacity, "max_rows": policy.max_rows, "max_age": policy.max_age}
+            numbers = {name: tf.constant(size, tf.int64) for name, size in sizes.items()}
         _loader.library().slipstream_deferred_gradients_configure(
             handle=self.handle,
-            capacity=numbers[0],
-            max_rows=numbers[1],
-            max_age=numbers[2],
             defers=policy.mode == "defer",
             by_movement=policy.mode != "defer" or policy.trigger == "movement",
             is_shadow=policy.is_shadow,
+            **numbers,
         )
 
     def flush(self, drops: bool = False) -> None:
