@@ -4,8 +4,6 @@ Public names only; each is loaded on first use, so that importing the package co
 parts that need no compiled library work without one.
 """
 
-from __future__ import annotations
-
 import importlib
 from typing import Any
 

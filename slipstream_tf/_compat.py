@@ -1,7 +1,5 @@
 """Every branch on the version of TensorFlow, Keras or Horovod lives here and nowhere else."""
 
-from __future__ import annotations
-
 import gc
 import importlib
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """What a user sets of embedding tables and of the saturation engine: frozen dataclasses."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
 from typing import Any
@@ -62,7 +60,7 @@ class TableConfig:
         return config
 
     @classmethod
-    def from_config(cls, config: dict[str, Any]) -> TableConfig:
+    def from_config(cls, config: dict[str, Any]) -> "TableConfig":
         """Builds the object that `get_config` described."""
         return cls(**config)
 
@@ -362,6 +360,6 @@ class SaturationConfig:
         return config
 
     @classmethod
-    def from_config(cls, config: dict[str, Any]) -> SaturationConfig:
+    def from_config(cls, config: dict[str, Any]) -> "SaturationConfig":
         """Builds the object that `get_config` described."""
         return cls(**config)

@@ -4,9 +4,8 @@ A name appears only after what it names is on the disk: whoever is killed leaves
 there before or what is to be there after.
 """
 
-from __future__ import annotations
-
 import contextlib
+import json
 import os
 import shutil
 from collections.abc import Iterator
@@ -62,6 +61,20 @@ def whole_file(path: Path) -> Iterator[Path]:
     except BaseException:
         partial.unlink(missing_ok=True)
         raise
+
+
+def read_json(path: str | os.PathLike[str]) -> Any:
+    """Returns what a JSON file holds.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is not JSON; the message names it.
+    """
+    with open(path, encoding="utf-8") as file:
+        try:
+            return json.load(file)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"{os.fspath(path)}: not JSON: {error}") from None
 
 
 def write_text(path: Path, text: str) -> None:

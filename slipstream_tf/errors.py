@@ -1,7 +1,5 @@
 """How invalid arguments are reported: the value, the place and what is allowed."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any

@@ -4,8 +4,6 @@ In: uint64 NumPy arrays or tensors, of any shape. Out: such of the same shape; a
 are modulo 2**64. Fast splittable pseudorandom number generators, Steele, Lea and Flood 2014.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

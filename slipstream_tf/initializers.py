@@ -4,8 +4,6 @@ A row is drawn from a counter-based generator keyed by (table seed, key), so it 
 when the key arrives, on what else is in the batch or on the number of threads.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

@@ -4,8 +4,6 @@ Read from the environment, without TensorFlow or Horovod: it costs nothing, and 
 are missing.
 """
 
-from __future__ import annotations
-
 import os
 
 # Set by horovodrun (Gloo) and by Open MPI, MPICH or Slurm launchers.

@@ -1,7 +1,5 @@
 """What memory this process can have, as the kernel says: of the machine and of control groups."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterator
 from pathlib import Path

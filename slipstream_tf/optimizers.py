@@ -4,8 +4,6 @@ Gradients of a key that occurs several times in a batch are summed, in a fixed o
 rule is applied once. Rows absent from a batch are left as they are.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any, ClassVar
 

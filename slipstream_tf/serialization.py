@@ -1,7 +1,5 @@
 """Frozen dataclasses as dictionaries for JSON, and back: of optimizers and row initializers."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

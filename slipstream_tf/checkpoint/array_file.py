@@ -13,8 +13,6 @@ Integers are little-endian. The header tells the size of the file to the byte; i
 anything is allocated.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math

@@ -1,7 +1,5 @@
 """What is wrong with a checkpoint: which file, where in it, and what to do about it."""
 
-from __future__ import annotations
-
 import os
 
 

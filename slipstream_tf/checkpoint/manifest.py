@@ -4,8 +4,6 @@ In: a checkpoint's folder. Out: a `Manifest` whose entries are sound, and what i
 files that it names. It is written last, so that a folder without one is none.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import json

@@ -4,8 +4,6 @@ In: a store, of one process or of a rank. Out: `TablePart`s to be written; or, f
 number of ranks and any kind of store, tables that are made ready before the store is touched.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
@@ -15,16 +13,10 @@ from typing import Any
 import numpy as np
 from absl import logging
 
+from slipstream_tf.checkpoint import tables
 from slipstream_tf.checkpoint.array_file import Arrays
 from slipstream_tf.checkpoint.errors import CheckpointError, CheckpointMismatchError
 from slipstream_tf.checkpoint.manifest import NAME, Manifest
-from slipstream_tf.checkpoint.tables import (
-    SavedTable,
-    TablePart,
-    on_ranks,
-    with_rows,
-    without_least,
-)
 from slipstream_tf.config import TableConfig
 from slipstream_tf.ops.update_policy import REFRESHED, UpdatePolicy
 from slipstream_tf.optimizers import SparseOptimizer
@@ -67,7 +59,7 @@ def file_name(rank: int, index: int) -> str:
 
 def cut(
     store: SavedStore, rank: Rank, policies: Mapping[str, UpdatePolicy] | None = None
-) -> list[TablePart]:
+) -> list[tables.TablePart]:
     """Copies all tables as they are now; nothing is flushed.
 
     Needs as much memory as the rows, slots and counts take, until they are written, and as much as
@@ -92,7 +84,7 @@ def cut(
             accesses = store.export_accesses(name)
         elif not rank.has_all_rows:
             accesses = {n: contents[n] for n in ("keys", "counts")}
-        part = TablePart(
+        part = tables.TablePart(
             name=name,
             dim=table.dim,
             slots=int(contents["slots"].shape[1]),
@@ -130,7 +122,7 @@ class ReadyTable:
     replicas: Arrays | None
     holders: Arrays | None
     deferred: Arrays
-    saved: SavedTable
+    saved: tables.SavedTable
 
 
 def prepare(folder: Path, manifest: Manifest, store: SavedStore, rank: Rank) -> list[ReadyTable]:
@@ -160,7 +152,7 @@ def prepare(folder: Path, manifest: Manifest, store: SavedStore, rank: Rank) -> 
     for table in store.tables:
         index, entry = entries[table.name]
         paths = [folder / file_name(r, index) for r in range(manifest.world_size)]
-        saved = SavedTable(paths, manifest.checkpoint, entry)
+        saved = tables.SavedTable(paths, manifest.checkpoint, entry)
         if manifest.world_size > 1 and saved.is_replicated != (manifest.placement == "replicated"):
             problem = f"says that table {table.name!r} is {manifest.placement}, but its files not"
             raise CheckpointError(place, problem)
@@ -200,10 +192,11 @@ class _Target:
         missing = np.setdiff1d(keys, contents["keys"])
         assert self.rule is not None
         rows = NativeStore([self.table], self.rule).gather(self.table.name, missing)[0].numpy()
-        return with_rows(contents, missing, rows, self.store.slot_layout(self.table.name).initial)
+        initial = self.store.slot_layout(self.table.name).initial
+        return tables.with_rows(contents, missing, rows, initial)
 
 
-def _prepare_table(target: _Target, saved: SavedTable, is_same_job: bool) -> ReadyTable:
+def _prepare_table(target: _Target, saved: tables.SavedTable, is_same_job: bool) -> ReadyTable:
     store, rank, name = target.store, target.rank, target.table.name
     contents = saved.contents(target.owns if rank.has_a_part else None)
     if is_same_job and rank.has_a_part:
@@ -241,7 +234,7 @@ def _prepare_table(target: _Target, saved: SavedTable, is_same_job: bool) -> Rea
     )
 
 
-def _with_accesses(target: _Target, contents: Arrays, saved: SavedTable) -> Arrays:
+def _with_accesses(target: _Target, contents: Arrays, saved: tables.SavedTable) -> Arrays:
     """Returns contents with the access counts that a rank of a native job has with its rows."""
     rank = target.rank
     if not saved.has_counts_apart and (rank.has_a_part or not saved.is_replicated):
@@ -261,7 +254,8 @@ def _with_deferred_rows(target: _Target, contents: Arrays, keys: np.ndarray) -> 
         return contents
     if capacity is not None and len(contents["keys"]) <= capacity:
         # As when the sums are applied: rows leave for those that are new.
-        contents = without_least(contents, capacity - missing.size, keys, target.table.eviction)
+        most = capacity - missing.size
+        contents = tables.without_least(contents, most, keys, target.table.eviction)
     return target.with_initial_rows(contents, keys)
 
 
@@ -390,6 +384,6 @@ def defer(
 
 
 def _import_deferred(store: SavedStore, table: ReadyTable, policy: UpdatePolicy) -> None:
-    store.import_deferred(table.name, on_ranks(table.deferred, policy.ranks))
+    store.import_deferred(table.name, tables.on_ranks(table.deferred, policy.ranks))
     if table.saved.is_leaving and store.flushes_with_next_step:
         store.flush_with_next_step(table.name)

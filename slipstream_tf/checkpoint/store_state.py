@@ -4,8 +4,6 @@ The arrays carry a manifest (tables, dimensions, update rule), so that state of 
 refused before anything is overwritten.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

@@ -5,8 +5,6 @@ In: arrays of a store, or files. Out: files of checked blocks, or arrays for a s
 the rows that it owns from the files of all. Pure NumPy.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path

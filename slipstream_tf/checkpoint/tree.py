@@ -1,7 +1,5 @@
 """Nested dictionaries of numbers, words and arrays as JSON and a flat list of arrays, and back."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from typing import Any

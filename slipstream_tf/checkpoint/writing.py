@@ -8,8 +8,6 @@ notes of all, writes the manifest and gives the folder its name. So a thread may
 ranks train.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import json

@@ -34,7 +34,6 @@ class InputCount(keras.metrics.Metric):
 
     def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
         """Adds the number of labels."""
-        del y_pred, sample_weight
         self._count.assign_add(tf.shape(y_true, out_type=tf.int64)[0])
 
     def result(self) -> Any:
@@ -58,7 +57,6 @@ class BarCallback(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Updates the bar a few times a second; a value of `logs` costs time when it is read."""
-        del batch
         now = time.perf_counter()
         if now - self._last >= _SECONDS_BETWEEN_UPDATES:
             self._last = now
@@ -92,7 +90,6 @@ class StepTimer(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Counts a step."""
-        del batch, logs
         self._steps += 1
         if self._steps == self._untimed:
             self._start = time.perf_counter()
@@ -104,7 +101,6 @@ class StepTimer(keras.callbacks.Callback):
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """Stops the clock."""
-        del logs
         self._end = time.perf_counter()
 
     def state(self) -> dict[str, Any]:
@@ -160,12 +156,10 @@ class CurveCallback(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Starts the clock."""
-        del logs
         self._start = time.perf_counter()
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Notes the point, or evaluates, where it is time to."""
-        del batch
         self._steps += 1
         if self._steps % self._interval == 0:
             self._points.append(self._point(logs or {}))
@@ -181,7 +175,6 @@ class CurveCallback(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Remembers where training ended."""
-        del epoch
         if logs and "loss" in logs:
             self._last = [self._point(logs)]
 

@@ -206,7 +206,6 @@ class RunCheckpoints:
             return
 
         def note_stop(number: int, frame: FrameType | None) -> None:
-            del number, frame
             self._stop_is_requested = True
 
         before = signal.signal(signal.SIGTERM, note_stop)

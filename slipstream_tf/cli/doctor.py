@@ -143,7 +143,6 @@ def make_flags() -> FlagSet:
 
 def main(values: dict[str, Any], given: frozenset[str]) -> None:
     """Prints the report; raises RunError if something needed does not work."""
-    del given
     if not values["json"]:
         print(f"slipstream_tf {__version__}", flush=True)
     sections = []

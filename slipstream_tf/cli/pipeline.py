@@ -15,6 +15,7 @@ import tensorflow as tf
 from slipstream_tf.cli.settings import Settings
 from slipstream_tf.distributed import Communicator, even_ends, with_next
 from slipstream_tf.distributed.batches import element_of
+from slipstream_tf.inputs.batches import chosen_rows, num_rows
 from slipstream_tf.inputs.look_ahead import LookAhead
 from slipstream_tf.inputs.segregation import segregate
 from slipstream_tf.inputs.spec import ID
@@ -116,8 +117,7 @@ def share_by_id(dataset: tf.data.Dataset, batch_size: int, comm: Communicator) -
 
     def own(features: Any, label: Any) -> Any:
         is_own = tf.equal(tf.math.floormod(features[ID], comm.size), comm.rank)
-        rows = tf.where(is_own)[:, 0]
-        return tf.nest.map_structure(lambda part: tf.gather(part, rows), (features, label))
+        return chosen_rows((features, label), is_own)
 
     return dataset.map(own).rebatch(batch_size)
 
@@ -164,8 +164,7 @@ def _counted(dataset: tf.data.Dataset, counter: tf.Variable) -> tf.data.Dataset:
 
 
 def _size(batch: Any) -> tf.Tensor:
-    _, label = batch
-    return tf.shape(label, out_type=tf.int64)[0]
+    return num_rows(batch[1])
 
 
 def _options(settings: Settings) -> tf.data.Options:

@@ -80,7 +80,6 @@ def make_flags() -> FlagSet:
 
 def main(values: dict[str, Any], given: frozenset[str]) -> None:
     """Prepares the data and prints what it is like."""
-    del given
     if not values[_DATA]:
         raise UsageError("Missing argument DATA. Allowed: one or more files; see --help.")
     if values["output"] is None:

@@ -43,7 +43,6 @@ def make_flags() -> FlagSet:
 
 def main(values: dict[str, Any], given: frozenset[str]) -> None:
     """Writes the report and prints where it is."""
-    del given
     if not values[_RUNS]:
         raise UsageError(
             "Missing argument RUN. Allowed: one or more folders that slipstream-train wrote as "

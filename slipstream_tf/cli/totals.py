@@ -5,7 +5,6 @@ Every total is summed over ranks and is a collective.
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -17,6 +16,7 @@ from slipstream_tf.cli.flag_set import RunError, raised_as
 from slipstream_tf.distributed import Communicator
 from slipstream_tf.distributed.agreement import gather_json
 from slipstream_tf.saturation.ranks import Ranks
+from slipstream_tf.saturation.report import added_up
 from slipstream_tf.telemetry.metrics import ClickMetrics, click_metrics
 
 
@@ -125,15 +125,10 @@ class Exchanged:
             size; bytes: kind -> bytes of all ranks; bytes_by_rank: the same of each, rank 0 first.
         """
         by_rank = gather_json(self._comm, self._own_bytes(), "slipstream.traffic")
-        totals: collections.Counter[str] = collections.Counter()
-        for of_rank in by_rank:
-            totals.update(of_rank)
-        return {"size": self._comm.size, "bytes": dict(totals), "bytes_by_rank": by_rank}
+        return {"size": self._comm.size, "bytes": added_up(by_rank), "bytes_by_rank": by_rank}
 
     def _own_bytes(self) -> dict[str, int]:
-        own = collections.Counter(self._bytes)
-        own.update({kind: int(count) for kind, count in self._comm.traffic().bytes.items()})
-        return dict(own)
+        return added_up([self._bytes, self._comm.traffic().bytes])
 
     def _own_rows(self, table: str) -> dict[str, int]:
         before = self._rows.get(table, {})

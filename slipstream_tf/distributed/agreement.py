@@ -1,7 +1,5 @@
 """What every rank hears of every other: values, settings, and errors of work done alone."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Callable
@@ -25,8 +23,7 @@ def gather_json(comm: Communicator, value: Any, name: str) -> list[Any]:
     if comm.size == 1:
         return [json.loads(json.dumps(value))]
     line = np.frombuffer(json.dumps(value).encode() + b"\n", np.uint8)
-    with tf.device("CPU:0"):
-        gathered = comm.gather(tf.constant(line), "control", name).numpy().tobytes()
+    gathered = _gather(comm, line, name).tobytes()
     return [json.loads(text) for text in gathered.splitlines()]
 
 

@@ -4,8 +4,6 @@ A batch of no inputs trains nothing and counts nowhere, but its rank still takes
 exchange. Skipping inputs makes uneven ends the rule.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

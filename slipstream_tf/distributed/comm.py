@@ -4,8 +4,6 @@ In: tensors of one rank. Out: tensors of all. Every method is a collective: ever
 in the same order, with no rows if it has none, whether in eager code or in a `tf.function`.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 from collections.abc import Mapping
@@ -158,7 +156,6 @@ class SingleProcess:
 
     def count_sent(self, nbytes: Any, kind: Kind, name: str) -> Any:
         """See `Communicator.count_sent`; nothing leaves the process."""
-        del nbytes
         index_of(kind, name)
 
     def uncounted(self) -> contextlib.AbstractContextManager[None]:

@@ -4,8 +4,6 @@ In: what `ops.exchange` collected on this rank. Out: what to apply on this rank.
 call it, with no rows if it has none.
 """
 
-from __future__ import annotations
-
 import collections
 import dataclasses
 import weakref

@@ -4,8 +4,6 @@ A collection runs the tables' policies (mask, defer) and gives out what they pas
 goes, and is applied, is the placement's matter.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any

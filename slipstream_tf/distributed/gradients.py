@@ -5,8 +5,6 @@ those of watched tables are masked or deferred, averaged over the ranks. Method:
 arXiv 2404.04270, with rows compacted away before they are sent or applied.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
@@ -228,7 +226,7 @@ class DistributedGradientTape:
             _OF_TAPES,
         )
 
-    def __enter__(self) -> DistributedGradientTape:
+    def __enter__(self) -> "DistributedGradientTape":
         self._tape.__enter__()
         return self
 

@@ -4,8 +4,6 @@ In: the environment that a launcher has made. Out: the job's communicator, whose
 other.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import importlib
@@ -17,16 +15,8 @@ from typing import Any
 import tensorflow as tf
 
 from slipstream_tf import launch
-from slipstream_tf.distributed import watch
+from slipstream_tf.distributed import comm, watch
 from slipstream_tf.distributed.agreement import gather_json
-from slipstream_tf.distributed.comm import (
-    KINDS,
-    Communicator,
-    Kind,
-    SingleProcess,
-    Traffic,
-    index_of,
-)
 from slipstream_tf.errors import require_number
 
 _MISSING = (
@@ -34,7 +24,7 @@ _MISSING = (
     "imported: {error}. Install it: make horovod, or python build_support/install_horovod.py."
 )
 # Of the job that `init` has joined: what is done once for a process is done.
-_job: HorovodCommunicator | None = None
+_job: "HorovodCommunicator | None" = None
 
 
 class HorovodCommunicator:
@@ -47,10 +37,10 @@ class HorovodCommunicator:
         self.local_rank = int(horovod.local_rank())
         with tf.device("CPU:0"):
             # int32 has no place on a GPU; int64 counts a lifetime of bytes.
-            self._bytes = tf.Variable(tf.zeros([len(KINDS)], tf.int64), trainable=False)
+            self._bytes = tf.Variable(tf.zeros([len(comm.KINDS)], tf.int64), trainable=False)
             self._zero = tf.Variable(0, trainable=False)
 
-    def sum(self, tensor: Any, kind: Kind, name: str) -> tf.Tensor:
+    def sum(self, tensor: Any, kind: comm.Kind, name: str) -> tf.Tensor:
         """See `Communicator.sum`."""
         tensor = self._never_constant(tensor)
         # Of a ring, whose every rank sends 2 * (size - 1) parts of 1 / size.
@@ -58,7 +48,7 @@ class HorovodCommunicator:
         with tf.control_dependencies([self._count(nbytes, kind, name)]):
             return self._hvd.allreduce(tensor, op=self._hvd.Sum, name=name)
 
-    def gather(self, tensor: Any, kind: Kind, name: str) -> tf.Tensor:
+    def gather(self, tensor: Any, kind: comm.Kind, name: str) -> tf.Tensor:
         """See `Communicator.gather`."""
         tensor = self._never_constant(tensor)
         nbytes = _nbytes(tensor) * (self.size - 1)
@@ -66,7 +56,7 @@ class HorovodCommunicator:
             return self._hvd.allgather(tensor, name=name)
 
     def exchange(
-        self, tensor: Any, splits: Any, kind: Kind, name: str
+        self, tensor: Any, splits: Any, kind: comm.Kind, name: str
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """See `Communicator.exchange`."""
         tensor, splits = self._never_constant(tensor), tf.convert_to_tensor(splits)
@@ -76,19 +66,19 @@ class HorovodCommunicator:
             received, received_splits = self._hvd.alltoall(tensor, splits=splits, name=name)
         return received, received_splits
 
-    def broadcast(self, tensor: Any, root: int, kind: Kind, name: str) -> tf.Tensor:
+    def broadcast(self, tensor: Any, root: int, kind: comm.Kind, name: str) -> tf.Tensor:
         """See `Communicator.broadcast`."""
         tensor = self._never_constant(tensor)
         nbytes = _nbytes(tensor) * _ranks_below(self.rank, root, self.size)
         with tf.control_dependencies([self._count(nbytes, kind, name)]):
             return self._hvd.broadcast(tensor, root_rank=root, name=name)
 
-    def traffic(self) -> Traffic:
+    def traffic(self) -> comm.Traffic:
         """Returns the bytes that this rank gave to the network."""
         counts = self._bytes.numpy()
-        return Traffic({kind: int(count) for kind, count in zip(KINDS, counts, strict=True)})
+        return comm.Traffic(dict(zip(comm.KINDS, map(int, counts), strict=True)))
 
-    def count_sent(self, nbytes: Any, kind: Kind, name: str) -> Any:
+    def count_sent(self, nbytes: Any, kind: comm.Kind, name: str) -> Any:
         """See `Communicator.count_sent`."""
         return self._count(tf.cast(nbytes, tf.int64), kind, name)
 
@@ -116,9 +106,9 @@ class HorovodCommunicator:
         passed.set_shape(tensor.shape)
         return passed
 
-    def _count(self, nbytes: Any, kind: Kind, name: str) -> Any:
+    def _count(self, nbytes: Any, kind: comm.Kind, name: str) -> Any:
         with tf.device("CPU:0"):
-            index = tf.reshape(tf.cast(index_of(kind, name), tf.int64), [1])
+            index = tf.reshape(tf.cast(comm.index_of(kind, name), tf.int64), [1])
             return self._bytes.scatter_add(tf.IndexedSlices(tf.reshape(nbytes, [1]), index))
 
 
@@ -133,7 +123,7 @@ def _nbytes(tensor: tf.Tensor) -> tf.Tensor:
     return tf.size(tensor, tf.int64) * tensor.dtype.size
 
 
-def init(timeout_seconds: float | None = 30.0) -> Communicator:
+def init(timeout_seconds: float | None = 30.0) -> comm.Communicator:
     """Joins the job that this process was started in: Horovod's, or one of this process alone.
 
     A process is a rank of a job if a launcher (horovodrun, mpirun) says so in its environment.
@@ -172,7 +162,7 @@ def init(timeout_seconds: float | None = 30.0) -> Communicator:
         require_number("timeout_seconds", timeout_seconds, 1, place="init")
     launched = launch.rank_variable()
     if launched is None:
-        return SingleProcess()
+        return comm.SingleProcess()
     if _job is not None:
         return _job
     try:

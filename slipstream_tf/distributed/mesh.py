@@ -3,8 +3,6 @@
 In: a rank, and a way to gather texts of all ranks. Out: a connection to each other rank.
 """
 
-from __future__ import annotations
-
 import concurrent.futures
 import contextlib
 import dataclasses
@@ -138,6 +136,15 @@ def expect_answer(connection: socket.socket, timeout_seconds: float) -> None:
     if sys.platform.startswith("linux"):
         milliseconds = int(max(2.0, timeout_seconds / 4) * 1000)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
+
+
+def message_of(line: bytes) -> dict[str, Any]:
+    """Returns what a line says; nothing if it is no message: whoever sent it, the job goes on."""
+    try:
+        message = json.loads(line)
+    except (ValueError, RecursionError):
+        return {}
+    return message if isinstance(message, dict) else {}
 
 
 def _addresses_of(interfaces: Sequence[str]) -> list[str]:
@@ -293,13 +300,8 @@ class _Door:
 
     def _rank_in(self, greeting: bytes) -> int | None:
         """Returns which of the missing ranks it is of; None: of a stranger."""
-        try:
-            told = json.loads(greeting)
-        except (ValueError, RecursionError):
-            return None
-        if not isinstance(told, dict) or told.get("job") != self._job:
-            return None
-        rank = told.get("rank")
+        told = message_of(greeting)
+        rank = told.get("rank") if told.get("job") == self._job else None
         return rank if isinstance(rank, int) and rank in self._missing else None
 
     def _turn_away(self, caller: _Caller) -> None:

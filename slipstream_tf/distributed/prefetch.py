@@ -4,8 +4,6 @@ In: what a batch requests, announced a step ahead. Out: the same at the batch's 
 has only rows to wait for: they are read there, after the update before it, and never stale.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 

@@ -12,8 +12,6 @@ damaged; see the room `checkpoint` for its files.
                                 rank-1/...
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import functools
@@ -29,7 +27,7 @@ import tensorflow as tf
 from absl import logging
 
 from slipstream_tf._version import __version__
-from slipstream_tf.checkpoint import store_parts
+from slipstream_tf.checkpoint import store_parts, writing
 from slipstream_tf.checkpoint.errors import CheckpointError, CheckpointMismatchError
 from slipstream_tf.checkpoint.manifest import (
     NAME,
@@ -39,15 +37,6 @@ from slipstream_tf.checkpoint.manifest import (
     require_whole,
 )
 from slipstream_tf.checkpoint.store_state import kept_apart
-from slipstream_tf.checkpoint.writing import (
-    STAGING,
-    RankFiles,
-    finish_with_all,
-    names,
-    read_engines,
-    stage,
-    write_rank,
-)
 from slipstream_tf.distributed.agreement import gather_json, require_same, together
 from slipstream_tf.distributed.comm import Communicator
 from slipstream_tf.distributed.exchange import Names
@@ -200,7 +189,7 @@ class JobCheckpoints:
         require_same(self._comm, same, self._names.of("same"), "a checkpoint")
         self.wait()
         name, identity = self._together(self._begin, "make a folder for a checkpoint")[0]
-        files: list[RankFiles] = []
+        files: list[writing.RankFiles] = []
         part = "write its part of a checkpoint"
         self._together(lambda: files.append(self._cut(position, rng)), part)
         versions = {"slipstream_tf": __version__, "tensorflow": tf.__version__}
@@ -237,7 +226,7 @@ class JobCheckpoints:
                 it is of another version.
         """
         self.wait()
-        listed = gather_json(self._comm, names(self._directory), self._names.of("listed"))
+        listed = gather_json(self._comm, writing.names(self._directory), self._names.of("listed"))
         not_whole = []
         for name in listed[0]:
             path = self._directory / name
@@ -263,7 +252,7 @@ class JobCheckpoints:
     def _begin(self) -> list[str]:
         if self._comm.rank > 0:
             return ["", ""]
-        return [stage(self._directory), uuid.uuid4().hex]
+        return [writing.stage(self._directory), uuid.uuid4().hex]
 
     def _parts(self, manifest: Manifest) -> list[str]:
         """The folders whose `tf.train.Checkpoint` this rank reads."""
@@ -284,10 +273,10 @@ class JobCheckpoints:
     def _apart(self) -> Any:
         return contextlib.nullcontext() if self._store is None else kept_apart(self._store)
 
-    def _cut(self, position: Any, rng: Any) -> RankFiles:
+    def _cut(self, position: Any, rng: Any) -> writing.RankFiles:
         """Writes what TensorFlow writes, and copies the rest."""
         told = json.loads(json.dumps([position, rng]))
-        folder = self._directory / STAGING / f"rank-{self._comm.rank}"
+        folder = self._directory / writing.STAGING / f"rank-{self._comm.rank}"
         folder.mkdir()
         if self._comm.rank == 0:
             with self._apart():
@@ -301,15 +290,15 @@ class JobCheckpoints:
             if self._store.rule is not None:
                 rate = float(self._store.learning_rate.numpy())
         state = None if self._engine is None else self._engine.state()
-        return RankFiles(self._comm.rank, parts, rate, state, *told)
+        return writing.RankFiles(self._comm.rank, parts, rate, state, *told)
 
-    def _write(self, name: str, manifest: Manifest, files: RankFiles) -> None:
+    def _write(self, name: str, manifest: Manifest, files: writing.RankFiles) -> None:
         """Writes this rank's files; on rank 0, then makes a checkpoint of all ranks'."""
-        write_rank(self._directory / STAGING, manifest.checkpoint, files)
+        writing.write_rank(self._directory / writing.STAGING, manifest.checkpoint, files)
         if self._comm.rank == 0:
-            finish_with_all(self._directory, name, manifest, self._keep)
+            writing.finish_with_all(self._directory, name, manifest, self._keep)
 
-    def _prepare(self, path: Path, ready: list[_Ready]) -> str | None:
+    def _prepare(self, path: Path, ready: "list[_Ready]") -> str | None:
         """Reads a checkpoint without a change to anything; returns why it is not whole."""
         try:
             manifest = read_manifest(path)
@@ -330,7 +319,7 @@ class JobCheckpoints:
                     )
             elif self._store is not None:
                 tables = store_parts.prepare(path, manifest, self._store, self._rank)
-            rate, states = read_engines(path, manifest)
+            rate, states = writing.read_engines(path, manifest)
         except CheckpointMismatchError:
             raise
         except CheckpointError as error:
@@ -340,7 +329,7 @@ class JobCheckpoints:
         ready.append(_Ready(path, manifest, tables, rate, states))
         return None
 
-    def _replace(self, ready: _Ready) -> SavedJob:
+    def _replace(self, ready: "_Ready") -> SavedJob:
         path, manifest = ready.path, ready.manifest
         self._together(lambda: self._read_states(path, manifest), f"restore {path}")
         if ready.tables:

@@ -6,8 +6,6 @@ window: their keys and rows stay off the network. Those of hot rows can be refre
 the keys are sent, until the row has moved.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -17,17 +15,8 @@ import tensorflow as tf
 
 from slipstream_tf import optimizers
 from slipstream_tf.config import TableConfig
+from slipstream_tf.distributed import exchange
 from slipstream_tf.distributed.comm import Communicator
-from slipstream_tf.distributed.exchange import (
-    Rounds,
-    Wire,
-    exchange_keys,
-    from_wire,
-    gather_keys,
-    splits_of,
-    splits_on_wire,
-    to_wire,
-)
 from slipstream_tf.distributed.exchanged import ExchangedStore
 from slipstream_tf.distributed.prefetch import AnnouncedKeys, KeyRequest, identity_of
 from slipstream_tf.errors import invalid, require_number
@@ -107,7 +96,7 @@ class ShardedStore(ReplicatingStore, ExchangedStore):
         rows = rows_within(cache_bytes, tables, rule, "ShardedStore")
         if copy_movement is not None:
             require_number("copy_movement", copy_movement, 0.0, place="ShardedStore")
-        wire = Wire(wire_dtype, wire_warmup_steps)
+        wire = exchange.Wire(wire_dtype, wire_warmup_steps)
         settings = {
             "cache_bytes": cache_bytes,
             "prefetch": bool(prefetch),
@@ -216,18 +205,20 @@ class ShardedStore(ReplicatingStore, ExchangedStore):
             skip_read_only=is_training,
             refreshed=is_training and self.copy_movement is not None,
         )
-        theirs = exchange_keys(self.comm, sizes, keys, self._names, what)
+        theirs = exchange.exchange_keys(self.comm, sizes, keys, self._names, what)
         return KeyRequest(sizes, keys, *theirs)
 
     def _deliver(
-        self, collected: exchange_ops.SendBuffer, what: str, kind: Any, rounds: Rounds
+        self, collected: exchange_ops.SendBuffer, what: str, kind: Any, rounds: exchange.Rounds
     ) -> tf.Operation | None:
-        sizes, keys = exchange_keys(self.comm, collected.sizes, collected.keys, self._names, what)
+        request = collected.sizes, collected.keys
+        sizes, keys = exchange.exchange_keys(self.comm, *request, self._names, what)
         values = tf.reduce_sum(collected.sizes * tf.constant(self._dims, tf.int64), axis=1)
-        leaving = splits_of(values, "gradient values")
-        sent, splits = to_wire(collected.values, rounds), splits_on_wire(leaving, rounds)
+        leaving = exchange.splits_of(values, "gradient values")
+        sent = exchange.to_wire(collected.values, rounds)
+        splits = exchange.splits_on_wire(leaving, rounds)
         received, _ = self.comm.exchange(sent, splits, kind, self._names.of(f"{what}.values"))
-        rows = exchange_ops.SendBuffer(sizes, keys, from_wire(received, rounds))
+        rows = exchange_ops.SendBuffer(sizes, keys, exchange.from_wire(received, rounds))
         # A row that left a bounded table since it was pulled is not made anew by its gradient.
         is_bounded = any(table.capacity is not None for table in self.tables)
         return exchange_ops.apply_rows(
@@ -269,7 +260,7 @@ class ShardedStore(ReplicatingStore, ExchangedStore):
         flat = tf.constant(np.concatenate(chosen), tf.int64)
         form = self._with_summary.read_value(), self._rounds()
         send_buffer, _ = exchange_ops.pull_rows(self._handles, sizes, flat, False, *form)
-        all_sizes, all_keys = gather_keys(self.comm, sizes, flat, self._names, "frozen")
+        all_sizes, all_keys = exchange.gather_keys(self.comm, sizes, flat, self._names, "frozen")
         received = self.comm.gather(send_buffer, "rows", self._names.of("frozen.values"))
         exchange_ops.store_replicas(
             self._replicas._handles,
@@ -305,8 +296,7 @@ class ShardedStore(ReplicatingStore, ExchangedStore):
 
     def replicated_keys(self, table: str) -> int:
         """Returns of how many rows of this rank's others keep copies."""
-        handle = self._handles[self._index_of(table)]
-        return int(replica_ops.export_replicated(handle)["keys"].size)
+        return int(self.export_replicated(table)["keys"].size)
 
     def copy_bytes(self) -> int:
         """Returns the bytes of all copies on this rank, as `cache_bytes` counts them."""
@@ -318,15 +308,14 @@ class ShardedStore(ReplicatingStore, ExchangedStore):
         Returns:
             keys int64 [n], rows float32 [n, dim + slots], holders uint8 [n, (ranks + 7) // 8].
         """
-        return replica_ops.export_replicated(self._handles[self._index_of(table)])
+        return replica_ops.export_replicated(self._handle_of(table))
 
     def import_replicated(self, table: str, contents: Mapping[str, Any]) -> None:
         """Replaces what this rank sent last by what `export_replicated` gave, on as many ranks.
 
         Call it with `import_copies` of the same moment, on all ranks alike, after `publish`.
         """
-        handle = self._handles[self._index_of(table)]
-        replica_ops.import_replicated(handle, dict(contents), self.comm.size)
+        replica_ops.import_replicated(self._handle_of(table), contents, self.comm.size)
 
     def import_copies(self, table: str, contents: Mapping[str, Any]) -> None:
         """See `ReplicatingStore.import_copies`."""

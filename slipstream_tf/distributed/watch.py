@@ -9,8 +9,6 @@ In: this rank's place in the job, and a way to gather texts. Out: a `PeerLostErr
 rank and address in the place of Horovod's error.
 """
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import dataclasses
@@ -222,7 +220,7 @@ class Watch:
             # Of a longer one, which nobody sends, what is cut off makes it no message.
             peer.unread = rest[:_LONGEST_MESSAGE]
             for line in lines:
-                self._hear(peer, _message_of(line))
+                self._hear(peer, mesh.message_of(line))
             self._changed.notify_all()
 
     def _reason(self, peer: _Peer) -> str:
@@ -252,15 +250,6 @@ class Watch:
         if rank not in self._lost:
             self._lost[rank] = reason
             self._tell_urgently({"event": "lost", "rank": rank, "reason": reason})
-
-
-def _message_of(line: bytes) -> dict[str, Any]:
-    """Returns what a line says; nothing if it is no message: whoever sent it, the watch goes on."""
-    try:
-        message = json.loads(line)
-    except (ValueError, RecursionError):
-        return {}
-    return message if isinstance(message, dict) else {}
 
 
 def _send(peer: _Peer, line: bytes) -> None:

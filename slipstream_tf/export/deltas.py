@@ -6,8 +6,6 @@ FOLDER/table_0.parquet    changed rows of the first table: key int64, row list<f
 FOLDER/weights.npz        the model's other weights, all of them; not of a layer's delta
 """
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import zipfile

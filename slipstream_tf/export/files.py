@@ -5,8 +5,6 @@ FOLDER/variables/variables.*           keys and rows of tables, weights of the o
 FOLDER/assets.extra/slipstream_tf.json what is in there; serving systems pass it over
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

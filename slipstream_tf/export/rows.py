@@ -1,7 +1,5 @@
 """The rows of a model's tables. In: a model or layer on any rank. Out: arrays, on rank 0."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 from collections import Counter

@@ -1,7 +1,5 @@
 """Writes a model as a SavedModel that needs neither this package nor its op library."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

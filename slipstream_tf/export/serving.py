@@ -5,8 +5,6 @@ none start as in `cc_ops/core/table/row_initializer.cc`, and rows are pooled as 
 `cc_ops/core/lookup/pooling.h`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -103,7 +101,6 @@ class ServingStore:
         stacked: bool = False,
     ) -> tuple[list[tf.Tensor], None]:
         """See `EmbeddingStore.lookup`; `training` is False."""
-        del training
         rows = [
             pooled(packed, index, spec.combiner, self._tables[spec.table].gather)
             for index, spec in enumerate(specs)
@@ -165,15 +162,9 @@ def pooled(
     Returns:
         float32 [batch, dim].
     """
-    keys = packed.keys[packed.attrs["feature_keys"][feature]]
-    column = packed.attrs["feature_column"][feature]
-    if column >= 0:
-        return gather(keys[:, column])
-    index = packed.attrs["feature_weights"][feature]
-    weights = packed.weights[index] if index >= 0 else None
-    splits = packed.attrs["feature_splits"][feature]
-    if splits >= 0:
-        return _pooled_ragged(keys, packed.row_splits[splits], weights, combiner, gather)
+    keys, row_splits, weights = packed.of(feature)
+    if row_splits is not None:
+        return _pooled_ragged(keys, row_splits, weights, combiner, gather)
     if keys.shape.rank == 2:
         return _pooled_padded(keys, keys != PADDING_KEY, weights, combiner, gather)
     if weights is None:

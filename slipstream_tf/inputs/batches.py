@@ -1,7 +1,5 @@
 """Batches of any structure: their size, and what a component may be."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any
@@ -69,6 +67,12 @@ def call_at(dataset: tf.data.Dataset, batch: int, function: Callable[[], None]) 
         return element
 
     return dataset.enumerate().map(check)
+
+
+def chosen_rows(element: Any, is_chosen: tf.Tensor) -> Any:
+    """Returns the rows of each component of a batch that a bool [batch] chooses."""
+    rows = tf.where(is_chosen)[:, 0]
+    return tf.nest.map_structure(lambda component: tf.gather(component, rows), element)
 
 
 def num_rows(component: Any) -> tf.Tensor:

@@ -5,8 +5,6 @@ are worth training on, in their order, with sample weights where skippable ones 
 Slipstream, arXiv 2404.04270, input classifier block.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -14,7 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from slipstream_tf.errors import invalid, require_integer
-from slipstream_tf.inputs.batches import num_rows, static_batch_size
+from slipstream_tf.inputs.batches import chosen_rows, num_rows, static_batch_size
 from slipstream_tf.inputs.spec import ID, SKIPPABLE
 from slipstream_tf.ops.classifier import InputClassifier
 from slipstream_tf.ops.features import FeatureSpec
@@ -172,8 +170,4 @@ def _assert_same_batch(element: Any, skippable: tf.Tensor) -> Any:
 
 
 def _keep(element: Any, is_kept: tf.Tensor) -> Any:
-    def some() -> Any:
-        rows = tf.where(is_kept)[:, 0]
-        return tf.nest.map_structure(lambda component: tf.gather(component, rows), element)
-
-    return tf.cond(tf.reduce_all(is_kept), lambda: element, some)
+    return tf.cond(tf.reduce_all(is_kept), lambda: element, lambda: chosen_rows(element, is_kept))

@@ -4,8 +4,6 @@ In: batches of `(features, label)` or `(features, label, sample_weight)`. Out: t
 a number per input, by its position or by its content.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -4,8 +4,6 @@ In: a data set, and where a training's windows end. Out: the same elements, in t
 as if each were made when it is pulled: none is begun before the window ends that comes before it.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import tensorflow as tf

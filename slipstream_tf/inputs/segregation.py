@@ -6,8 +6,6 @@ Method: FAE (Adnan et al., arXiv 2103.00686), which replicates the hot rows and 
 exchange in hot batches.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,6 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from slipstream_tf.errors import invalid, require_integer, require_number
+from slipstream_tf.inputs.batches import chosen_rows, num_rows
 from slipstream_tf.ops.features import PADDING_KEY
 from slipstream_tf.saturation.hot_set import Candidates, choose_hot_keys, snapshot_bytes
 
@@ -56,7 +55,7 @@ def segregate(
 
     def sort(waiting: Any, is_end: tf.Tensor, batch: Any) -> Any:
         is_hot = _is_hot(batch[0]["keys"], hot)
-        kinds = (_rows(batch, is_hot), _rows(batch, ~is_hot))
+        kinds = (chosen_rows(batch, is_hot), chosen_rows(batch, ~is_hot))
         joined = tf.nest.map_structure(lambda *parts: tf.concat(parts, 0), waiting, kinds)
         taken, rest = zip(*(_first_rows(kind, full, is_end) for kind in joined), strict=True)
         return rest, taken
@@ -151,14 +150,9 @@ def _is_hot(keys: tf.Tensor, hot: Sequence[np.ndarray]) -> tf.Tensor:
     return tf.reduce_all(tf.stack(found, axis=1), axis=1)
 
 
-def _rows(batch: Any, is_chosen: tf.Tensor) -> Any:
-    rows = tf.where(is_chosen)[:, 0]
-    return tf.nest.map_structure(lambda part: tf.gather(part, rows), batch)
-
-
 def _first_rows(batch: Any, full: int, is_end: tf.Tensor) -> tuple[Any, Any]:
     """Splits a batch after the last row that fills `full`; at the end, after the last row."""
-    size = tf.shape(tf.nest.flatten(batch)[0], out_type=tf.int64)[0]
+    size = num_rows(tf.nest.flatten(batch)[0])
     count = tf.where(is_end, size, size // full * full)
     first = tf.nest.map_structure(lambda part: part[:count], batch)
     rest = tf.nest.map_structure(lambda part: part[count:], batch)

@@ -6,9 +6,8 @@ float32 [batch, num_dense] if there are dense columns, label float32 [batch]. On
 features["id"] is int64 [batch], an input's number: the same in every pass, in whatever order.
 """
 
-from __future__ import annotations
-
 import dataclasses
+from collections.abc import Sequence
 from typing import Protocol
 
 import tensorflow as tf
@@ -90,6 +89,22 @@ class DataSpec:
     fields: tuple[str, ...]
     num_dense: int = 0
     num_inputs: int | None = None
+
+
+def require_columns(wanted: Sequence[str], names: Sequence[str], file: str, told: str = "") -> None:
+    """Raises ValueError unless each wanted column is once among a file's columns.
+
+    Args:
+        wanted: names of the columns that are used.
+        names: of the file's columns.
+        file: for the message.
+        told: how columns were told apart, behind their names.
+    """
+    for name in wanted:
+        if names.count(name) != 1:
+            number = names.count(name) or "no"
+            columns = f"It has the columns {list(names)}{told}."
+            raise ValueError(f"{file}: {number} column {name!r}. {columns}")
 
 
 class Reader(Protocol):

@@ -3,8 +3,6 @@
 In: the ranks, an engine, batch ends. Out: equal weights, and logs of all ranks; window ends.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from typing import Any

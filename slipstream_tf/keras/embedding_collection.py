@@ -4,8 +4,6 @@ The rows are no Keras weights. The table's own sparse optimizer updates them ins
 pass (as fused optimizers do elsewhere): Keras 3 densifies sparse gradients, this layer never does.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -313,7 +311,7 @@ class EmbeddingCollection(keras.layers.Layer):
         }
 
     @classmethod
-    def from_config(cls, config: dict[str, Any]) -> EmbeddingCollection:
+    def from_config(cls, config: dict[str, Any]) -> "EmbeddingCollection":
         """Builds the layer, with empty tables, that `get_config` described."""
         config = dict(config)
         config["tables"] = [TableConfig.from_config(table) for table in config["tables"]]

@@ -1,7 +1,5 @@
 """From what a user says about features to `FeatureSpec`s. In: `features` and tables."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

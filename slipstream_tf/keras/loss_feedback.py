@@ -4,8 +4,6 @@ In: the features, labels and predictions of a training step. Out: a call of a re
 batch's ids, losses, labels and which could be skipped. The loss and its gradients are untouched.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The front object: tracks a model's embedding tables, and skips what need not be trained."""
 
-from __future__ import annotations
-
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """What the click models share: inputs, embeddings, MLPs and output. A model adds `logits`."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -80,7 +78,7 @@ class MLP(keras.layers.Layer):
 
     def call(self, inputs: Any, training: bool | None = None) -> Any:
         """Returns [batch, widths[-1]] for [batch, n]."""
-        del training  # Keras hands it on to the layers that are called in here.
+        # Keras hands `training` on to the layers that are called in here.
         for layer in self._stack:
             inputs = layer(inputs)
         return inputs
@@ -276,7 +274,6 @@ class ClickModel(LossFeedback, keras.Model):
 
     def build(self, input_shape: Any = None) -> None:
         """Does nothing: all weights are created with the model, whose sizes are known then."""
-        del input_shape
         self.built = True
 
     def compute_output_shape(self, input_shape: Any) -> tuple[Any, int]:
@@ -297,7 +294,7 @@ class ClickModel(LossFeedback, keras.Model):
         }
 
     @classmethod
-    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> ClickModel:
+    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> "ClickModel":
         """Builds the model, with fresh weights and empty tables, that `get_config` described."""
         config = dict(config)
         config["embeddings"] = keras.saving.deserialize_keras_object(

@@ -1,7 +1,5 @@
 """DCN-v2: cross layers beside a deep MLP over the concatenated features."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """DeepFM: a factorisation machine beside a deep MLP, both on the same rows."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

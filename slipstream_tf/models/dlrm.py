@@ -1,7 +1,5 @@
 """DLRM: a bottom MLP, dots between all feature vectors, a top MLP."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

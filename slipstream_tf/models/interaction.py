@@ -1,7 +1,5 @@
 """How click models combine features: dots of pairs, cross layers (DCN-v2), attention (TBSM)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -164,7 +162,6 @@ class TimeAttention(keras.layers.Layer):
 
     def build(self, scored_shape: Any, steps_shape: Any = None) -> None:
         """Creates the weights for a scored step [batch, width]."""
-        del steps_shape
         width = scored_shape[-1]
         shape = (self.heads, width, width)
         normal = keras.initializers.RandomNormal(0.0, (2.0 / (2 * width)) ** 0.5)
@@ -193,7 +190,6 @@ class TimeAttention(keras.layers.Layer):
 
     def compute_output_shape(self, scored_shape: Any, steps_shape: Any = None) -> Any:
         """Returns (batch, heads * width)."""
-        del steps_shape
         return (scored_shape[0], self.heads * scored_shape[-1])
 
     def get_config(self) -> dict[str, Any]:

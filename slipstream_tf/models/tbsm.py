@@ -1,7 +1,5 @@
 """TBSM: a vector per step of a sequence, attention over time, and a top MLP."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -5,8 +5,6 @@ misbehave, so the check reads the build stamp (cc_ops/tf/base/build_info.cc) fro
 beforehand.
 """
 
-from __future__ import annotations
-
 import mmap
 import os
 import re
@@ -64,7 +62,8 @@ def build_info(path: str | None = None) -> BuildInfo:
     try:
         with open(path, "rb") as file:
             # An empty file cannot be mapped.
-            content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if _size(path) else b""
+            size = os.path.getsize(path)
+            content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else b""
             stamp = _STAMP.search(content)
             found = stamp and [part.decode() for part in stamp.groups()]
     except OSError as error:
@@ -102,10 +101,6 @@ def library() -> ModuleType:
         if _library is None:
             _library = _load(library_path())
         return _library
-
-
-def _size(path: str) -> int:
-    return os.stat(path).st_size
 
 
 def _minor(version: str) -> tuple[str, ...]:

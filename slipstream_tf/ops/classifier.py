@@ -6,8 +6,6 @@ window's end the scores of a uniform sample and statistics of the losses.
 Method: Slipstream, arXiv 2404.04270, sampling and input classifier blocks.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -20,9 +18,11 @@ from slipstream_tf.memory import require_room
 from slipstream_tf.ops import _loader, features
 from slipstream_tf.ops.drift_classifier import Classified, DriftClassifier, drift_tensors
 from slipstream_tf.ops.loss_statistics import LossStatistics
+from slipstream_tf.ops.table import to_arrays, to_tensors
 
 MODES = ("none", "drift", "remembered_loss", "random")
-# Arrays of `export_window`.
+# Arrays of `export_memory` and `export_window`.
+MEMORY = {"ids": np.int64, "losses": np.float32, "visits": np.int32}
 WINDOW = {
     "sums": np.float64,
     "histogram": np.float64,
@@ -128,21 +128,6 @@ class InputClassifier:
         """Names of the tables; a table's position is its index."""
         return self._tables
 
-    def _features(
-        self, packed: features.PackedFeatures, specs: Sequence[features.FeatureSpec]
-    ) -> dict[str, Any]:
-        """Arguments of an op over features."""
-        return {
-            "keys": packed.keys,
-            "row_splits": packed.row_splits,
-            "weights": packed.weights,
-            "feature_table": features.table_indices(
-                specs, self._tables, self._ignored_tables, len(self._tables)
-            ),
-            "padding_key": features.PADDING_KEY,
-            **packed.attrs,
-        }
-
     def classify(
         self,
         inputs: Any,
@@ -173,14 +158,16 @@ class InputClassifier:
                 are missing where losses are remembered, ...
         """
         require_integer("window_batches", window_batches, 0, None, "InputClassifier.classify")
-        packed = features.pack(inputs, specs)
+        packed, ignored = features.pack(inputs, specs), len(self._tables)
+        tables = features.table_indices(specs, self._tables, self._ignored_tables, ignored)
         with tf.device("CPU:0"):
             result = _loader.library().slipstream_classify_inputs(
                 handle=self._handle,
                 ids=_ids(ids),
                 observe=observe,
                 window_batches=window_batches,
-                **self._features(packed, specs),
+                feature_table=tables,
+                **packed.arguments(),
             )
         return Classified(result.skippable, result.score, result.weight)
 
@@ -330,7 +317,7 @@ class InputClassifier:
         """Returns all remembered losses: ids int64 [n], losses float32 [n], visits int32
         [n, 3]."""
         result = _loader.library().slipstream_classifier_export_memory(handle=self._handle)
-        return {name: getattr(result, name).numpy() for name in ("ids", "losses", "visits")}
+        return to_arrays(result, MEMORY)
 
     def import_memory(self, contents: Mapping[str, Any]) -> None:
         """Replaces all remembered losses by what `export_memory` gave; what does not fit is left.
@@ -338,12 +325,8 @@ class InputClassifier:
         Raises:
             tf.errors.InvalidArgumentError: the shapes do not fit, or a visit is out of range.
         """
-        _loader.library().slipstream_classifier_import_memory(
-            handle=self._handle,
-            ids=tf.convert_to_tensor(contents["ids"], tf.int64),
-            losses=tf.convert_to_tensor(contents["losses"], tf.float32),
-            visits=tf.convert_to_tensor(contents["visits"], tf.int32),
-        )
+        tensors = to_tensors(contents, MEMORY, "remembered losses")
+        _loader.library().slipstream_classifier_import_memory(handle=self._handle, **tensors)
 
     def export_window(self) -> dict[str, np.ndarray]:
         """Returns what has come in since the window began, and where random choices are.
@@ -354,7 +337,7 @@ class InputClassifier:
             Arrays as the op SlipstreamClassifierExportWindow names and describes them.
         """
         result = _loader.library().slipstream_classifier_export_window(handle=self._handle)
-        return {name: getattr(result, name).numpy() for name in WINDOW}
+        return to_arrays(result, WINDOW)
 
     def import_window(self, contents: Mapping[str, Any]) -> None:
         """Replaces what `export_window` gives; call it after `import_memory`.
@@ -364,10 +347,8 @@ class InputClassifier:
             tf.errors.InvalidArgumentError: the arrays do not fit each other, the number of tables
                 or the size of the reservoir. All is then as it was.
         """
-        if set(contents) != set(WINDOW):
-            raise invalid("contents", sorted(contents), "import_window", f"exactly {list(WINDOW)}")
-        arrays = {name: tf.constant(np.asarray(contents[name], t)) for name, t in WINDOW.items()}
-        _loader.library().slipstream_classifier_import_window(handle=self._handle, **arrays)
+        tensors = to_tensors(contents, WINDOW, "`contents` for import_window")
+        _loader.library().slipstream_classifier_import_window(handle=self._handle, **tensors)
 
     def reservoir_scores(self, tables: Any, keys: Any, drift: Any) -> np.ndarray:
         """Returns what scores the window's sampled inputs would have.

@@ -4,8 +4,6 @@ In: a step's gradients, one row per key. Out: the rows to apply now. Between the
 decides which sums may wait. CPU and GPU; graph or eager.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np
@@ -90,6 +88,9 @@ class DeferredGradients:
     The C++ resource lives as long as this object or a `tf.function` that uses it. Steps have no
     gradient. On a GPU a step does not wait for the device, and takes memory for as many rows as
     there are gradients and room for deferred ones besides.
+
+    Attributes:
+        handle: scalar resource handle, for the ops.
     """
 
     def __init__(self, dim: int, device: str | None = None):
@@ -102,12 +103,7 @@ class DeferredGradients:
         """
         self._dim = dim
         with tf.init_scope(), tf.device(device):
-            self._handle = _loader.library().slipstream_deferred_gradients(dim=dim)
-
-    @property
-    def handle(self) -> tf.Tensor:
-        """Scalar resource handle, for the ops."""
-        return self._handle
+            self.handle = _loader.library().slipstream_deferred_gradients(dim=dim)
 
     def configure(self, policy: UpdatePolicy, capacity: int) -> None:
         """Sets how gradients are deferred from the next step on; those deferred stay (eager only).
@@ -121,17 +117,14 @@ class DeferredGradients:
             tf.errors.ResourceExhaustedError: there is no memory for so many.
         """
         with tf.device("CPU:0"):
-            numbers = [
-                tf.constant(n, tf.int64) for n in (capacity, policy.max_rows, policy.max_age)
-            ]
+            sizes = {"capacity": capacity, "max_rows": policy.max_rows, "max_age": policy.max_age}
+            numbers = {name: tf.constant(size, tf.int64) for name, size in sizes.items()}
         _loader.library().slipstream_deferred_gradients_configure(
-            handle=self._handle,
-            capacity=numbers[0],
-            max_rows=numbers[1],
-            max_age=numbers[2],
+            handle=self.handle,
             defers=policy.mode == "defer",
             by_movement=policy.mode != "defer" or policy.trigger == "movement",
             is_shadow=policy.is_shadow,
+            **numbers,
         )
 
     def flush(self, drops: bool = False) -> None:
@@ -140,11 +133,11 @@ class DeferredGradients:
         Args:
             drops: whether they are dropped at once instead, unless they are on their way out.
         """
-        _loader.library().slipstream_deferred_gradients_flush(handle=self._handle, drops=drops)
+        _loader.library().slipstream_deferred_gradients_flush(handle=self.handle, drops=drops)
 
     def state(self) -> DeferredState:
         """Returns what is deferred, and what became of the gradients so far (eager only)."""
-        found = _loader.library().slipstream_deferred_gradients_state(handle=self._handle)
+        found = _loader.library().slipstream_deferred_gradients_state(handle=self.handle)
         counts = DeferredCounts(*(int(count) for count in found.counts.numpy()))
         nbytes = int(found.capacity) * (16 + 4 * self._dim)
         return DeferredState(counts, int(found.num_deferred), nbytes, bool(found.flushes))
@@ -155,7 +148,7 @@ class DeferredGradients:
         Returns:
             Keys int64 [n], the oldest first; ages int64 [n], in steps; sums float32 [n, dim].
         """
-        found = _loader.library().slipstream_deferred_gradients_export(handle=self._handle)
+        found = _loader.library().slipstream_deferred_gradients_export(handle=self.handle)
         return found.keys.numpy(), found.ages.numpy(), found.sums.numpy()
 
     def replace(self, keys: np.ndarray, ages: np.ndarray, sums: np.ndarray) -> None:
@@ -175,7 +168,7 @@ class DeferredGradients:
             columns = tf.constant(keys, tf.int64), tf.constant(ages, tf.int64)
             rows = tf.reshape(tf.constant(sums, tf.float32), [len(keys), self._dim])
         _loader.library().slipstream_deferred_gradients_import(
-            handle=self._handle, keys=columns[0], ages=columns[1], sums=rows
+            handle=self.handle, keys=columns[0], ages=columns[1], sums=rows
         )
 
     def add(self, keys: tf.Tensor, gradients: tf.Tensor) -> AddedSums:
@@ -190,7 +183,7 @@ class DeferredGradients:
         """
         return AddedSums(
             *_loader.library().slipstream_add_deferred(
-                handle=self._handle, keys=keys, gradients=gradients
+                handle=self.handle, keys=keys, gradients=gradients
             )
         )
 
@@ -211,7 +204,7 @@ class DeferredGradients:
         """
         due = DueSums(
             *_loader.library().slipstream_take_due(
-                handle=self._handle,
+                handle=self.handle,
                 saturated=saturated.handle,
                 keys=keys,
                 indices=added.indices,

@@ -1,7 +1,5 @@
 """Row drift: how far embedding rows have moved from their snapshot."""
 
-from __future__ import annotations
-
 import numpy as np
 import tensorflow as tf
 

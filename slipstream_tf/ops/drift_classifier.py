@@ -5,8 +5,6 @@ bool, a skip score and a weight per input, as `ops.classifier` gives them. CPU a
 eager.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -147,20 +145,14 @@ def _lookups(
     packed: features.PackedFeatures, tables: Sequence[int]
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """Returns keys int64 [n] and their tables int32 [n], input by input, and row splits."""
-    columns, splits = packed.attrs["feature_column"], packed.attrs["feature_splits"]
     parts = []
-    for tensor, column, split, table in zip(
-        packed.attrs["feature_keys"], columns, splits, tables, strict=True
-    ):
-        keys = packed.keys[tensor]
-        is_bag = keys.shape.rank == 2 and column < 0
-        if column >= 0:
-            keys = keys[:, column]
+    for feature, table in enumerate(tables):
+        keys, row_splits, _ = packed.of(feature)
+        is_bag = keys.shape.rank == 2
         of_tables = tf.fill(tf.shape(keys), tf.constant(table, tf.int64))
         if is_bag:
             of_tables = tf.where(keys == features.PADDING_KEY, np.int64(_NO_TABLE), of_tables)
-        row_splits = packed.row_splits[split] if split >= 0 else None
-        if row_splits is None and not is_bag:
+        elif row_splits is None:
             keys, of_tables = keys[:, None], of_tables[:, None]
         parts.append((keys, of_tables, row_splits))
     if all(row_splits is None for _, _, row_splits in parts):

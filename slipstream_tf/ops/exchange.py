@@ -1,7 +1,5 @@
 """Typed wrappers of the ops that collect gradient rows for other processes and apply theirs."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from typing import Any
@@ -9,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from slipstream_tf.ops import _loader
-from slipstream_tf.ops.features import PADDING_KEY, PackedFeatures
+from slipstream_tf.ops.features import PackedFeatures
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,15 +125,11 @@ def route_keys(
     """
     routed = _loader.library().slipstream_route_keys(
         handles=list(replicas),
-        keys=packed.keys,
-        row_splits=packed.row_splits,
-        weights=packed.weights,
-        **packed.attrs,
         feature_table=list(feature_table),
-        padding_key=PADDING_KEY,
         ranks=ranks,
         skip_read_only=skip_read_only,
         refreshed=refreshed,
+        **packed.arguments(),
     )
     return routed.request_sizes, routed.requests
 

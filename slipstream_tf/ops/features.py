@@ -4,8 +4,6 @@ In: what a user feeds (a matrix with a column per feature, or a dictionary of de
 ragged keys). Out: `PackedFeatures`, the tensors and attributes that the ops take.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping, Sequence, Set
 from typing import Any
@@ -48,6 +46,28 @@ class PackedFeatures:
     row_splits: list[tf.Tensor]
     weights: list[tf.Tensor]
     attrs: dict[str, list[int]]
+
+    def of(self, feature: int) -> tuple[tf.Tensor, tf.Tensor | None, tf.Tensor | None]:
+        """Returns (keys, row splits, weights) of a feature by its position; None: it has none.
+
+        The keys are int64 [batch], [batch, width] padded with PADDING_KEY, or flat with row splits.
+        """
+        tensor, column, split, weight = (indices[feature] for indices in self.attrs.values())
+        return (
+            self.keys[tensor] if column < 0 else self.keys[tensor][:, column],
+            self.row_splits[split] if split >= 0 else None,
+            self.weights[weight] if weight >= 0 else None,
+        )
+
+    def arguments(self) -> dict[str, Any]:
+        """Returns the arguments of an op that takes features."""
+        return {
+            "keys": self.keys,
+            "row_splits": self.row_splits,
+            "weights": self.weights,
+            "padding_key": PADDING_KEY,
+            **self.attrs,
+        }
 
 
 def _keys_tensor(value: Any, place: str) -> tf.Tensor:

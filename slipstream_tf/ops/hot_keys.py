@@ -5,8 +5,6 @@ and Muthukrishnan, 2005) whose counters each remember the hottest key that came 
 GPU; graph or eager.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import tensorflow as tf
 
@@ -33,6 +31,9 @@ class HotKeySketch:
 
     Results depend on the batches only, bit for bit. The C++ resource lives as long as this object
     or a `tf.function` that uses it. Counting waits for nothing and has no gradient.
+
+    Attributes:
+        handle: scalar resource handle, for the ops.
     """
 
     def __init__(self, width: int, device: str | None = None):
@@ -50,12 +51,7 @@ class HotKeySketch:
         require_integer("width", width, 2, 1 << _LARGEST_LOG2_WIDTH, "HotKeySketch")
         self._log2_width = (width - 1).bit_length()
         with tf.init_scope(), tf.device(device):
-            self._handle = _loader.library().slipstream_hot_keys(log2_width=self._log2_width)
-
-    @property
-    def handle(self) -> tf.Tensor:
-        """Scalar resource handle, for the ops."""
-        return self._handle
+            self.handle = _loader.library().slipstream_hot_keys(log2_width=self._log2_width)
 
     @property
     def nbytes(self) -> int:
@@ -75,7 +71,7 @@ class HotKeySketch:
         if counts is None:
             counts = tf.ones_like(keys, tf.bool)
         return _loader.library().slipstream_count_accesses(
-            handle=self._handle, keys=keys, counts=counts, unit=_UNIT
+            handle=self.handle, keys=keys, counts=counts, unit=_UNIT
         )
 
     def decay(self, factor: float) -> None:
@@ -83,11 +79,11 @@ class HotKeySketch:
         require_number("factor", factor, 0.0, 1.0, "HotKeySketch.decay")
         with tf.device("CPU:0"):
             factor = tf.constant(factor, tf.float64)
-        _loader.library().slipstream_decay_accesses(handle=self._handle, factor=factor)
+        _loader.library().slipstream_decay_accesses(handle=self.handle, factor=factor)
 
     def accesses(self, keys: tf.Tensor) -> tf.Tensor:
         """Returns float64 [n], the estimated accesses of keys int64 [n]."""
-        found = _loader.library().slipstream_estimate_accesses(handle=self._handle, keys=keys)
+        found = _loader.library().slipstream_estimate_accesses(handle=self.handle, keys=keys)
         return tf.cast(found, tf.float64) / _UNIT
 
     def hottest(self, k: int) -> tuple[np.ndarray, np.ndarray]:
@@ -99,9 +95,9 @@ class HotKeySketch:
         """
         require_integer("k", k, 0, None, "HotKeySketch.hottest")
         # A key stands for each of the counters that remember it.
-        keys = tf.sort(_loader.library().slipstream_hot_key_candidates(handle=self._handle))
+        keys = tf.sort(_loader.library().slipstream_hot_key_candidates(handle=self.handle))
         is_first = tf.concat([[True], keys[1:] != keys[:-1]], 0) & (keys != _NOBODY)
-        found = _loader.library().slipstream_estimate_accesses(handle=self._handle, keys=keys)
+        found = _loader.library().slipstream_estimate_accesses(handle=self.handle, keys=keys)
         # Of equal counts, top_k takes the lower index first.
         top = tf.math.top_k(tf.where(is_first, found, 0), min(k, int(tf.size(keys))))
         counts = top.values.numpy()

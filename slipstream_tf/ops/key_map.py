@@ -4,8 +4,6 @@ In: a `KeyMap` and keys. Out: indices, positions of hits and misses; or states. 
 or eager.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -32,6 +30,9 @@ class KeyMap:
 
     The C++ resource lives as long as this object or a `tf.function` that uses it. Probes have no
     gradient.
+
+    Attributes:
+        handle: scalar resource handle, for the ops.
     """
 
     def __init__(self, device: str | None = None):
@@ -42,12 +43,7 @@ class KeyMap:
                 TensorFlow would place an op.
         """
         with tf.init_scope(), tf.device(device):
-            self._handle = _loader.library().slipstream_key_map()
-
-    @property
-    def handle(self) -> tf.Tensor:
-        """Scalar resource handle, for the ops."""
-        return self._handle
+            self.handle = _loader.library().slipstream_key_map()
 
     def assign(self, keys: Any, states: Any = None) -> tf.Operation | None:
         """Replaces the content.
@@ -66,7 +62,7 @@ class KeyMap:
             keys = tf.convert_to_tensor(keys, tf.int64)
             states = tf.convert_to_tensor([] if states is None else states, tf.uint8)
         return _loader.library().slipstream_key_map_assign(
-            handle=self._handle, keys=keys, states=states
+            handle=self.handle, keys=keys, states=states
         )
 
     def probe(self, keys: tf.Tensor) -> Probed:
@@ -75,11 +71,11 @@ class KeyMap:
         Args:
             keys: int64 [n].
         """
-        return Probed(*_loader.library().slipstream_probe_keys(handle=self._handle, keys=keys))
+        return Probed(*_loader.library().slipstream_probe_keys(handle=self.handle, keys=keys))
 
     def states(self, keys: tf.Tensor) -> tf.Tensor:
         """Returns uint8 [n], the states of keys int64 [n]; 0 for one that is not in the map."""
-        return _loader.library().slipstream_look_up_states(handle=self._handle, keys=keys)
+        return _loader.library().slipstream_look_up_states(handle=self.handle, keys=keys)
 
 
 tf.no_gradient("SlipstreamProbeKeys")

@@ -1,7 +1,5 @@
 """Statistics of a window's losses, as the input classifier gathers them. Pure NumPy."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 
@@ -64,7 +62,7 @@ class LossStatistics:
     weighted_squared_residuals: float = 0.0
 
     @classmethod
-    def from_sums(cls, sums: np.ndarray, histogram: np.ndarray) -> LossStatistics:
+    def from_sums(cls, sums: np.ndarray, histogram: np.ndarray) -> "LossStatistics":
         """Returns the statistics of which `sums` are had, float64 [16], and the histogram."""
         skippable, others, paired = (
             Moments(int(part[0]), *map(float, part[1:])) for part in sums[:12].reshape(3, 4)

@@ -4,8 +4,6 @@ In: a `KeySet` (the saturated keys of a table, replaced once a window) and a `tf
 Out: the slices that stay, and how many rows were left out. CPU and GPU; graph or eager.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -17,6 +15,9 @@ class KeySet:
     """A set of int64 keys that steps read at run time: replacing it retraces nothing.
 
     The C++ resource lives as long as this object or a `tf.function` that uses it.
+
+    Attributes:
+        handle: scalar resource handle, for the ops.
     """
 
     def __init__(self, device: str | None = None):
@@ -27,12 +28,7 @@ class KeySet:
                 TensorFlow would place an op.
         """
         with tf.init_scope(), tf.device(device):
-            self._handle = _loader.library().slipstream_key_set()
-
-    @property
-    def handle(self) -> tf.Tensor:
-        """Scalar resource handle, for the ops."""
-        return self._handle
+            self.handle = _loader.library().slipstream_key_set()
 
     def assign(self, keys: Any) -> tf.Operation | None:
         """Replaces the content.
@@ -46,7 +42,7 @@ class KeySet:
         """
         with tf.device("CPU:0"):
             keys = tf.convert_to_tensor(keys, tf.int64)
-        return _loader.library().slipstream_key_set_assign(handle=self._handle, keys=keys)
+        return _loader.library().slipstream_key_set_assign(handle=self.handle, keys=keys)
 
 
 class MaskedGradients(NamedTuple):

@@ -4,14 +4,16 @@ The owner of a sharded table remembers what it sent last of its hot rows, and to
 read their replicas, and are sent a row again when it has moved away from them.
 """
 
-from __future__ import annotations
-
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from slipstream_tf.ops import _loader
+from slipstream_tf.ops.table import to_arrays, to_tensors
+
+REPLICATED = {"keys": np.int64, "rows": np.float32, "holders": np.uint8}
 
 
 def set_replicated(
@@ -49,11 +51,11 @@ def export_replicated(handle: tf.Tensor) -> dict[str, np.ndarray]:
         keys int64 [n]; rows float32 [n, dim + slots], of a row without a replica anything; holders
         uint8 [n, (ranks + 7) // 8], whose bit r says whether rank r has a replica.
     """
-    keys, rows, holders = _loader.library().slipstream_table_export_replicated(handle=handle)
-    return {"keys": keys.numpy(), "rows": rows.numpy(), "holders": holders.numpy()}
+    result = _loader.library().slipstream_table_export_replicated(handle=handle)
+    return to_arrays(result, REPLICATED)
 
 
-def import_replicated(handle: tf.Tensor, contents: dict[str, np.ndarray], ranks: int) -> None:
+def import_replicated(handle: tf.Tensor, contents: Mapping[str, Any], ranks: int) -> None:
     """Replaces what was sent last of these rows; the movement stays.
 
     Args:
@@ -62,13 +64,9 @@ def import_replicated(handle: tf.Tensor, contents: dict[str, np.ndarray], ranks:
         ranks: how many there are, as when it was exported.
 
     Raises:
+        ValueError: an array is missing or unknown.
         tf.errors.InvalidArgumentError: arrays do not fit, or a row is not finite; nothing has
             changed then.
     """
-    _loader.library().slipstream_table_import_replicated(
-        handle=handle,
-        keys=tf.constant(contents["keys"], tf.int64),
-        rows=tf.constant(contents["rows"], tf.float32),
-        holders=tf.constant(contents["holders"], tf.uint8),
-        ranks=ranks,
-    )
+    tensors = to_tensors(contents, REPLICATED, "contents of replicas")
+    _loader.library().slipstream_table_import_replicated(handle=handle, ranks=ranks, **tensors)

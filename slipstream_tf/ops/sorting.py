@@ -1,7 +1,5 @@
 """Sorted keys, for the millions of a window's end: by digits, faster than by comparing."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

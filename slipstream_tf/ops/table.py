@@ -1,7 +1,5 @@
 """Typed wrappers of the native store's ops: one embedding table behind a resource handle."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,7 +11,7 @@ from slipstream_tf import initializers
 from slipstream_tf.config import TableConfig
 from slipstream_tf.errors import require_choice
 from slipstream_tf.ops import _loader, drift
-from slipstream_tf.ops.features import PADDING_KEY, PackedFeatures
+from slipstream_tf.ops.features import PackedFeatures
 from slipstream_tf.optimizers import SparseOptimizer
 
 
@@ -64,16 +62,15 @@ class LookupLayout:
     table_dims: tuple[int, ...]
     is_stacked: bool
 
-    def attrs(self, packed: PackedFeatures) -> dict[str, Any]:
-        """Returns the attributes of a lookup of `packed`."""
+    def arguments(self, packed: PackedFeatures) -> dict[str, Any]:
+        """Returns the arguments of a lookup of `packed`, but for the tables."""
         return {
-            **packed.attrs,
+            **packed.arguments(),
             "feature_table": list(self.feature_table),
             "combiners": list(self.combiners),
             "table_dims": list(self.table_dims),
             "is_stacked": self.is_stacked,
             "num_outputs": 1 if self.is_stacked else len(self.feature_table),
-            "padding_key": PADDING_KEY,
         }
 
 
@@ -95,13 +92,8 @@ def lookup(
         tf.errors.InvalidArgumentError: row splits decrease, weights are of another length, ...
         tf.errors.ResourceExhaustedError: a bounded table cannot hold the batch's keys.
     """
-    result = _loader.library().slipstream_lookup(
-        handles=list(handles),
-        keys=packed.keys,
-        row_splits=packed.row_splits,
-        weights=packed.weights,
-        **layout.attrs(packed),
-    )
+    arguments = layout.arguments(packed)
+    result = _loader.library().slipstream_lookup(handles=list(handles), **arguments)
     return list(result.pooled), result.plan
 
 
@@ -113,15 +105,8 @@ def evaluation_lookup(
     Returns:
         The pooled vectors; an absent key counts with the row its initializer would give.
     """
-    return list(
-        _loader.library().slipstream_evaluation_lookup(
-            handles=list(handles),
-            keys=packed.keys,
-            row_splits=packed.row_splits,
-            weights=packed.weights,
-            **layout.attrs(packed),
-        )
-    )
+    arguments = layout.arguments(packed)
+    return list(_loader.library().slipstream_evaluation_lookup(handles=list(handles), **arguments))
 
 
 def apply_gradients(
@@ -221,6 +206,24 @@ def statistics(handle: tf.Tensor) -> TableStatistics:
     return TableStatistics(*(int(v) for v in values))
 
 
+def to_arrays(result: Any, kinds: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """Returns what an op that exports gave, by name, of those in `kinds` (eager only)."""
+    return {name: getattr(result, name).numpy() for name in kinds}
+
+
+def to_tensors(contents: Mapping[str, Any], kinds: Mapping[str, Any], what: str) -> dict[str, Any]:
+    """Returns what an op that imports takes, each array as the type that `kinds` has for it.
+
+    Raises:
+        ValueError: an array is missing or unknown; `what` names all of them.
+    """
+    if set(contents) != set(kinds):
+        raise ValueError(
+            f"Invalid {what}: arrays {sorted(contents)}. Allowed: exactly {sorted(kinds)}."
+        )
+    return {name: tf.constant(np.asarray(contents[name], t)) for name, t in kinds.items()}
+
+
 EXPORTED = {
     "keys": np.int64,
     "rows": np.float32,
@@ -244,7 +247,7 @@ def export_table(handle: tf.Tensor, flush: bool = True) -> dict[str, np.ndarray]
         lookups so far).
     """
     result = _loader.library().slipstream_table_export(handle=handle, flushes=flush)
-    return {name: getattr(result, name).numpy() for name in EXPORTED}
+    return to_arrays(result, EXPORTED)
 
 
 def import_table(handle: tf.Tensor, contents: Mapping[str, Any]) -> None:
@@ -254,10 +257,40 @@ def import_table(handle: tf.Tensor, contents: Mapping[str, Any]) -> None:
         ValueError: an array is missing or unknown.
         tf.errors.InvalidArgumentError: shapes do not fit the table or a key comes twice.
     """
-    if set(contents) != set(EXPORTED):
-        raise ValueError(
-            f"Invalid table contents: arrays {sorted(contents)}. Allowed: exactly "
-            f"{sorted(EXPORTED)}."
-        )
-    arrays = {name: tf.constant(np.asarray(contents[name], t)) for name, t in EXPORTED.items()}
-    _loader.library().slipstream_table_import(handle=handle, **arrays)
+    tensors = to_tensors(contents, EXPORTED, "table contents")
+    _loader.library().slipstream_table_import(handle=handle, **tensors)
+
+
+DEFERRED = {
+    "keys": np.int64,
+    "ages": np.int64,
+    "ranks": np.int32,
+    "sums": np.float32,
+    "learning_rate": np.float32,
+}
+
+
+def export_deferred(handle: tf.Tensor) -> dict[str, np.ndarray]:
+    """Returns the deferred gradients of a table; they stay (eager only).
+
+    Returns:
+        keys int64 [n]; ages int64 [n], updates of the table since the sum began; ranks int32 [n],
+        simulated ranks; sums float32 [n, dim]; learning_rate float32 [], of the last update, or 0
+        before the first.
+    """
+    result = _loader.library().slipstream_table_export_deferred(handle=handle)
+    return to_arrays(result, DEFERRED)
+
+
+def import_deferred(handle: tf.Tensor, contents: Mapping[str, Any]) -> None:
+    """Replaces the deferred gradients of a table by what `export_deferred` gave.
+
+    All or nothing. The table's policy must defer, unless there are none.
+
+    Raises:
+        ValueError: an array is missing or unknown.
+        tf.errors.InvalidArgumentError: shapes do not fit, a key has no row or comes twice for a
+            rank, ages are not the oldest first, or the policy defers none such.
+    """
+    tensors = to_tensors(contents, DEFERRED, "deferred gradients")
+    _loader.library().slipstream_table_import_deferred(handle=handle, **tensors)

@@ -4,8 +4,6 @@ A policy says what becomes of the gradient rows (one per key, update and simulat
 native table; the row flags say which rows are saturated or watched; the counts tell what happened.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from typing import Any
@@ -72,7 +70,7 @@ class UpdatePolicy:
         require_integer("max_rows", self.max_rows, 0, None, place)
         require_integer("ranks", self.ranks, 1, 64, place)
 
-    def keeps_sums_of(self, before: UpdatePolicy) -> bool:
+    def keeps_sums_of(self, before: "UpdatePolicy") -> bool:
         """Whether sums deferred under another policy may stay; else they leave first."""
         if before.mode != "defer":
             return True  # There are none.
@@ -167,6 +165,33 @@ def squared_update_lengths(handle: tf.Tensor, keys: Any) -> tf.Tensor:
     """Returns float32 [n], the sum of a watched row's squared updates since `set_row_flags`."""
     return _loader.library().slipstream_table_squared_update_lengths(
         handle=handle, keys=tf.convert_to_tensor(keys, tf.int64)
+    )
+
+
+def row_flags(handle: tf.Tensor, keys: Any) -> np.ndarray:
+    """Returns uint8 [n], the flags of the rows of keys int64 [n]; 0 without a row (eager only).
+
+    A row that left the table and came back has none, whatever `set_row_flags` said before.
+    """
+    keys = tf.convert_to_tensor(keys, tf.int64)
+    return _loader.library().slipstream_table_row_flags(handle=handle, keys=keys).numpy()
+
+
+def set_squared_update_lengths(handle: tf.Tensor, keys: Any, lengths: Any) -> None:
+    """Replaces the sums of squared update lengths of watched rows.
+
+    Args:
+        handle: the table.
+        keys: int64 [n]; those that are not watched are skipped.
+        lengths: float32 [n].
+
+    Raises:
+        tf.errors.InvalidArgumentError: the lengths differ.
+    """
+    _loader.library().slipstream_table_set_squared_update_lengths(
+        handle=handle,
+        keys=tf.convert_to_tensor(keys, tf.int64),
+        lengths=tf.convert_to_tensor(lengths, tf.float32),
     )
 
 

@@ -3,8 +3,6 @@
 Text and typed columns give the same keys as `ParquetReader` gives for the same values.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Mapping

@@ -3,12 +3,9 @@
 Blocks end at line ends, so a value must not hold one.
 """
 
-from __future__ import annotations
-
 import csv
 import gzip
 import os
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
@@ -17,19 +14,11 @@ import pyarrow as pa
 import pyarrow.csv as pa_csv
 
 from slipstream_tf.inputs.readers import text
-from slipstream_tf.inputs.readers.text import (
-    MAX_LINE_BYTES,
-    LineFormat,
-    is_regular,
-    parse_block,
-    require_header,
-)
+from slipstream_tf.inputs.spec import require_columns
 from slipstream_tf.prepare.columns import columns_of, convert
 from slipstream_tf.prepare.schema import Schema
 from slipstream_tf.prepare.sources import Block, Columns, ParsedRows, Position, Source, table_of
 
-_NEWLINE = 10
-_DAMAGES = (EOFError, gzip.BadGzipFile, zlib.error)
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
@@ -75,15 +64,15 @@ class LineSource(Source):
         """See `Source.file_blocks`."""
         path, at = self.paths[start.file], start
         done = sum(self._bytes[: start.file])
-        with _open(path) as file:
+        with text.open_text(path) as file:
             # Of a compressed file, all that lies before is decompressed once more.
             try:
                 if at.offset:
                     file.seek(at.offset)
                 elif self.header_lines:
-                    file.readline(MAX_LINE_BYTES)
+                    file.readline(text.MAX_LINE_BYTES)
                 at = Position(at.file, file.tell(), at.row, at.id)
-                for lines, num_bytes in _whole_lines(file):
+                for lines, num_bytes in text.whole_lines(file):
                     end = at.offset + num_bytes
                     first_rows = at.rows_left(piece_rows)
                     for first, last, rows in _cut(lines, first_rows, piece_rows):
@@ -95,7 +84,7 @@ class LineSource(Source):
                         content = lines[first:last]
                         yield Block(at, after, content, done + min(read, self._bytes[at.file]))
                         at = after
-            except _DAMAGES as error:
+            except text.DAMAGES as error:
                 line = at.row + self.header_lines
                 raise ValueError(f"{path}: damaged after line {line}: {error}") from error
 
@@ -107,30 +96,12 @@ def first_line(path: str) -> bytes:
         OSError: it cannot be read.
         ValueError: it is compressed, and damaged.
     """
-    with _open(path) as file:
+    with text.open_text(path) as file:
         try:
-            line = file.readline(MAX_LINE_BYTES)
-        except _DAMAGES as error:
+            line = file.readline(text.MAX_LINE_BYTES)
+        except text.DAMAGES as error:
             raise ValueError(f"{path}: damaged at its beginning: {error}") from error
     return line.removesuffix(b"\n").removesuffix(b"\r").removeprefix(_BYTE_ORDER_MARK)
-
-
-def _open(path: str) -> Any:
-    return gzip.open(path, "rb") if path.endswith(".gz") else open(path, "rb")
-
-
-def _whole_lines(file: Any) -> Iterator[tuple[bytes, int]]:
-    """Yields (whole lines, bytes of the file that they took); of an endless line only a part."""
-    rest, rest_bytes = b"", 0
-    while data := file.read(text.BLOCK_BYTES):
-        cut = data.rfind(b"\n") + 1
-        if cut:
-            yield rest + data[:cut], rest_bytes + cut
-            rest, rest_bytes = data[cut:][: MAX_LINE_BYTES + 1], len(data) - cut
-        else:
-            rest, rest_bytes = (rest + data)[: MAX_LINE_BYTES + 1], rest_bytes + len(data)
-    if rest:
-        yield rest, rest_bytes
 
 
 def _cut(lines: bytes, first_rows: int, piece_rows: int) -> Iterator[tuple[int, int, int]]:
@@ -143,7 +114,7 @@ def _cut(lines: bytes, first_rows: int, piece_rows: int) -> Iterator[tuple[int, 
     if num_rows <= min(first_rows, text.BLOCK_LINES):
         yield 0, len(lines), num_rows
         return
-    ends = np.flatnonzero(np.frombuffer(lines, np.uint8) == _NEWLINE) + 1
+    ends = np.flatnonzero(np.frombuffer(lines, np.uint8) == text.NEWLINE) + 1
     begin, row = 0, 0
     pieces = range(first_rows, num_rows, piece_rows)
     for last in sorted({*pieces, *range(text.BLOCK_LINES, num_rows, text.BLOCK_LINES), num_rows}):
@@ -157,7 +128,7 @@ class FormatSource(LineSource):
 
     def __init__(
         self,
-        line_format: LineFormat,
+        line_format: text.LineFormat,
         paths: Sequence[str],
         label: str,
         dense: tuple[str, ...] = (),
@@ -175,17 +146,13 @@ class FormatSource(LineSource):
         self.columns = Columns(label, dense, line_format.fields)
         super().__init__(paths)
 
-    def describe(self) -> Mapping[str, Any]:
-        """See `Source.describe`."""
-        return {"format": self.name}
-
     def read_header(self, path: str, first_line: bytes) -> None:
         """See `LineSource.read_header`."""
-        require_header(self._format, path, first_line)
+        text.require_header(self._format, path, first_line)
 
     def parse_lines(self, header: Any, lines: bytes) -> ParsedRows:
         """See `LineSource.parse_lines`."""
-        parsed = parse_block(self._format, lines)
+        parsed = text.parse_block(self._format, lines)
         rows = parsed.rows
         table = table_of(self.columns, rows.label, rows.dense, rows.keys)
         return ParsedRows(table, parsed.is_good, parsed.reasons)
@@ -223,7 +190,7 @@ class CsvSource(LineSource):
         except (csv.Error, UnicodeDecodeError) as error:
             raise ValueError(f"{path}:1: no header: {error}") from None
         told = f", separated by {self._schema.delimiter!r}"
-        self._schema.require_names(names, f"{path}:1", told)
+        require_columns(self._schema.names(), names, f"{path}:1", told)
         return names
 
     def parse_lines(self, header: Any, lines: bytes) -> ParsedRows:
@@ -239,7 +206,7 @@ class CsvSource(LineSource):
         """The columns that are used, or None if lines are not all regular."""
         plain = lines.replace(b"\r\n", b"\n")
         # To Arrow, an empty line is one of empty columns, as many as it needs.
-        if not is_regular(plain) or plain.startswith(b"\n") or b"\n\n" in plain:
+        if not text.is_regular(plain) or plain.startswith(b"\n") or b"\n\n" in plain:
             return None
         used = self._schema.names()
         # Longer than every column's name, so none of them.
@@ -275,15 +242,15 @@ class CsvSource(LineSource):
             columns[name] = pa.array([row[position] for row in rows.values()], pa.binary())
         parsed = convert(self._schema, columns)
         lines_of_rows = list(rows)
-        reasons.update((lines_of_rows[row], text) for row, text in parsed.reasons.items())
+        reasons.update((lines_of_rows[row], reason) for row, reason in parsed.reasons.items())
         is_good = np.ones(len(lines), bool)
         is_good[list(reasons)] = False
         return ParsedRows(parsed.table, is_good, dict(sorted(reasons.items())))
 
     def _split(self, header: Sequence[str], line: bytes) -> list[bytes]:
         line = line.removesuffix(b"\r")
-        if len(line) > MAX_LINE_BYTES:
-            raise ValueError(f"more than {MAX_LINE_BYTES} bytes; allowed: so many at most")
+        if len(line) > text.MAX_LINE_BYTES:
+            raise ValueError(f"more than {text.MAX_LINE_BYTES} bytes; allowed: so many at most")
         # Latin-1 keeps every byte, whatever the text's encoding.
         values = self._values(line.decode("latin-1")) if line else [""]
         if len(values) != len(header):

@@ -1,7 +1,5 @@
 """Finds the source for files, by what the user says or by their names and first lines."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from pathlib import Path

@@ -4,8 +4,6 @@ What an interrupted preparation has written is not written again; the folder end
 bytes.
 """
 
-from __future__ import annotations
-
 import collections
 import concurrent.futures
 import contextlib

@@ -1,7 +1,5 @@
 """Inputs from what is no text: Parquet files with a schema, and arrays such as MovieLens'."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,6 +12,7 @@ import pyarrow.parquet as pq
 from slipstream_tf.inputs.readers.base import is_in_part
 from slipstream_tf.inputs.readers.movielens import FIELDS, read_archive, split_rows
 from slipstream_tf.inputs.readers.parquet import ROWS_AT_ONCE
+from slipstream_tf.inputs.spec import require_columns
 from slipstream_tf.prepare.columns import columns_of, convert
 from slipstream_tf.prepare.schema import Schema
 from slipstream_tf.prepare.sources import Block, Columns, ParsedRows, Position, Source, table_of
@@ -41,7 +40,7 @@ class ParquetSource(Source):
         for path in self.paths:
             with _opened(path) as file:
                 found = file.schema_arrow
-                schema.require_names(found.names, path)
+                require_columns(schema.names(), found.names, path)
                 self._rows.append(file.metadata.num_rows)
             types = {name: found.field(name).type for name in schema.names()}
             try:
@@ -148,10 +147,6 @@ class MovieLensSource(Source):
             for rows in split_rows(len(labels))
         ]
         self.size = len(labels)
-
-    def describe(self) -> Mapping[str, Any]:
-        """See `Source.describe`."""
-        return {"format": self.name}
 
     def file_blocks(self, start: Position, piece_rows: int) -> Iterator[Block]:
         """See `Source.file_blocks`; inputs are numbered within their part."""

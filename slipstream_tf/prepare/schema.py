@@ -6,15 +6,14 @@
  "missing": ["", "NA"], "delimiter": ","}
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
+from slipstream_tf import disk
 from slipstream_tf.errors import invalid, require_choice
 
 TEXT, INTEGER, HEX = "text", "integer", "hex"
@@ -80,20 +79,6 @@ class Schema:
         """Returns the columns that are used: label, dense, keys."""
         return (self.label, *(c.column for c in self.dense), *(c.column for c in self.keys))
 
-    def require_names(self, names: Sequence[str], file: str, told: str = "") -> None:
-        """Raises ValueError unless each column that is used is once among a file's columns.
-
-        Args:
-            names: of the file's columns.
-            file: for the message.
-            told: how columns were told apart, behind their names.
-        """
-        for name in self.names():
-            if names.count(name) != 1:
-                number = names.count(name) or "no"
-                columns = f"It has the columns {list(names)}{told}."
-                raise ValueError(f"{file}: {number} column {name!r}. {columns}")
-
     def to_dict(self) -> dict[str, Any]:
         """Returns JSON-serialisable values that tell this schema from others."""
         return json.loads(json.dumps(dataclasses.asdict(self)))
@@ -112,11 +97,7 @@ def read_schema(path: str | os.PathLike[str]) -> Schema:
         OSError: it cannot be read.
         ValueError: it is no JSON object, or a setting is unknown, missing or out of its range.
     """
-    with open(path, encoding="utf-8") as file:
-        try:
-            values = json.load(file)
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f"{os.fspath(path)}: not JSON: {error}") from None
+    values = disk.read_json(path)
     try:
         return parse_schema(values)
     except ValueError as error:

@@ -5,8 +5,6 @@ synced and renamed; then the manifest names it. What the manifest does not name 
 that an interrupted preparation ends with the same bytes.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -113,7 +111,7 @@ class ShardWriter:
             "end": dataclasses.asdict(end),
         }
 
-    def __enter__(self) -> ShardWriter:
+    def __enter__(self) -> "ShardWriter":
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:

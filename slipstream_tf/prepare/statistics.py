@@ -9,8 +9,6 @@ number of keys is estimated from the smallest values of a hash of theirs (k mini
 Bar-Yossef et al. 2002).
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

@@ -5,8 +5,6 @@ Out: a factor on T, and words for the ledger. The kept inputs are a random sampl
 ones, so their loss tells how the model does on what it no longer trains on.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Mapping
@@ -50,7 +48,7 @@ class LossSummary:
     mean: float = 0.0
     std_error: float | None = 0.0
 
-    def plus(self, other: LossSummary) -> LossSummary:
+    def plus(self, other: "LossSummary") -> "LossSummary":
         """The mean over the inputs of both, each of which must have its standard error."""
         if not (self.count and other.count):
             return other if other.count else self
@@ -97,7 +95,7 @@ class GuardState:
     patience: int = FIRST_PATIENCE
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> GuardState:
+    def from_dict(cls, values: Mapping[str, Any]) -> "GuardState":
         """Returns the state that `dataclasses.asdict` made a dictionary of."""
 
         def losses(of: Mapping[str, Any]) -> Losses:

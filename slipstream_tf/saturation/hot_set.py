@@ -1,7 +1,5 @@
 """Choice of the hot set: the most accessed keys whose snapshots fit a byte budget. No state."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """What the configuration means for each table's gradients: policies for the store. Pure."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any

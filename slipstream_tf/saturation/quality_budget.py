@@ -33,8 +33,6 @@ What that rests on, and when it fails:
   guard watches.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Sequence

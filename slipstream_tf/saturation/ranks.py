@@ -4,8 +4,6 @@ In: a rank's counts, scores and losses. Out: those of all ranks; and an error if
 keys or thresholds differ all the same.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence

@@ -4,8 +4,7 @@ A run of weeks has many windows. A report of 26 tables takes 35 kB as objects, a
 that packed, in memory and in checkpoints.
 """
 
-from __future__ import annotations
-
+import collections
 import dataclasses
 import json
 import zlib
@@ -55,11 +54,7 @@ class TableWindow:
     def to_dict(self) -> dict[str, Any]:
         """Returns all fields, and the bytes, as JSON-serialisable values."""
         sent, offered = self.rows.sent * self.row_bytes, self.rows.offered * self.row_bytes
-        return {**self.state(), "bytes_offered": offered, "bytes_sent": sent}
-
-    def state(self) -> dict[str, Any]:
-        """Returns all fields as JSON-serialisable values."""
-        return dataclasses.asdict(self)
+        return {**dataclasses.asdict(self), "bytes_offered": offered, "bytes_sent": sent}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,7 +137,7 @@ class WindowReport:
     @property
     def saturated_share(self) -> float:
         """Saturated keys as a share of the hot keys, 0 to 1."""
-        return _share(self.saturated_keys, self.hot_keys)
+        return share_of(self.saturated_keys, self.hot_keys)
 
     @property
     def rows_offered(self) -> int:
@@ -157,12 +152,12 @@ class WindowReport:
     @property
     def skipped_share(self) -> float:
         """Skipped inputs as a share of the inputs seen, 0 to 1."""
-        return _share(self.inputs_skipped, self.inputs_seen)
+        return share_of(self.inputs_skipped, self.inputs_seen)
 
     @property
     def hot_input_share(self) -> float:
         """Hot inputs as a share of the inputs seen, 0 to 1."""
-        return _share(self.hot_inputs, self.inputs_seen)
+        return share_of(self.hot_inputs, self.inputs_seen)
 
     def to_dict(self) -> dict[str, Any]:
         """Returns all fields and shares as JSON-serialisable values."""
@@ -179,11 +174,11 @@ class WindowReport:
         values["traffic"] = dict(self.traffic)
         values["drift_quantiles"] = [list(pair) for pair in self.drift_quantiles.items()]
         values["drift_histogram"] = [list(bucket) for bucket in self.drift_histogram]
-        values["tables"] = [table.state() for table in self.tables]
+        values["tables"] = [dataclasses.asdict(table) for table in self.tables]
         return values
 
     @classmethod
-    def from_state(cls, state: Mapping[str, Any]) -> WindowReport:
+    def from_state(cls, state: Mapping[str, Any]) -> "WindowReport":
         """Returns the report that `state` was had of."""
         tables = tuple(
             TableWindow(**{**table, "rows": UpdateCounts(**table["rows"])})
@@ -233,7 +228,16 @@ def random_shares(reports: Iterable[WindowReport]) -> tuple[float, ...]:
     return tuple(r.skipped_share for r in reports if not r.is_warming_up) or (0.0,)
 
 
-def _share(part: int, whole: int) -> float:
+def added_up(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    """Returns the sum of counts of equal names."""
+    total: collections.Counter[str] = collections.Counter()
+    for part in counts:
+        total.update(part)
+    return dict(total)
+
+
+def share_of(part: float, whole: float) -> float:
+    """Returns part / whole, or 0 of nothing."""
     return part / whole if whole else 0.0
 
 
@@ -289,7 +293,7 @@ class ReportLog:
         }
 
     @classmethod
-    def from_state(cls, state: Mapping[str, Any]) -> ReportLog:
+    def from_state(cls, state: Mapping[str, Any]) -> "ReportLog":
         """Returns the reports that `state` was had of."""
         log = cls()
         log._packed = [np.asarray(block, np.uint8) for block in state["packed"]]

@@ -6,8 +6,6 @@ own are the snapshots of its own rows, the counts and the sample of its inputs, 
 losses.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -3,8 +3,6 @@
 In: the tracked tables and the access counts that ranks found together. Out: keys for the store.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

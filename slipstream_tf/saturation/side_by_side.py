@@ -4,8 +4,6 @@ A table's kernels use all threads themselves, but each is short, and much of a w
 them is on one thread. Measured with 26 tables and two processors: 413 ms instead of 556.
 """
 
-from __future__ import annotations
-
 import os
 import threading
 from collections.abc import Callable, Iterable

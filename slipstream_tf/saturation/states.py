@@ -8,8 +8,6 @@ A key whose updates are withheld cannot drift, so its drift alone would never re
 lets it move for one window in `revisit_every`, and decides by what it then did.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import enum
 from typing import Any
@@ -80,7 +78,7 @@ class KeyStates:
                 raise invalid(name, f"{values.dtype} {values.shape}", "KeyStates", allowed)
 
     @classmethod
-    def empty(cls) -> KeyStates:
+    def empty(cls) -> "KeyStates":
         """Returns the states before the first hot set was chosen: every key is cold."""
         return cls(**{name: np.empty(0, dtype) for name, dtype in _DTYPES.items()})
 
@@ -89,7 +87,7 @@ class KeyStates:
         """Which keys are saturated, and not probing: bool [n]."""
         return self.states == KeyState.SATURATED
 
-    def take(self, is_taken: np.ndarray) -> KeyStates:
+    def take(self, is_taken: np.ndarray) -> "KeyStates":
         """Returns the states of some of the keys, those of a mask bool [n]."""
         fields = dataclasses.fields(self)
         return KeyStates(**{f.name: getattr(self, f.name)[is_taken] for f in fields})

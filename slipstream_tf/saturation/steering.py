@@ -3,8 +3,6 @@
 In: a window's losses and what was skipped in it. Out: the share to find T for and a factor on T.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any

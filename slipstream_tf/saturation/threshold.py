@@ -4,8 +4,6 @@ Slipstream (arXiv 2404.04270, sampling block) bisects until the skipped share is
 one sort gives the same quantile exactly, and cannot fail.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
@@ -35,7 +33,7 @@ class ThresholdResult:
     threshold: float
     is_capped: bool = False
 
-    def scaled(self, factor: float) -> ThresholdResult:
+    def scaled(self, factor: float) -> "ThresholdResult":
         """Returns T times `factor`, 0 to 1."""
         return dataclasses.replace(self, threshold=float(np.float32(self.threshold * factor)))
 

@@ -4,8 +4,6 @@ In: a store and a table's name. Out: drifts at a window's end, row flags for the
 Method: Slipstream, arXiv 2404.04270, snapshot block.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -6,8 +6,6 @@ Method: Slipstream, arXiv 2404.04270, snapshot and sampling blocks; states, guar
 deferring are this project's.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar

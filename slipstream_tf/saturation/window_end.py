@@ -4,8 +4,6 @@ In: what a window brought, over all ranks, and how much to skip. Out: decisions 
 carry out, and a `WindowReport` of both.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from typing import Any
@@ -14,16 +12,12 @@ import numpy as np
 from absl import logging
 
 from slipstream_tf.config import SaturationConfig
+from slipstream_tf.saturation import threshold
 from slipstream_tf.saturation.hot_set import Candidates, choose_hot_keys
 from slipstream_tf.saturation.report import WindowReport, drift_histogram, drift_quantiles
 from slipstream_tf.saturation.side_by_side import for_each
 from slipstream_tf.saturation.states import KeyStates, next_states
 from slipstream_tf.saturation.steering import Steering, WindowWork
-from slipstream_tf.saturation.threshold import (
-    ThresholdResult,
-    find_threshold,
-    threshold_of_keys,
-)
 from slipstream_tf.saturation.tracked_table import Measured
 
 
@@ -61,7 +55,7 @@ class Decision:
         states: of the next hot keys, table by table; None: there is no hot set.
     """
 
-    found: ThresholdResult
+    found: threshold.ThresholdResult
     loss_threshold: float | None
     states: Sequence[KeyStates] | None
 
@@ -82,10 +76,10 @@ def decide(
         read_only_drift: T where states of keys decide on read-only replicas alone.
         threads: so many tables are worked on at once.
     """
-    found = threshold_of_keys(config, findings.scores, steering, read_only_drift)
+    found = threshold.threshold_of_keys(config, findings.scores, steering, read_only_drift)
     loss_threshold = None
     if findings.remembered is not None:
-        by_loss = find_threshold(findings.remembered, steering.share)
+        by_loss = threshold.find_threshold(findings.remembered, steering.share)
         loss_threshold = by_loss.scaled(steering.scale).threshold
     if findings.candidates is None:
         return Decision(found, loss_threshold, None)

@@ -4,8 +4,6 @@
 NVIDIA's Sparse Operation Kit on GPUs.
 """
 
-from __future__ import annotations
-
 from slipstream_tf.stores.base import EmbeddingStore, TrackedStore
 from slipstream_tf.stores.native import NativeStore
 from slipstream_tf.stores.sok import files as sok_files

@@ -3,8 +3,6 @@
 In: the packed keys of batches. Out: the most accessed keys of a table, and counts for checkpoints.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -86,12 +84,10 @@ class EstimatedCounts:
 
     def count(self, packed: PackedFeatures, specs: Sequence[FeatureSpec]) -> None:
         """See `ExactCounts.count`."""
-        columns, tensors = packed.attrs["feature_column"], packed.attrs["feature_keys"]
-        for spec, column, tensor in zip(specs, columns, tensors, strict=True):
-            keys, counts = packed.keys[tensor], None
-            if column >= 0:
-                keys = keys[:, column]
-            elif keys.shape.rank == 2:
+        for feature, spec in enumerate(specs):
+            keys, _, _ = packed.of(feature)
+            counts = None
+            if keys.shape.rank == 2:
                 keys = tf.reshape(keys, [-1])
                 counts = keys != PADDING_KEY
             self._sketches[spec.table].count(keys, counts)

@@ -4,8 +4,6 @@ A store derives from one of these classes. What not every store can do is a fiel
 what holds for most as its default: nobody looks whether a store has a method.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -251,7 +249,7 @@ class SavedStore(TrackedStore):
         raise NotImplementedError
 
     def export_deferred(self, table: str) -> dict[str, np.ndarray]:
-        """Returns the deferred gradients, as `ops.table_state` describes them; they stay."""
+        """Returns the deferred gradients, as `ops.table` describes them; they stay."""
         raise NotImplementedError
 
     def import_deferred(self, table: str, contents: Mapping[str, Any]) -> None:
@@ -337,7 +335,6 @@ class UpdatedElsewhere(SavedStore):
         Raises:
             ValueError: always.
         """
-        del keys
         allowed = "another drift metric, or the native store"
         raise invalid("metric", "signal", self._place_of(table), allowed)
 

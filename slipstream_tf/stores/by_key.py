@@ -1,7 +1,5 @@
 """Arrays along keys: looked up, added up, and remembered from one time to the next. Pure NumPy."""
 
-from __future__ import annotations
-
 import numpy as np
 
 

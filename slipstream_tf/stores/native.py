@@ -1,7 +1,5 @@
 """The native store: C++ hash tables on the CPU, one lookup and one update call for all tables."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,7 +11,7 @@ from slipstream_tf.config import TableConfig
 from slipstream_tf.errors import invalid
 from slipstream_tf.memory import require_room
 from slipstream_tf.ops import table as table_ops
-from slipstream_tf.ops import table_state, update_policy
+from slipstream_tf.ops import update_policy
 from slipstream_tf.ops.features import FeatureSpec, PackedFeatures
 from slipstream_tf.optimizers import SparseOptimizer
 from slipstream_tf.optimizers import get as get_optimizer
@@ -59,6 +57,9 @@ class NativeStore(EmbeddingStore):
             self._require(table)
         return self._index[table]
 
+    def _handle_of(self, table: str) -> tf.Tensor:
+        return self._handles[self._index_of(table)]
+
     def _layout(self, specs: Sequence[FeatureSpec], stacked: bool) -> table_ops.LookupLayout:
         feature_table = tuple(self._index_of(spec.table) for spec in specs)
         dims = {self.tables[t].dim for t in feature_table}
@@ -96,22 +97,22 @@ class NativeStore(EmbeddingStore):
 
     def statistics(self, table: str) -> table_ops.TableStatistics:
         """Returns rows, bytes, evictions and dropped updates of a table."""
-        return table_ops.statistics(self._handles[self._index_of(table)])
+        return table_ops.statistics(self._handle_of(table))
 
     def gather(self, table: str, keys: Any) -> tuple[tf.Tensor, tf.Tensor]:
         """See `EmbeddingStore.gather`."""
-        index = self._index_of(table)
-        return table_ops.gather(self._handles[index], keys, self.tables[index].dim)
+        dim = self.tables[self._index_of(table)].dim
+        return table_ops.gather(self._handle_of(table), keys, dim)
 
     def measure(
         self, table: str, keys: Any, snapshot: tf.Tensor, metric: str
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         """Reads rows and how far they are from a snapshot, in one pass; see `ops.table.measure`."""
-        return table_ops.measure(self._handles[self._index_of(table)], keys, snapshot, metric)
+        return table_ops.measure(self._handle_of(table), keys, snapshot, metric)
 
     def hot_keys(self, table: str, k: int, by_key: bool = False) -> tuple[np.ndarray, np.ndarray]:
         """See `EmbeddingStore.hot_keys`; `by_key`: ascending by key, which takes less time."""
-        keys, counts = table_ops.hot_keys(self._handles[self._index_of(table)], k, by_key)
+        keys, counts = table_ops.hot_keys(self._handle_of(table), k, by_key)
         return keys.numpy(), counts.numpy()
 
     def decay_counts(self, factor: float) -> None:
@@ -121,21 +122,19 @@ class NativeStore(EmbeddingStore):
 
     def set_update_policy(self, table: str, policy: update_policy.UpdatePolicy) -> None:
         """See `EmbeddingStore.set_update_policy`."""
-        update_policy.set_policy(self._handles[self._index_of(table)], policy)
+        update_policy.set_policy(self._handle_of(table), policy)
 
     def set_row_flags(self, table: str, keys: Any, flags: Any) -> None:
         """See `EmbeddingStore.set_row_flags`."""
-        update_policy.set_row_flags(self._handles[self._index_of(table)], keys, flags)
+        update_policy.set_row_flags(self._handle_of(table), keys, flags)
 
     def squared_update_lengths(self, table: str, keys: Any) -> np.ndarray:
         """See `EmbeddingStore.squared_update_lengths`."""
-        return update_policy.squared_update_lengths(
-            self._handles[self._index_of(table)], keys
-        ).numpy()
+        return update_policy.squared_update_lengths(self._handle_of(table), keys).numpy()
 
     def update_counts(self, table: str) -> update_policy.UpdateCounts:
         """See `EmbeddingStore.update_counts`."""
-        return update_policy.update_counts(self._handles[self._index_of(table)])
+        return update_policy.update_counts(self._handle_of(table))
 
     def flush(self) -> None:
         """See `EmbeddingStore.flush`."""
@@ -149,34 +148,33 @@ class NativeStore(EmbeddingStore):
             table: name of the table.
             flush: whether deferred gradients are applied before; else they stay, and are not in.
         """
-        return table_ops.export_table(self._handles[self._index_of(table)], flush)
+        return table_ops.export_table(self._handle_of(table), flush)
 
     def import_table(self, table: str, contents: Mapping[str, Any]) -> None:
         """See `EmbeddingStore.import_table`."""
-        table_ops.import_table(self._handles[self._index_of(table)], contents)
+        table_ops.import_table(self._handle_of(table), contents)
 
     def export_deferred(self, table: str) -> dict[str, np.ndarray]:
-        """Returns the deferred gradients; see `ops.table_state.export_deferred`."""
-        return table_state.export_deferred(self._handles[self._index_of(table)])
+        """Returns the deferred gradients; see `ops.table.export_deferred`."""
+        return table_ops.export_deferred(self._handle_of(table))
 
     def import_deferred(self, table: str, contents: Mapping[str, Any]) -> None:
-        """Replaces the deferred gradients; see `ops.table_state.import_deferred`.
+        """Replaces the deferred gradients; see `ops.table.import_deferred`.
 
         A learning rate of 0, as of a store that does not know the rate, stands for this store's:
         a flush before the next update would apply them without moving a row.
         """
         if not contents.get("learning_rate", True):
             contents = {**contents, "learning_rate": self.learning_rate.numpy()}
-        table_state.import_deferred(self._handles[self._index_of(table)], contents)
+        table_ops.import_deferred(self._handle_of(table), contents)
 
     def row_flags(self, table: str, keys: Any) -> np.ndarray:
-        """Returns uint8 [n], the flags that rows still have; see `ops.table_state.row_flags`."""
-        return table_state.row_flags(self._handles[self._index_of(table)], keys)
+        """Returns uint8 [n], the flags that rows still have; see `ops.update_policy.row_flags`."""
+        return update_policy.row_flags(self._handle_of(table), keys)
 
     def set_squared_update_lengths(self, table: str, keys: Any, lengths: Any) -> None:
         """See `EmbeddingStore.set_squared_update_lengths`."""
-        handle = self._handles[self._index_of(table)]
-        table_state.set_squared_update_lengths(handle, keys, lengths)
+        update_policy.set_squared_update_lengths(self._handle_of(table), keys, lengths)
 
 
 class CollectingStore(SavedStore):

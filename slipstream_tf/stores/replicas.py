@@ -5,8 +5,6 @@ store of replicas, of which lookups make plans and which defers gradients; or, f
 not ours, a set of read-only rows in front of them.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -118,8 +116,8 @@ class Replicas(CountingStore):
             )
             withheld = withheld[: self.most_flagged]
         # Replicas may come later in the window: what is to be withheld then is flagged now.
-        handle = self._handles[self._index_of(table)]
         saturated = np.full(withheld.size, SATURATED)
+        handle = self._handle_of(table)
         update_policy.set_row_flags(handle, withheld, saturated, create_missing=True)
         self.read_only[table] = 0
         return withheld

@@ -4,8 +4,6 @@ A row's index is its key. The model looks rows up by itself and an optimizer of 
 updates them; the store counts accesses from the gradients, and masks or defers some of them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -6,8 +6,6 @@ allows, and leave with the gradients of a later step. Eager or in a `tf.function
 device. See `VariableStore` and `SokStore`.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
@@ -286,17 +284,14 @@ class WatchingStore(UpdatedElsewhere):
 
     def _rows_of(self, table: str, keys: np.ndarray) -> np.ndarray:
         """The indices that this rank's gradients have for its keys, int64 [n]."""
-        del table
         return keys
 
     def _keys_of(self, table: str, rows: np.ndarray) -> np.ndarray:
         """The keys of `_rows_of`."""
-        del table
         return rows
 
     def _is_own(self, table: str, keys: np.ndarray) -> np.ndarray:
         """Whether this rank has the rows of keys, bool [n]."""
-        del table
         return np.ones(keys.shape, bool)
 
     def mask_gradients(self, table: str, gradients: tf.IndexedSlices) -> tf.IndexedSlices:
@@ -383,7 +378,7 @@ class WatchingStore(UpdatedElsewhere):
     def export_deferred(self, table: str) -> dict[str, np.ndarray]:
         """Returns the deferred gradients of this rank's rows; they stay.
 
-        As `ops.table_state` describes them, with the optimizer's learning rate, or 0 where the
+        As `ops.table` describes them, with the optimizer's learning rate, or 0 where the
         store does not know it; and "is_leaving", a bool: whether they all leave with the next step.
         """
         buffer = self._watched[self._require(table)].buffer

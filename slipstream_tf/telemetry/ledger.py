@@ -3,9 +3,6 @@
 In: window reports. Out: a frozen `Ledger`, a summary in words, JSON lines.
 """
 
-from __future__ import annotations
-
-import collections
 import dataclasses
 import json
 import os
@@ -14,7 +11,7 @@ from typing import Any
 
 from slipstream_tf.config import SaturationConfig
 from slipstream_tf.ops.update_policy import UpdateCounts
-from slipstream_tf.saturation.report import WindowReport
+from slipstream_tf.saturation.report import WindowReport, added_up, share_of
 from slipstream_tf.saturation.threshold import LARGEST_THRESHOLD
 from slipstream_tf.telemetry.table import format_table
 
@@ -69,15 +66,13 @@ class Ledger:
     @property
     def skipped_share(self) -> float:
         """Skipped inputs as a share of the inputs seen, 0 to 1."""
-        return _share(self.inputs_skipped, self.inputs_seen)
+        return share_of(self.inputs_skipped, self.inputs_seen)
 
     @property
     def rows(self) -> UpdateCounts:
         """Gradient rows of all tables over all windows; `pending` as of the last window's end."""
-        total: collections.Counter[str] = collections.Counter()
-        for report in self.reports:
-            for table in report.tables:
-                total.update(dataclasses.asdict(table.rows))
+        tables = (table for report in self.reports for table in report.tables)
+        total = added_up(dataclasses.asdict(table.rows) for table in tables)
         last = self.reports[-1].tables if self.reports else ()
         total["pending"] = sum(table.rows.pending for table in last)
         total["pending_bytes"] = sum(table.rows.pending_bytes for table in last)
@@ -86,10 +81,7 @@ class Ledger:
     @property
     def traffic(self) -> Mapping[str, int]:
         """Bytes by kind that the ranks gave to the network; empty for one process."""
-        total: collections.Counter[str] = collections.Counter()
-        for report in self.reports:
-            total.update(report.traffic)
-        return dict(total)
+        return added_up(report.traffic for report in self.reports)
 
     @property
     def bytes_offered(self) -> int:
@@ -121,7 +113,7 @@ class Ledger:
         total = (
             f"{self.inputs_skipped:,} of {self.inputs_seen:,} inputs skipped "
             f"({self.skipped_share:.1%}), {rows.sent:,} of {rows.offered:,} gradient rows sent "
-            f"({_share(rows.sent, rows.offered):.1%}) in {len(self.reports)} windows; "
+            f"({share_of(rows.sent, rows.offered):.1%}) in {len(self.reports)} windows; "
             f"window ends took {self.seconds:.2f} s"
         )
         return f"{table}\n{total}"
@@ -155,20 +147,20 @@ def summarise(config: SaturationConfig, reports: Sequence[WindowReport]) -> str:
         if config.shadow:
             skipped = active.inputs_skippable - active.inputs_kept
         line = (
-            f"- {skipped:,} inputs ({_share(skipped, active.inputs_seen):.1%}) {did} been skipped"
+            f"- {skipped:,} inputs ({share_of(skipped, active.inputs_seen):.1%}) {did} been skipped"
         )
         if active.inputs_kept:
             line += f"; thinning kept {active.inputs_kept:,} more, which stand for them"
         lines.append(line + ".")
     if config.masks_gradients:
         lines.append(
-            f"- {rows.masked:,} gradient rows ({_share(rows.masked, rows.offered):.1%}) {did} been "
-            "masked."
+            f"- {rows.masked:,} gradient rows ({share_of(rows.masked, rows.offered):.1%}) {did} "
+            "been masked."
         )
     if config.defers_gradients:
         saved = active.bytes_offered - active.bytes_sent
         lines.append(
-            f"- {rows.sent:,} gradient rows ({_share(rows.sent, rows.offered):.1%}) {did} been "
+            f"- {rows.sent:,} gradient rows ({share_of(rows.sent, rows.offered):.1%}) {did} been "
             f"sent: {rows.due_by_movement:,} by movement, {rows.due_by_age:,} by age, "
             f"{rows.flushed:,} flushed, {rows.refused:,} without room. {saved / 2**20:,.1f} MiB "
             "saved."
@@ -199,16 +191,12 @@ def _cells(report: WindowReport) -> tuple[str, ...]:
         f"{report.inputs_kept:,}",
         f"{report.rows_offered:,}",
         f"{report.rows_sent:,}",
-        f"{_share(report.rows_sent, report.rows_offered):.1%}",
+        f"{share_of(report.rows_sent, report.rows_offered):.1%}",
         f"{report.hot_keys:,}",
         f"{report.saturated_keys:,}",
         _threshold(report.threshold) + (" (cap)" if report.is_threshold_capped else ""),
         f"{report.seconds:.3f}",
     )
-
-
-def _share(part: float, whole: float) -> float:
-    return part / whole if whole else 0.0
 
 
 def _threshold(value: float) -> str:

@@ -3,8 +3,6 @@
 In: labels and logits of a whole test part. Out: numbers; NaN where one is not defined.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from typing import Any

@@ -1,7 +1,5 @@
 """The bar that a training run shows: loss, AUC, inputs/s, share skipped, time left."""
 
-from __future__ import annotations
-
 import sys
 from typing import Any, TextIO
 
@@ -75,7 +73,7 @@ class TrainingBar:
         """Draws the last state and ends the line."""
         self._bar.close()
 
-    def __enter__(self) -> TrainingBar:
+    def __enter__(self) -> "TrainingBar":
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -3,8 +3,6 @@
 In: plain values. Out: one JSON file, whole or not there at all.
 """
 
-from __future__ import annotations
-
 import importlib.metadata
 import json
 import math

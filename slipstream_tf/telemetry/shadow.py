@@ -8,8 +8,6 @@ inputs (`saturation.quality_budget`), so that training on S of N inputs' worth l
 b * ln(N / (N - S)) short. Deferred rows: an empirical rule (`policies.auc_loss_of_movement`).
 """
 
-from __future__ import annotations
-
 import dataclasses
 import textwrap
 from collections.abc import Sequence

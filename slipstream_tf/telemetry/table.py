@@ -1,7 +1,5 @@
 """Plain text tables, as the programs print them. In: cells as text. Out: aligned lines."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from slipstream_tf.errors import invalid

@@ -1,15 +1,12 @@
 """Windows as TensorBoard's scalars and histograms. In: window reports. Out: an event file."""
 
-from __future__ import annotations
-
-import collections
 import os
 from collections.abc import Mapping
 
 import numpy as np
 import tensorflow as tf
 
-from slipstream_tf.saturation.report import WindowReport
+from slipstream_tf.saturation.report import WindowReport, added_up
 from slipstream_tf.telemetry.ledger import Ledger
 
 SUB_FOLDER = "slipstream"
@@ -26,9 +23,7 @@ _HISTOGRAM = tf.compat.v1.SummaryMetadata(
 def scalars(report: WindowReport) -> Mapping[str, float]:
     """The numbers of a window that are worth a curve: name -> value, all finite."""
     rows = Ledger([report]).rows
-    states: collections.Counter[str] = collections.Counter()
-    for table in report.tables:
-        states.update(table.states)
+    states = added_up(table.states for table in report.tables)
     values: dict[str, float | None] = {
         "inputs/seen": report.inputs_seen,
         "inputs/skipped": report.inputs_skipped,

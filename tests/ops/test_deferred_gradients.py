@@ -408,7 +408,7 @@ def test_the_largest_dim():
 def test_handle_of_something_else():
     buffer, other = DeferredGradients(DIM), KeySet()
     added = buffer.add(tf.constant([1], tf.int64), tf.ones([1, DIM]))
-    buffer._handle = other.handle
+    buffer.handle = other.handle
     keys, may_wait = tf.constant([1], tf.int64), tf.constant([True])
     for call in (
         buffer.state,
@@ -420,7 +420,7 @@ def test_handle_of_something_else():
         with pytest.raises(tf.errors.OpError):
             call()
     sound, no_set = DeferredGradients(DIM), KeySet()
-    no_set._handle = sound.handle
+    no_set.handle = sound.handle
     with pytest.raises(tf.errors.OpError):
         sound.take_due(no_set, keys, AddedSums(*added), may_wait)
 

@@ -148,7 +148,7 @@ def test_bad_factor(factor):
 
 def test_handle_of_something_else():
     sketch = HotKeySketch(2)
-    sketch._handle = tf.Variable(1.0).handle
+    sketch.handle = tf.Variable(1.0).handle
     keys = tf.constant([1], tf.int64)
     for call in (
         lambda: sketch.count(keys),

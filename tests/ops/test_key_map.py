@@ -130,7 +130,7 @@ def test_bad_keys(keys):
 
 def test_handle_of_something_else():
     found = KeyMap()
-    found._handle = tf.Variable(1.0).handle
+    found.handle = tf.Variable(1.0).handle
     for call in (found.assign, found.probe, found.states):
         with pytest.raises(tf.errors.OpError):
             call(tf.constant([1], tf.int64))

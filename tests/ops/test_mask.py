@@ -243,7 +243,7 @@ def test_bad_keys(keys):
 
 def test_handle_of_something_else():
     masked = key_set([])
-    masked._handle = tf.Variable(1.0).handle
+    masked.handle = tf.Variable(1.0).handle
     with pytest.raises(tf.errors.OpError):
         mask.mask_gradients(slices([1], np.ones((1, 1))), masked)
     with pytest.raises(tf.errors.OpError):

@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from slipstream_tf import TableConfig, initializers, optimizers
-from slipstream_tf.ops import table_state
+from slipstream_tf.ops import update_policy
 from slipstream_tf.ops.classifier import InputClassifier
 from slipstream_tf.ops.features import FeatureSpec, pack
 from slipstream_tf.ops.update_policy import SATURATED, WATCHED, UpdatePolicy
@@ -121,9 +121,9 @@ def test_marks_and_travelled_lengths() -> None:
     # Two values moved by 0.5 * 2.
     np.testing.assert_allclose(store.squared_update_lengths("t", [2]), [8.0])
     with pytest.raises(tf.errors.InvalidArgumentError):
-        table_state.set_squared_update_lengths(store._handles[0], [1, 2], [1.0])
+        update_policy.set_squared_update_lengths(store._handles[0], [1, 2], [1.0])
     with pytest.raises(tf.errors.InvalidArgumentError):
-        table_state.row_flags(store._handles[0], [[1, 2]])
+        update_policy.row_flags(store._handles[0], [[1, 2]])
 
 
 def classifier() -> InputClassifier:

@@ -4,8 +4,6 @@ Whatever is wrong with a file is a ValueError that names it. Sizes are compared 
 before anything is read.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 import os

@@ -4,8 +4,6 @@ The hour (YYMMDDHH) gives two fields, hour of the day and day of the week (Monda
 no feature; the other columns are hashed to keys; a missing value is `MISSING_KEY`.
 """
 
-from __future__ import annotations
-
 import datetime
 import re
 from collections.abc import Sequence

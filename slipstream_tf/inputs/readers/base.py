@@ -6,8 +6,6 @@ batch are kept by the iterator, and are saved with it; what goes on from them re
 up to there.
 """
 
-from __future__ import annotations
-
 import collections
 import dataclasses
 import threading
@@ -45,17 +43,17 @@ class Rows:
     def __len__(self) -> int:
         return len(self.label)
 
-    def take(self, index: Any) -> Rows:
+    def take(self, index: Any) -> "Rows":
         """Returns the rows at `index` (a slice, a mask or positions)."""
         ids = None if self.ids is None else self.ids[index]
         return Rows(self.label[index], self.dense[index], self.keys[index], ids)
 
-    def slice(self, first: int, count: int) -> Rows:
+    def slice(self, first: int, count: int) -> "Rows":
         """Returns `count` rows from row `first` on, or fewer where they end."""
         return self.take(slice(first, first + count))
 
     @classmethod
-    def join(cls, blocks: Sequence[Rows]) -> Rows:
+    def join(cls, blocks: "Sequence[Rows]") -> "Rows":
         """Joins rows in order; all of them have ids, or none."""
         ids = [b.ids for b in blocks if b.ids is not None]
         return cls(

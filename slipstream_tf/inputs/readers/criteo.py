@@ -5,8 +5,6 @@ A count v becomes sign(v) * log(1 + |v|) (a few counts are negative); a missing 
 value of its hexadecimal digits; a missing one is `MISSING_KEY`.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from typing import Any

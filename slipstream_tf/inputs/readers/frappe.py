@@ -1,17 +1,10 @@
 """Frappe_x1 of the BARS benchmark (app usage in contexts) from an .npz file: 10 fields, 3 parts."""
 
-from __future__ import annotations
-
 import os
 from typing import Any
 
 from slipstream_tf.errors import require_choice
-from slipstream_tf.inputs.readers.arrays import (
-    ArrayReader,
-    read_arrays,
-    require_all,
-    require_integers,
-)
+from slipstream_tf.inputs.readers import arrays
 from slipstream_tf.inputs.spec import DataSpec
 
 FIELDS = (
@@ -21,7 +14,7 @@ FIELDS = (
 FRAPPE_PARTS = ("train", "valid", "test")
 
 
-class FrappeReader(ArrayReader):
+class FrappeReader(arrays.ArrayReader):
     """Reads one part of Frappe_x1. Keys are the file's ids, which differ between fields."""
 
     def __init__(
@@ -46,11 +39,11 @@ class FrappeReader(ArrayReader):
         """
         require_choice("part", part, FRAPPE_PARTS, "Frappe")
         name, names = os.fspath(path), (f"{part}_x", f"{part}_y")
-        keys, label = read_arrays(name, names).values()
-        require_integers(name, {names[0]: keys}, 64)
+        keys, label = arrays.read_arrays(name, names).values()
+        arrays.require_integers(name, {names[0]: keys}, 64)
         what = f"{name}: {names[1]!r}"
         if label.dtype.kind not in "biuf":
             raise ValueError(f"{what} is of type {label.dtype}; allowed: numbers.")
-        require_all(what, label, (label == 0) | (label == 1), "0 or 1")
+        arrays.require_all(what, label, (label == 0) | (label == 1), "0 or 1")
         spec = DataSpec("frappe", FIELDS, num_inputs=len(label))
         super().__init__(spec, keys, label, batch_size, shuffle_seed=shuffle_seed, **options)

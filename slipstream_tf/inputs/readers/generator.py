@@ -5,8 +5,6 @@ length takes no memory, is the same in every run and does not depend on the batc
 are different streams of one law. AUC on these inputs says nothing about real clicks.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Any
 

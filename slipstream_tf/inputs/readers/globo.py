@@ -9,8 +9,6 @@ with the article of click i - r, r uniform in [1, 20000] floored at click 0. Two
   test articles are new.
 """
 
-from __future__ import annotations
-
 import functools
 import os
 from typing import Any
@@ -63,8 +61,7 @@ def build_rows(columns: dict[str, np.ndarray], seed: int) -> tuple[np.ndarray, n
 
 @functools.lru_cache(maxsize=1)
 def _task(path: str, modified: int, split: str, seed: int) -> dict[str, tuple[Any, Any]]:
-    """Both parts; kept, since a training run opens one after the other."""
-    del modified  # part of the cache's key
+    """Both parts; kept until the file is modified: a training run opens one after the other."""
     columns = read_arrays(path, _COLUMNS, RANDOM_SPLIT_CLICKS if split == "random" else None)
     require_integers(path, columns, 32)
     if len({values.shape for values in columns.values()}) > 1 or columns["user"].ndim != 1:

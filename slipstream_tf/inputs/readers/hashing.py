@@ -1,7 +1,5 @@
 """Text values to int64: numbers in hexadecimal or decimal by value, others by a 64-bit hash."""
 
-from __future__ import annotations
-
 import hashlib
 from typing import Any
 

@@ -3,8 +3,6 @@
 In: the archive ml-1m.zip as GroupLens publishes it. Out: readers of a random 90/10 split.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import os
@@ -66,7 +64,7 @@ def _joined(ratings: bytes, users: bytes) -> tuple[np.ndarray, np.ndarray]:
     is_unknown = known[np.minimum(indices, len(known) - 1)] != user
     if is_unknown.any():
         row = int(np.argmax(is_unknown))
-        number, line = [(n, line) for n, line in _lines(ratings) if line][row]
+        number, line = [(n, line) for n, line in enumerate(ratings.splitlines(), 1) if line][row]
         raise _malformed(_RATINGS, number, line, f"users that {_USERS} has")
     keys = np.column_stack([user, movie, profiles[indices], timestamp // 3600 % 24])
     return keys, (stars >= _LIKED_FROM).astype(np.float32)
@@ -90,7 +88,7 @@ def _rating_columns(content: bytes) -> list[np.ndarray]:
     columns = [] if table is None else [column.to_numpy() for column in table.columns]
     if columns and ((columns[2] >= 1) & (columns[2] <= 5)).all():
         return columns
-    for number, line in _lines(content):
+    for number, line in enumerate(content.splitlines(), 1):
         if line and not _RATING.fullmatch(line):
             raise _malformed(_RATINGS, number, line, _RATING_FORM)
     raise ValueError(f"{_RATINGS} has no ratings; allowed: lines of {_RATING_FORM}")
@@ -99,7 +97,7 @@ def _rating_columns(content: bytes) -> list[np.ndarray]:
 def _profiles(content: bytes) -> tuple[np.ndarray, np.ndarray]:
     """Returns users, ascending, int64 [n]; is female, age, occupation, region, int64 [n, 4]."""
     profiles: dict[int, tuple[int, ...]] = {}
-    for number, line in _lines(content):
+    for number, line in enumerate(content.splitlines(), 1):
         if not line:
             continue
         match = _USER.fullmatch(line)
@@ -111,10 +109,6 @@ def _profiles(content: bytes) -> tuple[np.ndarray, np.ndarray]:
         raise ValueError(f"{_USERS} has no users; allowed: lines of {_USER_FORM}")
     users = sorted(profiles)
     return np.array(users, np.int64), np.array([profiles[user] for user in users], np.int64)
-
-
-def _lines(content: bytes) -> list[tuple[int, bytes]]:
-    return list(enumerate(content.splitlines(), 1))
 
 
 def _malformed(file: str, number: int, line: bytes, allowed: str) -> ValueError:

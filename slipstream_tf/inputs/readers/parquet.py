@@ -4,8 +4,6 @@ Key columns hold integers or text; text is hashed (`hashing.hash_strings`). A co
 the keys a dictionary by field, with a RaggedTensor for each such column.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -19,7 +17,7 @@ import tensorflow as tf
 from slipstream_tf.errors import invalid, require_integer, require_number
 from slipstream_tf.inputs.readers.base import BatchReader, Rows, is_in_part
 from slipstream_tf.inputs.readers.hashing import hash_strings
-from slipstream_tf.inputs.spec import MISSING_KEY, DataSpec
+from slipstream_tf.inputs.spec import MISSING_KEY, DataSpec, require_columns
 
 ROWS_AT_ONCE = 32_768
 
@@ -90,7 +88,7 @@ class ParquetReader(BatchReader):
         paths = [os.fspath(one) for one in several]
         self._path, self._is_listed = paths[0], len(paths) > 1
         self._data = _dataset(paths)
-        self._require_columns(self._path, self._data.schema)
+        require_columns(self._columns, self._data.schema.names, self._path)
         self._check_types()
         self._lists = {name for name in self._keys if is_list(self._type(name))}
         # Longer than every column's name, so none of them.
@@ -98,7 +96,7 @@ class ParquetReader(BatchReader):
         if self._ids and id_column is not None:
             self._id_column = id_column
             self._columns = (*self._columns, id_column)
-            self._require_columns(self._path, self._data.schema)
+            require_columns(self._columns, self._data.schema.names, self._path)
 
     def dataset(self) -> tf.data.Dataset:
         """Returns the batches; each iteration reads the files anew."""
@@ -122,14 +120,6 @@ class ParquetReader(BatchReader):
 
     def _type(self, name: str) -> pa.DataType:
         return self._data.schema.field(name).type
-
-    def _require_columns(self, path: str, schema: pa.Schema) -> None:
-        for name in self._columns:
-            if schema.names.count(name) != 1:
-                number = schema.names.count(name) or "no"
-                raise ValueError(
-                    f"{path}: {number} column {name!r}. It has the columns {schema.names}."
-                )
 
     def _check_types(self) -> None:
         numbers = "labels and dense columns: integers, floating-point numbers, booleans."
@@ -176,7 +166,7 @@ class ParquetReader(BatchReader):
 
     def _record_batches(self, fragment: Any) -> Iterator[pa.RecordBatch]:
         try:
-            self._require_columns(fragment.path, fragment.physical_schema)
+            require_columns(self._columns, fragment.physical_schema.names, fragment.path)
             yield from fragment.to_batches(
                 schema=self._data.schema,
                 columns=list(self._columns),

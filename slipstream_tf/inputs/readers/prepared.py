@@ -4,15 +4,13 @@ Labels, numbers, keys, parts and the inputs' numbers are those that the reader o
 gives.
 """
 
-from __future__ import annotations
-
 import dataclasses
-import json
 import os
 import re
 from collections.abc import Mapping
 from typing import Any
 
+from slipstream_tf import disk
 from slipstream_tf.errors import require_choice
 from slipstream_tf.inputs.readers.parquet import ParquetReader
 from slipstream_tf.inputs.spec import PARTS
@@ -53,11 +51,7 @@ def read_manifest(folder: str | os.PathLike[str]) -> dict[str, Any]:
         ValueError: it is no such manifest, or of another version of this package.
     """
     path = os.path.join(os.fspath(folder), MANIFEST)
-    with open(path, encoding="utf-8") as file:
-        try:
-            manifest = json.load(file)
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f"{path}: not JSON: {error}") from None
+    manifest = disk.read_json(path)
     version = manifest.get("format_version") if isinstance(manifest, dict) else None
     if version != FORMAT_VERSION:
         raise ValueError(

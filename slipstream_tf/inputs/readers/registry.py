@@ -1,20 +1,14 @@
 """Finds the reader for a data set by its path and opens one part of it."""
 
-from __future__ import annotations
-
 import math
 import os
 from typing import Any
 
+from slipstream_tf.inputs.readers import generator
 from slipstream_tf.inputs.readers.arrays import array_names
 from slipstream_tf.inputs.readers.avazu import AvazuReader
 from slipstream_tf.inputs.readers.criteo import CriteoReader
 from slipstream_tf.inputs.readers.frappe import FrappeReader
-from slipstream_tf.inputs.readers.generator import (
-    GeneratedReader,
-    default_cardinalities,
-    parse_name,
-)
 from slipstream_tf.inputs.readers.globo import GloboReader
 from slipstream_tf.inputs.spec import Reader
 
@@ -77,11 +71,11 @@ def open_generated(
     name: str, part: str, batch_size: int, seed: int, ids: bool, share: float = 1.0
 ) -> Reader:
     """Opens generated data by its name; `share` of as many inputs as the name says."""
-    parsed = parse_name(name)
+    parsed = generator.parse_name(name)
     assert parsed is not None, name
     count, largest = parsed
-    sizes = default_cardinalities(GENERATED_FIELDS, largest)
-    return GeneratedReader(
+    sizes = generator.default_cardinalities(GENERATED_FIELDS, largest)
+    return generator.GeneratedReader(
         math.ceil(count * share), part, batch_size, seed=seed, cardinalities=sizes, ids=ids
     )
 

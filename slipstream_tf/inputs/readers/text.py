@@ -4,8 +4,6 @@ A format says how one line is parsed, exactly, and how a block of lines is parse
 the fast way is not sure about go through the exact one, which alone decides what is malformed.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import gzip
 import os
@@ -25,7 +23,8 @@ BLOCK_BYTES = 4 << 20
 BLOCK_LINES = 1 << 16
 # A longer line is malformed, and is not kept: a file without line ends must not fill the memory.
 MAX_LINE_BYTES = 1 << 20
-_NEWLINE = 10
+DAMAGES = (EOFError, gzip.BadGzipFile, zlib.error)  # Of a compressed file.
+NEWLINE = 10
 
 
 class LineFormat(Protocol):
@@ -187,7 +186,7 @@ def _settle(
 
 
 def _split(block: bytes) -> list[bytes]:
-    return block[:-1].split(b"\n")
+    return block.removesuffix(b"\n").split(b"\n")
 
 
 def is_regular(block: bytes) -> bool:
@@ -196,7 +195,7 @@ def is_regular(block: bytes) -> bool:
         return False
     if len(block) <= MAX_LINE_BYTES:
         return True
-    ends = np.flatnonzero(np.frombuffer(block, np.uint8) == _NEWLINE)
+    ends = np.flatnonzero(np.frombuffer(block, np.uint8) == NEWLINE)
     return int(np.diff(ends, prepend=-1).max()) <= MAX_LINE_BYTES + 1
 
 
@@ -232,26 +231,37 @@ def _columns(line_format: LineFormat, block: bytes, count: int) -> list[pa.Array
     return [column.combine_chunks() for column in table.columns]
 
 
-def _open(path: str) -> Any:
+def open_text(path: str) -> Any:
+    """Opens a file of lines, read as bytes; one that ends with .gz is decompressed."""
     return gzip.open(path, "rb") if path.endswith(".gz") else open(path, "rb")
+
+
+def whole_lines(file: Any) -> Iterator[tuple[bytes, int]]:
+    """Yields (whole lines, bytes of the file that they took); of an endless line only a part."""
+    rest, rest_bytes = b"", 0
+    while data := file.read(BLOCK_BYTES):
+        cut = data.rfind(b"\n") + 1
+        if cut:
+            yield rest + data[:cut], rest_bytes + cut
+            rest, rest_bytes = data[cut:][: MAX_LINE_BYTES + 1], len(data) - cut
+        else:
+            rest, rest_bytes = (rest + data)[: MAX_LINE_BYTES + 1], rest_bytes + len(data)
+    if rest:
+        yield rest, rest_bytes
 
 
 def _blocks(path: str) -> Iterator[list[bytes]]:
     """Lines of a file, without their ends, some megabytes at a time, or BLOCK_LINES."""
-    rest = b""
-    lines = 0
-    with _open(path) as file:
+    count = 0
+    with open_text(path) as file:
         try:
-            while data := file.read(BLOCK_BYTES):
-                block = (rest + data).split(b"\n")
-                rest = block.pop()[: MAX_LINE_BYTES + 1]
-                lines += len(block)
-                for begin in range(0, len(block), BLOCK_LINES):
-                    yield block[begin : begin + BLOCK_LINES]
-        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-            raise ValueError(f"{path}: damaged after line {lines}: {error}") from error
-    if rest:
-        yield [rest]
+            for block, _ in whole_lines(file):
+                lines = _split(block)
+                count += len(lines)
+                for begin in range(0, len(lines), BLOCK_LINES):
+                    yield lines[begin : begin + BLOCK_LINES]
+        except DAMAGES as error:
+            raise ValueError(f"{path}: damaged after line {count}: {error}") from error
 
 
 class TextReader(BatchReader):

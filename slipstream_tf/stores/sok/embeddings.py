@@ -5,8 +5,6 @@ in a native table of replicas; gradients are summed, masked or deferred there, a
 to the ranks that own the rows, and through `sok.OptimizerWrapper`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -3,8 +3,6 @@
 In: a store with its optimizer, and a folder. Out: SOK's files in it, or variables as they were.
 """
 
-from __future__ import annotations
-
 import datetime
 import os
 from typing import Any

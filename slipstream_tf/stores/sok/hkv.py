@@ -4,8 +4,6 @@ In: the keyword arguments of `sok.DynamicVariable(..., var_type="hybrid")`. Out:
 what is allowed, or the memory that such a table takes. Pure: neither SOK nor a GPU is needed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 

@@ -3,8 +3,6 @@
 In: an optimizer of the user's. Out: one that SOK can use; or an error that says what is allowed.
 """
 
-from __future__ import annotations
-
 import importlib
 import sys
 from typing import Any

@@ -5,8 +5,6 @@ slots these are, if there is one; rows, slots, steps and powers, as they are sav
 lengths of steps.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any

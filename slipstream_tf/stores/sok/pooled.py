@@ -5,8 +5,6 @@ every bag; the sums come back. Gradients are masked or deferred where SOK has su
 rank that owns the row.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -227,15 +225,9 @@ def _unique(name: str) -> str:
 
 def _bags_of(packed: PackedFeatures, feature: int) -> tf.RaggedTensor:
     """The keys of a feature, int64 [batch, None], without padding."""
-    keys = packed.keys[packed.attrs["feature_keys"][feature]]
-    splits, column = (
-        packed.attrs["feature_splits"][feature],
-        packed.attrs["feature_column"][feature],
-    )
-    if splits >= 0:
-        return tf.RaggedTensor.from_row_splits(keys, packed.row_splits[splits], validate=False)
-    if column >= 0:
-        keys = keys[:, column]
+    keys, row_splits, _ = packed.of(feature)
+    if row_splits is not None:
+        return tf.RaggedTensor.from_row_splits(keys, row_splits, validate=False)
     if keys.shape.rank == 2:
         return tf.ragged.boolean_mask(keys, keys != PADDING_KEY).with_row_splits_dtype(tf.int64)
     return tf.RaggedTensor.from_tensor(keys[:, None], row_splits_dtype=tf.int64)
@@ -243,12 +235,10 @@ def _bags_of(packed: PackedFeatures, feature: int) -> tf.RaggedTensor:
 
 def _weights_of(packed: PackedFeatures, feature: int, bags: tf.RaggedTensor) -> tf.RaggedTensor:
     """The weights of a feature's keys, float32 [batch, None], laid out like them."""
-    index = packed.attrs["feature_weights"][feature]
-    if index < 0:
+    keys, row_splits, weights = packed.of(feature)
+    if weights is None:
         return bags.with_values(tf.ones_like(bags.values, tf.float32))
-    weights = packed.weights[index]
-    keys = packed.keys[packed.attrs["feature_keys"][feature]]
-    if packed.attrs["feature_splits"][feature] < 0 and keys.shape.rank == 2:
+    if row_splits is None and keys.shape.rank == 2:
         weights = tf.boolean_mask(weights, keys != PADDING_KEY)
     return bags.with_values(weights)
 

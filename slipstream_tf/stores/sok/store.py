@@ -5,8 +5,6 @@ the optimizer. Out: access counts and hot rows for the saturation engine, and th
 to be applied.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

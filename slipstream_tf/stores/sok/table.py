@@ -7,8 +7,6 @@ another rank owns 8 bytes go there, its row comes back, and its gradient goes th
 counts all three: the row, which the other rank sends, with the one that requested it.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterable, Mapping
 from typing import Any

@@ -4,8 +4,6 @@ In: the tables' settings and a rule of this package. Out: variables of SOK with 
 and what checkpoints of any number of ranks, and of any kind of store, need of them.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence

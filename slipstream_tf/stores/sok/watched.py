@@ -4,8 +4,6 @@ In: keys of batches, and gradients as SOK has summed them over the ranks. Out: a
 the gradients that are to be applied.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any

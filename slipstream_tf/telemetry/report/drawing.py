@@ -4,8 +4,6 @@ One size for both: about as wide as a phone's screen or a third of a desk's, so 
 as large as the page's in either.
 """
 
-from __future__ import annotations
-
 import io
 import re
 import textwrap

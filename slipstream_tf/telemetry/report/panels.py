@@ -1,7 +1,5 @@
 """What is plotted: a panel's curves, axes and words, and which runs have nothing for it."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
@@ -67,7 +65,7 @@ class Panel:
         runs: Iterable[Run],
         points_of: Callable[[Run], Mapping[str, Sequence[Point]]],
         note_of: Callable[[Run], str] = lambda run: "",
-    ) -> Panel:
+    ) -> "Panel":
         """Returns the panel with what runs have for it.
 
         Args:

@@ -1,7 +1,5 @@
 """The report's panels: quality and costs of runs, and their windows, filled with numbers."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence

@@ -4,8 +4,6 @@ In: paths. Out: runs with names that differ, checked to be records; the summary'
 differs in settings.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math

@@ -4,8 +4,6 @@ The page is one HTML file that loads nothing. Everything in it that comes from a
 escaped; it has no script, and its policy forbids to load or run anything.
 """
 
-from __future__ import annotations
-
 import csv
 import html
 import os
