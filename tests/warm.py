@@ -66,7 +66,7 @@ def serve(address: str, modules: list[str]) -> list[str]:
     for module in modules:
         importlib.import_module(module)
     _require_untouched()
-    gc.set_read_only()  # Collections in forks need not copy what is here already.
+    gc.freeze()  # Collections in forks need not copy what is here already.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # Monitors need nobody to wait for them.
     parent = os.getppid()
     with socket.socket(socket.AF_UNIX) as listener:
