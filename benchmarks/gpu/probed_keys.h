@@ -29,7 +29,11 @@ class ProbedMap {
   int64_t size() const { return static_cast<int64_t>(keys_.size()); }
   int64_t PlaceOf(int64_t key) const { return map_.view().Find(key).index; }
   uint8_t StateOf(int64_t key) const { return static_cast<uint8_t>(map_.view().Find(key).state); }
-  KeyMapView on_device() const { return {slots_.data(), map_.view().capacity}; }
+  KeyMapView on_device() const {
+    KeyMapView view = map_.view();
+    view.entries = slots_.data();
+    return view;
+  }
   int64_t bytes_on_device() const { return static_cast<int64_t>(slots_.bytes()); }
 
   // n keys, drawn evenly: of those in the map with probability hits_percent / 100, else of as many

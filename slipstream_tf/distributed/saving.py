@@ -97,8 +97,8 @@ class JobCheckpoints:
         saved.wait()
 
     What the `tf.train.Checkpoint` reaches is saved: a model with its layers, the optimizer,
-    variables of the program. The tables of the store (rows, slots, counts, gradient sums that are
-    held back) and the engine (states of keys, T, hot set, snapshots, windows, remembered losses)
+    variables of the program. The tables of the store (rows, slots, counts, deferred
+    gradients) and the engine (states of keys, T, hot set, snapshots, windows, remembered losses)
     are in files of their own, which any number of ranks may restore, replicated or sharded, and
     a store of another kind: native tables, a `VariableStore`, tables in SOK. As many ranks as
     saved them go on as if never stopped: deferred gradients are saved as they are, not flushed.
@@ -206,7 +206,11 @@ class JobCheckpoints:
         Raises:
             OSError: this rank could not write it. The others raise a RuntimeError that names it.
         """
-        work, self._work = self._work, None
+        work = self._work
+        if work is not None:
+            # Nothing else may be written before, even if the wait is interrupted.
+            futures.wait([work])
+        self._work = None
         self._together(lambda: work and work.result(), "write a checkpoint")
 
     def restore(self) -> SavedJob | None:

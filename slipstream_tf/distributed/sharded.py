@@ -40,17 +40,17 @@ class ShardedStore(ReplicatingStore, ExchangedStore):
     and those whose replica was evicted, are neither masked nor deferred by interval until the next
     window.
 
-    A rank that holds gradients back by movement judges how far a sum would move its row by the
-    copy's slots: of a row's accumulators (Adagrad) or second moments (Adam) only the smallest
-    travels, beside which the movement is not underestimated (but for the rounding of a bfloat16
-    wire). A row of which one value never had a gradient is therefore hardly ever held. That number
-    travels with every row of the store while the policy of one of its tables defers by movement,
-    in shadow mode, too; else only the row's values do.
+    A rank that defers gradients by movement takes how far a sum would move its row from the
+    replica's slots: of a row's accumulators (Adagrad) or second moments (Adam) only the smallest
+    is sent, beside which the movement is not underestimated (but for the rounding of a bfloat16
+    wire). A gradient of a row of which one value never had one is therefore hardly ever deferred.
+    That number is sent with every row of the store while the policy of one of its tables defers by
+    movement, in shadow mode, too; else only the row's values are.
 
-    With a `copy_movement`, a rank keeps the copy of its last training lookup of a row that was
-    published (`publish`). It still asks for it, but is sent it only when the owner finds the row
-    further than the movement from what the ranks have. Evaluations read rows as they are, after
-    which copies are sent anew.
+    With a `copy_movement`, a rank has a refreshed replica of its last training lookup of each row
+    that `set_replicated` names. It still requests the row, but is sent it only when the owner finds
+    it further than the movement from what the ranks have. Evaluations read rows as they are, after
+    which replicas are sent anew.
 
     With `prefetch=True` a batch's keys can be sent to their owners a step ahead (`announce`),
     beside what the step before still has to do. Its rows are read at its lookup all the same.
@@ -78,9 +78,9 @@ class ShardedStore(ReplicatingStore, ExchangedStore):
             comm: the ranks.
             wire_dtype: "float32" or "bfloat16", to which rows and gradients are rounded before they
                 are sent.
-            cache_bytes: of all copies on a rank; must hold the distinct keys of a batch. Frozen
-                copies take at most half of it; what an owner remembers of published rows takes as
-                much beside it.
+            cache_bytes: of all replicas on a rank; the distinct keys of a batch must fit.
+                Read-only ones take at most half of it; what an owner remembers of rows that others
+                have replicas of takes as much beside it.
             wire_warmup_steps: updates of the tables before rows and gradients are rounded:
                 rounding disturbs the first ones most.
             prefetch: whether batches may be announced.
@@ -287,7 +287,7 @@ class ShardedStore(ReplicatingStore, ExchangedStore):
         """
         movement = self.copy_movement
         if movement is None:
-            raise invalid("copy_movement", None, "publish of a ShardedStore", "a number")
+            raise invalid("copy_movement", None, "set_replicated of a ShardedStore", "a number")
         if self.comm.size == 1:
             return
         for table, handle in zip(self.tables, self._handles, strict=True):
@@ -303,7 +303,7 @@ class ShardedStore(ReplicatingStore, ExchangedStore):
         return sum(self._replicas.size(t.name) * copy_bytes(t, self.optimizer) for t in self.tables)
 
     def export_replicated(self, table: str) -> dict[str, np.ndarray]:
-        """Returns what this rank sent last of rows that are published, and to whom.
+        """Returns what this rank sent last of rows that have replicas, and to whom.
 
         Returns:
             keys int64 [n], rows float32 [n, dim + slots], holders uint8 [n, (ranks + 7) // 8].
@@ -313,7 +313,7 @@ class ShardedStore(ReplicatingStore, ExchangedStore):
     def import_replicated(self, table: str, contents: Mapping[str, Any]) -> None:
         """Replaces what this rank sent last by what `export_replicated` gave, on as many ranks.
 
-        Call it with `import_copies` of the same moment, on all ranks alike, after `publish`.
+        Call it with `import_copies` of the same moment, on all ranks alike, after `set_replicated`.
         """
         replica_ops.import_replicated(self._handle_of(table), contents, self.comm.size)
 

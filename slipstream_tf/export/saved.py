@@ -35,7 +35,7 @@ def saved_model(
 
     Its predictions are those of `model(inputs, training=False)`: rows are in hash tables of
     TensorFlow's, and a key without a row gets the row that its table's initializer would start it
-    with, as in the layer. Gradients that are held back are applied before the rows are copied.
+    with, as in the layer. Deferred gradients are applied before the rows are copied.
     Optimizers and their slots are not in it. While it writes, it needs memory for the rows about
     four times, and for the slots once.
 

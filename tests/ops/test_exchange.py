@@ -50,6 +50,15 @@ def assert_same_tables(first, second):
             np.testing.assert_allclose(one[name], other[name], rtol=1e-6, err_msg=name)
 
 
+def test_rows_are_pulled_and_stored_for_one_rank_or_more():
+    nobody = send_buffer(np.zeros((0, 2)), [], [])
+    with pytest.raises(tf.errors.InvalidArgumentError, match="those of one rank or more"):
+        exchange.pull_rows(make_tables(), nobody.sizes, nobody.keys, True, True)
+    packed = SendBuffer(nobody.sizes, nobody.keys, tf.zeros(0, tf.uint8))
+    with pytest.raises(tf.errors.InvalidArgumentError, match="those of one rank or more"):
+        exchange.store_replicas(make_tables(), packed, True)
+
+
 def test_what_is_collected_is_each_keys_sum():
     handles, gradients = make_tables(), gradients_of()
     got = exchange.collect_gradients(plan_of(handles), gradients, RATE)
@@ -168,6 +177,7 @@ def test_gradients_that_are_not_finite_are_refused_where_they_arise_and_arrive()
         ),
         (send_buffer([[1, 0, 0]], [5], [1, 2, 3]), r"sizes has shape \[1,3\]; allowed: \[\?,2\]"),
         (send_buffer([1, 0], [5], [1, 2, 3]), "sizes has shape"),
+        (send_buffer(np.zeros((0, 2)), [], []), "those of one rank or more"),
         (send_buffer([[1, 0]], [5], [[1, 2, 3]]), r"values has shape \[1,3\]"),
     ],
 )

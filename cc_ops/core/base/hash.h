@@ -1,5 +1,5 @@
 // The hashes of keys, which spread any int64 over 64 bits: HashKey is the same everywhere, and its
-// top bits choose a key's shard; KeyedHash is of this process. And random numbers made of them.
+// top bits choose a key's shard; KeyedHash goes by a seed. And random numbers made of them.
 #ifndef SLIPSTREAM_CC_OPS_CORE_BASE_HASH_H_
 #define SLIPSTREAM_CC_OPS_CORE_BASE_HASH_H_
 
@@ -25,9 +25,12 @@ SLIPSTREAM_HOST_DEVICE inline uint64_t HashKey(int64_t key) {
 // Drawn when the process starts.
 inline const uint64_t kHashSeed = (uint64_t{std::random_device()()} << 32) | std::random_device()();
 
-// Where a key lies within a table's shard: nobody can choose keys that all lie in one line. Nothing
-// but the time of a search may depend on it.
-inline uint64_t KeyedHash(int64_t key) { return Mix64(static_cast<uint64_t>(key) ^ kHashSeed); }
+// Where a key lies in an open-addressing table: nobody can choose keys that all lie in one line.
+// Nothing but the time of a search may depend on the seed.
+SLIPSTREAM_HOST_DEVICE inline uint64_t KeyedHash(int64_t key, uint64_t seed) {
+  return Mix64(static_cast<uint64_t>(key) ^ seed);
+}
+inline uint64_t KeyedHash(int64_t key) { return KeyedHash(key, kHashSeed); }
 
 // A hash as a place among n: its top bits count. Below n.
 SLIPSTREAM_HOST_DEVICE inline uint64_t ScaleHash(uint64_t hash, uint64_t n) {

@@ -21,7 +21,7 @@ namespace slipstream {
 //   Entry()                         which is free
 //   bool is_free() const
 //   Key                             what it is looked up by: a key, with what tells it from others
-//   static uint64_t Hash(Key)
+//   static uint64_t Hash(Key, uint64_t seed)
 //   bool Is(Key) const              whether it is the key's; asked of free ones, too
 //   static constexpr int64_t kLine  1: probing is linear; else how many entries, those of a cache
 //                                   line, are read together; of a free one Is must be false then
@@ -33,6 +33,7 @@ struct FlatTableView {
 
   const Entry* entries = nullptr;  // [capacity], some of them free: probes end
   int64_t capacity = 0;            // 0; or a power of two, with lines a multiple of kLine
+  uint64_t seed = 0;               // of the hash; see KeyedHash
 
   int64_t bytes() const { return capacity * static_cast<int64_t>(sizeof(Entry)); }
 
@@ -43,6 +44,10 @@ struct FlatTableView {
     } else {
       return kLine * static_cast<int64_t>(ScaleHash(hash, static_cast<uint64_t>(capacity / kLine)));
     }
+  }
+
+  SLIPSTREAM_HOST_DEVICE int64_t HomeOf(const Key& key) const {
+    return Home(Entry::Hash(key, seed));
   }
 
   // The index of the key's entry; if it is not in the table, that of a free one: the first where
@@ -67,7 +72,7 @@ struct FlatTableView {
 
   // The key's entry; a free one if it is not in the table.
   SLIPSTREAM_HOST_DEVICE Entry Find(const Key& key) const {
-    return capacity == 0 ? Entry() : entries[Probe(Home(Entry::Hash(key)), key)];
+    return capacity == 0 ? Entry() : entries[Probe(HomeOf(key), key)];
   }
 };
 
@@ -89,7 +94,7 @@ class FlatTable {
   // How many entries there is memory for.
   int64_t reserved() const { return static_cast<int64_t>(memory_.size() / sizeof(Entry)); }
   // Valid until memory is taken again.
-  FlatTableView<Entry> view() const { return {begin(), capacity_}; }
+  FlatTableView<Entry> view() const { return {begin(), capacity_, kHashSeed}; }
   Entry* begin() const { return reinterpret_cast<Entry*>(memory_.data()); }
   Entry* end() const { return begin() + capacity_; }
 
@@ -108,7 +113,7 @@ class FlatTable {
 
   // The key's entry or the free one that is to become it. There is a free one.
   Entry* Probe(const Key& key) const {
-    return begin() + view().Probe(view().Home(Entry::Hash(key)), key);
+    return begin() + view().Probe(view().HomeOf(key), key);
   }
 
   // Frees an entry: those behind it move up. Entries have a `Key key() const`.
@@ -117,7 +122,7 @@ class FlatTable {
     int64_t hole = entry - begin();
     for (int64_t i = (hole + 1) & mask; !begin()[i].is_free(); i = (i + 1) & mask) {
       // An entry may move back to the hole unless its home lies behind the hole.
-      const int64_t home = view().Home(Entry::Hash(begin()[i].key()));
+      const int64_t home = view().HomeOf(begin()[i].key());
       if (((i - home) & mask) < ((i - hole) & mask)) continue;
       begin()[hole] = begin()[i];
       hole = i;
@@ -167,7 +172,7 @@ struct KeyNumber {
 
   Number number = -1;  // negative: free
 
-  static uint64_t Hash(const Key& key) { return KeyedHash(key.key); }
+  static uint64_t Hash(const Key& key, uint64_t seed) { return KeyedHash(key.key, seed); }
   bool is_free() const { return number < 0; }
   bool Is(const Key& key) const { return !is_free() && key.list[number] == key.key; }
 };

@@ -24,7 +24,9 @@ struct alignas(16) KeyMapEntry {
   int32_t index = kNowhere;  // in the list of keys; kNowhere: the entry is free
   uint32_t state = 0;
 
-  SLIPSTREAM_HOST_DEVICE static uint64_t Hash(int64_t key) { return HashKey(key); }
+  SLIPSTREAM_HOST_DEVICE static uint64_t Hash(int64_t key, uint64_t seed) {
+    return KeyedHash(key, seed);
+  }
   SLIPSTREAM_HOST_DEVICE bool is_free() const { return index == kNowhere; }
   SLIPSTREAM_HOST_DEVICE bool Is(int64_t other) const { return key == other; }
 };

@@ -1,4 +1,4 @@
-// Probes of a batch's keys: which of them are map, and in which state each is.
+// Probes of a batch's keys: which of them are in a map, and in which state each is.
 #ifndef SLIPSTREAM_CC_OPS_CORE_CONTAINERS_KEY_PROBE_H_
 #define SLIPSTREAM_CC_OPS_CORE_CONTAINERS_KEY_PROBE_H_
 
@@ -12,7 +12,7 @@ namespace slipstream {
 // First half: looks keys up in a map.
 //   keys    [n], owned by the caller.
 //   indices  [n], owned by the caller: the key's index in `map`, or KeyMapEntry::kNowhere.
-// Returns the number of keys that are map.
+// Returns the number of keys that are in the map.
 int64_t ProbeKeys(const int64_t* keys, int64_t n, const KeyMapView& map, const Parallel& parallel,
                   int64_t* indices);
 

@@ -50,7 +50,8 @@ std::vector<KeyMapEntry> EntriesOf(const KeyMap& map) {
 Probed ProbeOnGpu(const std::vector<int64_t>& keys, const KeyMap& map) {
   const auto n = static_cast<int64_t>(keys.size());
   OnDevice<KeyMapEntry> entries(EntriesOf(map));
-  const KeyMapView view = {entries.data(), map.view().capacity};
+  KeyMapView view = map.view();
+  view.entries = entries.data();
   size_t bytes = 0;
   EXPECT_EQ(ProbeWorkspaceBytes(n, &bytes), cudaSuccess);
   OnDevice<char> workspace(bytes);

@@ -20,7 +20,9 @@ struct KeySetEntry {
 
   int64_t key = kFree;
 
-  SLIPSTREAM_HOST_DEVICE static uint64_t Hash(int64_t key) { return HashKey(key); }
+  SLIPSTREAM_HOST_DEVICE static uint64_t Hash(int64_t key, uint64_t seed) {
+    return KeyedHash(key, seed);
+  }
   SLIPSTREAM_HOST_DEVICE bool is_free() const { return key == kFree; }
   SLIPSTREAM_HOST_DEVICE bool Is(int64_t other) const { return key == other; }
 };

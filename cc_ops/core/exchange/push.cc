@@ -120,13 +120,14 @@ struct ArrivedKey {
 // What becomes of one table's arrivals, in two passes: only the first needs memory.
 class TableArrivals {
  public:
-  // Adds rows; InvalidArgument if one is not finite. table: the same in all calls.
-  Status Add(EmbeddingTable* table, const int64_t* keys, const float* rows, int64_t n) {
-    table_ = table;
-    for (int64_t i = 0; i < n; ++i, rows += table->dim()) {
-      if (!RowIsFinite(rows, table->dim())) {
+  explicit TableArrivals(EmbeddingTable* table) : table_(table) {}
+
+  // Adds rows; InvalidArgument if one is not finite.
+  Status Add(const int64_t* keys, const float* rows, int64_t n) {
+    for (int64_t i = 0; i < n; ++i, rows += table_->dim()) {
+      if (!RowIsFinite(rows, table_->dim())) {
         return InvalidArgument("a gradient of key " + std::to_string(keys[i]) + " of table '" +
-                               table->options().name +
+                               table_->options().name +
                                "' that came from another rank is not finite; allowed: finite "
                                "values. No row was updated");
       }
@@ -301,12 +302,12 @@ Status ApplyRows(const std::vector<EmbeddingTable*>& tables, const SendBufferVie
   if (!status.ok()) return status;
   const ExclusiveTableLocks locks(tables);
   try {
-    std::vector<TableArrivals> arrivals(tables.size());
+    std::vector<TableArrivals> arrivals(tables.begin(), tables.end());
     const int64_t *keys = buffer.keys, *rows = buffer.sizes;
     const float* values = buffer.values;
     for (int rank = 0; rank < buffer.ranks; ++rank) {
       for (size_t t = 0; t < tables.size(); ++t, ++rows) {
-        status = arrivals[t].Add(tables[t], keys, values, *rows);
+        status = arrivals[t].Add(keys, values, *rows);
         if (!status.ok()) return status;
         keys += *rows;
         values += *rows * dims[t];

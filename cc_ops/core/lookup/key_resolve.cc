@@ -46,7 +46,8 @@ class BucketResolver {
       buffers.number_of.resize(static_cast<size_t>(n));
     }
     KeyNumber<int32_t>* __restrict__ entries = scratch_->numbers.begin();
-    const FlatTableView<KeyNumber<int32_t>> numbers = {entries, scratch_->numbers.capacity()};
+    const FlatTableView<KeyNumber<int32_t>> numbers = {entries, scratch_->numbers.capacity(),
+                                                             kHashSeed};
     int32_t* __restrict__ number_of = buffers.number_of.data();
     uint64_t* __restrict__ hashes = buffers.hash.data();
     const int64_t* __restrict__ keys = sorted_.key.data() + begin;

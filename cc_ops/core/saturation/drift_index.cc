@@ -74,7 +74,7 @@ struct Part {
       // Which are its own, no branch could predict.
       int64_t m = 0;
       for (int64_t i = first; i < std::min(drifts.n, first + kBlock); ++i) {
-        const int64_t home = table.view().Home(DriftEntry::Hash(drifts.LookupOf(i)));
+        const int64_t home = table.view().HomeOf(drifts.LookupOf(i));
         own[m] = i;
         homes[m] = home;
         m += (home >= begin) & (home < end);
@@ -110,7 +110,7 @@ void DriftIndex::Find(const Lookup* lookups, int64_t n, float* drifts) const {
       drifts[i - kAhead] = index.entries[index.Probe(*home, lookups[i - kAhead])].drift;
     }
     if (i < n) {
-      *home = index.Home(DriftEntry::Hash(lookups[i]));
+      *home = index.HomeOf(lookups[i]);
       __builtin_prefetch(&index.entries[*home]);
     }
   }
@@ -158,7 +158,7 @@ Status DriftIndex::Rebuild(int num_tables, const int32_t* tables, const int64_t*
   for (Part& part : parts) {
     for (const int64_t i : part.left) {
       const DriftEntry entry = given.EntryOf(i);
-      DriftEntry* const home = table_.begin() + view().Home(DriftEntry::Hash(given.LookupOf(i)));
+      DriftEntry* const home = table_.begin() + view().HomeOf(given.LookupOf(i));
       PutResult result = Put(home, table_.end(), entry);
       if (result == PutResult::kNoRoom) result = Put(table_.begin(), home, entry);
       if (result != PutResult::kTwice) continue;

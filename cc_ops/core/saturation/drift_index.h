@@ -31,9 +31,9 @@ struct alignas(16) DriftEntry {
   int32_t table = kFree;
   float drift = kUntracked;
 
-  SLIPSTREAM_HOST_DEVICE static uint64_t Hash(const Lookup& lookup) {
+  SLIPSTREAM_HOST_DEVICE static uint64_t Hash(const Lookup& lookup, uint64_t seed) {
     // The table enters before mixing: two tables may track the same key.
-    return Mix64(static_cast<uint64_t>(lookup.key) +
+    return Mix64((static_cast<uint64_t>(lookup.key) ^ seed) +
                  0xd1b54a32d192ed03ULL * (static_cast<uint64_t>(lookup.table) + 1));
   }
   SLIPSTREAM_HOST_DEVICE bool is_free() const { return table == kFree; }

@@ -29,7 +29,7 @@ class LossMemory {
     uint32_t has_returned : 1;  // whether it was made to be visited after its skips before
     Entry() : window(kFree), skips(0), has_returned(0) {}
 
-    static uint64_t Hash(int64_t id) { return KeyedHash(id); }
+    static uint64_t Hash(int64_t id, uint64_t seed) { return KeyedHash(id, seed); }
     bool is_free() const { return window == kFree; }
     bool Is(int64_t other) const { return id == other; }
     int64_t key() const { return id; }

@@ -56,7 +56,7 @@ class Bytes {
   }
   int64_t Below(int64_t n) { return (Byte() << 8 | Byte()) % n; }
 
-  // Few and many, those at the ends of their range, and some that collide in a table by HashKey,
+  // Few and many, those at the ends of their range, and some that collide by KeyedHash,
   // its last line included.
   int64_t Key() {
     const uint8_t kind = Byte();
@@ -71,13 +71,12 @@ class Bytes {
         return (kind & 64 ? std::numeric_limits<int64_t>::min() + Byte() % 3
                           : std::numeric_limits<int64_t>::max() - Byte() % 3);
       case 4:
-        return KeyWithHash((kind & 64 ? ~uint64_t{0xff} : 0) | Byte());
+        return KeyWithHash((kind & 64 ? ~uint64_t{0xff} : 0) | Byte()) ^
+               static_cast<int64_t>(kHashSeed);
       default:
         return static_cast<int64_t>(Word());
     }
   }
-  // The same, but what collides does so by KeyedHash.
-  int64_t KeyedKey() { return static_cast<int64_t>(static_cast<uint64_t>(Key()) ^ kHashSeed); }
   std::vector<int64_t> Keys(int64_t most) {
     std::vector<int64_t> keys(static_cast<size_t>(Below(most + 1)));
     for (int64_t& key : keys) key = Key();
@@ -110,7 +109,7 @@ inline Difference FuzzHashIndex(Bytes bytes) {
   uint32_t last = 0;
   while (!bytes.empty()) {
     const uint8_t what = bytes.Byte() % 8;
-    const int64_t key = bytes.KeyedKey();
+    const int64_t key = bytes.Key();
     const auto known = model.find(key);
     HashIndex::Entry* entry = index.Find(key);
     SLIPSTREAM_AGREE((entry != nullptr) == (known != model.end()));
@@ -192,7 +191,7 @@ inline Difference FuzzDeferredGradients(Bytes bytes) {
   std::unordered_map<int64_t, std::list<Sum>::iterator> index_of;
   for (int64_t step = 0; !bytes.empty(); ++step) {
     const uint8_t what = bytes.Byte();
-    const int64_t key = bytes.KeyedKey();
+    const int64_t key = bytes.Key();
     const auto known = index_of.find(key);
     const uint32_t index = sums.Find(key);
     SLIPSTREAM_AGREE((index != DeferredGradients::kNone) == (known != index_of.end()));

@@ -57,18 +57,20 @@ absl::Status OutputResource(tensorflow::OpKernelContext* context,
 // The resource of an input that must be one handle; the kernel's own reference to it.
 template <class Resource>
 absl::Status FindResource(tensorflow::OpKernelContext* context, int input,
-                          tensorflow::core::RefCountPtr<Resource>* resource) {
+                          tensorflow::core::RefCountPtr<Resource>* resource,
+                          const char* shape = "handle: []") {
   // TensorFlow reads the first handle of a tensor without a look at how many there are.
-  TF_RETURN_IF_ERROR(CheckInputs(context, input, "handle: []"));
+  TF_RETURN_IF_ERROR(CheckInputs(context, input, shape));
   return tensorflow::LookupResource(context, tensorflow::HandleFromInput(context, input), resource);
 }
 
 // What one holds that is replaced.
 template <class Content>
 absl::Status FindContent(tensorflow::OpKernelContext* context, int input,
-                         std::shared_ptr<const Content>* content) {
+                         std::shared_ptr<const Content>* content,
+                         const char* shape = "handle: []") {
   tensorflow::core::RefCountPtr<ReplacedResource<Content>> resource;
-  TF_RETURN_IF_ERROR(FindResource(context, input, &resource));
+  TF_RETURN_IF_ERROR(FindResource(context, input, &resource, shape));
   *content = resource->content();
   return absl::OkStatus();
 }

@@ -64,8 +64,11 @@ absl::Status AssignKeySet(tensorflow::OpKernelContext* context, KeySetResource* 
 template <class Device>
 absl::Status AssignKeyMap(tensorflow::OpKernelContext* context, KeyMapResource* resource) {
   const bool has_states = context->input(2).NumElements() > 0;
-  TF_RETURN_IF_ERROR(
-      CheckInputs(context, 1, has_states ? "keys: [n], states: [n]" : "keys: [n], states: [0]"));
+  const absl::Status status =
+      CheckInputs(context, 1, has_states ? "keys: [n], states: [n]" : "keys: [n], states: [0]");
+  if (!status.ok()) {
+    return absl::InvalidArgumentError(absl::StrCat(status.message(), "; none have states [0]"));
+  }
   const uint8_t* states = has_states ? Data<uint8_t>(context, 2) : nullptr;
   return ReplaceTable<Device, KeyMap>(context, resource, [&](KeyMap* map) {
     return map->Build(Data<int64_t>(context, 1), states, context->input(1).NumElements());

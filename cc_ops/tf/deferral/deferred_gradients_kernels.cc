@@ -39,7 +39,7 @@ absl::Status TakeDueOnCpu(OpKernelContext* context, DeferredGradientsResource* r
   const DeferredLock lock(resource->mutex);
   std::shared_ptr<const KeySetContent> saturated;
   StepRows rows;
-  TF_RETURN_IF_ERROR(FindContent(context, 1, &saturated));
+  TF_RETURN_IF_ERROR(FindContent(context, 1, &saturated, "saturated: []"));
   TF_RETURN_IF_ERROR(ReadStep(context, resource->dim, &rows));
   rows.saturated = saturated->table.view();
   DeferralRule rule = resource->rule;

@@ -109,7 +109,7 @@ class TakeDueGpuKernel : public CountedGpuKernel {
     TakeDueLaunch* const launch = owned.get();
     TF_RETURN_IF_ERROR(FindResource(context, 0, &launch->resource));
     DeferredGradientsResource* const resource = launch->resource.get();
-    TF_RETURN_IF_ERROR(FindContent(context, 1, &launch->saturated));
+    TF_RETURN_IF_ERROR(FindContent(context, 1, &launch->saturated, "saturated: []"));
     StepRows rows;
     TF_RETURN_IF_ERROR(ReadStep(context, resource->dim, &rows));
     rows.saturated = ViewOnGpu(*launch->saturated);

@@ -9,7 +9,7 @@ import math
 import os
 import zipfile
 from collections.abc import Iterator, Sequence
-from typing import IO, Any
+from typing import IO
 
 import numpy as np
 
@@ -40,7 +40,8 @@ class ArrayReader(BatchReader):
         batch_size: int,
         dense: np.ndarray | None = None,
         shuffle_seed: int | None = None,
-        **options: Any,
+        drop_remainder: bool = False,
+        ids: bool = False,
     ):
         """Keeps references to the arrays.
 
@@ -52,14 +53,14 @@ class ArrayReader(BatchReader):
             dense: [n, num_dense], or None.
             shuffle_seed: None keeps the order; with a seed, pass e (counted over the passes of
                 this reader) has the order that (seed, e) gives.
-            **options: drop_remainder (leave out a last batch that is not full) and ids (add
-                features["id"], int64 [batch]: an input's row in the arrays, from 0).
+            drop_remainder: leave out a last batch that is not full.
+            ids: add features["id"], int64 [batch]: an input's row in the arrays, from 0.
 
         Raises:
             ValueError: the arrays do not fit together, keys are no integers, a label or
                 a dense number is not finite, or the batch size is below 1.
         """
-        super().__init__(batch_size, **options)
+        super().__init__(batch_size, drop_remainder=drop_remainder, ids=ids)
         count = label.shape[0] if label.ndim == 1 else -1
         dense = np.empty((max(count, 0), 0), np.float32) if dense is None else dense
         if keys.shape != (count, len(spec.fields)) or dense.shape != (count, spec.num_dense):
