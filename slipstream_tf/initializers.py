@@ -72,7 +72,7 @@ def op_attributes(initializer: Initializer) -> tuple[str, float, float]:
     """Returns (kind, first parameter, second parameter) as the table op takes them."""
     kinds = {RandomUniform: "uniform", RandomNormal: "normal", Constant: "constant", Zeros: "zeros"}
     first, second, *_ = (*dataclasses.astuple(initializer), 0.0, 0.0)
-    return kinds[type(initializer)], first, second
+    return next(kinds[cls] for cls in type(initializer).__mro__ if cls in kinds), first, second
 
 
 def get(identifier: Any) -> Initializer:

@@ -17,8 +17,8 @@ from slipstream_tf.inputs.batches import chosen_rows, num_rows
 from slipstream_tf.ops.features import PADDING_KEY
 from slipstream_tf.saturation.hot_set import Candidates, choose_hot_keys, snapshot_bytes
 
-# Counts of batches that wait to be merged.
-_MOST_PARTS = 64
+# Inputs whose keys are counted apart before they are merged.
+_MERGED_AT_ONCE = 1 << 18
 
 
 def segregate(
@@ -96,14 +96,15 @@ def profile_hot_keys(
         raise invalid("row_bytes", row_bytes, "profile_hot_keys", allowed)
     require_number("share", share, 0.0, 1.0, "profile_hot_keys", open_minimum=True)
     nothing = np.empty(0, np.int64), np.empty(0, np.int64)
-    counted = [[nothing] for _ in range(fields)]
+    counted, waiting = [[nothing] for _ in range(fields)], 0
     for index, (features, _) in enumerate(dataset):
         if int((index + 1) * share) > int(index * share):
             keys = features["keys"].numpy().astype(np.int64)
             for parts, column in zip(counted, keys.T, strict=True):
                 parts.append(np.unique(column[column != PADDING_KEY], return_counts=True))
-                if len(parts) > _MOST_PARTS:
-                    parts[:] = [_merged(parts)]
+            waiting += len(keys)
+            if waiting >= _MERGED_AT_ONCE:
+                counted, waiting = [[_merged(parts)] for parts in counted], 0
     tables = [Candidates(*_merged(parts), dim) for parts in counted]
     return choose_hot_keys(tables, budget_bytes)
 

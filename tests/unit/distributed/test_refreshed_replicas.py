@@ -137,7 +137,7 @@ def test_rows_that_rest_are_sent_once(run_as_ranks: Any) -> None:
 
 def test_ranks_need_a_store_that_refreshes_replicas(run_as_ranks: Any) -> None:
     def program(comm: Any) -> Any:
-        with pytest.raises(ValueError, match="`copy_movement`: None for set_replicated of a ShardedStore"):
+        with pytest.raises(ValueError, match="None for set_replicated of a ShardedStore"):
             make(comm).set_replicated({"a": np.arange(3)})
         with pytest.raises(ValueError, match="`copy_movement`: -1"):
             make(comm, copy_movement=-1.0)

@@ -91,7 +91,7 @@ def test_profile_takes_the_most_accessed_keys_within_the_budget():
 
 
 def test_profile_counts_across_merges(monkeypatch):
-    monkeypatch.setattr("slipstream_tf.inputs.segregation._MOST_PARTS", 2)
+    monkeypatch.setattr("slipstream_tf.inputs.segregation._MERGED_AT_ONCE", 2)
     keys = np.random.default_rng(0).zipf(1.5, (200, 2)) % 50
     hot = profile_hot_keys(data_of(keys, 3), budget_bytes=4 * 12, row_bytes=4)
     counts = Counter({(c, k): n for c in (0, 1) for k, n in Counter(keys[:, c]).items()})
