@@ -112,9 +112,7 @@ class FlatTable {
   }
 
   // The key's entry or the free one that is to become it. There is a free one.
-  Entry* Probe(const Key& key) const {
-    return begin() + view().Probe(view().HomeOf(key), key);
-  }
+  Entry* Probe(const Key& key) const { return begin() + view().Probe(view().HomeOf(key), key); }
 
   // Frees an entry: those behind it move up. Entries have a `Key key() const`.
   void Erase(Entry* entry) {

@@ -31,7 +31,7 @@ Status ValidateUpdatePolicy(const UpdatePolicy& policy) {
 
 void UpdateCounts::Add(const UpdateCounts& other, int64_t factor) {
   using C = UpdateCounts;
-  for (int64_t C::*counter :
+  for (int64_t C::* counter :
        {&C::offered, &C::sent, &C::masked, &C::deferred, &C::due_by_movement, &C::due_by_age,
         &C::flushed, &C::over_budget, &C::evicted, &C::without_gradient}) {
     this->*counter += factor * other.*counter;

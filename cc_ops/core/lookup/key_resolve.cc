@@ -47,7 +47,7 @@ class BucketResolver {
     }
     KeyNumber<int32_t>* __restrict__ entries = scratch_->numbers.begin();
     const FlatTableView<KeyNumber<int32_t>> numbers = {entries, scratch_->numbers.capacity(),
-                                                             kHashSeed};
+                                                       kHashSeed};
     int32_t* __restrict__ number_of = buffers.number_of.data();
     uint64_t* __restrict__ hashes = buffers.hash.data();
     const int64_t* __restrict__ keys = sorted_.key.data() + begin;

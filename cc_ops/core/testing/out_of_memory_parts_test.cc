@@ -112,8 +112,7 @@ TEST(OutOfMemory, AClassifierGoesOn) {
   bool has_ended = false;
   for (int64_t n = 0; !has_ended; ++n) {
     InputClassifier classifier(options);
-    FailsAt(
-        n, [&] { return step(&classifier); }, &has_ended);
+    FailsAt(n, [&] { return step(&classifier); }, &has_ended);
     // The sample and the memory are whole: the sanitizers watch.
     for (int again = 0; again < 3; ++again) ASSERT_TRUE(step(&classifier).ok());
     EXPECT_EQ(sampled_scores.size(), 40u);

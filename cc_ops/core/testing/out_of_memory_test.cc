@@ -160,8 +160,7 @@ void FailEach(const std::function<std::unique_ptr<Subject>()>& make,
   for (int64_t n = 0; !has_ended; ++n) {
     const std::unique_ptr<Subject> subject = make();
     const Image before(subject->table.get());
-    const bool failed = FailsAt(
-        n, [&] { return operation(subject.get()); }, &has_ended);
+    const bool failed = FailsAt(n, [&] { return operation(subject.get()); }, &has_ended);
     failures += failed;
     if (failed) {
       ASSERT_TRUE(is_intact(before, Image(subject->table.get()))) << "allocation " << n;
@@ -190,8 +189,7 @@ std::function<std::unique_ptr<Trained>()> Made(int64_t capacity = 0, bool defers
 TEST(OutOfMemory, ALookupWithNewKeysLeavesAllRows) {
   for (const int64_t capacity : {0, 1200}) {
     Batch batch(Range(30, 900));
-    FailEach<Trained>(
-        Made(capacity), [&](Trained* t) { return t->Lookup(&batch); }, Kept, true);
+    FailEach<Trained>(Made(capacity), [&](Trained* t) { return t->Lookup(&batch); }, Kept, true);
   }
 }
 
@@ -203,8 +201,7 @@ TEST(OutOfMemory, ALookupThatEvictsLeavesRowsThatAreWhole) {
     return before.contents.keys.size() <= 100 && keys.size() <= 100 &&
            std::is_sorted(keys.begin(), keys.end());
   };
-  FailEach<Trained>(
-      Made(100), [&](Trained* t) { return t->Lookup(&batch); }, is_intact, true);
+  FailEach<Trained>(Made(100), [&](Trained* t) { return t->Lookup(&batch); }, is_intact, true);
 }
 
 TEST(OutOfMemory, AnEvaluationAppliesWhatIsDeferredOrLeavesIt) {
@@ -245,8 +242,7 @@ TEST(OutOfMemory, ASumThatCannotBeDeferredIsApplied) {
   for (int64_t n = 0; !has_ended; ++n) {
     LookedUp subject(true, false);
     const Image before(subject.table.get());
-    const bool failed = FailsAt(
-        n, [&] { return subject.Apply(subject.batch); }, &has_ended);
+    const bool failed = FailsAt(n, [&] { return subject.Apply(subject.batch); }, &has_ended);
     if (failed) {
       ASSERT_TRUE(before == Image(subject.table.get())) << "allocation " << n;
     }
@@ -268,8 +264,7 @@ TEST(OutOfMemory, GradientsAreCollectedOrStay) {
     LookedUp subject(true, true);
     const Image before(subject.table.get());
     SendBuffer buffer;
-    const bool failed = FailsAt(
-        n, [&] { return collect(&subject, &buffer); }, &has_ended);
+    const bool failed = FailsAt(n, [&] { return collect(&subject, &buffer); }, &has_ended);
     failures += failed;
     if (failed) {
       ASSERT_TRUE(before == Image(subject.table.get())) << "allocation " << n;

@@ -29,8 +29,7 @@ void RowCompaction::Plan(const Key* keys, int64_t n, const KeySetView& masked, b
       const TaskRange range = RangeOf(task, tasks, n);
       for (int64_t i = range.begin; i < range.end; ++i) items[i] = {keys[i], i};
     });
-    RadixSort(
-        &items, [](const Item& item) { return AscendingBits(item.key); }, parallel);
+    RadixSort(&items, [](const Item& item) { return AscendingBits(item.key); }, parallel);
   }
   positions_ = n;
   order_.resize(items.size());

@@ -38,7 +38,7 @@ struct DeferredTensors {
   }
 };
 
-constexpr tensorflow::Tensor DeferredTensors::*kDeferredTensors[] = {
+constexpr tensorflow::Tensor DeferredTensors::* kDeferredTensors[] = {
     &DeferredTensors::keys, &DeferredTensors::since, &DeferredTensors::sums};
 
 class DeferredGradientsResource : public tensorflow::ResourceBase {

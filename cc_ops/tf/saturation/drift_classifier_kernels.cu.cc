@@ -41,7 +41,8 @@ SLIPSTREAM_GPU_KERNEL("SlipstreamDriftClassifierSetDrift",
 SLIPSTREAM_GPU_KERNEL("SlipstreamDriftClassifierConfigure",
                       .HostMemory("threshold").HostMemory("random_share").HostMemory("keep_rate"),
                       ResourceKernel<ConfigureDriftClassifier>);
-SLIPSTREAM_GPU_KERNEL("SlipstreamClassifyByDrift", , ResourceKernel<ClassifyBatch<ClassifierOnGpu>>);
+SLIPSTREAM_GPU_KERNEL("SlipstreamClassifyByDrift", ,
+                      ResourceKernel<ClassifyBatch<ClassifierOnGpu>>);
 
 }  // namespace
 }  // namespace slipstream
