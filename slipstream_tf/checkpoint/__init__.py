@@ -1,7 +1,8 @@
 """What a checkpoint is made of: a manifest, and a file of checked blocks per rank and table.
 
 `distributed.JobCheckpoints` writes and restores them. Nothing here needs TensorFlow but
-`store_state`, and nothing in a checkpoint is ever executed: there is no pickle in it.
+`store_state` and `store_parts`, and nothing in a checkpoint is ever executed: there is no pickle
+in it.
 """
 
 from slipstream_tf.checkpoint.errors import CheckpointError, CheckpointMismatchError

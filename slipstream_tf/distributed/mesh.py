@@ -24,7 +24,7 @@ _PAUSE = 0.1
 # Request number of "what is the address of this interface?", from linux/sockios.h.
 _SIOCGIFADDR = 0x8915
 _LONGEST_GREETING = 4096
-# Who connects and says nothing; of more, those who have said nothing for longest are turned away.
+# Callers that have not said who they are; of more than these, the oldest are turned away.
 _MOST_STRANGERS = 64
 
 

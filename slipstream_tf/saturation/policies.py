@@ -13,8 +13,8 @@ from slipstream_tf.ops.update_policy import NUM_SHARDS, UpdatePolicy, deferred_r
 LEAST_AUC_LOSS_PER_RATE = 0.002
 AUC_LOSS_PER_RATE = 0.012
 
-# Movement left undone by default, in learning rates: cost no AUC that seeds tell on globo (Adagrad
-# 0.1). A whole rate cost 0.005 on generated inputs (Adagrad 0.005).
+# Movement left undone by default, in learning rates: cost no AUC beyond the spread of seeds on
+# globo (Adagrad 0.1). A whole rate cost 0.005 on generated inputs (Adagrad 0.005).
 RATES_TO_DEFER = 0.05
 MOVEMENT_OF_UNKNOWN_RATE = 0.005
 

@@ -23,7 +23,7 @@ _BUCKETS_PER_DECADE = 4
 _LEAST_DECADE, _MOST_DECADE = -9, 9
 # Windows whose reports are packed together.
 BLOCK = 128
-# Of a block that is unpacked, 8 MiB a report (that of 17,000 tables): no file is believed more.
+# Of an unpacked block, 8 MiB a report (that of 17,000 tables): a file that claims more is refused.
 _MOST_BYTES = BLOCK << 23
 
 

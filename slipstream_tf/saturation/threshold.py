@@ -125,7 +125,7 @@ def threshold_of_keys(
         found = fixed_threshold(config.threshold)
     elif counts_all_keys(config) and np.isfinite(scores).any():
         # All keys, not those below the largest score of a sample: over the windows of an epoch
-        # one key of many would drift further now and then, and the memory never hold.
+        # one key of many would drift further now and then, and no remembered loss would count.
         found = fixed_threshold(LARGEST_THRESHOLD)
     else:
         by_loss = config.score == "remembered_loss"

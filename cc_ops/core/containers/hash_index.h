@@ -29,8 +29,9 @@ class HashIndex {
   using Entries = std::vector<Entry, IndexAllocator<Entry>>;
 
   // memory: where entries lie; it must outlive the index, which also gets ready to grow, so that no
-  // step waits for much fresh memory. Null: on the heap, and nothing is prepared. shard: of those
-  // that fill up alike, which this is; each then grows at another size, not all in one step.
+  // step waits for much fresh memory. Null: on the heap, and nothing is prepared. shard: its
+  // number among indexes that fill up alike, so that each grows at another size, not all in one
+  // step.
   explicit HashIndex(IndexMemory* memory = nullptr, int shard = 0)
       : entries_(IndexAllocator<Entry>(memory)),
         next_(IndexAllocator<Entry>(memory)),
@@ -39,7 +40,7 @@ class HashIndex {
   int64_t size() const { return size_; }
   const Entries& entries() const { return entries_; }
   Entries& entries() { return entries_; }
-  // How many of the entries that it will have next are there.
+  // Entries of its next, larger memory that are ready.
   int64_t prepared() const { return static_cast<int64_t>(next_.size()); }
   int64_t bytes() const {
     return static_cast<int64_t>((entries_.capacity() + next_.capacity()) * sizeof(Entry));

@@ -60,7 +60,7 @@ Status FindDue(const DeferredBuffers& buffers, const DeferralRule& rule, const S
                              ", where nothing is deferred of key " + std::to_string(key) +
                              "; allowed: what the first half of the step gave");
     }
-    // Others than finite values are the optimizer's matter at once.
+    // A sum that is not finite never waits: the optimizer is to see it.
     const float* sum = rows.sums + i * dim;
     const bool may_wait =
         (rule.by_movement ? rows.may_wait[i] : rows.saturated.Contains(key)) &&

@@ -22,7 +22,7 @@ struct KeyIndex {
 
   __device__ uint64_t mask() const { return static_cast<uint64_t>(num_buckets) - 1; }
 
-  // The order in which threads come decides in which bucket an index lies, but not whether it is
+  // The order in which threads come decides in which bucket an entry lies, but not whether it is
   // found.
   __device__ void Insert(int64_t key, int32_t index) const {
     uint64_t i = HashKey(key) & mask();
@@ -37,7 +37,7 @@ struct KeyIndex {
   }
 };
 
-// Of n rows and `capacity` indices; entry n + p of the entries is index p.
+// Of n rows and `capacity` entries of the buffers, of which p is number n + p here.
 struct Workspace {
   // Lays the parts out from `base`, which may be null to learn the total only.
   cudaError_t Layout(void* base, int64_t n, int64_t capacity) {
@@ -81,9 +81,9 @@ struct Workspace {
   Decision* decisions = nullptr;  // [n]
   // 1 or 0, then the number of 1s before; where there is an entry more, it is the number of all.
   int32_t* begins = nullptr;        // [n], whether a row would begin to be deferred
-  int32_t* free = nullptr;          // [capacity + 1], whether an index is free once sums have left
+  int32_t* free = nullptr;          // [capacity + 1], whether an entry is free once sums have left
   int32_t* leaves = nullptr;        // [n + capacity + 1], whether an entry leaves
-  int32_t* targets = nullptr;       // [n], the index that a row's sum is kept at, or kNowhere
+  int32_t* targets = nullptr;       // [n], the entry that a row's sum stays at, or kNowhere
   int32_t* free_indices = nullptr;  // [capacity], ascending
   int64_t* keys = nullptr;          // [n + capacity], of the entries that leave
   int64_t* sorted_keys = nullptr;
@@ -145,7 +145,7 @@ __global__ void DecideKernel(DeferredBuffers buffers, DeferralRule rule, StepRow
   if (ThreadOfGrid() == 0) counts->offered = rows.n;
   for (int64_t i = ThreadOfGrid(); i < rows.n; i += ThreadsOfGrid()) {
     const int64_t key = rows.keys[i], p = rows.indices[i];
-    // Nobody can be told of an index that is none of the key's: it must do no harm.
+    // Nobody can be told of an entry that is not the key's: it must do no harm.
     const bool is_deferred = p >= 0 && p < buffers.capacity && buffers.keys[p] == key;
     const bool may_wait = rule.by_movement ? rows.may_wait[i] : rows.saturated.Contains(key);
     const Decision decision =

@@ -13,7 +13,7 @@
 
 namespace slipstream {
 
-// Most rows and indices of one launch, together.
+// Most rows and entries of one launch, together.
 constexpr int64_t kMaxDeferredRows = (int64_t{1} << 30) - 1;
 
 // Bytes of device memory that each half of a step needs beside its results; it may be the same
@@ -30,12 +30,12 @@ cudaError_t DeferralWorkspaceBytes(int64_t n, int64_t capacity, size_t* bytes);
 //                      written.
 //   counts             one value.
 //
-// An index of the deferred keys is made anew in every step: a step looks at all of them anyhow,
+// A hash table of the deferred keys is made anew in every step: a step looks at all of them anyhow,
 // there are no traces of keys that left, and nothing but the buffers is kept from step to step.
 //
 // All pointers are to device memory that the caller owns and keeps until the stream has passed.
 // Equals the CPU's result bit for bit. What that refuses is not found here: of a key that is given
-// twice a gradient may be lost, and an index that is none of the key's counts as -1.
+// twice a gradient may be lost, and an entry that is not the key's counts as -1.
 // cudaErrorInvalidValue if n + capacity > kMaxDeferredRows or the workspace is too small; otherwise
 // the launches' error. Errors while running appear when the caller synchronizes.
 cudaError_t LaunchAddDeferred(cudaStream_t stream, const DeferredBuffers& buffers,

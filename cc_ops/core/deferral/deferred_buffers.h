@@ -14,9 +14,9 @@
 
 namespace slipstream {
 
-// A view, nothing is owned. Index p holds the deferred gradient of keys[p].
+// A view, nothing is owned. Entry p is the deferred gradient of keys[p].
 struct DeferredBuffers {
-  // The key of a free index. The gradient of a row that has this key leaves at once.
+  // The key of a free entry. The gradient of a row that has this key leaves at once.
   static constexpr int64_t kFree = std::numeric_limits<int64_t>::min();
 
   int64_t* keys;   // [capacity], each but kFree once
@@ -53,14 +53,14 @@ Status AddDeferred(const DeferredBuffers& buffers, const int64_t* keys, const fl
 struct StepPlan {
   std::vector<Decision> decisions;  // [n]
   std::vector<uint8_t> is_freed;    // [capacity]
-  std::vector<int64_t> targets;     // [n], the index that a row's sum is kept at, or -1
+  std::vector<int64_t> targets;     // [n], the entry that a row's sum stays at, or -1
   std::vector<int64_t> due_keys;    // ascending, each once
   std::vector<float> due_sums;      // [due, dim]
   StepCounts counts;
 };
 
-// Second half: takes out what is due and keeps what may wait. Free indices are given to new sums in
-// their order, for keys in their order. InvalidArgument if a key's sum is not where `rows` says.
+// Second half: takes out what is due and keeps what may wait. Free entries are given to new sums in
+// ascending order, for keys in theirs. InvalidArgument if a key's sum is not where `rows` says.
 // FindDue changes nothing; KeepOthers needs no memory.
 Status FindDue(const DeferredBuffers& buffers, const DeferralRule& rule, const StepRows& rows,
                StepPlan* plan);

@@ -9,7 +9,7 @@
 
 namespace slipstream {
 
-// Indices stay valid until their gradient is removed. Not thread-safe: a
+// The number of a gradient stays valid until it is removed. Not thread-safe: a
 // shard has one owner at a time.
 class DeferredGradients {
  public:

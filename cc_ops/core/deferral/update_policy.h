@@ -26,9 +26,9 @@ struct UpdatePolicy {
   // Everything is applied at once, and what the policy would have done is counted
   // for a sample of the keys.
   bool is_shadow = false;
-  // Deferred gradients leave by CollectGradients and CollectDeferred only (push.h), to be
-  // exchanged between processes: nothing of this table applies them, and they stay when their row
-  // leaves.
+  // Deferred gradients leave by CollectGradients and CollectAllDeferred only (exchange/push.h), to
+  // be exchanged between processes: nothing of this table applies them, and they stay when their
+  // row leaves.
   bool is_exchanged = false;
 
   // Whether anything is to be done, or counted, beside applying gradients.

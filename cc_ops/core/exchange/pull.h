@@ -33,8 +33,8 @@ Status RouteKeys(const std::vector<EmbeddingTable*>& replicas,
 
 // Reads the rows of keys, in their order.
 struct PullOptions {
-  // Keys without a row get one, and each key counts as accessed once; else they give the
-  // rows they would start with.
+  // True: keys without a row get one, and each key counts as accessed once. False: they give the
+  // rows that they would start with.
   bool create_missing = false;
   // With refreshed replicas: this rank, which has its rows and needs none.
   int own_rank = -1;

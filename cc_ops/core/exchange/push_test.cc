@@ -96,7 +96,7 @@ struct Process {
   std::vector<PooledGradient> views_of_gradients;
 };
 
-// Parcels of several processes as one gathers them.
+// The send buffers of several processes, gathered as one.
 SendBuffer Gather(const std::vector<SendBuffer>& parts) {
   SendBuffer all;
   all.ranks = static_cast<int>(parts.size());

@@ -168,7 +168,7 @@ TEST(BatchLookup, UpdateOfAnEvictedKeyIsDroppedAndCounted) {
   EXPECT_EQ(table->updates().num_dropped(), 1);
   const TableContents after = table->Export();
   EXPECT_NE(after.rows[0], before.rows[0]);  // key 2 was updated,
-  EXPECT_EQ(after.rows[2], before.rows[2]);  // key 3, in the slot of key 1, was not
+  EXPECT_EQ(after.rows[2], before.rows[2]);  // key 3, where key 1's row was, was not
 }
 
 TEST(BatchLookup, ColumnsOfAMatrixAreCopiedAndPaddingGivesZeros) {

@@ -13,7 +13,7 @@ namespace slipstream {
 
 // Enqueues the classification on `stream`; returns at once and never waits for the device.
 //
-//   drifts   its slots are in device memory.
+//   drifts   its entries are in device memory.
 //   scratch  as many values as there are lookups; read and written only for inputs with more than
 //            32 lookups, and not if alpha is 1, so that it may then be null.
 //

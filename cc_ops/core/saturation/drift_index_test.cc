@@ -156,7 +156,7 @@ TEST(DriftIndex, ThreadsReportTheFirstError) {
   }
 }
 
-// Where parts of the slots end, keys go on in the next one: a second mention there is found, too.
+// Where parts of the entries end, keys go on in the next one: a second mention there is found, too.
 TEST(DriftIndex, ThreadsFindEverySecondMention) {
   const ManyKeys many(50000);
   for (size_t i = 0; i < many.keys.size(); i += 970) {

@@ -349,7 +349,7 @@ TEST(Shadow, FewBatchesAreAllClassifiedAndCountsStayBelowWhatWasSeen) {
   settings.is_shadow = true;
   ASSERT_TRUE(classifier.Configure(settings).ok());
   Result result;
-  // A window of one batch has 6 inputs for each of the sample's 16: one in one.
+  // A window of one batch has 6 inputs for each of the 16 sampled: every batch is classified.
   ASSERT_TRUE(ClassifyBy(&classifier, {Column(keys)}, kBatch, 1, &result).ok());
   EXPECT_EQ(classifier.EndWindow().inputs_skippable, kBatch);
   // One in 16 of those to come, in windows that end after each.

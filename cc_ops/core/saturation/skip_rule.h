@@ -80,7 +80,7 @@ SLIPSTREAM_HOST_DEVICE inline SkipDecision Classify(const ClassifierSettings& se
   if (!decision.is_skippable || visit.is_due) {
     decision.weight = visit.weight;
   } else {
-    // Random skipping is the control of skipping without a rest.
+    // Random skipping keeps none of the skippable inputs.
     decision.is_kept =
         !is_random && settings.keep_rate > 0.0 &&
         UnitInterval(CounterRandom(seed ^ kThinningStream, number)) < settings.keep_rate;

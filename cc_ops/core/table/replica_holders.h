@@ -40,7 +40,7 @@ class ReplicaHolders {
   int32_t Find(int64_t key) const { return map_.view().Find(key).index; }
 
   // What ranks are to have as a replica of the row at `index`: what was sent last or, if the row
-  // has moved away from that or nobody has it, the row itself, which no rank has then.
+  // has moved away from that or nobody has it, the row itself, whose holders are cleared then.
   //   row: [stride], as it is now; its first `dim` values are compared.
   const float* Current(int32_t index, const float* row, int64_t dim);
   bool HasReplica(int32_t index, int rank) const {

@@ -108,9 +108,8 @@ class RowFlags {
   // The index of each key of a list in its shard, with a state for it, or HashIndex::kEmpty.
   std::vector<uint32_t> IndicesOf(const View& list, bool create_missing, bool takes_zeros,
                                   const Parallel& parallel, RowStore* rows);
-  // Copies a list to `last_`, valid once `last_generation_` is set; false if changes cannot be told
-  // from it, as its keys are not ascending or it has a refreshed replica, or are not, as it creates
-  // rows.
+  // Copies a list to `last_`, valid once `last_generation_` is set. False if the next Set cannot go
+  // by it: its keys are not ascending, it flags a refreshed replica, or it creates rows.
   bool Remember(const View& list, bool create_missing);
 
   std::vector<ShardFlags> shards_;

@@ -11,7 +11,7 @@
 
 namespace slipstream {
 
-// Of the rows of one shard.
+// What the updates of one shard leave: deferred gradients, and counts.
 struct ShardUpdates {
   std::vector<DeferredGradients>
       deferred;  // by simulated rank; empty unless gradients are deferred

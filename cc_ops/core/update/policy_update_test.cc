@@ -419,8 +419,8 @@ TEST(Watch, SumsSquaredUpdateLengths) {
   EXPECT_EQ(lengths[0], 0.f);
 }
 
-// One rank's masks and ways are the work of the vectorised update, several ranks' that of the
-// general one; with a mask alone both must come to the same rows.
+// One rank's masks and squared update lengths are the work of the vectorised update, several ranks'
+// that of the general one; with a mask alone both must come to the same rows.
 TEST(Mask, OneRankUpdatesAsSeveralDo) {
   for (const UpdateRule::Kind kind : kAllRules) {
     for (const int64_t dim : {4, 16, 32, 64}) {

@@ -11,8 +11,8 @@
 
 namespace slipstream {
 
-// A kernel as it is registered, so that none ends the process. Those that know what they work on
-// say more themselves. The core's functions say what they leave behind.
+// Wraps a kernel where it is registered: memory that runs out becomes a status. Kernels that know
+// their tables say more themselves; the core's functions say what they leave behind.
 template <class Kernel>
 class MemoryChecked final : public Kernel {
  public:

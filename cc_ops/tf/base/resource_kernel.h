@@ -64,7 +64,7 @@ absl::Status FindResource(tensorflow::OpKernelContext* context, int input,
   return tensorflow::LookupResource(context, tensorflow::HandleFromInput(context, input), resource);
 }
 
-// What one holds that is replaced.
+// The present content of a ReplacedResource.
 template <class Content>
 absl::Status FindContent(tensorflow::OpKernelContext* context, int input,
                          std::shared_ptr<const Content>* content,

@@ -60,7 +60,7 @@ class DeferredGradientsResource : public tensorflow::ResourceBase {
   // `step` is that of the last one; `flushes` and the rest are of the next one.
   DeferralRule rule;
   bool is_shadow = false;
-  // So far. On a GPU a step's arrive after it: they are shown, and nothing is laid out by them.
+  // So far. On a GPU those of a step arrive after it: they are shown, and no size depends on them.
   StepCounts counts;
 };
 

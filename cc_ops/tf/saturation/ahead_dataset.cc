@@ -1,7 +1,7 @@
 // A tf.data transformation whose next element is made while the one before is used. Unlike
 // `prefetch`, it begins when an element is handed out and never else, only where LookAhead allows
-// it, and training can wait until it is done: what making elements changes is always as training
-// goes on from it.
+// it, and training can wait until it is done: state that is changed by making elements is as
+// training needs it.
 #include <condition_variable>
 #include <memory>
 #include <mutex>
