@@ -238,6 +238,34 @@ def test_saving_goes_on_in_the_background(tmp_path: Path, monkeypatch: pytest.Mo
     assert variable[0] == 1.0
 
 
+def test_a_wait_that_is_interrupted_keeps_the_next_save_from_beginning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, checkpoints = job(tmp_path, 1.0, background=True)
+    may_go, sync = threading.Event(), disk.sync
+
+    def slow(path: Path) -> None:
+        may_go.wait()
+        sync(path)
+
+    def interrupted(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(disk, "sync", slow)
+        found = checkpoints.save(1)
+        with monkeypatch.context() as waiting:
+            waiting.setattr(futures, "wait", interrupted)
+            waiting.setattr(futures.Future, "result", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                checkpoints.wait()
+        threading.Timer(0.2, may_go.set).start()
+        checkpoints.save(2)
+        assert found.path.exists(), "the second began before the first was written"
+    checkpoints.wait()
+    assert names(tmp_path) == ["checkpoint-000001", "checkpoint-000002"]
+
+
 def test_an_error_in_the_background_is_raised_by_the_next_call(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
