@@ -91,7 +91,7 @@ def machine() -> dict[str, Any]:
         "system": platform.system(),
         "architecture": platform.machine(),
         "processor": model[1].strip() if model else platform.processor() or "unknown",
-        "cores": len(getattr(os, "sched_getaffinity", lambda _: range(os.cpu_count() or 1))(0)),
+        "cores": len(os.sched_getaffinity(0)),
         "memory_gib": round(memory, 1),
     }
 

@@ -208,6 +208,10 @@ class TableArrivals {
 
 Status CheckSendBuffer(const std::vector<EmbeddingTable*>& tables, const SendBufferView& buffer,
                        const std::vector<int64_t>& row_floats) {
+  if (buffer.ranks < 1) {
+    return InvalidArgument("sizes are those of " + std::to_string(buffer.ranks) +
+                           " ranks; allowed: those of one rank or more");
+  }
   int64_t keys = 0, values = 0;
   for (int rank = 0; rank < buffer.ranks; ++rank) {
     for (size_t t = 0; t < tables.size(); ++t) {

@@ -109,10 +109,6 @@ absl::Status ReadBuffer(tf::OpKernelContext* c, int first, int64_t of_rank, bool
                         SendBufferView* view) {
   TF_RETURN_IF_ERROR(CheckInputs(c, first, "sizes: [?, r], keys: [?]", {{'r', of_rank}}));
   const tf::TensorShape& sizes = c->input(first).shape();
-  if (sizes.dim_size(0) == 0) {
-    return absl::InvalidArgumentError(absl::StrCat("sizes has shape ", sizes.DebugString(),
-                                                   "; allowed: those of one rank or more"));
-  }
   view->ranks = static_cast<int>(sizes.dim_size(0));
   view->sizes = Data<int64_t>(c, first);
   view->keys = Data<int64_t>(c, first + 1);
