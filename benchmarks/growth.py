@@ -145,7 +145,7 @@ class Table:
 
     def __init__(self) -> None:
         self.store = NativeStore(
-            [slip.TableConfig(_TABLE, _DIM.value)],
+            [slip.Table(_TABLE, _DIM.value)],
             slip.optimizers.Adagrad(0.01, initial_accumulator_value=0.0, epsilon=1e-8),
         )
         names = [f"f{i}" for i in range(_FEATURES.value)]

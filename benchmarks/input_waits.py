@@ -59,7 +59,7 @@ class Training:
         keras.utils.set_random_seed(0)
         opened = PreparedReader if os.path.isdir(path) else registry.open_data
         train = opened(path, part="train", batch_size=_BATCH.value)
-        tables = [slip.TableConfig(field, _DIM) for field in train.spec.fields]
+        tables = [slip.Table(field, _DIM) for field in train.spec.fields]
         embeddings = EmbeddingCollection(tables, slip.optimizers.Adagrad(0.01))
         self.model = DLRM(embeddings, _DENSE, _BOTTOM, _TOP, returns_logits=True)
         loss = keras.losses.BinaryCrossentropy(from_logits=True)

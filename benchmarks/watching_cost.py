@@ -76,7 +76,7 @@ def make_batches() -> tf.data.Dataset:
 def make_model() -> Any:
     """A compiled DLRM whose tables have all their rows."""
     keras.utils.set_random_seed(0)
-    tables = [slip.TableConfig(f"t{i}", _DIM) for i in range(_TABLES)]
+    tables = [slip.Table(f"t{i}", _DIM) for i in range(_TABLES)]
     embeddings = EmbeddingCollection(tables, slip.optimizers.Adagrad(0.01))
     every_key = np.tile(np.arange(_ROWS.value)[:, None], (1, _TABLES))
     specs = embeddings.specs

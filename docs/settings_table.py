@@ -23,7 +23,7 @@ import settings_when as when  # noqa: E402  (lies beside this file)
 
 from slipstream_tf import initializers, optimizers  # noqa: E402
 from slipstream_tf.cli import train  # noqa: E402
-from slipstream_tf.config import SaturationConfig, TableConfig  # noqa: E402
+from slipstream_tf.config import Retention, SaturationConfig, Table  # noqa: E402
 from slipstream_tf.ops.features import FeatureSpec  # noqa: E402
 
 PAGE = HERE / "settings.md"
@@ -158,7 +158,8 @@ def page() -> str:
     rules += "`embeddings.learning_rate = 0.01`."
     sections = (
         ("SaturationConfig", "", of_class(SaturationConfig, when.SATURATION)),
-        ("TableConfig", "", of_class(TableConfig, when.TABLE)),
+        ("Table", "", of_class(Table, when.TABLE)),
+        ("Retention", "", of_class(Retention, when.RETENTION)),
         ("FeatureSpec", "", of_class(FeatureSpec, when.FEATURE)),
         ("Optimizers", rules, of_rules()),
         ("Initializers", "How a key's row starts, in `slip.initializers`:", of_initializers()),

@@ -69,16 +69,19 @@ TABLE: Mapping[str, str] = {
     "name": "Always: one per table.",
     "dim": "Always. The models need one for all tables.",
     "combiner": 'Bags of keys: "mean" if their lengths differ much.',
-    "capacity": "Memory must be bounded. Not with replicated tables of several ranks.",
-    "eviction": 'Keys go out of use for good: "lru".',
     "initializer": "As for any embedding; `Constant` or `Zeros` for biases.",
-    "seed": "Other initial rows, e.g. one seed per repetition.",
+    "retention": "Memory must be bounded. Not with replicated tables of several ranks.",
+}
+
+RETENTION: Mapping[str, str] = {
+    "capacity": "Always: what memory allows.",
+    "eviction": 'Keys go out of use for good: "lru".',
 }
 
 FEATURE: Mapping[str, str] = {
     "name": "Always: the key in the input dictionary.",
     "table": "Always; features that share ids share a table.",
-    "combiner": "As for `TableConfig`.",
+    "combiner": "As for `Table`.",
 }
 
 OPTIMIZERS: Mapping[str, str] = {

@@ -37,7 +37,7 @@ def main() -> None:
     keras.utils.set_random_seed(0)
     train = tf.data.Dataset.from_tensor_slices(generate_bags(60_000, seed=1)).batch(BATCH_SIZE)
     embeddings = slip.keras.EmbeddingCollection(
-        [slip.TableConfig("user", dim=8), slip.TableConfig("article", dim=16, combiner="mean")],
+        [slip.Table("user", dim=8), slip.Table("article", dim=16, combiner="mean")],
         optimizer=slip.optimizers.Adam(0.01),
         features={"user": "user", "history": "article"},
     )

@@ -76,7 +76,7 @@ def main() -> None:
         *paths, last = sorted(folder.glob("*.parquet"))
         keras.utils.set_random_seed(0)
         embeddings = slip.keras.EmbeddingCollection(
-            [slip.TableConfig(name, dim=16) for name in KEYS],
+            [slip.Table(name, dim=16) for name in KEYS],
             optimizer=slip.optimizers.Adagrad(0.05, initial_accumulator_value=0.0, epsilon=1e-8),
         )
         model = slip.models.DLRM(embeddings, len(NUMBERS), bottom=[32, 16], top=[32, 1])

@@ -34,7 +34,7 @@ def main() -> None:
     test = tf.data.Dataset.from_tensor_slices(generate_clicks(40_000, seed=2)).batch(4096)
 
     embeddings = slip.keras.EmbeddingCollection(
-        [slip.TableConfig("user", dim=16), slip.TableConfig("item", dim=16)],
+        [slip.Table("user", dim=16), slip.Table("item", dim=16)],
         optimizer=slip.optimizers.Adagrad(0.05, initial_accumulator_value=0.0, epsilon=1e-8),
     )
     model = slip.models.DLRM(embeddings, NUM_DENSE, bottom=[64, 16], top=[64, 32, 1])

@@ -39,7 +39,7 @@ def train(folder: str) -> None:
     comm = slip.distributed.init()
     keras.utils.set_random_seed(0)
     embeddings = slip.keras.EmbeddingCollection(
-        [slip.TableConfig("user", dim=8), slip.TableConfig("item", dim=8)],
+        [slip.Table("user", dim=8), slip.Table("item", dim=8)],
         optimizer=slip.optimizers.Adagrad(0.1, initial_accumulator_value=0.0, epsilon=1e-8),
         comm=comm,
     )

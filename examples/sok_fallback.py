@@ -51,12 +51,11 @@ def train_without_sok(flags: argparse.Namespace) -> None:
     comm = slip.distributed.init()
     embeddings = slip.keras.EmbeddingCollection(
         [
-            slip.TableConfig(
+            slip.Table(
                 "rows",
                 flags.dim,
-                capacity=flags.capacity,
-                eviction="lru",
                 initializer=slip.initializers.Constant(0.01),
+                retention=slip.Retention(flags.capacity, eviction="lru"),
             )
         ],
         slip.optimizers.Adagrad(flags.rate, initial_accumulator_value=1e-6, epsilon=1e-30),

@@ -10,8 +10,9 @@ from typing import Any
 from slipstream_tf._version import __version__
 
 _EXPORTS = {
+    "Retention": "slipstream_tf.config",
     "SaturationConfig": "slipstream_tf.config",
-    "TableConfig": "slipstream_tf.config",
+    "Table": "slipstream_tf.config",
     "FeatureSpec": "slipstream_tf.ops.features",
     "Slipstream": "slipstream_tf.keras",
 }

@@ -6,6 +6,7 @@ from typing import Any
 
 from slipstream_tf import initializers
 from slipstream_tf.errors import invalid, require_choice, require_integer, require_number
+from slipstream_tf.hashing import hash_text
 
 COMBINERS = ("sum", "mean", "sqrtn")
 EVICTIONS = ("lfu", "lru")
@@ -18,50 +19,88 @@ DEFER_TRIGGERS = ("movement", "interval")
 
 
 @dataclasses.dataclass(frozen=True)
-class TableConfig:
+class Retention:
+    """How long a table keeps its rows.
+
+    Attributes:
+        capacity: most rows that the table may hold.
+        eviction: which row leaves a full table: "lfu" (the lowest decayed access count) or "lru"
+            (the one not accessed for longest).
+    """
+
+    capacity: int
+    eviction: str = "lfu"
+
+    def __post_init__(self) -> None:
+        capacity = require_integer("capacity", self.capacity, 1, MAX_CAPACITY, "Retention")
+        object.__setattr__(self, "capacity", capacity)
+        require_choice("eviction", self.eviction, EVICTIONS, "Retention")
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
     """One embedding table: a named set of rows of `dim` float32 values, one per int64 key.
 
     Attributes:
         name: unique name of the table.
         dim: values per row, 1 to 65,536.
         combiner: how the rows of a bag become one vector: "sum", "mean" or "sqrtn".
-        capacity: most rows the table may hold; None grows without bound.
-        eviction: which rows leave a full table: "lfu" (lowest decayed access count) or "lru".
-        initializer: how a new key's row starts.
-        seed: seeds the initializer; the same (seed, key) always gives the same row.
+        initializer: how a new key's row starts: an object of `slipstream_tf.initializers`. Without
+            a seed of its own, it is seeded by the table's name: equal keys of two tables start
+            with different rows, and the same key of a table always with the same.
+        retention: bounds the table; None: it grows without bound.
     """
 
     name: str
     dim: int
     combiner: str = "sum"
-    capacity: int | None = None
-    eviction: str = "lfu"
     initializer: initializers.Initializer = dataclasses.field(
         default_factory=initializers.RandomUniform
     )
-    seed: int = 0
+    retention: Retention | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:
             raise invalid("name", self.name, "a table", "a non-empty string")
         place = f"table {self.name!r}"
-        require_integer("dim", self.dim, 1, MAX_DIM, place)
+        dim = require_integer("dim", self.dim, 1, MAX_DIM, place)
+        object.__setattr__(self, "dim", dim)
         require_choice("combiner", self.combiner, COMBINERS, place)
-        require_choice("eviction", self.eviction, EVICTIONS, place)
-        if self.capacity is not None:
-            require_integer("capacity", self.capacity, 1, MAX_CAPACITY, place)
-        require_integer("seed", self.seed, -(1 << 63), (1 << 63) - 1, place)
         object.__setattr__(self, "initializer", initializers.get(self.initializer))
+        if self.retention is not None and not isinstance(self.retention, Retention):
+            allowed = "None or slipstream_tf.Retention(capacity)"
+            raise invalid("retention", self.retention, place, allowed)
+
+    @property
+    def seed(self) -> int:
+        """Of the initializer: its own, or one that the name gives, -2**63 to 2**63 - 1."""
+        own = getattr(self.initializer, "seed", None)
+        return hash_text(self.name) if own is None else own
+
+    @property
+    def capacity(self) -> int | None:
+        """Most rows; None: there is no bound."""
+        return None if self.retention is None else self.retention.capacity
+
+    @property
+    def eviction(self) -> str:
+        """Which row leaves a full table; an unbounded one evicts none."""
+        return EVICTIONS[0] if self.retention is None else self.retention.eviction
 
     def get_config(self) -> dict[str, Any]:
         """Returns a JSON-serialisable dictionary for `from_config`."""
         config = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         config["initializer"] = initializers.serialize(self.initializer)
+        if self.retention is not None:
+            config["retention"] = dataclasses.asdict(self.retention)
         return config
 
     @classmethod
-    def from_config(cls, config: dict[str, Any]) -> "TableConfig":
+    def from_config(cls, config: dict[str, Any]) -> "Table":
         """Builds the object that `get_config` described."""
+        config = dict(config)
+        if config.get("retention") is not None:
+            config["retention"] = Retention(**config["retention"])
         return cls(**config)
 
 

@@ -1,6 +1,7 @@
 """How invalid arguments are reported: the value, the place and what is allowed."""
 
 import math
+import numbers
 from collections.abc import Sequence
 from typing import Any
 
@@ -29,14 +30,19 @@ def require_choice(argument: str, value: Any, choices: Sequence[str], place: str
 
 def require_integer(
     argument: str, value: Any, minimum: int, maximum: int | None = None, place: str = ""
-) -> None:
-    """Raises ValueError unless `value` is an integer in [minimum, maximum]."""
-    is_integer = isinstance(value, int) and not isinstance(value, bool)
+) -> int:
+    """Raises ValueError unless `value` is an integer, NumPy's too, in [minimum, maximum].
+
+    Returns:
+        The value as Python's integer.
+    """
+    is_integer = isinstance(value, numbers.Integral) and not isinstance(value, bool)
     if not is_integer or value < minimum or (maximum is not None and value > maximum):
         bound = f"an integer >= {minimum}"
         if maximum is not None:
             bound += f" and <= {maximum}"
         raise invalid(argument, value, place, bound)
+    return int(value)
 
 
 def require_number(
@@ -46,9 +52,13 @@ def require_number(
     maximum: float = math.inf,
     place: str = "",
     open_minimum: bool = False,
-) -> None:
-    """Raises ValueError unless `value` is a finite number in range (open: minimum excluded)."""
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+) -> float:
+    """Raises ValueError unless `value` is a finite number in range (open: minimum excluded).
+
+    Returns:
+        The value as Python's number: NumPy's are numbers, too.
+    """
+    is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
     low_is_met = is_number and (value > minimum if open_minimum else value >= minimum)
     if not is_number or not math.isfinite(value) or not low_is_met or value > maximum:
         parts = ["a finite number"]
@@ -57,3 +67,6 @@ def require_number(
         if maximum != math.inf:
             parts.append(f"<= {maximum:g}")
         raise invalid(argument, value, place, " ".join(parts))
+    return (
+        value if isinstance(value, (int, float)) and not hasattr(value, "dtype") else float(value)
+    )

@@ -4,6 +4,7 @@ In: uint64 NumPy arrays or tensors, of any shape. Out: such of the same shape; a
 are modulo 2**64. Fast splittable pseudorandom number generators, Steele, Lea and Flood 2014.
 """
 
+import hashlib
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,12 @@ def stream(seeds: Any, counters: Any) -> Any:
 def hash_keys(keys: np.ndarray) -> np.ndarray:
     """Returns uint64 [n], the core's hash of keys, int64 [n]."""
     return mix64(np.asarray(keys, np.int64).view(np.uint64))
+
+
+def hash_text(text: str) -> int:
+    """Returns a number of a text, -2**63 to 2**63 - 1, the same on every machine."""
+    digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little", signed=True)
 
 
 def _shifted(values: Any, bits: int) -> Any:

@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from slipstream_tf import TableConfig, optimizers
+from slipstream_tf import Table, initializers, optimizers
 from slipstream_tf.checkpoint import store_parts
 from slipstream_tf.checkpoint.manifest import Manifest
 from slipstream_tf.ops.features import FeatureSpec
 from slipstream_tf.ops.update_policy import UpdatePolicy
 from slipstream_tf.stores.base import SavedStore
 
-TABLE = TableConfig("t", 2, seed=4)
+TABLE = Table("t", 2, initializer=initializers.RandomUniform(seed=4))
 RULE = optimizers.Adagrad(0.1, 0.5)
 SPECS = [FeatureSpec("t", "t", "sum")]
 DEFERS = UpdatePolicy("defer", "interval", max_age=1000, max_rows=100)

@@ -15,13 +15,16 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from slipstream_tf import SaturationConfig, TableConfig, optimizers
+from slipstream_tf import Retention, SaturationConfig, Table, initializers, optimizers
 from slipstream_tf.distributed import JobCheckpoints, ReplicatedStore, ShardedStore, SingleProcess
 from slipstream_tf.ops.features import FeatureSpec, pack
 from slipstream_tf.saturation.tracker import SaturationTracker
 from slipstream_tf.stores import NativeStore
 
-TABLES = (TableConfig("a", 4, seed=1), TableConfig("b", 3, seed=2))
+TABLES = (
+    Table("a", 4, initializer=initializers.RandomUniform(seed=1)),
+    Table("b", 3, initializer=initializers.RandomUniform(seed=2)),
+)
 SPECS = [FeatureSpec("a", "a", "sum"), FeatureSpec("b", "b", "sum")]
 GLOBAL_BATCH, KEYS = 12, 40
 SETTINGS: dict[str, Any] = {
@@ -117,7 +120,8 @@ class Job:
         **settings: Any,
     ) -> None:
         rule = optimizers.Adagrad(0.1, 0.0, 1e-8)
-        tables = [dataclasses.replace(t, capacity=capacity, eviction="lfu") for t in TABLES]
+        retention = None if capacity is None else Retention(capacity)
+        tables = [dataclasses.replace(t, retention=retention) for t in TABLES]
         self.comm = comm
         if comm.size == 1:
             self.store: Any = NativeStore(tables, rule)

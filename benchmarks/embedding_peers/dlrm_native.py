@@ -23,7 +23,7 @@ from slipstream_tf.models.interaction import pair_order
 def _model(settings: Mapping[str, Any]) -> DLRM:
     """The model with the weights and rows that all libraries start from."""
     dim = settings["dim"]
-    tables = [slip.TableConfig(f"t{i}", dim) for i in range(len(settings["cardinalities"]))]
+    tables = [slip.Table(f"t{i}", dim) for i in range(len(settings["cardinalities"]))]
     embeddings = slip.keras.EmbeddingCollection(
         tables,
         slip.optimizers.Adagrad(

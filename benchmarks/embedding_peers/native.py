@@ -31,7 +31,7 @@ def _store(settings: Mapping[str, Any]) -> tuple[NativeStore, list[features.Feat
     names = [f"t{i}" for i in range(settings["tables"])]
     specs = [features.FeatureSpec(name, name) for name in names]
     rule = _RULES[settings["rule"]](settings["learning_rate"])
-    store = NativeStore([slip.TableConfig(name, settings["dim"]) for name in names], rule)
+    store = NativeStore([slip.Table(name, settings["dim"]) for name in names], rule)
     # In an order that is not that of the keys, as keys come in training.
     every = np.random.default_rng(0).permutation(settings["rows"])
     for part in np.array_split(every, max(1, len(every) // 50_000)):

@@ -17,7 +17,7 @@ from slipstream_tf.checkpoint import tables
 from slipstream_tf.checkpoint.array_file import Arrays
 from slipstream_tf.checkpoint.errors import CheckpointError, CheckpointMismatchError
 from slipstream_tf.checkpoint.manifest import NAME, Manifest
-from slipstream_tf.config import TableConfig
+from slipstream_tf.config import Table
 from slipstream_tf.ops.update_policy import REFRESHED, UpdatePolicy
 from slipstream_tf.optimizers import SparseOptimizer
 from slipstream_tf.stores.base import SavedStore
@@ -174,7 +174,7 @@ class _Target:
     """
 
     store: SavedStore
-    table: TableConfig
+    table: Table
     rank: Rank
     place: str
 

@@ -11,7 +11,7 @@ from slipstream_tf import initializers, optimizers
 from slipstream_tf.cli.callbacks import InputCount
 from slipstream_tf.cli.flag_set import UsageError
 from slipstream_tf.cli.settings import Settings
-from slipstream_tf.config import SaturationConfig, TableConfig
+from slipstream_tf.config import Retention, SaturationConfig, Table
 from slipstream_tf.distributed import Communicator, DistributedOptimizer
 from slipstream_tf.keras import EmbeddingCollection, Slipstream
 from slipstream_tf.models import DLRM, DCNv2, DeepFM
@@ -37,14 +37,18 @@ def build_embeddings(
     Returns:
         The layer.
     """
-    half_width = settings.rows_init
+    half_width, retention = settings.rows_init, None
+    if settings.capacity is not None:
+        retention = Retention(settings.capacity, settings.eviction)
     tables = [
-        TableConfig(
+        Table(
             field,
-            initializer=initializers.RandomUniform(-half_width, half_width),
-            # Of their own: equal ids of two fields must not start as equal rows.
-            seed=settings.seed * len(fields) + index,
-            **settings.some("dim", "capacity", "eviction"),
+            settings.dim,
+            # Of their own: the same run has the same rows, whatever its fields are called.
+            initializer=initializers.RandomUniform(
+                -half_width, half_width, settings.seed * len(fields) + index
+            ),
+            retention=retention,
         )
         for index, field in enumerate(fields)
     ]

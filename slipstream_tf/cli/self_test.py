@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from slipstream_tf import optimizers
 from slipstream_tf.cli.flag_set import RunError
-from slipstream_tf.config import TableConfig
+from slipstream_tf.config import Retention, Table
 from slipstream_tf.initializers import Constant
 from slipstream_tf.ops.features import FeatureSpec, pack
 from slipstream_tf.stores import NativeStore, SokEmbeddingStore, VariableStore
@@ -24,7 +24,7 @@ def native_store() -> None:
     Raises:
         RunError: a result is not the one computed by hand.
     """
-    table = TableConfig("items", dim=2, initializer=Constant(0.5))
+    table = Table("items", dim=2, initializer=Constant(0.5))
     store = NativeStore([table], optimizers.SGD(0.25))
     found = _updated_rows(store)
     _compare("keys found", found, [True, True, False])
@@ -39,7 +39,7 @@ def sok_store() -> None:
         RunError: a result is not the one computed by hand.
     """
     # HKV takes a power of two, and evicts.
-    table = TableConfig("items", 2, initializer=Constant(0.5), capacity=1024, eviction="lru")
+    table = Table("items", 2, initializer=Constant(0.5), retention=Retention(1024, eviction="lru"))
     _updated_rows(SokEmbeddingStore([table], optimizers.SGD(0.25), cache_bytes=1 << 20))
 
 

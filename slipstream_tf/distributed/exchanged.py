@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from slipstream_tf import optimizers
-from slipstream_tf.config import TableConfig
+from slipstream_tf.config import Table
 from slipstream_tf.distributed.agreement import require_same
 from slipstream_tf.distributed.comm import KINDS, Communicator
 from slipstream_tf.distributed.exchange import Names, Rounds, Wire, gather_rows
@@ -40,7 +40,7 @@ class ExchangedStore(CollectingStore, NativeStore):
 
     def __init__(
         self,
-        tables: Sequence[TableConfig],
+        tables: Sequence[Table],
         optimizer: optimizers.SparseOptimizer,
         comm: Communicator,
         wire: Wire,
@@ -171,7 +171,7 @@ class ReplicatedStore(ExchangedStore):
 
     def __init__(
         self,
-        tables: Sequence[TableConfig],
+        tables: Sequence[Table],
         optimizer: optimizers.SparseOptimizer,
         comm: Communicator,
         wire_dtype: str = "float32",

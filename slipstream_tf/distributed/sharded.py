@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from slipstream_tf import optimizers
-from slipstream_tf.config import TableConfig
+from slipstream_tf.config import Table
 from slipstream_tf.distributed import exchange
 from slipstream_tf.distributed.comm import Communicator
 from slipstream_tf.distributed.exchanged import ExchangedStore
@@ -61,7 +61,7 @@ class ShardedStore(ReplicatingStore, ExchangedStore):
 
     def __init__(
         self,
-        tables: Sequence[TableConfig],
+        tables: Sequence[Table],
         optimizer: optimizers.SparseOptimizer,
         comm: Communicator,
         wire_dtype: str = "float32",

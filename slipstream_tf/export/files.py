@@ -16,7 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from slipstream_tf._version import __version__
-from slipstream_tf.config import TableConfig
+from slipstream_tf.config import Table
 from slipstream_tf.errors import invalid
 from slipstream_tf.export.rows import TableRows
 from slipstream_tf.export.serving import with_absent_row
@@ -92,7 +92,7 @@ def read_rows(path: Path) -> list[TableRows]:
     return [
         TableRows(
             entry["name"],
-            TableConfig.from_config(entry["config"]),
+            Table.from_config(entry["config"]),
             reader.get_tensor(_name("tables", index, "keys")),
             reader.get_tensor(_name("tables", index, "rows"))[1:],
             entry["step"],

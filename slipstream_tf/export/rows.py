@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from slipstream_tf import _compat
-from slipstream_tf.config import TableConfig
+from slipstream_tf.config import Table
 from slipstream_tf.errors import invalid
 from slipstream_tf.stores.base import EmbeddingStore
 
@@ -30,7 +30,7 @@ class TableRows:
     """
 
     name: str
-    config: TableConfig
+    config: Table
     keys: np.ndarray
     rows: np.ndarray
     step: int
@@ -90,7 +90,7 @@ def layers_of(model: Any) -> list[Any]:
     return found
 
 
-def table_names(layers: list[Any]) -> list[tuple[Any, TableConfig, str]]:
+def table_names(layers: list[Any]) -> list[tuple[Any, Table, str]]:
     """Returns (layer, table, name) of all tables of some layers.
 
     Raises:
@@ -155,7 +155,7 @@ def _wanted(table: str, keys: Any) -> np.ndarray:
     return np.unique(keys.astype(np.int64))
 
 
-def _read(store: Any, config: TableConfig, name: str, wanted: np.ndarray | None) -> TableRows:
+def _read(store: Any, config: Table, name: str, wanted: np.ndarray | None) -> TableRows:
     contents = store.export_table(config.name)
     keys, rows = np.asarray(contents["keys"]), np.asarray(contents["rows"])
     if wanted is not None:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from slipstream_tf.config import TableConfig
+from slipstream_tf.config import Table
 from slipstream_tf.hashing import mix64
 from slipstream_tf.initializers import op_attributes
 from slipstream_tf.ops.features import PADDING_KEY, FeatureSpec, PackedFeatures
@@ -33,7 +33,7 @@ class ServedTable(tf.Module):
         numbers: key -> index in `rows`; 0 for an absent key.
     """
 
-    def __init__(self, config: TableConfig, keys: np.ndarray, rows: np.ndarray):
+    def __init__(self, config: Table, keys: np.ndarray, rows: np.ndarray):
         """Takes keys int64 [n], each once, and their rows float32 [n, dim]."""
         super().__init__()
         self.config = config
@@ -55,7 +55,7 @@ class ServedTable(tf.Module):
         return tf.ensure_shape(rows, [None, self.config.dim])
 
 
-def with_absent_row(config: TableConfig, rows: np.ndarray) -> np.ndarray:
+def with_absent_row(config: Table, rows: np.ndarray) -> np.ndarray:
     """Puts the row of absent keys before the others: float32 [n + 1, dim] of [n, dim]."""
     absent = np.full((1, config.dim), constant_value(config) or 0.0, np.float32)
     return np.concatenate([absent, np.asarray(rows, np.float32)])
@@ -108,13 +108,13 @@ class ServingStore:
         return ([tf.stack(rows, axis=1)] if stacked else rows), None
 
 
-def constant_value(table: TableConfig) -> float | None:
+def constant_value(table: Table) -> float | None:
     """Returns the value that every initial row is made of, or None if rows are random."""
     kind, value, _ = op_attributes(table.initializer)
     return {"zeros": 0.0, "constant": value}.get(kind)
 
 
-def initial_rows(table: TableConfig, keys: tf.Tensor) -> tf.Tensor:
+def initial_rows(table: Table, keys: tf.Tensor) -> tf.Tensor:
     """Draws the rows that keys of a table start with.
 
     Uniform rows are the table's bit for bit; normal ones to the last bit of a float32, as far as

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from slipstream_tf import _compat, optimizers
 from slipstream_tf.checkpoint.store_state import StoreState, export_state, restore_state
-from slipstream_tf.config import TableConfig
+from slipstream_tf.config import Table
 from slipstream_tf.distributed.comm import Communicator
 from slipstream_tf.errors import invalid, require_choice
 from slipstream_tf.keras.feature_specs import resolve_features, resolve_tables
@@ -64,7 +64,7 @@ class EmbeddingCollection(keras.layers.Layer):
     `tf.function` with a warning of Keras; a `tf.function(jit_compile=True)` must not contain it.
 
     Args:
-        tables: `TableConfig`s with different names.
+        tables: `Table`s with different names.
         optimizer: a rule of `slipstream_tf.optimizers`, used for all tables.
         features: None for a feature per table, named like it; or a dictionary from feature name to
             table name; or a sequence of `FeatureSpec`, each with its own combiner. Features may
@@ -95,7 +95,7 @@ class EmbeddingCollection(keras.layers.Layer):
 
     def __init__(
         self,
-        tables: Sequence[TableConfig],
+        tables: Sequence[Table],
         optimizer: optimizers.SparseOptimizer,
         features: Mapping[str, str] | Sequence[FeatureSpec] | None = None,
         store: Any = "native",
@@ -314,7 +314,7 @@ class EmbeddingCollection(keras.layers.Layer):
     def from_config(cls, config: dict[str, Any]) -> "EmbeddingCollection":
         """Builds the layer, with empty tables, that `get_config` described."""
         config = dict(config)
-        config["tables"] = [TableConfig.from_config(table) for table in config["tables"]]
+        config["tables"] = [Table.from_config(table) for table in config["tables"]]
         config["optimizer"] = optimizers.get(config["optimizer"])
         config["features"] = [FeatureSpec(**spec) for spec in config["features"]]
         return super().from_config(config)
@@ -322,7 +322,7 @@ class EmbeddingCollection(keras.layers.Layer):
 
 def _open_store(
     store: Any,
-    tables: Sequence[TableConfig],
+    tables: Sequence[Table],
     optimizer: Any,
     comm: Communicator | None,
     placement: str,
@@ -362,7 +362,7 @@ def _open_store(
 
 
 def _require_fit(
-    store: Any, tables: Sequence[TableConfig], comm: Communicator | None, exchange: dict[str, Any]
+    store: Any, tables: Sequence[Table], comm: Communicator | None, exchange: dict[str, Any]
 ) -> None:
     """Refuses a store of the user's own that is not as the layer's other arguments say."""
     if comm is not None:

@@ -3,14 +3,14 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from slipstream_tf.config import COMBINERS, TableConfig
+from slipstream_tf.config import COMBINERS, Table
 from slipstream_tf.errors import invalid, require_choice
 from slipstream_tf.ops.features import FeatureSpec
 
 _LAYER = "EmbeddingCollection"
 
 
-def resolve_tables(tables: Sequence[TableConfig]) -> tuple[TableConfig, ...]:
+def resolve_tables(tables: Sequence[Table]) -> tuple[Table, ...]:
     """Checks the tables of one layer.
 
     Args:
@@ -20,12 +20,12 @@ def resolve_tables(tables: Sequence[TableConfig]) -> tuple[TableConfig, ...]:
         The tables as a tuple.
 
     Raises:
-        ValueError: there is none, one is no TableConfig, or a name comes twice.
+        ValueError: there is none, one is no Table, or a name comes twice.
     """
-    given = (tables,) if isinstance(tables, TableConfig) else tuple(tables)
-    wrong = [table for table in given if not isinstance(table, TableConfig)]
+    given = (tables,) if isinstance(tables, Table) else tuple(tables)
+    wrong = [table for table in given if not isinstance(table, Table)]
     if wrong or not given:
-        raise invalid("tables", wrong or tables, _LAYER, "one slipstream_tf.TableConfig or more")
+        raise invalid("tables", wrong or tables, _LAYER, "one slipstream_tf.Table or more")
     names = [table.name for table in given]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
@@ -33,7 +33,7 @@ def resolve_tables(tables: Sequence[TableConfig]) -> tuple[TableConfig, ...]:
     return given
 
 
-def resolve_features(features: Any, tables: Sequence[TableConfig]) -> tuple[FeatureSpec, ...]:
+def resolve_features(features: Any, tables: Sequence[Table]) -> tuple[FeatureSpec, ...]:
     """Turns the `features` argument of `EmbeddingCollection` into specs.
 
     Args:
@@ -72,7 +72,7 @@ def resolve_features(features: Any, tables: Sequence[TableConfig]) -> tuple[Feat
     return tuple(specs)
 
 
-def _require_table(feature: str, table: Any, by_name: Mapping[str, TableConfig]) -> None:
+def _require_table(feature: str, table: Any, by_name: Mapping[str, Table]) -> None:
     if table not in by_name:
         allowed = "one of the tables " + ", ".join(repr(name) for name in by_name)
         raise invalid("table", table, f"feature {feature!r}", allowed)

@@ -8,14 +8,14 @@ import numpy as np
 import tensorflow as tf
 
 from slipstream_tf import initializers
-from slipstream_tf.config import TableConfig
+from slipstream_tf.config import Table
 from slipstream_tf.errors import require_choice
 from slipstream_tf.ops import _loader, drift
 from slipstream_tf.ops.features import PackedFeatures
 from slipstream_tf.optimizers import SparseOptimizer
 
 
-def create(config: TableConfig, optimizer: SparseOptimizer) -> tf.Tensor:
+def create(config: Table, optimizer: SparseOptimizer) -> tf.Tensor:
     """Makes a table that lives as long as its last handle.
 
     Args:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from slipstream_tf.config import SaturationConfig, TableConfig
+from slipstream_tf.config import SaturationConfig, Table
 from slipstream_tf.errors import invalid
 from slipstream_tf.ops.update_policy import NUM_SHARDS, UpdatePolicy, deferred_row_bytes
 
@@ -70,7 +70,7 @@ class UpdatePolicies:
     def __init__(
         self,
         config: SaturationConfig,
-        tables: Sequence[TableConfig],
+        tables: Sequence[Table],
         learning_rate: float | None = None,
     ):
         """Checks the budget.

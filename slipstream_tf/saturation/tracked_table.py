@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from slipstream_tf.config import SaturationConfig, TableConfig
+from slipstream_tf.config import SaturationConfig, Table
 from slipstream_tf.errors import invalid
 from slipstream_tf.memory import require_room
 from slipstream_tf.ops.features import FeatureSpec
@@ -44,7 +44,7 @@ class Measured:
 class TrackedTable:
     """What is known of a table between window ends."""
 
-    def __init__(self, store: TrackedStore, table: TableConfig, metric: str, ranks: Ranks):
+    def __init__(self, store: TrackedStore, table: Table, metric: str, ranks: Ranks):
         """Starts with every key cold.
 
         Args:
@@ -254,11 +254,11 @@ def _since(now: UpdateCounts, before: UpdateCounts) -> UpdateCounts:
 
 
 def tables_to_track(
-    tables: Sequence[TableConfig],
+    tables: Sequence[Table],
     config: SaturationConfig,
     specs: Sequence[FeatureSpec],
     ranks: int,
-) -> list[TableConfig]:
+) -> list[Table]:
     """Returns the tables that a feature uses and the settings do not exempt, in their order.
 
     Args:

@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from slipstream_tf.config import TableConfig
+from slipstream_tf.config import Retention, Table
 from slipstream_tf.initializers import Zeros
 from slipstream_tf.ops.features import PADDING_KEY, FeatureSpec, PackedFeatures
 from slipstream_tf.ops.hot_keys import HotKeySketch
@@ -59,8 +59,8 @@ class ExactCounts(CountingStore):
             tables: their names.
             counted_keys: of a table, at most; at least those of a batch.
         """
-        bounds: Any = {"capacity": counted_keys, "eviction": "lfu", "initializer": Zeros()}
-        super().__init__([TableConfig(name, dim=1, **bounds) for name in tables], SGD())
+        bounds: Any = {"initializer": Zeros(), "retention": Retention(counted_keys, "lfu")}
+        super().__init__([Table(name, dim=1, **bounds) for name in tables], SGD())
 
     def count(self, packed: PackedFeatures, specs: Sequence[FeatureSpec]) -> None:
         """Counts a batch: the keys, from `features.pack` with the same specs."""

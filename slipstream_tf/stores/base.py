@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from slipstream_tf.config import TableConfig
+from slipstream_tf.config import Table
 from slipstream_tf.errors import invalid
 from slipstream_tf.ops.drift import row_drift, signal
 from slipstream_tf.ops.features import FeatureSpec, PackedFeatures
@@ -54,7 +54,7 @@ class TrackedStore:
             tells.
     """
 
-    tables: tuple[TableConfig, ...]
+    tables: tuple[Table, ...]
     comm: Any = None
     optimizer: Any = None
     learning_rate: Any = None

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from slipstream_tf.config import TableConfig
+from slipstream_tf.config import Table
 from slipstream_tf.errors import invalid
 from slipstream_tf.memory import require_room
 from slipstream_tf.ops import table as table_ops
@@ -28,7 +28,7 @@ class NativeStore(EmbeddingStore):
     takes_tables_at_once = True
     forgets_flags = True
 
-    def __init__(self, tables: Sequence[TableConfig], optimizer: SparseOptimizer):
+    def __init__(self, tables: Sequence[Table], optimizer: SparseOptimizer):
         """Makes empty tables.
 
         Args:
@@ -232,7 +232,7 @@ _INDEX_BYTES = 20
 _LAST_USE_BYTES = 8
 
 
-def _require_room(tables: Sequence[TableConfig], optimizer: SparseOptimizer) -> None:
+def _require_room(tables: Sequence[Table], optimizer: SparseOptimizer) -> None:
     """Refuses capacities that cannot be reached, of one table or of all together."""
     together, sums = 0, []
     for table in tables:

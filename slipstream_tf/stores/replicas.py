@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from slipstream_tf.config import TableConfig
+from slipstream_tf.config import Retention, Table
 from slipstream_tf.errors import invalid, require_integer
 from slipstream_tf.memory import require_room
 from slipstream_tf.ops import update_policy
@@ -29,13 +29,13 @@ _OVERHEAD = 64
 _READ_ONLY_SHARE = 0.5
 
 
-def copy_bytes(table: TableConfig, rule: SparseOptimizer) -> int:
+def copy_bytes(table: Table, rule: SparseOptimizer) -> int:
     """Returns the bytes of a copy of a table's row, with its slots."""
     return 4 * (table.dim + rule.slots_per_row(table.dim)) + _OVERHEAD
 
 
 def rows_within(
-    cache_bytes: int, tables: Sequence[TableConfig], rule: SparseOptimizer, place: str
+    cache_bytes: int, tables: Sequence[Table], rule: SparseOptimizer, place: str
 ) -> int:
     """Returns how many copies of each table's rows a budget has room for.
 
@@ -80,7 +80,7 @@ class Replicas(CountingStore):
         read_only: table -> rows that are read-only in this window.
     """
 
-    def __init__(self, tables: Sequence[TableConfig], rule: SparseOptimizer, rows: int):
+    def __init__(self, tables: Sequence[Table], rule: SparseOptimizer, rows: int):
         """Has no replica.
 
         Args:
@@ -88,7 +88,7 @@ class Replicas(CountingStore):
             rule: whose slots replicas have.
             rows: of each table at most, from `rows_within`.
         """
-        bounded = [dataclasses.replace(t, capacity=rows, eviction="lru") for t in tables]
+        bounded = [dataclasses.replace(t, retention=Retention(rows, "lru")) for t in tables]
         super().__init__(bounded, rule)
         self.most_flagged = int(rows * _READ_ONLY_SHARE)
         self.read_only = {table.name: 0 for table in self.tables}

@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from slipstream_tf._compat import tensorflow_variable
-from slipstream_tf.config import TableConfig
+from slipstream_tf.config import Table
 from slipstream_tf.errors import invalid, require_integer, require_number
 from slipstream_tf.ops.update_policy import UpdatePolicy
 from slipstream_tf.stores.base import table_contents
@@ -69,7 +69,7 @@ class VariableStore(WatchingStore):
                 allowed = f"a variable once; it is table {other!r} already"
                 raise invalid("variables", variable.name, f"table {name!r}", allowed)
         self.tables = tuple(
-            TableConfig(name, dim=variable.shape[1]) for name, variable in self._variables.items()
+            Table(name, dim=variable.shape[1]) for name, variable in self._variables.items()
         )
         self._counts: dict[str, tf.Variable] = {}
         self._watched: dict[str, WatchedGradients] = {}

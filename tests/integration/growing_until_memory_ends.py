@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import tensorflow as tf
 
-from slipstream_tf import TableConfig, optimizers
+from slipstream_tf import Table, optimizers
 from slipstream_tf.ops.features import FeatureSpec, pack
 from slipstream_tf.stores.native import NativeStore
 
@@ -41,7 +41,7 @@ def rows_of(store: NativeStore, count: int) -> Iterator[np.ndarray]:
 
 def main() -> None:
     """Grows the table to the limit, looks at what is there, and trains on."""
-    store = NativeStore([TableConfig("user", DIM)], optimizers.Adagrad(0.1))
+    store = NativeStore([Table("user", DIM)], optimizers.Adagrad(0.1))
     for first in range(0, KNOWN, BATCH):
         step(store, first)
     before = list(rows_of(store, KNOWN))

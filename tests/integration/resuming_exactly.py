@@ -62,8 +62,11 @@ def run(way: str, directory: Path, results: Path, what: str) -> None:
     """Trains one way."""
     keras.utils.set_random_seed(3)
     tables = [
-        slip.TableConfig(
-            f"f{i}", dim=4, seed=i, capacity=40 if i == 0 else None, eviction=("lru", "lfu")[i % 2]
+        slip.Table(
+            f"f{i}",
+            dim=4,
+            retention=slip.Retention(40, "lru") if i == 0 else None,
+            initializer=slip.initializers.RandomUniform(seed=i),
         )
         for i in range(FIELDS)
     ]

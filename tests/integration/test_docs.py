@@ -53,7 +53,7 @@ def test_nothing_is_told_of_settings_that_are_no_more(settings_table):
     when, config = settings_table.when, settings_table
     for advice, cls in (
         (when.SATURATION, config.SaturationConfig),
-        (when.TABLE, config.TableConfig),
+        (when.TABLE, config.Table),
         (when.FEATURE, config.FeatureSpec),
     ):
         assert set(advice) == {field.name for field in dataclasses.fields(cls)}

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from slipstream_tf import TableConfig, optimizers
+from slipstream_tf import Table, initializers, optimizers
 from slipstream_tf.keras import EmbeddingCollection
 
 VOCABULARY = 12
@@ -37,7 +37,10 @@ class Net(keras.Model):
 
 
 def collection(optimizer=None):
-    tables = [TableConfig(name, DIM, seed=seed) for seed, name in enumerate("ab")]
+    tables = [
+        Table(name, DIM, initializer=initializers.RandomUniform(seed=seed))
+        for seed, name in enumerate("ab")
+    ]
     return EmbeddingCollection(tables, optimizer or optimizers.SGD(LEARNING_RATE))
 
 

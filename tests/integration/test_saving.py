@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from slipstream_tf import SaturationConfig, Slipstream, TableConfig, optimizers
+from slipstream_tf import Retention, SaturationConfig, Slipstream, Table, initializers, optimizers
 from slipstream_tf.checkpoint.store_state import kept_apart
 from slipstream_tf.keras import EmbeddingCollection
 from slipstream_tf.ops.update_policy import UpdatePolicy
@@ -18,7 +18,10 @@ FORMATS = ("weights", "model", "checkpoint")
 def make_model(tables=None, optimizer=None, seed=0):
     layer = EmbeddingCollection(
         tables
-        or [TableConfig("a/b", 4, seed=seed), TableConfig("b", 4, capacity=16, eviction="lru")],
+        or [
+            Table("a/b", 4, initializer=initializers.RandomUniform(seed=seed)),
+            Table("b", 4, retention=Retention(16, eviction="lru")),
+        ],
         optimizer or optimizers.Adam(0.1),
         features=None if tables is None else {f"f{i}": t.name for i, t in enumerate(tables)},
         name="tables",
@@ -120,17 +123,17 @@ def test_loading_replaces_what_was_there(tmp_path):
     ("tables", "optimizer", "message"),
     [
         (
-            [TableConfig("a/b", 4), TableConfig("c", 4)],
+            [Table("a/b", 4), Table("c", 4)],
             None,
             r"saved with tables \['a/b', 'b'\].* has tables \['a/b', 'c'\]",
         ),
         (
-            [TableConfig("a/b", 8), TableConfig("b", 8)],
+            [Table("a/b", 8), Table("b", 8)],
             None,
             "table 'a/b' was saved with dim=4, but this layer has dim=8",
         ),
         (
-            [TableConfig("a/b", 4), TableConfig("b", 4)],
+            [Table("a/b", 4), Table("b", 4)],
             optimizers.Adagrad(0.1),
             "saved with the update rule Adam, but this layer uses Adagrad",
         ),
@@ -161,16 +164,16 @@ def test_weights_of_another_kind_of_layer_are_refused(tmp_path):
 
 
 def test_a_damaged_checkpoint_is_an_error():
-    layer = EmbeddingCollection([TableConfig("a", 2)], optimizers.SGD(), name="tables")
+    layer = EmbeddingCollection([Table("a", 2)], optimizers.SGD(), name="tables")
     with pytest.raises(ValueError, match="layer 'tables': the checkpoint is damaged"):
         layer._store_state.deserialize(layer._store_state.serialize()[:-40])
 
 
 def test_a_layer_alone_in_a_checkpoint(tmp_path):
-    layer = EmbeddingCollection([TableConfig("a", 2)], optimizers.SGD(0.5))
+    layer = EmbeddingCollection([Table("a", 2)], optimizers.SGD(0.5))
     layer(np.array([[1], [2]]), training=True)
     path = tf.train.Checkpoint(layer=layer).save(str(tmp_path / "x"))
-    other = EmbeddingCollection([TableConfig("a", 2)], optimizers.SGD(0.1))
+    other = EmbeddingCollection([Table("a", 2)], optimizers.SGD(0.1))
     tf.train.Checkpoint(layer=other).restore(path).assert_consumed()
     assert other.store.size("a") == 2
     assert float(other.learning_rate) == 0.5

@@ -7,13 +7,13 @@ import pytest
 import tensorflow as tf
 
 from slipstream_tf import optimizers
-from slipstream_tf.config import TableConfig
+from slipstream_tf.config import Table
 from slipstream_tf.ops import exchange, features, table
 from slipstream_tf.ops.exchange import SendBuffer
 from slipstream_tf.ops.features import FeatureSpec
 from slipstream_tf.ops.update_policy import UpdatePolicy, flush, set_policy, update_counts
 
-TABLES = [TableConfig("a", 3), TableConfig("b", 2)]
+TABLES = [Table("a", 3), Table("b", 2)]
 SPECS = [FeatureSpec("a", "a"), FeatureSpec("b", "b")]
 LAYOUT = table.LookupLayout((0, 1), ("sum", "sum"), (3, 2), False)
 KEYS = {"a": np.array([5, 7, 5, 9]), "b": np.array([1, 1, 1, 2])}

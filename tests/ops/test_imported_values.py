@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from slipstream_tf import TableConfig, optimizers
+from slipstream_tf import Retention, Table, optimizers
 from slipstream_tf.ops.deferred_gradients import DeferredGradients
 from slipstream_tf.ops.update_policy import UpdatePolicy
 from slipstream_tf.stores import NativeStore, VariableStore
@@ -49,7 +49,7 @@ def deferred() -> dict[str, Any]:
     ],
 )
 def test_tables(column: str, place: Any, value: Any, message: str) -> None:
-    table = TableConfig("t", 2, capacity=9, eviction="lru")
+    table = Table("t", 2, retention=Retention(9, eviction="lru"))
     store = NativeStore([table], optimizers.Adagrad(0.1))
     store.import_table("t", contents())
     bad = contents()
@@ -68,7 +68,7 @@ def test_tables(column: str, place: Any, value: Any, message: str) -> None:
     ],
 )
 def test_pending(column: str, place: Any, value: Any, message: str) -> None:
-    store = NativeStore([TableConfig("t", 2)], optimizers.Adagrad(0.1))
+    store = NativeStore([Table("t", 2)], optimizers.Adagrad(0.1))
     store.import_table("t", {**contents(), "last_used": np.empty(0, np.int64)})
     store.set_update_policy("t", UpdatePolicy("defer", movement=1e9, max_age=99, max_rows=99))
     store.import_deferred("t", deferred())

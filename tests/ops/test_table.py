@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slipstream_tf import initializers, optimizers
-from slipstream_tf.config import TableConfig
+from slipstream_tf.config import Retention, Table
 from slipstream_tf.ops import _loader, features
 from slipstream_tf.ops.features import FeatureSpec
 from slipstream_tf.ops.update_policy import WATCHED
@@ -20,7 +20,8 @@ NORMAL = initializers.RandomNormal(0.0, 1.0)
 
 def make_store(dims=(4,), optimizer=None, **table):
     tables = [
-        TableConfig(f"t{i}", dim, initializer=NORMAL, seed=i, **table) for i, dim in enumerate(dims)
+        Table(f"t{i}", dim, initializer=initializers.RandomNormal(0.0, 1.0, i), **table)
+        for i, dim in enumerate(dims)
     ]
     return NativeStore(tables, optimizer or optimizers.SGD(0.1))
 
@@ -246,7 +247,7 @@ def test_measure_names_what_does_not_fit():
 
 @pytest.mark.parametrize("eviction", ["lfu", "lru"])
 def test_bounded_table_stays_within_its_capacity(eviction):
-    store = make_store(capacity=50, eviction=eviction)
+    store = make_store(retention=Retention(50, eviction))
     rng = np.random.default_rng(1)
     for _ in range(40):
         keys = rng.integers(0, 500, 30)
@@ -371,9 +372,9 @@ def test_unknown_tables_are_named():
     with pytest.raises(ValueError, match=r"'x'"):
         store.size("x")
     with pytest.raises(ValueError, match=r"distinct"):
-        NativeStore([TableConfig("a", 2), TableConfig("a", 2)], optimizers.SGD())
+        NativeStore([Table("a", 2), Table("a", 2)], optimizers.SGD())
     with pytest.raises(ValueError, match=r"slipstream_tf.optimizers"):
-        NativeStore([TableConfig("a", 2)], "adam")
+        NativeStore([Table("a", 2)], "adam")
 
 
 def test_rows_and_updates_do_not_depend_on_threads(tmp_path):
@@ -387,11 +388,11 @@ def test_rows_and_updates_do_not_depend_on_threads(tmp_path):
         "import numpy as np, tensorflow as tf\n"
         "tf.config.threading.set_intra_op_parallelism_threads(int(sys.argv[1]))\n"
         "from slipstream_tf import optimizers\n"
-        "from slipstream_tf.config import TableConfig\n"
+        "from slipstream_tf.config import Table\n"
         "from slipstream_tf.ops import features\n"
         "from slipstream_tf.stores import NativeStore\n"
         "specs = [features.FeatureSpec(n, n) for n in 'ab']\n"
-        "store = NativeStore([TableConfig(n, 7) for n in 'ab'], optimizers.Adagrad(0.1))\n"
+        "store = NativeStore([Table(n, 7) for n in 'ab'], optimizers.Adagrad(0.1))\n"
         "rng = np.random.default_rng(0)\n"
         "for _ in range(4):\n"
         "    packed = features.pack(rng.integers(0, 99, (301, 2)), specs)\n"

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from slipstream_tf import TableConfig, initializers, optimizers
+from slipstream_tf import Table, initializers, optimizers
 from slipstream_tf.ops import update_policy
 from slipstream_tf.ops.classifier import InputClassifier
 from slipstream_tf.ops.features import FeatureSpec, pack
@@ -20,7 +20,7 @@ DEFER = UpdatePolicy("defer", movement=1e9, max_age=1000, max_rows=1000)
 
 
 def make_store(policy: UpdatePolicy = DEFER) -> NativeStore:
-    table = TableConfig("t", 2, initializer=initializers.Zeros())
+    table = Table("t", 2, initializer=initializers.Zeros())
     store = NativeStore([table], optimizers.SGD(0.5))
     store.set_update_policy("t", policy)
     return store

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slipstream_tf import optimizers
-from slipstream_tf.config import SaturationConfig, TableConfig
+from slipstream_tf.config import SaturationConfig, Table
 from slipstream_tf.ops import features
 from slipstream_tf.ops.features import FeatureSpec
 from slipstream_tf.ops.update_policy import SATURATED, WATCHED, UpdatePolicy, deferred_row_bytes
@@ -21,7 +21,7 @@ SPECS = [FeatureSpec("f", "t")]
 
 
 def make_store(optimizer=None):
-    return NativeStore([TableConfig("t", DIM)], optimizer or optimizers.SGD(RATE))
+    return NativeStore([Table("t", DIM)], optimizer or optimizers.SGD(RATE))
 
 
 def train(store, keys, gradients):
@@ -203,7 +203,7 @@ def test_flags_of_another_length_are_refused():
 @pytest.mark.parametrize("ranks", [1, 4])
 def test_the_part_of_a_small_table_holds_all_its_rows(num_rows, ranks):
     config = SaturationConfig(skip="defer", simulated_ranks=ranks, defer_movement=1e9)
-    policies = UpdatePolicies(config, [TableConfig("t", DIM), TableConfig("large", 64)])
+    policies = UpdatePolicies(config, [Table("t", DIM), Table("large", 64)])
     store, keys = make_store(), np.arange(num_rows) * 7919
     train(store, keys, np.zeros((num_rows, DIM)))
     store.set_update_policy("t", policies.of("t", {"t": num_rows, "large": 10**8}, True))

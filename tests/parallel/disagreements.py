@@ -20,7 +20,7 @@ KEYS = np.arange(8)
 
 def make_embeddings(comm: Communicator, placement: str, dim: int) -> Any:
     return slip.keras.EmbeddingCollection(
-        [slip.TableConfig("user", dim=4), slip.TableConfig("item", dim=dim)],
+        [slip.Table("user", dim=4), slip.Table("item", dim=dim)],
         slip.optimizers.SGD(0.1),
         comm=comm,
         **({"placement": placement} if placement else {}),

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import tensorflow as tf
 
-from slipstream_tf import TableConfig, distributed, export, optimizers
+from slipstream_tf import Table, distributed, export, optimizers
 from slipstream_tf.distributed import Communicator
 from slipstream_tf.keras import EmbeddingCollection
 from slipstream_tf.ops.update_policy import UpdatePolicy
@@ -31,7 +31,7 @@ def served(path: Path) -> np.ndarray:
 
 
 def check(comm: Communicator, folder: Path, placement: str) -> None:
-    tables = [TableConfig("a", 4), TableConfig("b", 4)]
+    tables = [Table("a", 4), Table("b", 4)]
     layer = EmbeddingCollection(tables, optimizers.SGD(0.1), comm=comm, placement=placement)
     for table in tables:
         policy = UpdatePolicy("defer", movement=1e-3, max_age=1000, max_rows=6400)

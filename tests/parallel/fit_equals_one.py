@@ -89,7 +89,10 @@ def train(
         "sgd": slip.optimizers.SGD(0.5),
         "adagrad": slip.optimizers.Adagrad(0.1, 0.0, 1e-8),
     }
-    tables = [slip.TableConfig(f"f{i}", dim=DIM, seed=i) for i in range(FIELDS)]
+    tables = [
+        slip.Table(f"f{i}", dim=DIM, initializer=slip.initializers.RandomUniform(seed=i))
+        for i in range(FIELDS)
+    ]
     embeddings = slip.keras.EmbeddingCollection(
         tables, rules[rule], comm=comm, **({"placement": placement} if placement else {})
     )

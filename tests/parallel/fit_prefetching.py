@@ -32,7 +32,10 @@ class ReadOnlyKeys(keras.callbacks.Callback):
 
 def make_embeddings(comm: Any, **options: Any) -> slip.keras.EmbeddingCollection:
     keras.utils.set_random_seed(3)
-    tables = [slip.TableConfig(f"f{i}", dim=DIM, seed=i) for i in range(FIELDS)]
+    tables = [
+        slip.Table(f"f{i}", dim=DIM, initializer=slip.initializers.RandomUniform(seed=i))
+        for i in range(FIELDS)
+    ]
     options = {"placement": "sharded", **options}
     return slip.keras.EmbeddingCollection(
         tables, slip.optimizers.Adagrad(0.1), comm=comm, **options

@@ -35,7 +35,10 @@ def batches_of(rank: int) -> list[Batch]:
 def train(comm: Any, placement: str) -> tuple[slip.Slipstream, int]:
     """Trains; returns the engine and the inputs that the ranks trained on, as the logs say."""
     keras.utils.set_random_seed(3)
-    tables = [slip.TableConfig(f"f{i}", dim=DIM, seed=i) for i in range(FIELDS)]
+    tables = [
+        slip.Table(f"f{i}", dim=DIM, initializer=slip.initializers.RandomUniform(seed=i))
+        for i in range(FIELDS)
+    ]
     embeddings = slip.keras.EmbeddingCollection(
         tables,
         slip.optimizers.Adagrad(0.1),

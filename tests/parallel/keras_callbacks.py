@@ -53,7 +53,10 @@ class Recorder(keras.callbacks.Callback):
 
 def build(comm: Any, placement: str = "replicated") -> tuple[Any, Any]:
     keras.utils.set_random_seed(3)
-    tables = [slip.TableConfig(f"f{i}", dim=DIM, seed=i) for i in range(FIELDS)]
+    tables = [
+        slip.Table(f"f{i}", dim=DIM, initializer=slip.initializers.RandomUniform(seed=i))
+        for i in range(FIELDS)
+    ]
     embeddings = slip.keras.EmbeddingCollection(
         tables, slip.optimizers.Adagrad(0.3, 0.1, 1e-8), comm=comm, placement=placement
     )

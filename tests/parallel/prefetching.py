@@ -14,13 +14,16 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from slipstream_tf import distributed, optimizers
-from slipstream_tf.config import TableConfig
+from slipstream_tf import distributed, initializers, optimizers
+from slipstream_tf.config import Table
 from slipstream_tf.distributed import ShardedStore
 from slipstream_tf.ops.features import FeatureSpec, pack
 from slipstream_tf.ops.update_policy import SATURATED, UpdatePolicy
 
-TABLES = (TableConfig("t0", 4, seed=1), TableConfig("t1", 3, seed=2))
+TABLES = (
+    Table("t0", 4, initializer=initializers.RandomUniform(seed=1)),
+    Table("t1", 3, initializer=initializers.RandomUniform(seed=2)),
+)
 SPECS = (FeatureSpec("a", "t0"), FeatureSpec("b", "t0", "mean"), FeatureSpec("c", "t1"))
 LARGEST_KEY, STEPS = 64, 12
 NO_KEYS = np.empty(0, np.int64)

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from slipstream_tf import distributed, optimizers
-from slipstream_tf.config import TableConfig
+from slipstream_tf import distributed, initializers, optimizers
+from slipstream_tf.config import Table
 from slipstream_tf.distributed import Communicator, ReplicatedStore, ShardedStore
 from slipstream_tf.ops.features import PADDING_KEY, FeatureSpec, pack
 from slipstream_tf.ops.update_policy import SATURATED, UpdateCounts, UpdatePolicy
@@ -75,7 +75,7 @@ class Case:
     rule: str
     wire_dtype: str
     wire_warmup_steps: int
-    tables: tuple[TableConfig, ...]
+    tables: tuple[Table, ...]
     specs: tuple[FeatureSpec, ...]
     layouts: tuple[str, ...]
     largest_key: int
@@ -119,7 +119,10 @@ def draw_case(seed: int, number: int, ranks: int, placement: str) -> Case:
     random = np.random.default_rng([seed, number, ranks])
     mode = MODES[number % len(MODES)]
     dims = random.choice([1, 2, 3, 4, 8, 17], int(random.integers(1, 4)), replace=False)
-    tables = [TableConfig(f"t{i}", int(d), seed=number + i) for i, d in enumerate(dims)]
+    tables = [
+        Table(f"t{i}", int(d), initializer=initializers.RandomUniform(seed=number + i))
+        for i, d in enumerate(dims)
+    ]
     owners = [*range(len(tables)), *random.integers(0, len(tables), random.integers(0, 3))]
     specs = [
         FeatureSpec(f"f{i}", f"t{t}", str(random.choice(["sum", "mean", "sqrtn"])))
@@ -232,7 +235,7 @@ def of_all_ranks(store: Any, keys: np.ndarray, values: np.ndarray) -> np.ndarray
     return store.comm.sum(tf.constant(zeros), "control", "test.rows").numpy()
 
 
-def rows_and_slots(store: Any, table: TableConfig, keys: np.ndarray) -> np.ndarray:
+def rows_and_slots(store: Any, table: Table, keys: np.ndarray) -> np.ndarray:
     """Rows and slots by key, float32 [n, dim + slots]; of a key without a row, the initial ones."""
     rows = store.gather(table.name, keys)[0].numpy()
     exported = store.export_table(table.name)
@@ -330,10 +333,10 @@ class Comparison:
             bags = union[spec.name]
             self.seen[spec.table].update(*(bag.tolist() for bag in bags))
 
-    def _keys_of(self, table: TableConfig) -> np.ndarray:
+    def _keys_of(self, table: Table) -> np.ndarray:
         return np.array(sorted(self.seen[table.name]), np.int64)
 
-    def _some_keys(self, table: TableConfig, step: int) -> np.ndarray:
+    def _some_keys(self, table: Table, step: int) -> np.ndarray:
         random = np.random.default_rng([self.seed, self.case.number, step, 98])
         keys = self._keys_of(table)
         return keys[random.random(keys.size) < 0.7]
@@ -350,7 +353,7 @@ class Comparison:
                 self._compare_counts(table)
         require_same_bits(self.comm, rows, "rows before the flush")
 
-    def _compare_counts(self, table: TableConfig) -> None:
+    def _compare_counts(self, table: Table) -> None:
         counts = self.store.update_counts(table.name)
         own = tf.constant([[getattr(counts, name) for name in ADDED_UP]], tf.int64)
         total = self.comm.gather(own, "control", "test.counts").numpy().sum(0)

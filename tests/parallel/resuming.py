@@ -59,7 +59,10 @@ def main() -> None:
     directory, results, placement, what = sys.argv[1:]
     comm = slip.distributed.init(timeout_seconds=TIMEOUT)
     keras.utils.set_random_seed(3)
-    configs = [slip.TableConfig(f"f{i}", dim=4, seed=i) for i in range(FIELDS)]
+    configs = [
+        slip.Table(f"f{i}", dim=4, initializer=slip.initializers.RandomUniform(seed=i))
+        for i in range(FIELDS)
+    ]
     rule = slip.optimizers.Adagrad(0.1, 0.0, 1e-8)
     embeddings = slip.keras.EmbeddingCollection(configs, rule, comm=comm, placement=placement)
     model = slip.models.DCNv2(embeddings, 2, 1, deep=[8])

@@ -11,13 +11,13 @@ import numpy as np
 import tensorflow as tf
 
 from slipstream_tf import distributed, optimizers
-from slipstream_tf.config import TableConfig
+from slipstream_tf.config import Table
 from slipstream_tf.distributed import Communicator, ShardedStore
 from slipstream_tf.distributed.sharded import owner_of
 from slipstream_tf.ops.features import FeatureSpec, pack
 from slipstream_tf.ops.update_policy import UpdatePolicy
 
-TABLES = [TableConfig("a", 4), TableConfig("b", 8)]
+TABLES = [Table("a", 4), Table("b", 8)]
 SPECS = [FeatureSpec("a", "a"), FeatureSpec("b", "b")]
 BATCH, STEPS, KEYS = 30, 24, 400
 # Of 50 copies in each table: a row, its Adagrad slots and 64 bytes.

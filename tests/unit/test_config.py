@@ -7,7 +7,7 @@ import json
 import pytest
 
 from slipstream_tf import initializers, optimizers
-from slipstream_tf.config import SaturationConfig, TableConfig
+from slipstream_tf.config import Retention, SaturationConfig, Table
 
 
 @pytest.mark.parametrize(
@@ -16,16 +16,28 @@ from slipstream_tf.config import SaturationConfig, TableConfig
         ({"dim": 0}, r"`dim`: 0 for table 'user'. Allowed: an integer >= 1"),
         ({"dim": 4.0}, r"`dim`: 4.0"),
         ({"dim": True}, r"`dim`: True"),
-        ({"capacity": 0}, r"`capacity`: 0 for table 'user'"),
+        ({"retention": 5}, r"`retention`: 5 for table 'user'"),
         ({"combiner": "max"}, r"`combiner`: 'max'.*'sum', 'mean', 'sqrtn'"),
-        ({"eviction": "fifo"}, r"`eviction`: 'fifo'"),
         ({"initializer": "uniform"}, r"RandomUniform"),
         ({"name": ""}, r"`name`"),
     ],
 )
 def test_bad_tables_are_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
-        TableConfig(**{"name": "user", "dim": 4, **arguments})
+        Table(**{"name": "user", "dim": 4, **arguments})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"capacity": 0}, r"`capacity`: 0 for Retention"),
+        ({"capacity": None}, r"`capacity`: None for Retention"),
+        ({"capacity": 1, "eviction": "fifo"}, r"`eviction`: 'fifo'"),
+    ],
+)
+def test_bad_retentions_are_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        Retention(**arguments)
 
 
 @pytest.mark.parametrize(
@@ -69,7 +81,7 @@ def test_bad_rules_and_initializers_are_refused(build):
 @pytest.mark.parametrize(
     "config",
     [
-        TableConfig("user", 4, capacity=7, initializer=initializers.RandomNormal(0.1, 0.2)),
+        Table("user", 4, initializer=initializers.RandomNormal(0.1, 0.2), retention=Retention(7)),
         SaturationConfig(skip="random", random_shares=(0.1, 0.2)),
         SaturationConfig(max_threshold=0.25),
     ],

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from slipstream_tf.config import TableConfig
+from slipstream_tf.config import Table
 from slipstream_tf.distributed.sharded import owner_of
 from slipstream_tf.hashing import GOLDEN, finalise, hash_keys, mix64, stream
 from slipstream_tf.ops import exchange
@@ -59,7 +59,7 @@ def test_python_and_the_core_send_a_key_to_the_same_rank(ranks: int) -> None:
     keys = np.unique(
         np.concatenate([KEYS[KEYS != -1], generator.integers(-(2**63), 2**63 - 1, 5000)])
     )
-    copies = NativeStore([TableConfig("t", 2)], SGD(0.1))._handles
+    copies = NativeStore([Table("t", 2)], SGD(0.1))._handles
     packed = pack({"f": tf.constant(keys)}, (FeatureSpec("f", "t"),))
     sizes, routed = exchange.route_keys(copies, packed, [0], ranks)
     owners = np.repeat(np.arange(ranks), sizes.numpy().reshape(ranks, -1).sum(axis=1))

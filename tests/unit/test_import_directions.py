@@ -188,7 +188,7 @@ def _tree(root: Path, files: dict[str, str]) -> Path:
 
 
 ALLOWED = {
-    "ops/table.py": "import tensorflow as tf\nfrom slipstream_tf.config import TableConfig",
+    "ops/table.py": "import tensorflow as tf\nfrom slipstream_tf.config import Table",
     "stores/native.py": "from slipstream_tf.ops import table\nfrom .base import Store",
     "stores/sok/library.py": "import sparse_operation_kit as sok",
     "saturation/tracker.py": "from ..stores import native\nfrom slipstream_tf import errors",

@@ -80,7 +80,7 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("small")
 def test_a_capacity_beyond_all_memory_is_refused_with_the_arithmetic() -> None:
-    table = slip.TableConfig("user", dim=16, capacity=100_000_000, eviction="lru")
+    table = slip.Table("user", dim=16, retention=slip.Retention(100000000, eviction="lru"))
     with pytest.raises(ValueError) as raised:
         NativeStore([table], slip.optimizers.Adagrad(0.1))
     for part in (
@@ -94,7 +94,7 @@ def test_a_capacity_beyond_all_memory_is_refused_with_the_arithmetic() -> None:
 
 @pytest.mark.usefixtures("small")
 def test_capacities_that_fit_alone_but_not_together_are_refused() -> None:
-    tables = [slip.TableConfig(name, dim=16, capacity=40_000_000) for name in ("a", "b")]
+    tables = [slip.Table(name, dim=16, retention=slip.Retention(40000000)) for name in ("a", "b")]
     NativeStore(tables[:1], slip.optimizers.Adagrad(0.1))
     with pytest.raises(ValueError, match="80000000 for 2 tables together"):
         NativeStore(tables, slip.optimizers.Adagrad(0.1))
@@ -104,10 +104,14 @@ def test_capacities_that_fit_alone_but_not_together_are_refused() -> None:
 def test_a_capacity_that_may_not_be_met_is_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
     warned: list[str] = []
     monkeypatch.setattr(logging, "warning", lambda text, *values: warned.append(text % values))
-    NativeStore([slip.TableConfig("a", dim=16, capacity=1 << 20)], slip.optimizers.Adagrad(0.1))
-    NativeStore([slip.TableConfig("a", dim=16)], slip.optimizers.Adagrad(0.1))
+    NativeStore(
+        [slip.Table("a", dim=16, retention=slip.Retention(1 << 20))], slip.optimizers.Adagrad(0.1)
+    )
+    NativeStore([slip.Table("a", dim=16)], slip.optimizers.Adagrad(0.1))
     assert not warned
-    NativeStore([slip.TableConfig("a", dim=16, capacity=30_000_000)], slip.optimizers.Adagrad(0.1))
+    NativeStore(
+        [slip.Table("a", dim=16, retention=slip.Retention(30000000))], slip.optimizers.Adagrad(0.1)
+    )
     assert len(warned) == 1 and "of which 2.0 GiB are left now" in warned[0]
 
 
@@ -122,7 +126,7 @@ def test_a_capacity_that_may_not_be_met_is_warned_of(monkeypatch: pytest.MonkeyP
 )
 def test_budgets_of_the_engine(name: str, settings: dict[str, object]) -> None:
     config = slip.SaturationConfig(**settings)  # type: ignore[arg-type]
-    tables = [slip.TableConfig("user", dim=4)]
+    tables = [slip.Table("user", dim=4)]
     with pytest.raises(ValueError, match=r"9\.0 GiB; the machine has 8\.0 GiB") as raised:
         tables_to_track(tables, config, [FeatureSpec("f", "user")], 1)
     assert f"`{name}`" in str(raised.value)
@@ -133,7 +137,7 @@ def test_budgets_of_remembered_losses_and_of_copies() -> None:
     with pytest.raises(ValueError, match=r"`loss_memory_bytes`.*the machine has 8.0 GiB"):
         InputClassifier(["user"], loss_memory_bytes=9 * GIB)
     comm = slip.distributed.init()
-    tables = [slip.TableConfig("user", dim=4)]
+    tables = [slip.Table("user", dim=4)]
     with pytest.raises(ValueError, match=r"`cache_bytes`.*the machine has 8.0 GiB"):
         slip.distributed.ShardedStore(tables, slip.optimizers.SGD(0.1), comm, cache_bytes=9 * GIB)
 

@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from slipstream_tf import optimizers
-from slipstream_tf.config import TableConfig
+from slipstream_tf.config import Table
 from slipstream_tf.errors import invalid
 from slipstream_tf.ops import exchange as exchange_ops
 from slipstream_tf.ops.features import FeatureSpec, PackedFeatures
@@ -47,7 +47,7 @@ class SokEmbeddingStore(ReplicatingStore, SokTables):
 
     def __init__(
         self,
-        tables: Sequence[TableConfig],
+        tables: Sequence[Table],
         optimizer: optimizers.SparseOptimizer,
         comm: Any = None,
         var_type: str = "hybrid",

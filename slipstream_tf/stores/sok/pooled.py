@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from slipstream_tf import optimizers
-from slipstream_tf.config import TableConfig
+from slipstream_tf.config import Table
 from slipstream_tf.errors import invalid, require_integer
 from slipstream_tf.ops.features import PADDING_KEY, FeatureSpec, PackedFeatures
 from slipstream_tf.stores.access_counts import ExactCounts
@@ -72,7 +72,7 @@ class SokPooledStore(SokTables, WatchedTables):
 
     def __init__(
         self,
-        tables: Sequence[TableConfig],
+        tables: Sequence[Table],
         optimizer: optimizers.SparseOptimizer,
         comm: Any = None,
         var_type: str = "hybrid",

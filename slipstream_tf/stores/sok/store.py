@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from slipstream_tf.config import TableConfig
+from slipstream_tf.config import Table
 from slipstream_tf.errors import invalid, require_integer
 from slipstream_tf.ops.features import FeatureSpec, pack
 from slipstream_tf.stores.access_counts import AccessCounts, EstimatedCounts, ExactCounts
@@ -113,7 +113,7 @@ class SokStore(WatchedTables):
         self._require_ranks(max(table.ranks for table in self._opened.values()))
         require_integer("frozen_bytes", frozen_bytes, 0, None, "SokStore")
         self._replica_bytes = frozen_bytes
-        self.tables = tuple(TableConfig(name, dim=t.dim) for name, t in self._opened.items())
+        self.tables = tuple(Table(name, dim=t.dim) for name, t in self._opened.items())
         counter: AccessCounts
         if counts_on_device:
             devices = {name: table.variable.device for name, table in self._opened.items()}

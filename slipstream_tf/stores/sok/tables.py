@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from slipstream_tf import optimizers
-from slipstream_tf.config import TableConfig
+from slipstream_tf.config import Table
 from slipstream_tf.errors import invalid, require_choice
 from slipstream_tf.stores.base import EmbeddingStore, table_contents
 from slipstream_tf.stores.by_key import counts_of
@@ -50,7 +50,7 @@ class SokTables(SpreadStore, EmbeddingStore):
 
     def __init__(
         self,
-        tables: Sequence[TableConfig],
+        tables: Sequence[Table],
         optimizer: optimizers.SparseOptimizer,
         comm: Any,
         var_type: str,
@@ -69,7 +69,7 @@ class SokTables(SpreadStore, EmbeddingStore):
         self._require_ranks(int(self._sok.communication.num_ranks()))
         # Of which no row is ever made: it gives the initial rows.
         self._initial = NativeStore(
-            [dataclasses.replace(t, capacity=None) for t in self.tables],
+            [dataclasses.replace(t, retention=None) for t in self.tables],
             optimizers.SGD(self.optimizer.learning_rate),
         )
         self.learning_rate = self._initial.learning_rate
@@ -84,7 +84,7 @@ class SokTables(SpreadStore, EmbeddingStore):
         with tf.device("CPU:0"):
             self._steps = tf.Variable([0, 0], dtype=tf.int64, trainable=False)
 
-    def _made(self, table: TableConfig, var_type: str) -> SokTable:
+    def _made(self, table: Table, var_type: str) -> SokTable:
         variable = self._sok.DynamicVariable(
             dimension=table.dim,
             initializer="0.0",
@@ -221,7 +221,7 @@ def _joined(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {**parts[-1], **joined}
 
 
-def _settings_of(table: TableConfig, var_type: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+def _settings_of(table: Table, var_type: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     """The keyword arguments of a table's variable, checked."""
     place = f"table {table.name!r} of SOK's"
     if var_type == "hbm":

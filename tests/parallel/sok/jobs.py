@@ -54,10 +54,14 @@ class Job:
             is_traced: whether steps are a `tf.function`, which takes longer to make than to run.
         """
         self.comm, self.is_in_sok = comm, store.startswith("sok")
-        bounds = {"capacity": 1 << 10, "eviction": "lru"} if self.is_in_sok else {}
+        retention = slip.Retention(1 << 10, "lru") if self.is_in_sok else None
         tables = [
-            slip.TableConfig(
-                name, dim, combiner="mean", seed=seed if name == "two" else 1, **bounds
+            slip.Table(
+                name,
+                dim,
+                combiner="mean",
+                retention=retention,
+                initializer=slip.initializers.RandomUniform(seed=seed if name == "two" else 1),
             )
             for name, dim in DIMS.items()
         ]

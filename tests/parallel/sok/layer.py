@@ -29,8 +29,8 @@ SETTINGS = {
 
 
 def layer_on(store: str, rule: str, comm):
-    settings = {"capacity": 1 << 10, "eviction": "lru"} if store == "sok" else {}
-    tables = [slip.TableConfig(n, d, combiner="mean", **settings) for n, d in TABLES.items()]
+    settings = {"retention": slip.Retention(1 << 10, "lru")} if store == "sok" else {}
+    tables = [slip.Table(n, d, combiner="mean", **settings) for n, d in TABLES.items()]
     placement = {} if store == "sok" else {"placement": "sharded"}
     layer = slip.keras.EmbeddingCollection(
         tables, RULES[rule], FEATURES, store=store, comm=comm, **placement

@@ -14,7 +14,7 @@ from slipstream_tf.ops.update_policy import UpdatePolicy
 from slipstream_tf.stores import NativeStore, SokEmbeddingStore
 
 SPECS = [FeatureSpec("t", "t")]
-GOOD = slip.TableConfig("t", 4, capacity=256, eviction="lru")
+GOOD = slip.Table("t", 4, retention=slip.Retention(256, eviction="lru"))
 
 
 def refuses(named: str, function, *arguments, **settings) -> None:
@@ -31,9 +31,9 @@ def refuse_what_sok_would_not(comm) -> None:
         optimizer = optimizer or slip.optimizers.SGD()
         return SokEmbeddingStore([table], optimizer, comm, **settings)
 
-    refuses("`capacity`: None", store, slip.TableConfig("t", 4))
-    refuses("such as 512", store, slip.TableConfig("t", 4, capacity=300, eviction="lru"))
-    refuses("'lru'", store, slip.TableConfig("t", 4, capacity=256))
+    refuses("`capacity`: None", store, slip.Table("t", 4))
+    refuses("such as 512", store, slip.Table("t", 4, retention=slip.Retention(300, eviction="lru")))
+    refuses("'lru'", store, slip.Table("t", 4, retention=slip.Retention(256)))
     refuses("None: SOK's hbm tables grow", store, var_type="hbm")
     refuses("max_hbm_for_vectors", store, settings={"max_hbm": 1})
     refuses("SGD, Adagrad or Adam", store, optimizer=slip.optimizers.RowWiseAdagrad())
@@ -68,12 +68,12 @@ def rows_of(store) -> np.ndarray:
 
 def save_and_load(comm, rule, var_type: str) -> None:
     """A loaded store trains on, bit for bit, as the saved one does."""
-    table = GOOD if var_type == "hybrid" else slip.TableConfig("t", 4)
+    table = GOOD if var_type == "hybrid" else slip.Table("t", 4)
     saved, loaded = (SokEmbeddingStore([table], rule, comm, var_type) for _ in range(2))
     train(saved, 4, comm.rank)
     state = export_state(saved)
     if comm.size == 1:
-        native = NativeStore([slip.TableConfig("t", 4)], rule)
+        native = NativeStore([slip.Table("t", 4)], rule)
         contents = saved.export_table("t")
         del contents["trained"], contents["powers"]
         native.import_table("t", contents)
@@ -110,7 +110,7 @@ def load_fewer(loaded, exported) -> None:
 
 
 def take_no_more_than_there_is_room_for(comm) -> None:
-    tables = [slip.TableConfig("t", 4, capacity=n, eviction="lru") for n in (64, 16)]
+    tables = [slip.Table("t", 4, retention=slip.Retention(n, eviction="lru")) for n in (64, 16)]
     rule = slip.optimizers.Adagrad(0.1)
     large, small = (SokEmbeddingStore([table], rule, comm) for table in tables)
     train(large, 3, comm.rank)

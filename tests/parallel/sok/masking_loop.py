@@ -110,7 +110,7 @@ class SokLoop:
 
 def native_of(rule: str, mode: str):
     """The whole batch in one native table, whose gradients are averaged over the ranks."""
-    table = slip.TableConfig("t", DIM, initializer=slip.initializers.Constant(0.5))
+    table = slip.Table("t", DIM, initializer=slip.initializers.Constant(0.5))
     store = slip.stores.NativeStore([table], RULES[rule])
     layer = slip.keras.EmbeddingCollection([table], RULES[rule], SPECS, store=store)
     return store, slip.Slipstream(layer, config(mode))

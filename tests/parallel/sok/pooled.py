@@ -44,10 +44,10 @@ SIGNATURE = {
 
 
 def layer_on(store: str, rule: str, comm, kind: str = "hybrid"):
-    settings = {"capacity": 1 << 10, "eviction": "lru"} if store != "native" else {}
-    tables = [slip.TableConfig(n, d, **settings) for n, d in TABLES.items()]
+    settings = {"retention": slip.Retention(1 << 10, "lru")} if store != "native" else {}
+    tables = [slip.Table(n, d, **settings) for n, d in TABLES.items()]
     if kind == "hbm" and store != "native":
-        tables = [slip.TableConfig(n, d) for n, d in TABLES.items()]
+        tables = [slip.Table(n, d) for n, d in TABLES.items()]
         store = slip.stores.SokPooledStore(tables, RULES[rule], comm, "hbm")
         comm = None
     return slip.keras.EmbeddingCollection(tables, RULES[rule], SPECS, store=store, comm=comm)
@@ -154,7 +154,7 @@ def look_up_batches_of_other_sizes(comm) -> None:
             assert rows.shape == gathered[name].shape
             assert np.isfinite(rows.numpy()).all()
 
-    tables = [slip.TableConfig("t", 2, capacity=64, eviction="lru")]
+    tables = [slip.Table("t", 2, retention=slip.Retention(64, eviction="lru"))]
     specs = {"x": "t", "y": "t"}
     both = [
         slip.keras.EmbeddingCollection(tables, RULES["sgd"], specs, store=store, comm=of)
@@ -172,7 +172,7 @@ def look_up_batches_of_other_sizes(comm) -> None:
 
 
 def refuse_what_would_go_wrong(comm) -> None:
-    table = slip.TableConfig("t", 300, capacity=64, eviction="lru")
+    table = slip.Table("t", 300, retention=slip.Retention(64, eviction="lru"))
     rule = RULES["sgd"]
     layer = slip.keras.EmbeddingCollection([table], rule, store="sok_pooled", comm=comm)
     keys, weights = tf.constant([[1, 2]], tf.int64), tf.constant([[1.0, 2.0]])
@@ -197,7 +197,10 @@ def refuse_what_would_go_wrong(comm) -> None:
 
 def flush_before_the_first_update(comm, kind: type) -> None:
     """Deferred gradients of another job's variables: they move rows as a first update does."""
-    table, rule = slip.TableConfig("t", 2, seed=3), RULES["adam"]
+    table, rule = (
+        slip.Table("t", 2, initializer=slip.initializers.RandomUniform(seed=3)),
+        RULES["adam"],
+    )
     store, native = kind([table], rule, comm, "hbm"), slip.stores.NativeStore([table], rule)
     keys = np.arange(6)
     own = keys[store.owners("t", keys) == comm.rank]

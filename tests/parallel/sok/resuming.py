@@ -77,7 +77,7 @@ def write_older(directory: Path, checkpoint: tf.train.Checkpoint, comm) -> None:
 
 def compare(comm, folder: Path, name: str, source: str, job: str) -> None:
     store, rule, policy = CASES[name]
-    tables = [slip.TableConfig("t", 4, combiner="mean", capacity=256, eviction="lru")]
+    tables = [slip.Table("t", 4, combiner="mean", retention=slip.Retention(256, eviction="lru"))]
     layer = slip.keras.EmbeddingCollection(tables, rule, store=store, comm=comm)
     layer.store.set_update_policy("t", policy)
     head, step_of = tf.Variable(tf.ones([4])), tf.Variable(0)

@@ -14,8 +14,8 @@ from slipstream_tf.stores.sok import open_sok
 
 SPECS = [FeatureSpec("a", "one", "mean"), FeatureSpec("b", "two")]
 TABLES = [
-    slip.TableConfig("one", 4, capacity=256, eviction="lru"),
-    slip.TableConfig("two", 3, capacity=256, eviction="lru"),
+    slip.Table("one", 4, retention=slip.Retention(256, eviction="lru")),
+    slip.Table("two", 3, retention=slip.Retention(256, eviction="lru")),
 ]
 
 

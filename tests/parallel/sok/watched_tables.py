@@ -131,7 +131,7 @@ def in_native_tables(comm, folder: Path, name: str, way: str, was: dict) -> None
     """And back: SOK's rows are what they are, so that all is exact."""
 
     def store(rule):
-        table = [slip.TableConfig("t", DIM)]
+        table = [slip.Table("t", DIM)]
         return NativeStore(table, rule) if comm.size == 1 else ShardedStore(table, rule, comm)
 
     def saved(store, folder: Path) -> JobCheckpoints:

@@ -14,7 +14,7 @@ import pytest
 import tensorflow as tf
 from store_files import DEFERS, RULE, SPECS, TABLE, InSok, restore, save
 
-from slipstream_tf import TableConfig
+from slipstream_tf import Retention, Table
 from slipstream_tf.checkpoint import CheckpointMismatchError, store_parts
 from slipstream_tf.ops.features import pack
 from slipstream_tf.ops.update_policy import UpdatePolicy
@@ -229,6 +229,6 @@ def test_keys_that_sok_uses_itself_are_refused(key: int, tmp_path: Path) -> None
 def test_more_rows_than_a_rank_s_capacity_are_refused(tmp_path: Path) -> None:
     manifest = save(tmp_path / "a", [native([1, 2, 3])], "replicated")
     store = InSok(0, 1)
-    store.tables = (TableConfig("t", 2, capacity=2, eviction="lru"),)
+    store.tables = (Table("t", 2, retention=Retention(2, eviction="lru")),)
     with pytest.raises(CheckpointMismatchError, match="3 rows for rank 0, more than its capacity"):
         restore(tmp_path / "a", manifest, [store], "spread")

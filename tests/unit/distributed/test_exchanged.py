@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 import tensorflow as tf
 
-from slipstream_tf import TableConfig, optimizers
+from slipstream_tf import Table, optimizers
 from slipstream_tf.distributed.exchanged import ReplicatedStore
 from slipstream_tf.distributed.sharded import ShardedStore
 from slipstream_tf.ops.features import FeatureSpec, pack
 from slipstream_tf.ops.update_policy import UpdatePolicy
 
-TABLES = [TableConfig("t", dim=2)]
+TABLES = [Table("t", dim=2)]
 SPECS = [FeatureSpec("f", "t")]
 
 

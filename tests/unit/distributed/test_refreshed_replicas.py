@@ -8,14 +8,17 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from slipstream_tf import SaturationConfig, TableConfig, optimizers
+from slipstream_tf import SaturationConfig, Table, initializers, optimizers
 from slipstream_tf.distributed import ReplicatedStore, ShardedStore, SingleProcess
 from slipstream_tf.keras import EmbeddingCollection
 from slipstream_tf.ops.features import FeatureSpec, pack
 from slipstream_tf.ops.update_policy import UpdatePolicy
 from slipstream_tf.saturation.tracker import SaturationTracker
 
-TABLES = [TableConfig("a", 4, seed=1), TableConfig("b", 3, seed=2)]
+TABLES = [
+    Table("a", 4, initializer=initializers.RandomUniform(seed=1)),
+    Table("b", 3, initializer=initializers.RandomUniform(seed=2)),
+]
 SPECS = [FeatureSpec("a", "a"), FeatureSpec("b", "b")]
 KEYS, BATCH = 40, 24
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from slipstream_tf import TableConfig, optimizers
+from slipstream_tf import Table, optimizers
 from slipstream_tf.distributed.agreement import require_same_rows
 from slipstream_tf.stores import NativeStore
 
@@ -14,7 +14,7 @@ DIM = 3
 
 def make(keys, slots=0.5, updates=4):
     """A store whose second table has these keys."""
-    store = NativeStore([TableConfig("a", DIM), TableConfig("b", DIM)], optimizers.Adagrad(0.1))
+    store = NativeStore([Table("a", DIM), Table("b", DIM)], optimizers.Adagrad(0.1))
     keys = np.sort(np.asarray(keys, np.int64))
     contents = store.export_table("b")
     contents.update(

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from slipstream_tf import TableConfig, disk
+from slipstream_tf import Table, disk
 from slipstream_tf.checkpoint import CheckpointMismatchError
 from slipstream_tf.checkpoint.manifest import sealed
 from slipstream_tf.distributed import JobCheckpoints, SingleProcess
@@ -312,7 +312,7 @@ def test_a_full_disk_leaves_the_last_checkpoint(tmp_path: Path) -> None:
     if os.geteuid() != 0 or subprocess.run(mount, check=False, capture_output=True).returncode:
         pytest.skip("needs to mount a small file system")
     try:
-        store = NativeStore([TableConfig("t", 4)], Adagrad(0.1))
+        store = NativeStore([Table("t", 4)], Adagrad(0.1))
         settings: dict[str, Any] = {"keep": 9, "background": True}
         checkpoints = JobCheckpoints(
             small / "c", tf.train.Checkpoint(), SingleProcess(), store, **settings

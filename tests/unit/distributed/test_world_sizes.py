@@ -17,7 +17,7 @@ import pytest
 import tensorflow as tf
 from thread_jobs import GLOBAL_BATCH, KEYS, SPECS, TABLES, Job, Threads
 
-from slipstream_tf import TableConfig, optimizers
+from slipstream_tf import Retention, Table, optimizers
 from slipstream_tf.checkpoint import CheckpointMismatchError
 from slipstream_tf.checkpoint.manifest import sealed
 from slipstream_tf.distributed import JobCheckpoints, SingleProcess
@@ -277,18 +277,18 @@ def test_what_a_live_store_defers_goes_with_its_rows(tmp_path: Path) -> None:
 
 MISMATCHES: dict[str, tuple[Any, Any, str]] = {
     "dim": (
-        (TableConfig("a", 4), TableConfig("b", 5)),
+        (Table("a", 4), Table("b", 5)),
         optimizers.Adagrad(0.1),
         "table 'b' was saved with dim=3, this program has dim=5",
     ),
     "tables": (
-        (TableConfig("a", 4), TableConfig("c", 3)),
+        (Table("a", 4), Table("c", 3)),
         optimizers.Adagrad(0.1),
         r"was saved with tables \['a', 'b'\], this program has \['a', 'c'\]",
     ),
     "rule": (TABLES, optimizers.Adam(0.1), "with the update rule Adagrad, not Adam"),
     "capacity": (
-        (TableConfig("a", 4, capacity=3), TableConfig("b", 3)),
+        (Table("a", 4, retention=Retention(3)), Table("b", 3)),
         optimizers.Adagrad(0.1),
         "more than its capacity of 3",
     ),

@@ -14,7 +14,7 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slipstream_tf import TableConfig, export, initializers, optimizers
+from slipstream_tf import Retention, Table, export, initializers, optimizers
 from slipstream_tf.export.deltas import changed, changes, read_changes, write_changes
 from slipstream_tf.export.rows import TableRows
 from slipstream_tf.keras import EmbeddingCollection
@@ -25,8 +25,8 @@ SPEC = tf.TensorSpec([None, 2], tf.int64)
 
 def make_layer(**kwargs):
     tables = [
-        TableConfig("a", 4, **kwargs),
-        TableConfig("b", 4, initializer=initializers.Constant(0.5)),
+        Table("a", 4, **kwargs),
+        Table("b", 4, initializer=initializers.Constant(0.5)),
     ]
     return EmbeddingCollection(tables, optimizers.SGD(0.1))
 
@@ -130,7 +130,7 @@ def test_nothing_changed(tmp_path):
 
 
 def test_keys_that_left_a_bounded_table_are_gone(tmp_path):
-    layer = make_layer(capacity=8)
+    layer = make_layer(retention=Retention(8))
     train(layer, np.arange(8))
     export.saved_model(layer, tmp_path / "1", signature=SPEC)
     train(layer, np.repeat(np.arange(20, 25), 3))
@@ -177,7 +177,7 @@ def test_a_delta_is_applied_without_the_op_library(tmp_path):
 def rows_of(contents, dim):
     keys = np.array(sorted(contents), np.int64)
     rows = np.array([contents[key] for key in sorted(contents)], np.float32).reshape(-1, dim)
-    return TableRows("t", TableConfig("t", dim), keys, rows, 1)
+    return TableRows("t", Table("t", dim), keys, rows, 1)
 
 
 CONTENTS = st.dictionaries(
@@ -213,7 +213,7 @@ def test_what_does_not_fit(tmp_path):
         export.delta(layer, tmp_path / "x", since=7)
     with pytest.raises(ValueError, match=r"Invalid `path`.*export without"):
         export.delta(layer, tmp_path / "x", since=tmp_path)
-    other = EmbeddingCollection([TableConfig("a", 3)], optimizers.SGD(0.1))
+    other = EmbeddingCollection([Table("a", 3)], optimizers.SGD(0.1))
     with pytest.raises(ValueError, match=r"Invalid `since`: .*\('a', 4\).*\('a', 3\)"):
         export.delta(other, tmp_path / "x", since=tmp_path / "1")
     with pytest.raises(ValueError, match="not there yet"):

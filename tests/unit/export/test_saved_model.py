@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from slipstream_tf import FeatureSpec, TableConfig, export, initializers, optimizers
+from slipstream_tf import FeatureSpec, Table, export, initializers, optimizers
 from slipstream_tf.export.serving import ServedTable, initial_rows
 from slipstream_tf.keras import EmbeddingCollection
 from slipstream_tf.models import DLRM, DCNv2
@@ -23,7 +23,10 @@ RULE = optimizers.Adagrad(0.1)
 
 def trained_layer(dims=(4, 4), features=None, seen=50, **kwargs):
     """A layer whose keys 0 to `seen` - 1 have rows that training moved."""
-    tables = [TableConfig(name, dim, seed=7) for name, dim in zip("ab", dims, strict=False)]
+    tables = [
+        Table(name, dim, initializer=initializers.RandomUniform(seed=7))
+        for name, dim in zip("ab", dims, strict=False)
+    ]
     layer = EmbeddingCollection(tables, RULE, features, **kwargs)
     for table in layer.tables:
         train(layer.store, table.name, np.arange(seen))
@@ -54,9 +57,10 @@ def assert_same(ours, theirs):
 @pytest.mark.parametrize("initializer", ["RandomUniform", "RandomNormal", "Zeros", "Constant"])
 @pytest.mark.parametrize("seed", [0, -5, (1 << 63) - 1])
 def test_initial_rows_are_those_of_the_tables(initializer, seed):
-    values = {"RandomUniform": (-0.3, 0.1), "RandomNormal": (0.1, 0.7), "Constant": (0.3,)}
+    values = {"RandomUniform": (-0.3, 0.1, seed), "RandomNormal": (0.1, 0.7, seed)}
+    values["Constant"] = (0.3,)
     start = getattr(initializers, initializer)(*values.get(initializer, ()))
-    config = TableConfig("t", 5, initializer=start, seed=seed)
+    config = Table("t", 5, initializer=start)
     store = EmbeddingCollection([config], RULE).store
     keys = np.array([0, 1, -1, 1 << 40, (1 << 63) - 1, -(1 << 63), 12345], np.int64)
     expected = store.gather("t", keys)[0]
@@ -69,7 +73,7 @@ def test_initial_rows_are_those_of_the_tables(initializer, seed):
 
 
 def test_many_uniform_rows_are_the_same_bits():
-    config = TableConfig("t", 16, seed=11)
+    config = Table("t", 16, initializer=initializers.RandomUniform(seed=11))
     keys = np.random.default_rng(0).integers(-(1 << 63), (1 << 63) - 1, 5000)
     expected = EmbeddingCollection([config], RULE).store.gather("t", keys)[0]
     np.testing.assert_array_equal(initial_rows(config, tf.constant(keys)), expected)
@@ -163,7 +167,7 @@ def click_data(count=64):
 
 def trained_dlrm():
     keras.utils.set_random_seed(0)
-    layer = EmbeddingCollection([TableConfig("a", 4), TableConfig("b", 4)], RULE)
+    layer = EmbeddingCollection([Table("a", 4), Table("b", 4)], RULE)
     model = DLRM(layer, 3, bottom=[8, 4], top=[8, 1], dropout=0.2)
     model.compile("adam", "binary_crossentropy")
     inputs, labels = click_data()

@@ -9,14 +9,17 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from slipstream_tf import TableConfig, initializers, optimizers
+from slipstream_tf import Retention, Table, initializers, optimizers
 from slipstream_tf.keras import EmbeddingCollection, FeatureSpec
 
 COMBINERS = ("sum", "mean", "sqrtn")
 
 
 def make_layer(dims=(4, 4), features=None, learning_rate=0.5, **kwargs):
-    tables = [TableConfig(name, dim, seed=3) for name, dim in zip("ab", dims, strict=False)]
+    tables = [
+        Table(name, dim, initializer=initializers.RandomUniform(seed=3))
+        for name, dim in zip("ab", dims, strict=False)
+    ]
     return EmbeddingCollection(tables, optimizers.SGD(learning_rate), features, **kwargs)
 
 
@@ -162,7 +165,7 @@ def test_one_tensor_needs_one_dim(cause):
 def test_bad_arguments(arguments, message):
     arguments = {"optimizer": optimizers.SGD(), **arguments}
     with pytest.raises((ValueError, TypeError), match=message):
-        EmbeddingCollection([TableConfig("a", 4)], **arguments)
+        EmbeddingCollection([Table("a", 4)], **arguments)
 
 
 def test_a_global_float16_policy_is_refused():
@@ -219,8 +222,8 @@ def test_bad_symbolic_inputs(make_inputs, message):
 def test_config_round_trip():
     layer = EmbeddingCollection(
         [
-            TableConfig("a", 4, "mean", 64, "lru", initializers.Constant(0.5), 9),
-            TableConfig("b", 8),
+            Table("a", 4, "mean", initializers.RandomNormal(0.5, 0.1, 9), Retention(64, "lru")),
+            Table("b", 8),
         ],
         optimizers.Adam(0.1, beta_1=0.5),
         features=[FeatureSpec("x", "a", "sqrtn"), FeatureSpec("y", "b")],
@@ -246,7 +249,7 @@ def test_a_store_of_ones_own():
     with pytest.raises(ValueError, match="get_config"):
         twin.get_config()
     with pytest.raises(ValueError, match="a store of the given tables"):
-        EmbeddingCollection([TableConfig("c", 4)], optimizers.SGD(0.5), store=layer.store)
+        EmbeddingCollection([Table("c", 4)], optimizers.SGD(0.5), store=layer.store)
 
 
 def test_the_learning_rate_is_read_in_every_update():
@@ -282,6 +285,6 @@ def test_next_inputs_need_prefetch():
     with pytest.raises(ValueError, match=r"Invalid `prefetch`: False .*prefetch=True"):
         make_layer()(keys, training=True, next_inputs=keys)
     store = make_layer().store
-    tables = [TableConfig(name, 4, seed=3) for name in "ab"]
+    tables = [Table(name, 4, initializer=initializers.RandomUniform(seed=3)) for name in "ab"]
     with pytest.raises(ValueError, match=r"Invalid `store`.*ShardedStore made with prefetch=True"):
         EmbeddingCollection(tables, optimizers.SGD(0.5), store=store, prefetch=True)

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 import slipstream_tf as slip
-from slipstream_tf import SaturationConfig, TableConfig, optimizers
+from slipstream_tf import SaturationConfig, Table, initializers, optimizers
 from slipstream_tf.inputs import with_ids
 from slipstream_tf.inputs.readers.generator import GeneratedReader
 from slipstream_tf.keras import EmbeddingCollection, Slipstream
@@ -34,7 +34,10 @@ class Run:
 
     def __init__(self, settings=None, optimizer=None, estimates=False, **compiled):
         keras.utils.set_random_seed(3)
-        tables = [TableConfig(f"c{i + 1}", DIM, seed=i) for i in range(FIELDS)]
+        tables = [
+            Table(f"c{i + 1}", DIM, initializer=initializers.RandomUniform(seed=i))
+            for i in range(FIELDS)
+        ]
         self.embeddings = EmbeddingCollection(tables, optimizer or optimizers.SGD(0.05))
         self.model = slip.models.DLRM(self.embeddings, DENSE, bottom=(8, DIM), top=(8, 1))
         self.model.compile(

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from slipstream_tf import TableConfig
+from slipstream_tf import Table
 from slipstream_tf.keras.feature_specs import resolve_features, resolve_tables
 from slipstream_tf.ops.features import FeatureSpec
 
-TABLES = (TableConfig("user", 4), TableConfig("item", 4, combiner="mean"))
+TABLES = (Table("user", 4), Table("item", 4, combiner="mean"))
 
 
 def test_a_feature_per_table_by_default():
@@ -50,7 +50,7 @@ def test_features_that_cannot_be(features, message):
     ("tables", "message"),
     [
         ([], "Invalid `tables`: \\[\\]"),
-        ([TableConfig("a", 2), TableConfig("a", 3)], "Invalid `tables`: \\['a'\\]"),
+        ([Table("a", 2), Table("a", 3)], "Invalid `tables`: \\['a'\\]"),
         (["a"], "Invalid `tables`: \\['a'\\]"),
     ],
 )

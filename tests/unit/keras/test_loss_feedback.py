@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from slipstream_tf import TableConfig, optimizers
+from slipstream_tf import Table, initializers, optimizers
 from slipstream_tf.keras import EmbeddingCollection, LossFeedback
 from slipstream_tf.models import DCNv2
 
@@ -183,7 +183,9 @@ def test_other_losses_are_an_error(loss):
 
 
 def click_model(returns_logits):
-    embeddings = EmbeddingCollection([TableConfig("a", 4, seed=1)], optimizers.SGD(0.1))
+    embeddings = EmbeddingCollection(
+        [Table("a", 4, initializer=initializers.RandomUniform(seed=1))], optimizers.SGD(0.1)
+    )
     return DCNv2(embeddings, 2, deep=[4], returns_logits=returns_logits)
 
 

@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 import slipstream_tf as slip
-from slipstream_tf import SaturationConfig, TableConfig, optimizers
+from slipstream_tf import SaturationConfig, Table, optimizers
 from slipstream_tf.keras import EmbeddingCollection, Ledger, SaturationCallback, Slipstream
 from slipstream_tf.saturation.report import WindowReport
 
@@ -20,9 +20,7 @@ BATCH_SIZE = 8
 
 
 def make_embeddings():
-    return EmbeddingCollection(
-        [TableConfig("a", 4), TableConfig("b", 4)], optimizers.SGD(0.01), name="tables"
-    )
+    return EmbeddingCollection([Table("a", 4), Table("b", 4)], optimizers.SGD(0.01), name="tables")
 
 
 def make_model(embeddings):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from slipstream_tf import TableConfig, optimizers
+from slipstream_tf import Table, initializers, optimizers
 from slipstream_tf.distributed import with_next
 from slipstream_tf.keras import EmbeddingCollection
 from slipstream_tf.models import DLRM, MLP, DCNv2, DeepFM
@@ -21,7 +21,10 @@ DENSE = 2
 
 
 def make_embeddings(dims=(DIM,) * FIELDS, learning_rate=0.5, **kwargs):
-    tables = [TableConfig(f"t{i}", dim, seed=i) for i, dim in enumerate(dims)]
+    tables = [
+        Table(f"t{i}", dim, initializer=initializers.RandomUniform(seed=i))
+        for i, dim in enumerate(dims)
+    ]
     rule = optimizers.Adagrad(learning_rate, initial_accumulator_value=0.0, epsilon=1e-8)
     return EmbeddingCollection(tables, rule, **kwargs)
 

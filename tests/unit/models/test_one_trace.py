@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 import slipstream_tf as slip
-from slipstream_tf import TableConfig, optimizers
+from slipstream_tf import Table, optimizers
 from slipstream_tf.keras import EmbeddingCollection
 from slipstream_tf.models import DLRM
 
@@ -31,7 +31,7 @@ SIGNATURE = (
 
 
 def make_dlrm(dtype="float32"):
-    tables = [TableConfig(name, DIM) for name in ("user", "article", "tag")]
+    tables = [Table(name, DIM) for name in ("user", "article", "tag")]
     embeddings = EmbeddingCollection(tables, optimizers.Adagrad(0.1), dtype=dtype)
     return DLRM(embeddings, NUMBERS, [8, DIM], [8, 1], returns_logits=True, dtype=dtype)
 
@@ -98,7 +98,7 @@ class TracesOfTheFirstStep(keras.callbacks.Callback):
 
 @pytest.mark.parametrize("skip", [None, "both"])
 def test_fit_traces_its_step_in_the_first_one_only(skip):
-    tables = [TableConfig(name, DIM) for name in ("user", "article", "tag")]
+    tables = [Table(name, DIM) for name in ("user", "article", "tag")]
     embeddings = EmbeddingCollection(tables, optimizers.Adagrad(0.1))
     model = CountedDLRM(embeddings, NUMBERS, [8, DIM], [8, 1], returns_logits=True)
     model.compile("adagrad", keras.losses.BinaryCrossentropy(from_logits=True))

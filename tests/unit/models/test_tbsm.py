@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from slipstream_tf import SaturationConfig, TableConfig, export, optimizers
+from slipstream_tf import SaturationConfig, Table, export, initializers, optimizers
 from slipstream_tf.distributed import with_next
 from slipstream_tf.keras import EmbeddingCollection, Slipstream
 from slipstream_tf.models import TBSM, TimeAttention
@@ -20,7 +20,10 @@ STEPS = 5
 
 
 def make_model(dense=0, features=("user", "item"), prefetch=False, **kwargs):
-    tables = [TableConfig(name, DIM, seed=i) for i, name in enumerate(features)]
+    tables = [
+        Table(name, DIM, initializer=initializers.RandomUniform(seed=i))
+        for i, name in enumerate(features)
+    ]
     rule = optimizers.Adagrad(0.2, initial_accumulator_value=0.0, epsilon=1e-8)
     embeddings = EmbeddingCollection(tables, rule, prefetch=prefetch)
     small = {"bottom": [DIM], "step": [8, 6], "heads": 2, "top": [8, 1]}

@@ -9,7 +9,7 @@ import math
 import numpy as np
 import pytest
 
-from slipstream_tf.config import SaturationConfig, TableConfig
+from slipstream_tf.config import SaturationConfig, Table
 from slipstream_tf.ops.features import FeatureSpec
 from slipstream_tf.ops.update_policy import SATURATED, WATCHED, UpdateCounts, deferred_row_bytes
 from slipstream_tf.saturation.states import KeyState
@@ -26,7 +26,7 @@ class Store(TrackedStore):
     """What the tracker needs of a store, in dictionaries; notes what it is told."""
 
     def __init__(self):
-        self.tables = (TableConfig("user", DIM), TableConfig("item", DIM))
+        self.tables = (Table("user", DIM), Table("item", DIM))
         self.rows = {table.name: {} for table in self.tables}
         self.counts = {table.name: collections.Counter() for table in self.tables}
         self.policies, self.flags = {}, {}

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from slipstream_tf.config import SaturationConfig, TableConfig
+from slipstream_tf.config import SaturationConfig, Table
 from slipstream_tf.ops.update_policy import NUM_SHARDS, UpdatePolicy, deferred_row_bytes
 from slipstream_tf.saturation.policies import UpdatePolicies
 
-TABLES = [TableConfig("user", 16), TableConfig("item", 4), TableConfig("shop", 1)]
+TABLES = [Table("user", 16), Table("item", 4), Table("shop", 1)]
 SIZES = {"user": 1000, "item": 100, "shop": 3}
 
 

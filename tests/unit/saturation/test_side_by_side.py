@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from slipstream_tf import optimizers
-from slipstream_tf.config import SaturationConfig, TableConfig
+from slipstream_tf.config import SaturationConfig, Table
 from slipstream_tf.distributed.exchanged import ExchangedStore
 from slipstream_tf.ops import features
 from slipstream_tf.saturation import side_by_side, tracker
@@ -25,7 +25,7 @@ SPECS = [features.FeatureSpec(name, name) for name in TABLES]
 
 
 def make_store() -> NativeStore:
-    return NativeStore([TableConfig(name, DIM) for name in TABLES], optimizers.Adagrad(0.05))
+    return NativeStore([Table(name, DIM) for name in TABLES], optimizers.Adagrad(0.05))
 
 
 def end_windows(metric: str, skip: str):

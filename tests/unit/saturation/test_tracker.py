@@ -9,7 +9,7 @@ import json
 import numpy as np
 import pytest
 
-from slipstream_tf.config import SaturationConfig, TableConfig
+from slipstream_tf.config import SaturationConfig, Table
 from slipstream_tf.ops.features import FeatureSpec
 from slipstream_tf.ops.update_policy import UpdateCounts
 from slipstream_tf.saturation.report import random_shares
@@ -24,7 +24,7 @@ class SmallStore(TrackedStore):
     """What the tracker needs of an EmbeddingStore, in dictionaries."""
 
     def __init__(self, *names: str):
-        self.tables = tuple(TableConfig(name, DIM) for name in names)
+        self.tables = tuple(Table(name, DIM) for name in names)
         self.rows = {name: {} for name in names}
         self.counts = {name: collections.Counter() for name in names}
         self.most_requested = 0

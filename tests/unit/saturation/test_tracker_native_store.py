@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from slipstream_tf import optimizers
-from slipstream_tf.config import SaturationConfig, TableConfig
+from slipstream_tf.config import SaturationConfig, Table
 from slipstream_tf.inputs.classifier import skip_inputs
 from slipstream_tf.ops import features
 from slipstream_tf.saturation.report import random_shares
@@ -22,9 +22,7 @@ INPUTS, BATCH, DIM = 40_000, 200, 4
 
 def train(**settings):
     """Fits a product of two embeddings to random labels; popular keys first and most."""
-    store = NativeStore(
-        [TableConfig("user", DIM), TableConfig("item", DIM)], optimizers.Adagrad(0.05)
-    )
+    store = NativeStore([Table("user", DIM), Table("item", DIM)], optimizers.Adagrad(0.05))
     settings = {"warmup": 0.0, "reservoir_size": 1000, **settings}
     config = SaturationConfig(snapshot_interval=20, hot_budget_bytes=60 * DIM * 4, **settings)
     tracker = SaturationTracker(store, config, SPECS)

@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 import slipstream_tf
-from slipstream_tf import TableConfig, optimizers
+from slipstream_tf import Table, optimizers
 from slipstream_tf.stores import NativeStore, VariableStore
 from slipstream_tf.stores.base import SavedStore, TrackedStore
 
@@ -48,7 +48,7 @@ def test_others_may_be_asked() -> None:
 
 def test_a_store_that_cannot_measure_in_one_pass_gathers() -> None:
     class Gathers(TrackedStore):
-        tables = (TableConfig("t", 2),)
+        tables = (Table("t", 2),)
 
         def gather(self, table: str, keys: np.ndarray) -> tuple[tf.Tensor, tf.Tensor]:
             rows = tf.stack([keys, 2 * keys], 1)
@@ -66,7 +66,7 @@ def test_a_store_that_cannot_measure_in_one_pass_gathers() -> None:
 
 
 def test_slots_follow_from_the_rule() -> None:
-    table = TableConfig("t", 3)
+    table = Table("t", 3)
     for rule, slots in (
         (optimizers.SGD(), []),
         (optimizers.Adagrad(0.1, 0.5), [0.5, 0.5, 0.5]),

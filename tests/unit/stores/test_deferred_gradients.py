@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from slipstream_tf import SaturationConfig, Slipstream, TableConfig, optimizers
+from slipstream_tf import SaturationConfig, Slipstream, Table, optimizers
 from slipstream_tf.distributed import (
     DistributedGradientTape,
     DistributedOptimizer,
@@ -77,7 +77,7 @@ def train(optimizer, policy, is_graph=False, is_wrapped=False, flushes=True):
 def train_native(rule, policy):
     """The same gradients, in a native table whose rows start at 0."""
     zeros = np.zeros(ROWS * DIM, np.float32)
-    store = NativeStore([TableConfig("t", dim=DIM)], rule)
+    store = NativeStore([Table("t", dim=DIM)], rule)
     specs = [FeatureSpec("t", "t")]
 
     def update(keys, gradients):
