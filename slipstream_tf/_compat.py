@@ -136,3 +136,20 @@ def callbacks_beside(callback: Any) -> list[Any]:
         if isinstance(member, keras.callbacks.Callback) and member.params is callback.params
     }
     return list(found.values())
+
+
+def track_variable(layer: Any, variable: Any) -> None:
+    """Makes a variable one of a Keras layer's weights, but no part of TensorFlow's checkpoints.
+
+    An attribute would be both.
+    """
+    layer._track_variable(variable)
+
+
+def is_in_legacy_file() -> bool:
+    """Whether Keras writes or reads a model's `.h5` file of the old format just now."""
+    try:
+        state = importlib.import_module("keras.src.backend.common.global_state")
+    except ImportError:
+        return False
+    return bool(state.get_global_attribute("use_legacy_config", False))

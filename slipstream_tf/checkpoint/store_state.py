@@ -20,7 +20,7 @@ from slipstream_tf.ops.classifier import InputClassifier
 
 FORMAT = 1
 _MANIFEST = "manifest"
-_LEARNING_RATE = "learning_rate"
+LEARNING_RATE = "learning_rate"
 # What stores of tables in SOK export of a table for themselves.
 _OF_SOK = ("trained", "powers")
 
@@ -43,7 +43,7 @@ def export_state(store: Any) -> dict[str, np.ndarray]:
     }
     arrays: dict[str, np.ndarray] = {
         _MANIFEST: np.frombuffer(json.dumps(manifest).encode(), np.uint8),
-        _LEARNING_RATE: np.asarray(store.learning_rate.numpy(), np.float32),
+        LEARNING_RATE: np.asarray(store.learning_rate.numpy(), np.float32),
     }
     for index, table in enumerate(store.tables):
         for part, value in store.export_table(table.name).items():
@@ -81,7 +81,7 @@ def restore_state(store: Any, arrays: Mapping[str, Any], place: str) -> None:
         exported[table["name"]] = parts
     for table in store.tables:
         store.import_table(table.name, exported[table.name])
-    store.learning_rate.assign(np.asarray(arrays[_LEARNING_RATE], np.float32))
+    store.learning_rate.assign(np.asarray(arrays[LEARNING_RATE], np.float32))
 
 
 def _check_manifest(store: Any, manifest: Mapping[str, Any], place: str) -> None:

@@ -3,6 +3,7 @@
 from slipstream_tf.keras.callbacks import RanksCallback, SaturationCallback
 from slipstream_tf.keras.embedding_collection import EmbeddingCollection
 from slipstream_tf.keras.loss_feedback import LossFeedback
+from slipstream_tf.keras.row_snapshots import limit_snapshots
 from slipstream_tf.keras.slipstream import Slipstream
 from slipstream_tf.ops.features import FeatureSpec
 from slipstream_tf.telemetry.ledger import Ledger
@@ -15,4 +16,5 @@ __all__ = [
     "RanksCallback",
     "SaturationCallback",
     "Slipstream",
+    "limit_snapshots",
 ]

@@ -18,6 +18,7 @@ from slipstream_tf.config import Table
 from slipstream_tf.distributed.comm import Communicator
 from slipstream_tf.errors import invalid, require_choice
 from slipstream_tf.keras.feature_specs import resolve_features, resolve_tables
+from slipstream_tf.keras.row_snapshots import add_rows_weight, refuse_legacy_file
 from slipstream_tf.ops.features import FeatureSpec, pack
 
 _compat.require_keras()
@@ -50,10 +51,13 @@ class EmbeddingCollection(keras.layers.Layer):
     own `keras.Model` without it trains no row (Keras then warns of missing gradients).
 
     The update anchor. TensorFlow runs the backward pass of a layer only if something trainable lies
-    behind it, so the layer has one weight of shape (), `update_anchor`. It is 0, its gradient (its
+    behind it, so the layer has a weight of shape (), `update_anchor`. It is 0, its gradient (its
     own value) is 0, and it stays 0 under weight decay, clipping and every Keras optimizer. Its
     gradient must be computed, as `tape.gradient(loss, model.trainable_variables)` does, or rows
     are not updated.
+
+    The weight `rows`. `get_weights` and `set_weights` carry the rows, too: as a token, int64 of
+    shape (), of a snapshot that this process keeps (see `limit_snapshots`).
 
     Precision. Rows, gradients and slots are float32; the output has the policy's compute dtype
     (bfloat16 with "mixed_bfloat16"). Policies with loss scaling ("mixed_float16") and a
@@ -129,6 +133,7 @@ class EmbeddingCollection(keras.layers.Layer):
         self.update_anchor = self.add_weight(
             name="update_anchor", shape=(), initializer="zeros", dtype="float32", trainable=True
         )
+        add_rows_weight(self, self.store)
         self._store_state = StoreState(self.store, f"layer {self.name!r}")
         self._engine: Any = None
         self.built = True
@@ -282,6 +287,10 @@ class EmbeddingCollection(keras.layers.Layer):
             allowed = f"[batch, {len(names)}], a column per feature: {names}"
             raise invalid("keys", tuple(inputs.shape), f"layer {self.name!r}", allowed)
 
+    def count_params(self) -> int:
+        """Returns how many values the tables' rows have now; `summary` shows it."""
+        return sum(self.store.size(table.name) * table.dim for table in self.tables)
+
     def save_own_variables(self, store: Any) -> None:
         """Writes rows, slots, counts and step of all tables (`save_weights`, `model.save`)."""
         for name, value in export_state(self.store).items():
@@ -298,6 +307,7 @@ class EmbeddingCollection(keras.layers.Layer):
 
     def get_config(self) -> dict[str, Any]:
         """Returns a JSON-serialisable dictionary for `from_config`; no rows in it."""
+        refuse_legacy_file(self.name)
         if self._store_name is None:
             place = f"get_config of layer {self.name!r}"
             raise invalid("store", self.store, place, f"one of {STORES} by name")
@@ -313,6 +323,7 @@ class EmbeddingCollection(keras.layers.Layer):
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "EmbeddingCollection":
         """Builds the layer, with empty tables, that `get_config` described."""
+        refuse_legacy_file(config.get("name", "embedding_collection"))
         config = dict(config)
         config["tables"] = [Table.from_config(table) for table in config["tables"]]
         config["optimizer"] = optimizers.get(config["optimizer"])
