@@ -153,3 +153,31 @@ def is_in_legacy_file() -> bool:
     except ImportError:
         return False
     return bool(state.get_global_attribute("use_legacy_config", False))
+
+
+def outermost_layer(layer: Any) -> Any:
+    """Returns the layer whose call the call of another, which runs now, is part of.
+
+    In Keras's `fit` it is the model. Keras keeps it for the arguments that it passes down.
+    """
+    return layer._get_call_context().entry_layer
+
+
+def optimizer_of(optimizer: Any, variable: Any) -> Any:
+    """Returns the optimizer in a `keras.optimizers.MultiOptimizer` that has a variable.
+
+    Others are returned as they are; so is a MultiOptimizer of which that is not known.
+    """
+    choose = getattr(optimizer, "_optimizer_map", None)
+    return choose(variable) if callable(choose) else optimizer
+
+
+def decays(optimizer: Any, variable: Any) -> bool:
+    """Whether a Keras optimizer's weight decay, if it has any, acts on a variable."""
+    return bool(optimizer._use_weight_decay(variable))
+
+
+def is_recording() -> bool:
+    """Whether a `tf.GradientTape` records just now; TensorFlow has no public way to ask."""
+    record = importlib.import_module("tensorflow.python.eager.record")
+    return bool(record.could_possibly_record())

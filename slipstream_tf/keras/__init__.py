@@ -5,6 +5,7 @@ from slipstream_tf.keras.embedding_collection import EmbeddingCollection
 from slipstream_tf.keras.loss_feedback import LossFeedback
 from slipstream_tf.keras.row_snapshots import limit_snapshots
 from slipstream_tf.keras.slipstream import Slipstream
+from slipstream_tf.keras.step_optimizer import StepOptimizer
 from slipstream_tf.ops.features import FeatureSpec
 from slipstream_tf.telemetry.ledger import Ledger
 
@@ -16,5 +17,6 @@ __all__ = [
     "RanksCallback",
     "SaturationCallback",
     "Slipstream",
+    "StepOptimizer",
     "limit_snapshots",
 ]
