@@ -23,7 +23,7 @@ from slipstream_tf.keras.contract import (
     require_told_training,
 )
 from slipstream_tf.keras.feature_specs import resolve_features, resolve_tables
-from slipstream_tf.keras.plain_export import ServedRows
+from slipstream_tf.keras.plain_export import ExportedRows
 from slipstream_tf.keras.row_gradients import add_anchors, collecting_lookup, updating_lookup
 from slipstream_tf.keras.row_snapshots import add_rows_weight, refuse_legacy_file
 from slipstream_tf.ops.features import FeatureSpec, pack
@@ -153,7 +153,7 @@ class EmbeddingCollection(keras.layers.Layer):
             (self.update_anchor,) = self._anchors
         add_rows_weight(self, self.store)
         # Past Keras, which would put it into TensorFlow's checkpoints.
-        object.__setattr__(self, "_served", ServedRows(self.store, f"layer {self.name!r}"))
+        object.__setattr__(self, "_exported", ExportedRows(self.store, f"layer {self.name!r}"))
         self._store_state = StoreState(self.store, f"layer {self.name!r}")
         self._engine: Any = None
         self.built = True
@@ -229,7 +229,9 @@ class EmbeddingCollection(keras.layers.Layer):
         else:
             if self.trainable:
                 require_told_training(self, training)
-            store = self._served.serving if self._served.stands_in_for(self.store) else self.store
+            store = (
+                self._exported.serving if self._exported.stands_in_for(self.store) else self.store
+            )
             rows, _ = store.lookup(packed, self.specs, training=False, stacked=stacked)
         outputs = [tf.cast(tensor, self.compute_dtype) for tensor in rows]
         if stacked:
@@ -320,7 +322,7 @@ class EmbeddingCollection(keras.layers.Layer):
         if save_type != "savedmodel":
             return children
         children.pop("_store_state", None)  # of checkpoints, with slots
-        return {**children, **self._served.trackables()}
+        return {**children, **self._exported.trackables()}
 
     def get_config(self) -> dict[str, Any]:
         """Returns a JSON-serialisable dictionary for `from_config`; no rows in it."""

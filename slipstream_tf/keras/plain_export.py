@@ -15,7 +15,7 @@ from slipstream_tf.errors import invalid
 from slipstream_tf.export.serving import ServedTable, ServingStore, with_absent_row
 
 
-class ServedRows:
+class ExportedRows:
     """The rows of a store as SavedModels have them.
 
     Attributes:
