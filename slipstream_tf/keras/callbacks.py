@@ -298,13 +298,13 @@ class SaturationCallback(RanksCallback):
             )
         self._open_writer()
         super().on_train_begin(logs)
-        config = self._slipstream.config
+        settings = self._slipstream.settings
         others = callbacks_beside(self)
         backups = [c for c in others if isinstance(c, keras.callbacks.BackupAndRestore)]
         self._slipstream.back_up(bool(backups))
         epochs = self.params.get("epochs", 1)
         self._slipstream.plan_epochs(epochs)
-        if epochs > 1 and config.skips_some_inputs:
+        if epochs > 1 and settings.skips_examples:
             logging.warning(
                 "model.fit(epochs=%d) with skipped inputs: Keras holds later epochs to the number "
                 "of batches of the first, so that inputs of an epoch that skips less are left out. "
@@ -321,7 +321,7 @@ class SaturationCallback(RanksCallback):
                 "of cost), but %s does not tell them: make it a slipstream_tf.keras.LossFeedback, "
                 "or call slipstream.record_losses in its train_step. Until then %s.",
                 type(self.model).__name__,
-                "nothing is skipped" if config.skips_by_losses else "nothing is told of them",
+                "nothing is skipped" if settings.saves_by_losses else "nothing is told of them",
             )
 
     def _open_writer(self) -> None:

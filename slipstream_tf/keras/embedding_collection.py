@@ -27,7 +27,7 @@ PLACEMENTS = ("replicated", "sharded")
 _ENGINE = "engine"  # name of its state in weight files
 # What does nothing special about how rows go between ranks.
 _PLAIN_EXCHANGE: dict[str, Any] = {
-    **{"prefetch": False, "copy_movement": None, "wire_dtype": "float32", "wire_warmup_steps": 0}
+    **{"prefetch": False, "wire_dtype": "float32", "wire_warmup_steps": 0}
 }
 
 
@@ -83,9 +83,6 @@ class EmbeddingCollection(keras.layers.Layer):
         prefetch: with sharded tables: whether the keys of `next_inputs` are sent to their owners
             while this batch trains. Results stay the same, bit for bit. With one rank nothing is
             sent.
-        copy_movement: with sharded tables: ranks keep replicas of the engine's hot rows, and read
-            them until the row has moved further than this from its replica; in the unit of the
-            rows. 0: results stay the same. None: there are no replicas.
         stacked: whether a dictionary gives one tensor [batch, features, dim], too.
         **kwargs: of `keras.layers.Layer`: name, dtype, trainable.
 
@@ -105,7 +102,6 @@ class EmbeddingCollection(keras.layers.Layer):
         wire_dtype: str = "float32",
         wire_warmup_steps: int = 0,
         prefetch: bool = False,
-        copy_movement: float | None = None,
         **kwargs: Any,
     ) -> None:
         # No autocast: keys must reach the store as they are, and the anchor stays float32.
@@ -120,7 +116,7 @@ class EmbeddingCollection(keras.layers.Layer):
         if self.stacked:
             self._require_one_dim("stacked=True")
         self._store_name = store if isinstance(store, str) else None
-        given = (bool(prefetch), copy_movement, wire_dtype, wire_warmup_steps)
+        given = (bool(prefetch), wire_dtype, wire_warmup_steps)
         exchange = dict(zip(_PLAIN_EXCHANGE, given, strict=True))
         rule = optimizers.get(optimizer)
         self.store = _open_store(store, self.tables, rule, comm, placement, exchange)
@@ -354,10 +350,9 @@ def _open_store(
 
     if placement == "sharded":
         return ShardedStore(tables, optimizer, comm, **exchange)
-    for name in ("prefetch", "copy_movement"):
-        if (value := exchange.pop(name)) != _PLAIN_EXCHANGE[name]:
-            allowed = "'sharded': replicated tables request rows from no other rank"
-            raise invalid("placement", placement, f"EmbeddingCollection, {name}={value}", allowed)
+    if exchange.pop("prefetch"):
+        allowed = "'sharded': replicated tables request rows from no other rank"
+        raise invalid("placement", placement, "EmbeddingCollection, prefetch=True", allowed)
     return ReplicatedStore(tables, optimizer, comm, **exchange)
 
 
@@ -370,10 +365,6 @@ def _require_fit(
     if exchange["prefetch"] and not store.prefetches:
         allowed = "a ShardedStore made with prefetch=True"
         raise invalid("store", store, "EmbeddingCollection with prefetch=True", allowed)
-    movement = exchange["copy_movement"]
-    if movement is not None and store.copy_movement != movement:
-        place = f"EmbeddingCollection with copy_movement={movement}"
-        raise invalid("store", store, place, "a ShardedStore made with it")
     if tuple(store.tables) != tuple(tables):
         names = [table.name for table in store.tables]
         raise invalid("store", names, "EmbeddingCollection", "a store of the given tables")
