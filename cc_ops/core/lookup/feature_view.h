@@ -11,8 +11,8 @@ namespace slipstream {
 
 // A view: nothing is owned. Example i's keys are
 //   ragged: keys[row_splits[i] .. row_splits[i + 1])
-//   dense:  keys[i * stride .. i * stride + width), where, if has_padding, keys
-//           equal to padding_key are not there.
+//   dense:  keys[i * stride .. i * stride + width)
+// where, if has_padding, keys equal to padding_key are not there.
 // Weights, where given, lie like the keys.
 struct FeatureView {
   int table = 0;      // index into the tables of the call
@@ -33,6 +33,14 @@ struct FeatureView {
     return row_splits != nullptr ? row_splits[example + 1] : example * stride + width;
   }
   bool is_key(int64_t position) const { return !has_padding || keys[position] != padding_key; }
+
+  // Makes an example of every key position: none is pooled with others then.
+  void TakeApart() {
+    if (row_splits == nullptr && width == 1) return;
+    row_splits = nullptr;
+    batch = num_keys;
+    width = stride = 1;
+  }
 };
 
 // InvalidArgument unless row splits start at 0, never decrease and end at the

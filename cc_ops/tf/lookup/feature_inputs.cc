@@ -13,7 +13,8 @@ absl::Status FeatureInputs::Init(tf::OpKernelConstruction* context, int num_tabl
   TF_RETURN_IF_ERROR(context->GetAttr("num_keys", &num_keys));
   TF_RETURN_IF_ERROR(context->GetAttr("num_splits", &num_splits));
   TF_RETURN_IF_ERROR(context->GetAttr("num_weights", &num_weights));
-  TF_RETURN_IF_ERROR(context->GetAttr("padding_key", &padding_key_));
+  TF_RETURN_IF_ERROR(context->GetAttr("padding_keys", &padding_keys_));
+  TF_RETURN_IF_ERROR(context->GetAttr("has_padding", &has_padding_));
   struct List {
     const char* name;
     std::vector<int>* values;
@@ -39,6 +40,11 @@ absl::Status FeatureInputs::Init(tf::OpKernelConstruction* context, int num_tabl
       }
     }
   }
+  if (padding_keys_.size() != feature_keys_.size() || has_padding_.size() != feature_keys_.size()) {
+    return absl::InvalidArgumentError(absl::StrCat("padding_keys has ", padding_keys_.size(),
+                                                   " entries and has_padding ", has_padding_.size(),
+                                                   "; feature_keys has ", feature_keys_.size()));
+  }
   return absl::OkStatus();
 }
 
@@ -56,7 +62,8 @@ absl::Status FeatureInputs::Read(tf::OpKernelContext* context, std::vector<Featu
     view.table = feature_table_[f];
     view.keys = k.flat<int64_t>().data();
     view.num_keys = k.NumElements();
-    view.padding_key = padding_key_;
+    view.padding_key = padding_keys_[f];
+    view.has_padding = has_padding_[f];
     if (feature_splits_[f] >= 0) {
       const tf::Tensor& s = splits[feature_splits_[f]];
       if (k.dims() != 1 || s.dims() != 1 || s.dim_size(0) < 1) {
@@ -86,8 +93,6 @@ absl::Status FeatureInputs::Read(tf::OpKernelContext* context, std::vector<Featu
         view.keys += feature_column_[f];
         view.num_keys -= feature_column_[f];
         view.width = 1;
-      } else {
-        view.has_padding = k.dims() == 2;
       }
     }
     if (feature_weights_[f] >= 0) {

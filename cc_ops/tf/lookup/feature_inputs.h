@@ -22,7 +22,8 @@
       .Attr("feature_splits: list(int) >= 1")  \
       .Attr("feature_weights: list(int) >= 1") \
       .Attr("feature_table: list(int) >= 1")   \
-      .Attr("padding_key: int = -1")
+      .Attr("padding_keys: list(int) >= 1")    \
+      .Attr("has_padding: list(bool) >= 1")
 
 // Text for the .Doc of such an op.
 #define SLIPSTREAM_FEATURE_DOC                                                         \
@@ -31,11 +32,12 @@
   "weights: float32, laid out like the keys they belong to.\n"                         \
   "feature_keys: per feature, the index of its keys tensor.\n"                         \
   "feature_column: per feature, its column of a [batch, width] tensor (one key per "   \
-  "example), or -1: all of the tensor (a bag; padding_key stands for absent keys).\n"  \
+  "example), or -1: all of the tensor (a bag).\n"                                      \
   "feature_splits: per feature, the index of its row splits, or -1.\n"                 \
   "feature_weights: per feature, the index of its weights, or -1.\n"                   \
   "feature_table: per feature, the index of its table.\n"                              \
-  "padding_key: the key that stands for no key in a padded bag of rank 2.\n"
+  "padding_keys: per feature, the key that stands for no key, where has_padding.\n"    \
+  "has_padding: per feature, whether it has such a key.\n"
 
 namespace slipstream {
 
@@ -58,7 +60,8 @@ class FeatureInputs {
  private:
   std::vector<int> feature_keys_, feature_column_, feature_splits_, feature_weights_,
       feature_table_;
-  int64_t padding_key_ = -1;
+  std::vector<int64_t> padding_keys_;
+  std::vector<bool> has_padding_;
 };
 
 }  // namespace slipstream
