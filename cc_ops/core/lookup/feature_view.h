@@ -44,10 +44,10 @@ struct FeatureView {
 };
 
 // InvalidArgument unless row splits start at 0, never decrease and end at the
-// number of keys. `index` names the feature in the message.
-inline Status ValidateRowSplits(const FeatureView& f, int index) {
+// number of keys. `name` is the feature's in the message.
+inline Status ValidateRowSplits(const FeatureView& f, const std::string& name) {
   if (f.row_splits == nullptr) return OkStatus();
-  const std::string what = "row_splits of feature " + std::to_string(index);
+  const std::string what = "row_splits of feature " + name;
   if (f.row_splits[0] != 0) {
     return InvalidArgument(what + " start at " + std::to_string(f.row_splits[0]) +
                            "; they must start at 0");

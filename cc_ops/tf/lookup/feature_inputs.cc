@@ -15,6 +15,7 @@ absl::Status FeatureInputs::Init(tf::OpKernelConstruction* context, int num_tabl
   TF_RETURN_IF_ERROR(context->GetAttr("num_weights", &num_weights));
   TF_RETURN_IF_ERROR(context->GetAttr("padding_keys", &padding_keys_));
   TF_RETURN_IF_ERROR(context->GetAttr("has_padding", &has_padding_));
+  TF_RETURN_IF_ERROR(context->GetAttr("feature_names", &names_));
   struct List {
     const char* name;
     std::vector<int>* values;
@@ -48,6 +49,11 @@ absl::Status FeatureInputs::Init(tf::OpKernelConstruction* context, int num_tabl
   return absl::OkStatus();
 }
 
+std::string FeatureInputs::Name(size_t feature) const {
+  if (feature >= names_.size()) return std::to_string(feature);
+  return absl::StrCat("'", names_[feature], "'");
+}
+
 absl::Status FeatureInputs::Read(tf::OpKernelContext* context, std::vector<FeatureView>* features,
                                  int64_t* batch) const {
   tf::OpInputList keys, splits, weights;
@@ -68,7 +74,7 @@ absl::Status FeatureInputs::Read(tf::OpKernelContext* context, std::vector<Featu
       const tf::Tensor& s = splits[feature_splits_[f]];
       if (k.dims() != 1 || s.dims() != 1 || s.dim_size(0) < 1) {
         return absl::InvalidArgumentError(
-            absl::StrCat("feature ", f, " has keys of shape ", k.shape().DebugString(),
+            absl::StrCat("feature ", Name(f), " has keys of shape ", k.shape().DebugString(),
                          " and row_splits of shape ", s.shape().DebugString(),
                          "; allowed: [total] and [batch + 1]"));
       }
@@ -76,7 +82,7 @@ absl::Status FeatureInputs::Read(tf::OpKernelContext* context, std::vector<Featu
       view.batch = s.dim_size(0) - 1;
     } else {
       if (k.dims() != 1 && k.dims() != 2) {
-        return absl::InvalidArgumentError(absl::StrCat("keys of feature ", f, " have shape ",
+        return absl::InvalidArgumentError(absl::StrCat("keys of feature ", Name(f), " have shape ",
                                                        k.shape().DebugString(),
                                                        "; allowed: [batch] or [batch, width]"));
       }
@@ -86,7 +92,7 @@ absl::Status FeatureInputs::Read(tf::OpKernelContext* context, std::vector<Featu
       view.width = width;
       if (feature_column_[f] >= 0) {
         if (feature_column_[f] >= width) {
-          return absl::InvalidArgumentError(absl::StrCat("feature ", f, " reads column ",
+          return absl::InvalidArgumentError(absl::StrCat("feature ", Name(f), " reads column ",
                                                          feature_column_[f], " of keys of shape ",
                                                          k.shape().DebugString()));
         }
@@ -99,16 +105,17 @@ absl::Status FeatureInputs::Read(tf::OpKernelContext* context, std::vector<Featu
       const tf::Tensor& w = weights[feature_weights_[f]];
       if (w.shape() != k.shape() || feature_column_[f] >= 0) {
         return absl::InvalidArgumentError(
-            absl::StrCat("weights of feature ", f, " have shape ", w.shape().DebugString(),
+            absl::StrCat("weights of feature ", Name(f), " have shape ", w.shape().DebugString(),
                          "; allowed: that of its keys, ", k.shape().DebugString()));
       }
       view.weights = w.flat<float>().data();
     }
-    TF_RETURN_IF_ERROR(ToAbsl(ValidateRowSplits(view, static_cast<int>(f))));
+    if (view.row_splits != nullptr) TF_RETURN_IF_ERROR(ToAbsl(ValidateRowSplits(view, Name(f))));
     if (f == 0) *batch = view.batch;
     if (view.batch != *batch) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("feature ", f, " has ", view.batch, " examples; feature 0 has ", *batch));
+      return absl::InvalidArgumentError(absl::StrCat("feature ", Name(f), " has ", view.batch,
+                                                     " examples; feature ", Name(0), " has ",
+                                                     *batch));
     }
     features->push_back(view);
   }

@@ -2,6 +2,7 @@
 #ifndef SLIPSTREAM_CC_OPS_TF_LOOKUP_FEATURE_INPUTS_H_
 #define SLIPSTREAM_CC_OPS_TF_LOOKUP_FEATURE_INPUTS_H_
 
+#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -23,7 +24,8 @@
       .Attr("feature_weights: list(int) >= 1") \
       .Attr("feature_table: list(int) >= 1")   \
       .Attr("padding_keys: list(int) >= 1")    \
-      .Attr("has_padding: list(bool) >= 1")
+      .Attr("has_padding: list(bool) >= 1")    \
+      .Attr("feature_names: list(string) = []")
 
 // Text for the .Doc of such an op.
 #define SLIPSTREAM_FEATURE_DOC                                                         \
@@ -37,7 +39,8 @@
   "feature_weights: per feature, the index of its weights, or -1.\n"                   \
   "feature_table: per feature, the index of its table.\n"                              \
   "padding_keys: per feature, the key that stands for no key, where has_padding.\n"    \
-  "has_padding: per feature, whether it has such a key.\n"
+  "has_padding: per feature, whether it has such a key.\n"                             \
+  "feature_names: what errors call the features; none: they are numbered.\n"
 
 namespace slipstream {
 
@@ -58,6 +61,10 @@ class FeatureInputs {
   const std::vector<int>& feature_table() const { return feature_table_; }
 
  private:
+  // What errors call a feature.
+  std::string Name(size_t feature) const;
+
+  std::vector<std::string> names_;
   std::vector<int> feature_keys_, feature_column_, feature_splits_, feature_weights_,
       feature_table_;
   std::vector<int64_t> padding_keys_;
