@@ -50,7 +50,8 @@ def skip_inputs(
         get_keys: called like a function for `dataset.map`; returns the keys in any format of
             `ops.features.pack`. Default: what the features (the first component of a tuple, else
             the whole element) have under the names of `specs`; `features["keys"]`, where they are a
-            mapping that has "keys" and no spec has this name; or all of what is no mapping.
+            mapping that has "keys" and no spec has this name; or all of a tensor, which is a key
+            matrix, or the keys of the one feature.
         drop_remainder: whether a last batch that is not full is left out.
         weighted: whether elements become `(features, label, sample_weight)`: skippable inputs that
             are kept stand for those that are not (needed where the classifier thins). A weight
@@ -118,8 +119,11 @@ def skip_inputs(
 
 def _default_keys(specs: Sequence[FeatureSpec], *element: Any) -> Any:
     features = element[0]
+    if isinstance(features, (tuple, list)):
+        allowed = "a dictionary by feature name or one tensor; get_keys= finds keys elsewhere"
+        raise invalid("dataset", features, "the features of its elements", allowed)
     if not isinstance(features, Mapping):
-        return features
+        return {specs[0].name: features} if len(specs) == 1 else features
     if "keys" in features and "keys" not in [spec.name for spec in specs]:
         return features["keys"]
     place = "a data set's features (elsewhere in its elements, get_keys= finds them)"

@@ -33,14 +33,19 @@ def as_inputs(inputs: Any, specs: Sequence[FeatureSpec], place: str) -> Any:
         ValueError: a feature is missing, or a list is no tensor.
     """
     if not isinstance(inputs, Mapping):
-        return _as_tensor(inputs, f"{MATRIX} of {place}")
+        return as_tensor(inputs, f"{MATRIX} of {place}")
     chosen = of_specs(inputs, specs, place)
     return {
-        name: _as_tensor(value, f"feature {name!r} of {place}") for name, value in chosen.items()
+        name: as_tensor(value, f"feature {name!r} of {place}") for name, value in chosen.items()
     }
 
 
-def _as_tensor(value: Any, place: str) -> Any:
+def as_tensor(value: Any, place: str) -> Any:
+    """Returns an array or a list of keys as a tensor; what is a tensor stays.
+
+    Raises:
+        ValueError: a list is of tensors, or of lists of several lengths.
+    """
     if isinstance(value, (list, tuple)):
         if any(hasattr(part, "shape") and len(part.shape) for part in value):
             allowed = "a dictionary {feature: keys}, or one key matrix [batch, features]"
@@ -67,18 +72,24 @@ def require_layout(inputs: Any, specs: Sequence[FeatureSpec], place: str) -> Non
             allowed = f"[batch, {len(specs)}], a column per feature: {[s.name for s in specs]}"
             raise invalid("keys", tuple(inputs.shape), place, allowed)
     for name, tensor in given.items():
-        dtype = keras.backend.standardize_dtype(tensor.dtype)
-        if dtype == "string" or dtype.lstrip("u").startswith("int"):
-            continue
-        what = name if name == MATRIX else f"feature {name!r}"
+        require_dtype(tensor, f"{name if name == MATRIX else f'feature {name!r}'} of {place}")
+
+
+def require_dtype(keys: Any, place: str) -> None:
+    """Checks the dtype of symbolic keys.
+
+    Raises:
+        FloatKeysError: they are neither integers nor texts.
+    """
+    dtype = keras.backend.standardize_dtype(keys.dtype)
+    if dtype != "string" and not dtype.lstrip("u").startswith("int"):
         allowed = "keras.Input(..., dtype='int64') or another of integers or of texts ('string')"
-        raise FloatKeysError(str(invalid("dtype", dtype, f"{what} of {place}", allowed)))
+        raise FloatKeysError(str(invalid("dtype", dtype, place, allowed)))
 
 
 def output_shape(spec: FeatureSpec, shape: Sequence[int | None], dim: int) -> tuple[Any, ...]:
     """Returns the shape of a feature's output, for that of its keys."""
-    length = tuple(shape[1:2]) if spec.combiner is None else ()
-    return (shape[0], *length, dim)
+    return (*(shape if spec.combiner is None else shape[:1]), dim)
 
 
 def output_spec(spec: FeatureSpec, keys: Any, dim: int, dtype: str) -> Any:
@@ -109,7 +120,7 @@ def sequences(rows: tf.Tensor, packed: PackedFeatures, feature: int) -> Any:
 
 
 def mask_of(spec: FeatureSpec, keys: Any) -> Any:
-    """Returns Keras's mask of a feature's output: which keys are there, bool [batch, width].
+    """Returns Keras's mask of a feature's output: which keys are there, bool in their shape.
 
     Returns:
         None: the feature is pooled, has no padding key, or its output tells its own lengths.
@@ -117,7 +128,7 @@ def mask_of(spec: FeatureSpec, keys: Any) -> Any:
     is_padded = spec.combiner is None and spec.padding_key is not None
     if not is_padded or isinstance(keys, (tf.RaggedTensor, tf.SparseTensor)):
         return None
-    if len(keys.shape) != 2 or isinstance(keys, keras.KerasTensor):
+    if len(keys.shape) < 2 or isinstance(keys, keras.KerasTensor):
         return None
     if keys.dtype == tf.string:
         return tf.not_equal(keys, "")

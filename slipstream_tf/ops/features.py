@@ -70,7 +70,9 @@ class PackedFeatures:
     def is_key(self, feature: int) -> tf.Tensor | None:
         """Returns which of a feature's keys are there, bool in their shape; None: all are."""
         padding_key = self.specs[feature].padding_key
-        return None if padding_key is None else tf.not_equal(self.of(feature)[0], padding_key)
+        if padding_key is None:
+            return None
+        return tf.not_equal(self.of(feature)[0], tf.constant(padding_key, tf.int64))
 
     def arguments(self) -> dict[str, Any]:
         """Returns the arguments of an op that takes features."""
@@ -104,7 +106,9 @@ def as_keys(value: Any, padding_key: int | None, place: str) -> tf.Tensor:
         raise invalid("keys", value, place, allowed) from error
     if tensor.dtype == tf.string:
         keys = hash_texts(tensor)
-        return keys if padding_key is None else tf.where(tf.equal(tensor, ""), padding_key, keys)
+        if padding_key is None:
+            return keys
+        return tf.where(tf.equal(tensor, ""), tf.constant(padding_key, tf.int64), keys)
     if not tensor.dtype.is_integer:
         raise invalid("keys", tensor.dtype.name, place, allowed)
     if tensor.dtype == tf.uint64:
@@ -149,6 +153,19 @@ def layout_of(value: Any) -> type:
     """Returns the class of a RaggedTensor or SparseTensor; tf.Tensor: keys are dense."""
     kinds = (tf.RaggedTensor, tf.SparseTensor)
     return next((kind for kind in kinds if isinstance(value, kind)), tf.Tensor)
+
+
+def ragged(sparse: tf.SparseTensor, place: str) -> tf.RaggedTensor:
+    """Returns the values of each row of a SparseTensor [batch, width], in order.
+
+    Raises:
+        ValueError: it is of another rank.
+    """
+    if sparse.shape.rank != 2:
+        raise invalid("keys", sparse.shape, place, "a SparseTensor [batch, width]")
+    return tf.RaggedTensor.from_value_rowids(
+        sparse.values, sparse.indices[:, 0], nrows=sparse.dense_shape[0]
+    )
 
 
 def of_specs(inputs: Mapping[str, Any], specs: Sequence[FeatureSpec], place: str) -> dict[str, Any]:
@@ -206,7 +223,7 @@ def pack(
             weight = len(packed.weights)
             packed.weights.append(_flat_weights(weights_of, value, place))
         if isinstance(value, tf.SparseTensor):
-            value = _ragged(value, place)
+            value = ragged(value, place)
         if isinstance(value, tf.RaggedTensor):
             if value.ragged_rank != 1 or value.flat_values.shape.rank != 1:
                 raise invalid("keys", value.shape, place, "one ragged dimension: [batch, None]")
@@ -222,15 +239,6 @@ def pack(
             packed.attrs[name].append(index)
         packed.keys.append(keys)
     return packed
-
-
-def _ragged(sparse: tf.SparseTensor, place: str) -> tf.RaggedTensor:
-    """The values of each row of a SparseTensor [batch, width], in order."""
-    if sparse.shape.rank != 2:
-        raise invalid("keys", sparse.shape, place, "a SparseTensor [batch, width]")
-    return tf.RaggedTensor.from_value_rowids(
-        sparse.values, sparse.indices[:, 0], nrows=sparse.dense_shape[0]
-    )
 
 
 def table_names(tables: Sequence[str], place: str) -> tuple[str, ...]:

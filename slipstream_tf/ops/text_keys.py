@@ -4,8 +4,6 @@ In: strings. Out: int64 keys, those of `inputs.readers.hashing.hash_strings` bit
 model needs nothing but TensorFlow for it.
 """
 
-from typing import Any
-
 import numpy as np
 import tensorflow as tf
 
@@ -96,7 +94,7 @@ def _compress(
             rows = tuple(_rolled(row, shift) for row, shift in zip(rows, shifts, strict=True))
             chosen = schedule[number, half]
             x, y = tf.gather(words, chosen[:, 0]), tf.gather(words, chosen[:, 1])
-            rows = _mix(*rows, x, y)
+            rows = _mix(rows, x, y)
             rows = tuple(_rolled(row, -shift) for row, shift in zip(rows, shifts, strict=True))
         return number + 1, *rows
 
@@ -105,8 +103,9 @@ def _compress(
     return tf.bitwise.bitwise_xor(state, mixed)
 
 
-def _mix(a: tf.Tensor, b: tf.Tensor, c: tf.Tensor, d: tf.Tensor, x: tf.Tensor, y: tf.Tensor) -> Any:
+def _mix(rows: tuple[tf.Tensor, ...], x: tf.Tensor, y: tf.Tensor) -> tuple[tf.Tensor, ...]:
     """BLAKE2b's G on four columns, or diagonals, at once: each uint64 [4, n]."""
+    a, b, c, d = rows
     xor = tf.bitwise.bitwise_xor
     for word, first, second in ((x, 32, 24), (y, 16, 63)):
         a = a + b + word
