@@ -40,7 +40,7 @@ def skip_inputs(
     Anything upstream may be prefetched.
 
     Args:
-        dataset: its elements are batches: nested structures of dense tensors and RaggedTensors,
+        dataset: its elements are batches: nested structures of dense, ragged and sparse tensors,
             all with the same first dimension, e.g. `(features, label)` or `(features, label,
             sample_weight)`.
         classifier: decides; it observes every input once per pass over the dataset.
@@ -71,8 +71,8 @@ def skip_inputs(
 
     Raises:
         ValueError: the batch size is neither given nor known, a component of the dataset has no
-            batch dimension or is neither dense nor ragged, or its elements cannot hold weights
-            or "skippable".
+            batch dimension or is no tensor, or its elements cannot hold weights or
+            "skippable".
         tf.errors.InvalidArgumentError: while iterating: components differ in their batch size.
     """
     element_spec = dataset.element_spec
