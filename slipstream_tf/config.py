@@ -10,7 +10,7 @@ from slipstream_tf import initializers
 from slipstream_tf.errors import invalid, require_choice, require_integer, require_number
 from slipstream_tf.hashing import hash_text
 
-COMBINERS = ("sum", "mean", "sqrtn")
+COMBINERS = ("sum", "mean", "sqrtn", None)
 EVICTIONS = ("lfu", "lru")
 MAX_DIM = 65536
 MAX_CAPACITY = 1 << 36
@@ -47,7 +47,8 @@ class Table:
     Attributes:
         name: unique name of the table.
         dim: values per row, 1 to 65,536.
-        combiner: how the rows of a bag become one vector: "sum", "mean" or "sqrtn".
+        combiner: how the rows of a bag become one vector: "sum", "mean" or "sqrtn"; None: not at
+            all, each key's row comes out.
         initializer: how a new key's row starts: an object of `slipstream_tf.initializers`. Without
             a seed of its own, it is seeded by the table's name: equal keys of two tables start
             with different rows, and the same key of a table always with the same.
@@ -56,7 +57,7 @@ class Table:
 
     name: str
     dim: int
-    combiner: str = "sum"
+    combiner: str | None = "sum"
     initializer: initializers.Initializer = dataclasses.field(
         default_factory=initializers.RandomUniform
     )

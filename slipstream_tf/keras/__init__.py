@@ -1,6 +1,7 @@
 """The Keras 3 side: the embedding layer, and the front object of saturation with its callback."""
 
 from slipstream_tf.keras.callbacks import RanksCallback, SaturationCallback
+from slipstream_tf.keras.embedding import Embedding
 from slipstream_tf.keras.embedding_collection import EmbeddingCollection
 from slipstream_tf.keras.loss_feedback import LossFeedback
 from slipstream_tf.keras.slipstream import Slipstream
@@ -8,6 +9,7 @@ from slipstream_tf.ops.features import FeatureSpec
 from slipstream_tf.telemetry.ledger import Ledger
 
 __all__ = [
+    "Embedding",
     "EmbeddingCollection",
     "FeatureSpec",
     "Ledger",

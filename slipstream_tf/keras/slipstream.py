@@ -207,8 +207,8 @@ class Slipstream(tf.train.experimental.PythonState):
                 it is another, give `Window(planned_steps=)` where `dataset` does not know its own
                 (`drop_remainder=False`): the warm-up is a share of the steps.
             get_keys: called like a function for `dataset.map`, returns the keys in a format that
-                the embedding layer takes. Default: `features["keys"]`, or the features themselves
-                but for "id".
+                the embedding layer takes. Default: what the features have under the names of the
+                layer's; or `features["keys"]`; see `inputs.classifier.skip_inputs`.
             drop_remainder: whether a last batch that is not full is left out.
             ahead: whether to work a batch ahead. Not for a `dataset` that predicts, or tells where
                 training is, as it is read. An iteration that ends early has then read a batch that
