@@ -136,3 +136,82 @@ def callbacks_beside(callback: Any) -> list[Any]:
         if isinstance(member, keras.callbacks.Callback) and member.params is callback.params
     }
     return list(found.values())
+
+
+def functional_class() -> Any:
+    """Returns the class of `keras.Model(inputs, outputs)`, which Keras 3 has no public name for."""
+    return importlib.import_module("keras.src.models.functional").Functional
+
+
+def example_losses(model: Any, y: Any, y_pred: Any, sample_weight: Any, reduce: Any) -> Any:
+    """Returns what a model's compiled losses give per example, summed over its outputs.
+
+    Keras 3 has no public way to ask for it: this calls the compiled loss with losses that do not
+    reduce. It was called before, so that it knows which loss belongs to which output.
+
+    Args:
+        model: a compiled `keras.Model`.
+        y: labels of a batch, as the model's `compute_loss` got them.
+        y_pred: predictions, likewise.
+        sample_weight: weights, nested as the outputs are, or None.
+        reduce: called with a loss's values of any shape, and the `keras.losses.Loss`; returns the
+            values [batch].
+
+    Returns:
+        [batch], weighted by `loss_weights` and sample weights; None: there is no compiled loss.
+    """
+    compiled = getattr(model, "_compile_loss", None)
+    if compiled is None:
+        return None
+
+    def copied(loss: Any, **changed: Any) -> Any:
+        # Not by copy.copy: what Keras saves of a loss cannot be had of every one.
+        copy = object.__new__(type(loss))
+        copy.__dict__.update(loss.__dict__, **changed)
+        return copy
+
+    def without_reduction(loss: Any) -> Any:
+        unreduced = copied(loss, reduction=None)
+        return lambda y_true, y_pred, weight=None: reduce(unreduced(y_true, y_pred, weight), loss)
+
+    flat = getattr(compiled, "_flat_losses", None)
+    if flat is not None:
+        flat = [part._replace(loss=without_reduction(part.loss)) for part in flat]
+        # The outputs' losses have been added to the metrics already.
+        compiled = copied(compiled, _flat_losses=flat, _metrics=[None] * len(flat))
+    else:
+        # Before Keras 3.7.
+        flat = [loss and without_reduction(loss) for loss in compiled.flat_losses]
+        compiled = copied(compiled, flat_losses=flat)
+    return compiled.call(y, y_pred, sample_weight)
+
+
+# Transformations that leave the batches of the data set that they are made of as large as they are,
+# by the names of TensorFlow's own classes, and those that make batches.
+_KEEP_BATCHES = {
+    *("Map", "ParallelMap", "Prefetch", "Shuffle", "Take", "Skip", "Repeat", "Cache"),
+    *("Options", "Shard", "AssertCardinality"),
+}
+
+
+def told_batch_size(dataset: Any) -> int | None:
+    """Returns the batch size that was given to a data set's `.batch(n)`, or None.
+
+    TensorFlow has no public way to ask: its shape is not known without `drop_remainder`. No element
+    is made. What follows `.batch` may be what keeps batches as large as they are, and `.map`, which
+    may not: check the batches that come.
+
+    Args:
+        dataset: a `tf.data.Dataset`.
+    """
+    import tensorflow as tf
+
+    while True:
+        kind = type(dataset).__name__.strip("_").removesuffix("Dataset").removesuffix("V2")
+        if kind in ("Batch", "ParallelBatch", "PaddedBatch"):
+            size = tf.get_static_value(getattr(dataset, "_batch_size", None))
+            return None if size is None or size.ndim else int(size)
+        inputs = dataset._inputs() if kind in _KEEP_BATCHES else []
+        if len(inputs) != 1:
+            return None
+        (dataset,) = inputs

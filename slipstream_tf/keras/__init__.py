@@ -4,6 +4,7 @@ from slipstream_tf.keras.callbacks import RanksCallback, SaturationCallback
 from slipstream_tf.keras.embedding import Embedding
 from slipstream_tf.keras.embedding_collection import EmbeddingCollection
 from slipstream_tf.keras.loss_feedback import LossFeedback
+from slipstream_tf.keras.model import Model, Sequential
 from slipstream_tf.keras.slipstream import Slipstream
 from slipstream_tf.ops.features import FeatureSpec
 from slipstream_tf.telemetry.ledger import Ledger
@@ -14,7 +15,9 @@ __all__ = [
     "FeatureSpec",
     "Ledger",
     "LossFeedback",
+    "Model",
     "RanksCallback",
     "SaturationCallback",
+    "Sequential",
     "Slipstream",
 ]

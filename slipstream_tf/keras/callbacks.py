@@ -19,6 +19,7 @@ from slipstream_tf.distributed.exchanged import ExchangedStore, ReplicatedStore
 from slipstream_tf.distributed.gradients import flush_held
 from slipstream_tf.errors import invalid
 from slipstream_tf.keras.loss_feedback import LossFeedback
+from slipstream_tf.keras.misuse import require_losses
 from slipstream_tf.stores.variable import VariableStore
 from slipstream_tf.telemetry.tensorboard import WindowWriter
 
@@ -312,17 +313,11 @@ class SaturationCallback(RanksCallback):
                 epochs,
                 epochs,
             )
+        needs_losses = self._slipstream.needs_losses
         if isinstance(self.model, LossFeedback):
-            needs_losses = self._slipstream.needs_losses
             self.model.observe_losses_with(self._slipstream.record_losses if needs_losses else None)
-        elif self._slipstream.needs_losses:
-            logging.warning(
-                "The saturation engine needs the inputs' losses (score, guard, budget or estimate "
-                "of cost), but %s does not tell them: make it a slipstream_tf.keras.LossFeedback, "
-                "or call slipstream.record_losses in its train_step. Until then %s.",
-                type(self.model).__name__,
-                "nothing is skipped" if settings.saves_by_losses else "nothing is told of them",
-            )
+        elif needs_losses:
+            require_losses(self.model)
 
     def _open_writer(self) -> None:
         if self._writer is not None or self._comm.rank:
