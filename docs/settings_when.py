@@ -68,6 +68,7 @@ SATURATION: Mapping[str, str] = {
 TABLE: Mapping[str, str] = {
     "name": "Always: one per table.",
     "dim": "Always. The models need one for all tables.",
+    "optimizer": "Tables that differ: a lower rate for small ones, `SGD` for biases.",
     "combiner": 'Bags of keys: "mean" if their lengths differ much.',
     "initializer": "As for any embedding; `Constant` or `Zeros` for biases.",
     "retention": "Memory must be bounded. Not with replicated tables of several ranks.",
@@ -87,6 +88,7 @@ FEATURE: Mapping[str, str] = {
 OPTIMIZERS: Mapping[str, str] = {
     "SparseOptimizer.learning_rate": "Always. Rows take larger rates than dense layers: 0.05 to "
     "0.1 with Adagrad in our runs.",
+    "SparseOptimizer.follow": "A dense rate that is scheduled or reduced must not touch the rows.",
     "Adagrad.initial_accumulator_value": "Click models: 0, with a small epsilon; beside 0.1 rows "
     "hardly move.",
     "Adagrad.epsilon": "1e-10 to 1e-8 with an initial accumulator of 0.",

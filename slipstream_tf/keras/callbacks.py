@@ -220,9 +220,8 @@ class RanksCallback(keras.callbacks.Callback):
         elif isinstance(self._store, ExchangedStore):
             updates = {"num_updates": self._store.num_updates}
             require_same(comm, updates, "slipstream.updates", "the rows that ranks loaded")
-        rate = self._store.learning_rate
-        if rate is not None and hasattr(rate, "assign"):
-            name = "slipstream.rows_learning_rate"
+        for index, rate in enumerate(self._store.rate_variables):
+            name = f"slipstream.rows_learning_rate.{index}"
             rate.assign(comm.broadcast(tf.convert_to_tensor(rate), 0, "control", name))
         if isinstance(self.model, LossFeedback):
             self.model.train_with(comm)
