@@ -3,6 +3,7 @@
 from slipstream_tf.keras.callbacks import RanksCallback, SaturationCallback
 from slipstream_tf.keras.embedding_collection import EmbeddingCollection
 from slipstream_tf.keras.loss_feedback import LossFeedback
+from slipstream_tf.keras.rates import LearningRates
 from slipstream_tf.keras.slipstream import Slipstream
 from slipstream_tf.ops.features import FeatureSpec
 from slipstream_tf.telemetry.ledger import Ledger
@@ -10,6 +11,7 @@ from slipstream_tf.telemetry.ledger import Ledger
 __all__ = [
     "EmbeddingCollection",
     "FeatureSpec",
+    "LearningRates",
     "Ledger",
     "LossFeedback",
     "RanksCallback",

@@ -19,6 +19,7 @@ from slipstream_tf.distributed.exchanged import ExchangedStore, ReplicatedStore
 from slipstream_tf.distributed.gradients import flush_held
 from slipstream_tf.errors import invalid
 from slipstream_tf.keras.loss_feedback import LossFeedback
+from slipstream_tf.keras.rates import rates_of
 from slipstream_tf.stores.variable import VariableStore
 from slipstream_tf.telemetry.tensorboard import WindowWriter
 
@@ -188,6 +189,11 @@ class RanksCallback(keras.callbacks.Callback):
         self._metrics = GlobalMetrics(comm)
         self._is_training = False
 
+    def set_model(self, model: Any) -> None:
+        """Tells the tables which optimizer they follow, before a callback changes its rate."""
+        super().set_model(model)
+        self._store.follow(getattr(model, "optimizer", None))
+
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Broadcasts weights, compares rows; refuses an optimizer that keeps gradients to a rank.
 
@@ -245,9 +251,11 @@ class RanksCallback(keras.callbacks.Callback):
             self._metrics.keep_training_state(self.model)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Puts the metrics of all ranks into `logs`; exchanges deferred gradients."""
+        """Puts all ranks' metrics and the rows' rates into `logs`; exchanges deferred gradients."""
+        logs = {} if logs is None else logs
         if self._comm.size > 1:
-            self._metrics.put_into({} if logs is None else logs, self.model)
+            self._metrics.put_into(logs, self.model)
+        logs.update(rates_of(self._store))
         self._flush()
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
