@@ -20,11 +20,11 @@ CLASSES: Mapping[str, Mapping[str, str]] = {
     },
     "LastLoss": {
         "max_skips": "More epochs (5 for 12, 2 for 6 in our runs).",
-        "weigh_returns": "You want returned examples to count once. The weights keep calibration; leave "
-        "them on.",
+        "weigh_returns": "You want returned examples to count once. The weights keep calibration; "
+        "leave them on.",
         "memory": "An epoch has more examples than fit, and memory is there.",
-        "saturated_share": "A remembered loss should hold only while the keys of its example have not moved."
-        " Skips less, at the same quality in our runs.",
+        "saturated_share": "A remembered loss should hold only while the keys of its example "
+        "have not moved. Skips less, at the same quality in our runs.",
         "alpha": "As of `RowDrift`.",
     },
     "RowDrift": {
@@ -49,8 +49,8 @@ CLASSES: Mapping[str, Mapping[str, str]] = {
         "decay_moments": "Masks with Adam, if moments that stand still harm.",
     },
     "CacheRows": {
-        "replicas": "Refreshed ones have a bound; read-only ones save their requests, too, and cost "
-        "more AUC.",
+        "replicas": "Refreshed ones have a bound; read-only ones save their requests, too, and "
+        "cost more AUC.",
     },
     "ReadOnly": {
         "max_drift": "A larger one reads more rows from replicas, and older ones.",
@@ -81,8 +81,8 @@ CLASSES: Mapping[str, Mapping[str, str]] = {
         "threshold": "You know the unit of your rows and want the same T in every run.",
         "max_threshold": "T by share grows beyond what you call settled.",
         "release": "Keys come and go at window ends (larger), or moving keys stay too long (1).",
-        "revisit_every": "Popularity changes quickly (less); examples with many lookups are hardly ever "
-        "skippable (more, or 0).",
+        "revisit_every": "Popularity changes quickly (less); examples with many lookups are hardly "
+        "ever skippable (more, or 0).",
         "protect_windows": "Keys that have just become popular are decided on too early.",
     },
     "MaxAucLoss": {
@@ -107,6 +107,7 @@ CLASSES: Mapping[str, Mapping[str, str]] = {
     "Table": {
         "name": "Always: one per table.",
         "dim": "Always. The models need one for all tables.",
+        "optimizer": "Tables that differ: a lower rate for small ones, `SGD` for biases.",
         "combiner": 'Bags of keys: "mean" if their lengths differ much.',
         "initializer": "As for any embedding; `Constant` or `Zeros` for biases.",
         "retention": "Memory must be bounded. Not with replicated tables of several ranks.",
@@ -125,6 +126,7 @@ CLASSES: Mapping[str, Mapping[str, str]] = {
 OPTIMIZERS: Mapping[str, str] = {
     "SparseOptimizer.learning_rate": "Always. Rows take larger rates than dense layers: 0.05 to "
     "0.1 with Adagrad in our runs.",
+    "SparseOptimizer.follow": "A dense rate that is scheduled or reduced must not touch the rows.",
     "Adagrad.initial_accumulator_value": "Click models: 0, with a small epsilon; beside 0.1 rows "
     "hardly move.",
     "Adagrad.epsilon": "1e-10 to 1e-8 with an initial accumulator of 0.",

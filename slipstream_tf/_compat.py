@@ -2,6 +2,7 @@
 
 import gc
 import importlib
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -95,6 +96,60 @@ def tensorflow_variable(value: Any) -> Any:
         return value
     wrapped = getattr(value, "value", None)
     return wrapped if isinstance(wrapped, tf.Variable) else None
+
+
+def is_schedule(value: Any) -> bool:
+    """Whether a value is a `LearningRateSchedule` of Keras 3, which need not be imported yet."""
+    keras = sys.modules.get("keras")
+    if keras is None or not hasattr(keras, "optimizers"):
+        return False
+    return isinstance(value, keras.optimizers.schedules.LearningRateSchedule)
+
+
+def serialized(value: Any) -> dict[str, Any]:
+    """Returns an object of Keras as a dictionary for JSON."""
+    return dict(require_keras().saving.serialize_keras_object(value))
+
+
+def deserialized(config: dict[str, Any]) -> Any:
+    """Returns the object of Keras that `serialized` described."""
+    return require_keras().saving.deserialize_keras_object(config)
+
+
+def keras_optimizer(value: Any) -> tuple[str, dict[str, Any]] | None:
+    """Returns class name and configuration of a Keras optimizer; None of anything else."""
+    return _keras_object(value, "optimizers", "Optimizer")
+
+
+def keras_initializer(value: Any) -> tuple[str, dict[str, Any]] | None:
+    """Returns class name and configuration of a Keras initializer; None of anything else."""
+    return _keras_object(value, "initializers", "Initializer")
+
+
+def _keras_object(value: Any, module: str, base: str) -> tuple[str, dict[str, Any]] | None:
+    keras = sys.modules.get("keras")
+    if keras is None or not hasattr(keras, module):
+        return None
+    if not isinstance(value, getattr(getattr(keras, module), base)):
+        return None
+    return type(value).__name__, value.get_config()
+
+
+def optimizer_of_call(layer: Any) -> Any:
+    """Returns the optimizer of the model whose call has led to this call of a layer, or None.
+
+    Keras gives a layer no pointer to its model. It keeps the outermost layer of a call, in which
+    `fit` calls the model that it trains.
+    """
+    context = getattr(layer, "_get_call_context", None)
+    return None if context is None else getattr(context().entry_layer, "optimizer", None)
+
+
+def dense_rate(optimizer: Any) -> Any:
+    """Returns the learning rate of a Keras optimizer: a schedule, variable or function, or None."""
+    while hasattr(optimizer, "inner_optimizer"):
+        optimizer = optimizer.inner_optimizer
+    return getattr(optimizer, "_learning_rate", None)
 
 
 def layers_in(model: Any) -> list[Any]:

@@ -5,6 +5,7 @@ from slipstream_tf.keras.embedding import Embedding
 from slipstream_tf.keras.embedding_collection import EmbeddingCollection
 from slipstream_tf.keras.loss_feedback import LossFeedback
 from slipstream_tf.keras.model import Model, Sequential
+from slipstream_tf.keras.rates import LearningRates
 from slipstream_tf.keras.slipstream import Slipstream
 from slipstream_tf.ops.features import FeatureSpec
 from slipstream_tf.telemetry.ledger import Ledger
@@ -13,6 +14,7 @@ __all__ = [
     "Embedding",
     "EmbeddingCollection",
     "FeatureSpec",
+    "LearningRates",
     "Ledger",
     "LossFeedback",
     "Model",

@@ -68,7 +68,8 @@ class EmbeddingCollection(keras.layers.Layer):
 
     Args:
         tables: `Table`s with different names.
-        optimizer: a rule of `slipstream_tf.optimizers`, used for all tables.
+        optimizer: the rule of the tables without one of their own: of `slipstream_tf.optimizers`,
+            or what `optimizers.get` makes one of. None: `Adagrad` with its defaults.
         features: None for a feature per table, named like it; or a dictionary from feature name to
             table name; or a sequence of `FeatureSpec`, each with its own combiner. Features may
             share a table.
@@ -99,7 +100,7 @@ class EmbeddingCollection(keras.layers.Layer):
     def __init__(
         self,
         tables: Sequence[Table],
-        optimizer: optimizers.SparseOptimizer,
+        optimizer: optimizers.SparseOptimizer | str | None = None,
         features: Mapping[str, str] | Sequence[FeatureSpec] | None = None,
         store: Any = "native",
         stacked: bool = False,
@@ -125,8 +126,7 @@ class EmbeddingCollection(keras.layers.Layer):
         self._store_name = store if isinstance(store, str) else None
         given = (bool(prefetch), wire_dtype, wire_warmup_steps)
         exchange = dict(zip(_PLAIN_EXCHANGE, given, strict=True))
-        rule = optimizers.get(optimizer)
-        self.store = _open_store(store, self.tables, rule, comm, placement, exchange)
+        self.store = _open_store(store, self.tables, optimizer, comm, placement, exchange)
         self._announces = self.store.prefetches
         self.prefetch = bool(prefetch) or self._announces
         self.update_anchor = self.add_weight(
@@ -152,11 +152,18 @@ class EmbeddingCollection(keras.layers.Layer):
 
     @property
     def learning_rate(self) -> Any:
-        """The tables' learning rate, a float32 tf.Variable of shape (); assign to change it."""
+        """The tables' learning rate, a tf.Variable of shape (); assign to change it.
+
+        It is the rate before it follows the dense layers' optimizer. None: tables have rates of
+        their own, see `table`.
+        """
         return self.store.learning_rate
 
     @learning_rate.setter
     def learning_rate(self, value: float) -> None:
+        if self.store.learning_rate is None:
+            allowed = "layer.table(name).learning_rate: tables have rates of their own"
+            raise invalid("learning_rate", value, f"layer {self.name!r}", allowed)
         self.store.learning_rate.assign(value)
 
     def __call__(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
@@ -225,6 +232,8 @@ class EmbeddingCollection(keras.layers.Layer):
         return {spec.name: layouts.mask_of(spec, inputs[spec.name]) for spec in self.specs}
 
     def _trained_lookup(self, packed: Any, stacked: bool) -> tuple[tf.Tensor, ...]:
+        self.store.follow(_compat.optimizer_of_call(self))
+
         @tf.custom_gradient
         def lookup(anchor: tf.Tensor) -> Any:
             rows, plan = self.store.lookup(packed, self.specs, training=True, stacked=stacked)
