@@ -222,12 +222,13 @@ class RanksCallback(keras.callbacks.Callback):
             if value.dtype.is_floating:
                 name = f"slipstream.weights.{index}"
                 variable.assign(comm.broadcast(value, 0, "dense", name))
-        if isinstance(self._store, ReplicatedStore):
-            self._store.flush()
-            require_same_rows(self._store, comm)
-        elif isinstance(self._store, ExchangedStore):
-            updates = {"num_updates": self._store.num_updates}
-            require_same(comm, updates, "slipstream.updates", "the rows that ranks loaded")
+        for store in () if self._store is None else self._store.parts:
+            if isinstance(store, ReplicatedStore):
+                store.flush()
+                require_same_rows(store, comm)
+            elif isinstance(store, ExchangedStore):
+                updates = {"num_updates": store.num_updates}
+                require_same(comm, updates, "slipstream.updates", "the rows that ranks loaded")
         for index, rate in enumerate(self._store.rate_variables):
             name = f"slipstream.rows_learning_rate.{index}"
             rate.assign(comm.broadcast(tf.convert_to_tensor(rate), 0, "control", name))

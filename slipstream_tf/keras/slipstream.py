@@ -29,6 +29,7 @@ from slipstream_tf.policies.base import Policy
 from slipstream_tf.saturation.report import WindowReport
 from slipstream_tf.saturation.settings import EngineSettings
 from slipstream_tf.saturation.tracker import SaturationTracker
+from slipstream_tf.stores.joined import JoinedStore
 from slipstream_tf.stores.sok.store import SokStore
 from slipstream_tf.stores.variable import VariableStore
 from slipstream_tf.telemetry.dry_run import DryRunEstimate, estimate_dry_run
@@ -52,8 +53,9 @@ class Slipstream(tf.train.experimental.PythonState):
     shall stay, and for several ranks, use `distributed.JobCheckpoints(..., engine=slipstream)`.
 
     Args:
-        embeddings: the layer whose keys are tracked; or, for a model with embeddings of its own, a
-            `stores.VariableStore` or `stores.SokStore`, with `features`.
+        embeddings: the layer whose keys are tracked, or several whose tables and features differ in
+            name; or, for a model with embeddings of its own, a `stores.VariableStore` or
+            `stores.SokStore`, with `features`.
         policies: what is saved: `SkipExamples`, `DeferGradients`, `MaskGradients`, `CacheRows` of
             `slipstream_tf`, each once; one or a sequence. Without any the engine only watches, and
             tells which keys have settled.
@@ -86,7 +88,7 @@ class Slipstream(tf.train.experimental.PythonState):
 
     def __init__(
         self,
-        embeddings: EmbeddingCollection | VariableStore | SokStore,
+        embeddings: EmbeddingCollection | Sequence[EmbeddingCollection] | VariableStore | SokStore,
         policies: Policy | Sequence[Policy] = (),
         window: Window | None = None,
         hot_set: HotSet | None = None,
@@ -101,20 +103,21 @@ class Slipstream(tf.train.experimental.PythonState):
         # they were not restored, or training has gone on.
         self._restored: bytes | None = None
         self._next_fit_is_planned = False
-        self._layer: EmbeddingCollection | None = None
-        if isinstance(embeddings, EmbeddingCollection):
-            embeddings.when_restored(self._restore_again)
-            self._layer = embeddings
+        self._layers: tuple[EmbeddingCollection, ...] = _layers_of(embeddings)
+        if self._layers:
+            for layer in self._layers:
+                layer.when_restored(self._restore_again)
             for name, value in (("features", features), ("comm", comm)):
                 if value is not None:
                     raise invalid(name, value, "Slipstream with a layer", "None: it has its own")
-            self.store: Any = embeddings.store
-            self.specs = embeddings.specs
+            stores = [layer.store for layer in self._layers]
+            self.store: Any = stores[0] if len(stores) == 1 else JoinedStore(stores)
+            self.specs = _specs_of(self._layers)
         elif isinstance(embeddings, (VariableStore, SokStore)):
             self.store = embeddings
             self.specs = resolve_features(features, embeddings.tables)
         else:
-            allowed = "a slipstream_tf.keras.EmbeddingCollection, a VariableStore or a SokStore"
+            allowed = "a slipstream_tf.keras.EmbeddingCollection or several, a VariableStore or a SokStore"
             raise invalid("embeddings", embeddings, "Slipstream", allowed)
         if not isinstance(dry_run, (bool, DryRun)):
             raise invalid("dry_run", dry_run, "Slipstream", "True, False or slipstream_tf.DryRun()")
@@ -468,9 +471,10 @@ class Slipstream(tf.train.experimental.PythonState):
 
         For `keras.callbacks.BackupAndRestore`; `callback` does so where it is beside one.
         """
-        if self._layer is not None:
+        # The last: when its weights are loaded, the tables of the others are there.
+        for layer in self._layers[-1:]:
             is_included = is_backed_up and self.comm.size == 1
-            self._layer.include_engine(self if is_included else None)
+            layer.include_engine(self if is_included else None)
 
     def restore_backup(self, content: bytes) -> None:
         """Goes on from what `serialize` returned, in a `fit` that has told of its epochs."""
@@ -531,3 +535,24 @@ class Slipstream(tf.train.experimental.PythonState):
         """Warns if no step was counted when two windows' worth of batches went through."""
         if self._steps == 0:
             warn_without_steps(2 * self.tracker.window_steps)
+
+
+def _layers_of(embeddings: Any) -> tuple[EmbeddingCollection, ...]:
+    """The layers that were given; empty if it is no layer, and no sequence of them."""
+    given = tuple(embeddings) if isinstance(embeddings, (list, tuple)) else (embeddings,)
+    is_layers = bool(given) and all(isinstance(layer, EmbeddingCollection) for layer in given)
+    return given if is_layers else ()
+
+
+def _specs_of(layers: Sequence[EmbeddingCollection]) -> tuple[FeatureSpec, ...]:
+    """The features of all layers.
+
+    Raises:
+        ValueError: two layers have a feature of the same name.
+    """
+    specs = tuple(spec for layer in layers for spec in layer.specs)
+    names = [spec.name for spec in specs]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise invalid("embeddings", twice, "Slipstream", "layers whose features differ in name")
+    return specs

@@ -95,6 +95,11 @@ class TrackedStore:
     def follow(self, optimizer: Any) -> None:
         """Says which optimizer of the dense layers the tables' rates follow; see `Rates.follow`."""
 
+    @property
+    def parts(self) -> tuple[Any, ...]:
+        """The stores that this one joins; mostly itself alone."""
+        return (self,)
+
     def size(self, table: str) -> int:
         """Returns the number of keys in a table."""
         raise NotImplementedError
