@@ -62,8 +62,8 @@ _FLAGS = {
         Flag("quick", None, f"{_QUICK_INPUTS:,} inputs, generated if no --data is given"),
     ),
     "Runs": (
-        Flag("target_skip", Number(0, 1), "share of the hot inputs to skip", None, "the data's"),
-        Flag("alpha", Number(0, 1, True), "share of lookups that must be saturated", None,
+        Flag("skip_share", Number(0, 1), "share of the hot inputs to skip", None, "0.3"),
+        Flag("skip_alpha", Number(0, 1, True), "share of lookups that must be saturated", None,
              "the data's"),
         Flag("seed", Integer(0, (1 << 31) - 1), "of all four runs", 0),
         Flag("threads", Integer(1, 1024), "threads of TensorFlow and the data", None, "all cores"),
@@ -91,7 +91,7 @@ def make_flags() -> FlagSet:
         "Trains the same model four times: plainly; with inputs of saturated keys left out (the "
         "paper's rule); with as many inputs left out at random; and plainly, but stopped at the "
         "paper run's number of trained inputs. Prints what that did to quality and cost.",
-        ("slipstream-demo", "slipstream-demo --data=globo_clicks.npz --target_skip=0.5"),
+        ("slipstream-demo", "slipstream-demo --data=globo_clicks.npz --skip_share=0.5"),
         _FLAGS,
     )
 
@@ -107,10 +107,10 @@ def main(values: dict[str, Any], given: frozenset[str]) -> None:
     common = {"seed": values["seed"], "threads": values["threads"]}
     data = {**common, "data": choice.data, "max_inputs": inputs}
     paper = os.path.join(values["output"], "paper", RECORD)
-    skipping = {name: values[name] for name in ("target_skip", "alpha")}
+    skipping = {name: values[name] for name in ("skip_share", "skip_alpha")}
     flags = {
         "plain": data,
-        "paper": {**data, "skip": "inputs", **skipping},
+        "paper": {**data, "policies": "skip_examples", "skip_by": "row_drift", **skipping},
         "random": {**common, "control": "random", "match": paper},
         "stop": {**common, "control": "stop", "match": paper},
     }
@@ -161,8 +161,8 @@ def verdict(records: Mapping[str, Mapping[str, Any]]) -> str:
     if not inputs["skipped"]:
         return (
             "The paper's rule skipped nothing here (no input was made of saturated keys alone), so "
-            "the table compares equal runs. More inputs, a higher --target_skip or a lower --alpha "
-            "would make it skip."
+            "the table compares equal runs. More inputs, a higher --skip_share or a lower "
+            "--skip_alpha would make it skip."
         )
     share = inputs["skipped"] / inputs["seen"]
     loss = auc["plain"] - auc["paper"]

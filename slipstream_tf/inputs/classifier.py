@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from slipstream_tf.errors import invalid, require_integer
 from slipstream_tf.inputs.batches import chosen_rows, num_rows, static_batch_size
+from slipstream_tf.inputs.notes import add_notes, without_wrapping
 from slipstream_tf.inputs.spec import ID, SKIPPABLE
 from slipstream_tf.ops.classifier import InputClassifier
 from slipstream_tf.ops.features import FeatureSpec, of_specs
@@ -56,8 +57,9 @@ def skip_inputs(
         weighted: whether elements become `(features, label, sample_weight)`: skippable inputs that
             are kept stand for those that are not (needed where the classifier thins). A weight
             that is there is multiplied.
-        marked: whether the features, a mapping, get "skippable", bool [batch]: what could have been
-            left out (read where losses are recorded).
+        marked: whether the features get "skippable", bool [batch]: what could have been left out
+            (read where losses are recorded). Features that are no mapping become one
+            (`notes.add_notes`); a model takes it apart again (`keras.LossFeedback`).
         get_ids: called like `get_keys`; returns what the classifier takes for ids, int64 [batch].
             Default: `features["id"]` if the features are a mapping where it is integers [batch]
             and no spec's keys; else there are none.
@@ -76,7 +78,8 @@ def skip_inputs(
         tf.errors.InvalidArgumentError: while iterating: components differ in their batch size.
     """
     element_spec = dataset.element_spec
-    _require_form(element_spec, weighted, marked)
+    names = frozenset(spec.name for spec in specs)
+    _require_form(element_spec, weighted, marked, names)
     known_size = static_batch_size(element_spec)
     size = known_size if batch_size is None else batch_size
     stays = not refill and size == known_size and not (drop_remainder and size is None)
@@ -85,19 +88,19 @@ def skip_inputs(
             allowed = "an integer >= 1; None only for a dataset of .batch(n, drop_remainder=True)"
             raise invalid("batch_size", None, "skip_inputs", allowed)
         require_integer("batch_size", size, 1, None, "skip_inputs")
-    names = frozenset(spec.name for spec in specs)
     keys_of = get_keys or functools.partial(_default_keys, specs)
     ids_of = get_ids or functools.partial(_default_ids, names)
 
     def compact(*components: Any) -> Any:
-        keys, ids = keys_of(*components), ids_of(*components)
+        ids = ids_of(*components)
+        keys = keys_of(without_wrapping(components[0]), *components[1:])
         classified = classifier.classify(keys, specs, ids=ids, window_batches=window_batches)
         with tf.control_dependencies([_assert_same_batch(components, classified.skippable)]):
             if weighted:
                 weights = _weights(classified.weight, *components[2:])
                 components = (*components[:2], weights)
             if marked:
-                features = {**components[0], SKIPPABLE: classified.skippable}
+                features = add_notes(components[0], **{SKIPPABLE: classified.skippable})
                 components = (features, *components[1:])
             if refill:
                 components = _keep(components, classified.weight > 0.0)
@@ -139,25 +142,30 @@ def _default_ids(names: frozenset[str], *element: Any) -> tf.Tensor | None:
     return ids if is_number else None
 
 
-def _weights(weight: tf.Tensor, before: tf.Tensor | None = None) -> tf.Tensor:
+def _weights(weight: tf.Tensor, before: Any = None) -> Any:
     """The classifier's weights [batch], times sample weights that were there, [batch, ...]."""
     if before is None:
         return weight
-    ones = tf.ones(tf.rank(before) - 1, tf.int32)
-    return tf.cast(before, tf.float32) * tf.reshape(weight, tf.concat([[-1], ones], axis=0))
+
+    def times(part: tf.Tensor) -> tf.Tensor:
+        ones = tf.ones(tf.rank(part) - 1, tf.int32)
+        return tf.cast(part, tf.float32) * tf.reshape(weight, tf.concat([[-1], ones], axis=0))
+
+    return tf.nest.map_structure(times, before)
 
 
-def _require_form(element_spec: Any, weighted: bool, marked: bool) -> None:
+def _require_form(element_spec: Any, weighted: bool, marked: bool, names: frozenset[str]) -> None:
     """Checks that elements can hold weights and "skippable"."""
     features = element_spec[0] if isinstance(element_spec, tuple) else element_spec
     if weighted and not (isinstance(element_spec, tuple) and len(element_spec) in (2, 3)):
         allowed = "(features, label) or (features, label, sample_weight), where inputs are thinned"
         raise invalid("dataset", element_spec, "its elements", allowed)
-    if marked and not isinstance(features, Mapping):
-        allowed = "a mapping, e.g. {'keys': ...}, where losses are recorded"
-        raise invalid("dataset", features, "the features of its elements", allowed)
-    if marked and SKIPPABLE in features:
-        allowed = f"features without {SKIPPABLE!r}, which is added where losses are recorded"
+    if not (marked and isinstance(features, Mapping)):
+        return
+    own = frozenset() if "keys" in features else names & {ID}
+    if SKIPPABLE in features or own:
+        taken = SKIPPABLE if SKIPPABLE in features else ID
+        allowed = f"features without {taken!r}, which is a note's name where losses are recorded"
         raise invalid("dataset", sorted(features), "the features of its elements", allowed)
 
 

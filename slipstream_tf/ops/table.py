@@ -118,7 +118,7 @@ def apply_gradients(
     Args:
         plan: from `lookup`.
         gradients: of its pooled vectors, float32 in their shapes.
-        learning_rate: scalar float32.
+        learning_rate: float32, a scalar for all tables or [tables] in the order of the lookup.
 
     Returns:
         The operation in a graph, None in eager mode.
@@ -223,6 +223,33 @@ def to_tensors(contents: Mapping[str, Any], kinds: Mapping[str, Any], what: str)
             f"Invalid {what}: arrays {sorted(contents)}. Allowed: exactly {sorted(kinds)}."
         )
     return {name: tf.constant(np.asarray(contents[name], t)) for name, t in kinds.items()}
+
+
+def step(handle: tf.Tensor) -> tf.Tensor:
+    """Returns how often a table was updated, int64 scalar."""
+    return _loader.library().slipstream_table_step(handle=handle)
+
+
+def keys(handle: tf.Tensor) -> tf.Tensor:
+    """Returns the keys that have a row, int64 [n], ascending."""
+    return _loader.library().slipstream_table_keys(handle=handle)
+
+
+def write(handle: tf.Tensor, keys: Any, rows: Any) -> None:
+    """Replaces the values of rows, float32 [n, dim], and makes those of absent keys.
+
+    Slots, counts and flags of rows that are there stay; their deferred gradients go.
+
+    Raises:
+        tf.errors.InvalidArgumentError: a key comes twice, or a value is not finite.
+        tf.errors.ResourceExhaustedError: a bounded table cannot hold the keys.
+    """
+    _loader.library().slipstream_table_write(handle=handle, keys=keys, rows=rows)
+
+
+def remove(handle: tf.Tensor, keys: Any) -> tf.Tensor:
+    """Removes the rows of keys int64 [n], and all about them; returns how many there were."""
+    return _loader.library().slipstream_table_remove(handle=handle, keys=keys)
 
 
 EXPORTED = {

@@ -377,7 +377,7 @@ def test_unknown_tables_are_named():
     with pytest.raises(ValueError, match=r"distinct"):
         NativeStore([Table("a", 2), Table("a", 2)], optimizers.SGD())
     with pytest.raises(ValueError, match=r"slipstream_tf.optimizers"):
-        NativeStore([Table("a", 2)], "adam")
+        NativeStore([Table("a", 2)], "rmsprop")
 
 
 def test_rows_and_updates_do_not_depend_on_threads(tmp_path):

@@ -66,6 +66,17 @@ absl::Status ReadPlanAndGradients(tf::OpKernelContext* c, const LookupPlan** pla
   return absl::OkStatus();
 }
 
+absl::Status ReadLearningRates(tf::OpKernelContext* c, int input, LearningRates* rates) {
+  const tf::Tensor& tensor = c->input(input);
+  if (tensor.dims() > 1) {
+    return absl::InvalidArgumentError(absl::StrCat("learning_rate has shape ",
+                                                   tensor.shape().DebugString(),
+                                                   "; allowed: a scalar, or [tables]"));
+  }
+  *rates = LearningRates(ValuesOf<float>(c, input));
+  return absl::OkStatus();
+}
+
 namespace {
 
 // Keeps the memory of finished lookups for the next ones.
@@ -240,10 +251,10 @@ class EvaluationLookupOp : public LookupOpBase {
 absl::Status ApplyToRows(tf::OpKernelContext* c) {
   const LookupPlan* plan = nullptr;
   std::vector<PooledGradient> gradients;
-  float rate = 0.f;
+  LearningRates rates;
   TF_RETURN_IF_ERROR(ReadPlanAndGradients(c, &plan, &gradients));
-  TF_RETURN_IF_ERROR(ReadScalar(c, c->num_inputs() - 1, "learning_rate", &rate));
-  return ToAbsl(ApplyGradients(*plan, gradients, rate, ParallelOf(c)));
+  TF_RETURN_IF_ERROR(ReadLearningRates(c, c->num_inputs() - 1, &rates));
+  return ToAbsl(ApplyGradients(*plan, gradients, rates, ParallelOf(c)));
 }
 
 SLIPSTREAM_CPU_KERNEL("SlipstreamLookup", LookupOp);

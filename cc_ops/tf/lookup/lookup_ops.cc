@@ -135,13 +135,13 @@ REGISTER_OP("SlipstreamApplyGradients")
     .Input("learning_rate: float")
     .Attr("num_gradients: int >= 1")
     .SetIsStateful()
-    .SetShapeFn(Shapes("[]"))
+    .SetShapeFn(Shapes("[*]"))
     .Doc(R"doc(
 Sums the gradients of each key in batch order and applies its table's rule once.
 
 plan: scalar, from SlipstreamLookup.
 gradients: of its pooled outputs, in their shapes; all must be finite.
-learning_rate: scalar.
+learning_rate: a scalar for all tables, or [tables], in the order of the lookup's handles.
 )doc");
 
 }  // namespace slipstream

@@ -66,7 +66,7 @@ class SokPooledStore(SokTables, WatchedTables):
     Attributes:
         tables: as given.
         optimizer: the rule of all tables.
-        learning_rate: float32 scalar variable, read in every update.
+        rates: what the tables' rows move by; one for all.
         comm: the ranks, or None.
     """
 
@@ -217,7 +217,7 @@ class SokPooledStore(SokTables, WatchedTables):
         self._apply_deferred(lambda: self._flush_by(self._updater))
 
     def _known_rate(self) -> Any:
-        return self.learning_rate
+        return self._rate_now()
 
 
 def _unique(name: str) -> str:

@@ -159,7 +159,7 @@ def test_one_tensor_needs_one_dim(cause):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"optimizer": keras.optimizers.SGD()}, "Invalid `optimizer`"),
+        ({"optimizer": keras.optimizers.Adam()}, "Invalid `optimizer`: 'keras.optimizers.Adam'"),
         ({"store": "cloud"}, "Invalid `store`: 'cloud'"),
         ({"dtype": "mixed_float16"}, "Invalid `dtype policy`: 'mixed_float16'.*mixed_bfloat16"),
         ({"size": 3}, "size"),
@@ -225,7 +225,9 @@ def test_bad_symbolic_inputs(make_inputs, message):
 def test_config_round_trip():
     layer = EmbeddingCollection(
         [
-            Table("a", 4, "mean", initializers.RandomNormal(0.5, 0.1, 9), Retention(64, "lru")),
+            Table(
+                "a", 4, None, "mean", initializers.RandomNormal(0.5, 0.1, 9), Retention(64, "lru")
+            ),
             Table("b", 8),
         ],
         optimizers.Adam(0.1, beta_1=0.5),
@@ -269,7 +271,6 @@ def test_the_learning_rate_is_read_in_every_update():
 def test_the_one_weight_is_the_anchor():
     layer = make_layer()
     assert [weight.path.split("/")[-1] for weight in layer.trainable_weights] == ["update_anchor"]
-    assert layer.count_params() == 1
     layer.trainable = False
     assert layer.trainable_weights == []
 
