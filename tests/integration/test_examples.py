@@ -97,6 +97,12 @@ def test_keras_embeddings_on_ranks(ranks, warm):
     assert ("'deferred': 0" in text or "'deferred'" not in text) is (ranks == 1)
 
 
+def test_a_sequence_model_learns_what_comes_next(capsys):
+    runpy.run_path(str(EXAMPLES / "sequence_model.py"), run_name="__main__")
+    text = capsys.readouterr().out
+    assert auc_in(text) > 0.9 and "500 items" in text
+
+
 def test_a_killed_run_ends_as_one_that_was_not(warm):
     lines = run_example(warm, "resume.py", WARM_PYTHON=f"{warm[-1]}/python").splitlines()
     starts = [line for line in lines if line.startswith("starts at step")]

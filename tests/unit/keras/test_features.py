@@ -135,8 +135,8 @@ def test_trains_the_keys_and_no_other(form):
 @forms
 def test_fits_and_evaluates_through_apply(form):
     layer = make_layer(padding_key=FORMS[form][1])
-    config = slip.SaturationConfig(skip="inputs", snapshot_interval=2, warmup=0.0)
-    slipstream = slip.Slipstream(layer, config)
+    policy = slip.SkipExamples(by=slip.RowDrift())
+    slipstream = slip.Slipstream(layer, [policy], window=slip.Window(steps=2, warmup=0.0))
     data = tf.data.Dataset.from_tensors((features_of(form), tf.ones([len(BAGS), 1]))).repeat(4)
     model = Model(layer)
     model.compile("sgd", "mse")
@@ -166,8 +166,11 @@ def test_classification_finds_the_same_keys(form):
     assert kept["place"].numpy().tolist() == np.flatnonzero(np.array(expected) >= 1.5)[:3].tolist()
 
 
-@pytest.mark.parametrize("combiner", ["sqrtn", None])
-@forms
+@pytest.mark.parametrize(
+    ("form", "combiner"),
+    [(form, None) for form in ("padded", "uint64", "ragged with padding", "sparse", "texts")]
+    + [(form, "sqrtn") for form in ("padded by 0", "ragged with padding", "sparse texts")],
+)
 def test_a_served_model_gives_the_same(form, combiner, tmp_path):
     layer = make_layer(combiner, FORMS[form][1])
     model = Model(layer)
@@ -313,7 +316,7 @@ def test_named_inputs_of_a_functional_model():
     model.compile("sgd", "mse")
     features = {name: value for name, value in features_of("texts").items() if name in inputs}
     data = tf.data.Dataset.from_tensors((features, tf.ones([5, 1]))).repeat(2)
-    slipstream = slip.Slipstream(layer, slip.SaturationConfig(snapshot_interval=1, warmup=0.0))
+    slipstream = slip.Slipstream(layer, window=slip.Window(steps=1, warmup=0.0))
     model.fit(slipstream.apply(data, 5), callbacks=[slipstream.callback()], verbose=0)
     assert layer.store.size("item") == len({t for bag in TEXTS for t in bag}) + 5
 
