@@ -27,6 +27,7 @@ from slipstream_tf.keras.feature_specs import resolve_features, resolve_tables
 from slipstream_tf.keras.row_gradients import add_anchors, collecting_lookup, updating_lookup
 from slipstream_tf.keras.row_snapshots import add_rows_weight, refuse_legacy_file
 from slipstream_tf.ops.features import PADDING_KEY, FeatureSpec, pack
+from slipstream_tf.stores.rows import TableRows
 
 _compat.require_keras()
 
@@ -187,6 +188,10 @@ class EmbeddingCollection(keras.layers.Layer):
             allowed = "layer.table(name).learning_rate: tables have rates of their own"
             raise invalid("learning_rate", value, f"layer {self.name!r}", allowed)
         self.store.learning_rate.assign(value)
+
+    def table(self, name: str) -> TableRows:
+        """Returns the rows of a table, to be read, written, removed and listed by key."""
+        return TableRows(self.store, name)
 
     def __call__(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         """Calls the layer; see `call`."""

@@ -62,6 +62,15 @@ def test_examples_that_run_say_how(path):
     assert f"`{path.name}`" in (EXAMPLES / "README.md").read_text()
 
 
+def test_rows_by_hand(capsys):
+    runpy.run_path(str(EXAMPLES / "rows.py"), run_name="__main__")
+    text = capsys.readouterr().out
+    assert "rows of the Keras embedding: 50\n" in text and "100 steps: 0.090\n" in text
+    assert "rows removed: 2\n" in text and "items now: 49" in text and "renamed: 1\n" in text
+    before, after = map(float, re.search(r"loss .*: ([\d.]+), then ([\d.]+)", text).groups())
+    assert after < before
+
+
 def test_parquet_files_are_trained_from(tmp_path, capsys, monkeypatch):
     monkeypatch.syspath_prepend(EXAMPLES)
     import parquet_input
