@@ -135,16 +135,6 @@ def _keras_object(value: Any, module: str, base: str) -> tuple[str, dict[str, An
     return type(value).__name__, value.get_config()
 
 
-def optimizer_of_call(layer: Any) -> Any:
-    """Returns the optimizer of the model whose call has led to this call of a layer, or None.
-
-    Keras gives a layer no pointer to its model. It keeps the outermost layer of a call, in which
-    `fit` calls the model that it trains.
-    """
-    context = getattr(layer, "_get_call_context", None)
-    return None if context is None else getattr(context().entry_layer, "optimizer", None)
-
-
 def dense_rate(optimizer: Any) -> Any:
     """Returns the learning rate of a Keras optimizer: a schedule, variable or function, or None."""
     while hasattr(optimizer, "inner_optimizer"):
@@ -270,3 +260,50 @@ def told_batch_size(dataset: Any) -> int | None:
         if len(inputs) != 1:
             return None
         (dataset,) = inputs
+
+
+def track_variable(layer: Any, variable: Any) -> None:
+    """Makes a variable one of a Keras layer's weights, but no part of TensorFlow's checkpoints.
+
+    An attribute would be both.
+    """
+    layer._track_variable(variable)
+
+
+def is_in_legacy_file() -> bool:
+    """Whether Keras writes or reads a model's `.h5` file of the old format just now."""
+    try:
+        state = importlib.import_module("keras.src.backend.common.global_state")
+    except ImportError:
+        return False
+    return bool(state.get_global_attribute("use_legacy_config", False))
+
+
+def outermost_layer(layer: Any) -> Any:
+    """Returns the layer whose call the call of another, which runs now, is part of.
+
+    In Keras's `fit` it is the model. Keras gives a layer no pointer to its model, but keeps this
+    one for the arguments that it passes down.
+    """
+    context = getattr(layer, "_get_call_context", None)
+    return layer if context is None else context().entry_layer
+
+
+def optimizer_of(optimizer: Any, variable: Any) -> Any:
+    """Returns the optimizer in a `keras.optimizers.MultiOptimizer` that has a variable.
+
+    Others are returned as they are; so is a MultiOptimizer of which that is not known.
+    """
+    choose = getattr(optimizer, "_optimizer_map", None)
+    return choose(variable) if callable(choose) else optimizer
+
+
+def decays(optimizer: Any, variable: Any) -> bool:
+    """Whether a Keras optimizer's weight decay, if it has any, acts on a variable."""
+    return bool(optimizer._use_weight_decay(variable))
+
+
+def is_recording() -> bool:
+    """Whether a `tf.GradientTape` records just now; TensorFlow has no public way to ask."""
+    record = importlib.import_module("tensorflow.python.eager.record")
+    return bool(record.could_possibly_record())

@@ -6,7 +6,9 @@ from slipstream_tf.keras.embedding_collection import EmbeddingCollection
 from slipstream_tf.keras.loss_feedback import LossFeedback
 from slipstream_tf.keras.model import Model, Sequential
 from slipstream_tf.keras.rates import LearningRates
+from slipstream_tf.keras.row_snapshots import limit_snapshots
 from slipstream_tf.keras.slipstream import Slipstream
+from slipstream_tf.keras.step_optimizer import StepOptimizer
 from slipstream_tf.ops.features import FeatureSpec
 from slipstream_tf.telemetry.ledger import Ledger
 
@@ -22,4 +24,6 @@ __all__ = [
     "SaturationCallback",
     "Sequential",
     "Slipstream",
+    "StepOptimizer",
+    "limit_snapshots",
 ]

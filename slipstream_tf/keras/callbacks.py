@@ -21,6 +21,7 @@ from slipstream_tf.errors import invalid
 from slipstream_tf.keras.loss_feedback import LossFeedback
 from slipstream_tf.keras.misuse import require_losses
 from slipstream_tf.keras.rates import rates_of
+from slipstream_tf.keras.step_optimizer import applies_rows
 from slipstream_tf.stores.variable import VariableStore
 from slipstream_tf.telemetry.tensorboard import WindowWriter
 
@@ -299,10 +300,13 @@ class SaturationCallback(RanksCallback):
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Refuses a LossScaleOptimizer, whose gradients are not the loss's; connects losses."""
-        if isinstance(self.model.optimizer, keras.optimizers.LossScaleOptimizer):
+        optimizer = self.model.optimizer
+        is_scaled = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+        if is_scaled and not applies_rows(optimizer):
             raise ValueError(
                 "Invalid `optimizer`: LossScaleOptimizer. The embedding tables would be updated "
-                "with scaled gradients. Use float32 or mixed_bfloat16 without loss scaling."
+                "with scaled gradients. Use float32 or mixed_bfloat16 without loss scaling; or "
+                "EmbeddingCollection(..., apply='step') and slip.keras.StepOptimizer(optimizer)."
             )
         self._open_writer()
         super().on_train_begin(logs)

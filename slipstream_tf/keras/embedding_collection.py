@@ -18,7 +18,14 @@ from slipstream_tf.config import Table
 from slipstream_tf.distributed.comm import Communicator
 from slipstream_tf.errors import invalid, require_choice
 from slipstream_tf.keras import feature_layouts as layouts
+from slipstream_tf.keras.contract import (
+    require_apply,
+    require_fitting_optimizer,
+    require_told_training,
+)
 from slipstream_tf.keras.feature_specs import resolve_features, resolve_tables
+from slipstream_tf.keras.row_gradients import add_anchors, collecting_lookup, updating_lookup
+from slipstream_tf.keras.row_snapshots import add_rows_weight, refuse_legacy_file
 from slipstream_tf.ops.features import PADDING_KEY, FeatureSpec, pack
 
 _compat.require_keras()
@@ -49,19 +56,28 @@ class EmbeddingCollection(keras.layers.Layer):
     the factor 1/batch. Without a tape rows are added and counted, not updated. With
     `training=False` (evaluate, predict) nothing changes: a key without a row gets the values its
     row would start with. A layer with `trainable=False` behaves like that in training, too.
-    Keras's `fit` says `training=True` only to a model whose `call` has the argument `training`: an
-    own `keras.Model` without it trains no row (Keras then warns of missing gradients).
+    Keras's `fit` says `training=True` only to a model whose `call` has the argument `training`:
+    under a tape, a layer that was told nothing raises an error.
 
-    The update anchor. TensorFlow runs the backward pass of a layer only if something trainable lies
-    behind it, so the layer has one weight of shape (), `update_anchor`. It is 0, its gradient (its
-    own value) is 0, and it stays 0 under weight decay, clipping and every Keras optimizer. Its
-    gradient must be computed, as `tape.gradient(loss, model.trainable_variables)` does, or rows
-    are not updated.
+    Where gradients are applied. With apply="backward" rows are updated in the backward pass,
+    before the gradients of other weights are known, and whether or not anybody asks for the
+    anchor's. With apply="step" the gradients of rows come out of the tape, as those of one anchor
+    per table, `tf.IndexedSlices`, and the optimizer applies them: `slip.keras.StepOptimizer`. That
+    takes longer, and is what clipping, gradient accumulation, loss scaling and a head trained alone
+    need. Where none acts, the rows are the same, bit for bit. A model that `fit` trains with an
+    optimizer whose settings would miss the rows raises an error.
+
+    The anchors. TensorFlow runs the backward pass of a layer only if something trainable lies
+    behind it, so the layer has a weight of shape (), `update_anchor` (with apply="step", one per
+    table). It is 0, and stays 0 under every Keras optimizer. With apply="backward" its gradient is
+    0, and must be computed, as `tape.gradient(loss, model.trainable_variables)` does.
+
+    The weight `rows`. `get_weights` and `set_weights` carry the rows, too: as a token, int64 of
+    shape (), of a snapshot that this process keeps (see `limit_snapshots`).
 
     Precision. Rows, gradients and slots are float32; the output has the policy's compute dtype
-    (bfloat16 with "mixed_bfloat16"). Policies with loss scaling ("mixed_float16") and a
-    `LossScaleOptimizer` would scale the rows' gradients, too: the policy is refused here, the
-    optimizer must not be used. A Keras optimizer's gradient accumulation does not defer rows.
+    (bfloat16 with "mixed_bfloat16"). "mixed_float16" and a `LossScaleOptimizer` scale the rows'
+    gradients, too: they need apply="step".
 
     XLA. The table ops run outside XLA. `compile(jit_compile=True)` falls back to a plain
     `tf.function` with a warning of Keras; a `tf.function(jit_compile=True)` must not contain it.
@@ -91,6 +107,8 @@ class EmbeddingCollection(keras.layers.Layer):
         padding_key: the key that stands for no key, of features that are no `FeatureSpec` with one
             of their own; of texts it is the empty one. It trains no row, and gives zeros where an
             example has no other. None: every key is a key.
+        apply: where gradients of rows are applied: "backward" or "step", see above. "step" is of
+            native tables in one process.
         **kwargs: of `keras.layers.Layer`: name, dtype, trainable.
 
     Raises:
@@ -110,11 +128,13 @@ class EmbeddingCollection(keras.layers.Layer):
         wire_warmup_steps: int = 0,
         prefetch: bool = False,
         padding_key: int | None = PADDING_KEY,
+        apply: str = "backward",
         **kwargs: Any,
     ) -> None:
         # No autocast: keys must reach the store as they are, and the anchor stays float32.
         super().__init__(autocast=False, **kwargs)
-        _refuse_loss_scaling(self.dtype_policy, self.name)
+        if apply != "step":
+            _refuse_loss_scaling(self.dtype_policy, self.name)
         _refuse_replicas(self.name)
         self.supports_jit = False  # Keras then compiles without XLA.
         self.tables = resolve_tables(tables)
@@ -129,9 +149,11 @@ class EmbeddingCollection(keras.layers.Layer):
         self.store = _open_store(store, self.tables, optimizer, comm, placement, exchange)
         self._announces = self.store.prefetches
         self.prefetch = bool(prefetch) or self._announces
-        self.update_anchor = self.add_weight(
-            name="update_anchor", shape=(), initializer="zeros", dtype="float32", trainable=True
-        )
+        self.apply = require_apply(apply, self.store, self.name)
+        self._anchors = add_anchors(self, self.store, apply)
+        if apply == "backward":
+            (self.update_anchor,) = self._anchors
+        add_rows_weight(self, self.store)
         self._store_state = StoreState(self.store, f"layer {self.name!r}")
         self._engine: Any = None
         self.built = True
@@ -216,6 +238,8 @@ class EmbeddingCollection(keras.layers.Layer):
                 with tf.control_dependencies(rows):
                     self.store.announce(pack(next_inputs, self.specs), self.specs)
         else:
+            if training is None and self.trainable:
+                require_told_training(self)
             rows, _ = self.store.lookup(packed, self.specs, training=False, stacked=stacked)
         outputs = [tf.cast(tensor, self.compute_dtype) for tensor in rows]
         if stacked:
@@ -232,25 +256,11 @@ class EmbeddingCollection(keras.layers.Layer):
         return {spec.name: layouts.mask_of(spec, inputs[spec.name]) for spec in self.specs}
 
     def _trained_lookup(self, packed: Any, stacked: bool) -> tuple[tf.Tensor, ...]:
-        self.store.follow(_compat.optimizer_of_call(self))
-
-        @tf.custom_gradient
-        def lookup(anchor: tf.Tensor) -> Any:
-            rows, plan = self.store.lookup(packed, self.specs, training=True, stacked=stacked)
-
-            def backward(*upstream: Any) -> tf.Tensor:
-                gradients = [tf.cast(tf.convert_to_tensor(g), tf.float32) for g in upstream]
-                update = self.store.apply_gradients(plan, gradients)
-                # The anchor's gradient must depend on the update: where the backward pass is a
-                # graph of its own, TensorFlow prunes what its outputs do not need. The gradient,
-                # 0, is the anchor's own value: a constant 0 is folded away together with the
-                # update (by Grappler, in `fit` with Adam, whose moments multiply it).
-                with tf.control_dependencies([] if update is None else [update]):
-                    return tf.identity(anchor)
-
-            return tuple(rows), backward
-
-        return lookup(tf.convert_to_tensor(self.update_anchor.value))
+        self.store.follow(getattr(_compat.outermost_layer(self), "optimizer", None))
+        require_fitting_optimizer(self, self._anchors, self.apply)
+        if self.apply == "step":
+            return collecting_lookup(self.store, self._anchors, packed, self.specs, stacked)
+        return updating_lookup(self.store, self.update_anchor, packed, self.specs, stacked)
 
     def _gives_tensor(self, inputs: Any) -> bool:
         if isinstance(inputs, Mapping):
@@ -297,6 +307,10 @@ class EmbeddingCollection(keras.layers.Layer):
         dims = [(spec, self._dims[spec.table]) for spec in self.specs]
         return {spec.name: spec_of(spec, inputs[spec.name], dim, dtype) for spec, dim in dims}
 
+    def count_params(self) -> int:
+        """Returns how many values the tables' rows have now; `summary` shows it."""
+        return sum(self.store.size(table.name) * table.dim for table in self.tables)
+
     def save_own_variables(self, store: Any) -> None:
         """Writes rows, slots, counts and step of all tables (`save_weights`, `model.save`)."""
         for name, value in export_state(self.store).items():
@@ -313,6 +327,7 @@ class EmbeddingCollection(keras.layers.Layer):
 
     def get_config(self) -> dict[str, Any]:
         """Returns a JSON-serialisable dictionary for `from_config`; no rows in it."""
+        refuse_legacy_file(self.name)
         if self._store_name is None:
             place = f"get_config of layer {self.name!r}"
             raise invalid("store", self.store, place, f"one of {STORES} by name")
@@ -323,11 +338,13 @@ class EmbeddingCollection(keras.layers.Layer):
             "features": [dataclasses.asdict(spec) for spec in self.specs],
             "store": self._store_name,
             "stacked": self.stacked,
+            "apply": self.apply,
         }
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "EmbeddingCollection":
         """Builds the layer, with empty tables, that `get_config` described."""
+        refuse_legacy_file(config.get("name", "embedding_collection"))
         config = dict(config)
         config["tables"] = [Table.from_config(table) for table in config["tables"]]
         config["optimizer"] = optimizers.get(config["optimizer"])
@@ -394,7 +411,8 @@ def _refuse_loss_scaling(policy: Any, layer: str) -> None:
         if dtype == "float16":
             allowed = (
                 "'float32' or 'mixed_bfloat16' (float16 needs loss scaling, and the tables would "
-                "be updated with scaled gradients)"
+                "be updated with scaled gradients); or apply='step', with "
+                "slip.keras.StepOptimizer(keras.optimizers.LossScaleOptimizer(optimizer))"
             )
             raise invalid("dtype policy", name, f"layer {layer!r}", allowed)
 

@@ -53,6 +53,8 @@ class TrackedStore:
         prefetches: whether batches may be announced; see `distributed.ShardedStore.announce`.
         lists_hot_keys_by_key: whether `hot_keys` takes `by_key=True`: keys are then ascending.
         takes_tables_at_once: whether several threads may ask for several tables.
+        collects_gradients: whether gradients can be collected now and applied later:
+            `collect_gradients` and `apply_collected`, see `NativeStore`.
         forgets_flags: whether a row that leaves and comes back has lost its flags, as `row_flags`
             tells.
     """
@@ -67,6 +69,7 @@ class TrackedStore:
     prefetches = False
     lists_hot_keys_by_key = False
     takes_tables_at_once = False
+    collects_gradients = False
     forgets_flags = False
 
     @property

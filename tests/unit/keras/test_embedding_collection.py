@@ -271,7 +271,6 @@ def test_the_learning_rate_is_read_in_every_update():
 def test_the_one_weight_is_the_anchor():
     layer = make_layer()
     assert [weight.path.split("/")[-1] for weight in layer.trainable_weights] == ["update_anchor"]
-    assert layer.count_params() == 1
     layer.trainable = False
     assert layer.trainable_weights == []
 
