@@ -83,7 +83,8 @@ class EngineSettings:
             raise invalid("share", shares, f"{_PLACE}, policies that go by it", allowed)
         if self.saturation is None:
             return
-        if not self.goes_by_keys and not self.read_only_drift(None):
+        reads_settled = any(policy.read_only_drift(None) for policy in self.policies)
+        if not self.goes_by_keys and not reads_settled:
             allowed = "None: these policies do not go by the drift of keys"
             raise invalid("saturation", self.saturation, _PLACE, allowed)
         chosen = [type(policy).__name__ for policy in by_keys if policy.gives_key_share]
