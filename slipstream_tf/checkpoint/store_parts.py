@@ -185,7 +185,7 @@ class _Target:
     @property
     def rule(self) -> SparseOptimizer | None:
         """Of a table whose rows the store makes itself."""
-        return None if self.store.is_in_sok else self.store.rule
+        return None if self.store.is_in_sok else self.store.rule_of(self.table.name)
 
     def with_initial_rows(self, contents: Arrays, keys: np.ndarray) -> Arrays:
         """Adds the rows of keys that are not in the contents, as before their first gradient."""
@@ -372,7 +372,7 @@ def defer(
                 "with the next step" if is_late else "now",
             )
         # They are deferred by a policy of another kind than the one to come, until that begins.
-        can_tell_movement = store.rule is not None and not store.is_in_sok
+        can_tell_movement = store.updates_rows and not store.is_in_sok
         trigger = "movement" if can_tell_movement and policy.trigger != "movement" else "interval"
         until = UpdatePolicy("defer", trigger, max_age=_LONGEST, max_rows=saved.num_deferred)
         store.set_update_policy(table.name, until)

@@ -62,7 +62,7 @@ class ShardedStore(ReplicatingStore, ExchangedStore):
     def __init__(
         self,
         tables: Sequence[Table],
-        optimizer: optimizers.SparseOptimizer,
+        optimizer: optimizers.SparseOptimizer | None,
         comm: Communicator,
         wire_dtype: str = "float32",
         cache_bytes: int = 256 << 20,
@@ -73,7 +73,7 @@ class ShardedStore(ReplicatingStore, ExchangedStore):
 
         Args:
             tables: at least one, of distinct names.
-            optimizer: the rule of all tables.
+            optimizer: the rule of the tables without one of their own; None: `Adagrad`.
             comm: the ranks.
             wire_dtype: "float32" or "bfloat16", to which rows and gradients are rounded before they
                 are sent.
@@ -88,8 +88,7 @@ class ShardedStore(ReplicatingStore, ExchangedStore):
             ValueError: as `NativeStore`; the replicas' budget holds no row; or the ranks' settings
                 differ: the error says in what.
         """
-        rule = optimizers.get(optimizer)
-        rows = rows_within(cache_bytes, tables, rule, "ShardedStore")
+        rows = rows_within(cache_bytes, tables, optimizer, "ShardedStore")
         wire = exchange.Wire(wire_dtype, wire_warmup_steps)
         settings = {"cache_bytes": cache_bytes, "prefetch": bool(prefetch)}
         super().__init__(tables, optimizer, comm, wire, "sharded", settings)
@@ -220,7 +219,7 @@ class ShardedStore(ReplicatingStore, ExchangedStore):
         # A row that left a bounded table since it was pulled is not made anew by its gradient.
         is_bounded = any(table.capacity is not None for table in self.tables)
         return exchange_ops.apply_rows(
-            self._handles, rows, self.learning_rate, create_missing=not is_bounded
+            self._handles, rows, self.rates.now(rows.sizes), create_missing=not is_bounded
         )
 
     def set_update_policy(self, table: str, policy: UpdatePolicy) -> None:
@@ -299,7 +298,9 @@ class ShardedStore(ReplicatingStore, ExchangedStore):
 
     def copy_bytes(self) -> int:
         """Returns the bytes of all copies on this rank, as `cache_bytes` counts them."""
-        return sum(self._replicas.size(t.name) * copy_bytes(t, self.optimizer) for t in self.tables)
+        return sum(
+            self._replicas.size(t.name) * copy_bytes(t, self.rule_of(t.name)) for t in self.tables
+        )
 
     def export_replicated(self, table: str) -> dict[str, np.ndarray]:
         """Returns what this rank sent last of rows that have replicas, and to whom.
