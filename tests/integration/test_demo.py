@@ -25,7 +25,7 @@ def fixture_demo_output(
         f"import sys; sys.path[:] = {sys.path!r}; "
         "from slipstream_tf.cli.demo import entry_point; entry_point()"
     )
-    flags = ["--quick", f"--output={folder}", "--alpha=0.6", "--target_skip=0.6"]
+    flags = ["--quick", f"--output={folder}", "--skip_alpha=0.6", "--skip_share=0.6"]
     environment = {**os.environ, "WARM_PYTHON": str(Path(warm[-1]) / "python")}
     result = subprocess.run(
         [sys.executable, *warm, "-c", code, *flags],
