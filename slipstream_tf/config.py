@@ -6,11 +6,11 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from slipstream_tf import initializers
+from slipstream_tf import initializers, optimizers
 from slipstream_tf.errors import invalid, require_choice, require_integer, require_number
 from slipstream_tf.hashing import hash_text
 
-COMBINERS = ("sum", "mean", "sqrtn")
+COMBINERS = ("sum", "mean", "sqrtn", None)
 EVICTIONS = ("lfu", "lru")
 MAX_DIM = 65536
 MAX_CAPACITY = 1 << 36
@@ -47,16 +47,22 @@ class Table:
     Attributes:
         name: unique name of the table.
         dim: values per row, 1 to 65,536.
-        combiner: how the rows of a bag become one vector: "sum", "mean" or "sqrtn".
-        initializer: how a new key's row starts: an object of `slipstream_tf.initializers`. Without
-            a seed of its own, it is seeded by the table's name: equal keys of two tables start
-            with different rows, and the same key of a table always with the same.
+        optimizer: the rule of the table's rows, with its rate: an object of
+            `slipstream_tf.optimizers`, or what `optimizers.get` makes one of. None: that of the
+            layer or store.
+        combiner: how the rows of a bag become one vector: "sum", "mean" or "sqrtn"; None: not at
+            all, each key's row comes out.
+        initializer: how a new key's row starts: an object of `slipstream_tf.initializers`, or what
+            `initializers.get` makes one of. Without a seed of its own, it is seeded by the table's
+            name: equal keys of two tables start with different rows, and the same key of a table
+            always with the same.
         retention: bounds the table; None: it grows without bound.
     """
 
     name: str
     dim: int
-    combiner: str = "sum"
+    optimizer: optimizers.SparseOptimizer | None = None
+    combiner: str | None = "sum"
     initializer: initializers.Initializer = dataclasses.field(
         default_factory=initializers.RandomUniform
     )
@@ -68,6 +74,8 @@ class Table:
         place = f"table {self.name!r}"
         dim = require_integer("dim", self.dim, 1, MAX_DIM, place)
         object.__setattr__(self, "dim", dim)
+        if self.optimizer is not None:
+            object.__setattr__(self, "optimizer", optimizers.get(self.optimizer))
         require_choice("combiner", self.combiner, COMBINERS, place)
         object.__setattr__(self, "initializer", initializers.get(self.initializer))
         if self.retention is not None and not isinstance(self.retention, Retention):
@@ -93,6 +101,8 @@ class Table:
     def get_config(self) -> dict[str, Any]:
         """Returns a JSON-serialisable dictionary for `from_config`."""
         config = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        if self.optimizer is not None:
+            config["optimizer"] = optimizers.serialize(self.optimizer)
         config["initializer"] = initializers.serialize(self.initializer)
         if self.retention is not None:
             config["retention"] = dataclasses.asdict(self.retention)

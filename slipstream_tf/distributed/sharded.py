@@ -62,7 +62,7 @@ class ShardedStore(ReplicatingStore, ExchangedStore):
     def __init__(
         self,
         tables: Sequence[Table],
-        optimizer: optimizers.SparseOptimizer,
+        optimizer: optimizers.SparseOptimizer | None,
         comm: Communicator,
         wire_dtype: str = "float32",
         cache_bytes: int = 256 << 20,
@@ -73,7 +73,7 @@ class ShardedStore(ReplicatingStore, ExchangedStore):
 
         Args:
             tables: at least one, of distinct names.
-            optimizer: the rule of all tables.
+            optimizer: the rule of the tables without one of their own; None: `Adagrad`.
             comm: the ranks.
             wire_dtype: "float32" or "bfloat16", to which rows and gradients are rounded before they
                 are sent.
@@ -88,8 +88,7 @@ class ShardedStore(ReplicatingStore, ExchangedStore):
             ValueError: as `NativeStore`; the replicas' budget holds no row; or the ranks' settings
                 differ: the error says in what.
         """
-        rule = optimizers.get(optimizer)
-        rows = rows_within(cache_bytes, tables, rule, "ShardedStore")
+        rows = rows_within(cache_bytes, tables, optimizer, "ShardedStore")
         wire = exchange.Wire(wire_dtype, wire_warmup_steps)
         settings = {"cache_bytes": cache_bytes, "prefetch": bool(prefetch)}
         super().__init__(tables, optimizer, comm, wire, "sharded", settings)
@@ -220,7 +219,7 @@ class ShardedStore(ReplicatingStore, ExchangedStore):
         # A row that left a bounded table since it was pulled is not made anew by its gradient.
         is_bounded = any(table.capacity is not None for table in self.tables)
         return exchange_ops.apply_rows(
-            self._handles, rows, self.learning_rate, create_missing=not is_bounded
+            self._handles, rows, self.rates.now(rows.sizes), create_missing=not is_bounded
         )
 
     def set_update_policy(self, table: str, policy: UpdatePolicy) -> None:
@@ -229,6 +228,28 @@ class ShardedStore(ReplicatingStore, ExchangedStore):
         policies = self._policies.values()
         by_movement = any(p.mode == "defer" and p.trigger == "movement" for p in policies)
         self._with_summary.assign(by_movement)
+
+    def write_rows(self, table: str, keys: np.ndarray, rows: np.ndarray) -> None:
+        """See `ExchangedStore.write_rows`; replicas of the rows, and what is deferred, go."""
+        if self.comm.size == 1:
+            return super().write_rows(table, keys, rows)
+        self._require_same_rows(table, keys, rows)
+        own = self._owns(keys)
+        NativeStore.write_rows(self, table, keys[own], rows[own])
+        self._drop_replicas(table, keys)
+
+    def remove_rows(self, table: str, keys: np.ndarray) -> int:
+        """See `ExchangedStore.remove_rows`; returns how many rows there were on all ranks."""
+        if self.comm.size == 1:
+            return super().remove_rows(table, keys)
+        self._require_same_rows(table, keys)
+        removed = NativeStore.remove_rows(self, table, keys[self._owns(keys)])
+        self._drop_replicas(table, keys)
+        return int(self.comm.sum(tf.constant(removed), "control", self._names.of("removed")))
+
+    def _drop_replicas(self, table: str, keys: np.ndarray) -> None:
+        self._replicas.remove_rows(table, keys)
+        self._announced.outdate()
 
     def owners(self, table: str, keys: np.ndarray) -> np.ndarray:
         """Returns int64 [n]: the rank that owns each key, int64 [n]."""
@@ -299,7 +320,9 @@ class ShardedStore(ReplicatingStore, ExchangedStore):
 
     def copy_bytes(self) -> int:
         """Returns the bytes of all copies on this rank, as `cache_bytes` counts them."""
-        return sum(self._replicas.size(t.name) * copy_bytes(t, self.optimizer) for t in self.tables)
+        return sum(
+            self._replicas.size(t.name) * copy_bytes(t, self.rule_of(t.name)) for t in self.tables
+        )
 
     def export_replicated(self, table: str) -> dict[str, np.ndarray]:
         """Returns what this rank sent last of rows that have replicas, and to whom.

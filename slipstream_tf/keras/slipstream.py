@@ -1,7 +1,6 @@
 """The front object: tracks a model's embedding tables, and skips what need not be trained."""
 
 import os
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -17,9 +16,12 @@ from slipstream_tf.inputs.batches import batches_after, call_at
 from slipstream_tf.inputs.classifier import skip_inputs
 from slipstream_tf.inputs.ids import require_ids
 from slipstream_tf.inputs.look_ahead import LookAhead
+from slipstream_tf.inputs.notes import take_notes
+from slipstream_tf.inputs.spec import ID, SKIPPABLE
 from slipstream_tf.keras.callbacks import SaturationCallback
 from slipstream_tf.keras.embedding_collection import EmbeddingCollection
 from slipstream_tf.keras.feature_specs import resolve_features
+from slipstream_tf.keras.misuse import warn_without_losses, warn_without_steps
 from slipstream_tf.ops.drift_classifier import Classified, DriftClassifier
 from slipstream_tf.ops.features import FeatureSpec, pack
 from slipstream_tf.ops.update_policy import UpdatePolicy
@@ -27,6 +29,7 @@ from slipstream_tf.policies.base import Policy
 from slipstream_tf.saturation.report import WindowReport
 from slipstream_tf.saturation.settings import EngineSettings
 from slipstream_tf.saturation.tracker import SaturationTracker
+from slipstream_tf.stores.joined import JoinedStore
 from slipstream_tf.stores.sok.store import SokStore
 from slipstream_tf.stores.variable import VariableStore
 from slipstream_tf.telemetry.dry_run import DryRunEstimate, estimate_dry_run
@@ -50,8 +53,9 @@ class Slipstream(tf.train.experimental.PythonState):
     shall stay, and for several ranks, use `distributed.JobCheckpoints(..., engine=slipstream)`.
 
     Args:
-        embeddings: the layer whose keys are tracked; or, for a model with embeddings of its own, a
-            `stores.VariableStore` or `stores.SokStore`, with `features`.
+        embeddings: the layer whose keys are tracked, or several whose tables and features differ in
+            name; or, for a model with embeddings of its own, a `stores.VariableStore` or
+            `stores.SokStore`, with `features`.
         policies: what is saved: `SkipExamples`, `DeferGradients`, `MaskGradients`, `CacheRows` of
             `slipstream_tf`, each once; one or a sequence. Without any the engine only watches, and
             tells which keys have settled.
@@ -84,7 +88,7 @@ class Slipstream(tf.train.experimental.PythonState):
 
     def __init__(
         self,
-        embeddings: EmbeddingCollection | VariableStore | SokStore,
+        embeddings: EmbeddingCollection | Sequence[EmbeddingCollection] | VariableStore | SokStore,
         policies: Policy | Sequence[Policy] = (),
         window: Window | None = None,
         hot_set: HotSet | None = None,
@@ -99,20 +103,21 @@ class Slipstream(tf.train.experimental.PythonState):
         # they were not restored, or training has gone on.
         self._restored: bytes | None = None
         self._next_fit_is_planned = False
-        self._layer: EmbeddingCollection | None = None
-        if isinstance(embeddings, EmbeddingCollection):
-            embeddings.when_restored(self._restore_again)
-            self._layer = embeddings
+        self._layers: tuple[EmbeddingCollection, ...] = _layers_of(embeddings)
+        if self._layers:
+            for layer in self._layers:
+                layer.when_restored(self._restore_again)
             for name, value in (("features", features), ("comm", comm)):
                 if value is not None:
                     raise invalid(name, value, "Slipstream with a layer", "None: it has its own")
-            self.store: Any = embeddings.store
-            self.specs = embeddings.specs
+            stores = [layer.store for layer in self._layers]
+            self.store: Any = stores[0] if len(stores) == 1 else JoinedStore(stores)
+            self.specs = _specs_of(self._layers)
         elif isinstance(embeddings, (VariableStore, SokStore)):
             self.store = embeddings
             self.specs = resolve_features(features, embeddings.tables)
         else:
-            allowed = "a slipstream_tf.keras.EmbeddingCollection, a VariableStore or a SokStore"
+            allowed = "a slipstream_tf.keras.EmbeddingCollection or several, a VariableStore or a SokStore"
             raise invalid("embeddings", embeddings, "Slipstream", allowed)
         if not isinstance(dry_run, (bool, DryRun)):
             raise invalid("dry_run", dry_run, "Slipstream", "True, False or slipstream_tf.DryRun()")
@@ -136,6 +141,7 @@ class Slipstream(tf.train.experimental.PythonState):
         self._reading, self._look_ahead = LookAhead(), LookAhead()
         self._begin_window()
         self._steps = 0
+        self._are_losses_told = False
         self._batches_per_epoch: int | None = None
         self._planned_steps = 0
 
@@ -143,6 +149,16 @@ class Slipstream(tf.train.experimental.PythonState):
     def needs_losses(self) -> bool:
         """Whether the settings need the inputs' losses."""
         return self.settings.needs_losses
+
+    @property
+    def needs_ids(self) -> bool:
+        """Whether inputs must have numbers, by which their losses are remembered."""
+        return self.settings.needs_ids
+
+    @property
+    def needs_labels(self) -> bool:
+        """Whether losses must be those of clicks: what is estimated is AUC or log-loss."""
+        return self.settings.estimates_quality
 
     @property
     def ledger(self) -> Ledger:
@@ -207,8 +223,8 @@ class Slipstream(tf.train.experimental.PythonState):
                 it is another, give `Window(planned_steps=)` where `dataset` does not know its own
                 (`drop_remainder=False`): the warm-up is a share of the steps.
             get_keys: called like a function for `dataset.map`, returns the keys in a format that
-                the embedding layer takes. Default: `features["keys"]`, or the features themselves
-                but for "id".
+                the embedding layer takes. Default: what the features have under the names of the
+                layer's; or `features["keys"]`; see `inputs.classifier.skip_inputs`.
             drop_remainder: whether a last batch that is not full is left out.
             ahead: whether to work a batch ahead. Not for a `dataset` that predicts, or tells where
                 training is, as it is read. An iteration that ends early has then read a batch that
@@ -245,8 +261,8 @@ class Slipstream(tf.train.experimental.PythonState):
 
         `read_ahead` may follow; with several ranks, `distributed.even_ends` must.
         """
-        if self.settings.needs_ids:
-            require_ids(dataset.element_spec)
+        if self.needs_ids:
+            require_ids(dataset.element_spec, {spec.name for spec in self.specs})
         self._batches_per_epoch = batches_after(dataset, batch_size)
         only_counts = self.settings.dry_run and not self.needs_losses
         kept = skip_inputs(
@@ -346,20 +362,47 @@ class Slipstream(tf.train.experimental.PythonState):
             self._begin_window()
 
     def record_losses(
-        self, ids: Any, losses: Any, labels: Any, skippable: Any = None, weights: Any = None
+        self,
+        ids: Any,
+        losses: Any,
+        labels: Any = None,
+        skippable: Any = None,
+        weights: Any = None,
     ) -> Any:
-        """Takes in the losses of a training step's inputs; see `InputClassifier.record_losses`.
+        """Takes in the losses of a training step's inputs.
+
+            slipstream.record_losses(features, losses, labels)
 
         Args:
-            ids: int64 [batch], or None where none are remembered.
-            losses: float32 [batch], binary cross-entropy of each input before the update.
-            labels: float32 [batch].
-            skippable: bool [batch], `features["skippable"]`.
+            ids: the features as `apply` gave them, which have ids and "skippable"; or the ids,
+                int64 [batch], or None where none are remembered.
+            losses: float32 [batch], each input's own before the update.
+            labels: float32 [batch], where the losses are binary cross-entropy; None: they are not.
+            skippable: bool [batch], `features["skippable"]`; not beside features.
             weights: float32 [batch], the sample weights that `apply` gave; None: 1.
 
         Returns:
             The operation in a graph, None in eager mode.
+
+        Raises:
+            ValueError: ids are missing where losses are remembered, or labels where a budget or an
+                estimate of cost needs them.
         """
+        if isinstance(ids, Mapping):
+            notes = take_notes(ids)[1]
+            ids, skippable = notes.get(ID), notes.get(SKIPPABLE)
+        place = "Slipstream.record_losses"
+        if ids is None and self.needs_ids:
+            allowed = "the features that apply gave, or their 'id', where losses are remembered"
+            raise invalid("ids", None, place, allowed)
+        if labels is None and self.needs_labels:
+            allowed = (
+                "labels of clicks. A budget or an estimate of cost extends a learning curve of AUC "
+                "or log-loss, which takes one output with binary cross-entropy: leave it out for "
+                "other losses"
+            )
+            raise invalid("labels", None, place, allowed)
+        self._are_losses_told = True
         return self.tracker.classifier.record_losses(ids, losses, labels, skippable, weights)
 
     @property
@@ -428,9 +471,10 @@ class Slipstream(tf.train.experimental.PythonState):
 
         For `keras.callbacks.BackupAndRestore`; `callback` does so where it is beside one.
         """
-        if self._layer is not None:
+        # The last: when its weights are loaded, the tables of the others are there.
+        for layer in self._layers[-1:]:
             is_included = is_backed_up and self.comm.size == 1
-            self._layer.include_engine(self if is_included else None)
+            layer.include_engine(self if is_included else None)
 
     def restore_backup(self, content: bytes) -> None:
         """Goes on from what `serialize` returned, in a `fit` that has told of its epochs."""
@@ -460,6 +504,7 @@ class Slipstream(tf.train.experimental.PythonState):
             self._look_ahead.settle()
         if (report := self.tracker.step(steps)) is not None:
             self._begin_window()
+            self._warn_without_losses()
         return report
 
     def end_window(self) -> WindowReport:
@@ -480,14 +525,34 @@ class Slipstream(tf.train.experimental.PythonState):
         length = self.tracker.window_steps
         self._look_ahead.begin_window(length, length - self.tracker.steps_left)
 
+    def _warn_without_losses(self) -> None:
+        """Warns once if a window has ended to which no loss was told, where losses are needed."""
+        if self.needs_losses and not self._are_losses_told and len(self.tracker.reports) == 1:
+            nothing = "nothing is skipped" if self.settings.saves_by_losses else "no cost is known"
+            warn_without_losses(nothing)
+
     def _warn_without_steps(self) -> None:
         """Warns if no step was counted when two windows' worth of batches went through."""
         if self._steps == 0:
-            warnings.warn(
-                f"{2 * self.tracker.window_steps} batches went through Slipstream.apply, but "
-                "no step was counted: no window ends and nothing is skipped. Give "
-                "`slipstream.callback()` to model.fit, or call `slipstream.step()` after each "
-                "training step.",
-                RuntimeWarning,
-                stacklevel=2,
-            )
+            warn_without_steps(2 * self.tracker.window_steps)
+
+
+def _layers_of(embeddings: Any) -> tuple[EmbeddingCollection, ...]:
+    """The layers that were given; empty if it is no layer, and no sequence of them."""
+    given = tuple(embeddings) if isinstance(embeddings, (list, tuple)) else (embeddings,)
+    is_layers = bool(given) and all(isinstance(layer, EmbeddingCollection) for layer in given)
+    return given if is_layers else ()
+
+
+def _specs_of(layers: Sequence[EmbeddingCollection]) -> tuple[FeatureSpec, ...]:
+    """The features of all layers.
+
+    Raises:
+        ValueError: two layers have a feature of the same name.
+    """
+    specs = tuple(spec for layer in layers for spec in layer.specs)
+    names = [spec.name for spec in specs]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise invalid("embeddings", twice, "Slipstream", "layers whose features differ in name")
+    return specs

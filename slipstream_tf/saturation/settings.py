@@ -232,6 +232,11 @@ class EngineSettings:
         return is_told or any(policy.needs_losses for policy in self.policies)
 
     @property
+    def estimates_quality(self) -> bool:
+        """Whether the cost of saving is estimated from a learning curve of AUC or log loss."""
+        return self.estimates_cost or any(isinstance(bound, MaxAucLoss) for bound in self.budget)
+
+    @property
     def saves_by_losses(self) -> bool:
         """Whether nothing is saved without losses: by what is remembered, or by a budget."""
         bounds = any(isinstance(bound, MaxAucLoss) for bound in self.budget)

@@ -82,8 +82,7 @@ class SaturationTracker:
         metric = settings.saturated.metric
         self._tables = [TrackedTable(store, table, metric, self._ranks) for table in tracked]
         self._tracked = tracked
-        rate = None if store.learning_rate is None else float(store.learning_rate)
-        self._rates = dict.fromkeys((table.name for table in tracked), rate)
+        self._rates = {table.name: store.learning_rate_of(table.name) for table in tracked}
         for policy in settings.policies:
             policy.require_fit(self._acted_on())
         self.classifier = InputClassifier(
@@ -96,7 +95,8 @@ class SaturationTracker:
         )
         self._tables_at_once = tables_at_once(store, self._ranks.size)
         has_ranks = self._ranks.size > 1
-        most_drift = settings.read_only_drift(rate)
+        known = [rate for rate in self._rates.values() if rate]
+        most_drift = settings.read_only_drift(min(known, default=None))
         is_read_only = has_ranks and most_drift > 0.0 and store.has_read_only_replicas
         is_refreshed = has_ranks and settings.refresh_movement is not None
         self._replicas = RowReplicas(

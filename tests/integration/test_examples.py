@@ -85,6 +85,15 @@ def test_examples_that_run_say_how(path):
     assert f"`{path.name}`" in (EXAMPLES / "README.md").read_text()
 
 
+def test_rows_by_hand(capsys):
+    runpy.run_path(str(EXAMPLES / "rows.py"), run_name="__main__")
+    text = capsys.readouterr().out
+    assert "rows of the Keras embedding: 50\n" in text and "100 steps: 0.090\n" in text
+    assert "rows removed: 2\n" in text and "items now: 49" in text and "renamed: 1\n" in text
+    before, after = map(float, re.search(r"loss .*: ([\d.]+), then ([\d.]+)", text).groups())
+    assert after < before
+
+
 def test_parquet_files_are_trained_from(tmp_path, capsys, monkeypatch):
     monkeypatch.syspath_prepend(EXAMPLES)
     import parquet_input
@@ -117,6 +126,12 @@ def test_keras_embeddings_on_ranks(ranks, warm):
     sent = re.search(r"([\d,]+) gradient rows \(([\d.]+)%\) have been sent", text)
     assert 0 < float(sent[2]) < 90
     assert ("'deferred': 0" in text or "'deferred'" not in text) is (ranks == 1)
+
+
+def test_a_sequence_model_learns_what_comes_next(capsys):
+    runpy.run_path(str(EXAMPLES / "sequence_model.py"), run_name="__main__")
+    text = capsys.readouterr().out
+    assert auc_in(text) > 0.9 and "500 items" in text
 
 
 def test_a_killed_run_ends_as_one_that_was_not(warm):
