@@ -2,6 +2,7 @@
 
 import gc
 import importlib
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -97,6 +98,50 @@ def tensorflow_variable(value: Any) -> Any:
     return wrapped if isinstance(wrapped, tf.Variable) else None
 
 
+def is_schedule(value: Any) -> bool:
+    """Whether a value is a `LearningRateSchedule` of Keras 3, which need not be imported yet."""
+    keras = sys.modules.get("keras")
+    if keras is None or not hasattr(keras, "optimizers"):
+        return False
+    return isinstance(value, keras.optimizers.schedules.LearningRateSchedule)
+
+
+def serialized(value: Any) -> dict[str, Any]:
+    """Returns an object of Keras as a dictionary for JSON."""
+    return dict(require_keras().saving.serialize_keras_object(value))
+
+
+def deserialized(config: dict[str, Any]) -> Any:
+    """Returns the object of Keras that `serialized` described."""
+    return require_keras().saving.deserialize_keras_object(config)
+
+
+def keras_optimizer(value: Any) -> tuple[str, dict[str, Any]] | None:
+    """Returns class name and configuration of a Keras optimizer; None of anything else."""
+    return _keras_object(value, "optimizers", "Optimizer")
+
+
+def keras_initializer(value: Any) -> tuple[str, dict[str, Any]] | None:
+    """Returns class name and configuration of a Keras initializer; None of anything else."""
+    return _keras_object(value, "initializers", "Initializer")
+
+
+def _keras_object(value: Any, module: str, base: str) -> tuple[str, dict[str, Any]] | None:
+    keras = sys.modules.get("keras")
+    if keras is None or not hasattr(keras, module):
+        return None
+    if not isinstance(value, getattr(getattr(keras, module), base)):
+        return None
+    return type(value).__name__, value.get_config()
+
+
+def dense_rate(optimizer: Any) -> Any:
+    """Returns the learning rate of a Keras optimizer: a schedule, variable or function, or None."""
+    while hasattr(optimizer, "inner_optimizer"):
+        optimizer = optimizer.inner_optimizer
+    return getattr(optimizer, "_learning_rate", None)
+
+
 def layers_in(model: Any) -> list[Any]:
     """Returns a Keras model or layer and all layers in it, however deep.
 
@@ -138,6 +183,85 @@ def callbacks_beside(callback: Any) -> list[Any]:
     return list(found.values())
 
 
+def functional_class() -> Any:
+    """Returns the class of `keras.Model(inputs, outputs)`, which Keras 3 has no public name for."""
+    return importlib.import_module("keras.src.models.functional").Functional
+
+
+def example_losses(model: Any, y: Any, y_pred: Any, sample_weight: Any, reduce: Any) -> Any:
+    """Returns what a model's compiled losses give per example, summed over its outputs.
+
+    Keras 3 has no public way to ask for it: this calls the compiled loss with losses that do not
+    reduce. It was called before, so that it knows which loss belongs to which output.
+
+    Args:
+        model: a compiled `keras.Model`.
+        y: labels of a batch, as the model's `compute_loss` got them.
+        y_pred: predictions, likewise.
+        sample_weight: weights, nested as the outputs are, or None.
+        reduce: called with a loss's values of any shape, and the `keras.losses.Loss`; returns the
+            values [batch].
+
+    Returns:
+        [batch], weighted by `loss_weights` and sample weights; None: there is no compiled loss.
+    """
+    compiled = getattr(model, "_compile_loss", None)
+    if compiled is None:
+        return None
+
+    def copied(loss: Any, **changed: Any) -> Any:
+        # Not by copy.copy: what Keras saves of a loss cannot be had of every one.
+        copy = object.__new__(type(loss))
+        copy.__dict__.update(loss.__dict__, **changed)
+        return copy
+
+    def without_reduction(loss: Any) -> Any:
+        unreduced = copied(loss, reduction=None)
+        return lambda y_true, y_pred, weight=None: reduce(unreduced(y_true, y_pred, weight), loss)
+
+    flat = getattr(compiled, "_flat_losses", None)
+    if flat is not None:
+        flat = [part._replace(loss=without_reduction(part.loss)) for part in flat]
+        # The outputs' losses have been added to the metrics already.
+        compiled = copied(compiled, _flat_losses=flat, _metrics=[None] * len(flat))
+    else:
+        # Before Keras 3.7.
+        flat = [loss and without_reduction(loss) for loss in compiled.flat_losses]
+        compiled = copied(compiled, flat_losses=flat)
+    return compiled.call(y, y_pred, sample_weight)
+
+
+# Transformations that leave the batches of the data set that they are made of as large as they are,
+# by the names of TensorFlow's own classes, and those that make batches.
+_KEEP_BATCHES = {
+    *("Map", "ParallelMap", "Prefetch", "Shuffle", "Take", "Skip", "Repeat", "Cache"),
+    *("Options", "Shard", "AssertCardinality"),
+}
+
+
+def told_batch_size(dataset: Any) -> int | None:
+    """Returns the batch size that was given to a data set's `.batch(n)`, or None.
+
+    TensorFlow has no public way to ask: its shape is not known without `drop_remainder`. No element
+    is made. What follows `.batch` may be what keeps batches as large as they are, and `.map`, which
+    may not: check the batches that come.
+
+    Args:
+        dataset: a `tf.data.Dataset`.
+    """
+    import tensorflow as tf
+
+    while True:
+        kind = type(dataset).__name__.strip("_").removesuffix("Dataset").removesuffix("V2")
+        if kind in ("Batch", "ParallelBatch", "PaddedBatch"):
+            size = tf.get_static_value(getattr(dataset, "_batch_size", None))
+            return None if size is None or size.ndim else int(size)
+        inputs = dataset._inputs() if kind in _KEEP_BATCHES else []
+        if len(inputs) != 1:
+            return None
+        (dataset,) = inputs
+
+
 def track_variable(layer: Any, variable: Any) -> None:
     """Makes a variable one of a Keras layer's weights, but no part of TensorFlow's checkpoints.
 
@@ -158,9 +282,11 @@ def is_in_legacy_file() -> bool:
 def outermost_layer(layer: Any) -> Any:
     """Returns the layer whose call the call of another, which runs now, is part of.
 
-    In Keras's `fit` it is the model. Keras keeps it for the arguments that it passes down.
+    In Keras's `fit` it is the model. Keras gives a layer no pointer to its model, but keeps this
+    one for the arguments that it passes down.
     """
-    return layer._get_call_context().entry_layer
+    context = getattr(layer, "_get_call_context", None)
+    return layer if context is None else context().entry_layer
 
 
 def optimizer_of(optimizer: Any, variable: Any) -> Any:

@@ -19,7 +19,7 @@ import numpy as np
 import tensorflow as tf
 
 from slipstream_tf import _compat, memory
-from slipstream_tf.checkpoint.store_state import LEARNING_RATE, export_state, restore_state
+from slipstream_tf.checkpoint.store_state import export_state, restore_state
 from slipstream_tf.errors import invalid, require_integer
 
 _NUMBER_BITS = 32
@@ -108,7 +108,7 @@ class _Snapshots:
         return token
 
     def put_back(self, store: Any, value: Any, place: str) -> None:
-        """Replaces what a store holds, its learning rate aside, by what a token stands for."""
+        """Replaces what a store holds, its learning rates aside, by what a token stands for."""
         token = np.asarray(value)
         if token.shape != () or token.dtype != np.int64:
             raise invalid("weights", token, place, _ALLOWED)
@@ -122,8 +122,7 @@ class _Snapshots:
                 f"{self._limits.last} live, and those whose array from `get_weights` is held: "
                 "hold it, or raise `last` by slipstream_tf.keras.limit_snapshots."
             )
-        arrays = {**snapshot.arrays(), LEARNING_RATE: store.learning_rate.numpy()}
-        restore_state(store, arrays, place)
+        restore_state(store, {**snapshot.arrays(), **store.rates.export()}, place)
 
 
 _snapshots = _Snapshots()
