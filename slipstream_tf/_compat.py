@@ -135,16 +135,6 @@ def _keras_object(value: Any, module: str, base: str) -> tuple[str, dict[str, An
     return type(value).__name__, value.get_config()
 
 
-def optimizer_of_call(layer: Any) -> Any:
-    """Returns the optimizer of the model whose call has led to this call of a layer, or None.
-
-    Keras gives a layer no pointer to its model. It keeps the outermost layer of a call, in which
-    `fit` calls the model that it trains.
-    """
-    context = getattr(layer, "_get_call_context", None)
-    return None if context is None else getattr(context().entry_layer, "optimizer", None)
-
-
 def dense_rate(optimizer: Any) -> Any:
     """Returns the learning rate of a Keras optimizer: a schedule, variable or function, or None."""
     while hasattr(optimizer, "inner_optimizer"):
@@ -191,3 +181,129 @@ def callbacks_beside(callback: Any) -> list[Any]:
         if isinstance(member, keras.callbacks.Callback) and member.params is callback.params
     }
     return list(found.values())
+
+
+def functional_class() -> Any:
+    """Returns the class of `keras.Model(inputs, outputs)`, which Keras 3 has no public name for."""
+    return importlib.import_module("keras.src.models.functional").Functional
+
+
+def example_losses(model: Any, y: Any, y_pred: Any, sample_weight: Any, reduce: Any) -> Any:
+    """Returns what a model's compiled losses give per example, summed over its outputs.
+
+    Keras 3 has no public way to ask for it: this calls the compiled loss with losses that do not
+    reduce. It was called before, so that it knows which loss belongs to which output.
+
+    Args:
+        model: a compiled `keras.Model`.
+        y: labels of a batch, as the model's `compute_loss` got them.
+        y_pred: predictions, likewise.
+        sample_weight: weights, nested as the outputs are, or None.
+        reduce: called with a loss's values of any shape, and the `keras.losses.Loss`; returns the
+            values [batch].
+
+    Returns:
+        [batch], weighted by `loss_weights` and sample weights; None: there is no compiled loss.
+    """
+    compiled = getattr(model, "_compile_loss", None)
+    if compiled is None:
+        return None
+
+    def copied(loss: Any, **changed: Any) -> Any:
+        # Not by copy.copy: what Keras saves of a loss cannot be had of every one.
+        copy = object.__new__(type(loss))
+        copy.__dict__.update(loss.__dict__, **changed)
+        return copy
+
+    def without_reduction(loss: Any) -> Any:
+        unreduced = copied(loss, reduction=None)
+        return lambda y_true, y_pred, weight=None: reduce(unreduced(y_true, y_pred, weight), loss)
+
+    flat = getattr(compiled, "_flat_losses", None)
+    if flat is not None:
+        flat = [part._replace(loss=without_reduction(part.loss)) for part in flat]
+        # The outputs' losses have been added to the metrics already.
+        compiled = copied(compiled, _flat_losses=flat, _metrics=[None] * len(flat))
+    else:
+        # Before Keras 3.7.
+        flat = [loss and without_reduction(loss) for loss in compiled.flat_losses]
+        compiled = copied(compiled, flat_losses=flat)
+    return compiled.call(y, y_pred, sample_weight)
+
+
+# Transformations that leave the batches of the data set that they are made of as large as they are,
+# by the names of TensorFlow's own classes, and those that make batches.
+_KEEP_BATCHES = {
+    *("Map", "ParallelMap", "Prefetch", "Shuffle", "Take", "Skip", "Repeat", "Cache"),
+    *("Options", "Shard", "AssertCardinality"),
+}
+
+
+def told_batch_size(dataset: Any) -> int | None:
+    """Returns the batch size that was given to a data set's `.batch(n)`, or None.
+
+    TensorFlow has no public way to ask: its shape is not known without `drop_remainder`. No element
+    is made. What follows `.batch` may be what keeps batches as large as they are, and `.map`, which
+    may not: check the batches that come.
+
+    Args:
+        dataset: a `tf.data.Dataset`.
+    """
+    import tensorflow as tf
+
+    while True:
+        kind = type(dataset).__name__.strip("_").removesuffix("Dataset").removesuffix("V2")
+        if kind in ("Batch", "ParallelBatch", "PaddedBatch"):
+            size = tf.get_static_value(getattr(dataset, "_batch_size", None))
+            return None if size is None or size.ndim else int(size)
+        inputs = dataset._inputs() if kind in _KEEP_BATCHES else []
+        if len(inputs) != 1:
+            return None
+        (dataset,) = inputs
+
+
+def track_variable(layer: Any, variable: Any) -> None:
+    """Makes a variable one of a Keras layer's weights, but no part of TensorFlow's checkpoints.
+
+    An attribute would be both.
+    """
+    layer._track_variable(variable)
+
+
+def is_in_legacy_file() -> bool:
+    """Whether Keras writes or reads a model's `.h5` file of the old format just now."""
+    try:
+        state = importlib.import_module("keras.src.backend.common.global_state")
+    except ImportError:
+        return False
+    return bool(state.get_global_attribute("use_legacy_config", False))
+
+
+def outermost_layer(layer: Any) -> Any:
+    """Returns the layer whose call the call of another, which runs now, is part of.
+
+    In Keras's `fit` it is the model. Keras gives a layer no pointer to its model, but keeps this
+    one for the arguments that it passes down.
+    """
+    context = getattr(layer, "_get_call_context", None)
+    return layer if context is None else context().entry_layer
+
+
+def optimizer_of(optimizer: Any, variable: Any) -> Any:
+    """Returns the optimizer in a `keras.optimizers.MultiOptimizer` that has a variable.
+
+    Others are returned as they are; so is a MultiOptimizer of which that is not known.
+    """
+    choose = getattr(optimizer, "_optimizer_map", None)
+    return choose(variable) if callable(choose) else optimizer
+
+
+def decays(optimizer: Any, variable: Any) -> bool:
+    """Whether a Keras optimizer's weight decay, if it has any, acts on a variable."""
+    return bool(optimizer._use_weight_decay(variable))
+
+
+def is_recording() -> bool:
+    """Whether a `tf.GradientTape` records just now; TensorFlow has no public way to ask."""
+    record = importlib.import_module("tensorflow.python.eager.record")
+    return bool(record.could_possibly_record())

@@ -72,7 +72,7 @@ def cut(
     """
     is_apart = rank.size > 1 or store.is_in_sok
     has_replicas = rank.placement != "replicated" and is_apart and store.has_replicas
-    has_holders = rank.size > 1 and store.copy_movement is not None
+    has_holders = rank.size > 1 and store.refresh_movement is not None
     parts = []
     for table in store.tables:
         name, policy = table.name, (policies or {}).get(table.name, UpdatePolicy())
@@ -232,7 +232,7 @@ def _prepare_table(target: _Target, saved: tables.SavedTable, is_same_job: bool)
     if rank.size == 1 and target.rule is not None:
         contents = _with_deferred_rows(target, contents, deferred["keys"])
     _require_fit(target, contents["keys"], deferred["keys"])
-    has_holders = is_same_job and store.copy_movement is not None
+    has_holders = is_same_job and store.refresh_movement is not None
     return ReadyTable(
         name=name,
         contents=contents,

@@ -63,6 +63,8 @@ class ExchangedStore(CollectingStore, NativeStore):
         """
         super().__init__(tables, optimizer)
         self.comm, self.wire = comm, wire
+        # Of several ranks, gradients would have to be exchanged in between.
+        self.collects_gradients = comm.size == 1
         self._dims = [table.dim for table in self.tables]
         self._names = Names(placement)
         everything = {

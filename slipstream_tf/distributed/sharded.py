@@ -47,7 +47,7 @@ class ShardedStore(ReplicatingStore, ExchangedStore):
     That number is sent with every row of the store while the policy of one of its tables defers by
     movement, in shadow mode, too; else only the row's values are.
 
-    With a `copy_movement`, a rank has a refreshed replica of its last training lookup of each row
+    After `refresh_replicas`, a rank has a refreshed replica of its last training lookup of each row
     that `set_replicated` names. It still requests the row, but is sent it only when the owner finds
     it further than the movement from what the ranks have. Evaluations read rows as they are, after
     which replicas are sent anew.
@@ -68,7 +68,6 @@ class ShardedStore(ReplicatingStore, ExchangedStore):
         cache_bytes: int = 256 << 20,
         wire_warmup_steps: int = 0,
         prefetch: bool = False,
-        copy_movement: float | None = None,
     ):
         """Makes empty tables; a collective.
 
@@ -84,33 +83,31 @@ class ShardedStore(ReplicatingStore, ExchangedStore):
             wire_warmup_steps: updates of the tables before rows and gradients are rounded:
                 rounding disturbs the first ones most.
             prefetch: whether batches may be announced.
-            copy_movement: distance, of any value of a row, up to which kept copies may be from the
-                row; in the unit of the rows, at least 0. With 0 rows are read as their owners have
-                them. None: no copies are kept.
 
         Raises:
-            ValueError: as `NativeStore`; the copies' budget holds no row; or the ranks' settings
+            ValueError: as `NativeStore`; the replicas' budget holds no row; or the ranks' settings
                 differ: the error says in what.
         """
         rows = rows_within(cache_bytes, tables, optimizer, "ShardedStore")
-        if copy_movement is not None:
-            require_number("copy_movement", copy_movement, 0.0, place="ShardedStore")
         wire = exchange.Wire(wire_dtype, wire_warmup_steps)
-        settings = {
-            "cache_bytes": cache_bytes,
-            "prefetch": bool(prefetch),
-            "copy_movement": copy_movement,
-        }
+        settings = {"cache_bytes": cache_bytes, "prefetch": bool(prefetch)}
         super().__init__(tables, optimizer, comm, wire, "sharded", settings)
         self._replicas, self._owners = Replicas(self.tables, self.optimizer, rows), comm.size
         with tf.device("CPU:0"):
             # Whether rows travel with the summary of their slots; the same on all ranks.
             self._with_summary = tf.Variable(False, trainable=False)
-        self.copy_movement = copy_movement
-        # Of a rank: keys of refreshed replicas, where there are any, are requested apart.
-        buffers = len(self.tables) * (1 if copy_movement is None else 2)
-        self._announced = AnnouncedKeys(comm.size, buffers)
-        self.prefetches = bool(prefetch)
+        self._announced = AnnouncedKeys(comm.size, len(self.tables))
+        self.prefetches, self._has_trained = bool(prefetch), False
+
+    def refresh_replicas(self, movement: float) -> None:
+        """See `TrackedStore.refresh_replicas`; on all ranks alike."""
+        require_number("movement", movement, 0.0, place="refresh_replicas")
+        if self._has_trained and self.refresh_movement is None:
+            allowed = "before the first lookup in training: steps that are traced use no replicas"
+            raise invalid("movement", movement, "refresh_replicas of a ShardedStore", allowed)
+        self.refresh_movement = movement
+        # Of a rank: keys of refreshed replicas are requested apart.
+        self._announced = AnnouncedKeys(self.comm.size, 2 * len(self.tables))
 
     @property
     def _collector(self) -> NativeStore:
@@ -124,6 +121,7 @@ class ShardedStore(ReplicatingStore, ExchangedStore):
         stacked: bool = False,
     ) -> tuple[list[tf.Tensor], tf.Tensor | None]:
         """See `EmbeddingStore.lookup`; a collective."""
+        self._has_trained |= training
         if self.comm.size == 1:
             return super().lookup(packed, specs, training, stacked)
         what = "lookup" if training else "evaluation"
@@ -136,7 +134,7 @@ class ShardedStore(ReplicatingStore, ExchangedStore):
                 self._announced.outdate()
             requested = request()
         form = self._with_summary.read_value(), self._rounds()
-        refreshes = training and self.copy_movement is not None
+        refreshes = training and self.refresh_movement is not None
         # The rows that others request of this rank are sent, and those come that it requests.
         send_buffer, splits = exchange_ops.pull_rows(
             self._handles,
@@ -202,7 +200,7 @@ class ShardedStore(ReplicatingStore, ExchangedStore):
             feature_table,
             self.comm.size,
             skip_read_only=is_training,
-            refreshed=is_training and self.copy_movement is not None,
+            refreshed=is_training and self.refresh_movement is not None,
         )
         theirs = exchange.exchange_keys(self.comm, sizes, keys, self._names, what)
         return KeyRequest(sizes, keys, *theirs)
@@ -304,11 +302,12 @@ class ShardedStore(ReplicatingStore, ExchangedStore):
                 copies are kept.
 
         Raises:
-            ValueError: the store was made without a `copy_movement`.
+            ValueError: `refresh_replicas` was not called.
         """
-        movement = self.copy_movement
+        movement = self.refresh_movement
         if movement is None:
-            raise invalid("copy_movement", None, "set_replicated of a ShardedStore", "a number")
+            place = "set_replicated of a ShardedStore"
+            raise invalid("movement", None, place, "a number, of refresh_replicas")
         if self.comm.size == 1:
             return
         for table, handle in zip(self.tables, self._handles, strict=True):

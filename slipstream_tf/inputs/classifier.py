@@ -13,9 +13,10 @@ import tensorflow as tf
 
 from slipstream_tf.errors import invalid, require_integer
 from slipstream_tf.inputs.batches import chosen_rows, num_rows, static_batch_size
+from slipstream_tf.inputs.notes import add_notes, without_wrapping
 from slipstream_tf.inputs.spec import ID, SKIPPABLE
 from slipstream_tf.ops.classifier import InputClassifier
-from slipstream_tf.ops.features import FeatureSpec
+from slipstream_tf.ops.features import FeatureSpec, of_specs
 
 
 def skip_inputs(
@@ -40,7 +41,7 @@ def skip_inputs(
     Anything upstream may be prefetched.
 
     Args:
-        dataset: its elements are batches: nested structures of dense tensors and RaggedTensors,
+        dataset: its elements are batches: nested structures of dense, ragged and sparse tensors,
             all with the same first dimension, e.g. `(features, label)` or `(features, label,
             sample_weight)`.
         classifier: decides; it observes every input once per pass over the dataset.
@@ -48,15 +49,17 @@ def skip_inputs(
         batch_size: inputs of an output batch; default: that of `dataset`, if its element_spec
             tells it (`.batch(n, drop_remainder=True)`).
         get_keys: called like a function for `dataset.map`; returns the keys in any format of
-            `ops.features.pack`. Default: `features["keys"]` if the features (the first component
-            of a tuple, else the whole element) are a mapping with "keys", else the features
-            without "id" and "skippable" (unless a spec has such a name).
+            `ops.features.pack`. Default: what the features (the first component of a tuple, else
+            the whole element) have under the names of `specs`; `features["keys"]`, where they are a
+            mapping that has "keys" and no spec has this name; or all of a tensor, which is a key
+            matrix, or the keys of the one feature.
         drop_remainder: whether a last batch that is not full is left out.
         weighted: whether elements become `(features, label, sample_weight)`: skippable inputs that
             are kept stand for those that are not (needed where the classifier thins). A weight
             that is there is multiplied.
-        marked: whether the features, a mapping, get "skippable", bool [batch]: what could have been
-            left out (read where losses are recorded).
+        marked: whether the features get "skippable", bool [batch]: what could have been left out
+            (read where losses are recorded). Features that are no mapping become one
+            (`notes.add_notes`); a model takes it apart again (`keras.LossFeedback`).
         get_ids: called like `get_keys`; returns what the classifier takes for ids, int64 [batch].
             Default: `features["id"]` if the features are a mapping where it is integers [batch]
             and no spec's keys; else there are none.
@@ -70,12 +73,13 @@ def skip_inputs(
 
     Raises:
         ValueError: the batch size is neither given nor known, a component of the dataset has no
-            batch dimension or is neither dense nor ragged, or its elements cannot hold weights
-            or "skippable".
+            batch dimension or is no tensor, or its elements cannot hold weights or
+            "skippable".
         tf.errors.InvalidArgumentError: while iterating: components differ in their batch size.
     """
     element_spec = dataset.element_spec
-    _require_form(element_spec, weighted, marked)
+    names = frozenset(spec.name for spec in specs)
+    _require_form(element_spec, weighted, marked, names)
     known_size = static_batch_size(element_spec)
     size = known_size if batch_size is None else batch_size
     stays = not refill and size == known_size and not (drop_remainder and size is None)
@@ -84,19 +88,19 @@ def skip_inputs(
             allowed = "an integer >= 1; None only for a dataset of .batch(n, drop_remainder=True)"
             raise invalid("batch_size", None, "skip_inputs", allowed)
         require_integer("batch_size", size, 1, None, "skip_inputs")
-    names = frozenset(spec.name for spec in specs)
-    keys_of = get_keys or functools.partial(_default_keys, names)
+    keys_of = get_keys or functools.partial(_default_keys, specs)
     ids_of = get_ids or functools.partial(_default_ids, names)
 
     def compact(*components: Any) -> Any:
-        keys, ids = keys_of(*components), ids_of(*components)
+        ids = ids_of(*components)
+        keys = keys_of(without_wrapping(components[0]), *components[1:])
         classified = classifier.classify(keys, specs, ids=ids, window_batches=window_batches)
         with tf.control_dependencies([_assert_same_batch(components, classified.skippable)]):
             if weighted:
                 weights = _weights(classified.weight, *components[2:])
                 components = (*components[:2], weights)
             if marked:
-                features = {**components[0], SKIPPABLE: classified.skippable}
+                features = add_notes(components[0], **{SKIPPABLE: classified.skippable})
                 components = (features, *components[1:])
             if refill:
                 components = _keep(components, classified.weight > 0.0)
@@ -116,14 +120,17 @@ def skip_inputs(
     return kept.with_options(options)
 
 
-def _default_keys(names: frozenset[str], *element: Any) -> Any:
+def _default_keys(specs: Sequence[FeatureSpec], *element: Any) -> Any:
     features = element[0]
+    if isinstance(features, (tuple, list)):
+        allowed = "a dictionary by feature name or one tensor; get_keys= finds keys elsewhere"
+        raise invalid("dataset", features, "the features of its elements", allowed)
     if not isinstance(features, Mapping):
-        return features
-    if "keys" in features:
+        return {specs[0].name: features} if len(specs) == 1 else features
+    if "keys" in features and "keys" not in [spec.name for spec in specs]:
         return features["keys"]
-    notes = {ID, SKIPPABLE} - names
-    return {name: keys for name, keys in features.items() if name not in notes}
+    place = "a data set's features (elsewhere in its elements, get_keys= finds them)"
+    return of_specs(features, specs, place)
 
 
 def _default_ids(names: frozenset[str], *element: Any) -> tf.Tensor | None:
@@ -135,25 +142,30 @@ def _default_ids(names: frozenset[str], *element: Any) -> tf.Tensor | None:
     return ids if is_number else None
 
 
-def _weights(weight: tf.Tensor, before: tf.Tensor | None = None) -> tf.Tensor:
+def _weights(weight: tf.Tensor, before: Any = None) -> Any:
     """The classifier's weights [batch], times sample weights that were there, [batch, ...]."""
     if before is None:
         return weight
-    ones = tf.ones(tf.rank(before) - 1, tf.int32)
-    return tf.cast(before, tf.float32) * tf.reshape(weight, tf.concat([[-1], ones], axis=0))
+
+    def times(part: tf.Tensor) -> tf.Tensor:
+        ones = tf.ones(tf.rank(part) - 1, tf.int32)
+        return tf.cast(part, tf.float32) * tf.reshape(weight, tf.concat([[-1], ones], axis=0))
+
+    return tf.nest.map_structure(times, before)
 
 
-def _require_form(element_spec: Any, weighted: bool, marked: bool) -> None:
+def _require_form(element_spec: Any, weighted: bool, marked: bool, names: frozenset[str]) -> None:
     """Checks that elements can hold weights and "skippable"."""
     features = element_spec[0] if isinstance(element_spec, tuple) else element_spec
     if weighted and not (isinstance(element_spec, tuple) and len(element_spec) in (2, 3)):
         allowed = "(features, label) or (features, label, sample_weight), where inputs are thinned"
         raise invalid("dataset", element_spec, "its elements", allowed)
-    if marked and not isinstance(features, Mapping):
-        allowed = "a mapping, e.g. {'keys': ...}, where losses are recorded"
-        raise invalid("dataset", features, "the features of its elements", allowed)
-    if marked and SKIPPABLE in features:
-        allowed = f"features without {SKIPPABLE!r}, which is added where losses are recorded"
+    if not (marked and isinstance(features, Mapping)):
+        return
+    own = frozenset() if "keys" in features else names & {ID}
+    if SKIPPABLE in features or own:
+        taken = SKIPPABLE if SKIPPABLE in features else ID
+        allowed = f"features without {taken!r}, which is a note's name where losses are recorded"
         raise invalid("dataset", sorted(features), "the features of its elements", allowed)
 
 

@@ -4,7 +4,7 @@ In: batches of `(features, label)` or `(features, label, sample_weight)`. Out: t
 a number per input, by its position or by its content.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ import tensorflow as tf
 from slipstream_tf.errors import invalid, require_choice
 from slipstream_tf.hashing import finalise, mix64
 from slipstream_tf.inputs.batches import num_rows, static_batch_size
+from slipstream_tf.inputs.notes import FEATURES, add_notes, without_wrapping
 from slipstream_tf.inputs.spec import ID, SKIPPABLE
 from slipstream_tf.ops.features import PADDING_KEY
 
@@ -28,16 +29,20 @@ def with_ids(dataset: tf.data.Dataset, by: str = "position") -> tf.data.Dataset:
       only if the order before this transformation is fixed: put it before shuffling.
     - "hash": 63 bits mixed from all features and the labels, whatever the order. Equal inputs have
       equal numbers. Of n different inputs, two or more share a number with a probability of about
-      n**2 / 2**64: 5e-8 for a million, 0.05 for a billion. Padding (-1) within "keys" does
-      not count, so that the width to which a batch is padded does not matter; a bag's order does.
+      n**2 / 2**64: 5e-8 for a million, 0.05 for a billion. Padding (-1) within "keys", or within
+      any feature of integers where there is no "keys", does not count, so that the width to which a
+      batch is padded does not matter; a bag's order does.
 
     Args:
         dataset: its elements are batches `(features, label)` or `(features, label,
-            sample_weight)`; features is a mapping with "keys", of dense tensors and RaggedTensors.
+            sample_weight)` of dense tensors and RaggedTensors; features is a mapping, with "keys"
+            or flat, or a key matrix, or a tuple.
         by: "position" or "hash".
 
     Returns:
-        The dataset; each element as it was, with "id" in a dictionary of the features.
+        The dataset; each element as it was, with "id" in a dictionary of the features. Features
+        that are no mapping are in it under `notes.FEATURES`, for `Slipstream.apply`; a model with
+        `keras.LossFeedback` gets them as they were.
 
     Raises:
         ValueError: `by` is unknown, or the elements are of another form.
@@ -49,7 +54,7 @@ def with_ids(dataset: tf.data.Dataset, by: str = "position") -> tf.data.Dataset:
 
     def add(ids: tf.Tensor, element: Any) -> Any:
         ids = tf.ensure_shape(ids, [batch_size])
-        return ({**element[0], ID: ids}, *element[1:])
+        return (add_notes(element[0], **{ID: ids}), *element[1:])
 
     def numbered(first: tf.Tensor, element: Any) -> Any:
         end = first + num_rows(tf.nest.flatten(element)[0])
@@ -61,31 +66,30 @@ def with_ids(dataset: tf.data.Dataset, by: str = "position") -> tf.data.Dataset:
 
 
 def _require_form(element_spec: Any) -> None:
-    is_pair = isinstance(element_spec, tuple) and len(element_spec) in (2, 3)
-    features = element_spec[0] if is_pair else None
-    if not isinstance(features, Mapping) or "keys" not in features:
-        allowed = (
-            '(features, label) or (features, label, sample_weight), features a mapping with "keys";'
-            ' bring it to this form first, e.g. .map(lambda keys, y: ({"keys": keys}, y))'
-        )
+    if not (isinstance(element_spec, tuple) and len(element_spec) in (2, 3)):
+        allowed = "(features, label) or (features, label, sample_weight)"
         raise invalid("dataset", element_spec, "with_ids", allowed)
-    if ID in features:
+    features = element_spec[0]
+    if isinstance(features, Mapping) and ID in features:
         allowed = 'features without "id"; leave with_ids out, or rename that feature'
         raise invalid("dataset", sorted(features), "with_ids", allowed)
 
 
-def hash_inputs(features: Mapping[str, Any], label: Any) -> tf.Tensor:
+def hash_inputs(features: Any, label: Any) -> tf.Tensor:
     """Hashes each input of a batch, by its content alone.
 
     Args:
         features: dense tensors and RaggedTensors, nested; "id" and "skippable" do not count.
+            Where they are no mapping with "keys", all of them are hashed as keys are.
         label: a tensor, or several, nested.
 
     Returns:
         int64 [batch], at least 0.
     """
-    content = {name: value for name, value in features.items() if name not in (ID, SKIPPABLE)}
-    keys = {"keys": content.pop("keys")} if "keys" in content else {}
+    features = without_wrapping(features)
+    content = features if isinstance(features, Mapping) else {FEATURES: features}
+    content = {name: value for name, value in content.items() if name not in (ID, SKIPPABLE)}
+    keys, content = ({"keys": content.pop("keys")}, content) if "keys" in content else (content, {})
     parts = [_hash_rows(part, True) for part in tf.nest.flatten(keys)]
     parts += [_hash_rows(part, False) for part in tf.nest.flatten((content, label))]
     total = _join_last_axis(tf.stack(parts, axis=1))
@@ -136,14 +140,21 @@ def _bits(component: tf.Tensor) -> tf.Tensor:
     return tf.bitcast(tf.cast(component, tf.int64), tf.uint64)
 
 
-def require_ids(element_spec: Any) -> None:
+def require_ids(element_spec: Any, names: Collection[str] = ()) -> None:
     """Raises ValueError if batches have no ids, which `Slipstream.apply` needs to remember losses.
 
     Args:
         element_spec: of a data set of features, or of tuples that begin with them.
+        names: of the layer's features: "id" may be one of them.
     """
     features = element_spec[0] if isinstance(element_spec, tuple) else element_spec
+    place = "Slipstream.apply, where losses are remembered"
     if not (isinstance(features, Mapping) and ID in features):
-        place = "Slipstream.apply with score='remembered_loss'"
         allowed = "features with 'id', int64 [batch]: use inputs.with_ids, or a reader's ids=True"
         raise invalid("dataset", element_spec, place, allowed)
+    if ID in names and "keys" not in features:
+        allowed = "another name for the layer's feature 'id': it is the name of an input's number"
+        raise invalid("dataset", sorted(features), place, allowed)
+    ids = features[ID]
+    if not (isinstance(ids, tf.TensorSpec) and ids.dtype.is_integer and ids.shape.rank == 1):
+        raise invalid("features['id']", ids, place, "integers [batch]")

@@ -1,37 +1,49 @@
 """Tells the saturation engine each input's loss while a Keras model trains.
 
 In: the features, labels and predictions of a training step. Out: a call of a recorder with the
-batch's ids, losses, labels and which could be skipped. The loss and its gradients are untouched.
+batch's ids, losses, labels and which could be skipped. The loss and its gradients are untouched,
+and the model sees the features without what the engine wrote beside them.
 """
 
-from collections.abc import Callable, Mapping
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
 import tensorflow as tf
 
+from slipstream_tf import _compat
 from slipstream_tf.distributed.batches import scale_loss
 from slipstream_tf.distributed.comm import Communicator
 from slipstream_tf.errors import invalid
+from slipstream_tf.inputs.notes import take_notes
 from slipstream_tf.inputs.spec import ID, SKIPPABLE
+from slipstream_tf.keras.passes import Applied
 
-Recorder = Callable[[Any, tf.Tensor, tf.Tensor, Any, Any], Any]
-"""Called with ids (int64 [batch] or None), losses and labels (float32 [batch]), skippable (bool
-[batch] or None) and sample weights (float32 [batch] or None); returns an operation in a graph."""
+Recorder = Callable[[Any, tf.Tensor, Any, Any, Any], Any]
+"""Called with ids (int64 [batch] or None), losses (float32 [batch]), labels (float32 [batch], or
+None where the losses are not those of one click per input), skippable (bool [batch] or None) and
+sample weights (float32 [batch] or None); returns an operation in a graph."""
 
 
 class LossFeedback:
-    """A mixin for `keras.Model`s with one output and binary cross-entropy; put it first.
+    """A mixin for `keras.Model`s, whose training tells each input's loss; put it first.
 
         class MyModel(slip.keras.LossFeedback, keras.Model): ...
 
-    The features must be a mapping for "id" and "skippable" to be found; the model's `call` must
-    ignore them.
+    `slip.keras.Model` has it. The losses are those of `compile`, whatever they are: of several
+    outputs their sum, weighted by `loss_weights`. A loss must give a value per input before it
+    averages. What `Slipstream.apply` has written beside the features is taken off before the
+    model's `call`; `train_step` and `compute_loss` get the features with it.
+
+    A `train_step` of one's own tells the losses, too, where it calls `self.compute_loss(x=x, ...)`;
+    else by one call: `self.record_losses(x, losses, y)`.
     """
 
     _recorder: Recorder | None = None
     _comm: Communicator | None = None
-    _is_in_train_step = False
+    # The features whose losses this training step has told; None outside of training.
+    _told: list[Any] | None = None
 
     def observe_losses_with(self, recorder: Recorder | None) -> None:
         """Sets what is told the losses of the training steps from now on.
@@ -59,63 +71,186 @@ class LossFeedback:
         object.__setattr__(self, name, value)
         if getattr(self, "train_function", None) is not None:
             # What was traced is of before.
-            model: Any = self
-            model.make_train_function(force=True)
+            self.make_train_function(force=True)
+
+    def fit(self, x: Any = None, *args: Any, **kwargs: Any) -> Any:
+        """Trains the model, as `keras.Model.fit` does.
+
+        A `class_weight` goes to `Slipstream.apply`, where `x` is what it returned: Keras takes none
+        beside sample weights, and would fetch batches ahead of the windows.
+        """
+        base: Any = super()
+        if isinstance(x, Applied) and x.reweigh and kwargs.get("class_weight") is not None:
+            x = x.reweigh(kwargs.pop("class_weight"))
+        return base.fit(x, *args, **kwargs)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls the model with the features as they were before `Slipstream.apply`."""
+        base: Any = super()
+        if args:
+            args = (take_notes(args[0], self._input_names())[0], *args[1:])
+        return base.__call__(*args, **kwargs)
+
+    def _input_names(self) -> set[str]:
+        """Names of a functional model's inputs, which are features and no notes."""
+        inputs, nested = getattr(self, "inputs", None) or [], getattr(self, "_inputs_struct", None)
+        return {tensor.name for tensor in inputs} | set(nested if isinstance(nested, dict) else ())
+
+    def make_train_function(self, force: bool = False) -> Any:
+        """Makes the function of a training step, as Keras does, in which losses are told.
+
+        Args:
+            force: whether it is made anew.
+        """
+        before = getattr(self, "train_function", None)
+        base: Any = super()
+        base.make_train_function(force=force)
+        made = getattr(self, "train_function", None)
+        if made is None or made is before:
+            return made
+
+        def train_function(*args: Any) -> Any:
+            # Steps are traced, or run eagerly, in here: also those of a train_step of one's own.
+            with self._training():
+                return made(*args)
+
+        object.__setattr__(self, "train_function", train_function)
+        return train_function
+
+    @contextlib.contextmanager
+    def _training(self) -> Iterator[None]:
+        before = self._told
+        object.__setattr__(self, "_told", [])
+        try:
+            yield
+        finally:
+            object.__setattr__(self, "_told", before)
 
     def train_step(self, *args: Any, **kwargs: Any) -> Any:
         """Runs one training step, whose losses are recorded."""
-        object.__setattr__(self, "_is_in_train_step", True)
-        try:
+        with self._training():
             base: Any = super()
             return base.train_step(*args, **kwargs)
-        finally:
-            object.__setattr__(self, "_is_in_train_step", False)
 
     def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
         """Computes the loss as `keras.Model` does, and records the inputs' own in training.
 
         Args:
             *args: of `keras.Model.compute_loss`: x, y, y_pred, sample_weight; which more it has
-                depends on the version of Keras.
+                depends on the version of Keras. In training x must be there, with what
+                `Slipstream.apply` wrote beside the features.
             **kwargs: the same by name.
 
         Raises:
-            ValueError: the model has another loss than binary cross-entropy.
+            ValueError: the model's loss has no value per input, or x is missing.
         """
         base: Any = super()
         loss = base.compute_loss(*args, **kwargs)
-        if not self._is_in_train_step:
-            return loss
         given = {**dict(zip(("x", "y", "y_pred", "sample_weight"), args, strict=False)), **kwargs}
-        if self._comm is not None:
-            loss = scale_loss(loss, tf.shape(given["y"])[0], self._comm)
-        if self._recorder is None:
+        if self._told is None or given.get("training") is False:
             return loss
-        labels = tf.reshape(tf.cast(given["y"], tf.float32), [-1])
-        losses = binary_cross_entropy(labels, given["y_pred"], self._gives_logits())
-        features = given["x"] if isinstance(given["x"], Mapping) else {}
+        if self._comm is not None:
+            loss = scale_loss(loss, tf.shape(tf.nest.flatten(given["y"])[0])[0], self._comm)
+        x = given.get("x")
+        if self._recorder is None or any(x is told for told in self._told):
+            return loss
+        if x is None:
+            allowed = "the features of the batch: self.compute_loss(x=x, y=y, y_pred=y_pred)"
+            raise invalid("x", None, f"compute_loss of {self._place()}", allowed)
         weights = given.get("sample_weight")
-        if weights is not None:
-            weights = tf.reshape(tf.cast(weights, tf.float32), [-1])
-        ids, skippable = features.get(ID), features.get(SKIPPABLE)
-        recorded = self._recorder(ids, losses, labels, skippable, weights)
+        told = self._losses_per_input(given["y"], given["y_pred"], weights)
+        recorded = self.record_losses(x, *told)
         with tf.control_dependencies([] if recorded is None else [recorded]):
             return tf.identity(loss)
 
-    def _gives_logits(self) -> bool:
+    def record_losses(self, x: Any, losses: Any, y: Any = None, sample_weight: Any = None) -> Any:
+        """Tells the losses of a batch, in a `train_step` that does not call `compute_loss`.
+
+        Does nothing where no engine needs them.
+
+        Args:
+            x: the features as `train_step` got them.
+            losses: float [batch], each input's own before the update, without sample weight.
+            y: labels, 0 and 1, [batch] or [batch, 1]; None: the losses are no binary cross-entropy.
+            sample_weight: of the inputs, [batch] or [batch, 1]; None: 1.
+
+        Returns:
+            The operation in a graph, None in eager mode.
+
+        Raises:
+            ValueError: the losses of these features were recorded in this step already.
+        """
+        if self._recorder is None:
+            return None
+        if self._told is not None:
+            if any(x is told for told in self._told):
+                place = f"record_losses of {self._place()}"
+                raise invalid("losses", "a second time", place, "once: compute_loss records them")
+            self._told.append(x)
+        notes = take_notes(x, self._input_names() - {ID, SKIPPABLE})[1]
+        losses = tf.stop_gradient(tf.reshape(tf.cast(losses, tf.float32), [-1]))
+        labels, weights = (
+            None if part is None else tf.reshape(tf.cast(part, tf.float32), [-1])
+            for part in (y, sample_weight)
+        )
+        return self._recorder(notes.get(ID), losses, labels, notes.get(SKIPPABLE), weights)
+
+    def _losses_per_input(self, y: Any, y_pred: Any, weights: Any) -> tuple[Any, Any, Any]:
+        """Returns losses [batch], labels and weights, which may be None."""
+        if self._is_click(y_pred):
+            labels = tf.reshape(tf.cast(y, tf.float32), [-1])
+            return binary_cross_entropy(labels, y_pred, self._gives_logits()), labels, weights
+        is_per_input = weights is None or _is_per_input(weights)
+        folded = None if is_per_input else weights
+        losses = _compat.example_losses(self, y, y_pred, folded, self._per_input)
+        if losses is None:
+            allowed = "a loss in compile(), or a train_step that calls self.record_losses(x, ...)"
+            raise invalid("loss", None, self._place(), allowed)
+        return losses, None, weights if is_per_input else None
+
+    def _is_click(self, y_pred: Any) -> bool:
+        """Whether the model gives one probability per input, with binary cross-entropy."""
+        if tf.nest.is_nested(y_pred):
+            return False
+        rank = y_pred.shape.rank
+        is_single = rank == 1 or (rank == 2 and y_pred.shape[-1] == 1)
+        return is_single and self._gives_logits() is not None
+
+    def _gives_logits(self) -> bool | None:
+        """Whether outputs are logits instead of probabilities; None: the loss is another one."""
         loss = getattr(self, "loss", None)
         if isinstance(loss, str):
             loss = keras.losses.get(loss)
         if loss is keras.losses.binary_crossentropy:
             return False
-        if isinstance(loss, keras.losses.BinaryCrossentropy):
+        click = keras.losses.BinaryCrossentropy
+        # What is derived from it may be another loss.
+        if isinstance(loss, click) and type(loss).call is click.call:
             return bool(loss.get_config()["from_logits"])
-        place = f"model {getattr(self, 'name', '')!r}, whose losses are recorded"
-        allowed = "'binary_crossentropy' or keras.losses.BinaryCrossentropy(...) for one output"
-        raise invalid("loss", loss, place, allowed)
+        return None
+
+    def _per_input(self, values: Any, loss: Any) -> tf.Tensor:
+        values = tf.cast(values, tf.float32)
+        if values.shape.rank == 0:
+            allowed = "a loss with a value per input: its function must not average over the batch"
+            raise invalid("loss", getattr(loss, "name", loss), self._place(), allowed)
+        if values.shape.rank == 1:
+            return values
+        return tf.reduce_mean(values, axis=tf.range(1, tf.rank(values)))
+
+    def _place(self) -> str:
+        return f"model {getattr(self, 'name', '')!r}, whose losses are recorded"
 
 
-def binary_cross_entropy(labels: tf.Tensor, predictions: Any, are_logits: bool) -> tf.Tensor:
+def _is_per_input(weights: Any) -> bool:
+    """Whether sample weights are one number per input, for all outputs."""
+    if tf.nest.is_nested(weights):
+        return False
+    rank = len(weights.shape)
+    return rank == 1 or (rank == 2 and weights.shape[-1] == 1)
+
+
+def binary_cross_entropy(labels: tf.Tensor, predictions: Any, are_logits: bool | None) -> tf.Tensor:
     """The loss of each input, without weights or label smoothing.
 
     Args:

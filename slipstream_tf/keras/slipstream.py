@@ -1,40 +1,48 @@
 """The front object: tracks a model's embedding tables, and skips what need not be trained."""
 
-import os
-import warnings
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from slipstream_tf.checkpoint.store_state import LossMemoryState, tree_from_bytes, tree_to_bytes
-from slipstream_tf.config import SaturationConfig
+from slipstream_tf.config import Budget, DryRun, HotSet, Saturation, Window
 from slipstream_tf.distributed.agreement import require_same
 from slipstream_tf.distributed.batches import even_ends
 from slipstream_tf.distributed.comm import Communicator, SingleProcess
 from slipstream_tf.errors import invalid
-from slipstream_tf.inputs.batches import batches_after, call_at
+from slipstream_tf.inputs.batches import call_at, sized
+from slipstream_tf.inputs.class_weights import weigh_classes
 from slipstream_tf.inputs.classifier import skip_inputs
 from slipstream_tf.inputs.ids import require_ids
 from slipstream_tf.inputs.look_ahead import LookAhead
+from slipstream_tf.inputs.notes import take_notes
+from slipstream_tf.inputs.spec import ID, SKIPPABLE
+from slipstream_tf.keras import misuse
 from slipstream_tf.keras.callbacks import SaturationCallback
 from slipstream_tf.keras.embedding_collection import EmbeddingCollection
-from slipstream_tf.keras.feature_specs import resolve_features
+from slipstream_tf.keras.passes import Applied
+from slipstream_tf.keras.step_plan import StepPlan, present_window
+from slipstream_tf.keras.tracked import tracked
 from slipstream_tf.ops.drift_classifier import Classified, DriftClassifier
 from slipstream_tf.ops.features import FeatureSpec, pack
 from slipstream_tf.ops.update_policy import UpdatePolicy
+from slipstream_tf.policies.base import Policy
 from slipstream_tf.saturation.report import WindowReport
+from slipstream_tf.saturation.settings import EngineSettings
 from slipstream_tf.saturation.tracker import SaturationTracker
 from slipstream_tf.stores.sok.store import SokStore
 from slipstream_tf.stores.variable import VariableStore
-from slipstream_tf.telemetry.ledger import Ledger, summarise
-from slipstream_tf.telemetry.shadow import ShadowEstimate, estimate_shadow
+from slipstream_tf.telemetry.dry_run import DryRunEstimate, estimate_dry_run
+from slipstream_tf.telemetry.ledger import Ledger
+from slipstream_tf.telemetry.run_report import RunReport
 
 
 class Slipstream(tf.train.experimental.PythonState):
-    """Finds saturated keys while a model trains; skips inputs, masks or defers gradients.
+    """Finds the keys whose rows have settled while a model trains, and saves by its policies.
 
-    Method: Slipstream, arXiv 2404.04270, and what `SaturationConfig` adds. Connect
+    Method: Slipstream, arXiv 2404.04270, and this project's policies. Connect
     - the steps, through `callback` (in `fit`) or `step` (in a loop of your own). Without steps no
       window ever ends and nothing is skipped; a warning says so;
     - the training data through `apply`, where inputs are skipped or remembered;
@@ -47,26 +55,40 @@ class Slipstream(tf.train.experimental.PythonState):
     shall stay, and for several ranks, use `distributed.JobCheckpoints(..., engine=slipstream)`.
 
     Args:
-        embeddings: the layer whose keys are tracked; or, for a model with embeddings of its own, a
-            `stores.VariableStore` or `stores.SokStore`, with `features`.
-        config: settings; default `SaturationConfig()`.
+        embeddings: the layer whose keys are tracked, or several whose tables and features differ in
+            name; or, for a model with embeddings of its own, a `stores.VariableStore` or
+            `stores.SokStore`, with `features`.
+        policies: what is saved: `SkipExamples`, `DeferGradients`, `MaskGradients`, `CacheRows` of
+            `slipstream_tf`, each once; one or a sequence. Without any the engine only watches, and
+            tells which keys have settled.
+        window: length of a window, warm-up and sample; default `Window()`.
+        hot_set: the keys that are watched; default `HotSet()`.
+        budget: bounds of what saving may cost: `MaxAucLoss`, `MaxLogLossIncrease`, `LossGuard`;
+            one or a sequence.
+        dry_run: True or a `DryRun`: do everything but the saving, and tell in `report` what it
+            would have saved.
+        saturation: when a key counts as saturated; default `Saturation()`.
         features: with a store: the features, in order, as `EmbeddingCollection` takes them; default
             one per table, named like it.
         comm: with a `VariableStore`: the ranks whose replicas of the variables it watches, from
             `distributed.init()`; their gradients must be averaged by `DistributedGradientTape` or
             `DistributedOptimizer`. None: this process alone. A layer and a `SokStore` have their
             own.
-        estimates_cost: with `shadow`: take the inputs' losses in, by which `summary` estimates what
-            skipping would cost. The features get "skippable", as where losses are needed.
 
     Attributes:
-        config: the settings.
+        settings: all of them.
         specs: the features, in order.
         store: the store whose tables are tracked.
         comm: the ranks that the store's tables are shared with.
         loss_memory: the remembered losses, for
             `tf.train.Checkpoint(losses=slipstream.loss_memory, ...)`.
         tracker: the window loop, with the classifier and the reports.
+        plan: how many steps training takes.
+        layer: the layer; None: it tracks a store.
+        batch_size: of what `apply` returned last; None: not known.
+        are_losses_told: whether a step has told its inputs' losses.
+        is_validating: whether a `fit` with the callback is evaluating now.
+        most_batches: of a pass over what `apply` returned last; None: not known.
 
     Raises:
         ValueError: an argument is something else, or a setting does not fit the tables.
@@ -74,78 +96,90 @@ class Slipstream(tf.train.experimental.PythonState):
 
     def __init__(
         self,
-        embeddings: EmbeddingCollection | VariableStore | SokStore,
-        config: SaturationConfig | None = None,
+        embeddings: EmbeddingCollection | Sequence[EmbeddingCollection] | VariableStore | SokStore,
+        policies: Policy | Sequence[Policy] = (),
+        window: Window | None = None,
+        hot_set: HotSet | None = None,
+        budget: Budget | Sequence[Budget] = (),
+        dry_run: bool | DryRun = False,
+        saturation: Saturation | None = None,
         features: Mapping[str, str] | Sequence[FeatureSpec] | None = None,
         comm: Communicator | None = None,
-        estimates_cost: bool = False,
     ) -> None:
         super().__init__()
         # What `serialize` gave, to be restored again where the tables are replaced after it. None:
         # they were not restored, or training has gone on.
         self._restored: bytes | None = None
-        self._next_fit_is_planned = False
-        self._layer: EmbeddingCollection | None = None
-        if isinstance(embeddings, EmbeddingCollection):
-            embeddings.when_restored(self._restore_again)
-            self._layer = embeddings
-            for name, value in (("features", features), ("comm", comm)):
-                if value is not None:
-                    raise invalid(name, value, "Slipstream with a layer", "None: it has its own")
-            self.store: Any = embeddings.store
-            self.specs = embeddings.specs
-        elif isinstance(embeddings, (VariableStore, SokStore)):
-            self.store = embeddings
-            self.specs = resolve_features(features, embeddings.tables)
-        else:
-            allowed = "a slipstream_tf.keras.EmbeddingCollection, a VariableStore or a SokStore"
-            raise invalid("embeddings", embeddings, "Slipstream", allowed)
-        config = SaturationConfig() if config is None else config
-        if not isinstance(config, SaturationConfig):
-            raise invalid("config", config, "Slipstream", "a slipstream_tf.SaturationConfig")
-        if estimates_cost and not config.shadow:
-            allowed = "False: only what shadow mode would have saved has an estimated cost"
-            raise invalid("estimates_cost", True, "Slipstream without shadow", allowed)
-        self._estimates_cost = estimates_cost
-        self.config = config
+        self.layers, self.store, self.specs = tracked(embeddings, features, comm)
+        for layer in self.layers:
+            layer.when_restored(self._restore_again)
+        settings = EngineSettings(policies, window, hot_set, saturation, budget, dry_run)
+        self.settings = settings
         self.comm: Communicator = comm or self.store.comm or SingleProcess()
         if self.comm.size > 1:
-            settings = {**config.get_config(), "features": [repr(spec) for spec in self.specs]}
-            require_same(self.comm, settings, "slipstream.settings", "Slipstream")
-        self.tracker = SaturationTracker(self.store, config, self.specs, self.comm)
+            own = {**settings.get_config(), "features": [repr(spec) for spec in self.specs]}
+            require_same(self.comm, own, "slipstream.settings", "Slipstream")
+        self._connect_replicas()
+        self.tracker = SaturationTracker(self.store, settings, self.specs, self.comm)
         self.loss_memory = LossMemoryState(self.tracker.classifier)
         self._reading, self._look_ahead = LookAhead(), LookAhead()
         self._begin_window()
         self._steps = 0
-        self._batches_per_epoch: int | None = None
-        self._planned_steps = 0
+        self.are_losses_told = False
+        self.plan = StepPlan(self.tracker, self.comm, self._begin_window)
+        self.is_validating = False
+        misuse.take_over(self, self.store)
+        self.batch_size: int | None = None
+        self.most_batches: int | None = None
 
     @property
     def needs_losses(self) -> bool:
         """Whether the settings need the inputs' losses."""
-        by_settings = self.config.skips_by_losses or self.config.guard_tolerance is not None
-        return by_settings or self._estimates_cost
+        return self.settings.needs_losses
+
+    @property
+    def needs_ids(self) -> bool:
+        """Whether inputs must have numbers, by which their losses are remembered."""
+        return self.settings.needs_ids
+
+    @property
+    def needs_labels(self) -> bool:
+        """Whether losses must be those of clicks: what is estimated is AUC or log-loss."""
+        return self.settings.estimates_quality
 
     @property
     def ledger(self) -> Ledger:
-        """What was skipped in the windows that have ended; print it, or use `to_dict`."""
-        return Ledger(self.tracker.reports)
+        """What was saved in the windows that have ended; print it, or use `to_dict`."""
+        return Ledger(self.tracker.reports, self.settings)
 
-    def summary(self) -> str:
-        """Says in words what was, or in shadow mode would have been, skipped and saved."""
-        text = summarise(self.config, self.tracker.reports)
-        return f"{text}\n\n{self.shadow_estimate()}" if self.config.shadow else text
+    def report(self) -> RunReport:
+        """Returns what was saved, or a dry run would have; where it is nothing, why.
 
-    def shadow_estimate(self) -> ShadowEstimate:
-        """Tells what shadow mode would have saved so far, and what that is estimated to cost.
-
-        Raises:
-            ValueError: the run is not in shadow mode.
+        Print it, or use its `to_dict`.
         """
-        if not self.config.shadow:
-            raise invalid("shadow", False, "Slipstream.shadow_estimate", "True")
-        losses = self.tracker.update_policies.auc_loss
-        return estimate_shadow(self.config, self.tracker.reports, losses)
+        reports, estimate = self.tracker.reports, None
+        if self.settings.dry_run:
+            estimate = self._dry_run_estimate(reports)
+        present = present_window(self.tracker, self.tracker.window_steps)
+        return RunReport(
+            self.settings, self.ledger, self.tracker.warmup_steps, self._steps, estimate, present
+        )
+
+    def _dry_run_estimate(self, reports: Sequence[WindowReport]) -> DryRunEstimate:
+        return estimate_dry_run(self.settings, reports, self.tracker.auc_loss_of_deferring)
+
+    def _connect_replicas(self) -> None:
+        """Has the store keep the replicas that a policy reads rows from."""
+        settings = self.settings
+        movement, drift = settings.refresh_movement, settings.read_only_drift(None)
+        if (movement is None and not drift) or self.comm.size == 1:
+            return
+        if not self.store.has_read_only_replicas:
+            place = f"Slipstream on a {type(self.store).__name__}"
+            allowed = "without CacheRows: only ranks with sharded tables read each other's rows"
+            raise invalid("policies", "CacheRows", place, allowed)
+        if movement is not None:
+            self.store.refresh_replicas(movement)
 
     def apply(
         self,
@@ -154,6 +188,7 @@ class Slipstream(tf.train.experimental.PythonState):
         get_keys: Callable[..., Any] | None = None,
         drop_remainder: bool = False,
         ahead: bool = True,
+        class_weight: Mapping[int, float] | None = None,
     ) -> tf.data.Dataset:
         """Leaves out skippable inputs and refills the batches. For training data only.
 
@@ -162,32 +197,33 @@ class Slipstream(tf.train.experimental.PythonState):
         `.prefetch(n)` after it makes every new threshold n batches late. Evaluate on data that did
         not go through it.
 
-        An epoch ends earlier than the data's number of batches says; Keras then warns that "your
-        input ran out of data", and nothing is lost. With several epochs, however, Keras holds the
-        later ones to the number of batches of the first, and inputs of an epoch that skips less are
-        left out (the callback warns). Repeat the data instead, and train for one epoch:
-        `slipstream.apply(data.repeat(epochs), ...)`.
+        A pass that skips ends before the number of batches that `cardinality` says: that is the
+        most there may be, by which Keras lets each epoch go on to its end. Where the data do not
+        know their length, and with several ranks, Keras holds later epochs to the first one's
+        batches; the callback warns if that leaves something out.
 
         With several ranks, `dataset` has this rank's inputs; where they end before those of others,
         batches of no inputs follow (`distributed.even_ends`).
 
         Args:
             dataset: elements are batches, e.g. `(features, label)`.
-            batch_size: inputs of an output batch; default: that of `dataset`, if it is known. If
-                it is another, give `planned_steps` where `dataset` does not know its own
-                (`drop_remainder=False`): the warm-up is a share of the steps.
+            batch_size: inputs of an output batch; default: that of `dataset`, where its
+                element_spec or its `.batch(n)` tells it. No batch is read to find out.
             get_keys: called like a function for `dataset.map`, returns the keys in a format that
-                the embedding layer takes. Default: `features["keys"]`, or the features themselves
-                but for "id".
+                the embedding layer takes. Default: what the features have under the names of the
+                layer's; or `features["keys"]`; see `inputs.classifier.skip_inputs`.
             drop_remainder: whether a last batch that is not full is left out.
             ahead: whether to work a batch ahead. Not for a `dataset` that predicts, or tells where
                 training is, as it is read. An iteration that ends early has then read a batch that
                 is not trained, and classified it, but by remembered loss.
+            class_weight: weight by class, as `fit` takes it, where the model's `fit` cannot: Keras
+                takes no `class_weight` beside sample weights (`keep_rate`), and fetches batches
+                ahead of the windows. `slip.keras.Model.fit` hands its own on to here.
 
-        In shadow mode without `estimates_cost`, budget or guard, a window of many batches is
+        In a dry run that needs no losses, a window of many batches is
         counted by a share of them, one in 16 at least, chosen at random.
 
-        With score="remembered_loss" the features must be a mapping with "id", int64 [batch]: what
+        With `LastLoss` the features must be a mapping with "id", int64 [batch]: what
         tells an input from all others in every pass (see `inputs.with_ids`; readers have `ids`).
         Where losses are needed, the features get "skippable"; where inputs are thinned, elements
         become (features, label, sample_weight).
@@ -198,11 +234,23 @@ class Slipstream(tf.train.experimental.PythonState):
         Raises:
             ValueError: as `slipstream_tf.inputs.classifier.skip_inputs`; or ids are missing.
         """
-        if ahead:
-            # Into the next window, too: only what follows depends on it.
-            dataset = self._reading.read(dataset)
-        kept = self.leave_out(dataset, batch_size, get_keys, drop_remainder)
-        return even_ends(self.read_ahead(kept) if ahead else kept, self.comm)
+        source = sized(dataset, batch_size, is_refilled=self.settings.skips_examples)
+        weighed = source.dataset
+        if class_weight is not None:
+            weighed = weigh_classes(weighed, class_weight)
+        # Into the next window, too: only what follows depends on it.
+        read = self._reading.read(weighed) if ahead else weighed
+        kept = self.leave_out(read, source.size, get_keys, drop_remainder)
+        self.plan.batches, self.batch_size = source.batches, source.size
+        # Ranks that have fewer batches get empty ones.
+        self.most_batches = source.most if self.comm.size == 1 else None
+        again = functools.partial(self.apply, dataset, batch_size, get_keys, drop_remainder, ahead)
+        return Applied(
+            even_ends(self.read_ahead(kept) if ahead else kept, self.comm),
+            self.most_batches,
+            functools.partial(misuse.require_no_validation, self),
+            (lambda weights: again(class_weight=weights)) if class_weight is None else None,
+        )
 
     def leave_out(
         self,
@@ -215,10 +263,10 @@ class Slipstream(tf.train.experimental.PythonState):
 
         `read_ahead` may follow; with several ranks, `distributed.even_ends` must.
         """
-        if self.config.score == "remembered_loss":
-            require_ids(dataset.element_spec)
-        self._batches_per_epoch = batches_after(dataset, batch_size)
-        only_counts = self.config.shadow and not self.needs_losses
+        if self.needs_ids:
+            require_ids(dataset.element_spec, {spec.name for spec in self.specs})
+        self.plan.batches = sized(dataset, batch_size).batches
+        only_counts = self.settings.dry_run and not self.needs_losses
         kept = skip_inputs(
             dataset,
             self.tracker.classifier,
@@ -226,21 +274,21 @@ class Slipstream(tf.train.experimental.PythonState):
             batch_size,
             get_keys,
             drop_remainder,
-            weighted=self.config.weighs_inputs,
+            weighted=self.settings.weighs_examples,
             marked=self.needs_losses,
-            window_batches=self.config.snapshot_interval if only_counts else 0,
-            refill=not self.config.shadow,
+            window_batches=self.tracker.window_steps if only_counts else 0,
+            refill=self.settings.skips_examples,
         )
-        if self.config.skip == "none":
+        if not self.settings.policies:
             return kept
-        return call_at(kept, 2 * self.config.snapshot_interval, self._warn_without_steps)
+        return call_at(kept, 2 * self.tracker.window_steps, self._warn_without_steps)
 
     def read_ahead(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
         """The second part of `apply`: has each batch made while the one before trains.
 
         Not by remembered loss, as what a step records may decide on the next batch.
         """
-        if self.config.score == "remembered_loss":
+        if self.settings.needs_ids:
             return dataset
         return self._look_ahead.read(dataset)
 
@@ -265,11 +313,11 @@ class Slipstream(tf.train.experimental.PythonState):
             What the engine says of each input; nothing is skipped.
 
         Raises:
-            ValueError: the settings skip inputs, which is what `apply` does.
+            ValueError: a policy skips examples, which is what `apply` does.
         """
-        if self.config.skips_inputs and not self.config.shadow:
-            allowed = "'gradients' or 'defer'; or let the data go through Slipstream.apply"
-            raise invalid("skip", self.config.skip, "Slipstream.observe", allowed)
+        if self.settings.skips_examples:
+            allowed = "others; or let the data go through Slipstream.apply, which skips examples"
+            raise invalid("policies", self.settings.policies, "Slipstream.observe", allowed)
         if isinstance(self.store, SokStore):
             self.store.count_accesses(pack(inputs, self.specs), self.specs)
         return self.tracker.classifier.classify(inputs, self.specs)
@@ -285,49 +333,45 @@ class Slipstream(tf.train.experimental.PythonState):
             device: where the keys are, e.g. "GPU:0".
 
         Raises:
-            ValueError: the score is "remembered_loss": losses are remembered on the host.
+            ValueError: a policy goes by `LastLoss`: losses are remembered on the host.
         """
-        if self.config.score == "remembered_loss":
-            raise invalid("score", "remembered_loss", "Slipstream.classifier_on", "'drift'")
+        if self.settings.needs_ids:
+            allowed = "RowDrift: losses are remembered on the host"
+            raise invalid("by", self.settings.policies, "Slipstream.classifier_on", allowed)
         return self.tracker.classifier.copy_on(device)
 
-    def plan_epochs(self, epochs: int) -> None:
-        """Tells the tracker of more training to come, if `apply` could see how much.
-
-        With several ranks a collective.
-
-        Args:
-            epochs: passes over the data given to `apply`, beside those planned before.
-        """
-        if self._next_fit_is_planned:
-            # The `fit` that goes on is the one that was planned.
-            self._next_fit_is_planned = False
-            return
-        batches = self._batches_per_epoch
-        if self.comm.size > 1:
-            # The rank that has the most says how many steps there are.
-            own = tf.constant([-1 if batches is None else batches], tf.int64)
-            known = self.comm.gather(own, "control", "slipstream.planned").numpy()
-            batches = None if (known < 0).any() else int(known.max())
-        if batches is not None:
-            self._planned_steps += epochs * batches
-            self.tracker.plan(self._planned_steps)
-
     def record_losses(
-        self, ids: Any, losses: Any, labels: Any, skippable: Any = None, weights: Any = None
+        self,
+        ids: Any,
+        losses: Any,
+        labels: Any = None,
+        skippable: Any = None,
+        weights: Any = None,
     ) -> Any:
-        """Takes in the losses of a training step's inputs; see `InputClassifier.record_losses`.
+        """Takes in the losses of a training step's inputs.
+
+            slipstream.record_losses(features, losses, labels)
 
         Args:
-            ids: int64 [batch], or None where none are remembered.
-            losses: float32 [batch], binary cross-entropy of each input before the update.
-            labels: float32 [batch].
-            skippable: bool [batch], `features["skippable"]`.
+            ids: the features as `apply` gave them, which have ids and "skippable"; or the ids,
+                int64 [batch], or None where none are remembered.
+            losses: float32 [batch], each input's own before the update.
+            labels: float32 [batch], where the losses are binary cross-entropy; None: they are not.
+            skippable: bool [batch], `features["skippable"]`; not beside features.
             weights: float32 [batch], the sample weights that `apply` gave; None: 1.
 
         Returns:
             The operation in a graph, None in eager mode.
+
+        Raises:
+            ValueError: ids are missing where losses are remembered, or labels where a budget or an
+                estimate of cost needs them.
         """
+        if isinstance(ids, Mapping):
+            notes = take_notes(ids)[1]
+            ids, skippable = notes.get(ID), notes.get(SKIPPABLE)
+        misuse.require_told(self, ids, labels)
+        self.are_losses_told = True
         return self.tracker.classifier.record_losses(ids, losses, labels, skippable, weights)
 
     @property
@@ -347,7 +391,7 @@ class Slipstream(tf.train.experimental.PythonState):
         self.settle()
         return {
             "steps": self._steps,
-            "planned_steps": self._planned_steps,
+            "planned_steps": self.plan.steps,
             "tracker": self.tracker.state(),
         }
 
@@ -368,8 +412,8 @@ class Slipstream(tf.train.experimental.PythonState):
         self.settle()
         self.tracker.restore([state["tracker"] for state in states])
         self._begin_window()
-        self._steps, self._planned_steps = states[0]["steps"], states[0]["planned_steps"]
-        self._restored, self._next_fit_is_planned = None, self._planned_steps > 0
+        self._steps, self._restored = states[0]["steps"], None
+        self.plan.restore(states[0]["planned_steps"])
 
     def serialize(self) -> bytes:
         """Returns `state` as the bytes of an .npz file, for `tf.train.Checkpoint`."""
@@ -396,23 +440,23 @@ class Slipstream(tf.train.experimental.PythonState):
 
         For `keras.callbacks.BackupAndRestore`; `callback` does so where it is beside one.
         """
-        if self._layer is not None:
+        # The last: when its weights are loaded, the tables of the others are there.
+        for layer in self.layers[-1:]:
             is_included = is_backed_up and self.comm.size == 1
-            self._layer.include_engine(self if is_included else None)
+            layer.include_engine(self if is_included else None)
 
     def restore_backup(self, content: bytes) -> None:
         """Goes on from what `serialize` returned, in a `fit` that has told of its epochs."""
         self.deserialize(content)
-        self._next_fit_is_planned = False
+        self.plan.restore(self.plan.steps, is_in_fit=True)
 
-    def callback(self, log_dir: str | os.PathLike[str] | None = None) -> SaturationCallback:
-        """Returns a Keras callback that counts the steps of `fit`; one `fit` at a time.
+    @property
+    def callback(self) -> SaturationCallback:
+        """A new Keras callback that counts the steps of `fit`; one in a `fit`.
 
-        Args:
-            log_dir: folder for TensorBoard; None: that of a `keras.callbacks.TensorBoard` in the
-                same `fit`, if there is one. See `SaturationCallback`.
+        `callback(log_dir)` is one that writes for TensorBoard, too: see `SaturationCallback`.
         """
-        return SaturationCallback(self, log_dir)
+        return SaturationCallback(self)
 
     def step(self, steps: int = 1) -> WindowReport | None:
         """Counts trained steps of a loop of your own; ends the window if it is full.
@@ -428,6 +472,7 @@ class Slipstream(tf.train.experimental.PythonState):
             self._look_ahead.settle()
         if (report := self.tracker.step(steps)) is not None:
             self._begin_window()
+            misuse.warn_at_window_end(self, report)
         return report
 
     def end_window(self) -> WindowReport:
@@ -439,23 +484,17 @@ class Slipstream(tf.train.experimental.PythonState):
         return report
 
     def _go_on(self, steps: int) -> None:
+        misuse.require_owner(self, self.store)
         self._steps += steps
         self._restored = None
 
     def _begin_window(self) -> None:
-        if self.config.score == "remembered_loss":
+        if self.settings.needs_ids:
             return
-        length = self.config.snapshot_interval
+        length = self.tracker.window_steps
         self._look_ahead.begin_window(length, length - self.tracker.steps_left)
 
     def _warn_without_steps(self) -> None:
         """Warns if no step was counted when two windows' worth of batches went through."""
         if self._steps == 0:
-            warnings.warn(
-                f"{2 * self.config.snapshot_interval} batches went through Slipstream.apply, but "
-                "no step was counted: no window ends and nothing is skipped. Give "
-                "`slipstream.callback()` to model.fit, or call `slipstream.step()` after each "
-                "training step.",
-                RuntimeWarning,
-                stacklevel=2,
-            )
+            misuse.warn_without_steps(2 * self.tracker.window_steps)

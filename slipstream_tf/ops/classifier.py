@@ -280,8 +280,9 @@ class InputClassifier:
 
         Args:
             ids: int64 [batch], or None: nothing is remembered.
-            losses: float32 [batch], binary cross-entropy of each input before the update.
-            labels: float32 [batch]; 0.5 or more is positive.
+            losses: float32 [batch], each input's before the update.
+            labels: float32 [batch]; 0.5 or more is positive, and the losses are binary
+                cross-entropy. None: they are another loss; no AUC is found.
             skippable: bool [batch], or None: no input was.
             weights: float32 [batch], the inputs that each stands for; None: 1.
 
@@ -294,12 +295,13 @@ class InputClassifier:
         losses = tf.convert_to_tensor(losses, tf.float32)
         if skippable is None:
             skippable = tf.zeros_like(losses, tf.bool)
+        labels = tf.zeros_like(losses) if labels is None else tf.cast(labels, tf.float32)
         with tf.device("CPU:0"):
             return _loader.library().slipstream_record_losses(
                 handle=self._handle,
                 ids=_ids(ids),
                 losses=losses,
-                labels=tf.cast(labels, tf.float32),
+                labels=labels,
                 skippable=skippable,
                 weights=tf.zeros([0]) if weights is None else tf.cast(weights, tf.float32),
             )
@@ -368,6 +370,11 @@ class InputClassifier:
             handle=self._handle, **drift_tensors(tables, keys, drift)
         )
         return scores.numpy()
+
+    def counts(self) -> ClassifierCounts:
+        """Returns the counts of the present window, which goes on."""
+        numbers = self.export_window()["numbers"][: len(dataclasses.fields(ClassifierCounts))]
+        return ClassifierCounts(*map(int, numbers))
 
     def end_window(self) -> ClassifierCounts:
         """Returns the window's counts and starts the next window with an empty sample."""

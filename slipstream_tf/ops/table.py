@@ -52,13 +52,13 @@ class LookupLayout:
 
     Attributes:
         feature_table: per feature, the index of its table among the handles.
-        combiners: per feature, "sum", "mean" or "sqrtn".
+        combiners: per feature, "sum", "mean" or "sqrtn"; None: rows come out unpooled.
         table_dims: the dim of each table.
         is_stacked: one output [batch, features, dim] instead of one [batch, dim] per feature.
     """
 
     feature_table: tuple[int, ...]
-    combiners: tuple[str, ...]
+    combiners: tuple[str | None, ...]
     table_dims: tuple[int, ...]
     is_stacked: bool
 
@@ -67,7 +67,7 @@ class LookupLayout:
         return {
             **packed.arguments(),
             "feature_table": list(self.feature_table),
-            "combiners": list(self.combiners),
+            "combiners": [combiner or "none" for combiner in self.combiners],
             "table_dims": list(self.table_dims),
             "is_stacked": self.is_stacked,
             "num_outputs": 1 if self.is_stacked else len(self.feature_table),
@@ -85,8 +85,9 @@ def lookup(
         layout: of this lookup.
 
     Returns:
-        (pooled, plan): float32 [batch, dim] per feature, or one [batch, features, dim]; and the
-        plan for `apply_gradients`, a scalar variant.
+        (pooled, plan): float32 [batch, dim] per feature, or one [batch, features, dim]; of a
+        feature without a combiner [keys, dim], padding included; and the plan for
+        `apply_gradients`, a scalar variant.
 
     Raises:
         tf.errors.InvalidArgumentError: row splits decrease, weights are of another length, ...

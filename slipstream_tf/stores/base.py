@@ -47,12 +47,14 @@ class TrackedStore:
             `squared_update_lengths` and `measure` are then of a rank's own keys only.
         has_read_only_replicas: whether ranks can have read-only replicas of others' rows:
             `set_read_only`, `read_only_keys` and `least_accesses`; see `distributed.ShardedStore`.
-        copy_movement: up to which distance replicas of hot rows may be from the rows:
+        refresh_movement: up to which distance replicas of hot rows may be from the rows:
             `set_replicated`, `export_replicated` and `import_replicated`, see
             `distributed.ShardedStore`; None: there are none.
         prefetches: whether batches may be announced; see `distributed.ShardedStore.announce`.
         lists_hot_keys_by_key: whether `hot_keys` takes `by_key=True`: keys are then ascending.
         takes_tables_at_once: whether several threads may ask for several tables.
+        collects_gradients: whether gradients can be collected now and applied later:
+            `collect_gradients` and `apply_collected`, see `NativeStore`.
         forgets_flags: whether a row that leaves and comes back has lost its flags, as `row_flags`
             tells.
     """
@@ -63,10 +65,11 @@ class TrackedStore:
     learning_rate: Any = None
     is_spread = False
     has_read_only_replicas = False
-    copy_movement: float | None = None
+    refresh_movement: float | None = None
     prefetches = False
     lists_hot_keys_by_key = False
     takes_tables_at_once = False
+    collects_gradients = False
     forgets_flags = False
 
     @property
@@ -91,6 +94,11 @@ class TrackedStore:
 
     def follow(self, optimizer: Any) -> None:
         """Says which optimizer of the dense layers the tables' rates follow; see `Rates.follow`."""
+
+    @property
+    def parts(self) -> tuple[Any, ...]:
+        """The stores that this one joins; mostly itself alone."""
+        return (self,)
 
     def size(self, table: str) -> int:
         """Returns the number of keys in a table."""
@@ -176,6 +184,19 @@ class TrackedStore:
     def set_squared_update_lengths(self, table: str, keys: Any, lengths: Any) -> None:
         """Replaces them, float32 [n], of watched rows; after `set_row_flags`."""
         raise NotImplementedError
+
+    def refresh_replicas(self, movement: float) -> None:
+        """Has ranks keep refreshed replicas of the rows that `set_replicated` names.
+
+        Args:
+            movement: distance, of any value of a row, up to which replicas may be from the row; in
+                the unit of the rows, at least 0. With 0 rows are read as their owners have them.
+
+        Raises:
+            ValueError: the store has no such replicas, or training has begun without them.
+        """
+        allowed = "a ShardedStore: only ranks that share out rows read each other's"
+        raise invalid("store", type(self).__name__, "refresh_replicas", allowed)
 
     def update_counts(self, table: str) -> UpdateCounts:
         """Returns what became of a table's gradient rows since the store was made."""
@@ -301,7 +322,7 @@ class SavedStore(TrackedStore):
         raise NotImplementedError
 
     def export_replicated(self, table: str) -> dict[str, np.ndarray]:
-        """Returns what this rank sent of rows that others keep, where there is `copy_movement`."""
+        """Returns what this rank sent of rows, where there is `refresh_movement`."""
         raise NotImplementedError
 
     def import_replicated(self, table: str, contents: Mapping[str, Any]) -> None:

@@ -10,6 +10,7 @@ import tensorflow as tf
 from slipstream_tf.config import Table
 from slipstream_tf.errors import invalid
 from slipstream_tf.memory import require_room
+from slipstream_tf.ops import exchange as exchange_ops
 from slipstream_tf.ops import table as table_ops
 from slipstream_tf.ops import update_policy
 from slipstream_tf.ops.features import FeatureSpec, PackedFeatures
@@ -27,6 +28,7 @@ class NativeStore(EmbeddingStore):
 
     lists_hot_keys_by_key = True
     takes_tables_at_once = True
+    collects_gradients = True
     forgets_flags = True
     writes_rows = True
 
@@ -96,6 +98,38 @@ class NativeStore(EmbeddingStore):
     ) -> tf.Operation | None:
         """See `EmbeddingStore.apply_gradients`."""
         return table_ops.apply_gradients(plan, gradients, self.rates.now(plan))
+
+    def collect_gradients(
+        self, plan: tf.Tensor, gradients: Sequence[tf.Tensor]
+    ) -> exchange_ops.SendBuffer:
+        """Sums the gradients of each key of a lookup, for `apply_collected`; changes no row.
+
+        Args:
+            plan: from `lookup`.
+            gradients: as `apply_gradients` takes them.
+
+        Returns:
+            What the tables' policies pass on; sizes int64 [1, tables].
+        """
+        return exchange_ops.collect_gradients(plan, gradients, self.learning_rate)
+
+    def apply_collected(self, rows: exchange_ops.SendBuffer) -> tf.Operation | None:
+        """Adds up the gradients of each key, in the order given, and applies its table's rule.
+
+        Args:
+            rows: keys and gradients of each table, as `collect_gradients` gives them.
+
+        Returns:
+            The operation in a graph, None in eager mode.
+
+        Raises:
+            tf.errors.InvalidArgumentError: a value is not finite; no row is changed then.
+        """
+        # A row that left a bounded table since it was looked up is not made anew by its gradient.
+        is_bounded = any(table.capacity is not None for table in self.tables)
+        return exchange_ops.apply_rows(
+            self._handles, rows, self.learning_rate, create_missing=not is_bounded
+        )
 
     def size(self, table: str) -> int:
         """See `EmbeddingStore.size`."""

@@ -23,7 +23,7 @@ namespace {
 Status DescribeNonFinite(const LookupPlan& plan, const std::vector<PooledGradient>& gradients) {
   for (size_t f = 0; f < gradients.size(); ++f) {
     const EmbeddingTable& table = *plan.tables[plan.feature_table[f]];
-    for (int64_t i = 0; i < plan.batch; ++i) {
+    for (int64_t i = 0; i < plan.examples[f]; ++i) {
       for (int64_t j = 0; j < table.dim(); ++j) {
         const float value = gradients[f].data[i * gradients[f].stride + j];
         if (value - value != 0.f) {
@@ -56,9 +56,9 @@ bool AllFinite(const LookupPlan& plan, const std::vector<PooledGradient>& gradie
   const bool is_stacked = IsStacked(plan, gradients);
   std::atomic<bool> all_finite{true};
   parallel.run(parallel.threads, [&](int task) {
-    const CellRange range = CellsOf(task, parallel.threads, plan.batch);
     bool is_finite = true;
     for (size_t f = 0; f < gradients.size(); ++f) {
+      const CellRange range = CellsOf(task, parallel.threads, plan.examples[f]);
       const int64_t stride = gradients[f].stride;
       const float* first = gradients[f].data + range.begin * stride;
       const int64_t dim = plan.tables[plan.feature_table[f]]->dim();

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from slipstream_tf.inputs import with_ids
 from slipstream_tf.inputs.ids import hash_inputs
+from slipstream_tf.inputs.notes import take_notes
 
 MASK = (1 << 64) - 1
 
@@ -130,6 +131,35 @@ def test_every_part_of_an_input_counts_and_its_notes_do_not():
     assert int(hash_inputs(noted, label)[0]) == int(hash_inputs(base, label)[0])
 
 
+@pytest.mark.parametrize("by", ["position", "hash"])
+def test_features_that_are_flat_or_no_mapping(by):
+    pairs, batches = matrix(20)
+    flat = batches.map(lambda f, y: ({"a": f["keys"][:, 0], "b": f["keys"]}, y))
+    alone = batches.map(lambda f, y: (f["keys"], y))
+    pair = batches.map(lambda f, y: ((f["keys"], tf.cast(y, tf.float32)), y))
+    for form in (flat, alone, pair):
+        noted = with_ids(form, by)
+        ids = np.concatenate([f["id"].numpy() for f, _ in noted])
+        assert len(set(ids.tolist())) == 20 and ids.dtype == np.int64
+        for (features, label), (before, label_before) in zip(noted, form, strict=True):
+            tf.nest.map_structure(np.testing.assert_array_equal, take_notes(features)[0], before)
+            np.testing.assert_array_equal(label, label_before)
+    assert by == "position" or set(ids_of(alone)) == set(
+        ids_of(pairs.shuffle(20).batch(3).map(lambda f, y: (f["keys"], y)))
+    )
+
+
+def ids_of(dataset):
+    return [i for f, _ in with_ids(dataset, "hash") for i in f["id"].numpy().tolist()]
+
+
+def test_the_width_of_padding_does_not_count_in_flat_features():
+    label = tf.constant([1.0])
+    narrow, wide = tf.constant([[5, -1]], tf.int64), tf.constant([[5, -1, -1]], tf.int64)
+    assert hash_inputs({"bag": narrow}, label) == hash_inputs({"bag": wide}, label)
+    assert hash_inputs(narrow, label) == hash_inputs(wide, label)
+
+
 def test_hash_spreads_over_all_bits():
     keys = tf.reshape(tf.range(20_000, dtype=tf.int64), [-1, 1])
     ids = hash_inputs({"keys": keys}, tf.zeros(20_000)).numpy()
@@ -172,9 +202,7 @@ def test_bad_arguments():
     pairs, batches = matrix()
     with pytest.raises(ValueError, match=r"Invalid `by`: 'row'.*'position', 'hash'"):
         with_ids(batches, by="row")
-    with pytest.raises(ValueError, match=r"a mapping with \"keys\"; bring it to this form"):
-        with_ids(batches.map(lambda f, y: (f["keys"], y)))
-    with pytest.raises(ValueError, match="a mapping with"):
+    with pytest.raises(ValueError, match=r"\(features, label\)"):
         with_ids(batches.map(lambda f, y: f))
     with pytest.raises(ValueError, match='without "id"'):
         with_ids(with_ids(batches))

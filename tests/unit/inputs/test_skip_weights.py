@@ -174,8 +174,10 @@ def test_elements_without_a_place_for_weights_or_marks():
     classifier = FakeClassifier()
     with pytest.raises(ValueError, match=r"\(features, label, sample_weight\)"):
         skip_inputs(bare, classifier, SPECS, 2, weighted=True)
-    with pytest.raises(ValueError, match="a mapping"):
-        skip_inputs(bare.map(lambda keys: (keys, keys)), classifier, SPECS, 2, marked=True)
+    named = [FeatureSpec("id", "table")]
+    with pytest.raises(ValueError, match="features without 'id'"):
+        flat = bare.map(lambda keys: ({"id": keys}, keys))
+        skip_inputs(flat, classifier, named, 2, marked=True)
     marked = pairs().batch(3).map(lambda f, y: ({**f, "skippable": y > 0}, y))
     with pytest.raises(ValueError, match="features without 'skippable'"):
         skip_inputs(marked, classifier, SPECS, 3, marked=True)

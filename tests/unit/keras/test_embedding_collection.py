@@ -129,8 +129,11 @@ def test_a_nan_gradient_is_an_error_and_updates_nothing():
 @pytest.mark.parametrize(
     ("inputs", "message"),
     [
-        ({"a": np.array([1])}, "missing: b"),
-        ({"a": np.array([1]), "b": np.array([1]), "c": np.array([1])}, r"\['c'\]"),
+        ({"a": np.array([1])}, "missing: 'b'"),
+        (
+            {"a": np.array([1]), "bb": np.array([1])},
+            r"missing: 'b' \(not 'bb'\?\)",
+        ),
         ({"a": np.array([1.0]), "b": np.array([1])}, "'float64' for feature 'a'"),
         (np.zeros((2, 2), np.float32), "Invalid `keys`: 'float32'"),
         (np.zeros((2, 3), np.int64), r"\[batch, 2\]"),
@@ -143,7 +146,7 @@ def test_bad_inputs(inputs, message):
 
 
 def test_features_of_different_batch_sizes():
-    with pytest.raises(tf.errors.InvalidArgumentError, match="feature 1 has 1 examples"):
+    with pytest.raises(tf.errors.InvalidArgumentError, match="feature 'b' has 1 examples"):
         make_layer()({"a": np.array([1, 2]), "b": np.array([1])})
 
 
@@ -211,7 +214,7 @@ def test_symbolic_shapes_and_dtype():
     [
         (lambda: keras.Input((2,)), "Invalid `dtype`: 'float32'"),
         (lambda: keras.Input((3,), dtype="int64"), r"\[batch, 2\]"),
-        (lambda: {"a": keras.Input((), dtype="int64")}, r"features \['a', 'b'\]"),
+        (lambda: {"a": keras.Input((), dtype="int64")}, "missing: 'b'"),
     ],
 )
 def test_bad_symbolic_inputs(make_inputs, message):
@@ -268,7 +271,6 @@ def test_the_learning_rate_is_read_in_every_update():
 def test_the_one_weight_is_the_anchor():
     layer = make_layer()
     assert [weight.path.split("/")[-1] for weight in layer.trainable_weights] == ["update_anchor"]
-    assert layer.count_params() == 1
     layer.trainable = False
     assert layer.trainable_weights == []
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import warnings
 
 import keras
 import numpy as np
@@ -243,19 +244,105 @@ def test_remembered_losses_need_ids():
         run.slipstream.apply(dataset())
 
 
-def test_a_model_that_tells_no_losses_skips_nothing():
-    run = Run({"skip": "inputs", "score": "remembered_loss", "warmup": 0.0})
-    outputs = keras.layers.Dense(1)(
-        keras.layers.Flatten()(run.embeddings(inputs := keras.Input((FIELDS,), dtype="int64")))
-    )
-    model = keras.Model(inputs, outputs)
-    model.compile(optimizer="sgd", loss=keras.losses.BinaryCrossentropy(from_logits=True))
-    kept = run.slipstream.apply(dataset(ids=True))
-    model.fit(
-        kept.map(lambda features, *rest: (features["keys"], *rest)),
-        callbacks=[run.slipstream.callback()], epochs=2, verbose=0,
-    )  # fmt: skip
-    assert run.slipstream.ledger.inputs_skipped == 0
+def keys_alone(features, *rest):
+    return (features["keys"], *rest)
+
+
+def network(embeddings, kind=slip.keras.Model):
+    """A functional model over the key matrix."""
+    inputs = keras.Input((FIELDS,), dtype="int64", name="keys")
+    outputs = keras.layers.Dense(1)(keras.layers.Flatten()(embeddings(inputs)))
+    return kind(inputs, outputs)
+
+
+@pytest.mark.parametrize("loss", ["mse", keras.losses.BinaryCrossentropy(from_logits=True)])
+@pytest.mark.parametrize("form", ["keys", "matrix"])
+def test_a_functional_model_skips_by_remembered_losses(form, loss):
+    run = Run({"skip": "inputs", "score": "remembered_loss", "planned_steps": 3 * STEPS})
+    run.model = network(run.embeddings)
+    run.model.compile("sgd", loss)
+    data = dataset(ids=form == "keys")
+    if form == "matrix":
+        data = with_ids(data.map(keys_alone))
+    else:
+        data = data.map(lambda f, y: ({"keys": f["keys"], "id": f["id"]}, y))
+    ledger = run.fit(data, epochs=3).assert_account(3 * INPUTS)
+    assert ledger.inputs_skipped > 50
+    assert (ledger.reports[-2].auc is None) == (loss == "mse")
+
+
+@pytest.mark.parametrize(
+    "settings", [{"score": "remembered_loss"}, {"keep_rate": 0.5, "guard_tolerance": 0.1}]
+)
+def test_a_plain_model_is_refused_where_losses_are_needed(settings):
+    run = Run({"skip": "inputs", **settings})
+    run.model = network(run.embeddings, keras.Model)
+    run.model.compile("sgd", "mse")
+    with pytest.raises(ValueError, match=r"Invalid `model`: \"Functional.*slip\.keras\.Model\("):
+        run.fit(with_ids(dataset().map(keys_alone)))
+
+
+def test_a_plain_model_trains_where_no_losses_are_needed():
+    run = Run({"skip": "both", "defer_movement": 0.02})
+    run.model = network(run.embeddings, keras.Model)
+    run.model.compile("sgd", "mse")
+    assert run.fit(dataset().map(keys_alone)).assert_account().inputs_skipped > 50
+
+
+@pytest.mark.parametrize(
+    "settings", [{"max_auc_loss": 0.01}, {"max_log_loss_increase": 0.1}], ids=str
+)
+def test_a_budget_needs_the_losses_of_clicks(settings):
+    run = Run({"skip": "inputs", **settings})
+    run.model.compile("sgd", "mse")
+    with pytest.raises(ValueError, match=r"Invalid `labels`: None.*binary cross-entropy"):
+        run.fit()
+
+
+class OwnStep(slip.keras.Model):
+    """Trains without compute_loss."""
+
+    tells = False
+
+    def train_step(self, data):
+        x, y = data[:2]
+        with tf.GradientTape() as tape:
+            losses = (y - self(x, training=True)[:, 0]) ** 2
+            loss = tf.reduce_mean(losses)
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
+        if self.tells:
+            self.record_losses(x, losses)
+        return {"loss": loss}
+
+
+@pytest.mark.parametrize("tells", [False, True])
+def test_an_own_step_that_tells_no_losses_is_warned_of_once(tells):
+    run = Run({"skip": "inputs", "score": "remembered_loss", "planned_steps": 3 * STEPS})
+    run.model = network(run.embeddings, OwnStep)
+    run.model.tells = tells
+    run.model.compile("sgd")
+    data = with_ids(dataset().map(keys_alone))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", RuntimeWarning)
+        run.fit(data, epochs=3)
+    said = [w for w in caught if "no step has told" in str(w.message)]
+    assert len(said) == (0 if tells else 1)
+    assert (run.slipstream.ledger.inputs_skipped > 50) == tells
+
+
+def test_a_step_that_drops_the_ids_is_refused():
+    run = Run({"skip": "inputs", "score": "remembered_loss"})
+    with pytest.raises(ValueError, match=r"Invalid `ids`: None.*features that apply gave"):
+        run.slipstream.record_losses({"keys": np.zeros((2, FIELDS))}, [0.5, 0.5], [0.0, 1.0])
+
+
+def test_losses_are_told_with_the_features():
+    run = Run({"skip": "inputs", "score": "remembered_loss"})
+    x = {"keys": np.zeros((2, FIELDS)), "id": np.array([7, 9]), "skippable": np.zeros(2, bool)}
+    run.slipstream.record_losses(x, [0.5, 0.25])
+    memory = run.slipstream.tracker.classifier.export_memory()
+    assert dict(zip(memory["ids"], memory["losses"], strict=True)) == {7: 0.5, 9: 0.25}
 
 
 def events_in(folder):

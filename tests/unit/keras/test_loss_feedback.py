@@ -173,15 +173,6 @@ def test_sure_predictions_have_finite_losses():
         assert 0 <= right < 1e-6 and 0 <= also_right < 1e-6 and 15 < wrong < np.inf
 
 
-@pytest.mark.parametrize("loss", ["mse", keras.losses.BinaryFocalCrossentropy()])
-def test_other_losses_are_an_error(loss):
-    model = compiled(Linear("sigmoid"), loss)
-    model.fit(dataset(), verbose=0)
-    model.observe_losses_with(Recorder())
-    with pytest.raises(ValueError, match=r"Invalid `loss`.*losses\.BinaryCrossentropy"):
-        model.fit(dataset(), verbose=0)
-
-
 def click_model(returns_logits):
     embeddings = EmbeddingCollection(
         [Table("a", 4, initializer=initializers.RandomUniform(seed=1))], optimizers.SGD(0.1)

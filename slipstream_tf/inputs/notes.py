@@ -1,0 +1,52 @@
+"""What the engine writes beside a batch's features, and takes off again before a model sees them.
+
+In: features of any form, and notes: a number per input, whether it could have been left out. Out: a
+mapping that holds both; of that, the features as they were.
+"""
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from slipstream_tf.inputs.spec import ID, SKIPPABLE
+
+FEATURES = "slipstream_features"
+"""Name of what the features were, where they are no mapping: a key matrix, a tuple."""
+
+
+def add_notes(features: Any, **notes: Any) -> dict[str, Any]:
+    """Returns a mapping with notes beside the features.
+
+    Args:
+        features: a mapping, or anything else, which becomes `FEATURES` of the mapping.
+        **notes: "id", "skippable".
+    """
+    if not isinstance(features, Mapping):
+        features = {FEATURES: features}
+    return {**features, **notes}
+
+
+def take_notes(features: Any, own: Collection[str] = ()) -> tuple[Any, dict[str, Any]]:
+    """Takes the notes off.
+
+    Args:
+        features: as `add_notes` returned them, or without any notes.
+        own: names of features that are no notes, whatever their name.
+
+    Returns:
+        The features as they were, and the notes by name.
+    """
+    if not isinstance(features, Mapping):
+        return features, {}
+    notes = {n: features[n] for n in (ID, SKIPPABLE) if n in features and n not in own}
+    if FEATURES in features:
+        return features[FEATURES], notes
+    if not notes:
+        return features, notes
+    return {name: value for name, value in features.items() if name not in notes}, notes
+
+
+def without_wrapping(features: Any) -> Any:
+    """Returns the features as they were if they are no mapping, else the mapping with its notes."""
+    if isinstance(features, Mapping) and FEATURES in features:
+        return features[FEATURES]
+    return features
