@@ -5,7 +5,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from slipstream_tf.errors import invalid, require_number
-from slipstream_tf.policies.base import DEFAULT_SHARE, Begins, Ended, Policy
+from slipstream_tf.memory import require_room
+from slipstream_tf.policies.base import DEFAULT_SHARE, Begins, Ended, Policy, Tables
 from slipstream_tf.scores.base import Score
 
 
@@ -97,6 +98,11 @@ class SkipExamples(Policy):
     def loss_memory(self) -> dict[str, Any]:
         """See `Policy`."""
         return self.by.loss_memory
+
+    def require_fit(self, tables: Tables) -> None:
+        """Raises ValueError if the machine has no room for the losses."""
+        if memory := self.loss_memory.get("loss_memory_bytes"):
+            require_room("memory", memory, memory, "examples' losses", type(self.by).__name__)
 
     def initial_state(self) -> dict[str, Any]:
         """See `Policy`."""
