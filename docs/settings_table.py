@@ -23,8 +23,37 @@ import settings_when as when  # noqa: E402  (lies beside this file)
 
 from slipstream_tf import initializers, optimizers  # noqa: E402
 from slipstream_tf.cli import train  # noqa: E402
-from slipstream_tf.config import Retention, SaturationConfig, Table  # noqa: E402
+from slipstream_tf.config import (  # noqa: E402
+    DryRun,
+    HotSet,
+    LossGuard,
+    MaxAucLoss,
+    MaxLogLossIncrease,
+    Retention,
+    Saturation,
+    Table,
+    Window,
+)
+from slipstream_tf.experiments import SimulatedRanks, SkipAtRandom  # noqa: E402
 from slipstream_tf.ops.features import FeatureSpec  # noqa: E402
+from slipstream_tf.policies import (  # noqa: E402
+    CacheRows,
+    DeferGradients,
+    Interval,
+    MaskGradients,
+    Movement,
+    ReadOnly,
+    Refreshed,
+    SkipExamples,
+)
+from slipstream_tf.scores import LastLoss, RowDrift  # noqa: E402
+
+# Classes of settings, as they are listed.
+CLASSES: tuple[type, ...] = (
+    *(SkipExamples, LastLoss, RowDrift, DeferGradients, Movement, Interval, MaskGradients),
+    *(CacheRows, ReadOnly, Refreshed, Window, HotSet, Saturation, MaxAucLoss, MaxLogLossIncrease),
+    *(LossGuard, DryRun, SkipAtRandom, SimulatedRanks, Table, Retention, FeatureSpec),
+)
 
 PAGE = HERE / "settings.md"
 INTRODUCTION = """\
@@ -33,8 +62,8 @@ INTRODUCTION = """\
 # Settings
 
 Every setting with its default, and when to change it. A value that is out of range is an error
-that says what is allowed, and so is a flag that would do nothing with the others. Start with
-`skip`, `shadow`, `snapshot_interval` and `planned_steps`; the rest can wait.
+that says what is allowed, and so is one that would do nothing with the others. Start with a policy
+and `dry_run=True`; the rest can wait. [Which policy when](using/choosing.md).
 """
 
 _ENTRY = re.compile(r"^    (\w+): (.*(?:\n {8}.*)*)", re.MULTILINE)
@@ -131,8 +160,9 @@ def flag_groups() -> dict[str, list[tuple[str, str, str]]]:
 
 def flag_advice(name: str) -> str:
     """Returns when to change a flag."""
-    is_a_setting = name in when.SATURATION and name not in when.FLAGS
-    return f"As `{name}` above." if is_a_setting else advised(when.FLAGS, name)
+    if name in when.FLAGS_OF_SETTINGS:
+        return f"As `{when.FLAGS_OF_SETTINGS[name]}`."
+    return advised(when.FLAGS, name)
 
 
 def of_flags() -> str:
@@ -157,16 +187,13 @@ def page() -> str:
     rules += "Adagrad), `Adam`. The learning rate can be changed while training: "
     rules += "`embeddings.learning_rate = 0.01`."
     sections = (
-        ("SaturationConfig", "", of_class(SaturationConfig, when.SATURATION)),
-        ("Table", "", of_class(Table, when.TABLE)),
-        ("Retention", "", of_class(Retention, when.RETENTION)),
-        ("FeatureSpec", "", of_class(FeatureSpec, when.FEATURE)),
+        *((cls.__name__, "", of_class(cls, when.CLASSES[cls.__name__])) for cls in CLASSES),
         ("Optimizers", rules, of_rules()),
         ("Initializers", "How a key's row starts, in `slip.initializers`:", of_initializers()),
         (
             "Flags of slipstream-train",
-            "Defaults that differ by data set are named with it. Flags with the name of a setting "
-            "of `SaturationConfig` set that. The other programs tell theirs by `--help`.",
+            "Defaults that differ by data set are named with it. The other programs tell theirs by "
+            "`--help`.",
             of_flags(),
         ),
     )

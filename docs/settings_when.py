@@ -1,92 +1,132 @@
 """When to change each setting, by hand; `settings_table.py` puts it beside what the code says.
 
-Of flags only those that do not carry the name of a `SaturationConfig` field: the others are told
-by that field. A test fails on a setting that is missing here, and on one that is no more.
+Flags that set a setting are told by it. A test fails on a setting that is missing here, and on one
+that is no more.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-SATURATION: Mapping[str, str] = {
-    "skip": 'Always: with `shadow=True` first. Several epochs: "inputs" with remembered losses. '
-    'Fewer bytes between ranks: "defer". The paper\'s rule and masks are baselines.',
-    "score": 'Several epochs over the same inputs: "remembered_loss". It needs inputs with ids.',
-    "metric": 'Rows of very different size: "relative". Rows that tremble in place: "signal" '
-    "(native store only).",
-    "target_skip": "With remembered losses 0.6 to 0.75 were measured. With the paper's rule every "
-    "skipped input costs; lower it, or give `max_auc_loss`.",
-    "threshold": "You know the unit of your rows and want the same T in every run.",
-    "max_threshold": "T by share grows beyond what you call settled.",
-    "max_auc_loss": "You would rather say what skipping may cost than how much to skip. It is an "
-    "estimate, and does not hold on a stream that drifts.",
-    "max_log_loss_increase": "The same, if log loss is what you are judged by. Not for deferring "
-    "by movement.",
-    "alpha": "Inputs have many fields of rare keys, so that next to none is all saturated: 0.8.",
-    "snapshot_interval": "Training is short: shorter, so that there are many windows. Window ends "
-    "take too long: longer.",
-    "hot_budget_bytes": "Memory is short, or window ends take too long: less. The hot set covers "
-    "too few lookups: more.",
-    "warmup": "Rows settle sooner or later than after a quarter of the training.",
-    "warmup_steps": "The number of planned steps is not known, or windows should begin at the same "
-    "step in runs of different length.",
-    "planned_steps": "The data does not know its length (a generator, `repeat()` without a "
-    "count): without it and without `warmup_steps` nothing is skipped.",
-    "release": "Keys come and go at window ends (larger), or moving keys stay too long (1).",
-    "revisit_every": "Popularity changes quickly (less); inputs with many lookups are hardly "
-    "ever skippable (more, or 0).",
-    "saturated_share": "A remembered loss should hold only while the keys of its input have not "
-    "moved. Skips less, at the same quality in our runs.",
-    "max_skips": "More epochs (5 for 12, 2 for 6 in our runs).",
-    "weigh_visits": "You want returned inputs to count once. The weights keep calibration; leave "
-    "them on.",
-    "protect_windows": "Keys that have just become popular are judged too early.",
-    "keep_rate": "Calibration suffers when inputs are skipped by drift, or the guard is to watch "
-    "what is skipped.",
-    "guard_tolerance": "Training that nobody watches; with a `keep_rate` or `max_skips`.",
-    "shadow": "First of all; and whenever data or model have changed.",
-    "freeze_drift": "Sharded tables: a larger one reads more rows from copies, and older ones.",
-    "decay_skipped": "Masks with Adam, if moments that stand still harm.",
-    "defer_trigger": '"interval" for optimizers whose steps cannot be foretold.',
-    "defer_movement": "To send less: a tenth of the rows' learning rate; a whole one cost 0.005 "
-    "AUC. See the curve in [what it can and cannot do](limits.md).",
-    "defer_max_age": "Rare rows should be sent less often: with 1,000, 1% fewer rows were sent.",
-    "defer_steps": 'With the trigger "interval": how old a sum may get.',
-    "defer_budget_bytes": "The summary tells of rows sent “without room”.",
-    "loss_memory_bytes": "An epoch has more inputs than fit (20 to 40 bytes each) and memory "
-    "is there.",
-    "exempt_tables": "A table must see every gradient: small ones, or those of rare labels.",
-    "table_hot_budget_bytes": "One table takes the hot set's room from the others.",
-    "reservoir_size": "T jumps from window to window (more), or inputs have hundreds of lookups "
-    "and memory counts (less).",
-    "count_decay": "Popularity changes quickly: nearer to 0. Never changes: nearer to 1.",
-    "random_shares": 'Control runs only (`skip="random"`).',
-    "simulated_ranks": "You have one process and want to know what a job would send.",
-    "seed": "Repeat an experiment: at least three.",
-}
-
-TABLE: Mapping[str, str] = {
-    "name": "Always: one per table.",
-    "dim": "Always. The models need one for all tables.",
-    "combiner": 'Bags of keys: "mean" if their lengths differ much.',
-    "initializer": "As for any embedding; `Constant` or `Zeros` for biases.",
-    "retention": "Memory must be bounded. Not with replicated tables of several ranks.",
-}
-
-RETENTION: Mapping[str, str] = {
-    "capacity": "Always: what memory allows.",
-    "eviction": 'Keys go out of use for good: "lru".',
-}
-
-FEATURE: Mapping[str, str] = {
-    "name": "Always: the key in the input dictionary.",
-    "table": "Always; features that share ids share a table.",
-    "combiner": "As for `Table`.",
+# Class of settings -> setting -> when to change it.
+CLASSES: Mapping[str, Mapping[str, str]] = {
+    "SkipExamples": {
+        "by": "Always. Several epochs over the same examples: `LastLoss`. `RowDrift` is a "
+        "baseline.",
+        "share": "By last loss 0.6 to 0.75 were measured. With the paper's rule every skipped "
+        "example costs; lower it, or give a `MaxAucLoss`.",
+        "keep": "Calibration suffers when examples are skipped by drift, or `LossGuard` is to "
+        "watch what is skipped.",
+    },
+    "LastLoss": {
+        "max_skips": "More epochs (5 for 12, 2 for 6 in our runs).",
+        "weigh_returns": "You want returned examples to count once. The weights keep calibration; "
+        "leave them on.",
+        "memory": "An epoch has more examples than fit, and memory is there.",
+        "saturated_share": "A remembered loss should hold only while the keys of its example "
+        "have not moved. Skips less, at the same quality in our runs.",
+        "alpha": "As of `RowDrift`.",
+    },
+    "RowDrift": {
+        "alpha": "Examples have many fields of rare keys, so that next to none is all saturated: "
+        "0.8.",
+    },
+    "DeferGradients": {
+        "until": "`Interval` for optimizers whose steps cannot be foretold.",
+        "memory": "The report tells of rows over budget.",
+    },
+    "Movement": {
+        "distance": "To send less: a tenth of the rows' learning rate; a whole one cost 0.005 AUC. "
+        "See the curve in [what it can and cannot do](limits.md).",
+        "max_age": "Rare rows should be sent less often: with 1,000, 1% fewer rows were sent.",
+    },
+    "Interval": {
+        "steps": "How old a deferred gradient may get.",
+        "share": "How many keys are deferred.",
+    },
+    "MaskGradients": {
+        "share": "How many keys are masked: each costs.",
+        "decay_moments": "Masks with Adam, if moments that stand still harm.",
+    },
+    "CacheRows": {
+        "replicas": "Refreshed ones have a bound; read-only ones save their requests, too, and "
+        "cost more AUC.",
+    },
+    "ReadOnly": {
+        "max_drift": "A larger one reads more rows from replicas, and older ones.",
+    },
+    "Refreshed": {
+        "movement": "Rows are most of what travels: a fifth of their learning rate. 0 changes no "
+        "result, and saves what rests.",
+    },
+    "Window": {
+        "steps": "Window ends take too long: longer. T is to follow sooner: shorter.",
+        "warmup": "Rows settle sooner or later than after a quarter of the training; the planned "
+        "steps are not known: in steps.",
+        "planned_steps": "A loop of your own, or data that do not know their length.",
+        "sample": "T jumps from window to window (more), or examples have hundreds of lookups and "
+        "memory counts (less).",
+        "seed": "Repeat an experiment: at least three.",
+    },
+    "HotSet": {
+        "memory": "Memory is short, or window ends take too long: less. The hot set covers too few "
+        "lookups: more.",
+        "table_memory": "One table takes the hot set's room from the others.",
+        "exclude": "A table must see every gradient: small ones, or those of rare labels.",
+        "count_decay": "Popularity changes quickly: nearer to 0. Never changes: nearer to 1.",
+    },
+    "Saturation": {
+        "metric": 'Rows of very different size: "relative". Rows that tremble in place: "signal" '
+        "(native store only).",
+        "threshold": "You know the unit of your rows and want the same T in every run.",
+        "max_threshold": "T by share grows beyond what you call settled.",
+        "release": "Keys come and go at window ends (larger), or moving keys stay too long (1).",
+        "revisit_every": "Popularity changes quickly (less); examples with many lookups are hardly "
+        "ever skippable (more, or 0).",
+        "protect_windows": "Keys that have just become popular are decided on too early.",
+    },
+    "MaxAucLoss": {
+        "value": "You would rather say what saving may cost than how much to save. It is an "
+        "estimate, and does not hold on a changing stream.",
+    },
+    "MaxLogLossIncrease": {
+        "value": "The same, if log loss is what counts. Not for deferring by movement.",
+    },
+    "LossGuard": {
+        "tolerance": "Training that nobody watches; with `keep`, or examples that return.",
+    },
+    "DryRun": {
+        "estimates_cost": "The model tells losses, and you want to know what skipping would cost.",
+    },
+    "SkipAtRandom": {
+        "shares": "Control runs only.",
+    },
+    "SimulatedRanks": {
+        "ranks": "You have one process and want to know what a job would send.",
+    },
+    "Table": {
+        "name": "Always: one per table.",
+        "dim": "Always. The models need one for all tables.",
+        "optimizer": "Tables that differ: a lower rate for small ones, `SGD` for biases.",
+        "combiner": 'Bags of keys: "mean" if their lengths differ much.',
+        "initializer": "As for any embedding; `Constant` or `Zeros` for biases.",
+        "retention": "Memory must be bounded. Not with replicated tables of several ranks.",
+    },
+    "Retention": {
+        "capacity": "Always: what memory allows.",
+        "eviction": 'Keys go out of use for good: "lru".',
+    },
+    "FeatureSpec": {
+        "name": "Always: the key in the input dictionary.",
+        "table": "Always; features that share ids share a table.",
+        "combiner": "As for `Table`.",
+    },
 }
 
 OPTIMIZERS: Mapping[str, str] = {
     "SparseOptimizer.learning_rate": "Always. Rows take larger rates than dense layers: 0.05 to "
     "0.1 with Adagrad in our runs.",
+    "SparseOptimizer.follow": "A dense rate that is scheduled or reduced must not touch the rows.",
     "Adagrad.initial_accumulator_value": "Click models: 0, with a small epsilon; beside 0.1 rows "
     "hardly move.",
     "Adagrad.epsilon": "1e-10 to 1e-8 with an initial accumulator of 0.",
@@ -134,11 +174,45 @@ FLAGS: Mapping[str, str] = {
     "wire_dtype": "The network is what you wait for: half of the bytes of rows.",
     "wire_warmup_steps": "Quality falls with `bfloat16`: later.",
     "prefetch": "Sharded tables and time to hide; memory for one batch more.",
-    "copy_movement": "Sharded tables whose rows are most of what travels: a fifth of the rows' "
-    "learning rate. 0 changes no result, and saves what rests.",
-    "hot_budget_mb": "As `hot_budget_bytes`.",
-    "track": "What would be saturated, without any skipping.",
     "control": "After every skipping run: without its controls it says nothing.",
     "match": "With `--control`.",
     "segregate": "The FAE schedule, as a baseline.",
+    "policies": "Always, after a `--dry_run`; then its controls.",
+    "dry_run": "First of all; and whenever data or model have changed.",
+    "watch": "What would be saturated, without any saving.",
+    "warmup_steps": "Windows should begin at the same step in runs of different length.",
+}
+
+# Flag -> the setting that it is.
+FLAGS_OF_SETTINGS: Mapping[str, str] = {
+    "skip_by": "SkipExamples.by",
+    "skip_share": "SkipExamples.share",
+    "skip_keep": "SkipExamples.keep",
+    "skip_alpha": "RowDrift.alpha",
+    "max_skips": "LastLoss.max_skips",
+    "saturated_share": "LastLoss.saturated_share",
+    "defer_until": "DeferGradients.until",
+    "defer_movement": "Movement.distance",
+    "defer_max_age": "Movement.max_age",
+    "defer_steps": "Interval.steps",
+    "defer_share": "Interval.share",
+    "mask_share": "MaskGradients.share",
+    "mask_decay_moments": "MaskGradients.decay_moments",
+    "cache_max_drift": "ReadOnly.max_drift",
+    "cache_movement": "Refreshed.movement",
+    "max_auc_loss": "MaxAucLoss",
+    "max_log_loss_increase": "MaxLogLossIncrease",
+    "loss_guard": "LossGuard",
+    "window_steps": "Window.steps",
+    "warmup": "Window.warmup",
+    "hot_set_memory": "HotSet.memory",
+    "exclude_tables": "HotSet.exclude",
+    "drift_metric": "Saturation.metric",
+    "threshold": "Saturation.threshold",
+    "max_threshold": "Saturation.max_threshold",
+    "release": "Saturation.release",
+    "revisit_every": "Saturation.revisit_every",
+    "protect_windows": "Saturation.protect_windows",
+    "simulated_ranks": "SimulatedRanks.ranks",
+    "seed": "Window.seed",
 }

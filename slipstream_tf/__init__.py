@@ -10,15 +10,41 @@ from typing import Any
 from slipstream_tf._version import __version__
 
 _EXPORTS = {
-    "Retention": "slipstream_tf.config",
-    "SaturationConfig": "slipstream_tf.config",
-    "Table": "slipstream_tf.config",
+    **dict.fromkeys(
+        (
+            "DryRun",
+            "HotSet",
+            "LossGuard",
+            "MaxAucLoss",
+            "MaxLogLossIncrease",
+            "Retention",
+            "Saturation",
+            "Table",
+            "Window",
+        ),
+        "slipstream_tf.config",
+    ),
+    **dict.fromkeys(
+        (
+            "CacheRows",
+            "DeferGradients",
+            "Interval",
+            "MaskGradients",
+            "Movement",
+            "ReadOnly",
+            "Refreshed",
+            "SkipExamples",
+        ),
+        "slipstream_tf.policies",
+    ),
+    **dict.fromkeys(("LastLoss", "RowDrift"), "slipstream_tf.scores"),
     "FeatureSpec": "slipstream_tf.ops.features",
     "Slipstream": "slipstream_tf.keras",
 }
 _MODULES = (
     "checkpoint",
     "distributed",
+    "experiments",
     "export",
     "initializers",
     "inputs",
@@ -26,7 +52,9 @@ _MODULES = (
     "models",
     "ops",
     "optimizers",
+    "policies",
     "saturation",
+    "scores",
     "stores",
     "telemetry",
 )

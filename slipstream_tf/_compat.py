@@ -2,6 +2,7 @@
 
 import gc
 import importlib
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -95,6 +96,50 @@ def tensorflow_variable(value: Any) -> Any:
         return value
     wrapped = getattr(value, "value", None)
     return wrapped if isinstance(wrapped, tf.Variable) else None
+
+
+def is_schedule(value: Any) -> bool:
+    """Whether a value is a `LearningRateSchedule` of Keras 3, which need not be imported yet."""
+    keras = sys.modules.get("keras")
+    if keras is None or not hasattr(keras, "optimizers"):
+        return False
+    return isinstance(value, keras.optimizers.schedules.LearningRateSchedule)
+
+
+def serialized(value: Any) -> dict[str, Any]:
+    """Returns an object of Keras as a dictionary for JSON."""
+    return dict(require_keras().saving.serialize_keras_object(value))
+
+
+def deserialized(config: dict[str, Any]) -> Any:
+    """Returns the object of Keras that `serialized` described."""
+    return require_keras().saving.deserialize_keras_object(config)
+
+
+def keras_optimizer(value: Any) -> tuple[str, dict[str, Any]] | None:
+    """Returns class name and configuration of a Keras optimizer; None of anything else."""
+    return _keras_object(value, "optimizers", "Optimizer")
+
+
+def keras_initializer(value: Any) -> tuple[str, dict[str, Any]] | None:
+    """Returns class name and configuration of a Keras initializer; None of anything else."""
+    return _keras_object(value, "initializers", "Initializer")
+
+
+def _keras_object(value: Any, module: str, base: str) -> tuple[str, dict[str, Any]] | None:
+    keras = sys.modules.get("keras")
+    if keras is None or not hasattr(keras, module):
+        return None
+    if not isinstance(value, getattr(getattr(keras, module), base)):
+        return None
+    return type(value).__name__, value.get_config()
+
+
+def dense_rate(optimizer: Any) -> Any:
+    """Returns the learning rate of a Keras optimizer: a schedule, variable or function, or None."""
+    while hasattr(optimizer, "inner_optimizer"):
+        optimizer = optimizer.inner_optimizer
+    return getattr(optimizer, "_learning_rate", None)
 
 
 def layers_in(model: Any) -> list[Any]:
@@ -215,3 +260,50 @@ def told_batch_size(dataset: Any) -> int | None:
         if len(inputs) != 1:
             return None
         (dataset,) = inputs
+
+
+def track_variable(layer: Any, variable: Any) -> None:
+    """Makes a variable one of a Keras layer's weights, but no part of TensorFlow's checkpoints.
+
+    An attribute would be both.
+    """
+    layer._track_variable(variable)
+
+
+def is_in_legacy_file() -> bool:
+    """Whether Keras writes or reads a model's `.h5` file of the old format just now."""
+    try:
+        state = importlib.import_module("keras.src.backend.common.global_state")
+    except ImportError:
+        return False
+    return bool(state.get_global_attribute("use_legacy_config", False))
+
+
+def outermost_layer(layer: Any) -> Any:
+    """Returns the layer whose call the call of another, which runs now, is part of.
+
+    In Keras's `fit` it is the model. Keras gives a layer no pointer to its model, but keeps this
+    one for the arguments that it passes down.
+    """
+    context = getattr(layer, "_get_call_context", None)
+    return layer if context is None else context().entry_layer
+
+
+def optimizer_of(optimizer: Any, variable: Any) -> Any:
+    """Returns the optimizer in a `keras.optimizers.MultiOptimizer` that has a variable.
+
+    Others are returned as they are; so is a MultiOptimizer of which that is not known.
+    """
+    choose = getattr(optimizer, "_optimizer_map", None)
+    return choose(variable) if callable(choose) else optimizer
+
+
+def decays(optimizer: Any, variable: Any) -> bool:
+    """Whether a Keras optimizer's weight decay, if it has any, acts on a variable."""
+    return bool(optimizer._use_weight_decay(variable))
+
+
+def is_recording() -> bool:
+    """Whether a `tf.GradientTape` records just now; TensorFlow has no public way to ask."""
+    record = importlib.import_module("tensorflow.python.eager.record")
+    return bool(record.could_possibly_record())

@@ -1,21 +1,24 @@
-"""What a user sets of embedding tables and of the saturation engine: frozen dataclasses."""
+"""What a user sets of embedding tables, windows, the hot set and budgets: frozen dataclasses."""
 
 import dataclasses
-from collections.abc import Mapping
+import numbers
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from slipstream_tf import initializers
+from slipstream_tf import initializers, optimizers
 from slipstream_tf.errors import invalid, require_choice, require_integer, require_number
 from slipstream_tf.hashing import hash_text
 
-COMBINERS = ("sum", "mean", "sqrtn")
+COMBINERS = ("sum", "mean", "sqrtn", None)
 EVICTIONS = ("lfu", "lru")
 MAX_DIM = 65536
 MAX_CAPACITY = 1 << 36
-SKIP_MODES = ("none", "inputs", "gradients", "defer", "both", "inputs+gradients", "random")
-SCORES = ("drift", "remembered_loss")
 DRIFT_METRICS = ("linf", "l2", "relative", "signal")
-DEFER_TRIGGERS = ("movement", "interval")
+# Of a window's length: so many in planned training, of no fewer steps than say something by their
+# AUC; and where nothing is planned.
+_WINDOWS, _LEAST_WINDOW, _LONGEST_WINDOW, _UNPLANNED_WINDOW = 20, 5, 1000, 200
+_BYTES = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([KMGTkmgt])(i)?)?B?", re.ASCII)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,16 +47,22 @@ class Table:
     Attributes:
         name: unique name of the table.
         dim: values per row, 1 to 65,536.
-        combiner: how the rows of a bag become one vector: "sum", "mean" or "sqrtn".
-        initializer: how a new key's row starts: an object of `slipstream_tf.initializers`. Without
-            a seed of its own, it is seeded by the table's name: equal keys of two tables start
-            with different rows, and the same key of a table always with the same.
+        optimizer: the rule of the table's rows, with its rate: an object of
+            `slipstream_tf.optimizers`, or what `optimizers.get` makes one of. None: that of the
+            layer or store.
+        combiner: how the rows of a bag become one vector: "sum", "mean" or "sqrtn"; None: not at
+            all, each key's row comes out.
+        initializer: how a new key's row starts: an object of `slipstream_tf.initializers`, or what
+            `initializers.get` makes one of. Without a seed of its own, it is seeded by the table's
+            name: equal keys of two tables start with different rows, and the same key of a table
+            always with the same.
         retention: bounds the table; None: it grows without bound.
     """
 
     name: str
     dim: int
-    combiner: str = "sum"
+    optimizer: optimizers.SparseOptimizer | None = None
+    combiner: str | None = "sum"
     initializer: initializers.Initializer = dataclasses.field(
         default_factory=initializers.RandomUniform
     )
@@ -65,6 +74,8 @@ class Table:
         place = f"table {self.name!r}"
         dim = require_integer("dim", self.dim, 1, MAX_DIM, place)
         object.__setattr__(self, "dim", dim)
+        if self.optimizer is not None:
+            object.__setattr__(self, "optimizer", optimizers.get(self.optimizer))
         require_choice("combiner", self.combiner, COMBINERS, place)
         object.__setattr__(self, "initializer", initializers.get(self.initializer))
         if self.retention is not None and not isinstance(self.retention, Retention):
@@ -90,6 +101,8 @@ class Table:
     def get_config(self) -> dict[str, Any]:
         """Returns a JSON-serialisable dictionary for `from_config`."""
         config = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        if self.optimizer is not None:
+            config["optimizer"] = optimizers.serialize(self.optimizer)
         config["initializer"] = initializers.serialize(self.initializer)
         if self.retention is not None:
             config["retention"] = dataclasses.asdict(self.retention)
@@ -105,300 +118,235 @@ class Table:
 
 
 @dataclasses.dataclass(frozen=True)
-class SaturationConfig:
-    """Settings of the saturation engine (method: Slipstream, arXiv 2404.04270, and this project's).
+class Window:
+    """The steps between two snapshots: all decisions fall at a window's end.
 
     Attributes:
-        skip: what is saved. "none" tracks only. "inputs" leaves skippable inputs out of training
-            (the paper's input classifier block). "gradients" masks: gradients of saturated keys
-            are thrown away. "defer" defers gradients, summed per row, and applies them later.
-            "both" is inputs and defer, "inputs+gradients" inputs and mask. "random" is a control:
-            it leaves out the shares given in `random_shares`, whatever the keys.
-        score: what makes an input skippable: "drift" (paper) or "remembered_loss".
-        metric: drift of a row from its snapshot: "linf" (paper), "l2", "relative", or "signal": net
-            squared drift over the sum of squared update lengths (1: moves like noise).
-        target_skip: share of the hot inputs (those with a finite score) to skip, 0 to 1.
-        threshold: T itself, in the metric's unit, instead of a share; or None.
-        max_threshold: upper bound of a T found by share, or None.
-        max_auc_loss: most AUC that skipping may cost by the estimate of
-            `saturation.quality_budget`, whose assumptions stand there (a stream that drifts breaks
-            them); the share then only bounds from above. With skip="both" half of it is for each.
-            None: no such bound.
-        max_log_loss_increase: the same in log loss.
-        alpha: share of an input's lookups that must be saturated, above 0, at most 1 (paper: 1).
-        snapshot_interval: window length in steps.
-        hot_budget_bytes: bytes of snapshots of all tables; bounds the hot set.
-        warmup: share of the planned steps before which nothing is skipped, 0 to 1 (paper: 0.25).
-        warmup_steps: the same in steps; None: by `warmup`, which needs the planned steps.
-        planned_steps: steps that training would take without skipping; None: the Keras callback
-            finds out where the data's length is known.
-        release: a saturated key stays so until its drift exceeds release * T, at least 1.
-        revisit_every: a saturated key is probed (trained as if it varied) one window in so many,
-            at different windows for different keys; 0: never. None: 10 where gradients are
-            withheld; 100 where inputs are skipped, since a probing key holds all its inputs back;
-            0 with remembered losses whose inputs return by `max_skips`.
-        saturated_share: with score="remembered_loss": share of the hot inputs whose keys count as
-            saturated, 0 to 1; `target_skip` is then the share of lowest remembered losses. 1: all
-            hot keys do, however far they move, and T is the largest float32.
-        max_skips: with score="remembered_loss": an input is trained on again after so many
-            skips, at most 127; 0: no limit.
-        weigh_visits: with score="remembered_loss": an input that was skipped weighs 1 + its skips
-            when it is trained on again.
-        protect_windows: full windows that a key is watched in the hot set before it can be
-            saturated, at least 1.
-        keep_rate: share of the skippable inputs that is trained all the same, with weight
-            1 / keep_rate; 0 to below 1 (paper: 0).
-        guard_tolerance: how much the kept skippable inputs' mean loss may exceed (relative) what
-            it was when skipping began before T is halved and keys are released; None: no guard.
-            Needs a keep_rate above 0, or returning inputs (`max_skips`).
-        shadow: do everything but the skipping, and report what it would have saved.
-        freeze_drift: with sharded tables: saturated rows whose drift over the last window was below
-            this are read from replicas, up to a window old, instead of being requested at every
-            step; in the metric's unit. With skip="defer" by movement it is T itself. 0: none. None:
-            a quarter of the rows' learning rate (where the store does not know it: 0.025).
-        decay_skipped: whether moments of rows with a masked gradient decay (Adam).
-        defer_trigger: "movement": any row's sum is deferred until applying it would move a value of
-            the row by `defer_movement`, at most `defer_max_age` steps. "interval": saturated
-            rows' sums, for `defer_steps` steps.
-        defer_movement: in the unit of the rows. None: a twentieth of the rows' learning rate
-            (where the store does not know it: 0.005). With max_auc_loss it is found from that and
-            the learning rate instead (see `saturation.policies.movement_for_budget`).
-        defer_max_age: in steps.
-        defer_steps: in steps.
-        defer_budget_bytes: bytes of all deferred sums; further rows' gradients are applied at once.
-        loss_memory_bytes: bytes of remembered losses, 20 to 40 an input. Where an epoch has more
-            inputs, the losses of a sample of them, the same in every epoch, are remembered.
-        exempt_tables: names of tables that are neither tracked nor skipped.
-        table_hot_budget_bytes: table name -> bytes of its snapshots at most.
-        reservoir_size: inputs whose key lists are kept, uniform over the window, to find T.
-        count_decay: factor on the access counts at each window's end, 0 to 1.
-        random_shares: for skip="random": share to skip in window 0, 1, ...; the last one repeats.
-        simulated_ranks: measures in one process what so many ranks would send: each batch is
-            split evenly among them, and each has its own deferred sums.
-        seed: seeds the reservoir, thinning and random skipping.
+        steps: length of a window in trained steps. None: a twentieth of the planned steps, 5 to
+            1,000; 200 where these are not known.
+        warmup: nothing is saved before: a float is a share of the planned steps, 0.0 to 1.0 (paper:
+            0.25); an integer is steps.
+        planned_steps: steps that training would take without skipping. None: `fit` tells, by the
+            data's length, `steps_per_epoch` and `epochs`.
+        sample: examples of a window whose keys are kept, uniform over it, to find T.
+        seed: of that sample, of thinning and of random skipping.
     """
 
-    skip: str = "inputs"
-    score: str = "drift"
-    metric: str = "linf"
-    target_skip: float = 0.3
-    threshold: float | None = None
-    max_threshold: float | None = None
-    max_auc_loss: float | None = None
-    max_log_loss_increase: float | None = None
-    alpha: float = 1.0
-    snapshot_interval: int = 1000
-    hot_budget_bytes: int = 256 << 20
-    warmup: float = 0.25
-    warmup_steps: int | None = None
+    steps: int | None = None
+    warmup: float | int = 0.25
     planned_steps: int | None = None
-    release: float = 1.5
-    revisit_every: int | None = None
-    saturated_share: float = 1.0
-    max_skips: int = 3
-    weigh_visits: bool = True
-    protect_windows: int = 1
-    keep_rate: float = 0.0
-    guard_tolerance: float | None = None
-    shadow: bool = False
-    freeze_drift: float | None = None
-    decay_skipped: bool = False
-    defer_trigger: str = "movement"
-    defer_movement: float | None = None
-    defer_max_age: int = 200
-    defer_steps: int = 20
-    defer_budget_bytes: int = 64 << 20
-    loss_memory_bytes: int = 64 << 20
-    exempt_tables: tuple[str, ...] = ()
-    table_hot_budget_bytes: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    reservoir_size: int = 8192
-    count_decay: float = 0.5
-    random_shares: tuple[float, ...] = ()
-    simulated_ranks: int = 1
+    sample: int = 8192
     seed: int = 0
 
     def __post_init__(self) -> None:
-        place = "SaturationConfig"
-        require_choice("skip", self.skip, SKIP_MODES, place)
-        require_choice("score", self.score, SCORES, place)
-        require_choice("metric", self.metric, DRIFT_METRICS, place)
-        require_choice("defer_trigger", self.defer_trigger, DEFER_TRIGGERS, place)
-        self._check_numbers(place)
-        self._check_integers(place)
-        for name in ("shadow", "decay_skipped", "weigh_visits"):
-            if not isinstance(getattr(self, name), bool):
-                raise invalid(name, getattr(self, name), place, "True or False")
-        object.__setattr__(self, "random_shares", tuple(self.random_shares))
-        object.__setattr__(self, "exempt_tables", tuple(self.exempt_tables))
-        object.__setattr__(self, "table_hot_budget_bytes", dict(self.table_hot_budget_bytes))
-        for share in self.random_shares:
-            require_number("random_shares", share, 0.0, 1.0, place)
-        for table, budget in self.table_hot_budget_bytes.items():
-            require_integer(f"table_hot_budget_bytes[{table!r}]", budget, 0, None, place)
-        self._check_combinations(place)
+        for name, minimum, maximum in (
+            ("steps", 1, None),
+            ("planned_steps", 0, None),
+            ("sample", 1, 1 << 24),
+            ("seed", 0, (1 << 63) - 1),
+        ):
+            value = getattr(self, name)
+            if value is not None or name in ("sample", "seed"):
+                value = require_integer(name, value, minimum, maximum, "Window")
+                object.__setattr__(self, name, value)
+        if isinstance(self.warmup, numbers.Integral) and not isinstance(self.warmup, bool):
+            warmup: float = require_integer("warmup", self.warmup, 0, None, "Window")
+        else:
+            warmup = require_number("warmup", self.warmup, 0.0, 1.0, "Window")
+        object.__setattr__(self, "warmup", warmup)
 
-    def _check_numbers(self, place: str) -> None:
-        for name in ("target_skip", "saturated_share", "warmup", "keep_rate", "count_decay"):
-            require_number(name, getattr(self, name), 0.0, 1.0, place)
-        require_number("alpha", self.alpha, 0.0, 1.0, place, open_minimum=True)
-        require_number("release", self.release, 1.0, place=place)
-        for name in ("threshold", "max_threshold", "guard_tolerance", "freeze_drift"):
-            if getattr(self, name) is not None:
-                require_number(name, getattr(self, name), 0.0, place=place)
-        for name in ("max_auc_loss", "max_log_loss_increase", "defer_movement"):
-            if getattr(self, name) is not None:
-                require_number(name, getattr(self, name), 0.0, place=place, open_minimum=True)
-
-    def _check_integers(self, place: str) -> None:
-        for name in ("snapshot_interval", "hot_budget_bytes", "protect_windows", "defer_max_age"):
-            require_integer(name, getattr(self, name), 1, None, place)
-        for name in ("defer_steps", "defer_budget_bytes", "loss_memory_bytes"):
-            require_integer(name, getattr(self, name), 1, None, place)
-        for name in ("warmup_steps", "planned_steps"):
-            if getattr(self, name) is not None:
-                require_integer(name, getattr(self, name), 0, None, place)
-        if self.revisit_every is not None:
-            require_integer("revisit_every", self.revisit_every, 0, 1 << 30, place)
-        require_integer("max_skips", self.max_skips, 0, 127, place)
-        require_integer("reservoir_size", self.reservoir_size, 1, 1 << 24, place)
-        require_integer("simulated_ranks", self.simulated_ranks, 1, 64, place)
-        require_integer("seed", self.seed, 0, (1 << 63) - 1, place)
-
-    def _check_combinations(self, place: str) -> None:
-        if (self.skip == "random") != bool(self.random_shares):
-            allowed = "one share or more with skip='random', none otherwise"
-            where = f"{place} with skip={self.skip!r}"
-            raise invalid("random_shares", self.random_shares, where, allowed)
-        if self.keep_rate == 1.0:
-            raise invalid("keep_rate", 1.0, place, "below 1 (shadow=True keeps every input)")
-        watches_inputs = self.skips_inputs or self.masks_gradients
-        if self.guard_tolerance is not None and not watches_inputs:
-            allowed = "None: no input of saturated keys is told from others"
-            where = f"{place} with skip={self.skip!r}"
-            raise invalid("guard_tolerance", self.guard_tolerance, where, allowed)
-        if self.guard_tolerance is not None and not self.keeps_some:
-            allowed = "None, or a keep_rate above 0: the guard watches the kept inputs"
-            where = f"{place} with keep_rate=0"
-            raise invalid("guard_tolerance", self.guard_tolerance, where, allowed)
-        if self.threshold is not None and self.max_threshold is not None:
-            allowed = "None: it bounds a T that is found by share"
-            where = f"{place} with a threshold"
-            raise invalid("max_threshold", self.max_threshold, where, allowed)
-        self._check_budgets(place)
-
-    def _check_budgets(self, place: str) -> None:
-        """Refuses a budget that nothing would steer by."""
-        by_key = self.score == "drift" or not self.skips_inputs
-        if self.threshold is not None and by_key:
-            for name in ("max_auc_loss", "max_log_loss_increase"):
-                if getattr(self, name) is not None:
-                    allowed = "None: a budget bounds the share that T is found by, not a fixed T"
-                    raise invalid(name, getattr(self, name), f"{place} with a threshold", allowed)
-        if self.max_log_loss_increase is not None and self.defers_by_movement:
-            allowed = "None: only max_auc_loss bounds what gradients wait for"
-            where = f"{place} with skip={self.skip!r} by movement"
-            raise invalid("max_log_loss_increase", self.max_log_loss_increase, where, allowed)
-
-    @property
-    def keeps_some(self) -> bool:
-        """Whether some skippable inputs are trained all the same."""
-        returns = self.score == "remembered_loss" and self.max_skips > 0
-        return self.keep_rate > 0.0 or returns or self.shadow or not self.skips_inputs
-
-    @property
-    def weighs_inputs(self) -> bool:
-        """Whether inputs get weights."""
-        return self.keep_rate > 0.0 or (self.score == "remembered_loss" and self.weigh_visits)
-
-    @property
-    def skips_inputs(self) -> bool:
-        """Whether inputs are left out by their keys (not at random)."""
-        return self.skip in ("inputs", "both", "inputs+gradients")
-
-    @property
-    def skips_some_inputs(self) -> bool:
-        """Whether inputs are left out, by their keys or at random."""
-        return (self.skips_inputs or self.skip == "random") and not self.shadow
-
-    @property
-    def masks_gradients(self) -> bool:
-        """Whether gradients of saturated keys are thrown away."""
-        return self.skip in ("gradients", "inputs+gradients")
-
-    @property
-    def defers_gradients(self) -> bool:
-        """Whether gradients are deferred."""
-        return self.skip in ("defer", "both")
-
-    @property
-    def skips_by_losses(self) -> bool:
-        """Whether nothing is skipped without losses: by what is remembered, or by a budget."""
-        budgets = (self.max_auc_loss, self.max_log_loss_increase)
-        return self.score == "remembered_loss" or any(budget is not None for budget in budgets)
-
-    @property
-    def defers_by_movement(self) -> bool:
-        """Whether gradients wait until they would move their rows."""
-        return self.defers_gradients and self.defer_trigger == "movement"
-
-    @property
-    def needs_key_states(self) -> bool:
-        """Whether it matters which keys are saturated: not if gradients wait for movement only."""
-        return self.skip != "defer" or not self.defers_by_movement
-
-    @property
-    def may_read_replicas(self) -> bool:
-        """Whether ranks may read replicas of saturated rows, where tables are sharded."""
-        skips = self.skip not in ("none", "random") and not self.shadow
-        return skips and self.freeze_drift != 0.0
-
-    @property
-    def budget_share(self) -> float:
-        """What each of the ways to save may spend of a quality budget: skip="both" has two."""
-        return 0.5 if self.skips_inputs and self.defers_by_movement else 1.0
-
-    @property
-    def withholds_saturated(self) -> bool:
-        """Whether gradients of saturated keys do not reach their rows at once."""
-        by_interval = self.defers_gradients and self.defer_trigger == "interval"
-        return self.masks_gradients or by_interval
-
-    @property
-    def probing_interval(self) -> int:
-        """Windows from probe to probe of a saturated key; 0: no probes."""
-        if self.revisit_every is not None:
-            return self.revisit_every
-        if self.withholds_saturated:
-            return 10
-        # An input's keys must have been saturated since its last visit, which an epoch's worth of
-        # probes would never let all of them be; and inputs that return move their rows.
-        returns = self.score == "remembered_loss" and self.max_skips > 0
-        return 0 if returns else 100
-
-    def resolve_warmup(self, planned_steps: int | None) -> int | None:
-        """Returns the warm-up in steps.
+    def length(self, planned_steps: int | None) -> int:
+        """Returns the steps of a window.
 
         Args:
-            planned_steps: what is known from outside; `self.planned_steps` goes first.
-
-        Returns:
-            Steps before which nothing is skipped, or None if that cannot be told.
+            planned_steps: of training, as far as known; this object's own go first.
         """
-        if self.warmup_steps is not None:
-            return self.warmup_steps
+        if self.steps is not None:
+            return self.steps
+        planned = self.planned_steps if self.planned_steps is not None else planned_steps
+        if planned is None:
+            return _UNPLANNED_WINDOW
+        return min(max(planned // _WINDOWS, _LEAST_WINDOW), _LONGEST_WINDOW)
+
+    def warmup_steps(self, planned_steps: int | None) -> int | None:
+        """Returns the steps before which nothing is saved; None: that cannot be told yet.
+
+        Args:
+            planned_steps: of training, as far as known; this object's own go first.
+        """
+        if isinstance(self.warmup, int):
+            return self.warmup
         if self.warmup == 0.0:
             return 0
         planned = self.planned_steps if self.planned_steps is not None else planned_steps
         return None if planned is None else round(self.warmup * planned)
 
-    def get_config(self) -> dict[str, Any]:
-        """Returns a JSON-serialisable dictionary for `from_config`."""
-        config = dataclasses.asdict(self)
-        for name in ("random_shares", "exempt_tables"):
-            config[name] = list(config[name])
-        return config
 
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> "SaturationConfig":
-        """Builds the object that `get_config` described."""
-        return cls(**config)
+@dataclasses.dataclass(frozen=True)
+class HotSet:
+    """The keys that are watched: the most accessed ones whose snapshots fit the memory.
+
+    Attributes:
+        memory: bytes of the snapshots of all tables, or a text such as "256MB".
+        table_memory: table name -> bytes of its snapshots at most, or a text.
+        exclude: names of tables that are neither watched nor saved on.
+        count_decay: factor on the access counts at each window's end, 0 to 1.
+    """
+
+    memory: int | str = "256MiB"
+    table_memory: Mapping[str, int | str] = dataclasses.field(default_factory=dict)
+    exclude: Sequence[str] = ()
+    count_decay: float = 0.5
+
+    def __post_init__(self) -> None:
+        parse_bytes("memory", self.memory, "HotSet")
+        if not isinstance(self.table_memory, Mapping):
+            allowed = "a dictionary from table name to bytes"
+            raise invalid("table_memory", self.table_memory, "HotSet", allowed)
+        for table, memory in self.table_memory.items():
+            parse_bytes(f"table_memory[{table!r}]", memory, "HotSet", minimum=0)
+        object.__setattr__(self, "table_memory", dict(self.table_memory))
+        if isinstance(self.exclude, str):
+            allowed = f"a sequence of table names, e.g. ({self.exclude!r},)"
+            raise invalid("exclude", self.exclude, "HotSet", allowed)
+        object.__setattr__(self, "exclude", tuple(self.exclude))
+        decay = require_number("count_decay", self.count_decay, 0.0, 1.0, "HotSet")
+        object.__setattr__(self, "count_decay", decay)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of the snapshots of all tables."""
+        return parse_bytes("memory", self.memory, "HotSet")
+
+    @property
+    def table_bytes(self) -> dict[str, int]:
+        """Table name -> bytes of its snapshots at most."""
+        return {
+            name: parse_bytes(name, memory, minimum=0) for name, memory in self.table_memory.items()
+        }
+
+
+@dataclasses.dataclass(frozen=True)
+class Saturation:
+    """When a hot key counts as saturated. For policies that go by it, and where none is given.
+
+    Attributes:
+        metric: drift of a row from its snapshot: "linf" (paper), "l2", "relative", or "signal": net
+            squared drift over the sum of squared update lengths (1: moves like noise).
+        threshold: T itself, in the metric's unit. None: T is found for a policy's `share`.
+        max_threshold: upper bound of a T that is found, or None.
+        release: a saturated key stays so until its drift exceeds release * T, at least 1.
+        revisit_every: a saturated key is probed (trained as if it varied) one window in so many,
+            at different windows for different keys; 0: never. None: as the policies say, 10 where
+            gradients are withheld, 100 where examples are skipped, since a probing key holds all
+            its examples back, 0 with remembered losses whose examples return.
+        protect_windows: full windows that a key is watched before it can be saturated, at least 1.
+    """
+
+    metric: str = "linf"
+    threshold: float | None = None
+    max_threshold: float | None = None
+    release: float = 1.5
+    revisit_every: int | None = None
+    protect_windows: int = 1
+
+    def __post_init__(self) -> None:
+        place = "Saturation"
+        require_choice("metric", self.metric, DRIFT_METRICS, place)
+        for name in ("threshold", "max_threshold"):
+            if (value := getattr(self, name)) is not None:
+                object.__setattr__(self, name, require_number(name, value, 0.0, place=place))
+        object.__setattr__(
+            self, "release", require_number("release", self.release, 1.0, place=place)
+        )
+        if self.revisit_every is not None:
+            require_integer("revisit_every", self.revisit_every, 0, 1 << 30, place)
+        require_integer("protect_windows", self.protect_windows, 1, None, place)
+        if self.threshold is not None and self.max_threshold is not None:
+            allowed = "None: it bounds a T that is found by share"
+            raise invalid("max_threshold", self.max_threshold, f"{place} with a threshold", allowed)
+
+
+@dataclasses.dataclass(frozen=True)
+class MaxAucLoss:
+    """Bounds what saving may cost, by the estimate of `saturation.quality_budget`.
+
+    The estimate's assumptions stand there; a changing stream breaks them. A policy's share then
+    only bounds from above. Two policies that cost quality in different ways share the bound.
+
+    Attributes:
+        value: most AUC that may be lost, above 0.
+    """
+
+    value: float
+
+    def __post_init__(self) -> None:
+        place, name = type(self).__name__, "value"
+        number = require_number(name, self.value, 0.0, place=place, open_minimum=True)
+        object.__setattr__(self, name, number)
+
+
+@dataclasses.dataclass(frozen=True)
+class MaxLogLossIncrease(MaxAucLoss):
+    """The same in log loss.
+
+    Attributes:
+        value: most log loss that may be added, above 0.
+    """
+
+
+@dataclasses.dataclass(frozen=True)
+class LossGuard:
+    """Watches the skippable examples that are trained all the same.
+
+    Where their mean loss rises, T is halved and keys are released.
+
+    Attributes:
+        tolerance: relative rise, beside what the loss was when skipping began, at least 0.
+    """
+
+    tolerance: float
+
+    def __post_init__(self) -> None:
+        number = require_number("tolerance", self.tolerance, 0.0, place="LossGuard")
+        object.__setattr__(self, "tolerance", number)
+
+
+@dataclasses.dataclass(frozen=True)
+class DryRun:
+    """Does everything but the saving, and tells what would have been saved.
+
+    Attributes:
+        estimates_cost: whether examples' losses are taken in, by which the report estimates what
+            saving would have cost. It needs a model that tells them, as where losses are
+            remembered.
+    """
+
+    estimates_cost: bool = False
+
+
+Budget = MaxAucLoss | MaxLogLossIncrease | LossGuard
+
+
+def parse_bytes(argument: str, value: Any, place: str = "", minimum: int = 1) -> int:
+    """Returns bytes from a number, or from a text such as "256MB" or "1.5GiB".
+
+    Args:
+        argument: as the user wrote it, for the error.
+        value: an integer, or a text; KB, MB, GB, TB are powers of 1,000, KiB, MiB, GiB, TiB of
+            1,024.
+        place: where, for the error.
+        minimum: least bytes.
+
+    Raises:
+        ValueError: it is neither, or less than that.
+    """
+    nbytes = value
+    if isinstance(value, str):
+        found = _BYTES.fullmatch(value.strip())
+        if found is None:
+            allowed = 'bytes, or a text such as "256MB" or "1.5GiB"'
+            raise invalid(argument, value, place, allowed)
+        base = 1024 if found[3] else 1000
+        nbytes = round(float(found[1]) * base ** " KMGT".index((found[2] or " ").upper()))
+    return require_integer(argument, nbytes, minimum, None, place)

@@ -22,7 +22,7 @@ def invalid(argument: str, value: Any, place: str, allowed: str) -> ValueError:
     return ValueError(f"Invalid `{argument}`: {value!r}{where}. Allowed: {allowed}.")
 
 
-def require_choice(argument: str, value: Any, choices: Sequence[str], place: str = "") -> None:
+def require_choice(argument: str, value: Any, choices: Sequence[Any], place: str = "") -> None:
     """Raises ValueError unless `value` is one of `choices`."""
     if value not in choices:
         raise invalid(argument, value, place, "one of " + ", ".join(repr(c) for c in choices))

@@ -7,7 +7,8 @@ when the key arrives, on what else is in the batch or on the number of threads.
 import dataclasses
 from typing import Any
 
-from slipstream_tf.errors import require_integer, require_number
+from slipstream_tf import _compat
+from slipstream_tf.errors import invalid, require_integer, require_number
 from slipstream_tf.serialization import deserialize
 from slipstream_tf.serialization import serialize as serialize
 
@@ -28,9 +29,9 @@ class RandomUniform:
     seed: int | None = None
 
     def __post_init__(self) -> None:
-        require_number("minval", self.minval)
-        require_number("maxval", self.maxval, minimum=self.minval)
-        _require_seed(self.seed)
+        low = require_number("minval", self.minval)
+        _keep(self, minval=low, maxval=require_number("maxval", self.maxval, minimum=low))
+        _require_seed(self)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,9 +50,9 @@ class RandomNormal:
     seed: int | None = None
 
     def __post_init__(self) -> None:
-        require_number("mean", self.mean)
-        require_number("stddev", self.stddev, minimum=0.0)
-        _require_seed(self.seed)
+        _keep(self, mean=require_number("mean", self.mean))
+        _keep(self, stddev=require_number("stddev", self.stddev, minimum=0.0))
+        _require_seed(self)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,12 +71,19 @@ class Constant:
     value: float = 0.0
 
     def __post_init__(self) -> None:
-        require_number("value", self.value)
+        _keep(self, value=require_number("value", self.value))
 
 
-def _require_seed(seed: int | None) -> None:
-    if seed is not None:
-        require_integer("seed", seed, -(1 << 63), (1 << 63) - 1)
+def _keep(initializer: Any, **values: Any) -> None:
+    """Sets attributes of a frozen object to what they were checked to be."""
+    for name, value in values.items():
+        object.__setattr__(initializer, name, value)
+
+
+def _require_seed(initializer: Any) -> None:
+    if initializer.seed is not None:
+        seed = require_integer("seed", initializer.seed, -(1 << 63), (1 << 63) - 1)
+        _keep(initializer, seed=seed)
 
 
 Initializer = RandomUniform | RandomNormal | Zeros | Constant
@@ -89,11 +97,53 @@ def op_attributes(initializer: Initializer) -> tuple[str, float, float]:
     return next(kinds[cls] for cls in type(initializer).__mro__ if cls in kinds), first, second
 
 
+# As `keras.initializers.get` knows them.
+_BY_NAME: dict[str, Initializer] = {
+    **{"zeros": Zeros(), "ones": Constant(1.0), "constant": Constant()},
+    **{"uniform": RandomUniform(), "random_uniform": RandomUniform()},
+    **{"normal": RandomNormal(), "random_normal": RandomNormal()},
+}
+_OF_KERAS: dict[str, Any] = {
+    **{"Zeros": Zeros, "Constant": Constant},
+    **{"RandomUniform": RandomUniform, "RandomNormal": RandomNormal},
+}
+
+
 def get(identifier: Any) -> Initializer:
-    """Returns an initializer from an instance or the dictionary that `serialize` made.
+    """Returns an initializer.
+
+    Args:
+        identifier: an instance; the dictionary that `serialize` made; a name as Keras has it, such
+            as "uniform"; or a `keras.initializers` object `Zeros`, `Ones`, `Constant`,
+            `RandomUniform` or `RandomNormal`.
 
     Raises:
-        ValueError: the name is unknown or the value is of another type.
+        ValueError: anything else. Those of Keras that go by the shape of a matrix (Glorot, He,
+            orthogonal) say nothing of a table that grows.
     """
+    if isinstance(identifier, str):
+        key = "".join("_" + c.lower() if c.isupper() else c for c in identifier).lstrip("_")
+        if key in _BY_NAME:
+            return _BY_NAME[key]
+    found = _compat.keras_initializer(identifier)
+    if found is not None:
+        return _of_keras(*found)
+    if identifier is None or isinstance(identifier, str):
+        raise invalid("initializer", identifier, "", _allowed())
     kinds = (RandomUniform, RandomNormal, Zeros, Constant)
     return deserialize("initializer", identifier, kinds, "initializers")
+
+
+def _of_keras(name: str, config: dict[str, Any]) -> Initializer:
+    if name == "Ones":
+        return Constant(1.0)
+    if name not in _OF_KERAS:
+        raise invalid("initializer", f"keras.initializers.{name}", "", _allowed())
+    made: Initializer = _OF_KERAS[name](**config)
+    return made
+
+
+def _allowed() -> str:
+    names = ", ".join(repr(name) for name in _BY_NAME)
+    classes = ", ".join(f"{name}(...)" for name in _OF_KERAS)
+    return f"one of {names}, or an object of slipstream_tf.initializers: {classes}"

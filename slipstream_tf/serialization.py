@@ -7,8 +7,17 @@ from slipstream_tf.errors import invalid
 
 
 def serialize(value: Any) -> dict[str, Any]:
-    """Returns {"class_name", "config"} of a frozen dataclass."""
-    return {"class_name": type(value).__name__, "config": dataclasses.asdict(value)}
+    """Returns {"class_name", "config"} of a frozen dataclass; what is in it in the same form."""
+    config = {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    return {"class_name": type(value).__name__, "config": config}
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return serialize(value)
+    if isinstance(value, (list, tuple)):
+        return [_plain(part) for part in value]
+    return value
 
 
 def deserialize(
@@ -30,6 +39,12 @@ def deserialize(
     if isinstance(identifier, classes):
         return identifier
     if isinstance(identifier, dict) and identifier.get("class_name") in by_name:
-        return by_name[identifier["class_name"]](**identifier.get("config", {}))
+        config = {
+            name: deserialize(name, value, classes, module, place)
+            if isinstance(value, dict) and "class_name" in value
+            else value
+            for name, value in identifier.get("config", {}).items()
+        }
+        return by_name[identifier["class_name"]](**config)
     allowed = f"slipstream_tf.{module}." + ", ".join(f"{name}(...)" for name in by_name)
     raise invalid(argument, identifier, place, allowed)

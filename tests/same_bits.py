@@ -5,7 +5,7 @@
 Both folders hold the package with its op library: a source tree after `python setup.py build_ext
 --inplace`, or what `pip install --target=FOLDER .` made. Each build trains by `slipstream-train` on
 the given data and on generated data, in one process and in two ranks, with replicated and with
-sharded tables, in seven modes. The last checkpoints are compared array by array: rows, slots,
+sharded tables, in eight modes. The last checkpoints are compared array by array: rows, slots,
 access counts, states, deferred gradients, thresholds, dense weights. Ends with 1 if a bit differs.
 
 Runs that are in `--work` already are not repeated, so the old build trains once.
@@ -27,12 +27,13 @@ from typing import Any
 import numpy as np
 
 MODES: dict[str, list[str]] = {
-    "none": ["--track"],
-    "mask": ["--skip=gradients"],
-    "defer": ["--skip=defer"],
-    "inputs": ["--skip=inputs"],
-    "remembered_loss": ["--skip=inputs", "--score=remembered_loss"],
-    "both": ["--skip=both"],
+    "none": ["--watch"],
+    "mask": ["--policies=mask_gradients"],
+    "defer": ["--policies=defer_gradients"],
+    "row_drift": ["--policies=skip_examples", "--skip_by=row_drift"],
+    "last_loss": ["--policies=skip_examples", "--skip_by=last_loss"],
+    "both": ["--policies=skip_examples,defer_gradients", "--skip_by=row_drift"],
+    "cache": ["--policies=mask_gradients,cache_rows"],  # Of sharded tables only.
     "random": ["--control=random"],
 }
 PLACEMENTS: dict[str, list[str]] = {
@@ -41,7 +42,7 @@ PLACEMENTS: dict[str, list[str]] = {
     "sharded": ["--placement=sharded"],
 }
 RANKS = 2
-SIZES = ["--max_inputs=40000", "--batch_size=256", "--snapshot_interval=8", "--threads=1"]
+SIZES = ["--max_inputs=40000", "--batch_size=256", "--window_steps=8", "--threads=1"]
 MEASURED = ("test", "inputs", "row_lookups", "gradient_rows", "windows")
 # The rate of the last update, which sharded tables once saved as 0, is for deferred gradients only.
 UNMEASURED = ("second", "bytes", "traffic", "learning_rate")
@@ -104,7 +105,7 @@ def train(build: Path, output: Path, data: str, placement: str, mode: str) -> No
     flags = [f"--data={data}", *SIZES, *PLACEMENTS[placement], *MODES[mode]]
     flags += [f"--output={output}", "--checkpoint_every=20", "--keep_checkpoints=1"]
     if mode == "random":
-        flags.append(f"--match={output.parent / 'inputs' / 'metrics.json'}")
+        flags.append(f"--match={output.parent / 'row_drift' / 'metrics.json'}")
     if placement != "native":
         launcher = str(Path(sys.executable).parent / "horovodrun")
         program = [launcher, "-np", str(RANKS), *program]
@@ -153,6 +154,8 @@ def main() -> None:
     for data in [*([options.data] if options.data else []), "generated:40000"]:
         for placement in PLACEMENTS:
             for mode in options.modes.split(","):
+                if mode == "cache" and placement != "sharded":
+                    continue
                 case = Path(Path(data.partition(":")[0]).stem) / placement / mode
                 old, new = (options.work.resolve() / side / case for side in ("old", "new"))
                 train(options.old.resolve(), old, data, placement, mode)

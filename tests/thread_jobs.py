@@ -14,8 +14,9 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from engine_settings import engine_settings
 
-from slipstream_tf import Retention, SaturationConfig, Table, initializers, optimizers
+from slipstream_tf import Retention, Table, initializers, optimizers
 from slipstream_tf.distributed import JobCheckpoints, ReplicatedStore, ShardedStore, SingleProcess
 from slipstream_tf.ops.features import FeatureSpec, pack
 from slipstream_tf.saturation.tracker import SaturationTracker
@@ -28,8 +29,8 @@ TABLES = (
 SPECS = [FeatureSpec("a", "a", "sum"), FeatureSpec("b", "b", "sum")]
 GLOBAL_BATCH, KEYS = 12, 40
 SETTINGS: dict[str, Any] = {
-    **{"skip": "defer", "defer_movement": 0.15, "defer_max_age": 6, "metric": "l2"},
-    **{"snapshot_interval": 4, "warmup_steps": 0, "freeze_drift": 1.0},
+    **{"defer_movement": 0.15, "defer_max_age": 6, "cache_max_drift": 1.0, "drift_metric": "l2"},
+    **{"window_steps": 4, "warmup": 0},
 }
 
 
@@ -78,6 +79,9 @@ class OneThread(SingleProcess):
     def gather(self, tensor: Any, kind: Any, name: str) -> tf.Tensor:
         return tf.concat(self._all(tf.convert_to_tensor(tensor)), 0)
 
+    def sum(self, tensor: Any, kind: Any, name: str) -> tf.Tensor:
+        return tf.add_n(self._all(tf.convert_to_tensor(tensor)))
+
     def exchange(self, tensor: Any, splits: Any, kind: Any, name: str) -> Any:
         pieces = tf.split(tf.convert_to_tensor(tensor), np.asarray(splits))
         mine = [sent[self.rank] for sent in self._all(pieces)]
@@ -114,7 +118,7 @@ class Job:
         directory: Path,
         capacity: int | None = None,
         cache_bytes: int = 1 << 20,
-        copy_movement: float | None = None,
+        policies: tuple[str, ...] = ("defer_gradients", "cache_rows"),
         checkpoint: tf.train.Checkpoint | None = None,
         own: tf.train.Checkpoint | None = None,
         **settings: Any,
@@ -126,13 +130,14 @@ class Job:
         if comm.size == 1:
             self.store: Any = NativeStore(tables, rule)
         elif placement == "sharded":
-            copies: dict[str, Any] = {"cache_bytes": cache_bytes, "copy_movement": copy_movement}
-            self.store = ShardedStore(tables, rule, comm, **copies)
+            self.store = ShardedStore(tables, rule, comm, cache_bytes=cache_bytes)
         else:
             self.store = ReplicatedStore(tables, rule, comm)
         chosen = {name: v for name, v in {**SETTINGS, **settings}.items() if v is not None}
-        config = SaturationConfig(**chosen)
-        self.tracker = SaturationTracker(self.store, config, SPECS, comm)
+        engine = engine_settings(*policies, **chosen)
+        if comm.size > 1 and engine.refresh_movement is not None:
+            self.store.refresh_replicas(engine.refresh_movement)
+        self.tracker = SaturationTracker(self.store, engine, SPECS, comm)
         self.checkpoints = JobCheckpoints(
             directory,
             tf.train.Checkpoint() if checkpoint is None else checkpoint,
@@ -156,7 +161,7 @@ class Job:
             self.tracker.step()
 
     def evaluate(self) -> None:
-        """Looks all keys up, which renews frozen copies, and makes room among copies."""
+        """Looks all keys up, which renews read-only replicas, and makes room among replicas."""
         for first in range(0, KEYS, 8):
             keys = tf.range(first, first + 8, dtype=tf.int64)
             self.store.lookup(pack({"a": keys, "b": keys}, SPECS), SPECS, training=False)

@@ -16,11 +16,12 @@ import tensorflow as tf
 
 from slipstream_tf import optimizers
 from slipstream_tf.checkpoint import tree
+from slipstream_tf.checkpoint.by_name import WITHOUT_SLOTS, SavedAs, choose
 from slipstream_tf.ops.classifier import InputClassifier
 
 FORMAT = 1
 _MANIFEST = "manifest"
-_LEARNING_RATE = "learning_rate"
+_RATES = ("learning_rate", "followed_rate")
 # What stores of tables in SOK export of a table for themselves.
 _OF_SOK = ("trained", "powers")
 
@@ -38,12 +39,18 @@ def export_state(store: Any) -> dict[str, np.ndarray]:
     """
     manifest = {
         "format": FORMAT,
-        "optimizer": optimizers.serialize(store.optimizer),
-        "tables": [{"name": table.name, "dim": table.dim} for table in store.tables],
+        "tables": [
+            {
+                "name": table.name,
+                "dim": table.dim,
+                "optimizer": optimizers.serialize(store.rule_of(table.name)),
+            }
+            for table in store.tables
+        ],
     }
     arrays: dict[str, np.ndarray] = {
         _MANIFEST: np.frombuffer(json.dumps(manifest).encode(), np.uint8),
-        _LEARNING_RATE: np.asarray(store.learning_rate.numpy(), np.float32),
+        **store.rates.export(),
     }
     for index, table in enumerate(store.tables):
         for part, value in store.export_table(table.name).items():
@@ -54,14 +61,16 @@ def export_state(store: Any) -> dict[str, np.ndarray]:
 def restore_state(store: Any, arrays: Mapping[str, Any], place: str) -> None:
     """Replaces everything a store holds by what `export_state` copied.
 
+    Within `by_name.tables_by_name` tables that only one side has are left as they are.
+
     Args:
-        store: an embedding store with the same tables and update rule. Values of the rule other
+        store: an embedding store with the same tables and update rules. Values of a rule other
             than the learning rate (epsilon, betas) stay as the store has them.
         arrays: as `export_state` returned them.
         place: what is being loaded, for errors.
 
     Raises:
-        ValueError: the tables, a dimension or the update rule differ; the error names both. The
+        ValueError: the tables, a dimension or an update rule differ; the error names both. The
             store is unchanged then.
     """
     if _MANIFEST not in arrays:
@@ -70,47 +79,33 @@ def restore_state(store: Any, arrays: Mapping[str, Any], place: str) -> None:
             "saved by another kind of layer or the file is damaged."
         )
     manifest = json.loads(np.asarray(arrays[_MANIFEST]).astype(np.uint8).tobytes().decode())
-    _check_manifest(store, manifest, place)
-    exported: dict[str, dict[str, np.ndarray]] = {}
-    for index, table in enumerate(manifest["tables"]):
-        prefix = f"table_{index}_"
-        names = [name for name in arrays if name.startswith(prefix)]
-        parts = {n[len(prefix) :]: np.asarray(arrays[n]) for n in names}
-        if not store.is_in_sok:
-            parts = {n: values for n, values in parts.items() if n not in _OF_SOK}
-        exported[table["name"]] = parts
-    for table in store.tables:
-        store.import_table(table.name, exported[table.name])
-    store.learning_rate.assign(np.asarray(arrays[_LEARNING_RATE], np.float32))
-
-
-def _check_manifest(store: Any, manifest: Mapping[str, Any], place: str) -> None:
     if manifest.get("format") != FORMAT:
         raise ValueError(
             f"{place}: saved in format {manifest.get('format')!r}, this version reads {FORMAT}."
         )
-    saved = {table["name"]: table["dim"] for table in manifest["tables"]}
-    here = {table.name: table.dim for table in store.tables}
-    other = next((name for name in here if saved.get(name) != here[name]), None)
-    problem = None
-    if set(saved) != set(here):
-        problem = (
-            f"saved with tables {sorted(saved)}, but this layer has tables {sorted(here)}. Load "
-            "into a layer with the same tables."
-        )
-    elif other is not None:
-        problem = (
-            f"table {other!r} was saved with dim={saved[other]}, but this layer has "
-            f"dim={here[other]}. Load into a layer with the same dimensions."
-        )
-    elif manifest["optimizer"]["class_name"] != type(store.optimizer).__name__:
-        problem = (
-            f"saved with the update rule {manifest['optimizer']['class_name']}, but this layer "
-            f"uses {type(store.optimizer).__name__}. Their slots mean different things; load into "
-            "a layer with the same rule."
-        )
-    if problem is not None:
-        raise ValueError(f"{place}: {problem}")
+    saved = [_saved_table(entry, manifest) for entry in manifest["tables"]]
+    taken = choose(saved, store, place)
+    exported: dict[str, dict[str, np.ndarray]] = {}
+    for index, table in enumerate(saved):
+        prefix = f"table_{index}_"
+        names = [name for name in arrays if name.startswith(prefix)]
+        parts = {n[len(prefix) :]: np.asarray(arrays[n]) for n in names if table.name in taken}
+        if not store.is_in_sok:
+            parts = {n: values for n, values in parts.items() if n not in _OF_SOK}
+        if taken.get(table.name) == WITHOUT_SLOTS:
+            initial = store.slot_layout(table.name).initial
+            parts["slots"] = np.tile(initial, (parts["keys"].size, 1))
+        exported[table.name] = parts
+    for name in taken:
+        store.import_table(name, exported[name])
+    rates = {name: np.asarray(arrays[name]) for name in _RATES if name in arrays}
+    store.rates.restore(rates, [table.name for table in saved])
+
+
+def _saved_table(entry: Mapping[str, Any], manifest: Mapping[str, Any]) -> SavedAs:
+    # Once all tables of a store had one rule.
+    rule = entry.get("optimizer", manifest.get("optimizer"))
+    return SavedAs(entry["name"], entry["dim"], None if rule is None else rule["class_name"])
 
 
 _apart: set[int] = set()

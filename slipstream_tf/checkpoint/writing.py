@@ -62,7 +62,7 @@ class RankFiles:
     Attributes:
         rank: its number.
         tables: of its store.
-        learning_rate: of its store, or None.
+        rates: of its store, as `stores.rates.Rates.export` gave them; or None.
         state: of its saturation engine, or None.
         position: in its input, JSON.
         rng: of its random numbers, JSON.
@@ -70,7 +70,7 @@ class RankFiles:
 
     rank: int
     tables: list[TablePart]
-    learning_rate: float | None
+    rates: dict[str, Any] | None
     state: dict[str, Any] | None
     position: Any
     rng: Any
@@ -94,7 +94,8 @@ def write_rank(staging: Path, checkpoint: str, files: RankFiles) -> None:
             for index, part in enumerate(files.tables):
                 part.write(staging / file_name(files.rank, index), checkpoint, files.rank)
             skeleton, arrays = tree.flatten(files.state)
-            meta = {"rank": files.rank, "state": skeleton, "learning_rate": files.learning_rate}
+            rates = files.rates or {"learning_rate": None}
+            meta = {"rank": files.rank, "state": skeleton, **rates}
             groups = {name: {"values": array} for name, array in arrays.items()}
             array_file.write(folder / _ENGINE, checkpoint, meta, groups)
             written = sorted(folder.iterdir())
@@ -167,13 +168,15 @@ def is_whole(path: Path) -> bool:
     return True
 
 
-def read_engines(folder: Path, manifest: Manifest) -> tuple[float | None, list[dict[str, Any]]]:
-    """Returns the learning rate of rank 0's store, and the engine's state of each rank.
+def read_engines(
+    folder: Path, manifest: Manifest
+) -> tuple[dict[str, Any] | None, list[dict[str, Any]]]:
+    """Returns the rates of rank 0's store, and the engine's state of each rank.
 
     Raises:
         CheckpointError: a file is damaged.
     """
-    states, rate = [], None
+    states, rates = [], None
     for rank in range(manifest.world_size):
         path = folder / f"rank-{rank}" / _ENGINE
         file = ArrayFile(path, manifest.checkpoint)
@@ -181,12 +184,13 @@ def read_engines(folder: Path, manifest: Manifest) -> tuple[float | None, list[d
         arrays = {name: file.read(name)["values"] for name in file.groups}
         try:
             state = tree.unflatten(file.meta["state"], arrays)
-            rate = file.meta["learning_rate"] if rank == 0 else rate
+            if rank == 0 and file.meta["learning_rate"] is not None:
+                rates = {name: file.meta.get(name) for name in ("learning_rate", "followed_rate")}
         except KeyError as error:
             raise CheckpointError(path, f"has no {error}") from error
         if state is not None:
             states.append(state)
-    return rate, states
+    return rates, states
 
 
 def _wait_for(path: Path, checkpoint: str, rank: int) -> dict[str, Any]:

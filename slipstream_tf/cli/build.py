@@ -9,9 +9,10 @@ import keras
 
 from slipstream_tf import initializers, optimizers
 from slipstream_tf.cli.callbacks import InputCount
+from slipstream_tf.cli.engine import engine_arguments
 from slipstream_tf.cli.flag_set import UsageError
 from slipstream_tf.cli.settings import Settings
-from slipstream_tf.config import Retention, SaturationConfig, Table
+from slipstream_tf.config import Retention, Table, Window
 from slipstream_tf.distributed import Communicator, DistributedOptimizer
 from slipstream_tf.keras import EmbeddingCollection, Slipstream
 from slipstream_tf.models import DLRM, DCNv2, DeepFM
@@ -32,7 +33,7 @@ def build_embeddings(
         settings: of the run.
         fields: names of the categorical fields, in the order of the key columns.
         comm: the ranks that train them; making the tables is a collective.
-        planned_steps: as of `saturation_config`.
+        planned_steps: as of `build_engine`.
 
     Returns:
         The layer.
@@ -58,7 +59,7 @@ def build_embeddings(
         comm=comm,
         wire_warmup_steps=_wire_warmup_steps(settings, planned_steps),
         dtype=settings.precision,
-        **settings.some("store", "placement", "wire_dtype", "prefetch", "copy_movement"),
+        **settings.some("store", "placement", "wire_dtype", "prefetch"),
     )
 
 
@@ -109,28 +110,6 @@ def build_model(
     return model
 
 
-def saturation_config(settings: Settings, planned_steps: int | None) -> SaturationConfig:
-    """Makes the engine's settings.
-
-    Args:
-        settings: of the run.
-        planned_steps: steps if nothing were skipped, or None if that is not known; only used for
-            the warm-up as a share.
-
-    Returns:
-        The configuration.
-    """
-    return SaturationConfig(
-        skip="random" if settings.control == "random" else settings.skip,
-        hot_budget_bytes=max(1, round(settings.hot_budget_mb * 2**20)),
-        warmup_steps=warmup_steps(settings, planned_steps),
-        planned_steps=planned_steps,
-        **settings.some("metric", "target_skip", "alpha", "snapshot_interval", "max_threshold"),
-        **settings.some("random_shares", "seed"),
-        **settings.engine,
-    )
-
-
 def build_engine(
     settings: Settings, embeddings: EmbeddingCollection, planned_steps: int | None
 ) -> Slipstream | None:
@@ -139,7 +118,8 @@ def build_engine(
     Args:
         settings: of the run.
         embeddings: the tables.
-        planned_steps: as of `saturation_config`.
+        planned_steps: steps if nothing were skipped, or None if that is not known; only used for
+            the warm-up as a share.
 
     Raises:
         UsageError: its warm-up is a share of steps whose number is not known.
@@ -147,8 +127,9 @@ def build_engine(
     if not settings.uses_engine:
         return None
     _require_known_warmup(settings, planned_steps)
-    config = saturation_config(settings, planned_steps)
-    return Slipstream(embeddings, config, estimates_cost=config.shadow)
+    warmup = warmup_steps(settings, planned_steps)
+    window = Window(settings.window_steps, warmup, planned_steps, seed=settings.seed)
+    return Slipstream(embeddings, window=window, **engine_arguments(settings))
 
 
 def planned_inputs(settings: Settings, num_inputs: int | None) -> int | None:
@@ -175,8 +156,9 @@ def warmup_steps(settings: Settings, planned_steps: int | None) -> int:
 def steps_before_skipping(settings: Settings, planned_steps: int | None) -> int:
     """Returns those of the warm-up, at least 1; with skipping, up to the end of its last window."""
     steps = warmup_steps(settings, planned_steps)
-    if settings.skip != "none" or settings.control == "random":
-        steps = -(-steps // settings.snapshot_interval) * settings.snapshot_interval
+    if settings.policies or settings.control == "random":
+        length = Window(settings.window_steps).length(planned_steps)
+        steps = -(-steps // length) * length
     return max(1, steps)
 
 

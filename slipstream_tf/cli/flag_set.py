@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 
 from absl import flags
 
+from slipstream_tf.config import parse_bytes
+
 USAGE_ERROR = 2  # Exit code: something that the user gave is wrong.
 RUN_ERROR = 1  # Exit code: the run itself went wrong.
 STOPPED = 143  # Exit code: SIGTERM came, and the run can go on.
@@ -161,15 +163,34 @@ class Widths(_Parser):
 
 
 class Names(_Parser):
-    """Names joined by commas."""
+    """Names joined by commas; of some, each at most once, where there are `choices`."""
 
     allowed = brief = "names joined by ','"
 
+    def __init__(self, choices: Sequence[str] = ()) -> None:
+        self.choices = tuple(choices)
+        if choices:
+            self.allowed = f"some of {', '.join(choices)}, joined by ','"
+            self.brief = f"some of {'|'.join(choices)}, joined by ','"
+
     def convert(self, argument: Any) -> tuple[str, ...]:
         names = tuple(argument.split(","))
-        if not all(names):
+        is_chosen = not self.choices or set(names) <= set(self.choices)
+        if not all(names) or (self.choices and len(set(names)) < len(names)) or not is_chosen:
             raise ValueError
         return names
+
+
+class Size(_Parser):
+    """Bytes, or a text such as 256MB."""
+
+    allowed = "bytes above 0, or a text such as 256MB or 1.5GiB"
+    brief = "bytes, e.g. 256MB"
+
+    def convert(self, argument: Any) -> int | str:
+        text = int(argument) if str(argument).isdigit() else argument
+        parse_bytes("size", text)
+        return text
 
 
 class Text(_Parser):
@@ -192,6 +213,7 @@ class Flag(NamedTuple):
         text: what it does; of a number, in which unit.
         default: if it is not given.
         default_text: how `--help` tells the default; default: the value itself, or "none".
+        needs: what must be so for it to matter; see `cli.needs`.
     """
 
     name: str
@@ -199,6 +221,7 @@ class Flag(NamedTuple):
     text: str
     default: Any = None
     default_text: str = ""
+    needs: tuple[Any, ...] = ()
 
 
 class FlagSet:
@@ -231,7 +254,8 @@ class FlagSet:
         self._values = flags.FlagValues()
         self._groups = {title: [flag.name for flag in group] for title, group in groups.items()}
         self._notes: dict[str, str] = {}
-        for name, parser, text, default, default_text in itertools.chain(*groups.values()):
+        self.needs = {flag.name: flag.needs for flag in itertools.chain(*groups.values())}
+        for name, parser, text, default, default_text, _ in itertools.chain(*groups.values()):
             if parser is None:
                 flags.DEFINE_boolean(name, False, text, flag_values=self._values)
                 self._notes[name] = "default: off"

@@ -64,8 +64,8 @@ class TrainingInputs:
         if hot_keys is not None:
             dataset = segregate(dataset, hot_keys, settings.batch_size)
         if slipstream is not None:
-            # Nothing leaves in shadow mode: batches stay as they are.
-            batch_size = None if slipstream.config.shadow else settings.batch_size
+            # Where nothing leaves, batches stay as they are.
+            batch_size = settings.batch_size if slipstream.settings.skips_examples else None
             dataset = slipstream.leave_out(dataset, batch_size)
         dataset = even_ends(self._handed_out(dataset).with_options(_options(settings)), comm)
         self.dataset = with_next(dataset) if settings.prefetch else dataset

@@ -13,10 +13,6 @@ import dataclasses
 from collections.abc import Mapping
 from types import MappingProxyType
 
-# Steps of a window of data of any size: where training is short, it has so many windows instead, of
-# no fewer steps than say something by their AUC.
-_LONG_WINDOW, _LEAST_WINDOWS, _LEAST_STEPS = 1000, 20, 5
-
 
 @dataclasses.dataclass(frozen=True)
 class Preset:
@@ -35,10 +31,8 @@ class Preset:
         rows_learning_rate: of that rule.
         rows_init: rows start uniform between -rows_init and rows_init.
         learning_rate: of Adam on the dense layers.
-        snapshot_interval: steps per window; see `window_steps`.
-        target_skip: share of the hot inputs to skip.
-        alpha: share of an input's lookups that must be saturated.
-        hot_budget_mb: MiB of snapshots.
+        window_steps: steps per window; None: see `config.Window`.
+        skip_alpha: share of an example's lookups that must be saturated.
     """
 
     model: str = "dlrm"
@@ -53,15 +47,19 @@ class Preset:
     rows_learning_rate: float = 0.05
     rows_init: float = 0.05
     learning_rate: float = 1e-3
-    snapshot_interval: int = 100
-    target_skip: float = 0.3
-    alpha: float = 1.0
-    hot_budget_mb: float = 256.0
+    window_steps: int | None = None
+    skip_alpha: float = 1.0
 
 
 PRESETS: Mapping[str, Preset] = MappingProxyType(
     {
-        "globo": Preset(mlp=(128, 64), rows_learning_rate=0.1, rows_init=0.2, learning_rate=3e-3),
+        "globo": Preset(
+            window_steps=100,
+            mlp=(128, 64),
+            rows_learning_rate=0.1,
+            rows_init=0.2,
+            learning_rate=3e-3,
+        ),
         "frappe": Preset(
             model="dcn",
             dim=20,
@@ -70,35 +68,20 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
             rows_init=0.01,
             batch_size=512,
             epochs=12,
-            snapshot_interval=200,
+            window_steps=200,
         ),
-        "criteo": Preset(bottom=(256, 64), mlp=(256, 128), snapshot_interval=_LONG_WINDOW),
-        "avazu": Preset(mlp=(256, 128), snapshot_interval=_LONG_WINDOW),
-        "movielens": Preset(epochs=1, batch_size=512),
-        "generated": Preset(batch_size=512, snapshot_interval=20, alpha=0.8),
+        "criteo": Preset(bottom=(256, 64), mlp=(256, 128)),
+        "avazu": Preset(mlp=(256, 128)),
+        "movielens": Preset(batch_size=512, window_steps=100),
+        "generated": Preset(batch_size=512, window_steps=20, skip_alpha=0.8),
     }
 )
-OTHER = Preset(snapshot_interval=_LONG_WINDOW)
+OTHER = Preset()
 
 
 def preset(name: str) -> Preset:
     """Returns the defaults for a data set by name; ordinary ones for an unknown name."""
     return PRESETS.get(name, OTHER)
-
-
-def window_steps(name: str, planned_steps: int | None) -> int:
-    """Returns the steps per window of a data set, where nobody gave them.
-
-    Data of one's own has any size: of training that is over within a window nothing can be told.
-
-    Args:
-        name: of the data set.
-        planned_steps: of training; None if they are not known.
-    """
-    steps = preset(name).snapshot_interval
-    if planned_steps is None or steps < _LONG_WINDOW:
-        return steps
-    return min(steps, max(_LEAST_STEPS, planned_steps // _LEAST_WINDOWS))
 
 
 def describe(field: str) -> str:

@@ -23,6 +23,7 @@ from slipstream_tf.cli.pipeline import TrainingInputs, inputs_of_rank, share_of_
 from slipstream_tf.cli.program import agreed
 from slipstream_tf.cli.settings import Settings
 from slipstream_tf.cli.totals import Exchanged, evaluate, predictor, total, total_metrics
+from slipstream_tf.config import HotSet
 from slipstream_tf.distributed import Communicator, even_ends
 from slipstream_tf.distributed.agreement import require_same
 from slipstream_tf.distributed.batches import no_inputs
@@ -87,7 +88,7 @@ class Trainer:
                 require_same_run(self._saving, self._saved_run)
         with self._clock.phase("reading"), agreed(comm, "segregate"):
             if settings.segregate:
-                budget = round(settings.hot_budget_mb * 2**20)
+                budget = HotSet(settings.engine.get("hot_set_memory", HotSet.memory)).memory_bytes
                 bytes_per_key = snapshot_bytes(settings.dim)
                 with raised_as(UsageError, "Flag --segregate cannot be used here. ", ValueError):
                     dataset = self._parts.train.dataset()
@@ -144,7 +145,7 @@ class Trainer:
                 with self._saved.noticing():
                     self._fit(batches, callbacks)
         self._clock.move(self._curve.evaluation_seconds, "training", "evaluation")
-        self._windows: dict[str, Any] = {"windows": [], "summary": "", "shadow": None}
+        self._windows: dict[str, Any] = {"windows": [], "report": "", "dry_run": None}
         skipped = 0
         if self._slipstream is not None:
             # The inputs since the last window's end are in no report yet.
@@ -153,9 +154,9 @@ class Trainer:
             reports = [report for report in all_reports if report.inputs_seen]
             self._windows["windows"] = [report.to_dict() for report in reports]
             skipped = sum(report.inputs_skipped for report in reports)
-            self._windows["summary"] = self._slipstream.summary()
-            if self._slipstream.config.shadow:
-                self._windows["shadow"] = self._slipstream.shadow_estimate().to_dict()
+            report = self._slipstream.report()
+            self._windows["report"] = str(report)
+            self._windows["dry_run"] = report.to_dict()["dry_run"]
             self._clock.move(sum(r.seconds for r in all_reports), "training", "window_ends")
         self._traffic = self._exchanged.traffic()
         self._training = total_metrics(self._model, self._comm)
@@ -205,7 +206,7 @@ class Trainer:
             "wall_seconds": clock.wall_seconds,
             "seconds_per_step_after_warmup": self._timer.seconds_per_step,
             **self._windows,
-            "engine": None if self._slipstream is None else self._slipstream.config.get_config(),
+            "engine": None if self._slipstream is None else self._slipstream.settings.get_config(),
             "settings": self._settings.to_dict(),
             "versions": versions(),
             "machine": machine(),
@@ -294,8 +295,8 @@ class Trainer:
     def _title(self) -> str:
         settings, comm = self._settings, self._comm
         title = "plain" if settings.control == "none" else settings.control
-        if settings.skip != "none":
-            title = f"{'shadow' if settings.engine.get('shadow') else 'skip'} {settings.skip}"
+        if settings.policies:
+            title = f"{'dry run, ' if settings.dry_run else ''}{' '.join(settings.policies)}"
         return title if comm.size == 1 else f"{title}, rank {comm.rank} of {comm.size}"
 
 

@@ -8,26 +8,25 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from slipstream_tf import launch
-from slipstream_tf.cli.flag_set import UsageError, does_nothing
+from slipstream_tf.cli.flag_set import FlagSet, UsageError, does_nothing
+from slipstream_tf.cli.needs import RANKS, SHARDED, skips_by_losses
 from slipstream_tf.cli.presets import Preset, preset
-from slipstream_tf.cli.train_flags import engine_settings
+from slipstream_tf.cli.train_flags import ENGINE_FLAGS
 from slipstream_tf.telemetry.run_record import to_json
 
-_COLUMNS = ("label_column", "key_columns", "dense_columns")
 # A control repeats a run; with other values of these, its numbers would compare different things.
 _MUST_MATCH = (
-    "data", "split", *_COLUMNS, "shuffle_shards", "max_inputs", "batch_size", "model", "dim",
+    "data", "split", "label_column", "key_columns", "dense_columns", "shuffle_shards",
+    "max_inputs", "batch_size", "model", "dim",
     "bottom", "mlp", "cross_layers", "epochs", "store", "capacity", "eviction", "placement",
-    "wire_dtype", "wire_warmup_steps", "snapshot_interval", "warmup_steps",
+    "wire_dtype", "wire_warmup_steps", "window_steps", "warmup_steps",
 )  # fmt: skip
 # What makes a control another run than the one that it is compared with.
 _NOT_REPEATED = (
-    "skip", "control", "track", "segregate", "random_shares", "stop_after", "engine", "tensorboard",
+    "policies", "dry_run", "control", "watch", "segregate", "random_shares", "stop_after", "engine",
+    "tensorboard", "data_name",
 )  # fmt: skip
-# Of no use where gradients are deferred whatever their rows' drift.
-FLAGS_OF_DRIFT = ("target_skip", "alpha", "max_threshold", "metric")
-_LISTS = ("bottom", "mlp", "key_columns", "dense_columns")
+_LISTS = ("bottom", "mlp", "key_columns", "dense_columns", "policies")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -47,11 +46,10 @@ class Settings(Preset):
         wire_warmup_steps: steps before rows are rounded to `wire_dtype`; None: those of the
             warm-up.
         prefetch: whether a batch's keys are sent to their owners a step ahead.
-        copy_movement: how far hot rows may move before their refreshed replicas are sent
-            anew; None: there are none.
-        skip: a mode of `SaturationConfig` but "random", which is a control.
+        policies: what is saved, of `train_flags.POLICIES`.
+        dry_run: whether all is done but the saving.
         control: "none", "random" or "stop".
-        track: whether windows are followed though nothing is skipped.
+        watch: whether windows are followed though nothing is skipped.
         segregate: whether hot and cold inputs are trained in batches of their own.
         warmup: share of the planned steps before anything is skipped, 0 to 1.
         warmup_steps: the same in steps; None: by `warmup`.
@@ -60,8 +58,9 @@ class Settings(Preset):
         tensorboard: folder for TensorBoard; or None.
         random_shares: of the matched run, per window after its warm-up (control "random").
         stop_after: inputs that the matched run trained (control "stop").
-        engine: further settings of `SaturationConfig`; see `cli.train_flags`.
-        The rest: see `presets.Preset`, `SaturationConfig` and `slipstream-train --help`.
+        engine: further flags of the engine that were given, see `train_flags.ENGINE_FLAGS`.
+        data_name: of the data set, e.g. "globo".
+        The rest: see `presets.Preset` and `slipstream-train --help`.
     """
 
     data: str
@@ -75,19 +74,18 @@ class Settings(Preset):
     wire_dtype: str
     wire_warmup_steps: int | None
     prefetch: bool
-    copy_movement: float | None
     max_inputs: int | None
-    skip: str
     control: str
-    track: bool
+    watch: bool
     segregate: bool
-    metric: str
     warmup: float
     warmup_steps: int | None
-    max_threshold: float | None
     seed: int
     precision: str
     threads: int | None
+    policies: tuple[str, ...] = ()
+    dry_run: bool = False
+    data_name: str = ""
     shuffle_shards: bool = False
     evaluate_every: int | None = None
     capacity: int | None = None
@@ -100,12 +98,12 @@ class Settings(Preset):
     @property
     def needs_ids(self) -> bool:
         """Whether inputs must be told apart."""
-        return self.skip != "none" and self.engine.get("score") == "remembered_loss"
+        return skips_by_losses(self)
 
     @property
     def uses_engine(self) -> bool:
         """Whether the saturation engine runs at all."""
-        return self.skip != "none" or self.control == "random" or self.track
+        return bool(self.policies) or self.control == "random" or self.watch
 
     def some(self, *names: str) -> dict[str, Any]:
         """Returns these fields, as arguments of what has arguments of the same names."""
@@ -117,7 +115,10 @@ class Settings(Preset):
 
 
 def resolve(
-    values: Mapping[str, Any], given: frozenset[str], name_of: Callable[[str], str]
+    values: Mapping[str, Any],
+    given: frozenset[str],
+    name_of: Callable[[str], str],
+    flags: FlagSet,
 ) -> Settings:
     """Fills in what was not given: from the matched run, else from the data set's preset.
 
@@ -125,6 +126,7 @@ def resolve(
         values: by flag, as parsed.
         given: flags that stand on the command line.
         name_of: tells the name of a data set, e.g. "globo", from the value of --data.
+        flags: of the program.
 
     Returns:
         The settings.
@@ -146,15 +148,21 @@ def resolve(
     merged["random_shares"], merged["stop_after"] = (), None
     if matched is not None:
         merged.update(_controlled(values["control"], matched))
-    merged["skip"], by_default = _shadowed(merged, values, given)
-    watches = merged["skip"] == "none" and merged["track"]
-    chosen_engine = engine_settings(values, given, "track" if watches else merged["skip"])
-    merged["engine"] = {**by_default, **chosen_engine}
+    merged["data_name"] = data_name
+    if values["dry_run"] and not values["policies"] and values["control"] == "none":
+        # What can be looked at side by side, each as if it were alone.
+        merged["policies"] = ("skip_examples", "defer_gradients")
+    engine = {name: chosen[name] for name in ENGINE_FLAGS if name in given}
+    if "skip_examples" in (merged["policies"] or ()):
+        # Within one pass there is nothing to remember.
+        engine.setdefault("skip_by", "last_loss" if merged["epochs"] > 1 else "row_drift")
+        engine.setdefault("skip_alpha", merged["skip_alpha"])
+    merged["engine"] = engine
     merged["split"] = _split(merged["split"], "split" in given, data_name)
     for name in _LISTS:
         merged[name] = tuple(merged[name] or ())
     settings = Settings(**merged)
-    _refuse_idle_flags(settings, given, data_name)
+    refuse_idle_flags(settings, given, flags)
     return settings
 
 
@@ -192,26 +200,13 @@ def _matched_record(values: Mapping[str, Any]) -> dict[str, Any] | None:
             f"Missing flag --match with --control={control}. Allowed: the metrics.json of the run "
             "that the control repeats."
         )
-    if values["skip"] != "none":
+    if values["policies"] or values["dry_run"]:
+        name = "policies" if values["policies"] else "dry_run"
         raise UsageError(
-            f"Invalid flag --skip={values['skip']} with --control={control}. Allowed: --skip=none; "
-            "a control does not look at keys."
+            f"Invalid flag --{name} with --control={control}. Allowed: without it; a control does "
+            "not look at keys."
         )
     return read_record(path, "match")
-
-
-def _shadowed(
-    merged: Mapping[str, Any], values: Mapping[str, Any], given: frozenset[str]
-) -> tuple[str, dict[str, Any]]:
-    """Returns the skip mode, and settings that --shadow alone stands for.
-
-    It looks at leaving inputs out and at deferring gradients, each of which is measured as if it
-    were alone. Inputs go by what their losses were where they come again: within one pass there is
-    nothing to remember.
-    """
-    if not values["shadow"] or "skip" in given or values["control"] != "none":
-        return merged["skip"], {}
-    return "both", {} if merged["epochs"] == 1 else {"score": "remembered_loss"}
 
 
 def _repeated(matched: Mapping[str, Any], chosen: Mapping[str, Any]) -> dict[str, Any]:
@@ -236,7 +231,9 @@ def _controlled(control: str, matched: Mapping[str, Any]) -> dict[str, Any]:
     # As long as the windows themselves: both start to skip at the same step.
     return {
         "random_shares": tuple(shares) or (0.0,),
-        "warmup_steps": matched["engine"]["warmup_steps"] if matched.get("engine") else None,
+        "warmup_steps": matched["engine"]["window"]["config"]["warmup"]
+        if matched.get("engine")
+        else None,
     }
 
 
@@ -250,51 +247,20 @@ def _split(split: str | None, is_given: bool, data_name: str) -> str | None:
     return None
 
 
-def _refuse_idle_flags(settings: Settings, given: frozenset[str], data_name: str) -> None:
-    """A flag that would do nothing is an error, not a surprise."""
-    engine, control = settings.engine, settings.control
-    is_alone, is_sharded = launch.rank() is None, settings.placement == "sharded"
-    skips = settings.skip != "none"
-    watches, is_shadow = skips or settings.track, bool(engine.get("shadow"))
-    has_windows, is_exact = watches or control == "random", settings.wire_dtype == "float32"
-    # Gradients are deferred whatever the drift of their rows.
-    by_movement = engine.get("defer_trigger", "movement") == "movement"
-    ignores_drift = settings.skip == "defer" and by_movement
-    by_losses = engine.get("score") == "remembered_loss"
-    has_threshold = engine.get("threshold") is not None and not by_losses
-    has_auc_bound = engine.get("max_auc_loss") is not None
-    several = "several ranks, started by horovodrun or mpirun"
-    watching, by_drift = "a --skip other than none, or --track", "a --skip that goes by drift"
-    at_windows, by_warmup = ("snapshot_interval", "tensorboard"), ("warmup", "warmup_steps")
-    sharded, unwatched = ("prefetch", "copy_movement"), f"{watching}, without --shadow"
-    of_ranks = ("placement", "wire_dtype", "wire_warmup_steps", *sharded)
-    for names, needs, is_idle in (
-        (of_ranks, several, is_alone),
-        (sharded, "--placement=sharded", not is_alone and not is_sharded),
-        (["copy_movement"], unwatched, not is_alone and is_sharded and (not watches or is_shadow)),
-        # What was sent ahead would be sent once more, and count.
-        (["evaluate_every"], "no --prefetch", not is_alone and settings.prefetch),
-        (["wire_warmup_steps"], "--wire_dtype=bfloat16", not is_alone and is_exact),
-        (_COLUMNS, "Parquet data that slipstream-prepare did not write", data_name != "parquet"),
-        (["eviction"], "--capacity", settings.capacity is None),
-        (["bottom"], "--model=dlrm", settings.model != "dlrm"),
-        (["cross_layers"], "--model=dcn", settings.model != "dcn"),
-        (["target_skip", "alpha", "metric", "max_threshold"], watching, not watches),
-        (["hot_budget_mb"], watching, not watches and not settings.segregate),
-        (at_windows, watching, not has_windows),
-        (by_warmup, watching, not has_windows and is_exact),
-        # Skipping refills batches, with inputs of both kinds.
-        (["segregate"], "--skip=none and --control=none", skips or control != "none"),
-        (["track"], "--skip=none without --control=random", skips or control == "random"),
-        (FLAGS_OF_DRIFT, by_drift, ignores_drift),
-        # With replicas it bounds the rows that have them.
-        (["hot_budget_mb"], by_drift, ignores_drift and settings.copy_movement is None),
-        (["defer_movement"], "no --max_auc_loss, which decides it", has_auc_bound),
-        (["target_skip"], "no --threshold, which decides it", has_threshold),
-        (["decay_skipped"], "--rows_optimizer=adam", settings.rows_optimizer != "adam"),
-    ):
-        for name in names:
-            if is_idle and name in given:
-                raise does_nothing(name, needs)
-    if "warmup" in given and "warmup_steps" in given:
-        raise UsageError("Flags --warmup and --warmup_steps exclude each other. Give one of them.")
+def refuse_idle_flags(settings: Settings, given: frozenset[str], flags: FlagSet) -> None:
+    """Raises UsageError for a flag that would do nothing: it is no surprise then."""
+    for name in flags.names:
+        if name in given and (unmet := idle_because(name, settings, flags)):
+            raise does_nothing(name, unmet)
+    if "cache_rows" in settings.policies:
+        for need in (RANKS, SHARDED):
+            if not need.is_met(settings):
+                raise does_nothing("policies=cache_rows", need.words)
+    for one, other in (("warmup", "warmup_steps"), ("cache_max_drift", "cache_movement")):
+        if one in given and other in given:
+            raise UsageError(f"Flags --{one} and --{other} exclude each other. Give one of them.")
+
+
+def idle_because(name: str, settings: Settings, flags: FlagSet) -> str:
+    """Returns what a flag needs to matter and does not have; empty if it matters."""
+    return next((need.words for need in flags.needs[name] if not need.is_met(settings)), "")

@@ -1,7 +1,7 @@
-"""`slipstream-train`: one training run, with saturated inputs skipped or as a control.
+"""`slipstream-train`: one training run, with policies that save, as a dry run or a control.
 
-In: flags. Out: a progress bar, metrics.json in the output folder, a short table; after a run in
-shadow mode, the commands that switch skipping on.
+In: flags. Out: a progress bar, metrics.json in the output folder, a short table; after
+a dry run, the commands that switch its policies on.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from slipstream_tf import launch
-from slipstream_tf.cli import data, presets
+from slipstream_tf.cli import data
 from slipstream_tf.cli.checkpoints import Saving, saving_of
 from slipstream_tf.cli.flag_set import UsageError
 from slipstream_tf.cli.program import agreed, import_tensorflow, make_output, run_program, run_rank
-from slipstream_tf.cli.settings import FLAGS_OF_DRIFT, Settings, read_record, resolve
-from slipstream_tf.cli.train_flags import ENGINE_FLAGS, make_flags
+from slipstream_tf.cli.settings import Settings, idle_because, read_record, resolve
+from slipstream_tf.cli.train_flags import make_flags
+from slipstream_tf.config import Window
 from slipstream_tf.telemetry.run_record import RECORD, PhaseClock, write_json
 from slipstream_tf.telemetry.table import format_table, number, seconds
 
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from slipstream_tf.distributed import Communicator
 
 
-_SAVES = {"inputs": "inputs", "defer": "gradient rows"}
+_SAVES = {"skip_examples": "examples", "defer_gradients": "gradient rows"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +62,7 @@ def main(values: dict[str, Any], given: frozenset[str], callbacks: Sequence[Any]
 def prepare(values: dict[str, Any], given: frozenset[str]) -> _Prepared:
     """Resolves the settings, makes the output folder (rank 0 alone), and imports TensorFlow."""
     clock = PhaseClock()
-    settings = resolve(values, given, lambda path: data.name_of(path, clock))
+    settings = resolve(values, given, lambda path: data.name_of(path, clock), make_flags())
     saving = saving_of(values, given)
     if values["output"] is not None and not launch.rank():
         make_output(values["output"])
@@ -88,11 +89,9 @@ def carry_out(prepared: _Prepared, comm: Communicator, callbacks: Sequence[Any] 
                 f"Flag --bottom does nothing here: {parts.train.spec.name} data has no numbers. "
                 "Allowed: with data that has dense columns."
             )
-    is_chosen = "snapshot_interval" in given or values["match"] is not None
-    if settings.uses_engine and not is_chosen:
+    if settings.uses_engine and settings.window_steps is None:
         steps = planned_steps(settings, parts.num_inputs, comm.size)
-        windows = presets.window_steps(parts.train.spec.name, steps)
-        settings = dataclasses.replace(settings, snapshot_interval=windows)
+        settings = dataclasses.replace(settings, window_steps=Window().length(steps))
     trainer = Trainer(settings, parts, prepared.clock, comm, prepared.saving)
     trainer.open()
     trainer.build()
@@ -106,7 +105,7 @@ def carry_out(prepared: _Prepared, comm: Communicator, callbacks: Sequence[Any] 
     if values["output"] is not None:
         write_json(os.path.join(values["output"], RECORD), record)
     print(summary(record, settings))
-    if record["shadow"] is not None and record["shadow"]["savings"]:
+    if record["dry_run"] is not None and record["dry_run"]["savings"]:
         print(f"\n{how_to_switch_on(record['flags'], settings, comm.size)}")
 
 
@@ -134,7 +133,7 @@ def summary(record: dict[str, Any], settings: Settings) -> str:
         rows.append(("MB between ranks", f"{sum(ranks['bytes'].values()) / 1e6:,.1f}"))
     rows += [(f"seconds, {name.replace('_', ' ')}", seconds(s)) for name, s in phases.items()]
     table = format_table((f"{record['data']}, {settings.model}", "value"), rows)
-    return f"{table}\n\n{record['summary']}" if record["summary"] else table
+    return f"{table}\n\n{record['report']}" if record["report"] else table
 
 
 def commands_to_switch_on(
@@ -144,22 +143,24 @@ def commands_to_switch_on(
 
     Args:
         flags: those that stood on the command line, with their values.
-        settings: of the run, which was in shadow mode.
+        settings: of the run, which was a dry run.
         ranks: of the job.
 
     Returns:
-        Skip mode, or "random" and "stop" for the controls of one that leaves out inputs -> command.
+        Policies, or "random" and "stop" for the controls of what leaves out examples -> command.
     """
-    flags = {name: value for name, value in flags.items() if name != "shadow"}
-    modes = [flags["skip"]] if "skip" in flags else list(_SAVES)
+    flags = {name: value for name, value in flags.items() if name != "dry_run"}
+    choices = [settings.policies]
+    if "policies" not in flags:
+        choices = [(policy,) for policy in settings.policies]
     found = {}
-    for mode in modes:
-        chosen = {**_that_matter(flags, mode, settings), "skip": mode}
-        if mode == "inputs" and settings.engine.get("score") == "remembered_loss":
-            chosen["score"] = "remembered_loss"
-        chosen["output"] = _beside(flags.get("output"), mode)
+    for policies in choices:
+        alone = dataclasses.replace(settings, policies=policies, dry_run=False)
+        chosen = {n: v for n, v in flags.items() if not idle_because(n, alone, make_flags())}
+        mode = "_and_".join(policies)
+        chosen = {**chosen, "policies": policies, "output": _beside(flags.get("output"), mode)}
         found[mode] = _line(chosen, ranks)
-        if mode not in ("defer", "gradients"):
+        if "skip_examples" in policies:
             match = os.path.join(chosen["output"], RECORD)
             for control in ("random", "stop"):
                 output = _beside(flags.get("output"), control)
@@ -169,18 +170,16 @@ def commands_to_switch_on(
 
 
 def how_to_switch_on(flags: Mapping[str, Any], settings: Settings, ranks: int) -> str:
-    """Returns the lines that end a run in shadow mode; arguments as of `commands_to_switch_on`."""
+    """Returns the lines that end a dry run; arguments as of `commands_to_switch_on`."""
     found = commands_to_switch_on(flags, settings, ranks)
     controls = [found.pop(name) for name in ("random", "stop") if name in found]
     lines = []
     for mode, command in found.items():
-        what = f"--skip={mode} in place of --shadow"
-        if "skip" in flags:
-            what = "nothing, and leave --shadow out"
-        elif mode == "inputs" and "--score=" in command:
-            what = f"--skip={mode} --score=remembered_loss in place of --shadow"
-        saves = f" ({_SAVES[mode]})" if "skip" not in flags else ""
-        lines += [f"To switch on{saves}, add {what}:", f"  {command}"]
+        what = "leave --dry_run out"
+        saves = ""
+        if "policies" not in flags:
+            what, saves = f"add --policies={mode} in place of --dry_run", f" ({_SAVES[mode]})"
+        lines += [f"To switch on{saves}, {what}:", f"  {command}"]
     if controls:
         lines.append("Then run what leaves out as many inputs at random, or trains on as many and")
         lines.append("stops: skipping by keys must do better than both to be worth anything.")
@@ -189,17 +188,8 @@ def how_to_switch_on(flags: Mapping[str, Any], settings: Settings, ranks: int) -
     return "\n".join(lines)
 
 
-def _that_matter(flags: Mapping[str, Any], mode: str, settings: Settings) -> dict[str, Any]:
-    """The flags without those that the mode would refuse as doing nothing."""
-    chosen = {name: value for name, value in settings.engine.items() if name != "shadow"}
-    idle = {n for n, need in ENGINE_FLAGS.items() if not need.is_met(mode, chosen)}
-    if mode == "defer" and chosen.get("defer_trigger", "movement") == "movement":
-        idle.update(FLAGS_OF_DRIFT, ["hot_budget_mb"])
-    return {name: value for name, value in flags.items() if name not in idle}
-
-
 def _beside(output: str | None, name: str) -> str:
-    """A folder beside that of the run in shadow mode, and another one."""
+    """A folder beside that of the dry run, and another one."""
     if output is None:
         return os.path.join("runs", name)
     folder, own = os.path.split(os.path.normpath(output))

@@ -53,12 +53,16 @@ def no_inputs(spec: Any, place: str) -> Any:
         place: who asks, for errors.
 
     Raises:
-        ValueError: it is neither dense nor ragged, or has no batch dimension.
+        ValueError: it is neither dense nor ragged nor sparse, or has no batch dimension.
     """
-    allowed = "a dense tensor or a RaggedTensor with a batch dimension"
+    allowed = "a dense tensor, a RaggedTensor or a SparseTensor with a batch dimension"
     if isinstance(spec, tf.RaggedTensorSpec) and spec.ragged_rank == 1:
         flat = tf.zeros([0, *_known(spec.shape[2:])], spec.dtype)
         return tf.RaggedTensor.from_row_splits(flat, tf.zeros([1], spec.row_splits_dtype))
+    if isinstance(spec, tf.SparseTensorSpec) and spec.shape.rank:
+        indices = tf.zeros([0, spec.shape.rank], tf.int64)
+        shape = tf.constant([0, *_known(spec.shape[1:])], tf.int64)
+        return tf.SparseTensor(indices, tf.zeros([0], spec.dtype), shape)
     if not isinstance(spec, tf.TensorSpec) or not spec.shape.rank:
         raise invalid("dataset", spec, place, allowed)
     return tf.zeros([0, *_known(spec.shape[1:])], spec.dtype)
@@ -71,6 +75,9 @@ def loosen(element: Any) -> Any:
         if isinstance(part, tf.RaggedTensor):
             flat = loosen_part(part.flat_values)
             return part.with_flat_values(flat).with_row_splits_dtype(tf.int64)
+        if isinstance(part, tf.SparseTensor):
+            shape = tf.compat.v1.placeholder_with_default(part.dense_shape, part.dense_shape.shape)
+            return tf.SparseTensor(loosen_part(part.indices), loosen_part(part.values), shape)
         shape = [None, *part.shape[1:]]
         return tf.compat.v1.placeholder_with_default(part, shape)
 
@@ -91,15 +98,15 @@ def even_ends(dataset: tf.data.Dataset, comm: Communicator) -> tf.data.Dataset:
     wait.
 
     Args:
-        dataset: of this rank; its elements are batches: nested structures of dense tensors and
-            RaggedTensors.
+        dataset: of this rank; its elements are batches: nested structures of dense, ragged and
+            sparse tensors.
         comm: the ranks.
 
     Returns:
         The same batches, then batches of no inputs until the other ranks' have ended, too.
 
     Raises:
-        ValueError: a component is neither dense nor ragged, or has no batch dimension.
+        ValueError: a component is no such tensor, or has no batch dimension.
     """
     spec = dataset.element_spec
     filler = tf.nest.map_structure(lambda part: no_inputs(part, "even_ends"), spec)

@@ -5,6 +5,7 @@ goes, and is applied, is the placement's matter.
 """
 
 import dataclasses
+import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -41,7 +42,7 @@ class ExchangedStore(CollectingStore, NativeStore):
     def __init__(
         self,
         tables: Sequence[Table],
-        optimizer: optimizers.SparseOptimizer,
+        optimizer: optimizers.SparseOptimizer | None,
         comm: Communicator,
         wire: Wire,
         placement: str,
@@ -51,7 +52,7 @@ class ExchangedStore(CollectingStore, NativeStore):
 
         Args:
             tables: at least one, of distinct names.
-            optimizer: the rule of all tables.
+            optimizer: the rule of the tables without one of their own; None: `Adagrad`.
             comm: the ranks.
             wire: how rows travel.
             placement: where rows are, for names and errors.
@@ -62,6 +63,8 @@ class ExchangedStore(CollectingStore, NativeStore):
         """
         super().__init__(tables, optimizer)
         self.comm, self.wire = comm, wire
+        # Of several ranks, gradients would have to be exchanged in between.
+        self.collects_gradients = comm.size == 1
         self._dims = [table.dim for table in self.tables]
         self._names = Names(placement)
         everything = {
@@ -103,7 +106,7 @@ class ExchangedStore(CollectingStore, NativeStore):
         collected = exchange_ops.collect_gradients(
             plan,
             shares,
-            self.learning_rate,
+            self.rates.now(plan),
             self._owners,
             advance_step=self._collector is not self,
         )
@@ -140,6 +143,20 @@ class ExchangedStore(CollectingStore, NativeStore):
         """How often the tables were updated, flushes included; the same on all ranks."""
         return int(self._steps)
 
+    def write_rows(self, table: str, keys: np.ndarray, rows: np.ndarray) -> None:
+        """See `NativeStore.write_rows`; a collective, with the same keys and rows on all ranks."""
+        self._require_same_rows(table, keys, rows)
+        super().write_rows(table, keys, rows)
+
+    def remove_rows(self, table: str, keys: np.ndarray) -> int:
+        """See `NativeStore.remove_rows`; a collective, with the same keys on all ranks."""
+        self._require_same_rows(table, keys)
+        return super().remove_rows(table, keys)
+
+    def _require_same_rows(self, table: str, *arrays: np.ndarray) -> None:
+        told = [table, *(hashlib.sha256(array.tobytes()).hexdigest() for array in arrays)]
+        require_same(self.comm, told, self._names.of("changed"), "keys and rows that are changed")
+
     def export_table(self, table: str, flush: bool = True) -> dict[str, np.ndarray]:
         """See `NativeStore.export_table`; of the rows on this rank.
 
@@ -172,7 +189,7 @@ class ReplicatedStore(ExchangedStore):
     def __init__(
         self,
         tables: Sequence[Table],
-        optimizer: optimizers.SparseOptimizer,
+        optimizer: optimizers.SparseOptimizer | None,
         comm: Communicator,
         wire_dtype: str = "float32",
         wire_warmup_steps: int = 0,
@@ -181,7 +198,7 @@ class ReplicatedStore(ExchangedStore):
 
         Args:
             tables: at least one, of distinct names, without a capacity.
-            optimizer: the rule of all tables.
+            optimizer: the rule of the tables without one of their own; None: `Adagrad`.
             comm: the ranks.
             wire_dtype: "float32" or "bfloat16", to which gradient rows are rounded before they are
                 sent; they are added up in float32.
@@ -204,7 +221,7 @@ class ReplicatedStore(ExchangedStore):
         self, collected: exchange_ops.SendBuffer, what: str, kind: Any, rounds: Rounds
     ) -> tf.Operation | None:
         rows = gather_rows(self.comm, collected, self._names, what, kind, rounds)
-        return exchange_ops.apply_rows(self._handles, rows, self.learning_rate)
+        return exchange_ops.apply_rows(self._handles, rows, self.rates.now(rows.sizes))
 
     def gather(self, table: str, keys: Any) -> tuple[tf.Tensor, tf.Tensor]:
         """See `EmbeddingStore.gather`; no row is ever lost, so that every key counts as found.

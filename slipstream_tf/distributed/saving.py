@@ -27,7 +27,7 @@ import tensorflow as tf
 from absl import logging
 
 from slipstream_tf._version import __version__
-from slipstream_tf.checkpoint import store_parts, writing
+from slipstream_tf.checkpoint import by_name, store_parts, writing
 from slipstream_tf.checkpoint.errors import CheckpointError, CheckpointMismatchError
 from slipstream_tf.checkpoint.manifest import (
     NAME,
@@ -287,14 +287,15 @@ class JobCheckpoints:
                 self._checkpoint.write(str(folder / "state"))
         if self._own is not None:
             self._own.write(str(folder / "own"))
-        parts, rate = [], None
+        parts, rates = [], None
         if self._store is not None:
             policies = None if self._engine is None else self._engine.policies
             parts = store_parts.cut(self._store, self._rank, policies)
-            if self._store.rule is not None:
-                rate = float(self._store.learning_rate.numpy())
+            if self._store.updates_rows:
+                saved = self._store.rates.export()
+                rates = {name: values.tolist() for name, values in saved.items()}
         state = None if self._engine is None else self._engine.state()
-        return writing.RankFiles(self._comm.rank, parts, rate, state, *told)
+        return writing.RankFiles(self._comm.rank, parts, rates, state, *told)
 
     def _write(self, name: str, manifest: Manifest, files: writing.RankFiles) -> None:
         """Writes this rank's files; on rank 0, then makes a checkpoint of all ranks'."""
@@ -323,14 +324,14 @@ class JobCheckpoints:
                     )
             elif self._store is not None:
                 tables = store_parts.prepare(path, manifest, self._store, self._rank)
-            rate, states = writing.read_engines(path, manifest)
+            rates, states = writing.read_engines(path, manifest)
         except CheckpointMismatchError:
             raise
         except CheckpointError as error:
             return str(error)
         if self._engine is not None and states:
             self._engine.check(states)
-        ready.append(_Ready(path, manifest, tables, rate, states))
+        ready.append(_Ready(path, manifest, tables, rates, states))
         return None
 
     def _replace(self, ready: "_Ready") -> SavedJob:
@@ -341,8 +342,9 @@ class JobCheckpoints:
                 lambda: store_parts.replace(self._store, ready.tables),
                 f"restore the tables of {path}",
             )
-            if ready.learning_rate is not None and self._store.rule is not None:
-                self._store.learning_rate.assign(ready.learning_rate)
+            if ready.rates is not None and self._store.updates_rows:
+                tables = [table["name"] for table in manifest.tables]
+                self._store.rates.restore(ready.rates, tables)
         policies: Mapping[str, UpdatePolicy] = {}
         is_in_window = self._engine is not None and bool(ready.states)
         if self._engine is not None:
@@ -382,7 +384,10 @@ class JobCheckpoints:
     def _read_state(self, path: Path, prefix: Path, checkpoint: tf.train.Checkpoint) -> None:
         status = checkpoint.read(str(prefix))
         try:
-            status.assert_consumed()
+            if by_name.is_active():
+                status.assert_existing_objects_matched()
+            else:
+                status.assert_consumed()
         except AssertionError as error:
             status.expect_partial()
             raise ValueError(
@@ -405,12 +410,12 @@ class _Ready:
         path: its folder.
         manifest: of it.
         tables: for this rank's store.
-        learning_rate: of the store, or None.
+        rates: of the store, or None.
         states: of the engine on all ranks that saved it; empty if there was none.
     """
 
     path: Path
     manifest: Manifest
     tables: list[store_parts.ReadyTable]
-    learning_rate: float | None
+    rates: dict[str, Any] | None
     states: list[dict[str, Any]]

@@ -47,7 +47,7 @@ class ShardedStore(ReplicatingStore, ExchangedStore):
     That number is sent with every row of the store while the policy of one of its tables defers by
     movement, in shadow mode, too; else only the row's values are.
 
-    With a `copy_movement`, a rank has a refreshed replica of its last training lookup of each row
+    After `refresh_replicas`, a rank has a refreshed replica of its last training lookup of each row
     that `set_replicated` names. It still requests the row, but is sent it only when the owner finds
     it further than the movement from what the ranks have. Evaluations read rows as they are, after
     which replicas are sent anew.
@@ -62,19 +62,18 @@ class ShardedStore(ReplicatingStore, ExchangedStore):
     def __init__(
         self,
         tables: Sequence[Table],
-        optimizer: optimizers.SparseOptimizer,
+        optimizer: optimizers.SparseOptimizer | None,
         comm: Communicator,
         wire_dtype: str = "float32",
         cache_bytes: int = 256 << 20,
         wire_warmup_steps: int = 0,
         prefetch: bool = False,
-        copy_movement: float | None = None,
     ):
         """Makes empty tables; a collective.
 
         Args:
             tables: at least one, of distinct names.
-            optimizer: the rule of all tables.
+            optimizer: the rule of the tables without one of their own; None: `Adagrad`.
             comm: the ranks.
             wire_dtype: "float32" or "bfloat16", to which rows and gradients are rounded before they
                 are sent.
@@ -84,34 +83,31 @@ class ShardedStore(ReplicatingStore, ExchangedStore):
             wire_warmup_steps: updates of the tables before rows and gradients are rounded:
                 rounding disturbs the first ones most.
             prefetch: whether batches may be announced.
-            copy_movement: distance, of any value of a row, up to which kept copies may be from the
-                row; in the unit of the rows, at least 0. With 0 rows are read as their owners have
-                them. None: no copies are kept.
 
         Raises:
-            ValueError: as `NativeStore`; the copies' budget holds no row; or the ranks' settings
+            ValueError: as `NativeStore`; the replicas' budget holds no row; or the ranks' settings
                 differ: the error says in what.
         """
-        rule = optimizers.get(optimizer)
-        rows = rows_within(cache_bytes, tables, rule, "ShardedStore")
-        if copy_movement is not None:
-            require_number("copy_movement", copy_movement, 0.0, place="ShardedStore")
+        rows = rows_within(cache_bytes, tables, optimizer, "ShardedStore")
         wire = exchange.Wire(wire_dtype, wire_warmup_steps)
-        settings = {
-            "cache_bytes": cache_bytes,
-            "prefetch": bool(prefetch),
-            "copy_movement": copy_movement,
-        }
+        settings = {"cache_bytes": cache_bytes, "prefetch": bool(prefetch)}
         super().__init__(tables, optimizer, comm, wire, "sharded", settings)
         self._replicas, self._owners = Replicas(self.tables, self.optimizer, rows), comm.size
         with tf.device("CPU:0"):
             # Whether rows travel with the summary of their slots; the same on all ranks.
             self._with_summary = tf.Variable(False, trainable=False)
-        self.copy_movement = copy_movement
-        # Of a rank: keys of refreshed replicas, where there are any, are requested apart.
-        buffers = len(self.tables) * (1 if copy_movement is None else 2)
-        self._announced = AnnouncedKeys(comm.size, buffers)
-        self.prefetches = bool(prefetch)
+        self._announced = AnnouncedKeys(comm.size, len(self.tables))
+        self.prefetches, self._has_trained = bool(prefetch), False
+
+    def refresh_replicas(self, movement: float) -> None:
+        """See `TrackedStore.refresh_replicas`; on all ranks alike."""
+        require_number("movement", movement, 0.0, place="refresh_replicas")
+        if self._has_trained and self.refresh_movement is None:
+            allowed = "before the first lookup in training: steps that are traced use no replicas"
+            raise invalid("movement", movement, "refresh_replicas of a ShardedStore", allowed)
+        self.refresh_movement = movement
+        # Of a rank: keys of refreshed replicas are requested apart.
+        self._announced = AnnouncedKeys(self.comm.size, 2 * len(self.tables))
 
     @property
     def _collector(self) -> NativeStore:
@@ -125,6 +121,7 @@ class ShardedStore(ReplicatingStore, ExchangedStore):
         stacked: bool = False,
     ) -> tuple[list[tf.Tensor], tf.Tensor | None]:
         """See `EmbeddingStore.lookup`; a collective."""
+        self._has_trained |= training
         if self.comm.size == 1:
             return super().lookup(packed, specs, training, stacked)
         what = "lookup" if training else "evaluation"
@@ -137,7 +134,7 @@ class ShardedStore(ReplicatingStore, ExchangedStore):
                 self._announced.outdate()
             requested = request()
         form = self._with_summary.read_value(), self._rounds()
-        refreshes = training and self.copy_movement is not None
+        refreshes = training and self.refresh_movement is not None
         # The rows that others request of this rank are sent, and those come that it requests.
         send_buffer, splits = exchange_ops.pull_rows(
             self._handles,
@@ -203,7 +200,7 @@ class ShardedStore(ReplicatingStore, ExchangedStore):
             feature_table,
             self.comm.size,
             skip_read_only=is_training,
-            refreshed=is_training and self.copy_movement is not None,
+            refreshed=is_training and self.refresh_movement is not None,
         )
         theirs = exchange.exchange_keys(self.comm, sizes, keys, self._names, what)
         return KeyRequest(sizes, keys, *theirs)
@@ -222,7 +219,7 @@ class ShardedStore(ReplicatingStore, ExchangedStore):
         # A row that left a bounded table since it was pulled is not made anew by its gradient.
         is_bounded = any(table.capacity is not None for table in self.tables)
         return exchange_ops.apply_rows(
-            self._handles, rows, self.learning_rate, create_missing=not is_bounded
+            self._handles, rows, self.rates.now(rows.sizes), create_missing=not is_bounded
         )
 
     def set_update_policy(self, table: str, policy: UpdatePolicy) -> None:
@@ -231,6 +228,28 @@ class ShardedStore(ReplicatingStore, ExchangedStore):
         policies = self._policies.values()
         by_movement = any(p.mode == "defer" and p.trigger == "movement" for p in policies)
         self._with_summary.assign(by_movement)
+
+    def write_rows(self, table: str, keys: np.ndarray, rows: np.ndarray) -> None:
+        """See `ExchangedStore.write_rows`; replicas of the rows, and what is deferred, go."""
+        if self.comm.size == 1:
+            return super().write_rows(table, keys, rows)
+        self._require_same_rows(table, keys, rows)
+        own = self._owns(keys)
+        NativeStore.write_rows(self, table, keys[own], rows[own])
+        self._drop_replicas(table, keys)
+
+    def remove_rows(self, table: str, keys: np.ndarray) -> int:
+        """See `ExchangedStore.remove_rows`; returns how many rows there were on all ranks."""
+        if self.comm.size == 1:
+            return super().remove_rows(table, keys)
+        self._require_same_rows(table, keys)
+        removed = NativeStore.remove_rows(self, table, keys[self._owns(keys)])
+        self._drop_replicas(table, keys)
+        return int(self.comm.sum(tf.constant(removed), "control", self._names.of("removed")))
+
+    def _drop_replicas(self, table: str, keys: np.ndarray) -> None:
+        self._replicas.remove_rows(table, keys)
+        self._announced.outdate()
 
     def owners(self, table: str, keys: np.ndarray) -> np.ndarray:
         """Returns int64 [n]: the rank that owns each key, int64 [n]."""
@@ -283,11 +302,12 @@ class ShardedStore(ReplicatingStore, ExchangedStore):
                 copies are kept.
 
         Raises:
-            ValueError: the store was made without a `copy_movement`.
+            ValueError: `refresh_replicas` was not called.
         """
-        movement = self.copy_movement
+        movement = self.refresh_movement
         if movement is None:
-            raise invalid("copy_movement", None, "set_replicated of a ShardedStore", "a number")
+            place = "set_replicated of a ShardedStore"
+            raise invalid("movement", None, place, "a number, of refresh_replicas")
         if self.comm.size == 1:
             return
         for table, handle in zip(self.tables, self._handles, strict=True):
@@ -300,7 +320,9 @@ class ShardedStore(ReplicatingStore, ExchangedStore):
 
     def copy_bytes(self) -> int:
         """Returns the bytes of all copies on this rank, as `cache_bytes` counts them."""
-        return sum(self._replicas.size(t.name) * copy_bytes(t, self.optimizer) for t in self.tables)
+        return sum(
+            self._replicas.size(t.name) * copy_bytes(t, self.rule_of(t.name)) for t in self.tables
+        )
 
     def export_replicated(self, table: str) -> dict[str, np.ndarray]:
         """Returns what this rank sent last of rows that have replicas, and to whom.

@@ -41,8 +41,9 @@ def saved_model(
 
     The SavedModel has the function `serve`, which takes what the model takes, and the signature
     "serving_default" of named tensors: nested names are joined by "_" ("keys_user"), a ragged input
-    is two tensors, "NAME" (its flat values) and "NAME_row_splits". A model that gives one tensor
-    gives "outputs".
+    or output is two tensors, "NAME" (its flat values) and "NAME_row_splits", a sparse input three,
+    "NAME" (its values), "NAME_indices" and "NAME_dense_shape". A model that gives one tensor gives
+    "outputs". Texts as keys are hashed in the graph, as the layer does.
 
     On several ranks all must call it; rank 0 writes. Rows of sharded tables are sent to rank 0,
     which needs memory for all of them.
@@ -55,8 +56,8 @@ def saved_model(
             `store.hot_keys`; a table not named is exported whole. Other keys get their initial row,
             as if they had never been trained. Tables of one name in several layers are
             "layer/table".
-        signature: tf.TensorSpec and tf.RaggedTensorSpec nested like the model's inputs, or a batch
-            of inputs whose specs are taken (batch dimension None). None: those of the model's
+        signature: specs (tf.TensorSpec, ragged or sparse) nested like the model's inputs, or a
+            batch of inputs whose specs are taken (batch dimension None). None: those of the model's
             `input_signature()` (the click models: a number per dense feature and one key per
             feature) or of its symbolic inputs.
 
@@ -85,7 +86,7 @@ def _write(model: Any, tables: list[TableRows], path: str | os.PathLike[str], gi
 
     @tf.function
     def serve_flat(**inputs: tf.Tensor) -> dict[str, tf.Tensor]:
-        return dict(leaves(serve(nested(specs, inputs)), "outputs"))
+        return flat_outputs(serve(nested(specs, inputs)))
 
     def write(folder: Path) -> None:
         # TensorFlow traces anew where it writes, too.
@@ -155,7 +156,8 @@ def resolve(model: Any, signature: Any) -> Any:
             its symbolic inputs (functional and sequential models).
 
     Returns:
-        tf.TensorSpec and tf.RaggedTensorSpec, nested alike, with a batch dimension of None.
+        tf.TensorSpec, tf.RaggedTensorSpec and tf.SparseTensorSpec, nested alike, with a batch
+        dimension of None.
 
     Raises:
         ValueError: the model does not tell, or a leaf is neither a spec nor a tensor.
@@ -170,8 +172,10 @@ def resolve(model: Any, signature: Any) -> Any:
 
 
 def _spec(leaf: Any) -> tf.TypeSpec:
-    if isinstance(leaf, tf.RaggedTensorSpec):
+    if isinstance(leaf, (tf.RaggedTensorSpec, tf.SparseTensorSpec)):
         return leaf
+    if isinstance(leaf, tf.SparseTensor) or getattr(leaf, "sparse", False):
+        return tf.SparseTensorSpec([None] * len(leaf.shape), tf.as_dtype(leaf.dtype))
     if isinstance(leaf, tf.RaggedTensor):
         return tf.RaggedTensorSpec(
             [None, None], leaf.dtype, ragged_rank=1, row_splits_dtype=leaf.row_splits.dtype
@@ -200,7 +204,7 @@ def leaves(structure: Any, prefix: str, path: tuple[str, ...] = ()) -> Iterator[
 
 
 def flat_specs(specs: Any) -> dict[str, tf.TensorSpec]:
-    """Returns a flat signature's inputs by name; of a ragged one, flat values and row splits.
+    """Returns a flat signature's inputs by name; of composite ones, the tensors that make them.
 
     Raises:
         ValueError: two inputs would have one name.
@@ -213,6 +217,13 @@ def flat_specs(specs: Any) -> dict[str, tf.TensorSpec]:
                 name: tf.TensorSpec([None], spec.dtype),
                 f"{name}_row_splits": tf.TensorSpec([None], spec.row_splits_dtype),
             }
+        elif isinstance(spec, tf.SparseTensorSpec):
+            rank = len(spec.shape)
+            parts = {
+                name: tf.TensorSpec([None], spec.dtype),
+                f"{name}_indices": tf.TensorSpec([None, rank], tf.int64),
+                f"{name}_dense_shape": tf.TensorSpec([rank], tf.int64),
+            }
         for part, tensor in parts.items():
             if part in flat:
                 allowed = "inputs whose names differ in letters, digits and '_'"
@@ -224,10 +235,25 @@ def flat_specs(specs: Any) -> dict[str, tf.TensorSpec]:
 def nested(specs: Any, flat: Mapping[str, tf.Tensor]) -> Any:
     """Puts the tensors of a flat signature back into the model's own structure."""
     tensors = iter(flat[name] for name in flat_specs(specs))
-    whole = [
-        tf.RaggedTensor.from_row_splits(next(tensors), next(tensors))
-        if isinstance(spec, tf.RaggedTensorSpec)
-        else next(tensors)
-        for spec in tf.nest.flatten(specs)
-    ]
+
+    def next_of(spec: Any) -> Any:
+        first = next(tensors)
+        if isinstance(spec, tf.RaggedTensorSpec):
+            return tf.RaggedTensor.from_row_splits(first, next(tensors))
+        if isinstance(spec, tf.SparseTensorSpec):
+            return tf.SparseTensor(next(tensors), first, next(tensors))
+        return first
+
+    whole = [next_of(spec) for spec in tf.nest.flatten(specs)]
     return tf.nest.pack_sequence_as(specs, whole)
+
+
+def flat_outputs(outputs: Any) -> dict[str, tf.Tensor]:
+    """Returns a model's outputs by name; of a ragged one, flat values and row splits."""
+    flat = {}
+    for name, output in leaves(outputs, "outputs"):
+        if isinstance(output, tf.RaggedTensor):
+            flat[f"{name}_row_splits"] = output.row_splits
+            output = output.flat_values
+        flat[name] = output
+    return flat

@@ -14,7 +14,7 @@ import tensorflow as tf
 from slipstream_tf.config import Table
 from slipstream_tf.hashing import mix64
 from slipstream_tf.initializers import op_attributes
-from slipstream_tf.ops.features import PADDING_KEY, FeatureSpec, PackedFeatures
+from slipstream_tf.ops.features import FeatureSpec, PackedFeatures
 
 _BITS = (1 << 64) - 1
 _ELEMENT = 0xD1342543DE82EF95
@@ -148,7 +148,7 @@ def initial_rows(table: Table, keys: tf.Tensor) -> tf.Tensor:
 def pooled(
     packed: PackedFeatures,
     feature: int,
-    combiner: str,
+    combiner: str | None,
     gather: Callable[[tf.Tensor], tf.Tensor],
 ) -> tf.Tensor:
     """Looks up and pools the rows of one feature.
@@ -156,22 +156,23 @@ def pooled(
     Args:
         packed: the keys of a batch.
         feature: index of the feature.
-        combiner: "sum", "mean" or "sqrtn"; a bag whose divisor is 0 gives zeros.
+        combiner: "sum", "mean" or "sqrtn"; a bag whose divisor is 0 gives zeros. None: rows as they
+            are.
         gather: int64 [n] -> float32 [n, dim].
 
     Returns:
-        float32 [batch, dim].
+        float32 [batch, dim]; without a combiner [keys, dim].
     """
     keys, row_splits, weights = packed.of(feature)
+    is_key = packed.is_key(feature)
+    is_key = tf.ones_like(keys, tf.bool) if is_key is None else is_key
+    if combiner is None or (row_splits is None and keys.shape.rank == 1):
+        keys, is_key = tf.reshape(keys, [-1, 1]), tf.reshape(is_key, [-1, 1])
+        weights = None if weights is None else tf.reshape(weights, [-1, 1])
+        return _pooled_padded(keys, is_key, weights, combiner or "sum", gather)
     if row_splits is not None:
-        return _pooled_ragged(keys, row_splits, weights, combiner, gather)
-    if keys.shape.rank == 2:
-        return _pooled_padded(keys, keys != PADDING_KEY, weights, combiner, gather)
-    if weights is None:
-        return gather(keys)
-    # One key per input: -1 is a key like any other, as in a column.
-    keys, weights = keys[:, tf.newaxis], weights[:, tf.newaxis]
-    return _pooled_padded(keys, tf.ones_like(keys, tf.bool), weights, combiner, gather)
+        return _pooled_ragged((keys, row_splits), is_key, weights, combiner, gather)
+    return _pooled_padded(keys, is_key, weights, combiner, gather)
 
 
 def _pooled_padded(
@@ -195,20 +196,24 @@ def _pooled_padded(
 
 
 def _pooled_ragged(
-    keys: tf.Tensor,
-    row_splits: tf.Tensor,
+    bags: tuple[tf.Tensor, tf.Tensor],
+    is_key: tf.Tensor,
     weights: tf.Tensor | None,
     combiner: str,
     gather: Callable[[tf.Tensor], tf.Tensor],
 ) -> tf.Tensor:
-    """Pools keys int64 [total], those of input i from row_splits[i] to row_splits[i + 1]."""
+    """Pools keys int64 [total], of which bool [total] are there, by row splits [batch + 1]."""
+    keys, row_splits = bags
     rows = gather(keys)
     batch = tf.size(row_splits) - 1
     inputs = tf.repeat(tf.range(batch), row_splits[1:] - row_splits[:-1])
     if weights is not None or combiner != "sum":
-        used = tf.ones_like(keys, tf.float32) if weights is None else weights
+        used = tf.cast(is_key, tf.float32)
+        if weights is not None:
+            used = tf.where(is_key, weights, 0.0)
         divisor = tf.math.unsorted_segment_sum(_counted(used, combiner), inputs, batch)
         rows = rows * (used * tf.gather(_factor(divisor, combiner), inputs))[:, tf.newaxis]
+    rows = tf.where(is_key[:, tf.newaxis], rows, 0.0)
     return tf.math.unsorted_segment_sum(rows, inputs, batch)
 
 

@@ -20,13 +20,13 @@ def static_batch_size(element_spec: Any) -> int | None:
         element_spec: of a dataset whose elements are batches.
 
     Raises:
-        ValueError: a component has no batch dimension or is neither dense nor ragged.
+        ValueError: a component has no batch dimension, or is no tensor, dense, ragged or sparse.
     """
     size = None
     for component in tf.nest.flatten(element_spec):
-        if not isinstance(component, (tf.TensorSpec, tf.RaggedTensorSpec)):
+        if not isinstance(component, (tf.TensorSpec, tf.RaggedTensorSpec, tf.SparseTensorSpec)):
             kind = type(component).__name__
-            raise invalid("dataset", kind, "a component", "dense tensors and RaggedTensors")
+            raise invalid("dataset", kind, "a component", "dense, ragged and sparse tensors")
         if component.shape.rank == 0:
             raise invalid("dataset", component, "a component", "batches: a first dimension")
         if component.shape.rank is not None and component.shape[0] is not None:
@@ -126,11 +126,23 @@ def call_at(dataset: tf.data.Dataset, batch: int, function: Callable[[], None]) 
 def chosen_rows(element: Any, is_chosen: tf.Tensor) -> Any:
     """Returns the rows of each component of a batch that a bool [batch] chooses."""
     rows = tf.where(is_chosen)[:, 0]
-    return tf.nest.map_structure(lambda component: tf.gather(component, rows), element)
+
+    def choose(component: Any) -> Any:
+        if not isinstance(component, tf.SparseTensor):
+            return tf.gather(component, rows)
+        kept = tf.sparse.retain(component, tf.gather(is_chosen, component.indices[:, 0]))
+        numbers = tf.cumsum(tf.cast(is_chosen, tf.int64), exclusive=True)
+        row = tf.gather(numbers, kept.indices[:, :1])
+        shape = tf.concat([[tf.size(rows, tf.int64)], kept.dense_shape[1:]], 0)
+        return tf.SparseTensor(tf.concat([row, kept.indices[:, 1:]], 1), kept.values, shape)
+
+    return tf.nest.map_structure(choose, element)
 
 
 def num_rows(component: Any) -> tf.Tensor:
-    """Returns the rows of a dense tensor or RaggedTensor, int64 []."""
+    """Returns the rows of a dense tensor, RaggedTensor or SparseTensor, int64 []."""
+    if isinstance(component, tf.SparseTensor):
+        return component.dense_shape[0]
     if isinstance(component, tf.RaggedTensor):
         return component.nrows(out_type=tf.int64)
     return tf.shape(component, out_type=tf.int64)[0]

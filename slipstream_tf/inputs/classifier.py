@@ -16,7 +16,7 @@ from slipstream_tf.inputs.batches import chosen_rows, num_rows, static_batch_siz
 from slipstream_tf.inputs.notes import add_notes, without_wrapping
 from slipstream_tf.inputs.spec import ID, SKIPPABLE
 from slipstream_tf.ops.classifier import InputClassifier
-from slipstream_tf.ops.features import FeatureSpec
+from slipstream_tf.ops.features import FeatureSpec, of_specs
 
 
 def skip_inputs(
@@ -41,7 +41,7 @@ def skip_inputs(
     Anything upstream may be prefetched.
 
     Args:
-        dataset: its elements are batches: nested structures of dense tensors and RaggedTensors,
+        dataset: its elements are batches: nested structures of dense, ragged and sparse tensors,
             all with the same first dimension, e.g. `(features, label)` or `(features, label,
             sample_weight)`.
         classifier: decides; it observes every input once per pass over the dataset.
@@ -49,9 +49,10 @@ def skip_inputs(
         batch_size: inputs of an output batch; default: that of `dataset`, if its element_spec
             tells it (`.batch(n, drop_remainder=True)`).
         get_keys: called like a function for `dataset.map`; returns the keys in any format of
-            `ops.features.pack`. Default: `features["keys"]` if the features (the first component
-            of a tuple, else the whole element) are a mapping with "keys", else the features
-            without "id" and "skippable" (unless a spec has such a name).
+            `ops.features.pack`. Default: what the features (the first component of a tuple, else
+            the whole element) have under the names of `specs`; `features["keys"]`, where they are a
+            mapping that has "keys" and no spec has this name; or all of a tensor, which is a key
+            matrix, or the keys of the one feature.
         drop_remainder: whether a last batch that is not full is left out.
         weighted: whether elements become `(features, label, sample_weight)`: skippable inputs that
             are kept stand for those that are not (needed where the classifier thins). A weight
@@ -72,8 +73,8 @@ def skip_inputs(
 
     Raises:
         ValueError: the batch size is neither given nor known, a component of the dataset has no
-            batch dimension or is neither dense nor ragged, or its elements cannot hold weights
-            or "skippable".
+            batch dimension or is no tensor, or its elements cannot hold weights or
+            "skippable".
         tf.errors.InvalidArgumentError: while iterating: components differ in their batch size, or
             a label, [batch] or [batch, 1], is not finite.
     """
@@ -88,7 +89,7 @@ def skip_inputs(
             allowed = "an integer >= 1; None only for a dataset of .batch(n, drop_remainder=True)"
             raise invalid("batch_size", None, "skip_inputs", allowed)
         require_integer("batch_size", size, 1, None, "skip_inputs")
-    keys_of = get_keys or functools.partial(_default_keys, names)
+    keys_of = get_keys or functools.partial(_default_keys, specs)
     ids_of = get_ids or functools.partial(_default_ids, names)
 
     def compact(*components: Any) -> Any:
@@ -121,14 +122,17 @@ def skip_inputs(
     return kept.with_options(options)
 
 
-def _default_keys(names: frozenset[str], *element: Any) -> Any:
+def _default_keys(specs: Sequence[FeatureSpec], *element: Any) -> Any:
     features = element[0]
+    if isinstance(features, (tuple, list)):
+        allowed = "a dictionary by feature name or one tensor; get_keys= finds keys elsewhere"
+        raise invalid("dataset", features, "the features of its elements", allowed)
     if not isinstance(features, Mapping):
-        return features
-    if "keys" in features:
+        return {specs[0].name: features} if len(specs) == 1 else features
+    if "keys" in features and "keys" not in [spec.name for spec in specs]:
         return features["keys"]
-    notes = {ID, SKIPPABLE} - names
-    return {name: keys for name, keys in features.items() if name not in notes}
+    place = "a data set's features (elsewhere in its elements, get_keys= finds them)"
+    return of_specs(features, specs, place)
 
 
 def _default_ids(names: frozenset[str], *element: Any) -> tf.Tensor | None:

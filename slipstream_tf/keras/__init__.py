@@ -1,16 +1,22 @@
 """The Keras 3 side: the embedding layer, and the front object of saturation with its callback."""
 
 from slipstream_tf.keras.callbacks import RanksCallback, SaturationCallback
+from slipstream_tf.keras.embedding import Embedding
 from slipstream_tf.keras.embedding_collection import EmbeddingCollection
 from slipstream_tf.keras.loss_feedback import LossFeedback
 from slipstream_tf.keras.model import Model, Sequential
+from slipstream_tf.keras.rates import LearningRates
+from slipstream_tf.keras.row_snapshots import limit_snapshots
 from slipstream_tf.keras.slipstream import Slipstream
+from slipstream_tf.keras.step_optimizer import StepOptimizer
 from slipstream_tf.ops.features import FeatureSpec
 from slipstream_tf.telemetry.ledger import Ledger
 
 __all__ = [
+    "Embedding",
     "EmbeddingCollection",
     "FeatureSpec",
+    "LearningRates",
     "Ledger",
     "LossFeedback",
     "Model",
@@ -18,4 +24,6 @@ __all__ = [
     "SaturationCallback",
     "Sequential",
     "Slipstream",
+    "StepOptimizer",
+    "limit_snapshots",
 ]

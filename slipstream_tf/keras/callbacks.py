@@ -21,6 +21,8 @@ from slipstream_tf.errors import invalid
 from slipstream_tf.keras.loss_feedback import LossFeedback
 from slipstream_tf.keras.misuse import require_fit
 from slipstream_tf.keras.passes import EpochWatch
+from slipstream_tf.keras.rates import rates_of
+from slipstream_tf.keras.step_optimizer import applies_rows
 from slipstream_tf.stores.variable import VariableStore
 from slipstream_tf.telemetry.tensorboard import WindowWriter
 
@@ -190,6 +192,11 @@ class RanksCallback(keras.callbacks.Callback):
         self._metrics = GlobalMetrics(comm)
         self._is_training = False
 
+    def set_model(self, model: Any) -> None:
+        """Tells the tables which optimizer they follow, before a callback changes its rate."""
+        super().set_model(model)
+        self._store.follow(getattr(model, "optimizer", None))
+
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Broadcasts weights, compares rows; refuses an optimizer that keeps gradients to a rank.
 
@@ -216,15 +223,15 @@ class RanksCallback(keras.callbacks.Callback):
             if value.dtype.is_floating:
                 name = f"slipstream.weights.{index}"
                 variable.assign(comm.broadcast(value, 0, "dense", name))
-        if isinstance(self._store, ReplicatedStore):
-            self._store.flush()
-            require_same_rows(self._store, comm)
-        elif isinstance(self._store, ExchangedStore):
-            updates = {"num_updates": self._store.num_updates}
-            require_same(comm, updates, "slipstream.updates", "the rows that ranks loaded")
-        rate = self._store.learning_rate
-        if rate is not None and hasattr(rate, "assign"):
-            name = "slipstream.rows_learning_rate"
+        for store in () if self._store is None else self._store.parts:
+            if isinstance(store, ReplicatedStore):
+                store.flush()
+                require_same_rows(store, comm)
+            elif isinstance(store, ExchangedStore):
+                updates = {"num_updates": store.num_updates}
+                require_same(comm, updates, "slipstream.updates", "the rows that ranks loaded")
+        for index, rate in enumerate(self._store.rate_variables):
+            name = f"slipstream.rows_learning_rate.{index}"
             rate.assign(comm.broadcast(tf.convert_to_tensor(rate), 0, "control", name))
         if isinstance(self.model, LossFeedback):
             self.model.train_with(comm)
@@ -248,9 +255,11 @@ class RanksCallback(keras.callbacks.Callback):
             self._metrics.keep_training_state(self.model)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Puts the metrics of all ranks into `logs`; exchanges deferred gradients."""
+        """Puts all ranks' metrics and the rows' rates into `logs`; exchanges deferred gradients."""
+        logs = {} if logs is None else logs
         if self._comm.size > 1:
-            self._metrics.put_into({} if logs is None else logs, self.model)
+            self._metrics.put_into(logs, self.model)
+        logs.update(rates_of(self._store))
         self._flush()
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
@@ -312,10 +321,13 @@ class SaturationCallback(RanksCallback):
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Refuses what does not fit together; connects losses, plans the steps."""
         self.slipstream.is_validating = False
-        if isinstance(self.model.optimizer, keras.optimizers.LossScaleOptimizer):
+        optimizer = self.model.optimizer
+        is_scaled = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+        if is_scaled and not applies_rows(optimizer):
             raise ValueError(
                 "Invalid `optimizer`: LossScaleOptimizer. The embedding tables would be updated "
-                "with scaled gradients. Use float32 or mixed_bfloat16 without loss scaling."
+                "with scaled gradients. Use float32 or mixed_bfloat16 without loss scaling; or "
+                "EmbeddingCollection(..., apply='step') and slip.keras.StepOptimizer(optimizer)."
             )
         others = callbacks_beside(self)
         if self._fit is self.params:

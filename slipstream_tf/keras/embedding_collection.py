@@ -17,8 +17,17 @@ from slipstream_tf.checkpoint.store_state import StoreState, export_state, resto
 from slipstream_tf.config import Table
 from slipstream_tf.distributed.comm import Communicator
 from slipstream_tf.errors import invalid, require_choice
+from slipstream_tf.keras import feature_layouts as layouts
+from slipstream_tf.keras.contract import (
+    require_apply,
+    require_fitting_optimizer,
+    require_told_training,
+)
 from slipstream_tf.keras.feature_specs import resolve_features, resolve_tables
-from slipstream_tf.ops.features import FeatureSpec, pack
+from slipstream_tf.keras.row_gradients import add_anchors, collecting_lookup, updating_lookup
+from slipstream_tf.keras.row_snapshots import add_rows_weight, refuse_legacy_file
+from slipstream_tf.ops.features import PADDING_KEY, FeatureSpec, pack
+from slipstream_tf.stores.rows import TableRows
 
 _compat.require_keras()
 
@@ -27,7 +36,7 @@ PLACEMENTS = ("replicated", "sharded")
 _ENGINE = "engine"  # name of its state in weight files
 # What does nothing special about how rows go between ranks.
 _PLAIN_EXCHANGE: dict[str, Any] = {
-    **{"prefetch": False, "copy_movement": None, "wire_dtype": "float32", "wire_warmup_steps": 0}
+    **{"prefetch": False, "wire_dtype": "float32", "wire_warmup_steps": 0}
 }
 
 
@@ -37,7 +46,9 @@ class EmbeddingCollection(keras.layers.Layer):
 
     What goes in decides what comes out: a dictionary gives a dictionary {feature: [batch, dim]}, a
     key matrix gives one tensor [batch, features, dim]. With `stacked=True` it is always the tensor.
-    Tensors need tables of one dimension; dictionaries do not.
+    Tensors need tables of one dimension; dictionaries do not. Of a feature without a combiner each
+    key's row comes out: [batch, width, dim], with zeros and a Keras mask where keys are padding, or
+    a RaggedTensor [batch, None, dim].
 
     Training. With `training=True` keys that are new get a row, every access is counted, and the
     backward pass of the `tf.GradientTape` around the call updates the rows: once per call of
@@ -46,26 +57,36 @@ class EmbeddingCollection(keras.layers.Layer):
     the factor 1/batch. Without a tape rows are added and counted, not updated. With
     `training=False` (evaluate, predict) nothing changes: a key without a row gets the values its
     row would start with. A layer with `trainable=False` behaves like that in training, too.
-    Keras's `fit` says `training=True` only to a model whose `call` has the argument `training`: an
-    own `keras.Model` without it trains no row (Keras then warns of missing gradients).
+    Keras's `fit` says `training=True` only to a model whose `call` has the argument `training`:
+    under a tape, a layer that was told nothing raises an error.
 
-    The update anchor. TensorFlow runs the backward pass of a layer only if something trainable lies
-    behind it, so the layer has one weight of shape (), `update_anchor`. It is 0, its gradient (its
-    own value) is 0, and it stays 0 under weight decay, clipping and every Keras optimizer. Its
-    gradient must be computed, as `tape.gradient(loss, model.trainable_variables)` does, or rows
-    are not updated.
+    Where gradients are applied. With apply="backward" rows are updated in the backward pass,
+    before the gradients of other weights are known, and whether or not anybody asks for the
+    anchor's. With apply="step" the gradients of rows come out of the tape, as those of one anchor
+    per table, `tf.IndexedSlices`, and the optimizer applies them: `slip.keras.StepOptimizer`. That
+    takes longer, and is what clipping, gradient accumulation, loss scaling and a head trained alone
+    need. Where none acts, the rows are the same, bit for bit. A model that `fit` trains with an
+    optimizer whose settings would miss the rows raises an error.
+
+    The anchors. TensorFlow runs the backward pass of a layer only if something trainable lies
+    behind it, so the layer has a weight of shape (), `update_anchor` (with apply="step", one per
+    table). It is 0, and stays 0 under every Keras optimizer. With apply="backward" its gradient is
+    0, and must be computed, as `tape.gradient(loss, model.trainable_variables)` does.
+
+    The weight `rows`. `get_weights` and `set_weights` carry the rows, too: as a token, int64 of
+    shape (), of a snapshot that this process keeps (see `limit_snapshots`).
 
     Precision. Rows, gradients and slots are float32; the output has the policy's compute dtype
-    (bfloat16 with "mixed_bfloat16"). Policies with loss scaling ("mixed_float16") and a
-    `LossScaleOptimizer` would scale the rows' gradients, too: the policy is refused here, the
-    optimizer must not be used. A Keras optimizer's gradient accumulation does not defer rows.
+    (bfloat16 with "mixed_bfloat16"). "mixed_float16" and a `LossScaleOptimizer` scale the rows'
+    gradients, too: they need apply="step".
 
     XLA. The table ops run outside XLA. `compile(jit_compile=True)` falls back to a plain
     `tf.function` with a warning of Keras; a `tf.function(jit_compile=True)` must not contain it.
 
     Args:
         tables: `Table`s with different names.
-        optimizer: a rule of `slipstream_tf.optimizers`, used for all tables.
+        optimizer: the rule of the tables without one of their own: of `slipstream_tf.optimizers`,
+            or what `optimizers.get` makes one of. None: `Adagrad` with its defaults.
         features: None for a feature per table, named like it; or a dictionary from feature name to
             table name; or a sequence of `FeatureSpec`, each with its own combiner. Features may
             share a table.
@@ -83,10 +104,12 @@ class EmbeddingCollection(keras.layers.Layer):
         prefetch: with sharded tables: whether the keys of `next_inputs` are sent to their owners
             while this batch trains. Results stay the same, bit for bit. With one rank nothing is
             sent.
-        copy_movement: with sharded tables: ranks keep replicas of the engine's hot rows, and read
-            them until the row has moved further than this from its replica; in the unit of the
-            rows. 0: results stay the same. None: there are no replicas.
         stacked: whether a dictionary gives one tensor [batch, features, dim], too.
+        padding_key: the key that stands for no key, of features that are no `FeatureSpec` with one
+            of their own; of texts it is the empty one. It trains no row, and gives zeros where an
+            example has no other. None: every key is a key.
+        apply: where gradients of rows are applied: "backward" or "step", see above. "step" is of
+            native tables in one process.
         **kwargs: of `keras.layers.Layer`: name, dtype, trainable.
 
     Raises:
@@ -96,7 +119,7 @@ class EmbeddingCollection(keras.layers.Layer):
     def __init__(
         self,
         tables: Sequence[Table],
-        optimizer: optimizers.SparseOptimizer,
+        optimizer: optimizers.SparseOptimizer | str | None = None,
         features: Mapping[str, str] | Sequence[FeatureSpec] | None = None,
         store: Any = "native",
         stacked: bool = False,
@@ -105,30 +128,33 @@ class EmbeddingCollection(keras.layers.Layer):
         wire_dtype: str = "float32",
         wire_warmup_steps: int = 0,
         prefetch: bool = False,
-        copy_movement: float | None = None,
+        padding_key: int | None = PADDING_KEY,
+        apply: str = "backward",
         **kwargs: Any,
     ) -> None:
         # No autocast: keys must reach the store as they are, and the anchor stays float32.
         super().__init__(autocast=False, **kwargs)
-        _refuse_loss_scaling(self.dtype_policy, self.name)
+        if apply != "step":
+            _refuse_loss_scaling(self.dtype_policy, self.name)
         _refuse_replicas(self.name)
         self.supports_jit = False  # Keras then compiles without XLA.
         self.tables = resolve_tables(tables)
-        self.specs = resolve_features(features, self.tables)
+        self.specs = resolve_features(features, self.tables, padding_key)
         self.stacked = bool(stacked)
         self._dims = {table.name: table.dim for table in self.tables}
         if self.stacked:
-            self._require_one_dim("stacked=True")
+            self._require_stackable("stacked=True")
         self._store_name = store if isinstance(store, str) else None
-        given = (bool(prefetch), copy_movement, wire_dtype, wire_warmup_steps)
+        given = (bool(prefetch), wire_dtype, wire_warmup_steps)
         exchange = dict(zip(_PLAIN_EXCHANGE, given, strict=True))
-        rule = optimizers.get(optimizer)
-        self.store = _open_store(store, self.tables, rule, comm, placement, exchange)
+        self.store = _open_store(store, self.tables, optimizer, comm, placement, exchange)
         self._announces = self.store.prefetches
         self.prefetch = bool(prefetch) or self._announces
-        self.update_anchor = self.add_weight(
-            name="update_anchor", shape=(), initializer="zeros", dtype="float32", trainable=True
-        )
+        self.apply = require_apply(apply, self.store, self.name)
+        self._anchors = add_anchors(self, self.store, apply)
+        if apply == "backward":
+            (self.update_anchor,) = self._anchors
+        add_rows_weight(self, self.store)
         self._store_state = StoreState(self.store, f"layer {self.name!r}")
         self._engine: Any = None
         self.built = True
@@ -149,18 +175,32 @@ class EmbeddingCollection(keras.layers.Layer):
 
     @property
     def learning_rate(self) -> Any:
-        """The tables' learning rate, a float32 tf.Variable of shape (); assign to change it."""
+        """The tables' learning rate, a tf.Variable of shape (); assign to change it.
+
+        It is the rate before it follows the dense layers' optimizer. None: tables have rates of
+        their own, see `table`.
+        """
         return self.store.learning_rate
 
     @learning_rate.setter
     def learning_rate(self, value: float) -> None:
+        if self.store.learning_rate is None:
+            allowed = "layer.table(name).learning_rate: tables have rates of their own"
+            raise invalid("learning_rate", value, f"layer {self.name!r}", allowed)
         self.store.learning_rate.assign(value)
+
+    def table(self, name: str) -> TableRows:
+        """Returns the rows of a table, to be read, written, removed and listed by key."""
+        return TableRows(self.store, name)
 
     def __call__(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         """Calls the layer; see `call`."""
-        if "next_inputs" in kwargs:
-            kwargs["next_inputs"] = _compat.arrays_to_tensors(kwargs["next_inputs"])
-        return super().__call__(_compat.arrays_to_tensors(inputs), *args, **kwargs)
+        if kwargs.get("next_inputs") is not None:
+            kwargs["next_inputs"] = self._as_inputs(kwargs["next_inputs"])
+        return super().__call__(self._as_inputs(inputs), *args, **kwargs)
+
+    def _as_inputs(self, inputs: Any) -> Any:
+        return layouts.as_inputs(inputs, self.specs, f"layer {self.name!r}")
 
     def call(
         self,
@@ -172,9 +212,10 @@ class EmbeddingCollection(keras.layers.Layer):
         """Looks up the rows of a batch and combines those of a bag.
 
         Args:
-            inputs: a dictionary from feature name to keys, int64 [batch], int64 [batch, width]
-                padded with -1, or a RaggedTensor int64 [batch, None]; or one matrix int64
-                [batch, features] with a column per feature, in order.
+            inputs: a dictionary from feature name to keys, [batch] or [batch, width] or a
+                RaggedTensor or SparseTensor [batch, None], whose other entries are left; or one
+                matrix [batch, features] with a column per feature, in order. Keys are int64, other
+                integers (uint64 keeps its bits) or texts, which are hashed as the readers do.
             weights: a dictionary from feature name to a float32 weight per key, laid out like the
                 keys; features without one are unweighted. Constants: no gradient flows to them.
             training: whether to add missing keys, count accesses and update rows.
@@ -187,7 +228,7 @@ class EmbeddingCollection(keras.layers.Layer):
             A dictionary {feature: [batch, dim]} or a tensor [batch, features, dim], see above.
 
         Raises:
-            ValueError: a feature is missing or unknown, keys are no integers or of another rank; or
+            ValueError: a feature is missing, keys are no integers or texts, or of another rank; or
                 there are next inputs, without `prefetch=True`.
             tf.errors.InvalidArgumentError: the keys are not those of the `next_inputs` before.
         """
@@ -202,38 +243,41 @@ class EmbeddingCollection(keras.layers.Layer):
                 with tf.control_dependencies(rows):
                     self.store.announce(pack(next_inputs, self.specs), self.specs)
         else:
+            if training is None and self.trainable:
+                require_told_training(self)
             rows, _ = self.store.lookup(packed, self.specs, training=False, stacked=stacked)
         outputs = [tf.cast(tensor, self.compute_dtype) for tensor in rows]
         if stacked:
             return outputs[0]
+        for index, spec in enumerate(self.specs):
+            if spec.combiner is None:
+                outputs[index] = layouts.sequences(outputs[index], packed, index)
         return {spec.name: tensor for spec, tensor in zip(self.specs, outputs, strict=True)}
 
+    def compute_mask(self, inputs: Any, previous_mask: Any = None) -> Any:
+        """Returns the masks of the outputs: which keys of features without a combiner are there."""
+        if not isinstance(inputs, Mapping) or self.stacked:
+            return None
+        return {spec.name: layouts.mask_of(spec, inputs[spec.name]) for spec in self.specs}
+
     def _trained_lookup(self, packed: Any, stacked: bool) -> tuple[tf.Tensor, ...]:
-        @tf.custom_gradient
-        def lookup(anchor: tf.Tensor) -> Any:
-            rows, plan = self.store.lookup(packed, self.specs, training=True, stacked=stacked)
-
-            def backward(*upstream: Any) -> tf.Tensor:
-                gradients = [tf.cast(tf.convert_to_tensor(g), tf.float32) for g in upstream]
-                update = self.store.apply_gradients(plan, gradients)
-                # The anchor's gradient must depend on the update: where the backward pass is a
-                # graph of its own, TensorFlow prunes what its outputs do not need. The gradient,
-                # 0, is the anchor's own value: a constant 0 is folded away together with the
-                # update (by Grappler, in `fit` with Adam, whose moments multiply it).
-                with tf.control_dependencies([] if update is None else [update]):
-                    return tf.identity(anchor)
-
-            return tuple(rows), backward
-
-        return lookup(tf.convert_to_tensor(self.update_anchor.value))
+        self.store.follow(getattr(_compat.outermost_layer(self), "optimizer", None))
+        require_fitting_optimizer(self, self._anchors, self.apply)
+        if self.apply == "step":
+            return collecting_lookup(self.store, self._anchors, packed, self.specs, stacked)
+        return updating_lookup(self.store, self.update_anchor, packed, self.specs, stacked)
 
     def _gives_tensor(self, inputs: Any) -> bool:
         if isinstance(inputs, Mapping):
             return self.stacked
-        self._require_one_dim("a key matrix")
+        self._require_stackable("a key matrix")
         return True
 
-    def _require_one_dim(self, cause: str) -> None:
+    def _require_stackable(self, cause: str) -> None:
+        if unpooled := [spec.name for spec in self.specs if spec.combiner is None]:
+            allowed = "a combiner for every feature of one tensor; feed a dictionary without"
+            place = f"features {unpooled} and {cause} of layer {self.name!r}"
+            raise invalid("combiner", None, place, allowed)
         dims = {spec.name: self._dims[spec.table] for spec in self.specs}
         if len(set(dims.values())) > 1:
             allowed = (
@@ -244,13 +288,12 @@ class EmbeddingCollection(keras.layers.Layer):
 
     def compute_output_shape(self, input_shape: Any, weights_shape: Any = None) -> Any:
         """Returns the output's shape, or a dictionary of shapes, for the inputs' shape(s)."""
-        if isinstance(input_shape, Mapping):
-            batch = next(iter(input_shape.values()))[0]
-        else:
-            batch = input_shape[0]
-        if self.stacked or not isinstance(input_shape, Mapping):
-            return (batch, len(self.specs), self._dims[self.specs[0].table])
-        return {spec.name: (batch, self._dims[spec.table]) for spec in self.specs}
+        is_mapping = isinstance(input_shape, Mapping)
+        if self.stacked or not is_mapping:
+            first = input_shape[self.specs[0].name] if is_mapping else input_shape
+            return (first[0], len(self.specs), self._dims[self.specs[0].table])
+        shape_of = layouts.output_shape
+        return {s.name: shape_of(s, input_shape[s.name], self._dims[s.table]) for s in self.specs}
 
     def compute_output_spec(
         self,
@@ -260,27 +303,18 @@ class EmbeddingCollection(keras.layers.Layer):
         next_inputs: Any = None,
     ) -> Any:
         """Returns the output as `keras.KerasTensor`s, without a lookup."""
-        is_mapping = isinstance(inputs, Mapping)
-        given = inputs if is_mapping else {"the key matrix": inputs}
-        self._require_layout(inputs)
-        for name, tensor in given.items():
-            allowed = ("int32", "int64")
-            require_choice("dtype", keras.backend.standardize_dtype(tensor.dtype), allowed, name)
-        self._gives_tensor(inputs)
-        shapes = {name: tensor.shape for name, tensor in given.items()}
-        shape = self.compute_output_shape(shapes if is_mapping else inputs.shape)
-        if isinstance(shape, Mapping):
-            return {n: keras.KerasTensor(s, dtype=self.compute_dtype) for n, s in shape.items()}
-        return keras.KerasTensor(shape, dtype=self.compute_dtype)
+        layouts.require_layout(inputs, self.specs, f"layer {self.name!r}")
+        dtype, spec_of = self.compute_dtype, layouts.output_spec
+        if self._gives_tensor(inputs):
+            is_mapping = isinstance(inputs, Mapping)
+            shape = {n: t.shape for n, t in inputs.items()} if is_mapping else inputs.shape
+            return keras.KerasTensor(self.compute_output_shape(shape), dtype=dtype)
+        dims = [(spec, self._dims[spec.table]) for spec in self.specs]
+        return {spec.name: spec_of(spec, inputs[spec.name], dim, dtype) for spec, dim in dims}
 
-    def _require_layout(self, inputs: Any) -> None:
-        names = [spec.name for spec in self.specs]
-        if isinstance(inputs, Mapping):
-            if sorted(inputs) != sorted(names):
-                raise invalid("inputs", sorted(inputs), f"layer {self.name!r}", f"features {names}")
-        elif len(inputs.shape) != 2 or inputs.shape[1] not in (None, len(names)):
-            allowed = f"[batch, {len(names)}], a column per feature: {names}"
-            raise invalid("keys", tuple(inputs.shape), f"layer {self.name!r}", allowed)
+    def count_params(self) -> int:
+        """Returns how many values the tables' rows have now; `summary` shows it."""
+        return sum(self.store.size(table.name) * table.dim for table in self.tables)
 
     def save_own_variables(self, store: Any) -> None:
         """Writes rows, slots, counts and step of all tables (`save_weights`, `model.save`)."""
@@ -298,6 +332,7 @@ class EmbeddingCollection(keras.layers.Layer):
 
     def get_config(self) -> dict[str, Any]:
         """Returns a JSON-serialisable dictionary for `from_config`; no rows in it."""
+        refuse_legacy_file(self.name)
         if self._store_name is None:
             place = f"get_config of layer {self.name!r}"
             raise invalid("store", self.store, place, f"one of {STORES} by name")
@@ -308,11 +343,13 @@ class EmbeddingCollection(keras.layers.Layer):
             "features": [dataclasses.asdict(spec) for spec in self.specs],
             "store": self._store_name,
             "stacked": self.stacked,
+            "apply": self.apply,
         }
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "EmbeddingCollection":
         """Builds the layer, with empty tables, that `get_config` described."""
+        refuse_legacy_file(config.get("name", "embedding_collection"))
         config = dict(config)
         config["tables"] = [Table.from_config(table) for table in config["tables"]]
         config["optimizer"] = optimizers.get(config["optimizer"])
@@ -354,10 +391,9 @@ def _open_store(
 
     if placement == "sharded":
         return ShardedStore(tables, optimizer, comm, **exchange)
-    for name in ("prefetch", "copy_movement"):
-        if (value := exchange.pop(name)) != _PLAIN_EXCHANGE[name]:
-            allowed = "'sharded': replicated tables request rows from no other rank"
-            raise invalid("placement", placement, f"EmbeddingCollection, {name}={value}", allowed)
+    if exchange.pop("prefetch"):
+        allowed = "'sharded': replicated tables request rows from no other rank"
+        raise invalid("placement", placement, "EmbeddingCollection, prefetch=True", allowed)
     return ReplicatedStore(tables, optimizer, comm, **exchange)
 
 
@@ -370,10 +406,6 @@ def _require_fit(
     if exchange["prefetch"] and not store.prefetches:
         allowed = "a ShardedStore made with prefetch=True"
         raise invalid("store", store, "EmbeddingCollection with prefetch=True", allowed)
-    movement = exchange["copy_movement"]
-    if movement is not None and store.copy_movement != movement:
-        place = f"EmbeddingCollection with copy_movement={movement}"
-        raise invalid("store", store, place, "a ShardedStore made with it")
     if tuple(store.tables) != tuple(tables):
         names = [table.name for table in store.tables]
         raise invalid("store", names, "EmbeddingCollection", "a store of the given tables")
@@ -384,7 +416,8 @@ def _refuse_loss_scaling(policy: Any, layer: str) -> None:
         if dtype == "float16":
             allowed = (
                 "'float32' or 'mixed_bfloat16' (float16 needs loss scaling, and the tables would "
-                "be updated with scaled gradients)"
+                "be updated with scaled gradients); or apply='step', with "
+                "slip.keras.StepOptimizer(keras.optimizers.LossScaleOptimizer(optimizer))"
             )
             raise invalid("dtype policy", name, f"layer {layer!r}", allowed)
 

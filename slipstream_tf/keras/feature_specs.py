@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from slipstream_tf.config import COMBINERS, Table
-from slipstream_tf.errors import invalid, require_choice
-from slipstream_tf.ops.features import FeatureSpec
+from slipstream_tf.errors import invalid, require_choice, require_integer
+from slipstream_tf.ops.features import PADDING_KEY, FeatureSpec
 
 _LAYER = "EmbeddingCollection"
 
@@ -33,7 +33,9 @@ def resolve_tables(tables: Sequence[Table]) -> tuple[Table, ...]:
     return given
 
 
-def resolve_features(features: Any, tables: Sequence[Table]) -> tuple[FeatureSpec, ...]:
+def resolve_features(
+    features: Any, tables: Sequence[Table], padding_key: int | None = PADDING_KEY
+) -> tuple[FeatureSpec, ...]:
     """Turns the `features` argument of `EmbeddingCollection` into specs.
 
     Args:
@@ -41,6 +43,7 @@ def resolve_features(features: Any, tables: Sequence[Table]) -> tuple[FeatureSpe
             name to table name (the table's combiner), or a sequence of FeatureSpec (its own
             combiner).
         tables: the tables that features may name.
+        padding_key: of features that are no FeatureSpec.
 
     Returns:
         One spec per feature, in order.
@@ -54,9 +57,13 @@ def resolve_features(features: Any, tables: Sequence[Table]) -> tuple[FeatureSpe
     if isinstance(features, Mapping):
         for name, table in features.items():
             _require_table(name, table, by_name)
-        specs = [FeatureSpec(name, t, by_name[t].combiner) for name, t in features.items()]
+        tables_of = {name: by_name[table] for name, table in features.items()}
+        specs = [FeatureSpec(n, t.name, t.combiner, padding_key) for n, t in tables_of.items()]
     else:
         specs = list(features) if isinstance(features, Sequence) else [features]
+        if padding_key != PADDING_KEY:
+            allowed = "left out: each FeatureSpec has its own"
+            raise invalid("padding_key", padding_key, f"{_LAYER} with features=", allowed)
     wrong = [spec for spec in specs if not isinstance(spec, FeatureSpec)]
     if wrong or not specs:
         allowed = "None, a dictionary from feature name to table name, or a sequence of FeatureSpec"
@@ -69,6 +76,9 @@ def resolve_features(features: Any, tables: Sequence[Table]) -> tuple[FeatureSpe
             raise invalid("features", spec.name, _LAYER, "each feature once")
         _require_table(spec.name, spec.table, by_name)
         require_choice("combiner", spec.combiner, COMBINERS, f"feature {spec.name!r}")
+        if spec.padding_key is not None:
+            bounds = (-(1 << 63), (1 << 63) - 1)
+            require_integer("padding_key", spec.padding_key, *bounds, f"feature {spec.name!r}")
     return tuple(specs)
 
 

@@ -24,8 +24,8 @@ def require_fit(engine: Any, model: Any, beside: Sequence[Any]) -> None:
         beside: the engines of all its callbacks.
     """
     require_one_engine(engine, beside)
-    if engine.layer is not None:
-        require_layer(engine.layer, model)
+    for layer in engine.layers:
+        require_layer(layer, model)
     if engine.needs_losses:
         require_losses(model)
 
@@ -40,7 +40,7 @@ def warn_at_window_end(engine: Any, report: Any) -> None:
     if report.window > 0:
         return
     if engine.needs_losses and not engine.are_losses_told:
-        warn_without_losses(engine.config.skips_by_losses)
+        warn_without_losses(engine.settings.saves_by_losses)
     if engine.comm.size == 1 and engine.batch_size and not report.inputs_skipped:
         warn_of_batches_ahead(report.step, report.inputs_seen, engine.batch_size)
 
@@ -93,7 +93,8 @@ def require_one_engine(engine: Any, beside: Sequence[Any]) -> None:
         engine: a `Slipstream`.
         beside: the engines of all callbacks of the `fit`, itself included.
     """
-    number = sum(other.store is engine.store for other in beside)
+    own = {id(store) for store in engine.store.parts}
+    number = sum(any(id(store) in own for store in other.store.parts) for other in beside)
     if number > 1:
         allowed = "one slipstream.callback() for the tables of a layer: each counts every step"
         raise invalid("callbacks", f"{number} of Slipstream", "fit", allowed)
@@ -111,12 +112,13 @@ _OWNERS: weakref.WeakKeyDictionary[Any, weakref.ref[Any]] = weakref.WeakKeyDicti
 
 def take_over(engine: Any, store: Any) -> None:
     """Makes an engine the one that tracks a store's tables."""
-    _OWNERS[store] = weakref.ref(engine)
+    for part in store.parts:
+        _OWNERS[part] = weakref.ref(engine)
 
 
 def require_owner(engine: Any, store: Any) -> None:
     """Raises ValueError if another engine has been made for a store since."""
-    if _OWNERS[store]() is not engine:
+    if any(_OWNERS[part]() is not engine for part in store.parts):
         allowed = "the Slipstream that was made last for these tables: both would set what they do"
         raise invalid("slipstream", "one that was made before another", "a step", allowed)
 

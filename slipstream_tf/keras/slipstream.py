@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from slipstream_tf.checkpoint.store_state import LossMemoryState, tree_from_bytes, tree_to_bytes
-from slipstream_tf.config import SaturationConfig
+from slipstream_tf.config import Budget, DryRun, HotSet, Saturation, Window
 from slipstream_tf.distributed.agreement import require_same
 from slipstream_tf.distributed.batches import even_ends
 from slipstream_tf.distributed.comm import Communicator, SingleProcess
@@ -28,18 +28,22 @@ from slipstream_tf.keras.step_plan import StepPlan, present_window
 from slipstream_tf.ops.drift_classifier import Classified, DriftClassifier
 from slipstream_tf.ops.features import FeatureSpec, pack
 from slipstream_tf.ops.update_policy import UpdatePolicy
+from slipstream_tf.policies.base import Policy
 from slipstream_tf.saturation.report import WindowReport
+from slipstream_tf.saturation.settings import EngineSettings
 from slipstream_tf.saturation.tracker import SaturationTracker
+from slipstream_tf.stores.joined import JoinedStore
 from slipstream_tf.stores.sok.store import SokStore
 from slipstream_tf.stores.variable import VariableStore
-from slipstream_tf.telemetry.ledger import Ledger, summarise
-from slipstream_tf.telemetry.shadow import ShadowEstimate, estimate_shadow
+from slipstream_tf.telemetry.dry_run import DryRunEstimate, estimate_dry_run
+from slipstream_tf.telemetry.ledger import Ledger
+from slipstream_tf.telemetry.run_report import RunReport
 
 
 class Slipstream(tf.train.experimental.PythonState):
-    """Finds saturated keys while a model trains; skips inputs, masks or defers gradients.
+    """Finds the keys whose rows have settled while a model trains, and saves by its policies.
 
-    Method: Slipstream, arXiv 2404.04270, and what `SaturationConfig` adds. Connect
+    Method: Slipstream, arXiv 2404.04270, and this project's policies. Connect
     - the steps, through `callback` (in `fit`) or `step` (in a loop of your own). Without steps no
       window ever ends and nothing is skipped; a warning says so;
     - the training data through `apply`, where inputs are skipped or remembered;
@@ -52,20 +56,28 @@ class Slipstream(tf.train.experimental.PythonState):
     shall stay, and for several ranks, use `distributed.JobCheckpoints(..., engine=slipstream)`.
 
     Args:
-        embeddings: the layer whose keys are tracked; or, for a model with embeddings of its own, a
-            `stores.VariableStore` or `stores.SokStore`, with `features`.
-        config: settings; default `SaturationConfig()`.
+        embeddings: the layer whose keys are tracked, or several whose tables and features differ in
+            name; or, for a model with embeddings of its own, a `stores.VariableStore` or
+            `stores.SokStore`, with `features`.
+        policies: what is saved: `SkipExamples`, `DeferGradients`, `MaskGradients`, `CacheRows` of
+            `slipstream_tf`, each once; one or a sequence. Without any the engine only watches, and
+            tells which keys have settled.
+        window: length of a window, warm-up and sample; default `Window()`.
+        hot_set: the keys that are watched; default `HotSet()`.
+        budget: bounds of what saving may cost: `MaxAucLoss`, `MaxLogLossIncrease`, `LossGuard`;
+            one or a sequence.
+        dry_run: True or a `DryRun`: do everything but the saving, and tell in `report` what it
+            would have saved.
+        saturation: when a key counts as saturated; default `Saturation()`.
         features: with a store: the features, in order, as `EmbeddingCollection` takes them; default
             one per table, named like it.
         comm: with a `VariableStore`: the ranks whose replicas of the variables it watches, from
             `distributed.init()`; their gradients must be averaged by `DistributedGradientTape` or
             `DistributedOptimizer`. None: this process alone. A layer and a `SokStore` have their
             own.
-        estimates_cost: with `shadow`: take the inputs' losses in, by which `summary` estimates what
-            skipping would cost. The features get "skippable", as where losses are needed.
 
     Attributes:
-        config: the settings.
+        settings: all of them.
         specs: the features, in order.
         store: the store whose tables are tracked.
         comm: the ranks that the store's tables are shared with.
@@ -85,50 +97,61 @@ class Slipstream(tf.train.experimental.PythonState):
 
     def __init__(
         self,
-        embeddings: EmbeddingCollection | VariableStore | SokStore,
-        config: SaturationConfig | None = None,
+        embeddings: EmbeddingCollection | Sequence[EmbeddingCollection] | VariableStore | SokStore,
+        policies: Policy | Sequence[Policy] = (),
+        window: Window | None = None,
+        hot_set: HotSet | None = None,
+        budget: Budget | Sequence[Budget] = (),
+        dry_run: bool | DryRun = False,
+        saturation: Saturation | None = None,
         features: Mapping[str, str] | Sequence[FeatureSpec] | None = None,
         comm: Communicator | None = None,
-        estimates_cost: bool = False,
     ) -> None:
         super().__init__()
         # What `serialize` gave, to be restored again where the tables are replaced after it. None:
         # they were not restored, or training has gone on.
         self._restored: bytes | None = None
-        self.layer: EmbeddingCollection | None = None
-        if isinstance(embeddings, EmbeddingCollection):
-            embeddings.when_restored(self._restore_again)
-            self.layer = embeddings
+        self.layers: tuple[EmbeddingCollection, ...] = _layers_of(embeddings)
+        if self.layers:
+            for layer in self.layers:
+                layer.when_restored(self._restore_again)
             for name, value in (("features", features), ("comm", comm)):
                 if value is not None:
                     raise invalid(name, value, "Slipstream with a layer", "None: it has its own")
-            self.store: Any = embeddings.store
-            self.specs = embeddings.specs
+            stores = [layer.store for layer in self.layers]
+            self.store: Any = stores[0] if len(stores) == 1 else JoinedStore(stores)
+            self.specs = _specs_of(self.layers)
         elif isinstance(embeddings, (VariableStore, SokStore)):
             self.store = embeddings
             self.specs = resolve_features(features, embeddings.tables)
         else:
-            allowed = "a slipstream_tf.keras.EmbeddingCollection, a VariableStore or a SokStore"
+            allowed = "slipstream_tf.keras.EmbeddingCollection, one or several, a VariableStore "
+            allowed += "or a SokStore"
             raise invalid("embeddings", embeddings, "Slipstream", allowed)
-        config = SaturationConfig() if config is None else config
-        if not isinstance(config, SaturationConfig):
-            raise invalid("config", config, "Slipstream", "a slipstream_tf.SaturationConfig")
-        if estimates_cost and not config.shadow:
-            allowed = "False: only what shadow mode would have saved has an estimated cost"
-            raise invalid("estimates_cost", True, "Slipstream without shadow", allowed)
-        self._estimates_cost = estimates_cost
-        self.config = config
+        if not isinstance(dry_run, (bool, DryRun)):
+            raise invalid("dry_run", dry_run, "Slipstream", "True, False or slipstream_tf.DryRun()")
+        settings = EngineSettings(
+            policies=policies,  # type: ignore[arg-type]
+            window=Window() if window is None else window,
+            hot_set=HotSet() if hot_set is None else hot_set,
+            saturation=saturation,
+            budget=budget,
+            dry_run=bool(dry_run),
+            estimates_cost=isinstance(dry_run, DryRun) and dry_run.estimates_cost,
+        )
+        self.settings = settings
         self.comm: Communicator = comm or self.store.comm or SingleProcess()
         if self.comm.size > 1:
-            settings = {**config.get_config(), "features": [repr(spec) for spec in self.specs]}
-            require_same(self.comm, settings, "slipstream.settings", "Slipstream")
-        self.tracker = SaturationTracker(self.store, config, self.specs, self.comm)
+            own = {**settings.get_config(), "features": [repr(spec) for spec in self.specs]}
+            require_same(self.comm, own, "slipstream.settings", "Slipstream")
+        self._connect_replicas()
+        self.tracker = SaturationTracker(self.store, settings, self.specs, self.comm)
         self.loss_memory = LossMemoryState(self.tracker.classifier)
         self._reading, self._look_ahead = LookAhead(), LookAhead()
         self._begin_window()
         self._steps = 0
         self.are_losses_told = False
-        self.plan = StepPlan(self.tracker, self.comm)
+        self.plan = StepPlan(self.tracker, self.comm, self._begin_window)
         self.is_validating = False
         misuse.take_over(self, self.store)
         self.batch_size: int | None = None
@@ -137,42 +160,51 @@ class Slipstream(tf.train.experimental.PythonState):
     @property
     def needs_losses(self) -> bool:
         """Whether the settings need the inputs' losses."""
-        by_settings = self.config.skips_by_losses or self.config.guard_tolerance is not None
-        return by_settings or self._estimates_cost
+        return self.settings.needs_losses
 
     @property
     def needs_ids(self) -> bool:
         """Whether inputs must have numbers, by which their losses are remembered."""
-        return self.config.score == "remembered_loss"
+        return self.settings.needs_ids
 
     @property
     def needs_labels(self) -> bool:
         """Whether losses must be those of clicks: what is estimated is AUC or log-loss."""
-        config = self.config
-        is_budgeted = config.max_auc_loss is not None or config.max_log_loss_increase is not None
-        return is_budgeted or self._estimates_cost
+        return self.settings.estimates_quality
 
     @property
     def ledger(self) -> Ledger:
-        """What was skipped in the windows that have ended; print it, or use `to_dict`."""
-        return Ledger(self.tracker.reports)
+        """What was saved in the windows that have ended; print it, or use `to_dict`."""
+        return Ledger(self.tracker.reports, self.settings)
 
-    def summary(self) -> str:
-        """Says in words what was, or in shadow mode would have been, skipped and saved."""
-        text = summarise(self.config, self.tracker.reports)
-        text += present_window(self.tracker, self.config.snapshot_interval)
-        return f"{text}\n\n{self.shadow_estimate()}" if self.config.shadow else text
+    def report(self) -> RunReport:
+        """Returns what was saved, or a dry run would have; where it is nothing, why.
 
-    def shadow_estimate(self) -> ShadowEstimate:
-        """Tells what shadow mode would have saved so far, and what that is estimated to cost.
-
-        Raises:
-            ValueError: the run is not in shadow mode.
+        Print it, or use its `to_dict`.
         """
-        if not self.config.shadow:
-            raise invalid("shadow", False, "Slipstream.shadow_estimate", "True")
-        losses = self.tracker.update_policies.auc_loss
-        return estimate_shadow(self.config, self.tracker.reports, losses)
+        reports, estimate = self.tracker.reports, None
+        if self.settings.dry_run:
+            estimate = self._dry_run_estimate(reports)
+        present = present_window(self.tracker, self.tracker.window_steps)
+        return RunReport(
+            self.settings, self.ledger, self.tracker.warmup_steps, self._steps, estimate, present
+        )
+
+    def _dry_run_estimate(self, reports: Sequence[WindowReport]) -> DryRunEstimate:
+        return estimate_dry_run(self.settings, reports, self.tracker.auc_loss_of_deferring)
+
+    def _connect_replicas(self) -> None:
+        """Has the store keep the replicas that a policy reads rows from."""
+        settings = self.settings
+        movement, drift = settings.refresh_movement, settings.read_only_drift(None)
+        if (movement is None and not drift) or self.comm.size == 1:
+            return
+        if not self.store.has_read_only_replicas:
+            place = f"Slipstream on a {type(self.store).__name__}"
+            allowed = "without CacheRows: only ranks with sharded tables read each other's rows"
+            raise invalid("policies", "CacheRows", place, allowed)
+        if movement is not None:
+            self.store.refresh_replicas(movement)
 
     def apply(
         self,
@@ -203,8 +235,8 @@ class Slipstream(tf.train.experimental.PythonState):
             batch_size: inputs of an output batch; default: that of `dataset`, where its
                 element_spec or its `.batch(n)` tells it. No batch is read to find out.
             get_keys: called like a function for `dataset.map`, returns the keys in a format that
-                the embedding layer takes. Default: `features["keys"]`, or the features themselves
-                but for "id".
+                the embedding layer takes. Default: what the features have under the names of the
+                layer's; or `features["keys"]`; see `inputs.classifier.skip_inputs`.
             drop_remainder: whether a last batch that is not full is left out.
             ahead: whether to work a batch ahead. Not for a `dataset` that predicts, or tells where
                 training is, as it is read. An iteration that ends early has then read a batch that
@@ -213,10 +245,10 @@ class Slipstream(tf.train.experimental.PythonState):
                 takes no `class_weight` beside sample weights (`keep_rate`), and fetches batches
                 ahead of the windows. `slip.keras.Model.fit` hands its own on to here.
 
-        In shadow mode without `estimates_cost`, budget or guard, a window of many batches is
+        In a dry run that needs no losses, a window of many batches is
         counted by a share of them, one in 16 at least, chosen at random.
 
-        With score="remembered_loss" the features must be a mapping with "id", int64 [batch]: what
+        With `LastLoss` the features must be a mapping with "id", int64 [batch]: what
         tells an input from all others in every pass (see `inputs.with_ids`; readers have `ids`).
         Where losses are needed, the features get "skippable"; where inputs are thinned, elements
         become (features, label, sample_weight).
@@ -227,7 +259,7 @@ class Slipstream(tf.train.experimental.PythonState):
         Raises:
             ValueError: as `slipstream_tf.inputs.classifier.skip_inputs`; or ids are missing.
         """
-        source = sized(dataset, batch_size, is_refilled=not self.config.shadow)
+        source = sized(dataset, batch_size, is_refilled=self.settings.skips_examples)
         weighed = source.dataset
         if class_weight is not None:
             weighed = weigh_classes(weighed, class_weight)
@@ -259,7 +291,7 @@ class Slipstream(tf.train.experimental.PythonState):
         if self.needs_ids:
             require_ids(dataset.element_spec, {spec.name for spec in self.specs})
         self.plan.batches = sized(dataset, batch_size).batches
-        only_counts = self.config.shadow and not self.needs_losses
+        only_counts = self.settings.dry_run and not self.needs_losses
         kept = skip_inputs(
             dataset,
             self.tracker.classifier,
@@ -267,21 +299,21 @@ class Slipstream(tf.train.experimental.PythonState):
             batch_size,
             get_keys,
             drop_remainder,
-            weighted=self.config.weighs_inputs,
+            weighted=self.settings.weighs_examples,
             marked=self.needs_losses,
-            window_batches=self.config.snapshot_interval if only_counts else 0,
-            refill=not self.config.shadow,
+            window_batches=self.tracker.window_steps if only_counts else 0,
+            refill=self.settings.skips_examples,
         )
-        if self.config.skip == "none":
+        if not self.settings.policies:
             return kept
-        return call_at(kept, 2 * self.config.snapshot_interval, self._warn_without_steps)
+        return call_at(kept, 2 * self.tracker.window_steps, self._warn_without_steps)
 
     def read_ahead(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
         """The second part of `apply`: has each batch made while the one before trains.
 
         Not by remembered loss, as what a step records may decide on the next batch.
         """
-        if self.config.score == "remembered_loss":
+        if self.settings.needs_ids:
             return dataset
         return self._look_ahead.read(dataset)
 
@@ -306,11 +338,11 @@ class Slipstream(tf.train.experimental.PythonState):
             What the engine says of each input; nothing is skipped.
 
         Raises:
-            ValueError: the settings skip inputs, which is what `apply` does.
+            ValueError: a policy skips examples, which is what `apply` does.
         """
-        if self.config.skips_inputs and not self.config.shadow:
-            allowed = "'gradients' or 'defer'; or let the data go through Slipstream.apply"
-            raise invalid("skip", self.config.skip, "Slipstream.observe", allowed)
+        if self.settings.skips_examples:
+            allowed = "others; or let the data go through Slipstream.apply, which skips examples"
+            raise invalid("policies", self.settings.policies, "Slipstream.observe", allowed)
         if isinstance(self.store, SokStore):
             self.store.count_accesses(pack(inputs, self.specs), self.specs)
         return self.tracker.classifier.classify(inputs, self.specs)
@@ -326,10 +358,11 @@ class Slipstream(tf.train.experimental.PythonState):
             device: where the keys are, e.g. "GPU:0".
 
         Raises:
-            ValueError: the score is "remembered_loss": losses are remembered on the host.
+            ValueError: a policy goes by `LastLoss`: losses are remembered on the host.
         """
-        if self.config.score == "remembered_loss":
-            raise invalid("score", "remembered_loss", "Slipstream.classifier_on", "'drift'")
+        if self.settings.needs_ids:
+            allowed = "RowDrift: losses are remembered on the host"
+            raise invalid("by", self.settings.policies, "Slipstream.classifier_on", allowed)
         return self.tracker.classifier.copy_on(device)
 
     def record_losses(
@@ -432,9 +465,10 @@ class Slipstream(tf.train.experimental.PythonState):
 
         For `keras.callbacks.BackupAndRestore`; `callback` does so where it is beside one.
         """
-        if self.layer is not None:
+        # The last: when its weights are loaded, the tables of the others are there.
+        for layer in self.layers[-1:]:
             is_included = is_backed_up and self.comm.size == 1
-            self.layer.include_engine(self if is_included else None)
+            layer.include_engine(self if is_included else None)
 
     def restore_backup(self, content: bytes) -> None:
         """Goes on from what `serialize` returned, in a `fit` that has told of its epochs."""
@@ -480,12 +514,33 @@ class Slipstream(tf.train.experimental.PythonState):
         self._restored = None
 
     def _begin_window(self) -> None:
-        if self.config.score == "remembered_loss":
+        if self.settings.needs_ids:
             return
-        length = self.config.snapshot_interval
+        length = self.tracker.window_steps
         self._look_ahead.begin_window(length, length - self.tracker.steps_left)
 
     def _warn_without_steps(self) -> None:
         """Warns if no step was counted when two windows' worth of batches went through."""
         if self._steps == 0:
-            misuse.warn_without_steps(2 * self.config.snapshot_interval)
+            misuse.warn_without_steps(2 * self.tracker.window_steps)
+
+
+def _layers_of(embeddings: Any) -> tuple[EmbeddingCollection, ...]:
+    """The layers that were given; empty if it is no layer, and no sequence of them."""
+    given = tuple(embeddings) if isinstance(embeddings, (list, tuple)) else (embeddings,)
+    is_layers = bool(given) and all(isinstance(layer, EmbeddingCollection) for layer in given)
+    return given if is_layers else ()
+
+
+def _specs_of(layers: Sequence[EmbeddingCollection]) -> tuple[FeatureSpec, ...]:
+    """The features of all layers.
+
+    Raises:
+        ValueError: two layers have a feature of the same name.
+    """
+    specs = tuple(spec for layer in layers for spec in layer.specs)
+    names = [spec.name for spec in specs]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise invalid("embeddings", twice, "Slipstream", "layers whose features differ in name")
+    return specs

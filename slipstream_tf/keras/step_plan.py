@@ -3,6 +3,8 @@
 In: epochs, and the steps of one. Out: what the tracker is told.
 """
 
+from collections.abc import Callable
+
 import tensorflow as tf
 
 from slipstream_tf.distributed.comm import Communicator
@@ -17,9 +19,17 @@ class StepPlan:
         steps: planned in all, from the start.
     """
 
-    def __init__(self, tracker: SaturationTracker, comm: Communicator) -> None:
-        """Starts without a plan."""
-        self._tracker, self._comm = tracker, comm
+    def __init__(
+        self, tracker: SaturationTracker, comm: Communicator, changed: Callable[[], None]
+    ) -> None:
+        """Starts without a plan.
+
+        Args:
+            tracker: told of it.
+            comm: the ranks.
+            changed: called when the plan has changed, and with it maybe a window's length.
+        """
+        self._tracker, self._comm, self._changed = tracker, comm, changed
         self.batches: int | None = None
         self.steps = 0
         self._of_epoch = 0
@@ -65,6 +75,7 @@ class StepPlan:
     def _set(self, steps: int) -> None:
         self.steps = steps
         self._tracker.plan(steps)
+        self._changed()
 
 
 def present_window(tracker: SaturationTracker, length: int) -> str:
@@ -79,6 +90,6 @@ def present_window(tracker: SaturationTracker, length: int) -> str:
         return ""
     now = tracker.classifier.counts()
     return (
-        f"\nThe present window goes on: {steps:,} of {length:,} steps, {now.inputs_seen:,} inputs, "
+        f"The present window goes on: {steps:,} of {length:,} steps, {now.inputs_seen:,} examples, "
         f"{now.inputs_skipped:,} skipped."
     )

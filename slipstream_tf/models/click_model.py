@@ -140,6 +140,9 @@ class ClickModel(LossFeedback, keras.Model):
         self.dense_features = dense_features
         self.dropout = float(dropout)
         self.returns_logits = bool(returns_logits)
+        if unpooled := [spec.name for spec in embeddings.specs if spec.combiner is None]:
+            allowed = "a combiner for every feature: a vector per feature goes into the model"
+            raise invalid("combiner", None, f"features {unpooled} of a {place}", allowed)
         dims = {table.name: table.dim for table in embeddings.tables}
         self.dims = {spec.name: dims[spec.table] for spec in embeddings.specs}
 

@@ -64,6 +64,10 @@ class TBSM(DotsModel):
         **kwargs: Any,
     ) -> None:
         super().__init__(embeddings, dense_features, bottom, top, dropout, returns_logits, **kwargs)
+        paddings = {spec.name: spec.padding_key for spec in embeddings.specs}
+        if set(paddings.values()) != {PADDING_KEY}:
+            allowed = f"{PADDING_KEY} for all features, of steps that are not there"
+            raise invalid("padding_key", paddings, "TBSM", allowed)
         require_widths("step", step, "TBSM", may_be_empty=False)
         self.step_widths = tuple(step)
         vectors, width = self.num_vectors, self.step_widths[-1]

@@ -148,11 +148,10 @@ def _lookups(
     parts = []
     for feature, table in enumerate(tables):
         keys, row_splits, _ = packed.of(feature)
-        is_bag = keys.shape.rank == 2
         of_tables = tf.fill(tf.shape(keys), tf.constant(table, tf.int64))
-        if is_bag:
-            of_tables = tf.where(keys == features.PADDING_KEY, np.int64(_NO_TABLE), of_tables)
-        elif row_splits is None:
+        if (is_key := packed.is_key(feature)) is not None:
+            of_tables = tf.where(is_key, of_tables, np.int64(_NO_TABLE))
+        if keys.shape.rank == 1 and row_splits is None:
             keys, of_tables = keys[:, None], of_tables[:, None]
         parts.append((keys, of_tables, row_splits))
     if all(row_splits is None for _, _, row_splits in parts):

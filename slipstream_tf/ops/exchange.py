@@ -38,7 +38,8 @@ def collect_gradients(
     Args:
         plan: from `ops.table.lookup`.
         gradients: of its pooled vectors, float32 in their shapes.
-        learning_rate: scalar float32; decides how far a deferred sum would move its row.
+        learning_rate: float32, a scalar or [tables]; decides how far a deferred sum would move its
+            row.
         ranks: owners of the keys, by hash; 1: all rows go to everybody.
         advance_step: whether this is an update of the tables, by which sums age; else applying the
             rows to them is.
@@ -78,7 +79,7 @@ def apply_rows(
     Args:
         handles: the tables.
         rows: of each rank and table.
-        learning_rate: scalar float32.
+        learning_rate: float32, a scalar for all tables or [tables].
         scale: multiplies the sums.
         create_missing: whether keys without a row get one; else their gradients are dropped, and
             counted.

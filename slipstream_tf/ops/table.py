@@ -52,13 +52,13 @@ class LookupLayout:
 
     Attributes:
         feature_table: per feature, the index of its table among the handles.
-        combiners: per feature, "sum", "mean" or "sqrtn".
+        combiners: per feature, "sum", "mean" or "sqrtn"; None: rows come out unpooled.
         table_dims: the dim of each table.
         is_stacked: one output [batch, features, dim] instead of one [batch, dim] per feature.
     """
 
     feature_table: tuple[int, ...]
-    combiners: tuple[str, ...]
+    combiners: tuple[str | None, ...]
     table_dims: tuple[int, ...]
     is_stacked: bool
 
@@ -67,7 +67,7 @@ class LookupLayout:
         return {
             **packed.arguments(),
             "feature_table": list(self.feature_table),
-            "combiners": list(self.combiners),
+            "combiners": [combiner or "none" for combiner in self.combiners],
             "table_dims": list(self.table_dims),
             "is_stacked": self.is_stacked,
             "num_outputs": 1 if self.is_stacked else len(self.feature_table),
@@ -85,8 +85,9 @@ def lookup(
         layout: of this lookup.
 
     Returns:
-        (pooled, plan): float32 [batch, dim] per feature, or one [batch, features, dim]; and the
-        plan for `apply_gradients`, a scalar variant.
+        (pooled, plan): float32 [batch, dim] per feature, or one [batch, features, dim]; of a
+        feature without a combiner [keys, dim], padding included; and the plan for
+        `apply_gradients`, a scalar variant.
 
     Raises:
         tf.errors.InvalidArgumentError: row splits decrease, weights are of another length, ...
@@ -117,7 +118,7 @@ def apply_gradients(
     Args:
         plan: from `lookup`.
         gradients: of its pooled vectors, float32 in their shapes.
-        learning_rate: scalar float32.
+        learning_rate: float32, a scalar for all tables or [tables] in the order of the lookup.
 
     Returns:
         The operation in a graph, None in eager mode.
@@ -222,6 +223,33 @@ def to_tensors(contents: Mapping[str, Any], kinds: Mapping[str, Any], what: str)
             f"Invalid {what}: arrays {sorted(contents)}. Allowed: exactly {sorted(kinds)}."
         )
     return {name: tf.constant(np.asarray(contents[name], t)) for name, t in kinds.items()}
+
+
+def step(handle: tf.Tensor) -> tf.Tensor:
+    """Returns how often a table was updated, int64 scalar."""
+    return _loader.library().slipstream_table_step(handle=handle)
+
+
+def keys(handle: tf.Tensor) -> tf.Tensor:
+    """Returns the keys that have a row, int64 [n], ascending."""
+    return _loader.library().slipstream_table_keys(handle=handle)
+
+
+def write(handle: tf.Tensor, keys: Any, rows: Any) -> None:
+    """Replaces the values of rows, float32 [n, dim], and makes those of absent keys.
+
+    Slots, counts and flags of rows that are there stay; their deferred gradients go.
+
+    Raises:
+        tf.errors.InvalidArgumentError: a key comes twice, or a value is not finite.
+        tf.errors.ResourceExhaustedError: a bounded table cannot hold the keys.
+    """
+    _loader.library().slipstream_table_write(handle=handle, keys=keys, rows=rows)
+
+
+def remove(handle: tf.Tensor, keys: Any) -> tf.Tensor:
+    """Removes the rows of keys int64 [n], and all about them; returns how many there were."""
+    return _loader.library().slipstream_table_remove(handle=handle, keys=keys)
 
 
 EXPORTED = {

@@ -86,7 +86,7 @@ class WindowReport:
         next_hot_keys: keys of the next window's hot set.
         hot_set_overlap: share of the next hot set that was in this window's, 0 to 1.
         seconds: time that the window's end took.
-        loss_threshold: bound of the remembered loss in the next window; None with another score.
+        policies: what each policy decided for the next window, by its name: its state.
         target_share: share that T was found for, after the bounds of guard and budget.
         log_loss: mean loss of the window's trained inputs before they were trained on; None if no
             losses were recorded. Likewise `auc`.
@@ -121,7 +121,7 @@ class WindowReport:
     seconds: float
     inputs_skippable: int = 0
     inputs_kept: int = 0
-    loss_threshold: float | None = None
+    policies: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
     target_share: float = 0.0
     log_loss: float | None = None
     auc: float | None = None
@@ -150,6 +150,11 @@ class WindowReport:
         return sum(table.rows.sent for table in self.tables)
 
     @property
+    def rows_masked(self) -> int:
+        """Gradient rows of all tables that were thrown away."""
+        return sum(table.rows.masked for table in self.tables)
+
+    @property
     def skipped_share(self) -> float:
         """Skipped inputs as a share of the inputs seen, 0 to 1."""
         return share_of(self.inputs_skipped, self.inputs_seen)
@@ -172,6 +177,7 @@ class WindowReport:
         """Returns all fields as JSON-serialisable values, for `from_state`."""
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         values["traffic"] = dict(self.traffic)
+        values["policies"] = {name: dict(state) for name, state in self.policies.items()}
         values["drift_quantiles"] = [list(pair) for pair in self.drift_quantiles.items()]
         values["drift_histogram"] = [list(bucket) for bucket in self.drift_histogram]
         values["tables"] = [dataclasses.asdict(table) for table in self.tables]
@@ -187,7 +193,12 @@ class WindowReport:
         quantiles = MappingProxyType(dict(state["drift_quantiles"]))
         histogram = tuple(map(tuple, state["drift_histogram"]))
         changed = {"tables": tables, "drift_quantiles": quantiles, "drift_histogram": histogram}
-        return cls(**{**state, **changed})
+        values = {**state, **changed}
+        if "loss_threshold" in values:  # Of an older version.
+            bound = values.pop("loss_threshold")
+            policies = {"SkipExamples": {"loss_threshold": bound}}
+            values["policies"] = {} if bound is None else policies
+        return cls(**values)
 
 
 def drift_quantiles(finite: np.ndarray) -> Mapping[float, float]:
@@ -217,10 +228,10 @@ def drift_histogram(finite: np.ndarray) -> tuple[tuple[float, float, int], ...]:
 
 
 def random_shares(reports: Iterable[WindowReport]) -> tuple[float, ...]:
-    """Shares for `SaturationConfig(skip="random")`, the control run of the run that reported.
+    """Shares for `experiments.SkipAtRandom`, the control run of the run that reported.
 
     Args:
-        reports: of a run with skip="inputs" and the same warm-up and window length.
+        reports: of a run with `SkipExamples`, and the same warm-up and window length.
 
     Returns:
         The share that was skipped in each window that began after the warm-up; (0.0,) if none did.

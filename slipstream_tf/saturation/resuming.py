@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from slipstream_tf.config import SaturationConfig
 from slipstream_tf.errors import invalid
 from slipstream_tf.saturation.tracked_table import TrackedTable
 
@@ -24,7 +23,7 @@ _SNAPSHOT = ("snapshot_keys", "snapshot", "travelled")
 def require_restorable(
     states: Sequence[Mapping[str, Any]],
     tables: Sequence[TrackedTable],
-    config: SaturationConfig,
+    metric: str,
 ) -> None:
     """Raises ValueError unless an engine with these tables and settings can take the states."""
     place = "a saved state of the saturation engine"
@@ -35,8 +34,8 @@ def require_restorable(
         saved = {name: table["dim"] for name, table in state["tables"].items()}
         if saved != here:
             raise invalid("tables", saved, place, f"the tracked tables and their dims, {here}")
-        if state["metric"] != config.metric:
-            raise invalid("metric", state["metric"], place, f"{config.metric!r}, as configured")
+        if state["metric"] != metric:
+            raise invalid("metric", state["metric"], place, f"{metric!r}, as configured")
 
 
 def part_of(states: Sequence[Mapping[str, Any]], rank: int, size: int) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from slipstream_tf.config import SaturationConfig
+from slipstream_tf.config import Saturation
 from slipstream_tf.errors import invalid
 from slipstream_tf.hashing import hash_keys
 
@@ -105,7 +105,8 @@ def next_states(
     drift: np.ndarray,
     threshold: float,
     window: int,
-    config: SaturationConfig,
+    saturation: Saturation,
+    probes_every: int,
     are_masked: bool,
 ) -> KeyStates:
     """Finds the states of the window after the one that ends.
@@ -116,10 +117,10 @@ def next_states(
       full windows; then it is saturated if its drift is below T, else varying.
     - A saturated key stays so until its drift exceeds release * T, so that noise around T does not
       make it come and go.
-    - Each `revisit_every` windows, at windows that differ by the key's hash, a saturated key is
+    - Each `probes_every` windows, at windows that differ by the key's hash, a saturated key is
       probing for one window. At its end drift < T decides, without hysteresis: the probe
       is the one honest look at a key whose updates may be withheld. Kept wrongly, it misses
-      `revisit_every` windows of updates; released wrongly, it trains for a window until it is
+      `probes_every` windows of updates; released wrongly, it trains for a window until it is
       decided on again.
     - A probing window does not break `since` if the key is saturated again after it: it then moved
       by less than T, which is less than hysteresis allows in each of the other windows.
@@ -131,8 +132,8 @@ def next_states(
     - A key that leaves the hot set, or was evicted, is forgotten; should it come back, it warms.
 
     An input with m lookups, all of them saturated or probing, has none that is probing with
-    probability (1 - 1/revisit_every)**m only: 0.9**26 is 6%. Where inputs are skipped,
-    `revisit_every` should be well above the lookups of an input.
+    probability (1 - 1/probes_every)**m only: 0.9**26 is 6%. Where inputs are skipped,
+    `probes_every` should be well above the lookups of an input.
 
     Args:
         previous: states during the window that ends.
@@ -142,7 +143,8 @@ def next_states(
         drift: float32 [k], their drifts over the window that ends.
         threshold: T, at least 0; compared as float32, as the classifier does.
         window: number of the window that ends, from 0.
-        config: its release, probing_interval and protect_windows decide beside drift and T.
+        saturation: its release and protect_windows decide beside drift and T.
+        probes_every: windows from probe to probe of a saturated key; 0: no probes.
         are_masked: whether updates of saturated keys were withheld in the window that ends.
 
     Returns:
@@ -154,13 +156,13 @@ def next_states(
     limit = _as_float32(threshold)
     before = _aligned_with(hot_keys, previous, drifted_keys, drift, are_masked)
     watched = before.windows_watched + np.int32(1)
-    is_watched_long = watched >= min(config.protect_windows, NEVER)
-    is_saturated = is_watched_long & _is_low(before, limit, config.release)
+    is_watched_long = watched >= min(saturation.protect_windows, NEVER)
+    is_saturated = is_watched_long & _is_low(before, limit, saturation.release)
     states = np.where(is_watched_long, np.uint8(KeyState.VARYING), np.uint8(KeyState.WARMING))
     states = np.where(is_saturated, np.uint8(KeyState.SATURATED), states)
-    if config.probing_interval:
+    if probes_every:
         saturated = np.flatnonzero(is_saturated)
-        is_due = _is_probed(hot_keys[saturated], window + 1, config.probing_interval)
+        is_due = _is_probed(hot_keys[saturated], window + 1, probes_every)
         states[saturated[is_due]] = KeyState.PROBING
     has_run = before.is_saturated | (before.states == KeyState.PROBING)
     since = np.where(has_run, before.since, np.int32(window + 1))

@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from slipstream_tf.config import SaturationConfig
+from slipstream_tf.config import LossGuard, MaxAucLoss, MaxLogLossIncrease
 from slipstream_tf.ops.classifier import ClassifierCounts
 from slipstream_tf.ops.loss_statistics import LossStatistics
 from slipstream_tf.ops.update_policy import UpdateCounts
@@ -18,6 +18,7 @@ from slipstream_tf.saturation.quality_budget import (
     plan_share,
     relative_value,
 )
+from slipstream_tf.saturation.settings import EngineSettings
 
 # Factor between two windows' shares of withheld rows, which react to T in no known way.
 _MOST_GROWTH = 2.0
@@ -75,15 +76,17 @@ class Steering:
 class Steerer:
     """Carries the guard's and the budget's state from window to window."""
 
-    def __init__(self, config: SaturationConfig):
+    def __init__(self, settings: EngineSettings):
         """Starts with the configured share.
 
         Args:
-            config: its target_skip, guard_tolerance, max_auc_loss and max_log_loss_increase.
+            settings: their target share and budgets.
         """
-        self._config = config
+        self._settings = settings
+        self._tolerance = settings.bound(LossGuard)
+        self._bounds = [settings.bound(kind) for kind in (MaxAucLoss, MaxLogLossIncrease)]
         self._guard = guard.GuardState()
-        self._share = config.target_skip
+        self._share = settings.target_share
         self._auc: list[CurvePoint] = []
         self._log_loss: list[CurvePoint] = []
         self._trained = 0
@@ -99,16 +102,15 @@ class Steerer:
         """
         value = self._value(work.losses)
         self._account(work, value)
-        steering = Steering(self._config.target_skip)
-        if self._config.max_auc_loss is not None or self._config.max_log_loss_increase is not None:
+        steering = Steering(self._settings.target_share)
+        if any(self._bounds) and self._settings.steers_share:
             steering = self._bound_share(work, planned_inputs, value)
-        if self._config.guard_tolerance is not None:
+        if self._tolerance is not None:
             moments = (work.losses.skippable, work.losses.others, work.losses.paired)
             observation = guard.Losses(
                 *(guard.LossSummary(m.count, m.mean, m.std_error) for m in moments)
             )
-            tolerance = self._config.guard_tolerance
-            self._guard, verdict = guard.decide(self._guard, observation, tolerance)
+            self._guard, verdict = guard.decide(self._guard, observation, self._tolerance.tolerance)
             steering = dataclasses.replace(
                 steering, scale=self._guard.scale, guard=verdict.explanation
             )
@@ -153,31 +155,28 @@ class Steerer:
 
     def _value(self, losses: LossStatistics) -> float:
         """Worth of a skipped input, in average inputs."""
-        config, kept, mean = self._config, losses.skippable, losses.mean_squared_residual
+        settings, kept, mean = self._settings, losses.skippable, losses.mean_squared_residual
         value = 1.0
         if kept.count and mean:
             value = relative_value(kept.squared_residuals / kept.count, kept.count, mean)
-        if config.skips_inputs and config.keep_rate > 0.0:
-            value += cost_of_weight(1.0 / config.keep_rate)
+        if settings.keep > 0.0:
+            value += cost_of_weight(1.0 / settings.keep)
         return value
 
     def _bound_share(self, work: WindowWork, planned_inputs: int | None, value: float) -> Steering:
         if planned_inputs is None:
-            words = "Nothing is skipped: the planned steps are not known (planned_steps)."
+            words = "Nothing is skipped: the planned steps are not known (Window(planned_steps=))."
             return Steering(0.0, budget=words)
-        budgets = (
-            (self._config.max_auc_loss, self._auc),
-            (self._config.max_log_loss_increase, self._log_loss),
-        )
+        budgets = zip(self._bounds, (self._auc, self._log_loss), strict=True)
         inputs = (max(planned_inputs, 1), self._trained, self._skipped, self._skipped_effective)
         plans = [
-            plan_share(curve, *inputs, value, self._config.budget_share * budget)
-            for budget, curve in budgets
-            if budget is not None
+            plan_share(curve, *inputs, value, self._settings.budget_share * bound.value)
+            for bound, curve in budgets
+            if bound is not None
         ]
         plan = min(plans, key=lambda plan: plan.share)
         return Steering(
-            min(self._config.target_skip, self._target_for(plan.share, work)),
+            min(self._settings.target_share, self._target_for(plan.share, work)),
             budget=plan.reason,
             predicted_cost=plan.predicted_cost,
         )
@@ -187,11 +186,11 @@ class Steerer:
         if share == 0.0:
             return 0.0
         inputs, seen = work.inputs, work.inputs.inputs_seen
-        if not self._config.masks_gradients:
+        if not self._settings.loses_gradients:
             hot = inputs.hot_inputs / seen if seen else 0.0
             return min(share / hot, 1.0) if hot else 0.0
         masked = work.rows_masked / work.rows_offered if work.rows_offered else 0.0
-        if self._config.skips_inputs and seen:
+        if self._settings.skips_by_keys and seen:
             masked += inputs.inputs_skipped / seen
         if not masked:
             return min(_MOST_GROWTH * self._share, share) if self._share else share

@@ -11,13 +11,14 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from slipstream_tf.config import SaturationConfig, Table
+from slipstream_tf.config import Table
 from slipstream_tf.errors import invalid
 from slipstream_tf.memory import require_room
 from slipstream_tf.ops.features import FeatureSpec
 from slipstream_tf.ops.update_policy import SATURATED, WATCHED, UpdateCounts, UpdatePolicy
 from slipstream_tf.saturation.hot_set import snapshot_bytes
 from slipstream_tf.saturation.ranks import Ranks
+from slipstream_tf.saturation.settings import EngineSettings
 from slipstream_tf.saturation.states import KeyStates, deciding_drifts
 from slipstream_tf.stores.base import TrackedStore
 
@@ -218,17 +219,20 @@ class TrackedTable:
         _, found = self._store.gather(self.name, keys)
         return keys[np.asarray(found, bool) & (self._store.row_flags(self.name, keys) == 0)]
 
-    def restore(self, state: Mapping[str, Any], config: SaturationConfig) -> None:
+    def restore(self, state: Mapping[str, Any], rule: UpdatePolicy) -> None:
         """Goes on from what `state` gave, with the snapshots of all ranks; sets no flags yet.
 
-        What a store may refuse of a policy is as configured here, where the store took it.
+        Args:
+            state: of this table.
+            rule: of its gradients after the warm-up, as configured here, where the store took it:
+                what a store may refuse is as there.
         """
         self.states = KeyStates(**{f.name: state[f.name] for f in dataclasses.fields(KeyStates)})
         policy = UpdatePolicy(**state["policy"])
         self.policy = dataclasses.replace(
             policy,
-            ranks=config.simulated_ranks,
-            decay_skipped=policy.decay_skipped and config.decay_skipped,
+            ranks=rule.ranks,
+            decay_skipped=policy.decay_skipped and rule.decay_skipped,
         )
         self._snapshot = tf.constant(state["snapshot"][self._own_rows(state)], tf.float32)
         before, now = UpdateCounts(**state["counts"]), self._store.update_counts(self.name)
@@ -255,7 +259,7 @@ def _since(now: UpdateCounts, before: UpdateCounts) -> UpdateCounts:
 
 def tables_to_track(
     tables: Sequence[Table],
-    config: SaturationConfig,
+    settings: EngineSettings,
     specs: Sequence[FeatureSpec],
     ranks: int,
 ) -> list[Table]:
@@ -263,7 +267,7 @@ def tables_to_track(
 
     Args:
         tables: of the store.
-        config: settings.
+        settings: of the engine.
         specs: features of an input.
         ranks: number of ranks.
 
@@ -279,29 +283,28 @@ def tables_to_track(
             allowed = "a table of the store: " + ", ".join(known)
             raise invalid("table", spec.table, f"feature {spec.name!r}", allowed)
     used = {spec.table for spec in specs}
-    for setting in ("exempt_tables", "table_hot_budget_bytes"):
-        for name in getattr(config, setting):
+    hot_set = settings.hot_set
+    for setting, names in (("exclude", hot_set.exclude), ("table_memory", hot_set.table_memory)):
+        for name in names:
             if name not in used:
                 allowed = "tables that a feature uses: " + ", ".join(sorted(used))
-                raise invalid(setting, name, "SaturationConfig", allowed)
-    if config.simulated_ranks > 1 and ranks > 1:
-        where = f"SaturationConfig on {ranks} ranks"
-        raise invalid("simulated_ranks", config.simulated_ranks, where, "1: they are real")
-    tracked = [t for t in tables if t.name in used and t.name not in config.exempt_tables]
+                raise invalid(setting, name, "HotSet", allowed)
+    if settings.simulated_ranks > 1 and ranks > 1:
+        where = f"SimulatedRanks on {ranks} ranks"
+        raise invalid("ranks", settings.simulated_ranks, where, "1: they are real")
+    tracked = [t for t in tables if t.name in used and t.name not in hot_set.exclude]
     if not tracked:
         allowed = "fewer than all tables: one must be left to track"
-        raise invalid("exempt_tables", config.exempt_tables, "SaturationConfig", allowed)
+        raise invalid("exclude", hot_set.exclude, "HotSet", allowed)
     needed = min(snapshot_bytes(table.dim) for table in tracked)
-    if config.hot_budget_bytes < needed:
+    if hot_set.memory_bytes < needed:
         allowed = f"at least {needed}: the snapshot of one row takes that many bytes"
-        raise invalid("hot_budget_bytes", config.hot_budget_bytes, "SaturationConfig", allowed)
+        raise invalid("memory", hot_set.memory, "HotSet", allowed)
     snapshots = f"snapshots of {', '.join(repr(table.name) for table in tracked[:3])}"
     snapshots += ", ..." if len(tracked) > 3 else ""
-    budgets = {"hot_budget_bytes": (config.hot_budget_bytes, snapshots)}
-    if config.defers_gradients:
-        budgets["defer_budget_bytes"] = (config.defer_budget_bytes, "deferred gradients")
-    for table, budget in config.table_hot_budget_bytes.items():
-        budgets[f"table_hot_budget_bytes[{table!r}]"] = (budget, f"snapshots of {table!r}")
+    budgets = {"memory": (hot_set.memory_bytes, snapshots)}
+    for table, budget in hot_set.table_bytes.items():
+        budgets[f"table_memory[{table!r}]"] = (budget, f"snapshots of {table!r}")
     for setting, (budget, what) in budgets.items():
-        require_room(setting, budget, budget, what, "SaturationConfig")
+        require_room(setting, budget, budget, what, "HotSet")
     return tracked

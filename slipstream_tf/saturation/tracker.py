@@ -6,6 +6,7 @@ Method: Slipstream, arXiv 2404.04270, snapshot and sampling blocks; states, guar
 deferring are this project's.
 """
 
+import dataclasses
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
@@ -13,21 +14,22 @@ from typing import Any, TypeVar
 import numpy as np
 import tensorflow as tf
 
-from slipstream_tf.config import SaturationConfig
 from slipstream_tf.errors import require_integer
 from slipstream_tf.ops.classifier import InputClassifier
 from slipstream_tf.ops.features import FeatureSpec
 from slipstream_tf.ops.update_policy import UpdatePolicy
-from slipstream_tf.saturation import hot_set, window_end
-from slipstream_tf.saturation.policies import UpdatePolicies, read_only_drift
+from slipstream_tf.policies.base import Begins, Tables
+from slipstream_tf.saturation import window_end
+from slipstream_tf.saturation.hot_set import Candidates, most_candidates
 from slipstream_tf.saturation.ranks import Communicator, Ranks
 from slipstream_tf.saturation.report import ReportLog, TableWindow, WindowReport
 from slipstream_tf.saturation.resuming import part_of, require_restorable
 from slipstream_tf.saturation.row_replicas import RowReplicas
+from slipstream_tf.saturation.settings import EngineSettings
 from slipstream_tf.saturation.side_by_side import FEW_KEYS, for_each, tables_at_once
 from slipstream_tf.saturation.states import KeyStates, effective_drifts
 from slipstream_tf.saturation.steering import Steerer
-from slipstream_tf.saturation.threshold import classifier_settings, counts_all_keys, sampled_drifts
+from slipstream_tf.saturation.threshold import sampled_drifts
 from slipstream_tf.saturation.tracked_table import TrackedTable, tables_to_track
 from slipstream_tf.stores.base import TrackedStore
 
@@ -35,24 +37,19 @@ _Result = TypeVar("_Result")
 # Of the window loop, beside the parts that have states of their own.
 _LOOP = (
     *("planned_steps", "step", "steps_in_window", "inputs_seen", "windows_after_warmup"),
-    *("window_is_warming_up", "threshold", "loss_threshold"),
+    *("window_is_warming_up", "threshold"),
 )
 
 
 class SaturationTracker:
     """Finds saturated keys window by window, and says what is skipped, masked or deferred.
 
-    A window is `config.snapshot_interval` trained steps. All state changes at window ends, so that
-    classification between them is constant. The first window has no snapshot: nothing is skipped
-    before the end of the second (except with skip="random", and what is deferred by movement).
+    All state changes at window ends, so that classification between them is constant. The first
+    window has no snapshot: no key is saturated before the end of the second.
 
-    Nothing is skipped, masked or deferred before the end of the warm-up. As long as its length is
-    not known (`config.warmup` is a share, and neither `config.planned_steps` nor `plan` says of
-    how many steps), it goes on.
-
-    With skip="random", the i-th window that begins at or after the end of the warm-up (i from 0)
-    skips the share `config.random_shares[i]`, whatever the keys; the last share repeats. Without a
-    warm-up that starts with the first step. `report.random_shares` gives the shares of a run.
+    Nothing is saved before the end of the warm-up. As long as its length is not known
+    (`Window.warmup` is a share, and neither `Window.planned_steps` nor `plan` says of how many
+    steps), it goes on.
 
     Attributes:
         classifier: tells which inputs to skip; pass it to `inputs.classifier.skip_inputs`.
@@ -61,7 +58,7 @@ class SaturationTracker:
     def __init__(
         self,
         store: TrackedStore,
-        config: SaturationConfig,
+        settings: EngineSettings,
         specs: Sequence[FeatureSpec],
         comm: Communicator | None = None,
     ):
@@ -69,7 +66,7 @@ class SaturationTracker:
 
         Args:
             store: holds the tables; its access counts are decayed at window ends.
-            config: settings.
+            settings: of the engine.
             specs: features of an input; the tables they use are tracked, other tables are not.
             comm: the ranks that train together: all end their windows after the same steps, see
                 the same T and states, and report what they did in all. None: this process alone.
@@ -79,33 +76,36 @@ class SaturationTracker:
                 a table that no feature uses, or a budget is too small for one row.
         """
         self._store = store
-        self._config = config
+        self._settings = settings
         self._ranks = Ranks(comm)
-        tracked = tables_to_track(store.tables, config, specs, self._ranks.size)
-        self._tables = [TrackedTable(store, table, config.metric, self._ranks) for table in tracked]
-        rate = None if store.learning_rate is None else float(store.learning_rate)
-        self.update_policies = UpdatePolicies(config, tracked, rate)
+        tracked = tables_to_track(store.tables, settings, specs, self._ranks.size)
+        metric = settings.saturated.metric
+        self._tables = [TrackedTable(store, table, metric, self._ranks) for table in tracked]
+        self._tracked = tracked
+        self._rates = {table.name: store.learning_rate_of(table.name) for table in tracked}
+        for policy in settings.policies:
+            policy.require_fit(self._acted_on())
         self.classifier = InputClassifier(
             [table.name for table in self._tables],
-            config.alpha,
-            config.reservoir_size,
-            config.seed,
-            loss_memory_bytes=config.loss_memory_bytes if self._remembers_losses else 0,
-            max_skips=config.max_skips,
-            weigh_visits=config.weigh_visits,
-            ignored_tables=config.exempt_tables,
+            settings.alpha,
+            settings.window.sample,
+            settings.window.seed,
+            **settings.loss_memory,
+            ignored_tables=settings.hot_set.exclude,
         )
         self._tables_at_once = tables_at_once(store, self._ranks.size)
         has_ranks = self._ranks.size > 1
-        is_read_only = has_ranks and config.may_read_replicas and store.has_read_only_replicas
-        is_refreshed = has_ranks and store.copy_movement is not None and not config.shadow
+        known = [rate for rate in self._rates.values() if rate]
+        most_drift = settings.read_only_drift(min(known, default=None))
+        is_read_only = has_ranks and most_drift > 0.0 and store.has_read_only_replicas
+        is_refreshed = has_ranks and settings.refresh_movement is not None
         self._replicas = RowReplicas(
             store if is_read_only else None,
             store if is_refreshed else None,
-            read_only_drift(config, rate),
+            most_drift,
         )
         self._lists_by_key = store.lists_hot_keys_by_key
-        self._steerer = Steerer(config)
+        self._steerer = Steerer(settings)
         self._planned_steps: int | None = None
         self._step = 0
         self._steps_in_window = 0
@@ -113,23 +113,54 @@ class SaturationTracker:
         self._windows_after_warmup = 0
         self._window_is_warming_up = True
         self._threshold = 0.0
-        self._loss_threshold: float | None = None
+        self._policy_states = {
+            type(policy).__name__: policy.initial_state() for policy in settings.policies
+        }
         self._reports = ReportLog()
         self._try_policies()
-        self._begin_window(0, 0.0, None)
+        self._begin_window(0, 0.0)
 
     def _try_policies(self) -> None:
         """Shows the store the policies after the warm-up, so that it refuses them now."""
-        sizes = self._sizes()
-        for table in self._tables:
-            self._store.set_update_policy(
-                table.name, self.update_policies.of(table.name, sizes, True)
-            )
+        for table, rule in zip(self._tables, self._gradient_rules(True), strict=True):
+            self._store.set_update_policy(table.name, rule)
             table.require_metric()
 
+    def _acted_on(self) -> Tables:
+        """The tables, as policies see them now."""
+        parts = self._ranks.size if self._store.is_spread else 1
+        rows = {table.name: parts * self._store.size(table.name) for table in self._tracked}
+        settings = self._settings
+        return Tables(
+            self._tracked, self._rates, rows, settings.max_auc_loss, settings.simulated_ranks
+        )
+
+    def _gradient_rules(self, is_active: bool) -> list[UpdatePolicy]:
+        """What becomes of the tables' gradients in a window after the warm-up, or before."""
+        settings, acted_on = self._settings, self._acted_on()
+        rules = []
+        for table in self._tracked:
+            found = (policy.gradient_rule(table, acted_on) for policy in settings.policies)
+            rule = next(filter(None, found), None) if is_active else None
+            is_shadow = rule is not None and settings.dry_run
+            rules.append(
+                dataclasses.replace(
+                    rule or UpdatePolicy(), ranks=settings.simulated_ranks, is_shadow=is_shadow
+                )
+            )
+        return rules
+
     @property
-    def _remembers_losses(self) -> bool:
-        return self._config.score == "remembered_loss"
+    def auc_loss_of_deferring(self) -> tuple[float, float] | None:
+        """What deferring by movement may cost, (least, most) AUC; None where no rule tells."""
+        acted_on = self._acted_on()
+        found = (policy.auc_loss(acted_on) for policy in self._settings.policies)
+        return next((loss for loss in found if loss is not None), None)
+
+    @property
+    def window_steps(self) -> int:
+        """Length of a window, in steps."""
+        return self._settings.window.length(self._planned_steps)
 
     @property
     def reports(self) -> tuple[WindowReport, ...]:
@@ -139,7 +170,7 @@ class SaturationTracker:
     @property
     def warmup_steps(self) -> int | None:
         """Steps before which nothing is skipped; None as long as that is not known."""
-        return self._config.resolve_warmup(self._planned_steps)
+        return self._settings.window.warmup_steps(self._planned_steps)
 
     @property
     def is_warming_up(self) -> bool:
@@ -150,7 +181,7 @@ class SaturationTracker:
     @property
     def steps_left(self) -> int:
         """Steps until the present window ends, at least 1."""
-        return self._config.snapshot_interval - self._steps_in_window
+        return max(1, self.window_steps - self._steps_in_window)
 
     @property
     def policies(self) -> dict[str, UpdatePolicy]:
@@ -166,7 +197,7 @@ class SaturationTracker:
         """Says how many steps training would take without skipping; takes effect at a window's end.
 
         Args:
-            steps: in all, from the start; `config.planned_steps` goes first.
+            steps: in all, from the start; `Window.planned_steps` goes first.
         """
         require_integer("steps", steps, 0, None, "SaturationTracker.plan")
         self._planned_steps = steps
@@ -183,7 +214,7 @@ class SaturationTracker:
         require_integer("steps", steps, 0, None, "SaturationTracker.step")
         self._step += steps
         self._steps_in_window += steps
-        if self._steps_in_window < self._config.snapshot_interval:
+        if self._steps_in_window < self.window_steps:
             return None
         return self.end_window()
 
@@ -196,10 +227,11 @@ class SaturationTracker:
             Nested dictionaries of JSON-serialisable values and arrays; see `resuming`.
         """
         return {
-            "metric": self._config.metric,
+            "metric": self._settings.saturated.metric,
             "loop": {name: getattr(self, f"_{name}") for name in _LOOP},
             "reports": self._reports.state(),
             "steering": self._steerer.state(),
+            "policies": self._policy_states,
             "accesses": self._replicas.state(),
             "tables": {table.name: table.state() for table in self._tables},
             "window": self.classifier.export_window(),
@@ -209,7 +241,7 @@ class SaturationTracker:
 
     def check(self, states: Sequence[Mapping[str, Any]]) -> None:
         """Raises ValueError if `restore` cannot take states; nothing is changed."""
-        require_restorable(states, self._tables, self._config)
+        require_restorable(states, self._tables, self._settings.saturated.metric)
 
     def restore(self, states: Sequence[Mapping[str, Any]]) -> None:
         """Goes on from what `state` gave; with several ranks a collective.
@@ -228,11 +260,19 @@ class SaturationTracker:
         state = part_of(states, self._ranks.rank, self._ranks.size)
         for name in _LOOP:
             setattr(self, f"_{name}", state["loop"][name])
+        # Where an older version counted no windows but those of random skipping.
+        is_active = int(not self._window_is_warming_up)
+        self._windows_after_warmup = max(self._windows_after_warmup, is_active)
+        # Of policies that were not there, what they begin with; of an older version, one state.
+        saved = state.get("policies", {})
+        for name, own in self._policy_states.items():
+            before = saved.get(name, state["loop"] if not saved else {})
+            self._policy_states[name] = {key: before.get(key, own[key]) for key in own}
         self._reports = ReportLog.from_state(state["reports"])
         self._steerer.restore(state["steering"])
         self._replicas.restore(state["accesses"])
-        for table in self._tables:
-            table.restore(state["tables"][table.name], self._config)
+        for table, rule in zip(self._tables, self._gradient_rules(True), strict=True):
+            table.restore(state["tables"][table.name], rule)
         without_flags = {name: table["unmarked"] for name, table in state["tables"].items()}
         self._apply_window(len(self._reports), without_flags)
         for table in self._tables:
@@ -267,14 +307,13 @@ class SaturationTracker:
         planned_inputs = self._planned_inputs(findings.inputs.inputs_skipped)
         steering = self._steerer.next(findings, planned_inputs)
         decision = window_end.decide(
-            self._config, findings, steering, self._replicas.read_only_drift, self._threads
+            self._settings, findings, steering, self._replicas.read_only_drift, self._threads
         )
 
         was_warming_up = self._window_is_warming_up
         overlap = self._renew_hot_set(decision.states)
-        is_skipping = self._begin_window(
-            findings.window + 1, decision.found.threshold, decision.loss_threshold
-        )
+        self._policy_states = {name: dict(own) for name, own in decision.policies.items()}
+        is_skipping = self._begin_window(findings.window + 1, decision.found.threshold)
         self._ranks.require_agreement(
             findings.window + 1,
             decision.found.threshold,
@@ -282,7 +321,7 @@ class SaturationTracker:
         )
         if not self._reports:
             window_end.warn_of_first_window(
-                self._config, self.warmup_steps, findings.rows_offered, self._inputs_seen
+                self._settings, self.warmup_steps, findings.rows_offered, self._inputs_seen
             )
         tables = [
             TableWindow(table.name, table.dim, before.keys.size, table.states.counts(), rows)
@@ -311,7 +350,8 @@ class SaturationTracker:
 
     def _collect(self) -> window_end.Findings:
         """Gathers what the window brought, from the store, the classifier and the other ranks."""
-        withholds, release, ranks = self._is_withholding, self._config.release, self._ranks
+        settings, ranks = self._settings, self._ranks
+        withholds, release = self._is_withholding, settings.saturated.release
         measured = self._for_each_table(lambda table: table.measure(withholds, release))
         names = [table.name for table in self._tables]
         window_end.log_anomalies(len(self._reports), self._step, names, measured)
@@ -321,11 +361,11 @@ class SaturationTracker:
             [found.deciding for found in measured],
         )
         scores = self.classifier.reservoir_scores(*sample)
-        if self._config.threshold is None and self._config.needs_key_states:
+        if settings.saturated.threshold is None and settings.goes_by_keys:
             scores = ranks.concatenate(scores, "scores")
         losses = ranks.total_losses(self.classifier.take_loss_statistics())
         remembered = None
-        if self._remembers_losses:
+        if settings.loss_memory:
             remembered = ranks.concatenate(self.classifier.reservoir_losses(), "remembered")
         (inputs,) = ranks.total_counts([self.classifier.end_window()], "inputs")
         return window_end.Findings(
@@ -335,23 +375,22 @@ class SaturationTracker:
             measured=measured,
             scores=scores,
             remembered=remembered,
+            policies=self._policy_states,
             losses=losses,
             inputs=inputs,
             rows=ranks.total_counts([table.take_counts() for table in self._tables], "rows"),
             candidates=self._candidates(),
         )
 
-    def _begin_window(self, window: int, threshold: float, loss_threshold: float | None) -> bool:
+    def _begin_window(self, window: int, threshold: float) -> bool:
         """Decides what holds in the window that begins; returns whether it may skip inputs."""
         self._steps_in_window = 0
         self._window_is_warming_up = self.is_warming_up
-        self._threshold, self._loss_threshold = threshold, loss_threshold
+        self._threshold = threshold
         is_active = not self._window_is_warming_up
-        if is_active and self._config.skip == "random":
-            self._windows_after_warmup += 1
-        sizes = self._sizes()
-        for table in self._tables:
-            table.policy = self.update_policies.of(table.name, sizes, is_active)
+        self._windows_after_warmup += is_active
+        for table, rule in zip(self._tables, self._gradient_rules(is_active), strict=True):
+            table.policy = rule
         return self._apply_window(window, {})
 
     def _apply_window(self, window: int, without_flags: Mapping[str, np.ndarray]) -> bool:
@@ -362,7 +401,7 @@ class SaturationTracker:
             without_flags: table -> keys whose rows came into the store since the window began.
         """
         is_active = not self._window_is_warming_up
-        withholds = self._config.withholds_saturated and is_active
+        withholds = self._settings.withholds_saturated and is_active
 
         def configure_store(table: TrackedTable) -> None:
             table.set_flags(withholds, without_flags.get(table.name))
@@ -376,33 +415,23 @@ class SaturationTracker:
                 [effective_drifts(table.states, self._threshold) for table in self._tables],
             )
         )
-        if self._remembers_losses:
-            all_count = counts_all_keys(self._config)
+        if self._settings.loss_memory:
+            all_count = self._settings.counts_all_keys
             # Where all hot keys count as saturated, they did at any visit, in another run's
             # windows, too.
             saturated = [table.saturated_since(all_count) for table in self._tables]
             self.classifier.set_saturated(
                 *_joined([keys for keys, _ in saturated], [since for _, since in saturated])
             )
-        settings, may_skip = classifier_settings(
-            self._config,
-            window,
-            self._threshold,
-            self._loss_threshold,
-            None if self._window_is_warming_up else self._windows_after_warmup,
-        )
-        self.classifier.configure(**settings)
+        begins = Begins(self._threshold, self._windows_after_warmup if is_active else 0)
+        rule, may_skip = self._settings.example_rule(self._policy_states, begins)
+        self.classifier.configure(**rule, window=window)
         return may_skip
-
-    def _sizes(self) -> dict[str, int]:
-        """Rows of each table over all ranks; of sharded tables by this rank's even part."""
-        parts = self._ranks.size if self._store.is_spread else 1
-        return {table.name: parts * self._store.size(table.name) for table in self._tables}
 
     @property
     def _is_withholding(self) -> bool:
         """Whether gradients of saturated keys did not reach their rows in this window."""
-        withholds = self._config.withholds_saturated and not self._config.shadow
+        withholds = self._settings.withholds_saturated and not self._settings.dry_run
         return withholds and not self._window_is_warming_up
 
     def _planned_inputs(self, just_skipped: int) -> int | None:
@@ -411,30 +440,30 @@ class SaturationTracker:
         Args:
             just_skipped: in the window that ends, which has no report yet.
         """
-        steps = self._config.planned_steps
+        steps = self._settings.window.planned_steps
         steps = self._planned_steps if steps is None else steps
         if steps is None or not self._step:
             return None
         skipped = just_skipped + self._reports.inputs_skipped
         return round(steps * (self._inputs_seen - skipped) / self._step)
 
-    def _candidates(self) -> list[hot_set.Candidates] | None:
+    def _candidates(self) -> list[Candidates] | None:
         """Keys that may be hot in the next window; None: hot keys are of no use."""
-        if not self._config.needs_key_states and not self._replicas.are_used:
+        if not self._settings.goes_by_keys and not self._replicas.are_used:
             return None
         # Where hot keys are found for replicas alone, the others need not be followed.
-        least = 0.0 if self._config.needs_key_states else self._replicas.least_accesses
+        least = 0.0 if self._settings.goes_by_keys else self._replicas.least_accesses
         candidates = []
         for table, own in zip(self._tables, self._for_each_table(self._hot_keys), strict=True):
             found = self._ranks.merge_accesses(*own, f"hot_keys.{table.name}", least)
             self._replicas.note_accesses(table.name, *found)
-            candidates.append(hot_set.Candidates(*found, table.dim))
+            candidates.append(Candidates(*found, table.dim))
         return candidates
 
     def _renew_hot_set(self, states: Sequence[KeyStates] | None) -> float:
         """Lets the tables go on with the next hot set; returns its overlap with the old one."""
         # After the choice: a factor of 0 would leave nothing to choose by.
-        self._store.decay_counts(self._config.count_decay)
+        self._store.decay_counts(self._settings.hot_set.count_decay)
         if states is None:
             return 0.0
 
@@ -448,11 +477,11 @@ class SaturationTracker:
 
     def _hot_keys(self, table: TrackedTable) -> tuple[np.ndarray, np.ndarray]:
         """This rank's most accessed keys of a table that fit its budget, and their counts."""
-        budget = self._config.hot_budget_bytes
-        own = min(budget, self._config.table_hot_budget_bytes.get(table.name, budget))
+        hot_set = self._settings.hot_set
+        own = min(hot_set.memory_bytes, hot_set.table_bytes.get(table.name, hot_set.memory_bytes))
         # States need no other order of the keys.
         order = {"by_key": True} if self._lists_by_key else {}
-        most = hot_set.most_candidates(table.dim, own)
+        most = most_candidates(table.dim, own)
         keys, counts = self._store.hot_keys(table.name, most, **order)
         return np.asarray(keys), np.asarray(counts)
 

@@ -5,20 +5,22 @@ carry out, and a `WindowReport` of both.
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from absl import logging
 
-from slipstream_tf.config import SaturationConfig
+from slipstream_tf.policies.base import Ended
 from slipstream_tf.saturation import threshold
 from slipstream_tf.saturation.hot_set import Candidates, choose_hot_keys
 from slipstream_tf.saturation.report import WindowReport, drift_histogram, drift_quantiles
+from slipstream_tf.saturation.settings import EngineSettings
 from slipstream_tf.saturation.side_by_side import for_each
 from slipstream_tf.saturation.states import KeyStates, next_states
 from slipstream_tf.saturation.steering import Steering, WindowWork
 from slipstream_tf.saturation.tracked_table import Measured
+from slipstream_tf.scores.threshold import ThresholdResult
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -32,7 +34,8 @@ class Findings(WindowWork):
         states: of its hot keys.
         measured: their drifts.
         scores: float32 [n], skip scores by drift of its sampled inputs.
-        remembered: float32 [m], remembered losses of its sampled inputs; None with another score.
+        remembered: float32 [m], remembered losses of its sampled examples; None: none are.
+        policies: the policies' states in it, by name.
         candidates: keys that may be hot in the next window; None: hot keys are of no use.
     """
 
@@ -42,6 +45,7 @@ class Findings(WindowWork):
     measured: Sequence[Measured]
     scores: np.ndarray
     remembered: np.ndarray | None
+    policies: Mapping[str, Mapping[str, Any]]
     candidates: Sequence[Candidates] | None
 
 
@@ -51,17 +55,17 @@ class Decision:
 
     Attributes:
         found: T.
-        loss_threshold: bound of the remembered loss; None with another score.
+        policies: the policies' states, by name.
         states: of the next hot keys, table by table; None: there is no hot set.
     """
 
-    found: threshold.ThresholdResult
-    loss_threshold: float | None
+    found: ThresholdResult
+    policies: Mapping[str, Mapping[str, Any]]
     states: Sequence[KeyStates] | None
 
 
 def decide(
-    config: SaturationConfig,
+    settings: EngineSettings,
     findings: Findings,
     steering: Steering,
     read_only_drift: float = 0.0,
@@ -70,19 +74,20 @@ def decide(
     """Decides what holds in the window after the one that ends.
 
     Args:
-        config: settings of the engine.
+        settings: of the engine.
         findings: what the window brought.
         steering: how much to skip.
         read_only_drift: T where states of keys decide on read-only replicas alone.
         threads: so many tables are worked on at once.
     """
-    found = threshold.threshold_of_keys(config, findings.scores, steering, read_only_drift)
-    loss_threshold = None
-    if findings.remembered is not None:
-        by_loss = threshold.find_threshold(findings.remembered, steering.share)
-        loss_threshold = by_loss.scaled(steering.scale).threshold
+    found = threshold.threshold_of_keys(settings, findings.scores, steering, read_only_drift)
+    ended = Ended(findings.remembered, steering.share, steering.scale)
+    policies = {
+        type(policy).__name__: policy.next_state(findings.policies[type(policy).__name__], ended)
+        for policy in settings.policies
+    }
     if findings.candidates is None:
-        return Decision(found, loss_threshold, None)
+        return Decision(found, policies, None)
 
     def advance(before: KeyStates, hot_keys: np.ndarray, measured: Measured) -> KeyStates:
         return next_states(
@@ -92,13 +97,14 @@ def decide(
             measured.drift,
             found.threshold,
             findings.window,
-            config,
+            settings.saturated,
+            settings.probes_every,
             findings.are_withheld,
         )
 
-    hot_keys = choose_hot_keys(findings.candidates, config.hot_budget_bytes)
+    hot_keys = choose_hot_keys(findings.candidates, settings.hot_set.memory_bytes)
     states = for_each(advance, threads, findings.states, hot_keys, findings.measured)
-    return Decision(found, loss_threshold, states)
+    return Decision(found, policies, states)
 
 
 def describe(
@@ -123,7 +129,7 @@ def describe(
         drift_histogram=drift_histogram(finite),
         threshold=decision.found.threshold,
         is_threshold_capped=decision.found.is_capped,
-        loss_threshold=decision.loss_threshold,
+        policies=decision.policies,
         target_share=steering.share,
         log_loss=findings.losses.mean_loss,
         auc=findings.losses.auc,
@@ -137,34 +143,34 @@ def describe(
 
 
 def warn_of_first_window(
-    config: SaturationConfig, warmup_steps: int | None, rows_offered: int, inputs_seen: int
+    settings: EngineSettings, warmup_steps: int | None, rows_offered: int, inputs_seen: int
 ) -> None:
     """Warns at the end of the first window if nothing will ever be skipped.
 
     Args:
-        config: settings of the engine.
+        settings: of the engine.
         warmup_steps: None if the length of the warm-up is not known.
         rows_offered: gradient rows that came in the window.
         inputs_seen: inputs that were classified; by them T is found.
     """
-    if config.skip == "none":
+    if not settings.policies:
         return
     if warmup_steps is None:
         logging.warning(
             "The warm-up is a share of the planned steps, whose number is not known: nothing "
-            "is skipped. Give planned_steps or warmup_steps to SaturationConfig, or data whose "
-            "length is known (tf.data.experimental.assert_cardinality)."
+            "is skipped. Give steps to Window(warmup=), its planned_steps, or data whose length is "
+            "known (tf.data.experimental.assert_cardinality)."
         )
     if (
-        config.needs_key_states
-        and config.threshold is None
+        settings.goes_by_keys
+        and settings.saturated.threshold is None
         and rows_offered > 0
         and not inputs_seen
     ):
         logging.warning(
             "Gradients came in, but no input went through Slipstream.apply: the threshold is "
             "found on inputs, so it stays 0 and no key is saturated. Put slipstream.apply(...) "
-            "last in the training data's pipeline, or set `threshold`."
+            "last in the training data's pipeline, or set Saturation(threshold=)."
         )
 
 

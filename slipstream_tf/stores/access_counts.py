@@ -12,7 +12,7 @@ from absl import logging
 
 from slipstream_tf.config import Retention, Table
 from slipstream_tf.initializers import Zeros
-from slipstream_tf.ops.features import PADDING_KEY, FeatureSpec, PackedFeatures
+from slipstream_tf.ops.features import FeatureSpec, PackedFeatures
 from slipstream_tf.ops.hot_keys import HotKeySketch
 from slipstream_tf.optimizers import SGD
 from slipstream_tf.stores.base import table_contents
@@ -86,10 +86,10 @@ class EstimatedCounts:
         """See `ExactCounts.count`."""
         for feature, spec in enumerate(specs):
             keys, _, _ = packed.of(feature)
-            counts = None
+            counts = packed.is_key(feature)
             if keys.shape.rank == 2:
                 keys = tf.reshape(keys, [-1])
-                counts = keys != PADDING_KEY
+                counts = None if counts is None else tf.reshape(counts, [-1])
             self._sketches[spec.table].count(keys, counts)
 
     def hot_keys(self, table: str, k: int) -> tuple[np.ndarray, np.ndarray]:

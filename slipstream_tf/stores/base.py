@@ -16,6 +16,7 @@ from slipstream_tf.ops.drift import row_drift, signal
 from slipstream_tf.ops.features import FeatureSpec, PackedFeatures
 from slipstream_tf.ops.update_policy import WATCHED, UpdateCounts, UpdatePolicy
 from slipstream_tf.optimizers import SparseOptimizer
+from slipstream_tf.stores.rates import Rates
 
 
 class SlotLayout(NamedTuple):
@@ -38,18 +39,22 @@ class TrackedStore:
         tables: the tables, in the order that table indices refer to.
         comm: the ranks that train the tables together; None: this process alone, or whoever gives
             the store gradients knows them.
-        optimizer: what updates the rows; None: the store was not told.
-        learning_rate: of the optimizer, a scalar; None: the store does not know it.
+        optimizer: what updates the rows of tables without an optimizer of their own; None: the
+            store was not told.
+        learning_rate: of the optimizer, a scalar; None: the store does not know it, or tables have
+            rates of their own (`learning_rate_of`).
         is_spread: whether each row is on one rank, which `owners` names; `size`, `gather`,
             `squared_update_lengths` and `measure` are then of a rank's own keys only.
         has_read_only_replicas: whether ranks can have read-only replicas of others' rows:
             `set_read_only`, `read_only_keys` and `least_accesses`; see `distributed.ShardedStore`.
-        copy_movement: up to which distance replicas of hot rows may be from the rows:
+        refresh_movement: up to which distance replicas of hot rows may be from the rows:
             `set_replicated`, `export_replicated` and `import_replicated`, see
             `distributed.ShardedStore`; None: there are none.
         prefetches: whether batches may be announced; see `distributed.ShardedStore.announce`.
         lists_hot_keys_by_key: whether `hot_keys` takes `by_key=True`: keys are then ascending.
         takes_tables_at_once: whether several threads may ask for several tables.
+        collects_gradients: whether gradients can be collected now and applied later:
+            `collect_gradients` and `apply_collected`, see `NativeStore`.
         forgets_flags: whether a row that leaves and comes back has lost its flags, as `row_flags`
             tells.
     """
@@ -60,16 +65,40 @@ class TrackedStore:
     learning_rate: Any = None
     is_spread = False
     has_read_only_replicas = False
-    copy_movement: float | None = None
+    refresh_movement: float | None = None
     prefetches = False
     lists_hot_keys_by_key = False
     takes_tables_at_once = False
+    collects_gradients = False
     forgets_flags = False
 
     @property
-    def rule(self) -> SparseOptimizer | None:
-        """The update rule of the rows; None: they are not the store's to update."""
+    def updates_rows(self) -> bool:
+        """Whether the rows are the store's to update."""
+        return self.rule_of(self.tables[0].name) is not None
+
+    def rule_of(self, table: str) -> SparseOptimizer | None:
+        """Returns the update rule of a table's rows; None: they are not the store's to update."""
+        self._require(table)
         return self.optimizer if isinstance(self.optimizer, SparseOptimizer) else None
+
+    def learning_rate_of(self, table: str) -> float | None:
+        """Returns the rate of a table's next update; None: the store does not know it."""
+        self._require(table)
+        return None if self.learning_rate is None else float(self.learning_rate)
+
+    @property
+    def rate_variables(self) -> list[Any]:
+        """The variables of the tables' rates that the store knows."""
+        return [self.learning_rate] if hasattr(self.learning_rate, "assign") else []
+
+    def follow(self, optimizer: Any) -> None:
+        """Says which optimizer of the dense layers the tables' rates follow; see `Rates.follow`."""
+
+    @property
+    def parts(self) -> tuple[Any, ...]:
+        """The stores that this one joins; mostly itself alone."""
+        return (self,)
 
     def size(self, table: str) -> int:
         """Returns the number of keys in a table."""
@@ -156,6 +185,19 @@ class TrackedStore:
         """Replaces them, float32 [n], of watched rows; after `set_row_flags`."""
         raise NotImplementedError
 
+    def refresh_replicas(self, movement: float) -> None:
+        """Has ranks keep refreshed replicas of the rows that `set_replicated` names.
+
+        Args:
+            movement: distance, of any value of a row, up to which replicas may be from the row; in
+                the unit of the rows, at least 0. With 0 rows are read as their owners have them.
+
+        Raises:
+            ValueError: the store has no such replicas, or training has begun without them.
+        """
+        allowed = "a ShardedStore: only ranks that share out rows read each other's"
+        raise invalid("store", type(self).__name__, "refresh_replicas", allowed)
+
     def update_counts(self, table: str) -> UpdateCounts:
         """Returns what became of a table's gradient rows since the store was made."""
         raise NotImplementedError
@@ -178,6 +220,7 @@ class SavedStore(TrackedStore):
         flushes_with_next_step: whether deferred gradients cannot be applied at once: they leave
             with the gradients of the next step (`flush_with_next_step`).
         joins_parts: whether a table can be imported in parts; see `SokTables.joining_parts`.
+        writes_rows: whether single rows can be written and removed; see `NativeStore.write_rows`.
     """
 
     is_in_sok = False
@@ -185,6 +228,7 @@ class SavedStore(TrackedStore):
     defers_at_owners = False
     flushes_with_next_step = False
     joins_parts = False
+    writes_rows = False
 
     def _policy_of(self, table: str) -> UpdatePolicy:
         """The update policy of a table, as last set."""
@@ -207,11 +251,12 @@ class SavedStore(TrackedStore):
         """Returns whose slots the rows of a table have, and how they start."""
         self._require(table)
         (dim,) = (config.dim for config in self.tables if config.name == table)
-        if self.rule is None:
+        rule = self.rule_of(table)
+        if rule is None:
             return SlotLayout(None, np.empty(0, np.float32))
-        initial = float(getattr(self.rule, "initial_accumulator_value", 0.0))
-        slots = np.full(self.rule.slots_per_row(dim), initial, np.float32)
-        return SlotLayout(type(self.rule).__name__, slots)
+        initial = float(getattr(rule, "initial_accumulator_value", 0.0))
+        slots = np.full(rule.slots_per_row(dim), initial, np.float32)
+        return SlotLayout(type(rule).__name__, slots)
 
     def num_keys(self, table: str) -> int | None:
         """Returns how many keys, from 0, a table has on all ranks; None: any number of any."""
@@ -222,6 +267,10 @@ class SavedStore(TrackedStore):
         """Returns the keys that can have no row."""
         self._require(table)
         return ()
+
+    def keys_of(self, table: str) -> np.ndarray:
+        """Returns int64 [n], the keys that have a row on this rank, ascending."""
+        return self.export_table(table, flush=False)["keys"]
 
     def export_table(self, table: str, flush: bool = True) -> dict[str, np.ndarray]:
         """Returns all of a table as arrays, sorted by key.
@@ -273,7 +322,7 @@ class SavedStore(TrackedStore):
         raise NotImplementedError
 
     def export_replicated(self, table: str) -> dict[str, np.ndarray]:
-        """Returns what this rank sent of rows that others keep, where there is `copy_movement`."""
+        """Returns what this rank sent of rows, where there is `refresh_movement`."""
         raise NotImplementedError
 
     def import_replicated(self, table: str, contents: Mapping[str, Any]) -> None:
@@ -285,12 +334,37 @@ class EmbeddingStore(SavedStore):
     """Owns the rows, optimizer slots and access counts of one or more tables.
 
     Attributes:
-        optimizer: the sparse optimizer of all tables.
-        learning_rate: float32 scalar variable, read in every update.
+        optimizer: the sparse optimizer of the tables without one of their own.
+        rates: what the tables' rows move by.
     """
 
     optimizer: SparseOptimizer
-    learning_rate: tf.Variable
+    rates: Rates
+
+    @property
+    def learning_rate(self) -> tf.Variable | None:
+        """The variable that all tables' rates are, before they follow; None: there are several."""
+        return self.rates.shared
+
+    def rule_of(self, table: str) -> SparseOptimizer:
+        """See `TrackedStore.rule_of`."""
+        return self.rates.rules[self._position_of(table)]
+
+    def learning_rate_of(self, table: str) -> float:
+        """See `TrackedStore.learning_rate_of`."""
+        return self.rates.of(self._position_of(table))
+
+    @property
+    def rate_variables(self) -> list[Any]:
+        """See `TrackedStore.rate_variables`."""
+        return list(self.rates.variables)
+
+    def follow(self, optimizer: Any) -> None:
+        """See `TrackedStore.follow`."""
+        self.rates.follow(optimizer)
+
+    def _position_of(self, table: str) -> int:
+        return [config.name for config in self.tables].index(self._require(table))
 
     def lookup(
         self,

@@ -10,12 +10,14 @@ import tensorflow as tf
 from slipstream_tf.config import Table
 from slipstream_tf.errors import invalid
 from slipstream_tf.memory import require_room
+from slipstream_tf.ops import exchange as exchange_ops
 from slipstream_tf.ops import table as table_ops
 from slipstream_tf.ops import update_policy
 from slipstream_tf.ops.features import FeatureSpec, PackedFeatures
-from slipstream_tf.optimizers import SparseOptimizer
+from slipstream_tf.optimizers import Adagrad, SparseOptimizer
 from slipstream_tf.optimizers import get as get_optimizer
 from slipstream_tf.stores.base import EmbeddingStore, SavedStore
+from slipstream_tf.stores.rates import Rates
 
 
 class NativeStore(EmbeddingStore):
@@ -26,31 +28,37 @@ class NativeStore(EmbeddingStore):
 
     lists_hot_keys_by_key = True
     takes_tables_at_once = True
+    collects_gradients = True
     forgets_flags = True
+    writes_rows = True
 
-    def __init__(self, tables: Sequence[Table], optimizer: SparseOptimizer):
+    def __init__(self, tables: Sequence[Table], optimizer: SparseOptimizer | None = None):
         """Makes empty tables.
 
         Args:
             tables: at least one, of distinct names.
-            optimizer: the rule of all tables.
+            optimizer: the rule of the tables without one of their own; None: `Adagrad`.
 
         Raises:
             ValueError: no table, a name twice, something that is no sparse optimizer, or capacities
                 that all of the memory could not hold.
         """
         self.tables = tuple(tables)
-        self.optimizer = get_optimizer(optimizer)
+        self.optimizer = Adagrad() if optimizer is None else get_optimizer(optimizer)
         names = [config.name for config in self.tables]
         if not names or len(set(names)) != len(names):
             raise invalid("tables", names, "a store", "one table or more, of distinct names")
-        _require_room(self.tables, self.optimizer)
-        self.learning_rate = tf.Variable(
-            self.optimizer.learning_rate, trainable=False, dtype=tf.float32, name="learning_rate"
-        )
+        self.rates = Rates(self.tables, self.optimizer, self._step_of)
+        _require_room(self.tables, self.rates.rules)
         self._index = {name: i for i, name in enumerate(names)}
         with tf.init_scope():
-            self._handles = [table_ops.create(config, self.optimizer) for config in self.tables]
+            self._handles = [
+                table_ops.create(config, rule)
+                for config, rule in zip(self.tables, self.rates.rules, strict=True)
+            ]
+
+    def _step_of(self, index: int) -> tf.Tensor:
+        return table_ops.step(self._handles[index])
 
     def _index_of(self, table: str) -> int:
         if table not in self._index:
@@ -89,7 +97,39 @@ class NativeStore(EmbeddingStore):
         self, plan: tf.Tensor, gradients: Sequence[tf.Tensor]
     ) -> tf.Operation | None:
         """See `EmbeddingStore.apply_gradients`."""
-        return table_ops.apply_gradients(plan, gradients, self.learning_rate)
+        return table_ops.apply_gradients(plan, gradients, self.rates.now(plan))
+
+    def collect_gradients(
+        self, plan: tf.Tensor, gradients: Sequence[tf.Tensor]
+    ) -> exchange_ops.SendBuffer:
+        """Sums the gradients of each key of a lookup, for `apply_collected`; changes no row.
+
+        Args:
+            plan: from `lookup`.
+            gradients: as `apply_gradients` takes them.
+
+        Returns:
+            What the tables' policies pass on; sizes int64 [1, tables].
+        """
+        return exchange_ops.collect_gradients(plan, gradients, self.learning_rate)
+
+    def apply_collected(self, rows: exchange_ops.SendBuffer) -> tf.Operation | None:
+        """Adds up the gradients of each key, in the order given, and applies its table's rule.
+
+        Args:
+            rows: keys and gradients of each table, as `collect_gradients` gives them.
+
+        Returns:
+            The operation in a graph, None in eager mode.
+
+        Raises:
+            tf.errors.InvalidArgumentError: a value is not finite; no row is changed then.
+        """
+        # A row that left a bounded table since it was looked up is not made anew by its gradient.
+        is_bounded = any(table.capacity is not None for table in self.tables)
+        return exchange_ops.apply_rows(
+            self._handles, rows, self.learning_rate, create_missing=not is_bounded
+        )
 
     def size(self, table: str) -> int:
         """See `EmbeddingStore.size`."""
@@ -103,6 +143,24 @@ class NativeStore(EmbeddingStore):
         """See `EmbeddingStore.gather`."""
         dim = self.tables[self._index_of(table)].dim
         return table_ops.gather(self._handle_of(table), keys, dim)
+
+    def keys_of(self, table: str) -> np.ndarray:
+        """See `SavedStore.keys_of`."""
+        return table_ops.keys(self._handle_of(table)).numpy()
+
+    def write_rows(self, table: str, keys: np.ndarray, rows: np.ndarray) -> None:
+        """Replaces the values of rows, and makes those of absent keys; see `ops.table.write`.
+
+        Args:
+            table: name of the table.
+            keys: int64 [n], each once.
+            rows: float32 [n, dim].
+        """
+        table_ops.write(self._handle_of(table), keys, rows)
+
+    def remove_rows(self, table: str, keys: np.ndarray) -> int:
+        """Removes the rows of keys int64 [n], and all about them; returns how many there were."""
+        return int(table_ops.remove(self._handle_of(table), keys))
 
     def measure(
         self, table: str, keys: Any, snapshot: tf.Tensor, metric: str
@@ -164,8 +222,7 @@ class NativeStore(EmbeddingStore):
         A learning rate of 0, as of a store that does not know the rate, stands for this store's:
         a flush before the next update would apply them without moving a row.
         """
-        if not contents.get("learning_rate", True):
-            contents = {**contents, "learning_rate": self.learning_rate.numpy()}
+        contents = _with_rate(contents, self, table)
         table_ops.import_deferred(self._handle_of(table), contents)
 
     def row_flags(self, table: str, keys: Any) -> np.ndarray:
@@ -219,12 +276,20 @@ class CollectingStore(SavedStore):
         deferred = NativeStore.export_deferred(self._collector, table)
         if self._collector is not self:
             # Replicas are never updated.
-            deferred["learning_rate"] = np.float32(self.learning_rate.numpy())
+            deferred["learning_rate"] = np.float32(self.learning_rate_of(table))
         return deferred
 
     def import_deferred(self, table: str, contents: Mapping[str, Any]) -> None:
         """See `NativeStore.import_deferred`; of what this rank is to defer."""
+        contents = _with_rate(contents, self, table)
         NativeStore.import_deferred(self._collector, table, contents)
+
+
+def _with_rate(contents: Mapping[str, Any], store: Any, table: str) -> Mapping[str, Any]:
+    """Returns deferred gradients with a learning rate: that of a store where they have none."""
+    if contents.get("learning_rate", True):
+        return contents
+    return {**contents, "learning_rate": store.learning_rate_of(table)}
 
 
 # Of a row: 16 bytes of an index that is at most 4/5 full.
@@ -232,13 +297,13 @@ _INDEX_BYTES = 20
 _LAST_USE_BYTES = 8
 
 
-def _require_room(tables: Sequence[Table], optimizer: SparseOptimizer) -> None:
+def _require_room(tables: Sequence[Table], rules: Sequence[SparseOptimizer]) -> None:
     """Refuses capacities that cannot be reached, of one table or of all together."""
     together, sums = 0, []
-    for table in tables:
+    for table, rule in zip(tables, rules, strict=True):
         if table.capacity is None:
             continue
-        width = {"values": 4 * table.dim, "slots": 4 * optimizer.slots_per_row(table.dim)}
+        width = {"values": 4 * table.dim, "slots": 4 * rule.slots_per_row(table.dim)}
         width["index"] = _INDEX_BYTES
         if table.eviction == "lru":
             width["last use"] = _LAST_USE_BYTES

@@ -19,7 +19,7 @@ from slipstream_tf.memory import require_room
 from slipstream_tf.ops import update_policy
 from slipstream_tf.ops.key_map import KeyMap
 from slipstream_tf.ops.update_policy import REFRESHED, SATURATED
-from slipstream_tf.optimizers import SparseOptimizer
+from slipstream_tf.optimizers import SparseOptimizer, rule_of
 from slipstream_tf.stores.access_counts import CountingStore
 from slipstream_tf.stores.native import CollectingStore, NativeStore
 
@@ -35,14 +35,14 @@ def copy_bytes(table: Table, rule: SparseOptimizer) -> int:
 
 
 def rows_within(
-    cache_bytes: int, tables: Sequence[Table], rule: SparseOptimizer, place: str
+    cache_bytes: int, tables: Sequence[Table], optimizer: SparseOptimizer | None, place: str
 ) -> int:
     """Returns how many copies of each table's rows a budget has room for.
 
     Args:
         cache_bytes: of all copies.
         tables: of the store.
-        rule: whose slots copies have.
+        optimizer: whose slots copies have, of tables without one of their own.
         place: the store, for errors.
 
     Raises:
@@ -50,7 +50,7 @@ def rows_within(
     """
     require_integer("cache_bytes", cache_bytes, 1, None, place)
     require_room("cache_bytes", cache_bytes, cache_bytes, "copies of rows", place)
-    least = 2 * sum(copy_bytes(table, rule) for table in tables)
+    least = 2 * sum(copy_bytes(table, rule_of(table, optimizer)) for table in tables)
     if cache_bytes < least:
         raise invalid("cache_bytes", cache_bytes, place, f"{least} or more")
     return cache_bytes // (least // 2)
@@ -80,16 +80,16 @@ class Replicas(CountingStore):
         read_only: table -> rows that are read-only in this window.
     """
 
-    def __init__(self, tables: Sequence[Table], rule: SparseOptimizer, rows: int):
+    def __init__(self, tables: Sequence[Table], optimizer: SparseOptimizer, rows: int):
         """Has no replica.
 
         Args:
             tables: whose rows they are.
-            rule: whose slots replicas have.
+            optimizer: whose slots replicas have, of tables without one of their own.
             rows: of each table at most, from `rows_within`.
         """
         bounded = [dataclasses.replace(t, retention=Retention(rows, "lru")) for t in tables]
-        super().__init__(bounded, rule)
+        super().__init__(bounded, optimizer)
         self.most_flagged = int(rows * _READ_ONLY_SHARE)
         self.read_only = {table.name: 0 for table in self.tables}
 

@@ -172,11 +172,11 @@ class VariableStore(WatchingStore):
             unknown = "an optimizer that the store was told of after a step had been traced"
         if policy.trigger == "movement" and unknown is not None:
             allowed = (
-                f"defer_trigger='interval'; or {self._movements.known}, given as "
+                f"Interval(...); or {self._movements.known}, given as "
                 "VariableStore(..., optimizer=...) or by making the DistributedOptimizer with the "
                 "store first"
             )
-            raise invalid("defer_trigger", "movement", f"{place} with {unknown}", allowed)
+            raise invalid("until", "Movement", f"{place} with {unknown}", allowed)
         steps = getattr(optimizer, "gradient_accumulation_steps", None)
         if steps:
             raise invalid("gradient_accumulation_steps", steps, f"{place} that defers", "None")

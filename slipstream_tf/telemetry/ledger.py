@@ -1,24 +1,39 @@
 """What was offered, sent and skipped, window by window and in all: printable and JSON.
 
-In: window reports. Out: a frozen `Ledger`, a summary in words, JSON lines.
+In: window reports. Out: a frozen `Ledger`, JSON lines.
 """
 
 import dataclasses
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from slipstream_tf.config import SaturationConfig
 from slipstream_tf.ops.update_policy import UpdateCounts
 from slipstream_tf.saturation.report import WindowReport, added_up, share_of
-from slipstream_tf.saturation.threshold import LARGEST_THRESHOLD
+from slipstream_tf.saturation.settings import EngineSettings
+from slipstream_tf.scores.threshold import LARGEST_THRESHOLD
 from slipstream_tf.telemetry.table import format_table
 
-_COLUMNS = (
-    *("window", "step", "inputs seen", "skipped", "share", "kept", "rows offered", "sent", "share"),
-    *("hot keys", "saturated", "T", "seconds"),
-)
+# Column -> (title, a window's cell).
+_CELLS: Mapping[str, tuple[str, Callable[[WindowReport], str]]] = {
+    "window": ("window", lambda report: str(report.window)),
+    "step": ("step", lambda report: f"{report.step:,}"),
+    "examples": ("examples", lambda report: f"{report.inputs_seen:,}"),
+    "skipped": ("skipped", lambda report: f"{report.inputs_skipped:,}"),
+    "skipped share": ("share", lambda report: f"{report.skipped_share:.1%}"),
+    "kept": ("kept", lambda report: f"{report.inputs_kept:,}"),
+    "rows": ("rows", lambda report: f"{report.rows_offered:,}"),
+    "masked": ("masked", lambda report: f"{report.rows_masked:,}"),
+    "masked share": ("share", lambda r: f"{share_of(r.rows_masked, r.rows_offered):.1%}"),
+    "sent": ("sent", lambda report: f"{report.rows_sent:,}"),
+    "sent share": ("share", lambda r: f"{share_of(r.rows_sent, r.rows_offered):.1%}"),
+    "replicas": ("replicas", lambda report: f"{report.frozen_keys:,}"),
+    "hot keys": ("hot keys", lambda report: f"{report.hot_keys:,}"),
+    "saturated": ("saturated", lambda report: f"{report.saturated_keys:,}"),
+    "T": ("T", lambda report: _threshold(report)),
+    "seconds": ("seconds", lambda report: f"{report.seconds:.3f}"),
+}
 _TOTALS = (
     *("inputs_seen", "inputs_skipped", "inputs_skippable", "inputs_kept", "skipped_share"),
     *("bytes_offered", "bytes_sent", "traffic", "seconds"),
@@ -31,12 +46,21 @@ class Ledger:
 
     Attributes:
         reports: the windows' reports, in order.
+        columns: of the printed table.
     """
 
     reports: tuple[WindowReport, ...]
+    columns: tuple[str, ...] = tuple(_CELLS)
 
-    def __init__(self, reports: Sequence[WindowReport]) -> None:
+    def __init__(
+        self, reports: Sequence[WindowReport], settings: EngineSettings | None = None
+    ) -> None:
         object.__setattr__(self, "reports", tuple(reports))
+        if settings is not None:
+            of_policies = {name for policy in settings.policies for name in policy.columns}
+            of_keys = {"hot keys", "saturated", "T"} if settings.goes_by_keys else set()
+            shown = {"window", "step", "examples", "seconds"} | of_policies | of_keys
+            object.__setattr__(self, "columns", tuple(name for name in _CELLS if name in shown))
 
     @property
     def inputs_seen(self) -> int:
@@ -108,96 +132,20 @@ class Ledger:
                 file.write(json.dumps(report.to_dict()) + "\n")
 
     def __str__(self) -> str:
-        table = format_table(_COLUMNS, list(map(_cells, self.reports)), left_columns=0)
-        rows = self.rows
-        total = (
-            f"{self.inputs_skipped:,} of {self.inputs_seen:,} inputs skipped "
-            f"({self.skipped_share:.1%}), {rows.sent:,} of {rows.offered:,} gradient rows sent "
-            f"({share_of(rows.sent, rows.offered):.1%}) in {len(self.reports)} windows; "
-            f"window ends took {self.seconds:.2f} s"
-        )
-        return f"{table}\n{total}"
+        cells = [[_CELLS[name][1](report) for name in self.columns] for report in self.reports]
+        table = format_table([_CELLS[name][0] for name in self.columns], cells, left_columns=0)
+        rows, parts = self.rows, []
+        if "skipped" in self.columns:
+            counts = f"{self.inputs_skipped:,} of {self.inputs_seen:,}"
+            parts.append(f"{counts} examples skipped ({self.skipped_share:.1%})")
+        for name, count in (("masked", rows.masked), ("sent", rows.sent)):
+            if name in self.columns:
+                share = f"{share_of(count, rows.offered):.1%}"
+                parts.append(f"{count:,} of {rows.offered:,} gradient rows {name} ({share})")
+        parts.append(f"{len(self.reports)} windows, whose ends took {self.seconds:.2f} s")
+        return f"{table}\n{'; '.join(parts)}"
 
 
-def summarise(config: SaturationConfig, reports: Sequence[WindowReport]) -> str:
-    """Says in words what a run skipped, or in shadow mode would have skipped.
-
-    Args:
-        config: of the run.
-        reports: of its windows.
-
-    Returns:
-        A few lines, without a newline at the end.
-    """
-    ledger = Ledger(reports)
-    active = Ledger([report for report in reports if not report.is_warming_up])
-    if not active.reports:
-        return (
-            f"No window has ended after the warm-up yet (windows: {len(reports)}; inputs seen: "
-            f"{ledger.inputs_seen:,}): nothing was skipped."
-        )
-    did = "would have" if config.shadow else "have"
-    rows = active.rows
-    lines = [
-        f"Windows after the warm-up: {len(active.reports)} of {len(reports)}; "
-        f"{active.inputs_seen:,} inputs, {rows.offered:,} gradient rows:"
-    ]
-    if config.skips_inputs or config.skip == "random":
-        skipped = active.inputs_skipped
-        if config.shadow:
-            skipped = active.inputs_skippable - active.inputs_kept
-        line = (
-            f"- {skipped:,} inputs ({share_of(skipped, active.inputs_seen):.1%}) {did} been skipped"
-        )
-        if active.inputs_kept:
-            line += f"; thinning kept {active.inputs_kept:,} more, which stand for them"
-        lines.append(line + ".")
-    if config.masks_gradients:
-        lines.append(
-            f"- {rows.masked:,} gradient rows ({share_of(rows.masked, rows.offered):.1%}) {did} "
-            "been masked."
-        )
-    if config.defers_gradients:
-        saved = active.bytes_offered - active.bytes_sent
-        lines.append(
-            f"- {rows.sent:,} gradient rows ({share_of(rows.sent, rows.offered):.1%}) {did} been "
-            f"sent: {rows.due_by_movement:,} by movement, {rows.due_by_age:,} by age, "
-            f"{rows.flushed:,} flushed, {rows.refused:,} without room. {saved / 2**20:,.1f} MiB "
-            "saved."
-        )
-    if active.traffic:
-        parts = [f"{kind} {n / 2**20:,.1f}" for kind, n in active.traffic.items() if n]
-        lines.append(f"- MiB between ranks: {', '.join(parts)}.")
-    last = active.reports[-1]
-    for title, words in (("Guard", last.guard), ("Budget", last.budget)):
-        if words:
-            lines.append(f"- {title}: {words}")
-    anomalies = sum(report.anomalies for report in reports)
-    if anomalies:
-        lines.append(f"- {anomalies:,} drifts were not finite; those keys count as varying.")
-    if any(report.is_threshold_capped for report in reports):
-        lines.append("- max_threshold lowered T.")
-    lines.append(f"Window ends took {ledger.seconds:.2f} s.")
-    return "\n".join(lines)
-
-
-def _cells(report: WindowReport) -> tuple[str, ...]:
-    return (
-        str(report.window),
-        f"{report.step:,}",
-        f"{report.inputs_seen:,}",
-        f"{report.inputs_skipped:,}",
-        f"{report.skipped_share:.1%}",
-        f"{report.inputs_kept:,}",
-        f"{report.rows_offered:,}",
-        f"{report.rows_sent:,}",
-        f"{share_of(report.rows_sent, report.rows_offered):.1%}",
-        f"{report.hot_keys:,}",
-        f"{report.saturated_keys:,}",
-        _threshold(report.threshold) + (" (cap)" if report.is_threshold_capped else ""),
-        f"{report.seconds:.3f}",
-    )
-
-
-def _threshold(value: float) -> str:
-    return f"{value:.3g}" if value < LARGEST_THRESHOLD else "any"
+def _threshold(report: WindowReport) -> str:
+    value = f"{report.threshold:.3g}" if report.threshold < LARGEST_THRESHOLD else "any"
+    return value + (" (cap)" if report.is_threshold_capped else "")

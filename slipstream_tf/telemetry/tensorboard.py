@@ -39,13 +39,14 @@ def scalars(report: WindowReport) -> Mapping[str, float]:
         "keys/saturated_share": report.saturated_share,
         "keys/hot_set_overlap": report.hot_set_overlap,
         "threshold": report.threshold,
-        "threshold/loss": report.loss_threshold,
         "threshold/target_share": report.target_share,
         "progressive/log_loss": report.log_loss,
         "progressive/auc": report.auc,
         "window_end_seconds": report.seconds,
         **{f"bytes/{kind}": count for kind, count in report.traffic.items()},
     }
+    for own in report.policies.values():
+        values.update({f"policies/{name}": value for name, value in own.items()})
     keys = sum(states.values())
     values.update({f"states/{name}_share": n / keys for name, n in states.items() if keys})
     if report.traffic:

@@ -49,8 +49,10 @@ class Ranks:
         def start(comm: Any) -> Job:
             dense, own = tf.Variable(tf.zeros([5])), tf.Variable(0)
             parts = tf.train.Checkpoint(dense=dense), tf.train.Checkpoint(own=own)
-            copies = {"copy_movement": 0.1} if placement == "sharded" else {}
-            job = Job(comm, placement, directory, checkpoint=parts[0], own=parts[1], **copies)
+            replicas: dict[str, Any] = {}
+            if placement == "sharded":
+                replicas = {"cache_max_drift": None, "drift_metric": None, "cache_movement": 0.1}
+            job = Job(comm, placement, directory, checkpoint=parts[0], own=parts[1], **replicas)
             job.dense, job.own = dense, own
             return job
 

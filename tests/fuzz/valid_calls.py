@@ -28,11 +28,12 @@ FEATURES: dict[str, Any] = {
     "feature_splits": [-1, 0, -1],
     "feature_weights": [-1, 0, -1],
     "feature_table": [0, 1, 0],
-    "padding_key": -1,
+    "padding_keys": [-1, -1, -1],
+    "has_padding": [True, False, True],
 }
 LOOKUP = {
     **FEATURES,
-    "combiners": ["sum", "mean", "sqrtn"],
+    "combiners": ["sum", "mean", "none"],
     "table_dims": [2, 3],
     "is_stacked": False,
     "num_outputs": 3,

@@ -51,14 +51,15 @@ def test_settings_are_those_of_the_code(settings_table):
 
 def test_nothing_is_told_of_settings_that_are_no_more(settings_table):
     when, config = settings_table.when, settings_table
-    for advice, cls in (
-        (when.SATURATION, config.SaturationConfig),
-        (when.TABLE, config.Table),
-        (when.FEATURE, config.FeatureSpec),
-    ):
-        assert set(advice) == {field.name for field in dataclasses.fields(cls)}
+    classes = {cls.__name__: cls for cls in config.CLASSES}
+    assert set(when.CLASSES) == set(classes)
+    for name, advice in when.CLASSES.items():
+        assert set(advice) == {field.name for field in dataclasses.fields(classes[name])}
     flags = {name for group in config.flag_groups().values() for name, _, _ in group}
-    assert set(when.FLAGS) <= flags
+    assert set(when.FLAGS) | set(when.FLAGS_OF_SETTINGS) == flags
+    for setting in when.FLAGS_OF_SETTINGS.values():
+        name, _, field = setting.partition(".")
+        assert field in (*when.CLASSES[name], ""), setting
 
 
 def test_pictures_are_those_of_the_program():
@@ -110,7 +111,6 @@ def test_links_become_those_of_the_site(site):
     expanded = site.expand("limits.md", (DOCS / "limits.md").read_text())
     assert "](measuring.md)" in expanded
     assert "](repository/benchmarks/results/frontier_globo.png)" in expanded
-    assert "](using/ranks.md" not in expanded  # README.md does not link there.
     assert "](limits.md#what-was-measured)" in site.expand("sok.md", (DOCS / "sok.md").read_text())
 
 

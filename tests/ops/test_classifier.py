@@ -382,7 +382,7 @@ def test_bad_inputs(inputs, message):
 
 
 def test_batch_sizes_that_differ_and_unknown_tables():
-    with pytest.raises(tf.errors.InvalidArgumentError, match="feature 1 has 3 examples"):
+    with pytest.raises(tf.errors.InvalidArgumentError, match="feature 'item' has 3 examples"):
         make().classify({"user": np.arange(2), "item": np.arange(3)}, TWO_TABLES)
     with pytest.raises(ValueError, match=r"Invalid `table`: 'shop' for feature 'x'.*user, item"):
         make().classify({"x": np.arange(2)}, [FeatureSpec("x", "shop")])

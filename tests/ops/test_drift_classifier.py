@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import math
 import weakref
@@ -130,7 +131,10 @@ def test_scores_equal_the_definition(device, batch, drifts, percent):
 def test_a_key_matrix(device):
     keys = tf.constant([[1, 1, 2], [2, 1, 1], [1, -1, 1], [1, 1, 7]], tf.int64)
     found = make(device).classify(keys, SPECS)
-    # In a column of a matrix -1 is a key like others.
+    # In a column of a matrix, too, -1 stands for no key, where it is padding.
+    assert found.score.numpy().tolist() == np.float32([0.3, 0.9, 0.2, np.inf]).tolist()
+    specs = [dataclasses.replace(spec, padding_key=None) for spec in SPECS]
+    found = make(device).classify(keys, specs)
     assert found.score.numpy().tolist() == np.float32([0.3, 0.9, 0.4, np.inf]).tolist()
     assert found.skippable.numpy().tolist() == [True, False, True, False]
 

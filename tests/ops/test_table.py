@@ -172,8 +172,9 @@ def test_access_counts_are_exact_and_decay(batches, factor):
     store = make_store()
     counts: dict[int, float] = {}
     for keys in batches:
-        lookup(store, {"f": np.array(keys, np.int64)}, one_table())
-        lookup(store, {"f": np.array(keys, np.int64)}, one_table(), training=False)
+        specs = [FeatureSpec("f", "t0", padding_key=None)]
+        lookup(store, {"f": np.array(keys, np.int64)}, specs)
+        lookup(store, {"f": np.array(keys, np.int64)}, specs, training=False)
         for key in keys:
             counts[key] = counts.get(key, 0.0) + 1.0
         store.decay_counts(factor)
@@ -327,8 +328,8 @@ def bad_inputs():
             op_error,
             r"\[1,1\].*\[1,2\]",
         ),
-        ("unknown feature", {"g": np.array([1])}, None, ValueError, "'g'"),
-        ("missing feature", {}, None, ValueError, "missing: f"),
+        ("another feature", {"g": np.array([1])}, None, ValueError, "'g'"),
+        ("missing feature", {}, None, ValueError, "missing: 'f'"),
     ]
 
 
@@ -346,7 +347,9 @@ def test_features_of_different_batch_sizes_are_refused():
     store = make_store()
     specs = [FeatureSpec("f", "t0"), FeatureSpec("g", "t0")]
     inputs = {"f": np.arange(3), "g": np.arange(4)}
-    with pytest.raises(tf.errors.InvalidArgumentError, match=r"feature 1 has 4 examples"):
+    with pytest.raises(
+        tf.errors.InvalidArgumentError, match="'g' has 4 examples; feature 'f' has 3"
+    ):
         lookup(store, inputs, specs)
 
 
@@ -374,7 +377,7 @@ def test_unknown_tables_are_named():
     with pytest.raises(ValueError, match=r"distinct"):
         NativeStore([Table("a", 2), Table("a", 2)], optimizers.SGD())
     with pytest.raises(ValueError, match=r"slipstream_tf.optimizers"):
-        NativeStore([Table("a", 2)], "adam")
+        NativeStore([Table("a", 2)], "rmsprop")
 
 
 def test_rows_and_updates_do_not_depend_on_threads(tmp_path):
@@ -419,6 +422,8 @@ def test_rows_and_updates_do_not_depend_on_threads(tmp_path):
         ({"num_outputs": 1, "is_stacked": True}, "have dims 3 and 2; is_stacked needs equal ones"),
         ({"table_dims": [3]}, "table_dims has 1 entries; there are 2 handles"),
         ({"combiners": ["sum"]}, "combiners has 1 entries; there are 2 features"),
+        ({"has_padding": [True]}, "has_padding 1; feature_keys has 2"),
+        ({"padding_keys": [0] * 3}, "padding_keys has 3 entries"),
     ],
 )
 def test_a_layout_that_does_not_fit_is_refused_without_a_graph(is_training, changes, message):
@@ -429,10 +434,11 @@ def test_a_layout_that_does_not_fit_is_refused_without_a_graph(is_training, chan
     layout = {"table_dims": [3, 2], "combiners": ["sum"] * 2, "is_stacked": False, "num_outputs": 2}
     features = {"feature_keys": [0, 0], "feature_column": [-1, -1], "feature_splits": [-1, -1]}
     features |= {"feature_weights": [-1, -1], "feature_table": [0, 1]}
+    features |= {"padding_keys": [-1, -1], "has_padding": [True, True]}
     keys = {"keys": [tf.constant([5, 7], tf.int64)], "row_splits": [], "weights": []}
     op(handles=handles, **keys, **features, **layout)
     with pytest.raises(tf.errors.InvalidArgumentError, match=message):
-        op(handles=handles, **keys, **features, **{**layout, **changes})
+        op(handles=handles, **keys, **{**features, **layout, **changes})
 
 
 @pytest.mark.parametrize("count", [0, 2])

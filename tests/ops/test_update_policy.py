@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -9,11 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slipstream_tf import optimizers
-from slipstream_tf.config import SaturationConfig, Table
+from slipstream_tf.config import Table
 from slipstream_tf.ops import features
 from slipstream_tf.ops.features import FeatureSpec
 from slipstream_tf.ops.update_policy import SATURATED, WATCHED, UpdatePolicy, deferred_row_bytes
-from slipstream_tf.saturation.policies import UpdatePolicies
+from slipstream_tf.policies import DeferGradients, Movement
+from slipstream_tf.policies.base import Tables
 from slipstream_tf.stores import NativeStore
 
 DIM, RATE = 3, 0.1
@@ -202,11 +205,17 @@ def test_flags_of_another_length_are_refused():
 @pytest.mark.parametrize("num_rows", [3, 8, 28, 500])
 @pytest.mark.parametrize("ranks", [1, 4])
 def test_the_part_of_a_small_table_holds_all_its_rows(num_rows, ranks):
-    config = SaturationConfig(skip="defer", simulated_ranks=ranks, defer_movement=1e9)
-    policies = UpdatePolicies(config, [Table("t", DIM), Table("large", 64)])
+    table = Table("t", DIM)
+    acted_on = Tables(
+        [table, Table("large", 64)],
+        {"t": None, "large": None},
+        {"t": num_rows, "large": 10**8},
+        simulated_ranks=ranks,
+    )
+    rule = DeferGradients(Movement(1e9)).gradient_rule(table, acted_on)
     store, keys = make_store(), np.arange(num_rows) * 7919
     train(store, keys, np.zeros((num_rows, DIM)))
-    store.set_update_policy("t", policies.of("t", {"t": num_rows, "large": 10**8}, True))
+    store.set_update_policy("t", dataclasses.replace(rule, ranks=ranks))
     every_rank = np.tile(keys, ranks)
     train(store, every_rank, np.ones((len(every_rank), DIM)))
     counts = store.update_counts("t")

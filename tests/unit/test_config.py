@@ -18,7 +18,7 @@ from slipstream_tf.config import Retention, SaturationConfig, Table
         ({"dim": True}, r"`dim`: True"),
         ({"retention": 5}, r"`retention`: 5 for table 'user'"),
         ({"combiner": "max"}, r"`combiner`: 'max'.*'sum', 'mean', 'sqrtn'"),
-        ({"initializer": "uniform"}, r"RandomUniform"),
+        ({"initializer": "glorot"}, r"RandomUniform"),
         ({"name": ""}, r"`name`"),
     ],
 )

@@ -19,10 +19,12 @@ import slipstream_tf
 PACKAGE = "slipstream_tf"
 LEVELS = (
     {"ops"},
+    {"scores"},
+    {"policies"},
     {"stores"},
     {"saturation"},
     {"checkpoint"},
-    {"inputs", "distributed", "export", "telemetry"},
+    {"experiments", "inputs", "distributed", "export", "telemetry"},
     {"keras", "models", "prepare"},
     {"cli"},
 )

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from absl import logging
 
 import slipstream_tf as slip
 from slipstream_tf import memory
+from slipstream_tf.keras import EmbeddingCollection
 from slipstream_tf.ops.classifier import InputClassifier
-from slipstream_tf.ops.features import FeatureSpec
 from slipstream_tf.prepare.preparation import Options
-from slipstream_tf.saturation.tracked_table import tables_to_track
 from slipstream_tf.stores.native import NativeStore
 
 GIB = 1 << 30
@@ -119,17 +119,17 @@ def test_a_capacity_that_may_not_be_met_is_warned_of(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(
     ("name", "settings"),
     [
-        ("hot_budget_bytes", {"hot_budget_bytes": 9 * GIB}),
-        ("defer_budget_bytes", {"skip": "defer", "defer_budget_bytes": 9 * GIB}),
-        ("table_hot_budget_bytes['user']", {"table_hot_budget_bytes": {"user": 9 * GIB}}),
+        ("`memory`", {"hot_set": slip.HotSet(9 * GIB)}),
+        ("`memory`", {"policies": slip.DeferGradients(memory="9GiB")}),
+        ("`table_memory['user']`", {"hot_set": slip.HotSet(table_memory={"user": 9 * GIB})}),
+        ("`memory`", {"policies": slip.SkipExamples(slip.LastLoss(memory=9 * GIB))}),
     ],
 )
-def test_budgets_of_the_engine(name: str, settings: dict[str, object]) -> None:
-    config = slip.SaturationConfig(**settings)  # type: ignore[arg-type]
-    tables = [slip.Table("user", dim=4)]
+def test_budgets_of_the_engine(name: str, settings: dict[str, Any]) -> None:
+    layer = EmbeddingCollection([slip.Table("user", dim=4)], slip.optimizers.SGD(0.1))
     with pytest.raises(ValueError, match=r"9\.0 GiB; the machine has 8\.0 GiB") as raised:
-        tables_to_track(tables, config, [FeatureSpec("f", "user")], 1)
-    assert f"`{name}`" in str(raised.value)
+        slip.Slipstream(layer, **settings)
+    assert name in str(raised.value)
 
 
 @pytest.mark.usefixtures("small")

@@ -117,15 +117,13 @@ Status CheckUnchanged(const std::vector<EmbeddingTable*>& replicas, const SendBu
 Status RouteKeys(const std::vector<EmbeddingTable*>& replicas,
                  const std::vector<FeatureView>& features, const RouteOptions& options,
                  const Parallel& parallel, SendBuffer* requests) {
-  const int64_t batch = features.empty() ? 0 : features[0].batch;
   const SharedTableLocks locks(replicas);
   const size_t num_tables = replicas.size(), of_rank = num_tables * (options.refreshed ? 2 : 1);
   const size_t num_parts = static_cast<size_t>(options.ranks) * of_rank;
   try {
     const Positions positions(features);
     SortedKeys sorted;
-    SortByBucket(features, batch, static_cast<int>(num_tables), positions, false, parallel,
-                 &sorted);
+    SortByBucket(features, static_cast<int>(num_tables), positions, false, parallel, &sorted);
     // [tasks][buffer]
     using Keys = std::vector<std::vector<int64_t>>;
     std::vector<Keys> parts(parallel.threads, Keys(num_parts));

@@ -248,7 +248,8 @@ Status CollectGradients(const LookupPlan& plan, const std::vector<PooledGradient
   try {
     std::vector<TableUpdate> updates(num_tables);
     for (size_t t = 0; t < num_tables; ++t) {
-      updates[t].Begin(plan, t, options.learning_rate, plan.tables[t]->updates().step() + 1);
+      const int64_t step = plan.tables[t]->updates().step() + 1;
+      updates[t].Begin(plan, t, options.learning_rate.Of(t), step);
     }
     const std::vector<int64_t> bounds = BalancedBuckets(plan.unique_begin, parallel.threads);
     std::vector<CollectTask> tasks(parallel.threads, CollectTask(plan.tables));
@@ -302,7 +303,9 @@ Status ApplyRows(const std::vector<EmbeddingTable*>& tables, const SendBufferVie
                  const ApplyOptions& options, const Parallel& parallel) {
   std::vector<int64_t> dims;
   for (const EmbeddingTable* table : tables) dims.push_back(table->dim());
-  Status status = CheckSendBuffer(tables, buffer, dims);
+  Status status = options.learning_rate.Check(tables.size());
+  if (!status.ok()) return status;
+  status = CheckSendBuffer(tables, buffer, dims);
   if (!status.ok()) return status;
   const ExclusiveTableLocks locks(tables);
   try {
@@ -328,7 +331,9 @@ Status ApplyRows(const std::vector<EmbeddingTable*>& tables, const SendBufferVie
       for (TableArrivals& of_table : arrivals) of_table.Find(task, options.create_missing);
     });
     // From here on nothing needs memory: rows are updated all or none.
-    for (TableArrivals& of_table : arrivals) of_table.BeginUpdate(options.learning_rate);
+    for (size_t t = 0; t < arrivals.size(); ++t) {
+      arrivals[t].BeginUpdate(options.learning_rate.Of(t));
+    }
     parallel.run(parallel.threads, update_rows);
     for (TableArrivals& of_table : arrivals) of_table.CountDropped();
   } catch (const std::bad_alloc&) {

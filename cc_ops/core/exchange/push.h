@@ -44,7 +44,7 @@ Status CheckSendBuffer(const std::vector<EmbeddingTable*>& tables, const SendBuf
                        const std::vector<int64_t>& row_floats);
 
 struct CollectOptions {
-  float learning_rate = 0.f;  // decides how far a sum would move its row
+  LearningRates learning_rate;  // decides how far a sum would move its row
   int ranks = 1;
   // Whether this is an update of the tables, whose rows are then applied to others, instead of
   // being applied to them.
@@ -71,7 +71,7 @@ Status CollectAllDeferred(const std::vector<EmbeddingTable*>& tables, const Coll
                           SendBuffer* buffer);
 
 struct ApplyOptions {
-  float learning_rate = 0.f;
+  LearningRates learning_rate;
   float scale = 1.f;  // multiplies the sums
   // Whether a key without a row gets one, without an access; else its rows are counted as dropped
   // updates.

@@ -84,26 +84,21 @@ void Pool(const std::vector<EmbeddingTable*>& tables, const std::vector<FeatureV
           const std::vector<float*>& row_of_position, const std::vector<float>& scale,
           const std::vector<PooledOutput>& outputs, const Parallel& parallel) {
   const int tasks = parallel.threads;
-  const int64_t batch = features.empty() ? 0 : features[0].batch;
-  const int64_t cells = static_cast<int64_t>(features.size()) * batch;
+  const Cells cells(features);
   parallel.run(tasks, [&](int task) {
-    const CellRange range = CellsOf(task, tasks, cells);
-    for (int64_t cell = range.begin; cell < range.end;) {
-      const int f = static_cast<int>(cell / batch);
+    cells.ForEachFeature(task, tasks, [&](int f, int64_t first, int64_t last) {
       const FeatureView& view = features[f];
+      if (IsCopied(view, combiners[f])) return;
       const int64_t dim = tables[view.table]->dim();
       const bool is_unscaled = IsUnscaled(view, combiners[f]);
-      const int64_t last = std::min(range.end, (f + 1) * batch);
-      if (IsCopied(view, combiners[f])) cell = last;
-      for (; cell < last; ++cell) {
-        const int64_t i = cell - f * batch;
+      for (int64_t i = first; i < last; ++i) {
         PoolExample(
             view, i, dim, is_unscaled,
             [&](int64_t p) { return row_of_position[positions.of(f, i, p)]; },
             [&](int64_t p) { return scale[positions.of(f, i, p)]; },
             outputs[f].data + i * outputs[f].stride);
       }
-    }
+    });
   });
 }
 
@@ -115,15 +110,18 @@ Status LookupForTraining(const std::vector<EmbeddingTable*>& tables,
                          const std::vector<PooledOutput>& outputs, const Parallel& parallel,
                          LookupWorkspace* workspace) {
   LookupPlan* plan = &workspace->plan;
-  const int64_t batch = features.empty() ? 0 : features[0].batch;
-  if (batch > kMaxBatch) {
-    return InvalidArgument("a batch has " + std::to_string(batch) + " examples; allowed: up to " +
+  for (const FeatureView& f : features) {
+    if (f.batch <= kMaxBatch) continue;
+    return InvalidArgument("a batch has " + std::to_string(f.batch) + " examples; allowed: up to " +
                            std::to_string(kMaxBatch));
   }
   plan->tables = tables;
-  plan->batch = batch;
+  plan->examples.clear();
   plan->feature_table.clear();
-  for (const FeatureView& f : features) plan->feature_table.push_back(f.table);
+  for (const FeatureView& f : features) {
+    plan->examples.push_back(f.batch);
+    plan->feature_table.push_back(f.table);
+  }
   const ExclusiveTableLocks locks(tables);
   try {
     const Positions positions(features);
@@ -133,7 +131,7 @@ Status LookupForTraining(const std::vector<EmbeddingTable*>& tables,
     const bool all_are_copied =
         std::all_of(targets.copied.begin(), targets.copied.end(),
                     [](const PooledOutput& o) { return o.data != nullptr; });
-    SortByBucket(features, batch, num_tables, positions, !all_are_copied, parallel, &sorted);
+    SortByBucket(features, num_tables, positions, !all_are_copied, parallel, &sorted);
     const Status room = MakeRoomForBatch(tables, sorted);
     if (!room.ok()) return room;
     plan->generations.clear();
@@ -182,23 +180,18 @@ Status LookupForEvaluation(const std::vector<EmbeddingTable*>& tables,
                            const std::vector<FeatureView>& features,
                            const std::vector<Combiner>& combiners,
                            const std::vector<PooledOutput>& outputs, const Parallel& parallel) {
-  const int64_t batch = features.empty() ? 0 : features[0].batch;
-  const int64_t cells = static_cast<int64_t>(features.size()) * batch;
   const SharedTableLocks locks(tables);
   try {
-    parallel.run(parallel.threads, [&](int task) {
-      std::vector<float> initial;
-      const CellRange range = CellsOf(task, parallel.threads, cells);
-      for (int64_t cell = range.begin; cell < range.end; ++cell) {
-        const int f = static_cast<int>(cell / batch);
-        const int64_t i = cell - f * batch;
-        const FeatureView& view = features[f];
-        const EmbeddingTable& table = *tables[view.table];
-        if (view.row_splits == nullptr && i + kPrefetchDistance < batch && view.width > 0) {
+    const Cells cells(features);
+    const auto look_up = [&](int f, int64_t first, int64_t last) {
+      const FeatureView& view = features[f];
+      const EmbeddingTable& table = *tables[view.table];
+      std::vector<float> initial(static_cast<size_t>(table.dim()));
+      const bool is_unscaled = IsUnscaled(view, combiners[f]);
+      for (int64_t i = first; i < last; ++i) {
+        if (view.row_splits == nullptr && i + kPrefetchDistance < view.batch && view.width > 0) {
           table.rows().Prefetch(view.keys[view.begin(i + kPrefetchDistance)]);
         }
-        initial.resize(static_cast<size_t>(table.dim()));
-        const bool is_unscaled = IsUnscaled(view, combiners[f]);
         const float factor = is_unscaled ? 1.f : BagFactor(view, combiners[f], i);
         PoolExample(
             view, i, table.dim(), is_unscaled,
@@ -212,7 +205,9 @@ Status LookupForEvaluation(const std::vector<EmbeddingTable*>& tables,
             [&](int64_t p) { return factor * (view.weights == nullptr ? 1.f : view.weights[p]); },
             outputs[f].data + i * outputs[f].stride);
       }
-    });
+    };
+    parallel.run(parallel.threads,
+                 [&](int task) { cells.ForEachFeature(task, parallel.threads, look_up); });
   } catch (const std::bad_alloc&) {
     return OutOfMemory("looking up a batch", tables);
   }

@@ -11,8 +11,8 @@ namespace slipstream {
 
 // A view: nothing is owned. Example i's keys are
 //   ragged: keys[row_splits[i] .. row_splits[i + 1])
-//   dense:  keys[i * stride .. i * stride + width), where, if has_padding, keys
-//           equal to padding_key are not there.
+//   dense:  keys[i * stride .. i * stride + width)
+// where, if has_padding, keys equal to padding_key are not there.
 // Weights, where given, lie like the keys.
 struct FeatureView {
   int table = 0;      // index into the tables of the call
@@ -33,13 +33,21 @@ struct FeatureView {
     return row_splits != nullptr ? row_splits[example + 1] : example * stride + width;
   }
   bool is_key(int64_t position) const { return !has_padding || keys[position] != padding_key; }
+
+  // Makes an example of every key position: none is pooled with others then.
+  void TakeApart() {
+    if (row_splits == nullptr && width == 1) return;
+    row_splits = nullptr;
+    batch = num_keys;
+    width = stride = 1;
+  }
 };
 
 // InvalidArgument unless row splits start at 0, never decrease and end at the
-// number of keys. `index` names the feature in the message.
-inline Status ValidateRowSplits(const FeatureView& f, int index) {
+// number of keys. `name` is the feature's in the message.
+inline Status ValidateRowSplits(const FeatureView& f, const std::string& name) {
   if (f.row_splits == nullptr) return OkStatus();
-  const std::string what = "row_splits of feature " + std::to_string(index);
+  const std::string what = "row_splits of feature " + name;
   if (f.row_splits[0] != 0) {
     return InvalidArgument(what + " start at " + std::to_string(f.row_splits[0]) +
                            "; they must start at 0");

@@ -25,29 +25,18 @@ void ForEachKeyOf(const FeatureView& f, int64_t first, int64_t last, const Fn& f
   }
 }
 
-// fn(feature, first example, last example) for the features in a range of cells.
-template <class Fn>
-void ForEachFeature(int64_t batch, CellRange range, const Fn& fn) {
-  for (int64_t cell = range.begin; cell < range.end;) {
-    const int64_t feature = cell / batch;
-    const int64_t last = std::min(range.end, (feature + 1) * batch);
-    fn(static_cast<int>(feature), cell - feature * batch, last - feature * batch);
-    cell = last;
-  }
-}
-
 }  // namespace
 
-void SortByBucket(const std::vector<FeatureView>& features, int64_t batch, int num_tables,
+void SortByBucket(const std::vector<FeatureView>& features, int num_tables,
                   const Positions& positions, bool with_positions, const Parallel& parallel,
                   SortedKeys* sorted) {
   const int tasks = parallel.threads;
   const int64_t buckets = static_cast<int64_t>(num_tables) * kNumShards;
-  const int64_t cells = static_cast<int64_t>(features.size()) * batch;
+  const Cells cells(features);
   std::vector<std::vector<int64_t>> next_of(static_cast<size_t>(tasks),
                                             std::vector<int64_t>(static_cast<size_t>(buckets), 0));
   parallel.run(tasks, [&](int task) {
-    ForEachFeature(batch, CellsOf(task, tasks, cells), [&](int f, int64_t first, int64_t last) {
+    cells.ForEachFeature(task, tasks, [&](int f, int64_t first, int64_t last) {
       const int64_t* keys = features[f].keys;
       int64_t* counts = next_of[task].data() + features[f].table * kNumShards;
       ForEachKeyOf(features[f], first, last,
@@ -69,7 +58,7 @@ void SortByBucket(const std::vector<FeatureView>& features, int64_t batch, int n
   sorted->use.resize(static_cast<size_t>(total));
   sorted->position.resize(with_positions ? static_cast<size_t>(total) : 0);
   parallel.run(tasks, [&](int task) {
-    ForEachFeature(batch, CellsOf(task, tasks, cells), [&](int f, int64_t first, int64_t last) {
+    cells.ForEachFeature(task, tasks, [&](int f, int64_t first, int64_t last) {
       const int64_t* keys = features[f].keys;
       int64_t* next = next_of[task].data() + features[f].table * kNumShards;
       ForEachKeyOf(features[f], first, last, [&](int64_t i, int64_t p) {

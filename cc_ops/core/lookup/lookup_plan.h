@@ -10,7 +10,7 @@
 
 namespace slipstream {
 
-// A use of a key: whose pooled vector its row went into.
+// A use of a key: whose vector its row went into.
 struct Occurrence {
   int32_t feature;
   int32_t example;
@@ -21,7 +21,7 @@ struct LookupPlan {
   std::vector<EmbeddingTable*> tables;
   std::vector<int64_t> generations;  // of the tables at the lookup
   std::vector<int> feature_table;    // [features]
-  int64_t batch = 0;
+  std::vector<int64_t> examples;     // [features], of each
   // Bucket b = table * kNumShards + shard holds the distinct keys
   // unique_begin[b] .. unique_begin[b] + unique_count[b].
   std::vector<int64_t> unique_begin;  // [buckets + 1]; room for every use

@@ -1,5 +1,7 @@
 #include "cc_ops/core/table/embedding_table.h"
 
+#include <algorithm>
+#include <cmath>
 #include <string>
 #include <utility>
 #include <vector>
@@ -34,13 +36,61 @@ Status EmbeddingTable::SetFlags(const int64_t* keys, const uint8_t* flags, int64
 
 void EmbeddingTable::Evict(int64_t incoming, const std::vector<int64_t>& pinned) {
   const std::vector<int64_t> evicted = rows_.KeysToEvict(incoming, pinned);
-  for (const int64_t key : evicted) {
+  for (const int64_t key : evicted) updates_.EvictDeferred(key);
+  ForgetFlags(evicted);
+  rows_.Remove(evicted);
+  rows_.CountEvicted(static_cast<int64_t>(evicted.size()));
+}
+
+void EmbeddingTable::ForgetFlags(const std::vector<int64_t>& keys) noexcept {
+  for (const int64_t key : keys) {
     uint32_t index = 0;
     rows_.Find(key, &index);
     flags_.Clear(key, index);
-    updates_.DropDeferred(key);
   }
-  rows_.Remove(evicted);
+}
+
+Status EmbeddingTable::Write(const int64_t* keys, const float* rows, int64_t n) {
+  const auto bad = [&](int64_t key, const std::string& what) {
+    return InvalidArgument("key " + std::to_string(key) + " to write" + " of table '" +
+                           options_.name + "' " + what + ". Nothing was written");
+  };
+  const int64_t dim = options_.dim;
+  for (int64_t i = 0; i < n * dim; ++i) {
+    if (std::isfinite(rows[i])) continue;
+    const std::string value = std::to_string(rows[i]);
+    return bad(keys[i / dim], "has the value " + value + "; allowed: finite numbers");
+  }
+  std::vector<int64_t> wanted(keys, keys + n);
+  std::sort(wanted.begin(), wanted.end());
+  const auto twice = std::adjacent_find(wanted.begin(), wanted.end());
+  if (twice != wanted.end()) return bad(*twice, "comes twice; each key may come once");
+  if (MayOverflow(*this, n)) {
+    const Status status = EvictFor({{this, std::move(wanted)}}, "rows to write are");
+    if (!status.ok()) return status;
+  }
+  std::vector<float*> targets(static_cast<size_t>(n));
+  for (int64_t i = 0; i < n; ++i) {
+    uint32_t index = 0;
+    targets[i] = rows_.FindOrInsert(keys[i], 0.f, &index);
+  }
+  for (int64_t i = 0; i < n; ++i) {
+    updates_.DropDeferred(keys[i]);
+    std::copy_n(rows + i * dim, dim, targets[i]);
+  }
+  return OkStatus();
+}
+
+int64_t EmbeddingTable::Remove(const int64_t* keys, int64_t n) {
+  std::vector<int64_t> leaving(keys, keys + n);
+  std::sort(leaving.begin(), leaving.end());
+  leaving.erase(std::unique(leaving.begin(), leaving.end()), leaving.end());
+  for (const int64_t key : leaving) updates_.DropDeferred(key);
+  const auto is_absent = [&](int64_t key) { return rows_.Find(key) == nullptr; };
+  leaving.erase(std::remove_if(leaving.begin(), leaving.end(), is_absent), leaving.end());
+  ForgetFlags(leaving);
+  rows_.Remove(leaving);
+  return static_cast<int64_t>(leaving.size());
 }
 
 TableContents EmbeddingTable::Export() const {

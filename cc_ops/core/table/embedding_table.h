@@ -59,11 +59,26 @@ class EmbeddingTable {
   // std::bad_alloc, changing nothing.
   void Evict(int64_t incoming, const std::vector<int64_t>& pinned);
 
+  // Replaces the values of rows; those of absent keys are made, as by a lookup that counts no
+  // access, and may evict others of a bounded table. Slots, counts and flags of rows that are there
+  // stay; their deferred gradients go.
+  //   keys: [n]. rows: [n, dim].
+  // InvalidArgument for a key that comes twice or a value that is not finite, ResourceExhausted if
+  // the keys do not fit in the capacity: nothing has changed then. Throws std::bad_alloc: no value
+  // has changed then, but some keys may have got their rows.
+  Status Write(const int64_t* keys, const float* rows, int64_t n);
+  // Removes the rows of keys with their slots, counts and flags, and the keys' deferred gradients.
+  // Returns how many rows there were. Throws std::bad_alloc, changing nothing.
+  int64_t Remove(const int64_t* keys, int64_t n);
+
   TableContents Export() const;
   // Replaces all rows; see RowStore::Import. Flags and deferred gradients go.
   Status Import(const TableContents& contents);
 
  private:
+  // Of rows that leave, ahead of them.
+  void ForgetFlags(const std::vector<int64_t>& keys) noexcept;
+
   const TableOptions options_;
   RowStore rows_;
   RowFlags flags_;

@@ -252,8 +252,19 @@ void RowStore::Remove(const std::vector<int64_t>& keys) noexcept {
     shard.arena.Release(shard.index.Find(key)->index);
     shard.index.Erase(key);
   }
-  num_evicted_ += static_cast<int64_t>(keys.size());
   ++generation_;
+}
+
+std::vector<int64_t> RowStore::Keys() const {
+  std::vector<int64_t> keys;
+  keys.reserve(static_cast<size_t>(size()));
+  for (const RowShard& shard : shards_) {
+    for (const HashIndex::Entry& entry : shard.index.entries()) {
+      if (entry.index != HashIndex::kEmpty) keys.push_back(entry.key);
+    }
+  }
+  std::sort(keys.begin(), keys.end());
+  return keys;
 }
 
 TableContents RowStore::Export() const {

@@ -169,6 +169,10 @@ class RowStore {
   std::vector<int64_t> KeysToEvict(int64_t incoming, const std::vector<int64_t>& pinned) const;
   // Removes keys that are there; pointers to their rows are void, see generation().
   void Remove(const std::vector<int64_t>& keys) noexcept;
+  void CountEvicted(int64_t rows) { num_evicted_ += rows; }
+
+  // All keys, ascending.
+  std::vector<int64_t> Keys() const;
 
   // All but the number of updates, which is not the rows'.
   TableContents Export() const;

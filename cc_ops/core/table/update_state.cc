@@ -41,7 +41,6 @@ int64_t UpdateState::deferred_bytes() const {
 }
 
 void UpdateState::DropDeferred(int64_t key) {
-  if (policy_.is_exchanged) return;
   ShardUpdates& shard = shards_[ShardOf(key)];
   for (DeferredGradients& sums : shard.deferred) {
     const uint32_t index = sums.Find(key);

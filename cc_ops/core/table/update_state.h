@@ -32,8 +32,12 @@ class UpdateState {
   UpdateCounts counts() const;
   int64_t num_deferred() const;
   int64_t deferred_bytes() const;
-  // A row leaves, and with it its deferred gradients, unless they are to be exchanged.
+  // A row leaves, and with it its deferred gradients; `EvictDeferred` keeps those that are to be
+  // exchanged.
   void DropDeferred(int64_t key);
+  void EvictDeferred(int64_t key) {
+    if (!policy_.is_exchanged) DropDeferred(key);
+  }
   // All rows are replaced.
   void DropAllDeferred();
 

@@ -23,7 +23,7 @@ namespace {
 Status DescribeNonFinite(const LookupPlan& plan, const std::vector<PooledGradient>& gradients) {
   for (size_t f = 0; f < gradients.size(); ++f) {
     const EmbeddingTable& table = *plan.tables[plan.feature_table[f]];
-    for (int64_t i = 0; i < plan.batch; ++i) {
+    for (int64_t i = 0; i < plan.examples[f]; ++i) {
       for (int64_t j = 0; j < table.dim(); ++j) {
         const float value = gradients[f].data[i * gradients[f].stride + j];
         if (value - value != 0.f) {
@@ -56,9 +56,9 @@ bool AllFinite(const LookupPlan& plan, const std::vector<PooledGradient>& gradie
   const bool is_stacked = IsStacked(plan, gradients);
   std::atomic<bool> all_finite{true};
   parallel.run(parallel.threads, [&](int task) {
-    const CellRange range = CellsOf(task, parallel.threads, plan.batch);
     bool is_finite = true;
     for (size_t f = 0; f < gradients.size(); ++f) {
+      const CellRange range = CellsOf(task, parallel.threads, plan.examples[f]);
       const int64_t stride = gradients[f].stride;
       const float* first = gradients[f].data + range.begin * stride;
       const int64_t dim = plan.tables[plan.feature_table[f]]->dim();
@@ -226,17 +226,15 @@ SLIPSTREAM_SIMD_CLONES bool RowIsFinite(const float* row, int64_t dim) {
 }
 
 Status CheckFinite(const LookupPlan& plan, const std::vector<PooledGradient>& gradients,
-                   float learning_rate, const Parallel& parallel) {
-  if (!(learning_rate - learning_rate == 0.f)) {
-    return InvalidArgument("learning_rate is " + std::to_string(learning_rate) +
-                           "; allowed: a finite number");
-  }
+                   const LearningRates& rates, const Parallel& parallel) {
+  const Status status = rates.Check(plan.tables.size());
+  if (!status.ok()) return status;
   return AllFinite(plan, gradients, parallel) ? OkStatus() : DescribeNonFinite(plan, gradients);
 }
 
 Status ApplyGradients(const LookupPlan& plan, const std::vector<PooledGradient>& gradients,
-                      float learning_rate, const Parallel& parallel) {
-  const Status status = CheckFinite(plan, gradients, learning_rate, parallel);
+                      const LearningRates& rates, const Parallel& parallel) {
+  const Status status = CheckFinite(plan, gradients, rates, parallel);
   if (!status.ok()) return status;
   const ExclusiveTableLocks locks(plan.tables);
   try {
@@ -251,8 +249,8 @@ Status ApplyGradients(const LookupPlan& plan, const std::vector<PooledGradient>&
                     });
     };
     for (size_t t = 0; t < updates.size(); ++t) {
-      updates[t].Begin(plan, t, learning_rate, plan.tables[t]->updates().NextStep());
-      plan.tables[t]->updates().set_last_learning_rate(learning_rate);
+      updates[t].Begin(plan, t, rates.Of(t), plan.tables[t]->updates().NextStep());
+      plan.tables[t]->updates().set_last_learning_rate(rates.Of(t));
     }
     parallel.run(parallel.threads, update_buckets);
     for (size_t t = 0; t < updates.size(); ++t) {

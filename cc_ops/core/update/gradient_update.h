@@ -8,6 +8,7 @@
 #include "cc_ops/core/base/parallel.h"
 #include "cc_ops/core/base/status.h"
 #include "cc_ops/core/lookup/lookup_plan.h"
+#include "cc_ops/core/update/learning_rates.h"
 
 namespace slipstream {
 
@@ -19,7 +20,7 @@ struct PooledGradient {
 
 // InvalidArgument naming the first gradient, or the learning rate, that is not finite.
 Status CheckFinite(const LookupPlan& plan, const std::vector<PooledGradient>& gradients,
-                   float learning_rate, const Parallel& parallel);
+                   const LearningRates& rates, const Parallel& parallel);
 
 // Whether all values of a row are finite.
 bool RowIsFinite(const float* row, int64_t dim);
@@ -29,7 +30,7 @@ bool RowIsFinite(const float* row, int64_t dim);
 // changed then. A key evicted since the lookup is left out and counted in
 // EmbeddingTable::num_dropped_updates. Takes the tables' mutexes.
 Status ApplyGradients(const LookupPlan& plan, const std::vector<PooledGradient>& gradients,
-                      float learning_rate, const Parallel& parallel);
+                      const LearningRates& rates, const Parallel& parallel);
 
 }  // namespace slipstream
 

@@ -11,11 +11,9 @@
 namespace slipstream {
 namespace {
 
-bool HasUse(const LookupPlan& plan, CellRange uses, CellRange examples) {
+bool HasUse(const LookupPlan& plan, CellRange uses, RankShare share) {
   return std::any_of(plan.uses.begin() + uses.begin, plan.uses.begin() + uses.end,
-                     [&](const Occurrence& use) {
-                       return use.example >= examples.begin && use.example < examples.end;
-                     });
+                     [&](const Occurrence& use) { return share.Has(plan, use); });
 }
 
 // What the deferrals of a table go by.
@@ -91,17 +89,12 @@ class ShardUpdater {
   }
 
  private:
-  // The examples of a batch that fall to one simulated rank: an even split.
-  CellRange ExamplesOf(const LookupPlan& plan, int rank) const {
-    return CellsOf(rank, policy_.ranks, plan.batch);
-  }
-
   // The ranks that have a gradient of a key.
   int64_t RowsOffered(const LookupPlan& plan, CellRange uses) const {
     if (policy_.ranks == 1) return 1;
     int64_t rows = 0;
     for (int rank = 0; rank < policy_.ranks; ++rank) {
-      rows += HasUse(plan, uses, ExamplesOf(plan, rank));
+      rows += HasUse(plan, uses, {rank, policy_.ranks});
     }
     return rows;
   }
@@ -114,14 +107,14 @@ class ShardUpdater {
     float* const sum = scratch_->sum.data();
     for (int rank = 0; rank < policy_.ranks; ++rank) {
       DeferredGradients& deferred = updates_->deferred[static_cast<size_t>(rank)];
-      const CellRange examples = ExamplesOf(*update.plan, rank);
-      const bool has_gradient = policy_.ranks == 1 || HasUse(*update.plan, uses, examples);
+      const RankShare share = {rank, policy_.ranks};
+      const bool has_gradient = policy_.ranks == 1 || HasUse(*update.plan, uses, share);
       const uint32_t index = deferred.Find(key);
       const bool is_deferred = index != DeferredGradients::kNone;
       // What expires on this rank is applied together with what is due on others.
       if (!has_gradient && !(is_deferred && IsDueAt(deferred, index))) continue;
       if (has_gradient) {
-        SumUsesOf(examples, *update.plan, *update.gradients, uses.begin, uses.end, dim_, sum);
+        SumUsesOf(share, *update.plan, *update.gradients, uses.begin, uses.end, dim_, sum);
         ++updates_->counts.offered;
         if (is_deferred) AddTo(sum, deferred.Sum(index), dim_);
       } else {

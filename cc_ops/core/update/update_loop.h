@@ -141,17 +141,24 @@ SLIPSTREAM_ALWAYS_INLINE void SumUses(const LookupPlan& plan,
   }
 }
 
-// The same over the uses by examples of a range; all of them if it is the batch.
-inline void SumUsesOf(CellRange examples, const LookupPlan& plan,
+// The examples of a batch that fall to one of several ranks: an even split of each feature's.
+struct RankShare {
+  bool Has(const LookupPlan& plan, const Occurrence& use) const {
+    const CellRange own = CellsOf(rank, ranks, plan.examples[use.feature]);
+    return use.example >= own.begin && use.example < own.end;
+  }
+  int rank, ranks;
+};
+
+// The same over the uses by a rank's examples.
+inline void SumUsesOf(RankShare share, const LookupPlan& plan,
                       const std::vector<PooledGradient>& gradients, int64_t begin, int64_t end,
                       int64_t dim, float* __restrict__ summed) {
-  if (examples.begin == 0 && examples.end == plan.batch) {
-    return SumUses(plan, gradients, begin, end, dim, summed);
-  }
+  if (share.ranks == 1) return SumUses(plan, gradients, begin, end, dim, summed);
   std::fill_n(summed, dim, 0.f);
   for (int64_t use = begin; use < end; ++use) {
     const Occurrence& o = plan.uses[use];
-    if (o.example < examples.begin || o.example >= examples.end) continue;
+    if (!share.Has(plan, o)) continue;
     const float scale = plan.scale.empty() ? 1.f : plan.scale[plan.use_position[use]];
     const float* g = gradients[o.feature].data + o.example * gradients[o.feature].stride;
     for (int64_t j = 0; j < dim; ++j) summed[j] += scale * g[j];

@@ -21,7 +21,7 @@ std::vector<Shape> Parse(const std::string& text) {
   std::string name;
   for (const char c : text) {
     if (c == '[') shapes.emplace_back();
-    if (std::isalnum(c) || c == '_' || c == '?') {
+    if (std::isalnum(c) || c == '_' || c == '?' || c == '*') {
       name += c;
     } else if (!name.empty()) {
       shapes.back().push_back(std::move(name));
@@ -53,6 +53,10 @@ tensorflow::OpShapeInferenceFn Shapes(const char* text) {
     int input = c->num_inputs() - static_cast<int>(inputs.size());
     for (const Shape& shape : inputs) {
       ShapeHandle given;
+      if (shape == Shape{"*"}) {
+        TF_RETURN_IF_ERROR(c->WithRankAtMost(c->input(input++), 1, &given));
+        continue;
+      }
       TF_RETURN_IF_ERROR(c->WithRank(c->input(input++), static_cast<int>(shape.size()), &given));
       for (size_t d = 0; d < shape.size(); ++d) {
         DimensionHandle dim = Find(c, shape[d], known);

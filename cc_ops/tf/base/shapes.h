@@ -8,7 +8,8 @@ namespace slipstream {
 
 // The shape function of, for example, "[], [n], [n, dim] -> [n], [2, ?]": [] is a scalar; a name
 // is one number wherever it stands, and that of the attribute where the op has one of the name;
-// ? may be any number. Inputs before those that are named, as lists of handles, are not checked.
+// ? may be any number; [*] is a scalar or a vector. Inputs before those that are named, as lists of
+// handles, are not checked.
 tensorflow::OpShapeInferenceFn Shapes(const char* text);
 
 }  // namespace slipstream

@@ -84,7 +84,7 @@ class CollectGradientsOp : public CollectOp {
     std::vector<PooledGradient> gradients;
     OP_REQUIRES_OK(c, ReadPlanAndGradients(c, &plan, &gradients));
     CollectOptions options = options_;
-    OP_REQUIRES_OK(c, ReadScalar(c, c->num_inputs() - 1, "learning_rate", &options.learning_rate));
+    OP_REQUIRES_OK(c, ReadLearningRates(c, c->num_inputs() - 1, &options.learning_rate));
     Output(c, plan->tables.size(), options, [&](const CollectOptions& given, SendBuffer* buffer) {
       return CollectGradients(*plan, gradients, given, ParallelOf(c), buffer);
     });
@@ -145,7 +145,7 @@ class ApplyRowsOp : public tf::OpKernel {
     TablesAndBuffer in;
     ApplyOptions options = options_;
     OP_REQUIRES_OK(c, in.Read(c, true));
-    OP_REQUIRES_OK(c, ReadScalar(c, c->num_inputs() - 1, "learning_rate", &options.learning_rate));
+    OP_REQUIRES_OK(c, ReadLearningRates(c, c->num_inputs() - 1, &options.learning_rate));
     OP_REQUIRES_OK(c, ToAbsl(ApplyRows(in.tables, in.buffer, options, ParallelOf(c))));
   }
 

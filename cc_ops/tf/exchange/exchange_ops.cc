@@ -25,13 +25,13 @@ REGISTER_OP("SlipstreamCollectGradients")
     .Output("keys: int64")
     .Output("values: float")
     .SetIsStateful()
-    .SetShapeFn(Shapes("-> [ranks, tables], [n], [m]"))
+    .SetShapeFn(Shapes("[*] -> [ranks, tables], [n], [m]"))
     .Doc(
         "Sums the gradients of each key and gives out what the tables' policies do not defer: the "
         "sums themselves, or deferred ones that are due. No row changes.\n\n"
         "plan: scalar, from SlipstreamLookup.\n"
         "gradients: of its pooled outputs, in their shapes; all must be finite.\n"
-        "learning_rate: scalar.\n" SLIPSTREAM_SEND_BUFFER_DOC
+        "learning_rate: a scalar for all tables, or [tables].\n" SLIPSTREAM_SEND_BUFFER_DOC
         "advance_step: whether this is an update of the tables; else applying the rows to them "
         "is.\n");
 
@@ -58,7 +58,7 @@ REGISTER_OP("SlipstreamApplyRows")
     .Attr("scale: float = 1.0")
     .Attr("create_missing: bool = true")
     .SetIsStateful()
-    .SetShapeFn(Shapes("[ranks, tables], [n], [m], []"))
+    .SetShapeFn(Shapes("[ranks, tables], [n], [m], [*]"))
     .Doc(R"doc(
 Adds the gradient rows of each key, in the order given, and applies its table's rule once.
 
@@ -66,7 +66,7 @@ handles: scalars.
 sizes: [ranks, tables], rows from each rank.
 keys: [n], by rank, then by table.
 values: their rows behind each other, each as wide as its table; all must be finite.
-learning_rate: scalar.
+learning_rate: a scalar for all tables, or [tables].
 scale: multiplies the sums.
 create_missing: whether keys without a row get one; else their gradients are dropped, and
   counted.

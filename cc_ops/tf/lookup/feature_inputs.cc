@@ -13,7 +13,9 @@ absl::Status FeatureInputs::Init(tf::OpKernelConstruction* context, int num_tabl
   TF_RETURN_IF_ERROR(context->GetAttr("num_keys", &num_keys));
   TF_RETURN_IF_ERROR(context->GetAttr("num_splits", &num_splits));
   TF_RETURN_IF_ERROR(context->GetAttr("num_weights", &num_weights));
-  TF_RETURN_IF_ERROR(context->GetAttr("padding_key", &padding_key_));
+  TF_RETURN_IF_ERROR(context->GetAttr("padding_keys", &padding_keys_));
+  TF_RETURN_IF_ERROR(context->GetAttr("has_padding", &has_padding_));
+  TF_RETURN_IF_ERROR(context->GetAttr("feature_names", &names_));
   struct List {
     const char* name;
     std::vector<int>* values;
@@ -39,7 +41,17 @@ absl::Status FeatureInputs::Init(tf::OpKernelConstruction* context, int num_tabl
       }
     }
   }
+  if (padding_keys_.size() != feature_keys_.size() || has_padding_.size() != feature_keys_.size()) {
+    return absl::InvalidArgumentError(absl::StrCat("padding_keys has ", padding_keys_.size(),
+                                                   " entries and has_padding ", has_padding_.size(),
+                                                   "; feature_keys has ", feature_keys_.size()));
+  }
   return absl::OkStatus();
+}
+
+std::string FeatureInputs::Name(size_t feature) const {
+  if (feature >= names_.size()) return std::to_string(feature);
+  return absl::StrCat("'", names_[feature], "'");
 }
 
 absl::Status FeatureInputs::Read(tf::OpKernelContext* context, std::vector<FeatureView>* features,
@@ -56,12 +68,13 @@ absl::Status FeatureInputs::Read(tf::OpKernelContext* context, std::vector<Featu
     view.table = feature_table_[f];
     view.keys = k.flat<int64_t>().data();
     view.num_keys = k.NumElements();
-    view.padding_key = padding_key_;
+    view.padding_key = padding_keys_[f];
+    view.has_padding = has_padding_[f];
     if (feature_splits_[f] >= 0) {
       const tf::Tensor& s = splits[feature_splits_[f]];
       if (k.dims() != 1 || s.dims() != 1 || s.dim_size(0) < 1) {
         return absl::InvalidArgumentError(
-            absl::StrCat("feature ", f, " has keys of shape ", k.shape().DebugString(),
+            absl::StrCat("feature ", Name(f), " has keys of shape ", k.shape().DebugString(),
                          " and row_splits of shape ", s.shape().DebugString(),
                          "; allowed: [total] and [batch + 1]"));
       }
@@ -69,7 +82,7 @@ absl::Status FeatureInputs::Read(tf::OpKernelContext* context, std::vector<Featu
       view.batch = s.dim_size(0) - 1;
     } else {
       if (k.dims() != 1 && k.dims() != 2) {
-        return absl::InvalidArgumentError(absl::StrCat("keys of feature ", f, " have shape ",
+        return absl::InvalidArgumentError(absl::StrCat("keys of feature ", Name(f), " have shape ",
                                                        k.shape().DebugString(),
                                                        "; allowed: [batch] or [batch, width]"));
       }
@@ -79,31 +92,30 @@ absl::Status FeatureInputs::Read(tf::OpKernelContext* context, std::vector<Featu
       view.width = width;
       if (feature_column_[f] >= 0) {
         if (feature_column_[f] >= width) {
-          return absl::InvalidArgumentError(absl::StrCat("feature ", f, " reads column ",
+          return absl::InvalidArgumentError(absl::StrCat("feature ", Name(f), " reads column ",
                                                          feature_column_[f], " of keys of shape ",
                                                          k.shape().DebugString()));
         }
         view.keys += feature_column_[f];
         view.num_keys -= feature_column_[f];
         view.width = 1;
-      } else {
-        view.has_padding = k.dims() == 2;
       }
     }
     if (feature_weights_[f] >= 0) {
       const tf::Tensor& w = weights[feature_weights_[f]];
       if (w.shape() != k.shape() || feature_column_[f] >= 0) {
         return absl::InvalidArgumentError(
-            absl::StrCat("weights of feature ", f, " have shape ", w.shape().DebugString(),
+            absl::StrCat("weights of feature ", Name(f), " have shape ", w.shape().DebugString(),
                          "; allowed: that of its keys, ", k.shape().DebugString()));
       }
       view.weights = w.flat<float>().data();
     }
-    TF_RETURN_IF_ERROR(ToAbsl(ValidateRowSplits(view, static_cast<int>(f))));
+    if (view.row_splits != nullptr) TF_RETURN_IF_ERROR(ToAbsl(ValidateRowSplits(view, Name(f))));
     if (f == 0) *batch = view.batch;
     if (view.batch != *batch) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("feature ", f, " has ", view.batch, " examples; feature 0 has ", *batch));
+      return absl::InvalidArgumentError(absl::StrCat("feature ", Name(f), " has ", view.batch,
+                                                     " examples; feature ", Name(0), " has ",
+                                                     *batch));
     }
     features->push_back(view);
   }

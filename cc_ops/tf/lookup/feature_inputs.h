@@ -2,6 +2,7 @@
 #ifndef SLIPSTREAM_CC_OPS_TF_LOOKUP_FEATURE_INPUTS_H_
 #define SLIPSTREAM_CC_OPS_TF_LOOKUP_FEATURE_INPUTS_H_
 
+#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -22,7 +23,9 @@
       .Attr("feature_splits: list(int) >= 1")  \
       .Attr("feature_weights: list(int) >= 1") \
       .Attr("feature_table: list(int) >= 1")   \
-      .Attr("padding_key: int = -1")
+      .Attr("padding_keys: list(int) >= 1")    \
+      .Attr("has_padding: list(bool) >= 1")    \
+      .Attr("feature_names: list(string) = []")
 
 // Text for the .Doc of such an op.
 #define SLIPSTREAM_FEATURE_DOC                                                         \
@@ -31,11 +34,13 @@
   "weights: float32, laid out like the keys they belong to.\n"                         \
   "feature_keys: per feature, the index of its keys tensor.\n"                         \
   "feature_column: per feature, its column of a [batch, width] tensor (one key per "   \
-  "example), or -1: all of the tensor (a bag; padding_key stands for absent keys).\n"  \
+  "example), or -1: all of the tensor (a bag).\n"                                      \
   "feature_splits: per feature, the index of its row splits, or -1.\n"                 \
   "feature_weights: per feature, the index of its weights, or -1.\n"                   \
   "feature_table: per feature, the index of its table.\n"                              \
-  "padding_key: the key that stands for no key in a padded bag of rank 2.\n"
+  "padding_keys: per feature, the key that stands for no key, where has_padding.\n"    \
+  "has_padding: per feature, whether it has such a key.\n"                             \
+  "feature_names: what errors call the features; none: they are numbered.\n"
 
 namespace slipstream {
 
@@ -56,9 +61,14 @@ class FeatureInputs {
   const std::vector<int>& feature_table() const { return feature_table_; }
 
  private:
+  // What errors call a feature.
+  std::string Name(size_t feature) const;
+
+  std::vector<std::string> names_;
   std::vector<int> feature_keys_, feature_column_, feature_splits_, feature_weights_,
       feature_table_;
-  int64_t padding_key_ = -1;
+  std::vector<int64_t> padding_keys_;
+  std::vector<bool> has_padding_;
 };
 
 }  // namespace slipstream

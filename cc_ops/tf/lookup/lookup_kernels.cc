@@ -49,8 +49,8 @@ absl::Status ReadPlanAndGradients(tf::OpKernelContext* c, const LookupPlan** pla
   for (int f = 0; f < num_features; ++f) {
     const tf::Tensor& g = gradients[is_stacked ? 0 : f];
     const tf::TensorShape expected =
-        is_stacked ? tf::TensorShape({lookup.batch, int64_t{num_features}, dim_of(f)})
-                   : tf::TensorShape({lookup.batch, dim_of(f)});
+        is_stacked ? tf::TensorShape({lookup.examples[f], int64_t{num_features}, dim_of(f)})
+                   : tf::TensorShape({lookup.examples[f], dim_of(f)});
     if (g.shape() != expected) {
       return absl::InvalidArgumentError(
           absl::StrCat("gradient of feature ", f, " has shape ", g.shape().DebugString(),
@@ -63,6 +63,17 @@ absl::Status ReadPlanAndGradients(tf::OpKernelContext* c, const LookupPlan** pla
       views->push_back({data, dim_of(f)});
     }
   }
+  return absl::OkStatus();
+}
+
+absl::Status ReadLearningRates(tf::OpKernelContext* c, int input, LearningRates* rates) {
+  const tf::Tensor& tensor = c->input(input);
+  if (tensor.dims() > 1) {
+    return absl::InvalidArgumentError(absl::StrCat("learning_rate has shape ",
+                                                   tensor.shape().DebugString(),
+                                                   "; allowed: a scalar, or [tables]"));
+  }
+  *rates = LearningRates(ValuesOf<float>(c, input));
   return absl::OkStatus();
 }
 
@@ -142,7 +153,12 @@ class LookupOpBase : public tf::OpKernel {
                                                           "; is_stacked needs equal ones")));
     }
     for (const std::string& name : combiners) {
+      is_unpooled_.push_back(name == "none");
+      OP_REQUIRES(c, !is_stacked_ || !is_unpooled_.back(),
+                  absl::InvalidArgumentError(
+                      "a feature has combiner 'none'; is_stacked needs features that are pooled"));
       combiners_.push_back(name == "sum"    ? Combiner::kSum
+                           : name == "none" ? Combiner::kSum
                            : name == "mean" ? Combiner::kMean
                                             : Combiner::kSqrtn);
     }
@@ -169,9 +185,10 @@ class LookupOpBase : public tf::OpKernel {
     tf::Tensor* out = nullptr;
     for (int f = 0; f < num_features; ++f) {
       const int64_t dim = dims_[inputs_.feature_table()[f]];
+      if (is_unpooled_[f]) (*features)[f].TakeApart();
       if (!is_stacked_ || f == 0) {
         const tf::TensorShape shape = is_stacked_ ? tf::TensorShape({batch, num_features, dim})
-                                                  : tf::TensorShape({batch, dim});
+                                                  : tf::TensorShape({(*features)[f].batch, dim});
         TF_RETURN_IF_ERROR(pooled.allocate(f, shape, &out));
       }
       float* const data = out->flat<float>().data();
@@ -188,6 +205,7 @@ class LookupOpBase : public tf::OpKernel {
   bool is_stacked_ = false;
   std::vector<int> dims_;
   std::vector<Combiner> combiners_;
+  std::vector<bool> is_unpooled_;
 };
 
 class LookupOp : public LookupOpBase {
@@ -233,10 +251,10 @@ class EvaluationLookupOp : public LookupOpBase {
 absl::Status ApplyToRows(tf::OpKernelContext* c) {
   const LookupPlan* plan = nullptr;
   std::vector<PooledGradient> gradients;
-  float rate = 0.f;
+  LearningRates rates;
   TF_RETURN_IF_ERROR(ReadPlanAndGradients(c, &plan, &gradients));
-  TF_RETURN_IF_ERROR(ReadScalar(c, c->num_inputs() - 1, "learning_rate", &rate));
-  return ToAbsl(ApplyGradients(*plan, gradients, rate, ParallelOf(c)));
+  TF_RETURN_IF_ERROR(ReadLearningRates(c, c->num_inputs() - 1, &rates));
+  return ToAbsl(ApplyGradients(*plan, gradients, rates, ParallelOf(c)));
 }
 
 SLIPSTREAM_CPU_KERNEL("SlipstreamLookup", LookupOp);

@@ -1,4 +1,7 @@
 // Registrations of lookups and of the update that belongs to one.
+#include <string>
+#include <vector>
+
 #include "cc_ops/tf/base/shapes.h"
 #include "cc_ops/tf/lookup/feature_inputs.h"
 #include "tensorflow/core/framework/op.h"
@@ -8,30 +11,44 @@ namespace slipstream {
 namespace {
 
 namespace tf = tensorflow;
+using tf::shape_inference::DimensionHandle;
 using tf::shape_inference::InferenceContext;
 using tf::shape_inference::ShapeHandle;
+
+// The key positions of a feature: of a matrix, all of them or, from a column, one per example.
+absl::Status KeysOf(InferenceContext* c, ShapeHandle keys, int column, DimensionHandle* count) {
+  *count = c->UnknownDim();
+  if (!c->RankKnown(keys)) return absl::OkStatus();
+  *count = c->Dim(keys, 0);
+  const bool is_matrix = c->Rank(keys) == 2 && column < 0;
+  return is_matrix ? c->Multiply(*count, c->Dim(keys, 1), count) : absl::OkStatus();
+}
 
 absl::Status LookupShape(InferenceContext* c) {
   int num_tables = 0, num_keys = 0, num_splits = 0;
   bool is_stacked = false;
-  std::vector<int> feature_keys, feature_splits, feature_table, dims;
+  std::vector<int> feature_keys, feature_column, feature_splits, feature_table, dims;
+  std::vector<std::string> combiners;
   TF_RETURN_IF_ERROR(c->GetAttr("num_tables", &num_tables));
   TF_RETURN_IF_ERROR(c->GetAttr("num_keys", &num_keys));
   TF_RETURN_IF_ERROR(c->GetAttr("num_splits", &num_splits));
   TF_RETURN_IF_ERROR(c->GetAttr("is_stacked", &is_stacked));
   TF_RETURN_IF_ERROR(c->GetAttr("feature_keys", &feature_keys));
+  TF_RETURN_IF_ERROR(c->GetAttr("feature_column", &feature_column));
   TF_RETURN_IF_ERROR(c->GetAttr("feature_splits", &feature_splits));
+  TF_RETURN_IF_ERROR(c->GetAttr("combiners", &combiners));
   TF_RETURN_IF_ERROR(c->GetAttr("feature_table", &feature_table));
   TF_RETURN_IF_ERROR(c->GetAttr("table_dims", &dims));
   ShapeHandle shape;
   for (int i = 0; i < num_tables; ++i) TF_RETURN_IF_ERROR(c->WithRank(c->input(i), 0, &shape));
   const size_t num_features = feature_keys.size();
-  if (feature_splits.size() != num_features || feature_table.size() != num_features ||
+  if (feature_column.size() != num_features || feature_splits.size() != num_features ||
+      feature_table.size() != num_features || combiners.size() != num_features ||
       dims.size() != static_cast<size_t>(num_tables)) {
     return absl::InvalidArgumentError(
-        "feature_* lists, or table_dims and handles, differ in length");
+        "feature_* lists and combiners, or table_dims and handles, differ in length");
   }
-  tf::shape_inference::DimensionHandle batch = c->UnknownDim();
+  DimensionHandle batch = c->UnknownDim();
   for (size_t f = 0; f < num_features; ++f) {
     if (feature_keys[f] < 0 || feature_keys[f] >= num_keys || feature_splits[f] >= num_splits ||
         feature_table[f] < 0 || feature_table[f] >= num_tables) {
@@ -40,7 +57,7 @@ absl::Status LookupShape(InferenceContext* c) {
     if (feature_splits[f] >= 0) {
       TF_RETURN_IF_ERROR(
           c->WithRank(c->input(num_tables + num_keys + feature_splits[f]), 1, &shape));
-      tf::shape_inference::DimensionHandle examples;
+      DimensionHandle examples;
       TF_RETURN_IF_ERROR(c->Subtract(c->Dim(shape, 0), 1, &examples));
       TF_RETURN_IF_ERROR(c->Merge(batch, examples, &batch));
     } else {
@@ -65,7 +82,11 @@ absl::Status LookupShape(InferenceContext* c) {
       return absl::InvalidArgumentError("num_outputs must be the number of features");
     }
     for (size_t f = 0; f < num_features; ++f) {
-      c->set_output(static_cast<int>(f), c->Matrix(batch, c->MakeDim(dims[feature_table[f]])));
+      DimensionHandle examples = batch;
+      if (combiners[f] == "none")
+        TF_RETURN_IF_ERROR(
+            KeysOf(c, c->input(num_tables + feature_keys[f]), feature_column[f], &examples));
+      c->set_output(static_cast<int>(f), c->Matrix(examples, c->MakeDim(dims[feature_table[f]])));
     }
   }
   if (c->num_outputs() > num_outputs) c->set_output(num_outputs, c->Scalar());  // the plan
@@ -74,19 +95,20 @@ absl::Status LookupShape(InferenceContext* c) {
 
 }  // namespace
 
-#define SLIPSTREAM_LOOKUP_ATTRS                               \
-  .Attr("num_tables: int >= 1")                               \
-      .Attr("table_dims: list(int) >= 1")                     \
-      .Attr("combiners: list({'sum', 'mean', 'sqrtn'}) >= 1") \
-      .Attr("is_stacked: bool")                               \
+#define SLIPSTREAM_LOOKUP_ATTRS                                       \
+  .Attr("num_tables: int >= 1")                                       \
+      .Attr("table_dims: list(int) >= 1")                             \
+      .Attr("combiners: list({'sum', 'mean', 'sqrtn', 'none'}) >= 1") \
+      .Attr("is_stacked: bool")                                       \
       .Attr("num_outputs: int >= 1")
 
-#define SLIPSTREAM_LOOKUP_DOC                                                                 \
-  "table_dims: the dim of each table.\n"                                                      \
-  "combiners: per feature, how the rows of a bag become one vector.\n"                        \
-  "is_stacked: one output float32 [batch, features, dim] instead of one [batch, dim] each.\n" \
-  "handles: scalars, one per table; no table may come twice.\n"                               \
-  "pooled: float32 [batch, dim] per feature, or [batch, features, dim].\n" SLIPSTREAM_FEATURE_DOC
+#define SLIPSTREAM_LOOKUP_DOC                                                                  \
+  "table_dims: the dim of each table.\n"                                                       \
+  "combiners: per feature, how the rows of a bag become one vector; 'none': not at all.\n"     \
+  "is_stacked: one output float32 [batch, features, dim] instead of one [batch, dim] each.\n"  \
+  "handles: scalars, one per table; no table may come twice.\n"                                \
+  "pooled: float32 [batch, dim] per feature, or [batch, features, dim]; of a feature that is " \
+  "not pooled, [number of its keys, padding included, dim].\n" SLIPSTREAM_FEATURE_DOC
 
 REGISTER_OP("SlipstreamLookup")
     .Input("handles: num_tables * resource") SLIPSTREAM_FEATURE_INPUTS SLIPSTREAM_LOOKUP_ATTRS
@@ -113,13 +135,13 @@ REGISTER_OP("SlipstreamApplyGradients")
     .Input("learning_rate: float")
     .Attr("num_gradients: int >= 1")
     .SetIsStateful()
-    .SetShapeFn(Shapes("[]"))
+    .SetShapeFn(Shapes("[*]"))
     .Doc(R"doc(
 Sums the gradients of each key in batch order and applies its table's rule once.
 
 plan: scalar, from SlipstreamLookup.
 gradients: of its pooled outputs, in their shapes; all must be finite.
-learning_rate: scalar.
+learning_rate: a scalar for all tables, or [tables], in the order of the lookup's handles.
 )doc");
 
 }  // namespace slipstream

@@ -32,6 +32,10 @@ struct PlanVariant {
 absl::Status ReadPlanAndGradients(tensorflow::OpKernelContext* context, const LookupPlan** plan,
                                   std::vector<PooledGradient>* gradients);
 
+// Input `input`, a scalar or a vector; the core checks that it has a rate for each table.
+absl::Status ReadLearningRates(tensorflow::OpKernelContext* context, int input,
+                               LearningRates* rates);
+
 }  // namespace slipstream
 
 #endif  // SLIPSTREAM_CC_OPS_TF_LOOKUP_PLAN_VARIANT_H_

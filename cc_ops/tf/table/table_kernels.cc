@@ -136,6 +136,32 @@ absl::Status Statistics(tf::OpKernelContext* c, EmbeddingTable* table) {
   return Output(c, 0, values);
 }
 
+absl::Status Step(tf::OpKernelContext* c, EmbeddingTable* table) {
+  const SharedLock lock(table->mutex());
+  return OutputScalar(c, 0, table->updates().step());
+}
+
+absl::Status Keys(tf::OpKernelContext* c, EmbeddingTable* table) {
+  std::vector<int64_t> keys;
+  {
+    const SharedLock lock(table->mutex());
+    keys = table->rows().Keys();
+  }
+  return Output(c, 0, keys);
+}
+
+absl::Status Write(tf::OpKernelContext* c, EmbeddingTable* table) {
+  TF_RETURN_IF_ERROR(CheckInputs(c, 1, "keys: [n], rows: [n, d]", *table));
+  const ExclusiveLock lock(table->mutex());
+  return ToAbsl(table->Write(Data<int64_t>(c, 1), Data<float>(c, 2), c->input(1).NumElements()));
+}
+
+absl::Status Remove(tf::OpKernelContext* c, EmbeddingTable* table) {
+  TF_RETURN_IF_ERROR(CheckInputs(c, 1, "keys: [n]", *table));
+  const ExclusiveLock lock(table->mutex());
+  return OutputScalar(c, 0, table->Remove(Data<int64_t>(c, 1), c->input(1).NumElements()));
+}
+
 absl::Status Export(tf::OpKernelContext* c, EmbeddingTable* table) {
   bool flushes = true;
   TF_RETURN_IF_ERROR(ReadAttribute(c, "flushes", &flushes));
@@ -218,6 +244,10 @@ SLIPSTREAM_TABLE_KERNEL("Measure", Measure);
 SLIPSTREAM_TABLE_KERNEL("HotKeys", HotKeys);
 SLIPSTREAM_TABLE_KERNEL("DecayCounts", DecayCounts);
 SLIPSTREAM_TABLE_KERNEL("Statistics", Statistics);
+SLIPSTREAM_TABLE_KERNEL("Step", Step);
+SLIPSTREAM_TABLE_KERNEL("Keys", Keys);
+SLIPSTREAM_TABLE_KERNEL("Write", Write);
+SLIPSTREAM_TABLE_KERNEL("Remove", Remove);
 SLIPSTREAM_TABLE_KERNEL("Export", Export);
 SLIPSTREAM_TABLE_KERNEL("Import", Import);
 SLIPSTREAM_TABLE_KERNEL("SetReplicated", SetReplicated);

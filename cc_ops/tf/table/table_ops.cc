@@ -123,6 +123,61 @@ statistics: [5]: rows; bytes allocated; rows evicted so far; updates dropped bec
   their key was evicted between lookup and update; keys that the index has memory for.
 )doc");
 
+REGISTER_OP("SlipstreamTableStep")
+    .Input("handle: resource")
+    .Output("step: int64")
+    .SetIsStateful()
+    .SetShapeFn(Shapes("[] -> []"))
+    .Doc(R"doc(
+How often a table was updated.
+
+handle: scalar.
+step: scalar.
+)doc");
+
+REGISTER_OP("SlipstreamTableKeys")
+    .Input("handle: resource")
+    .Output("keys: int64")
+    .SetIsStateful()
+    .SetShapeFn(Shapes("[] -> [n]"))
+    .Doc(R"doc(
+The keys that have a row.
+
+handle: scalar.
+keys: [n], ascending.
+)doc");
+
+REGISTER_OP("SlipstreamTableWrite")
+    .Input("handle: resource")
+    .Input("keys: int64")
+    .Input("rows: float")
+    .SetIsStateful()
+    .SetShapeFn(Shapes("[], [n], [n, d]"))
+    .Doc(R"doc(
+Replaces the values of rows, and makes those of absent keys; counts no access.
+
+Slots, counts and flags of rows that are there stay, their deferred gradients go. A full bounded
+table evicts other rows.
+
+handle: scalar.
+keys: [n], each once.
+rows: [n, dim], finite.
+)doc");
+
+REGISTER_OP("SlipstreamTableRemove")
+    .Input("handle: resource")
+    .Input("keys: int64")
+    .Output("removed: int64")
+    .SetIsStateful()
+    .SetShapeFn(Shapes("[], [n] -> []"))
+    .Doc(R"doc(
+Removes rows with their slots, counts, flags and deferred gradients.
+
+handle: scalar.
+keys: [n]; those without a row are ignored.
+removed: scalar, how many rows there were.
+)doc");
+
 REGISTER_OP("SlipstreamTableExport")
     .Input("handle: resource")
     .Attr("flushes: bool = true")

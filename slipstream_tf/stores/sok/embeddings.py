@@ -5,6 +5,7 @@ in a native table of replicas; gradients are summed, masked or deferred there, a
 to the ranks that own the rows, and through `sok.OptimizerWrapper`.
 """
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -41,7 +42,7 @@ class SokEmbeddingStore(ReplicatingStore, SokTables):
     Attributes:
         tables: as given.
         optimizer: the rule of all tables.
-        learning_rate: float32 scalar variable, read in every update.
+        rates: what the tables' rows move by; one for all.
         comm: the ranks, or None.
     """
 
@@ -71,12 +72,13 @@ class SokEmbeddingStore(ReplicatingStore, SokTables):
             ValueError: a table or setting that SOK cannot have, or a rule that it does not know.
         """
         # Gradients pass through the replicas' tables, but rows are not updated there.
-        rule = optimizers.SGD(optimizers.get(optimizer).learning_rate)
-        rows = rows_within(cache_bytes, tables, rule, "SokEmbeddingStore")
+        rule = optimizers.SGD(0.0)
+        replicated = [dataclasses.replace(table, optimizer=None) for table in tables]
+        rows = rows_within(cache_bytes, replicated, rule, "SokEmbeddingStore")
         super().__init__(tables, optimizer, comm, var_type, settings)
         self._policies = {table.name: UpdatePolicy() for table in self.tables}
         self._saturated = {table.name: np.empty(0, np.int64) for table in self.tables}
-        self._replicas = Replicas(self.tables, rule, rows)
+        self._replicas = Replicas(replicated, rule, rows)
         self._handles = self._replicas._handles
         with tf.device("CPU:0"):
             self._defers = tf.Variable(False, trainable=False)
@@ -113,7 +115,7 @@ class SokEmbeddingStore(ReplicatingStore, SokTables):
         # SOK adds up what the ranks send.
         shares = [gradient / self._ranks for gradient in gradients]
         collected = exchange_ops.collect_gradients(
-            plan, shares, self.learning_rate, advance_step=True
+            plan, shares, self.rates.now(plan), advance_step=True
         )
         self._steps.assign_add([1, 1])
         return self._deliver(collected, self._defers.read_value())
@@ -168,10 +170,10 @@ class SokEmbeddingStore(ReplicatingStore, SokTables):
         by_movement = policy.mode == "defer" and policy.trigger == "movement"
         if by_movement and not isinstance(self.optimizer, optimizers.SGD):
             allowed = (
-                "'interval', or SGD: each rank decides on its own sums, and slots are the owner's; "
+                "Interval(...), or SGD: each rank decides on its own sums, and slots are the owner's; "
                 "SokPooledStore, where the owner defers them, knows Adagrad, too"
             )
-            raise invalid("defer_trigger", "movement", place, allowed)
+            raise invalid("until", "Movement", place, allowed)
         self._require_policy(table, policy)
         self._defers.assign(self._collect_by(table, policy))
 

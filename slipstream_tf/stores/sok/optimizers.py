@@ -6,7 +6,7 @@ lengths of steps.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -213,7 +213,7 @@ def _require_rows(found: SokTable, keys: np.ndarray) -> None:
     )
 
 
-def same_rule(rule: optimizers.SparseOptimizer, learning_rate: tf.Variable) -> Any:
+def same_rule(rule: optimizers.SparseOptimizer, rate: Callable[[], tf.Tensor]) -> Any:
     """Returns the optimizer of TensorFlow that has a rule of this package, for SOK's wrapper.
 
     Raises:
@@ -221,9 +221,6 @@ def same_rule(rule: optimizers.SparseOptimizer, learning_rate: tf.Variable) -> A
     """
     first = tf.compat.v1.train
     kind = type(rule)
-
-    def rate() -> tf.Tensor:
-        return learning_rate.read_value()
 
     if kind is optimizers.SGD:
         return first.GradientDescentOptimizer(rate)

@@ -13,7 +13,7 @@ import tensorflow as tf
 from slipstream_tf import optimizers
 from slipstream_tf.config import Table
 from slipstream_tf.errors import invalid, require_integer
-from slipstream_tf.ops.features import PADDING_KEY, FeatureSpec, PackedFeatures
+from slipstream_tf.ops.features import FeatureSpec, PackedFeatures
 from slipstream_tf.stores.access_counts import ExactCounts
 from slipstream_tf.stores.sok.library import require_lookup_sparse
 from slipstream_tf.stores.sok.table import FLOAT_BYTES, KEY_BYTES
@@ -66,7 +66,7 @@ class SokPooledStore(SokTables, WatchedTables):
     Attributes:
         tables: as given.
         optimizer: the rule of all tables.
-        learning_rate: float32 scalar variable, read in every update.
+        rates: what the tables' rows move by; one for all.
         comm: the ranks, or None.
     """
 
@@ -110,9 +110,13 @@ class SokPooledStore(SokTables, WatchedTables):
         """See `EmbeddingStore.lookup`; a collective. The plan is a `PooledPlan`.
 
         Raises:
-            ValueError: keys have weights, and rows are too wide for SOK to weigh.
+            ValueError: a feature is not pooled; or keys have weights, and rows are too wide for SOK
+                to weigh.
             tf.errors.InvalidArgumentError: a key is one that SOK's tables use themselves.
         """
+        if unpooled := [spec.name for spec in specs if spec.combiner is None]:
+            allowed = "a combiner for every feature (SOK pools them); or store='sok', without one"
+            raise invalid("combiner", None, f"features {unpooled} of a SokPooledStore", allowed)
         widest = max(self._table(spec.table).dim for spec in specs)
         if packed.weights and widest > _WIDEST_WEIGHTED:
             allowed = (
@@ -213,7 +217,7 @@ class SokPooledStore(SokTables, WatchedTables):
         self._apply_deferred(lambda: self._flush_by(self._updater))
 
     def _known_rate(self) -> Any:
-        return self.learning_rate
+        return self._rate_now()
 
 
 def _unique(name: str) -> str:
@@ -227,19 +231,23 @@ def _bags_of(packed: PackedFeatures, feature: int) -> tf.RaggedTensor:
     """The keys of a feature, int64 [batch, None], without padding."""
     keys, row_splits, _ = packed.of(feature)
     if row_splits is not None:
-        return tf.RaggedTensor.from_row_splits(keys, row_splits, validate=False)
-    if keys.shape.rank == 2:
-        return tf.ragged.boolean_mask(keys, keys != PADDING_KEY).with_row_splits_dtype(tf.int64)
-    return tf.RaggedTensor.from_tensor(keys[:, None], row_splits_dtype=tf.int64)
+        bags = tf.RaggedTensor.from_row_splits(keys, row_splits, validate=False)
+    else:
+        matrix = keys if keys.shape.rank == 2 else keys[:, None]
+        bags = tf.RaggedTensor.from_tensor(matrix, row_splits_dtype=tf.int64)
+    if (is_key := packed.is_key(feature)) is None:
+        return bags
+    return tf.ragged.boolean_mask(bags, bags.with_values(tf.reshape(is_key, [-1])))
 
 
 def _weights_of(packed: PackedFeatures, feature: int, bags: tf.RaggedTensor) -> tf.RaggedTensor:
     """The weights of a feature's keys, float32 [batch, None], laid out like them."""
-    keys, row_splits, weights = packed.of(feature)
+    _, _, weights = packed.of(feature)
     if weights is None:
         return bags.with_values(tf.ones_like(bags.values, tf.float32))
-    if row_splits is None and keys.shape.rank == 2:
-        weights = tf.boolean_mask(weights, keys != PADDING_KEY)
+    weights = tf.reshape(weights, [-1])
+    if (is_key := packed.is_key(feature)) is not None:
+        weights = tf.boolean_mask(weights, tf.reshape(is_key, [-1]))
     return bags.with_values(weights)
 
 

@@ -146,10 +146,8 @@ class SokStore(WatchedTables):
             keys = keys.flat_values
         elif isinstance(keys, tf.SparseTensor):
             keys = keys.values
-        # A column: -1 is padding in matrices only.
-        column = tf.reshape(tf.cast(keys, tf.int64), [-1, 1])
         specs = [FeatureSpec(name, name)]
-        self.count_accesses(pack({name: column}, specs), specs)
+        self.count_accesses(pack({name: tf.reshape(keys, [-1])}, specs), specs)
 
     def lookup(self, table: str, keys: tf.Tensor) -> tf.Tensor:
         """Looks up rows through SOK, but for those that this rank has a copy of; a collective.

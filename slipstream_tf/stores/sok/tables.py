@@ -18,6 +18,7 @@ from slipstream_tf.errors import invalid, require_choice
 from slipstream_tf.stores.base import EmbeddingStore, table_contents
 from slipstream_tf.stores.by_key import counts_of
 from slipstream_tf.stores.native import NativeStore
+from slipstream_tf.stores.rates import Rates
 from slipstream_tf.stores.sok import hkv
 from slipstream_tf.stores.sok.library import open_sok, wrap_optimizer
 from slipstream_tf.stores.sok.optimizers import (
@@ -41,7 +42,7 @@ class SokTables(SpreadStore, EmbeddingStore):
     Attributes:
         tables: as given.
         optimizer: the rule of all tables.
-        learning_rate: float32 scalar variable, read in every update.
+        rates: what the tables' rows move by; one for all.
         comm: the ranks, or None.
     """
 
@@ -63,26 +64,31 @@ class SokTables(SpreadStore, EmbeddingStore):
             ValueError: a table or setting that SOK cannot have, or a rule that it does not know.
         """
         require_choice("var_type", var_type, VAR_TYPES, type(self).__name__)
-        self.tables, self.optimizer, self.comm = tuple(tables), optimizers.get(optimizer), comm
+        self.tables, self.comm = tuple(tables), comm
+        self.optimizer = optimizers.the_one_of(tables, optimizer, "SOK's tables")
         self._settings = {t.name: _settings_of(t, var_type, settings or {}) for t in self.tables}
         self._sok = open_sok()
         self._require_ranks(int(self._sok.communication.num_ranks()))
+        with tf.device("CPU:0"):
+            self._steps = tf.Variable([0, 0], dtype=tf.int64, trainable=False)
         # Of which no row is ever made: it gives the initial rows.
         self._initial = NativeStore(
-            [dataclasses.replace(t, retention=None) for t in self.tables],
-            optimizers.SGD(self.optimizer.learning_rate),
+            [dataclasses.replace(t, optimizer=None, retention=None) for t in self.tables],
+            optimizers.SGD(0.0),
         )
-        self.learning_rate = self._initial.learning_rate
+        shared = [dataclasses.replace(t, optimizer=None) for t in self.tables]
+        self.rates = Rates(shared, self.optimizer, lambda _: self._steps[0])
         # What was imported so far, of tables that come in parts.
         self._parts: dict[str, list[Mapping[str, Any]]] | None = None
         with tf.init_scope():
             self._opened = {table.name: self._made(table, var_type) for table in self.tables}
-            self._updater = wrap_optimizer(same_rule(self.optimizer, self.learning_rate))
+            self._updater = wrap_optimizer(same_rule(self.optimizer, self._rate_now))
             # Now, so that no step that is traced has to make variables.
             self._updater._create_slots([table.variable for table in self._opened.values()])
         self._rule = SokRule(self._updater)
-        with tf.device("CPU:0"):
-            self._steps = tf.Variable([0, 0], dtype=tf.int64, trainable=False)
+
+    def _rate_now(self) -> tf.Tensor:
+        return tf.convert_to_tensor(self.rates.now())
 
     def _made(self, table: Table, var_type: str) -> SokTable:
         variable = self._sok.DynamicVariable(

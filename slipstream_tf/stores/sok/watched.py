@@ -174,13 +174,13 @@ class WatchedTables(SpreadStore, WatchingStore):
         allowed, unknown = "", self._movements.unknown(optimizer)
         if unknown is not None:
             allowed = (
-                "'interval', or a store with one of these optimizers: "
+                "Interval(...), or a store with one of these optimizers: "
                 f"{self._movements.known}; it has {unknown}"
             )
         elif not self._table(table).is_dynamic:
-            allowed = "'interval': SOK's optimizers update its dynamic variables only"
+            allowed = "Interval(...): SOK's optimizers update its dynamic variables only"
         if allowed:
-            raise invalid("defer_trigger", "movement", self._place_of(table), allowed)
+            raise invalid("until", "Movement", self._place_of(table), allowed)
 
     def _most_deferred(self, table: str) -> int:
         found = self._table(table)

@@ -142,8 +142,8 @@ def fit(comm, store: str) -> None:
         store=store, comm=comm,
     )  # fmt: skip
     model = slip.models.DLRM(embeddings, dense_features=3, bottom=[8, 4], top=[8, 1])
-    config = slip.SaturationConfig(skip="gradients", snapshot_interval=8, warmup_steps=8)
-    slipstream = slip.Slipstream(embeddings, config)
+    window = slip.Window(8, warmup=8)
+    slipstream = slip.Slipstream(embeddings, slip.MaskGradients(), window=window)
     data = tf.data.Dataset.from_tensor_slices(({"keys": keys, "dense": dense}, labels))
     data = data.batch(32, drop_remainder=True).repeat(3)
     optimizer = DistributedOptimizer(keras.optimizers.Adagrad(0.05), comm)

@@ -52,7 +52,9 @@ def save(directory: Path, step: int, keep: int = 2) -> None:
     """Writes a checkpoint as `JobCheckpoints` does, without what TensorFlow writes."""
     name = writing.stage(directory)
     (directory / writing.STAGING / "rank-0").mkdir()
-    files = RankFiles(0, [part(step, 0), part(step, 1)], float(step), _state(step), step, None)
+    files = RankFiles(
+        0, [part(step, 0), part(step, 1)], {"learning_rate": step}, _state(step), step, None
+    )
     write_rank(directory / writing.STAGING, f"id-{step}", files)
     manifest = Manifest(f"id-{step}", step, 1, "replicated", [], {}, [], [], None, {})
     finish_with_all(directory, name, manifest, keep)
@@ -78,8 +80,9 @@ def newest(directory: Path) -> int:
         for column in ("rows", "slots", "counts", "steps"):
             assert (contents[column] == step).all(), (column, step)
         assert (table.deferred(0, 1)["sums"] == step).all()
-    rate, states = read_engines(folder, manifest)
-    assert rate == step and (states[0]["tracker"]["tables"]["t0"]["keys"] == step).all()
+    rates, states = read_engines(folder, manifest)
+    assert rates is not None and rates["learning_rate"] == step
+    assert (states[0]["tracker"]["tables"]["t0"]["keys"] == step).all()
     assert manifest.positions == [step]
     return step
 
@@ -204,7 +207,7 @@ def test_a_rank_whose_disk_is_full_says_so(tmp_path: Path, monkeypatch: pytest.M
     writing.stage(tmp_path)
     staging = tmp_path / writing.STAGING
     (staging / "rank-1").mkdir()
-    files = RankFiles(1, [part(1, 0), part(1, 1)], 1.0, _state(1), 1, None)
+    files = RankFiles(1, [part(1, 0), part(1, 1)], {"learning_rate": 1.0}, _state(1), 1, None)
     with monkeypatch.context() as patched:
         patched.setattr(disk, "write", write_if_there_is_room)
         with pytest.raises(OSError, match="No space left"):

@@ -1,4 +1,4 @@
-"""Copies of hot rows that ranks keep: never further from their rows than they may be, and cheap."""
+"""Refreshed replicas of hot rows: never further from their rows than they may be, and cheap."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
+from engine_settings import engine_arguments, engine_settings
 
-from slipstream_tf import SaturationConfig, Table, initializers, optimizers
+from slipstream_tf import Slipstream, Table, initializers, optimizers
 from slipstream_tf.distributed import ReplicatedStore, ShardedStore, SingleProcess
 from slipstream_tf.keras import EmbeddingCollection
 from slipstream_tf.ops.features import FeatureSpec, pack
@@ -35,8 +36,11 @@ def everything() -> Any:
     return pack({"a": keys, "b": keys}, SPECS)
 
 
-def make(comm: Any, **settings: Any) -> ShardedStore:
-    return ShardedStore(TABLES, optimizers.Adagrad(0.1), comm, **settings)
+def make(comm: Any, movement: float | None = None, **settings: Any) -> ShardedStore:
+    store = ShardedStore(TABLES, optimizers.Adagrad(0.1), comm, **settings)
+    if movement is not None:
+        store.refresh_replicas(movement)
+    return store
 
 
 def rows_of_owners(store: ShardedStore, table: str) -> np.ndarray:
@@ -51,7 +55,7 @@ def train(comm: Any, store: ShardedStore, steps: int, evaluates: bool = False) -
     """Trains; the hot rows change every 10 steps. Returns pooled rows of all lookups."""
     seen = []
     for step in range(steps):
-        if store.copy_movement is not None and step % 10 == 5:
+        if store.refresh_movement is not None and step % 10 == 5:
             hot = np.arange(step % 3, KEYS, 2)
             store.set_replicated({"a": hot, "b": hot[:4]})
         pooled, plan = store.lookup(batch(comm.rank, step), SPECS, training=True)
@@ -63,20 +67,20 @@ def train(comm: Any, store: ShardedStore, steps: int, evaluates: bool = False) -
 
 
 @pytest.mark.parametrize("few", [False, True])
-def test_without_movement_every_bit_is_as_without_copies(run_as_ranks: Any, few: bool) -> None:
+def test_without_movement_every_bit_is_as_without_replicas(run_as_ranks: Any, few: bool) -> None:
     settings: dict[str, Any] = {"cache_bytes": 4800 if few else 1 << 20}
 
     def program(comm: Any) -> Any:
-        plain, keeping = make(comm, **settings), make(comm, copy_movement=0.0, **settings)
+        plain, refreshing = make(comm, **settings), make(comm, 0.0, **settings)
         policy = UpdatePolicy("defer", movement=0.02, max_age=10, max_rows=100)
-        for store in (plain, keeping):
+        for store in (plain, refreshing):
             store.set_update_policy("a", policy)
         for one, other in zip(
-            train(comm, plain, 40, True), train(comm, keeping, 40, True), strict=True
+            train(comm, plain, 40, True), train(comm, refreshing, 40, True), strict=True
         ):
             np.testing.assert_array_equal(one, other)
         for table in ("a", "b"):
-            one, other = (s.export_table(table, flush=False) for s in (plain, keeping))
+            one, other = (s.export_table(table, flush=False) for s in (plain, refreshing))
             for name in ("keys", "rows", "slots", "counts"):
                 np.testing.assert_array_equal(one[name], other[name], name)
 
@@ -84,12 +88,14 @@ def test_without_movement_every_bit_is_as_without_copies(run_as_ranks: Any, few:
 
 
 @pytest.mark.parametrize("wire", ["float32", "bfloat16"])
-def test_copies_are_within_the_movement_and_evaluations_exact(run_as_ranks: Any, wire: str) -> None:
+def test_replicas_are_within_the_movement_and_evaluations_exact(
+    run_as_ranks: Any, wire: str
+) -> None:
     movement = 0.05
     rounding = 0.0 if wire == "float32" else 2.0**-8
 
     def program(comm: Any) -> Any:
-        store = make(comm, copy_movement=movement, wire_dtype=wire)
+        store = make(comm, movement, wire_dtype=wire)
         furthest = 0.0
         for step in range(40):
             if step % 10 == 5:
@@ -111,7 +117,7 @@ def test_copies_are_within_the_movement_and_evaluations_exact(run_as_ranks: Any,
 
 def test_rows_that_rest_are_sent_once(run_as_ranks: Any) -> None:
     def program(comm: Any) -> Any:
-        store = make(comm, copy_movement=0.0)
+        store = make(comm, 0.0)
         # A row that is as it starts is told by its key.
         pooled, plan = store.lookup(everything(), SPECS, training=True)
         store.apply_gradients(plan, [tf.ones_like(rows) for rows in pooled])
@@ -142,44 +148,41 @@ def test_ranks_need_a_store_that_refreshes_replicas(run_as_ranks: Any) -> None:
     def program(comm: Any) -> Any:
         with pytest.raises(ValueError, match="None for set_replicated of a ShardedStore"):
             make(comm).set_replicated({"a": np.arange(3)})
-        with pytest.raises(ValueError, match="`copy_movement`: -1"):
-            make(comm, copy_movement=-1.0)
-        with pytest.raises(ValueError, match="copy_movement"):
-            make(comm, copy_movement=float(comm.rank))
-        rule = optimizers.SGD(0.1)
-        with pytest.raises(ValueError, match=r"copy_movement=0.1.*'sharded'"):
-            EmbeddingCollection(TABLES, rule, comm=comm, copy_movement=0.1)
-        layer = EmbeddingCollection(TABLES, rule, comm=comm, placement="sharded", copy_movement=0.1)
-        assert layer.store.copy_movement == 0.1
-        with pytest.raises(ValueError, match="a ShardedStore made with it"):
-            EmbeddingCollection(TABLES, rule, store=make(comm), copy_movement=0.1)
-        assert ReplicatedStore(TABLES, rule, comm).copy_movement is None
+        with pytest.raises(ValueError, match="`movement`: -1"):
+            make(comm, -1.0)
+        trained = make(comm)
+        trained.lookup(batch(comm.rank, 0), SPECS, training=True)
+        with pytest.raises(ValueError, match="`movement`: 0.1.*before the first lookup"):
+            trained.refresh_replicas(0.1)
+        replicated = ReplicatedStore(TABLES, optimizers.SGD(0.1), comm)
+        with pytest.raises(ValueError, match="'ReplicatedStore' for refresh_replicas"):
+            replicated.refresh_replicas(0.1)
+        assert replicated.refresh_movement is None
 
     assert run_as_ranks(2, program) == [None] * 2
     # One rank sends nothing.
-    alone = make(SingleProcess(), copy_movement=0.1)
+    alone = make(SingleProcess(), 0.1)
     alone.set_replicated({"a": np.arange(3)})
     assert alone.replicated_keys("a") == 0
 
 
 @pytest.mark.parametrize(
-    "settings, replicates",
+    "policies, settings, replicates",
     [
-        ({"skip": "defer", "freeze_drift": 0.0}, True),
-        ({"skip": "defer"}, True),
-        ({"skip": "none"}, True),
-        ({"skip": "defer", "shadow": True}, False),
+        (("defer_gradients", "cache_rows"), {"defer_movement": 0.01}, True),
+        (("cache_rows",), {}, True),
+        (("defer_gradients", "cache_rows"), {"defer_movement": 0.01, "dry_run": True}, False),
     ],
 )
 def test_the_engine_refreshes_hot_rows_after_the_warm_up(
-    run_as_ranks: Any, settings: dict[str, Any], replicates: bool
+    run_as_ranks: Any, policies: tuple[str, ...], settings: dict[str, Any], replicates: bool
 ) -> None:
     def program(comm: Any) -> Any:
-        store = make(comm, copy_movement=0.1)
-        config = SaturationConfig(
-            snapshot_interval=4, warmup_steps=8, defer_movement=0.01, **settings
+        store = make(comm, 0.1)
+        settled = engine_settings(
+            *policies, window_steps=4, warmup=8, cache_movement=0.1, **settings
         )
-        tracker = SaturationTracker(store, config, SPECS, comm)
+        tracker = SaturationTracker(store, settled, SPECS, comm)
         replicated = []
         for step in range(12):
             _, plan = store.lookup(batch(comm.rank, step), SPECS, training=True)
@@ -191,3 +194,22 @@ def test_the_engine_refreshes_hot_rows_after_the_warm_up(
     for replicated in run_as_ranks(2, program):
         assert replicated[:7] == [0] * 7
         assert all(count > 0 for count in replicated[7:]) if replicates else not any(replicated)
+
+
+@pytest.mark.parametrize("placement", ["sharded", "replicated"])
+def test_slipstream_has_the_layer_keep_replicas(run_as_ranks: Any, placement: str) -> None:
+    def program(comm: Any) -> Any:
+        rule = optimizers.SGD(0.1)
+        layer = EmbeddingCollection(TABLES, rule, comm=comm, placement=placement)
+        refreshed = engine_arguments("cache_rows", cache_movement=0.1)
+        if placement == "replicated":
+            for settings in (refreshed, engine_arguments("cache_rows")):
+                with pytest.raises(ValueError, match="'CacheRows'.*only ranks with sharded tables"):
+                    Slipstream(layer, **settings)
+            return
+        Slipstream(layer, **engine_arguments("defer_gradients", "cache_rows"))
+        assert layer.store.refresh_movement is None, "read-only ones are chosen by drift"
+        Slipstream(layer, **refreshed)
+        assert layer.store.refresh_movement == 0.1
+
+    assert run_as_ranks(2, program) == [None] * 2

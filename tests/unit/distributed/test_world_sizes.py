@@ -100,23 +100,27 @@ def test_nothing_is_lost_at_another_world_size(chain: Any, tmp_path: Path) -> No
         before, step = ([last for _, last in ranks], placement), step + 10
 
 
-# Frozen copies are older than their rows, which move: gradients are held back, and sent.
+# Read-only replicas are older than their rows, which move: gradients are held back, and sent.
 MOVING: dict[str, Any] = {
-    **{"batch": 48, "defer_movement": 0.02, "defer_max_age": 30, "snapshot_interval": 5},
-    **{"freeze_drift": 5.0, "target_skip": 0.9},
+    **{"batch": 48, "defer_movement": 0.02, "defer_max_age": 30, "window_steps": 5},
+    **{"cache_max_drift": 5.0},
 }
-MASKED = {"skip": "gradients", "defer_movement": None, "defer_max_age": None}
+REFRESHED = {**MOVING, "cache_max_drift": None, "drift_metric": None, "cache_movement": 0.1}
+MASKED: dict[str, Any] = {
+    **{"policies": ("mask_gradients", "cache_rows"), "share": 0.9},
+    **{"defer_movement": None, "defer_max_age": None},
+}
 WAYS: dict[str, dict[str, Any]] = {
     "replicated": {"placement": "replicated"},
     "defer": {},
-    "frozen": MOVING,
+    "read-only": MOVING,
     "evaluated": {**MOVING, "evaluates": True},
     "bounded": {**MOVING, "evaluates": True, "capacity": 17},
-    "few copies": {**MOVING, "evaluates": True, "cache_bytes": 5000},
-    "kept": {**MOVING, "freeze_drift": 0.0, "copy_movement": 0.1},
-    "kept and frozen": {**MOVING, "evaluates": True, "copy_movement": 0.1},
-    "few kept": {**MOVING, "freeze_drift": 0.0, "copy_movement": 0.1, "cache_bytes": 5000},
-    "signal": {**MOVING, **MASKED, "batch": 24, "metric": "signal", "capacity": 13},
+    "few read-only": {**MOVING, "evaluates": True, "cache_bytes": 5000},
+    "refreshed": REFRESHED,
+    "refreshed and evaluated": {**REFRESHED, "evaluates": True},
+    "few refreshed": {**REFRESHED, "cache_bytes": 5000},
+    "signal": {**MOVING, **MASKED, "batch": 24, "drift_metric": "signal", "capacity": 13},
 }
 
 
@@ -139,21 +143,21 @@ def test_as_many_ranks_go_on_as_if_never_stopped(way: str, tmp_path: Path) -> No
             if end == stop:
                 job.checkpoints.save(end)
                 job.checkpoints.wait()
-            read_only = 0
+            replicas = 0
             if placement == "sharded":
-                read_only = sum(job.store.read_only_keys(table.name) for table in TABLES)
-                if job.store.copy_movement is not None:
-                    read_only += sum(job.store.replicated_keys(table.name) for table in TABLES)
+                replicas = sum(job.store.read_only_keys(table.name) for table in TABLES)
+                if job.store.refresh_movement is not None:
+                    replicas += sum(job.store.replicated_keys(table.name) for table in TABLES)
             statistics = [job.store.statistics(t.name) for t in TABLES]
-            return {**job.found(), "evicted": sum(s.evicted_rows for s in statistics)}, read_only
+            return {**job.found(), "evicted": sum(s.evicted_rows for s in statistics)}, replicas
 
         return Threads(2).run(work)
 
     straight = run(tmp_path / "a", 0, 26, -1)
     stopped = run(tmp_path / "b", 0, 13, 13)
     resumed = run(tmp_path / "b", 13, 26, -1)
-    for (one, _), (other, _), (_, read_only) in zip(straight, resumed, stopped, strict=True):
-        assert (read_only > 0) == (placement == "sharded"), read_only
+    for (one, _), (other, _), (_, replicas) in zip(straight, resumed, stopped, strict=True):
+        assert (replicas > 0) == (placement == "sharded"), replicas
         assert (one["evicted"] > 0) == (settings.get("capacity") is not None), one["evicted"]
         assert one["threshold"] == other["threshold"] and one["reports"] == other["reports"]
         for table in ("a", "b"):
@@ -206,11 +210,11 @@ def test_native_tables_in_variables_and_back(tmp_path: Path) -> None:
     assert (contents["slots"] == 0.25).any()
 
 
-def test_sums_of_shadow_mode_are_never_applied(tmp_path: Path) -> None:
+def test_sums_of_a_dry_run_are_never_applied(tmp_path: Path) -> None:
     """Their gradients were, when they came."""
-    job = Job(SingleProcess(), "native", tmp_path, shadow=True)
+    job = Job(SingleProcess(), "native", tmp_path, dry_run=True)
     for part in range(3):
-        # More keys: shadow mode looks at one in 16.
+        # More keys: a dry run looks at one in 16.
         keys = tf.range(400 * part, 400 * (part + 1), dtype=tf.int64)
         pooled, plan = job.store.lookup(pack({"a": keys, "b": keys}, SPECS), SPECS, training=True)
         job.store.apply_gradients(plan, [tf.fill(rows.shape, 1e-3) for rows in pooled])
@@ -226,8 +230,8 @@ def test_sums_of_shadow_mode_are_never_applied(tmp_path: Path) -> None:
         found = store.export_table(table)
         for column in ("keys", "rows", "slots"):
             np.testing.assert_array_equal(found[column], was[table][column])
-    # With one shadow mode goes on.
-    again = Job(SingleProcess(), "native", tmp_path, shadow=True)
+    # With one the dry run goes on.
+    again = Job(SingleProcess(), "native", tmp_path, dry_run=True)
     again.checkpoints.restore()
     np.testing.assert_array_equal(again.found()["a held"]["keys"], was["a held"]["keys"])
 
@@ -376,7 +380,7 @@ def test_files_of_other_ranks_and_a_manifest_of_other_files(what: str, tmp_path:
 
 def test_an_engine_of_another_metric_is_refused(tmp_path: Path) -> None:
     saved_native(tmp_path)
-    job = Job(SingleProcess(), "native", tmp_path, metric="linf")
+    job = Job(SingleProcess(), "native", tmp_path, drift_metric="linf")
     with pytest.raises(ValueError, match=r"Invalid `metric`: 'l2'.* Allowed: 'linf'"):
         job.checkpoints.restore()
     assert job.store.size("a") == 0

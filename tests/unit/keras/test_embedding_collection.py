@@ -129,8 +129,11 @@ def test_a_nan_gradient_is_an_error_and_updates_nothing():
 @pytest.mark.parametrize(
     ("inputs", "message"),
     [
-        ({"a": np.array([1])}, "missing: b"),
-        ({"a": np.array([1]), "b": np.array([1]), "c": np.array([1])}, r"\['c'\]"),
+        ({"a": np.array([1])}, "missing: 'b'"),
+        (
+            {"a": np.array([1]), "bb": np.array([1])},
+            r"missing: 'b' \(not 'bb'\?\)",
+        ),
         ({"a": np.array([1.0]), "b": np.array([1])}, "'float64' for feature 'a'"),
         (np.zeros((2, 2), np.float32), "Invalid `keys`: 'float32'"),
         (np.zeros((2, 3), np.int64), r"\[batch, 2\]"),
@@ -143,7 +146,7 @@ def test_bad_inputs(inputs, message):
 
 
 def test_features_of_different_batch_sizes():
-    with pytest.raises(tf.errors.InvalidArgumentError, match="feature 1 has 1 examples"):
+    with pytest.raises(tf.errors.InvalidArgumentError, match="feature 'b' has 1 examples"):
         make_layer()({"a": np.array([1, 2]), "b": np.array([1])})
 
 
@@ -156,7 +159,7 @@ def test_one_tensor_needs_one_dim(cause):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"optimizer": keras.optimizers.SGD()}, "Invalid `optimizer`"),
+        ({"optimizer": keras.optimizers.Adam()}, "Invalid `optimizer`: 'keras.optimizers.Adam'"),
         ({"store": "cloud"}, "Invalid `store`: 'cloud'"),
         ({"dtype": "mixed_float16"}, "Invalid `dtype policy`: 'mixed_float16'.*mixed_bfloat16"),
         ({"size": 3}, "size"),
@@ -211,7 +214,7 @@ def test_symbolic_shapes_and_dtype():
     [
         (lambda: keras.Input((2,)), "Invalid `dtype`: 'float32'"),
         (lambda: keras.Input((3,), dtype="int64"), r"\[batch, 2\]"),
-        (lambda: {"a": keras.Input((), dtype="int64")}, r"features \['a', 'b'\]"),
+        (lambda: {"a": keras.Input((), dtype="int64")}, "missing: 'b'"),
     ],
 )
 def test_bad_symbolic_inputs(make_inputs, message):
@@ -222,7 +225,9 @@ def test_bad_symbolic_inputs(make_inputs, message):
 def test_config_round_trip():
     layer = EmbeddingCollection(
         [
-            Table("a", 4, "mean", initializers.RandomNormal(0.5, 0.1, 9), Retention(64, "lru")),
+            Table(
+                "a", 4, None, "mean", initializers.RandomNormal(0.5, 0.1, 9), Retention(64, "lru")
+            ),
             Table("b", 8),
         ],
         optimizers.Adam(0.1, beta_1=0.5),
@@ -266,7 +271,6 @@ def test_the_learning_rate_is_read_in_every_update():
 def test_the_one_weight_is_the_anchor():
     layer = make_layer()
     assert [weight.path.split("/")[-1] for weight in layer.trainable_weights] == ["update_anchor"]
-    assert layer.count_params() == 1
     layer.trainable = False
     assert layer.trainable_weights == []
 

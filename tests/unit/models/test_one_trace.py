@@ -96,8 +96,8 @@ class TracesOfTheFirstStep(keras.callbacks.Callback):
         self.count = self.count or self.model.traces
 
 
-@pytest.mark.parametrize("skip", [None, "both"])
-def test_fit_traces_its_step_in_the_first_one_only(skip):
+@pytest.mark.parametrize("saves", [False, True])
+def test_fit_traces_its_step_in_the_first_one_only(saves):
     tables = [Table(name, DIM) for name in ("user", "article", "tag")]
     embeddings = EmbeddingCollection(tables, optimizers.Adagrad(0.1))
     model = CountedDLRM(embeddings, NUMBERS, [8, DIM], [8, 1], returns_logits=True)
@@ -105,13 +105,11 @@ def test_fit_traces_its_step_in_the_first_one_only(skip):
     batches = make_batches((8, 3, 5) * 4)
     data = tf.data.Dataset.from_generator(lambda: iter(batches), output_signature=SIGNATURE)
     first = TracesOfTheFirstStep()
-    if skip is None:
+    if not saves:
         model.fit(data, epochs=3, verbose=0, callbacks=[first])
     else:
-        config = slip.SaturationConfig(
-            skip=skip, snapshot_interval=4, warmup_steps=0, target_skip=0.5, metric="linf"
-        )
-        engine = slip.Slipstream(embeddings, config)
+        policies = [slip.SkipExamples(slip.RowDrift(), share=0.5), slip.DeferGradients()]
+        engine = slip.Slipstream(embeddings, policies, slip.Window(4, warmup=0))
         engine_data = engine.apply(data, batch_size=6)
         # States of keys change at windows' ends, and with them sizes of batches.
         model.fit(engine_data, epochs=3, verbose=0, callbacks=[first, engine.callback()])

@@ -9,7 +9,15 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from slipstream_tf import SaturationConfig, Table, export, initializers, optimizers
+from slipstream_tf import (
+    RowDrift,
+    SkipExamples,
+    Table,
+    Window,
+    export,
+    initializers,
+    optimizers,
+)
 from slipstream_tf.distributed import with_next
 from slipstream_tf.keras import EmbeddingCollection, Slipstream
 from slipstream_tf.models import TBSM, TimeAttention
@@ -217,8 +225,8 @@ def test_the_engine_takes_a_sequence_as_a_bag():
     model = make_model()
     model.embeddings.learning_rate = 0.001
     model.compile("sgd", "binary_crossentropy")
-    config = SaturationConfig(snapshot_interval=5, warmup_steps=10, target_skip=0.5, alpha=0.6)
-    slipstream = Slipstream(model.embeddings, config)
+    policy = SkipExamples(RowDrift(alpha=0.6), share=0.5)
+    slipstream = Slipstream(model.embeddings, policy, Window(5, warmup=10))
     trained = slipstream.apply(data)
     model.fit(trained, callbacks=[slipstream.callback()], shuffle=False, verbose=0)
     slipstream.end_window()

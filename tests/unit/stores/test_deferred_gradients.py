@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from slipstream_tf import SaturationConfig, Slipstream, Table, optimizers
+from slipstream_tf import DeferGradients, Interval, Slipstream, Table, optimizers
 from slipstream_tf.distributed import (
     DistributedGradientTape,
     DistributedOptimizer,
@@ -196,7 +196,7 @@ def test_gradients_that_are_not_finite_are_not_deferred():
 @pytest.mark.parametrize(
     "optimizer, message",
     [
-        (None, "with no optimizer. Allowed: defer_trigger='interval'"),
+        (None, r"with no optimizer. Allowed: Interval\("),
         (keras.optimizers.Adam(), "with Adam"),
         (keras.optimizers.SGD(0.1, momentum=0.9), "with SGD with momentum"),
         (keras.optimizers.Adagrad(0.1, gradient_accumulation_steps=2), "gradient_accumulation"),
@@ -205,16 +205,16 @@ def test_gradients_that_are_not_finite_are_not_deferred():
 )
 def test_movement_must_be_known(optimizer, message):
     store = VariableStore({"t": tf.Variable(tf.zeros([ROWS, DIM]))}, optimizer)
-    with pytest.raises(ValueError, match=rf"`defer_trigger`: 'movement'.*{message}"):
+    with pytest.raises(ValueError, match=rf"`until`: 'Movement'.*{message}"):
         store.set_update_policy("t", MOVEMENT)
-    with pytest.raises(ValueError, match="`defer_trigger`: 'movement'"):
-        Slipstream(store, SaturationConfig(skip="defer"))
+    with pytest.raises(ValueError, match="`until`: 'Movement'"):
+        Slipstream(store, DeferGradients())
     if message != "gradient_accumulation":
-        Slipstream(store, SaturationConfig(skip="defer", defer_trigger="interval"))
+        Slipstream(store, DeferGradients(Interval()))
         store.set_update_policy("t", INTERVAL)
     known = VariableStore({"t": tf.Variable(tf.zeros([ROWS, DIM]))}, keras.optimizers.SGD())
     known.set_update_policy("t", MOVEMENT)
-    with pytest.raises(ValueError, match="`defer_trigger`: 'movement'"):
+    with pytest.raises(ValueError, match="`until`: 'Movement'"):
         known.use_optimizer(optimizer)
 
 

@@ -1,11 +1,11 @@
-"""What a run in shadow mode would have saved, and what that is estimated to cost. Pure.
+"""What a dry run would have saved, and what that is estimated to cost. Pure.
 
-In: the settings and the windows' reports. Out: a frozen `ShadowEstimate`, in words and as JSON.
+In: the settings and the windows' reports. Out: a frozen `DryRunEstimate`, in words and as JSON.
 
-No run without its controls tells what skipping costs; until they are run, this is what one run in
-shadow mode knows. Left out inputs and masked rows: quality grows by b for each e-fold of trained
-inputs (`saturation.quality_budget`), so that training on S of N inputs' worth less ends
-b * ln(N / (N - S)) short. Deferred rows: an empirical rule (`policies.auc_loss_of_movement`).
+No run without its controls tells what skipping costs; until they are run, this is what one dry
+run knows. Left out examples and masked rows: quality grows by b for each e-fold of trained
+examples (`saturation.quality_budget`), so that training on S of N examples' worth less ends
+b * ln(N / (N - S)) short. Deferred rows: an empirical rule (`policies.movement`).
 """
 
 import dataclasses
@@ -13,7 +13,6 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any
 
-from slipstream_tf.config import SaturationConfig
 from slipstream_tf.saturation.quality_budget import (
     MIN_POINTS,
     MODEL_MARGIN,
@@ -22,7 +21,8 @@ from slipstream_tf.saturation.quality_budget import (
     cost_of_missing,
     fit_learning_curve,
 )
-from slipstream_tf.saturation.report import WindowReport
+from slipstream_tf.saturation.report import WindowReport, share_of
+from slipstream_tf.saturation.settings import EngineSettings
 from slipstream_tf.telemetry.ledger import Ledger
 
 _WIDTH = 99
@@ -34,7 +34,7 @@ class Saving:
     """One way to save.
 
     Attributes:
-        what: "inputs" or "gradient rows".
+        what: "examples" or "gradient rows".
         saved: of these, after the warm-up.
         offered: of these, after the warm-up.
         bytes_saved: of gradient rows and their keys, unpacked, where ranks exchange them.
@@ -69,8 +69,8 @@ class Saving:
 
 
 @dataclasses.dataclass(frozen=True)
-class ShadowEstimate:
-    """What a run in shadow mode would have saved, each way as if it were the only one.
+class DryRunEstimate:
+    """What a dry run would have saved, each way as if it were the only one.
 
     Attributes:
         savings: by way; empty before the warm-up's end.
@@ -87,8 +87,8 @@ class ShadowEstimate:
     def __str__(self) -> str:
         if not self.savings:
             return (
-                "Shadow mode: no window ended after the warm-up; there is nothing to tell. Take\n"
-                "shorter windows (snapshot_interval), smaller batches, more inputs or more epochs."
+                "Dry run: no window ended after the warm-up; there is nothing to tell. Take\n"
+                "shorter windows (Window(steps=)), smaller batches, more inputs or more epochs."
             )
         lines = ["You would have saved, after the warm-up,"]
         ends = [" or"] * (len(self.savings) - 1) + ["."]
@@ -101,36 +101,40 @@ class ShadowEstimate:
         return "\n".join(lines + [textwrap.fill(note, _WIDTH) for note in notes])
 
 
-def estimate_shadow(
-    config: SaturationConfig,
+def estimate_dry_run(
+    settings: EngineSettings,
     reports: Sequence[WindowReport],
     auc_loss_of_deferring: tuple[float, float] | None = None,
-) -> ShadowEstimate:
+) -> DryRunEstimate:
     """Adds up what would have been saved, and estimates what AUC that would have cost.
 
     Args:
-        config: of the run.
+        settings: of the engine.
         reports: of its windows, from the first on.
-        auc_loss_of_deferring: (least, most) of deferring by movement, `UpdatePolicies.auc_loss`.
+        auc_loss_of_deferring: (least, most) of deferring by movement, of the tracker.
     """
     active = Ledger([report for report in reports if not report.is_warming_up])
     if not active.reports:
-        return ShadowEstimate(())
+        return DryRunEstimate(())
     savings = []
-    if config.skips_inputs:
-        left_out = [r.inputs_skippable - r.inputs_kept for r in reports]
-        cost = _by_curve(reports, left_out)
-        savings.append(Saving("inputs", sum(left_out), active.inputs_seen, 0, 0, *cost))
-    if config.masks_gradients or config.defers_gradients:
-        if config.masks_gradients:
-            # A masked row is taken to cost what its share of an input does.
-            cost = _by_curve(reports, [r.inputs_seen * _masked_share(r) for r in reports])
+    for policy in settings.policies:
+        if not policy.steered_by:
+            continue
+        if policy.acts_on == "examples":
+            left_out = [r.inputs_skippable - r.inputs_kept for r in reports]
+            cost = _by_curve(reports, left_out)
+            savings.append(Saving("examples", sum(left_out), active.inputs_seen, 0, 0, *cost))
+            continue
+        if policy.loses_gradients:
+            # A masked row is taken to cost what its share of an example does.
+            masked = [r.inputs_seen * share_of(r.rows_masked, r.rows_offered) for r in reports]
+            cost = _by_curve(reports, masked)
         else:
             cost = _by_movement(auc_loss_of_deferring)
         offered, num_bytes = active.rows.offered, active.bytes_offered
         saved = offered - active.rows.sent, offered, num_bytes - active.bytes_sent, num_bytes
         savings.append(Saving("gradient rows", *saved, *cost))
-    return ShadowEstimate(tuple(savings))
+    return DryRunEstimate(tuple(savings))
 
 
 def _by_curve(reports: Sequence[WindowReport], missing: Sequence[float]) -> _Cost:
@@ -173,8 +177,3 @@ def _by_movement(auc_loss: tuple[float, float] | None) -> _Cost:
         "from the least measured to twice the most, in proportion to movement / learning rate."
     )
     return *auc_loss, words
-
-
-def _masked_share(report: WindowReport) -> float:
-    masked = sum(table.rows.masked for table in report.tables)
-    return masked / report.rows_offered if report.rows_offered else 0.0

@@ -1,0 +1,104 @@
+"""From flags to policies: the arguments of `Slipstream`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from slipstream_tf.cli.settings import Settings
+from slipstream_tf.config import (
+    DryRun,
+    HotSet,
+    LossGuard,
+    MaxAucLoss,
+    MaxLogLossIncrease,
+    Saturation,
+)
+from slipstream_tf.experiments import SimulatedRanks, SkipAtRandom
+from slipstream_tf.policies import (
+    CacheRows,
+    DeferGradients,
+    Interval,
+    MaskGradients,
+    Movement,
+    Policy,
+    ReadOnly,
+    Refreshed,
+    SkipExamples,
+)
+from slipstream_tf.scores import LastLoss, RowDrift
+
+_SATURATION = {
+    "metric": "drift_metric",
+    **{name: name for name in ("threshold", "max_threshold", "release", "revisit_every")},
+    "protect_windows": "protect_windows",
+}
+_BUDGETS = {
+    "max_auc_loss": MaxAucLoss,
+    "max_log_loss_increase": MaxLogLossIncrease,
+    "loss_guard": LossGuard,
+}
+
+
+def engine_arguments(settings: Settings) -> dict[str, Any]:
+    """Returns the arguments of `Slipstream` but for layer and window, from a run's settings."""
+    engine = settings.engine
+    saturation = _given(engine, _SATURATION)
+    # Without policies there is nothing whose cost could be told.
+    return {
+        "policies": policies_of(settings),
+        "hot_set": HotSet(
+            **_given(engine, {"memory": "hot_set_memory", "exclude": "exclude_tables"})
+        ),
+        "saturation": Saturation(**saturation) if saturation else None,
+        "budget": [kind(engine[name]) for name, kind in _BUDGETS.items() if name in engine],
+        "dry_run": DryRun(estimates_cost=True) if settings.dry_run else False,
+    }
+
+
+def policies_of(settings: Settings) -> list[Policy]:
+    """Returns the policies of a run, in the order in which they were named."""
+    makers = {
+        "skip_examples": _skip_examples,
+        "defer_gradients": _defer_gradients,
+        "mask_gradients": _mask_gradients,
+        "cache_rows": _cache_rows,
+    }
+    found: list[Policy] = [makers[name](settings.engine) for name in settings.policies]
+    if settings.control == "random":
+        found.append(SkipAtRandom(settings.random_shares))
+    if "simulated_ranks" in settings.engine:
+        found.append(SimulatedRanks(settings.engine["simulated_ranks"]))
+    return found
+
+
+def _skip_examples(engine: Mapping[str, Any]) -> Policy:
+    score: Any = RowDrift(engine["skip_alpha"])
+    if engine["skip_by"] == "last_loss":
+        names = {"max_skips": "max_skips", "saturated_share": "saturated_share"}
+        score = LastLoss(alpha=engine["skip_alpha"], **_given(engine, names))
+    return SkipExamples(score, **_given(engine, {"share": "skip_share", "keep": "skip_keep"}))
+
+
+def _defer_gradients(engine: Mapping[str, Any]) -> Policy:
+    if engine.get("defer_until") == "interval":
+        names = {"steps": "defer_steps", "share": "defer_share"}
+        return DeferGradients(Interval(**_given(engine, names)))
+    names = {"distance": "defer_movement", "max_age": "defer_max_age"}
+    return DeferGradients(Movement(**_given(engine, names)))
+
+
+def _mask_gradients(engine: Mapping[str, Any]) -> Policy:
+    names = {"share": "mask_share", "decay_moments": "mask_decay_moments"}
+    return MaskGradients(**_given(engine, names))
+
+
+def _cache_rows(engine: Mapping[str, Any]) -> Policy:
+    if "cache_movement" in engine:
+        return CacheRows(Refreshed(engine["cache_movement"]))
+    return CacheRows(ReadOnly(**_given(engine, {"max_drift": "cache_max_drift"})))
+
+
+def _given(engine: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+    """The arguments whose flags were given; `names`: argument -> flag."""
+    return {argument: engine[flag] for argument, flag in names.items() if flag in engine}

@@ -1,0 +1,116 @@
+"""What a flag of `slipstream-train` needs to matter: one that does nothing is an error."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
+
+from slipstream_tf import launch
+
+if TYPE_CHECKING:
+    from slipstream_tf.cli.settings import Settings
+
+
+class Need(NamedTuple):
+    """What a flag needs to matter.
+
+    Attributes:
+        words: flags that must be so, or other conditions.
+        is_met: whether they are.
+    """
+
+    words: str
+    is_met: Callable[[Settings], bool]
+
+
+def _saves(policy: str) -> Callable[[Settings], bool]:
+    return lambda settings: policy in settings.policies
+
+
+def _defers_by(trigger: str) -> Callable[[Settings], bool]:
+    return lambda settings: (
+        "defer_gradients" in settings.policies
+        and settings.engine.get("defer_until", "movement") == trigger
+    )
+
+
+def skips_by_losses(settings: Settings) -> bool:
+    """Whether examples are skipped by what their losses were."""
+    return "skip_examples" in settings.policies and settings.engine["skip_by"] == "last_loss"
+
+
+def goes_by_keys(settings: Settings) -> bool:
+    """Whether it matters which keys are saturated."""
+    if settings.control == "random":
+        return False
+    by_keys = {"skip_examples", "mask_gradients"} & set(settings.policies)
+    return bool(by_keys) or _defers_by("interval")(settings) or settings.watch
+
+
+def _reads_replicas(settings: Settings) -> bool:
+    return "cache_rows" in settings.policies
+
+
+def _is_steered(settings: Settings) -> bool:
+    return bool({"skip_examples", "mask_gradients", "defer_gradients"} & set(settings.policies))
+
+
+def _is_sharded(settings: Settings) -> bool:
+    return settings.placement == "sharded"
+
+
+WATCHING = Need(
+    "--policies or --watch",
+    lambda settings: settings.uses_engine and settings.control != "random",
+)
+WINDOWS = Need(WATCHING.words, lambda settings: settings.uses_engine)
+WARMUP = Need(
+    WATCHING.words, lambda settings: settings.uses_engine or settings.wire_dtype != "float32"
+)
+POLICIES = Need("--policies", _is_steered)
+EXAMPLES = Need("--policies=skip_examples", _saves("skip_examples"))
+LAST_LOSS = Need("--skip_by=last_loss", skips_by_losses)
+DEFER = Need("--policies=defer_gradients", _saves("defer_gradients"))
+MOVEMENT = Need("--defer_until=movement", _defers_by("movement"))
+INTERVAL = Need("--defer_until=interval", _defers_by("interval"))
+MASK = Need("--policies=mask_gradients", _saves("mask_gradients"))
+ADAM = Need("--rows_optimizer=adam", lambda settings: settings.rows_optimizer == "adam")
+CACHE = Need("--policies=cache_rows", _reads_replicas)
+KEYS = Need("--policies that go by drift, or --watch", goes_by_keys)
+HOT_SET = Need(
+    KEYS.words,
+    lambda settings: goes_by_keys(settings) or _reads_replicas(settings) or settings.segregate,
+)
+NO_THRESHOLD = Need(
+    "no --threshold, which decides it",
+    lambda settings: settings.engine.get("threshold") is None or skips_by_losses(settings),
+)
+NO_AUC_BOUND = Need(
+    "no --max_auc_loss, which decides it",
+    lambda settings: settings.engine.get("max_auc_loss") is None,
+)
+NO_POLICY = Need(
+    "no --policies and no --control=random",
+    lambda settings: not settings.policies and settings.control != "random",
+)
+NO_SAVING = Need(
+    "no --policies and --control=none",
+    lambda settings: not settings.policies and settings.control == "none",
+)
+RANKS = Need(
+    "several ranks, started by horovodrun or mpirun", lambda settings: launch.rank() is not None
+)
+SHARDED = Need("--placement=sharded", _is_sharded)
+NO_PREFETCH = Need(
+    # What was sent ahead would be sent once more, and count.
+    "no --prefetch",
+    lambda settings: launch.rank() is None or not settings.prefetch,
+)
+ROUNDED = Need("--wire_dtype=bfloat16", lambda settings: settings.wire_dtype != "float32")
+PARQUET = Need(
+    "Parquet data that slipstream-prepare did not write",
+    lambda settings: settings.data_name == "parquet",
+)
+CAPACITY = Need("--capacity", lambda settings: settings.capacity is not None)
+DLRM = Need("--model=dlrm", lambda settings: settings.model == "dlrm")
+DCN = Need("--model=dcn", lambda settings: settings.model == "dcn")

@@ -1,0 +1,60 @@
+"""Controls and measurements that are no savings: random skipping, simulated ranks."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from slipstream_tf.errors import invalid, require_integer, require_number
+from slipstream_tf.policies.base import Begins, Policy
+from slipstream_tf.saturation.report import random_shares as random_shares
+
+
+@dataclasses.dataclass(frozen=True)
+class SkipAtRandom(Policy):
+    """Control: leaves out as many examples as another run did, whatever their keys.
+
+    The i-th window that begins at or after the end of the warm-up skips `shares[i]`; the last one
+    repeats. Without a warm-up that starts with the first step. `random_shares` gives the shares of
+    a run.
+
+    Attributes:
+        shares: to skip, each 0 to 1; one or more.
+    """
+
+    shares: Sequence[float]
+    acts_on = "examples"
+    verb = "skipped"
+    columns = ("skipped", "skipped share")
+
+    def __post_init__(self) -> None:
+        place = "SkipAtRandom"
+        if isinstance(self.shares, (int, float)) or not len(tuple(self.shares)):
+            raise invalid("shares", self.shares, place, "a sequence of one share or more")
+        shares = (require_number("shares", share, 0.0, 1.0, place) for share in self.shares)
+        object.__setattr__(self, "shares", tuple(shares))
+
+    def example_rule(self, state: Mapping[str, Any], begins: Begins) -> dict[str, Any]:
+        """See `Policy`."""
+        share = self.shares[min(begins.windows, len(self.shares)) - 1]
+        return {"mode": "random", "random_share": share}
+
+
+@dataclasses.dataclass(frozen=True)
+class SimulatedRanks(Policy):
+    """Measures in one process what so many ranks would send.
+
+    Each batch is split evenly among them, and each has deferred gradients of its own.
+
+    Attributes:
+        ranks: 2 to 64.
+    """
+
+    ranks: int
+
+    def __post_init__(self) -> None:
+        require_integer("ranks", self.ranks, 2, 64, "SimulatedRanks")
+
+    @property
+    def simulated_ranks(self) -> int:  # type: ignore[override]
+        """See `Policy`."""
+        return self.ranks

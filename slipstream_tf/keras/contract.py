@@ -1,0 +1,94 @@
+"""What a Keras model must be for its layer's rows to be trained as its weights are.
+
+In: a layer that is called, and through Keras the model around it with its optimizer. Out: an error
+where a setting of Keras would miss the rows. Asked while a step is traced: `fit` needs no callback.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+
+from slipstream_tf import _compat
+from slipstream_tf.errors import invalid, require_choice
+from slipstream_tf.keras.row_gradients import MODES
+from slipstream_tf.keras.step_optimizer import applies_rows, refuse_missing_rows
+
+# Settings of Keras's optimizers that need all gradients at once, or rows' gradients later.
+_NEED_STEP = (
+    "clipnorm",
+    "global_clipnorm",
+    "clipvalue",
+    "gradient_accumulation_steps",
+    "loss_scale_factor",
+)
+_IN_STEP = (
+    "EmbeddingCollection(..., apply='step') and "
+    "model.compile(slip.keras.StepOptimizer(optimizer), ...)"
+)
+
+
+def require_apply(apply: str, store: Any, layer: str) -> str:
+    """Checks where a layer's gradients are applied; returns it.
+
+    Raises:
+        ValueError: there is no such place, or the store cannot do it.
+    """
+    require_choice("apply", apply, MODES, f"layer {layer!r}")
+    if apply == "step" and not store.collects_gradients:
+        ranks = "" if store.comm is None else f" on {store.comm.size} rank(s)"
+        place = f"layer {layer!r} with a {type(store).__name__}{ranks}"
+        raise invalid("apply", apply, place, "'backward'; 'step' is of native tables, one process")
+    return apply
+
+
+def require_fitting_optimizer(layer: Any, anchors: Sequence[Any], apply: str) -> None:
+    """Raises ValueError if the optimizer of the model that trains would miss rows.
+
+    The model is the outermost one that is called now. Where it was not compiled, as in a loop of
+    one's own, nothing is known of an optimizer.
+
+    Args:
+        layer: that is called.
+        anchors: its anchors.
+        apply: "backward" or "step".
+    """
+    optimizer: Any = getattr(_compat.outermost_layer(layer), "optimizer", None)
+    if optimizer is None:
+        return
+    optimizer = _compat.optimizer_of(optimizer, anchors[0])
+    is_scaled = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+    name, place = type(optimizer).__name__, f"a model with tables of layer {layer.name!r}"
+    if apply == "step":
+        if applies_rows(optimizer):
+            return
+        how = "keras.optimizers.LossScaleOptimizer(optimizer)" if is_scaled else "optimizer"
+        allowed = f"slip.keras.StepOptimizer({how}): the layer has apply='step'"
+        raise invalid("optimizer", name, place, allowed)
+    if applies_rows(optimizer):
+        raise invalid("apply", apply, f"layer {layer.name!r} with a StepOptimizer", "'step'")
+    if is_scaled:
+        raise invalid("optimizer", name, place, f"{_IN_STEP} (rows would see scaled gradients)")
+    for setting in _NEED_STEP:
+        value = getattr(optimizer, setting, None)
+        if value:
+            allowed = f"None; or, to have it act on rows, too, {_IN_STEP}"
+            raise invalid(setting, value, place, allowed)
+    refuse_missing_rows(optimizer, anchors[0], layer.name)
+
+
+def require_told_training(layer: Any) -> None:
+    """Raises ValueError if a gradient tape records a layer that nobody told whether it trains.
+
+    Keras's `fit` tells a model whose `call` has the argument `training`, and nobody else does.
+    """
+    if not _compat.is_recording():
+        return
+    outermost = _compat.outermost_layer(layer)
+    model = "" if outermost is layer else f" in {type(outermost).__name__} {outermost.name!r}"
+    allowed = (
+        "True or False under a gradient tape. Give the `call` of your keras.Model the argument "
+        "`training`, by which `fit` tells that it trains; or call the model, in a step of your "
+        "own, with training=True. Without, no row would be trained"
+    )
+    raise invalid("training", None, f"layer {layer.name!r}{model}", allowed)

@@ -1,0 +1,161 @@
+"""Where the gradients of rows go: into the rows at once, or to the optimizer with all others.
+
+In: a batch's keys, and what flows back to the rows that they gave. Out: with apply="backward",
+updated rows; with apply="step", a gradient per table, `tf.IndexedSlices` of distinct keys, which
+is that of the table's anchor and reaches the optimizer as any weight's gradient does.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from slipstream_tf.ops.exchange import SendBuffer
+
+MODES = ("backward", "step")
+
+
+class Anchor(NamedTuple):
+    """What an anchor, a weight of shape () that is 0, stands for.
+
+    Attributes:
+        layer: name of the layer, for errors.
+        store: whose rows.
+        table: index of the table; None: of all, whose rows are updated in the backward pass.
+    """
+
+    layer: str
+    store: Any
+    table: int | None
+
+
+def anchor_of(variable: Any) -> Anchor | None:
+    """Returns what a Keras variable is the anchor of; None: it is none."""
+    return getattr(variable, "slipstream_anchor", None)
+
+
+def add_anchors(layer: Any, store: Any, apply: str) -> list[Any]:
+    """Gives a layer the weights behind which its gradients lie.
+
+    Args:
+        layer: an `EmbeddingCollection`, not yet built.
+        store: its store.
+        apply: "backward" for one anchor; "step" for one per table.
+
+    Returns:
+        The Keras variables.
+    """
+    names = ["update_anchor"]
+    if apply == "step":
+        names = [f"{table.name}_anchor" for table in store.tables]
+    anchors = []
+    for index, name in enumerate(names):
+        anchor = layer.add_weight(name=name, shape=(), initializer="zeros", dtype="float32")
+        anchor.slipstream_anchor = Anchor(layer.name, store, index if apply == "step" else None)
+        anchors.append(anchor)
+    return anchors
+
+
+def updating_lookup(
+    store: Any, anchor: Any, packed: Any, specs: Any, stacked: bool
+) -> tuple[tf.Tensor, ...]:
+    """Looks up a training batch whose backward pass updates the rows.
+
+    Args:
+        store: an `EmbeddingStore`.
+        anchor: the one of `add_anchors`.
+        packed: the keys, from `ops.features.pack` with the same specs.
+        specs: the features, in order.
+        stacked: one tensor instead of one per feature.
+
+    Returns:
+        As the store's `lookup`.
+    """
+
+    @tf.custom_gradient
+    def lookup(value: tf.Tensor) -> Any:
+        rows, plan = store.lookup(packed, specs, training=True, stacked=stacked)
+
+        def backward(*upstream: Any) -> tf.Tensor:
+            gradients = [tf.cast(tf.convert_to_tensor(g), tf.float32) for g in upstream]
+            update = store.apply_gradients(plan, gradients)
+            # The anchor's gradient must depend on the update: where the backward pass is a
+            # graph of its own, TensorFlow prunes what its outputs do not need. The gradient,
+            # 0, is the anchor's own value: a constant 0 is folded away together with the
+            # update (by Grappler, in `fit` with Adam, whose moments multiply it).
+            with tf.control_dependencies([] if update is None else [update]):
+                return tf.identity(value)
+
+        return tuple(rows), backward
+
+    return lookup(tf.convert_to_tensor(anchor.value))
+
+
+def collecting_lookup(
+    store: Any, anchors: Sequence[Any], packed: Any, specs: Any, stacked: bool
+) -> tuple[tf.Tensor, ...]:
+    """Looks up a training batch whose backward pass gives each table's anchor a gradient.
+
+    That is `tf.IndexedSlices`: the keys, int64 [n], each once, and the sums of their gradients,
+    float32 [n, dim]. No row is changed. Values that are not finite are passed on: then all are NaN.
+
+    Args:
+        store: an `EmbeddingStore` that `collects_gradients`.
+        anchors: from `add_anchors`, one per table.
+        packed: the keys, from `ops.features.pack` with the same specs.
+        specs: the features, in order.
+        stacked: one tensor instead of one per feature.
+
+    Returns:
+        As the store's `lookup`.
+    """
+
+    @tf.custom_gradient
+    def lookup(*values: tf.Tensor) -> Any:
+        rows, plan = store.lookup(packed, specs, training=True, stacked=stacked)
+
+        def backward(*upstream: Any) -> list[tf.IndexedSlices]:
+            gradients = [tf.cast(tf.convert_to_tensor(g), tf.float32) for g in upstream]
+            is_finite = tf.reduce_all(
+                [tf.reduce_all(tf.math.is_finite(gradient)) for gradient in gradients]
+            )
+            # A LossScaleOptimizer is to skip such a step; the collection would refuse it.
+            given = [tf.where(is_finite, gradient, 0.0) for gradient in gradients]
+            collected = store.collect_gradients(plan, given)
+            return [
+                tf.IndexedSlices(tf.where(is_finite, rows, float("nan")), keys)
+                for keys, rows in _by_table(collected, [table.dim for table in store.tables])
+            ]
+
+        return tuple(rows), backward
+
+    return lookup(*(tf.convert_to_tensor(anchor.value) for anchor in anchors))
+
+
+def _by_table(collected: SendBuffer, dims: Sequence[int]) -> list[tuple[tf.Tensor, tf.Tensor]]:
+    """Splits what one rank collected into (keys [n], rows [n, dim]) of each table."""
+    sizes = collected.sizes[0]
+    keys = tf.split(collected.keys, sizes, num=len(dims))
+    values = tf.split(collected.values, sizes * tf.constant(dims, tf.int64), num=len(dims))
+    return [
+        (of_table, tf.reshape(flat, [-1, dim]))
+        for of_table, flat, dim in zip(keys, values, dims, strict=True)
+    ]
+
+
+def joined(slices: Sequence[tf.IndexedSlices | None]) -> SendBuffer:
+    """Puts the gradients of a store's tables together, for its `apply_collected`.
+
+    Args:
+        slices: of each table, in order; None: no gradient.
+    """
+    given = [part for part in slices if part is not None]
+    sizes = [
+        tf.constant(0, tf.int64) if part is None else tf.size(part.indices, tf.int64)
+        for part in slices
+    ]
+    return SendBuffer(
+        tf.stack(sizes)[None],
+        tf.concat([part.indices for part in given], 0),
+        tf.concat([tf.reshape(part.values, [-1]) for part in given], 0),
+    )

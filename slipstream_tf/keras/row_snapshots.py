@@ -1,0 +1,216 @@
+"""Rows as a Keras weight: a token of a snapshot that this process keeps.
+
+In: a store, when Keras reads the weight (`get_weights`); a token, when Keras assigns it
+(`set_weights`). Out: a token, int64 of shape (); the store's rows, slots and counts as they were.
+A table has no fixed shape, which Keras wants of every weight, and may be larger than memory.
+"""
+
+import collections
+import dataclasses
+import secrets
+import tempfile
+import weakref
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from slipstream_tf import _compat, memory
+from slipstream_tf.checkpoint.store_state import export_state, restore_state
+from slipstream_tf.errors import invalid, require_integer
+
+_NUMBER_BITS = 32
+_PROCESS = 1 + secrets.randbits(30)  # in every token, so that another process's is told
+_ALLOWED = (
+    "what `get_weights` of this process returned, unchanged (it has a token of the rows, which "
+    "only this process knows). Use `save_weights` and `load_weights` between processes"
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class SnapshotLimits:
+    """How many snapshots of rows live, and where.
+
+    Attributes:
+        last: snapshots that live though nobody holds the array that `get_weights` returned. One
+            whose array is held, as `EarlyStopping` holds the best epoch's, lives in any case.
+        memory_bytes: of all snapshots together; those beyond lie on the disk. None: a quarter of
+            the memory that is available when a snapshot is made.
+        folder: for those on the disk; they leave with the process. None: the system's folder for
+            temporary files.
+    """
+
+    last: int = 2
+    memory_bytes: int | None = None
+    folder: str | None = None
+
+    def __post_init__(self) -> None:
+        require_integer("last", self.last, 1, None, "SnapshotLimits")
+        if self.memory_bytes is not None:
+            require_integer("memory_bytes", self.memory_bytes, 0, None, "SnapshotLimits")
+        if self.folder is not None and not Path(self.folder).is_dir():
+            raise invalid("folder", self.folder, "SnapshotLimits", "a folder that is there")
+
+
+class _Snapshot:
+    """What a store held, in memory or in a temporary folder that leaves with this object."""
+
+    def __init__(self, arrays: Mapping[str, np.ndarray], limits: SnapshotLimits, used: int):
+        nbytes = sum(array.nbytes for array in arrays.values())
+        is_small = used + nbytes <= _memory_bytes(limits)
+        self.memory_bytes = nbytes if is_small else 0
+        self._arrays = dict(arrays) if is_small else None
+        if not is_small:
+            self._folder = tempfile.TemporaryDirectory(prefix="slipstream_", dir=limits.folder)
+            for name, array in arrays.items():
+                np.save(Path(self._folder.name, name), array)
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        if self._arrays is not None:
+            return dict(self._arrays)
+        files = Path(self._folder.name).glob("*.npy")
+        return {file.stem: np.load(file, allow_pickle=False) for file in files}
+
+
+class _Token(np.ndarray):
+    """A token that keeps its snapshot alive, as its copies do."""
+
+    _snapshot: _Snapshot | None
+
+    def __array_finalize__(self, source: Any) -> None:
+        self._snapshot = getattr(source, "_snapshot", None)
+
+
+class _Snapshots:
+    """The snapshots of this process."""
+
+    def __init__(self) -> None:
+        self._by_number: weakref.WeakValueDictionary[int, _Snapshot] = weakref.WeakValueDictionary()
+        self._made = 0
+        self.limit(SnapshotLimits())
+
+    def limit(self, limits: SnapshotLimits) -> None:
+        self._limits = limits
+        self._last: collections.deque[_Snapshot] = collections.deque(maxlen=limits.last)
+
+    def take(self, store: Any) -> np.ndarray:
+        """Copies what a store holds; returns its token, int64 []."""
+        used = sum(snapshot.memory_bytes for snapshot in list(self._by_number.values()))
+        snapshot = _Snapshot(export_state(store), self._limits, used)
+        self._made += 1
+        self._by_number[self._made] = snapshot
+        self._last.append(snapshot)
+        token = np.array(_PROCESS << _NUMBER_BITS | self._made, np.int64).view(_Token)
+        token._snapshot = snapshot
+        return token
+
+    def put_back(self, store: Any, value: Any, place: str) -> None:
+        """Replaces what a store holds, its learning rates aside, by what a token stands for."""
+        token = np.asarray(value)
+        if token.shape != () or token.dtype != np.int64:
+            raise invalid("weights", token, place, _ALLOWED)
+        process, number = divmod(int(token), 1 << _NUMBER_BITS)
+        snapshot = self._by_number.get(number)
+        if process != _PROCESS or number > self._made:
+            raise invalid("weights", int(token), place, _ALLOWED)
+        if snapshot is None:
+            raise ValueError(
+                f"{place}: the snapshot of the rows that these weights have is gone. The last "
+                f"{self._limits.last} live, and those whose array from `get_weights` is held: "
+                "hold it, or raise `last` by slipstream_tf.keras.limit_snapshots."
+            )
+        restore_state(store, {**snapshot.arrays(), **store.rates.export()}, place)
+
+
+_snapshots = _Snapshots()
+
+
+def limit_snapshots(
+    last: int = 2, memory_bytes: int | None = None, folder: str | None = None
+) -> None:
+    """Sets how many snapshots of rows live, and where; see `SnapshotLimits`.
+
+    `model.get_weights()` makes a snapshot of each `EmbeddingCollection`.
+
+    Args:
+        last: snapshots that live though nobody holds the array of `get_weights`.
+        memory_bytes: of all snapshots together; None: a quarter of the available memory.
+        folder: for those beyond; None: the system's for temporary files.
+
+    Raises:
+        ValueError: a number is out of its range, or the folder is not there.
+    """
+    _snapshots.limit(SnapshotLimits(last, memory_bytes, folder))
+
+
+class RowsWeight(keras.Variable):
+    """The weight that stands for a store's rows in `get_weights` and `set_weights`.
+
+    Reading it by `numpy()`, as `get_weights` does, makes a snapshot. TensorFlow's reads see the
+    stored number, 0, and make none.
+    """
+
+    def __init__(self, store: Any, place: str):
+        """Makes the weight.
+
+        Args:
+            store: an embedding store.
+            place: whose weight it is, for errors.
+        """
+        super().__init__(0, dtype="int64", trainable=False, name="rows")
+        self._store, self._place = store, place
+
+    def numpy(self) -> np.ndarray:
+        """Makes a snapshot of the rows, slots and counts; returns its token, int64 [].
+
+        Deferred gradients are applied before.
+        """
+        return _snapshots.take(self._store)
+
+    def assign(self, value: Any) -> Any:
+        """Gives the store back the rows, slots and counts that a token stands for.
+
+        Args:
+            value: a token from `numpy`, of any layer with the same tables and update rule.
+
+        Raises:
+            ValueError: it is no token, of another process or of a snapshot that is gone; or of
+                other tables. The store is unchanged then.
+        """
+        if not tf.executing_eagerly() or isinstance(value, keras.KerasTensor):
+            raise invalid("weights", value, f"{self._place} in a graph", "eager `set_weights`")
+        _snapshots.put_back(self._store, value, self._place)
+        return value
+
+
+def _memory_bytes(limits: SnapshotLimits) -> int:
+    if limits.memory_bytes is not None:
+        return limits.memory_bytes
+    found = memory.read()
+    return 1 << 62 if found is None else found.available // 4
+
+
+def add_rows_weight(layer: Any, store: Any) -> None:
+    """Gives a layer the weight that stands for the rows of a store.
+
+    Checkpoints of TensorFlow and files of Keras do not have it: they hold the rows themselves.
+    """
+    with keras.name_scope(layer.name, caller=layer):
+        _compat.track_variable(layer, RowsWeight(store, f"layer {layer.name!r}"))
+
+
+def refuse_legacy_file(layer_name: str) -> None:
+    """Refuses to be part of a `.h5` file of the old format, which has weights as arrays only.
+
+    Raises:
+        ValueError: Keras writes or reads one just now.
+    """
+    if _compat.is_in_legacy_file():
+        allowed = (
+            "'NAME.keras' (model.save) or 'NAME.weights.h5' (model.save_weights): the old format "
+            "has no place for the rows of embedding tables, and would lose them"
+        )
+        raise invalid("filepath", "*.h5", f"a model with layer {layer_name!r}", allowed)

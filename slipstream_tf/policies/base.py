@@ -1,0 +1,160 @@
+"""What every policy answers. The engine asks these questions, and knows no policy by name."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from slipstream_tf.config import Table
+from slipstream_tf.ops.update_policy import UpdateCounts, UpdatePolicy
+
+DEFAULT_SHARE = 0.3
+"""Share of the hot examples that T, or the bound of a loss, is found for if nobody gives one."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Ended:
+    """A window that ended, as policies see it.
+
+    Attributes:
+        losses: float32 [n], remembered losses of a sample of its examples; None: none are.
+        share: of the hot examples, to be found skippable next, after budget and guard.
+        scale: factor of the guard on what is found, 0 to 1.
+    """
+
+    losses: np.ndarray | None
+    share: float
+    scale: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Begins:
+    """A window that begins, as policies see it.
+
+    Attributes:
+        threshold: T, in the unit of the drift metric.
+        windows: that began after the warm-up, this one included; 0: it is warming up.
+    """
+
+    threshold: float
+    windows: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Tables:
+    """The tables whose gradients a policy decides on.
+
+    Attributes:
+        tables: that are tracked.
+        rates: table name -> learning rate of its rows; None: not known.
+        rows: table name -> rows that it has now, of all ranks.
+        max_auc_loss: what a policy may cost by the budget, its part of it; None: no bound.
+        simulated_ranks: each has an even part of every batch.
+    """
+
+    tables: Sequence[Table]
+    rates: Mapping[str, float | None]
+    rows: Mapping[str, int]
+    max_auc_loss: float | None = None
+    simulated_ranks: int = 1
+
+
+class Policy:
+    """Base of the policies; what it says holds for one that needs and decides nothing.
+
+    Attributes:
+        acts_on: "examples", "gradients", "replicas", or "": nothing; one policy at most acts on
+            each.
+        alpha: share of an example's lookups that must be saturated.
+        keep: share of the skippable examples that is trained all the same, with a weight.
+        withholds_saturated: whether gradients of saturated keys do not reach their rows at once.
+        loses_gradients: whether they never do.
+        probes_every: windows from probe to probe of a saturated key; None: it does not matter.
+        needs_losses: whether examples' losses must come in.
+        needs_ids: whether examples must be told apart in every pass.
+        weighs_examples: whether examples get weights.
+        leaves_some: whether some skippable examples are trained all the same; None: none are told.
+        steered_by: what a budget steers by: "share", "movement", or "": nothing.
+        gives_key_share: whether somebody chose `key_share`.
+        share_finds_threshold: whether `target_share` is what T is found for.
+        simulated_ranks: as whose exchange gradients are counted.
+        verb: what becomes of what is saved, for reports: "skipped", "masked", "deferred".
+        columns: of `telemetry.ledger`, that tell of it.
+    """
+
+    acts_on = ""
+    alpha = 1.0
+    keep = 0.0
+    withholds_saturated = False
+    loses_gradients = False
+    probes_every: int | None = None
+    needs_losses = False
+    needs_ids = False
+    weighs_examples = False
+    leaves_some: bool | None = None
+    steered_by = ""
+    gives_key_share = False
+    share_finds_threshold = True
+    simulated_ranks = 1
+    verb = ""
+    columns: tuple[str, ...] = ()
+
+    # What must be measured?
+
+    @property
+    def key_share(self) -> float | None:
+        """Share of the hot examples whose keys are to count as saturated; None: no matter."""
+        return None
+
+    @property
+    def target_share(self) -> float | None:
+        """Share of the hot examples to save on, which a budget lowers; None: no such share."""
+        return self.key_share
+
+    @property
+    def loss_memory(self) -> dict[str, Any]:
+        """Arguments of `ops.classifier.InputClassifier` where it remembers losses."""
+        return {}
+
+    @property
+    def refresh_movement(self) -> float | None:
+        """How far a row may be from its refreshed replicas; None: there are none."""
+        return None
+
+    def read_only_drift(self, learning_rate: float | None) -> float:
+        """Drift over a window below which a saturated row has read-only replicas; 0: none has."""
+        return 0.0
+
+    def require_fit(self, tables: Tables) -> None:
+        """Raises ValueError if the policy cannot work on these tables."""
+
+    # What is decided at a window's end?
+
+    def initial_state(self) -> dict[str, Any]:
+        """Returns what is carried from window to window: JSON-serialisable values by name."""
+        return {}
+
+    def next_state(self, state: Mapping[str, Any], ended: Ended) -> dict[str, Any]:
+        """Returns the state after a window."""
+        return dict(state)
+
+    # What is done with a batch?
+
+    def example_rule(self, state: Mapping[str, Any], begins: Begins) -> dict[str, Any] | None:
+        """Returns arguments of `InputClassifier.configure` after the warm-up; None: no rule."""
+        return None
+
+    def gradient_rule(self, table: Table, tables: Tables) -> UpdatePolicy | None:
+        """Returns what becomes of a table's gradients after the warm-up; None: they are applied."""
+        return None
+
+    # What is told?
+
+    def auc_loss(self, tables: Tables) -> tuple[float, float] | None:
+        """Returns what it may cost, (least, most) AUC; None: no rule of its own tells."""
+        return None
+
+    def told(self, rows: UpdateCounts) -> str:
+        """Returns what a report says of gradient rows beside how many were saved; or nothing."""
+        return ""

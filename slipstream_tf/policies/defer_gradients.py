@@ -1,0 +1,161 @@
+"""Gradients are summed per row and applied later (error feedback)."""
+
+import dataclasses
+import math
+
+from slipstream_tf.config import Table, parse_bytes
+from slipstream_tf.errors import invalid, require_integer, require_number
+from slipstream_tf.memory import require_room
+from slipstream_tf.ops.update_policy import (
+    NUM_SHARDS,
+    UpdateCounts,
+    UpdatePolicy,
+    deferred_row_bytes,
+)
+from slipstream_tf.policies.base import DEFAULT_SHARE, Policy, Tables
+from slipstream_tf.policies.movement import Movement, auc_loss_of_movement
+
+
+@dataclasses.dataclass(frozen=True)
+class Interval:
+    """For a number of steps, of saturated keys alone.
+
+    Attributes:
+        steps: that a gradient is deferred at most, at least 1.
+        share: of the hot examples, whose keys are to be saturated, 0 to 1. None: 0.3, or what
+            `Saturation(threshold=)` makes of it.
+    """
+
+    steps: int = 20
+    share: float | None = None
+
+    def __post_init__(self) -> None:
+        require_integer("steps", self.steps, 1, None, "Interval")
+        if self.share is not None:
+            share = require_number("share", self.share, 0.0, 1.0, "Interval")
+            object.__setattr__(self, "share", share)
+
+
+@dataclasses.dataclass(frozen=True)
+class DeferGradients(Policy):
+    """Defers gradients, summed per row, and applies each sum as one gradient.
+
+    With several ranks sums are deferred before the exchange, so that fewer rows are sent.
+
+    Attributes:
+        until: a `Movement` (of any row, whatever its drift) or an `Interval` (of saturated keys).
+        memory: bytes of all deferred gradients, or a text such as "64MB"; gradients of further rows
+            are applied at once.
+    """
+
+    until: Movement | Interval = dataclasses.field(default_factory=Movement)
+    memory: int | str = "64MiB"
+    acts_on = "gradients"
+    verb = "deferred"
+    columns = ("rows", "sent", "sent share")
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.until, (Movement, Interval)):
+            allowed = "slipstream_tf.Movement(...) or slipstream_tf.Interval(...)"
+            raise invalid("until", self.until, "DeferGradients", allowed)
+        parse_bytes("memory", self.memory, "DeferGradients")
+
+    @property
+    def withholds_saturated(self) -> bool:  # type: ignore[override]
+        """See `Policy`."""
+        return isinstance(self.until, Interval)
+
+    @property
+    def probes_every(self) -> int | None:  # type: ignore[override]
+        """See `Policy`."""
+        return 10 if self.withholds_saturated else None
+
+    @property
+    def steered_by(self) -> str:  # type: ignore[override]
+        """See `Policy`."""
+        return "share" if self.withholds_saturated else "movement"
+
+    @property
+    def key_share(self) -> float | None:
+        """See `Policy`."""
+        if isinstance(self.until, Movement):
+            return None
+        return DEFAULT_SHARE if self.until.share is None else self.until.share
+
+    @property
+    def gives_key_share(self) -> bool:  # type: ignore[override]
+        """See `Policy`."""
+        return isinstance(self.until, Interval) and self.until.share is not None
+
+    def require_fit(self, tables: Tables) -> None:
+        """Raises ValueError if the memory has no room for a gradient of the widest table."""
+        needed = tables.simulated_ranks * max(deferred_row_bytes(t.dim) for t in tables.tables)
+        if parse_bytes("memory", self.memory) < needed:
+            allowed = f"at least {needed}: a deferred row of the widest table takes {needed} bytes"
+            raise invalid("memory", self.memory, "DeferGradients", allowed)
+        budget = parse_bytes("memory", self.memory)
+        require_room("memory", budget, budget, "deferred gradients", "DeferGradients")
+        given = self.until.distance if isinstance(self.until, Movement) else None
+        if given is not None and tables.max_auc_loss is not None:
+            place = "Movement with MaxAucLoss"
+            raise invalid("distance", given, place, "None: the budget decides it")
+
+    def gradient_rule(self, table: Table, tables: Tables) -> UpdatePolicy:
+        """See `Policy`."""
+        max_rows = self._most_rows(table.name, tables)
+        if isinstance(self.until, Interval):
+            return UpdatePolicy("defer", "interval", max_age=self.until.steps, max_rows=max_rows)
+        movement = self.until.of(tables.rates[table.name], tables.max_auc_loss)
+        return UpdatePolicy("defer", "movement", movement, self.until.max_age, max_rows)
+
+    def auc_loss(self, tables: Tables) -> tuple[float, float] | None:
+        """Returns what deferring by movement may cost; None where no rule tells."""
+        rates = [rate for rate in tables.rates.values() if rate]
+        if not isinstance(self.until, Movement) or len(rates) < len(tables.rates):
+            return None
+        until = self.until
+        losses = [auc_loss_of_movement(until.of(r, tables.max_auc_loss), r) for r in rates]
+        return max(losses, key=lambda loss: loss[1])
+
+    def told(self, rows: UpdateCounts) -> str:
+        """See `Policy`."""
+        return (
+            f"{rows.due_by_movement:,} by movement, {rows.due_by_age:,} by age, "
+            f"{rows.flushed:,} flushed, {rows.refused:,} over budget"
+        )
+
+    def _most_rows(self, table: str, tables: Tables) -> int:
+        """Rows of a table that may have deferred gradients: its part of the memory.
+
+        Small tables may defer every row, in at most half of the memory; the others share the rest
+        by their bytes. A store splits a table's part evenly over its shards, which keys fill
+        unevenly.
+        """
+        budget, sizes = parse_bytes("memory", self.memory), tables.rows
+        row_bytes = {t.name: deferred_row_bytes(t.dim) for t in tables.tables}
+        if not any(sizes[name] for name in row_bytes):
+            return budget // sum(row_bytes.values())
+        ranks = tables.simulated_ranks
+        needed = {
+            name: ranks * _rows_with_slack(sizes[name]) * row_bytes[name] for name in row_bytes
+        }
+        small = {name for name in needed if needed[name] <= budget // (2 * len(needed))}
+        if len(small) == len(needed):
+            small.clear()
+        elif table in small:
+            return needed[table] // row_bytes[table]
+        budget -= sum(needed[name] for name in small)
+        shared = sum(sizes[name] * row_bytes[name] for name in needed if name not in small)
+        return budget * sizes[table] // shared
+
+
+def _rows_with_slack(num_rows: int) -> int:
+    """Sums a table may be allowed so that no shard is over budget with its rows.
+
+    A shard has its even part of them; four standard deviations more rows, and four for the smallest
+    tables, are not to be expected in any.
+    """
+    if not num_rows:
+        return 0
+    mean = num_rows / NUM_SHARDS
+    return math.ceil(NUM_SHARDS * (mean + 4 * math.sqrt(mean) + 4))

@@ -1,0 +1,117 @@
+"""Skippable examples are left out of training (Slipstream's input classifier block)."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from slipstream_tf.errors import invalid, require_number
+from slipstream_tf.memory import require_room
+from slipstream_tf.policies.base import DEFAULT_SHARE, Begins, Ended, Policy, Tables
+from slipstream_tf.scores.base import Score
+
+
+@dataclasses.dataclass(frozen=True)
+class SkipExamples(Policy):
+    """Leaves out examples that teach nothing, and refills the batches.
+
+    Attributes:
+        by: what makes an example skippable: a `LastLoss` (where examples come again) or a
+            `RowDrift` (the paper's rule, a baseline).
+        share: of the hot examples (those with a finite score), to skip, 0 to 1. None: 0.3, or what
+            `Saturation(threshold=)` makes of it.
+        keep: share of the skippable examples that is trained all the same, with weight 1 / keep;
+            0 to below 1 (paper: 0).
+    """
+
+    by: Score
+    share: float | None = None
+    keep: float = 0.0
+    acts_on = "examples"
+    steered_by = "share"
+    verb = "skipped"
+    columns = ("skipped", "skipped share", "kept")
+
+    def __post_init__(self) -> None:
+        place = "SkipExamples"
+        if not isinstance(self.by, Score):
+            allowed = "slipstream_tf.LastLoss(...) or slipstream_tf.RowDrift(...)"
+            raise invalid("by", self.by, place, allowed)
+        if self.share is not None:
+            share = require_number("share", self.share, 0.0, 1.0, place)
+            object.__setattr__(self, "share", share)
+        keep = require_number("keep", self.keep, 0.0, 1.0, place)
+        object.__setattr__(self, "keep", keep)
+        if keep == 1.0:
+            raise invalid("keep", 1.0, place, "below 1 (dry_run=True keeps every example)")
+
+    @property
+    def alpha(self) -> float:  # type: ignore[override]
+        """See `Policy`."""
+        return self.by.alpha
+
+    @property
+    def key_share(self) -> float:
+        """See `Policy`."""
+        return self.by.key_share(self.target_share)
+
+    @property
+    def gives_key_share(self) -> bool:  # type: ignore[override]
+        """See `Policy`."""
+        return self.by.gives_key_share(self.share is not None)
+
+    @property
+    def share_finds_threshold(self) -> bool:  # type: ignore[override]
+        """See `Policy`."""
+        return self.by.share_finds_threshold
+
+    @property
+    def target_share(self) -> float:
+        """See `Policy`."""
+        return DEFAULT_SHARE if self.share is None else self.share
+
+    @property
+    def probes_every(self) -> int | None:  # type: ignore[override]
+        """See `Policy`."""
+        return self.by.probes_every
+
+    @property
+    def needs_losses(self) -> bool:  # type: ignore[override]
+        """See `Policy`."""
+        return self.by.needs_losses
+
+    @property
+    def needs_ids(self) -> bool:  # type: ignore[override]
+        """See `Policy`."""
+        return self.by.needs_ids
+
+    @property
+    def weighs_examples(self) -> bool:  # type: ignore[override]
+        """See `Policy`."""
+        return self.keep > 0.0 or self.by.weighs_examples
+
+    @property
+    def leaves_some(self) -> bool:  # type: ignore[override]
+        """See `Policy`."""
+        return self.keep > 0.0 or self.by.examples_return
+
+    @property
+    def loss_memory(self) -> dict[str, Any]:
+        """See `Policy`."""
+        return self.by.loss_memory
+
+    def require_fit(self, tables: Tables) -> None:
+        """Raises ValueError if the machine has no room for the losses."""
+        if memory := self.loss_memory.get("loss_memory_bytes"):
+            require_room("memory", memory, memory, "examples' losses", type(self.by).__name__)
+
+    def initial_state(self) -> dict[str, Any]:
+        """See `Policy`."""
+        return self.by.initial_state()
+
+    def next_state(self, state: Mapping[str, Any], ended: Ended) -> dict[str, Any]:
+        """See `Policy`."""
+        return self.by.next_state(state, ended)
+
+    def example_rule(self, state: Mapping[str, Any], begins: Begins) -> dict[str, Any] | None:
+        """See `Policy`."""
+        return {**self.by.rule(state, begins), "keep_rate": self.keep}

@@ -1,0 +1,330 @@
+"""All that a user sets of the engine, checked together; what the policies need, in one place. Pure.
+
+In: policies, window, hot set, saturation, budgets. Out: what the window loop asks, of all of them.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from slipstream_tf.config import (
+    HotSet,
+    LossGuard,
+    MaxAucLoss,
+    MaxLogLossIncrease,
+    Saturation,
+    Window,
+)
+from slipstream_tf.errors import invalid
+from slipstream_tf.policies.base import DEFAULT_SHARE, Begins, Policy
+from slipstream_tf.serialization import serialize
+
+_PLACE = "Slipstream"
+# Between rare probes an example of many keys is held back by one of them often enough.
+_PROBES_EVERY = 100
+
+
+@dataclasses.dataclass(frozen=True)
+class EngineSettings:
+    """The settings of the engine.
+
+    Attributes:
+        policies: what is saved; each kind once, and one for examples, gradients and replicas each.
+            Without any the engine only watches.
+        window: length, warm-up, sample.
+        hot_set: the keys that are watched.
+        saturation: when a key counts as saturated; None: as `Saturation()`.
+        budget: bounds of what saving may cost, each kind once; one or a sequence.
+        dry_run: whether everything is done but the saving.
+        estimates_cost: whether a dry run takes the examples' losses in, to estimate its cost.
+    """
+
+    policies: Sequence[Policy] = ()
+    window: Window = dataclasses.field(default_factory=Window)
+    hot_set: HotSet = dataclasses.field(default_factory=HotSet)
+    saturation: Saturation | None = None
+    budget: Any = ()
+    dry_run: bool = False
+    estimates_cost: bool = False
+
+    def __post_init__(self) -> None:
+        for name, kinds in (("policies", Policy), ("budget", (MaxAucLoss, LossGuard))):
+            given = getattr(self, name)
+            given = tuple(given) if isinstance(given, (list, tuple)) else (given,)
+            _require_kinds(name, given, kinds)
+            object.__setattr__(self, name, given)
+        parts: tuple[tuple[str, type], ...] = (("window", Window), ("hot_set", HotSet))
+        for name, kind in parts:
+            if not isinstance(getattr(self, name), kind):
+                allowed = f"slipstream_tf.{kind.__name__}(...)"
+                raise invalid(name, getattr(self, name), _PLACE, allowed)
+        if self.saturation is not None and not isinstance(self.saturation, Saturation):
+            allowed = "None or slipstream_tf.Saturation(...)"
+            raise invalid("saturation", self.saturation, _PLACE, allowed)
+        if self.dry_run and not any(policy.verb for policy in self.policies):
+            allowed = "False, or with a policy that saves examples or gradients: it tells what of"
+            raise invalid("dry_run", True, f"{_PLACE} without one", allowed)
+        self._require_composable()
+        self._require_steerable()
+
+    def _require_composable(self) -> None:
+        """Refuses policies that act on the same, or need T to be two things."""
+        by_kind: dict[str, Policy] = {}
+        for policy in self.policies:
+            if policy.acts_on and policy.acts_on in by_kind:
+                both = [type(by_kind[policy.acts_on]).__name__, type(policy).__name__]
+                allowed = f"one policy that acts on {policy.acts_on}"
+                raise invalid("policies", both, _PLACE, allowed)
+            by_kind[policy.acts_on] = policy
+        by_keys = [policy for policy in self.policies if policy.key_share is not None]
+        shares = {type(policy).__name__: policy.key_share for policy in by_keys}
+        if len(set(shares.values())) > 1:
+            allowed = "the same share of saturated keys for all: there is one threshold T"
+            raise invalid("share", shares, f"{_PLACE}, policies that go by it", allowed)
+        if self.saturation is None:
+            return
+        reads_settled = any(policy.read_only_drift(None) for policy in self.policies)
+        if not self.goes_by_keys and not reads_settled:
+            allowed = "None: these policies do not go by the drift of keys"
+            raise invalid("saturation", self.saturation, _PLACE, allowed)
+        chosen = [type(policy).__name__ for policy in by_keys if policy.gives_key_share]
+        if self.saturation.threshold is not None and chosen:
+            place = f"Saturation beside a share of {' and '.join(chosen)}"
+            raise invalid("threshold", self.saturation.threshold, place, "None, or no such share")
+
+    def _require_steerable(self) -> None:
+        """Refuses a budget that nothing would steer by."""
+        ways = {policy.steered_by for policy in self.policies} - {""}
+        by_threshold = all(p.share_finds_threshold for p in self.policies if p.steered_by)
+        is_fixed = self.saturation is not None and self.saturation.threshold is not None
+        for bound in self.budget:
+            name = type(bound).__name__
+            if isinstance(bound, LossGuard):
+                told = [p.leaves_some for p in self.policies if p.leaves_some is not None]
+                if not told:
+                    allowed = "without LossGuard: no example of saturated keys is told from others"
+                    raise invalid("budget", bound, f"{_PLACE} with these policies", allowed)
+                if not all(told) and not self.dry_run:
+                    allowed = "without LossGuard, or SkipExamples(keep=) above 0, which it watches"
+                    raise invalid("budget", bound, _PLACE, allowed)
+                continue
+            if not ways:
+                allowed = f"without {name}: none of the policies is steered by it"
+                raise invalid("budget", bound, _PLACE, allowed)
+            if is_fixed and ways == {"share"} and by_threshold:
+                allowed = f"without {name}: it bounds the share that T is found by, not a fixed T"
+                raise invalid("budget", bound, f"{_PLACE} with a threshold", allowed)
+            if isinstance(bound, MaxLogLossIncrease) and "movement" in ways:
+                allowed = "MaxAucLoss: only that bounds what gradients wait for"
+                raise invalid("budget", bound, f"{_PLACE} with Movement", allowed)
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns all settings as JSON-serialisable values."""
+        return {
+            "policies": [serialize(policy) for policy in self.policies],
+            "window": serialize(self.window),
+            "hot_set": serialize(self.hot_set),
+            "saturation": serialize(self.saturated),
+            "budget": [serialize(bound) for bound in self.budget],
+            "dry_run": self.dry_run,
+        }
+
+    # What the policies need, of all of them.
+
+    @property
+    def saturated(self) -> Saturation:
+        """When a key counts as saturated."""
+        return Saturation() if self.saturation is None else self.saturation
+
+    @property
+    def goes_by_keys(self) -> bool:
+        """Whether it matters which keys are saturated: to a policy, or to who only watches."""
+        acting = [policy for policy in self.policies if policy.acts_on]
+        by_keys = any(policy.key_share is not None for policy in acting)
+        return by_keys or not any(policy.verb for policy in acting)
+
+    @property
+    def steers_share(self) -> bool:
+        """Whether a budget lowers the share of examples to save on."""
+        return any(policy.steered_by == "share" for policy in self.policies)
+
+    @property
+    def key_share(self) -> float:
+        """Share of the hot examples whose keys are to count as saturated."""
+        shares = [p.key_share for p in self.policies if p.key_share is not None]
+        return shares[0] if shares else DEFAULT_SHARE
+
+    @property
+    def target_share(self) -> float:
+        """Share of the hot examples to save on, before a budget lowers it."""
+        shares = [p.target_share for p in self._examples_first if p.target_share is not None]
+        return shares[0] if shares else DEFAULT_SHARE
+
+    @property
+    def share_finds_threshold(self) -> bool:
+        """Whether that share is what T is found for."""
+        return all(policy.share_finds_threshold for policy in self.policies)
+
+    @property
+    def counts_all_keys(self) -> bool:
+        """Whether every hot key counts as saturated, however far it moves."""
+        is_bound = self.saturated.threshold is not None or self.saturated.max_threshold is not None
+        return not is_bound and not self.share_finds_threshold and self.key_share == 1.0
+
+    @property
+    def alpha(self) -> float:
+        """Share of an example's lookups that must be saturated."""
+        return next((p.alpha for p in self._examples_first), 1.0)
+
+    @property
+    def keep(self) -> float:
+        """Share of the skippable examples that is trained all the same, with a weight."""
+        return next((p.keep for p in self._examples_first), 0.0)
+
+    @property
+    def probes_every(self) -> int:
+        """Windows from probe to probe of a saturated key; 0: no probes."""
+        if self.saturated.revisit_every is not None:
+            return self.saturated.revisit_every
+        withholding_first = sorted(self.policies, key=lambda p: not p.withholds_saturated)
+        wanted = (p.probes_every for p in withholding_first if p.probes_every is not None)
+        return next(wanted, _PROBES_EVERY)
+
+    @property
+    def withholds_saturated(self) -> bool:
+        """Whether gradients of saturated keys do not reach their rows at once."""
+        return any(policy.withholds_saturated for policy in self.policies)
+
+    @property
+    def loses_gradients(self) -> bool:
+        """Whether they never do."""
+        return any(policy.loses_gradients for policy in self.policies)
+
+    @property
+    def chooses_examples(self) -> bool:
+        """Whether examples are left out, or would be but for the dry run."""
+        return any(policy.acts_on == "examples" for policy in self.policies)
+
+    @property
+    def skips_by_keys(self) -> bool:
+        """Whether examples are left out by their keys, not at random."""
+        return self.chooses_examples and self.target_policy is not None
+
+    @property
+    def skips_examples(self) -> bool:
+        """Whether examples are left out of training."""
+        return self.chooses_examples and not self.dry_run
+
+    @property
+    def target_policy(self) -> Policy | None:
+        """The policy that leaves examples out by their keys, or none."""
+        chosen = (p for p in self.policies if p.acts_on == "examples" and p.steered_by)
+        return next(chosen, None)
+
+    @property
+    def needs_ids(self) -> bool:
+        """Whether examples must be told apart in every pass."""
+        return any(policy.needs_ids for policy in self.policies)
+
+    @property
+    def needs_losses(self) -> bool:
+        """Whether the examples' losses must come in."""
+        is_told = bool(self.budget) or self.estimates_cost
+        return is_told or any(policy.needs_losses for policy in self.policies)
+
+    @property
+    def estimates_quality(self) -> bool:
+        """Whether the cost of saving is estimated from a learning curve of AUC or log loss."""
+        return self.estimates_cost or any(isinstance(bound, MaxAucLoss) for bound in self.budget)
+
+    @property
+    def saves_by_losses(self) -> bool:
+        """Whether nothing is saved without losses: by what is remembered, or by a budget."""
+        bounds = any(isinstance(bound, MaxAucLoss) for bound in self.budget)
+        return bounds or any(policy.needs_losses for policy in self.policies)
+
+    @property
+    def weighs_examples(self) -> bool:
+        """Whether examples get weights."""
+        return any(policy.weighs_examples for policy in self.policies)
+
+    @property
+    def loss_memory(self) -> dict[str, Any]:
+        """Arguments of `ops.classifier.InputClassifier` where it remembers losses."""
+        return next((p.loss_memory for p in self.policies if p.loss_memory), {})
+
+    @property
+    def refresh_movement(self) -> float | None:
+        """How far a row may be from its refreshed replicas; None: there are none."""
+        found = (p.refresh_movement for p in self.policies if p.refresh_movement is not None)
+        return None if self.dry_run else next(found, None)
+
+    def read_only_drift(self, learning_rate: float | None) -> float:
+        """Drift over a window below which a saturated row has read-only replicas; 0: none has."""
+        if self.dry_run:
+            return 0.0
+        return max((p.read_only_drift(learning_rate) for p in self.policies), default=0.0)
+
+    @property
+    def simulated_ranks(self) -> int:
+        """As whose exchange gradients are counted."""
+        return max((policy.simulated_ranks for policy in self.policies), default=1)
+
+    def bound(self, kind: type) -> Any:
+        """Returns the budget of exactly this kind, or None."""
+        return next((bound for bound in self.budget if type(bound) is kind), None)
+
+    @property
+    def max_auc_loss(self) -> float | None:
+        """Most AUC that each of the ways to save may cost; they share the bound."""
+        bound = self.bound(MaxAucLoss)
+        return None if bound is None else bound.value * self.budget_share
+
+    @property
+    def budget_share(self) -> float:
+        """What each of the ways to save may spend of a budget, as a share of it."""
+        ways = {policy.steered_by for policy in self.policies} - {""}
+        return 1.0 / max(1, len(ways))
+
+    # What holds in a window.
+
+    def example_rule(
+        self, states: Mapping[str, Mapping[str, Any]], begins: Begins
+    ) -> tuple[dict[str, Any], bool]:
+        """Finds which examples are skippable in a window.
+
+        Args:
+            states: of the policies, by name.
+            begins: the window.
+
+        Returns:
+            Arguments of `ops.classifier.InputClassifier.configure` but for "window", and whether
+            examples may be skipped.
+        """
+        for policy in self._examples_first if begins.windows else ():
+            rule = policy.example_rule(states[type(policy).__name__], begins)
+            if rule is not None:
+                rule = {"shadow": self.dry_run, **rule}
+                chance = max(rule.get("threshold", 0.0), rule.get("random_share", 0.0))
+                return rule, chance > 0.0 and not rule["shadow"]
+        # Losses are remembered all the same, as from this window.
+        return {"mode": "none"}, False
+
+    @property
+    def _examples_first(self) -> list[Policy]:
+        return sorted(self.policies, key=lambda policy: policy.acts_on != "examples")
+
+
+def _require_kinds(name: str, given: Sequence[Any], kind: Any) -> None:
+    """Checks that all are of a kind, and no class comes twice."""
+    for value in given:
+        if not isinstance(value, kind):
+            allowed = {
+                "policies": "a sequence of policies, e.g. slipstream_tf.DeferGradients()",
+                "budget": "MaxAucLoss, MaxLogLossIncrease and LossGuard of slipstream_tf",
+            }[name]
+            raise invalid(name, value, _PLACE, allowed)
+    kinds = [type(value).__name__ for value in given]
+    twice = sorted({kind for kind in kinds if kinds.count(kind) > 1})
+    if twice:
+        raise invalid(name, twice, _PLACE, "each kind once")

@@ -1,0 +1,7 @@
+"""By what an example is judged skippable: scores, each a frozen object with its own settings."""
+
+from slipstream_tf.scores.base import Score
+from slipstream_tf.scores.last_loss import LastLoss
+from slipstream_tf.scores.row_drift import RowDrift
+
+__all__ = ["LastLoss", "RowDrift", "Score"]

@@ -1,0 +1,105 @@
+"""Settings of the engine from one flat list, for tests that vary them one by one.
+
+Names are those of the flags of slipstream-train where there is one; `share` is that of every policy
+that has one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import slipstream_tf as slip
+from slipstream_tf.saturation.settings import EngineSettings
+
+# Flat name -> field of each part.
+_WINDOW = {
+    "window_steps": "steps",
+    **{name: name for name in ("warmup", "planned_steps", "sample", "seed")},
+}
+_HOT_SET = {
+    "hot_set_memory": "memory",
+    "exclude_tables": "exclude",
+    **{name: name for name in ("table_memory", "count_decay")},
+}
+_SATURATION = {
+    "drift_metric": "metric",
+    **{name: name for name in ("threshold", "max_threshold", "release", "revisit_every")},
+    "protect_windows": "protect_windows",
+}
+_LAST_LOSS = {
+    "loss_memory": "memory",
+    "skip_alpha": "alpha",
+    **{name: name for name in ("max_skips", "weigh_returns", "saturated_share")},
+}
+_BUDGETS = {
+    "max_auc_loss": slip.MaxAucLoss,
+    "max_log_loss_increase": slip.MaxLogLossIncrease,
+    "loss_guard": slip.LossGuard,
+}
+
+
+def engine_arguments(*policies: str, **flat: Any) -> dict[str, Any]:
+    """Returns the arguments of `Slipstream`.
+
+    Args:
+        *policies: "skip_examples" (by "row_drift" unless `skip_by="last_loss"`), "defer_gradients",
+            "mask_gradients", "cache_rows".
+        **flat: settings of these, and of the engine; `random_shares` and `simulated_ranks` add a
+            policy each. Settings of policies that are not there are an error.
+    """
+
+    def take(names: dict[str, str]) -> dict[str, Any]:
+        return {field: flat.pop(name) for name, field in names.items() if name in flat}
+
+    share = {"share": flat.pop("share")} if "share" in flat else {}
+    found: list[Any] = []
+    for policy in policies:
+        if policy == "skip_examples":
+            by_loss = flat.pop("skip_by", "row_drift") == "last_loss"
+            alpha = {"skip_alpha": "alpha"}
+            score: Any = (
+                slip.LastLoss(**take(_LAST_LOSS)) if by_loss else slip.RowDrift(**take(alpha))
+            )
+            found.append(slip.SkipExamples(score, **share, **take({"skip_keep": "keep"})))
+        elif policy == "mask_gradients":
+            decays = take({"mask_decay_moments": "decay_moments"})
+            found.append(slip.MaskGradients(**share, **decays))
+        elif policy == "defer_gradients":
+            until: Any
+            if flat.pop("defer_until", "movement") == "interval":
+                until = slip.Interval(**share, **take({"defer_steps": "steps"}))
+            else:
+                names = {"defer_movement": "distance", "defer_max_age": "max_age"}
+                until = slip.Movement(**take(names))
+            found.append(slip.DeferGradients(until, **take({"defer_memory": "memory"})))
+        elif policy == "cache_rows":
+            movement = flat.pop("cache_movement", None)
+            read_only = slip.ReadOnly(**take({"cache_max_drift": "max_drift"}))
+            found.append(
+                slip.CacheRows(read_only if movement is None else slip.Refreshed(movement))
+            )
+        else:
+            raise ValueError(f"no policy {policy!r}")
+    if "random_shares" in flat:
+        found.append(slip.experiments.SkipAtRandom(flat.pop("random_shares")))
+    if flat.get("simulated_ranks", 1) > 1:
+        found.append(slip.experiments.SimulatedRanks(flat["simulated_ranks"]))
+    flat.pop("simulated_ranks", None)
+    window, hot_set, saturation = take(_WINDOW), take(_HOT_SET), take(_SATURATION)
+    budget = [kind(flat.pop(name)) for name, kind in _BUDGETS.items() if name in flat]
+    dry_run = flat.pop("dry_run", False)
+    if flat:
+        raise ValueError(f"settings of no policy: {sorted(flat)}")
+    return {
+        "policies": found,
+        "window": slip.Window(**window),
+        "hot_set": slip.HotSet(**hot_set),
+        "saturation": slip.Saturation(**saturation) if saturation else None,
+        "budget": budget,
+        "dry_run": dry_run,
+    }
+
+
+def engine_settings(*policies: str, **flat: Any) -> EngineSettings:
+    """Returns the settings of the tracker; arguments as of `engine_arguments`."""
+    return EngineSettings(**engine_arguments(*policies, **flat))

@@ -1,0 +1,245 @@
+"""docs/keras.md, gradients: what Keras does to gradients reaches rows, or is refused."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from contract_models import TABLES, assert_same, contents, data, differ, layer_of, make_layer
+from contract_models import make_model as model_of
+
+from slipstream_tf import distributed, optimizers
+from slipstream_tf.keras import StepOptimizer
+
+KEYS, LABELS = data()
+RATE = 0.5
+
+
+def make_model(optimizer, apply="step", rule=None, **kwargs):
+    return model_of(optimizer, make_layer(rule, apply=apply), **kwargs)
+
+
+def train(model, epochs=2, labels=LABELS):
+    model.fit(KEYS, labels, batch_size=16, epochs=epochs, shuffle=False, verbose=0)
+    return model
+
+
+RULES = [
+    optimizers.SGD(RATE),
+    optimizers.Adagrad(RATE),
+    optimizers.RowWiseAdagrad(RATE),
+    optimizers.Adam(0.1),
+]
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.rule)
+@pytest.mark.parametrize("how", [{}, {"run_eagerly": True}, {"steps_per_execution": 3}], ids=str)
+def test_both_places_give_the_same_rows(rule, how):
+    plain = train(make_model("adam", "backward", rule, **how))
+    assert_same(train(make_model(StepOptimizer("adam"), "step", rule, **how)), contents(plain))
+    assert int(layer_of(plain).store.export_table("user")["steps"][0]) == 8
+
+
+@pytest.mark.parametrize("name", ["Adam", "Adagrad", "RMSprop", "Ftrl", "Lion", "Lamb", "Nadam"])
+def test_rows_are_updated_beside_any_optimizer(name):
+    """TensorFlow prunes an update of which it finds that nothing depends on it."""
+    optimizer = getattr(keras.optimizers, name)(0.01)
+    model = train(make_model(StepOptimizer(optimizer)))
+    assert int(layer_of(model).store.export_table("user")["steps"][0]) == 8
+    assert all(float(weight) == 0.0 for weight in layer_of(model).trainable_weights)
+
+
+class OneHot(keras.layers.Layer):
+    """Tables as dense weights: what Keras does to their gradients is what it should do to rows."""
+
+    def __init__(self, layer, vocabulary=20):
+        super().__init__()
+        self.tables = []
+        for table in TABLES:
+            rows, _ = layer.store.gather(table, np.arange(vocabulary))
+            weight = self.add_weight(name=table, shape=rows.shape)
+            weight.assign(rows)
+            self.tables.append(weight)
+
+    def call(self, keys):
+        return tf.stack(
+            [
+                tf.matmul(tf.one_hot(keys[:, column], table.shape[0]), table)
+                for column, table in enumerate(self.tables)
+            ],
+            axis=1,
+        )
+
+
+SETTINGS = [
+    {},
+    {"clipnorm": 0.02},
+    {"global_clipnorm": 0.02},
+    {"clipvalue": 0.002},
+    {"gradient_accumulation_steps": 4},
+    {"gradient_accumulation_steps": 3, "global_clipnorm": 0.02},
+    {"loss_scale_factor": 8.0, "clipnorm": 0.02},
+]
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+@pytest.mark.parametrize("eager", [False, True])
+def test_settings_act_on_rows_as_on_dense_tables(settings, eager):
+    rule = optimizers.SGD(RATE)
+    theirs = OneHot(make_layer(rule))
+    dense = model_of(keras.optimizers.SGD(RATE, **settings), theirs, run_eagerly=eager)
+    start = [np.array(table) for table in theirs.tables]
+    train(dense)
+    ours = make_model(
+        StepOptimizer(keras.optimizers.SGD(RATE, **settings)), rule=rule, run_eagerly=eager
+    )
+    train(ours)
+    for before, table, weight in zip(start, TABLES, theirs.tables, strict=True):
+        rows, _ = layer_of(ours).store.gather(table, np.arange(20))
+        assert np.abs(rows - before).max() > 1e-4
+        np.testing.assert_allclose(rows, np.array(weight), rtol=0, atol=2e-6)
+    top = ours.get_layer("top").get_weights()
+    np.testing.assert_allclose(top[0], dense.get_layer("top").get_weights()[0], rtol=0, atol=2e-6)
+
+
+def test_accumulated_gradients_survive_an_epoch():
+    """Two epochs of 4 steps, an update each 8: the first changes nothing."""
+    model = make_model(StepOptimizer(keras.optimizers.SGD(gradient_accumulation_steps=8)))
+    train(model, 1)
+    before = contents(model)
+    assert int(layer_of(model).store.export_table("user")["steps"][0]) == 0
+    train(model, 1)
+    assert differ(before, contents(model)) >= {"user rows", "top/kernel"}
+    assert int(layer_of(model).store.export_table("user")["steps"][0]) == 1
+
+
+@pytest.mark.parametrize("settings", SETTINGS[1:5], ids=str)
+def test_settings_that_would_miss_rows(settings):
+    (name, value), *_ = settings.items()
+    model = make_model(keras.optimizers.SGD(**settings), "backward")
+    with pytest.raises(ValueError, match=f"Invalid `{name}`: {value}.*StepOptimizer"):
+        train(model)
+    assert layer_of(model).store.size("user") == 0
+
+
+@pytest.mark.parametrize("apply", ["backward", "step"])
+def test_weight_decay(apply):
+    def optimizer(excludes):
+        made = keras.optimizers.AdamW(weight_decay=0.5)
+        made = StepOptimizer(made) if apply == "step" else made
+        if excludes:
+            made.exclude_from_weight_decay(var_names=["_anchor"])
+        return made
+
+    with pytest.raises(ValueError, match=r"Invalid `weight_decay`: 0.5.*exclude_from_weight_decay"):
+        train(make_model(optimizer(False), apply))
+    plain = "adam" if apply == "backward" else StepOptimizer("adam")
+    decayed, other = train(make_model(optimizer(True), apply)), train(make_model(plain, apply))
+    assert "top/kernel" in differ(contents(decayed), contents(other))
+
+
+@pytest.mark.parametrize("apply", ["backward", "step"])
+def test_use_ema(apply):
+    optimizer = keras.optimizers.SGD(use_ema=True)
+    model = make_model(StepOptimizer(optimizer) if apply == "step" else optimizer, apply)
+    with pytest.raises(ValueError, match=r"Invalid `use_ema`: True.*rows have no moving average"):
+        train(model)
+
+
+def test_swap_ema_weights():
+    """The callback needs `use_ema`."""
+    for optimizer in (keras.optimizers.SGD(), keras.optimizers.SGD(use_ema=True)):
+        model, swap = make_model(optimizer, "backward"), keras.callbacks.SwapEMAWeights()
+        with pytest.raises(ValueError, match="use_ema"):
+            model.fit(KEYS, LABELS, verbose=0, callbacks=[swap], validation_data=(KEYS, LABELS))
+
+
+def test_a_layer_and_an_optimizer_that_do_not_go_together():
+    with pytest.raises(ValueError, match=r"Invalid `optimizer`: 'Adam'.*slip.keras.StepOptimizer"):
+        train(make_model("adam", "step"))
+    with pytest.raises(ValueError, match=r"Invalid `apply`: 'backward'.*StepOptimizer.*'step'"):
+        train(make_model(StepOptimizer("adam"), "backward"))
+    layer = make_layer(apply="backward")
+    with pytest.raises(ValueError, match=r"Invalid `apply`: 'backward'.*layer 'tables'"):
+        StepOptimizer("sgd").build(layer.trainable_variables)
+
+
+@pytest.mark.parametrize("name", ["SGD", "Adam", "Adagrad", "RMSprop", "Ftrl", "Lion"])
+def test_a_plain_optimizer_in_a_loop_of_ones_own_is_no_silent_loss(name):
+    layer = make_layer(apply="step")
+    optimizer = keras.optimizers.get(name)
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(layer(KEYS, training=True) ** 2)
+    gradients = tape.gradient(loss, layer.trainable_variables)
+    with pytest.raises(Exception, match=r"."):
+        optimizer.apply_gradients(zip(gradients, layer.trainable_variables, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("gradient descent", "'gradient descent' for StepOptimizer"),
+        (optimizers.SGD(0.1), "SGD.* for StepOptimizer"),
+        (None, "None for StepOptimizer"),
+    ],
+    ids=str,
+)
+def test_bad_optimizers(given, message):
+    with pytest.raises(ValueError, match=f"Invalid `optimizer`: .*{message}"):
+        StepOptimizer(given)
+
+
+def test_a_used_optimizer():
+    optimizer = keras.optimizers.SGD()
+    optimizer.build([keras.Variable(0.0)])
+    with pytest.raises(ValueError, match="`optimizer`: 'one that was used'"):
+        StepOptimizer(optimizer)
+
+
+def test_bad_places():
+    with pytest.raises(ValueError, match=r"Invalid `apply`: 'later' for layer 'tables'"):
+        make_layer(apply="later")
+
+
+@pytest.mark.parametrize("placement", ["replicated", "sharded"])
+def test_several_ranks_apply_in_the_backward_pass(run_as_ranks, placement):
+    def program(comm):
+        with pytest.raises(ValueError, match=r"Invalid `apply`: 'step'.*on 2 rank\(s\)"):
+            make_layer(comm=comm, placement=placement, apply="step")
+
+    assert run_as_ranks(2, program) == [None, None]
+
+
+def test_step_optimizers_in_files(tmp_path):
+    optimizer = keras.optimizers.Adam(0.01, global_clipnorm=0.02)
+    model = train(make_model(StepOptimizer(optimizer)))
+    model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    assert isinstance(loaded.optimizer, keras.optimizers.Adam)
+    assert loaded.optimizer.global_clipnorm == 0.02
+    assert layer_of(loaded).apply == "step"
+    assert_same(train(loaded), contents(train(model)))
+
+
+def test_multi_optimizer():
+    def routed(anchors, others):
+        return keras.optimizers.MultiOptimizer(
+            lambda variable: anchors if "_anchor" in variable.path else others
+        )
+
+    reference = train(make_model(StepOptimizer(keras.optimizers.SGD(0.1))))
+    both = routed(StepOptimizer("sgd"), keras.optimizers.SGD(0.1))
+    assert_same(train(make_model(both)), contents(reference))
+    others = keras.optimizers.SGD(0.1, clipnorm=1.0)  # of the dense weights alone, as was asked
+    train(make_model(routed(keras.optimizers.SGD(), others), "backward"))
+    with pytest.raises(ValueError, match="Invalid `clipnorm`"):
+        train(make_model(routed(others, keras.optimizers.SGD()), "backward"))
+    with pytest.raises(ValueError, match="Invalid `optimizer`: 'MultiOptimizer'"):
+        StepOptimizer(both)
+
+
+def test_a_distributed_optimizer_of_one_rank():
+    wrapped = distributed.DistributedOptimizer(keras.optimizers.SGD(), distributed.SingleProcess())
+    model = train(make_model(StepOptimizer(wrapped)))
+    assert_same(model, contents(train(make_model(StepOptimizer("sgd")))))

@@ -1,0 +1,212 @@
+"""docs/keras.md, steps: own loops, frozen parts, losses that are not finite, loss scaling."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from contract_models import TABLES, assert_same, contents, data, differ, layer_of, make_layer
+from contract_models import make_model as model_of
+
+from slipstream_tf import Retention, Table, optimizers
+from slipstream_tf.keras import EmbeddingCollection, StepOptimizer
+from slipstream_tf.ops.update_policy import SATURATED, UpdatePolicy
+
+KEYS, LABELS = data()
+RATE = 0.5
+
+
+def make_model(optimizer, apply="step", **kwargs):
+    return model_of(optimizer, make_layer(apply=apply), **kwargs)
+
+
+def train(model, epochs=2, labels=LABELS):
+    model.fit(KEYS, labels, batch_size=16, epochs=epochs, shuffle=False, verbose=0)
+    return model
+
+
+def loop(layer, head, optimizer, wrap, variables=None, clip=False):
+    """Trains two steps by hand; the layer is looked up twice a step."""
+
+    def step(keys):
+        with tf.GradientTape() as tape:
+            rows = layer(keys, training=True) + layer(keys[::-1], training=True)
+            loss = tf.reduce_mean(head(tf.reshape(rows, [-1, 8])) ** 2)
+        own = variables or [*layer.trainable_variables, *head.trainable_variables]
+        gradients = tape.gradient(loss, own)
+        if clip:
+            gradients, _ = tf.clip_by_global_norm(gradients, 0.01)
+        optimizer.apply_gradients(zip(gradients, own, strict=True))
+
+    optimizer.build(variables or [*layer.trainable_variables, *head.trainable_variables])
+    step = wrap(step)
+    for _ in range(2):
+        step(tf.constant(KEYS))
+
+
+def make_head():
+    keras.utils.set_random_seed(1)
+    head = keras.layers.Dense(1)
+    head.build((None, 8))
+    return head
+
+
+WRAPS = {"eager": lambda step: step, "graph": tf.function}
+
+
+@pytest.mark.parametrize("wrap", WRAPS)
+def test_own_loops_clip_and_apply_once(wrap):
+    """Two lookups are one update; what a loop does to gradients it does to rows."""
+    clipped = make_layer(optimizers.SGD(RATE), apply="step")
+    loop(clipped, make_head(), StepOptimizer("sgd"), WRAPS[wrap], clip=True)
+    assert int(clipped.store.export_table("user")["steps"][0]) == 2
+    free = make_layer(optimizers.SGD(RATE), apply="step")
+    loop(free, make_head(), StepOptimizer("sgd"), WRAPS[wrap])
+    assert differ(contents(clipped), contents(free)) >= {"user rows", "item rows"}
+
+
+@pytest.mark.parametrize("wrap", WRAPS)
+def test_a_lookup_in_a_function_of_its_own(wrap):
+    plain, inner = (make_layer(optimizers.SGD(RATE), apply="step") for _ in range(2))
+    loop(plain, make_head(), StepOptimizer("sgd"), WRAPS[wrap])
+    inner.call = tf.function(inner.call)
+    loop(inner, make_head(), StepOptimizer("sgd"), WRAPS[wrap])
+    assert_same(inner, contents(plain))
+
+
+@pytest.mark.parametrize("wrap", WRAPS)
+def test_head_only_training(wrap):
+    """Rows are not trained where their gradients are not applied."""
+    layer, head = make_layer(apply="step"), make_head()
+    layer(KEYS, training=True)
+    before, kernel = contents(layer), np.array(head.kernel)
+    loop(layer, head, StepOptimizer("sgd"), WRAPS[wrap], head.trainable_variables)
+    assert_same(layer, before)
+    assert np.abs(np.array(head.kernel) - kernel).max() > 0
+
+
+@pytest.mark.parametrize("apply", ["backward", "step"])
+def test_frozen_layers(apply):
+    model = make_model(StepOptimizer("sgd") if apply == "step" else "sgd", apply)
+    train(model, 1)
+    before = contents(model)
+    layer_of(model).trainable = False
+    model.compile(StepOptimizer("sgd") if apply == "step" else "sgd", "binary_crossentropy")
+    train(model, 1)
+    assert differ(before, contents(model)) == {"top/kernel", "top/bias"}
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_a_frozen_anchor(table):
+    model = make_model(StepOptimizer("sgd"))
+    train(model, 1)
+    before = contents(model)
+    (anchor,) = (w for w in layer_of(model).weights if w.path.endswith(f"{table}_anchor"))
+    anchor.trainable = False
+    model.compile(StepOptimizer("sgd"), "binary_crossentropy")
+    train(model, 1)
+    changed = differ(before, contents(model))
+    assert "top/kernel" in changed
+    assert {name.split()[0] for name in changed if " " in name} == set(TABLES) - {table}
+
+
+@pytest.mark.parametrize("eager", [False, True])
+@pytest.mark.parametrize("settings", [{}, {"global_clipnorm": 1.0}], ids=str)
+def test_nan_losses_change_nothing(eager, settings):
+    optimizer = StepOptimizer(keras.optimizers.Adam(**settings))
+    model = train(make_model(optimizer, run_eagerly=eager), 1)
+    before = contents(model)
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"table 'user'.*not finite"):
+        train(model, 1, np.full_like(LABELS, np.nan))
+    assert_same(model, before)
+    train(model, 1)
+
+
+def test_nan_losses_in_the_backward_pass_change_no_row():
+    model = train(make_model("adam", "backward"), 1)
+    before = contents(model)
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"table 'user'"):
+        train(model, 1, np.full_like(LABELS, np.nan))
+    assert not {name for name in differ(before, contents(model)) if "rows" in name}
+
+
+def scaled():
+    return StepOptimizer(keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD()))
+
+
+@pytest.mark.parametrize("eager", [False, True])
+def test_loss_scaling(eager):
+    model = train(make_model(scaled(), run_eagerly=eager))
+    plain = train(make_model(StepOptimizer("sgd"), run_eagerly=eager))
+    assert_same(model, contents(plain))  # the scale is a power of two
+    scale = float(model.optimizer.dynamic_scale)
+    train(model, 1, np.full_like(LABELS, np.nan))
+    assert_same(model, contents(plain))
+    assert float(model.optimizer.dynamic_scale) == scale / 16  # halved in each of 4 steps
+
+
+def test_loss_scaling_needs_both():
+    optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD())
+    with pytest.raises(ValueError, match=r"Invalid `optimizer`: 'LossScaleOptimizer'.*'step'"):
+        train(make_model(optimizer, "backward"))
+    wrong = keras.optimizers.LossScaleOptimizer(StepOptimizer("sgd"))
+    with pytest.raises(ValueError, match=r"StepOptimizer\(keras.optimizers.LossScaleOptimizer"):
+        train(make_model(wrong, "step"))
+
+
+def test_loss_scaling_in_files(tmp_path):
+    model = train(make_model(scaled()))
+    model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    assert_same(train(loaded), contents(train(model)))
+
+
+@pytest.fixture
+def mixed_float16():
+    keras.config.set_dtype_policy("mixed_float16")
+    yield
+    keras.config.set_dtype_policy("float32")
+
+
+def test_mixed_float16(mixed_float16):
+    model = make_model(scaled())
+    before = contents(train(model, 1))
+    assert layer_of(model).compute_dtype == "float16"
+    train(model, 1)
+    changed = differ(before, contents(model))
+    assert changed >= {"user rows", "top/kernel"}
+    with pytest.raises(ValueError, match=r"`dtype policy`: 'mixed_float16'.*apply='step'"):
+        make_layer()
+    with pytest.raises(ValueError, match="LossScaleOptimizer"):
+        train(make_model(StepOptimizer("sgd")))
+
+
+@pytest.mark.parametrize("mode", ["mask", "defer"])
+def test_policies_act_before_the_step(mode):
+    policy = UpdatePolicy(mode, trigger="interval", max_age=3, max_rows=100)
+    results = []
+    for apply in ("backward", "step"):
+        model = make_model(StepOptimizer("sgd") if apply == "step" else "sgd", apply)
+        store = layer_of(model).store
+        train(model, 1)
+        store.set_update_policy("user", policy)
+        store.set_row_flags("user", np.arange(5), np.full(5, SATURATED))
+        results.append((train(model, 1), store.update_counts("user")))
+    (plain, counts), (stepped, stepped_counts) = results
+    assert counts == stepped_counts
+    assert counts.masked + counts.held > 0
+    assert_same(stepped, contents(plain))
+
+
+@pytest.mark.parametrize("apply", ["backward", "step"])
+def test_bounded_tables(apply):
+    tables = [Table(name, 4, retention=Retention(16, "lru")) for name in TABLES]
+    layer = EmbeddingCollection(tables, optimizers.Adagrad(RATE), name="tables", apply=apply)
+    model = model_of(StepOptimizer("sgd") if apply == "step" else "sgd", layer)
+    model.fit(KEYS, LABELS, batch_size=8, shuffle=False, verbose=0)
+    other = EmbeddingCollection(tables, optimizers.Adagrad(RATE), name="tables")
+    plain = model_of("sgd", other)
+    plain.fit(KEYS, LABELS, batch_size=8, shuffle=False, verbose=0)
+    assert layer.store.statistics("user").evicted_rows > 0
+    assert_same(model, contents(plain))

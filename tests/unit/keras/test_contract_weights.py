@@ -1,0 +1,281 @@
+"""docs/keras.md, weights and files: rows travel with what Keras calls weights."""
+
+from __future__ import annotations
+
+import gc
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from contract_models import assert_same, contents, data, differ, layer_of, make_layer, make_model
+
+from slipstream_tf import optimizers
+from slipstream_tf.keras import EmbeddingCollection, limit_snapshots, row_snapshots
+
+KEYS, LABELS = data()
+
+
+def train(model, epochs=1, **kwargs):
+    return model.fit(KEYS, LABELS, batch_size=16, epochs=epochs, shuffle=False, verbose=0, **kwargs)
+
+
+@pytest.fixture
+def model():
+    made = make_model()
+    train(made)
+    return made
+
+
+@pytest.fixture
+def limits():
+    """Sets limits of snapshots for a test."""
+    yield limit_snapshots
+    limit_snapshots()
+
+
+def test_get_and_set_weights(model):
+    weights, before = model.get_weights(), contents(model)
+    train(model)
+    assert differ(before, contents(model)) >= {"user rows", "item slots", "top/kernel"}
+    model.set_weights(weights)
+    assert_same(model, before)
+    train(model)
+    model.set_weights(weights)  # a snapshot serves more than once
+    assert_same(model, before)
+
+
+def test_clone_model(model):
+    clone = keras.models.clone_model(model)
+    assert layer_of(clone).store.size("user") == 0
+    clone.set_weights(model.get_weights())
+    assert_same(clone, contents(model))
+
+
+class EpochRows(keras.callbacks.Callback):
+    """Keeps rows and weights of each epoch."""
+
+    def __init__(self):
+        super().__init__()
+        self.epochs = []
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.epochs.append(contents(self.model))
+
+
+def test_early_stopping_restores_the_best_epoch():
+    model, seen = make_model(), EpochRows()
+    # Labels that no key tells: the loss on others' labels gets worse as the model learns its own.
+    others = (KEYS, 1 - LABELS)
+    stop = keras.callbacks.EarlyStopping("val_loss", patience=2, restore_best_weights=True)
+    history = train(model, 6, validation_data=others, callbacks=[seen, stop]).history
+    best = int(np.argmin(history["val_loss"]))
+    assert len(seen.epochs) == best + 3 < 6
+    assert_same(model, seen.epochs[best])
+    loss = model.evaluate(*others, batch_size=16, verbose=0)
+    np.testing.assert_allclose(loss, history["val_loss"][best], rtol=1e-6)
+
+
+@pytest.mark.parametrize("is_weights", [False, True])
+def test_model_checkpoint(model, tmp_path, is_weights):
+    path = str(tmp_path / ("best.weights.h5" if is_weights else "best.keras"))
+    save = keras.callbacks.ModelCheckpoint(path, save_weights_only=is_weights)
+    train(model, callbacks=[save])
+    before = contents(model)
+    if is_weights:
+        train(model)
+        model.load_weights(path)
+        assert_same(model, before)
+    else:
+        assert_same(keras.models.load_model(path), before)
+
+
+class Breaks(keras.callbacks.Callback):
+    """Ends a fit in its third epoch."""
+
+    def on_epoch_begin(self, epoch, logs=None):
+        if epoch == 2:
+            raise InterruptedError
+
+
+def test_backup_and_restore(tmp_path):
+    backup = keras.callbacks.BackupAndRestore(tmp_path / "backup")
+    whole = make_model()
+    train(whole, 4)
+    with pytest.raises(InterruptedError):
+        train(make_model(), 4, callbacks=[backup, Breaks()])
+    resumed = make_model()
+    train(resumed, 4, callbacks=[keras.callbacks.BackupAndRestore(tmp_path / "backup")])
+    assert_same(resumed, contents(whole))
+
+
+def test_keras_files(model, tmp_path):
+    model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    assert_same(loaded, contents(model))
+    train(loaded)
+    train(model)
+    assert_same(loaded, contents(model))
+
+
+def test_weight_files(model, tmp_path):
+    before = contents(model)
+    model.save_weights(tmp_path / "model.weights.h5")
+    train(model)
+    model.load_weights(tmp_path / "model.weights.h5")
+    assert_same(model, before)
+
+
+def test_legacy_h5_files(model, tmp_path):
+    with pytest.raises(ValueError, match=r"Invalid `filepath`.*layer 'tables'.*NAME.keras"):
+        model.save(tmp_path / "model.h5")
+
+
+def test_loading_legacy_h5_files(model, tmp_path, monkeypatch):
+    """A file of a release that did not refuse to write it has no rows."""
+    monkeypatch.setattr("slipstream_tf._compat.is_in_legacy_file", lambda: False)
+    model.save(tmp_path / "model.h5")
+    monkeypatch.undo()
+    with pytest.raises(ValueError, match=r"would lose them"):
+        keras.models.load_model(tmp_path / "model.h5")
+
+
+def test_a_token_is_of_this_process_and_as_it_was(model):
+    *_, token = layer_of(model).get_weights()
+    before = contents(model)
+    others = {
+        "another process's": token + (1 << 40),
+        "zeros": np.zeros_like(token),
+        "an average": (token + token) / 2,
+        "negative": -token,
+        "one that was not made": token + 1000,
+    }
+    for what, value in others.items():
+        with pytest.raises(ValueError, match=r"Invalid `weights`.*layer 'tables'.*unchanged"):
+            layer_of(model).set_weights([np.float32(0.0), np.asarray(value)])
+        assert differ(before, contents(model)) == set(), what
+
+
+def test_a_token_whose_snapshot_is_gone_is_an_error(model, limits):
+    limits(last=1)
+    weights = model.get_weights()
+    gone = np.array(int(layer_of(model).get_weights()[1]))
+    model.get_weights()
+    gc.collect()
+    with pytest.raises(ValueError, match=r"layer 'tables': the snapshot.*is gone.*`last`"):
+        layer_of(model).set_weights([np.float32(0.0), gone])
+    model.set_weights(weights)  # nobody dropped this one
+    model.set_weights([np.copy(weight) for weight in weights])
+
+
+@pytest.mark.parametrize("change", ["dim", "rule"])
+def test_rows_of_other_tables_are_refused(model, change):
+    rule = optimizers.SGD(0.5) if change == "rule" else optimizers.Adagrad(0.5)
+    layer = make_layer(rule, dim=8 if change == "dim" else 4)
+    layer(KEYS, training=True)
+    before = contents(layer)
+    with pytest.raises(ValueError, match="update rule" if change == "rule" else "dim=4"):
+        layer.set_weights(layer_of(model).get_weights())
+    assert_same(layer, before)
+
+
+def test_snapshots_beyond_the_memory_lie_on_the_disk(model, limits, tmp_path):
+    limits(memory_bytes=0, folder=str(tmp_path))
+    weights, before = model.get_weights(), contents(model)
+    (folder,) = tmp_path.iterdir()
+    assert (folder / "table_0_rows.npy").exists()
+    train(model)
+    model.set_weights(weights)
+    assert_same(model, before)
+    del weights
+    limits(memory_bytes=0, folder=str(tmp_path))  # drops the last ones
+    gc.collect()
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"last": 0}, "Invalid `last`: 0"),
+        ({"memory_bytes": -1}, "Invalid `memory_bytes`: -1"),
+        ({"folder": "/nowhere"}, "Invalid `folder`: '/nowhere'"),
+    ],
+)
+def test_bad_limits(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        limit_snapshots(**arguments)
+
+
+def test_only_get_weights_makes_snapshots(model, monkeypatch, tmp_path):
+    monkeypatch.setattr(row_snapshots, "export_state", lambda store: pytest.fail("a snapshot"))
+    model.get_layer("top").get_weights()
+    board = keras.callbacks.TensorBoard(tmp_path, histogram_freq=1)
+    train(model, validation_data=(KEYS, LABELS), callbacks=[board])
+    for weight in model.weights:
+        tf.convert_to_tensor(weight)
+        repr(weight)
+    model.summary(print_fn=lambda text: None)
+
+
+def test_the_learning_rate_is_no_weight(model):
+    weights = model.get_weights()
+    layer_of(model).learning_rate = 0.125
+    model.set_weights(weights)
+    assert float(layer_of(model).learning_rate) == 0.125
+
+
+def test_set_weights_is_eager(model):
+    weight = next(weight for weight in layer_of(model).weights if weight.path.endswith("rows"))
+    with pytest.raises(ValueError, match="in a graph"):
+        tf.function(lambda value: weight.assign(value))(tf.constant(0, tf.int64))
+
+
+def test_checkpoints_have_no_new_part(model):
+    """What was saved by releases without the weight is consumed in full."""
+    children = tf.train.TrackableView(model).children(layer_of(model))
+    assert sorted(children) == ["_store_state", "update_anchor"]
+
+
+@pytest.mark.parametrize("placement", ["replicated", "sharded"])
+def test_rows_of_each_rank(run_as_ranks, placement):
+    def program(comm):
+        layer = make_layer(optimizers.Adagrad(0.5), comm=comm, placement=placement)
+        keys = tf.constant(KEYS[comm.rank :: comm.size])
+
+        def step():
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(layer(keys, training=True) ** 2)
+            tape.gradient(loss, layer.trainable_variables)
+
+        step()
+        weights, before = layer.get_weights(), contents(layer)
+        step()
+        changed = differ(before, contents(layer))
+        layer.set_weights(weights)
+        assert_same(layer, before)
+        return changed >= {"user rows"}
+
+    assert run_as_ranks(2, program) == [True, True]
+
+
+def test_summary_counts_rows(model):
+    layer = layer_of(model)
+    values = 4 * (layer.store.size("user") + layer.store.size("item"))
+    assert layer.count_params() == values > 100
+    lines = []
+    model.summary(print_fn=lines.append)
+    assert any(f"{values}" in line for line in "\n".join(lines).splitlines() if "tables" in line)
+
+
+def test_weights_of_several_layers():
+    one, two = make_layer(name="one"), make_layer(name="two")
+    assert isinstance(one, EmbeddingCollection)
+    keys = keras.Input((2,), dtype="int64")
+    model = keras.Model(keys, keras.layers.Add()([one(keys), two(keys)]))
+    one(KEYS[:4], training=True)
+    two(KEYS, training=True)
+    weights, before = model.get_weights(), (contents(one), contents(two))
+    one(KEYS, training=True)
+    model.set_weights(weights)
+    assert_same(one, before[0])
+    assert_same(two, before[1])

@@ -1,0 +1,364 @@
+"""Forms of features: each trains, evaluates, is classified and served alike."""
+
+from __future__ import annotations
+
+import itertools
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import slipstream_tf as slip
+from slipstream_tf.inputs.classifier import skip_inputs
+from slipstream_tf.inputs.readers.hashing import hash_string, hash_strings
+from slipstream_tf.ops.classifier import InputClassifier
+from slipstream_tf.ops.features import FeatureSpec, pack
+from slipstream_tf.ops.text_keys import hash_texts
+
+DIM = 3
+# What users look at; the first has looked at nothing, the last at one thing twice.
+BAGS = [[], [1], [2, 3], [5, 1, 7], [4, 4]]
+TEXTS = [[f"item-{key}" for key in bag] for bag in BAGS]
+
+
+def padded(bags, padding, dtype):
+    width = max(map(len, bags))
+    return np.array([[*bag, *[padding] * (width - len(bag))] for bag in bags], dtype)
+
+
+def sparse(bags, dtype):
+    """As `tf.io.parse_example` gives them: values are left-aligned."""
+    at = [(row, column) for row, bag in enumerate(bags) for column in range(len(bag))]
+    values = tf.constant([value for bag in bags for value in bag], dtype)
+    return tf.SparseTensor(at, values, [len(bags), 4])
+
+
+# Name -> (keys of BAGS, padding key of the feature).
+FORMS = {
+    "padded": (padded(BAGS, -1, np.int64), -1),
+    "padded by 0": (padded(BAGS, 0, np.int64), 0),
+    "int32": (padded(BAGS, -1, np.int32), -1),
+    "uint64": (padded(BAGS, 0, np.uint64), 0),
+    "uint8": (padded(BAGS, 0, np.uint8), 0),
+    "ragged": (tf.ragged.constant(BAGS, dtype=tf.int64), -1),
+    "ragged int32": (tf.ragged.constant(BAGS, dtype=tf.int32), None),
+    "ragged with padding": (
+        tf.RaggedTensor.from_tensor(tf.constant(padded(BAGS, -1, np.int64))),
+        -1,
+    ),
+    "sparse": (sparse(BAGS, tf.int64), -1),
+    "texts": (padded(TEXTS, "", np.str_), -1),
+    "ragged texts": (tf.ragged.constant(TEXTS, dtype=tf.string), None),
+    "sparse texts": (sparse(TEXTS, tf.string), 7),
+}
+forms = pytest.mark.parametrize("form", FORMS)
+
+
+def keys_of(form):
+    """The keys that a form's bags have in the table."""
+    if "texts" not in form:
+        return BAGS
+    return [[hash_string(text.encode()) for text in bag] for bag in TEXTS]
+
+
+def make_layer(combiner="mean", padding_key=-1, **kwargs):
+    specs = [
+        FeatureSpec("seen", "item", combiner, padding_key),
+        FeatureSpec("item", "item"),
+    ]
+    initializer = slip.initializers.RandomNormal(0.0, 1.0, seed=1)
+    tables = [slip.Table("item", DIM, initializer=initializer)]
+    return slip.keras.EmbeddingCollection(tables, slip.optimizers.SGD(0.5), specs, **kwargs)
+
+
+def features_of(form):
+    """A flat dictionary, in which features stand beside others."""
+    return {
+        "seen": FORMS[form][0],
+        "item": np.arange(len(BAGS)),
+        "price": np.linspace(0.0, 1.0, len(BAGS), dtype=np.float32)[:, None],
+        "country": np.array(["at"] * len(BAGS)),
+    }
+
+
+def rows_of(layer, keys):
+    return layer.store.gather("item", np.asarray(keys, np.int64))[0].numpy()
+
+
+def means(layer, bags):
+    return [rows_of(layer, bag).mean(0) if bag else np.zeros(DIM) for bag in bags]
+
+
+class Model(keras.Model):
+    """Takes whole feature dictionaries."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.embeddings = layer
+        self.top = keras.layers.Dense(1)
+
+    def call(self, inputs, training=None):
+        vectors = self.embeddings(inputs, training=training)
+        seen = vectors["seen"]
+        if len(seen.shape) == 3:
+            seen = tf.reduce_sum(seen, axis=1)
+        price = tf.cast(inputs["price"], tf.float32)
+        return self.top(tf.concat([seen, vectors["item"], price], axis=1))
+
+
+@forms
+def test_looks_up_the_bags(form):
+    layer = make_layer(padding_key=FORMS[form][1])
+    vectors = layer(features_of(form))
+    np.testing.assert_allclose(vectors["seen"], means(layer, keys_of(form)), rtol=1e-6)
+    assert layer.store.size("item") == 0
+
+
+@forms
+def test_trains_the_keys_and_no_other(form):
+    layer = make_layer(padding_key=FORMS[form][1])
+    before = rows_of(layer, [1])
+    with tf.GradientTape() as tape:
+        vectors = layer(features_of(form), training=True)
+        loss = tf.reduce_sum(vectors["seen"])
+    tape.gradient(loss, layer.trainable_variables)
+    keys = {key for bag in keys_of(form) for key in bag} | set(range(len(BAGS)))
+    assert set(layer.store.export_table("item")["keys"].tolist()) == keys
+    if "texts" not in form:
+        # Of key 1: alone, and one of three. A mean's gradient is shared.
+        np.testing.assert_allclose(rows_of(layer, [1]), before - 0.5 * (1 + 1 / 3), rtol=1e-5)
+
+
+@forms
+def test_fits_and_evaluates_through_apply(form):
+    layer = make_layer(padding_key=FORMS[form][1])
+    policy = slip.SkipExamples(by=slip.RowDrift())
+    slipstream = slip.Slipstream(layer, [policy], window=slip.Window(steps=2, warmup=0.0))
+    data = tf.data.Dataset.from_tensors((features_of(form), tf.ones([len(BAGS), 1]))).repeat(4)
+    model = Model(layer)
+    model.compile("sgd", "mse")
+    train = slipstream.apply(data, batch_size=len(BAGS))
+    model.fit(train, callbacks=[slipstream.callback()], verbose=0)
+    keys = {key for bag in keys_of(form) for key in bag} | set(range(len(BAGS)))
+    assert set(layer.store.export_table("item")["keys"].tolist()) == keys
+    assert np.isfinite(model.evaluate(data, verbose=0))
+    assert len(slipstream.tracker.reports) == 2
+
+
+@forms
+def test_classification_finds_the_same_keys(form):
+    bags, padding_key = FORMS[form]
+    specs = [FeatureSpec("seen", "item", None, padding_key)]
+    classifier = InputClassifier(["item"])
+    keys = sorted({key for bag in keys_of(form) for key in bag})
+    drifts = {key: np.float32(number + 1) for number, key in enumerate(keys)}
+    tables = np.zeros(len(keys), np.int32)
+    classifier.set_drift(tables, np.array(keys), np.array(list(drifts.values())))
+    classifier.configure("drift", 1.5)
+    found = classifier.classify({"seen": bags, "price": np.zeros(5)}, specs)
+    expected = [max((drifts[key] for key in bag), default=np.inf) for bag in keys_of(form)]
+    assert found.score.numpy().tolist() == expected
+    data = tf.data.Dataset.from_tensors(({"seen": bags, "place": tf.range(5)}, tf.zeros(5)))
+    (kept, _), *_ = skip_inputs(data, classifier, specs, batch_size=3)
+    assert kept["place"].numpy().tolist() == np.flatnonzero(np.array(expected) >= 1.5)[:3].tolist()
+
+
+@pytest.mark.parametrize(
+    ("form", "combiner"),
+    [(form, None) for form in ("padded", "uint64", "ragged with padding", "sparse", "texts")]
+    + [(form, "sqrtn") for form in ("padded by 0", "ragged with padding", "sparse texts")],
+)
+def test_a_served_model_gives_the_same(form, combiner, tmp_path):
+    layer = make_layer(combiner, FORMS[form][1])
+    model = Model(layer)
+    features = {
+        name: tf.convert_to_tensor(value) if isinstance(value, np.ndarray) else value
+        for name, value in features_of(form).items()
+    }
+    model(features, training=True)
+    slip.export.saved_model(model, tmp_path / "1", signature=features)
+    expected = model(features)
+    served = tf.saved_model.load(str(tmp_path / "1"))
+    np.testing.assert_allclose(served.serve(features), expected, rtol=1e-5, atol=1e-6)
+    flat = {}
+    for name, value in features.items():
+        if isinstance(value, tf.RaggedTensor):
+            flat |= {name: value.flat_values, f"{name}_row_splits": value.row_splits}
+        elif isinstance(value, tf.SparseTensor):
+            flat |= {name: value.values, f"{name}_indices": value.indices}
+            flat[f"{name}_dense_shape"] = value.dense_shape
+        else:
+            flat[name] = value
+    outputs = served.signatures["serving_default"](**flat)["outputs"]
+    np.testing.assert_allclose(outputs, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("padding_key", [-1, 5, None])
+def test_padding_is_the_same_in_every_layout(padding_key):
+    """K7: -1 was a key in a column and in ragged bags, and none in a matrix."""
+    keys = np.array([-1, 5])
+    specs = [FeatureSpec("x", "item", padding_key=padding_key)]
+    ragged = tf.RaggedTensor.from_tensor(tf.constant(keys[:, None]))
+    forms = [{"x": keys}, {"x": keys[:, None]}, keys[:, None], {"x": ragged}]
+    made = sorted({-1, 5} - {padding_key})
+    for form in forms:
+        layer = slip.keras.EmbeddingCollection(
+            [slip.Table("item", DIM)], slip.optimizers.SGD(0.1), specs
+        )
+        outputs = layer(form, training=True)
+        rows = tf.reshape(outputs["x"] if isinstance(outputs, dict) else outputs, [2, DIM]).numpy()
+        assert layer.store.export_table("item")["keys"].tolist() == made
+        assert [bool(row.any()) for row in rows] == [key in made for key in keys]
+
+
+def test_the_layers_padding_key_is_that_of_its_features():
+    layer = slip.keras.EmbeddingCollection(
+        [slip.Table("a", DIM)], slip.optimizers.SGD(0.1), {"x": "a"}, padding_key=0
+    )
+    assert layer.specs == (FeatureSpec("x", "a", "sum", 0),)
+    again = slip.keras.EmbeddingCollection.from_config(layer.get_config())
+    assert again.specs == layer.specs
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"features": [FeatureSpec("x", "a", padding_key=1.5)]}, "Invalid `padding_key`: 1.5"),
+        ({"features": [FeatureSpec("x", "a")], "padding_key": 0}, "each FeatureSpec has its own"),
+        ({"padding_key": "x"}, "Invalid `padding_key`: 'x' for feature 'a'"),
+        ({"features": [FeatureSpec("x", "a", "last")]}, "Invalid `combiner`: 'last'"),
+    ],
+)
+def test_settings_that_cannot_work(options, message):
+    with pytest.raises(ValueError, match=message):
+        slip.keras.EmbeddingCollection([slip.Table("a", DIM)], slip.optimizers.SGD(0.1), **options)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        ({"seen": [[1], [2, 3]], "item": [1, 2]}, "'seen' of layer.*tf.ragged.constant"),
+        ([np.array([1]), np.array([2])], "a list of 2 tensors.*a dictionary"),
+        ({"sen": np.array([1]), "item": np.array([1])}, r"missing: 'seen' \(not 'sen'\?\)"),
+        ({"seen": np.array([1.0]), "item": np.array([1])}, "'float64' for feature 'seen'"),
+        ({"seen": np.zeros((1, 2, 3), int), "item": np.array([1])}, "for feature 'seen'"),
+        ({"seen": tf.sparse.from_dense([1, 2]), "item": np.array([1, 2])}, "SparseTensor"),
+    ],
+)
+def test_keys_that_are_none(inputs, message):
+    with pytest.raises(ValueError, match=message):
+        make_layer()(inputs)
+
+
+@pytest.mark.parametrize("value", [[1, 2], (1, 2), np.array([1, 2])])
+def test_lists_are_keys(value):
+    layer = make_layer()
+    np.testing.assert_array_equal(
+        layer({"seen": value, "item": value})["seen"], rows_of(layer, [1, 2])
+    )
+
+
+def test_weights_of_another_length_name_the_feature():
+    layer = make_layer()
+    inputs = {"seen": FORMS["ragged"][0], "item": np.arange(5)}
+    weights = {"seen": tf.ragged.constant([[1.0]] * 5)}
+    with pytest.raises(tf.errors.InvalidArgumentError, match="weights of feature 'seen'"):
+        layer(inputs, weights)
+    with pytest.raises(ValueError, match=r"'seen'.*a SparseTensor, as the keys are"):
+        layer({**inputs, "seen": FORMS["sparse"][0]}, weights)
+    with pytest.raises(ValueError, match=r"Invalid `weights`: \['sen'\]"):
+        layer(inputs, {"sen": weights["seen"]})
+
+
+def test_weights_of_sparse_keys():
+    layer = make_layer("sum")
+    keys = FORMS["sparse"][0]
+    weights = keys.with_values(tf.range(1.0, 9.0))
+    out = layer({"seen": keys, "item": np.arange(5)}, {"seen": weights})["seen"]
+    expected = [2.0, 3.0] @ rows_of(layer, [2, 3])
+    np.testing.assert_allclose(out[2], expected, rtol=1e-6)
+
+
+def test_features_of_apply_that_are_not_there():
+    """K13: flat features beside others are found; what is missing is said, with the cure."""
+    slipstream = slip.Slipstream(make_layer())
+    data = tf.data.Dataset.from_tensors(({"sen": [1], "item": [1], "price": [1.0]}, [1.0]))
+    with pytest.raises(ValueError, match=r"get_keys=.*missing: 'seen' \(not 'sen'\?\)"):
+        slipstream.apply(data, batch_size=1)
+    pair = tf.data.Dataset.from_tensors((([1], [1]), [1.0]))
+    with pytest.raises(ValueError, match=r"a dictionary by feature name.*get_keys="):
+        slipstream.apply(pair, batch_size=1)
+
+
+def test_apply_takes_the_keys_of_one_feature_as_they_are():
+    layer = slip.keras.Embedding(None, DIM)
+    slipstream = slip.Slipstream(layer)
+    data = tf.data.Dataset.from_tensors((tf.constant([[1, 2, 3]], tf.int64), [1.0]))
+    (keys, _), *_ = slipstream.apply(data, batch_size=1)
+    assert keys.numpy().tolist() == [[1, 2, 3]]
+
+
+def test_named_inputs_of_a_functional_model():
+    layer = make_layer(None)
+    inputs = {
+        "seen": keras.Input((None,), dtype="string", name="seen"),
+        "item": keras.Input((), dtype="int64", name="item"),
+        "price": keras.Input((1,), name="price"),
+    }
+    vectors = layer(inputs)
+    assert vectors["seen"].shape == (None, None, DIM) and vectors["item"].shape == (None, DIM)
+    seen = keras.layers.GRU(4)(vectors["seen"])
+    joined = keras.layers.Concatenate()([seen, vectors["item"], inputs["price"]])
+    model = keras.Model(inputs, keras.layers.Dense(1)(joined))
+    model.compile("sgd", "mse")
+    features = {name: value for name, value in features_of("texts").items() if name in inputs}
+    data = tf.data.Dataset.from_tensors((features, tf.ones([5, 1]))).repeat(2)
+    slipstream = slip.Slipstream(layer, window=slip.Window(steps=1, warmup=0.0))
+    model.fit(slipstream.apply(data, 5), callbacks=[slipstream.callback()], verbose=0)
+    assert layer.store.size("item") == len({t for bag in TEXTS for t in bag}) + 5
+
+
+def test_symbolic_sparse_and_ragged_inputs():
+    layer = make_layer(None)
+    item = keras.Input((), dtype="int64", name="item")
+    for form, option in (("sparse", "sparse"), ("ragged", "ragged")):
+        seen = keras.Input((None,), dtype="int64", name="seen", **{option: True})
+        vectors = layer({"seen": seen, "item": item})
+        assert vectors["seen"].ragged and vectors["seen"].shape == (None, None, DIM)
+        model = keras.Model([seen, item], vectors["seen"])
+        given = FORMS[form][0]
+        rows = model([given, tf.range(5, dtype=tf.int64)])
+        np.testing.assert_allclose(rows.flat_values, rows_of(layer, list(itertools.chain(*BAGS))))
+
+
+def test_int64_keys_in_a_sequential_model():
+    """K19: Keras makes a float32 Input of them, in which these two keys are one."""
+    layer = slip.keras.EmbeddingCollection([slip.Table("a", DIM)], slip.optimizers.SGD(0.1))
+    model = keras.Sequential([layer, keras.layers.Flatten(), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    keys = (1 << 40) + np.arange(2)[:, None]
+    model.fit(keys, np.ones((2, 1)), verbose=0)
+    assert layer.store.export_table("a")["keys"].tolist() == keys.ravel().tolist()
+
+
+@settings(max_examples=50, deadline=None)
+@given(texts=st.lists(st.binary(max_size=300), max_size=6))
+def test_texts_are_hashed_as_readers_do(texts):
+    expected = hash_strings(texts) if texts else np.empty(0, np.int64)
+    assert hash_texts(tf.constant(texts, tf.string)).numpy().tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("length", [0, 1, 127, 128, 129, 256, 257])
+def test_texts_of_whole_blocks(length):
+    text = b"\xff" * length
+    assert hash_texts(tf.constant([text, b""])).numpy()[0] == hash_string(text)
+
+
+def test_the_empty_text_is_a_key_without_a_padding_key():
+    specs = [FeatureSpec("x", "t", padding_key=None)]
+    packed = pack({"x": np.array(["", "a"])}, specs)
+    assert packed.of(0)[0].numpy().tolist() == hash_strings(["", "a"]).tolist()
+    assert packed.is_key(0) is None

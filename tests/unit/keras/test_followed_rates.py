@@ -1,0 +1,185 @@
+"""The tables' learning rates follow that of the dense layers in plain `fit`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from slipstream_tf import Table, distributed, initializers, optimizers
+from slipstream_tf.keras import EmbeddingCollection, LearningRates
+from slipstream_tf.keras.callbacks import RanksCallback
+
+schedules = keras.optimizers.schedules
+KEYS = np.zeros((8, 1), np.int64)
+LABELS = np.zeros((8, 1), np.float32)
+
+
+def mean_output(_: Any, outputs: Any) -> Any:
+    return tf.reduce_mean(outputs)
+
+
+def make(
+    dense: Any, rule: Any = None, **compile_arguments: Any
+) -> tuple[keras.Model, EmbeddingCollection]:
+    """A model whose loss is the mean of its output: each step moves the row by its rate."""
+    table = Table("t", 1, initializer=initializers.Zeros())
+    layer = EmbeddingCollection([table], rule or optimizers.SGD(0.5), name="tables")
+    inputs = keras.Input((1,), dtype="int64")
+    # A dense weight, so that the optimizer has something to do.
+    outputs = keras.layers.Dense(1, kernel_initializer="zeros")(layer(inputs)[:, 0])
+    model = keras.Model(inputs, outputs + layer(inputs)[:, 0])
+    model.compile(dense, mean_output, **compile_arguments)
+    return model, layer
+
+
+def fit(model: keras.Model, epochs: int = 1, callbacks: Any = (), **arguments: Any) -> Any:
+    arguments = {"batch_size": 8, "verbose": 0, **arguments}
+    return model.fit(KEYS, LABELS, epochs=epochs, callbacks=list(callbacks), **arguments)
+
+
+def rate(layer: EmbeddingCollection) -> float:
+    return layer.store.learning_rate_of("t")
+
+
+@pytest.mark.parametrize("arguments", [{}, {"run_eagerly": True}])
+def test_a_scheduler_reaches_the_rows(arguments: Any) -> None:
+    model, layer = make(keras.optimizers.SGD(0.25), **arguments)
+    scheduler = keras.callbacks.LearningRateScheduler(lambda epoch: 0.25 / 2**epoch)
+    moved = []
+    record = keras.callbacks.LambdaCallback(
+        on_epoch_end=lambda *_: moved.append(float(layer.store.gather("t", [0])[0][0, 0]))
+    )
+    fit(model, 3, [scheduler, record])
+    assert rate(layer) == 0.125
+    assert float(layer.learning_rate) == 0.5
+    # The dense weights are other ones in each step, but the added rows' share is known.
+    assert moved[0] == -0.5 and moved[0] > moved[1] > moved[2]
+
+
+def test_a_plateau_reaches_the_rows() -> None:
+    model, layer = make(keras.optimizers.SGD(0.25))
+    plateau = keras.callbacks.ReduceLROnPlateau("loss", 0.5, patience=1, min_delta=1e9)
+    fit(model, 3, [plateau])
+    assert float(model.optimizer.learning_rate) == 0.0625 and rate(layer) == 0.125
+
+
+@pytest.mark.parametrize("arguments", [{}, {"steps_per_execution": 2}])
+def test_a_schedule_of_the_dense_layers_reaches_the_rows(arguments: Any) -> None:
+    steps = schedules.PiecewiseConstantDecay([1, 2], [0.25, 0.125, 0.0625])
+    model, layer = make(keras.optimizers.SGD(steps), **arguments)
+    fit(model, batch_size=4)
+    assert rate(layer) == 0.25
+    fit(model)
+    assert rate(layer) == 0.125
+
+
+@pytest.mark.parametrize("dense", [0.25, 0.0])
+def test_rows_are_the_same_bit_for_bit_where_the_rate_stays(dense: float) -> None:
+    rows = []
+    for follow in (True, False):
+        model, layer = make(
+            keras.optimizers.SGD(dense), optimizers.Adagrad(0.3, 0.0, 1e-10, follow=follow)
+        )
+        fit(model, 3)
+        rows.append(layer.store.export_table("t")["rows"])
+    np.testing.assert_array_equal(*rows)
+
+
+@pytest.mark.parametrize("own", ["no follow", "schedule", "variable"])
+def test_who_follows_nothing(own: str) -> None:
+    rules: dict[str, Any] = {
+        "no follow": optimizers.SGD(0.5, follow=False),
+        "schedule": optimizers.SGD(schedules.ExponentialDecay(0.5, 1, 1.0)),
+        "variable": optimizers.SGD(tf.Variable(0.5)),
+    }
+    model, layer = make(keras.optimizers.SGD(0.25), rules[own])
+    fit(model, 2, [keras.callbacks.LearningRateScheduler(lambda epoch: 0.25 / 2**epoch)])
+    assert rate(layer) == 0.5
+
+
+def test_the_dense_layers_variable_may_be_the_rows_rate() -> None:
+    dense = keras.optimizers.SGD(0.25)
+    model, layer = make(dense, optimizers.SGD(dense.learning_rate))
+    dense.learning_rate = 0.125
+    fit(model)
+    assert rate(layer) == 0.125
+    assert layer.store.gather("t", [0])[0].numpy() == -0.125
+
+
+def test_a_warm_up_rises_to_the_tables_rate() -> None:
+    steps = schedules.CosineDecay(0.0, 100, warmup_target=0.25, warmup_steps=2)
+    model, layer = make(keras.optimizers.SGD(steps))
+    fit(model)
+    assert rate(layer) == 0.25  # half way
+    fit(model)
+    assert rate(layer) == 0.5
+
+
+def test_a_schedule_that_starts_at_nothing_is_refused() -> None:
+    model, _ = make(keras.optimizers.SGD(schedules.PolynomialDecay(0.0, 10, 0.5)))
+    with pytest.raises(ValueError, match=r"`learning_rate`: 0.0 for the tables that follow Poly"):
+        fit(model)
+
+
+def test_another_compile_starts_anew() -> None:
+    model, layer = make(keras.optimizers.SGD(0.25))
+    fit(model)
+    model.compile(keras.optimizers.SGD(1.0), mean_output)
+    fit(model)
+    assert rate(layer) == 0.5
+    model.optimizer.learning_rate = 0.5
+    fit(model)
+    assert rate(layer) == 0.25
+    layer.store.rates.assign(0, 1.0)
+    assert rate(layer) == 1.0 and float(layer.learning_rate) == 2.0
+
+
+def test_what_rows_follow_is_saved_and_restored(tmp_path: Any) -> None:
+    model, layer = make(keras.optimizers.SGD(0.25))
+    fit(model)
+    model.optimizer.learning_rate = 0.125
+    path = str(tmp_path / "model.keras")
+    model.save(path)
+    again = keras.models.load_model(path, custom_objects={"mean_output": mean_output})
+    for trained in (model, again):
+        fit(trained)
+        assert rate(trained.get_layer("tables")) == 0.25
+    # Rows for a model that is trained anew follow its own rate.
+    fresh, other = make(keras.optimizers.SGD(0.0625))
+    other.load_own_variables(_saved(layer))
+    fit(fresh)
+    assert rate(other) == 0.5
+
+
+def _saved(layer: EmbeddingCollection) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    layer.save_own_variables(found)
+    return found
+
+
+@pytest.mark.parametrize("kind", ["LearningRates", "RanksCallback"])
+def test_the_logs_have_the_rate_and_the_first_epoch_may_change_it(kind: str) -> None:
+    model, layer = make(keras.optimizers.SGD(0.25))
+    ours = LearningRates() if kind == "LearningRates" else None
+    ours = ours or RanksCallback(distributed.SingleProcess(), layer.store)
+    scheduler = keras.callbacks.LearningRateScheduler(lambda epoch: 0.0625 * (epoch + 1))
+    history = fit(model, 2, [scheduler, ours])
+    assert history.history["rows_learning_rate"] == [0.125, 0.25]
+
+
+def test_logs_of_tables_with_rates_of_their_own() -> None:
+    tables = [Table("a", 1, "adagrad"), Table("b", 1, optimizers.SGD(0.5))]
+    layer = EmbeddingCollection(tables, name="tables")
+    inputs = keras.Input((2,), dtype="int64")
+    model = keras.Model(inputs, keras.layers.Flatten()(layer(inputs)))
+    model.compile("sgd", mean_output)
+    keys = np.zeros((4, 2), np.int64)
+    history = model.fit(keys, keys, verbose=0, callbacks=[LearningRates()]).history
+    assert history["rows_learning_rate/b"] == [0.5]
+    assert layer.learning_rate is None
+    with pytest.raises(ValueError, match=r"`learning_rate`: 0.1 for layer 'tables'.*table\(name\)"):
+        layer.learning_rate = 0.1

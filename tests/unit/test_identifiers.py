@@ -1,0 +1,106 @@
+"""Optimizers, initializers and numbers as users of Keras write them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from slipstream_tf import Table, initializers, optimizers
+
+
+@pytest.mark.parametrize(
+    ("identifier", "expected"),
+    [
+        ("adagrad", optimizers.Adagrad()),
+        ("SGD", optimizers.SGD()),
+        ("rowwise_adagrad", optimizers.RowWiseAdagrad()),
+        ("RowWiseAdagrad", optimizers.RowWiseAdagrad()),
+        (keras.optimizers.SGD(0.5), optimizers.SGD(0.5)),
+        (keras.optimizers.Adagrad(0.25, 0.5, 1e-3), optimizers.Adagrad(0.25, 0.5, 1e-3)),
+        (optimizers.Adam(0.5), optimizers.Adam(0.5)),
+    ],
+)
+def test_optimizers_by_name_and_of_keras(identifier: Any, expected: Any) -> None:
+    assert optimizers.get(identifier) == expected
+    assert Table("t", 2, optimizer=identifier).optimizer == expected
+
+
+@pytest.mark.parametrize(
+    ("identifier", "message"),
+    [
+        (keras.optimizers.Adam(), r"keras.optimizers.Adam.*Allowed: slipstream_tf.optimizers.SGD"),
+        (keras.optimizers.SGD(0.1, momentum=0.9), r"`momentum`: 0.9"),
+        (keras.optimizers.Adagrad(0.1, clipnorm=1.0), r"`clipnorm`: 1.0"),
+        ("rmsprop", r"'rmsprop'.*Adagrad"),
+        (3, r"`optimizer`: 3"),
+    ],
+)
+def test_optimizers_that_rows_cannot_have(identifier: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        optimizers.get(identifier)
+
+
+@pytest.mark.parametrize(
+    ("identifier", "expected"),
+    [
+        ("zeros", initializers.Zeros()),
+        ("Zeros", initializers.Zeros()),
+        ("ones", initializers.Constant(1.0)),
+        ("uniform", initializers.RandomUniform()),
+        ("random_normal", initializers.RandomNormal()),
+        (keras.initializers.Zeros(), initializers.Zeros()),
+        (keras.initializers.Ones(), initializers.Constant(1.0)),
+        (keras.initializers.Constant(0.5), initializers.Constant(0.5)),
+        (keras.initializers.RandomUniform(-1.0, 1.0, 7), initializers.RandomUniform(-1.0, 1.0, 7)),
+        (keras.initializers.RandomNormal(0.5, 0.1), initializers.RandomNormal(0.5, 0.1)),
+    ],
+)
+def test_initializers_by_name_and_of_keras(identifier: Any, expected: Any) -> None:
+    assert Table("t", 2, initializer=identifier).initializer == expected
+
+
+@pytest.mark.parametrize(
+    "identifier",
+    [
+        *("glorot_uniform", keras.initializers.GlorotUniform(), keras.initializers.Orthogonal()),
+        *(keras.initializers.TruncatedNormal(), None, 0.5),
+        keras.initializers.Constant(np.zeros(3)),
+    ],
+)
+def test_initializers_that_rows_cannot_have(identifier: Any) -> None:
+    with pytest.raises(ValueError, match=r"RandomUniform|finite number"):
+        initializers.get(identifier)
+
+
+def test_numbers_of_numpy_are_kept_as_pythons() -> None:
+    rule = optimizers.Adagrad(np.float32(0.5), np.float64(0.25), np.float32(0.125))
+    table = Table("t", np.int32(4), rule, initializer=initializers.Constant(np.float32(0.5)))
+    config = table.get_config()
+    assert type(config["dim"]) is int
+    for values in (config["optimizer"]["config"], config["initializer"]["config"]):
+        assert all(type(value) in (float, bool) for value in values.values())
+    assert Table.from_config(config) == table
+
+
+@pytest.mark.parametrize(
+    "rate", ["x", True, -1.0, float("nan"), None, tf.Variable(3), tf.Variable([0.1]), [0.1]]
+)
+def test_rates_that_are_none(rate: Any) -> None:
+    with pytest.raises(ValueError, match="`learning_rate`"):
+        optimizers.SGD(rate)
+
+
+def test_schedules_and_variables_are_serialized() -> None:
+    schedule = keras.optimizers.schedules.CosineDecay(0.5, 100)
+    rule = optimizers.Adagrad(schedule, 0.0, 1e-10, follow=False)
+    again: Any = optimizers.get(optimizers.serialize(rule))
+    assert again.learning_rate.get_config() == schedule.get_config()
+    assert (again.epsilon, again.follow, again.op_parameters()) == (1e-10, False, (0.0, 1e-10, 0.0))
+    config = optimizers.serialize(optimizers.SGD(tf.Variable(0.5)))
+    assert config["config"]["learning_rate"] == 0.5
+    with pytest.raises(ValueError, match="`follow`: 1"):
+        optimizers.SGD(0.1, follow=1)  # type: ignore[arg-type]
